@@ -1,0 +1,34 @@
+//! The protocols Cistern speaks: CSI, and kubelet's plugin registration.
+//!
+//! Everything here is generated from the two `.proto` files next to `src`.
+//! `Debug` of a message leaves secrets and mount flags out.
+
+// Generated code and the protocol's own names.
+#![allow(clippy::all, clippy::pedantic, missing_docs)]
+
+/// The Container Storage Interface.
+pub mod csi {
+    /// CSI 1.x; see `csi.proto`.
+    pub mod v1 {
+        tonic::include_proto!("csi.v1");
+        include!(concat!(env!("OUT_DIR"), "/debug.rs"));
+
+        // Mount flags carry no csi_secret, but the specification forbids to leak them.
+        impl std::fmt::Debug for volume_capability::MountVolume {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct("MountVolume")
+                    .field("fs_type", &self.fs_type)
+                    .field("volume_mount_group", &self.volume_mount_group)
+                    .finish_non_exhaustive()
+            }
+        }
+    }
+}
+
+/// How a plugin makes itself known to kubelet.
+pub mod registration {
+    /// See `registration.proto`.
+    pub mod v1 {
+        tonic::include_proto!("pluginregistration");
+    }
+}
