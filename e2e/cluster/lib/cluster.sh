@@ -1,0 +1,108 @@
+# shellcheck shell=bash disable=SC2154 # variables of common.sh
+# The cluster's nodes and what must be undone when one of them, or all, end. Sourced, never run.
+
+cluster_folder=$cache/clusters/$cluster
+
+# nodes_of_cluster [DOCKER_PS_OPTION...]: the names of the cluster's containers, control plane first.
+nodes_of_cluster() {
+  docker ps "$@" --filter "label=io.x-k8s.kind.cluster=$cluster" --format '{{.Names}}' | LC_ALL=C sort
+}
+
+# A loop device belongs to the kernel, not to the container that made it. Whose it is shows only in its backing file,
+# and only by device and inode: the path that the kernel gives is that of the container's own mount namespace.
+#
+# filesystems_of_node NODE: device numbers ("0:57") of the file systems that only the running node has mounted.
+filesystems_of_node() {
+  local process
+  process=$(docker inspect --format '{{.State.Pid}}' "$1")
+  [ "$process" != 0 ] || return 0
+  comm -13 <(awk '{ print $3 }' /proc/self/mountinfo | sort -u) \
+    <(awk '{ print $3 }' "/proc/$process/mountinfo" | sort -u)
+}
+
+# detach_loops_of NODE FILESYSTEM...: detaches the loop devices whose backing file is on one of the node's file systems
+# or in one of its volumes. The node must have ended, else its devices are in use. Never `losetup -D`: every program
+# of the machine shares the devices.
+detach_loops_of() {
+  local node=$1 loop inode filesystem found=1
+  local filesystems=" ${*:2} "
+  while [ "$found" = 1 ]; do # a file system on a detached loop device may have held another's backing file
+    found=0
+    while read -r loop inode filesystem; do
+      [[ $filesystems == *" $filesystem "* ]] || in_volume_of "$node" "$inode" "$filesystem" || continue
+      say "detaching $loop of $node"
+      losetup --detach "$loop" || continue
+      found=1
+    done < <(losetup --list --noheadings --output NAME,BACK-INO,BACK-MAJ:MIN)
+  done
+}
+
+# in_volume_of NODE INODE FILESYSTEM
+in_volume_of() {
+  local volume
+  for volume in $(docker inspect --format '{{range .Mounts}}{{if eq .Type "volume"}}{{.Source}} {{end}}{{end}}' "$1"); do
+    [ "$(mountpoint_device "$volume")" = "$3" ] || continue
+    [ -z "$(find "$volume" -xdev -inum "$2" -print -quit)" ] || return 0
+  done
+  return 1
+}
+
+# The device number of the file system that a path is on, as losetup prints it.
+mountpoint_device() { findmnt --noheadings --output MAJ:MIN --target "$1" | tr -d ' '; }
+
+# end_node NODE SECONDS: ends everything on the node at once, as a machine that loses its power (0) or restarts.
+end_node() {
+  local filesystems
+  mapfile -t filesystems < <(filesystems_of_node "$1")
+  docker stop --time "$2" "$1" >/dev/null
+  detach_loops_of "$1" "${filesystems[@]}"
+}
+
+start_node() {
+  docker start "$1" >/dev/null
+  make_loop_nodes "$1"
+}
+
+# The kernel makes loop devices beyond the first eight when they are opened, and a container has no udev that would make
+# their nodes. (The harness' own node image makes them at its start; kind's official one does not.)
+make_loop_nodes() {
+  docker exec "$1" bash -c '
+    for number in $(seq 0 127); do
+      [ -b "/dev/loop$number" ] || mknod -m 660 "/dev/loop$number" b 7 "$number"
+    done'
+}
+
+kubectl_of_cluster() { "$(program_path kubectl)" --kubeconfig "$cluster_folder/kubeconfig" "$@"; }
+
+# cluster_is_healthy: all four nodes run and are Ready, and so is every pod of the system.
+cluster_is_healthy() {
+  [ "$(nodes_of_cluster 2>/dev/null | wc -l)" = 4 ] || return 1
+  kubectl_of_cluster --request-timeout=10s wait --for=condition=Ready nodes --all --timeout=10s >/dev/null 2>&1 || return 1
+  kubectl_of_cluster --request-timeout=10s wait --for=condition=Ready pods --all --namespace kube-system --timeout=10s >/dev/null 2>&1
+}
+
+# remove_cluster: whatever there is of it. Needs no program that the harness builds.
+remove_cluster() {
+  local node
+  for node in $(nodes_of_cluster --all); do
+    end_node "$node" 0
+  done
+  for node in $(nodes_of_cluster --all); do
+    docker rm --force --volumes "$node" >/dev/null
+  done
+  if docker network inspect "$cluster" >/dev/null 2>&1; then docker network rm "$cluster" >/dev/null; fi
+  rm -rf "$cluster_folder"
+}
+
+# take_down KIND: the cluster, and the private engine when no container uses it any more.
+take_down() {
+  use_engine "$1"
+  if [ "$1" = registry ]; then
+    remove_cluster
+    return
+  fi
+  engine_has_traces || return 0
+  start_engine
+  step "removing cluster $cluster" remove_cluster
+  if [ -z "$(docker ps --all --quiet)" ]; then step "stopping the docker engine" stop_engine; fi
+}

@@ -1,0 +1,90 @@
+# shellcheck shell=bash disable=SC2034 # variables for the scripts
+# What every script of the harness shares: where things are kept, how steps are timed and logged, and how something is
+# built once. Sourced, never run.
+
+harness=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+checkout=$(cd "$harness/../.." && pwd)
+cache=${CISTERN_CACHE:-$HOME/.cache/cistern}
+export cluster=${CISTERN_CLUSTER:-cistern}
+
+# Messages go to stderr: the scripts' stdout is for other scripts to read.
+say() { printf '%s\n' "$*" >&2; }
+
+fail() {
+  say "error: $*"
+  exit 1
+}
+
+need_root() { [ "$(id -u)" = 0 ] || fail "$1 needs root"; }
+
+# key_of TEXT...: a short key of all texts together.
+key_of() { printf '%s\0' "$@" | sha256sum | cut -c1-16; }
+
+# key_of_files PATH...: a short key of the files' names and contents; folders are taken with everything in them.
+key_of_files() {
+  find "$@" -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sed "s|$harness/||" | sha256sum | cut -c1-16
+}
+
+# The process group of the step that runs now, so that an interrupt ends it at once. Its leader is the step's subshell.
+running_step=
+
+# step TITLE COMMAND...: runs the command in a process group of its own with its output in a log, and prints how long it
+# took. The command may be a function; it runs in a subshell with errexit on, so never call step in a condition.
+step() {
+  local title=$1 started=$SECONDS status=0 log
+  shift
+  log=$cache/logs/${title//[^A-Za-z0-9.-]/_}.log
+  mkdir -p "$cache/logs"
+  printf '==> %s' "$title" >&2
+  set -m
+  (
+    set -e
+    "$@"
+  ) >"$log" 2>&1 </dev/null &
+  running_step=$!
+  set +m
+  wait "$running_step" || status=$?
+  running_step=
+  printf '  (%s s)\n' $((SECONDS - started)) >&2
+  [ "$status" = 0 ] && return
+  say "failed with status $status; the end of $log:"
+  tail -n 30 "$log" >&2
+  exit "$status"
+}
+
+# build_once TITLE PATH RECIPE...: makes PATH by running the recipe as a step, with the path to make as its last
+# argument. What exists is complete, because it gets its name only when the recipe has succeeded; so PATH must hold a
+# key of everything that goes into it. Safe to run from several scripts at a time.
+build_once() {
+  local title=$1 path=$2 lock
+  shift 2
+  [ -e "$path" ] && return
+  mkdir -p "$(dirname "$path")" "$cache/locks"
+  exec {lock}>"$cache/locks/${path//\//_}"
+  flock "$lock"
+  if [ ! -e "$path" ]; then
+    rm -rf "$path.new"
+    step "$title" "$@" "$path.new"
+    mv "$path.new" "$path"
+  fi
+  exec {lock}>&-
+}
+
+# Scripts that must tidy up define on_exit STATUS.
+on_exit() { :; }
+
+finish() {
+  local status=$?
+  trap '' INT TERM
+  if [ -n "$running_step" ]; then
+    say
+    kill -TERM -- "-$running_step" 2>/dev/null || true
+    wait "$running_step" 2>/dev/null || true
+    running_step=
+  fi
+  on_exit "$status"
+  exit "$status"
+}
+trap finish EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM

@@ -1,0 +1,106 @@
+# shellcheck shell=bash disable=SC2154 # variables of common.sh
+# The docker engine: the machine's own where that can pull images, else a private one with its own folders, socket and
+# cgroup, which leaves the host's firewall, bridges and sysctls alone. Sourced, never run.
+
+engine_run=/run/cistern-harness # on /run, because the paths of unix sockets must be short
+engine_data=$cache/engine
+engine_process_pattern="^dockerd .*--pidfile $engine_run/dockerd.pid"
+
+# harness_kind: "registry" or "offline". A cluster stays what it was made as.
+harness_kind() {
+  if [ -n "${CISTERN_HARNESS:-}" ]; then
+    echo "$CISTERN_HARNESS"
+  elif [ -e "$cache/clusters/$cluster/harness" ]; then
+    cat "$cache/clusters/$cluster/harness"
+  elif timeout 10 docker info >/dev/null 2>&1 && timeout 60 docker pull --quiet registry.k8s.io/pause:3.10 >/dev/null 2>&1; then
+    echo registry
+  else
+    echo offline
+  fi
+}
+
+# use_engine KIND: from here on docker and kind talk to this cluster's engine.
+use_engine() {
+  export KIND_EXPERIMENTAL_DOCKER_NETWORK=$cluster
+  case $1 in
+  registry) return ;;
+  offline) ;;
+  *) fail "CISTERN_HARNESS must be registry or offline, not $1" ;;
+  esac
+  need_root "the private docker engine"
+  export DOCKER_HOST=unix://$engine_run/docker.sock DOCKER_BUILDKIT=0 DOCKER_CONFIG=$cache/docker-client
+}
+
+# The process that `start_engine` started, and no other: its command line names our pid file.
+engine_process() { pgrep -f -- "$engine_process_pattern"; }
+
+engine_answers() { docker version >/dev/null 2>&1; }
+
+start_engine() {
+  if engine_process >/dev/null && engine_answers; then return; fi
+  step "docker engine" launch_engine
+}
+
+launch_engine() {
+  local runtime=()
+  mkdir -p "$engine_run" "$engine_data" "$DOCKER_CONFIG"
+  echo '{}' >"$engine_run/config.json" # not the machine's /etc/docker/daemon.json
+  [ -e /lib/modules ] || touch "$engine_data/created-lib-modules" # docker will make it, for the nodes' mount of it
+  if lacks_resource_capability; then
+    runtime=(--add-runtime "limited=$harness/lib/runc-without-resource" --default-runtime limited)
+  fi
+  # A step ends with its process group, and the engine must outlive it.
+  setsid dockerd --pidfile "$engine_run/dockerd.pid" --host "$DOCKER_HOST" --exec-root "$engine_run/exec" \
+    --data-root "$engine_data" --config-file "$engine_run/config.json" "${runtime[@]}" \
+    --exec-opt native.cgroupdriver=cgroupfs --cgroup-parent /cistern-harness \
+    --bridge none --iptables=false --ip6tables=false --ip-masq=false --ip-forward=false \
+    --default-address-pool base=172.28.0.0/16,size=24 >"$cache/logs/dockerd.log" 2>&1 </dev/null &
+  for _ in $(seq 150); do
+    sleep 0.2
+    if engine_answers; then return; fi
+    engine_process >/dev/null || break
+  done
+  tail -n 20 "$cache/logs/dockerd.log"
+  return 1
+}
+
+# CAP_SYS_RESOURCE is bit 24 of the bounding set.
+lacks_resource_capability() {
+  local bounding
+  bounding=$(sed -n 's/^CapBnd:[[:space:]]*//p' /proc/self/status)
+  [ $((0x$bounding >> 24 & 1)) = 0 ]
+}
+
+# Containers may be left although no engine runs: it was killed, or the machine restarted.
+engine_has_traces() {
+  [ -e "$engine_run" ] || engine_process >/dev/null || compgen -G "$engine_data/containers/*" >/dev/null
+}
+
+stop_engine() {
+  local process
+  for process in $(engine_process); do kill -TERM "$process"; done
+  for _ in $(seq 100); do
+    engine_process >/dev/null || break
+    sleep 0.1
+  done
+  if engine_process >/dev/null; then fail "the docker engine does not stop; see $cache/logs/dockerd.log"; fi
+  # What a killed engine left behind: its containerd and the containers' shims.
+  for process in $(pgrep -f -- "$engine_run/exec/" || true); do kill -KILL "$process" 2>/dev/null || true; done
+  remove_engine_traces
+}
+
+remove_engine_traces() {
+  local mount hierarchy
+  awk -v folder="$engine_run/" 'index($2, folder) == 1 { print $2 }' /proc/mounts | LC_ALL=C sort -r |
+    while read -r mount; do umount -l "$mount"; done
+  awk -v folder="$engine_data/" 'index($2, folder) == 1 { print $2 }' /proc/mounts | LC_ALL=C sort -r |
+    while read -r mount; do umount -l "$mount"; done
+  for hierarchy in /sys/fs/cgroup/cistern-harness /sys/fs/cgroup/*/cistern-harness; do
+    [ ! -d "$hierarchy" ] || find "$hierarchy" -depth -type d -exec rmdir {} \;
+  done
+  rm -rf "$engine_run"
+  if [ -e "$engine_data/created-lib-modules" ]; then
+    rmdir --ignore-fail-on-non-empty "$(readlink -f /lib/modules)" 2>/dev/null || true
+    rm "$engine_data/created-lib-modules"
+  fi
+}

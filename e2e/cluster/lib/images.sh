@@ -1,0 +1,176 @@
+# shellcheck shell=bash disable=SC2154 # variables of common.sh and programs.sh
+# The images that the harness makes itself, where there is no registry: the base image, the images of the control plane
+# and of the sidecars, the nodes' image, and those of Kubernetes' storage suite. Sourced, never run.
+
+pause_version=3.10.2
+suite_busybox=registry.k8s.io/e2e-test-images/busybox:1.37.0-1
+# Under all of these names the storage suite gets the same image; see images/suite/Dockerfile.
+suite_images=(
+  registry.k8s.io/e2e-test-images/agnhost:2.63.0
+  registry.k8s.io/e2e-test-images/glibc-dns-testing:2.0.0
+  registry.k8s.io/e2e-test-images/nginx:1.15-4
+)
+
+build_images() {
+  case $1 in
+  cluster)
+    [ "$(harness_kind)" = offline ] || return 0
+    use_engine offline
+    build_node_image
+    ;;
+  storage-suite)
+    [ "$(harness_kind)" = offline ] || return 0
+    use_engine offline
+    build_suite_images
+    ;;
+  esac
+}
+
+image_exists() { docker image inspect "$1" >/dev/null 2>&1; }
+
+# The version in the name of a program's image: that of its Go module. etcd's images count their own builds.
+image_version() {
+  local folder package
+  read -r folder package < <(package_of "$1")
+  module_version "$folder" "$package"
+}
+
+# name_of_image PROGRAM: the official one.
+name_of_image() {
+  local version
+  version=$(image_version "$1")
+  case $1 in
+  etcd) echo "registry.k8s.io/etcd:${version#v}-0" ;;
+  coredns) echo "registry.k8s.io/coredns/coredns:$version" ;;
+  csi-* | snapshot-controller) echo "registry.k8s.io/sig-storage/$1:$version" ;;
+  *) echo "registry.k8s.io/$1:$version" ;;
+  esac
+}
+
+archive_path() { echo "$cache/images/$(key_of "$@" "$(cat "$harness/lib/make-image")")/${1//[\/:]/_}.tar"; }
+
+# Where the archives are that were built so far.
+archives=()
+
+# build_archive NAME ENTRYPOINT PART...: see make-image. A file's path must hold a key of its content.
+build_archive() {
+  local path
+  path=$(archive_path "$@")
+  build_once "image $1" "$path" make_archive "$@"
+  archives+=("$path")
+}
+
+make_archive() { python3 "$harness/lib/make-image" "${@: -1}" "${@:1:$#-1}"; }
+
+# kubeadm's manifests and the sidecars' both name the programs by their official places.
+build_program_image() {
+  local name path
+  name=$(name_of_image "$1")
+  path=$(program_path "$1")
+  case $1 in
+  kube-proxy) build_kube_proxy_image "$name" "$path" ;;
+  etcd | kube-*) build_archive "$name" '' "usr/local/bin/$1=$path" ;;
+  *) build_archive "$name" "/$1" "$1=$path" ;;
+  esac
+}
+
+build_kube_proxy_image() {
+  local root=$cache/images/kube-proxy-root
+  root+=-$(key_of "$(key_of_files "$harness/images/kube-proxy")" "$2").tar
+  build_once "file system of kube-proxy" "$root" make_kube_proxy_root "$2"
+  build_archive "$1" '' "$root"
+}
+
+make_kube_proxy_root() {
+  local context=$2.context container
+  stage_context "$context" "$harness/images/kube-proxy" "$1"
+  docker build --network host --tag cistern-harness/kube-proxy "$context"
+  rm -rf "$context"
+  container=$(docker create cistern-harness/kube-proxy /none)
+  docker export --output "$2" "$container"
+  docker rm "$container"
+}
+
+# stage_context FOLDER SOURCE FILE...: a build context of links.
+stage_context() {
+  rm -rf "$1"
+  cp -a "$2" "$1"
+  cp -lf "${@:3}" "$1"
+}
+
+# build_busybox_image NAME: Debian's busybox with a link for each of its programs.
+build_busybox_image() {
+  local program parts=(bin/busybox=/bin/busybox)
+  for program in $(/bin/busybox --list); do
+    [ "$program" = busybox ] || parts+=("bin/$program@busybox")
+  done
+  build_archive "$1" '' "${parts[@]}"
+}
+
+build_pause_image() {
+  local program
+  program=$cache/programs/pause-$(key_of_files "$harness/images/pause.c")/pause
+  build_once pause "$program" compile_pause
+  build_archive "registry.k8s.io/pause:$pause_version" /pause "pause=$program"
+}
+
+compile_pause() { gcc -static -Os -Wall -Wextra -o "$1" "$harness/images/pause.c"; }
+
+# The images that every node has from the start.
+build_preloaded_images() {
+  local program
+  for program in "${image_programs[@]}"; do build_program_image "$program"; done
+  build_pause_image
+  build_busybox_image docker.io/library/busybox:1.37
+  build_busybox_image "$suite_busybox"
+}
+
+# The base image that every Dockerfile names; made from Debian's packages because there is no registry.
+build_base_image() {
+  local archive=$cache/images/debian-bookworm.tar
+  build_once "Debian's base system" "$archive" make_base
+  image_exists debian:bookworm-slim || step "base image" docker import "$archive" debian:bookworm-slim
+}
+
+make_base() {
+  mmdebstrap --variant=minbase --format=tar --dpkgopt='path-exclude=/usr/share/doc/*' \
+    --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' bookworm "$1"
+}
+
+# Sets node_image to the name of the nodes' image, whose tag says what it was made from.
+build_node_image() {
+  local program programs=()
+  start_engine
+  build_base_image
+  build_preloaded_images
+  for program in "${node_programs[@]}"; do programs+=("$(program_path "$program")"); done
+  node_image=cistern-harness/node:$(key_of "$(key_of_files "$harness/images/node")" "${archives[@]}" "${programs[@]}")
+  image_exists "$node_image" || step "node image" make_node_image
+}
+
+make_node_image() {
+  local context=$cache/images/node-context
+  stage_context "$context" "$harness/images/node"
+  mkdir "$context/programs" "$context/images"
+  cp -l "${programs[@]}" "$context/programs"
+  cp -l "${archives[@]}" "$context/images"
+  docker build --network host --tag "$node_image" "$context"
+  rm -rf "$context"
+}
+
+# Sets suite_archive to the images of Kubernetes' storage suite.
+build_suite_images() {
+  start_engine
+  build_base_image
+  suite_archive=$cache/images/storage-suite-$(key_of "$(key_of_files "$harness/images/suite")" "$(program_path agnhost)" \
+    "${suite_images[@]}").tar
+  build_once "images of the storage suite" "$suite_archive" make_suite_archive
+}
+
+make_suite_archive() {
+  local context=$1.context
+  stage_context "$context" "$harness/images/suite" "$(program_path agnhost)"
+  docker build --network host "${suite_images[@]/#/--tag=}" "$context"
+  rm -rf "$context"
+  docker save --output "$1" "${suite_images[@]}"
+}
