@@ -1,0 +1,114 @@
+//! Every name that two parties must agree on: groups, labels, finalizers, field managers, keys.
+
+use std::fmt::Write as _;
+
+use sha2::{Digest as _, Sha256};
+
+/// The driver's name (`GetPluginInfo`, `CSIDriver`, a class's `provisioner`). GPI-03, SAN-01.
+pub const DRIVER: &str = "csi.cistern.storage";
+/// API group of the custom resources.
+pub const GROUP: &str = "cistern.storage";
+/// The one topology key; its value is [`topology_value`] of the node's name.
+pub const TOPOLOGY_KEY: &str = "topology.cistern.storage/node";
+/// Holds an object until its data is gone (volumes) or nothing depends on it (pools, nodes).
+pub const FINALIZER: &str = "cistern.storage/data";
+
+/// Field manager of the driver's controller mode.
+pub const CONTROLLER_MANAGER: &str = "cistern-controller";
+/// Field manager of the node agent.
+pub const AGENT_MANAGER: &str = "cistern-agent";
+/// Field manager of the operator.
+pub const OPERATOR_MANAGER: &str = "cistern-operator";
+
+/// Label on what the operator makes (capacity objects), so that it touches nothing else.
+pub const MANAGED_BY_LABEL: &str = "app.kubernetes.io/managed-by";
+/// Label of the node plugin's pods, by which the operator finds the agent of a node.
+pub const COMPONENT_LABEL: &str = "app.kubernetes.io/component";
+/// Value of [`COMPONENT_LABEL`] on the node plugin's pods.
+pub const NODE_COMPONENT: &str = "node";
+/// Label that names the pool on a PoolVolume.
+pub const POOL_LABEL: &str = "cistern.storage/pool";
+
+/// Keys with this prefix in parameters and contexts are the container orchestrator's. CV-22, K8S-01.
+pub const RESERVED_PREFIX: &str = "csi.storage.k8s.io/";
+
+/// Set by the scheduler on a claim once it has chosen the node.
+pub const SELECTED_NODE_ANNOTATION: &str = "volume.kubernetes.io/selected-node";
+
+/// The value of [`TOPOLOGY_KEY`] for a node: its name, or a hash where the name is longer than the
+/// 63 characters that a label value and CSI allow (TOP-13).
+pub fn topology_value(node: &str) -> String {
+    if node.len() <= 63 {
+        node.to_owned()
+    } else {
+        format!("n-{}", short_hash(node))
+    }
+}
+
+/// The name of the PoolVolume, and so the volume id, for a CSI volume name.
+///
+/// A name that is a DNS label stays as it is (`pvc-<uid>`, as the provisioner makes them); any
+/// other becomes `vol-<hash>`, and the original is kept in the spec to be compared (CV-13, SAN-12).
+pub fn volume_name(requested: &str) -> String {
+    if is_dns_label(requested) && !requested.starts_with("vol-") {
+        requested.to_owned()
+    } else {
+        format!("vol-{}", short_hash(requested))
+    }
+}
+
+/// The first 128 bits of the SHA-256 of a string, in hexadecimal.
+pub fn short_hash(text: &str) -> String {
+    Sha256::digest(text.as_bytes()).iter().take(16).fold(
+        String::with_capacity(32),
+        |mut hex, byte| {
+            // Writing to a String cannot fail.
+            let _ = write!(hex, "{byte:02x}");
+            hex
+        },
+    )
+}
+
+fn is_dns_label(name: &str) -> bool {
+    let alphanumeric = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
+    (1..=63).contains(&name.len())
+        && name.bytes().all(|c| alphanumeric(c) || c == b'-')
+        && name.bytes().next().is_some_and(alphanumeric)
+        && name.bytes().last().is_some_and(alphanumeric)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn provisioner_names_stay_readable_and_all_others_are_hashed() {
+        let readable = "pvc-0b5c2f0e-6ab4-4d0a-9b6c-3c0a5a1f8f11";
+        assert_eq!(volume_name(readable), readable);
+        for odd in [
+            "",
+            "UPPER",
+            "a/b",
+            "..",
+            "ünï",
+            "-a",
+            "a-",
+            "nul\0",
+            "vol-x",
+            &"x".repeat(128),
+        ] {
+            let name = volume_name(odd);
+            assert!(
+                is_dns_label(&name) && name.len() == 36,
+                "{odd:?} became {name:?}"
+            );
+        }
+        assert_ne!(volume_name("A"), volume_name("a"));
+    }
+
+    #[test]
+    fn long_node_names_become_a_legal_topology_value() {
+        assert_eq!(topology_value("worker-1.example"), "worker-1.example");
+        assert_eq!(topology_value(&"n".repeat(64)).len(), 34);
+    }
+}

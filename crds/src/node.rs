@@ -1,0 +1,167 @@
+//! `StorageNode`: which pools a node carries, and what its agent says of them.
+
+use std::collections::BTreeMap;
+
+use kube::{CustomResource, KubeSchema};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    condition::{self, Condition, ConditionType},
+    parameters::Provisioning,
+    pool::{PoolLimits, PoolSource},
+    size::Bytes,
+};
+
+/// One node of the cluster, named as the Node.
+#[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "cistern.storage",
+    version = "v1alpha1",
+    kind = "StorageNode",
+    plural = "storagenodes",
+    shortname = "cnode",
+    category = "cistern",
+    status = "StorageNodeStatus",
+    derive = "PartialEq",
+    doc = "The pools that one node carries. Written by Cistern, never by hand.",
+    printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
+    printcolumn = r#"{"name":"Pools","type":"string","jsonPath":".spec.pools[*].name"}"#,
+    printcolumn = r#"{"name":"Registered","type":"string","jsonPath":".status.conditions[?(@.type==\"TopologyRegistered\")].status"}"#,
+    printcolumn = r#"{"name":"Agent","type":"string","jsonPath":".status.conditions[?(@.type==\"AgentReporting\")].status"}"#,
+    printcolumn = r#"{"name":"Room","type":"string","jsonPath":".status.pools[*].thinRoom"}"#,
+    printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
+)]
+#[serde(rename_all = "camelCase")]
+pub struct StorageNodeSpec {
+    /// Topology segments of the node, as the driver tells kubelet.
+    #[schemars(schema_with = "segments_schema")]
+    pub topology: BTreeMap<String, String>,
+    /// The pools that the node carries.
+    #[serde(default)]
+    #[schemars(schema_with = "pools_schema::<NodePool>")]
+    pub pools: Vec<NodePool>,
+}
+
+/// A pool as one node is to carry it: the part of the StoragePool's spec that the agent needs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodePool {
+    /// Name of the StoragePool.
+    #[schemars(length(max = 63))]
+    pub name: String,
+    /// UID of the StoragePool: the name of its files on the node.
+    #[schemars(length(max = 64))]
+    pub uid: String,
+    /// Where the space comes from.
+    pub source: PoolSource,
+    /// As in the StoragePool.
+    pub overcommit_percent: u32,
+    /// As in the StoragePool.
+    pub reserved_percent: u32,
+    /// As in the StoragePool.
+    #[serde(default)]
+    pub limits: PoolLimits,
+    /// The pool no longer belongs to this node: it takes no new volumes and goes when it is empty.
+    #[serde(default)]
+    pub retiring: bool,
+}
+
+/// What agent (`pools`) and operator (`conditions`) say of the node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct StorageNodeStatus {
+    /// Written by the agent of the node.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "pools_schema::<NodePoolStatus>")]
+    pub pools: Vec<NodePoolStatus>,
+    /// `Ready`, `TopologyRegistered`, `AgentReporting`: written by the operator.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "condition::list_schema")]
+    pub conditions: Vec<Condition>,
+}
+
+/// A pool as it is on one node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodePoolStatus {
+    /// Name of the StoragePool.
+    #[schemars(length(max = 63))]
+    pub name: String,
+    /// UID of the StoragePool.
+    #[schemars(length(max = 64))]
+    pub uid: String,
+    /// UUID of the pool's filesystem. Once it stands here the pool is never made again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub filesystem_uuid: Option<String>,
+    /// The device, where the source is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
+    pub device: Option<String>,
+    /// Size of the image file or device that the pool's filesystem covers.
+    #[serde(default)]
+    pub size: Bytes,
+    /// Space for volumes: what was free when the pool was made or grown, less what is kept back.
+    #[serde(default)]
+    pub usable: Bytes,
+    /// What was free when the pool's filesystem was made or last grown.
+    #[serde(default)]
+    pub empty: Bytes,
+    /// Bytes that the ledger holds for volumes.
+    #[serde(default)]
+    pub reserved: Bytes,
+    /// Room for thin volumes. Zero when the pool takes none.
+    #[serde(default)]
+    pub thin_room: Bytes,
+    /// Room for thick volumes. Zero when the pool takes none.
+    #[serde(default)]
+    pub thick_room: Bytes,
+    /// Volumes in the ledger.
+    #[serde(default)]
+    pub volumes: u32,
+    /// `Ready` of this pool on this node.
+    #[serde(default)]
+    #[schemars(schema_with = "condition::list_schema")]
+    pub conditions: Vec<Condition>,
+}
+
+impl NodePoolStatus {
+    /// Whether the pool can be used on the node.
+    pub fn is_ready(&self) -> bool {
+        condition::holds(&self.conditions, ConditionType::Ready)
+    }
+
+    /// Room for new volumes of a kind, all together.
+    pub fn room(&self, provisioning: Provisioning) -> Bytes {
+        match provisioning {
+            Provisioning::Thin => self.thin_room,
+            Provisioning::Thick => self.thick_room,
+        }
+    }
+
+    /// The largest new volume of a kind: overcommitment does not make one volume fit.
+    pub fn largest_volume(&self, provisioning: Provisioning) -> Bytes {
+        self.room(provisioning).min(self.usable).round_down_to_mib()
+    }
+}
+
+fn segments_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "object",
+        "maxProperties": 8,
+        "additionalProperties": {"type": "string", "maxLength": 63},
+    })
+}
+
+/// A list keyed by `name`, so that server-side apply merges it.
+fn pools_schema<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "maxItems": 64,
+        "items": T::json_schema(generator),
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["name"],
+    })
+}

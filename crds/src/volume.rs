@@ -1,0 +1,189 @@
+//! `PoolVolume`: one volume. The controller writes the wish, the agent of the node the truth.
+
+use chrono::{DateTime, Utc};
+use kube::{CustomResource, KubeSchema};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    condition::{self, Condition},
+    parameters::{FilesystemType, Provisioning},
+    size::Bytes,
+};
+
+/// What one volume is to be.
+#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "cistern.storage",
+    version = "v1alpha1",
+    kind = "PoolVolume",
+    plural = "poolvolumes",
+    shortname = "cvol",
+    category = "cistern",
+    status = "PoolVolumeStatus",
+    derive = "PartialEq",
+    doc = "One volume of a pool. Written by Cistern; deleting the object deletes no data.",
+    selectable = ".spec.nodeName",
+    printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
+    printcolumn = r#"{"name":"Pool","type":"string","jsonPath":".spec.poolName"}"#,
+    printcolumn = r#"{"name":"Node","type":"string","jsonPath":".spec.nodeName"}"#,
+    printcolumn = r#"{"name":"Size","type":"string","jsonPath":".status.size"}"#,
+    printcolumn = r#"{"name":"Filesystem","type":"string","jsonPath":".spec.filesystem"}"#,
+    printcolumn = r#"{"name":"Namespace","type":"string","jsonPath":".spec.claim.namespace"}"#,
+    printcolumn = r#"{"name":"Claim","type":"string","jsonPath":".spec.claim.name"}"#,
+    printcolumn = r#"{"name":"Provisioning","type":"string","jsonPath":".spec.provisioning","priority":1}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason","priority":1}"#,
+    printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
+)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("has(self.filesystem) == (self.accessType == 'Filesystem')").message("a filesystem is named exactly for the access type Filesystem"),
+    validation = Rule::new("has(self.filesystem) == has(oldSelf.filesystem)").message("filesystem cannot be changed"),
+    validation = Rule::new("has(self.claim) == has(oldSelf.claim)").message("claim cannot be changed"),
+)]
+pub struct PoolVolumeSpec {
+    /// The name that the CSI request gave the volume.
+    #[schemars(length(min = 1, max = 128))]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("requestedName cannot be changed"))]
+    pub requested_name: String,
+
+    /// The node that holds the volume.
+    #[schemars(length(min = 1, max = 253))]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("nodeName cannot be changed"))]
+    pub node_name: String,
+
+    /// The StoragePool that the volume comes from.
+    #[schemars(length(min = 1, max = 63))]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("poolName cannot be changed"))]
+    pub pool_name: String,
+
+    /// Size of the volume: a multiple of 1 MiB. It can be raised and never lowered.
+    #[x_kube(validation = Rule::new("quantity(self).compareTo(quantity(oldSelf)) >= 0").message("a volume cannot be made smaller"))]
+    pub size: Bytes,
+
+    /// A filesystem, or the bare block device.
+    #[x_kube(validation = Rule::new("self == oldSelf").message("accessType cannot be changed"))]
+    pub access_type: AccessType,
+
+    /// The filesystem, for the access type `Filesystem`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("filesystem cannot be changed"))]
+    pub filesystem: Option<FilesystemType>,
+
+    /// How the volume may be used.
+    #[schemars(schema_with = "access_modes_schema")]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("accessModes cannot be changed"))]
+    pub access_modes: Vec<AccessMode>,
+
+    /// Whether its space is reserved in full.
+    #[x_kube(validation = Rule::new("self == oldSelf").message("provisioning cannot be changed"))]
+    pub provisioning: Provisioning,
+
+    /// The claim that the volume was made for, where the provisioner said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("claim cannot be changed"))]
+    pub claim: Option<ClaimReference>,
+
+    /// Asks for the volume's data to be destroyed. This, and nothing else, makes the agent remove
+    /// the image; deleting the object does not.
+    #[serde(default)]
+    #[x_kube(validation = Rule::new("self || !oldSelf").message("deletionRequested cannot be taken back"))]
+    pub deletion_requested: bool,
+}
+
+/// How a volume is given to a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum AccessType {
+    /// A mounted filesystem.
+    Filesystem,
+    /// The bare block device.
+    Block,
+}
+
+/// How a volume may be used. All modes are on one node: the data is there and nowhere else.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+pub enum AccessMode {
+    /// Read and write on one node.
+    SingleNodeWriter,
+    /// Read on one node.
+    SingleNodeReaderOnly,
+}
+
+/// A PersistentVolumeClaim.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ClaimReference {
+    /// Its namespace.
+    #[schemars(length(max = 63))]
+    pub namespace: String,
+    /// Its name.
+    #[schemars(length(max = 253))]
+    pub name: String,
+}
+
+/// What the agent of the node says of the volume. All of its metadata stands here.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolVolumeStatus {
+    /// The generation that this status describes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Bytes that the node's ledger holds for the volume. Writing this is the admission: it comes
+    /// before the disk is touched, and it goes when the bytes are free again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reserved: Option<Bytes>,
+    /// Size of the volume. Set once it can be used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<Bytes>,
+    /// The image on the node's disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<ImageStatus>,
+    /// The filesystem that was made in the image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filesystem: Option<FilesystemStatus>,
+    /// `Ready`, `Admitted`, `Reclaimed`, `DeletionHeld`.
+    #[serde(default)]
+    #[schemars(schema_with = "condition::list_schema")]
+    pub conditions: Vec<Condition>,
+}
+
+/// Identity of an image: what must agree before anything is done with it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ImageStatus {
+    /// UID of the PoolVolume that made it: the image's name in the pool.
+    #[schemars(length(max = 64))]
+    pub uid: String,
+    /// UUID of the pool's filesystem.
+    #[schemars(length(max = 64))]
+    pub pool_uuid: String,
+    /// Size of its logical sectors in bytes.
+    pub sector_size: u32,
+}
+
+/// The filesystem in a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FilesystemStatus {
+    /// Its kind.
+    #[serde(rename = "type")]
+    pub kind: FilesystemType,
+    /// Its UUID.
+    #[schemars(length(max = 64))]
+    pub uuid: String,
+    /// When it was made. It is never made again.
+    pub format_time: DateTime<Utc>,
+}
+
+fn access_modes_schema(generator: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "minItems": 1,
+        "maxItems": 8,
+        "x-kubernetes-list-type": "set",
+        "items": AccessMode::json_schema(generator),
+    })
+}
