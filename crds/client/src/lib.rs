@@ -1,1 +1,15 @@
-//! .
+//! The few idioms with which both binaries meet the API server and the outside: guarded writes,
+//! errors as a chain, retries, logs, health and metrics.
+//!
+//! *Invariant:* nothing here knows what a pool or a volume is for.
+
+pub mod chain;
+pub mod http;
+pub mod logging;
+pub mod retries;
+pub mod shutdown;
+pub mod writes;
+
+pub use chain::Chain;
+pub use retries::Retries;
+pub use writes::Rejection;

@@ -1,0 +1,132 @@
+//! `/healthz`, `/readyz` and `/metrics` of a process.
+//!
+//! `/healthz` says that the process answers, `/readyz` that it can do its work, with the reasons
+//! why not. Neither asks anybody else, so both are cheap and never hang.
+
+use std::{
+    collections::BTreeMap,
+    future::Future,
+    io,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use axum::{
+    Router,
+    extract::State,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use prometheus_client::{encoding::text::encode, registry::Registry};
+use tokio::net::TcpListener;
+
+/// What the process still waits for, by name. Ready when nothing is left.
+#[derive(Clone, Debug, Default)]
+pub struct Readiness {
+    waiting: Arc<Mutex<BTreeMap<&'static str, String>>>,
+}
+
+impl Readiness {
+    /// Not ready until `part` is [`Self::done`]; the text says why, and a later text replaces it.
+    pub fn wait_for(&self, part: &'static str, why: impl Into<String>) {
+        self.lock().insert(part, why.into());
+    }
+
+    /// `part` is ready.
+    pub fn done(&self, part: &'static str) {
+        self.lock().remove(part);
+    }
+
+    /// Whether nothing is waited for.
+    pub fn is_ready(&self) -> bool {
+        self.lock().is_empty()
+    }
+
+    /// What is waited for, a line each; empty when ready.
+    pub fn report(&self) -> String {
+        self.lock()
+            .iter()
+            .map(|(part, why)| format!("{part}: {why}\n"))
+            .collect()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<&'static str, String>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Serves health and metrics until `shutdown`.
+pub async fn serve(
+    listener: TcpListener,
+    readiness: Readiness,
+    metrics: Arc<Registry>,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
+    let router = Router::new()
+        .route("/healthz", get(async || "ok\n"))
+        .route("/readyz", get(ready).with_state(readiness))
+        .route("/metrics", get(exposition).with_state(metrics));
+    axum::serve(listener, router)
+        .with_graceful_shutdown(shutdown)
+        .await
+}
+
+async fn ready(State(readiness): State<Readiness>) -> Response {
+    if readiness.is_ready() {
+        "ok\n".into_response()
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, readiness.report()).into_response()
+    }
+}
+
+async fn exposition(State(metrics): State<Arc<Registry>>) -> Response {
+    let mut text = String::new();
+    match encode(&mut text, &metrics) {
+        Ok(()) => {
+            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            ([(header::CONTENT_TYPE, kind)], text).into_response()
+        }
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpStream,
+    };
+
+    use super::*;
+
+    async fn ask(address: std::net::SocketAddr, path: &str) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn readiness_says_what_is_missing_and_health_does_not_care() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let readiness = Readiness::default();
+        readiness.wait_for("watch", "the first list has not come");
+        let server = serve(
+            listener,
+            readiness.clone(),
+            Arc::default(),
+            std::future::pending(),
+        );
+        let server = tokio::spawn(server);
+        assert!(ask(address, "/healthz").await.starts_with("HTTP/1.1 200"));
+        let answer = ask(address, "/readyz").await;
+        assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("watch: the first list"));
+        readiness.done("watch");
+        assert!(ask(address, "/readyz").await.starts_with("HTTP/1.1 200"));
+        assert!(ask(address, "/metrics").await.contains("# EOF"));
+        server.abort();
+    }
+}

@@ -1,0 +1,55 @@
+//! Logs: one line per event on standard output, for people or as JSON (LOG-02).
+
+use clap::{Args, ValueEnum};
+use tracing_subscriber::EnvFilter;
+
+/// Flags of both binaries about their logs.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// What is logged: a level, or directives as in `info,cistern_driver=debug`
+    #[arg(long, env = "LOG_LEVEL", default_value = "info", global = true)]
+    pub log_level: String,
+
+    /// How lines look
+    #[arg(long, env = "LOG_FORMAT", value_enum, default_value_t = Format::Text, global = true)]
+    pub log_format: Format,
+}
+
+/// How a line looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// The level cannot be understood.
+#[derive(Debug, thiserror::Error)]
+#[error("log level {level:?} cannot be understood: write error, warn, info, debug or trace")]
+pub struct Error {
+    level: String,
+    #[source]
+    source: tracing_subscriber::filter::ParseError,
+}
+
+/// Starts logging for the whole process. A second call changes nothing.
+pub fn start(options: &Options) -> Result<(), Error> {
+    let filter = EnvFilter::try_new(&options.log_level).map_err(|source| Error {
+        level: options.log_level.clone(),
+        source,
+    })?;
+    let lines = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_target(false);
+    // A logger that stands already is one that somebody asked for.
+    let _ = match options.log_format {
+        Format::Text => lines.with_ansi(false).try_init(),
+        Format::Json => lines
+            .json()
+            .flatten_event(true)
+            .with_current_span(false)
+            .try_init(),
+    };
+    Ok(())
+}

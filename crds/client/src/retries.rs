@@ -1,0 +1,60 @@
+//! How long to wait before an object is tried again.
+
+use std::{collections::HashMap, hash::Hash, sync::Mutex, time::Duration};
+
+/// Counts the failures of each object in a row; the wait doubles with each up to a limit.
+#[derive(Debug)]
+pub struct Retries<K> {
+    failures: Mutex<HashMap<K, u32>>,
+    first: Duration,
+    limit: Duration,
+}
+
+impl<K: Hash + Eq> Retries<K> {
+    /// Waits `first` after the first failure and never longer than `limit`.
+    pub fn new(first: Duration, limit: Duration) -> Self {
+        Self {
+            failures: Mutex::default(),
+            first,
+            limit,
+        }
+    }
+
+    /// Notes a failure and says how long to wait.
+    pub fn failed(&self, object: K) -> Duration {
+        let mut failures = self.lock();
+        let count = failures.entry(object).or_default();
+        let wait = self
+            .first
+            .saturating_mul(2_u32.saturating_pow(*count))
+            .min(self.limit);
+        *count = count.saturating_add(1);
+        wait
+    }
+
+    /// Notes that the object is well, or gone.
+    pub fn forget(&self, object: &K) {
+        self.lock().remove(object);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<K, u32>> {
+        self.failures
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_to_the_limit_and_start_again_after_success() {
+        let retries = Retries::new(Duration::from_secs(1), Duration::from_secs(5));
+        let waits: Vec<u64> = (0..4).map(|_| retries.failed("a").as_secs()).collect();
+        assert_eq!(waits, [1, 2, 4, 5]);
+        assert_eq!(retries.failed("b").as_secs(), 1);
+        retries.forget(&"a");
+        assert_eq!(retries.failed("a").as_secs(), 1);
+    }
+}
