@@ -44,10 +44,12 @@ impl Readiness {
 
     /// What is waited for, a line each; empty when ready.
     pub fn report(&self) -> String {
-        self.lock()
+        let waiting = self.lock();
+        let lines: Vec<String> = waiting
             .iter()
-            .map(|(part, why)| format!("{part}: {why}\n"))
-            .collect()
+            .map(|(part, why)| format!("{part}: {why}"))
+            .collect();
+        lines.join("\n")
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<&'static str, String>> {

@@ -58,8 +58,12 @@ where
     K: Resource + Clone + DeserializeOwned + Debug,
 {
     let mut patch = change;
-    set_metadata(&mut patch, "resourceVersion", seen.resource_version());
-    set_metadata(&mut patch, "uid", seen.uid());
+    set_metadata(
+        &mut patch,
+        "resourceVersion",
+        seen.resource_version().as_deref(),
+    );
+    set_metadata(&mut patch, "uid", seen.uid().as_deref());
     let parameters = PatchParams {
         field_manager: Some(manager.to_owned()),
         ..Default::default()
@@ -133,7 +137,7 @@ where
     }
 }
 
-fn set_metadata(patch: &mut Value, key: &str, value: Option<String>) {
+fn set_metadata(patch: &mut Value, key: &str, value: Option<&str>) {
     let Some(patch) = patch.as_object_mut() else {
         return;
     };

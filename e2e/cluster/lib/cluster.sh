@@ -104,5 +104,5 @@ take_down() {
   engine_has_traces || return 0
   start_engine
   step "removing cluster $cluster" remove_cluster
-  if [ -z "$(docker ps --all --quiet)" ]; then step "stopping the docker engine" stop_engine; fi
+  stop_idle_engine
 }

@@ -28,6 +28,9 @@ use_engine() {
   *) fail "CISTERN_HARNESS must be registry or offline, not $1" ;;
   esac
   need_root "the private docker engine"
+  mkdir -p "$cache/locks"
+  exec {engine_lock}>"$cache/locks/engine"
+  flock --shared "$engine_lock"
   export DOCKER_HOST=unix://$engine_run/docker.sock DOCKER_BUILDKIT=0 DOCKER_CONFIG=$cache/docker-client
 }
 
@@ -45,7 +48,7 @@ launch_engine() {
   local runtime=()
   mkdir -p "$engine_run" "$engine_data" "$DOCKER_CONFIG"
   echo '{}' >"$engine_run/config.json" # not the machine's /etc/docker/daemon.json
-  [ -e /lib/modules ] || touch "$engine_data/created-lib-modules" # docker will make it, for the nodes' mount of it
+  note_new_folders
   if lacks_resource_capability; then
     runtime=(--add-runtime "limited=$harness/lib/runc-without-resource" --default-runtime limited)
   fi
@@ -54,7 +57,7 @@ launch_engine() {
     --data-root "$engine_data" --config-file "$engine_run/config.json" "${runtime[@]}" \
     --exec-opt native.cgroupdriver=cgroupfs --cgroup-parent /cistern-harness \
     --bridge none --iptables=false --ip6tables=false --ip-masq=false --ip-forward=false \
-    --default-address-pool base=172.28.0.0/16,size=24 >"$cache/logs/dockerd.log" 2>&1 </dev/null &
+    --default-address-pool base=172.28.0.0/16,size=24 >"$cache/logs/dockerd.log" 2>&1 </dev/null {engine_lock}>&- &
   for _ in $(seq 150); do
     sleep 0.2
     if engine_answers; then return; fi
@@ -62,6 +65,23 @@ launch_engine() {
   done
   tail -n 20 "$cache/logs/dockerd.log"
   return 1
+}
+
+# Folders that docker makes outside its own: those that did not exist before it goes are to go with it.
+note_new_folders() {
+  local folder
+  for folder in /lib/modules /run/containerd /run/docker /run/mount; do
+    [ -e "$folder" ] || echo "$folder" >>"$engine_data/new-folders"
+  done
+}
+
+remove_new_folders() {
+  local folder
+  [ -e "$engine_data/new-folders" ] || return 0
+  while read -r folder; do
+    [ ! -d "$folder" ] || find "$folder/" -depth \( -type d -empty -o -type s -path '/run/containerd/s/*' \) -delete
+  done <"$engine_data/new-folders"
+  rm "$engine_data/new-folders"
 }
 
 # CAP_SYS_RESOURCE is bit 24 of the bounding set.
@@ -76,6 +96,16 @@ engine_has_traces() {
   [ -e "$engine_run" ] || engine_process >/dev/null || compgen -G "$engine_data/containers/*" >/dev/null
 }
 
+# Stops the private engine unless it has containers or another script uses it: every script that does holds a shared lock.
+stop_idle_engine() {
+  if [ -z "${engine_lock:-}" ] || ! engine_has_traces; then return; fi
+  flock --exclusive --nonblock "$engine_lock" || return 0
+  # What an interrupted build left.
+  docker container prune --force --filter 'label!=io.x-k8s.kind.cluster' >/dev/null 2>&1 || true
+  [ -z "$(docker ps --all --quiet 2>/dev/null)" ] || return 0
+  step "stopping the docker engine" stop_engine
+}
+
 stop_engine() {
   local process
   for process in $(engine_process); do kill -TERM "$process"; done
@@ -85,22 +115,17 @@ stop_engine() {
   done
   if engine_process >/dev/null; then fail "the docker engine does not stop; see $cache/logs/dockerd.log"; fi
   # What a killed engine left behind: its containerd and the containers' shims.
-  for process in $(pgrep -f -- "$engine_run/exec/" || true); do kill -KILL "$process" 2>/dev/null || true; done
+  for process in $(pgrep -f -- "^[^ ]*containerd[^ ]* .*$engine_run/exec/" || true); do kill -KILL "$process" 2>/dev/null || true; done
   remove_engine_traces
 }
 
 remove_engine_traces() {
   local mount hierarchy
-  awk -v folder="$engine_run/" 'index($2, folder) == 1 { print $2 }' /proc/mounts | LC_ALL=C sort -r |
-    while read -r mount; do umount -l "$mount"; done
-  awk -v folder="$engine_data/" 'index($2, folder) == 1 { print $2 }' /proc/mounts | LC_ALL=C sort -r |
-    while read -r mount; do umount -l "$mount"; done
+  awk -v run="$engine_run/" -v data="$engine_data/" 'index($2, run) == 1 || index($2, data) == 1 { print $2 }' /proc/mounts |
+    LC_ALL=C sort -r | while read -r mount; do umount -l "$mount"; done
   for hierarchy in /sys/fs/cgroup/cistern-harness /sys/fs/cgroup/*/cistern-harness; do
     [ ! -d "$hierarchy" ] || find "$hierarchy" -depth -type d -exec rmdir {} \;
   done
   rm -rf "$engine_run"
-  if [ -e "$engine_data/created-lib-modules" ]; then
-    rmdir --ignore-fail-on-non-empty "$(readlink -f /lib/modules)" 2>/dev/null || true
-    rm "$engine_data/created-lib-modules"
-  fi
+  remove_new_folders
 }
