@@ -24,11 +24,39 @@ pub use pool::{PoolLimits, PoolSource, StoragePool, StoragePoolSpec, StoragePool
 pub use size::Bytes;
 pub use volume::{AccessMode, AccessType, PoolVolume, PoolVolumeSpec, PoolVolumeStatus};
 
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray,
+};
 use kube::CustomResourceExt as _;
 
 /// Every CustomResourceDefinition of Cistern, in the order in which a reader meets them.
-pub fn definitions()
--> Vec<k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition>
-{
-    vec![StoragePool::crd(), StorageNode::crd(), PoolVolume::crd()]
+pub fn definitions() -> Vec<CustomResourceDefinition> {
+    let mut definitions = vec![StoragePool::crd(), StorageNode::crd(), PoolVolume::crd()];
+    for definition in &mut definitions {
+        for version in &mut definition.spec.versions {
+            if let Some(schema) = version
+                .schema
+                .as_mut()
+                .and_then(|s| s.open_api_v3_schema.as_mut())
+            {
+                drop_foreign_formats(schema);
+            }
+        }
+    }
+    definitions
+}
+
+/// The API server warns about formats that it does not know, and Rust's unsigned numbers are some.
+fn drop_foreign_formats(schema: &mut JSONSchemaProps) {
+    schema.format.take_if(|format| format.starts_with("uint"));
+    for property in schema
+        .properties
+        .iter_mut()
+        .flat_map(|properties| properties.values_mut())
+    {
+        drop_foreign_formats(property);
+    }
+    if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
+        drop_foreign_formats(items);
+    }
 }

@@ -1,0 +1,68 @@
+# Everything that people and CI run. `make` lists it.
+SHELL := /bin/bash
+CACHE := $(or $(CISTERN_CACHE),$(HOME)/.cache/cistern)
+DENY := $(CACHE)/cargo-deny-0.20.2/bin/cargo-deny
+KUBECONFIG_OF_CLUSTER := $(CACHE)/clusters/$(or $(CISTERN_CLUSTER),cistern)/kubeconfig
+SCRIPTS := $(shell grep -rlE '^\#!/bin/(ba)?sh|^\# shellcheck shell=' e2e .ci --include='*' --exclude-dir=src --exclude-dir=tests)
+
+.DEFAULT_GOAL := help
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Install and build what tests and demo need, once, into a cache (root: Debian packages)
+	e2e/cluster/prepare
+
+build: ## Compile everything for development
+	cargo build --workspace
+
+generate: ## Write crds/*.yaml from the Rust types
+	cargo run --quiet --package cistern-crds --bin crdgen crds
+
+fmt: ## Format the code
+	cargo fmt --all
+
+check: ## The quick part: format, lints, unit tests, generated files, licences
+	e2e/steps check
+
+test: ## Everything: check, host, API server, csi-sanity, and the cluster's tests on kind
+	e2e/steps test
+
+test-host: ## Pools, images and mounts on real loop devices (root)
+	e2e/steps host
+
+test-api: ## Operator, controller, agent and csi-sanity against a real API server (root)
+	e2e/steps api
+
+test-cluster: ## The tests on kind
+	e2e/steps cluster
+
+cluster-up: ## Bring up a kind cluster with three workers; needs no registry
+	e2e/cluster/up
+
+cluster-down: ## Remove it and all it left
+	e2e/cluster/down
+
+images: ## Build the images and load them into the cluster
+	e2e/cluster/build-images
+
+demo: ## From nothing to a pod whose data survives it, on a kind cluster
+	e2e/cluster/prepare --what cluster
+	e2e/cluster/up
+	e2e/cluster/build-images
+	KUBECONFIG=$(KUBECONFIG_OF_CLUSTER) e2e/demo
+
+lint-scripts:
+	shellcheck --external-sources $(SCRIPTS)
+
+deny: $(DENY)
+	$(DENY) --log-level error check --config .deny.toml bans licenses sources
+
+$(DENY):
+	CARGO_TARGET_DIR=$(CACHE)/build-cargo-deny cargo install --quiet --locked cargo-deny --version 0.20.2 --root $(CACHE)/cargo-deny-0.20.2
+	rm -rf $(CACHE)/build-cargo-deny
+
+clean: ## Remove what cargo built (the cache of programs and images stays)
+	cargo clean
+
+.PHONY: help setup build generate fmt check test test-host test-api test-cluster cluster-up cluster-down images demo lint-scripts deny clean

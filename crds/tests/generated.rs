@@ -1,0 +1,45 @@
+//! The checked-in definitions are those that the types give.
+
+use std::{fs, path::Path};
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+
+#[test]
+fn checked_in_definitions_are_not_stale() {
+    for definition in cistern_crds::definitions() {
+        let name = format!("{}.yaml", definition.spec.names.plural);
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(&name);
+        let text = fs::read_to_string(&path).unwrap_or_default();
+        let checked_in: Option<CustomResourceDefinition> = serde_yaml_ng::from_str(&text).ok();
+        assert_eq!(
+            checked_in,
+            Some(definition),
+            "{name} is stale: run `make generate`"
+        );
+    }
+}
+
+#[test]
+fn every_string_list_and_map_of_a_spec_is_bounded() {
+    for definition in cistern_crds::definitions() {
+        let schema = serde_json::to_value(&definition.spec.versions[0].schema).unwrap();
+        let spec = &schema["openAPIV3Schema"]["properties"]["spec"];
+        unbounded(&definition.spec.names.kind, spec);
+    }
+}
+
+fn unbounded(path: &str, schema: &serde_json::Value) {
+    let bounded = |limit: &str| assert!(!schema[limit].is_null(), "{path} has no {limit}");
+    match schema["type"].as_str() {
+        Some("string") if schema["enum"].is_null() => bounded("maxLength"),
+        Some("array") => bounded("maxItems"),
+        Some("object") if !schema["additionalProperties"].is_null() => bounded("maxProperties"),
+        _ => {}
+    }
+    for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+        unbounded(&format!("{path}.{name}"), property);
+    }
+    if !schema["items"].is_null() {
+        unbounded(&format!("{path}[]"), &schema["items"]);
+    }
+}
