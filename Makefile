@@ -52,8 +52,8 @@ demo: ## From nothing to a pod whose data survives it, on a kind cluster
 	e2e/cluster/build-images
 	KUBECONFIG=$(KUBECONFIG_OF_CLUSTER) e2e/demo
 
-lint-scripts:
-	shellcheck --external-sources $(SCRIPTS)
+lint-scripts: # shellcheck
+	@shellcheck --external-sources --source-path=e2e/cluster $(SCRIPTS)
 
 deny: $(DENY)
 	$(DENY) --log-level error check --config .deny.toml bans licenses sources
