@@ -1,1 +1,27 @@
-//! .
+//! What the tests of whole processes stand on: a real API server, the real driver and operator
+//! processes, a real cluster.
+//!
+//! *Invariant:* whatever a test starts ends with it, also when it panics or is killed: processes
+//! die with the process that started them, and temporary folders are removed after it.
+//!
+//! Everything here fails by panicking with a message that says what was seen: that is how a test
+//! fails.
+
+#![allow(
+    clippy::expect_used,
+    clippy::missing_panics_doc,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::unwrap_used,
+    reason = "a test harness fails by panicking, and says on stderr what it does"
+)]
+
+pub mod control_plane;
+pub mod folder;
+pub mod process;
+pub mod wait;
+
+pub use control_plane::ControlPlane;
+pub use folder::Folder;
+pub use process::Process;
+pub use wait::eventually;

@@ -1,0 +1,223 @@
+//! A real etcd and kube-apiserver on loopback, without nodes.
+//!
+//! RBAC is on, service account tokens are real (the API server hands them out), nothing schedules or
+//! reconciles: what happens in it, the test and the processes under test do.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use cistern_crds::definitions;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::{
+    Api, Client, Config, ResourceExt as _,
+    api::{Patch, PatchParams},
+    config::{KubeConfigOptions, Kubeconfig},
+    runtime::{conditions::is_crd_established, wait::Condition as _},
+};
+use serde_json::json;
+use tokio::sync::OnceCell;
+
+use crate::{
+    Folder, Process, eventually,
+    process::{dying_with_us, tool},
+};
+
+const TOKEN: &str = "admin-of-the-test";
+const START: Duration = Duration::from_mins(1);
+
+/// An API server with Cistern's custom resources, and the etcd behind it.
+#[derive(Debug)]
+pub struct ControlPlane {
+    config: Config,
+    kubeconfig: PathBuf,
+    // Dropped in this order: the folder goes when nobody writes there any more.
+    apiserver: Process,
+    etcd: Process,
+    folder: Folder,
+}
+
+impl ControlPlane {
+    /// The one that all tests of this binary share. Objects without a namespace are shared, too:
+    /// give them names of the test's own.
+    pub async fn shared() -> &'static Self {
+        static SHARED: OnceCell<ControlPlane> = OnceCell::const_new();
+        SHARED.get_or_init(Self::start).await
+    }
+
+    /// A new one, with the custom resources established.
+    pub async fn start() -> Self {
+        let started = Instant::now();
+        let (etcd, apiserver) = (tool("etcd").await, tool("kube-apiserver").await);
+        let folder = Folder::new();
+        let [client, peer, secure] = addresses();
+        let etcd_url = format!("http://{client}");
+
+        let mut command = dying_with_us(etcd);
+        command
+            .arg(format!("--data-dir={}", folder.join("etcd").display()))
+            .arg(format!("--listen-client-urls={etcd_url}"))
+            .arg(format!("--advertise-client-urls={etcd_url}"))
+            .arg(format!("--listen-peer-urls=http://{peer}"))
+            .arg(format!("--initial-advertise-peer-urls=http://{peer}"))
+            .arg(format!("--initial-cluster=default=http://{peer}"))
+            .args(["--unsafe-no-fsync", "--log-level=warn"]);
+        let etcd = Process::start("etcd", &folder.join("etcd.log"), command);
+
+        let tokens = folder.join("tokens.csv");
+        std::fs::write(&tokens, format!("{TOKEN},admin,admin,system:masters\n"))
+            .expect("the folder is ours");
+        // It makes its own certificates here, and before it reads the service accounts' key: so
+        // its own key serves as that, too.
+        let certificates = folder.join("certificates");
+        let own_key = certificates.join("apiserver.key");
+        let mut command = dying_with_us(apiserver);
+        command
+            .arg(format!("--etcd-servers={etcd_url}"))
+            .arg(format!("--cert-dir={}", certificates.display()))
+            .arg(format!("--bind-address={}", secure.ip()))
+            .arg(format!("--advertise-address={}", secure.ip()))
+            .arg(format!("--secure-port={}", secure.port()))
+            .arg(format!("--token-auth-file={}", tokens.display()))
+            .arg(format!("--service-account-key-file={}", own_key.display()))
+            .arg(format!(
+                "--service-account-signing-key-file={}",
+                own_key.display()
+            ))
+            .args([
+                "--service-account-issuer=https://kubernetes.default.svc",
+                "--service-cluster-ip-range=10.96.0.0/16",
+                "--authorization-mode=RBAC",
+                "--allow-privileged=true",
+                "--endpoint-reconciler-type=none",
+                // Nobody makes the service account that it would want for every pod.
+                "--disable-admission-plugins=ServiceAccount",
+            ]);
+        let mut apiserver = Process::start(
+            "kube-apiserver",
+            &folder.join("kube-apiserver.log"),
+            command,
+        );
+
+        let kubeconfig = folder.join("kubeconfig");
+        let content = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin"}}],
+            "clusters": [{"name": "test", "cluster": {
+                "server": format!("https://{secure}"),
+                "certificate-authority": certificates.join("apiserver.crt"),
+            }}],
+            "users": [{"name": "admin", "user": {"token": TOKEN}}],
+        });
+        std::fs::write(&kubeconfig, content.to_string()).expect("the folder is ours");
+        let config = eventually("the API server to be ready", START, async || {
+            if let Some(status) = apiserver.exited() {
+                panic!("kube-apiserver has ended: {status}");
+            }
+            ready(&kubeconfig).await.map_err(|error| error.to_string())
+        })
+        .await;
+        let this = Self {
+            config,
+            kubeconfig,
+            apiserver,
+            etcd,
+            folder,
+        };
+        this.install_definitions().await;
+        eprintln!(
+            "etcd and kube-apiserver have started in {:.1} s",
+            started.elapsed().as_secs_f32()
+        );
+        this
+    }
+
+    /// A client that may do everything. A client lives in the runtime of the test that asked for
+    /// it, so each test asks.
+    pub fn client(&self) -> Client {
+        Client::try_from(self.config.clone()).expect("it worked at the start")
+    }
+
+    /// A configuration to be changed, for example to impersonate somebody.
+    pub fn config(&self) -> Config {
+        self.config.clone()
+    }
+
+    /// A kubeconfig for the same user, for other processes.
+    pub fn kubeconfig(&self) -> &std::path::Path {
+        &self.kubeconfig
+    }
+
+    /// The API server's process: stop it, let it hang, look at its log.
+    pub fn apiserver(&self) -> &Process {
+        &self.apiserver
+    }
+
+    /// The process of etcd.
+    pub fn etcd(&self) -> &Process {
+        &self.etcd
+    }
+
+    /// The folder that holds all of it.
+    pub fn folder(&self) -> &Folder {
+        &self.folder
+    }
+
+    /// Applies the definitions of the custom resources and waits until they are served.
+    pub async fn install_definitions(&self) {
+        let api: Api<CustomResourceDefinition> = Api::all(self.client());
+        let parameters = PatchParams::apply("cistern-e2e").force();
+        let definitions = definitions();
+        for definition in &definitions {
+            api.patch(
+                &definition.name_any(),
+                &parameters,
+                &Patch::Apply(definition),
+            )
+            .await
+            .expect("the API server takes the definitions");
+        }
+        for definition in &definitions {
+            let name = definition.name_any();
+            eventually(&format!("{name} to be established"), START, async || {
+                let seen = api
+                    .get_opt(&name)
+                    .await
+                    .map_err(|error| error.to_string())?;
+                if is_crd_established().matches_object(seen.as_ref()) {
+                    Ok(())
+                } else {
+                    Err(format!("{:?}", seen.and_then(|seen| seen.status)))
+                }
+            })
+            .await;
+        }
+    }
+}
+
+/// The configuration of a client, if the API server says that it is ready.
+async fn ready(kubeconfig: &std::path::Path) -> Result<Config, Box<dyn std::error::Error>> {
+    let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
+    let options = KubeConfigOptions::default();
+    let config = Config::from_custom_kubeconfig(kubeconfig, &options).await?;
+    let request = http::Request::get("/readyz").body(Vec::new())?;
+    Client::try_from(config.clone())?
+        .request_text(request)
+        .await?;
+    Ok(config)
+}
+
+/// Free addresses. Every process has a loopback address of its own, made of its id, so no other
+/// test takes a port between now and its use.
+fn addresses() -> [SocketAddr; 3] {
+    let [_, high, middle, low] = std::process::id().to_be_bytes();
+    let ip = Ipv4Addr::new(127, 64 + high % 64, middle, low);
+    // All are held until all are known, so that they differ.
+    let listeners =
+        [(); 3].map(|()| TcpListener::bind((ip, 0)).expect("a loopback address has free ports"));
+    listeners.map(|listener| listener.local_addr().expect("it is bound"))
+}

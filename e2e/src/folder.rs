@@ -1,0 +1,69 @@
+//! Temporary folders that are gone after the test process, however it ended.
+
+use std::{
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::{Child, Stdio},
+    sync::{LazyLock, Mutex},
+};
+
+use crate::process;
+
+/// A temporary folder. Removed when this is dropped, or after the process if it never is.
+#[derive(Debug)]
+pub struct Folder(tempfile::TempDir);
+
+impl Folder {
+    /// A new folder on the filesystem that holds `/var/tmp`: a disk, not memory.
+    pub fn new() -> Self {
+        let folder = tempfile::Builder::new()
+            .prefix("cistern-e2e.")
+            .tempdir_in("/var/tmp")
+            .expect("no folder can be made in /var/tmp");
+        let mut sweeper = SWEEPER.lock().expect("nobody panics with it");
+        let names = sweeper.stdin.as_mut().expect("it is piped");
+        writeln!(names, "{}", folder.path().display()).expect("the sweeper has ended");
+        Self(folder)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// The path of something in it.
+    pub fn join(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.path().join(name)
+    }
+}
+
+impl Default for Folder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Reads names of folders until this process has ended, and removes those that are left. It tries
+/// a few times, because processes that are just being killed may still write there.
+const SWEEP: &str = r#"
+while read -r folder; do set -- "$@" "$folder"; done
+for _ in 1 2 3 4 5 6 7 8 9 10; do
+  rm -rf -- "$@" && exit
+  sleep 0.2
+done
+"#;
+
+/// Its standard input closes when this process ends.
+static SWEEPER: LazyLock<Mutex<Child>> = LazyLock::new(|| {
+    use std::os::unix::process::CommandExt as _;
+
+    let mut command = process::command("sh");
+    command
+        .args(["-c", SWEEP, "sweeper"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        // An interrupt from the terminal ends the test, not the sweeper.
+        .process_group(0);
+    Mutex::new(command.spawn().expect("sh cannot be started"))
+});

@@ -1,0 +1,188 @@
+//! Processes that tests start.
+//!
+//! *Invariant:* a process that is started here does not outlive this one, not even when this one
+//! is killed: the kernel ends it (`PR_SET_PDEATHSIG`).
+
+use std::{
+    ffi::OsStr,
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{LazyLock, mpsc},
+    time::Duration,
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::wait::eventually;
+
+/// A process in the background. Killed when this is dropped; the end of its log is then shown if
+/// the test has failed.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts a command with its output appended to the file `log`.
+    pub fn start(name: &str, log: &Path, mut command: Command) -> Self {
+        let file = File::options()
+            .create(true)
+            .append(true)
+            .open(log)
+            .unwrap_or_else(|error| panic!("{}: {error}", log.display()));
+        command
+            .stdin(Stdio::null())
+            .stdout(file.try_clone().expect("a file is cloned"))
+            .stderr(file);
+        let child = spawn(command).unwrap_or_else(|error| panic!("starting {name}: {error}"));
+        Self {
+            name: name.to_owned(),
+            child,
+            log: log.to_owned(),
+        }
+    }
+
+    /// Its process id. Programs started through [`dying_with_us`] keep it.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its exit status, once it has ended.
+    pub fn exited(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("a child can be waited for")
+    }
+
+    /// Ends it with SIGKILL and waits until it is gone.
+    pub fn kill(&mut self) {
+        // An error means that it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Asks it to end with SIGTERM and gives its exit status.
+    pub async fn stop(&mut self) -> ExitStatus {
+        self.signal(Signal::TERM);
+        let what = format!("{} to end after SIGTERM", self.name);
+        eventually(&what, Duration::from_secs(30), async || {
+            self.exited().ok_or_else(|| "it still runs".to_owned())
+        })
+        .await
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal)
+            .unwrap_or_else(|error| panic!("signalling {}: {error}", self.name));
+    }
+
+    /// All that it has written.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// The last lines that it has written.
+    pub fn tail(&self) -> String {
+        let log = self.log();
+        let lines: Vec<&str> = log.lines().collect();
+        let start = lines.len().saturating_sub(40);
+        lines.get(start..).unwrap_or_default().join("\n")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+        if std::thread::panicking() {
+            eprintln!("--- the end of {}'s log:\n{}\n---", self.name, self.tail());
+        }
+    }
+}
+
+/// A command. All of them come from here.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the one place of the tests where processes begin"
+)]
+pub fn command(program: impl AsRef<OsStr>) -> Command {
+    Command::new(program)
+}
+
+/// A command whose process the kernel kills when this process ends.
+pub fn dying_with_us(program: impl AsRef<OsStr>) -> Command {
+    let mut command = command("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+    command
+}
+
+/// The same in a mount namespace of its own: its mounts, and the loop devices that only they hold,
+/// end with it.
+pub fn in_own_mounts(program: impl AsRef<OsStr>) -> Command {
+    let mut command = dying_with_us("unshare");
+    command
+        .args(["--mount", "--propagation", "private", "--"])
+        .arg(program);
+    command
+}
+
+/// Runs a command to its end and gives what it wrote to stdout.
+///
+/// # Panics
+/// When it fails or takes longer than the deadline.
+pub async fn output(command: Command, deadline: Duration) -> String {
+    let line = format!("{command:?}");
+    let mut command = tokio::process::Command::from(command);
+    command.stdin(Stdio::null()).kill_on_drop(true);
+    let output = tokio::time::timeout(deadline, command.output())
+        .await
+        .unwrap_or_else(|_| panic!("{line} took longer than {} s", deadline.as_secs()))
+        .unwrap_or_else(|error| panic!("{line}: {error}"));
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success(),
+        "{line}: {}\n{stdout}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    stdout
+}
+
+/// The folder of the workspace.
+pub fn workspace() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}
+
+/// The path of a program that the harness builds when it is not there yet.
+pub async fn tool(name: &str) -> PathBuf {
+    let mut tool = command(workspace().join("e2e/cluster/tool"));
+    tool.arg(name);
+    // A first build of kube-apiserver takes minutes.
+    let path = output(tool, Duration::from_mins(30)).await;
+    PathBuf::from(path.trim_end())
+}
+
+type Job = (Command, mpsc::Sender<io::Result<Child>>);
+
+/// The thread that starts processes. `PR_SET_PDEATHSIG` follows the thread that started a process,
+/// and a test's own thread ends before others are done with what it started.
+static STARTER: LazyLock<mpsc::Sender<Job>> = LazyLock::new(|| {
+    let (sender, jobs) = mpsc::channel::<Job>();
+    std::thread::spawn(move || {
+        for (mut command, answer) in jobs {
+            // Nobody waits for the answer only if that thread has ended.
+            let _ = answer.send(command.spawn());
+        }
+    });
+    sender
+});
+
+fn spawn(command: Command) -> io::Result<Child> {
+    let (sender, answer) = mpsc::channel();
+    STARTER
+        .send((command, sender))
+        .expect("the thread never ends");
+    answer.recv().expect("the thread answers")
+}
