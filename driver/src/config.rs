@@ -1,0 +1,219 @@
+//! What a process is told when it starts: options, each also an environment variable (ENV-04).
+//!
+//! *Invariant:* nothing else reads the environment, and what leaves here is checked.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use cistern_client::logging;
+use clap::{Args, Parser, Subcommand};
+
+use crate::csi::MAX_NODE_ID;
+
+/// Node-local storage for Kubernetes: the CSI driver.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "cistern-driver", version)]
+pub struct Config {
+    #[command(flatten)]
+    /// About the logs.
+    pub logging: logging::Options,
+    /// What the process is.
+    #[command(subcommand)]
+    pub mode: Mode,
+}
+
+/// What the process is (LIF-02).
+#[derive(Clone, Debug, Subcommand)]
+pub enum Mode {
+    /// Serve CSI Identity and Controller
+    Controller(Service),
+    /// Serve CSI Identity and Node on one node, and keep its pools and volumes
+    Node(Node),
+}
+
+/// What both modes that serve CSI need.
+#[derive(Args, Clone, Debug)]
+pub struct Service {
+    /// Socket to serve CSI on, as in `unix:///path/to/name.sock`
+    // Required, and never guessed (ENV-01).
+    #[arg(long, env = "CSI_ENDPOINT", value_name = "URL")]
+    pub endpoint: Endpoint,
+    /// Address of /healthz, /readyz and /metrics; port 0 takes any
+    #[arg(
+        long,
+        env = "HTTP_ADDRESS",
+        default_value = "0.0.0.0:9808",
+        value_name = "ADDRESS:PORT"
+    )]
+    pub http: SocketAddr,
+}
+
+/// What the node plugin needs.
+#[derive(Args, Clone, Debug)]
+pub struct Node {
+    #[command(flatten)]
+    /// As for the other mode.
+    pub service: Service,
+    #[command(flatten)]
+    /// Which node, and where on it.
+    pub place: Place,
+    /// Folder in which kubelet looks for plugins; by default `plugins_registry` below --kubelet-root
+    #[arg(long, env = "REGISTRATION_SOCKET_DIR", value_name = "PATH")]
+    pub registration_socket_dir: Option<PathBuf>,
+    /// Most volumes that pods on the node may use at a time; 0 leaves it to Kubernetes
+    // Each takes a loop device, two mounts and a journal thread of the kernel. Twice the pods that
+    // kubelet runs by default leaves a StatefulSet with two volumes a pod room on one node.
+    #[arg(long, env = "MAX_VOLUMES", default_value_t = 256, value_name = "COUNT")]
+    pub max_volumes: u32,
+}
+
+impl Node {
+    /// Where kubelet looks for plugins.
+    pub fn registration_socket_dir(&self) -> PathBuf {
+        self.registration_socket_dir
+            .clone()
+            .unwrap_or_else(|| self.place.kubelet_root.join("plugins_registry"))
+    }
+}
+
+/// Which node, and where on it.
+#[derive(Args, Clone, Debug)]
+pub struct Place {
+    /// Name of the Node
+    #[arg(long, env = "NODE_NAME", value_parser = node_name, value_name = "NAME")]
+    pub node_name: String,
+    /// Folder of the pools, the same path inside and outside the container
+    #[arg(long, env = "STORAGE_ROOT", default_value = "/var/lib/cistern", value_parser = absolute, value_name = "PATH")]
+    pub root: PathBuf,
+    /// kubelet's root folder, the same path inside and outside the container
+    #[arg(long, env = "KUBELET_ROOT", default_value = "/var/lib/kubelet", value_parser = absolute, value_name = "PATH")]
+    pub kubelet_root: PathBuf,
+}
+
+/// The path of a UNIX socket, read from `unix://<path>` (PRT-03, PRT-04).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint(PathBuf);
+
+impl Endpoint {
+    /// Where the socket is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl std::str::FromStr for Endpoint {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let path = text.strip_prefix("unix://").ok_or(Error::Scheme)?;
+        if !path.starts_with('/') {
+            return Err(Error::Relative);
+        }
+        let path = PathBuf::from(path);
+        if path.extension() != Some("sock".as_ref()) {
+            return Err(Error::Suffix);
+        }
+        // sockaddr_un holds 107 bytes and a NUL.
+        if path.as_os_str().len() > 107 {
+            return Err(Error::TooLong);
+        }
+        Ok(Self(path))
+    }
+}
+
+/// Why a value is refused. Each message says what to write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// Not a UNIX socket.
+    #[error("only UNIX sockets are served: write unix:///path/to/name.sock")]
+    Scheme,
+    /// A path that depends on where the process was started.
+    #[error("the path must be absolute, with three slashes in unix:///path/to/name.sock")]
+    Relative,
+    /// Not the customary suffix.
+    #[error("the socket's name must end in .sock")]
+    Suffix,
+    /// Longer than the kernel takes.
+    #[error("the path of a UNIX socket has at most 107 bytes")]
+    TooLong,
+    /// A folder that depends on where the process was started.
+    #[error("the path must be absolute")]
+    Path,
+    /// A name that cannot travel as CSI's node id (FLD-03).
+    #[error("a node's name has 1 to {MAX_NODE_ID} bytes")]
+    NodeName,
+}
+
+fn absolute(text: &str) -> Result<PathBuf, Error> {
+    let path = PathBuf::from(text);
+    if path.is_absolute() {
+        Ok(path)
+    } else {
+        Err(Error::Path)
+    }
+}
+
+fn node_name(text: &str) -> Result<String, Error> {
+    if (1..=MAX_NODE_ID).contains(&text.len()) {
+        Ok(text.to_owned())
+    } else {
+        Err(Error::NodeName)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn prt_03_prt_04_only_absolute_unix_sockets_that_end_in_sock_are_endpoints() {
+        let parse = |text: &str| text.parse::<Endpoint>();
+        assert_eq!(
+            parse("unix:///csi/csi.sock").unwrap().path(),
+            Path::new("/csi/csi.sock")
+        );
+        assert_eq!(parse("tcp://127.0.0.1:1"), Err(Error::Scheme));
+        assert_eq!(parse("/csi/csi.sock"), Err(Error::Scheme));
+        assert_eq!(parse(""), Err(Error::Scheme));
+        assert_eq!(parse("unix://csi.sock"), Err(Error::Relative));
+        assert_eq!(parse("unix:///csi/csi"), Err(Error::Suffix));
+        assert_eq!(parse("unix:///csi/.sock"), Err(Error::Suffix));
+        let long = format!("unix:///{}.sock", "x".repeat(102));
+        assert_eq!(parse(&long), Err(Error::TooLong));
+    }
+
+    #[test]
+    fn env_01_an_endpoint_is_never_guessed() {
+        let error = Config::try_parse_from(["cistern-driver", "controller"]).unwrap_err();
+        assert_eq!(
+            error.kind(),
+            clap::error::ErrorKind::MissingRequiredArgument
+        );
+    }
+
+    #[test]
+    fn env_02_env_04_every_option_is_also_a_variable_and_only_csis_own_starts_with_csi() {
+        for mode in Config::command().get_subcommands() {
+            for option in mode.get_arguments() {
+                let id = option.get_id().as_str();
+                if ["help", "version", "json"].contains(&id) {
+                    continue;
+                }
+                let variable = option.get_env().unwrap_or_else(|| panic!("{id}"));
+                let ours = !variable.to_string_lossy().starts_with("CSI_");
+                assert!(ours || variable == "CSI_ENDPOINT", "{variable:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn fld_03_a_node_name_that_no_message_can_carry_is_refused_at_the_start() {
+        assert!(node_name(&"n".repeat(256)).is_ok());
+        assert_eq!(node_name(&"n".repeat(257)), Err(Error::NodeName));
+        assert_eq!(node_name(""), Err(Error::NodeName));
+    }
+}

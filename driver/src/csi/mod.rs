@@ -1,0 +1,9 @@
+//! The gRPC edge: CSI requests become typed requests, results and errors become answers.
+//!
+//! *Invariant:* nothing outside this folder, `server.rs` and `registration.rs` knows that gRPC
+//! exists.
+
+pub mod identity;
+
+/// Most bytes of a node id (FLD-03).
+pub const MAX_NODE_ID: usize = 256;

@@ -1,0 +1,304 @@
+//! Serving gRPC on a socket, and the one place that logs and counts operations.
+//!
+//! *Invariant:* each operation ends in one log line, also when its caller went away; a request is
+//! never logged, only its method and what the operation recorded with [`about`].
+
+use std::{
+    convert::Infallible,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+use http::{Request, Response};
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{family::Family, histogram::Histogram},
+    registry::{Registry, Unit},
+};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Code, Status, body::Body, service::Routes};
+use tower::{Layer, Service};
+use tracing::{Instrument as _, Span, field::Empty};
+
+use crate::socket::Socket;
+
+/// How long operations that run when the process is asked to stop may take to end.
+const GRACE: Duration = Duration::from_secs(20);
+
+/// Serves until `shutdown`, then lets running operations end. The socket's file is gone after it.
+pub async fn serve(
+    socket: Socket,
+    services: Routes,
+    operations: Operations,
+    shutdown: impl Future<Output = ()> + Clone + Send + 'static,
+) -> Result<(), tonic::transport::Error> {
+    let Socket { listener, file } = socket;
+    let server = tonic::transport::Server::builder()
+        .layer(operations)
+        .add_routes(services)
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), shutdown.clone());
+    let out_of_patience = async {
+        shutdown.await;
+        tokio::time::sleep(GRACE).await;
+    };
+    let result = tokio::select! {
+        result = server => result,
+        () = out_of_patience => {
+            tracing::warn!("operations still run and are left behind");
+            Ok(())
+        }
+    };
+    drop(file);
+    result
+}
+
+/// What the running operation is about, for its log lines.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Subject<'a> {
+    /// Volume id.
+    pub volume: Option<&'a str>,
+    /// Name of the StoragePool.
+    pub pool: Option<&'a str>,
+    /// Name of the node.
+    pub node: Option<&'a str>,
+}
+
+/// Adds what is known to every log line of the running operation.
+pub fn about(subject: Subject<'_>) {
+    let span = Span::current();
+    for (field, value) in [
+        ("volume", subject.volume),
+        ("pool", subject.pool),
+        ("node", subject.node),
+    ] {
+        if let Some(value) = value {
+            // Ids come from outside and are recorded before they are checked.
+            let end = value.floor_char_boundary(value.len().min(128));
+            span.record(field, value.get(..end));
+        }
+    }
+}
+
+/// Times and logs every operation of a server.
+#[derive(Clone, Debug)]
+pub struct Operations {
+    durations: Family<Labels, Histogram, fn() -> Histogram>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Labels {
+    method: String,
+    code: String,
+}
+
+impl Operations {
+    /// Registers `cistern_csi_operation_duration_seconds`, by method and code.
+    pub fn new(registry: &mut Registry) -> Self {
+        let durations: Family<_, _, fn() -> _> = Family::new_with_constructor(|| {
+            Histogram::new([
+                0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 120.0,
+            ])
+        });
+        registry.register_with_unit(
+            "cistern_csi_operation_duration",
+            "How long CSI operations took, by method and gRPC code",
+            Unit::Seconds,
+            durations.clone(),
+        );
+        Self { durations }
+    }
+}
+
+impl<S> Layer<S> for Operations {
+    type Service = Observed<S>;
+
+    fn layer(&self, inner: S) -> Observed<S> {
+        Observed {
+            inner,
+            operations: self.clone(),
+        }
+    }
+}
+
+/// A service whose operations are timed and logged.
+#[derive(Clone, Debug)]
+pub struct Observed<S> {
+    inner: S,
+    operations: Operations,
+}
+
+impl<S> Service<Request<Body>> for Observed<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let operation = Operation::new(request.uri().path(), self.operations.clone());
+        let span = operation.span.clone();
+        let answer = self.inner.call(request);
+        let answered = async move {
+            let response = answer.await?;
+            // All our operations are unary: a failure has its status in the headers.
+            operation.finish(Status::from_header_map(response.headers()));
+            Ok(response)
+        };
+        Box::pin(answered.instrument(span))
+    }
+}
+
+/// One running operation; one that is dropped unfinished was cancelled by its caller.
+struct Operation {
+    method: Arc<str>,
+    operations: Operations,
+    span: Span,
+    started: Instant,
+    finished: bool,
+}
+
+impl Operation {
+    fn new(path: &str, operations: Operations) -> Self {
+        let method = path.rsplit('/').next().unwrap_or_default();
+        let span = if is_routine(method) {
+            tracing::debug_span!(
+                "rpc",
+                rpc = method,
+                volume = Empty,
+                pool = Empty,
+                node = Empty
+            )
+        } else {
+            tracing::info_span!(
+                "rpc",
+                rpc = method,
+                volume = Empty,
+                pool = Empty,
+                node = Empty
+            )
+        };
+        Self {
+            method: method.into(),
+            operations,
+            span,
+            started: Instant::now(),
+            finished: false,
+        }
+    }
+
+    fn finish(mut self, status: Option<Status>) {
+        self.finished = true;
+        match status {
+            Some(status) if status.code() != Code::Ok => {
+                self.end(status.code(), Some(status.message()));
+            }
+            Some(_) | None => self.end(Code::Ok, None),
+        }
+    }
+
+    fn end(&self, code: Code, error: Option<&str>) {
+        let elapsed = self.started.elapsed();
+        let elapsed_ms = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
+        let code_name = format!("{code:?}");
+        self.span.in_scope(|| match error {
+            None if is_routine(&self.method) => {
+                tracing::debug!(code = code_name, elapsed_ms, "done");
+            }
+            None => tracing::info!(code = code_name, elapsed_ms, "done"),
+            Some(error) => tracing::warn!(code = code_name, elapsed_ms, error, "failed"),
+        });
+        // A method that does not exist must not become a time series of its own.
+        let known = code != Code::Unimplemented;
+        let labels = Labels {
+            method: if known { &self.method } else { "other" }.to_owned(),
+            code: code_name,
+        };
+        let observed = self.operations.durations.get_or_create(&labels);
+        observed.observe(elapsed.as_secs_f64());
+    }
+}
+
+impl Drop for Operation {
+    fn drop(&mut self) {
+        if !self.finished {
+            self.end(Code::Cancelled, Some("the caller went away"));
+        }
+    }
+}
+
+/// Calls that come all the time and change nothing: their success is not news.
+fn is_routine(method: &str) -> bool {
+    matches!(
+        method,
+        "Probe"
+            | "GetPluginInfo"
+            | "GetCapacity"
+            | "NodeGetInfo"
+            | "NodeGetVolumeStats"
+            | "GetInfo"
+    ) || method.ends_with("Capabilities") && method != "ValidateVolumeCapabilities"
+}
+
+#[cfg(test)]
+mod tests {
+    use cistern_client::http::Readiness;
+    use cistern_proto::csi::v1::{
+        ProbeRequest, identity_client::IdentityClient, identity_server::IdentityServer,
+    };
+    use futures::FutureExt as _;
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::{csi::identity::Identity, socket};
+
+    #[tokio::test]
+    async fn prt_01_a_served_socket_answers_counts_and_goes_when_asked_to_stop() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("csi.sock");
+        let mut registry = Registry::default();
+        let operations = Operations::new(&mut registry);
+        let identity = Identity::new(Readiness::default(), Arc::new(|| Ok(())));
+        let routes = Routes::new(IdentityServer::new(identity));
+        let (stop, stopped) = oneshot::channel::<()>();
+        let server = tokio::spawn(serve(
+            socket::bind(&path).await.unwrap(),
+            routes,
+            operations,
+            stopped.map(drop).shared(),
+        ));
+
+        let url = format!("unix://{}", path.display());
+        let channel = tonic::transport::Endpoint::from_shared(url).unwrap();
+        let channel = channel.connect().await.unwrap();
+        let mut client = IdentityClient::new(channel.clone());
+        let answer = client.probe(ProbeRequest {}).await.unwrap();
+        assert_eq!(answer.into_inner().ready, Some(true));
+        let mut nobody = cistern_proto::csi::v1::node_client::NodeClient::new(channel);
+        let status = nobody
+            .node_get_info(cistern_proto::csi::v1::NodeGetInfoRequest {})
+            .await
+            .unwrap_err();
+        assert_eq!(status.code(), Code::Unimplemented);
+
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let count = "cistern_csi_operation_duration_seconds_count";
+        assert!(text.contains(&format!("{count}{{method=\"Probe\",code=\"Ok\"}} 1")));
+        assert!(text.contains(&format!(
+            "{count}{{method=\"other\",code=\"Unimplemented\"}} 1"
+        )));
+
+        drop(stop);
+        server.await.unwrap().unwrap();
+        assert!(!path.exists());
+    }
+}
