@@ -52,7 +52,7 @@ impl ControlPlane {
         let started = Instant::now();
         let (etcd, apiserver) = (tool("etcd").await, tool("kube-apiserver").await);
         let folder = Folder::new();
-        let [client, peer, secure] = addresses();
+        let [client, peer, secure] = free_addresses();
         let etcd_url = format!("http://{client}");
 
         let mut command = dying_with_us(etcd);
@@ -213,11 +213,11 @@ async fn ready(kubeconfig: &std::path::Path) -> Result<Config, Box<dyn std::erro
 
 /// Free addresses. Every process has a loopback address of its own, made of its id, so no other
 /// test takes a port between now and its use.
-fn addresses() -> [SocketAddr; 3] {
+pub(crate) fn free_addresses<const COUNT: usize>() -> [SocketAddr; COUNT] {
     let [_, high, middle, low] = std::process::id().to_be_bytes();
     let ip = Ipv4Addr::new(127, 64 + high % 64, middle, low);
     // All are held until all are known, so that they differ.
-    let listeners =
-        [(); 3].map(|()| TcpListener::bind((ip, 0)).expect("a loopback address has free ports"));
+    let listeners = [(); COUNT]
+        .map(|()| TcpListener::bind((ip, 0)).expect("a loopback address has free ports"));
     listeners.map(|listener| listener.local_addr().expect("it is bound"))
 }

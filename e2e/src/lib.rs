@@ -17,11 +17,15 @@
 )]
 
 pub mod control_plane;
+pub mod driver;
 pub mod folder;
+pub mod mounts;
 pub mod process;
+pub mod service;
 pub mod wait;
 
 pub use control_plane::ControlPlane;
+pub use driver::Driver;
 pub use folder::Folder;
 pub use process::Process;
 pub use wait::eventually;

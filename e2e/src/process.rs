@@ -8,7 +8,7 @@ use std::{
     fs::{self, File},
     io,
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{Child, Command, ExitStatus, Output, Stdio},
     sync::{LazyLock, mpsc},
     time::Duration,
 };
@@ -118,14 +118,18 @@ pub fn dying_with_us(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// The same in a mount namespace of its own: its mounts, and the loop devices that only they hold,
-/// end with it.
-pub fn in_own_mounts(program: impl AsRef<OsStr>) -> Command {
-    let mut command = dying_with_us("unshare");
-    command
-        .args(["--mount", "--propagation", "private", "--"])
-        .arg(program);
-    command
+/// Runs a command to its end.
+///
+/// # Panics
+/// When it takes longer than the deadline.
+pub async fn run(command: Command, deadline: Duration) -> Output {
+    let line = format!("{command:?}");
+    let mut command = tokio::process::Command::from(command);
+    command.stdin(Stdio::null()).kill_on_drop(true);
+    tokio::time::timeout(deadline, command.output())
+        .await
+        .unwrap_or_else(|_| panic!("{line} took longer than {} s", deadline.as_secs()))
+        .unwrap_or_else(|error| panic!("{line}: {error}"))
 }
 
 /// Runs a command to its end and gives what it wrote to stdout.
@@ -134,20 +138,28 @@ pub fn in_own_mounts(program: impl AsRef<OsStr>) -> Command {
 /// When it fails or takes longer than the deadline.
 pub async fn output(command: Command, deadline: Duration) -> String {
     let line = format!("{command:?}");
-    let mut command = tokio::process::Command::from(command);
-    command.stdin(Stdio::null()).kill_on_drop(true);
-    let output = tokio::time::timeout(deadline, command.output())
-        .await
-        .unwrap_or_else(|_| panic!("{line} took longer than {} s", deadline.as_secs()))
-        .unwrap_or_else(|error| panic!("{line}: {error}"));
-    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    let output = run(command, deadline).await;
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
     assert!(
         output.status.success(),
-        "{line}: {}\n{stdout}{}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
+        "{line}: {}\n{stdout}{stderr}",
+        output.status
     );
     stdout
+}
+
+/// One of our own programs, as cargo has built it beside this test.
+///
+/// # Panics
+/// When it has not been built: cargo builds only what the test's own crate depends on.
+pub fn binary(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("/proc is mounted");
+    let path = test
+        .ancestors()
+        .map(|folder| folder.join(name))
+        .find(|path| path.is_file());
+    path.unwrap_or_else(|| panic!("{name} is not built: run cargo build --bin {name}"))
 }
 
 /// The folder of the workspace.

@@ -1,0 +1,289 @@
+//! The real driver, both its processes, on one node that lives in this machine.
+//!
+//! No kubelet and no operator run: a test calls the CSI sockets as kubelet and the sidecars would,
+//! and declares the pools of the node as the operator would.
+
+use std::{net::SocketAddr, path::PathBuf, process::Command, time::Duration};
+
+use cistern_crds::{
+    Bytes, NodePool, NodePoolStatus, PoolLimits, PoolSource, StorageNode, StorageNodeSpec, names,
+    pool::ImageSource,
+};
+use cistern_proto::csi::v1::{
+    controller_client::ControllerClient, identity_client::IdentityClient, node_client::NodeClient,
+};
+use kube::{
+    Api,
+    api::{Patch, PatchParams, PostParams},
+};
+use serde_json::json;
+use tonic::transport::Channel;
+
+use crate::{
+    ControlPlane, Folder,
+    control_plane::free_addresses,
+    eventually,
+    mounts::{MountNamespace, attached_below},
+    process::{binary, dying_with_us, output},
+    service::{Service, socket},
+};
+
+const CONTROLLER: &str = "controller";
+const NODE: &str = "node";
+
+/// `cistern-driver controller` and `cistern-driver node`.
+#[derive(Debug)]
+pub struct Driver {
+    // Dropped in this order: the processes, what they use, where they keep it.
+    controller: Service,
+    node: Service,
+    host: Host,
+    nodes: Api<StorageNode>,
+}
+
+/// The node's side of the machine: what is there whether or not the driver runs.
+#[derive(Debug)]
+struct Host {
+    name: String,
+    kubeconfig: PathBuf,
+    http: SocketAddr,
+    mounts: MountNamespace,
+    folder: Folder,
+}
+
+impl Driver {
+    /// Starts both processes for a node of this name, which carries no pool yet.
+    pub async fn start(control_plane: &ControlPlane, node_name: &str) -> Self {
+        let folder = Folder::new();
+        let [controller_http, node_http] = free_addresses();
+        let host = Host {
+            name: node_name.to_owned(),
+            kubeconfig: control_plane.kubeconfig().to_owned(),
+            http: node_http,
+            mounts: MountNamespace::new(folder.path()).await,
+            folder,
+        };
+        host.make_folders();
+        let nodes: Api<StorageNode> = Api::all(control_plane.client());
+        let spec = StorageNodeSpec {
+            topology: [(names::TOPOLOGY_KEY.to_owned(), node_name.to_owned())].into(),
+            pools: Vec::new(),
+        };
+        let node = StorageNode::new(node_name, spec);
+        nodes
+            .create(&PostParams::default(), &node)
+            .await
+            .expect("the StorageNode is new");
+        let command = host.controller_command(controller_http);
+        let folder = host.folder.path();
+        Self {
+            controller: Service::start(CONTROLLER, folder, controller_http, command).await,
+            node: Service::start(NODE, folder, node_http, host.node_command()).await,
+            host,
+            nodes,
+        }
+    }
+
+    /// Gives the node a pool of thin and thick volumes in an image file, and waits until it can be
+    /// used.
+    pub async fn add_image_pool(&self, name: &str, size: Bytes) -> NodePoolStatus {
+        let pool = NodePool {
+            name: name.to_owned(),
+            uid: format!("uid-of-{name}"),
+            source: PoolSource {
+                image: Some(ImageSource { size }),
+                device: None,
+            },
+            overcommit_percent: 100,
+            reserved_percent: 5,
+            limits: PoolLimits::default(),
+            retiring: false,
+        };
+        let mut pools = self.storage_node().await.spec.pools;
+        pools.push(pool);
+        self.set_pools(pools).await;
+        self.ready_pool(name).await
+    }
+
+    /// Replaces the pools that the node is to carry.
+    pub async fn set_pools(&self, pools: Vec<NodePool>) {
+        let patch = Patch::Merge(json!({"spec": {"pools": pools}}));
+        self.nodes
+            .patch(&self.host.name, &PatchParams::default(), &patch)
+            .await
+            .expect("the API server takes the pools");
+    }
+
+    /// Waits until the pool can be used and gives what the agent says of it.
+    pub async fn ready_pool(&self, name: &str) -> NodePoolStatus {
+        let what = format!("pool {name} to be ready on {}", self.host.name);
+        eventually(&what, Duration::from_mins(1), async || {
+            let pools = self.storage_node().await.status.unwrap_or_default().pools;
+            match pools.into_iter().find(|pool| pool.name == name) {
+                Some(pool) if pool.is_ready() => Ok(pool),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await
+    }
+
+    /// The node's custom resource.
+    pub async fn storage_node(&self) -> StorageNode {
+        let name = &self.host.name;
+        self.nodes
+            .get(name)
+            .await
+            .expect("the StorageNode is there")
+    }
+
+    /// The controller's process.
+    pub fn controller(&self) -> &Service {
+        &self.controller
+    }
+
+    /// The node's process.
+    pub fn node(&self) -> &Service {
+        &self.node
+    }
+
+    /// The CSI controller service.
+    pub async fn controller_client(&self) -> ControllerClient<Channel> {
+        ControllerClient::new(self.controller.channel().await)
+    }
+
+    /// The CSI node service.
+    pub async fn node_client(&self) -> NodeClient<Channel> {
+        NodeClient::new(self.node.channel().await)
+    }
+
+    /// The CSI identity service of both processes.
+    pub async fn identity_clients(&self) -> [IdentityClient<Channel>; 2] {
+        [
+            IdentityClient::new(self.controller.channel().await),
+            IdentityClient::new(self.node.channel().await),
+        ]
+    }
+
+    /// The folder that takes kubelet's place: staging and target paths are below it.
+    pub fn kubelet_root(&self) -> PathBuf {
+        self.host.kubelet_root()
+    }
+
+    /// The folder of the pools.
+    pub fn storage_root(&self) -> PathBuf {
+        self.host.storage_root()
+    }
+
+    /// A command that sees the mounts of the node.
+    pub fn command_on_node(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        self.host.mounts.command(program)
+    }
+
+    /// Kills the node's process and starts it again; mounts stay, as they do when a pod restarts.
+    pub async fn restart_node(&mut self) {
+        self.node.kill();
+        self.node.start_again(self.host.node_command()).await;
+    }
+
+    /// Kills the node's process, ends all mounts, and starts it again: a reboot.
+    pub async fn reboot_node(&mut self) {
+        self.node.kill();
+        self.host.mounts = MountNamespace::new(self.host.folder.path()).await;
+        self.host.wait_until_detached().await;
+        self.node.start_again(self.host.node_command()).await;
+    }
+
+    /// Lets `cistern-driver fsck` look at the node.
+    ///
+    /// # Panics
+    /// When it finds something.
+    pub async fn fsck(&self) {
+        let command = self.host.fsck_command();
+        output(command, Duration::from_secs(30)).await;
+    }
+
+    /// Ends the driver.
+    ///
+    /// # Panics
+    /// When `fsck` finds something, a volume is still mounted, a process does not end in peace, or
+    /// a loop device is left.
+    pub async fn finish(mut self) {
+        self.fsck().await;
+        let mounts = self.host.mounts.mounts_below(&self.kubelet_root());
+        assert_eq!(mounts, Vec::<PathBuf>::new(), "volumes are still mounted");
+        self.controller.stop().await;
+        self.node.stop().await;
+        // What is mounted now are the pools: they stay, and only a reboot ends them.
+        self.host.mounts = MountNamespace::new(self.host.folder.path()).await;
+        self.host.wait_until_detached().await;
+    }
+}
+
+impl Host {
+    fn storage_root(&self) -> PathBuf {
+        self.folder.join("cistern")
+    }
+
+    fn kubelet_root(&self) -> PathBuf {
+        self.folder.join("kubelet")
+    }
+
+    fn make_folders(&self) {
+        let registry = self.kubelet_root().join("plugins_registry");
+        for folder in [self.storage_root(), registry] {
+            std::fs::create_dir_all(folder).expect("the folder is ours");
+        }
+    }
+
+    fn controller_command(&self, http: SocketAddr) -> Command {
+        let mut command = dying_with_us(binary("cistern-driver"));
+        command.arg(CONTROLLER);
+        self.serve(&mut command, CONTROLLER, http);
+        command
+    }
+
+    fn node_command(&self) -> Command {
+        let mut command = self.mounts.command(binary("cistern-driver"));
+        command.arg(NODE);
+        self.serve(&mut command, NODE, self.http);
+        self.place(&mut command);
+        command
+    }
+
+    fn fsck_command(&self) -> Command {
+        let mut command = self.mounts.command(binary("cistern-driver"));
+        command.arg("fsck");
+        self.place(&mut command);
+        command
+    }
+
+    fn serve(&self, command: &mut Command, name: &str, http: SocketAddr) {
+        let socket = socket(self.folder.path(), name);
+        command
+            .arg(format!("--endpoint=unix://{}", socket.display()))
+            .arg(format!("--http={http}"))
+            .arg("--log-level=info,cistern_driver=debug,cistern_host=debug")
+            .env("KUBECONFIG", &self.kubeconfig);
+    }
+
+    fn place(&self, command: &mut Command) {
+        command
+            .arg(format!("--node-name={}", self.name))
+            .arg(format!("--root={}", self.storage_root().display()))
+            .arg(format!("--kubelet-root={}", self.kubelet_root().display()))
+            .env("KUBECONFIG", &self.kubeconfig);
+    }
+
+    async fn wait_until_detached(&self) {
+        let what = "the node's loop devices to be detached";
+        eventually(
+            what,
+            Duration::from_secs(30),
+            async || match attached_below(self.folder.path()) {
+                none if none.is_empty() => Ok(()),
+                some => Err(format!("{some:?}")),
+            },
+        )
+        .await;
+    }
+}

@@ -1,0 +1,114 @@
+//! One of our processes, as a test sees it: it can be restarted, killed and asked.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+use tonic::transport::{Channel, Endpoint};
+
+use crate::{Process, eventually};
+
+const START: Duration = Duration::from_secs(30);
+
+/// A process of ours with its health endpoint and, for the driver, its CSI socket.
+#[derive(Debug)]
+pub struct Service {
+    name: String,
+    log: PathBuf,
+    socket: PathBuf,
+    http: SocketAddr,
+    process: Process,
+}
+
+impl Service {
+    /// Starts it and waits until it says that it is ready. Its log is kept in `folder`; it serves
+    /// health at `http` and, if it is the driver, CSI at [`socket`].
+    pub async fn start(name: &str, folder: &Path, http: SocketAddr, command: Command) -> Self {
+        let log = folder.join(format!("{name}.log"));
+        let mut this = Self {
+            name: name.to_owned(),
+            process: Process::start(name, &log, command),
+            socket: socket(folder, name),
+            log,
+            http,
+        };
+        this.wait_until_ready().await;
+        this
+    }
+
+    /// Ends it with SIGKILL.
+    pub fn kill(&mut self) {
+        self.process.kill();
+    }
+
+    /// Asks it to end.
+    ///
+    /// # Panics
+    /// When it ends with an error.
+    pub async fn stop(&mut self) {
+        let status = self.process.stop().await;
+        assert!(status.success(), "{} ended with {status}", self.name);
+    }
+
+    /// Starts it after [`Self::kill`] or [`Self::stop`] and waits until it is ready.
+    pub async fn start_again(&mut self, command: Command) {
+        self.process = Process::start(&self.name, &self.log, command);
+        self.wait_until_ready().await;
+    }
+
+    /// A connection to its CSI socket.
+    pub async fn channel(&self) -> Channel {
+        Endpoint::from_shared(format!("unix://{}", self.socket.display()))
+            .expect("a path makes a URL")
+            .connect()
+            .await
+            .unwrap_or_else(|error| panic!("{}: {error}", self.socket.display()))
+    }
+
+    /// Where its CSI socket is.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// The process.
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// What it answers to `GET path` on its health endpoint: status line, headers and body.
+    pub async fn get(&self, path: &str) -> std::io::Result<String> {
+        let mut stream = TcpStream::connect(self.http).await?;
+        let request = format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        Ok(answer)
+    }
+
+    async fn wait_until_ready(&mut self) {
+        let what = format!("{} to be ready", self.name);
+        eventually(&what, START, async || {
+            if let Some(status) = self.process.exited() {
+                panic!("{} has ended: {status}", self.name);
+            }
+            match self.get("/readyz").await {
+                Ok(answer) if answer.starts_with("HTTP/1.1 200 ") => Ok(()),
+                Ok(answer) => Err(answer),
+                Err(error) => Err(error.to_string()),
+            }
+        })
+        .await;
+    }
+}
+
+/// Where the process of this name is to serve CSI.
+pub fn socket(folder: &Path, name: &str) -> PathBuf {
+    folder.join(format!("{name}.sock"))
+}
