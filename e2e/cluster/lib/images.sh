@@ -95,12 +95,15 @@ make_kube_proxy_root() {
 stage_context() {
   rm -rf "$1"
   cp -a "$2" "$1"
-  cp -lf "${@:3}" "$1"
+  [ $# = 2 ] || cp -lf "${@:3}" "$1"
 }
 
 # build_busybox_image NAME: Debian's busybox with a link for each of its programs.
 build_busybox_image() {
-  local program parts=(bin/busybox=/bin/busybox)
+  local program parts busybox
+  busybox=$cache/programs/busybox-$(key_of_files /bin/busybox)/busybox
+  build_once busybox "$busybox" cp /bin/busybox
+  parts=("bin/busybox=$busybox")
   for program in $(/bin/busybox --list); do
     [ "$program" = busybox ] || parts+=("bin/$program@busybox")
   done

@@ -6,7 +6,7 @@ packages_of() {
   check) echo shellcheck ;;
   host) echo e2fsprogs util-linux xfsprogs ;;
   control-plane | sanity) echo ca-certificates ;;
-  cluster | storage-suite) echo ca-certificates docker.io gcc iptables jq libc6-dev mmdebstrap procps python3 runc util-linux zstd ;;
+  cluster | storage-suite) echo busybox-static ca-certificates docker.io gcc iptables jq libc6-dev mmdebstrap procps python3 runc util-linux zstd ;;
   esac
 }
 
