@@ -56,7 +56,7 @@ lint-scripts: # shellcheck
 	@shellcheck --external-sources --source-path=e2e/cluster $(SCRIPTS)
 
 deny: $(DENY)
-	$(DENY) --log-level error check --config .deny.toml bans licenses sources
+	@$(DENY) --config .deny.toml --log-level error check --hide-inclusion-graph bans licenses sources
 
 $(DENY):
 	CARGO_TARGET_DIR=$(CACHE)/build-cargo-deny cargo install --quiet --locked cargo-deny --version 0.20.2 --root $(CACHE)/cargo-deny-0.20.2

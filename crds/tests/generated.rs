@@ -10,7 +10,7 @@ fn checked_in_definitions_are_not_stale() {
         let name = format!("{}.yaml", definition.spec.names.plural);
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(&name);
         let text = fs::read_to_string(&path).unwrap_or_default();
-        let checked_in: Option<CustomResourceDefinition> = serde_yaml_ng::from_str(&text).ok();
+        let checked_in: Option<CustomResourceDefinition> = serde_saphyr::from_str(&text).ok();
         assert_eq!(
             checked_in,
             Some(definition),

@@ -8,33 +8,43 @@ nodes_of_cluster() {
   docker ps "$@" --filter "label=io.x-k8s.kind.cluster=$cluster" --format '{{.Names}}' | LC_ALL=C sort
 }
 
-# A loop device belongs to the kernel, not to the container that made it. Whose it is shows only in its backing file,
-# and only by device and inode: the path that the kernel gives is that of the container's own mount namespace.
+# A loop device belongs to the kernel, not to the container that made it, and every program of the machine shares them:
+# never `losetup -D`. Whose a device is shows only in its backing file, and not by its path, which is that of the
+# container's own mount namespace, but by the file's device and inode.
 #
-# filesystems_of_node NODE: device numbers ("0:57") of the file systems that only the running node has mounted.
+# filesystems_of_node NODE: device numbers ("0:57") of the file systems that only the running node has mounted. Docker
+# mounts the node's root on the host too, but nobody works there.
 filesystems_of_node() {
-  local process
-  process=$(docker inspect --format '{{.State.Pid}}' "$1")
+  local process root
+  read -r process root < <(docker inspect --format '{{.State.Pid}} {{.GraphDriver.Data.MergedDir}}' "$1")
   [ "$process" != 0 ] || return 0
-  comm -13 <(awk '{ print $3 }' /proc/self/mountinfo | sort -u) \
+  comm -13 <(awk -v root="$root" '$5 != root { print $3 }' /proc/self/mountinfo | sort -u) \
     <(awk '{ print $3 }' "/proc/$process/mountinfo" | sort -u)
 }
 
-# detach_loops_of NODE FILESYSTEM...: detaches the loop devices whose backing file is on one of the node's file systems
-# or in one of its volumes. The node must have ended, else its devices are in use. Never `losetup -D`: every program
-# of the machine shares the devices.
+# Loop devices whose backing file has been unlinked: no search finds its inode. But its path, as the kernel shows it,
+# changes when the mount that it was opened through goes away, so a line that is gone afterwards was the node's.
+unlinked_loops() { losetup --list --noheadings --output NAME,BACK-INO,BACK-MAJ:MIN,BACK-FILE | grep '(deleted)$' || true; }
+
+# detach_loops_of NODE UNLINKED_BEFORE FILESYSTEM...: detaches the loop devices whose backing file is on one of the
+# node's file systems or in one of its volumes. The node must have ended, else its devices are in use.
 detach_loops_of() {
   local node=$1 loop inode filesystem found=1
-  local filesystems=" ${*:2} "
+  local filesystems=" ${*:3} "
+  comm -23 <(sort <<<"$2") <(unlinked_loops | sort) | while read -r loop _; do detach_loop "$loop" "$node"; done
   while [ "$found" = 1 ]; do # a file system on a detached loop device may have held another's backing file
     found=0
     while read -r loop inode filesystem; do
       [[ $filesystems == *" $filesystem "* ]] || in_volume_of "$node" "$inode" "$filesystem" || continue
-      say "detaching $loop of $node"
-      losetup --detach "$loop" || continue
+      detach_loop "$loop" "$node" || continue
       found=1
     done < <(losetup --list --noheadings --output NAME,BACK-INO,BACK-MAJ:MIN)
   done
+}
+
+detach_loop() {
+  say "detaching $1 of $2"
+  losetup --detach "$1"
 }
 
 # in_volume_of NODE INODE FILESYSTEM
@@ -52,10 +62,11 @@ mountpoint_device() { findmnt --noheadings --output MAJ:MIN --target "$1" | tr -
 
 # end_node NODE SECONDS: ends everything on the node at once, as a machine that loses its power (0) or restarts.
 end_node() {
-  local filesystems
+  local filesystems unlinked
+  unlinked=$(unlinked_loops)
   mapfile -t filesystems < <(filesystems_of_node "$1")
   docker stop --time "$2" "$1" >/dev/null
-  detach_loops_of "$1" "${filesystems[@]}"
+  detach_loops_of "$1" "$unlinked" "${filesystems[@]}"
 }
 
 start_node() {
@@ -64,12 +75,17 @@ start_node() {
 }
 
 # The kernel makes loop devices beyond the first eight when they are opened, and a container has no udev that would make
-# their nodes. (The harness' own node image makes them at its start; kind's official one does not.)
+# their nodes. (The harness' own node image makes them at its start; kind's official one does not.) Tried again, because
+# a system that is starting kills what it finds.
 make_loop_nodes() {
-  docker exec "$1" bash -c '
-    for number in $(seq 0 127); do
-      [ -b "/dev/loop$number" ] || mknod -m 660 "/dev/loop$number" b 7 "$number"
-    done'
+  for _ in $(seq 30); do
+    docker exec "$1" bash -c '
+      for number in $(seq 0 127); do
+        [ -b "/dev/loop$number" ] || mknod -m 660 "/dev/loop$number" b 7 "$number" || exit
+      done' && return
+    sleep 0.5
+  done
+  return 1
 }
 
 kubectl_of_cluster() { "$(program_path kubectl)" --kubeconfig "$cluster_folder/kubeconfig" "$@"; }
