@@ -242,17 +242,23 @@ fn truncate(text: &str, limit: usize) -> String {
 /// Schema of a list of conditions: a map keyed by `type`, so that server-side apply merges it.
 pub fn list_schema(generator: &mut SchemaGenerator) -> Schema {
     let mut items = Condition::json_schema(generator);
-    if let Some(properties) = items.get_mut("properties").and_then(|p| p.as_object_mut()) {
-        for (name, limit) in [
-            ("type", 316),
-            ("reason", 1024),
-            ("message", 32768),
-            ("status", 7),
-        ] {
-            if let Some(property) = properties.get_mut(name).and_then(|p| p.as_object_mut()) {
-                property.remove("description");
-                property.insert("maxLength".to_owned(), limit.into());
-            }
+    items.remove("description");
+    let limits = [
+        ("type", 316),
+        ("reason", 1024),
+        ("message", 32768),
+        ("status", 7),
+    ];
+    let properties = items
+        .get_mut("properties")
+        .and_then(|properties| properties.as_object_mut());
+    for (name, property) in properties.into_iter().flatten() {
+        let Some(property) = property.as_object_mut() else {
+            continue;
+        };
+        property.remove("description");
+        if let Some((_, limit)) = limits.iter().find(|(limited, _)| limited == name) {
+            property.insert("maxLength".to_owned(), (*limit).into());
         }
     }
     json_schema!({
