@@ -9,6 +9,7 @@
 
 #![allow(
     clippy::expect_used,
+    clippy::indexing_slicing,
     clippy::missing_panics_doc,
     clippy::panic,
     clippy::print_stderr,
@@ -16,6 +17,7 @@
     reason = "a test harness fails by panicking, and says on stderr what it does"
 )]
 
+pub mod cluster;
 pub mod control_plane;
 pub mod driver;
 pub mod folder;
@@ -24,6 +26,7 @@ pub mod process;
 pub mod service;
 pub mod wait;
 
+pub use cluster::{Cluster, Harness, Test};
 pub use control_plane::ControlPlane;
 pub use driver::Driver;
 pub use folder::Folder;

@@ -1,0 +1,238 @@
+//! A real cluster with Cistern in it, wherever it is.
+//!
+//! The cluster is the one that `KUBECONFIG` names; no other is ever guessed. Where it is the
+//! harness' own (`CISTERN_HARNESS_CLUSTER`), Cistern is installed from this checkout first, and
+//! what happens to nodes in real life can be done to them.
+//!
+//! *Invariant:* one test runs at a time, and each removes what it made, or keeps it to be looked at
+//! when it failed.
+
+use std::{
+    collections::BTreeMap,
+    env,
+    ffi::OsStr,
+    path::PathBuf,
+    process::Command,
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::{Api, Client, Config, ResourceExt as _, api::ListParams};
+use tokio::sync::OnceCell;
+
+use crate::{
+    eventually,
+    process::{command, output, tool, workspace},
+};
+
+pub mod calls;
+pub mod exec;
+pub mod harness;
+pub mod objects;
+pub mod test;
+
+pub use harness::Harness;
+pub use test::Test;
+
+/// Where Cistern is installed.
+pub const NAMESPACE: &str = "cistern-system";
+/// On everything that a test makes; the value is the test's name.
+pub const TEST_LABEL: &str = "e2e.cistern.storage/test";
+
+/// How long the slowest ordinary thing may take on a busy machine: an image is unpacked, a pod
+/// starts, an object goes.
+pub const PATIENCE: Duration = Duration::from_mins(2);
+
+/// A connection to the cluster. Lives in the runtime of the test that made it.
+#[derive(Clone)]
+#[expect(missing_debug_implementations, reason = "kube's client has none")]
+pub struct Cluster {
+    client: Client,
+    kubectl: PathBuf,
+}
+
+impl Cluster {
+    /// Connects. The first test of a run also installs Cistern, where that is ours to do, and
+    /// removes what earlier runs have kept.
+    ///
+    /// # Panics
+    /// When `KUBECONFIG` is not set or Cistern is not there.
+    pub async fn connect() -> Self {
+        static PREPARED: OnceCell<()> = OnceCell::const_new();
+        assert!(
+            variable("KUBECONFIG").is_some(),
+            "KUBECONFIG is not set: tests never guess a cluster"
+        );
+        let config = Config::infer().await.expect("KUBECONFIG can be read");
+        let this = Self {
+            client: Client::try_from(config).expect("KUBECONFIG makes a client"),
+            kubectl: tool("kubectl").await,
+        };
+        PREPARED.get_or_init(|| this.prepare()).await;
+        this
+    }
+
+    /// The client.
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// Runs kubectl and gives what it printed.
+    pub async fn kubectl<I: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = I>) -> String {
+        output(self.kubectl_command(arguments), 2 * PATIENCE).await
+    }
+
+    /// The same as a command.
+    pub fn kubectl_command<I: AsRef<OsStr>>(
+        &self,
+        arguments: impl IntoIterator<Item = I>,
+    ) -> Command {
+        let mut command = command(&self.kubectl);
+        command.args(arguments);
+        command
+    }
+
+    /// Installs, or installs again, what is in `manifests/`, and waits until all of it runs.
+    pub async fn install(&self) {
+        let manifests = workspace().join("manifests");
+        let arguments = ["apply", "--server-side", "--force-conflicts", "--kustomize"];
+        self.kubectl(
+            arguments
+                .iter()
+                .map(OsStr::new)
+                .chain([manifests.as_os_str()]),
+        )
+        .await;
+        self.wait_until_installed().await;
+    }
+
+    /// Waits until every part of Cistern runs and is ready.
+    pub async fn wait_until_installed(&self) {
+        for workload in [
+            "daemonset/cistern-node",
+            "deployment/cistern-controller",
+            "deployment/cistern-operator",
+        ] {
+            self.kubectl([
+                "--namespace",
+                NAMESPACE,
+                "rollout",
+                "status",
+                "--timeout=120s",
+                workload,
+            ])
+            .await;
+        }
+    }
+
+    /// The names of the nodes that take ordinary pods.
+    ///
+    /// # Panics
+    /// When there are fewer than three: the tests need them.
+    pub async fn workers(&self) -> [String; 3] {
+        let nodes: Api<Node> = Api::all(self.client());
+        let nodes = nodes
+            .list(&ListParams::default())
+            .await
+            .expect("nodes can be listed");
+        let takes_pods = |node: &Node| {
+            let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
+            taints.is_none_or(|taints| {
+                taints
+                    .iter()
+                    .all(|taint| taint.effect == "PreferNoSchedule")
+            })
+        };
+        let mut names: Vec<String> = nodes
+            .iter()
+            .filter(|n| takes_pods(n))
+            .map(Node::name_any)
+            .collect();
+        names.sort_unstable();
+        names.truncate(3);
+        names
+            .try_into()
+            .unwrap_or_else(|found| panic!("the tests need three workers, not {found:?}"))
+    }
+
+    /// The pods of one component of Cistern, by the name of their node.
+    pub async fn component(&self, component: &str) -> BTreeMap<String, Pod> {
+        let pods: Api<Pod> = Api::namespaced(self.client(), NAMESPACE);
+        let selector = format!("{}={component}", cistern_crds::names::COMPONENT_LABEL);
+        let pods = pods
+            .list(&ListParams::default().labels(&selector))
+            .await
+            .expect("pods can be listed");
+        let node = |pod: &Pod| pod.spec.as_ref()?.node_name.clone();
+        pods.into_iter()
+            .filter_map(|pod| Some((node(&pod)?, pod)))
+            .collect()
+    }
+
+    /// Waits until `cistern-driver fsck` finds nothing on any node, and kubelet has nothing left of
+    /// the driver's volumes on the nodes that have none.
+    pub async fn fsck(&self) {
+        eventually("fsck to find nothing on any node", PATIENCE, async || {
+            for (node, pod) in self.component("node").await {
+                self.exec(
+                    NAMESPACE,
+                    &pod.name_any(),
+                    "driver",
+                    &["cistern-driver", "fsck"],
+                )
+                .await
+                .map_err(|found| format!("{node}: {found}"))?;
+            }
+            Ok(())
+        })
+        .await;
+    }
+
+    async fn prepare(&self) {
+        if Harness::is_there() {
+            let running = !self.component("node").await.is_empty();
+            self.install().await;
+            if running {
+                // The images may be new ones under the same names.
+                self.kubectl([
+                    "--namespace",
+                    NAMESPACE,
+                    "rollout",
+                    "restart",
+                    "daemonset,deployment",
+                ])
+                .await;
+                self.wait_until_installed().await;
+            }
+        } else {
+            let pods = self.component("node").await;
+            assert!(
+                !pods.is_empty(),
+                "Cistern is not installed: kubectl apply -k manifests"
+            );
+        }
+        test::remove_leftovers(self).await;
+    }
+}
+
+/// Says that a part of the tests does not run here, past the test runner, which would hide it.
+pub fn skipped(what: &str, reason: &str) {
+    use std::io::Write as _;
+
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed) + 1;
+    // Nothing can be done about a closed standard error.
+    let _ = writeln!(
+        std::io::stderr(),
+        "SKIPPED {what}: {reason} ({count} skipped so far)"
+    );
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the one place of the tests that reads the environment"
+)]
+fn variable(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
+}

@@ -1,0 +1,317 @@
+//! What a user of Cistern writes, made for a test.
+
+use cistern_crds::{Bytes, PoolVolume, StoragePool, names};
+use k8s_openapi::api::{
+    core::v1::{Event, Node, PersistentVolumeClaim, Pod},
+    storage::v1::StorageClass,
+};
+use kube::{
+    Api, Resource,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::{PATIENCE, TEST_LABEL, Test};
+use crate::eventually;
+
+/// When a class makes its volumes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Binding {
+    /// As soon as they are claimed.
+    Immediate,
+    /// When a pod wants to use them.
+    WaitForFirstConsumer,
+}
+
+/// Appends the numbers 1, 2, 3 … to `/data/log`, each safely on disk before the next, and goes on
+/// where an earlier pod has stopped. It ends when a write fails.
+const WRITER: &str = "n=0; if [ -s /data/log ]; then n=$(tail -n 1 /data/log); fi
+while echo $((n += 1)) >> /data/log && sync -d /data/log; do sleep 0.1; done; exit 1";
+
+impl Test {
+    /// Declares a pool of image files on some nodes and waits until it can be used on all of them.
+    pub async fn pool(&self, name: &str, size: Bytes, nodes: &[&str]) -> String {
+        let source = json!({"image": {"size": size.to_string()}});
+        self.pool_from(name, source, nodes).await
+    }
+
+    /// The same with any source.
+    pub async fn pool_from(&self, name: &str, source: Value, nodes: &[&str]) -> String {
+        let name = self.own(name);
+        for node in nodes {
+            self.add_to_pool(&name, node).await;
+        }
+        let spec = json!({
+            "nodeSelector": {"matchLabels": {pool_label(&name): "here"}},
+            "source": source,
+        });
+        self.create::<StoragePool>(&self.all(), &name, json!({"spec": spec}))
+            .await;
+        let count = u32::try_from(nodes.len()).expect("a few");
+        self.pool_on(&name, count).await;
+        name
+    }
+
+    /// Waits until the pool can be used on that many nodes, no more and no fewer.
+    pub async fn pool_on(&self, name: &str, nodes: u32) -> StoragePool {
+        let pools: Api<StoragePool> = self.all();
+        let what = format!("pool {name} to be ready on {nodes} nodes");
+        eventually(&what, PATIENCE, async || {
+            let pool = pools.get(name).await.map_err(|error| error.to_string())?;
+            match &pool.status {
+                Some(status) if (status.nodes, status.nodes_ready) == (nodes, nodes) => Ok(pool),
+                status => Err(format!("{status:?}")),
+            }
+        })
+        .await
+    }
+
+    /// Lets the pool's selector match the node.
+    pub async fn add_to_pool(&self, pool: &str, node: &str) {
+        self.label(node, pool, json!("here")).await;
+    }
+
+    /// Lets the pool's selector no longer match the node.
+    pub async fn remove_from_pool(&self, pool: &str, node: &str) {
+        self.label(node, pool, Value::Null).await;
+    }
+
+    async fn label(&self, node: &str, pool: &str, value: Value) {
+        let nodes: Api<Node> = self.all();
+        let patch = json!({"metadata": {"labels": {pool_label(pool): value}}});
+        nodes
+            .patch(node, &PatchParams::default(), &Patch::Merge(patch))
+            .await
+            .expect("nodes can be labelled");
+    }
+
+    /// A class of volumes from a pool, with further parameters.
+    pub async fn class(
+        &self,
+        name: &str,
+        pool: &str,
+        binding: Binding,
+        parameters: &[(&str, &str)],
+    ) -> String {
+        let mut all = json!({"pool": pool});
+        for (key, value) in parameters {
+            all[key] = json!(value);
+        }
+        self.class_of(name, binding, all).await
+    }
+
+    /// A class with just these parameters.
+    pub async fn class_of(&self, name: &str, binding: Binding, parameters: Value) -> String {
+        let name = self.own(name);
+        let content = json!({
+            "provisioner": names::DRIVER,
+            "volumeBindingMode": format!("{binding:?}"),
+            "parameters": parameters,
+        });
+        self.create::<StorageClass>(&self.all(), &name, content)
+            .await;
+        name
+    }
+
+    /// Claims a volume.
+    pub async fn claim(&self, name: &str, class: &str, size: Bytes) -> PersistentVolumeClaim {
+        let spec = json!({
+            "storageClassName": class,
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": size.to_string()}},
+        });
+        self.create(&self.namespaced(), name, json!({"spec": spec}))
+            .await
+    }
+
+    /// A pod that writes to the volume of a claim without end, on any node.
+    pub async fn writer(&self, name: &str, claim: &str) -> Pod {
+        self.pod(name, claim, WRITER, json!({})).await
+    }
+
+    /// A pod that runs a shell script with a claim's volume at `/data`.
+    pub async fn pod(&self, name: &str, claim: &str, script: &str, node_selector: Value) -> Pod {
+        let spec = json!({
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            "nodeSelector": node_selector,
+            "containers": [{
+                "name": "main",
+                "image": "busybox:1.37",
+                "imagePullPolicy": "IfNotPresent",
+                "command": ["sh", "-c", script],
+                "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+            }],
+            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}],
+        });
+        self.create(&self.namespaced(), name, json!({"spec": spec}))
+            .await
+    }
+
+    /// Waits until the pod runs and gives the name of its node.
+    pub async fn running(&self, pod: &str) -> String {
+        let pods: Api<Pod> = self.namespaced();
+        eventually(&format!("pod {pod} to run"), PATIENCE, async || {
+            let pod = pods.get(pod).await.map_err(|error| error.to_string())?;
+            let node = pod.spec.and_then(|spec| spec.node_name);
+            match (pod.status.as_ref().and_then(|s| s.phase.as_deref()), node) {
+                (Some("Running"), Some(node)) => Ok(node),
+                _ => Err(format!("{:?}", pod.status)),
+            }
+        })
+        .await
+    }
+
+    /// Waits until the claim has its volume and gives the PoolVolume.
+    pub async fn bound(&self, claim: &str) -> PoolVolume {
+        let claims: Api<PersistentVolumeClaim> = self.namespaced();
+        let volume = eventually(
+            &format!("claim {claim} to be bound"),
+            PATIENCE,
+            async || {
+                let claim = claims.get(claim).await.map_err(|error| error.to_string())?;
+                let volume = claim.spec.and_then(|spec| spec.volume_name);
+                match (
+                    claim.status.as_ref().and_then(|s| s.phase.as_deref()),
+                    volume,
+                ) {
+                    (Some("Bound"), Some(volume)) => Ok(volume),
+                    _ => Err(format!("{:?}", claim.status)),
+                }
+            },
+        )
+        .await;
+        // The PersistentVolume, the CSI volume and the PoolVolume have one name.
+        self.all::<PoolVolume>()
+            .get(&volume)
+            .await
+            .expect("a bound claim has a PoolVolume")
+    }
+
+    /// Deletes something and waits until it is gone.
+    pub async fn delete<K>(&self, api: &Api<K>, name: &str)
+    where
+        K: Resource + Clone + DeserializeOwned + std::fmt::Debug,
+    {
+        api.delete(name, &DeleteParams::default())
+            .await
+            .unwrap_or_else(|error| panic!("deleting {name}: {error}"));
+        self.gone(api, name).await;
+    }
+
+    /// Waits until an object is gone.
+    pub async fn gone<K>(&self, api: &Api<K>, name: &str)
+    where
+        K: Resource + Clone + DeserializeOwned + std::fmt::Debug,
+    {
+        eventually(
+            &format!("{name} to be gone"),
+            PATIENCE,
+            async || match api.get_opt(name).await {
+                Ok(None) => Ok(()),
+                Ok(Some(object)) => Err(format!("{:?}", object.meta())),
+                Err(error) => Err(error.to_string()),
+            },
+        )
+        .await;
+    }
+
+    /// Waits for an event about an object that says all of these things, and gives its message.
+    pub async fn event(&self, kind: &str, object: &str, says: &[&str]) -> String {
+        // Events about objects without a namespace are kept in the namespace `default`.
+        let events: Api<Event> = Api::all(self.cluster.client());
+        let about = format!("involvedObject.kind={kind},involvedObject.name={object}");
+        let what = format!("an event about {kind} {object} that says {says:?}");
+        eventually(&what, PATIENCE, async || {
+            let list = events
+                .list(&ListParams::default().fields(&about))
+                .await
+                .map_err(|error| error.to_string())?;
+            let messages: Vec<String> =
+                list.into_iter().filter_map(|event| event.message).collect();
+            let fits = |message: &&String| says.iter().all(|part| message.contains(part));
+            match messages.iter().find(fits) {
+                Some(message) => Ok(message.clone()),
+                None => Err(format!("{messages:#?}")),
+            }
+        })
+        .await
+    }
+
+    /// Runs a shell script in a pod and gives what it printed.
+    pub async fn shell(&self, pod: &str, script: &str) -> String {
+        self.cluster
+            .exec(&self.namespace, pod, "main", &["sh", "-euc", script])
+            .await
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The numbers that writers have left: how many there are.
+    ///
+    /// # Panics
+    /// When one is missing: data was lost.
+    pub async fn written(&self, pod: &str) -> u64 {
+        let log = self.shell(pod, "cat /data/log").await;
+        // The last line may be half written.
+        let complete = log.rsplit_once('\n').map_or("", |(complete, _)| complete);
+        let mut count = 0;
+        for line in complete.lines() {
+            count += 1;
+            assert_eq!(line, count.to_string(), "the log of {pod} is damaged");
+        }
+        count
+    }
+
+    /// Waits until the pod, which writes, has written some more.
+    pub async fn writes_go_on(&self, pod: &str) -> u64 {
+        let before = self.written(pod).await;
+        eventually(
+            &format!("{pod} to go on writing"),
+            PATIENCE,
+            async || match self.written(pod).await {
+                now if now > before + 3 => Ok(now),
+                now => Err(format!("{now} numbers written, {before} before")),
+            },
+        )
+        .await
+    }
+
+    /// An API of this test's namespace.
+    pub fn namespaced<K>(&self) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>,
+    {
+        Api::namespaced(self.cluster.client(), &self.namespace)
+    }
+
+    /// An API of objects without a namespace.
+    pub fn all<K>(&self) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = kube::core::ClusterResourceScope>,
+    {
+        Api::all(self.cluster.client())
+    }
+
+    async fn create<K>(&self, api: &Api<K>, name: &str, mut content: Value) -> K
+    where
+        K: Resource<DynamicType = ()>
+            + Clone
+            + DeserializeOwned
+            + serde::Serialize
+            + std::fmt::Debug,
+    {
+        content["apiVersion"] = json!(K::api_version(&()));
+        content["kind"] = json!(K::kind(&()));
+        content["metadata"] = json!({"name": name, "labels": {TEST_LABEL: self.name}});
+        let object = serde_json::from_value(content).expect("the content fits the kind");
+        api.create(&PostParams::default(), &object)
+            .await
+            .unwrap_or_else(|error| panic!("creating {} {name}: {error}", K::kind(&())))
+    }
+}
+
+/// The label that puts a node into a test's pool.
+pub(super) fn pool_label(pool: &str) -> String {
+    format!("e2e.cistern.storage/{pool}")
+}

@@ -1,0 +1,331 @@
+//! One test on the cluster: what it makes, what must hold after it, and what is shown when it fails.
+
+use std::{collections::BTreeSet, panic::AssertUnwindSafe, sync::Mutex, time::Instant};
+
+use cistern_crds::{PoolVolume, StoragePool};
+use futures::FutureExt as _;
+use k8s_openapi::{
+    api::{
+        core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod},
+        storage::v1::{CSIStorageCapacity, StorageClass},
+    },
+    jiff::Timestamp,
+};
+use kube::{
+    Api, Resource, ResourceExt as _,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+};
+use serde::de::DeserializeOwned;
+use serde_json::json;
+
+use super::{Cluster, Harness, NAMESPACE, PATIENCE, TEST_LABEL};
+use crate::{eventually, process::run};
+
+/// A test, its namespace, and the cluster.
+#[expect(missing_debug_implementations, reason = "kube's client has none")]
+pub struct Test {
+    /// The cluster.
+    pub cluster: Cluster,
+    /// Where its pods and claims are.
+    pub namespace: String,
+    pub(super) name: String,
+    started: Timestamp,
+    may_repeat: Mutex<BTreeSet<String>>,
+    afterwards: Mutex<Vec<(Harness, String, String)>>,
+}
+
+impl Test {
+    /// Runs a test. When it passes, all that it made is removed, and nothing may be left of it.
+    /// When it fails, all is kept and its events and our logs are printed.
+    pub async fn run(name: &str, body: impl AsyncFnOnce(&Self)) {
+        static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+        let _turn = ONE_AT_A_TIME.lock().await;
+        let test = Self::start(name).await;
+        let begun = Instant::now();
+        let checked = async {
+            body(&test).await;
+            test.check_calls().await;
+            test.clean_up().await;
+        };
+        if let Err(panic) = AssertUnwindSafe(Box::pin(checked)).catch_unwind().await {
+            test.show().await;
+            std::panic::resume_unwind(panic);
+        }
+        eprintln!("{name} took {:.1} s", begun.elapsed().as_secs_f32());
+    }
+
+    async fn start(name: &str) -> Self {
+        let cluster = Cluster::connect().await;
+        let namespaces: Api<Namespace> = Api::all(cluster.client());
+        let namespace = json!({
+            "metadata": {"generateName": format!("{name}-"), "labels": {TEST_LABEL: name}},
+        });
+        let namespace = serde_json::from_value(namespace).expect("it is a namespace");
+        let namespace = namespaces
+            .create(&PostParams::default(), &namespace)
+            .await
+            .expect("a namespace can be made");
+        Self {
+            namespace: namespace.name_any(),
+            name: name.to_owned(),
+            // The API server's clock, which may not be ours.
+            started: namespace.creation_timestamp().expect("it has been made").0,
+            may_repeat: Mutex::default(),
+            afterwards: Mutex::default(),
+            cluster,
+        }
+    }
+
+    /// The name of an object of this test that has no namespace.
+    pub fn own(&self, name: &str) -> String {
+        format!("{}-{name}", self.name)
+    }
+
+    /// This claim cannot be bound and its class does not wait for a pod, so that the provisioner
+    /// asks again and again.
+    pub fn may_repeat(&self, claim: &PersistentVolumeClaim) {
+        let volume = format!("pvc-{}", claim.uid().expect("it has been made"));
+        self.may_repeat
+            .lock()
+            .expect("nobody panics with it")
+            .insert(volume);
+    }
+
+    /// Runs a shell script on a node when the test has passed and its pools are gone.
+    pub fn afterwards(&self, harness: Harness, node: &str, script: &str) {
+        let mut scripts = self.afterwards.lock().expect("nobody panics with it");
+        scripts.push((harness, node.to_owned(), script.to_owned()));
+    }
+
+    /// No claim took more than two calls of CreateVolume.
+    async fn check_calls(&self) {
+        let calls = self.cluster.create_volume_calls(self.started).await;
+        let may_repeat = self
+            .may_repeat
+            .lock()
+            .expect("nobody panics with it")
+            .clone();
+        for (volume, count) in calls {
+            assert!(
+                count <= 2 || may_repeat.contains(&volume),
+                "CreateVolume was called {count} times for {volume}"
+            );
+        }
+    }
+
+    /// Removes everything in the order in which a user would, and waits for each to go.
+    async fn clean_up(&self) {
+        remove_all::<Pod>(&self.namespaced(), "").await;
+        remove_all::<PersistentVolumeClaim>(&self.namespaced(), "").await;
+        let label = format!("{TEST_LABEL}={}", self.name);
+        self.wait_until_volumes_are_gone().await;
+        // The ledgers are empty while the pools are still there.
+        for pool in list::<StoragePool>(&self.all(), &label).await {
+            self.wait_until_empty(&pool.name_any()).await;
+        }
+        self.cluster.fsck().await;
+        remove_all::<StorageClass>(&self.all(), &label).await;
+        remove_all::<StoragePool>(&self.all(), &label).await;
+        self.wait_until_capacities_are_gone().await;
+        unlabel_nodes(&self.cluster, &self.name).await;
+        let scripts = std::mem::take(&mut *self.afterwards.lock().expect("nobody panics with it"));
+        for (harness, node, script) in scripts {
+            harness.shell(&node, &script).await;
+        }
+        self.cluster.fsck().await;
+        let namespaces: Api<Namespace> = self.all();
+        let deleted = namespaces
+            .delete(&self.namespace, &DeleteParams::default())
+            .await;
+        deleted.expect("the namespace can be deleted");
+    }
+
+    async fn wait_until_volumes_are_gone(&self) {
+        let (volumes, ours): (Api<PersistentVolume>, Api<PoolVolume>) = (self.all(), self.all());
+        eventually("the test's volumes to be gone", PATIENCE, async || {
+            let left: Vec<String> = list(&volumes, "")
+                .await
+                .iter()
+                .filter(|v| self.made(v))
+                .map(PersistentVolume::name_any)
+                .collect();
+            let ours: Vec<PoolVolume> = list(&ours, "").await;
+            let ours: Vec<&PoolVolume> = ours
+                .iter()
+                .filter(|v| v.spec.pool_name.starts_with(&self.own("")))
+                .collect();
+            if left.is_empty() && ours.is_empty() {
+                return Ok(());
+            }
+            Err(format!("PersistentVolumes {left:?}, PoolVolumes {ours:#?}"))
+        })
+        .await;
+    }
+
+    fn made(&self, volume: &PersistentVolume) -> bool {
+        let spec = volume.spec.as_ref();
+        let claim = spec.and_then(|spec| spec.claim_ref.as_ref());
+        claim.is_some_and(|claim| claim.namespace.as_deref() == Some(&self.namespace))
+    }
+
+    async fn wait_until_empty(&self, pool: &str) {
+        let pools: Api<StoragePool> = self.all();
+        eventually(
+            &format!("pool {pool} to hold nothing"),
+            PATIENCE,
+            async || {
+                let status = pools
+                    .get(pool)
+                    .await
+                    .map_err(|error| error.to_string())?
+                    .status;
+                match &status {
+                    Some(status) if status.volumes == 0 && status.reserved.0 == 0 => Ok(()),
+                    _ => Err(format!("{status:?}")),
+                }
+            },
+        )
+        .await;
+    }
+
+    async fn wait_until_capacities_are_gone(&self) {
+        let capacities: Api<CSIStorageCapacity> = Api::namespaced(self.cluster.client(), NAMESPACE);
+        eventually(
+            "the capacities of the test's classes to be gone",
+            PATIENCE,
+            async || {
+                let left: Vec<String> = list(&capacities, "")
+                    .await
+                    .into_iter()
+                    .map(|capacity: CSIStorageCapacity| capacity.storage_class_name)
+                    .filter(|class| class.starts_with(&self.own("")))
+                    .collect();
+                if left.is_empty() {
+                    Ok(())
+                } else {
+                    Err(format!("{left:?}"))
+                }
+            },
+        )
+        .await;
+    }
+
+    /// Prints what a person needs to see why the test failed.
+    async fn show(&self) {
+        eprintln!(
+            "\n=== {} failed; namespace {} is kept",
+            self.name, self.namespace
+        );
+        let since = format!("--since-time={}", self.started);
+        let ours = "app.kubernetes.io/part-of=cistern";
+        for arguments in [
+            &[
+                "get",
+                "pods,pvc,pv,events",
+                "--namespace",
+                &self.namespace,
+                "--output=wide",
+            ][..],
+            &["get", "pods", "--namespace", NAMESPACE, "--output=wide"],
+            &[
+                "get",
+                "csistoragecapacities",
+                "--namespace",
+                NAMESPACE,
+                "--output=wide",
+            ],
+            &[
+                "get",
+                "storagepools,storagenodes,poolvolumes",
+                "--output=yaml",
+            ],
+            &[
+                "logs",
+                "--namespace",
+                NAMESPACE,
+                "--selector",
+                ours,
+                "--all-containers",
+                "--prefix",
+                "--tail=200",
+                &since,
+            ],
+        ] {
+            let output = run(self.cluster.kubectl_command(arguments), PATIENCE).await;
+            eprintln!(
+                "--- kubectl {}\n{}{}",
+                arguments.join(" "),
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr)
+            );
+        }
+    }
+}
+
+/// Removes what the failed tests of earlier runs have kept.
+pub(super) async fn remove_leftovers(cluster: &Cluster) {
+    let namespaces: Api<Namespace> = Api::all(cluster.client());
+    for namespace in list(&namespaces, TEST_LABEL).await {
+        let name = namespace.name_any();
+        eprintln!("removing what an earlier run has kept in namespace {name}");
+        remove_all::<Pod>(&Api::namespaced(cluster.client(), &name), "").await;
+        remove_all::<PersistentVolumeClaim>(&Api::namespaced(cluster.client(), &name), "").await;
+    }
+    remove_all::<Namespace>(&namespaces, TEST_LABEL).await;
+    remove_all::<StorageClass>(&Api::all(cluster.client()), TEST_LABEL).await;
+    remove_all::<StoragePool>(&Api::all(cluster.client()), TEST_LABEL).await;
+    unlabel_nodes(cluster, "").await;
+}
+
+/// Takes the labels off the nodes that put them into the pools of the test.
+async fn unlabel_nodes(cluster: &Cluster, test: &str) {
+    let nodes: Api<Node> = Api::all(cluster.client());
+    let beginning = super::objects::pool_label(test);
+    for node in list(&nodes, "").await {
+        for label in node
+            .labels()
+            .keys()
+            .filter(|label| label.starts_with(&beginning))
+        {
+            let patch = json!({"metadata": {"labels": {label: null}}});
+            nodes
+                .patch(
+                    &node.name_any(),
+                    &PatchParams::default(),
+                    &Patch::Merge(patch),
+                )
+                .await
+                .expect("nodes can be labelled");
+        }
+    }
+}
+
+async fn list<K>(api: &Api<K>, label: &str) -> Vec<K>
+where
+    K: Resource + Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let parameters = ListParams::default().labels(label);
+    let list = api.list(&parameters).await;
+    list.expect("objects can be listed").items
+}
+
+async fn remove_all<K>(api: &Api<K>, label: &str)
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
+{
+    for object in list(api, label).await {
+        // It may have gone by itself.
+        let _ = api
+            .delete(&object.name_any(), &DeleteParams::default())
+            .await;
+    }
+    let what = format!("every {} of the test to be gone", K::kind(&()));
+    eventually(&what, PATIENCE, async || match list(api, label).await {
+        none if none.is_empty() => Ok(()),
+        some => Err(format!(
+            "{:#?}",
+            some.iter().map(Resource::meta).collect::<Vec<_>>()
+        )),
+    })
+    .await;
+}

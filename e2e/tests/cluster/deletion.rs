@@ -1,0 +1,228 @@
+//! Nothing but a deleted claim destroys data, and a deleted claim leaves nothing.
+
+use cistern_crds::{Bytes, ConditionType, PoolVolume, StoragePool, condition};
+use cistern_e2e::{
+    Harness, Test,
+    cluster::{
+        NAMESPACE, PATIENCE,
+        objects::Binding::{Immediate, WaitForFirstConsumer},
+    },
+    eventually,
+    process::workspace,
+};
+use k8s_openapi::{
+    api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod},
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{ResourceExt as _, api::DeleteParams};
+
+#[tokio::test]
+async fn a_claim_deleted_while_its_volume_is_being_made_leaves_nothing() {
+    let Some(harness) = Harness::or_skip("an agent that hangs") else {
+        return;
+    };
+    Test::run("abandoned", async |test| {
+        let [node, ..] = test.cluster.workers().await;
+        let pool = test.pool("pool", Bytes::gib(1), &[&node]).await;
+        let class = test.class("class", &pool, Immediate, &[]).await;
+        // The brackets keep the pattern from matching the shell that it is given to.
+        harness
+            .shell(&node, "pkill -STOP -f 'cistern-driver nod[e]'")
+            .await;
+        let claim = test.claim("claim", &class, Bytes::mib(100)).await;
+        let volume = format!("pvc-{}", claim.uid().unwrap());
+        let volumes = test.all::<PoolVolume>();
+        eventually("the volume to be asked for", PATIENCE, async || {
+            volumes
+                .get(&volume)
+                .await
+                .map_err(|error| error.to_string())
+        })
+        .await;
+        let claims = test.namespaced::<PersistentVolumeClaim>();
+        claims
+            .delete("claim", &DeleteParams::default())
+            .await
+            .unwrap();
+        harness
+            .shell(&node, "pkill -CONT -f 'cistern-driver nod[e]'")
+            .await;
+
+        test.gone(&claims, "claim").await;
+        test.gone(&volumes, &volume).await;
+        test.gone(&test.all::<PersistentVolume>(), &volume).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn deleting_every_pool_volume_touches_no_image_and_the_pod_goes_on_writing() {
+    if Harness::or_skip("deleting every PoolVolume of the cluster").is_none() {
+        return;
+    }
+    Test::run("delete-volumes", async |test| {
+        let writer = Writer::start(test).await;
+        test.cluster
+            .kubectl(["delete", "poolvolumes", "--all", "--wait=false"])
+            .await;
+        writer.is_held_and_works(test).await;
+        // The claim still decides: deleting it destroys the volume.
+        let claims = test.namespaced::<PersistentVolumeClaim>();
+        test.delete(&test.namespaced::<Pod>(), "writer").await;
+        test.delete(&claims, "claim").await;
+        test.gone(&test.all::<PoolVolume>(), &writer.volume).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn uninstalling_touches_no_image_and_installing_again_finds_every_volume() {
+    if Harness::or_skip("uninstalling Cistern").is_none() {
+        return;
+    }
+    Test::run("uninstall", async |test| {
+        let writer = Writer::start(test).await;
+        let base = workspace().join("manifests/base");
+        test.cluster
+            .kubectl(["delete", "--kustomize", base.to_str().unwrap()])
+            .await;
+        test.writes_go_on("writer").await;
+
+        test.cluster.install().await;
+        test.pool_on(&writer.pool, 1).await;
+        assert_eq!(writer.images(test).await, writer.images);
+        test.writes_go_on("writer").await;
+        writer.starts_again(test).await;
+        let class = test.own("class");
+        test.claim("another", &class, Bytes::mib(100)).await;
+        test.writer("another", "another").await;
+        test.running("another").await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn deleting_the_definitions_touches_no_image_and_the_pod_goes_on_writing() {
+    if Harness::or_skip("deleting the CustomResourceDefinitions").is_none() {
+        return;
+    }
+    Test::run("delete-definitions", async |test| {
+        let writer = Writer::start(test).await;
+        let definitions = "--selector=app.kubernetes.io/part-of=cistern";
+        let meant = "cistern.storage/allow-deletion=true";
+        test.cluster
+            .kubectl(["annotate", "crd", definitions, meant])
+            .await;
+        test.cluster
+            .kubectl(["delete", "crd", definitions, "--wait=false"])
+            .await;
+        writer.is_held_and_works(test).await;
+
+        // What holds the definitions is the data. When that goes, by the claim, they go.
+        test.delete(&test.namespaced::<Pod>(), "writer").await;
+        test.delete(&test.namespaced::<PersistentVolumeClaim>(), "claim")
+            .await;
+        let api = test.all::<CustomResourceDefinition>();
+        for definition in cistern_crds::definitions() {
+            test.gone(&api, &definition.name_any()).await;
+        }
+        test.cluster.install().await;
+        let [node, ..] = test.cluster.workers().await;
+        let pool = test.pool("another", Bytes::gib(1), &[&node]).await;
+        let class = test
+            .class("another", &pool, WaitForFirstConsumer, &[])
+            .await;
+        test.claim("another", &class, Bytes::mib(100)).await;
+        test.writer("another", "another").await;
+        test.running("another").await;
+    })
+    .await;
+}
+
+/// A pod that writes, and what its volume looked like when nothing had happened yet.
+struct Writer {
+    node: String,
+    pool: String,
+    volume: String,
+    images: String,
+}
+
+impl Writer {
+    async fn start(test: &Test) -> Self {
+        let [node, ..] = test.cluster.workers().await;
+        let pool = test.pool("pool", Bytes::gib(1), &[&node]).await;
+        let class = test.class("class", &pool, WaitForFirstConsumer, &[]).await;
+        test.claim("claim", &class, Bytes::mib(100)).await;
+        test.writer("writer", "claim").await;
+        test.running("writer").await;
+        test.writes_go_on("writer").await;
+        let volume = test.bound("claim").await.name_any();
+        let mut this = Self {
+            node,
+            pool,
+            volume,
+            images: String::new(),
+        };
+        this.images = this.images(test).await;
+        assert_eq!(this.images.lines().count(), 1, "{}", this.images);
+        this
+    }
+
+    /// Name, inode and size of every image in the pool.
+    async fn images(&self, test: &Test) -> String {
+        let pool = test.all::<StoragePool>().get(&self.pool).await.unwrap();
+        let folder = format!("/var/lib/cistern/pools/{}/images", pool.uid().unwrap());
+        let agent = test.cluster.component("node").await[&self.node].name_any();
+        let command = ["find", &folder, "-type", "f", "-printf", "%p %i %s\n"];
+        test.cluster
+            .exec(NAMESPACE, &agent, "driver", &command)
+            .await
+            .unwrap()
+    }
+
+    /// The object is marked and says what holds it; the volume works as if nothing had happened,
+    /// for the pod that uses it, for a new agent and for the next pod.
+    async fn is_held_and_works(&self, test: &Test) {
+        let volumes = test.all::<PoolVolume>();
+        eventually(
+            "the volume to say that its data is kept",
+            PATIENCE,
+            async || {
+                let volume = volumes
+                    .get(&self.volume)
+                    .await
+                    .map_err(|error| error.to_string())?;
+                let conditions = volume.status.unwrap_or_default().conditions;
+                let held = condition::holds(&conditions, ConditionType::DeletionHeld);
+                if volume.metadata.deletion_timestamp.is_some() && held {
+                    return Ok(());
+                }
+                Err(format!("{:?}, {conditions:?}", volume.metadata))
+            },
+        )
+        .await;
+        test.writes_go_on("writer").await;
+        test.cluster
+            .kubectl([
+                "--namespace",
+                NAMESPACE,
+                "rollout",
+                "restart",
+                "daemonset/cistern-node",
+            ])
+            .await;
+        test.cluster.wait_until_installed().await;
+        test.writes_go_on("writer").await;
+        self.starts_again(test).await;
+        assert_eq!(self.images(test).await, self.images);
+    }
+
+    /// Another pod can use the volume and finds all that was written.
+    async fn starts_again(&self, test: &Test) {
+        let before = test.written("writer").await;
+        test.delete(&test.namespaced::<Pod>(), "writer").await;
+        test.writer("writer", "claim").await;
+        assert_eq!(test.running("writer").await, self.node);
+        assert!(test.writes_go_on("writer").await > before);
+    }
+}

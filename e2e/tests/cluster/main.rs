@@ -1,0 +1,19 @@
+//! Cistern as its users meet it, on a real cluster.
+//!
+//! Each test runs alone and leaves nothing behind: after it `cistern-driver fsck` finds nothing on
+//! any node, and no claim took more than two calls of CreateVolume.
+
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test fails by panicking"
+)]
+
+mod capacity;
+mod deletion;
+mod nodes;
+mod parameters;
+mod placement;
+mod restarts;

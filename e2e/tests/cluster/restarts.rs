@@ -1,0 +1,190 @@
+//! Data survives whatever starts again.
+
+use std::collections::BTreeSet;
+
+use cistern_crds::{Bytes, ConditionType, PoolVolume, condition};
+use cistern_e2e::{
+    Harness, Test,
+    cluster::{NAMESPACE, PATIENCE, objects::Binding::WaitForFirstConsumer},
+    eventually,
+};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, Resource as _, ResourceExt as _, api::DeleteParams};
+use serde_json::json;
+
+/// A pod that writes to a volume of a pool on one node.
+async fn writer_on_one_node(test: &Test) -> String {
+    let [node, ..] = test.cluster.workers().await;
+    let pool = test.pool("pool", Bytes::gib(1), &[&node]).await;
+    let class = test.class("class", &pool, WaitForFirstConsumer, &[]).await;
+    test.claim("claim", &class, Bytes::mib(100)).await;
+    test.writer("writer", "claim").await;
+    test.running("writer").await;
+    test.writes_go_on("writer").await;
+    node
+}
+
+#[tokio::test]
+async fn data_survives_the_deletion_of_its_pod() {
+    Test::run("pod-deletion", async |test| {
+        writer_on_one_node(test).await;
+        let before = test.written("writer").await;
+        test.delete(&test.namespaced::<Pod>(), "writer").await;
+        test.pod("reader", "claim", "sleep 3600", json!({})).await;
+        test.running("reader").await;
+        assert!(test.written("reader").await >= before);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn writes_go_on_while_the_agent_is_killed_and_while_it_is_upgraded() {
+    Test::run("agent-restart", async |test| {
+        let node = writer_on_one_node(test).await;
+        let pods: Api<Pod> = Api::namespaced(test.cluster.client(), NAMESPACE);
+        let agents = || async {
+            let pods = test.cluster.component("node").await;
+            pods.values()
+                .filter_map(|pod| pod.meta().uid.clone())
+                .collect::<BTreeSet<_>>()
+        };
+
+        let at_once = DeleteParams::default().grace_period(0);
+        let agent = test.cluster.component("node").await[&node].name_any();
+        pods.delete(&agent, &at_once).await.unwrap();
+        test.writes_go_on("writer").await;
+        test.gone(&pods, &agent).await;
+        test.cluster.wait_until_installed().await;
+        test.writes_go_on("writer").await;
+
+        let before = agents().await;
+        test.cluster
+            .kubectl([
+                "--namespace",
+                NAMESPACE,
+                "rollout",
+                "restart",
+                "daemonset/cistern-node",
+            ])
+            .await;
+        test.cluster.wait_until_installed().await;
+        assert!(
+            before.is_disjoint(&agents().await),
+            "every agent is a new one"
+        );
+        test.writes_go_on("writer").await;
+
+        // What comes after the upgrade works with what was made before it.
+        test.delete(&test.namespaced::<Pod>(), "writer").await;
+        test.writer("writer", "claim").await;
+        test.running("writer").await;
+        test.writes_go_on("writer").await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn writes_go_on_while_kubelet_restarts() {
+    let Some(harness) = Harness::or_skip("a restart of kubelet") else {
+        return;
+    };
+    Test::run("kubelet-restart", async |test| {
+        let node = writer_on_one_node(test).await;
+        harness.restart_kubelet(&node).await;
+        test.writes_go_on("writer").await;
+        // kubelet knows the driver again: it can take the volume away and bring it back.
+        test.delete(&test.namespaced::<Pod>(), "writer").await;
+        test.writer("writer", "claim").await;
+        test.running("writer").await;
+        test.writes_go_on("writer").await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn data_survives_a_reboot_of_its_node() {
+    let Some(harness) = Harness::or_skip("a reboot") else {
+        return;
+    };
+    Test::run("reboot", async |test| {
+        let node = writer_on_one_node(test).await;
+        let before = test.written("writer").await;
+        harness.reboot(&node).await;
+        come_back(test, before).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn data_survives_a_reboot_after_which_the_pools_device_has_another_name() {
+    let Some(harness) = Harness::or_skip("a reboot with devices renamed") else {
+        return;
+    };
+    Test::run("renamed", async |test| {
+        let [node, ..] = test.cluster.workers().await;
+        // Numbers that nobody else takes: free ones are given out from the lowest.
+        let (disk, names) = ("/var/cistern-e2e.disk", ["/dev/loop121", "/dev/loop122"]);
+        let attach = |name: &str| format!("losetup {name} {disk}");
+        let detach = |name: &str| format!("! losetup {name} || losetup --detach {name}");
+        let script = format!(
+            "{}; {}; rm -f {disk}; truncate --size 1G {disk}; {}",
+            detach(names[0]),
+            detach(names[1]),
+            attach(names[0])
+        );
+        harness.shell(&node, &script).await;
+        // A device is left as it is when its pool goes.
+        test.afterwards(
+            harness,
+            &node,
+            &format!("{}; rm -f {disk}", detach(names[1])),
+        );
+
+        let source = json!({"device": {"paths": names}});
+        let pool = test.pool_from("pool", source, &[&node]).await;
+        let class = test.class("class", &pool, WaitForFirstConsumer, &[]).await;
+        test.claim("claim", &class, Bytes::mib(100)).await;
+        test.writer("writer", "claim").await;
+        test.running("writer").await;
+        let before = test.writes_go_on("writer").await;
+
+        harness.stop(&node).await;
+        harness.start(&node).await;
+        harness.shell(&node, &attach(names[1])).await;
+        come_back(test, before).await;
+    })
+    .await;
+}
+
+/// The pod that wrote when its node went down is gone or has failed; another one goes on from what
+/// it had written.
+async fn come_back(test: &Test, before: u64) {
+    let pods = test.namespaced::<Pod>();
+    let _ = pods
+        .delete("writer", &DeleteParams::default())
+        .await
+        .unwrap();
+    test.gone(&pods, "writer").await;
+    test.writer("writer", "claim").await;
+    test.running("writer").await;
+    let volume = test.bound("claim").await;
+    assert!(test.writes_go_on("writer").await > before);
+    is_ready(test, &volume.name_any()).await;
+}
+
+async fn is_ready(test: &Test, volume: &str) {
+    let volumes = test.all::<PoolVolume>();
+    eventually(&format!("{volume} to be ready"), PATIENCE, async || {
+        let status = volumes
+            .get(volume)
+            .await
+            .unwrap()
+            .status
+            .unwrap_or_default();
+        if condition::holds(&status.conditions, ConditionType::Ready) {
+            return Ok(());
+        }
+        Err(format!("{status:?}"))
+    })
+    .await;
+}
