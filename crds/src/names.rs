@@ -50,7 +50,7 @@ pub fn topology_value(node: &str) -> String {
 /// A name that is a DNS label stays as it is (`pvc-<uid>`, as the provisioner makes them); any
 /// other becomes `vol-<hash>`, and the original is kept in the spec to be compared (CV-13, SAN-12).
 pub fn volume_name(requested: &str) -> String {
-    if is_dns_label(requested) && !requested.starts_with("vol-") {
+    if is_volume_id(requested) && !requested.starts_with("vol-") {
         requested.to_owned()
     } else {
         format!("vol-{}", short_hash(requested))
@@ -69,7 +69,9 @@ pub fn short_hash(text: &str) -> String {
     )
 }
 
-fn is_dns_label(name: &str) -> bool {
+/// Whether a volume can have this id: a DNS label. Anything else names no volume of ours, and must
+/// not become part of a path or a URL.
+pub fn is_volume_id(name: &str) -> bool {
     let alphanumeric = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
     (1..=63).contains(&name.len())
         && name.bytes().all(|c| alphanumeric(c) || c == b'-')
@@ -99,7 +101,7 @@ mod tests {
         ] {
             let name = volume_name(odd);
             assert!(
-                is_dns_label(&name) && name.len() == 36,
+                is_volume_id(&name) && name.len() == 36,
                 "{odd:?} became {name:?}"
             );
         }
