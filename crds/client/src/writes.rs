@@ -95,7 +95,9 @@ where
 }
 
 /// Deletes exactly the object that was looked at, unchanged since; one that is gone is fine.
-pub async fn delete_exactly<K>(api: &Api<K>, seen: &K) -> Result<(), kube::Error>
+///
+/// Gives the object as it stays until its finalizers are taken off; none when it is gone.
+pub async fn delete_exactly<K>(api: &Api<K>, seen: &K) -> Result<Option<K>, kube::Error>
 where
     K: Resource + Clone + DeserializeOwned + Debug,
 {
@@ -107,8 +109,11 @@ where
         ..Default::default()
     };
     match api.delete(&seen.name_any(), &parameters).await {
-        Err(error) if Rejection::from(&error) == Rejection::NotFound => Ok(()),
-        result => result.map(drop),
+        Err(error) if Rejection::from(&error) == Rejection::NotFound => Ok(None),
+        // Without finalizers it goes at once, and what comes back is how it was.
+        result => Ok(result?
+            .left()
+            .filter(|left| left.meta().deletion_timestamp.is_some())),
     }
 }
 
