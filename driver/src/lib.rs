@@ -16,3 +16,4 @@ pub mod locks;
 pub mod registration;
 pub mod server;
 pub mod socket;
+pub mod volumes;

@@ -3,20 +3,24 @@
 use std::{error::Error, sync::Arc};
 
 use cistern_client::http::{self, Readiness};
-use cistern_proto::csi::v1::identity_server::IdentityServer;
+use cistern_proto::csi::v1::{
+    controller_server::ControllerServer, identity_server::IdentityServer,
+};
 use futures::{
     FutureExt as _, TryFutureExt as _,
     future::{BoxFuture, Shared},
 };
+use kube::Client;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tonic::service::Routes;
 
 use crate::{
     config,
-    csi::identity::Identity,
+    csi::{controller::Controller, identity::Identity},
     registration::{self, Registrar},
     server, socket,
+    volumes::Volumes,
 };
 
 /// What ended a mode, for `main` to print.
@@ -35,16 +39,21 @@ pub async fn controller(options: config::Service) -> Result {
     let mut registry = Registry::default();
     let operations = server::Operations::new(&mut registry);
     let identity = Identity::new(readiness.clone(), Arc::new(|| Ok(())));
-    let services = Routes::new(IdentityServer::new(identity));
+    let (volumes, watches) = Volumes::new(Client::try_default().await?, readiness.clone());
+    let services = Routes::new(IdentityServer::new(identity))
+        .add_service(ControllerServer::new(Controller::new(volumes)));
 
     let csi = socket::bind(options.endpoint.path()).await?;
     let listener = TcpListener::bind(options.http).await?;
     tracing::info!(csi = %options.endpoint.path().display(), http = %listener.local_addr()?, "serving");
-    futures::try_join!(
+    let serving = futures::future::try_join(
         server::serve(csi, services, operations, shutdown.clone()).err_into::<Failure>(),
         http::serve(listener, readiness, Arc::new(registry), shutdown).err_into::<Failure>(),
-    )?;
-    Ok(())
+    );
+    tokio::select! {
+        served = serving => served.map(drop),
+        () = watches => Err("the watches have ended".into()),
+    }
 }
 
 /// Runs the node plugin and its agent until the process is asked to stop.

@@ -3,7 +3,12 @@
 //! *Invariant:* nothing outside this folder, `server.rs` and `registration.rs` knows that gRPC
 //! exists.
 
+pub mod capability;
+pub mod controller;
 pub mod identity;
+pub mod render;
+pub mod request;
+pub mod status;
 
 /// Most bytes of a node id (FLD-03).
 pub const MAX_NODE_ID: usize = 256;

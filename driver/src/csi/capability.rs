@@ -1,0 +1,219 @@
+//! What the driver announces, and a volume capability of the protocol as a type.
+//!
+//! *Invariant:* a [`Capability`] is one that Cistern can serve; everything else is an error that
+//! says whether the request is malformed or merely asks for what does not exist here.
+
+use std::fmt;
+
+use cistern_crds::{AccessMode, AccessType, FilesystemType, parameters::ParametersError};
+use cistern_proto::csi::v1::{
+    VolumeCapability, controller_service_capability::rpc, volume_capability as proto,
+};
+
+/// Everything that the controller announces. A test holds it against what is implemented.
+pub const CONTROLLER: [rpc::Type; 2] = [rpc::Type::CreateDeleteVolume, rpc::Type::GetCapacity];
+
+/// Most bytes of all mount flags together (FLD-05).
+const MAX_MOUNT_FLAGS: usize = 4096;
+
+/// A way to use a volume that Cistern supports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Capability {
+    /// A filesystem, or the bare block device.
+    pub access_type: AccessType,
+    /// By whom it is used.
+    pub access_mode: AccessMode,
+    /// The filesystem; none where the choice is ours (VCP-12).
+    pub filesystem: Option<FilesystemType>,
+    /// Options for the mount.
+    pub mount_flags: MountFlags,
+}
+
+/// Mount flags as the caller wrote them. They may hold sensitive words (SEC-05), so `Debug` does
+/// not show them.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct MountFlags(pub Vec<String>);
+
+impl fmt::Debug for MountFlags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MountFlags({} hidden)", self.0.len())
+    }
+}
+
+/// Why a capability of a request is not one of ours.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The request leaves out what the protocol requires (VCP-01, FLD-13, FLD-15).
+    #[error("a volume capability lacks its {part}")]
+    Missing {
+        /// The field.
+        part: &'static str,
+    },
+    /// FLD-05.
+    #[error("the mount flags of a volume capability are longer than {MAX_MOUNT_FLAGS} bytes")]
+    MountFlagsTooLong,
+    /// A mode that spans nodes, needs a capability we do not announce, or that nobody knows.
+    #[error(
+        "access mode {mode} is not supported: a volume lives on one node; use ReadWriteOnce \
+         (SINGLE_NODE_WRITER) or SINGLE_NODE_READER_ONLY"
+    )]
+    AccessMode {
+        /// The protocol's name or number of it.
+        mode: String,
+    },
+    /// Not yet.
+    #[error("raw block volumes are not supported: use volumeMode Filesystem")]
+    Block,
+    /// VCP-12.
+    #[error(transparent)]
+    Filesystem(#[from] ParametersError),
+    /// VCP-11: `VOLUME_MOUNT_GROUP` is not announced, kubelet applies fsGroup itself.
+    #[error("volume_mount_group is not supported: the group is set by kubelet (fsGroup)")]
+    MountGroup,
+}
+
+impl Error {
+    /// Whether the request breaks the protocol, rather than asking for what we do not offer.
+    pub fn is_malformed(&self) -> bool {
+        match self {
+            Self::Missing { .. } | Self::MountFlagsTooLong => true,
+            Self::AccessMode { .. } | Self::Block | Self::Filesystem(_) | Self::MountGroup => false,
+        }
+    }
+}
+
+impl TryFrom<VolumeCapability> for Capability {
+    type Error = Error;
+
+    fn try_from(capability: VolumeCapability) -> Result<Self, Error> {
+        let access_type = capability.access_type.ok_or(Error::Missing {
+            part: "access type",
+        })?;
+        let access_mode = access_mode(capability.access_mode)?;
+        match access_type {
+            proto::AccessType::Block(_) => Err(Error::Block),
+            proto::AccessType::Mount(mount) => Self::mounted(access_mode, mount),
+        }
+    }
+}
+
+impl Capability {
+    fn mounted(access_mode: AccessMode, mount: proto::MountVolume) -> Result<Self, Error> {
+        if mount.mount_flags.iter().map(String::len).sum::<usize>() > MAX_MOUNT_FLAGS {
+            return Err(Error::MountFlagsTooLong);
+        }
+        if !mount.volume_mount_group.is_empty() {
+            return Err(Error::MountGroup);
+        }
+        let filesystem = match mount.fs_type.as_str() {
+            "" => None,
+            name => Some(name.parse()?),
+        };
+        Ok(Self {
+            access_type: AccessType::Filesystem,
+            access_mode,
+            filesystem,
+            mount_flags: MountFlags(mount.mount_flags),
+        })
+    }
+}
+
+fn access_mode(mode: Option<proto::AccessMode>) -> Result<AccessMode, Error> {
+    use proto::access_mode::Mode;
+
+    let number = mode.map_or(0, |mode| mode.mode);
+    let unsupported = |mode: String| Err(Error::AccessMode { mode });
+    match Mode::try_from(number) {
+        Ok(Mode::Unknown) => Err(Error::Missing {
+            part: "access mode",
+        }),
+        Ok(Mode::SingleNodeWriter) => Ok(AccessMode::SingleNodeWriter),
+        Ok(Mode::SingleNodeReaderOnly) => Ok(AccessMode::SingleNodeReaderOnly),
+        Ok(
+            mode @ (Mode::MultiNodeReaderOnly
+            | Mode::MultiNodeSingleWriter
+            | Mode::MultiNodeMultiWriter
+            | Mode::SingleNodeSingleWriter
+            | Mode::SingleNodeMultiWriter),
+        ) => unsupported(mode.as_str_name().to_owned()),
+        Err(_) => unsupported(number.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::access_mode::Mode;
+
+    use super::*;
+
+    fn mount(fs_type: &str, flags: &[&str], group: &str, mode: i32) -> VolumeCapability {
+        VolumeCapability {
+            access_type: Some(proto::AccessType::Mount(proto::MountVolume {
+                fs_type: fs_type.to_owned(),
+                mount_flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
+                volume_mount_group: group.to_owned(),
+            })),
+            access_mode: Some(proto::AccessMode { mode }),
+        }
+    }
+
+    const WRITER: i32 = Mode::SingleNodeWriter as i32;
+
+    #[test]
+    fn vcp_01_fld_15_a_capability_without_type_or_mode_is_malformed() {
+        let no_type = VolumeCapability {
+            access_type: None,
+            ..mount("", &[], "", WRITER)
+        };
+        let no_mode = VolumeCapability {
+            access_mode: None,
+            ..mount("", &[], "", WRITER)
+        };
+        for bad in [no_type, no_mode, mount("", &[], "", 0)] {
+            assert!(Capability::try_from(bad).unwrap_err().is_malformed());
+        }
+    }
+
+    #[test]
+    fn gen_05_modes_that_span_nodes_or_are_not_announced_are_unsupported() {
+        for mode in 3..=7 {
+            let error = Capability::try_from(mount("", &[], "", mode)).unwrap_err();
+            assert!(
+                !error.is_malformed() && error.to_string().contains("_NODE_"),
+                "{error}"
+            );
+        }
+        let error = Capability::try_from(mount("", &[], "", 99)).unwrap_err();
+        assert!(error.to_string().contains("99"), "{error}");
+    }
+
+    #[test]
+    fn vcp_12_an_empty_filesystem_is_ours_to_choose_and_an_unknown_one_is_refused() {
+        let read = |fs_type| Capability::try_from(mount(fs_type, &[], "", WRITER));
+        assert_eq!(read("").unwrap().filesystem, None);
+        assert_eq!(read("xfs").unwrap().filesystem, Some(FilesystemType::Xfs));
+        assert!(!read("nosuchfs").unwrap_err().is_malformed());
+    }
+
+    #[test]
+    fn vcp_11_a_mount_group_is_refused() {
+        let error = Capability::try_from(mount("", &[], "3001", WRITER)).unwrap_err();
+        assert_eq!(error, Error::MountGroup);
+    }
+
+    #[test]
+    fn fld_05_mount_flags_have_4096_bytes_together() {
+        let half = "x".repeat(2048);
+        let fits = mount("", &[&half, &half], "", WRITER);
+        assert!(Capability::try_from(fits).is_ok());
+        let too_long = mount("", &[&half, &half, "x"], "", WRITER);
+        let error = Capability::try_from(too_long).unwrap_err();
+        assert_eq!(error, Error::MountFlagsTooLong);
+    }
+
+    #[test]
+    fn sec_05_mount_flags_are_not_shown() {
+        let capability = Capability::try_from(mount("", &["MARKER"], "", WRITER)).unwrap();
+        assert!(!format!("{capability:?}").contains("MARKER"));
+    }
+}

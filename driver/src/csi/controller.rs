@@ -1,0 +1,93 @@
+//! CSI Controller: parse, call, render.
+
+use std::sync::Arc;
+
+use cistern_crds::names;
+use cistern_proto::csi::v1;
+use tonic::{Request, Response, Status};
+
+use super::{render, request};
+use crate::{
+    server::{Subject, about},
+    volumes::{Capacity, NewVolume, Volumes},
+};
+
+/// Answers for the volumes of the cluster.
+#[derive(Clone, Debug)]
+pub struct Controller {
+    volumes: Arc<Volumes>,
+}
+
+impl Controller {
+    /// Over these volumes.
+    pub fn new(volumes: Arc<Volumes>) -> Self {
+        Self { volumes }
+    }
+}
+
+#[tonic::async_trait]
+impl v1::controller_server::Controller for Controller {
+    async fn create_volume(
+        &self,
+        request: Request<v1::CreateVolumeRequest>,
+    ) -> Result<Response<v1::CreateVolumeResponse>, Status> {
+        let deadline = request::deadline(request.metadata());
+        about_volume(&names::volume_name(&request.get_ref().name));
+        let wanted = NewVolume::try_from(request.into_inner())?;
+        let volume = self.volumes.ensure(&wanted, deadline).await?;
+        about(Subject {
+            pool: Some(&volume.spec.pool_name),
+            node: Some(&volume.spec.node_name),
+            ..Subject::default()
+        });
+        Ok(Response::new(render::created(&volume)))
+    }
+
+    async fn delete_volume(
+        &self,
+        request: Request<v1::DeleteVolumeRequest>,
+    ) -> Result<Response<v1::DeleteVolumeResponse>, Status> {
+        let deadline = request::deadline(request.metadata());
+        let id = request::delete_volume(request.into_inner())?;
+        about_volume(&id);
+        self.volumes.delete(&id, deadline).await?;
+        Ok(Response::new(v1::DeleteVolumeResponse {}))
+    }
+
+    async fn validate_volume_capabilities(
+        &self,
+        request: Request<v1::ValidateVolumeCapabilitiesRequest>,
+    ) -> Result<Response<v1::ValidateVolumeCapabilitiesResponse>, Status> {
+        let request = request.into_inner();
+        about_volume(&request.volume_id);
+        let asked = request::ValidateVolumeCapabilities::try_from(request.clone())?;
+        let volume = self.volumes.get(&asked.volume_id).await?;
+        let contradiction = asked.contradiction(&volume);
+        Ok(Response::new(render::validated(request, contradiction)))
+    }
+
+    async fn get_capacity(
+        &self,
+        request: Request<v1::GetCapacityRequest>,
+    ) -> Result<Response<v1::GetCapacityResponse>, Status> {
+        let capacity = match request::get_capacity(request.into_inner())? {
+            Some(query) => self.volumes.capacity(&query)?,
+            None => Capacity::default(),
+        };
+        Ok(Response::new(render::capacity(capacity)))
+    }
+
+    async fn controller_get_capabilities(
+        &self,
+        _: Request<v1::ControllerGetCapabilitiesRequest>,
+    ) -> Result<Response<v1::ControllerGetCapabilitiesResponse>, Status> {
+        Ok(Response::new(render::capabilities()))
+    }
+}
+
+fn about_volume(id: &str) {
+    about(Subject {
+        volume: Some(id),
+        ..Subject::default()
+    });
+}

@@ -1,0 +1,199 @@
+//! The size of a new volume from the range that was asked for.
+
+use cistern_crds::{AccessType, Bytes, FilesystemType, size::GIB};
+use cistern_proto::csi::v1;
+
+use crate::volumes::SizeRange;
+
+/// Size of a volume for which nobody asked a size (CV-31).
+pub const DEFAULT_SIZE: Bytes = Bytes(GIB);
+
+/// Why there is no size to be had from a range.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// CV-11, FLD-11.
+    #[error("{field} is {value}: a size is not negative")]
+    Negative {
+        /// Which of the two.
+        field: &'static str,
+        /// What was sent.
+        value: i64,
+    },
+    /// CV-24; an illegal value rather than a size that we cannot make (GAP-11).
+    #[error("required_bytes {required} is more than limit_bytes {limit}")]
+    Empty {
+        /// Lower end.
+        required: Bytes,
+        /// Upper end.
+        limit: Bytes,
+    },
+    /// CV-09, CV-10: the smallest size that serves the request is beyond its limit.
+    #[error("no size from {required} to {limit} can be made: the next that can is {next} ({why})")]
+    Unsatisfiable {
+        /// Lower end.
+        required: Bytes,
+        /// Upper end.
+        limit: Bytes,
+        /// The smallest size that we could make.
+        next: Bytes,
+        /// What makes it the smallest.
+        why: String,
+    },
+    /// CV-10: more than the protocol can say back.
+    #[error("{required} is larger than any volume can be")]
+    TooLarge {
+        /// Lower end.
+        required: Bytes,
+    },
+}
+
+/// Reads a range and chooses the size of a new volume in it (CV-08 to CV-11, CV-24, CV-25).
+///
+/// Sizes are whole mebibytes, and not below what the filesystem needs: both are met by rounding up
+/// as far as the limit allows.
+pub fn parse(
+    range: Option<v1::CapacityRange>,
+    access_type: AccessType,
+    filesystem: Option<FilesystemType>,
+) -> Result<SizeRange, Error> {
+    let (required, limit) = bounds(range)?;
+    let (minimum, why) = minimum(access_type, filesystem);
+    let ceiling = limit.unwrap_or(Bytes(u64::MAX));
+    let asked = if required == Bytes::ZERO {
+        DEFAULT_SIZE.min(ceiling).round_down_to_mib()
+    } else {
+        required
+    };
+    let next = asked
+        .round_up_to_mib()
+        .filter(|size| i64::try_from(size.0).is_ok())
+        .ok_or(Error::TooLarge { required })?
+        .max(minimum);
+    if next > ceiling {
+        return Err(Error::Unsatisfiable {
+            required,
+            limit: ceiling,
+            next,
+            why,
+        });
+    }
+    Ok(SizeRange {
+        required,
+        limit,
+        chosen: next,
+    })
+}
+
+/// Zero means not given (FLD-08), also when both are zero (GAP-12).
+fn bounds(range: Option<v1::CapacityRange>) -> Result<(Bytes, Option<Bytes>), Error> {
+    let range = range.unwrap_or_default();
+    let bytes = |field, value: i64| {
+        u64::try_from(value)
+            .map(Bytes)
+            .map_err(|_| Error::Negative { field, value })
+    };
+    let required = bytes("required_bytes", range.required_bytes)?;
+    let limit = Some(bytes("limit_bytes", range.limit_bytes)?).filter(|&l| l != Bytes::ZERO);
+    match limit {
+        Some(limit) if required > limit => Err(Error::Empty { required, limit }),
+        _ => Ok((required, limit)),
+    }
+}
+
+fn minimum(access_type: AccessType, filesystem: Option<FilesystemType>) -> (Bytes, String) {
+    match (access_type, filesystem) {
+        (AccessType::Filesystem, Some(filesystem)) => (
+            filesystem.minimum_size(),
+            format!(
+                "sizes are whole MiB, and {filesystem} needs {}",
+                filesystem.minimum_size()
+            ),
+        ),
+        (AccessType::Filesystem, None) | (AccessType::Block, _) => {
+            (Bytes::mib(1), "sizes are whole MiB".to_owned())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MIB: i64 = 1 << 20;
+
+    fn size(required: i64, limit: i64, filesystem: FilesystemType) -> Result<u64, Error> {
+        let range = v1::CapacityRange {
+            required_bytes: required,
+            limit_bytes: limit,
+        };
+        parse(Some(range), AccessType::Filesystem, Some(filesystem)).map(|size| size.chosen.0)
+    }
+
+    #[test]
+    fn cv_08_cv_31_a_size_is_chosen_within_the_range() {
+        let mib = |count: u64| Ok(count << 20);
+        for (required, limit, filesystem, expected) in [
+            (0, 0, FilesystemType::Ext4, mib(1024)),
+            (10 * MIB, 0, FilesystemType::Ext4, mib(16)),
+            (17 * MIB, 0, FilesystemType::Ext4, mib(17)),
+            (17 * MIB + 1, 0, FilesystemType::Ext4, mib(18)),
+            (17 * MIB + 1, 18 * MIB, FilesystemType::Ext4, mib(18)),
+            (0, 20 * MIB + 5, FilesystemType::Ext4, mib(20)),
+            (0, 2 << 30, FilesystemType::Ext4, mib(1024)),
+            (MIB, 300 * MIB, FilesystemType::Xfs, mib(300)),
+            (301 * MIB, 301 * MIB, FilesystemType::Xfs, mib(301)),
+        ] {
+            assert_eq!(
+                size(required, limit, filesystem),
+                expected,
+                "{required}..{limit}"
+            );
+        }
+        let default = parse(None, AccessType::Filesystem, Some(FilesystemType::Ext4)).unwrap();
+        assert_eq!(default.chosen, DEFAULT_SIZE);
+    }
+
+    #[test]
+    fn cv_10_a_range_without_a_possible_size_says_the_next_possible() {
+        for (required, limit, filesystem, next) in [
+            (17 * MIB + 1, 18 * MIB - 1, FilesystemType::Ext4, "18Mi"),
+            (0, 8 * MIB, FilesystemType::Ext4, "16Mi"),
+            (MIB, 299 * MIB, FilesystemType::Xfs, "300Mi"),
+        ] {
+            let error = size(required, limit, filesystem).unwrap_err();
+            assert!(matches!(error, Error::Unsatisfiable { .. }));
+            assert!(
+                error.to_string().contains(&format!("that can is {next}")),
+                "{error}"
+            );
+        }
+        let error = size(i64::MAX, 0, FilesystemType::Ext4).unwrap_err();
+        assert!(matches!(error, Error::TooLarge { .. }));
+    }
+
+    #[test]
+    fn cv_11_cv_24_negative_and_reversed_ranges_are_illegal() {
+        for (required, limit) in [(-1, 0), (0, -1), (i64::MIN, 0)] {
+            let error = size(required, limit, FilesystemType::Ext4).unwrap_err();
+            assert!(matches!(error, Error::Negative { .. }), "{error}");
+        }
+        let error = size(2 * MIB, MIB, FilesystemType::Ext4).unwrap_err();
+        assert!(matches!(error, Error::Empty { .. }));
+    }
+
+    proptest! {
+        #[test]
+        fn cv_08_whatever_is_chosen_lies_in_the_range_and_is_whole_mebibytes(
+            required in 0..=i64::MAX, extra in 0..=(1_i64 << 40), limited: bool,
+        ) {
+            let limit = if limited { required.saturating_add(extra) } else { 0 };
+            if let Ok(size) = size(required, limit, FilesystemType::Xfs) {
+                prop_assert!(size.is_multiple_of(1 << 20) && size >= 300 << 20);
+                prop_assert!(i128::from(size) >= i128::from(required));
+                prop_assert!(limit == 0 || i128::from(size) <= i128::from(limit));
+            }
+        }
+    }
+}

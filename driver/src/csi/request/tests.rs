@@ -1,0 +1,419 @@
+use cistern_crds::{Bytes, Provisioning, names, parameters::FSTYPE};
+use proptest::prelude::*;
+use v1::volume_capability::{
+    AccessMode as ProtoMode, AccessType as ProtoType, BlockVolume, MountVolume, access_mode::Mode,
+};
+
+use super::*;
+
+fn mount(fs_type: &str, mode: Mode) -> v1::VolumeCapability {
+    v1::VolumeCapability {
+        access_type: Some(ProtoType::Mount(MountVolume {
+            fs_type: fs_type.to_owned(),
+            ..MountVolume::default()
+        })),
+        access_mode: Some(ProtoMode { mode: mode.into() }),
+    }
+}
+
+fn block() -> v1::VolumeCapability {
+    v1::VolumeCapability {
+        access_type: Some(ProtoType::Block(BlockVolume {})),
+        ..mount("", Mode::SingleNodeWriter)
+    }
+}
+
+fn pairs(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs
+        .iter()
+        .map(|&(key, value)| (key.to_owned(), value.to_owned()))
+        .collect()
+}
+
+fn request() -> v1::CreateVolumeRequest {
+    v1::CreateVolumeRequest {
+        name: "pvc-1".to_owned(),
+        volume_capabilities: vec![mount("", Mode::SingleNodeWriter)],
+        parameters: pairs(&[("pool", "fast")]),
+        ..v1::CreateVolumeRequest::default()
+    }
+}
+
+fn read(change: impl FnOnce(&mut v1::CreateVolumeRequest)) -> Result<NewVolume, Error> {
+    let mut request = request();
+    change(&mut request);
+    NewVolume::try_from(request)
+}
+
+#[test]
+fn a_plain_request_becomes_a_volume_with_our_defaults() {
+    let wanted = read(|_| {}).unwrap();
+    assert_eq!(wanted.name, "pvc-1");
+    assert_eq!(
+        (wanted.pool.as_str(), wanted.provisioning),
+        ("fast", Provisioning::Thin)
+    );
+    assert_eq!(wanted.filesystem, Some(FilesystemType::Ext4));
+    assert_eq!(wanted.access_modes, [AccessMode::SingleNodeWriter]);
+    assert_eq!(wanted.size.chosen, Bytes::gib(1));
+    assert_eq!(wanted.claim, None);
+}
+
+#[test]
+fn cv_02_cv_03_gen_04_what_is_missing_is_named() {
+    for (field, error) in [
+        ("name", read(|r| r.name.clear())),
+        (
+            "volume_capabilities",
+            read(|r| r.volume_capabilities.clear()),
+        ),
+        // Missing goes before wrong.
+        (
+            "name",
+            read(|r| {
+                r.name.clear();
+                r.volume_capabilities = vec![block()];
+            }),
+        ),
+        (
+            "volume_capabilities",
+            read(|r| {
+                r.volume_capabilities.clear();
+                r.parameters = pairs(&[("bogus", "x")]);
+            }),
+        ),
+    ] {
+        assert_eq!(error, Err(Error::Missing { field }));
+    }
+    let id = delete_volume(v1::DeleteVolumeRequest::default());
+    assert_eq!(id, Err(Error::Missing { field: "volume_id" }), "DV-02");
+}
+
+#[test]
+fn fld_12_names_are_any_unicode_but_most_control_characters() {
+    let named = |name: &str| read(|r| r.name = name.to_owned());
+    for good in [
+        "a/b",
+        "..",
+        "with space",
+        "🦀",
+        "tab\t",
+        "line\n",
+        "return\r",
+        &"x".repeat(128),
+    ] {
+        assert_eq!(named(good).unwrap().name, good);
+    }
+    for (bad, code) in [
+        ('\0', 0),
+        ('\u{7}', 7),
+        ('\u{b}', 0xb),
+        ('\u{1f}', 0x1f),
+        ('\u{7f}', 0x7f),
+        ('\u{85}', 0x85),
+    ] {
+        assert_eq!(
+            named(&format!("a{bad}b")),
+            Err(Error::ControlCharacter { code })
+        );
+    }
+}
+
+#[test]
+fn fld_14_overlong_strings_and_maps_are_refused_and_the_limit_itself_is_not() {
+    assert_eq!(
+        read(|r| r.name = "ü".repeat(65)),
+        Err(Error::TooLong {
+            field: "name",
+            limit: 128
+        }),
+        "bytes, not characters"
+    );
+    let id = |length: usize| {
+        delete_volume(v1::DeleteVolumeRequest {
+            volume_id: "x".repeat(length),
+            ..v1::DeleteVolumeRequest::default()
+        })
+    };
+    assert!(id(128).is_ok());
+    assert!(id(129).is_err());
+    let filled = |length: usize| {
+        read(|r| {
+            let key = "csi.storage.k8s.io/x";
+            let left = length - "pool".len() - "fast".len() - key.len();
+            r.parameters.insert(key.to_owned(), "v".repeat(left));
+        })
+    };
+    assert!(filled(4096).is_ok());
+    assert_eq!(
+        filled(4097),
+        Err(Error::TooLong {
+            field: "parameters",
+            limit: 4096
+        })
+    );
+}
+
+#[test]
+fn cv_04_one_bad_capability_refuses_all_and_two_filesystems_contradict() {
+    assert!(matches!(
+        read(|r| r
+            .volume_capabilities
+            .push(mount("", Mode::MultiNodeMultiWriter))),
+        Err(Error::Capability(_))
+    ));
+    assert!(matches!(
+        read(|r| r.volume_capabilities.push(block())),
+        Err(Error::Capability(capability::Error::Block))
+    ));
+    assert!(matches!(
+        read(|r| r.volume_capabilities = vec![
+            mount("xfs", Mode::SingleNodeWriter),
+            mount("ext4", Mode::SingleNodeWriter),
+        ]),
+        Err(Error::Contradiction { .. })
+    ));
+    assert!(matches!(
+        read(|r| {
+            r.volume_capabilities = vec![mount("ext4", Mode::SingleNodeWriter)];
+            r.parameters.insert(FSTYPE.to_owned(), "xfs".to_owned());
+        }),
+        Err(Error::Contradiction { .. })
+    ));
+}
+
+#[test]
+fn cv_05_several_ways_to_use_a_volume_are_kept_in_order_and_each_once() {
+    let wanted = read(|r| {
+        r.volume_capabilities = vec![
+            mount("xfs", Mode::SingleNodeReaderOnly),
+            mount("", Mode::SingleNodeWriter),
+            mount("xfs", Mode::SingleNodeWriter),
+        ];
+    })
+    .unwrap();
+    assert_eq!(
+        wanted.access_modes,
+        [
+            AccessMode::SingleNodeWriter,
+            AccessMode::SingleNodeReaderOnly
+        ]
+    );
+    assert_eq!(wanted.filesystem, Some(FilesystemType::Xfs));
+}
+
+#[test]
+fn the_filesystem_of_the_class_counts_where_the_capability_leaves_it_open() {
+    let wanted = read(|r| drop(r.parameters.insert(FSTYPE.to_owned(), "xfs".to_owned()))).unwrap();
+    assert_eq!(wanted.filesystem, Some(FilesystemType::Xfs));
+    assert_eq!(wanted.size.chosen, Bytes::gib(1));
+}
+
+#[test]
+fn vcs_04_cv_27_what_is_not_announced_is_refused() {
+    let source = read(|r| r.volume_content_source = Some(v1::VolumeContentSource::default()));
+    assert_eq!(
+        source,
+        Err(Error::Unsupported {
+            field: "volume_content_source"
+        })
+    );
+    let mutable = read(|r| r.mutable_parameters = pairs(&[("XXX_FakeKey", "x")]));
+    assert_eq!(
+        mutable,
+        Err(Error::Unsupported {
+            field: "mutable_parameters"
+        })
+    );
+}
+
+#[test]
+fn k8s_01_the_claim_is_read_from_the_provisioners_keys_and_only_a_legal_name_counts() {
+    let named = |namespace: &str, name: &str| {
+        read(|r| {
+            r.parameters.extend(pairs(&[
+                ("csi.storage.k8s.io/pvc/namespace", namespace),
+                ("csi.storage.k8s.io/pvc/name", name),
+                ("csi.storage.k8s.io/pv/name", "pvc-1"),
+            ]));
+        })
+    };
+    let claim = named("default", "data.web-0").unwrap().claim.unwrap();
+    assert_eq!(
+        (claim.namespace.as_str(), claim.name.as_str()),
+        ("default", "data.web-0")
+    );
+    for (namespace, name) in [
+        ("", "x"),
+        ("a/b", "x"),
+        ("x", "../../nodes"),
+        ("x", "A"),
+        ("x", "a-"),
+    ] {
+        assert_eq!(
+            named(namespace, name).unwrap().claim,
+            None,
+            "{namespace}/{name}"
+        );
+    }
+}
+
+fn validate(
+    change: impl FnOnce(&mut v1::ValidateVolumeCapabilitiesRequest),
+) -> Result<Option<String>, Error> {
+    let mut request = v1::ValidateVolumeCapabilitiesRequest {
+        volume_id: "pvc-1".to_owned(),
+        volume_capabilities: vec![mount("", Mode::SingleNodeWriter)],
+        ..v1::ValidateVolumeCapabilitiesRequest::default()
+    };
+    change(&mut request);
+    let volume = read(|_| {}).unwrap().on_node("n1");
+    Ok(ValidateVolumeCapabilities::try_from(request)?.contradiction(&volume))
+}
+
+#[test]
+fn vvc_02_vvc_03_vcp_01_a_malformed_question_is_an_error() {
+    assert!(validate(|r| r.volume_id.clear()).is_err());
+    assert!(validate(|r| r.volume_capabilities.clear()).is_err());
+    assert!(validate(|r| r.volume_capabilities[0].access_type = None).is_err());
+    assert!(validate(|r| r.volume_capabilities[0].access_mode = None).is_err());
+}
+
+#[test]
+fn vvc_05_vvc_09_vvc_10_what_the_volume_is_not_is_said_without_an_error() {
+    let confirmed: [fn(&mut v1::ValidateVolumeCapabilitiesRequest); 4] = [
+        |_| {},
+        |r| r.volume_capabilities = vec![mount("ext4", Mode::SingleNodeWriter)],
+        |r| r.parameters = pairs(&[("pool", "fast"), ("csi.storage.k8s.io/pvc/name", "x")]),
+        |r| r.volume_context = pairs(&[("storage.kubernetes.io/csiProvisionerIdentity", "x")]),
+    ];
+    for (row, change) in confirmed.into_iter().enumerate() {
+        assert_eq!(validate(change), Ok(None), "row {row}");
+    }
+    let denied: [fn(&mut v1::ValidateVolumeCapabilitiesRequest); 8] = [
+        |r| {
+            r.volume_capabilities
+                .push(mount("", Mode::MultiNodeMultiWriter));
+        },
+        |r| {
+            r.volume_capabilities
+                .push(mount("", Mode::SingleNodeReaderOnly));
+        },
+        |r| r.volume_capabilities = vec![block()],
+        |r| r.volume_capabilities = vec![mount("xfs", Mode::SingleNodeWriter)],
+        |r| r.parameters = pairs(&[("pool", "slow")]),
+        |r| r.parameters = pairs(&[("pool", "fast"), ("provisioning", "thick")]),
+        |r| r.parameters = pairs(&[("pool", "fast"), ("bogus", "x")]),
+        |r| r.mutable_parameters = pairs(&[("a", "b")]),
+    ];
+    for (row, change) in denied.into_iter().enumerate() {
+        assert!(validate(change).unwrap().is_some(), "row {row}");
+    }
+}
+
+#[test]
+fn gc_03_gc_04_gc_05_a_capacity_request_becomes_a_query() {
+    let ask = |request| get_capacity(request).unwrap();
+    assert_eq!(
+        ask(v1::GetCapacityRequest::default()),
+        Some(CapacityQuery::default())
+    );
+
+    // The provisioner sends the class's parameters as they stand, and its own keys.
+    let class = pairs(&[
+        ("pool", "fast"),
+        (FSTYPE, "xfs"),
+        ("csi.storage.k8s.io/x", "y"),
+    ]);
+    let query = ask(v1::GetCapacityRequest {
+        parameters: class.clone(),
+        accessible_topology: Some(v1::Topology {
+            segments: pairs(&[(names::TOPOLOGY_KEY, "n1")]),
+        }),
+        ..v1::GetCapacityRequest::default()
+    })
+    .unwrap();
+    assert_eq!(query.pool.as_deref(), Some("fast"));
+    assert_eq!(query.filesystem, Some(FilesystemType::Xfs));
+    assert_eq!(query.places, Some(vec!["n1".to_owned()]));
+
+    let foreign = ask(v1::GetCapacityRequest {
+        accessible_topology: Some(v1::Topology {
+            segments: pairs(&[("zone", "z")]),
+        }),
+        ..v1::GetCapacityRequest::default()
+    });
+    assert_eq!(foreign.unwrap().places, Some(vec![]));
+
+    let with = |capability| v1::GetCapacityRequest {
+        parameters: class.clone(),
+        volume_capabilities: vec![capability],
+        ..v1::GetCapacityRequest::default()
+    };
+    assert_eq!(ask(with(block())), None);
+    assert_eq!(
+        ask(with(mount("ext4", Mode::SingleNodeWriter))),
+        None,
+        "the class says xfs"
+    );
+    let default = v1::GetCapacityRequest {
+        volume_capabilities: vec![mount("", Mode::SingleNodeWriter)],
+        ..v1::GetCapacityRequest::default()
+    };
+    assert_eq!(ask(default).unwrap().filesystem, Some(FilesystemType::Ext4));
+}
+
+#[test]
+fn gen_05_a_capacity_request_with_illegal_values_is_refused() {
+    let bogus = v1::GetCapacityRequest {
+        parameters: pairs(&[("pool", "p"), ("bogus", "x")]),
+        ..v1::GetCapacityRequest::default()
+    };
+    assert!(get_capacity(bogus).is_err());
+    let malformed = v1::GetCapacityRequest {
+        accessible_topology: Some(v1::Topology {
+            segments: pairs(&[("Bad Key!", "z")]),
+        }),
+        ..v1::GetCapacityRequest::default()
+    };
+    assert!(get_capacity(malformed).is_err());
+    let no_type = v1::GetCapacityRequest {
+        volume_capabilities: vec![v1::VolumeCapability::default()],
+        ..v1::GetCapacityRequest::default()
+    };
+    assert!(get_capacity(no_type).is_err());
+}
+
+#[test]
+fn the_deadline_leaves_time_for_the_answer() {
+    let left = |header: Option<&str>| {
+        let mut metadata = MetadataMap::new();
+        if let Some(header) = header {
+            metadata.insert("grpc-timeout", header.parse().unwrap());
+        }
+        allowance(&metadata).as_millis()
+    };
+    for (header, millis) in [
+        (None, 48_000),
+        (Some("60S"), 58_000),
+        (Some("1M"), 58_000),
+        (Some("1000m"), 800),
+        (Some("59999999u"), 57_999),
+        (Some("0S"), 0),
+        (Some("99999999H"), 359_999_996_398_000),
+        (Some("123456789S"), 48_000),
+        (Some("soon"), 48_000),
+        (Some("S"), 48_000),
+    ] {
+        assert_eq!(left(header), millis, "{header:?}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn fld_12_no_name_makes_the_parser_panic_and_every_name_gets_a_legal_id(name in "\\PC{0,140}") {
+        if let Ok(wanted) = read(|r| r.name = name) {
+            prop_assert!(names::is_volume_id(&wanted.id()));
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Topology of requests: checked for syntax, and brought to the values of our one key.
+
+use std::collections::BTreeMap;
+
+use cistern_crds::names;
+use cistern_proto::csi::v1;
+
+use crate::volumes::Requirement;
+
+/// Most characters of a key's prefix, a key's name and a value (FLD-06).
+const MAX: usize = 63;
+
+/// What is wrong with a requirement. All of it is the caller's mistake (GAP-08).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// TOP-01.
+    #[error("a topology requirement has neither requisite nor preferred entries")]
+    EmptyRequirement,
+    /// A place without a segment is no place.
+    #[error("a topology has no segments")]
+    EmptyTopology,
+    /// TOP-09, TOP-10, TOP-16.
+    #[error("topology key {key:?} is malformed")]
+    Key {
+        /// As it was sent, cut short.
+        key: String,
+    },
+    /// TOP-13.
+    #[error("the value of topology key {key} is malformed")]
+    Value {
+        /// The key.
+        key: String,
+    },
+    /// TOP-12: keys are compared without regard to case.
+    #[error("topology key {key} stands twice")]
+    Duplicate {
+        /// The key.
+        key: String,
+    },
+    /// TOP-15.
+    #[error("a preferred topology is not among the requisite ones")]
+    PreferredOutside,
+}
+
+/// The segments of one place, keys in lower case.
+type Segments = BTreeMap<String, String>;
+
+/// Reads what a new volume's place must be. None: anywhere (TOP-24).
+pub fn parse(requirement: Option<v1::TopologyRequirement>) -> Result<Requirement, Error> {
+    let Some(requirement) = requirement else {
+        return Ok(Requirement::default());
+    };
+    let requisite = list(requirement.requisite)?;
+    let preferred = list(requirement.preferred)?;
+    if requisite.is_empty() && preferred.is_empty() {
+        return Err(Error::EmptyRequirement);
+    }
+    if !requisite.is_empty() && !preferred.iter().all(|place| requisite.contains(place)) {
+        return Err(Error::PreferredOutside);
+    }
+    Ok(Requirement {
+        requisite: (!requisite.is_empty()).then(|| values(requisite)),
+        preferred: values(preferred),
+    })
+}
+
+/// Reads one place; none where no node of ours can be, as it has segments that are not ours.
+pub fn parse_one(topology: v1::Topology) -> Result<Option<String>, Error> {
+    segments(topology).map(value)
+}
+
+fn list(topologies: Vec<v1::Topology>) -> Result<Vec<Segments>, Error> {
+    topologies.into_iter().map(segments).collect()
+}
+
+fn values(places: Vec<Segments>) -> Vec<String> {
+    places.into_iter().filter_map(value).collect()
+}
+
+/// The value of our key, if that is all there is: well-formed segments of others are not an error,
+/// but no node of ours is known to lie in them (TOP-16).
+fn value(mut segments: Segments) -> Option<String> {
+    let value = segments.remove(names::TOPOLOGY_KEY)?;
+    segments.is_empty().then_some(value)
+}
+
+fn segments(topology: v1::Topology) -> Result<Segments, Error> {
+    if topology.segments.is_empty() {
+        return Err(Error::EmptyTopology);
+    }
+    let mut segments = Segments::new();
+    for (key, value) in topology.segments {
+        if !is_key(&key) {
+            let key = key.chars().take(2 * MAX).collect();
+            return Err(Error::Key { key });
+        }
+        let key = key.to_ascii_lowercase();
+        if !is_word(&value) {
+            return Err(Error::Value { key });
+        }
+        if segments.insert(key.clone(), value).is_some() {
+            return Err(Error::Duplicate { key });
+        }
+    }
+    Ok(segments)
+}
+
+fn is_key(key: &str) -> bool {
+    match key.rsplit_once('/') {
+        Some((prefix, name)) => is_prefix(prefix) && is_word(name),
+        None => is_word(key),
+    }
+}
+
+/// Domain notation: lower-case labels between dots (TOP-10).
+fn is_prefix(prefix: &str) -> bool {
+    let inner = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-';
+    let label = |label: &str| {
+        !label.is_empty()
+            && label.bytes().all(inner)
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    prefix.len() <= MAX && prefix.split('.').all(label)
+}
+
+/// Alphanumeric ends, and inside also `-`, `_` and `.` (TOP-09, TOP-13).
+fn is_word(word: &str) -> bool {
+    let inner = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.');
+    let end = |c: Option<u8>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+    word.len() <= MAX
+        && word.bytes().all(inner)
+        && end(word.bytes().next())
+        && end(word.bytes().last())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn topology(pairs: &[(&str, &str)]) -> v1::Topology {
+        v1::Topology {
+            segments: pairs
+                .iter()
+                .map(|&(key, value)| (key.to_owned(), value.to_owned()))
+                .collect(),
+        }
+    }
+
+    fn node(name: &str) -> v1::Topology {
+        topology(&[(names::TOPOLOGY_KEY, name)])
+    }
+
+    fn read(
+        requisite: Vec<v1::Topology>,
+        preferred: Vec<v1::Topology>,
+    ) -> Result<Requirement, Error> {
+        parse(Some(v1::TopologyRequirement {
+            requisite,
+            preferred,
+        }))
+    }
+
+    #[test]
+    fn requisite_and_preferred_become_values_in_their_order() {
+        let read = read(vec![node("a"), node("b")], vec![node("b"), node("a")]).unwrap();
+        assert_eq!(read.requisite, Some(vec!["a".to_owned(), "b".to_owned()]));
+        assert_eq!(read.preferred, ["b", "a"]);
+        assert_eq!(parse(None), Ok(Requirement::default()));
+    }
+
+    #[test]
+    fn top_01_top_15_a_requirement_names_places_and_prefers_among_them() {
+        assert_eq!(read(vec![], vec![]), Err(Error::EmptyRequirement));
+        assert_eq!(
+            read(vec![node("a")], vec![node("b")]),
+            Err(Error::PreferredOutside)
+        );
+        assert!(read(vec![], vec![node("b")]).is_ok());
+    }
+
+    #[test]
+    fn top_16_a_foreign_but_legal_segment_is_a_place_where_we_are_not() {
+        for foreign in [
+            topology(&[("topology.kubernetes.io/zone", "z1")]),
+            topology(&[(names::TOPOLOGY_KEY, "a"), ("zone", "z1")]),
+        ] {
+            assert_eq!(parse_one(foreign.clone()), Ok(None));
+            assert_eq!(read(vec![foreign], vec![]).unwrap().requisite, Some(vec![]));
+        }
+    }
+
+    #[test]
+    fn top_12_keys_are_the_same_whatever_their_case() {
+        let upper = names::TOPOLOGY_KEY.replace("/node", "/NODE");
+        assert_eq!(
+            parse_one(topology(&[(&upper, "a")])),
+            Ok(Some("a".to_owned()))
+        );
+        let twice = topology(&[(&upper, "a"), (names::TOPOLOGY_KEY, "a")]);
+        assert!(matches!(parse_one(twice), Err(Error::Duplicate { .. })));
+    }
+
+    #[test]
+    fn top_09_top_10_top_13_keys_and_values_are_checked() {
+        let long = "x".repeat(64);
+        for bad in [
+            "Bad Key!", "", "/", "a/", "/a", "A.b/c", "-a/b", "a..b/c", "a/b/c", "_a", "a-", &long,
+        ] {
+            let error = parse_one(topology(&[(bad, "v")]));
+            assert!(
+                matches!(error, Err(Error::Key { .. })),
+                "{bad:?}: {error:?}"
+            );
+        }
+        for bad in ["", "a b", "-a", "a.", "ü", &long] {
+            let error = parse_one(topology(&[("k", bad)]));
+            assert!(
+                matches!(error, Err(Error::Value { .. })),
+                "{bad:?}: {error:?}"
+            );
+        }
+        assert_eq!(parse_one(topology(&[])), Err(Error::EmptyTopology));
+        assert!(parse_one(topology(&[("a-b.c/x_y.z", "1.2-3_4")])).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn no_topology_makes_the_parser_panic(key in "\\PC{0,140}", value in "\\PC{0,140}") {
+            let _ = parse_one(topology(&[(&key, &value)]));
+        }
+    }
+}

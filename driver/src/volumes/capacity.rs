@@ -1,0 +1,136 @@
+//! How much room there is for new volumes. Pure: from the nodes as they were last seen.
+
+use std::sync::Arc;
+
+use cistern_crds::{Bytes, FilesystemType, Provisioning, StorageNode, names};
+use kube::ResourceExt as _;
+
+use super::nodes::pool_on;
+
+/// Which room is meant.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CapacityQuery {
+    /// Of one pool, or of all together.
+    pub pool: Option<String>,
+    /// For volumes of this kind.
+    pub provisioning: Provisioning,
+    /// For volumes with this filesystem, where that is known.
+    pub filesystem: Option<FilesystemType>,
+    /// On the nodes with one of these topology values; none for all nodes.
+    pub places: Option<Vec<String>>,
+}
+
+/// Room for new volumes (GC-02, GC-06, GC-07).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capacity {
+    /// All together.
+    pub available: Bytes,
+    /// For the largest single volume.
+    pub maximum: Bytes,
+    /// The size of the smallest; none where it is not known.
+    pub minimum: Option<Bytes>,
+}
+
+/// Sums up the room that the agents publish. What takes no volume counts as nothing, so that the
+/// figure never invites a request that would be refused.
+pub(super) fn capacity(query: &CapacityQuery, nodes: &[Arc<StorageNode>]) -> Capacity {
+    let minimum = query.filesystem.map(FilesystemType::minimum_size);
+    let mut sum = Capacity {
+        minimum,
+        ..Capacity::default()
+    };
+    let counts = |place: &String| {
+        query
+            .places
+            .as_ref()
+            .is_none_or(|places| places.contains(place))
+    };
+    for node in nodes {
+        if !counts(&names::topology_value(&node.name_any())) {
+            continue;
+        }
+        let asked = |name: &&str| query.pool.as_ref().is_none_or(|pool| pool == name);
+        let declared = node.spec.pools.iter().map(|pool| pool.name.as_str());
+        for pool in declared
+            .filter(asked)
+            .filter_map(|name| pool_on(node, name).ok())
+        {
+            sum.available = sum.available.saturating_add(pool.room(query.provisioning));
+            sum.maximum = sum.maximum.max(pool.largest_volume(query.provisioning));
+        }
+    }
+    if minimum.is_some_and(|minimum| sum.maximum < minimum) {
+        sum.maximum = Bytes::ZERO;
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use cistern_crds::ConditionType;
+
+    use super::*;
+    use crate::volumes::nodes::tests::{node, set};
+
+    fn query(pool: Option<&str>, places: Option<&[&str]>) -> CapacityQuery {
+        CapacityQuery {
+            pool: pool.map(str::to_owned),
+            places: places.map(|places| places.iter().map(|&p| p.to_owned()).collect()),
+            ..CapacityQuery::default()
+        }
+    }
+
+    /// `a` with 3 GiB of room and `b` with 5 GiB, each with 10 GiB usable, and `c` not ready.
+    fn nodes() -> Vec<Arc<StorageNode>> {
+        let mut broken = node("c", Bytes::gib(50), Bytes::gib(50));
+        let pool = &mut broken.status.as_mut().unwrap().pools[0];
+        set(&mut pool.conditions, ConditionType::Ready, false);
+        let usable = Bytes::gib(10);
+        [
+            node("a", Bytes::gib(3), usable),
+            node("b", Bytes::gib(5), usable),
+            broken,
+        ]
+        .map(Arc::new)
+        .into()
+    }
+
+    #[test]
+    fn gc_04_gc_05_pool_and_place_narrow_the_figure() {
+        for (pool, places, available, maximum) in [
+            (None, None, 8, 5),
+            (Some("fast"), None, 8, 5),
+            (Some("fast"), Some(&["a"][..]), 3, 3),
+            (Some("slow"), None, 0, 0),
+            (Some("fast"), Some(&["nowhere"][..]), 0, 0),
+            (Some("fast"), Some(&["c"][..]), 0, 0),
+            (None, Some(&[][..]), 0, 0),
+        ] {
+            let found = capacity(&query(pool, places), &nodes());
+            assert_eq!(
+                (found.available, found.maximum),
+                (Bytes::gib(available), Bytes::gib(maximum)),
+                "{pool:?} in {places:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn gc_06_no_single_volume_is_larger_than_the_pool_and_none_smaller_than_its_filesystem() {
+        let overcommitted = [Arc::new(node("a", Bytes::gib(30), Bytes::gib(10)))];
+        let found = capacity(&query(None, None), &overcommitted);
+        assert_eq!(
+            (found.available, found.maximum),
+            (Bytes::gib(30), Bytes::gib(10))
+        );
+
+        let small = [Arc::new(node("a", Bytes::mib(299), Bytes::gib(10)))];
+        let mut xfs = query(None, None);
+        xfs.filesystem = Some(FilesystemType::Xfs);
+        let found = capacity(&xfs, &small);
+        assert_eq!(
+            (found.maximum, found.minimum),
+            (Bytes::ZERO, Some(Bytes::mib(300)))
+        );
+    }
+}

@@ -1,0 +1,253 @@
+//! The controller's view of the StorageNodes: which node can take a volume of a pool.
+//!
+//! *Invariant:* the view may be old. It only proposes; the agent of the node decides.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use cistern_crds::{ConditionStatus, ConditionType, NodePoolStatus, StorageNode, condition};
+use kube::{ResourceExt as _, runtime::watcher::Event};
+use tokio::sync::watch;
+
+/// Why a node takes no new volume of a pool.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Unfit {
+    /// Nobody asked the node to carry the pool, or it carries it no longer.
+    #[error("does not carry the pool")]
+    Absent,
+    /// Whatever the agent said last, nobody is there to make a volume.
+    #[error("its agent does not report: {message}")]
+    Silent {
+        /// What the operator sees of it.
+        message: String,
+    },
+    /// The pool cannot be used there now.
+    #[error("the pool is not ready there: {message}")]
+    NotReady {
+        /// What the agent says of it.
+        message: String,
+    },
+}
+
+/// The pool as the agent reports it, if the node can take new volumes of it.
+pub(super) fn pool_on<'a>(node: &'a StorageNode, pool: &str) -> Result<&'a NodePoolStatus, Unfit> {
+    let declared = node
+        .spec
+        .pools
+        .iter()
+        .find(|declared| declared.name == pool && !declared.retiring)
+        .ok_or(Unfit::Absent)?;
+    let status = node.status.as_ref();
+    let conditions = status.map_or(&[][..], |status| &status.conditions);
+    if let Some(reporting) = condition::find(conditions, ConditionType::AgentReporting)
+        && reporting.status == ConditionStatus::False.as_str()
+    {
+        let message = reporting.message.clone();
+        return Err(Unfit::Silent { message });
+    }
+    // A pool that was declared anew under an old name is not the one that the agent speaks of.
+    let reported = status
+        .and_then(|status| status.pools.iter().find(|p| p.uid == declared.uid))
+        .ok_or_else(|| Unfit::NotReady {
+            message: "the agent has not made it yet".to_owned(),
+        })?;
+    if reported.is_ready() {
+        return Ok(reported);
+    }
+    let message = condition::find(&reported.conditions, ConditionType::Ready)
+        .map_or_else(String::new, |ready| {
+            format!("{}: {}", ready.reason, ready.message)
+        });
+    Err(Unfit::NotReady { message })
+}
+
+/// Every StorageNode, as the watch last showed it.
+#[derive(Debug)]
+pub(super) struct Nodes {
+    known: RwLock<Option<Known>>,
+    changes: watch::Sender<()>,
+}
+
+type Known = BTreeMap<String, Arc<StorageNode>>;
+
+impl Nodes {
+    pub(super) fn new() -> Self {
+        Self {
+            known: RwLock::default(),
+            changes: watch::Sender::new(()),
+        }
+    }
+
+    /// All nodes; none before the first list has come.
+    pub(super) fn all(&self) -> Option<Vec<Arc<StorageNode>>> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known
+            .as_ref()
+            .map(|known| known.values().cloned().collect())
+    }
+
+    /// Why the node takes no new volume of the pool; none where it does.
+    pub(super) fn unfit(&self, node: &str, pool: &str) -> Option<Unfit> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        match known.as_ref()?.get(node) {
+            Some(node) => pool_on(node, pool).err(),
+            None => Some(Unfit::Absent),
+        }
+    }
+
+    /// Marked changed at every change from now on.
+    pub(super) fn subscribe(&self) -> watch::Receiver<()> {
+        self.changes.subscribe()
+    }
+
+    /// Takes one event of the watch in. `listing` holds a list that is not complete yet.
+    pub(super) fn see(&self, event: Event<StorageNode>, listing: &mut Known) {
+        match event {
+            Event::Init => listing.clear(),
+            Event::InitApply(node) => {
+                listing.insert(node.name_any(), Arc::new(node));
+            }
+            Event::InitDone => self.change(|known| *known = Some(std::mem::take(listing))),
+            Event::Apply(node) => self.change(|known| {
+                let known = known.get_or_insert_default();
+                known.insert(node.name_any(), Arc::new(node));
+            }),
+            Event::Delete(node) => self.change(|known| {
+                known.get_or_insert_default().remove(&node.name_any());
+            }),
+        }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Option<Known>)) {
+        change(&mut self.known.write().unwrap_or_else(PoisonError::into_inner));
+        self.changes.send_replace(());
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use chrono::DateTime;
+    use cistern_crds::{
+        Bytes, NodePool, PoolLimits, PoolSource, Reason, StorageNodeSpec, StorageNodeStatus,
+        condition::Finding, pool::ImageSource,
+    };
+
+    use super::*;
+
+    /// A node that carries pool `fast` with this much room and this much usable space.
+    pub(crate) fn node(name: &str, room: Bytes, usable: Bytes) -> StorageNode {
+        let mut node = StorageNode::new(name, StorageNodeSpec::default());
+        node.spec.pools.push(NodePool {
+            name: "fast".to_owned(),
+            uid: "uid-fast".to_owned(),
+            source: PoolSource {
+                image: Some(ImageSource {
+                    size: Bytes::gib(100),
+                }),
+                device: None,
+            },
+            overcommit_percent: 100,
+            reserved_percent: 5,
+            limits: PoolLimits::default(),
+            retiring: false,
+        });
+        let mut pool = NodePoolStatus {
+            name: "fast".to_owned(),
+            uid: "uid-fast".to_owned(),
+            usable,
+            thin_room: room,
+            thick_room: room,
+            ..NodePoolStatus::default()
+        };
+        set(&mut pool.conditions, ConditionType::Ready, true);
+        node.status = Some(StorageNodeStatus {
+            pools: vec![pool],
+            conditions: vec![],
+        });
+        node
+    }
+
+    pub(crate) fn set(
+        conditions: &mut Vec<cistern_crds::Condition>,
+        kind: ConditionType,
+        status: bool,
+    ) {
+        let finding = Finding::new(kind, status, Reason::AsDesired, "as the test says");
+        condition::set(conditions, &finding, None, DateTime::default());
+    }
+
+    fn status(node: &mut StorageNode) -> &mut StorageNodeStatus {
+        node.status.as_mut().unwrap()
+    }
+
+    #[test]
+    fn a_node_is_fit_only_while_its_agent_reports_the_same_pool_as_ready() {
+        let fit = node("n1", Bytes::gib(1), Bytes::gib(1));
+        assert!(pool_on(&fit, "fast").is_ok());
+        assert_eq!(pool_on(&fit, "slow"), Err(Unfit::Absent));
+
+        let mut retiring = fit.clone();
+        retiring.spec.pools[0].retiring = true;
+        assert_eq!(pool_on(&retiring, "fast"), Err(Unfit::Absent));
+
+        let mut silent = fit.clone();
+        set(
+            &mut status(&mut silent).conditions,
+            ConditionType::AgentReporting,
+            false,
+        );
+        assert!(matches!(
+            pool_on(&silent, "fast"),
+            Err(Unfit::Silent { .. })
+        ));
+
+        let mut broken = fit.clone();
+        set(
+            &mut status(&mut broken).pools[0].conditions,
+            ConditionType::Ready,
+            false,
+        );
+        assert!(matches!(
+            pool_on(&broken, "fast"),
+            Err(Unfit::NotReady { .. })
+        ));
+
+        let mut anew = fit.clone();
+        anew.spec.pools[0].uid = "another".to_owned();
+        assert!(matches!(
+            pool_on(&anew, "fast"),
+            Err(Unfit::NotReady { .. })
+        ));
+
+        let mut fresh = fit;
+        fresh.status = None;
+        assert!(matches!(
+            pool_on(&fresh, "fast"),
+            Err(Unfit::NotReady { .. })
+        ));
+    }
+
+    #[test]
+    fn r04_a_list_replaces_what_was_known_at_once_and_only_when_it_is_complete() {
+        let nodes = Nodes::new();
+        let named = |name| node(name, Bytes::ZERO, Bytes::ZERO);
+        let known = || -> Option<Vec<String>> {
+            Some(nodes.all()?.iter().map(|node| node.name_any()).collect())
+        };
+        let mut listing = Known::new();
+        nodes.see(Event::Init, &mut listing);
+        nodes.see(Event::InitApply(named("a")), &mut listing);
+        assert_eq!(known(), None);
+        nodes.see(Event::InitDone, &mut listing);
+        nodes.see(Event::Apply(named("b")), &mut listing);
+        assert_eq!(known().unwrap(), ["a", "b"]);
+        nodes.see(Event::Delete(named("a")), &mut listing);
+        assert_eq!(known().unwrap(), ["b"]);
+        for event in [Event::Init, Event::InitApply(named("c")), Event::InitDone] {
+            nodes.see(event, &mut listing);
+        }
+        assert_eq!(known().unwrap(), ["c"]);
+    }
+}

@@ -1,0 +1,195 @@
+//! Which node a new volume goes to. Pure: from a request and the nodes as they were last seen.
+
+use std::sync::Arc;
+
+use cistern_crds::{Bytes, NodePoolStatus, Reason, StorageNode, names};
+use kube::ResourceExt as _;
+
+use super::{
+    nodes::{Unfit, pool_on},
+    request::NewVolume,
+};
+
+/// Most nodes that an error names.
+const NAMED: usize = 4;
+
+/// A node for the volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Choice {
+    /// Its name.
+    pub node: String,
+    /// Why the place that the request asks for first is not it; none where it is.
+    pub passed_over: Option<String>,
+}
+
+/// A node that would not take the volume when it was asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Refusal {
+    /// Its name.
+    pub node: String,
+    /// Why, for programs; none where the agent did not answer.
+    pub reason: Option<Reason>,
+    /// Why, for people.
+    pub message: String,
+}
+
+/// Why no node can take the volume.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// Not now: something may be deleted, grow, come back or be declared.
+    #[error("no node can take a volume of {size} from pool {pool}: {why}")]
+    NoRoom {
+        /// The pool.
+        pool: String,
+        /// What was asked for.
+        size: Bytes,
+        /// Node by node.
+        why: String,
+    },
+    /// Not even if the pool were empty (CV-10, GC-06).
+    #[error(
+        "{size} is more than pool {pool} can hold on any node: the largest volume is {largest}"
+    )]
+    TooLarge {
+        /// The pool.
+        pool: String,
+        /// What was asked for.
+        size: Bytes,
+        /// What the largest node could hold.
+        largest: Bytes,
+    },
+}
+
+/// Chooses the first node in the order of the request that has room and has not refused.
+///
+/// The order is that of `preferred` and then of `requisite`; without any, the node with the most
+/// room comes first (TOP-06, TOP-21, TOP-23, TOP-24). Places without a node that carries the pool
+/// are passed over: the caller lists them from Node labels, which outlive the pool.
+pub(super) fn choose(
+    wanted: &NewVolume,
+    nodes: &[Arc<StorageNode>],
+    refusals: &[Refusal],
+) -> Result<Choice, Error> {
+    let candidates = in_order(wanted, nodes);
+    let fits = |candidate: &Candidate<'_>| misfit(wanted, candidate, refusals).is_none();
+    let Some(chosen) = candidates.iter().find(|candidate| fits(candidate)) else {
+        return Err(verdict(wanted, &candidates, refusals));
+    };
+    let first = wanted.requirement.preferred.first();
+    let passed_over = first
+        .filter(|&first| *first != names::topology_value(&chosen.name))
+        .map(|first| {
+            let found = candidates
+                .iter()
+                .find(|c| names::topology_value(&c.name) == *first);
+            let why = found.and_then(|candidate| misfit(wanted, candidate, refusals));
+            format!(
+                "{first} {}",
+                why.unwrap_or_else(|| Unfit::Absent.to_string())
+            )
+        });
+    Ok(Choice {
+        node: chosen.name.clone(),
+        passed_over,
+    })
+}
+
+/// A node that the request allows, and what the pool looks like there.
+struct Candidate<'a> {
+    name: String,
+    pool: Result<&'a NodePoolStatus, Unfit>,
+}
+
+fn in_order<'a>(wanted: &NewVolume, nodes: &'a [Arc<StorageNode>]) -> Vec<Candidate<'a>> {
+    let requirement = &wanted.requirement;
+    let mut candidates: Vec<Candidate<'_>> = nodes
+        .iter()
+        .map(|node| Candidate {
+            name: node.name_any(),
+            pool: pool_on(node, &wanted.pool),
+        })
+        .filter(|candidate| requirement.allows(&candidate.name))
+        .collect();
+    let order: Vec<&String> = requirement
+        .preferred
+        .iter()
+        .chain(requirement.requisite.iter().flatten())
+        .collect();
+    candidates.sort_by_cached_key(|candidate| {
+        let value = names::topology_value(&candidate.name);
+        let position = order.iter().position(|place| **place == value);
+        let room = candidate
+            .pool
+            .as_ref()
+            .map_or(Bytes::ZERO, |pool| pool.room(wanted.provisioning));
+        (
+            position.unwrap_or(usize::MAX),
+            std::cmp::Reverse(room),
+            candidate.name.clone(),
+        )
+    });
+    candidates
+}
+
+/// Why the volume cannot go there, said of the node; none where it can.
+fn misfit(wanted: &NewVolume, candidate: &Candidate<'_>, refusals: &[Refusal]) -> Option<String> {
+    if let Some(refusal) = refusals
+        .iter()
+        .find(|refusal| refusal.node == candidate.name)
+    {
+        return Some(format!("refused: {}", refusal.message));
+    }
+    match &candidate.pool {
+        Err(unfit) => Some(unfit.to_string()),
+        Ok(pool) => {
+            let largest = pool.largest_volume(wanted.provisioning);
+            (largest < wanted.size.chosen).then(|| format!("has room for {largest}"))
+        }
+    }
+}
+
+/// Too large only if every node that carries the pool says so: one that is silent or not ready may
+/// hold more than anybody knows.
+fn verdict(wanted: &NewVolume, candidates: &[Candidate<'_>], refusals: &[Refusal]) -> Error {
+    let pool = wanted.pool.clone();
+    let size = wanted.size.chosen;
+    let carriers: Vec<&Candidate<'_>> = candidates
+        .iter()
+        .filter(|candidate| candidate.pool != Err(Unfit::Absent))
+        .collect();
+    let too_large =
+        |candidate: &&Candidate<'_>| match refusals.iter().find(|r| r.node == candidate.name) {
+            Some(refusal) => refusal.reason == Some(Reason::TooLarge),
+            None => candidate.pool.as_ref().is_ok_and(|pool| pool.usable < size),
+        };
+    if !carriers.is_empty() && carriers.iter().all(too_large) {
+        let usable =
+            |candidate: &&Candidate<'_>| candidate.pool.as_ref().ok().map(|pool| pool.usable);
+        let largest = carriers.iter().filter_map(usable).max().unwrap_or_default();
+        return Error::TooLarge {
+            pool,
+            size,
+            largest: largest.round_down_to_mib(),
+        };
+    }
+    let why = if carriers.is_empty() {
+        "no node that may be used carries the pool".to_owned()
+    } else {
+        let each = carriers.iter().take(NAMED).filter_map(|candidate| {
+            Some(format!(
+                "{} {}",
+                candidate.name,
+                misfit(wanted, candidate, refusals)?
+            ))
+        });
+        let mut each: Vec<String> = each.collect();
+        if carriers.len() > NAMED {
+            each.push(format!("and {} more", carriers.len() - NAMED));
+        }
+        each.join("; ")
+    };
+    Error::NoRoom { pool, size, why }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,190 @@
+use cistern_crds::{ConditionType, Provisioning};
+
+use super::*;
+use crate::volumes::{
+    nodes::tests::{node, set},
+    request::{Requirement, tests::wanted},
+};
+
+/// Nodes by name and gibibytes of room, each with 10 GiB usable.
+fn nodes(rooms: &[(&str, u64)]) -> Vec<Arc<StorageNode>> {
+    rooms
+        .iter()
+        .map(|&(name, room)| Arc::new(node(name, Bytes::gib(room), Bytes::gib(10))))
+        .collect()
+}
+
+fn places(names: &[&str]) -> Vec<String> {
+    names.iter().map(|&name| name.to_owned()).collect()
+}
+
+fn request(gib: u64, requisite: Option<&[&str]>, preferred: &[&str]) -> NewVolume {
+    let mut wanted = wanted("v");
+    wanted.size.chosen = Bytes::gib(gib);
+    wanted.requirement = Requirement {
+        requisite: requisite.map(places),
+        preferred: places(preferred),
+    };
+    wanted
+}
+
+fn refusal(node: &str, reason: Option<Reason>) -> Refusal {
+    Refusal {
+        node: node.to_owned(),
+        reason,
+        message: "the agent says no".to_owned(),
+    }
+}
+
+#[test]
+fn top_06_top_21_top_24_the_order_of_the_request_decides() {
+    let rooms = nodes(&[("a", 3), ("b", 5), ("c", 1), ("d", 5)]);
+    let all = Some(&["a", "b", "c", "d"][..]);
+    for (gib, requisite, preferred, expected) in [
+        // First preferred, then the next preferred, then the rest in the order of requisite.
+        (1, all, &["c", "a"][..], Some("c")),
+        (2, all, &["c", "a"], Some("a")),
+        (4, Some(&["d", "c", "b"][..]), &["c"], Some("d")),
+        (2, Some(&["a", "b"][..]), &[], Some("a")),
+        // Nothing outside requisite, nothing that does not exist.
+        (2, Some(&["c"][..]), &["c"], None),
+        (1, Some(&["gone", "b"][..]), &["gone"], Some("b")),
+        (1, Some(&[][..]), &[], None),
+        // Preferred alone is a wish (TOP-23); no requirement at all: the most room, then by name.
+        (5, None, &["a"], Some("b")),
+        (1, None, &[], Some("b")),
+    ] {
+        let choice = choose(&request(gib, requisite, preferred), &rooms, &[]);
+        assert_eq!(
+            choice.ok().map(|choice| choice.node).as_deref(),
+            expected,
+            "{gib}Gi in {requisite:?} by {preferred:?}"
+        );
+    }
+}
+
+#[test]
+fn what_the_request_asks_for_first_is_explained_when_it_is_passed_over() {
+    let rooms = nodes(&[("a", 1), ("b", 5)]);
+    let all = Some(&["a", "b", "gone"][..]);
+    let over = |preferred: &[&str]| {
+        choose(&request(2, all, preferred), &rooms, &[])
+            .unwrap()
+            .passed_over
+    };
+    assert_eq!(over(&["b", "a"]), None);
+    assert_eq!(over(&[]), None);
+    assert_eq!(over(&["a", "b"]).unwrap(), "a has room for 1Gi");
+    assert_eq!(
+        over(&["gone", "b"]).unwrap(),
+        "gone does not carry the pool"
+    );
+}
+
+#[test]
+fn a_node_that_refused_is_not_asked_again() {
+    let rooms = nodes(&[("a", 5), ("b", 4)]);
+    let refused = [refusal("a", Some(Reason::NoSpace))];
+    let choice = choose(&request(1, None, &["a"]), &rooms, &refused).unwrap();
+    assert_eq!(choice.node, "b");
+    assert_eq!(choice.passed_over.unwrap(), "a refused: the agent says no");
+}
+
+#[test]
+fn room_is_that_of_the_kind_and_overcommitment_makes_no_single_volume_fit() {
+    let mut one = node("a", Bytes::gib(20), Bytes::gib(10));
+    one.status.as_mut().unwrap().pools[0].thick_room = Bytes::gib(2);
+    let nodes = [Arc::new(one)];
+    let mut thick = request(3, None, &[]);
+    thick.provisioning = Provisioning::Thick;
+    assert!(matches!(
+        choose(&thick, &nodes, &[]),
+        Err(Error::NoRoom { .. })
+    ));
+    assert!(choose(&request(10, None, &[]), &nodes, &[]).is_ok());
+    assert!(choose(&request(11, None, &[]), &nodes, &[]).is_err());
+}
+
+#[test]
+fn cv_10_gc_06_too_large_is_said_only_when_every_node_that_carries_the_pool_knows_it() {
+    let full = nodes(&[("a", 0), ("b", 3)]);
+    let too_large = choose(&request(11, None, &[]), &full, &[]).unwrap_err();
+    assert!(
+        too_large.to_string().contains("the largest volume is 10Gi"),
+        "{too_large}"
+    );
+    assert!(matches!(too_large, Error::TooLarge { .. }));
+    let no_room = choose(&request(10, None, &[]), &full, &[]).unwrap_err();
+    assert!(
+        no_room
+            .to_string()
+            .contains("a has room for 0; b has room for 3Gi")
+            || no_room
+                .to_string()
+                .contains("b has room for 3Gi; a has room for 0"),
+        "{no_room}"
+    );
+
+    // A node that does not report may be larger.
+    let mut silent = node("s", Bytes::gib(1), Bytes::gib(1));
+    set(
+        &mut silent.status.as_mut().unwrap().conditions,
+        ConditionType::AgentReporting,
+        false,
+    );
+    let with_silent = [full.clone(), vec![Arc::new(silent)]].concat();
+    let error = choose(&request(11, None, &[]), &with_silent, &[]).unwrap_err();
+    assert!(matches!(error, Error::NoRoom { .. }), "{error}");
+
+    // So may one whose agent refused for another reason.
+    let refused = [
+        refusal("a", Some(Reason::NoSpace)),
+        refusal("b", Some(Reason::TooLarge)),
+    ];
+    let error = choose(&request(10, None, &[]), &full, &refused).unwrap_err();
+    assert!(matches!(error, Error::NoRoom { .. }), "{error}");
+    let refused = [
+        refusal("a", Some(Reason::TooLarge)),
+        refusal("b", Some(Reason::TooLarge)),
+    ];
+    let error = choose(&request(10, None, &[]), &full, &refused).unwrap_err();
+    assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+}
+
+#[test]
+fn cv_16_a_pool_that_no_allowed_node_carries_is_no_room_because_it_may_be_declared_later() {
+    let mut elsewhere = request(1, None, &[]);
+    elsewhere.pool = "slow".to_owned();
+    let error = choose(&elsewhere, &nodes(&[("a", 5)]), &[]).unwrap_err();
+    assert!(matches!(&error, Error::NoRoom { why, .. } if why.contains("carries the pool")));
+    assert!(matches!(
+        choose(&elsewhere, &[], &[]),
+        Err(Error::NoRoom { .. })
+    ));
+}
+
+#[test]
+fn top_13_a_node_with_a_long_name_is_found_by_its_hash() {
+    let long = "n".repeat(70);
+    let value = names::topology_value(&long);
+    let choice = choose(
+        &request(1, Some(&[&value]), &[&value]),
+        &nodes(&[(&long, 5)]),
+        &[],
+    );
+    assert_eq!(
+        choice.unwrap(),
+        Choice {
+            node: long,
+            passed_over: None
+        }
+    );
+}
+
+#[test]
+fn an_error_over_many_nodes_stays_short() {
+    let names: Vec<String> = (0..100).map(|n| format!("node-{n:03}")).collect();
+    let many: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 1)).collect();
+    let error = choose(&request(5, None, &[]), &nodes(&many), &[]).unwrap_err();
+    assert!(error.to_string().len() < 400 && error.to_string().contains("and 96 more"));
+}

@@ -1,0 +1,206 @@
+//! What is asked of a new volume, in Cistern's own types.
+//!
+//! *Invariant:* whoever holds a [`NewVolume`] holds one that was checked; nothing here carries
+//! secrets or mount flags.
+
+use cistern_crds::{
+    AccessMode, AccessType, Bytes, FilesystemType, PoolVolume, PoolVolumeSpec, Provisioning, names,
+    volume::ClaimReference,
+};
+
+/// A volume to be made, or to be found as it was made before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewVolume {
+    /// The name that the caller gave it.
+    pub name: String,
+    /// How large it may be, and how large it is made.
+    pub size: SizeRange,
+    /// A filesystem, or the bare block device.
+    pub access_type: AccessType,
+    /// The filesystem, for that access type.
+    pub filesystem: Option<FilesystemType>,
+    /// How it is to be used, in order and each once.
+    pub access_modes: Vec<AccessMode>,
+    /// The StoragePool that it comes from.
+    pub pool: String,
+    /// Whether its space is reserved in full.
+    pub provisioning: Provisioning,
+    /// The claim that it is for, where the provisioner says so.
+    pub claim: Option<ClaimReference>,
+    /// Where it may be.
+    pub requirement: Requirement,
+}
+
+/// A range of sizes, and the one in it that a new volume gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SizeRange {
+    /// Not smaller than this.
+    pub required: Bytes,
+    /// Not larger than this.
+    pub limit: Option<Bytes>,
+    /// A multiple of 1 MiB between the two.
+    pub chosen: Bytes,
+}
+
+impl SizeRange {
+    /// Whether a volume of this size serves the request.
+    pub fn contains(&self, size: Bytes) -> bool {
+        size >= self.required && self.limit.is_none_or(|limit| size <= limit)
+    }
+}
+
+/// The nodes on which a volume may be, by the value of the topology key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Requirement {
+    /// One of these; none where it may be anywhere.
+    pub requisite: Option<Vec<String>>,
+    /// To be tried before the others, first to last.
+    pub preferred: Vec<String>,
+}
+
+impl Requirement {
+    /// Whether a volume on the node serves the request.
+    pub fn allows(&self, node: &str) -> bool {
+        let value = names::topology_value(node);
+        self.requisite
+            .as_ref()
+            .is_none_or(|requisite| requisite.contains(&value))
+    }
+}
+
+impl NewVolume {
+    /// The volume id, and the name of the PoolVolume.
+    pub fn id(&self) -> String {
+        names::volume_name(&self.name)
+    }
+
+    /// The wish for this volume on a node. Its finalizer is there from the beginning: an object
+    /// that could vanish by itself would leave an image that nobody knows.
+    pub fn on_node(&self, node: &str) -> PoolVolume {
+        let mut object = PoolVolume::new(
+            &self.id(),
+            PoolVolumeSpec {
+                requested_name: self.name.clone(),
+                node_name: node.to_owned(),
+                pool_name: self.pool.clone(),
+                size: self.size.chosen,
+                access_type: self.access_type,
+                filesystem: self.filesystem,
+                access_modes: self.access_modes.clone(),
+                provisioning: self.provisioning,
+                claim: self.claim.clone(),
+                deletion_requested: false,
+            },
+        );
+        let labels = [(names::POOL_LABEL.to_owned(), self.pool.clone())];
+        object.metadata.labels = Some(labels.into());
+        object.metadata.finalizers = Some(vec![names::FINALIZER.to_owned()]);
+        object
+    }
+
+    /// Why the volume that has this name already is not what is asked for; none where it is
+    /// (CV-07, CV-23, TOP-19). The claim is only a note, and is not compared.
+    pub fn difference(&self, existing: &PoolVolume) -> Option<String> {
+        let spec = &existing.spec;
+        let mut modes = spec.access_modes.clone();
+        modes.sort_unstable();
+        if spec.requested_name != self.name {
+            Some("it was made under another name".to_owned())
+        } else if spec.pool_name != self.pool {
+            Some(format!(
+                "it is in pool {}, not {}",
+                spec.pool_name, self.pool
+            ))
+        } else if spec.provisioning != self.provisioning {
+            Some(format!("its provisioning is {:?}", spec.provisioning))
+        } else if (spec.access_type, spec.filesystem) != (self.access_type, self.filesystem) {
+            let kind = spec
+                .filesystem
+                .map_or("a block device", FilesystemType::as_str);
+            Some(format!("it is {kind}"))
+        } else if modes != self.access_modes {
+            Some(format!("its access modes are {modes:?}"))
+        } else if !self.size.contains(spec.size) {
+            Some(format!("its size is {}", spec.size))
+        } else if !self.requirement.allows(&spec.node_name) {
+            Some(format!("it is on node {}", spec.node_name))
+        } else {
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A request for 1 GiB of ext4, thin, from pool `fast`, anywhere.
+    pub(crate) fn wanted(name: &str) -> NewVolume {
+        NewVolume {
+            name: name.to_owned(),
+            size: SizeRange {
+                required: Bytes::gib(1),
+                limit: None,
+                chosen: Bytes::gib(1),
+            },
+            access_type: AccessType::Filesystem,
+            filesystem: Some(FilesystemType::Ext4),
+            access_modes: vec![AccessMode::SingleNodeWriter],
+            pool: "fast".to_owned(),
+            provisioning: Provisioning::Thin,
+            claim: None,
+            requirement: Requirement::default(),
+        }
+    }
+
+    #[test]
+    fn cv_06_a_volume_is_what_its_own_request_asks_for() {
+        let wanted = wanted("pvc-1");
+        assert_eq!(wanted.difference(&wanted.on_node("n1")), None);
+    }
+
+    type Change = fn(&mut NewVolume);
+
+    #[test]
+    fn cv_07_top_19_whatever_differs_is_named() {
+        let wanted = wanted("pvc-1");
+        let existing = wanted.on_node("n1");
+        let changes: [(&str, Change); 8] = [
+            ("another name", |w| w.name = "other".to_owned()),
+            ("pool fast", |w| w.pool = "slow".to_owned()),
+            ("Thin", |w| w.provisioning = Provisioning::Thick),
+            ("ext4", |w| w.filesystem = Some(FilesystemType::Xfs)),
+            ("ext4", |w| {
+                w.access_type = AccessType::Block;
+                w.filesystem = None;
+            }),
+            ("SingleNodeWriter", |w| {
+                w.access_modes = vec![AccessMode::SingleNodeReaderOnly];
+            }),
+            ("1Gi", |w| w.size.required = Bytes::gib(2)),
+            ("node n1", |w| {
+                w.requirement.requisite = Some(vec!["n2".to_owned()]);
+            }),
+        ];
+        for (named, change) in changes {
+            let mut other = wanted.clone();
+            change(&mut other);
+            let difference = other.difference(&existing).unwrap();
+            assert!(difference.contains(named), "{difference}");
+        }
+    }
+
+    #[test]
+    fn cv_23_an_existing_size_within_the_range_is_compatible() {
+        let mut wanted = wanted("pvc-1");
+        let existing = wanted.on_node("n1");
+        wanted.size = SizeRange {
+            required: Bytes::mib(512),
+            limit: Some(Bytes::gib(2)),
+            chosen: Bytes::mib(512),
+        };
+        assert_eq!(wanted.difference(&existing), None);
+        wanted.size.limit = Some(Bytes::mib(1023));
+        assert!(wanted.difference(&existing).is_some());
+    }
+}
