@@ -1,1 +1,82 @@
-//! .
+//! The operator: everything about storage that is true of the cluster and not of one node.
+//!
+//! Each controller is one file of the same shape: context, `Error`, `run`, `reconcile`, then the
+//! pure functions that decide. They share one view of the cluster ([`world`]) and meet only in the
+//! API server.
+//!
+//! *Invariant:* nothing here touches a node, and nothing is kept on disk.
+
+pub mod config;
+pub mod controller;
+pub mod kinds;
+pub mod metrics;
+pub mod node;
+pub mod offer;
+pub mod pool;
+pub mod queue;
+pub mod topology;
+pub mod watch;
+pub mod world;
+
+#[cfg(test)]
+mod testing;
+
+use std::fmt;
+
+use chrono::{DateTime, Utc};
+use cistern_client::http::Readiness;
+use futures::future::{BoxFuture, Shared};
+use kube::Client;
+
+use crate::{config::Config, metrics::Metrics, world::World};
+
+/// Resolves when the process is to end.
+pub type Stop = Shared<BoxFuture<'static, ()>>;
+
+/// What every controller works with. Copies share everything.
+#[derive(Clone)]
+pub struct Context {
+    /// The API server.
+    pub client: Client,
+    /// What is seen of the cluster.
+    pub world: World,
+    /// Counters.
+    pub metrics: Metrics,
+    /// The clock.
+    pub now: fn() -> DateTime<Utc>,
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Context")
+    }
+}
+
+/// Runs every controller until `stop`.
+pub async fn run(
+    client: Client,
+    config: &Config,
+    metrics: Metrics,
+    readiness: Readiness,
+    stop: Stop,
+) {
+    let (world, watches) = World::new(&client, &config.namespace, &readiness);
+    let context = Context {
+        client,
+        world,
+        metrics,
+        now: Utc::now,
+    };
+    let controllers = async {
+        tokio::join!(
+            pool::run(&context, stop.clone()),
+            node::run(&context, stop.clone()),
+            topology::run(&context, stop.clone()),
+        )
+    };
+    tokio::select! {
+        // The watches go on until the last controller has finished what it was doing.
+        _ = controllers => {}
+        () = watches => {}
+    }
+}

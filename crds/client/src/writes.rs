@@ -57,18 +57,24 @@ pub async fn patch_guarded<K>(
 where
     K: Resource + Clone + DeserializeOwned + Debug,
 {
-    let mut patch = change;
-    set_metadata(
-        &mut patch,
-        "resourceVersion",
-        seen.resource_version().as_deref(),
-    );
-    set_metadata(&mut patch, "uid", seen.uid().as_deref());
-    let parameters = PatchParams {
-        field_manager: Some(manager.to_owned()),
-        ..Default::default()
-    };
-    api.patch(&seen.name_any(), &parameters, &Patch::Merge(patch))
+    let patch = Patch::Merge(guarded(seen, change));
+    api.patch(&seen.name_any(), &by(manager), &patch).await
+}
+
+/// Changes part of an object's status, but only if it is still the one that was looked at.
+///
+/// For a status with one writer; `change` is a merge patch.
+pub async fn patch_status_guarded<K>(
+    api: &Api<K>,
+    seen: &K,
+    manager: &str,
+    change: Value,
+) -> Result<K, kube::Error>
+where
+    K: Resource + Clone + DeserializeOwned + Debug,
+{
+    let patch = Patch::Merge(guarded(seen, json!({"status": change})));
+    api.patch_status(&seen.name_any(), &by(manager), &patch)
         .await
 }
 
@@ -139,6 +145,21 @@ where
     match patch_guarded(api, seen, manager, change).await {
         Err(error) if Rejection::from(&error) == Rejection::NotFound => Ok(()),
         result => result.map(drop),
+    }
+}
+
+/// The patch with what makes the API server refuse it for any other state of the object.
+fn guarded<K: Resource>(seen: &K, mut patch: Value) -> Value {
+    let version = seen.resource_version();
+    set_metadata(&mut patch, "resourceVersion", version.as_deref());
+    set_metadata(&mut patch, "uid", seen.uid().as_deref());
+    patch
+}
+
+fn by(manager: &str) -> PatchParams {
+    PatchParams {
+        field_manager: Some(manager.to_owned()),
+        ..Default::default()
     }
 }
 

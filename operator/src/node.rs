@@ -1,0 +1,331 @@
+//! Pools to nodes: what each StorageNode's spec says, and when the object comes and goes.
+//!
+//! ```text
+//!  selector matches            no longer matches, or the pool is being deleted
+//!  ───────────────▶ carried ─────────────────────────────────────────────────▶ retiring
+//!                      ▲                                                           │
+//!                      └──────────────── matches again ───────────────────────────┤
+//!                        nothing in the agent's status and no PoolVolume: dropped ◀┘
+//! ```
+//!
+//! *Invariant:* an entry is dropped only when neither the agent's status nor a PoolVolume refers to
+//! it, and the write that drops it is refused if the agent has written meanwhile. A pool whose
+//! spec cannot be read changes nothing. A StorageNode is never removed while its Node exists.
+
+use std::{cell::LazyCell, collections::BTreeMap, ops::Deref, sync::Arc};
+
+use cistern_client::writes::{delete_exactly, patch_guarded, remove_finalizer};
+use cistern_crds::{NodePool, StorageNode, StorageNodeSpec, StoragePool, names};
+use k8s_openapi::api::core::v1::Node;
+use kube::{
+    Api, Client, Resource as _, ResourceExt as _,
+    api::{ObjectMeta, PostParams},
+    core::{DeserializeGuard, SelectorExt as _},
+};
+use serde_json::json;
+
+use crate::{
+    Context, Stop,
+    controller::{self, Next},
+    pool::declared,
+    world::{Change, Volumes},
+};
+
+/// Why a StorageNode's spec is not up to date.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The API server refused a write.
+    #[error("cannot {verb} StorageNode {node}")]
+    Write {
+        /// What was tried.
+        verb: &'static str,
+        /// Name of the StorageNode.
+        node: String,
+        /// The API server's answer.
+        #[source]
+        source: kube::Error,
+    },
+    /// The object does not have the form of a StorageNode.
+    #[error("StorageNode {node} cannot be read ({why}): correct it by hand")]
+    Unreadable {
+        /// Name of the StorageNode.
+        node: String,
+        /// What is wrong.
+        why: String,
+    },
+}
+
+/// What is to be done about one node.
+#[derive(Clone, Debug, PartialEq)]
+enum Step {
+    /// All is as it should be.
+    Keep,
+    /// There is no StorageNode yet.
+    Create(StorageNodeSpec),
+    /// The spec or the finalizer is to change.
+    Write(StorageNodeSpec),
+    /// The Node is gone and nothing is left.
+    Delete,
+    /// The object is being deleted and nothing is left.
+    Release,
+}
+
+/// What decides about one node.
+struct View<'a> {
+    name: &'a str,
+    node: Option<&'a Node>,
+    storage_node: Option<&'a StorageNode>,
+    pools: &'a [Arc<DeserializeGuard<StoragePool>>],
+    /// The PoolVolumes on the node by pool, counted only if it matters.
+    volumes: &'a dyn Deref<Target = Volumes>,
+}
+
+/// Runs the controller until `stop`.
+pub async fn run(context: &Context, stop: Stop) {
+    let names = |change: &Change| match change {
+        Change::Everything | Change::Pool(_) => context.world.node_names(),
+        Change::StorageNode(name) | Change::Node(name) | Change::Volume { node: name, .. } => {
+            vec![name.clone()]
+        }
+        Change::Class(_) | Change::Claim { .. } | Change::Capacity { .. } => Vec::new(),
+    };
+    let reconcile = async |name: &String| reconcile(context, name).await;
+    let schedule = controller::Schedule::at_once("node");
+    controller::run(
+        schedule,
+        &context.world,
+        &context.metrics,
+        stop,
+        names,
+        reconcile,
+    )
+    .await;
+}
+
+async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
+    let world = &context.world;
+    let guard = world.storage_node(name);
+    let storage_node = match guard.as_deref().map(|guard| &guard.0) {
+        None => None,
+        Some(Ok(node)) => Some(node),
+        Some(Err(invalid)) => {
+            return Err(Error::Unreadable {
+                node: name.to_owned(),
+                why: invalid.error.clone(),
+            });
+        }
+    };
+    let step = plan(&View {
+        name,
+        node: world.node(name).as_deref(),
+        storage_node,
+        pools: &world.pools_by_name(),
+        volumes: &LazyCell::new(|| world.volumes_on(name)),
+    });
+    execute(&context.client, name, storage_node, step).await?;
+    Ok(Next::OnChange)
+}
+
+async fn execute(
+    client: &Client,
+    name: &str,
+    seen: Option<&StorageNode>,
+    step: Step,
+) -> Result<(), Error> {
+    let api = Api::<StorageNode>::all(client.clone());
+    let (verb, result) = match (step, seen) {
+        (Step::Create(spec), _) => {
+            let parameters = PostParams {
+                field_manager: Some(names::OPERATOR_MANAGER.to_owned()),
+                ..PostParams::default()
+            };
+            let created = api.create(&parameters, &new(name, spec)).await;
+            ("create", created.map(drop))
+        }
+        (Step::Write(spec), Some(seen)) => {
+            let mut finalizers = seen.finalizers().to_vec();
+            if !finalizers.iter().any(|name| name == names::FINALIZER) && !is_deleted(seen) {
+                finalizers.push(names::FINALIZER.to_owned());
+            }
+            let change = json!({"metadata": {"finalizers": finalizers}, "spec": spec});
+            let written = patch_guarded(&api, seen, names::OPERATOR_MANAGER, change).await;
+            ("update", written.map(drop))
+        }
+        (Step::Delete, Some(seen)) => ("delete", delete_exactly(&api, seen).await),
+        (Step::Release, Some(seen)) => {
+            let manager = names::OPERATOR_MANAGER;
+            let released = remove_finalizer(&api, seen, manager, names::FINALIZER).await;
+            ("release", released)
+        }
+        (Step::Keep | Step::Write(_) | Step::Delete | Step::Release, _) => return Ok(()),
+    };
+    match result {
+        Ok(()) => {
+            tracing::info!(node = name, "{verb}d the StorageNode");
+            Ok(())
+        }
+        Err(source) => Err(Error::Write {
+            verb,
+            node: name.to_owned(),
+            source,
+        }),
+    }
+}
+
+fn new(name: &str, spec: StorageNodeSpec) -> StorageNode {
+    StorageNode {
+        metadata: ObjectMeta {
+            name: Some(name.to_owned()),
+            finalizers: Some(vec![names::FINALIZER.to_owned()]),
+            ..ObjectMeta::default()
+        },
+        spec,
+        status: None,
+    }
+}
+
+/// Decides about one node.
+fn plan(view: &View<'_>) -> Step {
+    let spec = StorageNodeSpec {
+        topology: [(
+            names::TOPOLOGY_KEY.to_owned(),
+            names::topology_value(view.name),
+        )]
+        .into(),
+        pools: carried(view),
+    };
+    let Some(current) = view.storage_node else {
+        return if spec.pools.is_empty() {
+            Step::Keep
+        } else {
+            Step::Create(spec)
+        };
+    };
+    let released = is_deleted(current) && is_given_up(view, current, &spec);
+    if released {
+        return Step::Release;
+    }
+    let reported = current
+        .status
+        .as_ref()
+        .is_some_and(|status| !status.pools.is_empty());
+    if view.node.is_none() && spec.pools.is_empty() && !reported && view.volumes.is_empty() {
+        return Step::Delete;
+    }
+    let held = current
+        .finalizers()
+        .iter()
+        .any(|name| name == names::FINALIZER);
+    if current.spec == spec && (held || is_deleted(current)) {
+        Step::Keep
+    } else {
+        Step::Write(spec)
+    }
+}
+
+/// Whether a StorageNode that somebody deleted may go. With its Node gone, deleting it says that
+/// the disks are given up; volumes are not given up that way.
+fn is_given_up(view: &View<'_>, current: &StorageNode, desired: &StorageNodeSpec) -> bool {
+    let reported = current
+        .status
+        .as_ref()
+        .is_some_and(|status| !status.pools.is_empty());
+    let empty = desired.pools.is_empty() && current.spec.pools.is_empty() && !reported;
+    (empty || view.node.is_none()) && view.volumes.is_empty()
+}
+
+/// The pools that the node is to carry, by name.
+fn carried(view: &View<'_>) -> Vec<NodePool> {
+    let current = view.storage_node.map(|node| node.spec.pools.as_slice());
+    let current: BTreeMap<&str, &NodePool> = current
+        .unwrap_or_default()
+        .iter()
+        .map(|entry| (entry.name.as_str(), entry))
+        .collect();
+    let mut carried = BTreeMap::new();
+    for guard in view.pools {
+        let name = guard.name_any();
+        let entry = current.get(name.as_str()).copied();
+        if let Some(entry) = entry_for(view, guard, entry) {
+            carried.insert(name, entry);
+        }
+    }
+    for (name, entry) in current {
+        // Its StoragePool is gone, though the finalizer should have held it.
+        let declared = view.pools.iter().any(|pool| pool.name_any() == name);
+        if !declared && is_held(view, name, &entry.uid) {
+            carried.insert(name.to_owned(), retire(view, entry.clone()));
+        }
+    }
+    carried.into_values().collect()
+}
+
+/// The entry of one declared pool on the node, given the entry that is there under its name.
+fn entry_for(
+    view: &View<'_>,
+    guard: &DeserializeGuard<StoragePool>,
+    current: Option<&NodePool>,
+) -> Option<NodePool> {
+    // What cannot be understood changes nothing.
+    let Ok((pool, selector)) = declared(guard) else {
+        return current.cloned();
+    };
+    let uid = pool.uid().unwrap_or_default();
+    if let Some(earlier) = current.filter(|entry| entry.uid != uid) {
+        // An earlier pool of the same name keeps its place until the agent has put it away.
+        if reports(view, &earlier.uid) {
+            return Some(retire(view, earlier.clone()));
+        }
+    }
+    let current = current.filter(|entry| entry.uid == uid);
+    let fresh = || NodePool {
+        name: pool.name_any(),
+        uid: uid.clone(),
+        source: pool.spec.source.clone(),
+        overcommit_percent: pool.spec.overcommit_percent,
+        reserved_percent: pool.spec.reserved_percent,
+        limits: pool.spec.limits.clone(),
+        retiring: false,
+    };
+    let no_labels = BTreeMap::new();
+    let matches = view
+        .node
+        .is_some_and(|node| selector.matches(node.metadata.labels.as_ref().unwrap_or(&no_labels)));
+    // A pool is spread over nodes only once our finalizer keeps it from vanishing.
+    let kept = pool
+        .finalizers()
+        .iter()
+        .any(|name| name == names::FINALIZER);
+    if matches && kept && pool.meta().deletion_timestamp.is_none() {
+        return Some(fresh());
+    }
+    is_held(view, &pool.name_any(), &uid)
+        .then(|| retire(view, current.cloned().unwrap_or_else(fresh)))
+}
+
+/// The entry as it is to be once the node should not carry the pool. While there is no Node,
+/// nobody could act on it.
+fn retire(view: &View<'_>, entry: NodePool) -> NodePool {
+    NodePool {
+        retiring: entry.retiring || view.node.is_some(),
+        ..entry
+    }
+}
+
+/// Whether something on the node is still the pool's.
+fn is_held(view: &View<'_>, name: &str, uid: &str) -> bool {
+    reports(view, uid) || view.volumes.may_be_at(name)
+}
+
+/// Whether the agent reports a pool of this UID.
+fn reports(view: &View<'_>, uid: &str) -> bool {
+    let status = view.storage_node.and_then(|node| node.status.as_ref());
+    status.is_some_and(|status| status.pools.iter().any(|pool| pool.uid == uid))
+}
+
+fn is_deleted(node: &StorageNode) -> bool {
+    node.metadata.deletion_timestamp.is_some()
+}
+
+#[cfg(test)]
+mod tests;

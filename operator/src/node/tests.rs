@@ -1,0 +1,262 @@
+use std::sync::Arc;
+
+use cistern_crds::Bytes;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::*;
+use crate::testing::{node, pool, storage_node, uid};
+
+const FAST: &[(&str, &str)] = &[("disk", "nvme")];
+
+/// One node called `w1` and all that is declared.
+#[derive(Default)]
+struct Case {
+    node: Option<Node>,
+    storage_node: Option<StorageNode>,
+    pools: Vec<Arc<DeserializeGuard<StoragePool>>>,
+    volumes: Volumes,
+}
+
+impl Case {
+    fn labelled(labels: &[(&str, &str)]) -> Self {
+        Self {
+            node: Some(node("w1", labels)),
+            ..Self::default()
+        }
+    }
+
+    fn declaring(mut self, pool: StoragePool) -> Self {
+        self.pools.push(Arc::new(DeserializeGuard(Ok(pool))));
+        self
+    }
+
+    fn having(mut self, node: StorageNode) -> Self {
+        self.storage_node = Some(node);
+        self
+    }
+
+    fn holding(mut self, pool: &str) -> Self {
+        self.volumes.counts.insert(pool.to_owned(), 1);
+        self
+    }
+
+    fn plan(&self) -> Step {
+        plan(&View {
+            name: "w1",
+            node: self.node.as_ref(),
+            storage_node: self.storage_node.as_ref(),
+            pools: &self.pools,
+            volumes: &&self.volumes,
+        })
+    }
+
+    /// The pools of the spec that is to be written, as `name` or `name!` where retiring.
+    fn written(&self) -> Vec<String> {
+        let (Step::Create(spec) | Step::Write(spec)) = self.plan() else {
+            panic!("nothing is written: {:?}", self.plan());
+        };
+        let mark = |retiring| if retiring { "!" } else { "" };
+        let pools = spec.pools.iter();
+        pools
+            .map(|entry| format!("{}{}", entry.name, mark(entry.retiring)))
+            .collect()
+    }
+}
+
+fn deleted(mut pool: StoragePool) -> StoragePool {
+    pool.metadata.deletion_timestamp = Some(Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH));
+    pool
+}
+
+fn deleted_node(mut node: StorageNode) -> StorageNode {
+    node.metadata.deletion_timestamp = Some(Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH));
+    node
+}
+
+/// `w1` as it is when it carries `fast` and all is well.
+fn carrying() -> StorageNode {
+    storage_node("w1")
+        .carrying("fast")
+        .with_room("fast", Bytes::gib(10))
+        .build()
+}
+
+#[test]
+fn a_node_that_a_selector_matches_gets_the_pool_and_others_get_nothing() {
+    let case = Case::labelled(FAST).declaring(pool("fast", FAST));
+    let Step::Create(spec) = case.plan() else {
+        panic!("{:?}", case.plan());
+    };
+    assert_eq!(spec.topology[names::TOPOLOGY_KEY], "w1");
+    assert_eq!(spec.pools[0].uid, uid("fast"));
+    let other = Case::labelled(&[("disk", "hdd")]).declaring(pool("fast", FAST));
+    assert_eq!(other.plan(), Step::Keep);
+}
+
+#[test]
+fn an_empty_selector_matches_every_node_and_pools_are_sorted() {
+    let case = Case::labelled(&[])
+        .declaring(pool("slow", &[]))
+        .declaring(pool("fast", &[]));
+    assert_eq!(case.written(), ["fast", "slow"]);
+}
+
+#[test]
+fn r5_what_is_as_it_should_be_is_not_written() {
+    let case = Case::labelled(FAST)
+        .declaring(pool("fast", FAST))
+        .having(carrying());
+    assert_eq!(case.plan(), Step::Keep);
+}
+
+#[test]
+fn a_pool_without_our_finalizer_is_not_spread() {
+    let mut unheld = pool("fast", FAST);
+    unheld.metadata.finalizers = None;
+    assert_eq!(Case::labelled(FAST).declaring(unheld).plan(), Step::Keep);
+}
+
+#[test]
+fn a_changed_pool_reaches_the_node() {
+    let mut grown = pool("fast", FAST);
+    grown.spec.reserved_percent = 10;
+    let case = Case::labelled(FAST).declaring(grown).having(carrying());
+    assert_eq!(case.written(), ["fast"]);
+}
+
+#[test]
+fn a_pool_that_no_longer_matches_or_is_deleted_retires_and_comes_back() {
+    let unlabelled = Case::labelled(&[])
+        .declaring(pool("fast", FAST))
+        .having(carrying());
+    assert_eq!(unlabelled.written(), ["fast!"]);
+    let gone = Case::labelled(FAST)
+        .declaring(deleted(pool("fast", FAST)))
+        .having(carrying());
+    assert_eq!(gone.written(), ["fast!"]);
+    let retiring = storage_node("w1").carrying("fast").retiring("fast");
+    let retiring = retiring.with_room("fast", Bytes::ZERO).build();
+    let back = Case::labelled(FAST)
+        .declaring(pool("fast", FAST))
+        .having(retiring);
+    assert_eq!(back.written(), ["fast"]);
+}
+
+#[test]
+fn a_retiring_pool_is_dropped_only_when_neither_agent_nor_volume_refers_to_it() {
+    let retiring = storage_node("w1").carrying("fast").retiring("fast");
+    let reported = retiring.clone().with_room("fast", Bytes::ZERO).build();
+    let case = Case::labelled(&[]).declaring(pool("fast", FAST));
+    assert_eq!(
+        Case {
+            storage_node: Some(reported),
+            ..case
+        }
+        .plan(),
+        Step::Keep
+    );
+    let case = Case::labelled(&[])
+        .declaring(pool("fast", FAST))
+        .having(retiring.build());
+    assert!(case.written().is_empty());
+    assert_eq!(case.holding("fast").plan(), Step::Keep);
+}
+
+#[test]
+fn r22_a_volume_that_cannot_be_read_keeps_every_pool() {
+    let retiring = storage_node("w1").carrying("fast").retiring("fast").build();
+    let mut case = Case::labelled(&[])
+        .declaring(pool("fast", FAST))
+        .having(retiring);
+    case.volumes.unreadable = 1;
+    assert_eq!(case.plan(), Step::Keep);
+}
+
+#[test]
+fn r21_a_pool_whose_spec_makes_no_sense_changes_nothing_on_its_nodes() {
+    let unreadable: DeserializeGuard<StoragePool> = serde_json::from_value(json!({
+        "apiVersion": "cistern.storage/v1alpha1",
+        "kind": "StoragePool",
+        "metadata": {"name": "fast", "uid": uid("fast")},
+        "spec": {"nodeSelector": {}, "source": {"image": {"size": "20Ei"}}},
+    }))
+    .unwrap();
+    assert!(unreadable.0.is_err());
+    let mut case = Case::labelled(&[]).having(carrying());
+    case.pools.push(Arc::new(unreadable));
+    assert_eq!(case.plan(), Step::Keep);
+}
+
+#[test]
+fn a_pool_whose_object_is_gone_retires_until_the_agent_has_put_it_away() {
+    assert_eq!(Case::labelled(FAST).having(carrying()).written(), ["fast!"]);
+    let unreported = storage_node("w1").carrying("fast").build();
+    assert!(Case::labelled(FAST).having(unreported).written().is_empty());
+}
+
+#[test]
+fn a_new_pool_of_an_old_name_waits_until_the_old_one_is_put_away() {
+    let mut successor = pool("fast", FAST);
+    successor.metadata.uid = Some("successor".to_owned());
+    let waiting = Case::labelled(FAST)
+        .declaring(successor.clone())
+        .having(carrying());
+    assert_eq!(waiting.written(), ["fast!"]);
+    let put_away = storage_node("w1").carrying("fast").retiring("fast").build();
+    let case = Case::labelled(FAST).declaring(successor).having(put_away);
+    let Step::Write(spec) = case.plan() else {
+        panic!("{:?}", case.plan());
+    };
+    assert_eq!(
+        (spec.pools[0].uid.as_str(), spec.pools[0].retiring),
+        ("successor", false)
+    );
+}
+
+#[test]
+fn what_the_agent_reports_and_the_spec_lacks_is_taken_up_as_retiring() {
+    let reported = storage_node("w1").with_room("fast", Bytes::gib(1)).build();
+    let case = Case::labelled(&[])
+        .declaring(pool("fast", FAST))
+        .having(reported);
+    assert_eq!(case.written(), ["fast!"]);
+}
+
+#[test]
+fn a_storage_node_is_emptied_and_never_removed_while_its_node_exists() {
+    let empty = storage_node("w1").build();
+    assert_eq!(Case::labelled(FAST).having(empty).plan(), Step::Keep);
+}
+
+#[test]
+fn a_storage_node_goes_with_its_node_once_nothing_is_left() {
+    let gone = |node: StorageNode| Case::default().declaring(pool("fast", FAST)).having(node);
+    assert_eq!(gone(storage_node("w1").build()).plan(), Step::Delete);
+    // The Node may return with its disks: nothing is retired meanwhile.
+    assert_eq!(gone(carrying()).plan(), Step::Keep);
+    let never_made = storage_node("w1").carrying("fast").build();
+    assert_eq!(gone(never_made.clone()).plan(), Step::Delete);
+    assert_eq!(gone(never_made).holding("fast").plan(), Step::Keep);
+}
+
+#[test]
+fn a_deleted_storage_node_is_released_only_without_data() {
+    let gone = |node: StorageNode| Case::default().having(deleted_node(node));
+    assert_eq!(gone(storage_node("w1").build()).plan(), Step::Release);
+    // With the Node gone, deleting the object gives its disks up, but never a volume.
+    assert_eq!(gone(carrying()).plan(), Step::Release);
+    assert_eq!(gone(carrying()).holding("fast").plan(), Step::Keep);
+    let mut living = Case::labelled(FAST).declaring(pool("fast", FAST));
+    living = living.having(deleted_node(carrying()));
+    assert_eq!(living.plan(), Step::Keep);
+}
+
+#[test]
+fn a_finalizer_that_somebody_took_off_is_put_back() {
+    let mut bare = carrying();
+    bare.metadata.finalizers = None;
+    let case = Case::labelled(FAST)
+        .declaring(pool("fast", FAST))
+        .having(bare);
+    assert_eq!(case.written(), ["fast"]);
+}

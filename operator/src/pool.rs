@@ -1,0 +1,257 @@
+//! StoragePools: the finalizer, and a status that sums up what the agents say.
+//!
+//! *Invariant:* a pool's finalizer stays until no StorageNode names the pool and no PoolVolume
+//! comes from it.
+
+mod summary;
+
+use std::time::Duration;
+
+use cistern_client::writes::{patch_guarded, patch_status_guarded, remove_finalizer};
+use cistern_crds::{StoragePool, StoragePoolStatus, names};
+use kube::{
+    Api, Resource as _, ResourceExt as _,
+    api::{ApiResource, DynamicObject},
+    core::{DeserializeGuard, Selector, SelectorExt as _},
+};
+use serde_json::json;
+use summary::{Declaration, Share, Standing, summarize};
+
+use crate::{
+    Context, Stop,
+    controller::{self, Next},
+    offer::offer,
+    topology,
+    world::{Change, World},
+};
+
+/// Changes are gathered this long, so that a storm of volumes is not a storm of status writes.
+const GATHER: Duration = Duration::from_millis(300);
+
+/// Why a StoragePool is not up to date.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The API server refused a read or a write.
+    #[error("cannot {verb} StoragePool {pool}")]
+    Api {
+        /// What was tried.
+        verb: &'static str,
+        /// Name of the StoragePool.
+        pool: String,
+        /// The API server's answer.
+        #[source]
+        source: kube::Error,
+    },
+}
+
+/// Runs the controller until `stop`.
+pub async fn run(context: &Context, stop: Stop) {
+    let names = |change: &Change| match change {
+        Change::Pool(name) | Change::Volume { pool: name, .. } => vec![name.clone()],
+        Change::Everything | Change::StorageNode(_) | Change::Node(_) => {
+            let pools = context.world.pools.state();
+            pools.iter().map(|pool| pool.name_any()).collect()
+        }
+        Change::Class(_) | Change::Claim { .. } | Change::Capacity { .. } => Vec::new(),
+    };
+    let reconcile = async |name: &String| reconcile(context, name).await;
+    let schedule = controller::Schedule::gathering("pool", GATHER);
+    let Context { world, metrics, .. } = context;
+    controller::run(schedule, world, metrics, stop, names, reconcile).await;
+}
+
+async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
+    let Some(pool) = context.world.pool(name) else {
+        return Ok(Next::OnChange);
+    };
+    let api = Api::<DeserializeGuard<StoragePool>>::all(context.client.clone());
+    let failed = |verb| {
+        move |source| Error::Api {
+            verb,
+            pool: name.to_owned(),
+            source,
+        }
+    };
+    let shares = shares(&context.world, &pool);
+    let volumes = context.world.volumes_of(name);
+    let manager = names::OPERATOR_MANAGER;
+    match hold(&pool, shares.is_empty() && volumes.is_empty()) {
+        Hold::Take => {
+            let mut finalizers = pool.finalizers().to_vec();
+            finalizers.push(names::FINALIZER.to_owned());
+            let change = json!({"metadata": {"finalizers": finalizers}});
+            let held = patch_guarded(&api, &pool, manager, change).await;
+            // What was written comes back as a change.
+            return held.map(|_| Next::OnChange).map_err(failed("hold"));
+        }
+        Hold::Release => {
+            let released = remove_finalizer(&api, &pool, manager, names::FINALIZER).await;
+            return released.map(|()| Next::OnChange).map_err(failed("release"));
+        }
+        Hold::Keep => {}
+    }
+    let current = current_status(context, &pool)
+        .await
+        .map_err(failed("read"))?;
+    let declaration = Declaration::of(&pool);
+    let status = summarize(&declaration, &current, &shares, &volumes, (context.now)());
+    if status != current {
+        let written = patch_status_guarded(&api, &pool, manager, json!(status)).await;
+        written.map_err(failed("write the status of"))?;
+    }
+    Ok(Next::OnChange)
+}
+
+/// The pool and its selector; or what is wrong with the spec though the schema let it pass.
+pub fn declared(pool: &DeserializeGuard<StoragePool>) -> Result<(&StoragePool, Selector), String> {
+    let pool = pool.0.as_ref().map_err(|invalid| invalid.error.clone())?;
+    let selector = &pool.spec.node_selector;
+    for requirement in selector.match_expressions.iter().flatten() {
+        let set = matches!(requirement.operator.as_str(), "In" | "NotIn");
+        if set == requirement.values.as_deref().unwrap_or_default().is_empty() {
+            return Err(format!(
+                "nodeSelector: {} {} {}",
+                requirement.key,
+                requirement.operator,
+                if set {
+                    "needs values"
+                } else {
+                    "takes no values"
+                }
+            ));
+        }
+    }
+    let selector = Selector::try_from(selector.clone()).map_err(|error| error.to_string())?;
+    Ok((pool, selector))
+}
+
+/// What is to be done about the finalizer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hold {
+    Keep,
+    Take,
+    Release,
+}
+
+fn hold(pool: &DeserializeGuard<StoragePool>, unused: bool) -> Hold {
+    let held = pool
+        .finalizers()
+        .iter()
+        .any(|name| name == names::FINALIZER);
+    let deleted = pool.meta().deletion_timestamp.is_some();
+    match (deleted, held) {
+        (false, false) => Hold::Take,
+        (true, true) if unused => Hold::Release,
+        (true, _) | (false, true) => Hold::Keep,
+    }
+}
+
+/// The status as it stands. Of a pool that cannot be read it is asked for, in the raw.
+async fn current_status(
+    context: &Context,
+    pool: &DeserializeGuard<StoragePool>,
+) -> Result<StoragePoolStatus, kube::Error> {
+    if let Ok(pool) = &pool.0 {
+        return Ok(pool.status.clone().unwrap_or_default());
+    }
+    let kind = ApiResource::erase::<StoragePool>(&());
+    let api = Api::<DynamicObject>::all_with(context.client.clone(), &kind);
+    let raw = api.get(&pool.name_any()).await?;
+    let status = raw.data.get("status").cloned().unwrap_or_default();
+    Ok(serde_json::from_value(status).unwrap_or_default())
+}
+
+/// The pool's part of every node that has one or should have one, by name of the node.
+fn shares(world: &World, pool: &DeserializeGuard<StoragePool>) -> Vec<Share> {
+    let (name, uid) = (pool.name_any(), pool.uid().unwrap_or_default());
+    let declared = declared(pool).ok();
+    let wanted = |node: &str| {
+        let labels = world
+            .node(node)
+            .map(|node| node.metadata.labels.clone().unwrap_or_default());
+        let selector = declared.as_ref().map(|(_, selector)| selector);
+        pool.meta().deletion_timestamp.is_none()
+            && selector
+                .zip(labels)
+                .is_some_and(|(selector, labels)| selector.matches(&labels))
+    };
+    let share = |node: String| {
+        let guard = world.storage_node(&node);
+        let storage_node = guard.as_ref().and_then(|guard| guard.0.as_ref().ok());
+        let entry = storage_node.is_some_and(|n| n.spec.pools.iter().any(|p| p.uid == uid));
+        let reported = storage_node.and_then(|n| n.status.as_ref());
+        let status = reported
+            .and_then(|s| s.pools.iter().find(|p| p.uid == uid))
+            .cloned();
+        let standing = if wanted(&node) {
+            let registration = topology::observe(world, &node);
+            match offer(&name, storage_node, &registration) {
+                Ok(_) => Standing::Ready,
+                Err(refusal) => Standing::NotReady(refusal),
+            }
+        } else if entry || status.is_some() {
+            Standing::Leaving {
+                node_is_gone: world.node(&node).is_none(),
+            }
+        } else {
+            return None;
+        };
+        Some(Share {
+            node,
+            standing,
+            status,
+        })
+    };
+    world.node_names().into_iter().filter_map(share).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelectorRequirement, Time};
+
+    use super::*;
+    use crate::testing;
+
+    fn with_requirement(operator: &str, values: Option<&[&str]>) -> Result<(), String> {
+        let mut pool = testing::pool("fast", &[]);
+        pool.spec.node_selector.match_expressions = Some(vec![LabelSelectorRequirement {
+            key: "disk".to_owned(),
+            operator: operator.to_owned(),
+            values: values.map(|values| values.iter().map(|v| (*v).to_owned()).collect()),
+        }]);
+        declared(&DeserializeGuard(Ok(pool))).map(drop)
+    }
+
+    #[test]
+    fn a_selector_that_passes_the_schema_and_makes_no_sense_is_named() {
+        assert_eq!(with_requirement("In", Some(&["nvme"])), Ok(()));
+        assert_eq!(with_requirement("Exists", None), Ok(()));
+        for (operator, values) in [
+            ("In", None),
+            ("NotIn", Some(&[] as &[&str])),
+            ("Exists", Some(&["x"])),
+            ("Is", None),
+        ] {
+            let error = with_requirement(operator, values).unwrap_err();
+            assert!(!error.is_empty(), "{operator}");
+        }
+    }
+
+    #[test]
+    fn a_pool_is_held_from_the_first_look_until_nothing_is_left() {
+        let guard = |finalizer: bool, deleted: bool| {
+            let mut pool = testing::pool("fast", &[]);
+            if !finalizer {
+                pool.metadata.finalizers = None;
+            }
+            pool.metadata.deletion_timestamp = deleted.then(|| Time(Default::default()));
+            DeserializeGuard(Ok(pool))
+        };
+        assert_eq!(hold(&guard(false, false), true), Hold::Take);
+        assert_eq!(hold(&guard(true, false), true), Hold::Keep);
+        assert_eq!(hold(&guard(true, true), false), Hold::Keep);
+        assert_eq!(hold(&guard(true, true), true), Hold::Release);
+        // Deleted before it was ever held: there is nothing to release.
+        assert_eq!(hold(&guard(false, true), true), Hold::Keep);
+    }
+}

@@ -1,0 +1,374 @@
+//! A StoragePool's status, computed from its part of every node.
+//!
+//! *Invariant:* pure; a status that says the same as before is equal to it.
+
+use chrono::{DateTime, Utc};
+use cistern_crds::{
+    Bytes, ConditionType, NodePoolStatus, Provisioning, Reason, StoragePool, StoragePoolStatus,
+    condition::{self, Finding},
+    names,
+};
+use kube::{Resource as _, ResourceExt as _, core::DeserializeGuard};
+
+use super::declared;
+use crate::{offer::Refusal, world::Volumes};
+
+/// Nodes that a message names before it counts the rest.
+const NAMED: usize = 4;
+
+/// What the user declared, as far as the status depends on it.
+#[derive(Clone, Debug)]
+pub(super) struct Declaration {
+    name: String,
+    generation: Option<i64>,
+    deleted: bool,
+    invalid: Option<String>,
+}
+
+/// The pool's part of one node.
+#[derive(Clone, Debug)]
+pub(super) struct Share {
+    pub(super) node: String,
+    pub(super) standing: Standing,
+    /// What the agent says, if it has said something.
+    pub(super) status: Option<NodePoolStatus>,
+}
+
+/// How a node stands to the pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// The node is to carry the pool and takes volumes.
+    Ready,
+    /// The node is to carry the pool and cannot.
+    NotReady(Refusal),
+    /// The node should not carry the pool and still does.
+    Leaving { node_is_gone: bool },
+}
+
+impl Declaration {
+    pub(super) fn of(pool: &DeserializeGuard<StoragePool>) -> Self {
+        Self {
+            name: pool.name_any(),
+            generation: pool.meta().generation,
+            deleted: pool.meta().deletion_timestamp.is_some(),
+            invalid: declared(pool).err(),
+        }
+    }
+}
+
+/// The status as it should be.
+pub(super) fn summarize(
+    declaration: &Declaration,
+    current: &StoragePoolStatus,
+    shares: &[Share],
+    volumes: &Volumes,
+    now: DateTime<Utc>,
+) -> StoragePoolStatus {
+    let ready = shares
+        .iter()
+        .filter(|share| share.standing == Standing::Ready);
+    let leaving = shares
+        .iter()
+        .filter(|share| matches!(share.standing, Standing::Leaving { .. }));
+    let reported = || shares.iter().filter_map(|share| share.status.as_ref());
+    let nodes = count(shares.len() - leaving.count());
+    let nodes_ready = count(ready.clone().count());
+    let largest = |share: &Share| Some(share.status.as_ref()?.largest_volume(Provisioning::Thin));
+    let mut conditions = current.conditions.clone();
+    for finding in [
+        readiness(declaration, shares, volumes),
+        deletion(declaration, shares, volumes),
+    ] {
+        condition::set(&mut conditions, &finding, declaration.generation, now);
+    }
+    StoragePoolStatus {
+        observed_generation: declaration.generation,
+        nodes,
+        nodes_ready,
+        nodes_summary: format!("{nodes_ready}/{nodes}"),
+        usable: reported().map(|status| status.usable).sum(),
+        reserved: reported().map(|status| status.reserved).sum(),
+        largest_volume: ready.filter_map(largest).max().unwrap_or(Bytes::ZERO),
+        volumes: reported().map(|status| status.volumes).sum(),
+        conditions,
+    }
+}
+
+/// `Ready`: every node that the selector matches takes volumes of the pool.
+fn readiness(declaration: &Declaration, shares: &[Share], volumes: &Volumes) -> Finding {
+    let finding = |holds: bool, reason, message: String| {
+        Finding::new(ConditionType::Ready, holds, reason, message)
+    };
+    if declaration.deleted {
+        let message = "the pool is being deleted and takes no new volumes";
+        return finding(false, Reason::Retiring, message.to_owned());
+    }
+    if let Some(why) = &declaration.invalid {
+        let message = format!("{why}; what the nodes carry stays as it is until this is mended");
+        return finding(false, Reason::InvalidSpec, message);
+    }
+    let waiting: Vec<String> = shares
+        .iter()
+        .filter_map(|share| match &share.standing {
+            Standing::NotReady(refusal) => Some(format!("{}: {}", share.node, refusal.message)),
+            Standing::Ready | Standing::Leaving { .. } => None,
+        })
+        .collect();
+    let leaving = leaving(shares, volumes);
+    let nodes = shares.len() - leaving.len();
+    let tail = if leaving.is_empty() {
+        String::new()
+    } else {
+        format!("; no longer selected: {}", enumerate(&leaving))
+    };
+    if nodes == 0 {
+        let message = format!("the selector matches no node{tail}");
+        return finding(false, Reason::NoNodes, message);
+    }
+    if !waiting.is_empty() {
+        let list = enumerate(&waiting);
+        let message = format!(
+            "{} of {nodes} nodes are not ready: {list}{tail}",
+            waiting.len()
+        );
+        return finding(false, Reason::NodesNotReady, message);
+    }
+    let reason = if leaving.is_empty() {
+        Reason::AsDesired
+    } else {
+        Reason::Retiring
+    };
+    finding(
+        true,
+        reason,
+        format!("{nodes} of {nodes} nodes are ready{tail}"),
+    )
+}
+
+/// `DeletionHeld`: somebody deleted the pool, and this is what keeps it.
+fn deletion(declaration: &Declaration, shares: &[Share], volumes: &Volumes) -> Finding {
+    let finding = |holds: bool, reason, message: String| {
+        Finding::new(ConditionType::DeletionHeld, holds, reason, message)
+    };
+    if !declaration.deleted {
+        let message = "the pool is not being deleted";
+        return finding(false, Reason::NotDeleting, message.to_owned());
+    }
+    if volumes.is_empty() {
+        let message = match leaving(shares, volumes).as_slice() {
+            [] => "nothing is left of the pool".to_owned(),
+            leaving => format!(
+                "waiting for the nodes to put it away: {}",
+                enumerate(leaving)
+            ),
+        };
+        return finding(true, Reason::Retiring, message);
+    }
+    let mut places: Vec<String> = volumes
+        .counts
+        .iter()
+        .map(|(node, count)| format!("{count} on {node}"))
+        .collect();
+    if volumes.unreadable > 0 {
+        places.push(format!("{} that cannot be read", volumes.unreadable));
+    }
+    let message = format!(
+        "{} volumes remain ({}): delete their claims first; kubectl get poolvolumes -l {}={} lists them",
+        volumes.counts.values().sum::<usize>() + volumes.unreadable,
+        enumerate(&places),
+        names::POOL_LABEL,
+        declaration.name,
+    );
+    finding(true, Reason::VolumesRemain, message)
+}
+
+/// Each node that still has a part of the pool and should not, and what it holds.
+fn leaving(shares: &[Share], volumes: &Volumes) -> Vec<String> {
+    let describe = |share: &Share| {
+        let Standing::Leaving { node_is_gone } = share.standing else {
+            return None;
+        };
+        let node = &share.node;
+        let count = volumes.counts.get(node).copied().unwrap_or_default();
+        Some(match (count, node_is_gone) {
+            (0, false) => format!("{node} (empty, being put away)"),
+            (0, true) => format!(
+                "{node} (the Node is gone; if its disks are given up: kubectl delete storagenode {node})"
+            ),
+            (count, false) => format!("{node} (holds {count} volumes)"),
+            (count, true) => format!("{node} (the Node is gone with {count} volumes)"),
+        })
+    };
+    shares.iter().filter_map(describe).collect()
+}
+
+fn enumerate(items: &[String]) -> String {
+    let named: Vec<&str> = items.iter().take(NAMED).map(String::as_str).collect();
+    match items.len().saturating_sub(NAMED) {
+        0 => named.join("; "),
+        rest => format!("{}; and {rest} more", named.join("; ")),
+    }
+}
+
+fn count(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{moment, storage_node};
+
+    fn declaration() -> Declaration {
+        Declaration {
+            name: "fast".to_owned(),
+            generation: Some(3),
+            deleted: false,
+            invalid: None,
+        }
+    }
+
+    fn share(node: &str, standing: Standing, room: Option<Bytes>) -> Share {
+        let status = room.and_then(|room| {
+            let node = storage_node(node).with_room("fast", room).build();
+            node.status.unwrap().pools.pop()
+        });
+        Share {
+            node: node.to_owned(),
+            standing,
+            status,
+        }
+    }
+
+    fn refusal(message: &str) -> Standing {
+        Standing::NotReady(Refusal {
+            reason: Reason::AgentNotReady,
+            message: message.to_owned(),
+        })
+    }
+
+    fn volumes(counts: &[(&str, usize)]) -> Volumes {
+        Volumes {
+            counts: counts
+                .iter()
+                .map(|(node, n)| ((*node).to_owned(), *n))
+                .collect(),
+            unreadable: 0,
+        }
+    }
+
+    fn status(declaration: &Declaration, shares: &[Share], volumes: &Volumes) -> StoragePoolStatus {
+        summarize(
+            declaration,
+            &StoragePoolStatus::default(),
+            shares,
+            volumes,
+            moment(),
+        )
+    }
+
+    fn told(status: &StoragePoolStatus, kind: ConditionType) -> (String, String, String) {
+        let condition = condition::find(&status.conditions, kind).unwrap().clone();
+        (condition.status, condition.reason, condition.message)
+    }
+
+    #[test]
+    fn the_sum_of_the_nodes_is_the_pool() {
+        let shares = [
+            share("w1", Standing::Ready, Some(Bytes::gib(4))),
+            share("w2", Standing::Ready, Some(Bytes::gib(7))),
+            share("w3", refusal("pod x on w3 is not ready"), None),
+        ];
+        let status = status(&declaration(), &shares, &volumes(&[]));
+        assert_eq!(status.observed_generation, Some(3));
+        assert_eq!((status.nodes, status.nodes_ready), (3, 2));
+        assert_eq!(status.nodes_summary, "2/3");
+        assert_eq!(
+            (status.usable, status.reserved),
+            (Bytes::gib(20), Bytes::gib(9))
+        );
+        assert_eq!(status.largest_volume, Bytes::gib(7));
+        let (holds, reason, message) = told(&status, ConditionType::Ready);
+        assert_eq!(
+            (holds.as_str(), reason.as_str()),
+            ("False", "NodesNotReady")
+        );
+        assert_eq!(
+            message,
+            "1 of 3 nodes are not ready: w3: pod x on w3 is not ready"
+        );
+    }
+
+    #[test]
+    fn r5_the_same_world_gives_an_equal_status_at_any_time() {
+        let shares = [share("w1", Standing::Ready, Some(Bytes::gib(4)))];
+        let first = status(&declaration(), &shares, &volumes(&[]));
+        let later = moment() + chrono::Duration::hours(1);
+        let second = summarize(&declaration(), &first, &shares, &volumes(&[]), later);
+        assert_eq!(first, second);
+    }
+
+    #[test]
+    fn a_node_that_leaves_is_named_with_what_it_holds() {
+        let shares = [
+            share("w1", Standing::Ready, Some(Bytes::gib(4))),
+            share(
+                "w2",
+                Standing::Leaving {
+                    node_is_gone: false,
+                },
+                Some(Bytes::gib(4)),
+            ),
+        ];
+        let status = status(&declaration(), &shares, &volumes(&[("w2", 2)]));
+        let (holds, reason, message) = told(&status, ConditionType::Ready);
+        assert_eq!((holds.as_str(), reason.as_str()), ("True", "Retiring"));
+        assert!(message.contains("w2 (holds 2 volumes)"), "{message}");
+        assert_eq!((status.nodes, status.nodes_ready), (1, 1));
+    }
+
+    #[test]
+    fn a_selector_without_nodes_and_a_spec_without_sense_are_told_apart() {
+        let nobody = status(&declaration(), &[], &volumes(&[]));
+        assert_eq!(told(&nobody, ConditionType::Ready).1, "NoNodes");
+        let invalid = Declaration {
+            invalid: Some("nodeSelector: disk In needs values".to_owned()),
+            ..declaration()
+        };
+        let (_, reason, message) =
+            told(&status(&invalid, &[], &volumes(&[])), ConditionType::Ready);
+        assert_eq!(reason, "InvalidSpec");
+        assert!(message.contains("disk In needs values"), "{message}");
+    }
+
+    #[test]
+    fn a_deletion_that_is_held_says_how_many_volumes_where_and_what_to_do() {
+        let deleted = Declaration {
+            deleted: true,
+            ..declaration()
+        };
+        let shares = [share(
+            "w1",
+            Standing::Leaving {
+                node_is_gone: false,
+            },
+            Some(Bytes::gib(4)),
+        )];
+        let held = status(&deleted, &shares, &volumes(&[("w1", 2), ("w2", 1)]));
+        let (holds, reason, message) = told(&held, ConditionType::DeletionHeld);
+        assert_eq!((holds.as_str(), reason.as_str()), ("True", "VolumesRemain"));
+        for part in [
+            "3 volumes remain",
+            "2 on w1; 1 on w2",
+            "delete their claims",
+        ] {
+            assert!(message.contains(part), "{message}");
+        }
+        let draining = status(&deleted, &shares, &volumes(&[]));
+        let (_, reason, message) = told(&draining, ConditionType::DeletionHeld);
+        assert_eq!(reason, "Retiring");
+        assert!(message.contains("w1 (empty, being put away)"), "{message}");
+        let nodes_many: Vec<String> = (0..9).map(|n| n.to_string()).collect();
+        assert_eq!(enumerate(&nodes_many), "0; 1; 2; 3; and 5 more");
+    }
+}

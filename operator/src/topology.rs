@@ -1,0 +1,291 @@
+//! Topology registration: whether a node can be used, as conditions on its StorageNode.
+//!
+//! Where: CSINode and the Node's label (kubelet writes both when the driver registers) and the
+//! readiness of the node plugin's pod. There are no heartbeats.
+//!
+//! *Invariant:* the conditions are the operator's, `status.pools` the agent's; neither writes the
+//! other's part.
+
+use chrono::{DateTime, Utc};
+use cistern_client::writes::apply_status;
+use cistern_crds::{
+    Condition, ConditionStatus, ConditionType, Reason, StorageNode,
+    condition::{self, Finding},
+    names,
+};
+use k8s_openapi::api::{
+    core::v1::{Node, Pod},
+    storage::v1::CSINode,
+};
+use kube::{Api, ResourceExt as _};
+use serde_json::json;
+
+use crate::{
+    Context, Stop,
+    controller::{self, Next},
+    offer::{Refusal, offer},
+    world::{Change, Volumes, World},
+};
+
+/// Why a StorageNode's conditions are not up to date.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The API server refused the write.
+    #[error("cannot write the conditions of StorageNode {node}")]
+    Write {
+        /// Name of the StorageNode.
+        node: String,
+        /// The API server's answer.
+        #[source]
+        source: kube::Error,
+    },
+}
+
+/// Whether kubelet knows the driver on a node, and whether its agent is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Registration {
+    /// `TopologyRegistered`.
+    pub topology: Finding,
+    /// `AgentReporting`.
+    pub agent: Finding,
+}
+
+/// Runs the controller until `stop`.
+pub async fn run(context: &Context, stop: Stop) {
+    let names = |change: &Change| match change {
+        Change::Everything => {
+            let nodes = context.world.storage_nodes.state();
+            nodes.iter().map(|node| node.name_any()).collect()
+        }
+        Change::StorageNode(name) | Change::Node(name) | Change::Volume { node: name, .. } => {
+            vec![name.clone()]
+        }
+        Change::Pool(_) | Change::Class(_) | Change::Claim { .. } | Change::Capacity { .. } => {
+            Vec::new()
+        }
+    };
+    let reconcile = async |name: &String| reconcile(context, name).await;
+    let schedule = controller::Schedule::at_once("topology");
+    controller::run(
+        schedule,
+        &context.world,
+        &context.metrics,
+        stop,
+        names,
+        reconcile,
+    )
+    .await;
+}
+
+async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
+    let Some(guard) = context.world.storage_node(name) else {
+        return Ok(Next::OnChange);
+    };
+    // One that cannot be read is reported by the controller that owns its spec.
+    let Ok(node) = &guard.0 else {
+        return Ok(Next::OnChange);
+    };
+    let registration = observe(&context.world, name);
+    let volumes = context.world.volumes_on(name);
+    let current = node.status.clone().unwrap_or_default().conditions;
+    let conditions = summarize(node, &registration, &volumes, (context.now)());
+    if conditions == current {
+        return Ok(Next::OnChange);
+    }
+    let api = Api::<StorageNode>::all(context.client.clone());
+    let status = json!({"conditions": conditions});
+    match apply_status(&api, name, names::OPERATOR_MANAGER, &status).await {
+        Ok(_) => Ok(Next::OnChange),
+        Err(source) => Err(Error::Write {
+            node: name.to_owned(),
+            source,
+        }),
+    }
+}
+
+/// Looks at everything that tells of a node's registration.
+pub fn observe(world: &World, name: &str) -> Registration {
+    let node = world.node(name);
+    Registration {
+        topology: topology(name, node.as_deref(), world.csi_node(name).as_deref()),
+        agent: agent(name, world.agents_on(name).iter().map(AsRef::as_ref)),
+    }
+}
+
+/// `TopologyRegistered`: CSINode lists our driver with our key, and the label has our value.
+fn topology(name: &str, node: Option<&Node>, csi_node: Option<&CSINode>) -> Finding {
+    let finding = |holds: bool, reason, message: String| {
+        Finding::new(ConditionType::TopologyRegistered, holds, reason, message)
+    };
+    let Some(node) = node else {
+        let message = format!("there is no Node {name}");
+        return finding(false, Reason::NodeMissing, message);
+    };
+    let registered = csi_node.is_some_and(|csi_node| {
+        csi_node.spec.drivers.iter().any(|driver| {
+            let keys = driver.topology_keys.as_deref().unwrap_or_default();
+            driver.name == names::DRIVER && keys.iter().any(|key| key == names::TOPOLOGY_KEY)
+        })
+    });
+    if !registered {
+        let message = format!(
+            "kubelet on {name} has not registered the driver {}: look at the node plugin's pod there",
+            names::DRIVER
+        );
+        return finding(false, Reason::DriverNotRegistered, message);
+    }
+    let (key, value) = (names::TOPOLOGY_KEY, names::topology_value(name));
+    match node.labels().get(key) {
+        Some(label) if *label == value => {
+            let message = format!("CSINode and the Node show {key}={value}");
+            finding(true, Reason::AsDesired, message)
+        }
+        Some(label) => {
+            let message = format!(
+                "label {key} of Node {name} is {label} and not {value}: remove it and restart the node plugin's pod there"
+            );
+            finding(false, Reason::LabelMissing, message)
+        }
+        None => {
+            let message = format!(
+                "label {key} of Node {name} is missing: restart the node plugin's pod there"
+            );
+            finding(false, Reason::LabelMissing, message)
+        }
+    }
+}
+
+/// `AgentReporting`: the node plugin's pod is ready.
+fn agent<'a>(name: &str, pods: impl Iterator<Item = &'a Pod>) -> Finding {
+    let finding = |holds: bool, reason, message: String| {
+        Finding::new(ConditionType::AgentReporting, holds, reason, message)
+    };
+    let mut waiting = None;
+    for pod in pods {
+        if is_ready(pod) {
+            let message = format!("pod {} is ready", pod.name_any());
+            return finding(true, Reason::AsDesired, message);
+        }
+        waiting = Some(pod.name_any());
+    }
+    match waiting {
+        Some(pod) => {
+            let message = format!("pod {pod} on {name} is not ready");
+            finding(false, Reason::AgentNotReady, message)
+        }
+        None => {
+            let message = format!(
+                "no pod of the node plugin runs on {name}: look at the DaemonSet's selector and tolerations"
+            );
+            finding(false, Reason::AgentMissing, message)
+        }
+    }
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let status = pod.status.as_ref();
+    let conditions = status.and_then(|status| status.conditions.as_deref());
+    pod.metadata.deletion_timestamp.is_none()
+        && conditions
+            .unwrap_or_default()
+            .iter()
+            .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// All conditions of a StorageNode as they should be.
+fn summarize(
+    node: &StorageNode,
+    registration: &Registration,
+    volumes: &Volumes,
+    now: DateTime<Utc>,
+) -> Vec<Condition> {
+    let mut conditions = node.status.clone().unwrap_or_default().conditions;
+    for finding in [
+        ready(node, registration, volumes),
+        registration.topology.clone(),
+        registration.agent.clone(),
+        deletion(node),
+    ] {
+        condition::set(&mut conditions, &finding, node.metadata.generation, now);
+    }
+    conditions
+}
+
+/// `Ready`: registered, reporting, and every pool of the spec can be used.
+fn ready(node: &StorageNode, registration: &Registration, volumes: &Volumes) -> Finding {
+    let finding = |holds: bool, reason, message: String| {
+        Finding::new(ConditionType::Ready, holds, reason, message)
+    };
+    if registration.topology.reason == Reason::NodeMissing {
+        return finding(false, Reason::NodeMissing, left_behind(node, volumes));
+    }
+    for part in [&registration.topology, &registration.agent] {
+        if part.status != ConditionStatus::True {
+            return finding(false, part.reason, part.message.clone());
+        }
+    }
+    let refused: Vec<Refusal> = node
+        .spec
+        .pools
+        .iter()
+        .filter_map(|pool| offer(&pool.name, Some(node), registration).err())
+        .collect();
+    match refused.first() {
+        None => {
+            let message = match node.spec.pools.len() {
+                0 => "the node carries no pool".to_owned(),
+                1 => "its pool is ready".to_owned(),
+                count => format!("all {count} pools are ready"),
+            };
+            finding(true, Reason::AsDesired, message)
+        }
+        Some(first) => {
+            let messages: Vec<&str> = refused.iter().map(|r| r.message.as_str()).collect();
+            finding(false, first.reason, messages.join("; "))
+        }
+    }
+}
+
+/// `DeletionHeld`: somebody deleted the object, and this is what keeps it.
+fn deletion(node: &StorageNode) -> Finding {
+    let finding = |holds: bool, reason, message: String| {
+        Finding::new(ConditionType::DeletionHeld, holds, reason, message)
+    };
+    if node.metadata.deletion_timestamp.is_none() {
+        let message = "the object is not being deleted";
+        return finding(false, Reason::NotDeleting, message.to_owned());
+    }
+    let pools: Vec<&str> = node
+        .spec
+        .pools
+        .iter()
+        .map(|pool| pool.name.as_str())
+        .collect();
+    let message = format!(
+        "the node carries pools ({}): take it out of their node selectors, and delete the claims of the volumes that remain",
+        pools.join(", ")
+    );
+    finding(true, Reason::VolumesRemain, message)
+}
+
+/// What remains of a node that is gone, and what to do about it.
+fn left_behind(node: &StorageNode, volumes: &Volumes) -> String {
+    let name = node.name_any();
+    if volumes.is_empty() {
+        return format!(
+            "Node {name} is gone; if its disks are given up, run: kubectl delete storagenode {name}"
+        );
+    }
+    let pools: Vec<String> = volumes
+        .counts
+        .iter()
+        .map(|(pool, count)| format!("{count} in pool {pool}"))
+        .collect();
+    format!(
+        "Node {name} is gone and holds volumes ({}): they are kept for its return; to give them up, delete their claims",
+        pools.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests;

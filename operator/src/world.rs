@@ -1,0 +1,267 @@
+//! What the operator sees of the cluster: one watch per kind, shared by every controller.
+//!
+//! An object that cannot be read does not stop its watch: it is kept with its metadata, and counts
+//! as whatever keeps data.
+//!
+//! *Invariant:* this module decides nothing and writes nothing.
+
+use std::{collections::BTreeMap, future::Future, sync::Arc};
+
+use cistern_client::http::Readiness;
+use cistern_crds::{PoolVolume, StorageNode, StoragePool, names};
+use futures::{FutureExt as _, future::BoxFuture};
+use k8s_openapi::api::{
+    core::v1::{Node, PersistentVolumeClaim, Pod},
+    storage::v1::{CSINode, CSIStorageCapacity, StorageClass},
+};
+use kube::{
+    Api, Client, ResourceExt as _,
+    core::DeserializeGuard,
+    runtime::{
+        reflector::{self, ObjectRef, Store},
+        watcher,
+    },
+};
+use tokio::sync::broadcast;
+
+use crate::{kinds::Kind, watch::watch};
+
+/// Changes that a slow controller may lag behind before it looks at everything again.
+const CHANGES: usize = 4096;
+
+/// What has changed, as far as the controllers tell it apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A kind was listed anew, or nobody knows.
+    Everything,
+    /// A StoragePool.
+    Pool(String),
+    /// A StorageNode.
+    StorageNode(String),
+    /// A PoolVolume.
+    Volume {
+        /// Its name.
+        name: String,
+        /// The StoragePool that it comes from.
+        pool: String,
+        /// The node that holds it.
+        node: String,
+    },
+    /// A Node, its CSINode, or the pod of its agent.
+    Node(String),
+    /// A StorageClass.
+    Class(String),
+    /// A PersistentVolumeClaim.
+    Claim {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+    /// A CSIStorageCapacity of ours.
+    Capacity {
+        /// The StorageClass that it is for.
+        class: String,
+        /// The value of the topology key that it is for.
+        segment: String,
+    },
+}
+
+/// Copies of everything that is watched.
+#[derive(Clone, Debug)]
+pub struct World {
+    /// Every StoragePool.
+    pub pools: Store<DeserializeGuard<StoragePool>>,
+    /// Every StorageNode.
+    pub storage_nodes: Store<DeserializeGuard<StorageNode>>,
+    /// Every PoolVolume.
+    pub volumes: Store<DeserializeGuard<PoolVolume>>,
+    /// Every Node.
+    pub nodes: Store<Node>,
+    /// Every CSINode.
+    pub csi_nodes: Store<CSINode>,
+    /// The pods of the node plugin.
+    pub agents: Store<Pod>,
+    /// The StorageClasses of our driver.
+    pub classes: Store<StorageClass>,
+    /// The claims that wait for a volume, whoever is to make it.
+    pub claims: Store<PersistentVolumeClaim>,
+    /// The capacity objects that the operator made.
+    pub capacities: Store<CSIStorageCapacity>,
+    changes: broadcast::Sender<Change>,
+}
+
+/// How many PoolVolumes lie where, and how many cannot be read and may lie anywhere.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Volumes {
+    /// By pool or by node.
+    pub counts: BTreeMap<String, usize>,
+    /// Objects that cannot be read.
+    pub unreadable: usize,
+}
+
+impl Volumes {
+    /// Whether a volume lies there, or might.
+    pub fn may_be_at(&self, place: &str) -> bool {
+        self.unreadable > 0 || self.counts.contains_key(place)
+    }
+
+    /// Whether there is none for sure.
+    pub fn is_empty(&self) -> bool {
+        self.unreadable == 0 && self.counts.is_empty()
+    }
+}
+
+impl World {
+    /// The world, and the future that keeps it up to date. It is empty until that has run a while.
+    pub fn new(
+        client: &Client,
+        namespace: &str,
+        readiness: &Readiness,
+    ) -> (Self, impl Future<Output = ()> + use<>) {
+        let (changes, _) = broadcast::channel(CHANGES);
+        let mut watches = Watches {
+            running: Vec::new(),
+            changes: changes.clone(),
+            readiness: readiness.clone(),
+        };
+        let any = watcher::Config::default;
+        let labelled = |key: &str, value: &str| any().labels(&format!("{key}={value}"));
+        let ours = Api::namespaced(client.clone(), namespace);
+        let agents = labelled(names::COMPONENT_LABEL, names::NODE_COMPONENT);
+        let capacities = labelled(names::MANAGED_BY_LABEL, names::OPERATOR_MANAGER);
+        let world = Self {
+            pools: watches.add(Api::all(client.clone()), any()),
+            storage_nodes: watches.add(Api::all(client.clone()), any()),
+            volumes: watches.add(Api::all(client.clone()), any()),
+            nodes: watches.add(Api::all(client.clone()), any()),
+            csi_nodes: watches.add(Api::all(client.clone()), any()),
+            agents: watches.add(Api::namespaced(client.clone(), namespace), agents),
+            classes: watches.add(Api::all(client.clone()), any()),
+            claims: watches.add(Api::all(client.clone()), any()),
+            capacities: watches.add(ours, capacities),
+            changes,
+        };
+        (world, watches.run())
+    }
+
+    /// Every change from now on.
+    pub fn changes(&self) -> broadcast::Receiver<Change> {
+        self.changes.subscribe()
+    }
+
+    /// Waits until every kind has been listed once.
+    pub async fn ready(&self) {
+        // An error means that the watches ended, which they do only with the process.
+        let _ = tokio::join!(
+            self.pools.wait_until_ready(),
+            self.storage_nodes.wait_until_ready(),
+            self.volumes.wait_until_ready(),
+            self.nodes.wait_until_ready(),
+            self.csi_nodes.wait_until_ready(),
+            self.agents.wait_until_ready(),
+            self.classes.wait_until_ready(),
+            self.claims.wait_until_ready(),
+            self.capacities.wait_until_ready(),
+        );
+    }
+
+    /// A StoragePool.
+    pub fn pool(&self, name: &str) -> Option<Arc<DeserializeGuard<StoragePool>>> {
+        self.pools.get(&ObjectRef::new(name))
+    }
+
+    /// Every StoragePool, by name.
+    pub fn pools_by_name(&self) -> Vec<Arc<DeserializeGuard<StoragePool>>> {
+        let mut pools = self.pools.state();
+        pools.sort_by_key(|pool| pool.name_any());
+        pools
+    }
+
+    /// A StorageNode.
+    pub fn storage_node(&self, name: &str) -> Option<Arc<DeserializeGuard<StorageNode>>> {
+        self.storage_nodes.get(&ObjectRef::new(name))
+    }
+
+    /// A Node.
+    pub fn node(&self, name: &str) -> Option<Arc<Node>> {
+        self.nodes.get(&ObjectRef::new(name))
+    }
+
+    /// A CSINode.
+    pub fn csi_node(&self, name: &str) -> Option<Arc<CSINode>> {
+        self.csi_nodes.get(&ObjectRef::new(name))
+    }
+
+    /// A StorageClass of our driver.
+    pub fn class(&self, name: &str) -> Option<Arc<StorageClass>> {
+        self.classes.get(&ObjectRef::new(name))
+    }
+
+    /// The pods of the node plugin on a node: one, or two for a moment.
+    pub fn agents_on(&self, node: &str) -> Vec<Arc<Pod>> {
+        self.agents.state_filter(|pod| {
+            pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node)
+        })
+    }
+
+    /// The PoolVolumes on a node, by pool.
+    pub fn volumes_on(&self, node: &str) -> Volumes {
+        self.count(|volume| (volume.spec.node_name == node).then_some(&volume.spec.pool_name))
+    }
+
+    /// The PoolVolumes of a pool, by node.
+    pub fn volumes_of(&self, pool: &str) -> Volumes {
+        self.count(|volume| (volume.spec.pool_name == pool).then_some(&volume.spec.node_name))
+    }
+
+    /// Names of all that is a Node or was one.
+    pub fn node_names(&self) -> Vec<String> {
+        let nodes = self.nodes.state();
+        let storage_nodes = self.storage_nodes.state();
+        let csi_nodes = self.csi_nodes.state();
+        let mut names: Vec<String> = nodes.iter().map(|node| node.name_any()).collect();
+        names.extend(storage_nodes.iter().map(|node| node.name_any()));
+        names.extend(csi_nodes.iter().map(|node| node.name_any()));
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
+    fn count(&self, place: impl Fn(&PoolVolume) -> Option<&String>) -> Volumes {
+        let mut volumes = Volumes::default();
+        for volume in self.volumes.state() {
+            match &volume.0 {
+                Ok(volume) => {
+                    if let Some(place) = place(volume) {
+                        *volumes.counts.entry(place.clone()).or_default() += 1;
+                    }
+                }
+                Err(_) => volumes.unreadable += 1,
+            }
+        }
+        volumes
+    }
+}
+
+/// The watches that fill a world.
+struct Watches {
+    running: Vec<BoxFuture<'static, ()>>,
+    changes: broadcast::Sender<Change>,
+    readiness: Readiness,
+}
+
+impl Watches {
+    fn add<K: Kind + 'static>(&mut self, api: Api<K>, config: watcher::Config) -> Store<K> {
+        self.readiness.wait_for(K::NAME, "not listed yet");
+        let (store, writer) = reflector::store();
+        let (changes, readiness) = (self.changes.clone(), self.readiness.clone());
+        self.running
+            .push(watch(api, config, writer, changes, readiness).boxed());
+        store
+    }
+
+    async fn run(self) {
+        futures::future::join_all(self.running).await;
+    }
+}
