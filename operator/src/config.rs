@@ -10,16 +10,21 @@ use clap::Parser;
 #[command(version)]
 pub struct Config {
     /// Namespace of the operator, of the node plugin's pods and of the capacity objects
-    #[arg(long, env = "POD_NAMESPACE", default_value = "cistern-system")]
+    #[arg(long, env = "NAMESPACE", default_value = "cistern-system")]
     pub namespace: String,
 
     /// Name of this pod, for the events that it writes
     #[arg(long, env = "POD_NAME", default_value = "cistern-operator")]
     pub pod_name: String,
 
-    /// Where health and metrics are served
-    #[arg(long, env = "HTTP_ADDRESS", default_value = "0.0.0.0:8080")]
-    pub http_address: SocketAddr,
+    /// Address of /healthz, /readyz and /metrics; port 0 takes any
+    #[arg(
+        long,
+        env = "HTTP_ADDRESS",
+        default_value = "0.0.0.0:9808",
+        value_name = "ADDRESS:PORT"
+    )]
+    pub http: SocketAddr,
 
     /// Logs
     #[command(flatten)]

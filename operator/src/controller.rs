@@ -26,7 +26,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// The wait after a first failure; it doubles with each further one.
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 /// The longest wait between two tries.
-const LAST_RETRY: Duration = Duration::from_secs(60);
+const LAST_RETRY: Duration = Duration::from_mins(1);
 
 /// What is to happen with a key after it was reconciled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +106,7 @@ pub async fn run<K, E>(
             }
             Some((key, result)) = running.next() => {
                 queue.done(&key);
-                if let Some(wait) = settle(name, &retries, metrics, &key, result) {
+                if let Some(wait) = settle(name, &retries, metrics, &key, &result) {
                     queue.add(key, wait);
                 }
             }
@@ -121,13 +121,13 @@ fn settle<K, E>(
     retries: &Retries<K>,
     metrics: &Metrics,
     key: &K,
-    result: Result<Result<Next, E>, Elapsed>,
+    result: &Result<Result<Next, E>, Elapsed>,
 ) -> Option<Duration>
 where
     K: Clone + Debug + Eq + Hash,
     E: Error + 'static,
 {
-    let error: &(dyn Error + 'static) = match &result {
+    let error: &(dyn Error + 'static) = match result {
         Ok(Ok(next)) => {
             metrics.reconciled(name, Outcome::Done);
             retries.forget(key);

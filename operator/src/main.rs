@@ -37,13 +37,13 @@ async fn start(config: Config) -> Result<(), Box<dyn Error>> {
     );
     let operator = cistern_operator::run(client, &config, metrics, readiness.clone(), stop.clone());
     let server = http::serve(listener, readiness, Arc::new(registry), stop);
-    let ((), served) = tokio::join!(operator, server);
+    let ((), result) = tokio::join!(operator, server);
     tracing::info!("the operator has stopped");
-    Ok(served?)
+    Ok(result?)
 }
 
 async fn bind(config: &Config) -> io::Result<TcpListener> {
-    let address = config.http_address;
+    let address = config.http;
     TcpListener::bind(address).await.map_err(|error| {
         io::Error::new(error.kind(), format!("cannot listen on {address}: {error}"))
     })

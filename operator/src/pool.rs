@@ -244,7 +244,8 @@ mod tests {
             if !finalizer {
                 pool.metadata.finalizers = None;
             }
-            pool.metadata.deletion_timestamp = deleted.then(|| Time(Default::default()));
+            pool.metadata.deletion_timestamp =
+                deleted.then_some(Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH));
             DeserializeGuard(Ok(pool))
         };
         assert_eq!(hold(&guard(false, false), true), Hold::Take);

@@ -147,7 +147,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_key_that_is_due_later_does_not_hide_one_that_is_added_meanwhile() {
         let queue = std::sync::Arc::new(Queue::default());
-        queue.add("late", Duration::from_secs(60));
+        queue.add("late", Duration::from_mins(1));
         let other = queue.clone();
         let waiter = tokio::spawn(async move { other.next().await });
         tokio::task::yield_now().await;

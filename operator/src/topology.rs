@@ -168,18 +168,14 @@ fn agent<'a>(name: &str, pods: impl Iterator<Item = &'a Pod>) -> Finding {
         }
         waiting = Some(pod.name_any());
     }
-    match waiting {
-        Some(pod) => {
-            let message = format!("pod {pod} on {name} is not ready");
-            finding(false, Reason::AgentNotReady, message)
-        }
-        None => {
-            let message = format!(
-                "no pod of the node plugin runs on {name}: look at the DaemonSet's selector and tolerations"
-            );
-            finding(false, Reason::AgentMissing, message)
-        }
+    if let Some(pod) = waiting {
+        let message = format!("pod {pod} on {name} is not ready");
+        return finding(false, Reason::AgentNotReady, message);
     }
+    let message = format!(
+        "no pod of the node plugin runs on {name}: look at the DaemonSet's selector and tolerations"
+    );
+    finding(false, Reason::AgentMissing, message)
 }
 
 fn is_ready(pod: &Pod) -> bool {

@@ -20,15 +20,13 @@ use tokio::sync::broadcast;
 use crate::{kinds::Kind, world::Change};
 
 /// Watches a kind for ever.
-pub async fn watch<K: Kind>(
+pub async fn watch<K: Kind + 'static>(
     api: Api<K>,
     config: watcher::Config,
     mut writer: Writer<K>,
     changes: broadcast::Sender<Change>,
     readiness: Readiness,
-) where
-    K: 'static,
-{
+) {
     let mut stream = pin!(watcher(api, config).default_backoff());
     while let Some(event) = stream.next().await {
         match event.map(keep) {

@@ -63,14 +63,14 @@ fn an_agent_reports_while_one_of_its_pods_is_ready_and_not_leaving() {
 
 #[test]
 fn the_summary_names_the_first_thing_that_is_wrong() {
-    let none = Volumes::default();
+    let volumes = Volumes::default();
     let well = storage_node("w1")
         .carrying("fast")
         .with_room("fast", Bytes::gib(1));
     let broken = well.clone().broken("fast", Reason::ReadOnly).build();
     let well = well.build();
     let ready = |node: &StorageNode, registration: &Registration| {
-        let conditions = summarize(node, registration, &none, moment());
+        let conditions = summarize(node, registration, &volumes, moment());
         let (status, reason) = told(&conditions, ConditionType::Ready);
         (status.to_owned(), reason.to_owned())
     };
@@ -90,12 +90,12 @@ fn the_summary_names_the_first_thing_that_is_wrong() {
 #[test]
 fn r5_the_same_world_gives_equal_conditions_at_any_time() {
     let mut node = storage_node("w1").build();
-    let none = Volumes::default();
-    let first = summarize(&node, &registered("w1"), &none, moment());
+    let volumes = Volumes::default();
+    let first = summarize(&node, &registered("w1"), &volumes, moment());
     assert_eq!(first.len(), 4);
     node.status.as_mut().unwrap().conditions.clone_from(&first);
     let later = moment() + chrono::Duration::hours(1);
-    assert_eq!(summarize(&node, &registered("w1"), &none, later), first);
+    assert_eq!(summarize(&node, &registered("w1"), &volumes, later), first);
 }
 
 #[test]
