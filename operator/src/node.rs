@@ -151,7 +151,10 @@ async fn execute(
             let written = patch_guarded(&api, seen, names::OPERATOR_MANAGER, change).await;
             ("update", written.map(drop))
         }
-        (Step::Delete, Some(seen)) => ("delete", delete_exactly(&api, seen).await),
+        (Step::Delete, Some(seen)) => {
+            // The finalizer goes once the mark has come back as a change.
+            ("delete", delete_exactly(&api, seen).await.map(drop))
+        }
         (Step::Release, Some(seen)) => {
             let manager = names::OPERATOR_MANAGER;
             let released = remove_finalizer(&api, seen, manager, names::FINALIZER).await;
