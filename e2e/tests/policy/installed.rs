@@ -1,0 +1,186 @@
+//! An API server with Cistern's manifests in it, and those who ask it for something.
+
+use std::time::Duration;
+
+use cistern_e2e::{
+    ControlPlane,
+    process::{command, output, tool, workspace},
+};
+use kube::{Client, core::response::Status};
+use serde_json::{Value, json};
+
+const OURS: &str = "/apis/cistern.storage/v1alpha1";
+const SYSTEM: &str = "/api/v1/namespaces/cistern-system";
+
+/// An API server with Cistern's manifests, a pool, two nodes, and a volume on each.
+pub(crate) struct Installed {
+    control_plane: ControlPlane,
+}
+
+impl Installed {
+    /// Starts one.
+    pub(crate) async fn start() -> Self {
+        let control_plane = ControlPlane::start().await;
+        let mut apply = command(tool("kubectl").await);
+        apply
+            .arg("--kubeconfig")
+            .arg(control_plane.kubeconfig())
+            .args(["apply", "-k"])
+            .arg(workspace().join("manifests"));
+        output(apply, Duration::from_mins(1)).await;
+        let this = Self { control_plane };
+        this.make("storagepools", &pool("p")).await;
+        for name in ["a", "b"] {
+            this.make("/api/v1/nodes", &json!({"metadata": {"name": name}}))
+                .await;
+            this.make("storagenodes", &node(name)).await;
+            this.make("poolvolumes", &volume(&format!("on-{name}"), name))
+                .await;
+        }
+        this
+    }
+
+    /// Who may do everything.
+    pub(crate) fn admin(&self) -> Client {
+        self.control_plane.client()
+    }
+
+    /// Any user, by name.
+    pub(crate) fn somebody(&self, user: &str) -> Client {
+        let mut config = self.control_plane.config();
+        config.auth_info.impersonate = Some(user.to_owned());
+        Client::try_from(config).unwrap()
+    }
+
+    /// Gives somebody a ClusterRole.
+    pub(crate) async fn bind(&self, role: &str, subject: &Value) {
+        let binding = json!({
+            "metadata": {"name": format!("test-{role}")},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+            "subjects": [subject],
+        });
+        let path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
+        self.make(path, &binding).await;
+    }
+
+    /// The node plugin on a node, with such a token as kubelet gets for its pod.
+    pub(crate) async fn agent_on(&self, node: &str) -> Client {
+        let name = format!("agent-on-{node}");
+        let pod = json!({
+            "metadata": {"name": name},
+            "spec": {
+                "nodeName": node,
+                "serviceAccountName": "cistern-node",
+                "containers": [{"name": "driver", "image": "x"}],
+            },
+        });
+        let pod = self.make(&format!("{SYSTEM}/pods"), &pod).await;
+        let uid = &pod["metadata"]["uid"];
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid});
+        self.agent_with_token(&json!({"spec": {"boundObjectRef": pod}}))
+            .await
+    }
+
+    /// The account of the node plugin with a token that belongs to no pod.
+    pub(crate) async fn agent_nowhere(&self) -> Client {
+        self.agent_with_token(&json!({})).await
+    }
+
+    async fn agent_with_token(&self, request: &Value) -> Client {
+        let path = format!("{SYSTEM}/serviceaccounts/cistern-node/token");
+        let answer = self.make(&path, request).await;
+        let auth_info = json!({"token": answer["status"]["token"]});
+        let mut config = self.control_plane.config();
+        config.auth_info = serde_json::from_value(auth_info).unwrap();
+        Client::try_from(config).unwrap()
+    }
+
+    async fn make(&self, path: &str, body: &Value) -> Value {
+        ask(&self.admin(), "POST", path, body).await.unwrap()
+    }
+}
+
+/// One request. A path that does not begin with a slash is one of Cistern's; `APPLY` is a
+/// server-side apply.
+pub(crate) async fn ask(
+    client: &Client,
+    method: &str,
+    path: &str,
+    body: &Value,
+) -> Result<Value, Box<Status>> {
+    let mut path = path.to_owned();
+    if !path.starts_with('/') {
+        path = format!("{OURS}/{path}");
+    }
+    let (mut method, mut body) = (method, body.clone());
+    let content = match method {
+        "PATCH" => "application/merge-patch+json",
+        "APPLY" => {
+            method = "PATCH";
+            let kind = if path.contains("poolvolumes") {
+                "PoolVolume"
+            } else {
+                "StorageNode"
+            };
+            body["apiVersion"] = "cistern.storage/v1alpha1".into();
+            body["kind"] = kind.into();
+            path.push_str("?fieldManager=test&force=true");
+            "application/apply-patch+yaml"
+        }
+        _ => "application/json",
+    };
+    let body = if body.is_null() {
+        Vec::new()
+    } else {
+        body.to_string().into_bytes()
+    };
+    let request = http::Request::builder().method(method).uri(path);
+    let request = request
+        .header(http::header::CONTENT_TYPE, content)
+        .body(body)
+        .unwrap();
+    match client.request(request).await {
+        Ok(answer) => Ok(answer),
+        Err(kube::Error::Api(status)) => Err(status),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A volume.
+pub(crate) fn volume(name: &str, node: &str) -> Value {
+    json!({
+        "apiVersion": "cistern.storage/v1alpha1",
+        "kind": "PoolVolume",
+        "metadata": {"name": name},
+        "spec": {
+            "requestedName": name,
+            "nodeName": node,
+            "poolName": "p",
+            "size": "1Gi",
+            "accessType": "Filesystem",
+            "filesystem": "ext4",
+            "accessModes": ["SingleNodeWriter"],
+            "provisioning": "Thin",
+        },
+    })
+}
+
+/// What Cistern knows of a node.
+pub(crate) fn node(name: &str) -> Value {
+    json!({
+        "apiVersion": "cistern.storage/v1alpha1",
+        "kind": "StorageNode",
+        "metadata": {"name": name},
+        "spec": {"topology": {"topology.cistern.storage/node": name}},
+    })
+}
+
+/// A pool.
+pub(crate) fn pool(name: &str) -> Value {
+    json!({
+        "apiVersion": "cistern.storage/v1alpha1",
+        "kind": "StoragePool",
+        "metadata": {"name": name},
+        "spec": {"nodeSelector": {}, "source": {"image": {"size": "1Gi"}}},
+    })
+}

@@ -1,0 +1,291 @@
+//! What each account may do, with RBAC and admission policies as `manifests` installs them, asked
+//! of a real API server: one row for each request, with its verdict.
+
+#![allow(
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test fails by panicking, and JSON that lacks a field gives null"
+)]
+
+mod installed;
+
+use std::time::Duration;
+
+use cistern_e2e::eventually;
+use serde_json::{Value, json};
+
+use crate::installed::{Installed, ask, node, pool, volume};
+
+const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+
+/// Verdicts: nothing, or what the refusal says.
+const ALLOWED: &str = "";
+const NO_RIGHT: &str = "cannot ";
+const FOREIGN: &str = "belongs to node";
+const ONLY_STATUS: &str = "writes the status of its objects and nothing else";
+const NO_NODE: &str = "does not say which node";
+const KEPT: &str = "cannot be taken back";
+
+/// Method, path, body and verdict.
+type Row<'a> = (&'static str, &'static str, &'a Value, &'static str);
+
+#[tokio::test]
+async fn a_nodes_token_writes_the_status_of_its_own_objects_and_nothing_else() {
+    let cluster = Installed::start().await;
+    let node_a = &cluster.agent_on("a").await;
+    await_node_policy(node_a).await;
+
+    let none = &Value::Null;
+    let status = &json!({"status": {"reserved": "1Gi"}});
+    let room = &json!({"status": {"pools": [{"name": "p", "uid": "u", "thinRoom": "1Pi"}]}});
+    let finalizers = &json!({"metadata": {"finalizers": null}});
+    let label = &json!({"metadata": {"labels": {"x": "y"}}});
+    let wish = &json!({"spec": {"deletionRequested": true}});
+    let made = &volume("made-by-a", "a");
+    let rows: &[Row<'_>] = &[
+        ("GET", "poolvolumes", none, ALLOWED),
+        ("GET", "storagenodes/b", none, ALLOWED),
+        ("PATCH", "poolvolumes/on-a/status", status, ALLOWED),
+        ("PATCH", "storagenodes/a/status", room, ALLOWED),
+        ("APPLY", "storagenodes/a/status", room, ALLOWED),
+        // Nothing of node B: neither its volumes nor its capacity.
+        ("PATCH", "poolvolumes/on-b/status", status, FOREIGN),
+        ("APPLY", "poolvolumes/on-b/status", status, FOREIGN),
+        ("PATCH", "storagenodes/b/status", room, FOREIGN),
+        ("APPLY", "storagenodes/b/status", room, FOREIGN),
+        // No wish, no metadata, no object.
+        ("PATCH", "poolvolumes/on-a", wish, NO_RIGHT),
+        ("PATCH", "poolvolumes/on-a", finalizers, NO_RIGHT),
+        ("PATCH", "storagenodes/a", finalizers, NO_RIGHT),
+        ("POST", "poolvolumes", made, NO_RIGHT),
+        ("DELETE", "poolvolumes/on-a", none, NO_RIGHT),
+        ("DELETE", "poolvolumes", none, NO_RIGHT),
+        ("DELETE", "storagenodes/a", none, NO_RIGHT),
+        ("PATCH", "storagepools/p", label, NO_RIGHT),
+        ("PATCH", "storagepools/p/status", label, NO_RIGHT),
+        // Nothing of the cluster.
+        ("GET", "/api/v1/secrets", none, NO_RIGHT),
+        (
+            "GET",
+            "/api/v1/namespaces/cistern-system/secrets/x",
+            none,
+            NO_RIGHT,
+        ),
+        ("GET", "/api/v1/pods", none, NO_RIGHT),
+        ("PATCH", "/api/v1/nodes/a", label, NO_RIGHT),
+        ("PATCH", "/api/v1/persistentvolumes/x", label, NO_RIGHT),
+        ("DELETE", "/api/v1/persistentvolumes/x", none, NO_RIGHT),
+        (
+            "PATCH",
+            "/api/v1/namespaces/default/persistentvolumeclaims/x",
+            label,
+            NO_RIGHT,
+        ),
+        (
+            "GET",
+            "/apis/storage.k8s.io/v1/csistoragecapacities",
+            none,
+            NO_RIGHT,
+        ),
+        (
+            "POST",
+            "/api/v1/namespaces/cistern-system/serviceaccounts/x/token",
+            none,
+            NO_RIGHT,
+        ),
+        ("DELETE", DEFINITIONS, none, NO_RIGHT),
+    ];
+    check(node_a, rows).await;
+}
+
+#[tokio::test]
+async fn a_write_to_the_status_leaves_metadata_and_spec_as_they_are() {
+    let cluster = Installed::start().await;
+    let all = json!({
+        "metadata": {"labels": {"x": "y"}, "annotations": {"x": "y"}, "finalizers": ["x.y/z"]},
+        "spec": {"deletionRequested": true},
+        "status": {"reserved": "2Gi"},
+    });
+    let node_a = cluster.agent_on("a").await;
+    let written = ask(&node_a, "PATCH", "poolvolumes/on-a/status", &all)
+        .await
+        .unwrap();
+    assert_eq!(written["status"]["reserved"], "2Gi");
+    assert_eq!(written["spec"]["deletionRequested"], false);
+    for field in ["labels", "annotations", "finalizers"] {
+        assert_eq!(written["metadata"][field], Value::Null, "{field}");
+    }
+}
+
+#[tokio::test]
+async fn the_policy_holds_a_nodes_token_whatever_rbac_allows() {
+    let cluster = Installed::start().await;
+    let (node_a, nowhere) = (&cluster.agent_on("a").await, &cluster.agent_nowhere().await);
+    let account = json!({
+        "kind": "ServiceAccount",
+        "name": "cistern-node",
+        "namespace": "cistern-system",
+    });
+    cluster.bind("cluster-admin", &account).await;
+    eventually("the role to count", Duration::from_secs(30), async || {
+        let secrets = ask(node_a, "GET", "/api/v1/secrets", &Value::Null).await;
+        secrets.map_err(|status| status.message)
+    })
+    .await;
+    await_node_policy(node_a).await;
+
+    let none = &Value::Null;
+    let status = &json!({"status": {"reserved": "1Gi"}});
+    let finalizers = &json!({"metadata": {"finalizers": null}});
+    let wish = &json!({"spec": {"deletionRequested": true}});
+    let rows: &[Row<'_>] = &[
+        ("PATCH", "poolvolumes/on-a/status", status, ALLOWED),
+        ("PATCH", "poolvolumes/on-b/status", status, FOREIGN),
+        ("PATCH", "poolvolumes/on-a", wish, ONLY_STATUS),
+        ("PATCH", "poolvolumes/on-a", finalizers, ONLY_STATUS),
+        (
+            "POST",
+            "poolvolumes",
+            &volume("made-by-a", "a"),
+            ONLY_STATUS,
+        ),
+        ("DELETE", "poolvolumes/on-a", none, ONLY_STATUS),
+        ("DELETE", "poolvolumes", none, ONLY_STATUS),
+        ("DELETE", "storagenodes/b", none, ONLY_STATUS),
+        ("POST", "storagepools", &pool("made-by-a"), ONLY_STATUS),
+    ];
+    check(node_a, rows).await;
+    let rows: &[Row<'_>] = &[("PATCH", "poolvolumes/on-a/status", status, NO_NODE)];
+    check(nowhere, rows).await;
+}
+
+#[tokio::test]
+async fn every_account_has_the_rights_of_its_work_and_no_more() {
+    let cluster = Installed::start().await;
+    let none = &Value::Null;
+    let status = &json!({"status": {"reserved": "1Gi"}});
+    let label = &json!({"metadata": {"labels": {"x": "y"}}});
+
+    let operator = cluster.somebody("system:serviceaccount:cistern-system:cistern-operator");
+    let rows: &[Row<'_>] = &[
+        ("PATCH", "storagepools/p", label, ALLOWED),
+        ("POST", "storagenodes", &node("c"), ALLOWED),
+        ("PATCH", "poolvolumes/on-a", label, NO_RIGHT),
+        ("PATCH", "poolvolumes/on-a/status", status, NO_RIGHT),
+        ("DELETE", "poolvolumes/on-a", none, NO_RIGHT),
+        ("GET", "/api/v1/secrets", none, NO_RIGHT),
+        ("GET", "/api/v1/pods", none, NO_RIGHT),
+        ("PATCH", "/api/v1/nodes/a", label, NO_RIGHT),
+        ("DELETE", "/api/v1/persistentvolumes/x", none, NO_RIGHT),
+    ];
+    check(&operator, rows).await;
+
+    let controller = cluster.somebody("system:serviceaccount:cistern-system:cistern-controller");
+    let rows: &[Row<'_>] = &[
+        ("POST", "poolvolumes", &volume("made", "a"), ALLOWED),
+        ("PATCH", "poolvolumes/on-a", label, ALLOWED),
+        ("PATCH", "poolvolumes/on-a/status", status, NO_RIGHT),
+        ("PATCH", "storagenodes/a", label, NO_RIGHT),
+        ("PATCH", "storagenodes/a/status", label, NO_RIGHT),
+        ("PATCH", "storagepools/p", label, NO_RIGHT),
+        ("GET", "/api/v1/secrets", none, NO_RIGHT),
+        ("PATCH", "/api/v1/nodes/a", label, NO_RIGHT),
+    ];
+    check(&controller, rows).await;
+}
+
+#[tokio::test]
+async fn people_write_pools_and_read_the_rest() {
+    let cluster = Installed::start().await;
+    let none = &Value::Null;
+    let label = &json!({"metadata": {"labels": {"x": "y"}}});
+    for (role, writes_pools) in [("cistern-view", NO_RIGHT), ("cistern-edit", ALLOWED)] {
+        let person = json!({"kind": "User", "name": role});
+        cluster.bind(role, &person).await;
+        let person = cluster.somebody(role);
+        // Kubernetes itself adds the right to read to whoever may edit.
+        let (method, path, body) = match role {
+            "cistern-view" => ("GET", "poolvolumes", none),
+            _ => ("POST", "storagepools", &pool("first")),
+        };
+        eventually("the role to count", Duration::from_secs(30), async || {
+            let answer = ask(&person, method, path, body).await;
+            answer.map_err(|status| status.message)
+        })
+        .await;
+        let rows: &[Row<'_>] = &[
+            ("POST", "storagepools", &pool("second"), writes_pools),
+            ("PATCH", "storagepools/p", label, writes_pools),
+            (
+                "POST",
+                "poolvolumes",
+                &volume("made-by-hand", "a"),
+                NO_RIGHT,
+            ),
+            ("PATCH", "poolvolumes/on-a", label, NO_RIGHT),
+            ("DELETE", "poolvolumes/on-a", none, NO_RIGHT),
+            ("PATCH", "storagenodes/a", label, NO_RIGHT),
+        ];
+        check(&person, rows).await;
+    }
+}
+
+#[tokio::test]
+async fn deleting_a_definition_has_to_be_meant() {
+    let cluster = Installed::start().await;
+    let admin = &cluster.admin();
+    let path =
+        "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/storagepools.cistern.storage";
+    eventually(
+        "the policy to count",
+        Duration::from_secs(30),
+        async || match ask(admin, "DELETE", &format!("{path}?dryRun=All"), &Value::Null).await {
+            Err(status) if status.message.contains(KEPT) => Ok(()),
+            other => Err(format!("{other:?}")),
+        },
+    )
+    .await;
+    let meant = json!({"metadata": {"annotations": {"cistern.storage/allow-deletion": "true"}}});
+    let rows: &[Row<'_>] = &[
+        ("DELETE", path, &Value::Null, KEPT),
+        ("DELETE", DEFINITIONS, &Value::Null, KEPT),
+        ("PATCH", path, &meant, ALLOWED),
+        ("DELETE", path, &Value::Null, ALLOWED),
+    ];
+    check(admin, rows).await;
+}
+
+/// Asks row after row, and fails with all whose verdict was another.
+async fn check(client: &kube::Client, rows: &[Row<'_>]) {
+    let mut wrong = Vec::new();
+    for (method, path, body, verdict) in rows {
+        let (right, answer) = match ask(client, method, path, body).await {
+            Ok(_) => (*verdict == ALLOWED, "allowed".to_owned()),
+            Err(status) => {
+                let refused = status.code == 403 && status.message.contains(verdict);
+                (*verdict != ALLOWED && refused, status.message)
+            }
+        };
+        if !right {
+            wrong.push(format!(
+                "{method} {path}: wanted {verdict:?}, got: {answer}"
+            ));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A policy counts a moment after it is made: until then a node may do what RBAC says.
+async fn await_node_policy(node_a: &kube::Client) {
+    let nothing = json!({"status": {}});
+    eventually(
+        "the policy to count",
+        Duration::from_secs(30),
+        async || match ask(node_a, "PATCH", "storagenodes/b/status", &nothing).await {
+            Err(status) if status.message.contains(FOREIGN) => Ok(()),
+            other => Err(format!("{other:?}")),
+        },
+    )
+    .await;
+}
