@@ -1,1 +1,41 @@
-//! .
+//! Everything that touches one Linux host: pools, volume images, loop devices and mounts.
+//!
+//! [`Root`] is the folder of Cistern on the host and the way in: [`Root::open_pool`] makes a pool
+//! usable, [`Pool`] makes, removes, stages and publishes volumes, and [`Root`] takes them back.
+//! All of it is synchronous. Every call is idempotent and asks the kernel what is so already.
+//!
+//! *Invariants:* nothing here knows Kubernetes or gRPC (of `cistern-crds` it uses the words for
+//! sizes, filesystems and provisioning); nothing is remembered between calls; and everything that
+//! is done to the machine goes through [`system::System`].
+
+pub mod attach;
+pub mod command;
+pub mod image;
+pub mod inventory;
+pub mod loopdev;
+pub mod mountinfo;
+pub mod options;
+pub mod pool;
+pub mod statistics;
+pub mod system;
+
+mod cause;
+mod id;
+mod ioctl;
+mod mkfs;
+mod place;
+mod root;
+mod superblock;
+
+pub use self::{
+    attach::{PublishRequest, StageRequest},
+    cause::Cause,
+    id::{InvalidUid, InvalidUuid, Uid, Uuid},
+    image::{Content, Identity, Image, ImageRequest},
+    inventory::{Inventory, PoolInventory},
+    options::MountOptions,
+    pool::{Expectation, Pool, PoolDeclaration, PoolStatistics, Source},
+    root::Root,
+    statistics::VolumeStatistics,
+    system::{Linux, System},
+};

@@ -1,0 +1,409 @@
+//! Giving a volume to a pod: stage, publish, and back.
+//!
+//! ```text
+//! image ── loop device ── filesystem at the staging path ── bind mount at the target path
+//!          (stage)        (stage)                            (publish)
+//! ```
+//!
+//! *Invariants:* every step asks the kernel whether it is done, so that a repeated call finds the
+//! first one's work; whatever fails leaves nothing behind; the way back needs neither pool nor
+//! image; a path is never followed through a symbolic link; and only directories that are empty and
+//! not mounted are removed.
+
+use std::{
+    io,
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+};
+
+use cistern_crds::{Bytes, FilesystemType, Provisioning};
+
+use crate::{
+    cause::Cause,
+    id::{Uid, Uuid},
+    image,
+    loopdev::{self, Loop},
+    mountinfo::Mount,
+    options::{self, MountOptions},
+    place::Place,
+    pool::Pool,
+    root::Root,
+    superblock,
+    system::DeviceNumber,
+};
+
+/// A volume with a filesystem that is to be staged.
+#[derive(Clone, Debug)]
+pub struct StageRequest<'a> {
+    /// Name of the image.
+    pub image: &'a Uid,
+    /// Name of the PoolVolume.
+    pub volume: &'a str,
+    /// The filesystem in it.
+    pub filesystem: FilesystemType,
+    /// The filesystem's UUID.
+    pub filesystem_uuid: Uuid,
+    /// Size of the volume: the image may be larger, if its growth was cut short, but not smaller.
+    pub size: Bytes,
+    /// Whether it is allocated in full.
+    pub provisioning: Provisioning,
+    /// Mount options.
+    pub options: &'a MountOptions,
+    /// Whether nothing may be written, whatever the options say.
+    pub read_only: bool,
+    /// An existing directory.
+    pub staging: &'a Path,
+}
+
+/// A staged volume that is to be published.
+#[derive(Clone, Debug)]
+pub struct PublishRequest<'a> {
+    /// Name of the image.
+    pub image: &'a Uid,
+    /// The filesystem in it.
+    pub filesystem: FilesystemType,
+    /// Whether it is allocated in full.
+    pub provisioning: Provisioning,
+    /// Mount options.
+    pub options: &'a MountOptions,
+    /// Whether nothing may be written through this mount, whatever the options say.
+    pub read_only: bool,
+    /// Where it is staged.
+    pub staging: &'a Path,
+    /// Where it is to appear: made here. Its parent directory exists.
+    pub target: &'a Path,
+}
+
+/// Why a volume could not be given to a pod, or taken back.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The image or its pool cannot be used.
+    #[error(transparent)]
+    Image(#[from] image::Error),
+    /// The directory that the caller has to make is not there.
+    #[error("{path} is not there")]
+    PathMissing {
+        /// The staging path, or the parent of the target path.
+        path: PathBuf,
+    },
+    /// The volume is not staged at the path that was named.
+    #[error("the volume is not staged at {path}: {why}")]
+    NotStaged {
+        /// The staging path.
+        path: PathBuf,
+        /// What is there.
+        why: String,
+    },
+    /// Something else, or the same in another way, is mounted at the path.
+    #[error("{path} is mounted already, but {why}")]
+    Conflict {
+        /// The staging or target path.
+        path: PathBuf,
+        /// What differs.
+        why: String,
+    },
+    /// Somebody uses what is mounted at the path.
+    #[error("{path} cannot be unmounted: it is in use")]
+    Busy {
+        /// The staging or target path.
+        path: PathBuf,
+    },
+    /// What stands at the path was not made by us and is not removed.
+    #[error("{path} cannot be removed")]
+    NotRemoved {
+        /// The target path.
+        path: PathBuf,
+        /// Why: it is not empty, or neither a directory nor a file.
+        #[source]
+        source: io::Error,
+    },
+    /// A step failed.
+    #[error("could not {operation}")]
+    Failed {
+        /// What was tried.
+        operation: String,
+        /// Why it failed.
+        #[source]
+        source: Cause,
+    },
+}
+
+fn failed<E: Into<Cause>>(operation: &str, path: &Path) -> impl FnOnce(E) -> Error + use<E> {
+    let operation = format!("{operation} {}", path.display());
+    |source| Error::Failed {
+        operation,
+        source: source.into(),
+    }
+}
+
+impl Pool {
+    /// Mounts the filesystem of an image at the staging path.
+    pub fn stage(&self, request: &StageRequest<'_>) -> Result<(), Error> {
+        self.check().map_err(image::Error::from)?;
+        let place = open(self, request.staging)?;
+        let bound = self.attach_image(request)?;
+        if let Some(mount) = place
+            .mounted()
+            .map_err(failed("look at", request.staging))?
+        {
+            return is_staged(&mount, bound.device(), request);
+        }
+        self.refill(request.image)?;
+        let system = &*self.system;
+        let parameters = request
+            .options
+            .parameters(request.provisioning, request.read_only);
+        let attributes = request.options.attributes(request.read_only);
+        let kind = request.filesystem.as_str();
+        system
+            .mount_filesystem(kind, &bound.path, &parameters, attributes)
+            .and_then(|mount| place.attach(mount.as_fd()))
+            .map_err(failed("mount the volume at", request.staging))?;
+        verify_staged(&place, bound.device(), request)
+    }
+
+    /// Mounts a staged volume at a target path, which is made if need be.
+    pub fn publish(&self, request: &PublishRequest<'_>) -> Result<(), Error> {
+        let staging = open(self, request.staging)?;
+        let device = self.staged_device(&staging, request)?;
+        let target = open_parent(self, request.target)?;
+        let failed = |operation| failed::<io::Error>(operation, request.target);
+        if let Some(mount) = target.mounted().map_err(failed("look at"))? {
+            return is_published(&mount, device, request);
+        }
+        let is_new = target.make_directory(0o750).map_err(failed("make"))?;
+        let bind = || -> io::Result<()> {
+            let staged = staging.look()?.ok_or(io::ErrorKind::NotFound)?;
+            let mount = self.system.clone_mount(staged.as_fd())?;
+            let attributes = request.options.attributes(request.read_only);
+            self.system
+                .set_mount_attributes(mount.as_fd(), attributes)?;
+            target.attach(mount.as_fd())
+        };
+        bind().map_err(|source| {
+            if is_new {
+                // It is empty and not mounted; a repeated call copes with it just as well.
+                let _ = target.remove();
+            }
+            failed("publish the volume at")(source)
+        })
+    }
+
+    /// Verifies that the image is the volume's and holds its filesystem, and binds it to a loop
+    /// device.
+    fn attach_image(&self, request: &StageRequest<'_>) -> Result<Loop, Error> {
+        let (system, uid) = (&*self.system, request.image);
+        let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
+        let image = self.image(uid)?.ok_or_else(|| self.missing(uid))?;
+        let identity = image.identity.filter(|found| {
+            found.volume == request.volume && found.pool_uuid == self.filesystem_uuid()
+        });
+        if identity.is_none() {
+            return Err(image::Error::IdentityConflict {
+                uid: uid.clone(),
+                why: format!("it is not volume {} of pool {self}", request.volume),
+            }
+            .into());
+        }
+        let superblock = superblock::read(system, file.as_fd())
+            .map_err(image::failed("read the filesystem", uid))?;
+        let why = match superblock {
+            None => Some("there is none".to_owned()),
+            Some(found)
+                if (found.kind, found.uuid) != (request.filesystem, request.filesystem_uuid) =>
+            {
+                Some(format!("it holds {} {}", found.kind, found.uuid))
+            }
+            Some(found) if found.size > image.size || request.size > image.size => {
+                Some(format!("the image has only {} bytes", image.size))
+            }
+            Some(_) => None,
+        };
+        if let Some(why) = why {
+            let uid = uid.clone();
+            return Err(image::Error::FilesystemConflict { uid, why }.into());
+        }
+        let bound = loopdev::attach(system, file.as_fd(), uid.as_ref())
+            .map_err(image::failed("bind the file", uid))?;
+        Ok(bound)
+    }
+
+    /// The device of the volume that is mounted at the staging path, verified to be this one.
+    fn staged_device(
+        &self,
+        staging: &Place<'_>,
+        request: &PublishRequest<'_>,
+    ) -> Result<DeviceNumber, Error> {
+        let uid = request.image;
+        let not_staged = |why: &str| Error::NotStaged {
+            path: request.staging.to_owned(),
+            why: why.to_owned(),
+        };
+        let mount = staging
+            .mounted()
+            .map_err(failed("look at", request.staging))?
+            .ok_or_else(|| not_staged("nothing is mounted there"))?;
+        let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
+        let id = self
+            .system
+            .stat(file.as_fd())
+            .map_err(image::failed("look at the file", uid))?
+            .id;
+        let bound = loopdev::find(&*self.system, id, uid.as_ref())
+            .map_err(image::failed("find the loop device", uid))?;
+        if bound.map(|bound| bound.device()) != Some(mount.device) {
+            return Err(not_staged("something else is mounted there"));
+        }
+        if difference(
+            &mount,
+            request.filesystem,
+            request.provisioning,
+            request.options,
+        )
+        .is_some()
+        {
+            return Err(Error::Conflict {
+                path: request.staging.to_owned(),
+                why: "with other filesystem options than are asked for".to_owned(),
+            });
+        }
+        Ok(mount.device)
+    }
+}
+
+impl Root {
+    /// Takes every mount off a target path and removes the directory or file at it. A path that is
+    /// not there is no error.
+    pub fn unpublish(&self, target: &Path) -> Result<(), Error> {
+        let Some(place) = self.clear(target)? else {
+            return Ok(());
+        };
+        place.remove().map_err(|source| Error::NotRemoved {
+            path: target.to_owned(),
+            source,
+        })
+    }
+
+    /// Takes every mount off a staging path. Its directory stays: the caller made it. What was
+    /// mounted is written out, and the loop device lets go of its file unless another mount
+    /// namespace holds it.
+    pub fn unstage(&self, staging: &Path) -> Result<(), Error> {
+        self.clear(staging).map(drop)
+    }
+
+    /// Takes every mount off a path; none when not even its parent is there.
+    fn clear(&self, path: &Path) -> Result<Option<Place<'_>>, Error> {
+        let place = match Place::open(&*self.system, path) {
+            Ok(place) => place,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed("look at", path)(error)),
+        };
+        match place.clear() {
+            Ok(()) => Ok(Some(place)),
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Err(Error::Busy {
+                path: path.to_owned(),
+            }),
+            Err(error) => Err(failed("unmount", path)(error)),
+        }
+    }
+}
+
+/// The place at a path whose directory exists.
+fn open<'a>(pool: &'a Pool, path: &Path) -> Result<Place<'a>, Error> {
+    let place = open_parent(pool, path)?;
+    match place.look().map_err(failed("look at", path))? {
+        Some(_) => Ok(place),
+        None => Err(Error::PathMissing {
+            path: path.to_owned(),
+        }),
+    }
+}
+
+/// The place at a path whose parent exists.
+fn open_parent<'a>(pool: &'a Pool, path: &Path) -> Result<Place<'a>, Error> {
+    Place::open(&*pool.system, path).map_err(|error| {
+        if error.kind() == io::ErrorKind::NotFound {
+            let path = path.parent().unwrap_or(path).to_owned();
+            return Error::PathMissing { path };
+        }
+        failed("look at", path)(error)
+    })
+}
+
+/// Verifies what [`Pool::stage`] has mounted. A superblock that another mount held alive keeps its
+/// options, whatever the new mount asks for: then nothing is left mounted here.
+fn verify_staged(
+    place: &Place<'_>,
+    device: DeviceNumber,
+    request: &StageRequest<'_>,
+) -> Result<(), Error> {
+    let mounted = place.mounted().map_err(failed("look at", place.path()));
+    let verified = mounted.and_then(|mount| match mount {
+        Some(mount) => is_staged(&mount, device, request),
+        None => Err(Error::NotStaged {
+            path: place.path().to_owned(),
+            why: "the mount is not seen here".to_owned(),
+        }),
+    });
+    if verified.is_err()
+        && let Err(error) = place.clear()
+    {
+        tracing::warn!(path = %place.path().display(), %error, "a mount that is not right stays");
+    }
+    verified
+}
+
+fn is_staged(mount: &Mount, device: DeviceNumber, request: &StageRequest<'_>) -> Result<(), Error> {
+    let difference = is_volume(mount, device)
+        .or_else(|| {
+            difference(
+                mount,
+                request.filesystem,
+                request.provisioning,
+                request.options,
+            )
+        })
+        .or_else(|| has_attributes(mount, request.options, request.read_only));
+    conflict(mount, difference)
+}
+
+fn is_published(
+    mount: &Mount,
+    device: DeviceNumber,
+    request: &PublishRequest<'_>,
+) -> Result<(), Error> {
+    let difference = is_volume(mount, device)
+        .or_else(|| has_attributes(mount, request.options, request.read_only));
+    conflict(mount, difference)
+}
+
+fn conflict(mount: &Mount, difference: Option<&str>) -> Result<(), Error> {
+    difference.map_or(Ok(()), |why| {
+        Err(Error::Conflict {
+            path: mount.mount_point.clone(),
+            why: why.to_owned(),
+        })
+    })
+}
+
+fn is_volume(mount: &Mount, device: DeviceNumber) -> Option<&'static str> {
+    (mount.device != device || mount.root != Path::new("/")).then_some("it is not this volume")
+}
+
+fn difference(
+    mount: &Mount,
+    filesystem: FilesystemType,
+    provisioning: Provisioning,
+    options: &MountOptions,
+) -> Option<&'static str> {
+    if mount.filesystem != filesystem.as_str() {
+        return Some("with another filesystem");
+    }
+    let is_same = options.match_filesystem(filesystem, provisioning, mount);
+    (!is_same).then_some("with other filesystem options")
+}
+
+fn has_attributes(mount: &Mount, options: &MountOptions, read_only: bool) -> Option<&'static str> {
+    let is_same = options::attributes_of(mount) == options.attributes(read_only);
+    (!is_same).then_some("with other mount options, or not as writable as asked for")
+}

@@ -1,0 +1,177 @@
+//! What is really on this host, for `fsck`: it only looks, and opens no pool.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    os::fd::{AsFd as _, BorrowedFd},
+    path::PathBuf,
+};
+
+use crate::{
+    id::{Uid, Uuid},
+    image::{self, Image},
+    loopdev,
+    mountinfo::Mount,
+    place::Place,
+    pool,
+    root::Root,
+    system::{BoundLoop, DeviceNumber, FileId, OFlags, System},
+};
+
+/// Everything of Cistern on this host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inventory {
+    /// Its pools.
+    pub pools: Vec<PoolInventory>,
+    /// Loop devices over files of its pools, and over the files that pools lie in.
+    pub loops: Vec<BoundLoop>,
+    /// Mounts of its pools and volumes that are seen here.
+    pub mounts: Vec<Mount>,
+    /// Files where only pools should be.
+    pub strays: Vec<PathBuf>,
+}
+
+/// One pool on this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolInventory {
+    /// UID of the StoragePool.
+    pub uid: Uid,
+    /// UUID of its filesystem; none when it is not mounted.
+    pub filesystem_uuid: Option<Uuid>,
+    /// Whether it has a file of its own here.
+    pub has_file: bool,
+    /// Its images.
+    pub images: Vec<Image>,
+    /// Images whose making was cut short, or is under way.
+    pub temporary: Vec<PathBuf>,
+    /// Files where only images should be.
+    pub strays: Vec<PathBuf>,
+}
+
+impl Root {
+    /// Looks at everything of Cistern on this host, as far as this process sees it.
+    pub fn inventory(&self) -> io::Result<Inventory> {
+        let system = &*self.system;
+        let pools = self.open_pools()?;
+        let mut all = Inventory::default();
+        let mut uids = BTreeSet::new();
+        let mut files = BTreeSet::new();
+        for name in system.list(pools.as_fd())? {
+            let text = name.to_str().unwrap_or_default();
+            let uid = text.strip_suffix(".img").unwrap_or(text);
+            match uid.parse::<Uid>() {
+                Ok(uid) => {
+                    if uid.as_str() != text {
+                        files.insert(uid.clone());
+                    }
+                    uids.insert(uid);
+                }
+                Err(_) => all.strays.push(self.pools_path().join(&name)),
+            }
+        }
+        let mut devices = BTreeSet::from([system.stat(pools.as_fd())?.id.device]);
+        for uid in uids {
+            let has_file = files.contains(&uid);
+            let (found, device) = self.look_into(uid, has_file)?;
+            devices.extend(device);
+            all.pools.push(found);
+        }
+        all.loops = loops_over(system, &devices)?;
+        let ours = |mount: &Mount| {
+            let is_loop = |bound: &BoundLoop| mount.device == DeviceNumber::of_loop(bound.number);
+            let mount_points = all.pools.iter().map(|pool| self.mount_point(&pool.uid));
+            all.loops.iter().any(is_loop)
+                || mount_points.into_iter().any(|at| at == mount.mount_point)
+        };
+        all.mounts = system.mounts()?.into_iter().filter(ours).collect();
+        Ok(all)
+    }
+
+    /// Looks into a pool if it is mounted, and says on which device it lies.
+    fn look_into(
+        &self,
+        uid: Uid,
+        has_file: bool,
+    ) -> io::Result<(PoolInventory, Option<DeviceNumber>)> {
+        let system = &*self.system;
+        let path = self.mount_point(&uid);
+        let mut found = PoolInventory {
+            uid,
+            filesystem_uuid: None,
+            has_file,
+            images: Vec::new(),
+            temporary: Vec::new(),
+            strays: Vec::new(),
+        };
+        let Some(mount) = Place::open(system, &path)?.mounted()? else {
+            return Ok((found, None));
+        };
+        let directory = system.open(&path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let geometry = system.xfs_geometry(directory.as_fd())?;
+        found.filesystem_uuid = geometry.map(|geometry| Uuid::from_bytes(geometry.uuid));
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let open = |name: &str| system.open_beneath(directory.as_fd(), name.as_ref(), flags);
+        if let Some(images) = if_there(open(pool::IMAGES))? {
+            found.images = image::list(system, images.as_fd())?;
+            found.strays = names(system, images.as_fd(), &path.join(pool::IMAGES))?;
+            found.strays.retain(|stray| {
+                let name = stray.file_name().and_then(|name| name.to_str());
+                name.is_none_or(|name| name.parse::<Uid>().is_err())
+            });
+        }
+        if let Some(temporary) = if_there(open(pool::TEMPORARY))? {
+            found.temporary = names(system, temporary.as_fd(), &path.join(pool::TEMPORARY))?;
+        }
+        Ok((found, Some(mount.device)))
+    }
+}
+
+/// The loop devices whose file lies on one of these devices and is named as ours are.
+fn loops_over(system: &dyn System, devices: &BTreeSet<DeviceNumber>) -> io::Result<Vec<BoundLoop>> {
+    let mut all = Vec::new();
+    for bound in system.bound_loops()? {
+        let Some(file) = file_of(system, &bound)? else {
+            continue;
+        };
+        if devices.contains(&file.device) && is_named_as_ours(&bound) {
+            all.push(bound);
+        }
+    }
+    Ok(all)
+}
+
+fn file_of(system: &dyn System, bound: &BoundLoop) -> io::Result<Option<FileId>> {
+    let found = loopdev::status(system, bound.number).map_err(io::Error::other)?;
+    Ok(found.map(|status| status.file))
+}
+
+fn is_named_as_ours(bound: &BoundLoop) -> bool {
+    let path = bound.backing_file.to_string_lossy();
+    let path = path.strip_suffix(" (deleted)").unwrap_or(&path);
+    let mut parts = path.rsplit('/');
+    let (name, folder) = (
+        parts.next().unwrap_or_default(),
+        parts.next().unwrap_or_default(),
+    );
+    let is_pool = name
+        .strip_suffix(".img")
+        .is_some_and(|uid| uid.parse::<Uid>().is_ok());
+    is_pool || (folder == pool::IMAGES && name.parse::<Uid>().is_ok())
+}
+
+fn names(
+    system: &dyn System,
+    folder: BorrowedFd<'_>,
+    path: &std::path::Path,
+) -> io::Result<Vec<PathBuf>> {
+    let names = system.list(folder)?;
+    Ok(names.into_iter().map(|name| path.join(name)).collect())
+}
+
+fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,268 @@
+//! The kernel calls that rustix does not have: loop devices, block devices, XFS, `mount_setattr`.
+//!
+//! *Invariant:* this is the only module of the workspace with `unsafe` code, and nothing here
+//! decides anything: one function is one call.
+
+#![expect(
+    unsafe_code,
+    reason = "each call hands the kernel a structure whose layout the tests below fix"
+)]
+
+use std::{
+    io,
+    os::fd::{AsRawFd as _, BorrowedFd},
+};
+
+use rustix::{
+    ioctl::{self, Getter, Ioctl, IoctlOutput, NoArg, Opcode, Setter},
+    mount::MountAttrFlags,
+};
+
+// linux/loop.h
+const LOOP_GET_STATUS64: Opcode = 0x4C05;
+const LOOP_SET_CAPACITY: Opcode = 0x4C07;
+const LOOP_CONFIGURE: Opcode = 0x4C0A;
+const LOOP_CTL_GET_FREE: Opcode = 0x4C82;
+// linux/fs.h: _IOR(0x12, 114, size_t)
+const BLKGETSIZE64: Opcode = ioctl::opcode::read::<u64>(0x12, 114);
+// xfs/xfs_fs.h: _IOR('X', 126, struct xfs_fsop_geom) and _IOW('X', 110, struct xfs_growfs_data)
+const XFS_IOC_FSGEOMETRY: Opcode = ioctl::opcode::read::<XfsGeometry>(b'X', 126);
+const XFS_IOC_FSGROWFSDATA: Opcode = ioctl::opcode::write::<XfsGrow>(b'X', 110);
+
+/// The device cannot be written to.
+pub(crate) const LO_FLAGS_READ_ONLY: u32 = 1;
+/// The device lets go of its file when its last user closes it.
+pub(crate) const LO_FLAGS_AUTOCLEAR: u32 = 4;
+/// The device reads and writes its file past the page cache.
+pub(crate) const LO_FLAGS_DIRECT_IO: u32 = 16;
+
+/// `struct loop_info64`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct LoopInfo {
+    pub(crate) device: u64,
+    pub(crate) inode: u64,
+    rdevice: u64,
+    offset: u64,
+    size_limit: u64,
+    pub(crate) number: u32,
+    encrypt_type: u32,
+    encrypt_key_size: u32,
+    pub(crate) flags: u32,
+    file_name: [u8; 64],
+    crypt_name: [u8; 64],
+    encrypt_key: [u8; 32],
+    init: [u64; 2],
+}
+
+/// `struct loop_config`.
+#[repr(C)]
+struct LoopConfig {
+    fd: u32,
+    block_size: u32,
+    info: LoopInfo,
+    reserved: [u64; 8],
+}
+
+/// `struct xfs_fsop_geom`: the shape of a mounted XFS.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct XfsGeometry {
+    pub(crate) block_size: u32,
+    rt_extent_size: u32,
+    ag_blocks: u32,
+    ag_count: u32,
+    log_blocks: u32,
+    pub(crate) sector_size: u32,
+    inode_size: u32,
+    /// Share of the space that inodes may take, in hundredths.
+    pub(crate) inode_percent: u32,
+    pub(crate) data_blocks: u64,
+    rt_blocks: u64,
+    rt_extents: u64,
+    log_start: u64,
+    pub(crate) uuid: [u8; 16],
+    sunit: u32,
+    swidth: u32,
+    version: i32,
+    pub(crate) flags: u32,
+    log_sector_size: u32,
+    rt_sector_size: u32,
+    directory_block_size: u32,
+    log_sunit: u32,
+    sick: u32,
+    checked: u32,
+    reserved: [u64; 17],
+}
+
+/// `struct xfs_growfs_data`.
+#[repr(C)]
+struct XfsGrow {
+    blocks: u64,
+    inode_percent: u32,
+}
+
+/// `struct mount_attr`.
+#[repr(C)]
+struct MountAttr {
+    set: u64,
+    clear: u64,
+    propagation: u64,
+    userns_fd: u64,
+}
+
+struct GetFree;
+
+// SAFETY: LOOP_CTL_GET_FREE takes no argument and answers with its return value.
+unsafe impl Ioctl for GetFree {
+    type Output = u32;
+    const IS_MUTATING: bool = false;
+
+    fn opcode(&self) -> Opcode {
+        LOOP_CTL_GET_FREE
+    }
+
+    fn as_ptr(&mut self) -> *mut rustix::ffi::c_void {
+        std::ptr::null_mut()
+    }
+
+    unsafe fn output_from_ptr(
+        number: IoctlOutput,
+        _: *mut rustix::ffi::c_void,
+    ) -> rustix::io::Result<u32> {
+        u32::try_from(number).map_err(|_| rustix::io::Errno::RANGE)
+    }
+}
+
+/// The number of a loop device that is free, made if there was none.
+pub(crate) fn loop_free(control: BorrowedFd<'_>) -> io::Result<u32> {
+    // SAFETY: see the implementation of Ioctl.
+    Ok(unsafe { ioctl::ioctl(control, GetFree) }?)
+}
+
+/// Binds a loop device to a file and sets all it has in one call.
+pub(crate) fn loop_configure(
+    device: BorrowedFd<'_>,
+    file: BorrowedFd<'_>,
+    block_size: u32,
+    flags: u32,
+) -> io::Result<()> {
+    let fd = u32::try_from(file.as_raw_fd()).map_err(io::Error::other)?;
+    let info = LoopInfo {
+        device: 0,
+        inode: 0,
+        rdevice: 0,
+        offset: 0,
+        size_limit: 0,
+        number: 0,
+        encrypt_type: 0,
+        encrypt_key_size: 0,
+        flags,
+        file_name: [0; 64],
+        crypt_name: [0; 64],
+        encrypt_key: [0; 32],
+        init: [0; 2],
+    };
+    let config = LoopConfig {
+        fd,
+        block_size,
+        info,
+        reserved: [0; 8],
+    };
+    // SAFETY: LOOP_CONFIGURE reads a struct loop_config.
+    Ok(unsafe { ioctl::ioctl(device, Setter::<LOOP_CONFIGURE, LoopConfig>::new(config)) }?)
+}
+
+/// What a loop device is bound to; `ENXIO` when to nothing.
+pub(crate) fn loop_status(device: BorrowedFd<'_>) -> io::Result<LoopInfo> {
+    // SAFETY: LOOP_GET_STATUS64 fills a struct loop_info64.
+    Ok(unsafe { ioctl::ioctl(device, Getter::<LOOP_GET_STATUS64, LoopInfo>::new()) }?)
+}
+
+/// Makes a loop device as large as its file has become.
+pub(crate) fn loop_set_capacity(device: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: LOOP_SET_CAPACITY takes no argument.
+    Ok(unsafe { ioctl::ioctl(device, NoArg::<LOOP_SET_CAPACITY>::new()) }?)
+}
+
+/// Bytes of a block device.
+pub(crate) fn block_device_size(device: BorrowedFd<'_>) -> io::Result<u64> {
+    // SAFETY: BLKGETSIZE64 fills a u64.
+    Ok(unsafe { ioctl::ioctl(device, Getter::<BLKGETSIZE64, u64>::new()) }?)
+}
+
+/// Shape and identity of the XFS that holds an open file; `ENOTTY` on any other filesystem.
+pub(crate) fn xfs_geometry(inside: BorrowedFd<'_>) -> io::Result<XfsGeometry> {
+    // SAFETY: XFS_IOC_FSGEOMETRY fills a struct xfs_fsop_geom.
+    Ok(unsafe { ioctl::ioctl(inside, Getter::<XFS_IOC_FSGEOMETRY, XfsGeometry>::new()) }?)
+}
+
+/// Grows the XFS that holds an open file to a number of its blocks.
+pub(crate) fn xfs_grow(inside: BorrowedFd<'_>, blocks: u64, inode_percent: u32) -> io::Result<()> {
+    let grow = XfsGrow {
+        blocks,
+        inode_percent,
+    };
+    // SAFETY: XFS_IOC_FSGROWFSDATA reads a struct xfs_growfs_data.
+    Ok(unsafe { ioctl::ioctl(inside, Setter::<XFS_IOC_FSGROWFSDATA, XfsGrow>::new(grow)) }?)
+}
+
+/// Sets and clears attributes of one mount, attached or not.
+pub(crate) fn mount_setattr(
+    mount: BorrowedFd<'_>,
+    set: MountAttrFlags,
+    clear: MountAttrFlags,
+) -> io::Result<()> {
+    let attributes = MountAttr {
+        set: set.bits().into(),
+        clear: clear.bits().into(),
+        propagation: 0,
+        userns_fd: 0,
+    };
+    // SAFETY: the path is a C string, the structure is a struct mount_attr of the size given, and
+    // the kernel keeps neither.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            mount.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            &raw const attributes,
+            size_of::<MountAttr>(),
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use super::*;
+
+    #[test]
+    fn the_structures_have_the_kernels_layout() {
+        assert_eq!(size_of::<LoopInfo>(), 232);
+        assert_eq!(offset_of!(LoopInfo, flags), 52);
+        assert_eq!(offset_of!(LoopInfo, init), 216);
+        assert_eq!(size_of::<LoopConfig>(), 304);
+        assert_eq!(offset_of!(LoopConfig, info), 8);
+        assert_eq!(size_of::<XfsGeometry>(), 256);
+        assert_eq!(offset_of!(XfsGeometry, data_blocks), 32);
+        assert_eq!(offset_of!(XfsGeometry, uuid), 64);
+        assert_eq!(offset_of!(XfsGeometry, flags), 92);
+        assert_eq!(size_of::<XfsGrow>(), 16);
+        assert_eq!(size_of::<MountAttr>(), 32);
+    }
+
+    #[test]
+    fn the_numbers_are_the_kernels() {
+        assert_eq!(BLKGETSIZE64, 0x8008_1272);
+        assert_eq!(XFS_IOC_FSGEOMETRY, 0x8100_587e);
+        assert_eq!(XFS_IOC_FSGROWFSDATA, 0x4010_586e);
+    }
+}

@@ -1,0 +1,212 @@
+//! Loop devices: binding a file to one, and finding the one that a file is bound to.
+//!
+//! *Invariants:* sectors have 4096 bytes and I/O is direct, or the device is not used; a file is
+//! never bound twice; every device lets go of its file with its last user, so that a crash at any
+//! point leaves none behind.
+
+use std::{
+    ffi::OsStr,
+    fmt, io,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    path::PathBuf,
+};
+
+use crate::system::{BoundLoop, DeviceNumber, FileId, LoopSettings, LoopStatus, OFlags, System};
+
+/// How often another free device is asked for when somebody else was faster.
+const ATTEMPTS: u32 = 64;
+/// What every loop device of ours must be like.
+const SETTINGS: LoopSettings = LoopSettings {
+    direct_io: true,
+    sector_size: 4096,
+};
+
+/// A loop device that is bound to a file, and stays so while this value lives.
+#[derive(Debug)]
+pub(crate) struct Loop {
+    /// Which one.
+    pub(crate) number: u32,
+    /// Where its node is.
+    pub(crate) path: PathBuf,
+    device: OwnedFd,
+}
+
+/// Why a file has no loop device that can be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A device of ours is not like [`SETTINGS`].
+    #[error(
+        "loop device {number} does not do what a volume needs ({found}): its file lies where direct I/O with 4096-byte sectors is not possible, or somebody changed it"
+    )]
+    Unfit {
+        /// Number of the loop device.
+        number: u32,
+        /// What it is like.
+        found: String,
+    },
+    /// Others took every device that was free.
+    #[error("no loop device could be had in {ATTEMPTS} attempts")]
+    Exhausted,
+    /// A step failed.
+    #[error("could not {operation}")]
+    Failed {
+        /// What was tried.
+        operation: String,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+}
+
+fn failed(operation: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
+    let operation = operation.into();
+    |source| Error::Failed { operation, source }
+}
+
+impl Loop {
+    /// Its device number.
+    pub(crate) fn device(&self) -> DeviceNumber {
+        DeviceNumber::of_loop(self.number)
+    }
+
+    /// Makes it as large as its file. Does nothing when it is.
+    pub(crate) fn fit(&self, system: &dyn System, size: u64) -> io::Result<()> {
+        if system.device_size(self.device.as_fd())? < size {
+            system.resize_loop(self.device.as_fd())?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Loop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "/dev/loop{}", self.number)
+    }
+}
+
+/// The loop device that is bound to a file, a new one if there is none. `name` is the file's.
+pub(crate) fn attach(
+    system: &dyn System,
+    file: BorrowedFd<'_>,
+    name: &OsStr,
+) -> Result<Loop, Error> {
+    let id = system.stat(file).map_err(failed("look at the file"))?.id;
+    let bound = match find(system, id, name)? {
+        Some(bound) => bound,
+        None => bind(system, file)?,
+    };
+    let settings = system
+        .loop_settings(bound.number)
+        .map_err(failed(format!("read the settings of {bound}")))?;
+    if settings != SETTINGS {
+        // Dropping the device unbinds it if nobody else uses it.
+        return Err(Error::Unfit {
+            number: bound.number,
+            found: format!(
+                "direct I/O {}, sectors of {} bytes",
+                if settings.direct_io { "on" } else { "off" },
+                settings.sector_size
+            ),
+        });
+    }
+    Ok(bound)
+}
+
+/// The loop device that is bound to a file, whoever bound it. `name` is the file's.
+pub(crate) fn find(system: &dyn System, file: FileId, name: &OsStr) -> Result<Option<Loop>, Error> {
+    let all = system
+        .bound_loops()
+        .map_err(failed("list the loop devices"))?;
+    for candidate in all.iter().filter(|bound| has_name(bound, name)) {
+        let Some(bound) = open(system, candidate.number, OFlags::RDONLY)? else {
+            continue;
+        };
+        let status = system
+            .loop_status(bound.device.as_fd())
+            .map_err(failed(format!("ask what {bound} is bound to")))?;
+        if status.is_some_and(|status| status.file == file) {
+            return Ok(Some(bound));
+        }
+    }
+    Ok(None)
+}
+
+/// What a loop device is bound to, if it is there and bound.
+pub(crate) fn status(system: &dyn System, number: u32) -> Result<Option<LoopStatus>, Error> {
+    let Some(device) = open(system, number, OFlags::RDONLY)? else {
+        return Ok(None);
+    };
+    system
+        .loop_status(device.device.as_fd())
+        .map_err(failed(format!("ask what {device} is bound to")))
+}
+
+/// Whether the file behind a loop device has a name, or had it when it was removed.
+pub(crate) fn has_name(bound: &BoundLoop, name: &OsStr) -> bool {
+    let found = bound.backing_file.as_os_str().as_encoded_bytes();
+    let found = found.strip_suffix(b" (deleted)").unwrap_or(found);
+    found
+        .strip_suffix(name.as_encoded_bytes())
+        .is_some_and(|before| before.ends_with(b"/"))
+}
+
+fn bind(system: &dyn System, file: BorrowedFd<'_>) -> Result<Loop, Error> {
+    for _ in 0..ATTEMPTS {
+        let number = system
+            .free_loop()
+            .map_err(failed("ask for a free loop device"))?;
+        let Some(free) = open(system, number, OFlags::RDWR)? else {
+            continue;
+        };
+        match system.bind_loop(free.device.as_fd(), file) {
+            Ok(()) => return Ok(free),
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
+            Err(error) => return Err(failed(format!("bind {free}"))(error)),
+        }
+    }
+    Err(Error::Exhausted)
+}
+
+/// Opens a loop device; none when it went away meanwhile.
+fn open(system: &dyn System, number: u32, flags: OFlags) -> Result<Option<Loop>, Error> {
+    let name = format!("loop{number}");
+    let path = system
+        .device_path(&name, DeviceNumber::of_loop(number))
+        .map_err(failed(format!("make a node for /dev/{name}")))?;
+    match system.open(&path, flags) {
+        Ok(device) => Ok(Some(Loop {
+            number,
+            path,
+            device,
+        })),
+        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) => Err(failed(format!("open {}", path.display()))(error)),
+    }
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::NXIO | Errno::NODEV | Errno::NOENT)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backing_file_is_recognised_by_its_last_part_alone() {
+        let bound = |path: &str| BoundLoop {
+            number: 1,
+            backing_file: path.into(),
+        };
+        for yes in ["/var/a", "/a", "/x/a (deleted)"] {
+            assert!(has_name(&bound(yes), OsStr::new("a")), "{yes}");
+        }
+        for no in ["/var/ba", "/a/b", "/a.img", ""] {
+            assert!(!has_name(&bound(no), OsStr::new("a")), "{no}");
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! Mount options of a volume: those that Cistern knows, as a type.
+//!
+//! *Invariant:* every option that is let through is shown by the kernel in mountinfo just as it was
+//! given (a test mounts with each), so that a later call can tell from the kernel alone whether a
+//! mount is the one that was asked for. What could open other devices, bring the host down or
+//! undo what Cistern decides is not let through.
+
+use std::collections::BTreeSet;
+
+use cistern_crds::{FilesystemType, Provisioning};
+
+use crate::{
+    mountinfo::Mount,
+    system::{MountAttrFlags, Parameter},
+};
+
+/// Whatever the user asks for: a volume's content is not the host's.
+const ALWAYS: MountAttrFlags =
+    MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NODEV);
+
+/// Options of the mount: they hold for one mount of a filesystem.
+const ATTRIBUTES: [(&str, MountAttrFlags); 7] = [
+    ("ro", MountAttrFlags::MOUNT_ATTR_RDONLY),
+    ("nosuid", MountAttrFlags::MOUNT_ATTR_NOSUID),
+    ("nodev", MountAttrFlags::MOUNT_ATTR_NODEV),
+    ("noexec", MountAttrFlags::MOUNT_ATTR_NOEXEC),
+    ("noatime", MountAttrFlags::MOUNT_ATTR_NOATIME),
+    ("nodiratime", MountAttrFlags::MOUNT_ATTR_NODIRATIME),
+    ("strictatime", MountAttrFlags::MOUNT_ATTR_STRICTATIME),
+];
+/// Options that say what is so anyway.
+const DEFAULTS: [&str; 5] = ["defaults", "rw", "relatime", "exec", "async"];
+/// Options of any filesystem.
+const COMMON: [Known; 3] = [
+    Known("sync", Values::None),
+    Known("dirsync", Values::None),
+    Known("lazytime", Values::None),
+];
+const EXT4: [Known; 4] = [
+    // 5 is the default, which the kernel does not show.
+    Known("commit", Values::Number { from: 6, to: 3600 }),
+    Known("data", Values::OneOf(&["journal", "writeback"])),
+    Known("noauto_da_alloc", Values::None),
+    Known("nodelalloc", Values::None),
+];
+const XFS: [Known; 4] = [
+    Known(
+        "allocsize",
+        Values::OneOf(&["64k", "256k", "1024k", "4096k"]),
+    ),
+    Known("logbsize", Values::OneOf(&["64k", "128k", "256k"])),
+    Known("swalloc", Values::None),
+    Known("wsync", Values::None),
+];
+/// What Cistern adds for thin volumes, so that deleted files give their space back.
+const DISCARD: &str = "discard";
+
+/// An option of a filesystem.
+struct Known(&'static str, Values);
+
+enum Values {
+    None,
+    OneOf(&'static [&'static str]),
+    Number { from: u32, to: u32 },
+}
+
+/// The options of one volume, as a StorageClass lists them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MountOptions {
+    attributes: Vec<&'static str>,
+    /// `key` or `key=value`.
+    parameters: BTreeSet<String>,
+}
+
+/// An option that is not let through.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("mount option {option:?} is not supported for {filesystem}: use {}", known(*.filesystem))]
+pub struct Unsupported {
+    /// The option.
+    pub option: String,
+    /// The filesystem.
+    pub filesystem: FilesystemType,
+}
+
+impl MountOptions {
+    /// Reads the options. Each may hold several, with commas between them.
+    pub fn parse<'a>(
+        filesystem: FilesystemType,
+        options: impl IntoIterator<Item = &'a str>,
+    ) -> Result<Self, Unsupported> {
+        let mut read = Self::default();
+        let words = options.into_iter().flat_map(|option| option.split(','));
+        for word in words.map(str::trim).filter(|word| !word.is_empty()) {
+            if DEFAULTS.contains(&word) {
+                continue;
+            }
+            if let Some((name, _)) = ATTRIBUTES.iter().find(|(name, _)| *name == word) {
+                if !read.attributes.contains(name) {
+                    read.attributes.push(name);
+                }
+            } else if is_known(filesystem, word) {
+                read.parameters.insert(word.to_owned());
+            } else {
+                return Err(Unsupported {
+                    option: word.chars().take(64).collect(),
+                    filesystem,
+                });
+            }
+        }
+        Ok(read)
+    }
+
+    /// Whether they ask for a mount that cannot be written to.
+    pub fn is_read_only(&self) -> bool {
+        self.attributes.contains(&"ro")
+    }
+
+    /// The attributes of a mount with these options.
+    pub(crate) fn attributes(&self, read_only: bool) -> MountAttrFlags {
+        let chosen = ATTRIBUTES
+            .iter()
+            .filter(|(name, _)| self.attributes.contains(name))
+            .fold(ALWAYS, |all, (_, flag)| all.union(*flag));
+        if read_only {
+            chosen | MountAttrFlags::MOUNT_ATTR_RDONLY
+        } else {
+            chosen
+        }
+    }
+
+    /// The parameters of a filesystem with these options.
+    pub(crate) fn parameters(
+        &self,
+        provisioning: Provisioning,
+        read_only: bool,
+    ) -> Vec<Parameter<'_>> {
+        let mut all: Vec<Parameter<'_>> = self
+            .parameters
+            .iter()
+            .map(|option| match option.split_once('=') {
+                Some((key, value)) => (key, Some(value)),
+                None => (option.as_str(), None),
+            })
+            .collect();
+        match provisioning {
+            Provisioning::Thin => all.push((DISCARD, None)),
+            Provisioning::Thick => {}
+        }
+        if read_only || self.is_read_only() {
+            all.push(("ro", None));
+        }
+        all
+    }
+
+    /// Whether a mounted filesystem has these parameters and no other that could be given.
+    pub(crate) fn match_filesystem(
+        &self,
+        filesystem: FilesystemType,
+        provisioning: Provisioning,
+        mount: &Mount,
+    ) -> bool {
+        let shown: BTreeSet<&str> = mount
+            .filesystem_options
+            .iter()
+            .map(String::as_str)
+            .filter(|option| is_known(filesystem, option) || *option == DISCARD)
+            .collect();
+        let asked: BTreeSet<&str> = self
+            .parameters
+            .iter()
+            .map(String::as_str)
+            .chain((provisioning == Provisioning::Thin).then_some(DISCARD))
+            .collect();
+        shown == asked
+    }
+}
+
+/// The attributes of a mount, as the kernel tells of them.
+pub(crate) fn attributes_of(mount: &Mount) -> MountAttrFlags {
+    let shown = ATTRIBUTES
+        .iter()
+        .filter(|(name, _)| mount.has(name))
+        .fold(MountAttrFlags::empty(), |all, (_, flag)| all.union(*flag));
+    // The kernel shows the strict kind by showing neither of the others.
+    if mount.has("noatime") || mount.has("relatime") {
+        shown
+    } else {
+        shown | MountAttrFlags::MOUNT_ATTR_STRICTATIME
+    }
+}
+
+fn is_known(filesystem: FilesystemType, option: &str) -> bool {
+    let (key, value) = match option.split_once('=') {
+        Some((key, value)) => (key, Some(value)),
+        None => (option, None),
+    };
+    COMMON
+        .iter()
+        .chain(specific(filesystem))
+        .any(|Known(name, values)| *name == key && values.allow(value))
+}
+
+const fn specific(filesystem: FilesystemType) -> &'static [Known] {
+    match filesystem {
+        FilesystemType::Ext4 => &EXT4,
+        FilesystemType::Xfs => &XFS,
+    }
+}
+
+/// All options of a filesystem, as they are written.
+fn known(filesystem: FilesystemType) -> String {
+    let attributes = ATTRIBUTES.iter().map(|(name, _)| (*name).to_owned());
+    let parameters = COMMON.iter().chain(specific(filesystem));
+    let parameters = parameters.flat_map(|Known(name, values)| values.examples(name));
+    attributes.chain(parameters).collect::<Vec<_>>().join(", ")
+}
+
+impl Values {
+    fn allow(&self, value: Option<&str>) -> bool {
+        match (self, value) {
+            (Self::None, None) => true,
+            (Self::OneOf(all), Some(value)) => all.contains(&value),
+            (Self::Number { from, to }, Some(value)) => {
+                let number = value.parse::<u32>();
+                number.is_ok_and(|number| {
+                    (*from..=*to).contains(&number) && number.to_string() == value
+                })
+            }
+            (Self::None, Some(_)) | (Self::OneOf(_) | Self::Number { .. }, None) => false,
+        }
+    }
+
+    fn examples(&self, name: &str) -> Vec<String> {
+        match self {
+            Self::None => vec![name.to_owned()],
+            Self::OneOf(all) => all.iter().map(|value| format!("{name}={value}")).collect(),
+            Self::Number { from, to } => vec![format!("{name}={from}"), format!("{name}={to}")],
+        }
+    }
+}
+
+/// Every option of a filesystem that is more than an attribute of a mount: for tests.
+#[doc(hidden)]
+pub fn every_parameter(filesystem: FilesystemType) -> Vec<String> {
+    COMMON
+        .iter()
+        .chain(specific(filesystem))
+        .flat_map(|Known(name, values)| values.examples(name))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn parse(options: &[&str]) -> Result<MountOptions, Unsupported> {
+        MountOptions::parse(FilesystemType::Ext4, options.iter().copied())
+    }
+
+    #[test]
+    fn options_are_read_with_commas_or_without_in_any_order() {
+        let one = parse(&["noatime,data=journal", "ro"]).unwrap();
+        let other = parse(&["data=journal", "rw", "noatime", " ro ", ""]).unwrap();
+        assert_eq!(one.parameters, other.parameters);
+        assert_eq!(one.attributes(false), other.attributes(false));
+        assert!(one.is_read_only());
+    }
+
+    #[test]
+    fn what_could_harm_is_refused_by_name() {
+        for bad in [
+            "errors=panic",
+            "journal_dev=8",
+            "logdev=/dev/sda",
+            "suid",
+            "dev",
+            "discard",
+            "commit=05",
+            "commit=5",
+            "data=",
+            "noatime=1",
+            "remount",
+            "bind",
+            "nouuid",
+        ] {
+            let error = parse(&[bad]).unwrap_err();
+            assert_eq!(error.option, bad);
+        }
+    }
+
+    #[test]
+    fn a_volume_is_always_nosuid_and_nodev() {
+        assert_eq!(MountOptions::default().attributes(false), ALWAYS);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic_and_nothing_unknown_comes_through(text in "\\PC{0,40}") {
+            if let Ok(read) = parse(&[&text]) {
+                for parameter in &read.parameters {
+                    prop_assert!(is_known(FilesystemType::Ext4, parameter));
+                }
+            }
+        }
+    }
+}

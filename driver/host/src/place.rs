@@ -1,0 +1,143 @@
+//! [`Place`]: a path at which something is mounted, or is to be.
+//!
+//! *Invariant:* what is mounted there is told by the kernel's mount numbers, without touching the
+//! mounted filesystem (it may hang or be shut down), and no part of the path is a symbolic link.
+
+use std::{
+    ffi::OsString,
+    io,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    mountinfo::Mount,
+    system::{FileKind, OFlags, System},
+};
+
+/// How often the mount table is read again when it changed between two looks.
+const LOOKS: u32 = 8;
+
+/// A name in a directory that is open.
+#[derive(Debug)]
+pub(crate) struct Place<'a> {
+    system: &'a dyn System,
+    path: PathBuf,
+    parent: OwnedFd,
+    name: OsString,
+}
+
+impl<'a> Place<'a> {
+    /// The place at an absolute path; `NotFound` when the directory that holds it is not there.
+    pub(crate) fn open(system: &'a dyn System, path: &Path) -> io::Result<Self> {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the path has no last part",
+            ));
+        };
+        Ok(Self {
+            system,
+            parent: system.open(parent, OFlags::PATH | OFlags::DIRECTORY)?,
+            name: name.to_owned(),
+            path: path.to_owned(),
+        })
+    }
+
+    /// The whole path.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What stands at the place, seen without following it or opening it for use; none when there
+    /// is nothing.
+    pub(crate) fn look(&self) -> io::Result<Option<OwnedFd>> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW;
+        match self
+            .system
+            .open_beneath(self.parent.as_fd(), Path::new(&self.name), flags)
+        {
+            Ok(file) => Ok(Some(file)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The topmost mount at the place, if there is one.
+    pub(crate) fn mounted(&self) -> io::Result<Option<Mount>> {
+        for _ in 0..LOOKS {
+            let Some(file) = self.look()? else {
+                return Ok(None);
+            };
+            let id = self.system.mount_id(file.as_fd())?;
+            if id == self.system.mount_id(self.parent.as_fd())? {
+                return Ok(None);
+            }
+            drop(file);
+            let mut mounts = self.system.mounts()?.into_iter();
+            if let Some(mount) = mounts.find(|mount| mount.id == id) {
+                return Ok(Some(mount));
+            }
+            // It went between the two looks.
+        }
+        Err(io::Error::other("the mount table does not come to rest"))
+    }
+
+    /// Makes the directory at the place, unless there is one; says whether it made it.
+    pub(crate) fn make_directory(&self, mode: u32) -> io::Result<bool> {
+        match self
+            .system
+            .make_directory(self.parent.as_fd(), &self.name, mode)
+        {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                let found = self
+                    .look()?
+                    .map(|file| self.kind(file.as_fd()))
+                    .transpose()?;
+                match found {
+                    Some(FileKind::Directory) => Ok(false),
+                    _ => Err(io::ErrorKind::NotADirectory.into()),
+                }
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Attaches a mount.
+    pub(crate) fn attach(&self, mount: BorrowedFd<'_>) -> io::Result<()> {
+        let onto = self.look()?.ok_or(io::ErrorKind::NotFound)?;
+        self.system.attach_mount(mount, onto.as_fd())
+    }
+
+    /// Takes off every mount at the place, the topmost first.
+    pub(crate) fn clear(&self) -> io::Result<()> {
+        while self.mounted()?.is_some() {
+            self.system.unmount(self.parent.as_fd(), &self.name)?;
+        }
+        Ok(())
+    }
+
+    /// Removes the empty directory or empty file at the place. Anything else stays and is an error.
+    pub(crate) fn remove(&self) -> io::Result<()> {
+        let Some(file) = self.look()? else {
+            return Ok(());
+        };
+        let stat = self.system.stat(file.as_fd())?;
+        drop(file);
+        match stat.kind {
+            FileKind::Directory => self
+                .system
+                .remove_directory(self.parent.as_fd(), &self.name),
+            FileKind::File if stat.size == 0 => self.system.unlink(self.parent.as_fd(), &self.name),
+            FileKind::File | FileKind::BlockDevice | FileKind::Other => Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "neither a directory nor an empty file stands there",
+            )),
+        }
+    }
+
+    fn kind(&self, file: BorrowedFd<'_>) -> io::Result<FileKind> {
+        Ok(self.system.stat(file)?.kind)
+    }
+}

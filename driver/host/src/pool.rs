@@ -1,0 +1,433 @@
+//! Pools: an XFS on a file or a device, mounted beneath [`Root`], in which the images lie.
+//!
+//! *Invariants:* a pool is made only where nothing is; what is there and is not this pool is never
+//! written; and every access goes through the open directory of the mounted filesystem, so that a
+//! bare mount point can never be written by mistake.
+
+mod blank;
+mod device;
+mod file;
+mod marker;
+mod remove;
+
+use std::{
+    fmt, io,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    path::PathBuf,
+    sync::Arc,
+};
+
+use cistern_crds::Bytes;
+
+use self::marker::Marker;
+use crate::{
+    cause::Cause,
+    id::{Uid, Uuid},
+    loopdev::Loop,
+    mountinfo::Mount,
+    place::Place,
+    root::Root,
+    system::{DeviceNumber, FileId, MountAttrFlags, OFlags, System, XfsGeometry},
+};
+
+/// Folder of the images in a pool.
+pub(crate) const IMAGES: &str = "images";
+/// Folder of the images that are being made.
+pub(crate) const TEMPORARY: &str = "tmp";
+/// Access times of images tell nobody anything and would cost a write for reading; and nothing in a
+/// pool is a program or a device.
+const ATTRIBUTES: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOATIME
+    .union(MountAttrFlags::MOUNT_ATTR_NOSUID)
+    .union(MountAttrFlags::MOUNT_ATTR_NODEV)
+    .union(MountAttrFlags::MOUNT_ATTR_NOEXEC);
+
+/// A pool as it is to be on this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolDeclaration {
+    /// UID of the StoragePool.
+    pub uid: Uid,
+    /// Its name, for people.
+    pub name: String,
+    /// Where its space comes from.
+    pub source: Source,
+}
+
+/// Where a pool's space comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A file beneath [`Root`] of this size.
+    Image {
+        /// Its size, rounded down to a MiB.
+        size: Bytes,
+    },
+    /// The first of these devices that is the pool's own, or else the first that is blank.
+    Device {
+        /// Absolute paths; symbolic links are followed.
+        paths: Vec<PathBuf>,
+    },
+}
+
+/// What was known of a pool before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expectation {
+    /// Nothing: it may be made where nothing is.
+    New,
+    /// It was made once, and is never made again.
+    Known {
+        /// UUID of its filesystem.
+        filesystem_uuid: Uuid,
+    },
+}
+
+/// Why a pool cannot be used. Each maps to one reason of the pool's condition.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The file or device of a pool that was made once is not there.
+    #[error("{what} is not there: the pool was made once and is not made again; bring it back")]
+    BackingMissing {
+        /// File or devices.
+        what: String,
+    },
+    /// The file or device holds something else than this pool.
+    #[error("{path} is not this pool: {why}; it is left as it is")]
+    BackingForeign {
+        /// File, device or mount point.
+        path: PathBuf,
+        /// What was found.
+        why: String,
+    },
+    /// No listed device is blank or the pool's own.
+    #[error("no listed device can be used: {}", list(.devices))]
+    NoUsableDevice {
+        /// Each with what speaks against it.
+        devices: Vec<(PathBuf, String)>,
+    },
+    /// The pool is not mounted, or something else is where it should be.
+    #[error("{path} is not the mounted pool: {why}")]
+    NotMounted {
+        /// The mount point.
+        path: PathBuf,
+        /// What is there.
+        why: String,
+    },
+    /// Nothing can be written to the pool.
+    #[error(
+        "the filesystem at {path} is read-only: the kernel log says why, and it stays so until it is mounted anew"
+    )]
+    ReadOnly {
+        /// The mount point.
+        path: PathBuf,
+    },
+    /// The pool's file would fill the filesystem that it lies on.
+    #[error(
+        "{path} needs {needed} more bytes of a filesystem that has {available} free and must keep {kept}: make the pool smaller or free space"
+    )]
+    HostFilesystemFull {
+        /// The file.
+        path: PathBuf,
+        /// What the file still needs.
+        needed: Bytes,
+        /// What is free.
+        available: Bytes,
+        /// What must stay free, or kubelet evicts pods.
+        kept: Bytes,
+    },
+    /// A pool that is to be removed holds images.
+    #[error("{count} images remain in {path}: delete their volumes first")]
+    ImagesRemain {
+        /// The mount point.
+        path: PathBuf,
+        /// How many.
+        count: usize,
+    },
+    /// A step failed.
+    #[error("could not {operation}")]
+    Failed {
+        /// What was tried.
+        operation: String,
+        /// Why it failed.
+        #[source]
+        source: Cause,
+    },
+}
+
+pub(crate) fn failed<E: Into<Cause>>(operation: impl Into<String>) -> impl FnOnce(E) -> Error {
+    let operation = operation.into();
+    |source| Error::Failed {
+        operation,
+        source: source.into(),
+    }
+}
+
+fn list(devices: &[(PathBuf, String)]) -> String {
+    let line = |(path, why): &(PathBuf, String)| format!("{}: {why}", path.display());
+    devices.iter().map(line).collect::<Vec<_>>().join("; ")
+}
+
+/// Numbers of a pool's filesystem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolStatistics {
+    /// What the filesystem covers.
+    pub size: Bytes,
+    /// What was free when it was empty, at its present size: what can be promised to volumes
+    /// before anything is kept back.
+    pub empty: Bytes,
+    /// What is free now (`f_bavail`).
+    pub available: Bytes,
+}
+
+/// A pool that is mounted, and whose identity was verified.
+#[derive(Debug)]
+pub struct Pool {
+    pub(crate) system: Arc<dyn System>,
+    pub(crate) images: OwnedFd,
+    pub(crate) temporary: OwnedFd,
+    root: Root,
+    declaration: PoolDeclaration,
+    filesystem_uuid: Uuid,
+    device: PathBuf,
+    file: Option<FileId>,
+    directory: OwnedFd,
+    mount_id: u64,
+    marker: Marker,
+}
+
+/// The block device under a pool: a loop device over its file, or a device of its own.
+#[derive(Debug)]
+struct Backing {
+    number: DeviceNumber,
+    path: PathBuf,
+    size: u64,
+    /// Which file is behind it, if one is.
+    file: Option<FileId>,
+    /// Keeps a loop device bound until it is mounted.
+    _bound: Option<Loop>,
+}
+
+impl Root {
+    /// Makes a pool usable: makes it if it is new and nothing is there, adopts what is there and
+    /// this pool's, attaches, mounts, verifies and grows it. A repeated call finds all done.
+    pub fn open_pool(
+        &self,
+        declaration: &PoolDeclaration,
+        expectation: Expectation,
+    ) -> Result<Pool, Error> {
+        let pools = self
+            .open_pools()
+            .map_err(failed("open the folder of the pools"))?;
+        let path = self.mount_point(&declaration.uid);
+        let describe = |what: &str| format!("{what} {}", path.display());
+        let place = Place::open(&*self.system, &path).map_err(failed(describe("look at")))?;
+        place
+            .make_directory(0o700)
+            .map_err(failed(describe("make the directory")))?;
+        let mounted = place.mounted().map_err(failed(describe("look at")))?;
+        let backing = match &declaration.source {
+            Source::Image { size } => {
+                file::open(self, pools.as_fd(), declaration, *size, expectation)?
+            }
+            Source::Device { paths } => match &mounted {
+                Some(mount) => device::of_mount(&*self.system, mount)?,
+                None => device::open(&*self.system, &declaration.uid, paths, expectation)?,
+            },
+        };
+        match mounted {
+            Some(mount) => is_mount_of(&mount, &backing)?,
+            None => attach(&*self.system, &place, &backing)?,
+        }
+        self.enter(&place, declaration, expectation, &backing)
+    }
+
+    /// Opens what is mounted, verifies that it is the pool, and grows it.
+    fn enter(
+        &self,
+        place: &Place<'_>,
+        declaration: &PoolDeclaration,
+        expectation: Expectation,
+        backing: &Backing,
+    ) -> Result<Pool, Error> {
+        let system = &*self.system;
+        let path = place.path();
+        let io = |source: io::Error| failed(format!("read {}", path.display()))(source);
+        let directory = system
+            .open(path, OFlags::RDONLY | OFlags::DIRECTORY)
+            .map_err(io)?;
+        let mount_id = system.mount_id(directory.as_fd()).map_err(io)?;
+        let geometry = verify(system, directory.as_fd(), path, expectation)?;
+        if system.space(directory.as_fd()).map_err(io)?.read_only {
+            return Err(Error::ReadOnly { path: path.into() });
+        }
+        let filesystem_uuid = Uuid::from_bytes(geometry.uuid);
+        let marker = marker::ensure(
+            system,
+            directory.as_fd(),
+            path,
+            declaration,
+            filesystem_uuid,
+            expectation,
+        )?;
+        grow(system, directory.as_fd(), &geometry, backing)
+            .map_err(failed(format!("grow the filesystem at {}", path.display())))?;
+        let open = |name: &str| {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+            let folder = system.open_beneath(directory.as_fd(), name.as_ref(), flags)?;
+            if system.mount_id(folder.as_fd())? != mount_id {
+                return Err(io::Error::other(
+                    "something is mounted over a pool's folder",
+                ));
+            }
+            Ok(folder)
+        };
+        Ok(Pool {
+            images: open(IMAGES).map_err(io)?,
+            temporary: open(TEMPORARY).map_err(io)?,
+            system: Arc::clone(&self.system),
+            root: self.clone(),
+            declaration: declaration.clone(),
+            filesystem_uuid,
+            device: backing.path.clone(),
+            file: backing.file,
+            directory,
+            mount_id,
+            marker,
+        })
+    }
+}
+
+impl Pool {
+    /// UID of the StoragePool.
+    pub fn uid(&self) -> &Uid {
+        &self.declaration.uid
+    }
+
+    /// UUID of the pool's filesystem.
+    pub fn filesystem_uuid(&self) -> Uuid {
+        self.filesystem_uuid
+    }
+
+    /// The device that carries the filesystem: a loop device where the source is an image.
+    pub fn device(&self) -> &std::path::Path {
+        &self.device
+    }
+
+    /// Verifies that this is still the pool: its file is there, its filesystem is mounted in its
+    /// place, can be written, and says so itself.
+    pub fn check(&self) -> Result<(), Error> {
+        let path = self.root.mount_point(self.uid());
+        let io = |source: io::Error| failed(format!("look at {}", path.display()))(source);
+        if let Some(file) = self.file {
+            file::check(&self.root, self.uid(), file)?;
+        }
+        let place = Place::open(&*self.system, &path).map_err(io)?;
+        let not_mounted = |why: &str| Error::NotMounted {
+            path: path.clone(),
+            why: why.to_owned(),
+        };
+        match place.mounted().map_err(io)? {
+            Some(mount) if mount.id == self.mount_id => {}
+            Some(_) => return Err(not_mounted("something else is mounted there")),
+            None => return Err(not_mounted("nothing is mounted there")),
+        }
+        if self.space().map_err(io)?.read_only {
+            return Err(Error::ReadOnly { path });
+        }
+        let found = marker::read(&*self.system, self.directory.as_fd(), &path)?;
+        if found.as_ref() != Some(&self.marker) {
+            return Err(Error::BackingForeign {
+                path,
+                why: "its marker is not the one that was read before".to_owned(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Numbers of the pool's filesystem, now.
+    pub fn statistics(&self) -> Result<PoolStatistics, Error> {
+        let space = self.space().map_err(failed(format!(
+            "ask the space of pool {}",
+            self.declaration.name
+        )))?;
+        Ok(PoolStatistics {
+            size: Bytes(space.size),
+            empty: self.marker.empty_at(Bytes(space.size)),
+            available: Bytes(space.available),
+        })
+    }
+
+    fn space(&self) -> io::Result<crate::system::Space> {
+        self.system.space(self.directory.as_fd())
+    }
+}
+
+impl fmt::Display for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.declaration.name)
+    }
+}
+
+fn is_mount_of(mount: &Mount, backing: &Backing) -> Result<(), Error> {
+    if mount.device == backing.number {
+        return Ok(());
+    }
+    Err(Error::NotMounted {
+        path: mount.mount_point.clone(),
+        why: format!(
+            "{} from {} is mounted there",
+            mount.filesystem,
+            mount.source.display()
+        ),
+    })
+}
+
+fn attach(system: &dyn System, place: &Place<'_>, backing: &Backing) -> Result<(), Error> {
+    let operation = format!(
+        "mount {} at {}",
+        backing.path.display(),
+        place.path().display()
+    );
+    system
+        .mount_filesystem("xfs", &backing.path, &[], ATTRIBUTES)
+        .and_then(|mount| place.attach(mount.as_fd()))
+        .map_err(failed(operation))
+}
+
+/// Verifies that what is mounted is an XFS with reflink and, where it is known, which.
+fn verify(
+    system: &dyn System,
+    directory: BorrowedFd<'_>,
+    path: &std::path::Path,
+    expectation: Expectation,
+) -> Result<XfsGeometry, Error> {
+    let foreign = |why: String| Error::BackingForeign {
+        path: path.to_owned(),
+        why,
+    };
+    let geometry = system
+        .xfs_geometry(directory)
+        .map_err(failed(format!("ask the filesystem at {}", path.display())))?
+        .ok_or_else(|| foreign("it is not an XFS".to_owned()))?;
+    if !geometry.reflink {
+        return Err(foreign("it is an XFS without reflink".to_owned()));
+    }
+    let found = Uuid::from_bytes(geometry.uuid);
+    match expectation {
+        Expectation::Known { filesystem_uuid } if filesystem_uuid != found => Err(foreign(
+            format!("its UUID is {found} and not {filesystem_uuid}"),
+        )),
+        Expectation::Known { .. } | Expectation::New => Ok(geometry),
+    }
+}
+
+/// Grows the filesystem to the whole of its device. Does nothing when it covers it.
+fn grow(
+    system: &dyn System,
+    directory: BorrowedFd<'_>,
+    geometry: &XfsGeometry,
+    backing: &Backing,
+) -> io::Result<()> {
+    let blocks = backing.size / u64::from(geometry.block_size);
+    if blocks > geometry.blocks {
+        system.grow_xfs(directory, blocks, geometry.inode_percent)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,75 @@
+//! The proof that a device holds nothing: the most dangerous question in Cistern.
+//!
+//! *Invariant:* "could not tell" is never "blank". A device is blank when nobody else holds it, the
+//! kernel knows no partition of it, blkid says that it found nothing, and its first and last MiB,
+//! where every format known to Linux puts its mark, are zeros.
+
+use std::{io, os::fd::BorrowedFd, time::Duration};
+
+use crate::{
+    cause::Cause,
+    command::Command,
+    system::{DeviceNumber, System},
+};
+
+const MIB: u64 = 1 << 20;
+const CHUNK: usize = 1 << 20;
+/// blkid reads a few blocks.
+const DEADLINE: Duration = Duration::from_mins(1);
+/// blkid's code for "nothing found".
+const NOTHING_FOUND: i32 = 2;
+
+/// What speaks against a device being blank; none when it is. The device is open exclusively.
+pub(super) fn objection(
+    system: &dyn System,
+    device: BorrowedFd<'_>,
+    number: DeviceNumber,
+) -> Result<Option<String>, Cause> {
+    if system.has_partitions(number)? {
+        return Ok(Some("it has partitions".to_owned()));
+    }
+    let size = system.device_size(device)?;
+    if size < 2 * MIB {
+        return Ok(Some("it is smaller than 2 MiB".to_owned()));
+    }
+    if let Some(found) = signature(system, device)? {
+        return Ok(Some(found));
+    }
+    for (offset, where_) in [(0, "first"), (size - MIB, "last")] {
+        let bytes = system.read(device, offset, CHUNK)?;
+        if bytes.len() != CHUNK {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        if bytes.iter().any(|byte| *byte != 0) {
+            return Ok(Some(format!(
+                "its {where_} MiB is not zeros: if nothing on it is needed, overwrite that with zeros"
+            )));
+        }
+    }
+    Ok(None)
+}
+
+/// What blkid finds on the device; none only when it says that there is nothing.
+fn signature(system: &dyn System, device: BorrowedFd<'_>) -> Result<Option<String>, Cause> {
+    let command = Command::new("blkid", DEADLINE)
+        .arg("-p")
+        .option("-o", "export")
+        .operand("/proc/self/fd/0");
+    let output = system.run(&command, device)?;
+    let says_nothing = output.stdout.trim().is_empty() && output.stderr.trim().is_empty();
+    match output.exit {
+        Some(NOTHING_FOUND) if says_nothing => Ok(None),
+        Some(0) => {
+            let value = |key: &str| {
+                let line = |line: &str| line.strip_prefix(key).map(str::to_owned);
+                output.stdout.lines().find_map(line)
+            };
+            let found = value("TYPE=").or_else(|| value("PTTYPE="));
+            let found = found.unwrap_or_else(|| output.stdout.trim().replace('\n', " "));
+            Ok(Some(format!("it holds {found}")))
+        }
+        // 8: more than one thing at once.
+        Some(8) => Ok(Some("it holds the marks of several formats".to_owned())),
+        _ => Err(command.failed(&output).into()),
+    }
+}

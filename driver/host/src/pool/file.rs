@@ -1,0 +1,192 @@
+//! The file of an image pool: made whole under another name, allocated in full, bound to a loop
+//! device.
+
+use std::{
+    io,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    path::PathBuf,
+};
+
+use cistern_crds::{Bytes, FilesystemType};
+
+use super::{Backing, Error, Expectation, PoolDeclaration, failed};
+use crate::{
+    cause::Cause,
+    id::{Uid, Uuid},
+    loopdev, mkfs,
+    root::Root,
+    superblock,
+    system::{FileId, OFlags, System},
+};
+
+/// What must stay free of the filesystem that holds the file: with less, kubelet evicts pods.
+const KEPT_PERCENT: u32 = 15;
+
+pub(crate) fn name(pool: &Uid) -> String {
+    format!("{pool}.img")
+}
+
+pub(crate) fn new_name(pool: &Uid) -> String {
+    format!("{pool}.img.new")
+}
+
+/// Opens the file, made if it is new, as large as declared, on its loop device.
+pub(super) fn open(
+    root: &Root,
+    pools: BorrowedFd<'_>,
+    declaration: &PoolDeclaration,
+    size: Bytes,
+    expectation: Expectation,
+) -> Result<Backing, Error> {
+    let system = &*root.system;
+    let uid = &declaration.uid;
+    let path = path(root, uid);
+    let size = size.round_down_to_mib();
+    let file = match (find(system, pools, root, uid)?, expectation) {
+        (Some(file), _) => file,
+        (None, Expectation::Known { .. }) => return Err(missing(root, uid)),
+        (None, Expectation::New) => make(root, pools, uid, size)?,
+    };
+    verify(system, file.as_fd(), path.clone(), uid, expectation)?;
+    allocate(system, pools, file.as_fd(), path.clone(), size)?;
+    let bound = loopdev::attach(system, file.as_fd(), name(uid).as_ref())
+        .map_err(failed(format!("attach {}", path.display())))?;
+    let resize = failed(format!("resize {bound}"));
+    let stat = system
+        .stat(file.as_fd())
+        .and_then(|stat| bound.fit(system, stat.size).map(|()| stat))
+        .map_err(resize)?;
+    Ok(Backing {
+        number: bound.device(),
+        path: bound.path.clone(),
+        size: stat.size,
+        file: Some(stat.id),
+        _bound: Some(bound),
+    })
+}
+
+/// Fails when the file is not there, or is another one than it was.
+pub(super) fn check(root: &Root, uid: &Uid, expected: FileId) -> Result<(), Error> {
+    let system = &*root.system;
+    let path = path(root, uid);
+    let io = |error: io::Error| failed(format!("look at {}", path.display()))(error);
+    let pools = root.open_pools().map_err(io)?;
+    let file = find(system, pools.as_fd(), root, uid)?.ok_or_else(|| missing(root, uid))?;
+    if system.stat(file.as_fd()).map_err(io)?.id == expected {
+        return Ok(());
+    }
+    Err(Error::BackingForeign {
+        path,
+        why: "it was replaced while the pool is mounted".to_owned(),
+    })
+}
+
+pub(super) fn find(
+    system: &dyn System,
+    pools: BorrowedFd<'_>,
+    root: &Root,
+    uid: &Uid,
+) -> Result<Option<OwnedFd>, Error> {
+    match system.open_beneath(pools, name(uid).as_ref(), OFlags::RDWR) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed(format!("open {}", path(root, uid).display()))(error)),
+    }
+}
+
+fn path(root: &Root, uid: &Uid) -> PathBuf {
+    root.pools_path().join(name(uid))
+}
+
+fn missing(root: &Root, uid: &Uid) -> Error {
+    Error::BackingMissing {
+        what: path(root, uid).display().to_string(),
+    }
+}
+
+/// Makes the file under another name, complete, and then gives it its own.
+fn make(root: &Root, pools: BorrowedFd<'_>, uid: &Uid, size: Bytes) -> Result<OwnedFd, Error> {
+    let system = &*root.system;
+    let path = path(root, uid);
+    let new_name = new_name(uid);
+    let failed = |cause: Cause| failed(format!("make {}", path.display()))(cause);
+    let io = |error: io::Error| failed(error.into());
+    match system.unlink(pools, new_name.as_ref()) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io(error)),
+        _ => {}
+    }
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+    let file = system
+        .open_beneath(pools, new_name.as_ref(), flags)
+        .map_err(io)?;
+    let complete = || -> Result<(), Error> {
+        allocate(system, pools, file.as_fd(), path.clone(), size)?;
+        let filesystem_uuid = Uuid::random().map_err(io)?;
+        mkfs::pool_image(system, file.as_fd(), filesystem_uuid, &uid.label()).map_err(failed)?;
+        system.sync(file.as_fd()).map_err(io)?;
+        system
+            .rename(pools, new_name.as_ref(), pools, name(uid).as_ref())
+            .map_err(io)?;
+        system.sync(pools).map_err(io)
+    };
+    if let Err(error) = complete() {
+        // The space is not kept until the next attempt. Failing to give it back is no worse.
+        let _ = system.unlink(pools, new_name.as_ref());
+        return Err(error);
+    }
+    tracing::info!(pool = %uid, path = %path.display(), %size, "made the pool's file");
+    Ok(file)
+}
+
+/// Allocates every byte of the file up to a size, unless that would leave too little to the host.
+fn allocate(
+    system: &dyn System,
+    pools: BorrowedFd<'_>,
+    file: BorrowedFd<'_>,
+    path: PathBuf,
+    size: Bytes,
+) -> Result<(), Error> {
+    let failed = |error: io::Error| failed(format!("allocate {}", path.display()))(error);
+    let stat = system.stat(file).map_err(failed)?;
+    let wanted = Bytes(stat.size).max(size);
+    let needed = wanted.saturating_sub(Bytes(stat.allocated));
+    let space = system.space(pools).map_err(failed)?;
+    let (available, kept) = (
+        Bytes(space.available),
+        Bytes(space.size).percent(KEPT_PERCENT),
+    );
+    if needed > Bytes::ZERO && needed.saturating_add(kept) > available {
+        return Err(Error::HostFilesystemFull {
+            path,
+            needed,
+            available,
+            kept,
+        });
+    }
+    system.allocate(file, wanted.0).map_err(failed)?;
+    system.sync(file).map_err(failed)
+}
+
+/// Verifies by its superblock that the file is this pool, before anything is done with it.
+fn verify(
+    system: &dyn System,
+    file: BorrowedFd<'_>,
+    path: PathBuf,
+    uid: &Uid,
+    expectation: Expectation,
+) -> Result<(), Error> {
+    let found = superblock::read(system, file)
+        .map_err(failed(format!("read {}", path.display())))?
+        .filter(|found| found.kind == FilesystemType::Xfs && found.complete);
+    let why = match (found, expectation) {
+        (None, _) => "it holds no XFS".to_owned(),
+        (Some(found), Expectation::Known { filesystem_uuid }) if found.uuid != filesystem_uuid => {
+            format!("its UUID is {} and not {filesystem_uuid}", found.uuid)
+        }
+        (Some(found), Expectation::New) if found.label != uid.label() => {
+            format!("its label is {:?}", found.label)
+        }
+        (Some(_), Expectation::Known { .. } | Expectation::New) => return Ok(()),
+    };
+    Err(Error::BackingForeign { path, why })
+}

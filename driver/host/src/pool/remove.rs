@@ -1,0 +1,79 @@
+//! Removing a pool from a host.
+//!
+//! *Invariant:* nothing goes while an image is in it, and a device is left as it is.
+
+use std::{
+    io,
+    os::fd::{AsFd as _, BorrowedFd},
+};
+
+use super::{Error, Expectation, PoolDeclaration, Source, failed, file};
+use crate::{id::Uid, place::Place, root::Root};
+
+impl Root {
+    /// Unmounts a pool that holds no image, and removes its file if it lies in one. Every [`Pool`]
+    /// of it must have been dropped: an open one keeps it mounted. A repeated call finds all done.
+    ///
+    /// [`Pool`]: super::Pool
+    pub fn remove_pool(
+        &self,
+        declaration: &PoolDeclaration,
+        expectation: Expectation,
+    ) -> Result<(), Error> {
+        let uid = &declaration.uid;
+        let path = self.mount_point(uid);
+        let io = |source: io::Error| failed(format!("look at {}", path.display()))(source);
+        let pools = self.open_pools().map_err(io)?;
+        let place = Place::open(&*self.system, &path).map_err(io)?;
+        let is_mounted = place.mounted().map_err(io)?.is_some();
+        let is_there = match &declaration.source {
+            Source::Image { .. } => file::find(&*self.system, pools.as_fd(), self, uid)?.is_some(),
+            // A device that was never recorded holds nothing, and one that is away stays as it is.
+            Source::Device { .. } => matches!(expectation, Expectation::Known { .. }),
+        };
+        if is_mounted || is_there {
+            match self.refuse_unless_empty(declaration, expectation) {
+                // What is neither there nor mounted cannot be looked into, and is gone already.
+                Err(Error::BackingMissing { what }) if !is_mounted => {
+                    tracing::warn!(pool = %declaration.name, %what, "the pool goes unseen");
+                }
+                result => result?,
+            }
+        }
+        place
+            .clear()
+            .map_err(failed(format!("unmount {}", path.display())))?;
+        self.remove_files(pools.as_fd(), &place, uid)
+            .map_err(failed(format!("remove {}", path.display())))
+    }
+
+    fn refuse_unless_empty(
+        &self,
+        declaration: &PoolDeclaration,
+        expectation: Expectation,
+    ) -> Result<(), Error> {
+        let pool = self.open_pool(declaration, expectation)?;
+        let images = self
+            .system
+            .list(pool.images.as_fd())
+            .map_err(failed(format!("list the images of pool {pool}")))?;
+        if images.is_empty() {
+            return Ok(());
+        }
+        Err(Error::ImagesRemain {
+            path: self.mount_point(&declaration.uid),
+            count: images.len(),
+        })
+    }
+
+    fn remove_files(&self, pools: BorrowedFd<'_>, place: &Place<'_>, uid: &Uid) -> io::Result<()> {
+        for name in [file::name(uid), file::new_name(uid)] {
+            match self.system.unlink(pools, name.as_ref()) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        place.remove()?;
+        self.system.sync(pools)
+    }
+}

@@ -1,0 +1,75 @@
+//! [`Root`]: the folder of Cistern on a host, and what is done there by path.
+//!
+//! ```text
+//! <root>/pools/<pool uid>.img        an image pool's file, allocated in full
+//! <root>/pools/<pool uid>.img.new    one that is being made
+//! <root>/pools/<pool uid>/           where the pool's XFS is mounted
+//!        .cistern-pool               whose it is
+//!        images/<volume uid>         one volume
+//!        tmp/<volume uid>            one that is being made
+//! <root>/dev/                        device nodes that /dev lacks
+//! ```
+
+use std::{
+    collections::BTreeSet,
+    io,
+    os::fd::{AsFd as _, OwnedFd},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+};
+
+use crate::{
+    id::Uid,
+    system::{OFlags, System},
+};
+
+/// The folder of Cistern on a host.
+#[derive(Clone, Debug)]
+pub struct Root {
+    pub(crate) system: Arc<dyn System>,
+    directory: PathBuf,
+    /// Paths whose filesystem has not answered yet; see `statistics.rs`.
+    pub(crate) asked: Arc<Mutex<BTreeSet<PathBuf>>>,
+}
+
+impl Root {
+    /// The folder, an absolute path without symbolic links.
+    pub fn new(directory: impl Into<PathBuf>, system: Arc<dyn System>) -> Self {
+        Self {
+            system,
+            directory: directory.into(),
+            asked: Arc::default(),
+        }
+    }
+
+    /// Where the pools are.
+    pub(crate) fn pools_path(&self) -> PathBuf {
+        self.directory.join("pools")
+    }
+
+    /// Where a pool is mounted.
+    pub fn mount_point(&self, pool: &Uid) -> PathBuf {
+        self.pools_path().join(pool.as_str())
+    }
+
+    /// Opens the folder of the pools, and makes it if need be.
+    pub(crate) fn open_pools(&self) -> io::Result<OwnedFd> {
+        match self.open_directory(&self.pools_path()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            result => return result,
+        }
+        let directory = self.open_directory(&self.directory)?;
+        match self
+            .system
+            .make_directory(directory.as_fd(), "pools".as_ref(), 0o700)
+        {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => self.system.sync(directory.as_fd())?,
+        }
+        self.open_directory(&self.pools_path())
+    }
+
+    fn open_directory(&self, path: &Path) -> io::Result<OwnedFd> {
+        self.system.open(path, OFlags::RDONLY | OFlags::DIRECTORY)
+    }
+}

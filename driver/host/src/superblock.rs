@@ -1,0 +1,129 @@
+//! The superblocks of ext4 and XFS: which filesystem lies in a file or on a device.
+//!
+//! *Invariant:* this only looks. That nothing is recognised does not mean that nothing is there:
+//! whether a device is blank is decided in `pool/blank.rs`.
+
+use std::{io, os::fd::BorrowedFd};
+
+use cistern_crds::{Bytes, FilesystemType};
+
+use crate::{id::Uuid, system::System};
+
+/// Bytes from the start that hold both superblocks.
+const LENGTH: usize = 4096;
+/// Where the superblock of ext4 begins.
+const EXT4_OFFSET: usize = 1024;
+/// `INCOMPAT_64BIT`: the count of blocks has an upper half.
+const EXT4_64BIT: u32 = 0x80;
+
+/// What a superblock says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Superblock {
+    /// Which filesystem.
+    pub kind: FilesystemType,
+    /// Its UUID.
+    pub uuid: Uuid,
+    /// Its label.
+    pub label: String,
+    /// Bytes that it covers.
+    pub size: Bytes,
+    /// Whether mkfs came to its end. (ext4 has no superblock before.)
+    pub complete: bool,
+}
+
+/// Reads the superblock of a file or device; none when it is neither ext4 nor XFS.
+pub(crate) fn read(system: &dyn System, file: BorrowedFd<'_>) -> io::Result<Option<Superblock>> {
+    Ok(parse(&system.read(file, 0, LENGTH)?))
+}
+
+fn parse(bytes: &[u8]) -> Option<Superblock> {
+    parse_xfs(bytes).or_else(|| parse_ext4(bytes.get(EXT4_OFFSET..)?))
+}
+
+/// `struct xfs_dsb`: big-endian.
+fn parse_xfs(bytes: &[u8]) -> Option<Superblock> {
+    if field(bytes, 0)? != *b"XFSB" {
+        return None;
+    }
+    let block_size = u64::from(u32::from_be_bytes(field(bytes, 4)?));
+    let blocks = u64::from_be_bytes(field(bytes, 8)?);
+    Some(Superblock {
+        kind: FilesystemType::Xfs,
+        uuid: Uuid::from_bytes(field(bytes, 32)?),
+        label: label(&field::<12>(bytes, 108)?),
+        size: Bytes(blocks.checked_mul(block_size)?),
+        complete: field(bytes, 126)? == [0],
+    })
+}
+
+/// `struct ext4_super_block`: little-endian.
+fn parse_ext4(bytes: &[u8]) -> Option<Superblock> {
+    if field(bytes, 56)? != 0xef53_u16.to_le_bytes() {
+        return None;
+    }
+    let block_size = 1024_u64.checked_shl(u32::from_le_bytes(field(bytes, 24)?))?;
+    let has_upper_half = u32::from_le_bytes(field(bytes, 96)?) & EXT4_64BIT != 0;
+    let upper_half = if has_upper_half {
+        u64::from(u32::from_le_bytes(field(bytes, 336)?)) << 32
+    } else {
+        0
+    };
+    let blocks = upper_half | u64::from(u32::from_le_bytes(field(bytes, 4)?));
+    Some(Superblock {
+        kind: FilesystemType::Ext4,
+        uuid: Uuid::from_bytes(field(bytes, 104)?),
+        label: label(&field::<16>(bytes, 120)?),
+        size: Bytes(blocks.checked_mul(block_size)?),
+        complete: true,
+    })
+}
+
+fn field<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
+    bytes.get(offset..offset + N)?.try_into().ok()
+}
+
+fn label(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|byte| *byte == 0);
+    let text = bytes.get(..end.unwrap_or(bytes.len())).unwrap_or_default();
+    String::from_utf8_lossy(text).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn an_xfs_that_mkfs_did_not_finish_is_not_complete() {
+        let mut bytes = vec![0; LENGTH];
+        bytes[..4].copy_from_slice(b"XFSB");
+        bytes[4..8].copy_from_slice(&4096_u32.to_be_bytes());
+        bytes[8..16].copy_from_slice(&256_u64.to_be_bytes());
+        bytes[108..113].copy_from_slice(b"label");
+        bytes[126] = 1;
+        let found = parse(&bytes).unwrap();
+        assert_eq!((found.size, found.complete), (Bytes::mib(1), false));
+        assert_eq!(found.label, "label");
+        bytes[126] = 0;
+        assert!(parse(&bytes).unwrap().complete);
+    }
+
+    #[test]
+    fn zeros_and_a_short_file_are_nothing() {
+        assert_eq!(parse(&[0; LENGTH]), None);
+        assert_eq!(parse(b"XFSB"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(mut bytes in proptest::collection::vec(any::<u8>(), LENGTH), xfs: bool) {
+            if xfs {
+                bytes[..4].copy_from_slice(b"XFSB");
+            } else {
+                bytes[1080..1082].copy_from_slice(&0xef53_u16.to_le_bytes());
+            }
+            let _ = parse(&bytes);
+        }
+    }
+}

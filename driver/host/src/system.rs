@@ -1,0 +1,274 @@
+//! The seam to the machine: [`System`], in Linux's own nouns.
+//!
+//! *Invariant:* all that this crate does to the machine, and all that it learns from it, goes
+//! through one method here, and each method is one effect or one look. There is no fake: the one
+//! implementation is [`Linux`], and `FailAt` makes its calls fail.
+
+#[cfg(feature = "faults")]
+mod fail_at;
+mod linux;
+
+use std::{
+    ffi::{OsStr, OsString},
+    fmt, io,
+    os::fd::{BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+pub use rustix::{fs::OFlags, mount::MountAttrFlags};
+
+#[cfg(feature = "faults")]
+pub use self::fail_at::{FailAt, Fault};
+pub use self::linux::Linux;
+use crate::{
+    command::{self, Command},
+    mountinfo::Mount,
+};
+
+/// Number of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceNumber {
+    /// Its driver: 7 for loop devices.
+    pub major: u32,
+    /// Which of the driver's devices.
+    pub minor: u32,
+}
+
+impl DeviceNumber {
+    /// Number of a loop device.
+    pub const fn of_loop(minor: u32) -> Self {
+        Self { major: 7, minor }
+    }
+
+    /// The number of the loop device, if it is one.
+    pub fn as_loop(self) -> Option<u32> {
+        (self.major == 7).then_some(self.minor)
+    }
+}
+
+impl fmt::Display for DeviceNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.major, self.minor)
+    }
+}
+
+/// A file's device and inode: which file it is, whatever its name (stat(2)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileId {
+    /// The filesystem's device number.
+    pub device: DeviceNumber,
+    /// The inode within the filesystem.
+    pub inode: u64,
+}
+
+/// Kind of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileKind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A block device.
+    BlockDevice,
+    /// Anything else.
+    Other,
+}
+
+/// What stat(2) says of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// Which file it is.
+    pub id: FileId,
+    /// Of which kind.
+    pub kind: FileKind,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Bytes allocated for it.
+    pub allocated: u64,
+    /// The device that it stands for, if it is one.
+    pub node: DeviceNumber,
+}
+
+/// What statvfs(3) says of a filesystem, in bytes and in inodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// Size of the filesystem.
+    pub size: u64,
+    /// Bytes not used, whoever may use them.
+    pub free: u64,
+    /// Bytes that are free for anybody to use.
+    pub available: u64,
+    /// Inodes.
+    pub inodes: u64,
+    /// Inodes that are free.
+    pub inodes_free: u64,
+    /// Whether it, or the mount through which it was asked, is read-only.
+    pub read_only: bool,
+}
+
+/// A loop device that is bound to a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BoundLoop {
+    /// Number of the loop device.
+    pub number: u32,
+    /// Name of the file, seen from where it was bound; ends in ` (deleted)` when it was removed.
+    pub backing_file: PathBuf,
+}
+
+/// How a loop device is bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoopStatus {
+    /// The file behind it.
+    pub file: FileId,
+    /// Whether it can only be read.
+    pub read_only: bool,
+    /// Whether it lets go of its file with its last user.
+    pub autoclear: bool,
+}
+
+/// What a loop device's queue is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoopSettings {
+    /// Whether the file is read and written past the page cache.
+    pub direct_io: bool,
+    /// Bytes of a logical sector.
+    pub sector_size: u32,
+}
+
+/// Shape of a mounted XFS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct XfsGeometry {
+    /// Its UUID.
+    pub uuid: [u8; 16],
+    /// Bytes of a block.
+    pub block_size: u32,
+    /// Blocks that it covers.
+    pub blocks: u64,
+    /// Share of the space that inodes may take, in hundredths.
+    pub inode_percent: u32,
+    /// Whether files can share extents.
+    pub reflink: bool,
+}
+
+/// A parameter of a filesystem to be mounted: a key alone, or a key and its value.
+pub type Parameter<'a> = (&'a str, Option<&'a str>);
+
+/// The machine.
+///
+/// Names that are given with a directory are single names or paths beneath it, and no symbolic link
+/// is followed (openat2(2)).
+pub trait System: Send + Sync + fmt::Debug {
+    // Files and directories.
+
+    /// Opens an absolute path in which no part is a symbolic link.
+    fn open(&self, path: &Path, flags: OFlags) -> io::Result<OwnedFd>;
+    /// Opens an absolute path and follows symbolic links: for what an administrator named.
+    fn open_following(&self, path: &Path, flags: OFlags) -> io::Result<OwnedFd>;
+    /// Opens a path beneath a directory; what is made is open to its owner alone.
+    fn open_beneath(
+        &self,
+        directory: BorrowedFd<'_>,
+        path: &Path,
+        flags: OFlags,
+    ) -> io::Result<OwnedFd>;
+    /// Makes a directory.
+    fn make_directory(&self, directory: BorrowedFd<'_>, name: &OsStr, mode: u32) -> io::Result<()>;
+    /// Removes a directory, which must be empty.
+    fn remove_directory(&self, directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<()>;
+    /// Removes the name of a file.
+    fn unlink(&self, directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<()>;
+    /// Gives a file another name; fails with `EEXIST` where there is one already.
+    fn rename(
+        &self,
+        from: BorrowedFd<'_>,
+        name: &OsStr,
+        to: BorrowedFd<'_>,
+        new_name: &OsStr,
+    ) -> io::Result<()>;
+    /// Names in a directory, sorted.
+    fn list(&self, directory: BorrowedFd<'_>) -> io::Result<Vec<OsString>>;
+    /// What a file is.
+    fn stat(&self, file: BorrowedFd<'_>) -> io::Result<Stat>;
+    /// What the filesystem of a file has left.
+    fn space(&self, file: BorrowedFd<'_>) -> io::Result<Space>;
+    /// Up to so many bytes of a file; fewer only at its end.
+    fn read(&self, file: BorrowedFd<'_>, offset: u64, length: usize) -> io::Result<Vec<u8>>;
+    /// Writes bytes to the start of a file.
+    fn write(&self, file: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<()>;
+    /// Sets a file's size.
+    fn truncate(&self, file: BorrowedFd<'_>, size: u64) -> io::Result<()>;
+    /// Allocates every byte of a file up to a size, which becomes its size if it was smaller.
+    fn allocate(&self, file: BorrowedFd<'_>, size: u64) -> io::Result<()>;
+    /// Makes a file, or the names in a directory, last.
+    fn sync(&self, file: BorrowedFd<'_>) -> io::Result<()>;
+    /// Locks an open file until it is closed; false when somebody else has.
+    fn try_lock(&self, file: BorrowedFd<'_>) -> io::Result<bool>;
+    /// The value of an extended attribute, if it is there.
+    fn attribute(&self, file: BorrowedFd<'_>, name: &str) -> io::Result<Option<Vec<u8>>>;
+    /// Sets an extended attribute that is not there yet.
+    fn set_attribute(&self, file: BorrowedFd<'_>, name: &str, value: &[u8]) -> io::Result<()>;
+
+    // Block devices.
+
+    /// Names and numbers of all block devices.
+    fn block_devices(&self) -> io::Result<Vec<(String, DeviceNumber)>>;
+    /// A path at which a block device can be opened, made if `/dev` has none.
+    fn device_path(&self, name: &str, device: DeviceNumber) -> io::Result<PathBuf>;
+    /// Bytes of a block device.
+    fn device_size(&self, device: BorrowedFd<'_>) -> io::Result<u64>;
+    /// Whether the kernel knows partitions of a block device.
+    fn has_partitions(&self, device: DeviceNumber) -> io::Result<bool>;
+    /// The loop devices that are bound.
+    fn bound_loops(&self) -> io::Result<Vec<BoundLoop>>;
+    /// Name of the file that a loop device is bound to, if it is to any.
+    fn backing_file(&self, number: u32) -> io::Result<Option<PathBuf>>;
+    /// Number of a loop device that is free, made if there was none.
+    fn free_loop(&self) -> io::Result<u32>;
+    /// Binds a loop device to a file: 4096-byte sectors, direct I/O, autoclear. `EBUSY` when
+    /// somebody else was faster.
+    fn bind_loop(&self, device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io::Result<()>;
+    /// What a loop device is bound to, if to anything.
+    fn loop_status(&self, device: BorrowedFd<'_>) -> io::Result<Option<LoopStatus>>;
+    /// What a loop device's queue is like.
+    fn loop_settings(&self, number: u32) -> io::Result<LoopSettings>;
+    /// Makes a loop device as large as its file has become.
+    fn resize_loop(&self, device: BorrowedFd<'_>) -> io::Result<()>;
+
+    // Filesystems and mounts.
+
+    /// Every mount that this thread sees.
+    fn mounts(&self) -> io::Result<Vec<Mount>>;
+    /// Number of the mount through which a file was opened. Does not touch its filesystem.
+    fn mount_id(&self, file: BorrowedFd<'_>) -> io::Result<u64>;
+    /// Opens a filesystem on a device as a mount that is not attached anywhere yet.
+    fn mount_filesystem(
+        &self,
+        filesystem: &str,
+        device: &Path,
+        parameters: &[Parameter<'_>],
+        attributes: MountAttrFlags,
+    ) -> io::Result<OwnedFd>;
+    /// A second mount of the mount that a file was opened through, not attached anywhere yet.
+    fn clone_mount(&self, file: BorrowedFd<'_>) -> io::Result<OwnedFd>;
+    /// Gives a mount exactly these attributes.
+    fn set_mount_attributes(
+        &self,
+        mount: BorrowedFd<'_>,
+        attributes: MountAttrFlags,
+    ) -> io::Result<()>;
+    /// Attaches a mount on a directory or file.
+    fn attach_mount(&self, mount: BorrowedFd<'_>, onto: BorrowedFd<'_>) -> io::Result<()>;
+    /// Takes the topmost mount off a name.
+    fn unmount(&self, directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<()>;
+    /// Shape of the XFS that holds a file; none when it is another filesystem.
+    fn xfs_geometry(&self, inside: BorrowedFd<'_>) -> io::Result<Option<XfsGeometry>>;
+    /// Grows the XFS that holds a file.
+    fn grow_xfs(&self, inside: BorrowedFd<'_>, blocks: u64, inode_percent: u32) -> io::Result<()>;
+
+    /// Runs a tool to its end with a file as its standard input.
+    fn run(
+        &self,
+        command: &Command,
+        input: BorrowedFd<'_>,
+    ) -> Result<command::Output, command::Error>;
+}

@@ -1,0 +1,267 @@
+//! [`FailAt`]: the machine, but for one call.
+//!
+//! A test walks `n` from 1 until a run needs fewer than `n` calls: then every effect and every look
+//! of that run has failed once, or the process has died in front of it. Dying in front of call
+//! `n + 1` is dying right behind call `n`.
+
+use std::{
+    ffi::{OsStr, OsString},
+    io,
+    os::fd::{BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use rustix::process::{Signal, getpid, kill_process};
+
+use super::{
+    BoundLoop, DeviceNumber, LoopSettings, LoopStatus, MountAttrFlags, OFlags, Parameter, Space,
+    Stat, System, XfsGeometry,
+};
+use crate::{
+    command::{self, Command},
+    mountinfo::Mount,
+};
+
+/// What happens at the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It is not made and answers `EIO`.
+    Error,
+    /// The process kills itself in its place.
+    Kill,
+}
+
+/// A [`System`] of which one call fails.
+#[derive(Debug)]
+pub struct FailAt {
+    system: Arc<dyn System>,
+    fault: Fault,
+    at: u64,
+    calls: AtomicU64,
+}
+
+impl FailAt {
+    /// Fails at the call of this number, counted from 1.
+    pub fn new(system: Arc<dyn System>, fault: Fault, at: u64) -> Self {
+        Self {
+            system,
+            fault,
+            at,
+            calls: AtomicU64::new(0),
+        }
+    }
+
+    /// How many calls there were.
+    pub fn calls(&self) -> u64 {
+        self.calls.load(Ordering::SeqCst)
+    }
+
+    /// Whether the call that fails has been reached.
+    pub fn has_failed(&self) -> bool {
+        self.calls() >= self.at
+    }
+
+    fn next(&self) -> io::Result<&dyn System> {
+        if self.calls.fetch_add(1, Ordering::SeqCst) + 1 != self.at {
+            return Ok(&*self.system);
+        }
+        if self.fault == Fault::Kill {
+            kill_process(getpid(), Signal::KILL)?;
+        }
+        Err(rustix::io::Errno::IO.into())
+    }
+}
+
+impl System for FailAt {
+    fn open(&self, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+        self.next()?.open(path, flags)
+    }
+
+    fn open_following(&self, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+        self.next()?.open_following(path, flags)
+    }
+
+    fn open_beneath(
+        &self,
+        directory: BorrowedFd<'_>,
+        path: &Path,
+        flags: OFlags,
+    ) -> io::Result<OwnedFd> {
+        self.next()?.open_beneath(directory, path, flags)
+    }
+
+    fn make_directory(&self, directory: BorrowedFd<'_>, name: &OsStr, mode: u32) -> io::Result<()> {
+        self.next()?.make_directory(directory, name, mode)
+    }
+
+    fn remove_directory(&self, directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
+        self.next()?.remove_directory(directory, name)
+    }
+
+    fn unlink(&self, directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
+        self.next()?.unlink(directory, name)
+    }
+
+    fn rename(
+        &self,
+        from: BorrowedFd<'_>,
+        name: &OsStr,
+        to: BorrowedFd<'_>,
+        new_name: &OsStr,
+    ) -> io::Result<()> {
+        self.next()?.rename(from, name, to, new_name)
+    }
+
+    fn list(&self, directory: BorrowedFd<'_>) -> io::Result<Vec<OsString>> {
+        self.next()?.list(directory)
+    }
+
+    fn stat(&self, file: BorrowedFd<'_>) -> io::Result<Stat> {
+        self.next()?.stat(file)
+    }
+
+    fn space(&self, file: BorrowedFd<'_>) -> io::Result<Space> {
+        self.next()?.space(file)
+    }
+
+    fn read(&self, file: BorrowedFd<'_>, offset: u64, length: usize) -> io::Result<Vec<u8>> {
+        self.next()?.read(file, offset, length)
+    }
+
+    fn write(&self, file: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<()> {
+        self.next()?.write(file, bytes)
+    }
+
+    fn truncate(&self, file: BorrowedFd<'_>, size: u64) -> io::Result<()> {
+        self.next()?.truncate(file, size)
+    }
+
+    fn allocate(&self, file: BorrowedFd<'_>, size: u64) -> io::Result<()> {
+        self.next()?.allocate(file, size)
+    }
+
+    fn sync(&self, file: BorrowedFd<'_>) -> io::Result<()> {
+        self.next()?.sync(file)
+    }
+
+    fn try_lock(&self, file: BorrowedFd<'_>) -> io::Result<bool> {
+        self.next()?.try_lock(file)
+    }
+
+    fn attribute(&self, file: BorrowedFd<'_>, name: &str) -> io::Result<Option<Vec<u8>>> {
+        self.next()?.attribute(file, name)
+    }
+
+    fn set_attribute(&self, file: BorrowedFd<'_>, name: &str, value: &[u8]) -> io::Result<()> {
+        self.next()?.set_attribute(file, name, value)
+    }
+
+    fn block_devices(&self) -> io::Result<Vec<(String, DeviceNumber)>> {
+        self.next()?.block_devices()
+    }
+
+    fn device_path(&self, name: &str, device: DeviceNumber) -> io::Result<PathBuf> {
+        self.next()?.device_path(name, device)
+    }
+
+    fn device_size(&self, device: BorrowedFd<'_>) -> io::Result<u64> {
+        self.next()?.device_size(device)
+    }
+
+    fn has_partitions(&self, device: DeviceNumber) -> io::Result<bool> {
+        self.next()?.has_partitions(device)
+    }
+
+    fn bound_loops(&self) -> io::Result<Vec<BoundLoop>> {
+        self.next()?.bound_loops()
+    }
+
+    fn backing_file(&self, number: u32) -> io::Result<Option<PathBuf>> {
+        self.next()?.backing_file(number)
+    }
+
+    fn free_loop(&self) -> io::Result<u32> {
+        self.next()?.free_loop()
+    }
+
+    fn bind_loop(&self, device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io::Result<()> {
+        self.next()?.bind_loop(device, file)
+    }
+
+    fn loop_status(&self, device: BorrowedFd<'_>) -> io::Result<Option<LoopStatus>> {
+        self.next()?.loop_status(device)
+    }
+
+    fn loop_settings(&self, number: u32) -> io::Result<LoopSettings> {
+        self.next()?.loop_settings(number)
+    }
+
+    fn resize_loop(&self, device: BorrowedFd<'_>) -> io::Result<()> {
+        self.next()?.resize_loop(device)
+    }
+
+    fn mounts(&self) -> io::Result<Vec<Mount>> {
+        self.next()?.mounts()
+    }
+
+    fn mount_id(&self, file: BorrowedFd<'_>) -> io::Result<u64> {
+        self.next()?.mount_id(file)
+    }
+
+    fn mount_filesystem(
+        &self,
+        filesystem: &str,
+        device: &Path,
+        parameters: &[Parameter<'_>],
+        attributes: MountAttrFlags,
+    ) -> io::Result<OwnedFd> {
+        self.next()?
+            .mount_filesystem(filesystem, device, parameters, attributes)
+    }
+
+    fn clone_mount(&self, file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+        self.next()?.clone_mount(file)
+    }
+
+    fn set_mount_attributes(
+        &self,
+        mount: BorrowedFd<'_>,
+        attributes: MountAttrFlags,
+    ) -> io::Result<()> {
+        self.next()?.set_mount_attributes(mount, attributes)
+    }
+
+    fn attach_mount(&self, mount: BorrowedFd<'_>, onto: BorrowedFd<'_>) -> io::Result<()> {
+        self.next()?.attach_mount(mount, onto)
+    }
+
+    fn unmount(&self, directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
+        self.next()?.unmount(directory, name)
+    }
+
+    fn xfs_geometry(&self, inside: BorrowedFd<'_>) -> io::Result<Option<XfsGeometry>> {
+        self.next()?.xfs_geometry(inside)
+    }
+
+    fn grow_xfs(&self, inside: BorrowedFd<'_>, blocks: u64, inode_percent: u32) -> io::Result<()> {
+        self.next()?.grow_xfs(inside, blocks, inode_percent)
+    }
+
+    fn run(
+        &self,
+        command: &Command,
+        input: BorrowedFd<'_>,
+    ) -> Result<command::Output, command::Error> {
+        match self.next() {
+            Ok(system) => system.run(command, input),
+            Err(source) => Err(command::Error::Start {
+                command: command.to_string(),
+                source,
+            }),
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! A machine for one test: a mount namespace and a folder of its own.
+//!
+//! The namespace belongs to the test's thread and ends with it, and with it every mount and every
+//! loop device of the test, also when the test is killed.
+
+use std::{
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+};
+
+use cistern_crds::{Bytes, FilesystemType, Provisioning};
+use cistern_host::{
+    Expectation, Image, ImageRequest, Linux, MountOptions, Pool, PoolDeclaration, PublishRequest,
+    Root, Source, StageRequest, System, Uid, image::Content, inventory::Inventory,
+};
+use rustix::{
+    mount::{MountPropagationFlags, UnmountFlags, mount_change, unmount},
+    thread::UnshareFlags,
+};
+
+/// Smallest size of a pool.
+pub(crate) const POOL_SIZE: Bytes = Bytes::gib(1);
+
+/// Size of the disk that stands for the host's. It takes only what is written to it.
+const DISK_SIZE: Bytes = Bytes::gib(8);
+
+/// The folder of one test, in a mount namespace of its own.
+pub(crate) struct Machine {
+    pub(crate) folder: PathBuf,
+    pub(crate) system: Arc<dyn System>,
+    _remove: tempfile::TempDir,
+}
+
+impl Machine {
+    pub(crate) fn new() -> Self {
+        assert!(
+            rustix::process::geteuid().is_root(),
+            "these tests need root: they mount filesystems"
+        );
+        #[expect(
+            unsafe_code,
+            reason = "a mount namespace shares nothing with memory safety"
+        )]
+        // SAFETY: no descriptor table is unshared.
+        unsafe {
+            rustix::thread::unshare_unsafe(UnshareFlags::NEWNS).unwrap();
+        }
+        let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+        mount_change("/", private).unwrap();
+        // On a disk of its own: how full the machine's is decides nothing.
+        let outside = tempfile::tempdir_in("/var/tmp").unwrap();
+        let (disk, folder) = (outside.path().join("disk"), outside.path().join("host"));
+        fs::File::create(&disk)
+            .and_then(|file| file.set_len(DISK_SIZE.0))
+            .unwrap();
+        run("mkfs.ext4", &["-q", "-F", disk.to_str().unwrap()]);
+        fs::create_dir(&folder).unwrap();
+        let (disk, at) = (disk.to_str().unwrap(), folder.to_str().unwrap());
+        run("mount", &["-o", "loop,discard", disk, at]);
+        fs::create_dir(folder.join("root")).unwrap();
+        fs::create_dir(folder.join("kubelet")).unwrap();
+        Self {
+            system: linux(&folder),
+            folder,
+            _remove: outside,
+        }
+    }
+
+    pub(crate) fn root(&self) -> Root {
+        root(&self.folder, Arc::clone(&self.system))
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// A staging directory, as kubelet makes it.
+    pub(crate) fn staging(&self, name: &str) -> PathBuf {
+        let path = self.folder.join("kubelet").join(name);
+        fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    pub(crate) fn mount_point(&self, pool: &PoolDeclaration) -> PathBuf {
+        self.root().mount_point(&pool.uid)
+    }
+
+    /// Mounts of this test.
+    pub(crate) fn mounts(&self) -> Vec<PathBuf> {
+        let mounts = self.system.mounts().unwrap().into_iter();
+        mounts
+            .map(|mount| mount.mount_point)
+            .filter(|path| path.starts_with(&self.folder))
+            .collect()
+    }
+
+    pub(crate) fn inventory(&self) -> Inventory {
+        self.root().inventory().unwrap()
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // The namespace goes a moment after the folder, so the mounts have to go before.
+        for mount_point in self.mounts().iter().rev() {
+            if let Err(error) = unmount(mount_point, UnmountFlags::DETACH) {
+                eprintln!("left mounted: {}: {error}", mount_point.display());
+            }
+        }
+    }
+}
+
+pub(crate) fn linux(folder: &Path) -> Arc<dyn System> {
+    Arc::new(Linux::new(folder.join("root/dev")))
+}
+
+pub(crate) fn root(folder: &Path, system: Arc<dyn System>) -> Root {
+    Root::new(folder.join("root"), system)
+}
+
+pub(crate) fn uid(text: &str) -> Uid {
+    text.parse().unwrap()
+}
+
+pub(crate) fn image_pool(size: Bytes) -> PoolDeclaration {
+    PoolDeclaration {
+        uid: uid("9f8e7d6c-0000-4000-8000-00000000beef"),
+        name: "fast".to_owned(),
+        source: Source::Image { size },
+    }
+}
+
+pub(crate) fn device_pool(paths: &[PathBuf]) -> PoolDeclaration {
+    PoolDeclaration {
+        source: Source::Device {
+            paths: paths.to_vec(),
+        },
+        ..image_pool(Bytes::ZERO)
+    }
+}
+
+pub(crate) fn known(pool: &Pool) -> Expectation {
+    Expectation::Known {
+        filesystem_uuid: pool.filesystem_uuid(),
+    }
+}
+
+/// A new pool of the smallest size.
+pub(crate) fn open_new(machine: &Machine) -> Pool {
+    machine
+        .root()
+        .open_pool(&image_pool(POOL_SIZE), Expectation::New)
+        .unwrap()
+}
+
+pub(crate) fn request(
+    name: &str,
+    size: Bytes,
+    filesystem: FilesystemType,
+    provisioning: Provisioning,
+) -> ImageRequest {
+    ImageRequest {
+        volume: format!("pvc-{name}"),
+        uid: uid(&format!("uid-{name}")),
+        size,
+        filesystem: Some(filesystem),
+        provisioning,
+    }
+}
+
+/// How a volume is used in a test.
+pub(crate) struct Volume<'a> {
+    pub(crate) image: &'a Image,
+    pub(crate) options: MountOptions,
+    pub(crate) read_only: bool,
+}
+
+impl<'a> Volume<'a> {
+    pub(crate) fn new(image: &'a Image) -> Self {
+        Self {
+            image,
+            options: MountOptions::default(),
+            read_only: false,
+        }
+    }
+
+    pub(crate) fn stage<'b>(&'b self, staging: &'b Path) -> StageRequest<'b> {
+        let identity = self.image.identity.as_ref().unwrap();
+        let Content::Filesystem { filesystem, uuid } = identity.content else {
+            panic!("a volume with a filesystem is wanted");
+        };
+        StageRequest {
+            image: &self.image.uid,
+            volume: &identity.volume,
+            filesystem,
+            filesystem_uuid: uuid,
+            size: identity.size,
+            provisioning: identity.provisioning,
+            options: &self.options,
+            read_only: self.read_only,
+            staging,
+        }
+    }
+
+    pub(crate) fn publish<'b>(&'b self, staging: &'b Path, target: &'b Path) -> PublishRequest<'b> {
+        let stage = self.stage(staging);
+        PublishRequest {
+            image: stage.image,
+            filesystem: stage.filesystem,
+            provisioning: stage.provisioning,
+            options: stage.options,
+            read_only: stage.read_only,
+            staging,
+            target,
+        }
+    }
+}
+
+/// Runs a tool of the test's own, which must succeed.
+pub(crate) fn run(program: &str, args: &[&str]) -> String {
+    #[expect(clippy::disallowed_methods, reason = "the test's own tools")]
+    let output = Command::new(program).args(args).output().unwrap();
+    assert!(output.status.success(), "{program} {args:?}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Bytes that a file takes of its filesystem.
+pub(crate) fn allocated(path: &Path) -> u64 {
+    fs::metadata(path).unwrap().blocks() * 512
+}
+
+/// What an error and all its causes say.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text
+}

@@ -1,0 +1,12 @@
+//! Tests on real loop devices and real filesystems. They need root, and fail without it.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking"
+)]
+
+mod attach;
+mod harness;
