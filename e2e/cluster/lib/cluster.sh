@@ -3,6 +3,15 @@
 
 cluster_folder=$cache/clusters/$cluster
 
+# Two scripts that make or remove the same cluster at a time would undo each other's work: the second one waits.
+lock_cluster() {
+  mkdir -p "$cache/locks"
+  exec {cluster_lock}>"$cache/locks/cluster-$cluster"
+  flock --nonblock "$cluster_lock" && return 0
+  say "waiting for another up or down of cluster $cluster"
+  flock "$cluster_lock"
+}
+
 # nodes_of_cluster [DOCKER_PS_OPTION...]: the names of the cluster's containers, control plane first.
 nodes_of_cluster() {
   docker ps "$@" --filter "label=io.x-k8s.kind.cluster=$cluster" --format '{{.Names}}' | LC_ALL=C sort
@@ -31,7 +40,9 @@ unlinked_loops() { losetup --list --noheadings --output NAME,BACK-INO,BACK-MAJ:M
 detach_loops_of() {
   local node=$1 loop inode filesystem found=1
   local filesystems=" ${*:3} "
-  comm -23 <(sort <<<"$2") <(unlinked_loops | sort) | while read -r loop _; do detach_loop "$loop" "$node"; done
+  while read -r loop _; do
+    [ -z "$loop" ] || detach_loop "$loop" "$node"
+  done < <(comm -23 <(sort <<<"$2") <(unlinked_loops | sort))
   while [ "$found" = 1 ]; do # a file system on a detached loop device may have held another's backing file
     found=0
     while read -r loop inode filesystem; do
@@ -82,7 +93,7 @@ make_loop_nodes() {
     docker exec "$1" bash -c '
       for number in $(seq 0 127); do
         [ -b "/dev/loop$number" ] || mknod -m 660 "/dev/loop$number" b 7 "$number" || exit
-      done' && return
+      done' && return 0
     sleep 0.5
   done
   return 1
@@ -90,11 +101,16 @@ make_loop_nodes() {
 
 kubectl_of_cluster() { "$(program_path kubectl)" --kubeconfig "$cluster_folder/kubeconfig" "$@"; }
 
-# cluster_is_healthy: all four nodes run and are Ready, and so is every pod of the system.
+# cluster_is_healthy: it came up once, its four nodes run, and they and the system's pods are Ready, or will be in a minute
+# (a node that has just restarted is not yet).
 cluster_is_healthy() {
-  [ "$(nodes_of_cluster 2>/dev/null | wc -l)" = 4 ] || return 1
-  kubectl_of_cluster --request-timeout=10s wait --for=condition=Ready nodes --all --timeout=10s >/dev/null 2>&1 || return 1
-  kubectl_of_cluster --request-timeout=10s wait --for=condition=Ready pods --all --namespace kube-system --timeout=10s >/dev/null 2>&1
+  [ -e "$cluster_folder/complete" ] && [ "$(nodes_of_cluster 2>/dev/null | wc -l)" = 4 ] && wait_for_nodes_and_system 60s
+}
+
+# wait_for_nodes_and_system TIME
+wait_for_nodes_and_system() {
+  kubectl_of_cluster wait --for=condition=Ready nodes --all --timeout="$1" &&
+    kubectl_of_cluster wait --for=condition=Ready pods --all --namespace kube-system --timeout="$1"
 }
 
 # remove_cluster: whatever there is of it. Needs no program that the harness builds.
@@ -115,7 +131,7 @@ take_down() {
   use_engine "$1"
   if [ "$1" = registry ]; then
     remove_cluster
-    return
+    return 0
   fi
   engine_has_traces || return 0
   start_engine

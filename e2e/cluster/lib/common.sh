@@ -46,7 +46,7 @@ step() {
   wait "$running_step" || status=$?
   running_step=
   printf '  (%s s)\n' $((SECONDS - started)) >&2
-  [ "$status" = 0 ] && return
+  [ "$status" = 0 ] && return 0
   say "failed with status $status; the end of $log:"
   tail -n 30 "$log" >&2
   exit "$status"
@@ -58,7 +58,7 @@ step() {
 build_once() {
   local title=$1 path=$2 lock
   shift 2
-  [ -e "$path" ] && return
+  [ -e "$path" ] && return 0
   mkdir -p "$(dirname "$path")" "$cache/locks"
   exec {lock}>"$cache/locks/${path//\//_}"
   flock "$lock"
@@ -70,7 +70,8 @@ build_once() {
   exec {lock}>&-
 }
 
-# Scripts that must tidy up define on_exit STATUS.
+# Scripts that must tidy up define on_exit STATUS. It runs in a trap, where a bare "return" gives the status from before
+# the trap: so functions say "return 0" in the whole harness.
 on_exit() { :; }
 
 finish() {

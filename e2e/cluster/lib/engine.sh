@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2154 # variables of common.sh
 # The docker engine: the machine's own where that can pull images, else a private one with its own folders, socket and
-# cgroup, which leaves the host's firewall, bridges and sysctls alone. Sourced, never run.
+# cgroup, which leaves the host's firewall and bridges alone. Sourced, never run.
 
 engine_run=/run/cistern-harness # on /run, because the paths of unix sockets must be short
 engine_data=$cache/engine
@@ -28,9 +28,11 @@ use_engine() {
   *) fail "CISTERN_HARNESS must be registry or offline, not $1" ;;
   esac
   need_root "the private docker engine"
-  mkdir -p "$cache/locks"
-  exec {engine_lock}>"$cache/locks/engine"
-  flock --shared "$engine_lock"
+  if [ -z "${engine_lock:-}" ]; then
+    mkdir -p "$cache/locks"
+    exec {engine_lock}>"$cache/locks/engine"
+    flock --shared "$engine_lock"
+  fi
   export DOCKER_HOST=unix://$engine_run/docker.sock DOCKER_BUILDKIT=0 DOCKER_CONFIG=$cache/docker-client
 }
 
@@ -40,7 +42,7 @@ engine_process() { pgrep -f -- "$engine_process_pattern"; }
 engine_answers() { docker version >/dev/null 2>&1; }
 
 start_engine() {
-  if engine_process >/dev/null && engine_answers; then return; fi
+  if engine_process >/dev/null && engine_answers; then return 0; fi
   step "docker engine" launch_engine
 }
 
@@ -49,22 +51,30 @@ launch_engine() {
   mkdir -p "$engine_run" "$engine_data" "$DOCKER_CONFIG"
   echo '{}' >"$engine_run/config.json" # not the machine's /etc/docker/daemon.json
   note_new_folders
+  raise_inotify_limit
   if lacks_resource_capability; then
-    runtime=(--add-runtime "limited=$harness/lib/runc-without-resource" --default-runtime limited)
+    cp "$harness/lib/runc-without-resource" "$engine_run" # so that the engine does not depend on the checkout
+    runtime=(--add-runtime "limited=$engine_run/runc-without-resource" --default-runtime limited)
   fi
-  # A step ends with its process group, and the engine must outlive it.
-  setsid dockerd --pidfile "$engine_run/dockerd.pid" --host "$DOCKER_HOST" --exec-root "$engine_run/exec" \
-    --data-root "$engine_data" --config-file "$engine_run/config.json" "${runtime[@]}" \
-    --exec-opt native.cgroupdriver=cgroupfs --cgroup-parent /cistern-harness \
-    --bridge none --iptables=false --ip6tables=false --ip-masq=false --ip-forward=false \
-    --default-address-pool base=172.28.0.0/16,size=24 >"$cache/logs/dockerd.log" 2>&1 </dev/null {engine_lock}>&- &
+  run_engine "${runtime[@]}" >"$cache/logs/dockerd.log" 2>&1 </dev/null &
   for _ in $(seq 150); do
     sleep 0.2
-    if engine_answers; then return; fi
+    if engine_answers; then return 0; fi
     engine_process >/dev/null || break
   done
   tail -n 20 "$cache/logs/dockerd.log"
   return 1
+}
+
+# The engine outlives the step, which ends with its process group, and the script, whose locks it must not keep.
+run_engine() {
+  exec {engine_lock}>&-
+  if [ -n "${cluster_lock:-}" ]; then exec {cluster_lock}>&-; fi
+  exec setsid dockerd --pidfile "$engine_run/dockerd.pid" --host "$DOCKER_HOST" --exec-root "$engine_run/exec" \
+    --data-root "$engine_data" --config-file "$engine_run/config.json" "$@" \
+    --exec-opt native.cgroupdriver=cgroupfs --cgroup-parent /cistern-harness \
+    --bridge none --iptables=false --ip6tables=false --ip-masq=false --ip-forward=false \
+    --default-address-pool base=172.28.0.0/16,size=24
 }
 
 # Folders that docker makes outside its own: those that did not exist before it goes are to go with it.
@@ -84,6 +94,21 @@ remove_new_folders() {
   rm "$engine_data/new-folders"
 }
 
+# Every node's systemd, kubelet and containerd takes inotify instances of the one root user, about 60 for a cluster; the
+# kernel's default of 128 lets the third cluster's systemd die at its start. The old limit comes back with the engine's end.
+raise_inotify_limit() {
+  local file=/proc/sys/fs/inotify/max_user_instances wanted=1024
+  [ "$(cat "$file")" -lt "$wanted" ] || return 0
+  [ -e "$engine_data/inotify-limit" ] || cp "$file" "$engine_data/inotify-limit"
+  echo "$wanted" >"$file"
+}
+
+restore_inotify_limit() {
+  [ -e "$engine_data/inotify-limit" ] || return 0
+  cat "$engine_data/inotify-limit" >/proc/sys/fs/inotify/max_user_instances
+  rm "$engine_data/inotify-limit"
+}
+
 # CAP_SYS_RESOURCE is bit 24 of the bounding set.
 lacks_resource_capability() {
   local bounding
@@ -98,7 +123,7 @@ engine_has_traces() {
 
 # Stops the private engine unless it has containers or another script uses it: every script that does holds a shared lock.
 stop_idle_engine() {
-  if [ -z "${engine_lock:-}" ] || ! engine_has_traces; then return; fi
+  if [ -z "${engine_lock:-}" ] || ! engine_has_traces; then return 0; fi
   flock --exclusive --nonblock "$engine_lock" || return 0
   # What an interrupted build left.
   docker container prune --force --filter 'label!=io.x-k8s.kind.cluster' >/dev/null 2>&1 || true
@@ -127,5 +152,6 @@ remove_engine_traces() {
     [ ! -d "$hierarchy" ] || find "$hierarchy" -depth -type d -exec rmdir {} \;
   done
   rm -rf "$engine_run"
+  restore_inotify_limit
   remove_new_folders
 }

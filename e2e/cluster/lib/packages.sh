@@ -22,7 +22,7 @@ install_named_packages() {
   for package in "$@"; do
     [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
   done
-  [ ${#missing[@]} = 0 ] && return
+  [ ${#missing[@]} = 0 ] && return 0
   say "Debian packages to install: ${missing[*]}"
   need_root "installing packages"
   step "Debian packages" apt_install "${missing[@]}"
@@ -58,7 +58,7 @@ go_program() {
   for candidate in "$(command -v go || true)" /usr/local/go/bin/go; do
     if [ -x "$candidate" ] && new_enough_go "$candidate"; then
       echo "$candidate"
-      return
+      return 0
     fi
   done
   command -v pip3 >/dev/null || install_named_packages python3-pip

@@ -24,14 +24,14 @@ package_of() {
   etcd) program=server/v3 ;; # the only one whose package is not called like the program
   e2e.test)
     echo kubernetes k8s.io/kubernetes/test/e2e
-    return
+    return 0
     ;;
   esac
   for file in "$harness"/go/*/go.mod; do
     package=$(sed -n "s|^\(tool\)\{0,1\}[[:space:]]*\([^ =]*/$program\)\$|\2|p" "$file")
     [ -n "$package" ] || continue
     echo "$(basename "$(dirname "$file")") $package"
-    return
+    return 0
   done
   fail "no go.mod of $harness/go has a tool called $1"
 }
