@@ -73,7 +73,6 @@ impl Kind for DeserializeGuard<PoolVolume> {
     fn change(&self) -> Change {
         match &self.0 {
             Ok(volume) => Change::Volume {
-                name: self.name_any(),
                 pool: volume.spec.pool_name.clone(),
                 node: volume.spec.node_name.clone(),
             },

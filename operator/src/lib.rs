@@ -6,6 +6,8 @@
 //!
 //! *Invariant:* nothing here touches a node, and nothing is kept on disk.
 
+pub mod capacity;
+pub mod claims;
 pub mod config;
 pub mod controller;
 pub mod kinds;
@@ -38,6 +40,10 @@ pub type Stop = Shared<BoxFuture<'static, ()>>;
 pub struct Context {
     /// The API server.
     pub client: Client,
+    /// Our own namespace.
+    pub namespace: String,
+    /// The name of our pod, for events.
+    pub instance: String,
     /// What is seen of the cluster.
     pub world: World,
     /// Counters.
@@ -63,6 +69,8 @@ pub async fn run(
     let (world, watches) = World::new(&client, &config.namespace, &readiness);
     let context = Context {
         client,
+        namespace: config.namespace.clone(),
+        instance: config.pod_name.clone(),
         world,
         metrics,
         now: Utc::now,
@@ -72,6 +80,8 @@ pub async fn run(
             pool::run(&context, stop.clone()),
             node::run(&context, stop.clone()),
             topology::run(&context, stop.clone()),
+            capacity::run(&context, stop.clone()),
+            claims::run(&context, stop.clone()),
         )
     };
     tokio::select! {

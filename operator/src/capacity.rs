@@ -1,0 +1,460 @@
+//! Capacity for the scheduler: one CSIStorageCapacity for each class of ours and each node where
+//! the driver is registered, pushed as the agents report.
+//!
+//! *Invariant:* a published number is never larger than what the agent last said, but for the time
+//! of one write; whatever would refuse a volume shows as zero. Only objects with our label are
+//! touched.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use cistern_client::writes::{delete_exactly, patch_guarded};
+use cistern_crds::{Bytes, NodePoolStatus, Parameters, StorageNode, names};
+use k8s_openapi::{
+    api::storage::v1::{CSIStorageCapacity, StorageClass},
+    apimachinery::pkg::{
+        api::resource::Quantity,
+        apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference},
+    },
+};
+use kube::{Api, Resource as _, ResourceExt as _, api::PostParams, runtime::reflector::ObjectRef};
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::{
+    Context, Stop,
+    controller::{self, Next},
+    kinds,
+    offer::offer,
+    topology,
+    world::{Change, World},
+};
+
+/// Growth waits this long for more of it. A shrink never waits: the scheduler would send pods to
+/// where there is no room.
+const GROWTH_DELAY: Duration = Duration::from_millis(500);
+
+/// Why a capacity object is not up to date.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The API server refused a write.
+    #[error("cannot {verb} the capacity of StorageClass {class} on {segment}")]
+    Write {
+        /// What was tried.
+        verb: &'static str,
+        /// Name of the StorageClass.
+        class: String,
+        /// The node's value of the topology key.
+        segment: String,
+        /// The API server's answer.
+        #[source]
+        source: kube::Error,
+    },
+}
+
+/// What one capacity object is for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Slot {
+    class: String,
+    /// The node's value of the topology key.
+    segment: String,
+}
+
+/// What an object should say.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Published {
+    capacity: Bytes,
+    maximum: Bytes,
+    owner: Option<OwnerReference>,
+}
+
+/// What is to be done about one slot.
+#[derive(Clone, Debug, PartialEq)]
+enum Step {
+    Keep,
+    Create(Published),
+    Delete,
+    /// More room, or another owner: it can wait for more.
+    Raise(Published),
+    /// Less room.
+    Lower(Published),
+}
+
+/// Since when the published numbers have been out of date.
+#[derive(Debug, Default)]
+struct Outdated(Mutex<HashMap<Slot, Instant>>);
+
+/// Runs the controller until `stop`.
+pub async fn run(context: &Context, stop: Stop) {
+    let outdated = Outdated::default();
+    let slots = |change: &Change| concerned(&context.world, change);
+    let reconcile = async |slot: &Slot| reconcile(context, &outdated, slot).await;
+    let schedule = controller::Schedule::at_once("capacity");
+    let Context { world, metrics, .. } = context;
+    controller::run(schedule, world, metrics, stop, slots, reconcile).await;
+}
+
+async fn reconcile(context: &Context, outdated: &Outdated, slot: &Slot) -> Result<Next, Error> {
+    let reference = ObjectRef::new(&slot.object_name()).within(&context.namespace);
+    let current = context.world.capacities.get(&reference);
+    let wanted = wanted(&context.world, slot, current.is_some());
+    let step = plan(current.as_deref(), wanted);
+    if step == Step::Keep {
+        outdated.settle(slot);
+        return Ok(Next::OnChange);
+    }
+    let age = outdated.age(slot);
+    if matches!(step, Step::Raise(_)) && age < GROWTH_DELAY {
+        return Ok(Next::After(GROWTH_DELAY.saturating_sub(age)));
+    }
+    execute(context, slot, current.as_deref(), step).await?;
+    if let Some(lag) = outdated.settle(slot) {
+        context.metrics.published(lag);
+    }
+    Ok(Next::OnChange)
+}
+
+async fn execute(
+    context: &Context,
+    slot: &Slot,
+    seen: Option<&CSIStorageCapacity>,
+    step: Step,
+) -> Result<(), Error> {
+    let api = Api::<CSIStorageCapacity>::namespaced(context.client.clone(), &context.namespace);
+    let (verb, result) = match (step, seen) {
+        (Step::Create(published), _) => {
+            let parameters = PostParams {
+                field_manager: Some(names::OPERATOR_MANAGER.to_owned()),
+                ..PostParams::default()
+            };
+            let created = api.create(&parameters, &object(slot, published)).await;
+            ("create", created.map(drop))
+        }
+        (Step::Raise(published) | Step::Lower(published), Some(seen)) => {
+            let change = json!({
+                "metadata": {"ownerReferences": published.owner.as_slice()},
+                "capacity": published.capacity,
+                "maximumVolumeSize": published.maximum,
+            });
+            let written = patch_guarded(&api, seen, names::OPERATOR_MANAGER, change).await;
+            ("update", written.map(drop))
+        }
+        (Step::Delete, Some(seen)) => ("delete", delete_exactly(&api, seen).await.map(drop)),
+        (Step::Keep | Step::Delete | Step::Raise(_) | Step::Lower(_), _) => return Ok(()),
+    };
+    result.map_err(|source| Error::Write {
+        verb,
+        class: slot.class.clone(),
+        segment: slot.segment.clone(),
+        source,
+    })
+}
+
+/// The slots that a change concerns.
+fn concerned(world: &World, change: &Change) -> Vec<Slot> {
+    let classes = || -> Vec<String> {
+        let classes = world.classes.state();
+        classes.iter().map(|class| class.name_any()).collect()
+    };
+    let existing = |of: Option<&str>| -> Vec<Slot> {
+        let ours = world
+            .capacities
+            .state_filter(|object| of.is_none_or(|class| object.storage_class_name == class));
+        ours.iter().filter_map(|object| Slot::of(object)).collect()
+    };
+    match change {
+        Change::Everything => {
+            let mut slots: Vec<Slot> = existing(None);
+            slots.extend(cross(&classes(), &segments(world)));
+            slots
+        }
+        Change::StorageNode(node) | Change::Node(node) => {
+            cross(&classes(), &[names::topology_value(node)])
+        }
+        Change::Class(class) => {
+            let mut slots: Vec<Slot> = existing(Some(class));
+            slots.extend(cross(std::slice::from_ref(class), &segments(world)));
+            slots
+        }
+        Change::Capacity { class, segment } => {
+            cross(std::slice::from_ref(class), std::slice::from_ref(segment))
+        }
+        Change::Pool(_) | Change::Volume { .. } | Change::Claim { .. } => Vec::new(),
+    }
+}
+
+/// What the object of a slot should say; none if there should be no object.
+///
+/// An object that is there stays while its class and its Node do: the driver leaves CSINode for a
+/// moment whenever its pod is replaced.
+fn wanted(world: &World, slot: &Slot, exists: bool) -> Option<Published> {
+    let class = world.class(&slot.class)?;
+    let node = node_of(world, &slot.segment)?;
+    world.node(&node)?;
+    let registered = world.csi_node(&node).is_some_and(|csi_node| {
+        csi_node
+            .spec
+            .drivers
+            .iter()
+            .any(|d| d.name == names::DRIVER)
+    });
+    if !registered && !exists {
+        return None;
+    }
+    let guard = world.storage_node(&node);
+    let storage_node = guard.as_ref().and_then(|guard| guard.0.as_ref().ok());
+    let offered = |parameters: &Parameters| {
+        let registration = topology::observe(world, &node);
+        offer(&parameters.pool, storage_node, &registration).ok()
+    };
+    let (capacity, maximum) = parameters(&class)
+        .and_then(|parameters| Some(numbers(offered(&parameters)?, &parameters)))
+        .unwrap_or_default();
+    Some(Published {
+        capacity,
+        maximum,
+        owner: storage_node.map(owner),
+    })
+}
+
+fn parameters(class: &StorageClass) -> Option<Parameters> {
+    Parameters::parse(class.parameters.iter().flatten()).ok()
+}
+
+/// Capacity and largest volume of a pool, for volumes of a class.
+fn numbers(status: &NodePoolStatus, parameters: &Parameters) -> (Bytes, Bytes) {
+    let kind = parameters.provisioning;
+    (status.room(kind), status.largest_volume(kind))
+}
+
+/// The node of a segment.
+fn node_of(world: &World, segment: &str) -> Option<String> {
+    if world.node(segment).is_some() {
+        return Some(segment.to_owned());
+    }
+    // A name that is too long for a label stands there as a hash.
+    let mut nodes = world.node_names().into_iter();
+    nodes.find(|node| names::topology_value(node) == segment)
+}
+
+fn segments(world: &World) -> Vec<String> {
+    let csi_nodes = world.csi_nodes.state();
+    let named = csi_nodes.iter().map(|node| node.name_any());
+    named.map(|name| names::topology_value(&name)).collect()
+}
+
+fn cross(classes: &[String], segments: &[String]) -> Vec<Slot> {
+    let slot = |class: &String, segment: &String| Slot {
+        class: class.clone(),
+        segment: segment.clone(),
+    };
+    classes
+        .iter()
+        .flat_map(|class| segments.iter().map(move |segment| slot(class, segment)))
+        .collect()
+}
+
+/// Exactly one owner: an object with two is never collected, as the other may live.
+fn owner(node: &StorageNode) -> OwnerReference {
+    OwnerReference {
+        api_version: StorageNode::api_version(&()).into_owned(),
+        kind: StorageNode::kind(&()).into_owned(),
+        name: node.name_any(),
+        uid: node.uid().unwrap_or_default(),
+        ..OwnerReference::default()
+    }
+}
+
+fn object(slot: &Slot, published: Published) -> CSIStorageCapacity {
+    let label = (
+        names::MANAGED_BY_LABEL.to_owned(),
+        names::OPERATOR_MANAGER.to_owned(),
+    );
+    let segment = (names::TOPOLOGY_KEY.to_owned(), slot.segment.clone());
+    CSIStorageCapacity {
+        metadata: ObjectMeta {
+            name: Some(slot.object_name()),
+            labels: Some([label].into()),
+            owner_references: published.owner.map(|owner| vec![owner]),
+            ..ObjectMeta::default()
+        },
+        storage_class_name: slot.class.clone(),
+        node_topology: Some(LabelSelector {
+            match_labels: Some([segment].into()),
+            match_expressions: None,
+        }),
+        capacity: Some(Quantity(published.capacity.to_string())),
+        maximum_volume_size: Some(Quantity(published.maximum.to_string())),
+    }
+}
+
+/// Decides about one slot.
+fn plan(current: Option<&CSIStorageCapacity>, wanted: Option<Published>) -> Step {
+    let (current, wanted) = match (current, wanted) {
+        (None, None) => return Step::Keep,
+        (None, Some(wanted)) => return Step::Create(wanted),
+        (Some(_), None) => return Step::Delete,
+        (Some(current), Some(wanted)) => (published(current), wanted),
+    };
+    if current.as_ref() == Some(&wanted) {
+        return Step::Keep;
+    }
+    match current {
+        Some(current)
+            if current.capacity <= wanted.capacity && current.maximum <= wanted.maximum =>
+        {
+            Step::Raise(wanted)
+        }
+        // What cannot be read may be too much.
+        Some(_) | None => Step::Lower(wanted),
+    }
+}
+
+/// What an object says; none if it is nothing that we would write.
+fn published(object: &CSIStorageCapacity) -> Option<Published> {
+    let bytes = |quantity: &Option<Quantity>| quantity.as_ref()?.0.parse().ok();
+    let owners = object.owner_references();
+    if owners.len() > 1 {
+        return None;
+    }
+    Some(Published {
+        capacity: bytes(&object.capacity)?,
+        maximum: bytes(&object.maximum_volume_size)?,
+        owner: owners.first().cloned(),
+    })
+}
+
+impl Slot {
+    fn of(object: &CSIStorageCapacity) -> Option<Self> {
+        Some(Self {
+            class: object.storage_class_name.clone(),
+            segment: kinds::segment(object)?.to_owned(),
+        })
+    }
+
+    fn object_name(&self) -> String {
+        // A slash stands in neither name.
+        let hash = names::short_hash(&format!("{}/{}", self.class, self.segment));
+        format!("csisc-{hash}")
+    }
+}
+
+impl Outdated {
+    /// How long the slot has been out of date; it is from now on.
+    fn age(&self, slot: &Slot) -> Duration {
+        let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        slots
+            .entry(slot.clone())
+            .or_insert_with(Instant::now)
+            .elapsed()
+    }
+
+    /// The slot is up to date: how long it was not.
+    fn settle(&self, slot: &Slot) -> Option<Duration> {
+        let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        slots.remove(slot).map(|since| since.elapsed())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::storage_node;
+
+    fn slot() -> Slot {
+        Slot {
+            class: "fast".to_owned(),
+            segment: "w1".to_owned(),
+        }
+    }
+
+    fn said(capacity: u64, maximum: u64) -> Published {
+        Published {
+            capacity: Bytes::gib(capacity),
+            maximum: Bytes::gib(maximum),
+            owner: None,
+        }
+    }
+
+    #[test]
+    fn the_name_is_made_of_class_and_node_and_leads_back_to_them() {
+        let made = object(&slot(), said(1, 1));
+        assert_eq!(Slot::of(&made), Some(slot()));
+        assert_eq!(made.name_any(), slot().object_name());
+        let other = Slot {
+            segment: "w2".to_owned(),
+            ..slot()
+        };
+        assert_ne!(other.object_name(), slot().object_name());
+    }
+
+    #[test]
+    fn both_numbers_are_always_set_and_the_one_key_selects_the_node() {
+        let made = object(&slot(), Published::default());
+        assert_eq!(made.capacity, Some(Quantity("0".to_owned())));
+        assert_eq!(made.maximum_volume_size, Some(Quantity("0".to_owned())));
+        let labels = made.node_topology.unwrap().match_labels.unwrap();
+        let expected = (names::TOPOLOGY_KEY.to_owned(), "w1".to_owned());
+        assert_eq!(labels.into_iter().collect::<Vec<_>>(), [expected]);
+    }
+
+    #[test]
+    fn a_shrink_of_either_number_is_told_from_growth() {
+        let current = object(&slot(), said(5, 3));
+        let step = |wanted| plan(Some(&current), Some(wanted));
+        assert_eq!(step(said(5, 3)), Step::Keep);
+        assert_eq!(step(said(6, 3)), Step::Raise(said(6, 3)));
+        assert_eq!(step(said(6, 2)), Step::Lower(said(6, 2)));
+        assert_eq!(step(said(4, 4)), Step::Lower(said(4, 4)));
+        assert_eq!(plan(Some(&current), None), Step::Delete);
+        assert_eq!(plan(None, Some(said(1, 1))), Step::Create(said(1, 1)));
+        assert_eq!(plan(None, None), Step::Keep);
+    }
+
+    #[test]
+    fn r5_a_number_that_the_api_server_writes_in_other_words_is_the_same() {
+        let mut current = object(&slot(), said(5, 3));
+        current.capacity = Some(Quantity("5120Mi".to_owned()));
+        assert_eq!(plan(Some(&current), Some(said(5, 3))), Step::Keep);
+    }
+
+    #[test]
+    fn an_object_that_says_nothing_or_has_two_owners_is_written_at_once() {
+        let mut silent = object(&slot(), said(1, 1));
+        silent.maximum_volume_size = None;
+        assert_eq!(
+            plan(Some(&silent), Some(said(1, 1))),
+            Step::Lower(said(1, 1))
+        );
+        let node = owner(&storage_node("w1").build());
+        let mut owned = object(&slot(), said(1, 1));
+        owned.metadata.owner_references = Some(vec![node.clone(), node]);
+        assert_eq!(
+            plan(Some(&owned), Some(said(1, 1))),
+            Step::Lower(said(1, 1))
+        );
+    }
+
+    #[test]
+    fn thick_volumes_are_told_the_thick_room_and_no_volume_more_than_the_pool_holds() {
+        let node = storage_node("w1")
+            .carrying("fast")
+            .with_room("fast", Bytes::gib(8))
+            .build();
+        let mut status = node.status.unwrap().pools.remove(0);
+        status.thick_room = Bytes::gib(2);
+        status.thin_room = Bytes::gib(30);
+        let parameters = |provisioning: &str| {
+            let pairs = [("pool", "fast"), ("provisioning", provisioning)];
+            let map = pairs.map(|(key, value)| (key.to_owned(), value.to_owned()));
+            Parameters::parse(&std::collections::BTreeMap::from(map)).unwrap()
+        };
+        let thick = numbers(&status, &parameters("thick"));
+        assert_eq!(thick, (Bytes::gib(2), Bytes::gib(2)));
+        let thin = numbers(&status, &parameters("thin"));
+        assert_eq!(thin, (Bytes::gib(30), Bytes::gib(10)));
+    }
+}

@@ -1,0 +1,332 @@
+//! What keeps a claim from being placed, in words.
+//!
+//! *Invariant:* pure; what it says names the pool, the numbers and the node, and what to do.
+
+use std::collections::BTreeMap;
+
+use cistern_crds::{Bytes, Parameters, Provisioning, parameters::ParametersError};
+use k8s_openapi::api::{core::v1::PersistentVolumeClaimSpec, storage::v1::StorageClass};
+
+use crate::offer::Refusal;
+
+/// Kubernetes' limit for the note of an event, in bytes.
+const NOTE: usize = 1024;
+/// Nodes that a note names.
+const NAMED: usize = 4;
+
+/// Why a claim stays Pending, or why a class can make no volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Problem {
+    /// The class' parameters are wrong.
+    Parameters {
+        class: String,
+        error: ParametersError,
+    },
+    /// The class names a pool that does not exist.
+    PoolMissing { class: String, pool: String },
+    /// No node that the claim may go to carries the pool.
+    NoNodes { pool: String },
+    /// The pool takes no volumes on any node that the claim may go to.
+    NotReady { pool: String, nodes: Vec<String> },
+    /// No node has room now.
+    NoSpace(Shortage),
+    /// No node could ever hold it.
+    TooLarge(Shortage),
+}
+
+/// What is wanted, and the best there is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Shortage {
+    pool: String,
+    wanted: Bytes,
+    provisioning: Provisioning,
+    best: Bytes,
+    node: String,
+}
+
+/// What a claim asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Wanted {
+    pub(super) pool: String,
+    pub(super) provisioning: Provisioning,
+    size: Bytes,
+}
+
+/// What one node has for the claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum NodeRoom {
+    /// The largest volume now, and the largest ever.
+    Free { largest: Bytes, usable: Bytes },
+    /// The node takes no volumes of the pool.
+    None(Refusal),
+}
+
+impl Wanted {
+    /// What a claim asks for; none if its size cannot be read.
+    pub(super) fn of(spec: &PersistentVolumeClaimSpec, parameters: Parameters) -> Option<Self> {
+        let requests = spec.resources.as_ref()?.requests.as_ref()?;
+        let requested: Bytes = requests.get("storage")?.0.parse().ok()?;
+        let least = if spec.volume_mode.as_deref() == Some("Block") {
+            Bytes::mib(1)
+        } else {
+            parameters.filesystem.unwrap_or_default().minimum_size()
+        };
+        Some(Self {
+            pool: parameters.pool,
+            provisioning: parameters.provisioning,
+            size: requested.round_up_to_mib()?.max(least),
+        })
+    }
+
+    /// What keeps it from being placed on any of these nodes.
+    pub(super) fn problem(&self, rooms: &BTreeMap<String, NodeRoom>) -> Option<Problem> {
+        let pool = self.pool.clone();
+        if rooms.is_empty() {
+            return Some(Problem::NoNodes { pool });
+        }
+        let free = |choose: fn(Bytes, Bytes) -> Bytes| {
+            rooms
+                .iter()
+                .filter_map(|(node, room)| match room {
+                    NodeRoom::Free { largest, usable } => Some((choose(*largest, *usable), node)),
+                    NodeRoom::None(_) => None,
+                })
+                .max_by_key(|(bytes, _)| *bytes)
+        };
+        let (Some(largest), Some(usable)) = (free(|largest, _| largest), free(|_, usable| usable))
+        else {
+            let describe = |(node, room): (&String, &NodeRoom)| match room {
+                NodeRoom::None(refusal) => Some(format!("{node}: {}", refusal.message)),
+                NodeRoom::Free { .. } => None,
+            };
+            let nodes = rooms.iter().filter_map(describe).collect();
+            return Some(Problem::NotReady { pool, nodes });
+        };
+        let shortage = |(best, node): (Bytes, &String)| Shortage {
+            pool,
+            wanted: self.size,
+            provisioning: self.provisioning,
+            best,
+            node: node.clone(),
+        };
+        if self.size <= largest.0 {
+            None
+        } else if self.size <= usable.0 {
+            Some(Problem::NoSpace(shortage(largest)))
+        } else {
+            Some(Problem::TooLarge(shortage(usable)))
+        }
+    }
+}
+
+impl Problem {
+    /// For programs: one word in CamelCase.
+    pub(super) const fn reason(&self) -> &'static str {
+        match self {
+            Self::Parameters { .. } => "InvalidParameters",
+            Self::PoolMissing { .. } => "PoolMissing",
+            Self::NoNodes { .. } => "NoNodes",
+            Self::NotReady { .. } => "PoolNotReady",
+            Self::NoSpace(_) => "NoSpace",
+            Self::TooLarge(_) => "TooLarge",
+        }
+    }
+
+    /// For people: what is wrong and what to do.
+    pub(super) fn note(&self) -> String {
+        let mut note = match self {
+            Self::Parameters { class, error } => {
+                format!(
+                    "StorageClass {class}: {error}; parameters cannot be changed, so delete the class and create it again"
+                )
+            }
+            Self::PoolMissing { class, pool } => format!(
+                "StorageClass {class} names StoragePool {pool}, which does not exist: create the pool, or delete the class and create it with another"
+            ),
+            Self::NoNodes { pool } => format!(
+                "no node that the claim may go to carries StoragePool {pool}: look at the pool's node selector and the class' allowed topologies"
+            ),
+            Self::NotReady { pool, nodes } => {
+                let named: Vec<&str> = nodes.iter().take(NAMED).map(String::as_str).collect();
+                format!(
+                    "StoragePool {pool} takes no volumes on any node: {}",
+                    named.join("; ")
+                )
+            }
+            Self::NoSpace(shortage) => format!(
+                "{}: the largest that fits now is {} on node {}; delete volumes, or give the pool more space or nodes",
+                shortage.wanted(),
+                shortage.best,
+                shortage.node
+            ),
+            Self::TooLarge(shortage) => format!(
+                "{}: the most that a node could hold is {} on node {}; ask for less, or give the pool more space",
+                shortage.wanted(),
+                shortage.best,
+                shortage.node
+            ),
+        };
+        note.truncate(note.floor_char_boundary(NOTE));
+        note
+    }
+}
+
+impl Shortage {
+    fn wanted(&self) -> String {
+        let kind = match self.provisioning {
+            Provisioning::Thin => "thin",
+            Provisioning::Thick => "thick",
+        };
+        format!(
+            "no node of StoragePool {} has room for {} ({kind})",
+            self.pool, self.wanted
+        )
+    }
+}
+
+/// Whether a class lets its volumes be on a node with these labels.
+pub(super) fn allows(class: &StorageClass, labels: Option<&BTreeMap<String, String>>) -> bool {
+    let Some(terms) = class
+        .allowed_topologies
+        .as_ref()
+        .filter(|terms| !terms.is_empty())
+    else {
+        return true;
+    };
+    terms.iter().any(|term| {
+        term.match_label_expressions
+            .iter()
+            .flatten()
+            .all(|requirement| {
+                labels
+                    .and_then(|labels| labels.get(&requirement.key))
+                    .is_some_and(|label| requirement.values.contains(label))
+            })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use cistern_crds::Reason;
+    use serde_json::json;
+
+    use super::*;
+
+    fn wanted(size: Bytes) -> Wanted {
+        Wanted {
+            pool: "fast".to_owned(),
+            provisioning: Provisioning::Thin,
+            size,
+        }
+    }
+
+    fn free(largest: u64, usable: u64) -> NodeRoom {
+        NodeRoom::Free {
+            largest: Bytes::gib(largest),
+            usable: Bytes::gib(usable),
+        }
+    }
+
+    fn broken() -> NodeRoom {
+        NodeRoom::None(Refusal {
+            reason: Reason::AgentMissing,
+            message: "no pod of the node plugin runs".to_owned(),
+        })
+    }
+
+    fn problem(size: u64, rooms: &[(&str, NodeRoom)]) -> Option<Problem> {
+        let rooms = rooms
+            .iter()
+            .map(|(node, room)| ((*node).to_owned(), room.clone()));
+        wanted(Bytes::gib(size)).problem(&rooms.collect())
+    }
+
+    #[test]
+    fn a_claim_that_fits_somewhere_has_no_problem() {
+        assert_eq!(
+            problem(
+                3,
+                &[("w1", free(1, 9)), ("w2", free(3, 9)), ("w3", broken())]
+            ),
+            None
+        );
+    }
+
+    #[test]
+    fn the_note_names_pool_wanted_and_largest_size_and_node() {
+        let told = problem(5, &[("w1", free(1, 9)), ("w2", free(3, 9))]).unwrap();
+        assert_eq!(told.reason(), "NoSpace");
+        for part in ["StoragePool fast", "5Gi", "3Gi", "w2"] {
+            assert!(told.note().contains(part), "{}", told.note());
+        }
+        let never = problem(50, &[("w1", free(1, 9)), ("w2", free(3, 8))]).unwrap();
+        assert_eq!(never.reason(), "TooLarge");
+        for part in ["StoragePool fast", "50Gi", "9Gi", "w1"] {
+            assert!(never.note().contains(part), "{}", never.note());
+        }
+    }
+
+    #[test]
+    fn a_pool_that_is_nowhere_or_ready_nowhere_is_told_apart() {
+        assert_eq!(problem(1, &[]).unwrap().reason(), "NoNodes");
+        let told = problem(1, &[("w1", broken())]).unwrap();
+        assert_eq!(told.reason(), "PoolNotReady");
+        assert!(told.note().contains("w1: no pod of the node plugin runs"));
+    }
+
+    #[test]
+    fn the_size_is_what_the_driver_would_make_of_it() {
+        let size = |text: &str, mode: &str, filesystem: Option<&str>| {
+            let spec: PersistentVolumeClaimSpec = serde_json::from_value(json!({
+                "volumeMode": mode,
+                "resources": {"requests": {"storage": text}},
+            }))
+            .unwrap();
+            let parameters = Parameters {
+                pool: "fast".to_owned(),
+                provisioning: Provisioning::Thin,
+                filesystem: filesystem.map(|name| name.parse().unwrap()),
+            };
+            Wanted::of(&spec, parameters).map(|wanted| wanted.size)
+        };
+        assert_eq!(size("1", "Filesystem", None), Some(Bytes::mib(16)));
+        assert_eq!(size("1", "Filesystem", Some("xfs")), Some(Bytes::mib(300)));
+        assert_eq!(size("1500k", "Block", None), Some(Bytes::mib(2)));
+        assert_eq!(size("1e3", "Filesystem", None), None);
+    }
+
+    #[test]
+    fn r21_a_note_of_any_length_is_cut_to_what_the_api_takes() {
+        let long = Problem::PoolMissing {
+            class: "ü".repeat(400),
+            pool: "ü".repeat(400),
+        };
+        assert!(long.note().len() <= NOTE);
+    }
+
+    #[test]
+    fn allowed_topologies_of_the_class_narrow_the_nodes() {
+        let class: StorageClass = serde_json::from_value(json!({
+            "provisioner": "x",
+            "allowedTopologies": [
+                {"matchLabelExpressions": [
+                    {"key": "zone", "values": ["a"]},
+                    {"key": "disk", "values": ["nvme", "ssd"]},
+                ]},
+                {"matchLabelExpressions": [{"key": "zone", "values": ["b"]}]},
+            ],
+        }))
+        .unwrap();
+        let labels = |pairs: &[(&str, &str)]| {
+            let pairs = pairs
+                .iter()
+                .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
+            allows(&class, Some(&pairs.collect()))
+        };
+        assert!(labels(&[("zone", "a"), ("disk", "ssd")]));
+        assert!(labels(&[("zone", "b")]));
+        assert!(!labels(&[("zone", "a"), ("disk", "hdd")]));
+        assert!(!allows(&class, None));
+        assert!(allows(&StorageClass::default(), None));
+    }
+}
