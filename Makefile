@@ -37,6 +37,12 @@ test-api: ## Operator, controller, agent and csi-sanity against a real API serve
 test-cluster: ## The tests on kind
 	e2e/steps cluster
 
+bench: ## What Cistern costs, each figure beside something measured in the same run (root)
+	e2e/steps bench
+
+storage-suite: ## A smoke run of Kubernetes' own storage tests on the cluster that is up
+	KUBECONFIG=$(KUBECONFIG_OF_CLUSTER) e2e/storage-suite/run
+
 cluster-up: ## Bring up a kind cluster with three workers; needs no registry
 	e2e/cluster/up
 
@@ -65,4 +71,4 @@ $(DENY):
 clean: ## Remove what cargo built (the cache of programs and images stays)
 	cargo clean
 
-.PHONY: help setup build generate fmt check test test-host test-api test-cluster cluster-up cluster-down images demo lint-scripts deny clean
+.PHONY: help bench storage-suite setup build generate fmt check test test-host test-api test-cluster cluster-up cluster-down images demo lint-scripts deny clean

@@ -213,7 +213,7 @@ async fn ready(kubeconfig: &std::path::Path) -> Result<Config, Box<dyn std::erro
 
 /// Free addresses. Every process has a loopback address of its own, made of its id, so no other
 /// test takes a port between now and its use.
-pub(crate) fn free_addresses<const COUNT: usize>() -> [SocketAddr; COUNT] {
+pub fn free_addresses<const COUNT: usize>() -> [SocketAddr; COUNT] {
     let [_, high, middle, low] = std::process::id().to_be_bytes();
     let ip = Ipv4Addr::new(127, 64 + high % 64, middle, low);
     // All are held until all are known, so that they differ.

@@ -1,0 +1,76 @@
+//! Random reads and writes of 4 KiB on a published volume, beside a plain file on the same pool.
+
+use std::{path::Path, time::Duration};
+
+use cistern_e2e::{Driver, process::output};
+
+use crate::{Figure, staging};
+
+/// Each job: what fio is told to do, how deep, and what is aimed at.
+const JOBS: [(&str, u32, &str); 4] = [
+    ("randread", 1, ""),
+    ("randread", 32, ">= 0.85"),
+    ("randwrite", 1, ""),
+    ("randwrite", 32, ">= 0.85"),
+];
+
+/// Operations in a second, ours beside the plain file's.
+pub(crate) async fn figures(driver: &Driver, volume: &str) -> Vec<Figure> {
+    let target = staging::mount(driver, volume).await;
+    let pools = driver.storage_root().join("pools");
+    let pool = std::fs::read_dir(&pools).expect("the pool is there");
+    let pool = pool
+        .filter_map(Result::ok)
+        .map(|entry| entry.path())
+        .find(|path| path.is_dir());
+    let plain = pool.expect("the pool has a folder").join("tmp");
+    let mut figures = Vec::new();
+    for (kind, depth, aim) in JOBS {
+        // A run before the counted one: what is written first is allocated first.
+        let mut measured = [0.0; 2];
+        for (figure, folder) in measured.iter_mut().zip([target.as_path(), plain.as_path()]) {
+            fio(driver, folder, "randwrite", 32, 1).await;
+            *figure = fio(driver, folder, kind, depth, 5).await;
+        }
+        let [ours, beside] = measured;
+        figures.push(Figure {
+            what: format!("4 KiB {kind}, depth {depth}"),
+            ours: format!("{ours:.0} IOPS"),
+            beside: format!("plain file on the pool {beside:.0} IOPS"),
+            ratio: Some(ours / beside),
+            aim,
+        });
+    }
+    let mut remove = driver.command_on_node("rm");
+    remove.arg(plain.join("fio"));
+    output(remove, Duration::from_secs(30)).await;
+    staging::unmount(driver, volume).await;
+    figures
+}
+
+async fn fio(driver: &Driver, folder: &Path, kind: &str, depth: u32, seconds: u32) -> f64 {
+    let mut command = driver.command_on_node("fio");
+    command
+        .args([
+            "--name=bench",
+            "--bs=4k",
+            "--size=40M",
+            "--direct=1",
+            "--ioengine=libaio",
+        ])
+        .args(["--time_based", "--output-format=json", "--randrepeat=1"])
+        .arg(format!("--filename={}", folder.join("fio").display()))
+        .arg(format!("--rw={kind}"))
+        .arg(format!("--iodepth={depth}"))
+        .arg(format!("--runtime={seconds}"));
+    let report = output(command, Duration::from_mins(1)).await;
+    let report: serde_json::Value = serde_json::from_str(&report).expect("fio writes JSON");
+    let side = if kind.ends_with("read") {
+        "read"
+    } else {
+        "write"
+    };
+    report["jobs"][0][side]["iops"]
+        .as_f64()
+        .expect("fio counts")
+}

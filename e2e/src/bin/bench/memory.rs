@@ -1,0 +1,74 @@
+//! Resident memory of the three processes, idle and with volumes.
+
+use cistern_e2e::{ControlPlane, Driver, service::Service};
+
+use crate::{Figure, VOLUMES};
+
+/// What the processes had when they were idle, and beside them an API server of the same run.
+pub(crate) struct Memory {
+    node: u32,
+    controller: u32,
+    apiserver: u32,
+    idle: Vec<f64>,
+}
+
+impl Memory {
+    pub(crate) fn new(control_plane: &ControlPlane, driver: &Driver) -> Self {
+        Self {
+            node: driver.node().process().id(),
+            controller: driver.controller().process().id(),
+            apiserver: control_plane.apiserver().id(),
+            idle: Vec::new(),
+        }
+    }
+
+    /// Remembers the idle figures.
+    pub(crate) fn idle(&mut self, operator: &Service) {
+        self.idle = self
+            .processes(operator)
+            .map(|(_, process)| resident(process))
+            .to_vec();
+    }
+
+    /// The figures now, and those that were idle.
+    pub(crate) fn with_volumes(&self, operator: &Service) -> Vec<Figure> {
+        let apiserver = resident(self.apiserver);
+        self.processes(operator)
+            .iter()
+            .zip(&self.idle)
+            .map(|((name, process), idle)| {
+                let now = resident(*process);
+                Figure {
+                    what: format!("resident: {name}, idle -> {VOLUMES} volumes"),
+                    ours: format!("{idle:.1} -> {now:.1} MiB"),
+                    beside: format!("kube-apiserver {apiserver:.0} MiB"),
+                    ratio: Some(now / apiserver),
+                    aim: if *name == "node" { "<= 20 MiB" } else { "" },
+                }
+            })
+            .collect()
+    }
+
+    fn processes(&self, operator: &Service) -> [(&'static str, u32); 3] {
+        [
+            ("node", self.node),
+            ("controller", self.controller),
+            ("operator", operator.process().id()),
+        ]
+    }
+}
+
+/// Mebibytes that a process has in memory.
+fn resident(process: u32) -> f64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .expect("it is a process");
+    let kibibytes: f64 = line
+        .trim()
+        .trim_end_matches(" kB")
+        .parse()
+        .expect("a number");
+    kibibytes / 1024.0
+}

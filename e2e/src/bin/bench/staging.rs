@@ -1,0 +1,128 @@
+//! NodeStage and NodePublish, beside losetup and mount typed by hand.
+
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use cistern_e2e::{Driver, process::output};
+use cistern_proto::csi::v1::{
+    NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest,
+    NodeUnstageVolumeRequest,
+};
+
+use crate::{
+    Figure,
+    latency::{capability, milliseconds},
+    percentile,
+};
+
+const ROUNDS: usize = 10;
+
+/// The median of both ways.
+pub(crate) async fn figure(driver: &Driver, volumes: &[String]) -> Figure {
+    let (mut ours, mut by_hand) = (Vec::new(), Vec::new());
+    for volume in volumes.iter().take(ROUNDS) {
+        let started = Instant::now();
+        mount(driver, volume).await;
+        ours.push(milliseconds(started));
+        unmount(driver, volume).await;
+        by_hand.push(mount_by_hand(driver).await);
+    }
+    let (ours, by_hand) = (percentile(&ours, 50), percentile(&by_hand, 50));
+    Figure {
+        what: "NodeStage + NodePublish p50".to_owned(),
+        ours: format!("{ours:.1} ms"),
+        beside: format!("losetup and two mounts by hand {by_hand:.1} ms"),
+        ratio: Some(ours / by_hand),
+        aim: "",
+    }
+}
+
+/// Stages and publishes a volume; where it is then.
+pub(crate) async fn mount(driver: &Driver, volume: &str) -> std::path::PathBuf {
+    let mut client = driver.node_client().await;
+    let [staging, target] = paths(driver, volume);
+    fs::create_dir_all(&staging).expect("the folder is ours");
+    let request = NodeStageVolumeRequest {
+        volume_id: volume.to_owned(),
+        staging_target_path: text(&staging),
+        volume_capability: Some(capability()),
+        ..NodeStageVolumeRequest::default()
+    };
+    client
+        .node_stage_volume(request)
+        .await
+        .expect("it is a volume of this node");
+    let request = NodePublishVolumeRequest {
+        volume_id: volume.to_owned(),
+        staging_target_path: text(&staging),
+        target_path: text(&target),
+        volume_capability: Some(capability()),
+        ..NodePublishVolumeRequest::default()
+    };
+    client
+        .node_publish_volume(request)
+        .await
+        .expect("it is staged");
+    target
+}
+
+/// Undoes [`mount`].
+pub(crate) async fn unmount(driver: &Driver, volume: &str) {
+    let mut client = driver.node_client().await;
+    let [staging, target] = paths(driver, volume);
+    let request = NodeUnpublishVolumeRequest {
+        volume_id: volume.to_owned(),
+        target_path: text(&target),
+    };
+    client
+        .node_unpublish_volume(request)
+        .await
+        .expect("nobody uses it");
+    let request = NodeUnstageVolumeRequest {
+        volume_id: volume.to_owned(),
+        staging_target_path: text(&staging),
+    };
+    client
+        .node_unstage_volume(request)
+        .await
+        .expect("nobody uses it");
+}
+
+/// Milliseconds of the same work done with the tools that an administrator has.
+async fn mount_by_hand(driver: &Driver) -> f64 {
+    const SCRIPT: &str = r#"
+        set -e
+        mkdir staging target
+        device=$(losetup --find --show --direct-io=on --sector-size 4096 image)
+        mount "$device" staging
+        mount --bind staging target
+    "#;
+    let folder = cistern_e2e::Folder::new();
+    let shell = |script: &str| {
+        let mut command = driver.command_on_node("sh");
+        command.current_dir(folder.path()).args(["-c", script]);
+        output(command, Duration::from_secs(30))
+    };
+    shell("truncate --size 64M image && mkfs.ext4 -q -b 4096 image").await;
+    let started = Instant::now();
+    shell(SCRIPT).await;
+    let elapsed = milliseconds(started);
+    shell("device=$(findmnt -no SOURCE staging); umount target staging; losetup --detach $device")
+        .await;
+    elapsed
+}
+
+fn paths(driver: &Driver, volume: &str) -> [std::path::PathBuf; 2] {
+    let root = driver.kubelet_root();
+    [
+        root.join(format!("staging-{volume}")),
+        root.join(format!("target-{volume}")),
+    ]
+}
+
+fn text(path: &Path) -> String {
+    path.to_str().expect("our paths are text").to_owned()
+}
