@@ -5,7 +5,7 @@
 
 use std::{
     fs, io,
-    os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _},
+    os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
 };
 
@@ -53,12 +53,19 @@ pub struct SocketFile {
     identity: (u64, u64),
 }
 
-/// Listens at `path`, for root alone. What a crash left there is unlinked first.
+/// Listens at `path`, for root alone. What a crash left there is unlinked first, and the folder is
+/// made if it alone is missing, as kubelet's folder for this driver is on a new node.
 pub async fn bind(path: &Path) -> Result<Socket, Error> {
     let failed = |source| Error::Listen {
         path: path.to_owned(),
         source,
     };
+    if let Some(folder) = path.parent()
+        && !folder.is_dir()
+    {
+        let mut builder = fs::DirBuilder::new();
+        builder.mode(0o750).create(folder).map_err(failed)?;
+    }
     remove_dead(path).await?;
     let listener = UnixListener::bind(path).map_err(failed)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
@@ -135,6 +142,15 @@ mod tests {
         assert_eq!(names(folder.path()), ["csi.sock"]);
         drop(socket);
         assert!(names(folder.path()).is_empty());
+    }
+
+    #[tokio::test]
+    async fn prt_02_the_folder_is_made_on_a_new_node_but_no_path_is_made_up() {
+        let folder = tempfile::tempdir().unwrap();
+        drop(bind(&folder.path().join("driver/csi.sock")).await.unwrap());
+        assert_eq!(names(folder.path()), ["driver"]);
+        let made_up = folder.path().join("no/such/csi.sock");
+        assert!(matches!(bind(&made_up).await, Err(Error::Listen { .. })));
     }
 
     #[tokio::test]
