@@ -35,7 +35,7 @@ pub use self::{
     inventory::{Inventory, PoolInventory},
     options::MountOptions,
     pool::{Expectation, Pool, PoolDeclaration, PoolStatistics, Source},
-    root::Root,
+    root::{KEPT_PERCENT, Root},
     statistics::VolumeStatistics,
     system::{Linux, System},
 };

@@ -23,11 +23,17 @@ use crate::{
     system::{OFlags, System},
 };
 
+/// Hundredths of the filesystem of a host that image pools leave free unless they are told
+/// otherwise: where less is free, kubelet evicts pods (its default for `imagefs.available`).
+pub const KEPT_PERCENT: u32 = 15;
+
 /// The folder of Cistern on a host.
 #[derive(Clone, Debug)]
 pub struct Root {
     pub(crate) system: Arc<dyn System>,
     directory: PathBuf,
+    /// Hundredths of the filesystem that holds the folder which image pools leave free.
+    pub(crate) kept_percent: u32,
     /// Paths whose filesystem has not answered yet; see `statistics.rs`.
     pub(crate) asked: Arc<Mutex<BTreeSet<PathBuf>>>,
 }
@@ -38,8 +44,16 @@ impl Root {
         Self {
             system,
             directory: directory.into(),
+            kept_percent: KEPT_PERCENT,
             asked: Arc::default(),
         }
+    }
+
+    /// Has image pools leave another share of the filesystem free than [`KEPT_PERCENT`].
+    #[must_use]
+    pub fn keeping(mut self, percent: u32) -> Self {
+        self.kept_percent = percent;
+        self
     }
 
     /// Where the pools are.

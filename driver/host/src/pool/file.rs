@@ -19,9 +19,6 @@ use crate::{
     system::{FileId, OFlags, System},
 };
 
-/// What must stay free of the filesystem that holds the file: with less, kubelet evicts pods.
-const KEPT_PERCENT: u32 = 15;
-
 pub(crate) fn name(pool: &Uid) -> String {
     format!("{pool}.img")
 }
@@ -48,7 +45,7 @@ pub(super) fn open(
         (None, Expectation::New) => make(root, pools, uid, size)?,
     };
     verify(system, file.as_fd(), path.clone(), uid, expectation)?;
-    allocate(system, pools, file.as_fd(), path.clone(), size)?;
+    allocate(root, pools, file.as_fd(), path.clone(), size)?;
     let bound = loopdev::attach(system, file.as_fd(), name(uid).as_ref())
         .map_err(failed(format!("attach {}", path.display())))?;
     let resize = failed(format!("resize {bound}"));
@@ -120,7 +117,7 @@ fn make(root: &Root, pools: BorrowedFd<'_>, uid: &Uid, size: Bytes) -> Result<Ow
         .open_beneath(pools, new_name.as_ref(), flags)
         .map_err(io)?;
     let complete = || -> Result<(), Error> {
-        allocate(system, pools, file.as_fd(), path.clone(), size)?;
+        allocate(root, pools, file.as_fd(), path.clone(), size)?;
         let filesystem_uuid = Uuid::random().map_err(io)?;
         mkfs::pool_image(system, file.as_fd(), filesystem_uuid, &uid.label()).map_err(failed)?;
         system.sync(file.as_fd()).map_err(io)?;
@@ -140,12 +137,13 @@ fn make(root: &Root, pools: BorrowedFd<'_>, uid: &Uid, size: Bytes) -> Result<Ow
 
 /// Allocates every byte of the file up to a size, unless that would leave too little to the host.
 fn allocate(
-    system: &dyn System,
+    root: &Root,
     pools: BorrowedFd<'_>,
     file: BorrowedFd<'_>,
     path: PathBuf,
     size: Bytes,
 ) -> Result<(), Error> {
+    let system = &*root.system;
     let failed = |error: io::Error| failed(format!("allocate {}", path.display()))(error);
     let stat = system.stat(file).map_err(failed)?;
     let wanted = Bytes(stat.size).max(size);
@@ -153,7 +151,7 @@ fn allocate(
     let space = system.space(pools).map_err(failed)?;
     let (available, kept) = (
         Bytes(space.available),
-        Bytes(space.size).percent(KEPT_PERCENT),
+        Bytes(space.size).percent(root.kept_percent),
     );
     if needed > Bytes::ZERO && needed.saturating_add(kept) > available {
         return Err(Error::HostFilesystemFull {
