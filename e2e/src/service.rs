@@ -84,12 +84,7 @@ impl Service {
 
     /// What it answers to `GET path` on its health endpoint: status line, headers and body.
     pub async fn get(&self, path: &str) -> std::io::Result<String> {
-        let mut stream = TcpStream::connect(self.http).await?;
-        let request = format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await?;
-        Ok(answer)
+        get(self.http, path).await
     }
 
     async fn wait_until_ready(&mut self) {
@@ -106,6 +101,16 @@ impl Service {
         })
         .await;
     }
+}
+
+/// What is answered to `GET path`: status line, headers and body.
+pub async fn get(address: SocketAddr, path: &str) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(address).await?;
+    let request = format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    Ok(answer)
 }
 
 /// Where the process of this name is to serve CSI.

@@ -1,0 +1,151 @@
+//! Capacity objects follow classes, nodes and what the agents say.
+
+use std::time::{Duration, Instant};
+
+use cistern_crds::{Bytes, names};
+use cistern_e2e::eventually;
+use kube::ResourceExt as _;
+use serde_json::json;
+
+use crate::cluster::{Cluster, SOON, change, delete};
+
+#[tokio::test]
+async fn every_class_of_ours_has_an_object_on_every_node_with_the_driver() {
+    let api = Cluster::shared().await.api();
+    api.add_node("cap-1", &[("cap", "yes")]).await;
+    api.add_node("cap-2", &[]).await;
+    api.add_pool("cap", &[("cap", "yes")]).await;
+    api.carried("cap-1", "cap").await;
+    api.report("cap-1", "cap", Bytes::gib(7)).await;
+    // A class that is made later than everything else.
+    api.add_class(
+        "cap",
+        json!({"pool": "cap", "csi.storage.k8s.io/fstype": "xfs"}),
+    )
+    .await;
+    let of_nodes = |wanted: &'static [(&'static str, u64)]| {
+        let api = api.clone();
+        async move {
+            let what = format!("capacity {wanted:?}");
+            eventually(&what, SOON, async || {
+                // Other tests have nodes, too.
+                let found = api.capacities("cap").await;
+                let ours = found.iter().filter(|(node, ..)| node.starts_with("cap-"));
+                let ours: Vec<_> = ours
+                    .map(|(node, room, _)| (node.as_str(), room.0 >> 30))
+                    .collect();
+                if ours == wanted {
+                    Ok(())
+                } else {
+                    Err(format!("{found:?}"))
+                }
+            })
+            .await;
+        }
+    };
+    of_nodes(&[("cap-1", 7), ("cap-2", 0)]).await;
+    let objects = api.capacity_objects("cap").await;
+    for object in &objects {
+        assert_eq!(
+            object.labels()[names::MANAGED_BY_LABEL],
+            names::OPERATOR_MANAGER
+        );
+        let on_first = object
+            .node_topology
+            .as_ref()
+            .unwrap()
+            .match_labels
+            .as_ref()
+            .unwrap()[names::TOPOLOGY_KEY]
+            == "cap-1";
+        if on_first {
+            let owners = object.owner_references();
+            assert_eq!(owners.len(), 1, "{owners:?}");
+            assert_eq!(
+                (owners[0].kind.as_str(), owners[0].name.as_str()),
+                ("StorageNode", "cap-1")
+            );
+        }
+    }
+
+    // A silent agent, a pool that leaves, a node that goes.
+    api.set_agent_ready("cap-1", false).await;
+    of_nodes(&[("cap-1", 0), ("cap-2", 0)]).await;
+    api.set_agent_ready("cap-1", true).await;
+    of_nodes(&[("cap-1", 7), ("cap-2", 0)]).await;
+    change(
+        &api.nodes(),
+        "cap-1",
+        json!({"metadata": {"labels": {"cap": "no"}}}),
+    )
+    .await;
+    of_nodes(&[("cap-1", 0), ("cap-2", 0)]).await;
+    delete(&api.csi_nodes(), "cap-2").await;
+    of_nodes(&[("cap-1", 0), ("cap-2", 0)]).await;
+    delete(&api.nodes(), "cap-2").await;
+    of_nodes(&[("cap-1", 0)]).await;
+    delete(&api.classes(), "cap").await;
+    of_nodes(&[]).await;
+}
+
+#[tokio::test]
+async fn a_class_with_wrong_parameters_has_no_capacity_anywhere() {
+    let api = Cluster::shared().await.api();
+    api.add_node("wrong-1", &[("wrong", "yes")]).await;
+    api.add_pool("wrong", &[("wrong", "yes")]).await;
+    api.carried("wrong-1", "wrong").await;
+    api.report("wrong-1", "wrong", Bytes::gib(7)).await;
+    api.add_class("wrong", json!({"pool": "wrong", "bogus": "x"}))
+        .await;
+    api.add_class("right", json!({"pool": "wrong"})).await;
+    eventually("both classes to be published", SOON, async || {
+        let room = async |class: &str| {
+            let found = api.capacities(class).await;
+            found
+                .into_iter()
+                .find(|(node, ..)| node == "wrong-1")
+                .map(|(_, room, _)| room)
+        };
+        match (room("right").await, room("wrong").await) {
+            (Some(right), Some(wrong)) if right == Bytes::gib(7) && wrong == Bytes::ZERO => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_shrink_is_published_at_once_and_growth_within_a_second() {
+    let api = Cluster::shared().await.api();
+    api.add_node("lag-1", &[("lag", "yes")]).await;
+    api.add_pool("lag", &[("lag", "yes")]).await;
+    api.carried("lag-1", "lag").await;
+    api.report("lag-1", "lag", Bytes::gib(7)).await;
+    api.add_class("lag", json!({"pool": "lag"})).await;
+    let published = async |room: u64| {
+        let started = Instant::now();
+        eventually(&format!("{room} GiB to be published"), SOON, async || {
+            let found = api.capacities("lag").await;
+            let ours = found.iter().find(|(node, ..)| node == "lag-1");
+            match ours {
+                Some((_, seen, _)) if *seen == Bytes::gib(room) => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await;
+        started.elapsed()
+    };
+    published(7).await;
+    let mut shrinks = Vec::new();
+    for room in [6, 5, 4, 3] {
+        api.report("lag-1", "lag", Bytes::gib(room)).await;
+        shrinks.push(published(room).await);
+    }
+    api.report("lag-1", "lag", Bytes::gib(8)).await;
+    let growth = published(8).await;
+    eprintln!("shrinks were seen after {shrinks:?}, growth after {growth:?}");
+    shrinks.sort();
+    // Generous for a machine that does other things, too; the look itself takes 50 ms.
+    assert!(shrinks[1] < Duration::from_millis(400), "{shrinks:?}");
+    assert!(growth < Duration::from_secs(2), "{growth:?}");
+}

@@ -1,0 +1,121 @@
+//! People are told why a claim waits.
+
+use cistern_crds::Bytes;
+use kube::ResourceExt as _;
+use serde_json::json;
+
+use crate::cluster::{Cluster, change, delete};
+
+#[tokio::test]
+async fn a_claim_that_fits_nowhere_is_told_pool_sizes_and_node_once() {
+    let api = Cluster::shared().await.api();
+    api.add_node("ev-1", &[("ev", "yes")]).await;
+    api.add_node("ev-2", &[("ev", "yes")]).await;
+    api.add_pool("ev", &[("ev", "yes")]).await;
+    for (node, room) in [("ev-1", 2), ("ev-2", 5)] {
+        api.carried(node, "ev").await;
+        api.report(node, "ev", Bytes::gib(room)).await;
+    }
+    api.pool_is("ev", "True", "AsDesired").await;
+    api.add_class("ev", json!({"pool": "ev"})).await;
+    api.add_claim("ev-fits", "ev", "4Gi").await;
+    api.add_claim("ev-waits", "ev", "7Gi").await;
+    api.add_claim("ev-never", "ev", "50Gi").await;
+    let uid = async |name: &str| api.claims().get(name).await.unwrap().uid().unwrap();
+
+    let note = api.event(&uid("ev-waits").await, "NoSpace").await;
+    for part in ["StoragePool ev", "7Gi", "5Gi", "ev-2"] {
+        assert!(note.contains(part), "{note}");
+    }
+    let note = api.event(&uid("ev-never").await, "TooLarge").await;
+    for part in ["StoragePool ev", "50Gi", "9Gi"] {
+        assert!(note.contains(part), "{note}");
+    }
+    // Many looks later each has been told once, and the claim that fits never.
+    for room in [4, 5, 4, 5] {
+        api.report("ev-2", "ev", Bytes::gib(room)).await;
+    }
+    api.add_claim("ev-last", "ev", "50Gi").await;
+    api.event(&uid("ev-last").await, "TooLarge").await;
+    assert_eq!(api.events(&uid("ev-waits").await).await.len(), 1);
+    assert_eq!(api.events(&uid("ev-never").await).await.len(), 1);
+    assert_eq!(api.events(&uid("ev-fits").await).await, []);
+}
+
+#[tokio::test]
+async fn a_wrong_class_is_told_on_the_class_and_on_its_claims() {
+    let api = Cluster::shared().await.api();
+    let bogus = api
+        .add_class("ev-bogus", json!({"pool": "x", "bogus": "y"}))
+        .await;
+    let homeless = api
+        .add_class("ev-homeless", json!({"pool": "nobody-made-it"}))
+        .await;
+    api.add_claim("ev-bogus", "ev-bogus", "1Gi").await;
+    api.add_claim("ev-homeless", "ev-homeless", "1Gi").await;
+    for (class, reason, part) in [
+        (bogus, "InvalidParameters", "\"bogus\""),
+        (homeless, "PoolMissing", "nobody-made-it"),
+    ] {
+        let claim = api.claims().get(&class.name_any()).await.unwrap();
+        for uid in [class.uid().unwrap(), claim.uid().unwrap()] {
+            let note = api.event(&uid, reason).await;
+            assert!(note.contains(part), "{note}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_claim_that_is_being_served_and_one_of_another_driver_are_left_alone() {
+    let api = Cluster::shared().await.api();
+    api.add_node("busy-1", &[("busy", "yes")]).await;
+    api.add_pool("busy", &[("busy", "yes")]).await;
+    api.carried("busy-1", "busy").await;
+    api.report("busy-1", "busy", Bytes::gib(1)).await;
+    api.pool_is("busy", "True", "AsDesired").await;
+    api.add_class("busy", json!({"pool": "busy"})).await;
+    api.add_claim("busy-served", "busy", "5Gi").await;
+    let served = api
+        .claims()
+        .get("busy-served")
+        .await
+        .unwrap()
+        .uid()
+        .unwrap();
+    api.add_volume(&format!("pvc-{served}"), "busy", "busy-1")
+        .await;
+    api.add_claim("busy-other", "of-another-driver", "5Gi")
+        .await;
+    let other = api.claims().get("busy-other").await.unwrap().uid().unwrap();
+    api.add_claim("busy-waits", "busy", "5Gi").await;
+    let waits = api.claims().get("busy-waits").await.unwrap().uid().unwrap();
+    // Its event comes after the moment at which the others would have had theirs.
+    api.event(&waits, "NoSpace").await;
+    assert_eq!(api.events(&served).await, []);
+    assert_eq!(api.events(&other).await, []);
+    // A claim that is served no longer is told like any other.
+    api.remove_volume(&format!("pvc-{served}")).await;
+    api.event(&served, "NoSpace").await;
+    delete(&api.claims(), "busy-waits").await;
+}
+
+#[tokio::test]
+async fn a_pool_that_is_ready_nowhere_is_told_with_the_reason() {
+    let api = Cluster::shared().await.api();
+    api.add_node("down-1", &[("down", "yes")]).await;
+    api.add_pool("down", &[("down", "yes")]).await;
+    api.carried("down-1", "down").await;
+    api.report("down-1", "down", Bytes::gib(9)).await;
+    api.set_agent_ready("down-1", false).await;
+    api.add_class("down", json!({"pool": "down"})).await;
+    api.add_claim("down", "down", "1Gi").await;
+    let uid = api.claims().get("down").await.unwrap().uid().unwrap();
+    let note = api.event(&uid, "PoolNotReady").await;
+    assert!(note.contains("agent-down-1"), "{note}");
+    change(
+        &api.nodes(),
+        "down-1",
+        json!({"metadata": {"labels": {"down": "no"}}}),
+    )
+    .await;
+}

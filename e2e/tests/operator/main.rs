@@ -1,0 +1,18 @@
+//! The operator's process against a real API server.
+//!
+//! It runs with the rights that the manifests give it. Nodes consist of their objects only: what
+//! kubelet, agent, scheduler and the driver's controller would write, the test writes.
+
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test fails by panicking"
+)]
+
+mod capacity;
+mod cluster;
+mod events;
+mod pools;
+mod process;

@@ -1,0 +1,303 @@
+//! Pools reach nodes, leave them, and are told apart from what they hold.
+
+use cistern_crds::{Bytes, ConditionType, names};
+use kube::ResourceExt as _;
+use serde_json::json;
+
+use crate::cluster::{Cluster, change, delete, gone, told};
+
+#[tokio::test]
+async fn a_pool_follows_its_selector_and_leaves_a_node_only_when_it_is_empty() {
+    let api = Cluster::shared().await.api();
+    api.add_node("sel-1", &[("sel", "yes")]).await;
+    api.add_node("sel-2", &[("sel", "no")]).await;
+    let pool = api.add_pool("sel", &[("sel", "yes")]).await;
+
+    let entry = api.carried("sel-1", "sel").await;
+    assert_eq!(entry.uid, pool.uid().unwrap());
+    assert!(!entry.retiring);
+    let node = api.storage_nodes().get("sel-1").await.unwrap();
+    assert_eq!(node.spec.topology[names::TOPOLOGY_KEY], "sel-1");
+    assert_eq!(node.finalizers(), [names::FINALIZER]);
+    assert!(
+        api.storage_nodes()
+            .get_opt("sel-2")
+            .await
+            .unwrap()
+            .is_none()
+    );
+
+    let message = api.pool_is("sel", "False", "NodesNotReady").await;
+    assert!(message.contains("sel-1"), "{message}");
+    api.report("sel-1", "sel", Bytes::gib(9)).await;
+    api.pool_is("sel", "True", "AsDesired").await;
+    let status = api.pools().get("sel").await.unwrap().status.unwrap();
+    assert_eq!(status.nodes_summary, "1/1");
+    assert_eq!(
+        (status.usable, status.largest_volume),
+        (Bytes::gib(9), Bytes::gib(9))
+    );
+
+    // A second node joins, the first one leaves while it holds a volume.
+    change(
+        &api.nodes(),
+        "sel-2",
+        json!({"metadata": {"labels": {"sel": "yes"}}}),
+    )
+    .await;
+    api.carried("sel-2", "sel").await;
+    api.report("sel-2", "sel", Bytes::gib(9)).await;
+    api.add_volume("sel-volume", "sel", "sel-1").await;
+    change(
+        &api.nodes(),
+        "sel-1",
+        json!({"metadata": {"labels": {"sel": "no"}}}),
+    )
+    .await;
+    api.storage_node("sel-1 to retire the pool", "sel-1", |node| {
+        node.spec
+            .pools
+            .first()
+            .filter(|entry| entry.retiring)
+            .map(drop)
+    })
+    .await;
+    let message = api.pool_is("sel", "True", "Retiring").await;
+    assert!(message.contains("sel-1 (holds 1 volume"), "{message}");
+
+    // It comes back, and then really goes: first the volume, then the agent's part.
+    change(
+        &api.nodes(),
+        "sel-1",
+        json!({"metadata": {"labels": {"sel": "yes"}}}),
+    )
+    .await;
+    api.storage_node("the pool to be taken back", "sel-1", |node| {
+        node.spec
+            .pools
+            .first()
+            .filter(|entry| !entry.retiring)
+            .map(drop)
+    })
+    .await;
+    change(
+        &api.nodes(),
+        "sel-1",
+        json!({"metadata": {"labels": {"sel": "no"}}}),
+    )
+    .await;
+    api.remove_volume("sel-volume").await;
+    api.pool("the pool to say that the node is empty", "sel", |pool| {
+        let conditions = &pool.status.as_ref()?.conditions;
+        let message = told(conditions, ConditionType::Ready, "True", "Retiring")?;
+        message.contains("sel-1 (empty").then_some(())
+    })
+    .await;
+    let held = api.storage_nodes().get("sel-1").await.unwrap().spec.pools;
+    assert_eq!(held.len(), 1, "the agent has not put it away");
+    api.report_pools("sel-1", &[]).await;
+    api.storage_node("sel-1 to be emptied", "sel-1", |node| {
+        node.spec.pools.is_empty().then_some(())
+    })
+    .await;
+    api.pool_is("sel", "True", "AsDesired").await;
+
+    // A StorageNode is never removed while its Node exists, and goes with it.
+    delete(&api.nodes(), "sel-1").await;
+    gone(&api.storage_nodes(), "sel-1").await;
+}
+
+#[tokio::test]
+async fn deleting_a_pool_is_held_while_volumes_remain_and_says_what_to_do() {
+    let api = Cluster::shared().await.api();
+    api.add_node("held-1", &[("held", "yes")]).await;
+    api.add_pool("held", &[("held", "yes")]).await;
+    api.carried("held-1", "held").await;
+    api.report("held-1", "held", Bytes::gib(8)).await;
+    api.pool_is("held", "True", "AsDesired").await;
+    api.add_volume("held-volume", "held", "held-1").await;
+    delete(&api.pools(), "held").await;
+    let message = api
+        .pool("the deletion to be held", "held", |pool| {
+            let conditions = &pool.status.as_ref()?.conditions;
+            told(
+                conditions,
+                ConditionType::DeletionHeld,
+                "True",
+                "VolumesRemain",
+            )
+        })
+        .await;
+    for part in ["1 volume", "1 on held-1", "delete their claims"] {
+        assert!(message.contains(part), "{message}");
+    }
+    api.storage_node("held-1 to retire the pool", "held-1", |node| {
+        node.spec
+            .pools
+            .first()
+            .filter(|entry| entry.retiring)
+            .map(drop)
+    })
+    .await;
+
+    api.remove_volume("held-volume").await;
+    let message = api
+        .pool("the wait for the node", "held", |pool| {
+            let conditions = &pool.status.as_ref()?.conditions;
+            told(conditions, ConditionType::DeletionHeld, "True", "Retiring")
+        })
+        .await;
+    assert!(message.contains("held-1"), "{message}");
+    api.report_pools("held-1", &[]).await;
+    gone(&api.pools(), "held").await;
+    api.storage_node("held-1 to be emptied", "held-1", |node| {
+        node.spec.pools.is_empty().then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_pool_that_nothing_uses_is_deleted_at_once() {
+    let api = Cluster::shared().await.api();
+    api.add_pool("unused", &[("nobody", "has this")]).await;
+    api.pool_is("unused", "False", "NoNodes").await;
+    delete(&api.pools(), "unused").await;
+    gone(&api.pools(), "unused").await;
+}
+
+#[tokio::test]
+async fn what_a_node_leaves_behind_is_kept_until_it_is_given_up() {
+    let api = Cluster::shared().await.api();
+    api.add_node("lost-1", &[("lost", "yes")]).await;
+    api.add_pool("lost", &[("lost", "yes")]).await;
+    api.carried("lost-1", "lost").await;
+    api.report("lost-1", "lost", Bytes::gib(8)).await;
+    api.add_volume("lost-volume", "lost", "lost-1").await;
+    delete(&api.nodes(), "lost-1").await;
+    let gone_with = |part: &'static str| {
+        let api = api.clone();
+        async move {
+            let what = format!("lost-1 to say {part:?}");
+            api.storage_node(&what, "lost-1", |node| {
+                let conditions = &node.status.as_ref()?.conditions;
+                let message = told(conditions, ConditionType::Ready, "False", "NodeMissing")?;
+                message.contains(part).then_some(())
+            })
+            .await;
+        }
+    };
+    gone_with("1 in pool lost").await;
+    // Deleting the object gives up no volume.
+    delete(&api.storage_nodes(), "lost-1").await;
+    api.storage_node("the deletion to be told", "lost-1", |node| {
+        let conditions = &node.status.as_ref()?.conditions;
+        told(
+            conditions,
+            ConditionType::DeletionHeld,
+            "True",
+            "VolumesRemain",
+        )
+    })
+    .await;
+    api.remove_volume("lost-volume").await;
+    gone(&api.storage_nodes(), "lost-1").await;
+}
+
+#[tokio::test]
+async fn conditions_of_a_node_follow_kubelet_and_agent() {
+    let api = Cluster::shared().await.api();
+    let labels = json!({"reg": "yes"});
+    let node = json!({"metadata": {"name": "reg-1", "labels": labels}});
+    crate::cluster::create(&api.nodes(), &node).await;
+    api.add_pool("reg", &[("reg", "yes")]).await;
+    let is = |kind: ConditionType, status: &'static str, reason: &'static str| {
+        let api = api.clone();
+        async move {
+            let what = format!("{kind} to be {status} for {reason}");
+            api.storage_node(&what, "reg-1", |node| {
+                told(&node.status.as_ref()?.conditions, kind, status, reason)
+            })
+            .await
+        }
+    };
+    is(
+        ConditionType::TopologyRegistered,
+        "False",
+        "DriverNotRegistered",
+    )
+    .await;
+    is(ConditionType::AgentReporting, "False", "AgentMissing").await;
+    is(ConditionType::Ready, "False", "DriverNotRegistered").await;
+    api.register("reg-1").await;
+    is(ConditionType::TopologyRegistered, "False", "LabelMissing").await;
+    let label = json!({"metadata": {"labels": {names::TOPOLOGY_KEY: "reg-1"}}});
+    change(&api.nodes(), "reg-1", label).await;
+    is(ConditionType::TopologyRegistered, "True", "AsDesired").await;
+    api.add_agent("reg-1").await;
+    is(ConditionType::AgentReporting, "True", "AsDesired").await;
+    is(ConditionType::Ready, "False", "Pending").await;
+    api.report("reg-1", "reg", Bytes::gib(9)).await;
+    is(ConditionType::Ready, "True", "AsDesired").await;
+    api.set_agent_ready("reg-1", false).await;
+    is(ConditionType::AgentReporting, "False", "AgentNotReady").await;
+    is(ConditionType::Ready, "False", "AgentNotReady").await;
+
+    // Each writer owns its part: the agent's words are still there.
+    let node = api.storage_nodes().get("reg-1").await.unwrap();
+    assert_eq!(node.status.unwrap().pools[0].name, "reg");
+    let operators = node.metadata.managed_fields.unwrap();
+    let status = operators.iter().find(|entry| {
+        entry.manager.as_deref() == Some(names::OPERATOR_MANAGER)
+            && entry.operation.as_deref() == Some("Apply")
+    });
+    let owned = format!("{:?}", status.unwrap().fields_v1);
+    assert!(
+        owned.contains("f:conditions") && !owned.contains("f:pools"),
+        "{owned}"
+    );
+}
+
+#[tokio::test]
+async fn r21_a_spec_that_passes_the_schema_and_makes_no_sense_is_told_and_mended() {
+    let api = Cluster::shared().await.api();
+    api.add_node("bad-1", &[("bad", "yes")]).await;
+    api.add_pool("bad", &[("bad", "yes")]).await;
+    api.carried("bad-1", "bad").await;
+    api.report("bad-1", "bad", Bytes::gib(9)).await;
+    api.pool_is("bad", "True", "AsDesired").await;
+
+    let selector = |requirement: serde_json::Value| json!({"spec": {"nodeSelector": {"matchExpressions": requirement}}});
+    let senseless = selector(json!([{"key": "bad", "operator": "In"}]));
+    change(&api.pools(), "bad", senseless).await;
+    let message = api.pool_is("bad", "False", "InvalidSpec").await;
+    assert!(message.contains("needs values"), "{message}");
+    let entry = api.carried("bad-1", "bad").await;
+    assert!(!entry.retiring, "what is carried stays as it is");
+    change(&api.pools(), "bad", selector(json!(null))).await;
+    api.pool_is("bad", "True", "AsDesired").await;
+
+    // Larger than any number of bytes: the schema's quantity takes it, and nobody can read it.
+    let raw = kube::core::ApiResource::erase::<cistern_crds::StoragePool>(&());
+    let raw: kube::Api<kube::api::DynamicObject> = kube::Api::all_with(api.client.clone(), &raw);
+    let huge = json!({"spec": {"source": {"image": {"size": "20Ei"}}}});
+    change(&raw, "bad", huge).await;
+    cistern_e2e::eventually("the pool to say so", crate::cluster::SOON, async || {
+        let pool = raw.get("bad").await.unwrap();
+        let conditions = pool.data["status"]["conditions"]
+            .as_array()
+            .unwrap()
+            .clone();
+        let ready = conditions
+            .iter()
+            .find(|condition| condition["type"] == "Ready")
+            .unwrap();
+        if ready["reason"] == "InvalidSpec" {
+            Ok(())
+        } else {
+            Err(ready.to_string())
+        }
+    })
+    .await;
+    let entry = api.carried("bad-1", "bad").await;
+    assert!(!entry.retiring, "what is carried stays as it is");
+}

@@ -1,0 +1,192 @@
+//! The process itself: readiness, restarts, and how much it writes.
+
+use std::time::Duration;
+
+use cistern_crds::Bytes;
+use cistern_e2e::{
+    ControlPlane, Folder, Process, control_plane::free_addresses, eventually, service::get,
+};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::{Api, ResourceExt as _};
+use serde_json::json;
+
+use crate::cluster::{Cluster, SOON, change, delete, gone, operator_command};
+
+#[tokio::test]
+async fn a_missing_definition_is_told_in_readiness_and_waited_for() {
+    let control_plane = ControlPlane::start().await;
+    let definitions: Api<CustomResourceDefinition> = Api::all(control_plane.client());
+    delete(&definitions, "storagepools.cistern.storage").await;
+    gone(&definitions, "storagepools.cistern.storage").await;
+    let folder = Folder::new();
+    let [http] = free_addresses();
+    let command = operator_command(control_plane.kubeconfig(), http);
+    let mut process = Process::start("operator", &folder.join("log"), command);
+    let readiness = async || {
+        get(http, "/readyz")
+            .await
+            .map_err(|error| error.to_string())
+    };
+    eventually("/readyz to say what is missing", SOON, async || {
+        let answer = readiness().await?;
+        let told = answer.contains("storagepools: storagepools is not installed");
+        if answer.starts_with("HTTP/1.1 503") && told {
+            Ok(())
+        } else {
+            Err(answer)
+        }
+    })
+    .await;
+    assert!(
+        get(http, "/healthz")
+            .await
+            .unwrap()
+            .starts_with("HTTP/1.1 200")
+    );
+    control_plane.install_definitions().await;
+    // The watch backs off up to 30 s.
+    eventually("/readyz to be well", Duration::from_mins(1), async || {
+        let answer = readiness().await?;
+        if answer.starts_with("HTTP/1.1 200") {
+            Ok(())
+        } else {
+            Err(answer)
+        }
+    })
+    .await;
+    assert!(process.stop().await.success());
+}
+
+#[tokio::test]
+async fn r5_a_settled_operator_writes_nothing_and_a_restart_adds_nothing() {
+    let mut cluster = Cluster::start().await;
+    let api = cluster.api();
+    for node in ["w1", "w2", "w3"] {
+        api.add_node(node, &[("disk", "nvme")]).await;
+    }
+    api.add_pool("fast", &[("disk", "nvme")]).await;
+    api.add_class("fast", json!({"pool": "fast"})).await;
+    for node in ["w1", "w2", "w3"] {
+        api.carried(node, "fast").await;
+        api.report(node, "fast", Bytes::gib(9)).await;
+    }
+    let settled = async |room: u64| {
+        api.pool_is("fast", "True", "AsDesired").await;
+        api.published("fast", &[("w1", room), ("w2", 9), ("w3", 9)])
+            .await;
+        quiet(&cluster).await
+    };
+    let before = settled(9).await;
+
+    // One change of one node's room: its capacity and the pool's status, and nothing else.
+    api.report("w1", "fast", Bytes::gib(4)).await;
+    let after = settled(4).await;
+    let written = after - before;
+    assert!(
+        (2..=3).contains(&written),
+        "{written} writes for one change"
+    );
+
+    // A Node's heartbeat and a label that no pool asks for concern nobody.
+    change(
+        &api.nodes(),
+        "w1",
+        json!({"metadata": {"labels": {"other": "thing"}}}),
+    )
+    .await;
+    assert_eq!(settled(4).await, after);
+
+    let command = cluster.operator_command();
+    cluster.operator.kill();
+    cluster.operator.start_again(command).await;
+    assert_eq!(quiet(&cluster).await, after);
+    cluster.operator.stop().await;
+}
+
+#[tokio::test]
+async fn r2_an_operator_that_is_killed_at_any_time_ends_where_it_would_have_ended() {
+    let mut cluster = Cluster::start().await;
+    let api = cluster.api();
+    for node in ["w1", "w2"] {
+        api.add_node(node, &[("disk", "nvme")]).await;
+    }
+    for wait in [0, 50, 150, 400, 800] {
+        let name = format!("pool-{wait}");
+        api.add_pool(&name, &[("disk", "nvme")]).await;
+        api.add_class(&name, json!({"pool": name})).await;
+        // Anywhere between the first and the last write; the end must not depend on where.
+        tokio::time::sleep(Duration::from_millis(wait)).await;
+        let command = cluster.operator_command();
+        cluster.operator.kill();
+        cluster.operator.start_again(command).await;
+        for node in ["w1", "w2"] {
+            api.carried(node, &name).await;
+        }
+        api.published(&name, &[("w1", 0), ("w2", 0)]).await;
+        api.pool_is(&name, "False", "NodesNotReady").await;
+        assert_eq!(api.capacity_objects(&name).await.len(), 2);
+    }
+    // And down again.
+    for wait in [0, 50, 150, 400, 800] {
+        let name = format!("pool-{wait}");
+        delete(&api.pools(), &name).await;
+        delete(&api.classes(), &name).await;
+        tokio::time::sleep(Duration::from_millis(wait)).await;
+        let command = cluster.operator_command();
+        cluster.operator.kill();
+        cluster.operator.start_again(command).await;
+        gone(&api.pools(), &name).await;
+        api.published(&name, &[]).await;
+    }
+    let node = api.storage_nodes().get("w1").await.unwrap();
+    assert!(node.spec.pools.is_empty(), "{:?}", node.spec.pools);
+    assert!(!node.finalizers().is_empty());
+    cluster.operator.stop().await;
+}
+
+/// Waits until the operator has written nothing for two seconds, and gives how often it has
+/// written since the API server started.
+async fn quiet(cluster: &Cluster) -> u64 {
+    let mut last = writes(cluster).await;
+    let mut since = std::time::Instant::now();
+    eventually("the operator to be quiet", SOON, async || {
+        let now = writes(cluster).await;
+        if now != last {
+            (last, since) = (now, std::time::Instant::now());
+        }
+        if since.elapsed() > Duration::from_secs(2) {
+            Ok(now)
+        } else {
+            Err(format!("{now} writes"))
+        }
+    })
+    .await
+}
+
+/// Writes of the kinds that the operator writes, its own and the test's.
+async fn writes(cluster: &Cluster) -> u64 {
+    let request = http::Request::get("/metrics").body(Vec::new()).unwrap();
+    let client = cluster.control_plane.client();
+    let text = client.request_text(request).await.unwrap();
+    let of_operator = |line: &&str| {
+        let verb = ["POST", "PUT", "PATCH", "APPLY", "DELETE"];
+        let kinds = [
+            "storagepools",
+            "storagenodes",
+            "csistoragecapacities",
+            "events",
+        ];
+        line.starts_with("apiserver_request_total{")
+            && line.contains("code=\"20")
+            && verb
+                .iter()
+                .any(|verb| line.contains(&format!("verb=\"{verb}\"")))
+            && kinds
+                .iter()
+                .any(|kind| line.contains(&format!("resource=\"{kind}\"")))
+    };
+    text.lines()
+        .filter(of_operator)
+        .filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok())
+        .sum()
+}
