@@ -23,6 +23,7 @@ pub mod driver;
 pub mod folder;
 pub mod mounts;
 pub mod process;
+pub mod replica;
 pub mod service;
 pub mod wait;
 
@@ -31,4 +32,5 @@ pub use control_plane::ControlPlane;
 pub use driver::Driver;
 pub use folder::Folder;
 pub use process::Process;
+pub use replica::Replica;
 pub use wait::eventually;

@@ -1,0 +1,224 @@
+//! What stands around a controller: StorageNodes as the operator declares them, and what their
+//! agents write. No node is behind it.
+
+use std::time::Duration;
+
+use cistern_crds::{
+    Bytes, Condition, ConditionType, NodePool, NodePoolStatus, PoolLimits, PoolSource, PoolVolume,
+    Reason, StorageNode, StorageNodeSpec,
+    condition::{self, Finding},
+    names,
+    pool::ImageSource,
+    time::from_kubernetes,
+};
+use cistern_e2e::{ControlPlane, eventually};
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
+use kube::{
+    Api, ResourceExt as _,
+    api::{Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+
+/// Longer than anything here takes when nothing is wrong.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The nodes of one test, which carry one pool of its own.
+pub(crate) struct Cluster {
+    pub(crate) pool: String,
+    pub(crate) volumes: Api<PoolVolume>,
+    nodes: Api<StorageNode>,
+}
+
+impl Cluster {
+    /// Declares nodes that carry a pool of this name, with so much room each, in gibibytes.
+    pub(crate) async fn new(
+        control_plane: &ControlPlane,
+        pool: &str,
+        rooms: &[(&str, u64)],
+    ) -> Self {
+        let this = Self {
+            pool: pool.to_owned(),
+            volumes: Api::all(control_plane.client()),
+            nodes: Api::all(control_plane.client()),
+        };
+        for &(node, gib) in rooms {
+            let mut object = StorageNode::new(&this.node(node), StorageNodeSpec::default());
+            object.spec.pools.push(NodePool {
+                name: this.pool.clone(),
+                uid: this.pool_uid(),
+                source: PoolSource {
+                    image: Some(ImageSource {
+                        size: Bytes::gib(20),
+                    }),
+                    device: None,
+                },
+                overcommit_percent: 100,
+                reserved_percent: 5,
+                limits: PoolLimits::default(),
+                retiring: false,
+            });
+            this.nodes
+                .create(&PostParams::default(), &object)
+                .await
+                .unwrap();
+            this.set_room(node, gib).await;
+        }
+        this
+    }
+
+    /// The full name of a node of this test.
+    pub(crate) fn node(&self, node: &str) -> String {
+        format!("{}-{node}", self.pool)
+    }
+
+    /// What the agent publishes: a ready pool of 10 GiB with so much room.
+    pub(crate) async fn set_room(&self, node: &str, gib: u64) {
+        let mut pool = NodePoolStatus {
+            name: self.pool.clone(),
+            uid: self.pool_uid(),
+            usable: Bytes::gib(10),
+            thin_room: Bytes::gib(gib),
+            thick_room: Bytes::gib(gib),
+            ..NodePoolStatus::default()
+        };
+        let ready = Finding::new(ConditionType::Ready, true, Reason::AsDesired, "ready");
+        set(&mut pool.conditions, &ready, None);
+        self.set_node_status(node, json!({"pools": [pool]})).await;
+    }
+
+    /// What the operator publishes when the agent's pod is not ready.
+    pub(crate) async fn silence(&self, node: &str) {
+        let mut conditions = Vec::new();
+        let silent = Finding::new(
+            ConditionType::AgentReporting,
+            false,
+            Reason::AgentMissing,
+            "no pod runs there",
+        );
+        set(&mut conditions, &silent, None);
+        self.set_node_status(node, json!({"conditions": conditions}))
+            .await;
+    }
+
+    async fn set_node_status(&self, node: &str, status: Value) {
+        let patch = Patch::Merge(json!({"status": status}));
+        let parameters = PatchParams::default();
+        let name = self.node(node);
+        self.nodes
+            .patch_status(&name, &parameters, &patch)
+            .await
+            .unwrap();
+    }
+
+    fn pool_uid(&self) -> String {
+        format!("uid-of-{}", self.pool)
+    }
+
+    /// The volume, once it is on this node.
+    pub(crate) async fn placed(&self, volume: &str, node: &str) -> PoolVolume {
+        let node = self.node(node);
+        self.seen(
+            &format!("{volume} to be placed on {node}"),
+            volume,
+            |found| found.spec.node_name == node && !found.spec.deletion_requested,
+        )
+        .await
+    }
+
+    /// The volume, once its deletion is asked for.
+    pub(crate) async fn unwanted(&self, volume: &str) -> PoolVolume {
+        let what = format!("the deletion of {volume} to be asked for");
+        self.seen(&what, volume, |found| found.spec.deletion_requested)
+            .await
+    }
+
+    async fn seen(&self, what: &str, name: &str, is: impl Fn(&PoolVolume) -> bool) -> PoolVolume {
+        eventually(what, PATIENCE, async || {
+            match self.volumes.get_opt(name).await {
+                Ok(Some(volume)) if is(&volume) => Ok(volume),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await
+    }
+
+    /// Whether there is nothing of this name.
+    pub(crate) async fn is_gone(&self, name: &str) -> bool {
+        self.volumes.get_opt(name).await.unwrap().is_none()
+    }
+
+    /// What the agent writes when it admits a volume. Guarded, as the agent's writes are.
+    pub(crate) async fn admit(&self, volume: &PoolVolume) -> Result<PoolVolume, kube::Error> {
+        let admitted = Finding::new(ConditionType::Admitted, true, Reason::AsDesired, "admitted");
+        let status = json!({"reserved": volume.spec.size});
+        self.write(volume, &admitted, status).await
+    }
+
+    /// What the agent writes when the volume can be used.
+    pub(crate) async fn finish(&self, volume: &PoolVolume) -> Result<PoolVolume, kube::Error> {
+        let ready = Finding::new(ConditionType::Ready, true, Reason::AsDesired, "made");
+        let status = json!({"reserved": volume.spec.size, "size": volume.spec.size});
+        self.write(volume, &ready, status).await
+    }
+
+    /// What the agent writes when it will not have the volume.
+    pub(crate) async fn refuse(&self, volume: &PoolVolume, reason: Reason) {
+        let refused = Finding::new(
+            ConditionType::Admitted,
+            false,
+            reason,
+            "need 1Gi, have 512Mi",
+        );
+        self.write(volume, &refused, json!({})).await.unwrap();
+    }
+
+    /// What the agent writes when the data is gone.
+    pub(crate) async fn reclaim(&self, volume: &PoolVolume) {
+        let reclaimed = Finding::new(ConditionType::Reclaimed, true, Reason::AsDesired, "removed");
+        let status = json!({"reserved": null, "size": null});
+        self.write(volume, &reclaimed, status).await.unwrap();
+    }
+
+    /// What the agent writes when a pod still uses a volume that is to go.
+    pub(crate) async fn report_in_use(&self, volume: &PoolVolume) {
+        let in_use = Finding::new(
+            ConditionType::Reclaimed,
+            false,
+            Reason::InUse,
+            "it is staged",
+        );
+        self.write(volume, &in_use, json!({})).await.unwrap();
+    }
+
+    async fn write(
+        &self,
+        volume: &PoolVolume,
+        finding: &Finding,
+        mut status: Value,
+    ) -> Result<PoolVolume, kube::Error> {
+        let mut conditions = volume.status.clone().unwrap_or_default().conditions;
+        set(&mut conditions, finding, volume.metadata.generation);
+        status["conditions"] = json!(conditions);
+        let metadata = json!({"resourceVersion": volume.metadata.resource_version});
+        let patch = Patch::Merge(json!({"metadata": metadata, "status": status}));
+        let parameters = PatchParams {
+            field_manager: Some(names::AGENT_MANAGER.to_owned()),
+            ..PatchParams::default()
+        };
+        self.volumes
+            .patch_status(&volume.name_any(), &parameters, &patch)
+            .await
+    }
+
+    /// Does what the agent of a node does, for one volume, from its placement to its use.
+    pub(crate) async fn make(&self, volume: &str, node: &str) -> PoolVolume {
+        let placed = self.placed(volume, node).await;
+        let admitted = self.admit(&placed).await.unwrap();
+        self.finish(&admitted).await.unwrap()
+    }
+}
+
+fn set(conditions: &mut Vec<Condition>, finding: &Finding, generation: Option<i64>) {
+    let now = from_kubernetes(&Time(Timestamp::now()));
+    condition::set(conditions, finding, generation, now);
+}

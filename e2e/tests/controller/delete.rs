@@ -1,0 +1,223 @@
+//! DeleteVolume.
+
+use std::time::Duration;
+
+use cistern_crds::{PoolVolume, names};
+use cistern_e2e::{ControlPlane, Replica};
+use kube::api::{DeleteParams, Patch, PatchParams};
+use serde_json::json;
+use tonic::Code;
+
+use crate::{
+    Client,
+    cluster::{Cluster, PATIENCE},
+    create, delete,
+    history::History,
+    request,
+};
+
+const SHORT: Duration = Duration::from_secs(2);
+
+/// Makes a volume of this name on node `a`.
+async fn made(cluster: &Cluster, client: Client, name: &str) -> PoolVolume {
+    let asked = tokio::spawn(create(client, request(name, &cluster.pool), PATIENCE));
+    let made = cluster.make(name, "a").await;
+    asked.await.unwrap().unwrap();
+    made
+}
+
+#[tokio::test]
+async fn dv_07_a_volume_goes_in_four_writes_and_its_data_first() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "four-writes", &[("a", 5)]).await;
+    let replica = Replica::start(control_plane).await;
+    made(&cluster, replica.client().await, "four-writes").await;
+    let history = History::of(&cluster.volumes, "four-writes").await;
+
+    let client = replica.client().await;
+    let asked = tokio::spawn(delete(client, "four-writes", PATIENCE));
+    let unwanted = cluster.unwanted("four-writes").await;
+    assert!(unwanted.metadata.deletion_timestamp.is_none());
+    cluster.reclaim(&unwanted).await;
+    asked.await.unwrap().unwrap();
+    assert!(cluster.is_gone("four-writes").await);
+    assert_eq!(history.writes(|states| states.len() >= 4).await, 4);
+    delete(replica.client().await, "four-writes", PATIENCE)
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn dv_03_san_18_what_is_not_there_is_deleted_whatever_its_id_looks_like() {
+    let replica = Replica::start(ControlPlane::shared().await).await;
+    for id in [
+        "unknown",
+        "../../nodes/x",
+        "UPPER",
+        "a/b",
+        "x?y=z",
+        "%2e%2e",
+        "ü",
+        &"x".repeat(128),
+    ] {
+        delete(replica.client().await, id, PATIENCE).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn dv_04_a_volume_in_use_is_refused_and_goes_once_it_is_free() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "in-use", &[("a", 5)]).await;
+    let replica = Replica::start(control_plane).await;
+    made(&cluster, replica.client().await, "in-use").await;
+
+    let asked = tokio::spawn(delete(replica.client().await, "in-use", PATIENCE));
+    let unwanted = cluster.unwanted("in-use").await;
+    cluster.report_in_use(&unwanted).await;
+    let status = asked.await.unwrap().unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+    assert!(status.message().contains("it is staged"), "{status}");
+
+    let unwanted = cluster.unwanted("in-use").await;
+    assert!(unwanted.metadata.deletion_timestamp.is_none());
+    cluster.reclaim(&unwanted).await;
+    delete(replica.client().await, "in-use", PATIENCE)
+        .await
+        .unwrap();
+    assert!(cluster.is_gone("in-use").await);
+}
+
+#[tokio::test]
+async fn dv_08_r02_a_deletion_that_stopped_after_any_step_is_finished_by_a_repeat() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "resumed", &[("a", 5)]).await;
+    let replica = Replica::start(control_plane).await;
+    for steps in 0..=4 {
+        let name = format!("resumed-{steps}");
+        let volume = made(&cluster, replica.client().await, &name).await;
+        advance(&cluster, volume, steps).await;
+        let asked = tokio::spawn({
+            let (client, name) = (replica.client().await, name.clone());
+            async move { delete(client, &name, PATIENCE).await }
+        });
+        if steps < 2 {
+            let unwanted = cluster.unwanted(&name).await;
+            cluster.reclaim(&unwanted).await;
+        }
+        asked.await.unwrap().unwrap();
+        assert!(cluster.is_gone(&name).await, "after {steps} steps");
+    }
+}
+
+/// Does the first steps of a deletion as a controller did that then died.
+async fn advance(cluster: &Cluster, volume: PoolVolume, steps: usize) {
+    let name = volume.metadata.name.as_deref().unwrap();
+    let patch = async |change| {
+        let parameters = PatchParams::default();
+        cluster
+            .volumes
+            .patch(name, &parameters, &Patch::Merge(change))
+            .await
+            .unwrap()
+    };
+    let mut current = volume.clone();
+    for step in 0..steps {
+        match step {
+            0 => current = patch(json!({"spec": {"deletionRequested": true}})).await,
+            1 => cluster.reclaim(&current).await,
+            2 => drop(
+                cluster
+                    .volumes
+                    .delete(name, &DeleteParams::default())
+                    .await
+                    .unwrap(),
+            ),
+            _ => drop(patch(json!({"metadata": {"finalizers": []}})).await),
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_object_that_was_deleted_by_hand_keeps_its_data_until_deletion_is_asked_for() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "kept", &[("a", 5)]).await;
+    let replica = Replica::start(control_plane).await;
+    let volume = made(&cluster, replica.client().await, "kept").await;
+    cluster
+        .volumes
+        .delete("kept", &DeleteParams::default())
+        .await
+        .unwrap();
+
+    // The volume is still found as it was made.
+    create(
+        replica.client().await,
+        request("kept", &cluster.pool),
+        PATIENCE,
+    )
+    .await
+    .unwrap();
+
+    let status = delete(replica.client().await, "kept", SHORT)
+        .await
+        .unwrap_err();
+    assert_eq!(status.code(), Code::Aborted, "{status}");
+    let unwanted = cluster.unwanted("kept").await;
+    assert_eq!(unwanted.metadata.uid, volume.metadata.uid);
+    assert_eq!(
+        unwanted.metadata.finalizers,
+        Some(vec![names::FINALIZER.to_owned()])
+    );
+    cluster.reclaim(&unwanted).await;
+    delete(replica.client().await, "kept", PATIENCE)
+        .await
+        .unwrap();
+    assert!(cluster.is_gone("kept").await);
+}
+
+#[tokio::test]
+async fn a_volume_that_no_agent_has_admitted_goes_without_one() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "unadmitted", &[("a", 5)]).await;
+    let replica = Replica::start(control_plane).await;
+    let wanted = request("unadmitted", &cluster.pool);
+    let status = create(replica.client().await, wanted, SHORT)
+        .await
+        .unwrap_err();
+    assert_eq!(status.code(), Code::Aborted, "{status}");
+    delete(replica.client().await, "unadmitted", PATIENCE)
+        .await
+        .unwrap();
+    assert!(cluster.is_gone("unadmitted").await);
+}
+
+#[tokio::test]
+async fn a_deletion_whose_agent_is_gone_says_so_and_keeps_the_wish() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "nobody", &[("a", 5)]).await;
+    let replica = Replica::start(control_plane).await;
+    made(&cluster, replica.client().await, "nobody").await;
+    cluster.silence("a").await;
+    let what = "the controller to see that the agent is gone";
+    cistern_e2e::eventually(what, PATIENCE, async || {
+        let status = delete(replica.client().await, "nobody", SHORT)
+            .await
+            .unwrap_err();
+        assert_eq!(status.code(), Code::Aborted, "{status}");
+        if status.message().contains("does not report") {
+            Ok(())
+        } else {
+            Err(status.to_string())
+        }
+    })
+    .await;
+    assert!(
+        cluster
+            .unwanted("nobody")
+            .await
+            .status
+            .unwrap()
+            .reserved
+            .is_some()
+    );
+}

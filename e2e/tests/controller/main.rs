@@ -1,0 +1,83 @@
+//! The controller against a real API server. The test takes the place of the agents: it writes the
+//! statuses that they would, as late, as wrong and as often as it likes.
+
+#![allow(
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test fails by panicking"
+)]
+
+mod announced;
+mod cluster;
+mod delete;
+mod ensure;
+mod history;
+mod replicas;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use cistern_crds::names;
+use cistern_proto::csi::v1::{
+    self,
+    volume_capability::{AccessMode, AccessType, MountVolume, access_mode::Mode},
+};
+use tonic::{Request, Status, transport::Channel};
+
+type Client = v1::controller_client::ControllerClient<Channel>;
+
+/// A request for 1 GiB of ext4 from a pool.
+fn request(name: &str, pool: &str) -> v1::CreateVolumeRequest {
+    v1::CreateVolumeRequest {
+        name: name.to_owned(),
+        capacity_range: Some(v1::CapacityRange {
+            required_bytes: 1 << 30,
+            limit_bytes: 0,
+        }),
+        volume_capabilities: vec![v1::VolumeCapability {
+            access_type: Some(AccessType::Mount(MountVolume::default())),
+            access_mode: Some(AccessMode {
+                mode: Mode::SingleNodeWriter.into(),
+            }),
+        }],
+        parameters: [("pool".to_owned(), pool.to_owned())].into(),
+        ..v1::CreateVolumeRequest::default()
+    }
+}
+
+/// All of these nodes are allowed, and the first is preferred.
+fn requirement(nodes: &[String]) -> v1::TopologyRequirement {
+    let places: Vec<v1::Topology> = nodes.iter().map(|node| place(node)).collect();
+    v1::TopologyRequirement {
+        requisite: places.clone(),
+        preferred: places,
+    }
+}
+
+fn place(node: &str) -> v1::Topology {
+    let segments: BTreeMap<String, String> =
+        [(names::TOPOLOGY_KEY.to_owned(), node.to_owned())].into();
+    v1::Topology { segments }
+}
+
+/// Calls CreateVolume with a deadline, as the provisioner does.
+async fn create(
+    mut client: Client,
+    request: v1::CreateVolumeRequest,
+    timeout: Duration,
+) -> Result<v1::Volume, Status> {
+    let mut request = Request::new(request);
+    request.set_timeout(timeout);
+    let answer = client.create_volume(request).await?.into_inner();
+    Ok(answer.volume.unwrap())
+}
+
+/// Calls DeleteVolume with a deadline, as the provisioner does.
+async fn delete(mut client: Client, id: &str, timeout: Duration) -> Result<(), Status> {
+    let mut request = Request::new(v1::DeleteVolumeRequest {
+        volume_id: id.to_owned(),
+        ..v1::DeleteVolumeRequest::default()
+    });
+    request.set_timeout(timeout);
+    client.delete_volume(request).await.map(drop)
+}
