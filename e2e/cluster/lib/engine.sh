@@ -50,6 +50,9 @@ launch_engine() {
   local runtime=()
   mkdir -p "$engine_run" "$engine_data" "$DOCKER_CONFIG"
   echo '{}' >"$engine_run/config.json" # not the machine's /etc/docker/daemon.json
+  # A killed engine's: docker takes a number in use for a running one, even that of a process that nobody waited for.
+  engine_process >/dev/null || rm -f "$engine_run/dockerd.pid"
+  pgrep -f -- "^[^ ]*containerd --config $engine_run/exec/" >/dev/null || rm -f "$engine_run/exec/containerd/containerd.pid"
   note_new_folders
   raise_inotify_limit
   if lacks_resource_capability; then
@@ -146,7 +149,7 @@ stop_engine() {
 
 remove_engine_traces() {
   local mount hierarchy
-  awk -v run="$engine_run/" -v data="$engine_data/" 'index($2, run) == 1 || index($2, data) == 1 { print $2 }' /proc/mounts |
+  awk -v run="$engine_run/" -v data="$engine_data/" 'index($2 "/", run) == 1 || index($2 "/", data) == 1 { print $2 }' /proc/mounts |
     LC_ALL=C sort -r | while read -r mount; do umount -l "$mount"; done
   for hierarchy in /sys/fs/cgroup/cistern-harness /sys/fs/cgroup/*/cistern-harness; do
     [ ! -d "$hierarchy" ] || find "$hierarchy" -depth -type d -exec rmdir {} \;

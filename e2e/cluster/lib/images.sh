@@ -130,14 +130,24 @@ build_preloaded_images() {
 
 # The base image that every Dockerfile names; made from Debian's packages because there is no registry.
 build_base_image() {
-  local archive=$cache/images/debian-bookworm.tar
-  build_once "Debian's base system" "$archive" make_base
-  image_exists debian:bookworm-slim || step "base image" docker import "$archive" debian:bookworm-slim
+  local key
+  key=$(key_of "$(declare -f make_base)")
+  build_once "Debian's base system" "$cache/images/debian-$key.tar" make_base
+  image_exists "cistern-harness/debian:$key" || step "base image" import_base "$cache/images/debian-$key.tar" "$key"
 }
 
+# apt is set as in the official image: nothing that is only good for the next installation stays in a layer.
 make_base() {
+  local settings='Acquire::Languages "none"; APT::Keep-Downloaded-Packages "false"; Dir::Cache::pkgcache ""; Dir::Cache::srcpkgcache "";'
   mmdebstrap --variant=minbase --format=tar --dpkgopt='path-exclude=/usr/share/doc/*' \
-    --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' bookworm "$1"
+    --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
+    --customize-hook='rm -f "$1"/var/cache/apt/*.bin' \
+    --customize-hook="echo '$settings' >\"\$1/etc/apt/apt.conf.d/docker-clean\"" bookworm "$1"
+}
+
+import_base() {
+  docker import "$1" debian:bookworm-slim
+  docker tag debian:bookworm-slim "cistern-harness/debian:$2"
 }
 
 # Sets node_image to the name of the nodes' image, whose tag says what it was made from.
