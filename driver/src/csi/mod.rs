@@ -5,6 +5,7 @@
 
 pub mod capability;
 pub mod controller;
+pub mod deadline;
 pub mod identity;
 pub mod render;
 pub mod request;

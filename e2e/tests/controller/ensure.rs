@@ -67,6 +67,32 @@ async fn cv_07_another_request_under_the_same_name_is_refused_and_changes_nothin
 }
 
 #[tokio::test]
+async fn cv_28_a_wish_that_no_agent_has_admitted_does_not_bind_a_later_request() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "corrected", &[("a", 5), ("b", 5)]).await;
+    let replica = Replica::start(control_plane).await;
+    let mut wanted = request("corrected", &cluster.pool);
+    wanted.accessibility_requirements = Some(requirement(&[cluster.node("a"), cluster.node("b")]));
+    let status = create(replica.client().await, wanted.clone(), SHORT)
+        .await
+        .unwrap_err();
+    assert_eq!(status.code(), Code::Aborted, "{status}");
+
+    // The node has left the cluster, so the caller allows only the other.
+    wanted.accessibility_requirements = Some(requirement(&[cluster.node("b")]));
+    let asked = tokio::spawn(create(replica.client().await, wanted.clone(), PATIENCE));
+    cluster.make("corrected", "b").await;
+    asked.await.unwrap().unwrap();
+
+    // Once it was admitted, it binds.
+    wanted.accessibility_requirements = Some(requirement(&[cluster.node("a")]));
+    let status = create(replica.client().await, wanted, PATIENCE)
+        .await
+        .unwrap_err();
+    assert_eq!(status.code(), Code::AlreadyExists, "{status}");
+}
+
+#[tokio::test]
 async fn top_21_a_node_that_refuses_is_withdrawn_from_before_the_next_is_asked() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "refusal", &[("a", 5), ("b", 5)]).await;
