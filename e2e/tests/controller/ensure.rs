@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use cistern_crds::Reason;
 use cistern_e2e::{ControlPlane, Replica};
+use cistern_proto::csi::v1::GetCapacityRequest;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::{Api, api::PostParams};
 use serde_json::json;
@@ -208,17 +209,24 @@ async fn where_the_scheduler_has_chosen_a_full_node_it_is_asked_to_choose_again(
     // The published room was old: the agent refuses, and no other node is asked.
     cluster.set_room("a", 5).await;
     let history = History::of(&cluster.volumes, "chosen").await;
-    let asked = loop {
-        let asked = tokio::spawn(create(replica.client().await, wanted.clone(), PATIENCE));
-        // The controller may not have seen the room yet.
-        tokio::select! {
-            placed = cluster.placed("chosen", "a") => {
-                cluster.refuse(&placed, Reason::NoSpace).await;
-                break asked;
-            }
-            () = async { while !asked.is_finished() { tokio::task::yield_now().await } } => {}
+    let mut client = replica.client().await;
+    let what = "the controller to see the room";
+    cistern_e2e::eventually(what, PATIENCE, async || {
+        let question = GetCapacityRequest {
+            accessible_topology: Some(place(&cluster.node("a"))),
+            ..GetCapacityRequest::default()
+        };
+        let answer = client.get_capacity(question).await.unwrap().into_inner();
+        if answer.available_capacity > 0 {
+            Ok(())
+        } else {
+            Err(format!("{answer:?}"))
         }
-    };
+    })
+    .await;
+    let asked = tokio::spawn(create(client, wanted, PATIENCE));
+    let placed = cluster.placed("chosen", "a").await;
+    cluster.refuse(&placed, Reason::NoSpace).await;
     let status = asked.await.unwrap().unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
     assert!(cluster.is_gone("chosen").await);
