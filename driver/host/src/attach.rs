@@ -272,6 +272,34 @@ impl Pool {
 }
 
 impl Root {
+    /// Where the whole of a volume is mounted, as far as this process sees: its staging path and
+    /// its target paths.
+    pub fn mount_points_of(&self, image: &Uid) -> Result<Vec<PathBuf>, Error> {
+        let system = &*self.system;
+        let look = || -> io::Result<Vec<PathBuf>> {
+            let loops = system.bound_loops()?;
+            let devices: Vec<DeviceNumber> = loops
+                .iter()
+                .filter(|bound| loopdev::has_name(bound, image.as_ref()))
+                .map(|bound| DeviceNumber::of_loop(bound.number))
+                .collect();
+            if devices.is_empty() {
+                return Ok(Vec::new());
+            }
+            let mounts = system.mounts()?.into_iter();
+            // Parts of it are what kubelet makes of a published volume (subPath).
+            let whole = mounts.filter(|mount| mount.root == Path::new("/"));
+            Ok(whole
+                .filter(|mount| devices.contains(&mount.device))
+                .map(|mount| mount.mount_point)
+                .collect())
+        };
+        look().map_err(|source| Error::Failed {
+            operation: format!("look where image {image} is mounted"),
+            source: source.into(),
+        })
+    }
+
     /// Takes every mount off a target path and removes the directory or file at it. A path that is
     /// not there is no error.
     pub fn unpublish(&self, target: &Path) -> Result<(), Error> {

@@ -8,6 +8,7 @@ use std::{
     fs::File,
     io::{self, Read as _, Seek as _},
     os::fd::{BorrowedFd, OwnedFd},
+    path::Path,
     process::{Child, ExitStatus, Stdio},
     time::Duration,
 };
@@ -75,6 +76,18 @@ pub enum Error {
         /// How long it had.
         deadline: Duration,
     },
+}
+
+/// Every tool that is started somewhere in this crate.
+const TOOLS: [&str; 3] = ["mkfs.ext4", "mkfs.xfs", "blkid"];
+
+/// The first tool that is not installed, if one is missing. Looks at file names only.
+pub fn missing_tool() -> Option<&'static str> {
+    let is_installed = |tool: &&str| {
+        let mut folders = PATH.split(':').map(Path::new);
+        folders.any(|folder| folder.join(tool).is_file())
+    };
+    TOOLS.into_iter().find(|tool| !is_installed(tool))
 }
 
 impl Command {

@@ -69,14 +69,23 @@ impl Root {
                 Err(_) => all.strays.push(self.pools_path().join(&name)),
             }
         }
-        let mut devices = BTreeSet::from([system.stat(pools.as_fd())?.id.device]);
+        let mut own = Own {
+            pools_path: self.pools_path(),
+            ..Own::default()
+        };
         for uid in uids {
             let has_file = files.contains(&uid);
+            let name = pool::file::name(&uid);
+            if let Some(file) =
+                if_there(system.open_beneath(pools.as_fd(), name.as_ref(), OFlags::PATH))?
+            {
+                own.pool_files.insert(system.stat(file.as_fd())?.id);
+            }
             let (found, device) = self.look_into(uid, has_file)?;
-            devices.extend(device);
+            own.pool_devices.extend(device);
             all.pools.push(found);
         }
-        all.loops = loops_over(system, &devices)?;
+        all.loops = loops_over(system, &own)?;
         let ours = |mount: &Mount| {
             let is_loop = |bound: &BoundLoop| mount.device == DeviceNumber::of_loop(bound.number);
             let mount_points = all.pools.iter().map(|pool| self.mount_point(&pool.uid));
@@ -126,14 +135,35 @@ impl Root {
     }
 }
 
-/// The loop devices whose file lies on one of these devices and is named as ours are.
-fn loops_over(system: &dyn System, devices: &BTreeSet<DeviceNumber>) -> io::Result<Vec<BoundLoop>> {
+/// By what a loop device of this root is known: others on the machine may belong to another.
+#[derive(Default)]
+struct Own {
+    /// Where the pools are.
+    pools_path: PathBuf,
+    /// The files that pools lie in.
+    pool_files: BTreeSet<FileId>,
+    /// What the pools are mounted from.
+    pool_devices: BTreeSet<DeviceNumber>,
+}
+
+impl Own {
+    fn has(&self, bound: &BoundLoop, file: FileId) -> bool {
+        let is_image = self.pool_devices.contains(&file.device) && is_in_images(bound);
+        // The file of a pool that was removed is known by its name alone.
+        is_image
+            || self.pool_files.contains(&file)
+            || bound.backing_file.starts_with(&self.pools_path)
+    }
+}
+
+/// The loop devices over files of this root.
+fn loops_over(system: &dyn System, own: &Own) -> io::Result<Vec<BoundLoop>> {
     let mut all = Vec::new();
     for bound in system.bound_loops()? {
         let Some(file) = file_of(system, &bound)? else {
             continue;
         };
-        if devices.contains(&file.device) && is_named_as_ours(&bound) {
+        if own.has(&bound, file) {
             all.push(bound);
         }
     }
@@ -145,7 +175,8 @@ fn file_of(system: &dyn System, bound: &BoundLoop) -> io::Result<Option<FileId>>
     Ok(found.map(|status| status.file))
 }
 
-fn is_named_as_ours(bound: &BoundLoop) -> bool {
+/// Whether the file behind a loop device is named as an image is.
+fn is_in_images(bound: &BoundLoop) -> bool {
     let path = bound.backing_file.to_string_lossy();
     let path = path.strip_suffix(" (deleted)").unwrap_or(&path);
     let mut parts = path.rsplit('/');
@@ -153,10 +184,7 @@ fn is_named_as_ours(bound: &BoundLoop) -> bool {
         parts.next().unwrap_or_default(),
         parts.next().unwrap_or_default(),
     );
-    let is_pool = name
-        .strip_suffix(".img")
-        .is_some_and(|uid| uid.parse::<Uid>().is_ok());
-    is_pool || (folder == pool::IMAGES && name.parse::<Uid>().is_ok())
+    folder == pool::IMAGES && name.parse::<Uid>().is_ok()
 }
 
 fn names(

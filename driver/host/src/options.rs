@@ -52,6 +52,8 @@ const XFS: [Known; 4] = [
     Known("swalloc", Values::None),
     Known("wsync", Values::None),
 ];
+/// Labels of SELinux. kubelet gives each as one option, in quotes: its value holds commas.
+const LABELS: [&str; 4] = ["context", "defcontext", "fscontext", "rootcontext"];
 /// What Cistern adds for thin volumes, so that deleted files give their space back.
 const DISCARD: &str = "discard";
 
@@ -72,9 +74,9 @@ pub struct MountOptions {
     parameters: BTreeSet<String>,
 }
 
-/// An option that is not let through.
+/// An option that is not let through. Its text does not repeat the option, which may be sensitive.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("mount option {option:?} is not supported for {filesystem}: use {}", known(*.filesystem))]
+#[error("a mount option is not supported for {filesystem}: use {}", known(*.filesystem))]
 pub struct Unsupported {
     /// The option.
     pub option: String,
@@ -83,13 +85,22 @@ pub struct Unsupported {
 }
 
 impl MountOptions {
-    /// Reads the options. Each may hold several, with commas between them.
+    /// Reads the options. Each may hold several, with commas between them, or one label.
     pub fn parse<'a>(
         filesystem: FilesystemType,
         options: impl IntoIterator<Item = &'a str>,
     ) -> Result<Self, Unsupported> {
         let mut read = Self::default();
-        let words = options.into_iter().flat_map(|option| option.split(','));
+        let mut rest = Vec::new();
+        for option in options {
+            match label(option) {
+                Some((key, value)) => {
+                    read.parameters.insert(format!("{key}={value}"));
+                }
+                None => rest.push(option),
+            }
+        }
+        let words = rest.into_iter().flat_map(|option| option.split(','));
         for word in words.map(str::trim).filter(|word| !word.is_empty()) {
             if DEFAULTS.contains(&word) {
                 continue;
@@ -169,6 +180,8 @@ impl MountOptions {
             .parameters
             .iter()
             .map(String::as_str)
+            // The kernel shows a label in its own way, and never changes it.
+            .filter(|option| label(option).is_none())
             .chain((provisioning == Provisioning::Thin).then_some(DISCARD))
             .collect();
         shown == asked
@@ -187,6 +200,17 @@ pub(crate) fn attributes_of(mount: &Mount) -> MountAttrFlags {
     } else {
         shown | MountAttrFlags::MOUNT_ATTR_STRICTATIME
     }
+}
+
+/// Key and bare value of a label.
+fn label(option: &str) -> Option<(&str, &str)> {
+    let (key, value) = option.split_once('=')?;
+    let value = value
+        .strip_prefix('"')
+        .map_or(Some(value), |value| value.strip_suffix('"'))?;
+    let legal = |c: char| c.is_ascii_alphanumeric() || "_.:,-".contains(c);
+    let is_label = LABELS.contains(&key) && (1..=255).contains(&value.len());
+    (is_label && value.chars().all(legal)).then_some((key, value))
 }
 
 fn is_known(filesystem: FilesystemType, option: &str) -> bool {
@@ -291,6 +315,23 @@ mod tests {
     }
 
     #[test]
+    fn a_label_of_selinux_stays_whole_and_loses_its_quotes() {
+        let read = parse(&["context=\"system_u:object_r:file_t:s0:c1,c2\"", "noatime"]).unwrap();
+        let value = Some("system_u:object_r:file_t:s0:c1,c2");
+        let parameters = read.parameters(Provisioning::Thick, false);
+        assert_eq!(parameters, [("context", value)]);
+        for bad in ["context=", "context=\"a", "context=a b", "context=a=b"] {
+            assert!(parse(&[bad]).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn sec_05_an_error_does_not_repeat_the_option() {
+        let error = parse(&["noatime", "MARKER"]).unwrap_err();
+        assert!(!error.to_string().contains("MARKER"), "{error}");
+    }
+
+    #[test]
     fn a_volume_is_always_nosuid_and_nodev() {
         assert_eq!(MountOptions::default().attributes(false), ALWAYS);
     }
@@ -300,7 +341,7 @@ mod tests {
         fn no_text_makes_it_panic_and_nothing_unknown_comes_through(text in "\\PC{0,40}") {
             if let Ok(read) = parse(&[&text]) {
                 for parameter in &read.parameters {
-                    prop_assert!(is_known(FilesystemType::Ext4, parameter));
+                    prop_assert!(is_known(FilesystemType::Ext4, parameter) || label(parameter).is_some());
                 }
             }
         }

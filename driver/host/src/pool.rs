@@ -6,7 +6,7 @@
 
 mod blank;
 mod device;
-mod file;
+pub(crate) mod file;
 mod marker;
 mod remove;
 
@@ -77,6 +77,9 @@ pub enum Expectation {
         /// UUID of its filesystem.
         filesystem_uuid: Uuid,
     },
+    /// As [`Self::Known`], but nobody remembers its UUID: what says itself that it is the pool is
+    /// taken, and it is never made again.
+    Made,
 }
 
 /// Why a pool cannot be used. Each maps to one reason of the pool's condition.
@@ -414,7 +417,7 @@ fn verify(
         Expectation::Known { filesystem_uuid } if filesystem_uuid != found => Err(foreign(
             format!("its UUID is {found} and not {filesystem_uuid}"),
         )),
-        Expectation::Known { .. } | Expectation::New => Ok(geometry),
+        Expectation::Known { .. } | Expectation::Made | Expectation::New => Ok(geometry),
     }
 }
 

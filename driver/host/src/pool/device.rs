@@ -60,6 +60,13 @@ pub(super) fn of_mount(system: &dyn System, mount: &Mount) -> Result<Backing, Er
     })
 }
 
+/// What becomes of a blank device.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Blank {
+    Taken,
+    Left,
+}
+
 /// Finds the pool's device, or makes the pool on the first that is blank.
 pub(super) fn open(
     system: &dyn System,
@@ -69,7 +76,8 @@ pub(super) fn open(
 ) -> Result<Backing, Error> {
     match expectation {
         Expectation::Known { filesystem_uuid } => find(system, paths, filesystem_uuid),
-        Expectation::New => choose(system, uid, paths),
+        Expectation::Made => choose(system, uid, paths, Blank::Left),
+        Expectation::New => choose(system, uid, paths, Blank::Taken),
     }
 }
 
@@ -102,7 +110,12 @@ fn find(system: &dyn System, paths: &[PathBuf], uuid: Uuid) -> Result<Backing, E
 }
 
 /// The first device that is the pool's own already, or else the first that is blank.
-fn choose(system: &dyn System, uid: &Uid, paths: &[PathBuf]) -> Result<Backing, Error> {
+fn choose(
+    system: &dyn System,
+    uid: &Uid,
+    paths: &[PathBuf],
+    blank_device: Blank,
+) -> Result<Backing, Error> {
     let mut devices = Vec::new();
     let mut blank = None;
     for path in paths {
@@ -118,6 +131,10 @@ fn choose(system: &dyn System, uid: &Uid, paths: &[PathBuf]) -> Result<Backing, 
     let Some((path, unfinished)) = blank else {
         return Err(Error::NoUsableDevice { devices });
     };
+    if blank_device == Blank::Left {
+        let what = format!("a device of the pool (listed: {})", join(paths));
+        return Err(Error::BackingMissing { what });
+    }
     make(system, uid, path, unfinished)
         .map_err(failed(format!("make the pool on {}", path.display())))?;
     exclusive(system, path)

@@ -41,7 +41,7 @@ pub(super) fn open(
     let size = size.round_down_to_mib();
     let file = match (find(system, pools, root, uid)?, expectation) {
         (Some(file), _) => file,
-        (None, Expectation::Known { .. }) => return Err(missing(root, uid)),
+        (None, Expectation::Known { .. } | Expectation::Made) => return Err(missing(root, uid)),
         (None, Expectation::New) => make(root, pools, uid, size)?,
     };
     verify(system, file.as_fd(), path.clone(), uid, expectation)?;
@@ -181,10 +181,12 @@ fn verify(
         (Some(found), Expectation::Known { filesystem_uuid }) if found.uuid != filesystem_uuid => {
             format!("its UUID is {} and not {filesystem_uuid}", found.uuid)
         }
-        (Some(found), Expectation::New) if found.label != uid.label() => {
+        (Some(found), Expectation::Made | Expectation::New) if found.label != uid.label() => {
             format!("its label is {:?}", found.label)
         }
-        (Some(_), Expectation::Known { .. } | Expectation::New) => return Ok(()),
+        (Some(_), Expectation::Known { .. } | Expectation::Made | Expectation::New) => {
+            return Ok(());
+        }
     };
     Err(Error::BackingForeign { path, why })
 }

@@ -93,7 +93,9 @@ pub(crate) fn ensure(
             "it is a copy: its marker names another UUID".to_owned(),
         )),
         (Some(marker), _) => Ok(marker),
-        (None, Expectation::Known { .. }) => Err(foreign("it has no marker".to_owned())),
+        (None, Expectation::Known { .. } | Expectation::Made) => {
+            Err(foreign("it has no marker".to_owned()))
+        }
         (None, Expectation::New) => {
             if !is_unfinished(system, directory)
                 .map_err(failed(format!("list {}", path.display())))?

@@ -29,7 +29,7 @@ impl Root {
         let is_there = match &declaration.source {
             Source::Image { .. } => file::find(&*self.system, pools.as_fd(), self, uid)?.is_some(),
             // A device that was never recorded holds nothing, and one that is away stays as it is.
-            Source::Device { .. } => matches!(expectation, Expectation::Known { .. }),
+            Source::Device { .. } => expectation != Expectation::New,
         };
         if is_mounted || is_there {
             match self.refuse_unless_empty(declaration, expectation) {
