@@ -31,6 +31,8 @@ pub enum Mode {
     Controller(Service),
     /// Serve CSI Identity and Node on one node, and keep its pools and volumes
     Node(Node),
+    /// Compare custom resources, images, loop devices and mounts of the node it runs on
+    Fsck(Fsck),
 }
 
 /// What both modes that serve CSI need.
@@ -67,6 +69,9 @@ pub struct Node {
     // kubelet runs by default leaves a StatefulSet with two volumes a pod room on one node.
     #[arg(long, env = "MAX_VOLUMES", default_value_t = 256, value_name = "COUNT")]
     pub max_volumes: u32,
+    /// Share of the disk under --root that image pools leave free, in hundredths
+    #[arg(long, env = "KEEP_FREE_PERCENT", default_value_t = cistern_host::KEPT_PERCENT, value_parser = clap::value_parser!(u32).range(..100), value_name = "PERCENT")]
+    pub keep_free_percent: u32,
 }
 
 impl Node {
@@ -90,6 +95,17 @@ pub struct Place {
     /// kubelet's root folder, the same path inside and outside the container
     #[arg(long, env = "KUBELET_ROOT", default_value = "/var/lib/kubelet", value_parser = absolute, value_name = "PATH")]
     pub kubelet_root: PathBuf,
+}
+
+/// What `fsck` needs.
+#[derive(Args, Clone, Debug)]
+pub struct Fsck {
+    #[command(flatten)]
+    /// Which node, and where on it.
+    pub place: Place,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// The path of a UNIX socket, read from `unix://<path>` (PRT-03, PRT-04).

@@ -11,7 +11,10 @@
 pub mod config;
 pub mod process;
 
+pub mod agent;
+pub mod attach;
 pub mod csi;
+pub mod fsck;
 pub mod locks;
 pub mod registration;
 pub mod server;

@@ -6,12 +6,16 @@
 use std::{
     collections::HashSet,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
+
+use tokio::{sync::Notify, time::timeout};
 
 /// The volumes that are being worked on.
 #[derive(Clone, Debug, Default)]
 pub struct VolumeLocks {
     held: Arc<Mutex<HashSet<String>>>,
+    released: Arc<Notify>,
 }
 
 impl VolumeLocks {
@@ -22,6 +26,22 @@ impl VolumeLocks {
             locks: self.clone(),
             volume: volume.to_owned(),
         })
+    }
+
+    /// Takes the volume's lock, and waits for it if somebody has it, but not for long.
+    pub async fn lock_within(&self, volume: &str, patience: Duration) -> Option<VolumeGuard> {
+        let locked = async {
+            loop {
+                // Before the look, so that no release between the two is missed.
+                let mut released = std::pin::pin!(self.released.notified());
+                released.as_mut().enable();
+                if let Some(guard) = self.try_lock(volume) {
+                    return guard;
+                }
+                released.await;
+            }
+        };
+        timeout(patience, locked).await.ok()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashSet<String>> {
@@ -40,6 +60,7 @@ pub struct VolumeGuard {
 impl Drop for VolumeGuard {
     fn drop(&mut self) {
         self.locks.lock().remove(&self.volume);
+        self.locks.released.notify_waiters();
     }
 }
 
@@ -55,6 +76,21 @@ mod tests {
         assert!(locks.clone().try_lock("b").is_some());
         drop(guard);
         assert!(locks.try_lock("a").is_some());
+    }
+
+    #[tokio::test]
+    async fn con_06_whoever_waits_gets_the_lock_when_it_is_given_back_and_not_before() {
+        let locks = VolumeLocks::default();
+        let guard = locks.try_lock("a").unwrap();
+        let soon = Duration::from_millis(20);
+        assert!(locks.lock_within("a", soon).await.is_none());
+        let waiting = tokio::spawn({
+            let locks = locks.clone();
+            async move { locks.lock_within("a", Duration::from_secs(10)).await }
+        });
+        tokio::task::yield_now().await;
+        drop(guard);
+        assert!(waiting.await.unwrap().is_some());
     }
 
     #[test]

@@ -11,12 +11,17 @@ use clap::Parser as _;
 
 fn main() -> ExitCode {
     let config = Config::parse();
+    let failure = match config.mode {
+        Mode::Controller(_) | Mode::Node(_) => 1,
+        // 1 is for findings.
+        Mode::Fsck(_) => 2,
+    };
     match run(config) {
         Ok(code) => code,
         Err(error) => {
-            // Standard error too: the log level may hide it, and it is the last word.
+            // Not a log line: it is the last word, whatever the level.
             eprintln!("cistern-driver: {}", Chain(error.as_ref()));
-            ExitCode::FAILURE
+            ExitCode::from(failure)
         }
     }
 }
@@ -32,6 +37,7 @@ fn run(config: Config) -> process::Result<ExitCode> {
         match config.mode {
             Mode::Controller(options) => process::controller(options).await?,
             Mode::Node(options) => process::node(options).await?,
+            Mode::Fsck(options) => return process::fsck(options).await,
         }
         Ok(ExitCode::SUCCESS)
     })

@@ -1,10 +1,12 @@
 //! The parts of each mode, put together.
 
-use std::{error::Error, sync::Arc};
+use std::{error::Error, io::Write as _, process::ExitCode, sync::Arc};
 
+use chrono::Utc;
 use cistern_client::http::{self, Readiness};
+use cistern_host::{Linux, Root, command};
 use cistern_proto::csi::v1::{
-    controller_server::ControllerServer, identity_server::IdentityServer,
+    controller_server::ControllerServer, identity_server::IdentityServer, node_server::NodeServer,
 };
 use futures::{
     FutureExt as _, TryFutureExt as _,
@@ -16,8 +18,11 @@ use tokio::net::TcpListener;
 use tonic::service::Routes;
 
 use crate::{
+    agent,
+    attach::Attach,
     config,
-    csi::{controller::Controller, identity::Identity},
+    csi::{controller::Controller, identity::Identity, node::Node},
+    fsck,
     registration::{self, Registrar},
     server, socket,
     volumes::Volumes,
@@ -62,8 +67,16 @@ pub async fn node(options: config::Node) -> Result {
     let readiness = Readiness::default();
     let mut registry = Registry::default();
     let operations = server::Operations::new(&mut registry);
-    let identity = Identity::new(readiness.clone(), Arc::new(|| Ok(())));
-    let services = Routes::new(IdentityServer::new(identity));
+    let node_name = &options.place.node_name;
+    let agent = agent::Parts::new(
+        &Client::try_default().await?,
+        node_name,
+        root(&options.place).keeping(options.keep_free_percent),
+        Utc::now,
+    );
+    let node = Node::new(Attach::new(agent.agent()), node_name, options.max_volumes);
+    let identity = Identity::new(readiness.clone(), Arc::new(tools));
+    let services = Routes::new(IdentityServer::new(identity)).add_service(NodeServer::new(node));
 
     let endpoint = options.service.endpoint.path();
     let csi = socket::bind(endpoint).await?;
@@ -72,19 +85,46 @@ pub async fn node(options: config::Node) -> Result {
     let registration = socket::bind(&registration::socket_path(&folder)).await?;
     let registrar = Registrar::new(endpoint).into_routes();
     let listener = TcpListener::bind(options.service.http).await?;
-    tracing::info!(csi = %endpoint.display(), http = %listener.local_addr()?, "serving");
-    let registering = server::serve(
-        registration,
-        registrar,
-        operations.clone(),
-        shutdown.clone(),
+    tracing::info!(node = node_name, csi = %endpoint.display(), http = %listener.local_addr()?, "serving");
+    let serving = futures::future::try_join3(
+        server::serve(csi, services, operations.clone(), shutdown.clone()).err_into::<Failure>(),
+        server::serve(registration, registrar, operations, shutdown.clone()).err_into::<Failure>(),
+        http::serve(listener, readiness.clone(), Arc::new(registry), shutdown)
+            .err_into::<Failure>(),
     );
-    futures::try_join!(
-        server::serve(csi, services, operations, shutdown.clone()).err_into::<Failure>(),
-        registering.err_into::<Failure>(),
-        http::serve(listener, readiness, Arc::new(registry), shutdown).err_into::<Failure>(),
-    )?;
-    Ok(())
+    tokio::select! {
+        served = serving => served.map(drop),
+        () = agent.run(&readiness) => Err("the watches have ended".into()),
+    }
+}
+
+/// Looks whether all on this node belongs together and prints what was found: 0 if so, 1 if not.
+pub async fn fsck(options: config::Fsck) -> Result<ExitCode> {
+    let client = Client::try_default().await?;
+    let report = fsck::look(client, &options.place.node_name, root(&options.place)).await?;
+    let text = if options.json {
+        format!("{}\n", serde_json::to_string_pretty(&report)?)
+    } else {
+        report.to_string()
+    };
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(ExitCode::from(u8::from(!report.is_clean())))
+}
+
+/// The folder of Cistern on this host.
+fn root(place: &config::Place) -> Root {
+    let devices = place.root.join("dev");
+    Root::new(&place.root, Arc::new(Linux::new(devices)))
+}
+
+/// Whether the tools are there that volumes are made with (PRB-03).
+fn tools() -> std::result::Result<(), String> {
+    match command::missing_tool() {
+        None => Ok(()),
+        Some(tool) => Err(format!(
+            "{tool} is missing: install the package that brings it"
+        )),
+    }
 }
 
 fn shutdown() -> Result<Shutdown> {

@@ -6,7 +6,7 @@ use cistern_crds::names;
 use cistern_proto::csi::v1;
 use tonic::{Request, Response, Status};
 
-use super::{deadline, render, request};
+use super::{render, request};
 use crate::{
     server::{Subject, about},
     volumes::{Capacity, NewVolume, Volumes},
@@ -31,7 +31,7 @@ impl v1::controller_server::Controller for Controller {
         &self,
         request: Request<v1::CreateVolumeRequest>,
     ) -> Result<Response<v1::CreateVolumeResponse>, Status> {
-        let deadline = deadline::of(request.metadata());
+        let deadline = request::deadline(request.metadata());
         about_volume(&names::volume_name(&request.get_ref().name));
         let wanted = NewVolume::try_from(request.into_inner())?;
         let volume = self.volumes.ensure(&wanted, deadline).await?;
@@ -47,7 +47,7 @@ impl v1::controller_server::Controller for Controller {
         &self,
         request: Request<v1::DeleteVolumeRequest>,
     ) -> Result<Response<v1::DeleteVolumeResponse>, Status> {
-        let deadline = deadline::of(request.metadata());
+        let deadline = request::deadline(request.metadata());
         let id = request::delete_volume(request.into_inner())?;
         about_volume(&id);
         self.volumes.delete(&id, deadline).await?;

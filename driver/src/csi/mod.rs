@@ -5,8 +5,8 @@
 
 pub mod capability;
 pub mod controller;
-pub mod deadline;
 pub mod identity;
+pub mod node;
 pub mod render;
 pub mod request;
 pub mod status;

@@ -6,13 +6,15 @@
 pub mod capacity_range;
 pub mod topology;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use cistern_crds::{
     AccessMode, AccessType, FilesystemType, Parameters, PoolVolume, names::RESERVED_PREFIX,
     parameters::ParametersError, volume::ClaimReference,
 };
 use cistern_proto::csi::v1;
+use tokio::time::Instant;
+use tonic::metadata::MetadataMap;
 
 use super::capability::{self, Capability};
 use crate::volumes::{CapacityQuery, NewVolume};
@@ -21,6 +23,12 @@ use crate::volumes::{CapacityQuery, NewVolume};
 pub const MAX_STRING: usize = 128;
 /// Most bytes of a map of the protocol, keys and values together (FLD-02, FLD-14).
 pub const MAX_MAP: usize = 4096;
+
+/// How long an operation may take whose caller says nothing of it: less than the minute that our
+/// manifests give the sidecars.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(50);
+/// Kept back for the answer, where the caller's time is long enough.
+const MARGIN: Duration = Duration::from_secs(2);
 
 /// Why a request is refused as it stands.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -224,6 +232,40 @@ pub fn get_capacity(request: v1::GetCapacityRequest) -> Result<Option<CapacityQu
         filesystem,
         places,
     }))
+}
+
+/// When to give up and say what is still missing, so that the answer arrives before the caller has
+/// gone: from the caller's `grpc-timeout`.
+pub fn deadline(metadata: &MetadataMap) -> Instant {
+    let now = Instant::now();
+    now.checked_add(allowance(metadata))
+        .unwrap_or(now + DEFAULT_TIMEOUT)
+}
+
+fn allowance(metadata: &MetadataMap) -> Duration {
+    let header = metadata
+        .get("grpc-timeout")
+        .and_then(|value| value.to_str().ok());
+    let timeout = header.and_then(timeout).unwrap_or(DEFAULT_TIMEOUT);
+    timeout.saturating_sub(MARGIN.min(timeout / 5))
+}
+
+/// At most eight digits and a unit, as gRPC writes it.
+fn timeout(header: &str) -> Option<Duration> {
+    let (number, unit) = header.split_at_checked(header.len().checked_sub(1)?)?;
+    if number.len() > 8 || !number.bytes().all(|c| c.is_ascii_digit()) {
+        return None;
+    }
+    let number: u64 = number.parse().ok()?;
+    Some(match unit {
+        "H" => Duration::from_secs(number * 3600),
+        "M" => Duration::from_secs(number * 60),
+        "S" => Duration::from_secs(number),
+        "m" => Duration::from_millis(number),
+        "u" => Duration::from_micros(number),
+        "n" => Duration::from_nanos(number),
+        _ => return None,
+    })
 }
 
 /// FLD-12: any Unicode but most control characters.

@@ -190,7 +190,7 @@ fn step(volume: &PoolVolume) -> Step {
 }
 
 /// Whether the ledger of its node holds bytes for it, so that there may be an image.
-pub(super) fn is_admitted(volume: &PoolVolume) -> bool {
+fn is_admitted(volume: &PoolVolume) -> bool {
     let status = volume.status.as_ref();
     status.is_some_and(|status| status.reserved.is_some())
 }

@@ -13,9 +13,7 @@ use kube::{ResourceExt as _, api::PostParams};
 use tokio::time::{Instant, timeout_at};
 
 use super::{
-    Error, NewVolume, Volumes,
-    delete::is_admitted,
-    failed,
+    Error, NewVolume, Volumes, failed,
     nodes::Unfit,
     placement::{self, Refusal},
     watch::Attention,
@@ -44,27 +42,20 @@ impl Volumes {
         attention: &mut Attention,
     ) -> Result<PoolVolume, Error> {
         let mut refusals = Vec::new();
-        let mut replaced = false;
         loop {
-            let Some(volume) = self.find_or_create(wanted, &refusals).await? else {
-                // Another replica was faster: look again.
-                continue;
+            let found = match self.find(attention.name()).await? {
+                Some(volume) => Some(volume),
+                None => self.create(wanted, &refusals).await?,
             };
+            // None: another replica was faster, so look again.
+            let Some(volume) = found else { continue };
             if volume.spec.deletion_requested {
                 self.see_off(volume, attention).await?;
                 continue;
             }
             if let Some(difference) = wanted.difference(&volume) {
-                // What no agent has admitted is nobody's volume yet, and would be left behind by a
-                // final error: its node may be gone from the cluster, or the class made anew. Once
-                // only, so that two callers cannot drive each other on.
-                if replaced || is_admitted(&volume) {
-                    let volume = attention.name().to_owned();
-                    return Err(Error::Different { volume, difference });
-                }
-                replaced = true;
-                self.withdraw(volume).await?;
-                continue;
+                let volume = attention.name().to_owned();
+                return Err(Error::Different { volume, difference });
             }
             match self.follow(volume, attention).await {
                 Outcome::Ready(volume) => return Ok(*volume),
@@ -76,18 +67,6 @@ impl Volumes {
                     }
                 }
             }
-        }
-    }
-
-    /// None when there was no object and by now there is one.
-    async fn find_or_create(
-        &self,
-        wanted: &NewVolume,
-        refusals: &[Refusal],
-    ) -> Result<Option<PoolVolume>, Error> {
-        match self.find(&wanted.id()).await? {
-            Some(volume) => Ok(Some(volume)),
-            None => self.create(wanted, refusals).await,
         }
     }
 

@@ -384,6 +384,31 @@ fn gen_05_a_capacity_request_with_illegal_values_is_refused() {
     assert!(get_capacity(no_type).is_err());
 }
 
+#[test]
+fn the_deadline_leaves_time_for_the_answer() {
+    let left = |header: Option<&str>| {
+        let mut metadata = MetadataMap::new();
+        if let Some(header) = header {
+            metadata.insert("grpc-timeout", header.parse().unwrap());
+        }
+        allowance(&metadata).as_millis()
+    };
+    for (header, millis) in [
+        (None, 48_000),
+        (Some("60S"), 58_000),
+        (Some("1M"), 58_000),
+        (Some("1000m"), 800),
+        (Some("59999999u"), 57_999),
+        (Some("0S"), 0),
+        (Some("99999999H"), 359_999_996_398_000),
+        (Some("123456789S"), 48_000),
+        (Some("soon"), 48_000),
+        (Some("S"), 48_000),
+    ] {
+        assert_eq!(left(header), millis, "{header:?}");
+    }
+}
+
 proptest! {
     #[test]
     fn fld_12_no_name_makes_the_parser_panic_and_every_name_gets_a_legal_id(name in "\\PC{0,140}") {

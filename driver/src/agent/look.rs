@@ -1,0 +1,154 @@
+//! Looking at the pools: when the StorageNode changes, when something was odd, and now and then.
+
+use std::{sync::Arc, time::Duration};
+
+use cistern_client::{Chain, Retries};
+use cistern_crds::{NodePool, NodePoolStatus, PoolVolume, Reason, StorageNode};
+use futures::{StreamExt as _, future::join_all};
+use kube::{Resource as _, ResourceExt as _};
+use tokio::time::{self, Instant};
+
+use super::{
+    Agent,
+    blocking::on_host,
+    desired::{Changes, Guarded, readable},
+    pools::{self, Found, PoolLook},
+};
+
+/// How often all is looked at though nothing has happened.
+const PERIOD: Duration = Duration::from_mins(1);
+/// Looks are never closer together: a burst of deletions asks for one each.
+const PAUSE: Duration = Duration::from_millis(500);
+/// How long to wait before a pool that cannot be used is looked at again, at first.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+
+/// Asks for a look whenever this node's StorageNode asks for something else. Its status is our own.
+pub async fn on_changes(agent: &Agent, mut changes: Changes<Guarded<StorageNode>>) {
+    let mut seen = None;
+    while let Some(change) = changes.next().await {
+        match change {
+            Ok(object) => {
+                let metadata = object.meta();
+                let version = (metadata.uid.clone(), metadata.generation);
+                if seen.replace(version.clone()) != Some(version) {
+                    agent.look.notify_one();
+                }
+            }
+            Err(error) => {
+                tracing::warn!(error = %Chain(&error), "the watch of the StorageNode is disturbed");
+            }
+        }
+    }
+}
+
+/// Looks at the pools until dropped.
+pub async fn run(agent: &Arc<Agent>) {
+    if agent.desired.complete().await.is_err() {
+        return;
+    }
+    let retries = Retries::new(FIRST_RETRY, PERIOD);
+    loop {
+        let wait = look(agent, &retries).await;
+        agent.looked.send_replace(true);
+        agent.report.request();
+        let next = Instant::now() + wait;
+        time::sleep(PAUSE).await;
+        // A request that came during the look is kept and ends the wait at once.
+        let _ = time::timeout_at(next, agent.look.notified()).await;
+    }
+}
+
+/// Looks at every pool once, and says how long to wait before the next time.
+async fn look(agent: &Arc<Agent>, retries: &Retries<String>) -> Duration {
+    let Some((pools, status)) = wanted(agent) else {
+        return PERIOD;
+    };
+    let names: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
+    agent.pools.retain(&names);
+    let volumes = agent.volumes_by_pool();
+    let looks = pools.iter().map(|pool| {
+        let before = status.iter().find(|status| status.uid == pool.uid);
+        let empty = Vec::new();
+        let volumes = volumes.get(&pool.name).unwrap_or(&empty).clone();
+        async move { look_at(agent, pool, before, &volumes).await }
+    });
+    let mut wait = PERIOD;
+    for (pool, usable) in pools.iter().zip(join_all(looks).await) {
+        if usable {
+            retries.forget(&pool.name);
+        } else {
+            wait = wait.min(retries.failed(pool.name.clone()));
+        }
+    }
+    wait
+}
+
+/// The pools that the node is to carry, and what was said of them last.
+fn wanted(agent: &Agent) -> Option<(Vec<NodePool>, Vec<NodePoolStatus>)> {
+    let node = agent.desired.node()?;
+    match &node.0 {
+        Ok(node) => Some((
+            node.spec.pools.clone(),
+            node.status.clone().unwrap_or_default().pools,
+        )),
+        Err(error) => {
+            tracing::error!(error = %Chain(error), "the StorageNode cannot be read: all stays as it is");
+            None
+        }
+    }
+}
+
+/// Looks at one pool; says whether it is as it is to be.
+async fn look_at(
+    agent: &Arc<Agent>,
+    spec: &NodePool,
+    status: Option<&NodePoolStatus>,
+    volumes: &[Arc<Guarded<PoolVolume>>],
+) -> bool {
+    let expectation =
+        pools::expectation(status, volumes.iter().filter_map(|object| readable(object)));
+    let before = agent
+        .pools
+        .get(&spec.name)
+        .filter(|look| look.spec.uid == spec.uid);
+    let goes = spec.retiring && volumes.is_empty();
+    if goes
+        && matches!(
+            before.as_deref(),
+            Some(PoolLook {
+                found: Found::Gone,
+                ..
+            })
+        )
+    {
+        return true;
+    }
+    if goes {
+        // What is open cannot be unmounted. From here on no volume finds the pool.
+        agent.pools.release(&spec.name);
+    }
+    let (root, copy) = (agent.root.clone(), spec.clone());
+    let found = on_host((), move || {
+        if goes {
+            drop(before);
+            pools::remove(&root, &copy, expectation)
+        } else {
+            pools::look(&root, &copy, expectation, before.as_deref())
+        }
+    });
+    let found = found.await.unwrap_or_else(|error| Found::Unusable {
+        reason: Reason::PoolFailed,
+        message: Chain(&error).to_string(),
+    });
+    let fine = !matches!(found, Found::Unusable { .. });
+    let look = PoolLook {
+        spec: spec.clone(),
+        found,
+    };
+    if agent.pools.set(look) {
+        for object in volumes {
+            agent.touch(&object.name_any());
+        }
+    }
+    fine
+}

@@ -1,0 +1,270 @@
+//! The pools of this node as they were found at the last look.
+//!
+//! *Invariant:* a pool is made only if the StorageNode's status never held its filesystem and no
+//! PoolVolume of this node names it; a pool that cannot be used takes no volumes and is not
+//! written.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use cistern_client::Chain;
+use cistern_crds::{Bytes, NodePool, NodePoolStatus, PoolVolume, Reason};
+use cistern_host::{
+    Expectation, Pool, PoolDeclaration, PoolStatistics, Root, Source, Uid, image, pool,
+};
+
+/// What is known of the pools, by name of the StoragePool.
+#[derive(Debug, Default)]
+pub struct Pools {
+    looks: Mutex<BTreeMap<String, Arc<PoolLook>>>,
+}
+
+/// One pool at the last look.
+#[derive(Debug)]
+pub struct PoolLook {
+    /// As it was to be.
+    pub spec: NodePool,
+    /// As it was.
+    pub found: Found,
+}
+
+/// What a look at a pool found.
+#[derive(Clone, Debug)]
+pub enum Found {
+    /// It can be used.
+    Usable(Usable),
+    /// It cannot be used.
+    Unusable {
+        /// Why, for programs.
+        reason: Reason,
+        /// Why, for people.
+        message: String,
+    },
+    /// It was to go, and it is gone.
+    Gone,
+}
+
+/// A pool that can be used.
+#[derive(Clone, Debug)]
+pub struct Usable {
+    /// The pool.
+    pub pool: Arc<Pool>,
+    /// Its numbers.
+    pub statistics: PoolStatistics,
+    /// The images in it.
+    pub images: Arc<Images>,
+}
+
+/// Names and sizes of the images that a look found, less those that were removed since.
+#[derive(Debug, Default)]
+pub struct Images(Mutex<HashMap<String, Bytes>>);
+
+impl Images {
+    /// Bytes of the images that nobody claims: their custom resources went by force, or came back
+    /// as others. They are kept, and take their room.
+    pub fn unclaimed(&self, claimed: &HashSet<String>) -> Bytes {
+        let images = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let unclaimed = images.iter().filter(|(uid, _)| !claimed.contains(*uid));
+        unclaimed.map(|(_, size)| *size).sum()
+    }
+
+    /// Notes that an image was removed.
+    pub fn removed(&self, uid: &str) {
+        let mut images = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        images.remove(uid);
+    }
+}
+
+impl PoolLook {
+    /// The pool, if it can be used.
+    pub fn usable(&self) -> Option<&Usable> {
+        match &self.found {
+            Found::Usable(usable) => Some(usable),
+            Found::Unusable { .. } | Found::Gone => None,
+        }
+    }
+}
+
+impl Pools {
+    /// The pool of this name at the last look.
+    pub fn get(&self, name: &str) -> Option<Arc<PoolLook>> {
+        self.lock().get(name).cloned()
+    }
+
+    /// Every pool at the last look.
+    pub fn all(&self) -> Vec<Arc<PoolLook>> {
+        self.lock().values().cloned().collect()
+    }
+
+    /// Notes what a look found; says whether the pool became usable or ceased to be.
+    pub fn set(&self, look: PoolLook) -> bool {
+        let usable = look.usable().is_some();
+        let before = self.lock().insert(look.spec.name.clone(), Arc::new(look));
+        before.is_none_or(|before| before.usable().is_some() != usable)
+    }
+
+    /// Lets go of a pool, so that it can be unmounted.
+    pub fn release(&self, name: &str) {
+        self.lock().remove(name);
+    }
+
+    /// Forgets the pools that the node is not to carry any more.
+    pub fn retain(&self, names: &[&str]) {
+        self.lock().retain(|name, _| names.contains(&name.as_str()));
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Arc<PoolLook>>> {
+        self.looks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Makes a pool usable, or finds out why it is not. Blocks.
+///
+/// `before` is the pool at the last look, if it is the same pool.
+pub fn look(
+    root: &Root,
+    spec: &NodePool,
+    expectation: Expectation,
+    before: Option<&PoolLook>,
+) -> Found {
+    match open(root, spec, expectation, before) {
+        Ok(usable) => Found::Usable(usable),
+        Err(error) => unusable(spec, &error),
+    }
+}
+
+/// Takes a pool without volumes off the node. Blocks. Nobody may hold it open.
+pub fn remove(root: &Root, spec: &NodePool, expectation: Expectation) -> Found {
+    let removed = declaration(spec).and_then(|declaration| {
+        root.remove_pool(&declaration, expectation)?;
+        Ok(())
+    });
+    match removed {
+        Ok(()) => {
+            tracing::info!(pool = spec.name, "the pool is gone from this node");
+            Found::Gone
+        }
+        Err(error) => unusable(spec, &error),
+    }
+}
+
+/// What must be true of a pool that was there before.
+pub fn expectation<'a>(
+    status: Option<&'a NodePoolStatus>,
+    volumes: impl IntoIterator<Item = &'a PoolVolume>,
+) -> Expectation {
+    let mut volumes = volumes.into_iter().peekable();
+    let is_named = volumes.peek().is_some();
+    let in_status = status.and_then(|status| status.filesystem_uuid.as_deref());
+    let in_volumes = volumes
+        .filter_map(|volume| volume.status.as_ref()?.image.as_ref())
+        .map(|image| image.pool_uuid.as_str())
+        .next();
+    match in_status.or(in_volumes).map(str::parse) {
+        Some(Ok(filesystem_uuid)) => Expectation::Known { filesystem_uuid },
+        // A UUID that cannot be read is one all the same.
+        Some(Err(_)) => Expectation::Made,
+        None if is_named => Expectation::Made,
+        None => Expectation::New,
+    }
+}
+
+fn open(
+    root: &Root,
+    spec: &NodePool,
+    expectation: Expectation,
+    before: Option<&PoolLook>,
+) -> Result<Usable, Error> {
+    let held = before.filter(|before| before.spec.source == spec.source);
+    if let Some(usable) = held.and_then(PoolLook::usable) {
+        // One that is no longer as it was is opened anew, and mounted if it is not.
+        match usable.pool.check() {
+            Ok(()) => return survey(Arc::clone(&usable.pool)),
+            Err(error) => {
+                tracing::warn!(pool = spec.name, error = %Chain(&error), "the pool has changed");
+            }
+        }
+    }
+    let pool = root.open_pool(&declaration(spec)?, expectation)?;
+    survey(Arc::new(pool))
+}
+
+/// Numbers and images of an open pool; what was left half made is swept away.
+fn survey(pool: Arc<Pool>) -> Result<Usable, Error> {
+    let swept = pool.sweep()?;
+    if swept > 0 {
+        tracing::info!(%pool, swept, "removed images that were never finished");
+    }
+    let images = pool.images()?;
+    let images = images
+        .into_iter()
+        .map(|image| (image.uid.to_string(), image.size));
+    Ok(Usable {
+        statistics: pool.statistics()?,
+        images: Arc::new(Images(Mutex::new(images.collect()))),
+        pool,
+    })
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("the pool's spec cannot be carried out: {why}")]
+    Spec { why: &'static str },
+    #[error(transparent)]
+    Pool(#[from] pool::Error),
+    #[error(transparent)]
+    Images(#[from] image::Error),
+}
+
+impl Error {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::Spec { .. } => Reason::InvalidSpec,
+            Self::Images(_) => Reason::PoolFailed,
+            Self::Pool(error) => match error {
+                pool::Error::BackingMissing { .. } => Reason::BackingMissing,
+                pool::Error::BackingForeign { .. } => Reason::BackingForeign,
+                pool::Error::NoUsableDevice { .. } => Reason::NoUsableDevice,
+                pool::Error::NotMounted { .. } => Reason::NotMounted,
+                pool::Error::ReadOnly { .. } => Reason::ReadOnly,
+                pool::Error::HostFilesystemFull { .. } => Reason::HostFilesystemFull,
+                pool::Error::ImagesRemain { .. } => Reason::VolumesRemain,
+                pool::Error::Failed { .. } => Reason::PoolFailed,
+            },
+        }
+    }
+}
+
+fn unusable(spec: &NodePool, error: &Error) -> Found {
+    let message = Chain(error).to_string();
+    tracing::warn!(pool = spec.name, reason = %error.reason(), error = message, "the pool cannot be used");
+    Found::Unusable {
+        reason: error.reason(),
+        message,
+    }
+}
+
+fn declaration(spec: &NodePool) -> Result<PoolDeclaration, Error> {
+    let invalid = |why| Error::Spec { why };
+    let uid: Uid = spec
+        .uid
+        .parse()
+        .map_err(|_| invalid("its uid is not one of Kubernetes"))?;
+    let source = match (&spec.source.image, &spec.source.device) {
+        (Some(image), None) => Source::Image { size: image.size },
+        (None, Some(device)) => Source::Device {
+            paths: device.paths.iter().map(PathBuf::from).collect(),
+        },
+        (Some(_), Some(_)) | (None, None) => {
+            return Err(invalid("a source is exactly one of image and device"));
+        }
+    };
+    Ok(PoolDeclaration {
+        uid,
+        name: spec.name.clone(),
+        source,
+    })
+}

@@ -1,0 +1,351 @@
+//! Giving a volume to pods on this node and taking it back: stage, publish, statistics.
+//!
+//! *Invariants:* whoever changes something holds the volume's lock until the work on the host has
+//! ended; the way back asks neither the API server nor the pool; nothing here can make a
+//! filesystem.
+
+pub mod usage;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use cistern_client::Chain;
+use cistern_crds::{PoolVolume, names};
+use cistern_host::{
+    MountOptions, Pool, PublishRequest, Root, StageRequest, VolumeStatistics, attach as host,
+    options, statistics,
+};
+use tokio::time::timeout;
+
+use self::usage::{Usage, Volume};
+use crate::{
+    agent::{
+        Agent,
+        blocking::{self, on_host},
+        desired::readable,
+        pools::Found,
+    },
+    locks::VolumeGuard,
+};
+
+/// How long a call waits for another operation on its volume.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a call waits for the agent to have looked at the pools after a start.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a volume's filesystem may take to tell its numbers.
+const STATISTICS_DEADLINE: Duration = Duration::from_secs(10);
+
+/// What the Node service does to the volumes of this node.
+#[derive(Clone, Debug)]
+pub struct Attach {
+    agent: Arc<Agent>,
+}
+
+/// Where and how a volume is to be staged.
+#[derive(Clone, Debug)]
+pub struct Stage {
+    /// The volume id.
+    pub volume: String,
+    /// Where it is mounted once for the node: a directory that the caller made.
+    pub staging: PathBuf,
+    /// How it is to be used.
+    pub usage: Usage,
+}
+
+/// Where and how a volume is to be published.
+#[derive(Clone, Debug)]
+pub struct Publish {
+    /// The volume id.
+    pub volume: String,
+    /// Where it is staged.
+    pub staging: PathBuf,
+    /// Where a pod is to find it: made here, in a directory that the caller made.
+    pub target: PathBuf,
+    /// How it is to be used.
+    pub usage: Usage,
+    /// Whether the pod may only read.
+    pub read_only: bool,
+}
+
+/// Why a volume was not given to a pod, or not taken back.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Something else is being done to the volume.
+    #[error("another operation on volume {volume} is running")]
+    Busy {
+        /// The volume.
+        volume: String,
+    },
+    /// There is no such volume on this node.
+    #[error("there is no volume {volume} on this node")]
+    NotFound {
+        /// As it was asked for.
+        volume: String,
+    },
+    /// The agent does not know its pools yet.
+    #[error("the node plugin has just started and has not looked at its pools yet")]
+    Starting,
+    /// The watch does not know the volume, and the API server was of no help.
+    #[error("cannot read PoolVolume {volume}")]
+    Api {
+        /// The volume.
+        volume: String,
+        /// What the API server, or the way to it, said.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// The volume or its pool is not in a state for it, or cannot be used in this way.
+    #[error("volume {volume} cannot be used like this: {why}")]
+    Refused {
+        /// The volume.
+        volume: String,
+        /// What stands against it.
+        why: String,
+    },
+    /// The volume is there in another way.
+    #[error("volume {volume} is at {path} already, but {why}")]
+    Different {
+        /// The volume.
+        volume: String,
+        /// The staging or target path.
+        path: PathBuf,
+        /// What differs.
+        why: String,
+    },
+    /// A mount option that is not let through.
+    #[error(transparent)]
+    Options(#[from] options::Unsupported),
+    /// The host.
+    #[error(transparent)]
+    Host(#[from] host::Error),
+    /// The numbers of a volume.
+    #[error(transparent)]
+    Statistics(#[from] statistics::Error),
+    /// The work on the host ended in a panic.
+    #[error("the work on volume {volume} broke off")]
+    Broken {
+        /// The volume.
+        volume: String,
+        /// The panic.
+        #[source]
+        source: blocking::Broken,
+    },
+}
+
+impl Attach {
+    /// Over the volumes that the agent keeps.
+    pub fn new(agent: Arc<Agent>) -> Self {
+        Self { agent }
+    }
+
+    /// Mounts a volume at its staging path.
+    pub async fn stage(&self, request: Stage) -> Result<(), Error> {
+        let guard = self.lock(&request.volume).await?;
+        let (volume, pool) = self.find(&request.volume).await?;
+        let read_only = request.usage.is_read_only();
+        let staging = request.staging.clone();
+        if let Err(why) = volume.supports(&request.usage) {
+            return Err(self.refused_or_different(&volume, staging, why));
+        }
+        let options = request.usage.options(volume.filesystem)?;
+        let id = request.volume.clone();
+        let staged = on_host(guard, move || {
+            pool.stage(&StageRequest {
+                image: &volume.image,
+                volume: &request.volume,
+                filesystem: volume.filesystem,
+                filesystem_uuid: volume.filesystem_uuid,
+                size: volume.size,
+                provisioning: volume.provisioning,
+                options: &options,
+                read_only,
+                staging: &request.staging,
+            })
+        });
+        let staged = finished(&id, staged.await);
+        if staged.is_err() {
+            // What keeps it from being staged becomes a condition.
+            self.agent.touch(&id);
+        }
+        staged
+    }
+
+    /// Mounts a staged volume where a pod is to find it.
+    pub async fn publish(&self, request: Publish) -> Result<(), Error> {
+        let guard = self.lock(&request.volume).await?;
+        let (volume, pool) = self.find(&request.volume).await?;
+        if let Err(why) = volume.supports(&request.usage) {
+            return Err(self.refused_or_different(&volume, request.target, why));
+        }
+        let options = request.usage.options(volume.filesystem)?;
+        let read_only = request.read_only || request.usage.is_read_only();
+        let (id, root) = (request.volume.clone(), self.agent.root.clone());
+        let published = on_host(guard, move || {
+            publish(&root, &pool, &volume, &request, &options, read_only)
+        });
+        finished(&id, published.await)
+    }
+
+    /// Takes a volume away from a pod. One that is not there is fine (NUP-05, GAP-01).
+    pub async fn unpublish(&self, volume: &str, target: PathBuf) -> Result<(), Error> {
+        let guard = self.lock(volume).await?;
+        let root = self.agent.root.clone();
+        let done = on_host(guard, move || root.unpublish(&target).map_err(Error::from)).await;
+        finished(volume, done)
+    }
+
+    /// Unmounts a volume from its staging path. One that is not there is fine (NUS-05, GAP-01).
+    pub async fn unstage(&self, volume: &str, staging: PathBuf) -> Result<(), Error> {
+        let guard = self.lock(volume).await?;
+        let root = self.agent.root.clone();
+        let done = on_host(guard, move || root.unstage(&staging).map_err(Error::from)).await;
+        // It may be waited for to be destroyed.
+        self.agent.touch(volume);
+        finished(volume, done)
+    }
+
+    /// The space of a volume at a path where it is staged or published.
+    pub async fn statistics(&self, volume: &str, path: PathBuf) -> Result<VolumeStatistics, Error> {
+        let found = self.volume(volume).await?;
+        if !path.is_absolute() {
+            return Err(Error::NotFound {
+                volume: volume.to_owned(),
+            });
+        }
+        let (root, image) = (self.agent.root.clone(), found.image);
+        let asked = on_host((), move || {
+            root.statistics_of(&image, &path, STATISTICS_DEADLINE)
+        });
+        finished(volume, asked.await)
+    }
+
+    /// The agent's passes are short; whatever takes longer than one is another call (CON-09).
+    async fn lock(&self, volume: &str) -> Result<VolumeGuard, Error> {
+        let locked = self.agent.locks.lock_within(volume, LOCK_PATIENCE).await;
+        locked.ok_or_else(|| Error::Busy {
+            volume: volume.to_owned(),
+        })
+    }
+
+    /// The volume and its pool.
+    async fn find(&self, id: &str) -> Result<(Volume, Arc<Pool>), Error> {
+        let volume = self.volume(id).await?;
+        if timeout(PATIENCE, self.agent.looked()).await.is_err() {
+            return Err(Error::Starting);
+        }
+        let refused = |why: String| Error::Refused {
+            volume: id.to_owned(),
+            why,
+        };
+        let look = self.agent.pools.get(&volume.pool);
+        match look.as_ref().map(|look| &look.found) {
+            Some(Found::Usable(usable)) => Ok((volume, Arc::clone(&usable.pool))),
+            Some(Found::Unusable { message, .. }) => Err(refused(format!(
+                "its pool {} cannot be used: {message}",
+                volume.pool
+            ))),
+            Some(Found::Gone) | None => Err(refused(format!(
+                "this node does not carry its pool {}",
+                volume.pool
+            ))),
+        }
+    }
+
+    /// The volume, from the watch; or from the API server, for one that is younger than the watch.
+    async fn volume(&self, id: &str) -> Result<Volume, Error> {
+        let not_found = || Error::NotFound {
+            volume: id.to_owned(),
+        };
+        let refused = |why| Error::Refused {
+            volume: id.to_owned(),
+            why,
+        };
+        if !names::is_volume_id(id) {
+            return Err(not_found());
+        }
+        if let Some(object) = self.agent.desired.volume(id)
+            && let Some(Ok(volume)) = readable(&object).map(Volume::read)
+        {
+            return Ok(volume);
+        }
+        let fetched: Option<PoolVolume> =
+            self.agent.fetch(id).await.map_err(|source| Error::Api {
+                volume: id.to_owned(),
+                source: Box::new(source),
+            })?;
+        let object = fetched.ok_or_else(not_found)?;
+        let node = &object.spec.node_name;
+        if *node != self.agent.node_name {
+            return Err(refused(format!("it is on node {node}")));
+        }
+        Volume::read(&object).map_err(refused)
+    }
+
+    /// A volume that cannot be used as is asked: whether it is there in another way decides what
+    /// the error is (NSV-06 and NSV-08, NPV-07 and NPV-09).
+    fn refused_or_different(&self, volume: &Volume, path: PathBuf, why: String) -> Error {
+        let name = volume.name.clone();
+        match self.agent.root.mount_points_of(&volume.image) {
+            Ok(mounted) if mounted.contains(&path) => Error::Different {
+                volume: name,
+                path,
+                why,
+            },
+            Ok(_) => Error::Refused { volume: name, why },
+            Err(error) => {
+                tracing::warn!(volume = name, error = %Chain(&error), "cannot tell where the volume is mounted");
+                Error::Refused { volume: name, why }
+            }
+        }
+    }
+}
+
+/// What came of work on the host.
+fn finished<T>(
+    volume: &str,
+    result: Result<Result<T, impl Into<Error>>, blocking::Broken>,
+) -> Result<T, Error> {
+    match result {
+        Ok(result) => result.map_err(Into::into),
+        Err(source) => Err(Error::Broken {
+            volume: volume.to_owned(),
+            source,
+        }),
+    }
+}
+
+/// Publishes a volume, unless it is published elsewhere: all access modes are of one pod at a time
+/// until kubelet is told that there are others (NPV-26).
+fn publish(
+    root: &Root,
+    pool: &Pool,
+    volume: &Volume,
+    request: &Publish,
+    options: &MountOptions,
+    read_only: bool,
+) -> Result<(), Error> {
+    let mounted = root.mount_points_of(&volume.image)?;
+    let known: [&Path; 2] = [&request.staging, &request.target];
+    if let Some(other) = mounted.iter().find(|path| !known.contains(&path.as_path())) {
+        return Err(Error::Refused {
+            volume: volume.name.clone(),
+            why: format!(
+                "it is published at {}, and one pod uses it at a time",
+                other.display()
+            ),
+        });
+    }
+    pool.publish(&PublishRequest {
+        image: &volume.image,
+        filesystem: volume.filesystem,
+        provisioning: volume.provisioning,
+        options,
+        read_only,
+        staging: &request.staging,
+        target: &request.target,
+    })?;
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! A volume as it can be used on this node, and how somebody wants to use it. Pure.
+
+use std::fmt;
+
+use cistern_crds::{AccessMode, AccessType, Bytes, FilesystemType, PoolVolume, Provisioning};
+use cistern_host::{MountOptions, Uid, Uuid, options};
+use kube::ResourceExt as _;
+
+/// How somebody wants to use a volume.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Usage {
+    /// A filesystem, or the bare block device.
+    pub access_type: AccessType,
+    /// By whom.
+    pub access_mode: AccessMode,
+    /// The filesystem; none where any is right.
+    pub filesystem: Option<FilesystemType>,
+    /// Mount options, as they were written. They may hold sensitive words (SEC-05).
+    pub mount_flags: Vec<String>,
+}
+
+/// A volume that was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Volume {
+    /// Its id.
+    pub name: String,
+    /// Its pool's name.
+    pub pool: String,
+    /// Name of its image.
+    pub image: Uid,
+    /// The size that was granted.
+    pub size: Bytes,
+    /// The filesystem in it.
+    pub filesystem: FilesystemType,
+    /// That filesystem's UUID.
+    pub filesystem_uuid: Uuid,
+    /// Whether its space is allocated in full.
+    pub provisioning: Provisioning,
+    access_modes: Vec<AccessMode>,
+}
+
+impl Usage {
+    /// Whether nothing may be written, whatever the caller says (NPV-17).
+    pub fn is_read_only(&self) -> bool {
+        match self.access_mode {
+            AccessMode::SingleNodeWriter => false,
+            AccessMode::SingleNodeReaderOnly => true,
+        }
+    }
+
+    /// The mount options for a volume with this filesystem (VCP-13).
+    pub fn options(
+        &self,
+        filesystem: FilesystemType,
+    ) -> Result<MountOptions, options::Unsupported> {
+        MountOptions::parse(filesystem, self.mount_flags.iter().map(String::as_str))
+    }
+}
+
+impl fmt::Debug for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Usage")
+            .field("access_type", &self.access_type)
+            .field("access_mode", &self.access_mode)
+            .field("filesystem", &self.filesystem)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Volume {
+    /// Reads what the agent said of a volume; fails with a reason while it cannot be used.
+    ///
+    /// A custom resource that is being deleted without the wish for it changes nothing: the volume
+    /// goes on working.
+    pub fn read(object: &PoolVolume) -> Result<Self, String> {
+        if object.spec.deletion_requested {
+            return Err("its data is being destroyed, as was asked".to_owned());
+        }
+        let status = object.status.as_ref();
+        let made = status.and_then(|status| {
+            Some((
+                status.size?,
+                status.image.as_ref()?,
+                status.filesystem.as_ref()?,
+            ))
+        });
+        let (size, image, filesystem) = made.ok_or("it is not made yet")?;
+        let illegible = |what: &str| format!("its status holds no legible {what}");
+        Ok(Self {
+            name: object.name_any(),
+            pool: object.spec.pool_name.clone(),
+            image: image.uid.parse().map_err(|_| illegible("image"))?,
+            size,
+            filesystem: filesystem.kind,
+            filesystem_uuid: filesystem
+                .uuid
+                .parse()
+                .map_err(|_| illegible("filesystem"))?,
+            provisioning: object.spec.provisioning,
+            access_modes: object.spec.access_modes.clone(),
+        })
+    }
+
+    /// Whether the volume can be used so (NSV-08, NPV-09).
+    pub fn supports(&self, usage: &Usage) -> Result<(), String> {
+        match usage.access_type {
+            AccessType::Filesystem => {}
+            AccessType::Block => {
+                return Err("it has a filesystem and is not given as a block device".to_owned());
+            }
+        }
+        if let Some(filesystem) = usage.filesystem
+            && filesystem != self.filesystem
+        {
+            return Err(format!(
+                "its filesystem is {} and not {filesystem}",
+                self.filesystem
+            ));
+        }
+        if !self.access_modes.contains(&usage.access_mode) {
+            return Err(format!(
+                "it was not made for access mode {:?}",
+                usage.access_mode
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,143 @@
+//! CSI Node: parse, call, render.
+
+pub mod request;
+mod status;
+
+use cistern_proto::csi::v1::{
+    self,
+    node_service_capability::{self as capability, Rpc, rpc},
+    volume_usage::Unit,
+};
+use tonic::{Request, Response, Status};
+
+use self::request::{Statistics, Unpublish, Unstage};
+use super::render;
+use crate::{
+    attach::{Attach, Publish, Stage},
+    server::{Subject, about},
+};
+
+/// Everything that the node announces.
+const CAPABILITIES: [rpc::Type; 2] = [rpc::Type::StageUnstageVolume, rpc::Type::GetVolumeStats];
+
+/// Gives the volumes of one node to its pods.
+#[derive(Clone, Debug)]
+pub struct Node {
+    attach: Attach,
+    name: String,
+    max_volumes: u32,
+}
+
+impl Node {
+    /// For the node of this name.
+    pub fn new(attach: Attach, name: &str, max_volumes: u32) -> Self {
+        Self {
+            attach,
+            name: name.to_owned(),
+            max_volumes,
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl v1::node_server::Node for Node {
+    async fn node_stage_volume(
+        &self,
+        request: Request<v1::NodeStageVolumeRequest>,
+    ) -> Result<Response<v1::NodeStageVolumeResponse>, Status> {
+        about_volume(&request.get_ref().volume_id);
+        let stage = Stage::try_from(request.into_inner())?;
+        self.attach.stage(stage).await?;
+        Ok(Response::new(v1::NodeStageVolumeResponse {}))
+    }
+
+    async fn node_unstage_volume(
+        &self,
+        request: Request<v1::NodeUnstageVolumeRequest>,
+    ) -> Result<Response<v1::NodeUnstageVolumeResponse>, Status> {
+        about_volume(&request.get_ref().volume_id);
+        let Unstage { volume, staging } = request.into_inner().try_into()?;
+        self.attach.unstage(&volume, staging).await?;
+        Ok(Response::new(v1::NodeUnstageVolumeResponse {}))
+    }
+
+    async fn node_publish_volume(
+        &self,
+        request: Request<v1::NodePublishVolumeRequest>,
+    ) -> Result<Response<v1::NodePublishVolumeResponse>, Status> {
+        about_volume(&request.get_ref().volume_id);
+        let publish = Publish::try_from(request.into_inner())?;
+        self.attach.publish(publish).await?;
+        Ok(Response::new(v1::NodePublishVolumeResponse {}))
+    }
+
+    async fn node_unpublish_volume(
+        &self,
+        request: Request<v1::NodeUnpublishVolumeRequest>,
+    ) -> Result<Response<v1::NodeUnpublishVolumeResponse>, Status> {
+        about_volume(&request.get_ref().volume_id);
+        let Unpublish { volume, target } = request.into_inner().try_into()?;
+        self.attach.unpublish(&volume, target).await?;
+        Ok(Response::new(v1::NodeUnpublishVolumeResponse {}))
+    }
+
+    async fn node_get_volume_stats(
+        &self,
+        request: Request<v1::NodeGetVolumeStatsRequest>,
+    ) -> Result<Response<v1::NodeGetVolumeStatsResponse>, Status> {
+        about_volume(&request.get_ref().volume_id);
+        let Statistics { volume, path } = request.into_inner().try_into()?;
+        let found = self.attach.statistics(&volume, path).await?;
+        let inodes = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        let bytes = v1::VolumeUsage {
+            total: found.total.to_i64(),
+            used: found.used.to_i64(),
+            available: found.available.to_i64(),
+            unit: Unit::Bytes.into(),
+        };
+        let inodes = v1::VolumeUsage {
+            total: inodes(found.inodes),
+            used: inodes(found.inodes_used),
+            available: inodes(found.inodes_free),
+            unit: Unit::Inodes.into(),
+        };
+        Ok(Response::new(v1::NodeGetVolumeStatsResponse {
+            usage: vec![bytes, inodes],
+            volume_condition: None,
+        }))
+    }
+
+    // kubelet asks this before nearly every other call: it takes no lock and asks nobody.
+    async fn node_get_capabilities(
+        &self,
+        _: Request<v1::NodeGetCapabilitiesRequest>,
+    ) -> Result<Response<v1::NodeGetCapabilitiesResponse>, Status> {
+        let capability = |kind: rpc::Type| v1::NodeServiceCapability {
+            r#type: Some(capability::Type::Rpc(Rpc {
+                r#type: kind.into(),
+            })),
+        };
+        Ok(Response::new(v1::NodeGetCapabilitiesResponse {
+            capabilities: CAPABILITIES.map(capability).to_vec(),
+        }))
+    }
+
+    // An error here takes the driver off the node, so there is none.
+    async fn node_get_info(
+        &self,
+        _: Request<v1::NodeGetInfoRequest>,
+    ) -> Result<Response<v1::NodeGetInfoResponse>, Status> {
+        Ok(Response::new(v1::NodeGetInfoResponse {
+            node_id: self.name.clone(),
+            max_volumes_per_node: self.max_volumes.into(),
+            accessible_topology: Some(render::topology(&self.name)),
+        }))
+    }
+}
+
+fn about_volume(volume: &str) {
+    about(Subject {
+        volume: Some(volume),
+        ..Subject::default()
+    });
+}

@@ -1,0 +1,290 @@
+//! Requests of the Node service as types.
+//!
+//! *Invariant:* required fields are looked at before anything else (SAN-03); what leaves here
+//! carries no secret, and its paths are absolute.
+
+use std::path::{Component, Path, PathBuf};
+
+use cistern_proto::csi::v1;
+
+use crate::{
+    attach::{Publish, Stage, usage::Usage},
+    csi::{
+        capability::{self, Capability},
+        request::{self, required, string},
+    },
+};
+
+/// Most bytes of a path: the kernel's `PATH_MAX` with its NUL (FLD-16).
+const MAX_PATH: usize = 4095;
+
+/// Why a request cannot be served as it is.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// GEN-04, FLD-14.
+    #[error(transparent)]
+    Field(#[from] request::Error),
+    /// NPV-05: a code of its own.
+    #[error("staging_target_path is required: the volume must be staged before it is published")]
+    NotStaged,
+    /// NSV-12, NPV-18, FLD-16.
+    #[error("{field} must be an absolute path of at most {MAX_PATH} bytes without .. in it")]
+    Path {
+        /// The field.
+        field: &'static str,
+    },
+    /// Of the volume capability.
+    #[error(transparent)]
+    Capability(#[from] capability::Error),
+}
+
+/// `NodeUnstageVolume`.
+#[derive(Clone, Debug)]
+pub struct Unstage {
+    /// The volume.
+    pub volume: String,
+    /// Where it was mounted.
+    pub staging: PathBuf,
+}
+
+/// `NodeUnpublishVolume`.
+#[derive(Clone, Debug)]
+pub struct Unpublish {
+    /// The volume.
+    pub volume: String,
+    /// Where a pod found it.
+    pub target: PathBuf,
+}
+
+/// `NodeGetVolumeStats`.
+#[derive(Clone, Debug)]
+pub struct Statistics {
+    /// The volume.
+    pub volume: String,
+    /// Where it is staged or published. Its syntax is not checked: an unknown volume is NOT_FOUND
+    /// whatever the path (SAN-04).
+    pub path: PathBuf,
+}
+
+impl TryFrom<v1::NodeStageVolumeRequest> for Stage {
+    type Error = Error;
+
+    fn try_from(request: v1::NodeStageVolumeRequest) -> Result<Self, Error> {
+        required("volume_id", request.volume_id.is_empty())?;
+        required(
+            "staging_target_path",
+            request.staging_target_path.is_empty(),
+        )?;
+        required("volume_capability", request.volume_capability.is_none())?;
+        Ok(Self {
+            volume: id(request.volume_id)?,
+            staging: path("staging_target_path", request.staging_target_path)?,
+            usage: usage(request.volume_capability)?,
+        })
+    }
+}
+
+impl TryFrom<v1::NodeUnstageVolumeRequest> for Unstage {
+    type Error = Error;
+
+    fn try_from(request: v1::NodeUnstageVolumeRequest) -> Result<Self, Error> {
+        required("volume_id", request.volume_id.is_empty())?;
+        required(
+            "staging_target_path",
+            request.staging_target_path.is_empty(),
+        )?;
+        Ok(Self {
+            volume: id(request.volume_id)?,
+            staging: path("staging_target_path", request.staging_target_path)?,
+        })
+    }
+}
+
+impl TryFrom<v1::NodePublishVolumeRequest> for Publish {
+    type Error = Error;
+
+    fn try_from(request: v1::NodePublishVolumeRequest) -> Result<Self, Error> {
+        required("volume_id", request.volume_id.is_empty())?;
+        required("target_path", request.target_path.is_empty())?;
+        required("volume_capability", request.volume_capability.is_none())?;
+        let volume = id(request.volume_id)?;
+        let target = path("target_path", request.target_path)?;
+        let usage = usage(request.volume_capability)?;
+        // After everything that is INVALID_ARGUMENT.
+        if request.staging_target_path.is_empty() {
+            return Err(Error::NotStaged);
+        }
+        Ok(Self {
+            volume,
+            staging: path("staging_target_path", request.staging_target_path)?,
+            target,
+            usage,
+            read_only: request.readonly,
+        })
+    }
+}
+
+impl TryFrom<v1::NodeUnpublishVolumeRequest> for Unpublish {
+    type Error = Error;
+
+    fn try_from(request: v1::NodeUnpublishVolumeRequest) -> Result<Self, Error> {
+        required("volume_id", request.volume_id.is_empty())?;
+        required("target_path", request.target_path.is_empty())?;
+        Ok(Self {
+            volume: id(request.volume_id)?,
+            target: path("target_path", request.target_path)?,
+        })
+    }
+}
+
+impl TryFrom<v1::NodeGetVolumeStatsRequest> for Statistics {
+    type Error = Error;
+
+    fn try_from(request: v1::NodeGetVolumeStatsRequest) -> Result<Self, Error> {
+        required("volume_id", request.volume_id.is_empty())?;
+        required("volume_path", request.volume_path.is_empty())?;
+        Ok(Self {
+            volume: id(request.volume_id)?,
+            path: request.volume_path.into(),
+        })
+    }
+}
+
+fn usage(capability: Option<v1::VolumeCapability>) -> Result<Usage, Error> {
+    let capability: Capability = capability.unwrap_or_default().try_into()?;
+    Ok(Usage {
+        access_type: capability.access_type,
+        access_mode: capability.access_mode,
+        filesystem: capability.filesystem,
+        mount_flags: capability.mount_flags.0,
+    })
+}
+
+fn id(id: String) -> Result<String, Error> {
+    string("volume_id", &id)?;
+    Ok(id)
+}
+
+fn path(field: &'static str, text: String) -> Result<PathBuf, Error> {
+    let plain = Path::new(&text)
+        .components()
+        .all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+    if !text.starts_with('/') || !plain || text.contains('\0') || text.len() > MAX_PATH {
+        return Err(Error::Path { field });
+    }
+    Ok(text.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use cistern_proto::csi::v1::volume_capability::{
+        AccessMode, AccessType, MountVolume, access_mode::Mode,
+    };
+
+    use super::*;
+
+    fn capability() -> v1::VolumeCapability {
+        v1::VolumeCapability {
+            access_type: Some(AccessType::Mount(MountVolume::default())),
+            access_mode: Some(AccessMode {
+                mode: Mode::SingleNodeWriter.into(),
+            }),
+        }
+    }
+
+    fn publish() -> v1::NodePublishVolumeRequest {
+        v1::NodePublishVolumeRequest {
+            volume_id: "v".into(),
+            staging_target_path: "/staging".into(),
+            target_path: "/target".into(),
+            volume_capability: Some(capability()),
+            ..Default::default()
+        }
+    }
+
+    fn stage() -> v1::NodeStageVolumeRequest {
+        v1::NodeStageVolumeRequest {
+            volume_id: "v".into(),
+            staging_target_path: "/staging".into(),
+            volume_capability: Some(capability()),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn nsv_02_nsv_03_nsv_04_every_required_field_of_stage_is_missed_by_name() {
+        let error =
+            |request: v1::NodeStageVolumeRequest| Stage::try_from(request).unwrap_err().to_string();
+        let mut request = stage();
+        request.volume_id.clear();
+        assert!(error(request).contains("volume_id"));
+        let mut request = stage();
+        request.staging_target_path.clear();
+        assert!(error(request).contains("staging_target_path"));
+        let mut request = stage();
+        request.volume_capability = None;
+        assert!(error(request).contains("volume_capability"));
+    }
+
+    #[test]
+    fn san_03_npv_05_the_staging_path_of_publish_is_looked_at_last() {
+        let bare = v1::NodePublishVolumeRequest {
+            volume_id: "v".into(),
+            ..Default::default()
+        };
+        let error = Publish::try_from(bare).unwrap_err();
+        assert!(error.to_string().contains("target_path"), "{error}");
+        let mut unstaged = publish();
+        unstaged.staging_target_path.clear();
+        assert!(matches!(
+            Publish::try_from(unstaged.clone()),
+            Err(Error::NotStaged)
+        ));
+        unstaged.volume_capability = None;
+        assert!(matches!(Publish::try_from(unstaged), Err(Error::Field(_))));
+    }
+
+    #[test]
+    fn nsv_12_npv_18_paths_are_absolute_and_plain() {
+        for bad in ["relative", "/a/../b", "/a/./../b", "/nul\0"] {
+            let mut request = publish();
+            request.target_path = bad.into();
+            let error = Publish::try_from(request).unwrap_err();
+            assert!(
+                matches!(
+                    error,
+                    Error::Path {
+                        field: "target_path"
+                    }
+                ),
+                "{bad:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn fld_04_fld_16_paths_may_be_as_long_as_the_kernel_takes() {
+        let mut request = publish();
+        request.target_path = format!("/{}", "x/".repeat(2000));
+        assert!(Publish::try_from(request.clone()).is_ok());
+        request.target_path = format!("/{}", "x".repeat(MAX_PATH));
+        assert!(Publish::try_from(request).is_err());
+    }
+
+    #[test]
+    fn fld_14_an_id_longer_than_the_protocol_allows_is_refused() {
+        let mut request = publish();
+        request.volume_id = "v".repeat(129);
+        assert!(matches!(Publish::try_from(request), Err(Error::Field(_))));
+    }
+
+    #[test]
+    fn san_04_a_relative_path_is_no_reason_to_refuse_statistics() {
+        let request = v1::NodeGetVolumeStatsRequest {
+            volume_id: "unknown".into(),
+            volume_path: "some/path".into(),
+            ..Default::default()
+        };
+        assert!(Statistics::try_from(request).is_ok());
+    }
+}

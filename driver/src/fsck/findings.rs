@@ -1,0 +1,343 @@
+//! What does not belong together. Pure.
+
+use std::{collections::HashMap, fmt, path::Path};
+
+use cistern_crds::{
+    Bytes, ConditionType, NodePool, NodePoolStatus, PoolVolume, StorageNode, condition,
+};
+use cistern_host::{Image, Inventory, PoolInventory, Root, system::BoundLoop};
+use kube::ResourceExt as _;
+use serde::Serialize;
+
+/// Both sides, as they were when somebody looked.
+#[derive(Debug)]
+pub struct View {
+    /// The node's custom resource, if there is one.
+    pub node: Option<StorageNode>,
+    /// The PoolVolumes of the node.
+    pub volumes: Vec<PoolVolume>,
+    /// What is on the node.
+    pub inventory: Inventory,
+    /// Where it is.
+    pub root: Root,
+}
+
+/// Something that does not belong together.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// What kind of thing it is.
+    pub kind: Kind,
+    /// Which one.
+    pub object: String,
+    /// What is known of it, and what may be done.
+    pub message: String,
+}
+
+/// Kinds of findings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Kind {
+    /// An image that no PoolVolume claims.
+    ImageWithoutVolume,
+    /// A PoolVolume that was made and has no image.
+    VolumeWithoutImage,
+    /// An image that says it is something else than its PoolVolume says.
+    IdentityConflict,
+    /// What was left of an image whose making was cut short.
+    UnfinishedImage,
+    /// Bytes that the ledger holds and no PoolVolume or image explains, or the other way round.
+    LedgerMismatch,
+    /// A PoolVolume that is half removed.
+    DeletionUnfinished,
+    /// A loop device whose image is gone, or that nothing is mounted from.
+    LoopWithoutUse,
+    /// A mount of a volume that has no PoolVolume.
+    MountWithoutVolume,
+    /// A pool that the node is to carry and that is not mounted.
+    PoolNotMounted,
+    /// A pool on the node that no StorageNode names.
+    PoolWithoutNode,
+    /// A file where none should be.
+    Stray,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ImageWithoutVolume => "image without volume",
+            Self::VolumeWithoutImage => "volume without image",
+            Self::IdentityConflict => "image of another identity",
+            Self::UnfinishedImage => "unfinished image",
+            Self::LedgerMismatch => "ledger does not add up",
+            Self::DeletionUnfinished => "deletion not finished",
+            Self::LoopWithoutUse => "loop device without use",
+            Self::MountWithoutVolume => "mount without volume",
+            Self::PoolNotMounted => "pool not mounted",
+            Self::PoolWithoutNode => "pool that the node does not carry",
+            Self::Stray => "stray file",
+        })
+    }
+}
+
+fn finding(kind: Kind, object: impl fmt::Display, message: impl Into<String>) -> Finding {
+    Finding {
+        kind,
+        object: object.to_string(),
+        message: message.into(),
+    }
+}
+
+/// Everything that does not belong together.
+pub fn findings(view: &View) -> Vec<Finding> {
+    let mut all = Vec::new();
+    all.extend(view.pools());
+    all.extend(view.images());
+    all.extend(view.volumes());
+    all.extend(view.ledgers());
+    all.extend(view.loops());
+    all.extend(view.mounts());
+    all
+}
+
+impl View {
+    fn specs(&self) -> &[NodePool] {
+        self.node.as_ref().map_or(&[], |node| &node.spec.pools)
+    }
+
+    fn statuses(&self) -> &[NodePoolStatus] {
+        let status = self.node.as_ref().and_then(|node| node.status.as_ref());
+        status.map_or(&[], |status| &status.pools)
+    }
+
+    fn pool(&self, uid: &str) -> Option<&PoolInventory> {
+        self.inventory
+            .pools
+            .iter()
+            .find(|pool| pool.uid.as_str() == uid)
+    }
+
+    /// The PoolVolume that claims an image.
+    fn claimant(&self, image: &str) -> Option<&PoolVolume> {
+        self.volumes.iter().find(|volume| image_of(volume) == image)
+    }
+
+    fn pools(&self) -> Vec<Finding> {
+        let mut all = Vec::new();
+        for spec in self.specs() {
+            let was_made = self
+                .statuses()
+                .iter()
+                .any(|status| status.uid == spec.uid && status.filesystem_uuid.is_some());
+            let found = self.pool(&spec.uid);
+            let is_mounted = found.is_some_and(|pool| pool.filesystem_uuid.is_some());
+            if was_made && !is_mounted {
+                let message = "its volumes cannot be used; the pool's condition says why";
+                all.push(finding(Kind::PoolNotMounted, &spec.name, message));
+            }
+        }
+        for pool in &self.inventory.pools {
+            let is_carried = self
+                .specs()
+                .iter()
+                .any(|spec| spec.uid == pool.uid.as_str());
+            let is_there = pool.has_file || pool.filesystem_uuid.is_some();
+            if is_there && !is_carried {
+                let message = "it is kept as it is: the StoragePool was removed by force, or its \
+                               StorageNode has not come back yet";
+                all.push(finding(Kind::PoolWithoutNode, &pool.uid, message));
+            }
+            let strays = pool.strays.iter();
+            all.extend(strays.map(|path| finding(Kind::Stray, path.display(), NOT_OURS)));
+            let message = "the agent removes it at its next look, unless it is being made now";
+            let unfinished = pool.temporary.iter();
+            all.extend(
+                unfinished.map(|path| finding(Kind::UnfinishedImage, path.display(), message)),
+            );
+        }
+        let strays = self.inventory.strays.iter();
+        all.extend(strays.map(|path| finding(Kind::Stray, path.display(), NOT_OURS)));
+        all
+    }
+
+    fn images(&self) -> Vec<Finding> {
+        let mut all = Vec::new();
+        for (pool, image) in self
+            .inventory
+            .pools
+            .iter()
+            .flat_map(|pool| pool.images.iter().map(move |image| (pool, image)))
+        {
+            let path = self
+                .root
+                .mount_point(&pool.uid)
+                .join("images")
+                .join(image.uid.as_str());
+            let Some(volume) = self.claimant(image.uid.as_str()) else {
+                let message = format!(
+                    "{}; it is kept, and takes its room, until a PoolVolume of this name and \
+                     spec claims it or somebody removes the file",
+                    describe(image)
+                );
+                all.push(finding(Kind::ImageWithoutVolume, path.display(), message));
+                continue;
+            };
+            let owner = image
+                .identity
+                .as_ref()
+                .map(|identity| identity.volume.as_str());
+            if owner != Some(&volume.name_any()) {
+                let message = format!(
+                    "PoolVolume {} claims it; {}",
+                    volume.name_any(),
+                    describe(image)
+                );
+                all.push(finding(Kind::IdentityConflict, path.display(), message));
+            }
+        }
+        all
+    }
+
+    fn volumes(&self) -> Vec<Finding> {
+        let mut all = Vec::new();
+        for volume in &self.volumes {
+            let name = volume.name_any();
+            let status = volume.status.clone().unwrap_or_default();
+            if volume.spec.deletion_requested {
+                let reclaimed = condition::holds(&status.conditions, ConditionType::Reclaimed);
+                let message = if reclaimed {
+                    "its data is destroyed and its object remains: the controller removes it when \
+                     DeleteVolume is called again"
+                } else {
+                    "its data is to be destroyed; its condition Reclaimed says what that waits for"
+                };
+                all.push(finding(Kind::DeletionUnfinished, &name, message));
+                continue;
+            }
+            let uid = self
+                .specs()
+                .iter()
+                .find(|spec| spec.name == volume.spec.pool_name)
+                .map(|spec| spec.uid.as_str());
+            let pool = uid.and_then(|uid| self.pool(uid));
+            let Some(pool) = pool.filter(|pool| pool.filesystem_uuid.is_some()) else {
+                // Said once, of the pool.
+                continue;
+            };
+            let image = image_of(volume);
+            let is_there = pool.images.iter().any(|found| found.uid.as_str() == image);
+            if status.size.is_some() && !is_there {
+                let message = format!("image {image} is not in pool {}", volume.spec.pool_name);
+                all.push(finding(Kind::VolumeWithoutImage, &name, message));
+            }
+        }
+        all
+    }
+
+    /// What the agent says is reserved, against what reserves it.
+    fn ledgers(&self) -> Vec<Finding> {
+        let mut all = Vec::new();
+        for status in self.statuses() {
+            let of_pool = |volume: &&PoolVolume| volume.spec.pool_name == status.name;
+            let reserved = |volume: &PoolVolume| volume.status.as_ref()?.reserved;
+            let promised: Bytes = self
+                .volumes
+                .iter()
+                .filter(of_pool)
+                .filter_map(reserved)
+                .sum();
+            let images = self.pool(&status.uid).map_or(&[][..], |pool| &pool.images);
+            let unclaimed = images
+                .iter()
+                .filter(|image| self.claimant(image.uid.as_str()).is_none())
+                .map(|image| image.size);
+            let expected = promised.saturating_add(unclaimed.sum());
+            if expected != status.reserved {
+                let message = format!(
+                    "the agent says that {} are reserved, and volumes and images add up to {expected}",
+                    status.reserved
+                );
+                all.push(finding(Kind::LedgerMismatch, &status.name, message));
+            }
+        }
+        all
+    }
+
+    fn loops(&self) -> Vec<Finding> {
+        let mounted = |bound: &BoundLoop| {
+            let mut mounts = self.inventory.mounts.iter();
+            mounts.any(|mount| mount.device.as_loop() == Some(bound.number))
+        };
+        let idle = self.inventory.loops.iter().filter(|bound| !mounted(bound));
+        idle.map(|bound| {
+            let message = format!(
+                "it is bound to {} and nothing is mounted from it here: another mount namespace \
+                 may hold it",
+                bound.backing_file.display()
+            );
+            finding(
+                Kind::LoopWithoutUse,
+                format!("/dev/loop{}", bound.number),
+                message,
+            )
+        })
+        .collect()
+    }
+
+    fn mounts(&self) -> Vec<Finding> {
+        let images: HashMap<u32, &str> = self
+            .inventory
+            .loops
+            .iter()
+            .filter_map(|bound| Some((bound.number, image_name(&bound.backing_file)?)))
+            .collect();
+        let mut all = Vec::new();
+        for mount in &self.inventory.mounts {
+            let image = mount
+                .device
+                .as_loop()
+                .and_then(|number| images.get(&number));
+            if let Some(image) = image
+                && self.claimant(image).is_none()
+            {
+                let message = format!("image {image} is mounted there and no PoolVolume claims it");
+                all.push(finding(
+                    Kind::MountWithoutVolume,
+                    mount.mount_point.display(),
+                    message,
+                ));
+            }
+        }
+        all
+    }
+}
+
+const NOT_OURS: &str = "Cistern did not make it and leaves it alone: move it away";
+
+/// The name of a volume's image.
+fn image_of(volume: &PoolVolume) -> String {
+    let image = volume
+        .status
+        .as_ref()
+        .and_then(|status| status.image.as_ref());
+    image.map_or_else(
+        || volume.uid().unwrap_or_default(),
+        |image| image.uid.clone(),
+    )
+}
+
+/// The name of the image behind a loop device; none for the file of a pool.
+fn image_name(backing_file: &Path) -> Option<&str> {
+    let path = backing_file.to_str()?;
+    let path = path.strip_suffix(" (deleted)").unwrap_or(path);
+    let (folder, name) = path.rsplit_once('/')?;
+    folder.ends_with("/images").then_some(name)
+}
+
+fn describe(image: &Image) -> String {
+    match &image.identity {
+        Some(identity) => format!(
+            "it says that it is volume {}, {} large",
+            identity.volume, image.size
+        ),
+        None => format!("it does not say whose it is, and is {} large", image.size),
+    }
+}
