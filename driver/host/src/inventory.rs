@@ -18,6 +18,9 @@ use crate::{
     system::{BoundLoop, DeviceNumber, FileId, OFlags, System},
 };
 
+/// How the kernel marks a backing file that has no name any more.
+const DELETED: &str = " (deleted)";
+
 /// Everything of Cistern on this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inventory {
@@ -149,10 +152,12 @@ struct Own {
 impl Own {
     fn has(&self, bound: &BoundLoop, file: FileId) -> bool {
         let is_image = self.pool_devices.contains(&file.device) && is_in_images(bound);
-        // The file of a pool that was removed is known by its name alone.
-        is_image
-            || self.pool_files.contains(&file)
-            || bound.backing_file.starts_with(&self.pools_path)
+        // The file of a pool that was removed is known by its name alone. One that is there is not:
+        // nodes that are containers on one machine have their pools under the same path, and the
+        // kernel shows every loop device to all of them.
+        let is_removed = bound.backing_file.to_string_lossy().ends_with(DELETED)
+            && bound.backing_file.starts_with(&self.pools_path);
+        is_image || self.pool_files.contains(&file) || is_removed
     }
 }
 
@@ -178,7 +183,7 @@ fn file_of(system: &dyn System, bound: &BoundLoop) -> io::Result<Option<FileId>>
 /// Whether the file behind a loop device is named as an image is.
 fn is_in_images(bound: &BoundLoop) -> bool {
     let path = bound.backing_file.to_string_lossy();
-    let path = path.strip_suffix(" (deleted)").unwrap_or(&path);
+    let path = path.strip_suffix(DELETED).unwrap_or(&path);
     let mut parts = path.rsplit('/');
     let (name, folder) = (
         parts.next().unwrap_or_default(),

@@ -10,3 +10,4 @@
 
 mod attach;
 mod harness;
+mod inventory;
