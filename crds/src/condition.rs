@@ -47,7 +47,8 @@ names! {
         Admitted,
         /// PoolVolume: its image is gone because `spec.deletionRequested` asked for it.
         Reclaimed,
-        /// PoolVolume, StoragePool: the object is marked for deletion, and something holds it.
+        /// PoolVolume, StoragePool, StorageNode: the object is marked for deletion, and something
+        /// holds it.
         DeletionHeld,
         /// StorageNode: CSINode and the Node's label show the driver and its topology.
         TopologyRegistered,

@@ -72,11 +72,15 @@ pub struct NodePool {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct StorageNodeStatus {
+    /// The generation of the spec that `pools` answers: written by the agent of the node, once it
+    /// has looked at every pool of that spec. A pool that leaves is gone when an answer lacks it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
     /// Written by the agent of the node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "pools_schema::<NodePoolStatus>")]
     pub pools: Vec<NodePoolStatus>,
-    /// `Ready`, `TopologyRegistered`, `AgentReporting`: written by the operator.
+    /// `Ready`, `TopologyRegistered`, `AgentReporting`, `DeletionHeld`: written by the operator.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "condition::list_schema")]
     pub conditions: Vec<Condition>,

@@ -5,12 +5,13 @@
 //!  ───────────────▶ carried ─────────────────────────────────────────────────▶ retiring
 //!                      ▲                                                           │
 //!                      └──────────────── matches again ───────────────────────────┤
-//!                        nothing in the agent's status and no PoolVolume: dropped ◀┘
+//!       the agent's answer to "retiring" lacks it, and no PoolVolume: dropped ◀────┘
 //! ```
 //!
 //! *Invariant:* an entry is dropped only when neither the agent's status nor a PoolVolume refers to
-//! it, and the write that drops it is refused if the agent has written meanwhile. A pool whose
-//! spec cannot be read changes nothing. A StorageNode is never removed while its Node exists.
+//! it, and the agent has seen that it is to go: it may be making the pool right now. The write that
+//! drops it is refused if the agent has written meanwhile. A pool whose spec cannot be read changes
+//! nothing. A StorageNode is never removed while its Node exists.
 
 use std::{cell::LazyCell, collections::BTreeMap, ops::Deref, sync::Arc};
 
@@ -76,6 +77,8 @@ struct View<'a> {
     node: Option<&'a Node>,
     storage_node: Option<&'a StorageNode>,
     pools: &'a [Arc<DeserializeGuard<StoragePool>>],
+    /// Whether an agent is there that could be making what the spec names.
+    agent: bool,
     /// The PoolVolumes on the node by pool, counted only if it matters.
     volumes: &'a dyn Deref<Target = Volumes>,
 }
@@ -120,6 +123,7 @@ async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
         node: world.node(name).as_deref(),
         storage_node,
         pools: &world.pools_by_name(),
+        agent: !world.agents_on(name).is_empty(),
         volumes: &LazyCell::new(|| world.volumes_on(name)),
     });
     execute(&context.client, name, storage_node, step).await?;
@@ -256,7 +260,7 @@ fn carried(view: &View<'_>) -> Vec<NodePool> {
     for (name, entry) in current {
         // Its StoragePool is gone, though the finalizer should have held it.
         let declared = view.pools.iter().any(|pool| pool.name_any() == name);
-        if !declared && is_held(view, name, &entry.uid) {
+        if !declared && (is_held(view, name, &entry.uid) || !is_answered(view, entry)) {
             carried.insert(name.to_owned(), retire(view, entry.clone()));
         }
     }
@@ -276,7 +280,7 @@ fn entry_for(
     let uid = pool.uid().unwrap_or_default();
     if let Some(earlier) = current.filter(|entry| entry.uid != uid) {
         // An earlier pool of the same name keeps its place until the agent has put it away.
-        if reports(view, &earlier.uid) {
+        if reports(view, &earlier.uid) || !is_answered(view, earlier) {
             return Some(retire(view, earlier.clone()));
         }
     }
@@ -302,7 +306,8 @@ fn entry_for(
     if matches && kept && pool.meta().deletion_timestamp.is_none() {
         return Some(fresh());
     }
-    is_held(view, &pool.name_any(), &uid)
+    let unanswered = current.is_some_and(|entry| !is_answered(view, entry));
+    (unanswered || is_held(view, &pool.name_any(), &uid))
         .then(|| retire(view, current.cloned().unwrap_or_else(fresh)))
 }
 
@@ -313,6 +318,18 @@ fn retire(view: &View<'_>, entry: NodePool) -> NodePool {
         retiring: entry.retiring || view.node.is_some(),
         ..entry
     }
+}
+
+/// Whether the agent has seen that the pool is to go, or nobody could be making it.
+fn is_answered(view: &View<'_>, entry: &NodePool) -> bool {
+    if view.node.is_none() || !view.agent {
+        return true;
+    }
+    let answer = view.storage_node.and_then(|node| {
+        let observed = node.status.as_ref()?.observed_generation?;
+        Some(Some(observed) == node.metadata.generation)
+    });
+    entry.retiring && answer == Some(true)
 }
 
 /// Whether something on the node is still the pool's.

@@ -99,6 +99,7 @@ pub(crate) fn storage_node(name: &str) -> StorageNodeBuilder {
         metadata: ObjectMeta {
             name: Some(name.to_owned()),
             uid: Some(format!("uid-of-{name}")),
+            generation: Some(1),
             resource_version: Some("1".to_owned()),
             finalizers: Some(vec![names::FINALIZER.to_owned()]),
             ..ObjectMeta::default()
@@ -149,6 +150,12 @@ impl StorageNodeBuilder {
         let well = Finding::new(ConditionType::Ready, true, Reason::AsDesired, "");
         condition::set(&mut status.conditions, &well, None, moment());
         self.0.status.as_mut().unwrap().pools.push(status);
+        self
+    }
+
+    /// The agent has looked at all that the spec names.
+    pub(crate) fn answered(mut self) -> Self {
+        self.0.status.as_mut().unwrap().observed_generation = self.0.metadata.generation;
         self
     }
 

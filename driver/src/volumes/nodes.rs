@@ -164,7 +164,7 @@ pub(crate) mod tests {
         set(&mut pool.conditions, ConditionType::Ready, true);
         node.status = Some(StorageNodeStatus {
             pools: vec![pool],
-            conditions: vec![],
+            ..StorageNodeStatus::default()
         });
         node
     }

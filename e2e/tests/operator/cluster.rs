@@ -309,11 +309,12 @@ impl Objects {
 
     /// Everything that the agent says of a node.
     pub(crate) async fn report_pools(&self, node: &str, pools: &[NodePoolStatus]) {
+        let seen = self.storage_nodes().get(node).await.unwrap();
         let body = json!({
             "apiVersion": "cistern.storage/v1alpha1",
             "kind": "StorageNode",
             "metadata": {"name": node},
-            "status": {"pools": pools},
+            "status": {"pools": pools, "observedGeneration": seen.metadata.generation},
         });
         let parameters = PatchParams::apply(names::AGENT_MANAGER);
         let patch = Patch::Apply(body);

@@ -135,7 +135,20 @@ async fn r2_an_operator_that_is_killed_at_any_time_ends_where_it_would_have_ende
         let command = cluster.operator_command();
         cluster.operator.kill();
         cluster.operator.start_again(command).await;
-        gone(&api.pools(), &name).await;
+        eventually(
+            "the agents to answer and the pool to go",
+            SOON,
+            async || {
+                for node in ["w1", "w2"] {
+                    api.report_pools(node, &[]).await;
+                }
+                match api.pools().get_opt(&name).await.unwrap() {
+                    None => Ok(()),
+                    Some(pool) => Err(format!("{:?}", pool.status)),
+                }
+            },
+        )
+        .await;
         api.published(&name, &[]).await;
     }
     let node = api.storage_nodes().get("w1").await.unwrap();

@@ -14,6 +14,7 @@ struct Case {
     node: Option<Node>,
     storage_node: Option<StorageNode>,
     pools: Vec<Arc<DeserializeGuard<StoragePool>>>,
+    agent: bool,
     volumes: Volumes,
 }
 
@@ -21,6 +22,7 @@ impl Case {
     fn labelled(labels: &[(&str, &str)]) -> Self {
         Self {
             node: Some(node("w1", labels)),
+            agent: true,
             ..Self::default()
         }
     }
@@ -46,6 +48,7 @@ impl Case {
             node: self.node.as_ref(),
             storage_node: self.storage_node.as_ref(),
             pools: &self.pools,
+            agent: self.agent,
             volumes: &&self.volumes,
         })
     }
@@ -144,22 +147,43 @@ fn a_pool_that_no_longer_matches_or_is_deleted_retires_and_comes_back() {
 
 #[test]
 fn a_retiring_pool_is_dropped_only_when_neither_agent_nor_volume_refers_to_it() {
-    let retiring = storage_node("w1").carrying("fast").retiring("fast");
+    let retiring = storage_node("w1")
+        .carrying("fast")
+        .retiring("fast")
+        .answered();
     let reported = retiring.clone().with_room("fast", Bytes::ZERO).build();
     let case = Case::labelled(&[]).declaring(pool("fast", FAST));
-    assert_eq!(
-        Case {
-            storage_node: Some(reported),
-            ..case
-        }
-        .plan(),
-        Step::Keep
-    );
+    assert_eq!(case.having(reported).plan(), Step::Keep);
     let case = Case::labelled(&[])
         .declaring(pool("fast", FAST))
         .having(retiring.build());
     assert!(case.written().is_empty());
     assert_eq!(case.holding("fast").plan(), Step::Keep);
+}
+
+#[test]
+fn a_pool_that_the_agent_may_be_making_is_not_dropped_before_it_answers() {
+    let entry = storage_node("w1").carrying("fast");
+    let case = |node: StorageNode| {
+        let gone = deleted(pool("fast", FAST));
+        Case::labelled(FAST).declaring(gone).having(node)
+    };
+    // It has said nothing yet, or it answered before it could know that the pool is to go.
+    assert_eq!(case(entry.clone().build()).written(), ["fast!"]);
+    assert_eq!(case(entry.clone().answered().build()).written(), ["fast!"]);
+    let retiring = entry.retiring("fast");
+    assert_eq!(case(retiring.clone().build()).plan(), Step::Keep);
+    assert!(
+        case(retiring.clone().answered().build())
+            .written()
+            .is_empty()
+    );
+    // Where no agent is, nobody is making anything.
+    let nobody = Case {
+        agent: false,
+        ..case(retiring.build())
+    };
+    assert!(nobody.written().is_empty());
 }
 
 #[test]
@@ -190,8 +214,16 @@ fn r21_a_pool_whose_spec_makes_no_sense_changes_nothing_on_its_nodes() {
 #[test]
 fn a_pool_whose_object_is_gone_retires_until_the_agent_has_put_it_away() {
     assert_eq!(Case::labelled(FAST).having(carrying()).written(), ["fast!"]);
-    let unreported = storage_node("w1").carrying("fast").build();
-    assert!(Case::labelled(FAST).having(unreported).written().is_empty());
+    let put_away = storage_node("w1")
+        .carrying("fast")
+        .retiring("fast")
+        .answered();
+    assert!(
+        Case::labelled(FAST)
+            .having(put_away.build())
+            .written()
+            .is_empty()
+    );
 }
 
 #[test]
@@ -202,7 +234,11 @@ fn a_new_pool_of_an_old_name_waits_until_the_old_one_is_put_away() {
         .declaring(successor.clone())
         .having(carrying());
     assert_eq!(waiting.written(), ["fast!"]);
-    let put_away = storage_node("w1").carrying("fast").retiring("fast").build();
+    let put_away = storage_node("w1")
+        .carrying("fast")
+        .retiring("fast")
+        .answered()
+        .build();
     let case = Case::labelled(FAST).declaring(successor).having(put_away);
     let Step::Write(spec) = case.plan() else {
         panic!("{:?}", case.plan());
