@@ -20,3 +20,6 @@ pub mod registration;
 pub mod server;
 pub mod socket;
 pub mod volumes;
+
+#[cfg(test)]
+mod testing;

@@ -60,9 +60,10 @@ pub async fn run(agent: &Arc<Agent>) {
 
 /// Looks at every pool once, and says how long to wait before the next time.
 async fn look(agent: &Arc<Agent>, retries: &Retries<String>) -> Duration {
-    let Some((pools, status)) = wanted(agent) else {
+    let Some((pools, observed)) = wanted(agent) else {
         return PERIOD;
     };
+    let status = agent.report.last().unwrap_or(observed);
     let names: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
     agent.pools.retain(&names);
     let volumes = agent.volumes_by_pool();

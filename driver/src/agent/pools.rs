@@ -268,3 +268,53 @@ fn declaration(spec: &NodePool) -> Result<PoolDeclaration, Error> {
         source,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{POOL_UUID, ready_volume, wanted_volume};
+
+    fn status(filesystem_uuid: Option<&str>) -> NodePoolStatus {
+        NodePoolStatus {
+            filesystem_uuid: filesystem_uuid.map(str::to_owned),
+            ..NodePoolStatus::default()
+        }
+    }
+
+    fn known() -> Expectation {
+        Expectation::Known {
+            filesystem_uuid: POOL_UUID.parse().unwrap(),
+        }
+    }
+
+    #[test]
+    fn a_pool_is_made_only_where_nobody_has_ever_heard_of_it() {
+        assert_eq!(expectation(None, []), Expectation::New);
+        assert_eq!(expectation(Some(&status(None)), []), Expectation::New);
+        assert_eq!(expectation(Some(&status(Some(POOL_UUID))), []), known());
+    }
+
+    #[test]
+    fn a_pool_that_a_volume_names_is_never_made_again_whatever_the_status_says() {
+        assert_eq!(expectation(None, [&ready_volume()]), known());
+        assert_eq!(expectation(None, [&wanted_volume()]), Expectation::Made);
+    }
+
+    #[test]
+    fn an_identity_that_cannot_be_read_is_one_all_the_same() {
+        assert_eq!(expectation(Some(&status(Some("?"))), []), Expectation::Made);
+    }
+
+    #[test]
+    fn images_that_nobody_claims_take_room_until_they_are_removed() {
+        let sizes = [
+            ("a".to_owned(), Bytes::gib(1)),
+            ("b".to_owned(), Bytes::gib(2)),
+        ];
+        let images = Images(Mutex::new(sizes.into()));
+        let claimed = HashSet::from(["a".to_owned()]);
+        assert_eq!(images.unclaimed(&claimed), Bytes::gib(2));
+        images.removed("b");
+        assert_eq!(images.unclaimed(&claimed), Bytes::ZERO);
+    }
+}

@@ -97,3 +97,86 @@ fn of_pool(pending: &HashMap<String, Pending>, pool: &str) -> PendingOfPool {
         .map(|(uid, entry)| (uid.clone(), entry.promise))
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use cistern_crds::{Bytes, Provisioning, Reason};
+
+    use super::*;
+    use crate::{
+        agent::ledger::Terms,
+        testing::{admitted_volume, wanted_volume},
+    };
+
+    const PROMISE: Promise = Promise {
+        size: Bytes::gib(6),
+        provisioning: Provisioning::Thick,
+    };
+
+    fn make(promises: &Promises, uid: &str, claim: Claim) -> Result<(), Refusal> {
+        let terms = Terms {
+            usable: Bytes::gib(10),
+            overcommit_percent: 100,
+            volume_limit: 10,
+        };
+        let ledger =
+            |pending: &PendingOfPool| Ledger::new(terms, pending.values().copied(), Bytes::ZERO);
+        promises.make(uid, "fast", PROMISE, claim, ledger)
+    }
+
+    #[test]
+    fn r12_of_many_who_ask_at_once_only_those_get_a_promise_for_whom_there_is_room() {
+        let promises = Promises::default();
+        let kept = std::thread::scope(|scope| {
+            let asking: Vec<_> = (0..8)
+                .map(|number| {
+                    let promises = &promises;
+                    scope.spawn(move || make(promises, &format!("uid-{number}"), Claim::New))
+                })
+                .collect();
+            let answers = asking.into_iter().map(|thread| thread.join().unwrap());
+            answers.flatten().count()
+        });
+        assert_eq!(kept, 1);
+    }
+
+    #[test]
+    fn a_promise_is_kept_when_asked_for_again_and_free_when_withdrawn() {
+        let promises = Promises::default();
+        assert_eq!(make(&promises, "uid-1", Claim::New), Ok(()));
+        assert_eq!(make(&promises, "uid-1", Claim::New), Ok(()));
+        let refusal = make(&promises, "uid-2", Claim::New).unwrap_err();
+        assert_eq!(refusal.reason(), Reason::NoSpace);
+        promises.withdraw("uid-1");
+        assert_eq!(make(&promises, "uid-2", Claim::New), Ok(()));
+    }
+
+    #[test]
+    fn what_lies_on_the_disk_already_is_counted_even_where_there_is_no_room() {
+        let promises = Promises::default();
+        assert_eq!(make(&promises, "uid-1", Claim::New), Ok(()));
+        assert_eq!(make(&promises, "uid-2", Claim::Adopted), Ok(()));
+        assert_eq!(promises.of_pool("fast").len(), 2);
+        assert!(promises.of_pool("slow").is_empty());
+    }
+
+    #[test]
+    fn a_promise_is_forgotten_once_the_watch_shows_it_and_not_before() {
+        let promises = Promises::default();
+        make(&promises, "uid-1", Claim::New).unwrap();
+        let not_yet = wanted_volume();
+        promises.settle(|_| Some(&not_yet));
+        assert_eq!(promises.of_pool("fast").len(), 1);
+        let shown = admitted_volume();
+        promises.settle(|_| Some(&shown));
+        assert!(promises.of_pool("fast").is_empty());
+    }
+
+    #[test]
+    fn the_promise_to_a_volume_that_went_away_is_forgotten() {
+        let promises = Promises::default();
+        make(&promises, "uid-1", Claim::New).unwrap();
+        promises.settle(|_| None);
+        assert!(promises.of_pool("fast").is_empty());
+    }
+}

@@ -4,7 +4,11 @@
 //! is a server-side apply that is never forced. What was known of a pool once (its filesystem's
 //! UUID above all) is said again even when the pool cannot be found.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use chrono::{DateTime, Utc};
 use cistern_client::{Chain, Rejection, Retries, writes};
@@ -15,7 +19,7 @@ use cistern_crds::{
 };
 use kube::ResourceExt as _;
 use serde_json::json;
-use tokio::sync::{Mutex, Notify};
+use tokio::sync::Notify;
 
 use super::{
     Agent, VolumesByPool,
@@ -29,10 +33,12 @@ use super::{
 #[derive(Debug, Default)]
 pub struct Report {
     wanted: Notify,
+    /// Held over a write, so that the numbers of a later one are never overtaken by older ones.
+    writing: tokio::sync::Mutex<()>,
     written: Mutex<Option<Written>>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Written {
     /// UID of the StorageNode.
     node: String,
@@ -43,6 +49,19 @@ impl Report {
     /// Asks for the status to be brought up to date soon.
     pub fn request(&self) {
         self.wanted.notify_one();
+    }
+
+    /// What was said last of the pools.
+    pub fn last(&self) -> Option<Vec<NodePoolStatus>> {
+        Some(self.written()?.pools)
+    }
+
+    fn written(&self) -> Option<Written> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Written>> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -65,8 +84,7 @@ impl Agent {
         if !*self.looked.borrow() {
             return Ok(());
         }
-        // Held over the write: the numbers of a later call are never overtaken by older ones.
-        let mut written = self.report.written.lock().await;
+        let _writing = self.report.writing.lock().await;
         let Some(object) = self.desired.node() else {
             return Ok(());
         };
@@ -75,29 +93,27 @@ impl Agent {
         };
         let uid = node.uid().unwrap_or_default();
         let observed = node.status.clone().unwrap_or_default().pools;
-        let before = match written.as_ref() {
-            Some(written) if written.node == uid => &written.pools,
-            _ => &observed,
+        // What we said last is the best that is known, also to a StorageNode that was made anew.
+        let written = self.report.written();
+        let known = written.as_ref().map_or(&observed, |written| &written.pools);
+        let pools = self.pool_statuses(&node.spec.pools, known, node.metadata.generation);
+        let is_written = match &written {
+            Some(written) if written.node == uid => written.pools == pools,
+            Some(_) | None => observed == pools,
         };
-        let pools = self.pool_statuses(&node.spec.pools, before, node.metadata.generation);
-        if pools == *before {
-            *written = Some(Written { node: uid, pools });
-            return Ok(());
-        }
-        let status = json!({"pools": pools});
-        let applied = writes::apply_status(&self.nodes, &self.node_name, AGENT_MANAGER, &status);
-        match applied.await {
-            Ok(_) => {
-                *written = Some(Written { node: uid, pools });
-                Ok(())
+        if !is_written {
+            let status = json!({"pools": pools});
+            let applied =
+                writes::apply_status(&self.nodes, &self.node_name, AGENT_MANAGER, &status);
+            match applied.await {
+                Ok(_) => {}
+                // It went away; the one that comes next is told everything.
+                Err(error) if Rejection::from(&error) == Rejection::NotFound => return Ok(()),
+                Err(error) => return Err(error),
             }
-            // It went away; the one that comes next is told everything.
-            Err(error) if Rejection::from(&error) == Rejection::NotFound => {
-                *written = None;
-                Ok(())
-            }
-            Err(error) => Err(error),
         }
+        *self.report.lock() = Some(Written { node: uid, pools });
+        Ok(())
     }
 
     fn pool_statuses(

@@ -16,6 +16,7 @@ use std::{sync::Arc, time::Duration};
 use cistern_client::{Chain, Rejection};
 use cistern_crds::{PoolVolume, Reason, names::AGENT_MANAGER};
 use kube::{ResourceExt as _, api::PostParams, runtime::controller::Action};
+use tokio::time::timeout;
 
 use self::{
     plan::{Image, Step},
@@ -32,6 +33,8 @@ use super::{
 /// How often a volume that is well is looked at: what fstrim punched out of a thick one is
 /// allocated again, and a missing image is noticed.
 const PERIOD: Duration = Duration::from_mins(10);
+/// How long a refusal waits for the room to be published that explains it.
+const PUBLISH_PATIENCE: Duration = Duration::from_secs(5);
 /// How soon to come back when somebody else works on the volume.
 const LOCKED: Duration = Duration::from_millis(500);
 
@@ -166,8 +169,12 @@ impl Pass<'_> {
     async fn refuse(&self, reason: Reason, message: String) -> Result<Action, Error> {
         // Whoever hears of the refusal looks for another place: by then the published room must
         // say what made us refuse, or the same node is chosen again.
-        if let Err(error) = self.agent.publish().await {
-            tracing::warn!(error = %Chain(&error), "cannot publish the room before a refusal");
+        match timeout(PUBLISH_PATIENCE, self.agent.publish()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(error = %Chain(&error), "cannot publish the room before a refusal");
+            }
+            Err(_) => tracing::warn!("the room is not published in time for a refusal"),
         }
         let pool = &self.volume.spec.pool_name;
         tracing::info!(volume = self.name, pool, %reason, message, "refused");

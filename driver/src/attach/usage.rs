@@ -126,3 +126,67 @@ impl Volume {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{admitted_volume, being_deleted, ready_volume};
+
+    fn usage() -> Usage {
+        Usage {
+            access_type: AccessType::Filesystem,
+            access_mode: AccessMode::SingleNodeWriter,
+            filesystem: None,
+            mount_flags: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_volume_is_used_once_it_is_made_and_until_its_end_is_asked_for() {
+        assert!(Volume::read(&ready_volume()).is_ok());
+        assert!(Volume::read(&admitted_volume()).is_err());
+        let mut leaving = being_deleted(ready_volume());
+        assert!(Volume::read(&leaving).is_ok());
+        leaving.spec.deletion_requested = true;
+        assert!(Volume::read(&leaving).is_err());
+    }
+
+    #[test]
+    fn r22_a_status_that_makes_no_sense_is_refused() {
+        let mut broken = ready_volume();
+        let image = broken.status.as_mut().unwrap().image.as_mut().unwrap();
+        image.uid = "../../etc".to_owned();
+        assert!(Volume::read(&broken).unwrap_err().contains("image"));
+    }
+
+    #[test]
+    fn nsv_08_npv_09_a_volume_is_used_as_it_was_made_and_in_no_other_way() {
+        let volume = Volume::read(&ready_volume()).unwrap();
+        assert_eq!(volume.supports(&usage()), Ok(()));
+        let named = |filesystem| Usage {
+            filesystem: Some(filesystem),
+            ..usage()
+        };
+        assert_eq!(volume.supports(&named(FilesystemType::Ext4)), Ok(()));
+        assert!(volume.supports(&named(FilesystemType::Xfs)).is_err());
+        let block = Usage {
+            access_type: AccessType::Block,
+            ..usage()
+        };
+        assert!(volume.supports(&block).is_err());
+        let reader = Usage {
+            access_mode: AccessMode::SingleNodeReaderOnly,
+            ..usage()
+        };
+        assert!(reader.is_read_only() && volume.supports(&reader).is_err());
+    }
+
+    #[test]
+    fn sec_05_mount_flags_are_not_shown() {
+        let usage = Usage {
+            mount_flags: vec!["MARKER".into()],
+            ..usage()
+        };
+        assert!(!format!("{usage:?}").contains("MARKER"));
+    }
+}

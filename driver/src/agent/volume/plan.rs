@@ -206,3 +206,132 @@ pub fn is_the_same(volume: &PoolVolume, image: &Image) -> Result<(), Difference>
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use cistern_crds::{Reason, condition::Finding};
+    use cistern_host::{Identity, Uid};
+
+    use super::*;
+    use crate::testing::{
+        FILESYSTEM_UUID, POOL_UUID, admitted_volume, at, being_deleted, ready_volume, wanted_volume,
+    };
+
+    fn with_wish(mut volume: PoolVolume) -> PoolVolume {
+        volume.spec.deletion_requested = true;
+        volume
+    }
+
+    fn refused(mut volume: PoolVolume) -> PoolVolume {
+        let finding = Finding::new(ConditionType::Admitted, false, Reason::NoSpace, "");
+        let status = volume.status.get_or_insert_default();
+        condition::set(&mut status.conditions, &finding, None, at(0));
+        volume
+    }
+
+    #[test]
+    fn a_volume_goes_its_way_step_by_step() {
+        assert_eq!(next(&wanted_volume()), Step::Admit);
+        assert_eq!(next(&admitted_volume()), Step::Make);
+        assert_eq!(next(&ready_volume()), Step::Keep);
+        assert_eq!(next(&with_wish(ready_volume())), Step::Reclaim);
+        assert_eq!(next(&with_wish(admitted_volume())), Step::Reclaim);
+    }
+
+    #[test]
+    fn r07_only_the_wish_in_the_spec_destroys() {
+        for volume in [wanted_volume(), admitted_volume(), ready_volume()] {
+            assert_ne!(next(&being_deleted(volume)), Step::Reclaim);
+        }
+        assert_eq!(next(&being_deleted(ready_volume())), Step::Keep);
+        assert_eq!(
+            next(&with_wish(being_deleted(ready_volume()))),
+            Step::Reclaim
+        );
+    }
+
+    #[test]
+    fn r07_what_could_be_used_once_is_never_made_again() {
+        let mut volume = ready_volume();
+        let status = volume.status.as_mut().unwrap();
+        (status.image, status.filesystem) = (None, None);
+        assert_eq!(next(&volume), Step::Keep);
+    }
+
+    #[test]
+    fn nothing_is_admitted_that_is_refused_leaving_or_unwanted() {
+        assert_eq!(next(&refused(wanted_volume())), Step::Rest);
+        assert_eq!(next(&being_deleted(wanted_volume())), Step::Rest);
+        assert_eq!(next(&with_wish(wanted_volume())), Step::Rest);
+    }
+
+    fn image() -> Image {
+        let found = cistern_host::Image {
+            uid: "uid-1".parse().unwrap(),
+            identity: Some(Identity {
+                volume: "pvc-1".into(),
+                uid: "uid-1".parse::<Uid>().unwrap(),
+                pool_uuid: POOL_UUID.parse().unwrap(),
+                size: Bytes::gib(1),
+                content: Content::Filesystem {
+                    filesystem: FilesystemType::Ext4,
+                    uuid: FILESYSTEM_UUID.parse().unwrap(),
+                },
+                provisioning: cistern_crds::Provisioning::Thin,
+            }),
+            size: Bytes::gib(1),
+            allocated: Bytes::ZERO,
+        };
+        Image::read(&found, at(0)).unwrap()
+    }
+
+    #[test]
+    fn an_image_that_does_not_say_whose_it_is_is_nobodys() {
+        let found = cistern_host::Image {
+            uid: "uid-1".parse().unwrap(),
+            identity: None,
+            size: Bytes::gib(1),
+            allocated: Bytes::ZERO,
+        };
+        let difference = Image::read(&found, at(0)).unwrap_err();
+        assert_eq!(difference.reason(), Reason::IdentityConflict);
+    }
+
+    #[test]
+    fn every_part_of_an_images_identity_must_agree() {
+        let check = |change: fn(&mut Image)| {
+            let mut image = image();
+            change(&mut image);
+            let difference = is_the_same(&ready_volume(), &image);
+            difference.map_err(|difference| difference.reason())
+        };
+        let conflict = Err(Reason::IdentityConflict);
+        assert_eq!(check(|_| {}), Ok(()));
+        assert_eq!(check(|image| image.volume = "pvc-2".into()), conflict);
+        assert_eq!(check(|image| image.size = Bytes::mib(1023)), conflict);
+        assert_eq!(
+            check(|image| image.access_type = AccessType::Block),
+            conflict
+        );
+        assert_eq!(check(|image| image.filesystem = None), conflict);
+        assert_eq!(
+            check(|image| image.image.pool_uuid = "other".into()),
+            conflict
+        );
+        // A growth that was interrupted is no conflict.
+        assert_eq!(check(|image| image.size = Bytes::gib(2)), Ok(()));
+        let other_filesystem = check(|image| {
+            let filesystem = image.filesystem.as_mut().unwrap();
+            filesystem.uuid = "33333333-3333-4333-8333-333333333333".into();
+        });
+        assert_eq!(other_filesystem, Err(Reason::FilesystemConflict));
+    }
+
+    #[test]
+    fn an_image_smaller_than_what_was_asked_for_is_not_adopted() {
+        let mut volume = wanted_volume();
+        assert_eq!(serves(&volume, &image()), Ok(()));
+        volume.spec.size = Bytes::gib(2);
+        assert!(serves(&volume, &image()).is_err());
+    }
+}

@@ -76,3 +76,162 @@ fn of_host(error: &host::Error) -> Code {
         host::Error::Failed { .. } => Code::Internal,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use cistern_crds::{FilesystemType, parameters::ParametersError};
+    use cistern_host::options;
+
+    use super::*;
+    use crate::csi::request as fields;
+
+    fn volume() -> String {
+        "pvc-1".into()
+    }
+
+    #[test]
+    fn gen_04_gen_05_npv_05_requests_fail_with_the_code_of_their_table() {
+        let missing = || fields::Error::Missing { field: "volume_id" };
+        let mode = || capability::Error::AccessMode {
+            mode: "MULTI_NODE_MULTI_WRITER".into(),
+        };
+        let filesystem = || ParametersError::Filesystem {
+            value: "ntfs".into(),
+        };
+        for (error, code) in [
+            (request::Error::Field(missing()), Code::InvalidArgument),
+            (
+                request::Error::Path {
+                    field: "target_path",
+                },
+                Code::InvalidArgument,
+            ),
+            (request::Error::NotStaged, Code::FailedPrecondition),
+            (
+                capability::Error::Missing {
+                    part: "access mode",
+                }
+                .into(),
+                Code::InvalidArgument,
+            ),
+            (
+                capability::Error::MountFlagsTooLong.into(),
+                Code::InvalidArgument,
+            ),
+            (capability::Error::MountGroup.into(), Code::InvalidArgument),
+            (
+                capability::Error::Filesystem(filesystem()).into(),
+                Code::InvalidArgument,
+            ),
+            (capability::Error::Block.into(), Code::FailedPrecondition),
+            (mode().into(), Code::FailedPrecondition),
+        ] {
+            let status = Status::from(error);
+            assert_eq!(status.code(), code, "{status:?}");
+            assert!(!status.message().is_empty() && status.details().is_empty());
+        }
+    }
+
+    #[test]
+    fn gen_10_every_error_of_the_node_has_the_code_of_its_table() {
+        let path = || std::path::PathBuf::from("/path");
+        let uid = || "uid-1".parse::<cistern_host::Uid>().unwrap();
+        let host = |error: host::Error| attach::Error::Host(error);
+        let of_image = |error: image::Error| host(host::Error::Image(error));
+        let api = kube::Error::LinesCodecMaxLineLengthExceeded;
+        for (error, code) in [
+            (attach::Error::Busy { volume: volume() }, Code::Aborted),
+            (attach::Error::NotFound { volume: volume() }, Code::NotFound),
+            (attach::Error::Starting, Code::Unavailable),
+            (
+                attach::Error::Api {
+                    volume: volume(),
+                    source: Box::new(api),
+                },
+                Code::Unavailable,
+            ),
+            (
+                attach::Error::Refused {
+                    volume: volume(),
+                    why: "full".into(),
+                },
+                Code::FailedPrecondition,
+            ),
+            (
+                attach::Error::Different {
+                    volume: volume(),
+                    path: path(),
+                    why: "read-only".into(),
+                },
+                Code::AlreadyExists,
+            ),
+            (
+                attach::Error::Options(options::Unsupported {
+                    option: "MARKER".into(),
+                    filesystem: FilesystemType::Ext4,
+                }),
+                Code::InvalidArgument,
+            ),
+            (
+                of_image(image::Error::Missing {
+                    uid: uid(),
+                    pool: "fast".into(),
+                }),
+                Code::FailedPrecondition,
+            ),
+            (
+                of_image(image::Error::FilesystemConflict {
+                    uid: uid(),
+                    why: "none".into(),
+                }),
+                Code::FailedPrecondition,
+            ),
+            (
+                host(host::Error::NotStaged {
+                    path: path(),
+                    why: "nothing".into(),
+                }),
+                Code::FailedPrecondition,
+            ),
+            (
+                host(host::Error::Conflict {
+                    path: path(),
+                    why: "other".into(),
+                }),
+                Code::AlreadyExists,
+            ),
+            (
+                host(host::Error::Busy { path: path() }),
+                Code::FailedPrecondition,
+            ),
+            (
+                host(host::Error::Failed {
+                    operation: "mount".into(),
+                    source: io::Error::other("no").into(),
+                }),
+                Code::Internal,
+            ),
+            (
+                attach::Error::Statistics(statistics::Error::NotThere {
+                    image: uid(),
+                    path: path(),
+                }),
+                Code::NotFound,
+            ),
+            (
+                attach::Error::Statistics(statistics::Error::Hung {
+                    path: path(),
+                    deadline: std::time::Duration::from_secs(1),
+                }),
+                Code::DeadlineExceeded,
+            ),
+        ] {
+            let status = Status::from(error);
+            assert_eq!(status.code(), code, "{status:?}");
+            assert!(!status.message().is_empty() && status.details().is_empty());
+            assert!(!status.message().contains("MARKER"));
+        }
+    }
+}
