@@ -14,9 +14,11 @@ use cistern_crds::{Bytes, FilesystemType, Provisioning};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    allocation,
     cause::Cause,
     id::{Uid, Uuid},
     loopdev, mkfs,
+    patience::until,
     pool::{self, Pool},
     superblock,
     system::{OFlags, Stat, System},
@@ -183,11 +185,8 @@ impl Pool {
         self.check()?;
         let uid = &request.uid;
         if self.image(uid)?.is_none() {
-            self.make(request).map_err(|source| {
-                // Its space is free at once and not only with the next sweep, which does no less.
-                let _ = self.system.unlink(self.temporary.as_fd(), uid.as_ref());
-                self.no_space_or("make the file", uid, source)
-            })?;
+            self.make(request)
+                .map_err(|source| self.no_space_or("make the file", uid, source))?;
         }
         let image = self.image(uid)?.ok_or_else(|| self.missing(uid))?;
         disagreement(&image, request, self.filesystem_uuid()).map_or(Ok(()), |why| {
@@ -221,15 +220,7 @@ impl Pool {
         };
         let file = self.open_image(uid)?;
         if let Some(file) = &file {
-            let id = system
-                .stat(file.as_fd())
-                .map_err(failed("look at the file", uid))?
-                .id;
-            let bound = loopdev::find(system, id, uid.as_ref());
-            if let Some(device) = bound.map_err(failed("find the loop device", uid))? {
-                let (uid, device) = (uid.clone(), device.to_string());
-                return Err(Error::InUse { uid, device });
-            }
+            self.refuse_in_use(file.as_fd(), uid)?;
         }
         remove(file).map_err(failed("remove the file", uid))
     }
@@ -246,8 +237,7 @@ impl Pool {
         if !is_thick {
             return Ok(());
         }
-        self.system
-            .allocate(file.as_fd(), image.size.0)
+        allocation::ensure(&*self.system, file.as_fd(), image.size)
             .map_err(|source| self.no_space_or("allocate the space", uid, source.into()))
     }
 
@@ -265,6 +255,26 @@ impl Pool {
             Ok(file) => Ok(Some(file)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(failed("open the file", uid)(error)),
+        }
+    }
+
+    /// Fails when a loop device is bound to an image, here or in another mount namespace.
+    fn refuse_in_use(&self, file: BorrowedFd<'_>, uid: &Uid) -> Result<(), Error> {
+        let system = &*self.system;
+        let id = system
+            .stat(file)
+            .map_err(failed("look at the file", uid))?
+            .id;
+        let bound = until(
+            || loopdev::find(system, id, uid.as_ref()),
+            |found| !matches!(found, Ok(Some(_))),
+        );
+        match bound.map_err(failed("find the loop device", uid))? {
+            None => Ok(()),
+            Some(device) => Err(Error::InUse {
+                uid: uid.clone(),
+                device: device.to_string(),
+            }),
         }
     }
 
@@ -297,8 +307,20 @@ impl Pool {
         if !system.try_lock(file.as_fd())? {
             return Err(io::Error::from(io::ErrorKind::ResourceBusy).into());
         }
-        system.truncate(file.as_fd(), request.size.0)?;
-        let content = fill(system, file.as_fd(), request)?;
+        let complete = || self.complete(file.as_fd(), request);
+        complete().inspect_err(|_| {
+            // Its space and its name are free at once, and not only with the next sweep, which
+            // does no less.
+            let _ = system.truncate(file.as_fd(), 0);
+            let _ = system.unlink(temporary, name);
+        })
+    }
+
+    /// Makes an image of a new file, and gives it its name when it is whole.
+    fn complete(&self, file: BorrowedFd<'_>, request: &ImageRequest) -> Result<(), Cause> {
+        let (system, name) = (&*self.system, request.uid.as_ref());
+        system.truncate(file, request.size.0)?;
+        let content = fill(system, file, request)?;
         let identity = Identity {
             volume: request.volume.clone(),
             uid: request.uid.clone(),
@@ -308,9 +330,10 @@ impl Pool {
             provisioning: request.provisioning,
         };
         let identity = serde_json::to_vec(&identity).map_err(io::Error::other)?;
-        system.set_attribute(file.as_fd(), IDENTITY, &identity)?;
-        system.sync(file.as_fd())?;
-        Ok(system.rename(temporary, name, self.images.as_fd(), name)?)
+        system.set_attribute(file, IDENTITY, &identity)?;
+        system.sync(file)?;
+        let (temporary, images) = (self.temporary.as_fd(), self.images.as_fd());
+        Ok(system.rename(temporary, name, images, name)?)
     }
 }
 
@@ -350,7 +373,7 @@ fn fill(
     };
     match request.provisioning {
         Provisioning::Thin => {}
-        Provisioning::Thick => system.allocate(file, request.size.0)?,
+        Provisioning::Thick => allocation::ensure(system, file, request.size)?,
     }
     Ok(content)
 }

@@ -164,7 +164,9 @@ impl Own {
 /// The loop devices over files of this root.
 fn loops_over(system: &dyn System, own: &Own) -> io::Result<Vec<BoundLoop>> {
     let mut all = Vec::new();
-    for bound in system.bound_loops()? {
+    // By name first: a device that somebody else lets go of stays bound while it is open here.
+    let named = system.bound_loops()?.into_iter();
+    for bound in named.filter(|bound| is_in_images(bound) || is_pool_file(bound)) {
         let Some(file) = file_of(system, &bound)? else {
             continue;
         };
@@ -178,6 +180,13 @@ fn loops_over(system: &dyn System, own: &Own) -> io::Result<Vec<BoundLoop>> {
 fn file_of(system: &dyn System, bound: &BoundLoop) -> io::Result<Option<FileId>> {
     let found = loopdev::status(system, bound.number).map_err(io::Error::other)?;
     Ok(found.map(|status| status.file))
+}
+
+/// Whether the file behind a loop device is named as one that a pool lies in.
+fn is_pool_file(bound: &BoundLoop) -> bool {
+    let path = bound.backing_file.to_string_lossy();
+    let path = path.strip_suffix(DELETED).unwrap_or(&path);
+    path.strip_suffix(".img").is_some()
 }
 
 /// Whether the file behind a loop device is named as an image is.

@@ -14,7 +14,7 @@ use std::{
 };
 
 use rustix::{
-    ioctl::{self, Getter, Ioctl, IoctlOutput, NoArg, Opcode, Setter},
+    ioctl::{self, Getter, Ioctl, IoctlOutput, NoArg, Opcode, Setter, Updater},
     mount::MountAttrFlags,
 };
 
@@ -25,6 +25,8 @@ const LOOP_CONFIGURE: Opcode = 0x4C0A;
 const LOOP_CTL_GET_FREE: Opcode = 0x4C82;
 // linux/fs.h: _IOR(0x12, 114, size_t)
 const BLKGETSIZE64: Opcode = ioctl::opcode::read::<u64>(0x12, 114);
+// linux/fiemap.h: _IOWR('f', 11, struct fiemap)
+const FS_IOC_FIEMAP: Opcode = ioctl::opcode::read_write::<FiemapHead>(b'f', 11);
 // xfs/xfs_fs.h: _IOR('X', 126, struct xfs_fsop_geom) and _IOW('X', 110, struct xfs_growfs_data)
 const XFS_IOC_FSGEOMETRY: Opcode = ioctl::opcode::read::<XfsGeometry>(b'X', 126);
 const XFS_IOC_FSGROWFSDATA: Opcode = ioctl::opcode::write::<XfsGrow>(b'X', 110);
@@ -93,6 +95,40 @@ pub(crate) struct XfsGeometry {
     sick: u32,
     checked: u32,
     reserved: [u64; 17],
+}
+
+/// `struct fiemap` without its extents.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct FiemapHead {
+    start: u64,
+    length: u64,
+    flags: u32,
+    mapped: u32,
+    room: u32,
+    reserved: u32,
+}
+
+/// `struct fiemap_extent`: a part of a file that has space on the disk.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Extent {
+    pub(crate) logical: u64,
+    physical: u64,
+    pub(crate) length: u64,
+    reserved: [u64; 2],
+    pub(crate) flags: u32,
+    reserved_too: [u32; 3],
+}
+
+/// How many extents one call tells of.
+const EXTENTS: u32 = 256;
+
+/// `struct fiemap`.
+#[repr(C)]
+struct Fiemap {
+    head: FiemapHead,
+    extents: [Extent; EXTENTS as usize],
 }
 
 /// `struct xfs_growfs_data`.
@@ -191,6 +227,38 @@ pub(crate) fn block_device_size(device: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(unsafe { ioctl::ioctl(device, Getter::<BLKGETSIZE64, u64>::new()) }?)
 }
 
+/// `FIEMAP_EXTENT_LAST`: no extent follows.
+pub(crate) const EXTENT_LAST: u32 = 1;
+
+/// The next extents of a file from an offset on, unwritten ones too; none when there are no more.
+pub(crate) fn extents(file: BorrowedFd<'_>, start: u64) -> io::Result<Vec<Extent>> {
+    // FIEMAP_FLAG_SYNC: what is only in memory yet gets its place first.
+    const SYNC: u32 = 1;
+    let none = Extent {
+        logical: 0,
+        physical: 0,
+        length: 0,
+        reserved: [0; 2],
+        flags: 0,
+        reserved_too: [0; 3],
+    };
+    let mut map = Box::new(Fiemap {
+        head: FiemapHead {
+            start,
+            length: u64::MAX - start,
+            flags: SYNC,
+            mapped: 0,
+            room: EXTENTS,
+            reserved: 0,
+        },
+        extents: [none; EXTENTS as usize],
+    });
+    // SAFETY: FS_IOC_FIEMAP fills a struct fiemap and as many extents as its head has room for.
+    unsafe { ioctl::ioctl(file, Updater::<FS_IOC_FIEMAP, Fiemap>::new(&mut map)) }?;
+    let mapped = usize::try_from(map.head.mapped).map_err(io::Error::other)?;
+    Ok(map.extents.into_iter().take(mapped).collect())
+}
+
 /// Shape and identity of the XFS that holds an open file; `ENOTTY` on any other filesystem.
 pub(crate) fn xfs_geometry(inside: BorrowedFd<'_>) -> io::Result<XfsGeometry> {
     // SAFETY: XFS_IOC_FSGEOMETRY fills a struct xfs_fsop_geom.
@@ -255,6 +323,10 @@ mod tests {
         assert_eq!(offset_of!(XfsGeometry, data_blocks), 32);
         assert_eq!(offset_of!(XfsGeometry, uuid), 64);
         assert_eq!(offset_of!(XfsGeometry, flags), 92);
+        assert_eq!(size_of::<FiemapHead>(), 32);
+        assert_eq!(size_of::<Extent>(), 56);
+        assert_eq!(offset_of!(Extent, flags), 40);
+        assert_eq!(offset_of!(Fiemap, extents), 32);
         assert_eq!(size_of::<XfsGrow>(), 16);
         assert_eq!(size_of::<MountAttr>(), 32);
     }
@@ -262,6 +334,7 @@ mod tests {
     #[test]
     fn the_numbers_are_the_kernels() {
         assert_eq!(BLKGETSIZE64, 0x8008_1272);
+        assert_eq!(FS_IOC_FIEMAP, 0xc020_660b);
         assert_eq!(XFS_IOC_FSGEOMETRY, 0x8100_587e);
         assert_eq!(XFS_IOC_FSGROWFSDATA, 0x4010_586e);
     }

@@ -19,10 +19,12 @@ pub mod pool;
 pub mod statistics;
 pub mod system;
 
+mod allocation;
 mod cause;
 mod id;
 mod ioctl;
 mod mkfs;
+mod patience;
 mod place;
 mod root;
 mod superblock;

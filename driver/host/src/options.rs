@@ -36,21 +36,19 @@ const COMMON: [Known; 3] = [
     Known("dirsync", Values::None),
     Known("lazytime", Values::None),
 ];
-const EXT4: [Known; 4] = [
+const EXT4: [Known; 3] = [
     // 5 is the default, which the kernel does not show.
     Known("commit", Values::Number { from: 6, to: 3600 }),
-    Known("data", Values::OneOf(&["journal", "writeback"])),
     Known("noauto_da_alloc", Values::None),
     Known("nodelalloc", Values::None),
 ];
-const XFS: [Known; 4] = [
+const XFS: [Known; 3] = [
     Known(
         "allocsize",
         Values::OneOf(&["64k", "256k", "1024k", "4096k"]),
     ),
     Known("logbsize", Values::OneOf(&["64k", "128k", "256k"])),
     Known("swalloc", Values::None),
-    Known("wsync", Values::None),
 ];
 /// Labels of SELinux. kubelet gives each as one option, in quotes: its value holds commas.
 const LABELS: [&str; 4] = ["context", "defcontext", "fscontext", "rootcontext"];
@@ -285,8 +283,8 @@ mod tests {
 
     #[test]
     fn options_are_read_with_commas_or_without_in_any_order() {
-        let one = parse(&["noatime,data=journal", "ro"]).unwrap();
-        let other = parse(&["data=journal", "rw", "noatime", " ro ", ""]).unwrap();
+        let one = parse(&["noatime,commit=30", "ro"]).unwrap();
+        let other = parse(&["commit=30", "rw", "noatime", " ro ", ""]).unwrap();
         assert_eq!(one.parameters, other.parameters);
         assert_eq!(one.attributes(false), other.attributes(false));
         assert!(one.is_read_only());
@@ -303,7 +301,7 @@ mod tests {
             "discard",
             "commit=05",
             "commit=5",
-            "data=",
+            "commit=",
             "noatime=1",
             "remount",
             "bind",

@@ -12,6 +12,7 @@ use std::{
 
 use crate::{
     mountinfo::Mount,
+    patience::until,
     system::{FileKind, OFlags, System},
 };
 
@@ -113,7 +114,10 @@ impl<'a> Place<'a> {
     /// Takes off every mount at the place, the topmost first.
     pub(crate) fn clear(&self) -> io::Result<()> {
         while self.mounted()?.is_some() {
-            self.system.unmount(self.parent.as_fd(), &self.name)?;
+            until(
+                || self.system.unmount(self.parent.as_fd(), &self.name),
+                |result| !is_busy(result),
+            )?;
         }
         Ok(())
     }
@@ -140,4 +144,8 @@ impl<'a> Place<'a> {
     fn kind(&self, file: BorrowedFd<'_>) -> io::Result<FileKind> {
         Ok(self.system.stat(file)?.kind)
     }
+}
+
+fn is_busy(result: &io::Result<()>) -> bool {
+    matches!(result, Err(error) if error.kind() == io::ErrorKind::ResourceBusy)
 }

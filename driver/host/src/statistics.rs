@@ -6,7 +6,7 @@ use std::{
     io,
     os::fd::AsFd as _,
     path::{Path, PathBuf},
-    sync::{PoisonError, mpsc},
+    sync::{Arc, PoisonError, mpsc},
     thread,
     time::Duration,
 };
@@ -80,34 +80,50 @@ impl Root {
             path: path.to_owned(),
             deadline,
         };
-        let failed = |source: io::Error| Error::Failed {
-            path: path.to_owned(),
-            source,
-        };
+        let (system, image_asked, path_asked) =
+            (Arc::clone(&self.system), image.clone(), path.to_owned());
+        let ask = move || ask(&*system, &image_asked, &path_asked);
+        match self.ask_within(path, deadline, ask) {
+            None => Err(hung()),
+            Some(Ok(Some(space))) => Ok(numbers(&space)),
+            Some(Ok(None)) => Err(Error::NotThere {
+                image: image.clone(),
+                path: path.to_owned(),
+            }),
+            Some(Err(source)) => Err(Error::Failed {
+                path: path.to_owned(),
+                source,
+            }),
+        }
+    }
+
+    /// Asks in a thread of its own; none when there is no answer by the deadline, or none yet to
+    /// an earlier question about the same path.
+    fn ask_within<T: Send + 'static>(
+        &self,
+        path: &Path,
+        deadline: Duration,
+        ask: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> Option<io::Result<T>> {
         if !self.begin(path) {
-            return Err(hung());
+            return None;
         }
         let (sender, receiver) = mpsc::channel();
-        let (root, image_asked, path_asked) = (self.clone(), image.clone(), path.to_owned());
-        let ask = move || {
-            let answer = ask(&*root.system, &image_asked, &path_asked);
+        let (root, path_asked) = (self.clone(), path.to_owned());
+        let thread = move || {
+            let answer = ask();
             root.end(&path_asked);
             // Nobody listens any more if the deadline has passed.
             let _ = sender.send(answer);
         };
-        if let Err(error) = thread::Builder::new().name("statfs".to_owned()).spawn(ask) {
+        if let Err(error) = thread::Builder::new()
+            .name("statfs".to_owned())
+            .spawn(thread)
+        {
             self.end(path);
-            return Err(failed(error));
+            return Some(Err(error));
         }
-        match receiver.recv_timeout(deadline) {
-            Ok(Ok(Some(space))) => Ok(numbers(&space)),
-            Ok(Ok(None)) => Err(Error::NotThere {
-                image: image.clone(),
-                path: path.to_owned(),
-            }),
-            Ok(Err(error)) => Err(failed(error)),
-            Err(_) => Err(hung()),
-        }
+        receiver.recv_timeout(deadline).ok()
     }
 
     /// Notes that a path is being asked; false when it has not answered an earlier call yet.
@@ -153,5 +169,36 @@ fn numbers(space: &Space) -> VolumeStatistics {
         inodes: space.inodes,
         inodes_used: space.inodes.saturating_sub(space.inodes_free),
         inodes_free: space.inodes_free,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+    use crate::system::Linux;
+
+    #[test]
+    fn ngs_11_what_hangs_is_given_up_at_the_deadline_and_costs_one_thread() {
+        let root = Root::new("/", Arc::new(Linux::new("/")));
+        let path = Path::new("/hung");
+        let (long, short) = (Duration::from_mins(1), Duration::from_millis(20));
+        let hangs = Arc::new(Barrier::new(2));
+        let inside = Arc::clone(&hangs);
+        let hung = root.ask_within(path, short, move || Ok(inside.wait().is_leader()));
+        assert!(hung.is_none());
+        // Not asked a second time, and nobody else is kept waiting.
+        assert!(root.ask_within(path, long, || Ok(())).is_none());
+        assert!(
+            root.ask_within(Path::new("/other"), long, || Ok(()))
+                .is_some()
+        );
+        hangs.wait();
+        let begin = std::time::Instant::now();
+        while root.ask_within(path, long, || Ok(())).is_none() {
+            assert!(begin.elapsed() < long, "the path is never asked again");
+            thread::yield_now();
+        }
     }
 }

@@ -11,6 +11,7 @@ mod linux;
 use std::{
     ffi::{OsStr, OsString},
     fmt, io,
+    ops::Range,
     os::fd::{BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
 };
@@ -197,8 +198,10 @@ pub trait System: Send + Sync + fmt::Debug {
     fn write(&self, file: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<()>;
     /// Sets a file's size.
     fn truncate(&self, file: BorrowedFd<'_>, size: u64) -> io::Result<()>;
-    /// Allocates every byte of a file up to a size, which becomes its size if it was smaller.
-    fn allocate(&self, file: BorrowedFd<'_>, size: u64) -> io::Result<()>;
+    /// The parts of a file up to a size that have no space on the disk yet.
+    fn holes(&self, file: BorrowedFd<'_>, size: u64) -> io::Result<Vec<Range<u64>>>;
+    /// Gives a part of a file space on the disk. The file grows if it was smaller.
+    fn allocate(&self, file: BorrowedFd<'_>, part: &Range<u64>) -> io::Result<()>;
     /// Makes a file, or the names in a directory, last.
     fn sync(&self, file: BorrowedFd<'_>) -> io::Result<()>;
     /// Locks an open file until it is closed; false when somebody else has.

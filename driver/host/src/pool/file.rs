@@ -11,6 +11,7 @@ use cistern_crds::{Bytes, FilesystemType};
 
 use super::{Backing, Error, Expectation, PoolDeclaration, failed};
 use crate::{
+    allocation::Missing,
     cause::Cause,
     id::{Uid, Uuid},
     loopdev, mkfs,
@@ -145,9 +146,9 @@ fn allocate(
 ) -> Result<(), Error> {
     let system = &*root.system;
     let failed = |error: io::Error| failed(format!("allocate {}", path.display()))(error);
-    let stat = system.stat(file).map_err(failed)?;
-    let wanted = Bytes(stat.size).max(size);
-    let needed = wanted.saturating_sub(Bytes(stat.allocated));
+    let size = Bytes(system.stat(file).map_err(failed)?.size).max(size);
+    let missing = Missing::of(system, file, size).map_err(failed)?;
+    let needed = missing.size();
     let space = system.space(pools).map_err(failed)?;
     let (available, kept) = (
         Bytes(space.available),
@@ -161,7 +162,7 @@ fn allocate(
             kept,
         });
     }
-    system.allocate(file, wanted.0).map_err(failed)?;
+    missing.allocate(system, file).map_err(failed)?;
     system.sync(file).map_err(failed)
 }
 

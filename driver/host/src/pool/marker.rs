@@ -41,13 +41,23 @@ pub(crate) struct Marker {
 impl Marker {
     /// What would be free in the filesystem if it were empty, at its present size.
     ///
-    /// What XFS keeps for itself grows with the number of allocation groups, so in proportion. Told
-    /// by the marker and the present size alone, it is the same whatever the volumes are doing
+    /// What XFS keeps for itself is a reserve of a fixed size and a share of each allocation group.
+    /// Told by the marker and the present size alone, it is the same whatever the volumes are doing
     /// while the pool is grown, and whenever the agent dies meanwhile.
     pub(crate) fn empty_at(&self, size: Bytes) -> Bytes {
-        let scaled = u128::from(self.empty.0) * u128::from(size.0) / u128::from(self.size.0.max(1));
-        Bytes(u64::try_from(scaled).unwrap_or(u64::MAX)).min(size)
+        let share = self
+            .size
+            .saturating_sub(self.empty)
+            .saturating_sub(reserve(self.size));
+        let share = u128::from(share.0) * u128::from(size.0) / u128::from(self.size.0.max(1));
+        let share = Bytes(u64::try_from(share).unwrap_or(u64::MAX));
+        size.saturating_sub(share).saturating_sub(reserve(size))
     }
+}
+
+/// What XFS holds back so that it can always free something (`xfs_default_resblks`).
+fn reserve(size: Bytes) -> Bytes {
+    size.percent(5).min(Bytes::mib(32))
 }
 
 /// Reads the marker; none when there is none.
@@ -176,11 +186,15 @@ mod tests {
             pool_uid: "a".parse().unwrap(),
             pool_name: "p".to_owned(),
             filesystem_uuid: Uuid::from_bytes([0; 16]),
-            size: Bytes::gib(1),
-            empty: Bytes::mib(1000),
+            size: Bytes::mib(960),
+            empty: Bytes::mib(921),
         };
-        assert_eq!(marker.empty_at(Bytes::gib(1)), Bytes::mib(1000));
-        assert_eq!(marker.empty_at(Bytes::gib(3)), Bytes::mib(3000));
+        assert_eq!(marker.empty_at(marker.size), marker.empty);
+        // Measured on Linux 6.18: an XFS of 960 MiB (1 GiB without its log) grown to 3008 MiB.
+        assert_eq!(
+            marker.empty_at(Bytes::mib(3008)).round_down_to_mib(),
+            Bytes::mib(2954)
+        );
         assert!(marker.empty_at(Bytes(u64::MAX)) < Bytes(u64::MAX));
     }
 }

@@ -7,6 +7,7 @@
 use std::{
     ffi::{OsStr, OsString},
     io,
+    ops::Range,
     os::fd::{BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
     sync::{
@@ -140,8 +141,12 @@ impl System for FailAt {
         self.next()?.truncate(file, size)
     }
 
-    fn allocate(&self, file: BorrowedFd<'_>, size: u64) -> io::Result<()> {
-        self.next()?.allocate(file, size)
+    fn holes(&self, file: BorrowedFd<'_>, size: u64) -> io::Result<Vec<Range<u64>>> {
+        self.next()?.holes(file, size)
+    }
+
+    fn allocate(&self, file: BorrowedFd<'_>, part: &Range<u64>) -> io::Result<()> {
+        self.next()?.allocate(file, part)
     }
 
     fn sync(&self, file: BorrowedFd<'_>) -> io::Result<()> {

@@ -3,6 +3,7 @@
 use std::{
     ffi::{OsStr, OsString},
     fs, io,
+    ops::Range,
     os::{
         fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
         unix::ffi::OsStringExt as _,
@@ -210,9 +211,38 @@ impl System for Linux {
         Ok(ftruncate(file, size)?)
     }
 
-    fn allocate(&self, file: BorrowedFd<'_>, size: u64) -> io::Result<()> {
+    fn holes(&self, file: BorrowedFd<'_>, size: u64) -> io::Result<Vec<Range<u64>>> {
+        let mut holes = Vec::new();
+        let mut known = 0;
         loop {
-            match fallocate(file, FallocateFlags::empty(), 0, size) {
+            let extents = match ioctl::extents(file, known) {
+                // A filesystem that does not tell: all may be a hole.
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::OPNOTSUPP) => Vec::new(),
+                result => result?,
+            };
+            let is_last = extents
+                .last()
+                .is_none_or(|extent| extent.flags & ioctl::EXTENT_LAST != 0);
+            for extent in extents {
+                if extent.logical > known {
+                    holes.push(known..extent.logical.min(size));
+                }
+                known = known.max(extent.logical.saturating_add(extent.length));
+                if known >= size {
+                    return Ok(holes);
+                }
+            }
+            if is_last {
+                holes.push(known..size);
+                return Ok(holes);
+            }
+        }
+    }
+
+    fn allocate(&self, file: BorrowedFd<'_>, part: &Range<u64>) -> io::Result<()> {
+        let length = part.end.saturating_sub(part.start);
+        loop {
+            match fallocate(file, FallocateFlags::empty(), part.start, length) {
                 Err(Errno::INTR) => {}
                 result => return Ok(result?),
             }

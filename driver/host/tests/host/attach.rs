@@ -1,10 +1,42 @@
 //! Staging and publishing, and back.
 
-use std::{fs, os::unix::fs::PermissionsExt as _};
+use std::{
+    fs, io,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::Path,
+    time::Duration,
+};
 
 use cistern_crds::{Bytes, FilesystemType, Provisioning};
+use cistern_host::{Image, MountOptions, Pool, attach::Error, image, statistics};
+use rustix::{
+    fs::{CWD, FileType, Mode, makedev, mknodat},
+    mount::{MountFlags, UnmountFlags, mount, mount_bind},
+};
 
-use crate::harness::{Machine, Volume, chain, open_new, request};
+use crate::harness::{
+    Machine, Volume, eventually, image_path, image_pool, must, open_new, request, run, unmount,
+};
+
+fn volume_of(pool: &Pool, name: &str) -> Image {
+    let size = Bytes::mib(64);
+    must(pool.create_image(&request(
+        name,
+        size,
+        FilesystemType::Ext4,
+        Provisioning::Thin,
+    )))
+}
+
+fn is_conflict<T: std::fmt::Debug>(result: Result<T, Error>) {
+    let error = result.unwrap_err();
+    assert!(matches!(error, Error::Conflict { .. }), "{error}");
+}
+
+fn is_read_only(path: &Path) -> bool {
+    let error = fs::write(path.join("probe"), "x").err();
+    error.is_some_and(|error| error.kind() == io::ErrorKind::ReadOnlyFilesystem)
+}
 
 #[test]
 fn a_volume_goes_the_whole_way_there_and_back_and_leaves_nothing() {
@@ -17,14 +49,12 @@ fn a_volume_goes_the_whole_way_there_and_back_and_leaves_nothing() {
         let name = filesystem.as_str();
         let image = pool
             .create_image(&request(name, Bytes::mib(400), filesystem, provisioning))
-            .unwrap_or_else(|error| panic!("{}", chain(&error)));
+            .unwrap();
         let volume = Volume::new(&image);
         let (staging, target) = (machine.staging(name), machine.path("kubelet/target"));
         for _ in 0..3 {
-            let staged = pool.stage(&volume.stage(&staging));
-            staged.unwrap_or_else(|error| panic!("{}", chain(&error)));
-            let published = pool.publish(&volume.publish(&staging, &target));
-            published.unwrap_or_else(|error| panic!("{}", chain(&error)));
+            must(pool.stage(&volume.stage(&staging)));
+            must(pool.publish(&volume.publish(&staging, &target)));
         }
         fs::write(target.join("file"), "data").unwrap();
         assert_eq!(fs::read(staging.join("file")).unwrap(), b"data");
@@ -47,4 +77,395 @@ fn a_volume_goes_the_whole_way_there_and_back_and_leaves_nothing() {
     }
     assert_eq!(machine.inventory().loops.len(), 1, "the pool's own");
     assert_eq!(machine.inventory().pools[0].images, []);
+}
+
+#[test]
+fn nsv_06_what_is_staged_in_another_way_is_a_conflict_and_stays_as_it_is() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let (image, other) = (volume_of(&pool, "a"), volume_of(&pool, "b"));
+    let staging = machine.staging("s");
+    let volume = Volume::new(&image);
+    must(pool.stage(&volume.stage(&staging)));
+    is_conflict(pool.stage(&Volume::new(&other).stage(&staging)));
+    is_conflict(
+        pool.stage(
+            &Volume {
+                read_only: true,
+                ..Volume::new(&image)
+            }
+            .stage(&staging),
+        ),
+    );
+    for options in ["noatime", "commit=30", "ro"] {
+        let options = MountOptions::parse(FilesystemType::Ext4, [options]).unwrap();
+        is_conflict(
+            pool.stage(
+                &Volume {
+                    options,
+                    ..Volume::new(&image)
+                }
+                .stage(&staging),
+            ),
+        );
+    }
+    must(pool.stage(&volume.stage(&staging)));
+    assert!(!is_read_only(&staging));
+    // A second staging path shares the loop device, and cannot have other options.
+    let second = machine.staging("second");
+    must(pool.stage(&volume.stage(&second)));
+    let options = MountOptions::parse(FilesystemType::Ext4, ["commit=30"]).unwrap();
+    let third = machine.staging("third");
+    is_conflict(
+        pool.stage(
+            &Volume {
+                options,
+                ..Volume::new(&image)
+            }
+            .stage(&third),
+        ),
+    );
+    assert!(
+        !machine.mounts().contains(&third),
+        "nothing is left of what failed"
+    );
+    assert_eq!(
+        machine.inventory().loops.len(),
+        2,
+        "the pool and the volume"
+    );
+    must(machine.root().unstage(&staging));
+    assert!(!is_read_only(&second));
+}
+
+#[test]
+fn npv_07_what_is_published_in_another_way_is_a_conflict_and_stays_as_it_is() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let (image, other) = (volume_of(&pool, "a"), volume_of(&pool, "b"));
+    let (staging, target) = (machine.staging("s"), machine.path("kubelet/target"));
+    let volume = Volume::new(&image);
+    let reader = Volume {
+        read_only: true,
+        ..Volume::new(&image)
+    };
+    must(pool.stage(&volume.stage(&staging)));
+    must(pool.publish(&reader.publish(&staging, &target)));
+    must(pool.publish(&reader.publish(&staging, &target)));
+    assert!(is_read_only(&target) && !is_read_only(&staging));
+    is_conflict(pool.publish(&volume.publish(&staging, &target)));
+    let options = MountOptions::parse(FilesystemType::Ext4, ["noexec"]).unwrap();
+    let strict = Volume {
+        options,
+        read_only: true,
+        ..Volume::new(&image)
+    };
+    is_conflict(pool.publish(&strict.publish(&staging, &target)));
+    let (other_staging, elsewhere) = (machine.staging("t"), machine.path("kubelet/elsewhere"));
+    must(pool.stage(&Volume::new(&other).stage(&other_staging)));
+    is_conflict(pool.publish(&Volume::new(&other).publish(&other_staging, &target)));
+    // Several targets, each as it was asked for.
+    must(pool.publish(&volume.publish(&staging, &elsewhere)));
+    assert!(!is_read_only(&elsewhere) && is_read_only(&target));
+    must(machine.root().unpublish(&elsewhere));
+    assert!(is_read_only(&target) && !elsewhere.exists(), "nup_07");
+}
+
+#[test]
+fn npv_19_what_is_not_staged_is_not_published_and_no_target_is_left() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let (image, other) = (volume_of(&pool, "a"), volume_of(&pool, "b"));
+    let (staging, target) = (machine.staging("s"), machine.path("kubelet/target"));
+    let volume = Volume::new(&image);
+    let not_staged = || {
+        let error = pool
+            .publish(&volume.publish(&staging, &target))
+            .unwrap_err();
+        assert!(matches!(error, Error::NotStaged { .. }), "{error}");
+        assert!(!target.exists());
+    };
+    not_staged();
+    must(pool.stage(&Volume::new(&other).stage(&staging)));
+    not_staged();
+    // A path of kubelet's that it did not make.
+    let nowhere = machine.path("kubelet/no/where");
+    let error = pool.stage(&volume.stage(&nowhere)).unwrap_err();
+    assert!(matches!(error, Error::PathMissing { .. }), "{error}");
+    must(machine.root().unstage(&staging));
+    must(pool.stage(&volume.stage(&staging)));
+    let error = pool
+        .publish(&volume.publish(&staging, &nowhere))
+        .unwrap_err();
+    assert!(matches!(error, Error::PathMissing { .. }), "{error}");
+}
+
+#[test]
+fn a_volume_staged_read_only_cannot_be_written_and_neither_can_what_is_published_of_it() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    for filesystem in FilesystemType::ALL {
+        let request = request(
+            filesystem.as_str(),
+            Bytes::mib(300),
+            filesystem,
+            Provisioning::Thin,
+        );
+        let image = must(pool.create_image(&request));
+        let reader = Volume {
+            read_only: true,
+            ..Volume::new(&image)
+        };
+        let (staging, target) = (machine.staging("s"), machine.path("kubelet/target"));
+        must(pool.stage(&reader.stage(&staging)));
+        must(pool.publish(&reader.publish(&staging, &target)));
+        assert!(is_read_only(&staging) && is_read_only(&target));
+        must(machine.root().unpublish(&target));
+        must(machine.root().unstage(&staging));
+    }
+}
+
+#[test]
+fn nup_08_every_mount_of_a_target_is_taken_off() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let image = volume_of(&pool, "a");
+    let (staging, target) = (machine.staging("s"), machine.path("kubelet/target"));
+    let volume = Volume::new(&image);
+    must(pool.stage(&volume.stage(&staging)));
+    must(pool.publish(&volume.publish(&staging, &target)));
+    mount_bind(&staging, &target).unwrap();
+    mount("none", &target, "tmpfs", MountFlags::empty(), None).unwrap();
+    must(machine.root().unpublish(&target));
+    assert!(!target.exists());
+    mount_bind(&staging, &staging).unwrap();
+    must(machine.root().unstage(&staging));
+    assert_eq!(fs::read_dir(&staging).unwrap().count(), 0);
+    must(pool.remove_image(&image.uid));
+}
+
+#[test]
+fn nup_09_what_cannot_be_unmounted_is_an_error_and_nothing_below_it_is_touched() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let image = volume_of(&pool, "a");
+    let (staging, target) = (machine.staging("s"), machine.path("kubelet/target"));
+    let volume = Volume::new(&image);
+    must(pool.stage(&volume.stage(&staging)));
+    must(pool.publish(&volume.publish(&staging, &target)));
+    fs::write(target.join("file"), "data").unwrap();
+    let open = fs::File::open(target.join("file")).unwrap();
+    let error = machine.root().unpublish(&target).unwrap_err();
+    assert!(matches!(error, Error::Busy { .. }), "{error}");
+    assert_eq!(fs::read(target.join("file")).unwrap(), b"data");
+    drop(open);
+    must(machine.root().unpublish(&target));
+    // What stands at a target path without being mounted is somebody else's.
+    fs::create_dir(&target).unwrap();
+    fs::write(target.join("file"), "data").unwrap();
+    let error = machine.root().unpublish(&target).unwrap_err();
+    assert!(matches!(error, Error::NotRemoved { .. }), "{error}");
+    assert_eq!(fs::read(target.join("file")).unwrap(), b"data");
+}
+
+#[test]
+fn a_symbolic_link_is_never_followed() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let image = volume_of(&pool, "a");
+    let staging = machine.staging("s");
+    let volume = Volume::new(&image);
+    must(pool.stage(&volume.stage(&staging)));
+    let victim = machine.path("victim");
+    fs::create_dir(&victim).unwrap();
+    let link = machine.path("kubelet/link");
+    symlink(&victim, &link).unwrap();
+    for target in [link.clone(), link.join("below")] {
+        pool.publish(&volume.publish(&staging, &target))
+            .unwrap_err();
+        pool.stage(&volume.stage(&target)).unwrap_err();
+        machine.root().unpublish(&target).unwrap_err();
+    }
+    // Mounted behind the link: stays.
+    mount_bind(&staging, &victim).unwrap();
+    machine.root().unpublish(&link).unwrap_err();
+    // There is nothing to take off the link itself.
+    must(machine.root().unstage(&link));
+    assert!(machine.mounts().contains(&victim));
+    unmount(&victim);
+    assert_eq!(fs::read_dir(&victim).unwrap().count(), 0);
+}
+
+#[test]
+fn nus_07_the_way_back_needs_neither_pool_nor_image() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let image = volume_of(&pool, "a");
+    let (staging, target) = (machine.staging("s"), machine.path("kubelet/target"));
+    let volume = Volume::new(&image);
+    must(pool.stage(&volume.stage(&staging)));
+    must(pool.publish(&volume.publish(&staging, &target)));
+    fs::remove_file(image_path(&machine, &image.uid)).unwrap();
+    drop(pool);
+    let at = machine.mount_point(&image_pool(Bytes::ZERO));
+    rustix::mount::unmount(at, UnmountFlags::DETACH).unwrap();
+    for _ in 0..2 {
+        must(machine.root().unpublish(&target));
+        must(machine.root().unstage(&staging));
+    }
+    let nowhere = machine.path("kubelet/no/where");
+    must(machine.root().unpublish(&nowhere));
+    must(machine.root().unstage(&nowhere));
+}
+
+#[test]
+fn a_filesystem_that_has_shut_down_is_still_taken_off() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let request = request(
+        "a",
+        Bytes::mib(300),
+        FilesystemType::Xfs,
+        Provisioning::Thin,
+    );
+    let image = must(pool.create_image(&request));
+    let (staging, target) = (machine.staging("s"), machine.path("kubelet/target"));
+    let volume = Volume::new(&image);
+    must(pool.stage(&volume.stage(&staging)));
+    must(pool.publish(&volume.publish(&staging, &target)));
+    run(
+        "xfs_io",
+        &["-x", "-c", "shutdown", staging.to_str().unwrap()],
+    );
+    assert!(fs::metadata(&target).is_err(), "it is not shut down");
+    must(machine.root().unpublish(&target));
+    must(machine.root().unstage(&staging));
+    // And its log is replayed the next time.
+    must(pool.stage(&volume.stage(&staging)));
+    assert!(!is_read_only(&staging));
+}
+
+#[test]
+fn an_image_that_another_mount_namespace_holds_is_in_use_until_that_ends() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let image = volume_of(&pool, "a");
+    let staging = machine.staging("s");
+    must(pool.stage(&Volume::new(&image).stage(&staging)));
+    #[expect(clippy::disallowed_methods, reason = "the test's own tools")]
+    let mut holder = std::process::Command::new("unshare")
+        .args([
+            "--mount",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+            "echo ready; exec sleep 600",
+        ])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut ready = [0; 5];
+    io::Read::read_exact(holder.stdout.as_mut().unwrap(), &mut ready).unwrap();
+    must(machine.root().unstage(&staging));
+    let error = pool.remove_image(&image.uid).unwrap_err();
+    let in_use = matches!(error, image::Error::InUse { .. });
+    // Staged again meanwhile, it is the same loop device.
+    must(pool.stage(&Volume::new(&image).stage(&staging)));
+    let loops = machine.inventory().loops.len();
+    must(machine.root().unstage(&staging));
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    assert!(in_use && loops == 2, "{error}, {loops} loop devices");
+    // The namespace ends a moment after its last process.
+    eventually("the end of the namespace", || {
+        pool.remove_image(&image.uid).is_ok()
+    });
+}
+
+#[test]
+fn ngs_09_the_space_of_a_volume_is_told_at_every_path_of_it_and_at_no_other() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let image = volume_of(&pool, "a");
+    let (staging, target) = (machine.staging("s"), machine.path("kubelet/target"));
+    let volume = Volume::new(&image);
+    must(pool.stage(&volume.stage(&staging)));
+    must(pool.publish(&volume.publish(&staging, &target)));
+    let ask = |path: &Path| {
+        machine
+            .root()
+            .statistics_of(&image.uid, path, Duration::from_mins(1))
+    };
+    for path in [&staging, &target] {
+        let numbers = must(ask(path));
+        let df = run(
+            "df",
+            &[
+                "-B1",
+                "--output=size,used,avail,itotal,iused",
+                path.to_str().unwrap(),
+            ],
+        );
+        let df: Vec<u64> = df
+            .lines()
+            .nth(1)
+            .unwrap()
+            .split_whitespace()
+            .map(|n| n.parse().unwrap())
+            .collect();
+        let found = [
+            numbers.total.0,
+            numbers.used.0,
+            numbers.available.0,
+            numbers.inodes,
+            numbers.inodes_used,
+        ];
+        assert_eq!(df, found);
+    }
+    let other = volume_of(&pool, "b");
+    let wrong = [
+        machine
+            .root()
+            .statistics_of(&other.uid, &staging, Duration::from_mins(1)),
+        ask(&machine.path("kubelet")),
+        ask(&machine.path("kubelet/no/where")),
+    ];
+    for result in wrong {
+        let error = result.unwrap_err();
+        assert!(
+            matches!(error, statistics::Error::NotThere { .. }),
+            "{error}"
+        );
+    }
+}
+
+/// In a container `/dev` is a copy that was made when it started.
+#[test]
+fn a_loop_device_that_dev_has_no_node_for_is_used_all_the_same() {
+    let machine = Machine::new();
+    mount("none", "/dev", "tmpfs", MountFlags::empty(), None).unwrap();
+    for (path, major, minor) in [("/dev/loop-control", 10, 237), ("/dev/null", 1, 3)] {
+        let mode = Mode::RUSR | Mode::WUSR;
+        mknodat(
+            CWD,
+            path,
+            FileType::CharacterDevice,
+            mode,
+            makedev(major, minor),
+        )
+        .unwrap();
+    }
+    let pool = open_new(&machine);
+    assert!(pool.device().starts_with(machine.path("root/dev")));
+    let image = volume_of(&pool, "a");
+    let (staging, target) = (machine.staging("s"), machine.path("kubelet/target"));
+    let volume = Volume::new(&image);
+    must(pool.stage(&volume.stage(&staging)));
+    must(pool.publish(&volume.publish(&staging, &target)));
+    assert_eq!(machine.inventory().loops.len(), 2);
+    must(machine.root().unpublish(&target));
+    must(machine.root().unstage(&staging));
+    must(pool.remove_image(&image.uid));
+    rustix::mount::unmount("/dev", UnmountFlags::DETACH).unwrap();
 }

@@ -9,15 +9,17 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     sync::Arc,
+    time::{Duration, Instant},
 };
 
+pub(crate) use crate::scenario::{linux, pool as image_pool, uid};
 use cistern_crds::{Bytes, FilesystemType, Provisioning};
 use cistern_host::{
-    Expectation, Image, ImageRequest, Linux, MountOptions, Pool, PoolDeclaration, PublishRequest,
-    Root, Source, StageRequest, System, Uid, image::Content, inventory::Inventory,
+    Expectation, Image, ImageRequest, MountOptions, Pool, PoolDeclaration, PublishRequest, Root,
+    Source, StageRequest, System, Uid, image::Content, inventory::Inventory,
 };
 use rustix::{
-    mount::{MountPropagationFlags, UnmountFlags, mount_change, unmount},
+    mount::{MountPropagationFlags, UnmountFlags, mount_change},
     thread::UnshareFlags,
 };
 
@@ -25,7 +27,7 @@ use rustix::{
 pub(crate) const POOL_SIZE: Bytes = Bytes::gib(1);
 
 /// Size of the disk that stands for the host's. It takes only what is written to it.
-const DISK_SIZE: Bytes = Bytes::gib(8);
+pub(crate) const DISK_SIZE: Bytes = Bytes::gib(8);
 
 /// The folder of one test, in a mount namespace of its own.
 pub(crate) struct Machine {
@@ -106,37 +108,22 @@ impl Drop for Machine {
     fn drop(&mut self) {
         // The namespace goes a moment after the folder, so the mounts have to go before.
         for mount_point in self.mounts().iter().rev() {
-            if let Err(error) = unmount(mount_point, UnmountFlags::DETACH) {
+            let detached = rustix::mount::unmount(mount_point, UnmountFlags::DETACH);
+            if let Err(error) = detached {
                 eprintln!("left mounted: {}: {error}", mount_point.display());
             }
         }
     }
 }
 
-pub(crate) fn linux(folder: &Path) -> Arc<dyn System> {
-    Arc::new(Linux::new(folder.join("root/dev")))
-}
-
 pub(crate) fn root(folder: &Path, system: Arc<dyn System>) -> Root {
     Root::new(folder.join("root"), system)
 }
 
-pub(crate) fn uid(text: &str) -> Uid {
-    text.parse().unwrap()
-}
-
-pub(crate) fn image_pool(size: Bytes) -> PoolDeclaration {
-    PoolDeclaration {
-        uid: uid("9f8e7d6c-0000-4000-8000-00000000beef"),
-        name: "fast".to_owned(),
-        source: Source::Image { size },
-    }
-}
-
-pub(crate) fn device_pool(paths: &[PathBuf]) -> PoolDeclaration {
+pub(crate) fn device_pool(paths: impl IntoIterator<Item = PathBuf>) -> PoolDeclaration {
     PoolDeclaration {
         source: Source::Device {
-            paths: paths.to_vec(),
+            paths: paths.into_iter().collect(),
         },
         ..image_pool(Bytes::ZERO)
     }
@@ -241,4 +228,45 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
         source = error.source();
     }
     text
+}
+
+/// The value, or a panic with all that is known of the error.
+#[track_caller]
+pub(crate) fn must<T, E: std::error::Error>(result: Result<T, E>) -> T {
+    result.unwrap_or_else(|error| panic!("{}", chain(&error)))
+}
+
+/// Where an image of [`image_pool`] lies.
+pub(crate) fn image_path(machine: &Machine, image: &Uid) -> PathBuf {
+    let pool = machine.mount_point(&image_pool(Bytes::ZERO));
+    pool.join("images").join(image.as_str())
+}
+
+/// Waits for something that comes by itself.
+#[track_caller]
+pub(crate) fn eventually(what: &str, holds: impl FnMut() -> bool) {
+    assert!(comes(holds), "{what} does not come");
+}
+
+/// Whether something comes by itself.
+pub(crate) fn comes(mut holds: impl FnMut() -> bool) -> bool {
+    let begin = Instant::now();
+    loop {
+        if holds() {
+            return true;
+        }
+        if begin.elapsed() > Duration::from_secs(20) {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Unmounts, as an administrator or a reboot does. Processes that other tests are just starting
+/// hold files of this one for a moment.
+#[track_caller]
+pub(crate) fn unmount(path: &Path) {
+    eventually("the end of the mount", || {
+        rustix::mount::unmount(path, UnmountFlags::empty()).is_ok()
+    });
 }

@@ -9,5 +9,12 @@
 )]
 
 mod attach;
+mod device;
+mod faults;
+mod filesystems;
 mod harness;
+mod image;
 mod inventory;
+mod ledger;
+mod pool;
+mod scenario;

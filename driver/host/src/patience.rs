@@ -1,0 +1,43 @@
+//! Waiting for what is let go of in a moment.
+//!
+//! A process that is being started holds, until it becomes another program, every file that was
+//! open when it was started. So a mount or a loop device can be busy for a moment though everybody
+//! has closed it, whenever a tool is started for another volume.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+const LIMIT: Duration = Duration::from_secs(1);
+const STEP: Duration = Duration::from_millis(5);
+
+/// Tries again until the answer will do, for a second; then the last answer has to.
+pub(crate) fn until<T>(mut attempt: impl FnMut() -> T, will_do: impl Fn(&T) -> bool) -> T {
+    let begin = Instant::now();
+    loop {
+        let answer = attempt();
+        if will_do(&answer) || begin.elapsed() >= LIMIT {
+            return answer;
+        }
+        // It may itself be what keeps the thing busy.
+        drop(answer);
+        thread::sleep(STEP);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_in_a_moment_is_waited_for_and_what_never_comes_is_given_up() {
+        let mut count = 0;
+        let mut attempt = || {
+            count += 1;
+            count
+        };
+        assert_eq!(until(&mut attempt, |count| *count == 4), 4);
+        assert!(until(&mut attempt, |_| false) > 4);
+    }
+}

@@ -1,0 +1,237 @@
+//! A fault at every call to the machine: a run without it afterwards ends as if it had never been
+//! (requirements R2, R6, R15).
+
+use std::{os::unix::process::ExitStatusExt as _, sync::Arc};
+
+use cistern_host::{
+    Expectation,
+    system::{FailAt, Fault},
+};
+
+use crate::{
+    harness::{Machine, comes, eventually, must},
+    scenario::{self, Step},
+};
+
+/// More calls than any step needs.
+const LIMIT: u64 = 500;
+
+/// Does a step without any fault. `expectation` is what the agent remembers of the pool.
+fn without_fault(machine: &Machine, step: Step, expectation: Expectation) {
+    let system = Arc::clone(&machine.system);
+    scenario::run(step, &machine.folder, system, expectation).unwrap_or_else(|error| {
+        panic!(
+            "{step:?} without a fault: {}",
+            crate::harness::chain(&*error)
+        )
+    });
+}
+
+/// Does a step with one fault; false when it needed fewer calls.
+fn with_fault(
+    machine: &Machine,
+    step: Step,
+    expectation: Expectation,
+    fault: Fault,
+    at: u64,
+) -> bool {
+    if fault == Fault::Kill {
+        return is_killed(machine, step, expectation, at);
+    }
+    let system = Arc::new(FailAt::new(Arc::clone(&machine.system), fault, at));
+    let result = scenario::run(step, &machine.folder, Arc::clone(&system) as _, expectation);
+    if !system.has_failed() {
+        result.unwrap_or_else(|error| panic!("{step:?}: an error without a fault: {error}"));
+        return false;
+    }
+    true
+}
+
+fn is_killed(machine: &Machine, step: Step, expectation: Expectation, at: u64) -> bool {
+    let expectation = match expectation {
+        Expectation::New => "new".to_owned(),
+        Expectation::Made => panic!("no step is walked so"),
+        Expectation::Known { filesystem_uuid } => filesystem_uuid.to_string(),
+    };
+    #[expect(clippy::disallowed_methods, reason = "a process that the fault kills")]
+    let status = std::process::Command::new(env!("CARGO_BIN_EXE_step"))
+        .arg(format!("{step:?}"))
+        .arg(&machine.folder)
+        .arg(expectation)
+        .arg(at.to_string())
+        .status()
+        .unwrap();
+    match (status.signal(), status.code()) {
+        (Some(9), _) => true,
+        (None, Some(0)) => false,
+        _ => panic!("{step:?} at {at}: {status}"),
+    }
+}
+
+/// All there is on the machine but what differs from run to run: UUIDs and numbers.
+fn digest(machine: &Machine) -> String {
+    let inventory = machine.inventory();
+    let pools = inventory.pools.iter().map(|pool| {
+        let images = pool.images.iter().map(|image| {
+            let identity = image.identity.as_ref().map(|found| &found.volume);
+            (
+                &image.uid,
+                identity,
+                image.size,
+                image.allocated >= image.size,
+            )
+        });
+        let images: Vec<_> = images.collect();
+        let is_mounted = pool.filesystem_uuid.is_some();
+        let has_file = pool.has_file;
+        format!(
+            "{is_mounted} {has_file} {images:?} {:?} {:?}",
+            pool.temporary, pool.strays
+        )
+    });
+    let loops = inventory
+        .loops
+        .iter()
+        .map(|bound| format!("loop {}", bound.backing_file.display()));
+    let mounts = inventory.mounts.iter().map(|mount| {
+        format!(
+            "{} {:?} {}",
+            mount.mount_point.display(),
+            mount.mount_options,
+            mount.filesystem
+        )
+    });
+    let kubelet = std::fs::read_dir(machine.path("kubelet")).unwrap();
+    let kubelet = kubelet.map(|entry| entry.unwrap().path().display().to_string());
+    let strays = inventory
+        .strays
+        .iter()
+        .map(|stray| format!("stray {}", stray.display()));
+    let mut all: Vec<String> = loops.chain(mounts).chain(kubelet).chain(strays).collect();
+    all.sort();
+    pools.chain(all).collect::<Vec<_>>().join("\n")
+}
+
+/// How many loop devices are bound after a step: the pool's, and the volume's while it is staged.
+fn loops_after(step: Step) -> usize {
+    match step {
+        Step::RemovePool => 0,
+        Step::MakePool | Step::GrowPool | Step::Create | Step::Unstage | Step::Remove => 1,
+        Step::Stage | Step::Publish | Step::Unpublish => 2,
+    }
+}
+
+/// Waits until the machine is as expected: whoever looks at a loop device, or is just being
+/// started, keeps it bound for a moment.
+#[track_caller]
+fn reaches(machine: &Machine, expected: &str, what: &str) {
+    let mut found = String::new();
+    let reached = comes(|| {
+        found = digest(machine);
+        found == expected
+    });
+    assert!(reached, "{what}: found\n{found}\nand not\n{expected}");
+}
+
+/// Walks the fault through a step. Before each, `before` makes what the step starts from.
+fn walk(
+    machine: &Machine,
+    step: Step,
+    fault: Fault,
+    expectation: impl Fn() -> Expectation,
+    before: impl Fn(),
+) {
+    before();
+    without_fault(machine, step, expectation());
+    let mut expected = String::new();
+    eventually("the last user of every loop device", || {
+        expected = digest(machine);
+        expected.matches("loop ").count() == loops_after(step)
+    });
+    for at in 1..LIMIT {
+        before();
+        let known = expectation();
+        if !with_fault(machine, step, known, fault, at) {
+            assert!(at > 3, "{step:?} made no calls");
+            return;
+        }
+        without_fault(machine, step, known);
+        reaches(
+            machine,
+            &expected,
+            &format!("{step:?} with {fault:?} at call {at}"),
+        );
+    }
+    panic!("{step:?} needs more than {LIMIT} calls");
+}
+
+fn known(machine: &Machine) -> Expectation {
+    let pools = machine.inventory().pools;
+    let found = pools.first().and_then(|pool| pool.filesystem_uuid);
+    found.map_or(Expectation::New, |filesystem_uuid| Expectation::Known {
+        filesystem_uuid,
+    })
+}
+
+/// A volume's whole life, each step walked and undone by its opposite.
+fn walk_volume(fault: Fault) {
+    let machine = Machine::new();
+    machine.staging("globalmount");
+    without_fault(&machine, Step::MakePool, Expectation::New);
+    let empty = digest(&machine);
+    let expectation = known(&machine);
+    let no_fault = |step| without_fault(&machine, step, expectation);
+    for (step, undo) in [
+        (Step::Create, Step::Remove),
+        (Step::Stage, Step::Unstage),
+        (Step::Publish, Step::Unpublish),
+        (Step::Unpublish, Step::Publish),
+        (Step::Unstage, Step::Stage),
+        (Step::Remove, Step::Create),
+    ] {
+        walk(&machine, step, fault, || expectation, || no_fault(undo));
+    }
+    reaches(&machine, &empty, "nothing left");
+}
+
+/// A pool's whole life: made, made larger, removed.
+fn walk_pool(fault: Fault) {
+    let machine = Machine::new();
+    let nothing = digest(&machine);
+    let remove = || {
+        let expectation = known(&machine);
+        must(
+            machine
+                .root()
+                .remove_pool(&scenario::pool(cistern_crds::Bytes::gib(1)), expectation),
+        );
+    };
+    let renew = || {
+        remove();
+        without_fault(&machine, Step::MakePool, Expectation::New);
+    };
+    walk(&machine, Step::MakePool, fault, || Expectation::New, remove);
+    walk(&machine, Step::GrowPool, fault, || known(&machine), renew);
+    walk(&machine, Step::RemovePool, fault, || known(&machine), renew);
+    reaches(&machine, &nothing, "nothing left");
+}
+
+#[test]
+fn r15_an_error_at_any_call_of_a_volumes_life_leaves_no_trace() {
+    walk_volume(Fault::Error);
+}
+
+#[test]
+fn r2_death_at_any_call_of_a_volumes_life_leaves_no_trace() {
+    walk_volume(Fault::Kill);
+}
+
+#[test]
+fn r15_an_error_at_any_call_of_a_pools_life_leaves_no_trace() {
+    walk_pool(Fault::Error);
+}
+
+#[test]
+fn r2_death_at_any_call_of_a_pools_life_leaves_no_trace() {
+    walk_pool(Fault::Kill);
+}

@@ -1,0 +1,101 @@
+//! Which filesystems mount at which size, and what the kernel says of their options.
+
+use std::{fs, os::fd::AsFd as _};
+
+use cistern_crds::{Bytes, FilesystemType, Provisioning};
+use cistern_host::{MountOptions, options};
+use rustix::fs::ioctl_ficlone;
+
+use crate::harness::{Machine, Volume, image_path, must, open_new, request};
+
+/// Stages, writes, unstages; reads what an earlier call wrote.
+fn use_volume(machine: &Machine, pool: &cistern_host::Pool, volume: &Volume<'_>, expected: &str) {
+    let staging = machine.staging("globalmount");
+    must(pool.stage(&volume.stage(&staging)));
+    let file = staging.join("file");
+    assert_eq!(fs::read_to_string(&file).unwrap_or_default(), expected);
+    fs::write(&file, format!("{expected}x")).unwrap();
+    must(machine.root().unstage(&staging));
+}
+
+#[test]
+fn each_filesystem_mounts_at_its_smallest_size_and_at_400_mib_and_again_after_a_reflink() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    for filesystem in FilesystemType::ALL {
+        for size in [filesystem.minimum_size(), Bytes::mib(400)] {
+            for provisioning in [Provisioning::Thin, Provisioning::Thick] {
+                let request = request("a", size, filesystem, provisioning);
+                let image = must(pool.create_image(&request));
+                let volume = Volume::new(&image);
+                use_volume(&machine, &pool, &volume, "");
+                // From here on XFS demands 4096-byte alignment for direct I/O on this file.
+                let path = image_path(&machine, &image.uid);
+                let source = fs::File::open(&path).unwrap();
+                let copy = fs::File::create(path.with_file_name("copy")).unwrap();
+                ioctl_ficlone(copy.as_fd(), source.as_fd()).unwrap();
+                use_volume(&machine, &pool, &volume, "x");
+                use_volume(&machine, &pool, &volume, "xx");
+                fs::remove_file(path.with_file_name("copy")).unwrap();
+                must(pool.remove_image(&image.uid));
+            }
+        }
+    }
+}
+
+#[test]
+fn one_mib_less_than_the_smallest_xfs_is_not_made_and_leaves_nothing() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let size = FilesystemType::Xfs
+        .minimum_size()
+        .saturating_sub(Bytes::mib(1));
+    let error = pool
+        .create_image(&request("a", size, FilesystemType::Xfs, Provisioning::Thin))
+        .unwrap_err();
+    assert!(
+        crate::harness::chain(&error).contains("mkfs.xfs"),
+        "{error}"
+    );
+    let inventory = machine.inventory();
+    assert!(inventory.pools[0].images.is_empty() && inventory.pools[0].temporary.is_empty());
+}
+
+/// The other half of the invariant of `options.rs`: what is let through is shown as it was given.
+#[test]
+fn npv_14_the_kernel_shows_every_supported_option_as_it_was_given() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let attributes = ["ro", "noexec", "noatime", "nodiratime", "strictatime"];
+    for filesystem in FilesystemType::ALL {
+        let request = request(
+            filesystem.as_str(),
+            Bytes::mib(300),
+            filesystem,
+            Provisioning::Thin,
+        );
+        let image = must(pool.create_image(&request));
+        let parameters = options::every_parameter(filesystem);
+        assert!(parameters.len() > 6);
+        let all = parameters.iter().map(String::as_str).chain(attributes);
+        for option in all {
+            let mut volume = Volume::new(&image);
+            volume.options = MountOptions::parse(filesystem, [option]).unwrap();
+            let staging = machine.staging("globalmount");
+            let staged = pool.stage(&volume.stage(&staging));
+            must(staged.inspect_err(|_| eprintln!("{filesystem} {option}")));
+            // A second call has only what the kernel shows to go by.
+            must(pool.stage(&volume.stage(&staging)));
+            volume.options = MountOptions::default();
+            let other = pool.stage(&volume.stage(&staging));
+            let conflict = cistern_host::attach::Error::Conflict {
+                path: staging.clone(),
+                why: String::new(),
+            };
+            let is_conflict = other.as_ref().err().map(std::mem::discriminant)
+                == Some(std::mem::discriminant(&conflict));
+            assert!(is_conflict, "{filesystem} {option}: {other:?}");
+            must(machine.root().unstage(&staging));
+        }
+    }
+}

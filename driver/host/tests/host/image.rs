@@ -1,0 +1,295 @@
+//! Making, keeping and removing images.
+
+use std::{fs, io::Write as _, os::unix::fs::PermissionsExt as _};
+
+use cistern_crds::{Bytes, FilesystemType, Provisioning};
+use cistern_host::{Content, ImageRequest, Uid, image::Error};
+
+use crate::harness::{
+    Machine, Volume, allocated, eventually, image_path, image_pool, known, linux, must, open_new,
+    request, root, run, uid,
+};
+
+fn thin(name: &str) -> ImageRequest {
+    request(
+        name,
+        Bytes::mib(64),
+        FilesystemType::Ext4,
+        Provisioning::Thin,
+    )
+}
+
+fn thick(name: &str) -> ImageRequest {
+    ImageRequest {
+        provisioning: Provisioning::Thick,
+        ..thin(name)
+    }
+}
+
+#[test]
+fn a_repeated_creation_finds_the_image_and_one_that_asks_for_something_else_is_a_conflict() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let made = must(pool.create_image(&thin("a")));
+    assert_eq!(must(pool.create_image(&thin("a"))), made);
+    assert_eq!(must(pool.image(&made.uid)), Some(made.clone()));
+    for other in [
+        ImageRequest {
+            volume: "pvc-b".to_owned(),
+            ..thin("a")
+        },
+        ImageRequest {
+            size: Bytes::mib(65),
+            ..thin("a")
+        },
+        ImageRequest {
+            filesystem: None,
+            ..thin("a")
+        },
+        ImageRequest {
+            filesystem: Some(FilesystemType::Xfs),
+            ..thin("a")
+        },
+        thick("a"),
+    ] {
+        let error = pool.create_image(&other).unwrap_err();
+        assert!(matches!(error, Error::IdentityConflict { .. }), "{error}");
+    }
+    assert_eq!(must(pool.images()), [made]);
+}
+
+#[test]
+fn an_image_of_block_access_holds_nothing() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let request = ImageRequest {
+        filesystem: None,
+        ..thin("a")
+    };
+    let image = must(pool.create_image(&request));
+    assert_eq!(image.identity.unwrap().content, Content::Block);
+    assert_eq!((image.size, image.allocated), (Bytes::mib(64), Bytes::ZERO));
+}
+
+#[test]
+fn nobody_but_root_reads_a_pool() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let image = must(pool.create_image(&thin("a")));
+    let mode = |path: &std::path::Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    let path = image_path(&machine, &image.uid);
+    assert_eq!(mode(&path), 0o600);
+    assert_eq!(mode(path.parent().unwrap()), 0o700);
+    assert_eq!(mode(&machine.path("root/pools")), 0o700);
+    let file = machine
+        .mount_point(&image_pool(Bytes::ZERO))
+        .with_extension("img");
+    assert_eq!(mode(&file), 0o600);
+}
+
+#[test]
+fn thin_takes_what_is_written_and_gives_back_what_is_deleted() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let image = must(pool.create_image(&thin("a")));
+    let path = image_path(&machine, &image.uid);
+    let empty = allocated(&path);
+    assert!(empty < 16 << 20, "{empty}");
+    let (volume, staging) = (Volume::new(&image), machine.staging("s"));
+    must(pool.stage(&volume.stage(&staging)));
+    fs::write(staging.join("file"), vec![1; 32 << 20]).unwrap();
+    must(machine.root().unstage(&staging));
+    assert!(allocated(&path) >= empty + (32 << 20));
+    must(pool.stage(&volume.stage(&staging)));
+    fs::remove_file(staging.join("file")).unwrap();
+    must(machine.root().unstage(&staging));
+    assert!(allocated(&path) < empty + (8 << 20), "{}", allocated(&path));
+}
+
+#[test]
+fn thick_is_allocated_in_full_and_refilled_after_a_trim_within() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    for filesystem in FilesystemType::ALL {
+        let request = request(
+            filesystem.as_str(),
+            Bytes::mib(300),
+            filesystem,
+            Provisioning::Thick,
+        );
+        let image = must(pool.create_image(&request));
+        let path = image_path(&machine, &image.uid);
+        assert!(allocated(&path) >= request.size.0);
+        let (volume, staging) = (Volume::new(&image), machine.staging("s"));
+        must(pool.stage(&volume.stage(&staging)));
+        assert!(allocated(&path) >= request.size.0);
+        run("fstrim", &[staging.to_str().unwrap()]);
+        assert!(
+            allocated(&path) < request.size.0 / 2,
+            "the trim punched no hole"
+        );
+        // XFS goes on trimming for a moment when fstrim has ended.
+        eventually("the full image", || {
+            must(pool.refill(&image.uid));
+            allocated(&path) >= request.size.0
+        });
+        run("fstrim", &[staging.to_str().unwrap()]);
+        must(machine.root().unstage(&staging));
+        // Staging does it as well.
+        must(pool.stage(&volume.stage(&staging)));
+        assert!(allocated(&path) >= request.size.0);
+        must(machine.root().unstage(&staging));
+        must(pool.remove_image(&image.uid));
+    }
+}
+
+#[test]
+fn the_space_of_a_removed_image_is_free_when_the_call_returns() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let before = must(pool.statistics());
+    let request = request(
+        "a",
+        Bytes::mib(800),
+        FilesystemType::Ext4,
+        Provisioning::Thick,
+    );
+    for _ in 0..5 {
+        must(pool.create_image(&request));
+        must(pool.remove_image(&request.uid));
+        let after = must(pool.statistics());
+        let lost = before.available.saturating_sub(after.available);
+        assert!(lost < Bytes::mib(1), "{lost}");
+    }
+}
+
+#[test]
+fn a_pool_that_is_full_is_said_to_be_full_and_nothing_is_left_behind() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let before = must(pool.statistics());
+    let request = request(
+        "a",
+        Bytes::gib(2),
+        FilesystemType::Ext4,
+        Provisioning::Thick,
+    );
+    let error = pool.create_image(&request).unwrap_err();
+    assert!(matches!(error, Error::NoSpace { .. }), "{error}");
+    assert!(machine.inventory().pools[0].temporary.is_empty());
+    let lost = before
+        .available
+        .saturating_sub(must(pool.statistics()).available);
+    assert!(lost < Bytes::mib(1), "{lost}");
+}
+
+#[test]
+fn what_was_left_of_a_creation_is_swept_but_not_one_that_is_under_way() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let folder = machine.mount_point(&image_pool(Bytes::ZERO)).join("tmp");
+    for name in ["dead", "alive", "no UID at all"] {
+        fs::write(folder.join(name), "half").unwrap();
+    }
+    let alive = fs::File::open(folder.join("alive")).unwrap();
+    alive.lock().unwrap();
+    assert_eq!(must(pool.sweep()), 2);
+    assert!(folder.join("alive").exists());
+    drop(alive);
+    assert_eq!(must(pool.sweep()), 1);
+    assert_eq!(fs::read_dir(folder).unwrap().count(), 0);
+}
+
+#[test]
+fn removing_a_volume_whose_creation_was_cut_short_removes_the_rest_of_it() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let folder = machine.mount_point(&image_pool(Bytes::ZERO)).join("tmp");
+    fs::write(folder.join("uid-a"), "half").unwrap();
+    must(pool.remove_image(&uid("uid-a")));
+    assert_eq!(fs::read_dir(folder).unwrap().count(), 0);
+}
+
+/// An image that ever held data is neither formatted nor changed, whatever became of it.
+#[test]
+fn r7_an_image_that_is_not_what_it_should_be_is_refused_and_left_as_it_is() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let image = must(pool.create_image(&thin("a")));
+    let other = must(pool.create_image(&thin("b")));
+    let path = image_path(&machine, &image.uid);
+    let whole = fs::read(&path).unwrap();
+    let staging = machine.staging("s");
+    let refused = |what: &str, expected: &str| {
+        let before = fs::read(&path).unwrap();
+        let error = pool
+            .stage(&Volume::new(&image).stage(&staging))
+            .unwrap_err();
+        assert!(error.to_string().contains(expected), "{what}: {error}");
+        assert!(
+            fs::read(&path).unwrap() == before,
+            "{what}: the image was written"
+        );
+        assert_eq!(machine.inventory().loops.len(), 1, "{what}");
+        fs::write(&path, &whole).unwrap();
+    };
+
+    let mut file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.write_all(&[0; 4096]).unwrap();
+    refused("superblock overwritten", "there is none");
+
+    file.set_len(1 << 20).unwrap();
+    refused("cut short", "only 1Mi");
+
+    fs::write(&path, fs::read(image_path(&machine, &other.uid)).unwrap()).unwrap();
+    refused("another filesystem", "it holds ext4");
+
+    let mut stage = Volume::new(&image);
+    stage.image = &other;
+    let mut wrong = stage.stage(&staging);
+    wrong.image = &image.uid;
+    let error = pool.stage(&wrong).unwrap_err();
+    assert!(error.to_string().contains("is not volume pvc-b"), "{error}");
+
+    run(
+        "setfattr",
+        &["-x", "trusted.cistern", path.to_str().unwrap()],
+    );
+    refused("no identity", "is not volume pvc-a");
+    let error = pool.create_image(&thin("a")).unwrap_err();
+    assert!(matches!(error, Error::IdentityConflict { .. }), "{error}");
+
+    fs::remove_file(&path).unwrap();
+    let error = pool
+        .stage(&Volume::new(&image).stage(&staging))
+        .unwrap_err();
+    assert!(error.to_string().contains("is not in pool"), "{error}");
+    assert!(!path.exists());
+}
+
+#[test]
+fn an_image_larger_than_its_status_is_a_growth_that_was_cut_short_and_mounts() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let image = must(pool.create_image(&thin("a")));
+    let file = fs::OpenOptions::new()
+        .write(true)
+        .open(image_path(&machine, &image.uid))
+        .unwrap();
+    file.set_len(Bytes::mib(80).0).unwrap();
+    let staging = machine.staging("s");
+    must(pool.stage(&Volume::new(&image).stage(&staging)));
+}
+
+#[test]
+fn images_are_found_again_by_another_process_under_the_same_name() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let made = must(pool.create_image(&thin("a")));
+    let expectation = known(&pool);
+    drop(pool);
+    let again = root(&machine.folder, linux(&machine.folder));
+    let pool = must(again.open_pool(&image_pool(crate::harness::POOL_SIZE), expectation));
+    assert_eq!(must(pool.images()), [made]);
+    assert_eq!(must(pool.image(&"unknown".parse::<Uid>().unwrap())), None);
+}

@@ -1,0 +1,91 @@
+//! The promise of the ledger, on disk: what was admitted can be written.
+
+use std::{
+    fs,
+    os::{fd::AsFd as _, unix::fs::FileExt as _},
+};
+
+use cistern_crds::{Bytes, FilesystemType, Provisioning, size::MIB};
+use cistern_host::{Expectation, ImageRequest};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl, ioctl_ficlone};
+
+use crate::harness::{Machine, image_path, image_pool, must, request};
+
+/// As a StoragePool has it if nothing else is said.
+const RESERVED_PERCENT: u32 = 5;
+const BLOCK: u64 = 4096;
+
+/// A sequence that visits every number below a power of two once, in no order that helps.
+fn scattered(count: u64) -> impl Iterator<Item = u64> {
+    let modulus = count.next_power_of_two();
+    // Full period: the multiplier less one is a multiple of four, the increment odd (Knuth).
+    (0..modulus)
+        .scan(modulus / 3, move |state, _| {
+            *state = state.wrapping_mul(0x5851_f42d).wrapping_add(0x1405_7b7f) % modulus;
+            Some(*state)
+        })
+        .filter(move |index| *index < count)
+}
+
+#[test]
+fn a_pool_filled_to_its_last_admitted_byte_takes_an_overwrite_of_every_block() {
+    let machine = Machine::new();
+    let declaration = image_pool(Bytes::mib(512));
+    let pool = must(machine.root().open_pool(&declaration, Expectation::New));
+    let empty = must(pool.statistics()).empty;
+    let usable = empty.saturating_sub(empty.percent(RESERVED_PERCENT));
+
+    // One volume, a snapshot of all it has, and a second volume that takes what is left.
+    let block = ImageRequest {
+        filesystem: None,
+        ..request(
+            "a",
+            Bytes(usable.0 / 2).round_down_to_mib(),
+            FilesystemType::Ext4,
+            Provisioning::Thick,
+        )
+    };
+    let image = must(pool.create_image(&block));
+    let path = image_path(&machine, &image.uid);
+    let source = fs::OpenOptions::new()
+        .write(true)
+        .read(true)
+        .open(&path)
+        .unwrap();
+    // Written once, so that there is something to be copied on write.
+    let bytes = vec![0xaa; usize::try_from(MIB).unwrap()];
+    for offset in (0..image.size.0).step_by(bytes.len()) {
+        source.write_all_at(&bytes, offset).unwrap();
+    }
+    let snapshot = fs::File::create(path.with_file_name("snapshot")).unwrap();
+    ioctl_ficlone(snapshot.as_fd(), source.as_fd()).unwrap();
+    let promised = Bytes(2 * image.size.0);
+    let rest = usable.saturating_sub(promised).round_down_to_mib();
+    let filler = ImageRequest {
+        filesystem: None,
+        ..request("b", rest, FilesystemType::Ext4, Provisioning::Thick)
+    };
+    if rest > Bytes::ZERO {
+        must(pool.create_image(&filler));
+    }
+    assert!(usable.saturating_sub(promised).saturating_sub(rest) < Bytes::mib(1));
+
+    // As a loop device writes: 4 KiB each, past the page cache.
+    fcntl_setfl(&source, fcntl_getfl(&source).unwrap() | OFlags::DIRECT).unwrap();
+    let mut buffer = vec![0x55_u8; 2 * usize::try_from(BLOCK).unwrap()];
+    let start = buffer
+        .as_ptr()
+        .align_offset(usize::try_from(BLOCK).unwrap());
+    let aligned = &mut buffer[start..start + usize::try_from(BLOCK).unwrap()];
+    for (count, index) in scattered(image.size.0 / BLOCK).enumerate() {
+        source
+            .write_all_at(aligned, index * BLOCK)
+            .unwrap_or_else(|error| panic!("write {count} failed: {error}"));
+    }
+    let mut copy = vec![0; bytes.len()];
+    let snapshot = fs::File::open(path.with_file_name("snapshot")).unwrap();
+    for offset in (0..image.size.0).step_by(bytes.len()) {
+        snapshot.read_exact_at(&mut copy, offset).unwrap();
+        assert!(copy == bytes, "the snapshot changed at {offset}");
+    }
+}

@@ -1,0 +1,363 @@
+//! Making pools, finding them again, and refusing what is not one.
+
+use std::{fs, os::unix::fs::FileExt as _, path::Path};
+
+use cistern_crds::{Bytes, FilesystemType, Provisioning};
+use cistern_host::{Expectation, ImageRequest, Pool, PoolDeclaration, image, pool::Error};
+use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount};
+
+use crate::harness::{
+    DISK_SIZE, Machine, POOL_SIZE, Volume, allocated, eventually, image_pool, known, must,
+    open_new, request, run, uid, unmount,
+};
+
+fn small(name: &str) -> ImageRequest {
+    request(
+        name,
+        Bytes::mib(16),
+        FilesystemType::Ext4,
+        Provisioning::Thin,
+    )
+}
+
+fn pool_error(result: Result<impl std::fmt::Debug, image::Error>) -> Error {
+    match result.unwrap_err() {
+        image::Error::Pool(error) => error,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The first MiB of a file: its superblock and what follows.
+fn head(path: &Path) -> Vec<u8> {
+    let mut bytes = vec![0; 1 << 20];
+    fs::File::open(path)
+        .unwrap()
+        .read_exact_at(&mut bytes, 0)
+        .unwrap();
+    bytes
+}
+
+fn file_of(machine: &Machine, pool: &PoolDeclaration) -> std::path::PathBuf {
+    machine.root().mount_point(&pool.uid).with_extension("img")
+}
+
+/// Unmounts a pool as a reboot does, and says what is known of it.
+fn leave(machine: &Machine, pool: Pool) -> Expectation {
+    let expectation = known(&pool);
+    drop(pool);
+    unmount(&machine.mount_point(&image_pool(Bytes::ZERO)));
+    expectation
+}
+
+#[test]
+fn a_pool_is_made_once_and_found_again_after_a_reboot() {
+    let machine = Machine::new();
+    let declaration = image_pool(POOL_SIZE);
+    let pool = open_new(&machine);
+    must(pool.check());
+    let image = must(pool.create_image(&small("a")));
+    let numbers = must(pool.statistics());
+    assert!(
+        numbers.empty <= numbers.size && numbers.empty > Bytes::mib(900),
+        "{numbers:?}"
+    );
+    assert!(allocated(&file_of(&machine, &declaration)) >= POOL_SIZE.0);
+    let uuid = pool.filesystem_uuid();
+    let expectation = leave(&machine, pool);
+    assert_eq!(
+        machine.inventory().loops,
+        [],
+        "the loop device goes with the mount"
+    );
+    let pool = must(machine.root().open_pool(&declaration, expectation));
+    assert_eq!(
+        (pool.filesystem_uuid(), must(pool.images())),
+        (uuid, vec![image])
+    );
+    // What was made and never recorded is adopted, with what is in it.
+    drop(pool);
+    let pool = must(machine.root().open_pool(&declaration, Expectation::New));
+    assert_eq!(
+        (pool.filesystem_uuid(), must(pool.images()).len()),
+        (uuid, 1)
+    );
+}
+
+#[test]
+fn r7_a_known_pool_whose_file_is_gone_is_not_made_again() {
+    let machine = Machine::new();
+    let declaration = image_pool(POOL_SIZE);
+    let expectation = leave(&machine, open_new(&machine));
+    let (file, away) = (file_of(&machine, &declaration), machine.path("away"));
+    fs::rename(&file, &away).unwrap();
+    let error = machine
+        .root()
+        .open_pool(&declaration, expectation)
+        .unwrap_err();
+    assert!(matches!(error, Error::BackingMissing { .. }), "{error}");
+    assert!(!file.exists());
+    let error = machine
+        .root()
+        .open_pool(&declaration, Expectation::Made)
+        .unwrap_err();
+    assert!(matches!(error, Error::BackingMissing { .. }), "{error}");
+    assert!(!file.exists());
+    fs::rename(&away, &file).unwrap();
+    drop(must(machine.root().open_pool(&declaration, expectation)));
+    // Nor is one whose UUID nobody remembers, and what says that it is the pool is taken.
+    must(machine.root().open_pool(&declaration, Expectation::Made));
+}
+
+#[test]
+fn r7_a_file_without_a_superblock_is_refused_and_left_as_it_is() {
+    let machine = Machine::new();
+    let declaration = image_pool(POOL_SIZE);
+    let expectation = leave(&machine, open_new(&machine));
+    let path = file_of(&machine, &declaration);
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.write_all_at(&[0; 512], 0).unwrap();
+    let before = head(&path);
+    for expectation in [expectation, Expectation::New] {
+        let error = machine
+            .root()
+            .open_pool(&declaration, expectation)
+            .unwrap_err();
+        assert!(matches!(error, Error::BackingForeign { .. }), "{error}");
+        assert!(head(&path) == before);
+    }
+}
+
+#[test]
+fn r8_two_pools_whose_files_were_swapped_are_refused_and_work_again_when_swapped_back() {
+    let machine = Machine::new();
+    let one = image_pool(POOL_SIZE);
+    let other = PoolDeclaration {
+        uid: uid("0badcafe-0000-4000-8000-00000000beef"),
+        ..one.clone()
+    };
+    let expectations = [&one, &other].map(|declaration| {
+        let pool = must(machine.root().open_pool(declaration, Expectation::New));
+        let expectation = known(&pool);
+        drop(pool);
+        unmount(&machine.mount_point(declaration));
+        expectation
+    });
+    let swap = || {
+        let (a, b) = (file_of(&machine, &one), file_of(&machine, &other));
+        let aside = machine.path("aside");
+        fs::rename(&a, &aside).unwrap();
+        fs::rename(&b, &a).unwrap();
+        fs::rename(&aside, &b).unwrap();
+    };
+    swap();
+    let before = head(&file_of(&machine, &one));
+    for expectation in [expectations[0], Expectation::New] {
+        let error = machine.root().open_pool(&one, expectation).unwrap_err();
+        assert!(matches!(error, Error::BackingForeign { .. }), "{error}");
+    }
+    assert!(head(&file_of(&machine, &one)) == before);
+    assert_eq!(machine.inventory().loops, []);
+    swap();
+    must(machine.root().open_pool(&one, expectations[0]));
+    must(machine.root().open_pool(&other, expectations[1]));
+}
+
+#[test]
+fn r8_a_pool_that_is_not_mounted_is_never_written_at_its_mount_point() {
+    let machine = Machine::new();
+    let declaration = image_pool(POOL_SIZE);
+    let pool = open_new(&machine);
+    let image = must(pool.create_image(&small("a")));
+    let at = machine.mount_point(&declaration);
+    rustix::mount::unmount(&at, UnmountFlags::DETACH).unwrap();
+    assert!(matches!(pool.check(), Err(Error::NotMounted { .. })));
+    for error in [
+        pool_error(pool.create_image(&small("b"))),
+        pool_error(pool.remove_image(&image.uid)),
+    ] {
+        assert!(matches!(error, Error::NotMounted { .. }), "{error}");
+    }
+    let staging = machine.staging("s");
+    pool.stage(&Volume::new(&image).stage(&staging))
+        .unwrap_err();
+    assert_eq!(
+        fs::read_dir(&at).unwrap().count(),
+        0,
+        "the bare mount point was written"
+    );
+
+    // Something else in its place is no better.
+    mount("none", &at, "tmpfs", MountFlags::empty(), None).unwrap();
+    assert!(matches!(pool.check(), Err(Error::NotMounted { .. })));
+    let expectation = known(&pool);
+    let error = machine
+        .root()
+        .open_pool(&declaration, expectation)
+        .unwrap_err();
+    assert!(matches!(error, Error::NotMounted { .. }), "{error}");
+    assert_eq!(fs::read_dir(&at).unwrap().count(), 0);
+    unmount(&at);
+    let pool = must(machine.root().open_pool(&declaration, expectation));
+    assert_eq!(must(pool.images()), [image]);
+}
+
+#[test]
+fn r8_a_read_only_pool_is_said_to_be_so_and_takes_nothing() {
+    let machine = Machine::new();
+    let declaration = image_pool(POOL_SIZE);
+    let pool = open_new(&machine);
+    let at = machine.mount_point(&declaration);
+    mount_remount(&at, MountFlags::RDONLY, "").unwrap();
+    for error in [
+        pool.check().unwrap_err(),
+        pool_error(pool.create_image(&small("a"))),
+        machine
+            .root()
+            .open_pool(&declaration, known(&pool))
+            .unwrap_err(),
+    ] {
+        assert!(matches!(error, Error::ReadOnly { .. }), "{error}");
+    }
+    mount_remount(&at, MountFlags::empty(), "").unwrap();
+    must(pool.create_image(&small("a")));
+}
+
+#[test]
+fn r8_a_file_that_is_removed_or_replaced_under_a_mounted_pool_is_noticed() {
+    let machine = Machine::new();
+    let declaration = image_pool(POOL_SIZE);
+    let pool = open_new(&machine);
+    let (file, away) = (file_of(&machine, &declaration), machine.path("away"));
+    fs::rename(&file, &away).unwrap();
+    assert!(matches!(pool.check(), Err(Error::BackingMissing { .. })));
+    // Nothing goes while it is the only thing that keeps the data.
+    let expectation = known(&pool);
+    let (root, removal) = (machine.root(), known(&pool));
+    root.remove_pool(&declaration, removal).unwrap_err();
+    fs::copy(&away, &file).unwrap();
+    assert!(matches!(pool.check(), Err(Error::BackingForeign { .. })));
+    let error = root.open_pool(&declaration, expectation).unwrap_err();
+    assert!(matches!(error, Error::NotMounted { .. }), "{error}");
+    fs::rename(&away, &file).unwrap();
+    must(pool.check());
+}
+
+#[test]
+fn a_marker_of_another_pool_is_refused() {
+    let machine = Machine::new();
+    let declaration = image_pool(POOL_SIZE);
+    let pool = open_new(&machine);
+    let marker = machine.mount_point(&declaration).join(".cistern-pool");
+    let text = fs::read_to_string(&marker).unwrap();
+    fs::write(&marker, text.replace("9f8e7d6c", "00000000")).unwrap();
+    assert!(matches!(pool.check(), Err(Error::BackingForeign { .. })));
+    for expectation in [known(&pool), Expectation::New] {
+        let error = machine
+            .root()
+            .open_pool(&declaration, expectation)
+            .unwrap_err();
+        assert!(error.to_string().contains("it is pool fast"), "{error}");
+    }
+    fs::remove_file(&marker).unwrap();
+    let error = machine
+        .root()
+        .open_pool(&declaration, known(&pool))
+        .unwrap_err();
+    assert!(error.to_string().contains("no marker"), "{error}");
+}
+
+#[test]
+fn a_pool_grows_while_its_volumes_are_in_use_and_knows_what_it_holds_when_empty() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let image = must(pool.create_image(&small("a")));
+    let staging = machine.staging("s");
+    must(pool.stage(&Volume::new(&image).stage(&staging)));
+    let larger = image_pool(Bytes::gib(3));
+    for _ in 0..2 {
+        let grown = must(machine.root().open_pool(&larger, known(&pool)));
+        let numbers = must(grown.statistics());
+        assert!(numbers.size > Bytes::mib(2900), "{numbers:?}");
+        // All that is free, and what the one image takes.
+        let taken = must(grown.images())[0].allocated;
+        let free_when_empty = numbers.available.saturating_add(taken);
+        let off = numbers.empty.0.abs_diff(free_when_empty.0);
+        assert!(off < numbers.empty.0 / 500, "{numbers:?} {free_when_empty}");
+        assert!(allocated(&file_of(&machine, &larger)) >= Bytes::gib(3).0);
+        // The pool that was opened before sees it too.
+        assert_eq!(must(pool.statistics()).size, numbers.size);
+        must(pool.check());
+    }
+    fs::write(staging.join("file"), "data").unwrap();
+}
+
+#[test]
+fn a_pool_that_would_fill_the_hosts_filesystem_is_refused_and_leaves_nothing() {
+    let machine = Machine::new();
+    let large = image_pool(DISK_SIZE.percent(90));
+    for _ in 0..2 {
+        let error = machine
+            .root()
+            .open_pool(&large, Expectation::New)
+            .unwrap_err();
+        assert!(matches!(error, Error::HostFilesystemFull { .. }), "{error}");
+        assert!(!file_of(&machine, &large).exists());
+        assert!(allocated(&machine.path("root/pools")) < 1 << 20);
+    }
+    // Growing is held to the same, and the pool stays as it is.
+    let pool = open_new(&machine);
+    let error = machine.root().open_pool(&large, known(&pool)).unwrap_err();
+    assert!(matches!(error, Error::HostFilesystemFull { .. }), "{error}");
+    must(pool.check());
+    must(
+        machine
+            .root()
+            .open_pool(&image_pool(POOL_SIZE), known(&pool)),
+    );
+}
+
+#[test]
+fn holes_in_a_pools_file_are_filled_when_it_is_opened() {
+    let machine = Machine::new();
+    let declaration = image_pool(POOL_SIZE);
+    let pool = open_new(&machine);
+    let at = machine.mount_point(&declaration);
+    run("fstrim", &[at.to_str().unwrap()]);
+    let file = file_of(&machine, &declaration);
+    assert!(
+        allocated(&file) < POOL_SIZE.0 / 2,
+        "the trim punched no hole"
+    );
+    // XFS goes on trimming for a moment when fstrim has ended.
+    eventually("the full file", || {
+        must(machine.root().open_pool(&declaration, known(&pool)));
+        allocated(&file) >= POOL_SIZE.0
+    });
+}
+
+#[test]
+fn a_pool_goes_when_it_is_empty_and_not_before() {
+    let machine = Machine::new();
+    let declaration = image_pool(POOL_SIZE);
+    let pool = open_new(&machine);
+    let expectation = known(&pool);
+    let image = must(pool.create_image(&small("a")));
+    drop(pool);
+    let root = machine.root();
+    let error = root.remove_pool(&declaration, expectation).unwrap_err();
+    assert!(
+        matches!(error, Error::ImagesRemain { count: 1, .. }),
+        "{error}"
+    );
+    let pool = must(root.open_pool(&declaration, expectation));
+    must(pool.remove_image(&image.uid));
+    drop(pool);
+    for _ in 0..2 {
+        must(root.remove_pool(&declaration, expectation));
+        assert_eq!(machine.inventory(), cistern_host::Inventory::default());
+        assert!(!file_of(&machine, &declaration).exists());
+    }
+    // One that was never made goes as well, and is not made for it.
+    must(root.remove_pool(&declaration, Expectation::New));
+    assert_eq!(machine.inventory(), cistern_host::Inventory::default());
+}

@@ -1,0 +1,115 @@
+//! The life of a pool and a volume in steps, each of which can be repeated and undone.
+
+use std::{error::Error, path::Path, sync::Arc};
+
+use cistern_crds::{Bytes, FilesystemType, Provisioning};
+use cistern_host::{
+    Content, Expectation, ImageRequest, Linux, MountOptions, Pool, PoolDeclaration, PublishRequest,
+    Root, Source, StageRequest, System, Uid,
+};
+
+/// A step of a pool's or a volume's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// A pool is made.
+    MakePool,
+    /// It is made larger.
+    GrowPool,
+    /// A volume is made.
+    Create,
+    /// And so on, as CSI has it.
+    Stage,
+    Publish,
+    Unpublish,
+    Unstage,
+    /// The volume is removed.
+    Remove,
+    /// The pool is removed.
+    RemovePool,
+}
+
+pub(crate) fn linux(folder: &Path) -> Arc<dyn System> {
+    Arc::new(Linux::new(folder.join("root/dev")))
+}
+
+pub(crate) fn uid(text: &str) -> Uid {
+    text.parse().expect("a UID")
+}
+
+pub(crate) fn pool(size: Bytes) -> PoolDeclaration {
+    PoolDeclaration {
+        uid: uid("9f8e7d6c-0000-4000-8000-00000000beef"),
+        name: "fast".to_owned(),
+        source: Source::Image { size },
+    }
+}
+
+/// Thick, so that nothing is left out.
+pub(crate) fn volume() -> ImageRequest {
+    ImageRequest {
+        volume: "pvc-a".to_owned(),
+        uid: uid("uid-a"),
+        size: Bytes::mib(64),
+        filesystem: Some(FilesystemType::Ext4),
+        provisioning: Provisioning::Thick,
+    }
+}
+
+/// Does one step from opening the pool on, as an agent does that has just been started.
+pub(crate) fn run(
+    step: Step,
+    folder: &Path,
+    system: Arc<dyn System>,
+    expectation: Expectation,
+) -> Result<(), Box<dyn Error>> {
+    let root = Root::new(folder.join("root"), system);
+    let kubelet = folder.join("kubelet");
+    let (staging, target) = (kubelet.join("globalmount"), kubelet.join("target"));
+    let open = |size| root.open_pool(&pool(size), expectation);
+    match step {
+        Step::MakePool => drop(open(Bytes::gib(1))?),
+        Step::GrowPool => drop(open(Bytes::gib(2))?),
+        Step::Create => drop(open(Bytes::gib(1))?.create_image(&volume())?),
+        Step::Stage => stage(&open(Bytes::gib(1))?, &staging)?,
+        Step::Publish => publish(&open(Bytes::gib(1))?, &staging, &target)?,
+        Step::Unpublish => root.unpublish(&target)?,
+        Step::Unstage => root.unstage(&staging)?,
+        Step::Remove => open(Bytes::gib(1))?.remove_image(&volume().uid)?,
+        Step::RemovePool => root.remove_pool(&pool(Bytes::gib(1)), expectation)?,
+    }
+    Ok(())
+}
+
+fn stage(pool: &Pool, staging: &Path) -> Result<(), Box<dyn Error>> {
+    let image = pool.image(&volume().uid)?.ok_or("no image")?;
+    let identity = image.identity.ok_or("no identity")?;
+    let Content::Filesystem { filesystem, uuid } = identity.content else {
+        return Err("no filesystem".into());
+    };
+    pool.stage(&StageRequest {
+        image: &image.uid,
+        volume: &identity.volume,
+        filesystem,
+        filesystem_uuid: uuid,
+        size: identity.size,
+        provisioning: identity.provisioning,
+        options: &MountOptions::default(),
+        read_only: false,
+        staging,
+    })?;
+    Ok(())
+}
+
+fn publish(pool: &Pool, staging: &Path, target: &Path) -> Result<(), Box<dyn Error>> {
+    let volume = volume();
+    pool.publish(&PublishRequest {
+        image: &volume.uid,
+        filesystem: FilesystemType::Ext4,
+        provisioning: volume.provisioning,
+        options: &MountOptions::default(),
+        read_only: false,
+        staging,
+        target,
+    })?;
+    Ok(())
+}

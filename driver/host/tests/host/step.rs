@@ -1,0 +1,55 @@
+//! One step of a volume's or pool's life, in a process that a fault may kill: for `host/faults.rs`.
+//!
+//! `step <step> <folder> <expectation> <n>`: dies at the n-th call to the machine, or ends with 0
+//! when the step needs fewer.
+
+#![expect(
+    clippy::expect_used,
+    reason = "a part of a test, which fails by panicking"
+)]
+
+mod scenario;
+
+use std::{path::Path, sync::Arc};
+
+use cistern_host::{
+    Expectation,
+    system::{FailAt, Fault},
+};
+
+use crate::scenario::Step;
+
+const STEPS: [Step; 9] = [
+    Step::MakePool,
+    Step::GrowPool,
+    Step::Create,
+    Step::Stage,
+    Step::Publish,
+    Step::Unpublish,
+    Step::Unstage,
+    Step::Remove,
+    Step::RemovePool,
+];
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let mut next = || args.next().expect("four arguments");
+    let (step, folder, expectation, at) = (next(), next(), next(), next());
+    let step = STEPS
+        .into_iter()
+        .find(|known| format!("{known:?}") == step)
+        .expect("a known step");
+    let folder = Path::new(&folder);
+    let at = at.parse().expect("a number");
+    let system = Arc::new(FailAt::new(scenario::linux(folder), Fault::Kill, at));
+    let expectation = parse(&expectation);
+    scenario::run(step, folder, system, expectation).expect("no fault, no error");
+}
+
+fn parse(expectation: &str) -> Expectation {
+    expectation
+        .parse()
+        .map_or(Expectation::New, |filesystem_uuid| Expectation::Known {
+            filesystem_uuid,
+        })
+}
