@@ -415,7 +415,7 @@ mod tests {
                 reserved: Bytes::gib(1),
                 ..NodePoolStatus::default()
             }],
-            conditions: Vec::new(),
+            ..StorageNodeStatus::default()
         });
         let bound = |number, backing_file: &str| BoundLoop {
             number,
