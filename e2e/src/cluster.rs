@@ -93,9 +93,9 @@ impl Cluster {
         command
     }
 
-    /// Installs, or installs again, what is in `manifests/`, and waits until all of it runs.
+    /// Installs, or installs again, what is in `manifests/kind`, and waits until all of it runs.
     pub async fn install(&self) {
-        let manifests = workspace().join("manifests");
+        let manifests = workspace().join("manifests/kind");
         let arguments = ["apply", "--server-side", "--force-conflicts", "--kustomize"];
         self.kubectl(
             arguments

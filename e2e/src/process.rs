@@ -96,8 +96,9 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
-        if std::thread::panicking() {
-            eprintln!("--- the end of {}'s log:\n{}\n---", self.name, self.tail());
+        let tail = self.tail();
+        if std::thread::panicking() && !tail.is_empty() {
+            eprintln!("--- the end of {}'s log:\n{tail}\n---", self.name);
         }
     }
 }
