@@ -9,7 +9,7 @@ use kube::{Resource as _, ResourceExt as _};
 use tokio::time::{self, Instant};
 
 use super::{
-    Agent,
+    Agent, Version,
     blocking::on_host,
     desired::{Changes, Guarded, readable},
     pools::{self, Found, PoolLook},
@@ -49,7 +49,6 @@ pub async fn run(agent: &Arc<Agent>) {
     let retries = Retries::new(FIRST_RETRY, PERIOD);
     loop {
         let wait = look(agent, &retries).await;
-        agent.looked.send_replace(true);
         agent.report.request();
         let next = Instant::now() + wait;
         time::sleep(PAUSE).await;
@@ -60,7 +59,11 @@ pub async fn run(agent: &Arc<Agent>) {
 
 /// Looks at every pool once, and says how long to wait before the next time.
 async fn look(agent: &Arc<Agent>, retries: &Retries<String>) -> Duration {
-    let Some((pools, observed)) = wanted(agent) else {
+    let Some((version, pools, observed)) = wanted(agent) else {
+        // Whoever waits for the first look waits no longer.
+        agent
+            .looked
+            .send_modify(|looked| _ = looked.get_or_insert_default());
         return PERIOD;
     };
     let status = agent.report.last().unwrap_or(observed);
@@ -81,14 +84,19 @@ async fn look(agent: &Arc<Agent>, retries: &Retries<String>) -> Duration {
             wait = wait.min(retries.failed(pool.name.clone()));
         }
     }
+    agent.looked.send_replace(Some(version));
     wait
 }
 
 /// The pools that the node is to carry, and what was said of them last.
-fn wanted(agent: &Agent) -> Option<(Vec<NodePool>, Vec<NodePoolStatus>)> {
+fn wanted(agent: &Agent) -> Option<(Version, Vec<NodePool>, Vec<NodePoolStatus>)> {
     let node = agent.desired.node()?;
     match &node.0 {
         Ok(node) => Some((
+            Version {
+                uid: node.uid().unwrap_or_default(),
+                generation: node.metadata.generation,
+            },
             node.spec.pools.clone(),
             node.status.clone().unwrap_or_default().pools,
         )),

@@ -72,8 +72,8 @@ pub struct Agent {
     report: Report,
     /// Asks for a look at the pools.
     look: Notify,
-    /// Whether the pools were looked at once.
-    looked: watch::Sender<bool>,
+    /// Which spec the last look at the pools was for; none before the first.
+    looked: watch::Sender<Option<Version>>,
     /// Asks for a pass over a volume, by name.
     queue: mpsc::UnboundedSender<String>,
     retries: Retries<String>,
@@ -86,6 +86,13 @@ impl fmt::Debug for Agent {
             .field("node_name", &self.node_name)
             .finish_non_exhaustive()
     }
+}
+
+/// Which StorageNode, and which of its specs. Nothing of both where there is none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Version {
+    uid: String,
+    generation: Option<i64>,
 }
 
 /// An agent that is not running yet.
@@ -118,7 +125,7 @@ impl Parts {
             promises: Promises::default(),
             report: Report::default(),
             look: Notify::new(),
-            looked: watch::Sender::new(false),
+            looked: watch::Sender::new(None),
             queue,
             retries: Retries::new(BACK_OFF.0, BACK_OFF.1),
             now,
@@ -169,7 +176,7 @@ impl Agent {
     /// Resolves when the pools were looked at for the first time.
     pub async fn looked(&self) {
         // The sender lives as long as `self`.
-        let _ = self.looked.subscribe().wait_for(|looked| *looked).await;
+        let _ = self.looked.subscribe().wait_for(Option::is_some).await;
     }
 
     /// One volume's custom resource from the API server itself, for one that is younger than the

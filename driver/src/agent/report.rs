@@ -14,11 +14,11 @@ use chrono::{DateTime, Utc};
 use cistern_client::{Chain, Rejection, Retries, writes};
 use cistern_crds::{
     Bytes, ConditionType, NodePool, NodePoolStatus, PoolVolume, Provisioning, Reason,
+    StorageNodeStatus,
     condition::{self, Finding},
     names::AGENT_MANAGER,
 };
 use kube::ResourceExt as _;
-use serde_json::json;
 use tokio::sync::Notify;
 
 use super::{
@@ -38,10 +38,11 @@ pub struct Report {
     written: Mutex<Option<Written>>,
 }
 
-#[derive(Clone, Debug)]
+/// What the agent says, and to which StorageNode.
+#[derive(Clone, Debug, PartialEq)]
 struct Written {
-    /// UID of the StorageNode.
     node: String,
+    observed_generation: Option<i64>,
     pools: Vec<NodePoolStatus>,
 }
 
@@ -81,9 +82,6 @@ pub async fn run(agent: &Arc<Agent>) {
 impl Agent {
     /// Brings the status of the StorageNode up to date. Writes only what is news.
     pub async fn publish(&self) -> Result<(), kube::Error> {
-        if !*self.looked.borrow() {
-            return Ok(());
-        }
         let _writing = self.report.writing.lock().await;
         let Some(object) = self.desired.node() else {
             return Ok(());
@@ -91,18 +89,37 @@ impl Agent {
         let Some(node) = readable(&object) else {
             return Ok(());
         };
-        let uid = node.uid().unwrap_or_default();
-        let observed = node.status.clone().unwrap_or_default().pools;
+        let Some(looked) = self.looked.borrow().clone() else {
+            return Ok(());
+        };
+        let status = node.status.clone().unwrap_or_default();
+        let observed = Written {
+            node: node.uid().unwrap_or_default(),
+            observed_generation: status.observed_generation,
+            pools: status.pools,
+        };
+        let last = self.report.written();
         // What we said last is the best that is known, also to a StorageNode that was made anew.
-        let written = self.report.written();
-        let known = written.as_ref().map_or(&observed, |written| &written.pools);
-        let pools = self.pool_statuses(&node.spec.pools, known, node.metadata.generation);
-        let is_written = match &written {
-            Some(written) if written.node == uid => written.pools == pools,
-            Some(_) | None => observed == pools,
+        let known = last.as_ref().unwrap_or(&observed);
+        // The answer is to the spec that the looks were for, which may be older than this one.
+        let answers = looked.uid == observed.node;
+        let observed_generation = looked.generation.filter(|_| answers);
+        let news = Written {
+            node: observed.node.clone(),
+            observed_generation,
+            pools: self.pool_statuses(&node.spec.pools, &known.pools, observed_generation),
+        };
+        let is_written = match &last {
+            Some(last) if last.node == news.node => *last == news,
+            Some(_) | None => observed == news,
         };
         if !is_written {
-            let status = json!({"pools": pools});
+            let status = StorageNodeStatus {
+                observed_generation: news.observed_generation,
+                pools: news.pools.clone(),
+                // The operator's.
+                conditions: Vec::new(),
+            };
             let applied =
                 writes::apply_status(&self.nodes, &self.node_name, AGENT_MANAGER, &status);
             match applied.await {
@@ -112,7 +129,7 @@ impl Agent {
                 Err(error) => return Err(error),
             }
         }
-        *self.report.lock() = Some(Written { node: uid, pools });
+        *self.report.lock() = Some(news);
         Ok(())
     }
 
