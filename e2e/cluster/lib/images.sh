@@ -139,6 +139,7 @@ build_base_image() {
 # apt is set as in the official image: nothing that is only good for the next installation stays in a layer.
 make_base() {
   local settings='Acquire::Languages "none"; APT::Keep-Downloaded-Packages "false"; Dir::Cache::pkgcache ""; Dir::Cache::srcpkgcache "";'
+  # shellcheck disable=SC2016 # mmdebstrap gives its hooks the folder as $1
   mmdebstrap --variant=minbase --format=tar --dpkgopt='path-exclude=/usr/share/doc/*' \
     --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
     --customize-hook='rm -f "$1"/var/cache/apt/*.bin' \
