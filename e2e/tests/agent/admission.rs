@@ -1,0 +1,99 @@
+//! Who gets room, and what it costs the API server.
+
+use cistern_crds::{Bytes, ConditionType, Provisioning};
+use futures::{StreamExt as _, future::join_all};
+use kube::{
+    ResourceExt as _,
+    api::{WatchEvent, WatchParams},
+};
+
+use crate::{Fixture, said, status};
+
+#[tokio::test]
+async fn r05_a_volume_takes_two_writes_to_make_and_one_to_reclaim_and_then_there_is_peace() {
+    let node = Fixture::start("agent-writes").await;
+    let fields = format!("spec.nodeName={}", node.name);
+    let everything = WatchParams::default().fields(&fields).timeout(60);
+    let mut events = Box::pin(node.volumes.watch(&everything, "0").await.unwrap());
+    let object = node.volume("one", Bytes::mib(64)).await;
+    node.remove(&object.name_any()).await;
+
+    let mut seen = Vec::new();
+    while let Some(event) = events.next().await {
+        match event.unwrap() {
+            WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+                let status = status(&object);
+                let wish = object.spec.deletion_requested;
+                seen.push((wish, status.reserved.is_some(), status.size.is_some()));
+            }
+            WatchEvent::Bookmark(_) => {}
+            WatchEvent::Deleted(_) => break,
+            error @ WatchEvent::Error(_) => panic!("{error:?}"),
+        }
+    }
+    let life = [
+        (false, false, false), // created by the controller
+        (false, true, false),  // admitted
+        (false, true, true),   // ready
+        (true, true, true),    // the wish of the controller
+        (true, false, true),   // reclaimed
+        (true, false, true),   // the finalizer is taken off
+    ];
+    assert_eq!(seen, life);
+    node.finish().await;
+}
+
+#[tokio::test]
+async fn r12_of_twenty_that_ask_at_once_as_many_are_admitted_as_there_is_room_for() {
+    let node = Fixture::start("agent-crowd").await;
+    let room = node.pool().await.unwrap().thick_room;
+    let size = Bytes(room.0 / 10).round_down_to_mib();
+    let ask = |number: usize| {
+        let mut wish = node.wish(&number.to_string(), size);
+        wish.spec.provisioning = Provisioning::Thick;
+        let node = &node;
+        async move {
+            let object = node.create(&wish).await;
+            let answered = |object: &cistern_crds::PoolVolume| {
+                said(ConditionType::Ready, "True", "AsDesired")(object)
+                    || said(ConditionType::Admitted, "False", "NoSpace")(object)
+            };
+            node.until(&object.name_any(), "to be answered", answered)
+                .await
+        }
+    };
+    let answers = join_all((0..20).map(ask)).await;
+    let taken = answers
+        .iter()
+        .filter(|object| status(object).reserved.is_some());
+    assert_eq!(taken.count(), 10);
+    let expected = Bytes(size.0 * 10);
+    let pool = node
+        .pool_until("to say what it holds", |pool| pool.reserved == expected)
+        .await;
+    assert!(pool.thick_room < size && pool.volumes == 10, "{pool:?}");
+
+    // The refused are the controller's to withdraw.
+    for object in answers
+        .iter()
+        .filter(|object| status(object).reserved.is_none())
+    {
+        node.forget(&object.name_any()).await;
+    }
+    node.finish().await;
+}
+
+#[tokio::test]
+async fn a_refusal_says_the_numbers_and_reserves_nothing() {
+    let node = Fixture::start("agent-refusal").await;
+    let object = node.create(&node.wish("huge", Bytes::gib(2))).await;
+    let refused = said(ConditionType::Admitted, "False", "TooLarge");
+    let object = node
+        .until(&object.name_any(), "to be refused", refused)
+        .await;
+    let status = status(&object);
+    assert!(status.conditions[0].message.contains("2Gi"), "{status:?}");
+    assert_eq!((status.reserved, status.size), (None, None));
+    node.forget(&object.name_any()).await;
+    node.finish().await;
+}

@@ -1,0 +1,202 @@
+//! The Node service beside its agent.
+
+use std::path::PathBuf;
+
+use cistern_crds::Bytes;
+use cistern_proto::csi::v1::{
+    NodeGetVolumeStatsRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
+    NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, VolumeCapability,
+    volume_capability::{AccessMode, AccessType, MountVolume, access_mode::Mode},
+};
+use kube::ResourceExt as _;
+use tonic::{Code, Status};
+
+use crate::Fixture;
+
+/// One volume and the paths that kubelet would give it.
+struct Place<'a> {
+    node: &'a Fixture,
+    volume: String,
+    staging: PathBuf,
+}
+
+impl<'a> Place<'a> {
+    async fn new(node: &'a Fixture) -> Self {
+        let object = node.volume("one", Bytes::mib(64)).await;
+        let staging = node.driver.kubelet_root().join("staging");
+        std::fs::create_dir_all(&staging).unwrap();
+        Self {
+            node,
+            volume: object.name_any(),
+            staging,
+        }
+    }
+
+    fn target(&self, name: &str) -> PathBuf {
+        self.node.driver.kubelet_root().join(name)
+    }
+
+    async fn stage(&self, flags: &[&str]) -> Result<(), Status> {
+        let request = NodeStageVolumeRequest {
+            volume_id: self.volume.clone(),
+            staging_target_path: text(&self.staging),
+            volume_capability: Some(capability(flags)),
+            ..NodeStageVolumeRequest::default()
+        };
+        let mut client = self.node.driver.node_client().await;
+        client.node_stage_volume(request).await.map(drop)
+    }
+
+    async fn publish(&self, target: &str, flags: &[&str], readonly: bool) -> Result<(), Status> {
+        let request = NodePublishVolumeRequest {
+            volume_id: self.volume.clone(),
+            staging_target_path: text(&self.staging),
+            target_path: text(&self.target(target)),
+            volume_capability: Some(capability(flags)),
+            readonly,
+            ..NodePublishVolumeRequest::default()
+        };
+        let mut client = self.node.driver.node_client().await;
+        client.node_publish_volume(request).await.map(drop)
+    }
+
+    async fn unpublish(&self, target: &str) -> Result<(), Status> {
+        let request = NodeUnpublishVolumeRequest {
+            volume_id: self.volume.clone(),
+            target_path: text(&self.target(target)),
+        };
+        let mut client = self.node.driver.node_client().await;
+        client.node_unpublish_volume(request).await.map(drop)
+    }
+
+    async fn unstage(&self) -> Result<(), Status> {
+        let request = NodeUnstageVolumeRequest {
+            volume_id: self.volume.clone(),
+            staging_target_path: text(&self.staging),
+        };
+        let mut client = self.node.driver.node_client().await;
+        client.node_unstage_volume(request).await.map(drop)
+    }
+}
+
+fn text(path: &std::path::Path) -> String {
+    path.to_str().unwrap().to_owned()
+}
+
+fn capability(flags: &[&str]) -> VolumeCapability {
+    VolumeCapability {
+        access_mode: Some(AccessMode {
+            mode: Mode::SingleNodeWriter.into(),
+        }),
+        access_type: Some(AccessType::Mount(MountVolume {
+            mount_flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
+            ..MountVolume::default()
+        })),
+    }
+}
+
+fn code(result: Result<(), Status>) -> Code {
+    result.err().map_or(Code::Ok, |status| status.code())
+}
+
+#[tokio::test]
+async fn npv_23_to_26_the_table_of_a_second_publish_holds() {
+    let node = Fixture::start("agent-publish").await;
+    let place = Place::new(&node).await;
+    // NPV-19: nothing is staged.
+    assert_eq!(
+        code(place.publish("a", &[], false).await),
+        Code::FailedPrecondition
+    );
+    assert!(!place.target("a").exists(), "NPV-22");
+
+    place.stage(&[]).await.unwrap();
+    place.publish("a", &[], false).await.unwrap();
+    place.publish("a", &[], false).await.unwrap();
+    assert_eq!(
+        code(place.publish("a", &[], true).await),
+        Code::AlreadyExists
+    );
+    assert_eq!(
+        code(place.publish("a", &["noatime"], false).await),
+        Code::AlreadyExists
+    );
+    assert_eq!(
+        code(place.publish("b", &[], false).await),
+        Code::FailedPrecondition
+    );
+    assert_eq!(
+        code(place.publish("b", &[], true).await),
+        Code::FailedPrecondition
+    );
+    assert!(!place.target("b").exists(), "NPV-22");
+
+    place.unpublish("a").await.unwrap();
+    place.publish("b", &[], true).await.unwrap();
+    let target = text(&place.target("b"));
+    node.shell("! touch $1/file 2>/dev/null", &[&target]).await;
+    for _ in 0..2 {
+        place.unpublish("b").await.unwrap();
+        place.unstage().await.unwrap();
+    }
+    node.finish().await;
+}
+
+#[tokio::test]
+async fn vcp_13_sec_05_an_option_that_is_not_applied_is_refused_and_not_repeated() {
+    let node = Fixture::start("agent-options").await;
+    let place = Place::new(&node).await;
+    let status = place.stage(&["MARKER"]).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+    assert!(!status.message().contains("MARKER"), "{status}");
+    place.stage(&["noatime", "commit=30"]).await.unwrap();
+    // NSV-05, NSV-06.
+    place.stage(&["noatime", "commit=30"]).await.unwrap();
+    assert_eq!(code(place.stage(&[]).await), Code::AlreadyExists);
+    let mounts = node
+        .shell("grep $1 /proc/self/mountinfo", &[&text(&place.staging)])
+        .await;
+    assert!(
+        mounts.contains("noatime") && mounts.contains("commit=30"),
+        "{mounts}"
+    );
+    place.unstage().await.unwrap();
+    node.finish().await;
+}
+
+#[tokio::test]
+async fn ngs_04_ngs_05_ngs_09_statistics_are_those_of_the_volume_where_it_is() {
+    let node = Fixture::start("agent-statistics").await;
+    let place = Place::new(&node).await;
+    place.stage(&[]).await.unwrap();
+    place.publish("a", &[], false).await.unwrap();
+    let mut client = node.driver.node_client().await;
+    let mut ask = async |path: String| {
+        let request = NodeGetVolumeStatsRequest {
+            volume_id: place.volume.clone(),
+            volume_path: path,
+            ..NodeGetVolumeStatsRequest::default()
+        };
+        let answer = client.node_get_volume_stats(request).await;
+        answer.map(|answer| answer.into_inner().usage)
+    };
+    let usage = ask(text(&place.target("a"))).await.unwrap();
+    assert_eq!(usage, ask(text(&place.staging)).await.unwrap());
+    let df = "df --block-size=1 --output=size,avail $1 | tail -1";
+    let expected = node.shell(df, &[&text(&place.staging)]).await;
+    let expected: Vec<i64> = expected
+        .split_whitespace()
+        .map(|n| n.parse().unwrap())
+        .collect();
+    assert_eq!([usage[0].total, usage[0].available], expected[..]);
+    for wrong in [
+        text(&node.driver.kubelet_root()),
+        "some/path".into(),
+        "/nowhere".into(),
+    ] {
+        assert_eq!(ask(wrong).await.unwrap_err().code(), Code::NotFound);
+    }
+    place.unpublish("a").await.unwrap();
+    place.unstage().await.unwrap();
+    node.finish().await;
+}

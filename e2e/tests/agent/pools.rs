@@ -1,0 +1,120 @@
+//! Pools on their node.
+
+use cistern_crds::{Bytes, ConditionType, NodePoolStatus, condition, pool::ImageSource};
+use cistern_e2e::eventually;
+use kube::ResourceExt as _;
+
+use crate::{Fixture, SOON, said};
+
+fn is_not_ready(reason: &'static str) -> impl Fn(&NodePoolStatus) -> bool {
+    move |pool| {
+        condition::find(&pool.conditions, ConditionType::Ready)
+            .is_some_and(|ready| ready.status == "False" && ready.reason == reason)
+    }
+}
+
+#[tokio::test]
+async fn a_pool_grows_while_it_is_used() {
+    let node = Fixture::start("agent-growth").await;
+    let before = node.pool().await.unwrap();
+    node.volume("one", Bytes::mib(64)).await;
+    let mut spec = node.driver.storage_node().await.spec.pools;
+    spec[0].source.image = Some(ImageSource {
+        size: Bytes::gib(2),
+    });
+    node.driver.set_pools(spec).await;
+    let grown = |pool: &NodePoolStatus| pool.size == Bytes::gib(2);
+    let after = node.pool_until("to grow", grown).await;
+    assert!(
+        after.usable.0 > before.usable.0 + Bytes::mib(900).0,
+        "{after:?}"
+    );
+    assert_eq!(after.reserved, Bytes::mib(64));
+    assert_eq!(after.filesystem_uuid, before.filesystem_uuid);
+    node.finish().await;
+}
+
+#[tokio::test]
+async fn a_pool_leaves_when_it_is_empty_and_not_before() {
+    let node = Fixture::start("agent-retiring").await;
+    let object = node.volume("one", Bytes::mib(64)).await;
+    let mut spec = node.driver.storage_node().await.spec.pools;
+    spec[0].retiring = true;
+    node.driver.set_pools(spec).await;
+    let closed = |pool: &NodePoolStatus| pool.thin_room == Bytes::ZERO;
+    let pool = node.pool_until("to close", closed).await;
+    assert!(pool.is_ready() && pool.volumes == 1, "{pool:?}");
+    let late = node.create(&node.wish("late", Bytes::mib(64))).await;
+    let refused = said(ConditionType::Admitted, "False", "PoolNotReady");
+    node.until(&late.name_any(), "to be refused", refused).await;
+    node.forget(&late.name_any()).await;
+
+    node.remove(&object.name_any()).await;
+    eventually("the pool to be gone", SOON, async || {
+        let storage_node = node.driver.storage_node().await;
+        let status = storage_node.status.unwrap_or_default();
+        let answers = status.observed_generation == storage_node.metadata.generation;
+        if status.pools.is_empty() && answers {
+            Ok(())
+        } else {
+            Err(format!("{status:#?}"))
+        }
+    })
+    .await;
+    node.shell("! test -e $0/.. && ! test -e $(dirname $0).img", &[])
+        .await;
+    node.driver.finish().await;
+}
+
+#[tokio::test]
+async fn r08_a_pool_whose_file_is_gone_is_not_made_again() {
+    let mut node = Fixture::start("agent-lost").await;
+    let object = node.volume("one", Bytes::mib(64)).await;
+    let name = object.name_any();
+    let file = node.images().parent().unwrap().with_extension("img");
+    let elsewhere = node.driver.storage_root().join("elsewhere");
+    std::fs::rename(&file, &elsewhere).unwrap();
+    node.driver.reboot_node().await;
+    let before = node
+        .pool_until("to be missed", is_not_ready("BackingMissing"))
+        .await;
+    assert_eq!(before.thin_room, Bytes::ZERO);
+    assert!(
+        before.filesystem_uuid.is_some() && !file.exists(),
+        "{before:?}"
+    );
+    let not_ready = said(ConditionType::Ready, "False", "PoolNotReady");
+    node.until(&name, "to be not ready", not_ready).await;
+
+    std::fs::rename(&elsewhere, &file).unwrap();
+    let back = node.driver.ready_pool(&node.name).await;
+    assert_eq!(back.filesystem_uuid, before.filesystem_uuid);
+    let ready = said(ConditionType::Ready, "True", "AsDesired");
+    node.until(&name, "to be ready again", ready).await;
+    node.finish().await;
+}
+
+#[tokio::test]
+async fn r08_a_pool_of_another_identity_is_not_written() {
+    let mut node = Fixture::start("agent-foreign").await;
+    let uuid = node.pool().await.unwrap().filesystem_uuid;
+    let file = node.images().parent().unwrap().with_extension("img");
+    let (own, foreign) = (file.with_extension("own"), file.with_extension("foreign"));
+    std::fs::rename(&file, &own).unwrap();
+    let script = "truncate -s 1G $1 && mkfs.xfs -q $1 && sync $1 && sha256sum < $1";
+    let before = node.shell(script, &[file.to_str().unwrap()]).await;
+    node.driver.reboot_node().await;
+    node.pool_until("to be foreign", is_not_ready("BackingForeign"))
+        .await;
+    let after = node
+        .shell("sha256sum < $1", &[file.to_str().unwrap()])
+        .await;
+    assert_eq!(after, before);
+
+    std::fs::rename(&file, &foreign).unwrap();
+    std::fs::rename(&own, &file).unwrap();
+    let back = node.driver.ready_pool(&node.name).await;
+    assert_eq!(back.filesystem_uuid, uuid);
+    std::fs::remove_file(&foreign).unwrap();
+    node.finish().await;
+}
