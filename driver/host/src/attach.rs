@@ -10,9 +10,11 @@
 //! image; a path is never followed through a symbolic link; and only directories that are empty and
 //! not mounted are removed.
 
+mod publish;
+mod stage;
+
 use std::{
     io,
-    os::fd::AsFd as _,
     path::{Path, PathBuf},
 };
 
@@ -21,14 +23,12 @@ use cistern_crds::{Bytes, FilesystemType, Provisioning};
 use crate::{
     cause::Cause,
     id::{Uid, Uuid},
-    image,
-    loopdev::{self, Loop},
+    image, loopdev,
     mountinfo::Mount,
     options::{self, MountOptions},
     place::Place,
     pool::Pool,
     root::Root,
-    superblock,
     system::DeviceNumber,
 };
 
@@ -136,141 +136,6 @@ fn failed<E: Into<Cause>>(operation: &str, path: &Path) -> impl FnOnce(E) -> Err
     }
 }
 
-impl Pool {
-    /// Mounts the filesystem of an image at the staging path.
-    pub fn stage(&self, request: &StageRequest<'_>) -> Result<(), Error> {
-        self.check().map_err(image::Error::from)?;
-        let place = open(self, request.staging)?;
-        let bound = self.attach_image(request)?;
-        if let Some(mount) = place
-            .mounted()
-            .map_err(failed("look at", request.staging))?
-        {
-            return is_staged(&mount, bound.device(), request);
-        }
-        self.refill(request.image)?;
-        let system = &*self.system;
-        let parameters = request
-            .options
-            .parameters(request.provisioning, request.read_only);
-        let attributes = request.options.attributes(request.read_only);
-        let kind = request.filesystem.as_str();
-        system
-            .mount_filesystem(kind, &bound.path, &parameters, attributes)
-            .and_then(|mount| place.attach(mount.as_fd()))
-            .map_err(failed("mount the volume at", request.staging))?;
-        verify_staged(&place, bound.device(), request)
-    }
-
-    /// Mounts a staged volume at a target path, which is made if need be.
-    pub fn publish(&self, request: &PublishRequest<'_>) -> Result<(), Error> {
-        let staging = open(self, request.staging)?;
-        let device = self.staged_device(&staging, request)?;
-        let target = open_parent(self, request.target)?;
-        let failed = |operation| failed::<io::Error>(operation, request.target);
-        if let Some(mount) = target.mounted().map_err(failed("look at"))? {
-            return is_published(&mount, device, request);
-        }
-        let is_new = target.make_directory(0o750).map_err(failed("make"))?;
-        let bind = || -> io::Result<()> {
-            let staged = staging.look()?.ok_or(io::ErrorKind::NotFound)?;
-            let mount = self.system.clone_mount(staged.as_fd())?;
-            let attributes = request.options.attributes(request.read_only);
-            self.system
-                .set_mount_attributes(mount.as_fd(), attributes)?;
-            target.attach(mount.as_fd())
-        };
-        bind().map_err(|source| {
-            if is_new {
-                // It is empty and not mounted; a repeated call copes with it just as well.
-                let _ = target.remove();
-            }
-            failed("publish the volume at")(source)
-        })
-    }
-
-    /// Verifies that the image is the volume's and holds its filesystem, and binds it to a loop
-    /// device.
-    fn attach_image(&self, request: &StageRequest<'_>) -> Result<Loop, Error> {
-        let (system, uid) = (&*self.system, request.image);
-        let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
-        let image = self.image(uid)?.ok_or_else(|| self.missing(uid))?;
-        let identity = image.identity.filter(|found| {
-            found.volume == request.volume && found.pool_uuid == self.filesystem_uuid()
-        });
-        if identity.is_none() {
-            return Err(image::Error::IdentityConflict {
-                uid: uid.clone(),
-                why: format!("it is not volume {} of pool {self}", request.volume),
-            }
-            .into());
-        }
-        let superblock = superblock::read(system, file.as_fd())
-            .map_err(image::failed("read the filesystem", uid))?;
-        let why = match superblock {
-            None => Some("there is none".to_owned()),
-            Some(found)
-                if (found.kind, found.uuid) != (request.filesystem, request.filesystem_uuid) =>
-            {
-                Some(format!("it holds {} {}", found.kind, found.uuid))
-            }
-            Some(found) if found.size > image.size || request.size > image.size => {
-                Some(format!("the image has only {} bytes", image.size))
-            }
-            Some(_) => None,
-        };
-        if let Some(why) = why {
-            let uid = uid.clone();
-            return Err(image::Error::FilesystemConflict { uid, why }.into());
-        }
-        let bound = loopdev::attach(system, file.as_fd(), uid.as_ref())
-            .map_err(image::failed("bind the file", uid))?;
-        Ok(bound)
-    }
-
-    /// The device of the volume that is mounted at the staging path, verified to be this one.
-    fn staged_device(
-        &self,
-        staging: &Place<'_>,
-        request: &PublishRequest<'_>,
-    ) -> Result<DeviceNumber, Error> {
-        let uid = request.image;
-        let not_staged = |why: &str| Error::NotStaged {
-            path: request.staging.to_owned(),
-            why: why.to_owned(),
-        };
-        let mount = staging
-            .mounted()
-            .map_err(failed("look at", request.staging))?
-            .ok_or_else(|| not_staged("nothing is mounted there"))?;
-        let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
-        let id = self
-            .system
-            .stat(file.as_fd())
-            .map_err(image::failed("look at the file", uid))?
-            .id;
-        let bound = loopdev::find(&*self.system, id, uid.as_ref())
-            .map_err(image::failed("find the loop device", uid))?;
-        if bound.map(|bound| bound.device()) != Some(mount.device) {
-            return Err(not_staged("something else is mounted there"));
-        }
-        if difference(
-            &mount,
-            request.filesystem,
-            request.provisioning,
-            request.options,
-        )
-        .is_some()
-        {
-            return Err(Error::Conflict {
-                path: request.staging.to_owned(),
-                why: "with other filesystem options than are asked for".to_owned(),
-            });
-        }
-        Ok(mount.device)
-    }
-}
-
 impl Root {
     /// Where the whole of a volume is mounted, as far as this process sees: its staging path and
     /// its target paths.
@@ -356,53 +221,6 @@ fn open_parent<'a>(pool: &'a Pool, path: &Path) -> Result<Place<'a>, Error> {
         }
         failed("look at", path)(error)
     })
-}
-
-/// Verifies what [`Pool::stage`] has mounted. A superblock that another mount held alive keeps its
-/// options, whatever the new mount asks for: then nothing is left mounted here.
-fn verify_staged(
-    place: &Place<'_>,
-    device: DeviceNumber,
-    request: &StageRequest<'_>,
-) -> Result<(), Error> {
-    let mounted = place.mounted().map_err(failed("look at", place.path()));
-    let verified = mounted.and_then(|mount| match mount {
-        Some(mount) => is_staged(&mount, device, request),
-        None => Err(Error::NotStaged {
-            path: place.path().to_owned(),
-            why: "the mount is not seen here".to_owned(),
-        }),
-    });
-    if verified.is_err()
-        && let Err(error) = place.clear()
-    {
-        tracing::warn!(path = %place.path().display(), %error, "a mount that is not right stays");
-    }
-    verified
-}
-
-fn is_staged(mount: &Mount, device: DeviceNumber, request: &StageRequest<'_>) -> Result<(), Error> {
-    let difference = is_volume(mount, device)
-        .or_else(|| {
-            difference(
-                mount,
-                request.filesystem,
-                request.provisioning,
-                request.options,
-            )
-        })
-        .or_else(|| has_attributes(mount, request.options, request.read_only));
-    conflict(mount, difference)
-}
-
-fn is_published(
-    mount: &Mount,
-    device: DeviceNumber,
-    request: &PublishRequest<'_>,
-) -> Result<(), Error> {
-    let difference = is_volume(mount, device)
-        .or_else(|| has_attributes(mount, request.options, request.read_only));
-    conflict(mount, difference)
 }
 
 fn conflict(mount: &Mount, difference: Option<&str>) -> Result<(), Error> {

@@ -21,12 +21,19 @@ pub enum Cause {
 impl Cause {
     /// Whether a filesystem was full.
     pub(crate) fn is_no_space(&self) -> bool {
+        self.is(io::ErrorKind::StorageFull, "No space left on device")
+    }
+
+    /// Whether somebody else holds a device.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.is(io::ErrorKind::ResourceBusy, "Device or resource busy")
+    }
+
+    /// Whether the kernel said so, to us or to a tool: these have no code for it and repeat it.
+    fn is(&self, kind: io::ErrorKind, text: &str) -> bool {
         match self {
-            Self::Io(error) => error.kind() == io::ErrorKind::StorageFull,
-            // The tools know no code for it.
-            Self::Command(command::Error::Failed { stderr, .. }) => {
-                stderr.contains("No space left on device")
-            }
+            Self::Io(error) => error.kind() == kind,
+            Self::Command(command::Error::Failed { stderr, .. }) => stderr.contains(text),
             Self::Command(_) | Self::Loop(_) => false,
         }
     }

@@ -8,11 +8,12 @@ mod blank;
 mod device;
 pub(crate) mod file;
 mod marker;
+mod open;
 mod remove;
 
 use std::{
     fmt, io,
-    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    os::fd::{AsFd as _, OwnedFd},
     path::PathBuf,
     sync::Arc,
 };
@@ -23,24 +24,15 @@ use self::marker::Marker;
 use crate::{
     cause::Cause,
     id::{Uid, Uuid},
-    loopdev::Loop,
-    mountinfo::Mount,
     place::Place,
     root::Root,
-    system::{DeviceNumber, FileId, MountAttrFlags, OFlags, System, XfsGeometry},
+    system::{FileId, System},
 };
 
 /// Folder of the images in a pool.
 pub(crate) const IMAGES: &str = "images";
 /// Folder of the images that are being made.
 pub(crate) const TEMPORARY: &str = "tmp";
-/// Access times of images tell nobody anything and would cost a write for reading; and nothing in a
-/// pool is a program or a device.
-const ATTRIBUTES: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOATIME
-    .union(MountAttrFlags::MOUNT_ATTR_NOSUID)
-    .union(MountAttrFlags::MOUNT_ATTR_NODEV)
-    .union(MountAttrFlags::MOUNT_ATTR_NOEXEC);
-
 /// A pool as it is to be on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolDeclaration {
@@ -195,108 +187,6 @@ pub struct Pool {
     marker: Marker,
 }
 
-/// The block device under a pool: a loop device over its file, or a device of its own.
-#[derive(Debug)]
-struct Backing {
-    number: DeviceNumber,
-    path: PathBuf,
-    size: u64,
-    /// Which file is behind it, if one is.
-    file: Option<FileId>,
-    /// Keeps a loop device bound until it is mounted.
-    _bound: Option<Loop>,
-}
-
-impl Root {
-    /// Makes a pool usable: makes it if it is new and nothing is there, adopts what is there and
-    /// this pool's, attaches, mounts, verifies and grows it. A repeated call finds all done.
-    pub fn open_pool(
-        &self,
-        declaration: &PoolDeclaration,
-        expectation: Expectation,
-    ) -> Result<Pool, Error> {
-        let pools = self
-            .open_pools()
-            .map_err(failed("open the folder of the pools"))?;
-        let path = self.mount_point(&declaration.uid);
-        let describe = |what: &str| format!("{what} {}", path.display());
-        let place = Place::open(&*self.system, &path).map_err(failed(describe("look at")))?;
-        place
-            .make_directory(0o700)
-            .map_err(failed(describe("make the directory")))?;
-        let mounted = place.mounted().map_err(failed(describe("look at")))?;
-        let backing = match &declaration.source {
-            Source::Image { size } => {
-                file::open(self, pools.as_fd(), declaration, *size, expectation)?
-            }
-            Source::Device { paths } => match &mounted {
-                Some(mount) => device::of_mount(&*self.system, mount)?,
-                None => device::open(&*self.system, &declaration.uid, paths, expectation)?,
-            },
-        };
-        match mounted {
-            Some(mount) => is_mount_of(&mount, &backing)?,
-            None => attach(&*self.system, &place, &backing)?,
-        }
-        self.enter(&place, declaration, expectation, &backing)
-    }
-
-    /// Opens what is mounted, verifies that it is the pool, and grows it.
-    fn enter(
-        &self,
-        place: &Place<'_>,
-        declaration: &PoolDeclaration,
-        expectation: Expectation,
-        backing: &Backing,
-    ) -> Result<Pool, Error> {
-        let system = &*self.system;
-        let path = place.path();
-        let io = |source: io::Error| failed(format!("read {}", path.display()))(source);
-        let directory = system
-            .open(path, OFlags::RDONLY | OFlags::DIRECTORY)
-            .map_err(io)?;
-        let mount_id = system.mount_id(directory.as_fd()).map_err(io)?;
-        let geometry = verify(system, directory.as_fd(), path, expectation)?;
-        if system.space(directory.as_fd()).map_err(io)?.read_only {
-            return Err(Error::ReadOnly { path: path.into() });
-        }
-        let filesystem_uuid = Uuid::from_bytes(geometry.uuid);
-        let marker = marker::ensure(
-            system,
-            directory.as_fd(),
-            path,
-            declaration,
-            filesystem_uuid,
-            expectation,
-        )?;
-        grow(system, directory.as_fd(), &geometry, backing)
-            .map_err(failed(format!("grow the filesystem at {}", path.display())))?;
-        let open = |name: &str| {
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-            let folder = system.open_beneath(directory.as_fd(), name.as_ref(), flags)?;
-            if system.mount_id(folder.as_fd())? != mount_id {
-                return Err(io::Error::other(
-                    "something is mounted over a pool's folder",
-                ));
-            }
-            Ok(folder)
-        };
-        Ok(Pool {
-            images: open(IMAGES).map_err(io)?,
-            temporary: open(TEMPORARY).map_err(io)?,
-            system: Arc::clone(&self.system),
-            root: self.clone(),
-            declaration: declaration.clone(),
-            filesystem_uuid,
-            device: backing.path.clone(),
-            file: backing.file,
-            directory,
-            mount_id,
-            marker,
-        })
-    }
-}
-
 impl Pool {
     /// UID of the StoragePool.
     pub fn uid(&self) -> &Uid {
@@ -366,71 +256,4 @@ impl fmt::Display for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.declaration.name)
     }
-}
-
-fn is_mount_of(mount: &Mount, backing: &Backing) -> Result<(), Error> {
-    if mount.device == backing.number {
-        return Ok(());
-    }
-    Err(Error::NotMounted {
-        path: mount.mount_point.clone(),
-        why: format!(
-            "{} from {} is mounted there",
-            mount.filesystem,
-            mount.source.display()
-        ),
-    })
-}
-
-fn attach(system: &dyn System, place: &Place<'_>, backing: &Backing) -> Result<(), Error> {
-    let operation = format!(
-        "mount {} at {}",
-        backing.path.display(),
-        place.path().display()
-    );
-    system
-        .mount_filesystem("xfs", &backing.path, &[], ATTRIBUTES)
-        .and_then(|mount| place.attach(mount.as_fd()))
-        .map_err(failed(operation))
-}
-
-/// Verifies that what is mounted is an XFS with reflink and, where it is known, which.
-fn verify(
-    system: &dyn System,
-    directory: BorrowedFd<'_>,
-    path: &std::path::Path,
-    expectation: Expectation,
-) -> Result<XfsGeometry, Error> {
-    let foreign = |why: String| Error::BackingForeign {
-        path: path.to_owned(),
-        why,
-    };
-    let geometry = system
-        .xfs_geometry(directory)
-        .map_err(failed(format!("ask the filesystem at {}", path.display())))?
-        .ok_or_else(|| foreign("it is not an XFS".to_owned()))?;
-    if !geometry.reflink {
-        return Err(foreign("it is an XFS without reflink".to_owned()));
-    }
-    let found = Uuid::from_bytes(geometry.uuid);
-    match expectation {
-        Expectation::Known { filesystem_uuid } if filesystem_uuid != found => Err(foreign(
-            format!("its UUID is {found} and not {filesystem_uuid}"),
-        )),
-        Expectation::Known { .. } | Expectation::Made | Expectation::New => Ok(geometry),
-    }
-}
-
-/// Grows the filesystem to the whole of its device. Does nothing when it covers it.
-fn grow(
-    system: &dyn System,
-    directory: BorrowedFd<'_>,
-    geometry: &XfsGeometry,
-    backing: &Backing,
-) -> io::Result<()> {
-    let blocks = backing.size / u64::from(geometry.block_size);
-    if blocks > geometry.blocks {
-        system.grow_xfs(directory, blocks, geometry.inode_percent)?;
-    }
-    Ok(())
 }

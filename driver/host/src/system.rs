@@ -7,6 +7,7 @@
 #[cfg(feature = "faults")]
 mod fail_at;
 mod linux;
+mod sysfs;
 
 use std::{
     ffi::{OsStr, OsString},

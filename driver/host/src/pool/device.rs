@@ -1,19 +1,24 @@
 //! The device of a device pool: found by the UUID inside, or made on the first that is blank.
+//!
+//! *Invariant:* a listed path is resolved once; from there on the device is known by its number, so
+//! that a symbolic link that changes meanwhile cannot put another in the place of the one that was
+//! looked at.
 
 use std::{
     io,
-    os::fd::{AsFd as _, OwnedFd},
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
 };
 
 use cistern_crds::FilesystemType;
 
-use super::{Backing, Error, Expectation, blank, failed};
+use super::{Error, Expectation, blank, failed, open::Backing};
 use crate::{
     cause::Cause,
     id::{Uid, Uuid},
     mkfs,
     mountinfo::Mount,
+    patience::until,
     superblock::{self, Superblock},
     system::{DeviceNumber, FileKind, OFlags, System},
 };
@@ -35,29 +40,13 @@ enum Finding {
 
 /// The device that is mounted already.
 pub(super) fn of_mount(system: &dyn System, mount: &Mount) -> Result<Backing, Error> {
-    let read = failed(format!("open {}", mount.source.display()));
-    let all = system
-        .block_devices()
-        .map_err(failed("list the block devices"))?;
-    let name = all.into_iter().find(|(_, number)| *number == mount.device);
-    let Some((name, number)) = name else {
-        return Err(Error::BackingMissing {
-            what: format!("the mounted device {}", mount.device),
-        });
+    let number = mount.device;
+    let open = || -> io::Result<Backing> {
+        let path = node(system, number)?;
+        let (device, _) = open_device(system, &path, OFlags::RDONLY)?;
+        backing(system, device.as_fd(), number, path)
     };
-    let open = || -> io::Result<(PathBuf, u64)> {
-        let path = system.device_path(&name, number)?;
-        let device = system.open(&path, OFlags::RDONLY)?;
-        Ok((path, system.device_size(device.as_fd())?))
-    };
-    let (path, size) = open().map_err(read)?;
-    Ok(Backing {
-        number,
-        path,
-        size,
-        file: None,
-        _bound: None,
-    })
+    open().map_err(failed(format!("open the mounted device {number}")))
 }
 
 /// What becomes of a blank device.
@@ -92,13 +81,13 @@ fn find(system: &dyn System, paths: &[PathBuf], uuid: Uuid) -> Result<Backing, E
         .filter_map(|(name, number)| system.device_path(&name, number).ok());
     for path in paths.iter().cloned().chain(others) {
         // Many devices cannot be opened, and it is not said that it is one of them.
-        let Ok((device, _)) = open_device(system, &path, OFlags::RDONLY) else {
+        let Ok((device, number)) = open_device(system, &path, OFlags::RDONLY) else {
             continue;
         };
         let found = superblock::read(system, device.as_fd()).ok().flatten();
         if found.is_some_and(|found| found.uuid == uuid && found.complete) {
             drop(device);
-            return exclusive(system, &path);
+            return exclusive(system, number);
         }
     }
     Err(Error::BackingMissing {
@@ -119,36 +108,38 @@ fn choose(
     let mut devices = Vec::new();
     let mut blank = None;
     for path in paths {
-        match examine(system, uid, path) {
-            Ok(Finding::Own) => return exclusive(system, path),
-            Ok(found @ (Finding::Unfinished | Finding::Blank)) => {
-                blank.get_or_insert((path, matches!(found, Finding::Unfinished)));
+        match unless_busy(|| examine(system, uid, path)) {
+            Ok((Finding::Own, number)) => return exclusive(system, number),
+            Ok((found @ (Finding::Unfinished | Finding::Blank), number)) => {
+                blank.get_or_insert((number, matches!(found, Finding::Unfinished)));
             }
-            Ok(Finding::Unusable(why)) => devices.push((path.clone(), why)),
+            Ok((Finding::Unusable(why), _)) => devices.push((path.clone(), why)),
             Err(cause) => devices.push((path.clone(), describe(&cause))),
         }
     }
-    let Some((path, unfinished)) = blank else {
+    let Some((number, unfinished)) = blank else {
         return Err(Error::NoUsableDevice { devices });
     };
     if blank_device == Blank::Left {
         let what = format!("a device of the pool (listed: {})", join(paths));
         return Err(Error::BackingMissing { what });
     }
-    make(system, uid, path, unfinished)
-        .map_err(failed(format!("make the pool on {}", path.display())))?;
-    exclusive(system, path)
+    unless_busy(|| make(system, uid, number, unfinished))
+        .map_err(failed(format!("make the pool on device {number}")))?;
+    exclusive(system, number)
 }
 
-fn examine(system: &dyn System, uid: &Uid, path: &Path) -> Result<Finding, Cause> {
+/// Looks at a device that nobody else may hold.
+fn examine(system: &dyn System, uid: &Uid, path: &Path) -> Result<(Finding, DeviceNumber), Cause> {
     let (device, number) = open_device(system, path, OFlags::RDONLY | OFlags::EXCL)?;
-    if let Some(found) = superblock::read(system, device.as_fd())? {
-        return Ok(judge(uid, &found));
-    }
-    Ok(match blank::objection(system, device.as_fd(), number)? {
-        None => Finding::Blank,
-        Some(why) => Finding::Unusable(why),
-    })
+    let finding = match superblock::read(system, device.as_fd())? {
+        Some(found) => judge(uid, &found),
+        None => match blank::objection(system, device.as_fd(), number)? {
+            None => Finding::Blank,
+            Some(why) => Finding::Unusable(why),
+        },
+    };
+    Ok((finding, number))
 }
 
 /// What a device with a filesystem on it is. The marker within is read once it is mounted.
@@ -163,15 +154,21 @@ fn judge(uid: &Uid, found: &Superblock) -> Finding {
     }
 }
 
-fn make(system: &dyn System, uid: &Uid, path: &Path, unfinished: bool) -> Result<(), Cause> {
+fn make(
+    system: &dyn System,
+    uid: &Uid,
+    number: DeviceNumber,
+    unfinished: bool,
+) -> Result<(), Cause> {
+    let path = node(system, number)?;
     // Not exclusively, as mkfs.xfs opens it so itself; it is proved blank once more right before.
-    let (device, _) = open_device(system, path, OFlags::RDWR)?;
+    let (device, _) = open_device(system, &path, OFlags::RDWR)?;
     let still = matches!(
-        (examine(system, uid, path)?, unfinished),
+        (examine(system, uid, &path)?.0, unfinished),
         (Finding::Blank, false) | (Finding::Unfinished, true)
     );
     if !still {
-        return Err(io::Error::from(io::ErrorKind::ResourceBusy).into());
+        return Err(io::Error::other("it changed while it was looked at").into());
     }
     let filesystem_uuid = Uuid::random()?;
     mkfs::pool_device(
@@ -186,19 +183,38 @@ fn make(system: &dyn System, uid: &Uid, path: &Path, unfinished: bool) -> Result
     Ok(())
 }
 
-/// Opens a device that nobody else may hold.
-fn exclusive(system: &dyn System, path: &Path) -> Result<Backing, Error> {
-    let open = || -> io::Result<Backing> {
-        let (device, number) = open_device(system, path, OFlags::RDONLY | OFlags::EXCL)?;
-        Ok(Backing {
-            number,
-            path: path.to_owned(),
-            size: system.device_size(device.as_fd())?,
-            file: None,
-            _bound: None,
-        })
+/// A device that nobody else may hold, to be mounted.
+fn exclusive(system: &dyn System, number: DeviceNumber) -> Result<Backing, Error> {
+    let open = || -> Result<Backing, Cause> {
+        let path = node(system, number)?;
+        let (device, _) = open_device(system, &path, OFlags::RDONLY | OFlags::EXCL)?;
+        Ok(backing(system, device.as_fd(), number, path)?)
     };
-    open().map_err(failed(format!("open {}", path.display())))
+    unless_busy(open).map_err(failed(format!("open device {number}")))
+}
+
+fn backing(
+    system: &dyn System,
+    device: BorrowedFd<'_>,
+    number: DeviceNumber,
+    path: PathBuf,
+) -> io::Result<Backing> {
+    Ok(Backing {
+        number,
+        path,
+        size: system.device_size(device)?,
+        file: None,
+        _bound: None,
+    })
+}
+
+/// The path of a device by the kernel's own name for it.
+fn node(system: &dyn System, number: DeviceNumber) -> io::Result<PathBuf> {
+    let mut all = system.block_devices()?.into_iter();
+    let (name, _) = all
+        .find(|(_, found)| *found == number)
+        .ok_or(io::ErrorKind::NotFound)?;
+    system.device_path(&name, number)
 }
 
 fn open_device(
@@ -217,12 +233,16 @@ fn open_device(
     Ok((device, stat.node))
 }
 
+fn unless_busy<T>(attempt: impl FnMut() -> Result<T, Cause>) -> Result<T, Cause> {
+    until(attempt, |result| {
+        !result.as_ref().is_err_and(Cause::is_busy)
+    })
+}
+
 fn describe(cause: &Cause) -> String {
     match cause {
-        Cause::Io(error) if error.kind() == io::ErrorKind::ResourceBusy => {
-            "something else holds it".to_owned()
-        }
         Cause::Io(error) if error.kind() == io::ErrorKind::NotFound => "it is not there".to_owned(),
+        _ if cause.is_busy() => "something else holds it".to_owned(),
         Cause::Io(_) | Cause::Command(_) | Cause::Loop(_) => cause.to_string(),
     }
 }

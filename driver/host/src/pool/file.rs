@@ -9,7 +9,7 @@ use std::{
 
 use cistern_crds::{Bytes, FilesystemType};
 
-use super::{Backing, Error, Expectation, PoolDeclaration, failed};
+use super::{Error, Expectation, PoolDeclaration, failed, open::Backing};
 use crate::{
     allocation::Missing,
     cause::Cause,

@@ -15,8 +15,7 @@ use rustix::{
     fs::{
         AtFlags, CWD, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags,
         ResolveFlags, StatVfsMountFlags, XattrFlags, fallocate, fgetxattr, flock, fsetxattr, fstat,
-        fstatvfs, fsync, ftruncate, major, makedev, minor, mkdirat, mknodat, openat2,
-        renameat_with, unlinkat,
+        fstatvfs, fsync, ftruncate, mkdirat, openat2, renameat_with, unlinkat,
     },
     io::{Errno, pread, pwrite, read},
     mount::{
@@ -28,7 +27,7 @@ use rustix::{
 
 use super::{
     BoundLoop, DeviceNumber, FileId, FileKind, LoopSettings, LoopStatus, Parameter, Space, Stat,
-    System, XfsGeometry,
+    System, XfsGeometry, sysfs,
 };
 use crate::{
     command::{self, Command},
@@ -152,7 +151,7 @@ impl System for Linux {
         let unsigned = |number: i64| u64::try_from(number).map_err(io::Error::other);
         Ok(Stat {
             id: FileId {
-                device: device_number(stat.st_dev),
+                device: sysfs::device_number(stat.st_dev),
                 inode: stat.st_ino,
             },
             kind: match FileType::from_raw_mode(stat.st_mode) {
@@ -163,7 +162,7 @@ impl System for Linux {
             },
             size: unsigned(stat.st_size)?,
             allocated: unsigned(stat.st_blocks)? * 512,
-            node: device_number(stat.st_rdev),
+            node: sysfs::device_number(stat.st_rdev),
         })
     }
 
@@ -278,47 +277,11 @@ impl System for Linux {
     }
 
     fn block_devices(&self) -> io::Result<Vec<(String, DeviceNumber)>> {
-        // Two lines of heading, then: major, minor, blocks, name.
-        let text = fs::read_to_string("/proc/partitions")?;
-        let read = |line: &str| {
-            let mut fields = line.split_whitespace();
-            let major = fields.next()?.parse().ok()?;
-            let minor = fields.next()?.parse().ok()?;
-            let name = fields.nth(1)?.to_owned();
-            Some((name, DeviceNumber { major, minor }))
-        };
-        Ok(text.lines().filter_map(read).collect())
+        sysfs::block_devices()
     }
 
     fn device_path(&self, name: &str, device: DeviceNumber) -> io::Result<PathBuf> {
-        let is_it = |path: &Path| {
-            let node = rustix::fs::lstat(path).ok();
-            node.is_some_and(|node| {
-                FileType::from_raw_mode(node.st_mode) == FileType::BlockDevice
-                    && device_number(node.st_rdev) == device
-            })
-        };
-        let public = Path::new("/dev").join(name);
-        if is_it(&public) {
-            return Ok(public);
-        }
-        fs::create_dir_all(&self.nodes)?;
-        // Named by the number, so that it never stands for another device.
-        let private = self
-            .nodes
-            .join(format!("{}-{}", device.major, device.minor));
-        let number = makedev(device.major, device.minor);
-        match mknodat(
-            CWD,
-            &private,
-            FileType::BlockDevice,
-            Mode::RUSR | Mode::WUSR,
-            number,
-        ) {
-            Ok(()) | Err(Errno::EXIST) if is_it(&private) => Ok(private),
-            Ok(()) | Err(Errno::EXIST) => Err(io::ErrorKind::AlreadyExists.into()),
-            Err(error) => Err(error.into()),
-        }
+        sysfs::device_path(&self.nodes, name, device)
     }
 
     fn device_size(&self, device: BorrowedFd<'_>) -> io::Result<u64> {
@@ -326,44 +289,15 @@ impl System for Linux {
     }
 
     fn has_partitions(&self, device: DeviceNumber) -> io::Result<bool> {
-        for entry in fs::read_dir(format!("/sys/dev/block/{device}"))? {
-            if entry?.path().join("partition").exists() {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        sysfs::has_partitions(device)
     }
 
     fn bound_loops(&self) -> io::Result<Vec<BoundLoop>> {
-        let mut bound = Vec::new();
-        for entry in fs::read_dir("/sys/block")? {
-            let name = entry?.file_name();
-            let number = name.to_str().and_then(|name| name.strip_prefix("loop"));
-            let Some(number) = number.and_then(|number| number.parse().ok()) else {
-                continue;
-            };
-            if let Some(backing_file) = self.backing_file(number)? {
-                bound.push(BoundLoop {
-                    number,
-                    backing_file,
-                });
-            }
-        }
-        bound.sort_by_key(|device| device.number);
-        Ok(bound)
+        sysfs::bound_loops()
     }
 
     fn backing_file(&self, number: u32) -> io::Result<Option<PathBuf>> {
-        match fs::read(format!("/sys/block/loop{number}/loop/backing_file")) {
-            Ok(mut text) => {
-                text.truncate(text.trim_ascii_end().len());
-                Ok(Some(OsString::from_vec(text).into()))
-            }
-            // Not bound, or no longer.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) if Errno::from_io_error(&error) == Some(Errno::NODEV) => Ok(None),
-            Err(error) => Err(error),
-        }
+        sysfs::backing_file(number)
     }
 
     fn free_loop(&self) -> io::Result<u32> {
@@ -380,7 +314,7 @@ impl System for Linux {
         match ioctl::loop_status(device) {
             Ok(info) => Ok(Some(LoopStatus {
                 file: FileId {
-                    device: device_number(info.device),
+                    device: sysfs::device_number(info.device),
                     inode: info.inode,
                 },
                 read_only: info.flags & ioctl::LO_FLAGS_READ_ONLY != 0,
@@ -392,14 +326,7 @@ impl System for Linux {
     }
 
     fn loop_settings(&self, number: u32) -> io::Result<LoopSettings> {
-        let read = |attribute: &str| {
-            let text = fs::read_to_string(format!("/sys/block/loop{number}/{attribute}"))?;
-            text.trim().parse::<u32>().map_err(io::Error::other)
-        };
-        Ok(LoopSettings {
-            direct_io: read("loop/dio")? == 1,
-            sector_size: read("queue/logical_block_size")?,
-        })
+        sysfs::loop_settings(number)
     }
 
     fn resize_loop(&self, device: BorrowedFd<'_>) -> io::Result<()> {
@@ -505,13 +432,6 @@ fn creation_mode(flags: OFlags) -> Mode {
         Mode::RUSR | Mode::WUSR
     } else {
         Mode::empty()
-    }
-}
-
-fn device_number(device: u64) -> DeviceNumber {
-    DeviceNumber {
-        major: major(device),
-        minor: minor(device),
     }
 }
 

@@ -1,15 +1,21 @@
 //! A fault at every call to the machine: a run without it afterwards ends as if it had never been
 //! (requirements R2, R6, R15).
 
-use std::{os::unix::process::ExitStatusExt as _, sync::Arc};
+use std::{
+    fs,
+    os::unix::{fs::symlink, process::ExitStatusExt as _},
+    sync::Arc,
+};
 
+use cistern_crds::Bytes;
 use cistern_host::{
     Expectation,
     system::{FailAt, Fault},
 };
 
 use crate::{
-    harness::{Machine, comes, eventually, must},
+    device::Disk,
+    harness::{Machine, comes, eventually, must, unmount},
     scenario::{self, Step},
 };
 
@@ -101,7 +107,7 @@ fn digest(machine: &Machine) -> String {
             mount.filesystem
         )
     });
-    let kubelet = std::fs::read_dir(machine.path("kubelet")).unwrap();
+    let kubelet = fs::read_dir(machine.path("kubelet")).unwrap();
     let kubelet = kubelet.map(|entry| entry.unwrap().path().display().to_string());
     let strays = inventory
         .strays
@@ -115,7 +121,8 @@ fn digest(machine: &Machine) -> String {
 /// How many loop devices are bound after a step: the pool's, and the volume's while it is staged.
 fn loops_after(step: Step) -> usize {
     match step {
-        Step::RemovePool => 0,
+        // The disk of a device pool is not ours.
+        Step::MakeDevicePool | Step::RemovePool => 0,
         Step::MakePool | Step::GrowPool | Step::Create | Step::Unstage | Step::Remove => 1,
         Step::Stage | Step::Publish | Step::Unpublish => 2,
     }
@@ -203,7 +210,7 @@ fn walk_pool(fault: Fault) {
         must(
             machine
                 .root()
-                .remove_pool(&scenario::pool(cistern_crds::Bytes::gib(1)), expectation),
+                .remove_pool(&scenario::pool(Bytes::gib(1)), expectation),
         );
     };
     let renew = || {
@@ -214,6 +221,41 @@ fn walk_pool(fault: Fault) {
     walk(&machine, Step::GrowPool, fault, || known(&machine), renew);
     walk(&machine, Step::RemovePool, fault, || known(&machine), renew);
     reaches(&machine, &nothing, "nothing left");
+}
+
+/// A pool is made on a device, which is blank again each time.
+fn walk_device(fault: Fault) {
+    let machine = Machine::new();
+    let disk = Disk::new(&machine, "disk-file");
+    symlink(&disk.device, machine.path("disk")).unwrap();
+    let nothing = digest(&machine);
+    let at = machine.mount_point(&scenario::pool(Bytes::ZERO));
+    let blank = || {
+        if machine.mounts().contains(&at) {
+            unmount(&at);
+        }
+        let _ = fs::remove_dir(&at);
+        disk.clear();
+    };
+    walk(
+        &machine,
+        Step::MakeDevicePool,
+        fault,
+        || Expectation::New,
+        blank,
+    );
+    blank();
+    reaches(&machine, &nothing, "nothing left");
+}
+
+#[test]
+fn r15_an_error_at_any_call_that_makes_a_device_pool_leaves_no_trace() {
+    walk_device(Fault::Error);
+}
+
+#[test]
+fn r2_death_at_any_call_that_makes_a_device_pool_leaves_no_trace() {
+    walk_device(Fault::Kill);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::{fs, io::Write as _, os::unix::fs::PermissionsExt as _};
 
 use cistern_crds::{Bytes, FilesystemType, Provisioning};
 use cistern_host::{Content, ImageRequest, Uid, image::Error};
+use rustix::fs::removexattr;
 
 use crate::harness::{
     Machine, Volume, allocated, eventually, image_path, image_pool, known, linux, must, open_new,
@@ -251,10 +252,7 @@ fn r7_an_image_that_is_not_what_it_should_be_is_refused_and_left_as_it_is() {
     let error = pool.stage(&wrong).unwrap_err();
     assert!(error.to_string().contains("is not volume pvc-b"), "{error}");
 
-    run(
-        "setfattr",
-        &["-x", "trusted.cistern", path.to_str().unwrap()],
-    );
+    removexattr(&path, "trusted.cistern").unwrap();
     refused("no identity", "is not volume pvc-a");
     let error = pool.create_image(&thin("a")).unwrap_err();
     assert!(matches!(error, Error::IdentityConflict { .. }), "{error}");

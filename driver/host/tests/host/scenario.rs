@@ -11,7 +11,9 @@ use cistern_host::{
 /// A step of a pool's or a volume's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// A pool is made.
+    /// A pool is made on a device.
+    MakeDevicePool,
+    /// A pool is made in a file.
     MakePool,
     /// It is made larger.
     GrowPool,
@@ -67,6 +69,15 @@ pub(crate) fn run(
     let (staging, target) = (kubelet.join("globalmount"), kubelet.join("target"));
     let open = |size| root.open_pool(&pool(size), expectation);
     match step {
+        Step::MakeDevicePool => {
+            let paths = vec![folder.join("disk")];
+            let source = Source::Device { paths };
+            let declaration = PoolDeclaration {
+                source,
+                ..pool(Bytes::ZERO)
+            };
+            drop(root.open_pool(&declaration, expectation)?);
+        }
         Step::MakePool => drop(open(Bytes::gib(1))?),
         Step::GrowPool => drop(open(Bytes::gib(2))?),
         Step::Create => drop(open(Bytes::gib(1))?.create_image(&volume())?),

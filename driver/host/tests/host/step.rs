@@ -19,7 +19,8 @@ use cistern_host::{
 
 use crate::scenario::Step;
 
-const STEPS: [Step; 9] = [
+const STEPS: [Step; 10] = [
+    Step::MakeDevicePool,
     Step::MakePool,
     Step::GrowPool,
     Step::Create,

@@ -1,0 +1,117 @@
+//! Staging: an image becomes a mounted filesystem.
+
+use std::os::fd::AsFd as _;
+
+use super::{Error, StageRequest, conflict, difference, failed, has_attributes, is_volume, open};
+use crate::{
+    image,
+    loopdev::{self, Loop},
+    mountinfo::Mount,
+    place::Place,
+    pool::Pool,
+    superblock,
+    system::DeviceNumber,
+};
+
+impl Pool {
+    /// Mounts the filesystem of an image at the staging path.
+    pub fn stage(&self, request: &StageRequest<'_>) -> Result<(), Error> {
+        self.check().map_err(image::Error::from)?;
+        let place = open(self, request.staging)?;
+        let bound = self.attach_image(request)?;
+        if let Some(mount) = place
+            .mounted()
+            .map_err(failed("look at", request.staging))?
+        {
+            return is_staged(&mount, bound.device(), request);
+        }
+        self.refill(request.image)?;
+        let system = &*self.system;
+        let parameters = request
+            .options
+            .parameters(request.provisioning, request.read_only);
+        let attributes = request.options.attributes(request.read_only);
+        let kind = request.filesystem.as_str();
+        system
+            .mount_filesystem(kind, &bound.path, &parameters, attributes)
+            .and_then(|mount| place.attach(mount.as_fd()))
+            .map_err(failed("mount the volume at", request.staging))?;
+        verify_staged(&place, bound.device(), request)
+    }
+
+    /// Verifies that the image is the volume's and holds its filesystem, and binds it to a loop
+    /// device.
+    fn attach_image(&self, request: &StageRequest<'_>) -> Result<Loop, Error> {
+        let (system, uid) = (&*self.system, request.image);
+        let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
+        let image = self.image(uid)?.ok_or_else(|| self.missing(uid))?;
+        let identity = image.identity.filter(|found| {
+            found.volume == request.volume && found.pool_uuid == self.filesystem_uuid()
+        });
+        if identity.is_none() {
+            return Err(image::Error::IdentityConflict {
+                uid: uid.clone(),
+                why: format!("it is not volume {} of pool {self}", request.volume),
+            }
+            .into());
+        }
+        let superblock = superblock::read(system, file.as_fd())
+            .map_err(image::failed("read the filesystem", uid))?;
+        let why = match superblock {
+            None => Some("there is none".to_owned()),
+            Some(found)
+                if (found.kind, found.uuid) != (request.filesystem, request.filesystem_uuid) =>
+            {
+                Some(format!("it holds {} {}", found.kind, found.uuid))
+            }
+            Some(found) if found.size > image.size || request.size > image.size => {
+                Some(format!("the image has only {} bytes", image.size))
+            }
+            Some(_) => None,
+        };
+        if let Some(why) = why {
+            let uid = uid.clone();
+            return Err(image::Error::FilesystemConflict { uid, why }.into());
+        }
+        let bound = loopdev::attach(system, file.as_fd(), uid.as_ref())
+            .map_err(image::failed("bind the file", uid))?;
+        Ok(bound)
+    }
+}
+
+/// Verifies what [`Pool::stage`] has mounted. A superblock that another mount held alive keeps its
+/// options, whatever the new mount asks for: then nothing is left mounted here.
+fn verify_staged(
+    place: &Place<'_>,
+    device: DeviceNumber,
+    request: &StageRequest<'_>,
+) -> Result<(), Error> {
+    let mounted = place.mounted().map_err(failed("look at", place.path()));
+    let verified = mounted.and_then(|mount| match mount {
+        Some(mount) => is_staged(&mount, device, request),
+        None => Err(Error::NotStaged {
+            path: place.path().to_owned(),
+            why: "the mount is not seen here".to_owned(),
+        }),
+    });
+    if verified.is_err()
+        && let Err(error) = place.clear()
+    {
+        tracing::warn!(path = %place.path().display(), %error, "a mount that is not right stays");
+    }
+    verified
+}
+
+fn is_staged(mount: &Mount, device: DeviceNumber, request: &StageRequest<'_>) -> Result<(), Error> {
+    let difference = is_volume(mount, device)
+        .or_else(|| {
+            difference(
+                mount,
+                request.filesystem,
+                request.provisioning,
+                request.options,
+            )
+        })
+        .or_else(|| has_attributes(mount, request.options, request.read_only));
+    conflict(mount, difference)
+}

@@ -1,0 +1,124 @@
+//! Block devices as `/proc`, `/sys` and `/dev` tell of them.
+
+use std::{
+    ffi::OsString,
+    fs, io,
+    os::unix::ffi::OsStringExt as _,
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{CWD, FileType, Mode, major, makedev, minor, mknodat},
+    io::Errno,
+};
+
+use super::{BoundLoop, DeviceNumber, LoopSettings};
+
+/// Names and numbers of all block devices.
+pub(super) fn block_devices() -> io::Result<Vec<(String, DeviceNumber)>> {
+    // Two lines of heading, then: major, minor, blocks, name.
+    let text = fs::read_to_string("/proc/partitions")?;
+    let read = |line: &str| {
+        let mut fields = line.split_whitespace();
+        let major = fields.next()?.parse().ok()?;
+        let minor = fields.next()?.parse().ok()?;
+        let name = fields.nth(1)?.to_owned();
+        Some((name, DeviceNumber { major, minor }))
+    };
+    Ok(text.lines().filter_map(read).collect())
+}
+
+/// A path at which a block device can be opened: in `/dev`, or else made in a folder of our own.
+pub(super) fn device_path(nodes: &Path, name: &str, device: DeviceNumber) -> io::Result<PathBuf> {
+    let is_it = |path: &Path| {
+        let node = rustix::fs::lstat(path).ok();
+        node.is_some_and(|node| {
+            FileType::from_raw_mode(node.st_mode) == FileType::BlockDevice
+                && device_number(node.st_rdev) == device
+        })
+    };
+    let public = Path::new("/dev").join(name);
+    if is_it(&public) {
+        return Ok(public);
+    }
+    fs::create_dir_all(nodes)?;
+    // Named by the number, so that it never stands for another device.
+    let private = nodes.join(format!("{}-{}", device.major, device.minor));
+    let number = makedev(device.major, device.minor);
+    match mknodat(
+        CWD,
+        &private,
+        FileType::BlockDevice,
+        Mode::RUSR | Mode::WUSR,
+        number,
+    ) {
+        Ok(()) | Err(Errno::EXIST) if is_it(&private) => Ok(private),
+        Ok(()) | Err(Errno::EXIST) => Err(io::ErrorKind::AlreadyExists.into()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether the kernel knows partitions of a block device.
+pub(super) fn has_partitions(device: DeviceNumber) -> io::Result<bool> {
+    for entry in fs::read_dir(format!("/sys/dev/block/{device}"))? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() && entry.path().join("partition").try_exists()? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The loop devices that are bound.
+pub(super) fn bound_loops() -> io::Result<Vec<BoundLoop>> {
+    let mut bound = Vec::new();
+    for entry in fs::read_dir("/sys/block")? {
+        let name = entry?.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix("loop"));
+        let Some(number) = number.and_then(|number| number.parse().ok()) else {
+            continue;
+        };
+        if let Some(backing_file) = backing_file(number)? {
+            bound.push(BoundLoop {
+                number,
+                backing_file,
+            });
+        }
+    }
+    bound.sort_by_key(|device| device.number);
+    Ok(bound)
+}
+
+/// Name of the file behind a loop device, if it is bound.
+pub(super) fn backing_file(number: u32) -> io::Result<Option<PathBuf>> {
+    match fs::read(format!("/sys/block/loop{number}/loop/backing_file")) {
+        Ok(mut text) => {
+            text.truncate(text.trim_ascii_end().len());
+            Ok(Some(OsString::from_vec(text).into()))
+        }
+        // Not bound, or no longer.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::NODEV) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// What a loop device's queue is like.
+pub(super) fn loop_settings(number: u32) -> io::Result<LoopSettings> {
+    let read = |attribute: &str| {
+        let text = fs::read_to_string(format!("/sys/block/loop{number}/{attribute}"))?;
+        text.trim().parse::<u32>().map_err(io::Error::other)
+    };
+    Ok(LoopSettings {
+        direct_io: read("loop/dio")? == 1,
+        sector_size: read("queue/logical_block_size")?,
+    })
+}
+
+/// A device number as stat(2) has it.
+pub(super) fn device_number(device: u64) -> DeviceNumber {
+    DeviceNumber {
+        major: major(device),
+        minor: minor(device),
+    }
+}
