@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use cistern_crds::{Parameters, names};
+use cistern_crds::{Parameters, StorageNode, names};
 use k8s_openapi::api::{
     core::v1::{ObjectReference, PersistentVolumeClaim},
     storage::v1::StorageClass,
@@ -98,7 +98,7 @@ async fn reconcile(context: &Context, told: &Told, subject: &Subject) -> Result<
     let found = match subject {
         Subject::Class(name) => world
             .class(name)
-            .map(|class| (class.object_ref(&()), class_problem(world, &class))),
+            .map(|class| (class.object_ref(&()), parameters(world, &class).err())),
         Subject::Claim { namespace, name } => world
             .claims
             .get(&ObjectRef::new(name).within(namespace))
@@ -187,60 +187,55 @@ fn concerned(world: &World, change: &Change) -> Vec<Subject> {
     }
 }
 
-/// What keeps a class from making any volume.
-fn class_problem(world: &World, class: &StorageClass) -> Option<Problem> {
+/// What a class says; or what keeps it from making any volume.
+fn parameters(world: &World, class: &StorageClass) -> Result<Parameters, Problem> {
     let name = class.name_any();
-    let parameters = match Parameters::parse(class.parameters.iter().flatten()) {
-        Ok(parameters) => parameters,
-        Err(error) => return Some(Problem::Parameters { class: name, error }),
-    };
-    let pool = parameters.pool;
-    world
-        .pool(&pool)
-        .is_none()
-        .then_some(Problem::PoolMissing { class: name, pool })
+    match Parameters::parse(class.parameters.iter().flatten()) {
+        Ok(parameters) if world.pool(&parameters.pool).is_some() => Ok(parameters),
+        Ok(Parameters { pool, .. }) => Err(Problem::PoolMissing { class: name, pool }),
+        Err(error) => Err(Problem::Parameters { class: name, error }),
+    }
 }
 
 /// What keeps a claim of ours from being placed.
 fn claim_problem(world: &World, claim: &PersistentVolumeClaim) -> Option<Problem> {
     let spec = claim.spec.as_ref()?;
     let class = world.class(spec.storage_class_name.as_deref()?)?;
-    if let Some(problem) = class_problem(world, &class) {
-        return Some(problem);
-    }
+    let parameters = match parameters(world, &class) {
+        Ok(parameters) => parameters,
+        Err(problem) => return Some(problem),
+    };
     // A volume that is being made has its room already.
     let volume = names::volume_name(&format!("pvc-{}", claim.uid().unwrap_or_default()));
     if world.volumes.get(&ObjectRef::new(&volume)).is_some() {
         return None;
     }
-    let parameters = Parameters::parse(class.parameters.iter().flatten()).ok()?;
     let wanted = Wanted::of(spec, parameters)?;
-    let rooms: BTreeMap<String, NodeRoom> = world
-        .storage_nodes
-        .state()
-        .iter()
-        .filter_map(|guard| {
-            let node = guard.0.as_ref().ok()?;
-            let name = node.name_any();
-            let carried = node.spec.pools.iter().any(|pool| pool.name == wanted.pool);
-            let allowed = world
-                .node(&name)
-                .is_some_and(|node| problem::allows(&class, node.metadata.labels.as_ref()));
-            if !carried || !allowed {
-                return None;
-            }
-            let registration = topology::observe(world, &name);
-            let room = match offer(&wanted.pool, Some(node), &registration) {
-                Ok(status) => NodeRoom::Free {
-                    largest: status.largest_volume(wanted.provisioning),
-                    usable: status.usable,
-                },
-                Err(refusal) => NodeRoom::None(refusal),
-            };
-            Some((name, room))
-        })
-        .collect();
-    wanted.problem(&rooms)
+    wanted.problem(&rooms(world, &class, &wanted))
+}
+
+/// What each node that carries the pool and that the class allows has for a claim.
+fn rooms(world: &World, class: &StorageClass, wanted: &Wanted) -> BTreeMap<String, NodeRoom> {
+    let room = |node: &StorageNode| {
+        let name = node.name_any();
+        let carried = node.spec.pools.iter().any(|pool| pool.name == wanted.pool);
+        let labels = world.node(&name)?.metadata.labels.clone();
+        if !carried || !problem::allows(class, labels.as_ref()) {
+            return None;
+        }
+        let registration = topology::observe(world, &name);
+        let room = match offer(&wanted.pool, Some(node), &registration) {
+            Ok(status) => NodeRoom::Free {
+                largest: status.largest_volume(wanted.provisioning),
+                usable: status.usable,
+            },
+            Err(refusal) => NodeRoom::None(refusal),
+        };
+        Some((name, room))
+    };
+    let nodes = world.storage_nodes.state();
+    let readable = nodes.iter().filter_map(|guard| guard.0.as_ref().ok());
+    readable.filter_map(room).collect()
 }
 
 /// Whether now is the time.

@@ -5,7 +5,7 @@
 
 mod summary;
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use cistern_client::writes::{patch_guarded, patch_status_guarded, remove_finalizer};
 use cistern_crds::{StoragePool, StoragePoolStatus, names};
@@ -163,46 +163,52 @@ async fn current_status(
 
 /// The pool's part of every node that has one or should have one, by name of the node.
 fn shares(world: &World, pool: &DeserializeGuard<StoragePool>) -> Vec<Share> {
-    let (name, uid) = (pool.name_any(), pool.uid().unwrap_or_default());
-    let declared = declared(pool).ok();
-    let wanted = |node: &str| {
-        let labels = world
-            .node(node)
-            .map(|node| node.metadata.labels.clone().unwrap_or_default());
-        let selector = declared.as_ref().map(|(_, selector)| selector);
-        pool.meta().deletion_timestamp.is_none()
-            && selector
-                .zip(labels)
-                .is_some_and(|(selector, labels)| selector.matches(&labels))
+    let selector = match declared(pool) {
+        Ok((_, selector)) if pool.meta().deletion_timestamp.is_none() => Some(selector),
+        Ok(_) | Err(_) => None,
     };
-    let share = |node: String| {
-        let guard = world.storage_node(&node);
-        let storage_node = guard.as_ref().and_then(|guard| guard.0.as_ref().ok());
-        let entry = storage_node.is_some_and(|n| n.spec.pools.iter().any(|p| p.uid == uid));
-        let reported = storage_node.and_then(|n| n.status.as_ref());
-        let status = reported
-            .and_then(|s| s.pools.iter().find(|p| p.uid == uid))
-            .cloned();
-        let standing = if wanted(&node) {
-            let registration = topology::observe(world, &node);
-            match offer(&name, storage_node, &registration) {
-                Ok(_) => Standing::Ready,
-                Err(refusal) => Standing::NotReady(refusal),
-            }
-        } else if entry || status.is_some() {
-            Standing::Leaving {
-                node_is_gone: world.node(&node).is_none(),
-            }
-        } else {
-            return None;
-        };
-        Some(Share {
-            node,
-            standing,
-            status,
-        })
+    let nodes = world.node_names().into_iter();
+    nodes
+        .filter_map(|node| share(world, pool, selector.as_ref(), node))
+        .collect()
+}
+
+/// The pool's part of one node; `selector` says whether the node is to have one.
+fn share(
+    world: &World,
+    pool: &DeserializeGuard<StoragePool>,
+    selector: Option<&Selector>,
+    name: String,
+) -> Option<Share> {
+    let (pool, uid) = (pool.name_any(), pool.uid().unwrap_or_default());
+    let node = world.node(&name);
+    let guard = world.storage_node(&name);
+    let storage_node = guard.as_ref().and_then(|guard| guard.0.as_ref().ok());
+    let carried = storage_node.is_some_and(|n| n.spec.pools.iter().any(|p| p.uid == uid));
+    let reported = storage_node.and_then(|n| n.status.as_ref());
+    let reported = reported.and_then(|status| status.pools.iter().find(|p| p.uid == uid));
+    let wanted = selector.zip(node.as_ref()).is_some_and(|(selector, node)| {
+        let labels = node.metadata.labels.as_ref();
+        selector.matches(labels.unwrap_or(&BTreeMap::new()))
+    });
+    let standing = if wanted {
+        let registration = topology::observe(world, &name);
+        match offer(&pool, storage_node, &registration) {
+            Ok(_) => Standing::Ready,
+            Err(refusal) => Standing::NotReady(refusal),
+        }
+    } else if carried || reported.is_some() {
+        Standing::Leaving {
+            node_is_gone: node.is_none(),
+        }
+    } else {
+        return None;
     };
-    world.node_names().into_iter().filter_map(share).collect()
+    Some(Share {
+        node: name,
+        standing,
+        status: reported.cloned(),
+    })
 }
 
 #[cfg(test)]
