@@ -11,6 +11,7 @@
     reason = "a test fails by panicking"
 )]
 
+mod agent;
 mod capacity;
 mod cluster;
 mod events;

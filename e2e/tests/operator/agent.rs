@@ -1,0 +1,61 @@
+//! Operator and agent, both real: a pool comes to a node and leaves it.
+
+use std::time::Duration;
+
+use cistern_e2e::Driver;
+use kube::ResourceExt as _;
+use serde_json::json;
+use tokio::time::timeout;
+
+use crate::cluster::{Cluster, Objects, SOON, create, delete, gone};
+
+#[tokio::test]
+async fn a_pool_is_made_used_and_put_away_and_one_deleted_while_it_is_made_leaves_nothing() {
+    let cluster = Cluster::shared().await;
+    let api = cluster.api();
+    let driver = Driver::start(&cluster.control_plane, "real-1").await;
+    api.add_node("real-1", &[("real", "yes")]).await;
+
+    let pool = declare(&api, "real").await;
+    let message = api.pool_is("real", "True", "AsDesired").await;
+    assert_eq!(message, "1 of 1 nodes are ready");
+    assert!(image(&driver, &pool).exists());
+    delete(&api.pools(), "real").await;
+    gone(&api.pools(), "real").await;
+    assert!(!image(&driver, &pool).exists());
+
+    // While the agent is making it: it begins as soon as the spec names the pool.
+    for attempt in 0..5 {
+        let name = format!("real-{attempt}");
+        let pool = declare(&api, &name).await;
+        // Without a pause between the looks: the agent needs a tenth of a second.
+        let begun = async { while !carries(&api, &name).await {} };
+        timeout(SOON, begun).await.expect("the node carries it");
+        tokio::time::sleep(Duration::from_millis(attempt * 20)).await;
+        delete(&api.pools(), &name).await;
+        gone(&api.pools(), &name).await;
+        assert!(!image(&driver, &pool).exists(), "attempt {attempt}");
+    }
+    let node = api.storage_nodes().get("real-1").await.unwrap();
+    assert!(node.spec.pools.is_empty() && node.status.unwrap().pools.is_empty());
+    driver.finish().await;
+}
+
+/// A small pool over the test's node; gives its UID.
+async fn declare(api: &Objects, name: &str) -> String {
+    let spec = json!({
+        "nodeSelector": {"matchLabels": {"real": "yes"}},
+        "source": {"image": {"size": "1Gi"}},
+    });
+    let pool = json!({"metadata": {"name": name}, "spec": spec});
+    create(&api.pools(), &pool).await.uid().unwrap()
+}
+
+async fn carries(api: &Objects, pool: &str) -> bool {
+    let node = api.storage_nodes().get("real-1").await.unwrap();
+    node.spec.pools.iter().any(|entry| entry.name == pool)
+}
+
+fn image(driver: &Driver, pool: &str) -> std::path::PathBuf {
+    driver.storage_root().join(format!("pools/{pool}.img"))
+}
