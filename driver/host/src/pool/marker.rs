@@ -118,7 +118,7 @@ pub(crate) fn ensure(
     }
 }
 
-/// Whether a filesystem holds nothing but what [`write`] makes before the marker stands.
+/// Whether a filesystem holds nothing but what [`write()`] makes before the marker stands.
 fn is_unfinished(system: &dyn System, directory: BorrowedFd<'_>) -> io::Result<bool> {
     for name in system.list(directory)? {
         match name.to_str() {
