@@ -33,7 +33,8 @@ use crate::{
 
 /// How long a call waits for another operation on its volume.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
-/// How long a call waits for the agent to have looked at the pools after a start.
+/// How long a call waits for the agent to have looked at the pools after a start, and for the API
+/// server.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a volume's filesystem may take to tell its numbers.
 const STATISTICS_DEADLINE: Duration = Duration::from_secs(10);
@@ -93,9 +94,9 @@ pub enum Error {
     Api {
         /// The volume.
         volume: String,
-        /// What the API server, or the way to it, said.
+        /// What the API server, or the way to it, said; or that it said nothing.
         #[source]
-        source: Box<kube::Error>,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The volume or its pool is not in a state for it, or cannot be used in this way.
     #[error("volume {volume} cannot be used like this: {why}")]
@@ -271,11 +272,14 @@ impl Attach {
         {
             return Ok(volume);
         }
-        let fetched: Option<PoolVolume> =
-            self.agent.fetch(id).await.map_err(|source| Error::Api {
-                volume: id.to_owned(),
-                source: Box::new(source),
-            })?;
+        let silent = |source: Box<dyn std::error::Error + Send + Sync>| Error::Api {
+            volume: id.to_owned(),
+            source,
+        };
+        let fetched: Option<PoolVolume> = timeout(PATIENCE, self.agent.fetch(id))
+            .await
+            .map_err(|elapsed| silent(elapsed.into()))?
+            .map_err(|error| silent(error.into()))?;
         let object = fetched.ok_or_else(not_found)?;
         let node = &object.spec.node_name;
         if *node != self.agent.node_name {

@@ -19,7 +19,10 @@ use cistern_crds::{
     names::AGENT_MANAGER,
 };
 use kube::ResourceExt as _;
-use tokio::sync::Notify;
+use tokio::{
+    sync::Notify,
+    time::{sleep, timeout},
+};
 
 use super::{
     Agent, VolumesByPool,
@@ -28,6 +31,9 @@ use super::{
     pools::{Found, PoolLook, Usable},
     promises::PendingOfPool,
 };
+
+/// How long the API server may take for a write.
+const WRITE_DEADLINE: Duration = Duration::from_secs(30);
 
 /// What was written last, and the wish to write again.
 #[derive(Debug, Default)]
@@ -71,9 +77,18 @@ pub async fn run(agent: &Arc<Agent>) {
     let retries = Retries::new(Duration::from_millis(200), Duration::from_secs(30));
     loop {
         agent.report.wanted.notified().await;
-        while let Err(error) = agent.publish().await {
-            tracing::warn!(node = agent.node_name, error = %Chain(&error), "cannot write the status of the StorageNode");
-            tokio::time::sleep(retries.failed(())).await;
+        loop {
+            match timeout(WRITE_DEADLINE, agent.publish()).await {
+                Ok(Ok(())) => break,
+                Ok(Err(error)) => {
+                    let error = Chain(&error);
+                    tracing::warn!(node = agent.node_name, %error, "cannot write the status of the StorageNode");
+                }
+                Err(_) => {
+                    tracing::warn!(node = agent.node_name, "the API server does not answer");
+                }
+            }
+            sleep(retries.failed(())).await;
         }
         retries.forget(&());
     }

@@ -35,6 +35,8 @@ use super::{
 const PERIOD: Duration = Duration::from_mins(10);
 /// How long a refusal waits for the room to be published that explains it.
 const PUBLISH_PATIENCE: Duration = Duration::from_secs(5);
+/// How long the API server may take for a write.
+const WRITE_DEADLINE: Duration = Duration::from_secs(30);
 /// How soon to come back when somebody else works on the volume.
 const LOCKED: Duration = Duration::from_millis(500);
 
@@ -49,6 +51,12 @@ pub enum Error {
         /// What it said.
         #[source]
         source: Box<kube::Error>,
+    },
+    /// The API server did not answer, and may have taken the status or not.
+    #[error("the API server does not answer to the status of volume {volume}")]
+    Silent {
+        /// The volume.
+        volume: String,
     },
     /// The work on the disk ended in a panic.
     #[error("the work on volume {volume} broke off")]
@@ -71,6 +79,8 @@ pub async fn reconcile(
             volume = object.name_any(),
             "the PoolVolume cannot be read and is left alone"
         );
+        // Its pool takes no volumes as long as nobody knows what this one takes.
+        agent.report.request();
         return Ok(Action::await_change());
     };
     let pass = Pass {
@@ -320,10 +330,13 @@ impl Pass<'_> {
             ..PostParams::default()
         };
         let volumes = &self.agent.volumes;
-        match volumes
-            .replace_status(&self.name, &parameters, &object)
-            .await
-        {
+        let written = volumes.replace_status(&self.name, &parameters, &object);
+        let Ok(answer) = timeout(WRITE_DEADLINE, written).await else {
+            return Err(Error::Silent {
+                volume: self.name.clone(),
+            });
+        };
+        match answer {
             Ok(written) => Ok(Some(written)),
             Err(error) => match Rejection::from(&error) {
                 Rejection::NotFound | Rejection::Conflict => Ok(None),
@@ -371,7 +384,7 @@ impl Error {
                 | Rejection::Invalid
                 | Rejection::Denied => true,
             },
-            Self::Broken { .. } => false,
+            Self::Silent { .. } | Self::Broken { .. } => false,
         }
     }
 }

@@ -3,8 +3,11 @@
 use cistern_crds::{Bytes, ConditionType, Provisioning};
 use futures::{StreamExt as _, future::join_all};
 use kube::{
-    ResourceExt as _,
-    api::{WatchEvent, WatchParams},
+    Api, ResourceExt as _,
+    api::{
+        ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, WatchEvent,
+        WatchParams,
+    },
 };
 
 use crate::{Fixture, said, status};
@@ -95,5 +98,44 @@ async fn a_refusal_says_the_numbers_and_reserves_nothing() {
     assert!(status.conditions[0].message.contains("2Gi"), "{status:?}");
     assert_eq!((status.reserved, status.size), (None, None));
     node.forget(&object.name_any()).await;
+    node.finish().await;
+}
+
+#[tokio::test]
+async fn r22_an_object_that_cannot_be_read_stops_nobody_but_those_who_want_room() {
+    let node = Fixture::start("agent-unreadable").await;
+    let one = node.volume("one", Bytes::mib(64)).await;
+    let mut odd = serde_json::to_value(node.wish("odd", Bytes::mib(64))).unwrap();
+    // Legal for the schema, and more than 64 bits of bytes.
+    odd["spec"]["size"] = "20Ei".into();
+    let odd: DynamicObject = serde_json::from_value(odd).unwrap();
+    let kind = ApiResource::erase::<cistern_crds::PoolVolume>(&());
+    let odds: Api<DynamicObject> = Api::all_with(node.volumes.clone().into_client(), &kind);
+    let name = odds
+        .create(&PostParams::default(), &odd)
+        .await
+        .unwrap()
+        .name_any();
+
+    let closed = |pool: &cistern_crds::NodePoolStatus| pool.thin_room == Bytes::ZERO;
+    let pool = node.pool_until("to close", closed).await;
+    assert!(
+        pool.is_ready() && pool.conditions[0].message.contains(&name),
+        "{pool:?}"
+    );
+    let late = node.create(&node.wish("late", Bytes::mib(64))).await;
+    let refused = said(ConditionType::Admitted, "False", "PoolNotReady");
+    node.until(&late.name_any(), "to be refused", refused).await;
+    node.forget(&late.name_any()).await;
+    node.remove(&one.name_any()).await;
+
+    let patch = serde_json::json!({"metadata": {"finalizers": []}});
+    let patch = Patch::Merge(patch);
+    odds.patch(&name, &PatchParams::default(), &patch)
+        .await
+        .unwrap();
+    odds.delete(&name, &DeleteParams::default()).await.unwrap();
+    let open = |pool: &cistern_crds::NodePoolStatus| pool.thin_room > Bytes::ZERO;
+    node.pool_until("to open", open).await;
     node.finish().await;
 }

@@ -39,7 +39,10 @@ struct Fixture {
 
 impl Fixture {
     async fn start(name: &str) -> Self {
-        let control_plane = ControlPlane::shared().await;
+        Self::start_with(ControlPlane::shared().await, name).await
+    }
+
+    async fn start_with(control_plane: &ControlPlane, name: &str) -> Self {
         let driver = Driver::start(control_plane, name).await;
         driver.add_image_pool(name, Bytes::gib(1)).await;
         Self {

@@ -3,12 +3,14 @@
 use std::path::PathBuf;
 
 use cistern_crds::Bytes;
+use cistern_e2e::ControlPlane;
 use cistern_proto::csi::v1::{
     NodeGetVolumeStatsRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
     NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, VolumeCapability,
     volume_capability::{AccessMode, AccessType, MountVolume, access_mode::Mode},
 };
 use kube::ResourceExt as _;
+use rustix::process::Signal;
 use tonic::{Code, Status};
 
 use crate::Fixture;
@@ -198,5 +200,22 @@ async fn ngs_04_ngs_05_ngs_09_statistics_are_those_of_the_volume_where_it_is() {
     }
     place.unpublish("a").await.unwrap();
     place.unstage().await.unwrap();
+    node.finish().await;
+}
+
+#[tokio::test]
+async fn pods_are_torn_down_while_the_api_server_is_away() {
+    let control_plane = ControlPlane::start().await;
+    let node = Fixture::start_with(&control_plane, "agent-alone").await;
+    let place = Place::new(&node).await;
+    place.stage(&[]).await.unwrap();
+    place.publish("a", &[], false).await.unwrap();
+    control_plane.apiserver().signal(Signal::STOP);
+    // kubelet's repeats for a running pod, and the end of the pod.
+    place.stage(&[]).await.unwrap();
+    place.publish("a", &[], false).await.unwrap();
+    place.unpublish("a").await.unwrap();
+    place.unstage().await.unwrap();
+    control_plane.apiserver().signal(Signal::CONT);
     node.finish().await;
 }

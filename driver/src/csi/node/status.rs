@@ -148,7 +148,7 @@ mod tests {
             (
                 attach::Error::Api {
                     volume: volume(),
-                    source: Box::new(api),
+                    source: api.into(),
                 },
                 Code::Unavailable,
             ),
