@@ -17,6 +17,8 @@ use super::{
 
 /// How often all is looked at though nothing has happened.
 const PERIOD: Duration = Duration::from_mins(1);
+/// How long a look at one pool may take; the others do not wait longer for it.
+const DEADLINE: Duration = Duration::from_mins(1);
 /// Looks are never closer together: a burst of deletions asks for one each.
 const PAUSE: Duration = Duration::from_millis(500);
 /// How long to wait before a pool that cannot be used is looked at again, at first.
@@ -121,15 +123,8 @@ async fn look_at(
         .get(&spec.name)
         .filter(|look| look.spec.uid == spec.uid);
     let goes = spec.retiring && volumes.is_empty();
-    if goes
-        && matches!(
-            before.as_deref(),
-            Some(PoolLook {
-                found: Found::Gone,
-                ..
-            })
-        )
-    {
+    let is_gone = |look: &PoolLook| matches!(look.found, Found::Gone);
+    if goes && before.as_deref().is_some_and(is_gone) {
         return true;
     }
     if goes {
@@ -137,18 +132,25 @@ async fn look_at(
         agent.pools.release(&spec.name);
     }
     let (root, copy) = (agent.root.clone(), spec.clone());
-    let found = on_host((), move || {
+    let work = move || {
         if goes {
             drop(before);
             pools::remove(&root, &copy, expectation)
         } else {
             pools::look(&root, &copy, expectation, before.as_deref())
         }
-    });
-    let found = found.await.unwrap_or_else(|error| Found::Unusable {
+    };
+    let failed = |message: String| Found::Unusable {
         reason: Reason::PoolFailed,
-        message: Chain(&error).to_string(),
-    });
+        message,
+    };
+    let found = match agent.lanes.look(&spec.uid) {
+        None => failed("an earlier look at the pool has not come back: its disk hangs".to_owned()),
+        Some(place) => match time::timeout(DEADLINE, on_host(place, work)).await {
+            Ok(found) => found.unwrap_or_else(|error| failed(Chain(&error).to_string())),
+            Err(_) => failed(format!("a look at the pool takes longer than {DEADLINE:?}")),
+        },
+    };
     let fine = !matches!(found, Found::Unusable { .. });
     let look = PoolLook {
         spec: spec.clone(),

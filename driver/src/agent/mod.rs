@@ -10,6 +10,7 @@
 
 pub mod blocking;
 pub mod desired;
+pub mod lanes;
 pub mod ledger;
 pub mod look;
 pub mod pools;
@@ -37,6 +38,7 @@ use tokio::sync::{Notify, mpsc, watch};
 
 use self::{
     desired::{Changes, Desired, Guarded, readable},
+    lanes::Lanes,
     ledger::{Promise, Refusal},
     pools::{PoolLook, Pools},
     promises::{Claim, Promises},
@@ -44,8 +46,6 @@ use self::{
 };
 use crate::locks::VolumeLocks;
 
-/// Volumes that are worked on at a time; each mkfs takes a thread and some disk.
-const CONCURRENCY: u16 = 8;
 /// How long to wait before a volume that failed is tried again: at first, and at most.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_mins(2));
 /// Waited for until the first lists have come and every pool was looked at.
@@ -69,6 +69,7 @@ pub struct Agent {
     nodes: Api<StorageNode>,
     volumes: Api<PoolVolume>,
     promises: Promises,
+    lanes: Lanes,
     report: Report,
     /// Asks for a look at the pools.
     look: Notify,
@@ -123,6 +124,7 @@ impl Parts {
             nodes: Api::all(client.clone()),
             volumes: Api::all(client.clone()),
             promises: Promises::default(),
+            lanes: Lanes::default(),
             report: Report::default(),
             look: Notify::new(),
             looked: watch::Sender::new(None),
@@ -222,7 +224,6 @@ async fn run_volumes(
     requests: mpsc::UnboundedReceiver<String>,
 ) {
     let store = agent.desired.volume_store();
-    let config = controller::Config::default().concurrency(CONCURRENCY);
     let passes = applier(
         |object, agent: Arc<Agent>| Box::pin(pass(object, agent)),
         |object, error: &volume::Error, agent: Arc<Agent>| {
@@ -234,7 +235,8 @@ async fn run_volumes(
         Arc::clone(&agent),
         store,
         queue(changes, requests),
-        config,
+        // Without a limit of its own: the pools' lanes have one each.
+        controller::Config::default(),
     );
     passes
         .for_each(|result| {

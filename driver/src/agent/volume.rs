@@ -162,11 +162,9 @@ impl Pass<'_> {
                 };
                 next.bring_up(Step::Make).await
             }
-            // Somebody was faster: nobody heard of the promise, and the next look decides.
-            Ok(None) => {
-                self.withdraw_promise();
-                Ok(Action::await_change())
-            }
+            // Somebody was faster, perhaps an earlier write of ours that seemed to have failed. The
+            // promise stands until the watch shows what became of the object.
+            Ok(None) => Ok(Action::await_change()),
             Err(error) => {
                 if error.was_refused() {
                     self.withdraw_promise();
@@ -199,11 +197,12 @@ impl Pass<'_> {
                 return self.end(Outcome::NotReady { reason, message }).await;
             }
         };
+        let place = self.agent.lanes.volume(&self.volume.spec.pool_name).await;
         let Some(guard) = self.agent.locks.try_lock(&self.name) else {
             return Ok(Action::requeue(LOCKED));
         };
         let (volume, now) = (self.volume.clone(), (self.agent.now)());
-        let work = on_host(guard, move || {
+        let work = on_host((place, guard), move || {
             let image = disk::bring_up(&pool, &volume, step)?;
             let image = Image::read(&image, now)?;
             plan::is_the_same(&volume, &image)?;
@@ -234,11 +233,12 @@ impl Pass<'_> {
                     .await;
             }
         };
+        let place = self.agent.lanes.volume(&self.volume.spec.pool_name).await;
         let Some(guard) = self.agent.locks.try_lock(&self.name) else {
             return Ok(Action::requeue(LOCKED));
         };
         let volume = self.volume.clone();
-        let work = on_host(guard, move || {
+        let work = on_host((place, guard), move || {
             let uid = disk::destroy(&usable.pool, &volume)?;
             usable.images.removed(uid.as_str());
             Ok::<_, disk::Error>(())
@@ -287,7 +287,10 @@ impl Pass<'_> {
             return Ok(Ok(None));
         };
         let (volume, now) = (self.volume.clone(), (self.agent.now)());
-        let work = on_host((), move || disk::find_adoptable(&usable.pool, &volume, now));
+        let place = self.agent.lanes.volume(&self.volume.spec.pool_name).await;
+        let work = on_host(place, move || {
+            disk::find_adoptable(&usable.pool, &volume, now)
+        });
         work.await.map_err(|source| self.broken(source))
     }
 
