@@ -239,20 +239,36 @@ impl Test {
         .await
     }
 
-    /// Runs a shell script in a pod and gives what it printed.
-    pub async fn shell(&self, pod: &str, script: &str) -> String {
-        self.cluster
-            .exec(&self.namespace, pod, "main", &["sh", "-euc", script])
-            .await
-            .unwrap_or_else(|error| panic!("{error}"))
-    }
-
     /// The numbers that writers have left: how many there are.
     ///
     /// # Panics
     /// When one is missing: data was lost.
     pub async fn written(&self, pod: &str) -> u64 {
-        let log = self.shell(pod, "cat /data/log").await;
+        self.count_written(pod)
+            .await
+            .unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Waits until the pod, which writes, has written some more.
+    pub async fn writes_go_on(&self, pod: &str) -> u64 {
+        let mut before = None;
+        eventually(&format!("{pod} to go on writing"), PATIENCE, async || {
+            // While kubelet restarts, nobody can look.
+            let now = self.count_written(pod).await?;
+            match *before.get_or_insert(now) {
+                before if now > before + 3 => Ok(now),
+                before => Err(format!("{now} numbers written, {before} before")),
+            }
+        })
+        .await
+    }
+
+    async fn count_written(&self, pod: &str) -> Result<u64, String> {
+        let command = ["cat", "/data/log"];
+        let log = self
+            .cluster
+            .exec(&self.namespace, pod, "main", &command)
+            .await?;
         // The last line may be half written.
         let complete = log.rsplit_once('\n').map_or("", |(complete, _)| complete);
         let mut count = 0;
@@ -260,21 +276,7 @@ impl Test {
             count += 1;
             assert_eq!(line, count.to_string(), "the log of {pod} is damaged");
         }
-        count
-    }
-
-    /// Waits until the pod, which writes, has written some more.
-    pub async fn writes_go_on(&self, pod: &str) -> u64 {
-        let before = self.written(pod).await;
-        eventually(
-            &format!("{pod} to go on writing"),
-            PATIENCE,
-            async || match self.written(pod).await {
-                now if now > before + 3 => Ok(now),
-                now => Err(format!("{now} numbers written, {before} before")),
-            },
-        )
-        .await
+        Ok(count)
     }
 
     /// An API of this test's namespace.

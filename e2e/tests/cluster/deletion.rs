@@ -8,10 +8,10 @@ use cistern_e2e::{
         objects::Binding::{Immediate, WaitForFirstConsumer},
     },
     eventually,
-    process::workspace,
+    process::{run, workspace},
 };
 use k8s_openapi::{
-    api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod},
+    api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim, Pod},
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{ResourceExt as _, api::DeleteParams};
@@ -32,13 +32,14 @@ async fn a_claim_deleted_while_its_volume_is_being_made_leaves_nothing() {
         let claim = test.claim("claim", &class, Bytes::mib(100)).await;
         let volume = format!("pvc-{}", claim.uid().unwrap());
         let volumes = test.all::<PoolVolume>();
-        eventually("the volume to be asked for", PATIENCE, async || {
+        let asked = eventually("the volume to be asked for", PATIENCE, async || {
             volumes
                 .get(&volume)
                 .await
                 .map_err(|error| error.to_string())
         })
         .await;
+        assert_eq!(asked.status, None, "the agent hangs");
         let claims = test.namespaced::<PersistentVolumeClaim>();
         claims
             .delete("claim", &DeleteParams::default())
@@ -82,10 +83,20 @@ async fn uninstalling_touches_no_image_and_installing_again_finds_every_volume()
     }
     Test::run("uninstall", async |test| {
         let writer = Writer::start(test).await;
-        let base = workspace().join("manifests/base");
-        test.cluster
-            .kubectl(["delete", "--kustomize", base.to_str().unwrap()])
-            .await;
+        // The definitions are in there, too: deleting them is refused, as nobody said that it is
+        // meant, and everything else goes.
+        let everything = workspace().join("manifests");
+        let command = ["delete", "--kustomize", everything.to_str().unwrap()];
+        let output = run(test.cluster.kubectl_command(command), 2 * PATIENCE).await;
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("cistern.storage/allow-deletion"), "{said}");
+        let definitions = test.all::<CustomResourceDefinition>();
+        for definition in cistern_crds::definitions() {
+            let definition = definitions.get(&definition.name_any()).await.unwrap();
+            assert_eq!(definition.metadata.deletion_timestamp, None);
+        }
+        // kubectl, which was refused something, did not wait for the rest.
+        test.gone(&test.all::<Namespace>(), NAMESPACE).await;
         test.writes_go_on("writer").await;
 
         test.cluster.install().await;

@@ -27,7 +27,7 @@ async fn a_pool_comes_to_a_node_that_joins_and_leaves_one_when_its_last_volume_i
         let what = format!("pool {pool} on {first} to say that {volume} holds it");
         eventually(&what, PATIENCE, async || {
             let said = serde_json::to_string(&on_node(test, &first, &pool).await).unwrap();
-            if said.contains("VolumesRemain") && said.contains(&volume) {
+            if said.contains("Retiring") && said.contains(&volume) {
                 Ok(())
             } else {
                 Err(said)
