@@ -182,7 +182,13 @@ impl Agent {
     /// Why a pool takes no new volumes although it can be used.
     pub(super) fn closed(&self, look: &PoolLook) -> Option<String> {
         if look.spec.retiring {
-            return Some("the pool leaves this node as soon as it is empty".to_owned());
+            let ours = |volume: &PoolVolume| volume.spec.pool_name == look.spec.name;
+            let volumes = self.desired.volumes();
+            let holding = volumes.iter().filter_map(|object| readable(object));
+            let names = holding
+                .filter(|volume| ours(volume))
+                .map(|volume| volume.name_any());
+            return Some(leaving(names.collect()));
         }
         // Its bytes are in no ledger.
         let unreadable = self.desired.volumes().into_iter().find(|o| o.0.is_err())?;
@@ -284,6 +290,22 @@ fn status(
     Some(status)
 }
 
+/// What a pool says that is to leave the node, and which volumes hold it there.
+fn leaving(mut volumes: Vec<String>) -> String {
+    const NAMED: usize = 5;
+    if volumes.is_empty() {
+        return "the pool leaves this node as soon as it is empty".to_owned();
+    }
+    volumes.sort_unstable();
+    let more = match volumes.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        count => format!(" and {count} more"),
+    };
+    volumes.truncate(NAMED);
+    let named = volumes.join(", ");
+    format!("the pool leaves this node when its volumes are gone: {named}{more}")
+}
+
 fn with_condition(
     mut status: NodePoolStatus,
     look: &PoolLook,
@@ -305,4 +327,19 @@ fn with_condition(
     };
     condition::set(&mut status.conditions, &finding, generation, now);
     status
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_that_leaves_names_what_holds_it_and_stays_short() {
+        assert!(leaving(Vec::new()).ends_with("as soon as it is empty"));
+        let names = ["pvc-2", "pvc-1"].map(str::to_owned).to_vec();
+        assert!(leaving(names).ends_with("are gone: pvc-1, pvc-2"));
+        let many = (0..1000).map(|number| format!("pvc-{number}")).collect();
+        let message = leaving(many);
+        assert!(message.ends_with(" and 995 more"), "{message}");
+    }
 }
