@@ -18,7 +18,7 @@ use cistern_crds::{
     condition::{self, Finding},
     names::AGENT_MANAGER,
 };
-use kube::ResourceExt as _;
+use kube::ResourceExt;
 use tokio::{
     sync::Notify,
     time::{sleep, timeout},
@@ -187,7 +187,7 @@ impl Agent {
             let holding = volumes.iter().filter_map(|object| readable(object));
             let names = holding
                 .filter(|volume| ours(volume))
-                .map(|volume| volume.name_any());
+                .map(ResourceExt::name_any);
             return Some(leaving(names.collect()));
         }
         // Its bytes are in no ledger.
