@@ -1,6 +1,11 @@
 //! One test on the cluster: what it makes, what must hold after it, and what is shown when it fails.
 
-use std::{collections::BTreeSet, panic::AssertUnwindSafe, sync::Mutex, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    panic::AssertUnwindSafe,
+    sync::Mutex,
+    time::Instant,
+};
 
 use cistern_crds::{PoolVolume, StoragePool};
 use futures::FutureExt as _;
@@ -97,9 +102,14 @@ impl Test {
         scripts.push((harness, node.to_owned(), script.to_owned()));
     }
 
+    /// Calls of CreateVolume since the test began, by volume id.
+    pub async fn create_volume_calls(&self) -> BTreeMap<String, usize> {
+        self.cluster.create_volume_calls(self.started).await
+    }
+
     /// No claim took more than two calls of CreateVolume.
     async fn check_calls(&self) {
-        let calls = self.cluster.create_volume_calls(self.started).await;
+        let calls = self.create_volume_calls().await;
         let may_repeat = self
             .may_repeat
             .lock()

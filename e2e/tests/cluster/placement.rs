@@ -29,10 +29,9 @@ async fn a_pod_lands_on_a_node_of_the_pool_whichever_way_its_class_binds() {
                     (&volume.spec.node_name, &volume.spec.pool_name),
                     (&node, &pool)
                 );
-                assert_eq!(
-                    node_of_persistent_volume(test, &volume.name_any()).await,
-                    node
-                );
+                let volume = volume.name_any();
+                assert_eq!(node_of_persistent_volume(test, &volume).await, node);
+                assert_eq!(test.create_volume_calls().await.get(&volume), Some(&1));
             }
         }
     })
