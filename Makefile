@@ -41,6 +41,8 @@ bench: ## What Cistern costs, each figure beside something measured in the same 
 	e2e/steps bench
 
 storage-suite: ## A smoke run of Kubernetes' own storage tests on the cluster that is up
+	e2e/cluster/prepare --what storage-suite
+	e2e/cluster/load storage-suite
 	KUBECONFIG=$(KUBECONFIG_OF_CLUSTER) e2e/storage-suite/run
 
 cluster-up: ## Bring up a kind cluster with three workers; needs no registry
