@@ -7,7 +7,12 @@ use tracing_subscriber::EnvFilter;
 #[derive(Args, Clone, Debug)]
 pub struct Options {
     /// What is logged: a level, or directives as in `info,cistern_driver=debug`
-    #[arg(long, env = "LOG_LEVEL", default_value = "info,kube_runtime=warn", global = true)]
+    #[arg(
+        long,
+        env = "LOG_LEVEL",
+        default_value = "info,kube_runtime=warn",
+        global = true
+    )]
     pub log_level: String,
 
     /// How lines look
