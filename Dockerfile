@@ -8,7 +8,8 @@
 
 FROM debian:bookworm-slim AS operator
 COPY cistern-operator /usr/local/bin/
-ENV LOG_LEVEL=info LOG_FORMAT=text HTTP_ADDRESS=0.0.0.0:9808
+ENV LOG_LEVEL=info,kube_runtime=warn LOG_FORMAT=text HTTP_ADDRESS=0.0.0.0:9808 \
+    NAMESPACE=cistern-system POD_NAME=cistern-operator
 USER 65532:65532
 ENTRYPOINT ["/usr/local/bin/cistern-operator"]
 
@@ -18,6 +19,6 @@ RUN apt-get update \
  && apt-get install --yes --no-install-recommends e2fsprogs xfsprogs \
  && rm -rf /var/lib/apt/lists/*
 COPY cistern-driver /usr/local/bin/
-ENV LOG_LEVEL=info LOG_FORMAT=text HTTP_ADDRESS=0.0.0.0:9808 \
+ENV LOG_LEVEL=info,kube_runtime=warn LOG_FORMAT=text HTTP_ADDRESS=0.0.0.0:9808 \
     STORAGE_ROOT=/var/lib/cistern KUBELET_ROOT=/var/lib/kubelet MAX_VOLUMES=256 KEEP_FREE_PERCENT=15
 ENTRYPOINT ["/usr/local/bin/cistern-driver"]

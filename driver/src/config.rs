@@ -232,4 +232,22 @@ mod tests {
         assert_eq!(node_name(&"n".repeat(257)), Err(Error::NodeName));
         assert_eq!(node_name(""), Err(Error::NodeName));
     }
+
+    #[test]
+    fn env_05_every_default_stands_in_the_image() {
+        let image = include_str!("../../Dockerfile");
+        let mut command = Config::command();
+        command.build();
+        for option in command
+            .get_subcommands()
+            .flat_map(clap::Command::get_arguments)
+        {
+            let (Some(variable), [default]) = (option.get_env(), option.get_default_values())
+            else {
+                continue;
+            };
+            let line = format!("{}={}", variable.display(), default.display());
+            assert!(image.contains(&line), "the Dockerfile lacks {line}");
+        }
+    }
 }

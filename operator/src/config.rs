@@ -30,3 +30,23 @@ pub struct Config {
     #[command(flatten)]
     pub logging: logging::Options,
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn env_05_every_default_stands_in_the_image() {
+        let image = include_str!("../../Dockerfile");
+        for option in Config::command().get_arguments() {
+            let (Some(variable), [default]) = (option.get_env(), option.get_default_values())
+            else {
+                continue;
+            };
+            let line = format!("{}={}", variable.display(), default.display());
+            assert!(image.contains(&line), "the Dockerfile lacks {line}");
+        }
+    }
+}
