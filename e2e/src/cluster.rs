@@ -107,6 +107,19 @@ impl Cluster {
         self.wait_until_installed().await;
     }
 
+    /// Replaces the pod of every agent, as an upgrade does, and waits until all of it runs.
+    pub async fn replace_agents(&self) {
+        self.kubectl([
+            "--namespace",
+            NAMESPACE,
+            "rollout",
+            "restart",
+            "daemonset/cistern-node",
+        ])
+        .await;
+        self.wait_until_installed().await;
+    }
+
     /// Waits until every part of Cistern runs and is ready.
     pub async fn wait_until_installed(&self) {
         for workload in [

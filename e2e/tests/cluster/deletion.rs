@@ -213,16 +213,7 @@ impl Writer {
         )
         .await;
         test.writes_go_on("writer").await;
-        test.cluster
-            .kubectl([
-                "--namespace",
-                NAMESPACE,
-                "rollout",
-                "restart",
-                "daemonset/cistern-node",
-            ])
-            .await;
-        test.cluster.wait_until_installed().await;
+        test.cluster.replace_agents().await;
         test.writes_go_on("writer").await;
         self.starts_again(test).await;
         assert_eq!(self.images(test).await, self.images);

@@ -58,16 +58,7 @@ async fn writes_go_on_while_the_agent_is_killed_and_while_it_is_upgraded() {
         test.writes_go_on("writer").await;
 
         let before = agents().await;
-        test.cluster
-            .kubectl([
-                "--namespace",
-                NAMESPACE,
-                "rollout",
-                "restart",
-                "daemonset/cistern-node",
-            ])
-            .await;
-        test.cluster.wait_until_installed().await;
+        test.cluster.replace_agents().await;
         assert!(
             before.is_disjoint(&agents().await),
             "every agent is a new one"
