@@ -45,6 +45,8 @@ names! {
         Ready,
         /// PoolVolume: the node's ledger holds its bytes.
         Admitted,
+        /// PoolVolume: the growth that was asked for last is done, down to its filesystem.
+        Expanded,
         /// PoolVolume: its image is gone because `spec.deletionRequested` asked for it.
         Reclaimed,
         /// PoolVolume, StoragePool, StorageNode: the object is marked for deletion, and something
@@ -78,6 +80,12 @@ names! {
         PoolNotReady,
         /// Making the image failed; it is tried again.
         ProvisioningFailed,
+        /// Growing the image failed; it is tried again.
+        ExpansionFailed,
+        /// The pool on this node takes no growth of its volumes.
+        PoolClosed,
+        /// The image has grown and its filesystem has not: it grows when the volume is staged next.
+        FilesystemSmaller,
         /// The image that the status describes is not on the disk.
         ImageMissing,
         /// What lies on the disk under this identity belongs to something else.

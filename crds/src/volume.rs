@@ -24,6 +24,7 @@ use crate::{
     derive = "PartialEq",
     doc = "One volume of a pool. Written by Cistern; deleting the object deletes no data.",
     selectable = ".spec.nodeName",
+    validation = Rule::new("quantity(self.spec.size).compareTo(quantity(oldSelf.spec.size)) >= 0 || has(self.status) && has(self.status.reserved) && quantity(self.spec.size).compareTo(quantity(self.status.reserved)) >= 0").message("a volume cannot be made smaller than what was promised to it (status.reserved)"),
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
     printcolumn = r#"{"name":"Pool","type":"string","jsonPath":".spec.poolName"}"#,
     printcolumn = r#"{"name":"Node","type":"string","jsonPath":".spec.nodeName"}"#,
@@ -58,8 +59,8 @@ pub struct PoolVolumeSpec {
     #[x_kube(validation = Rule::new("self == oldSelf").message("poolName cannot be changed"))]
     pub pool_name: String,
 
-    /// Size of the volume: a multiple of 1 MiB. It can be raised and never lowered.
-    #[x_kube(validation = Rule::new("quantity(self).compareTo(quantity(oldSelf)) >= 0").message("a volume cannot be made smaller"))]
+    /// Size of the volume: a multiple of 1 MiB. It can be raised; a rise that is refused is taken
+    /// back, down to `status.reserved` and never below.
     pub size: Bytes,
 
     /// A filesystem, or the bare block device.
@@ -131,11 +132,11 @@ pub struct PoolVolumeStatus {
     /// The generation that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Bytes that the node's ledger holds for the volume. Writing this is the admission: it comes
-    /// before the disk is touched, and it goes when the bytes are free again.
+    /// Bytes that the node's ledger holds for the volume. Writing this is the admission, also of a
+    /// growth: it comes before the disk is touched, and it goes when the bytes are free again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reserved: Option<Bytes>,
-    /// Size of the volume. Set once it can be used.
+    /// Size of the volume. Set once it can be used, and raised once its image has grown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<Bytes>,
     /// The image on the node's disk.
@@ -144,7 +145,7 @@ pub struct PoolVolumeStatus {
     /// The filesystem that was made in the image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filesystem: Option<FilesystemStatus>,
-    /// `Ready`, `Admitted`, `Reclaimed`, `DeletionHeld`.
+    /// `Ready`, `Admitted`, `Expanded`, `Reclaimed`, `DeletionHeld`.
     #[serde(default)]
     #[schemars(schema_with = "condition::list_schema")]
     pub conditions: Vec<Condition>,
