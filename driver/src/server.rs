@@ -242,6 +242,8 @@ fn is_routine(method: &str) -> bool {
         "Probe"
             | "GetPluginInfo"
             | "GetCapacity"
+            | "ListVolumes"
+            | "ControllerGetVolume"
             | "NodeGetInfo"
             | "NodeGetVolumeStats"
             | "GetInfo"

@@ -11,7 +11,12 @@ use cistern_proto::csi::v1::{
 };
 
 /// Everything that the controller announces. A test holds it against what is implemented.
-pub const CONTROLLER: [rpc::Type; 2] = [rpc::Type::CreateDeleteVolume, rpc::Type::GetCapacity];
+pub const CONTROLLER: [rpc::Type; 4] = [
+    rpc::Type::CreateDeleteVolume,
+    rpc::Type::ListVolumes,
+    rpc::Type::GetCapacity,
+    rpc::Type::GetVolume,
+];
 
 /// Most bytes of all mount flags together (FLD-05).
 const MAX_MOUNT_FLAGS: usize = 4096;

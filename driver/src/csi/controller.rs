@@ -36,11 +36,13 @@ impl v1::controller_server::Controller for Controller {
         let wanted = NewVolume::try_from(request.into_inner())?;
         let volume = self.volumes.ensure(&wanted, deadline).await?;
         about(Subject {
-            pool: Some(&volume.spec.pool_name),
-            node: Some(&volume.spec.node_name),
+            pool: Some(&wanted.pool),
+            node: Some(&volume.node),
             ..Subject::default()
         });
-        Ok(Response::new(render::created(&volume)))
+        Ok(Response::new(v1::CreateVolumeResponse {
+            volume: Some(render::volume(volume)),
+        }))
     }
 
     async fn delete_volume(
@@ -64,6 +66,25 @@ impl v1::controller_server::Controller for Controller {
         let volume = self.volumes.get(&asked.volume_id).await?;
         let contradiction = asked.contradiction(&volume);
         Ok(Response::new(render::validated(request, contradiction)))
+    }
+
+    async fn controller_get_volume(
+        &self,
+        request: Request<v1::ControllerGetVolumeRequest>,
+    ) -> Result<Response<v1::ControllerGetVolumeResponse>, Status> {
+        let id = request::get_volume(request.into_inner())?;
+        about_volume(&id);
+        let volume = self.volumes.describe(&id).await?;
+        Ok(Response::new(render::found(volume)))
+    }
+
+    async fn list_volumes(
+        &self,
+        request: Request<v1::ListVolumesRequest>,
+    ) -> Result<Response<v1::ListVolumesResponse>, Status> {
+        let query = request::list_volumes(request.get_ref())?;
+        let page = self.volumes.list(&query)?;
+        Ok(Response::new(render::listed(page)))
     }
 
     async fn get_capacity(

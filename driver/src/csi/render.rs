@@ -1,32 +1,48 @@
 //! Answers of the Controller service, from what the domain found.
 //!
-//! *Invariant:* equal volumes make equal answers (CV-06, CV-14): everything here comes from the
-//! parts of a PoolVolume that never change.
+//! *Invariant:* a volume looks the same in every answer (CV-06, CV-14): one function writes it, from
+//! what is the same wherever the volume was read.
 
 use std::collections::BTreeMap;
 
-use cistern_crds::{Bytes, PoolVolume, names};
+use cistern_crds::{Bytes, names};
 use cistern_proto::csi::v1::{
     self, controller_service_capability as capability,
     validate_volume_capabilities_response::Confirmed,
 };
-use kube::ResourceExt as _;
 
 use super::{capability::CONTROLLER, request::MAX_STRING};
-use crate::volumes::Capacity;
+use crate::volumes::{Capacity, ListedVolume, Page};
 
-/// A volume that can be used.
-pub fn created(volume: &PoolVolume) -> v1::CreateVolumeResponse {
-    let granted = volume.status.as_ref().and_then(|status| status.size);
-    v1::CreateVolumeResponse {
-        volume: Some(v1::Volume {
-            capacity_bytes: granted.unwrap_or(volume.spec.size).to_i64(),
-            volume_id: volume.name_any(),
-            // What stands here can never change: all that may lives in the custom resource.
-            volume_context: BTreeMap::new(),
-            content_source: None,
-            accessible_topology: vec![topology(&volume.spec.node_name)],
-        }),
+/// A volume, to whoever made it, asked for it or listed it.
+pub fn volume(volume: ListedVolume) -> v1::Volume {
+    v1::Volume {
+        capacity_bytes: volume.size.to_i64(),
+        accessible_topology: vec![topology(&volume.node)],
+        volume_id: volume.id,
+        // What stands here can never change: all that may lives in the custom resource.
+        volume_context: BTreeMap::new(),
+        content_source: None,
+    }
+}
+
+/// A volume that was asked for. Nothing is attached, so no node is named (CGV-04).
+pub fn found(found: ListedVolume) -> v1::ControllerGetVolumeResponse {
+    v1::ControllerGetVolumeResponse {
+        volume: Some(volume(found)),
+        status: Some(v1::controller_get_volume_response::VolumeStatus::default()),
+    }
+}
+
+/// A page of volumes (LV-04, LV-08).
+pub fn listed(page: Page) -> v1::ListVolumesResponse {
+    let entry = |listed| v1::list_volumes_response::Entry {
+        volume: Some(volume(listed)),
+        status: None,
+    };
+    v1::ListVolumesResponse {
+        entries: page.volumes.into_iter().map(entry).collect(),
+        next_token: page.next.map_or_else(String::new, |next| next.to_string()),
     }
 }
 
@@ -87,19 +103,15 @@ pub fn capabilities() -> v1::ControllerGetCapabilitiesResponse {
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::PoolVolumeStatus;
-
     use super::*;
-    use crate::volumes::tests::wanted;
 
     #[test]
     fn cv_12_top_17_an_answer_names_the_volume_its_size_and_its_one_place() {
-        let mut volume = wanted("pvc-1").on_node("n1");
-        volume.status = Some(PoolVolumeStatus {
-            size: Some(Bytes::gib(1)),
-            ..PoolVolumeStatus::default()
+        let answer = volume(ListedVolume {
+            id: "pvc-1".to_owned(),
+            size: Bytes::gib(1),
+            node: "n1".to_owned(),
         });
-        let answer = created(&volume).volume.unwrap();
         assert_eq!(
             (answer.volume_id.as_str(), answer.capacity_bytes),
             ("pvc-1", 1 << 30)

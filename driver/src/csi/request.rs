@@ -4,6 +4,7 @@
 //! (GEN-04, GEN-05, GEN-13). No typed request holds secrets.
 
 pub mod capacity_range;
+pub mod page;
 pub mod topology;
 
 use std::{collections::BTreeMap, time::Duration};
@@ -17,7 +18,7 @@ use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
 
 use super::capability::{self, Capability};
-use crate::volumes::{CapacityQuery, NewVolume};
+use crate::volumes::{CapacityQuery, NewVolume, PageQuery};
 
 /// Most bytes of a string of the protocol (FLD-01, FLD-14).
 pub const MAX_STRING: usize = 128;
@@ -79,6 +80,9 @@ pub enum Error {
     /// A size that cannot be.
     #[error(transparent)]
     CapacityRange(#[from] capacity_range::Error),
+    /// A page that nobody can be given.
+    #[error(transparent)]
+    Page(#[from] page::Error),
 }
 
 impl TryFrom<v1::CreateVolumeRequest> for NewVolume {
@@ -123,6 +127,16 @@ impl TryFrom<v1::CreateVolumeRequest> for NewVolume {
 /// The volume id of a request to delete (DV-02).
 pub fn delete_volume(request: v1::DeleteVolumeRequest) -> Result<String, Error> {
     volume_id(request.volume_id)
+}
+
+/// The volume id of a request to read one (CGV-02).
+pub fn get_volume(request: v1::ControllerGetVolumeRequest) -> Result<String, Error> {
+    volume_id(request.volume_id)
+}
+
+/// Which volumes are to be listed.
+pub fn list_volumes(request: &v1::ListVolumesRequest) -> Result<PageQuery, Error> {
+    Ok(page::parse(request.max_entries, &request.starting_token)?)
 }
 
 /// Whether a volume can be used in some ways. What cannot be served is no error here (VVC-09).

@@ -11,7 +11,7 @@
 use cistern_client::Chain;
 use tonic::{Code, Status};
 
-use super::request::{self, capacity_range};
+use super::request::{self, capacity_range, page};
 use crate::volumes::{self, PlacementError};
 
 impl From<request::Error> for Status {
@@ -24,6 +24,7 @@ impl From<request::Error> for Status {
                 capacity_range::Error::Unsatisfiable { .. }
                 | capacity_range::Error::TooLarge { .. } => Code::OutOfRange,
             },
+            request::Error::Page(page::Error::Token) => Code::Aborted,
             request::Error::Missing { .. }
             | request::Error::TooLong { .. }
             | request::Error::ControlCharacter { .. }
@@ -31,7 +32,8 @@ impl From<request::Error> for Status {
             | request::Error::Contradiction { .. }
             | request::Error::Capability(_)
             | request::Error::Parameters(_)
-            | request::Error::Topology(_) => Code::InvalidArgument,
+            | request::Error::Topology(_)
+            | request::Error::Page(page::Error::Negative { .. }) => Code::InvalidArgument,
         };
         Self::new(code, Chain(&error).to_string())
     }
@@ -177,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn gen_05_requests_are_invalid_or_out_of_range_and_nothing_else() {
+    fn gen_05_lv_07_requests_are_invalid_or_out_of_range_and_a_bad_token_is_aborted() {
         use request::Error;
         let range = |error| Error::CapacityRange(error);
         for (error, code) in [
@@ -215,6 +217,11 @@ mod tests {
                 Error::Topology(request::topology::Error::EmptyTopology),
                 Code::InvalidArgument,
             ),
+            (
+                Error::Page(page::Error::Negative { value: -1 }),
+                Code::InvalidArgument,
+            ),
+            (Error::Page(page::Error::Token), Code::Aborted),
             (
                 range(capacity_range::Error::Negative {
                     field: "limit_bytes",

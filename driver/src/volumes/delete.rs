@@ -53,6 +53,7 @@ impl Volumes {
                 }
             };
         }
+        self.until_shown(attention.name(), false).await;
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use kube::{ResourceExt as _, api::PostParams};
 use tokio::time::{Instant, timeout_at};
 
 use super::{
-    Error, NewVolume, Volumes, failed,
+    Error, ListedVolume, NewVolume, Volumes, failed,
     nodes::Unfit,
     placement::{self, Refusal},
     watch::Attention,
@@ -26,7 +26,11 @@ impl Volumes {
     /// Makes sure that the volume is there and can be used (CV-06, CV-29).
     ///
     /// When the deadline comes first, everything stays as it is and a repeat goes on with it.
-    pub async fn ensure(&self, wanted: &NewVolume, deadline: Instant) -> Result<PoolVolume, Error> {
+    pub async fn ensure(
+        &self,
+        wanted: &NewVolume,
+        deadline: Instant,
+    ) -> Result<ListedVolume, Error> {
         let mut attention = self.attend(&wanted.id())?;
         attention.note("the API server to answer");
         match timeout_at(deadline, self.settle(wanted, &mut attention)).await {
@@ -40,7 +44,7 @@ impl Volumes {
         &self,
         wanted: &NewVolume,
         attention: &mut Attention,
-    ) -> Result<PoolVolume, Error> {
+    ) -> Result<ListedVolume, Error> {
         let mut refusals = Vec::new();
         loop {
             let found = match self.find(attention.name()).await? {
@@ -58,7 +62,10 @@ impl Volumes {
                 return Err(Error::Different { volume, difference });
             }
             match self.follow(volume, attention).await {
-                Outcome::Ready(volume) => return Ok(*volume),
+                Outcome::Ready(volume) => {
+                    self.until_shown(attention.name(), true).await;
+                    return Ok(volume);
+                }
                 Outcome::Changed => {}
                 Outcome::Withdraw(volume, refusal) => {
                     attention.note("the API server to forget a volume that no agent has admitted");
@@ -142,7 +149,7 @@ impl Volumes {
         loop {
             let unfit = |spec: &PoolVolumeSpec| self.nodes.unfit(&spec.node_name, &spec.pool_name);
             match progress(&volume, unfit) {
-                Progress::Ready => return Outcome::Ready(Box::new(volume)),
+                Progress::Ready(volume) => return Outcome::Ready(volume),
                 Progress::Withdraw(refusal) => {
                     return Outcome::Withdraw(Box::new(volume), refusal);
                 }
@@ -171,7 +178,7 @@ pub(super) fn pending(attention: &Attention) -> Error {
 
 /// How following a volume ended.
 enum Outcome {
-    Ready(Box<PoolVolume>),
+    Ready(ListedVolume),
     /// The object is not what it was: look again.
     Changed,
     Withdraw(Box<PoolVolume>, Option<Refusal>),
@@ -180,7 +187,7 @@ enum Outcome {
 /// Where a volume stands on its way to be used.
 #[derive(Debug, PartialEq, Eq)]
 enum Progress {
-    Ready,
+    Ready(ListedVolume),
     /// Its deletion is asked for.
     Leaving,
     /// No agent has admitted it and this node will not: its node, and why, where that is the
@@ -204,9 +211,9 @@ fn progress(volume: &PoolVolume, unfit: impl FnOnce(&PoolVolumeSpec) -> Option<U
     if spec.deletion_requested {
         return Progress::Leaving;
     }
-    // Set once, when the volume could be used first: it was made, whatever has happened since.
-    if status.size.is_some() {
-        return Progress::Ready;
+    // It was made, whatever has happened since.
+    if let Some(made) = ListedVolume::of(volume) {
+        return Progress::Ready(made);
     }
     if status.reserved.is_some() {
         let ready = condition::find(&status.conditions, ConditionType::Ready);
@@ -268,7 +275,10 @@ mod tests {
             status.size = Some(Bytes::gib(1));
             volume.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
         });
-        assert_eq!(progress(&made, |_| Some(silent())), Progress::Ready);
+        assert!(matches!(
+            progress(&made, |_| Some(silent())),
+            Progress::Ready(_)
+        ));
     }
 
     #[test]

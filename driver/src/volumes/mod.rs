@@ -12,12 +12,18 @@
 mod capacity;
 mod delete;
 mod ensure;
+mod listing;
 mod nodes;
 mod placement;
 mod request;
 mod watch;
 
-use std::{collections::HashSet, fmt::Debug, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashSet},
+    fmt::Debug,
+    sync::Arc,
+    time::Duration,
+};
 
 use cistern_client::{Chain, http::Readiness};
 use cistern_crds::{PoolVolume, StorageNode};
@@ -35,13 +41,15 @@ use kube::{
     },
 };
 use serde::de::DeserializeOwned;
+use tokio::time::timeout;
 
 pub use self::{
     capacity::{Capacity, CapacityQuery},
+    listing::{ListedVolume, Page, PageQuery, Token},
     placement::Error as PlacementError,
     request::{NewVolume, Requirement, SizeRange},
 };
-use self::{nodes::Nodes, watch::Attendance, watch::Attention};
+use self::{listing::Listing, nodes::Nodes, watch::Attendance, watch::Attention};
 
 /// Why an operation on a volume did not do what was asked.
 #[derive(Debug, thiserror::Error)]
@@ -107,6 +115,7 @@ pub struct Volumes {
     api: Api<PoolVolume>,
     nodes: Nodes,
     attendance: Attendance,
+    listing: Listing,
 }
 
 impl Volumes {
@@ -117,6 +126,7 @@ impl Volumes {
             api: Api::all(client),
             nodes: Nodes::new(),
             attendance: Attendance::default(),
+            listing: Listing::new(),
         });
         for watch in [NODES, VOLUMES] {
             readiness.wait_for(watch, "the first list has not come");
@@ -125,11 +135,24 @@ impl Volumes {
         (volumes, watches.boxed())
     }
 
-    /// The volume of an id.
+    /// The volume of an id, as the API server has it: what another replica did counts. One that
+    /// cannot be used yet is not there.
     pub async fn get(&self, id: &str) -> Result<PoolVolume, Error> {
-        self.find(id).await?.ok_or_else(|| Error::NotFound {
-            volume: id.to_owned(),
-        })
+        let found = self.find(id).await?;
+        let volume = found.filter(|volume| ListedVolume::of(volume).is_some());
+        volume.ok_or_else(|| not_found(id))
+    }
+
+    /// The same, as callers are told of it.
+    pub async fn describe(&self, id: &str) -> Result<ListedVolume, Error> {
+        let found = self.find(id).await?;
+        let volume = found.as_ref().and_then(ListedVolume::of);
+        volume.ok_or_else(|| not_found(id))
+    }
+
+    /// Some of all volumes, from memory.
+    pub fn list(&self, query: &PageQuery) -> Result<Page, Error> {
+        self.listing.page(query).ok_or(Error::Starting)
     }
 
     /// Room for new volumes.
@@ -139,18 +162,19 @@ impl Volumes {
     }
 
     async fn watch(self: Arc<Self>, readiness: Readiness) {
-        let mut listing = std::collections::BTreeMap::new();
+        let mut unfinished = BTreeMap::new();
         let nodes = events::<StorageNode>(self.client()).for_each(|event| {
             let complete = matches!(event, Event::InitDone);
-            self.nodes.see(event, &mut listing);
+            self.nodes.see(event, &mut unfinished);
             if complete {
                 readiness.done(NODES);
             }
             future::ready(())
         });
-        let mut listed = HashSet::new();
+        let (mut listed, mut unfinished) = (HashSet::new(), BTreeMap::new());
         let volumes = events::<PoolVolume>(self.client()).for_each(|event| {
             let complete = matches!(event, Event::InitDone);
+            self.listing.see(&event, &mut unfinished);
             self.attendance.see(event, &mut listed);
             if complete {
                 readiness.done(VOLUMES);
@@ -158,6 +182,12 @@ impl Volumes {
             future::ready(())
         });
         future::join(nodes, volumes).await;
+    }
+
+    /// Waits until the list shows what was done with a volume, so that whoever asked for it finds it
+    /// there. As a rule the watch was what said that it is done; an answer is not held up for more.
+    async fn until_shown(&self, id: &str, listed: bool) {
+        let _ = timeout(LAG, self.listing.until(id, listed)).await;
     }
 
     fn attend(&self, id: &str) -> Result<Attention, Error> {
@@ -187,6 +217,8 @@ impl Volumes {
 
 const NODES: &str = "watch of StorageNodes";
 const VOLUMES: &str = "watch of PoolVolumes";
+/// How far the watch may lag behind what an operation saw itself before its answer goes out.
+const LAG: Duration = Duration::from_secs(2);
 
 /// What happens to the objects of a kind. Trouble is logged and tried again, and an object that
 /// cannot be read is passed over: it must not hide the others.
@@ -229,6 +261,12 @@ fn readable<K: Resource<DynamicType = ()>>(event: Event<DeserializeGuard<K>>) ->
     }
 }
 
+fn not_found(id: &str) -> Error {
+    Error::NotFound {
+        volume: id.to_owned(),
+    }
+}
+
 /// Says what was tried when the API server did not do it.
 fn failed(action: impl FnOnce() -> String) -> impl FnOnce(kube::Error) -> Error {
     |source| Error::Api {
@@ -236,6 +274,3 @@ fn failed(action: impl FnOnce() -> String) -> impl FnOnce(kube::Error) -> Error 
         source: Box::new(source),
     }
 }
-
-#[cfg(test)]
-pub(crate) use request::tests;

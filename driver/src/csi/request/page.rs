@@ -1,0 +1,59 @@
+//! Which page of a list is asked for.
+
+use crate::volumes::{PageQuery, Token};
+
+/// Why there is no such page.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// LV-06, FLD-11.
+    #[error("max_entries is {value}: write 0 for no limit")]
+    Negative {
+        /// What was sent.
+        value: i32,
+    },
+    /// LV-07. The caller begins anew.
+    #[error("starting_token was not given out here: list from the beginning")]
+    Token,
+}
+
+/// Reads a page's limits. Zero and empty mean not given (FLD-08).
+pub fn parse(max_entries: i32, starting_token: &str) -> Result<PageQuery, Error> {
+    let most = usize::try_from(max_entries).map_err(|_| Error::Negative { value: max_entries })?;
+    let start = match starting_token {
+        "" => None,
+        token => Some(Token::parse(token).ok_or(Error::Token)?),
+    };
+    Ok(PageQuery {
+        start,
+        most: most.try_into().ok(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn fld_08_lv_06_lv_07_zero_is_not_given_and_nonsense_is_refused() {
+        assert_eq!(parse(0, ""), Ok(PageQuery::default()));
+        let read = parse(3, "after:pvc-1").unwrap();
+        assert_eq!(read.most.map(usize::from), Some(3));
+        assert_eq!(read.start.unwrap().to_string(), "after:pvc-1");
+        assert_eq!(parse(-1, ""), Err(Error::Negative { value: -1 }));
+        assert_eq!(parse(1, "invalid-token"), Err(Error::Token));
+    }
+
+    proptest! {
+        #[test]
+        fn lv_07_no_token_makes_the_parser_panic_and_what_is_read_can_be_written(
+            most in any::<i32>(),
+            token in ".{0,200}",
+        ) {
+            if let Ok(PageQuery { start: Some(start), .. }) = parse(most, &token) {
+                prop_assert_eq!(start.to_string(), token);
+            }
+        }
+    }
+}
