@@ -14,9 +14,9 @@ USER 65532:65532
 ENTRYPOINT ["/usr/local/bin/cistern-operator"]
 
 FROM debian:bookworm-slim AS driver
-# The tools that own the formats of ext4 and xfs.
+# The tools that own the formats of ext4, xfs and btrfs.
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends e2fsprogs xfsprogs \
+ && apt-get install --yes --no-install-recommends btrfs-progs e2fsprogs xfsprogs \
  && rm -rf /var/lib/apt/lists/*
 COPY cistern-driver /usr/local/bin/
 ENV LOG_LEVEL=info,kube_runtime=warn LOG_FORMAT=text HTTP_ADDRESS=0.0.0.0:9808 \

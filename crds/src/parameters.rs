@@ -45,17 +45,20 @@ pub enum FilesystemType {
     Ext4,
     /// XFS.
     Xfs,
+    /// Btrfs, on this one device.
+    Btrfs,
 }
 
 impl FilesystemType {
     /// All of them, for messages and tests.
-    pub const ALL: [Self; 2] = [Self::Ext4, Self::Xfs];
+    pub const ALL: [Self; 3] = [Self::Ext4, Self::Xfs, Self::Btrfs];
 
     /// The kernel's name.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Ext4 => "ext4",
             Self::Xfs => "xfs",
+            Self::Btrfs => "btrfs",
         }
     }
 
@@ -66,6 +69,8 @@ impl FilesystemType {
             Self::Ext4 => Bytes::mib(16),
             // mkfs.xfs refuses less than 300 MiB since xfsprogs 5.19.
             Self::Xfs => Bytes::mib(300),
+            // mkfs.btrfs refuses less than 109 MiB.
+            Self::Btrfs => Bytes::mib(128),
         }
     }
 }
@@ -113,7 +118,7 @@ pub enum ParametersError {
         value: String,
     },
     /// A filesystem that Cistern does not make.
-    #[error("filesystem {value:?} is not supported: use ext4 or xfs")]
+    #[error("filesystem {value:?} is not supported: use ext4, xfs or btrfs")]
     Filesystem {
         /// What was written.
         value: String,

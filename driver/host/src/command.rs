@@ -79,7 +79,7 @@ pub enum Error {
 }
 
 /// Every tool that is started somewhere in this crate.
-const TOOLS: [&str; 3] = ["mkfs.ext4", "mkfs.xfs", "blkid"];
+const TOOLS: [&str; 4] = ["mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "blkid"];
 
 /// The first tool that is not installed, if one is missing. Looks at file names only.
 pub fn missing_tool() -> Option<&'static str> {

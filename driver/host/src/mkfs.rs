@@ -75,6 +75,12 @@ fn volume_command(kind: FilesystemType, uuid: Uuid) -> Command {
             .arg("-q")
             .option("-s", "size=4096")
             .option("-m", format!("uuid={uuid}")),
+        // -K: there is nothing to discard in a new file.
+        FilesystemType::Btrfs => Command::new("mkfs.btrfs", DEADLINE)
+            .arg("-q")
+            .arg("-K")
+            .option("-s", "4096")
+            .option("-U", uuid.to_string()),
     };
     command.operand(STDIN)
 }
@@ -112,6 +118,10 @@ mod tests {
         assert_eq!(
             volume_command(FilesystemType::Xfs, uuid).to_string(),
             "mkfs.xfs -q -s size=4096 -m uuid=01010101-0101-0101-0101-010101010101 /proc/self/fd/0"
+        );
+        assert_eq!(
+            volume_command(FilesystemType::Btrfs, uuid).to_string(),
+            "mkfs.btrfs -q -K -s 4096 -U 01010101-0101-0101-0101-010101010101 /proc/self/fd/0"
         );
     }
 }

@@ -3,7 +3,11 @@
 //! *Invariant:* no line makes it panic; a line that it cannot read is an error and never skipped,
 //! because "not mounted" may be taken for "free to use".
 
-use std::{ffi::OsString, os::unix::ffi::OsStringExt as _, path::PathBuf};
+use std::{
+    ffi::OsString,
+    os::unix::ffi::OsStringExt as _,
+    path::{Path, PathBuf},
+};
 
 use crate::system::DeviceNumber;
 
@@ -14,7 +18,8 @@ pub struct Mount {
     pub id: u64,
     /// The mount that it is attached to.
     pub parent: u64,
-    /// The filesystem's device number.
+    /// The filesystem's device number; of a btrfs on a loop device that of the loop device, as its own
+    /// stands for no device.
     pub device: DeviceNumber,
     /// The folder within the filesystem that is mounted.
     pub root: PathBuf,
@@ -78,10 +83,15 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     let filesystem = String::from_utf8_lossy(next()?).into_owned();
     let source = path(next()?)?;
     let filesystem_options = options(next()?);
+    let beneath = if filesystem == "btrfs" {
+        loop_device(&source)
+    } else {
+        None
+    };
     Some(Mount {
         id,
         parent,
-        device,
+        device: beneath.unwrap_or(device),
         root,
         mount_point,
         mount_options,
@@ -101,6 +111,17 @@ fn device(field: &[u8]) -> Option<DeviceNumber> {
         major: number(field.get(..colon)?)?,
         minor: number(field.get(colon + 1..)?)?,
     })
+}
+
+/// The loop device at a path. That of a btrfs is the kernel's own record of the device beneath it,
+/// and not what a mounter likes to write.
+fn loop_device(source: &Path) -> Option<DeviceNumber> {
+    let name = source.file_name()?.to_str()?;
+    // The second kind is what `System::device_path` makes where /dev has none.
+    let number = name
+        .strip_prefix("loop")
+        .or_else(|| name.strip_prefix("7-"))?;
+    number.parse().ok().map(DeviceNumber::of_loop)
 }
 
 fn options(field: &[u8]) -> Vec<String> {
@@ -165,6 +186,20 @@ mod tests {
             }
         }
         text
+    }
+
+    #[test]
+    fn a_btrfs_on_a_loop_device_has_the_number_of_the_loop_device() {
+        let of = |filesystem: &str, source: &str| {
+            let line = format!("65 43 0:39 / /mnt rw - {filesystem} {source} rw,discard\n");
+            parse(line.as_bytes()).unwrap().remove(0).device.to_string()
+        };
+        assert_eq!(of("btrfs", "/dev/loop12"), "7:12");
+        assert_eq!(of("btrfs", "/var/lib/cistern/dev/7-12"), "7:12");
+        for other in ["/dev/loop12p1", "/dev/sda", "/dev/17-12", "loop", "none"] {
+            assert_eq!(of("btrfs", other), "0:39", "{other}");
+        }
+        assert_eq!(of("tmpfs", "/dev/loop12"), "0:39");
     }
 
     proptest! {

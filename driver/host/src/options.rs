@@ -50,9 +50,24 @@ const XFS: [Known; 3] = [
     Known("logbsize", Values::OneOf(&["64k", "128k", "256k"])),
     Known("swalloc", Values::None),
 ];
+const BTRFS: [Known; 8] = [
+    Known("autodefrag", Values::None),
+    // 30 is the default, which the kernel does not show.
+    Known("commit", Values::Number { from: 1, to: 29 }),
+    Known("compress", COMPRESSIONS),
+    Known("compress-force", COMPRESSIONS),
+    Known("flushoncommit", Values::None),
+    Known("max_inline", Values::OneOf(&["0"])),
+    Known("nodatacow", Values::None),
+    Known("user_subvol_rm_allowed", Values::None),
+];
+/// The kernel adds the level where none is given.
+const COMPRESSIONS: Values = Values::OneOf(&["lzo", "zlib:3", "zstd:1", "zstd:3", "zstd:9"]);
 /// Labels of SELinux. kubelet gives each as one option, in quotes: its value holds commas.
 const LABELS: [&str; 4] = ["context", "defcontext", "fscontext", "rootcontext"];
-/// What Cistern adds for thin volumes, so that deleted files give their space back.
+/// What Cistern adds for thin volumes, so that deleted files give their space back. For btrfs this
+/// is the kind that is done with the commit: the other, its default, is forgotten when it is
+/// unmounted.
 const DISCARD: &str = "discard";
 
 /// An option of a filesystem.
@@ -140,6 +155,7 @@ impl MountOptions {
     /// The parameters of a filesystem with these options.
     pub(crate) fn parameters(
         &self,
+        filesystem: FilesystemType,
         provisioning: Provisioning,
         read_only: bool,
     ) -> Vec<Parameter<'_>> {
@@ -151,9 +167,16 @@ impl MountOptions {
                 None => (option.as_str(), None),
             })
             .collect();
-        match provisioning {
-            Provisioning::Thin => all.push((DISCARD, None)),
-            Provisioning::Thick => {}
+        match (provisioning, filesystem) {
+            (Provisioning::Thin, _) => all.push((DISCARD, None)),
+            // It discards of its own accord.
+            (Provisioning::Thick, FilesystemType::Btrfs) => all.push(("nodiscard", None)),
+            (Provisioning::Thick, FilesystemType::Ext4 | FilesystemType::Xfs) => {}
+        }
+        match filesystem {
+            // The whole of it, whatever a pod has made the default.
+            FilesystemType::Btrfs => all.push(("subvolid", Some("5"))),
+            FilesystemType::Ext4 | FilesystemType::Xfs => {}
         }
         if read_only || self.is_read_only() {
             all.push(("ro", None));
@@ -172,7 +195,7 @@ impl MountOptions {
             .filesystem_options
             .iter()
             .map(String::as_str)
-            .filter(|option| is_known(filesystem, option) || *option == DISCARD)
+            .filter(|option| is_known(filesystem, option) || option.starts_with(DISCARD))
             .collect();
         let asked: BTreeSet<&str> = self
             .parameters
@@ -226,6 +249,7 @@ const fn specific(filesystem: FilesystemType) -> &'static [Known] {
     match filesystem {
         FilesystemType::Ext4 => &EXT4,
         FilesystemType::Xfs => &XFS,
+        FilesystemType::Btrfs => &BTRFS,
     }
 }
 
@@ -316,7 +340,7 @@ mod tests {
     fn a_label_of_selinux_stays_whole_and_loses_its_quotes() {
         let read = parse(&["context=\"system_u:object_r:file_t:s0:c1,c2\"", "noatime"]).unwrap();
         let value = Some("system_u:object_r:file_t:s0:c1,c2");
-        let parameters = read.parameters(Provisioning::Thick, false);
+        let parameters = read.parameters(FilesystemType::Ext4, Provisioning::Thick, false);
         assert_eq!(parameters, [("context", value)]);
         for bad in ["context=", "context=\"a", "context=a b", "context=a=b"] {
             assert!(parse(&[bad]).is_err(), "{bad:?}");

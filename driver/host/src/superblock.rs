@@ -1,4 +1,4 @@
-//! The superblocks of ext4 and XFS: which filesystem lies in a file or on a device.
+//! The superblocks of ext4, XFS and btrfs: which filesystem lies in a file or on a device.
 //!
 //! *Invariant:* this only looks. That nothing is recognised does not mean that nothing is there:
 //! whether a device is blank is decided in `pool/blank.rs`.
@@ -9,10 +9,12 @@ use cistern_crds::{Bytes, FilesystemType};
 
 use crate::{id::Uuid, system::System};
 
-/// Bytes from the start that hold both superblocks.
+/// Bytes from the start that hold the superblocks of ext4 and XFS; as many hold that of btrfs.
 const LENGTH: usize = 4096;
 /// Where the superblock of ext4 begins.
 const EXT4_OFFSET: usize = 1024;
+/// Where the superblock of btrfs begins.
+const BTRFS_OFFSET: u64 = 64 << 10;
 /// `INCOMPAT_64BIT`: the count of blocks has an upper half.
 const EXT4_64BIT: u32 = 0x80;
 
@@ -27,13 +29,16 @@ pub(crate) struct Superblock {
     pub label: String,
     /// Bytes that it covers.
     pub size: Bytes,
-    /// Whether mkfs came to its end. (ext4 has no superblock before.)
+    /// Whether mkfs came to its end. (ext4 and btrfs have no superblock before.)
     pub complete: bool,
 }
 
-/// Reads the superblock of a file or device; none when it is neither ext4 nor XFS.
+/// Reads the superblock of a file or device; none when it is none of those known.
 pub(crate) fn read(system: &dyn System, file: BorrowedFd<'_>) -> io::Result<Option<Superblock>> {
-    Ok(parse(&system.read(file, 0, LENGTH)?))
+    match parse(&system.read(file, 0, LENGTH)?) {
+        Some(found) => Ok(Some(found)),
+        None => Ok(parse_btrfs(&system.read(file, BTRFS_OFFSET, LENGTH)?)),
+    }
 }
 
 fn parse(bytes: &[u8]) -> Option<Superblock> {
@@ -78,6 +83,20 @@ fn parse_ext4(bytes: &[u8]) -> Option<Superblock> {
     })
 }
 
+/// `struct btrfs_super_block`: little-endian.
+fn parse_btrfs(bytes: &[u8]) -> Option<Superblock> {
+    if field(bytes, 64)? != *b"_BHRfS_M" {
+        return None;
+    }
+    Some(Superblock {
+        kind: FilesystemType::Btrfs,
+        uuid: Uuid::from_bytes(field(bytes, 32)?),
+        label: label(&field::<256>(bytes, 299)?),
+        size: Bytes(u64::from_le_bytes(field(bytes, 112)?)),
+        complete: true,
+    })
+}
+
 fn field<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
     bytes.get(offset..offset + N)?.try_into().ok()
 }
@@ -113,17 +132,19 @@ mod tests {
     fn zeros_and_a_short_file_are_nothing() {
         assert_eq!(parse(&[0; LENGTH]), None);
         assert_eq!(parse(b"XFSB"), None);
+        assert_eq!(parse_btrfs(&[0; LENGTH]), None);
     }
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic(mut bytes in proptest::collection::vec(any::<u8>(), LENGTH), xfs: bool) {
-            if xfs {
-                bytes[..4].copy_from_slice(b"XFSB");
-            } else {
-                bytes[1080..1082].copy_from_slice(&0xef53_u16.to_le_bytes());
+        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..LENGTH)) {
+            for (at, magic) in [(0, &b"XFSB"[..]), (1080, b"\x53\xef"), (64, b"_BHRfS_M")] {
+                let mut bytes = bytes.clone();
+                if let Some(place) = bytes.get_mut(at..at + magic.len()) {
+                    place.copy_from_slice(magic);
+                }
+                let _ = (parse(&bytes), parse_btrfs(&bytes));
             }
-            let _ = parse(&bytes);
         }
     }
 }

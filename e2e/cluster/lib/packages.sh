@@ -4,7 +4,7 @@
 packages_of() {
   case $1 in
   check) echo shellcheck ;;
-  host) echo e2fsprogs fdisk mount util-linux xfsprogs ;;
+  host) echo btrfs-progs e2fsprogs fdisk mount util-linux xfsprogs ;;
   bench) echo fio ;;
   control-plane | sanity) echo ca-certificates ;;
   cluster | storage-suite) echo busybox-static ca-certificates docker.io gcc iptables jq libc6-dev mmdebstrap procps python3 runc util-linux zstd ;;

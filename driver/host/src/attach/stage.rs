@@ -27,9 +27,10 @@ impl Pool {
         }
         self.refill(request.image)?;
         let system = &*self.system;
-        let parameters = request
-            .options
-            .parameters(request.provisioning, request.read_only);
+        let parameters =
+            request
+                .options
+                .parameters(request.filesystem, request.provisioning, request.read_only);
         let attributes = request.options.attributes(request.read_only);
         let kind = request.filesystem.as_str();
         system
