@@ -15,16 +15,23 @@
 mod capacity;
 mod data;
 mod latency;
+mod listing;
 mod memory;
+mod operator;
 mod staging;
+mod writes;
 
-use cistern_crds::Bytes;
 use cistern_e2e::{ControlPlane, Driver};
 
-/// Volumes of the whole run.
+use self::writes::Writes;
+
+/// Volumes whose making is timed, one after the other.
 const VOLUMES: usize = 100;
+/// And as many more as make a node full.
+const MORE_VOLUMES: usize = 150;
 const NODE: &str = "bench-node";
 const POOL: &str = "bench";
+const POOL_SIZE: &str = "4Gi";
 
 /// One figure.
 struct Figure {
@@ -52,29 +59,43 @@ async fn main() {
     let control_plane = ControlPlane::start().await;
     control_plane.install_definitions().await;
     let driver = Driver::start(&control_plane, NODE).await;
-    driver.add_image_pool(POOL, Bytes::gib(8)).await;
+    let operator = operator::Operator::start(&control_plane).await;
+    driver.ready_pool(POOL).await;
     println!(
         "{:<44} {:>14}  {:<40} {:>7}  aim",
         "figure", "cistern", "beside it", "ratio"
     );
 
     let mut memory = memory::Memory::new(&control_plane, &driver);
-    let operator = capacity::start_operator(&control_plane).await;
     memory.idle(operator.service());
     let bare = latency::bare_writes(&control_plane, VOLUMES).await;
-    let (volumes, created) = latency::create(&driver, "pvc-bench", VOLUMES).await;
+
+    let before = Writes::until_now(&control_plane).await;
+    let (mut volumes, created) = latency::create(&driver, "pvc-bench", VOLUMES).await;
     latency::figures("CreateVolume", &created, &bare, "p50 <= 30 ms").for_each(|f| f.print());
-    memory
-        .with_volumes(operator.service())
-        .iter()
-        .for_each(Figure::print);
+    let made = Writes::until_now(&control_plane).await;
+    made.since(&before, "make", VOLUMES, "<= 3").print();
+    let memory = memory.with_volumes(operator.service());
+    memory.iter().for_each(Figure::print);
     capacity::lag(&control_plane, &driver).await.print();
+
     staging::figure(&driver, &volumes).await.print();
+    let (more, _) = latency::create(&driver, "pvc-more", MORE_VOLUMES).await;
+    volumes.extend(more);
+    staging::crowd(&driver, &volumes).await.print();
     for figure in data::figures(&driver, &volumes[0]).await {
         figure.print();
     }
+
+    let before = Writes::until_now(&control_plane).await;
+    let count = volumes.len();
     let deleted = latency::delete(&driver, volumes).await;
     latency::figures("DeleteVolume", &deleted, &bare, "").for_each(|f| f.print());
+    let gone = Writes::until_now(&control_plane).await;
+    gone.since(&before, "delete", count, "<= 4").print();
+
+    let listing = listing::figures(&control_plane).await;
+    listing.iter().for_each(Figure::print);
     operator.finish().await;
     driver.finish().await;
 }

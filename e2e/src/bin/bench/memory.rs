@@ -59,16 +59,20 @@ impl Memory {
 }
 
 /// Mebibytes that a process has in memory.
-fn resident(process: u32) -> f64 {
+pub(crate) fn resident(process: u32) -> f64 {
+    mebibytes(process, "VmRSS:")
+}
+
+/// The most that it ever had.
+pub(crate) fn peak(process: u32) -> f64 {
+    mebibytes(process, "VmHWM:")
+}
+
+fn mebibytes(process: u32, figure: &str) -> f64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))
-        .expect("it is a process");
-    let kibibytes: f64 = line
-        .trim()
-        .trim_end_matches(" kB")
-        .parse()
-        .expect("a number");
-    kibibytes / 1024.0
+    let line = status.lines().find_map(|line| line.strip_prefix(figure));
+    let kibibytes = line
+        .and_then(|line| line.trim().strip_suffix(" kB"))
+        .expect("the kernel counts in kB");
+    kibibytes.parse::<f64>().expect("a number") / 1024.0
 }

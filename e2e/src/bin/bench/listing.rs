@@ -1,0 +1,131 @@
+//! ListVolumes over very many volumes, beside the API server's own answer to the same question, and
+//! what the controller needs in memory to know them all.
+
+use std::time::Instant;
+
+use cistern_crds::{PoolVolume, names};
+use cistern_e2e::{ControlPlane, Replica};
+use cistern_proto::csi::v1::ListVolumesRequest;
+use futures::{StreamExt as _, stream};
+use kube::{
+    Api,
+    api::{ListParams, Patch, PatchParams, PostParams},
+};
+use serde_json::json;
+
+use crate::{Figure, POOL, latency::milliseconds, memory, percentile};
+
+const VOLUMES: usize = 10_000;
+const PAGE: u32 = 100;
+/// Writers at a time.
+const WRITERS: usize = 16;
+
+/// Makes the objects of very many volumes, starts a controller that sees them for the first time,
+/// and turns the pages of its list.
+pub(crate) async fn figures(control_plane: &ControlPlane) -> Vec<Figure> {
+    let api: Api<PoolVolume> = Api::all(control_plane.client());
+    stream::iter(0..VOLUMES)
+        .for_each_concurrent(WRITERS, async |number| add(&api, number).await)
+        .await;
+    // Its first list is what a relist is: everything comes at once.
+    let mut replica = Replica::start(control_plane).await;
+    let ours = pages(&replica).await;
+    let beside = bare_pages(&api).await;
+    let process = replica.service().process().id();
+    let [steady, peak] = [memory::resident(process), memory::peak(process)];
+    replica.service().stop().await;
+    let [ours, beside] = [ours, beside].map(|samples| percentile(&samples, 50));
+    vec![
+        Figure {
+            what: format!("ListVolumes, {PAGE} of {VOLUMES}, p50"),
+            ours: format!("{ours:.1} ms"),
+            beside: format!("a page from the API server {beside:.1} ms"),
+            ratio: Some(ours / beside),
+            aim: "",
+        },
+        Figure {
+            what: format!("controller with {VOLUMES} volumes"),
+            ours: format!("{steady:.0} MiB"),
+            beside: format!("at the first list {peak:.0} MiB"),
+            ratio: Some(steady / peak),
+            aim: "<= 40, <= 64 MiB",
+        },
+    ]
+}
+
+/// A volume that is ready, on a node that nobody asks for it.
+async fn add(api: &Api<PoolVolume>, number: usize) {
+    let name = format!("pvc-{number:08}-0000-4000-8000-000000000000");
+    let volume = json!({
+        "apiVersion": "cistern.storage/v1alpha1",
+        "kind": "PoolVolume",
+        "metadata": {"name": name, "finalizers": [names::FINALIZER]},
+        "spec": {
+            "requestedName": name,
+            "nodeName": format!("node-{}", number % 100),
+            "poolName": POOL,
+            "size": "1Gi",
+            "accessType": "Filesystem",
+            "filesystem": "ext4",
+            "accessModes": ["SingleNodeWriter"],
+            "provisioning": "Thin",
+            "claim": {"namespace": "bench", "name": format!("data-{number}")},
+        },
+    });
+    let status = json!({"status": {
+        "observedGeneration": 1,
+        "reserved": "1Gi",
+        "size": "1Gi",
+        "image": {"uid": name, "poolUuid": name, "sectorSize": 4096},
+        "filesystem": {"type": "ext4", "uuid": name, "formatTime": "2026-01-01T00:00:00Z"},
+        "conditions": [{
+            "type": "Ready", "status": "True", "reason": "AsDesired", "message": "the volume can be used",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }],
+    }});
+    let volume = serde_json::from_value(volume).expect("it is a volume");
+    api.create(&PostParams::default(), &volume)
+        .await
+        .expect("it is new");
+    api.patch_status(&name, &PatchParams::default(), &Patch::Merge(status))
+        .await
+        .expect("it is there");
+}
+
+/// Milliseconds of each page of the controller's list.
+async fn pages(replica: &Replica) -> Vec<f64> {
+    let mut client = replica.client().await;
+    let (mut samples, mut listed) = (Vec::new(), 0);
+    let mut request = ListVolumesRequest {
+        max_entries: i32::try_from(PAGE).expect("a hundred"),
+        starting_token: String::new(),
+    };
+    loop {
+        let started = Instant::now();
+        let page = client.list_volumes(request.clone()).await;
+        samples.push(milliseconds(started));
+        let page = page.expect("the token is its own").into_inner();
+        listed += page.entries.len();
+        if page.next_token.is_empty() {
+            break;
+        }
+        request.starting_token = page.next_token;
+    }
+    assert!(listed >= VOLUMES, "{listed} are listed");
+    samples
+}
+
+/// Milliseconds of each page of the API server's list.
+async fn bare_pages(api: &Api<PoolVolume>) -> Vec<f64> {
+    let mut samples = Vec::new();
+    let mut parameters = ListParams::default().limit(PAGE);
+    loop {
+        let started = Instant::now();
+        let page = api.list(&parameters).await.expect("it answers");
+        samples.push(milliseconds(started));
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            None => return samples,
+            Some(token) => parameters = parameters.continue_token(&token),
+        }
+    }
+}
