@@ -37,6 +37,9 @@ test-api: ## Operator, controller, agent and csi-sanity against a real API serve
 test-cluster: ## The tests on kind
 	e2e/steps cluster
 
+requirements: ## Which test shows which requirement of CSI; fails on one that none does
+	@cargo run --quiet --locked --package cistern-e2e --bin requirements
+
 bench: ## What Cistern costs, each figure beside something measured in the same run (root)
 	e2e/steps bench
 
@@ -73,4 +76,4 @@ $(DENY):
 clean: ## Remove what cargo built (the cache of programs and images stays)
 	cargo clean
 
-.PHONY: help bench storage-suite setup build generate fmt check test test-host test-api test-cluster cluster-up cluster-down images demo lint-scripts deny clean
+.PHONY: help requirements bench storage-suite setup build generate fmt check test test-host test-api test-cluster cluster-up cluster-down images demo lint-scripts deny clean

@@ -1,0 +1,49 @@
+//! The pages in `docs`: what is required, and what of it does not apply.
+
+use std::collections::BTreeMap;
+
+/// One line of the page of requirements.
+#[derive(Debug)]
+pub(crate) struct Requirement {
+    /// As in `CV-07`.
+    pub(crate) id: String,
+    /// What is required.
+    pub(crate) text: String,
+}
+
+/// The part of an id before its number.
+pub(crate) fn prefix(id: &str) -> &str {
+    id.split_once('-').map_or(id, |(prefix, _)| prefix)
+}
+
+/// Reads lines as `- **CV-07** MUST: …`.
+pub(crate) fn requirements(page: &str) -> Vec<Requirement> {
+    let line = |line: &str| {
+        let (id, text) = line.strip_prefix("- **")?.split_once("**")?;
+        Some(Requirement {
+            id: id.to_owned(),
+            text: text.trim_start_matches(':').trim().to_owned(),
+        })
+    };
+    page.lines().filter_map(line).collect()
+}
+
+/// Reads rows as `| CV-26 | the reason |`; one row may name several ids.
+pub(crate) fn reasons(page: &str) -> BTreeMap<String, String> {
+    let mut reasons = BTreeMap::new();
+    for row in page.lines() {
+        let cells = row.strip_prefix('|').and_then(|row| row.strip_suffix('|'));
+        let Some((ids, reason)) = cells.and_then(|cells| cells.split_once('|')) else {
+            continue;
+        };
+        for id in ids
+            .split(',')
+            .map(str::trim)
+            .filter(|id| id.contains(|c: char| c.is_ascii_digit()))
+        {
+            let reason = format!("does not apply: {}", reason.trim());
+            reasons.insert(id.to_owned(), reason);
+        }
+    }
+    reasons
+}
