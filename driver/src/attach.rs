@@ -15,8 +15,8 @@ use std::{
 use cistern_client::Chain;
 use cistern_crds::{PoolVolume, names};
 use cistern_host::{
-    MountOptions, Pool, PublishRequest, Root, StageRequest, VolumeStatistics, attach as host,
-    options, statistics,
+    MountOptions, Pool, PublishRequest, Root, StageRequest, Staged, VolumeStatistics,
+    attach as host, options, statistics,
 };
 use tokio::time::timeout;
 
@@ -167,11 +167,17 @@ impl Attach {
             })
         });
         let staged = finished(&id, staged.await);
-        if staged.is_err() {
+        match &staged {
+            Ok(Staged { not_grown: None }) => {}
+            Ok(Staged {
+                not_grown: Some(why),
+            }) => {
+                tracing::warn!(volume = id, error = %Chain(why), "staged at its old size");
+            }
             // What keeps it from being staged becomes a condition.
-            self.agent.touch(&id);
+            Err(_) => self.agent.touch(&id),
         }
-        staged
+        staged.map(drop)
     }
 
     /// Mounts a staged volume where a pod is to find it.

@@ -22,6 +22,7 @@ use cistern_crds::{Bytes, FilesystemType, Provisioning};
 
 use crate::{
     cause::Cause,
+    grow,
     id::{Uid, Uuid},
     image, loopdev,
     mountinfo::Mount,
@@ -53,6 +54,14 @@ pub struct StageRequest<'a> {
     pub read_only: bool,
     /// An existing directory.
     pub staging: &'a Path,
+}
+
+/// A volume that was staged.
+#[derive(Debug)]
+pub struct Staged {
+    /// Why its filesystem does not have all of its image, where that is so. It works at the size
+    /// that it has.
+    pub not_grown: Option<grow::Error>,
 }
 
 /// A staged volume that is to be published.

@@ -1,4 +1,5 @@
-//! The one place that starts processes: the tools that own a format (`mkfs.*`, `blkid`).
+//! The one place that starts processes: the tools that own a format (`mkfs.*`, `blkid`, those that
+//! check and grow).
 //!
 //! *Invariant:* no shell, no inherited environment, operands after `--`, and no tool outlives its
 //! deadline unanswered.
@@ -79,7 +80,14 @@ pub enum Error {
 }
 
 /// Every tool that is started somewhere in this crate.
-const TOOLS: [&str; 4] = ["mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "blkid"];
+const TOOLS: [&str; 6] = [
+    "mkfs.ext4",
+    "mkfs.xfs",
+    "mkfs.btrfs",
+    "blkid",
+    "e2fsck",
+    "resize2fs",
+];
 
 /// The first tool that is not installed, if one is missing. Looks at file names only.
 pub fn missing_tool() -> Option<&'static str> {

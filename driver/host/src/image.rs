@@ -5,6 +5,7 @@
 //! filesystem, in a file that has no name among the images yet; only [`Pool::remove_image`] removes
 //! one.
 
+mod grow;
 mod make;
 
 use std::{

@@ -1,4 +1,5 @@
-//! The kernel calls that rustix does not have: loop devices, block devices, XFS, `mount_setattr`.
+//! The kernel calls that rustix does not have: loop devices, block devices, growing filesystems,
+//! `mount_setattr`.
 //!
 //! *Invariant:* this is the only module of the workspace with `unsafe` code, and nothing here
 //! decides anything: one function is one call.
@@ -30,6 +31,10 @@ const FS_IOC_FIEMAP: Opcode = ioctl::opcode::read_write::<FiemapHead>(b'f', 11);
 // xfs/xfs_fs.h: _IOR('X', 126, struct xfs_fsop_geom) and _IOW('X', 110, struct xfs_growfs_data)
 const XFS_IOC_FSGEOMETRY: Opcode = ioctl::opcode::read::<XfsGeometry>(b'X', 126);
 const XFS_IOC_FSGROWFSDATA: Opcode = ioctl::opcode::write::<XfsGrow>(b'X', 110);
+// fs/ext4/ext4.h: _IOW('f', 16, __u64)
+const EXT4_IOC_RESIZE_FS: Opcode = ioctl::opcode::write::<u64>(b'f', 16);
+// linux/btrfs.h: _IOW(0x94, 3, struct btrfs_ioctl_vol_args)
+const BTRFS_IOC_RESIZE: Opcode = ioctl::opcode::write::<BtrfsArguments>(0x94, 3);
 
 /// The device cannot be written to.
 pub(crate) const LO_FLAGS_READ_ONLY: u32 = 1;
@@ -136,6 +141,13 @@ struct Fiemap {
 struct XfsGrow {
     blocks: u64,
     inode_percent: u32,
+}
+
+/// `struct btrfs_ioctl_vol_args`.
+#[repr(C)]
+struct BtrfsArguments {
+    fd: i64,
+    name: [u8; 4088],
 }
 
 /// `struct mount_attr`.
@@ -275,6 +287,29 @@ pub(crate) fn xfs_grow(inside: BorrowedFd<'_>, blocks: u64, inode_percent: u32) 
     Ok(unsafe { ioctl::ioctl(inside, Setter::<XFS_IOC_FSGROWFSDATA, XfsGrow>::new(grow)) }?)
 }
 
+/// Grows the mounted ext4 that holds an open file to a number of its blocks. `EPERM` without
+/// `CAP_SYS_RESOURCE`.
+pub(crate) fn ext4_grow(inside: BorrowedFd<'_>, blocks: u64) -> io::Result<()> {
+    // SAFETY: EXT4_IOC_RESIZE_FS reads a u64.
+    Ok(unsafe { ioctl::ioctl(inside, Setter::<EXT4_IOC_RESIZE_FS, u64>::new(blocks)) }?)
+}
+
+/// Grows the mounted btrfs that holds an open file to the whole of its one device.
+pub(crate) fn btrfs_grow(inside: BorrowedFd<'_>) -> io::Result<()> {
+    let mut name = [0; 4088];
+    for (to, from) in name.iter_mut().zip(b"max") {
+        *to = *from;
+    }
+    let arguments = BtrfsArguments { fd: 0, name };
+    // SAFETY: BTRFS_IOC_RESIZE reads a struct btrfs_ioctl_vol_args whose name ends in a NUL.
+    Ok(unsafe {
+        ioctl::ioctl(
+            inside,
+            Setter::<BTRFS_IOC_RESIZE, BtrfsArguments>::new(arguments),
+        )
+    }?)
+}
+
 /// Sets and clears attributes of one mount, attached or not.
 pub(crate) fn mount_setattr(
     mount: BorrowedFd<'_>,
@@ -328,6 +363,7 @@ mod tests {
         assert_eq!(offset_of!(Extent, flags), 40);
         assert_eq!(offset_of!(Fiemap, extents), 32);
         assert_eq!(size_of::<XfsGrow>(), 16);
+        assert_eq!(size_of::<BtrfsArguments>(), 4096);
         assert_eq!(size_of::<MountAttr>(), 32);
     }
 
@@ -337,5 +373,7 @@ mod tests {
         assert_eq!(FS_IOC_FIEMAP, 0xc020_660b);
         assert_eq!(XFS_IOC_FSGEOMETRY, 0x8100_587e);
         assert_eq!(XFS_IOC_FSGROWFSDATA, 0x4010_586e);
+        assert_eq!(EXT4_IOC_RESIZE_FS, 0x4008_6610);
+        assert_eq!(BTRFS_IOC_RESIZE, 0x5000_9403);
     }
 }

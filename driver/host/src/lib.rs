@@ -10,6 +10,7 @@
 
 pub mod attach;
 pub mod command;
+pub mod grow;
 pub mod image;
 pub mod inventory;
 pub mod loopdev;
@@ -30,8 +31,9 @@ mod root;
 mod superblock;
 
 pub use self::{
-    attach::{PublishRequest, StageRequest},
+    attach::{PublishRequest, StageRequest, Staged},
     cause::Cause,
+    grow::ExpandRequest,
     id::{InvalidUid, InvalidUuid, Uid, Uuid},
     image::{Content, Identity, Image, ImageRequest},
     inventory::{Inventory, PoolInventory},

@@ -69,6 +69,11 @@ impl Loop {
         DeviceNumber::of_loop(self.number)
     }
 
+    /// The device, open for reading.
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.device.as_fd()
+    }
+
     /// Makes it as large as its file. Does nothing when it is.
     pub(crate) fn fit(&self, system: &dyn System, size: u64) -> io::Result<()> {
         if system.device_size(self.device.as_fd())? < size {
@@ -91,10 +96,19 @@ pub(crate) fn attach(
     name: &OsStr,
 ) -> Result<Loop, Error> {
     let id = system.stat(file).map_err(failed("look at the file"))?.id;
-    let bound = match find(system, id, name)? {
-        Some(bound) => bound,
-        None => bind(system, file)?,
-    };
+    match find(system, id, name)? {
+        Some(bound) => verify(system, bound),
+        None => bind(system, file),
+    }
+}
+
+/// Binds a file that is not bound to a loop device.
+pub(crate) fn bind(system: &dyn System, file: BorrowedFd<'_>) -> Result<Loop, Error> {
+    verify(system, bind_free(system, file)?)
+}
+
+/// Verifies that a device does what a volume needs.
+pub(crate) fn verify(system: &dyn System, bound: Loop) -> Result<Loop, Error> {
     let settings = system
         .loop_settings(bound.number)
         .map_err(failed(format!("read the settings of {bound}")))?;
@@ -150,7 +164,7 @@ pub(crate) fn has_name(bound: &BoundLoop, name: &OsStr) -> bool {
         .is_some_and(|before| before.ends_with(b"/"))
 }
 
-fn bind(system: &dyn System, file: BorrowedFd<'_>) -> Result<Loop, Error> {
+fn bind_free(system: &dyn System, file: BorrowedFd<'_>) -> Result<Loop, Error> {
     for _ in 0..ATTEMPTS {
         let number = system
             .free_loop()

@@ -268,6 +268,10 @@ pub trait System: Send + Sync + fmt::Debug {
     fn xfs_geometry(&self, inside: BorrowedFd<'_>) -> io::Result<Option<XfsGeometry>>;
     /// Grows the XFS that holds a file.
     fn grow_xfs(&self, inside: BorrowedFd<'_>, blocks: u64, inode_percent: u32) -> io::Result<()>;
+    /// Grows the mounted ext4 that holds a file. `PermissionDenied` without `CAP_SYS_RESOURCE`.
+    fn grow_ext4(&self, inside: BorrowedFd<'_>, blocks: u64) -> io::Result<()>;
+    /// Grows the btrfs that holds a file to the whole of its device.
+    fn grow_btrfs(&self, inside: BorrowedFd<'_>) -> io::Result<()>;
 
     /// Runs a tool to its end with a file as its standard input.
     fn run(

@@ -2,9 +2,11 @@
 
 use std::os::fd::AsFd as _;
 
-use super::{Error, StageRequest, conflict, difference, failed, has_attributes, is_volume, open};
+use super::{
+    Error, StageRequest, Staged, conflict, difference, failed, has_attributes, is_volume, open,
+};
 use crate::{
-    image,
+    grow, image,
     loopdev::{self, Loop},
     mountinfo::Mount,
     place::Place,
@@ -14,16 +16,18 @@ use crate::{
 };
 
 impl Pool {
-    /// Mounts the filesystem of an image at the staging path.
-    pub fn stage(&self, request: &StageRequest<'_>) -> Result<(), Error> {
+    /// Mounts the filesystem of an image at the staging path. One that is smaller than the image
+    /// grows on the way; where it cannot, it is mounted as it is.
+    pub fn stage(&self, request: &StageRequest<'_>) -> Result<Staged, Error> {
         self.check().map_err(image::Error::from)?;
         let place = open(self, request.staging)?;
-        let bound = self.attach_image(request)?;
+        let (bound, unbound) = self.attach_image(request)?;
         if let Some(mount) = place
             .mounted()
             .map_err(failed("look at", request.staging))?
         {
-            return is_staged(&mount, bound.device(), request);
+            is_staged(&mount, bound.device(), request)?;
+            return Ok(self.grow_staged(&place, &bound, unbound, request));
         }
         self.refill(request.image)?;
         let system = &*self.system;
@@ -37,12 +41,35 @@ impl Pool {
             .mount_filesystem(kind, &bound.path, &parameters, attributes)
             .and_then(|mount| place.attach(mount.as_fd()))
             .map_err(failed("mount the volume at", request.staging))?;
-        verify_staged(&place, bound.device(), request)
+        verify_staged(&place, bound.device(), request)?;
+        Ok(self.grow_staged(&place, &bound, unbound, request))
+    }
+
+    /// Grows a filesystem that is mounted at the staging path and has not grown before it was.
+    fn grow_staged(
+        &self,
+        place: &Place<'_>,
+        bound: &Loop,
+        unbound: Result<(), grow::Error>,
+        request: &StageRequest<'_>,
+    ) -> Staged {
+        if request.read_only {
+            return Staged { not_grown: None };
+        }
+        let (system, uid) = (&*self.system, request.image);
+        let grown = self.fit(bound, uid).and_then(|size| {
+            grow::grow_mounted(system, place, bound, uid, request.filesystem, size)
+        });
+        let not_grown = grown.err().map(|error| unbound.err().unwrap_or(error));
+        Staged { not_grown }
     }
 
     /// Verifies that the image is the volume's and holds its filesystem, and binds it to a loop
-    /// device.
-    fn attach_image(&self, request: &StageRequest<'_>) -> Result<Loop, Error> {
+    /// device; before that, lets the filesystem grow, and says whether that succeeded.
+    fn attach_image(
+        &self,
+        request: &StageRequest<'_>,
+    ) -> Result<(Loop, Result<(), grow::Error>), Error> {
         let (system, uid) = (&*self.system, request.image);
         let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
         let image = self.image(uid)?.ok_or_else(|| self.missing(uid))?;
@@ -74,9 +101,20 @@ impl Pool {
             let uid = uid.clone();
             return Err(image::Error::FilesystemConflict { uid, why }.into());
         }
-        let bound = loopdev::attach(system, file.as_fd(), uid.as_ref())
-            .map_err(image::failed("bind the file", uid))?;
-        Ok(bound)
+        let id = system
+            .stat(file.as_fd())
+            .map_err(image::failed("look at the file", uid))?
+            .id;
+        let bound = loopdev::find(system, id, uid.as_ref())
+            .map_err(image::failed("find the loop device", uid))?;
+        let (bound, unbound) = if let Some(bound) = bound {
+            (loopdev::verify(system, bound), Ok(()))
+        } else {
+            let unbound = self.grow_unbound(uid, request.filesystem, request.read_only)?;
+            (loopdev::bind(system, file.as_fd()), unbound)
+        };
+        let bound = bound.map_err(image::failed("bind the file", uid))?;
+        Ok((bound, unbound))
     }
 }
 

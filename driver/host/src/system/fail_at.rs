@@ -256,6 +256,14 @@ impl System for FailAt {
         self.next()?.grow_xfs(inside, blocks, inode_percent)
     }
 
+    fn grow_ext4(&self, inside: BorrowedFd<'_>, blocks: u64) -> io::Result<()> {
+        self.next()?.grow_ext4(inside, blocks)
+    }
+
+    fn grow_btrfs(&self, inside: BorrowedFd<'_>) -> io::Result<()> {
+        self.next()?.grow_btrfs(inside)
+    }
+
     fn run(
         &self,
         command: &Command,

@@ -418,6 +418,14 @@ impl System for Linux {
         ioctl::xfs_grow(inside, blocks, inode_percent)
     }
 
+    fn grow_ext4(&self, inside: BorrowedFd<'_>, blocks: u64) -> io::Result<()> {
+        ioctl::ext4_grow(inside, blocks)
+    }
+
+    fn grow_btrfs(&self, inside: BorrowedFd<'_>) -> io::Result<()> {
+        ioctl::btrfs_grow(inside)
+    }
+
     fn run(
         &self,
         command: &Command,

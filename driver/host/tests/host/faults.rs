@@ -100,8 +100,11 @@ fn digest(machine: &Machine) -> String {
         .iter()
         .map(|bound| format!("loop {}", bound.backing_file.display()));
     let mounts = inventory.mounts.iter().map(|mount| {
+        // What is staged has grown to the same size.
+        let staged = mount.mount_point.starts_with(machine.path("kubelet"));
+        let blocks = staged.then(|| rustix::fs::statvfs(&mount.mount_point).unwrap().f_blocks);
         format!(
-            "{} {:?} {}",
+            "{} {:?} {} {blocks:?}",
             mount.mount_point.display(),
             mount.mount_options,
             mount.filesystem
@@ -123,8 +126,19 @@ fn loops_after(step: Step) -> usize {
     match step {
         // The disk of a device pool is not ours.
         Step::MakeDevicePool | Step::RemovePool => 0,
-        Step::MakePool | Step::GrowPool | Step::Create | Step::Unstage | Step::Remove => 1,
-        Step::Stage | Step::Publish | Step::Unpublish => 2,
+        Step::MakePool
+        | Step::GrowPool
+        | Step::Create
+        | Step::Grow
+        | Step::Unstage
+        | Step::Dismiss
+        | Step::Remove => 1,
+        Step::Stage
+        | Step::StageGrown
+        | Step::Prepare
+        | Step::Expand
+        | Step::Publish
+        | Step::Unpublish => 2,
     }
 }
 
@@ -201,6 +215,48 @@ fn walk_volume(fault: Fault) {
     reaches(&machine, &empty, "nothing left");
 }
 
+/// A volume grows: its image, then its filesystem, before and while it is mounted.
+fn walk_growth(fault: Fault) {
+    let machine = Machine::new();
+    machine.staging("globalmount");
+    without_fault(&machine, Step::MakePool, Expectation::New);
+    let empty = digest(&machine);
+    let expectation = known(&machine);
+    let no_fault = |steps: &[Step]| {
+        for step in steps {
+            without_fault(&machine, *step, expectation);
+        }
+    };
+    no_fault(&[Step::Create]);
+    let anew = [Step::Unstage, Step::Remove, Step::Create];
+    let grown = [&anew[..], &[Step::Grow]].concat();
+    walk(
+        &machine,
+        Step::Grow,
+        fault,
+        || expectation,
+        || no_fault(&anew),
+    );
+    walk(
+        &machine,
+        Step::StageGrown,
+        fault,
+        || expectation,
+        || no_fault(&grown),
+    );
+    no_fault(&[Step::Unstage, Step::Remove]);
+    let prepare = [Step::Dismiss, Step::Prepare];
+    walk(
+        &machine,
+        Step::Expand,
+        fault,
+        || expectation,
+        || no_fault(&prepare),
+    );
+    no_fault(&[Step::Dismiss]);
+    reaches(&machine, &empty, "nothing left");
+}
+
 /// A pool's whole life: made, made larger, removed.
 fn walk_pool(fault: Fault) {
     let machine = Machine::new();
@@ -266,6 +322,16 @@ fn r15_an_error_at_any_call_of_a_volumes_life_leaves_no_trace() {
 #[test]
 fn r2_death_at_any_call_of_a_volumes_life_leaves_no_trace() {
     walk_volume(Fault::Kill);
+}
+
+#[test]
+fn r15_an_error_at_any_call_of_a_growth_is_made_good_by_the_next() {
+    walk_growth(Fault::Error);
+}
+
+#[test]
+fn r2_death_at_any_call_of_a_growth_is_made_good_by_the_next() {
+    walk_growth(Fault::Kill);
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod attach;
 mod device;
 mod faults;
 mod filesystems;
+mod grow;
 mod harness;
 mod image;
 mod inventory;

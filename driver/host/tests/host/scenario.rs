@@ -4,8 +4,8 @@ use std::{error::Error, path::Path, sync::Arc};
 
 use cistern_crds::{Bytes, FilesystemType, Provisioning};
 use cistern_host::{
-    Content, Expectation, ImageRequest, Linux, MountOptions, Pool, PoolDeclaration, PublishRequest,
-    Root, Source, StageRequest, System, Uid,
+    Content, ExpandRequest, Expectation, ImageRequest, Linux, MountOptions, Pool, PoolDeclaration,
+    PublishRequest, Root, Source, StageRequest, System, Uid,
 };
 
 /// A step of a pool's or a volume's life.
@@ -24,6 +24,16 @@ pub(crate) enum Step {
     Publish,
     Unpublish,
     Unstage,
+    /// The volume's image grows.
+    Grow,
+    /// Its next pod comes, and its filesystem grows with being staged anew.
+    StageGrown,
+    /// A second volume, with XFS, is made, staged, and its image grown: no faults are walked here.
+    Prepare,
+    /// Its filesystem grows while it is mounted.
+    Expand,
+    /// The second volume goes.
+    Dismiss,
     /// The volume is removed.
     Remove,
     /// The pool is removed.
@@ -57,6 +67,20 @@ pub(crate) fn volume() -> ImageRequest {
     }
 }
 
+/// A volume whose filesystem grows while it is mounted.
+fn online_volume() -> ImageRequest {
+    ImageRequest {
+        volume: "pvc-b".to_owned(),
+        uid: uid("uid-b"),
+        size: Bytes::mib(300),
+        filesystem: Some(FilesystemType::Xfs),
+        provisioning: Provisioning::Thin,
+    }
+}
+
+/// What both grow to.
+const GROWN: Bytes = Bytes::mib(340);
+
 /// Does one step from opening the pool on, as an agent does that has just been started.
 pub(crate) fn run(
     step: Step,
@@ -81,7 +105,28 @@ pub(crate) fn run(
         Step::MakePool => drop(open(Bytes::gib(1))?),
         Step::GrowPool => drop(open(Bytes::gib(2))?),
         Step::Create => drop(open(Bytes::gib(1))?.create_image(&volume())?),
-        Step::Stage => stage(&open(Bytes::gib(1))?, &staging)?,
+        Step::Stage => stage(&open(Bytes::gib(1))?, &volume().uid, &staging)?,
+        Step::StageGrown => {
+            root.unstage(&staging)?;
+            stage(&open(Bytes::gib(1))?, &volume().uid, &staging)?;
+        }
+        Step::Grow => drop(open(Bytes::gib(1))?.grow_image(&volume().uid, GROWN)?),
+        Step::Prepare => {
+            let (pool, volume) = (open(Bytes::gib(1))?, online_volume());
+            pool.create_image(&volume)?;
+            stage(&pool, &volume.uid, &staging)?;
+            pool.grow_image(&volume.uid, GROWN)?;
+        }
+        Step::Expand => drop(open(Bytes::gib(1))?.expand(&ExpandRequest {
+            image: &online_volume().uid,
+            filesystem: online_volume().filesystem,
+            path: &staging,
+            required: GROWN,
+        })?),
+        Step::Dismiss => {
+            root.unstage(&staging)?;
+            open(Bytes::gib(1))?.remove_image(&online_volume().uid)?;
+        }
         Step::Publish => publish(&open(Bytes::gib(1))?, &staging, &target)?,
         Step::Unpublish => root.unpublish(&target)?,
         Step::Unstage => root.unstage(&staging)?,
@@ -91,8 +136,8 @@ pub(crate) fn run(
     Ok(())
 }
 
-fn stage(pool: &Pool, staging: &Path) -> Result<(), Box<dyn Error>> {
-    let image = pool.image(&volume().uid)?.ok_or("no image")?;
+fn stage(pool: &Pool, image: &Uid, staging: &Path) -> Result<(), Box<dyn Error>> {
+    let image = pool.image(image)?.ok_or("no image")?;
     let identity = image.identity.ok_or("no identity")?;
     let Content::Filesystem { filesystem, uuid } = identity.content else {
         return Err("no filesystem".into());

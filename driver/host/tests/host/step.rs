@@ -19,7 +19,7 @@ use cistern_host::{
 
 use crate::scenario::Step;
 
-const STEPS: [Step; 10] = [
+const STEPS: [Step; 15] = [
     Step::MakeDevicePool,
     Step::MakePool,
     Step::GrowPool,
@@ -28,6 +28,11 @@ const STEPS: [Step; 10] = [
     Step::Publish,
     Step::Unpublish,
     Step::Unstage,
+    Step::Grow,
+    Step::StageGrown,
+    Step::Prepare,
+    Step::Expand,
+    Step::Dismiss,
     Step::Remove,
     Step::RemovePool,
 ];

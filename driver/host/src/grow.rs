@@ -1,0 +1,291 @@
+//! Growing what lies in an image that has become larger: loop device and filesystem.
+//!
+//! ```text
+//! image (image/grow.rs) ── loop device ── filesystem
+//!                          (expand)       (expand: mounted; stage: before or after it is mounted)
+//! ```
+//!
+//! *Invariants:* how large a filesystem is, is asked of the filesystem, so that whatever was cut
+//! short is taken up by the next call; one that cannot grow goes on working at its old size; and
+//! no image is bound to a loop device while a tool of an earlier call still works on it.
+
+mod ext4;
+
+use std::{
+    io,
+    os::fd::{AsFd as _, BorrowedFd},
+    path::{Path, PathBuf},
+};
+
+use cistern_crds::{Bytes, FilesystemType};
+
+use crate::{
+    cause::Cause,
+    id::Uid,
+    image,
+    loopdev::{self, Loop},
+    mountinfo::Mount,
+    patience::until,
+    place::Place,
+    pool::Pool,
+    system::{FileKind, OFlags, System},
+};
+
+/// A volume in use that is to have all of its image.
+#[derive(Clone, Debug)]
+pub struct ExpandRequest<'a> {
+    /// Name of the image.
+    pub image: &'a Uid,
+    /// The filesystem in it; none for block access.
+    pub filesystem: Option<FilesystemType>,
+    /// Where it is staged or published.
+    pub path: &'a Path,
+    /// What it is to have at least.
+    pub required: Bytes,
+}
+
+/// Why a volume in use does not have all of its image.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The image or its pool cannot be used.
+    #[error(transparent)]
+    Image(#[from] image::Error),
+    /// The volume is not staged or published at the path.
+    #[error("volume {image} is not at {path}")]
+    NotThere {
+        /// Name of the image.
+        image: Uid,
+        /// The path.
+        path: PathBuf,
+    },
+    /// The image is smaller than what is asked for.
+    #[error("image {image} has {size}, and {required} is asked for")]
+    Beyond {
+        /// Name of the image.
+        image: Uid,
+        /// What it has.
+        size: Bytes,
+        /// What is asked for.
+        required: Bytes,
+    },
+    /// Nothing can be written through the mount.
+    #[error("{path} is read-only: the filesystem grows when the volume is staged for writing")]
+    ReadOnly {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The kernel does not let this process grow the filesystem while it is mounted.
+    #[error(
+        "a mounted {filesystem} cannot grow on this node, where the driver lacks CAP_SYS_RESOURCE: it goes on at its old size and grows when the volume is staged next, after its last pod here has ended"
+    )]
+    OnlyUnmounted {
+        /// Which filesystem.
+        filesystem: FilesystemType,
+    },
+    /// A step failed.
+    #[error("could not {operation} of image {image}")]
+    Failed {
+        /// What was tried.
+        operation: &'static str,
+        /// Name of the image.
+        image: Uid,
+        /// Why it failed.
+        #[source]
+        source: Cause,
+    },
+}
+
+fn failed<E: Into<Cause>>(
+    operation: &'static str,
+    image: &Uid,
+) -> impl FnOnce(E) -> Error + use<E> {
+    let image = image.clone();
+    move |source| Error::Failed {
+        operation,
+        image,
+        source: source.into(),
+    }
+}
+
+impl Pool {
+    /// Gives a volume all of its image while it is in use: its loop device, and the filesystem on
+    /// it. Says how large it is then. A repeated call finds all done (NEV-08, NEV-15).
+    pub fn expand(&self, request: &ExpandRequest<'_>) -> Result<Bytes, Error> {
+        self.check().map_err(image::Error::from)?;
+        let (system, uid) = (&*self.system, request.image);
+        let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
+        let stat = system
+            .stat(file.as_fd())
+            .map_err(failed("look at the file", uid))?;
+        let size = Bytes(stat.size);
+        let bound = loopdev::find(system, stat.id, uid.as_ref())
+            .map_err(failed("find the loop device", uid))?
+            .ok_or_else(|| not_there(request))?;
+        let place = self.place_of(request, &bound)?;
+        if size < request.required {
+            let (image, required) = (uid.clone(), request.required);
+            return Err(Error::Beyond {
+                image,
+                size,
+                required,
+            });
+        }
+        self.fit(&bound, uid)?;
+        if let Some(filesystem) = request.filesystem {
+            grow_mounted(system, &place, &bound, uid, filesystem, size)?;
+        }
+        Ok(size)
+    }
+
+    /// Makes a loop device as large as its image, and says how large that is.
+    pub(crate) fn fit(&self, bound: &Loop, uid: &Uid) -> Result<Bytes, Error> {
+        let size = self.image(uid)?.ok_or_else(|| self.missing(uid))?.size;
+        bound
+            .fit(&*self.system, size.0)
+            .map_err(failed("resize the loop device", uid))?;
+        Ok(size)
+    }
+
+    /// The place of the request, at which the volume is.
+    fn place_of(&self, request: &ExpandRequest<'_>, bound: &Loop) -> Result<Place<'_>, Error> {
+        let look = |source| failed("look at the path", request.image)(source);
+        let place = match Place::open(&*self.system, request.path) {
+            Ok(place) => place,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(not_there(request));
+            }
+            Err(error) => return Err(look(error)),
+        };
+        let is_there = match request.filesystem {
+            Some(_) => place
+                .mounted()
+                .map_err(look)?
+                .is_some_and(|mount| is_whole(&mount, bound)),
+            None => is_device(&*self.system, &place, bound).map_err(look)?,
+        };
+        if is_there {
+            Ok(place)
+        } else {
+            Err(not_there(request))
+        }
+    }
+
+    /// Grows the filesystem of an image that is not bound to a loop device, where that is the way
+    /// that always works: ext4. The outer error is that the image must not be bound now.
+    pub(crate) fn grow_unbound(
+        &self,
+        uid: &Uid,
+        filesystem: FilesystemType,
+        read_only: bool,
+    ) -> Result<Result<(), Error>, image::Error> {
+        let system = &*self.system;
+        // Opened anew: whoever works with this file holds its lock, also a tool that outlived the
+        // process that had started it.
+        let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
+        let locked = until(
+            || system.try_lock(file.as_fd()),
+            |locked| !matches!(locked, Ok(false)),
+        );
+        if !locked.map_err(image::failed("lock the file", uid))? {
+            let busy = io::Error::from(io::ErrorKind::ResourceBusy);
+            return Err(image::failed(
+                "wait for the tool that works on the file",
+                uid,
+            )(busy));
+        }
+        match filesystem {
+            FilesystemType::Ext4 if !read_only => Ok(ext4::grow_unmounted(system, file.as_fd())
+                .map_err(failed("grow the filesystem", uid))),
+            // They grow only while they are mounted.
+            FilesystemType::Ext4 | FilesystemType::Xfs | FilesystemType::Btrfs => Ok(Ok(())),
+        }
+    }
+}
+
+fn not_there(request: &ExpandRequest<'_>) -> Error {
+    Error::NotThere {
+        image: request.image.clone(),
+        path: request.path.to_owned(),
+    }
+}
+
+fn is_whole(mount: &Mount, bound: &Loop) -> bool {
+    mount.device == bound.device() && mount.root == Path::new("/")
+}
+
+/// Whether the device stands at the place.
+fn is_device(system: &dyn System, place: &Place<'_>, bound: &Loop) -> io::Result<bool> {
+    let Some(file) = place.look()? else {
+        return Ok(false);
+    };
+    let stat = system.stat(file.as_fd())?;
+    Ok(stat.kind == FileKind::BlockDevice && stat.node == bound.device())
+}
+
+/// Grows the filesystem of a loop device that is mounted at a place, as far as the device goes.
+pub(crate) fn grow_mounted(
+    system: &dyn System,
+    place: &Place<'_>,
+    bound: &Loop,
+    uid: &Uid,
+    filesystem: FilesystemType,
+    size: Bytes,
+) -> Result<(), Error> {
+    let not_there = || Error::NotThere {
+        image: uid.clone(),
+        path: place.path().to_owned(),
+    };
+    let look = |source: io::Error| failed("look at the filesystem", uid)(source);
+    let mount = place.mounted().map_err(look)?.ok_or_else(not_there)?;
+    let inside = system
+        .open(place.path(), OFlags::RDONLY | OFlags::DIRECTORY)
+        .map_err(look)?;
+    if system.mount_id(inside.as_fd()).map_err(look)? != mount.id {
+        return Err(not_there());
+    }
+    if is_full(system, inside.as_fd(), bound, filesystem, size).map_err(look)? {
+        return Ok(());
+    }
+    let is_read_only = |options: &[String]| options.iter().any(|option| option == "ro");
+    if is_read_only(&mount.mount_options) || is_read_only(&mount.filesystem_options) {
+        let path = place.path().to_owned();
+        return Err(Error::ReadOnly { path });
+    }
+    let grown = match filesystem {
+        FilesystemType::Ext4 => system.grow_ext4(inside.as_fd(), ext4::blocks(size)),
+        FilesystemType::Xfs => grow_xfs(system, inside.as_fd(), size),
+        FilesystemType::Btrfs => system.grow_btrfs(inside.as_fd()),
+    };
+    match grown {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            Err(Error::OnlyUnmounted { filesystem })
+        }
+        result => result.map_err(failed("grow the filesystem", uid)),
+    }
+}
+
+/// Whether a mounted filesystem covers its device.
+fn is_full(
+    system: &dyn System,
+    inside: BorrowedFd<'_>,
+    bound: &Loop,
+    filesystem: FilesystemType,
+    size: Bytes,
+) -> io::Result<bool> {
+    match filesystem {
+        // The superblock in memory is the one that is read through the device.
+        FilesystemType::Ext4 => ext4::is_full(system, bound.as_fd(), size),
+        FilesystemType::Xfs => {
+            let geometry = system.xfs_geometry(inside)?;
+            Ok(geometry.is_some_and(|found| found.blocks >= size.0 / u64::from(found.block_size)))
+        }
+        FilesystemType::Btrfs => Ok(system.space(inside)?.size >= size.0),
+    }
+}
+
+fn grow_xfs(system: &dyn System, inside: BorrowedFd<'_>, size: Bytes) -> io::Result<()> {
+    let geometry = system.xfs_geometry(inside)?;
+    let geometry = geometry.ok_or(io::ErrorKind::Unsupported)?;
+    let blocks = size.0 / u64::from(geometry.block_size);
+    system.grow_xfs(inside, blocks, geometry.inode_percent)
+}

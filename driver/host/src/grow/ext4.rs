@@ -1,0 +1,152 @@
+//! How large an ext4 is, how large it can be, and making it so while nobody uses it.
+
+use std::{io, os::fd::BorrowedFd, time::Duration};
+
+use cistern_crds::Bytes;
+
+use crate::{cause::Cause, command::Command, system::System};
+
+/// Bytes of a block of every ext4 that Cistern makes.
+const BLOCK: u64 = 4096;
+/// Where the superblock begins, and its length.
+const SUPERBLOCK: (u64, usize) = (1024, 1024);
+/// `INCOMPAT_64BIT`: the count of blocks has an upper half.
+const FEATURE_64BIT: u32 = 0x80;
+/// Blocks for data that a last group must have.
+const SPARE: u64 = 50;
+/// `e2fsck -f` reads every inode of a filesystem of terabytes.
+const CHECK_DEADLINE: Duration = Duration::from_hours(1);
+/// Growing writes group descriptors and inode tables.
+const GROW_DEADLINE: Duration = Duration::from_mins(30);
+/// The name under which a tool can open its own standard input.
+const STDIN: &str = "/proc/self/fd/0";
+
+/// The fields of `struct ext4_super_block` that say what it covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shape {
+    blocks: u64,
+    blocks_per_group: u64,
+    /// Blocks that a last group must have, or it is left out.
+    overhead: u64,
+}
+
+/// Blocks of a filesystem on so many bytes.
+pub(super) fn blocks(size: Bytes) -> u64 {
+    size.0 / BLOCK
+}
+
+/// Whether the ext4 in a file or device covers so many bytes, as far as it can.
+pub(super) fn is_full(system: &dyn System, file: BorrowedFd<'_>, size: Bytes) -> io::Result<bool> {
+    let (offset, length) = SUPERBLOCK;
+    let shape = Shape::parse(&system.read(file, offset, length)?);
+    let shape = shape.ok_or_else(|| io::Error::other("there is no ext4"))?;
+    Ok(shape.covers(blocks(size)))
+}
+
+/// Grows the ext4 of a file to the whole of it. Does nothing when it covers it.
+///
+/// resize2fs wants a filesystem that was checked just before, so `e2fsck` comes first: it replays
+/// the journal and mends what can be mended without losing anything (`-p`).
+pub(super) fn grow_unmounted(system: &dyn System, file: BorrowedFd<'_>) -> Result<(), Cause> {
+    if is_full(system, file, Bytes(system.stat(file)?.size))? {
+        return Ok(());
+    }
+    let check = Command::new("e2fsck", CHECK_DEADLINE)
+        .arg("-f")
+        .arg("-p")
+        .operand(STDIN);
+    let output = system.run(&check, file)?;
+    // 1: something was mended.
+    if !matches!(output.exit, Some(0 | 1)) {
+        return Err(check.failed(&output).into());
+    }
+    let grow = Command::new("resize2fs", GROW_DEADLINE).operand(STDIN);
+    let output = system.run(&grow, file)?;
+    if output.exit != Some(0) {
+        return Err(grow.failed(&output).into());
+    }
+    Ok(system.sync(file)?)
+}
+
+impl Shape {
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        if u16::from_le_bytes(field(bytes, 56)?) != 0xef53 {
+            return None;
+        }
+        let number =
+            |offset| field(bytes, offset).map(|field| u64::from(u32::from_le_bytes(field)));
+        let short = |offset| field(bytes, offset).map(|field| u64::from(u16::from_le_bytes(field)));
+        let has_upper_half = u32::from_le_bytes(field(bytes, 96)?) & FEATURE_64BIT != 0;
+        let upper_half = if has_upper_half {
+            number(336)? << 32
+        } else {
+            0
+        };
+        let blocks = upper_half | number(4)?;
+        let blocks_per_group = number(32)?;
+        let inode_table = number(40)?.saturating_mul(short(88)?).div_ceil(BLOCK);
+        let groups = blocks.div_ceil(blocks_per_group.max(1)).saturating_add(1);
+        let descriptors = groups.saturating_mul(short(254)?.max(32)).div_ceil(BLOCK);
+        // Two bitmaps; superblock and descriptors where it holds copies of them, which is counted
+        // for every group.
+        let overhead = [inode_table, 2 + 1, descriptors, short(206)?, SPARE];
+        let overhead = overhead.into_iter().fold(0, u64::saturating_add);
+        Some(Self {
+            blocks,
+            blocks_per_group,
+            overhead,
+        })
+    }
+
+    /// Whether nothing of so many blocks is left over but what is too little for a group.
+    fn covers(self, available: u64) -> bool {
+        let rest = available.checked_rem(self.blocks_per_group).unwrap_or(0);
+        let dropped = if available > self.blocks_per_group && rest < self.overhead {
+            rest
+        } else {
+            0
+        };
+        self.blocks >= available - dropped
+    }
+}
+
+fn field<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
+    bytes.get(offset..offset + N)?.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SHAPE: Shape = Shape {
+        blocks: 32768,
+        blocks_per_group: 32768,
+        overhead: 650,
+    };
+
+    #[test]
+    fn what_is_too_little_for_one_more_group_is_not_missed() {
+        assert!(SHAPE.covers(32768));
+        assert!(SHAPE.covers(32768 + 649));
+        assert!(!SHAPE.covers(32768 + 650));
+        assert!(!SHAPE.covers(65536));
+        assert!(SHAPE.covers(16384));
+        let small = Shape {
+            blocks: 4096,
+            ..SHAPE
+        };
+        assert!(!small.covers(4097), "the first group grows to any size");
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(mut bytes in proptest::collection::vec(any::<u8>(), 1024), available: u64) {
+            bytes[56..58].copy_from_slice(&0xef53_u16.to_le_bytes());
+            if let Some(shape) = Shape::parse(&bytes) {
+                let _ = shape.covers(available);
+            }
+        }
+    }
+}
