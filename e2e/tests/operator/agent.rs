@@ -7,7 +7,10 @@ use kube::ResourceExt as _;
 use serde_json::json;
 use tokio::time::timeout;
 
-use crate::cluster::{Cluster, Objects, SOON, create, delete, gone};
+use crate::{
+    cluster::{Cluster, SOON},
+    objects::{Objects, create, delete, gone},
+};
 
 #[tokio::test]
 async fn a_pool_is_made_used_and_put_away_and_one_deleted_while_it_is_made_leaves_nothing() {

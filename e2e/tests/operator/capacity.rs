@@ -7,7 +7,10 @@ use cistern_e2e::eventually;
 use kube::ResourceExt as _;
 use serde_json::json;
 
-use crate::cluster::{Cluster, SOON, change, delete};
+use crate::{
+    cluster::{Cluster, SOON},
+    objects::{change, delete},
+};
 
 #[tokio::test]
 async fn every_class_of_ours_has_an_object_on_every_node_with_the_driver() {

@@ -4,7 +4,10 @@ use cistern_crds::Bytes;
 use kube::ResourceExt as _;
 use serde_json::json;
 
-use crate::cluster::{Cluster, change, delete};
+use crate::{
+    cluster::Cluster,
+    objects::{change, delete},
+};
 
 #[tokio::test]
 async fn a_claim_that_fits_nowhere_is_told_pool_sizes_and_node_once() {

@@ -15,5 +15,6 @@ mod agent;
 mod capacity;
 mod cluster;
 mod events;
+mod objects;
 mod pools;
 mod process;

@@ -4,7 +4,10 @@ use cistern_crds::{Bytes, ConditionType, names};
 use kube::ResourceExt as _;
 use serde_json::json;
 
-use crate::cluster::{Cluster, change, delete, gone, told};
+use crate::{
+    cluster::Cluster,
+    objects::{change, create, delete, gone, told},
+};
 
 #[tokio::test]
 async fn a_pool_follows_its_selector_and_leaves_a_node_only_when_it_is_empty() {
@@ -208,7 +211,7 @@ async fn conditions_of_a_node_follow_kubelet_and_agent() {
     let api = Cluster::shared().await.api();
     let labels = json!({"reg": "yes"});
     let node = json!({"metadata": {"name": "reg-1", "labels": labels}});
-    crate::cluster::create(&api.nodes(), &node).await;
+    create(&api.nodes(), &node).await;
     api.add_pool("reg", &[("reg", "yes")]).await;
     let is = |kind: ConditionType, status: &'static str, reason: &'static str| {
         let api = api.clone();

@@ -10,7 +10,10 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
-use crate::cluster::{Cluster, SOON, change, delete, gone, operator_command};
+use crate::{
+    cluster::{Cluster, SOON, operator_command},
+    objects::{change, delete, gone},
+};
 
 #[tokio::test]
 async fn a_missing_definition_is_told_in_readiness_and_waited_for() {

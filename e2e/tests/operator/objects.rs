@@ -1,0 +1,427 @@
+//! What the API server holds: Nodes that consist of their objects only, pools, classes, claims. The
+//! test is kubelet, agent and the driver's controller.
+
+use cistern_crds::{
+    Bytes, Condition, ConditionType, NodePoolStatus, PoolVolume, Reason, StorageNode, StoragePool,
+    condition::{self, Finding},
+    names, time,
+};
+use cistern_e2e::eventually;
+use k8s_openapi::{
+    api::{
+        core::v1::{Node, PersistentVolumeClaim, Pod},
+        events::v1::Event,
+        storage::v1::{CSINode, CSIStorageCapacity, StorageClass},
+    },
+    apimachinery::pkg::apis::meta::v1::Time,
+    jiff::Timestamp,
+};
+use kube::{
+    Api, Client, Resource,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::cluster::{DEFAULT, SOON, SYSTEM};
+
+/// What the API server holds.
+#[derive(Clone)]
+pub(crate) struct Objects {
+    pub(crate) client: Client,
+}
+
+impl Objects {
+    pub(crate) fn pools(&self) -> Api<StoragePool> {
+        Api::all(self.client.clone())
+    }
+
+    pub(crate) fn storage_nodes(&self) -> Api<StorageNode> {
+        Api::all(self.client.clone())
+    }
+
+    pub(crate) fn volumes(&self) -> Api<PoolVolume> {
+        Api::all(self.client.clone())
+    }
+
+    pub(crate) fn nodes(&self) -> Api<Node> {
+        Api::all(self.client.clone())
+    }
+
+    pub(crate) fn csi_nodes(&self) -> Api<CSINode> {
+        Api::all(self.client.clone())
+    }
+
+    pub(crate) fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), SYSTEM)
+    }
+
+    pub(crate) fn classes(&self) -> Api<StorageClass> {
+        Api::all(self.client.clone())
+    }
+
+    pub(crate) fn claims(&self) -> Api<PersistentVolumeClaim> {
+        Api::namespaced(self.client.clone(), DEFAULT)
+    }
+
+    /// A Node with labels, registered by kubelet, with an agent that is ready.
+    pub(crate) async fn add_node(&self, name: &str, labels: &[(&str, &str)]) {
+        let mut all = json!({names::TOPOLOGY_KEY: name});
+        for (key, value) in labels {
+            all[key] = json!(value);
+        }
+        create(
+            &self.nodes(),
+            &json!({"metadata": {"name": name, "labels": all}}),
+        )
+        .await;
+        self.register(name).await;
+        self.add_agent(name).await;
+    }
+
+    /// kubelet registers the driver.
+    pub(crate) async fn register(&self, node: &str) {
+        let driver = json!({
+            "name": names::DRIVER,
+            "nodeID": node,
+            "topologyKeys": [names::TOPOLOGY_KEY],
+        });
+        let object = json!({"metadata": {"name": node}, "spec": {"drivers": [driver]}});
+        create(&self.csi_nodes(), &object).await;
+    }
+
+    /// The DaemonSet's pod on a node, ready.
+    pub(crate) async fn add_agent(&self, node: &str) {
+        let name = format!("agent-{node}");
+        let pod = json!({
+            "metadata": {
+                "name": name,
+                "labels": {names::COMPONENT_LABEL: names::NODE_COMPONENT},
+            },
+            "spec": {"nodeName": node, "containers": [{"name": "driver", "image": "x"}]},
+        });
+        create(&self.pods(), &pod).await;
+        self.set_agent_ready(node, true).await;
+    }
+
+    /// What kubelet says of the agent.
+    pub(crate) async fn set_agent_ready(&self, node: &str, ready: bool) {
+        let status = if ready { "True" } else { "False" };
+        let conditions = json!([{"type": "Ready", "status": status}]);
+        let patch = Patch::Merge(json!({"status": {"conditions": conditions}}));
+        let name = format!("agent-{node}");
+        let parameters = PatchParams::default();
+        self.pods()
+            .patch_status(&name, &parameters, &patch)
+            .await
+            .unwrap();
+    }
+
+    /// A pool of 10 GiB over the nodes with a label.
+    pub(crate) async fn add_pool(&self, name: &str, labels: &[(&str, &str)]) -> StoragePool {
+        let labels: serde_json::Map<String, Value> = labels
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), json!(value)))
+            .collect();
+        let spec = json!({
+            "nodeSelector": {"matchLabels": labels},
+            "source": {"image": {"size": "10Gi"}},
+        });
+        create(
+            &self.pools(),
+            &json!({"metadata": {"name": name}, "spec": spec}),
+        )
+        .await
+    }
+
+    /// A class of ours.
+    pub(crate) async fn add_class(&self, name: &str, parameters: Value) -> StorageClass {
+        let class = json!({
+            "metadata": {"name": name},
+            "provisioner": names::DRIVER,
+            "volumeBindingMode": "WaitForFirstConsumer",
+            "parameters": parameters,
+        });
+        create(&self.classes(), &class).await
+    }
+
+    /// A claim in the namespace `default`.
+    pub(crate) async fn add_claim(&self, name: &str, class: &str, size: &str) {
+        let claim = json!({
+            "metadata": {"name": name},
+            "spec": {
+                "storageClassName": class,
+                "accessModes": ["ReadWriteOnce"],
+                "resources": {"requests": {"storage": size}},
+            },
+        });
+        create(&self.claims(), &claim).await;
+    }
+
+    /// A volume as the driver's controller makes it.
+    pub(crate) async fn add_volume(&self, name: &str, pool: &str, node: &str) -> PoolVolume {
+        let volume = json!({
+            "metadata": {"name": name, "finalizers": [names::FINALIZER]},
+            "spec": {
+                "requestedName": name,
+                "nodeName": node,
+                "poolName": pool,
+                "size": "1Gi",
+                "accessType": "Filesystem",
+                "filesystem": "ext4",
+                "accessModes": ["SingleNodeWriter"],
+                "provisioning": "Thin",
+            },
+        });
+        create(&self.volumes(), &volume).await
+    }
+
+    /// Removes a volume as the driver's controller does.
+    pub(crate) async fn remove_volume(&self, name: &str) {
+        let patch = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+        let parameters = PatchParams::default();
+        self.volumes()
+            .patch(name, &parameters, &patch)
+            .await
+            .unwrap();
+        delete(&self.volumes(), name).await;
+    }
+
+    /// The agent says how much room a pool has.
+    pub(crate) async fn report(&self, node: &str, pool: &str, room: Bytes) {
+        let entry = self.carried(node, pool).await;
+        let mut status = NodePoolStatus {
+            name: pool.to_owned(),
+            uid: entry.uid,
+            filesystem_uuid: Some("6b3f1a52-0000-4000-8000-000000000000".to_owned()),
+            size: Bytes::gib(10),
+            usable: Bytes::gib(9),
+            empty: Bytes::gib(9),
+            reserved: Bytes::gib(9).saturating_sub(room),
+            thin_room: room,
+            thick_room: room,
+            ..NodePoolStatus::default()
+        };
+        let ready = Finding::new(ConditionType::Ready, true, Reason::AsDesired, "ready");
+        let since = time::from_kubernetes(&Time(Timestamp::UNIX_EPOCH));
+        condition::set(&mut status.conditions, &ready, None, since);
+        self.report_pools(node, &[status]).await;
+    }
+
+    /// Everything that the agent says of a node.
+    pub(crate) async fn report_pools(&self, node: &str, pools: &[NodePoolStatus]) {
+        let seen = self.storage_nodes().get(node).await.unwrap();
+        let body = json!({
+            "apiVersion": "cistern.storage/v1alpha1",
+            "kind": "StorageNode",
+            "metadata": {"name": node},
+            "status": {"pools": pools, "observedGeneration": seen.metadata.generation},
+        });
+        let parameters = PatchParams::apply(names::AGENT_MANAGER);
+        let patch = Patch::Apply(body);
+        self.storage_nodes()
+            .patch_status(node, &parameters, &patch)
+            .await
+            .unwrap();
+    }
+
+    /// Waits until a node carries a pool.
+    pub(crate) async fn carried(&self, node: &str, pool: &str) -> cistern_crds::NodePool {
+        let what = format!("{node} to carry {pool}");
+        self.storage_node(&what, node, |node| {
+            node.spec
+                .pools
+                .iter()
+                .find(|entry| entry.name == pool)
+                .cloned()
+        })
+        .await
+    }
+
+    /// Waits for something on a StorageNode.
+    pub(crate) async fn storage_node<T>(
+        &self,
+        what: &str,
+        name: &str,
+        look: impl Fn(&StorageNode) -> Option<T>,
+    ) -> T {
+        seen(&self.storage_nodes(), what, name, look).await
+    }
+
+    /// Waits for something on a StoragePool.
+    pub(crate) async fn pool<T>(
+        &self,
+        what: &str,
+        name: &str,
+        look: impl Fn(&StoragePool) -> Option<T>,
+    ) -> T {
+        seen(&self.pools(), what, name, look).await
+    }
+
+    /// Waits until `Ready` of a pool has this status and reason, and gives its message.
+    pub(crate) async fn pool_is(&self, pool: &str, status: &str, reason: &str) -> String {
+        let what = format!("{pool} to be {status} for {reason}");
+        self.pool(&what, pool, |pool| {
+            let conditions = &pool.status.as_ref()?.conditions;
+            told(conditions, ConditionType::Ready, status, reason)
+        })
+        .await
+    }
+
+    /// The capacity objects of a class: (node, capacity, largest volume).
+    pub(crate) async fn capacities(&self, class: &str) -> Vec<(String, Bytes, Bytes)> {
+        let bytes = |quantity: &Option<k8s_openapi::apimachinery::pkg::api::resource::Quantity>| {
+            quantity.as_ref().unwrap().0.parse::<Bytes>().unwrap()
+        };
+        let mut found: Vec<_> = self
+            .capacity_objects(class)
+            .await
+            .iter()
+            .map(|object| {
+                let labels = object
+                    .node_topology
+                    .as_ref()
+                    .unwrap()
+                    .match_labels
+                    .as_ref()
+                    .unwrap();
+                assert_eq!(labels.len(), 1, "one key");
+                let node = labels[names::TOPOLOGY_KEY].clone();
+                (
+                    node,
+                    bytes(&object.capacity),
+                    bytes(&object.maximum_volume_size),
+                )
+            })
+            .collect();
+        found.sort();
+        found
+    }
+
+    /// The capacity objects of a class.
+    pub(crate) async fn capacity_objects(&self, class: &str) -> Vec<CSIStorageCapacity> {
+        let api: Api<CSIStorageCapacity> = Api::namespaced(self.client.clone(), SYSTEM);
+        let mut objects = api.list(&ListParams::default()).await.unwrap().items;
+        objects.retain(|object| object.storage_class_name == class);
+        objects
+    }
+
+    /// Waits until the capacity objects of a class are these: (node, GiB).
+    pub(crate) async fn published(&self, class: &str, expected: &[(&str, u64)]) {
+        let expected: Vec<_> = expected
+            .iter()
+            .map(|(node, gib)| ((*node).to_owned(), Bytes::gib(*gib), Bytes::gib(*gib)))
+            .collect();
+        let what = format!("the capacity of {class} to be {expected:?}");
+        eventually(&what, SOON, async || {
+            let found = self.capacities(class).await;
+            if found == expected {
+                Ok(())
+            } else {
+                Err(format!("{found:?}"))
+            }
+        })
+        .await;
+    }
+
+    /// The events about an object, oldest first: (reason, note).
+    pub(crate) async fn events(&self, uid: &str) -> Vec<(String, String)> {
+        let api: Api<Event> = Api::namespaced(self.client.clone(), DEFAULT);
+        let mut events = api.list(&ListParams::default()).await.unwrap().items;
+        events.retain(|event| {
+            event
+                .regarding
+                .as_ref()
+                .and_then(|object| object.uid.as_deref())
+                == Some(uid)
+        });
+        events.sort_by_key(|event| event.event_time.as_ref().map(|time| time.0));
+        let texts = events.into_iter();
+        texts
+            .map(|event| (event.reason.unwrap(), event.note.unwrap()))
+            .collect()
+    }
+
+    /// Waits for an event of this reason about an object, and gives its note.
+    pub(crate) async fn event(&self, uid: &str, reason: &str) -> String {
+        eventually(&format!("an event {reason}"), SOON, async || {
+            let events = self.events(uid).await;
+            let found = events.iter().find(|(seen, _)| seen == reason);
+            found
+                .map(|(_, note)| note.clone())
+                .ok_or_else(|| format!("{events:?}"))
+        })
+        .await
+    }
+}
+
+/// The message of a condition that has this status and reason.
+pub(crate) fn told(
+    conditions: &[Condition],
+    kind: ConditionType,
+    status: &str,
+    reason: &str,
+) -> Option<String> {
+    let condition = condition::find(conditions, kind)?;
+    (condition.status == status && condition.reason == reason).then(|| condition.message.clone())
+}
+
+/// Creates an object from its JSON.
+pub(crate) async fn create<K>(api: &Api<K>, object: &Value) -> K
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + serde::Serialize + std::fmt::Debug,
+{
+    let mut object = object.clone();
+    object["apiVersion"] = json!(K::api_version(&()));
+    object["kind"] = json!(K::kind(&()));
+    let object: K = serde_json::from_value(object).unwrap();
+    api.create(&PostParams::default(), &object).await.unwrap()
+}
+
+/// Changes an object.
+pub(crate) async fn change<K>(api: &Api<K>, name: &str, change: Value) -> K
+where
+    K: Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let parameters = PatchParams::default();
+    api.patch(name, &parameters, &Patch::Merge(change))
+        .await
+        .unwrap()
+}
+
+/// Deletes an object.
+pub(crate) async fn delete<K>(api: &Api<K>, name: &str)
+where
+    K: Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let now = DeleteParams::default().grace_period(0);
+    api.delete(name, &now).await.unwrap();
+}
+
+/// Waits until an object is gone.
+pub(crate) async fn gone<K>(api: &Api<K>, name: &str)
+where
+    K: Clone + DeserializeOwned + std::fmt::Debug,
+{
+    eventually(&format!("{name} to be gone"), SOON, async || {
+        match api.get_opt(name).await.unwrap() {
+            None => Ok(()),
+            Some(object) => Err(format!("{object:?}")),
+        }
+    })
+    .await;
+}
+
+async fn seen<K, T>(api: &Api<K>, what: &str, name: &str, look: impl Fn(&K) -> Option<T>) -> T
+where
+    K: Clone + DeserializeOwned + std::fmt::Debug,
+{
+    eventually(what, SOON, async || {
+        let object = api.get_opt(name).await.unwrap();
+        object
+            .as_ref()
+            .and_then(&look)
+            .ok_or_else(|| format!("{object:?}"))
+    })
+    .await
+}
