@@ -9,6 +9,7 @@
 )]
 
 pub mod condition;
+pub mod mkfs_options;
 pub mod names;
 pub mod node;
 pub mod parameters;
@@ -18,6 +19,7 @@ pub mod time;
 pub mod volume;
 
 pub use condition::{Condition, ConditionStatus, ConditionType, Reason};
+pub use mkfs_options::MkfsOptions;
 pub use node::{NodePool, NodePoolStatus, StorageNode, StorageNodeSpec, StorageNodeStatus};
 pub use parameters::{FilesystemType, Parameters, Provisioning};
 pub use pool::{PoolLimits, PoolSource, StoragePool, StoragePoolSpec, StoragePoolStatus};

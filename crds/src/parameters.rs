@@ -5,12 +5,18 @@ use std::{collections::BTreeMap, fmt, str::FromStr};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{names::RESERVED_PREFIX, size::Bytes};
+use crate::{
+    mkfs_options::{self, MkfsOptions},
+    names::RESERVED_PREFIX,
+    size::Bytes,
+};
 
 /// Parameter that names the StoragePool. Required.
 pub const POOL: &str = "pool";
 /// Parameter that says whether space is reserved in full: `thin` (default) or `thick`.
 pub const PROVISIONING: &str = "provisioning";
+/// Parameter with options for the tool that makes the filesystem, written as the tool takes them.
+pub const MKFS_OPTIONS: &str = "mkfsOptions";
 /// Kubernetes' own parameter for the filesystem. The provisioner turns it into `fs_type`.
 pub const FSTYPE: &str = "csi.storage.k8s.io/fstype";
 
@@ -103,6 +109,7 @@ pub struct Parameters {
     pub provisioning: Provisioning,
     /// The filesystem, where the class names one.
     pub filesystem: Option<FilesystemType>,
+    mkfs_options: String,
 }
 
 /// What is wrong with the parameters. Each message says how to mend it.
@@ -123,9 +130,12 @@ pub enum ParametersError {
         /// What was written.
         value: String,
     },
+    /// Options that are not let through for the filesystem.
+    #[error("parameter \"{MKFS_OPTIONS}\": {0}")]
+    MkfsOptions(mkfs_options::Error),
     /// A key that means nothing here (CV-22).
     #[error(
-        "parameter {key:?} is unknown: Cistern knows \"pool\", \"provisioning\" and \"{FSTYPE}\""
+        "parameter {key:?} is unknown: Cistern knows \"pool\", \"provisioning\", \"{MKFS_OPTIONS}\" and \"{FSTYPE}\""
     )]
     Unknown {
         /// The key.
@@ -156,6 +166,7 @@ impl Parameters {
             None | Some("") => None,
             Some(value) => Some(value.parse()?),
         };
+        let mkfs_options = rest.remove(MKFS_OPTIONS).unwrap_or_default().to_owned();
         if let Some(key) = rest
             .into_keys()
             .find(|key| !key.starts_with(RESERVED_PREFIX))
@@ -169,12 +180,28 @@ impl Parameters {
             pool,
             provisioning,
             filesystem,
+            mkfs_options,
         })
+    }
+
+    /// Reads the parameters of a StorageClass, whose word on the filesystem is final.
+    pub fn of_class<'a>(
+        parameters: impl IntoIterator<Item = (&'a String, &'a String)>,
+    ) -> Result<Self, ParametersError> {
+        let read = Self::parse(parameters)?;
+        read.mkfs_options(read.filesystem.unwrap_or_default())?;
+        Ok(read)
+    }
+
+    /// The options with which the filesystem of a volume is made. Apart from the rest, as a request
+    /// to the driver names the filesystem elsewhere.
+    pub fn mkfs_options(&self, filesystem: FilesystemType) -> Result<MkfsOptions, ParametersError> {
+        MkfsOptions::parse(filesystem, &self.mkfs_options).map_err(ParametersError::MkfsOptions)
     }
 }
 
 /// User text in a message is kept short: messages end in conditions and events.
-fn shorten(text: &str) -> String {
+pub(crate) fn shorten(text: &str) -> String {
     text.chars().take(64).collect()
 }
 
@@ -196,6 +223,35 @@ mod tests {
         assert_eq!(read.pool, "fast");
         assert_eq!(read.provisioning, Provisioning::Thick);
         assert_eq!(read.filesystem, Some(FilesystemType::Xfs));
+    }
+
+    #[test]
+    fn mkfs_options_are_those_of_the_filesystem_and_ext4_where_none_is_named() {
+        let of_class = |pairs: &[(&str, &str)]| {
+            let map: BTreeMap<String, String> = pairs
+                .iter()
+                .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+                .collect();
+            let read = Parameters::of_class(&map)?;
+            read.mkfs_options(read.filesystem.unwrap_or_default())
+        };
+        let ext4 = (MKFS_OPTIONS, "-I 512");
+        assert_eq!(
+            of_class(&[("pool", "p"), ext4]).unwrap().to_string(),
+            "-I 512"
+        );
+        assert!(of_class(&[("pool", "p"), ext4, (FSTYPE, "ext4")]).is_ok());
+        let error = of_class(&[("pool", "p"), ext4, (FSTYPE, "xfs")]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "parameter \"mkfsOptions\": \"-I 512\" is not supported for xfs: use \
+             -i size=512|1024|2048, -i maxpct=1..100, -m rmapbt=0|1, -n size=4k|8k|16k|32k|64k"
+        );
+        assert!(
+            of_class(&[("pool", "p"), (MKFS_OPTIONS, "")])
+                .unwrap()
+                .is_empty()
+        );
     }
 
     #[test]

@@ -41,6 +41,8 @@ use crate::{
 #[x_kube(
     validation = Rule::new("has(self.filesystem) == (self.accessType == 'Filesystem')").message("a filesystem is named exactly for the access type Filesystem"),
     validation = Rule::new("has(self.filesystem) == has(oldSelf.filesystem)").message("filesystem cannot be changed"),
+    validation = Rule::new("!has(self.mkfsOptions) || has(self.filesystem)").message("mkfsOptions are for a filesystem"),
+    validation = Rule::new("has(self.mkfsOptions) == has(oldSelf.mkfsOptions)").message("mkfsOptions cannot be changed"),
     validation = Rule::new("has(self.claim) == has(oldSelf.claim)").message("claim cannot be changed"),
 )]
 pub struct PoolVolumeSpec {
@@ -71,6 +73,12 @@ pub struct PoolVolumeSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self == oldSelf").message("filesystem cannot be changed"))]
     pub filesystem: Option<FilesystemType>,
+
+    /// Options with which the filesystem is made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 256))]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("mkfsOptions cannot be changed"))]
+    pub mkfs_options: Option<String>,
 
     /// How the volume may be used.
     #[schemars(schema_with = "access_modes_schema")]

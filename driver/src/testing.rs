@@ -24,6 +24,7 @@ pub(crate) fn wanted_volume() -> PoolVolume {
         size: Bytes::gib(1),
         access_type: AccessType::Filesystem,
         filesystem: Some(FilesystemType::Ext4),
+        mkfs_options: None,
         access_modes: vec![AccessMode::SingleNodeWriter],
         provisioning: Provisioning::Thin,
         claim: None,

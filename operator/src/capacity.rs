@@ -221,7 +221,7 @@ fn wanted(world: &World, slot: &Slot, exists: bool) -> Option<Published> {
 }
 
 fn parameters(class: &StorageClass) -> Option<Parameters> {
-    Parameters::parse(class.parameters.iter().flatten()).ok()
+    Parameters::of_class(class.parameters.iter().flatten()).ok()
 }
 
 /// Capacity and largest volume of a pool, for volumes of a class.

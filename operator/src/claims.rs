@@ -190,7 +190,7 @@ fn concerned(world: &World, change: &Change) -> Vec<Subject> {
 /// What a class says; or what keeps it from making any volume.
 fn parameters(world: &World, class: &StorageClass) -> Result<Parameters, Problem> {
     let name = class.name_any();
-    match Parameters::parse(class.parameters.iter().flatten()) {
+    match Parameters::of_class(class.parameters.iter().flatten()) {
         Ok(parameters) if world.pool(&parameters.pool).is_some() => Ok(parameters),
         Ok(Parameters { pool, .. }) => Err(Problem::PoolMissing { class: name, pool }),
         Err(error) => Err(Problem::Parameters { class: name, error }),

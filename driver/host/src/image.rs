@@ -13,7 +13,7 @@ use std::{
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
-use cistern_crds::{Bytes, FilesystemType, Provisioning};
+use cistern_crds::{Bytes, FilesystemType, MkfsOptions, Provisioning};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -40,6 +40,8 @@ pub struct ImageRequest {
     pub size: Bytes,
     /// The filesystem to be made in it; none for block access.
     pub filesystem: Option<FilesystemType>,
+    /// Options for the tool that makes it. What they were is not remembered.
+    pub mkfs_options: MkfsOptions,
     /// Whether it is allocated in full.
     pub provisioning: Provisioning,
 }

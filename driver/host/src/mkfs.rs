@@ -5,7 +5,7 @@
 
 use std::{os::fd::BorrowedFd, time::Duration};
 
-use cistern_crds::FilesystemType;
+use cistern_crds::{FilesystemType, MkfsOptions};
 
 use crate::{
     cause::Cause,
@@ -25,8 +25,9 @@ pub(crate) fn volume(
     image: BorrowedFd<'_>,
     kind: FilesystemType,
     uuid: Uuid,
+    options: &MkfsOptions,
 ) -> Result<(), Cause> {
-    run(system, image, &volume_command(kind, uuid))
+    run(system, image, &volume_command(kind, uuid, options))
 }
 
 /// Makes the filesystem of a pool in a new image.
@@ -61,15 +62,17 @@ pub(crate) fn pool_device(
     run(system, device, &command)
 }
 
-fn volume_command(kind: FilesystemType, uuid: Uuid) -> Command {
+fn volume_command(kind: FilesystemType, uuid: Uuid, options: &MkfsOptions) -> Command {
     let command = match kind {
         // -F: a file is no block device, which mkfs.ext4 would ask about. -m 0: no share is kept
-        // back for root, whom no pod is.
+        // back for root, whom no pod is. -e: as of XFS and btrfs, nothing is written to one that
+        // was found damaged.
         FilesystemType::Ext4 => Command::new("mkfs.ext4", DEADLINE)
             .arg("-q")
             .arg("-F")
             .option("-b", "4096")
             .option("-m", "0")
+            .option("-e", "remount-ro")
             .option("-U", uuid.to_string()),
         FilesystemType::Xfs => Command::new("mkfs.xfs", DEADLINE)
             .arg("-q")
@@ -82,7 +85,11 @@ fn volume_command(kind: FilesystemType, uuid: Uuid) -> Command {
             .option("-s", "4096")
             .option("-U", uuid.to_string()),
     };
-    command.operand(STDIN)
+    let all = options.arguments().into_iter();
+    all.fold(command, |command, (flag, value)| {
+        command.option(flag, value)
+    })
+    .operand(STDIN)
 }
 
 fn pool_command(uuid: Uuid, label: &str) -> Command {
@@ -109,19 +116,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sectors_and_blocks_are_4096_bytes_and_the_file_stands_behind_the_dashes() {
+    fn sectors_and_blocks_are_4096_bytes_and_the_file_stands_behind_the_options() {
         let uuid = Uuid::from_bytes([1; 16]);
-        assert_eq!(
-            volume_command(FilesystemType::Ext4, uuid).to_string(),
-            "mkfs.ext4 -q -F -b 4096 -m 0 -U 01010101-0101-0101-0101-010101010101 /proc/self/fd/0"
-        );
-        assert_eq!(
-            volume_command(FilesystemType::Xfs, uuid).to_string(),
-            "mkfs.xfs -q -s size=4096 -m uuid=01010101-0101-0101-0101-010101010101 /proc/self/fd/0"
-        );
-        assert_eq!(
-            volume_command(FilesystemType::Btrfs, uuid).to_string(),
-            "mkfs.btrfs -q -K -s 4096 -U 01010101-0101-0101-0101-010101010101 /proc/self/fd/0"
-        );
+        for (kind, options, expected) in [
+            (
+                FilesystemType::Ext4,
+                "-I 512",
+                "mkfs.ext4 -q -F -b 4096 -m 0 -e remount-ro -U 01010101-0101-0101-0101-010101010101 \
+                 -I 512 /proc/self/fd/0",
+            ),
+            (
+                FilesystemType::Xfs,
+                "-i size=1024 -i maxpct=5",
+                "mkfs.xfs -q -s size=4096 -m uuid=01010101-0101-0101-0101-010101010101 \
+                 -i size=1024,maxpct=5 /proc/self/fd/0",
+            ),
+            (
+                FilesystemType::Btrfs,
+                "",
+                "mkfs.btrfs -q -K -s 4096 -U 01010101-0101-0101-0101-010101010101 /proc/self/fd/0",
+            ),
+        ] {
+            let options = MkfsOptions::parse(kind, options).unwrap();
+            assert_eq!(volume_command(kind, uuid, &options).to_string(), expected);
+        }
     }
 }

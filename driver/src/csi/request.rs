@@ -10,8 +10,8 @@ pub mod topology;
 use std::{collections::BTreeMap, time::Duration};
 
 use cistern_crds::{
-    AccessMode, AccessType, FilesystemType, Parameters, PoolVolume, names::RESERVED_PREFIX,
-    parameters::ParametersError, volume::ClaimReference,
+    AccessMode, AccessType, FilesystemType, Parameters, PoolVolume, PoolVolumeSpec,
+    names::RESERVED_PREFIX, parameters::ParametersError, volume::ClaimReference,
 };
 use cistern_proto::csi::v1;
 use tokio::time::Instant;
@@ -110,11 +110,13 @@ impl TryFrom<v1::CreateVolumeRequest> for NewVolume {
         let parameters = Parameters::parse(&request.parameters)?;
         let (access_type, filesystem) = access_type(&capabilities, parameters.filesystem)?;
         let size = capacity_range::parse(request.capacity_range, access_type, filesystem)?;
+        let mkfs_options = filesystem.map(|filesystem| parameters.mkfs_options(filesystem));
         Ok(Self {
             name,
             size,
             access_type,
             filesystem,
+            mkfs_options: mkfs_options.transpose()?.unwrap_or_default(),
             access_modes: access_modes(&capabilities),
             pool: parameters.pool,
             provisioning: parameters.provisioning,
@@ -193,7 +195,8 @@ impl ValidateVolumeCapabilities {
         };
         if let Some(parameters) = &self.parameters
             && ((&parameters.pool, parameters.provisioning) != (&spec.pool_name, spec.provisioning)
-                || parameters.filesystem.is_some() && parameters.filesystem != spec.filesystem)
+                || parameters.filesystem.is_some() && parameters.filesystem != spec.filesystem
+                || !made_with_options_of(parameters, spec))
         {
             return Some("the volume was made with other parameters".to_owned());
         }
@@ -217,6 +220,15 @@ impl ValidateVolumeCapabilities {
     }
 }
 
+/// Whether a volume has the filesystem options that parameters ask for. Those of a block device are
+/// for the other volumes of its class.
+fn made_with_options_of(parameters: &Parameters, spec: &PoolVolumeSpec) -> bool {
+    spec.filesystem.is_none_or(|filesystem| {
+        let asked = parameters.mkfs_options(filesystem);
+        asked.is_ok_and(|asked| asked.to_string() == spec.mkfs_options.as_deref().unwrap_or(""))
+    })
+}
+
 /// Which room is asked for; none where no volume could serve the request, so that there is none
 /// (GC-03).
 pub fn get_capacity(request: v1::GetCapacityRequest) -> Result<Option<CapacityQuery>, Error> {
@@ -237,6 +249,9 @@ pub fn get_capacity(request: v1::GetCapacityRequest) -> Result<Option<CapacityQu
             chosen => chosen?.1,
         }
     };
+    if let (Some(parameters), Some(filesystem)) = (&parameters, filesystem) {
+        parameters.mkfs_options(filesystem)?;
+    }
     Ok(Some(CapacityQuery {
         provisioning: parameters
             .as_ref()

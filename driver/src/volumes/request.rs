@@ -4,8 +4,8 @@
 //! secrets or mount flags.
 
 use cistern_crds::{
-    AccessMode, AccessType, Bytes, FilesystemType, PoolVolume, PoolVolumeSpec, Provisioning, names,
-    volume::ClaimReference,
+    AccessMode, AccessType, Bytes, FilesystemType, MkfsOptions, PoolVolume, PoolVolumeSpec,
+    Provisioning, names, volume::ClaimReference,
 };
 
 /// A volume to be made, or to be found as it was made before.
@@ -19,6 +19,8 @@ pub struct NewVolume {
     pub access_type: AccessType,
     /// The filesystem, for that access type.
     pub filesystem: Option<FilesystemType>,
+    /// Options with which the filesystem is made.
+    pub mkfs_options: MkfsOptions,
     /// How it is to be used, in order and each once.
     pub access_modes: Vec<AccessMode>,
     /// The StoragePool that it comes from.
@@ -86,6 +88,7 @@ impl NewVolume {
                 size: self.size.chosen,
                 access_type: self.access_type,
                 filesystem: self.filesystem,
+                mkfs_options: self.mkfs_options(),
                 access_modes: self.access_modes.clone(),
                 provisioning: self.provisioning,
                 claim: self.claim.clone(),
@@ -96,6 +99,11 @@ impl NewVolume {
         object.metadata.labels = Some(labels.into());
         object.metadata.finalizers = Some(vec![names::FINALIZER.to_owned()]);
         object
+    }
+
+    /// As the custom resource holds them.
+    fn mkfs_options(&self) -> Option<String> {
+        (!self.mkfs_options.is_empty()).then(|| self.mkfs_options.to_string())
     }
 
     /// Why the volume that has this name already is not what is asked for; none where it is
@@ -118,6 +126,8 @@ impl NewVolume {
                 .filesystem
                 .map_or("a block device", FilesystemType::as_str);
             Some(format!("it is {kind}"))
+        } else if spec.mkfs_options != self.mkfs_options() {
+            Some("its filesystem was made with other options".to_owned())
         } else if modes != self.access_modes {
             Some(format!("its access modes are {modes:?}"))
         } else if !self.size.contains(spec.size) {
@@ -145,6 +155,7 @@ pub(crate) mod tests {
             },
             access_type: AccessType::Filesystem,
             filesystem: Some(FilesystemType::Ext4),
+            mkfs_options: MkfsOptions::default(),
             access_modes: vec![AccessMode::SingleNodeWriter],
             pool: "fast".to_owned(),
             provisioning: Provisioning::Thin,
@@ -165,7 +176,7 @@ pub(crate) mod tests {
     fn cv_07_top_19_whatever_differs_is_named() {
         let wanted = wanted("pvc-1");
         let existing = wanted.on_node("n1");
-        let changes: [(&str, Change); 8] = [
+        let changes: [(&str, Change); 9] = [
             ("another name", |w| w.name = "other".to_owned()),
             ("pool fast", |w| w.pool = "slow".to_owned()),
             ("Thin", |w| w.provisioning = Provisioning::Thick),
@@ -173,6 +184,9 @@ pub(crate) mod tests {
             ("ext4", |w| {
                 w.access_type = AccessType::Block;
                 w.filesystem = None;
+            }),
+            ("other options", |w| {
+                w.mkfs_options = MkfsOptions::parse(FilesystemType::Ext4, "-I 512").unwrap();
             }),
             ("SingleNodeWriter", |w| {
                 w.access_modes = vec![AccessMode::SingleNodeReaderOnly];

@@ -61,6 +61,7 @@ impl Fixture {
             size,
             access_type: AccessType::Filesystem,
             filesystem: Some(FilesystemType::Ext4),
+            mkfs_options: None,
             access_modes: vec![AccessMode::SingleNodeWriter],
             provisioning: Provisioning::Thin,
             claim: None,

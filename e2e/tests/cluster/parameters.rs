@@ -21,6 +21,11 @@ async fn a_wrong_class_is_reported_on_class_and_claim_whichever_way_it_binds() {
                 json!({"pool": pool, "csi.storage.k8s.io/fstype": "ntfs"}),
                 "ntfs",
             ),
+            (
+                "mkfs",
+                json!({"pool": pool, "mkfsOptions": "-b 1024"}),
+                "-b 1024",
+            ),
         ];
         for binding in [WaitForFirstConsumer, Immediate] {
             for (name, parameters, _) in &wrong {

@@ -207,7 +207,7 @@ pub(super) fn allows(class: &StorageClass, labels: Option<&BTreeMap<String, Stri
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::Reason;
+    use cistern_crds::{Reason, parameters::FSTYPE};
     use serde_json::json;
 
     use super::*;
@@ -282,11 +282,9 @@ mod tests {
                 "resources": {"requests": {"storage": text}},
             }))
             .unwrap();
-            let parameters = Parameters {
-                pool: "fast".to_owned(),
-                provisioning: Provisioning::Thin,
-                filesystem: filesystem.map(|name| name.parse().unwrap()),
-            };
+            let pairs = [("pool", "fast"), (FSTYPE, filesystem.unwrap_or_default())];
+            let pairs = pairs.map(|(key, value)| (key.to_owned(), value.to_owned()));
+            let parameters = Parameters::of_class(&BTreeMap::from(pairs)).unwrap();
             Wanted::of(&spec, parameters).map(|wanted| wanted.size)
         };
         assert_eq!(size("1", "Filesystem", None), Some(Bytes::mib(16)));

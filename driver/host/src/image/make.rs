@@ -75,7 +75,7 @@ fn fill(
         None => Content::Block,
         Some(filesystem) => {
             let uuid = Uuid::random()?;
-            mkfs::volume(system, file, filesystem, uuid)?;
+            mkfs::volume(system, file, filesystem, uuid, &request.mkfs_options)?;
             let made = superblock::read(system, file)?;
             let is_right = made.is_some_and(|made| {
                 (made.kind, made.uuid) == (filesystem, uuid) && made.size <= request.size

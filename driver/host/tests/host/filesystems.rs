@@ -2,8 +2,8 @@
 
 use std::{fs, os::fd::AsFd as _};
 
-use cistern_crds::{Bytes, FilesystemType, Provisioning};
-use cistern_host::{MountOptions, options};
+use cistern_crds::{Bytes, FilesystemType, MkfsOptions, Provisioning, mkfs_options};
+use cistern_host::{ImageRequest, MountOptions, options};
 use rustix::fs::ioctl_ficlone;
 
 use crate::harness::{Machine, Volume, image_path, must, open_new, request};
@@ -59,6 +59,36 @@ fn one_mib_less_than_the_smallest_xfs_is_not_made_and_leaves_nothing() {
     );
     let inventory = machine.inventory();
     assert!(inventory.pools[0].images.is_empty() && inventory.pools[0].temporary.is_empty());
+}
+
+/// The other half of the invariant of `mkfs_options.rs`: what is let through can be made and mounts.
+#[test]
+fn each_mkfs_option_makes_a_filesystem_of_the_smallest_size_that_mounts() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    for filesystem in FilesystemType::ALL {
+        let each = mkfs_options::every_option(filesystem);
+        let all = |choose: fn(&Vec<String>) -> Option<&String>| {
+            let chosen = each.iter().filter_map(choose).cloned();
+            chosen.collect::<Vec<_>>().join(" ")
+        };
+        let together = [all(|values| values.first()), all(|values| values.last())];
+        for options in each.iter().flatten().chain(&together) {
+            let request = ImageRequest {
+                mkfs_options: MkfsOptions::parse(filesystem, options).unwrap(),
+                ..request(
+                    "a",
+                    filesystem.minimum_size(),
+                    filesystem,
+                    Provisioning::Thin,
+                )
+            };
+            let created = pool.create_image(&request);
+            let image = must(created.inspect_err(|_| eprintln!("{filesystem} {options}")));
+            use_volume(&machine, &pool, &Volume::new(&image), "");
+            must(pool.remove_image(&image.uid));
+        }
+    }
 }
 
 /// The other half of the invariant of `options.rs`: what is let through is shown as it was given.

@@ -13,7 +13,7 @@ use std::{
 };
 
 pub(crate) use crate::scenario::{linux, pool as image_pool, uid};
-use cistern_crds::{Bytes, FilesystemType, Provisioning};
+use cistern_crds::{Bytes, FilesystemType, MkfsOptions, Provisioning};
 use cistern_host::{
     Expectation, Image, ImageRequest, MountOptions, Pool, PoolDeclaration, PublishRequest, Root,
     Source, StageRequest, System, Uid, image::Content, inventory::Inventory,
@@ -154,6 +154,7 @@ pub(crate) fn request(
         uid: uid(&format!("uid-{name}")),
         size,
         filesystem: Some(filesystem),
+        mkfs_options: MkfsOptions::default(),
         provisioning,
     }
 }

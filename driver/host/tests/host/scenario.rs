@@ -2,7 +2,7 @@
 
 use std::{error::Error, path::Path, sync::Arc};
 
-use cistern_crds::{Bytes, FilesystemType, Provisioning};
+use cistern_crds::{Bytes, FilesystemType, MkfsOptions, Provisioning};
 use cistern_host::{
     Content, ExpandRequest, Expectation, ImageRequest, Linux, MountOptions, Pool, PoolDeclaration,
     PublishRequest, Root, Source, StageRequest, System, Uid,
@@ -63,6 +63,7 @@ pub(crate) fn volume() -> ImageRequest {
         uid: uid("uid-a"),
         size: Bytes::mib(64),
         filesystem: Some(FilesystemType::Ext4),
+        mkfs_options: MkfsOptions::default(),
         provisioning: Provisioning::Thick,
     }
 }
@@ -74,6 +75,7 @@ fn online_volume() -> ImageRequest {
         uid: uid("uid-b"),
         size: Bytes::mib(300),
         filesystem: Some(FilesystemType::Xfs),
+        mkfs_options: MkfsOptions::default(),
         provisioning: Provisioning::Thin,
     }
 }

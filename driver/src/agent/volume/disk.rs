@@ -4,7 +4,7 @@
 //! says itself that it is this volume's.
 
 use chrono::{DateTime, Utc};
-use cistern_crds::{PoolVolume, Reason};
+use cistern_crds::{MkfsOptions, PoolVolume, Reason, mkfs_options};
 use cistern_host::{Image, ImageRequest, InvalidUid, Pool, Uid, image};
 use kube::ResourceExt as _;
 
@@ -30,6 +30,9 @@ pub enum Error {
     /// The custom resource names something that cannot be an image.
     #[error("the custom resource names its image in a way that cannot be")]
     Uid(#[from] InvalidUid),
+    /// The custom resource asks for a filesystem that is not made.
+    #[error("the filesystem cannot be made with the options that the custom resource asks for")]
+    MkfsOptions(#[from] mkfs_options::Error),
 }
 
 impl Error {
@@ -38,6 +41,7 @@ impl Error {
         match self {
             Self::Difference(difference) => difference.reason(),
             Self::Ambiguous { .. } | Self::Uid(_) => Reason::IdentityConflict,
+            Self::MkfsOptions(_) => Reason::ProvisioningFailed,
             Self::Image(error) => match error {
                 image::Error::Pool(_) => Reason::PoolNotReady,
                 image::Error::Missing { .. } => Reason::ImageMissing,
@@ -62,6 +66,7 @@ pub fn bring_up(pool: &Pool, volume: &PoolVolume, step: Step) -> Result<Image, E
             uid,
             size: volume.spec.size,
             filesystem: volume.spec.filesystem,
+            mkfs_options: mkfs_options_of(volume)?,
             provisioning: volume.spec.provisioning,
         })?),
         Step::Rest | Step::Admit | Step::Make | Step::Keep | Step::Reclaim => {
@@ -121,6 +126,13 @@ pub fn find_adoptable(
     let image = plan::Image::read(&image, now)?;
     plan::serves(volume, &image)?;
     Ok(Some(image))
+}
+
+fn mkfs_options_of(volume: &PoolVolume) -> Result<MkfsOptions, mkfs_options::Error> {
+    match (volume.spec.filesystem, &volume.spec.mkfs_options) {
+        (Some(filesystem), Some(options)) => MkfsOptions::parse(filesystem, options),
+        (None, _) | (_, None) => Ok(MkfsOptions::default()),
+    }
 }
 
 /// The name of a volume's image: that of the object that made it.

@@ -1,4 +1,7 @@
-use cistern_crds::{Bytes, Provisioning, names, parameters::FSTYPE};
+use cistern_crds::{
+    Bytes, Provisioning, names,
+    parameters::{FSTYPE, MKFS_OPTIONS},
+};
 use proptest::prelude::*;
 use v1::volume_capability::{
     AccessMode as ProtoMode, AccessType as ProtoType, BlockVolume, MountVolume, access_mode::Mode,
@@ -312,6 +315,34 @@ fn vvc_05_vvc_09_vvc_10_what_the_volume_is_not_is_said_without_an_error() {
 }
 
 #[test]
+fn cv_17_mkfs_options_are_those_of_the_filesystem_wherever_it_is_named() {
+    let with = |options: &str, fs_type: &str| {
+        read(|r| {
+            r.parameters = pairs(&[("pool", "fast"), (MKFS_OPTIONS, options)]);
+            r.volume_capabilities = vec![mount(fs_type, Mode::SingleNodeWriter)];
+        })
+    };
+    let wanted = with(" -i maxpct=5  -i size=1024", "xfs").unwrap();
+    assert_eq!(wanted.mkfs_options.to_string(), "-i size=1024,maxpct=5");
+    assert!(with("", "btrfs").unwrap().mkfs_options.is_empty());
+    for (bad, fs_type) in [("-I 512", "xfs"), ("-i size=1024", ""), ("-b 1024", "ext4")] {
+        let error = with(bad, fs_type).unwrap_err();
+        assert!(matches!(error, Error::Parameters(_)), "{bad}: {error}");
+    }
+}
+
+#[test]
+fn vvc_10_mkfs_options_are_compared_with_those_that_the_volume_was_made_with() {
+    let with = |options: &str| {
+        let parameters = pairs(&[("pool", "fast"), (MKFS_OPTIONS, options)]);
+        validate(|r| r.parameters = parameters).unwrap()
+    };
+    assert_eq!(with(""), None);
+    assert!(with("-I 512").is_some());
+    assert!(with("-b 1024").is_some());
+}
+
+#[test]
 fn gc_03_gc_04_gc_05_a_capacity_request_becomes_a_query() {
     let ask = |request| get_capacity(request).unwrap();
     assert_eq!(
@@ -361,6 +392,19 @@ fn gc_03_gc_04_gc_05_a_capacity_request_becomes_a_query() {
         ..v1::GetCapacityRequest::default()
     };
     assert_eq!(ask(default).unwrap().filesystem, Some(FilesystemType::Ext4));
+}
+
+#[test]
+fn gen_05_a_capacity_request_with_mkfs_options_of_another_filesystem_is_refused() {
+    let ask = |fs_type: &str| {
+        get_capacity(v1::GetCapacityRequest {
+            parameters: pairs(&[("pool", "p"), (MKFS_OPTIONS, "-n 32k")]),
+            volume_capabilities: vec![mount(fs_type, Mode::SingleNodeWriter)],
+            ..v1::GetCapacityRequest::default()
+        })
+    };
+    assert!(ask("btrfs").unwrap().is_some());
+    assert!(ask("").is_err());
 }
 
 #[test]
