@@ -115,10 +115,52 @@ pub enum AccessType {
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
 pub enum AccessMode {
-    /// Read and write on one node.
+    /// Read and write on one node, by one pod at a time.
     SingleNodeWriter,
-    /// Read on one node.
+    /// Read on one node, by one pod at a time.
     SingleNodeReaderOnly,
+    /// Read and write on one node, by one pod in the whole cluster: `ReadWriteOncePod`.
+    SingleNodeSingleWriter,
+    /// Read and write on one node, by any number of its pods: `ReadWriteOnce`.
+    SingleNodeMultiWriter,
+}
+
+impl AccessMode {
+    /// Whether nothing may be written.
+    pub const fn is_read_only(self) -> bool {
+        match self {
+            Self::SingleNodeReaderOnly => true,
+            Self::SingleNodeWriter | Self::SingleNodeSingleWriter | Self::SingleNodeMultiWriter => {
+                false
+            }
+        }
+    }
+
+    /// Whether several pods of the node may use the volume at a time (VCP-07, VCP-08).
+    pub const fn is_shared(self) -> bool {
+        match self {
+            Self::SingleNodeMultiWriter => true,
+            Self::SingleNodeWriter | Self::SingleNodeReaderOnly | Self::SingleNodeSingleWriter => {
+                false
+            }
+        }
+    }
+
+    /// Whether a volume that was made for this mode can be used in another.
+    ///
+    /// How many pods share a volume is a matter of each publication and not of the volume: the same
+    /// claim is a `SINGLE_NODE_WRITER` to an orchestrator that does not know the newer modes, and an
+    /// administrator may change the access mode of a PersistentVolume. Who may write may also read.
+    pub const fn serves(self, other: Self) -> bool {
+        !self.is_read_only() || other.is_read_only()
+    }
+}
+
+impl PoolVolumeSpec {
+    /// Whether the volume was made for something that includes this mode.
+    pub fn serves(&self, mode: AccessMode) -> bool {
+        self.access_modes.iter().any(|made| made.serves(mode))
+    }
 }
 
 /// A PersistentVolumeClaim.
@@ -195,4 +237,33 @@ fn access_modes_schema(generator: &mut SchemaGenerator) -> Schema {
         "x-kubernetes-list-type": "set",
         "items": AccessMode::json_schema(generator),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::AccessMode::{
+        self, SingleNodeMultiWriter, SingleNodeReaderOnly, SingleNodeSingleWriter, SingleNodeWriter,
+    };
+
+    #[test]
+    fn vcp_09_vcp_15_every_writer_serves_every_mode_and_a_reader_only_readers() {
+        let writers = [
+            SingleNodeWriter,
+            SingleNodeSingleWriter,
+            SingleNodeMultiWriter,
+        ];
+        for made in writers {
+            for asked in writers.into_iter().chain([SingleNodeReaderOnly]) {
+                assert!(made.serves(asked), "{made:?} for {asked:?}");
+            }
+            assert!(!SingleNodeReaderOnly.serves(made), "{made:?}");
+        }
+        assert!(SingleNodeReaderOnly.serves(SingleNodeReaderOnly));
+    }
+
+    #[test]
+    fn an_access_mode_of_an_older_version_is_read() {
+        let read = serde_json::from_str::<AccessMode>("\"SingleNodeWriter\"");
+        assert_eq!(read.unwrap(), SingleNodeWriter);
+    }
 }

@@ -6,11 +6,7 @@
 
 pub mod usage;
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use cistern_client::Chain;
 use cistern_crds::{PoolVolume, names};
@@ -327,8 +323,8 @@ fn finished<T>(
     }
 }
 
-/// Publishes a volume, unless it is published elsewhere: all access modes are of one pod at a time
-/// until kubelet is told that there are others (NPV-26).
+/// Publishes a volume, unless it is published elsewhere and its access mode is of one pod at a time
+/// (NPV-26 to NPV-29). The mode of an earlier publication is nowhere: it is asked of each call.
 fn publish(
     root: &Root,
     pool: &Pool,
@@ -338,13 +334,16 @@ fn publish(
     read_only: bool,
 ) -> Result<(), Error> {
     let mounted = root.mount_points_of(&volume.image)?;
-    let known: [&Path; 2] = [&request.staging, &request.target];
-    if let Some(other) = mounted.iter().find(|path| !known.contains(&path.as_path())) {
+    // A repeated call is answered from what is at its own target.
+    let is_free = request.usage.access_mode.is_shared() || mounted.contains(&request.target);
+    let mut others = mounted.iter().filter(|path| **path != request.staging);
+    if let Some(other) = others.next().filter(|_| !is_free) {
         return Err(Error::Refused {
             volume: volume.name.clone(),
             why: format!(
-                "it is published at {}, and one pod uses it at a time",
-                other.display()
+                "it is published at {}, and one pod uses it at a time in access mode {:?}",
+                other.display(),
+                request.usage.access_mode
             ),
         });
     }

@@ -89,10 +89,6 @@ const SKIPPED: &[(&str, &str)] = &[
         "Node Service NodeGetVolumeHealth",
         "not announced: GET_VOLUME_HEALTH of the node",
     ),
-    (
-        "Node Service NodePublishVolume with single node multi writer capability",
-        "not announced: SINGLE_NODE_MULTI_WRITER of the node",
-    ),
 ];
 const CLONES: &str = "not announced: CLONE_VOLUME";
 const MODIFY: &str = "not announced: MODIFY_VOLUME";

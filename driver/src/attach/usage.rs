@@ -42,10 +42,7 @@ pub struct Volume {
 impl Usage {
     /// Whether nothing may be written, whatever the caller says (NPV-17).
     pub fn is_read_only(&self) -> bool {
-        match self.access_mode {
-            AccessMode::SingleNodeWriter => false,
-            AccessMode::SingleNodeReaderOnly => true,
-        }
+        self.access_mode.is_read_only()
     }
 
     /// The mount options for a volume with this filesystem (VCP-13).
@@ -117,7 +114,8 @@ impl Volume {
                 self.filesystem
             ));
         }
-        if !self.access_modes.contains(&usage.access_mode) {
+        let mut made_for = self.access_modes.iter();
+        if !made_for.any(|made| made.serves(usage.access_mode)) {
             return Err(format!(
                 "it was not made for access mode {:?}",
                 usage.access_mode
@@ -174,11 +172,33 @@ mod tests {
             ..usage()
         };
         assert!(volume.supports(&block).is_err());
+        let mut made_to_be_read = ready_volume();
+        made_to_be_read.spec.access_modes = vec![AccessMode::SingleNodeReaderOnly];
+        let made_to_be_read = Volume::read(&made_to_be_read).unwrap();
+        assert!(made_to_be_read.supports(&usage()).is_err());
         let reader = Usage {
             access_mode: AccessMode::SingleNodeReaderOnly,
             ..usage()
         };
-        assert!(reader.is_read_only() && volume.supports(&reader).is_err());
+        assert!(reader.is_read_only());
+        assert_eq!(made_to_be_read.supports(&reader), Ok(()));
+    }
+
+    #[test]
+    fn vcp_09_a_volume_made_before_the_newer_modes_were_announced_is_used_in_them() {
+        // What `ReadWriteOnce` was to kubelet before, and what it and `ReadWriteOncePod` are now.
+        let volume = Volume::read(&ready_volume()).unwrap();
+        assert_eq!(volume.access_modes, [AccessMode::SingleNodeWriter]);
+        for access_mode in [
+            AccessMode::SingleNodeMultiWriter,
+            AccessMode::SingleNodeSingleWriter,
+        ] {
+            let usage = Usage {
+                access_mode,
+                ..usage()
+            };
+            assert_eq!(volume.supports(&usage), Ok(()), "{access_mode:?}");
+        }
     }
 
     #[test]

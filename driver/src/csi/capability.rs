@@ -11,11 +11,12 @@ use cistern_proto::csi::v1::{
 };
 
 /// Everything that the controller announces. A test holds it against what is implemented.
-pub const CONTROLLER: [rpc::Type; 4] = [
+pub const CONTROLLER: [rpc::Type; 5] = [
     rpc::Type::CreateDeleteVolume,
     rpc::Type::ListVolumes,
     rpc::Type::GetCapacity,
     rpc::Type::GetVolume,
+    rpc::Type::SingleNodeMultiWriter,
 ];
 
 /// Most bytes of all mount flags together (FLD-05).
@@ -57,10 +58,10 @@ pub enum Error {
     /// FLD-05.
     #[error("the mount flags of a volume capability are longer than {MAX_MOUNT_FLAGS} bytes")]
     MountFlagsTooLong,
-    /// A mode that spans nodes, needs a capability we do not announce, or that nobody knows.
+    /// A mode that spans nodes, or that nobody knows.
     #[error(
-        "access mode {mode} is not supported: a volume lives on one node; use ReadWriteOnce \
-         (SINGLE_NODE_WRITER) or SINGLE_NODE_READER_ONLY"
+        "access mode {mode} is not supported: a volume lives on one node; use ReadWriteOnce or \
+         ReadWriteOncePod (SINGLE_NODE_*)"
     )]
     AccessMode {
         /// The protocol's name or number of it.
@@ -134,12 +135,12 @@ fn access_mode(mode: Option<proto::AccessMode>) -> Result<AccessMode, Error> {
         }),
         Ok(Mode::SingleNodeWriter) => Ok(AccessMode::SingleNodeWriter),
         Ok(Mode::SingleNodeReaderOnly) => Ok(AccessMode::SingleNodeReaderOnly),
+        Ok(Mode::SingleNodeSingleWriter) => Ok(AccessMode::SingleNodeSingleWriter),
+        Ok(Mode::SingleNodeMultiWriter) => Ok(AccessMode::SingleNodeMultiWriter),
         Ok(
             mode @ (Mode::MultiNodeReaderOnly
             | Mode::MultiNodeSingleWriter
-            | Mode::MultiNodeMultiWriter
-            | Mode::SingleNodeSingleWriter
-            | Mode::SingleNodeMultiWriter),
+            | Mode::MultiNodeMultiWriter),
         ) => unsupported(mode.as_str_name().to_owned()),
         Err(_) => unsupported(number.to_string()),
     }
@@ -180,16 +181,40 @@ mod tests {
     }
 
     #[test]
-    fn gen_05_modes_that_span_nodes_or_are_not_announced_are_unsupported() {
-        for mode in 3..=7 {
-            let error = Capability::try_from(mount("", &[], "", mode)).unwrap_err();
+    fn vcp_04_vcp_05_vcp_06_modes_that_span_nodes_are_unsupported() {
+        // `ReadOnlyMany` is the first of them to external-provisioner, `ReadWriteMany` the last.
+        for mode in [
+            Mode::MultiNodeReaderOnly,
+            Mode::MultiNodeSingleWriter,
+            Mode::MultiNodeMultiWriter,
+        ] {
+            let error = Capability::try_from(mount("", &[], "", mode.into())).unwrap_err();
             assert!(
-                !error.is_malformed() && error.to_string().contains("_NODE_"),
+                !error.is_malformed() && error.to_string().contains(mode.as_str_name()),
                 "{error}"
             );
         }
         let error = Capability::try_from(mount("", &[], "", 99)).unwrap_err();
         assert!(error.to_string().contains("99"), "{error}");
+    }
+
+    #[test]
+    fn cap_15_vcp_09_every_mode_of_one_node_is_served() {
+        for (mode, expected) in [
+            (Mode::SingleNodeWriter, AccessMode::SingleNodeWriter),
+            (Mode::SingleNodeReaderOnly, AccessMode::SingleNodeReaderOnly),
+            (
+                Mode::SingleNodeSingleWriter,
+                AccessMode::SingleNodeSingleWriter,
+            ),
+            (
+                Mode::SingleNodeMultiWriter,
+                AccessMode::SingleNodeMultiWriter,
+            ),
+        ] {
+            let read = Capability::try_from(mount("", &[], "", mode.into())).unwrap();
+            assert_eq!(read.access_mode, expected);
+        }
     }
 
     #[test]

@@ -18,7 +18,11 @@ use crate::{
 };
 
 /// Everything that the node announces.
-const CAPABILITIES: [rpc::Type; 2] = [rpc::Type::StageUnstageVolume, rpc::Type::GetVolumeStats];
+const CAPABILITIES: [rpc::Type; 3] = [
+    rpc::Type::StageUnstageVolume,
+    rpc::Type::GetVolumeStats,
+    rpc::Type::SingleNodeMultiWriter,
+];
 
 /// Gives the volumes of one node to its pods.
 #[derive(Clone, Debug)]

@@ -208,7 +208,7 @@ impl ValidateVolumeCapabilities {
                 ))
             } else if way.filesystem.is_some() && way.filesystem != spec.filesystem {
                 Some("the volume has another filesystem".to_owned())
-            } else if !spec.access_modes.contains(&way.access_mode) {
+            } else if !spec.serves(way.access_mode) {
                 Some(format!(
                     "the volume's access modes are {:?}",
                     spec.access_modes

@@ -50,11 +50,29 @@ impl<'a> Place<'a> {
     }
 
     async fn publish(&self, target: &str, flags: &[&str], readonly: bool) -> Result<(), Status> {
+        self.publish_as(target, readonly, capability(flags)).await
+    }
+
+    async fn publish_in(&self, target: &str, mode: Mode, readonly: bool) -> Result<(), Status> {
+        let access_mode = Some(AccessMode { mode: mode.into() });
+        let capability = VolumeCapability {
+            access_mode,
+            ..capability(&[])
+        };
+        self.publish_as(target, readonly, capability).await
+    }
+
+    async fn publish_as(
+        &self,
+        target: &str,
+        readonly: bool,
+        capability: VolumeCapability,
+    ) -> Result<(), Status> {
         let request = NodePublishVolumeRequest {
             volume_id: self.volume.clone(),
             staging_target_path: text(&self.staging),
             target_path: text(&self.target(target)),
-            volume_capability: Some(capability(flags)),
+            volume_capability: Some(capability),
             readonly,
             ..NodePublishVolumeRequest::default()
         };
@@ -101,8 +119,71 @@ fn code(result: Result<(), Status>) -> Code {
     result.err().map_or(Code::Ok, |status| status.code())
 }
 
+/// A second call for a volume that is published at `a` already, on the same node: for every mode,
+/// whether the target is the same, and whether something else is different.
+///
+/// A volume made as `SINGLE_NODE_WRITER` takes them all: that is what `ReadWriteOnce` was to kubelet
+/// before the newer modes were announced (VCP-09).
 #[tokio::test]
-async fn npv_23_to_26_the_table_of_a_second_publish_holds() {
+async fn npv_23_npv_24_npv_26_to_29_the_table_of_a_second_publish_holds_in_every_mode() {
+    // CAP-15, VCP-07, VCP-08, SAN-20.
+    let node = Fixture::start("agent-modes").await;
+    let place = Place::new(&node).await;
+    place.stage(&[]).await.unwrap();
+    for (mode, elsewhere) in [
+        (Mode::SingleNodeWriter, Code::FailedPrecondition),
+        (Mode::SingleNodeSingleWriter, Code::FailedPrecondition),
+        (Mode::SingleNodeMultiWriter, Code::Ok),
+    ] {
+        let publish =
+            async |target: &str, readonly| code(place.publish_in(target, mode, readonly).await);
+        assert_eq!(publish("a", false).await, Code::Ok, "{mode:?}");
+        assert_eq!(publish("a", false).await, Code::Ok, "{mode:?}");
+        assert_eq!(publish("a", true).await, Code::AlreadyExists, "{mode:?}");
+        for readonly in [false, true] {
+            assert_eq!(publish("b", readonly).await, elsewhere, "{mode:?}");
+            place.unpublish("b").await.unwrap();
+        }
+        place.unpublish("a").await.unwrap();
+    }
+    // NSV-08, NPV-09: what spans nodes is not there.
+    for mode in [Mode::MultiNodeReaderOnly, Mode::MultiNodeMultiWriter] {
+        let refused = place.publish_in("a", mode, true).await;
+        assert_eq!(code(refused), Code::FailedPrecondition);
+    }
+    place.unstage().await.unwrap();
+    node.finish().await;
+}
+
+#[tokio::test]
+async fn nup_07_pods_of_one_node_share_a_volume_and_go_in_any_order() {
+    let node = Fixture::start("agent-pods").await;
+    let place = Place::new(&node).await;
+    place.stage(&[]).await.unwrap();
+    let mode = Mode::SingleNodeMultiWriter;
+    place.publish_in("a", mode, false).await.unwrap();
+    place.publish_in("b", mode, true).await.unwrap();
+    let (a, b) = (text(&place.target("a")), text(&place.target("b")));
+    let script = "echo data > $1/file && test data = \"$(cat $2/file)\" && ! touch $2/file";
+    node.shell(script, &[&a, &b]).await;
+    // kubelet's repeat for the pods that run.
+    place.publish_in("a", mode, false).await.unwrap();
+    place.publish_in("b", mode, true).await.unwrap();
+    place.unpublish("a").await.unwrap();
+    node.shell("test data = \"$(cat $1/file)\"", &[&b]).await;
+    // A pod that wants it for itself waits for the last of the others.
+    let alone = Mode::SingleNodeSingleWriter;
+    let refused = place.publish_in("c", alone, false).await;
+    assert_eq!(code(refused), Code::FailedPrecondition);
+    place.unpublish("b").await.unwrap();
+    place.publish_in("c", alone, false).await.unwrap();
+    place.unpublish("c").await.unwrap();
+    place.unstage().await.unwrap();
+    node.finish().await;
+}
+
+#[tokio::test]
+async fn npv_24_npv_26_another_target_or_other_options_are_no_repeat() {
     let node = Fixture::start("agent-publish").await;
     let place = Place::new(&node).await;
     // NPV-19: nothing is staged.

@@ -284,8 +284,16 @@ fn vvc_02_vvc_03_vcp_01_a_malformed_question_is_an_error() {
 
 #[test]
 fn vvc_05_vvc_09_vvc_10_what_the_volume_is_not_is_said_without_an_error() {
-    let confirmed: [fn(&mut v1::ValidateVolumeCapabilitiesRequest); 4] = [
+    let confirmed: [fn(&mut v1::ValidateVolumeCapabilitiesRequest); 5] = [
         |_| {},
+        // What `ReadWriteOnce` and `ReadWriteOncePod` are, whatever it was made as, and reading.
+        |r| {
+            r.volume_capabilities = vec![
+                mount("", Mode::SingleNodeSingleWriter),
+                mount("", Mode::SingleNodeMultiWriter),
+                mount("", Mode::SingleNodeReaderOnly),
+            ];
+        },
         |r| r.volume_capabilities = vec![mount("ext4", Mode::SingleNodeWriter)],
         |r| r.parameters = pairs(&[("pool", "fast"), ("csi.storage.k8s.io/pvc/name", "x")]),
         |r| r.volume_context = pairs(&[("storage.kubernetes.io/csiProvisionerIdentity", "x")]),
@@ -293,14 +301,10 @@ fn vvc_05_vvc_09_vvc_10_what_the_volume_is_not_is_said_without_an_error() {
     for (row, change) in confirmed.into_iter().enumerate() {
         assert_eq!(validate(change), Ok(None), "row {row}");
     }
-    let denied: [fn(&mut v1::ValidateVolumeCapabilitiesRequest); 8] = [
+    let denied: [fn(&mut v1::ValidateVolumeCapabilitiesRequest); 7] = [
         |r| {
             r.volume_capabilities
                 .push(mount("", Mode::MultiNodeMultiWriter));
-        },
-        |r| {
-            r.volume_capabilities
-                .push(mount("", Mode::SingleNodeReaderOnly));
         },
         |r| r.volume_capabilities = vec![block()],
         |r| r.volume_capabilities = vec![mount("xfs", Mode::SingleNodeWriter)],
