@@ -38,7 +38,7 @@ pub async fn serve(
     let Socket { listener, file } = socket;
     let server = tonic::transport::Server::builder()
         .layer(operations)
-        .add_routes(services)
+        .add_routes(services.into_axum_router().fallback(refuse).into())
         .serve_with_incoming_shutdown(UnixListenerStream::new(listener), shutdown.clone());
     let out_of_patience = async {
         shutdown.await;
@@ -53,6 +53,13 @@ pub async fn serve(
     };
     drop(file);
     result
+}
+
+/// Answers calls of services that are not served here (GEN-02, GEN-08).
+async fn refuse() -> Response<axum::body::Body> {
+    let message =
+        "this process does not serve that: controller and nodes have sockets of their own";
+    Status::unimplemented(message).into_http()
 }
 
 /// What the running operation is about, for its log lines.
@@ -290,6 +297,7 @@ mod tests {
             .await
             .unwrap_err();
         assert_eq!(status.code(), Code::Unimplemented);
+        assert!(!status.message().is_empty(), "GEN-02");
 
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();

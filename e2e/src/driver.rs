@@ -46,7 +46,9 @@ pub struct Driver {
 struct Host {
     name: String,
     kubeconfig: PathBuf,
-    http: SocketAddr,
+    controller_http: SocketAddr,
+    node_http: SocketAddr,
+    log_level: &'static str,
     mounts: MountNamespace,
     folder: Folder,
 }
@@ -54,12 +56,24 @@ struct Host {
 impl Driver {
     /// Starts both processes for a node of this name, which carries no pool yet.
     pub async fn start(control_plane: &ControlPlane, node_name: &str) -> Self {
+        let level = "info,cistern_driver=debug,cistern_host=debug";
+        Self::start_with_log_level(control_plane, node_name, level).await
+    }
+
+    /// As [`Self::start`], with as many log lines as the test wants to see.
+    pub async fn start_with_log_level(
+        control_plane: &ControlPlane,
+        node_name: &str,
+        log_level: &'static str,
+    ) -> Self {
         let folder = Folder::new();
         let [controller_http, node_http] = free_addresses();
         let host = Host {
             name: node_name.to_owned(),
             kubeconfig: control_plane.kubeconfig().to_owned(),
-            http: node_http,
+            controller_http,
+            node_http,
+            log_level,
             mounts: MountNamespace::new(folder.path()).await,
             folder,
         };
@@ -74,7 +88,7 @@ impl Driver {
             .create(&PostParams::default(), &node)
             .await
             .expect("the StorageNode is new");
-        let command = host.controller_command(controller_http);
+        let command = host.controller_command();
         let folder = host.folder.path();
         Self {
             controller: Service::start(CONTROLLER, folder, controller_http, command).await,
@@ -179,6 +193,13 @@ impl Driver {
         self.host.mounts.command(program)
     }
 
+    /// Kills the controller's process and starts it again.
+    pub async fn restart_controller(&mut self) {
+        self.controller.kill();
+        let command = self.host.controller_command();
+        self.controller.start_again(command).await;
+    }
+
     /// Kills the node's process and starts it again; mounts stay, as they do when a pod restarts.
     pub async fn restart_node(&mut self) {
         self.node.kill();
@@ -235,17 +256,17 @@ impl Host {
         }
     }
 
-    fn controller_command(&self, http: SocketAddr) -> Command {
+    fn controller_command(&self) -> Command {
         let mut command = dying_with_us(binary("cistern-driver"));
         command.arg(CONTROLLER);
-        self.serve(&mut command, CONTROLLER, http);
+        self.serve(&mut command, CONTROLLER, self.controller_http);
         command
     }
 
     fn node_command(&self) -> Command {
         let mut command = self.mounts.command(binary("cistern-driver"));
         command.arg(NODE);
-        self.serve(&mut command, NODE, self.http);
+        self.serve(&mut command, NODE, self.node_http);
         self.place(&mut command);
         // The machine that tests run on may be full; nobody evicts anything here.
         command.arg("--keep-free-percent=0");
@@ -264,7 +285,7 @@ impl Host {
         command
             .arg(format!("--endpoint=unix://{}", socket.display()))
             .arg(format!("--http={http}"))
-            .arg("--log-level=info,cistern_driver=debug,cistern_host=debug")
+            .arg(format!("--log-level={}", self.log_level))
             .env("KUBECONFIG", &self.kubeconfig);
     }
 

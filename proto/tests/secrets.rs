@@ -16,7 +16,7 @@ macro_rules! with_secret {
 }
 
 #[test]
-fn debug_shows_no_secret() {
+fn sec_08_debug_shows_no_secret() {
     let requests = with_secret! {
         CreateVolumeRequest DeleteVolumeRequest
         ControllerPublishVolumeRequest ControllerUnpublishVolumeRequest

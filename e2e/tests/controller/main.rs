@@ -8,7 +8,7 @@
     reason = "a test fails by panicking"
 )]
 
-mod announced;
+mod answers;
 mod cluster;
 mod delete;
 mod ensure;

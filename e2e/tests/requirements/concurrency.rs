@@ -1,0 +1,81 @@
+//! CON: calls at once, calls again, and calls that nobody waits for any more.
+
+use std::time::Duration;
+
+use cistern_proto::csi::v1::DeleteVolumeRequest;
+use futures::future::join_all;
+use rustix::process::Signal;
+use tonic::{Code, Request};
+
+use crate::{code, create, delete, map, objects, start, wanted};
+
+// CON-05, CON-09.
+#[tokio::test]
+async fn con_06_calls_for_one_name_at_once_make_one_volume_and_remove_it_once() {
+    let answers = join_all((0..32).map(|_| create(wanted("crowd")))).await;
+    let made: Vec<_> = answers
+        .iter()
+        .filter_map(|answer| answer.as_ref().ok())
+        .collect();
+    assert!(!made.is_empty() && made.iter().all(|volume| *volume == made[0]));
+    let is_legal = |code| matches!(code, Code::Ok | Code::Aborted);
+    assert!(answers.iter().all(|answer| is_legal(code(answer))));
+    // Whoever lost succeeds once the others are done.
+    assert_eq!(create(wanted("crowd")).await.unwrap(), *made[0]);
+
+    let answers = join_all((0..16).map(|_| delete("crowd"))).await;
+    assert!(answers.iter().all(|answer| is_legal(code(answer))));
+    delete("crowd").await.unwrap();
+    assert_eq!(objects().await.get_opt("crowd").await.unwrap(), None);
+}
+
+// CON-01.
+#[tokio::test]
+async fn con_02_a_volume_whose_creation_was_given_up_can_be_deleted() {
+    let driver = start("node-that-sleeps", "sleep").await;
+    driver.node().process().signal(Signal::STOP);
+    let mut client = driver.controller_client().await;
+    let mut request = Request::new(wanted("given-up"));
+    request.get_mut().parameters = map(&[("pool", "sleep")]);
+    request.set_timeout(Duration::from_secs(2));
+    let status = client.create_volume(request).await.unwrap_err();
+    assert_eq!(status.code(), Code::Aborted, "{status}");
+    assert!(objects().await.get_opt("given-up").await.unwrap().is_some());
+    let request = DeleteVolumeRequest {
+        volume_id: "given-up".to_owned(),
+        ..DeleteVolumeRequest::default()
+    };
+    client.delete_volume(request).await.unwrap();
+    assert_eq!(objects().await.get_opt("given-up").await.unwrap(), None);
+    driver.node().process().signal(Signal::CONT);
+    driver.finish().await;
+}
+
+// LIF-04.
+#[tokio::test]
+async fn con_04_equal_calls_before_and_after_the_death_of_both_processes_have_equal_answers() {
+    let mut driver = start("node-that-dies", "death").await;
+    let request = || {
+        let mut request = wanted("mortal");
+        request.parameters = map(&[("pool", "death")]);
+        request
+    };
+    let create = async |driver: &cistern_e2e::Driver| {
+        let mut client = driver.controller_client().await;
+        client.create_volume(request()).await.unwrap().into_inner()
+    };
+    let before = create(&driver).await;
+    driver.restart_controller().await;
+    driver.restart_node().await;
+    assert_eq!(create(&driver).await, before);
+    for _ in 0..2 {
+        let mut client = driver.controller_client().await;
+        let request = DeleteVolumeRequest {
+            volume_id: "mortal".to_owned(),
+            ..DeleteVolumeRequest::default()
+        };
+        client.delete_volume(request).await.unwrap();
+        driver.restart_controller().await;
+    }
+    driver.finish().await;
+}

@@ -1,0 +1,45 @@
+//! What the specification wants written down, and how the processes are shipped.
+
+use crate::services;
+
+const CSI: &str = include_str!("../../../docs/csi.md");
+
+// CV-20, TOP-14: the topology. PRB-08: Probe. SEC-02, SEC-04: the secrets. LOG-01: the logs.
+#[tokio::test]
+async fn cgc_04_the_documentation_names_exactly_what_is_announced_and_what_there_is_to_know() {
+    for heading in [
+        "## Topology",
+        "## Probe",
+        "## Secrets",
+        "## Logs",
+        "## Environment",
+    ] {
+        assert!(CSI.contains(heading), "{heading}");
+    }
+    assert!(CSI.contains(cistern_crds::names::TOPOLOGY_KEY));
+    let mut documented: Vec<&str> = CSI
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.split_once('`'))
+        .map(|(capability, _)| capability)
+        .collect();
+    documented.sort_unstable();
+    let announced = services::announced().await;
+    assert_eq!(
+        documented,
+        announced.iter().map(String::as_str).collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn lif_03_lif_05_the_node_plugin_is_an_image_that_runs_on_every_node() {
+    let node = include_str!("../../../manifests/base/node.yaml");
+    assert!(node.contains("kind: DaemonSet") && node.contains("operator: Exists"));
+    let image = include_str!("../../../Dockerfile");
+    assert!(image.contains(" AS driver\n") && image.contains("ENTRYPOINT"));
+}
+
+#[test]
+fn prt_08_gen_11_the_protocol_is_proto3_of_package_csi_v1() {
+    let protocol = include_str!("../../../proto/csi.proto");
+    assert!(protocol.contains("syntax = \"proto3\";") && protocol.contains("package csi.v1;"));
+}

@@ -1,0 +1,127 @@
+//! The requirements of CSI, one after the other, at the sockets of a controller and a node process
+//! with a real API server and real volumes: `docs/csi-requirements.md`.
+//!
+//! Here stands what a caller can see. What decides is tested beside the code, csi-sanity is run by
+//! `csi_sanity`, and `make requirements` counts all of it.
+
+#![allow(
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test fails by panicking"
+)]
+#![allow(
+    clippy::semicolon_if_nothing_returned,
+    reason = "the changes in tables of requests read as expressions"
+)]
+
+mod capacity;
+mod concurrency;
+mod create;
+mod delete;
+mod documents;
+mod identity;
+mod life;
+mod list;
+mod process;
+mod raw;
+mod secrets;
+mod services;
+mod topology;
+mod validate;
+
+use std::collections::BTreeMap;
+
+use cistern_crds::{Bytes, PoolVolume};
+use cistern_e2e::{ControlPlane, Driver};
+use cistern_proto::csi::v1::{
+    self,
+    controller_client::ControllerClient,
+    volume_capability::{AccessMode, AccessType, MountVolume, access_mode::Mode},
+};
+use kube::Api;
+use tokio::sync::OnceCell;
+use tonic::{Code, Status, transport::Channel};
+
+/// The pool of the shared node.
+const POOL: &str = "requirements";
+/// Size of a volume that is only to be there.
+const SIZE: Bytes = Bytes::mib(16);
+
+/// The controller and the node that all tests here share: for whatever leaves them as they are.
+async fn shared() -> &'static Driver {
+    static SHARED: OnceCell<Driver> = OnceCell::const_new();
+    let start = async || {
+        let driver = Driver::start(ControlPlane::shared().await, "node-of-requirements").await;
+        driver.add_image_pool(POOL, Bytes::gib(4)).await;
+        driver
+    };
+    SHARED.get_or_init(start).await
+}
+
+/// A controller and a node of the test's own, with a pool of 1 GiB.
+async fn start(node: &str, pool: &str) -> Driver {
+    let driver = Driver::start(ControlPlane::shared().await, node).await;
+    driver.add_image_pool(pool, Bytes::gib(1)).await;
+    driver
+}
+
+async fn controller() -> ControllerClient<Channel> {
+    shared().await.controller_client().await
+}
+
+/// A request for a volume of [`SIZE`] with ext4, from the shared pool.
+fn wanted(name: &str) -> v1::CreateVolumeRequest {
+    v1::CreateVolumeRequest {
+        name: name.to_owned(),
+        capacity_range: range(SIZE, Bytes::ZERO),
+        volume_capabilities: vec![mounted("", Mode::SingleNodeWriter)],
+        parameters: map(&[("pool", POOL)]),
+        ..v1::CreateVolumeRequest::default()
+    }
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "so that it stands in a request")]
+fn range(required: Bytes, limit: Bytes) -> Option<v1::CapacityRange> {
+    Some(v1::CapacityRange {
+        required_bytes: required.to_i64(),
+        limit_bytes: limit.to_i64(),
+    })
+}
+
+fn mounted(filesystem: &str, mode: Mode) -> v1::VolumeCapability {
+    v1::VolumeCapability {
+        access_type: Some(AccessType::Mount(MountVolume {
+            fs_type: filesystem.to_owned(),
+            ..MountVolume::default()
+        })),
+        access_mode: Some(AccessMode { mode: mode.into() }),
+    }
+}
+
+fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    let owned = |&(key, value): &(&str, &str)| (key.to_owned(), value.to_owned());
+    pairs.iter().map(owned).collect()
+}
+
+async fn create(request: v1::CreateVolumeRequest) -> Result<v1::Volume, Status> {
+    let answer = controller().await.create_volume(request).await?;
+    Ok(answer.into_inner().volume.unwrap())
+}
+
+async fn delete(id: &str) -> Result<(), Status> {
+    let request = v1::DeleteVolumeRequest {
+        volume_id: id.to_owned(),
+        ..v1::DeleteVolumeRequest::default()
+    };
+    controller().await.delete_volume(request).await.map(drop)
+}
+
+/// The custom resources behind the volumes.
+async fn objects() -> Api<PoolVolume> {
+    Api::all(ControlPlane::shared().await.client())
+}
+
+fn code<T>(answer: &Result<T, Status>) -> Code {
+    answer.as_ref().map_or_else(Status::code, |_| Code::Ok)
+}

@@ -1,0 +1,181 @@
+//! SEC: Cistern uses no secrets, and shows none that it is given.
+
+use std::collections::BTreeMap;
+
+use cistern_e2e::{ControlPlane, Driver};
+use cistern_proto::csi::v1::{
+    ControllerGetVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest, GetCapacityRequest,
+    ListVolumesRequest, NodeExpandVolumeRequest, NodeGetInfoRequest, NodeGetVolumeStatsRequest,
+    NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest,
+    NodeUnstageVolumeRequest, ValidateVolumeCapabilitiesRequest, VolumeCapability,
+    volume_capability::{AccessType, MountVolume, access_mode::Mode},
+};
+use tonic::{Code, Response, Status};
+
+use crate::{map, mounted, wanted};
+
+const SECRET: &str = "MARKER-of-secrets";
+const FLAG: &str = "MARKER-of-mount-flags";
+
+/// All that the driver has said to callers.
+#[derive(Default)]
+struct Said(Vec<(Code, String)>);
+
+impl Said {
+    fn hear<T: std::fmt::Debug>(&mut self, answer: Result<Response<T>, Status>) {
+        let heard = match answer {
+            Ok(answer) => (Code::Ok, format!("{answer:?}")),
+            Err(status) => (status.code(), format!("{status:?}")),
+        };
+        self.0.push(heard);
+    }
+}
+
+// SEC-01, SEC-05, SEC-07, LOG-03, PRT-09: nothing of what must not be shown is shown.
+// SEC-03, SEC-06: secrets that nobody needs change nothing.
+#[tokio::test]
+async fn sec_01_no_secret_and_no_mount_flag_is_shown_anywhere_at_the_highest_log_level() {
+    let control_plane = ControlPlane::shared().await;
+    let driver = Driver::start_with_log_level(control_plane, "node-of-secrets", "trace").await;
+    driver
+        .add_image_pool("secrets", cistern_crds::Bytes::gib(1))
+        .await;
+    let without = life(&driver, "without", "").await;
+    let with = life(&driver, "with", SECRET).await;
+    let codes = |said: &Said| -> Vec<Code> { said.0.iter().map(|(code, _)| *code).collect() };
+    assert_eq!(codes(&with), codes(&without), "{:#?}", with.0);
+
+    let metrics = [
+        driver.controller().get("/metrics").await.unwrap(),
+        driver.node().get("/metrics").await.unwrap(),
+    ];
+    let logs = [
+        driver.controller().process().log(),
+        driver.node().process().log(),
+    ];
+    assert!(logs[0].contains("CreateVolume") && logs[1].contains("NodeStageVolume"));
+    let answers = with.0.into_iter().map(|(_, text)| text);
+    for text in answers.chain(metrics).chain(logs) {
+        for marker in [SECRET, FLAG] {
+            let line = text.lines().find(|line| line.contains(marker));
+            assert_eq!(line, None, "{marker}");
+        }
+    }
+    driver.finish().await;
+}
+
+/// The ways to use the volume that a life of it is asked about: one with a mount flag, which is
+/// refused, and a plain one.
+fn ways() -> [VolumeCapability; 2] {
+    let plain = mounted("", Mode::SingleNodeWriter);
+    let flagged = VolumeCapability {
+        access_type: Some(AccessType::Mount(MountVolume {
+            mount_flags: vec![FLAG.to_owned()],
+            ..MountVolume::default()
+        })),
+        ..plain.clone()
+    };
+    [flagged, plain]
+}
+
+fn secrets(secret: &str) -> BTreeMap<String, String> {
+    if secret.is_empty() {
+        map(&[])
+    } else {
+        map(&[("password", secret)])
+    }
+}
+
+/// Calls all that takes secrets, and between them all that does not.
+async fn life(driver: &Driver, name: &str, secret: &str) -> Said {
+    let mut said = Said::default();
+    made(driver, name, secret, &mut said).await;
+    used(driver, name, secret, &mut said).await;
+    let request = DeleteVolumeRequest {
+        volume_id: name.to_owned(),
+        secrets: secrets(secret),
+    };
+    let mut client = driver.controller_client().await;
+    said.hear(client.delete_volume(request).await);
+    said
+}
+
+async fn made(driver: &Driver, name: &str, secret: &str, said: &mut Said) {
+    let mut client = driver.controller_client().await;
+    for capability in ways() {
+        let request = CreateVolumeRequest {
+            parameters: map(&[("pool", "secrets")]),
+            secrets: secrets(secret),
+            volume_capabilities: vec![capability],
+            ..wanted(name)
+        };
+        said.hear(client.create_volume(request).await);
+    }
+    let request = ValidateVolumeCapabilitiesRequest {
+        volume_id: name.to_owned(),
+        volume_capabilities: ways().into(),
+        secrets: secrets(secret),
+        ..ValidateVolumeCapabilitiesRequest::default()
+    };
+    said.hear(client.validate_volume_capabilities(request).await);
+    let request = GetCapacityRequest::default();
+    assert!(client.get_capacity(request).await.is_ok());
+    let request = ListVolumesRequest::default();
+    assert!(client.list_volumes(request).await.is_ok());
+    let request = ControllerGetVolumeRequest {
+        volume_id: name.to_owned(),
+    };
+    assert!(client.controller_get_volume(request).await.is_ok());
+}
+
+async fn used(driver: &Driver, name: &str, secret: &str, said: &mut Said) {
+    let mut client = driver.node_client().await;
+    assert!(client.node_get_info(NodeGetInfoRequest {}).await.is_ok());
+    let folder = driver.kubelet_root().join(name);
+    std::fs::create_dir_all(folder.join("staging")).unwrap();
+    let text = |part: &str| folder.join(part).to_str().unwrap().to_owned();
+    for capability in ways() {
+        let request = NodeStageVolumeRequest {
+            volume_id: name.to_owned(),
+            staging_target_path: text("staging"),
+            volume_capability: Some(capability),
+            secrets: secrets(secret),
+            ..NodeStageVolumeRequest::default()
+        };
+        said.hear(client.node_stage_volume(request).await);
+    }
+    for capability in ways() {
+        let request = NodePublishVolumeRequest {
+            volume_id: name.to_owned(),
+            staging_target_path: text("staging"),
+            target_path: text("target"),
+            volume_capability: Some(capability),
+            secrets: secrets(secret),
+            ..NodePublishVolumeRequest::default()
+        };
+        said.hear(client.node_publish_volume(request).await);
+    }
+    let request = NodeGetVolumeStatsRequest {
+        volume_id: name.to_owned(),
+        volume_path: text("target"),
+        ..NodeGetVolumeStatsRequest::default()
+    };
+    assert!(client.node_get_volume_stats(request).await.is_ok());
+    let request = NodeExpandVolumeRequest {
+        volume_id: name.to_owned(),
+        volume_path: text("target"),
+        secrets: secrets(secret),
+        ..NodeExpandVolumeRequest::default()
+    };
+    said.hear(client.node_expand_volume(request).await);
+    let request = NodeUnpublishVolumeRequest {
+        volume_id: name.to_owned(),
+        target_path: text("target"),
+    };
+    assert!(client.node_unpublish_volume(request).await.is_ok());
+    let request = NodeUnstageVolumeRequest {
+        volume_id: name.to_owned(),
+        staging_target_path: text("staging"),
+    };
+    assert!(client.node_unstage_volume(request).await.is_ok());
+}

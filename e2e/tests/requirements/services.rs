@@ -1,0 +1,300 @@
+//! Every method of the protocol at both sockets: what is announced is served, and nothing else is.
+
+use std::collections::BTreeSet;
+
+use cistern_proto::csi::v1::{
+    self, GetPluginCapabilitiesRequest, controller_service_capability, node_service_capability,
+    plugin_capability, volume_capability::access_mode::Mode,
+};
+use prost::Message as _;
+use tonic::{Code, Status, transport::Channel};
+
+use crate::{code, create, delete, mounted, raw, shared, wanted};
+
+/// What has to be announced for a method to be served, as the protocol names it; nothing for the
+/// methods that a service always has. The first part says who announces it: the plugin (P), its
+/// controller (C), its nodes (N).
+const METHODS: &[(&str, &[&str])] = &[
+    ("Identity/GetPluginInfo", &[]),
+    ("Identity/GetPluginCapabilities", &[]),
+    ("Identity/Probe", &[]),
+    (
+        "Controller/ControllerGetCapabilities",
+        &["P CONTROLLER_SERVICE"],
+    ),
+    (
+        "Controller/ValidateVolumeCapabilities",
+        &["P CONTROLLER_SERVICE"],
+    ),
+    ("Controller/CreateVolume", &["C CREATE_DELETE_VOLUME"]),
+    ("Controller/DeleteVolume", &["C CREATE_DELETE_VOLUME"]),
+    (
+        "Controller/ControllerPublishVolume",
+        &["C PUBLISH_UNPUBLISH_VOLUME"],
+    ),
+    (
+        "Controller/ControllerUnpublishVolume",
+        &["C PUBLISH_UNPUBLISH_VOLUME"],
+    ),
+    ("Controller/ListVolumes", &["C LIST_VOLUMES"]),
+    ("Controller/GetCapacity", &["C GET_CAPACITY"]),
+    ("Controller/CreateSnapshot", &["C CREATE_DELETE_SNAPSHOT"]),
+    ("Controller/DeleteSnapshot", &["C CREATE_DELETE_SNAPSHOT"]),
+    ("Controller/ListSnapshots", &["C LIST_SNAPSHOTS"]),
+    ("Controller/GetSnapshot", &["C GET_SNAPSHOT"]),
+    ("Controller/ControllerExpandVolume", &["C EXPAND_VOLUME"]),
+    ("Controller/ControllerGetVolume", &["C GET_VOLUME"]),
+    ("Controller/ControllerModifyVolume", &["C MODIFY_VOLUME"]),
+    (
+        "Controller/ControllerGetVolumeHealth",
+        &["C GET_VOLUME_HEALTH", "C LIST_VOLUME_HEALTH"],
+    ),
+    (
+        "Controller/ControllerListVolumeHealth",
+        &["C LIST_VOLUME_HEALTH"],
+    ),
+    (
+        "GroupController/GroupControllerGetCapabilities",
+        &["P GROUP_CONTROLLER_SERVICE"],
+    ),
+    (
+        "GroupController/CreateVolumeGroupSnapshot",
+        &["P GROUP_CONTROLLER_SERVICE"],
+    ),
+    (
+        "GroupController/DeleteVolumeGroupSnapshot",
+        &["P GROUP_CONTROLLER_SERVICE"],
+    ),
+    (
+        "GroupController/GetVolumeGroupSnapshot",
+        &["P GROUP_CONTROLLER_SERVICE"],
+    ),
+    (
+        "SnapshotMetadata/GetMetadataAllocated",
+        &["P SNAPSHOT_METADATA_SERVICE"],
+    ),
+    (
+        "SnapshotMetadata/GetMetadataDelta",
+        &["P SNAPSHOT_METADATA_SERVICE"],
+    ),
+    ("Node/NodeGetCapabilities", &[]),
+    ("Node/NodeGetInfo", &[]),
+    ("Node/NodePublishVolume", &[]),
+    ("Node/NodeUnpublishVolume", &[]),
+    ("Node/NodeStageVolume", &["N STAGE_UNSTAGE_VOLUME"]),
+    ("Node/NodeUnstageVolume", &["N STAGE_UNSTAGE_VOLUME"]),
+    ("Node/NodeGetVolumeStats", &["N GET_VOLUME_STATS"]),
+    ("Node/NodeExpandVolume", &["N EXPAND_VOLUME"]),
+    ("Node/NodeGetVolumeHealth", &["N GET_VOLUME_HEALTH"]),
+    ("Node/NodeGetStorageHealth", &["N GET_STORAGE_HEALTH"]),
+];
+
+/// Both sockets, each with the services that it has.
+async fn sockets() -> [(Channel, &'static [&'static str]); 2] {
+    let driver = shared().await;
+    let of_the_controller = &[
+        "Identity",
+        "Controller",
+        "GroupController",
+        "SnapshotMetadata",
+    ];
+    [
+        (driver.controller().channel().await, of_the_controller),
+        (driver.node().channel().await, &["Identity", "Node"]),
+    ]
+}
+
+/// All that is announced, as in [`METHODS`].
+pub(crate) async fn announced() -> BTreeSet<String> {
+    let driver = shared().await;
+    let mut all = BTreeSet::new();
+    for capability in plugin().await[0].clone() {
+        match capability.r#type.unwrap() {
+            plugin_capability::Type::Service(service) => {
+                all.insert(format!("P {}", service.r#type().as_str_name()));
+            }
+            plugin_capability::Type::VolumeExpansion(expansion) => {
+                all.insert(format!("P {}", expansion.r#type().as_str_name()));
+            }
+        }
+    }
+    let mut client = driver.controller_client().await;
+    let request = v1::ControllerGetCapabilitiesRequest {};
+    let answer = client.controller_get_capabilities(request).await.unwrap();
+    for capability in answer.into_inner().capabilities {
+        let controller_service_capability::Type::Rpc(rpc) = capability.r#type.unwrap();
+        all.insert(format!("C {}", rpc.r#type().as_str_name()));
+    }
+    let mut client = driver.node_client().await;
+    let request = v1::NodeGetCapabilitiesRequest {};
+    let answer = client.node_get_capabilities(request).await.unwrap();
+    for capability in answer.into_inner().capabilities {
+        let node_service_capability::Type::Rpc(rpc) = capability.r#type.unwrap();
+        all.insert(format!("N {}", rpc.r#type().as_str_name()));
+    }
+    all
+}
+
+/// What both processes announce of the plugin as a whole.
+async fn plugin() -> [Vec<v1::PluginCapability>; 2] {
+    let mut answers = [Vec::new(), Vec::new()];
+    let clients = shared().await.identity_clients().await;
+    for (answer, mut client) in answers.iter_mut().zip(clients) {
+        let request = GetPluginCapabilitiesRequest {};
+        let capabilities = client.get_plugin_capabilities(request).await.unwrap();
+        *answer = capabilities.into_inner().capabilities;
+    }
+    answers
+}
+
+/// `Service/Method` of all that the protocol has.
+fn methods_of_the_protocol() -> BTreeSet<String> {
+    let mut service = "";
+    let mut methods = BTreeSet::new();
+    for line in include_str!("../../../proto/csi.proto").lines() {
+        let mut words = line.trim().split([' ', '(']);
+        match (words.next(), words.next()) {
+            (Some("service"), Some(name)) => service = name,
+            (Some("rpc"), Some(name)) => {
+                methods.insert(format!("{service}/{name}"));
+            }
+            _ => {}
+        }
+    }
+    methods
+}
+
+fn is_served(answer: &Result<Vec<u8>, Status>) -> bool {
+    code(answer) != Code::Unimplemented
+}
+
+// GEN-01, GEN-08, GEN-11, GEN-14: methods have their paths, and each is answered or refused.
+// CAP-01, CAP-03, CAP-05, CAP-09, CAP-14, CAP-21, CAP-22: what is announced works.
+// CAP-04, CAP-16, CAP-17, CAP-18, CAP-19, CAP-20, CAP-26, CAP-27: what is not is refused.
+// CV-01, DV-01, CPV-01, CUV-01, VVC-01, LV-01, CGV-01, GC-01, CGC-01, CGC-04, GPC-01, PRB-01.
+// NSV-01, NUS-01, NGS-01, NEV-01, NGC-01, LIF-02, PRT-05.
+#[tokio::test]
+async fn each_method_is_served_exactly_if_it_is_announced_and_by_the_process_that_has_it() {
+    let listed: BTreeSet<String> = METHODS.iter().map(|(m, _)| (*m).to_owned()).collect();
+    assert_eq!(listed, methods_of_the_protocol());
+    let announced = announced().await;
+    for (channel, services) in sockets().await {
+        for (method, capabilities) in METHODS {
+            let here = services
+                .iter()
+                .any(|service| method.starts_with(&format!("{service}/")));
+            let any = |capability: &&str| announced.contains(*capability);
+            let expected = here && (capabilities.is_empty() || capabilities.iter().any(any));
+            let answer = raw::call(&channel, method, []).await;
+            assert_eq!(is_served(&answer), expected, "{method}: {answer:?}");
+        }
+    }
+}
+
+// GEN-02, GEN-03.
+#[tokio::test]
+async fn gen_01_whatever_is_sent_has_an_answer_with_a_message_and_the_connection_survives() {
+    let bodies: [&[u8]; 4] = [b"", b"\xff\xff\xff", b"\x0a\x7fshort", b"\x0a\x02\xff\xfe"];
+    for (channel, _) in sockets().await {
+        for (method, _) in METHODS {
+            for body in bodies {
+                let Err(status) = raw::call(&channel, method, body).await else {
+                    continue;
+                };
+                assert_ne!(status.code(), Code::Unknown, "{method}: {status}");
+                assert!(!status.message().is_empty(), "{method}: {status}");
+                assert!(status.details().is_empty(), "{method}: {status}");
+            }
+        }
+        raw::call(&channel, "Identity/Probe", []).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn gen_12_fields_that_only_a_newer_caller_knows_change_nothing() {
+    // Field 1000, a string, behind whatever else is there.
+    let unknown = [0xc2, 0x3e, 3, b'n', b'e', b'w'];
+    let newer = |message: Vec<u8>| [message, unknown.to_vec()].concat();
+    let [(controller, _), (node, _)] = sockets().await;
+    let volume = wanted("gen-12").encode_to_vec();
+    let old = raw::call(&controller, "Controller/CreateVolume", volume.clone()).await;
+    let new = raw::call(&controller, "Controller/CreateVolume", newer(volume)).await;
+    assert_eq!(old.unwrap(), new.unwrap());
+    for (channel, method) in [
+        (&controller, "Identity/Probe"),
+        (&controller, "Controller/ControllerGetCapabilities"),
+        (&node, "Node/NodeGetInfo"),
+    ] {
+        let old = raw::call(channel, method, []).await.unwrap();
+        let new = raw::call(channel, method, newer(Vec::new())).await.unwrap();
+        assert_eq!(old, new, "{method}");
+    }
+    for method in ["Controller/DeleteVolume", "Node/NodeStageVolume"] {
+        let channel = if method.starts_with("Node") {
+            &node
+        } else {
+            &controller
+        };
+        let answer = raw::call(channel, method, newer(Vec::new())).await;
+        assert_eq!(code(&answer), Code::InvalidArgument, "{method}");
+    }
+    delete("gen-12").await.unwrap();
+}
+
+// CAP-30, GPC-05, CGC-02, GPC-03.
+#[tokio::test]
+async fn cap_28_cap_29_gpc_02_both_processes_announce_the_same_plugin_and_only_what_is_known() {
+    let [controller, node] = plugin().await;
+    assert_eq!(controller, node);
+    let announced = announced().await;
+    assert!(announced.contains("P CONTROLLER_SERVICE"));
+    assert!(announced.contains("P VOLUME_ACCESSIBILITY_CONSTRAINTS"));
+    for capability in &announced {
+        assert!(!capability.contains("UNKNOWN"), "{announced:?}");
+        assert!(!capability.ends_with("VOLUME_CONDITION"), "{announced:?}");
+    }
+    for capabilities in [controller, node] {
+        let distinct: BTreeSet<String> = capabilities.iter().map(|c| format!("{c:?}")).collect();
+        assert_eq!(distinct.len(), capabilities.len(), "each once");
+    }
+}
+
+#[tokio::test]
+async fn cap_10_cap_11_cap_13_cap_26_what_depends_on_a_capability_is_announced_with_it() {
+    let announced = announced().await;
+    for (one, others) in [
+        ("P ONLINE", &["C EXPAND_VOLUME", "N EXPAND_VOLUME"][..]),
+        ("P OFFLINE", &["C EXPAND_VOLUME"]),
+        (
+            "C LIST_VOLUMES_PUBLISHED_NODES",
+            &["C PUBLISH_UNPUBLISH_VOLUME"],
+        ),
+        ("C LIST_VOLUME_HEALTH", &["C GET_VOLUME_HEALTH"]),
+        ("C CLONE_VOLUME", &["C CREATE_DELETE_VOLUME"]),
+    ] {
+        let any = others.iter().any(|other| announced.contains(*other));
+        assert!(!announced.contains(one) || any, "{one} in {announced:?}");
+    }
+}
+
+#[tokio::test]
+async fn cap_15_the_newer_modes_of_one_node_are_taken_if_both_sides_announce_them() {
+    let announced = announced().await;
+    let newer = |part: &str| announced.contains(&format!("{part} SINGLE_NODE_MULTI_WRITER"));
+    assert_eq!(newer("C"), newer("N"), "{announced:?}");
+    for (name, mode, taken) in [
+        ("older", Mode::SingleNodeWriter, true),
+        ("newer-single", Mode::SingleNodeSingleWriter, newer("C")),
+        ("newer-multi", Mode::SingleNodeMultiWriter, newer("C")),
+    ] {
+        let mut request = wanted(name);
+        request.volume_capabilities = vec![mounted("", mode)];
+        let expected = if taken {
+            Code::Ok
+        } else {
+            Code::InvalidArgument
+        };
+        assert_eq!(code(&create(request).await), expected, "{name}");
+        delete(name).await.unwrap();
+    }
+}
