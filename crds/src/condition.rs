@@ -92,6 +92,8 @@ names! {
         IdentityConflict,
         /// The filesystem in the image is not the one that was made there.
         FilesystemConflict,
+        /// The filesystem in the image is damaged, and a person has to mend it.
+        FilesystemDamaged,
         /// Nothing asked for the volume's data to be deleted.
         NotRequested,
         /// `spec.deletionRequested` is set and the image is being removed.

@@ -21,6 +21,7 @@ use cistern_crds::{Bytes, FilesystemType};
 
 use crate::{
     cause::Cause,
+    check,
     id::Uid,
     image,
     loopdev::{self, Loop},
@@ -28,6 +29,7 @@ use crate::{
     patience::until,
     place::Place,
     pool::Pool,
+    superblock,
     system::{FileKind, OFlags, System},
 };
 
@@ -170,9 +172,10 @@ impl Pool {
         }
     }
 
-    /// Grows the filesystem of an image that is not bound to a loop device, where that is the way
-    /// that always works: ext4. The outer error is that the image must not be bound now.
-    pub(crate) fn grow_unbound(
+    /// Does what is done to the filesystem of an image before it is bound to a loop device: checks
+    /// one that wants it, and grows it, where that is the way that always works: ext4. The outer
+    /// error is that the image must not be bound now.
+    pub(crate) fn prepare_unbound(
         &self,
         uid: &Uid,
         filesystem: FilesystemType,
@@ -193,12 +196,39 @@ impl Pool {
                 uid,
             )(busy));
         }
+        let found = superblock::read(system, file.as_fd())
+            .map_err(image::failed("read the filesystem", uid))?;
+        if found.is_some_and(|found| found.wants_check) {
+            check::ext4(system, file.as_fd(), check::Extent::AsNeeded).map_err(
+                |error| match error {
+                    check::Error::Damaged { report } => damaged(uid, filesystem, report),
+                    check::Error::Failed(source) => {
+                        image::failed("check the filesystem", uid)(source)
+                    }
+                },
+            )?;
+        }
         match filesystem {
-            FilesystemType::Ext4 if !read_only => Ok(ext4::grow_unmounted(system, file.as_fd())
-                .map_err(failed("grow the filesystem", uid))),
+            FilesystemType::Ext4 if !read_only => {
+                match ext4::grow_unmounted(system, file.as_fd()) {
+                    Ok(()) => Ok(Ok(())),
+                    Err(check::Error::Damaged { report }) => Err(damaged(uid, filesystem, report)),
+                    Err(check::Error::Failed(source)) => {
+                        Ok(Err(failed("grow the filesystem", uid)(source)))
+                    }
+                }
+            }
             // They grow only while they are mounted.
             FilesystemType::Ext4 | FilesystemType::Xfs | FilesystemType::Btrfs => Ok(Ok(())),
         }
+    }
+}
+
+fn damaged(uid: &Uid, filesystem: FilesystemType, report: String) -> image::Error {
+    image::Error::Damaged {
+        uid: uid.clone(),
+        filesystem,
+        report,
     }
 }
 

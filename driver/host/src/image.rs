@@ -133,6 +133,18 @@ pub enum Error {
         /// What differs.
         why: String,
     },
+    /// The filesystem is damaged: a person has to mend it.
+    #[error(
+        "the {filesystem} in image {uid} is damaged and is not mounted: {report}; have it mended with {}, or restore the volume from a backup", repair_tool(*.filesystem)
+    )]
+    Damaged {
+        /// Name of the image.
+        uid: Uid,
+        /// Which filesystem.
+        filesystem: FilesystemType,
+        /// What the tool or the kernel says.
+        report: String,
+    },
     /// The image is attached, here or in another mount namespace.
     #[error("image {uid} is still attached as {device}")]
     InUse {
@@ -295,6 +307,14 @@ impl Pool {
             return Error::NoSpace { uid, pool, source };
         }
         failed(operation, uid)(source)
+    }
+}
+
+const fn repair_tool(filesystem: FilesystemType) -> &'static str {
+    match filesystem {
+        FilesystemType::Ext4 => "e2fsck",
+        FilesystemType::Xfs => "xfs_repair",
+        FilesystemType::Btrfs => "btrfs check",
     }
 }
 

@@ -22,6 +22,7 @@ pub mod system;
 
 mod allocation;
 mod cause;
+mod check;
 mod id;
 mod ioctl;
 mod mkfs;

@@ -17,6 +17,10 @@ const EXT4_OFFSET: usize = 1024;
 const BTRFS_OFFSET: u64 = 64 << 10;
 /// `INCOMPAT_64BIT`: the count of blocks has an upper half.
 const EXT4_64BIT: u32 = 0x80;
+/// `INCOMPAT_RECOVER`: the journal is to be replayed. Whether an error stands in it shows only then.
+const EXT4_RECOVER: u32 = 0x4;
+/// `s_state` when it was unmounted and no error was ever found.
+const EXT4_CLEAN: u16 = 1;
 
 /// What a superblock says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +35,9 @@ pub(crate) struct Superblock {
     pub size: Bytes,
     /// Whether mkfs came to its end. (ext4 and btrfs have no superblock before.)
     pub complete: bool,
+    /// Whether it wants to be checked before it is mounted: it was found damaged, or was not
+    /// unmounted. (XFS and btrfs know that themselves.)
+    pub wants_check: bool,
 }
 
 /// Reads the superblock of a file or device; none when it is none of those known.
@@ -58,6 +65,7 @@ fn parse_xfs(bytes: &[u8]) -> Option<Superblock> {
         label: label(&field::<12>(bytes, 108)?),
         size: Bytes(blocks.checked_mul(block_size)?),
         complete: field(bytes, 126)? == [0],
+        wants_check: false,
     })
 }
 
@@ -67,8 +75,8 @@ fn parse_ext4(bytes: &[u8]) -> Option<Superblock> {
         return None;
     }
     let block_size = 1024_u64.checked_shl(u32::from_le_bytes(field(bytes, 24)?))?;
-    let has_upper_half = u32::from_le_bytes(field(bytes, 96)?) & EXT4_64BIT != 0;
-    let upper_half = if has_upper_half {
+    let features = u32::from_le_bytes(field(bytes, 96)?);
+    let upper_half = if features & EXT4_64BIT != 0 {
         u64::from(u32::from_le_bytes(field(bytes, 336)?)) << 32
     } else {
         0
@@ -80,6 +88,8 @@ fn parse_ext4(bytes: &[u8]) -> Option<Superblock> {
         label: label(&field::<16>(bytes, 120)?),
         size: Bytes(blocks.checked_mul(block_size)?),
         complete: true,
+        wants_check: u16::from_le_bytes(field(bytes, 58)?) != EXT4_CLEAN
+            || features & EXT4_RECOVER != 0,
     })
 }
 
@@ -94,6 +104,7 @@ fn parse_btrfs(bytes: &[u8]) -> Option<Superblock> {
         label: label(&field::<256>(bytes, 299)?),
         size: Bytes(u64::from_le_bytes(field(bytes, 112)?)),
         complete: true,
+        wants_check: false,
     })
 }
 

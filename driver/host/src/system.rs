@@ -22,6 +22,7 @@ pub use rustix::{fs::OFlags, mount::MountAttrFlags};
 #[cfg(feature = "faults")]
 pub use self::fail_at::{FailAt, Fault};
 pub use self::linux::Linux;
+pub(crate) use self::linux::is_damage;
 use crate::{
     command::{self, Command},
     mountinfo::Mount,

@@ -1,6 +1,9 @@
 //! Staging: an image becomes a mounted filesystem.
 
-use std::os::fd::AsFd as _;
+use std::{
+    io,
+    os::fd::{AsFd as _, OwnedFd},
+};
 
 use super::{
     Error, StageRequest, Staged, conflict, difference, failed, has_attributes, is_volume, open,
@@ -12,7 +15,7 @@ use crate::{
     place::Place,
     pool::Pool,
     superblock,
-    system::DeviceNumber,
+    system::{self, DeviceNumber},
 };
 
 impl Pool {
@@ -37,10 +40,14 @@ impl Pool {
                 .parameters(request.filesystem, request.provisioning, request.read_only);
         let attributes = request.options.attributes(request.read_only);
         let kind = request.filesystem.as_str();
+        let attach = |mount: OwnedFd| {
+            let attached = place.attach(mount.as_fd());
+            attached.map_err(failed("mount the volume at", request.staging))
+        };
         system
             .mount_filesystem(kind, &bound.path, &parameters, attributes)
-            .and_then(|mount| place.attach(mount.as_fd()))
-            .map_err(failed("mount the volume at", request.staging))?;
+            .map_err(|error| not_mounted(request, error))
+            .and_then(attach)?;
         verify_staged(&place, bound.device(), request)?;
         Ok(self.grow_staged(&place, &bound, unbound, request))
     }
@@ -110,12 +117,25 @@ impl Pool {
         let (bound, unbound) = if let Some(bound) = bound {
             (loopdev::verify(system, bound), Ok(()))
         } else {
-            let unbound = self.grow_unbound(uid, request.filesystem, request.read_only)?;
+            let unbound = self.prepare_unbound(uid, request.filesystem, request.read_only)?;
             (loopdev::bind(system, file.as_fd()), unbound)
         };
         let bound = bound.map_err(image::failed("bind the file", uid))?;
         Ok((bound, unbound))
     }
+}
+
+/// Why the kernel did not mount a filesystem.
+fn not_mounted(request: &StageRequest<'_>, error: io::Error) -> Error {
+    if !system::is_damage(&error) {
+        return failed("mount the volume at", request.staging)(error);
+    }
+    let damaged = image::Error::Damaged {
+        uid: request.image.clone(),
+        filesystem: request.filesystem,
+        report: error.to_string(),
+    };
+    damaged.into()
 }
 
 /// Verifies what [`Pool::stage`] has mounted. A superblock that another mount held alive keeps its

@@ -4,7 +4,7 @@ use std::{io, os::fd::BorrowedFd, time::Duration};
 
 use cistern_crds::Bytes;
 
-use crate::{cause::Cause, command::Command, system::System};
+use crate::{cause::Cause, check, command::Command, system::System};
 
 /// Bytes of a block of every ext4 that Cistern makes.
 const BLOCK: u64 = 4096;
@@ -14,8 +14,6 @@ const SUPERBLOCK: (u64, usize) = (1024, 1024);
 const FEATURE_64BIT: u32 = 0x80;
 /// Blocks for data that a last group must have.
 const SPARE: u64 = 50;
-/// `e2fsck -f` reads every inode of a filesystem of terabytes.
-const CHECK_DEADLINE: Duration = Duration::from_hours(1);
 /// Growing writes group descriptors and inode tables.
 const GROW_DEADLINE: Duration = Duration::from_mins(30);
 /// The name under which a tool can open its own standard input.
@@ -45,21 +43,20 @@ pub(super) fn is_full(system: &dyn System, file: BorrowedFd<'_>, size: Bytes) ->
 
 /// Grows the ext4 of a file to the whole of it. Does nothing when it covers it.
 ///
-/// resize2fs wants a filesystem that was checked just before, so `e2fsck` comes first: it replays
-/// the journal and mends what can be mended without losing anything (`-p`).
-pub(super) fn grow_unmounted(system: &dyn System, file: BorrowedFd<'_>) -> Result<(), Cause> {
-    if is_full(system, file, Bytes(system.stat(file)?.size))? {
+/// resize2fs wants a filesystem that was checked in full just before.
+pub(super) fn grow_unmounted(
+    system: &dyn System,
+    file: BorrowedFd<'_>,
+) -> Result<(), check::Error> {
+    let size = system.stat(file).map_err(Cause::from)?.size;
+    if is_full(system, file, Bytes(size)).map_err(Cause::from)? {
         return Ok(());
     }
-    let check = Command::new("e2fsck", CHECK_DEADLINE)
-        .arg("-f")
-        .arg("-p")
-        .operand(STDIN);
-    let output = system.run(&check, file)?;
-    // 1: something was mended.
-    if !matches!(output.exit, Some(0 | 1)) {
-        return Err(check.failed(&output).into());
-    }
+    check::ext4(system, file, check::Extent::Full)?;
+    Ok(grow(system, file)?)
+}
+
+fn grow(system: &dyn System, file: BorrowedFd<'_>) -> Result<(), Cause> {
     let grow = Command::new("resize2fs", GROW_DEADLINE).operand(STDIN);
     let output = system.run(&grow, file)?;
     if output.exit != Some(0) {

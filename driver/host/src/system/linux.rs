@@ -458,5 +458,32 @@ fn with_messages(error: Errno, context: &OwnedFd) -> io::Error {
     if messages.is_empty() {
         return error;
     }
-    io::Error::new(error.kind(), format!("{error}: {}", messages.join("; ")))
+    io::Error::new(
+        error.kind(),
+        Explained {
+            error,
+            messages: messages.join("; "),
+        },
+    )
+}
+
+/// An error with what the kernel said besides.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}: {messages}")]
+struct Explained {
+    error: io::Error,
+    messages: String,
+}
+
+/// Whether the kernel did not mount a filesystem because it is damaged: `EUCLEAN`, or `EBADMSG` for
+/// a checksum.
+pub(crate) fn is_damage(error: &io::Error) -> bool {
+    let explained = error
+        .get_ref()
+        .and_then(|inner| inner.downcast_ref::<Explained>());
+    let error = explained.map_or(error, |explained| &explained.error);
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::UCLEAN | Errno::BADMSG)
+    )
 }

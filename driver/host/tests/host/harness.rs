@@ -263,6 +263,16 @@ pub(crate) fn comes(mut holds: impl FnMut() -> bool) -> bool {
     }
 }
 
+/// Waits until nothing of an image is mounted or bound any more.
+#[track_caller]
+pub(crate) fn released(machine: &Machine, image: &Uid) {
+    eventually("the end of the loop device", || {
+        let loops = machine.inventory().loops;
+        let mut names = loops.iter().map(|bound| &bound.backing_file);
+        !names.any(|name| name.ends_with(image.as_str()))
+    });
+}
+
 /// Unmounts, as an administrator or a reboot does. Processes that other tests are just starting
 /// hold files of this one for a moment.
 #[track_caller]

@@ -9,6 +9,7 @@
 )]
 
 mod attach;
+mod damage;
 mod device;
 mod faults;
 mod filesystems;

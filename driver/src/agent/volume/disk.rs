@@ -47,6 +47,7 @@ impl Error {
                 image::Error::Missing { .. } => Reason::ImageMissing,
                 image::Error::IdentityConflict { .. } => Reason::IdentityConflict,
                 image::Error::FilesystemConflict { .. } => Reason::FilesystemConflict,
+                image::Error::Damaged { .. } => Reason::FilesystemDamaged,
                 image::Error::InUse { .. } => Reason::InUse,
                 image::Error::NoSpace { .. } | image::Error::Failed { .. } => {
                     Reason::ProvisioningFailed

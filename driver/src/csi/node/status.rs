@@ -64,6 +64,7 @@ fn of_host(error: &host::Error) -> Code {
             | image::Error::Missing { .. }
             | image::Error::IdentityConflict { .. }
             | image::Error::FilesystemConflict { .. }
+            | image::Error::Damaged { .. }
             | image::Error::InUse { .. } => Code::FailedPrecondition,
             image::Error::NoSpace { .. } => Code::ResourceExhausted,
             image::Error::Failed { .. } => Code::Internal,

@@ -1,0 +1,176 @@
+//! What a crash or a failing disk leaves of a filesystem, and what staging makes of it.
+
+use std::{
+    fs,
+    io::Write as _,
+    os::{fd::AsFd as _, unix::fs::FileExt as _},
+    path::{Path, PathBuf},
+};
+
+use cistern_crds::{Bytes, FilesystemType, Provisioning};
+use cistern_host::{Image, Pool, attach, image};
+use rustix::fs::ioctl_ficlone;
+
+use crate::harness::{Machine, Volume, image_path, must, open_new, released, request, run};
+
+/// A volume that was used once: it holds the file `kept` and the directory `folder`.
+struct Used {
+    machine: Machine,
+    pool: Pool,
+    image: Image,
+    staging: PathBuf,
+}
+
+impl Used {
+    fn new(filesystem: FilesystemType) -> Self {
+        let machine = Machine::new();
+        let pool = open_new(&machine);
+        let request = request("a", Bytes::mib(300), filesystem, Provisioning::Thin);
+        let image = must(pool.create_image(&request));
+        let staging = machine.staging("globalmount");
+        let used = Self {
+            machine,
+            pool,
+            image,
+            staging,
+        };
+        must(used.stage());
+        fs::write(used.staging.join("kept"), "kept").unwrap();
+        fs::create_dir(used.staging.join("folder")).unwrap();
+        used.unstage();
+        used
+    }
+
+    fn stage(&self) -> Result<(), attach::Error> {
+        let volume = Volume::new(&self.image);
+        self.pool.stage(&volume.stage(&self.staging)).map(drop)
+    }
+
+    fn unstage(&self) {
+        must(self.machine.root().unstage(&self.staging));
+        released(&self.machine, &self.image.uid);
+    }
+
+    fn path(&self) -> PathBuf {
+        image_path(&self.machine, &self.image.uid)
+    }
+
+    /// Changes an ext4 from outside.
+    fn debugfs(&self, request: &str) {
+        run(
+            "debugfs",
+            &["-w", "-R", request, self.path().to_str().unwrap()],
+        );
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.staging.join(name)).unwrap()
+    }
+
+    /// Staging is refused because of damage, and nothing stays mounted or bound.
+    #[track_caller]
+    fn is_refused(&self) {
+        let error = self.stage().unwrap_err();
+        let is_damage = matches!(error, attach::Error::Image(image::Error::Damaged { .. }));
+        assert!(is_damage, "{error}");
+        assert!(!self.machine.mounts().contains(&self.staging));
+        released(&self.machine, &self.image.uid);
+    }
+}
+
+fn clone(from: &Path, to: &Path) {
+    let from = fs::File::open(from).unwrap();
+    let to = fs::File::options()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(to)
+        .unwrap();
+    ioctl_ficlone(to.as_fd(), from.as_fd()).unwrap();
+}
+
+#[test]
+fn r2_what_was_synced_before_a_crash_is_there_when_the_volume_is_staged_again() {
+    for filesystem in FilesystemType::ALL {
+        let used = Used::new(filesystem);
+        must(used.stage());
+        // In the log and, unless that is replayed, nowhere else.
+        let mut file = fs::File::create(used.staging.join("synced")).unwrap();
+        file.write_all(b"synced").unwrap();
+        file.sync_all().unwrap();
+        let (path, crashed) = (used.path(), used.path().with_file_name("crashed"));
+        clone(&path, &crashed);
+        drop(file);
+        used.unstage();
+
+        clone(&crashed, &path);
+        must(used.stage());
+        assert_eq!(
+            (used.read("kept"), used.read("synced")),
+            ("kept".into(), "synced".into())
+        );
+        used.unstage();
+    }
+}
+
+#[test]
+fn an_ext4_with_harmless_damage_is_mended_before_it_is_mounted() {
+    let used = Used::new(FilesystemType::Ext4);
+    used.debugfs("set_super_value free_blocks_count 1");
+    used.debugfs("freeb 5000 10");
+    used.debugfs("set_super_value state 2");
+    must(used.stage());
+    assert_eq!(used.read("kept"), "kept");
+    used.unstage();
+    // Else the kernel would have kept the mark.
+    let header = run("dumpe2fs", &["-h", used.path().to_str().unwrap()]);
+    let state = header
+        .lines()
+        .find(|line| line.starts_with("Filesystem state:"));
+    assert_eq!(
+        state.unwrap().split_whitespace().last(),
+        Some("clean"),
+        "{state:?}"
+    );
+    run("e2fsck", &["-f", "-n", used.path().to_str().unwrap()]);
+}
+
+#[test]
+fn nsv_15_an_ext4_that_only_a_person_can_mend_is_refused_until_one_did() {
+    let used = Used::new(FilesystemType::Ext4);
+    // A file of nothing but names.
+    used.debugfs("set_inode_field folder mode 0100644");
+    used.debugfs("set_super_value state 2");
+    for _ in 0..2 {
+        used.is_refused();
+    }
+    used.debugfs("set_inode_field folder mode 040755");
+    must(used.stage());
+    assert_eq!(used.read("kept"), "kept");
+    assert!(used.staging.join("folder").is_dir());
+    used.unstage();
+}
+
+#[test]
+fn nsv_15_a_damaged_xfs_is_refused_and_left_as_it_is() {
+    let used = Used::new(FilesystemType::Xfs);
+    let file = fs::File::options()
+        .read(true)
+        .write(true)
+        .open(used.path())
+        .unwrap();
+    // Within the superblock, but not what tells which filesystem it is.
+    let place = 180;
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, place).unwrap();
+    file.write_all_at(&[!byte[0]], place).unwrap();
+    file.sync_all().unwrap();
+    for _ in 0..2 {
+        used.is_refused();
+    }
+    file.write_all_at(&byte, place).unwrap();
+    file.sync_all().unwrap();
+    must(used.stage());
+    assert_eq!(used.read("kept"), "kept");
+    used.unstage();
+}
