@@ -80,7 +80,11 @@ impl Driver {
         host.make_folders();
         let nodes: Api<StorageNode> = Api::all(control_plane.client());
         let spec = StorageNodeSpec {
-            topology: [(names::TOPOLOGY_KEY.to_owned(), node_name.to_owned())].into(),
+            topology: [(
+                names::TOPOLOGY_KEY.to_owned(),
+                names::topology_value(node_name),
+            )]
+            .into(),
             pools: Vec::new(),
         };
         let node = StorageNode::new(node_name, spec);

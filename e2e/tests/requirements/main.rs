@@ -23,6 +23,7 @@ mod documents;
 mod identity;
 mod life;
 mod list;
+mod node;
 mod process;
 mod raw;
 mod secrets;

@@ -172,7 +172,7 @@ fn is_served(answer: &Result<Vec<u8>, Status>) -> bool {
 // CAP-01, CAP-03, CAP-05, CAP-09, CAP-14, CAP-21, CAP-22: what is announced works.
 // CAP-04, CAP-16, CAP-17, CAP-18, CAP-19, CAP-20, CAP-26, CAP-27: what is not is refused.
 // CV-01, DV-01, CPV-01, CUV-01, VVC-01, LV-01, CGV-01, GC-01, CGC-01, CGC-04, GPC-01, PRB-01.
-// NSV-01, NUS-01, NGS-01, NEV-01, NGC-01, LIF-02, PRT-05.
+// NSV-01, NUS-01, NPV-01, NUP-01, NGS-01, CEV-01, NEV-01, NGC-01, NGI-01, LIF-02, PRT-05.
 #[tokio::test]
 async fn each_method_is_served_exactly_if_it_is_announced_and_by_the_process_that_has_it() {
     let listed: BTreeSet<String> = METHODS.iter().map(|(m, _)| (*m).to_owned()).collect();
@@ -241,7 +241,7 @@ async fn gen_12_fields_that_only_a_newer_caller_knows_change_nothing() {
     delete("gen-12").await.unwrap();
 }
 
-// CAP-30, GPC-05, CGC-02, GPC-03.
+// CAP-30, GPC-05, CGC-02, NGC-02, GPC-03.
 #[tokio::test]
 async fn cap_28_cap_29_gpc_02_both_processes_announce_the_same_plugin_and_only_what_is_known() {
     let [controller, node] = plugin().await;
