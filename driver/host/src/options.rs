@@ -5,7 +5,7 @@
 //! mount is the one that was asked for. What could open other devices, bring the host down or
 //! undo what Cistern decides is not let through.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use cistern_crds::{FilesystemType, Provisioning};
 
@@ -19,17 +19,23 @@ const ALWAYS: MountAttrFlags =
     MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NODEV);
 
 /// Options of the mount: they hold for one mount of a filesystem.
-const ATTRIBUTES: [(&str, MountAttrFlags); 7] = [
+const ATTRIBUTES: [(&str, MountAttrFlags); 5] = [
     ("ro", MountAttrFlags::MOUNT_ATTR_RDONLY),
     ("nosuid", MountAttrFlags::MOUNT_ATTR_NOSUID),
     ("nodev", MountAttrFlags::MOUNT_ATTR_NODEV),
     ("noexec", MountAttrFlags::MOUNT_ATTR_NOEXEC),
-    ("noatime", MountAttrFlags::MOUNT_ATTR_NOATIME),
     ("nodiratime", MountAttrFlags::MOUNT_ATTR_NODIRATIME),
+];
+/// Whether reading a file changes its time of access: one of these, the last that is given, and
+/// otherwise the first. A read is no write then: it takes no space in a pool that snapshots share,
+/// and wears no disk.
+const ACCESS_TIMES: [(&str, MountAttrFlags); 3] = [
+    ("noatime", MountAttrFlags::MOUNT_ATTR_NOATIME),
+    ("relatime", MountAttrFlags::MOUNT_ATTR_RELATIME),
     ("strictatime", MountAttrFlags::MOUNT_ATTR_STRICTATIME),
 ];
 /// Options that say what is so anyway.
-const DEFAULTS: [&str; 5] = ["defaults", "rw", "relatime", "exec", "async"];
+const DEFAULTS: [&str; 4] = ["defaults", "rw", "exec", "async"];
 /// Options of any filesystem.
 const COMMON: [Known; 3] = [
     Known("sync", Values::None),
@@ -63,6 +69,8 @@ const BTRFS: [Known; 8] = [
 ];
 /// The kernel adds the level where none is given.
 const COMPRESSIONS: Values = Values::OneOf(&["lzo", "zlib:3", "zstd:1", "zstd:3", "zstd:9"]);
+/// Of these options of btrfs the last that is given counts: each undoes the others.
+const EXCLUSIVE: [&str; 3] = ["compress", "compress-force", "nodatacow"];
 /// Labels of SELinux. kubelet gives each as one option, in quotes: its value holds commas.
 const LABELS: [&str; 4] = ["context", "defcontext", "fscontext", "rootcontext"];
 /// What Cistern adds for thin volumes, so that deleted files give their space back. For btrfs this
@@ -83,8 +91,10 @@ enum Values {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountOptions {
     attributes: Vec<&'static str>,
-    /// `key` or `key=value`.
-    parameters: BTreeSet<String>,
+    /// Where one of [`ACCESS_TIMES`] is given.
+    access_time: Option<MountAttrFlags>,
+    /// Keys and, where they have any, values.
+    parameters: BTreeMap<String, Option<String>>,
 }
 
 /// An option that is not let through. Its text does not repeat the option, which may be sensitive.
@@ -108,7 +118,8 @@ impl MountOptions {
         for option in options {
             match label(option) {
                 Some((key, value)) => {
-                    read.parameters.insert(format!("{key}={value}"));
+                    read.parameters
+                        .insert(key.to_owned(), Some(value.to_owned()));
                 }
                 None => rest.push(option),
             }
@@ -122,8 +133,10 @@ impl MountOptions {
                 if !read.attributes.contains(name) {
                     read.attributes.push(name);
                 }
-            } else if is_known(filesystem, word) {
-                read.parameters.insert(word.to_owned());
+            } else if let Some((_, flag)) = ACCESS_TIMES.iter().find(|(name, _)| *name == word) {
+                read.access_time = Some(*flag);
+            } else if is_known(filesystem, split(word)) {
+                read.set(split(word));
             } else {
                 return Err(Unsupported {
                     option: word.chars().take(64).collect(),
@@ -132,6 +145,16 @@ impl MountOptions {
             }
         }
         Ok(read)
+    }
+
+    /// Takes a parameter; the last one counts.
+    fn set(&mut self, (key, value): (&str, Option<&str>)) {
+        if EXCLUSIVE.contains(&key) {
+            self.parameters
+                .retain(|key, _| !EXCLUSIVE.contains(&key.as_str()));
+        }
+        self.parameters
+            .insert(key.to_owned(), value.map(str::to_owned));
     }
 
     /// Whether they ask for a mount that cannot be written to.
@@ -145,6 +168,8 @@ impl MountOptions {
             .iter()
             .filter(|(name, _)| self.attributes.contains(name))
             .fold(ALWAYS, |all, (_, flag)| all.union(*flag));
+        let access_time = self.access_time;
+        let chosen = chosen | access_time.unwrap_or(MountAttrFlags::MOUNT_ATTR_NOATIME);
         if read_only {
             chosen | MountAttrFlags::MOUNT_ATTR_RDONLY
         } else {
@@ -159,14 +184,7 @@ impl MountOptions {
         provisioning: Provisioning,
         read_only: bool,
     ) -> Vec<Parameter<'_>> {
-        let mut all: Vec<Parameter<'_>> = self
-            .parameters
-            .iter()
-            .map(|option| match option.split_once('=') {
-                Some((key, value)) => (key, Some(value)),
-                None => (option.as_str(), None),
-            })
-            .collect();
+        let mut all: Vec<Parameter<'_>> = self.given().collect();
         match (provisioning, filesystem) {
             (Provisioning::Thin, _) => all.push((DISCARD, None)),
             // It discards of its own accord.
@@ -191,21 +209,24 @@ impl MountOptions {
         provisioning: Provisioning,
         mount: &Mount,
     ) -> bool {
-        let shown: BTreeSet<&str> = mount
+        let shown: BTreeMap<&str, Option<&str>> = mount
             .filesystem_options
             .iter()
-            .map(String::as_str)
-            .filter(|option| is_known(filesystem, option) || option.starts_with(DISCARD))
+            .map(|option| split(option))
+            .filter(|option| is_known(filesystem, *option) || option.0 == DISCARD)
             .collect();
-        let asked: BTreeSet<&str> = self
-            .parameters
-            .iter()
-            .map(String::as_str)
+        let asked: BTreeMap<&str, Option<&str>> = self
+            .given()
             // The kernel shows a label in its own way, and never changes it.
-            .filter(|option| label(option).is_none())
-            .chain((provisioning == Provisioning::Thin).then_some(DISCARD))
+            .filter(|(key, _)| !LABELS.contains(key))
+            .chain((provisioning == Provisioning::Thin).then_some((DISCARD, None)))
             .collect();
         shown == asked
+    }
+
+    fn given(&self) -> impl Iterator<Item = Parameter<'_>> {
+        let all = self.parameters.iter();
+        all.map(|(key, value)| (key.as_str(), value.as_deref()))
     }
 }
 
@@ -215,12 +236,10 @@ pub(crate) fn attributes_of(mount: &Mount) -> MountAttrFlags {
         .iter()
         .filter(|(name, _)| mount.has(name))
         .fold(MountAttrFlags::empty(), |all, (_, flag)| all.union(*flag));
+    let access_time = ACCESS_TIMES.iter().find(|(name, _)| mount.has(name));
     // The kernel shows the strict kind by showing neither of the others.
-    if mount.has("noatime") || mount.has("relatime") {
-        shown
-    } else {
-        shown | MountAttrFlags::MOUNT_ATTR_STRICTATIME
-    }
+    let strict = MountAttrFlags::MOUNT_ATTR_STRICTATIME;
+    shown | access_time.map_or(strict, |(_, flag)| *flag)
 }
 
 /// Key and bare value of a label.
@@ -234,11 +253,15 @@ fn label(option: &str) -> Option<(&str, &str)> {
     (is_label && value.chars().all(legal)).then_some((key, value))
 }
 
-fn is_known(filesystem: FilesystemType, option: &str) -> bool {
-    let (key, value) = match option.split_once('=') {
+/// Key and value of an option.
+fn split(option: &str) -> (&str, Option<&str>) {
+    match option.split_once('=') {
         Some((key, value)) => (key, Some(value)),
         None => (option, None),
-    };
+    }
+}
+
+fn is_known(filesystem: FilesystemType, (key, value): (&str, Option<&str>)) -> bool {
     COMMON
         .iter()
         .chain(specific(filesystem))
@@ -255,7 +278,8 @@ const fn specific(filesystem: FilesystemType) -> &'static [Known] {
 
 /// All options of a filesystem, as they are written.
 fn known(filesystem: FilesystemType) -> String {
-    let attributes = ATTRIBUTES.iter().map(|(name, _)| (*name).to_owned());
+    let attributes = ATTRIBUTES.iter().chain(&ACCESS_TIMES);
+    let attributes = attributes.map(|(name, _)| (*name).to_owned());
     let parameters = COMMON.iter().chain(specific(filesystem));
     let parameters = parameters.flat_map(|Known(name, values)| values.examples(name));
     attributes.chain(parameters).collect::<Vec<_>>().join(", ")
@@ -307,11 +331,21 @@ mod tests {
 
     #[test]
     fn options_are_read_with_commas_or_without_in_any_order() {
-        let one = parse(&["noatime,commit=30", "ro"]).unwrap();
-        let other = parse(&["commit=30", "rw", "noatime", " ro ", ""]).unwrap();
+        let one = parse(&["relatime,commit=30", "ro"]).unwrap();
+        let other = parse(&["commit=30", "rw", "relatime", " ro ", ""]).unwrap();
         assert_eq!(one.parameters, other.parameters);
         assert_eq!(one.attributes(false), other.attributes(false));
         assert!(one.is_read_only());
+    }
+
+    #[test]
+    fn of_options_that_exclude_each_other_the_last_counts() {
+        let read = parse(&["commit=30", "commit=60"]).unwrap();
+        assert_eq!(read.given().collect::<Vec<_>>(), [("commit", Some("60"))]);
+        let options = ["compress=lzo", "nodatacow", "compress=zstd:1"];
+        let read = MountOptions::parse(FilesystemType::Btrfs, options).unwrap();
+        let given = read.given().collect::<Vec<_>>();
+        assert_eq!(given, [("compress", Some("zstd:1"))]);
     }
 
     #[test]
@@ -354,16 +388,21 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_is_always_nosuid_and_nodev() {
-        assert_eq!(MountOptions::default().attributes(false), ALWAYS);
+    fn a_volume_is_always_nosuid_and_nodev_and_reading_is_no_writing_unless_it_is_asked_for() {
+        let of = |options: &[&str]| parse(options).unwrap().attributes(false);
+        assert_eq!(of(&[]), ALWAYS | MountAttrFlags::MOUNT_ATTR_NOATIME);
+        assert_eq!(of(&["noatime"]), of(&[]));
+        assert_eq!(of(&["noatime", "relatime"]), ALWAYS);
+        let strict = ALWAYS | MountAttrFlags::MOUNT_ATTR_STRICTATIME;
+        assert_eq!(of(&["relatime,strictatime"]), strict);
     }
 
     proptest! {
         #[test]
         fn no_text_makes_it_panic_and_nothing_unknown_comes_through(text in "\\PC{0,40}") {
             if let Ok(read) = parse(&[&text]) {
-                for parameter in &read.parameters {
-                    prop_assert!(is_known(FilesystemType::Ext4, parameter) || label(parameter).is_some());
+                for (key, value) in read.given() {
+                    prop_assert!(is_known(FilesystemType::Ext4, (key, value)) || LABELS.contains(&key));
                 }
             }
         }

@@ -97,7 +97,7 @@ fn nsv_06_what_is_staged_in_another_way_is_a_conflict_and_stays_as_it_is() {
             .stage(&staging),
         ),
     );
-    for options in ["noatime", "commit=30", "ro"] {
+    for options in ["relatime", "commit=30", "ro"] {
         let options = MountOptions::parse(FilesystemType::Ext4, [options]).unwrap();
         is_conflict(
             pool.stage(

@@ -96,7 +96,7 @@ fn each_mkfs_option_makes_a_filesystem_of_the_smallest_size_that_mounts() {
 fn npv_14_the_kernel_shows_every_supported_option_as_it_was_given() {
     let machine = Machine::new();
     let pool = open_new(&machine);
-    let attributes = ["ro", "noexec", "noatime", "nodiratime", "strictatime"];
+    let attributes = ["ro", "noexec", "relatime", "nodiratime", "strictatime"];
     for filesystem in FilesystemType::ALL {
         let request = request(
             filesystem.as_str(),
