@@ -278,6 +278,16 @@ mod tests {
     }
 
     #[test]
+    fn the_documentation_lists_every_option() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/filesystems.md");
+        let text = std::fs::read_to_string(path).unwrap();
+        for filesystem in FilesystemType::ALL {
+            let line = format!("\n{:<7}{}\n", filesystem.as_str(), known(filesystem));
+            assert!(text.contains(&line), "{line}");
+        }
+    }
+
+    #[test]
     fn all_options_together_fit_into_the_custom_resource() {
         for filesystem in FilesystemType::ALL {
             let all = every_option(filesystem);

@@ -5,7 +5,7 @@
 //! mount is the one that was asked for. What could open other devices, bring the host down or
 //! undo what Cistern decides is not let through.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
 use cistern_crds::{FilesystemType, Provisioning};
 
@@ -278,11 +278,21 @@ const fn specific(filesystem: FilesystemType) -> &'static [Known] {
 
 /// All options of a filesystem, as they are written.
 fn known(filesystem: FilesystemType) -> String {
+    let all = [common(), written(specific(filesystem))];
+    all.join(", ")
+}
+
+/// The options of every filesystem.
+fn common() -> String {
     let attributes = ATTRIBUTES.iter().chain(&ACCESS_TIMES);
-    let attributes = attributes.map(|(name, _)| (*name).to_owned());
-    let parameters = COMMON.iter().chain(specific(filesystem));
-    let parameters = parameters.flat_map(|Known(name, values)| values.examples(name));
-    attributes.chain(parameters).collect::<Vec<_>>().join(", ")
+    let attributes: Vec<&str> = attributes.map(|(name, _)| *name).collect();
+    [attributes.join(", "), written(&COMMON)].join(", ")
+}
+
+fn written(options: &[Known]) -> String {
+    let options = options.iter();
+    let options = options.map(|Known(name, values)| format!("{name}{values}"));
+    options.collect::<Vec<_>>().join(", ")
 }
 
 impl Values {
@@ -305,6 +315,16 @@ impl Values {
             Self::None => vec![name.to_owned()],
             Self::OneOf(all) => all.iter().map(|value| format!("{name}={value}")).collect(),
             Self::Number { from, to } => vec![format!("{name}={from}"), format!("{name}={to}")],
+        }
+    }
+}
+
+impl fmt::Display for Values {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => Ok(()),
+            Self::OneOf(all) => write!(f, "={}", all.join("|")),
+            Self::Number { from, to } => write!(f, "={from}..{to}"),
         }
     }
 }
@@ -346,6 +366,22 @@ mod tests {
         let read = MountOptions::parse(FilesystemType::Btrfs, options).unwrap();
         let given = read.given().collect::<Vec<_>>();
         assert_eq!(given, [("compress", Some("zstd:1"))]);
+    }
+
+    #[test]
+    fn the_documentation_lists_every_option() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/filesystems.md");
+        let text = std::fs::read_to_string(path).unwrap();
+        let listed = |name: &str, options: &str| {
+            assert!(
+                text.contains(&format!("\n{name:<7}{options}\n")),
+                "{options}"
+            );
+        };
+        listed("all", &common());
+        for filesystem in FilesystemType::ALL {
+            listed(filesystem.as_str(), &written(specific(filesystem)));
+        }
     }
 
     #[test]
