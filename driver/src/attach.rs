@@ -11,8 +11,8 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use cistern_client::Chain;
 use cistern_crds::{PoolVolume, names};
 use cistern_host::{
-    MountOptions, Pool, PublishRequest, Root, StageRequest, Staged, VolumeStatistics,
-    attach as host, options, statistics,
+    BlockPublishRequest, BlockStageRequest, Content, Pool, PublishRequest, Root, StageRequest,
+    Staged, VolumeStatistics, attach as host, options, statistics,
 };
 use tokio::time::timeout;
 
@@ -138,30 +138,16 @@ impl Attach {
         Self { agent }
     }
 
-    /// Mounts a volume at its staging path.
+    /// Mounts a volume at its staging path, or puts its device there.
     pub async fn stage(&self, request: Stage) -> Result<(), Error> {
         let guard = self.lock(&request.volume).await?;
-        let (volume, pool) = self.find(&request.volume).await?;
-        let read_only = request.usage.is_read_only();
-        let staging = request.staging.clone();
+        let volume = self.volume(&request.volume).await?;
         if let Err(why) = volume.supports(&request.usage) {
-            return Err(self.refused_or_different(&volume, staging, why));
+            return Err(self.refused_or_different(&volume, request.staging, why));
         }
-        let options = request.usage.options(volume.filesystem)?;
-        let id = request.volume.clone();
-        let staged = on_host(guard, move || {
-            pool.stage(&StageRequest {
-                image: &volume.image,
-                volume: &request.volume,
-                filesystem: volume.filesystem,
-                filesystem_uuid: volume.filesystem_uuid,
-                size: volume.size,
-                provisioning: volume.provisioning,
-                options: &options,
-                read_only,
-                staging: &request.staging,
-            })
-        });
+        let pool = self.pool(&volume).await;
+        let (id, root) = (request.volume.clone(), self.agent.root.clone());
+        let staged = on_host(guard, move || stage(&root, pool, &volume, &request));
         let staged = finished(&id, staged.await);
         match &staged {
             Ok(Staged { not_grown: None }) => {}
@@ -176,19 +162,15 @@ impl Attach {
         staged.map(drop)
     }
 
-    /// Mounts a staged volume where a pod is to find it.
+    /// Puts a staged volume where a pod is to find it. Its pool is not asked.
     pub async fn publish(&self, request: Publish) -> Result<(), Error> {
         let guard = self.lock(&request.volume).await?;
-        let (volume, pool) = self.find(&request.volume).await?;
+        let volume = self.volume(&request.volume).await?;
         if let Err(why) = volume.supports(&request.usage) {
             return Err(self.refused_or_different(&volume, request.target, why));
         }
-        let options = request.usage.options(volume.filesystem)?;
-        let read_only = request.read_only || request.usage.is_read_only();
         let (id, root) = (request.volume.clone(), self.agent.root.clone());
-        let published = on_host(guard, move || {
-            publish(&root, &pool, &volume, &request, &options, read_only)
-        });
+        let published = on_host(guard, move || publish(&root, &volume, &request));
         finished(&id, published.await)
     }
 
@@ -233,19 +215,18 @@ impl Attach {
         })
     }
 
-    /// The volume and its pool.
-    async fn find(&self, id: &str) -> Result<(Volume, Arc<Pool>), Error> {
-        let volume = self.volume(id).await?;
+    /// The pool of a volume, if it can be used.
+    async fn pool(&self, volume: &Volume) -> Result<Arc<Pool>, Error> {
         if timeout(PATIENCE, self.agent.looked()).await.is_err() {
             return Err(Error::Starting);
         }
         let refused = |why: String| Error::Refused {
-            volume: id.to_owned(),
+            volume: volume.name.clone(),
             why,
         };
         let look = self.agent.pools.get(&volume.pool);
         match look.as_ref().map(|look| &look.found) {
-            Some(Found::Usable(usable)) => Ok((volume, Arc::clone(&usable.pool))),
+            Some(Found::Usable(usable)) => Ok(Arc::clone(&usable.pool)),
             Some(Found::Unusable { message, .. }) => Err(refused(format!(
                 "its pool {} cannot be used: {message}",
                 volume.pool
@@ -295,7 +276,8 @@ impl Attach {
     fn refused_or_different(&self, volume: &Volume, path: PathBuf, why: String) -> Error {
         let name = volume.name.clone();
         match self.agent.root.mount_points_of(&volume.image) {
-            Ok(mounted) if mounted.contains(&path) => Error::Different {
+            // The device of a raw block volume is in its staging path.
+            Ok(mounted) if mounted.iter().any(|at| at.starts_with(&path)) => Error::Different {
                 volume: name,
                 path,
                 why,
@@ -323,20 +305,57 @@ fn finished<T>(
     }
 }
 
+/// Stages a volume. One that is staged already stays, also when its pool or image cannot be used any
+/// more: kubelet repeats the call for pods that run.
+fn stage(
+    root: &Root,
+    pool: Result<Arc<Pool>, Error>,
+    volume: &Volume,
+    request: &Stage,
+) -> Result<Staged, Error> {
+    match volume.content {
+        Content::Block => {
+            if !root.is_block_staged(&volume.image, &request.staging)? {
+                pool?.stage_block(&BlockStageRequest {
+                    image: &volume.image,
+                    volume: &volume.name,
+                    size: volume.size,
+                    staging: &request.staging,
+                })?;
+            }
+            Ok(Staged { not_grown: None })
+        }
+        Content::Filesystem { filesystem, uuid } => {
+            let options = request.usage.options(filesystem)?;
+            let stage = StageRequest {
+                image: &volume.image,
+                volume: &volume.name,
+                filesystem,
+                filesystem_uuid: uuid,
+                size: volume.size,
+                provisioning: volume.provisioning,
+                options: &options,
+                read_only: request.usage.is_read_only(),
+                staging: &request.staging,
+            };
+            let staged = pool.and_then(|pool| Ok(pool.stage(&stage)?));
+            match staged {
+                Err(_) if root.is_staged(&stage)? => Ok(Staged { not_grown: None }),
+                staged => staged,
+            }
+        }
+    }
+}
+
 /// Publishes a volume, unless it is published elsewhere and its access mode is of one pod at a time
 /// (NPV-26 to NPV-29). The mode of an earlier publication is nowhere: it is asked of each call.
-fn publish(
-    root: &Root,
-    pool: &Pool,
-    volume: &Volume,
-    request: &Publish,
-    options: &MountOptions,
-    read_only: bool,
-) -> Result<(), Error> {
+fn publish(root: &Root, volume: &Volume, request: &Publish) -> Result<(), Error> {
     let mounted = root.mount_points_of(&volume.image)?;
     // A repeated call is answered from what is at its own target.
     let is_free = request.usage.access_mode.is_shared() || mounted.contains(&request.target);
-    let mut others = mounted.iter().filter(|path| **path != request.staging);
+    let mut others = mounted
+        .iter()
+        .filter(|path| !path.starts_with(&request.staging));
     if let Some(other) = others.next().filter(|_| !is_free) {
         return Err(Error::Refused {
             volume: volume.name.clone(),
@@ -347,14 +366,23 @@ fn publish(
             ),
         });
     }
-    pool.publish(&PublishRequest {
-        image: &volume.image,
-        filesystem: volume.filesystem,
-        provisioning: volume.provisioning,
-        options,
-        read_only,
-        staging: &request.staging,
-        target: &request.target,
-    })?;
+    let read_only = request.read_only || request.usage.is_read_only();
+    match volume.content {
+        Content::Block => root.publish_block(&BlockPublishRequest {
+            image: &volume.image,
+            read_only,
+            staging: &request.staging,
+            target: &request.target,
+        })?,
+        Content::Filesystem { filesystem, .. } => root.publish(&PublishRequest {
+            image: &volume.image,
+            filesystem,
+            provisioning: volume.provisioning,
+            options: &request.usage.options(filesystem)?,
+            read_only,
+            staging: &request.staging,
+            target: &request.target,
+        })?,
+    }
     Ok(())
 }

@@ -65,8 +65,9 @@ pub struct Node {
     #[arg(long, env = "REGISTRATION_SOCKET_DIR", value_name = "PATH")]
     pub registration_socket_dir: Option<PathBuf>,
     /// Most volumes that pods on the node may use at a time; 0 leaves it to Kubernetes
-    // Each takes a loop device, two mounts and a journal thread of the kernel. Twice the pods that
-    // kubelet runs by default leaves a StatefulSet with two volumes a pod room on one node.
+    // Each takes a loop device, two mounts and a journal thread of the kernel; a raw block volume
+    // two loop devices, of which one is kubelet's lock. Twice the pods that kubelet runs by default
+    // leaves a StatefulSet with two volumes a pod room on one node.
     #[arg(long, env = "MAX_VOLUMES", default_value_t = 256, value_name = "COUNT")]
     pub max_volumes: u32,
     /// Share of the disk under --root that image pools leave free, in hundredths

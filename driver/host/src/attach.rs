@@ -5,32 +5,38 @@
 //!          (stage)        (stage)                            (publish)
 //! ```
 //!
+//! Raw block volumes go their way in [`block`].
+//!
 //! *Invariants:* every step asks the kernel whether it is done, so that a repeated call finds the
-//! first one's work; whatever fails leaves nothing behind; the way back needs neither pool nor
-//! image; a path is never followed through a symbolic link; and only directories that are empty and
-//! not mounted are removed.
+//! first one's work, whatever has become of the pool since; whatever fails leaves nothing behind;
+//! the way back needs neither pool nor image; a path is never followed through a symbolic link; and
+//! only what holds no data is removed.
 
+pub(crate) mod block;
 mod publish;
 mod stage;
 
 use std::{
     io,
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
 };
 
 use cistern_crds::{Bytes, FilesystemType, Provisioning};
 
+pub use self::block::{BlockPublishRequest, BlockStageRequest};
 use crate::{
     cause::Cause,
     grow,
     id::{Uid, Uuid},
-    image, loopdev,
+    image::{self, Image},
+    loopdev,
     mountinfo::Mount,
     options::{self, MountOptions},
     place::Place,
     pool::Pool,
     root::Root,
-    system::DeviceNumber,
+    system::{BoundLoop, DeviceNumber, System},
 };
 
 /// A volume with a filesystem that is to be staged.
@@ -111,6 +117,20 @@ pub enum Error {
         /// What differs.
         why: String,
     },
+    /// A raw block volume that a pod still has is not unstaged.
+    #[error("the volume is still published at {path}")]
+    StillPublished {
+        /// The target path, or one of kubelet's for the same pod.
+        path: PathBuf,
+    },
+    /// A raw block volume is read-only for all who have it or for none.
+    #[error(
+        "a block device is read-only for all pods of a node or for none, and it is otherwise at {path}"
+    )]
+    Writability {
+        /// Another target path.
+        path: PathBuf,
+    },
     /// Somebody uses what is mounted at the path.
     #[error("{path} cannot be unmounted: it is in use")]
     Busy {
@@ -146,27 +166,24 @@ fn failed<E: Into<Cause>>(operation: &str, path: &Path) -> impl FnOnce(E) -> Err
 }
 
 impl Root {
-    /// Where the whole of a volume is mounted, as far as this process sees: its staging path and
-    /// its target paths.
+    /// Where the whole of a volume is mounted, or its device's node is, as far as this process sees:
+    /// at or below its staging path, and at its target paths.
     pub fn mount_points_of(&self, image: &Uid) -> Result<Vec<PathBuf>, Error> {
         let system = &*self.system;
         let look = || -> io::Result<Vec<PathBuf>> {
-            let loops = system.bound_loops()?;
-            let devices: Vec<DeviceNumber> = loops
-                .iter()
-                .filter(|bound| loopdev::has_name(bound, image.as_ref()))
-                .map(|bound| DeviceNumber::of_loop(bound.number))
-                .collect();
-            if devices.is_empty() {
-                return Ok(Vec::new());
+            let is_it =
+                |bound: &BoundLoop| loopdev::image_of(&bound.backing_file).as_ref() == Some(image);
+            let mut paths = Vec::new();
+            for bound in system.bound_loops()?.into_iter().filter(is_it) {
+                let device = DeviceNumber::of_loop(bound.number);
+                let mounts = system.mounts()?.into_iter();
+                // Parts of it are what kubelet makes of a published volume (subPath).
+                let whole =
+                    mounts.filter(|mount| mount.device == device && mount.root == Path::new("/"));
+                let nodes = block::nodes_of(system, bound.number)?.into_iter();
+                paths.extend(whole.chain(nodes).map(|mount| mount.mount_point));
             }
-            let mounts = system.mounts()?.into_iter();
-            // Parts of it are what kubelet makes of a published volume (subPath).
-            let whole = mounts.filter(|mount| mount.root == Path::new("/"));
-            Ok(whole
-                .filter(|mount| devices.contains(&mount.device))
-                .map(|mount| mount.mount_point)
-                .collect())
+            Ok(paths)
         };
         look().map_err(|source| Error::Failed {
             operation: format!("look where image {image} is mounted"),
@@ -186,11 +203,17 @@ impl Root {
         })
     }
 
-    /// Takes every mount off a staging path. Its directory stays: the caller made it. What was
-    /// mounted is written out, and the loop device lets go of its file unless another mount
-    /// namespace holds it.
+    /// Takes every mount and every node of a device off a staging path. Its directory stays: the
+    /// caller made it. What was mounted is written out, and the loop device lets go of its file
+    /// unless another mount namespace holds it.
     pub fn unstage(&self, staging: &Path) -> Result<(), Error> {
-        self.clear(staging).map(drop)
+        let Some(place) = self.clear(staging)? else {
+            return Ok(());
+        };
+        if place.is_directory().map_err(failed("look at", staging))? {
+            block::unstage(&*self.system, staging)?;
+        }
+        Ok(())
     }
 
     /// Takes every mount off a path; none when not even its parent is there.
@@ -210,9 +233,28 @@ impl Root {
     }
 }
 
+impl Pool {
+    /// An image, if it is the volume's.
+    fn own_image(&self, uid: &Uid, volume: &str) -> Result<(OwnedFd, Image), Error> {
+        let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
+        let image = self.image(uid)?.ok_or_else(|| self.missing(uid))?;
+        let is_ours = image.identity.as_ref().is_some_and(|found| {
+            found.volume == volume && found.pool_uuid == self.filesystem_uuid()
+        });
+        if is_ours {
+            return Ok((file, image));
+        }
+        Err(image::Error::IdentityConflict {
+            uid: uid.clone(),
+            why: format!("it is not volume {volume} of pool {self}"),
+        }
+        .into())
+    }
+}
+
 /// The place at a path whose directory exists.
-fn open<'a>(pool: &'a Pool, path: &Path) -> Result<Place<'a>, Error> {
-    let place = open_parent(pool, path)?;
+fn open<'a>(system: &'a dyn System, path: &Path) -> Result<Place<'a>, Error> {
+    let place = open_parent(system, path)?;
     match place.look().map_err(failed("look at", path))? {
         Some(_) => Ok(place),
         None => Err(Error::PathMissing {
@@ -222,8 +264,8 @@ fn open<'a>(pool: &'a Pool, path: &Path) -> Result<Place<'a>, Error> {
 }
 
 /// The place at a path whose parent exists.
-fn open_parent<'a>(pool: &'a Pool, path: &Path) -> Result<Place<'a>, Error> {
-    Place::open(&*pool.system, path).map_err(|error| {
+fn open_parent<'a>(system: &'a dyn System, path: &Path) -> Result<Place<'a>, Error> {
+    Place::open(system, path).map_err(|error| {
         if error.kind() == io::ErrorKind::NotFound {
             let path = path.parent().unwrap_or(path).to_owned();
             return Error::PathMissing { path };
@@ -243,6 +285,19 @@ fn conflict(mount: &Mount, difference: Option<&str>) -> Result<(), Error> {
 
 fn is_volume(mount: &Mount, device: DeviceNumber) -> Option<&'static str> {
     (mount.device != device || mount.root != Path::new("/")).then_some("it is not this volume")
+}
+
+/// The loop device that the whole of a volume is mounted from; none when the mount is of something
+/// else.
+fn device_of(system: &dyn System, mount: &Mount, image: &Uid) -> io::Result<Option<DeviceNumber>> {
+    match mount.device.as_loop() {
+        Some(number) if loopdev::has_image(system, number, image)? => {
+            Ok(is_volume(mount, mount.device)
+                .is_none()
+                .then_some(mount.device))
+        }
+        Some(_) | None => Ok(None),
+    }
 }
 
 fn difference(

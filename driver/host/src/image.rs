@@ -236,6 +236,8 @@ impl Pool {
         };
         let file = self.open_image(uid)?;
         if let Some(file) = &file {
+            self.let_go_of_idle(file.as_fd(), uid)
+                .map_err(failed("let go of the device", uid))?;
             self.refuse_in_use(file.as_fd(), uid)?;
         }
         remove(file).map_err(failed("remove the file", uid))

@@ -8,18 +8,16 @@ use std::{
 };
 
 use crate::{
+    attach::block,
     id::{Uid, Uuid},
     image::{self, Image},
-    loopdev,
+    loopdev::{self, DELETED},
     mountinfo::Mount,
     place::Place,
     pool,
     root::Root,
     system::{BoundLoop, DeviceNumber, FileId, OFlags, System},
 };
-
-/// How the kernel marks a backing file that has no name any more.
-const DELETED: &str = " (deleted)";
 
 /// Everything of Cistern on this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,8 +28,19 @@ pub struct Inventory {
     pub loops: Vec<BoundLoop>,
     /// Mounts of its pools and volumes that are seen here.
     pub mounts: Vec<Mount>,
+    /// Where nodes of its loop devices are bound, seen here: raw block volumes, staged and published.
+    pub nodes: Vec<NodeInventory>,
     /// Files where only pools should be.
     pub strays: Vec<PathBuf>,
+}
+
+/// The node of a loop device at a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeInventory {
+    /// Number of the loop device.
+    pub number: u32,
+    /// How and where its node is bound.
+    pub mount: Mount,
 }
 
 /// One pool on this host.
@@ -96,6 +105,13 @@ impl Root {
                 || mount_points.into_iter().any(|at| at == mount.mount_point)
         };
         all.mounts = system.mounts()?.into_iter().filter(ours).collect();
+        for BoundLoop { number, .. } in &all.loops {
+            let nodes = block::nodes_of(system, *number)?.into_iter();
+            all.nodes.extend(nodes.map(|mount| NodeInventory {
+                number: *number,
+                mount,
+            }));
+        }
         Ok(all)
     }
 
@@ -191,14 +207,7 @@ fn is_pool_file(bound: &BoundLoop) -> bool {
 
 /// Whether the file behind a loop device is named as an image is.
 fn is_in_images(bound: &BoundLoop) -> bool {
-    let path = bound.backing_file.to_string_lossy();
-    let path = path.strip_suffix(DELETED).unwrap_or(&path);
-    let mut parts = path.rsplit('/');
-    let (name, folder) = (
-        parts.next().unwrap_or_default(),
-        parts.next().unwrap_or_default(),
-    );
-    folder == pool::IMAGES && name.parse::<Uid>().is_ok()
+    loopdev::image_of(&bound.backing_file).is_some()
 }
 
 fn names(

@@ -20,11 +20,14 @@ use rustix::{
 };
 
 // linux/loop.h
+const LOOP_CLR_FD: Opcode = 0x4C01;
+const LOOP_SET_STATUS64: Opcode = 0x4C04;
 const LOOP_GET_STATUS64: Opcode = 0x4C05;
 const LOOP_SET_CAPACITY: Opcode = 0x4C07;
 const LOOP_CONFIGURE: Opcode = 0x4C0A;
 const LOOP_CTL_GET_FREE: Opcode = 0x4C82;
-// linux/fs.h: _IOR(0x12, 114, size_t)
+// linux/fs.h: _IO(0x12, 93) and _IOR(0x12, 114, size_t)
+const BLKROSET: Opcode = ioctl::opcode::none(0x12, 93);
 const BLKGETSIZE64: Opcode = ioctl::opcode::read::<u64>(0x12, 114);
 // linux/fiemap.h: _IOWR('f', 11, struct fiemap)
 const FS_IOC_FIEMAP: Opcode = ioctl::opcode::read_write::<FiemapHead>(b'f', 11);
@@ -227,6 +230,27 @@ pub(crate) fn loop_status(device: BorrowedFd<'_>) -> io::Result<LoopInfo> {
     Ok(unsafe { ioctl::ioctl(device, Getter::<LOOP_GET_STATUS64, LoopInfo>::new()) }?)
 }
 
+/// Sets what may be set of a loop device that is bound: of its flags, `LO_FLAGS_AUTOCLEAR`.
+pub(crate) fn loop_set_status(device: BorrowedFd<'_>, info: LoopInfo) -> io::Result<()> {
+    // SAFETY: LOOP_SET_STATUS64 reads a struct loop_info64.
+    Ok(unsafe { ioctl::ioctl(device, Setter::<LOOP_SET_STATUS64, LoopInfo>::new(info)) }?)
+}
+
+/// Has a loop device let go of its file when its last user closes it.
+pub(crate) fn loop_clear(device: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: LOOP_CLR_FD takes no argument.
+    Ok(unsafe { ioctl::ioctl(device, NoArg::<LOOP_CLR_FD>::new()) }?)
+}
+
+/// Makes a block device read-only, or writable again.
+pub(crate) fn block_device_set_read_only(
+    device: BorrowedFd<'_>,
+    read_only: bool,
+) -> io::Result<()> {
+    // SAFETY: BLKROSET reads an int.
+    Ok(unsafe { ioctl::ioctl(device, Setter::<BLKROSET, i32>::new(read_only.into())) }?)
+}
+
 /// Makes a loop device as large as its file has become.
 pub(crate) fn loop_set_capacity(device: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: LOOP_SET_CAPACITY takes no argument.
@@ -369,6 +393,7 @@ mod tests {
 
     #[test]
     fn the_numbers_are_the_kernels() {
+        assert_eq!(BLKROSET, 0x125d);
         assert_eq!(BLKGETSIZE64, 0x8008_1272);
         assert_eq!(FS_IOC_FIEMAP, 0xc020_660b);
         assert_eq!(XFS_IOC_FSGEOMETRY, 0x8100_587e);

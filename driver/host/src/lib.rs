@@ -32,7 +32,7 @@ mod root;
 mod superblock;
 
 pub use self::{
-    attach::{PublishRequest, StageRequest, Staged},
+    attach::{BlockPublishRequest, BlockStageRequest, PublishRequest, StageRequest, Staged},
     cause::Cause,
     grow::ExpandRequest,
     id::{InvalidUid, InvalidUuid, Uid, Uuid},
@@ -41,6 +41,6 @@ pub use self::{
     options::MountOptions,
     pool::{Expectation, Pool, PoolDeclaration, PoolStatistics, Source},
     root::{KEPT_PERCENT, Root},
-    statistics::VolumeStatistics,
+    statistics::{FilesystemStatistics, VolumeStatistics},
     system::{Linux, System},
 };

@@ -2,17 +2,23 @@
 //!
 //! *Invariants:* sectors have 4096 bytes and I/O is direct, or the device is not used; a file is
 //! never bound twice; every device lets go of its file with its last user, so that a crash at any
-//! point leaves none behind.
+//! point leaves none behind, unless it is told to keep it (`attach/block.rs`).
 
 use std::{
     ffi::OsStr,
     fmt, io,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
-use crate::system::{BoundLoop, DeviceNumber, FileId, LoopSettings, LoopStatus, OFlags, System};
+use crate::{
+    id::Uid,
+    pool,
+    system::{BoundLoop, DeviceNumber, FileId, LoopSettings, LoopStatus, OFlags, System},
+};
 
+/// How the kernel marks a backing file that has no name any more.
+pub(crate) const DELETED: &str = " (deleted)";
 /// How often another free device is asked for when somebody else was faster.
 const ATTEMPTS: u32 = 64;
 /// What every loop device of ours must be like.
@@ -72,6 +78,16 @@ impl Loop {
     /// The device, open for reading.
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         self.device.as_fd()
+    }
+
+    /// Has it keep its file when its last user is gone.
+    pub(crate) fn keep(&self, system: &dyn System) -> io::Result<()> {
+        system.keep_loop(self.device.as_fd())
+    }
+
+    /// Has it let go of its file with its last user.
+    pub(crate) fn let_go(self, system: &dyn System) -> io::Result<()> {
+        system.let_go_of_loop(self.device.as_fd())
     }
 
     /// Makes it as large as its file. Does nothing when it is.
@@ -155,10 +171,40 @@ pub(crate) fn status(system: &dyn System, number: u32) -> Result<Option<LoopStat
         .map_err(failed(format!("ask what {device} is bound to")))
 }
 
+/// The image that a loop device is bound to, or was when it was removed: told by the file's name.
+/// Nothing else on a machine has a folder `images` with files that are named by UIDs of objects.
+pub(crate) fn image_of(backing_file: &Path) -> Option<Uid> {
+    let path = backing_file.to_str()?;
+    let path = Path::new(path.strip_suffix(DELETED).unwrap_or(path));
+    if path.parent()?.file_name()? != pool::IMAGES {
+        return None;
+    }
+    path.file_name()?.to_str()?.parse().ok()
+}
+
+/// Whether a loop device is bound to an image.
+pub(crate) fn has_image(system: &dyn System, number: u32, image: &Uid) -> io::Result<bool> {
+    let backing_file = system.backing_file(number)?;
+    Ok(backing_file.is_some_and(|file| image_of(&file).as_ref() == Some(image)))
+}
+
+/// What the node of a loop device may be called: in `/dev`, and in a folder of our own.
+pub(crate) fn node_names(number: u32) -> [String; 2] {
+    [
+        format!("loop{number}"),
+        DeviceNumber::of_loop(number).node_name(),
+    ]
+}
+
+/// Opens a loop device that is bound; none when it is not there.
+pub(crate) fn open_bound(system: &dyn System, number: u32) -> io::Result<Option<Loop>> {
+    open(system, number, OFlags::RDONLY).map_err(io::Error::other)
+}
+
 /// Whether the file behind a loop device has a name, or had it when it was removed.
 pub(crate) fn has_name(bound: &BoundLoop, name: &OsStr) -> bool {
     let found = bound.backing_file.as_os_str().as_encoded_bytes();
-    let found = found.strip_suffix(b" (deleted)").unwrap_or(found);
+    let found = found.strip_suffix(DELETED.as_bytes()).unwrap_or(found);
     found
         .strip_suffix(name.as_encoded_bytes())
         .is_some_and(|before| before.ends_with(b"/"))
@@ -173,7 +219,13 @@ fn bind_free(system: &dyn System, file: BorrowedFd<'_>) -> Result<Loop, Error> {
             continue;
         };
         match system.bind_loop(free.device.as_fd(), file) {
-            Ok(()) => return Ok(free),
+            Ok(()) => {
+                // Whoever had the number before may have made it read-only.
+                system
+                    .set_read_only(free.device.as_fd(), false)
+                    .map_err(failed(format!("make {free} writable")))?;
+                return Ok(free);
+            }
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
             Err(error) => return Err(failed(format!("bind {free}"))(error)),
         }
@@ -209,6 +261,27 @@ fn is_gone(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_image_is_recognised_by_its_folder_and_a_name_that_is_a_uid() {
+        let image = |path: &str| image_of(Path::new(path)).map(|uid| uid.to_string());
+        for yes in [
+            "/var/lib/cistern/pools/p/images/uid-1",
+            "/images/uid-1 (deleted)",
+        ] {
+            assert_eq!(image(yes).as_deref(), Some("uid-1"), "{yes}");
+        }
+        // What kubelet binds for a pod with a raw block volume is named by the pod's UID.
+        for no in [
+            "/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/pvc-1/dev/uid-1",
+            "/pools/p/tmp/uid-1",
+            "/images/a_b",
+            "/images",
+            "uid-1",
+        ] {
+            assert_eq!(image(no), None, "{no}");
+        }
+    }
 
     #[test]
     fn a_backing_file_is_recognised_by_its_last_part_alone() {

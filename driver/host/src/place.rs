@@ -13,7 +13,7 @@ use std::{
 use crate::{
     mountinfo::Mount,
     patience::until,
-    system::{FileKind, OFlags, System},
+    system::{DeviceNumber, FileKind, OFlags, System},
 };
 
 /// How often the mount table is read again when it changed between two looks.
@@ -105,6 +105,45 @@ impl<'a> Place<'a> {
         }
     }
 
+    /// Makes the empty file at the place, unless there is one; says whether it made it.
+    pub(crate) fn make_file(&self) -> io::Result<bool> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+        match self
+            .system
+            .open_beneath(self.parent.as_fd(), Path::new(&self.name), flags)
+        {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                let found = self
+                    .look()?
+                    .map(|file| self.system.stat(file.as_fd()))
+                    .transpose()?;
+                match found {
+                    // What is bound onto it is not looked at here.
+                    Some(stat) if stat.device().is_some() => Ok(false),
+                    Some(stat) if stat.kind == FileKind::File && stat.size == 0 => Ok(false),
+                    _ => Err(error),
+                }
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether a directory stands at the place.
+    pub(crate) fn is_directory(&self) -> io::Result<bool> {
+        let found = self.look()?;
+        let kind = found.map(|file| self.kind(file.as_fd())).transpose()?;
+        Ok(kind == Some(FileKind::Directory))
+    }
+
+    /// The block device whose node stands at the place, if one does.
+    pub(crate) fn device(&self) -> io::Result<Option<DeviceNumber>> {
+        let Some(file) = self.look()? else {
+            return Ok(None);
+        };
+        Ok(self.system.stat(file.as_fd())?.device())
+    }
+
     /// Attaches a mount.
     pub(crate) fn attach(&self, mount: BorrowedFd<'_>) -> io::Result<()> {
         let onto = self.look()?.ok_or(io::ErrorKind::NotFound)?;
@@ -122,7 +161,8 @@ impl<'a> Place<'a> {
         Ok(())
     }
 
-    /// Removes the empty directory or empty file at the place. Anything else stays and is an error.
+    /// Removes the empty directory, empty file or symbolic link at the place. Anything else stays
+    /// and is an error.
     pub(crate) fn remove(&self) -> io::Result<()> {
         let Some(file) = self.look()? else {
             return Ok(());
@@ -134,6 +174,8 @@ impl<'a> Place<'a> {
                 .system
                 .remove_directory(self.parent.as_fd(), &self.name),
             FileKind::File if stat.size == 0 => self.system.unlink(self.parent.as_fd(), &self.name),
+            // The link alone: it is not followed, and holds no data.
+            FileKind::SymbolicLink => self.system.unlink(self.parent.as_fd(), &self.name),
             FileKind::File | FileKind::BlockDevice | FileKind::Other => Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 "neither a directory nor an empty file stands there",

@@ -18,12 +18,24 @@ use crate::{
     loopdev,
     place::Place,
     root::Root,
-    system::{BoundLoop, Space, System},
+    system::{DeviceNumber, Space, System},
 };
+
+/// Numbers of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VolumeStatistics {
+    /// Of its filesystem.
+    Filesystem(FilesystemStatistics),
+    /// Of its device, of which nobody knows what is used.
+    Block {
+        /// Size of the device.
+        total: Bytes,
+    },
+}
 
 /// Numbers of a volume's filesystem, as statvfs(3) has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct VolumeStatistics {
+pub struct FilesystemStatistics {
     /// Size of the filesystem.
     pub total: Bytes,
     /// What is used.
@@ -85,7 +97,7 @@ impl Root {
         let ask = move || ask(&*system, &image_asked, &path_asked);
         match self.ask_within(path, deadline, ask) {
             None => Err(hung()),
-            Some(Ok(Some(space))) => Ok(numbers(&space)),
+            Some(Ok(Some(found))) => Ok(found),
             Some(Ok(None)) => Err(Error::NotThere {
                 image: image.clone(),
                 path: path.to_owned(),
@@ -138,38 +150,67 @@ impl Root {
     }
 }
 
-/// Asks the filesystem at a path; none when the volume is not mounted there.
-fn ask(system: &dyn System, image: &Uid, path: &Path) -> io::Result<Option<Space>> {
-    let place = match Place::open(system, path) {
-        Ok(place) => place,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    let Some(number) = place.mounted()?.and_then(|mount| mount.device.as_loop()) else {
+/// Asks the filesystem or device at a path; none when the volume is not there.
+fn ask(system: &dyn System, image: &Uid, path: &Path) -> io::Result<Option<VolumeStatistics>> {
+    let Some(place) = open(system, path)? else {
         return Ok(None);
     };
-    let is_it = system.backing_file(number)?.is_some_and(|backing_file| {
-        let bound = BoundLoop {
-            number,
-            backing_file,
+    let Some(mount) = place.mounted()? else {
+        // Of a raw block volume, the node of its device stands below the staging path.
+        return match open(system, &path.join(image.as_str()))? {
+            Some(node) if node.mounted()?.is_some() => ask_device(system, image, &node),
+            Some(_) | None => Ok(None),
         };
-        loopdev::has_name(&bound, image.as_ref())
-    });
-    match place.look()? {
-        Some(file) if is_it => system.space(file.as_fd()).map(Some),
-        _ => Ok(None),
+    };
+    match mount.device.as_loop() {
+        Some(number) if loopdev::has_image(system, number, image)? => match place.look()? {
+            Some(file) => Ok(Some(numbers(&system.space(file.as_fd())?))),
+            None => Ok(None),
+        },
+        Some(_) => Ok(None),
+        None => ask_device(system, image, &place),
+    }
+}
+
+/// The place at a path, if its directory is there.
+fn open<'a>(system: &'a dyn System, path: &Path) -> io::Result<Option<Place<'a>>> {
+    match Place::open(system, path) {
+        Ok(place) => Ok(Some(place)),
+        Err(error) => match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Ok(None),
+            _ => Err(error),
+        },
+    }
+}
+
+/// Asks the device whose node is bound at a place.
+fn ask_device(
+    system: &dyn System,
+    image: &Uid,
+    place: &Place<'_>,
+) -> io::Result<Option<VolumeStatistics>> {
+    let Some(number) = place.device()?.and_then(DeviceNumber::as_loop) else {
+        return Ok(None);
+    };
+    let device = loopdev::open_bound(system, number)?;
+    match device {
+        Some(device) if loopdev::has_image(system, number, image)? => {
+            let total = Bytes(system.device_size(device.as_fd())?);
+            Ok(Some(VolumeStatistics::Block { total }))
+        }
+        Some(_) | None => Ok(None),
     }
 }
 
 fn numbers(space: &Space) -> VolumeStatistics {
-    VolumeStatistics {
+    VolumeStatistics::Filesystem(FilesystemStatistics {
         total: Bytes(space.size),
         used: Bytes(space.size.saturating_sub(space.free)),
         available: Bytes(space.available),
         inodes: space.inodes,
         inodes_used: space.inodes.saturating_sub(space.inodes_free),
         inodes_free: space.inodes_free,
-    }
+    })
 }
 
 #[cfg(test)]

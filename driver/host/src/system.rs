@@ -43,6 +43,11 @@ impl DeviceNumber {
         Self { major: 7, minor }
     }
 
+    /// The name of a node that we make for the device: it never stands for another.
+    pub(crate) fn node_name(self) -> String {
+        format!("{}-{}", self.major, self.minor)
+    }
+
     /// The number of the loop device, if it is one.
     pub fn as_loop(self) -> Option<u32> {
         (self.major == 7).then_some(self.minor)
@@ -71,6 +76,8 @@ pub enum FileKind {
     File,
     /// A directory.
     Directory,
+    /// A symbolic link.
+    SymbolicLink,
     /// A block device.
     BlockDevice,
     /// Anything else.
@@ -90,6 +97,13 @@ pub struct Stat {
     pub allocated: u64,
     /// The device that it stands for, if it is one.
     pub node: DeviceNumber,
+}
+
+impl Stat {
+    /// The block device that the file is the node of.
+    pub fn device(&self) -> Option<DeviceNumber> {
+        (self.kind == FileKind::BlockDevice).then_some(self.node)
+    }
 }
 
 /// What statvfs(3) says of a filesystem, in bytes and in inodes.
@@ -221,6 +235,9 @@ pub trait System: Send + Sync + fmt::Debug {
     fn device_path(&self, name: &str, device: DeviceNumber) -> io::Result<PathBuf>;
     /// Bytes of a block device.
     fn device_size(&self, device: BorrowedFd<'_>) -> io::Result<u64>;
+    /// Makes a block device read-only, or writable again, for all who have it. A loop device stays
+    /// so when it is bound to another file.
+    fn set_read_only(&self, device: BorrowedFd<'_>, read_only: bool) -> io::Result<()>;
     /// Whether the kernel knows partitions of a block device.
     fn has_partitions(&self, device: DeviceNumber) -> io::Result<bool>;
     /// The loop devices that are bound.
@@ -236,6 +253,10 @@ pub trait System: Send + Sync + fmt::Debug {
     fn loop_status(&self, device: BorrowedFd<'_>) -> io::Result<Option<LoopStatus>>;
     /// What a loop device's queue is like.
     fn loop_settings(&self, number: u32) -> io::Result<LoopSettings>;
+    /// Has a bound loop device keep its file when its last user closes it.
+    fn keep_loop(&self, device: BorrowedFd<'_>) -> io::Result<()>;
+    /// Has a loop device let go of its file when its last user closes it.
+    fn let_go_of_loop(&self, device: BorrowedFd<'_>) -> io::Result<()>;
     /// Makes a loop device as large as its file has become.
     fn resize_loop(&self, device: BorrowedFd<'_>) -> io::Result<()>;
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use cistern_crds::{AccessMode, AccessType, Bytes, FilesystemType, PoolVolume, Provisioning};
-use cistern_host::{MountOptions, Uid, Uuid, options};
+use cistern_host::{Content, MountOptions, Uid, options};
 use kube::ResourceExt as _;
 
 /// How somebody wants to use a volume.
@@ -30,10 +30,8 @@ pub struct Volume {
     pub image: Uid,
     /// The size that was granted.
     pub size: Bytes,
-    /// The filesystem in it.
-    pub filesystem: FilesystemType,
-    /// That filesystem's UUID.
-    pub filesystem_uuid: Uuid,
+    /// The filesystem in it, or none.
+    pub content: Content,
     /// Whether its space is allocated in full.
     pub provisioning: Provisioning,
     access_modes: Vec<AccessMode>,
@@ -74,25 +72,28 @@ impl Volume {
             return Err("its data is being destroyed, as was asked".to_owned());
         }
         let status = object.status.as_ref();
-        let made = status.and_then(|status| {
-            Some((
-                status.size?,
-                status.image.as_ref()?,
-                status.filesystem.as_ref()?,
-            ))
-        });
-        let (size, image, filesystem) = made.ok_or("it is not made yet")?;
+        let made = status.and_then(|status| Some((status, status.size?, status.image.as_ref()?)));
+        let (status, size, image) = made.ok_or("it is not made yet")?;
         let illegible = |what: &str| format!("its status holds no legible {what}");
+        let content = match object.spec.access_type {
+            AccessType::Block => Content::Block,
+            AccessType::Filesystem => {
+                let filesystem = status.filesystem.as_ref().ok_or("it is not made yet")?;
+                Content::Filesystem {
+                    filesystem: filesystem.kind,
+                    uuid: filesystem
+                        .uuid
+                        .parse()
+                        .map_err(|_| illegible("filesystem"))?,
+                }
+            }
+        };
         Ok(Self {
             name: object.name_any(),
             pool: object.spec.pool_name.clone(),
             image: image.uid.parse().map_err(|_| illegible("image"))?,
             size,
-            filesystem: filesystem.kind,
-            filesystem_uuid: filesystem
-                .uuid
-                .parse()
-                .map_err(|_| illegible("filesystem"))?,
+            content,
             provisioning: object.spec.provisioning,
             access_modes: object.spec.access_modes.clone(),
         })
@@ -100,19 +101,20 @@ impl Volume {
 
     /// Whether the volume can be used so (NSV-08, NPV-09).
     pub fn supports(&self, usage: &Usage) -> Result<(), String> {
-        match usage.access_type {
-            AccessType::Filesystem => {}
-            AccessType::Block => {
+        match (self.content, usage.access_type, usage.filesystem) {
+            (Content::Block, AccessType::Filesystem, _) => {
+                return Err("it is a raw block volume and has no filesystem".to_owned());
+            }
+            (Content::Filesystem { .. }, AccessType::Block, _) => {
                 return Err("it has a filesystem and is not given as a block device".to_owned());
             }
-        }
-        if let Some(filesystem) = usage.filesystem
-            && filesystem != self.filesystem
-        {
-            return Err(format!(
-                "its filesystem is {} and not {filesystem}",
-                self.filesystem
-            ));
+            (Content::Filesystem { filesystem, .. }, AccessType::Filesystem, Some(asked))
+                if asked != filesystem =>
+            {
+                return Err(format!("its filesystem is {filesystem} and not {asked}"));
+            }
+            (Content::Block, AccessType::Block, _)
+            | (Content::Filesystem { .. }, AccessType::Filesystem, _) => {}
         }
         let mut made_for = self.access_modes.iter();
         if !made_for.any(|made| made.serves(usage.access_mode)) {
@@ -182,6 +184,22 @@ mod tests {
         };
         assert!(reader.is_read_only());
         assert_eq!(made_to_be_read.supports(&reader), Ok(()));
+    }
+
+    #[test]
+    fn nsv_08_a_raw_block_volume_is_a_device_and_nothing_else() {
+        let mut object = ready_volume();
+        object.spec.access_type = AccessType::Block;
+        object.spec.filesystem = None;
+        object.status.as_mut().unwrap().filesystem = None;
+        let volume = Volume::read(&object).unwrap();
+        assert_eq!(volume.content, Content::Block);
+        assert!(volume.supports(&usage()).is_err());
+        let block = Usage {
+            access_type: AccessType::Block,
+            ..usage()
+        };
+        assert_eq!(volume.supports(&block), Ok(()));
     }
 
     #[test]

@@ -67,9 +67,6 @@ pub enum Error {
         /// The protocol's name or number of it.
         mode: String,
     },
-    /// Not yet.
-    #[error("raw block volumes are not supported: use volumeMode Filesystem")]
-    Block,
     /// VCP-12.
     #[error(transparent)]
     Filesystem(#[from] ParametersError),
@@ -83,7 +80,7 @@ impl Error {
     pub fn is_malformed(&self) -> bool {
         match self {
             Self::Missing { .. } | Self::MountFlagsTooLong => true,
-            Self::AccessMode { .. } | Self::Block | Self::Filesystem(_) | Self::MountGroup => false,
+            Self::AccessMode { .. } | Self::Filesystem(_) | Self::MountGroup => false,
         }
     }
 }
@@ -97,7 +94,12 @@ impl TryFrom<VolumeCapability> for Capability {
         })?;
         let access_mode = access_mode(capability.access_mode)?;
         match access_type {
-            proto::AccessType::Block(_) => Err(Error::Block),
+            proto::AccessType::Block(_) => Ok(Self {
+                access_type: AccessType::Block,
+                access_mode,
+                filesystem: None,
+                mount_flags: MountFlags::default(),
+            }),
             proto::AccessType::Mount(mount) => Self::mounted(access_mode, mount),
         }
     }

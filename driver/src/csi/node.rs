@@ -3,6 +3,7 @@
 pub mod request;
 mod status;
 
+use cistern_host::VolumeStatistics;
 use cistern_proto::csi::v1::{
     self,
     node_service_capability::{self as capability, Rpc, rpc},
@@ -92,21 +93,8 @@ impl v1::node_server::Node for Node {
         about_volume(&request.get_ref().volume_id);
         let Statistics { volume, path } = request.into_inner().try_into()?;
         let found = self.attach.statistics(&volume, path).await?;
-        let inodes = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-        let bytes = v1::VolumeUsage {
-            total: found.total.to_i64(),
-            used: found.used.to_i64(),
-            available: found.available.to_i64(),
-            unit: Unit::Bytes.into(),
-        };
-        let inodes = v1::VolumeUsage {
-            total: inodes(found.inodes),
-            used: inodes(found.inodes_used),
-            available: inodes(found.inodes_free),
-            unit: Unit::Inodes.into(),
-        };
         Ok(Response::new(v1::NodeGetVolumeStatsResponse {
-            usage: vec![bytes, inodes],
+            usage: usage(found),
             volume_condition: None,
         }))
     }
@@ -136,6 +124,32 @@ impl v1::node_server::Node for Node {
             max_volumes_per_node: self.max_volumes.into(),
             accessible_topology: Some(render::topology(&self.name)),
         }))
+    }
+}
+
+/// The numbers of a volume; of a device only its size is known (NGS-13).
+fn usage(found: VolumeStatistics) -> Vec<v1::VolumeUsage> {
+    let inodes = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+    match found {
+        VolumeStatistics::Block { total } => vec![v1::VolumeUsage {
+            total: total.to_i64(),
+            unit: Unit::Bytes.into(),
+            ..v1::VolumeUsage::default()
+        }],
+        VolumeStatistics::Filesystem(found) => vec![
+            v1::VolumeUsage {
+                total: found.total.to_i64(),
+                used: found.used.to_i64(),
+                available: found.available.to_i64(),
+                unit: Unit::Bytes.into(),
+            },
+            v1::VolumeUsage {
+                total: inodes(found.inodes),
+                used: inodes(found.inodes_used),
+                available: inodes(found.inodes_free),
+                unit: Unit::Inodes.into(),
+            },
+        ],
     }
 }
 

@@ -11,7 +11,9 @@ use std::{collections::BTreeMap, time::Duration};
 
 use cistern_crds::{
     AccessMode, AccessType, FilesystemType, Parameters, PoolVolume, PoolVolumeSpec,
-    names::RESERVED_PREFIX, parameters::ParametersError, volume::ClaimReference,
+    names::RESERVED_PREFIX,
+    parameters::{MKFS_OPTIONS, ParametersError},
+    volume::ClaimReference,
 };
 use cistern_proto::csi::v1;
 use tokio::time::Instant;
@@ -68,6 +70,9 @@ pub enum Error {
         /// Another one.
         other: FilesystemType,
     },
+    /// CV-04.
+    #[error("the volume capabilities ask for a filesystem and for a block device in one volume")]
+    TwoAccessTypes,
     /// A volume capability that Cistern does not have.
     #[error(transparent)]
     Capability(#[from] capability::Error),
@@ -110,6 +115,17 @@ impl TryFrom<v1::CreateVolumeRequest> for NewVolume {
         let parameters = Parameters::parse(&request.parameters)?;
         let (access_type, filesystem) = access_type(&capabilities, parameters.filesystem)?;
         let size = capacity_range::parse(request.capacity_range, access_type, filesystem)?;
+        let names_options = |options: &String| !options.is_empty();
+        if filesystem.is_none()
+            && request
+                .parameters
+                .get(MKFS_OPTIONS)
+                .is_some_and(names_options)
+        {
+            return Err(Error::Unsupported {
+                field: "parameter \"mkfsOptions\" for a raw block volume",
+            });
+        }
         let mkfs_options = filesystem.map(|filesystem| parameters.mkfs_options(filesystem));
         Ok(Self {
             name,
@@ -245,7 +261,7 @@ pub fn get_capacity(request: v1::GetCapacityRequest) -> Result<Option<CapacityQu
     } else {
         match capabilities(request.volume_capabilities).and_then(|c| access_type(&c, named)) {
             Err(Error::Capability(error)) if !error.is_malformed() => return Ok(None),
-            Err(Error::Contradiction { .. }) => return Ok(None),
+            Err(Error::Contradiction { .. } | Error::TwoAccessTypes) => return Ok(None),
             chosen => chosen?.1,
         }
     };
@@ -362,6 +378,13 @@ fn access_type(
     capabilities: &[Capability],
     mut chosen: Option<FilesystemType>,
 ) -> Result<(AccessType, Option<FilesystemType>), Error> {
+    let is_block = |capability: &Capability| capability.access_type == AccessType::Block;
+    if capabilities.iter().any(is_block) {
+        let only_block = capabilities.iter().all(is_block);
+        return only_block
+            .then_some((AccessType::Block, None))
+            .ok_or(Error::TwoAccessTypes);
+    }
     for other in capabilities
         .iter()
         .filter_map(|capability| capability.filesystem)

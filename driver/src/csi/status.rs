@@ -30,6 +30,7 @@ impl From<request::Error> for Status {
             | request::Error::ControlCharacter { .. }
             | request::Error::Unsupported { .. }
             | request::Error::Contradiction { .. }
+            | request::Error::TwoAccessTypes
             | request::Error::Capability(_)
             | request::Error::Parameters(_)
             | request::Error::Topology(_)
@@ -205,10 +206,7 @@ mod tests {
                 },
                 Code::InvalidArgument,
             ),
-            (
-                Error::Capability(crate::csi::capability::Error::Block),
-                Code::InvalidArgument,
-            ),
+            (Error::TwoAccessTypes, Code::InvalidArgument),
             (
                 Error::Parameters(cistern_crds::parameters::ParametersError::PoolMissing),
                 Code::InvalidArgument,

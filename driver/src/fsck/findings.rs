@@ -264,13 +264,15 @@ impl View {
     fn loops(&self) -> Vec<Finding> {
         let mounted = |bound: &BoundLoop| {
             let mut mounts = self.inventory.mounts.iter();
+            let mut nodes = self.inventory.nodes.iter();
             mounts.any(|mount| mount.device.as_loop() == Some(bound.number))
+                || nodes.any(|node| node.number == bound.number)
         };
         let idle = self.inventory.loops.iter().filter(|bound| !mounted(bound));
         idle.map(|bound| {
             let message = format!(
-                "it is bound to {} and nothing is mounted from it here: another mount namespace \
-                 may hold it",
+                "it is bound to {} and neither mounted nor published here: another mount \
+                 namespace may hold it",
                 bound.backing_file.display()
             );
             finding(
@@ -290,11 +292,11 @@ impl View {
             .filter_map(|bound| Some((bound.number, image_name(&bound.backing_file)?)))
             .collect();
         let mut all = Vec::new();
-        for mount in &self.inventory.mounts {
-            let image = mount
-                .device
-                .as_loop()
-                .and_then(|number| images.get(&number));
+        let mounts = self.inventory.mounts.iter();
+        let mounts = mounts.filter_map(|mount| Some((mount.device.as_loop()?, mount)));
+        let nodes = self.inventory.nodes.iter();
+        for (number, mount) in mounts.chain(nodes.map(|node| (node.number, &node.mount))) {
+            let image = images.get(&number);
             if let Some(image) = image
                 && self.claimant(image).is_none()
             {
@@ -441,6 +443,7 @@ mod tests {
                     mount(0, "/var/lib/cistern/pools/pool-uid"),
                     mount(1, "/var/lib/kubelet/globalmount"),
                 ],
+                nodes: Vec::new(),
                 strays: Vec::new(),
             },
             root: Root::new("/var/lib/cistern", Arc::new(Linux::new("/dev"))),

@@ -9,7 +9,9 @@
 )]
 
 mod admission;
+mod block;
 mod deletion;
+mod hostility;
 mod identity;
 mod node_service;
 mod pools;
@@ -79,7 +81,19 @@ impl Fixture {
 
     /// A volume that can be used.
     async fn volume(&self, volume: &str, size: Bytes) -> PoolVolume {
-        let object = self.create(&self.wish(volume, size)).await;
+        self.made(&self.wish(volume, size)).await
+    }
+
+    /// A raw block volume that can be used.
+    async fn block_volume(&self, volume: &str, size: Bytes) -> PoolVolume {
+        let mut wish = self.wish(volume, size);
+        wish.spec.access_type = AccessType::Block;
+        wish.spec.filesystem = None;
+        self.made(&wish).await
+    }
+
+    async fn made(&self, wish: &PoolVolume) -> PoolVolume {
+        let object = self.create(wish).await;
         let ready = said(ConditionType::Ready, "True", "AsDesired");
         self.until(&object.name_any(), "to be ready", ready).await
     }

@@ -1,13 +1,13 @@
 //! The Node service beside its agent.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use cistern_crds::Bytes;
+use cistern_crds::{Bytes, PoolVolume};
 use cistern_e2e::ControlPlane;
 use cistern_proto::csi::v1::{
     NodeGetVolumeStatsRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
-    NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, VolumeCapability,
-    volume_capability::{AccessMode, AccessType, MountVolume, access_mode::Mode},
+    NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, VolumeCapability, VolumeUsage,
+    volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume, access_mode::Mode},
 };
 use kube::ResourceExt as _;
 use rustix::process::Signal;
@@ -16,53 +16,83 @@ use tonic::{Code, Status};
 use crate::Fixture;
 
 /// One volume and the paths that kubelet would give it.
-struct Place<'a> {
+pub(crate) struct Place<'a> {
     node: &'a Fixture,
-    volume: String,
-    staging: PathBuf,
+    pub(crate) volume: String,
+    pub(crate) staging: PathBuf,
+    access_type: cistern_crds::AccessType,
 }
 
 impl<'a> Place<'a> {
     async fn new(node: &'a Fixture) -> Self {
-        let object = node.volume("one", Bytes::mib(64)).await;
+        Self::of(node, &node.volume("one", Bytes::mib(64)).await)
+    }
+
+    pub(crate) fn of(node: &'a Fixture, object: &PoolVolume) -> Self {
         let staging = node.driver.kubelet_root().join("staging");
         std::fs::create_dir_all(&staging).unwrap();
         Self {
             node,
             volume: object.name_any(),
             staging,
+            access_type: object.spec.access_type,
         }
     }
 
-    fn target(&self, name: &str) -> PathBuf {
+    fn capability(&self, flags: &[&str]) -> VolumeCapability {
+        match self.access_type {
+            cistern_crds::AccessType::Filesystem => capability(flags),
+            cistern_crds::AccessType::Block => VolumeCapability {
+                access_type: Some(AccessType::Block(BlockVolume {})),
+                ..capability(&[])
+            },
+        }
+    }
+
+    pub(crate) fn target(&self, name: &str) -> PathBuf {
         self.node.driver.kubelet_root().join(name)
     }
 
-    async fn stage(&self, flags: &[&str]) -> Result<(), Status> {
+    pub(crate) async fn stage(&self, flags: &[&str]) -> Result<(), Status> {
+        self.stage_as(self.capability(flags)).await
+    }
+
+    pub(crate) async fn stage_as(&self, capability: VolumeCapability) -> Result<(), Status> {
         let request = NodeStageVolumeRequest {
             volume_id: self.volume.clone(),
             staging_target_path: text(&self.staging),
-            volume_capability: Some(capability(flags)),
+            volume_capability: Some(capability),
             ..NodeStageVolumeRequest::default()
         };
         let mut client = self.node.driver.node_client().await;
         client.node_stage_volume(request).await.map(drop)
     }
 
-    async fn publish(&self, target: &str, flags: &[&str], readonly: bool) -> Result<(), Status> {
-        self.publish_as(target, readonly, capability(flags)).await
+    pub(crate) async fn publish(
+        &self,
+        target: &str,
+        flags: &[&str],
+        readonly: bool,
+    ) -> Result<(), Status> {
+        self.publish_as(target, readonly, self.capability(flags))
+            .await
     }
 
-    async fn publish_in(&self, target: &str, mode: Mode, readonly: bool) -> Result<(), Status> {
+    pub(crate) async fn publish_in(
+        &self,
+        target: &str,
+        mode: Mode,
+        readonly: bool,
+    ) -> Result<(), Status> {
         let access_mode = Some(AccessMode { mode: mode.into() });
         let capability = VolumeCapability {
             access_mode,
-            ..capability(&[])
+            ..self.capability(&[])
         };
         self.publish_as(target, readonly, capability).await
     }
 
-    async fn publish_as(
+    pub(crate) async fn publish_as(
         &self,
         target: &str,
         readonly: bool,
@@ -80,7 +110,18 @@ impl<'a> Place<'a> {
         client.node_publish_volume(request).await.map(drop)
     }
 
-    async fn unpublish(&self, target: &str) -> Result<(), Status> {
+    pub(crate) async fn statistics(&self, path: &Path) -> Result<Vec<VolumeUsage>, Status> {
+        let request = NodeGetVolumeStatsRequest {
+            volume_id: self.volume.clone(),
+            volume_path: text(path),
+            ..NodeGetVolumeStatsRequest::default()
+        };
+        let mut client = self.node.driver.node_client().await;
+        let answer = client.node_get_volume_stats(request).await;
+        answer.map(|answer| answer.into_inner().usage)
+    }
+
+    pub(crate) async fn unpublish(&self, target: &str) -> Result<(), Status> {
         let request = NodeUnpublishVolumeRequest {
             volume_id: self.volume.clone(),
             target_path: text(&self.target(target)),
@@ -89,7 +130,7 @@ impl<'a> Place<'a> {
         client.node_unpublish_volume(request).await.map(drop)
     }
 
-    async fn unstage(&self) -> Result<(), Status> {
+    pub(crate) async fn unstage(&self) -> Result<(), Status> {
         let request = NodeUnstageVolumeRequest {
             volume_id: self.volume.clone(),
             staging_target_path: text(&self.staging),
@@ -99,11 +140,11 @@ impl<'a> Place<'a> {
     }
 }
 
-fn text(path: &std::path::Path) -> String {
+pub(crate) fn text(path: &Path) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-fn capability(flags: &[&str]) -> VolumeCapability {
+pub(crate) fn capability(flags: &[&str]) -> VolumeCapability {
     VolumeCapability {
         access_mode: Some(AccessMode {
             mode: Mode::SingleNodeWriter.into(),
@@ -115,7 +156,7 @@ fn capability(flags: &[&str]) -> VolumeCapability {
     }
 }
 
-fn code(result: Result<(), Status>) -> Code {
+pub(crate) fn code<T>(result: Result<T, Status>) -> Code {
     result.err().map_or(Code::Ok, |status| status.code())
 }
 
@@ -253,18 +294,8 @@ async fn ngs_04_ngs_05_ngs_09_statistics_are_those_of_the_volume_where_it_is() {
     let place = Place::new(&node).await;
     place.stage(&[]).await.unwrap();
     place.publish("a", &[], false).await.unwrap();
-    let mut client = node.driver.node_client().await;
-    let mut ask = async |path: String| {
-        let request = NodeGetVolumeStatsRequest {
-            volume_id: place.volume.clone(),
-            volume_path: path,
-            ..NodeGetVolumeStatsRequest::default()
-        };
-        let answer = client.node_get_volume_stats(request).await;
-        answer.map(|answer| answer.into_inner().usage)
-    };
-    let usage = ask(text(&place.target("a"))).await.unwrap();
-    assert_eq!(usage, ask(text(&place.staging)).await.unwrap());
+    let usage = place.statistics(&place.target("a")).await.unwrap();
+    assert_eq!(usage, place.statistics(&place.staging).await.unwrap());
     let df = "df --block-size=1 --output=size,avail $1 | tail -1";
     let expected = node.shell(df, &[&text(&place.staging)]).await;
     let expected: Vec<i64> = expected
@@ -273,11 +304,11 @@ async fn ngs_04_ngs_05_ngs_09_statistics_are_those_of_the_volume_where_it_is() {
         .collect();
     assert_eq!([usage[0].total, usage[0].available], expected[..]);
     for wrong in [
-        text(&node.driver.kubelet_root()),
+        node.driver.kubelet_root(),
         "some/path".into(),
         "/nowhere".into(),
     ] {
-        assert_eq!(ask(wrong).await.unwrap_err().code(), Code::NotFound);
+        assert_eq!(code(place.statistics(&wrong).await), Code::NotFound);
     }
     place.unpublish("a").await.unwrap();
     place.unstage().await.unwrap();

@@ -6,7 +6,8 @@ use std::{
 };
 
 use super::{
-    Error, StageRequest, Staged, conflict, difference, failed, has_attributes, is_volume, open,
+    Error, StageRequest, Staged, conflict, device_of, difference, failed, has_attributes,
+    is_volume, open,
 };
 use crate::{
     grow, image,
@@ -14,16 +15,38 @@ use crate::{
     mountinfo::Mount,
     place::Place,
     pool::Pool,
+    root::Root,
     superblock,
     system::{self, DeviceNumber},
 };
+
+impl Root {
+    /// Whether a volume is staged at a path; an error when it is in another way. Told without its
+    /// pool: a pod that runs keeps its volume whatever becomes of the pool.
+    pub fn is_staged(&self, request: &StageRequest<'_>) -> Result<bool, Error> {
+        let system = &*self.system;
+        let look = || {
+            let mount = match Place::open(system, request.staging) {
+                Ok(place) => place.mounted()?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                Err(error) => return Err(error),
+            };
+            let Some(mount) = mount else { return Ok(None) };
+            Ok(device_of(system, &mount, request.image)?.map(|device| (mount, device)))
+        };
+        match look().map_err(failed("look at", request.staging))? {
+            Some((mount, device)) => is_staged(&mount, device, request).map(|()| true),
+            None => Ok(false),
+        }
+    }
+}
 
 impl Pool {
     /// Mounts the filesystem of an image at the staging path. One that is smaller than the image
     /// grows on the way; where it cannot, it is mounted as it is.
     pub fn stage(&self, request: &StageRequest<'_>) -> Result<Staged, Error> {
         self.check().map_err(image::Error::from)?;
-        let place = open(self, request.staging)?;
+        let place = open(&*self.system, request.staging)?;
         let (bound, unbound) = self.attach_image(request)?;
         if let Some(mount) = place
             .mounted()
@@ -78,18 +101,7 @@ impl Pool {
         request: &StageRequest<'_>,
     ) -> Result<(Loop, Result<(), grow::Error>), Error> {
         let (system, uid) = (&*self.system, request.image);
-        let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
-        let image = self.image(uid)?.ok_or_else(|| self.missing(uid))?;
-        let identity = image.identity.filter(|found| {
-            found.volume == request.volume && found.pool_uuid == self.filesystem_uuid()
-        });
-        if identity.is_none() {
-            return Err(image::Error::IdentityConflict {
-                uid: uid.clone(),
-                why: format!("it is not volume {} of pool {self}", request.volume),
-            }
-            .into());
-        }
+        let (file, image) = self.own_image(uid, request.volume)?;
         let superblock = superblock::read(system, file.as_fd())
             .map_err(image::failed("read the filesystem", uid))?;
         let why = match superblock {

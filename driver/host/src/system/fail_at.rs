@@ -177,6 +177,10 @@ impl System for FailAt {
         self.next()?.device_size(device)
     }
 
+    fn set_read_only(&self, device: BorrowedFd<'_>, read_only: bool) -> io::Result<()> {
+        self.next()?.set_read_only(device, read_only)
+    }
+
     fn has_partitions(&self, device: DeviceNumber) -> io::Result<bool> {
         self.next()?.has_partitions(device)
     }
@@ -203,6 +207,14 @@ impl System for FailAt {
 
     fn loop_settings(&self, number: u32) -> io::Result<LoopSettings> {
         self.next()?.loop_settings(number)
+    }
+
+    fn keep_loop(&self, device: BorrowedFd<'_>) -> io::Result<()> {
+        self.next()?.keep_loop(device)
+    }
+
+    fn let_go_of_loop(&self, device: BorrowedFd<'_>) -> io::Result<()> {
+        self.next()?.let_go_of_loop(device)
     }
 
     fn resize_loop(&self, device: BorrowedFd<'_>) -> io::Result<()> {

@@ -157,6 +157,7 @@ impl System for Linux {
             kind: match FileType::from_raw_mode(stat.st_mode) {
                 FileType::RegularFile => FileKind::File,
                 FileType::Directory => FileKind::Directory,
+                FileType::Symlink => FileKind::SymbolicLink,
                 FileType::BlockDevice => FileKind::BlockDevice,
                 _ => FileKind::Other,
             },
@@ -288,6 +289,10 @@ impl System for Linux {
         ioctl::block_device_size(device)
     }
 
+    fn set_read_only(&self, device: BorrowedFd<'_>, read_only: bool) -> io::Result<()> {
+        ioctl::block_device_set_read_only(device, read_only)
+    }
+
     fn has_partitions(&self, device: DeviceNumber) -> io::Result<bool> {
         sysfs::has_partitions(device)
     }
@@ -327,6 +332,16 @@ impl System for Linux {
 
     fn loop_settings(&self, number: u32) -> io::Result<LoopSettings> {
         sysfs::loop_settings(number)
+    }
+
+    fn keep_loop(&self, device: BorrowedFd<'_>) -> io::Result<()> {
+        let mut info = ioctl::loop_status(device)?;
+        info.flags &= !ioctl::LO_FLAGS_AUTOCLEAR;
+        ioctl::loop_set_status(device, info)
+    }
+
+    fn let_go_of_loop(&self, device: BorrowedFd<'_>) -> io::Result<()> {
+        ioctl::loop_clear(device)
     }
 
     fn resize_loop(&self, device: BorrowedFd<'_>) -> io::Result<()> {

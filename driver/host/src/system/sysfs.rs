@@ -42,8 +42,7 @@ pub(super) fn device_path(nodes: &Path, name: &str, device: DeviceNumber) -> io:
         return Ok(public);
     }
     fs::create_dir_all(nodes)?;
-    // Named by the number, so that it never stands for another device.
-    let private = nodes.join(format!("{}-{}", device.major, device.minor));
+    let private = nodes.join(device.node_name());
     let number = makedev(device.major, device.minor);
     match mknodat(
         CWD,

@@ -99,7 +99,8 @@ fn digest(machine: &Machine) -> String {
         .loops
         .iter()
         .map(|bound| format!("loop {}", bound.backing_file.display()));
-    let mounts = inventory.mounts.iter().map(|mount| {
+    let nodes = inventory.nodes.iter().map(|node| &node.mount);
+    let mounts = inventory.mounts.iter().chain(nodes).map(|mount| {
         // What is staged has grown to the same size.
         let staged = mount.mount_point.starts_with(machine.path("kubelet"));
         let blocks = staged.then(|| rustix::fs::statvfs(&mount.mount_point).unwrap().f_blocks);
@@ -110,7 +111,9 @@ fn digest(machine: &Machine) -> String {
             mount.filesystem
         )
     });
-    let kubelet = fs::read_dir(machine.path("kubelet")).unwrap();
+    let kubelet = ["kubelet", "kubelet/globalmount"].into_iter();
+    let kubelet = kubelet.filter_map(|folder| fs::read_dir(machine.path(folder)).ok());
+    let kubelet = kubelet.flatten();
     let kubelet = kubelet.map(|entry| entry.unwrap().path().display().to_string());
     let strays = inventory
         .strays
@@ -132,11 +135,15 @@ fn loops_after(step: Step) -> usize {
         | Step::Grow
         | Step::Unstage
         | Step::Dismiss
+        | Step::CreateDevice
+        | Step::RemoveDevice
         | Step::Remove => 1,
         Step::Stage
         | Step::StageGrown
         | Step::Prepare
         | Step::Expand
+        | Step::StageDevice
+        | Step::PublishDevice
         | Step::Publish
         | Step::Unpublish => 2,
     }
@@ -209,6 +216,27 @@ fn walk_volume(fault: Fault) {
         (Step::Unpublish, Step::Publish),
         (Step::Unstage, Step::Stage),
         (Step::Remove, Step::Create),
+    ] {
+        walk(&machine, step, fault, || expectation, || no_fault(undo));
+    }
+    reaches(&machine, &empty, "nothing left");
+}
+
+/// A raw block volume's whole life.
+fn walk_block_volume(fault: Fault) {
+    let machine = Machine::new();
+    machine.staging("globalmount");
+    without_fault(&machine, Step::MakePool, Expectation::New);
+    let empty = digest(&machine);
+    let expectation = known(&machine);
+    let no_fault = |step| without_fault(&machine, step, expectation);
+    for (step, undo) in [
+        (Step::CreateDevice, Step::RemoveDevice),
+        (Step::StageDevice, Step::Unstage),
+        (Step::PublishDevice, Step::Unpublish),
+        (Step::Unpublish, Step::PublishDevice),
+        (Step::Unstage, Step::StageDevice),
+        (Step::RemoveDevice, Step::CreateDevice),
     ] {
         walk(&machine, step, fault, || expectation, || no_fault(undo));
     }
@@ -332,6 +360,16 @@ fn r15_an_error_at_any_call_of_a_growth_is_made_good_by_the_next() {
 #[test]
 fn r2_death_at_any_call_of_a_growth_is_made_good_by_the_next() {
     walk_growth(Fault::Kill);
+}
+
+#[test]
+fn r15_an_error_at_any_call_of_a_raw_block_volumes_life_leaves_no_trace() {
+    walk_block_volume(Fault::Error);
+}
+
+#[test]
+fn r2_death_at_any_call_of_a_raw_block_volumes_life_leaves_no_trace() {
+    walk_block_volume(Fault::Kill);
 }
 
 #[test]

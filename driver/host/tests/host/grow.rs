@@ -69,7 +69,7 @@ fn nev_08_nev_12_nev_13_a_volume_in_use_grows_at_once_or_says_that_it_grows_at_t
             let volume = Volume::new(&image);
             let (staging, target) = (machine.staging("staging"), machine.path("kubelet/target"));
             must(pool.stage(&volume.stage(&staging)));
-            must(pool.publish(&volume.publish(&staging, &target)));
+            must(machine.root().publish(&volume.publish(&staging, &target)));
             let file = target.join("file");
             fs::write(&file, vec![7; 1 << 20]).unwrap();
             let (before, content) = (seen(&target), checksum(&file));

@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::scenario;
 pub(crate) use crate::scenario::{linux, pool as image_pool, uid};
 use cistern_crds::{Bytes, FilesystemType, MkfsOptions, Provisioning};
 use cistern_host::{
@@ -79,6 +80,11 @@ impl Machine {
         self.folder.join(name)
     }
 
+    /// A UID that no other machine has: what stage left is also known by the image's name alone.
+    pub(crate) fn uid(&self, name: &str) -> Uid {
+        scenario::unique_uid(&self.folder, name)
+    }
+
     /// A staging directory, as kubelet makes it.
     pub(crate) fn staging(&self, name: &str) -> PathBuf {
         let path = self.folder.join("kubelet").join(name);
@@ -106,6 +112,16 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
+        // The device of a raw block volume does not go with the namespace.
+        let loops = self.root().inventory().map(|all| all.loops);
+        for bound in loops.unwrap_or_default() {
+            if bound.backing_file.to_string_lossy().contains("/images/") {
+                #[expect(clippy::disallowed_methods, reason = "the test's own tools")]
+                let _ = Command::new("losetup")
+                    .args(["-d", &format!("/dev/loop{}", bound.number)])
+                    .output();
+            }
+        }
         // The namespace goes a moment after the folder, so the mounts have to go before.
         for mount_point in self.mounts().iter().rev() {
             let detached = rustix::mount::unmount(mount_point, UnmountFlags::DETACH);

@@ -9,6 +9,7 @@
 )]
 
 mod attach;
+mod block;
 mod damage;
 mod device;
 mod faults;

@@ -4,8 +4,9 @@ use std::{error::Error, path::Path, sync::Arc};
 
 use cistern_crds::{Bytes, FilesystemType, MkfsOptions, Provisioning};
 use cistern_host::{
-    Content, ExpandRequest, Expectation, ImageRequest, Linux, MountOptions, Pool, PoolDeclaration,
-    PublishRequest, Root, Source, StageRequest, System, Uid,
+    BlockPublishRequest, BlockStageRequest, Content, ExpandRequest, Expectation, ImageRequest,
+    Linux, MountOptions, Pool, PoolDeclaration, PublishRequest, Root, Source, StageRequest, System,
+    Uid,
 };
 
 /// A step of a pool's or a volume's life.
@@ -34,6 +35,12 @@ pub(crate) enum Step {
     Expand,
     /// The second volume goes.
     Dismiss,
+    /// A raw block volume is made, staged, published and removed; it is unpublished and unstaged as
+    /// others are.
+    CreateDevice,
+    StageDevice,
+    PublishDevice,
+    RemoveDevice,
     /// The volume is removed.
     Remove,
     /// The pool is removed.
@@ -42,6 +49,13 @@ pub(crate) enum Step {
 
 pub(crate) fn linux(folder: &Path) -> Arc<dyn System> {
     Arc::new(Linux::new(folder.join("root/dev")))
+}
+
+/// A UID that belongs to a folder: no test shares its folder with another.
+pub(crate) fn unique_uid(folder: &Path, name: &str) -> Uid {
+    let letters = |c: &char| c.is_ascii_alphanumeric();
+    let folder: String = folder.to_string_lossy().chars().filter(letters).collect();
+    uid(&format!("uid-{name}-{folder}"))
 }
 
 pub(crate) fn uid(text: &str) -> Uid {
@@ -77,6 +91,18 @@ fn online_volume() -> ImageRequest {
         filesystem: Some(FilesystemType::Xfs),
         mkfs_options: MkfsOptions::default(),
         provisioning: Provisioning::Thin,
+    }
+}
+
+/// A raw block volume.
+fn device(folder: &Path) -> ImageRequest {
+    ImageRequest {
+        volume: "pvc-c".to_owned(),
+        uid: unique_uid(folder, "c"),
+        size: Bytes::mib(8),
+        filesystem: None,
+        mkfs_options: MkfsOptions::default(),
+        provisioning: Provisioning::Thick,
     }
 }
 
@@ -129,7 +155,24 @@ pub(crate) fn run(
             root.unstage(&staging)?;
             open(Bytes::gib(1))?.remove_image(&online_volume().uid)?;
         }
-        Step::Publish => publish(&open(Bytes::gib(1))?, &staging, &target)?,
+        Step::CreateDevice => drop(open(Bytes::gib(1))?.create_image(&device(folder))?),
+        Step::StageDevice => {
+            let device = device(folder);
+            open(Bytes::gib(1))?.stage_block(&BlockStageRequest {
+                image: &device.uid,
+                volume: &device.volume,
+                size: device.size,
+                staging: &staging,
+            })?;
+        }
+        Step::PublishDevice => root.publish_block(&BlockPublishRequest {
+            image: &device(folder).uid,
+            read_only: true,
+            staging: &staging,
+            target: &target,
+        })?,
+        Step::RemoveDevice => open(Bytes::gib(1))?.remove_image(&device(folder).uid)?,
+        Step::Publish => publish(&root, &staging, &target)?,
         Step::Unpublish => root.unpublish(&target)?,
         Step::Unstage => root.unstage(&staging)?,
         Step::Remove => open(Bytes::gib(1))?.remove_image(&volume().uid)?,
@@ -158,9 +201,9 @@ fn stage(pool: &Pool, image: &Uid, staging: &Path) -> Result<(), Box<dyn Error>>
     Ok(())
 }
 
-fn publish(pool: &Pool, staging: &Path, target: &Path) -> Result<(), Box<dyn Error>> {
+fn publish(root: &Root, staging: &Path, target: &Path) -> Result<(), Box<dyn Error>> {
     let volume = volume();
-    pool.publish(&PublishRequest {
+    root.publish(&PublishRequest {
         image: &volume.uid,
         filesystem: FilesystemType::Ext4,
         provisioning: volume.provisioning,

@@ -19,7 +19,7 @@ use cistern_host::{
 
 use crate::scenario::Step;
 
-const STEPS: [Step; 15] = [
+const STEPS: [Step; 19] = [
     Step::MakeDevicePool,
     Step::MakePool,
     Step::GrowPool,
@@ -33,6 +33,10 @@ const STEPS: [Step; 15] = [
     Step::Prepare,
     Step::Expand,
     Step::Dismiss,
+    Step::CreateDevice,
+    Step::StageDevice,
+    Step::PublishDevice,
+    Step::RemoveDevice,
     Step::Remove,
     Step::RemovePool,
 ];

@@ -166,9 +166,10 @@ fn id(id: String) -> Result<String, Error> {
 }
 
 fn path(field: &'static str, text: String) -> Result<PathBuf, Error> {
-    let plain = Path::new(&text)
-        .components()
-        .all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+    let path = Path::new(&text);
+    let mut parts = path.components();
+    let plain = parts.all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
+        && path.file_name().is_some();
     if !text.starts_with('/') || !plain || text.contains('\0') || text.len() > MAX_PATH {
         return Err(Error::Path { field });
     }
@@ -246,7 +247,7 @@ mod tests {
 
     #[test]
     fn nsv_12_npv_18_paths_are_absolute_and_plain() {
-        for bad in ["relative", "/a/../b", "/a/./../b", "/nul\0"] {
+        for bad in ["relative", "/", "/a/../b", "/a/./../b", "/nul\0"] {
             let mut request = publish();
             request.target_path = bad.into();
             let error = Publish::try_from(request).unwrap_err();

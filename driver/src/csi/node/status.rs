@@ -24,9 +24,7 @@ impl From<request::Error> for Status {
                 | capability::Error::Filesystem(_)
                 | capability::Error::MountGroup => Code::InvalidArgument,
                 // NSV-08, NPV-09.
-                capability::Error::AccessMode { .. } | capability::Error::Block => {
-                    Code::FailedPrecondition
-                }
+                capability::Error::AccessMode { .. } => Code::FailedPrecondition,
             },
         };
         Self::new(code, Chain(&error).to_string())
@@ -71,6 +69,8 @@ fn of_host(error: &host::Error) -> Code {
         },
         host::Error::PathMissing { .. }
         | host::Error::NotStaged { .. }
+        | host::Error::StillPublished { .. }
+        | host::Error::Writability { .. }
         | host::Error::Busy { .. }
         | host::Error::NotRemoved { .. } => Code::FailedPrecondition,
         host::Error::Conflict { .. } => Code::AlreadyExists,
@@ -126,7 +126,6 @@ mod tests {
                 capability::Error::Filesystem(filesystem()).into(),
                 Code::InvalidArgument,
             ),
-            (capability::Error::Block.into(), Code::FailedPrecondition),
             (mode().into(), Code::FailedPrecondition),
         ] {
             let status = Status::from(error);
@@ -204,10 +203,6 @@ mod tests {
                 Code::AlreadyExists,
             ),
             (
-                host(host::Error::Busy { path: path() }),
-                Code::FailedPrecondition,
-            ),
-            (
                 host(host::Error::Failed {
                     operation: "mount".into(),
                     source: io::Error::other("no").into(),
@@ -233,6 +228,20 @@ mod tests {
             assert_eq!(status.code(), code, "{status:?}");
             assert!(!status.message().is_empty() && status.details().is_empty());
             assert!(!status.message().contains("MARKER"));
+        }
+    }
+
+    #[test]
+    fn what_a_pod_still_has_in_another_way_is_a_precondition_that_fails() {
+        let path = || std::path::PathBuf::from("/path");
+        for error in [
+            host::Error::StillPublished { path: path() },
+            host::Error::Writability { path: path() },
+            host::Error::Busy { path: path() },
+        ] {
+            let status = Status::from(attach::Error::Host(error));
+            assert_eq!(status.code(), Code::FailedPrecondition, "{status:?}");
+            assert!(status.message().contains("/path"), "{status:?}");
         }
     }
 }

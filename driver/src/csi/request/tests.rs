@@ -167,7 +167,7 @@ fn cv_04_one_bad_capability_refuses_all_and_two_filesystems_contradict() {
     ));
     assert!(matches!(
         read(|r| r.volume_capabilities.push(block())),
-        Err(Error::Capability(capability::Error::Block))
+        Err(Error::TwoAccessTypes)
     ));
     assert!(matches!(
         read(|r| r.volume_capabilities = vec![
@@ -203,6 +203,28 @@ fn cv_05_several_ways_to_use_a_volume_are_kept_in_order_and_each_once() {
         ]
     );
     assert_eq!(wanted.filesystem, Some(FilesystemType::Xfs));
+}
+
+#[test]
+fn a_raw_block_volume_has_no_filesystem_also_where_its_class_names_one() {
+    let wanted = read(|r| {
+        r.volume_capabilities = vec![block()];
+        r.parameters.insert(FSTYPE.to_owned(), "xfs".to_owned());
+    })
+    .unwrap();
+    assert_eq!(
+        (wanted.access_type, wanted.filesystem),
+        (AccessType::Block, None)
+    );
+    assert_eq!(wanted.access_modes, [AccessMode::SingleNodeWriter]);
+    // What was asked for in vain is refused.
+    let refused = read(|r| {
+        r.volume_capabilities = vec![block()];
+        r.parameters
+            .insert(MKFS_OPTIONS.to_owned(), "-I 512".to_owned());
+    });
+    let error = refused.unwrap_err();
+    assert!(error.to_string().contains("mkfsOptions"), "{error}");
 }
 
 #[test]
@@ -385,7 +407,11 @@ fn gc_03_gc_04_gc_05_a_capacity_request_becomes_a_query() {
         volume_capabilities: vec![capability],
         ..v1::GetCapacityRequest::default()
     };
-    assert_eq!(ask(with(block())), None);
+    assert_eq!(
+        ask(with(block())).unwrap().filesystem,
+        None,
+        "whatever the class says"
+    );
     assert_eq!(
         ask(with(mount("ext4", Mode::SingleNodeWriter))),
         None,
