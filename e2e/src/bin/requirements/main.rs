@@ -41,7 +41,7 @@ fn main() -> io::Result<ExitCode> {
         println!("{line}");
     }
     for mistake in &mistakes {
-        println!("error: {mistake}");
+        eprintln!("error: {mistake}");
     }
     Ok(ExitCode::from(u8::from(!mistakes.is_empty())))
 }
