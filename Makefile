@@ -31,6 +31,9 @@ test: ## Everything: check, host, API server, csi-sanity, and the cluster's test
 test-host: ## Pools, images and mounts on real loop devices (root)
 	e2e/steps host
 
+test-vm: ## The same on Debian's kernel in a virtual machine, where a mounted ext4 grows
+	e2e/steps vm
+
 test-api: ## Operator, controller, agent and csi-sanity against a real API server (root)
 	e2e/steps api
 
@@ -76,4 +79,4 @@ $(DENY):
 clean: ## Remove what cargo built (the cache of programs and images stays)
 	cargo clean
 
-.PHONY: help requirements bench storage-suite setup build generate fmt check test test-host test-api test-cluster cluster-up cluster-down images demo lint-scripts deny clean
+.PHONY: help requirements bench storage-suite setup build generate fmt check test test-host test-vm test-api test-cluster cluster-up cluster-down images demo lint-scripts deny clean

@@ -4,12 +4,12 @@
 
 programs_of() {
   case $1 in
-  check | host | bench) ;;
+  check | host | vm | bench) ;;
   control-plane) echo etcd kube-apiserver kubectl ;;
   sanity) echo csi-sanity ;;
   cluster) echo kind "${node_programs[@]}" "${image_programs[@]}" ;;
   storage-suite) echo ginkgo e2e.test agnhost ;;
-  *) fail "no group is called $1; there are check, host, bench, control-plane, sanity, cluster and storage-suite" ;;
+  *) fail "no group is called $1; there are check, host, vm, bench, control-plane, sanity, cluster and storage-suite" ;;
   esac
 }
 
