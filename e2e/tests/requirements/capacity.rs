@@ -6,7 +6,7 @@ use cistern_proto::csi::v1::{
 };
 use tonic::{Code, Status};
 
-use crate::{POOL, code, controller, create, delete, map, mounted, range, wanted};
+use crate::{POOL, block, code, controller, create, delete, map, mounted, range, wanted};
 
 type Change = fn(&mut GetCapacityRequest);
 
@@ -47,6 +47,8 @@ async fn gc_03_gc_04_gc_05_gc_08_the_figure_is_that_of_what_was_asked_for() {
             },
             false,
         ),
+        ("GC-03", |r| r.volume_capabilities = vec![block()], true),
+        ("GC-03", |r| r.volume_capabilities.push(block()), false),
         (
             "GC-04",
             |r| r.parameters = map(&[("pool", "no-such-pool")]),

@@ -7,7 +7,7 @@ use cistern_proto::csi::v1::{self, CreateVolumeRequest, volume_capability::acces
 use kube::ResourceExt as _;
 use tonic::Code;
 
-use crate::{SIZE, code, controller, create, delete, map, mounted, objects, range, wanted};
+use crate::{SIZE, block, code, controller, create, delete, map, mounted, objects, range, wanted};
 
 type Change = fn(&mut CreateVolumeRequest);
 
@@ -80,6 +80,7 @@ async fn gen_04_gen_05_gen_13_what_is_missing_or_illegal_is_refused_and_nothing_
             },
             "in one volume",
         ),
+        ("CV-04", |r| r.volume_capabilities.push(block()), "block"),
         (
             "CV-11, FLD-11",
             |r| r.capacity_range.as_mut().unwrap().required_bytes = -1,
@@ -231,6 +232,9 @@ async fn cv_07_the_same_name_for_something_else_is_refused_and_the_volume_stays(
         }),
         ("parameters", |r| {
             drop(r.parameters.insert("pool".into(), "another".into()))
+        }),
+        ("volume_capabilities", |r| {
+            r.volume_capabilities = vec![block()]
         }),
         // TOP-19.
         ("accessibility_requirements", |r| {

@@ -38,7 +38,7 @@ use cistern_e2e::{ControlPlane, Driver};
 use cistern_proto::csi::v1::{
     self,
     controller_client::ControllerClient,
-    volume_capability::{AccessMode, AccessType, MountVolume, access_mode::Mode},
+    volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume, access_mode::Mode},
 };
 use kube::Api;
 use tokio::sync::OnceCell;
@@ -97,6 +97,13 @@ fn mounted(filesystem: &str, mode: Mode) -> v1::VolumeCapability {
             ..MountVolume::default()
         })),
         access_mode: Some(AccessMode { mode: mode.into() }),
+    }
+}
+
+fn block() -> v1::VolumeCapability {
+    v1::VolumeCapability {
+        access_type: Some(AccessType::Block(BlockVolume {})),
+        ..mounted("", Mode::SingleNodeWriter)
     }
 }
 

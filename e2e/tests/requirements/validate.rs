@@ -6,7 +6,7 @@ use cistern_proto::csi::v1::{
 };
 use tonic::{Code, Status};
 
-use crate::{POOL, code, controller, create, delete, map, mounted, objects, wanted};
+use crate::{POOL, block, code, controller, create, delete, map, mounted, objects, wanted};
 
 type Change = fn(&mut ValidateVolumeCapabilitiesRequest);
 
@@ -101,6 +101,7 @@ async fn vvc_05_vvc_07_vvc_09_vvc_10_what_the_volume_is_is_repeated_and_what_it_
                 .push(mounted("", Mode::MultiNodeMultiWriter))
         },
         |r| r.volume_capabilities = vec![mounted("xfs", Mode::SingleNodeWriter)],
+        |r| r.volume_capabilities.push(block()),
         |r| r.parameters = map(&[("pool", "another")]),
         |r| r.parameters = map(&[("pool", POOL), ("bogus", "x")]),
         |r| r.mutable_parameters = map(&[("iops", "1")]),

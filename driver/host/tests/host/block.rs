@@ -261,7 +261,7 @@ fn nsv_08_a_volume_is_staged_as_what_it_was_made() {
     };
     let error = other.stage().unwrap_err();
     assert!(error.to_string().contains("Filesystem"), "{error}");
-    assert_eq!(fs::read_dir(&other.staging).unwrap().count(), 0, "nsv_16");
+    assert_eq!(fs::read_dir(&other.staging).unwrap().count(), 0, "NSV-16");
     // A filesystem is mounted at the staging path: nothing is written into it.
     must(pool.stage(&Volume::new(&other.image).stage(&other.staging)));
     let confused = Device {
