@@ -85,16 +85,22 @@ const SPECS: usize = 103;
 
 #[tokio::test]
 async fn every_spec_for_what_is_announced_passes_with_thin_volumes() {
-    check("thin", "ext4").await;
+    check("thin", "thin", "ext4").await;
 }
 
 #[tokio::test]
 async fn every_spec_for_what_is_announced_passes_with_thick_volumes_of_xfs() {
-    check("thick", "xfs").await;
+    check("thick", "thick", "xfs").await;
 }
 
-async fn check(provisioning: &str, filesystem: &str) {
-    let pool = format!("sanity-{provisioning}");
+#[tokio::test]
+async fn every_spec_for_what_is_announced_passes_with_raw_block_volumes() {
+    check("block", "thin", "").await;
+}
+
+/// Runs all specs with volumes of a kind: a filesystem, or none for devices.
+async fn check(name: &str, provisioning: &str, filesystem: &str) {
+    let pool = format!("sanity-{name}");
     // Of its own: csi-sanity counts all volumes that there are.
     let control_plane = ControlPlane::start().await;
     let driver = Driver::start(&control_plane, &format!("node-{pool}")).await;
@@ -159,6 +165,11 @@ async fn run_csi_sanity(
         "pool: {pool}\nprovisioning: {provisioning}\ncsi.storage.k8s.io/fstype: {filesystem}\n"
     );
     fs::write(&parameters, content).unwrap();
+    let access_type = if filesystem.is_empty() {
+        "block"
+    } else {
+        "mount"
+    };
     let mut command = driver.command_on_node(tool("csi-sanity").await);
     let unix = |path: &std::path::Path| format!("unix://{}", path.display());
     for (flag, value) in [
@@ -172,6 +183,7 @@ async fn run_csi_sanity(
         ("csi.testvolumeparameters", parameters.display().to_string()),
         // The smallest that every filesystem can be made in.
         ("csi.testvolumesize", (300_u64 << 20).to_string()),
+        ("csi.testvolumeaccesstype", access_type.to_owned()),
         ("ginkgo.json-report", report.display().to_string()),
         ("ginkgo.no-color", "true".to_owned()),
     ] {

@@ -116,11 +116,38 @@ impl Test {
 
     /// Claims a volume.
     pub async fn claim(&self, name: &str, class: &str, size: Bytes) -> PersistentVolumeClaim {
-        let spec = json!({
-            "storageClassName": class,
-            "accessModes": ["ReadWriteOnce"],
-            "resources": {"requests": {"storage": size.to_string()}},
-        });
+        self.object(name, claim_spec(class, size)).await
+    }
+
+    /// Claims a volume in another access mode.
+    pub async fn claim_in(
+        &self,
+        access_mode: &str,
+        name: &str,
+        class: &str,
+        size: Bytes,
+    ) -> PersistentVolumeClaim {
+        let mut spec = claim_spec(class, size);
+        spec["accessModes"] = json!([access_mode]);
+        self.object(name, spec).await
+    }
+
+    /// Claims a raw block volume.
+    pub async fn block_claim(&self, name: &str, class: &str, size: Bytes) -> PersistentVolumeClaim {
+        let mut spec = claim_spec(class, size);
+        spec["volumeMode"] = json!("Block");
+        self.object(name, spec).await
+    }
+
+    /// Makes an object with this spec in the test's namespace.
+    pub async fn object<K>(&self, name: &str, spec: Value) -> K
+    where
+        K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
+            + Clone
+            + DeserializeOwned
+            + serde::Serialize
+            + std::fmt::Debug,
+    {
         self.create(&self.namespaced(), name, json!({"spec": spec}))
             .await
     }
@@ -132,20 +159,17 @@ impl Test {
 
     /// A pod that runs a shell script with a claim's volume at `/data`.
     pub async fn pod(&self, name: &str, claim: &str, script: &str, node_selector: Value) -> Pod {
-        let spec = json!({
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": 1,
-            "nodeSelector": node_selector,
-            "containers": [{
-                "name": "main",
-                "image": "busybox:1.37",
-                "imagePullPolicy": "IfNotPresent",
-                "command": ["sh", "-c", script],
-                "volumeMounts": [{"name": "data", "mountPath": "/data"}],
-            }],
-            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}],
-        });
-        self.create(&self.namespaced(), name, json!({"spec": spec}))
+        let volume = json!({"persistentVolumeClaim": {"claimName": claim}});
+        let mut spec = pod_spec(script, volume);
+        spec["nodeSelector"] = node_selector;
+        self.object(name, spec).await
+    }
+
+    /// Runs a shell script in a pod.
+    pub async fn shell(&self, pod: &str, script: &str) -> Result<String, String> {
+        let command = ["sh", "-euc", script];
+        self.cluster
+            .exec(&self.namespace, pod, "main", &command)
             .await
     }
 
@@ -311,6 +335,32 @@ impl Test {
             .await
             .unwrap_or_else(|error| panic!("creating {} {name}: {error}", K::kind(&())))
     }
+}
+
+/// A claim of a `ReadWriteOnce` volume with a filesystem.
+pub fn claim_spec(class: &str, size: Bytes) -> Value {
+    json!({
+        "storageClassName": class,
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": size.to_string()}},
+    })
+}
+
+/// A pod that runs a shell script with a volume at `/data`.
+pub fn pod_spec(script: &str, mut volume: Value) -> Value {
+    volume["name"] = json!("data");
+    json!({
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 1,
+        "containers": [{
+            "name": "main",
+            "image": "busybox:1.37",
+            "imagePullPolicy": "IfNotPresent",
+            "command": ["sh", "-c", script],
+            "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+        }],
+        "volumes": [volume],
+    })
 }
 
 /// The label that puts a node into a test's pool.

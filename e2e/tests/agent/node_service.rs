@@ -331,3 +331,57 @@ async fn pods_are_torn_down_while_the_api_server_is_away() {
     control_plane.apiserver().signal(Signal::CONT);
     node.finish().await;
 }
+
+#[tokio::test]
+async fn nsv_05_npv_06_a_pod_that_runs_keeps_its_filesystem_when_its_pool_is_lost() {
+    let node = Fixture::start("agent-lost-pool").await;
+    let object = node.volume("one", Bytes::mib(64)).await;
+    keeps_what_it_has(node, &object).await;
+}
+
+#[tokio::test]
+async fn nsv_05_npv_06_a_pod_that_runs_keeps_its_device_when_its_pool_is_lost() {
+    let node = Fixture::start("agent-lost-devices").await;
+    let object = node.block_volume("one", Bytes::mib(64)).await;
+    keeps_what_it_has(node, &object).await;
+}
+
+/// kubelet repeats its calls for running pods after each of its restarts; an error would take the
+/// volume from them.
+async fn keeps_what_it_has(mut node: Fixture, object: &PoolVolume) {
+    let mode = Mode::SingleNodeMultiWriter;
+    {
+        let place = Place::of(&node, object);
+        place.stage(&[]).await.unwrap();
+        place.publish_in("a", mode, false).await.unwrap();
+    }
+    let images = node.images();
+    let pool = images.parent().unwrap();
+    let (file, elsewhere) = (pool.with_extension("img"), pool.with_extension("lost"));
+    node.shell("umount --lazy $1", &[&text(pool)]).await;
+    std::fs::rename(&file, &elsewhere).unwrap();
+    node.driver.restart_node().await;
+    let is_lost = |pool: &cistern_crds::NodePoolStatus| !pool.is_ready();
+    node.pool_until("to be lost", is_lost).await;
+
+    let place = Place::of(&node, object);
+    place.stage(&[]).await.unwrap();
+    place.publish_in("a", mode, false).await.unwrap();
+    assert_eq!(
+        code(place.publish_in("a", mode, true).await),
+        Code::AlreadyExists
+    );
+    // Also for one that has just come: what is staged is as good as it was.
+    place.publish_in("b", mode, false).await.unwrap();
+    place.statistics(&place.target("b")).await.unwrap();
+    place.unpublish("a").await.unwrap();
+    place.unpublish("b").await.unwrap();
+    place.unstage().await.unwrap();
+    // But nothing is staged anew from a pool that is not there.
+    assert_eq!(code(place.stage(&[]).await), Code::FailedPrecondition);
+    assert_eq!(std::fs::read_dir(&place.staging).unwrap().count(), 0);
+
+    std::fs::rename(&elsewhere, &file).unwrap();
+    node.driver.ready_pool(&node.name).await;
+    node.finish().await;
+}

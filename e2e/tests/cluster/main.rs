@@ -11,6 +11,8 @@
     reason = "a test fails by panicking"
 )]
 
+mod access_modes;
+mod block;
 mod capacity;
 mod deletion;
 mod nodes;
