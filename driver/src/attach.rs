@@ -12,7 +12,7 @@ use cistern_client::Chain;
 use cistern_crds::{PoolVolume, names};
 use cistern_host::{
     BlockPublishRequest, BlockStageRequest, Content, Pool, PublishRequest, Root, StageRequest,
-    Staged, VolumeStatistics, attach as host, options, statistics,
+    Staged, VolumeStatistics, attach as host, image, options, statistics,
 };
 use tokio::time::timeout;
 
@@ -157,7 +157,15 @@ impl Attach {
                 tracing::warn!(volume = id, error = %Chain(why), "staged at its old size");
             }
             // What keeps it from being staged becomes a condition.
-            Err(_) => self.agent.touch(&id),
+            Err(error) => {
+                if let Error::Host(host::Error::Image(image::Error::Damaged { .. })) = error {
+                    self.agent.damage.damaged(&id, Chain(error).to_string());
+                }
+                self.agent.touch(&id);
+            }
+        }
+        if staged.is_ok() {
+            self.agent.saw_mounted(&id);
         }
         staged.map(drop)
     }

@@ -9,6 +9,7 @@
 //! must remember stands in the status that it wrote, and is checked against the disk before use.
 
 pub mod blocking;
+pub mod damage;
 pub mod desired;
 pub mod lanes;
 pub mod ledger;
@@ -37,6 +38,7 @@ use kube::{
 use tokio::sync::{Notify, mpsc, watch};
 
 use self::{
+    damage::Damage,
     desired::{Changes, Desired, Guarded, readable},
     lanes::Lanes,
     ledger::{Promise, Refusal},
@@ -66,6 +68,8 @@ pub struct Agent {
     pub locks: VolumeLocks,
     /// The folder of Cistern on the host.
     pub root: Root,
+    /// Filesystems that are not mounted because they are damaged.
+    pub damage: Damage,
     nodes: Api<StorageNode>,
     volumes: Api<PoolVolume>,
     promises: Promises,
@@ -121,6 +125,7 @@ impl Parts {
             pools: Pools::default(),
             locks: VolumeLocks::default(),
             root,
+            damage: Damage::default(),
             nodes: Api::all(client.clone()),
             volumes: Api::all(client.clone()),
             promises: Promises::default(),
@@ -173,6 +178,15 @@ impl Agent {
     pub fn touch(&self, volume: &str) {
         // The receiver goes only with the process.
         let _ = self.queue.send(volume.to_owned());
+    }
+
+    /// Takes note of a volume's filesystem that was mounted: a condition that says otherwise goes.
+    pub fn saw_mounted(&self, volume: &str) {
+        let object = self.desired.volume(volume);
+        let object = object.as_ref().and_then(|object| readable(object));
+        if self.damage.mounted(volume, object) {
+            self.touch(volume);
+        }
     }
 
     /// Resolves when the pools were looked at for the first time.
@@ -245,6 +259,7 @@ async fn run_volumes(
                 // It is gone; what it left on the disk is found by a look.
                 Err(controller::Error::ObjectNotFound(object)) => {
                     agent.retries.forget(&object.name);
+                    agent.damage.forget(&object.name);
                     agent.look.notify_one();
                     agent.report.request();
                 }

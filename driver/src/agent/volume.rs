@@ -209,7 +209,13 @@ impl Pass<'_> {
             Ok::<_, disk::Error>(image)
         });
         let outcome = match work.await.map_err(|source| self.broken(source))? {
-            Ok(image) => Outcome::Ready(image),
+            Ok(image) => match self.agent.damage.of(self.volume) {
+                None => Outcome::Ready(image),
+                Some(message) => Outcome::NotReady {
+                    reason: Reason::FilesystemDamaged,
+                    message,
+                },
+            },
             Err(error) => {
                 self.suspect_pool(&error);
                 let message = Chain(&error).to_string();

@@ -10,6 +10,7 @@
 
 mod admission;
 mod block;
+mod damage;
 mod deletion;
 mod hostility;
 mod identity;

@@ -24,7 +24,7 @@ pub(crate) struct Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    async fn new(node: &'a Fixture) -> Self {
+    pub(crate) async fn new(node: &'a Fixture) -> Self {
         Self::of(node, &node.volume("one", Bytes::mib(64)).await)
     }
 
