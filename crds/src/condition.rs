@@ -147,6 +147,13 @@ names! {
     }
 }
 
+impl Reason {
+    /// Whether it is for good that a volume does not grow as asked: the wish has to be taken back.
+    pub const fn refuses_growth(self) -> bool {
+        matches!(self, Self::NoSpace | Self::TooLarge | Self::PoolClosed)
+    }
+}
+
 /// `status` of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConditionStatus {

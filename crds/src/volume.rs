@@ -6,7 +6,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    condition::{self, Condition},
+    condition::{self, Condition, ConditionStatus, ConditionType, Reason},
     parameters::{FilesystemType, Provisioning},
     size::Bytes,
 };
@@ -99,6 +99,20 @@ pub struct PoolVolumeSpec {
     #[serde(default)]
     #[x_kube(validation = Rule::new("self || !oldSelf").message("deletionRequested cannot be taken back"))]
     pub deletion_requested: bool,
+}
+
+impl PoolVolume {
+    /// The condition that refuses the growth that the spec asks for now, if one does. The controller
+    /// takes the wish back; nothing is reserved for it.
+    pub fn refused_growth(&self) -> Option<&Condition> {
+        let status = self.status.as_ref()?;
+        let expanded = condition::find(&status.conditions, ConditionType::Expanded)?;
+        let refuses = expanded.status == ConditionStatus::False.as_str()
+            && Reason::parse(&expanded.reason).is_some_and(Reason::refuses_growth)
+            && expanded.observed_generation == self.metadata.generation
+            && status.reserved.is_some_and(|held| held < self.spec.size);
+        refuses.then_some(expanded)
+    }
 }
 
 /// How a volume is given to a pod.

@@ -1,9 +1,10 @@
-//! Giving a volume to pods on this node and taking it back: stage, publish, statistics.
+//! Giving a volume to pods on this node and taking it back: stage, publish, expand, statistics.
 //!
 //! *Invariants:* whoever changes something holds the volume's lock until the work on the host has
 //! ended; the way back asks neither the API server nor the pool; nothing here can make a
 //! filesystem.
 
+pub mod expand;
 pub mod usage;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
@@ -150,11 +151,14 @@ impl Attach {
         let staged = on_host(guard, move || stage(&root, pool, &volume, &request));
         let staged = finished(&id, staged.await);
         match &staged {
-            Ok(Staged { not_grown: None }) => {}
-            Ok(Staged {
+            Ok(None) => {}
+            Ok(Some(Staged { not_grown: None })) => self.agent.saw_filesystem(&id, Ok(())),
+            Ok(Some(Staged {
                 not_grown: Some(why),
-            }) => {
-                tracing::warn!(volume = id, error = %Chain(why), "staged at its old size");
+            })) => {
+                let why = Chain(why).to_string();
+                tracing::warn!(volume = id, error = why, "staged at its old size");
+                self.agent.saw_filesystem(&id, Err(why));
             }
             // What keeps it from being staged becomes a condition.
             Err(error) => {
@@ -314,13 +318,14 @@ fn finished<T>(
 }
 
 /// Stages a volume. One that is staged already stays, also when its pool or image cannot be used any
-/// more: kubelet repeats the call for pods that run.
+/// more: kubelet repeats the call for pods that run. Says whether the filesystem has all of its
+/// image, where that was looked at: what may not be written is not to grow.
 fn stage(
     root: &Root,
     pool: Result<Arc<Pool>, Error>,
     volume: &Volume,
     request: &Stage,
-) -> Result<Staged, Error> {
+) -> Result<Option<Staged>, Error> {
     match volume.content {
         Content::Block => {
             if !root.is_block_staged(&volume.image, &request.staging)? {
@@ -331,7 +336,7 @@ fn stage(
                     staging: &request.staging,
                 })?;
             }
-            Ok(Staged { not_grown: None })
+            Ok(None)
         }
         Content::Filesystem { filesystem, uuid } => {
             let options = request.usage.options(filesystem)?;
@@ -348,8 +353,8 @@ fn stage(
             };
             let staged = pool.and_then(|pool| Ok(pool.stage(&stage)?));
             match staged {
-                Err(_) if root.is_staged(&stage)? => Ok(Staged { not_grown: None }),
-                staged => staged,
+                Err(_) if root.is_staged(&stage)? => Ok(None),
+                staged => Ok(Some(staged?).filter(|_| !stage.read_only)),
             }
         }
     }

@@ -74,6 +74,7 @@ pub async fn node(options: config::Node) -> Result {
         root(&options.place).keeping(options.keep_free_percent),
         Utc::now,
     );
+    agent::metrics::register(agent.agent(), &mut registry);
     let node = Node::new(Attach::new(agent.agent()), node_name, options.max_volumes);
     let identity = Identity::new(readiness.clone(), Arc::new(tools));
     let services = Routes::new(IdentityServer::new(identity)).add_service(NodeServer::new(node));

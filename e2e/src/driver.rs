@@ -206,7 +206,17 @@ impl Driver {
 
     /// Kills the node's process and starts it again; mounts stay, as they do when a pod restarts.
     pub async fn restart_node(&mut self) {
+        self.kill_node();
+        self.start_node().await;
+    }
+
+    /// Kills the node's process.
+    pub fn kill_node(&mut self) {
         self.node.kill();
+    }
+
+    /// Starts the node's process after [`Self::kill_node`].
+    pub async fn start_node(&mut self) {
         self.node.start_again(self.host.node_command()).await;
     }
 

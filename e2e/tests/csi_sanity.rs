@@ -61,7 +61,6 @@ const SKIPPED: &[(&str, &str)] = &[
     ),
     ("CreateSnapshot", SNAPSHOTS),
     ("DeleteSnapshot", SNAPSHOTS),
-    ("ExpandVolume", EXPANSION),
     ("GetSnapshot", SNAPSHOTS),
     (
         "GroupController Service",
@@ -69,11 +68,9 @@ const SKIPPED: &[(&str, &str)] = &[
     ),
     ("ListSnapshots", SNAPSHOTS),
     ("ModifyVolume", MODIFY),
-    ("Node Service NodeExpandVolume", EXPANSION),
     ("Node Service NodeGetStorageHealth", HEALTH),
     ("Node Service NodeGetVolumeHealth", HEALTH),
 ];
-const EXPANSION: &str = "volumes do not grow yet";
 const HEALTH: &str = "volume health is not told to Kubernetes yet";
 const CLONES: &str = "there are no clones yet";
 const MODIFY: &str = "no class of attributes can change a volume";

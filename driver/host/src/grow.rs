@@ -18,6 +18,7 @@ use std::{
 };
 
 use cistern_crds::{Bytes, FilesystemType};
+use rustix::io::Errno;
 
 use crate::{
     cause::Cause,
@@ -44,6 +45,8 @@ pub struct ExpandRequest<'a> {
     pub path: &'a Path,
     /// What it is to have at least.
     pub required: Bytes,
+    /// What it may have at most.
+    pub limit: Option<Bytes>,
 }
 
 /// Why a volume in use does not have all of its image.
@@ -60,15 +63,13 @@ pub enum Error {
         /// The path.
         path: PathBuf,
     },
-    /// The image is smaller than what is asked for.
-    #[error("image {image} has {size}, and {required} is asked for")]
-    Beyond {
+    /// The image has another size than what is asked for.
+    #[error("image {image} has {size}, which is not in the range that is asked for")]
+    OutOfRange {
         /// Name of the image.
         image: Uid,
         /// What it has.
         size: Bytes,
-        /// What is asked for.
-        required: Bytes,
     },
     /// Nothing can be written through the mount.
     #[error("{path} is read-only: the filesystem grows when the volume is staged for writing")]
@@ -109,6 +110,16 @@ fn failed<E: Into<Cause>>(
     }
 }
 
+impl Error {
+    /// Whether a filesystem stays smaller than its image.
+    pub fn leaves_it_smaller(&self) -> bool {
+        match self {
+            Self::ReadOnly { .. } | Self::OnlyUnmounted { .. } | Self::Failed { .. } => true,
+            Self::Image(_) | Self::NotThere { .. } | Self::OutOfRange { .. } => false,
+        }
+    }
+}
+
 impl Pool {
     /// Gives a volume all of its image while it is in use: its loop device, and the filesystem on
     /// it. Says how large it is then. A repeated call finds all done (NEV-08, NEV-15).
@@ -124,13 +135,9 @@ impl Pool {
             .map_err(failed("find the loop device", uid))?
             .ok_or_else(|| not_there(request))?;
         let place = self.place_of(request, &bound)?;
-        if size < request.required {
-            let (image, required) = (uid.clone(), request.required);
-            return Err(Error::Beyond {
-                image,
-                size,
-                required,
-            });
+        if size < request.required || request.limit.is_some_and(|limit| size > limit) {
+            let image = uid.clone();
+            return Err(Error::OutOfRange { image, size });
         }
         self.fit(&bound, uid)?;
         if let Some(filesystem) = request.filesystem {
@@ -150,26 +157,49 @@ impl Pool {
 
     /// The place of the request, at which the volume is.
     fn place_of(&self, request: &ExpandRequest<'_>, bound: &Loop) -> Result<Place<'_>, Error> {
-        let look = |source| failed("look at the path", request.image)(source);
-        let place = match Place::open(&*self.system, request.path) {
-            Ok(place) => place,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(not_there(request));
+        let look = |source: io::Error| {
+            if is_nowhere(&source) {
+                not_there(request)
+            } else {
+                failed("look at the path", request.image)(source)
             }
-            Err(error) => return Err(look(error)),
         };
+        let place = Place::open(&*self.system, request.path).map_err(look)?;
         let is_there = match request.filesystem {
             Some(_) => place
                 .mounted()
                 .map_err(look)?
                 .is_some_and(|mount| is_whole(&mount, bound)),
-            None => is_device(&*self.system, &place, bound).map_err(look)?,
+            None => self.is_device(request, &place, bound).map_err(look)?,
         };
         if is_there {
             Ok(place)
         } else {
             Err(not_there(request))
         }
+    }
+
+    /// Whether the device stands at the place, or in the directory there: its target, or its staging
+    /// path.
+    fn is_device(
+        &self,
+        request: &ExpandRequest<'_>,
+        place: &Place<'_>,
+        bound: &Loop,
+    ) -> io::Result<bool> {
+        let system = &*self.system;
+        let Some(file) = place.look()? else {
+            return Ok(false);
+        };
+        let mut stat = system.stat(file.as_fd())?;
+        if stat.kind == FileKind::Directory {
+            let staged = Place::open(system, &request.path.join(request.image.as_str()))?;
+            match staged.look()? {
+                Some(file) => stat = system.stat(file.as_fd())?,
+                None => return Ok(false),
+            }
+        }
+        Ok(stat.kind == FileKind::BlockDevice && stat.node == bound.device())
     }
 
     /// Does what is done to the filesystem of an image before it is bound to a loop device: checks
@@ -232,6 +262,14 @@ fn damaged(uid: &Uid, filesystem: FilesystemType, report: String) -> image::Erro
     }
 }
 
+/// Whether an error of the kernel says that nothing can be at a path.
+fn is_nowhere(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG)
+    )
+}
+
 fn not_there(request: &ExpandRequest<'_>) -> Error {
     Error::NotThere {
         image: request.image.clone(),
@@ -241,15 +279,6 @@ fn not_there(request: &ExpandRequest<'_>) -> Error {
 
 fn is_whole(mount: &Mount, bound: &Loop) -> bool {
     mount.device == bound.device() && mount.root == Path::new("/")
-}
-
-/// Whether the device stands at the place.
-fn is_device(system: &dyn System, place: &Place<'_>, bound: &Loop) -> io::Result<bool> {
-    let Some(file) = place.look()? else {
-        return Ok(false);
-    };
-    let stat = system.stat(file.as_fd())?;
-    Ok(stat.kind == FileKind::BlockDevice && stat.node == bound.device())
 }
 
 /// Grows the filesystem of a loop device that is mounted at a place, as far as the device goes.

@@ -2,6 +2,8 @@
 //!
 //! Pure arithmetic over what the custom resources say; derived anew each time, so it cannot drift.
 //!
+//! A growth that is asked for counts from its admission on, and one that is refused counts nothing.
+//!
 //! *Invariant:* promises to all volumes together stay within `usable × overcommit`, those to thick
 //! volumes within `usable`, and no single volume is larger than `usable` (R12). Whatever lies on
 //! the disk and belongs to no custom resource counts as if it were thick.
@@ -59,6 +61,16 @@ pub enum Refusal {
         /// What is left for volumes of this kind.
         room: Bytes,
     },
+    /// A volume cannot become as large as is asked for.
+    #[error("the volume can grow to {largest} on this node, and {size} is asked for")]
+    Growth {
+        /// Asked for.
+        size: Bytes,
+        /// The largest size that it can have now.
+        largest: Bytes,
+        /// The largest that any volume can have.
+        usable: Bytes,
+    },
     /// As many volumes as the pool's limit allows.
     #[error("the pool holds {limit} volumes on this node, its limit")]
     VolumeLimitReached {
@@ -72,7 +84,8 @@ impl Refusal {
     pub fn reason(&self) -> Reason {
         match self {
             Self::TooLarge { .. } => Reason::TooLarge,
-            Self::NoSpace { .. } => Reason::NoSpace,
+            Self::Growth { size, usable, .. } if size > usable => Reason::TooLarge,
+            Self::NoSpace { .. } | Self::Growth { .. } => Reason::NoSpace,
             Self::VolumeLimitReached { .. } => Reason::VolumeLimitReached,
         }
     }
@@ -138,6 +151,11 @@ impl Ledger {
         if self.volumes >= self.terms.volume_limit {
             return Bytes::ZERO;
         }
+        self.free(provisioning)
+    }
+
+    /// Bytes that can still be promised, to whichever volume.
+    fn free(&self, provisioning: Provisioning) -> Bytes {
         let ceiling = self.terms.usable.percent(self.terms.overcommit_percent);
         let thin = ceiling.saturating_sub(self.promised);
         match provisioning {
@@ -163,6 +181,21 @@ impl Ledger {
         let room = self.room(provisioning);
         if size > room {
             return Err(Refusal::NoSpace { size, room });
+        }
+        Ok(())
+    }
+
+    /// Whether a volume of this ledger, to which `held` is promised, can have more.
+    pub fn check_growth(&self, held: Bytes, wanted: Promise) -> Result<(), Refusal> {
+        let (size, usable) = (wanted.size, self.terms.usable);
+        let reach = held.saturating_add(self.free(wanted.provisioning));
+        let largest = usable.min(reach).round_down_to_mib().max(held);
+        if size > largest {
+            return Err(Refusal::Growth {
+                size,
+                largest,
+                usable,
+            });
         }
         Ok(())
     }
@@ -241,6 +274,38 @@ mod tests {
         assert_eq!(ledger.volumes(), 0);
     }
 
+    #[test]
+    fn cev_07_a_volume_grows_as_far_as_there_is_room_and_a_refusal_says_how_far() {
+        let held = Bytes::gib(4);
+        let ledger = Ledger::new(TERMS, [thick(held), thick(Bytes::gib(3))], Bytes::ZERO);
+        assert_eq!(ledger.check_growth(held, thick(Bytes::gib(7))), Ok(()));
+        let more = Bytes::gib(7).saturating_add(Bytes(1));
+        let refusal = ledger.check_growth(held, thick(more)).unwrap_err();
+        assert_eq!(refusal.reason(), Reason::NoSpace);
+        assert!(refusal.to_string().contains("grow to 7Gi"), "{refusal}");
+        // Overcommitted, the pool has more to promise, but one volume has its bounds.
+        assert_eq!(ledger.check_growth(held, thin(Bytes::gib(10))), Ok(()));
+        let refusal = ledger.check_growth(held, thin(Bytes::gib(11))).unwrap_err();
+        assert_eq!(refusal.reason(), Reason::TooLarge);
+        assert!(refusal.to_string().contains("grow to 10Gi"), "{refusal}");
+    }
+
+    #[test]
+    fn a_volume_grows_where_the_limit_on_volumes_is_reached_and_keeps_what_it_has_in_a_full_pool() {
+        let terms = Terms {
+            volume_limit: 1,
+            ..TERMS
+        };
+        let ledger = Ledger::new(terms, [thin(Bytes::gib(1))], Bytes::ZERO);
+        let grown = thin(Bytes::gib(2));
+        assert_eq!(ledger.check_growth(Bytes::gib(1), grown), Ok(()));
+        // The pool was promised away more than it has now: its overcommitment was lowered.
+        let ledger = Ledger::new(TERMS, [thin(Bytes::gib(12)); 2], Bytes::ZERO);
+        let refusal = ledger.check_growth(Bytes::gib(12), thin(Bytes::gib(13)));
+        let refusal = refusal.unwrap_err();
+        assert!(refusal.to_string().contains("grow to 12Gi"), "{refusal}");
+    }
+
     fn any_promise() -> impl Strategy<Value = Promise> {
         let kind = prop_oneof![Just(Provisioning::Thin), Just(Provisioning::Thick)];
         (0..20_u64 << 30, kind).prop_map(|(size, provisioning)| Promise {
@@ -289,6 +354,58 @@ mod tests {
                 }
                 prop_assert!(promise.size <= terms.usable);
                 prop_assert!(held.len() <= terms.volume_limit as usize);
+            }
+        }
+
+        #[test]
+        fn r12_whatever_grows_is_refused_and_shrinks_back_promises_stay_within_the_terms(
+            terms in any_terms(),
+            made in prop::collection::vec(any_promise(), 1..8),
+            steps in prop::collection::vec((any::<prop::sample::Index>(), 0..30_u64 << 30, any::<bool>()), 0..60),
+            unclaimed in 0..4_u64 << 30,
+        ) {
+            let unclaimed = Bytes(unclaimed);
+            let ledger = |held: &[Promise]| Ledger::new(terms, held.iter().copied(), unclaimed);
+            let mut held: Vec<Promise> = Vec::new();
+            for promise in made {
+                if ledger(&held).check(promise).is_ok() {
+                    held.push(promise);
+                }
+            }
+            if held.is_empty() {
+                return Ok(());
+            }
+            for (index, size, fails_on_disk) in steps {
+                let index = index.index(held.len());
+                let before = held[index];
+                let wanted = Promise { size: Bytes(size).max(before.size), ..before };
+                match ledger(&held).check_growth(before.size, wanted) {
+                    Ok(()) => held[index] = wanted,
+                    Err(Refusal::Growth { largest, .. }) => {
+                        // What it says can be had, and not one step more.
+                        let most = Promise { size: largest, ..before };
+                        prop_assert!(ledger(&held).check_growth(before.size, most).is_ok());
+                        let more = Promise { size: largest.saturating_add(Bytes::mib(1)), ..before };
+                        prop_assert!(ledger(&held).check_growth(before.size, more).is_err());
+                    }
+                    Err(other) => prop_assert!(false, "{other}"),
+                }
+                let all = |held: &[Promise], counts: fn(&Promise) -> bool| -> Bytes {
+                    held.iter().filter(|p| counts(p)).map(|p| p.size).sum()
+                };
+                let ceiling = terms.usable.percent(terms.overcommit_percent);
+                prop_assert!(all(&held, |_| true).saturating_add(unclaimed) <= ceiling);
+                if held[index] != before && before.provisioning == Provisioning::Thick {
+                    let thick = all(&held, |p| p.provisioning == Provisioning::Thick);
+                    prop_assert!(thick.saturating_add(unclaimed) <= terms.usable);
+                }
+                prop_assert!(held[index].size <= terms.usable);
+                if fails_on_disk {
+                    // The disk did not have it after all: nothing of the growth stays.
+                    let free = ledger(&held).free(before.provisioning);
+                    held[index] = before;
+                    prop_assert!(ledger(&held).free(before.provisioning) >= free);
+                }
             }
         }
 

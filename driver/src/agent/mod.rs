@@ -11,9 +11,11 @@
 pub mod blocking;
 pub mod damage;
 pub mod desired;
+pub mod filesystems;
 pub mod lanes;
 pub mod ledger;
 pub mod look;
+pub mod metrics;
 pub mod pools;
 pub mod promises;
 pub mod report;
@@ -23,7 +25,7 @@ use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
 use chrono::{DateTime, Utc};
 use cistern_client::{Chain, Retries, http::Readiness};
-use cistern_crds::{PoolVolume, StorageNode};
+use cistern_crds::{Bytes, ConditionType, PoolVolume, Reason, StorageNode, condition};
 use cistern_host::Root;
 use futures::{Stream, StreamExt as _, stream};
 use kube::{
@@ -40,6 +42,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use self::{
     damage::Damage,
     desired::{Changes, Desired, Guarded, readable},
+    filesystems::{Filesystems, Seen},
     lanes::Lanes,
     ledger::{Promise, Refusal},
     pools::{PoolLook, Pools},
@@ -73,6 +76,7 @@ pub struct Agent {
     nodes: Api<StorageNode>,
     volumes: Api<PoolVolume>,
     promises: Promises,
+    filesystems: Filesystems,
     lanes: Lanes,
     report: Report,
     /// Asks for a look at the pools.
@@ -129,6 +133,7 @@ impl Parts {
             nodes: Api::all(client.clone()),
             volumes: Api::all(client.clone()),
             promises: Promises::default(),
+            filesystems: Filesystems::default(),
             lanes: Lanes::default(),
             report: Report::default(),
             look: Notify::new(),
@@ -189,6 +194,27 @@ impl Agent {
         }
     }
 
+    /// Takes note of whether a volume's filesystem has all of its image: a condition says so if it
+    /// has not, or did not before.
+    pub fn saw_filesystem(&self, volume: &str, seen: Seen) {
+        let is_news = seen.is_err() || self.is_filesystem_smaller(volume);
+        if is_news {
+            self.filesystems.saw(volume, seen);
+            self.touch(volume);
+        }
+    }
+
+    /// Whether a volume's filesystem does not have all of its image, as far as that was seen.
+    fn is_filesystem_smaller(&self, volume: &str) -> bool {
+        let told = self.desired.volume(volume).is_some_and(|object| {
+            let status = readable(&object).and_then(|volume| volume.status.as_ref());
+            let conditions = status.map_or(&[][..], |status| &status.conditions);
+            condition::find(conditions, ConditionType::Expanded)
+                .is_some_and(|expanded| expanded.reason == Reason::FilesystemSmaller.as_str())
+        });
+        told || self.filesystems.get(volume).is_some()
+    }
+
     /// Resolves when the pools were looked at for the first time.
     pub async fn looked(&self) {
         // The sender lives as long as `self`.
@@ -202,11 +228,17 @@ impl Agent {
     }
 
     /// Promises a volume its bytes, or says why not.
-    fn promise(&self, volume: &PoolVolume, look: &PoolLook, claim: Claim) -> Result<(), Refusal> {
+    fn promise(
+        &self,
+        volume: &PoolVolume,
+        size: Bytes,
+        look: &PoolLook,
+        claim: Claim,
+    ) -> Result<(), Refusal> {
         let uid = volume.uid().unwrap_or_default();
         let spec = &volume.spec;
         let promise = Promise {
-            size: spec.size,
+            size,
             provisioning: spec.provisioning,
         };
         let all = self.volumes_by_pool();
@@ -260,6 +292,7 @@ async fn run_volumes(
                 Err(controller::Error::ObjectNotFound(object)) => {
                     agent.retries.forget(&object.name);
                     agent.damage.forget(&object.name);
+                    agent.filesystems.forget(&object.name);
                     agent.look.notify_one();
                     agent.report.request();
                 }

@@ -9,9 +9,12 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use cistern_crds::PoolVolume;
+use cistern_crds::{Bytes, PoolVolume};
 
-use super::ledger::{Ledger, Promise, Refusal};
+use super::{
+    ledger::{Ledger, Promise, Refusal},
+    volume::plan,
+};
 
 /// What is promised and perhaps not yet seen, by UID of the PoolVolume.
 #[derive(Debug, Default)]
@@ -25,20 +28,25 @@ struct Pending {
     promise: Promise,
 }
 
-/// Whether a volume that already lies on the disk is counted, or a new one is asked for.
+/// What a promise is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// It must fit.
+    /// A new volume: it must fit.
     New,
-    /// Its bytes are taken whatever the ledger says.
+    /// One that lies on the disk: its bytes are taken whatever the ledger says.
     Adopted,
+    /// One that becomes larger.
+    Growth {
+        /// What is promised to it so far.
+        held: Bytes,
+    },
 }
 
 impl Promises {
     /// Promises a volume its bytes, if they are there.
     ///
     /// `ledger` is made of what the watch shows and what is pending, while nobody else can be
-    /// promised anything. A volume that has a promise already keeps it.
+    /// promised anything. A volume that has this promise already keeps it.
     pub fn make(
         &self,
         uid: &str,
@@ -48,11 +56,14 @@ impl Promises {
         ledger: impl FnOnce(&PendingOfPool) -> Ledger,
     ) -> Result<(), Refusal> {
         let mut pending = self.lock();
-        if pending.contains_key(uid) {
+        if pending.get(uid).is_some_and(|made| made.promise == promise) {
             return Ok(());
         }
+        let mut others = of_pool(&pending, pool);
+        others.remove(uid);
         match claim {
-            Claim::New => ledger(&of_pool(&pending, pool)).check(promise)?,
+            Claim::New => ledger(&others).check(promise)?,
+            Claim::Growth { held } => ledger(&others).check_growth(held, promise)?,
             Claim::Adopted => {}
         }
         let pool = pool.to_owned();
@@ -65,15 +76,16 @@ impl Promises {
         self.lock().remove(uid);
     }
 
-    /// Forgets what the watch shows by itself, or what went away.
+    /// Forgets what the watch shows by itself, what is not asked for any more, and what went away.
     ///
     /// `find` gives the object that the watch knows under a UID.
     pub fn settle<'a>(&self, find: impl Fn(&str) -> Option<&'a PoolVolume>) {
-        self.lock().retain(|uid, _| {
-            find(uid).is_some_and(|volume| {
-                let status = volume.status.as_ref();
-                status.is_none_or(|status| status.reserved.is_none())
-            })
+        // A write that is still on its way was made from an object that asks for it, and fails
+        // when that has changed.
+        self.lock().retain(|uid, pending| {
+            find(uid)
+                .and_then(plan::asked)
+                .is_some_and(|asked| asked <= pending.promise.size)
         });
     }
 
@@ -100,12 +112,12 @@ fn of_pool(pending: &HashMap<String, Pending>, pool: &str) -> PendingOfPool {
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::{Bytes, Provisioning, Reason};
+    use cistern_crds::{Provisioning, Reason};
 
     use super::*;
     use crate::{
         agent::ledger::Terms,
-        testing::{admitted_volume, wanted_volume},
+        testing::{admitted_volume, ready_volume, wanted_volume},
     };
 
     const PROMISE: Promise = Promise {
@@ -170,6 +182,55 @@ mod tests {
         let shown = admitted_volume();
         promises.settle(|_| Some(&shown));
         assert!(promises.of_pool("fast").is_empty());
+    }
+
+    #[test]
+    fn a_growth_that_is_taken_back_or_changed_is_forgotten_and_one_that_is_shown_too() {
+        let growth = |gib| Promise {
+            size: Bytes::gib(gib),
+            provisioning: Provisioning::Thin,
+        };
+        let terms = Terms {
+            usable: Bytes::gib(10),
+            overcommit_percent: 100,
+            volume_limit: 10,
+        };
+        let promises = Promises::default();
+        let ask = |gib| {
+            let held = Bytes::gib(1);
+            let ledger = |pending: &PendingOfPool| {
+                assert!(
+                    pending.is_empty(),
+                    "its own growth does not stand in its way"
+                );
+                Ledger::new(terms, [growth(1)], Bytes::ZERO)
+            };
+            promises.make("uid-1", "fast", growth(gib), Claim::Growth { held }, ledger)
+        };
+        let sees = |gib| {
+            let mut volume = ready_volume();
+            volume.spec.size = Bytes::gib(gib);
+            promises.settle(|_| Some(&volume));
+        };
+        let pending = || promises.of_pool("fast").values().next().map(|p| p.size);
+        ask(6).unwrap();
+        sees(6);
+        assert_eq!(pending(), Some(Bytes::gib(6)));
+        ask(8).unwrap();
+        assert_eq!(pending(), Some(Bytes::gib(8)));
+        assert_eq!(ask(11).unwrap_err().reason(), Reason::TooLarge);
+        assert_eq!(pending(), Some(Bytes::gib(8)));
+        sees(1);
+        assert_eq!(pending(), None, "it was taken back");
+        ask(8).unwrap();
+        sees(9);
+        assert_eq!(pending(), None, "another one is asked for");
+        ask(8).unwrap();
+        let mut shown = ready_volume();
+        shown.spec.size = Bytes::gib(8);
+        shown.status.as_mut().unwrap().reserved = Some(Bytes::gib(8));
+        promises.settle(|_| Some(&shown));
+        assert_eq!(pending(), None, "it is shown");
     }
 
     #[test]

@@ -231,9 +231,14 @@ impl PoolLook {
             let uid = volume.uid().unwrap_or_default();
             let status = volume.status.as_ref();
             if let Some(size) = status.and_then(|status| status.reserved) {
-                pending.remove(&uid);
-                let provisioning = volume.spec.provisioning;
-                promises.push(Promise { size, provisioning });
+                // That of a growth is larger than what it holds so far.
+                let growth = pending
+                    .remove(&uid)
+                    .map_or(Bytes::ZERO, |growth| growth.size);
+                promises.push(Promise {
+                    size: size.max(growth),
+                    provisioning: volume.spec.provisioning,
+                });
             }
             let image = status.and_then(|status| status.image.as_ref());
             claimed.extend(image.map(|image| image.uid.clone()));

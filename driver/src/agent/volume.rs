@@ -8,17 +8,20 @@
 //! status is written also when a step failed: the reason is what people need.
 
 pub mod disk;
+mod expand;
 pub mod plan;
 pub mod status;
 
 use std::{sync::Arc, time::Duration};
 
 use cistern_client::{Chain, Rejection};
-use cistern_crds::{PoolVolume, Reason, names::AGENT_MANAGER};
+use cistern_crds::{Bytes, PoolVolume, Reason, names::AGENT_MANAGER};
+use cistern_host::image;
 use kube::{ResourceExt as _, api::PostParams, runtime::controller::Action};
 use tokio::time::timeout;
 
 use self::{
+    expand::Noted,
     plan::{Image, Step},
     status::Outcome,
 };
@@ -88,7 +91,16 @@ pub async fn reconcile(
         volume,
         name: volume.name_any(),
     };
-    let step = plan::next(volume);
+    let noted = match pass.note_filesystem().await? {
+        Noted::Nothing => None,
+        Noted::Written(volume) => Some(*volume),
+        Noted::Overtaken => return Ok(Action::await_change()),
+    };
+    let pass = Pass {
+        volume: noted.as_ref().unwrap_or(volume),
+        ..pass
+    };
+    let step = plan::next(pass.volume);
     tracing::debug!(
         volume = pass.name,
         pool = volume.spec.pool_name,
@@ -99,7 +111,8 @@ pub async fn reconcile(
         Step::Rest if volume.spec.deletion_requested => Ok(Action::await_change()),
         Step::Rest => pass.end(Outcome::Rested).await,
         Step::Admit => pass.admit().await,
-        Step::Make | Step::Keep => pass.bring_up(step).await,
+        Step::AdmitGrowth => pass.admit_growth().await,
+        Step::Make | Step::Grow | Step::Keep => pass.bring_up(step).await,
         Step::Reclaim => pass.reclaim().await,
     }
 }
@@ -124,22 +137,28 @@ impl Pass<'_> {
     async fn admit(&self) -> Result<Action, Error> {
         let look = match self.pool() {
             Ok((look, _)) => look,
-            Err(NoPool { reason, message }) => return self.refuse(reason, message).await,
+            Err(NoPool { reason, message }) => return self.refuse(refused(reason, message)).await,
         };
         if let Some(message) = self.agent.closed(&look) {
-            return self.refuse(Reason::PoolNotReady, message).await;
+            return self.refuse(refused(Reason::PoolNotReady, message)).await;
         }
         let image = match self.look_for_own_image().await? {
             Ok(image) => image,
-            Err(error) => return self.refuse(error.reason(), Chain(&error).to_string()).await,
+            Err(error) => {
+                let message = Chain(&error).to_string();
+                return self.refuse(refused(error.reason(), message)).await;
+            }
         };
         let claim = if image.is_some() {
             Claim::Adopted
         } else {
             Claim::New
         };
-        if let Err(refusal) = self.agent.promise(self.volume, &look, claim) {
-            return self.refuse(refusal.reason(), refusal.to_string()).await;
+        let on_disk = image.as_ref().map_or(Bytes::ZERO, |image| image.size);
+        let size = self.volume.spec.size.max(on_disk);
+        if let Err(refusal) = self.agent.promise(self.volume, size, &look, claim) {
+            let message = refusal.to_string();
+            return self.refuse(refused(refusal.reason(), message)).await;
         }
         if let Some(image) = &image {
             let uid = &image.image.uid;
@@ -150,17 +169,21 @@ impl Pass<'_> {
             );
         }
         let image = image.map(|image| image.image);
-        let size = self.volume.spec.size;
-        match self.write(&Outcome::Admitted { size, image }).await {
+        let admission = Outcome::Admitted { size, image };
+        self.write_admission(&admission, Step::Make).await
+    }
+
+    /// Writes down a promise that was made, and goes on with what it is for.
+    async fn write_admission(&self, admission: &Outcome, next: Step) -> Result<Action, Error> {
+        match self.write(admission).await {
             Ok(Some(admitted)) => {
                 self.agent.report.request();
-                let name = self.name.clone();
-                let next = Pass {
+                let pass = Pass {
                     agent: self.agent,
                     volume: &admitted,
-                    name,
+                    name: self.name.clone(),
                 };
-                next.bring_up(Step::Make).await
+                pass.bring_up(next).await
             }
             // Somebody was faster, perhaps an earlier write of ours that seemed to have failed. The
             // promise stands until the watch shows what became of the object.
@@ -174,7 +197,7 @@ impl Pass<'_> {
         }
     }
 
-    async fn refuse(&self, reason: Reason, message: String) -> Result<Action, Error> {
+    async fn refuse(&self, refusal: Outcome) -> Result<Action, Error> {
         // Whoever hears of the refusal looks for another place: by then the published room must
         // say what made us refuse, or the same node is chosen again.
         match timeout(PUBLISH_PATIENCE, self.agent.publish()).await {
@@ -185,11 +208,11 @@ impl Pass<'_> {
             Err(_) => tracing::warn!("the room is not published in time for a refusal"),
         }
         let pool = &self.volume.spec.pool_name;
-        tracing::info!(volume = self.name, pool, %reason, message, "refused");
-        self.end(Outcome::Refused { reason, message }).await
+        tracing::info!(volume = self.name, pool, ?refusal, "refused");
+        self.end(refusal).await
     }
 
-    /// Makes an admitted volume's image, or looks whether the one that was made is as it was.
+    /// Makes an admitted volume's image, grows it, or looks whether the one that was made is as it was.
     async fn bring_up(&self, step: Step) -> Result<Action, Error> {
         let pool = match self.pool() {
             Ok((_, usable)) => usable.pool,
@@ -203,7 +226,7 @@ impl Pass<'_> {
         };
         let (volume, now) = (self.volume.clone(), (self.agent.now)());
         let work = on_host((place, guard), move || {
-            let image = disk::bring_up(&pool, &volume, step)?;
+            let image = disk::bring_up(&pool, &volume, step, now)?;
             let image = Image::read(&image, now)?;
             plan::is_the_same(&volume, &image)?;
             Ok::<_, disk::Error>(image)
@@ -218,11 +241,7 @@ impl Pass<'_> {
             },
             Err(error) => {
                 self.suspect_pool(&error);
-                let message = Chain(&error).to_string();
-                Outcome::NotReady {
-                    reason: error.reason(),
-                    message,
-                }
+                failed(step, &error)
             }
         };
         self.end(outcome).await
@@ -306,18 +325,22 @@ impl Pass<'_> {
         let action = match &outcome {
             // The object has changed meanwhile, and the change brings us back.
             _ if !was_written => Action::await_change(),
-            Outcome::Rested | Outcome::Refused { .. } | Outcome::Admitted { .. } => {
-                Action::await_change()
-            }
+            Outcome::Rested
+            | Outcome::Refused { .. }
+            | Outcome::Admitted { .. }
+            | Outcome::GrowthAdmitted { .. }
+            | Outcome::Filesystem(_) => Action::await_change(),
             Outcome::Ready(_) => Action::requeue(PERIOD),
-            Outcome::Reclaimed => {
+            Outcome::GrowthRefused { .. } | Outcome::Reclaimed => {
                 self.agent.report.request();
                 Action::await_change()
             }
-            Outcome::NotReady { reason, message } | Outcome::NotReclaimed { reason, message } => {
+            failure @ (Outcome::NotReady { .. }
+            | Outcome::NotGrown { .. }
+            | Outcome::NotReclaimed { .. }) => {
                 let wait = self.agent.retries.failed(self.name.clone());
                 let pool = &self.volume.spec.pool_name;
-                tracing::warn!(volume = self.name, pool, %reason, message, ?wait, "not as desired");
+                tracing::warn!(volume = self.name, pool, ?failure, ?wait, "not as desired");
                 return Ok(Action::requeue(wait));
             }
         };
@@ -378,6 +401,24 @@ impl Pass<'_> {
             volume: self.name.clone(),
             source,
         }
+    }
+}
+
+fn refused(reason: Reason, message: String) -> Outcome {
+    Outcome::Refused { reason, message }
+}
+
+/// What a step on the image that failed means to the volume.
+fn failed(step: Step, error: &disk::Error) -> Outcome {
+    let (reason, message) = (error.reason(), Chain(error).to_string());
+    match (step, error) {
+        // The disk does not have what the ledger had promised, and the image is as it was.
+        (Step::Grow, disk::Error::Image(image::Error::NoSpace { .. })) => Outcome::GrowthRefused {
+            reason: Reason::NoSpace,
+            message,
+        },
+        (Step::Grow, _) if reason == Reason::ProvisioningFailed => Outcome::NotGrown { message },
+        _ => Outcome::NotReady { reason, message },
     }
 }
 

@@ -11,10 +11,11 @@ use cistern_proto::csi::v1::{
 };
 
 /// Everything that the controller announces. A test holds it against what is implemented.
-pub const CONTROLLER: [rpc::Type; 5] = [
+pub const CONTROLLER: [rpc::Type; 6] = [
     rpc::Type::CreateDeleteVolume,
     rpc::Type::ListVolumes,
     rpc::Type::GetCapacity,
+    rpc::Type::ExpandVolume,
     rpc::Type::GetVolume,
     rpc::Type::SingleNodeMultiWriter,
 ];

@@ -56,6 +56,19 @@ impl v1::controller_server::Controller for Controller {
         Ok(Response::new(v1::DeleteVolumeResponse {}))
     }
 
+    async fn controller_expand_volume(
+        &self,
+        request: Request<v1::ControllerExpandVolumeRequest>,
+    ) -> Result<Response<v1::ControllerExpandVolumeResponse>, Status> {
+        let deadline = request::deadline(request.metadata());
+        about_volume(&request.get_ref().volume_id);
+        let asked = request::ExpandVolume::try_from(request.into_inner())?;
+        let volume = self.volumes.get(&asked.volume_id).await?;
+        asked.check(&volume)?;
+        let size = self.volumes.expand(volume, asked.size, deadline).await?;
+        Ok(Response::new(render::expanded(size)))
+    }
+
     async fn validate_volume_capabilities(
         &self,
         request: Request<v1::ValidateVolumeCapabilitiesRequest>,

@@ -6,7 +6,7 @@ use cistern_client::http::Readiness;
 use cistern_crds::names;
 use cistern_proto::csi::v1::{
     self,
-    plugin_capability::{Service, Type, service},
+    plugin_capability::{Service, Type, VolumeExpansion, service, volume_expansion},
 };
 use tonic::{Request, Response, Status};
 
@@ -63,12 +63,19 @@ impl v1::identity_server::Identity for Identity {
             })),
         };
         // Of the plugin as a whole, whichever process is asked (GPC-02, CAP-28).
-        let capabilities = [
+        let mut capabilities = [
             service::Type::ControllerService,
             service::Type::VolumeAccessibilityConstraints,
-        ];
+        ]
+        .map(capability)
+        .to_vec();
+        capabilities.push(v1::PluginCapability {
+            r#type: Some(Type::VolumeExpansion(VolumeExpansion {
+                r#type: volume_expansion::Type::Online.into(),
+            })),
+        });
         Ok(Response::new(v1::GetPluginCapabilitiesResponse {
-            capabilities: capabilities.map(capability).to_vec(),
+            capabilities,
         }))
     }
 
@@ -142,15 +149,20 @@ mod tests {
             .await
             .unwrap()
             .into_inner();
-        let kinds: Vec<service::Type> = answer
+        let kinds: Vec<String> = answer
             .capabilities
             .iter()
             .map(|capability| match capability.r#type {
-                Some(Type::Service(service)) => service.r#type(),
-                Some(Type::VolumeExpansion(_)) | None => service::Type::Unknown,
+                Some(Type::Service(service)) => format!("{:?}", service.r#type()),
+                Some(Type::VolumeExpansion(expansion)) => format!("{:?}", expansion.r#type()),
+                None => "none".to_owned(),
             })
             .collect();
-        assert!(kinds.contains(&service::Type::ControllerService));
-        assert!(!kinds.contains(&service::Type::Unknown));
+        let all = [
+            "ControllerService",
+            "VolumeAccessibilityConstraints",
+            "Online",
+        ];
+        assert_eq!(kinds, all);
     }
 }

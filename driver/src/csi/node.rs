@@ -14,14 +14,15 @@ use tonic::{Request, Response, Status};
 use self::request::{Statistics, Unpublish, Unstage};
 use super::render;
 use crate::{
-    attach::{Attach, Publish, Stage},
+    attach::{Attach, Publish, Stage, expand::Expand},
     server::{Subject, about},
 };
 
 /// Everything that the node announces.
-const CAPABILITIES: [rpc::Type; 3] = [
+const CAPABILITIES: [rpc::Type; 4] = [
     rpc::Type::StageUnstageVolume,
     rpc::Type::GetVolumeStats,
+    rpc::Type::ExpandVolume,
     rpc::Type::SingleNodeMultiWriter,
 ];
 
@@ -84,6 +85,18 @@ impl v1::node_server::Node for Node {
         let Unpublish { volume, target } = request.into_inner().try_into()?;
         self.attach.unpublish(&volume, target).await?;
         Ok(Response::new(v1::NodeUnpublishVolumeResponse {}))
+    }
+
+    async fn node_expand_volume(
+        &self,
+        request: Request<v1::NodeExpandVolumeRequest>,
+    ) -> Result<Response<v1::NodeExpandVolumeResponse>, Status> {
+        about_volume(&request.get_ref().volume_id);
+        let expand = Expand::try_from(request.into_inner())?;
+        let size = self.attach.expand(expand).await?;
+        Ok(Response::new(v1::NodeExpandVolumeResponse {
+            capacity_bytes: size.to_i64(),
+        }))
     }
 
     async fn node_get_volume_stats(

@@ -46,6 +46,15 @@ pub fn listed(page: Page) -> v1::ListVolumesResponse {
     }
 }
 
+/// A volume that is as large as it was to be. Its node has something to do each time, also for a
+/// block device: the loop device grows there, and a repeat may come before it has (CEV-10, CEV-12).
+pub fn expanded(size: Bytes) -> v1::ControllerExpandVolumeResponse {
+    v1::ControllerExpandVolumeResponse {
+        capacity_bytes: size.to_i64(),
+        node_expansion_required: true,
+    }
+}
+
 /// Where a volume on the node can be reached (TOP-17, TOP-18).
 pub fn topology(node: &str) -> v1::Topology {
     let segment = (names::TOPOLOGY_KEY.to_owned(), names::topology_value(node));

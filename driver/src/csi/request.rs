@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
 
 use super::capability::{self, Capability};
-use crate::volumes::{CapacityQuery, NewVolume, PageQuery};
+use crate::volumes::{CapacityQuery, NewVolume, PageQuery, SizeRange};
 
 /// Most bytes of a string of the protocol (FLD-01, FLD-14).
 pub const MAX_STRING: usize = 128;
@@ -73,6 +73,12 @@ pub enum Error {
     /// CV-04.
     #[error("the volume capabilities ask for a filesystem and for a block device in one volume")]
     TwoAccessTypes,
+    /// CEV-05, NEV-05: the volume is not of the kind that the request takes it for.
+    #[error("volume_capability does not fit the volume: {why}")]
+    OtherWay {
+        /// What differs.
+        why: String,
+    },
     /// A volume capability that Cistern does not have.
     #[error(transparent)]
     Capability(#[from] capability::Error),
@@ -216,23 +222,67 @@ impl ValidateVolumeCapabilities {
         {
             return Some("the volume was made with other parameters".to_owned());
         }
-        ways.iter().find_map(|way| {
-            if way.access_type != spec.access_type {
-                Some(format!(
-                    "the volume's access type is {:?}",
-                    spec.access_type
-                ))
-            } else if way.filesystem.is_some() && way.filesystem != spec.filesystem {
-                Some("the volume has another filesystem".to_owned())
-            } else if !spec.serves(way.access_mode) {
-                Some(format!(
-                    "the volume's access modes are {:?}",
-                    spec.access_modes
-                ))
-            } else {
-                None
-            }
+        ways.iter().find_map(|way| difference(way, spec))
+    }
+}
+
+/// Why a volume cannot be used in a way; none where it can.
+fn difference(way: &Capability, spec: &PoolVolumeSpec) -> Option<String> {
+    if way.access_type != spec.access_type {
+        Some(format!(
+            "the volume's access type is {:?}",
+            spec.access_type
+        ))
+    } else if way.filesystem.is_some() && way.filesystem != spec.filesystem {
+        Some("the volume has another filesystem".to_owned())
+    } else if !spec.serves(way.access_mode) {
+        Some(format!(
+            "the volume's access modes are {:?}",
+            spec.access_modes
+        ))
+    } else {
+        None
+    }
+}
+
+/// A volume that is to be larger.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExpandVolume {
+    /// Its id.
+    pub volume_id: String,
+    /// How large it is to be.
+    pub size: SizeRange,
+    /// How it is used, where that is said.
+    way: Option<Capability>,
+}
+
+impl TryFrom<v1::ControllerExpandVolumeRequest> for ExpandVolume {
+    type Error = Error;
+
+    fn try_from(request: v1::ControllerExpandVolumeRequest) -> Result<Self, Error> {
+        let volume_id = volume_id(request.volume_id)?;
+        let range = request.capacity_range.unwrap_or_default();
+        // Zero is not given, and one of them must be (CEV-03, GAP-12).
+        required("capacity_range", range == v1::CapacityRange::default())?;
+        Ok(Self {
+            volume_id,
+            size: capacity_range::parse_growth(range)?,
+            way: request
+                .volume_capability
+                .map(TryFrom::try_from)
+                .transpose()?,
         })
+    }
+}
+
+impl ExpandVolume {
+    /// Fails where the volume is not of the kind that the caller takes it for (CEV-05).
+    pub fn check(&self, volume: &PoolVolume) -> Result<(), Error> {
+        let way = self.way.as_ref();
+        match way.and_then(|way| difference(way, &volume.spec)) {
+            Some(why) => Err(Error::OtherWay { why }),
+            None => Ok(()),
+        }
     }
 }
 

@@ -32,6 +32,7 @@ impl From<request::Error> for Status {
             | request::Error::Contradiction { .. }
             | request::Error::TwoAccessTypes
             | request::Error::Capability(_)
+            | request::Error::OtherWay { .. }
             | request::Error::Parameters(_)
             | request::Error::Topology(_)
             | request::Error::Page(page::Error::Negative { .. }) => Code::InvalidArgument,
@@ -56,7 +57,10 @@ fn code(error: &volumes::Error) -> Code {
         // would make the provisioner look again only after five minutes. With late binding this
         // code sends the pod back to the scheduler, which is right for every kind of no room.
         volumes::Error::Placement(PlacementError::NoRoom { .. }) => Code::ResourceExhausted,
-        volumes::Error::Placement(PlacementError::TooLarge { .. }) => Code::OutOfRange,
+        // Of a growth this is final for external-resizer, which then lets people ask for less:
+        // RESOURCE_EXHAUSTED would hold them to the size that does not fit.
+        volumes::Error::Placement(PlacementError::TooLarge { .. })
+        | volumes::Error::SizeNotPossible { .. } => Code::OutOfRange,
         volumes::Error::NotFound { .. } => Code::NotFound,
         volumes::Error::InUse { .. } => Code::FailedPrecondition,
     }
@@ -137,6 +141,14 @@ mod tests {
                 false,
             ),
             (
+                volumes::Error::SizeNotPossible {
+                    volume: volume(),
+                    why: "the volume can grow to 2Gi".into(),
+                },
+                Code::OutOfRange,
+                false,
+            ),
+            (
                 volumes::Error::InUse {
                     volume: volume(),
                     node: "n1".into(),
@@ -207,6 +219,12 @@ mod tests {
                 Code::InvalidArgument,
             ),
             (Error::TwoAccessTypes, Code::InvalidArgument),
+            (
+                Error::OtherWay {
+                    why: "the volume's access type is Block".into(),
+                },
+                Code::InvalidArgument,
+            ),
             (
                 Error::Parameters(cistern_crds::parameters::ParametersError::PoolMissing),
                 Code::InvalidArgument,

@@ -114,7 +114,7 @@ impl Volumes {
             }
             Step::Delete => {
                 let deleted = writes::delete_exactly(&self.api, volume).await;
-                return self.unless_conflict(volume, deleted).await;
+                return self.unless_conflict("remove", volume, deleted).await;
             }
             Step::Await | Step::Held => return Ok(Some(volume.clone())),
         };
@@ -126,11 +126,13 @@ impl Volumes {
             Err(error) if Rejection::from(&error) == Rejection::NotFound => Ok(None),
             Err(error) => Err(error),
         };
-        self.unless_conflict(volume, patched).await
+        self.unless_conflict("remove", volume, patched).await
     }
 
-    async fn unless_conflict(
+    /// The object after a write, or as it is where somebody else was faster.
+    pub(super) async fn unless_conflict(
         &self,
+        action: &str,
         volume: &PoolVolume,
         result: Result<Option<PoolVolume>, kube::Error>,
     ) -> Result<Option<PoolVolume>, Error> {
@@ -139,13 +141,16 @@ impl Volumes {
                 self.find_again(volume).await
             }
             result => result.map_err(failed(|| {
-                format!("remove PoolVolume {}", volume.name_any())
+                format!("{action} PoolVolume {}", volume.name_any())
             })),
         }
     }
 
     /// The same object as it is now; none when it is gone, also if a successor has its name.
-    async fn find_again(&self, volume: &PoolVolume) -> Result<Option<PoolVolume>, Error> {
+    pub(super) async fn find_again(
+        &self,
+        volume: &PoolVolume,
+    ) -> Result<Option<PoolVolume>, Error> {
         let found = self.find(&volume.name_any()).await?;
         Ok(found.filter(|found| found.metadata.uid == volume.metadata.uid))
     }

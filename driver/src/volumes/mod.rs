@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! ensure ── placement ──▶ PoolVolume.spec ──▶ agent ──▶ PoolVolume.status ──▶ watch ──▶ ensure
+//! expand ───────────────▶ spec.size ─▶ agent ─▶ status ─▶ watch ─▶ expand
 //! delete ───────────────▶ spec.deletionRequested ─▶ agent ─▶ status ─▶ watch ─▶ delete
 //! ```
 //!
@@ -12,6 +13,7 @@
 mod capacity;
 mod delete;
 mod ensure;
+mod expand;
 mod listing;
 mod nodes;
 mod placement;
@@ -97,6 +99,14 @@ pub enum Error {
         /// As it was asked for.
         volume: String,
     },
+    /// The volume cannot have such a size, and is as large as it was (CEV-07).
+    #[error("volume {volume} cannot have the size that is asked for: {why}")]
+    SizeNotPossible {
+        /// Its id.
+        volume: String,
+        /// Why, with the size that could be had.
+        why: String,
+    },
     /// The volume is used on its node; its data is untouched (DV-04).
     #[error("volume {volume} is in use on node {node}: {message}")]
     InUse {
@@ -109,7 +119,7 @@ pub enum Error {
     },
 }
 
-/// Makes, finds and removes volumes.
+/// Makes, finds, expands and removes volumes.
 #[derive(Debug)]
 pub struct Volumes {
     api: Api<PoolVolume>,

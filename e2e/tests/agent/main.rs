@@ -12,6 +12,7 @@ mod admission;
 mod block;
 mod damage;
 mod deletion;
+mod expansion;
 mod hostility;
 mod identity;
 mod node_service;
@@ -146,6 +147,14 @@ impl Fixture {
         let (parameters, patch) = (PatchParams::default(), Patch::Merge(patch));
         let patched = self.volumes.patch(volume, &parameters, &patch);
         patched.await.unwrap();
+    }
+
+    /// Writes a part of a volume's status in the agent's place, while it is away.
+    async fn write_status(&self, volume: &str, status: Value) {
+        let patch = Patch::Merge(json!({"status": status}));
+        let parameters = PatchParams::default();
+        let written = self.volumes.patch_status(volume, &parameters, &patch);
+        written.await.unwrap();
     }
 
     /// Takes the finalizer off and deletes the object by force: what the controller never does

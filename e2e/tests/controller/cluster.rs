@@ -172,6 +172,24 @@ impl Cluster {
         self.write(volume, &refused, json!({})).await.unwrap();
     }
 
+    /// What the agent writes when it will not have the volume grow as its spec asks now.
+    pub(crate) async fn refuse_growth(&self, volume: &PoolVolume, reason: Reason) {
+        let refused = Finding::new(
+            ConditionType::Expanded,
+            false,
+            reason,
+            "the volume can grow to 1536Mi",
+        );
+        self.write(volume, &refused, json!({})).await.unwrap();
+    }
+
+    /// The volume, once this size is asked for.
+    pub(crate) async fn wished(&self, volume: &str, size: Bytes) -> PoolVolume {
+        let what = format!("{volume} to be asked for with {size}");
+        self.seen(&what, volume, |found| found.spec.size == size)
+            .await
+    }
+
     /// What the agent writes when the data is gone.
     pub(crate) async fn reclaim(&self, volume: &PoolVolume) {
         let reclaimed = Finding::new(ConditionType::Reclaimed, true, Reason::AsDesired, "removed");

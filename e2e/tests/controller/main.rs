@@ -12,12 +12,13 @@ mod answers;
 mod cluster;
 mod delete;
 mod ensure;
+mod expand;
 mod history;
 mod replicas;
 
 use std::{collections::BTreeMap, time::Duration};
 
-use cistern_crds::names;
+use cistern_crds::{Bytes, names};
 use cistern_proto::csi::v1::{
     self,
     volume_capability::{AccessMode, AccessType, MountVolume, access_mode::Mode},
@@ -70,6 +71,35 @@ async fn create(
     request.set_timeout(timeout);
     let answer = client.create_volume(request).await?.into_inner();
     Ok(answer.volume.unwrap())
+}
+
+/// Calls ControllerExpandVolume with a deadline, as the resizer does: so many bytes at least.
+async fn expand(
+    client: Client,
+    id: &str,
+    required: Bytes,
+    timeout: Duration,
+) -> Result<v1::ControllerExpandVolumeResponse, Status> {
+    let request = v1::ControllerExpandVolumeRequest {
+        volume_id: id.to_owned(),
+        capacity_range: Some(v1::CapacityRange {
+            required_bytes: required.to_i64(),
+            limit_bytes: 0,
+        }),
+        volume_capability: request(id, "any").volume_capabilities.pop(),
+        ..v1::ControllerExpandVolumeRequest::default()
+    };
+    expand_as(client, request, timeout).await
+}
+
+async fn expand_as(
+    mut client: Client,
+    request: v1::ControllerExpandVolumeRequest,
+    timeout: Duration,
+) -> Result<v1::ControllerExpandVolumeResponse, Status> {
+    let mut request = Request::new(request);
+    request.set_timeout(timeout);
+    Ok(client.controller_expand_volume(request).await?.into_inner())
 }
 
 /// Calls DeleteVolume with a deadline, as the provisioner does.

@@ -190,6 +190,7 @@ async fn every_account_has_the_rights_of_its_work_and_no_more() {
         ("PATCH", "storagenodes/a/status", label, NO_RIGHT),
         ("PATCH", "storagepools/p", label, NO_RIGHT),
         ("GET", "/api/v1/secrets", none, NO_RIGHT),
+        ("GET", "/api/v1/pods", none, NO_RIGHT),
         ("PATCH", "/api/v1/nodes/a", label, NO_RIGHT),
     ];
     check(&controller, rows).await;

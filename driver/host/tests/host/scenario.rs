@@ -150,6 +150,7 @@ pub(crate) fn run(
             filesystem: online_volume().filesystem,
             path: &staging,
             required: GROWN,
+            limit: None,
         })?),
         Step::Dismiss => {
             root.unstage(&staging)?;

@@ -57,24 +57,42 @@ impl Error {
     }
 }
 
-/// Makes the image of a volume, or looks at the one that was made.
-pub fn bring_up(pool: &Pool, volume: &PoolVolume, step: Step) -> Result<Image, Error> {
+/// Makes the image of a volume, grows it, or looks at the one that was made.
+pub fn bring_up(
+    pool: &Pool,
+    volume: &PoolVolume,
+    step: Step,
+    now: DateTime<Utc>,
+) -> Result<Image, Error> {
     let uid = name_of_image(volume)?;
     let was_adopted = volume.metadata.uid.as_deref() != Some(uid.as_str());
+    let promised = volume.status.as_ref().and_then(|status| status.reserved);
+    let promised = promised.unwrap_or(volume.spec.size);
     match step {
         Step::Make if !was_adopted => Ok(pool.create_image(&ImageRequest {
             volume: volume.name_any(),
             uid,
-            size: volume.spec.size,
+            size: promised,
             filesystem: volume.spec.filesystem,
             mkfs_options: mkfs_options_of(volume)?,
             provisioning: volume.spec.provisioning,
         })?),
-        Step::Rest | Step::Admit | Step::Make | Step::Keep | Step::Reclaim => {
+        Step::Rest
+        | Step::Admit
+        | Step::Make
+        | Step::AdmitGrowth
+        | Step::Grow
+        | Step::Keep
+        | Step::Reclaim => {
             let image = pool.image(&uid)?.ok_or_else(|| image::Error::Missing {
                 uid: uid.clone(),
                 pool: pool.to_string(),
             })?;
+            if step == Step::Grow {
+                // It is written to only if it is the volume's.
+                plan::is_the_same(volume, &plan::Image::read(&image, now)?)?;
+                return Ok(pool.grow_image(&uid, promised)?);
+            }
             pool.refill(&uid)?;
             Ok(image)
         }

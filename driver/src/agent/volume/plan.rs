@@ -24,6 +24,10 @@ pub enum Step {
     Admit,
     /// Make its image, or finish making it.
     Make,
+    /// Promise it the bytes of a growth, or refuse that.
+    AdmitGrowth,
+    /// Grow its image to what is promised.
+    Grow,
     /// Look whether it is as it was.
     Keep,
     /// Destroy its image.
@@ -42,7 +46,10 @@ pub fn next(volume: &PoolVolume) -> Step {
     if admitted {
         return match status.size {
             None => Step::Make,
-            Some(_) => Step::Keep,
+            Some(size) if status.reserved > Some(size) => Step::Grow,
+            Some(_) if status.reserved >= Some(volume.spec.size) => Step::Keep,
+            Some(_) if volume.refused_growth().is_some() => Step::Keep,
+            Some(_) => Step::AdmitGrowth,
         };
     }
     let refused = condition::find(&status.conditions, ConditionType::Admitted)
@@ -51,6 +58,15 @@ pub fn next(volume: &PoolVolume) -> Step {
         Step::Rest
     } else {
         Step::Admit
+    }
+}
+
+/// The bytes that the volume is to be promised next; none where its promise stands or will not be
+/// made.
+pub fn asked(volume: &PoolVolume) -> Option<Bytes> {
+    match next(volume) {
+        Step::Admit | Step::AdmitGrowth => Some(volume.spec.size),
+        Step::Rest | Step::Make | Step::Grow | Step::Keep | Step::Reclaim => None,
     }
 }
 
@@ -161,7 +177,10 @@ pub fn serves(volume: &PoolVolume, image: &Image) -> Result<(), Difference> {
         return Err(differs("volume", image.volume.clone(), name));
     }
     // A larger image is a growth that was interrupted.
-    let granted = volume.status.as_ref().and_then(|status| status.size);
+    let granted = volume
+        .status
+        .as_ref()
+        .and_then(|status| status.size.or(status.reserved));
     let wanted = granted.unwrap_or(spec.size);
     if image.size < wanted {
         return Err(differs("size", image.size.to_string(), wanted.to_string()));
@@ -236,6 +255,36 @@ mod tests {
         assert_eq!(next(&ready_volume()), Step::Keep);
         assert_eq!(next(&with_wish(ready_volume())), Step::Reclaim);
         assert_eq!(next(&with_wish(admitted_volume())), Step::Reclaim);
+    }
+
+    #[test]
+    fn a_growth_is_promised_before_it_is_done_and_a_refused_one_is_not_tried_again() {
+        let mut volume = ready_volume();
+        volume.spec.size = Bytes::gib(2);
+        volume.metadata.generation = Some(2);
+        assert_eq!(next(&volume), Step::AdmitGrowth);
+        assert_eq!(asked(&volume), Some(Bytes::gib(2)));
+        assert_eq!(next(&being_deleted(volume.clone())), Step::AdmitGrowth);
+        assert_eq!(next(&with_wish(volume.clone())), Step::Reclaim);
+
+        let mut refused = volume.clone();
+        let finding = Finding::new(ConditionType::Expanded, false, Reason::NoSpace, "full");
+        let conditions = &mut refused.status.as_mut().unwrap().conditions;
+        condition::set(conditions, &finding, Some(2), at(0));
+        assert_eq!(next(&refused), Step::Keep);
+        assert_eq!(asked(&refused), None);
+        refused.metadata.generation = Some(3);
+        assert_eq!(next(&refused), Step::AdmitGrowth, "asked for anew");
+        refused.spec.size = Bytes::gib(1);
+        assert_eq!(next(&refused), Step::Keep, "taken back");
+
+        volume.status.as_mut().unwrap().reserved = Some(Bytes::gib(2));
+        assert_eq!(next(&volume), Step::Grow);
+        // Somebody wants even more meanwhile: first things first.
+        volume.spec.size = Bytes::gib(3);
+        assert_eq!(next(&volume), Step::Grow);
+        volume.status.as_mut().unwrap().size = Some(Bytes::gib(2));
+        assert_eq!(next(&volume), Step::AdmitGrowth);
     }
 
     #[test]

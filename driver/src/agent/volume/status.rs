@@ -8,6 +8,7 @@ use cistern_crds::{
 };
 
 use super::plan::Image;
+use crate::agent::filesystems::Seen;
 
 /// How a step ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +31,25 @@ pub enum Outcome {
     },
     /// The image is there and is the volume's.
     Ready(Image),
+    /// The volume has the promise of its growth.
+    GrowthAdmitted {
+        /// What is promised in all.
+        size: Bytes,
+    },
+    /// The volume stays as large as it is.
+    GrowthRefused {
+        /// Why, for programs.
+        reason: Reason,
+        /// Why, for people.
+        message: String,
+    },
+    /// Growing the image failed; the promise stands.
+    NotGrown {
+        /// Why, for people.
+        message: String,
+    },
+    /// What a Node service saw of the filesystem in an image that has grown.
+    Filesystem(Seen),
     /// The volume cannot be used now.
     NotReady {
         /// Why, for programs.
@@ -57,8 +77,10 @@ pub fn after(volume: &PoolVolume, outcome: &Outcome, now: DateTime<Utc>) -> Pool
             status.image.clone_from(image);
         }
         Outcome::Ready(image) => {
-            // An image that is larger than what was granted is a growth that is not done yet.
-            status.size = status.size.or(Some(volume.spec.size));
+            // One that is larger than what was granted is a growth that was cut short, or that this
+            // object has forgotten: it is taken up, and its bytes are taken anyway.
+            status.reserved = status.reserved.max(Some(image.size));
+            status.size = Some(image.size);
             status.image = Some(image.image.clone());
             // When it was made is known best by what was written first.
             if status.filesystem.is_none() {
@@ -66,8 +88,13 @@ pub fn after(volume: &PoolVolume, outcome: &Outcome, now: DateTime<Utc>) -> Pool
             }
         }
         Outcome::Reclaimed => status.reserved = None,
+        Outcome::GrowthAdmitted { size } => status.reserved = Some(*size),
+        // Also where the disk did not have what was promised.
+        Outcome::GrowthRefused { .. } => status.reserved = status.size,
         Outcome::Rested
         | Outcome::Refused { .. }
+        | Outcome::NotGrown { .. }
+        | Outcome::Filesystem(_)
         | Outcome::NotReady { .. }
         | Outcome::NotReclaimed { .. } => {}
     }
@@ -75,10 +102,12 @@ pub fn after(volume: &PoolVolume, outcome: &Outcome, now: DateTime<Utc>) -> Pool
     status.observed_generation = generation;
     let mut set = |finding| condition::set(&mut status.conditions, &finding, generation, now);
     set(deletion_held(volume));
-    of_outcome(outcome).into_iter().flatten().for_each(set);
+    let findings = of_outcome(outcome).into_iter().flatten();
+    findings.chain(expanded(volume, outcome)).for_each(set);
     for kind in [
         ConditionType::Ready,
         ConditionType::Admitted,
+        ConditionType::Expanded,
         ConditionType::Reclaimed,
     ] {
         if condition::find(&status.conditions, kind).is_none() {
@@ -97,7 +126,11 @@ fn of_outcome(outcome: &Outcome) -> [Option<Finding>; 3] {
     let not = |kind, reason, message: &str| Some(Finding::new(kind, false, reason, message));
     let kept = not(Reclaimed, Reason::NotRequested, "");
     match outcome {
-        Outcome::Rested => [None, None, None],
+        Outcome::Rested
+        | Outcome::GrowthAdmitted { .. }
+        | Outcome::GrowthRefused { .. }
+        | Outcome::NotGrown { .. }
+        | Outcome::Filesystem(_) => [None, None, None],
         Outcome::Admitted { .. } => [
             not(Ready, Reason::Pending, "the image is being made"),
             holds(Admitted),
@@ -119,6 +152,58 @@ fn of_outcome(outcome: &Outcome) -> [Option<Finding>; 3] {
             ]
         }
         Outcome::NotReclaimed { reason, message } => [None, None, not(Reclaimed, *reason, message)],
+    }
+}
+
+/// What an outcome says of `Expanded`; none where what was said last still holds.
+fn expanded(volume: &PoolVolume, outcome: &Outcome) -> Option<Finding> {
+    let holds = || {
+        Some(Finding::new(
+            ConditionType::Expanded,
+            true,
+            Reason::AsDesired,
+            "",
+        ))
+    };
+    let not = |reason, message: String| {
+        Some(Finding::new(
+            ConditionType::Expanded,
+            false,
+            reason,
+            message,
+        ))
+    };
+    let status = volume.status.clone().unwrap_or_default();
+    let failed = condition::find(&status.conditions, ConditionType::Expanded)
+        .filter(|expanded| expanded.status == ConditionStatus::False.as_str())
+        .and_then(|expanded| Reason::parse(&expanded.reason));
+    match outcome {
+        Outcome::GrowthAdmitted { size } => {
+            not(Reason::Pending, format!("the image is growing to {size}"))
+        }
+        Outcome::GrowthRefused { reason, message } => not(*reason, message.clone()),
+        Outcome::NotGrown { message } => not(Reason::ExpansionFailed, message.clone()),
+        Outcome::Filesystem(Err(message)) => not(Reason::FilesystemSmaller, message.clone()),
+        Outcome::Filesystem(Ok(())) if failed == Some(Reason::FilesystemSmaller) => holds(),
+        Outcome::Ready(image) => {
+            let grew = status.size.is_none_or(|before| before < image.size);
+            // That a growth has failed is said until another one succeeds.
+            let lasts = failed.is_some_and(|reason| {
+                reason.refuses_growth() || reason == Reason::FilesystemSmaller
+            });
+            if image.size < volume.spec.size || (lasts && !grew) {
+                None
+            } else {
+                holds()
+            }
+        }
+        Outcome::Filesystem(Ok(()))
+        | Outcome::Rested
+        | Outcome::Admitted { .. }
+        | Outcome::Refused { .. }
+        | Outcome::NotReady { .. }
+        | Outcome::Reclaimed
+        | Outcome::NotReclaimed { .. } => None,
     }
 }
 
@@ -191,7 +276,8 @@ mod tests {
         ] {
             let status = after(&wanted_volume(), &outcome, at(0));
             let kinds: Vec<&str> = status.conditions.iter().map(|c| c.type_.as_str()).collect();
-            assert_eq!(kinds, ["Ready", "Admitted", "Reclaimed", "DeletionHeld"]);
+            let all = ["Ready", "Admitted", "Expanded", "Reclaimed", "DeletionHeld"];
+            assert_eq!(kinds, all);
             assert_eq!(status.observed_generation, Some(1));
         }
     }
@@ -222,6 +308,112 @@ mod tests {
         assert_eq!(
             said(&status, ConditionType::Admitted),
             pair("False", Reason::NoSpace)
+        );
+    }
+
+    /// A volume of 1 GiB that is to have 2, and what is said of its growth after each outcome.
+    fn grown(outcomes: &[Outcome]) -> PoolVolume {
+        let mut volume = ready_volume();
+        volume.spec.size = Bytes::gib(2);
+        for outcome in outcomes {
+            volume.status = Some(after(&volume, outcome, at(0)));
+        }
+        volume
+    }
+
+    fn of_size(gib: u64) -> Image {
+        Image {
+            size: Bytes::gib(gib),
+            ..image()
+        }
+    }
+
+    fn sizes(volume: &PoolVolume) -> (Option<Bytes>, Option<Bytes>) {
+        let status = volume.status.as_ref().unwrap();
+        (status.reserved, status.size)
+    }
+
+    const GIB: [Option<Bytes>; 4] = [
+        None,
+        Some(Bytes::gib(1)),
+        Some(Bytes::gib(2)),
+        Some(Bytes::gib(3)),
+    ];
+
+    #[test]
+    fn a_growth_is_reserved_first_and_granted_when_it_is_done() {
+        let admission = Outcome::GrowthAdmitted {
+            size: Bytes::gib(2),
+        };
+        let volume = grown(std::slice::from_ref(&admission));
+        assert_eq!(sizes(&volume), (GIB[2], GIB[1]));
+        let status = volume.status.unwrap();
+        assert_eq!(
+            said(&status, ConditionType::Expanded),
+            pair("False", Reason::Pending)
+        );
+        let failed = Outcome::NotGrown {
+            message: "broken".into(),
+        };
+        let volume = grown(&[admission, failed, Outcome::Ready(of_size(2))]);
+        assert_eq!(sizes(&volume), (GIB[2], GIB[2]));
+        assert_eq!(
+            said(&volume.status.unwrap(), ConditionType::Expanded),
+            pair("True", Reason::AsDesired)
+        );
+    }
+
+    #[test]
+    fn nothing_of_a_refused_growth_stays_in_the_ledger_but_the_reason_stays() {
+        let refusal = Outcome::GrowthRefused {
+            reason: Reason::NoSpace,
+            message: "full".into(),
+        };
+        let admission = Outcome::GrowthAdmitted {
+            size: Bytes::gib(2),
+        };
+        // By the ledger, and by the disk after all.
+        for outcomes in [vec![refusal.clone()], vec![admission, refusal]] {
+            let mut volume = grown(&outcomes);
+            assert_eq!(sizes(&volume), (GIB[1], GIB[1]));
+            assert!(volume.refused_growth().is_some());
+            // The controller takes the wish back.
+            volume.spec.size = Bytes::gib(1);
+            volume.metadata.generation = Some(2);
+            assert!(volume.refused_growth().is_none());
+            let status = after(&volume, &Outcome::Ready(of_size(1)), at(0));
+            assert_eq!(
+                said(&status, ConditionType::Expanded),
+                pair("False", Reason::NoSpace)
+            );
+            let status = after(&volume, &Outcome::Ready(of_size(2)), at(0));
+            assert_eq!(
+                said(&status, ConditionType::Expanded),
+                pair("True", Reason::AsDesired)
+            );
+        }
+    }
+
+    #[test]
+    fn an_image_larger_than_the_status_says_is_taken_up_with_its_bytes() {
+        let volume = grown(&[Outcome::Ready(of_size(3))]);
+        assert_eq!(sizes(&volume), (GIB[3], GIB[3]));
+    }
+
+    #[test]
+    fn a_filesystem_that_has_not_grown_is_told_of_until_it_has() {
+        let smaller = Outcome::Filesystem(Err("mounted".into()));
+        let ready = Outcome::Ready(of_size(2));
+        let volume = grown(&[ready.clone(), smaller.clone(), ready.clone()]);
+        assert_eq!(
+            said(volume.status.as_ref().unwrap(), ConditionType::Expanded),
+            pair("False", Reason::FilesystemSmaller)
+        );
+        assert_eq!(sizes(&volume), (GIB[2], GIB[2]));
+        let volume = grown(&[ready, smaller, Outcome::Filesystem(Ok(()))]);
+        assert_eq!(
+            said(&volume.status.unwrap(), ConditionType::Expanded),
+            pair("True", Reason::AsDesired)
         );
     }
 

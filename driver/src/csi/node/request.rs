@@ -8,10 +8,10 @@ use std::path::{Component, Path, PathBuf};
 use cistern_proto::csi::v1;
 
 use crate::{
-    attach::{Publish, Stage, usage::Usage},
+    attach::{Publish, Stage, expand::Expand, usage::Usage},
     csi::{
         capability::{self, Capability},
-        request::{self, required, string},
+        request::{self, capacity_range, required, string},
     },
 };
 
@@ -150,14 +150,44 @@ impl TryFrom<v1::NodeGetVolumeStatsRequest> for Statistics {
     }
 }
 
+impl TryFrom<v1::NodeExpandVolumeRequest> for Expand {
+    type Error = Error;
+
+    fn try_from(request: v1::NodeExpandVolumeRequest) -> Result<Self, Error> {
+        required("volume_id", request.volume_id.is_empty())?;
+        required("volume_path", request.volume_path.is_empty())?;
+        let bounds = capacity_range::bounds(request.capacity_range);
+        let (required, limit) = bounds.map_err(request::Error::from)?;
+        // Whatever is wrong with it is one code here (NEV-05).
+        let way: Option<Capability> = request
+            .volume_capability
+            .map(|way| way.try_into().map_err(request::Error::Capability))
+            .transpose()?;
+        Ok(Self {
+            volume: id(request.volume_id)?,
+            // An unknown volume is NOT_FOUND whatever the path.
+            path: path("volume_path", request.volume_path).ok(),
+            required,
+            limit,
+            usage: way.map(Usage::from),
+        })
+    }
+}
+
 fn usage(capability: Option<v1::VolumeCapability>) -> Result<Usage, Error> {
     let capability: Capability = capability.unwrap_or_default().try_into()?;
-    Ok(Usage {
-        access_type: capability.access_type,
-        access_mode: capability.access_mode,
-        filesystem: capability.filesystem,
-        mount_flags: capability.mount_flags.0,
-    })
+    Ok(capability.into())
+}
+
+impl From<Capability> for Usage {
+    fn from(capability: Capability) -> Self {
+        Self {
+            access_type: capability.access_type,
+            access_mode: capability.access_mode,
+            filesystem: capability.filesystem,
+            mount_flags: capability.mount_flags.0,
+        }
+    }
 }
 
 fn id(id: String) -> Result<String, Error> {
@@ -277,6 +307,36 @@ mod tests {
         let mut request = publish();
         request.volume_id = "v".repeat(129);
         assert!(matches!(Publish::try_from(request), Err(Error::Field(_))));
+    }
+
+    #[test]
+    fn nev_02_nev_03_nev_17_nev_18_only_volume_and_path_are_required_to_expand() {
+        let bare = v1::NodeExpandVolumeRequest {
+            volume_id: "v".into(),
+            volume_path: "/path".into(),
+            ..Default::default()
+        };
+        let read = Expand::try_from(bare.clone()).unwrap();
+        assert_eq!((read.required.0, read.limit), (0, None));
+        assert!(read.usage.is_none() && read.path.is_some());
+        let change = |change: fn(&mut v1::NodeExpandVolumeRequest)| {
+            let mut request = bare.clone();
+            change(&mut request);
+            Expand::try_from(request)
+        };
+        assert!(change(|request| request.volume_id.clear()).is_err());
+        assert!(change(|request| request.volume_path.clear()).is_err());
+        let negative = |request: &mut v1::NodeExpandVolumeRequest| {
+            request.capacity_range.get_or_insert_default().limit_bytes = -1;
+        };
+        assert!(change(negative).is_err());
+        let bad_way = |request: &mut v1::NodeExpandVolumeRequest| {
+            request.volume_capability = Some(v1::VolumeCapability::default());
+        };
+        assert!(change(bad_way).is_err());
+        // Whether there is such a volume counts first.
+        let relative = change(|request| request.volume_path = "some/path".into());
+        assert_eq!(relative.unwrap().path, None);
     }
 
     #[test]

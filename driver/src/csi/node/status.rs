@@ -7,11 +7,14 @@
 #![warn(clippy::wildcard_enum_match_arm)]
 
 use cistern_client::Chain;
-use cistern_host::{attach as host, image, statistics};
+use cistern_host::{attach as host, grow, image, statistics};
 use tonic::{Code, Status};
 
 use super::request;
-use crate::{attach, csi::capability};
+use crate::{
+    attach::{self, expand},
+    csi::capability,
+};
 
 impl From<request::Error> for Status {
     fn from(error: request::Error) -> Self {
@@ -51,6 +54,31 @@ fn code(error: &attach::Error) -> Code {
             statistics::Error::NotThere { .. } => Code::NotFound,
             statistics::Error::Hung { .. } => Code::DeadlineExceeded,
             statistics::Error::Failed { .. } => Code::Internal,
+        },
+    }
+}
+
+impl From<expand::Error> for Status {
+    fn from(error: expand::Error) -> Self {
+        Self::new(of_growth(&error), Chain(&error).to_string())
+    }
+}
+
+/// kubelet gives up on FAILED_PRECONDITION until the volume is staged anew, and takes
+/// INVALID_ARGUMENT, NOT_FOUND and OUT_OF_RANGE for "never". Whatever may pass is another code.
+fn of_growth(error: &expand::Error) -> Code {
+    match error {
+        expand::Error::Attach(attach::Error::Refused { .. }) => Code::Unavailable,
+        expand::Error::Attach(error) => code(error),
+        expand::Error::OtherWay { .. } => Code::InvalidArgument,
+        expand::Error::NoPath { .. } => Code::NotFound,
+        expand::Error::Grow(error) => match error {
+            grow::Error::Image(_) | grow::Error::Failed { .. } => Code::Internal,
+            grow::Error::NotThere { .. } => Code::NotFound,
+            grow::Error::OutOfRange { .. } => Code::OutOfRange,
+            grow::Error::ReadOnly { .. } | grow::Error::OnlyUnmounted { .. } => {
+                Code::FailedPrecondition
+            }
         },
     }
 }
@@ -127,6 +155,78 @@ mod tests {
                 Code::InvalidArgument,
             ),
             (mode().into(), Code::FailedPrecondition),
+        ] {
+            let status = Status::from(error);
+            assert_eq!(status.code(), code, "{status:?}");
+            assert!(!status.message().is_empty() && status.details().is_empty());
+        }
+    }
+
+    #[test]
+    fn nev_04_nev_05_nev_06_nev_07_nev_14_every_error_of_a_growth_has_its_code() {
+        let path = || std::path::PathBuf::from("/path");
+        let image = || "uid-1".parse::<cistern_host::Uid>().unwrap();
+        let grow = |error: grow::Error| expand::Error::Grow(error);
+        for (error, code) in [
+            (
+                attach::Error::NotFound { volume: volume() }.into(),
+                Code::NotFound,
+            ),
+            (
+                attach::Error::Refused {
+                    volume: volume(),
+                    why: "its pool cannot be used".into(),
+                }
+                .into(),
+                Code::Unavailable,
+            ),
+            (
+                expand::Error::OtherWay {
+                    volume: volume(),
+                    why: "it has a filesystem".into(),
+                },
+                Code::InvalidArgument,
+            ),
+            (expand::Error::NoPath { volume: volume() }, Code::NotFound),
+            (
+                grow(grow::Error::Image(image::Error::Missing {
+                    uid: image(),
+                    pool: "fast".into(),
+                })),
+                Code::Internal,
+            ),
+            (
+                grow(grow::Error::NotThere {
+                    image: image(),
+                    path: path(),
+                }),
+                Code::NotFound,
+            ),
+            (
+                grow(grow::Error::OutOfRange {
+                    image: image(),
+                    size: cistern_crds::Bytes::gib(1),
+                }),
+                Code::OutOfRange,
+            ),
+            (
+                grow(grow::Error::ReadOnly { path: path() }),
+                Code::FailedPrecondition,
+            ),
+            (
+                grow(grow::Error::OnlyUnmounted {
+                    filesystem: FilesystemType::Ext4,
+                }),
+                Code::FailedPrecondition,
+            ),
+            (
+                grow(grow::Error::Failed {
+                    operation: "grow the filesystem",
+                    image: image(),
+                    source: io::Error::other("broken").into(),
+                }),
+                Code::Internal,
+            ),
         ] {
             let status = Status::from(error);
             assert_eq!(status.code(), code, "{status:?}");

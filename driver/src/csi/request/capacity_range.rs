@@ -1,4 +1,4 @@
-//! The size of a new volume from the range that was asked for.
+//! The size of a volume from the range that was asked for.
 
 use cistern_crds::{AccessType, Bytes, FilesystemType, size::GIB};
 use cistern_proto::csi::v1;
@@ -84,8 +84,30 @@ pub fn parse(
     })
 }
 
-/// Zero means not given (FLD-08), also when both are zero (GAP-12).
-fn bounds(range: Option<v1::CapacityRange>) -> Result<(Bytes, Option<Bytes>), Error> {
+/// Reads the range of a volume that is to be larger (CEV-03, CEV-07).
+pub fn parse_growth(range: v1::CapacityRange) -> Result<SizeRange, Error> {
+    let (required, limit) = bounds(Some(range))?;
+    let chosen = required
+        .round_up_to_mib()
+        .filter(|size| i64::try_from(size.0).is_ok())
+        .ok_or(Error::TooLarge { required })?;
+    match limit {
+        Some(limit) if chosen > limit => Err(Error::Unsatisfiable {
+            required,
+            limit,
+            next: chosen,
+            why: "sizes are whole MiB".to_owned(),
+        }),
+        _ => Ok(SizeRange {
+            required,
+            limit,
+            chosen,
+        }),
+    }
+}
+
+/// The ends of a range. Zero means not given (FLD-08), also when both are zero (GAP-12).
+pub fn bounds(range: Option<v1::CapacityRange>) -> Result<(Bytes, Option<Bytes>), Error> {
     let range = range.unwrap_or_default();
     let bytes = |field, value: i64| {
         u64::try_from(value)
@@ -181,6 +203,26 @@ mod tests {
         }
         let error = size(2 * MIB, MIB, FilesystemType::Ext4).unwrap_err();
         assert!(matches!(error, Error::Empty { .. }));
+    }
+
+    #[test]
+    fn cev_03_cev_07_a_growth_has_a_size_of_whole_mebibytes_within_its_range() {
+        let parse = |required_bytes, limit_bytes| {
+            let range = parse_growth(v1::CapacityRange {
+                required_bytes,
+                limit_bytes,
+            });
+            range.map(|range| range.chosen)
+        };
+        assert_eq!(parse(17 * MIB, 0), Ok(Bytes::mib(17)));
+        assert_eq!(parse(17 * MIB + 1, 18 * MIB), Ok(Bytes::mib(18)));
+        assert_eq!(parse(0, 18 * MIB), Ok(Bytes::ZERO));
+        let error = |required, limit| parse(required, limit).unwrap_err();
+        assert!(matches!(error(-1, 0), Error::Negative { .. }));
+        assert!(matches!(error(2 * MIB, MIB), Error::Empty { .. }));
+        let between = error(17 * MIB + 1, 18 * MIB - 1);
+        assert!(matches!(between, Error::Unsatisfiable { .. }));
+        assert!(matches!(error(i64::MAX, 0), Error::TooLarge { .. }));
     }
 
     proptest! {

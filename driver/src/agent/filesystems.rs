@@ -1,0 +1,62 @@
+//! What the Node service saw of filesystems that were to grow, until it stands in a status.
+//!
+//! The agent is the only writer of a PoolVolume's status, and a pod that starts waits for no write.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+};
+
+/// Whether a filesystem has all of its image; if not, why.
+pub type Seen = Result<(), String>;
+
+/// The latest news, by name of the volume.
+#[derive(Debug, Default)]
+pub struct Filesystems(Mutex<HashMap<String, Seen>>);
+
+impl Filesystems {
+    /// Keeps news until they are written.
+    pub fn saw(&self, volume: &str, seen: Seen) {
+        self.lock().insert(volume.to_owned(), seen);
+    }
+
+    /// The news of a volume.
+    pub fn get(&self, volume: &str) -> Option<Seen> {
+        self.lock().get(volume).cloned()
+    }
+
+    /// Forgets what was written, unless there are later news.
+    pub fn written(&self, volume: &str, seen: &Seen) {
+        let mut all = self.lock();
+        if all.get(volume) == Some(seen) {
+            all.remove(volume);
+        }
+    }
+
+    /// Forgets a volume that is gone.
+    pub fn forget(&self, volume: &str) {
+        self.lock().remove(volume);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Seen>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_came_while_something_older_was_written_is_kept() {
+        let filesystems = Filesystems::default();
+        let smaller = Err("mounted".to_owned());
+        filesystems.saw("a", smaller.clone());
+        assert_eq!(filesystems.get("a"), Some(smaller.clone()));
+        filesystems.saw("a", Ok(()));
+        filesystems.written("a", &smaller);
+        assert_eq!(filesystems.get("a"), Some(Ok(())));
+        filesystems.written("a", &Ok(()));
+        assert_eq!(filesystems.get("a"), None);
+    }
+}

@@ -1,0 +1,67 @@
+//! Growing a volume: from a larger size in its spec to a larger image.
+//!
+//! ```text
+//! spec.size raised ─▶ ledger ─▶ status.reserved ─▶ image ─▶ status.size ─▶ (Node service) filesystem
+//!                        └─▶ Expanded=False, and the controller takes the wish back
+//! ```
+//!
+//! *Invariant:* the image grows to what stands in `status.reserved` and never beyond.
+
+use cistern_crds::{PoolVolume, Reason};
+use kube::runtime::controller::Action;
+
+use super::{Error, NoPool, Pass, plan::Step, status::Outcome};
+use crate::agent::promises::Claim;
+
+/// What became of the news about a filesystem.
+#[derive(Debug)]
+pub(super) enum Noted {
+    /// There were none.
+    Nothing,
+    /// The object as it is with them.
+    Written(Box<PoolVolume>),
+    /// The object has changed meanwhile.
+    Overtaken,
+}
+
+impl Pass<'_> {
+    /// Promises a volume the bytes of its growth and grows its image, or refuses that.
+    pub(super) async fn admit_growth(&self) -> Result<Action, Error> {
+        let refused = |reason, message| Outcome::GrowthRefused { reason, message };
+        let look = match self.pool() {
+            Ok((look, _)) => look,
+            // It may be usable again in a moment, and the growth waits.
+            Err(NoPool { reason, message }) => {
+                return self.end(Outcome::NotReady { reason, message }).await;
+            }
+        };
+        if let Some(message) = self.agent.closed(&look) {
+            return self.refuse(refused(Reason::PoolClosed, message)).await;
+        }
+        let (size, status) = (self.volume.spec.size, self.volume.status.as_ref());
+        let held = status.and_then(|status| status.reserved);
+        let held = held.unwrap_or_default();
+        let claim = Claim::Growth { held };
+        if let Err(refusal) = self.agent.promise(self.volume, size, &look, claim) {
+            let message = refusal.to_string();
+            return self.refuse(refused(refusal.reason(), message)).await;
+        }
+        let admission = Outcome::GrowthAdmitted { size };
+        self.write_admission(&admission, Step::Grow).await
+    }
+
+    /// Writes down what the Node service saw of the volume's filesystem.
+    pub(super) async fn note_filesystem(&self) -> Result<Noted, Error> {
+        let filesystems = &self.agent.filesystems;
+        let Some(seen) = filesystems.get(&self.name) else {
+            return Ok(Noted::Nothing);
+        };
+        match self.write(&Outcome::Filesystem(seen.clone())).await? {
+            Some(written) => {
+                filesystems.written(&self.name, &seen);
+                Ok(Noted::Written(Box::new(written)))
+            }
+            None => Ok(Noted::Overtaken),
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! ControllerExpandVolume.
+
+use std::time::Duration;
+
+use cistern_crds::{Bytes, PoolVolume, Reason};
+use cistern_e2e::{ControlPlane, Replica};
+use cistern_proto::csi::v1::{
+    self,
+    volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume, access_mode::Mode},
+};
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
+use tonic::Code;
+
+use crate::{
+    Client,
+    cluster::{Cluster, PATIENCE},
+    create, expand, expand_as,
+    history::History,
+    request,
+};
+
+const SHORT: Duration = Duration::from_secs(2);
+const ONE: Bytes = Bytes::gib(1);
+const TWO: Bytes = Bytes::gib(2);
+
+/// Makes a volume of 1 GiB, named as its pool, on node `a`.
+async fn made(cluster: &Cluster, client: Client) -> PoolVolume {
+    let name = &cluster.pool;
+    let asked = tokio::spawn(create(client, request(name, name), PATIENCE));
+    let made = cluster.make(name, "a").await;
+    asked.await.unwrap().unwrap();
+    made
+}
+
+/// Asks for 2 GiB in the background.
+async fn ask(
+    replica: &Replica,
+    name: &str,
+    timeout: Duration,
+) -> tokio::task::JoinHandle<Result<v1::ControllerExpandVolumeResponse, tonic::Status>> {
+    let (client, name) = (replica.client().await, name.to_owned());
+    tokio::spawn(async move { expand(client, &name, TWO, timeout).await })
+}
+
+#[tokio::test]
+async fn cev_08_cev_09_cev_10_cev_11_cev_12_a_growth_takes_three_writes_and_a_repeat_none() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "grows", &[("a", 5)]).await;
+    let replica = Replica::start(control_plane).await;
+    made(&cluster, replica.client().await).await;
+    let history = History::of(&cluster.volumes, "grows").await;
+
+    let asked = ask(&replica, "grows", PATIENCE).await;
+    let wished = cluster.wished("grows", TWO).await;
+    let admitted = cluster.admit(&wished).await.unwrap();
+    cluster.finish(&admitted).await.unwrap();
+    let expected = v1::ControllerExpandVolumeResponse {
+        capacity_bytes: TWO.to_i64(),
+        node_expansion_required: true,
+    };
+    assert_eq!(asked.await.unwrap().unwrap(), expected);
+    // CEV-13, CEV-14: smaller and equal sizes find it large enough.
+    for size in [TWO, ONE, Bytes::mib(1), Bytes::mib(1500)] {
+        let again = expand(replica.client().await, "grows", size, PATIENCE).await;
+        assert_eq!(again.unwrap(), expected);
+    }
+    assert_eq!(history.writes(|states| states.len() >= 3).await, 3);
+    // CreateVolume still finds it as it was made.
+    let again = create(replica.client().await, request("grows", "grows"), PATIENCE).await;
+    assert_eq!(again.unwrap().capacity_bytes, TWO.to_i64());
+}
+
+#[tokio::test]
+async fn cev_02_to_cev_07_and_gap_12_what_cannot_be_is_refused_with_its_code_and_changes_nothing() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "cev-codes", &[("a", 5)]).await;
+    let replica = Replica::start(control_plane).await;
+    let before = made(&cluster, replica.client().await).await;
+
+    let good = v1::ControllerExpandVolumeRequest {
+        volume_id: "cev-codes".to_owned(),
+        capacity_range: Some(v1::CapacityRange {
+            required_bytes: TWO.to_i64(),
+            limit_bytes: 0,
+        }),
+        ..v1::ControllerExpandVolumeRequest::default()
+    };
+    let with_range = |required_bytes, limit_bytes| v1::ControllerExpandVolumeRequest {
+        capacity_range: Some(v1::CapacityRange {
+            required_bytes,
+            limit_bytes,
+        }),
+        ..good.clone()
+    };
+    let with_id = |id: &str| v1::ControllerExpandVolumeRequest {
+        volume_id: id.to_owned(),
+        ..good.clone()
+    };
+    let with_type = |access_type, mode: Mode| v1::ControllerExpandVolumeRequest {
+        volume_capability: Some(v1::VolumeCapability {
+            access_type,
+            access_mode: Some(AccessMode { mode: mode.into() }),
+        }),
+        ..good.clone()
+    };
+    let xfs = AccessType::Mount(MountVolume {
+        fs_type: "xfs".to_owned(),
+        ..MountVolume::default()
+    });
+    let mount = AccessType::Mount(MountVolume::default());
+    let no_range = v1::ControllerExpandVolumeRequest {
+        capacity_range: None,
+        ..good.clone()
+    };
+    let one = ONE.to_i64();
+    for (row, request, code) in [
+        ("CEV-02", with_id(""), Code::InvalidArgument),
+        ("CEV-03", no_range, Code::InvalidArgument),
+        ("GAP-12", with_range(0, 0), Code::InvalidArgument),
+        ("negative", with_range(-1, 0), Code::InvalidArgument),
+        ("CV-24", with_range(2 * one, one), Code::InvalidArgument),
+        ("CEV-04", with_id("unknown"), Code::NotFound),
+        ("CEV-04", with_id("../nodes/a"), Code::NotFound),
+        (
+            "CEV-05: block",
+            with_type(
+                Some(AccessType::Block(BlockVolume {})),
+                Mode::SingleNodeWriter,
+            ),
+            Code::InvalidArgument,
+        ),
+        (
+            "CEV-05: another filesystem",
+            with_type(Some(xfs), Mode::SingleNodeWriter),
+            Code::InvalidArgument,
+        ),
+        (
+            "CEV-05: many nodes",
+            with_type(Some(mount), Mode::MultiNodeMultiWriter),
+            Code::InvalidArgument,
+        ),
+        (
+            "CEV-07: nothing in the range",
+            with_range(one + 1, one + 2),
+            Code::OutOfRange,
+        ),
+        (
+            "CEV-07: no such number",
+            with_range(i64::MAX, 0),
+            Code::OutOfRange,
+        ),
+        ("CEV-13: smaller", with_range(0, one / 2), Code::OutOfRange),
+    ] {
+        let status = expand_as(replica.client().await, request, PATIENCE)
+            .await
+            .unwrap_err();
+        assert_eq!(status.code(), code, "{row}: {status}");
+        assert!(status.details().is_empty() && !status.message().is_empty());
+    }
+    let enough = expand_as(replica.client().await, with_range(0, one), PATIENCE).await;
+    assert_eq!(enough.unwrap().capacity_bytes, one);
+    let now = cluster.placed("cev-codes", "a").await;
+    assert_eq!(
+        now.metadata.resource_version,
+        before.metadata.resource_version
+    );
+}
+
+#[tokio::test]
+async fn cev_07_a_refused_growth_names_what_would_fit_and_leaves_nothing_behind() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "refused", &[("a", 5)]).await;
+    let replica = Replica::start(control_plane).await;
+    made(&cluster, replica.client().await).await;
+    for reason in [Reason::NoSpace, Reason::TooLarge, Reason::PoolClosed] {
+        let asked = ask(&replica, "refused", PATIENCE).await;
+        let wished = cluster.wished("refused", TWO).await;
+        cluster.refuse_growth(&wished, reason).await;
+        let status = asked.await.unwrap().unwrap_err();
+        assert_eq!(status.code(), Code::OutOfRange, "{status}");
+        assert!(status.message().contains("can grow to 1536Mi"), "{status}");
+        let now = cluster.placed("refused", "a").await;
+        let held = now.status.unwrap();
+        assert_eq!(
+            (now.spec.size, held.reserved, held.size),
+            (ONE, Some(ONE), Some(ONE))
+        );
+    }
+    // What fits is asked for like anything else.
+    let client = replica.client().await;
+    let fits = Bytes::mib(1536);
+    let asked = tokio::spawn(async move { expand(client, "refused", fits, PATIENCE).await });
+    let wished = cluster.wished("refused", fits).await;
+    cluster.finish(&wished).await.unwrap();
+    assert_eq!(asked.await.unwrap().unwrap().capacity_bytes, fits.to_i64());
+}
+
+#[tokio::test]
+async fn r02_a_wish_that_a_killed_controller_left_behind_refused_is_taken_back_and_asked_anew() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "left-behind", &[("a", 5)]).await;
+    let (mut first, second) = (
+        Replica::start(control_plane).await,
+        Replica::start(control_plane).await,
+    );
+    made(&cluster, second.client().await).await;
+    let asked = ask(&first, "left-behind", PATIENCE).await;
+    let wished = cluster.wished("left-behind", TWO).await;
+    first.service().kill();
+    asked.await.unwrap().unwrap_err();
+    cluster.refuse_growth(&wished, Reason::NoSpace).await;
+
+    // There is room by now.
+    let history = History::of(&cluster.volumes, "left-behind").await;
+    let asked = ask(&second, "left-behind", PATIENCE).await;
+    let anew = cistern_e2e::eventually("the wish to be anew", PATIENCE, async || {
+        let found = cluster.wished("left-behind", TWO).await;
+        if found.metadata.generation > wished.metadata.generation {
+            Ok(found)
+        } else {
+            Err(format!("{:?}", found.metadata))
+        }
+    })
+    .await;
+    cluster.finish(&anew).await.unwrap();
+    assert_eq!(asked.await.unwrap().unwrap().capacity_bytes, TWO.to_i64());
+    // Taken back, asked for, done.
+    assert_eq!(history.writes(|states| states.len() >= 3).await, 3);
+}
+
+#[tokio::test]
+async fn con_05_a_slow_agent_is_waited_for_and_a_call_to_another_replica_goes_on() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "slow-growth", &[("a", 5)]).await;
+    let (mut first, second) = (
+        Replica::start(control_plane).await,
+        Replica::start(control_plane).await,
+    );
+    made(&cluster, first.client().await).await;
+    let status = expand(first.client().await, "slow-growth", TWO, SHORT)
+        .await
+        .unwrap_err();
+    assert_eq!(status.code(), Code::Aborted, "{status}");
+    assert!(status.message().contains("to make it larger"), "{status}");
+    let wished = cluster.wished("slow-growth", TWO).await;
+    first.service().kill();
+
+    let history = History::of(&cluster.volumes, "slow-growth").await;
+    let admitted = cluster.admit(&wished).await.unwrap();
+    let asked = ask(&second, "slow-growth", PATIENCE).await;
+    cluster.finish(&admitted).await.unwrap();
+    assert_eq!(asked.await.unwrap().unwrap().capacity_bytes, TWO.to_i64());
+    assert_eq!(history.writes(|states| states.len() >= 2).await, 2);
+}
+
+#[tokio::test]
+async fn con_06_r13_many_calls_at_two_replicas_make_one_growth() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "growing-crowd", &[("a", 5)]).await;
+    let replicas = [
+        Replica::start(control_plane).await,
+        Replica::start(control_plane).await,
+    ];
+    made(&cluster, replicas[0].client().await).await;
+    let history = History::of(&cluster.volumes, "growing-crowd").await;
+    let mut calls = Vec::new();
+    for number in 0..16 {
+        calls.push(ask(&replicas[number % 2], "growing-crowd", PATIENCE).await);
+    }
+    let wished = cluster.wished("growing-crowd", TWO).await;
+    let admitted = cluster.admit(&wished).await.unwrap();
+    cluster.finish(&admitted).await.unwrap();
+    let mut grown = 0;
+    for call in calls {
+        match call.await.unwrap() {
+            Ok(answer) => {
+                assert_eq!(answer.capacity_bytes, TWO.to_i64());
+                grown += 1;
+            }
+            Err(status) => assert_eq!(status.code(), Code::Aborted, "{status}"),
+        }
+    }
+    assert!(grown >= 1);
+    assert_eq!(history.writes(|states| states.len() >= 3).await, 3);
+}
+
+#[tokio::test]
+async fn two_replicas_that_are_refused_at_once_both_say_so_and_the_wish_is_gone() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "twice-refused", &[("a", 5)]).await;
+    let replicas = [
+        Replica::start(control_plane).await,
+        Replica::start(control_plane).await,
+    ];
+    made(&cluster, replicas[0].client().await).await;
+    let mut calls = Vec::new();
+    for replica in &replicas {
+        calls.push(ask(replica, "twice-refused", PATIENCE).await);
+    }
+    // Each wish is refused as it comes, until both have heard it.
+    let refusing = async {
+        loop {
+            let wished = cluster.wished("twice-refused", TWO).await;
+            if wished.refused_growth().is_none() {
+                cluster.refuse_growth(&wished, Reason::NoSpace).await;
+            }
+        }
+    };
+    let hearing = async {
+        for call in calls {
+            let status = call.await.unwrap().unwrap_err();
+            assert_eq!(status.code(), Code::OutOfRange, "{status}");
+        }
+    };
+    tokio::select! {
+        () = refusing => {}
+        () = hearing => {}
+    }
+    assert_eq!(cluster.placed("twice-refused", "a").await.spec.size, ONE);
+}
+
+#[tokio::test]
+async fn a_volume_whose_end_is_asked_for_does_not_grow() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "ending", &[("a", 5)]).await;
+    let replica = Replica::start(control_plane).await;
+    made(&cluster, replica.client().await).await;
+    let wish = Patch::Merge(json!({"spec": {"deletionRequested": true}}));
+    let parameters = PatchParams::default();
+    let patched = cluster.volumes.patch("ending", &parameters, &wish);
+    patched.await.unwrap();
+    let status = expand(replica.client().await, "ending", TWO, PATIENCE)
+        .await
+        .unwrap_err();
+    assert_eq!(status.code(), Code::NotFound, "{status}");
+    assert_eq!(cluster.unwanted("ending").await.spec.size, ONE);
+}
+
+#[tokio::test]
+async fn a_wish_is_taken_back_as_far_as_nothing_is_promised_and_no_further() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "floor", &[("a", 5)]).await;
+    let replica = Replica::start(control_plane).await;
+    made(&cluster, replica.client().await).await;
+    let set = async |size: &str| {
+        let patch = Patch::Merge(json!({"spec": {"size": size}}));
+        let parameters = PatchParams::default();
+        cluster.volumes.patch("floor", &parameters, &patch).await
+    };
+    for size in ["3Gi", "2Gi", "1Gi", "3Gi"] {
+        set(size).await.unwrap();
+    }
+    let error = set("1023Mi").await.unwrap_err();
+    assert!(
+        error.to_string().contains("smaller than what was promised"),
+        "{error}"
+    );
+    let now = cluster.placed("floor", "a").await;
+    cluster.admit(&now).await.unwrap();
+    let error = set("2Gi").await.unwrap_err();
+    assert!(
+        error.to_string().contains("smaller than what was promised"),
+        "{error}"
+    );
+}
