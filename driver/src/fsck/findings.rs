@@ -349,7 +349,10 @@ mod tests {
     use std::{path::PathBuf, sync::Arc};
 
     use cistern_crds::{NodePool, PoolLimits, PoolSource, StorageNodeSpec, StorageNodeStatus};
-    use cistern_host::{Content, Identity, Linux, Uid, mountinfo::Mount, system::DeviceNumber};
+    use cistern_host::{
+        Content, Identity, Linux, Uid, inventory::NodeInventory, mountinfo::Mount,
+        system::DeviceNumber,
+    };
 
     use super::*;
     use crate::testing::{FILESYSTEM_UUID, POOL_UUID, ready_volume, wanted_volume};
@@ -569,5 +572,28 @@ mod tests {
             view.inventory.mounts.truncate(1);
         });
         assert_eq!(found, [Kind::PoolWithoutNode]);
+    }
+
+    #[test]
+    fn the_device_of_a_raw_block_volume_is_in_use_where_its_node_is() {
+        let to_node = |view: &mut View| {
+            let mount = view.inventory.mounts.remove(1);
+            view.inventory
+                .nodes
+                .push(NodeInventory { number: 1, mount });
+        };
+        assert_eq!(kinds(to_node), []);
+        let forgotten = kinds(|view| {
+            to_node(view);
+            view.inventory.nodes.clear();
+        });
+        assert_eq!(forgotten, [Kind::LoopWithoutUse]);
+        let of_nobody = kinds(|view| {
+            to_node(view);
+            view.inventory.pools[0].images.clear();
+            view.volumes.clear();
+            view.node.as_mut().unwrap().status = None;
+        });
+        assert_eq!(of_nobody, [Kind::MountWithoutVolume]);
     }
 }

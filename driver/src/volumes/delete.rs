@@ -10,6 +10,8 @@
 //! object goes only when no bytes are reserved for it and none will be: the agent admits nothing
 //! whose deletion is asked for.
 
+use std::time::Duration;
+
 use cistern_client::{Rejection, writes};
 use cistern_crds::{
     ConditionStatus, ConditionType, PoolVolume, Reason, condition,
@@ -17,9 +19,13 @@ use cistern_crds::{
 };
 use kube::ResourceExt as _;
 use serde_json::json;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{Error, Volumes, ensure::pending, failed, watch::Attention};
+
+/// How long that a volume is in use, as it was said to an earlier call, is waited to be taken back:
+/// the agent looks again when the volume is unstaged, and the call may come just then.
+const SECOND_LOOK: Duration = Duration::from_secs(3);
 
 impl Volumes {
     /// Has the volume's data destroyed and its object removed. A volume that is not there is fine
@@ -37,12 +43,20 @@ impl Volumes {
 
     async fn remove(&self, attention: &mut Attention) -> Result<(), Error> {
         let mut current = self.find(attention.name()).await?;
+        let mut is_news = false;
         while let Some(volume) = current {
             current = match step(&volume) {
                 Step::Await => {
-                    refuse_in_use(&volume)?;
                     attention.note(self.reclaiming(&volume));
-                    match attention.change(&volume).await {
+                    let change = attention.change(&volume);
+                    let change = match refuse_in_use(&volume) {
+                        Ok(()) => change.await,
+                        Err(in_use) if is_news => return Err(in_use),
+                        Err(in_use) => timeout(SECOND_LOOK, change).await.map_err(|_| in_use)?,
+                    };
+                    let version = |volume: &PoolVolume| volume.resource_version();
+                    is_news |= change.as_ref().map(version) != Some(version(&volume));
+                    match change {
                         Some(changed) => Some(changed),
                         None => self.find_again(&volume).await?,
                     }

@@ -78,12 +78,13 @@ async fn dv_04_a_volume_in_use_is_refused_and_goes_once_it_is_free() {
     assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
     assert!(status.message().contains("it is staged"), "{status}");
 
+    // The next call comes just when the volume is unstaged, and what the agent said is out of date.
     let unwanted = cluster.unwanted("in-use").await;
     assert!(unwanted.metadata.deletion_timestamp.is_none());
+    let client = replica.client().await;
+    let asked = tokio::spawn(delete(client, "in-use", PATIENCE));
     cluster.reclaim(&unwanted).await;
-    delete(replica.client().await, "in-use", PATIENCE)
-        .await
-        .unwrap();
+    asked.await.unwrap().unwrap();
     assert!(cluster.is_gone("in-use").await);
 }
 
