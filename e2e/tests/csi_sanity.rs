@@ -91,6 +91,11 @@ async fn every_spec_for_what_is_announced_passes_with_thick_volumes_of_xfs() {
 }
 
 #[tokio::test]
+async fn every_spec_for_what_is_announced_passes_with_volumes_of_btrfs() {
+    check("btrfs", "thin", "btrfs").await;
+}
+
+#[tokio::test]
 async fn every_spec_for_what_is_announced_passes_with_raw_block_volumes() {
     check("block", "thin", "").await;
 }

@@ -149,20 +149,23 @@ fn usage(found: VolumeStatistics) -> Vec<v1::VolumeUsage> {
             unit: Unit::Bytes.into(),
             ..v1::VolumeUsage::default()
         }],
-        VolumeStatistics::Filesystem(found) => vec![
-            v1::VolumeUsage {
+        VolumeStatistics::Filesystem(found) => {
+            let bytes = v1::VolumeUsage {
                 total: found.total.to_i64(),
                 used: found.used.to_i64(),
                 available: found.available.to_i64(),
                 unit: Unit::Bytes.into(),
-            },
-            v1::VolumeUsage {
+            };
+            let inodes = v1::VolumeUsage {
                 total: inodes(found.inodes),
                 used: inodes(found.inodes_used),
                 available: inodes(found.inodes_free),
                 unit: Unit::Inodes.into(),
-            },
-        ],
+            };
+            // Of btrfs there are none to be told: it makes them as it needs them.
+            let inodes = (inodes.total > 0).then_some(inodes);
+            [bytes].into_iter().chain(inodes).collect()
+        }
     }
 }
 
@@ -171,4 +174,30 @@ fn about_volume(volume: &str) {
         volume: Some(volume),
         ..Subject::default()
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use cistern_crds::Bytes;
+    use cistern_host::statistics::FilesystemStatistics;
+
+    use super::*;
+
+    #[test]
+    fn inodes_are_told_where_the_filesystem_counts_them() {
+        let units = |inodes| {
+            let found = FilesystemStatistics {
+                total: Bytes::gib(1),
+                used: Bytes::ZERO,
+                available: Bytes::gib(1),
+                inodes,
+                inodes_used: 0,
+                inodes_free: inodes,
+            };
+            let all = usage(VolumeStatistics::Filesystem(found)).into_iter();
+            all.map(|usage| usage.unit()).collect::<Vec<_>>()
+        };
+        assert_eq!(units(16), [Unit::Bytes, Unit::Inodes]);
+        assert_eq!(units(0), [Unit::Bytes]);
+    }
 }
