@@ -22,7 +22,7 @@ generate: ## Write crds/*.yaml from the Rust types
 fmt: ## Format the code
 	cargo fmt --all
 
-check: ## The quick part: format, lints, unit tests, generated files, licences
+check: ## The quick part: format, lints, unit tests, generated files, requirements, licences
 	e2e/steps check
 
 test: ## Everything: check, host, API server, csi-sanity, and the cluster's tests on kind
@@ -41,7 +41,7 @@ test-cluster: ## The tests on kind
 	e2e/steps cluster
 
 requirements: ## Which test shows which requirement of CSI; fails on one that none does
-	@cargo run --quiet --locked --package cistern-e2e --bin requirements
+	@cargo run --quiet --locked --package cistern-e2e --bin requirements $(if $(QUIET),>/dev/null)
 
 bench: ## What Cistern costs, each figure beside something measured in the same run (root)
 	e2e/steps bench

@@ -2,14 +2,16 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use cistern_crds::Bytes;
 use cistern_e2e::{Driver, Process, process::run};
 use cistern_proto::csi::v1::{
-    NodeGetVolumeStatsRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
-    NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, volume_capability::access_mode::Mode,
+    ControllerExpandVolumeRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest,
+    NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
+    volume_capability::access_mode::Mode,
 };
 use tonic::{Code, Status};
 
-use crate::{code, create, delete, map, mounted, shared, wanted};
+use crate::{SIZE, code, create, delete, list, map, mounted, range, shared, wanted};
 
 /// A staged volume of one access mode.
 struct Volume {
@@ -242,4 +244,30 @@ async fn nus_08_a_volume_that_somebody_still_uses_is_not_unstaged_and_keeps_its_
     assert!(run(command, patience).await.status.success());
     user.kill();
     volume.end(&[]).await;
+}
+
+// CEV-11, CON-03: also when the same is asked again.
+#[tokio::test]
+async fn cap_12_cgv_07_a_volume_grows_while_it_is_used_and_its_new_size_is_told_everywhere() {
+    let driver = shared().await;
+    let volume = Volume::staged(driver, "grows-in-use", Mode::SingleNodeWriter).await;
+    volume.publish("first", false).await.unwrap();
+    let larger = SIZE.saturating_add(SIZE);
+    for _ in 0..10 {
+        let request = ControllerExpandVolumeRequest {
+            volume_id: volume.name.clone(),
+            capacity_range: range(larger, Bytes::ZERO),
+            volume_capability: Some(mounted("", volume.mode)),
+            ..ControllerExpandVolumeRequest::default()
+        };
+        let mut client = driver.controller_client().await;
+        let answer = client.controller_expand_volume(request).await.unwrap();
+        assert_eq!(answer.into_inner().capacity_bytes, larger.to_i64());
+        let found = list::get(&volume.name).await.unwrap().volume.unwrap();
+        assert_eq!(found.capacity_bytes, larger.to_i64());
+        let listed = list::all().await;
+        assert!(listed.contains(&found), "{listed:?}");
+    }
+    volume.write("first").await.unwrap();
+    volume.end(&["first"]).await;
 }
