@@ -106,6 +106,7 @@ impl Test {
         let name = self.own(name);
         let content = json!({
             "provisioner": names::DRIVER,
+            "allowVolumeExpansion": true,
             "volumeBindingMode": format!("{binding:?}"),
             "parameters": parameters,
         });

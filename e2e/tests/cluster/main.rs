@@ -15,6 +15,7 @@ mod access_modes;
 mod block;
 mod capacity;
 mod deletion;
+mod expansion;
 mod nodes;
 mod parameters;
 mod placement;
