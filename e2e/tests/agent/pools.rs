@@ -15,7 +15,7 @@ fn is_not_ready(reason: &'static str) -> impl Fn(&NodePoolStatus) -> bool {
 
 #[tokio::test]
 async fn a_pool_grows_while_it_is_used() {
-    let node = Fixture::start("agent-growth").await;
+    let node = Fixture::start("agent-pool-growth").await;
     let before = node.pool().await.unwrap();
     node.volume("one", Bytes::mib(64)).await;
     let mut spec = node.driver.storage_node().await.spec.pools;

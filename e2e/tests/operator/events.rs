@@ -54,10 +54,15 @@ async fn a_wrong_class_is_told_on_the_class_and_on_its_claims() {
     let homeless = api
         .add_class("ev-homeless", json!({"pool": "nobody-made-it"}))
         .await;
+    // Without a filesystem it is ext4.
+    let parameters = json!({"pool": "x", "mkfsOptions": "-i size=512"});
+    let optional = api.add_class("ev-mkfs", parameters).await;
     api.add_claim("ev-bogus", "ev-bogus", "1Gi").await;
+    api.add_claim("ev-mkfs", "ev-mkfs", "1Gi").await;
     api.add_claim("ev-homeless", "ev-homeless", "1Gi").await;
     for (class, reason, part) in [
         (bogus, "InvalidParameters", "\"bogus\""),
+        (optional, "InvalidParameters", "-I 256|512|1024"),
         (homeless, "PoolMissing", "nobody-made-it"),
     ] {
         let claim = api.claims().get(&class.name_any()).await.unwrap();

@@ -102,6 +102,11 @@ async fn gen_04_gen_05_gen_13_what_is_missing_or_illegal_is_refused_and_nothing_
             "provisioning",
         ),
         (
+            "CV-17",
+            |r| r.parameters = map(&[("pool", "requirements"), ("mkfsOptions", "-b 1024")]),
+            "\"-b 1024\" is not supported for ext4",
+        ),
+        (
             "CV-22",
             |r| r.parameters = map(&[("pool", "requirements"), ("bogus", "x")]),
             "bogus",
