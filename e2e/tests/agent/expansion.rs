@@ -44,7 +44,7 @@ async fn image(node: &Fixture, object: &PoolVolume) -> u64 {
 
 #[tokio::test]
 async fn r05_a_growth_is_reserved_first_takes_two_writes_and_shows_in_the_published_room() {
-    let node = Fixture::start("agent-growth").await;
+    let node = Fixture::start("agent-expansion").await;
     let object = node.volume("one", SMALL).await;
     let name = object.name_any();
     let before = node

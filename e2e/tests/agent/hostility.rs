@@ -97,7 +97,6 @@ async fn fld_01_fld_12_fld_14_no_id_of_a_request_becomes_a_path() {
         assert_eq!(code(unstage.await), undone, "{id:?}");
     }
     assert_eq!(before, (all_below(&kubelet), all_below(&storage)));
-    // FSY-02: beside the socket there is what the test itself put there.
     node.finish().await;
 }
 

@@ -211,21 +211,27 @@ fn take_node(system: &dyn System, image: &Uid, staging: &Path) -> Result<(), Err
         // It was cut short.
         None => kept_for(system, image),
     };
-    let bound = bound.map_err(failed("find the device of"))?;
-    if let Some(bound) = &bound {
-        let nodes = nodes_of(system, bound.number).map_err(failed("look for others than"))?;
-        let mut others = nodes.into_iter().map(|node| node.mount_point);
-        if let Some(path) = others.find(|path| path != place.path()) {
+    let mut bound = bound.map_err(failed("find the device of"))?;
+    if let Some(device) = &bound {
+        let mut others = nodes_of(system, device.number).map_err(failed("look for others than"))?;
+        others.retain(|node| node.mount_point != place.path());
+        if others.iter().any(|node| is_staging(node, image)) {
+            // It is staged elsewhere as well.
+            bound = None;
+        } else if let Some(other) = others.into_iter().next() {
+            let path = other.mount_point;
             return Err(Error::StillPublished { path });
         }
+    }
+    if let Some(device) = &bound {
         // It outlives the binding, and the number will be another's.
         system
-            .set_read_only(bound.as_fd(), false)
+            .set_read_only(device.as_fd(), false)
             .map_err(failed("make writable again"))?;
     }
     place.clear().map_err(failed("unmount"))?;
-    if let Some(bound) = bound {
-        bound.let_go(system).map_err(failed("let go of"))?;
+    if let Some(device) = bound {
+        device.let_go(system).map_err(failed("let go of"))?;
     }
     place.remove().map_err(failed("remove"))
 }
@@ -239,7 +245,7 @@ fn refuse_another_writability(
     let nodes = nodes_of(system, number).map_err(failed("look for others than", request.target))?;
     let mut others = nodes
         .into_iter()
-        .filter(|node| !node.mount_point.starts_with(request.staging));
+        .filter(|node| !is_staging(node, request.image));
     match others.find(|node| is_read_only(node) != request.read_only) {
         None => Ok(()),
         Some(other) => Err(Error::Writability {
@@ -335,6 +341,11 @@ fn node_name(root: &Path) -> Option<String> {
     let text = text.strip_suffix("//deleted").unwrap_or(text);
     let (_, name) = text.rsplit_once('/')?;
     (!name.is_empty()).then(|| name.to_owned())
+}
+
+/// Whether the node of an image's device stands at a staging path, and not at a target.
+fn is_staging(node: &Mount, image: &Uid) -> bool {
+    node.mount_point.file_name() == Some(image.as_ref())
 }
 
 fn is_read_only(mount: &Mount) -> bool {

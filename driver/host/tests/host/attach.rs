@@ -9,10 +9,7 @@ use std::{
 
 use cistern_crds::{Bytes, FilesystemType, Provisioning};
 use cistern_host::{Image, MountOptions, Pool, VolumeStatistics, attach::Error, image, statistics};
-use rustix::{
-    fs::{CWD, FileType, Mode, makedev, mknodat},
-    mount::{MountFlags, UnmountFlags, mount, mount_bind},
-};
+use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind};
 
 use crate::harness::{
     Machine, Volume, eventually, image_path, image_pool, must, open_new, request, run, unmount,
@@ -466,18 +463,7 @@ fn ngs_09_the_space_of_a_volume_is_told_at_every_path_of_it_and_at_no_other() {
 #[test]
 fn a_loop_device_that_dev_has_no_node_for_is_used_all_the_same() {
     let machine = Machine::new();
-    mount("none", "/dev", "tmpfs", MountFlags::empty(), None).unwrap();
-    for (path, major, minor) in [("/dev/loop-control", 10, 237), ("/dev/null", 1, 3)] {
-        let mode = Mode::RUSR | Mode::WUSR;
-        mknodat(
-            CWD,
-            path,
-            FileType::CharacterDevice,
-            mode,
-            makedev(major, minor),
-        )
-        .unwrap();
-    }
+    Machine::forget_device_nodes();
     let pool = open_new(&machine);
     assert!(pool.device().starts_with(machine.path("root/dev")));
     let image = volume_of(&pool, "a");

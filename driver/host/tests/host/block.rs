@@ -332,6 +332,55 @@ fn nus_07_the_way_back_of_a_device_needs_neither_pool_nor_image() {
 }
 
 #[test]
+fn a_device_that_is_staged_at_two_paths_goes_with_the_last() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let volume = Device::new(&machine, &pool, "a");
+    let second = Device {
+        machine: &machine,
+        pool: &pool,
+        image: volume.image.clone(),
+        staging: machine.staging("second"),
+    };
+    let target = machine.path("kubelet/target");
+    must(volume.stage());
+    must(second.stage());
+    must(second.publish(&target, true));
+    assert_eq!(machine.inventory().loops.len(), 2, "one for both");
+    must(volume.unstage());
+    assert!(!volume.is_staged() && second.is_staged());
+    assert_eq!(read(&target), 0);
+    assert!(write(&target, 1).is_err());
+    second.unstage().unwrap_err();
+    must(second.unpublish(&target));
+    must(second.unstage());
+    must(pool.remove_image(&second.image.uid));
+}
+
+/// In a container `/dev` is a copy that was made when it started.
+#[test]
+fn a_device_that_dev_has_no_node_for_is_published_all_the_same() {
+    let machine = Machine::new();
+    Machine::forget_device_nodes();
+    let pool = open_new(&machine);
+    let volume = Device::new(&machine, &pool, "a");
+    let target = machine.path("kubelet/target");
+    for _ in 0..2 {
+        must(volume.stage());
+        must(volume.publish(&target, false));
+    }
+    write(&target, 3).unwrap();
+    assert_eq!(read(&target), 3);
+    assert_eq!(machine.inventory().nodes.len(), 2);
+    let error = volume.unstage().unwrap_err();
+    assert!(matches!(error, Error::StillPublished { .. }), "{error}");
+    must(volume.unpublish(&target));
+    must(volume.unstage());
+    must(pool.remove_image(&volume.image.uid));
+    rustix::mount::unmount("/dev", UnmountFlags::DETACH).unwrap();
+}
+
+#[test]
 fn a_device_that_was_kept_for_a_stage_that_everybody_forgot_does_not_hold_its_image() {
     let machine = Machine::new();
     let pool = open_new(&machine);

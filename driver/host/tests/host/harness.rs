@@ -20,7 +20,8 @@ use cistern_host::{
     Source, StageRequest, System, Uid, image::Content, inventory::Inventory,
 };
 use rustix::{
-    mount::{MountPropagationFlags, UnmountFlags, mount_change},
+    fs::{CWD, FileType, Mode, makedev, mknodat},
+    mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change},
     thread::UnshareFlags,
 };
 
@@ -78,6 +79,16 @@ impl Machine {
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
+    }
+
+    /// Takes the nodes of loop devices out of `/dev`, as they are missing in a container that was
+    /// started before them. Unmounting `/dev` brings them back.
+    pub(crate) fn forget_device_nodes() {
+        mount("none", "/dev", "tmpfs", MountFlags::empty(), None).unwrap();
+        for (path, major, minor) in [("/dev/loop-control", 10, 237), ("/dev/null", 1, 3)] {
+            let (kind, mode) = (FileType::CharacterDevice, Mode::RUSR | Mode::WUSR);
+            mknodat(CWD, path, kind, mode, makedev(major, minor)).unwrap();
+        }
     }
 
     /// A UID that no other machine has: what stage left is also known by the image's name alone.
