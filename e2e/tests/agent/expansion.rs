@@ -16,7 +16,11 @@ use kube::{
 use serde_json::json;
 use tonic::{Code, Status};
 
-use crate::{Fixture, said, status};
+use crate::{
+    Fixture,
+    node_service::{Place, text},
+    said, status,
+};
 
 const SMALL: Bytes = Bytes::mib(64);
 const LARGE: Bytes = Bytes::mib(200);
@@ -434,6 +438,51 @@ async fn nev_06_ext4_grows_in_use_or_says_in_a_condition_that_it_grows_at_the_ne
     let holds = said(ConditionType::Expanded, "True", "AsDesired");
     used.until("to be expanded", holds).await;
     used.unstage().await;
+    node.finish().await;
+}
+
+#[tokio::test]
+async fn nev_09_nev_13_nev_15_a_raw_block_volume_grows_at_its_target_and_keeps_its_bytes() {
+    let mut node = Fixture::start("agent-expand-block").await;
+    let object = node.block_volume("one", SMALL).await;
+    let name = object.name_any();
+    let (staging, target) = {
+        let place = Place::of(&node, &object);
+        place.stage(&[]).await.unwrap();
+        place.publish("a", &[], false).await.unwrap();
+        (text(&place.staging), text(&place.target("a")))
+    };
+    let write = "printf data | dd of=$1 conv=notrunc,fsync status=none";
+    node.shell(write, &[&target]).await;
+    ask(&node, &name, LARGE).await;
+    node.until(&name, "to grow", has(LARGE)).await;
+    let size = async |node: &Fixture| {
+        let size = node.shell("blockdev --getsize64 $1", &[&target]).await;
+        size.trim().parse::<u64>().unwrap()
+    };
+    assert_eq!(size(&node).await, SMALL.0);
+
+    node.driver.restart_node().await;
+    for path in [&target, &staging, &target] {
+        let request = NodeExpandVolumeRequest {
+            volume_id: name.clone(),
+            volume_path: path.clone(),
+            capacity_range: Some(CapacityRange {
+                required_bytes: LARGE.to_i64(),
+                limit_bytes: 0,
+            }),
+            volume_capability: Some(capability(AccessType::Block(BlockVolume {}))),
+            ..NodeExpandVolumeRequest::default()
+        };
+        let mut client = node.driver.node_client().await;
+        let answer = client.node_expand_volume(request).await.unwrap();
+        assert_eq!(answer.into_inner().capacity_bytes, LARGE.to_i64());
+        assert_eq!(size(&node).await, LARGE.0);
+    }
+    assert_eq!(node.shell("head -c 4 $1", &[&target]).await, "data");
+    let place = Place::of(&node, &object);
+    place.unpublish("a").await.unwrap();
+    place.unstage().await.unwrap();
     node.finish().await;
 }
 
