@@ -11,15 +11,15 @@
 //! ```
 
 use std::{
-    collections::BTreeSet,
     io,
     os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::Arc,
 };
 
 use crate::{
     id::Uid,
+    statistics::Asked,
     system::{OFlags, System},
 };
 
@@ -34,8 +34,8 @@ pub struct Root {
     directory: PathBuf,
     /// Hundredths of the filesystem that holds the folder which image pools leave free.
     pub(crate) kept_percent: u32,
-    /// Paths whose filesystem has not answered yet; see `statistics.rs`.
-    pub(crate) asked: Arc<Mutex<BTreeSet<PathBuf>>>,
+    /// Paths whose filesystem has not answered yet.
+    pub(crate) asked: Arc<Asked>,
 }
 
 impl Root {

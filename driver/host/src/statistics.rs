@@ -1,17 +1,20 @@
 //! The space of a volume, asked under a deadline.
 //!
-//! *Invariant:* a filesystem that hangs costs one thread, however often it is asked for.
+//! *Invariant:* a filesystem that hangs costs one thread, however often it is asked for; whoever
+//! asks waits no longer than the deadline.
 
 use std::{
+    collections::BTreeSet,
     io,
     os::fd::AsFd as _,
     path::{Path, PathBuf},
-    sync::{Arc, PoisonError, mpsc},
+    sync::{Arc, Condvar, Mutex, PoisonError, mpsc},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use cistern_crds::Bytes;
+use rustix::io::Errno;
 
 use crate::{
     id::Uid,
@@ -109,22 +112,23 @@ impl Root {
         }
     }
 
-    /// Asks in a thread of its own; none when there is no answer by the deadline, or none yet to
-    /// an earlier question about the same path.
+    /// Asks in a thread of its own, once earlier questions about the same path are answered; none
+    /// when there is no answer by the deadline.
     fn ask_within<T: Send + 'static>(
         &self,
         path: &Path,
         deadline: Duration,
         ask: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> Option<io::Result<T>> {
-        if !self.begin(path) {
+        let asked_at = Instant::now();
+        if !self.asked.begin(path, deadline) {
             return None;
         }
         let (sender, receiver) = mpsc::channel();
         let (root, path_asked) = (self.clone(), path.to_owned());
         let thread = move || {
             let answer = ask();
-            root.end(&path_asked);
+            root.asked.end(&path_asked);
             // Nobody listens any more if the deadline has passed.
             let _ = sender.send(answer);
         };
@@ -132,21 +136,35 @@ impl Root {
             .name("statfs".to_owned())
             .spawn(thread)
         {
-            self.end(path);
+            self.asked.end(path);
             return Some(Err(error));
         }
-        receiver.recv_timeout(deadline).ok()
+        let rest = deadline.saturating_sub(asked_at.elapsed());
+        receiver.recv_timeout(rest).ok()
     }
+}
 
-    /// Notes that a path is being asked; false when it has not answered an earlier call yet.
-    fn begin(&self, path: &Path) -> bool {
-        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        asked.insert(path.to_owned())
+/// Paths that are being asked, each by one thread.
+#[derive(Debug, Default)]
+pub(crate) struct Asked {
+    paths: Mutex<BTreeSet<PathBuf>>,
+    answered: Condvar,
+}
+
+impl Asked {
+    /// Waits for its turn at a path; false when an earlier question has no answer by the deadline.
+    fn begin(&self, path: &Path, deadline: Duration) -> bool {
+        let paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_asked = |paths: &mut BTreeSet<PathBuf>| paths.contains(path);
+        let waited = self.answered.wait_timeout_while(paths, deadline, is_asked);
+        let (mut paths, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        paths.insert(path.to_owned())
     }
 
     fn end(&self, path: &Path) {
-        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        asked.remove(path);
+        let mut paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
+        paths.remove(path);
+        self.answered.notify_all();
     }
 }
 
@@ -174,13 +192,25 @@ fn ask(system: &dyn System, image: &Uid, path: &Path) -> io::Result<Option<Volum
 
 /// The place at a path, if its directory is there.
 fn open<'a>(system: &'a dyn System, path: &Path) -> io::Result<Option<Place<'a>>> {
-    match Place::open(system, path) {
+    let place = Place::open(system, path);
+    // A last part that the kernel does not take shows only now.
+    let seen = place.and_then(|place| place.look().map(|_| place));
+    match seen {
         Ok(place) => Ok(Some(place)),
-        Err(error) => match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Ok(None),
-            _ => Err(error),
-        },
+        Err(error) if is_nowhere(&error) => Ok(None),
+        Err(error) => Err(error),
     }
+}
+
+/// Whether nothing can be mounted at a path, because there is no such path or we would not use it.
+fn is_nowhere(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound
+            | io::ErrorKind::NotADirectory
+            | io::ErrorKind::InvalidInput
+            | io::ErrorKind::InvalidFilename
+    ) || Errno::from_io_error(error) == Some(Errno::LOOP)
 }
 
 /// Asks the device whose node is bound at a place.
@@ -230,16 +260,17 @@ mod tests {
         let hung = root.ask_within(path, short, move || Ok(inside.wait().is_leader()));
         assert!(hung.is_none());
         // Not asked a second time, and nobody else is kept waiting.
-        assert!(root.ask_within(path, long, || Ok(())).is_none());
+        assert!(root.ask_within(path, short, || Ok(())).is_none());
         assert!(
             root.ask_within(Path::new("/other"), long, || Ok(()))
                 .is_some()
         );
+        // Whoever asks again waits until it answers.
+        let asked = thread::spawn({
+            let (root, path) = (root.clone(), path.to_owned());
+            move || root.ask_within(&path, long, || Ok(())).is_some()
+        });
         hangs.wait();
-        let begin = std::time::Instant::now();
-        while root.ask_within(path, long, || Ok(())).is_none() {
-            assert!(begin.elapsed() < long, "the path is never asked again");
-            thread::yield_now();
-        }
+        assert!(asked.join().unwrap());
     }
 }

@@ -14,7 +14,7 @@
 
 use std::{
     io,
-    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    os::fd::{AsFd as _, BorrowedFd},
     path::Path,
 };
 
@@ -29,7 +29,7 @@ use crate::{
     place::Place,
     pool::Pool,
     root::Root,
-    system::{DeviceNumber, MountAttrFlags, OFlags, System},
+    system::{DeviceNumber, FileKind, MountAttrFlags, OFlags, System},
 };
 
 /// A raw block volume that is to be staged.
@@ -197,9 +197,29 @@ pub(super) fn unstage(system: &dyn System, staging: &Path) -> Result<(), Error> 
         .map_err(failed("look at", staging))?;
     let images = names.iter().filter_map(|name| name.to_str()?.parse().ok());
     for image in images {
-        take_node(system, &image, staging)?;
+        if may_be_node(system, &image, staging)? {
+            take_node(system, &image, staging)?;
+        }
     }
     Ok(())
+}
+
+/// Whether what stands at a node's place can be ours: a device, or the empty file that was made for
+/// one. Anything else is left alone.
+fn may_be_node(system: &dyn System, image: &Uid, staging: &Path) -> Result<bool, Error> {
+    let place = node_place(system, image, staging)?;
+    let look = || -> io::Result<bool> {
+        let Some(file) = place.look()? else {
+            return Ok(false);
+        };
+        let stat = system.stat(file.as_fd())?;
+        Ok(match stat.kind {
+            FileKind::BlockDevice => true,
+            FileKind::File => stat.size == 0,
+            FileKind::Directory | FileKind::SymbolicLink | FileKind::Other => false,
+        })
+    };
+    look().map_err(failed("look at", place.path()))
 }
 
 /// Takes the node of an image's device off a staging path, and lets go of the device.
@@ -320,7 +340,10 @@ pub(crate) fn nodes_of(system: &dyn System, number: u32) -> io::Result<Vec<Mount
         if !names.contains(&name) {
             continue;
         }
-        match device_at(system, &mount.mount_point) {
+        // Through its directory: the path of a node at a staging path may be longer than the kernel
+        // takes as one.
+        let node = Place::open(system, &mount.mount_point);
+        match node.and_then(|node| node.device()) {
             Ok(device) if device == Some(DeviceNumber::of_loop(number)) => all.push(mount),
             Ok(_) => {}
             Err(error) if is_no_directory(&error) => {}
@@ -328,11 +351,6 @@ pub(crate) fn nodes_of(system: &dyn System, number: u32) -> io::Result<Vec<Mount
         }
     }
     Ok(all)
-}
-
-fn device_at(system: &dyn System, path: &Path) -> io::Result<Option<DeviceNumber>> {
-    let node: OwnedFd = system.open(path, OFlags::PATH)?;
-    Ok(system.stat(node.as_fd())?.device())
 }
 
 /// The name of the file that is mounted, also if that name is gone.
