@@ -3,7 +3,12 @@
 //! No kubelet and no operator run: a test calls the CSI sockets as kubelet and the sidecars would,
 //! and declares the pools of the node as the operator would.
 
-use std::{net::SocketAddr, path::PathBuf, process::Command, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
 use cistern_crds::{
     Bytes, NodePool, NodePoolStatus, PoolLimits, PoolSource, StorageNode, StorageNodeSpec, names,
@@ -192,6 +197,11 @@ impl Driver {
         self.host.storage_root()
     }
 
+    /// What is mounted below a folder of the node.
+    pub fn mounts_below(&self, folder: &Path) -> Vec<PathBuf> {
+        self.host.mounts.mounts_below(folder)
+    }
+
     /// A command that sees the mounts of the node.
     pub fn command_on_node(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         self.host.mounts.command(program)
@@ -244,7 +254,7 @@ impl Driver {
     /// a loop device is left.
     pub async fn finish(mut self) {
         self.fsck().await;
-        let mounts = self.host.mounts.mounts_below(&self.kubelet_root());
+        let mounts = self.mounts_below(&self.kubelet_root());
         assert_eq!(mounts, Vec::<PathBuf>::new(), "volumes are still mounted");
         self.controller.stop().await;
         self.node.stop().await;

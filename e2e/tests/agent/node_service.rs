@@ -332,6 +332,7 @@ async fn pods_are_torn_down_while_the_api_server_is_away() {
     node.finish().await;
 }
 
+// NUS-07: the way back needs nothing that is lost, and nothing that the driver before knew.
 #[tokio::test]
 async fn nsv_05_npv_06_a_pod_that_runs_keeps_its_filesystem_when_its_pool_is_lost() {
     let node = Fixture::start("agent-lost-pool").await;

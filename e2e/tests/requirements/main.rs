@@ -25,11 +25,15 @@ mod life;
 mod list;
 mod node;
 mod process;
+mod publish;
 mod raw;
 mod secrets;
 mod services;
+mod stage;
+mod statistics;
 mod topology;
 mod validate;
+mod volume;
 
 use std::collections::BTreeMap;
 

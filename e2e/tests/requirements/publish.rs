@@ -1,0 +1,236 @@
+//! NPV, NUP: from a staging path to a target path and back, for every kind of volume.
+
+use cistern_proto::csi::v1::{
+    NodePublishVolumeRequest,
+    volume_capability::{AccessMode, AccessType, MountVolume, access_mode::Mode},
+};
+use tonic::Code;
+
+use crate::{
+    SIZE, code, mounted,
+    volume::{Volume, kinds},
+};
+
+// NPV-07: a repeat that asks for another writability is no repeat.
+#[tokio::test]
+async fn npv_13_what_is_published_to_be_read_cannot_be_written_in_any_mode() {
+    for (kind, capability, size) in kinds() {
+        let mut volume = Volume::new(&format!("read-{kind}"), capability, size).await;
+        volume.stage().await.unwrap();
+        for mode in [
+            Mode::SingleNodeWriter,
+            Mode::SingleNodeSingleWriter,
+            Mode::SingleNodeMultiWriter,
+        ] {
+            volume.capability.access_mode = Some(AccessMode { mode: mode.into() });
+            volume.publish("target", false).await.unwrap();
+            volume.write("target", "data").await.unwrap();
+            let reader = volume.publish("target", true).await;
+            assert_eq!(code(&reader), Code::AlreadyExists, "{kind} {mode:?}");
+            volume.unpublish("target").await.unwrap();
+
+            volume.publish("target", true).await.unwrap();
+            let refused = volume.write("target", "more").await.unwrap_err();
+            let why = if volume.is_block() {
+                "Operation not permitted"
+            } else {
+                "Read-only file system"
+            };
+            assert!(refused.contains(why), "{kind} {mode:?}: {refused}");
+            assert_eq!(volume.read("target").await, "data", "{kind} {mode:?}");
+            let writer = volume.publish("target", false).await;
+            assert_eq!(code(&writer), Code::AlreadyExists, "{kind} {mode:?}");
+            volume.unpublish("target").await.unwrap();
+        }
+        volume.unstage().await.unwrap();
+        volume.end().await;
+    }
+}
+
+#[tokio::test]
+async fn npv_14_the_mount_flags_hold_at_the_target_as_well() {
+    for (kind, flag, shown) in [
+        ("ext4", "commit=30", "commit=30"),
+        ("xfs", "swalloc", "swalloc"),
+        ("btrfs", "commit=29", "commit=29"),
+    ] {
+        let kinds = kinds();
+        let (_, capability, size) = kinds.into_iter().find(|row| row.0 == kind).unwrap();
+        let mut volume = Volume::new(&format!("flags-{kind}"), capability, size).await;
+        volume.capability.access_type = Some(AccessType::Mount(MountVolume {
+            mount_flags: vec!["noexec".to_owned(), flag.to_owned()],
+            ..MountVolume::default()
+        }));
+        volume.stage().await.unwrap();
+        volume.publish("target", false).await.unwrap();
+        let script = "cp /bin/true target/program; ! target/program 2>error; cat error
+            findmnt --noheadings --output OPTIONS --target target";
+        let said = volume.shell(script, &[]).await.unwrap();
+        for part in ["Permission denied", "noexec", "nosuid", "nodev", shown] {
+            assert!(said.contains(part), "{kind}: {part} is not in {said}");
+        }
+        volume.unpublish("target").await.unwrap();
+        volume.unstage().await.unwrap();
+        volume.end().await;
+    }
+}
+
+/// A change to a request, and what it is answered with; all of them while the volume is staged.
+type Row = (&'static str, fn(&mut NodePublishVolumeRequest), Code);
+
+const UNPUBLISHABLE: &[Row] = &[
+    (
+        "NPV-19: not staged there",
+        |request| request.staging_target_path.push_str("-elsewhere"),
+        Code::FailedPrecondition,
+    ),
+    (
+        "NPV-08: of no volume",
+        |request| request.volume_id.push_str("-unknown"),
+        Code::NotFound,
+    ),
+    (
+        "NPV-09: in a mode that it was not made for",
+        |request| {
+            let mode = Mode::MultiNodeMultiWriter.into();
+            let capability = request.volume_capability.as_mut().unwrap();
+            capability.access_mode = Some(AccessMode { mode });
+        },
+        Code::FailedPrecondition,
+    ),
+    (
+        "NPV-09: as something that it is not",
+        |request| request.volume_capability = Some(mounted("xfs", Mode::SingleNodeWriter)),
+        Code::FailedPrecondition,
+    ),
+    (
+        "NPV-10: below a directory that is not there",
+        |request| request.target_path.push_str("/below"),
+        Code::FailedPrecondition,
+    ),
+];
+
+#[tokio::test]
+async fn npv_22_a_publish_that_failed_leaves_no_target() {
+    for (kind, capability, size) in kinds() {
+        // All rows name another kind.
+        if kind == "xfs" {
+            continue;
+        }
+        let volume = Volume::new(&format!("refused-{kind}"), capability, size).await;
+        let early = volume.publish("target", false).await;
+        assert_eq!(code(&early), Code::FailedPrecondition, "NPV-19: {kind}");
+        assert!(!volume.folder.join("target").exists(), "{kind}");
+        volume.stage().await.unwrap();
+        for (what, change, expected) in UNPUBLISHABLE {
+            let mut request = volume.publish_request("target");
+            change(&mut request);
+            let answer = volume.publish_as(request).await;
+            assert_eq!(code(&answer), *expected, "{kind}, {what}: {answer:?}");
+            assert!(!volume.folder.join("target").exists(), "{kind}, {what}");
+        }
+        volume.publish("target", false).await.unwrap();
+        volume.unpublish("target").await.unwrap();
+        volume.unstage().await.unwrap();
+        volume.end().await;
+    }
+}
+
+#[tokio::test]
+async fn nup_07_nup_08_one_target_goes_with_all_that_is_mounted_there_and_no_other() {
+    for (kind, capability, size) in kinds() {
+        let mut volume = Volume::new(&format!("stacked-{kind}"), capability, size).await;
+        let mode = Mode::SingleNodeMultiWriter.into();
+        volume.stage().await.unwrap();
+        volume.capability.access_mode = Some(AccessMode { mode });
+        for target in ["one", "other"] {
+            volume.publish(target, false).await.unwrap();
+        }
+        volume.write("one", "data").await.unwrap();
+        // As two drivers at once, of which one died, might have left it.
+        volume.shell("mount --bind other one", &[]).await.unwrap();
+        assert_eq!(volume.mounts_at("one"), 2, "{kind}");
+        volume.unpublish("one").await.unwrap();
+        assert!(!volume.folder.join("one").exists(), "{kind}");
+        assert_eq!(volume.read("other").await, "data", "{kind}");
+        volume.write("other", "more").await.unwrap();
+        // Once more, after the last pod but before the volume is unstaged.
+        volume.unpublish("other").await.unwrap();
+        volume.publish("one", false).await.unwrap();
+        assert_eq!(volume.read("one").await, "more", "{kind}");
+        volume.unpublish("one").await.unwrap();
+        volume.unstage().await.unwrap();
+        volume.end().await;
+    }
+}
+
+#[tokio::test]
+async fn nup_09_a_file_that_stands_at_a_target_is_not_removed() {
+    for (kind, capability, size) in kinds() {
+        let volume = Volume::new(&format!("foreign-{kind}"), capability, size).await;
+        for (make, file) in [
+            ("mkdir target; echo data > target/file", "target/file"),
+            ("echo data > target", "target"),
+        ] {
+            volume.shell(make, &[]).await.unwrap();
+            let refused = volume.unpublish("target").await;
+            assert_eq!(code(&refused), Code::FailedPrecondition, "{kind}: {make}");
+            let read = volume.shell("cat \"$1\"; rm -r target", &[file]).await;
+            assert_eq!(read.unwrap(), "data", "{kind}: {make}");
+        }
+        volume.end().await;
+    }
+}
+
+/// The last part of a path of this length below a folder, in parts as long as a name can be.
+fn long(folder: &std::path::Path, length: usize) -> String {
+    let mut path = String::new();
+    let missing = |path: &str| length - folder.as_os_str().len() - 1 - path.len();
+    while missing(&path) > 255 {
+        path.push_str(&"p".repeat(200));
+        path.push('/');
+    }
+    path.push_str(&"p".repeat(missing(&path)));
+    path
+}
+
+// 128 is what all must take, and 4095 the most that the kernel takes.
+// NSV-11, NSV-18, NUS-09, NUP-10, NGS-08, NGS-12, FLD-04.
+#[tokio::test]
+async fn npv_15_npv_31_paths_are_as_long_as_the_kernel_takes_them() {
+    for (kind, capability, _) in kinds().into_iter().filter(|row| row.2 == SIZE) {
+        let mut volume = Volume::new(&format!("long-{kind}"), capability, SIZE).await;
+        let folder = volume.folder.clone();
+        for length in [128, 4095] {
+            volume.folder = folder.join("s");
+            let staging = long(&volume.folder, length);
+            let mut stage = volume.stage_request();
+            stage.staging_target_path = volume.path(&staging);
+            std::fs::create_dir_all(&stage.staging_target_path).unwrap();
+            volume.folder = folder.join("t");
+            let target = long(&volume.folder, length);
+            let mut publish = volume.publish_request(&target);
+            publish
+                .staging_target_path
+                .clone_from(&stage.staging_target_path);
+            let parent = std::path::Path::new(&publish.target_path).parent();
+            std::fs::create_dir_all(parent.unwrap()).unwrap();
+            let paths = [&stage.staging_target_path, &publish.target_path];
+            let [at_staging, at_target] = paths.map(Clone::clone);
+            assert_eq!((at_staging.len(), at_target.len()), (length, length));
+            for _ in 0..2 {
+                volume.stage_as(stage.clone()).await.unwrap();
+                volume.publish_as(publish.clone()).await.unwrap();
+                let usage = volume.statistics(&at_staging).await.unwrap();
+                assert_eq!(volume.statistics(&at_target).await.unwrap(), usage);
+            }
+            volume.write(&target, "data").await.unwrap();
+            volume.unpublish(&target).await.unwrap();
+            assert!(!std::path::Path::new(&at_target).exists());
+            volume.folder = folder.join("s");
+            volume.unstage_from(&staging).await.unwrap();
+        }
+        volume.folder = folder;
+        volume.end().await;
+    }
+}
