@@ -25,7 +25,7 @@ fmt: ## Format the code
 check: ## The quick part: format, lints, unit tests, generated files, requirements, licences
 	e2e/steps check
 
-test: ## Everything: check, host, API server, csi-sanity, and the cluster's tests on kind
+test: ## Everything: check, host, virtual machine, API server, csi-sanity, and the cluster's tests on kind
 	e2e/steps test
 
 test-host: ## Pools, images and mounts on real loop devices (root)
