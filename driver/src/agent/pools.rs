@@ -58,23 +58,51 @@ pub struct Usable {
     pub images: Arc<Images>,
 }
 
-/// Names and sizes of the images that a look found, less those that were removed since.
+/// Names and sizes of the images that the last look found, less those that were removed since.
 #[derive(Debug, Default)]
-pub struct Images(Mutex<HashMap<String, Bytes>>);
+pub struct Images(Mutex<Listing>);
+
+#[derive(Debug, Default)]
+struct Listing {
+    sizes: HashMap<String, Bytes>,
+    /// Removed since a look began to list: it may have seen them still.
+    removed: HashSet<String>,
+}
 
 impl Images {
     /// Bytes of the images that nobody claims: their custom resources went by force, or came back
     /// as others. They are kept, and take their room.
     pub fn unclaimed(&self, claimed: &HashSet<String>) -> Bytes {
-        let images = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let unclaimed = images.iter().filter(|(uid, _)| !claimed.contains(*uid));
+        let listing = self.lock();
+        let unclaimed = listing
+            .sizes
+            .iter()
+            .filter(|(uid, _)| !claimed.contains(*uid));
         unclaimed.map(|(_, size)| *size).sum()
     }
 
     /// Notes that an image was removed.
     pub fn removed(&self, uid: &str) {
-        let mut images = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        images.remove(uid);
+        let mut listing = self.lock();
+        listing.sizes.remove(uid);
+        listing.removed.insert(uid.to_owned());
+    }
+
+    /// Replaces what is known by what `list` finds.
+    fn refresh<E>(
+        &self,
+        list: impl FnOnce() -> Result<HashMap<String, Bytes>, E>,
+    ) -> Result<(), E> {
+        self.lock().removed.clear();
+        let mut sizes = list()?;
+        let mut listing = self.lock();
+        sizes.retain(|uid, _| !listing.removed.contains(uid));
+        listing.sizes = sizes;
+        Ok(())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Listing> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -178,33 +206,39 @@ fn open(
     expectation: Expectation,
     before: Option<&PoolLook>,
 ) -> Result<Usable, Error> {
-    let held = before.filter(|before| before.spec.source == spec.source);
-    if let Some(usable) = held.and_then(PoolLook::usable) {
+    let usable = before.and_then(PoolLook::usable);
+    let images = usable.map_or_else(Arc::default, |usable| Arc::clone(&usable.images));
+    let is_held = before.is_some_and(|before| before.spec.source == spec.source);
+    if let Some(usable) = usable.filter(|_| is_held) {
         // One that is no longer as it was is opened anew, and mounted if it is not.
         match usable.pool.check() {
-            Ok(()) => return survey(Arc::clone(&usable.pool)),
+            Ok(()) => return survey(Arc::clone(&usable.pool), images),
             Err(error) => {
                 tracing::warn!(pool = spec.name, error = %Chain(&error), "the pool has changed");
             }
         }
     }
     let pool = root.open_pool(&declaration(spec)?, expectation)?;
-    survey(Arc::new(pool))
+    survey(Arc::new(pool), images)
 }
 
 /// Numbers and images of an open pool; what was left half made is swept away.
-fn survey(pool: Arc<Pool>) -> Result<Usable, Error> {
+fn survey(pool: Arc<Pool>, images: Arc<Images>) -> Result<Usable, Error> {
     let swept = pool.sweep()?;
     if swept > 0 {
         tracing::info!(%pool, swept, "removed images that were never finished");
     }
-    let images = pool.images()?;
-    let images = images
-        .into_iter()
-        .map(|image| (image.uid.to_string(), image.size));
+    images.refresh(|| {
+        let found = pool.images()?.into_iter();
+        Ok::<_, Error>(
+            found
+                .map(|image| (image.uid.to_string(), image.size))
+                .collect(),
+        )
+    })?;
     Ok(Usable {
         statistics: pool.statistics()?,
-        images: Arc::new(Images(Mutex::new(images.collect()))),
+        images,
         pool,
     })
 }
@@ -311,10 +345,22 @@ mod tests {
             ("a".to_owned(), Bytes::gib(1)),
             ("b".to_owned(), Bytes::gib(2)),
         ];
-        let images = Images(Mutex::new(sizes.into()));
+        let images = Images::default();
+        images.refresh(|| Ok::<_, Error>(sizes.into())).unwrap();
         let claimed = HashSet::from(["a".to_owned()]);
         assert_eq!(images.unclaimed(&claimed), Bytes::gib(2));
         images.removed("b");
         assert_eq!(images.unclaimed(&claimed), Bytes::ZERO);
+    }
+
+    #[test]
+    fn an_image_that_is_removed_while_a_look_lists_it_is_gone_all_the_same() {
+        let images = Images::default();
+        let list = || {
+            images.removed("a");
+            Ok::<_, Error>([("a".to_owned(), Bytes::gib(1))].into())
+        };
+        images.refresh(list).unwrap();
+        assert_eq!(images.unclaimed(&HashSet::new()), Bytes::ZERO);
     }
 }
