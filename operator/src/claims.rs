@@ -1,8 +1,9 @@
-//! Events for people: a claim of ours that cannot be placed, and a class that can make no volume.
+//! Events for people: a claim of ours that cannot be placed, a class that can make no volume, and a
+//! volume that has not grown.
 //!
-//! With late binding nobody else tells them. A class with wrong parameters has no capacity
-//! anywhere, so the scheduler chooses no node, and CreateVolume, which would refuse it, is never
-//! called.
+//! Where nobody else tells them. A class with wrong parameters has no capacity anywhere, so with
+//! late binding the scheduler chooses no node, and CreateVolume, which would refuse it, is never
+//! called. And kubelet says nothing of a filesystem that waits for the next pod to grow.
 //!
 //! *Invariant:* an event is written when what it says has been so for a while and is news, not with
 //! every look.
@@ -15,13 +16,14 @@ use std::{
     time::Duration,
 };
 
-use cistern_crds::{Parameters, StorageNode, names};
+use cistern_crds::{ConditionType, Parameters, PoolVolume, Reason, StorageNode, condition, names};
 use k8s_openapi::api::{
     core::v1::{ObjectReference, PersistentVolumeClaim},
     storage::v1::StorageClass,
 };
 use kube::{
     Resource as _, ResourceExt as _,
+    core::DeserializeGuard,
     runtime::{
         events::{Event, EventType, Recorder, Reporter},
         reflector::ObjectRef,
@@ -67,6 +69,7 @@ pub enum Error {
 enum Subject {
     Class(String),
     Claim { namespace: String, name: String },
+    Volume(String),
 }
 
 /// What has been told about each subject that is there.
@@ -103,6 +106,11 @@ async fn reconcile(context: &Context, told: &Told, subject: &Subject) -> Result<
             .claims
             .get(&ObjectRef::new(name).within(namespace))
             .map(|claim| (claim.object_ref(&()), claim_problem(world, &claim))),
+        Subject::Volume(name) => world
+            .volumes
+            .get(&ObjectRef::new(name))
+            .and_then(|guard| growth_problem(guard.0.as_ref().ok()?))
+            .map(|(claim, problem)| (claim, Some(problem))),
     };
     let Some((regarding, problem)) = found else {
         told.forget(subject);
@@ -141,7 +149,7 @@ async fn publish(
         type_: EventType::Warning,
         reason: problem.reason().to_owned(),
         note: Some(problem.note()),
-        action: "Provisioning".to_owned(),
+        action: problem.action().to_owned(),
         secondary: None,
     };
     recorder.publish(&event, regarding).await
@@ -171,9 +179,22 @@ fn concerned(world: &World, change: &Change) -> Vec<Subject> {
         Change::Everything | Change::Pool(_) => {
             let classes = world.classes.state();
             let classes = classes.iter().map(|class| Subject::Class(class.name_any()));
-            claims(None).into_iter().chain(classes).collect()
+            let volumes = world.volumes.state_filter(is_not_expanded);
+            let volumes = volumes
+                .iter()
+                .map(|volume| Subject::Volume(volume.name_any()));
+            claims(None)
+                .into_iter()
+                .chain(classes)
+                .chain(volumes)
+                .collect()
         }
-        Change::StorageNode(_) | Change::Node(_) | Change::Volume { .. } => claims(None),
+        Change::StorageNode(_) | Change::Node(_) => claims(None),
+        Change::Volume { name, .. } => {
+            let mut subjects = claims(None);
+            subjects.push(Subject::Volume(name.clone()));
+            subjects
+        }
         Change::Class(name) => {
             let mut subjects = claims(Some(name));
             subjects.push(Subject::Class(name.clone()));
@@ -212,6 +233,43 @@ fn claim_problem(world: &World, claim: &PersistentVolumeClaim) -> Option<Problem
     }
     let wanted = Wanted::of(spec, parameters)?;
     wanted.problem(&rooms(world, &class, &wanted))
+}
+
+fn is_not_expanded(volume: &DeserializeGuard<PoolVolume>) -> bool {
+    volume
+        .0
+        .as_ref()
+        .is_ok_and(|volume| volume.status.is_some())
+}
+
+/// Why a volume has not grown, and the claim that it was made for. What the resizer was answered
+/// the resizer tells.
+fn growth_problem(volume: &PoolVolume) -> Option<(ObjectReference, Problem)> {
+    let conditions = &volume.status.as_ref()?.conditions;
+    let expanded = condition::find(conditions, ConditionType::Expanded)?;
+    let is_on_node = match Reason::parse(&expanded.reason) {
+        Some(Reason::FilesystemSmaller | Reason::ExpansionFailed) => true,
+        Some(_) | None => false,
+    };
+    let claim = volume.spec.claim.as_ref().filter(|_| is_on_node)?;
+    let regarding = ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("PersistentVolumeClaim".to_owned()),
+        namespace: Some(claim.namespace.clone()),
+        name: Some(claim.name.clone()),
+        // As the provisioner names its volumes.
+        uid: volume
+            .spec
+            .requested_name
+            .strip_prefix("pvc-")
+            .map(str::to_owned),
+        ..ObjectReference::default()
+    };
+    let problem = Problem::NotExpanded {
+        volume: volume.name_any(),
+        why: expanded.message.clone(),
+    };
+    Some((regarding, problem))
 }
 
 /// What each node that carries the pool and that the class allows has for a claim.

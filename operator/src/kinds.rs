@@ -5,7 +5,10 @@
 
 use std::fmt::Debug;
 
-use cistern_crds::{PoolVolume, StorageNode, StoragePool, names};
+use cistern_crds::{
+    ConditionStatus, ConditionType, PoolVolume, StorageNode, StoragePool, names,
+    volume::PoolVolumeStatus,
+};
 use k8s_openapi::{
     api::{
         core::v1::{Node, PersistentVolumeClaim, Pod, PodSpec, PodStatus},
@@ -64,8 +67,10 @@ impl Kind for DeserializeGuard<PoolVolume> {
     fn prune(&mut self) -> bool {
         *self.meta_mut() = identity(self.meta());
         if let Ok(volume) = &mut self.0 {
-            volume.status = None;
-            volume.spec.claim = None;
+            volume.status = volume.status.take().and_then(not_expanded);
+            if volume.status.is_none() {
+                volume.spec.claim = None;
+            }
         }
         true
     }
@@ -73,12 +78,25 @@ impl Kind for DeserializeGuard<PoolVolume> {
     fn change(&self) -> Change {
         match &self.0 {
             Ok(volume) => Change::Volume {
+                name: volume.name_any(),
                 pool: volume.spec.pool_name.clone(),
                 node: volume.spec.node_name.clone(),
             },
             Err(_) => Change::Everything,
         }
     }
+}
+
+/// Why a volume has not grown, if that is so.
+fn not_expanded(mut status: PoolVolumeStatus) -> Option<PoolVolumeStatus> {
+    status.conditions.retain(|condition| {
+        condition.type_ == ConditionType::Expanded.as_str()
+            && condition.status == ConditionStatus::False.as_str()
+    });
+    (!status.conditions.is_empty()).then(|| PoolVolumeStatus {
+        conditions: status.conditions,
+        ..PoolVolumeStatus::default()
+    })
 }
 
 impl Kind for Node {

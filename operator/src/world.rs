@@ -40,6 +40,8 @@ pub enum Change {
     StorageNode(String),
     /// A PoolVolume.
     Volume {
+        /// Its name.
+        name: String,
         /// The StoragePool that it comes from.
         pool: String,
         /// The node that holds it.

@@ -1,12 +1,20 @@
 //! People are told why a claim waits.
 
-use cistern_crds::Bytes;
-use kube::ResourceExt as _;
+use cistern_crds::{
+    Bytes, ConditionType, Reason,
+    condition::{self, Finding},
+    time,
+};
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
+use kube::{
+    ResourceExt as _,
+    api::{Patch, PatchParams},
+};
 use serde_json::json;
 
 use crate::{
     cluster::Cluster,
-    objects::{change, delete},
+    objects::{change, create, delete},
 };
 
 #[tokio::test]
@@ -126,4 +134,55 @@ async fn a_pool_that_is_ready_nowhere_is_told_with_the_reason() {
         json!({"metadata": {"labels": {"down": "no"}}}),
     )
     .await;
+}
+
+#[tokio::test]
+async fn a_claim_whose_filesystem_waits_to_grow_is_told_and_others_are_not() {
+    let api = Cluster::shared().await.api();
+    let add = async |name: &str, reason: &str| {
+        api.add_claim(name, "nobody-made-it", "1Gi").await;
+        let uid = api.claims().get(name).await.unwrap().uid().unwrap();
+        let volume = json!({
+            "metadata": {"name": name},
+            "spec": {
+                "requestedName": format!("pvc-{uid}"),
+                "nodeName": "ev-grow",
+                "poolName": "ev-grow",
+                "size": "2Gi",
+                "accessType": "Filesystem",
+                "filesystem": "ext4",
+                "accessModes": ["SingleNodeWriter"],
+                "provisioning": "Thin",
+                "claim": {"namespace": "default", "name": name},
+            },
+        });
+        create(&api.volumes(), &volume).await;
+        let since = time::from_kubernetes(&Time(Timestamp::UNIX_EPOCH));
+        let mut conditions = Vec::new();
+        let reason = Reason::parse(reason).unwrap();
+        let finding = Finding::new(
+            ConditionType::Expanded,
+            false,
+            reason,
+            "its next pod grows it",
+        );
+        condition::set(&mut conditions, &finding, None, since);
+        let status = Patch::Merge(json!({"status": {"conditions": conditions}}));
+        let parameters = PatchParams::default();
+        let volumes = api.volumes();
+        volumes
+            .patch_status(name, &parameters, &status)
+            .await
+            .unwrap();
+        uid
+    };
+    // The resizer tells the claim what was refused.
+    let refused = add("ev-refused", "NoSpace").await;
+    let waits = add("ev-grows-later", "FilesystemSmaller").await;
+    let note = api.event(&waits, "VolumeNotExpanded").await;
+    assert_eq!(note, "volume ev-grows-later: its next pod grows it");
+    assert_eq!(api.events(&refused).await, []);
+    for name in ["ev-refused", "ev-grows-later"] {
+        delete(&api.volumes(), name).await;
+    }
 }

@@ -1,4 +1,4 @@
-//! What keeps a claim from being placed, in words.
+//! What keeps a claim from being placed, or its volume from growing, in words.
 //!
 //! *Invariant:* pure; what it says names the pool, the numbers and the node, and what to do.
 
@@ -14,7 +14,7 @@ const NOTE: usize = 1024;
 /// Nodes that a note names.
 const NAMED: usize = 4;
 
-/// Why a claim stays Pending, or why a class can make no volume.
+/// Why a claim stays Pending, why a class can make no volume, or why a volume has not grown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Problem {
     /// The class' parameters are wrong.
@@ -32,6 +32,8 @@ pub(super) enum Problem {
     NoSpace(Shortage),
     /// No node could ever hold it.
     TooLarge(Shortage),
+    /// The volume is not as large as was asked for.
+    NotExpanded { volume: String, why: String },
 }
 
 /// What is wanted, and the best there is.
@@ -129,6 +131,20 @@ impl Problem {
             Self::NotReady { .. } => "PoolNotReady",
             Self::NoSpace(_) => "NoSpace",
             Self::TooLarge(_) => "TooLarge",
+            Self::NotExpanded { .. } => "VolumeNotExpanded",
+        }
+    }
+
+    /// What it came from, as events say it.
+    pub(super) const fn action(&self) -> &'static str {
+        match self {
+            Self::Parameters { .. }
+            | Self::PoolMissing { .. }
+            | Self::NoNodes { .. }
+            | Self::NotReady { .. }
+            | Self::NoSpace(_)
+            | Self::TooLarge(_) => "Provisioning",
+            Self::NotExpanded { .. } => "Expanding",
         }
     }
 
@@ -165,6 +181,7 @@ impl Problem {
                 shortage.best,
                 shortage.node
             ),
+            Self::NotExpanded { volume, why } => format!("volume {volume}: {why}"),
         };
         note.truncate(note.floor_char_boundary(NOTE));
         note
