@@ -1,4 +1,5 @@
 use cistern_crds::{ConditionType, Provisioning};
+use proptest::{prelude::*, sample};
 
 use super::*;
 use crate::volumes::{
@@ -187,4 +188,38 @@ fn an_error_over_many_nodes_stays_short() {
     let many: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 1)).collect();
     let error = choose(&request(5, None, &[]), &nodes(&many), &[]).unwrap_err();
     assert!(error.to_string().len() < 400 && error.to_string().contains("and 96 more"));
+}
+
+fn some_of(names: &'static [&'static str]) -> impl Strategy<Value = Vec<&'static str>> {
+    sample::subsequence(names, 0..=names.len()).prop_shuffle()
+}
+
+proptest! {
+    #[test]
+    fn whatever_is_asked_for_the_choice_is_allowed_has_room_and_nothing_that_fits_comes_before_it(
+        rooms in prop::collection::vec(0..10_u64, 5),
+        gib in 1..12_u64,
+        requisite in prop::option::of(some_of(&["a", "b", "c", "d", "gone"])),
+        preferred in some_of(&["a", "b", "c", "d", "e", "gone"]),
+        refused in some_of(&["a", "b", "c", "d", "e"]),
+    ) {
+        let named: Vec<_> = ["a", "b", "c", "d", "e"].into_iter().zip(rooms).collect();
+        let refusals: Vec<_> = refused.iter().map(|&node| refusal(node, Some(Reason::NoSpace))).collect();
+        let fits = |node: &str| {
+            named.iter().any(|&(name, room)| name == node && room >= gib)
+                && !refused.contains(&node)
+                && requisite.as_ref().is_none_or(|requisite| requisite.contains(&node))
+        };
+        let wanted = request(gib, requisite.as_deref(), &preferred);
+        match choose(&wanted, &nodes(&named), &refusals) {
+            Ok(Choice { node, passed_over }) => {
+                prop_assert!(fits(&node));
+                let first = preferred.iter().find(|place| fits(place));
+                prop_assert!(first.is_none_or(|first| *first == node));
+                let is_first = preferred.first().is_none_or(|first| *first == node);
+                prop_assert_eq!(passed_over.is_none(), is_first);
+            }
+            Err(_) => prop_assert!(!named.iter().any(|(name, _)| fits(name))),
+        }
+    }
 }
