@@ -1,0 +1,249 @@
+use std::{path::PathBuf, sync::Arc};
+
+use cistern_crds::{NodePool, PoolLimits, PoolSource, StorageNodeSpec, StorageNodeStatus};
+use cistern_host::{
+    Content, Identity, Linux, Uid, inventory::NodeInventory, mountinfo::Mount, system::DeviceNumber,
+};
+
+use super::*;
+use crate::testing::{FILESYSTEM_UUID, POOL_UUID, ready_volume, wanted_volume};
+
+const BACKING: &str = "/var/lib/cistern/pools/pool-uid/images/uid-1";
+
+fn image(uid: &str) -> Image {
+    Image {
+        uid: uid.parse().unwrap(),
+        identity: Some(Identity {
+            volume: "pvc-1".into(),
+            uid: uid.parse::<Uid>().unwrap(),
+            pool_uuid: POOL_UUID.parse().unwrap(),
+            size: Bytes::gib(1),
+            content: Content::Filesystem {
+                filesystem: cistern_crds::FilesystemType::Ext4,
+                uuid: FILESYSTEM_UUID.parse().unwrap(),
+            },
+            provisioning: cistern_crds::Provisioning::Thin,
+        }),
+        size: Bytes::gib(1),
+        allocated: Bytes::ZERO,
+    }
+}
+
+fn mount(number: u32, at: &str) -> Mount {
+    Mount {
+        id: 1,
+        parent: 0,
+        device: DeviceNumber::of_loop(number),
+        root: "/".into(),
+        mount_point: at.into(),
+        mount_options: Vec::new(),
+        filesystem: "ext4".into(),
+        source: PathBuf::new(),
+        filesystem_options: Vec::new(),
+    }
+}
+
+/// One pool with one volume that is staged: all belongs together.
+fn clean() -> View {
+    let mut node = StorageNode::new(
+        "node-1",
+        StorageNodeSpec {
+            pools: vec![NodePool {
+                name: "fast".into(),
+                uid: "pool-uid".into(),
+                source: PoolSource {
+                    image: None,
+                    device: None,
+                },
+                overcommit_percent: 100,
+                reserved_percent: 5,
+                limits: PoolLimits::default(),
+                retiring: false,
+            }],
+            ..StorageNodeSpec::default()
+        },
+    );
+    node.status = Some(StorageNodeStatus {
+        pools: vec![NodePoolStatus {
+            name: "fast".into(),
+            uid: "pool-uid".into(),
+            filesystem_uuid: Some(POOL_UUID.into()),
+            reserved: Bytes::gib(1),
+            ..NodePoolStatus::default()
+        }],
+        ..StorageNodeStatus::default()
+    });
+    let bound = |number, backing_file: &str| BoundLoop {
+        number,
+        backing_file: backing_file.into(),
+    };
+    View {
+        node: Some(node),
+        volumes: vec![ready_volume()],
+        inventory: Inventory {
+            pools: vec![PoolInventory {
+                uid: "pool-uid".parse().unwrap(),
+                filesystem_uuid: Some(POOL_UUID.parse().unwrap()),
+                has_file: true,
+                images: vec![image("uid-1")],
+                temporary: Vec::new(),
+                strays: Vec::new(),
+            }],
+            loops: vec![
+                bound(0, "/var/lib/cistern/pools/pool-uid.img"),
+                bound(1, BACKING),
+            ],
+            mounts: vec![
+                mount(0, "/var/lib/cistern/pools/pool-uid"),
+                mount(1, "/var/lib/kubelet/globalmount"),
+            ],
+            nodes: Vec::new(),
+            strays: Vec::new(),
+        },
+        root: Root::new("/var/lib/cistern", Arc::new(Linux::new("/dev"))),
+    }
+}
+
+/// The kinds of what is found after a change to a clean node.
+fn kinds(change: impl FnOnce(&mut View)) -> Vec<Kind> {
+    let mut view = clean();
+    change(&mut view);
+    findings(&view)
+        .into_iter()
+        .map(|finding| finding.kind)
+        .collect()
+}
+
+#[test]
+fn r06_where_all_belongs_together_nothing_is_found() {
+    assert_eq!(kinds(|_| {}), []);
+    assert_eq!(
+        kinds(|view| view.volumes.push(PoolVolume {
+            metadata: kube::api::ObjectMeta {
+                name: Some("pvc-2".into()),
+                uid: Some("uid-2".into()),
+                ..Default::default()
+            },
+            ..wanted_volume()
+        })),
+        []
+    );
+}
+
+#[test]
+fn r06_an_image_whose_volume_is_gone_is_found_and_counted() {
+    let found = kinds(|view| {
+        view.inventory.loops.truncate(1);
+        view.inventory.mounts.truncate(1);
+        view.volumes.clear();
+    });
+    // Its bytes are in the ledger all the same.
+    assert_eq!(found, [Kind::ImageWithoutVolume]);
+}
+
+#[test]
+fn r06_a_staged_volume_whose_object_is_gone_is_found() {
+    let found = kinds(|view| view.volumes.clear());
+    assert_eq!(found, [Kind::ImageWithoutVolume, Kind::MountWithoutVolume]);
+}
+
+#[test]
+fn r06_a_volume_whose_image_is_gone_is_found() {
+    let found = kinds(|view| view.inventory.pools[0].images.clear());
+    assert_eq!(found, [Kind::VolumeWithoutImage]);
+}
+
+#[test]
+fn r06_an_image_of_another_volume_is_found() {
+    let found = kinds(|view| {
+        let identity = view.inventory.pools[0].images[0].identity.as_mut();
+        identity.unwrap().volume = "pvc-2".into();
+    });
+    assert_eq!(found, [Kind::IdentityConflict]);
+    let found = kinds(|view| view.inventory.pools[0].images[0].identity = None);
+    assert_eq!(found, [Kind::IdentityConflict]);
+}
+
+#[test]
+fn r06_a_loop_device_that_nothing_is_mounted_from_is_found() {
+    let found = kinds(|view| view.inventory.mounts.truncate(1));
+    assert_eq!(found, [Kind::LoopWithoutUse]);
+    let found = kinds(|view| {
+        view.inventory.mounts.truncate(1);
+        view.inventory.loops[1].backing_file = format!("{BACKING} (deleted)").into();
+    });
+    assert_eq!(found, [Kind::LoopWithoutUse]);
+}
+
+#[test]
+fn r06_a_reservation_that_nothing_explains_is_found() {
+    let found = kinds(|view| {
+        let status = view.node.as_mut().unwrap().status.as_mut().unwrap();
+        status.pools[0].reserved = Bytes::gib(2);
+    });
+    assert_eq!(found, [Kind::LedgerMismatch]);
+}
+
+#[test]
+fn r06_a_deletion_that_stopped_half_way_is_found() {
+    let found = kinds(|view| view.volumes[0].spec.deletion_requested = true);
+    assert_eq!(found, [Kind::DeletionUnfinished]);
+}
+
+#[test]
+fn r06_what_lies_about_is_found() {
+    let found = kinds(|view| {
+        view.inventory.pools[0]
+            .temporary
+            .push("/x/tmp/uid-9".into());
+        view.inventory.pools[0].strays.push("/x/images/.nfs".into());
+        view.inventory.strays.push("/x/lost+found".into());
+    });
+    assert_eq!(found, [Kind::Stray, Kind::UnfinishedImage, Kind::Stray]);
+}
+
+#[test]
+fn a_pool_that_is_not_mounted_is_said_once_and_not_for_each_volume() {
+    let found = kinds(|view| {
+        view.inventory.pools[0].filesystem_uuid = None;
+        view.inventory.pools[0].images.clear();
+        view.inventory.loops.clear();
+        view.inventory.mounts.clear();
+    });
+    assert_eq!(found, [Kind::PoolNotMounted]);
+}
+
+#[test]
+fn a_pool_that_no_node_carries_is_found() {
+    let found = kinds(|view| {
+        view.node = None;
+        view.volumes.clear();
+        view.inventory.pools[0].images.clear();
+        view.inventory.loops.truncate(1);
+        view.inventory.mounts.truncate(1);
+    });
+    assert_eq!(found, [Kind::PoolWithoutNode]);
+}
+
+#[test]
+fn the_device_of_a_raw_block_volume_is_in_use_where_its_node_is() {
+    let to_node = |view: &mut View| {
+        let mount = view.inventory.mounts.remove(1);
+        view.inventory
+            .nodes
+            .push(NodeInventory { number: 1, mount });
+    };
+    assert_eq!(kinds(to_node), []);
+    let forgotten = kinds(|view| {
+        to_node(view);
+        view.inventory.nodes.clear();
+    });
+    assert_eq!(forgotten, [Kind::LoopWithoutUse]);
+    let of_nobody = kinds(|view| {
+        to_node(view);
+        view.inventory.pools[0].images.clear();
+        view.volumes.clear();
+        view.node.as_mut().unwrap().status = None;
+    });
+    assert_eq!(of_nobody, [Kind::MountWithoutVolume]);
+}
