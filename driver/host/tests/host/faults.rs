@@ -201,44 +201,35 @@ fn known(machine: &Machine) -> Expectation {
     })
 }
 
-/// A volume's whole life, each step walked and undone by its opposite.
-fn walk_volume(fault: Fault) {
-    let machine = Machine::new();
-    machine.staging("globalmount");
-    without_fault(&machine, Step::MakePool, Expectation::New);
-    let empty = digest(&machine);
-    let expectation = known(&machine);
-    let no_fault = |step| without_fault(&machine, step, expectation);
-    for (step, undo) in [
-        (Step::Create, Step::Remove),
-        (Step::Stage, Step::Unstage),
-        (Step::Publish, Step::Unpublish),
-        (Step::Unpublish, Step::Publish),
-        (Step::Unstage, Step::Stage),
-        (Step::Remove, Step::Create),
-    ] {
-        walk(&machine, step, fault, || expectation, || no_fault(undo));
-    }
-    reaches(&machine, &empty, "nothing left");
-}
+/// The life of a volume with a filesystem: each step, and what undoes it.
+const VOLUME: [(Step, Step); 6] = [
+    (Step::Create, Step::Remove),
+    (Step::Stage, Step::Unstage),
+    (Step::Publish, Step::Unpublish),
+    (Step::Unpublish, Step::Publish),
+    (Step::Unstage, Step::Stage),
+    (Step::Remove, Step::Create),
+];
+/// And of a raw block volume.
+const BLOCK_VOLUME: [(Step, Step); 6] = [
+    (Step::CreateDevice, Step::RemoveDevice),
+    (Step::StageDevice, Step::Unstage),
+    (Step::PublishDevice, Step::Unpublish),
+    (Step::Unpublish, Step::PublishDevice),
+    (Step::Unstage, Step::StageDevice),
+    (Step::RemoveDevice, Step::CreateDevice),
+];
 
-/// A raw block volume's whole life.
-fn walk_block_volume(fault: Fault) {
+/// A volume's whole life, each step walked and undone by its opposite.
+fn walk_life(fault: Fault, life: &[(Step, Step)]) {
     let machine = Machine::new();
     machine.staging("globalmount");
     without_fault(&machine, Step::MakePool, Expectation::New);
     let empty = digest(&machine);
     let expectation = known(&machine);
-    let no_fault = |step| without_fault(&machine, step, expectation);
-    for (step, undo) in [
-        (Step::CreateDevice, Step::RemoveDevice),
-        (Step::StageDevice, Step::Unstage),
-        (Step::PublishDevice, Step::Unpublish),
-        (Step::Unpublish, Step::PublishDevice),
-        (Step::Unstage, Step::StageDevice),
-        (Step::RemoveDevice, Step::CreateDevice),
-    ] {
-        walk(&machine, step, fault, || expectation, || no_fault(undo));
+    for &(step, undo) in life {
+        let undo = || without_fault(&machine, undo, expectation);
+        walk(&machine, step, fault, || expectation, undo);
     }
     reaches(&machine, &empty, "nothing left");
 }
@@ -345,13 +336,13 @@ fn r2_death_at_any_call_that_makes_a_device_pool_leaves_no_trace() {
 // NSV-16, NPV-22.
 #[test]
 fn r15_an_error_at_any_call_of_a_volumes_life_leaves_no_trace() {
-    walk_volume(Fault::Error);
+    walk_life(Fault::Error, &VOLUME);
 }
 
 // NSV-16, NPV-22, NUS-07.
 #[test]
 fn r2_death_at_any_call_of_a_volumes_life_leaves_no_trace() {
-    walk_volume(Fault::Kill);
+    walk_life(Fault::Kill, &VOLUME);
 }
 
 #[test]
@@ -367,13 +358,13 @@ fn r2_death_at_any_call_of_a_growth_is_made_good_by_the_next() {
 // NSV-16, NPV-22.
 #[test]
 fn r15_an_error_at_any_call_of_a_raw_block_volumes_life_leaves_no_trace() {
-    walk_block_volume(Fault::Error);
+    walk_life(Fault::Error, &BLOCK_VOLUME);
 }
 
 // NSV-16, NPV-22, NUS-07.
 #[test]
 fn r2_death_at_any_call_of_a_raw_block_volumes_life_leaves_no_trace() {
-    walk_block_volume(Fault::Kill);
+    walk_life(Fault::Kill, &BLOCK_VOLUME);
 }
 
 #[test]
