@@ -45,8 +45,18 @@ impl Default for Folder {
 
 /// Reads names of folders until this process has ended, and removes those that are left. It tries
 /// a few times, because processes that are just being killed may still write there.
+///
+/// The loop device of a raw block volume ends with no mount, and holds the pool that its image lies
+/// on: one that is left is detached. It is told by the pool's own device, whose file is in a folder.
 const SWEEP: &str = r#"
 while read -r folder; do set -- "$@" "$folder"; done
+left() {
+  losetup --noheadings --output NAME,MAJ:MIN,BACK-MAJ:MIN,BACK-FILE | awk -v folder="$1/" '
+    { below[$1] = $3 }
+    index($4, folder) == 1 { pools[$2] }
+    END { for (name in below) if (below[name] in pools) print name }'
+}
+for folder; do left "$folder" | xargs --no-run-if-empty losetup --detach; done
 for _ in 1 2 3 4 5 6 7 8 9 10; do
   rm -rf -- "$@" && exit
   sleep 0.2
