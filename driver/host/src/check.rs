@@ -8,12 +8,14 @@
 
 use std::{os::fd::BorrowedFd, time::Duration};
 
-use crate::{cause::Cause, command::Command, system::System};
+use crate::{
+    cause::Cause,
+    command::{Command, STDIN},
+    system::System,
+};
 
 /// A check reads every inode of a filesystem that may have terabytes.
 const DEADLINE: Duration = Duration::from_hours(6);
-/// The name under which a tool can open its own standard input.
-const STDIN: &str = "/proc/self/fd/0";
 
 /// How much is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

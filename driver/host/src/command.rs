@@ -20,6 +20,8 @@ use rustix::{
     process::{Pid, PidfdFlags, pidfd_open},
 };
 
+/// The name under which a tool can open its own standard input.
+pub(crate) const STDIN: &str = "/proc/self/fd/0";
 /// Where the tools are looked for.
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 /// How much of what a tool says is kept.

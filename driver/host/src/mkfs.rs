@@ -9,15 +9,13 @@ use cistern_crds::{FilesystemType, MkfsOptions};
 
 use crate::{
     cause::Cause,
-    command::{self, Command},
+    command::{self, Command, STDIN},
     id::Uuid,
     system::System,
 };
 
 /// Longer than mkfs takes on the slowest disk: it writes some MiB.
 const DEADLINE: Duration = Duration::from_mins(5);
-/// The name under which a tool can open its own standard input.
-const STDIN: &str = "/proc/self/fd/0";
 
 /// Makes the filesystem of a volume in a new image.
 pub(crate) fn volume(

@@ -4,7 +4,12 @@ use std::{io, os::fd::BorrowedFd, time::Duration};
 
 use cistern_crds::Bytes;
 
-use crate::{cause::Cause, check, command::Command, system::System};
+use crate::{
+    cause::Cause,
+    check,
+    command::{Command, STDIN},
+    system::System,
+};
 
 /// Bytes of a block of every ext4 that Cistern makes.
 const BLOCK: u64 = 4096;
@@ -16,8 +21,6 @@ const FEATURE_64BIT: u32 = 0x80;
 const SPARE: u64 = 50;
 /// Growing writes group descriptors and inode tables.
 const GROW_DEADLINE: Duration = Duration::from_mins(30);
-/// The name under which a tool can open its own standard input.
-const STDIN: &str = "/proc/self/fd/0";
 
 /// The fields of `struct ext4_super_block` that say what it covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

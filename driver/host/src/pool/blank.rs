@@ -8,7 +8,7 @@ use std::{io, os::fd::BorrowedFd, time::Duration};
 
 use crate::{
     cause::Cause,
-    command::Command,
+    command::{Command, STDIN},
     system::{DeviceNumber, System},
 };
 
@@ -54,7 +54,7 @@ fn signature(system: &dyn System, device: BorrowedFd<'_>) -> Result<Option<Strin
     let command = Command::new("blkid", DEADLINE)
         .arg("-p")
         .option("-o", "export")
-        .operand("/proc/self/fd/0");
+        .operand(STDIN);
     let output = system.run(&command, device)?;
     let says_nothing = output.stdout.trim().is_empty() && output.stderr.trim().is_empty();
     match output.exit {
