@@ -43,11 +43,11 @@ names! {
     ConditionType {
         /// The summary of every kind: the object is what its spec asks for and can be used.
         Ready,
-        /// PoolVolume: the node's ledger holds its bytes.
+        /// PoolVolume, PoolSnapshot: the node's ledger holds its bytes.
         Admitted,
         /// PoolVolume: the growth that was asked for last is done, down to its filesystem.
         Expanded,
-        /// PoolVolume: its image is gone because `spec.deletionRequested` asked for it.
+        /// PoolVolume, PoolSnapshot: its image is gone because `spec.deletionRequested` asked for it.
         Reclaimed,
         /// PoolVolume, StoragePool, StorageNode: the object is marked for deletion, and something
         /// holds it.
@@ -107,6 +107,19 @@ names! {
         /// The object is being deleted but its data is not asked to be: it is kept.
         DeletionNotRequested,
 
+        // Snapshots, and volumes made from them.
+        /// The pool, or the volume, has as many snapshots as its limit allows.
+        SnapshotLimitReached,
+        /// The image lies in more pieces than the pool's limit allows to copy.
+        TooManyExtents,
+        /// What the snapshot or volume is to be made from is not on the disk.
+        SourceMissing,
+        /// A filesystem could not be held still in time, or the writers of two raw block volumes
+        /// cannot be at all.
+        NotHeldStill,
+        /// Cutting the snapshot failed; it is tried again.
+        CutFailed,
+
         // A pool on a node.
         /// The pool's image file or device is not there.
         BackingMissing,
@@ -151,6 +164,22 @@ impl Reason {
     /// Whether it is for good that a volume does not grow as asked: the wish has to be taken back.
     pub const fn refuses_growth(self) -> bool {
         matches!(self, Self::NoSpace | Self::TooLarge | Self::PoolClosed)
+    }
+
+    /// Whether it is for good that a snapshot, or a group of them, is not taken as asked: nothing of
+    /// it is left, and the wish has to be withdrawn.
+    pub const fn refuses_snapshot(self) -> bool {
+        matches!(
+            self,
+            Self::NoSpace
+                | Self::SnapshotLimitReached
+                | Self::TooManyExtents
+                | Self::SourceMissing
+                | Self::NotHeldStill
+                | Self::PoolUnknown
+                | Self::PoolNotReady
+                | Self::IdentityConflict
+        )
     }
 }
 

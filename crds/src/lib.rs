@@ -15,6 +15,10 @@ pub mod node;
 pub mod parameters;
 pub mod pool;
 pub mod size;
+pub mod snapshot;
+pub mod snapshot_group;
+pub mod snapshot_parameters;
+pub mod stored;
 pub mod time;
 pub mod volume;
 
@@ -24,7 +28,13 @@ pub use node::{NodePool, NodePoolStatus, StorageNode, StorageNodeSpec, StorageNo
 pub use parameters::{FilesystemType, Parameters, Provisioning};
 pub use pool::{PoolLimits, PoolSource, StoragePool, StoragePoolSpec, StoragePoolStatus};
 pub use size::Bytes;
-pub use volume::{AccessMode, AccessType, PoolVolume, PoolVolumeSpec, PoolVolumeStatus};
+pub use snapshot::{Consistency, PoolSnapshot, PoolSnapshotSpec, PoolSnapshotStatus};
+pub use snapshot_group::{PoolSnapshotGroup, PoolSnapshotGroupSpec, PoolSnapshotGroupStatus};
+pub use snapshot_parameters::SnapshotParameters;
+pub use stored::Stored;
+pub use volume::{
+    AccessMode, AccessType, ContentSource, PoolVolume, PoolVolumeSpec, PoolVolumeStatus, SourceKind,
+};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray,
@@ -33,7 +43,13 @@ use kube::CustomResourceExt as _;
 
 /// Every CustomResourceDefinition of Cistern, in the order in which a reader meets them.
 pub fn definitions() -> Vec<CustomResourceDefinition> {
-    let mut definitions = vec![StoragePool::crd(), StorageNode::crd(), PoolVolume::crd()];
+    let mut definitions = vec![
+        StoragePool::crd(),
+        StorageNode::crd(),
+        PoolVolume::crd(),
+        PoolSnapshot::crd(),
+        PoolSnapshotGroup::crd(),
+    ];
     for definition in &mut definitions {
         for version in &mut definition.spec.versions {
             if let Some(schema) = version

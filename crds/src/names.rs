@@ -50,10 +50,35 @@ pub fn topology_value(node: &str) -> String {
 /// A name that is a DNS label stays as it is (`pvc-<uid>`, as the provisioner makes them); any
 /// other becomes `vol-<hash>`, and the original is kept in the spec to be compared (CV-13, SAN-12).
 pub fn volume_name(requested: &str) -> String {
-    if is_volume_id(requested) && !requested.starts_with("vol-") {
+    object_name("vol", requested)
+}
+
+/// The name of the PoolSnapshot, and so the snapshot id, for a CSI snapshot name: as
+/// [`volume_name`] (CS-11).
+pub fn snapshot_name(requested: &str) -> String {
+    object_name("snap", requested)
+}
+
+/// The name of the PoolSnapshotGroup, and so the group snapshot id, for a CSI name: as
+/// [`volume_name`].
+pub fn snapshot_group_name(requested: &str) -> String {
+    object_name("group", requested)
+}
+
+/// The name of the PoolSnapshot of one volume in a group. No request can ask for it: a control
+/// character is refused in names (FLD-12).
+pub fn group_member_name(group: &str, volume: &str) -> String {
+    format!("snap-{}", short_hash(&format!("{group}\0{volume}")))
+}
+
+fn object_name(prefix: &str, requested: &str) -> String {
+    let is_ours = requested
+        .strip_prefix(prefix)
+        .is_some_and(|rest| rest.starts_with('-'));
+    if is_id(requested) && !is_ours {
         requested.to_owned()
     } else {
-        format!("vol-{}", short_hash(requested))
+        format!("{prefix}-{}", short_hash(requested))
     }
 }
 
@@ -69,9 +94,9 @@ pub fn short_hash(text: &str) -> String {
     )
 }
 
-/// Whether a volume can have this id: a DNS label. Anything else names no volume of ours, and must
-/// not become part of a path or a URL.
-pub fn is_volume_id(name: &str) -> bool {
+/// Whether a volume, a snapshot or a group of them can have this id: a DNS label. Anything else
+/// names nothing of ours, and must not become part of a path or a URL.
+pub fn is_id(name: &str) -> bool {
     let alphanumeric = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
     (1..=63).contains(&name.len())
         && name.bytes().all(|c| alphanumeric(c) || c == b'-')
@@ -100,12 +125,18 @@ mod tests {
             &"x".repeat(128),
         ] {
             let name = volume_name(odd);
-            assert!(
-                is_volume_id(&name) && name.len() == 36,
-                "{odd:?} became {name:?}"
-            );
+            assert!(is_id(&name) && name.len() == 36, "{odd:?} became {name:?}");
         }
         assert_ne!(volume_name("A"), volume_name("a"));
+        assert_ne!(snapshot_name("A"), volume_name("A"));
+    }
+
+    #[test]
+    fn cs_11_a_member_of_a_group_has_a_name_that_no_request_can_ask_for() {
+        let member = group_member_name("group-1", "pvc-1");
+        assert!(is_id(&member));
+        assert_ne!(snapshot_name(&member), member);
+        assert_ne!(member, group_member_name("group-1", "pvc-2"));
     }
 
     #[test]

@@ -26,10 +26,9 @@ use crate::{
     derive = "PartialEq",
     doc = "The pools that one node carries. Written by Cistern, never by hand.",
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
-    printcolumn = r#"{"name":"Pools","type":"string","jsonPath":".spec.pools[*].name"}"#,
+    printcolumn = r#"{"name":"Pools","type":"string","jsonPath":".status.poolsSummary","description":"Each pool, and the room in it for thin volumes"}"#,
     printcolumn = r#"{"name":"Registered","type":"string","jsonPath":".status.conditions[?(@.type==\"TopologyRegistered\")].status"}"#,
     printcolumn = r#"{"name":"Agent","type":"string","jsonPath":".status.conditions[?(@.type==\"AgentReporting\")].status"}"#,
-    printcolumn = r#"{"name":"Room","type":"string","jsonPath":".status.pools[*].thinRoom"}"#,
     printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
@@ -80,6 +79,10 @@ pub struct StorageNodeStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "pools_schema::<NodePoolStatus>")]
     pub pools: Vec<NodePoolStatus>,
+    /// Written by the agent of the node, for people: each pool, and the room in it for thin volumes.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 8192))]
+    pub pools_summary: String,
     /// `Ready`, `TopologyRegistered`, `AgentReporting`, `DeletionHeld`: written by the operator.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "condition::list_schema")]
@@ -113,7 +116,7 @@ pub struct NodePoolStatus {
     /// What was free when the pool's filesystem was made or last grown.
     #[serde(default)]
     pub empty: Bytes,
-    /// Bytes that the ledger holds for volumes.
+    /// Bytes that the ledger holds for volumes and snapshots.
     #[serde(default)]
     pub reserved: Bytes,
     /// Room for thin volumes. Zero when the pool takes none.
@@ -125,6 +128,12 @@ pub struct NodePoolStatus {
     /// Volumes in the ledger.
     #[serde(default)]
     pub volumes: u32,
+    /// Snapshots in the ledger.
+    #[serde(default)]
+    pub snapshots: u32,
+    /// Bytes that the ledger holds for snapshots: part of `reserved`.
+    #[serde(default)]
+    pub reserved_for_snapshots: Bytes,
     /// `Ready` of this pool on this node.
     #[serde(default)]
     #[schemars(schema_with = "condition::list_schema")]

@@ -32,6 +32,8 @@ use crate::{
     printcolumn = r#"{"name":"Filesystem","type":"string","jsonPath":".spec.filesystem"}"#,
     printcolumn = r#"{"name":"Namespace","type":"string","jsonPath":".spec.claim.namespace"}"#,
     printcolumn = r#"{"name":"Claim","type":"string","jsonPath":".spec.claim.name"}"#,
+    printcolumn = r#"{"name":"Source","type":"string","jsonPath":".spec.contentSource.name","priority":1}"#,
+    printcolumn = r#"{"name":"Extents","type":"integer","jsonPath":".status.extents","priority":1}"#,
     printcolumn = r#"{"name":"Provisioning","type":"string","jsonPath":".spec.provisioning","priority":1}"#,
     printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason","priority":1}"#,
     printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
@@ -44,6 +46,7 @@ use crate::{
     validation = Rule::new("!has(self.mkfsOptions) || has(self.filesystem)").message("mkfsOptions are for a filesystem"),
     validation = Rule::new("has(self.mkfsOptions) == has(oldSelf.mkfsOptions)").message("mkfsOptions cannot be changed"),
     validation = Rule::new("has(self.claim) == has(oldSelf.claim)").message("claim cannot be changed"),
+    validation = Rule::new("has(self.contentSource) == has(oldSelf.contentSource)").message("contentSource cannot be changed"),
 )]
 pub struct PoolVolumeSpec {
     /// The name that the CSI request gave the volume.
@@ -88,6 +91,11 @@ pub struct PoolVolumeSpec {
     /// Whether its space is reserved in full.
     #[x_kube(validation = Rule::new("self == oldSelf").message("provisioning cannot be changed"))]
     pub provisioning: Provisioning,
+
+    /// What the volume's data is copied from when it is made; none for an empty volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("contentSource cannot be changed"))]
+    pub content_source: Option<ContentSource>,
 
     /// The claim that the volume was made for, where the provisioner said so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -177,6 +185,29 @@ impl PoolVolumeSpec {
     }
 }
 
+/// What a volume is made from: an image of the same pool on the same node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ContentSource {
+    /// A snapshot, or a volume as it is when the copy is made.
+    pub kind: SourceKind,
+    /// Name of the PoolSnapshot or PoolVolume, as the request had it.
+    #[schemars(length(min = 1, max = 63))]
+    pub name: String,
+    /// Name of its image: whatever takes the object's name later is not the source.
+    #[schemars(length(min = 1, max = 64))]
+    pub image: String,
+}
+
+/// Of which kind the source of a volume is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum SourceKind {
+    /// A PoolSnapshot.
+    Snapshot,
+    /// A PoolVolume: a clone.
+    Volume,
+}
+
 /// A PersistentVolumeClaim.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -209,6 +240,9 @@ pub struct PoolVolumeStatus {
     /// The filesystem that was made in the image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filesystem: Option<FilesystemStatus>,
+    /// In how many pieces the image lies in the pool, about: what a snapshot of it costs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub extents: Option<u64>,
     /// `Ready`, `Admitted`, `Expanded`, `Reclaimed`, `DeletionHeld`.
     #[serde(default)]
     #[schemars(schema_with = "condition::list_schema")]
@@ -219,7 +253,7 @@ pub struct PoolVolumeStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageStatus {
-    /// UID of the PoolVolume that made it: the image's name in the pool.
+    /// UID of the object that made it: the image's name in the pool.
     #[schemars(length(max = 64))]
     pub uid: String,
     /// UUID of the pool's filesystem.

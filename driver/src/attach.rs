@@ -28,8 +28,9 @@ use crate::{
     locks::VolumeGuard,
 };
 
-/// How long a call waits for another operation on its volume.
-const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a call waits for another operation on its volume: longer than a snapshot takes, whose
+/// cutting the caller knows nothing of, and not as long as kubelet waits for an answer (2 min).
+const LOCK_PATIENCE: Duration = Duration::from_mins(1);
 /// How long a call waits for the agent to have looked at the pools after a start, and for the API
 /// server.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -219,7 +220,7 @@ impl Attach {
         finished(volume, asked.await)
     }
 
-    /// The agent's passes are short; whatever takes longer than one is another call (CON-09).
+    /// A pass of the agent is no reason to fail; whatever takes longer is another call (CON-09).
     async fn lock(&self, volume: &str) -> Result<VolumeGuard, Error> {
         let locked = self.agent.locks.lock_within(volume, LOCK_PATIENCE).await;
         locked.ok_or_else(|| Error::Busy {
@@ -259,7 +260,7 @@ impl Attach {
             volume: id.to_owned(),
             why,
         };
-        if !names::is_volume_id(id) {
+        if !names::is_id(id) {
             return Err(not_found());
         }
         if let Some(object) = self.agent.desired.volume(id)

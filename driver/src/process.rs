@@ -4,13 +4,16 @@ use std::{error::Error, io::Write as _, process::ExitCode, sync::Arc};
 
 use chrono::Utc;
 use cistern_client::http::{self, Readiness};
+use cistern_crds::{PoolSnapshot, PoolSnapshotGroup, PoolVolume};
 use cistern_host::{Linux, Root, command};
 use cistern_proto::csi::v1::{
-    controller_server::ControllerServer, identity_server::IdentityServer, node_server::NodeServer,
+    controller_server::ControllerServer, group_controller_server::GroupControllerServer,
+    identity_server::IdentityServer, node_server::NodeServer,
+    snapshot_metadata_server::SnapshotMetadataServer,
 };
 use futures::{
     FutureExt as _, TryFutureExt as _,
-    future::{BoxFuture, Shared},
+    future::{self, BoxFuture, Shared},
 };
 use kube::Client;
 use prometheus_client::registry::Registry;
@@ -21,10 +24,18 @@ use crate::{
     agent,
     attach::Attach,
     config,
-    csi::{controller::Controller, identity::Identity, node::Node},
+    csi::{
+        controller::Controller, group::GroupController, identity::Identity,
+        metadata::SnapshotMetadata, node::Node,
+    },
     fsck,
+    groups::Groups,
+    metadata::{Metadata, on_node::OnNode},
+    objects::{Objects, nodes::Nodes},
     registration::{self, Registrar},
-    server, socket,
+    server,
+    snapshots::Snapshots,
+    socket,
     volumes::Volumes,
 };
 
@@ -44,20 +55,31 @@ pub async fn controller(options: config::Service) -> Result {
     let mut registry = Registry::default();
     let operations = server::Operations::new(&mut registry);
     let identity = Identity::new(readiness.clone(), Arc::new(|| Ok(())));
-    let (volumes, watches) = Volumes::new(Client::try_default().await?, readiness.clone());
+    let client = Client::try_default().await?;
+    let (nodes, watch_nodes) = Nodes::watched(client.clone(), readiness.clone());
+    let of_volumes = Objects::<PoolVolume>::new(client.clone(), Arc::clone(&nodes));
+    let of_snapshots = Objects::<PoolSnapshot>::new(client.clone(), Arc::clone(&nodes));
+    let (volumes, watch_volumes) =
+        Volumes::new(of_volumes.clone(), of_snapshots.clone(), readiness.clone());
+    let (snapshots, watch_snapshots) = Snapshots::new(of_snapshots, of_volumes, readiness.clone());
+    let of_groups = Objects::<PoolSnapshotGroup>::new(client, nodes);
+    let (groups, watch_groups) = Groups::new(of_groups, Arc::clone(&snapshots), readiness.clone());
     let services = Routes::new(IdentityServer::new(identity))
-        .add_service(ControllerServer::new(Controller::new(volumes)));
+        .add_service(ControllerServer::new(Controller::new(volumes, snapshots)))
+        .add_service(GroupControllerServer::new(GroupController::new(groups)));
 
     let csi = socket::bind(options.endpoint.path()).await?;
     let listener = TcpListener::bind(options.http).await?;
     tracing::info!(csi = %options.endpoint.path().display(), http = %listener.local_addr()?, "serving");
-    let serving = futures::future::try_join(
+    let serving = future::try_join(
         server::serve(csi, services, operations, shutdown.clone()).err_into::<Failure>(),
         http::serve(listener, readiness, Arc::new(registry), shutdown).err_into::<Failure>(),
     );
     tokio::select! {
         served = serving => served.map(drop),
-        () = watches => Err("the watches have ended".into()),
+        _ = future::join4(watch_nodes, watch_volumes, watch_snapshots, watch_groups) => {
+            Err("the watches have ended".into())
+        }
     }
 }
 
@@ -68,16 +90,22 @@ pub async fn node(options: config::Node) -> Result {
     let mut registry = Registry::default();
     let operations = server::Operations::new(&mut registry);
     let node_name = &options.place.node_name;
+    let client = Client::try_default().await?;
     let agent = agent::Parts::new(
-        &Client::try_default().await?,
+        &client,
         node_name,
         root(&options.place).keeping(options.keep_free_percent),
         Utc::now,
     );
+    // Before anything can wait for a filesystem, and before any is unmounted.
+    agent.agent().thaw().await;
     agent::metrics::register(agent.agent(), &mut registry);
     let node = Node::new(Attach::new(agent.agent()), node_name, options.max_volumes);
-    let identity = Identity::new(readiness.clone(), Arc::new(tools));
-    let services = Routes::new(IdentityServer::new(identity)).add_service(NodeServer::new(node));
+    let metadata = Metadata::new(Arc::new(OnNode::new(agent.agent(), client)));
+    let identity = Identity::new(readiness.clone(), Arc::new(tools)).with_snapshot_metadata();
+    let services = Routes::new(IdentityServer::new(identity))
+        .add_service(NodeServer::new(node))
+        .add_service(SnapshotMetadataServer::new(SnapshotMetadata::new(metadata)));
 
     let endpoint = options.service.endpoint.path();
     let csi = socket::bind(endpoint).await?;
@@ -87,7 +115,7 @@ pub async fn node(options: config::Node) -> Result {
     let registrar = Registrar::new(endpoint).into_routes();
     let listener = TcpListener::bind(options.service.http).await?;
     tracing::info!(node = node_name, csi = %endpoint.display(), http = %listener.local_addr()?, "serving");
-    let serving = futures::future::try_join3(
+    let serving = future::try_join3(
         server::serve(csi, services, operations.clone(), shutdown.clone()).err_into::<Failure>(),
         server::serve(registration, registrar, operations, shutdown.clone()).err_into::<Failure>(),
         http::serve(listener, readiness.clone(), Arc::new(registry), shutdown)

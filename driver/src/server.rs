@@ -3,6 +3,8 @@
 //! *Invariant:* each operation ends in one log line, also when its caller went away; a request is
 //! never logged, only its method and what the operation recorded with [`about`].
 
+mod answer;
+
 use std::{
     convert::Infallible,
     future::Future,
@@ -23,6 +25,7 @@ use tonic::{Code, Status, body::Body, service::Routes};
 use tower::{Layer, Service};
 use tracing::{Instrument as _, Span, field::Empty};
 
+use self::answer::Answer;
 use crate::socket::Socket;
 
 /// How long operations that run when the process is asked to stop may take to end.
@@ -67,6 +70,8 @@ async fn refuse() -> Response<axum::body::Body> {
 pub struct Subject<'a> {
     /// Volume id.
     pub volume: Option<&'a str>,
+    /// Snapshot id.
+    pub snapshot: Option<&'a str>,
     /// Name of the StoragePool.
     pub pool: Option<&'a str>,
     /// Name of the node.
@@ -78,6 +83,7 @@ pub fn about(subject: Subject<'_>) {
     let span = Span::current();
     for (field, value) in [
         ("volume", subject.volume),
+        ("snapshot", subject.snapshot),
         ("pool", subject.pool),
         ("node", subject.node),
     ] {
@@ -156,9 +162,14 @@ where
         let answer = self.inner.call(request);
         let answered = async move {
             let response = answer.await?;
-            // All our operations are unary: a failure has its status in the headers.
-            operation.finish(Status::from_header_map(response.headers()));
-            Ok(response)
+            // Only what answers nothing but a status has it in the headers.
+            match Status::from_header_map(response.headers()) {
+                Some(status) => {
+                    operation.finish(Some(status));
+                    Ok(response)
+                }
+                None => Ok(response.map(|body| Body::new(Answer::new(body, operation)))),
+            }
         };
         Box::pin(answered.instrument(span))
     }
@@ -181,6 +192,7 @@ impl Operation {
                 "rpc",
                 rpc = method,
                 volume = Empty,
+                snapshot = Empty,
                 pool = Empty,
                 node = Empty
             )
@@ -189,6 +201,7 @@ impl Operation {
                 "rpc",
                 rpc = method,
                 volume = Empty,
+                snapshot = Empty,
                 pool = Empty,
                 node = Empty
             )
@@ -250,6 +263,9 @@ fn is_routine(method: &str) -> bool {
             | "GetPluginInfo"
             | "GetCapacity"
             | "ListVolumes"
+            | "ListSnapshots"
+            | "GetSnapshot"
+            | "GetVolumeGroupSnapshot"
             | "ControllerGetVolume"
             | "NodeGetInfo"
             | "NodeGetVolumeStats"
@@ -261,10 +277,15 @@ fn is_routine(method: &str) -> bool {
 mod tests {
     use cistern_client::http::Readiness;
     use cistern_proto::csi::v1::{
-        ProbeRequest, identity_client::IdentityClient, identity_server::IdentityServer,
+        GetMetadataAllocatedRequest, GetMetadataAllocatedResponse, ProbeRequest,
+        identity_client::IdentityClient,
+        identity_server::IdentityServer,
+        snapshot_metadata_client::SnapshotMetadataClient,
+        snapshot_metadata_server::{SnapshotMetadata, SnapshotMetadataServer},
     };
-    use futures::FutureExt as _;
+    use futures::{FutureExt as _, StreamExt as _, stream};
     use tokio::sync::oneshot;
+    use tonic::codegen::BoxStream;
 
     use super::*;
     use crate::{csi::identity::Identity, socket};
@@ -310,5 +331,57 @@ mod tests {
         drop(stop);
         server.await.unwrap().unwrap();
         assert!(!path.exists());
+    }
+
+    /// Answers with one message, and then with an error, or never again.
+    struct Stream {
+        breaks_off: bool,
+    }
+
+    #[tonic::async_trait]
+    impl SnapshotMetadata for Stream {
+        async fn get_metadata_allocated(
+            &self,
+            _: tonic::Request<GetMetadataAllocatedRequest>,
+        ) -> Result<tonic::Response<BoxStream<GetMetadataAllocatedResponse>>, Status> {
+            let message = stream::iter([Ok(GetMetadataAllocatedResponse::default())]);
+            let rest = if self.breaks_off {
+                stream::iter([Err(Status::internal("it broke off"))]).boxed()
+            } else {
+                stream::pending().boxed()
+            };
+            Ok(tonic::Response::new(message.chain(rest).boxed()))
+        }
+    }
+
+    /// The code that a stream is counted with, when the caller takes its first message, and the
+    /// second if there is one.
+    async fn counted(breaks_off: bool) -> String {
+        let mut registry = Registry::default();
+        let routes = Routes::new(SnapshotMetadataServer::new(Stream { breaks_off }));
+        let observed = Operations::new(&mut registry).layer(routes);
+        let mut client = SnapshotMetadataClient::new(observed);
+        let request = GetMetadataAllocatedRequest::default();
+        let answer = client.get_metadata_allocated(request).await.unwrap();
+        let mut messages = answer.into_inner();
+        messages.message().await.unwrap().unwrap();
+        if breaks_off {
+            let status = messages.message().await.unwrap_err();
+            assert_eq!(status.code(), Code::Internal);
+        }
+        drop(messages);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        text
+    }
+
+    #[tokio::test]
+    async fn smd_02_smd_03_a_stream_is_counted_when_it_ends_with_what_it_ended_with() {
+        for (breaks_off, code) in [(true, "Internal"), (false, "Cancelled")] {
+            let text = counted(breaks_off).await;
+            let expected = format!("{{method=\"GetMetadataAllocated\",code=\"{code}\"}} 1");
+            assert!(text.contains(&expected), "{text}");
+            assert!(!text.contains("code=\"Ok\""), "{text}");
+        }
     }
 }

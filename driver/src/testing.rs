@@ -2,10 +2,15 @@
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
-    AccessMode, AccessType, Bytes, FilesystemType, PoolVolume, PoolVolumeSpec, PoolVolumeStatus,
-    Provisioning,
+    AccessMode, AccessType, Bytes, Consistency, FilesystemType, PoolSnapshot, PoolSnapshotGroup,
+    PoolSnapshotGroupSpec, PoolSnapshotGroupStatus, PoolSnapshotSpec, PoolSnapshotStatus,
+    PoolVolume, PoolVolumeSpec, PoolVolumeStatus, Provisioning,
+    snapshot_group::GroupMember,
     volume::{FilesystemStatus, ImageStatus},
 };
+use cistern_host::{Content, Cut, Identity, Owner};
+
+use crate::agent::image::Image;
 
 pub(crate) const POOL_UUID: &str = "11111111-1111-4111-8111-111111111111";
 pub(crate) const FILESYSTEM_UUID: &str = "22222222-2222-4222-8222-222222222222";
@@ -27,6 +32,7 @@ pub(crate) fn wanted_volume() -> PoolVolume {
         mkfs_options: None,
         access_modes: vec![AccessMode::SingleNodeWriter],
         provisioning: Provisioning::Thin,
+        content_source: None,
         claim: None,
         deletion_requested: false,
     };
@@ -69,4 +75,109 @@ pub(crate) fn ready_volume() -> PoolVolume {
 pub(crate) fn being_deleted(mut volume: PoolVolume) -> PoolVolume {
     volume.metadata.deletion_timestamp = Some(cistern_crds::time::to_kubernetes(at(200)));
     volume
+}
+
+/// A snapshot of [`ready_volume`] that was asked for.
+pub(crate) fn wanted_snapshot() -> PoolSnapshot {
+    let volume = wanted_volume().spec;
+    let spec = PoolSnapshotSpec {
+        requested_name: "snapshot-1".into(),
+        node_name: volume.node_name,
+        pool_name: volume.pool_name,
+        source_volume: "pvc-1".into(),
+        source_image: "uid-1".into(),
+        access_type: volume.access_type,
+        filesystem: volume.filesystem,
+        provisioning: volume.provisioning,
+        consistency: Consistency::Crash,
+        group_name: None,
+        deletion_requested: false,
+    };
+    let mut snapshot = PoolSnapshot::new("snapshot-1", spec);
+    snapshot.metadata.uid = Some("uid-of-snapshot-1".into());
+    snapshot.metadata.generation = Some(1);
+    snapshot
+}
+
+/// A snapshot that was admitted, and thought to keep 64 MiB.
+pub(crate) fn admitted_snapshot() -> PoolSnapshot {
+    PoolSnapshot {
+        status: Some(PoolSnapshotStatus {
+            reserved: Some(Bytes::mib(64)),
+            ..PoolSnapshotStatus::default()
+        }),
+        ..wanted_snapshot()
+    }
+}
+
+/// A snapshot that can be used.
+pub(crate) fn ready_snapshot() -> PoolSnapshot {
+    let volume = ready_volume().status.unwrap();
+    let mut snapshot = admitted_snapshot();
+    let status = snapshot.status.as_mut().unwrap();
+    status.size = volume.size;
+    status.creation_time = Some(at(300));
+    status.image = volume.image.map(|image| ImageStatus {
+        uid: "uid-of-snapshot-1".into(),
+        ..image
+    });
+    status.filesystem = volume.filesystem;
+    snapshot
+}
+
+/// A group of [`ready_snapshot`] alone that was taken.
+pub(crate) fn ready_group() -> PoolSnapshotGroup {
+    let spec = PoolSnapshotGroupSpec {
+        requested_name: "group-1".into(),
+        node_name: "node-1".into(),
+        consistency: Consistency::Crash,
+        members: vec![GroupMember {
+            volume: "pvc-1".into(),
+            snapshot: "snapshot-1".into(),
+        }],
+        deletion_requested: false,
+    };
+    let mut group = PoolSnapshotGroup::new("group-1", spec);
+    group.status = Some(PoolSnapshotGroupStatus {
+        creation_time: Some(at(300)),
+        ..PoolSnapshotGroupStatus::default()
+    });
+    group
+}
+
+/// The image of [`ready_volume`] as a look at the disk finds it.
+pub(crate) fn image_of_volume() -> Image {
+    image_of("uid-1", Owner::Volume("pvc-1".into()), 500)
+}
+
+/// The image of [`ready_snapshot`] as a look at the disk finds it.
+pub(crate) fn image_of_snapshot() -> Image {
+    let cut = Cut {
+        name: "snapshot-1".into(),
+        volume: "pvc-1".into(),
+        source: "uid-1".parse().unwrap(),
+        time: at(300),
+    };
+    image_of("uid-of-snapshot-1", Owner::Snapshot(cut), 100)
+}
+
+fn image_of(uid: &str, owner: Owner, format_time: i64) -> Image {
+    let found = cistern_host::Image {
+        uid: uid.parse().unwrap(),
+        identity: Some(Identity {
+            owner,
+            uid: uid.parse().unwrap(),
+            pool_uuid: POOL_UUID.parse().unwrap(),
+            size: Bytes::gib(1),
+            content: Content::Filesystem {
+                filesystem: FilesystemType::Ext4,
+                uuid: FILESYSTEM_UUID.parse().unwrap(),
+            },
+            provisioning: Provisioning::Thin,
+            source: None,
+        }),
+        size: Bytes::gib(1),
+        allocated: Bytes::mib(64),
+    };
+    Image::read(&found, at(format_time)).unwrap()
 }

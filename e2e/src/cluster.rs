@@ -30,6 +30,7 @@ pub mod calls;
 pub mod exec;
 pub mod harness;
 pub mod objects;
+pub mod snapshots;
 pub mod test;
 
 pub use harness::Harness;
@@ -93,9 +94,19 @@ impl Cluster {
         command
     }
 
-    /// Installs, or installs again, what is in `manifests/kind`, and waits until all of it runs.
+    /// What is installed in a cluster of the harness.
+    pub fn manifests() -> PathBuf {
+        workspace().join("manifests/kind-snapshots")
+    }
+
+    /// Installs Cistern, or installs it again, and waits until all of it runs.
     pub async fn install(&self) {
-        let manifests = workspace().join("manifests/kind");
+        self.apply().await;
+        self.wait_until_installed().await;
+    }
+
+    async fn apply(&self) {
+        let manifests = Self::manifests();
         let arguments = ["apply", "--server-side", "--force-conflicts", "--kustomize"];
         self.kubectl(
             arguments
@@ -104,7 +115,6 @@ impl Cluster {
                 .chain([manifests.as_os_str()]),
         )
         .await;
-        self.wait_until_installed().await;
     }
 
     /// Replaces the pod of every agent, as an upgrade does, and waits until all of it runs.
@@ -205,9 +215,9 @@ impl Cluster {
     async fn prepare(&self) {
         if Harness::is_there() {
             let running = !self.component("node").await.is_empty();
-            self.install().await;
+            self.apply().await;
             if running {
-                // The images may be new ones under the same names.
+                // The images may be new ones under the same names, and the old ones may not run.
                 self.kubectl([
                     "--namespace",
                     NAMESPACE,
@@ -216,8 +226,8 @@ impl Cluster {
                     "daemonset,deployment",
                 ])
                 .await;
-                self.wait_until_installed().await;
             }
+            self.wait_until_installed().await;
         } else {
             let pods = self.component("node").await;
             assert!(

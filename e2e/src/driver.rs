@@ -15,7 +15,9 @@ use cistern_crds::{
     pool::ImageSource,
 };
 use cistern_proto::csi::v1::{
-    controller_client::ControllerClient, identity_client::IdentityClient, node_client::NodeClient,
+    controller_client::ControllerClient, group_controller_client::GroupControllerClient,
+    identity_client::IdentityClient, node_client::NodeClient,
+    snapshot_metadata_client::SnapshotMetadataClient,
 };
 use kube::{
     Api,
@@ -174,9 +176,19 @@ impl Driver {
         ControllerClient::new(self.controller.channel().await)
     }
 
+    /// The CSI group controller service.
+    pub async fn group_client(&self) -> GroupControllerClient<Channel> {
+        GroupControllerClient::new(self.controller.channel().await)
+    }
+
     /// The CSI node service.
     pub async fn node_client(&self) -> NodeClient<Channel> {
         NodeClient::new(self.node.channel().await)
+    }
+
+    /// The CSI service of the node that tells of its snapshots' data.
+    pub async fn metadata_client(&self) -> SnapshotMetadataClient<Channel> {
+        SnapshotMetadataClient::new(self.node.channel().await)
     }
 
     /// The CSI identity service of both processes.

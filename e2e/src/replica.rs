@@ -4,7 +4,8 @@
 use std::process::Command;
 
 use cistern_proto::csi::v1::{
-    controller_client::ControllerClient, identity_client::IdentityClient,
+    controller_client::ControllerClient, group_controller_client::GroupControllerClient,
+    identity_client::IdentityClient,
 };
 use tonic::transport::Channel;
 
@@ -57,6 +58,11 @@ impl Replica {
     /// A connection to its CSI controller service.
     pub async fn client(&self) -> ControllerClient<Channel> {
         ControllerClient::new(self.service.channel().await)
+    }
+
+    /// A connection to its CSI group controller service.
+    pub async fn group_client(&self) -> GroupControllerClient<Channel> {
+        GroupControllerClient::new(self.service.channel().await)
     }
 
     /// A connection to its CSI identity service.

@@ -36,22 +36,6 @@ const SKIPPED: &[(&str, &str)] = &[
         NOT_ATTACHED,
     ),
     (
-        "Controller Service [Controller Server] CreateVolume should create volume from an existing source snapshot",
-        SNAPSHOTS,
-    ),
-    (
-        "Controller Service [Controller Server] CreateVolume should fail when the volume source snapshot is not found",
-        SNAPSHOTS,
-    ),
-    (
-        "Controller Service [Controller Server] CreateVolume should create volume from an existing source volume",
-        CLONES,
-    ),
-    (
-        "Controller Service [Controller Server] CreateVolume should fail when the volume source volume is not found",
-        CLONES,
-    ),
-    (
         "Controller Service [Controller Server] CreateVolume should create volume with a volume attribute class",
         MODIFY,
     ),
@@ -59,23 +43,19 @@ const SKIPPED: &[(&str, &str)] = &[
         "Controller Service [Controller Server] CreateVolume should not create volume with an invalid volume attribute class",
         MODIFY,
     ),
-    ("CreateSnapshot", SNAPSHOTS),
-    ("DeleteSnapshot", SNAPSHOTS),
-    ("GetSnapshot", SNAPSHOTS),
     (
-        "GroupController Service",
-        "there are no snapshots of groups yet",
+        "CreateSnapshot [Controller Server] should succeed when creating a snapshot with accessibility requirements",
+        FAULTY,
     ),
-    ("ListSnapshots", SNAPSHOTS),
     ("ModifyVolume", MODIFY),
     ("Node Service NodeGetStorageHealth", HEALTH),
     ("Node Service NodeGetVolumeHealth", HEALTH),
 ];
+/// Go's reflection tells two equal messages apart once one of them was sent.
+const FAULTY: &str = "a fault of csi-sanity: it fails for whoever says where a snapshot is, and Cistern's own tests do the same";
 const HEALTH: &str = "volume health is not told to Kubernetes yet";
-const CLONES: &str = "there are no clones yet";
 const MODIFY: &str = "no class of attributes can change a volume";
 const NOT_ATTACHED: &str = "nothing is attached: volumes are on their nodes";
-const SNAPSHOTS: &str = "there are no snapshots yet";
 
 /// All specs of csi-sanity 5.6.0; one of them is switched off in csi-sanity itself.
 const SPECS: usize = 103;
@@ -131,10 +111,20 @@ fn table_of_skipped(specs: &[Spec]) -> Vec<String> {
     let rows = SKIPPED.iter().zip(counts);
     rows.map(|((beginning, reason), count)| {
         assert_ne!(count, 0, "{beginning} is not skipped any more");
-        let beginning = beginning.trim_start_matches("Controller Service [Controller Server] ");
+        let beginning = beginning.trim_start_matches("Controller Service ");
+        let beginning = beginning.replace("[Controller Server] ", "");
         format!("| {beginning} | {count} | {reason} |")
     })
     .collect()
+}
+
+/// The names of the specs that no driver of our kind could pass, for ginkgo to leave out.
+fn faulty() -> String {
+    let faulty = SKIPPED.iter().filter(|(_, reason)| *reason == FAULTY);
+    let names: Vec<String> = faulty
+        .map(|(name, _)| name.replace('[', "\\[").replace(']', "\\]"))
+        .collect();
+    names.join("|")
 }
 
 /// The rows of the README's table of what is skipped.
@@ -186,6 +176,7 @@ async fn run_csi_sanity(
         // The smallest that every filesystem can be made in.
         ("csi.testvolumesize", (300_u64 << 20).to_string()),
         ("csi.testvolumeaccesstype", access_type.to_owned()),
+        ("ginkgo.skip", faulty()),
         ("ginkgo.json-report", report.display().to_string()),
         ("ginkgo.no-color", "true".to_owned()),
     ] {

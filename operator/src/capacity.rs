@@ -182,7 +182,10 @@ fn concerned(world: &World, change: &Change) -> Vec<Slot> {
         Change::Capacity { class, segment } => {
             cross(std::slice::from_ref(class), std::slice::from_ref(segment))
         }
-        Change::Pool(_) | Change::Volume { .. } | Change::Claim { .. } => Vec::new(),
+        Change::Pool(_)
+        | Change::Volume { .. }
+        | Change::Snapshot { .. }
+        | Change::Claim { .. } => Vec::new(),
     }
 }
 

@@ -204,7 +204,7 @@ fn concerned(world: &World, change: &Change) -> Vec<Subject> {
             namespace: namespace.clone(),
             name: name.clone(),
         }],
-        Change::Capacity { .. } => Vec::new(),
+        Change::Snapshot { .. } | Change::Capacity { .. } => Vec::new(),
     }
 }
 

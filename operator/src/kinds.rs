@@ -6,8 +6,8 @@
 use std::fmt::Debug;
 
 use cistern_crds::{
-    ConditionStatus, ConditionType, PoolVolume, StorageNode, StoragePool, names,
-    volume::PoolVolumeStatus,
+    ConditionStatus, ConditionType, PoolSnapshot, PoolSnapshotSpec, PoolVolume, StorageNode,
+    StoragePool, names, volume::PoolVolumeStatus,
 };
 use k8s_openapi::{
     api::{
@@ -97,6 +97,38 @@ fn not_expanded(mut status: PoolVolumeStatus) -> Option<PoolVolumeStatus> {
         conditions: status.conditions,
         ..PoolVolumeStatus::default()
     })
+}
+
+impl Kind for DeserializeGuard<PoolSnapshot> {
+    const NAME: &'static str = "poolsnapshots";
+
+    fn prune(&mut self) -> bool {
+        *self.meta_mut() = identity(self.meta());
+        if let Ok(snapshot) = &mut self.0 {
+            snapshot.status = None;
+            let spec = &mut snapshot.spec;
+            *spec = PoolSnapshotSpec {
+                requested_name: String::new(),
+                node_name: std::mem::take(&mut spec.node_name),
+                pool_name: std::mem::take(&mut spec.pool_name),
+                source_volume: String::new(),
+                source_image: String::new(),
+                group_name: None,
+                ..*spec
+            };
+        }
+        true
+    }
+
+    fn change(&self) -> Change {
+        match &self.0 {
+            Ok(snapshot) => Change::Snapshot {
+                pool: snapshot.spec.pool_name.clone(),
+                node: snapshot.spec.node_name.clone(),
+            },
+            Err(_) => Change::Everything,
+        }
+    }
 }
 
 impl Kind for Node {
@@ -241,6 +273,7 @@ fn identity(meta: &ObjectMeta) -> ObjectMeta {
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::core::v1::{PersistentVolumeClaimSpec, PersistentVolumeClaimStatus};
+    use serde_json::json;
 
     use super::*;
 
@@ -269,8 +302,32 @@ mod tests {
     }
 
     #[test]
+    fn of_a_snapshot_nothing_is_kept_but_its_place() {
+        let mut snapshot: DeserializeGuard<PoolSnapshot> = serde_json::from_value(json!({
+            "metadata": {"name": "s", "uid": "u", "labels": {"x": "y"}},
+            "spec": {
+                "requestedName": "s", "nodeName": "w1", "poolName": "fast",
+                "sourceVolume": "v", "sourceImage": "i", "accessType": "Block",
+                "provisioning": "Thin", "groupName": "g",
+            },
+            "status": {"reserved": "1Gi"},
+        }))
+        .unwrap();
+        assert!(snapshot.prune());
+        let expected = Change::Snapshot {
+            pool: "fast".to_owned(),
+            node: "w1".to_owned(),
+        };
+        assert_eq!(snapshot.change(), expected);
+        let left = snapshot.0.unwrap();
+        assert_eq!((&left.metadata.labels, &left.status), (&None, &None));
+        assert_eq!(left.spec.source_volume + &left.spec.source_image, "");
+        assert_eq!(left.spec.group_name, None);
+    }
+
+    #[test]
     fn a_capacity_object_leads_back_to_its_class_and_node() {
-        let object: CSIStorageCapacity = serde_json::from_value(serde_json::json!({
+        let object: CSIStorageCapacity = serde_json::from_value(json!({
             "metadata": {"name": "x"},
             "storageClassName": "fast",
             "nodeTopology": {"matchLabels": {names::TOPOLOGY_KEY: "w1"}},

@@ -9,6 +9,7 @@
 pub mod capacity;
 pub mod claims;
 pub mod config;
+pub mod contents;
 pub mod controller;
 pub mod kinds;
 pub mod metrics;

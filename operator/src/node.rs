@@ -5,13 +5,13 @@
 //!  ───────────────▶ carried ─────────────────────────────────────────────────▶ retiring
 //!                      ▲                                                           │
 //!                      └──────────────── matches again ───────────────────────────┤
-//!       the agent's answer to "retiring" lacks it, and no PoolVolume: dropped ◀────┘
+//!       the agent's answer to "retiring" lacks it, and nothing kept: dropped ◀─────┘
 //! ```
 //!
-//! *Invariant:* an entry is dropped only when neither the agent's status nor a PoolVolume refers to
-//! it, and the agent has seen that it is to go: it may be making the pool right now. The write that
-//! drops it is refused if the agent has written meanwhile. A pool whose spec cannot be read changes
-//! nothing. A StorageNode is never removed while its Node exists.
+//! *Invariant:* an entry is dropped only when neither the agent's status nor a PoolVolume or
+//! PoolSnapshot refers to it, and the agent has seen that it is to go: it may be making the pool
+//! right now. The write that drops it is refused if the agent has written meanwhile. A pool whose
+//! spec cannot be read changes nothing. A StorageNode is never removed while its Node exists.
 
 use std::{cell::LazyCell, collections::BTreeMap, ops::Deref, sync::Arc};
 
@@ -27,9 +27,10 @@ use serde_json::json;
 
 use crate::{
     Context, Stop,
+    contents::Contents,
     controller::{self, Next},
     pool::declared,
-    world::{Change, Volumes},
+    world::Change,
 };
 
 /// Why a StorageNode's spec is not up to date.
@@ -79,17 +80,18 @@ struct View<'a> {
     pools: &'a [Arc<DeserializeGuard<StoragePool>>],
     /// Whether an agent is there that could be making what the spec names.
     agent: bool,
-    /// The PoolVolumes on the node by pool, counted only if it matters.
-    volumes: &'a dyn Deref<Target = Volumes>,
+    /// What is kept on the node by pool, counted only if it matters.
+    kept: &'a dyn Deref<Target = Contents>,
 }
 
 /// Runs the controller until `stop`.
 pub async fn run(context: &Context, stop: Stop) {
     let names = |change: &Change| match change {
         Change::Everything | Change::Pool(_) => context.world.node_names(),
-        Change::StorageNode(name) | Change::Node(name) | Change::Volume { node: name, .. } => {
-            vec![name.clone()]
-        }
+        Change::StorageNode(name)
+        | Change::Node(name)
+        | Change::Volume { node: name, .. }
+        | Change::Snapshot { node: name, .. } => vec![name.clone()],
         Change::Class(_) | Change::Claim { .. } | Change::Capacity { .. } => Vec::new(),
     };
     let reconcile = async |name: &String| reconcile(context, name).await;
@@ -124,7 +126,7 @@ async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
         storage_node,
         pools: &world.pools_by_name(),
         agent: !world.agents_on(name).is_empty(),
-        volumes: &LazyCell::new(|| world.volumes_on(name)),
+        kept: &LazyCell::new(|| world.kept_on(name)),
     });
     execute(&context.client, name, storage_node, step).await?;
     Ok(Next::OnChange)
@@ -216,7 +218,7 @@ fn plan(view: &View<'_>) -> Step {
         .status
         .as_ref()
         .is_some_and(|status| !status.pools.is_empty());
-    if view.node.is_none() && spec.pools.is_empty() && !reported && view.volumes.is_empty() {
+    if view.node.is_none() && spec.pools.is_empty() && !reported && view.kept.is_empty() {
         return Step::Delete;
     }
     let held = current
@@ -231,14 +233,14 @@ fn plan(view: &View<'_>) -> Step {
 }
 
 /// Whether a StorageNode that somebody deleted may go. With its Node gone, deleting it says that
-/// the disks are given up; volumes are not given up that way.
+/// the disks are given up; volumes and snapshots are not given up that way.
 fn is_given_up(view: &View<'_>, current: &StorageNode, desired: &StorageNodeSpec) -> bool {
     let reported = current
         .status
         .as_ref()
         .is_some_and(|status| !status.pools.is_empty());
     let empty = desired.pools.is_empty() && current.spec.pools.is_empty() && !reported;
-    (empty || view.node.is_none()) && view.volumes.is_empty()
+    (empty || view.node.is_none()) && view.kept.is_empty()
 }
 
 /// The pools that the node is to carry, by name.
@@ -334,7 +336,7 @@ fn is_answered(view: &View<'_>, entry: &NodePool) -> bool {
 
 /// Whether something on the node is still the pool's.
 fn is_held(view: &View<'_>, name: &str, uid: &str) -> bool {
-    reports(view, uid) || view.volumes.may_be_at(name)
+    reports(view, uid) || view.kept.may_be_at(name)
 }
 
 /// Whether the agent reports a pool of this UID.

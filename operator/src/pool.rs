@@ -1,7 +1,7 @@
 //! StoragePools: the finalizer, and a status that sums up what the agents say.
 //!
 //! *Invariant:* a pool's finalizer stays until no StorageNode names the pool and no PoolVolume
-//! comes from it.
+//! or PoolSnapshot lies in it.
 
 mod summary;
 
@@ -25,7 +25,7 @@ use crate::{
     world::{Change, World},
 };
 
-/// Changes are gathered this long, so that a storm of volumes is not a storm of status writes.
+/// Changes are gathered this long, so that a storm of volumes or snapshots is not a storm of status writes.
 const GATHER: Duration = Duration::from_millis(300);
 
 /// Why a StoragePool is not up to date.
@@ -47,7 +47,9 @@ pub enum Error {
 /// Runs the controller until `stop`.
 pub async fn run(context: &Context, stop: Stop) {
     let names = |change: &Change| match change {
-        Change::Pool(name) | Change::Volume { pool: name, .. } => vec![name.clone()],
+        Change::Pool(name)
+        | Change::Volume { pool: name, .. }
+        | Change::Snapshot { pool: name, .. } => vec![name.clone()],
         Change::Everything | Change::StorageNode(_) | Change::Node(_) => {
             let pools = context.world.pools.state();
             pools.iter().map(|pool| pool.name_any()).collect()
@@ -73,9 +75,9 @@ async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
         }
     };
     let shares = shares(&context.world, &pool);
-    let volumes = context.world.volumes_of(name);
+    let kept = context.world.kept_of(name);
     let manager = names::OPERATOR_MANAGER;
-    match hold(&pool, shares.is_empty() && volumes.is_empty()) {
+    match hold(&pool, shares.is_empty() && kept.is_empty()) {
         Hold::Take => {
             let mut finalizers = pool.finalizers().to_vec();
             finalizers.push(names::FINALIZER.to_owned());
@@ -94,7 +96,7 @@ async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
         .await
         .map_err(failed("read"))?;
     let declaration = Declaration::of(&pool);
-    let status = summarize(&declaration, &current, &shares, &volumes, (context.now)());
+    let status = summarize(&declaration, &current, &shares, &kept, (context.now)());
     if status != current {
         let written = patch_status_guarded(&api, &pool, manager, json!(status)).await;
         written.map_err(failed("write the status of"))?;

@@ -22,9 +22,10 @@ use serde_json::json;
 
 use crate::{
     Context, Stop,
+    contents::Contents,
     controller::{self, Next},
     offer::{Refusal, offer},
-    world::{Change, Volumes, World},
+    world::{Change, World},
 };
 
 /// Why a StorageNode's conditions are not up to date.
@@ -57,9 +58,10 @@ pub async fn run(context: &Context, stop: Stop) {
             let nodes = context.world.storage_nodes.state();
             nodes.iter().map(|node| node.name_any()).collect()
         }
-        Change::StorageNode(name) | Change::Node(name) | Change::Volume { node: name, .. } => {
-            vec![name.clone()]
-        }
+        Change::StorageNode(name)
+        | Change::Node(name)
+        | Change::Volume { node: name, .. }
+        | Change::Snapshot { node: name, .. } => vec![name.clone()],
         Change::Pool(_) | Change::Class(_) | Change::Claim { .. } | Change::Capacity { .. } => {
             Vec::new()
         }
@@ -86,9 +88,9 @@ async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
         return Ok(Next::OnChange);
     };
     let registration = observe(&context.world, name);
-    let volumes = context.world.volumes_on(name);
+    let kept = context.world.kept_on(name);
     let current = node.status.clone().unwrap_or_default().conditions;
-    let conditions = summarize(node, &registration, &volumes, (context.now)());
+    let conditions = summarize(node, &registration, &kept, (context.now)());
     if conditions == current {
         return Ok(Next::OnChange);
     }
@@ -192,12 +194,12 @@ fn is_ready(pod: &Pod) -> bool {
 fn summarize(
     node: &StorageNode,
     registration: &Registration,
-    volumes: &Volumes,
+    kept: &Contents,
     now: DateTime<Utc>,
 ) -> Vec<Condition> {
     let mut conditions = node.status.clone().unwrap_or_default().conditions;
     for finding in [
-        ready(node, registration, volumes),
+        ready(node, registration, kept),
         registration.topology.clone(),
         registration.agent.clone(),
         deletion(node),
@@ -208,12 +210,12 @@ fn summarize(
 }
 
 /// `Ready`: registered, reporting, and every pool of the spec can be used.
-fn ready(node: &StorageNode, registration: &Registration, volumes: &Volumes) -> Finding {
+fn ready(node: &StorageNode, registration: &Registration, kept: &Contents) -> Finding {
     let finding = |holds: bool, reason, message: String| {
         Finding::new(ConditionType::Ready, holds, reason, message)
     };
     if registration.topology.reason == Reason::NodeMissing {
-        return finding(false, Reason::NodeMissing, left_behind(node, volumes));
+        return finding(false, Reason::NodeMissing, left_behind(node, kept));
     }
     for part in [&registration.topology, &registration.agent] {
         if part.status != ConditionStatus::True {
@@ -258,27 +260,27 @@ fn deletion(node: &StorageNode) -> Finding {
         .map(|pool| pool.name.as_str())
         .collect();
     let message = format!(
-        "the node carries pools ({}): take it out of their node selectors, and delete the claims of the volumes that remain",
+        "the node carries pools ({}): take it out of their node selectors, and delete the claims and VolumeSnapshots that remain",
         pools.join(", ")
     );
     finding(true, Reason::VolumesRemain, message)
 }
 
 /// What remains of a node that is gone, and what to do about it.
-fn left_behind(node: &StorageNode, volumes: &Volumes) -> String {
+fn left_behind(node: &StorageNode, kept: &Contents) -> String {
     let name = node.name_any();
-    if volumes.is_empty() {
+    if kept.is_empty() {
         return format!(
             "Node {name} is gone; if its disks are given up, run: kubectl delete storagenode {name}"
         );
     }
-    let pools: Vec<String> = volumes
-        .counts
+    let pools: Vec<String> = kept
+        .places
         .iter()
         .map(|(pool, count)| format!("{count} in pool {pool}"))
         .collect();
     format!(
-        "Node {name} is gone and holds volumes ({}): they are kept for its return; to give them up, delete their claims",
+        "Node {name} is gone with data ({}), which is kept for its return; to give it up, delete the claims and VolumeSnapshots",
         pools.join(", ")
     )
 }

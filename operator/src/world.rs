@@ -5,10 +5,10 @@
 //!
 //! *Invariant:* this module decides nothing and writes nothing.
 
-use std::{collections::BTreeMap, future::Future, sync::Arc};
+use std::{future::Future, sync::Arc};
 
 use cistern_client::http::Readiness;
-use cistern_crds::{PoolVolume, StorageNode, StoragePool, names};
+use cistern_crds::{PoolSnapshot, PoolVolume, StorageNode, StoragePool, Stored, names};
 use futures::{FutureExt as _, future::BoxFuture};
 use k8s_openapi::api::{
     core::v1::{Node, PersistentVolumeClaim, Pod},
@@ -24,7 +24,11 @@ use kube::{
 };
 use tokio::sync::broadcast;
 
-use crate::{kinds::Kind, watch::watch};
+use crate::{
+    contents::{Contents, Count},
+    kinds::Kind,
+    watch::watch,
+};
 
 /// Changes that a slow controller may lag behind before it looks at everything again.
 const CHANGES: usize = 4096;
@@ -43,6 +47,13 @@ pub enum Change {
         /// Its name.
         name: String,
         /// The StoragePool that it comes from.
+        pool: String,
+        /// The node that holds it.
+        node: String,
+    },
+    /// A PoolSnapshot.
+    Snapshot {
+        /// The StoragePool that it is in.
         pool: String,
         /// The node that holds it.
         node: String,
@@ -76,6 +87,8 @@ pub struct World {
     pub storage_nodes: Store<DeserializeGuard<StorageNode>>,
     /// Every PoolVolume.
     pub volumes: Store<DeserializeGuard<PoolVolume>>,
+    /// Every PoolSnapshot.
+    pub snapshots: Store<DeserializeGuard<PoolSnapshot>>,
     /// Every Node.
     pub nodes: Store<Node>,
     /// Every CSINode.
@@ -89,27 +102,6 @@ pub struct World {
     /// The capacity objects that the operator made.
     pub capacities: Store<CSIStorageCapacity>,
     changes: broadcast::Sender<Change>,
-}
-
-/// How many PoolVolumes lie where, and how many cannot be read and may lie anywhere.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Volumes {
-    /// By pool or by node.
-    pub counts: BTreeMap<String, usize>,
-    /// Objects that cannot be read.
-    pub unreadable: usize,
-}
-
-impl Volumes {
-    /// Whether a volume lies there, or might.
-    pub fn may_be_at(&self, place: &str) -> bool {
-        self.unreadable > 0 || self.counts.contains_key(place)
-    }
-
-    /// Whether there is none for sure.
-    pub fn is_empty(&self) -> bool {
-        self.unreadable == 0 && self.counts.is_empty()
-    }
 }
 
 impl World {
@@ -134,6 +126,7 @@ impl World {
             pools: watches.add(Api::all(client.clone()), any()),
             storage_nodes: watches.add(Api::all(client.clone()), any()),
             volumes: watches.add(Api::all(client.clone()), any()),
+            snapshots: watches.add(Api::all(client.clone()), any()),
             nodes: watches.add(Api::all(client.clone()), any()),
             csi_nodes: watches.add(Api::all(client.clone()), any()),
             agents: watches.add(Api::namespaced(client.clone(), namespace), agents),
@@ -157,6 +150,7 @@ impl World {
             self.pools.wait_until_ready(),
             self.storage_nodes.wait_until_ready(),
             self.volumes.wait_until_ready(),
+            self.snapshots.wait_until_ready(),
             self.nodes.wait_until_ready(),
             self.csi_nodes.wait_until_ready(),
             self.agents.wait_until_ready(),
@@ -205,14 +199,14 @@ impl World {
         })
     }
 
-    /// The PoolVolumes on a node, by pool.
-    pub fn volumes_on(&self, node: &str) -> Volumes {
-        self.count(|volume| (volume.spec.node_name == node).then_some(&volume.spec.pool_name))
+    /// The volumes and snapshots on a node, by pool.
+    pub fn kept_on(&self, node: &str) -> Contents {
+        self.kept(|on, pool| (on == node).then_some(pool))
     }
 
-    /// The PoolVolumes of a pool, by node.
-    pub fn volumes_of(&self, pool: &str) -> Volumes {
-        self.count(|volume| (volume.spec.pool_name == pool).then_some(&volume.spec.node_name))
+    /// The volumes and snapshots of a pool, by node.
+    pub fn kept_of(&self, pool: &str) -> Contents {
+        self.kept(|node, of| (of == pool).then_some(node))
     }
 
     /// Names of all that is a Node or was one.
@@ -228,19 +222,30 @@ impl World {
         names
     }
 
-    fn count(&self, place: impl Fn(&PoolVolume) -> Option<&String>) -> Volumes {
-        let mut volumes = Volumes::default();
-        for volume in self.volumes.state() {
-            match &volume.0 {
-                Ok(volume) => {
-                    if let Some(place) = place(volume) {
-                        *volumes.counts.entry(place.clone()).or_default() += 1;
-                    }
+    /// Counts at the place that is chosen of a node and a pool; none passes over it.
+    fn kept(&self, place: impl for<'a> Fn(&'a str, &'a str) -> Option<&'a str>) -> Contents {
+        let mut contents = Contents::default();
+        count(&self.volumes, Count::VOLUME, &place, &mut contents);
+        count(&self.snapshots, Count::SNAPSHOT, &place, &mut contents);
+        contents
+    }
+}
+
+fn count<K: Stored + Clone + 'static>(
+    store: &Store<DeserializeGuard<K>>,
+    one: Count,
+    place: &impl for<'a> Fn(&'a str, &'a str) -> Option<&'a str>,
+    contents: &mut Contents,
+) {
+    for object in store.state() {
+        match &object.0 {
+            Ok(stored) => {
+                if let Some(place) = place(stored.node_name(), stored.pool_name()) {
+                    contents.add(Some(place), one);
                 }
-                Err(_) => volumes.unreadable += 1,
             }
+            Err(_) => contents.add(None, one),
         }
-        volumes
     }
 }
 

@@ -8,7 +8,7 @@ use std::{io, ops::Range, os::fd::BorrowedFd};
 
 use cistern_crds::Bytes;
 
-use crate::system::System;
+use crate::system::{Extent, System};
 
 /// What a file lacks up to a size.
 pub(crate) struct Missing {
@@ -18,8 +18,25 @@ pub(crate) struct Missing {
 impl Missing {
     /// Looks at a file.
     pub(crate) fn of(system: &dyn System, file: BorrowedFd<'_>, size: Bytes) -> io::Result<Self> {
-        let mut holes = system.holes(file, size.0)?;
-        holes.retain(|hole| hole.start < hole.end);
+        let mut holes = Vec::new();
+        let mut known = 0;
+        while known < size.0 {
+            let (extents, end) = match system.extents(file, &(known..size.0)) {
+                // A filesystem that does not tell: all may be a hole.
+                Err(error) if error.kind() == io::ErrorKind::Unsupported => (Vec::new(), size.0),
+                result => result?,
+            };
+            for Extent { logical, .. } in extents {
+                if logical.start > known {
+                    holes.push(known..logical.start.min(size.0));
+                }
+                known = known.max(logical.end);
+            }
+            if end > known {
+                holes.push(known..end);
+                known = end;
+            }
+        }
         Ok(Self { holes })
     }
 

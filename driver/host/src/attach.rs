@@ -239,7 +239,7 @@ impl Pool {
         let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
         let image = self.image(uid)?.ok_or_else(|| self.missing(uid))?;
         let is_ours = image.identity.as_ref().is_some_and(|found| {
-            found.volume == volume && found.pool_uuid == self.filesystem_uuid()
+            found.owner.volume() == Some(volume) && found.pool_uuid == self.filesystem_uuid()
         });
         if is_ours {
             return Ok((file, image));

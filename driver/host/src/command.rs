@@ -82,13 +82,14 @@ pub enum Error {
 }
 
 /// Every tool that is started somewhere in this crate.
-const TOOLS: [&str; 6] = [
+const TOOLS: [&str; 7] = [
     "mkfs.ext4",
     "mkfs.xfs",
     "mkfs.btrfs",
     "blkid",
     "e2fsck",
     "resize2fs",
+    "xfs_db",
 ];
 
 /// The first tool that is not installed, if one is missing. Looks at file names only.

@@ -9,7 +9,8 @@
 //! short is taken up by the next call; one that cannot grow goes on working at its old size; and
 //! no image is bound to a loop device while a tool of an earlier call still works on it.
 
-mod ext4;
+pub(crate) mod detached;
+pub(crate) mod ext4;
 
 use std::{
     io,
@@ -27,7 +28,6 @@ use crate::{
     image,
     loopdev::{self, Loop},
     mountinfo::Mount,
-    patience::until,
     place::Place,
     pool::Pool,
     superblock,
@@ -203,51 +203,32 @@ impl Pool {
     }
 
     /// Does what is done to the filesystem of an image before it is bound to a loop device: checks
-    /// one that wants it, and grows it, where that is the way that always works: ext4. The outer
-    /// error is that the image must not be bound now.
+    /// one that wants it, and grows it, where that is the way that always works: ext4. The file is
+    /// locked. The outer error is that the image must not be bound now.
     pub(crate) fn prepare_unbound(
         &self,
+        file: BorrowedFd<'_>,
         uid: &Uid,
         filesystem: FilesystemType,
         read_only: bool,
     ) -> Result<Result<(), Error>, image::Error> {
         let system = &*self.system;
-        // Opened anew: whoever works with this file holds its lock, also a tool that outlived the
-        // process that had started it.
-        let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
-        let locked = until(
-            || system.try_lock(file.as_fd()),
-            |locked| !matches!(locked, Ok(false)),
-        );
-        if !locked.map_err(image::failed("lock the file", uid))? {
-            let busy = io::Error::from(io::ErrorKind::ResourceBusy);
-            return Err(image::failed(
-                "wait for the tool that works on the file",
-                uid,
-            )(busy));
-        }
-        let found = superblock::read(system, file.as_fd())
-            .map_err(image::failed("read the filesystem", uid))?;
+        let found =
+            superblock::read(system, file).map_err(image::failed("read the filesystem", uid))?;
         if found.is_some_and(|found| found.wants_check) {
-            check::ext4(system, file.as_fd(), check::Extent::AsNeeded).map_err(
-                |error| match error {
-                    check::Error::Damaged { report } => damaged(uid, filesystem, report),
-                    check::Error::Failed(source) => {
-                        image::failed("check the filesystem", uid)(source)
-                    }
-                },
-            )?;
+            check::ext4(system, file, check::Extent::AsNeeded).map_err(|error| match error {
+                check::Error::Damaged { report } => damaged(uid, filesystem, report),
+                check::Error::Failed(source) => image::failed("check the filesystem", uid)(source),
+            })?;
         }
         match filesystem {
-            FilesystemType::Ext4 if !read_only => {
-                match ext4::grow_unmounted(system, file.as_fd()) {
-                    Ok(()) => Ok(Ok(())),
-                    Err(check::Error::Damaged { report }) => Err(damaged(uid, filesystem, report)),
-                    Err(check::Error::Failed(source)) => {
-                        Ok(Err(failed("grow the filesystem", uid)(source)))
-                    }
+            FilesystemType::Ext4 if !read_only => match ext4::grow_unmounted(system, file) {
+                Ok(()) => Ok(Ok(())),
+                Err(check::Error::Damaged { report }) => Err(damaged(uid, filesystem, report)),
+                Err(check::Error::Failed(source)) => {
+                    Ok(Err(failed("grow the filesystem", uid)(source)))
                 }
-            }
+            },
             // They grow only while they are mounted.
             FilesystemType::Ext4 | FilesystemType::Xfs | FilesystemType::Btrfs => Ok(Ok(())),
         }

@@ -104,6 +104,13 @@ impl Uuid {
     }
 }
 
+impl Uuid {
+    /// As a superblock has it.
+    pub(crate) const fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+}
+
 impl fmt::Display for Uuid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hex = format!("{:032x}", u128::from_be_bytes(self.0));

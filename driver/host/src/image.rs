@@ -3,10 +3,14 @@
 //! *Invariants:* an image appears whole or not at all; it is named by the UID of the object that
 //! made it and carries its identity in an extended attribute; only [`Pool::create_image`] makes a
 //! filesystem, in a file that has no name among the images yet; only [`Pool::remove_image`] removes
-//! one.
+//! one, and only while nobody has it attached or reads it.
 
+mod clone;
 mod grow;
+mod identity;
 mod make;
+pub(crate) mod read;
+pub(crate) mod unfinished;
 
 use std::{
     io,
@@ -14,12 +18,12 @@ use std::{
 };
 
 use cistern_crds::{Bytes, FilesystemType, MkfsOptions, Provisioning};
-use serde::{Deserialize, Serialize};
 
+pub use self::identity::{Content, Cut, Identity, Owner};
 use crate::{
     allocation,
     cause::Cause,
-    id::{Uid, Uuid},
+    id::Uid,
     loopdev,
     patience::until,
     pool::{self, Pool},
@@ -44,56 +48,24 @@ pub struct ImageRequest {
     pub mkfs_options: MkfsOptions,
     /// Whether it is allocated in full.
     pub provisioning: Provisioning,
+    /// The image that it begins as a clone of; none where it begins empty.
+    pub source: Option<SourceImage>,
 }
 
-/// Whose an image is, and what it was made as. Never changed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Identity {
-    /// Name of the PoolVolume that made it.
-    pub volume: String,
-    /// Its UID.
+/// An image in the same pool, a volume's or a snapshot's, that a volume is made from. It may be
+/// smaller than the volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceImage {
+    /// Its name.
     pub uid: Uid,
-    /// UUID of the pool's filesystem.
-    pub pool_uuid: Uuid,
-    /// Size when it was made.
-    pub size: Bytes,
-    /// What lies in it.
-    #[serde(flatten)]
-    pub content: Content,
-    /// Whether it is allocated in full.
-    pub provisioning: Provisioning,
-}
-
-/// What lies in an image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "accessType")]
-pub enum Content {
-    /// A filesystem that Cistern made.
-    Filesystem {
-        /// Which.
-        filesystem: FilesystemType,
-        /// Its UUID.
-        uuid: Uuid,
-    },
-    /// Whatever the pod writes.
-    Block,
-}
-
-impl Content {
-    /// The filesystem, if there is one.
-    pub fn filesystem(self) -> Option<FilesystemType> {
-        match self {
-            Self::Filesystem { filesystem, .. } => Some(filesystem),
-            Self::Block => None,
-        }
-    }
+    /// With how many extents it is not cloned: its writers would wait for too long.
+    pub maximum_extents: u64,
 }
 
 /// An image on the disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// Its name: the UID of the PoolVolume that made it.
+    /// Its name: the UID of the object that made it.
     pub uid: Uid,
     /// Whose it is; none when it says nothing that can be read.
     pub identity: Option<Identity>,
@@ -116,6 +88,26 @@ pub enum Error {
         uid: Uid,
         /// The pool.
         pool: String,
+    },
+    /// The image that another is to be made from is not there.
+    #[error("image {uid}, the source, is not in pool {pool}")]
+    SourceMissing {
+        /// Name of the source.
+        uid: Uid,
+        /// The pool.
+        pool: String,
+    },
+    /// Cloning the image would hold up its writers for too long.
+    #[error(
+        "image {uid} has {extents} extents, more than the {limit} that are cloned: copy its data to a new volume, where it takes fewer, or raise the pool's limit"
+    )]
+    TooManyExtents {
+        /// Name of the source.
+        uid: Uid,
+        /// How many it has.
+        extents: u64,
+        /// How many it may have.
+        limit: u64,
     },
     /// The image of this name is another volume's, or was made as something else.
     #[error("image {uid} is not what was asked for: {why}; it is left as it is")]
@@ -145,13 +137,13 @@ pub enum Error {
         /// What the tool or the kernel says.
         report: String,
     },
-    /// The image is attached, here or in another mount namespace.
-    #[error("image {uid} is still attached as {device}")]
+    /// The image is attached, here or in another mount namespace, or somebody reads it.
+    #[error("image {uid} is still {how}")]
     InUse {
         /// Its name.
         uid: Uid,
-        /// The loop device.
-        device: String,
+        /// What it is used for.
+        how: String,
     },
     /// The pool's filesystem is full.
     #[error("pool {pool} has no space left for image {uid}")]
@@ -201,8 +193,7 @@ impl Pool {
         self.check()?;
         let uid = &request.uid;
         if self.image(uid)?.is_none() {
-            self.make(request)
-                .map_err(|source| self.no_space_or("make the file", uid, source))?;
+            self.make(request)?;
         }
         let image = self.image(uid)?.ok_or_else(|| self.missing(uid))?;
         make::disagreement(&image, request, self.filesystem_uuid()).map_or(Ok(()), |why| {
@@ -217,8 +208,8 @@ impl Pool {
         Ok(image)
     }
 
-    /// Removes an image, and frees its space before it returns. None there is no error; one that is
-    /// attached is.
+    /// Removes an image, and frees its space before it returns: that which it shares with no other.
+    /// None there is no error; one that is attached or read is.
     pub fn remove_image(&self, uid: &Uid) -> Result<(), Error> {
         self.check()?;
         let system = &*self.system;
@@ -239,19 +230,26 @@ impl Pool {
             self.let_go_of_idle(file.as_fd(), uid)
                 .map_err(failed("let go of the device", uid))?;
             self.refuse_in_use(file.as_fd(), uid)?;
+            let is_free = self.lock_file(file.as_fd());
+            if !is_free.map_err(failed("lock the file", uid))? {
+                return Err(Error::InUse {
+                    uid: uid.clone(),
+                    how: "read or checked".to_owned(),
+                });
+            }
         }
         remove(file).map_err(failed("remove the file", uid))
     }
 
     /// Allocates again what was freed in a thick volume: a trim within, or the filesystem's own
-    /// initialisation, punches holes. Does nothing for a thin one.
+    /// initialisation, punches holes. Does nothing for a thin one, and nothing for a snapshot.
     pub fn refill(&self, uid: &Uid) -> Result<(), Error> {
         let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
         let image =
             describe(&*self.system, file.as_fd(), uid).map_err(failed("read the identity", uid))?;
-        let is_thick = image
-            .identity
-            .is_some_and(|identity| identity.provisioning == Provisioning::Thick);
+        let is_thick = image.identity.is_some_and(|identity| {
+            identity.provisioning == Provisioning::Thick && identity.owner.volume().is_some()
+        });
         if !is_thick {
             return Ok(());
         }
@@ -268,8 +266,12 @@ impl Pool {
 
     /// Opens an image; none when it is not there.
     pub(crate) fn open_image(&self, uid: &Uid) -> Result<Option<OwnedFd>, Error> {
+        self.open_image_for(OFlags::RDWR, uid)
+    }
+
+    fn open_image_for(&self, access: OFlags, uid: &Uid) -> Result<Option<OwnedFd>, Error> {
         let (system, images) = (&*self.system, self.images.as_fd());
-        match system.open_beneath(images, uid.as_str().as_ref(), OFlags::RDWR) {
+        match system.open_beneath(images, uid.as_str().as_ref(), access) {
             Ok(file) => Ok(Some(file)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(failed("open the file", uid)(error)),
@@ -291,7 +293,7 @@ impl Pool {
             None => Ok(()),
             Some(device) => Err(Error::InUse {
                 uid: uid.clone(),
-                device: device.to_string(),
+                how: format!("attached as {device}"),
             }),
         }
     }
@@ -303,7 +305,7 @@ impl Pool {
         }
     }
 
-    fn no_space_or(&self, operation: &'static str, uid: &Uid, source: Cause) -> Error {
+    pub(crate) fn no_space_or(&self, operation: &'static str, uid: &Uid, source: Cause) -> Error {
         if source.is_no_space() {
             let (uid, pool) = (uid.clone(), self.to_string());
             return Error::NoSpace { uid, pool, source };
@@ -377,33 +379,4 @@ fn sweep(system: &dyn System, temporary: BorrowedFd<'_>) -> io::Result<usize> {
     }
     system.sync(temporary)?;
     Ok(removed)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_identity_is_read_back_and_says_what_it_is() {
-        let identity = Identity {
-            volume: "pvc-1".to_owned(),
-            uid: "u-1".parse().unwrap(),
-            pool_uuid: Uuid::from_bytes([7; 16]),
-            size: Bytes::gib(1),
-            content: Content::Filesystem {
-                filesystem: FilesystemType::Xfs,
-                uuid: Uuid::from_bytes([8; 16]),
-            },
-            provisioning: Provisioning::Thick,
-        };
-        let text = serde_json::to_string(&identity).unwrap();
-        assert!(text.contains("\"accessType\":\"Filesystem\""), "{text}");
-        assert_eq!(serde_json::from_str::<Identity>(&text).unwrap(), identity);
-        let block = Identity {
-            content: Content::Block,
-            ..identity
-        };
-        let text = serde_json::to_string(&block).unwrap();
-        assert_eq!(serde_json::from_str::<Identity>(&text).unwrap(), block);
-    }
 }

@@ -11,6 +11,7 @@
 
 use std::{
     io,
+    ops::Range,
     os::fd::{AsRawFd as _, BorrowedFd},
 };
 
@@ -31,6 +32,9 @@ const BLKROSET: Opcode = ioctl::opcode::none(0x12, 93);
 const BLKGETSIZE64: Opcode = ioctl::opcode::read::<u64>(0x12, 114);
 // linux/fiemap.h: _IOWR('f', 11, struct fiemap)
 const FS_IOC_FIEMAP: Opcode = ioctl::opcode::read_write::<FiemapHead>(b'f', 11);
+// linux/fs.h: _IOWR('X', 119, int) and _IOWR('X', 120, int)
+const FIFREEZE: Opcode = ioctl::opcode::read_write::<i32>(b'X', 119);
+const FITHAW: Opcode = ioctl::opcode::read_write::<i32>(b'X', 120);
 // xfs/xfs_fs.h: _IOR('X', 126, struct xfs_fsop_geom) and _IOW('X', 110, struct xfs_growfs_data)
 const XFS_IOC_FSGEOMETRY: Opcode = ioctl::opcode::read::<XfsGeometry>(b'X', 126);
 const XFS_IOC_FSGROWFSDATA: Opcode = ioctl::opcode::write::<XfsGrow>(b'X', 110);
@@ -122,11 +126,24 @@ struct FiemapHead {
 #[derive(Clone, Copy)]
 pub(crate) struct Extent {
     pub(crate) logical: u64,
-    physical: u64,
+    pub(crate) physical: u64,
     pub(crate) length: u64,
     reserved: [u64; 2],
     pub(crate) flags: u32,
     reserved_too: [u32; 3],
+}
+
+impl Extent {
+    pub(crate) const fn new(logical: Range<u64>, physical: u64, flags: u32) -> Self {
+        Self {
+            logical: logical.start,
+            physical,
+            length: logical.end - logical.start,
+            reserved: [0; 2],
+            flags,
+            reserved_too: [0; 3],
+        }
+    }
 }
 
 /// How many extents one call tells of.
@@ -263,26 +280,50 @@ pub(crate) fn block_device_size(device: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(unsafe { ioctl::ioctl(device, Getter::<BLKGETSIZE64, u64>::new()) }?)
 }
 
-/// `FIEMAP_EXTENT_LAST`: no extent follows.
-pub(crate) const EXTENT_LAST: u32 = 1;
+// linux/fiemap.h
+/// What is only in memory yet gets its place first.
+const FIEMAP_FLAG_SYNC: u32 = 1;
+/// The filesystem does not say where an extent lies.
+pub(crate) const EXTENT_UNKNOWN: u32 = 0x2;
+/// An extent has no place yet.
+pub(crate) const EXTENT_DELALLOC: u32 = 0x4;
+/// What lies there is not the file's bytes as they are, but compressed, say.
+pub(crate) const EXTENT_ENCODED: u32 = 0x8;
+/// What lies there is encrypted.
+pub(crate) const EXTENT_DATA_ENCRYPTED: u32 = 0x80;
+/// An extent does not begin or end with a block.
+pub(crate) const EXTENT_NOT_ALIGNED: u32 = 0x100;
+/// An extent lies among the filesystem's own data.
+pub(crate) const EXTENT_DATA_INLINE: u32 = 0x200;
+/// An extent lies in a block with other files' data.
+pub(crate) const EXTENT_DATA_TAIL: u32 = 0x400;
+/// An extent was never written.
+pub(crate) const EXTENT_UNWRITTEN: u32 = 0x800;
 
-/// The next extents of a file from an offset on, unwritten ones too; none when there are no more.
-pub(crate) fn extents(file: BorrowedFd<'_>, start: u64) -> io::Result<Vec<Extent>> {
-    // FIEMAP_FLAG_SYNC: what is only in memory yet gets its place first.
-    const SYNC: u32 = 1;
-    let none = Extent {
-        logical: 0,
-        physical: 0,
-        length: 0,
-        reserved: [0; 2],
-        flags: 0,
-        reserved_too: [0; 3],
+/// How many extents a file has, unwritten ones too.
+pub(crate) fn extent_count(file: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut head = FiemapHead {
+        start: 0,
+        length: u64::MAX,
+        flags: FIEMAP_FLAG_SYNC,
+        mapped: 0,
+        // Room for none: they are only counted.
+        room: 0,
+        reserved: 0,
     };
+    // SAFETY: with room for none, FS_IOC_FIEMAP fills the head of a struct fiemap.
+    unsafe { ioctl::ioctl(file, Updater::<FS_IOC_FIEMAP, FiemapHead>::new(&mut head)) }?;
+    Ok(head.mapped.into())
+}
+
+/// The first extents of a part of a file, unwritten ones too, and whether they are all.
+pub(crate) fn extents(file: BorrowedFd<'_>, part: &Range<u64>) -> io::Result<(Vec<Extent>, bool)> {
+    let none = Extent::new(0..0, 0, 0);
     let mut map = Box::new(Fiemap {
         head: FiemapHead {
-            start,
-            length: u64::MAX - start,
-            flags: SYNC,
+            start: part.start,
+            length: part.end - part.start,
+            flags: FIEMAP_FLAG_SYNC,
             mapped: 0,
             room: EXTENTS,
             reserved: 0,
@@ -292,7 +333,20 @@ pub(crate) fn extents(file: BorrowedFd<'_>, start: u64) -> io::Result<Vec<Extent
     // SAFETY: FS_IOC_FIEMAP fills a struct fiemap and as many extents as its head has room for.
     unsafe { ioctl::ioctl(file, Updater::<FS_IOC_FIEMAP, Fiemap>::new(&mut map)) }?;
     let mapped = usize::try_from(map.head.mapped).map_err(io::Error::other)?;
-    Ok(map.extents.into_iter().take(mapped).collect())
+    let extents = map.extents.into_iter().take(mapped).collect();
+    Ok((extents, map.head.mapped < EXTENTS))
+}
+
+/// Freezes the filesystem that holds an open file; `EBUSY` when it is frozen already.
+pub(crate) fn freeze(inside: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: FIFREEZE does not look at its argument.
+    Ok(unsafe { ioctl::ioctl(inside, NoArg::<FIFREEZE>::new()) }?)
+}
+
+/// Thaws the filesystem that holds an open file; `EINVAL` when it is not frozen.
+pub(crate) fn thaw(inside: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: FITHAW does not look at its argument.
+    Ok(unsafe { ioctl::ioctl(inside, NoArg::<FITHAW>::new()) }?)
 }
 
 /// Shape and identity of the XFS that holds an open file; `ENOTTY` on any other filesystem.
@@ -396,6 +450,8 @@ mod tests {
         assert_eq!(BLKROSET, 0x125d);
         assert_eq!(BLKGETSIZE64, 0x8008_1272);
         assert_eq!(FS_IOC_FIEMAP, 0xc020_660b);
+        assert_eq!(FIFREEZE, 0xc004_5877);
+        assert_eq!(FITHAW, 0xc004_5878);
         assert_eq!(XFS_IOC_FSGEOMETRY, 0x8100_587e);
         assert_eq!(XFS_IOC_FSGROWFSDATA, 0x4010_586e);
         assert_eq!(EXT4_IOC_RESIZE_FS, 0x4008_6610);

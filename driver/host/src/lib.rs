@@ -1,7 +1,8 @@
 //! Everything that touches one Linux host: pools, volume images, loop devices and mounts.
 //!
 //! [`Root`] is the folder of Cistern on the host and the way in: [`Root::open_pool`] makes a pool
-//! usable, [`Pool`] makes, removes, stages and publishes volumes, and [`Root`] takes them back.
+//! usable, [`Pool`] makes, removes, stages and publishes volumes, and [`Root`] takes them back and
+//! cuts snapshots of them.
 //! All of it is synchronous. Every call is idempotent and asks the kernel what is so already.
 //!
 //! *Invariants:* nothing here knows Kubernetes or gRPC (of `cistern-crds` it uses the words for
@@ -9,6 +10,7 @@
 //! is done to the machine goes through [`system::System`].
 
 pub mod attach;
+pub mod changes;
 pub mod command;
 pub mod grow;
 pub mod image;
@@ -17,6 +19,7 @@ pub mod loopdev;
 pub mod mountinfo;
 pub mod options;
 pub mod pool;
+pub mod snapshot;
 pub mod statistics;
 pub mod system;
 
@@ -28,19 +31,22 @@ mod ioctl;
 mod mkfs;
 mod patience;
 mod place;
+mod renew;
 mod root;
 mod superblock;
 
 pub use self::{
     attach::{BlockPublishRequest, BlockStageRequest, PublishRequest, StageRequest, Staged},
     cause::Cause,
+    changes::Changes,
     grow::ExpandRequest,
     id::{InvalidUid, InvalidUuid, Uid, Uuid},
-    image::{Content, Identity, Image, ImageRequest},
+    image::{Content, Cut, Identity, Image, ImageRequest, Owner, SourceImage},
     inventory::{Inventory, PoolInventory},
     options::MountOptions,
     pool::{Expectation, Pool, PoolDeclaration, PoolStatistics, Source},
     root::{KEPT_PERCENT, Root},
+    snapshot::{Member, SnapshotRequest},
     statistics::{FilesystemStatistics, VolumeStatistics},
     system::{Linux, System},
 };

@@ -112,9 +112,9 @@ impl Root {
         }
     }
 
-    /// Asks in a thread of its own, once earlier questions about the same path are answered; none
-    /// when there is no answer by the deadline.
-    fn ask_within<T: Send + 'static>(
+    /// Asks a filesystem in a thread of its own, once earlier questions about the same path, or the
+    /// same name of what is asked, are answered; none when there is no answer by the deadline.
+    pub(crate) fn ask_within<T: Send + 'static>(
         &self,
         path: &Path,
         deadline: Duration,
@@ -132,10 +132,7 @@ impl Root {
             // Nobody listens any more if the deadline has passed.
             let _ = sender.send(answer);
         };
-        if let Err(error) = thread::Builder::new()
-            .name("statfs".to_owned())
-            .spawn(thread)
-        {
+        if let Err(error) = thread::Builder::new().name("ask".to_owned()).spawn(thread) {
             self.asked.end(path);
             return Some(Err(error));
         }

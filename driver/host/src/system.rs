@@ -4,6 +4,7 @@
 //! through one method here, and each method is one effect or one look. There is no fake: the one
 //! implementation is [`Linux`], and `FailAt` makes its calls fail.
 
+mod extent;
 #[cfg(feature = "faults")]
 mod fail_at;
 mod linux;
@@ -123,6 +124,27 @@ pub struct Space {
     pub read_only: bool,
 }
 
+/// A part of a file that has space on the disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Which part of the file.
+    pub logical: Range<u64>,
+    /// Where it lies.
+    pub placement: Placement,
+}
+
+/// Where an extent lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// From this offset on of what the filesystem lies on. Whatever else lies there has the same
+    /// bytes.
+    At(u64),
+    /// Somewhere, and nothing was written to it yet: it reads as zeros.
+    Unwritten,
+    /// The filesystem does not say, or the bytes there are not simply the file's.
+    Unknown,
+}
+
 /// A loop device that is bound to a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoundLoop {
@@ -210,18 +232,27 @@ pub trait System: Send + Sync + fmt::Debug {
     fn space(&self, file: BorrowedFd<'_>) -> io::Result<Space>;
     /// Up to so many bytes of a file; fewer only at its end.
     fn read(&self, file: BorrowedFd<'_>, offset: u64, length: usize) -> io::Result<Vec<u8>>;
-    /// Writes bytes to the start of a file.
-    fn write(&self, file: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<()>;
+    /// Writes bytes to a file from an offset on.
+    fn write(&self, file: BorrowedFd<'_>, offset: u64, bytes: &[u8]) -> io::Result<()>;
     /// Sets a file's size.
     fn truncate(&self, file: BorrowedFd<'_>, size: u64) -> io::Result<()>;
-    /// The parts of a file up to a size that have no space on the disk yet.
-    fn holes(&self, file: BorrowedFd<'_>, size: u64) -> io::Result<Vec<Range<u64>>>;
+    /// The first extents of a part of a file, in order, up to some hundreds, and up to where in the
+    /// part they are all. What is in memory only is written before. They may reach beyond the part.
+    fn extents(&self, file: BorrowedFd<'_>, part: &Range<u64>) -> io::Result<(Vec<Extent>, u64)>;
     /// Gives a part of a file space on the disk. The file grows if it was smaller.
     fn allocate(&self, file: BorrowedFd<'_>, part: &Range<u64>) -> io::Result<()>;
+    /// How many extents a file has: those that are shared end where their sharing does.
+    fn extent_count(&self, file: BorrowedFd<'_>) -> io::Result<u64>;
+    /// Has an empty file share all that another holds, at one moment between two writes to that.
+    /// Holds up its writers for a time that grows with its extents.
+    fn reflink(&self, from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()>;
     /// Makes a file, or the names in a directory, last.
     fn sync(&self, file: BorrowedFd<'_>) -> io::Result<()>;
     /// Locks an open file until it is closed; false when somebody else has.
     fn try_lock(&self, file: BorrowedFd<'_>) -> io::Result<bool>;
+    /// Locks an open file, as others may as well, until it is closed; false when somebody has it
+    /// alone.
+    fn try_lock_shared(&self, file: BorrowedFd<'_>) -> io::Result<bool>;
     /// The value of an extended attribute, if it is there.
     fn attribute(&self, file: BorrowedFd<'_>, name: &str) -> io::Result<Option<Vec<u8>>>;
     /// Sets an extended attribute that is not there yet.
@@ -286,6 +317,13 @@ pub trait System: Send + Sync + fmt::Debug {
     fn attach_mount(&self, mount: BorrowedFd<'_>, onto: BorrowedFd<'_>) -> io::Result<()>;
     /// Takes the topmost mount off a name.
     fn unmount(&self, directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<()>;
+    /// Writes out all that the filesystem of a file has only in memory.
+    fn sync_filesystem(&self, inside: BorrowedFd<'_>) -> io::Result<()>;
+    /// Writes out the filesystem of a file and has everybody who writes to it wait until it is
+    /// thawed. `ResourceBusy` when it is frozen already.
+    fn freeze(&self, inside: BorrowedFd<'_>) -> io::Result<()>;
+    /// Lets the filesystem of a file be written to again; false when it was not frozen.
+    fn thaw(&self, inside: BorrowedFd<'_>) -> io::Result<bool>;
     /// Shape of the XFS that holds a file; none when it is another filesystem.
     fn xfs_geometry(&self, inside: BorrowedFd<'_>) -> io::Result<Option<XfsGeometry>>;
     /// Grows the XFS that holds a file.

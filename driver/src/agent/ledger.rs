@@ -1,14 +1,20 @@
-//! The ledger of one pool on this node: what is promised, and whether one more volume fits.
+//! The ledger of one pool on this node: what is promised, and whether one more volume or snapshot
+//! fits.
 //!
 //! Pure arithmetic over what the custom resources say; derived anew each time, so it cannot drift.
 //!
 //! A growth that is asked for counts from its admission on, and one that is refused counts nothing.
 //!
-//! *Invariant:* promises to all volumes together stay within `usable × overcommit`, those to thick
-//! volumes within `usable`, and no single volume is larger than `usable` (R12). Whatever lies on
-//! the disk and belongs to no custom resource counts as if it were thick.
+//! A snapshot counts what its image had allocated when it was cut: its source may overwrite all of
+//! that, and then both need their own.
+//!
+//! *Invariant:* all promises together stay within `usable × overcommit`, those to thick volumes and
+//! their snapshots within `usable`, and no single volume is larger than `usable` (R12). Whatever
+//! lies on the disk and belongs to no custom resource counts as if it were thick.
 
-use cistern_crds::{Bytes, Provisioning, Reason};
+use std::collections::HashMap;
+
+use cistern_crds::{Bytes, PoolSnapshot, PoolVolume, Provisioning, Reason};
 
 /// What a pool can promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +25,10 @@ pub struct Terms {
     pub overcommit_percent: u32,
     /// Volumes.
     pub volume_limit: u32,
+    /// Snapshots.
+    pub snapshot_limit: u32,
+    /// Snapshots of one volume.
+    pub snapshots_per_volume: u32,
 }
 
 impl Terms {
@@ -29,20 +39,57 @@ impl Terms {
             usable: empty.saturating_sub(kept_back).round_down_to_mib(),
             overcommit_percent: pool.overcommit_percent,
             volume_limit: pool.limits.volumes,
+            snapshot_limit: pool.limits.snapshots,
+            snapshots_per_volume: pool.limits.snapshots_per_volume,
         }
     }
 }
 
-/// A promise to one volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A promise of bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Promise {
-    /// Size of the volume.
+    /// To whom.
+    pub holder: Holder,
+    /// How many: the size of a volume, what a snapshot keeps.
     pub size: Bytes,
-    /// Whether the bytes are allocated at once.
+    /// Whether the bytes of the volume are allocated at once.
     pub provisioning: Provisioning,
 }
 
-/// Why a volume is not taken.
+/// To whom bytes are promised.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// A volume.
+    Volume,
+    /// A snapshot.
+    Snapshot {
+        /// Name of the image that it is cut from.
+        source: String,
+    },
+}
+
+impl Promise {
+    /// A promise to a volume.
+    pub fn to_volume(volume: &PoolVolume, size: Bytes) -> Self {
+        Self {
+            holder: Holder::Volume,
+            size,
+            provisioning: volume.spec.provisioning,
+        }
+    }
+
+    /// A promise to a snapshot.
+    pub fn to_snapshot(snapshot: &PoolSnapshot, size: Bytes) -> Self {
+        let source = snapshot.spec.source_image.clone();
+        Self {
+            holder: Holder::Snapshot { source },
+            size,
+            provisioning: snapshot.spec.provisioning,
+        }
+    }
+}
+
+/// Why a volume or a snapshot is not taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// Not even an empty pool could hold it.
@@ -58,7 +105,7 @@ pub enum Refusal {
     NoSpace {
         /// Asked for.
         size: Bytes,
-        /// What is left for volumes of this kind.
+        /// What is left for volumes and snapshots of this kind.
         room: Bytes,
     },
     /// A volume cannot become as large as is asked for.
@@ -77,6 +124,18 @@ pub enum Refusal {
         /// The limit.
         limit: u32,
     },
+    /// As many snapshots as the pool's limit allows.
+    #[error("the pool holds {limit} snapshots on this node, its limit")]
+    SnapshotLimitReached {
+        /// The limit.
+        limit: u32,
+    },
+    /// As many snapshots of the volume as the pool's limit allows.
+    #[error("the volume has {limit} snapshots, as many as its pool allows")]
+    SnapshotsOfVolumeReached {
+        /// The limit.
+        limit: u32,
+    },
 }
 
 impl Refusal {
@@ -87,17 +146,24 @@ impl Refusal {
             Self::Growth { size, usable, .. } if size > usable => Reason::TooLarge,
             Self::NoSpace { .. } | Self::Growth { .. } => Reason::NoSpace,
             Self::VolumeLimitReached { .. } => Reason::VolumeLimitReached,
+            Self::SnapshotLimitReached { .. } | Self::SnapshotsOfVolumeReached { .. } => {
+                Reason::SnapshotLimitReached
+            }
         }
     }
 }
 
 /// What one pool on this node has promised.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ledger {
     terms: Terms,
     promised: Bytes,
     promised_thick: Bytes,
+    promised_to_snapshots: Bytes,
     volumes: u32,
+    snapshots: u32,
+    /// Snapshots, by the image that they are cut from.
+    snapshots_of: HashMap<String, u32>,
 }
 
 impl Ledger {
@@ -111,27 +177,38 @@ impl Ledger {
             terms,
             promised: unclaimed,
             promised_thick: unclaimed,
+            promised_to_snapshots: Bytes::ZERO,
             volumes: 0,
+            snapshots: 0,
+            snapshots_of: HashMap::new(),
         };
         promises.into_iter().fold(empty, Self::with)
     }
 
     /// With one more promise, however large.
     #[must_use]
-    pub fn with(self, promise: Promise) -> Self {
-        let thick = match promise.provisioning {
-            Provisioning::Thin => Bytes::ZERO,
-            Provisioning::Thick => promise.size,
-        };
-        Self {
-            terms: self.terms,
-            promised: self.promised.saturating_add(promise.size),
-            promised_thick: self.promised_thick.saturating_add(thick),
-            volumes: self.volumes.saturating_add(1),
+    pub fn with(mut self, promise: Promise) -> Self {
+        let size = promise.size;
+        self.promised = self.promised.saturating_add(size);
+        match promise.provisioning {
+            Provisioning::Thin => {}
+            Provisioning::Thick => {
+                self.promised_thick = self.promised_thick.saturating_add(size);
+            }
         }
+        match promise.holder {
+            Holder::Volume => self.volumes = self.volumes.saturating_add(1),
+            Holder::Snapshot { source } => {
+                self.promised_to_snapshots = self.promised_to_snapshots.saturating_add(size);
+                self.snapshots = self.snapshots.saturating_add(1);
+                let of_volume = self.snapshots_of.entry(source).or_default();
+                *of_volume = of_volume.saturating_add(1);
+            }
+        }
+        self
     }
 
-    /// Space for volumes.
+    /// Space for volumes and snapshots.
     pub fn usable(&self) -> Bytes {
         self.terms.usable
     }
@@ -141,9 +218,19 @@ impl Ledger {
         self.promised
     }
 
+    /// Bytes promised to snapshots: part of [`Self::promised`].
+    pub fn promised_to_snapshots(&self) -> Bytes {
+        self.promised_to_snapshots
+    }
+
     /// Volumes with a promise.
     pub fn volumes(&self) -> u32 {
         self.volumes
+    }
+
+    /// Snapshots with a promise.
+    pub fn snapshots(&self) -> u32 {
+        self.snapshots
     }
 
     /// Room for more volumes of a kind, all together.
@@ -154,7 +241,7 @@ impl Ledger {
         self.free(provisioning)
     }
 
-    /// Bytes that can still be promised, to whichever volume.
+    /// Bytes that can still be promised, to whomever.
     fn free(&self, provisioning: Provisioning) -> Bytes {
         let ceiling = self.terms.usable.percent(self.terms.overcommit_percent);
         let thin = ceiling.saturating_sub(self.promised);
@@ -164,32 +251,48 @@ impl Ledger {
         }
     }
 
-    /// Whether one more volume fits.
-    pub fn check(&self, promise: Promise) -> Result<(), Refusal> {
-        let Promise { size, provisioning } = promise;
-        let Terms {
-            usable,
-            volume_limit: limit,
-            ..
-        } = self.terms;
-        if size > usable {
-            return Err(Refusal::TooLarge { size, usable });
+    /// Whether one more volume or snapshot fits.
+    pub fn check(&self, promise: &Promise) -> Result<(), Refusal> {
+        let (size, terms) = (promise.size, &self.terms);
+        match &promise.holder {
+            Holder::Volume => {
+                let (usable, limit) = (terms.usable, terms.volume_limit);
+                if size > usable {
+                    return Err(Refusal::TooLarge { size, usable });
+                }
+                if self.volumes >= limit {
+                    return Err(Refusal::VolumeLimitReached { limit });
+                }
+            }
+            Holder::Snapshot { source } => {
+                let limit = terms.snapshot_limit;
+                if self.snapshots >= limit {
+                    return Err(Refusal::SnapshotLimitReached { limit });
+                }
+                let limit = terms.snapshots_per_volume;
+                if self.snapshots_of.get(source).copied().unwrap_or(0) >= limit {
+                    return Err(Refusal::SnapshotsOfVolumeReached { limit });
+                }
+            }
         }
-        if self.volumes >= limit {
-            return Err(Refusal::VolumeLimitReached { limit });
-        }
-        let room = self.room(provisioning);
+        let room = self.free(promise.provisioning);
         if size > room {
             return Err(Refusal::NoSpace { size, room });
         }
         Ok(())
     }
 
-    /// Whether a volume of this ledger, to which `held` is promised, can have more.
-    pub fn check_growth(&self, held: Bytes, wanted: Promise) -> Result<(), Refusal> {
+    /// Whether one of this ledger, to which `held` is promised, can have more.
+    pub fn check_growth(&self, held: Bytes, wanted: &Promise) -> Result<(), Refusal> {
         let (size, usable) = (wanted.size, self.terms.usable);
         let reach = held.saturating_add(self.free(wanted.provisioning));
-        let largest = usable.min(reach).round_down_to_mib().max(held);
+        let largest = match wanted.holder {
+            Holder::Volume => usable.min(reach).round_down_to_mib().max(held),
+            Holder::Snapshot { .. } if size > reach => {
+                return Err(Refusal::NoSpace { size, room: reach });
+            }
+            Holder::Snapshot { .. } => return Ok(()),
+        };
         if size > largest {
             return Err(Refusal::Growth {
                 size,
@@ -211,10 +314,13 @@ mod tests {
         usable: Bytes::gib(10),
         overcommit_percent: 200,
         volume_limit: 100,
+        snapshot_limit: 3,
+        snapshots_per_volume: 2,
     };
 
     fn thin(size: Bytes) -> Promise {
         Promise {
+            holder: Holder::Volume,
             size,
             provisioning: Provisioning::Thin,
         }
@@ -222,8 +328,8 @@ mod tests {
 
     fn thick(size: Bytes) -> Promise {
         Promise {
-            size,
             provisioning: Provisioning::Thick,
+            ..thin(size)
         }
     }
 
@@ -240,7 +346,11 @@ mod tests {
         assert_eq!(ledger.room(Provisioning::Thin), Bytes::gib(14));
         assert_eq!(ledger.room(Provisioning::Thick), Bytes::gib(4));
         // Thin promises take from what thick ones may have only through the ceiling of all.
-        let ledger = Ledger::new(TERMS, [thin(Bytes::gib(10)); 2], Bytes::ZERO);
+        let ledger = Ledger::new(
+            TERMS,
+            [thin(Bytes::gib(10)), thin(Bytes::gib(10))],
+            Bytes::ZERO,
+        );
         assert_eq!(ledger.room(Provisioning::Thick), Bytes::ZERO);
     }
 
@@ -248,10 +358,10 @@ mod tests {
     fn one_volume_is_never_larger_than_the_pool_whatever_the_overcommitment() {
         let ledger = Ledger::new(TERMS, [], Bytes::ZERO);
         let size = Bytes::gib(10).saturating_add(Bytes::mib(1));
-        let refusal = ledger.check(thin(size)).unwrap_err();
+        let refusal = ledger.check(&thin(size)).unwrap_err();
         assert_eq!(refusal.reason(), Reason::TooLarge);
         assert!(refusal.to_string().contains("10Gi"), "{refusal}");
-        assert_eq!(ledger.check(thin(Bytes::gib(10))), Ok(()));
+        assert_eq!(ledger.check(&thin(Bytes::gib(10))), Ok(()));
     }
 
     #[test]
@@ -262,7 +372,7 @@ mod tests {
         };
         let ledger = Ledger::new(terms, [thin(Bytes::mib(1))], Bytes::ZERO);
         assert_eq!(ledger.room(Provisioning::Thin), Bytes::ZERO);
-        let refusal = ledger.check(thin(Bytes::mib(1))).unwrap_err();
+        let refusal = ledger.check(&thin(Bytes::mib(1))).unwrap_err();
         assert_eq!(refusal.reason(), Reason::VolumeLimitReached);
     }
 
@@ -274,18 +384,71 @@ mod tests {
         assert_eq!(ledger.volumes(), 0);
     }
 
+    fn snapshot_of(source: &str, promise: &Promise) -> Promise {
+        let source = source.to_owned();
+        Promise {
+            holder: Holder::Snapshot { source },
+            ..promise.clone()
+        }
+    }
+
+    #[test]
+    fn what_a_snapshot_keeps_is_taken_from_the_room_of_its_volumes_kind() {
+        let held = [
+            thick(Bytes::gib(4)),
+            snapshot_of("a", &thick(Bytes::gib(2))),
+            snapshot_of("a", &thin(Bytes::gib(3))),
+        ];
+        let ledger = Ledger::new(TERMS, held, Bytes::ZERO);
+        assert_eq!(ledger.room(Provisioning::Thick), Bytes::gib(4));
+        assert_eq!(ledger.room(Provisioning::Thin), Bytes::gib(11));
+        assert_eq!(ledger.promised_to_snapshots(), Bytes::gib(5));
+        assert_eq!((ledger.volumes(), ledger.snapshots()), (1, 2));
+
+        let more = snapshot_of("b", &thick(Bytes::gib(5)));
+        assert_eq!(ledger.check(&more).unwrap_err().reason(), Reason::NoSpace);
+        let held = Bytes::gib(2);
+        let reach = snapshot_of("a", &thick(Bytes::gib(6)));
+        assert_eq!(ledger.check_growth(held, &reach), Ok(()));
+        let refusal = ledger.check_growth(held, &snapshot_of("a", &thick(Bytes::gib(7))));
+        assert_eq!(refusal.unwrap_err().reason(), Reason::NoSpace);
+    }
+
+    #[test]
+    fn snapshots_have_a_limit_for_each_volume_and_for_all_and_volumes_have_theirs() {
+        let snapshot = |source| snapshot_of(source, &thin(Bytes::mib(1)));
+        let of_one = Ledger::new(TERMS, [snapshot("a"), snapshot("a")], Bytes::ZERO);
+        let refusal = of_one.check(&snapshot("a")).unwrap_err();
+        assert_eq!(refusal.reason(), Reason::SnapshotLimitReached);
+        assert!(
+            refusal.to_string().contains("the volume has 2"),
+            "{refusal}"
+        );
+        assert_eq!(of_one.check(&snapshot("b")), Ok(()));
+        let all = of_one.with(snapshot("b"));
+        let refusal = all.check(&snapshot("c")).unwrap_err();
+        assert_eq!(refusal.reason(), Reason::SnapshotLimitReached);
+        assert!(
+            refusal.to_string().contains("the pool holds 3"),
+            "{refusal}"
+        );
+        assert_eq!(all.check(&thin(Bytes::mib(1))), Ok(()));
+    }
+
     #[test]
     fn cev_07_a_volume_grows_as_far_as_there_is_room_and_a_refusal_says_how_far() {
         let held = Bytes::gib(4);
         let ledger = Ledger::new(TERMS, [thick(held), thick(Bytes::gib(3))], Bytes::ZERO);
-        assert_eq!(ledger.check_growth(held, thick(Bytes::gib(7))), Ok(()));
+        assert_eq!(ledger.check_growth(held, &thick(Bytes::gib(7))), Ok(()));
         let more = Bytes::gib(7).saturating_add(Bytes(1));
-        let refusal = ledger.check_growth(held, thick(more)).unwrap_err();
+        let refusal = ledger.check_growth(held, &thick(more)).unwrap_err();
         assert_eq!(refusal.reason(), Reason::NoSpace);
         assert!(refusal.to_string().contains("grow to 7Gi"), "{refusal}");
         // Overcommitted, the pool has more to promise, but one volume has its bounds.
-        assert_eq!(ledger.check_growth(held, thin(Bytes::gib(10))), Ok(()));
-        let refusal = ledger.check_growth(held, thin(Bytes::gib(11))).unwrap_err();
+        assert_eq!(ledger.check_growth(held, &thin(Bytes::gib(10))), Ok(()));
+        let refusal = ledger
+            .check_growth(held, &thin(Bytes::gib(11)))
+            .unwrap_err();
         assert_eq!(refusal.reason(), Reason::TooLarge);
         assert!(refusal.to_string().contains("grow to 10Gi"), "{refusal}");
     }
@@ -298,27 +461,39 @@ mod tests {
         };
         let ledger = Ledger::new(terms, [thin(Bytes::gib(1))], Bytes::ZERO);
         let grown = thin(Bytes::gib(2));
-        assert_eq!(ledger.check_growth(Bytes::gib(1), grown), Ok(()));
+        assert_eq!(ledger.check_growth(Bytes::gib(1), &grown), Ok(()));
         // The pool was promised away more than it has now: its overcommitment was lowered.
-        let ledger = Ledger::new(TERMS, [thin(Bytes::gib(12)); 2], Bytes::ZERO);
-        let refusal = ledger.check_growth(Bytes::gib(12), thin(Bytes::gib(13)));
+        let ledger = Ledger::new(
+            TERMS,
+            [thin(Bytes::gib(12)), thin(Bytes::gib(12))],
+            Bytes::ZERO,
+        );
+        let refusal = ledger.check_growth(Bytes::gib(12), &thin(Bytes::gib(13)));
         let refusal = refusal.unwrap_err();
         assert!(refusal.to_string().contains("grow to 12Gi"), "{refusal}");
     }
 
     fn any_promise() -> impl Strategy<Value = Promise> {
         let kind = prop_oneof![Just(Provisioning::Thin), Just(Provisioning::Thick)];
-        (0..20_u64 << 30, kind).prop_map(|(size, provisioning)| Promise {
+        let holder = prop_oneof![
+            Just(Holder::Volume),
+            "[ab]".prop_map(|source| Holder::Snapshot { source })
+        ];
+        (0..20_u64 << 30, kind, holder).prop_map(|(size, provisioning, holder)| Promise {
+            holder,
             size: Bytes(size),
             provisioning,
         })
     }
 
     fn any_terms() -> impl Strategy<Value = Terms> {
-        (0..64_u64 << 30, 100..1000_u32, 0..20_u32).prop_map(|(usable, percent, limit)| Terms {
+        let limits = (0..20_u32, 0..20_u32, 0..10_u32);
+        (0..64_u64 << 30, 100..1000_u32, limits).prop_map(|(usable, percent, limits)| Terms {
             usable: Bytes(usable),
             overcommit_percent: percent,
-            volume_limit: limit,
+            volume_limit: limits.0,
+            snapshot_limit: limits.1,
+            snapshots_per_volume: limits.2,
         })
     }
 
@@ -336,11 +511,11 @@ mod tests {
                     held.swap_remove(index.index(held.len()));
                     continue;
                 }
-                let ledger = Ledger::new(terms, held.iter().copied(), unclaimed);
-                if ledger.check(promise).is_err() {
+                let ledger = Ledger::new(terms, held.iter().cloned(), unclaimed);
+                if ledger.check(&promise).is_err() {
                     continue;
                 }
-                held.push(promise);
+                held.push(promise.clone());
                 let all: Bytes = held.iter().map(|p| p.size).sum();
                 let thick: Bytes = held
                     .iter()
@@ -352,8 +527,18 @@ mod tests {
                 if promise.provisioning == Provisioning::Thick {
                     prop_assert!(thick.saturating_add(unclaimed) <= terms.usable);
                 }
-                prop_assert!(promise.size <= terms.usable);
-                prop_assert!(held.len() <= terms.volume_limit as usize);
+                let count = |holder: &Holder| held.iter().filter(|p| p.holder == *holder).count();
+                match &promise.holder {
+                    Holder::Volume => {
+                        prop_assert!(promise.size <= terms.usable);
+                        prop_assert!(count(&Holder::Volume) <= terms.volume_limit as usize);
+                    }
+                    of_volume @ Holder::Snapshot { .. } => {
+                        let snapshots = held.len() - count(&Holder::Volume);
+                        prop_assert!(snapshots <= terms.snapshot_limit as usize);
+                        prop_assert!(count(of_volume) <= terms.snapshots_per_volume as usize);
+                    }
+                }
             }
         }
 
@@ -365,10 +550,10 @@ mod tests {
             unclaimed in 0..4_u64 << 30,
         ) {
             let unclaimed = Bytes(unclaimed);
-            let ledger = |held: &[Promise]| Ledger::new(terms, held.iter().copied(), unclaimed);
+            let ledger = |held: &[Promise]| Ledger::new(terms, held.iter().cloned(), unclaimed);
             let mut held: Vec<Promise> = Vec::new();
             for promise in made {
-                if ledger(&held).check(promise).is_ok() {
+                if ledger(&held).check(&promise).is_ok() {
                     held.push(promise);
                 }
             }
@@ -377,16 +562,22 @@ mod tests {
             }
             for (index, size, fails_on_disk) in steps {
                 let index = index.index(held.len());
-                let before = held[index];
-                let wanted = Promise { size: Bytes(size).max(before.size), ..before };
-                match ledger(&held).check_growth(before.size, wanted) {
+                let before = held[index].clone();
+                let wanted = Promise { size: Bytes(size).max(before.size), ..before.clone() };
+                match ledger(&held).check_growth(before.size, &wanted) {
                     Ok(()) => held[index] = wanted,
                     Err(Refusal::Growth { largest, .. }) => {
                         // What it says can be had, and not one step more.
-                        let most = Promise { size: largest, ..before };
-                        prop_assert!(ledger(&held).check_growth(before.size, most).is_ok());
-                        let more = Promise { size: largest.saturating_add(Bytes::mib(1)), ..before };
-                        prop_assert!(ledger(&held).check_growth(before.size, more).is_err());
+                        let most = Promise { size: largest, ..before.clone() };
+                        prop_assert!(ledger(&held).check_growth(before.size, &most).is_ok());
+                        let more = Promise { size: largest.saturating_add(Bytes::mib(1)), ..before.clone() };
+                        prop_assert!(ledger(&held).check_growth(before.size, &more).is_err());
+                    }
+                    Err(Refusal::NoSpace { room, .. }) => {
+                        // A snapshot that turned out to keep more than was thought.
+                        let most = Promise { size: room, ..before.clone() };
+                        prop_assert!(ledger(&held).check_growth(before.size, &most).is_ok());
+                        prop_assert!(before.holder != Holder::Volume);
                     }
                     Err(other) => prop_assert!(false, "{other}"),
                 }
@@ -399,11 +590,11 @@ mod tests {
                     let thick = all(&held, |p| p.provisioning == Provisioning::Thick);
                     prop_assert!(thick.saturating_add(unclaimed) <= terms.usable);
                 }
-                prop_assert!(held[index].size <= terms.usable);
+                prop_assert!(before.holder != Holder::Volume || held[index].size <= terms.usable);
                 if fails_on_disk {
                     // The disk did not have it after all: nothing of the growth stays.
                     let free = ledger(&held).free(before.provisioning);
-                    held[index] = before;
+                    held[index] = before.clone();
                     prop_assert!(ledger(&held).free(before.provisioning) >= free);
                 }
             }
@@ -417,11 +608,11 @@ mod tests {
         ) {
             let ledger = Ledger::new(terms, held, Bytes::ZERO);
             let largest = ledger.room(provisioning).min(terms.usable);
-            let promise = |size| Promise { size, provisioning };
-            prop_assert!(ledger.check(promise(largest.saturating_add(Bytes(1)))).is_err());
+            let promise = |size| Promise { holder: Holder::Volume, size, provisioning };
+            prop_assert!(ledger.check(&promise(largest.saturating_add(Bytes(1)))).is_err());
             if largest > Bytes::ZERO {
-                prop_assert_eq!(ledger.check(promise(largest)), Ok(()));
-                let less = ledger.with(promise(largest)).room(provisioning);
+                prop_assert_eq!(ledger.check(&promise(largest)), Ok(()));
+                let less = ledger.clone().with(promise(largest)).room(provisioning);
                 prop_assert!(less <= ledger.room(provisioning).saturating_sub(largest));
             }
         }

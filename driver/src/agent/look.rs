@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use cistern_client::{Chain, Retries};
-use cistern_crds::{NodePool, NodePoolStatus, PoolVolume, Reason, StorageNode};
+use cistern_crds::{NodePool, NodePoolStatus, Reason, StorageNode};
 use futures::{StreamExt as _, future::join_all};
 use kube::{Resource as _, ResourceExt as _};
 use tokio::time::{self, Instant};
@@ -11,7 +11,7 @@ use tokio::time::{self, Instant};
 use super::{
     Agent, Version,
     blocking::on_host,
-    desired::{Changes, Guarded, readable},
+    desired::{Changes, Guarded, Holdings, name},
     pools::{self, Found, PoolLook},
 };
 
@@ -71,13 +71,15 @@ async fn look(agent: &Arc<Agent>, retries: &Retries<String>) -> Duration {
     let status = agent.report.last().unwrap_or(observed);
     let names: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
     agent.pools.retain(&names);
-    let volumes = agent.volumes_by_pool();
-    let looks = pools.iter().map(|pool| {
-        let before = status.iter().find(|status| status.uid == pool.uid);
-        let empty = Vec::new();
-        let volumes = volumes.get(&pool.name).unwrap_or(&empty).clone();
-        async move { look_at(agent, pool, before, &volumes).await }
-    });
+    let mut all = agent.desired.by_pool();
+    let looks: Vec<_> = pools
+        .iter()
+        .map(|pool| {
+            let before = status.iter().find(|status| status.uid == pool.uid);
+            let holdings = all.remove(&pool.name).unwrap_or_default();
+            async move { look_at(agent, pool, before, &holdings).await }
+        })
+        .collect();
     let mut wait = PERIOD;
     for (pool, usable) in pools.iter().zip(join_all(looks).await) {
         if usable {
@@ -114,15 +116,14 @@ async fn look_at(
     agent: &Arc<Agent>,
     spec: &NodePool,
     status: Option<&NodePoolStatus>,
-    volumes: &[Arc<Guarded<PoolVolume>>],
+    holdings: &Holdings,
 ) -> bool {
-    let expectation =
-        pools::expectation(status, volumes.iter().filter_map(|object| readable(object)));
+    let expectation = pools::expectation(status, holdings);
     let before = agent
         .pools
         .get(&spec.name)
         .filter(|look| look.spec.uid == spec.uid);
-    let goes = spec.retiring && volumes.is_empty();
+    let goes = spec.retiring && holdings.is_empty();
     let is_gone = |look: &PoolLook| matches!(look.found, Found::Gone);
     if goes && before.as_deref().is_some_and(is_gone) {
         return true;
@@ -157,8 +158,11 @@ async fn look_at(
         found,
     };
     if agent.pools.set(look) {
-        for object in volumes {
-            agent.touch(&object.name_any());
+        for object in &holdings.volumes {
+            agent.volumes.touch(&name(object));
+        }
+        for object in &holdings.snapshots {
+            agent.snapshots.touch(&name(object));
         }
     }
     fine

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! StorageNode ──▶ look  ──▶ pools ──▶ report ──▶ StorageNode.status
-//! PoolVolume  ──▶ volume ──▶ pools, ledger   ──▶ PoolVolume.status
+//! PoolVolume, PoolSnapshot(Group) ──▶ volume, snapshot ──▶ pools, ledger ──▶ their status
 //! ```
 //!
 //! *Invariant:* the agent is the only allocator of its node and writes no metadata at all; what it
@@ -12,52 +12,53 @@ pub mod blocking;
 pub mod damage;
 pub mod desired;
 pub mod filesystems;
+pub mod image;
 pub mod lanes;
 pub mod ledger;
 pub mod look;
 pub mod metrics;
+pub mod outcome;
+pub mod pass;
 pub mod pools;
 pub mod promises;
 pub mod report;
+pub mod snapshot;
 pub mod volume;
+pub mod work;
 
 use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
 use chrono::{DateTime, Utc};
-use cistern_client::{Chain, Retries, http::Readiness};
-use cistern_crds::{Bytes, ConditionType, PoolVolume, Reason, StorageNode, condition};
-use cistern_host::Root;
-use futures::{Stream, StreamExt as _, stream};
-use kube::{
-    Api, Client, ResourceExt as _,
-    runtime::{
-        applier,
-        controller::{self, Action, ReconcileRequest, trigger_self},
-        reflector::ObjectRef,
-        watcher,
-    },
+use cistern_client::{Chain, http::Readiness};
+use cistern_crds::{
+    ConditionType, PoolSnapshot, PoolSnapshotGroup, PoolVolume, Reason, StorageNode, Stored,
+    condition,
 };
-use tokio::sync::{Notify, mpsc, watch};
+use cistern_host::Root;
+use kube::{Api, Client};
+use tokio::{
+    sync::{Notify, watch},
+    time::timeout,
+};
 
 use self::{
+    blocking::on_host,
     damage::Damage,
-    desired::{Changes, Desired, Guarded, readable},
+    desired::{Desired, Holdings, Watches, readable},
     filesystems::{Filesystems, Seen},
     lanes::Lanes,
-    ledger::{Promise, Refusal},
+    ledger::{Holder, Promise, Refusal},
     pools::{PoolLook, Pools},
     promises::{Claim, Promises},
     report::Report,
+    work::{Requests, Work},
 };
 use crate::locks::VolumeLocks;
 
-/// How long to wait before a volume that failed is tried again: at first, and at most.
-const BACK_OFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_mins(2));
+/// How long to wait for frozen filesystems at start-up: a disk that hangs holds up nobody else.
+const THAW_PATIENCE: Duration = Duration::from_secs(30);
 /// Waited for until the first lists have come and every pool was looked at.
 const AGENT: &str = "agent";
-
-/// The PoolVolumes of this node, by name of their pool.
-type VolumesByPool = HashMap<String, Vec<Arc<Guarded<PoolVolume>>>>;
 
 /// What the agent works with; the Node service shares it.
 pub struct Agent {
@@ -74,7 +75,9 @@ pub struct Agent {
     /// Filesystems that are not mounted because they are damaged.
     pub damage: Damage,
     nodes: Api<StorageNode>,
-    volumes: Api<PoolVolume>,
+    volumes: Work<PoolVolume>,
+    snapshots: Work<PoolSnapshot>,
+    groups: Work<PoolSnapshotGroup>,
     promises: Promises,
     filesystems: Filesystems,
     lanes: Lanes,
@@ -83,9 +86,6 @@ pub struct Agent {
     look: Notify,
     /// Which spec the last look at the pools was for; none before the first.
     looked: watch::Sender<Option<Version>>,
-    /// Asks for a pass over a volume, by name.
-    queue: mpsc::UnboundedSender<String>,
-    retries: Retries<String>,
     now: fn() -> DateTime<Utc>,
 }
 
@@ -107,9 +107,10 @@ struct Version {
 /// An agent that is not running yet.
 pub struct Parts {
     agent: Arc<Agent>,
-    node_changes: Changes<Guarded<StorageNode>>,
-    volume_changes: Changes<Guarded<PoolVolume>>,
-    requests: mpsc::UnboundedReceiver<String>,
+    watches: Watches,
+    volume_requests: Requests,
+    snapshot_requests: Requests,
+    group_requests: Requests,
 }
 
 impl fmt::Debug for Parts {
@@ -121,8 +122,10 @@ impl fmt::Debug for Parts {
 impl Parts {
     /// An agent for one node.
     pub fn new(client: &Client, node_name: &str, root: Root, now: fn() -> DateTime<Utc>) -> Self {
-        let (desired, node_changes, volume_changes) = desired::watch(client, node_name);
-        let (queue, requests) = mpsc::unbounded_channel();
+        let (desired, watches) = desired::watch(client, node_name);
+        let (volumes, volume_requests) = Work::new(client);
+        let (snapshots, snapshot_requests) = Work::new(client);
+        let (groups, group_requests) = Work::new(client);
         let agent = Agent {
             node_name: node_name.to_owned(),
             desired,
@@ -131,22 +134,23 @@ impl Parts {
             root,
             damage: Damage::default(),
             nodes: Api::all(client.clone()),
-            volumes: Api::all(client.clone()),
+            volumes,
+            snapshots,
+            groups,
             promises: Promises::default(),
             filesystems: Filesystems::default(),
             lanes: Lanes::default(),
             report: Report::default(),
             look: Notify::new(),
             looked: watch::Sender::new(None),
-            queue,
-            retries: Retries::new(BACK_OFF.0, BACK_OFF.1),
             now,
         };
         Self {
             agent: Arc::new(agent),
-            node_changes,
-            volume_changes,
-            requests,
+            watches,
+            volume_requests,
+            snapshot_requests,
+            group_requests,
         }
     }
 
@@ -160,19 +164,38 @@ impl Parts {
         readiness.wait_for(AGENT, "the pools of the node were not looked at yet");
         let Self {
             agent,
-            node_changes,
-            volume_changes,
-            requests,
+            watches,
+            volume_requests,
+            snapshot_requests,
+            group_requests,
         } = self;
         let ready = async {
             agent.looked().await;
             readiness.done(AGENT);
         };
+        let desired = &agent.desired;
         tokio::join!(
-            look::on_changes(&agent, node_changes),
+            look::on_changes(&agent, watches.node),
             look::run(&agent),
             report::run(&agent),
-            run_volumes(Arc::clone(&agent), volume_changes, requests),
+            work::run(
+                Arc::clone(&agent),
+                desired.volume_store(),
+                watches.volumes,
+                volume_requests
+            ),
+            work::run(
+                Arc::clone(&agent),
+                desired.snapshot_store(),
+                watches.snapshots,
+                snapshot_requests
+            ),
+            work::run(
+                Arc::clone(&agent),
+                desired.group_store(),
+                watches.groups,
+                group_requests
+            ),
             ready,
         );
     }
@@ -181,8 +204,23 @@ impl Parts {
 impl Agent {
     /// Asks for a pass over a volume soon: something about it has changed on the node.
     pub fn touch(&self, volume: &str) {
-        // The receiver goes only with the process.
-        let _ = self.queue.send(volume.to_owned());
+        self.volumes.touch(volume);
+    }
+
+    /// Thaws what a process that died has left frozen, so that whoever writes there goes on.
+    pub async fn thaw(&self) {
+        let root = self.root.clone();
+        let work = on_host((), move || root.thaw_all());
+        let failure = match timeout(THAW_PATIENCE, work).await {
+            Ok(Ok(Ok(thawed))) => {
+                tracing::info!(thawed = thawed.len(), "no filesystem is left frozen");
+                return;
+            }
+            Ok(Ok(Err(error))) => Chain(&error).to_string(),
+            Ok(Err(error)) => Chain(&error).to_string(),
+            Err(_) => "a filesystem does not answer".to_owned(),
+        };
+        tracing::error!(error = failure, "a filesystem may be left frozen");
     }
 
     /// Takes note of a volume's filesystem that was mounted: a condition that says otherwise goes.
@@ -224,103 +262,43 @@ impl Agent {
     /// One volume's custom resource from the API server itself, for one that is younger than the
     /// watch.
     pub async fn fetch(&self, volume: &str) -> Result<Option<PoolVolume>, kube::Error> {
-        self.volumes.get_opt(volume).await
+        self.volumes.api.get_opt(volume).await
     }
 
-    /// Promises a volume its bytes, or says why not.
+    /// Promises an object its bytes, or says why not.
     fn promise(
         &self,
-        volume: &PoolVolume,
-        size: Bytes,
+        object: &impl Stored,
+        promise: Promise,
         look: &PoolLook,
         claim: Claim,
     ) -> Result<(), Refusal> {
-        let uid = volume.uid().unwrap_or_default();
-        let spec = &volume.spec;
-        let promise = Promise {
-            size,
-            provisioning: spec.provisioning,
-        };
-        let all = self.volumes_by_pool();
+        let uid = object.meta().uid.clone().unwrap_or_default();
+        let mut all = self.desired.by_pool();
         self.settle_promises(&all);
-        let nothing = Vec::new();
-        let volumes = all.get(&spec.pool_name).unwrap_or(&nothing);
-        self.promises
-            .make(&uid, &spec.pool_name, promise, claim, |pending| {
-                look.ledger(None, volumes, pending)
-            })
+        let pool = object.pool_name();
+        let holdings = all.remove(pool).unwrap_or_default();
+        self.promises.make(&uid, pool, promise, claim, |pending| {
+            look.ledger(None, &holdings, pending)
+        })
     }
 
     /// Forgets the pending promises that the watch shows by now.
-    fn settle_promises(&self, volumes: &VolumesByPool) {
-        let by_uid: HashMap<&str, &PoolVolume> = volumes
-            .values()
-            .flatten()
-            .filter_map(|object| readable(object))
-            .filter_map(|volume| Some((volume.metadata.uid.as_deref()?, volume)))
-            .collect();
-        self.promises.settle(|uid| by_uid.get(uid).copied());
+    fn settle_promises(&self, all: &HashMap<String, Holdings>) {
+        let volumes = by_uid(all.values().flat_map(Holdings::volumes));
+        let snapshots = by_uid(all.values().flat_map(Holdings::snapshots));
+        self.promises.settle(|uid, promise| match promise.holder {
+            Holder::Volume => volumes
+                .get(uid)
+                .is_some_and(|volume| volume::plan::is_asked(volume, promise)),
+            Holder::Snapshot { .. } => snapshots
+                .get(uid)
+                .is_some_and(|snapshot| snapshot::is_asked(snapshot, promise)),
+        });
     }
 }
 
-/// Runs a pass over every volume that changed, that asked for it, or whose wait is over.
-async fn run_volumes(
-    agent: Arc<Agent>,
-    changes: Changes<Guarded<PoolVolume>>,
-    requests: mpsc::UnboundedReceiver<String>,
-) {
-    let store = agent.desired.volume_store();
-    let passes = applier(
-        |object, agent: Arc<Agent>| Box::pin(pass(object, agent)),
-        |object, error: &volume::Error, agent: Arc<Agent>| {
-            let name = desired::name(&object);
-            let wait = agent.retries.failed(name.clone());
-            tracing::warn!(volume = name, error = %Chain(error), ?wait, "a pass failed");
-            Action::requeue(wait)
-        },
-        Arc::clone(&agent),
-        store,
-        queue(changes, requests),
-        // Without a limit of its own: the pools' lanes have one each.
-        controller::Config::default(),
-    );
-    passes
-        .for_each(|result| {
-            match result {
-                Ok(_) | Err(controller::Error::ReconcilerFailed(..)) => {}
-                // It is gone; what it left on the disk is found by a look.
-                Err(controller::Error::ObjectNotFound(object)) => {
-                    agent.retries.forget(&object.name);
-                    agent.damage.forget(&object.name);
-                    agent.filesystems.forget(&object.name);
-                    agent.look.notify_one();
-                    agent.report.request();
-                }
-                Err(error) => {
-                    tracing::warn!(error = %Chain(&error), "the watch of volumes is disturbed");
-                }
-            }
-            std::future::ready(())
-        })
-        .await;
-}
-
-async fn pass(
-    object: Arc<Guarded<PoolVolume>>,
-    agent: Arc<Agent>,
-) -> Result<Action, volume::Error> {
-    // Before it nobody knows which pools there are.
-    agent.looked().await;
-    volume::reconcile(object, agent).await
-}
-
-fn queue(
-    changes: Changes<Guarded<PoolVolume>>,
-    requests: mpsc::UnboundedReceiver<String>,
-) -> impl Stream<Item = Result<ReconcileRequest<Guarded<PoolVolume>>, watcher::Error>> {
-    let requests = stream::unfold(requests, async |mut requests| {
-        let name = requests.recv().await?;
-        Some((Ok(ObjectRef::new(&name).into()), requests))
-    });
-    stream::select(trigger_self(changes, ()), requests.boxed())
+fn by_uid<'a, K: Stored>(objects: impl Iterator<Item = &'a K>) -> HashMap<&'a str, &'a K> {
+    let with_uid = objects.filter_map(|object| Some((object.meta().uid.as_deref()?, object)));
+    with_uid.collect()
 }

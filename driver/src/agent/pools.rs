@@ -1,7 +1,7 @@
 //! The pools of this node as they were found at the last look.
 //!
 //! *Invariant:* a pool is made only if the StorageNode's status never held its filesystem and no
-//! PoolVolume of this node names it; a pool that cannot be used takes no volumes and is not
+//! PoolVolume or PoolSnapshot of this node names it; a pool that cannot be used takes no volumes and is not
 //! written.
 
 use std::{
@@ -11,10 +11,13 @@ use std::{
 };
 
 use cistern_client::Chain;
-use cistern_crds::{Bytes, NodePool, NodePoolStatus, PoolVolume, Reason};
+use cistern_crds::{Bytes, NodePool, NodePoolStatus, Reason};
 use cistern_host::{
-    Expectation, Pool, PoolDeclaration, PoolStatistics, Root, Source, Uid, image, pool,
+    Expectation, Image, Owner, Pool, PoolDeclaration, PoolStatistics, Root, Source, Uid, image,
+    pool,
 };
+
+use super::desired::Holdings;
 
 /// What is known of the pools, by name of the StoragePool.
 #[derive(Debug, Default)]
@@ -58,7 +61,8 @@ pub struct Usable {
     pub images: Arc<Images>,
 }
 
-/// Names and sizes of the images that the last look found, less those that were removed since.
+/// Names of the images that the last look found and the room that each takes while nobody claims
+/// it, less those that were removed since.
 #[derive(Debug, Default)]
 pub struct Images(Mutex<Listing>);
 
@@ -164,7 +168,7 @@ pub fn look(
     }
 }
 
-/// Takes a pool without volumes off the node. Blocks. Nobody may hold it open.
+/// Takes a pool that holds nothing off the node. Blocks. Nobody may hold it open.
 pub fn remove(root: &Root, spec: &NodePool, expectation: Expectation) -> Found {
     let removed = declaration(spec).and_then(|declaration| {
         root.remove_pool(&declaration, expectation)?;
@@ -180,23 +184,14 @@ pub fn remove(root: &Root, spec: &NodePool, expectation: Expectation) -> Found {
 }
 
 /// What must be true of a pool that was there before.
-pub fn expectation<'a>(
-    status: Option<&'a NodePoolStatus>,
-    volumes: impl IntoIterator<Item = &'a PoolVolume>,
-) -> Expectation {
-    let mut volumes = volumes.into_iter().peekable();
-    let is_named = volumes.peek().is_some();
+pub fn expectation(status: Option<&NodePoolStatus>, holdings: &Holdings) -> Expectation {
     let in_status = status.and_then(|status| status.filesystem_uuid.as_deref());
-    let in_volumes = volumes
-        .filter_map(|volume| volume.status.as_ref()?.image.as_ref())
-        .map(|image| image.pool_uuid.as_str())
-        .next();
-    match in_status.or(in_volumes).map(str::parse) {
+    let mut in_images = holdings.images().map(|image| image.pool_uuid.as_str());
+    match in_status.or_else(|| in_images.next()).map(str::parse) {
         Some(Ok(filesystem_uuid)) => Expectation::Known { filesystem_uuid },
+        None if holdings.is_empty() => Expectation::New,
         // A UUID that cannot be read is one all the same.
-        Some(Err(_)) => Expectation::Made,
-        None if is_named => Expectation::Made,
-        None => Expectation::New,
+        Some(Err(_)) | None => Expectation::Made,
     }
 }
 
@@ -232,7 +227,7 @@ fn survey(pool: Arc<Pool>, images: Arc<Images>) -> Result<Usable, Error> {
         let found = pool.images()?.into_iter();
         Ok::<_, Error>(
             found
-                .map(|image| (image.uid.to_string(), image.size))
+                .map(|image| (image.uid.to_string(), weight_of(&image)))
                 .collect(),
         )
     })?;
@@ -241,6 +236,16 @@ fn survey(pool: Arc<Pool>, images: Arc<Images>) -> Result<Usable, Error> {
         images,
         pool,
     })
+}
+
+/// The room that an image takes while nobody claims it: that which its custom resource had, or would
+/// have. A volume may be written to its full size, and a snapshot never more than it was.
+pub fn weight_of(image: &Image) -> Bytes {
+    let owner = image.identity.as_ref().map(|identity| &identity.owner);
+    match owner {
+        Some(Owner::Snapshot(_)) => image.allocated,
+        Some(Owner::Volume(_)) | None => image.size,
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -305,8 +310,11 @@ fn declaration(spec: &NodePool) -> Result<PoolDeclaration, Error> {
 
 #[cfg(test)]
 mod tests {
+    use cistern_crds::{PoolSnapshot, PoolVolume};
+    use kube::core::DeserializeGuard;
+
     use super::*;
-    use crate::testing::{POOL_UUID, ready_volume, wanted_volume};
+    use crate::testing::{POOL_UUID, ready_snapshot, ready_volume, wanted_snapshot, wanted_volume};
 
     fn status(filesystem_uuid: Option<&str>) -> NodePoolStatus {
         NodePoolStatus {
@@ -321,22 +329,48 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_pool_is_made_only_where_nobody_has_ever_heard_of_it() {
-        assert_eq!(expectation(None, []), Expectation::New);
-        assert_eq!(expectation(Some(&status(None)), []), Expectation::New);
-        assert_eq!(expectation(Some(&status(Some(POOL_UUID))), []), known());
+    fn holding(volumes: &[PoolVolume], snapshots: &[PoolSnapshot]) -> Holdings {
+        let (volumes, snapshots) = (volumes.iter().cloned(), snapshots.iter().cloned());
+        Holdings {
+            volumes: volumes
+                .map(|it| Arc::new(DeserializeGuard(Ok(it))))
+                .collect(),
+            snapshots: snapshots
+                .map(|it| Arc::new(DeserializeGuard(Ok(it))))
+                .collect(),
+        }
     }
 
     #[test]
-    fn a_pool_that_a_volume_names_is_never_made_again_whatever_the_status_says() {
-        assert_eq!(expectation(None, [&ready_volume()]), known());
-        assert_eq!(expectation(None, [&wanted_volume()]), Expectation::Made);
+    fn a_pool_is_made_only_where_nobody_has_ever_heard_of_it() {
+        let nothing = Holdings::default();
+        assert_eq!(expectation(None, &nothing), Expectation::New);
+        let never = status(None);
+        assert_eq!(expectation(Some(&never), &nothing), Expectation::New);
+        let once = status(Some(POOL_UUID));
+        assert_eq!(expectation(Some(&once), &nothing), known());
+    }
+
+    #[test]
+    fn a_pool_that_a_volume_or_snapshot_names_is_never_made_again_whatever_the_status_says() {
+        assert_eq!(expectation(None, &holding(&[ready_volume()], &[])), known());
+        let wanted = holding(&[wanted_volume()], &[]);
+        assert_eq!(expectation(None, &wanted), Expectation::Made);
+        assert_eq!(
+            expectation(None, &holding(&[], &[ready_snapshot()])),
+            known()
+        );
+        let wanted = holding(&[], &[wanted_snapshot()]);
+        assert_eq!(expectation(None, &wanted), Expectation::Made);
     }
 
     #[test]
     fn an_identity_that_cannot_be_read_is_one_all_the_same() {
-        assert_eq!(expectation(Some(&status(Some("?"))), []), Expectation::Made);
+        let odd = status(Some("?"));
+        assert_eq!(
+            expectation(Some(&odd), &Holdings::default()),
+            Expectation::Made
+        );
     }
 
     #[test]

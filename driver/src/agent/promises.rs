@@ -2,21 +2,18 @@
 //!
 //! The ledger is derived from the watched custom resources, and those lag behind our own writes.
 //! What is admitted is therefore remembered here from before the write until the watch shows it,
-//! so that two volumes are never given the same bytes (R12).
+//! so that the same bytes are never given twice (R12).
 
 use std::{
     collections::HashMap,
     sync::{Mutex, PoisonError},
 };
 
-use cistern_crds::{Bytes, PoolVolume};
+use cistern_crds::Bytes;
 
-use super::{
-    ledger::{Ledger, Promise, Refusal},
-    volume::plan,
-};
+use super::ledger::{Ledger, Promise, Refusal};
 
-/// What is promised and perhaps not yet seen, by UID of the PoolVolume.
+/// What is promised and perhaps not yet seen, by UID of the custom resource.
 #[derive(Debug, Default)]
 pub struct Promises {
     pending: Mutex<HashMap<String, Pending>>,
@@ -31,11 +28,11 @@ struct Pending {
 /// What a promise is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// A new volume: it must fit.
+    /// A new volume or snapshot: it must fit.
     New,
     /// One that lies on the disk: its bytes are taken whatever the ledger says.
     Adopted,
-    /// One that becomes larger.
+    /// One that becomes larger, or a snapshot that keeps more than was thought.
     Growth {
         /// What is promised to it so far.
         held: Bytes,
@@ -43,10 +40,10 @@ pub enum Claim {
 }
 
 impl Promises {
-    /// Promises a volume its bytes, if they are there.
+    /// Promises bytes, if they are there.
     ///
     /// `ledger` is made of what the watch shows and what is pending, while nobody else can be
-    /// promised anything. A volume that has this promise already keeps it.
+    /// promised anything. Whoever has this promise already keeps it.
     pub fn make(
         &self,
         uid: &str,
@@ -62,8 +59,8 @@ impl Promises {
         let mut others = of_pool(&pending, pool);
         others.remove(uid);
         match claim {
-            Claim::New => ledger(&others).check(promise)?,
-            Claim::Growth { held } => ledger(&others).check_growth(held, promise)?,
+            Claim::New => ledger(&others).check(&promise)?,
+            Claim::Growth { held } => ledger(&others).check_growth(held, &promise)?,
             Claim::Adopted => {}
         }
         let pool = pool.to_owned();
@@ -78,15 +75,12 @@ impl Promises {
 
     /// Forgets what the watch shows by itself, what is not asked for any more, and what went away.
     ///
-    /// `find` gives the object that the watch knows under a UID.
-    pub fn settle<'a>(&self, find: impl Fn(&str) -> Option<&'a PoolVolume>) {
+    /// `is_asked` says whether the object of a UID still waits for a promise.
+    pub fn settle(&self, is_asked: impl Fn(&str, &Promise) -> bool) {
         // A write that is still on its way was made from an object that asks for it, and fails
         // when that has changed.
-        self.lock().retain(|uid, pending| {
-            find(uid)
-                .and_then(plan::asked)
-                .is_some_and(|asked| asked <= pending.promise.size)
-        });
+        self.lock()
+            .retain(|uid, pending| is_asked(uid, &pending.promise));
     }
 
     /// What is pending for a pool.
@@ -99,14 +93,14 @@ impl Promises {
     }
 }
 
-/// Pending promises of one pool, by UID of the PoolVolume.
+/// Pending promises of one pool, by UID of the custom resource.
 pub type PendingOfPool = HashMap<String, Promise>;
 
 fn of_pool(pending: &HashMap<String, Pending>, pool: &str) -> PendingOfPool {
     pending
         .iter()
         .filter(|(_, entry)| entry.pool == pool)
-        .map(|(uid, entry)| (uid.clone(), entry.promise))
+        .map(|(uid, entry)| (uid.clone(), entry.promise.clone()))
         .collect()
 }
 
@@ -116,23 +110,30 @@ mod tests {
 
     use super::*;
     use crate::{
-        agent::ledger::Terms,
+        agent::{
+            ledger::{Holder, Terms},
+            volume::plan,
+        },
         testing::{admitted_volume, ready_volume, wanted_volume},
     };
 
+    const TERMS: Terms = Terms {
+        usable: Bytes::gib(10),
+        overcommit_percent: 100,
+        volume_limit: 10,
+        snapshot_limit: 10,
+        snapshots_per_volume: 10,
+    };
+
     const PROMISE: Promise = Promise {
+        holder: Holder::Volume,
         size: Bytes::gib(6),
         provisioning: Provisioning::Thick,
     };
 
     fn make(promises: &Promises, uid: &str, claim: Claim) -> Result<(), Refusal> {
-        let terms = Terms {
-            usable: Bytes::gib(10),
-            overcommit_percent: 100,
-            volume_limit: 10,
-        };
         let ledger =
-            |pending: &PendingOfPool| Ledger::new(terms, pending.values().copied(), Bytes::ZERO);
+            |pending: &PendingOfPool| Ledger::new(TERMS, pending.values().cloned(), Bytes::ZERO);
         promises.make(uid, "fast", PROMISE, claim, ledger)
     }
 
@@ -177,23 +178,19 @@ mod tests {
         let promises = Promises::default();
         make(&promises, "uid-1", Claim::New).unwrap();
         let not_yet = wanted_volume();
-        promises.settle(|_| Some(&not_yet));
+        promises.settle(|_, promise| plan::is_asked(&not_yet, promise));
         assert_eq!(promises.of_pool("fast").len(), 1);
         let shown = admitted_volume();
-        promises.settle(|_| Some(&shown));
+        promises.settle(|_, promise| plan::is_asked(&shown, promise));
         assert!(promises.of_pool("fast").is_empty());
     }
 
     #[test]
     fn a_growth_that_is_taken_back_or_changed_is_forgotten_and_one_that_is_shown_too() {
         let growth = |gib| Promise {
+            holder: Holder::Volume,
             size: Bytes::gib(gib),
             provisioning: Provisioning::Thin,
-        };
-        let terms = Terms {
-            usable: Bytes::gib(10),
-            overcommit_percent: 100,
-            volume_limit: 10,
         };
         let promises = Promises::default();
         let ask = |gib| {
@@ -203,14 +200,14 @@ mod tests {
                     pending.is_empty(),
                     "its own growth does not stand in its way"
                 );
-                Ledger::new(terms, [growth(1)], Bytes::ZERO)
+                Ledger::new(TERMS, [growth(1)], Bytes::ZERO)
             };
             promises.make("uid-1", "fast", growth(gib), Claim::Growth { held }, ledger)
         };
         let sees = |gib| {
             let mut volume = ready_volume();
             volume.spec.size = Bytes::gib(gib);
-            promises.settle(|_| Some(&volume));
+            promises.settle(|_, promise| plan::is_asked(&volume, promise));
         };
         let pending = || promises.of_pool("fast").values().next().map(|p| p.size);
         ask(6).unwrap();
@@ -229,7 +226,7 @@ mod tests {
         let mut shown = ready_volume();
         shown.spec.size = Bytes::gib(8);
         shown.status.as_mut().unwrap().reserved = Some(Bytes::gib(8));
-        promises.settle(|_| Some(&shown));
+        promises.settle(|_, promise| plan::is_asked(&shown, promise));
         assert_eq!(pending(), None, "it is shown");
     }
 
@@ -237,7 +234,7 @@ mod tests {
     fn the_promise_to_a_volume_that_went_away_is_forgotten() {
         let promises = Promises::default();
         make(&promises, "uid-1", Claim::New).unwrap();
-        promises.settle(|_| None);
+        promises.settle(|_, _| false);
         assert!(promises.of_pool("fast").is_empty());
     }
 }

@@ -13,8 +13,8 @@ use std::{
 use chrono::{DateTime, Utc};
 use cistern_client::{Chain, Rejection, Retries, writes};
 use cistern_crds::{
-    Bytes, ConditionType, NodePool, NodePoolStatus, PoolVolume, Provisioning, Reason,
-    StorageNodeStatus,
+    Bytes, ConditionType, NodePool, NodePoolStatus, Provisioning, Reason, StorageNodeStatus,
+    Stored,
     condition::{self, Finding},
     names::AGENT_MANAGER,
 };
@@ -25,8 +25,8 @@ use tokio::{
 };
 
 use super::{
-    Agent, VolumesByPool,
-    desired::{Guarded, readable},
+    Agent,
+    desired::{Holdings, readable},
     ledger::{Ledger, Promise, Terms},
     pools::{Found, PoolLook, Usable},
     promises::PendingOfPool,
@@ -50,6 +50,7 @@ struct Written {
     node: String,
     observed_generation: Option<i64>,
     pools: Vec<NodePoolStatus>,
+    summary: String,
 }
 
 impl Report {
@@ -112,6 +113,7 @@ impl Agent {
             node: node.uid().unwrap_or_default(),
             observed_generation: status.observed_generation,
             pools: status.pools,
+            summary: status.pools_summary,
         };
         let last = self.report.written();
         // What we said last is the best that is known, also to a StorageNode that was made anew.
@@ -119,10 +121,12 @@ impl Agent {
         // The answer is to the spec that the looks were for, which may be older than this one.
         let answers = looked.uid == observed.node;
         let observed_generation = looked.generation.filter(|_| answers);
+        let pools = self.pool_statuses(&node.spec.pools, &known.pools, observed_generation);
         let news = Written {
             node: observed.node.clone(),
             observed_generation,
-            pools: self.pool_statuses(&node.spec.pools, &known.pools, observed_generation),
+            summary: summary(&pools),
+            pools,
         };
         let is_written = match &last {
             Some(last) if last.node == news.node => *last == news,
@@ -132,6 +136,7 @@ impl Agent {
             let status = StorageNodeStatus {
                 observed_generation: news.observed_generation,
                 pools: news.pools.clone(),
+                pools_summary: news.summary.clone(),
                 // The operator's.
                 conditions: Vec::new(),
             };
@@ -154,10 +159,10 @@ impl Agent {
         before: &[NodePoolStatus],
         generation: Option<i64>,
     ) -> Vec<NodePoolStatus> {
-        let volumes = self.volumes_by_pool();
-        self.settle_promises(&volumes);
+        let holdings = self.desired.by_pool();
+        self.settle_promises(&holdings);
         let now = (self.now)();
-        let nothing = Vec::new();
+        let nothing = Holdings::default();
         specs
             .iter()
             .filter_map(|spec| {
@@ -170,44 +175,30 @@ impl Agent {
                     // Not looked at yet: nothing is known that was not known before.
                     return before.cloned();
                 };
-                let volumes = volumes.get(&spec.name).unwrap_or(&nothing);
-                let ledger = look.ledger(before, volumes, &self.promises.of_pool(&spec.name));
-                let closed = self.closed(&look);
+                let holdings = holdings.get(&spec.name).unwrap_or(&nothing);
+                let ledger = look.ledger(before, holdings, &self.promises.of_pool(&spec.name));
+                let closed = self.closed_with(&look, holdings);
                 status(&look, before, &ledger, closed.as_deref())
                     .map(|status| with_condition(status, &look, closed, generation, now))
             })
             .collect()
     }
 
-    /// Why a pool takes no new volumes although it can be used.
+    /// Why a pool takes nothing new although it can be used.
     pub(super) fn closed(&self, look: &PoolLook) -> Option<String> {
-        if look.spec.retiring {
-            let ours = |volume: &PoolVolume| volume.spec.pool_name == look.spec.name;
-            let volumes = self.desired.volumes();
-            let holding = volumes.iter().filter_map(|object| readable(object));
-            let names = holding
-                .filter(|volume| ours(volume))
-                .map(ResourceExt::name_any);
-            return Some(leaving(names.collect()));
-        }
-        // Its bytes are in no ledger.
-        let unreadable = self.desired.volumes().into_iter().find(|o| o.0.is_err())?;
-        Some(format!(
-            "PoolVolume {} cannot be read by this version, so nobody knows what it takes",
-            unreadable.name_any()
-        ))
+        let holdings = self.desired.by_pool().remove(&look.spec.name);
+        self.closed_with(look, &holdings.unwrap_or_default())
     }
 
-    /// Every readable PoolVolume of this node, by name of its pool.
-    pub(super) fn volumes_by_pool(&self) -> VolumesByPool {
-        let mut all = VolumesByPool::new();
-        for object in self.desired.volumes() {
-            if let Some(volume) = readable(&object) {
-                let pool = volume.spec.pool_name.clone();
-                all.entry(pool).or_default().push(object);
-            }
+    fn closed_with(&self, look: &PoolLook, holdings: &Holdings) -> Option<String> {
+        if look.spec.retiring {
+            return Some(leaving(holdings));
         }
-        all
+        // Its bytes are in no ledger.
+        let unreadable = self.desired.unreadable()?;
+        Some(format!(
+            "{unreadable} cannot be read by this version, so nobody knows what it takes"
+        ))
     }
 }
 
@@ -217,7 +208,7 @@ impl PoolLook {
     pub(super) fn ledger(
         &self,
         before: Option<&NodePoolStatus>,
-        volumes: &[Arc<Guarded<PoolVolume>>],
+        holdings: &Holdings,
         pending: &PendingOfPool,
     ) -> Ledger {
         let empty = match self.usable() {
@@ -225,31 +216,39 @@ impl PoolLook {
             None => before.map_or(Bytes::ZERO, |before| before.empty),
         };
         let mut pending = pending.clone();
-        let mut claimed = HashSet::new();
-        let mut promises = Vec::new();
-        for volume in volumes.iter().filter_map(|object| readable(object)) {
-            let uid = volume.uid().unwrap_or_default();
-            let status = volume.status.as_ref();
-            if let Some(size) = status.and_then(|status| status.reserved) {
-                // That of a growth is larger than what it holds so far.
-                let growth = pending
-                    .remove(&uid)
-                    .map_or(Bytes::ZERO, |growth| growth.size);
-                promises.push(Promise {
-                    size: size.max(growth),
-                    provisioning: volume.spec.provisioning,
-                });
-            }
-            let image = status.and_then(|status| status.image.as_ref());
-            claimed.extend(image.map(|image| image.uid.clone()));
-            claimed.insert(uid);
-        }
-        promises.extend(pending.into_values());
-        let unclaimed = self
-            .usable()
-            .map_or(Bytes::ZERO, |usable| usable.images.unclaimed(&claimed));
+        let volumes = standing(holdings.volumes(), Promise::to_volume, &mut pending);
+        let snapshots = standing(holdings.snapshots(), Promise::to_snapshot, &mut pending);
+        let promises = volumes.into_iter().chain(snapshots);
+        let promises = promises.chain(pending.into_values());
+        let unclaimed = self.usable().map_or(Bytes::ZERO, |usable| {
+            usable.images.unclaimed(&claimed(holdings))
+        });
         Ledger::new(Terms::new(empty, &self.spec), promises, unclaimed)
     }
+}
+
+/// The promises that the watch shows. What is pending for the same object is taken out of the rest:
+/// it is for more of it.
+fn standing<'a, K: Stored + 'a>(
+    objects: impl Iterator<Item = &'a K>,
+    promise: fn(&K, Bytes) -> Promise,
+    pending: &mut PendingOfPool,
+) -> Vec<Promise> {
+    let promises = objects.filter_map(|object| {
+        let held = object.reserved()?;
+        let more = pending.remove(object.meta().uid.as_deref().unwrap_or_default());
+        let more = more.map_or(Bytes::ZERO, |more| more.size);
+        Some(promise(object, held.max(more)))
+    });
+    promises.collect()
+}
+
+/// Names of the images that custom resources claim: each its own, and the one that it has adopted.
+fn claimed(holdings: &Holdings) -> HashSet<String> {
+    let volumes = holdings.volumes().filter_map(ResourceExt::uid);
+    let snapshots = holdings.snapshots().filter_map(ResourceExt::uid);
+    let images = holdings.images().map(|image| image.uid.clone());
+    volumes.chain(snapshots).chain(images).collect()
 }
 
 /// What is said of a pool, but for its condition; none of one that is gone.
@@ -264,6 +263,8 @@ fn status(
     status.uid.clone_from(&look.spec.uid);
     status.reserved = ledger.promised();
     status.volumes = ledger.volumes();
+    status.snapshots = ledger.snapshots();
+    status.reserved_for_snapshots = ledger.promised_to_snapshots();
     status.usable = ledger.usable();
     match &look.found {
         Found::Gone => return None,
@@ -285,7 +286,8 @@ fn status(
     let is_open = look.usable().is_some() && closed.is_none();
     let room = |provisioning| {
         if is_open {
-            ledger.room(provisioning)
+            // What a snapshot holds is no multiple of it, and a volume's size is.
+            ledger.room(provisioning).round_down_to_mib()
         } else {
             Bytes::ZERO
         }
@@ -295,20 +297,42 @@ fn status(
     Some(status)
 }
 
-/// What a pool says that is to leave the node, and which volumes hold it there.
-fn leaving(mut volumes: Vec<String>) -> String {
-    const NAMED: usize = 5;
-    if volumes.is_empty() {
+/// A column of kubectl shows one value, however many pools there are.
+fn summary(pools: &[NodePoolStatus]) -> String {
+    let each = pools.iter().map(|pool| {
+        let room = if pool.is_ready() {
+            pool.thin_room.to_string()
+        } else {
+            "not ready".to_owned()
+        };
+        format!("{}: {room}", pool.name)
+    });
+    each.collect::<Vec<_>>().join(", ")
+}
+
+/// What a pool says that is to leave the node, and what holds it there.
+fn leaving(holdings: &Holdings) -> String {
+    let volumes = holdings.volumes().map(ResourceExt::name_any).collect();
+    let snapshots = holdings.snapshots().map(ResourceExt::name_any).collect();
+    let held = [named("volumes", volumes), named("snapshots", snapshots)];
+    let held: Vec<String> = held.into_iter().flatten().collect();
+    if held.is_empty() {
         return "the pool leaves this node as soon as it is empty".to_owned();
     }
-    volumes.sort_unstable();
-    let more = match volumes.len().saturating_sub(NAMED) {
+    let held = held.join("; ");
+    format!("the pool leaves this node when it is empty; it still holds {held}")
+}
+
+/// Some of the names; none where there are none.
+fn named(kind: &str, mut names: Vec<String>) -> Option<String> {
+    const NAMED: usize = 5;
+    names.sort_unstable();
+    let more = match names.len().saturating_sub(NAMED) {
         0 => String::new(),
         count => format!(" and {count} more"),
     };
-    volumes.truncate(NAMED);
-    let named = volumes.join(", ");
-    format!("the pool leaves this node when its volumes are gone: {named}{more}")
+    names.truncate(NAMED);
+    (!names.is_empty()).then(|| format!("{kind} {}{more}", names.join(", ")))
 }
 
 fn with_condition(
@@ -339,12 +363,32 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_pool_of_a_node_is_seen_at_a_glance() {
+        let pool = |name: &str, is_ready: bool| {
+            let mut pool = NodePoolStatus {
+                name: name.to_owned(),
+                thin_room: Bytes::gib(2),
+                ..NodePoolStatus::default()
+            };
+            let ready = Finding::new(ConditionType::Ready, is_ready, Reason::Pending, "");
+            condition::set(&mut pool.conditions, &ready, None, DateTime::default());
+            pool
+        };
+        let pools = [pool("fast", true), pool("slow", false)];
+        assert_eq!(summary(&pools), "fast: 2Gi, slow: not ready");
+        assert_eq!(summary(&[]), "");
+    }
+
+    #[test]
     fn a_pool_that_leaves_names_what_holds_it_and_stays_short() {
-        assert!(leaving(Vec::new()).ends_with("as soon as it is empty"));
+        assert!(leaving(&Holdings::default()).ends_with("as soon as it is empty"));
         let names = ["pvc-2", "pvc-1"].map(str::to_owned).to_vec();
-        assert!(leaving(names).ends_with("are gone: pvc-1, pvc-2"));
-        let many = (0..1000).map(|number| format!("pvc-{number}")).collect();
-        let message = leaving(many);
+        assert_eq!(named("volumes", names).unwrap(), "volumes pvc-1, pvc-2");
+        let many = (0..1000)
+            .map(|number| format!("snapshot-{number}"))
+            .collect();
+        let message = named("snapshots", many).unwrap();
         assert!(message.ends_with(" and 995 more"), "{message}");
+        assert_eq!(named("snapshots", Vec::new()), None);
     }
 }

@@ -11,13 +11,17 @@ use cistern_proto::csi::v1::{
 };
 
 /// Everything that the controller announces. A test holds it against what is implemented.
-pub const CONTROLLER: [rpc::Type; 6] = [
+pub const CONTROLLER: [rpc::Type; 10] = [
     rpc::Type::CreateDeleteVolume,
     rpc::Type::ListVolumes,
     rpc::Type::GetCapacity,
+    rpc::Type::CreateDeleteSnapshot,
+    rpc::Type::ListSnapshots,
+    rpc::Type::CloneVolume,
     rpc::Type::ExpandVolume,
     rpc::Type::GetVolume,
     rpc::Type::SingleNodeMultiWriter,
+    rpc::Type::GetSnapshot,
 ];
 
 /// Most bytes of all mount flags together (FLD-05).

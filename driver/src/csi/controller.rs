@@ -6,22 +6,27 @@ use cistern_crds::names;
 use cistern_proto::csi::v1;
 use tonic::{Request, Response, Status};
 
-use super::{render, request};
+use super::{
+    render,
+    request::{self, snapshot},
+};
 use crate::{
     server::{Subject, about},
+    snapshots::{NewSnapshot, Snapshots},
     volumes::{Capacity, NewVolume, Volumes},
 };
 
-/// Answers for the volumes of the cluster.
+/// Answers for the volumes and snapshots of the cluster.
 #[derive(Clone, Debug)]
 pub struct Controller {
     volumes: Arc<Volumes>,
+    snapshots: Arc<Snapshots>,
 }
 
 impl Controller {
-    /// Over these volumes.
-    pub fn new(volumes: Arc<Volumes>) -> Self {
-        Self { volumes }
+    /// Over these volumes and snapshots.
+    pub fn new(volumes: Arc<Volumes>, snapshots: Arc<Snapshots>) -> Self {
+        Self { volumes, snapshots }
     }
 }
 
@@ -111,6 +116,59 @@ impl v1::controller_server::Controller for Controller {
         Ok(Response::new(render::capacity(capacity)))
     }
 
+    async fn create_snapshot(
+        &self,
+        request: Request<v1::CreateSnapshotRequest>,
+    ) -> Result<Response<v1::CreateSnapshotResponse>, Status> {
+        let deadline = request::deadline(request.metadata());
+        about(Subject {
+            snapshot: Some(&names::snapshot_name(&request.get_ref().name)),
+            volume: Some(&request.get_ref().source_volume_id),
+            ..Subject::default()
+        });
+        let wanted = NewSnapshot::try_from(request.into_inner())?;
+        let snapshot = self.snapshots.ensure(&wanted, deadline).await?;
+        about(Subject {
+            node: Some(&snapshot.node),
+            ..Subject::default()
+        });
+        Ok(Response::new(v1::CreateSnapshotResponse {
+            snapshot: Some(render::snapshot(snapshot)),
+        }))
+    }
+
+    async fn delete_snapshot(
+        &self,
+        request: Request<v1::DeleteSnapshotRequest>,
+    ) -> Result<Response<v1::DeleteSnapshotResponse>, Status> {
+        let deadline = request::deadline(request.metadata());
+        let id = snapshot::delete_snapshot(request.into_inner())?;
+        about_snapshot(&id);
+        self.snapshots.delete(&id, deadline).await?;
+        Ok(Response::new(v1::DeleteSnapshotResponse {}))
+    }
+
+    async fn get_snapshot(
+        &self,
+        request: Request<v1::GetSnapshotRequest>,
+    ) -> Result<Response<v1::GetSnapshotResponse>, Status> {
+        let id = snapshot::get_snapshot(request.into_inner())?;
+        about_snapshot(&id);
+        let snapshot = self.snapshots.describe(&id).await?;
+        Ok(Response::new(v1::GetSnapshotResponse {
+            snapshot: Some(render::snapshot(snapshot)),
+        }))
+    }
+
+    async fn list_snapshots(
+        &self,
+        request: Request<v1::ListSnapshotsRequest>,
+    ) -> Result<Response<v1::ListSnapshotsResponse>, Status> {
+        let query = snapshot::list_snapshots(request.into_inner())?;
+        let page = self.snapshots.list(&query).await?;
+        Ok(Response::new(render::listed_snapshots(page)))
+    }
+
     async fn controller_get_capabilities(
         &self,
         _: Request<v1::ControllerGetCapabilitiesRequest>,
@@ -122,6 +180,13 @@ impl v1::controller_server::Controller for Controller {
 fn about_volume(id: &str) {
     about(Subject {
         volume: Some(id),
+        ..Subject::default()
+    });
+}
+
+fn about_snapshot(id: &str) {
+    about(Subject {
+        snapshot: Some(id),
         ..Subject::default()
     });
 }

@@ -1,4 +1,4 @@
-//! CSI Identity, the same in both modes (GPI, GPC, PRB).
+//! CSI Identity, the same in both modes but for what only nodes can serve (GPI, GPC, PRB).
 
 use std::{fmt, sync::Arc};
 
@@ -18,6 +18,7 @@ pub type Check = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 pub struct Identity {
     readiness: Readiness,
     dependencies: Check,
+    snapshot_metadata: bool,
 }
 
 impl Identity {
@@ -28,7 +29,15 @@ impl Identity {
         Self {
             readiness,
             dependencies,
+            snapshot_metadata: false,
         }
+    }
+
+    /// Announces the SnapshotMetadata service: this process has the snapshots' data (CAP-20).
+    #[must_use]
+    pub fn with_snapshot_metadata(mut self) -> Self {
+        self.snapshot_metadata = true;
+        self
     }
 }
 
@@ -62,13 +71,19 @@ impl v1::identity_server::Identity for Identity {
                 r#type: kind.into(),
             })),
         };
-        // Of the plugin as a whole, whichever process is asked (GPC-02, CAP-28).
+        // Of the plugin as a whole, whichever process is asked (GPC-02), but for the metadata of
+        // snapshots: the controller has no way to a node's data (CAP-28).
         let mut capabilities = [
             service::Type::ControllerService,
+            service::Type::GroupControllerService,
             service::Type::VolumeAccessibilityConstraints,
+            service::Type::SnapshotAccessibilityConstraints,
         ]
         .map(capability)
         .to_vec();
+        if self.snapshot_metadata {
+            capabilities.push(capability(service::Type::SnapshotMetadataService));
+        }
         capabilities.push(v1::PluginCapability {
             r#type: Some(Type::VolumeExpansion(VolumeExpansion {
                 r#type: volume_expansion::Type::Online.into(),
@@ -160,7 +175,9 @@ mod tests {
             .collect();
         let all = [
             "ControllerService",
+            "GroupControllerService",
             "VolumeAccessibilityConstraints",
+            "SnapshotAccessibilityConstraints",
             "Online",
         ];
         assert_eq!(kinds, all);

@@ -5,7 +5,9 @@
 
 pub mod capability;
 pub mod controller;
+pub mod group;
 pub mod identity;
+pub mod metadata;
 pub mod node;
 pub mod render;
 pub mod request;

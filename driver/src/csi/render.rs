@@ -5,24 +5,41 @@
 
 use std::collections::BTreeMap;
 
-use cistern_crds::{Bytes, names};
+use chrono::{DateTime, Utc};
+use cistern_crds::{Bytes, SourceKind, names};
 use cistern_proto::csi::v1::{
     self, controller_service_capability as capability,
     validate_volume_capabilities_response::Confirmed,
+    volume_content_source::{SnapshotSource, Type, VolumeSource},
 };
 
 use super::{capability::CONTROLLER, request::MAX_STRING};
-use crate::volumes::{Capacity, ListedVolume, Page};
+use crate::{
+    objects::listing::Page,
+    snapshots::ListedSnapshot,
+    volumes::{Capacity, ListedVolume, SourceReference},
+};
 
 /// A volume, to whoever made it, asked for it or listed it.
 pub fn volume(volume: ListedVolume) -> v1::Volume {
     v1::Volume {
         capacity_bytes: volume.size.to_i64(),
         accessible_topology: vec![topology(&volume.node)],
-        volume_id: volume.id,
+        volume_id: volume.id.into(),
         // What stands here can never change: all that may lives in the custom resource.
         volume_context: BTreeMap::new(),
-        content_source: None,
+        content_source: volume.source.map(content_source),
+    }
+}
+
+/// What a volume was made from (VCS-11).
+fn content_source(source: SourceReference) -> v1::VolumeContentSource {
+    let id = source.id.into();
+    v1::VolumeContentSource {
+        r#type: Some(match source.kind {
+            SourceKind::Snapshot => Type::Snapshot(SnapshotSource { snapshot_id: id }),
+            SourceKind::Volume => Type::Volume(VolumeSource { volume_id: id }),
+        }),
     }
 }
 
@@ -35,14 +52,48 @@ pub fn found(found: ListedVolume) -> v1::ControllerGetVolumeResponse {
 }
 
 /// A page of volumes (LV-04, LV-08).
-pub fn listed(page: Page) -> v1::ListVolumesResponse {
+pub fn listed(page: Page<ListedVolume>) -> v1::ListVolumesResponse {
     let entry = |listed| v1::list_volumes_response::Entry {
         volume: Some(volume(listed)),
         status: None,
     };
     v1::ListVolumesResponse {
-        entries: page.volumes.into_iter().map(entry).collect(),
+        entries: page.entries.into_iter().map(entry).collect(),
         next_token: page.next.map_or_else(String::new, |next| next.to_string()),
+    }
+}
+
+/// A snapshot, to whoever took it, asked for it or listed it.
+pub fn snapshot(snapshot: ListedSnapshot) -> v1::Snapshot {
+    v1::Snapshot {
+        size_bytes: snapshot.size.to_i64(),
+        source_volume_id: snapshot.source_volume.into(),
+        creation_time: Some(timestamp(snapshot.creation_time)),
+        ready_to_use: snapshot.ready,
+        // A member goes only with its group (CS-12).
+        group_snapshot_id: snapshot.group.map_or_else(String::new, Into::into),
+        accessible_topology: vec![topology(&snapshot.node)],
+        snapshot_id: snapshot.id.into(),
+    }
+}
+
+/// A page of snapshots.
+pub fn listed_snapshots(page: Page<ListedSnapshot>) -> v1::ListSnapshotsResponse {
+    let entry = |listed| v1::list_snapshots_response::Entry {
+        snapshot: Some(snapshot(listed)),
+    };
+    v1::ListSnapshotsResponse {
+        entries: page.entries.into_iter().map(entry).collect(),
+        next_token: page.next.map_or_else(String::new, |next| next.to_string()),
+    }
+}
+
+/// A moment as the protocol writes it.
+pub fn timestamp(time: DateTime<Utc>) -> prost_types::Timestamp {
+    prost_types::Timestamp {
+        seconds: time.timestamp(),
+        // Less than a second, but for leap seconds.
+        nanos: time.timestamp_subsec_nanos().min(999_999_999).cast_signed(),
     }
 }
 
@@ -117,16 +168,54 @@ mod tests {
     #[test]
     fn cv_12_top_17_an_answer_names_the_volume_its_size_and_its_one_place() {
         let answer = volume(ListedVolume {
-            id: "pvc-1".to_owned(),
+            id: "pvc-1".into(),
             size: Bytes::gib(1),
-            node: "n1".to_owned(),
+            node: "n1".into(),
+            source: Some(SourceReference {
+                kind: SourceKind::Volume,
+                id: "pvc-0".into(),
+            }),
         });
+        let source = answer.content_source.unwrap().r#type.unwrap();
+        let expected = VolumeSource {
+            volume_id: "pvc-0".to_owned(),
+        };
+        assert_eq!(source, Type::Volume(expected), "VCS-11");
         assert_eq!(
             (answer.volume_id.as_str(), answer.capacity_bytes),
             ("pvc-1", 1 << 30)
         );
         assert_eq!(answer.accessible_topology, [topology("n1")]);
         assert!(answer.volume_context.is_empty());
+    }
+
+    #[test]
+    fn cs_07_cs_10_cs_12_cs_14_an_answer_tells_all_of_a_snapshot() {
+        let moment = DateTime::from_timestamp(1_700_000_000, 123_456_789).unwrap();
+        let mut listed = ListedSnapshot {
+            id: "snapshot-1".into(),
+            source_volume: "pvc-1".into(),
+            node: "n1".into(),
+            group: None,
+            size: Bytes::gib(1),
+            creation_time: moment,
+            ready: true,
+        };
+        let answer = snapshot(listed.clone());
+        assert_eq!(
+            (answer.snapshot_id.as_str(), answer.size_bytes),
+            ("snapshot-1", 1 << 30)
+        );
+        assert_eq!(
+            (answer.source_volume_id.as_str(), answer.ready_to_use),
+            ("pvc-1", true)
+        );
+        let time = answer.creation_time.unwrap();
+        assert_eq!((time.seconds, time.nanos), (1_700_000_000, 123_456_789));
+        assert_eq!(answer.accessible_topology, [topology("n1")]);
+        assert_eq!(answer.group_snapshot_id, "");
+        listed.group = Some("group-1".into());
+        assert_eq!(snapshot(listed).group_snapshot_id, "group-1");
     }
 
     #[test]

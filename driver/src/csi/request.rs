@@ -5,14 +5,17 @@
 
 pub mod capacity_range;
 pub mod page;
+pub mod snapshot;
+mod source;
 pub mod topology;
 
 use std::{collections::BTreeMap, time::Duration};
 
 use cistern_crds::{
-    AccessMode, AccessType, FilesystemType, Parameters, PoolVolume, PoolVolumeSpec,
+    AccessMode, AccessType, FilesystemType, MkfsOptions, Parameters, PoolVolume, PoolVolumeSpec,
     names::RESERVED_PREFIX,
     parameters::{MKFS_OPTIONS, ParametersError},
+    snapshot_parameters,
     volume::ClaimReference,
 };
 use cistern_proto::csi::v1;
@@ -20,7 +23,10 @@ use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
 
 use super::capability::{self, Capability};
-use crate::volumes::{CapacityQuery, NewVolume, PageQuery, SizeRange};
+use crate::{
+    objects::listing::PageQuery,
+    volumes::{CapacityQuery, NewVolume, SizeRange},
+};
 
 /// Most bytes of a string of the protocol (FLD-01, FLD-14).
 pub const MAX_STRING: usize = 128;
@@ -85,6 +91,9 @@ pub enum Error {
     /// CV-17, CV-22.
     #[error(transparent)]
     Parameters(#[from] ParametersError),
+    /// CS-17.
+    #[error(transparent)]
+    SnapshotParameters(#[from] snapshot_parameters::Error),
     /// A place that is none.
     #[error(transparent)]
     Topology(#[from] topology::Error),
@@ -100,17 +109,16 @@ impl TryFrom<v1::CreateVolumeRequest> for NewVolume {
     type Error = Error;
 
     fn try_from(request: v1::CreateVolumeRequest) -> Result<Self, Error> {
-        let name = volume_name(request.name)?;
+        let name = name(request.name)?;
         required(
             "volume_capabilities",
             request.volume_capabilities.is_empty(),
         )?;
         map("parameters", &request.parameters)?;
-        if request.volume_content_source.is_some() {
-            return Err(Error::Unsupported {
-                field: "volume_content_source",
-            });
-        }
+        let source = request
+            .volume_content_source
+            .map(source::parse)
+            .transpose()?;
         if !request.mutable_parameters.is_empty() {
             return Err(Error::Unsupported {
                 field: "mutable_parameters",
@@ -119,29 +127,27 @@ impl TryFrom<v1::CreateVolumeRequest> for NewVolume {
         let capabilities = capabilities(request.volume_capabilities)?;
         let requirement = topology::parse(request.accessibility_requirements)?;
         let parameters = Parameters::parse(&request.parameters)?;
-        let (access_type, filesystem) = access_type(&capabilities, parameters.filesystem)?;
-        let size = capacity_range::parse(request.capacity_range, access_type, filesystem)?;
-        let names_options = |options: &String| !options.is_empty();
-        if filesystem.is_none()
-            && request
-                .parameters
-                .get(MKFS_OPTIONS)
-                .is_some_and(names_options)
-        {
-            return Err(Error::Unsupported {
-                field: "parameter \"mkfsOptions\" for a raw block volume",
-            });
-        }
-        let mkfs_options = filesystem.map(|filesystem| parameters.mkfs_options(filesystem));
+        let (access_type, asked) = access_type(&capabilities, parameters.filesystem)?;
+        let (size, filesystem, mkfs_options) = if source.is_some() {
+            // Size and filesystem are the source's, and it was made with options of its own.
+            let size = capacity_range::parse_growth(request.capacity_range.unwrap_or_default())?;
+            (size, asked, MkfsOptions::default())
+        } else {
+            let filesystem = or_default(access_type, asked);
+            let size = capacity_range::parse(request.capacity_range, access_type, filesystem)?;
+            let options = mkfs_options(&parameters, &request.parameters, filesystem)?;
+            (size, filesystem, options)
+        };
         Ok(Self {
             name,
             size,
             access_type,
             filesystem,
-            mkfs_options: mkfs_options.transpose()?.unwrap_or_default(),
+            mkfs_options,
             access_modes: access_modes(&capabilities),
             pool: parameters.pool,
             provisioning: parameters.provisioning,
+            source,
             claim: claim(&request.parameters),
             requirement,
         })
@@ -286,10 +292,11 @@ impl ExpandVolume {
     }
 }
 
-/// Whether a volume has the filesystem options that parameters ask for. Those of a block device are
-/// for the other volumes of its class.
+/// Whether a volume has the filesystem options that parameters ask for. Those of a block device, or
+/// of a copy, are for the other volumes of its class.
 fn made_with_options_of(parameters: &Parameters, spec: &PoolVolumeSpec) -> bool {
-    spec.filesystem.is_none_or(|filesystem| {
+    let made = spec.filesystem.filter(|_| spec.content_source.is_none());
+    made.is_none_or(|filesystem| {
         let asked = parameters.mkfs_options(filesystem);
         asked.is_ok_and(|asked| asked.to_string() == spec.mkfs_options.as_deref().unwrap_or(""))
     })
@@ -312,7 +319,10 @@ pub fn get_capacity(request: v1::GetCapacityRequest) -> Result<Option<CapacityQu
         match capabilities(request.volume_capabilities).and_then(|c| access_type(&c, named)) {
             Err(Error::Capability(error)) if !error.is_malformed() => return Ok(None),
             Err(Error::Contradiction { .. } | Error::TwoAccessTypes) => return Ok(None),
-            chosen => chosen?.1,
+            chosen => {
+                let (access_type, asked) = chosen?;
+                or_default(access_type, asked)
+            }
         }
     };
     if let (Some(parameters), Some(filesystem)) = (&parameters, filesystem) {
@@ -364,7 +374,7 @@ fn timeout(header: &str) -> Option<Duration> {
 }
 
 /// FLD-12: any Unicode but most control characters.
-fn volume_name(name: String) -> Result<String, Error> {
+pub(super) fn name(name: String) -> Result<String, Error> {
     required("name", name.is_empty())?;
     string("name", &name)?;
     let control = name
@@ -422,8 +432,9 @@ fn capabilities(capabilities: Vec<v1::VolumeCapability>) -> Result<Vec<Capabilit
     Ok(read.collect::<Result<_, capability::Error>>()?)
 }
 
-/// The one access type and filesystem that serve all capabilities (CV-04). A filesystem that only
-/// the parameters name means filesystem volumes; a class may serve claims of both kinds.
+/// The one access type and filesystem that serve all capabilities (CV-04); no filesystem where none
+/// is named. One that only the parameters name means filesystem volumes; a class may serve claims of
+/// both kinds.
 fn access_type(
     capabilities: &[Capability],
     mut chosen: Option<FilesystemType>,
@@ -444,7 +455,34 @@ fn access_type(
             Some(_) | None => {}
         }
     }
-    Ok((AccessType::Filesystem, Some(chosen.unwrap_or_default())))
+    Ok((AccessType::Filesystem, chosen))
+}
+
+/// The filesystem of a volume that is made empty.
+fn or_default(access_type: AccessType, asked: Option<FilesystemType>) -> Option<FilesystemType> {
+    match access_type {
+        AccessType::Filesystem => Some(asked.unwrap_or_default()),
+        AccessType::Block => None,
+    }
+}
+
+/// Options for the filesystem of a volume that is made empty. A block device has none.
+fn mkfs_options(
+    parameters: &Parameters,
+    map: &BTreeMap<String, String>,
+    filesystem: Option<FilesystemType>,
+) -> Result<MkfsOptions, Error> {
+    let Some(filesystem) = filesystem else {
+        let named = map.get(MKFS_OPTIONS).is_some_and(|named| !named.is_empty());
+        return if named {
+            Err(Error::Unsupported {
+                field: "parameter \"mkfsOptions\" for a raw block volume",
+            })
+        } else {
+            Ok(MkfsOptions::default())
+        };
+    };
+    Ok(parameters.mkfs_options(filesystem)?)
 }
 
 /// In order and each once, so that equal requests make equal volumes.

@@ -3,11 +3,14 @@
 use std::{collections::HashMap, fmt, path::Path};
 
 use cistern_crds::{
-    Bytes, ConditionType, NodePool, NodePoolStatus, PoolVolume, StorageNode, condition,
+    Bytes, ConditionType, NodePool, NodePoolStatus, PoolSnapshot, PoolSnapshotGroup, PoolVolume,
+    StorageNode, Stored, condition,
 };
-use cistern_host::{Image, Inventory, PoolInventory, Root, system::BoundLoop};
+use cistern_host::{Image, Inventory, Owner, PoolInventory, Root, system::BoundLoop};
 use kube::ResourceExt as _;
 use serde::Serialize;
+
+use crate::agent::{pass::Kept, pools::weight_of};
 
 /// Both sides, as they were when somebody looked.
 #[derive(Debug)]
@@ -16,6 +19,10 @@ pub struct View {
     pub node: Option<StorageNode>,
     /// The PoolVolumes of the node.
     pub volumes: Vec<PoolVolume>,
+    /// The PoolSnapshots of the node.
+    pub snapshots: Vec<PoolSnapshot>,
+    /// The PoolSnapshotGroups of the node.
+    pub groups: Vec<PoolSnapshotGroup>,
     /// What is on the node.
     pub inventory: Inventory,
     /// Where it is.
@@ -36,17 +43,21 @@ pub struct Finding {
 /// Kinds of findings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Kind {
-    /// An image that no PoolVolume claims.
-    ImageWithoutVolume,
+    /// An image that no PoolVolume or PoolSnapshot claims.
+    ImageWithoutObject,
     /// A PoolVolume that was made and has no image.
     VolumeWithoutImage,
-    /// An image that says it is something else than its PoolVolume says.
+    /// A PoolSnapshot that was taken and has no image.
+    SnapshotWithoutImage,
+    /// A group that was taken and lacks one of its snapshots, or a snapshot that lacks its group.
+    GroupIncomplete,
+    /// An image that says it is something else than its custom resource says.
     IdentityConflict,
     /// What was left of an image whose making was cut short.
     UnfinishedImage,
-    /// Bytes that the ledger holds and no PoolVolume or image explains, or the other way round.
+    /// Bytes that the ledger holds and no custom resource or image explains, or the other way round.
     LedgerMismatch,
-    /// A PoolVolume that is half removed.
+    /// A PoolVolume or PoolSnapshot that is half removed.
     DeletionUnfinished,
     /// A loop device whose image is gone, or that nothing is mounted from.
     LoopWithoutUse,
@@ -63,8 +74,10 @@ pub enum Kind {
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::ImageWithoutVolume => "image without volume",
+            Self::ImageWithoutObject => "image without volume or snapshot",
             Self::VolumeWithoutImage => "volume without image",
+            Self::SnapshotWithoutImage => "snapshot without image",
+            Self::GroupIncomplete => "group not complete",
             Self::IdentityConflict => "image of another identity",
             Self::UnfinishedImage => "unfinished image",
             Self::LedgerMismatch => "ledger does not add up",
@@ -91,7 +104,11 @@ pub fn findings(view: &View) -> Vec<Finding> {
     let mut all = Vec::new();
     all.extend(view.pools());
     all.extend(view.images());
-    all.extend(view.volumes());
+    let volumes = view.volumes.iter();
+    all.extend(volumes.filter_map(|it| view.object(it, Kind::VolumeWithoutImage)));
+    let snapshots = view.snapshots.iter();
+    all.extend(snapshots.filter_map(|it| view.object(it, Kind::SnapshotWithoutImage)));
+    all.extend(view.groups());
     all.extend(view.ledgers());
     all.extend(view.loops());
     all.extend(view.mounts());
@@ -115,9 +132,13 @@ impl View {
             .find(|pool| pool.uid.as_str() == uid)
     }
 
-    /// The PoolVolume that claims an image.
-    fn claimant(&self, image: &str) -> Option<&PoolVolume> {
-        self.volumes.iter().find(|volume| image_of(volume) == image)
+    /// Who claims an image.
+    fn claimant(&self, image: &str) -> Option<Claimant<'_>> {
+        let volume = self.volumes.iter().find(|it| image_of(*it) == image);
+        let snapshot = || self.snapshots.iter().find(|it| image_of(*it) == image);
+        volume
+            .map(Claimant::Volume)
+            .or_else(|| snapshot().map(Claimant::Snapshot))
     }
 
     fn pools(&self) -> Vec<Finding> {
@@ -171,62 +192,72 @@ impl View {
                 .mount_point(&pool.uid)
                 .join("images")
                 .join(image.uid.as_str());
-            let Some(volume) = self.claimant(image.uid.as_str()) else {
+            let Some(claimant) = self.claimant(image.uid.as_str()) else {
                 let message = format!(
-                    "{}; it is kept, and takes its room, until a PoolVolume of this name and \
+                    "{}; it is kept, and takes its room, until a custom resource of this name and \
                      spec claims it or somebody removes the file",
                     describe(image)
                 );
-                all.push(finding(Kind::ImageWithoutVolume, path.display(), message));
+                all.push(finding(Kind::ImageWithoutObject, path.display(), message));
                 continue;
             };
-            let owner = image
-                .identity
-                .as_ref()
-                .map(|identity| identity.volume.as_str());
-            if owner != Some(&volume.name_any()) {
-                let message = format!(
-                    "PoolVolume {} claims it; {}",
-                    volume.name_any(),
-                    describe(image)
-                );
+            let owner = image.identity.as_ref().map(|identity| &identity.owner);
+            if !owner.is_some_and(|owner| claimant.is_named(owner)) {
+                let message = format!("{claimant} claims it; {}", describe(image));
                 all.push(finding(Kind::IdentityConflict, path.display(), message));
             }
         }
         all
     }
 
-    fn volumes(&self) -> Vec<Finding> {
+    /// What is odd about a volume or snapshot; `missing` where its image is not there.
+    fn object<K: Kept>(&self, object: &K, missing: Kind) -> Option<Finding> {
+        let name = object.name_any();
+        if object.deletion_requested() {
+            let reclaimed = condition::holds(object.conditions(), ConditionType::Reclaimed);
+            let message = if reclaimed {
+                "its data is destroyed and its object remains: the controller removes it when its \
+                 deletion is asked for again"
+            } else {
+                "its data is to be destroyed; its condition Reclaimed says what that waits for"
+            };
+            return Some(finding(Kind::DeletionUnfinished, name, message));
+        }
+        let pool_name = object.pool_name();
+        let spec = self.specs().iter().find(|spec| spec.name == pool_name);
+        let pool = spec.and_then(|spec| self.pool(&spec.uid));
+        // A pool that is not mounted is said once, of the pool.
+        let pool = pool.filter(|pool| pool.filesystem_uuid.is_some())?;
+        let image = image_of(object);
+        let is_there = pool.images.iter().any(|found| found.uid.as_str() == image);
+        let message = format!("image {image} is not in pool {pool_name}");
+        (object.is_announced() && !is_there).then(|| finding(missing, name, message))
+    }
+
+    fn groups(&self) -> Vec<Finding> {
         let mut all = Vec::new();
-        for volume in &self.volumes {
-            let name = volume.name_any();
-            let status = volume.status.clone().unwrap_or_default();
-            if volume.spec.deletion_requested {
-                let reclaimed = condition::holds(&status.conditions, ConditionType::Reclaimed);
-                let message = if reclaimed {
-                    "its data is destroyed and its object remains: the controller removes it when \
-                     DeleteVolume is called again"
-                } else {
-                    "its data is to be destroyed; its condition Reclaimed says what that waits for"
-                };
-                all.push(finding(Kind::DeletionUnfinished, &name, message));
+        for group in &self.groups {
+            let status = group.status.as_ref();
+            let is_taken = status.is_some_and(|status| status.creation_time.is_some());
+            if group.spec.deletion_requested || !is_taken {
                 continue;
             }
-            let uid = self
-                .specs()
-                .iter()
-                .find(|spec| spec.name == volume.spec.pool_name)
-                .map(|spec| spec.uid.as_str());
-            let pool = uid.and_then(|uid| self.pool(uid));
-            let Some(pool) = pool.filter(|pool| pool.filesystem_uuid.is_some()) else {
-                // Said once, of the pool.
+            for member in &group.spec.members {
+                let mut snapshots = self.snapshots.iter();
+                if !snapshots.any(|it| it.name_any() == member.snapshot) {
+                    let (snapshot, volume) = (&member.snapshot, &member.volume);
+                    let message = format!("its snapshot {snapshot} of volume {volume} is gone");
+                    all.push(finding(Kind::GroupIncomplete, group.name_any(), message));
+                }
+            }
+        }
+        for snapshot in &self.snapshots {
+            let Some(name) = &snapshot.spec.group_name else {
                 continue;
             };
-            let image = image_of(volume);
-            let is_there = pool.images.iter().any(|found| found.uid.as_str() == image);
-            if status.size.is_some() && !is_there {
-                let message = format!("image {image} is not in pool {}", volume.spec.pool_name);
-                all.push(finding(Kind::VolumeWithoutImage, &name, message));
+            if !self.groups.iter().any(|group| group.name_any() == *name) {
+                let message = format!("it belongs to group {name}, which is gone");
+                all.push(finding(Kind::GroupIncomplete, snapshot.name_any(), message));
             }
         }
         all
@@ -236,23 +267,19 @@ impl View {
     fn ledgers(&self) -> Vec<Finding> {
         let mut all = Vec::new();
         for status in self.statuses() {
-            let of_pool = |volume: &&PoolVolume| volume.spec.pool_name == status.name;
-            let reserved = |volume: &PoolVolume| volume.status.as_ref()?.reserved;
-            let promised: Bytes = self
-                .volumes
-                .iter()
-                .filter(of_pool)
-                .filter_map(reserved)
-                .sum();
+            let volumes = reserved(&self.volumes, &status.name);
+            let snapshots = reserved(&self.snapshots, &status.name);
             let images = self.pool(&status.uid).map_or(&[][..], |pool| &pool.images);
             let unclaimed = images
                 .iter()
                 .filter(|image| self.claimant(image.uid.as_str()).is_none())
-                .map(|image| image.size);
-            let expected = promised.saturating_add(unclaimed.sum());
+                .map(weight_of);
+            let unclaimed: Bytes = unclaimed.sum();
+            let expected = volumes.saturating_add(snapshots).saturating_add(unclaimed);
             if expected != status.reserved {
                 let message = format!(
-                    "the agent says that {} are reserved, and volumes and images add up to {expected}",
+                    "the agent says that {} are reserved, and volumes, snapshots and images add up to \
+                     {expected}",
                     status.reserved
                 );
                 all.push(finding(Kind::LedgerMismatch, &status.name, message));
@@ -300,7 +327,7 @@ impl View {
             if let Some(image) = image
                 && self.claimant(image).is_none()
             {
-                let message = format!("image {image} is mounted there and no PoolVolume claims it");
+                let message = format!("image {image} is mounted there and nobody claims it");
                 all.push(finding(
                     Kind::MountWithoutVolume,
                     mount.mount_point.display(),
@@ -314,16 +341,42 @@ impl View {
 
 const NOT_OURS: &str = "Cistern did not make it and leaves it alone: move it away";
 
-/// The name of a volume's image.
-fn image_of(volume: &PoolVolume) -> String {
-    let image = volume
-        .status
-        .as_ref()
-        .and_then(|status| status.image.as_ref());
-    image.map_or_else(
-        || volume.uid().unwrap_or_default(),
-        |image| image.uid.clone(),
-    )
+/// The custom resource that an image belongs to.
+enum Claimant<'a> {
+    Volume(&'a PoolVolume),
+    Snapshot(&'a PoolSnapshot),
+}
+
+impl Claimant<'_> {
+    fn is_named(&self, owner: &Owner) -> bool {
+        match self {
+            Self::Volume(volume) => volume.is_named(owner),
+            Self::Snapshot(snapshot) => snapshot.is_named(owner),
+        }
+    }
+}
+
+impl fmt::Display for Claimant<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Volume(volume) => write!(f, "PoolVolume {}", volume.name_any()),
+            Self::Snapshot(snapshot) => write!(f, "PoolSnapshot {}", snapshot.name_any()),
+        }
+    }
+}
+
+/// What the ledger of a pool holds for objects of a kind.
+fn reserved<K: Stored>(objects: &[K], pool: &str) -> Bytes {
+    let of_pool = objects.iter().filter(|object| object.pool_name() == pool);
+    of_pool.filter_map(Stored::reserved).sum()
+}
+
+/// The name of an object's image.
+fn image_of<K: Stored>(object: &K) -> String {
+    match object.image() {
+        Some(image) => image.uid.clone(),
+        None => object.meta().uid.clone().unwrap_or_default(),
+    }
 }
 
 /// The name of the image behind a loop device; none for the file of a pool.
@@ -337,8 +390,8 @@ fn image_name(backing_file: &Path) -> Option<&str> {
 fn describe(image: &Image) -> String {
     match &image.identity {
         Some(identity) => format!(
-            "it says that it is volume {}, {} large",
-            identity.volume, image.size
+            "it says that it is {}, {} large",
+            identity.owner, image.size
         ),
         None => format!("it does not say whose it is, and is {} large", image.size),
     }

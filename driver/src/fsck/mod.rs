@@ -7,7 +7,7 @@ pub mod findings;
 
 use std::{fmt, io};
 
-use cistern_crds::{PoolVolume, StorageNode};
+use cistern_crds::{PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode};
 use cistern_host::Root;
 use kube::{Api, Client, api::ListParams};
 use serde::Serialize;
@@ -42,6 +42,7 @@ pub struct Report {
     node: String,
     pools: usize,
     volumes: usize,
+    snapshots: usize,
     images: usize,
     loops: usize,
     mounts: usize,
@@ -61,18 +62,22 @@ pub async fn look(client: Client, node: &str, root: Root) -> Result<Report, Erro
         node: node.to_owned(),
         source: Box::new(source),
     };
-    // The disk first: a volume that is made meanwhile has its custom resource already.
+    // The disk first: what is made meanwhile has its custom resource already.
     let copy = root.clone();
     let inventory = on_host((), move || copy.inventory())
         .await
         .map_err(Error::Broken)?
         .map_err(Error::Host)?;
     let nodes: Api<StorageNode> = Api::all(client.clone());
-    let volumes: Api<PoolVolume> = Api::all(client);
+    let volumes: Api<PoolVolume> = Api::all(client.clone());
+    let snapshots: Api<PoolSnapshot> = Api::all(client.clone());
+    let groups: Api<PoolSnapshotGroup> = Api::all(client);
     let ours = ListParams::default().fields(&format!("spec.nodeName={node}"));
     let view = View {
         node: nodes.get_opt(node).await.map_err(failed)?,
         volumes: volumes.list(&ours).await.map_err(failed)?.items,
+        snapshots: snapshots.list(&ours).await.map_err(failed)?.items,
+        groups: groups.list(&ours).await.map_err(failed)?.items,
         inventory,
         root,
     };
@@ -80,6 +85,7 @@ pub async fn look(client: Client, node: &str, root: Root) -> Result<Report, Erro
         node: node.to_owned(),
         pools: view.inventory.pools.len(),
         volumes: view.volumes.len(),
+        snapshots: view.snapshots.len(),
         images: view
             .inventory
             .pools
@@ -97,9 +103,10 @@ impl fmt::Display for Report {
         let Self { node, findings, .. } = self;
         writeln!(
             f,
-            "node {node}: {}, {}, {}, {}, {}",
+            "node {node}: {}, {}, {}, {}, {}, {}",
             count(self.pools, "pool"),
             count(self.volumes, "volume"),
+            count(self.snapshots, "snapshot"),
             count(self.images, "image"),
             count(self.loops, "loop device"),
             count(self.mounts, "mount"),

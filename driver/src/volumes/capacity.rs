@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cistern_crds::{Bytes, FilesystemType, Provisioning, StorageNode, names};
 use kube::ResourceExt as _;
 
-use super::nodes::pool_on;
+use crate::objects::nodes::pool_on;
 
 /// Which room is meant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -70,7 +70,7 @@ mod tests {
     use cistern_crds::ConditionType;
 
     use super::*;
-    use crate::volumes::nodes::tests::{node, set};
+    use crate::objects::nodes::tests::{node, set};
 
     fn query(pool: Option<&str>, places: Option<&[&str]>) -> CapacityQuery {
         CapacityQuery {

@@ -2,21 +2,19 @@
 //!
 //! *Invariant:* an error that the caller takes for final leaves no object behind: one that no agent
 //! has admitted is withdrawn first, and one that was admitted stays and the error says so
-//! ([`Error::Pending`]).
+//! ([`objects::Error::Pending`]).
 
-use cistern_client::Rejection;
-use cistern_crds::{
-    ConditionStatus, ConditionType, PoolVolume, PoolVolumeSpec, Reason, condition,
-    names::{CONTROLLER_MANAGER, SELECTED_NODE_ANNOTATION},
-};
-use kube::{ResourceExt as _, api::PostParams};
-use tokio::time::{Instant, timeout_at};
+use cistern_crds::{PoolVolume, names::SELECTED_NODE_ANNOTATION};
+use kube::ResourceExt as _;
+use tokio::time::Instant;
 
-use super::{
-    Error, ListedVolume, NewVolume, Volumes, failed,
-    nodes::Unfit,
-    placement::{self, Refusal},
-    watch::Attention,
+use super::{Error, ListedVolume, NewVolume, Volumes, placement, source};
+use crate::objects::{
+    self,
+    attendance::Attention,
+    failed,
+    follow::{Outcome, Refusal},
+    named,
 };
 
 /// Nodes that one call asks. The caller repeats, and by then the room that is published has changed.
@@ -31,46 +29,44 @@ impl Volumes {
         wanted: &NewVolume,
         deadline: Instant,
     ) -> Result<ListedVolume, Error> {
-        let mut attention = self.attend(&wanted.id())?;
-        attention.note("the API server to answer");
-        match timeout_at(deadline, self.settle(wanted, &mut attention)).await {
-            Ok(result) => result,
-            Err(_) => Err(pending(&attention)),
-        }
+        let settling = async |attention: &mut _| self.settle(wanted, attention).await;
+        self.objects
+            .attending(&wanted.id(), deadline, settling)
+            .await
     }
 
     /// Asks one node after another until one has made the volume.
     async fn settle(
         &self,
         wanted: &NewVolume,
-        attention: &mut Attention,
+        attention: &mut Attention<PoolVolume>,
     ) -> Result<ListedVolume, Error> {
         let mut refusals = Vec::new();
         loop {
-            let found = match self.find(attention.name()).await? {
+            let found = match self.objects.find(attention.name()).await? {
                 Some(volume) => Some(volume),
                 None => self.create(wanted, &refusals).await?,
             };
             // None: another replica was faster, so look again.
             let Some(volume) = found else { continue };
             if volume.spec.deletion_requested {
-                self.see_off(volume, attention).await?;
+                self.objects.see_off(volume, attention).await?;
                 continue;
             }
             if let Some(difference) = wanted.difference(&volume) {
-                let volume = attention.name().to_owned();
-                return Err(Error::Different { volume, difference });
+                let object = named::<PoolVolume>(attention.name());
+                return Err(objects::Error::Different { object, difference }.into());
             }
-            match self.follow(volume, attention).await {
+            match self.objects.follow(volume, attention).await {
                 Outcome::Ready(volume) => {
-                    self.until_shown(attention.name(), true).await;
+                    self.listing.until_shown(attention.name(), true).await;
                     return Ok(volume);
                 }
                 Outcome::Changed => {}
                 Outcome::Withdraw(volume, refusal) => {
                     attention.note("the API server to forget a volume that no agent has admitted");
-                    if self.withdraw(*volume).await? {
-                        refusals.extend(refusal);
+                    if self.objects.withdraw(*volume).await? {
+                        refusals.extend(not_final(wanted, refusal)?);
                     }
                 }
             }
@@ -78,27 +74,32 @@ impl Volumes {
     }
 
     /// Chooses a node and writes the wish. None when the object is there by now.
+    ///
+    /// A source is looked at each time: a volume may have grown since it was refused to be copied.
     async fn create(
         &self,
         wanted: &NewVolume,
         refusals: &[Refusal],
     ) -> Result<Option<PoolVolume>, Error> {
-        let node = self.choose(wanted, refusals).await?;
-        let object = wanted.on_node(&node);
-        let parameters = PostParams {
-            field_manager: Some(CONTROLLER_MANAGER.to_owned()),
-            ..PostParams::default()
-        };
-        match self.api.create(&parameters, &object).await {
-            Ok(volume) => {
-                tracing::info!(volume = volume.name_any(), node, "volume placed");
-                Ok(Some(volume))
+        let (node, object) = match &wanted.source {
+            None => {
+                let node = self.choose(wanted, refusals).await?;
+                let object = wanted.on_node(&node, None);
+                (node, object)
             }
-            Err(error) if Rejection::from(&error) == Rejection::AlreadyExists => Ok(None),
-            Err(error) => Err(failed(|| format!("create PoolVolume {}", wanted.id()))(
-                error,
-            )),
+            Some(reference) => {
+                let source = self.source(reference).await?;
+                let wanted = source.complete(wanted)?;
+                let node = self.choose(&wanted, refusals).await?;
+                let object = wanted.on_node(&node, Some(source.content()));
+                (node, object)
+            }
+        };
+        let created = self.objects.create(&object).await?;
+        if let Some(volume) = &created {
+            tracing::info!(volume = volume.name_any(), node, "volume placed");
         }
+        Ok(created)
     }
 
     /// The first node with room; but where the scheduler has chosen the node of the pod, no other:
@@ -116,7 +117,7 @@ impl Volumes {
                 .collect();
             return Err(no_room(each.join("; ")).into());
         }
-        let nodes = self.nodes.all().ok_or(Error::Starting)?;
+        let nodes = self.objects.nodes().all().ok_or(objects::Error::Starting)?;
         let choice = placement::choose(wanted, &nodes, refusals)?;
         match choice.passed_over {
             Some(why) if self.scheduler_has_chosen(wanted).await? => {
@@ -142,204 +143,13 @@ impl Volumes {
         }))?;
         Ok(found.is_some_and(|claim| claim.annotations().contains_key(SELECTED_NODE_ANNOTATION)))
     }
-
-    /// Waits until the agent has made the volume, or will not.
-    async fn follow(&self, mut volume: PoolVolume, attention: &mut Attention) -> Outcome {
-        let mut nodes = self.nodes.subscribe();
-        loop {
-            let unfit = |spec: &PoolVolumeSpec| self.nodes.unfit(&spec.node_name, &spec.pool_name);
-            match progress(&volume, unfit) {
-                Progress::Ready(volume) => return Outcome::Ready(volume),
-                Progress::Withdraw(refusal) => {
-                    return Outcome::Withdraw(Box::new(volume), refusal);
-                }
-                Progress::Leaving => return Outcome::Changed,
-                Progress::Waits(waits_for) => attention.note(waits_for),
-            }
-            tokio::select! {
-                change = attention.change(&volume) => match change {
-                    Some(changed) => volume = changed,
-                    None => return Outcome::Changed,
-                },
-                // The sender lives as long as `self`.
-                _ = nodes.changed() => {}
-            }
-        }
-    }
 }
 
-/// The error of a call whose time is up.
-pub(super) fn pending(attention: &Attention) -> Error {
-    Error::Pending {
-        volume: attention.name().to_owned(),
-        waits_for: attention.waits_for().to_owned(),
-    }
-}
-
-/// How following a volume ended.
-enum Outcome {
-    Ready(ListedVolume),
-    /// The object is not what it was: look again.
-    Changed,
-    Withdraw(Box<PoolVolume>, Option<Refusal>),
-}
-
-/// Where a volume stands on its way to be used.
-#[derive(Debug, PartialEq, Eq)]
-enum Progress {
-    Ready(ListedVolume),
-    /// Its deletion is asked for.
-    Leaving,
-    /// No agent has admitted it and this node will not: its node, and why, where that is the
-    /// node's doing.
-    Withdraw(Option<Refusal>),
-    /// It waits for this.
-    Waits(String),
-}
-
-fn progress(volume: &PoolVolume, unfit: impl FnOnce(&PoolVolumeSpec) -> Option<Unfit>) -> Progress {
-    let spec = &volume.spec;
-    let status = volume.status.clone().unwrap_or_default();
-    let refusal = |reason, message: String| {
-        let node = spec.node_name.clone();
-        Progress::Withdraw(Some(Refusal {
-            node,
-            reason,
-            message,
-        }))
-    };
-    if spec.deletion_requested {
-        return Progress::Leaving;
-    }
-    // It was made, whatever has happened since.
-    if let Some(made) = ListedVolume::of(volume) {
-        return Progress::Ready(made);
-    }
-    if status.reserved.is_some() {
-        let ready = condition::find(&status.conditions, ConditionType::Ready);
-        let message = ready.map_or("", |ready| ready.message.as_str());
-        return Progress::Waits(format!("node {} to make it: {message}", spec.node_name));
-    }
-    // Somebody deleted the object by hand: no agent admits it any more.
-    if volume.metadata.deletion_timestamp.is_some() {
-        return Progress::Withdraw(None);
-    }
-    let admitted = condition::find(&status.conditions, ConditionType::Admitted);
-    if let Some(admitted) = admitted
-        && admitted.status == ConditionStatus::False.as_str()
-    {
-        return refusal(Reason::parse(&admitted.reason), admitted.message.clone());
-    }
-    match unfit(spec) {
-        Some(unfit) => refusal(None, unfit.to_string()),
-        None => Progress::Waits(format!("the agent of node {} to admit it", spec.node_name)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use chrono::DateTime;
-    use cistern_crds::{Bytes, PoolVolumeStatus, condition::Finding};
-    use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
-
-    use super::*;
-    use crate::volumes::request::tests::wanted;
-
-    fn volume(change: impl FnOnce(&mut PoolVolume, &mut PoolVolumeStatus)) -> PoolVolume {
-        let mut volume = wanted("v").on_node("n1");
-        let mut status = PoolVolumeStatus::default();
-        change(&mut volume, &mut status);
-        volume.status = Some(status);
-        volume
-    }
-
-    fn admitted(status: &mut PoolVolumeStatus, holds: impl Into<ConditionStatus>, reason: Reason) {
-        let finding = Finding::new(ConditionType::Admitted, holds, reason, "the agent's words");
-        condition::set(&mut status.conditions, &finding, None, DateTime::default());
-    }
-
-    fn silent() -> Unfit {
-        Unfit::Silent {
-            message: "gone".to_owned(),
-        }
-    }
-
-    fn withdraws(progress: &Progress) -> bool {
-        matches!(progress, Progress::Withdraw(_))
-    }
-
-    #[test]
-    fn a_volume_is_ready_once_it_was_made_whatever_happens_to_it_later() {
-        let made = volume(|volume, status| {
-            status.reserved = Some(Bytes::gib(1));
-            status.size = Some(Bytes::gib(1));
-            volume.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
-        });
-        assert!(matches!(
-            progress(&made, |_| Some(silent())),
-            Progress::Ready(_)
-        ));
-    }
-
-    #[test]
-    fn what_is_admitted_is_never_withdrawn() {
-        let admitted = volume(|volume, status| {
-            status.reserved = Some(Bytes::gib(1));
-            admitted(status, false, Reason::NoSpace);
-            volume.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
-        });
-        assert!(matches!(
-            progress(&admitted, |_| Some(silent())),
-            Progress::Waits(_)
-        ));
-    }
-
-    #[test]
-    fn a_refusal_carries_the_agents_reason_and_words() {
-        for reason in [
-            Reason::NoSpace,
-            Reason::TooLarge,
-            Reason::VolumeLimitReached,
-            Reason::PoolUnknown,
-            Reason::PoolNotReady,
-        ] {
-            let refused = volume(|_, status| admitted(status, false, reason));
-            let expected = Refusal {
-                node: "n1".to_owned(),
-                reason: Some(reason),
-                message: "the agent's words".to_owned(),
-            };
-            assert_eq!(
-                progress(&refused, |_| None),
-                Progress::Withdraw(Some(expected))
-            );
-        }
-    }
-
-    #[test]
-    fn an_agent_that_has_not_looked_yet_is_waited_for_unless_it_is_silent() {
-        let fresh = volume(|_, status| admitted(status, ConditionStatus::Unknown, Reason::Pending));
-        assert!(matches!(progress(&fresh, |_| None), Progress::Waits(_)));
-        assert!(withdraws(&progress(&fresh, |_| Some(silent()))));
-        let unseen = wanted("v").on_node("n1");
-        assert!(matches!(progress(&unseen, |_| None), Progress::Waits(_)));
-        assert!(withdraws(&progress(&unseen, |_| Some(Unfit::Absent))));
-    }
-
-    #[test]
-    fn an_object_that_somebody_deleted_is_made_anew_on_any_node() {
-        let deleted = volume(|volume, _| {
-            volume.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
-        });
-        assert_eq!(progress(&deleted, |_| None), Progress::Withdraw(None));
-    }
-
-    #[test]
-    fn a_volume_that_is_asked_to_go_is_not_found_ready() {
-        let leaving = volume(|volume, status| {
-            status.size = Some(Bytes::gib(1));
-            volume.spec.deletion_requested = true;
-        });
-        assert_eq!(progress(&leaving, |_| None), Progress::Leaving);
+/// A refusal that other nodes, or the same one later, need not repeat.
+fn not_final(wanted: &NewVolume, refusal: Option<Refusal>) -> Result<Option<Refusal>, Error> {
+    let source = wanted.source.as_ref().zip(refusal.as_ref());
+    match source.and_then(|(source, refusal)| source::refused(source, refusal, &wanted.pool)) {
+        Some(error) => Err(error),
+        None => Ok(refusal),
     }
 }

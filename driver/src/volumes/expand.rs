@@ -8,13 +8,13 @@
 //! *Invariant:* a refusal is answered only when the wish for it is taken back, so that nobody grows
 //! the volume later when there is room. What is admitted is never taken back.
 
-use cistern_client::writes;
-use cistern_crds::{Bytes, ConditionType, PoolVolume, condition, names::CONTROLLER_MANAGER};
+use cistern_crds::{Bytes, ConditionType, PoolVolume, condition};
 use kube::ResourceExt as _;
 use serde_json::json;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
-use super::{Error, SizeRange, Volumes, ensure::pending, not_found, watch::Attention};
+use super::{Error, SizeRange, Volumes};
+use crate::objects::{attendance::Attention, not_found};
 
 impl Volumes {
     /// Makes sure that a volume has a size in the range, and says which (CEV-08, CEV-13).
@@ -26,26 +26,23 @@ impl Volumes {
         range: SizeRange,
         deadline: Instant,
     ) -> Result<Bytes, Error> {
-        let mut attention = self.attend(&volume.name_any())?;
-        attention.note("the API server to answer");
-        match timeout_at(deadline, self.grow(volume, range, &mut attention)).await {
-            Ok(result) => result,
-            Err(_) => Err(pending(&attention)),
-        }
+        let id = volume.name_any();
+        let growing = async |attention: &mut _| self.grow(volume, range, attention).await;
+        self.objects.attending(&id, deadline, growing).await
     }
 
     async fn grow(
         &self,
         mut volume: PoolVolume,
         range: SizeRange,
-        attention: &mut Attention,
+        attention: &mut Attention<PoolVolume>,
     ) -> Result<Bytes, Error> {
         // A refusal from before this call may be old: then it is asked once more.
         let (mut asked, mut refusal) = (false, None);
         loop {
             let next = match progress(&volume, range) {
                 Progress::Done(size) => return Ok(size),
-                Progress::Leaving => return Err(not_found(attention.name())),
+                Progress::Leaving => return Err(not_found::<PoolVolume>(attention.name()).into()),
                 Progress::TooLarge(size) => {
                     let limit = range.limit.unwrap_or_default();
                     return Err(impossible(
@@ -75,11 +72,11 @@ impl Volumes {
                     attention.note(self.growing(&volume, &said));
                     match attention.change(&volume).await {
                         Some(changed) => Some(changed),
-                        None => self.find_again(&volume).await?,
+                        None => self.objects.find_again(&volume).await?,
                     }
                 }
             };
-            volume = next.ok_or_else(|| not_found(attention.name()))?;
+            volume = next.ok_or_else(|| not_found::<PoolVolume>(attention.name()))?;
         }
     }
 
@@ -93,15 +90,14 @@ impl Volumes {
         let (name, from) = (volume.name_any(), volume.spec.size);
         tracing::info!(volume = name, %from, to = %size, "changing the size that is asked for");
         let change = json!({"spec": {"size": size}});
-        let patched = writes::patch_guarded(&self.api, volume, CONTROLLER_MANAGER, change).await;
-        self.unless_conflict("change the size of", volume, patched.map(Some))
-            .await
+        let changed = self.objects.patch("change the size of", volume, change);
+        Ok(changed.await?)
     }
 
     /// What a growth waits for.
     fn growing(&self, volume: &PoolVolume, said: &str) -> String {
         let node = &volume.spec.node_name;
-        match self.nodes.unfit(node, &volume.spec.pool_name) {
+        match self.objects.nodes().unfit(node, &volume.spec.pool_name) {
             Some(unfit) => format!("node {node} to make it larger, which {unfit}"),
             None => format!("node {node} to make it larger: {said}"),
         }

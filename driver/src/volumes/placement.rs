@@ -5,9 +5,10 @@ use std::sync::Arc;
 use cistern_crds::{Bytes, NodePoolStatus, Reason, StorageNode, names};
 use kube::ResourceExt as _;
 
-use super::{
+use super::request::NewVolume;
+use crate::objects::{
+    follow::Refusal,
     nodes::{Unfit, pool_on},
-    request::NewVolume,
 };
 
 /// Most nodes that an error names.
@@ -20,17 +21,6 @@ pub(super) struct Choice {
     pub node: String,
     /// Why the place that the request asks for first is not it; none where it is.
     pub passed_over: Option<String>,
-}
-
-/// A node that would not take the volume when it was asked.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
-    /// Its name.
-    pub node: String,
-    /// Why, for programs; none where the agent did not answer.
-    pub reason: Option<Reason>,
-    /// Why, for people.
-    pub message: String,
 }
 
 /// Why no node can take the volume.

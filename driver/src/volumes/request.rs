@@ -4,9 +4,11 @@
 //! secrets or mount flags.
 
 use cistern_crds::{
-    AccessMode, AccessType, Bytes, FilesystemType, MkfsOptions, PoolVolume, PoolVolumeSpec,
-    Provisioning, names, volume::ClaimReference,
+    AccessMode, AccessType, Bytes, ContentSource, FilesystemType, MkfsOptions, PoolVolume,
+    PoolVolumeSpec, Provisioning, names, volume::ClaimReference,
 };
+
+use super::SourceReference;
 
 /// A volume to be made, or to be found as it was made before.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,9 +19,9 @@ pub struct NewVolume {
     pub size: SizeRange,
     /// A filesystem, or the bare block device.
     pub access_type: AccessType,
-    /// The filesystem, for that access type.
+    /// The filesystem, for that access type; with a source, none where it is to be the source's.
     pub filesystem: Option<FilesystemType>,
-    /// Options with which the filesystem is made.
+    /// Options with which the filesystem is made; none with a source.
     pub mkfs_options: MkfsOptions,
     /// How it is to be used, in order and each once.
     pub access_modes: Vec<AccessMode>,
@@ -27,6 +29,8 @@ pub struct NewVolume {
     pub pool: String,
     /// Whether its space is reserved in full.
     pub provisioning: Provisioning,
+    /// What it is to be a copy of; none for an empty volume.
+    pub source: Option<SourceReference>,
     /// The claim that it is for, where the provisioner says so.
     pub claim: Option<ClaimReference>,
     /// Where it may be.
@@ -78,7 +82,7 @@ impl NewVolume {
 
     /// The wish for this volume on a node. Its finalizer is there from the beginning: an object
     /// that could vanish by itself would leave an image that nobody knows.
-    pub fn on_node(&self, node: &str) -> PoolVolume {
+    pub fn on_node(&self, node: &str, content_source: Option<ContentSource>) -> PoolVolume {
         let mut object = PoolVolume::new(
             &self.id(),
             PoolVolumeSpec {
@@ -91,6 +95,7 @@ impl NewVolume {
                 mkfs_options: self.mkfs_options(),
                 access_modes: self.access_modes.clone(),
                 provisioning: self.provisioning,
+                content_source,
                 claim: self.claim.clone(),
                 deletion_requested: false,
             },
@@ -110,8 +115,13 @@ impl NewVolume {
     /// (CV-07, CV-23, TOP-19). The claim is only a note, and is not compared.
     pub fn difference(&self, existing: &PoolVolume) -> Option<String> {
         let spec = &existing.spec;
+        let made_from = spec.content_source.as_ref().map(SourceReference::from);
+        let inherits = self.source.is_some() && self.filesystem.is_none();
         if spec.requested_name != self.name {
             Some("it was made under another name".to_owned())
+        } else if made_from != self.source {
+            let source = made_from.map(|source| format!("it was made from {}", source.named()));
+            Some(source.unwrap_or_else(|| "it was made empty".to_owned()))
         } else if spec.pool_name != self.pool {
             Some(format!(
                 "it is in pool {}, not {}",
@@ -119,7 +129,9 @@ impl NewVolume {
             ))
         } else if spec.provisioning != self.provisioning {
             Some(format!("its provisioning is {:?}", spec.provisioning))
-        } else if (spec.access_type, spec.filesystem) != (self.access_type, self.filesystem) {
+        } else if spec.access_type != self.access_type
+            || spec.filesystem != self.filesystem && !inherits
+        {
             let kind = spec
                 .filesystem
                 .map_or("a block device", FilesystemType::as_str);
@@ -140,6 +152,8 @@ impl NewVolume {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use cistern_crds::SourceKind;
+
     use super::*;
 
     /// A request for 1 GiB of ext4, thin, from pool `fast`, anywhere.
@@ -157,6 +171,7 @@ pub(crate) mod tests {
             access_modes: vec![AccessMode::SingleNodeWriter],
             pool: "fast".to_owned(),
             provisioning: Provisioning::Thin,
+            source: None,
             claim: None,
             requirement: Requirement::default(),
         }
@@ -165,7 +180,7 @@ pub(crate) mod tests {
     #[test]
     fn cv_06_a_volume_is_what_its_own_request_asks_for() {
         let wanted = wanted("pvc-1");
-        assert_eq!(wanted.difference(&wanted.on_node("n1")), None);
+        assert_eq!(wanted.difference(&wanted.on_node("n1", None)), None);
     }
 
     type Change = fn(&mut NewVolume);
@@ -173,7 +188,7 @@ pub(crate) mod tests {
     #[test]
     fn cv_07_top_19_whatever_differs_is_named() {
         let wanted = wanted("pvc-1");
-        let existing = wanted.on_node("n1");
+        let existing = wanted.on_node("n1", None);
         let changes: [(&str, Change); 8] = [
             ("another name", |w| w.name = "other".to_owned()),
             ("pool fast", |w| w.pool = "slow".to_owned()),
@@ -200,9 +215,40 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn cv_07_a_copy_is_not_an_empty_volume_nor_a_copy_of_something_else() {
+        let empty = wanted("pvc-1");
+        let source = |kind, id: &str| SourceReference {
+            kind,
+            id: id.into(),
+        };
+        let mut copy = empty.clone();
+        copy.source = Some(source(SourceKind::Snapshot, "s-1"));
+        let content = ContentSource {
+            kind: SourceKind::Snapshot,
+            name: "s-1".to_owned(),
+            image: "uid-1".to_owned(),
+        };
+        let existing = copy.on_node("n1", Some(content));
+        assert_eq!(copy.difference(&existing), None);
+        copy.filesystem = None;
+        assert_eq!(copy.difference(&existing), None, "the source's filesystem");
+        let difference = empty.difference(&existing).unwrap();
+        assert_eq!(difference, "it was made from snapshot s-1");
+        for other in [
+            source(SourceKind::Snapshot, "s-2"),
+            source(SourceKind::Volume, "s-1"),
+        ] {
+            copy.source = Some(other);
+            assert!(copy.difference(&existing).is_some());
+        }
+        let existing = empty.on_node("n1", None);
+        assert_eq!(copy.difference(&existing).unwrap(), "it was made empty");
+    }
+
+    #[test]
     fn cv_07_what_was_made_to_be_read_is_not_what_is_to_be_written() {
         let mut wanted = wanted("pvc-1");
-        let mut existing = wanted.on_node("n1");
+        let mut existing = wanted.on_node("n1", None);
         existing.spec.access_modes = vec![AccessMode::SingleNodeReaderOnly];
         let difference = wanted.difference(&existing).unwrap();
         assert!(difference.contains("SingleNodeReaderOnly"), "{difference}");
@@ -213,7 +259,7 @@ pub(crate) mod tests {
     #[test]
     fn cv_06_a_claim_whose_mode_has_another_name_since_an_upgrade_finds_its_volume() {
         let mut wanted = wanted("pvc-1");
-        let existing = wanted.on_node("n1");
+        let existing = wanted.on_node("n1", None);
         wanted.access_modes = vec![AccessMode::SingleNodeMultiWriter];
         assert_eq!(wanted.difference(&existing), None);
     }
@@ -221,7 +267,7 @@ pub(crate) mod tests {
     #[test]
     fn cv_23_an_existing_size_within_the_range_is_compatible() {
         let mut wanted = wanted("pvc-1");
-        let existing = wanted.on_node("n1");
+        let existing = wanted.on_node("n1", None);
         wanted.size = SizeRange {
             required: Bytes::mib(512),
             limit: Some(Bytes::gib(2)),

@@ -23,7 +23,7 @@ use kube::{
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use super::{Cluster, Harness, NAMESPACE, PATIENCE, TEST_LABEL};
+use super::{Cluster, Harness, NAMESPACE, PATIENCE, TEST_LABEL, snapshots};
 use crate::{eventually, process::run};
 
 /// A test, its namespace, and the cluster.
@@ -37,6 +37,7 @@ pub struct Test {
     started: Timestamp,
     may_repeat: Mutex<BTreeSet<String>>,
     afterwards: Mutex<Vec<(Harness, String, String)>>,
+    cordoned: Mutex<BTreeSet<String>>,
 }
 
 impl Test {
@@ -52,7 +53,9 @@ impl Test {
             test.check_calls().await;
             test.clean_up().await;
         };
-        if let Err(panic) = AssertUnwindSafe(Box::pin(checked)).catch_unwind().await {
+        let ended = AssertUnwindSafe(Box::pin(checked)).catch_unwind().await;
+        test.uncordon_all().await;
+        if let Err(panic) = ended {
             test.show().await;
             std::panic::resume_unwind(panic);
         }
@@ -77,6 +80,7 @@ impl Test {
             started: namespace.creation_timestamp().expect("it has been made").0,
             may_repeat: Mutex::default(),
             afterwards: Mutex::default(),
+            cordoned: Mutex::default(),
             cluster,
         }
     }
@@ -100,6 +104,27 @@ impl Test {
     pub fn afterwards(&self, harness: Harness, node: &str, script: &str) {
         let mut scripts = self.afterwards.lock().expect("nobody panics with it");
         scripts.push((harness, node.to_owned(), script.to_owned()));
+    }
+
+    /// Keeps new pods off a node, until [`Test::uncordon`] or the end of the test.
+    pub async fn cordon(&self, node: &str) {
+        self.cordoned
+            .lock()
+            .expect("nobody panics with it")
+            .insert(node.to_owned());
+        self.cluster.kubectl(["cordon", node]).await;
+    }
+
+    /// Lets pods onto the node again.
+    pub async fn uncordon(&self, node: &str) {
+        self.cluster.kubectl(["uncordon", node]).await;
+    }
+
+    async fn uncordon_all(&self) {
+        let cordoned = std::mem::take(&mut *self.cordoned.lock().expect("nobody panics with it"));
+        for node in cordoned {
+            self.uncordon(&node).await;
+        }
     }
 
     /// Calls of CreateVolume since the test began, by volume id.
@@ -127,6 +152,7 @@ impl Test {
     async fn clean_up(&self) {
         remove_all::<Pod>(&self.namespaced(), "").await;
         remove_all::<PersistentVolumeClaim>(&self.namespaced(), "").await;
+        self.remove_snapshots().await;
         let label = format!("{TEST_LABEL}={}", self.name);
         self.wait_until_volumes_are_gone().await;
         // The ledgers are empty while the pools are still there.
@@ -135,6 +161,7 @@ impl Test {
         }
         self.cluster.fsck().await;
         remove_all::<StorageClass>(&self.all(), &label).await;
+        snapshots::remove_snapshot_classes(&self.cluster, &label).await;
         remove_all::<StoragePool>(&self.all(), &label).await;
         self.wait_until_capacities_are_gone().await;
         unlabel_nodes(&self.cluster, &self.name).await;
@@ -190,7 +217,11 @@ impl Test {
                     .map_err(|error| error.to_string())?
                     .status;
                 match &status {
-                    Some(status) if status.volumes == 0 && status.reserved.0 == 0 => Ok(()),
+                    Some(status)
+                        if (status.volumes, status.snapshots, status.reserved.0) == (0, 0, 0) =>
+                    {
+                        Ok(())
+                    }
                     _ => Err(format!("{status:?}")),
                 }
             },
@@ -246,7 +277,14 @@ impl Test {
             ],
             &[
                 "get",
-                "storagepools,storagenodes,poolvolumes",
+                "storagepools,storagenodes,poolvolumes,poolsnapshots,poolsnapshotgroups",
+                "--output=yaml",
+            ],
+            &[
+                "get",
+                "volumesnapshots,volumegroupsnapshots,volumesnapshotcontents,volumegroupsnapshotcontents",
+                "--namespace",
+                &self.namespace,
                 "--output=yaml",
             ],
             &[
@@ -280,9 +318,11 @@ pub(super) async fn remove_leftovers(cluster: &Cluster) {
         eprintln!("removing what an earlier run has kept in namespace {name}");
         remove_all::<Pod>(&Api::namespaced(cluster.client(), &name), "").await;
         remove_all::<PersistentVolumeClaim>(&Api::namespaced(cluster.client(), &name), "").await;
+        snapshots::remove_snapshots_of(cluster, &name).await;
     }
     remove_all::<Namespace>(&namespaces, TEST_LABEL).await;
     remove_all::<StorageClass>(&Api::all(cluster.client()), TEST_LABEL).await;
+    snapshots::remove_snapshot_classes(cluster, TEST_LABEL).await;
     remove_all::<StoragePool>(&Api::all(cluster.client()), TEST_LABEL).await;
     unlabel_nodes(cluster, "").await;
 }
@@ -319,7 +359,7 @@ where
     list.expect("objects can be listed").items
 }
 
-async fn remove_all<K>(api: &Api<K>, label: &str)
+pub(super) async fn remove_all<K>(api: &Api<K>, label: &str)
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
 {
@@ -329,6 +369,14 @@ where
             .delete(&object.name_any(), &DeleteParams::default())
             .await;
     }
+    all_gone(api, label).await;
+}
+
+/// Waits until every object with the label is gone; an empty label is every object.
+pub(super) async fn all_gone<K>(api: &Api<K>, label: &str)
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
+{
     let what = format!("every {} of the test to be gone", K::kind(&()));
     eventually(&what, PATIENCE, async || match list(api, label).await {
         none if none.is_empty() => Ok(()),

@@ -17,6 +17,7 @@ mod hostility;
 mod identity;
 mod node_service;
 mod pools;
+mod snapshots;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -68,6 +69,7 @@ impl Fixture {
             mkfs_options: None,
             access_modes: vec![AccessMode::SingleNodeWriter],
             provisioning: Provisioning::Thin,
+            content_source: None,
             claim: None,
             deletion_requested: false,
         };
@@ -204,6 +206,7 @@ impl Fixture {
     /// Ends the test: every volume goes, and then nothing must be left.
     async fn finish(self) {
         let ours = ListParams::default().fields(&format!("spec.nodeName={}", self.name));
+        self.remove_snapshots().await;
         for object in self.volumes.list(&ours).await.unwrap() {
             self.remove(&object.name_any()).await;
         }

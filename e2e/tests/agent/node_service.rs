@@ -29,7 +29,12 @@ impl<'a> Place<'a> {
     }
 
     pub(crate) fn of(node: &'a Fixture, object: &PoolVolume) -> Self {
-        let staging = node.driver.kubelet_root().join("staging");
+        Self::at(node, object, "staging")
+    }
+
+    /// Where several volumes are in use, each at a path of its own.
+    pub(crate) fn at(node: &'a Fixture, object: &PoolVolume, staging: &str) -> Self {
+        let staging = node.driver.kubelet_root().join(staging);
         std::fs::create_dir_all(&staging).unwrap();
         Self {
             node,

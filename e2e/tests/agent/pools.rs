@@ -38,6 +38,7 @@ async fn a_pool_grows_while_it_is_used() {
 async fn a_pool_leaves_when_it_is_empty_and_not_before() {
     let node = Fixture::start("agent-retiring").await;
     let object = node.volume("one", Bytes::mib(64)).await;
+    let snapshot = node.snapshot("s", &object).await;
     let mut spec = node.driver.storage_node().await.spec.pools;
     spec[0].retiring = true;
     node.driver.set_pools(spec).await;
@@ -50,6 +51,14 @@ async fn a_pool_leaves_when_it_is_empty_and_not_before() {
     node.forget(&late.name_any()).await;
 
     node.remove(&object.name_any()).await;
+    // Its snapshot outlives it, and the pool is there for it.
+    let held = |pool: &NodePoolStatus| {
+        let ready = condition::find(&pool.conditions, ConditionType::Ready).unwrap();
+        pool.volumes == 0 && ready.message.ends_with(&snapshot.name_any())
+    };
+    let pool = node.pool_until("to wait for the snapshot", held).await;
+    assert_eq!(pool.snapshots, 1);
+    node.remove_snapshot(&snapshot.name_any()).await;
     eventually("the pool to be gone", SOON, async || {
         let storage_node = node.driver.storage_node().await;
         let status = storage_node.status.unwrap_or_default();

@@ -4,17 +4,19 @@ use cistern_crds::{Bytes, ConditionType, PoolVolume, StoragePool, condition};
 use cistern_e2e::{
     Harness, Test,
     cluster::{
-        NAMESPACE, PATIENCE,
+        Cluster, NAMESPACE, PATIENCE,
         objects::Binding::{Immediate, WaitForFirstConsumer},
+        snapshots::VolumeGroupSnapshot,
     },
     eventually,
-    process::{run, workspace},
+    process::run,
 };
 use k8s_openapi::{
     api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim, Pod},
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{ResourceExt as _, api::DeleteParams};
+use serde_json::json;
 
 #[tokio::test]
 async fn a_claim_deleted_while_its_volume_is_being_made_leaves_nothing() {
@@ -85,7 +87,7 @@ async fn uninstalling_touches_no_image_and_installing_again_finds_every_volume()
         let writer = Writer::start(test).await;
         // The definitions are in there, too: deleting them is refused, as nobody said that it is
         // meant, and everything else goes.
-        let everything = workspace().join("manifests");
+        let everything = Cluster::manifests();
         let command = ["delete", "--kustomize", everything.to_str().unwrap()];
         let output = run(test.cluster.kubectl_command(command), 2 * PATIENCE).await;
         let said = String::from_utf8_lossy(&output.stderr);
@@ -119,6 +121,10 @@ async fn deleting_the_definitions_touches_no_image_and_the_pod_goes_on_writing()
     }
     Test::run("delete-definitions", async |test| {
         let writer = Writer::start(test).await;
+        // There is something of every kind: a definition without objects would go at once.
+        let together = test.group_class("together", json!({})).await;
+        test.snapshot_group("group", &together).await;
+        let writer = writer.with_images(test, 2).await;
         let definitions = "--selector=app.kubernetes.io/part-of=cistern";
         let meant = "cistern.storage/allow-deletion=true";
         test.cluster
@@ -129,7 +135,9 @@ async fn deleting_the_definitions_touches_no_image_and_the_pod_goes_on_writing()
             .await;
         writer.is_held_and_works(test).await;
 
-        // What holds the definitions is the data. When that goes, by the claim, they go.
+        // What holds the definitions is the data. When that goes, by what asked for it, they go.
+        test.delete(&test.namespaced::<VolumeGroupSnapshot>(), "group")
+            .await;
         test.delete(&test.namespaced::<Pod>(), "writer").await;
         test.delete(&test.namespaced::<PersistentVolumeClaim>(), "claim")
             .await;
@@ -168,15 +176,20 @@ impl Writer {
         test.running("writer").await;
         test.writes_go_on("writer").await;
         let volume = test.bound("claim").await.name_any();
-        let mut this = Self {
+        let this = Self {
             node,
             pool,
             volume,
             images: String::new(),
         };
-        this.images = this.images(test).await;
-        assert_eq!(this.images.lines().count(), 1, "{}", this.images);
-        this
+        this.with_images(test, 1).await
+    }
+
+    /// Looks again at the images, of which there are as many.
+    async fn with_images(mut self, test: &Test, count: usize) -> Self {
+        self.images = self.images(test).await;
+        assert_eq!(self.images.lines().count(), count, "{}", self.images);
+        self
     }
 
     /// Name, inode and size of every image in the pool.

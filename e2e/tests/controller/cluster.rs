@@ -1,11 +1,11 @@
 //! What stands around a controller: StorageNodes as the operator declares them, and what their
 //! agents write. No node is behind it.
 
-use std::time::Duration;
+use std::{fmt::Debug, time::Duration};
 
 use cistern_crds::{
-    Bytes, Condition, ConditionType, NodePool, NodePoolStatus, PoolLimits, PoolSource, PoolVolume,
-    Reason, StorageNode, StorageNodeSpec,
+    Bytes, Condition, ConditionType, NodePool, NodePoolStatus, PoolLimits, PoolSnapshot,
+    PoolSource, PoolVolume, Reason, StorageNode, StorageNodeSpec, Stored,
     condition::{self, Finding},
     names,
     pool::ImageSource,
@@ -17,6 +17,7 @@ use kube::{
     Api, ResourceExt as _,
     api::{Patch, PatchParams, PostParams},
 };
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 /// Longer than anything here takes when nothing is wrong.
@@ -26,6 +27,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) struct Cluster {
     pub(crate) pool: String,
     pub(crate) volumes: Api<PoolVolume>,
+    pub(crate) snapshots: Api<PoolSnapshot>,
     nodes: Api<StorageNode>,
 }
 
@@ -39,6 +41,7 @@ impl Cluster {
         let this = Self {
             pool: pool.to_owned(),
             volumes: Api::all(control_plane.client()),
+            snapshots: Api::all(control_plane.client()),
             nodes: Api::all(control_plane.client()),
         };
         for &(node, gib) in rooms {
@@ -100,6 +103,11 @@ impl Cluster {
             .await;
     }
 
+    /// What the operator publishes when the agent's pod is ready again.
+    pub(crate) async fn wake(&self, node: &str) {
+        self.set_node_status(node, json!({"conditions": []})).await;
+    }
+
     async fn set_node_status(&self, node: &str, status: Value) {
         let patch = Patch::Merge(json!({"status": status}));
         let parameters = PatchParams::default();
@@ -133,13 +141,7 @@ impl Cluster {
     }
 
     async fn seen(&self, what: &str, name: &str, is: impl Fn(&PoolVolume) -> bool) -> PoolVolume {
-        eventually(what, PATIENCE, async || {
-            match self.volumes.get_opt(name).await {
-                Ok(Some(volume)) if is(&volume) => Ok(volume),
-                other => Err(format!("{other:?}")),
-            }
-        })
-        .await
+        seen(&self.volumes, what, name, is).await
     }
 
     /// Whether there is nothing of this name.
@@ -157,7 +159,9 @@ impl Cluster {
     /// What the agent writes when the volume can be used.
     pub(crate) async fn finish(&self, volume: &PoolVolume) -> Result<PoolVolume, kube::Error> {
         let ready = Finding::new(ConditionType::Ready, true, Reason::AsDesired, "made");
-        let status = json!({"reserved": volume.spec.size, "size": volume.spec.size});
+        let image = image(volume);
+        let size = volume.spec.size;
+        let status = json!({"reserved": size, "size": size, "image": image});
         self.write(volume, &ready, status).await
     }
 
@@ -212,20 +216,9 @@ impl Cluster {
         &self,
         volume: &PoolVolume,
         finding: &Finding,
-        mut status: Value,
+        status: Value,
     ) -> Result<PoolVolume, kube::Error> {
-        let mut conditions = volume.status.clone().unwrap_or_default().conditions;
-        set(&mut conditions, finding, volume.metadata.generation);
-        status["conditions"] = json!(conditions);
-        let metadata = json!({"resourceVersion": volume.metadata.resource_version});
-        let patch = Patch::Merge(json!({"metadata": metadata, "status": status}));
-        let parameters = PatchParams {
-            field_manager: Some(names::AGENT_MANAGER.to_owned()),
-            ..PatchParams::default()
-        };
-        self.volumes
-            .patch_status(&volume.name_any(), &parameters, &patch)
-            .await
+        write(&self.volumes, volume, finding, status).await
     }
 
     /// Does what the agent of a node does, for one volume, from its placement to its use.
@@ -234,6 +227,50 @@ impl Cluster {
         let admitted = self.admit(&placed).await.unwrap();
         self.finish(&admitted).await.unwrap()
     }
+}
+
+/// An object, once it is as it should be.
+pub(crate) async fn seen<K>(api: &Api<K>, what: &str, name: &str, is: impl Fn(&K) -> bool) -> K
+where
+    K: Clone + Debug + DeserializeOwned,
+{
+    eventually(what, PATIENCE, async || match api.get_opt(name).await {
+        Ok(Some(object)) if is(&object) => Ok(object),
+        other => Err(format!("{other:?}")),
+    })
+    .await
+}
+
+/// Writes a status as an agent does: one condition more, guarded.
+pub(crate) async fn write<K>(
+    api: &Api<K>,
+    object: &K,
+    finding: &Finding,
+    mut status: Value,
+) -> Result<K, kube::Error>
+where
+    K: Stored + Clone + Debug + DeserializeOwned,
+{
+    let mut conditions = object.conditions().to_vec();
+    set(&mut conditions, finding, object.meta().generation);
+    status["conditions"] = json!(conditions);
+    let metadata = json!({"resourceVersion": object.resource_version()});
+    let patch = Patch::Merge(json!({"metadata": metadata, "status": status}));
+    let parameters = PatchParams {
+        field_manager: Some(names::AGENT_MANAGER.to_owned()),
+        ..PatchParams::default()
+    };
+    api.patch_status(&object.name_any(), &parameters, &patch)
+        .await
+}
+
+/// What an agent says of the image that it made for an object.
+pub(crate) fn image<K: Stored>(object: &K) -> Value {
+    json!({
+        "uid": object.uid(),
+        "poolUuid": "11111111-1111-4111-8111-111111111111",
+        "sectorSize": 4096,
+    })
 }
 
 fn set(conditions: &mut Vec<Condition>, finding: &Finding, generation: Option<i64>) {

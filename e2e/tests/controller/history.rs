@@ -1,24 +1,27 @@
-//! Every state that one PoolVolume has ever had, from the API server's own watch.
+//! Every state that one object has ever had, from the API server's own watch.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    fmt::Debug,
+    sync::{Arc, Mutex},
+};
 
-use cistern_crds::PoolVolume;
 use futures::StreamExt as _;
 use kube::{
     Api,
     api::{ListParams, WatchEvent, WatchParams},
 };
+use serde::de::DeserializeOwned;
 use tokio::task::JoinHandle;
 
 /// A running record. Every write that changed something is in it, once.
-pub(crate) struct History {
-    states: Arc<Mutex<Vec<PoolVolume>>>,
+pub(crate) struct History<K> {
+    states: Arc<Mutex<Vec<K>>>,
     recorder: JoinHandle<()>,
 }
 
-impl History {
-    /// Records from now on what happens to the volume.
-    pub(crate) async fn of(api: &Api<PoolVolume>, name: &str) -> Self {
+impl<K: Clone + Debug + DeserializeOwned + Send + 'static> History<K> {
+    /// Records from now on what happens to the object.
+    pub(crate) async fn of(api: &Api<K>, name: &str) -> Self {
         let list = api
             .list_metadata(&ListParams::default().limit(1))
             .await
@@ -43,13 +46,13 @@ impl History {
     }
 
     /// What was recorded.
-    pub(crate) fn states(&self) -> Vec<PoolVolume> {
+    pub(crate) fn states(&self) -> Vec<K> {
         assert!(!self.recorder.is_finished(), "the record has ended");
         self.states.lock().unwrap().clone()
     }
 
     /// How many writes it was, once the record is complete: `complete` says when.
-    pub(crate) async fn writes(&self, complete: impl Fn(&[PoolVolume]) -> bool) -> usize {
+    pub(crate) async fn writes(&self, complete: impl Fn(&[K]) -> bool) -> usize {
         let what = "the record to be complete";
         cistern_e2e::eventually(what, super::cluster::PATIENCE, async || {
             let states = self.states();
@@ -63,7 +66,7 @@ impl History {
     }
 }
 
-impl Drop for History {
+impl<K> Drop for History<K> {
     fn drop(&mut self) {
         self.recorder.abort();
     }

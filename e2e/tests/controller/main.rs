@@ -13,8 +13,11 @@ mod cluster;
 mod delete;
 mod ensure;
 mod expand;
+mod group;
 mod history;
 mod replicas;
+mod snapshots;
+mod sources;
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -1,7 +1,7 @@
 //! People are told why a claim waits.
 
 use cistern_crds::{
-    Bytes, ConditionType, Reason,
+    Bytes, ConditionType, PoolVolume, Reason,
     condition::{self, Finding},
     time,
 };
@@ -110,7 +110,7 @@ async fn a_claim_that_is_being_served_and_one_of_another_driver_are_left_alone()
     assert_eq!(api.events(&served).await, []);
     assert_eq!(api.events(&other).await, []);
     // A claim that is served no longer is told like any other.
-    api.remove_volume(&format!("pvc-{served}")).await;
+    api.remove::<PoolVolume>(&format!("pvc-{served}")).await;
     api.event(&served, "NoSpace").await;
     delete(&api.claims(), "busy-waits").await;
 }

@@ -2,7 +2,8 @@
 //! test is kubelet, agent and the driver's controller.
 
 use cistern_crds::{
-    Bytes, Condition, ConditionType, NodePoolStatus, PoolVolume, Reason, StorageNode, StoragePool,
+    Bytes, Condition, ConditionType, NodePoolStatus, PoolSnapshot, PoolVolume, Reason, StorageNode,
+    StoragePool, Stored,
     condition::{self, Finding},
     names, time,
 };
@@ -41,6 +42,10 @@ impl Objects {
     }
 
     pub(crate) fn volumes(&self) -> Api<PoolVolume> {
+        Api::all(self.client.clone())
+    }
+
+    pub(crate) fn snapshots(&self) -> Api<PoolSnapshot> {
         Api::all(self.client.clone())
     }
 
@@ -176,15 +181,32 @@ impl Objects {
         create(&self.volumes(), &volume).await
     }
 
-    /// Removes a volume as the driver's controller does.
-    pub(crate) async fn remove_volume(&self, name: &str) {
-        let patch = Patch::Merge(json!({"metadata": {"finalizers": null}}));
-        let parameters = PatchParams::default();
-        self.volumes()
-            .patch(name, &parameters, &patch)
-            .await
-            .unwrap();
-        delete(&self.volumes(), name).await;
+    /// A snapshot as the driver's controller makes it, of a volume that is gone.
+    pub(crate) async fn add_snapshot(&self, name: &str, pool: &str, node: &str) -> PoolSnapshot {
+        let snapshot = json!({
+            "metadata": {"name": name, "finalizers": [names::FINALIZER]},
+            "spec": {
+                "requestedName": name,
+                "nodeName": node,
+                "poolName": pool,
+                "sourceVolume": "gone",
+                "sourceImage": "6b3f1a52-0000-4000-8000-000000000001",
+                "accessType": "Filesystem",
+                "filesystem": "ext4",
+                "provisioning": "Thin",
+            },
+        });
+        create(&self.snapshots(), &snapshot).await
+    }
+
+    /// Removes a volume or snapshot as the driver's controller does.
+    pub(crate) async fn remove<K>(&self, name: &str)
+    where
+        K: Stored + Clone + DeserializeOwned + std::fmt::Debug,
+    {
+        let api = Api::<K>::all(self.client.clone());
+        change(&api, name, json!({"metadata": {"finalizers": null}})).await;
+        delete(&api, name).await;
     }
 
     /// The agent says how much room a pool has.

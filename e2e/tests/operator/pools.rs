@@ -1,6 +1,6 @@
 //! Pools reach nodes, leave them, and are told apart from what they hold.
 
-use cistern_crds::{Bytes, ConditionType, names};
+use cistern_crds::{Bytes, ConditionType, PoolSnapshot, PoolVolume, names};
 use kube::ResourceExt as _;
 use serde_json::json;
 
@@ -89,7 +89,7 @@ async fn a_pool_follows_its_selector_and_leaves_a_node_only_when_it_is_empty() {
         json!({"metadata": {"labels": {"sel": "no"}}}),
     )
     .await;
-    api.remove_volume("sel-volume").await;
+    api.remove::<PoolVolume>("sel-volume").await;
     api.pool("the pool to say that the node is empty", "sel", |pool| {
         let conditions = &pool.status.as_ref()?.conditions;
         let message = told(conditions, ConditionType::Ready, "True", "Retiring")?;
@@ -111,7 +111,31 @@ async fn a_pool_follows_its_selector_and_leaves_a_node_only_when_it_is_empty() {
 }
 
 #[tokio::test]
-async fn deleting_a_pool_is_held_while_volumes_remain_and_says_what_to_do() {
+async fn a_pool_says_how_many_snapshots_its_nodes_have_and_what_they_hold() {
+    let api = Cluster::shared().await.api();
+    let nodes = ["sum-1", "sum-2"];
+    for node in nodes {
+        api.add_node(node, &[("sum", "yes")]).await;
+    }
+    api.add_pool("sum", &[("sum", "yes")]).await;
+    for (node, snapshots) in nodes.into_iter().zip([2, 5]) {
+        api.report(node, "sum", Bytes::gib(4)).await;
+        let reported = api.storage_nodes().get(node).await.unwrap().status.unwrap();
+        let mut pools = reported.pools;
+        pools[0].snapshots = snapshots;
+        pools[0].reserved_for_snapshots = Bytes::gib(u64::from(snapshots));
+        api.report_pools(node, &pools).await;
+    }
+    api.pool("the sum", "sum", |pool| {
+        let status = pool.status.as_ref()?;
+        let sum = (status.snapshots, status.reserved_for_snapshots);
+        (sum == (7, Bytes::gib(7))).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn deleting_a_pool_is_held_while_volumes_and_snapshots_remain_and_says_what_to_do() {
     let api = Cluster::shared().await.api();
     api.add_node("held-1", &[("held", "yes")]).await;
     api.add_pool("held", &[("held", "yes")]).await;
@@ -119,21 +143,20 @@ async fn deleting_a_pool_is_held_while_volumes_remain_and_says_what_to_do() {
     api.report("held-1", "held", Bytes::gib(8)).await;
     api.pool_is("held", "True", "AsDesired").await;
     api.add_volume("held-volume", "held", "held-1").await;
+    api.add_snapshot("held-snapshot", "held", "held-1").await;
     delete(&api.pools(), "held").await;
-    let message = api
-        .pool("the deletion to be held", "held", |pool| {
+    let held = async |by: &str| {
+        let what = format!("the deletion to be held by {by}");
+        api.pool(&what, "held", |pool| {
             let conditions = &pool.status.as_ref()?.conditions;
-            told(
-                conditions,
-                ConditionType::DeletionHeld,
-                "True",
-                "VolumesRemain",
-            )
+            let kind = ConditionType::DeletionHeld;
+            let message = told(conditions, kind, "True", "VolumesRemain")?;
+            message.contains(by).then_some(message)
         })
-        .await;
-    for part in ["1 volume", "1 on held-1", "delete their claims"] {
-        assert!(message.contains(part), "{message}");
-    }
+        .await
+    };
+    let message = held("1 volume and 1 snapshot on held-1").await;
+    assert!(message.contains("delete their claims and VolumeSnapshots"));
     api.storage_node("held-1 to retire the pool", "held-1", |node| {
         node.spec
             .pools
@@ -143,7 +166,10 @@ async fn deleting_a_pool_is_held_while_volumes_remain_and_says_what_to_do() {
     })
     .await;
 
-    api.remove_volume("held-volume").await;
+    // A snapshot outlives its volume, and holds the pool alone.
+    api.remove::<PoolVolume>("held-volume").await;
+    held("(1 snapshot on held-1)").await;
+    api.remove::<PoolSnapshot>("held-snapshot").await;
     let message = api
         .pool("the wait for the node", "held", |pool| {
             let conditions = &pool.status.as_ref()?.conditions;
@@ -176,6 +202,7 @@ async fn what_a_node_leaves_behind_is_kept_until_it_is_given_up() {
     api.carried("lost-1", "lost").await;
     api.report("lost-1", "lost", Bytes::gib(8)).await;
     api.add_volume("lost-volume", "lost", "lost-1").await;
+    api.add_snapshot("lost-snapshot", "lost", "lost-1").await;
     delete(&api.nodes(), "lost-1").await;
     let gone_with = |part: &'static str| {
         let api = api.clone();
@@ -189,8 +216,8 @@ async fn what_a_node_leaves_behind_is_kept_until_it_is_given_up() {
             .await;
         }
     };
-    gone_with("1 in pool lost").await;
-    // Deleting the object gives up no volume.
+    gone_with("(1 volume and 1 snapshot in pool lost)").await;
+    // Deleting the object gives up no volume and no snapshot.
     delete(&api.storage_nodes(), "lost-1").await;
     api.storage_node("the deletion to be told", "lost-1", |node| {
         let conditions = &node.status.as_ref()?.conditions;
@@ -202,7 +229,9 @@ async fn what_a_node_leaves_behind_is_kept_until_it_is_given_up() {
         )
     })
     .await;
-    api.remove_volume("lost-volume").await;
+    api.remove::<PoolVolume>("lost-volume").await;
+    gone_with("(1 snapshot in pool lost)").await;
+    api.remove::<PoolSnapshot>("lost-snapshot").await;
     gone(&api.storage_nodes(), "lost-1").await;
 }
 

@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 const OURS: &str = "/apis/cistern.storage/v1alpha1";
 const SYSTEM: &str = "/api/v1/namespaces/cistern-system";
 
-/// An API server with Cistern's manifests, a pool, two nodes, and a volume on each.
+/// An API server with Cistern's manifests, those that take snapshots among them; a pool, two nodes,
+/// and on each a volume, a snapshot and a group.
 pub(crate) struct Installed {
     control_plane: ControlPlane,
 }
@@ -21,21 +22,25 @@ impl Installed {
     /// Starts one.
     pub(crate) async fn start() -> Self {
         let control_plane = ControlPlane::start().await;
-        let mut apply = command(tool("kubectl").await);
-        apply
-            .arg("--kubeconfig")
-            .arg(control_plane.kubeconfig())
-            .args(["apply", "-k"])
-            .arg(workspace().join("manifests"));
-        output(apply, Duration::from_mins(1)).await;
+        for folder in ["manifests/crds", "manifests/snapshots"] {
+            let mut apply = command(tool("kubectl").await);
+            apply
+                .arg("--kubeconfig")
+                .arg(control_plane.kubeconfig())
+                .args(["apply", "-k"])
+                .arg(workspace().join(folder));
+            output(apply, Duration::from_mins(1)).await;
+        }
         let this = Self { control_plane };
         this.make("storagepools", &pool("p")).await;
         for name in ["a", "b"] {
             this.make("/api/v1/nodes", &json!({"metadata": {"name": name}}))
                 .await;
             this.make("storagenodes", &node(name)).await;
-            this.make("poolvolumes", &volume(&format!("on-{name}"), name))
-                .await;
+            let stored = format!("on-{name}");
+            this.make("poolvolumes", &volume(&stored, name)).await;
+            this.make("poolsnapshots", &snapshot(&stored, name)).await;
+            this.make("poolsnapshotgroups", &group(&stored, name)).await;
         }
         this
     }
@@ -117,10 +122,11 @@ pub(crate) async fn ask(
         "PATCH" => "application/merge-patch+json",
         "APPLY" => {
             method = "PATCH";
-            let kind = if path.contains("poolvolumes") {
-                "PoolVolume"
-            } else {
-                "StorageNode"
+            let kind = match path.split('/').nth_back(2) {
+                Some("poolvolumes") => "PoolVolume",
+                Some("poolsnapshots") => "PoolSnapshot",
+                Some("poolsnapshotgroups") => "PoolSnapshotGroup",
+                _ => "StorageNode",
             };
             body["apiVersion"] = "cistern.storage/v1alpha1".into();
             body["kind"] = kind.into();
@@ -161,6 +167,39 @@ pub(crate) fn volume(name: &str, node: &str) -> Value {
             "filesystem": "ext4",
             "accessModes": ["SingleNodeWriter"],
             "provisioning": "Thin",
+        },
+    })
+}
+
+/// A snapshot.
+pub(crate) fn snapshot(name: &str, node: &str) -> Value {
+    json!({
+        "apiVersion": "cistern.storage/v1alpha1",
+        "kind": "PoolSnapshot",
+        "metadata": {"name": name},
+        "spec": {
+            "requestedName": name,
+            "nodeName": node,
+            "poolName": "p",
+            "sourceVolume": format!("on-{node}"),
+            "sourceImage": "6b3f1a52-0000-4000-8000-000000000001",
+            "accessType": "Filesystem",
+            "filesystem": "ext4",
+            "provisioning": "Thin",
+        },
+    })
+}
+
+/// A group of one snapshot.
+pub(crate) fn group(name: &str, node: &str) -> Value {
+    json!({
+        "apiVersion": "cistern.storage/v1alpha1",
+        "kind": "PoolSnapshotGroup",
+        "metadata": {"name": name},
+        "spec": {
+            "requestedName": name,
+            "nodeName": node,
+            "members": [{"volume": format!("on-{node}"), "snapshot": format!("on-{node}")}],
         },
     })
 }

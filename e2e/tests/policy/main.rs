@@ -13,9 +13,11 @@ mod installed;
 use std::time::Duration;
 
 use cistern_e2e::eventually;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
-use crate::installed::{Installed, ask, node, pool, volume};
+use crate::installed::{Installed, ask, group, node, pool, snapshot, volume};
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 
@@ -26,9 +28,11 @@ const FOREIGN: &str = "belongs to node";
 const ONLY_STATUS: &str = "writes the status of its objects and nothing else";
 const NO_NODE: &str = "does not say which node";
 const KEPT: &str = "cannot be taken back";
+/// There is the right, and nothing of the kind: Kubernetes' snapshot definitions are not installed.
+const ABSENT: &str = "page not found";
 
 /// Method, path, body and verdict.
-type Row<'a> = (&'static str, &'static str, &'a Value, &'static str);
+type Row<'a> = (&'static str, &'a str, &'a Value, &'static str);
 
 #[tokio::test]
 async fn a_nodes_token_writes_the_status_of_its_own_objects_and_nothing_else() {
@@ -42,16 +46,29 @@ async fn a_nodes_token_writes_the_status_of_its_own_objects_and_nothing_else() {
     let finalizers = &json!({"metadata": {"finalizers": null}});
     let label = &json!({"metadata": {"labels": {"x": "y"}}});
     let wish = &json!({"spec": {"deletionRequested": true}});
-    let made = &volume("made-by-a", "a");
+    let (made, taken, together) = (
+        &volume("made-by-a", "a"),
+        &snapshot("made-by-a", "a"),
+        &group("made-by-a", "a"),
+    );
+    let moment = &json!({"status": {"creationTime": "2026-01-01T00:00:00Z"}});
     let rows: &[Row<'_>] = &[
         ("GET", "poolvolumes", none, ALLOWED),
         ("GET", "storagenodes/b", none, ALLOWED),
         ("PATCH", "poolvolumes/on-a/status", status, ALLOWED),
         ("PATCH", "storagenodes/a/status", room, ALLOWED),
         ("APPLY", "storagenodes/a/status", room, ALLOWED),
-        // Nothing of node B: neither its volumes nor its capacity.
+        // Nothing of node B: neither its volumes and snapshots nor its capacity.
         ("PATCH", "poolvolumes/on-b/status", status, FOREIGN),
         ("APPLY", "poolvolumes/on-b/status", status, FOREIGN),
+        ("GET", "poolsnapshots", none, ALLOWED),
+        ("PATCH", "poolsnapshots/on-a/status", status, ALLOWED),
+        ("PATCH", "poolsnapshots/on-b/status", status, FOREIGN),
+        ("APPLY", "poolsnapshots/on-b/status", status, FOREIGN),
+        ("GET", "poolsnapshotgroups", none, ALLOWED),
+        ("PATCH", "poolsnapshotgroups/on-a/status", moment, ALLOWED),
+        ("PATCH", "poolsnapshotgroups/on-b/status", moment, FOREIGN),
+        ("APPLY", "poolsnapshotgroups/on-b/status", moment, FOREIGN),
         ("PATCH", "storagenodes/b/status", room, FOREIGN),
         ("APPLY", "storagenodes/b/status", room, FOREIGN),
         // No wish, no metadata, no object.
@@ -61,6 +78,14 @@ async fn a_nodes_token_writes_the_status_of_its_own_objects_and_nothing_else() {
         ("POST", "poolvolumes", made, NO_RIGHT),
         ("DELETE", "poolvolumes/on-a", none, NO_RIGHT),
         ("DELETE", "poolvolumes", none, NO_RIGHT),
+        ("PATCH", "poolsnapshots/on-a", wish, NO_RIGHT),
+        ("PATCH", "poolsnapshots/on-a", finalizers, NO_RIGHT),
+        ("POST", "poolsnapshots", taken, NO_RIGHT),
+        ("DELETE", "poolsnapshots/on-a", none, NO_RIGHT),
+        ("DELETE", "poolsnapshots", none, NO_RIGHT),
+        ("PATCH", "poolsnapshotgroups/on-a", wish, NO_RIGHT),
+        ("POST", "poolsnapshotgroups", together, NO_RIGHT),
+        ("DELETE", "poolsnapshotgroups/on-a", none, NO_RIGHT),
         ("DELETE", "storagenodes/a", none, NO_RIGHT),
         ("PATCH", "storagepools/p", label, NO_RIGHT),
         ("PATCH", "storagepools/p/status", label, NO_RIGHT),
@@ -108,13 +133,13 @@ async fn a_write_to_the_status_leaves_metadata_and_spec_as_they_are() {
         "status": {"reserved": "2Gi"},
     });
     let node_a = cluster.agent_on("a").await;
-    let written = ask(&node_a, "PATCH", "poolvolumes/on-a/status", &all)
-        .await
-        .unwrap();
-    assert_eq!(written["status"]["reserved"], "2Gi");
-    assert_eq!(written["spec"]["deletionRequested"], false);
-    for field in ["labels", "annotations", "finalizers"] {
-        assert_eq!(written["metadata"][field], Value::Null, "{field}");
+    for path in ["poolvolumes/on-a/status", "poolsnapshots/on-a/status"] {
+        let written = ask(&node_a, "PATCH", path, &all).await.unwrap();
+        assert_eq!(written["status"]["reserved"], "2Gi");
+        assert_eq!(written["spec"]["deletionRequested"], false);
+        for field in ["labels", "annotations", "finalizers"] {
+            assert_eq!(written["metadata"][field], Value::Null, "{path}: {field}");
+        }
     }
 }
 
@@ -139,6 +164,7 @@ async fn the_policy_holds_a_nodes_token_whatever_rbac_allows() {
     let status = &json!({"status": {"reserved": "1Gi"}});
     let finalizers = &json!({"metadata": {"finalizers": null}});
     let wish = &json!({"spec": {"deletionRequested": true}});
+    let moment = &json!({"status": {"creationTime": "2026-01-01T00:00:00Z"}});
     let rows: &[Row<'_>] = &[
         ("PATCH", "poolvolumes/on-a/status", status, ALLOWED),
         ("PATCH", "poolvolumes/on-b/status", status, FOREIGN),
@@ -152,6 +178,13 @@ async fn the_policy_holds_a_nodes_token_whatever_rbac_allows() {
         ),
         ("DELETE", "poolvolumes/on-a", none, ONLY_STATUS),
         ("DELETE", "poolvolumes", none, ONLY_STATUS),
+        ("PATCH", "poolsnapshots/on-a/status", status, ALLOWED),
+        ("PATCH", "poolsnapshots/on-b/status", status, FOREIGN),
+        ("PATCH", "poolsnapshots/on-a", wish, ONLY_STATUS),
+        ("DELETE", "poolsnapshots", none, ONLY_STATUS),
+        ("PATCH", "poolsnapshotgroups/on-b/status", moment, FOREIGN),
+        ("PATCH", "poolsnapshotgroups/on-a", wish, ONLY_STATUS),
+        ("DELETE", "poolsnapshotgroups/on-a", none, ONLY_STATUS),
         ("DELETE", "storagenodes/b", none, ONLY_STATUS),
         ("POST", "storagepools", &pool("made-by-a"), ONLY_STATUS),
     ];
@@ -174,6 +207,10 @@ async fn every_account_has_the_rights_of_its_work_and_no_more() {
         ("PATCH", "poolvolumes/on-a", label, NO_RIGHT),
         ("PATCH", "poolvolumes/on-a/status", status, NO_RIGHT),
         ("DELETE", "poolvolumes/on-a", none, NO_RIGHT),
+        ("GET", "poolsnapshots", none, ALLOWED),
+        ("PATCH", "poolsnapshots/on-a", label, NO_RIGHT),
+        ("PATCH", "poolsnapshots/on-a/status", status, NO_RIGHT),
+        ("DELETE", "poolsnapshotgroups/on-a", none, NO_RIGHT),
         ("GET", "/api/v1/secrets", none, NO_RIGHT),
         ("GET", "/api/v1/pods", none, NO_RIGHT),
         ("PATCH", "/api/v1/nodes/a", label, NO_RIGHT),
@@ -186,6 +223,12 @@ async fn every_account_has_the_rights_of_its_work_and_no_more() {
         ("POST", "poolvolumes", &volume("made", "a"), ALLOWED),
         ("PATCH", "poolvolumes/on-a", label, ALLOWED),
         ("PATCH", "poolvolumes/on-a/status", status, NO_RIGHT),
+        ("POST", "poolsnapshots", &snapshot("made", "a"), ALLOWED),
+        ("PATCH", "poolsnapshots/on-a", label, ALLOWED),
+        ("PATCH", "poolsnapshots/on-a/status", status, NO_RIGHT),
+        ("POST", "poolsnapshotgroups", &group("made", "a"), ALLOWED),
+        ("DELETE", "poolsnapshotgroups/made", none, ALLOWED),
+        ("PATCH", "poolsnapshotgroups/on-a/status", status, NO_RIGHT),
         ("PATCH", "storagenodes/a", label, NO_RIGHT),
         ("PATCH", "storagenodes/a/status", label, NO_RIGHT),
         ("PATCH", "storagepools/p", label, NO_RIGHT),
@@ -197,11 +240,91 @@ async fn every_account_has_the_rights_of_its_work_and_no_more() {
 }
 
 #[tokio::test]
+async fn the_snapshotter_writes_contents_and_never_what_people_ask_for() {
+    const ONE: &str = "/apis/snapshot.storage.k8s.io/v1";
+    const MANY: &str = "/apis/groupsnapshot.storage.k8s.io/v1";
+    let cluster = Installed::start().await;
+    let none = &Value::Null;
+    let label = &json!({"metadata": {"labels": {"x": "y"}}});
+    let controller = cluster.somebody("system:serviceaccount:cistern-system:cistern-controller");
+    for (method, path, verdict) in [
+        ("PATCH", format!("{ONE}/volumesnapshotcontents/x"), ABSENT),
+        (
+            "PATCH",
+            format!("{ONE}/volumesnapshotcontents/x/status"),
+            ABSENT,
+        ),
+        ("POST", format!("{ONE}/volumesnapshotcontents"), NO_RIGHT),
+        (
+            "DELETE",
+            format!("{ONE}/volumesnapshotcontents/x"),
+            NO_RIGHT,
+        ),
+        ("GET", format!("{ONE}/volumesnapshotclasses"), ABSENT),
+        ("PATCH", format!("{ONE}/volumesnapshotclasses/x"), NO_RIGHT),
+        // For its finalizer while a volume is made from it.
+        (
+            "PUT",
+            format!("{ONE}/namespaces/default/volumesnapshots/x"),
+            ABSENT,
+        ),
+        (
+            "PUT",
+            format!("{ONE}/namespaces/default/volumesnapshots/x/status"),
+            NO_RIGHT,
+        ),
+        (
+            "POST",
+            format!("{ONE}/namespaces/default/volumesnapshots"),
+            NO_RIGHT,
+        ),
+        (
+            "DELETE",
+            format!("{ONE}/namespaces/default/volumesnapshots/x"),
+            NO_RIGHT,
+        ),
+        (
+            "PATCH",
+            format!("{MANY}/volumegroupsnapshotcontents/x"),
+            ABSENT,
+        ),
+        (
+            "PATCH",
+            format!("{MANY}/volumegroupsnapshotcontents/x/status"),
+            ABSENT,
+        ),
+        (
+            "DELETE",
+            format!("{MANY}/volumegroupsnapshotcontents/x"),
+            NO_RIGHT,
+        ),
+        ("GET", format!("{MANY}/volumegroupsnapshotclasses"), ABSENT),
+        (
+            "GET",
+            format!("{MANY}/namespaces/default/volumegroupsnapshots/x"),
+            NO_RIGHT,
+        ),
+        ("GET", "/api/v1/secrets".to_owned(), NO_RIGHT),
+        (
+            "PUT",
+            "/apis/coordination.k8s.io/v1/namespaces/cistern-system/leases/another".to_owned(),
+            NO_RIGHT,
+        ),
+    ] {
+        let body = if method == "GET" { none } else { label };
+        check(&controller, &[(method, &path, body, verdict)]).await;
+    }
+}
+
+#[tokio::test]
 async fn people_write_pools_and_read_the_rest() {
     let cluster = Installed::start().await;
     let none = &Value::Null;
     let label = &json!({"metadata": {"labels": {"x": "y"}}});
-    for (role, writes_pools) in [("cistern-view", NO_RIGHT), ("cistern-edit", ALLOWED)] {
+    for (role, reads, writes_pools) in [
+        ("cistern-view", ALLOWED, NO_RIGHT),
+        ("cistern-edit", NO_RIGHT, ALLOWED),
+    ] {
         let person = json!({"kind": "User", "name": role});
         cluster.bind(role, &person).await;
         let person = cluster.somebody(role);
@@ -226,6 +349,11 @@ async fn people_write_pools_and_read_the_rest() {
             ),
             ("PATCH", "poolvolumes/on-a", label, NO_RIGHT),
             ("DELETE", "poolvolumes/on-a", none, NO_RIGHT),
+            ("GET", "poolsnapshots", none, reads),
+            ("POST", "poolsnapshots", &snapshot("by-hand", "a"), NO_RIGHT),
+            ("DELETE", "poolsnapshots/on-a", none, NO_RIGHT),
+            ("GET", "poolsnapshotgroups", none, reads),
+            ("PATCH", "poolsnapshotgroups/on-a", label, NO_RIGHT),
             ("PATCH", "storagenodes/a", label, NO_RIGHT),
         ];
         check(&person, rows).await;
@@ -236,25 +364,29 @@ async fn people_write_pools_and_read_the_rest() {
 async fn deleting_a_definition_has_to_be_meant() {
     let cluster = Installed::start().await;
     let admin = &cluster.admin();
-    let path =
-        "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/storagepools.cistern.storage";
+    let definitions = cistern_crds::definitions();
+    let path = |kind: &CustomResourceDefinition| format!("{DEFINITIONS}/{}", kind.name_any());
+    let paths: Vec<String> = definitions.iter().map(path).collect();
+    let first = format!("{}?dryRun=All", paths[0]);
     eventually(
         "the policy to count",
         Duration::from_secs(30),
-        async || match ask(admin, "DELETE", &format!("{path}?dryRun=All"), &Value::Null).await {
+        async || match ask(admin, "DELETE", &first, &Value::Null).await {
             Err(status) if status.message.contains(KEPT) => Ok(()),
             other => Err(format!("{other:?}")),
         },
     )
     .await;
     let meant = json!({"metadata": {"annotations": {"cistern.storage/allow-deletion": "true"}}});
-    let rows: &[Row<'_>] = &[
-        ("DELETE", path, &Value::Null, KEPT),
-        ("DELETE", DEFINITIONS, &Value::Null, KEPT),
-        ("PATCH", path, &meant, ALLOWED),
-        ("DELETE", path, &Value::Null, ALLOWED),
-    ];
-    check(admin, rows).await;
+    check(admin, &[("DELETE", DEFINITIONS, &Value::Null, KEPT)]).await;
+    for path in &paths {
+        let rows: &[Row<'_>] = &[
+            ("DELETE", path, &Value::Null, KEPT),
+            ("PATCH", path, &meant, ALLOWED),
+            ("DELETE", path, &Value::Null, ALLOWED),
+        ];
+        check(admin, rows).await;
+    }
 }
 
 /// Asks row after row, and fails with all whose verdict was another.
@@ -264,7 +396,8 @@ async fn check(client: &kube::Client, rows: &[Row<'_>]) {
         let (right, answer) = match ask(client, method, path, body).await {
             Ok(_) => (*verdict == ALLOWED, "allowed".to_owned()),
             Err(status) => {
-                let refused = status.code == 403 && status.message.contains(verdict);
+                let code = if *verdict == ABSENT { 404 } else { 403 };
+                let refused = status.code == code && status.message.contains(verdict);
                 (*verdict != ALLOWED && refused, status.message)
             }
         };

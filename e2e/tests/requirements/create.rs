@@ -299,7 +299,7 @@ async fn cv_13_any_legal_name_makes_a_volume_with_an_id_of_its_own() {
     for name in names {
         let volume = create(wanted(name)).await.unwrap();
         assert!(
-            cistern_crds::names::is_volume_id(&volume.volume_id),
+            cistern_crds::names::is_id(&volume.volume_id),
             "{name}: {volume:?}"
         );
         ids.insert(volume.volume_id);

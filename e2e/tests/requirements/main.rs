@@ -17,18 +17,22 @@
 
 mod capacity;
 mod concurrency;
+mod copies;
 mod create;
 mod delete;
 mod documents;
+mod groups;
 mod identity;
 mod life;
 mod list;
+mod metadata;
 mod node;
 mod process;
 mod publish;
 mod raw;
 mod secrets;
 mod services;
+mod snapshots;
 mod stage;
 mod statistics;
 mod topology;
@@ -58,7 +62,7 @@ async fn shared() -> &'static Driver {
     static SHARED: OnceCell<Driver> = OnceCell::const_new();
     let start = async || {
         let driver = Driver::start(ControlPlane::shared().await, "node-of-requirements").await;
-        driver.add_image_pool(POOL, Bytes::gib(4)).await;
+        driver.add_image_pool(POOL, Bytes::gib(6)).await;
         driver
     };
     SHARED.get_or_init(start).await

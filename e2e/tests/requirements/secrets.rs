@@ -2,12 +2,16 @@
 
 use std::collections::BTreeMap;
 
+use cistern_crds::names;
 use cistern_e2e::{ControlPlane, Driver};
 use cistern_proto::csi::v1::{
-    ControllerGetVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest, GetCapacityRequest,
-    ListVolumesRequest, NodeExpandVolumeRequest, NodeGetInfoRequest, NodeGetVolumeStatsRequest,
-    NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest,
-    NodeUnstageVolumeRequest, ValidateVolumeCapabilitiesRequest, VolumeCapability,
+    ControllerGetVolumeRequest, CreateSnapshotRequest, CreateVolumeGroupSnapshotRequest,
+    CreateVolumeRequest, DeleteSnapshotRequest, DeleteVolumeGroupSnapshotRequest,
+    DeleteVolumeRequest, GetCapacityRequest, GetSnapshotRequest, GetVolumeGroupSnapshotRequest,
+    ListSnapshotsRequest, ListVolumesRequest, NodeExpandVolumeRequest, NodeGetInfoRequest,
+    NodeGetVolumeStatsRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
+    NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, ValidateVolumeCapabilitiesRequest,
+    VolumeCapability,
     volume_capability::{AccessType, MountVolume, access_mode::Mode},
 };
 use tonic::{Code, Response, Status};
@@ -34,7 +38,7 @@ impl Said {
 // SEC-01, SEC-05, SEC-07, LOG-03, PRT-09: nothing of what must not be shown is shown.
 // SEC-03, SEC-06: secrets that nobody needs change nothing.
 #[tokio::test]
-async fn sec_01_no_secret_and_no_mount_flag_is_shown_anywhere_at_the_highest_log_level() {
+async fn sec_01_ls_11_no_secret_and_no_mount_flag_is_shown_anywhere_at_the_highest_log_level() {
     let control_plane = ControlPlane::shared().await;
     let driver = Driver::start_with_log_level(control_plane, "node-of-secrets", "trace").await;
     driver
@@ -91,6 +95,7 @@ async fn life(driver: &Driver, name: &str, secret: &str) -> Said {
     let mut said = Said::default();
     made(driver, name, secret, &mut said).await;
     used(driver, name, secret, &mut said).await;
+    cut(driver, name, secret, &mut said).await;
     let request = DeleteVolumeRequest {
         volume_id: name.to_owned(),
         secrets: secrets(secret),
@@ -126,6 +131,62 @@ async fn made(driver: &Driver, name: &str, secret: &str, said: &mut Said) {
         volume_id: name.to_owned(),
     };
     assert!(client.controller_get_volume(request).await.is_ok());
+}
+
+async fn cut(driver: &Driver, name: &str, secret: &str, said: &mut Said) {
+    let mut client = driver.controller_client().await;
+    let snapshot = format!("snapshot-{name}");
+    let request = CreateSnapshotRequest {
+        name: snapshot.clone(),
+        source_volume_id: name.to_owned(),
+        secrets: secrets(secret),
+        ..CreateSnapshotRequest::default()
+    };
+    said.hear(client.create_snapshot(request).await);
+    let request = GetSnapshotRequest {
+        snapshot_id: snapshot.clone(),
+        secrets: secrets(secret),
+    };
+    said.hear(client.get_snapshot(request).await);
+    let request = ListSnapshotsRequest {
+        source_volume_id: name.to_owned(),
+        secrets: secrets(secret),
+        ..ListSnapshotsRequest::default()
+    };
+    said.hear(client.list_snapshots(request).await);
+    let request = DeleteSnapshotRequest {
+        snapshot_id: snapshot,
+        secrets: secrets(secret),
+    };
+    said.hear(client.delete_snapshot(request).await);
+    cut_together(driver, name, secret, said).await;
+}
+
+async fn cut_together(driver: &Driver, name: &str, secret: &str, said: &mut Said) {
+    let mut client = driver.group_client().await;
+    let group = format!("together-{name}");
+    let request = CreateVolumeGroupSnapshotRequest {
+        name: group.clone(),
+        source_volume_ids: vec![name.to_owned()],
+        secrets: secrets(secret),
+        ..CreateVolumeGroupSnapshotRequest::default()
+    };
+    said.hear(client.create_volume_group_snapshot(request).await);
+    let snapshot_ids = vec![names::group_member_name(&group, name)];
+    let request = GetVolumeGroupSnapshotRequest {
+        group_snapshot_id: group.clone(),
+        snapshot_ids: snapshot_ids.clone(),
+        secrets: secrets(secret),
+    };
+    said.hear(client.get_volume_group_snapshot(request).await);
+    let request = DeleteVolumeGroupSnapshotRequest {
+        group_snapshot_id: group,
+        snapshot_ids,
+        secrets: secrets(secret),
+    };
+    let removed = client.delete_volume_group_snapshot(request).await;
+    assert!(removed.is_ok(), "{removed:?}");
+    said.hear(removed);
 }
 
 async fn used(driver: &Driver, name: &str, secret: &str, said: &mut Said) {

@@ -5,8 +5,9 @@ use std::{path::PathBuf, time::Duration};
 use cistern_crds::Bytes;
 use cistern_e2e::{Driver, eventually, mounts::attached_below, process::run};
 use cistern_proto::csi::v1::{
-    NodeGetVolumeStatsRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
-    NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, VolumeCapability, VolumeUsage,
+    CreateVolumeRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest,
+    NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, VolumeCapability,
+    VolumeUsage,
     volume_capability::{AccessType, access_mode::Mode},
 };
 use kube::ResourceExt as _;
@@ -44,11 +45,17 @@ impl Volume {
     pub(crate) async fn new(id: &str, capability: VolumeCapability, size: Bytes) -> Self {
         let mut request = wanted(id);
         request.capacity_range = range(size, Bytes::ZERO);
-        request.volume_capabilities = vec![capability.clone()];
-        create(request).await.unwrap();
+        request.volume_capabilities = vec![capability];
+        Self::made(request).await
+    }
+
+    /// Creates what a request asks for.
+    pub(crate) async fn made(request: CreateVolumeRequest) -> Self {
+        let capability = request.volume_capabilities[0].clone();
+        let id = &create(request).await.unwrap().volume_id;
         let driver = shared().await;
         let this = Self {
-            id: id.to_owned(),
+            id: id.clone(),
             capability,
             folder: driver.kubelet_root().join(id),
             driver,
@@ -169,6 +176,26 @@ impl Volume {
             "printf '%s' \"$2\" > \"$1/file\""
         };
         self.shell(script, &[target, data]).await.map(drop)
+    }
+
+    /// Makes what was written outlast a loss of power.
+    pub(crate) async fn sync(&self, target: &str) {
+        let file = if self.is_block() { "" } else { "/file" };
+        let synced = self.shell("sync \"$1$2\"", &[target, file]).await;
+        synced.unwrap();
+    }
+
+    /// Has it on the node and in a pod.
+    pub(crate) async fn use_at(&self, target: &str) {
+        self.stage().await.unwrap();
+        self.publish(target, false).await.unwrap();
+    }
+
+    /// Takes it from its pod and from the node, and deletes it.
+    pub(crate) async fn end_use_at(self, target: &str) {
+        self.unpublish(target).await.unwrap();
+        self.unstage().await.unwrap();
+        self.end().await;
     }
 
     /// What [`Self::write`] wrote.

@@ -4,7 +4,10 @@ use cistern_crds::Bytes;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::*;
-use crate::testing::{node, pool, storage_node, uid};
+use crate::{
+    contents::Count,
+    testing::{node, pool, storage_node, uid},
+};
 
 const FAST: &[(&str, &str)] = &[("disk", "nvme")];
 
@@ -15,7 +18,7 @@ struct Case {
     storage_node: Option<StorageNode>,
     pools: Vec<Arc<DeserializeGuard<StoragePool>>>,
     agent: bool,
-    volumes: Volumes,
+    kept: Contents,
 }
 
 impl Case {
@@ -37,8 +40,8 @@ impl Case {
         self
     }
 
-    fn holding(mut self, pool: &str) -> Self {
-        self.volumes.counts.insert(pool.to_owned(), 1);
+    fn holding(mut self, pool: &str, count: Count) -> Self {
+        self.kept.add(Some(pool), count);
         self
     }
 
@@ -49,7 +52,7 @@ impl Case {
             storage_node: self.storage_node.as_ref(),
             pools: &self.pools,
             agent: self.agent,
-            volumes: &&self.volumes,
+            kept: &&self.kept,
         })
     }
 
@@ -146,7 +149,7 @@ fn a_pool_that_no_longer_matches_or_is_deleted_retires_and_comes_back() {
 }
 
 #[test]
-fn a_retiring_pool_is_dropped_only_when_neither_agent_nor_volume_refers_to_it() {
+fn a_retiring_pool_is_dropped_only_when_agent_volumes_and_snapshots_no_longer_refer_to_it() {
     let retiring = storage_node("w1")
         .carrying("fast")
         .retiring("fast")
@@ -158,7 +161,14 @@ fn a_retiring_pool_is_dropped_only_when_neither_agent_nor_volume_refers_to_it() 
         .declaring(pool("fast", FAST))
         .having(retiring.build());
     assert!(case.written().is_empty());
-    assert_eq!(case.holding("fast").plan(), Step::Keep);
+    let with_snapshot = case.holding("fast", Count::SNAPSHOT);
+    assert_eq!(with_snapshot.plan(), Step::Keep);
+    let without_source = Case {
+        kept: Contents::default(),
+        ..with_snapshot
+    };
+    let with_volume = without_source.holding("fast", Count::VOLUME);
+    assert_eq!(with_volume.plan(), Step::Keep);
 }
 
 #[test]
@@ -187,13 +197,15 @@ fn a_pool_that_the_agent_may_be_making_is_not_dropped_before_it_answers() {
 }
 
 #[test]
-fn r22_a_volume_that_cannot_be_read_keeps_every_pool() {
-    let retiring = storage_node("w1").carrying("fast").retiring("fast").build();
-    let mut case = Case::labelled(&[])
-        .declaring(pool("fast", FAST))
-        .having(retiring);
-    case.volumes.unreadable = 1;
-    assert_eq!(case.plan(), Step::Keep);
+fn r22_a_volume_or_snapshot_that_cannot_be_read_keeps_every_pool() {
+    for unreadable in [Count::VOLUME, Count::SNAPSHOT] {
+        let retiring = storage_node("w1").carrying("fast").retiring("fast");
+        let mut case = Case::labelled(&[])
+            .declaring(pool("fast", FAST))
+            .having(retiring.answered().build());
+        case.kept.add(None, unreadable);
+        assert_eq!(case.plan(), Step::Keep);
+    }
 }
 
 #[test]
@@ -272,16 +284,22 @@ fn a_storage_node_goes_with_its_node_once_nothing_is_left() {
     assert_eq!(gone(carrying()).plan(), Step::Keep);
     let never_made = storage_node("w1").carrying("fast").build();
     assert_eq!(gone(never_made.clone()).plan(), Step::Delete);
-    assert_eq!(gone(never_made).holding("fast").plan(), Step::Keep);
+    for count in [Count::VOLUME, Count::SNAPSHOT] {
+        let case = gone(never_made.clone()).holding("fast", count);
+        assert_eq!(case.plan(), Step::Keep);
+    }
 }
 
 #[test]
 fn a_deleted_storage_node_is_released_only_without_data() {
     let gone = |node: StorageNode| Case::default().having(deleted_node(node));
     assert_eq!(gone(storage_node("w1").build()).plan(), Step::Release);
-    // With the Node gone, deleting the object gives its disks up, but never a volume.
+    // With the Node gone, deleting the object gives its disks up, but never a volume or snapshot.
     assert_eq!(gone(carrying()).plan(), Step::Release);
-    assert_eq!(gone(carrying()).holding("fast").plan(), Step::Keep);
+    for count in [Count::VOLUME, Count::SNAPSHOT] {
+        let case = gone(carrying()).holding("fast", count);
+        assert_eq!(case.plan(), Step::Keep);
+    }
     let mut living = Case::labelled(FAST).declaring(pool("fast", FAST));
     living = living.having(deleted_node(carrying()));
     assert_eq!(living.plan(), Step::Keep);

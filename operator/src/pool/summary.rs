@@ -11,7 +11,7 @@ use cistern_crds::{
 use kube::{Resource as _, ResourceExt as _, core::DeserializeGuard};
 
 use super::declared;
-use crate::{offer::Refusal, world::Volumes};
+use crate::{contents::Contents, offer::Refusal};
 
 /// Nodes that a message names before it counts the rest.
 const NAMED: usize = 4;
@@ -61,7 +61,7 @@ pub(super) fn summarize(
     declaration: &Declaration,
     current: &StoragePoolStatus,
     shares: &[Share],
-    volumes: &Volumes,
+    kept: &Contents,
     now: DateTime<Utc>,
 ) -> StoragePoolStatus {
     let ready = shares
@@ -76,8 +76,8 @@ pub(super) fn summarize(
     let largest = |share: &Share| Some(share.status.as_ref()?.largest_volume(Provisioning::Thin));
     let mut conditions = current.conditions.clone();
     for finding in [
-        readiness(declaration, shares, volumes),
-        deletion(declaration, shares, volumes),
+        readiness(declaration, shares, kept),
+        deletion(declaration, shares, kept),
     ] {
         condition::set(&mut conditions, &finding, declaration.generation, now);
     }
@@ -87,15 +87,22 @@ pub(super) fn summarize(
         nodes_ready,
         nodes_summary: format!("{nodes_ready}/{nodes}"),
         usable: reported().map(|status| status.usable).sum(),
-        reserved: reported().map(|status| status.reserved).sum(),
+        reserved: legible(reported().map(|status| status.reserved).sum()),
         largest_volume: ready.filter_map(largest).max().unwrap_or(Bytes::ZERO),
         volumes: reported().map(|status| status.volumes).sum(),
+        snapshots: reported().map(|status| status.snapshots).sum(),
+        reserved_for_snapshots: reported().map(|status| status.reserved_for_snapshots).sum(),
         conditions,
     }
 }
 
+/// What snapshots hold is of any size; a sum of it is for people.
+fn legible(sum: Bytes) -> Bytes {
+    sum.round_up_to_mib().unwrap_or(sum)
+}
+
 /// `Ready`: every node that the selector matches takes volumes of the pool.
-fn readiness(declaration: &Declaration, shares: &[Share], volumes: &Volumes) -> Finding {
+fn readiness(declaration: &Declaration, shares: &[Share], kept: &Contents) -> Finding {
     let finding = |holds: bool, reason, message: String| {
         Finding::new(ConditionType::Ready, holds, reason, message)
     };
@@ -114,7 +121,7 @@ fn readiness(declaration: &Declaration, shares: &[Share], volumes: &Volumes) -> 
             Standing::Ready | Standing::Leaving { .. } => None,
         })
         .collect();
-    let leaving = leaving(shares, volumes);
+    let leaving = leaving(shares, kept);
     let nodes = shares.len() - leaving.len();
     let tail = if leaving.is_empty() {
         String::new()
@@ -146,7 +153,7 @@ fn readiness(declaration: &Declaration, shares: &[Share], volumes: &Volumes) -> 
 }
 
 /// `DeletionHeld`: somebody deleted the pool, and this is what keeps it.
-fn deletion(declaration: &Declaration, shares: &[Share], volumes: &Volumes) -> Finding {
+fn deletion(declaration: &Declaration, shares: &[Share], kept: &Contents) -> Finding {
     let finding = |holds: bool, reason, message: String| {
         Finding::new(ConditionType::DeletionHeld, holds, reason, message)
     };
@@ -154,8 +161,8 @@ fn deletion(declaration: &Declaration, shares: &[Share], volumes: &Volumes) -> F
         let message = "the pool is not being deleted";
         return finding(false, Reason::NotDeleting, message.to_owned());
     }
-    if volumes.is_empty() {
-        let message = match leaving(shares, volumes).as_slice() {
+    if kept.is_empty() {
+        let message = match leaving(shares, kept).as_slice() {
             [] => "nothing is left of the pool".to_owned(),
             leaving => format!(
                 "waiting for the nodes to put it away: {}",
@@ -164,17 +171,18 @@ fn deletion(declaration: &Declaration, shares: &[Share], volumes: &Volumes) -> F
         };
         return finding(true, Reason::Retiring, message);
     }
-    let mut places: Vec<String> = volumes
-        .counts
+    let mut places: Vec<String> = kept
+        .places
         .iter()
         .map(|(node, count)| format!("{count} on {node}"))
         .collect();
-    if volumes.unreadable > 0 {
-        places.push(format!("{} that cannot be read", volumes.unreadable));
+    if !kept.unreadable.is_zero() {
+        places.push(format!("{} that cannot be read", kept.unreadable));
     }
     let message = format!(
-        "{} volumes remain ({}): delete their claims first; kubectl get poolvolumes -l {}={} lists them",
-        volumes.counts.values().sum::<usize>() + volumes.unreadable,
+        "{} in the pool ({}): delete their claims and VolumeSnapshots first; \
+         kubectl get poolvolumes,poolsnapshots -l {}={} lists them",
+        kept.total(),
         enumerate(&places),
         names::POOL_LABEL,
         declaration.name,
@@ -183,20 +191,20 @@ fn deletion(declaration: &Declaration, shares: &[Share], volumes: &Volumes) -> F
 }
 
 /// Each node that still has a part of the pool and should not, and what it holds.
-fn leaving(shares: &[Share], volumes: &Volumes) -> Vec<String> {
+fn leaving(shares: &[Share], kept: &Contents) -> Vec<String> {
     let describe = |share: &Share| {
         let Standing::Leaving { node_is_gone } = share.standing else {
             return None;
         };
         let node = &share.node;
-        let count = volumes.counts.get(node).copied().unwrap_or_default();
-        Some(match (count, node_is_gone) {
-            (0, false) => format!("{node} (empty, being put away)"),
-            (0, true) => format!(
+        let count = kept.at(node);
+        Some(match (count.is_zero(), node_is_gone) {
+            (true, false) => format!("{node} (empty, being put away)"),
+            (true, true) => format!(
                 "{node} (the Node is gone; if its disks are given up: kubectl delete storagenode {node})"
             ),
-            (count, false) => format!("{node} (holds {count} volumes)"),
-            (count, true) => format!("{node} (the Node is gone with {count} volumes)"),
+            (false, false) => format!("{node} (holds {count})"),
+            (false, true) => format!("{node} (the Node is gone with {count})"),
         })
     };
     shares.iter().filter_map(describe).collect()
@@ -217,7 +225,10 @@ fn count(number: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{moment, storage_node};
+    use crate::{
+        contents::Count,
+        testing::{moment, storage_node},
+    };
 
     fn declaration() -> Declaration {
         Declaration {
@@ -247,22 +258,21 @@ mod tests {
         })
     }
 
-    fn volumes(counts: &[(&str, usize)]) -> Volumes {
-        Volumes {
-            counts: counts
-                .iter()
-                .map(|(node, n)| ((*node).to_owned(), *n))
-                .collect(),
-            unreadable: 0,
+    fn kept(counts: &[(&str, usize, usize)]) -> Contents {
+        let mut contents = Contents::default();
+        for (node, volumes, snapshots) in counts {
+            let (volumes, snapshots) = (*volumes, *snapshots);
+            contents.add(Some(node), Count { volumes, snapshots });
         }
+        contents
     }
 
-    fn status(declaration: &Declaration, shares: &[Share], volumes: &Volumes) -> StoragePoolStatus {
+    fn status(declaration: &Declaration, shares: &[Share], kept: &Contents) -> StoragePoolStatus {
         summarize(
             declaration,
             &StoragePoolStatus::default(),
             shares,
-            volumes,
+            kept,
             moment(),
         )
     }
@@ -279,7 +289,7 @@ mod tests {
             share("w2", Standing::Ready, Some(Bytes::gib(7))),
             share("w3", refusal("pod x on w3 is not ready"), None),
         ];
-        let status = status(&declaration(), &shares, &volumes(&[]));
+        let status = status(&declaration(), &shares, &kept(&[]));
         assert_eq!(status.observed_generation, Some(3));
         assert_eq!((status.nodes, status.nodes_ready), (3, 2));
         assert_eq!(status.nodes_summary, "2/3");
@@ -302,9 +312,9 @@ mod tests {
     #[test]
     fn r5_the_same_world_gives_an_equal_status_at_any_time() {
         let shares = [share("w1", Standing::Ready, Some(Bytes::gib(4)))];
-        let first = status(&declaration(), &shares, &volumes(&[]));
+        let first = status(&declaration(), &shares, &kept(&[]));
         let later = moment() + chrono::Duration::hours(1);
-        let second = summarize(&declaration(), &first, &shares, &volumes(&[]), later);
+        let second = summarize(&declaration(), &first, &shares, &kept(&[]), later);
         assert_eq!(first, second);
     }
 
@@ -320,29 +330,31 @@ mod tests {
                 Some(Bytes::gib(4)),
             ),
         ];
-        let status = status(&declaration(), &shares, &volumes(&[("w2", 2)]));
+        let status = status(&declaration(), &shares, &kept(&[("w2", 2, 1)]));
         let (holds, reason, message) = told(&status, ConditionType::Ready);
         assert_eq!((holds.as_str(), reason.as_str()), ("True", "Retiring"));
-        assert!(message.contains("w2 (holds 2 volumes)"), "{message}");
+        assert!(
+            message.contains("w2 (holds 2 volumes and 1 snapshot)"),
+            "{message}"
+        );
         assert_eq!((status.nodes, status.nodes_ready), (1, 1));
     }
 
     #[test]
     fn a_selector_without_nodes_and_a_spec_without_sense_are_told_apart() {
-        let nobody = status(&declaration(), &[], &volumes(&[]));
+        let nobody = status(&declaration(), &[], &kept(&[]));
         assert_eq!(told(&nobody, ConditionType::Ready).1, "NoNodes");
         let invalid = Declaration {
             invalid: Some("nodeSelector: disk In needs values".to_owned()),
             ..declaration()
         };
-        let (_, reason, message) =
-            told(&status(&invalid, &[], &volumes(&[])), ConditionType::Ready);
+        let (_, reason, message) = told(&status(&invalid, &[], &kept(&[])), ConditionType::Ready);
         assert_eq!(reason, "InvalidSpec");
         assert!(message.contains("disk In needs values"), "{message}");
     }
 
     #[test]
-    fn a_deletion_that_is_held_says_how_many_volumes_where_and_what_to_do() {
+    fn a_deletion_that_is_held_says_how_much_is_kept_where_and_what_to_do() {
         let deleted = Declaration {
             deleted: true,
             ..declaration()
@@ -354,17 +366,21 @@ mod tests {
             },
             Some(Bytes::gib(4)),
         )];
-        let held = status(&deleted, &shares, &volumes(&[("w1", 2), ("w2", 1)]));
+        let held = status(
+            &deleted,
+            &shares,
+            &kept(&[("w1", 2, 0), ("w2", 1, 4), ("w3", 0, 1)]),
+        );
         let (holds, reason, message) = told(&held, ConditionType::DeletionHeld);
         assert_eq!((holds.as_str(), reason.as_str()), ("True", "VolumesRemain"));
         for part in [
-            "3 volumes remain",
-            "2 on w1; 1 on w2",
-            "delete their claims",
+            "3 volumes and 5 snapshots in the pool",
+            "2 volumes on w1; 1 volume and 4 snapshots on w2; 1 snapshot on w3",
+            "delete their claims and VolumeSnapshots",
         ] {
             assert!(message.contains(part), "{message}");
         }
-        let draining = status(&deleted, &shares, &volumes(&[]));
+        let draining = status(&deleted, &shares, &kept(&[]));
         let (_, reason, message) = told(&draining, ConditionType::DeletionHeld);
         assert_eq!(reason, "Retiring");
         assert!(message.contains("w1 (empty, being put away)"), "{message}");

@@ -2,7 +2,10 @@ use cistern_crds::Bytes;
 use serde_json::json;
 
 use super::*;
-use crate::testing::{self, moment, registered, storage_node, unregistered};
+use crate::{
+    contents::Count,
+    testing::{self, moment, registered, storage_node, unregistered},
+};
 
 fn csi_node(keys: &[&str]) -> CSINode {
     serde_json::from_value(json!({
@@ -63,14 +66,14 @@ fn an_agent_reports_while_one_of_its_pods_is_ready_and_not_leaving() {
 
 #[test]
 fn the_summary_names_the_first_thing_that_is_wrong() {
-    let volumes = Volumes::default();
+    let kept = Contents::default();
     let well = storage_node("w1")
         .carrying("fast")
         .with_room("fast", Bytes::gib(1));
     let broken = well.clone().broken("fast", Reason::ReadOnly).build();
     let well = well.build();
     let ready = |node: &StorageNode, registration: &Registration| {
-        let conditions = summarize(node, registration, &volumes, moment());
+        let conditions = summarize(node, registration, &kept, moment());
         let (status, reason) = told(&conditions, ConditionType::Ready);
         (status.to_owned(), reason.to_owned())
     };
@@ -90,39 +93,44 @@ fn the_summary_names_the_first_thing_that_is_wrong() {
 #[test]
 fn r5_the_same_world_gives_equal_conditions_at_any_time() {
     let mut node = storage_node("w1").build();
-    let volumes = Volumes::default();
-    let first = summarize(&node, &registered("w1"), &volumes, moment());
+    let kept = Contents::default();
+    let first = summarize(&node, &registered("w1"), &kept, moment());
     assert_eq!(first.len(), 4);
     node.status.as_mut().unwrap().conditions.clone_from(&first);
     let later = moment() + chrono::Duration::hours(1);
-    assert_eq!(summarize(&node, &registered("w1"), &volumes, later), first);
+    assert_eq!(summarize(&node, &registered("w1"), &kept, later), first);
 }
 
 #[test]
-fn a_node_that_is_gone_with_volumes_says_what_it_holds_and_what_to_do() {
+fn a_node_that_is_gone_with_data_says_what_it_holds_and_what_to_do() {
     let mut gone = registered("w1");
     gone.topology = topology("w1", None, None);
     let node = storage_node("w1")
         .carrying("fast")
         .with_room("fast", Bytes::gib(1))
         .build();
-    let mut volumes = Volumes::default();
-    let message = |volumes: &Volumes| {
-        let conditions = summarize(&node, &gone, volumes, moment());
+    let mut kept = Contents::default();
+    let message = |kept: &Contents| {
+        let conditions = summarize(&node, &gone, kept, moment());
         let ready = condition::find(&conditions, ConditionType::Ready).unwrap();
         assert_eq!(ready.reason, "NodeMissing");
         ready.message.clone()
     };
-    assert!(message(&volumes).contains("kubectl delete storagenode w1"));
-    volumes.counts.insert("fast".to_owned(), 2);
-    assert!(message(&volumes).contains("2 in pool fast"));
+    assert!(message(&kept).contains("kubectl delete storagenode w1"));
+    kept.add(Some("fast"), Count::VOLUME);
+    kept.add(Some("fast"), Count::SNAPSHOT);
+    let told = message(&kept);
+    assert!(
+        told.contains("1 volume and 1 snapshot in pool fast"),
+        "{told}"
+    );
 }
 
 #[test]
 fn a_deleted_storage_node_says_what_holds_it() {
     let mut node = storage_node("w1").carrying("fast").build();
     let held = |node: &StorageNode| {
-        let conditions = summarize(node, &registered("w1"), &Volumes::default(), moment());
+        let conditions = summarize(node, &registered("w1"), &Contents::default(), moment());
         let (status, _) = told(&conditions, ConditionType::DeletionHeld);
         status.to_owned()
     };

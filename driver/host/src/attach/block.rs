@@ -95,8 +95,11 @@ impl Pool {
             place.clear()
         };
         prepare().map_err(failed("prepare", place.path()))?;
+        // Whoever cuts a snapshot of it counts on nobody's attaching it meanwhile.
+        let lock = self.lock_alone(uid)?;
         let bound = loopdev::attach(system, file.as_fd(), uid.as_ref())
             .map_err(image::failed("bind the file", uid))?;
+        drop(lock);
         let put = || -> io::Result<()> {
             bound.keep(system)?;
             bound.fit(system, image.size.0)?;

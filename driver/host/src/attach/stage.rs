@@ -129,7 +129,9 @@ impl Pool {
         let (bound, unbound) = if let Some(bound) = bound {
             (loopdev::verify(system, bound), Ok(()))
         } else {
-            let unbound = self.prepare_unbound(uid, request.filesystem, request.read_only)?;
+            let lock = self.lock_alone(uid)?;
+            let (filesystem, read_only) = (request.filesystem, request.read_only);
+            let unbound = self.prepare_unbound(lock.as_fd(), uid, filesystem, read_only)?;
             (loopdev::bind(system, file.as_fd()), unbound)
         };
         let bound = bound.map_err(image::failed("bind the file", uid))?;

@@ -47,7 +47,7 @@ pub(super) fn is_full(system: &dyn System, file: BorrowedFd<'_>, size: Bytes) ->
 /// Grows the ext4 of a file to the whole of it. Does nothing when it covers it.
 ///
 /// resize2fs wants a filesystem that was checked in full just before.
-pub(super) fn grow_unmounted(
+pub(crate) fn grow_unmounted(
     system: &dyn System,
     file: BorrowedFd<'_>,
 ) -> Result<(), check::Error> {

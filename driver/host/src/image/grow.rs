@@ -19,6 +19,11 @@ impl Pool {
         let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
         let before =
             describe(system, file.as_fd(), uid).map_err(failed("read the identity", uid))?;
+        if let Some(cut) = before.identity.as_ref().and_then(|it| it.owner.snapshot()) {
+            let uid = uid.clone();
+            let why = format!("it is snapshot {}, which never grows", cut.name);
+            return Err(Error::IdentityConflict { uid, why });
+        }
         if before.size < size {
             self.extend(file.as_fd(), &before, size)?;
         }

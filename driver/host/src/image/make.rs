@@ -1,79 +1,53 @@
-//! Making an image: without a name among the images until it is whole.
+//! Making an image: a new filesystem, or a clone of what another image holds.
 
-use std::{
-    io,
-    os::fd::{AsFd as _, BorrowedFd},
-};
+use std::io;
 
 use cistern_crds::Provisioning;
 
-use super::{Content, IDENTITY, Identity, Image, ImageRequest};
-use crate::{
-    allocation,
-    cause::Cause,
-    id::Uuid,
-    mkfs,
-    pool::Pool,
-    superblock,
-    system::{OFlags, System},
-};
+use super::{Content, Error, Identity, Image, ImageRequest, Owner, failed, unfinished::Unfinished};
+use crate::{allocation, cause::Cause, id::Uuid, mkfs, pool::Pool, superblock};
 
 impl Pool {
     /// Makes an image that is not there.
-    pub(super) fn make(&self, request: &ImageRequest) -> Result<(), Cause> {
-        let (system, temporary) = (&*self.system, self.temporary.as_fd());
-        let name = request.uid.as_ref();
-        match system.unlink(temporary, name) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-            _ => {}
+    pub(super) fn make(&self, request: &ImageRequest) -> Result<(), Error> {
+        let mut image = Unfinished::begin(self, &request.uid)?;
+        let content = match &request.source {
+            None => self.make_empty(&image, request)?,
+            Some(source) => self.make_clone(&image, source, request)?,
+        };
+        let no_space_or = |operation, source| self.no_space_or(operation, &request.uid, source);
+        match request.provisioning {
+            Provisioning::Thin => {}
+            // Only now: mkfs punches holes.
+            Provisioning::Thick => {
+                allocation::ensure(&*self.system, image.as_fd(), request.size)
+                    .map_err(|source| no_space_or("allocate the space", source.into()))?;
+            }
         }
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
-        let path = request.uid.as_str().as_ref();
-        let file = system.open_beneath(temporary, path, flags)?;
-        // Tells the sweep that somebody is at work, and a tool that outlives us goes on telling.
-        if !system.try_lock(file.as_fd())? {
-            return Err(io::Error::from(io::ErrorKind::ResourceBusy).into());
-        }
-        let complete = || self.complete(file.as_fd(), request);
-        complete().inspect_err(|_| {
-            // Its space and its name are free at once, and not only with the next sweep, which
-            // does no less.
-            let _ = system.truncate(file.as_fd(), 0);
-            let _ = system.unlink(temporary, name);
-        })
-    }
-
-    /// Makes an image of a new file, and gives it its name when it is whole.
-    fn complete(&self, file: BorrowedFd<'_>, request: &ImageRequest) -> Result<(), Cause> {
-        let (system, name) = (&*self.system, request.uid.as_ref());
-        system.truncate(file, request.size.0)?;
-        let content = fill(system, file, request)?;
         let identity = Identity {
-            volume: request.volume.clone(),
+            owner: Owner::Volume(request.volume.clone()),
             uid: request.uid.clone(),
             pool_uuid: self.filesystem_uuid(),
             size: request.size,
             content,
             provisioning: request.provisioning,
+            source: request.source.as_ref().map(|source| source.uid.clone()),
         };
-        let identity = serde_json::to_vec(&identity).map_err(io::Error::other)?;
-        system.set_attribute(file, IDENTITY, &identity)?;
-        system.sync(file)?;
-        let (temporary, images) = (self.temporary.as_fd(), self.images.as_fd());
-        Ok(system.rename(temporary, name, images, name)?)
+        image
+            .identify(&identity)
+            .map_err(|source| no_space_or("write the identity", source.into()))?;
+        image.name().map_err(failed("give a name", &request.uid))?;
+        image.keep();
+        Ok(())
     }
-}
 
-/// Makes the filesystem, reads it back, and allocates the file if it is thick: after mkfs, which
-/// punches holes.
-fn fill(
-    system: &dyn System,
-    file: BorrowedFd<'_>,
-    request: &ImageRequest,
-) -> Result<Content, Cause> {
-    let content = match request.filesystem {
-        None => Content::Block,
-        Some(filesystem) => {
+    fn make_empty(&self, image: &Unfinished<'_>, request: &ImageRequest) -> Result<Content, Error> {
+        let (system, file) = (&*self.system, image.as_fd());
+        let make = || -> Result<Content, Cause> {
+            system.truncate(file, request.size.0)?;
+            let Some(filesystem) = request.filesystem else {
+                return Ok(Content::Block);
+            };
             let uuid = Uuid::random()?;
             mkfs::volume(system, file, filesystem, uuid, &request.mkfs_options)?;
             let made = superblock::read(system, file)?;
@@ -83,14 +57,10 @@ fn fill(
             if !is_right {
                 return Err(io::Error::other("mkfs made something else than it was told").into());
             }
-            Content::Filesystem { filesystem, uuid }
-        }
-    };
-    match request.provisioning {
-        Provisioning::Thin => {}
-        Provisioning::Thick => allocation::ensure(system, file, request.size)?,
+            Ok(Content::Filesystem { filesystem, uuid })
+        };
+        make().map_err(|source| self.no_space_or("make the file", &request.uid, source))
     }
-    Ok(content)
 }
 
 /// What an image and a request do not agree on.
@@ -102,21 +72,24 @@ pub(super) fn disagreement(
     let Some(identity) = &image.identity else {
         return Some("it carries no identity".to_owned());
     };
+    let owner = Owner::Volume(request.volume.clone());
     let asked = (
-        &request.volume,
+        &owner,
         &request.uid,
         pool_uuid,
         request.size,
         request.filesystem,
         request.provisioning,
+        request.source.as_ref().map(|source| &source.uid),
     );
     let found = (
-        &identity.volume,
+        &identity.owner,
         &identity.uid,
         identity.pool_uuid,
         identity.size,
         identity.content.filesystem(),
         identity.provisioning,
+        identity.source.as_ref(),
     );
     if asked != found {
         return Some(format!("it is {found:?} and not {asked:?}"));

@@ -162,7 +162,7 @@ fn write(
     };
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
     let file = system.open_beneath(directory, NEW_NAME.as_ref(), flags)?;
-    system.write(file.as_fd(), &serde_json::to_vec_pretty(&marker)?)?;
+    system.write(file.as_fd(), 0, &serde_json::to_vec_pretty(&marker)?)?;
     system.sync(file.as_fd())?;
     system.rename(directory, NEW_NAME.as_ref(), directory, NAME.as_ref())?;
     system.sync(directory)?;

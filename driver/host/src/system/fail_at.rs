@@ -19,8 +19,8 @@ use std::{
 use rustix::process::{Signal, getpid, kill_process};
 
 use super::{
-    BoundLoop, DeviceNumber, LoopSettings, LoopStatus, MountAttrFlags, OFlags, Parameter, Space,
-    Stat, System, XfsGeometry,
+    BoundLoop, DeviceNumber, Extent, LoopSettings, LoopStatus, MountAttrFlags, OFlags, Parameter,
+    Space, Stat, System, XfsGeometry,
 };
 use crate::{
     command::{self, Command},
@@ -133,20 +133,28 @@ impl System for FailAt {
         self.next()?.read(file, offset, length)
     }
 
-    fn write(&self, file: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<()> {
-        self.next()?.write(file, bytes)
+    fn write(&self, file: BorrowedFd<'_>, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.next()?.write(file, offset, bytes)
     }
 
     fn truncate(&self, file: BorrowedFd<'_>, size: u64) -> io::Result<()> {
         self.next()?.truncate(file, size)
     }
 
-    fn holes(&self, file: BorrowedFd<'_>, size: u64) -> io::Result<Vec<Range<u64>>> {
-        self.next()?.holes(file, size)
+    fn extents(&self, file: BorrowedFd<'_>, part: &Range<u64>) -> io::Result<(Vec<Extent>, u64)> {
+        self.next()?.extents(file, part)
     }
 
     fn allocate(&self, file: BorrowedFd<'_>, part: &Range<u64>) -> io::Result<()> {
         self.next()?.allocate(file, part)
+    }
+
+    fn extent_count(&self, file: BorrowedFd<'_>) -> io::Result<u64> {
+        self.next()?.extent_count(file)
+    }
+
+    fn reflink(&self, from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
+        self.next()?.reflink(from, to)
     }
 
     fn sync(&self, file: BorrowedFd<'_>) -> io::Result<()> {
@@ -155,6 +163,10 @@ impl System for FailAt {
 
     fn try_lock(&self, file: BorrowedFd<'_>) -> io::Result<bool> {
         self.next()?.try_lock(file)
+    }
+
+    fn try_lock_shared(&self, file: BorrowedFd<'_>) -> io::Result<bool> {
+        self.next()?.try_lock_shared(file)
     }
 
     fn attribute(&self, file: BorrowedFd<'_>, name: &str) -> io::Result<Option<Vec<u8>>> {
@@ -258,6 +270,18 @@ impl System for FailAt {
 
     fn unmount(&self, directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
         self.next()?.unmount(directory, name)
+    }
+
+    fn sync_filesystem(&self, inside: BorrowedFd<'_>) -> io::Result<()> {
+        self.next()?.sync_filesystem(inside)
+    }
+
+    fn freeze(&self, inside: BorrowedFd<'_>) -> io::Result<()> {
+        self.next()?.freeze(inside)
+    }
+
+    fn thaw(&self, inside: BorrowedFd<'_>) -> io::Result<bool> {
+        self.next()?.thaw(inside)
     }
 
     fn xfs_geometry(&self, inside: BorrowedFd<'_>) -> io::Result<Option<XfsGeometry>> {

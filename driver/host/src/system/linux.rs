@@ -15,7 +15,8 @@ use rustix::{
     fs::{
         AtFlags, CWD, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags,
         ResolveFlags, StatVfsMountFlags, XattrFlags, fallocate, fgetxattr, flock, fsetxattr, fstat,
-        fstatvfs, fsync, ftruncate, mkdirat, openat2, renameat_with, unlinkat,
+        fstatvfs, fsync, ftruncate, ioctl_ficlone, mkdirat, openat2, renameat_with, syncfs,
+        unlinkat,
     },
     io::{Errno, pread, pwrite, read},
     mount::{
@@ -26,8 +27,8 @@ use rustix::{
 };
 
 use super::{
-    BoundLoop, DeviceNumber, FileId, FileKind, LoopSettings, LoopStatus, Parameter, Space, Stat,
-    System, XfsGeometry, sysfs,
+    BoundLoop, DeviceNumber, Extent, FileId, FileKind, LoopSettings, LoopStatus, Parameter, Space,
+    Stat, System, XfsGeometry, sysfs,
 };
 use crate::{
     command::{self, Command},
@@ -194,10 +195,10 @@ impl System for Linux {
         Ok(bytes)
     }
 
-    fn write(&self, file: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<()> {
+    fn write(&self, file: BorrowedFd<'_>, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let mut done = 0;
         while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
-            match pwrite(file, rest, done as u64) {
+            match pwrite(file, rest, offset + done as u64) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => done += count,
                 Err(Errno::INTR) => {}
@@ -211,31 +212,21 @@ impl System for Linux {
         Ok(ftruncate(file, size)?)
     }
 
-    fn holes(&self, file: BorrowedFd<'_>, size: u64) -> io::Result<Vec<Range<u64>>> {
-        let mut holes = Vec::new();
-        let mut known = 0;
-        loop {
-            let extents = match ioctl::extents(file, known) {
-                // A filesystem that does not tell: all may be a hole.
-                Err(error) if Errno::from_io_error(&error) == Some(Errno::OPNOTSUPP) => Vec::new(),
-                result => result?,
-            };
-            let is_last = extents
-                .last()
-                .is_none_or(|extent| extent.flags & ioctl::EXTENT_LAST != 0);
-            for extent in extents {
-                if extent.logical > known {
-                    holes.push(known..extent.logical.min(size));
-                }
-                known = known.max(extent.logical.saturating_add(extent.length));
-                if known >= size {
-                    return Ok(holes);
-                }
+    fn extents(&self, file: BorrowedFd<'_>, part: &Range<u64>) -> io::Result<(Vec<Extent>, u64)> {
+        if part.is_empty() {
+            return Ok((Vec::new(), part.end));
+        }
+        let (extents, is_all) = ioctl::extents(file, part)?;
+        let extents: Vec<_> = extents.into_iter().map(Extent::from).collect();
+        match extents.last() {
+            Some(last) if !is_all && last.logical.end <= part.start => Err(io::Error::other(
+                "the filesystem tells of extents outside of what it was asked",
+            )),
+            Some(last) if !is_all => {
+                let end = last.logical.end.min(part.end);
+                Ok((extents, end))
             }
-            if is_last {
-                holes.push(known..size);
-                return Ok(holes);
-            }
+            _ => Ok((extents, part.end)),
         }
     }
 
@@ -249,16 +240,24 @@ impl System for Linux {
         }
     }
 
+    fn extent_count(&self, file: BorrowedFd<'_>) -> io::Result<u64> {
+        ioctl::extent_count(file)
+    }
+
+    fn reflink(&self, from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(ioctl_ficlone(to, from)?)
+    }
+
     fn sync(&self, file: BorrowedFd<'_>) -> io::Result<()> {
         Ok(fsync(file)?)
     }
 
     fn try_lock(&self, file: BorrowedFd<'_>) -> io::Result<bool> {
-        match flock(file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(true),
-            Err(Errno::WOULDBLOCK) => Ok(false),
-            Err(error) => Err(error.into()),
-        }
+        try_lock(file, FlockOperation::NonBlockingLockExclusive)
+    }
+
+    fn try_lock_shared(&self, file: BorrowedFd<'_>) -> io::Result<bool> {
+        try_lock(file, FlockOperation::NonBlockingLockShared)
     }
 
     fn attribute(&self, file: BorrowedFd<'_>, name: &str) -> io::Result<Option<Vec<u8>>> {
@@ -415,6 +414,22 @@ impl System for Linux {
         )?)
     }
 
+    fn sync_filesystem(&self, inside: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(syncfs(inside)?)
+    }
+
+    fn freeze(&self, inside: BorrowedFd<'_>) -> io::Result<()> {
+        ioctl::freeze(inside)
+    }
+
+    fn thaw(&self, inside: BorrowedFd<'_>) -> io::Result<bool> {
+        match ioctl::thaw(inside) {
+            Ok(()) => Ok(true),
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     fn xfs_geometry(&self, inside: BorrowedFd<'_>) -> io::Result<Option<XfsGeometry>> {
         match ioctl::xfs_geometry(inside) {
             Ok(geometry) => Ok(Some(XfsGeometry {
@@ -447,6 +462,14 @@ impl System for Linux {
         input: BorrowedFd<'_>,
     ) -> Result<command::Output, command::Error> {
         command.run(Some(input))
+    }
+}
+
+fn try_lock(file: BorrowedFd<'_>, operation: FlockOperation) -> io::Result<bool> {
+    match flock(file, operation) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -47,7 +47,8 @@ impl<'a> Device<'a> {
     }
 
     fn stage(&self) -> Result<(), Error> {
-        let volume = &self.image.identity.as_ref().unwrap().volume;
+        let identity = self.image.identity.as_ref().unwrap();
+        let volume = identity.owner.volume().unwrap();
         self.pool.stage_block(&BlockStageRequest {
             image: &self.image.uid,
             volume,

@@ -305,7 +305,7 @@ fn an_image_whose_tool_outlived_its_agent_is_not_staged_until_the_tool_has_ended
     rustix::fs::flock(&tool, rustix::fs::FlockOperation::LockExclusive).unwrap();
     let error = pool.stage(&volume.stage(&staging)).unwrap_err();
     assert!(
-        crate::harness::chain(&error).contains("the tool that works on the file"),
+        crate::harness::chain(&error).contains("wait for the tool"),
         "{error}"
     );
     drop(tool);

@@ -183,6 +183,7 @@ pub(crate) fn request(
         filesystem: Some(filesystem),
         mkfs_options: MkfsOptions::default(),
         provisioning,
+        source: None,
     }
 }
 
@@ -209,7 +210,7 @@ impl<'a> Volume<'a> {
         };
         StageRequest {
             image: &self.image.uid,
-            volume: &identity.volume,
+            volume: identity.owner.volume().unwrap(),
             filesystem,
             filesystem_uuid: uuid,
             size: identity.size,

@@ -1,15 +1,15 @@
 //! The promise of the ledger, on disk: what was admitted can be written.
 
-use std::{
-    fs,
-    os::{fd::AsFd as _, unix::fs::FileExt as _},
-};
+use std::{fs, os::unix::fs::FileExt as _};
 
-use cistern_crds::{Bytes, FilesystemType, Provisioning, size::MIB};
+use cistern_crds::{Bytes, Consistency, FilesystemType, Provisioning, size::MIB};
 use cistern_host::{Expectation, ImageRequest};
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl, ioctl_ficlone};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
-use crate::harness::{Machine, image_path, image_pool, must, request};
+use crate::{
+    harness::{Machine, image_path, image_pool, must, request},
+    snapshot::{cut, snapshot_of},
+};
 
 /// As a StoragePool has it if nothing else is said.
 const RESERVED_PERCENT: u32 = 5;
@@ -57,9 +57,10 @@ fn a_pool_filled_to_its_last_admitted_byte_takes_an_overwrite_of_every_block() {
     for offset in (0..image.size.0).step_by(bytes.len()) {
         source.write_all_at(&bytes, offset).unwrap();
     }
-    let snapshot = fs::File::create(path.with_file_name("snapshot")).unwrap();
-    ioctl_ficlone(snapshot.as_fd(), source.as_fd()).unwrap();
-    let promised = Bytes(2 * image.size.0);
+    let request_of = snapshot_of(&image, "s");
+    let snapshot = must(cut(&machine, &pool, request_of, Consistency::Crash));
+    assert!(snapshot.allocated >= image.size, "{}", snapshot.allocated);
+    let promised = Bytes(image.size.0 + snapshot.allocated.0);
     let rest = usable.saturating_sub(promised).round_down_to_mib();
     let filler = ImageRequest {
         filesystem: None,
@@ -83,7 +84,7 @@ fn a_pool_filled_to_its_last_admitted_byte_takes_an_overwrite_of_every_block() {
             .unwrap_or_else(|error| panic!("write {count} failed: {error}"));
     }
     let mut copy = vec![0; bytes.len()];
-    let snapshot = fs::File::open(path.with_file_name("snapshot")).unwrap();
+    let snapshot = fs::File::open(image_path(&machine, &snapshot.uid)).unwrap();
     for offset in (0..image.size.0).step_by(bytes.len()) {
         snapshot.read_exact_at(&mut copy, offset).unwrap();
         assert!(copy == bytes, "the snapshot changed at {offset}");

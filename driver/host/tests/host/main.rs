@@ -10,14 +10,20 @@
 
 mod attach;
 mod block;
+mod changes;
 mod damage;
 mod device;
 mod faults;
 mod filesystems;
 mod grow;
 mod harness;
+mod hold;
 mod image;
 mod inventory;
+mod isolation;
 mod ledger;
+mod moment;
 mod pool;
 mod scenario;
+mod snapshot;
+mod stuck_writer;

@@ -2,11 +2,12 @@
 
 use std::{error::Error, path::Path, sync::Arc};
 
-use cistern_crds::{Bytes, FilesystemType, MkfsOptions, Provisioning};
+use chrono::Utc;
+use cistern_crds::{Bytes, Consistency, FilesystemType, MkfsOptions, Provisioning};
 use cistern_host::{
     BlockPublishRequest, BlockStageRequest, Content, ExpandRequest, Expectation, ImageRequest,
-    Linux, MountOptions, Pool, PoolDeclaration, PublishRequest, Root, Source, StageRequest, System,
-    Uid,
+    Linux, Member, MountOptions, Pool, PoolDeclaration, PublishRequest, Root, SnapshotRequest,
+    Source, SourceImage, StageRequest, System, Uid,
 };
 
 /// A step of a pool's or a volume's life.
@@ -41,6 +42,22 @@ pub(crate) enum Step {
     StageDevice,
     PublishDevice,
     RemoveDevice,
+    /// The pool is opened, and all is thawed that was left frozen: with this each of the following
+    /// begins.
+    Open,
+    /// A snapshot is cut of the volume with its filesystem at rest; of the volume and a raw block
+    /// volume that is staged beside it together; and both snapshots go.
+    CutStill,
+    PrepareGroup,
+    CutGroup,
+    RemoveCuts,
+    DismissGroup,
+    /// A volume with XFS and a snapshot of it are made, a larger volume is made from that, and all
+    /// go: no faults are walked here but at the second.
+    PrepareSource,
+    Restore,
+    RemoveRestored,
+    RemoveSource,
     /// The volume is removed.
     Remove,
     /// The pool is removed.
@@ -79,6 +96,7 @@ pub(crate) fn volume() -> ImageRequest {
         filesystem: Some(FilesystemType::Ext4),
         mkfs_options: MkfsOptions::default(),
         provisioning: Provisioning::Thick,
+        source: None,
     }
 }
 
@@ -91,6 +109,7 @@ fn online_volume() -> ImageRequest {
         filesystem: Some(FilesystemType::Xfs),
         mkfs_options: MkfsOptions::default(),
         provisioning: Provisioning::Thin,
+        source: None,
     }
 }
 
@@ -103,7 +122,41 @@ fn device(folder: &Path) -> ImageRequest {
         filesystem: None,
         mkfs_options: MkfsOptions::default(),
         provisioning: Provisioning::Thick,
+        source: None,
     }
+}
+
+/// A volume that is made from a snapshot of the one with XFS, and is larger.
+fn restored() -> ImageRequest {
+    ImageRequest {
+        volume: "pvc-d".to_owned(),
+        uid: uid("uid-d"),
+        size: GROWN,
+        source: Some(SourceImage {
+            uid: uid("uid-s"),
+            maximum_extents: u64::MAX,
+        }),
+        ..online_volume()
+    }
+}
+
+fn cut_of<'a>(pool: &'a Pool, source: &ImageRequest, name: &str) -> Member<'a> {
+    let request = SnapshotRequest {
+        snapshot: format!("snapshot-{name}"),
+        uid: uid(&format!("uid-{name}")),
+        volume: source.volume.clone(),
+        source: source.uid.clone(),
+        maximum_extents: u64::MAX,
+    };
+    Member { pool, request }
+}
+
+/// As an agent begins.
+fn open_again(root: &Root, expectation: Expectation) -> Result<Pool, Box<dyn Error>> {
+    root.thaw_all()?;
+    let pool = root.open_pool(&pool(Bytes::gib(1)), expectation)?;
+    pool.sweep()?;
+    Ok(pool)
 }
 
 /// What both grow to.
@@ -157,15 +210,7 @@ pub(crate) fn run(
             open(Bytes::gib(1))?.remove_image(&online_volume().uid)?;
         }
         Step::CreateDevice => drop(open(Bytes::gib(1))?.create_image(&device(folder))?),
-        Step::StageDevice => {
-            let device = device(folder);
-            open(Bytes::gib(1))?.stage_block(&BlockStageRequest {
-                image: &device.uid,
-                volume: &device.volume,
-                size: device.size,
-                staging: &staging,
-            })?;
-        }
+        Step::StageDevice => stage_block(&open(Bytes::gib(1))?, &device(folder), &staging)?,
         Step::PublishDevice => root.publish_block(&BlockPublishRequest {
             image: &device(folder).uid,
             read_only: true,
@@ -173,6 +218,47 @@ pub(crate) fn run(
             target: &target,
         })?,
         Step::RemoveDevice => open(Bytes::gib(1))?.remove_image(&device(folder).uid)?,
+        Step::Open => drop(open_again(&root, expectation)?),
+        Step::CutStill => {
+            let pool = open_again(&root, expectation)?;
+            let member = cut_of(&pool, &volume(), "s");
+            root.cut(&[member], Consistency::Filesystem, Utc::now)?;
+        }
+        Step::PrepareGroup => {
+            let pool = open_again(&root, expectation)?;
+            pool.create_image(&device(folder))?;
+            stage_block(&pool, &device(folder), &kubelet.join("device"))?;
+        }
+        Step::DismissGroup => {
+            root.unstage(&kubelet.join("device"))?;
+            open_again(&root, expectation)?.remove_image(&device(folder).uid)?;
+        }
+        Step::CutGroup => {
+            let pool = open_again(&root, expectation)?;
+            let members = [
+                cut_of(&pool, &volume(), "s"),
+                cut_of(&pool, &device(folder), "t"),
+            ];
+            root.cut(&members, Consistency::Crash, Utc::now)?;
+        }
+        Step::RemoveCuts => {
+            let pool = open_again(&root, expectation)?;
+            pool.remove_image(&uid("uid-s"))?;
+            pool.remove_image(&uid("uid-t"))?;
+        }
+        Step::PrepareSource => {
+            let pool = open_again(&root, expectation)?;
+            pool.create_image(&online_volume())?;
+            let member = cut_of(&pool, &online_volume(), "s");
+            root.cut(&[member], Consistency::Crash, Utc::now)?;
+        }
+        Step::Restore => drop(open_again(&root, expectation)?.create_image(&restored())?),
+        Step::RemoveRestored => open_again(&root, expectation)?.remove_image(&restored().uid)?,
+        Step::RemoveSource => {
+            let pool = open_again(&root, expectation)?;
+            pool.remove_image(&online_volume().uid)?;
+            pool.remove_image(&uid("uid-s"))?;
+        }
         Step::Publish => publish(&root, &staging, &target)?,
         Step::Unpublish => root.unpublish(&target)?,
         Step::Unstage => root.unstage(&staging)?,
@@ -190,13 +276,23 @@ fn stage(pool: &Pool, image: &Uid, staging: &Path) -> Result<(), Box<dyn Error>>
     };
     pool.stage(&StageRequest {
         image: &image.uid,
-        volume: &identity.volume,
+        volume: identity.owner.volume().ok_or("no volume")?,
         filesystem,
         filesystem_uuid: uuid,
         size: identity.size,
         provisioning: identity.provisioning,
         options: &MountOptions::default(),
         read_only: false,
+        staging,
+    })?;
+    Ok(())
+}
+
+fn stage_block(pool: &Pool, device: &ImageRequest, staging: &Path) -> Result<(), Box<dyn Error>> {
+    pool.stage_block(&BlockStageRequest {
+        image: &device.uid,
+        volume: &device.volume,
+        size: device.size,
         staging,
     })?;
     Ok(())

@@ -19,7 +19,7 @@ use cistern_host::{
 
 use crate::scenario::Step;
 
-const STEPS: [Step; 19] = [
+const STEPS: [Step; 29] = [
     Step::MakeDevicePool,
     Step::MakePool,
     Step::GrowPool,
@@ -37,6 +37,16 @@ const STEPS: [Step; 19] = [
     Step::StageDevice,
     Step::PublishDevice,
     Step::RemoveDevice,
+    Step::Open,
+    Step::CutStill,
+    Step::PrepareGroup,
+    Step::CutGroup,
+    Step::RemoveCuts,
+    Step::DismissGroup,
+    Step::PrepareSource,
+    Step::Restore,
+    Step::RemoveRestored,
+    Step::RemoveSource,
     Step::Remove,
     Step::RemovePool,
 ];

@@ -10,8 +10,16 @@
 use cistern_crds::{PoolVolume, Reason};
 use kube::runtime::controller::Action;
 
-use super::{Error, NoPool, Pass, plan::Step, status::Outcome};
-use crate::agent::promises::Claim;
+use super::{
+    plan::Step,
+    status::{Outcome, Own},
+};
+use crate::agent::{
+    ledger::Promise,
+    pass::{NoPool, Pass},
+    promises::Claim,
+    work::Error,
+};
 
 /// What became of the news about a filesystem.
 #[derive(Debug)]
@@ -24,10 +32,10 @@ pub(super) enum Noted {
     Overtaken,
 }
 
-impl Pass<'_> {
+impl Pass<'_, PoolVolume> {
     /// Promises a volume the bytes of its growth and grows its image, or refuses that.
     pub(super) async fn admit_growth(&self) -> Result<Action, Error> {
-        let refused = |reason, message| Outcome::GrowthRefused { reason, message };
+        let refused = |reason, message| Outcome::Own(Own::GrowthRefused { reason, message });
         let look = match self.pool() {
             Ok((look, _)) => look,
             // It may be usable again in a moment, and the growth waits.
@@ -38,16 +46,20 @@ impl Pass<'_> {
         if let Some(message) = self.agent.closed(&look) {
             return self.refuse(refused(Reason::PoolClosed, message)).await;
         }
-        let (size, status) = (self.volume.spec.size, self.volume.status.as_ref());
+        let (size, status) = (self.object.spec.size, self.object.status.as_ref());
         let held = status.and_then(|status| status.reserved);
         let held = held.unwrap_or_default();
         let claim = Claim::Growth { held };
-        if let Err(refusal) = self.agent.promise(self.volume, size, &look, claim) {
+        let promise = Promise::to_volume(self.object, size);
+        if let Err(refusal) = self.agent.promise(self.object, promise, &look, claim) {
             let message = refusal.to_string();
             return self.refuse(refused(refusal.reason(), message)).await;
         }
-        let admission = Outcome::GrowthAdmitted { size };
-        self.write_admission(&admission, Step::Grow).await
+        let admission = Outcome::Own(Own::GrowthAdmitted { size });
+        match self.write_promise(&admission).await? {
+            Some(admitted) => Pass::over(self.agent, &admitted).bring_up(Step::Grow).await,
+            None => Ok(Action::await_change()),
+        }
     }
 
     /// Writes down what the Node service saw of the volume's filesystem.
@@ -56,7 +68,10 @@ impl Pass<'_> {
         let Some(seen) = filesystems.get(&self.name) else {
             return Ok(Noted::Nothing);
         };
-        match self.write(&Outcome::Filesystem(seen.clone())).await? {
+        match self
+            .write(&Outcome::Own(Own::Filesystem(seen.clone())))
+            .await?
+        {
             Some(written) => {
                 filesystems.written(&self.name, &seen);
                 Ok(Noted::Written(Box::new(written)))

@@ -4,33 +4,19 @@ use chrono::{DateTime, Utc};
 use cistern_crds::{
     Bytes, ConditionStatus, ConditionType, PoolVolume, PoolVolumeStatus, Reason,
     condition::{self, Finding},
-    volume::ImageStatus,
 };
 
-use super::plan::Image;
-use crate::agent::filesystems::Seen;
+use crate::agent::{
+    filesystems::Seen,
+    outcome::{self, say},
+};
 
-/// How a step ended.
+/// How a step of a volume ended.
+pub type Outcome = outcome::Outcome<Own>;
+
+/// How a step ended that only volumes have.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// Nothing was done.
-    Rested,
-    /// The volume has its promise.
-    Admitted {
-        /// What is promised.
-        size: Bytes,
-        /// The image that is adopted, if there is one.
-        image: Option<ImageStatus>,
-    },
-    /// The volume is not taken.
-    Refused {
-        /// Why, for programs.
-        reason: Reason,
-        /// Why, for people.
-        message: String,
-    },
-    /// The image is there and is the volume's.
-    Ready(Image),
+pub enum Own {
     /// The volume has the promise of its growth.
     GrowthAdmitted {
         /// What is promised in all.
@@ -50,23 +36,19 @@ pub enum Outcome {
     },
     /// What a Node service saw of the filesystem in an image that has grown.
     Filesystem(Seen),
-    /// The volume cannot be used now.
-    NotReady {
-        /// Why, for programs.
-        reason: Reason,
-        /// Why, for people.
-        message: String,
-    },
-    /// The image is gone and its bytes are free.
-    Reclaimed,
-    /// The image is still there.
-    NotReclaimed {
-        /// Why, for programs.
-        reason: Reason,
-        /// Why, for people.
-        message: String,
-    },
 }
+
+/// The conditions of a volume.
+const CONDITIONS: [ConditionType; 5] = [
+    ConditionType::Ready,
+    ConditionType::Admitted,
+    ConditionType::Expanded,
+    ConditionType::Reclaimed,
+    ConditionType::DeletionHeld,
+];
+/// By how many extents a count has moved at least when it is written down again: one that moves a
+/// little with every write of a database is no news.
+const EXTENTS_MOVED: u64 = 1000;
 
 /// The status of a volume after a step. Equal to the one before if there is nothing new to say.
 pub fn after(volume: &PoolVolume, outcome: &Outcome, now: DateTime<Utc>) -> PoolVolumeStatus {
@@ -86,72 +68,42 @@ pub fn after(volume: &PoolVolume, outcome: &Outcome, now: DateTime<Utc>) -> Pool
             if status.filesystem.is_none() {
                 status.filesystem.clone_from(&image.filesystem);
             }
+            if is_news(status.extents, image.extents) {
+                status.extents = image.extents;
+            }
         }
+        Outcome::Refused { .. } => (status.reserved, status.image) = (None, None),
         Outcome::Reclaimed => status.reserved = None,
-        Outcome::GrowthAdmitted { size } => status.reserved = Some(*size),
+        Outcome::Own(Own::GrowthAdmitted { size }) => status.reserved = Some(*size),
         // Also where the disk did not have what was promised.
-        Outcome::GrowthRefused { .. } => status.reserved = status.size,
+        Outcome::Own(Own::GrowthRefused { .. }) => status.reserved = status.size,
         Outcome::Rested
-        | Outcome::Refused { .. }
-        | Outcome::NotGrown { .. }
-        | Outcome::Filesystem(_)
+        | Outcome::Own(Own::NotGrown { .. } | Own::Filesystem(_))
         | Outcome::NotReady { .. }
         | Outcome::NotReclaimed { .. } => {}
     }
-    let generation = volume.metadata.generation;
-    status.observed_generation = generation;
-    let mut set = |finding| condition::set(&mut status.conditions, &finding, generation, now);
-    set(deletion_held(volume));
-    let findings = of_outcome(outcome).into_iter().flatten();
-    findings.chain(expanded(volume, outcome)).for_each(set);
-    for kind in [
-        ConditionType::Ready,
-        ConditionType::Admitted,
-        ConditionType::Expanded,
-        ConditionType::Reclaimed,
-    ] {
-        if condition::find(&status.conditions, kind).is_none() {
-            let unknown = Finding::new(kind, ConditionStatus::Unknown, Reason::Pending, "");
-            condition::set(&mut status.conditions, &unknown, generation, now);
-        }
-    }
+    status.observed_generation = volume.metadata.generation;
+    let own = expanded(volume, outcome);
+    say(
+        &mut status.conditions,
+        volume,
+        outcome,
+        own,
+        &CONDITIONS,
+        now,
+    );
     status
 }
 
-/// What an outcome says of `Ready`, `Admitted` and `Reclaimed`; none where it says nothing.
-fn of_outcome(outcome: &Outcome) -> [Option<Finding>; 3] {
-    use ConditionType::{Admitted, Ready, Reclaimed};
-
-    let holds = |kind| Some(Finding::new(kind, true, Reason::AsDesired, ""));
-    let not = |kind, reason, message: &str| Some(Finding::new(kind, false, reason, message));
-    let kept = not(Reclaimed, Reason::NotRequested, "");
-    match outcome {
-        Outcome::Rested
-        | Outcome::GrowthAdmitted { .. }
-        | Outcome::GrowthRefused { .. }
-        | Outcome::NotGrown { .. }
-        | Outcome::Filesystem(_) => [None, None, None],
-        Outcome::Admitted { .. } => [
-            not(Ready, Reason::Pending, "the image is being made"),
-            holds(Admitted),
-            kept,
-        ],
-        Outcome::Refused { reason, message } => [
-            not(Ready, *reason, message),
-            not(Admitted, *reason, message),
-            kept,
-        ],
-        Outcome::Ready(_) => [holds(Ready), holds(Admitted), kept],
-        Outcome::NotReady { reason, message } => [not(Ready, *reason, message), None, kept],
-        Outcome::Reclaimed => {
-            let gone = "the volume's data is destroyed, as was asked";
-            [
-                not(Ready, Reason::DeletionRequested, gone),
-                not(Admitted, Reason::DeletionRequested, gone),
-                holds(Reclaimed),
-            ]
+/// Whether a count of extents is worth a write: it has moved by a quarter, and noticeably.
+fn is_news(before: Option<u64>, counted: Option<u64>) -> bool {
+    match (before, counted) {
+        (_, None) => false,
+        (None, Some(_)) => true,
+        (Some(before), Some(counted)) => {
+            let moved = before.abs_diff(counted);
+            moved >= EXTENTS_MOVED && moved.saturating_mul(4) >= before
         }
-        Outcome::NotReclaimed { reason, message } => [None, None, not(Reclaimed, *reason, message)],
     }
 }
 
@@ -178,13 +130,17 @@ fn expanded(volume: &PoolVolume, outcome: &Outcome) -> Option<Finding> {
         .filter(|expanded| expanded.status == ConditionStatus::False.as_str())
         .and_then(|expanded| Reason::parse(&expanded.reason));
     match outcome {
-        Outcome::GrowthAdmitted { size } => {
+        Outcome::Own(Own::GrowthAdmitted { size }) => {
             not(Reason::Pending, format!("the image is growing to {size}"))
         }
-        Outcome::GrowthRefused { reason, message } => not(*reason, message.clone()),
-        Outcome::NotGrown { message } => not(Reason::ExpansionFailed, message.clone()),
-        Outcome::Filesystem(Err(message)) => not(Reason::FilesystemSmaller, message.clone()),
-        Outcome::Filesystem(Ok(())) if failed == Some(Reason::FilesystemSmaller) => holds(),
+        Outcome::Own(Own::GrowthRefused { reason, message }) => not(*reason, message.clone()),
+        Outcome::Own(Own::NotGrown { message }) => not(Reason::ExpansionFailed, message.clone()),
+        Outcome::Own(Own::Filesystem(Err(message))) => {
+            not(Reason::FilesystemSmaller, message.clone())
+        }
+        Outcome::Own(Own::Filesystem(Ok(()))) if failed == Some(Reason::FilesystemSmaller) => {
+            holds()
+        }
         Outcome::Ready(image) => {
             let grew = status.size.is_none_or(|before| before < image.size);
             // That a growth has failed is said until another one succeeds.
@@ -197,7 +153,7 @@ fn expanded(volume: &PoolVolume, outcome: &Outcome) -> Option<Finding> {
                 holds()
             }
         }
-        Outcome::Filesystem(Ok(()))
+        Outcome::Own(Own::Filesystem(Ok(())))
         | Outcome::Rested
         | Outcome::Admitted { .. }
         | Outcome::Refused { .. }
@@ -207,52 +163,16 @@ fn expanded(volume: &PoolVolume, outcome: &Outcome) -> Option<Finding> {
     }
 }
 
-fn deletion_held(volume: &PoolVolume) -> Finding {
-    let kind = ConditionType::DeletionHeld;
-    if volume.metadata.deletion_timestamp.is_none() {
-        return Finding::new(kind, false, Reason::NotDeleting, "");
-    }
-    if volume.spec.deletion_requested {
-        return Finding::new(kind, false, Reason::DeletionRequested, "");
-    }
-    let name = volume.metadata.name.as_deref().unwrap_or_default();
-    let message = format!(
-        "the object is being deleted, but nothing asks for the volume's data to be destroyed, so \
-         both stay and the volume goes on working. To destroy the data, delete the volume's \
-         PersistentVolumeClaim, or: kubectl patch poolvolume {name} --type merge -p \
-         '{{\"spec\":{{\"deletionRequested\":true}}}}'. To keep the data and have a fresh object, \
-         take the finalizer {} off and create the object again with the same name and spec",
-        cistern_crds::names::FINALIZER
-    );
-    Finding::new(kind, true, Reason::DeletionNotRequested, message)
-}
-
 #[cfg(test)]
 mod tests {
-    use cistern_crds::{AccessType, FilesystemType, volume::FilesystemStatus};
-
     use super::*;
-    use crate::testing::{
-        FILESYSTEM_UUID, POOL_UUID, admitted_volume, at, being_deleted, ready_volume, wanted_volume,
+    use crate::{
+        agent::image::Image,
+        testing::{
+            admitted_volume, at, being_deleted, image_of_volume as image, ready_volume,
+            wanted_volume,
+        },
     };
-
-    fn image() -> Image {
-        Image {
-            volume: "pvc-1".into(),
-            image: ImageStatus {
-                uid: "uid-1".into(),
-                pool_uuid: POOL_UUID.into(),
-                sector_size: 4096,
-            },
-            size: Bytes::gib(1),
-            access_type: AccessType::Filesystem,
-            filesystem: Some(FilesystemStatus {
-                kind: FilesystemType::Ext4,
-                uuid: FILESYSTEM_UUID.into(),
-                format_time: at(500),
-            }),
-        }
-    }
 
     fn said(status: &PoolVolumeStatus, kind: ConditionType) -> (String, String) {
         let condition = condition::find(&status.conditions, kind).unwrap();
@@ -342,9 +262,9 @@ mod tests {
 
     #[test]
     fn a_growth_is_reserved_first_and_granted_when_it_is_done() {
-        let admission = Outcome::GrowthAdmitted {
+        let admission = Outcome::Own(Own::GrowthAdmitted {
             size: Bytes::gib(2),
-        };
+        });
         let volume = grown(std::slice::from_ref(&admission));
         assert_eq!(sizes(&volume), (GIB[2], GIB[1]));
         let status = volume.status.unwrap();
@@ -352,9 +272,9 @@ mod tests {
             said(&status, ConditionType::Expanded),
             pair("False", Reason::Pending)
         );
-        let failed = Outcome::NotGrown {
+        let failed = Outcome::Own(Own::NotGrown {
             message: "broken".into(),
-        };
+        });
         let volume = grown(&[admission, failed, Outcome::Ready(of_size(2))]);
         assert_eq!(sizes(&volume), (GIB[2], GIB[2]));
         assert_eq!(
@@ -365,13 +285,13 @@ mod tests {
 
     #[test]
     fn nothing_of_a_refused_growth_stays_in_the_ledger_but_the_reason_stays() {
-        let refusal = Outcome::GrowthRefused {
+        let refusal = Outcome::Own(Own::GrowthRefused {
             reason: Reason::NoSpace,
             message: "full".into(),
-        };
-        let admission = Outcome::GrowthAdmitted {
+        });
+        let admission = Outcome::Own(Own::GrowthAdmitted {
             size: Bytes::gib(2),
-        };
+        });
         // By the ledger, and by the disk after all.
         for outcomes in [vec![refusal.clone()], vec![admission, refusal]] {
             let mut volume = grown(&outcomes);
@@ -402,7 +322,7 @@ mod tests {
 
     #[test]
     fn a_filesystem_that_has_not_grown_is_told_of_until_it_has() {
-        let smaller = Outcome::Filesystem(Err("mounted".into()));
+        let smaller = Outcome::Own(Own::Filesystem(Err("mounted".into())));
         let ready = Outcome::Ready(of_size(2));
         let volume = grown(&[ready.clone(), smaller.clone(), ready.clone()]);
         assert_eq!(
@@ -410,7 +330,7 @@ mod tests {
             pair("False", Reason::FilesystemSmaller)
         );
         assert_eq!(sizes(&volume), (GIB[2], GIB[2]));
-        let volume = grown(&[ready, smaller, Outcome::Filesystem(Ok(()))]);
+        let volume = grown(&[ready, smaller, Outcome::Own(Own::Filesystem(Ok(())))]);
         assert_eq!(
             said(&volume.status.unwrap(), ConditionType::Expanded),
             pair("True", Reason::AsDesired)
@@ -432,6 +352,39 @@ mod tests {
         volume.status = Some(status.clone());
         assert_eq!(after(&volume, &Outcome::Ready(image()), at(60)), status);
         assert_eq!(after(&volume, &Outcome::Rested, at(120)), status);
+    }
+
+    #[test]
+    fn a_count_of_extents_is_written_when_it_has_moved_noticeably_and_not_before() {
+        let counted = |before, now| {
+            let mut volume = ready_volume();
+            volume.status.as_mut().unwrap().extents = before;
+            let image = Image {
+                extents: now,
+                ..image()
+            };
+            after(&volume, &Outcome::Ready(image), at(0)).extents
+        };
+        assert_eq!(counted(None, Some(1)), Some(1));
+        assert_eq!(counted(Some(1), Some(900)), Some(1));
+        assert_eq!(counted(Some(1), Some(1001)), Some(1001));
+        assert_eq!(counted(Some(10_000), Some(12_000)), Some(10_000));
+        assert_eq!(counted(Some(10_000), Some(7500)), Some(7500));
+        assert_eq!(counted(Some(10_000), None), Some(10_000));
+    }
+
+    #[test]
+    fn a_volume_that_could_not_be_made_after_all_holds_nothing() {
+        let refused = Outcome::Refused {
+            reason: Reason::SourceMissing,
+            message: "gone".into(),
+        };
+        let status = after(&admitted_volume(), &refused, at(0));
+        assert_eq!((status.reserved, status.image.clone()), (None, None));
+        assert_eq!(
+            said(&status, ConditionType::Admitted),
+            pair("False", Reason::SourceMissing)
+        );
     }
 
     #[test]

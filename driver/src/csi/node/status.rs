@@ -88,6 +88,8 @@ fn of_host(error: &host::Error) -> Code {
         host::Error::Image(error) => match error {
             image::Error::Pool(_)
             | image::Error::Missing { .. }
+            | image::Error::SourceMissing { .. }
+            | image::Error::TooManyExtents { .. }
             | image::Error::IdentityConflict { .. }
             | image::Error::FilesystemConflict { .. }
             | image::Error::Damaged { .. }

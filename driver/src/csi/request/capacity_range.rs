@@ -84,7 +84,8 @@ pub fn parse(
     })
 }
 
-/// Reads the range of a volume that is to be larger (CEV-03, CEV-07).
+/// Reads the range of a volume that is to be as large as it is, or as its source, at least (CEV-03,
+/// CEV-07, VCS-07).
 pub fn parse_growth(range: v1::CapacityRange) -> Result<SizeRange, Error> {
     let (required, limit) = bounds(Some(range))?;
     let chosen = required

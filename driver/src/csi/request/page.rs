@@ -1,6 +1,6 @@
 //! Which page of a list is asked for.
 
-use crate::volumes::{PageQuery, Token};
+use crate::objects::listing::{PageQuery, Token};
 
 /// Why there is no such page.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,5 +1,5 @@
 use cistern_crds::{
-    Bytes, Provisioning, names,
+    Bytes, Provisioning, SourceKind, names,
     parameters::{FSTYPE, MKFS_OPTIONS},
 };
 use proptest::prelude::*;
@@ -234,15 +234,63 @@ fn the_filesystem_of_the_class_counts_where_the_capability_leaves_it_open() {
     assert_eq!(wanted.size.chosen, Bytes::gib(1));
 }
 
+/// A request for a copy of a volume, or of a snapshot, of this id.
+fn copy_of(kind: SourceKind, id: &str) -> v1::VolumeContentSource {
+    use v1::volume_content_source::{SnapshotSource, Type, VolumeSource};
+
+    let id = id.to_owned();
+    v1::VolumeContentSource {
+        r#type: Some(match kind {
+            SourceKind::Snapshot => Type::Snapshot(SnapshotSource { snapshot_id: id }),
+            SourceKind::Volume => Type::Volume(VolumeSource { volume_id: id }),
+        }),
+    }
+}
+
 #[test]
-fn vcs_04_cv_27_what_is_not_announced_is_refused() {
-    let source = read(|r| r.volume_content_source = Some(v1::VolumeContentSource::default()));
-    assert_eq!(
-        source,
-        Err(Error::Unsupported {
-            field: "volume_content_source"
+fn vcs_01_vcs_02_a_source_has_a_kind_and_an_id() {
+    let without = read(|r| r.volume_content_source = Some(v1::VolumeContentSource::default()));
+    let missing = |field| Err(Error::Missing { field });
+    assert_eq!(without, missing("volume_content_source.type"));
+    for (kind, field) in [
+        (
+            SourceKind::Snapshot,
+            "volume_content_source.snapshot.snapshot_id",
+        ),
+        (SourceKind::Volume, "volume_content_source.volume.volume_id"),
+    ] {
+        let empty = read(|r| r.volume_content_source = Some(copy_of(kind, "")));
+        assert_eq!(empty, missing(field));
+        let long = read(|r| r.volume_content_source = Some(copy_of(kind, &"x".repeat(129))));
+        assert!(matches!(long, Err(Error::TooLong { .. })), "FLD-14");
+        let read = read(|r| r.volume_content_source = Some(copy_of(kind, "s-1"))).unwrap();
+        let source = read.source.unwrap();
+        assert_eq!((source.kind, &*source.id), (kind, "s-1"));
+    }
+}
+
+#[test]
+fn what_a_copy_leaves_open_is_left_to_its_source_and_mkfs_options_are_not_for_it() {
+    let copy = |change: fn(&mut v1::CreateVolumeRequest)| {
+        read(|r| {
+            r.capacity_range = None;
+            r.volume_content_source = Some(copy_of(SourceKind::Snapshot, "s-1"));
+            change(r);
         })
-    );
+        .unwrap()
+    };
+    let open = copy(|_| {});
+    assert_eq!((open.filesystem, open.size.chosen), (None, Bytes::ZERO));
+    let class = copy(|r| {
+        let options = [(MKFS_OPTIONS, "-I 512"), (FSTYPE, "xfs")];
+        r.parameters.extend(pairs(&options));
+    });
+    assert_eq!(class.filesystem, Some(FilesystemType::Xfs));
+    assert!(class.mkfs_options.is_empty());
+}
+
+#[test]
+fn cv_27_what_is_not_announced_is_refused() {
     let mutable = read(|r| r.mutable_parameters = pairs(&[("XXX_FakeKey", "x")]));
     assert_eq!(
         mutable,
@@ -292,7 +340,7 @@ fn validate(
         ..v1::ValidateVolumeCapabilitiesRequest::default()
     };
     change(&mut request);
-    let volume = read(|_| {}).unwrap().on_node("n1");
+    let volume = read(|_| {}).unwrap().on_node("n1", None);
     Ok(ValidateVolumeCapabilities::try_from(request)?.contradiction(&volume))
 }
 
@@ -527,14 +575,14 @@ proptest! {
             let size = wanted.size.chosen.to_i64();
             prop_assert!(size >= asked.required_bytes);
             prop_assert!(asked.limit_bytes == 0 || size <= asked.limit_bytes);
-            prop_assert!(names::is_volume_id(&wanted.id()));
+            prop_assert!(names::is_id(&wanted.id()));
         }
     }
 
     #[test]
     fn fld_12_no_name_makes_the_parser_panic_and_every_name_gets_a_legal_id(name in "\\PC{0,140}") {
         if let Ok(wanted) = read(|r| r.name = name) {
-            prop_assert!(names::is_volume_id(&wanted.id()));
+            prop_assert!(names::is_id(&wanted.id()));
         }
     }
 }

@@ -2,11 +2,14 @@ use std::{path::PathBuf, sync::Arc};
 
 use cistern_crds::{NodePool, PoolLimits, PoolSource, StorageNodeSpec, StorageNodeStatus};
 use cistern_host::{
-    Content, Identity, Linux, Uid, inventory::NodeInventory, mountinfo::Mount, system::DeviceNumber,
+    Content, Cut, Identity, Linux, Owner, Uid, inventory::NodeInventory, mountinfo::Mount,
+    system::DeviceNumber,
 };
 
 use super::*;
-use crate::testing::{FILESYSTEM_UUID, POOL_UUID, ready_volume, wanted_volume};
+use crate::testing::{
+    FILESYSTEM_UUID, POOL_UUID, ready_group, ready_snapshot, ready_volume, wanted_volume,
+};
 
 const BACKING: &str = "/var/lib/cistern/pools/pool-uid/images/uid-1";
 
@@ -14,7 +17,7 @@ fn image(uid: &str) -> Image {
     Image {
         uid: uid.parse().unwrap(),
         identity: Some(Identity {
-            volume: "pvc-1".into(),
+            owner: Owner::Volume("pvc-1".into()),
             uid: uid.parse::<Uid>().unwrap(),
             pool_uuid: POOL_UUID.parse().unwrap(),
             size: Bytes::gib(1),
@@ -23,6 +26,7 @@ fn image(uid: &str) -> Image {
                 uuid: FILESYSTEM_UUID.parse().unwrap(),
             },
             provisioning: cistern_crds::Provisioning::Thin,
+            source: None,
         }),
         size: Bytes::gib(1),
         allocated: Bytes::ZERO,
@@ -80,6 +84,8 @@ fn clean() -> View {
     View {
         node: Some(node),
         volumes: vec![ready_volume()],
+        snapshots: Vec::new(),
+        groups: Vec::new(),
         inventory: Inventory {
             pools: vec![PoolInventory {
                 uid: "pool-uid".parse().unwrap(),
@@ -138,13 +144,13 @@ fn r06_an_image_whose_volume_is_gone_is_found_and_counted() {
         view.volumes.clear();
     });
     // Its bytes are in the ledger all the same.
-    assert_eq!(found, [Kind::ImageWithoutVolume]);
+    assert_eq!(found, [Kind::ImageWithoutObject]);
 }
 
 #[test]
 fn r06_a_staged_volume_whose_object_is_gone_is_found() {
     let found = kinds(|view| view.volumes.clear());
-    assert_eq!(found, [Kind::ImageWithoutVolume, Kind::MountWithoutVolume]);
+    assert_eq!(found, [Kind::ImageWithoutObject, Kind::MountWithoutVolume]);
 }
 
 #[test]
@@ -157,7 +163,7 @@ fn r06_a_volume_whose_image_is_gone_is_found() {
 fn r06_an_image_of_another_volume_is_found() {
     let found = kinds(|view| {
         let identity = view.inventory.pools[0].images[0].identity.as_mut();
-        identity.unwrap().volume = "pvc-2".into();
+        identity.unwrap().owner = Owner::Volume("pvc-2".into());
     });
     assert_eq!(found, [Kind::IdentityConflict]);
     let found = kinds(|view| view.inventory.pools[0].images[0].identity = None);
@@ -246,4 +252,79 @@ fn the_device_of_a_raw_block_volume_is_in_use_where_its_node_is() {
         view.node.as_mut().unwrap().status = None;
     });
     assert_eq!(of_nobody, [Kind::MountWithoutVolume]);
+}
+
+/// A snapshot of the volume, alone in its group.
+fn with_snapshot(view: &mut View) {
+    let mut snapshot = ready_snapshot();
+    snapshot.spec.group_name = Some("group-1".into());
+    view.snapshots.push(snapshot);
+    view.groups.push(ready_group());
+    let mut image = image("uid-of-snapshot-1");
+    image.allocated = Bytes::mib(64);
+    image.identity.as_mut().unwrap().owner = Owner::Snapshot(Cut {
+        name: "snapshot-1".into(),
+        volume: "pvc-1".into(),
+        source: "uid-1".parse().unwrap(),
+        time: crate::testing::at(300),
+    });
+    view.inventory.pools[0].images.push(image);
+    let status = view.node.as_mut().unwrap().status.as_mut().unwrap();
+    let pool = &mut status.pools[0];
+    pool.reserved = pool.reserved.saturating_add(Bytes::mib(64));
+}
+
+#[test]
+fn r06_a_snapshot_belongs_to_its_image_as_a_volume_does() {
+    let found = |change: fn(&mut View)| {
+        kinds(|view| {
+            with_snapshot(view);
+            change(view);
+        })
+    };
+    assert_eq!(found(|_| {}), []);
+    let without_image = found(|view| view.inventory.pools[0].images.truncate(1));
+    assert_eq!(without_image, [Kind::SnapshotWithoutImage]);
+    // What nobody claims weighs what it did.
+    let without_object = found(|view| {
+        view.snapshots.clear();
+        view.groups.clear();
+    });
+    assert_eq!(without_object, [Kind::ImageWithoutObject]);
+    let of_another = found(|view| view.snapshots[0].metadata.name = Some("snapshot-2".into()));
+    assert_eq!(
+        of_another,
+        [Kind::IdentityConflict, Kind::GroupIncomplete],
+        "and the group lacks it"
+    );
+    let a_volumes = found(|view| {
+        let identity = view.inventory.pools[0].images[1].identity.as_mut();
+        identity.unwrap().owner = Owner::Volume("snapshot-1".into());
+    });
+    assert_eq!(a_volumes, [Kind::IdentityConflict]);
+    let half_gone = found(|view| view.snapshots[0].spec.deletion_requested = true);
+    assert_eq!(half_gone, [Kind::DeletionUnfinished]);
+}
+
+#[test]
+fn r06_a_group_and_its_snapshots_belong_together() {
+    let without_group = kinds(|view| {
+        with_snapshot(view);
+        view.groups.clear();
+    });
+    assert_eq!(without_group, [Kind::GroupIncomplete]);
+    let half_there = kinds(|view| {
+        with_snapshot(view);
+        let members = &mut view.groups[0].spec.members;
+        let mut other = members[0].clone();
+        other.snapshot = "snapshot-2".into();
+        members.push(other);
+    });
+    assert_eq!(half_there, [Kind::GroupIncomplete]);
+    let never_taken = kinds(|view| {
+        with_snapshot(view);
+        view.groups[0].status = None;
+        view.groups[0].spec.members[0].snapshot = "snapshot-2".into();
+    });
+    assert_eq!(never_taken, [], "it is being taken");
 }

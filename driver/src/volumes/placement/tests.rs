@@ -2,9 +2,9 @@ use cistern_crds::{ConditionType, Provisioning};
 use proptest::{prelude::*, sample};
 
 use super::*;
-use crate::volumes::{
-    nodes::tests::{node, set},
-    request::{Requirement, tests::wanted},
+use crate::{
+    objects::nodes::tests::{node, set},
+    volumes::request::{Requirement, tests::wanted},
 };
 
 /// Nodes by name and gibibytes of room, each with 10 GiB usable.

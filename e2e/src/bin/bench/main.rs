@@ -13,15 +13,18 @@
 )]
 
 mod capacity;
+mod changes;
 mod data;
 mod latency;
 mod listing;
 mod memory;
 mod operator;
+mod snapshots;
 mod staging;
+mod writer;
 mod writes;
 
-use cistern_e2e::{ControlPlane, Driver};
+use cistern_e2e::{ControlPlane, Driver, service::Service};
 
 use self::writes::Writes;
 
@@ -56,6 +59,9 @@ impl Figure {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
+    // One part by its name, or all of them.
+    let asked = std::env::args().nth(1);
+    let runs = |part: &str| asked.as_deref().is_none_or(|asked| asked == part);
     let control_plane = ControlPlane::start().await;
     control_plane.install_definitions().await;
     let driver = Driver::start(&control_plane, NODE).await;
@@ -65,39 +71,56 @@ async fn main() {
         "{:<44} {:>14}  {:<40} {:>7}  aim",
         "figure", "cistern", "beside it", "ratio"
     );
+    if runs("volumes") {
+        volumes(&control_plane, &driver, operator.service()).await;
+    }
+    if runs("listing") {
+        let listing = listing::figures(&control_plane).await;
+        listing.iter().for_each(Figure::print);
+    }
+    if runs("snapshots") || runs("changes") {
+        let pool = snapshots::pool(&control_plane, &driver).await;
+        if runs("snapshots") {
+            snapshots::figures(&control_plane, &driver, &pool).await;
+        }
+        if runs("changes") {
+            let changes = changes::figures(&control_plane, &driver, &pool).await;
+            changes.iter().for_each(Figure::print);
+        }
+    }
+    operator.finish().await;
+    driver.finish().await;
+}
 
-    let mut memory = memory::Memory::new(&control_plane, &driver);
-    memory.idle(operator.service());
-    let bare = latency::bare_writes(&control_plane, VOLUMES).await;
+/// From when there are none until the last is deleted.
+async fn volumes(control_plane: &ControlPlane, driver: &Driver, operator: &Service) {
+    let mut memory = memory::Memory::new(control_plane, driver);
+    memory.idle(operator);
+    let bare = latency::bare_writes(control_plane, VOLUMES).await;
 
-    let before = Writes::until_now(&control_plane).await;
-    let (mut volumes, created) = latency::create(&driver, "pvc-bench", VOLUMES).await;
+    let before = Writes::until_now(control_plane).await;
+    let (mut volumes, created) = latency::create(driver, "pvc-bench", VOLUMES).await;
     latency::figures("CreateVolume", &created, &bare, "p50 <= 30 ms").for_each(|f| f.print());
-    let made = Writes::until_now(&control_plane).await;
+    let made = Writes::until_now(control_plane).await;
     made.since(&before, "make", VOLUMES, "<= 3").print();
-    let memory = memory.with_volumes(operator.service());
+    let memory = memory.with_volumes(operator);
     memory.iter().for_each(Figure::print);
-    capacity::lag(&control_plane, &driver).await.print();
+    capacity::lag(control_plane, driver).await.print();
 
-    staging::figure(&driver, &volumes).await.print();
-    let (more, _) = latency::create(&driver, "pvc-more", MORE_VOLUMES).await;
+    staging::figure(driver, &volumes).await.print();
+    let (more, _) = latency::create(driver, "pvc-more", MORE_VOLUMES).await;
     volumes.extend(more);
-    staging::crowd(&driver, &volumes).await.print();
-    for figure in data::figures(&driver, &volumes[0]).await {
+    staging::crowd(driver, &volumes).await.print();
+    for figure in data::figures(driver, &volumes[0]).await {
         figure.print();
     }
 
-    let before = Writes::until_now(&control_plane).await;
+    let before = Writes::until_now(control_plane).await;
     let count = volumes.len();
-    let deleted = latency::delete(&driver, volumes).await;
+    let deleted = latency::delete(driver, volumes).await;
     latency::figures("DeleteVolume", &deleted, &bare, "").for_each(|f| f.print());
-    let gone = Writes::until_now(&control_plane).await;
+    let gone = Writes::until_now(control_plane).await;
     gone.since(&before, "delete", count, "<= 4").print();
-
-    let listing = listing::figures(&control_plane).await;
-    listing.iter().for_each(Figure::print);
-    operator.finish().await;
-    driver.finish().await;
 }
 
 /// The value below which `percent` of the sorted samples lie.

@@ -113,7 +113,8 @@ async fn declare(client: &Client) {
         .expect("the pod is there");
 }
 
-async fn create<K>(api: &Api<K>, object: Value)
+/// Makes an object.
+pub(crate) async fn create<K>(api: &Api<K>, object: Value)
 where
     K: Resource + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
 {

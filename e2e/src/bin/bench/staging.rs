@@ -9,7 +9,7 @@ use std::{
 use cistern_e2e::{Driver, process::output};
 use cistern_proto::csi::v1::{
     NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest,
-    NodeUnstageVolumeRequest,
+    NodeUnstageVolumeRequest, VolumeCapability,
 };
 
 use futures::{StreamExt as _, stream};
@@ -67,15 +67,24 @@ pub(crate) async fn crowd(driver: &Driver, volumes: &[String]) -> Figure {
     }
 }
 
-/// Stages and publishes a volume; where it is then.
+/// Stages and publishes a filesystem; where it is then.
 pub(crate) async fn mount(driver: &Driver, volume: &str) -> std::path::PathBuf {
+    publish(driver, volume, &capability()).await
+}
+
+/// Stages and publishes a volume in some way; where it is then.
+pub(crate) async fn publish(
+    driver: &Driver,
+    volume: &str,
+    capability: &VolumeCapability,
+) -> std::path::PathBuf {
     let mut client = driver.node_client().await;
     let [staging, target] = paths(driver, volume);
     fs::create_dir_all(&staging).expect("the folder is ours");
     let request = NodeStageVolumeRequest {
         volume_id: volume.to_owned(),
         staging_target_path: text(&staging),
-        volume_capability: Some(capability()),
+        volume_capability: Some(capability.clone()),
         ..NodeStageVolumeRequest::default()
     };
     client
@@ -86,7 +95,7 @@ pub(crate) async fn mount(driver: &Driver, volume: &str) -> std::path::PathBuf {
         volume_id: volume.to_owned(),
         staging_target_path: text(&staging),
         target_path: text(&target),
-        volume_capability: Some(capability()),
+        volume_capability: Some(capability.clone()),
         ..NodePublishVolumeRequest::default()
     };
     client
@@ -96,7 +105,7 @@ pub(crate) async fn mount(driver: &Driver, volume: &str) -> std::path::PathBuf {
     target
 }
 
-/// Undoes [`mount`].
+/// Undoes [`mount`] and [`publish`].
 pub(crate) async fn unmount(driver: &Driver, volume: &str) {
     let mut client = driver.node_client().await;
     let [staging, target] = paths(driver, volume);

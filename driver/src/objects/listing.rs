@@ -1,54 +1,48 @@
-//! The volumes in the order of their ids, to be given out page by page.
+//! The objects of a kind in the order of their ids, to be given out page by page.
 //!
-//! A volume is there from when it can first be used, which is when CreateVolume answers, until its
-//! data is gone. Only what is told of one is kept, so that ten thousand take a few megabytes, and a
-//! page costs as much as it has volumes.
+//! An object is there from when it can first be used, which is when the call that made it answers,
+//! until its data is gone. Only what is told of one is kept, so that ten thousand take a few
+//! megabytes, and a page costs as much as it has entries.
 //!
-//! *Invariant:* a page begins after a name, whether or not a volume of that name is still there. So
+//! *Invariant:* a page begins after a name, whether or not an object of that name is still there. So
 //! whatever comes and goes between pages, what stays is given out exactly once (LV-11, LV-12).
 
 use std::{
-    collections::BTreeMap,
+    borrow::Borrow,
+    cmp::Ordering,
+    collections::BTreeSet,
     num::NonZeroUsize,
     ops::Bound,
     sync::{PoisonError, RwLock},
+    time::Duration,
 };
 
-use cistern_crds::{Bytes, PoolVolume, names};
+use cistern_crds::{Stored, names};
 use kube::{ResourceExt as _, runtime::watcher::Event};
-use tokio::sync::watch;
+use tokio::{sync::watch, time::timeout};
 
-/// Most volumes of a page, so that an answer stays below the 4 MiB that callers take.
+/// Most entries of a page, so that an answer stays below the 4 MiB that callers take.
 const MAX_PAGE: usize = 10_000;
 
 /// Begins every token; another way to page would begin its tokens otherwise.
 const TOKEN: &str = "after:";
 
-/// What callers are told of a volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ListedVolume {
+/// How far the watch may lag behind what an operation saw itself before its answer goes out.
+const LAG: Duration = Duration::from_secs(2);
+
+/// What callers are told of an object, and all that is kept of it in memory.
+pub trait Listed: Clone {
+    /// The custom resource.
+    type Object: Stored;
+
+    /// None for an object that cannot be used yet, or whose data is gone.
+    fn of(object: &Self::Object) -> Option<Self>;
+
     /// Its id.
-    pub id: String,
-    /// How large it is.
-    pub size: Bytes,
-    /// The node that holds it.
-    pub node: String,
+    fn id(&self) -> &str;
 }
 
-impl ListedVolume {
-    /// None for a volume that cannot be used yet, or whose data is gone.
-    pub fn of(volume: &PoolVolume) -> Option<Self> {
-        let status = volume.status.as_ref()?;
-        let gone = volume.spec.deletion_requested && status.reserved.is_none();
-        Some(Self {
-            id: volume.name_any(),
-            size: status.size.filter(|_| !gone)?,
-            node: volume.spec.node_name.clone(),
-        })
-    }
-}
-
-/// Which volumes come next: opaque to callers (LV-04).
+/// Which entries come next: opaque to callers (LV-04).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
     after: String,
@@ -58,7 +52,7 @@ impl Token {
     /// Reads one that was given out; none for anything else (LV-07).
     pub fn parse(text: &str) -> Option<Self> {
         let after = text.strip_prefix(TOKEN)?;
-        names::is_volume_id(after).then(|| Self {
+        names::is_id(after).then(|| Self {
             after: after.to_owned(),
         })
     }
@@ -70,7 +64,7 @@ impl std::fmt::Display for Token {
     }
 }
 
-/// Which volumes are asked for.
+/// Which entries are asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PageQuery {
     /// Where an earlier page ended; none for the first one.
@@ -79,67 +73,73 @@ pub struct PageQuery {
     pub most: Option<NonZeroUsize>,
 }
 
-/// Some of the volumes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Page {
+impl PageQuery {
+    /// Whether an entry comes after what earlier pages had.
+    pub fn reaches(&self, entry: &impl Listed) -> bool {
+        let start = self.start.as_ref();
+        start.is_none_or(|token| entry.id() > token.after.as_str())
+    }
+}
+
+/// Some of the entries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page<L> {
     /// In the order of their ids.
-    pub volumes: Vec<ListedVolume>,
+    pub entries: Vec<L>,
     /// Where the rest begins, if there is any.
     pub next: Option<Token>,
 }
 
-/// The volumes as the watch last showed them.
+/// The objects as the watch last showed them.
 #[derive(Debug)]
-pub(super) struct Listing {
-    known: RwLock<Option<Known>>,
+pub struct Listing<L> {
+    known: RwLock<Option<Known<L>>>,
     changes: watch::Sender<()>,
 }
 
-/// By id.
-pub(super) type Known = BTreeMap<Box<str>, Entry>;
+/// In the order of their ids.
+pub type Known<L> = BTreeSet<ById<L>>;
 
-/// What is kept of a volume.
+/// An entry that is found by its id.
 #[derive(Debug)]
-pub(super) struct Entry {
-    size: Bytes,
-    node: Box<str>,
-}
+pub struct ById<L>(L);
 
-impl Listing {
-    pub(super) fn new() -> Self {
+impl<L> Default for Listing<L> {
+    fn default() -> Self {
         Self {
-            known: RwLock::default(),
+            known: RwLock::new(None),
             changes: watch::Sender::new(()),
         }
     }
+}
 
-    /// A page; none before the first list has come.
-    pub(super) fn page(&self, query: &PageQuery) -> Option<Page> {
+impl<L: Listed> Listing<L> {
+    /// A page of those entries that are asked for; none before the first list has come.
+    pub fn page(&self, query: &PageQuery, asked: impl Fn(&L) -> bool) -> Option<Page<L>> {
         let most = query.most.map_or(MAX_PAGE, |most| most.get().min(MAX_PAGE));
         let start = match &query.start {
             Some(token) => Bound::Excluded(token.after.as_str()),
             None => Bound::Unbounded,
         };
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        let mut rest = known.as_ref()?.range::<str, _>((start, Bound::Unbounded));
-        let volumes: Vec<ListedVolume> = rest
-            .by_ref()
-            .take(most)
-            .map(|(id, entry)| ListedVolume {
-                id: id.to_string(),
-                size: entry.size,
-                node: entry.node.to_string(),
-            })
-            .collect();
-        let next = volumes.last().filter(|_| rest.next().is_some());
+        let rest = known.as_ref()?.range::<str, _>((start, Bound::Unbounded));
+        let mut rest = rest.map(|ById(entry)| entry).filter(|entry| asked(entry));
+        let entries: Vec<L> = rest.by_ref().take(most).cloned().collect();
+        let next = entries.last().filter(|_| rest.next().is_some());
         let next = next.map(|last| Token {
-            after: last.id.clone(),
+            after: last.id().to_owned(),
         });
-        Some(Page { volumes, next })
+        Some(Page { entries, next })
     }
 
-    /// Ends when the volume is listed, or when it is not.
-    pub(super) async fn until(&self, id: &str, listed: bool) {
+    /// Waits until the list shows what was done with an object, so that whoever asked for it finds it
+    /// there. As a rule the watch was what said that it is done; an answer is not held up for more.
+    pub async fn until_shown(&self, id: &str, listed: bool) {
+        let _ = timeout(LAG, self.until(id, listed)).await;
+    }
+
+    /// Ends when the object is listed, or when it is not.
+    async fn until(&self, id: &str, listed: bool) {
         let mut changes = self.changes.subscribe();
         while self.contains(id) != listed {
             // The sender lives as long as `self`.
@@ -149,72 +149,96 @@ impl Listing {
 
     fn contains(&self, id: &str) -> bool {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        known.as_ref().is_some_and(|known| known.contains_key(id))
+        known.as_ref().is_some_and(|known| known.contains(id))
     }
 
     /// Takes one event of the watch in. `listing` holds a list that is not complete yet.
-    pub(super) fn see(&self, event: &Event<PoolVolume>, listing: &mut Known) {
+    pub fn see(&self, event: &Event<L::Object>, listing: &mut Known<L>) {
         match event {
             Event::Init => listing.clear(),
-            Event::InitApply(volume) => put(listing, volume),
+            Event::InitApply(object) => put(listing, object),
             Event::InitDone => self.change(|known| *known = Some(std::mem::take(listing))),
-            Event::Apply(volume) => {
-                self.change(|known| put(known.get_or_insert_default(), volume));
+            Event::Apply(object) => {
+                self.change(|known| put(known.get_or_insert_default(), object));
             }
-            Event::Delete(volume) => self.change(|known| {
-                let id = volume.name_any();
-                known.get_or_insert_default().remove(id.as_str());
+            Event::Delete(object) => self.change(|known| {
+                known
+                    .get_or_insert_default()
+                    .remove(object.name_any().as_str());
             }),
         }
     }
 
-    fn change(&self, change: impl FnOnce(&mut Option<Known>)) {
+    fn change(&self, change: impl FnOnce(&mut Option<Known<L>>)) {
         change(&mut self.known.write().unwrap_or_else(PoisonError::into_inner));
         self.changes.send_replace(());
     }
 }
 
-fn put(known: &mut Known, volume: &PoolVolume) {
-    match ListedVolume::of(volume) {
-        Some(ListedVolume { id, size, node }) => {
-            let node = node.into();
-            known.insert(id.into(), Entry { size, node });
+fn put<L: Listed>(known: &mut Known<L>, object: &L::Object) {
+    match L::of(object) {
+        Some(entry) => {
+            known.replace(ById(entry));
         }
         None => {
-            known.remove(volume.name_any().as_str());
+            known.remove(object.name_any().as_str());
         }
     }
 }
 
+impl<L: Listed> Borrow<str> for ById<L> {
+    fn borrow(&self) -> &str {
+        self.0.id()
+    }
+}
+
+impl<L: Listed> Ord for ById<L> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.0.id().cmp(other.0.id())
+    }
+}
+
+impl<L: Listed> PartialOrd for ById<L> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<L: Listed> PartialEq for ById<L> {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl<L: Listed> Eq for ById<L> {}
+
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
-    use cistern_crds::PoolVolumeStatus;
+    use cistern_crds::PoolVolume;
     use futures::FutureExt as _;
     use proptest::prelude::*;
 
     use super::*;
-    use crate::volumes::request::tests::wanted;
+    use crate::{testing::ready_volume, volumes::ListedVolume};
+
+    type Known = super::Known<ListedVolume>;
+    type Listing = super::Listing<ListedVolume>;
+    type Page = super::Page<ListedVolume>;
 
     fn made(name: &str) -> PoolVolume {
-        let mut volume = wanted(name).on_node("n1");
-        volume.status = Some(PoolVolumeStatus {
-            reserved: Some(Bytes::gib(1)),
-            size: Some(Bytes::gib(1)),
-            ..PoolVolumeStatus::default()
-        });
+        let mut volume = ready_volume();
+        volume.metadata.name = Some(name.to_owned());
         volume
     }
 
     fn listing(names: &[&str]) -> Listing {
-        let listing = Listing::new();
+        let listing = Listing::default();
         let mut unfinished = Known::new();
         listing.see(&Event::Init, &mut unfinished);
         for name in names {
             listing.see(&Event::InitApply(made(name)), &mut unfinished);
         }
-        let nothing = listing.page(&PageQuery::default());
+        let nothing = listing.page(&PageQuery::default(), |_| true);
         assert_eq!(nothing, None, "the list is not complete");
         listing.see(&Event::InitDone, &mut unfinished);
         listing
@@ -225,7 +249,7 @@ mod tests {
             start: start.cloned(),
             most: NonZeroUsize::new(most),
         };
-        listing.page(&query).unwrap()
+        listing.page(&query, |_| true).unwrap()
     }
 
     fn see(listing: &Listing, event: &Event<PoolVolume>) {
@@ -233,44 +257,31 @@ mod tests {
     }
 
     fn ids(page: &Page) -> Vec<&str> {
-        page.volumes.iter().map(|v| v.id.as_str()).collect()
+        page.entries.iter().map(Listed::id).collect()
     }
 
     #[test]
-    fn lv_02_a_volume_is_listed_from_when_it_can_be_used_until_its_data_is_gone() {
-        type Change = fn(&mut PoolVolume, &mut PoolVolumeStatus);
-        let life: [(&str, Change, bool); 6] = [
-            ("placed", |_, s| *s = PoolVolumeStatus::default(), false),
-            ("admitted", |_, s| s.size = None, false),
-            ("made", |_, _| {}, true),
-            (
-                "to be deleted",
-                |v, _| v.spec.deletion_requested = true,
-                true,
-            ),
-            (
-                "reclaimed",
-                |v, s| {
-                    v.spec.deletion_requested = true;
-                    s.reserved = None;
-                },
-                false,
-            ),
-            ("never asked to go", |_, s| s.reserved = None, true),
-        ];
-        for (stage, change, listed) in life {
-            let mut volume = made("a");
-            let mut status = volume.status.take().unwrap();
-            change(&mut volume, &mut status);
-            volume.status = Some(status);
-            assert_eq!(ListedVolume::of(&volume).is_some(), listed, "{stage}");
+    fn r04_what_cannot_be_used_any_more_leaves_the_list() {
+        let listing = listing(&["a"]);
+        let mut gone = made("a");
+        gone.spec.deletion_requested = true;
+        gone.status = None;
+        see(&listing, &Event::Apply(gone));
+        assert!(!listing.contains("a"));
+    }
 
-            // From whatever the watch has shown before.
-            let listing = listing(&["a"]);
-            see(&listing, &Event::Apply(volume));
-            assert_eq!(listing.contains("a"), listed, "{stage}");
-        }
-        assert_eq!(ListedVolume::of(&wanted("a").on_node("n1")), None);
+    #[test]
+    fn ls_10_pages_are_those_of_the_entries_that_are_asked_for() {
+        let listing = listing(&["a", "b", "c", "d", "e"]);
+        let asked = |entry: &ListedVolume| entry.id() != "b" && entry.id() != "e";
+        let query = |start| PageQuery {
+            start,
+            most: NonZeroUsize::new(2),
+        };
+        let first = listing.page(&query(None), asked).unwrap();
+        assert_eq!(ids(&first), ["a", "c"]);
+        let rest = listing.page(&query(first.next), asked).unwrap();
+        assert_eq!((ids(&rest), &rest.next), (vec!["d"], &None));
     }
 
     #[test]
@@ -296,7 +307,8 @@ mod tests {
         for gone in ["b", "c"] {
             see(&listing, &Event::Delete(made(gone)));
         }
-        assert_eq!(page(&listing, Some(&token), 2), Page::default());
+        let rest = page(&listing, Some(&token), 2);
+        assert_eq!((rest.entries.len(), rest.next), (0, None));
     }
 
     #[test]
@@ -348,20 +360,20 @@ mod tests {
         ) {
             let names: Vec<&str> = first.iter().map(String::as_str).collect();
             let listing = listing(&names);
-            let mut stayed: BTreeSet<String> = first.clone();
+            let mut stayed: BTreeSet<Box<str>> = first.iter().map(|name| name.as_str().into()).collect();
             let mut listed = Vec::new();
             let mut token: Option<Token> = None;
             for (most, changes) in between.iter().cycle() {
                 let page = page(&listing, token.as_ref(), *most);
-                prop_assert!(page.volumes.len() <= *most);
-                listed.extend(page.volumes.into_iter().map(|volume| volume.id));
+                prop_assert!(page.entries.len() <= *most);
+                listed.extend(page.entries.into_iter().map(|entry| entry.id));
                 let Some(next) = page.next else { break };
                 token = Token::parse(&next.to_string());
                 for (name, comes) in changes {
                     if *comes {
                         see(&listing, &Event::Apply(made(name)));
                     } else {
-                        stayed.remove(name);
+                        stayed.remove(name.as_str());
                         see(&listing, &Event::Delete(made(name)));
                     }
                 }

@@ -1,4 +1,4 @@
-//! The controller's one watch on PoolVolumes, shared by every RPC.
+//! Which RPC works on which object.
 //!
 //! An RPC attends to the name that it works on: it holds the name against other RPCs of this
 //! process, and is shown what the watch sees of it. Nothing else is kept in memory.
@@ -11,26 +11,37 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use cistern_crds::PoolVolume;
 use kube::{ResourceExt as _, runtime::watcher::Event};
 use tokio::sync::watch;
 
+use super::{Error, Kind, named};
+
 /// The names that RPCs attend to.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Attendance {
-    names: Arc<Mutex<HashMap<String, watch::Sender<Sighting>>>>,
+#[derive(Clone, Debug)]
+pub struct Attendance<K> {
+    names: Names<K>,
 }
+
+type Names<K> = Arc<Mutex<HashMap<String, watch::Sender<Sighting<K>>>>>;
 
 /// What the watch saw last of a name.
 #[derive(Clone, Debug)]
-enum Sighting {
-    Present(Arc<PoolVolume>),
+enum Sighting<K> {
+    Present(Arc<K>),
     Gone,
 }
 
-impl Attendance {
+impl<K> Default for Attendance<K> {
+    fn default() -> Self {
+        Self {
+            names: Arc::default(),
+        }
+    }
+}
+
+impl<K: Kind> Attendance<K> {
     /// Attends to a name, unless somebody does already.
-    pub(super) fn attend(&self, name: &str) -> Option<Attention> {
+    pub fn attend(&self, name: &str) -> Option<Attention<K>> {
         let mut names = self.lock();
         if names.contains_key(name) {
             return None;
@@ -46,12 +57,12 @@ impl Attendance {
     }
 
     /// Takes one event of the watch in. `listed` holds the attended names of an unfinished list.
-    pub(super) fn see(&self, event: Event<PoolVolume>, listed: &mut HashSet<String>) {
+    pub fn see(&self, event: Event<K>, listed: &mut HashSet<String>) {
         match event {
             Event::Init => listed.clear(),
-            Event::InitApply(volume) => {
-                let name = volume.name_any();
-                if self.show(&name, Sighting::Present(Arc::new(volume))) {
+            Event::InitApply(object) => {
+                let name = object.name_any();
+                if self.show(&name, Sighting::Present(Arc::new(object))) {
                     listed.insert(name);
                 }
             }
@@ -61,17 +72,17 @@ impl Attendance {
                     self.show(name, Sighting::Gone);
                 }
             }
-            Event::Apply(volume) => {
-                self.show(&volume.name_any(), Sighting::Present(Arc::new(volume)));
+            Event::Apply(object) => {
+                self.show(&object.name_any(), Sighting::Present(Arc::new(object)));
             }
-            Event::Delete(volume) => {
-                self.show(&volume.name_any(), Sighting::Gone);
+            Event::Delete(object) => {
+                self.show(&object.name_any(), Sighting::Gone);
             }
         }
     }
 
     /// Shows a sighting to whoever attends; says whether anybody does.
-    fn show(&self, name: &str, sighting: Sighting) -> bool {
+    fn show(&self, name: &str, sighting: Sighting<K>) -> bool {
         let names = self.lock();
         let sender = names.get(name);
         if let Some(sender) = sender {
@@ -80,69 +91,78 @@ impl Attendance {
         sender.is_some()
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, watch::Sender<Sighting>>> {
-        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, watch::Sender<Sighting<K>>>> {
+        lock(&self.names)
     }
+}
+
+fn lock<K>(names: &Names<K>) -> MutexGuard<'_, HashMap<String, watch::Sender<Sighting<K>>>> {
+    names.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The attention of one RPC to one name. Ends when dropped.
 #[derive(Debug)]
-pub(super) struct Attention {
+pub struct Attention<K> {
     name: String,
-    attendance: Attendance,
-    sightings: watch::Receiver<Sighting>,
+    attendance: Attendance<K>,
+    sightings: watch::Receiver<Sighting<K>>,
     waits_for: String,
 }
 
-impl Attention {
+impl<K: Kind> Attention<K> {
     /// The name.
-    pub(super) fn name(&self) -> &str {
+    pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What the RPC waited for last, for people.
-    pub(super) fn waits_for(&self) -> &str {
-        &self.waits_for
+    /// The error of an RPC whose time is up.
+    pub fn pending(&self) -> Error {
+        Error::Pending {
+            object: named::<K>(&self.name),
+            waits_for: self.waits_for.clone(),
+        }
     }
 
     /// Notes what the RPC does now, for the case that it does not end in time.
-    pub(super) fn note(&mut self, waits_for: impl Into<String>) {
+    pub fn note(&mut self, waits_for: impl Into<String>) {
         self.waits_for = waits_for.into();
     }
 
     /// The object at its next change; none once it seems to be gone. Loses nothing when dropped.
     ///
     /// Sightings from before the spec that `seen` has are passed over.
-    pub(super) async fn change(&mut self, seen: &PoolVolume) -> Option<PoolVolume> {
+    pub async fn change(&mut self, seen: &K) -> Option<K> {
         loop {
             // The sender lives as long as `self`.
             self.sightings.changed().await.ok()?;
             let sighting = self.sightings.borrow_and_update().clone();
             match sighting {
                 Sighting::Gone => return None,
-                Sighting::Present(now) if now.metadata.uid != seen.metadata.uid => return None,
-                Sighting::Present(now) if now.metadata.generation < seen.metadata.generation => {}
-                Sighting::Present(now) => return Some(PoolVolume::clone(&now)),
+                Sighting::Present(now) if now.meta().uid != seen.meta().uid => return None,
+                Sighting::Present(now) if now.meta().generation < seen.meta().generation => {}
+                Sighting::Present(now) => return Some(K::clone(&now)),
             }
         }
     }
 }
 
-impl Drop for Attention {
+impl<K> Drop for Attention<K> {
     fn drop(&mut self) {
-        self.attendance.lock().remove(&self.name);
+        lock(&self.attendance.names).remove(&self.name);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use cistern_crds::PoolVolume;
     use futures::FutureExt as _;
 
     use super::*;
-    use crate::volumes::request::tests::wanted;
+    use crate::testing::wanted_volume;
 
     fn volume(name: &str, uid: &str, generation: i64) -> PoolVolume {
-        let mut volume = wanted(name).on_node("n1");
+        let mut volume = wanted_volume();
+        volume.metadata.name = Some(name.to_owned());
         volume.metadata.uid = Some(uid.to_owned());
         volume.metadata.generation = Some(generation);
         volume
@@ -150,7 +170,7 @@ mod tests {
 
     #[test]
     fn con_06_a_name_has_one_attendant_until_it_is_dropped() {
-        let attendance = Attendance::default();
+        let attendance = Attendance::<PoolVolume>::default();
         let first = attendance.attend("a").unwrap();
         assert!(attendance.attend("a").is_none());
         assert!(attendance.attend("b").is_some());

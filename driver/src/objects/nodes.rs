@@ -7,13 +7,15 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
+use cistern_client::http::Readiness;
 use cistern_crds::{ConditionStatus, ConditionType, NodePoolStatus, StorageNode, condition};
-use kube::{ResourceExt as _, runtime::watcher::Event};
+use futures::{FutureExt as _, future::BoxFuture};
+use kube::{Client, ResourceExt as _, runtime::watcher::Event};
 use tokio::sync::watch;
 
 /// Why a node takes no new volume of a pool.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Unfit {
+pub enum Unfit {
     /// Nobody asked the node to carry the pool, or it carries it no longer.
     #[error("does not carry the pool")]
     Absent,
@@ -32,7 +34,7 @@ pub(super) enum Unfit {
 }
 
 /// The pool as the agent reports it, if the node can take new volumes of it.
-pub(super) fn pool_on<'a>(node: &'a StorageNode, pool: &str) -> Result<&'a NodePoolStatus, Unfit> {
+pub fn pool_on<'a>(node: &'a StorageNode, pool: &str) -> Result<&'a NodePoolStatus, Unfit> {
     let declared = node
         .spec
         .pools
@@ -65,7 +67,7 @@ pub(super) fn pool_on<'a>(node: &'a StorageNode, pool: &str) -> Result<&'a NodeP
 
 /// Every StorageNode, as the watch last showed it.
 #[derive(Debug)]
-pub(super) struct Nodes {
+pub struct Nodes {
     known: RwLock<Option<Known>>,
     changes: watch::Sender<()>,
 }
@@ -73,7 +75,19 @@ pub(super) struct Nodes {
 type Known = BTreeMap<String, Arc<StorageNode>>;
 
 impl Nodes {
-    pub(super) fn new() -> Self {
+    /// The nodes of a cluster, and the watch that feeds them: poll it as long as the process serves.
+    /// `readiness` is done when it has seen everything once.
+    pub fn watched(client: Client, readiness: Readiness) -> (Arc<Self>, BoxFuture<'static, ()>) {
+        let nodes = Arc::new(Self::new());
+        let (seeing, mut unfinished) = (Arc::clone(&nodes), Known::new());
+        let part = "watch of StorageNodes";
+        let watch = super::watch::watch(client, readiness, part, move |event| {
+            seeing.see(event, &mut unfinished);
+        });
+        (nodes, watch.boxed())
+    }
+
+    fn new() -> Self {
         Self {
             known: RwLock::default(),
             changes: watch::Sender::new(()),
@@ -81,7 +95,7 @@ impl Nodes {
     }
 
     /// All nodes; none before the first list has come.
-    pub(super) fn all(&self) -> Option<Vec<Arc<StorageNode>>> {
+    pub fn all(&self) -> Option<Vec<Arc<StorageNode>>> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         known
             .as_ref()
@@ -89,7 +103,7 @@ impl Nodes {
     }
 
     /// Why the node takes no new volume of the pool; none where it does.
-    pub(super) fn unfit(&self, node: &str, pool: &str) -> Option<Unfit> {
+    pub fn unfit(&self, node: &str, pool: &str) -> Option<Unfit> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         match known.as_ref()?.get(node) {
             Some(node) => pool_on(node, pool).err(),
@@ -98,12 +112,12 @@ impl Nodes {
     }
 
     /// Marked changed at every change from now on.
-    pub(super) fn subscribe(&self) -> watch::Receiver<()> {
+    pub fn subscribe(&self) -> watch::Receiver<()> {
         self.changes.subscribe()
     }
 
     /// Takes one event of the watch in. `listing` holds a list that is not complete yet.
-    pub(super) fn see(&self, event: Event<StorageNode>, listing: &mut Known) {
+    fn see(&self, event: Event<StorageNode>, listing: &mut Known) {
         match event {
             Event::Init => listing.clear(),
             Event::InitApply(node) => {

@@ -1,0 +1,163 @@
+//! Cloning: a new volume begins with all that another image holds, a volume's or a snapshot's.
+//!
+//! The clone is mounted beside its source, so an XFS or btrfs in it gets a UUID of its own; and it
+//! may be larger, so its filesystem grows.
+//!
+//! | filesystem | UUID | growth |
+//! |---|---|---|
+//! | ext4 | stays: the kernel does not mind | e2fsck and resize2fs on the file |
+//! | xfs | xfs_db on the file, once a mount has replayed the log | at that mount |
+//! | btrfs | in the superblocks, before any mount | at a mount |
+//!
+//! *Invariant:* the source is only read, nothing is formatted, and no mount of a clone is seen by
+//! anybody: it is attached nowhere.
+
+use std::os::fd::BorrowedFd;
+
+use cistern_crds::{Bytes, FilesystemType};
+
+use super::{
+    Content, Error, Identity, ImageRequest, SourceImage, failed, read::Reading,
+    unfinished::Unfinished,
+};
+use crate::{
+    cause::Cause,
+    check,
+    grow::{self, detached},
+    id::{Uid, Uuid},
+    pool::Pool,
+    renew, superblock,
+};
+
+impl Pool {
+    /// Fills a new file with what a source holds, and says what that is.
+    pub(super) fn make_clone(
+        &self,
+        image: &Unfinished<'_>,
+        source: &SourceImage,
+        request: &ImageRequest,
+    ) -> Result<Content, Error> {
+        let (system, name) = (&*self.system, &request.uid);
+        let reading = self.read_source(&source.uid)?;
+        let original = self.content_for(&reading, request)?;
+        self.refuse_extents(&reading, source.maximum_extents)?;
+        system
+            .reflink(reading.as_fd(), image.as_fd())
+            .map_err(|error| self.no_space_or("clone the source", name, error.into()))?;
+        let size = system
+            .stat(image.as_fd())
+            .map_err(failed("look at the file", name))?
+            .size;
+        // Told by the clone: a source that is attached can grow.
+        if Bytes(size) > request.size {
+            return Err(Error::IdentityConflict {
+                uid: source.uid.clone(),
+                why: format!(
+                    "it has {} and volume {} is to have only {}",
+                    Bytes(size),
+                    request.volume,
+                    request.size
+                ),
+            });
+        }
+        drop(reading);
+        system
+            .truncate(image.as_fd(), request.size.0)
+            .map_err(failed("make the file larger", name))?;
+        match original {
+            Content::Block => Ok(Content::Block),
+            Content::Filesystem { filesystem, uuid } => {
+                self.is_there(image.as_fd(), &source.uid, (filesystem, uuid))?;
+                let own = self.make_own(image.as_fd(), request, filesystem, uuid);
+                let own = own.map_err(|error| match error {
+                    check::Error::Damaged { report } => Error::Damaged {
+                        uid: source.uid.clone(),
+                        filesystem,
+                        report,
+                    },
+                    check::Error::Failed(cause) => {
+                        self.no_space_or("make a filesystem of its own", name, cause)
+                    }
+                })?;
+                self.is_there(image.as_fd(), name, (filesystem, own))?;
+                Ok(Content::Filesystem {
+                    filesystem,
+                    uuid: own,
+                })
+            }
+        }
+    }
+
+    /// What lies in a source, if it is fit for the request.
+    fn content_for(&self, source: &Reading, request: &ImageRequest) -> Result<Content, Error> {
+        let differs = |why: String| Error::IdentityConflict {
+            uid: source.image.uid.clone(),
+            why,
+        };
+        let identity: &Identity = match &source.image.identity {
+            Some(identity) if identity.pool_uuid == self.filesystem_uuid() => identity,
+            Some(_) | None => return Err(differs(format!("it is not of pool {self}"))),
+        };
+        let found = identity.content.filesystem();
+        if found != request.filesystem {
+            let name =
+                |kind: Option<FilesystemType>| kind.map_or("no filesystem", FilesystemType::as_str);
+            return Err(differs(format!(
+                "it holds {} and volume {} is to have {}",
+                name(found),
+                request.volume,
+                name(request.filesystem)
+            )));
+        }
+        Ok(identity.content)
+    }
+
+    /// Verifies which filesystem lies in the file.
+    fn is_there(
+        &self,
+        file: BorrowedFd<'_>,
+        uid: &Uid,
+        expected: (FilesystemType, Uuid),
+    ) -> Result<(), Error> {
+        let found =
+            superblock::read(&*self.system, file).map_err(failed("read the filesystem", uid))?;
+        let why = match found {
+            Some(found) if (found.kind, found.uuid) == expected => return Ok(()),
+            Some(found) => format!("it holds {} {}", found.kind, found.uuid),
+            None => "there is none".to_owned(),
+        };
+        let uid = uid.clone();
+        Err(Error::FilesystemConflict { uid, why })
+    }
+
+    /// Makes a filesystem that was another's this volume's own: its UUID, which is returned, and its
+    /// size.
+    fn make_own(
+        &self,
+        file: BorrowedFd<'_>,
+        request: &ImageRequest,
+        filesystem: FilesystemType,
+        uuid: Uuid,
+    ) -> Result<Uuid, check::Error> {
+        let (system, name) = (&*self.system, &request.uid);
+        let new = Uuid::random().map_err(Cause::from)?;
+        match filesystem {
+            FilesystemType::Ext4 => {
+                grow::ext4::grow_unmounted(system, file)?;
+                return Ok(uuid);
+            }
+            FilesystemType::Xfs => {
+                detached::grow(system, file, name, filesystem, request.size)?;
+                renew::xfs(system, file, new)?;
+            }
+            FilesystemType::Btrfs => {
+                renew::btrfs(system, file, new).map_err(Cause::from)?;
+                let found = superblock::read(system, file).map_err(Cause::from)?;
+                if found.is_none_or(|found| found.size < request.size) {
+                    detached::grow(system, file, name, filesystem, request.size)?;
+                }
+            }
+        }
+        Ok(new)
+    }
+}

@@ -1,0 +1,152 @@
+//! Reading an image that nobody may remove meanwhile: to clone it, to snapshot it, to tell of its
+//! extents.
+//!
+//! *Invariant:* whoever reads an image holds a shared lock on it (flock(2)), and whoever removes or
+//! checks one, or begins to attach it, an exclusive lock. The kernel lets go of them with whoever
+//! held them. (What is attached already needs no lock: a loop device tells of it.)
+
+use std::{
+    io,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+};
+
+use cistern_crds::Bytes;
+
+use super::{Error, Image, describe, failed};
+use crate::{
+    id::Uid,
+    patience::until,
+    pool::Pool,
+    system::{Extent, OFlags, Placement},
+};
+
+/// Bytes of a block of a pool's filesystem: what mkfs.xfs(8) takes where nothing else is said.
+const BLOCK: u64 = 4096;
+
+/// An image that stays while this value lives.
+#[derive(Debug)]
+pub(crate) struct Reading {
+    /// What it is.
+    pub(crate) image: Image,
+    file: OwnedFd,
+}
+
+impl Reading {
+    /// The file, open for reading.
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl Pool {
+    /// How many extents an image has. Cloning it holds up its writers for about 10 µs for each.
+    pub fn extent_count(&self, uid: &Uid) -> Result<u64, Error> {
+        let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
+        self.system
+            .extent_count(file.as_fd())
+            .map_err(failed("count the extents", uid))
+    }
+
+    /// Bytes of an image that were written to, which are those that a snapshot of it shares: XFS
+    /// clones no space that was allocated and never written.
+    pub fn written(&self, uid: &Uid) -> Result<Bytes, Error> {
+        let source = self.read_source(uid)?;
+        let (size, mut at, mut written) = (source.image.size.0, 0, 0_u64);
+        while at < size {
+            let (extents, end) = self
+                .system
+                .extents(source.as_fd(), &(at..size))
+                .map_err(failed("read the extents", uid))?;
+            for Extent { logical, placement } in extents {
+                let length = match placement {
+                    Placement::Unwritten => 0,
+                    Placement::At(_) | Placement::Unknown => {
+                        logical.end.min(end).saturating_sub(logical.start.max(at))
+                    }
+                };
+                written = written.saturating_add(length);
+            }
+            at = end;
+        }
+        Ok(Bytes(written))
+    }
+
+    /// Opens an image to read it; none when it is not there.
+    pub(crate) fn read_image(&self, uid: &Uid) -> Result<Option<Reading>, Error> {
+        let system = &*self.system;
+        let Some(file) = self.open_image_for(OFlags::RDONLY, uid)? else {
+            return Ok(None);
+        };
+        let locked = until(
+            || system.try_lock_shared(file.as_fd()),
+            |locked| !matches!(locked, Ok(false)),
+        );
+        wait_for_lock(locked, uid)?;
+        // It may have been removed before it was locked.
+        let look = || failed("look at the file", uid);
+        let Some(named) = self.open_image_for(OFlags::RDONLY, uid)? else {
+            return Ok(None);
+        };
+        let locked = system.stat(file.as_fd()).map_err(look())?.id;
+        if system.stat(named.as_fd()).map_err(look())?.id != locked {
+            return Ok(None);
+        }
+        let image = describe(system, file.as_fd(), uid).map_err(look())?;
+        Ok(Some(Reading { image, file }))
+    }
+
+    /// Opens an image that is to be made a snapshot or a clone of.
+    pub(crate) fn read_source(&self, uid: &Uid) -> Result<Reading, Error> {
+        self.read_image(uid)?.ok_or_else(|| Error::SourceMissing {
+            uid: uid.clone(),
+            pool: self.to_string(),
+        })
+    }
+
+    /// Fails when cloning an image would hold up its writers for too long.
+    pub(crate) fn refuse_extents(&self, source: &Reading, maximum: u64) -> Result<(), Error> {
+        let uid = &source.image.uid;
+        let stat = self.system.stat(source.as_fd());
+        let allocated = stat.map_err(failed("look at the file", uid))?.allocated;
+        // Each has a block at least; and counting takes a tenth of the time of cloning.
+        if allocated / BLOCK <= maximum {
+            return Ok(());
+        }
+        let extents = self
+            .system
+            .extent_count(source.as_fd())
+            .map_err(failed("count the extents", uid))?;
+        if extents <= maximum {
+            return Ok(());
+        }
+        Err(Error::TooManyExtents {
+            uid: uid.clone(),
+            extents,
+            limit: maximum,
+        })
+    }
+
+    /// Opens an image and locks it for one alone. A tool that is given the file holds the lock on,
+    /// also one that outlives the process that started it.
+    pub(crate) fn lock_alone(&self, uid: &Uid) -> Result<OwnedFd, Error> {
+        let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
+        wait_for_lock(self.lock_file(file.as_fd()), uid)?;
+        Ok(file)
+    }
+
+    /// Locks a file for one alone, in a moment or not at all.
+    pub(crate) fn lock_file(&self, file: BorrowedFd<'_>) -> io::Result<bool> {
+        until(
+            || self.system.try_lock(file),
+            |locked| !matches!(locked, Ok(false)),
+        )
+    }
+}
+
+fn wait_for_lock(locked: io::Result<bool>, uid: &Uid) -> Result<(), Error> {
+    if locked.map_err(failed("lock the file", uid))? {
+        return Ok(());
+    }
+    let busy = io::Error::from(io::ErrorKind::ResourceBusy);
+    Err(failed("wait for the tool or the reader", uid)(busy))
+}

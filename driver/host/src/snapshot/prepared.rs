@@ -1,0 +1,76 @@
+//! One member of those that are cut together, before and after the moment.
+
+use std::io;
+
+use chrono::{DateTime, Utc};
+use cistern_crds::Bytes;
+
+use super::{Error, Member};
+use crate::image::{self, Identity, Owner, failed, read::Reading, unfinished::Unfinished};
+
+/// A member for which all is done that can be done before the moment.
+pub(super) struct Prepared<'a> {
+    member: &'a Member<'a>,
+    pub(super) source: Reading,
+    identity: Identity,
+    image: Unfinished<'a>,
+}
+
+impl<'a> Prepared<'a> {
+    pub(super) fn new(member: &'a Member<'a>) -> Result<Self, Error> {
+        let (pool, request) = (member.pool, &member.request);
+        let source = pool.read_source(&request.source)?;
+        let identity = source.image.identity.clone().filter(|found| {
+            found.owner.volume() == Some(&request.volume)
+                && found.pool_uuid == pool.filesystem_uuid()
+        });
+        let identity = identity.ok_or_else(|| image::Error::IdentityConflict {
+            uid: request.source.clone(),
+            why: format!("it is not volume {} of pool {pool}", request.volume),
+        })?;
+        pool.refuse_extents(&source, request.maximum_extents)?;
+        let image = Unfinished::begin(pool, &request.uid)?;
+        Ok(Self {
+            member,
+            source,
+            identity,
+            image,
+        })
+    }
+
+    /// Clones the source.
+    pub(super) fn reflink(&self) -> Result<(), image::Error> {
+        let (pool, uid) = (self.member.pool, &self.member.request.uid);
+        pool.system
+            .reflink(self.source.as_fd(), self.image.as_fd())
+            .map_err(|source| pool.no_space_or("clone the source", uid, source.into()))
+    }
+
+    /// Writes down what was cut, and makes it last.
+    pub(super) fn identify(&self, time: DateTime<Utc>) -> Result<(), image::Error> {
+        let (pool, request) = (self.member.pool, &self.member.request);
+        let write = || -> io::Result<()> {
+            let size = pool.system.stat(self.image.as_fd())?.size;
+            self.image.identify(&Identity {
+                owner: Owner::Snapshot(request.cut_at(time)),
+                uid: request.uid.clone(),
+                size: Bytes(size),
+                source: None,
+                ..self.identity.clone()
+            })
+        };
+        write()
+            .map_err(|source| pool.no_space_or("write the identity", &request.uid, source.into()))
+    }
+
+    /// Gives it its name. Until it is kept it goes with this value all the same.
+    pub(super) fn name(&mut self) -> Result<(), image::Error> {
+        let uid = &self.member.request.uid;
+        self.image.name().map_err(failed("give a name", uid))
+    }
+
+    /// It is a snapshot now.
+    pub(super) fn keep(self) {
+        self.image.keep();
+    }
+}

@@ -1,0 +1,275 @@
+//! A snapshot shows one moment: of one volume, and of several.
+
+use std::{
+    fs::File,
+    os::unix::fs::FileExt as _,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::{self, JoinHandle},
+};
+
+use chrono::Utc;
+use cistern_crds::{Bytes, Consistency, FilesystemType, Provisioning};
+use cistern_host::{BlockStageRequest, Image, ImageRequest, Member, Pool};
+use rustix::fs::{Mode, OFlags};
+
+use crate::{
+    harness::{Machine, Volume, eventually, image_path, must, open_new, released, request},
+    snapshot::{cut, from, moment, snapshot_of},
+};
+
+const BLOCK: usize = 4096;
+/// Blocks that are written, again and again.
+const BLOCKS: usize = 256;
+
+/// One block, aligned as direct I/O wants it.
+#[repr(C, align(4096))]
+struct Aligned([u8; BLOCK]);
+
+/// What the write of a number writes, so that a torn or a foreign block is known.
+fn stamped(sequence: u64) -> Aligned {
+    let mut block = Aligned([0; BLOCK]);
+    for (index, word) in block.0.chunks_exact_mut(8).enumerate() {
+        let mixed = (sequence + index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        word.copy_from_slice(&mixed.to_le_bytes());
+    }
+    block.0[..8].copy_from_slice(&sequence.to_le_bytes());
+    block
+}
+
+/// The number of the write that a block is of; 0 when it was never written.
+fn sequence(block: &[u8]) -> u64 {
+    let sequence = u64::from_le_bytes(block[..8].try_into().unwrap());
+    let is_whole = block
+        == if sequence == 0 {
+            [0; BLOCK]
+        } else {
+            stamped(sequence).0
+        };
+    assert!(is_whole, "write {sequence} is torn");
+    sequence
+}
+
+/// The block that a write goes to, in no order that helps.
+fn place(sequence: u64) -> usize {
+    let mixed = sequence.wrapping_mul(0x5851_f42d_4c95_7f2d) >> 33;
+    usize::try_from(mixed).unwrap() % BLOCKS
+}
+
+/// Writes one number after the other, each to all files in their order.
+struct Writer {
+    acknowledged: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Writer {
+    fn begin(files: Vec<File>) -> Self {
+        let (acknowledged, stop) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
+        let (tell, until) = (Arc::clone(&acknowledged), Arc::clone(&stop));
+        let thread = thread::spawn(move || {
+            for sequence in 1.. {
+                if until.load(Ordering::SeqCst) {
+                    return;
+                }
+                let block = stamped(sequence);
+                for file in &files {
+                    let offset = place(sequence) * BLOCK;
+                    file.write_all_at(&block.0, offset as u64).unwrap();
+                }
+                tell.store(sequence, Ordering::SeqCst);
+            }
+        });
+        Self {
+            acknowledged,
+            stop,
+            thread,
+        }
+    }
+
+    fn acknowledged(&self) -> u64 {
+        self.acknowledged.load(Ordering::SeqCst)
+    }
+
+    /// Waits until so many more are written.
+    fn goes_on(&self, count: u64) {
+        let before = self.acknowledged();
+        eventually("more writes", || {
+            self.thread.is_finished() || self.acknowledged() >= before + count
+        });
+    }
+
+    fn end(self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.thread.join().unwrap();
+    }
+}
+
+/// How many writes what a file holds is of: it holds those and no other, or this panics.
+fn prefix(file: &File) -> u64 {
+    let mut bytes = vec![0; BLOCK * BLOCKS];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    let found: Vec<u64> = bytes.chunks_exact(BLOCK).map(sequence).collect();
+    let last = found.iter().copied().max().unwrap();
+    let mut expected = vec![0; BLOCKS];
+    for sequence in 1..=last {
+        expected[place(sequence)] = sequence;
+    }
+    assert_eq!(found, expected, "not all of the writes up to {last}");
+    last
+}
+
+/// A raw block volume that is staged, and its device, open as a database opens it.
+fn staged_block(machine: &Machine, pool: &Pool, name: &str) -> (Image, File) {
+    let image = must(pool.create_image(&ImageRequest {
+        uid: machine.uid(name),
+        filesystem: None,
+        ..request(
+            name,
+            Bytes::mib(2),
+            FilesystemType::Ext4,
+            Provisioning::Thin,
+        )
+    }));
+    let staging = machine.staging(name);
+    must(pool.stage_block(&BlockStageRequest {
+        image: &image.uid,
+        volume: image.identity.as_ref().unwrap().owner.volume().unwrap(),
+        size: image.size,
+        staging: &staging,
+    }));
+    (
+        image.clone(),
+        open_direct(&staging.join(image.uid.as_str())),
+    )
+}
+
+fn open_direct(path: &Path) -> File {
+    let flags = OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
+    File::from(rustix::fs::open(path, flags, Mode::empty()).unwrap())
+}
+
+fn open(path: &Path) -> File {
+    File::open(path).unwrap()
+}
+
+// CS-06.
+#[test]
+fn r09_a_snapshot_has_every_write_that_was_acknowledged_before_it_and_no_later_without_an_earlier()
+{
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let (source, device) = staged_block(&machine, &pool, "a");
+    let writer = Writer::begin(vec![device]);
+    let mut last = 0;
+    for round in 0..20 {
+        writer.goes_on(50 + 37 * round);
+        let before = (writer.acknowledged(), Utc::now());
+        let request = snapshot_of(&source, &format!("s{round}"));
+        let taken = must(cut(&machine, &pool, request, Consistency::Crash));
+        let after = (writer.acknowledged(), Utc::now());
+        last = prefix(&open(&image_path(&machine, &taken.uid)));
+        // The last may have been written and not yet acknowledged.
+        assert!(
+            before.0 <= last && last <= after.0 + 1,
+            "{before:?} {last} {after:?}"
+        );
+        assert!(before.1 <= moment(&taken) && moment(&taken) <= after.1);
+    }
+    assert!(last > 20 * 50);
+    writer.end();
+}
+
+/// Something that is written to, and how what a snapshot of it holds is read.
+enum Kind {
+    Filesystem(FilesystemType),
+    Block,
+}
+
+struct Written {
+    image: Image,
+    file: File,
+    kind: Kind,
+}
+
+const NUMBERS: &str = "numbers";
+
+impl Written {
+    fn new(machine: &Machine, pool: &Pool, name: &str, kind: Kind) -> Self {
+        let Kind::Filesystem(filesystem) = kind else {
+            let (image, file) = staged_block(machine, pool, name);
+            return Self { image, file, kind };
+        };
+        let wanted = request(name, Bytes::mib(300), filesystem, Provisioning::Thin);
+        let image = must(pool.create_image(&wanted));
+        let staging = machine.staging(name);
+        must(pool.stage(&Volume::new(&image).stage(&staging)));
+        let file = File::create_new(staging.join(NUMBERS)).unwrap();
+        file.set_len((BLOCKS * BLOCK) as u64).unwrap();
+        file.sync_all().unwrap();
+        // What is written is not direct and never synced: it is the freeze that writes it out.
+        Self { image, file, kind }
+    }
+
+    /// How many of the writes a snapshot has.
+    fn prefix(&self, machine: &Machine, pool: &Pool, taken: &Image) -> u64 {
+        let Kind::Filesystem(filesystem) = self.kind else {
+            return prefix(&open(&image_path(machine, &taken.uid)));
+        };
+        let wanted = request("restored", taken.size, filesystem, Provisioning::Thin);
+        let restored = must(pool.create_image(&from(taken, wanted)));
+        let staging = machine.staging("restored");
+        must(pool.stage(&Volume::new(&restored).stage(&staging)));
+        let last = prefix(&open(&staging.join(NUMBERS)));
+        must(machine.root().unstage(&staging));
+        released(machine, &restored.uid);
+        must(pool.remove_image(&restored.uid));
+        last
+    }
+}
+
+#[test]
+fn cgs_04_of_a_group_no_snapshot_has_a_write_without_the_earlier_ones_to_the_others() {
+    let files = Kind::Filesystem;
+    for kinds in [
+        [files(FilesystemType::Ext4), files(FilesystemType::Xfs)],
+        [files(FilesystemType::Btrfs), Kind::Block],
+        [Kind::Block, files(FilesystemType::Ext4)],
+    ] {
+        let machine = Machine::new();
+        let pool = open_new(&machine);
+        let mut kinds = kinds.into_iter();
+        let volumes =
+            ["a", "b"].map(|name| Written::new(&machine, &pool, name, kinds.next().unwrap()));
+        let files = volumes
+            .iter()
+            .map(|volume| volume.file.try_clone().unwrap());
+        let writer = Writer::begin(files.collect());
+        for round in 0..3 {
+            writer.goes_on(100);
+            let before = writer.acknowledged();
+            let members = volumes.iter().zip(["s", "t"]).map(|(volume, name)| Member {
+                pool: &pool,
+                request: snapshot_of(&volume.image, &format!("{name}{round}")),
+            });
+            let members: Vec<_> = members.collect();
+            let taken = must(machine.root().cut(&members, Consistency::Crash, Utc::now));
+            writer.goes_on(1);
+            assert_eq!(moment(&taken[0]), moment(&taken[1]));
+            let mut found = volumes
+                .iter()
+                .zip(&taken)
+                .map(|(volume, taken)| volume.prefix(&machine, &pool, taken));
+            let (first, second) = (found.next().unwrap(), found.next().unwrap());
+            // Each number goes to the first, and when that has it, to the second.
+            assert!(
+                second <= first && first <= second + 1 && before <= second,
+                "{before} {first} {second}"
+            );
+        }
+        writer.end();
+    }
+}

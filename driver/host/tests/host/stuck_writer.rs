@@ -1,0 +1,103 @@
+//! A write that does not end: what it is to write, it waits for in memory that nobody fills
+//! (userfaultfd(2)).
+
+#![expect(
+    unsafe_code,
+    reason = "memory that is missing is had from the kernel alone"
+)]
+
+use std::{
+    fs,
+    os::{fd::OwnedFd, unix::fs::FileExt as _},
+    path::Path,
+    ptr, slice,
+    thread::{self, JoinHandle},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    ioctl::{Updater, ioctl, opcode},
+    mm::{MapFlags, ProtFlags, UserfaultfdFlags, mmap_anonymous, userfaultfd},
+};
+
+const PAGE: usize = 4096;
+
+/// `struct uffdio_api`.
+#[repr(C)]
+struct Api {
+    version: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+/// `struct uffdio_register`.
+#[repr(C)]
+struct Register {
+    start: u64,
+    length: u64,
+    mode: u64,
+    ioctls: u64,
+}
+
+const UFFDIO_API: rustix::ioctl::Opcode = opcode::read_write::<Api>(0xaa, 0x3f);
+const UFFDIO_REGISTER: rustix::ioctl::Opcode = opcode::read_write::<Register>(0xaa, 0);
+const MODE_MISSING: u64 = 1;
+
+/// The write, under way.
+pub(crate) struct StuckWriter {
+    /// While it is open, the page is missing.
+    missing: OwnedFd,
+    writer: JoinHandle<()>,
+}
+
+impl StuckWriter {
+    /// Begins to write a file, and returns when the kernel is in the middle of it.
+    pub(crate) fn begin(path: &Path) -> Self {
+        let file = fs::File::create(path).unwrap();
+        // SAFETY: a new mapping, and nobody else's.
+        let page = unsafe {
+            mmap_anonymous(
+                ptr::null_mut(),
+                PAGE,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
+        };
+        let page = page.unwrap();
+        // SAFETY: what it is told of is the mapping above; once it is closed, zeros are read there.
+        let missing = unsafe {
+            let missing = userfaultfd(UserfaultfdFlags::CLOEXEC).unwrap();
+            let mut api = Api {
+                version: 0xaa,
+                features: 0,
+                ioctls: 0,
+            };
+            ioctl(&missing, Updater::<UFFDIO_API, Api>::new(&mut api)).unwrap();
+            let mut register = Register {
+                start: page.addr() as u64,
+                length: PAGE as u64,
+                mode: MODE_MISSING,
+                ioctls: 0,
+            };
+            ioctl(
+                &missing,
+                Updater::<UFFDIO_REGISTER, Register>::new(&mut register),
+            )
+            .unwrap();
+            missing
+        };
+        // SAFETY: the mapping is never unmapped; its bytes are the kernel's to read.
+        let bytes: &'static [u8] = unsafe { slice::from_raw_parts(page.cast(), PAGE) };
+        let writer = thread::spawn(move || file.write_all_at(bytes, 0).unwrap());
+        // The fault is reported when the kernel waits for the page.
+        let mut events = [PollFd::new(&missing, PollFlags::IN)];
+        assert_eq!(poll(&mut events, None).unwrap(), 1);
+        Self { missing, writer }
+    }
+
+    /// Lets it end.
+    pub(crate) fn end(self) {
+        drop(self.missing);
+        self.writer.join().unwrap();
+    }
+}

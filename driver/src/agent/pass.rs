@@ -1,0 +1,274 @@
+//! A pass over an object that stands for one image: what volumes and snapshots have in common.
+//!
+//! ```text
+//! observe (custom resource, pool) → plan (pure) → execute (one look or change of the disk) → status (pure)
+//! ```
+//!
+//! Each pass starts from what is there, so it does not matter where the last one stopped. The
+//! status is written also when a step failed: the reason is what people need.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use chrono::{DateTime, Utc};
+use cistern_client::Chain;
+use cistern_crds::{Reason, Stored, volume::FilesystemStatus};
+use cistern_host::Owner;
+use kube::{ResourceExt as _, runtime::controller::Action};
+use tokio::time::timeout;
+
+use super::{
+    Agent,
+    blocking::{self, on_host},
+    image::{self, Difference, Image},
+    outcome::Outcome,
+    pools::{Found, PoolLook, Usable},
+    work::{Error, Kind, named},
+};
+
+/// How often an image that is well is looked at: what fstrim punched out of a thick volume is
+/// allocated again, and a missing image is noticed.
+const PERIOD: Duration = Duration::from_mins(10);
+/// How long a refusal waits for the room to be published that explains it.
+const PUBLISH_PATIENCE: Duration = Duration::from_secs(5);
+/// How soon to come back when somebody else works on the volume.
+pub(super) const LOCKED: Duration = Duration::from_millis(500);
+
+/// A kind of custom resource that stands for one image.
+pub trait Kept: Kind + Stored {
+    /// Outcomes that only this kind knows.
+    type Own: Clone + fmt::Debug + Send + Sync;
+
+    /// The object with the status that a step left it with.
+    #[must_use]
+    fn after(&self, outcome: &Outcome<Self::Own>, now: DateTime<Utc>) -> Self;
+
+    /// Whether the status of both is the same.
+    fn has_status_of(&self, other: &Self) -> bool;
+
+    /// Whether it was ready once, so that somebody may know of it.
+    fn is_announced(&self) -> bool;
+
+    /// Name of the volume whose lock is held while the image is changed.
+    fn volume(&self) -> String;
+
+    /// Whether an image of this owner was made for an object of this name.
+    fn is_named(&self, owner: &Owner) -> bool;
+
+    /// Whether the image is what the spec asks for.
+    ///
+    /// Its pool needs no look: the image was found in a pool whose own identity was checked.
+    fn is_served_by(&self, image: &Image) -> Result<(), Difference>;
+
+    /// The filesystem that the status tells of.
+    fn filesystem(&self) -> Option<&FilesystemStatus>;
+}
+
+/// A pass over one object, as it was when the pass began.
+#[derive(Debug)]
+pub struct Pass<'a, K> {
+    pub(super) agent: &'a Agent,
+    pub(super) object: &'a K,
+    pub(super) name: String,
+}
+
+/// Why there is no pool to work on.
+#[derive(Debug)]
+pub struct NoPool {
+    /// For programs.
+    pub reason: Reason,
+    /// For people.
+    pub message: String,
+}
+
+impl<'a, K: Kept> Pass<'a, K> {
+    pub(super) fn over(agent: &'a Agent, object: &'a K) -> Self {
+        let name = object.name_any();
+        Self {
+            agent,
+            object,
+            name,
+        }
+    }
+
+    /// The pool of the object, if it can be used.
+    pub(super) fn pool(&self) -> Result<(Arc<PoolLook>, Usable), NoPool> {
+        let (pool, node) = (self.object.pool_name(), &self.agent.node_name);
+        let unknown = || NoPool {
+            reason: Reason::PoolUnknown,
+            message: format!("node {node} does not carry pool {pool}"),
+        };
+        let look = self.agent.pools.get(pool).ok_or_else(unknown)?;
+        match &look.found {
+            Found::Usable(usable) => Ok((Arc::clone(&look), usable.clone())),
+            Found::Unusable { message, .. } => Err(NoPool {
+                reason: Reason::PoolNotReady,
+                message: format!("pool {pool} on node {node} cannot be used: {message}"),
+            }),
+            Found::Gone => Err(unknown()),
+        }
+    }
+
+    /// The pool of the object, if it takes anything new.
+    pub(super) fn open_pool(&self) -> Result<(Arc<PoolLook>, Usable), NoPool> {
+        let (look, usable) = self.pool()?;
+        match self.agent.closed(&look) {
+            None => Ok((look, usable)),
+            Some(message) => Err(NoPool {
+                reason: Reason::PoolNotReady,
+                message,
+            }),
+        }
+    }
+
+    /// The image of an object that came back as another: same name, new UID.
+    pub(super) async fn look_for_own_image(
+        &self,
+        usable: &Usable,
+    ) -> Result<Result<Option<Image>, image::Error>, Error> {
+        let (object, now) = (self.object.clone(), (self.agent.now)());
+        let pool = Arc::clone(&usable.pool);
+        let place = self.agent.lanes.volume(self.object.pool_name()).await;
+        let work = on_host(place, move || image::find_adoptable(&pool, &object, now));
+        let found = work.await.map_err(|source| self.broken(source))?;
+        if let Ok(Some(image)) = &found {
+            let (kind, name, image) = (K::NOUN, &self.name, &image.image.uid);
+            tracing::info!(kind, name, image, "the image is there and is adopted");
+        }
+        Ok(found)
+    }
+
+    /// Writes down a promise that was made. None when somebody was faster, perhaps an earlier write
+    /// of ours that seemed to have failed: the promise stands until the watch shows what became of
+    /// the object.
+    pub(super) async fn write_promise(
+        &self,
+        promise: &Outcome<K::Own>,
+    ) -> Result<Option<K>, Error> {
+        let written = self.write(promise).await;
+        match &written {
+            Ok(Some(_)) => self.agent.report.request(),
+            Err(error) if error.was_refused() => {
+                let uid = self.object.uid().unwrap_or_default();
+                self.agent.promises.withdraw(&uid);
+                self.agent.report.request();
+            }
+            Ok(None) | Err(_) => {}
+        }
+        written
+    }
+
+    pub(super) async fn refuse(&self, refusal: Outcome<K::Own>) -> Result<Action, Error> {
+        self.agent.publish_before_refusal().await;
+        let (kind, name, pool) = (K::NOUN, &self.name, self.object.pool_name());
+        tracing::info!(kind, name, pool, ?refusal, "refused");
+        self.end(refusal).await
+    }
+
+    /// Destroys the image of an object, because its spec asks for it.
+    pub(super) async fn reclaim(&self) -> Result<Action, Error> {
+        let not_reclaimed = |reason, message| Outcome::NotReclaimed { reason, message };
+        let usable = match self.pool() {
+            Ok((_, usable)) => usable,
+            Err(NoPool { message, .. }) => {
+                return self
+                    .end(not_reclaimed(Reason::ReclaimFailed, message))
+                    .await;
+            }
+        };
+        let place = self.agent.lanes.volume(self.object.pool_name()).await;
+        let Some(guard) = self.agent.locks.try_lock(&self.object.volume()) else {
+            return Ok(Action::requeue(LOCKED));
+        };
+        let object = self.object.clone();
+        let work = on_host((place, guard), move || {
+            let uid = image::destroy(&usable.pool, &object)?;
+            usable.images.removed(uid.as_str());
+            Ok::<_, image::Error>(())
+        });
+        let outcome = match work.await.map_err(|source| self.broken(source))? {
+            Ok(()) => {
+                let (kind, name) = (K::NOUN, &self.name);
+                tracing::info!(kind, name, "the data is destroyed, as was asked");
+                Outcome::Reclaimed
+            }
+            Err(error) => {
+                self.agent.suspect_pool(&error);
+                let reason = match error.reason() {
+                    Reason::InUse => Reason::InUse,
+                    _ => Reason::ReclaimFailed,
+                };
+                not_reclaimed(reason, Chain(&error).to_string())
+            }
+        };
+        self.end(outcome).await
+    }
+
+    /// Writes what came of the pass, and says when to come back.
+    pub(super) async fn end(&self, outcome: Outcome<K::Own>) -> Result<Action, Error> {
+        let was_written = self.write(&outcome).await?.is_some();
+        let retries = &K::work(self.agent).retries;
+        let action = match &outcome {
+            // The object has changed meanwhile, and the change brings us back.
+            _ if !was_written => Action::await_change(),
+            Outcome::NotReady { .. } | Outcome::NotReclaimed { .. } => {
+                return Ok(self.come_back(&outcome));
+            }
+            Outcome::Rested | Outcome::Admitted { .. } => Action::await_change(),
+            Outcome::Ready(_) => Action::requeue(PERIOD),
+            Outcome::Refused { .. } | Outcome::Reclaimed | Outcome::Own(_) => {
+                self.agent.report.request();
+                Action::await_change()
+            }
+        };
+        retries.forget(&self.name);
+        Ok(action)
+    }
+
+    /// Says what failed, and when to try again.
+    pub(super) fn come_back(&self, failure: &Outcome<K::Own>) -> Action {
+        let wait = K::work(self.agent).retries.failed(self.name.clone());
+        let (kind, name, pool) = (K::NOUN, &self.name, self.object.pool_name());
+        tracing::warn!(kind, name, pool, ?failure, ?wait, "not as desired");
+        Action::requeue(wait)
+    }
+
+    /// Writes the status if there is news. None when the object is not what it was: the write says
+    /// which version it was made from.
+    pub(super) async fn write(&self, outcome: &Outcome<K::Own>) -> Result<Option<K>, Error> {
+        let after = self.object.after(outcome, (self.agent.now)());
+        if self.object.has_status_of(&after) {
+            return Ok(Some(after));
+        }
+        K::work(self.agent).write(&after).await
+    }
+
+    pub(super) fn broken(&self, source: blocking::Broken) -> Error {
+        Error::Broken {
+            object: named(self.object),
+            source,
+        }
+    }
+}
+
+impl Agent {
+    /// Publishes what room there is, before somebody is refused for the lack of it.
+    ///
+    /// Whoever hears of the refusal looks for another place: by then the published room must say
+    /// what made us refuse, or the same node is chosen again.
+    pub(super) async fn publish_before_refusal(&self) {
+        match timeout(PUBLISH_PATIENCE, self.publish()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(error = %Chain(&error), "cannot publish the room before a refusal");
+            }
+            Err(_) => tracing::warn!("the room is not published in time for a refusal"),
+        }
+    }
+
+    /// A pool that failed a volume or snapshot is looked at soon.
+    pub(super) fn suspect_pool(&self, error: &image::Error) {
+        if error.reason() == Reason::PoolNotReady {
+            self.look.notify_one();
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! What errors of groups are as gRPC codes. The only place that decides it.
+//!
+//! csi-snapshotter takes RESOURCE_EXHAUSTED for "may still be going on", and a group that was given
+//! up then could never be deleted. So a refusal is FAILED_PRECONDITION, whatever its reason, also
+//! for want of room; nothing of the group is left then.
+#![warn(clippy::wildcard_enum_match_arm)]
+
+use cistern_client::Chain;
+use cistern_crds::Reason;
+use tonic::{Code, Status};
+
+use super::request;
+use crate::{csi::status, groups};
+
+impl From<request::Error> for Status {
+    fn from(error: request::Error) -> Self {
+        match error {
+            request::Error::Field(error) => error.into(),
+            request::Error::TooMany { .. }
+            | request::Error::Twice { .. }
+            | request::Error::Parameters(_) => Self::invalid_argument(Chain(&error).to_string()),
+        }
+    }
+}
+
+impl From<groups::Error> for Status {
+    fn from(error: groups::Error) -> Self {
+        Self::new(code(&error), Chain(&error).to_string())
+    }
+}
+
+fn code(error: &groups::Error) -> Code {
+    match error {
+        groups::Error::Object(error) => status::object(error),
+        groups::Error::SeveralNodes { .. } => Code::FailedPrecondition,
+        groups::Error::Refused { reason, .. } => match reason {
+            Some(Reason::SourceMissing) => Code::NotFound,
+            Some(_) | None => Code::FailedPrecondition,
+        },
+        groups::Error::OtherMembers { .. } => Code::InvalidArgument,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cistern_crds::{PoolVolume, snapshot_parameters};
+
+    use super::*;
+    use crate::{csi, objects};
+
+    // GEN-02, GEN-03.
+    #[test]
+    fn gen_10_every_error_of_a_group_has_its_code_a_message_and_no_details() {
+        let group = || "daily".to_owned();
+        let refused = |reason| groups::Error::Refused {
+            group: group(),
+            node: "n1".to_owned(),
+            reason,
+            message: "need 1Gi, have 512Mi".to_owned(),
+            advice: "make room".to_owned(),
+        };
+        let others = groups::Error::OtherMembers {
+            group: group(),
+            why: "none are given".to_owned(),
+        };
+        let several = groups::Error::SeveralNodes {
+            places: "a on n1; b on n2".to_owned(),
+        };
+        let missing = objects::not_found::<PoolVolume>("pvc-1");
+        let busy = objects::Error::Busy { object: group() };
+        for (error, code) in [
+            (refused(Some(Reason::NoSpace)), Code::FailedPrecondition),
+            (refused(None), Code::FailedPrecondition),
+            (refused(Some(Reason::SourceMissing)), Code::NotFound),
+            (several, Code::FailedPrecondition),
+            (others, Code::InvalidArgument),
+            (missing.into(), Code::NotFound),
+            (busy.into(), Code::Aborted),
+        ] {
+            let status = Status::from(error);
+            assert_eq!(status.code(), code, "{status}");
+            assert!(!status.message().is_empty() && status.details().is_empty());
+        }
+    }
+
+    #[test]
+    fn gen_05_requests_for_groups_that_cannot_be_served_are_invalid() {
+        let key = "bogus".to_owned();
+        for error in [
+            request::Error::from(csi::request::Error::Missing { field: "name" }),
+            request::Error::TooMany { count: 65 },
+            request::Error::Twice {
+                volume: "pvc-1".to_owned(),
+            },
+            snapshot_parameters::Error::Unknown { key }.into(),
+        ] {
+            let status = Status::from(error);
+            assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+            assert!(!status.message().is_empty() && status.details().is_empty());
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Requests of the SnapshotMetadata service as types.
+
+use cistern_proto::csi::v1;
+
+use crate::{
+    csi::request::{self, required, string},
+    metadata::Query,
+};
+
+/// Most ranges of a message, also where a caller would take more: less than 32 KiB (SMD-08, SMD-15).
+const MOST: usize = 1024;
+
+/// Why a request cannot be served as it is.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// GEN-04, FLD-14.
+    #[error(transparent)]
+    Field(#[from] request::Error),
+    /// SMD-12.
+    #[error("max_results is {value}: write 0 for no limit")]
+    Negative {
+        /// What was sent.
+        value: i32,
+    },
+    /// SMD-11: a code of its own.
+    #[error("starting_offset is {value}, before the beginning of the snapshot")]
+    OutOfRange {
+        /// What was sent.
+        value: i64,
+    },
+}
+
+/// What a request for all that holds data asks (MDA-02).
+pub(super) fn allocated(request: v1::GetMetadataAllocatedRequest) -> Result<Query, Error> {
+    let target = id("snapshot_id", request.snapshot_id)?;
+    query(None, target, request.starting_offset, request.max_results)
+}
+
+/// What a request for the changes asks (MDD-02, MDD-03).
+pub(super) fn delta(request: v1::GetMetadataDeltaRequest) -> Result<Query, Error> {
+    let base = id("base_snapshot_id", request.base_snapshot_id)?;
+    let target = id("target_snapshot_id", request.target_snapshot_id)?;
+    query(
+        Some(base),
+        target,
+        request.starting_offset,
+        request.max_results,
+    )
+}
+
+fn id(field: &'static str, id: String) -> Result<String, Error> {
+    required(field, id.is_empty())?;
+    string(field, &id)?;
+    Ok(id)
+}
+
+fn query(base: Option<String>, target: String, from: i64, most: i32) -> Result<Query, Error> {
+    let most = match usize::try_from(most).map_err(|_| Error::Negative { value: most })? {
+        // Not given (FLD-08).
+        0 => MOST,
+        most => most.min(MOST),
+    };
+    let from = u64::try_from(from).map_err(|_| Error::OutOfRange { value: from })?;
+    Ok(Query {
+        base,
+        target,
+        from,
+        most,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request() -> v1::GetMetadataDeltaRequest {
+        v1::GetMetadataDeltaRequest {
+            base_snapshot_id: "monday".to_owned(),
+            target_snapshot_id: "tuesday".to_owned(),
+            starting_offset: 4096,
+            max_results: 7,
+            ..v1::GetMetadataDeltaRequest::default()
+        }
+    }
+
+    fn refusal(change: impl FnOnce(&mut v1::GetMetadataDeltaRequest)) -> Error {
+        let mut request = request();
+        change(&mut request);
+        delta(request).unwrap_err()
+    }
+
+    #[test]
+    fn mda_02_mdd_02_mdd_03_every_id_is_required_and_has_128_bytes() {
+        let missing = |field| Error::Field(request::Error::Missing { field });
+        let nothing = v1::GetMetadataAllocatedRequest::default();
+        assert_eq!(allocated(nothing), Err(missing("snapshot_id")));
+        assert_eq!(
+            refusal(|r| r.base_snapshot_id.clear()),
+            missing("base_snapshot_id")
+        );
+        assert_eq!(
+            refusal(|r| r.target_snapshot_id.clear()),
+            missing("target_snapshot_id")
+        );
+        let long = refusal(|r| r.target_snapshot_id = "x".repeat(129));
+        assert!(
+            matches!(long, Error::Field(request::Error::TooLong { .. })),
+            "FLD-14: {long}"
+        );
+    }
+
+    #[test]
+    fn smd_08_smd_11_smd_12_limits_are_read_and_none_is_below_zero() {
+        let read = delta(request()).unwrap();
+        assert_eq!(
+            (read.base.as_deref(), read.target.as_str()),
+            (Some("monday"), "tuesday")
+        );
+        assert_eq!((read.from, read.most), (4096, 7));
+        let most = |max_results| {
+            let limited = v1::GetMetadataDeltaRequest {
+                max_results,
+                ..request()
+            };
+            delta(limited).unwrap().most
+        };
+        assert_eq!((most(0), most(i32::MAX)), (MOST, MOST));
+        assert_eq!(
+            refusal(|r| r.max_results = -1),
+            Error::Negative { value: -1 }
+        );
+        assert_eq!(
+            refusal(|r| r.starting_offset = -1),
+            Error::OutOfRange { value: -1 }
+        );
+    }
+}

@@ -1,0 +1,100 @@
+//! What the errors of snapshot metadata are as gRPC codes.
+//!
+//! A caller whose stream breaks off asks again from where it was, whatever the code; with UNAVAILABLE
+//! it is to wait first.
+#![warn(clippy::wildcard_enum_match_arm)]
+
+use cistern_client::Chain;
+use tonic::{Code, Status};
+
+use super::request;
+use crate::metadata;
+
+impl From<request::Error> for Status {
+    fn from(error: request::Error) -> Self {
+        let code = match &error {
+            request::Error::Field(_) | request::Error::Negative { .. } => Code::InvalidArgument,
+            request::Error::OutOfRange { .. } => Code::OutOfRange,
+        };
+        Self::new(code, Chain(&error).to_string())
+    }
+}
+
+impl From<metadata::Error> for Status {
+    fn from(error: metadata::Error) -> Self {
+        let code = match &error {
+            metadata::Error::NotFound { .. } => Code::NotFound,
+            metadata::Error::NotReady { .. } | metadata::Error::Api { .. } => Code::Unavailable,
+            metadata::Error::NotComparable { .. } => Code::InvalidArgument,
+            metadata::Error::OutOfRange { .. } => Code::OutOfRange,
+            metadata::Error::Image(_) | metadata::Error::Broken(_) => Code::Internal,
+        };
+        Self::new(code, Chain(&error).to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use cistern_crds::Bytes;
+    use cistern_host::image;
+
+    use super::*;
+
+    #[test]
+    fn gen_10_smd_11_mda_03_mdd_04_mdd_07_every_error_has_its_code_and_a_message() {
+        let snapshot = || "snapshot-1".to_owned();
+        for (error, code) in [
+            (
+                metadata::Error::NotFound {
+                    snapshot: snapshot(),
+                    node: Some("node-2".to_owned()),
+                },
+                Code::NotFound,
+            ),
+            (
+                metadata::Error::NotReady {
+                    snapshot: snapshot(),
+                    why: "it is not cut yet".to_owned(),
+                },
+                Code::Unavailable,
+            ),
+            (
+                metadata::Error::Api {
+                    snapshot: snapshot(),
+                    source: io::Error::from(io::ErrorKind::TimedOut).into(),
+                },
+                Code::Unavailable,
+            ),
+            (
+                metadata::Error::NotComparable {
+                    base: snapshot(),
+                    target: snapshot(),
+                    why: "they are of different volumes".to_owned(),
+                },
+                Code::InvalidArgument,
+            ),
+            (
+                metadata::Error::OutOfRange {
+                    snapshot: snapshot(),
+                    from: 2,
+                    size: Bytes(1),
+                },
+                Code::OutOfRange,
+            ),
+            (
+                image::Error::Missing {
+                    uid: "uid-1".parse().unwrap(),
+                    pool: "fast".to_owned(),
+                }
+                .into(),
+                Code::Internal,
+            ),
+        ] {
+            let status = Status::from(error);
+            assert_eq!(status.code(), code, "{status}");
+            assert!(!status.message().is_empty() && status.details().is_empty());
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! What a new volume is to be a copy of.
+
+use cistern_crds::SourceKind;
+use cistern_proto::csi::v1::{self, volume_content_source::Type};
+
+use super::{Error, required, string};
+use crate::volumes::SourceReference;
+
+/// What a volume is to be made from (VCS-01, VCS-02).
+pub(super) fn parse(source: v1::VolumeContentSource) -> Result<SourceReference, Error> {
+    let (kind, field, id) = match source.r#type {
+        None => {
+            return Err(Error::Missing {
+                field: "volume_content_source.type",
+            });
+        }
+        Some(Type::Snapshot(snapshot)) => (
+            SourceKind::Snapshot,
+            "volume_content_source.snapshot.snapshot_id",
+            snapshot.snapshot_id,
+        ),
+        Some(Type::Volume(volume)) => (
+            SourceKind::Volume,
+            "volume_content_source.volume.volume_id",
+            volume.volume_id,
+        ),
+    };
+    required(field, id.is_empty())?;
+    string(field, &id)?;
+    let id = id.into();
+    Ok(SourceReference { kind, id })
+}

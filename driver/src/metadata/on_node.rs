@@ -1,0 +1,111 @@
+//! The snapshots of one node, read from its pools.
+
+use std::{sync::Arc, time::Duration};
+
+use cistern_crds::{PoolSnapshot, names};
+use futures::{FutureExt as _, future::BoxFuture};
+use kube::{Api, Client};
+use tokio::time::timeout;
+
+use super::{Error, Snapshot, Snapshots, Walk};
+use crate::agent::{Agent, desired::readable, pools::Found};
+
+/// How long a call waits for the agent to have looked at the pools after a start, and for the API
+/// server.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The snapshots of one node.
+#[derive(Debug)]
+pub struct OnNode {
+    agent: Arc<Agent>,
+    objects: Api<PoolSnapshot>,
+}
+
+impl OnNode {
+    /// The snapshots that an agent keeps.
+    pub fn new(agent: Arc<Agent>, client: Client) -> Self {
+        Self {
+            agent,
+            objects: Api::all(client),
+        }
+    }
+
+    /// A snapshot from the API server: it is younger than what the watch shows, or another node's.
+    async fn fetch(&self, id: &str) -> Result<Snapshot, Error> {
+        let silent = |source: Box<dyn std::error::Error + Send + Sync>| Error::Api {
+            snapshot: id.to_owned(),
+            source,
+        };
+        let fetched = timeout(PATIENCE, self.objects.get_opt(id))
+            .await
+            .map_err(|elapsed| silent(elapsed.into()))?
+            .map_err(|error| silent(error.into()))?;
+        match fetched {
+            Some(object) if object.spec.node_name == self.agent.node_name => {
+                Snapshot::read(&object)
+            }
+            elsewhere => Err(Error::NotFound {
+                snapshot: id.to_owned(),
+                node: elsewhere.map(|object| object.spec.node_name),
+            }),
+        }
+    }
+}
+
+impl Snapshots for OnNode {
+    fn find<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<Snapshot, Error>> {
+        let found = async move {
+            if !names::is_id(id) {
+                return Err(Error::NotFound {
+                    snapshot: id.to_owned(),
+                    node: None,
+                });
+            }
+            if timeout(PATIENCE, self.agent.looked()).await.is_err() {
+                return Err(Error::NotReady {
+                    snapshot: id.to_owned(),
+                    why: "the node plugin has just started and has not looked at its pools yet"
+                        .to_owned(),
+                });
+            }
+            let known = self.agent.desired.snapshot(id);
+            match known
+                .as_ref()
+                .and_then(|known| readable(known))
+                .map(Snapshot::read)
+            {
+                Some(Ok(snapshot)) => Ok(snapshot),
+                Some(Err(_)) | None => self.fetch(id).await,
+            }
+        };
+        found.boxed()
+    }
+
+    fn walk(&self, base: Option<&Snapshot>, target: &Snapshot, from: u64) -> Result<Walk, Error> {
+        let not_ready = |why: String| Error::NotReady {
+            snapshot: target.id.clone(),
+            why,
+        };
+        let look = self.agent.pools.get(&target.pool);
+        let pool = match look.as_ref().map(|look| &look.found) {
+            Some(Found::Usable(usable)) => &usable.pool,
+            Some(Found::Unusable { message, .. }) => {
+                return Err(not_ready(format!(
+                    "its pool {} cannot be used: {message}",
+                    target.pool
+                )));
+            }
+            Some(Found::Gone) | None => {
+                return Err(not_ready(format!(
+                    "this node does not carry its pool {}",
+                    target.pool
+                )));
+            }
+        };
+        let changes = match base {
+            Some(base) => pool.changes(&base.image, &target.image, from)?,
+            None => pool.allocated(&target.image, from)?,
+        };
+        Ok(Box::new(changes))
+    }
+}

@@ -1,0 +1,82 @@
+//! The controller's one watch on each kind, shared by every RPC.
+
+use std::fmt::Debug;
+
+use cistern_client::{Chain, http::Readiness};
+use futures::{Stream, StreamExt as _, future};
+use kube::{
+    Api, Client, Resource,
+    core::DeserializeGuard,
+    runtime::{
+        WatchStreamExt as _, watcher,
+        watcher::{Config, Event},
+    },
+};
+use serde::de::DeserializeOwned;
+
+/// Objects that come at a time when all are listed. Most of each is forgotten at once, and a tenth of
+/// memory is what larger pages cost.
+const LIST_PAGE: u32 = 100;
+
+/// Shows what happens to the objects of a kind, as long as it is polled. `part` is done in
+/// `readiness` once all have been seen, and is waited for from the call of this function on.
+pub fn watch<K>(
+    client: Client,
+    readiness: Readiness,
+    part: &'static str,
+    mut see: impl FnMut(Event<K>),
+) -> impl Future<Output = ()>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    readiness.wait_for(part, "the first list has not come");
+    events(client).for_each(move |event| {
+        let complete = matches!(event, Event::InitDone);
+        see(event);
+        if complete {
+            readiness.done(part);
+        }
+        future::ready(())
+    })
+}
+
+/// What happens to the objects of a kind. Trouble is logged and tried again, and an object that
+/// cannot be read is passed over: it must not hide the others.
+fn events<K>(client: Client) -> impl Stream<Item = Event<K>>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    let api: Api<DeserializeGuard<K>> = Api::all(client);
+    watcher(api, Config::default().page_size(LIST_PAGE))
+        .default_backoff()
+        .filter_map(|event| {
+            future::ready(match event {
+                Ok(event) => readable(event),
+                Err(error) => {
+                    tracing::warn!(kind = %K::kind(&()), error = %Chain(&error), "the watch is interrupted");
+                    None
+                }
+            })
+        })
+}
+
+fn readable<K: Resource<DynamicType = ()>>(event: Event<DeserializeGuard<K>>) -> Option<Event<K>> {
+    let read = |guarded: DeserializeGuard<K>| match guarded.0 {
+        Ok(mut object) => {
+            object.meta_mut().managed_fields = None;
+            Some(object)
+        }
+        Err(invalid) => {
+            let name = invalid.metadata.name.as_deref().unwrap_or_default();
+            tracing::error!(kind = %K::kind(&()), name, error = %invalid, "an object cannot be read");
+            None
+        }
+    };
+    match event {
+        Event::Init => Some(Event::Init),
+        Event::InitDone => Some(Event::InitDone),
+        Event::InitApply(object) => read(object).map(Event::InitApply),
+        Event::Apply(object) => read(object).map(Event::Apply),
+        Event::Delete(object) => read(object).map(Event::Delete),
+    }
+}

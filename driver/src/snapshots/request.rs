@@ -1,0 +1,144 @@
+//! What is asked of a snapshot, in Cistern's own types.
+
+use cistern_crds::{Consistency, PoolSnapshot, PoolSnapshotSpec, PoolVolume, names};
+use kube::ResourceExt as _;
+
+use crate::{objects::listing::PageQuery, volumes::Requirement};
+
+/// A snapshot to be taken, or to be found as it was taken before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewSnapshot {
+    /// The name that the caller gave it.
+    pub name: String,
+    /// The id of the volume.
+    pub source_volume: String,
+    /// In what state the volume's filesystem is held.
+    pub consistency: Consistency,
+    /// Where it has to be of use.
+    pub requirement: Requirement,
+}
+
+impl NewSnapshot {
+    /// The snapshot id, and the name of the PoolSnapshot.
+    pub fn id(&self) -> String {
+        names::snapshot_name(&self.name)
+    }
+
+    /// The wish for this snapshot of a volume whose image is known.
+    pub fn of(&self, volume: &PoolVolume, image: &str) -> PoolSnapshot {
+        let spec = PoolSnapshotSpec {
+            requested_name: self.name.clone(),
+            node_name: volume.spec.node_name.clone(),
+            pool_name: volume.spec.pool_name.clone(),
+            source_volume: volume.name_any(),
+            source_image: image.to_owned(),
+            access_type: volume.spec.access_type,
+            filesystem: volume.spec.filesystem,
+            provisioning: volume.spec.provisioning,
+            consistency: self.consistency,
+            group_name: None,
+            deletion_requested: false,
+        };
+        object(&self.id(), spec)
+    }
+
+    /// Why the snapshot that has this name already is not what is asked for; none where it is
+    /// (CS-04, CS-05).
+    ///
+    /// How it was held still is not compared: a class may be written anew between two tries, and
+    /// what was cut is what the name stands for.
+    pub fn difference(&self, existing: &PoolSnapshot) -> Option<String> {
+        let spec = &existing.spec;
+        if spec.requested_name != self.name {
+            Some("it was made under another name".to_owned())
+        } else if spec.source_volume != self.source_volume {
+            Some(format!("it is of volume {}", spec.source_volume))
+        } else if !self.requirement.allows(&spec.node_name) {
+            Some(format!("it is on node {}", spec.node_name))
+        } else {
+            None
+        }
+    }
+}
+
+/// The custom resource of a snapshot, also of one in a group. Its finalizer is there from the
+/// beginning: an object that could vanish by itself would leave an image that nobody knows.
+pub fn object(id: &str, spec: PoolSnapshotSpec) -> PoolSnapshot {
+    let labels = [(names::POOL_LABEL.to_owned(), spec.pool_name.clone())];
+    let mut object = PoolSnapshot::new(id, spec);
+    object.metadata.labels = Some(labels.into());
+    object.metadata.finalizers = Some(vec![names::FINALIZER.to_owned()]);
+    object
+}
+
+/// Which snapshots are to be listed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SnapshotQuery {
+    /// Only the one of this id.
+    pub snapshot: Option<String>,
+    /// Only those of the volume of this id.
+    pub source_volume: Option<String>,
+    /// Which part of those.
+    pub page: PageQuery,
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::testing::ready_volume;
+
+    fn wanted() -> NewSnapshot {
+        NewSnapshot {
+            name: "snapshot-1".to_owned(),
+            source_volume: "pvc-1".to_owned(),
+            consistency: Consistency::Crash,
+            requirement: Requirement::default(),
+        }
+    }
+
+    type Change = fn(&mut NewSnapshot);
+
+    #[test]
+    fn cs_04_cs_05_a_snapshot_is_what_its_own_request_asks_for_and_whatever_differs_is_named() {
+        let wanted = wanted();
+        let existing = wanted.of(&ready_volume(), "uid-1");
+        assert_eq!(wanted.difference(&existing), None);
+        let again = NewSnapshot {
+            consistency: Consistency::Filesystem,
+            ..wanted.clone()
+        };
+        assert_eq!(again.difference(&existing), None);
+
+        let changes: [(&str, Change); 3] = [
+            ("another name", |w| w.name = "other".to_owned()),
+            ("volume pvc-1", |w| w.source_volume = "pvc-2".to_owned()),
+            ("node node-1", |w| {
+                w.requirement.requisite = Some(vec!["n2".to_owned()]);
+            }),
+        ];
+        for (named, change) in changes {
+            let mut other = wanted.clone();
+            change(&mut other);
+            let difference = other.difference(&existing).unwrap();
+            assert!(difference.contains(named), "{difference}");
+        }
+    }
+
+    #[test]
+    fn a_snapshot_is_where_its_volume_is_and_of_its_kind() {
+        let volume = ready_volume();
+        let spec = wanted().of(&volume, "uid-1").spec;
+        assert_eq!(
+            (&spec.node_name, &spec.pool_name, spec.filesystem),
+            (
+                &volume.spec.node_name,
+                &volume.spec.pool_name,
+                volume.spec.filesystem
+            )
+        );
+        assert_eq!(
+            (spec.source_volume.as_str(), spec.source_image.as_str()),
+            ("pvc-1", "uid-1")
+        );
+    }
+}

@@ -1,0 +1,267 @@
+//! What a new volume is a copy of.
+//!
+//! *Invariant:* a copy is made where its source lies, in the same pool, with the same kind of data
+//! and at least as large. Whatever takes the source's name later is not the source.
+
+use cistern_crds::{
+    AccessType, Bytes, ConditionType, ContentSource, FilesystemType, PoolSnapshot, PoolVolume,
+    Reason, SourceKind, Stored, condition, names,
+};
+
+use super::{ListedVolume, NewVolume, Requirement, Volumes, placement};
+use crate::objects::{self, Kind, follow::Refusal, listing::Listed as _, named, not_found};
+use crate::snapshots::{ListedSnapshot, advice};
+
+/// A snapshot or a volume, as a request names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceReference {
+    /// Which of the two.
+    pub kind: SourceKind,
+    /// Its id.
+    pub id: Box<str>,
+}
+
+impl SourceReference {
+    /// How callers are told of it.
+    pub fn named(&self) -> String {
+        match self.kind {
+            SourceKind::Snapshot => named::<PoolSnapshot>(&self.id),
+            SourceKind::Volume => named::<PoolVolume>(&self.id),
+        }
+    }
+}
+
+impl From<&ContentSource> for SourceReference {
+    fn from(source: &ContentSource) -> Self {
+        Self {
+            kind: source.kind,
+            id: source.name.as_str().into(),
+        }
+    }
+}
+
+/// Why there is no copy of something that is there.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// Not yet (VCS-13).
+    #[error("{origin} is not ready to be copied: {why}")]
+    NotReady {
+        /// The source.
+        origin: String,
+        /// What it waits for.
+        why: String,
+    },
+    /// The volume that is asked for would be of another kind (VCS-04).
+    #[error("a volume made from {origin} cannot be what is asked for: {why}")]
+    Unlike {
+        /// The source.
+        origin: String,
+        /// What differs, and what to ask for.
+        why: String,
+    },
+    /// VCS-07.
+    #[error("{origin} has {size}, and the volume may have at most {limit}")]
+    TooLarge {
+        /// The source.
+        origin: String,
+        /// Its size.
+        size: Bytes,
+        /// The largest that is asked for.
+        limit: Bytes,
+    },
+    /// The node does not copy it, and nothing of the volume is left.
+    #[error("node {node} cannot copy {origin}: {message}: {advice}")]
+    Refused {
+        /// The source.
+        origin: String,
+        /// Where it is.
+        node: String,
+        /// Why.
+        message: String,
+        /// What to do.
+        advice: String,
+    },
+}
+
+/// A source as it is now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Source {
+    reference: SourceReference,
+    image: String,
+    node: String,
+    pool: String,
+    size: Bytes,
+    access_type: AccessType,
+    filesystem: Option<FilesystemType>,
+}
+
+impl Source {
+    /// For the spec of a volume that is made from it.
+    pub(super) fn content(&self) -> ContentSource {
+        ContentSource {
+            kind: self.reference.kind,
+            name: self.reference.id.to_string(),
+            image: self.image.clone(),
+        }
+    }
+
+    /// The request as it is for a copy of this: as large as the source at least, with its filesystem,
+    /// and where it lies, whatever else is preferred.
+    ///
+    /// Options for mkfs stay away: they are for volumes that are made empty.
+    pub(super) fn complete(&self, wanted: &NewVolume) -> Result<NewVolume, super::Error> {
+        if let Some(why) = self.difference(wanted) {
+            let origin = self.reference.named();
+            return Err(Error::Unlike { origin, why }.into());
+        }
+        let chosen = wanted.size.chosen.max(self.size);
+        if let Some(limit) = wanted.size.limit.filter(|&limit| chosen > limit) {
+            let (origin, size) = (self.reference.named(), self.size);
+            return Err(Error::TooLarge {
+                origin,
+                size,
+                limit,
+            }
+            .into());
+        }
+        let mut completed = wanted.clone();
+        completed.size.chosen = chosen;
+        completed.filesystem = self.filesystem;
+        if !wanted.requirement.allows(&self.node) {
+            return Err(placement::Error::NoRoom {
+                pool: self.pool.clone(),
+                size: chosen,
+                why: format!(
+                    "it can only be where its source {} is, on node {}, which accessibility_requirements leave out",
+                    self.reference.named(),
+                    self.node
+                ),
+            }
+            .into());
+        }
+        completed.requirement = Requirement {
+            requisite: Some(vec![names::topology_value(&self.node)]),
+            preferred: Vec::new(),
+        };
+        Ok(completed)
+    }
+
+    fn difference(&self, wanted: &NewVolume) -> Option<String> {
+        if wanted.pool != self.pool {
+            return Some(format!(
+                "it is in StoragePool {}, and {} is asked for: use a class of {}",
+                self.pool, wanted.pool, self.pool
+            ));
+        }
+        match (self.access_type, wanted.access_type) {
+            (AccessType::Filesystem, AccessType::Block) => {
+                return Some("it has a filesystem, and a block device is asked for".to_owned());
+            }
+            (AccessType::Block, AccessType::Filesystem) => {
+                return Some("it is a block device, and a filesystem is asked for".to_owned());
+            }
+            (AccessType::Filesystem, AccessType::Filesystem)
+            | (AccessType::Block, AccessType::Block) => {}
+        }
+        match (self.filesystem, wanted.filesystem) {
+            (Some(has), Some(asked)) if has != asked => Some(format!(
+                "it has {has}, and {asked} is asked for: use a class whose csi.storage.k8s.io/fstype is {has}"
+            )),
+            (Some(_) | None, Some(_) | None) => None,
+        }
+    }
+}
+
+impl Volumes {
+    /// The source as the API server has it (VCS-03, VCS-13). One that is to go is not there.
+    pub(super) async fn source(&self, reference: &SourceReference) -> Result<Source, super::Error> {
+        match reference.kind {
+            SourceKind::Snapshot => {
+                let found = self.snapshots.find(&reference.id).await?;
+                Ok(of_snapshot(reference, &existing(reference, found)?)?)
+            }
+            SourceKind::Volume => {
+                let found = self.objects.find(&reference.id).await?;
+                Ok(of_volume(reference, &existing(reference, found)?)?)
+            }
+        }
+    }
+}
+
+fn existing<K: Kind + Stored>(
+    reference: &SourceReference,
+    found: Option<K>,
+) -> Result<K, objects::Error> {
+    let stays = found.filter(|object| !object.deletion_requested());
+    stays.ok_or_else(|| not_found::<K>(&reference.id))
+}
+
+fn of_snapshot(reference: &SourceReference, snapshot: &PoolSnapshot) -> Result<Source, Error> {
+    let spec = &snapshot.spec;
+    let cut = ListedSnapshot::of(snapshot).filter(|snapshot| snapshot.ready);
+    let Some((cut, image)) = cut.zip(snapshot.image()) else {
+        return Err(not_ready(reference, snapshot));
+    };
+    Ok(Source {
+        reference: reference.clone(),
+        image: image.uid.clone(),
+        node: spec.node_name.clone(),
+        pool: spec.pool_name.clone(),
+        size: cut.size,
+        access_type: spec.access_type,
+        filesystem: spec.filesystem,
+    })
+}
+
+fn of_volume(reference: &SourceReference, volume: &PoolVolume) -> Result<Source, Error> {
+    let spec = &volume.spec;
+    let Some((made, image)) = ListedVolume::of(volume).zip(volume.image()) else {
+        return Err(not_ready(reference, volume));
+    };
+    Ok(Source {
+        reference: reference.clone(),
+        image: image.uid.clone(),
+        node: spec.node_name.clone(),
+        pool: spec.pool_name.clone(),
+        size: made.size,
+        access_type: spec.access_type,
+        filesystem: spec.filesystem,
+    })
+}
+
+fn not_ready<K: Stored>(reference: &SourceReference, object: &K) -> Error {
+    let ready = condition::find(object.conditions(), ConditionType::Ready);
+    let node = object.node_name();
+    let why = match ready {
+        Some(ready) => format!("node {node} says {}: {}", ready.reason, ready.message),
+        None => format!("node {node} has not said anything of it yet"),
+    };
+    let origin = reference.named();
+    Error::NotReady { origin, why }
+}
+
+/// Why a node's refusal of a copy is final; none where another kind of refusal is treated as that of
+/// any volume.
+pub(super) fn refused(
+    reference: &SourceReference,
+    refusal: &Refusal,
+    pool: &str,
+) -> Option<super::Error> {
+    let origin = reference.named();
+    match refusal.reason {
+        Some(Reason::SourceMissing) => Some(objects::Error::NotFound { object: origin }.into()),
+        Some(Reason::TooManyExtents) => Some(
+            Error::Refused {
+                origin,
+                node: refusal.node.clone(),
+                message: refusal.message.clone(),
+                advice: advice(refusal.reason, pool),
+            }
+            .into(),
+        ),
+        Some(_) | None => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

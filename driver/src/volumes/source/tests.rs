@@ -1,0 +1,159 @@
+use cistern_crds::condition::Finding;
+
+use super::*;
+use crate::{
+    testing::{at, ready_snapshot, ready_volume, wanted_snapshot, wanted_volume},
+    volumes::request::tests::wanted,
+};
+
+fn reference(kind: SourceKind) -> SourceReference {
+    let id = match kind {
+        SourceKind::Snapshot => "snapshot-1",
+        SourceKind::Volume => "pvc-1",
+    };
+    SourceReference {
+        kind,
+        id: id.into(),
+    }
+}
+
+/// A snapshot of 1 GiB of ext4 in pool `fast` on `node-1`.
+fn source() -> Source {
+    let mut snapshot = ready_snapshot();
+    let ready = Finding::new(ConditionType::Ready, true, Reason::AsDesired, "cut");
+    let conditions = &mut snapshot.status.as_mut().unwrap().conditions;
+    condition::set(conditions, &ready, None, at(300));
+    of_snapshot(&reference(SourceKind::Snapshot), &snapshot).unwrap()
+}
+
+/// A request for a copy that leaves open what can be left open.
+fn copy() -> NewVolume {
+    let mut copy = wanted("pvc-2");
+    copy.filesystem = None;
+    copy.size.required = Bytes::ZERO;
+    copy.size.chosen = Bytes::ZERO;
+    copy.source = Some(reference(SourceKind::Snapshot));
+    copy
+}
+
+#[test]
+fn vcs_10_what_a_request_leaves_open_is_as_the_source_has_it() {
+    let completed = source().complete(&copy()).unwrap();
+    assert_eq!(completed.size.chosen, Bytes::gib(1));
+    assert_eq!(completed.filesystem, Some(FilesystemType::Ext4));
+    let object = completed.on_node("node-1", Some(source().content()));
+    let content = object.spec.content_source.as_ref().unwrap();
+    assert_eq!(
+        (content.kind, content.name.as_str(), content.image.as_str()),
+        (SourceKind::Snapshot, "snapshot-1", "uid-of-snapshot-1")
+    );
+    assert_eq!(copy().difference(&object), None, "CV-06: found by a repeat");
+}
+
+#[test]
+fn vcs_07_vcs_08_a_copy_is_never_smaller_and_may_be_larger() {
+    let size = |required: u64, limit: Option<u64>| {
+        let mut copy = copy();
+        copy.size.required = Bytes::mib(required);
+        copy.size.chosen = Bytes::mib(required);
+        copy.size.limit = limit.map(Bytes::mib);
+        source().complete(&copy).map(|copy| copy.size.chosen)
+    };
+    assert_eq!(size(0, None).unwrap(), Bytes::gib(1));
+    assert_eq!(size(16, Some(1024)).unwrap(), Bytes::gib(1));
+    assert_eq!(size(2048, None).unwrap(), Bytes::gib(2));
+    let error = size(16, Some(1023)).unwrap_err();
+    assert!(
+        matches!(error, super::super::Error::Source(Error::TooLarge { .. })),
+        "{error}"
+    );
+}
+
+#[test]
+fn vcs_04_what_a_copy_cannot_be_is_refused_with_what_to_ask_for() {
+    type Change = fn(&mut NewVolume);
+    let changes: [(&str, Change); 3] = [
+        ("use a class of fast", |w| w.pool = "slow".to_owned()),
+        ("fstype is ext4", |w| {
+            w.filesystem = Some(FilesystemType::Xfs);
+        }),
+        ("a block device is asked for", |w| {
+            w.access_type = AccessType::Block;
+        }),
+    ];
+    for (named, change) in changes {
+        let mut other = copy();
+        change(&mut other);
+        let error = source().complete(&other).unwrap_err();
+        assert!(error.to_string().contains(named), "{error}");
+    }
+}
+
+#[test]
+fn a_copy_goes_to_its_source_whatever_is_preferred_and_nowhere_else() {
+    let mut elsewhere = copy();
+    elsewhere.requirement = Requirement {
+        requisite: Some(vec!["node-2".to_owned(), "node-1".to_owned()]),
+        preferred: vec!["node-2".to_owned()],
+    };
+    let completed = source().complete(&elsewhere).unwrap();
+    assert_eq!(
+        completed.requirement,
+        Requirement {
+            requisite: Some(vec!["node-1".to_owned()]),
+            preferred: Vec::new(),
+        }
+    );
+    elsewhere.requirement.requisite = Some(vec!["node-2".to_owned()]);
+    let error = source().complete(&elsewhere).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            super::super::Error::Placement(placement::Error::NoRoom { .. })
+        ),
+        "{error}"
+    );
+}
+
+#[test]
+fn vcs_13_what_is_not_ready_is_no_source() {
+    let snapshot = reference(SourceKind::Snapshot);
+    for unready in [wanted_snapshot(), ready_snapshot()] {
+        let error = of_snapshot(&snapshot, &unready).unwrap_err();
+        assert!(matches!(error, Error::NotReady { .. }), "{error}");
+    }
+    let volume = reference(SourceKind::Volume);
+    assert!(of_volume(&volume, &wanted_volume()).is_err());
+    assert_eq!(
+        of_volume(&volume, &ready_volume()).unwrap().size,
+        Bytes::gib(1)
+    );
+}
+
+#[test]
+fn vcs_03_what_is_to_go_is_not_there() {
+    let mut volume = ready_volume();
+    volume.spec.deletion_requested = true;
+    let reference = reference(SourceKind::Volume);
+    assert!(existing(&reference, Some(volume)).is_err());
+    assert!(existing(&reference, None::<PoolVolume>).is_err());
+}
+
+#[test]
+fn only_refusals_that_no_other_try_would_change_end_a_copy() {
+    let ends = |reason| {
+        let refusal = Refusal {
+            node: "node-1".to_owned(),
+            reason,
+            message: "the agent's words".to_owned(),
+        };
+        refused(&reference(SourceKind::Snapshot), &refusal, "fast").map(|error| error.to_string())
+    };
+    assert_eq!(
+        ends(Some(Reason::SourceMissing)).unwrap(),
+        "there is no snapshot snapshot-1"
+    );
+    let extents = ends(Some(Reason::TooManyExtents)).unwrap();
+    assert!(extents.contains("limits.maximumExtents"), "{extents}");
+    assert_eq!((ends(Some(Reason::NoSpace)), ends(None)), (None, None));
+}

@@ -1,0 +1,319 @@
+//! Kubernetes' snapshots, as its users write them.
+//!
+//! The kinds belong to the distribution, and only what the tests read of them is declared here.
+
+use cistern_crds::{Bytes, PoolSnapshot, PoolSnapshotGroup, names};
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::PersistentVolumeClaim};
+use kube::{
+    Api, CustomResource, ResourceExt as _,
+    api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, PostParams},
+    core::NamespaceResourceScope,
+};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+
+use super::{
+    Cluster, Harness, NAMESPACE, PATIENCE, TEST_LABEL, Test,
+    objects::claim_spec,
+    skipped,
+    test::{all_gone, remove_all},
+};
+use crate::eventually;
+
+/// What somebody asks to be taken.
+#[derive(CustomResource, Clone, Debug, Serialize, Deserialize)]
+#[kube(
+    group = "snapshot.storage.k8s.io",
+    version = "v1",
+    kind = "VolumeSnapshot",
+    namespaced,
+    schema = "disabled",
+    status = "SnapshotStatus"
+)]
+#[serde(rename_all = "camelCase")]
+pub struct VolumeSnapshotSpec {
+    /// The VolumeSnapshotClass.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume_snapshot_class_name: Option<String>,
+    /// What it is of.
+    pub source: SnapshotSource,
+}
+
+/// What a VolumeSnapshot is of.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SnapshotSource {
+    /// The claim.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub persistent_volume_claim_name: Option<String>,
+}
+
+/// What somebody asks to be taken together.
+#[derive(CustomResource, Clone, Debug, Serialize, Deserialize)]
+#[kube(
+    group = "groupsnapshot.storage.k8s.io",
+    version = "v1",
+    kind = "VolumeGroupSnapshot",
+    namespaced,
+    schema = "disabled",
+    status = "SnapshotStatus"
+)]
+#[serde(rename_all = "camelCase")]
+pub struct VolumeGroupSnapshotSpec {
+    /// The VolumeGroupSnapshotClass.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume_group_snapshot_class_name: Option<String>,
+    /// A selector of claims.
+    pub source: Value,
+}
+
+/// What became of a VolumeSnapshot or VolumeGroupSnapshot.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SnapshotStatus {
+    /// Whether volumes can be made from it.
+    pub ready_to_use: Option<bool>,
+    /// The least size of those volumes; of a group there is none.
+    pub restore_size: Option<Bytes>,
+    /// The moment that it shows.
+    pub creation_time: Option<String>,
+    /// What went wrong.
+    pub error: Option<SnapshotError>,
+}
+
+/// What went wrong with a snapshot.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SnapshotError {
+    /// The driver's words among others.
+    pub message: Option<String>,
+}
+
+/// What can be done alike with a VolumeSnapshot and a VolumeGroupSnapshot.
+pub trait Taken:
+    kube::Resource<DynamicType = (), Scope = NamespaceResourceScope>
+    + Clone
+    + DeserializeOwned
+    + Serialize
+    + std::fmt::Debug
+{
+    /// The status.
+    fn status(&self) -> SnapshotStatus;
+}
+
+impl Taken for VolumeSnapshot {
+    fn status(&self) -> SnapshotStatus {
+        self.status.clone().unwrap_or_default()
+    }
+}
+
+impl Taken for VolumeGroupSnapshot {
+    fn status(&self) -> SnapshotStatus {
+        self.status.clone().unwrap_or_default()
+    }
+}
+
+/// What a claim's volume is made from.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    /// A VolumeSnapshot.
+    Snapshot(&'a str),
+    /// Another claim.
+    Claim(&'a str),
+}
+
+impl Source<'_> {
+    /// As it stands in a claim.
+    pub fn reference(self) -> Value {
+        match self {
+            Self::Snapshot(name) => {
+                json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": name})
+            }
+            Self::Claim(name) => json!({"kind": "PersistentVolumeClaim", "name": name}),
+        }
+    }
+}
+
+impl Cluster {
+    /// Whether Cistern is installed with what takes snapshots; the cluster then has their kinds.
+    pub async fn takes_snapshots(&self) -> bool {
+        let deployments: Api<Deployment> = Api::namespaced(self.client(), NAMESPACE);
+        let controller = deployments.get("cistern-controller").await;
+        let template = controller.expect("Cistern is installed").spec.template;
+        let mut containers = template.spec.expect("it has one").containers.into_iter();
+        containers.any(|container| container.name == "snapshotter")
+    }
+
+    /// Whether snapshots can be tested, or a loud word about `what` is not tested.
+    pub async fn takes_snapshots_or_skip(&self, what: &str) -> bool {
+        let takes = self.takes_snapshots().await;
+        if !takes {
+            skipped(what, "Cistern is installed without csi-snapshotter");
+        }
+        takes
+    }
+}
+
+impl Test {
+    /// A VolumeSnapshotClass with these parameters.
+    pub async fn snapshot_class(&self, name: &str, parameters: Value) -> String {
+        let kind = GroupVersionKind::gvk("snapshot.storage.k8s.io", "v1", "VolumeSnapshotClass");
+        self.class_of_snapshots(&kind, name, parameters).await
+    }
+
+    /// A VolumeGroupSnapshotClass with these parameters.
+    pub async fn group_class(&self, name: &str, parameters: Value) -> String {
+        let (group, kind) = ("groupsnapshot.storage.k8s.io", "VolumeGroupSnapshotClass");
+        let kind = GroupVersionKind::gvk(group, "v1", kind);
+        self.class_of_snapshots(&kind, name, parameters).await
+    }
+
+    async fn class_of_snapshots(
+        &self,
+        kind: &GroupVersionKind,
+        name: &str,
+        parameters: Value,
+    ) -> String {
+        let name = self.own(name);
+        let kind = ApiResource::from_gvk(kind);
+        let mut class = DynamicObject::new(&name, &kind).data(json!({
+            "driver": names::DRIVER,
+            "deletionPolicy": "Delete",
+            "parameters": parameters,
+        }));
+        class
+            .labels_mut()
+            .insert(TEST_LABEL.to_owned(), self.name.clone());
+        let classes: Api<DynamicObject> = Api::all_with(self.cluster.client(), &kind);
+        let created = classes.create(&PostParams::default(), &class).await;
+        created.unwrap_or_else(|error| panic!("creating {name}: {error}"));
+        name
+    }
+
+    /// Asks for a snapshot of a claim.
+    pub async fn take(&self, name: &str, class: &str, claim: &str) -> VolumeSnapshot {
+        let source = json!({"persistentVolumeClaimName": claim});
+        let spec = json!({"volumeSnapshotClassName": class, "source": source});
+        self.object(name, spec).await
+    }
+
+    /// Asks for a snapshot of a claim and waits until it is there.
+    pub async fn snapshot(&self, name: &str, class: &str, claim: &str) -> VolumeSnapshot {
+        self.take(name, class, claim).await;
+        self.taken(name).await
+    }
+
+    /// Asks for snapshots of all claims of the test at one moment and waits until they are there.
+    pub async fn snapshot_group(&self, name: &str, class: &str) -> VolumeGroupSnapshot {
+        self.take_group(name, class).await;
+        self.taken(name).await
+    }
+
+    /// Asks for snapshots of all claims of the test at one moment.
+    pub async fn take_group(&self, name: &str, class: &str) -> VolumeGroupSnapshot {
+        let selector = json!({"matchLabels": {TEST_LABEL: self.name}});
+        let source = json!({"selector": selector});
+        let spec = json!({"volumeGroupSnapshotClassName": class, "source": source});
+        self.object(name, spec).await
+    }
+
+    /// The VolumeSnapshot of a claim in a group.
+    pub async fn member(&self, group: &VolumeGroupSnapshot, claim: &str) -> String {
+        let all = self.namespaced::<VolumeSnapshot>();
+        let all = all.list(&ListParams::default()).await;
+        let of_group = |snapshot: &VolumeSnapshot| {
+            let mut owners = snapshot.owner_references().iter();
+            owners.any(|owner| Some(&owner.uid) == group.uid().as_ref())
+        };
+        let mut members = all.expect("snapshots can be listed").into_iter();
+        let member = members.find(|snapshot| {
+            let source = &snapshot.spec.source.persistent_volume_claim_name;
+            of_group(snapshot) && source.as_deref() == Some(claim)
+        });
+        member
+            .unwrap_or_else(|| panic!("no snapshot of {claim} in the group"))
+            .name_any()
+    }
+
+    /// Waits until a snapshot or group is ready.
+    pub async fn taken<K: Taken>(&self, name: &str) -> K {
+        let api = self.namespaced::<K>();
+        let what = format!("{} {name} to be ready", K::kind(&()));
+        eventually(&what, PATIENCE, async || {
+            let taken = api.get(name).await.map_err(|error| error.to_string())?;
+            match taken.status() {
+                status if status.ready_to_use == Some(true) => Ok(taken),
+                status => Err(format!("{status:?}")),
+            }
+        })
+        .await
+    }
+
+    /// Waits until a snapshot or group says an error with all of these words, and gives it.
+    pub async fn refused<K: Taken>(&self, name: &str, says: &[&str]) -> String {
+        let api = self.namespaced::<K>();
+        let what = format!("{} {name} to say {says:?}", K::kind(&()));
+        eventually(&what, PATIENCE, async || {
+            let taken = api.get(name).await.map_err(|error| error.to_string())?;
+            let status = taken.status();
+            let message = status.error.clone().and_then(|error| error.message);
+            match message {
+                Some(message) if says.iter().all(|part| message.contains(part)) => Ok(message),
+                _ => Err(format!("{status:?}")),
+            }
+        })
+        .await
+    }
+
+    /// Claims a volume that is made from something.
+    pub async fn claim_from(
+        &self,
+        source: Source<'_>,
+        name: &str,
+        class: &str,
+        size: Bytes,
+    ) -> PersistentVolumeClaim {
+        let mut spec = claim_spec(class, size);
+        spec["dataSource"] = source.reference();
+        self.object(name, spec).await
+    }
+
+    /// Deletes the snapshots and groups of the test's namespace and waits until nothing is left of
+    /// them, in Kubernetes or in Cistern.
+    pub(super) async fn remove_snapshots(&self) {
+        remove_snapshots_of(&self.cluster, &self.namespace).await;
+        let kept = self.all::<PoolSnapshot>();
+        eventually("the test's snapshots to be gone", PATIENCE, async || {
+            let kept = kept.list(&ListParams::default()).await;
+            let mut kept = kept.map_err(|error| error.to_string())?.items;
+            kept.retain(|snapshot| snapshot.spec.pool_name.starts_with(&self.own("")));
+            if kept.is_empty() {
+                return Ok(());
+            }
+            Err(format!("{kept:#?}"))
+        })
+        .await;
+        // A group says nothing of the test that it was of. On a cluster of our own none is left.
+        if Harness::is_there() {
+            all_gone(&self.all::<PoolSnapshotGroup>(), "").await;
+        }
+    }
+}
+
+/// Deletes the snapshots and groups of a namespace.
+pub(super) async fn remove_snapshots_of(cluster: &Cluster, namespace: &str) {
+    if cluster.takes_snapshots().await {
+        // Those in a group go with it.
+        remove_all::<VolumeGroupSnapshot>(&Api::namespaced(cluster.client(), namespace), "").await;
+        remove_all::<VolumeSnapshot>(&Api::namespaced(cluster.client(), namespace), "").await;
+    }
+}
+
+/// Deletes the classes of snapshots with a label.
+pub(super) async fn remove_snapshot_classes(cluster: &Cluster, label: &str) {
+    if cluster.takes_snapshots().await {
+        let kinds = "volumesnapshotclasses,volumegroupsnapshotclasses";
+        cluster
+            .kubectl(["delete", kinds, "--selector", label])
+            .await;
+    }
+}

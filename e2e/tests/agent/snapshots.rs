@@ -1,0 +1,264 @@
+//! Snapshots: taken whole or not at all, once, and kept until their own deletion is asked for. And
+//! volumes that are made from them.
+
+mod copies;
+mod frozen;
+mod groups;
+mod life;
+mod limits;
+
+use std::path::{Path, PathBuf};
+
+use cistern_crds::{
+    Bytes, ConditionType, Consistency, ContentSource, PoolLimits, PoolSnapshot, PoolSnapshotSpec,
+    PoolSnapshotStatus, PoolVolume, Reason, SourceKind, Stored, condition, names,
+};
+use cistern_e2e::eventually;
+use kube::{
+    Api, ResourceExt as _,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+
+use crate::{Fixture, SOON, node_service::Place};
+
+impl Fixture {
+    pub(crate) fn snapshots(&self) -> Api<PoolSnapshot> {
+        Api::all(self.volumes.clone().into_client())
+    }
+
+    /// A wish for a snapshot of a volume.
+    pub(crate) fn wish_for_snapshot(&self, name: &str, of: &PoolVolume) -> PoolSnapshot {
+        let (volume, status) = (&of.spec, of.status.clone().unwrap_or_default());
+        let spec = PoolSnapshotSpec {
+            requested_name: name.to_owned(),
+            node_name: volume.node_name.clone(),
+            pool_name: volume.pool_name.clone(),
+            source_volume: of.name_any(),
+            source_image: status.image.unwrap().uid,
+            access_type: volume.access_type,
+            filesystem: volume.filesystem,
+            provisioning: volume.provisioning,
+            consistency: Consistency::Crash,
+            group_name: None,
+            deletion_requested: false,
+        };
+        let mut object = PoolSnapshot::new(&format!("{}-{name}", self.name), spec);
+        object.metadata.finalizers = Some(vec![names::FINALIZER.to_owned()]);
+        object
+    }
+
+    pub(crate) async fn create_snapshot(&self, wish: &PoolSnapshot) -> PoolSnapshot {
+        let (api, parameters) = (self.snapshots(), PostParams::default());
+        api.create(&parameters, wish).await.unwrap()
+    }
+
+    /// A snapshot that can be used.
+    pub(crate) async fn snapshot(&self, name: &str, of: &PoolVolume) -> PoolSnapshot {
+        let made = self
+            .create_snapshot(&self.wish_for_snapshot(name, of))
+            .await;
+        self.ready_snapshot(&made.name_any()).await
+    }
+
+    pub(crate) async fn ready_snapshot(&self, name: &str) -> PoolSnapshot {
+        let ready = is(ConditionType::Ready, "True", Reason::AsDesired);
+        self.snapshot_until(name, "to be ready", ready).await
+    }
+
+    /// A snapshot that is not taken, and of which nothing is there.
+    pub(crate) async fn refused_snapshot(&self, name: &str, reason: Reason) -> PoolSnapshot {
+        let refused = is(ConditionType::Admitted, "False", reason);
+        let object = self.snapshot_until(name, "to be refused", refused).await;
+        assert_eq!(object.reserved(), None);
+        let uid = object.uid().unwrap();
+        self.shell("! test -e $0/$1 && ! test -e $0/../tmp/$1", &[&uid])
+            .await;
+        object
+    }
+
+    pub(crate) async fn get_snapshot(&self, name: &str) -> PoolSnapshot {
+        self.snapshots().get(name).await.unwrap()
+    }
+
+    pub(crate) async fn snapshot_until(
+        &self,
+        name: &str,
+        what: &str,
+        expected: impl Fn(&PoolSnapshot) -> bool,
+    ) -> PoolSnapshot {
+        eventually(&format!("{name} {what}"), SOON, async || {
+            let object = self.get_snapshot(name).await;
+            if expected(&object) {
+                Ok(object)
+            } else {
+                Err(format!("{:#?}", object.status))
+            }
+        })
+        .await
+    }
+
+    pub(crate) async fn patch_snapshot(&self, name: &str, patch: Value) {
+        let (parameters, patch) = (PatchParams::default(), Patch::Merge(patch));
+        let snapshots = self.snapshots();
+        let patched = snapshots.patch(name, &parameters, &patch);
+        patched.await.unwrap();
+    }
+
+    /// Writes a part of a snapshot's status in the agent's place, while it is away.
+    pub(crate) async fn write_snapshot_status(&self, name: &str, status: Value) {
+        let patch = Patch::Merge(json!({"status": status}));
+        let (snapshots, parameters) = (self.snapshots(), PatchParams::default());
+        let written = snapshots.patch_status(name, &parameters, &patch);
+        written.await.unwrap();
+    }
+
+    /// Takes the finalizer off and deletes the object by force.
+    pub(crate) async fn forget_snapshot(&self, name: &str) {
+        self.patch_snapshot(name, json!({"metadata": {"finalizers": []}}))
+            .await;
+        let snapshots = self.snapshots();
+        // It may be gone with its finalizer.
+        let _ = snapshots.delete(name, &DeleteParams::default()).await;
+        eventually(
+            &format!("{name} to be forgotten"),
+            SOON,
+            async || match snapshots.get_opt(name).await.unwrap() {
+                None => Ok(()),
+                Some(object) => Err(format!("{:?}", object.metadata)),
+            },
+        )
+        .await;
+    }
+
+    /// Removes a snapshot as the controller does.
+    pub(crate) async fn remove_snapshot(&self, name: &str) {
+        self.patch_snapshot(name, json!({"spec": {"deletionRequested": true}}))
+            .await;
+        let object = self.get_snapshot(name).await;
+        // What was never admitted is withdrawn.
+        if object.reserved().is_some() {
+            let reclaimed = is(ConditionType::Reclaimed, "True", Reason::AsDesired);
+            let object = self
+                .snapshot_until(name, "to be reclaimed", reclaimed)
+                .await;
+            assert_eq!(object.reserved(), None);
+        }
+        let uid = object.uid().unwrap();
+        self.shell("! test -e $0/$1", &[&uid]).await;
+        self.forget_snapshot(name).await;
+    }
+
+    /// Has the agent look at a volume, by a change that asks for nothing.
+    async fn touch(&self, volume: &PoolVolume) {
+        let label = json!({"metadata": {"labels": {"looked-at": "again"}}});
+        self.patch(&volume.name_any(), label).await;
+    }
+
+    /// Removes every snapshot of the node.
+    pub(crate) async fn remove_snapshots(&self) {
+        let ours = ListParams::default().fields(&format!("spec.nodeName={}", self.name));
+        for object in self.snapshots().list(&ours).await.unwrap() {
+            self.remove_snapshot(&object.name_any()).await;
+        }
+    }
+
+    /// A volume that is not made, and of which nothing is there.
+    async fn refused_volume(&self, wish: &PoolVolume, reason: Reason) {
+        let object = self.create(wish).await;
+        let refused = is(ConditionType::Admitted, "False", reason);
+        let object = self
+            .until(&object.name_any(), "to be refused", refused)
+            .await;
+        assert_eq!(object.reserved(), None);
+        let uid = object.uid().unwrap();
+        self.shell("! test -e $0/$1 && ! test -e $0/../tmp/$1", &[&uid])
+            .await;
+        self.forget(&object.name_any()).await;
+    }
+
+    /// Gives the pool other limits, and waits until the agent goes by them.
+    async fn limit(&self, limits: PoolLimits) {
+        let mut spec = self.driver.storage_node().await.spec.pools;
+        spec[0].limits = limits;
+        self.driver.set_pools(spec).await;
+        eventually("the limits to hold", SOON, async || {
+            let node = self.driver.storage_node().await;
+            let observed = node.status.unwrap_or_default().observed_generation;
+            if observed == node.metadata.generation {
+                Ok(())
+            } else {
+                Err(format!("{observed:?}"))
+            }
+        })
+        .await;
+    }
+
+    /// A restored or cloned volume that can be used.
+    pub(crate) async fn volume_from(
+        &self,
+        name: &str,
+        size: Bytes,
+        source: &impl Stored,
+        change: impl FnOnce(&mut PoolVolume),
+    ) -> PoolVolume {
+        let mut wish = self.wish(name, size);
+        wish.spec.content_source = Some(content_source(source));
+        change(&mut wish);
+        self.made(&wish).await
+    }
+}
+
+/// That a volume is to be made from an object.
+pub(crate) fn content_source<K: Stored>(source: &K) -> ContentSource {
+    let kind = match K::kind(&()).as_ref() {
+        "PoolSnapshot" => SourceKind::Snapshot,
+        _ => SourceKind::Volume,
+    };
+    ContentSource {
+        kind,
+        name: source.meta().name.clone().unwrap(),
+        image: source.image().unwrap().uid.clone(),
+    }
+}
+
+/// Whether a condition is said so.
+pub(crate) fn is<K: Stored>(
+    kind: ConditionType,
+    status: &str,
+    reason: Reason,
+) -> impl Fn(&K) -> bool {
+    move |object| {
+        condition::find(object.conditions(), kind)
+            .is_some_and(|found| found.status == status && found.reason == reason.as_str())
+    }
+}
+
+pub(crate) fn status_of(snapshot: &PoolSnapshot) -> PoolSnapshotStatus {
+    snapshot.status.clone().unwrap_or_default()
+}
+
+/// Writes a file in a mounted volume, through to the disk.
+async fn write(node: &Fixture, place: &Path, name: &str, mib: u32) {
+    let script = "dd if=/dev/urandom of=$1 bs=1M count=$2 status=none conv=fsync";
+    let file = place.join(name);
+    node.shell(script, &[file.to_str().unwrap(), &mib.to_string()])
+        .await;
+}
+
+/// The contents of every file in a mounted volume.
+async fn sums(node: &Fixture, place: &Path) -> String {
+    let script = "cd $1 && find . -type f -print0 | sort -z | xargs -0 -r sha256sum";
+    node.shell(script, &[place.to_str().unwrap()]).await
+}
+
+/// Mounts a volume for the node, and says where.
+async fn stage(node: &Fixture, volume: &PoolVolume, at: &str) -> PathBuf {
+    let place = Place::at(node, volume, at);
+    place.stage(&[]).await.unwrap();
+    place.staging
+}
+
+async fn unstage(node: &Fixture, volume: &PoolVolume, at: &str) {
+    Place::at(node, volume, at).unstage().await.unwrap();
+}

@@ -1,0 +1,202 @@
+//! Groups: snapshots of several volumes at one moment, all or none.
+
+use cistern_crds::{
+    Bytes, ConditionType, Consistency, NodePoolStatus, PoolSnapshot, PoolSnapshotGroup,
+    PoolSnapshotGroupSpec, PoolVolume, Provisioning, Reason, Stored as _, condition, names,
+    snapshot_group::GroupMember,
+};
+use cistern_e2e::eventually;
+use kube::{
+    Api, ResourceExt as _,
+    api::{DeleteParams, Patch, PatchParams, PostParams},
+};
+use serde_json::json;
+
+use super::{stage, status_of, sums, unstage, write};
+use crate::{Fixture, SOON};
+
+impl Fixture {
+    fn groups(&self) -> Api<PoolSnapshotGroup> {
+        Api::all(self.volumes.clone().into_client())
+    }
+
+    /// Asks for a group, and for the snapshots that it consists of.
+    async fn create_group(&self, volumes: &[&PoolVolume], consistency: Consistency) -> String {
+        let name = format!("{}-group", self.name);
+        let members = volumes.iter().map(|volume| GroupMember {
+            volume: volume.name_any(),
+            snapshot: names::group_member_name(&name, &volume.name_any()),
+        });
+        let spec = PoolSnapshotGroupSpec {
+            requested_name: "group".to_owned(),
+            node_name: self.name.clone(),
+            consistency,
+            members: members.collect(),
+            deletion_requested: false,
+        };
+        let mut group = PoolSnapshotGroup::new(&name, spec);
+        group.metadata.finalizers = Some(vec![names::FINALIZER.to_owned()]);
+        self.groups()
+            .create(&PostParams::default(), &group)
+            .await
+            .unwrap();
+        for (volume, member) in volumes.iter().zip(&group.spec.members) {
+            let mut wish = self.wish_for_snapshot("member", volume);
+            wish.metadata.name = Some(member.snapshot.clone());
+            wish.spec.group_name = Some(name.clone());
+            wish.spec.consistency = consistency;
+            self.create_snapshot(&wish).await;
+        }
+        name
+    }
+
+    /// Waits until a group is answered, and gives it with its snapshots.
+    async fn answered_group(&self, name: &str) -> (PoolSnapshotGroup, Vec<PoolSnapshot>) {
+        let group = eventually("the group to be answered", SOON, async || {
+            let group = self.groups().get(name).await.unwrap();
+            let status = group.status.clone().unwrap_or_default();
+            match condition::find(&status.conditions, ConditionType::Ready) {
+                Some(ready) if ready.status != "Unknown" => Ok(group),
+                _ => Err(format!("{status:#?}")),
+            }
+        })
+        .await;
+        let mut snapshots = Vec::new();
+        for member in &group.spec.members {
+            snapshots.push(self.get_snapshot(&member.snapshot).await);
+        }
+        (group, snapshots)
+    }
+
+    async fn patch_group(&self, name: &str, patch: serde_json::Value) {
+        let (parameters, patch) = (PatchParams::default(), Patch::Merge(patch));
+        let groups = self.groups();
+        groups.patch(name, &parameters, &patch).await.unwrap();
+    }
+
+    /// Removes a group as the controller does.
+    async fn remove_group(&self, name: &str) {
+        let wish = json!({"spec": {"deletionRequested": true}});
+        self.patch_group(name, wish).await;
+        let group = self.groups().get(name).await.unwrap();
+        for member in &group.spec.members {
+            self.remove_snapshot(&member.snapshot).await;
+        }
+        self.patch_group(name, json!({"metadata": {"finalizers": []}}))
+            .await;
+        let groups = self.groups();
+        groups.delete(name, &DeleteParams::default()).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_group_shows_one_moment_and_says_so_again_whoever_died_meanwhile() {
+    let mut node = Fixture::start("agent-group").await;
+    let one = node.volume("one", Bytes::mib(64)).await;
+    let two = node.volume("two", Bytes::mib(64)).await;
+    let mounted = stage(&node, &one, "one").await;
+    let beside = stage(&node, &two, "two").await;
+    write(&node, &mounted, "data", 1).await;
+    let then = sums(&node, &mounted).await;
+    let name = node.create_group(&[&one, &two], Consistency::Crash).await;
+    let (group, snapshots) = node.answered_group(&name).await;
+    let moment = group.status.unwrap().creation_time;
+    assert!(moment.is_some());
+    for snapshot in &snapshots {
+        assert_eq!(status_of(snapshot).creation_time, moment);
+    }
+    write(&node, &mounted, "later", 1).await;
+    write(&node, &beside, "later", 1).await;
+
+    // Dead after the cut: one of the snapshots is announced, and the other and the group are not.
+    node.driver.kill_node();
+    let forgotten = json!({"size": null, "creationTime": null, "image": null, "filesystem": null,
+        "conditions": []});
+    node.write_snapshot_status(&snapshots[1].name_any(), forgotten)
+        .await;
+    let forgotten = Patch::Merge(json!({"status": {"creationTime": null, "conditions": []}}));
+    node.groups()
+        .patch_status(&name, &PatchParams::default(), &forgotten)
+        .await
+        .unwrap();
+    node.driver.start_node().await;
+    let (group, again) = node.answered_group(&name).await;
+    assert_eq!(group.status.unwrap().creation_time, moment);
+    for (before, after) in snapshots.iter().zip(&again) {
+        let (before, after) = (status_of(before), status_of(after));
+        assert_eq!(
+            (before.creation_time, before.image, before.reserved),
+            (after.creation_time, after.image, after.reserved)
+        );
+    }
+    let copy = node
+        .volume_from("copy", Bytes::mib(64), &again[0], |_| {})
+        .await;
+    let restored = stage(&node, &copy, "copy").await;
+    assert_eq!(sums(&node, &restored).await, then);
+    for (volume, at) in [(&copy, "copy"), (&one, "one"), (&two, "two")] {
+        unstage(&node, volume, at).await;
+    }
+    node.driver.fsck().await;
+    node.remove_group(&name).await;
+    node.finish().await;
+}
+
+#[tokio::test]
+async fn a_group_of_which_one_does_not_fit_is_refused_and_none_is_taken() {
+    let node = Fixture::start("agent-group-refused").await;
+    let small = node.volume("small", Bytes::mib(64)).await;
+    let large = node.block_volume("written", Bytes::mib(32)).await;
+    let script = "dd if=/dev/urandom of=$0/$1 bs=1M count=16 conv=notrunc,fsync status=none";
+    node.shell(script, &[&large.uid().unwrap()]).await;
+    let room = node.pool().await.unwrap().thick_room;
+    let mut wish = node.wish(
+        "rest",
+        room.saturating_sub(Bytes::mib(8)).round_down_to_mib(),
+    );
+    wish.spec.provisioning = Provisioning::Thick;
+    node.made(&wish).await;
+    let name = node
+        .create_group(&[&small, &large], Consistency::Crash)
+        .await;
+    let (group, snapshots) = node.answered_group(&name).await;
+    let status = group.status.unwrap();
+    assert_eq!(status.creation_time, None);
+    let ready = condition::find(&status.conditions, ConditionType::Ready).unwrap();
+    assert_eq!(
+        (ready.status.as_str(), ready.reason.as_str()),
+        ("False", "NoSpace")
+    );
+    assert!(
+        ready.message.contains(&large.name_any()),
+        "{}",
+        ready.message
+    );
+    for snapshot in snapshots {
+        assert_eq!(snapshot.reserved(), None);
+        node.refused_snapshot(&snapshot.name_any(), Reason::NoSpace)
+            .await;
+    }
+    let is_free = |pool: &NodePoolStatus| pool.snapshots == 0;
+    node.pool_until("to hold none", is_free).await;
+    node.remove_group(&name).await;
+    node.finish().await;
+}
+
+#[tokio::test]
+async fn a_group_waits_for_its_snapshots_and_is_not_taken_once_it_is_to_go() {
+    let node = Fixture::start("agent-group-waits").await;
+    let one = node.volume("one", Bytes::mib(64)).await;
+    let block = node.block_volume("block", Bytes::mib(32)).await;
+    let name = node
+        .create_group(&[&one, &block], Consistency::Filesystem)
+        .await;
+    let (group, snapshots) = node.answered_group(&name).await;
+    let status = group.status.unwrap();
+    let ready = condition::find(&status.conditions, ConditionType::Ready).unwrap();
+    // Nobody has them attached, so that both are at rest.
+    assert_eq!(ready.status, "True", "{ready:?}");
+    assert!(snapshots.iter().all(|it| it.reserved().is_some()));
+    node.remove_group(&name).await;
+    node.finish().await;
+}

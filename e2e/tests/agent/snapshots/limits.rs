@@ -1,0 +1,123 @@
+//! Who is refused, and that nothing is left of it.
+
+use cistern_crds::{
+    Bytes, FilesystemType, PoolLimits, PoolVolume, Provisioning, Reason, Stored as _,
+};
+use kube::ResourceExt as _;
+use serde_json::json;
+
+use super::{content_source, status_of};
+use crate::{Fixture, status};
+
+#[tokio::test]
+async fn a_snapshot_beyond_a_limit_is_refused_and_nothing_of_it_is_left() {
+    let node = Fixture::start("agent-snapshot-limits").await;
+    let one = node.volume("one", Bytes::mib(64)).await;
+    let block = node.block_volume("block", Bytes::mib(64)).await;
+    let ask = async |name: &str, of: &PoolVolume, reason: Reason| {
+        let wish = node.wish_for_snapshot(name, of);
+        let name = node.create_snapshot(&wish).await.name_any();
+        let refused = node.refused_snapshot(&name, reason).await;
+        // Trying again makes nothing better, and the controller withdraws it.
+        node.remove_snapshot(&name).await;
+        status_of(&refused).conditions[0].message.clone()
+    };
+    node.snapshot("first", &one).await;
+    node.limit(PoolLimits {
+        snapshots_per_volume: 1,
+        ..PoolLimits::default()
+    })
+    .await;
+    let message = ask("second", &one, Reason::SnapshotLimitReached).await;
+    assert!(message.contains("the volume has 1"), "{message}");
+    node.snapshot("other", &block).await;
+    node.limit(PoolLimits {
+        snapshots: 2,
+        ..PoolLimits::default()
+    })
+    .await;
+    let message = ask("third", &one, Reason::SnapshotLimitReached).await;
+    assert!(message.contains("the pool holds 2"), "{message}");
+
+    // 1200 pieces with a hole after each.
+    let script = "perl -e 'open F, \"+<\", $ARGV[0] or die; \
+                  for (0..1199) { sysseek F, $_ * 8192, 0; syswrite F, \"x\" x 4096 }' $0/$1 && sync $0/$1";
+    node.shell(script, &[&block.uid().unwrap()]).await;
+    node.limit(PoolLimits {
+        maximum_extents: 1000,
+        ..PoolLimits::default()
+    })
+    .await;
+    let message = ask("pieces", &block, Reason::TooManyExtents).await;
+    assert!(message.contains("1200 extents"), "{message}");
+    let mut clone = node.wish("clone", Bytes::mib(64));
+    clone.spec.content_source = Some(content_source(&block));
+    (clone.spec.access_type, clone.spec.filesystem) = (block.spec.access_type, None);
+    node.refused_volume(&clone, Reason::TooManyExtents).await;
+    // A pass over the volume counts them.
+    node.touch(&block).await;
+    let counted = |object: &PoolVolume| status(object).extents == Some(1200);
+    node.until(&block.name_any(), "to be counted", counted)
+        .await;
+    node.finish().await;
+}
+
+#[tokio::test]
+async fn what_a_snapshot_would_keep_has_to_fit_and_its_source_has_to_be_there() {
+    let mut node = Fixture::start("agent-snapshot-room").await;
+    let small = node.volume("small", Bytes::mib(64)).await;
+    let written = node.block_volume("written", Bytes::mib(32)).await;
+    let script = "dd if=/dev/urandom of=$0/$1 bs=1M count=16 conv=notrunc,fsync status=none";
+    node.shell(script, &[&written.uid().unwrap()]).await;
+    let room = node.pool().await.unwrap().thick_room;
+    let mut wish = node.wish(
+        "rest",
+        room.saturating_sub(Bytes::mib(8)).round_down_to_mib(),
+    );
+    wish.spec.provisioning = Provisioning::Thick;
+    let rest = node.made(&wish).await;
+    // Of a volume that is allocated in full, a snapshot keeps what was written.
+    let held = node.snapshot("rest", &rest).await.reserved().unwrap();
+    assert!(held < Bytes::mib(4), "{held}");
+    let full = node
+        .create_snapshot(&node.wish_for_snapshot("full", &written))
+        .await;
+    let refused = node
+        .refused_snapshot(&full.name_any(), Reason::NoSpace)
+        .await;
+    assert_eq!(status_of(&refused).creation_time, None);
+
+    // A later volume of the same name is not the source.
+    let mut wish = node.wish_for_snapshot("gone", &written);
+    wish.spec.source_image = "00000000-0000-4000-8000-000000000000".to_owned();
+    let gone = node.create_snapshot(&wish).await;
+    node.refused_snapshot(&gone.name_any(), Reason::SourceMissing)
+        .await;
+    // What was cut is not what was asked for.
+    let mut wish = node.wish_for_snapshot("odd", &small);
+    wish.spec.filesystem = Some(FilesystemType::Xfs);
+    let odd = node.create_snapshot(&wish).await;
+    node.refused_snapshot(&odd.name_any(), Reason::IdentityConflict)
+        .await;
+    let snapshot = node.snapshot("small", &small).await;
+    let mut clone = node.wish("clone", Bytes::mib(2));
+    clone.spec.content_source = Some(content_source(&snapshot));
+    node.remove_snapshot(&snapshot.name_any()).await;
+    node.refused_volume(&clone, Reason::SourceMissing).await;
+
+    // What it was thought to keep has room, and what it keeps has not.
+    node.driver.kill_node();
+    let late = node
+        .create_snapshot(&node.wish_for_snapshot("late", &written))
+        .await;
+    node.write_snapshot_status(&late.name_any(), json!({"reserved": "1Mi"}))
+        .await;
+    node.driver.start_node().await;
+    node.refused_snapshot(&late.name_any(), Reason::NoSpace)
+        .await;
+    let pool = node
+        .pool_until("to hold one", |pool| pool.snapshots == 1)
+        .await;
+    assert_eq!(pool.reserved_for_snapshots, held);
+    node.finish().await;
+}

@@ -1,0 +1,446 @@
+//! GroupController: groups of snapshots.
+
+mod agent;
+mod delete;
+
+use std::time::Duration;
+
+use cistern_crds::{PoolSnapshotGroup, Reason, names};
+use cistern_e2e::{ControlPlane, Replica};
+use cistern_proto::csi::v1::{self, group_controller_client::GroupControllerClient};
+use kube::{
+    ResourceExt as _,
+    api::{DeleteParams, PostParams},
+};
+use tonic::{Code, Request, Status, transport::Channel};
+
+use self::agent::{Agent, SECONDS, members};
+use crate::cluster::PATIENCE;
+
+type Client = GroupControllerClient<Channel>;
+
+const SHORT: Duration = Duration::from_secs(2);
+
+/// A request for a group of these volumes.
+fn wanted(name: &str, volumes: &[String]) -> v1::CreateVolumeGroupSnapshotRequest {
+    v1::CreateVolumeGroupSnapshotRequest {
+        name: name.to_owned(),
+        source_volume_ids: volumes.to_vec(),
+        ..v1::CreateVolumeGroupSnapshotRequest::default()
+    }
+}
+
+/// Calls CreateVolumeGroupSnapshot with a deadline, as the snapshotter does.
+async fn take(
+    mut client: Client,
+    request: v1::CreateVolumeGroupSnapshotRequest,
+    timeout: Duration,
+) -> Result<v1::VolumeGroupSnapshot, Status> {
+    let mut request = Request::new(request);
+    request.set_timeout(timeout);
+    let answer = client.create_volume_group_snapshot(request).await?;
+    Ok(answer.into_inner().group_snapshot.unwrap())
+}
+
+async fn get(
+    replica: &Replica,
+    group: &str,
+    snapshots: &[String],
+) -> Result<v1::VolumeGroupSnapshot, Status> {
+    let request = v1::GetVolumeGroupSnapshotRequest {
+        group_snapshot_id: group.to_owned(),
+        snapshot_ids: snapshots.to_vec(),
+        ..v1::GetVolumeGroupSnapshotRequest::default()
+    };
+    let mut client = replica.group_client().await;
+    let answer = client.get_volume_group_snapshot(request).await?;
+    Ok(answer.into_inner().group_snapshot.unwrap())
+}
+
+/// A call that waits for the agents.
+async fn asking(
+    replica: &Replica,
+    request: v1::CreateVolumeGroupSnapshotRequest,
+) -> tokio::task::JoinHandle<Result<v1::VolumeGroupSnapshot, Status>> {
+    tokio::spawn(take(replica.group_client().await, request, PATIENCE))
+}
+
+// CGS-01, CGS-09, CGS-11, CGS-17, GGS-01, GGS-05.
+#[tokio::test]
+async fn cgs_05_cgs_15_a_group_is_one_moment_and_stays_the_same_in_any_order() {
+    let control_plane = ControlPlane::shared().await;
+    let agent = Agent::new(control_plane, "group").await;
+    let replica = Replica::start(control_plane).await;
+    let mut volumes: [String; 3] = agent.volumes(&replica).await;
+    let asked = asking(&replica, wanted("group", &volumes)).await;
+    agent.take("group").await;
+    let group = asked.await.unwrap().unwrap();
+
+    assert_eq!(
+        (group.group_snapshot_id.as_str(), group.ready_to_use),
+        ("group", true)
+    );
+    assert_eq!(group.creation_time.unwrap().seconds, SECONDS);
+    let sources: Vec<&String> = group
+        .snapshots
+        .iter()
+        .map(|s| &s.source_volume_id)
+        .collect();
+    assert_eq!(sources, volumes.iter().collect::<Vec<_>>());
+    for snapshot in &group.snapshots {
+        assert_eq!(snapshot.group_snapshot_id, "group");
+        assert_eq!(snapshot.creation_time, group.creation_time);
+        assert!(snapshot.ready_to_use && snapshot.size_bytes == 1 << 30);
+        let place = crate::place(&agent.cluster.node("a"));
+        assert_eq!(snapshot.accessible_topology, [place]);
+    }
+    volumes.reverse();
+    let again = take(
+        replica.group_client().await,
+        wanted("group", &volumes),
+        PATIENCE,
+    )
+    .await;
+    assert_eq!(again.unwrap(), group);
+    let ids: Vec<String> = group
+        .snapshots
+        .iter()
+        .map(|s| s.snapshot_id.clone())
+        .collect();
+    assert_eq!(get(&replica, "group", &ids).await.unwrap(), group);
+}
+
+// CON-06, CGS-19.
+#[tokio::test]
+async fn cgs_19_many_calls_for_one_name_at_two_replicas_take_one_group() {
+    let control_plane = ControlPlane::shared().await;
+    let agent = Agent::new(control_plane, "set-crowd").await;
+    let replicas = [
+        Replica::start(control_plane).await,
+        Replica::start(control_plane).await,
+    ];
+    let volumes: [String; 2] = agent.volumes(&replicas[0]).await;
+    let mut calls = Vec::new();
+    for number in 0..16 {
+        calls.push(asking(&replicas[number % 2], wanted("set-crowd", &volumes)).await);
+    }
+    agent.take("set-crowd").await;
+    let mut taken = Vec::new();
+    for call in calls {
+        match call.await.unwrap() {
+            Ok(group) => taken.push(group),
+            Err(status) => assert_eq!(status.code(), Code::Aborted, "{status}"),
+        }
+    }
+    assert!(!taken.is_empty() && taken.iter().all(|group| *group == taken[0]));
+}
+
+#[tokio::test]
+async fn cgs_06_a_name_stands_for_the_group_that_it_was_given_to() {
+    let control_plane = ControlPlane::shared().await;
+    let agent = Agent::new(control_plane, "set-other").await;
+    let replica = Replica::start(control_plane).await;
+    let volumes: [String; 2] = agent.volumes(&replica).await;
+    let asked = asking(&replica, wanted("set-other", &volumes)).await;
+    agent.take("set-other").await;
+    asked.await.unwrap().unwrap();
+
+    let mut fewer = wanted("set-other", &volumes);
+    fewer.source_volume_ids.pop();
+    let mut unknown = wanted("set-other", &volumes);
+    unknown.source_volume_ids.push("unknown".to_owned());
+    let mut other_class = wanted("set-other", &volumes);
+    let parameter = ("consistency".to_owned(), "filesystem".to_owned());
+    other_class.parameters.extend([parameter]);
+    for other in [fewer, unknown, other_class] {
+        let answer = take(replica.group_client().await, other, PATIENCE).await;
+        assert_eq!(answer.unwrap_err().code(), Code::AlreadyExists);
+    }
+}
+
+// CGS-13, CGS-16.
+#[tokio::test]
+async fn cgs_07_cgs_14_volumes_that_are_apart_or_unknown_are_refused_before_anything_is_made() {
+    let control_plane = ControlPlane::shared().await;
+    let agent = Agent::new(control_plane, "set-apart").await;
+    let replica = Replica::start(control_plane).await;
+    agent.volume(&replica, "apart-1", "a").await;
+    agent.volume(&replica, "apart-2", "b").await;
+    let apart = ["apart-1".to_owned(), "apart-2".to_owned()];
+    let answer = take(
+        replica.group_client().await,
+        wanted("apart", &apart),
+        PATIENCE,
+    )
+    .await;
+    let status = answer.unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+    for (volume, node) in [("apart-1", "a"), ("apart-2", "b")] {
+        let place = format!("{volume} on {}", agent.cluster.node(node));
+        assert!(status.message().contains(&place), "{status}");
+    }
+    for unknown in ["unknown", "../nodes/a"] {
+        let volumes = ["apart-1".to_owned(), unknown.to_owned()];
+        let answer = take(
+            replica.group_client().await,
+            wanted("apart", &volumes),
+            PATIENCE,
+        )
+        .await;
+        assert_eq!(answer.unwrap_err().code(), Code::NotFound);
+    }
+    assert!(agent.is_gone("apart").await);
+}
+
+// CGS-13, CGS-16.
+#[tokio::test]
+async fn cgs_08_cgs_16_a_group_that_the_node_refuses_is_gone_with_all_of_it_before_the_answer() {
+    let control_plane = ControlPlane::shared().await;
+    let agent = Agent::new(control_plane, "set-refused").await;
+    let replica = Replica::start(control_plane).await;
+    let volumes: [String; 2] = agent.volumes(&replica).await;
+    for (reason, code) in [
+        (Reason::NoSpace, Code::FailedPrecondition),
+        (Reason::TooManyExtents, Code::FailedPrecondition),
+        (Reason::NotHeldStill, Code::FailedPrecondition),
+        (Reason::SourceMissing, Code::NotFound),
+    ] {
+        let asked = asking(&replica, wanted("set-refused", &volumes)).await;
+        let (group, snapshots) = agent.asked("set-refused").await;
+        let admitted = agent.admit(&snapshots[1]).await;
+        agent.take_back(&admitted, reason).await;
+        agent.refuse(&group, reason).await;
+        let status = asked.await.unwrap().unwrap_err();
+        assert_eq!(status.code(), code, "{status}");
+        assert!(status.message().contains("the agent's words"), "{status}");
+        assert!(agent.is_gone("set-refused").await);
+    }
+}
+
+#[tokio::test]
+async fn r02_a_group_that_a_killed_replica_began_is_taken_up_at_any_point() {
+    let control_plane = ControlPlane::shared().await;
+    let agent = Agent::new(control_plane, "set-killed").await;
+    let replica = Replica::start(control_plane).await;
+    let volumes: [String; 3] = agent.volumes(&replica).await;
+    for made in 0..=3 {
+        let name = format!("killed-group-{made}");
+        let begun = begin(&agent, &replica, &name, &volumes, made).await;
+        let asked = asking(&replica, wanted(&name, &volumes)).await;
+        let taken = agent.take(&name).await;
+        let group = asked.await.unwrap().unwrap();
+        assert_eq!(taken.uid(), begun.uid());
+        assert_eq!(group.snapshots.len(), volumes.len());
+    }
+}
+
+/// Leaves a group as a controller does that dies when it has asked for so many of its snapshots.
+async fn begin(
+    agent: &Agent,
+    replica: &Replica,
+    name: &str,
+    volumes: &[String],
+    made: usize,
+) -> PoolSnapshotGroup {
+    let client = replica.group_client().await;
+    let status = take(client, wanted(name, volumes), SHORT)
+        .await
+        .unwrap_err();
+    assert_eq!(status.code(), Code::Aborted, "{status}");
+    let (group, snapshots) = agent.asked(name).await;
+    for snapshot in &snapshots[made..] {
+        let name = snapshot.name_any();
+        let none = serde_json::json!({"metadata": {"finalizers": null}});
+        let none = kube::api::Patch::Merge(none);
+        let parameters = kube::api::PatchParams::default();
+        agent
+            .snapshots
+            .patch(&name, &parameters, &none)
+            .await
+            .unwrap();
+        let parameters = DeleteParams::default();
+        agent.snapshots.delete(&name, &parameters).await.unwrap();
+    }
+    group
+}
+
+#[tokio::test]
+async fn cgs_14_a_volume_that_went_while_the_group_was_made_ends_it_and_nothing_is_left() {
+    let control_plane = ControlPlane::shared().await;
+    let agent = Agent::new(control_plane, "set-lost").await;
+    let replica = Replica::start(control_plane).await;
+    let volumes: [String; 2] = agent.volumes(&replica).await;
+    begin(&agent, &replica, "set-lost", &volumes, 1).await;
+    let removal = {
+        let (client, id) = (replica.client().await, volumes[1].clone());
+        tokio::spawn(async move { crate::delete(client, &id, PATIENCE).await })
+    };
+    let unwanted = agent.cluster.unwanted(&volumes[1]).await;
+    agent.cluster.reclaim(&unwanted).await;
+    removal.await.unwrap().unwrap();
+    let client = replica.group_client().await;
+    let status = take(client, wanted("set-lost", &volumes), PATIENCE).await;
+    assert_eq!(status.unwrap_err().code(), Code::NotFound);
+    assert!(agent.is_gone("set-lost").await);
+}
+
+#[tokio::test]
+async fn a_group_whose_agent_is_gone_is_withdrawn() {
+    let control_plane = ControlPlane::shared().await;
+    let agent = Agent::new(control_plane, "set-silent").await;
+    let replica = Replica::start(control_plane).await;
+    let volumes: [String; 2] = agent.volumes(&replica).await;
+    let asked = asking(&replica, wanted("set-silent", &volumes)).await;
+    agent.asked("set-silent").await;
+    agent.cluster.silence("a").await;
+    let status = asked.await.unwrap().unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+    assert!(status.message().contains("does not report"), "{status}");
+    assert!(agent.is_gone("set-silent").await);
+}
+
+#[tokio::test]
+async fn a_group_that_an_agent_has_begun_is_waited_for_whatever_it_says() {
+    let control_plane = ControlPlane::shared().await;
+    let agent = Agent::new(control_plane, "set-begun").await;
+    let replica = Replica::start(control_plane).await;
+    let volumes: [String; 2] = agent.volumes(&replica).await;
+    let asked = asking(&replica, wanted("set-begun", &volumes)).await;
+    let (begun, snapshots) = agent.asked("set-begun").await;
+    agent.admit(&snapshots[0]).await;
+    agent.refuse(&begun, Reason::PoolNotReady).await;
+    agent.cluster.silence("a").await;
+    asked.abort();
+    let what = "the controller to see that the agent is gone";
+    cistern_e2e::eventually(what, PATIENCE, async || {
+        let client = replica.group_client().await;
+        let status = take(client, wanted("set-begun", &volumes), SHORT).await;
+        let status = status.unwrap_err();
+        assert_eq!(status.code(), Code::Aborted, "{status}");
+        let sees = status.message().contains("to go on: the agent's words");
+        sees.then_some(()).ok_or_else(|| status.to_string())
+    })
+    .await;
+    agent.cluster.wake("a").await;
+    let asked = asking(&replica, wanted("set-begun", &volumes)).await;
+    let taken = agent.take("set-begun").await;
+    asked.await.unwrap().unwrap();
+    assert_eq!(taken.uid(), begun.uid());
+}
+
+#[tokio::test]
+async fn r03_a_group_that_is_taken_and_withdrawn_at_the_same_moment_is_only_one_of_both() {
+    let control_plane = ControlPlane::shared().await;
+    let agent = Agent::new(control_plane, "set-race").await;
+    let replica = Replica::start(control_plane).await;
+    let volumes: [String; 2] = agent.volumes(&replica).await;
+    let mut taken = 0;
+    for round in 0..16 {
+        let name = format!("race-{round}");
+        let asked = asking(&replica, wanted(&name, &volumes)).await;
+        let (group, snapshots) = agent.asked(&name).await;
+        for snapshot in &snapshots {
+            agent.cut(snapshot).await;
+        }
+        let group = agent.refuse(&group, Reason::NoSpace).await;
+        // The gap changes with the rounds, so that each is first now and then.
+        tokio::time::sleep(Duration::from_millis(round / 4)).await;
+        if agent.finish(&group).await.is_ok() {
+            taken += 1;
+            let answer = asked.await.unwrap().unwrap();
+            assert!(answer.ready_to_use && answer.snapshots.len() == 2);
+        } else {
+            let status = asked.await.unwrap().unwrap_err();
+            assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+            assert!(agent.groups.get_opt(&name).await.unwrap().is_none());
+        }
+    }
+    eprintln!("the agent was first in {taken} of 16 rounds");
+}
+
+#[tokio::test]
+async fn a_name_whose_old_group_is_still_going_is_taken_anew_when_that_is_gone() {
+    let control_plane = ControlPlane::shared().await;
+    let agent = Agent::new(control_plane, "set-again").await;
+    let replica = Replica::start(control_plane).await;
+    let volumes: [String; 2] = agent.volumes(&replica).await;
+    let asked = asking(&replica, wanted("set-again", &volumes)).await;
+    let old = agent.take("set-again").await;
+    asked.await.unwrap().unwrap();
+    let wish = serde_json::json!({"spec": {"deletionRequested": true}});
+    let wish = kube::api::Patch::Merge(wish);
+    let parameters = kube::api::PatchParams::default();
+    agent
+        .groups
+        .patch("set-again", &parameters, &wish)
+        .await
+        .unwrap();
+
+    let asked = asking(&replica, wanted("set-again", &volumes)).await;
+    for snapshot in members(&old) {
+        agent.reclaim(&snapshot).await;
+    }
+    let new = agent.take("set-again").await;
+    asked.await.unwrap().unwrap();
+    assert_ne!(new.uid(), old.uid());
+}
+
+// GGS-02, GGS-03.
+#[tokio::test]
+async fn ggs_04_ggs_06_ggs_07_a_group_is_read_by_its_id_and_its_snapshots() {
+    let control_plane = ControlPlane::shared().await;
+    let agent = Agent::new(control_plane, "set-read").await;
+    let replica = Replica::start(control_plane).await;
+    let volumes: [String; 2] = agent.volumes(&replica).await;
+    for unknown in ["unknown", "../nodes/a"] {
+        let answer = get(&replica, unknown, &[]).await;
+        assert_eq!(answer.unwrap_err().code(), Code::NotFound);
+    }
+    let asked = asking(&replica, wanted("set-read", &volumes)).await;
+    let (group, _) = agent.asked("set-read").await;
+    let ids = members(&group);
+    let untaken = get(&replica, "set-read", &ids).await;
+    assert_eq!(untaken.unwrap_err().code(), Code::NotFound);
+    agent.take("set-read").await;
+    asked.await.unwrap().unwrap();
+    let foreign = [ids[0].clone(), "snap-foreign".to_owned()];
+    for mismatch in [&[][..], &ids[..1], &foreign] {
+        let answer = get(&replica, "set-read", mismatch).await;
+        assert_eq!(answer.unwrap_err().code(), Code::InvalidArgument);
+    }
+    let missing = get(&replica, "", &ids).await;
+    assert_eq!(missing.unwrap_err().code(), Code::InvalidArgument);
+
+    // One of its snapshots is damaged: the answer is current.
+    let damaged = agent.snapshots.get(&ids[0]).await.unwrap();
+    agent.damage(&damaged).await;
+    let group = get(&replica, "set-read", &ids).await.unwrap();
+    assert!(!group.ready_to_use && group.snapshots[1].ready_to_use);
+}
+
+#[tokio::test]
+async fn an_object_that_somebody_made_by_hand_is_not_taken_for_a_group_of_ours() {
+    let control_plane = ControlPlane::shared().await;
+    let agent = Agent::new(control_plane, "set-hand").await;
+    let replica = Replica::start(control_plane).await;
+    let volumes: [String; 1] = agent.volumes(&replica).await;
+    let mut object = PoolSnapshotGroup::new(
+        "set-hand",
+        cistern_crds::PoolSnapshotGroupSpec {
+            requested_name: "another".to_owned(),
+            node_name: agent.cluster.node("a"),
+            consistency: cistern_crds::Consistency::Crash,
+            members: vec![cistern_crds::snapshot_group::GroupMember {
+                volume: volumes[0].clone(),
+                snapshot: names::group_member_name("set-hand", &volumes[0]),
+            }],
+            deletion_requested: false,
+        },
+    );
+    object.metadata.finalizers = Some(vec![names::FINALIZER.to_owned()]);
+    let parameters = PostParams::default();
+    agent.groups.create(&parameters, &object).await.unwrap();
+    let client = replica.group_client().await;
+    let answer = take(client, wanted("set-hand", &volumes), PATIENCE).await;
+    assert_eq!(answer.unwrap_err().code(), Code::AlreadyExists);
+}
