@@ -43,6 +43,9 @@ names! {
     ConditionType {
         /// The summary of every kind: the object is what its spec asks for and can be used.
         Ready,
+        /// PoolVolume, StoragePool, StorageNode, and a pool on a node: nothing is known to be wrong
+        /// with it. `Unknown` where nobody can tell.
+        Healthy,
         /// PoolVolume, PoolSnapshot: the node's ledger holds its bytes.
         Admitted,
         /// PoolVolume: the growth that was asked for last is done, down to its filesystem.
@@ -139,6 +142,37 @@ names! {
         Retiring,
         /// Volumes or images remain, so the pool stays.
         VolumesRemain,
+
+        // Health. Of a volume:
+        /// The image was removed while the volume is in use: what is in it goes when its last user
+        /// ends.
+        ImageDeleted,
+        /// The image is smaller than the volume.
+        ImageTooSmall,
+        /// The volume's loop device is gone, or bound to something else.
+        DeviceMissing,
+        /// The volume's loop device takes no writes, and should.
+        DeviceReadOnly,
+        /// The volume is not mounted where it is staged.
+        MountMissing,
+        /// The volume's filesystem was remounted read-only.
+        MountReadOnly,
+        // Of a volume or a pool:
+        /// The filesystem has counted errors.
+        FilesystemErrors,
+        /// The filesystem has shut itself down after an error, until it is mounted anew.
+        FilesystemShutDown,
+        // Of a pool:
+        /// What was written to the pool could not be read back.
+        ProbeFailed,
+        /// The pool's disk does not answer.
+        ProbeTimedOut,
+        /// The block device under the pool has counted errors.
+        DeviceErrors,
+        /// The pool's filesystem is nearly full.
+        NearlyFull,
+        /// Something that this version has no name for; the message tells.
+        OtherProblem,
 
         // Nodes and pools, seen from the operator.
         /// kubelet has not registered the driver on the node.

@@ -9,6 +9,7 @@
 )]
 
 pub mod condition;
+pub mod health;
 pub mod mkfs_options;
 pub mod names;
 pub mod node;
@@ -23,6 +24,7 @@ pub mod time;
 pub mod volume;
 
 pub use condition::{Condition, ConditionStatus, ConditionType, Reason};
+pub use health::{Drift, Orphan, PoolProblem, PoolSeverity, VolumeProblem, VolumeSeverity};
 pub use mkfs_options::MkfsOptions;
 pub use node::{NodePool, NodePoolStatus, StorageNode, StorageNodeSpec, StorageNodeStatus};
 pub use parameters::{FilesystemType, Parameters, Provisioning};

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     condition::{self, Condition, ConditionType},
+    health::{self, Drift, Orphan, PoolProblem, PoolSeverity},
     parameters::Provisioning,
     pool::{PoolLimits, PoolSource},
     size::Bytes,
@@ -26,6 +27,7 @@ use crate::{
     derive = "PartialEq",
     doc = "The pools that one node carries. Written by Cistern, never by hand.",
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
+    printcolumn = r#"{"name":"Healthy","type":"string","jsonPath":".status.conditions[?(@.type==\"Healthy\")].status"}"#,
     printcolumn = r#"{"name":"Pools","type":"string","jsonPath":".status.poolsSummary","description":"Each pool, and the room in it for thin volumes"}"#,
     printcolumn = r#"{"name":"Registered","type":"string","jsonPath":".status.conditions[?(@.type==\"TopologyRegistered\")].status"}"#,
     printcolumn = r#"{"name":"Agent","type":"string","jsonPath":".status.conditions[?(@.type==\"AgentReporting\")].status"}"#,
@@ -62,6 +64,9 @@ pub struct NodePool {
     /// As in the StoragePool.
     #[serde(default)]
     pub limits: PoolLimits,
+    /// As in the StoragePool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reclaim_orphans_after_hours: Option<u32>,
     /// The pool no longer belongs to this node: it takes no new volumes and goes when it is empty.
     #[serde(default)]
     pub retiring: bool,
@@ -83,7 +88,13 @@ pub struct StorageNodeStatus {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 8192))]
     pub pools_summary: String,
-    /// `Ready`, `TopologyRegistered`, `AgentReporting`, `DeletionHeld`: written by the operator.
+    /// Written by the agent of the node: what on it does not belong together, the first of it. What
+    /// is wrong with a volume stands in that volume.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "health::drift_schema")]
+    pub drift: Vec<Drift>,
+    /// `Ready`, `Healthy`, `TopologyRegistered`, `AgentReporting`, `DeletionHeld`: written by the
+    /// operator.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "condition::list_schema")]
     pub conditions: Vec<Condition>,
@@ -134,7 +145,16 @@ pub struct NodePoolStatus {
     /// Bytes that the ledger holds for snapshots: part of `reserved`.
     #[serde(default)]
     pub reserved_for_snapshots: Bytes,
-    /// `Ready` of this pool on this node.
+    /// What is wrong with the pool on this node. Empty where nothing is known to be.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "health::problems_schema::<PoolSeverity>")]
+    pub problems: Vec<PoolProblem>,
+    /// Images that no custom resource claims, the first of them by name. They are kept, and take
+    /// their room.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "health::orphans_schema")]
+    pub orphans: Vec<Orphan>,
+    /// `Ready` and `Healthy` of this pool on this node.
     #[serde(default)]
     #[schemars(schema_with = "condition::list_schema")]
     pub conditions: Vec<Condition>,

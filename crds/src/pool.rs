@@ -23,6 +23,7 @@ use crate::{
     doc = "A pool of storage, declared over the disks of a set of nodes.",
     validation = Rule::new("size(self.metadata.name) <= 63").message("a pool's name has at most 63 characters"),
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
+    printcolumn = r#"{"name":"Healthy","type":"string","jsonPath":".status.conditions[?(@.type==\"Healthy\")].status"}"#,
     printcolumn = r#"{"name":"Nodes","type":"string","jsonPath":".status.nodesSummary"}"#,
     printcolumn = r#"{"name":"Usable","type":"string","jsonPath":".status.usable"}"#,
     printcolumn = r#"{"name":"Reserved","type":"string","jsonPath":".status.reserved"}"#,
@@ -57,6 +58,13 @@ pub struct StoragePoolSpec {
     /// Limits on each node.
     #[serde(default)]
     pub limits: PoolLimits,
+
+    /// Opts in to what is done with images that no custom resource claims: after this many hours an
+    /// image that says itself what it was goes to a trash folder of the pool, and from there for good
+    /// after as many hours again. Without it they are kept for ever.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 87_600))]
+    pub reclaim_orphans_after_hours: Option<u32>,
 }
 
 /// Where a pool's space comes from: exactly one of these.
@@ -163,7 +171,7 @@ pub struct StoragePoolStatus {
     /// Space that the ledgers hold for snapshots on all nodes together: part of `reserved`.
     #[serde(default)]
     pub reserved_for_snapshots: Bytes,
-    /// `Ready`, `DeletionHeld`.
+    /// `Ready`, `Healthy`, `DeletionHeld`.
     #[serde(default)]
     #[schemars(schema_with = "condition::list_schema")]
     pub conditions: Vec<Condition>,

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     condition::{self, Condition, ConditionStatus, ConditionType, Reason},
+    health::{self, VolumeProblem, VolumeSeverity},
     parameters::{FilesystemType, Provisioning},
     size::Bytes,
 };
@@ -26,6 +27,7 @@ use crate::{
     selectable = ".spec.nodeName",
     validation = Rule::new("quantity(self.spec.size).compareTo(quantity(oldSelf.spec.size)) >= 0 || has(self.status) && has(self.status.reserved) && quantity(self.spec.size).compareTo(quantity(self.status.reserved)) >= 0").message("a volume cannot be made smaller than what was promised to it (status.reserved)"),
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
+    printcolumn = r#"{"name":"Healthy","type":"string","jsonPath":".status.conditions[?(@.type==\"Healthy\")].status"}"#,
     printcolumn = r#"{"name":"Pool","type":"string","jsonPath":".spec.poolName"}"#,
     printcolumn = r#"{"name":"Node","type":"string","jsonPath":".spec.nodeName"}"#,
     printcolumn = r#"{"name":"Size","type":"string","jsonPath":".status.size"}"#,
@@ -243,7 +245,11 @@ pub struct PoolVolumeStatus {
     /// In how many pieces the image lies in the pool, about: what a snapshot of it costs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extents: Option<u64>,
-    /// `Ready`, `Admitted`, `Expanded`, `Reclaimed`, `DeletionHeld`.
+    /// What is wrong with the volume, as its node sees it. Empty where nothing is known to be.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "health::problems_schema::<VolumeSeverity>")]
+    pub problems: Vec<VolumeProblem>,
+    /// `Ready`, `Healthy`, `Admitted`, `Expanded`, `Reclaimed`, `DeletionHeld`.
     #[serde(default)]
     #[schemars(schema_with = "condition::list_schema")]
     pub conditions: Vec<Condition>,

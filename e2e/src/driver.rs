@@ -122,6 +122,7 @@ impl Driver {
             overcommit_percent: 100,
             reserved_percent: 5,
             limits: PoolLimits::default(),
+            reclaim_orphans_after_hours: None,
             retiring: false,
         };
         let mut pools = self.storage_node().await.spec.pools;

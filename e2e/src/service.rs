@@ -87,6 +87,18 @@ impl Service {
         get(self.http, path).await
     }
 
+    /// Waits until its metrics hold a line like this: they are counted from what its watches show,
+    /// which is later than what the API server says.
+    pub async fn shows(&self, metric: &str) {
+        let what = format!("{} to show {metric}", self.name);
+        eventually(&what, START, async || match self.get("/metrics").await {
+            Ok(metrics) if metrics.lines().any(|line| line == metric) => Ok(()),
+            Ok(metrics) => Err(metrics),
+            Err(error) => Err(error.to_string()),
+        })
+        .await;
+    }
+
     async fn wait_until_ready(&mut self) {
         let what = format!("{} to be ready", self.name);
         eventually(&what, START, async || {

@@ -294,6 +294,7 @@ fn entry_for(
         overcommit_percent: pool.spec.overcommit_percent,
         reserved_percent: pool.spec.reserved_percent,
         limits: pool.spec.limits.clone(),
+        reclaim_orphans_after_hours: pool.spec.reclaim_orphans_after_hours,
         retiring: false,
     };
     let no_labels = BTreeMap::new();

@@ -47,6 +47,7 @@ pub(crate) fn pool(name: &str, labels: &[(&str, &str)]) -> StoragePool {
             overcommit_percent: 100,
             reserved_percent: 5,
             limits: PoolLimits::default(),
+            reclaim_orphans_after_hours: None,
         },
         status: None,
     }
@@ -122,6 +123,7 @@ impl StorageNodeBuilder {
             overcommit_percent: 100,
             reserved_percent: 5,
             limits: PoolLimits::default(),
+            reclaim_orphans_after_hours: None,
             retiring: false,
         });
         self

@@ -137,6 +137,7 @@ impl Agent {
                 observed_generation: news.observed_generation,
                 pools: news.pools.clone(),
                 pools_summary: news.summary.clone(),
+                drift: Vec::new(),
                 // The operator's.
                 conditions: Vec::new(),
             };

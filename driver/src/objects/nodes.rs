@@ -165,6 +165,7 @@ pub(crate) mod tests {
             overcommit_percent: 100,
             reserved_percent: 5,
             limits: PoolLimits::default(),
+            reclaim_orphans_after_hours: None,
             retiring: false,
         });
         let mut pool = NodePoolStatus {

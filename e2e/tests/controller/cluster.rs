@@ -58,6 +58,7 @@ impl Cluster {
                 overcommit_percent: 100,
                 reserved_percent: 5,
                 limits: PoolLimits::default(),
+                reclaim_orphans_after_hours: None,
                 retiring: false,
             });
             this.nodes

@@ -62,6 +62,7 @@ fn clean() -> View {
                 overcommit_percent: 100,
                 reserved_percent: 5,
                 limits: PoolLimits::default(),
+                reclaim_orphans_after_hours: None,
                 retiring: false,
             }],
             ..StorageNodeSpec::default()
