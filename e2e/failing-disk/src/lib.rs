@@ -1,0 +1,144 @@
+//! A disk of the tests that fails on demand: one file, served through FUSE by the program of this
+//! crate, that a loop device is bound to.
+//!
+//! ```text
+//! <folder>/disk             what the disk holds: sparse, on a filesystem that is well
+//! <folder>/disk.mode        how it behaves: see Mode
+//! <folder>/mount/disk       the disk
+//! ```
+//!
+//! *Invariant:* nothing hangs for longer than the program runs. When it ends, however it does, the
+//! kernel aborts its connection, as by `/sys/fs/fuse/connections/<minor>/abort` (which needs fusectl
+//! to be mounted): whoever waits for the disk gets an error, and all can be unmounted.
+
+use std::{
+    env, fmt, fs,
+    io::{self, BufRead as _, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    str::FromStr,
+};
+
+use rustix::mount::{UnmountFlags, unmount};
+
+/// Name of the one file that is served.
+pub const NAME: &str = "disk";
+/// What the program prints once the disk is there.
+pub const MOUNTED: &str = "mounted";
+
+/// How the disk behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// It is well.
+    Ok,
+    /// Everything fails with `EIO`.
+    Eio,
+    /// Writing fails with `EIO`; what was written before can be read.
+    EioWrite,
+    /// Nothing is answered until the mode is another.
+    Hang,
+}
+
+/// A word that is no mode.
+#[derive(Debug)]
+pub struct UnknownMode;
+
+impl FromStr for Mode {
+    type Err = UnknownMode;
+
+    fn from_str(word: &str) -> Result<Self, UnknownMode> {
+        match word {
+            "ok" => Ok(Self::Ok),
+            "eio" => Ok(Self::Eio),
+            "eio-write" => Ok(Self::EioWrite),
+            "hang" => Ok(Self::Hang),
+            _ => Err(UnknownMode),
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ok => "ok",
+            Self::Eio => "eio",
+            Self::EioWrite => "eio-write",
+            Self::Hang => "hang",
+        })
+    }
+}
+
+/// The file that says how the disk over a file behaves. Where there is none, it is well.
+pub fn control_file(backing: &Path) -> PathBuf {
+    let mut path = backing.as_os_str().to_owned();
+    path.push(".mode");
+    path.into()
+}
+
+/// Where cargo has put the program: beside the test that runs.
+pub fn program() -> io::Result<PathBuf> {
+    let test = env::current_exe()?;
+    let found = test
+        .ancestors()
+        .map(|folder| folder.join("failing-disk"))
+        .find(|path| path.is_file());
+    found.ok_or_else(|| {
+        let how = "failing-disk is not built: run cargo build --package failing-disk";
+        io::Error::new(io::ErrorKind::NotFound, how)
+    })
+}
+
+/// A disk of a test. It ends with this value.
+#[derive(Debug)]
+pub struct FailingDisk {
+    server: Child,
+    folder: PathBuf,
+}
+
+impl FailingDisk {
+    /// Starts the program, as `command` has it be started (in a mount namespace, say), and returns
+    /// when the disk is there. The folder exists; what a disk held there before, it holds again.
+    pub fn start(mut command: Command, folder: &Path, size: u64) -> io::Result<Self> {
+        let mount_point = folder.join("mount");
+        fs::create_dir_all(&mount_point)?;
+        command
+            .args([&mount_point, &folder.join(NAME)])
+            .arg(size.to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        let mut disk = Self {
+            server: command.spawn()?,
+            folder: folder.to_owned(),
+        };
+        let mut line = String::new();
+        if let Some(output) = disk.server.stdout.take() {
+            // It ends at once when it cannot mount, and then there is no line.
+            BufReader::new(output).read_line(&mut line)?;
+        }
+        if line.trim_end() == MOUNTED {
+            Ok(disk)
+        } else {
+            Err(io::Error::other("failing-disk did not mount the disk"))
+        }
+    }
+
+    /// The file that a loop device is to be bound to.
+    pub fn path(&self) -> PathBuf {
+        self.folder.join("mount").join(NAME)
+    }
+
+    /// Sets how the disk behaves, from its next request on.
+    pub fn set(&self, mode: Mode) -> io::Result<()> {
+        fs::write(control_file(&self.folder.join(NAME)), format!("{mode}\n"))
+    }
+}
+
+impl Drop for FailingDisk {
+    fn drop(&mut self) {
+        // An error means that it has ended already.
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+        // Of another namespace, it goes with that.
+        let _ = unmount(self.folder.join("mount"), UnmountFlags::DETACH);
+    }
+}
