@@ -71,6 +71,7 @@ async fn look(agent: &Arc<Agent>, retries: &Retries<String>) -> Duration {
     let status = agent.report.last().unwrap_or(observed);
     let names: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
     agent.pools.retain(&names);
+    agent.health.retain_pools(&names);
     let mut all = agent.desired.by_pool();
     let looks: Vec<_> = pools
         .iter()

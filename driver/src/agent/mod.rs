@@ -12,6 +12,7 @@ pub mod blocking;
 pub mod damage;
 pub mod desired;
 pub mod filesystems;
+pub mod health;
 pub mod image;
 pub mod lanes;
 pub mod ledger;
@@ -46,6 +47,7 @@ use self::{
     damage::Damage,
     desired::{Desired, Holdings, Watches, readable},
     filesystems::{Filesystems, Seen},
+    health::Health,
     lanes::Lanes,
     ledger::{Holder, Promise, Refusal},
     pools::{PoolLook, Pools},
@@ -74,6 +76,8 @@ pub struct Agent {
     pub root: Root,
     /// Filesystems that are not mounted because they are damaged.
     pub damage: Damage,
+    /// What is wrong with pools and volumes.
+    pub health: Health,
     nodes: Api<StorageNode>,
     volumes: Work<PoolVolume>,
     snapshots: Work<PoolSnapshot>,
@@ -133,6 +137,7 @@ impl Parts {
             locks: VolumeLocks::default(),
             root,
             damage: Damage::default(),
+            health: Health::default(),
             nodes: Api::all(client.clone()),
             volumes,
             snapshots,

@@ -57,6 +57,7 @@ impl Kind for PoolVolume {
     fn gone(agent: &Agent, name: &str) {
         agent.damage.forget(name);
         agent.filesystems.forget(name);
+        agent.health.forget_volume(name);
     }
 }
 
