@@ -1,6 +1,6 @@
 //! What a user of Cistern writes, made for a test.
 
-use cistern_crds::{Bytes, PoolVolume, StoragePool, names};
+use cistern_crds::{Bytes, PoolVolume, StorageNode, StoragePool, names};
 use k8s_openapi::api::{
     core::v1::{Event, Node, PersistentVolumeClaim, Pod},
     storage::v1::StorageClass,
@@ -65,6 +65,22 @@ impl Test {
             }
         })
         .await
+    }
+
+    /// Waits until the node says that its ledger holds this much for the pool. It says so later than
+    /// the volumes do.
+    pub async fn ledger_holds(&self, node: &str, pool: &str, sum: Bytes) {
+        let nodes: Api<StorageNode> = self.all();
+        let what = format!("the ledger of {node} to hold {sum} for {pool}");
+        eventually(&what, PATIENCE, async || {
+            let node = nodes.get(node).await.map_err(|error| error.to_string())?;
+            let pools = node.status.unwrap_or_default().pools;
+            match pools.into_iter().find(|on_node| on_node.name == pool) {
+                Some(on_node) if on_node.reserved == sum => Ok(()),
+                other => Err(format!("{:?}", other.map(|on_node| on_node.reserved))),
+            }
+        })
+        .await;
     }
 
     /// Lets the pool's selector match the node.
@@ -242,7 +258,8 @@ impl Test {
         .await;
     }
 
-    /// Waits for an event about an object that says all of these things, and gives its message.
+    /// Waits for an event about an object that says all of these things, and gives it: its reason and
+    /// its message.
     pub async fn event(&self, kind: &str, object: &str, says: &[&str]) -> String {
         // Events about objects without a namespace are kept in the namespace `default`.
         let events: Api<Event> = Api::all(self.cluster.client());
@@ -253,12 +270,16 @@ impl Test {
                 .list(&ListParams::default().fields(&about))
                 .await
                 .map_err(|error| error.to_string())?;
-            let messages: Vec<String> =
-                list.into_iter().filter_map(|event| event.message).collect();
-            let fits = |message: &&String| says.iter().all(|part| message.contains(part));
-            match messages.iter().find(fits) {
-                Some(message) => Ok(message.clone()),
-                None => Err(format!("{messages:#?}")),
+            let text = |event: Event| {
+                let (reason, message) = (event.reason, event.message);
+                let text = [reason.unwrap_or_default(), message.unwrap_or_default()];
+                text.join(": ")
+            };
+            let events: Vec<String> = list.into_iter().map(text).collect();
+            let fits = |event: &&String| says.iter().all(|part| event.contains(part));
+            match events.iter().find(fits) {
+                Some(event) => Ok(event.clone()),
+                None => Err(format!("{events:#?}")),
             }
         })
         .await

@@ -1,6 +1,6 @@
 //! Claims that do not fit, and claims that fit later.
 
-use cistern_crds::{Bytes, PoolVolume, StorageNode, StoragePool};
+use cistern_crds::{Bytes, PoolVolume, StoragePool};
 use cistern_e2e::{
     Test,
     cluster::{PATIENCE, objects::Binding::WaitForFirstConsumer},
@@ -106,31 +106,21 @@ async fn wait_for_bound(test: &Test, count: usize) {
 }
 
 async fn ledger_is_the_sum(test: &Test, pool: &str, node: &str, sum: Bytes) {
-    let volumes = test
-        .all::<PoolVolume>()
-        .list(&ListParams::default())
-        .await
-        .unwrap();
-    let reserved = volumes
-        .iter()
-        .filter(|volume| volume.spec.pool_name == pool);
-    let reserved: Bytes = reserved
-        .filter_map(|volume| volume.status.as_ref()?.reserved)
-        .sum();
-    assert_eq!(reserved, sum, "of the volumes");
-    let status = test
-        .all::<StorageNode>()
-        .get(node)
-        .await
-        .unwrap()
-        .status
-        .unwrap();
-    let ledger = status
-        .pools
-        .iter()
-        .find(|on_node| on_node.name == pool)
-        .unwrap();
-    assert_eq!(ledger.reserved, sum, "of the node");
+    let volumes = test.all::<PoolVolume>();
+    eventually(&format!("{sum} to be reserved"), PATIENCE, async || {
+        let list = volumes.list(&ListParams::default()).await;
+        let list = list.map_err(|error| error.to_string())?;
+        let of_pool = list.iter().filter(|volume| volume.spec.pool_name == pool);
+        let reserved: Bytes = of_pool
+            .filter_map(|volume| volume.status.as_ref()?.reserved)
+            .sum();
+        if reserved == sum {
+            return Ok(());
+        }
+        Err(reserved.to_string())
+    })
+    .await;
+    test.ledger_holds(node, pool, sum).await;
 }
 
 fn is_bound(claim: &PersistentVolumeClaim) -> bool {

@@ -1,6 +1,6 @@
 //! Claims that are raised: their volumes grow under running pods, or say why not.
 
-use cistern_crds::{Bytes, ConditionType, PoolVolume, StorageNode, condition};
+use cistern_crds::{Bytes, ConditionType, PoolVolume, condition};
 use cistern_e2e::{
     Test,
     cluster::{
@@ -232,12 +232,9 @@ async fn a_request_beyond_the_pool_is_refused_with_what_would_fit_and_can_be_low
             }
         })
         .await;
-        let node = &taken_back.spec.node_name;
-        let node = test.all::<StorageNode>().get(node).await.unwrap();
-        let pool = &taken_back.spec.pool_name;
-        let mut pools = node.status.unwrap().pools.into_iter();
-        let ledger = pools.find(|found| found.name == *pool).unwrap();
-        assert_eq!(ledger.reserved, FROM);
+        let spec = taken_back.spec;
+        test.ledger_holds(&spec.node_name, &spec.pool_name, FROM)
+            .await;
         test.writes_go_on("writer").await;
 
         request(test, largest).await;

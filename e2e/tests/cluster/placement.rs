@@ -1,6 +1,6 @@
 //! Pods land where their pool has room.
 
-use cistern_crds::{Bytes, StorageNode, names};
+use cistern_crds::{Bytes, names};
 use cistern_e2e::{
     Test,
     cluster::objects::Binding::{Immediate, WaitForFirstConsumer},
@@ -72,14 +72,8 @@ async fn two_pools_of_different_size_on_one_node_are_told_apart() {
         test.event("PersistentVolumeClaim", &small, &[&small, "1200Mi", &node])
             .await;
 
-        let nodes = test.all::<StorageNode>();
-        let status = nodes.get(&node).await.unwrap().status.unwrap();
-        let reserved = |name: &String| {
-            let pool = status.pools.iter().find(|pool| &pool.name == name);
-            pool.expect("the node carries the pool").reserved
-        };
-        assert_eq!(reserved(&large), size);
-        assert_eq!(reserved(&small), Bytes::ZERO);
+        test.ledger_holds(&node, &large, size).await;
+        test.ledger_holds(&node, &small, Bytes::ZERO).await;
     })
     .await;
 }
