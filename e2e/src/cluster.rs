@@ -26,13 +26,17 @@ use crate::{
     process::{command, output, tool, workspace},
 };
 
+pub mod agents;
 pub mod calls;
+pub mod disk;
 pub mod exec;
 pub mod harness;
+pub mod metrics;
 pub mod objects;
 pub mod snapshots;
 pub mod test;
 
+pub use disk::Disk;
 pub use harness::Harness;
 pub use test::Test;
 
@@ -115,19 +119,6 @@ impl Cluster {
                 .chain([manifests.as_os_str()]),
         )
         .await;
-    }
-
-    /// Replaces the pod of every agent, as an upgrade does, and waits until all of it runs.
-    pub async fn replace_agents(&self) {
-        self.kubectl([
-            "--namespace",
-            NAMESPACE,
-            "rollout",
-            "restart",
-            "daemonset/cistern-node",
-        ])
-        .await;
-        self.wait_until_installed().await;
     }
 
     /// Waits until every part of Cistern runs and is ready.
@@ -217,6 +208,8 @@ impl Cluster {
             let running = !self.component("node").await.is_empty();
             self.apply().await;
             if running {
+                // A test that was killed may have taken one away.
+                self.return_agents().await;
                 // The images may be new ones under the same names, and the old ones may not run.
                 self.kubectl([
                     "--namespace",

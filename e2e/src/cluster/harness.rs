@@ -1,9 +1,15 @@
 //! What happens to nodes in real life, done by the harness that made the cluster.
 
-use std::time::Duration;
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
 use super::{skipped, variable};
 use crate::process::{command, output, workspace};
+
+const DEADLINE: Duration = Duration::from_mins(5);
 
 /// The harness' own cluster.
 #[derive(Clone, Copy, Debug)]
@@ -49,9 +55,26 @@ impl Harness {
         self.node(&["exec", node, "sh", "-euc", script]).await
     }
 
-    async fn node(self, arguments: &[&str]) -> String {
-        let mut node = command(workspace().join("e2e/cluster/node"));
-        node.args(arguments);
-        output(node, Duration::from_mins(5)).await
+    /// Puts a program on the node.
+    pub async fn copy(self, node: &str, program: &Path, to: &str) {
+        let program = program.to_str().expect("our own paths are text");
+        self.node(&["copy", node, program, to]).await;
     }
+
+    /// Where this machine finds what is at a path of the node, until the node restarts.
+    pub async fn path(self, node: &str, path: &str) -> PathBuf {
+        let process = self.node(&["process", node]).await;
+        PathBuf::from(format!("/proc/{}/root{path}", process.trim()))
+    }
+
+    async fn node(self, arguments: &[&str]) -> String {
+        output(command_on_node(arguments), DEADLINE).await
+    }
+}
+
+/// A command that does something to a node.
+pub(super) fn command_on_node(arguments: &[&str]) -> Command {
+    let mut node = command(workspace().join("e2e/cluster/node"));
+    node.args(arguments);
+    node
 }

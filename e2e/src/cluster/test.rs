@@ -36,8 +36,17 @@ pub struct Test {
     pub(super) name: String,
     started: Timestamp,
     may_repeat: Mutex<BTreeSet<String>>,
-    afterwards: Mutex<Vec<(Harness, String, String)>>,
+    afterwards: Mutex<Vec<Afterwards>>,
     cordoned: Mutex<BTreeSet<String>>,
+}
+
+/// A shell script for a node when the test is over.
+struct Afterwards {
+    harness: Harness,
+    node: String,
+    script: String,
+    /// Also when the test has failed.
+    in_any_case: bool,
 }
 
 impl Test {
@@ -57,6 +66,7 @@ impl Test {
         test.uncordon_all().await;
         if let Err(panic) = ended {
             test.show().await;
+            test.tidy_nodes(true).await;
             std::panic::resume_unwind(panic);
         }
         eprintln!("{name} took {:.1} s", begun.elapsed().as_secs_f32());
@@ -102,8 +112,31 @@ impl Test {
 
     /// Runs a shell script on a node when the test has passed and its pools are gone.
     pub fn afterwards(&self, harness: Harness, node: &str, script: &str) {
+        self.remember(harness, node, script, false);
+    }
+
+    /// The same, and when the test has failed, too: what is kept to be looked at must not hang.
+    pub fn in_any_case(&self, harness: Harness, node: &str, script: &str) {
+        self.remember(harness, node, script, true);
+    }
+
+    fn remember(&self, harness: Harness, node: &str, script: &str, in_any_case: bool) {
         let mut scripts = self.afterwards.lock().expect("nobody panics with it");
-        scripts.push((harness, node.to_owned(), script.to_owned()));
+        scripts.push(Afterwards {
+            harness,
+            node: node.to_owned(),
+            script: script.to_owned(),
+            in_any_case,
+        });
+    }
+
+    async fn tidy_nodes(&self, failed: bool) {
+        let scripts = std::mem::take(&mut *self.afterwards.lock().expect("nobody panics with it"));
+        for last in scripts {
+            if last.in_any_case || !failed {
+                last.harness.shell(&last.node, &last.script).await;
+            }
+        }
     }
 
     /// Keeps new pods off a node, until [`Test::uncordon`] or the end of the test.
@@ -165,10 +198,7 @@ impl Test {
         remove_all::<StoragePool>(&self.all(), &label).await;
         self.wait_until_capacities_are_gone().await;
         unlabel_nodes(&self.cluster, &self.name).await;
-        let scripts = std::mem::take(&mut *self.afterwards.lock().expect("nobody panics with it"));
-        for (harness, node, script) in scripts {
-            harness.shell(&node, &script).await;
-        }
+        self.tidy_nodes(false).await;
         self.cluster.fsck().await;
         let namespaces: Api<Namespace> = self.all();
         let deleted = namespaces

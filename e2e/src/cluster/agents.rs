@@ -1,0 +1,77 @@
+//! The agents of the nodes: replaced as by an upgrade, and taken off a node.
+
+use std::panic::AssertUnwindSafe;
+
+use futures::FutureExt as _;
+use serde_json::{Value, json};
+
+use super::{Cluster, NAMESPACE, PATIENCE};
+use crate::eventually;
+
+impl Cluster {
+    /// Replaces the pod of every agent, as an upgrade does, and waits until all of it runs.
+    pub async fn replace_agents(&self) {
+        self.kubectl([
+            "--namespace",
+            NAMESPACE,
+            "rollout",
+            "restart",
+            "daemonset/cistern-node",
+        ])
+        .await;
+        self.wait_until_installed().await;
+    }
+
+    /// Takes the agent off a node while `body` runs, and brings it back whatever becomes of that.
+    pub async fn without_agent_on(&self, node: &str, body: impl AsyncFnOnce()) {
+        let elsewhere =
+            json!({"key": "kubernetes.io/hostname", "operator": "NotIn", "values": [node]});
+        let terms = json!({"nodeSelectorTerms": [{"matchExpressions": [elsewhere]}]});
+        let affinity =
+            json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}});
+        // So that no other agent is replaced.
+        let on_delete = json!({"type": "OnDelete", "rollingUpdate": null});
+        self.patch_agents(&on_delete, &affinity).await;
+        let silent = async {
+            let what = format!("the agent of {node} to be gone");
+            eventually(&what, PATIENCE, async || {
+                match self.component("node").await.get(node) {
+                    None => Ok(()),
+                    Some(pod) => Err(format!("{:?}", pod.status)),
+                }
+            })
+            .await;
+            body().await;
+        };
+        let ended = AssertUnwindSafe(silent).catch_unwind().await;
+        self.return_agents().await;
+        if let Err(panic) = ended {
+            std::panic::resume_unwind(panic);
+        }
+    }
+
+    /// Lets agents run on every node again.
+    pub(super) async fn return_agents(&self) {
+        let rolling = json!({"type": "RollingUpdate"});
+        self.patch_agents(&rolling, &Value::Null).await;
+        self.apply().await;
+        self.wait_until_installed().await;
+    }
+
+    async fn patch_agents(&self, update_strategy: &Value, affinity: &Value) {
+        let patch = json!({"spec": {
+            "updateStrategy": update_strategy,
+            "template": {"spec": {"affinity": affinity}},
+        }});
+        self.kubectl([
+            "--namespace",
+            NAMESPACE,
+            "patch",
+            "daemonset/cistern-node",
+            "--type=merge",
+            "--patch",
+            &patch.to_string(),
+        ])
+        .await;
+    }
+}

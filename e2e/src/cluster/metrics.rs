@@ -1,0 +1,54 @@
+//! What kubelet and the parts of Cistern count, as Prometheus would read it.
+
+use kube::ResourceExt as _;
+
+use super::{Cluster, NAMESPACE, PATIENCE};
+use crate::eventually;
+
+impl Cluster {
+    /// Waits until the agent of a node shows this line.
+    pub async fn agent_shows(&self, node: &str, line: &str) {
+        eventually(
+            &format!("the agent of {node} to show {line}"),
+            PATIENCE,
+            async || {
+                let agents = self.component("node").await;
+                let agent = agents.get(node).ok_or("it has no pod")?.name_any();
+                let path =
+                    format!("/api/v1/namespaces/{NAMESPACE}/pods/{agent}:9808/proxy/metrics");
+                self.shows(&path, line).await
+            },
+        )
+        .await;
+    }
+
+    /// Waits until the kubelet of a node shows this line.
+    pub async fn kubelet_shows(&self, node: &str, line: &str) {
+        eventually(
+            &format!("the kubelet of {node} to show {line}"),
+            PATIENCE,
+            async || {
+                let path = format!("/api/v1/nodes/{node}/proxy/metrics");
+                self.shows(&path, line).await
+            },
+        )
+        .await;
+    }
+
+    /// Whether there is this line; if not, those about the same metric.
+    async fn shows(&self, path: &str, line: &str) -> Result<(), String> {
+        let request = http::Request::get(path).body(Vec::new());
+        let request = request.expect("the path is one of a URL");
+        let text = self.client().request_text(request).await;
+        let text = text.map_err(|error| error.to_string())?;
+        if text.lines().any(|found| found == line) {
+            return Ok(());
+        }
+        let metric = line.split(['{', ' ']).next().unwrap_or(line);
+        let same: Vec<&str> = text
+            .lines()
+            .filter(|found| found.starts_with(metric))
+            .collect();
+        Err(same.join("\n"))
+    }
+}
