@@ -351,7 +351,8 @@ pub(crate) fn list(system: &dyn System, images: BorrowedFd<'_>) -> io::Result<Ve
     Ok(all)
 }
 
-fn describe(system: &dyn System, file: BorrowedFd<'_>, uid: &Uid) -> io::Result<Image> {
+/// What an open image is.
+pub(crate) fn describe(system: &dyn System, file: BorrowedFd<'_>, uid: &Uid) -> io::Result<Image> {
     let Stat {
         size, allocated, ..
     } = system.stat(file)?;

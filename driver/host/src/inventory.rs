@@ -171,8 +171,8 @@ impl Own {
         // The file of a pool that was removed is known by its name alone. One that is there is not:
         // nodes that are containers on one machine have their pools under the same path, and the
         // kernel shows every loop device to all of them.
-        let is_removed = bound.backing_file.to_string_lossy().ends_with(DELETED)
-            && bound.backing_file.starts_with(&self.pools_path);
+        let is_removed =
+            loopdev::is_deleted(bound) && bound.backing_file.starts_with(&self.pools_path);
         is_image || self.pool_files.contains(&file) || is_removed
     }
 }

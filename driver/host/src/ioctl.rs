@@ -38,6 +38,8 @@ const FITHAW: Opcode = ioctl::opcode::read_write::<i32>(b'X', 120);
 // xfs/xfs_fs.h: _IOR('X', 126, struct xfs_fsop_geom) and _IOW('X', 110, struct xfs_growfs_data)
 const XFS_IOC_FSGEOMETRY: Opcode = ioctl::opcode::read::<XfsGeometry>(b'X', 126);
 const XFS_IOC_FSGROWFSDATA: Opcode = ioctl::opcode::write::<XfsGrow>(b'X', 110);
+// xfs/xfs_fs.h: _IOWR('X', 61, struct xfs_ag_geometry)
+const XFS_IOC_AG_GEOMETRY: Opcode = ioctl::opcode::read_write::<XfsGroup>(b'X', 61);
 // fs/ext4/ext4.h: _IOW('f', 16, __u64)
 const EXT4_IOC_RESIZE_FS: Opcode = ioctl::opcode::write::<u64>(b'f', 16);
 // linux/btrfs.h: _IOW(0x94, 3, struct btrfs_ioctl_vol_args)
@@ -85,7 +87,8 @@ pub(crate) struct XfsGeometry {
     pub(crate) block_size: u32,
     rt_extent_size: u32,
     ag_blocks: u32,
-    ag_count: u32,
+    /// Allocation groups that it is divided into.
+    pub(crate) ag_count: u32,
     log_blocks: u32,
     pub(crate) sector_size: u32,
     inode_size: u32,
@@ -104,9 +107,25 @@ pub(crate) struct XfsGeometry {
     rt_sector_size: u32,
     directory_block_size: u32,
     log_sunit: u32,
-    sick: u32,
+    /// A bit for each part that concerns all of it and is known to be damaged.
+    pub(crate) sick: u32,
     checked: u32,
     reserved: [u64; 17],
+}
+
+/// `struct xfs_ag_geometry`: one allocation group of a mounted XFS.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct XfsGroup {
+    number: u32,
+    length: u32,
+    free_blocks: u32,
+    inodes: u32,
+    free_inodes: u32,
+    sick: u32,
+    checked: u32,
+    flags: u32,
+    reserved: [u64; 12],
 }
 
 /// `struct fiemap` without its extents.
@@ -355,6 +374,30 @@ pub(crate) fn xfs_geometry(inside: BorrowedFd<'_>) -> io::Result<XfsGeometry> {
     Ok(unsafe { ioctl::ioctl(inside, Getter::<XFS_IOC_FSGEOMETRY, XfsGeometry>::new()) }?)
 }
 
+/// A bit for each part of an allocation group that the XFS that holds an open file knows to be
+/// damaged.
+pub(crate) fn xfs_group_sick(inside: BorrowedFd<'_>, group: u32) -> io::Result<u32> {
+    let mut group = XfsGroup {
+        number: group,
+        length: 0,
+        free_blocks: 0,
+        inodes: 0,
+        free_inodes: 0,
+        sick: 0,
+        checked: 0,
+        flags: 0,
+        reserved: [0; 12],
+    };
+    // SAFETY: XFS_IOC_AG_GEOMETRY reads and fills a struct xfs_ag_geometry.
+    unsafe {
+        ioctl::ioctl(
+            inside,
+            Updater::<XFS_IOC_AG_GEOMETRY, XfsGroup>::new(&mut group),
+        )
+    }?;
+    Ok(group.sick)
+}
+
 /// Grows the XFS that holds an open file to a number of its blocks.
 pub(crate) fn xfs_grow(inside: BorrowedFd<'_>, blocks: u64, inode_percent: u32) -> io::Result<()> {
     let grow = XfsGrow {
@@ -436,6 +479,9 @@ mod tests {
         assert_eq!(offset_of!(XfsGeometry, data_blocks), 32);
         assert_eq!(offset_of!(XfsGeometry, uuid), 64);
         assert_eq!(offset_of!(XfsGeometry, flags), 92);
+        assert_eq!(offset_of!(XfsGeometry, sick), 112);
+        assert_eq!(size_of::<XfsGroup>(), 128);
+        assert_eq!(offset_of!(XfsGroup, sick), 20);
         assert_eq!(size_of::<FiemapHead>(), 32);
         assert_eq!(size_of::<Extent>(), 56);
         assert_eq!(offset_of!(Extent, flags), 40);
@@ -454,6 +500,7 @@ mod tests {
         assert_eq!(FITHAW, 0xc004_5878);
         assert_eq!(XFS_IOC_FSGEOMETRY, 0x8100_587e);
         assert_eq!(XFS_IOC_FSGROWFSDATA, 0x4010_586e);
+        assert_eq!(XFS_IOC_AG_GEOMETRY, 0xc080_583d);
         assert_eq!(EXT4_IOC_RESIZE_FS, 0x4008_6610);
         assert_eq!(BTRFS_IOC_RESIZE, 0x5000_9403);
     }

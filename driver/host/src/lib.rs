@@ -13,6 +13,7 @@ pub mod attach;
 pub mod changes;
 pub mod command;
 pub mod grow;
+pub mod health;
 pub mod image;
 pub mod inventory;
 pub mod loopdev;

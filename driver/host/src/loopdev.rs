@@ -182,18 +182,30 @@ pub(crate) fn image_of(backing_file: &Path) -> Option<Uid> {
     path.file_name()?.to_str()?.parse().ok()
 }
 
+/// Whether the file behind a loop device is an image of a pool, to judge by its path.
+pub(crate) fn is_in_pool(backing_file: &Path, pool: &Uid) -> bool {
+    let folder = backing_file.parent().and_then(Path::parent);
+    image_of(backing_file).is_some() && folder.and_then(Path::file_name) == Some(pool.as_ref())
+}
+
 /// Whether a loop device is bound to an image.
 pub(crate) fn has_image(system: &dyn System, number: u32, image: &Uid) -> io::Result<bool> {
     let backing_file = system.backing_file(number)?;
     Ok(backing_file.is_some_and(|file| image_of(&file).as_ref() == Some(image)))
 }
 
-/// What the node of a loop device may be called: in `/dev`, and in a folder of our own.
-pub(crate) fn node_names(number: u32) -> [String; 2] {
-    [
-        format!("loop{number}"),
-        DeviceNumber::of_loop(number).node_name(),
-    ]
+/// The number of the loop device whose node has this name, in `/dev` or in a folder of our own.
+pub(crate) fn number_of_node(name: &str) -> Option<u32> {
+    let number = name
+        .strip_prefix("loop")
+        .or_else(|| name.strip_prefix("7-"))?;
+    number.parse().ok()
+}
+
+/// Whether the file behind a loop device has no name any more.
+pub(crate) fn is_deleted(bound: &BoundLoop) -> bool {
+    let name = bound.backing_file.as_os_str().as_encoded_bytes();
+    name.ends_with(DELETED.as_bytes())
 }
 
 /// Opens a loop device that is bound; none when it is not there.

@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::system::DeviceNumber;
+use crate::{loopdev, system::DeviceNumber};
 
 /// One mount as the kernel tells of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,9 +41,18 @@ impl Mount {
         self.mount_options.iter().any(|o| o == option)
     }
 
-    /// Whether nothing can be written through this mount.
+    /// Whether nothing can be written through this mount. (An ext4 that does not let itself be
+    /// written any more, after an error, says so in a word of its own since Linux 6.15.)
     pub fn is_read_only(&self) -> bool {
-        self.has("ro") || self.filesystem_options.iter().any(|o| o == "ro")
+        let mut options = self.filesystem_options.iter();
+        self.has("ro") || options.any(|option| option == "ro" || option == "emergency_ro")
+    }
+
+    /// Whether its filesystem says that it has shut itself down. An ext4 does, since Linux 6.15; an
+    /// XFS never.
+    pub fn has_shut_down(&self) -> bool {
+        let mut options = self.filesystem_options.iter();
+        options.any(|option| option == "shutdown")
     }
 }
 
@@ -117,11 +126,7 @@ fn device(field: &[u8]) -> Option<DeviceNumber> {
 /// and not what a mounter likes to write.
 fn loop_device(source: &Path) -> Option<DeviceNumber> {
     let name = source.file_name()?.to_str()?;
-    // The second kind is what `System::device_path` makes where /dev has none.
-    let number = name
-        .strip_prefix("loop")
-        .or_else(|| name.strip_prefix("7-"))?;
-    number.parse().ok().map(DeviceNumber::of_loop)
+    loopdev::number_of_node(name).map(DeviceNumber::of_loop)
 }
 
 fn options(field: &[u8]) -> Vec<String> {

@@ -153,12 +153,17 @@ impl<'a> Place<'a> {
     /// Takes off every mount at the place, the topmost first.
     pub(crate) fn clear(&self) -> io::Result<()> {
         while self.mounted()?.is_some() {
-            until(
-                || self.system.unmount(self.parent.as_fd(), &self.name),
-                |result| !is_busy(result),
-            )?;
+            self.take_off()?;
         }
         Ok(())
+    }
+
+    /// Takes off the topmost mount at the place. `ResourceBusy` while it is in use.
+    pub(crate) fn take_off(&self) -> io::Result<()> {
+        until(
+            || self.system.unmount(self.parent.as_fd(), &self.name),
+            |result| !is_busy(result),
+        )
     }
 
     /// Removes the empty directory, empty file or symbolic link at the place. Anything else stays

@@ -5,6 +5,7 @@
 //! bare mount point can never be written by mistake.
 
 mod blank;
+mod broken;
 mod device;
 pub(crate) mod file;
 mod marker;
@@ -13,26 +14,31 @@ mod remove;
 
 use std::{
     fmt, io,
-    os::fd::{AsFd as _, OwnedFd},
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     path::PathBuf,
     sync::Arc,
 };
 
 use cistern_crds::Bytes;
 
+pub use self::broken::Broken;
+pub(crate) use self::broken::has_shut_down;
 use self::marker::Marker;
 use crate::{
     cause::Cause,
     id::{Uid, Uuid},
     place::Place,
     root::Root,
-    system::{FileId, System},
+    system::{DeviceNumber, FileId, System},
 };
 
 /// Folder of the images in a pool.
 pub(crate) const IMAGES: &str = "images";
 /// Folder of the images that are being made.
 pub(crate) const TEMPORARY: &str = "tmp";
+/// The file of a pool's own that is written to see whether its disk works: see `health/probe.rs`.
+pub(crate) const PROBE: &str = ".cistern-probe";
+
 /// A pool as it is to be on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolDeclaration {
@@ -113,6 +119,26 @@ pub enum Error {
         /// The mount point.
         path: PathBuf,
     },
+    /// The filesystem has given up after an error.
+    #[error(
+        "the filesystem at {path} has shut itself down after an error: the kernel log says which, and it stays so until it is mounted anew"
+    )]
+    ShutDown {
+        /// The mount point.
+        path: PathBuf,
+    },
+    /// The filesystem has to be mounted anew, and cannot be while something uses it.
+    #[error(
+        "the filesystem at {path} {state} and is mounted anew once nothing uses it: {}", users(.images)
+    )]
+    InUse {
+        /// The mount point.
+        path: PathBuf,
+        /// What has become of it.
+        state: Broken,
+        /// Names of the images that are attached.
+        images: Vec<Uid>,
+    },
     /// The pool's file would fill the filesystem that it lies on.
     #[error(
         "{path} needs {needed} more bytes of a filesystem that has {available} free and must keep {kept}: make the pool smaller or free space"
@@ -154,6 +180,17 @@ pub(crate) fn failed<E: Into<Cause>>(operation: impl Into<String>) -> impl FnOnc
     }
 }
 
+fn users(images: &[Uid]) -> String {
+    if images.is_empty() {
+        return "something that is no volume still has it open".to_owned();
+    }
+    let names: Vec<&str> = images.iter().map(Uid::as_str).collect();
+    format!(
+        "end the pods whose volumes are the images {}",
+        names.join(", ")
+    )
+}
+
 fn list(devices: &[(PathBuf, String)]) -> String {
     let line = |(path, why): &(PathBuf, String)| format!("{}: {why}", path.display());
     devices.iter().map(line).collect::<Vec<_>>().join("; ")
@@ -181,6 +218,9 @@ pub struct Pool {
     declaration: PoolDeclaration,
     filesystem_uuid: Uuid,
     device: PathBuf,
+    /// The disk that carries it all, and how many requests that had failed when the pool was opened.
+    disk: DeviceNumber,
+    errors_before: u64,
     file: Option<FileId>,
     directory: OwnedFd,
     mount_id: u64,
@@ -203,10 +243,30 @@ impl Pool {
         &self.device
     }
 
+    /// Where it is mounted.
+    pub(crate) fn path(&self) -> PathBuf {
+        self.root.mount_point(self.uid())
+    }
+
+    pub(crate) fn root(&self) -> &Root {
+        &self.root
+    }
+
+    /// The root of its filesystem, open.
+    pub(crate) fn directory(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
+
+    /// How many requests its disk has failed since it was opened.
+    pub(crate) fn device_errors(&self) -> io::Result<u64> {
+        let now = self.system.device_errors(self.disk)?.unwrap_or(0);
+        Ok(now.saturating_sub(self.errors_before))
+    }
+
     /// Verifies that this is still the pool: its file is there, its filesystem is mounted in its
     /// place, can be written, and says so itself.
     pub fn check(&self) -> Result<(), Error> {
-        let path = self.root.mount_point(self.uid());
+        let path = self.path();
         let io = |source: io::Error| failed(format!("look at {}", path.display()))(source);
         if let Some(file) = self.file {
             file::check(&self.root, self.uid(), file)?;
@@ -220,6 +280,9 @@ impl Pool {
             Some(mount) if mount.id == self.mount_id => {}
             Some(_) => return Err(not_mounted("something else is mounted there")),
             None => return Err(not_mounted("nothing is mounted there")),
+        }
+        if has_shut_down(&*self.system, self.directory()) {
+            return Err(Error::ShutDown { path });
         }
         if self.space().map_err(io)?.read_only {
             return Err(Error::ReadOnly { path });

@@ -26,6 +26,7 @@ pub use self::linux::Linux;
 pub(crate) use self::linux::is_damage;
 use crate::{
     command::{self, Command},
+    id::Uuid,
     mountinfo::Mount,
 };
 
@@ -189,6 +190,16 @@ pub struct XfsGeometry {
     pub reflink: bool,
 }
 
+/// What is read and written past the page cache: aligned as every device takes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[repr(C, align(4096))]
+pub struct Block(pub [u8; Block::SIZE]);
+
+impl Block {
+    /// Its bytes.
+    pub const SIZE: usize = 4096;
+}
+
 /// A parameter of a filesystem to be mounted: a key alone, or a key and its value.
 pub type Parameter<'a> = (&'a str, Option<&'a str>);
 
@@ -234,6 +245,11 @@ pub trait System: Send + Sync + fmt::Debug {
     fn read(&self, file: BorrowedFd<'_>, offset: u64, length: usize) -> io::Result<Vec<u8>>;
     /// Writes bytes to a file from an offset on.
     fn write(&self, file: BorrowedFd<'_>, offset: u64, bytes: &[u8]) -> io::Result<()>;
+    /// Reads a block of a file that was opened with `O_DIRECT`; `UnexpectedEof` where the file ends
+    /// before it does.
+    fn read_block(&self, file: BorrowedFd<'_>, offset: u64) -> io::Result<Box<Block>>;
+    /// Writes a block of a file that was opened with `O_DIRECT`.
+    fn write_block(&self, file: BorrowedFd<'_>, offset: u64, block: &Block) -> io::Result<()>;
     /// Sets a file's size.
     fn truncate(&self, file: BorrowedFd<'_>, size: u64) -> io::Result<()>;
     /// The first extents of a part of a file, in order, up to some hundreds, and up to where in the
@@ -269,6 +285,11 @@ pub trait System: Send + Sync + fmt::Debug {
     /// Makes a block device read-only, or writable again, for all who have it. A loop device stays
     /// so when it is bound to another file.
     fn set_read_only(&self, device: BorrowedFd<'_>, read_only: bool) -> io::Result<()>;
+    /// Whether a block device takes no writes. Does not open it.
+    fn is_read_only(&self, device: DeviceNumber) -> io::Result<bool>;
+    /// How many requests a block device, or the disk that it is a part of, has failed since the
+    /// kernel knows it; none where its driver does not count them. (SCSI and ATA do.)
+    fn device_errors(&self, device: DeviceNumber) -> io::Result<Option<u64>>;
     /// Whether the kernel knows partitions of a block device.
     fn has_partitions(&self, device: DeviceNumber) -> io::Result<bool>;
     /// The loop devices that are bound.
@@ -326,6 +347,15 @@ pub trait System: Send + Sync + fmt::Debug {
     fn thaw(&self, inside: BorrowedFd<'_>) -> io::Result<bool>;
     /// Shape of the XFS that holds a file; none when it is another filesystem.
     fn xfs_geometry(&self, inside: BorrowedFd<'_>) -> io::Result<Option<XfsGeometry>>;
+    /// How many parts of the XFS that holds a file the kernel has found to be damaged; none when it is
+    /// another filesystem.
+    fn xfs_damage(&self, inside: BorrowedFd<'_>) -> io::Result<Option<u64>>;
+    /// How many errors the mounted ext4 on a loop device has found in itself, since it was made or
+    /// checked; none when there is no such.
+    fn ext4_errors(&self, number: u32) -> io::Result<Option<u64>>;
+    /// How many errors the mounted btrfs of this UUID has had, since it was made or they were set to
+    /// zero; none when there is no such, or the kernel does not tell (before 5.14).
+    fn btrfs_errors(&self, uuid: Uuid) -> io::Result<Option<u64>>;
     /// Grows the XFS that holds a file.
     fn grow_xfs(&self, inside: BorrowedFd<'_>, blocks: u64, inode_percent: u32) -> io::Result<()>;
     /// Grows the mounted ext4 that holds a file. `PermissionDenied` without `CAP_SYS_RESOURCE`.

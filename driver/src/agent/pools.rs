@@ -14,7 +14,7 @@ use cistern_client::Chain;
 use cistern_crds::{Bytes, NodePool, NodePoolStatus, Reason};
 use cistern_host::{
     Expectation, Image, Owner, Pool, PoolDeclaration, PoolStatistics, Root, Source, Uid, image,
-    pool,
+    pool::{self, Broken},
 };
 
 use super::desired::Holdings;
@@ -268,7 +268,16 @@ impl Error {
                 pool::Error::BackingForeign { .. } => Reason::BackingForeign,
                 pool::Error::NoUsableDevice { .. } => Reason::NoUsableDevice,
                 pool::Error::NotMounted { .. } => Reason::NotMounted,
-                pool::Error::ReadOnly { .. } => Reason::ReadOnly,
+                pool::Error::ReadOnly { .. }
+                | pool::Error::InUse {
+                    state: Broken::ReadOnly,
+                    ..
+                } => Reason::ReadOnly,
+                pool::Error::ShutDown { .. }
+                | pool::Error::InUse {
+                    state: Broken::ShutDown,
+                    ..
+                } => Reason::FilesystemShutDown,
                 pool::Error::HostFilesystemFull { .. } => Reason::HostFilesystemFull,
                 pool::Error::ImagesRemain { .. } => Reason::VolumesRemain,
                 pool::Error::Failed { .. } => Reason::PoolFailed,

@@ -333,27 +333,38 @@ fn is_kept(system: &dyn System, device: &Loop) -> io::Result<bool> {
 /// Where nodes of a loop device are bound, as far as this process sees: at staging and target paths,
 /// and where kubelet binds a target once more for its pod.
 pub(crate) fn nodes_of(system: &dyn System, number: u32) -> io::Result<Vec<Mount>> {
-    let names = loopdev::node_names(number);
+    let mut mounts = system.mounts()?;
+    mounts.retain(|mount| named_number(mount) == Some(number));
+    let nodes = nodes_among(system, &mounts)?.into_iter();
+    Ok(nodes.map(|(_, mount)| mount).collect())
+}
+
+/// The mounts that are nodes of loop devices, each with the number of its device.
+pub(crate) fn nodes_among(system: &dyn System, mounts: &[Mount]) -> io::Result<Vec<(u32, Mount)>> {
     let mut all = Vec::new();
-    for mount in system.mounts()? {
-        let Some(name) = node_name(&mount.root) else {
+    for mount in mounts {
+        // By name first: the filesystem of another mount may hang.
+        let Some(number) = named_number(mount) else {
             continue;
         };
-        // By name first: the filesystem of another mount may hang.
-        if !names.contains(&name) {
-            continue;
-        }
         // Through its directory: the path of a node at a staging path may be longer than the kernel
         // takes as one.
         let node = Place::open(system, &mount.mount_point);
         match node.and_then(|node| node.device()) {
-            Ok(device) if device == Some(DeviceNumber::of_loop(number)) => all.push(mount),
+            Ok(device) if device == Some(DeviceNumber::of_loop(number)) => {
+                all.push((number, mount.clone()));
+            }
             Ok(_) => {}
             Err(error) if is_no_directory(&error) => {}
             Err(error) => return Err(error),
         }
     }
     Ok(all)
+}
+
+/// The number of the loop device whose node a mount is, to judge by its name.
+fn named_number(mount: &Mount) -> Option<u32> {
+    loopdev::number_of_node(&node_name(&mount.root)?)
 }
 
 /// The name of the file that is mounted, also if that name is gone.
@@ -365,7 +376,7 @@ fn node_name(root: &Path) -> Option<String> {
 }
 
 /// Whether the node of an image's device stands at a staging path, and not at a target.
-fn is_staging(node: &Mount, image: &Uid) -> bool {
+pub(crate) fn is_staging(node: &Mount, image: &Uid) -> bool {
     node.mount_point.file_name() == Some(image.as_ref())
 }
 

@@ -49,6 +49,28 @@ pub(super) fn of_mount(system: &dyn System, mount: &Mount) -> Result<Backing, Er
     open().map_err(failed(format!("open the mounted device {number}")))
 }
 
+/// Whether what is mounted from a device is the pool, as its superblock says. A device that is gone
+/// holds nothing that could be anybody else's.
+pub(super) fn is_pool(
+    system: &dyn System,
+    number: DeviceNumber,
+    uid: &Uid,
+    expectation: Expectation,
+) -> Result<bool, Error> {
+    let read = || -> io::Result<Option<Superblock>> {
+        let (device, _) = open_device(system, &node(system, number)?, OFlags::RDONLY)?;
+        superblock::read(system, device.as_fd())
+    };
+    let found = match read() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+        found => found.map_err(failed(format!("read the mounted device {number}")))?,
+    };
+    Ok(found.is_some_and(|found| match expectation {
+        Expectation::Known { filesystem_uuid } => found.uuid == filesystem_uuid,
+        Expectation::Made | Expectation::New => found.label == uid.label(),
+    }))
+}
+
 /// What becomes of a blank device.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Blank {

@@ -56,7 +56,7 @@ impl Root {
         place
             .make_directory(0o700)
             .map_err(failed(describe("make the directory")))?;
-        let mounted = place.mounted().map_err(failed(describe("look at")))?;
+        let mounted = self.usable_mount(&place, pools.as_fd(), declaration, expectation)?;
         let backing = match &declaration.source {
             Source::Image { size } => {
                 file::open(self, pools.as_fd(), declaration, *size, expectation)?
@@ -113,6 +113,8 @@ impl Root {
             }
             Ok(folder)
         };
+        let disk = backing.file.map_or(backing.number, |file| file.device);
+        let errors = system.device_errors(disk).map_err(io)?;
         Ok(Pool {
             images: open(IMAGES).map_err(io)?,
             temporary: open(TEMPORARY).map_err(io)?,
@@ -121,6 +123,8 @@ impl Root {
             declaration: declaration.clone(),
             filesystem_uuid,
             device: backing.path.clone(),
+            disk,
+            errors_before: errors.unwrap_or(0),
             file: backing.file,
             directory,
             mount_id,

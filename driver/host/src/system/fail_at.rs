@@ -19,11 +19,12 @@ use std::{
 use rustix::process::{Signal, getpid, kill_process};
 
 use super::{
-    BoundLoop, DeviceNumber, Extent, LoopSettings, LoopStatus, MountAttrFlags, OFlags, Parameter,
-    Space, Stat, System, XfsGeometry,
+    Block, BoundLoop, DeviceNumber, Extent, LoopSettings, LoopStatus, MountAttrFlags, OFlags,
+    Parameter, Space, Stat, System, XfsGeometry,
 };
 use crate::{
     command::{self, Command},
+    id::Uuid,
     mountinfo::Mount,
 };
 
@@ -137,6 +138,14 @@ impl System for FailAt {
         self.next()?.write(file, offset, bytes)
     }
 
+    fn read_block(&self, file: BorrowedFd<'_>, offset: u64) -> io::Result<Box<Block>> {
+        self.next()?.read_block(file, offset)
+    }
+
+    fn write_block(&self, file: BorrowedFd<'_>, offset: u64, block: &Block) -> io::Result<()> {
+        self.next()?.write_block(file, offset, block)
+    }
+
     fn truncate(&self, file: BorrowedFd<'_>, size: u64) -> io::Result<()> {
         self.next()?.truncate(file, size)
     }
@@ -191,6 +200,14 @@ impl System for FailAt {
 
     fn set_read_only(&self, device: BorrowedFd<'_>, read_only: bool) -> io::Result<()> {
         self.next()?.set_read_only(device, read_only)
+    }
+
+    fn is_read_only(&self, device: DeviceNumber) -> io::Result<bool> {
+        self.next()?.is_read_only(device)
+    }
+
+    fn device_errors(&self, device: DeviceNumber) -> io::Result<Option<u64>> {
+        self.next()?.device_errors(device)
     }
 
     fn has_partitions(&self, device: DeviceNumber) -> io::Result<bool> {
@@ -286,6 +303,18 @@ impl System for FailAt {
 
     fn xfs_geometry(&self, inside: BorrowedFd<'_>) -> io::Result<Option<XfsGeometry>> {
         self.next()?.xfs_geometry(inside)
+    }
+
+    fn xfs_damage(&self, inside: BorrowedFd<'_>) -> io::Result<Option<u64>> {
+        self.next()?.xfs_damage(inside)
+    }
+
+    fn ext4_errors(&self, number: u32) -> io::Result<Option<u64>> {
+        self.next()?.ext4_errors(number)
+    }
+
+    fn btrfs_errors(&self, uuid: Uuid) -> io::Result<Option<u64>> {
+        self.next()?.btrfs_errors(uuid)
     }
 
     fn grow_xfs(&self, inside: BorrowedFd<'_>, blocks: u64, inode_percent: u32) -> io::Result<()> {

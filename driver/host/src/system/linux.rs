@@ -27,11 +27,12 @@ use rustix::{
 };
 
 use super::{
-    BoundLoop, DeviceNumber, Extent, FileId, FileKind, LoopSettings, LoopStatus, Parameter, Space,
-    Stat, System, XfsGeometry, sysfs,
+    Block, BoundLoop, DeviceNumber, Extent, FileId, FileKind, LoopSettings, LoopStatus, Parameter,
+    Space, Stat, System, XfsGeometry, sysfs,
 };
 use crate::{
     command::{self, Command},
+    id::Uuid,
     ioctl,
     mountinfo::{self, Mount},
 };
@@ -208,6 +209,30 @@ impl System for Linux {
         Ok(())
     }
 
+    fn read_block(&self, file: BorrowedFd<'_>, offset: u64) -> io::Result<Box<Block>> {
+        let mut block = Box::new(Block([0; Block::SIZE]));
+        loop {
+            match pread(file, &mut block.0, offset) {
+                Ok(Block::SIZE) => return Ok(block),
+                // The rest of a block that was cut short could not be read past the page cache.
+                Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn write_block(&self, file: BorrowedFd<'_>, offset: u64, block: &Block) -> io::Result<()> {
+        loop {
+            match pwrite(file, &block.0, offset) {
+                Ok(Block::SIZE) => return Ok(()),
+                Ok(_) => return Err(io::ErrorKind::WriteZero.into()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
     fn truncate(&self, file: BorrowedFd<'_>, size: u64) -> io::Result<()> {
         Ok(ftruncate(file, size)?)
     }
@@ -290,6 +315,14 @@ impl System for Linux {
 
     fn set_read_only(&self, device: BorrowedFd<'_>, read_only: bool) -> io::Result<()> {
         ioctl::block_device_set_read_only(device, read_only)
+    }
+
+    fn is_read_only(&self, device: DeviceNumber) -> io::Result<bool> {
+        sysfs::is_read_only(device)
+    }
+
+    fn device_errors(&self, device: DeviceNumber) -> io::Result<Option<u64>> {
+        sysfs::device_errors(device)
     }
 
     fn has_partitions(&self, device: DeviceNumber) -> io::Result<bool> {
@@ -442,6 +475,27 @@ impl System for Linux {
             Err(error) if Errno::from_io_error(&error) == Some(Errno::NOTTY) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    fn xfs_damage(&self, inside: BorrowedFd<'_>) -> io::Result<Option<u64>> {
+        let geometry = match ioctl::xfs_geometry(inside) {
+            Ok(geometry) => geometry,
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::NOTTY) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let mut damaged = u64::from(geometry.sick.count_ones());
+        for group in 0..geometry.ag_count {
+            damaged += u64::from(ioctl::xfs_group_sick(inside, group)?.count_ones());
+        }
+        Ok(Some(damaged))
+    }
+
+    fn ext4_errors(&self, number: u32) -> io::Result<Option<u64>> {
+        sysfs::ext4_errors(number)
+    }
+
+    fn btrfs_errors(&self, uuid: Uuid) -> io::Result<Option<u64>> {
+        sysfs::btrfs_errors(uuid)
     }
 
     fn grow_xfs(&self, inside: BorrowedFd<'_>, blocks: u64, inode_percent: u32) -> io::Result<()> {

@@ -13,6 +13,7 @@ use rustix::{
 };
 
 use super::{BoundLoop, DeviceNumber, LoopSettings};
+use crate::id::Uuid;
 
 /// Names and numbers of all block devices.
 pub(super) fn block_devices() -> io::Result<Vec<(String, DeviceNumber)>> {
@@ -66,6 +67,77 @@ pub(super) fn has_partitions(device: DeviceNumber) -> io::Result<bool> {
         }
     }
     Ok(false)
+}
+
+/// Whether a block device takes no writes.
+pub(super) fn is_read_only(device: DeviceNumber) -> io::Result<bool> {
+    let found = number(&format!("/sys/dev/block/{device}/ro"))?;
+    Ok(found.ok_or(io::ErrorKind::NotFound)? != 0)
+}
+
+/// Requests that a block device, or the disk that it is a part of, has failed.
+pub(super) fn device_errors(device: DeviceNumber) -> io::Result<Option<u64>> {
+    // What is a directory within the disk's is a partition.
+    for disk in ["", "/.."] {
+        let path = format!("/sys/dev/block/{device}{disk}/device/ioerr_cnt");
+        if let Some(count) = number(&path)? {
+            return Ok(Some(count));
+        }
+    }
+    Ok(None)
+}
+
+/// Errors that the mounted ext4 on a loop device has found in itself.
+pub(super) fn ext4_errors(loop_number: u32) -> io::Result<Option<u64>> {
+    number(&format!("/sys/fs/ext4/loop{loop_number}/errors_count"))
+}
+
+/// Errors of all kinds that the mounted btrfs of this UUID has had on its devices.
+pub(super) fn btrfs_errors(uuid: Uuid) -> io::Result<Option<u64>> {
+    let devices = match fs::read_dir(format!("/sys/fs/btrfs/{uuid}/devinfo")) {
+        Ok(devices) => devices,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let mut all = None;
+    for device in devices {
+        match fs::read_to_string(device?.path().join("error_stats")) {
+            // Lines of a name and a number.
+            Ok(text) => {
+                let numbers = text.lines().filter_map(|line| line.split_once(' '));
+                let numbers = numbers.filter_map(|(_, number)| number.parse::<u64>().ok());
+                all = Some(numbers.fold(all.unwrap_or(0), u64::saturating_add));
+            }
+            // It is being unmounted, or the kernel does not tell.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(all)
+}
+
+/// A number, decimal or with `0x`, that stands alone in a file; none when there is no such file.
+fn number(path: &str) -> io::Result<Option<u64>> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if is_no_attribute(&error) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let text = text.trim();
+    let parsed = match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    parsed.map(Some).map_err(io::Error::other)
+}
+
+/// Whether something in `/sys` is not there, or no longer.
+fn is_no_attribute(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound
+        || matches!(
+            Errno::from_io_error(error),
+            Some(Errno::NODEV | Errno::NOTDIR)
+        )
 }
 
 /// The loop devices that are bound.

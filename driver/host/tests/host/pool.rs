@@ -3,7 +3,10 @@
 use std::{fs, os::unix::fs::FileExt as _, path::Path};
 
 use cistern_crds::{Bytes, FilesystemType, Provisioning};
-use cistern_host::{Expectation, ImageRequest, Pool, PoolDeclaration, image, pool::Error};
+use cistern_host::{
+    Expectation, ImageRequest, Pool, PoolDeclaration, image,
+    pool::{Broken, Error},
+};
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount};
 
 use crate::harness::{
@@ -202,7 +205,7 @@ fn r8_a_pool_that_is_not_mounted_is_never_written_at_its_mount_point() {
 }
 
 #[test]
-fn r8_a_read_only_pool_is_said_to_be_so_and_takes_nothing() {
+fn r8_a_read_only_pool_is_said_to_be_so_takes_nothing_and_is_mounted_anew_once_nobody_has_it() {
     let machine = Machine::new();
     let declaration = image_pool(POOL_SIZE);
     let pool = open_new(&machine);
@@ -211,14 +214,20 @@ fn r8_a_read_only_pool_is_said_to_be_so_and_takes_nothing() {
     for error in [
         pool.check().unwrap_err(),
         pool_error(pool.create_image(&small("a"))),
-        machine
-            .root()
-            .open_pool(&declaration, known(&pool))
-            .unwrap_err(),
     ] {
         assert!(matches!(error, Error::ReadOnly { .. }), "{error}");
     }
-    mount_remount(&at, MountFlags::empty(), "").unwrap();
+    let expectation = known(&pool);
+    let open = || machine.root().open_pool(&declaration, expectation);
+    assert!(matches!(
+        open(),
+        Err(Error::InUse {
+            state: Broken::ReadOnly,
+            ..
+        })
+    ));
+    drop(pool);
+    let pool = must(open());
     must(pool.create_image(&small("a")));
 }
 

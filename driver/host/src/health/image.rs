@@ -1,0 +1,139 @@
+//! Looking at volumes whose pool is open: at their images, and at what is attached of them.
+
+use std::{io, os::fd::AsFd as _, path::Path, sync::Arc, time::Duration};
+
+use cistern_crds::Bytes;
+
+use super::VolumeTrouble;
+use crate::{
+    id::{Uid, Uuid},
+    image::{self, Content, Image},
+    pool::Pool,
+    system::OFlags,
+};
+
+/// A volume that is there, as its status has it.
+#[derive(Clone, Copy, Debug)]
+pub struct VolumeSubject<'a> {
+    /// Name of the image.
+    pub image: &'a Uid,
+    /// Name of the PoolVolume.
+    pub volume: &'a str,
+    /// Size of the volume.
+    pub size: Bytes,
+    /// What lies in it.
+    pub content: Content,
+    /// Where it is staged, if the caller knows that it is.
+    pub staging: Option<&'a Path>,
+}
+
+impl Pool {
+    /// What is wrong with each of these volumes of the pool, in their order. Returns by the deadline,
+    /// whatever the disk does. While it hangs, this takes as long; ask
+    /// [`Root::examine_attached`](crate::Root::examine_attached) then.
+    pub fn examine(
+        self: &Arc<Self>,
+        volumes: &[VolumeSubject<'_>],
+        deadline: Duration,
+    ) -> Vec<Vec<VolumeTrouble>> {
+        let images = self.look_at_images(volumes, deadline);
+        let attached = self.root().examine_attached(volumes, deadline);
+        let all = images.into_iter().zip(attached);
+        all.map(|(mut troubles, attached)| {
+            let is_held =
+                |trouble: &VolumeTrouble| matches!(trouble, VolumeTrouble::ImageDeleted { .. });
+            if attached.iter().any(is_held) {
+                troubles.retain(|trouble| !matches!(trouble, VolumeTrouble::ImageMissing { .. }));
+            }
+            troubles.extend(attached);
+            troubles
+        })
+        .collect()
+    }
+
+    /// What is wrong with the image of each.
+    fn look_at_images(
+        self: &Arc<Self>,
+        volumes: &[VolumeSubject<'_>],
+        deadline: Duration,
+    ) -> Vec<Vec<VolumeTrouble>> {
+        let names: Vec<Uid> = volumes.iter().map(|volume| volume.image.clone()).collect();
+        let (pool, path) = (Arc::clone(self), self.path());
+        let look = move || Ok(names.iter().map(|name| pool.find_image(name)).collect());
+        let answer: Option<io::Result<Vec<_>>> = self.root().ask_within(&path, deadline, look);
+        let same = |trouble: VolumeTrouble| vec![vec![trouble]; volumes.len()];
+        match answer {
+            None => same(VolumeTrouble::Hung {
+                path,
+                after: deadline,
+            }),
+            Some(Err(error)) => same(VolumeTrouble::failed("start a thread", &error)),
+            Some(Ok(found)) => {
+                let all = volumes.iter().zip(found);
+                all.map(|(volume, image)| judge(volume, image, self.filesystem_uuid()))
+                    .collect()
+            }
+        }
+    }
+
+    /// An image, none when it is not there. Opened for nothing but to look: it may be one that
+    /// cannot be written any more.
+    fn find_image(&self, uid: &Uid) -> io::Result<Option<Image>> {
+        let name = uid.as_str().as_ref();
+        match self
+            .system
+            .open_beneath(self.images.as_fd(), name, OFlags::RDONLY)
+        {
+            Ok(file) => image::describe(&*self.system, file.as_fd(), uid).map(Some),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// What is wrong with an image that was found, or was not.
+fn judge(
+    volume: &VolumeSubject<'_>,
+    found: io::Result<Option<Image>>,
+    pool: Uuid,
+) -> Vec<VolumeTrouble> {
+    let image = volume.image.clone();
+    let found = match found {
+        Ok(Some(found)) => found,
+        Ok(None) => return vec![VolumeTrouble::ImageMissing { image }],
+        Err(error) => {
+            let operation = format!("read image {image}");
+            return vec![VolumeTrouble::failed(operation, &error)];
+        }
+    };
+    let mut troubles = Vec::new();
+    if let Some(why) = disagreement(volume, &found, pool) {
+        let image = image.clone();
+        troubles.push(VolumeTrouble::IdentityConflict { image, why });
+    }
+    if found.size < volume.size {
+        troubles.push(VolumeTrouble::ImageTooSmall {
+            image,
+            found: found.size,
+            expected: volume.size,
+        });
+    }
+    troubles
+}
+
+/// What speaks against an image's being the volume's.
+fn disagreement(volume: &VolumeSubject<'_>, found: &Image, pool: Uuid) -> Option<String> {
+    let Some(identity) = &found.identity else {
+        return Some("it does not say whose it is".to_owned());
+    };
+    if identity.owner.volume() != Some(volume.volume) {
+        return Some(format!("it is that of {}", identity.owner));
+    }
+    if identity.pool_uuid != pool {
+        return Some(format!("it was made in the pool {}", identity.pool_uuid));
+    }
+    (identity.content != volume.content).then(|| match identity.content {
+        Content::Filesystem { filesystem, uuid } => format!("it holds the {filesystem} {uuid}"),
+        Content::Block => "it holds no filesystem of ours".to_owned(),
+    })
+}

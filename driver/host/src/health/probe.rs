@@ -1,0 +1,79 @@
+//! One block of a pool, written, synced and read back past the page cache.
+//!
+//! *Invariant:* the block has its place on the disk from the first time on, so that a full pool takes
+//! it as well; and it holds something else each time, so that what is read was written just now.
+
+use std::{
+    io,
+    os::fd::{AsFd as _, OwnedFd},
+    path::Path,
+};
+
+use super::PoolTrouble;
+use crate::{
+    id::Uuid,
+    pool::{PROBE, Pool},
+    system::{Block, OFlags, System},
+};
+
+/// Writes the pool's block and reads it back.
+pub(super) fn probe(pool: &Pool) -> Result<(), PoolTrouble> {
+    let system = &*pool.system;
+    let path = pool.path().join(PROBE);
+    let failed = |operation: &str| {
+        let operation = format!("{operation} {}", path.display());
+        move |error: io::Error| PoolTrouble::failed(operation, &error)
+    };
+    let Some(file) = open(pool).map_err(failed("open"))? else {
+        return Ok(());
+    };
+    let block = block().map_err(failed("choose what to write to"))?;
+    system
+        .write_block(file.as_fd(), 0, &block)
+        .map_err(failed("write"))?;
+    system.sync(file.as_fd()).map_err(failed("sync"))?;
+    let read = system
+        .read_block(file.as_fd(), 0)
+        .map_err(failed("read back"))?;
+    if *read == *block {
+        return Ok(());
+    }
+    Err(PoolTrouble::NotReadBack { path })
+}
+
+/// The pool's file, made if need be; none where there is no room for one, which is no trouble of
+/// the disk.
+fn open(pool: &Pool) -> io::Result<Option<OwnedFd>> {
+    let (system, directory) = (&*pool.system, pool.directory());
+    let flags = OFlags::RDWR | OFlags::DIRECT;
+    match system.open_beneath(directory, Path::new(PROBE), flags) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Ok(file) if system.stat(file.as_fd())?.size >= Block::SIZE as u64 => return Ok(Some(file)),
+        // Making it was cut short.
+        Ok(file) => return allocate(system, file),
+        Err(error) => return Err(error),
+    }
+    match system.open_beneath(directory, Path::new(PROBE), flags | OFlags::CREATE) {
+        Ok(file) => allocate(system, file),
+        Err(error) if error.kind() == io::ErrorKind::StorageFull => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn allocate(system: &dyn System, file: OwnedFd) -> io::Result<Option<OwnedFd>> {
+    match system.allocate(file.as_fd(), &(0..Block::SIZE as u64)) {
+        Ok(()) => Ok(Some(file)),
+        Err(error) if error.kind() == io::ErrorKind::StorageFull => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// A block that nobody has seen before.
+fn block() -> io::Result<Box<Block>> {
+    let number = Uuid::random()?;
+    let mut block = Box::new(Block([0; Block::SIZE]));
+    for (byte, value) in block.0.iter_mut().zip(number.as_bytes().iter().cycle()) {
+        *byte = *value;
+    }
+    Ok(block)
+}

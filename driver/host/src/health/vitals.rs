@@ -1,0 +1,90 @@
+//! A look at a pool that says whether its disk works, by having it work.
+
+use std::{sync::Arc, time::Duration};
+
+use cistern_crds::Bytes;
+
+use super::{PoolTrouble, probe};
+use crate::pool::Pool;
+
+/// What a look at a pool found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolVitals {
+    /// How full it is; none where it does not say.
+    pub fill: Option<Fill>,
+    /// What is wrong with it.
+    pub troubles: Vec<PoolTrouble>,
+}
+
+/// How full a pool is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fill {
+    /// What is free (`f_bavail`).
+    pub available: Bytes,
+    /// What its filesystem covers.
+    pub size: Bytes,
+}
+
+impl Pool {
+    /// Looks at the pool, and writes a block to it and reads it back. Returns by the deadline,
+    /// whatever its disk does. While an earlier look is not answered yet, none is begun.
+    pub fn vitals(self: &Arc<Self>, deadline: Duration) -> PoolVitals {
+        let pool = Arc::clone(self);
+        let look = move || Ok(pool.look());
+        let answer = self.root().ask_within(&self.path(), deadline, look);
+        let trouble = match answer {
+            Some(Ok(vitals)) => return vitals,
+            Some(Err(error)) => PoolTrouble::failed("start a thread", &error),
+            None => PoolTrouble::Hung { after: deadline },
+        };
+        PoolVitals {
+            fill: None,
+            troubles: vec![trouble],
+        }
+    }
+
+    fn look(&self) -> PoolVitals {
+        let mut vitals = PoolVitals::default();
+        let troubles = &mut vitals.troubles;
+        match self.statistics() {
+            Ok(numbers) => {
+                vitals.fill = Some(Fill {
+                    available: numbers.available,
+                    size: numbers.size,
+                });
+            }
+            Err(error) => troubles.push(error.into()),
+        }
+        match self.check() {
+            Ok(()) => {
+                troubles.extend(probe::probe(self).err());
+                // The write that fails is often the one that shuts it down.
+                if !troubles.is_empty() {
+                    troubles.extend(self.check().err().map(PoolTrouble::from));
+                }
+            }
+            Err(error) => troubles.push(error.into()),
+        }
+        if !troubles.contains(&PoolTrouble::ShutDown) {
+            self.count_damage(troubles);
+        }
+        self.count_device_errors(troubles);
+        vitals
+    }
+
+    fn count_damage(&self, troubles: &mut Vec<PoolTrouble>) {
+        match self.system.xfs_damage(self.directory()) {
+            Ok(None | Some(0)) => {}
+            Ok(Some(count)) => troubles.push(PoolTrouble::FilesystemErrors { count }),
+            Err(error) => troubles.push(PoolTrouble::failed("ask the filesystem", &error)),
+        }
+    }
+
+    fn count_device_errors(&self, troubles: &mut Vec<PoolTrouble>) {
+        match self.device_errors() {
+            Ok(0) => {}
+            Ok(count) => troubles.push(PoolTrouble::DeviceErrors { count }),
+            Err(error) => troubles.push(PoolTrouble::failed("ask the disk", &error)),
+        }
+    }
+}

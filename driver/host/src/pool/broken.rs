@@ -1,0 +1,130 @@
+//! A pool whose filesystem is mounted and of no use any more: it is unmounted, and so mounted anew,
+//! once nothing uses it.
+//!
+//! *Invariants:* only what is proved to be the pool is unmounted, never lazily and never by force; and
+//! not where that would let go of the last that holds its file.
+
+use std::{
+    fmt, io,
+    os::fd::{AsFd as _, BorrowedFd},
+};
+
+use rustix::io::Errno;
+
+use super::{Error, Expectation, PoolDeclaration, Source, device, failed, file};
+use crate::{id::Uid, loopdev, mountinfo::Mount, place::Place, root::Root, system::System};
+
+/// What has become of a filesystem that has to be mounted anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Broken {
+    /// It has shut itself down after an error.
+    ShutDown,
+    /// It is read-only.
+    ReadOnly,
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ShutDown => "has shut itself down after an error",
+            Self::ReadOnly => "is read-only",
+        })
+    }
+}
+
+impl Root {
+    /// What is mounted in a pool's place, unless it was the pool and of no use any more: then it is
+    /// unmounted.
+    pub(super) fn usable_mount(
+        &self,
+        place: &Place<'_>,
+        pools: BorrowedFd<'_>,
+        declaration: &PoolDeclaration,
+        expectation: Expectation,
+    ) -> Result<Option<Mount>, Error> {
+        let path = place.path();
+        let look = |error: io::Error| failed(format!("look at {}", path.display()))(error);
+        let Some(mount) = place.mounted().map_err(look)? else {
+            return Ok(None);
+        };
+        let Some(state) = state_of(&*self.system, place, &mount).map_err(look)? else {
+            return Ok(Some(mount));
+        };
+        if !self.is_pool(pools, &mount, declaration, expectation)? {
+            // Whoever looks closer says what it is.
+            return Ok(Some(mount));
+        }
+        match place.take_off() {
+            Ok(()) => {
+                tracing::warn!(pool = %declaration.name, path = %path.display(), "the pool's filesystem {state} and is mounted anew");
+                place.mounted().map_err(look)
+            }
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Err(Error::InUse {
+                path: path.to_owned(),
+                state,
+                images: self.attached_images(&declaration.uid).map_err(look)?,
+            }),
+            Err(error) => Err(failed(format!("unmount {}", path.display()))(error)),
+        }
+    }
+
+    /// Whether the pool is what is mounted, and can be had again once it is not.
+    fn is_pool(
+        &self,
+        pools: BorrowedFd<'_>,
+        mount: &Mount,
+        declaration: &PoolDeclaration,
+        expectation: Expectation,
+    ) -> Result<bool, Error> {
+        let system = &*self.system;
+        let uid = &declaration.uid;
+        match &declaration.source {
+            Source::Image { .. } => {
+                let Some(file) = file::find(system, pools, self, uid)? else {
+                    return Ok(false);
+                };
+                let is_beneath = || -> io::Result<bool> {
+                    let id = system.stat(file.as_fd())?.id;
+                    let Some(number) = mount.device.as_loop() else {
+                        return Ok(false);
+                    };
+                    let status = loopdev::status(system, number).map_err(io::Error::other)?;
+                    Ok(status.is_some_and(|status| status.file == id))
+                };
+                is_beneath().map_err(failed(format!("look at device {}", mount.device)))
+            }
+            Source::Device { .. } => device::is_pool(system, mount.device, uid, expectation),
+        }
+    }
+
+    /// Names of a pool's images that have loop devices.
+    fn attached_images(&self, pool: &Uid) -> io::Result<Vec<Uid>> {
+        let bound = self.system.bound_loops()?.into_iter();
+        let bound = bound.filter(|bound| loopdev::is_in_pool(&bound.backing_file, pool));
+        Ok(bound
+            .filter_map(|bound| loopdev::image_of(&bound.backing_file))
+            .collect())
+    }
+}
+
+/// Whether the XFS that is mounted at a place is of no use any more, and why.
+fn state_of(system: &dyn System, place: &Place<'_>, mount: &Mount) -> io::Result<Option<Broken>> {
+    if mount.filesystem != "xfs" {
+        return Ok(None);
+    }
+    // Not opened: a filesystem that has shut itself down cannot be.
+    let Some(seen) = place.look()? else {
+        return Ok(None);
+    };
+    if has_shut_down(system, seen.as_fd()) {
+        return Ok(Some(Broken::ShutDown));
+    }
+    Ok(mount.is_read_only().then_some(Broken::ReadOnly))
+}
+
+/// Whether the XFS that holds a file has shut itself down: it says nothing of the file then, not even
+/// what it has in memory, and needs no disk to say so.
+pub(crate) fn has_shut_down(system: &dyn System, inside: BorrowedFd<'_>) -> bool {
+    let answer = system.stat(inside);
+    answer.is_err_and(|error| Errno::from_io_error(&error) == Some(Errno::IO))
+}
