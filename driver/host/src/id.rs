@@ -32,6 +32,11 @@ impl Uid {
     }
 }
 
+/// Whether a label may be [`Uid::label`] of a UID that Kubernetes gave.
+pub(crate) fn is_label(label: &str) -> bool {
+    label.len() == 12 && label.bytes().all(|c| c.is_ascii_alphanumeric())
+}
+
 impl AsRef<OsStr> for Uid {
     fn as_ref(&self) -> &OsStr {
         OsStr::new(&self.0)

@@ -3,13 +3,14 @@
 //! *Invariants:* an image appears whole or not at all; it is named by the UID of the object that
 //! made it and carries its identity in an extended attribute; only [`Pool::create_image`] makes a
 //! filesystem, in a file that has no name among the images yet; only [`Pool::remove_image`] removes
-//! one, and only while nobody has it attached or reads it.
+//! one, or [`Pool::remove_discarded`] from the trash, and only while nobody has it attached or reads it.
 
 mod clone;
 mod grow;
 mod identity;
 mod make;
 pub(crate) mod read;
+pub(crate) mod trash;
 pub(crate) mod unfinished;
 
 use std::{
@@ -19,7 +20,10 @@ use std::{
 
 use cistern_crds::{Bytes, FilesystemType, MkfsOptions, Provisioning};
 
-pub use self::identity::{Content, Cut, Identity, Owner};
+pub use self::{
+    identity::{Content, Cut, Identity, Owner},
+    trash::Discarded,
+};
 use crate::{
     allocation,
     cause::Cause,
@@ -226,18 +230,7 @@ impl Pool {
             file.map_or(Ok(()), |file| system.truncate(file.as_fd(), 0))
         };
         let file = self.open_image(uid)?;
-        if let Some(file) = &file {
-            self.let_go_of_idle(file.as_fd(), uid)
-                .map_err(failed("let go of the device", uid))?;
-            self.refuse_in_use(file.as_fd(), uid)?;
-            let is_free = self.lock_file(file.as_fd());
-            if !is_free.map_err(failed("lock the file", uid))? {
-                return Err(Error::InUse {
-                    uid: uid.clone(),
-                    how: "read or checked".to_owned(),
-                });
-            }
-        }
+        let file = file.map(|file| self.unused(file, uid)).transpose()?;
         remove(file).map_err(failed("remove the file", uid))
     }
 
@@ -276,6 +269,23 @@ impl Pool {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(failed("open the file", uid)(error)),
         }
+    }
+
+    /// The file of an image, locked for one alone; an error where it is attached or read.
+    fn unused(&self, file: OwnedFd, uid: &Uid) -> Result<OwnedFd, Error> {
+        self.let_go_of_idle(file.as_fd(), uid)
+            .map_err(failed("let go of the device", uid))?;
+        self.refuse_in_use(file.as_fd(), uid)?;
+        if self
+            .lock_file(file.as_fd())
+            .map_err(failed("lock the file", uid))?
+        {
+            return Ok(file);
+        }
+        Err(Error::InUse {
+            uid: uid.clone(),
+            how: "read or checked".to_owned(),
+        })
     }
 
     /// Fails when a loop device is bound to an image, here or in another mount namespace.

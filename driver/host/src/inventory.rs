@@ -1,19 +1,16 @@
-//! What is really on this host, for `fsck`: it only looks, and opens no pool.
+//! What is really on this host, for `fsck`: it only looks, and opens no pool. A pool that hangs
+//! holds up the look for some seconds, and hides nothing of the others.
 
-use std::{
-    collections::BTreeSet,
-    io,
-    os::fd::{AsFd as _, BorrowedFd},
-    path::PathBuf,
-};
+mod inside;
+
+use std::{collections::BTreeSet, io, os::fd::AsFd as _, path::PathBuf};
 
 use crate::{
     attach::block,
     id::{Uid, Uuid},
-    image::{self, Image},
+    image::{Discarded, Image},
     loopdev::{self, DELETED},
     mountinfo::Mount,
-    place::Place,
     pool,
     root::Root,
     system::{BoundLoop, DeviceNumber, FileId, OFlags, System},
@@ -46,18 +43,34 @@ pub struct NodeInventory {
 /// One pool on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolInventory {
-    /// UID of the StoragePool.
+    /// UID of the StoragePool: as the pool says itself, or as its file is named while it is not
+    /// mounted.
     pub uid: Uid,
-    /// UUID of its filesystem; none when it is not mounted.
+    /// Name of the StoragePool, as the pool says itself.
+    pub name: Option<String>,
+    /// Where it is mounted, or would be.
+    pub mount_point: PathBuf,
+    /// UUID of its filesystem; none when it is not mounted, or does not answer.
     pub filesystem_uuid: Option<Uuid>,
+    /// Why nothing is known of what is in it, where it is mounted and nobody can tell.
+    pub silent: Option<String>,
     /// Whether it has a file of its own here.
     pub has_file: bool,
     /// Its images.
     pub images: Vec<Image>,
+    /// Its images in the trash.
+    pub discarded: Vec<Discarded>,
     /// Images whose making was cut short, or is under way.
     pub temporary: Vec<PathBuf>,
     /// Files where only images should be.
     pub strays: Vec<PathBuf>,
+}
+
+impl PoolInventory {
+    /// Whether it is mounted, whether or not it answers.
+    pub fn is_mounted(&self) -> bool {
+        self.filesystem_uuid.is_some() || self.silent.is_some()
+    }
 }
 
 impl Root {
@@ -93,16 +106,15 @@ impl Root {
             {
                 own.pool_files.insert(system.stat(file.as_fd())?.id);
             }
-            let (found, device) = self.look_into(uid, has_file)?;
+            let (found, device) = self.look_at_pool(&uid, has_file)?;
             own.pool_devices.extend(device);
-            all.pools.push(found);
+            all.pools.extend(found);
         }
         all.loops = loops_over(system, &own)?;
         let ours = |mount: &Mount| {
             let is_loop = |bound: &BoundLoop| mount.device == DeviceNumber::of_loop(bound.number);
-            let mount_points = all.pools.iter().map(|pool| self.mount_point(&pool.uid));
-            all.loops.iter().any(is_loop)
-                || mount_points.into_iter().any(|at| at == mount.mount_point)
+            let mut pools = all.pools.iter();
+            all.loops.iter().any(is_loop) || pools.any(|pool| pool.mount_point == mount.mount_point)
         };
         all.mounts = system.mounts()?.into_iter().filter(ours).collect();
         for BoundLoop { number, .. } in &all.loops {
@@ -113,44 +125,6 @@ impl Root {
             }));
         }
         Ok(all)
-    }
-
-    /// Looks into a pool if it is mounted, and says on which device it lies.
-    fn look_into(
-        &self,
-        uid: Uid,
-        has_file: bool,
-    ) -> io::Result<(PoolInventory, Option<DeviceNumber>)> {
-        let system = &*self.system;
-        let path = self.mount_point(&uid);
-        let mut found = PoolInventory {
-            uid,
-            filesystem_uuid: None,
-            has_file,
-            images: Vec::new(),
-            temporary: Vec::new(),
-            strays: Vec::new(),
-        };
-        let Some(mount) = Place::open(system, &path)?.mounted()? else {
-            return Ok((found, None));
-        };
-        let directory = system.open(&path, OFlags::RDONLY | OFlags::DIRECTORY)?;
-        let geometry = system.xfs_geometry(directory.as_fd())?;
-        found.filesystem_uuid = geometry.map(|geometry| Uuid::from_bytes(geometry.uuid));
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-        let open = |name: &str| system.open_beneath(directory.as_fd(), name.as_ref(), flags);
-        if let Some(images) = if_there(open(pool::IMAGES))? {
-            found.images = image::list(system, images.as_fd())?;
-            found.strays = names(system, images.as_fd(), &path.join(pool::IMAGES))?;
-            found.strays.retain(|stray| {
-                let name = stray.file_name().and_then(|name| name.to_str());
-                name.is_none_or(|name| name.parse::<Uid>().is_err())
-            });
-        }
-        if let Some(temporary) = if_there(open(pool::TEMPORARY))? {
-            found.temporary = names(system, temporary.as_fd(), &path.join(pool::TEMPORARY))?;
-        }
-        Ok((found, Some(mount.device)))
     }
 }
 
@@ -208,15 +182,6 @@ fn is_pool_file(bound: &BoundLoop) -> bool {
 /// Whether the file behind a loop device is named as an image is.
 fn is_in_images(bound: &BoundLoop) -> bool {
     loopdev::image_of(&bound.backing_file).is_some()
-}
-
-fn names(
-    system: &dyn System,
-    folder: BorrowedFd<'_>,
-    path: &std::path::Path,
-) -> io::Result<Vec<PathBuf>> {
-    let names = system.list(folder)?;
-    Ok(names.into_iter().map(|name| path.join(name)).collect())
 }
 
 fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {

@@ -42,7 +42,7 @@ pub use self::{
     changes::Changes,
     grow::ExpandRequest,
     id::{InvalidUid, InvalidUuid, Uid, Uuid},
-    image::{Content, Cut, Identity, Image, ImageRequest, Owner, SourceImage},
+    image::{Content, Cut, Discarded, Identity, Image, ImageRequest, Owner, SourceImage},
     inventory::{Inventory, PoolInventory},
     options::MountOptions,
     pool::{Expectation, Pool, PoolDeclaration, PoolStatistics, Source},

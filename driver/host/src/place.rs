@@ -193,6 +193,7 @@ impl<'a> Place<'a> {
     }
 }
 
-fn is_busy(result: &io::Result<()>) -> bool {
+/// Whether somebody else has it for a moment.
+pub(crate) fn is_busy<T>(result: &io::Result<T>) -> bool {
     matches!(result, Err(error) if error.kind() == io::ErrorKind::ResourceBusy)
 }

@@ -8,7 +8,8 @@ mod blank;
 mod broken;
 mod device;
 pub(crate) mod file;
-mod marker;
+mod home;
+pub(crate) mod marker;
 mod open;
 mod remove;
 
@@ -44,8 +45,11 @@ pub(crate) const PROBE: &str = ".cistern-probe";
 pub struct PoolDeclaration {
     /// UID of the StoragePool.
     pub uid: Uid,
-    /// Its name, for people.
+    /// Its name. A pool that says so of itself and has another UID was this one before a cluster was
+    /// restored, unless that UID is one of `others`.
     pub name: String,
+    /// UIDs of the other pools that the host is to carry.
+    pub others: Vec<Uid>,
     /// Where its space comes from.
     pub source: Source,
 }
@@ -96,6 +100,16 @@ pub enum Error {
         path: PathBuf,
         /// What was found.
         why: String,
+    },
+    /// Something calls itself this pool, and it is not certain that it is.
+    #[error(
+        "it is not certain which is pool {name}, so none is taken and none is made: {}; move away what is not", list(.found)
+    )]
+    Ambiguous {
+        /// Name of the pool.
+        name: String,
+        /// Each with what is known of it.
+        found: Vec<(PathBuf, String)>,
     },
     /// No listed device is blank or the pool's own.
     #[error("no listed device can be used: {}", list(.devices))]
@@ -216,6 +230,8 @@ pub struct Pool {
     pub(crate) temporary: OwnedFd,
     root: Root,
     declaration: PoolDeclaration,
+    /// UID of the StoragePool that made it: the name of its file and mount point.
+    home: Uid,
     filesystem_uuid: Uuid,
     device: PathBuf,
     /// The disk that carries it all, and how many requests that had failed when the pool was opened.
@@ -244,8 +260,8 @@ impl Pool {
     }
 
     /// Where it is mounted.
-    pub(crate) fn path(&self) -> PathBuf {
-        self.root.mount_point(self.uid())
+    pub fn path(&self) -> PathBuf {
+        self.root.mount_point(&self.home)
     }
 
     pub(crate) fn root(&self) -> &Root {
@@ -269,7 +285,7 @@ impl Pool {
         let path = self.path();
         let io = |source: io::Error| failed(format!("look at {}", path.display()))(source);
         if let Some(file) = self.file {
-            file::check(&self.root, self.uid(), file)?;
+            file::check(&self.root, &self.home, file)?;
         }
         let place = Place::open(&*self.system, &path).map_err(io)?;
         let not_mounted = |why: &str| Error::NotMounted {
@@ -308,6 +324,11 @@ impl Pool {
             empty: self.marker.empty_at(Bytes(space.size)),
             available: Bytes(space.available),
         })
+    }
+
+    /// Opens a folder in it.
+    pub(crate) fn open_folder(&self, name: &str) -> io::Result<OwnedFd> {
+        open::open_folder(&*self.system, self.directory(), self.mount_id, name)
     }
 
     fn space(&self) -> io::Result<crate::system::Space> {

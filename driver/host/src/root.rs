@@ -1,12 +1,14 @@
 //! [`Root`]: the folder of Cistern on a host, and what is done there by path.
 //!
 //! ```text
-//! <root>/pools/<pool uid>.img        an image pool's file, allocated in full
+//! <root>/pools/<pool uid>.img        an image pool's file, allocated in full; it keeps its name when
+//!                                    its StoragePool comes back with another UID (pool/home.rs)
 //! <root>/pools/<pool uid>.img.new    one that is being made
 //! <root>/pools/<pool uid>/           where the pool's XFS is mounted
 //!        .cistern-pool               whose it is
 //!        images/<volume uid>         one volume
 //!        tmp/<volume uid>            one that is being made
+//!        trash/<volume uid>.<time>   one that nobody claimed, and when it was moved there
 //! <root>/dev/                        device nodes that /dev lacks
 //! ```
 
@@ -61,7 +63,7 @@ impl Root {
         self.directory.join("pools")
     }
 
-    /// Where a pool is mounted.
+    /// Where the pool that was made for this UID is mounted.
     pub fn mount_point(&self, pool: &Uid) -> PathBuf {
         self.pools_path().join(pool.as_str())
     }

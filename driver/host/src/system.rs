@@ -235,6 +235,8 @@ pub trait System: Send + Sync + fmt::Debug {
         to: BorrowedFd<'_>,
         new_name: &OsStr,
     ) -> io::Result<()>;
+    /// Gives a file the name of another one in its directory, in whose place it is from then on.
+    fn replace(&self, directory: BorrowedFd<'_>, name: &OsStr, replaced: &OsStr) -> io::Result<()>;
     /// Names in a directory, sorted.
     fn list(&self, directory: BorrowedFd<'_>) -> io::Result<Vec<OsString>>;
     /// What a file is.

@@ -266,7 +266,7 @@ pub fn is_adopted<K: Kept>(object: &K) -> bool {
 }
 
 /// The image that another object of this name has made: there is none, it can be adopted, or it is
-/// not what the spec asks for. Blocks.
+/// not what the spec asks for. One that can be is taken out of the trash. Blocks.
 pub fn find_adoptable<K: Kept>(
     pool: &Pool,
     object: &K,
@@ -274,9 +274,11 @@ pub fn find_adoptable<K: Kept>(
 ) -> Result<Option<Image>, Error> {
     let is_another = |uid: &Uid| Some(uid.as_str()) != object.meta().uid.as_deref();
     let is_ours = |identity: &Identity| object.is_named(&identity.owner);
+    let discarded = pool.discarded()?.into_iter().map(|it| it.image);
     let mut found = pool
         .images()?
         .into_iter()
+        .chain(discarded)
         .filter(|image| image.identity.as_ref().is_some_and(is_ours) && is_another(&image.uid));
     let Some(image) = found.next() else {
         return Ok(None);
@@ -288,9 +290,19 @@ pub fn find_adoptable<K: Kept>(
             second: other.uid,
         });
     }
+    let uid = image.uid.clone();
     let image = Image::read(&image, now)?;
     object.is_served_by(&image)?;
+    pool.take_back(&uid)?;
     Ok(Some(image))
+}
+
+/// The image of a name that an object claims: what is claimed is not in the trash.
+fn claimed(pool: &Pool, uid: &Uid) -> Result<Option<image::Image>, image::Error> {
+    match pool.image(uid)? {
+        None if pool.take_back(uid)? => pool.image(uid),
+        found => Ok(found),
+    }
 }
 
 /// The image that was made for an object. Blocks.
@@ -300,13 +312,13 @@ pub fn find<K: Kept>(pool: &Pool, object: &K) -> Result<image::Image, Error> {
         uid: uid.clone(),
         pool: pool.to_string(),
     };
-    Ok(pool.image(&uid)?.ok_or_else(missing)?)
+    Ok(claimed(pool, &uid)?.ok_or_else(missing)?)
 }
 
 /// Removes the image of an object and says which it was. One that is gone already is fine. Blocks.
 pub fn destroy<K: Kept>(pool: &Pool, object: &K) -> Result<Uid, Error> {
     let uid = name_of(object)?;
-    if let Some(image) = pool.image(&uid)? {
+    if let Some(image) = claimed(pool, &uid)? {
         let owner = image.identity.map(|identity| identity.owner);
         if !owner.as_ref().is_some_and(|owner| object.is_named(owner)) {
             return Err(Difference::Identity {

@@ -12,7 +12,7 @@ use super::{
     Agent, Version,
     blocking::on_host,
     desired::{Changes, Guarded, Holdings, name},
-    pools::{self, Found, PoolLook},
+    pools::{self, Found, PoolLook, Wish},
 };
 
 /// How often all is looked at though nothing has happened.
@@ -73,12 +73,13 @@ async fn look(agent: &Arc<Agent>, retries: &Retries<String>) -> Duration {
     agent.pools.retain(&names);
     agent.health.retain_pools(&names);
     let mut all = agent.desired.by_pool();
-    let looks: Vec<_> = pools
-        .iter()
-        .map(|pool| {
-            let before = status.iter().find(|status| status.uid == pool.uid);
-            let holdings = all.remove(&pool.name).unwrap_or_default();
-            async move { look_at(agent, pool, before, &holdings).await }
+    let looks: Vec<_> = Wish::all(&pools)
+        .into_iter()
+        .map(|wish| {
+            let uid = &wish.spec.uid;
+            let before = status.iter().find(|status| status.uid == *uid);
+            let holdings = all.remove(&wish.spec.name).unwrap_or_default();
+            async move { look_at(agent, &wish, before, &holdings).await }
         })
         .collect();
     let mut wait = PERIOD;
@@ -115,10 +116,11 @@ fn wanted(agent: &Agent) -> Option<(Version, Vec<NodePool>, Vec<NodePoolStatus>)
 /// Looks at one pool; says whether it is as it is to be.
 async fn look_at(
     agent: &Arc<Agent>,
-    spec: &NodePool,
+    wish: &Wish,
     status: Option<&NodePoolStatus>,
     holdings: &Holdings,
 ) -> bool {
+    let spec = &wish.spec;
     let expectation = pools::expectation(status, holdings);
     let before = agent
         .pools
@@ -133,7 +135,7 @@ async fn look_at(
         // What is open cannot be unmounted. From here on no volume finds the pool.
         agent.pools.release(&spec.name);
     }
-    let (root, copy) = (agent.root.clone(), spec.clone());
+    let (root, copy) = (agent.root.clone(), wish.clone());
     let work = move || {
         if goes {
             drop(before);

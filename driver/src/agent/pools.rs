@@ -34,6 +34,29 @@ pub struct PoolLook {
     pub found: Found,
 }
 
+/// A pool as it is to be, beside the others.
+#[derive(Clone, Debug)]
+pub struct Wish {
+    /// The pool.
+    pub spec: NodePool,
+    /// UIDs of the other pools that the node is to carry.
+    pub others: Vec<Uid>,
+}
+
+impl Wish {
+    /// Every pool that a node is to carry.
+    pub fn all(specs: &[NodePool]) -> Vec<Self> {
+        let wish = |spec: &NodePool| {
+            let others = specs.iter().filter(|other| other.uid != spec.uid);
+            Self {
+                spec: spec.clone(),
+                others: others.filter_map(|other| other.uid.parse().ok()).collect(),
+            }
+        };
+        specs.iter().map(wish).collect()
+    }
+}
+
 /// What a look at a pool found.
 #[derive(Clone, Debug)]
 pub enum Found {
@@ -158,19 +181,20 @@ impl Pools {
 /// `before` is the pool at the last look, if it is the same pool.
 pub fn look(
     root: &Root,
-    spec: &NodePool,
+    wish: &Wish,
     expectation: Expectation,
     before: Option<&PoolLook>,
 ) -> Found {
-    match open(root, spec, expectation, before) {
+    match open(root, wish, expectation, before) {
         Ok(usable) => Found::Usable(usable),
-        Err(error) => unusable(spec, &error),
+        Err(error) => unusable(&wish.spec, &error),
     }
 }
 
 /// Takes a pool that holds nothing off the node. Blocks. Nobody may hold it open.
-pub fn remove(root: &Root, spec: &NodePool, expectation: Expectation) -> Found {
-    let removed = declaration(spec).and_then(|declaration| {
+pub fn remove(root: &Root, wish: &Wish, expectation: Expectation) -> Found {
+    let spec = &wish.spec;
+    let removed = declaration(wish).and_then(|declaration| {
         root.remove_pool(&declaration, expectation)?;
         Ok(())
     });
@@ -197,10 +221,11 @@ pub fn expectation(status: Option<&NodePoolStatus>, holdings: &Holdings) -> Expe
 
 fn open(
     root: &Root,
-    spec: &NodePool,
+    wish: &Wish,
     expectation: Expectation,
     before: Option<&PoolLook>,
 ) -> Result<Usable, Error> {
+    let spec = &wish.spec;
     let usable = before.and_then(PoolLook::usable);
     let images = usable.map_or_else(Arc::default, |usable| Arc::clone(&usable.images));
     let is_held = before.is_some_and(|before| before.spec.source == spec.source);
@@ -213,7 +238,7 @@ fn open(
             }
         }
     }
-    let pool = root.open_pool(&declaration(spec)?, expectation)?;
+    let pool = root.open_pool(&declaration(wish)?, expectation)?;
     survey(Arc::new(pool), images)
 }
 
@@ -224,12 +249,12 @@ fn survey(pool: Arc<Pool>, images: Arc<Images>) -> Result<Usable, Error> {
         tracing::info!(%pool, swept, "removed images that were never finished");
     }
     images.refresh(|| {
-        let found = pool.images()?.into_iter();
-        Ok::<_, Error>(
-            found
-                .map(|image| (image.uid.to_string(), weight_of(&image)))
-                .collect(),
-        )
+        // In this order: what goes to the trash meanwhile is seen in one of them.
+        let mut found = pool.images()?;
+        found.extend(pool.discarded()?.into_iter().map(|it| it.image));
+        let sizes = found.iter();
+        let sizes = sizes.map(|image| (image.uid.to_string(), weight_of(image)));
+        Ok::<_, Error>(sizes.collect())
     })?;
     Ok(Usable {
         statistics: pool.statistics()?,
@@ -266,6 +291,7 @@ impl Error {
             Self::Pool(error) => match error {
                 pool::Error::BackingMissing { .. } => Reason::BackingMissing,
                 pool::Error::BackingForeign { .. } => Reason::BackingForeign,
+                pool::Error::Ambiguous { .. } => Reason::IdentityConflict,
                 pool::Error::NoUsableDevice { .. } => Reason::NoUsableDevice,
                 pool::Error::NotMounted { .. } => Reason::NotMounted,
                 pool::Error::ReadOnly { .. }
@@ -295,7 +321,8 @@ fn unusable(spec: &NodePool, error: &Error) -> Found {
     }
 }
 
-fn declaration(spec: &NodePool) -> Result<PoolDeclaration, Error> {
+fn declaration(wish: &Wish) -> Result<PoolDeclaration, Error> {
+    let Wish { spec, others } = wish;
     let invalid = |why| Error::Spec { why };
     let uid: Uid = spec
         .uid
@@ -313,6 +340,7 @@ fn declaration(spec: &NodePool) -> Result<PoolDeclaration, Error> {
     Ok(PoolDeclaration {
         uid,
         name: spec.name.clone(),
+        others: others.clone(),
         source,
     })
 }

@@ -2,11 +2,12 @@
 
 use std::{collections::HashMap, fmt, path::Path};
 
+use chrono::{DateTime, SecondsFormat, Utc};
 use cistern_crds::{
     Bytes, ConditionType, NodePool, NodePoolStatus, PoolSnapshot, PoolSnapshotGroup, PoolVolume,
     StorageNode, Stored, condition,
 };
-use cistern_host::{Image, Inventory, Owner, PoolInventory, Root, system::BoundLoop};
+use cistern_host::{Image, Inventory, Owner, PoolInventory, system::BoundLoop};
 use kube::ResourceExt as _;
 use serde::Serialize;
 
@@ -25,8 +26,17 @@ pub struct View {
     pub groups: Vec<PoolSnapshotGroup>,
     /// What is on the node.
     pub inventory: Inventory,
+}
+
+/// An image that no custom resource claims.
+#[derive(Clone, Copy, Debug)]
+pub struct Unclaimed<'a> {
     /// Where it is.
-    pub root: Root,
+    pub pool: &'a PoolInventory,
+    /// The image.
+    pub image: &'a Image,
+    /// When it was moved to the trash, if it is there.
+    pub discarded: Option<DateTime<Utc>>,
 }
 
 /// Something that does not belong together.
@@ -41,7 +51,7 @@ pub struct Finding {
 }
 
 /// Kinds of findings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum Kind {
     /// An image that no PoolVolume or PoolSnapshot claims.
     ImageWithoutObject,
@@ -65,6 +75,8 @@ pub enum Kind {
     MountWithoutVolume,
     /// A pool that the node is to carry and that is not mounted.
     PoolNotMounted,
+    /// A pool that is mounted and does not show what is in it.
+    PoolSilent,
     /// A pool on the node that no StorageNode names.
     PoolWithoutNode,
     /// A file where none should be.
@@ -85,6 +97,7 @@ impl fmt::Display for Kind {
             Self::LoopWithoutUse => "loop device without use",
             Self::MountWithoutVolume => "mount without volume",
             Self::PoolNotMounted => "pool not mounted",
+            Self::PoolSilent => "pool that does not answer",
             Self::PoolWithoutNode => "pool that the node does not carry",
             Self::Stray => "stray file",
         })
@@ -103,7 +116,8 @@ fn finding(kind: Kind, object: impl fmt::Display, message: impl Into<String>) ->
 pub fn findings(view: &View) -> Vec<Finding> {
     let mut all = Vec::new();
     all.extend(view.pools());
-    all.extend(view.images());
+    all.extend(view.unclaimed().iter().map(Unclaimed::finding));
+    all.extend(view.conflicts());
     let volumes = view.volumes.iter();
     all.extend(volumes.filter_map(|it| view.object(it, Kind::VolumeWithoutImage)));
     let snapshots = view.snapshots.iter();
@@ -149,7 +163,7 @@ impl View {
                 .iter()
                 .any(|status| status.uid == spec.uid && status.filesystem_uuid.is_some());
             let found = self.pool(&spec.uid);
-            let is_mounted = found.is_some_and(|pool| pool.filesystem_uuid.is_some());
+            let is_mounted = found.is_some_and(PoolInventory::is_mounted);
             if was_made && !is_mounted {
                 let message = "its volumes cannot be used; the pool's condition says why";
                 all.push(finding(Kind::PoolNotMounted, &spec.name, message));
@@ -160,11 +174,14 @@ impl View {
                 .specs()
                 .iter()
                 .any(|spec| spec.uid == pool.uid.as_str());
-            let is_there = pool.has_file || pool.filesystem_uuid.is_some();
-            if is_there && !is_carried {
+            if !is_carried && pool.silent.is_none() {
                 let message = "it is kept as it is: the StoragePool was removed by force, or its \
                                StorageNode has not come back yet";
-                all.push(finding(Kind::PoolWithoutNode, &pool.uid, message));
+                all.push(finding(Kind::PoolWithoutNode, pool_named(pool), message));
+            }
+            if let Some(why) = &pool.silent {
+                let message = format!("nothing is known of what is in it: {why}");
+                all.push(finding(Kind::PoolSilent, pool_named(pool), message));
             }
             let strays = pool.strays.iter();
             all.extend(strays.map(|path| finding(Kind::Stray, path.display(), NOT_OURS)));
@@ -179,7 +196,26 @@ impl View {
         all
     }
 
-    fn images(&self) -> Vec<Finding> {
+    /// Images that no custom resource claims, those in the trash included.
+    pub fn unclaimed(&self) -> Vec<Unclaimed<'_>> {
+        let mut all = Vec::new();
+        for pool in &self.inventory.pools {
+            let images = pool.images.iter().map(|image| (image, None));
+            let discarded = pool.discarded.iter();
+            let discarded = discarded.map(|it| (&it.image, Some(it.since)));
+            let images = images.chain(discarded);
+            let unclaimed = images.filter(|(image, _)| self.claimant(image.uid.as_str()).is_none());
+            all.extend(unclaimed.map(|(image, discarded)| Unclaimed {
+                pool,
+                image,
+                discarded,
+            }));
+        }
+        all
+    }
+
+    /// Images that are not what the custom resource says that claims them.
+    fn conflicts(&self) -> Vec<Finding> {
         let mut all = Vec::new();
         for (pool, image) in self
             .inventory
@@ -187,22 +223,12 @@ impl View {
             .iter()
             .flat_map(|pool| pool.images.iter().map(move |image| (pool, image)))
         {
-            let path = self
-                .root
-                .mount_point(&pool.uid)
-                .join("images")
-                .join(image.uid.as_str());
             let Some(claimant) = self.claimant(image.uid.as_str()) else {
-                let message = format!(
-                    "{}; it is kept, and takes its room, until a custom resource of this name and \
-                     spec claims it or somebody removes the file",
-                    describe(image)
-                );
-                all.push(finding(Kind::ImageWithoutObject, path.display(), message));
                 continue;
             };
             let owner = image.identity.as_ref().map(|identity| &identity.owner);
             if !owner.is_some_and(|owner| claimant.is_named(owner)) {
+                let path = pool.mount_point.join("images").join(image.uid.as_str());
                 let message = format!("{claimant} claims it; {}", describe(image));
                 all.push(finding(Kind::IdentityConflict, path.display(), message));
             }
@@ -227,7 +253,7 @@ impl View {
         let spec = self.specs().iter().find(|spec| spec.name == pool_name);
         let pool = spec.and_then(|spec| self.pool(&spec.uid));
         // A pool that is not mounted is said once, of the pool.
-        let pool = pool.filter(|pool| pool.filesystem_uuid.is_some())?;
+        let pool = pool.filter(|pool| pool.is_mounted() && pool.silent.is_none())?;
         let image = image_of(object);
         let is_there = pool.images.iter().any(|found| found.uid.as_str() == image);
         let message = format!("image {image} is not in pool {pool_name}");
@@ -256,7 +282,14 @@ impl View {
                 continue;
             };
             if !self.groups.iter().any(|group| group.name_any() == *name) {
-                let message = format!("it belongs to group {name}, which is gone");
+                let message = if snapshot.is_announced() {
+                    format!("it belongs to group {name}, which is gone")
+                } else {
+                    format!(
+                        "it was to be taken with group {name}, which is gone, and never will be: take \
+                         its finalizer off and delete the PoolSnapshot, nothing of it is on the disk"
+                    )
+                };
                 all.push(finding(Kind::GroupIncomplete, snapshot.name_any(), message));
             }
         }
@@ -265,16 +298,19 @@ impl View {
 
     /// What the agent says is reserved, against what reserves it.
     fn ledgers(&self) -> Vec<Finding> {
+        let unclaimed = self.unclaimed();
         let mut all = Vec::new();
         for status in self.statuses() {
             let volumes = reserved(&self.volumes, &status.name);
             let snapshots = reserved(&self.snapshots, &status.name);
-            let images = self.pool(&status.uid).map_or(&[][..], |pool| &pool.images);
-            let unclaimed = images
+            let pool = self.pool(&status.uid);
+            if pool.is_some_and(|pool| pool.silent.is_some()) {
+                continue;
+            }
+            let unclaimed = unclaimed
                 .iter()
-                .filter(|image| self.claimant(image.uid.as_str()).is_none())
-                .map(weight_of);
-            let unclaimed: Bytes = unclaimed.sum();
+                .filter(|it| it.pool.uid.as_str() == status.uid);
+            let unclaimed: Bytes = unclaimed.map(|it| weight_of(it.image)).sum();
             let expected = volumes.saturating_add(snapshots).saturating_add(unclaimed);
             if expected != status.reserved {
                 let message = format!(
@@ -336,6 +372,38 @@ impl View {
             }
         }
         all
+    }
+}
+
+impl Unclaimed<'_> {
+    fn finding(&self) -> Finding {
+        let (image, folder) = (self.image, &self.pool.mount_point);
+        let path = match self.discarded {
+            None => folder.join("images").join(image.uid.as_str()),
+            Some(_) => folder.join("trash").join(image.uid.as_str()),
+        };
+        let kept = match self.discarded {
+            None => "it is kept, and takes its room,".to_owned(),
+            Some(since) => format!(
+                "it is in the trash since {}, from where it goes for good as the StoragePool says, \
+                 and takes its room",
+                since.to_rfc3339_opts(SecondsFormat::Secs, true)
+            ),
+        };
+        let message = format!(
+            "{}; {kept} until a custom resource of this name and spec claims it or somebody removes \
+             the file",
+            describe(image)
+        );
+        finding(Kind::ImageWithoutObject, path.display(), message)
+    }
+}
+
+/// A pool, as people know it.
+fn pool_named(pool: &PoolInventory) -> String {
+    match &pool.name {
+        Some(name) => format!("{name} ({})", pool.uid),
+        None => pool.uid.to_string(),
     }
 }
 

@@ -63,8 +63,7 @@ pub async fn look(client: Client, node: &str, root: Root) -> Result<Report, Erro
         source: Box::new(source),
     };
     // The disk first: what is made meanwhile has its custom resource already.
-    let copy = root.clone();
-    let inventory = on_host((), move || copy.inventory())
+    let inventory = on_host((), move || root.inventory())
         .await
         .map_err(Error::Broken)?
         .map_err(Error::Host)?;
@@ -79,7 +78,6 @@ pub async fn look(client: Client, node: &str, root: Root) -> Result<Report, Erro
         snapshots: snapshots.list(&ours).await.map_err(failed)?.items,
         groups: groups.list(&ours).await.map_err(failed)?.items,
         inventory,
-        root,
     };
     Ok(Report {
         node: node.to_owned(),
@@ -90,7 +88,7 @@ pub async fn look(client: Client, node: &str, root: Root) -> Result<Report, Erro
             .inventory
             .pools
             .iter()
-            .map(|pool| pool.images.len())
+            .map(|pool| pool.images.len() + pool.discarded.len())
             .sum(),
         loops: view.inventory.loops.len(),
         mounts: view.inventory.mounts.len(),

@@ -100,6 +100,7 @@ impl From<pool::Error> for PoolTrouble {
             },
             // Not of a pool that is open.
             Error::NoUsableDevice { .. }
+            | Error::Ambiguous { .. }
             | Error::HostFilesystemFull { .. }
             | Error::ImagesRemain { .. }
             | Error::InUse { .. } => Self::Failed {

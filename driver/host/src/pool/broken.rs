@@ -40,6 +40,7 @@ impl Root {
         place: &Place<'_>,
         pools: BorrowedFd<'_>,
         declaration: &PoolDeclaration,
+        home: &Uid,
         expectation: Expectation,
     ) -> Result<Option<Mount>, Error> {
         let path = place.path();
@@ -50,7 +51,7 @@ impl Root {
         let Some(state) = state_of(&*self.system, place, &mount).map_err(look)? else {
             return Ok(Some(mount));
         };
-        if !self.is_pool(pools, &mount, declaration, expectation)? {
+        if !self.is_pool(pools, &mount, declaration, home, expectation)? {
             // Whoever looks closer says what it is.
             return Ok(Some(mount));
         }
@@ -62,7 +63,7 @@ impl Root {
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Err(Error::InUse {
                 path: path.to_owned(),
                 state,
-                images: self.attached_images(&declaration.uid).map_err(look)?,
+                images: self.attached_images(home).map_err(look)?,
             }),
             Err(error) => Err(failed(format!("unmount {}", path.display()))(error)),
         }
@@ -74,13 +75,13 @@ impl Root {
         pools: BorrowedFd<'_>,
         mount: &Mount,
         declaration: &PoolDeclaration,
+        home: &Uid,
         expectation: Expectation,
     ) -> Result<bool, Error> {
         let system = &*self.system;
-        let uid = &declaration.uid;
         match &declaration.source {
             Source::Image { .. } => {
-                let Some(file) = file::find(system, pools, self, uid)? else {
+                let Some(file) = file::find(system, pools, self, home)? else {
                     return Ok(false);
                 };
                 let is_beneath = || -> io::Result<bool> {
@@ -93,7 +94,7 @@ impl Root {
                 };
                 is_beneath().map_err(failed(format!("look at device {}", mount.device)))
             }
-            Source::Device { .. } => device::is_pool(system, mount.device, uid, expectation),
+            Source::Device { .. } => device::is_pool(system, mount.device, home, expectation),
         }
     }
 

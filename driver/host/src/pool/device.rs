@@ -12,10 +12,15 @@ use std::{
 
 use cistern_crds::FilesystemType;
 
-use super::{Error, Expectation, blank, failed, open::Backing};
+use super::{
+    Error, Expectation, PoolDeclaration, blank, failed,
+    home::Candidates,
+    marker::{self, Marker},
+    open::Backing,
+};
 use crate::{
     cause::Cause,
-    id::{Uid, Uuid},
+    id::{Uid, Uuid, is_label},
     mkfs,
     mountinfo::Mount,
     patience::until,
@@ -34,7 +39,9 @@ enum Finding {
     Unfinished,
     /// Blank.
     Blank,
-    /// Neither, and why.
+    /// A complete XFS of another label, and what that is: it may be the pool's from before.
+    Labelled(String),
+    /// None of these, and why.
     Unusable(String),
 }
 
@@ -49,6 +56,15 @@ pub(super) fn of_mount(system: &dyn System, mount: &Mount) -> Result<Backing, Er
     open().map_err(failed(format!("open the mounted device {number}")))
 }
 
+/// The superblock on a device, whoever has it mounted.
+pub(super) fn superblock(
+    system: &dyn System,
+    number: DeviceNumber,
+) -> io::Result<Option<Superblock>> {
+    let (device, _) = open_device(system, &node(system, number)?, OFlags::RDONLY)?;
+    superblock::read(system, device.as_fd())
+}
+
 /// Whether what is mounted from a device is the pool, as its superblock says. A device that is gone
 /// holds nothing that could be anybody else's.
 pub(super) fn is_pool(
@@ -57,11 +73,7 @@ pub(super) fn is_pool(
     uid: &Uid,
     expectation: Expectation,
 ) -> Result<bool, Error> {
-    let read = || -> io::Result<Option<Superblock>> {
-        let (device, _) = open_device(system, &node(system, number)?, OFlags::RDONLY)?;
-        superblock::read(system, device.as_fd())
-    };
-    let found = match read() {
+    let found = match self::superblock(system, number) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
         found => found.map_err(failed(format!("read the mounted device {number}")))?,
     };
@@ -81,14 +93,14 @@ enum Blank {
 /// Finds the pool's device, or makes the pool on the first that is blank.
 pub(super) fn open(
     system: &dyn System,
-    uid: &Uid,
+    declaration: &PoolDeclaration,
     paths: &[PathBuf],
     expectation: Expectation,
 ) -> Result<Backing, Error> {
     match expectation {
         Expectation::Known { filesystem_uuid } => find(system, paths, filesystem_uuid),
-        Expectation::Made => choose(system, uid, paths, Blank::Left),
-        Expectation::New => choose(system, uid, paths, Blank::Taken),
+        Expectation::Made => choose(system, declaration, paths, Blank::Left),
+        Expectation::New => choose(system, declaration, paths, Blank::Taken),
     }
 }
 
@@ -120,24 +132,36 @@ fn find(system: &dyn System, paths: &[PathBuf], uuid: Uuid) -> Result<Backing, E
     })
 }
 
-/// The first device that is the pool's own already, or else the first that is blank.
+/// The first device that is the pool's own already, or else the one that was before its StoragePool
+/// came back with another UID, or else the first that is blank.
 fn choose(
     system: &dyn System,
-    uid: &Uid,
+    declaration: &PoolDeclaration,
     paths: &[PathBuf],
     blank_device: Blank,
 ) -> Result<Backing, Error> {
+    let uid = &declaration.uid;
     let mut devices = Vec::new();
     let mut blank = None;
+    let mut candidates = Candidates::none();
     for path in paths {
         match unless_busy(|| examine(system, uid, path)) {
             Ok((Finding::Own, number)) => return exclusive(system, number),
             Ok((found @ (Finding::Unfinished | Finding::Blank), number)) => {
                 blank.get_or_insert((number, matches!(found, Finding::Unfinished)));
             }
+            Ok((Finding::Labelled(label), number)) => {
+                let marker = peek(system, number, &label);
+                if !candidates.consider(declaration, path.clone(), number, marker) {
+                    devices.push((path.clone(), format!("it holds xfs ({label:?})")));
+                }
+            }
             Ok((Finding::Unusable(why), _)) => devices.push((path.clone(), why)),
             Err(cause) => devices.push((path.clone(), describe(&cause))),
         }
+    }
+    if let Some(number) = candidates.decide(declaration)? {
+        return exclusive(system, number);
     }
     let Some((number, unfinished)) = blank else {
         return Err(Error::NoUsableDevice { devices });
@@ -149,6 +173,15 @@ fn choose(
     unless_busy(|| make(system, uid, number, unfinished))
         .map_err(failed(format!("make the pool on device {number}")))?;
     exclusive(system, number)
+}
+
+/// The marker on a device with an XFS, if its label may be that of a pool.
+fn peek(system: &dyn System, number: DeviceNumber, label: &str) -> Result<Option<Marker>, Error> {
+    if !is_label(label) {
+        return Ok(None);
+    }
+    let path = node(system, number).map_err(failed(format!("find device {number}")))?;
+    marker::peek(system, &path)
 }
 
 /// Looks at a device that nobody else may hold.
@@ -166,7 +199,11 @@ fn examine(system: &dyn System, uid: &Uid, path: &Path) -> Result<(Finding, Devi
 
 /// What a device with a filesystem on it is. The marker within is read once it is mounted.
 fn judge(uid: &Uid, found: &Superblock) -> Finding {
-    if found.kind != FilesystemType::Xfs || found.label != uid.label() {
+    let is_xfs = found.kind == FilesystemType::Xfs;
+    if is_xfs && found.complete && found.label != uid.label() {
+        return Finding::Labelled(found.label.clone());
+    }
+    if !is_xfs || found.label != uid.label() {
         return Finding::Unusable(format!("it holds {} ({:?})", found.kind, found.label));
     }
     if found.complete {

@@ -9,7 +9,7 @@ use std::{
 
 use cistern_crds::{Bytes, FilesystemType};
 
-use super::{Error, Expectation, PoolDeclaration, failed, open::Backing};
+use super::{Error, Expectation, failed, open::Backing};
 use crate::{
     allocation::Missing,
     cause::Cause,
@@ -28,16 +28,15 @@ pub(crate) fn new_name(pool: &Uid) -> String {
     format!("{pool}.img.new")
 }
 
-/// Opens the file, made if it is new, as large as declared, on its loop device.
+/// Opens the file that is named by a UID, made if it is new, as large as declared, on its loop device.
 pub(super) fn open(
     root: &Root,
     pools: BorrowedFd<'_>,
-    declaration: &PoolDeclaration,
+    uid: &Uid,
     size: Bytes,
     expectation: Expectation,
 ) -> Result<Backing, Error> {
     let system = &*root.system;
-    let uid = &declaration.uid;
     let path = path(root, uid);
     let size = size.round_down_to_mib();
     let file = match (find(system, pools, root, uid)?, expectation) {
@@ -92,7 +91,7 @@ pub(super) fn find(
     }
 }
 
-fn path(root: &Root, uid: &Uid) -> PathBuf {
+pub(super) fn path(root: &Root, uid: &Uid) -> PathBuf {
     root.pools_path().join(name(uid))
 }
 

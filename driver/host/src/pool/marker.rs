@@ -1,6 +1,7 @@
 //! The marker in a pool: whose it is, and how much was free when it was empty.
 //!
-//! *Invariant:* it is written once, whole, as the last step of making a pool, and never changed.
+//! *Invariant:* it is written whole, as the last step of making a pool, and replaced whole, in one
+//! step, where the pool is adopted. Nothing else changes it.
 
 use std::{
     io,
@@ -11,7 +12,7 @@ use std::{
 use cistern_crds::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::{Error, Expectation, IMAGES, PoolDeclaration, TEMPORARY, failed};
+use super::{Error, Expectation, IMAGES, PoolDeclaration, TEMPORARY, failed, open::ATTRIBUTES};
 use crate::{
     id::{Uid, Uuid},
     system::{OFlags, System},
@@ -28,7 +29,7 @@ const LIMIT: usize = 64 << 10;
 pub(crate) struct Marker {
     /// UID of the StoragePool.
     pub(crate) pool_uid: Uid,
-    /// Name of the StoragePool, for people.
+    /// Name of the StoragePool.
     pub(crate) pool_name: String,
     /// UUID of the filesystem that it lies in.
     pub(crate) filesystem_uuid: Uuid,
@@ -39,6 +40,14 @@ pub(crate) struct Marker {
 }
 
 impl Marker {
+    /// Whether it is of the pool that is declared, from before its StoragePool came back as another
+    /// object: the same name, and a UID that nobody has on this host.
+    pub(super) fn is_returning(&self, declaration: &PoolDeclaration) -> bool {
+        self.pool_name == declaration.name
+            && self.pool_uid != declaration.uid
+            && !declaration.others.contains(&self.pool_uid)
+    }
+
     /// What would be free in the filesystem if it were empty, at its present size.
     ///
     /// What XFS keeps for itself is a reserve of a fixed size and a share of each allocation group.
@@ -80,7 +89,37 @@ pub(crate) fn read(
     Ok(Some(marker))
 }
 
-/// The marker of a pool, verified; written if the pool is new and its making was cut short here.
+/// The marker of a pool that is not mounted; none where there is none. Nothing is written, not even
+/// the log is replayed: the device may be anybody's.
+pub(super) fn peek(system: &dyn System, device: &Path) -> Result<Option<Marker>, Error> {
+    let io = |source: io::Error| failed(format!("look into {}", device.display()))(source);
+    let parameters = [("ro", None), ("norecovery", None)];
+    let mount = system
+        .mount_filesystem("xfs", device, &parameters, ATTRIBUTES)
+        .map_err(io)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+    let directory = system
+        .open_beneath(mount.as_fd(), ".".as_ref(), flags)
+        .map_err(io)?;
+    let found = system.xfs_geometry(directory.as_fd()).map_err(io)?;
+    let marker = read(system, directory.as_fd(), device)?;
+    match (&marker, found) {
+        (Some(marker), Some(found)) if *marker.filesystem_uuid.as_bytes() != found.uuid => {
+            Err(copy(device))
+        }
+        _ => Ok(marker),
+    }
+}
+
+fn copy(path: &Path) -> Error {
+    Error::BackingForeign {
+        path: path.to_owned(),
+        why: "it is a copy: its marker names another UUID".to_owned(),
+    }
+}
+
+/// The marker of a pool, verified; written if the pool is new and its making was cut short here, and
+/// replaced if the pool has come back with another UID.
 pub(crate) fn ensure(
     system: &dyn System,
     directory: BorrowedFd<'_>,
@@ -95,14 +134,16 @@ pub(crate) fn ensure(
     };
     let found = read(system, directory, path)?;
     match (found, expectation) {
-        (Some(marker), _) if marker.pool_uid != declaration.uid => Err(foreign(format!(
+        (Some(marker), _) if marker.filesystem_uuid != filesystem_uuid => Err(copy(path)),
+        (Some(marker), _) if marker.pool_uid == declaration.uid => Ok(marker),
+        (Some(marker), _) if marker.is_returning(declaration) => {
+            adopt(system, directory, declaration, marker)
+                .map_err(failed(format!("replace the marker in {}", path.display())))
+        }
+        (Some(marker), _) => Err(foreign(format!(
             "it is pool {} ({})",
             marker.pool_name, marker.pool_uid
         ))),
-        (Some(marker), _) if marker.filesystem_uuid != filesystem_uuid => Err(foreign(
-            "it is a copy: its marker names another UUID".to_owned(),
-        )),
-        (Some(marker), _) => Ok(marker),
         (None, Expectation::Known { .. } | Expectation::Made) => {
             Err(foreign("it has no marker".to_owned()))
         }
@@ -112,13 +153,13 @@ pub(crate) fn ensure(
             {
                 return Err(foreign("it holds files and has no marker".to_owned()));
             }
-            write(system, directory, declaration, filesystem_uuid)
+            make(system, directory, declaration, filesystem_uuid)
                 .map_err(failed(format!("write the marker in {}", path.display())))
         }
     }
 }
 
-/// Whether a filesystem holds nothing but what [`write()`] makes before the marker stands.
+/// Whether a filesystem holds nothing but what [`make`] makes before the marker stands.
 fn is_unfinished(system: &dyn System, directory: BorrowedFd<'_>) -> io::Result<bool> {
     for name in system.list(directory)? {
         match name.to_str() {
@@ -136,7 +177,7 @@ fn is_unfinished(system: &dyn System, directory: BorrowedFd<'_>) -> io::Result<b
     Ok(true)
 }
 
-fn write(
+fn make(
     system: &dyn System,
     directory: BorrowedFd<'_>,
     declaration: &PoolDeclaration,
@@ -148,10 +189,6 @@ fn write(
             io::ErrorKind::AlreadyExists,
         )?;
     }
-    ignore(
-        system.unlink(directory, NEW_NAME.as_ref()),
-        io::ErrorKind::NotFound,
-    )?;
     let space = system.space(directory)?;
     let marker = Marker {
         pool_uid: declaration.uid.clone(),
@@ -160,13 +197,42 @@ fn write(
         size: Bytes(space.size),
         empty: Bytes(space.available),
     };
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
-    let file = system.open_beneath(directory, NEW_NAME.as_ref(), flags)?;
-    system.write(file.as_fd(), 0, &serde_json::to_vec_pretty(&marker)?)?;
-    system.sync(file.as_fd())?;
+    prepare(system, directory, &marker)?;
     system.rename(directory, NEW_NAME.as_ref(), directory, NAME.as_ref())?;
     system.sync(directory)?;
     Ok(marker)
+}
+
+/// Makes a pool that has come back with another UID this one: one name in the pool changes what it
+/// stands for, and nothing else changes.
+fn adopt(
+    system: &dyn System,
+    directory: BorrowedFd<'_>,
+    declaration: &PoolDeclaration,
+    marker: Marker,
+) -> io::Result<Marker> {
+    let (before, uid) = (marker.pool_uid, declaration.uid.clone());
+    let marker = Marker {
+        pool_uid: uid,
+        ..marker
+    };
+    prepare(system, directory, &marker)?;
+    system.replace(directory, NEW_NAME.as_ref(), NAME.as_ref())?;
+    system.sync(directory)?;
+    tracing::info!(pool = marker.pool_name, uid = %marker.pool_uid, %before, "adopted the pool");
+    Ok(marker)
+}
+
+/// Writes a marker that has no effect yet.
+fn prepare(system: &dyn System, directory: BorrowedFd<'_>, marker: &Marker) -> io::Result<()> {
+    ignore(
+        system.unlink(directory, NEW_NAME.as_ref()),
+        io::ErrorKind::NotFound,
+    )?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+    let file = system.open_beneath(directory, NEW_NAME.as_ref(), flags)?;
+    system.write(file.as_fd(), 0, &serde_json::to_vec_pretty(marker)?)?;
+    system.sync(file.as_fd())
 }
 
 fn ignore(result: io::Result<()>, kind: io::ErrorKind) -> io::Result<()> {

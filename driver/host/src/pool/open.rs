@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    os::fd::{AsFd as _, BorrowedFd},
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -12,17 +12,18 @@ use super::{
     marker,
 };
 use crate::{
-    id::Uuid,
+    id::{Uid, Uuid},
     loopdev::Loop,
     mountinfo::Mount,
-    place::Place,
+    patience::until,
+    place::{Place, is_busy},
     root::Root,
     system::{DeviceNumber, FileId, MountAttrFlags, OFlags, System, XfsGeometry},
 };
 
 /// Access times of images tell nobody anything and would cost a write for reading; and nothing in a
 /// pool is a program or a device.
-const ATTRIBUTES: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOATIME
+pub(super) const ATTRIBUTES: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOATIME
     .union(MountAttrFlags::MOUNT_ATTR_NOSUID)
     .union(MountAttrFlags::MOUNT_ATTR_NODEV)
     .union(MountAttrFlags::MOUNT_ATTR_NOEXEC);
@@ -41,7 +42,8 @@ pub(super) struct Backing {
 
 impl Root {
     /// Makes a pool usable: makes it if it is new and nothing is there, adopts what is there and
-    /// this pool's, attaches, mounts, verifies and grows it. A repeated call finds all done.
+    /// this pool's, under whichever UID it was made, attaches, mounts, verifies and grows it. A
+    /// repeated call finds all done.
     pub fn open_pool(
         &self,
         declaration: &PoolDeclaration,
@@ -50,33 +52,33 @@ impl Root {
         let pools = self
             .open_pools()
             .map_err(failed("open the folder of the pools"))?;
-        let path = self.mount_point(&declaration.uid);
+        let home = self.find_home(pools.as_fd(), declaration, expectation)?;
+        let path = self.mount_point(&home);
         let describe = |what: &str| format!("{what} {}", path.display());
         let place = Place::open(&*self.system, &path).map_err(failed(describe("look at")))?;
         place
             .make_directory(0o700)
             .map_err(failed(describe("make the directory")))?;
-        let mounted = self.usable_mount(&place, pools.as_fd(), declaration, expectation)?;
+        let mounted = self.usable_mount(&place, pools.as_fd(), declaration, &home, expectation)?;
         let backing = match &declaration.source {
-            Source::Image { size } => {
-                file::open(self, pools.as_fd(), declaration, *size, expectation)?
-            }
+            Source::Image { size } => file::open(self, pools.as_fd(), &home, *size, expectation)?,
             Source::Device { paths } => match &mounted {
                 Some(mount) => device::of_mount(&*self.system, mount)?,
-                None => device::open(&*self.system, &declaration.uid, paths, expectation)?,
+                None => device::open(&*self.system, declaration, paths, expectation)?,
             },
         };
         match mounted {
             Some(mount) => is_mount_of(&mount, &backing)?,
             None => attach(&*self.system, &place, &backing)?,
         }
-        self.enter(&place, declaration, expectation, &backing)
+        self.enter(&place, home, declaration, expectation, &backing)
     }
 
     /// Opens what is mounted, verifies that it is the pool, and grows it.
     fn enter(
         &self,
         place: &Place<'_>,
+        home: Uid,
         declaration: &PoolDeclaration,
         expectation: Expectation,
         backing: &Backing,
@@ -103,24 +105,16 @@ impl Root {
         )?;
         grow(system, directory.as_fd(), &geometry, backing)
             .map_err(failed(format!("grow the filesystem at {}", path.display())))?;
-        let open = |name: &str| {
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-            let folder = system.open_beneath(directory.as_fd(), name.as_ref(), flags)?;
-            if system.mount_id(folder.as_fd())? != mount_id {
-                return Err(io::Error::other(
-                    "something is mounted over a pool's folder",
-                ));
-            }
-            Ok(folder)
-        };
         let disk = backing.file.map_or(backing.number, |file| file.device);
         let errors = system.device_errors(disk).map_err(io)?;
+        let open = |name: &str| open_folder(system, directory.as_fd(), mount_id, name);
         Ok(Pool {
             images: open(IMAGES).map_err(io)?,
             temporary: open(TEMPORARY).map_err(io)?,
             system: Arc::clone(&self.system),
             root: self.clone(),
             declaration: declaration.clone(),
+            home,
             filesystem_uuid,
             device: backing.path.clone(),
             disk,
@@ -131,6 +125,23 @@ impl Root {
             marker,
         })
     }
+}
+
+/// Opens a folder of a pool, and nothing that is mounted over it.
+pub(super) fn open_folder(
+    system: &dyn System,
+    directory: BorrowedFd<'_>,
+    mount_id: u64,
+    name: &str,
+) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+    let folder = system.open_beneath(directory, name.as_ref(), flags)?;
+    if system.mount_id(folder.as_fd())? != mount_id {
+        return Err(io::Error::other(
+            "something is mounted over a pool's folder",
+        ));
+    }
+    Ok(folder)
 }
 
 fn is_mount_of(mount: &Mount, backing: &Backing) -> Result<(), Error> {
@@ -153,8 +164,12 @@ fn attach(system: &dyn System, place: &Place<'_>, backing: &Backing) -> Result<(
         backing.path.display(),
         place.path().display()
     );
-    system
-        .mount_filesystem("xfs", &backing.path, &[], ATTRIBUTES)
+    // Whoever looks for a pool that has come back may be looking into this one.
+    let mounted = until(
+        || system.mount_filesystem("xfs", &backing.path, &[], ATTRIBUTES),
+        |mounted| !is_busy(mounted),
+    );
+    mounted
         .and_then(|mount| place.attach(mount.as_fd()))
         .map_err(failed(operation))
 }

@@ -20,10 +20,12 @@ impl Root {
         declaration: &PoolDeclaration,
         expectation: Expectation,
     ) -> Result<(), Error> {
-        let uid = &declaration.uid;
+        let pools = self
+            .open_pools()
+            .map_err(failed("open the folder of the pools"))?;
+        let uid = &self.find_home(pools.as_fd(), declaration, expectation)?;
         let path = self.mount_point(uid);
         let io = |source: io::Error| failed(format!("look at {}", path.display()))(source);
-        let pools = self.open_pools().map_err(io)?;
         let place = Place::open(&*self.system, &path).map_err(io)?;
         let is_mounted = place.mounted().map_err(io)?.is_some();
         let is_there = match &declaration.source {
@@ -53,17 +55,16 @@ impl Root {
         expectation: Expectation,
     ) -> Result<(), Error> {
         let pool = self.open_pool(declaration, expectation)?;
-        let images = self
-            .system
-            .list(pool.images.as_fd())
-            .map_err(failed(format!("list the images of pool {pool}")))?;
-        if images.is_empty() {
-            return Ok(());
+        let list = failed(format!("list the images of pool {pool}"));
+        let images = self.system.list(pool.images.as_fd());
+        let discarded = images.and_then(|images| Ok(images.len() + pool.trashed()?.len()));
+        match discarded.map_err(list)? {
+            0 => Ok(()),
+            count => Err(Error::ImagesRemain {
+                path: pool.path(),
+                count,
+            }),
         }
-        Err(Error::ImagesRemain {
-            path: self.mount_point(&declaration.uid),
-            count: images.len(),
-        })
     }
 
     fn remove_files(&self, pools: BorrowedFd<'_>, place: &Place<'_>, uid: &Uid) -> io::Result<()> {

@@ -118,6 +118,10 @@ impl System for FailAt {
         self.next()?.rename(from, name, to, new_name)
     }
 
+    fn replace(&self, directory: BorrowedFd<'_>, name: &OsStr, replaced: &OsStr) -> io::Result<()> {
+        self.next()?.replace(directory, name, replaced)
+    }
+
     fn list(&self, directory: BorrowedFd<'_>) -> io::Result<Vec<OsString>> {
         self.next()?.list(directory)
     }

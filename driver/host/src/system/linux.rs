@@ -15,8 +15,8 @@ use rustix::{
     fs::{
         AtFlags, CWD, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags,
         ResolveFlags, StatVfsMountFlags, XattrFlags, fallocate, fgetxattr, flock, fsetxattr, fstat,
-        fstatvfs, fsync, ftruncate, ioctl_ficlone, mkdirat, openat2, renameat_with, syncfs,
-        unlinkat,
+        fstatvfs, fsync, ftruncate, ioctl_ficlone, mkdirat, openat2, renameat, renameat_with,
+        syncfs, unlinkat,
     },
     io::{Errno, pread, pwrite, read},
     mount::{
@@ -134,6 +134,10 @@ impl System for Linux {
             new_name,
             RenameFlags::NOREPLACE,
         )?)
+    }
+
+    fn replace(&self, directory: BorrowedFd<'_>, name: &OsStr, replaced: &OsStr) -> io::Result<()> {
+        Ok(renameat(directory, name, directory, replaced)?)
     }
 
     fn list(&self, directory: BorrowedFd<'_>) -> io::Result<Vec<OsString>> {

@@ -58,7 +58,7 @@ impl Disk {
         Content(allocated(&self.file), part(0), part(SIZE - (2 << 20)))
     }
 
-    fn is_blank(&self) -> bool {
+    pub(crate) fn is_blank(&self) -> bool {
         allocated(&self.file) == 0
     }
 

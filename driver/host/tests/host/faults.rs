@@ -88,10 +88,11 @@ fn digest(machine: &Machine) -> String {
             )
         });
         let images: Vec<_> = images.collect();
+        let discarded: Vec<_> = pool.discarded.iter().map(|it| &it.image.uid).collect();
         let is_mounted = pool.filesystem_uuid.is_some();
-        let has_file = pool.has_file;
+        let (uid, has_file) = (&pool.uid, pool.has_file);
         format!(
-            "{is_mounted} {has_file} {images:?} {:?} {:?}",
+            "{uid} {discarded:?} {is_mounted} {has_file} {images:?} {:?} {:?}",
             pool.temporary, pool.strays
         )
     });
@@ -128,7 +129,7 @@ fn digest(machine: &Machine) -> String {
 fn loops_after(step: Step) -> usize {
     match step {
         // The disk of a device pool is not ours.
-        Step::MakeDevicePool | Step::RemovePool => 0,
+        Step::MakeDevicePool | Step::AdoptDevicePool | Step::RemovePool => 0,
         Step::MakePool
         | Step::GrowPool
         | Step::Create
@@ -142,9 +143,14 @@ fn loops_after(step: Step) -> usize {
         | Step::RemoveRestored
         | Step::RemoveSource
         | Step::Open
+        | Step::AdoptPool
+        | Step::Discard
+        | Step::TakeBack
+        | Step::RemoveDiscarded
         | Step::Remove => 1,
         Step::CutStill
         | Step::Stage
+        | Step::AdoptUsed
         | Step::StageGrown
         | Step::Prepare
         | Step::Expand
@@ -372,6 +378,73 @@ fn walk_pool(fault: Fault) {
     reaches(&machine, &nothing, "nothing left");
 }
 
+/// A pool comes back with another UID, and with its first one again before each step.
+fn walk_return(fault: Fault) {
+    let machine = Machine::new();
+    machine.staging("globalmount");
+    let no_fault = |step| without_fault(&machine, step, Expectation::New);
+    no_fault(Step::MakePool);
+    let mounted = digest(&machine);
+    no_fault(Step::Create);
+    no_fault(Step::Stage);
+    let first = || no_fault(Step::MakePool);
+    walk(&machine, Step::AdoptUsed, fault, || Expectation::New, first);
+    for step in [Step::MakePool, Step::Unstage, Step::Remove] {
+        no_fault(step);
+    }
+    let reboot = || unmount(&machine.mount_point(&scenario::pool(Bytes::ZERO)));
+    let first = || {
+        no_fault(Step::MakePool);
+        reboot();
+    };
+    walk(&machine, Step::AdoptPool, fault, || Expectation::New, first);
+    no_fault(Step::MakePool);
+    reaches(&machine, &mounted, "the pool as it was");
+}
+
+/// And so does one on a device, whose mount point is named anew with each.
+fn walk_device_return(fault: Fault) {
+    let machine = Machine::new();
+    let disk = Disk::new(&machine, "disk-file");
+    symlink(&disk.device, machine.path("disk")).unwrap();
+    let reboot = || {
+        for pool in [scenario::pool(Bytes::ZERO), scenario::returned(Bytes::ZERO)] {
+            let at = machine.mount_point(&pool);
+            if machine.mounts().contains(&at) {
+                unmount(&at);
+            }
+        }
+    };
+    let first = || {
+        reboot();
+        without_fault(&machine, Step::MakeDevicePool, Expectation::New);
+        reboot();
+    };
+    let step = Step::AdoptDevicePool;
+    walk(&machine, step, fault, || Expectation::New, first);
+    reboot();
+}
+
+/// A volume goes to the trash, comes back, and goes for good.
+fn walk_trash(fault: Fault) {
+    let machine = Machine::new();
+    without_fault(&machine, Step::MakePool, Expectation::New);
+    let expectation = known(&machine);
+    let no_fault = |step| without_fault(&machine, step, expectation);
+    let kept = || {
+        no_fault(Step::TakeBack);
+        no_fault(Step::Create);
+    };
+    let gone = || {
+        kept();
+        no_fault(Step::Discard);
+    };
+    walk(&machine, Step::Discard, fault, || expectation, kept);
+    walk(&machine, Step::TakeBack, fault, || expectation, gone);
+    walk(&machine, Step::RemoveDiscarded, fault, || expectation, gone);
+    assert!(machine.inventory().pools[0].images.is_empty());
+}
+
 /// A pool is made on a device, which is blank again each time.
 fn walk_device(fault: Fault) {
     let machine = Machine::new();
@@ -395,6 +468,28 @@ fn walk_device(fault: Fault) {
     );
     blank();
     reaches(&machine, &nothing, "nothing left");
+}
+
+#[test]
+fn r15_an_error_at_any_call_that_adopts_a_pool_is_made_good_by_the_next() {
+    walk_return(Fault::Error);
+    walk_device_return(Fault::Error);
+}
+
+#[test]
+fn r2_death_at_any_call_that_adopts_a_pool_is_made_good_by_the_next() {
+    walk_return(Fault::Kill);
+    walk_device_return(Fault::Kill);
+}
+
+#[test]
+fn r15_an_error_at_any_call_of_the_way_through_the_trash_is_made_good_by_the_next() {
+    walk_trash(Fault::Error);
+}
+
+#[test]
+fn r2_death_at_any_call_of_the_way_through_the_trash_is_made_good_by_the_next() {
+    walk_trash(Fault::Kill);
 }
 
 #[test]

@@ -8,6 +8,7 @@
     reason = "a test fails by panicking"
 )]
 
+mod adoption;
 mod attach;
 mod block;
 mod changes;
@@ -27,3 +28,4 @@ mod pool;
 mod scenario;
 mod snapshot;
 mod stuck_writer;
+mod trash;

@@ -136,6 +136,7 @@ fn r8_two_pools_whose_files_were_swapped_are_refused_and_work_again_when_swapped
     let one = image_pool(POOL_SIZE);
     let other = PoolDeclaration {
         uid: uid("0badcafe-0000-4000-8000-00000000beef"),
+        name: "slow".to_owned(),
         ..one.clone()
     };
     let expectations = [&one, &other].map(|declaration| {
@@ -258,14 +259,15 @@ fn a_marker_of_another_pool_is_refused() {
     let pool = open_new(&machine);
     let marker = machine.mount_point(&declaration).join(".cistern-pool");
     let text = fs::read_to_string(&marker).unwrap();
-    fs::write(&marker, text.replace("9f8e7d6c", "00000000")).unwrap();
+    let text = text.replace("9f8e7d6c", "00000000").replace("fast", "slow");
+    fs::write(&marker, text).unwrap();
     assert!(matches!(pool.check(), Err(Error::BackingForeign { .. })));
     for expectation in [known(&pool), Expectation::New] {
         let error = machine
             .root()
             .open_pool(&declaration, expectation)
             .unwrap_err();
-        assert!(error.to_string().contains("it is pool fast"), "{error}");
+        assert!(error.to_string().contains("it is pool slow"), "{error}");
     }
     fs::remove_file(&marker).unwrap();
     let error = machine

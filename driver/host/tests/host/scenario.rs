@@ -2,7 +2,7 @@
 
 use std::{error::Error, path::Path, sync::Arc};
 
-use chrono::Utc;
+use chrono::{DateTime, Utc};
 use cistern_crds::{Bytes, Consistency, FilesystemType, MkfsOptions, Provisioning};
 use cistern_host::{
     BlockPublishRequest, BlockStageRequest, Content, ExpandRequest, Expectation, ImageRequest,
@@ -58,6 +58,15 @@ pub(crate) enum Step {
     Restore,
     RemoveRestored,
     RemoveSource,
+    /// The pool comes back with another UID: while its volume is staged, after a reboot, and on a
+    /// device after a reboot.
+    AdoptUsed,
+    AdoptPool,
+    AdoptDevicePool,
+    /// The volume goes to the trash, comes back, and is removed from there.
+    Discard,
+    TakeBack,
+    RemoveDiscarded,
     /// The volume is removed.
     Remove,
     /// The pool is removed.
@@ -79,10 +88,26 @@ pub(crate) fn uid(text: &str) -> Uid {
     text.parse().expect("a UID")
 }
 
+/// The pool, as it comes back.
+pub(crate) fn returned(size: Bytes) -> PoolDeclaration {
+    PoolDeclaration {
+        uid: uid("1a2b3c4d-0000-4000-8000-00000000cafe"),
+        ..pool(size)
+    }
+}
+
+fn on_disk(folder: &Path, pool: PoolDeclaration) -> PoolDeclaration {
+    let source = Source::Device {
+        paths: vec![folder.join("disk")],
+    };
+    PoolDeclaration { source, ..pool }
+}
+
 pub(crate) fn pool(size: Bytes) -> PoolDeclaration {
     PoolDeclaration {
         uid: uid("9f8e7d6c-0000-4000-8000-00000000beef"),
         name: "fast".to_owned(),
+        others: Vec::new(),
         source: Source::Image { size },
     }
 }
@@ -172,17 +197,16 @@ pub(crate) fn run(
     let root = Root::new(folder.join("root"), system);
     let kubelet = folder.join("kubelet");
     let (staging, target) = (kubelet.join("globalmount"), kubelet.join("target"));
-    let open = |size| root.open_pool(&pool(size), expectation);
+    let again = |declaration| root.open_pool(&declaration, expectation);
+    let open = |size| again(pool(size));
     match step {
         Step::MakeDevicePool => {
-            let paths = vec![folder.join("disk")];
-            let source = Source::Device { paths };
-            let declaration = PoolDeclaration {
-                source,
-                ..pool(Bytes::ZERO)
-            };
-            drop(root.open_pool(&declaration, expectation)?);
+            drop(again(on_disk(folder, pool(Bytes::ZERO)))?);
         }
+        Step::AdoptUsed | Step::AdoptPool => drop(again(returned(Bytes::gib(1)))?),
+        Step::AdoptDevicePool => drop(again(on_disk(folder, returned(Bytes::ZERO)))?),
+        Step::Discard => open(Bytes::gib(1))?.discard(&volume().uid, DateTime::UNIX_EPOCH)?,
+        Step::TakeBack | Step::RemoveDiscarded => from_trash(step, &open(Bytes::gib(1))?)?,
         Step::MakePool => drop(open(Bytes::gib(1))?),
         Step::GrowPool => drop(open(Bytes::gib(2))?),
         Step::Create => drop(open(Bytes::gib(1))?.create_image(&volume())?),
@@ -285,6 +309,15 @@ fn stage(pool: &Pool, image: &Uid, staging: &Path) -> Result<(), Box<dyn Error>>
         read_only: false,
         staging,
     })?;
+    Ok(())
+}
+
+fn from_trash(step: Step, pool: &Pool) -> Result<(), Box<dyn Error>> {
+    if step == Step::TakeBack {
+        pool.take_back(&volume().uid)?;
+    } else {
+        pool.remove_discarded(&volume().uid)?;
+    }
     Ok(())
 }
 

@@ -19,7 +19,7 @@ use cistern_host::{
 
 use crate::scenario::Step;
 
-const STEPS: [Step; 29] = [
+const STEPS: [Step; 35] = [
     Step::MakeDevicePool,
     Step::MakePool,
     Step::GrowPool,
@@ -47,6 +47,12 @@ const STEPS: [Step; 29] = [
     Step::Restore,
     Step::RemoveRestored,
     Step::RemoveSource,
+    Step::AdoptUsed,
+    Step::AdoptPool,
+    Step::AdoptDevicePool,
+    Step::Discard,
+    Step::TakeBack,
+    Step::RemoveDiscarded,
     Step::Remove,
     Step::RemovePool,
 ];

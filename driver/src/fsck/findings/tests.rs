@@ -1,8 +1,8 @@
-use std::{path::PathBuf, sync::Arc};
+use std::path::PathBuf;
 
 use cistern_crds::{NodePool, PoolLimits, PoolSource, StorageNodeSpec, StorageNodeStatus};
 use cistern_host::{
-    Content, Cut, Identity, Linux, Owner, Uid, inventory::NodeInventory, mountinfo::Mount,
+    Content, Cut, Discarded, Identity, Owner, Uid, inventory::NodeInventory, mountinfo::Mount,
     system::DeviceNumber,
 };
 
@@ -90,9 +90,13 @@ fn clean() -> View {
         inventory: Inventory {
             pools: vec![PoolInventory {
                 uid: "pool-uid".parse().unwrap(),
+                name: Some("fast".into()),
+                mount_point: "/var/lib/cistern/pools/pool-uid".into(),
+                silent: None,
                 filesystem_uuid: Some(POOL_UUID.parse().unwrap()),
                 has_file: true,
                 images: vec![image("uid-1")],
+                discarded: Vec::new(),
                 temporary: Vec::new(),
                 strays: Vec::new(),
             }],
@@ -107,7 +111,6 @@ fn clean() -> View {
             nodes: Vec::new(),
             strays: Vec::new(),
         },
-        root: Root::new("/var/lib/cistern", Arc::new(Linux::new("/dev"))),
     }
 }
 
@@ -253,6 +256,33 @@ fn the_device_of_a_raw_block_volume_is_in_use_where_its_node_is() {
         view.node.as_mut().unwrap().status = None;
     });
     assert_eq!(of_nobody, [Kind::MountWithoutVolume]);
+}
+
+#[test]
+fn an_image_in_the_trash_belongs_to_nobody_and_is_counted_like_any_other() {
+    let found = kinds(|view| {
+        view.inventory.loops.truncate(1);
+        view.inventory.mounts.truncate(1);
+        view.volumes.clear();
+        let pool = &mut view.inventory.pools[0];
+        let discarded = pool.images.drain(..).map(|image| Discarded {
+            image,
+            since: crate::testing::at(0),
+        });
+        pool.discarded = discarded.collect();
+    });
+    assert_eq!(found, [Kind::ImageWithoutObject]);
+}
+
+#[test]
+fn of_a_pool_that_does_not_answer_nothing_else_is_said() {
+    let found = kinds(|view| {
+        let pool = &mut view.inventory.pools[0];
+        pool.silent = Some("it did not answer".into());
+        pool.filesystem_uuid = None;
+        pool.images.clear();
+    });
+    assert_eq!(found, [Kind::PoolSilent]);
 }
 
 /// A snapshot of the volume, alone in its group.

@@ -1,0 +1,182 @@
+//! The trash of a pool: images that nobody claims, on their way out.
+//!
+//! An image is moved there by one rename, which also notes when: `trash/<image>.<seconds>`. Whoever
+//! claims it takes it back by another. It takes its room until it is removed from there.
+//!
+//! *Invariant:* nothing gets there but what says itself which image of this pool it is, and nothing
+//! that is used or read is moved or removed.
+
+use std::{
+    ffi::OsString,
+    io,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+};
+
+use chrono::{DateTime, Utc};
+
+use super::{Error, Image, describe, failed};
+use crate::{
+    id::Uid,
+    pool::{self, Pool},
+    system::{OFlags, System},
+};
+
+/// Folder of the trash in a pool. It is made with the first image that goes there.
+pub(crate) const TRASH: &str = "trash";
+
+/// An image in the trash.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Discarded {
+    /// The image.
+    pub image: Image,
+    /// When it was moved there.
+    pub since: DateTime<Utc>,
+}
+
+impl Pool {
+    /// Every image in the trash.
+    pub fn discarded(&self) -> Result<Vec<Discarded>, Error> {
+        let list = pool::failed(format!("list the trash of pool {self}"));
+        let all = || match self.trash()? {
+            Some(trash) => self::list(&*self.system, trash.as_fd()),
+            None => Ok(Vec::new()),
+        };
+        Ok(all().map_err(list)?)
+    }
+
+    /// Moves an image to the trash. One that is not there is no error; one that is used, or does not
+    /// say which image of this pool it is, is.
+    pub fn discard(&self, uid: &Uid, now: DateTime<Utc>) -> Result<(), Error> {
+        self.check()?;
+        let Some(file) = self.open_image(uid)? else {
+            return Ok(());
+        };
+        let look = failed("read the identity", uid);
+        let image = describe(&*self.system, file.as_fd(), uid).map_err(look)?;
+        let is_known = image.identity.is_some_and(|identity| {
+            identity.uid == *uid && identity.pool_uuid == self.filesystem_uuid()
+        });
+        if !is_known {
+            return Err(Error::IdentityConflict {
+                uid: uid.clone(),
+                why: "it does not say that it is this image of this pool".to_owned(),
+            });
+        }
+        let _alone = self.unused(file, uid)?;
+        let name = format!("{uid}.{}", now.timestamp());
+        self.make_trash()
+            .and_then(|trash| {
+                let (system, images) = (&*self.system, self.images.as_fd());
+                system.rename(images, uid.as_ref(), trash.as_fd(), name.as_ref())?;
+                system.sync(trash.as_fd())?;
+                system.sync(images)
+            })
+            .map_err(failed("move the file to the trash", uid))
+    }
+
+    /// Takes an image out of the trash; says whether it was there.
+    pub fn take_back(&self, uid: &Uid) -> Result<bool, Error> {
+        let take = || -> io::Result<bool> {
+            let Some((trash, name)) = self.find_discarded(uid)? else {
+                return Ok(false);
+            };
+            let (system, images) = (&*self.system, self.images.as_fd());
+            system.rename(trash.as_fd(), &name, images, uid.as_ref())?;
+            system.sync(images)?;
+            system.sync(trash.as_fd())?;
+            Ok(true)
+        };
+        take().map_err(failed("take the file out of the trash", uid))
+    }
+
+    /// Removes an image that is in the trash, and frees its space before it returns. None there is no
+    /// error; one that is used is.
+    pub fn remove_discarded(&self, uid: &Uid) -> Result<(), Error> {
+        self.check()?;
+        let open = failed("open the file in the trash", uid);
+        let remove = failed("remove the file in the trash", uid);
+        let system = &*self.system;
+        let found = self.find_discarded(uid).and_then(|found| {
+            found.map_or(Ok(None), |(trash, name)| {
+                let file = system.open_beneath(trash.as_fd(), name.as_ref(), OFlags::RDWR)?;
+                Ok(Some((trash, name, file)))
+            })
+        });
+        let Some((trash, name, file)) = found.map_err(open)? else {
+            return Ok(());
+        };
+        let file = self.unused(file, uid)?;
+        // Where somebody has taken it back meanwhile there is no such name, and it is left alone.
+        system
+            .unlink(trash.as_fd(), &name)
+            .and_then(|()| system.sync(trash.as_fd()))
+            .and_then(|()| system.truncate(file.as_fd(), 0))
+            .map_err(remove)
+    }
+
+    /// What is in the trash, whether it is an image or not.
+    pub(crate) fn trashed(&self) -> io::Result<Vec<OsString>> {
+        match self.trash()? {
+            Some(trash) => self.system.list(trash.as_fd()),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    fn find_discarded(&self, uid: &Uid) -> io::Result<Option<(OwnedFd, OsString)>> {
+        let Some(trash) = self.trash()? else {
+            return Ok(None);
+        };
+        let is_it = |name: &OsString| {
+            let found = name.to_str().and_then(parse);
+            found.is_some_and(|(found, _)| found == *uid)
+        };
+        let found = self.system.list(trash.as_fd())?.into_iter().find(is_it);
+        Ok(found.map(|name| (trash, name)))
+    }
+
+    fn make_trash(&self) -> io::Result<OwnedFd> {
+        if let Some(trash) = self.trash()? {
+            return Ok(trash);
+        }
+        let directory = self.directory();
+        self.system
+            .make_directory(directory, TRASH.as_ref(), 0o700)?;
+        self.system.sync(directory)?;
+        self.trash()?.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    fn trash(&self) -> io::Result<Option<OwnedFd>> {
+        match self.open_folder(TRASH) {
+            Ok(trash) => Ok(Some(trash)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Every image in a trash.
+pub(crate) fn list(system: &dyn System, trash: BorrowedFd<'_>) -> io::Result<Vec<Discarded>> {
+    let mut all = Vec::new();
+    for name in system.list(trash)? {
+        let Some((uid, since)) = name.to_str().and_then(parse) else {
+            continue;
+        };
+        match system.open_beneath(trash, name.as_ref(), OFlags::RDONLY) {
+            Ok(file) => {
+                let image = describe(system, file.as_fd(), &uid)?;
+                all.push(Discarded { image, since });
+            }
+            // Taken back or removed meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(all)
+}
+
+/// Which image a name in a trash stands for, and since when it is there.
+pub(crate) fn parse(name: &str) -> Option<(Uid, DateTime<Utc>)> {
+    let (uid, seconds) = name.split_once('.')?;
+    let since = DateTime::from_timestamp(seconds.parse().ok()?, 0)?;
+    Some((uid.parse().ok()?, since))
+}

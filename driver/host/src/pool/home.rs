@@ -1,0 +1,357 @@
+//! Where a pool lies on its host, also when its StoragePool has come back as another object.
+//!
+//! A cluster that is restored from a backup has the same pools under new UIDs. What lies on the disk
+//! says its name itself, in the marker, and is adopted by replacing that. File and mount point keep
+//! the UID of the StoragePool that made them, their *home*: nothing is renamed, moved or unmounted,
+//! and whoever uses a volume of the pool meanwhile notices nothing.
+//!
+//! *Invariants:* a pool is adopted only where exactly one calls itself so and nothing is in doubt, and
+//! none is made beside one that does or may. To find out, nothing is written.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    os::fd::{AsFd as _, BorrowedFd},
+    path::PathBuf,
+    time::Duration,
+};
+
+use cistern_crds::FilesystemType;
+
+use super::{
+    Error, Expectation, PoolDeclaration, Source, device, failed, file,
+    marker::{self, Marker},
+};
+use crate::{
+    id::{Uid, Uuid},
+    loopdev,
+    mountinfo::Mount,
+    patience::until,
+    place::Place,
+    root::Root,
+    superblock,
+    system::OFlags,
+};
+
+/// How long a mounted pool may take to show its marker.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What may be a pool from before its StoragePool came back.
+#[derive(Debug)]
+pub(super) struct Candidates<T> {
+    /// It has been adopted before.
+    own: Option<T>,
+    returning: Vec<(PathBuf, Marker, T)>,
+    doubts: Vec<(PathBuf, String)>,
+}
+
+impl<T> Candidates<T> {
+    pub(super) const fn none() -> Self {
+        Self {
+            own: None,
+            returning: Vec::new(),
+            doubts: Vec::new(),
+        }
+    }
+
+    /// Notes what is at a path, as far as its marker could be read; says whether it is one of those
+    /// that count.
+    pub(super) fn consider(
+        &mut self,
+        declaration: &PoolDeclaration,
+        at: PathBuf,
+        what: T,
+        marker: Result<Option<Marker>, Error>,
+    ) -> bool {
+        match marker {
+            Ok(Some(marker)) if marker.pool_uid == declaration.uid => self.own = Some(what),
+            Ok(Some(marker)) if marker.is_returning(declaration) => {
+                self.returning.push((at, marker, what));
+            }
+            Ok(_) => return false,
+            Err(error) => self.doubt(at, describe(&error)),
+        }
+        true
+    }
+
+    fn doubt(&mut self, at: PathBuf, why: String) {
+        self.doubts.push((at, why));
+    }
+
+    /// The one that is the pool; none where none is.
+    pub(super) fn decide(mut self, declaration: &PoolDeclaration) -> Result<Option<T>, Error> {
+        if self.own.is_some() {
+            return Ok(self.own);
+        }
+        if self.doubts.is_empty() && self.returning.len() <= 1 {
+            return Ok(self.returning.pop().map(|(_, _, what)| what));
+        }
+        let returning = self.returning.iter().map(|(at, marker, _)| {
+            let why = format!("it is pool {} ({})", marker.pool_name, marker.pool_uid);
+            (at.clone(), why)
+        });
+        Err(Error::Ambiguous {
+            name: declaration.name.clone(),
+            found: returning.chain(self.doubts.iter().cloned()).collect(),
+        })
+    }
+}
+
+impl Root {
+    /// The UID that names the pool's file and mount point: its own, or that of the StoragePool that
+    /// made it.
+    pub(super) fn find_home(
+        &self,
+        pools: BorrowedFd<'_>,
+        declaration: &PoolDeclaration,
+        expectation: Expectation,
+    ) -> Result<Uid, Error> {
+        let uid = &declaration.uid;
+        let look = |source: io::Error| failed("look for the pool")(source);
+        if self.has_file(pools, uid)? || self.mounted(uid).map_err(look)?.is_some() {
+            return Ok(uid.clone());
+        }
+        let mut homes = self.homes(pools).map_err(look)?;
+        homes.retain(|home| home != uid && !declaration.others.contains(home));
+        let found = match expectation {
+            Expectation::Known { filesystem_uuid } => {
+                self.find_filesystem(pools, declaration, homes, filesystem_uuid)?
+            }
+            Expectation::Made | Expectation::New => self.find_marker(pools, declaration, homes)?,
+        };
+        Ok(found.unwrap_or_else(|| uid.clone()))
+    }
+
+    /// The home of the pool whose filesystem is known. That it is the pool's is verified once it is
+    /// open; a superblock can be read also where the filesystem has shut itself down.
+    fn find_filesystem(
+        &self,
+        pools: BorrowedFd<'_>,
+        declaration: &PoolDeclaration,
+        homes: BTreeSet<Uid>,
+        filesystem_uuid: Uuid,
+    ) -> Result<Option<Uid>, Error> {
+        let system = &*self.system;
+        let holds_it = |home: &Uid| -> Result<bool, Error> {
+            let found = match file::find(system, pools, self, home)? {
+                Some(file) => superblock::read(system, file.as_fd()),
+                None => match self.mounted(home) {
+                    Ok(Some(mount)) => device::superblock(system, mount.device),
+                    Ok(None) => Ok(None),
+                    Err(error) => Err(error),
+                },
+            };
+            // What cannot be read is not it: a known pool is never made anew.
+            Ok(found
+                .ok()
+                .flatten()
+                .is_some_and(|found| found.uuid == filesystem_uuid))
+        };
+        let mut found = Vec::new();
+        for home in homes {
+            if holds_it(&home)? {
+                found.push(home);
+            }
+        }
+        match (found.pop(), found.is_empty()) {
+            (Some(last), false) => {
+                found.push(last);
+                let why = || format!("it holds the filesystem {filesystem_uuid}");
+                Err(Error::Ambiguous {
+                    name: declaration.name.clone(),
+                    found: found
+                        .iter()
+                        .map(|home| (self.mount_point(home), why()))
+                        .collect(),
+                })
+            }
+            (only, _) => Ok(only),
+        }
+    }
+
+    /// The home of the pool that says itself that it is the one.
+    fn find_marker(
+        &self,
+        pools: BorrowedFd<'_>,
+        declaration: &PoolDeclaration,
+        homes: BTreeSet<Uid>,
+    ) -> Result<Option<Uid>, Error> {
+        let look = |source: io::Error| failed("look for the pool")(source);
+        let is_image = matches!(declaration.source, Source::Image { .. });
+        let mut candidates = Candidates::none();
+        for home in homes {
+            let has_file = self.has_file(pools, &home)?;
+            let (at, marker) = match self.mounted(&home).map_err(look)?.is_some() {
+                true => (self.mount_point(&home), self.marker_of_mounted(&home)),
+                false if has_file => (file::path(self, &home), self.marker_of_file(pools, &home)),
+                false => continue,
+            };
+            let counts = candidates.consider(declaration, at.clone(), home, marker);
+            if counts && has_file != is_image {
+                let (is, wanted) = if has_file {
+                    ("in a file", "device")
+                } else {
+                    ("on a device", "image")
+                };
+                candidates.doubt(
+                    at,
+                    format!("it lies {is}, and the pool's source is {wanted}"),
+                );
+            }
+        }
+        candidates.decide(declaration)
+    }
+
+    /// All under whose names there is something.
+    fn homes(&self, pools: BorrowedFd<'_>) -> io::Result<BTreeSet<Uid>> {
+        let names = self.system.list(pools)?.into_iter();
+        let uids = names.filter_map(|name| {
+            let name = name.to_str()?;
+            name.strip_suffix(".img").unwrap_or(name).parse().ok()
+        });
+        Ok(uids.collect())
+    }
+
+    fn has_file(&self, pools: BorrowedFd<'_>, home: &Uid) -> Result<bool, Error> {
+        Ok(file::find(&*self.system, pools, self, home)?.is_some())
+    }
+
+    fn mounted(&self, home: &Uid) -> io::Result<Option<Mount>> {
+        Place::open(&*self.system, &self.mount_point(home))?.mounted()
+    }
+
+    /// The marker of a pool that is mounted at its home. A disk that hangs holds up nobody for long.
+    fn marker_of_mounted(&self, home: &Uid) -> Result<Option<Marker>, Error> {
+        let path = self.mount_point(home);
+        let (system, at) = (self.system.clone(), path.clone());
+        let read = move || {
+            let directory = system.open(&at, OFlags::RDONLY | OFlags::DIRECTORY)?;
+            marker::read(&*system, directory.as_fd(), &at).map_err(io::Error::other)
+        };
+        let silent = || io::Error::from(io::ErrorKind::TimedOut);
+        self.ask_within(&path, PATIENCE, read)
+            .unwrap_or_else(|| Err(silent()))
+            .map_err(failed(format!("read the marker in {}", path.display())))
+    }
+
+    /// The marker in a file that is not mounted. Every file here is a pool of ours.
+    fn marker_of_file(&self, pools: BorrowedFd<'_>, home: &Uid) -> Result<Option<Marker>, Error> {
+        let system = &*self.system;
+        let path = file::path(self, home);
+        let foreign = |why: &str| Error::BackingForeign {
+            path: path.clone(),
+            why: why.to_owned(),
+        };
+        let io = |source: io::Error| failed(format!("look into {}", path.display()))(source);
+        let Some(file) = file::find(system, pools, self, home)? else {
+            return Ok(None);
+        };
+        let found = superblock::read(system, file.as_fd()).map_err(io)?;
+        let is_pool = found.is_some_and(|found| {
+            found.kind == FilesystemType::Xfs && found.complete && found.label == home.label()
+        });
+        if !is_pool {
+            return Err(foreign("it holds no pool of this name"));
+        }
+        let bound = loopdev::attach(system, file.as_fd(), file::name(home).as_ref())
+            .map_err(failed(format!("attach {}", path.display())))?;
+        // Somebody else may be mounting it just now.
+        let marker = until(
+            || marker::peek(system, &bound.path),
+            |found| !matches!(found, Err(Error::Failed { source, .. }) if source.is_busy()),
+        )?;
+        marker.map_or_else(
+            || Err(foreign("it has no marker")),
+            |marker| Ok(Some(marker)),
+        )
+    }
+}
+
+/// What an error says, with its cause.
+fn describe(error: &Error) -> String {
+    match error {
+        Error::Failed { operation, source } => format!("could not {operation}: {source}"),
+        Error::BackingForeign { why, .. } => why.clone(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cistern_crds::Bytes;
+
+    use super::*;
+
+    fn declared() -> PoolDeclaration {
+        PoolDeclaration {
+            uid: "new".parse().unwrap(),
+            name: "fast".to_owned(),
+            others: vec!["other".parse().unwrap()],
+            source: Source::Image {
+                size: Bytes::gib(1),
+            },
+        }
+    }
+
+    fn marker(uid: &str, name: &str) -> Marker {
+        Marker {
+            pool_uid: uid.parse().unwrap(),
+            pool_name: name.to_owned(),
+            filesystem_uuid: Uuid::from_bytes([0; 16]),
+            size: Bytes::gib(1),
+            empty: Bytes::gib(1),
+        }
+    }
+
+    /// What is decided of some markers, by their position.
+    fn decide(markers: Vec<Result<Option<Marker>, Error>>) -> Result<Option<usize>, Error> {
+        let (declared, mut candidates) = (declared(), Candidates::none());
+        for (position, marker) in markers.into_iter().enumerate() {
+            candidates.consider(&declared, format!("/{position}").into(), position, marker);
+        }
+        candidates.decide(&declared)
+    }
+
+    fn unreadable() -> Error {
+        failed("read it")(io::Error::from(io::ErrorKind::TimedOut))
+    }
+
+    #[test]
+    fn one_pool_of_the_name_is_taken_unless_the_host_is_to_carry_it_as_another() {
+        let (old, slow) = (marker("old", "fast"), marker("slow", "slow"));
+        let other = marker("other", "fast");
+        let found = decide(vec![
+            Ok(Some(slow)),
+            Ok(Some(other)),
+            Ok(None),
+            Ok(Some(old)),
+        ]);
+        assert_eq!(found.unwrap(), Some(3));
+        assert_eq!(decide(vec![Ok(None)]).unwrap(), None);
+    }
+
+    #[test]
+    fn what_was_adopted_before_is_the_pool_whatever_else_is_there() {
+        let (old, new) = (marker("old", "fast"), marker("new", "fast"));
+        let found = decide(vec![Ok(Some(old)), Ok(Some(new)), Err(unreadable())]);
+        assert_eq!(found.unwrap(), Some(1));
+    }
+
+    #[test]
+    fn two_of_the_name_or_a_doubt_are_refused_and_each_is_named() {
+        let (old, older) = (marker("old", "fast"), marker("older", "fast"));
+        let error = decide(vec![Ok(Some(old.clone())), Ok(Some(older))]).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("/0: it is pool fast (old)"), "{text}");
+        assert!(text.contains("/1: it is pool fast (older)"), "{text}");
+        let error = decide(vec![Ok(Some(old)), Err(unreadable())]).unwrap_err();
+        assert!(
+            error.to_string().contains("/1: could not read it"),
+            "{error}"
+        );
+        assert!(matches!(
+            decide(vec![Err(unreadable())]),
+            Err(Error::Ambiguous { .. })
+        ));
+    }
+}

@@ -1,0 +1,223 @@
+//! Pools that come back with another UID, as after a restore of the cluster from a backup.
+
+use std::{
+    fs,
+    os::unix::fs::{FileExt as _, MetadataExt as _},
+    path::PathBuf,
+};
+
+use cistern_crds::{Bytes, FilesystemType, Provisioning};
+use cistern_host::{Expectation, Pool, PoolDeclaration, pool::Error};
+
+use crate::{
+    device::Disk,
+    harness::{
+        Machine, POOL_SIZE, Volume, device_pool, image_pool, known, must, open_new, request, uid,
+        unmount,
+    },
+};
+
+/// The same pool as the cluster knows it after it was restored.
+fn returned(pool: &PoolDeclaration) -> PoolDeclaration {
+    PoolDeclaration {
+        uid: uid("1a2b3c4d-0000-4000-8000-00000000cafe"),
+        ..pool.clone()
+    }
+}
+
+fn volume(pool: &Pool) -> cistern_host::Image {
+    let size = Bytes::mib(16);
+    let request = request("a", size, FilesystemType::Ext4, Provisioning::Thin);
+    must(pool.create_image(&request))
+}
+
+/// Names in the folder of the pools.
+fn homes(machine: &Machine) -> Vec<String> {
+    let names = fs::read_dir(machine.path("root/pools")).unwrap();
+    let mut names: Vec<String> = names
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+/// What would change if anything were written to a file: the start of it, where superblock and log
+/// of a small XFS are not far, what it has allocated, and when it was written last.
+fn traces(path: &PathBuf) -> (Vec<u8>, u64, i64, i64) {
+    let file = fs::File::open(path).unwrap();
+    let mut bytes = vec![0; 8 << 20];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    let is = file.metadata().unwrap();
+    (bytes, is.blocks(), is.mtime(), is.mtime_nsec())
+}
+
+#[test]
+fn a_pool_that_comes_back_is_adopted_under_its_running_volumes_and_found_after_a_reboot() {
+    let machine = Machine::new();
+    let first = image_pool(POOL_SIZE);
+    let pool = open_new(&machine);
+    let image = volume(&pool);
+    let staging = machine.staging("globalmount");
+    let staged = Volume::new(&image);
+    must(pool.stage(&staged.stage(&staging)));
+    fs::write(staging.join("file"), "kept").unwrap();
+    let (before, mounts) = (homes(&machine), machine.mounts());
+    drop(pool);
+
+    let declaration = returned(&first);
+    let pool = must(machine.root().open_pool(&declaration, Expectation::New));
+    must(pool.check());
+    assert_eq!(must(pool.images()), std::slice::from_ref(&image));
+    // Nothing was made, moved or mounted, and the volume is where it was.
+    assert_eq!((homes(&machine), machine.mounts()), (before, mounts));
+    assert_eq!(pool.path(), machine.mount_point(&first));
+    must(pool.stage(&staged.stage(&staging)));
+    assert_eq!(fs::read(staging.join("file")).unwrap(), b"kept");
+    let found = &machine.inventory().pools[..];
+    assert_eq!((found.len(), &found[0].uid), (1, &declaration.uid));
+    assert_eq!(found[0].name.as_deref(), Some("fast"));
+
+    must(machine.root().unstage(&staging));
+    let expectation = known(&pool);
+    drop(pool);
+    for expectation in [expectation, Expectation::Made, Expectation::New] {
+        unmount(&machine.mount_point(&first));
+        let pool = must(machine.root().open_pool(&declaration, expectation));
+        assert_eq!(must(pool.images())[0].uid, image.uid);
+    }
+    let pool = must(machine.root().open_pool(&declaration, expectation));
+    must(pool.remove_image(&image.uid));
+    drop(pool);
+    must(machine.root().remove_pool(&declaration, expectation));
+    assert_eq!(homes(&machine), Vec::<String>::new());
+}
+
+#[test]
+fn a_pool_that_another_of_the_host_is_called_after_is_not_adopted() {
+    let machine = Machine::new();
+    drop(open_new(&machine));
+    let first = image_pool(POOL_SIZE);
+    let other = PoolDeclaration {
+        others: vec![first.uid.clone()],
+        ..returned(&first)
+    };
+    let error = machine.root().open_pool(&other, Expectation::Made);
+    assert!(
+        matches!(error, Err(Error::BackingMissing { .. })),
+        "{error:?}"
+    );
+    // Nor is one of another name, which is a pool of its own.
+    let other = PoolDeclaration {
+        name: "slow".to_owned(),
+        ..returned(&first)
+    };
+    let error = machine.root().open_pool(&other, Expectation::Made);
+    assert!(
+        matches!(error, Err(Error::BackingMissing { .. })),
+        "{error:?}"
+    );
+}
+
+#[test]
+fn r7_of_two_pools_of_one_name_none_is_adopted_touched_or_made_anew() {
+    let machine = Machine::new();
+    let first = image_pool(POOL_SIZE);
+    drop(open_new(&machine));
+    unmount(&machine.mount_point(&first));
+    let second = PoolDeclaration {
+        uid: uid("0badcafe-0000-4000-8000-00000000beef"),
+        others: vec![first.uid.clone()],
+        ..first.clone()
+    };
+    drop(must(machine.root().open_pool(&second, Expectation::New)));
+    unmount(&machine.mount_point(&second));
+    let files = [&first, &second].map(|pool| machine.mount_point(pool).with_extension("img"));
+    let before = files.each_ref().map(traces);
+    for expectation in [Expectation::New, Expectation::Made] {
+        let error = machine.root().open_pool(&returned(&first), expectation);
+        let Err(Error::Ambiguous { name, found }) = error else {
+            panic!("{error:?}");
+        };
+        let mut found: Vec<PathBuf> = found.into_iter().map(|(path, _)| path).collect();
+        let mut expected = files.to_vec();
+        found.sort();
+        expected.sort();
+        assert_eq!((name.as_str(), found), ("fast", expected));
+    }
+    assert!(files.each_ref().map(traces) == before);
+    assert_eq!(homes(&machine).len(), 4);
+}
+
+#[test]
+fn r7_no_pool_is_made_beside_a_file_that_may_be_it() {
+    let machine = Machine::new();
+    let first = image_pool(POOL_SIZE);
+    drop(open_new(&machine));
+    unmount(&machine.mount_point(&first));
+    let path = machine.mount_point(&first).with_extension("img");
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.write_all_at(&[0; 512], 0).unwrap();
+    let before = traces(&path);
+    let error = machine
+        .root()
+        .open_pool(&returned(&first), Expectation::New)
+        .unwrap_err();
+    assert!(matches!(error, Error::Ambiguous { .. }), "{error}");
+    assert!(
+        error.to_string().contains("move away what is not"),
+        "{error}"
+    );
+    assert!(traces(&path) == before);
+    assert_eq!(homes(&machine).len(), 2);
+}
+
+#[test]
+fn a_pool_on_a_device_that_comes_back_is_adopted_before_a_blank_one_is_taken() {
+    let machine = Machine::new();
+    let (blank, disk) = (Disk::new(&machine, "blank"), Disk::new(&machine, "disk"));
+    let first = device_pool([disk.device.clone()]);
+    let pool = must(machine.root().open_pool(&first, Expectation::New));
+    let image = volume(&pool);
+    drop(pool);
+    let declaration = returned(&device_pool([blank.device.clone(), disk.device.clone()]));
+    // It is found while it is mounted, and after a reboot.
+    for at in [&first, &declaration] {
+        let pool = must(machine.root().open_pool(&declaration, Expectation::New));
+        assert_eq!(must(pool.images()), std::slice::from_ref(&image));
+        assert_eq!(pool.device(), disk.device);
+        assert_eq!(pool.path(), machine.mount_point(at));
+        drop(pool);
+        unmount(&machine.mount_point(at));
+    }
+    assert!(blank.is_blank());
+    // Under a third UID it is not mounted when it is found.
+    let third = PoolDeclaration {
+        uid: uid("77777777-0000-4000-8000-00000000beef"),
+        ..declaration
+    };
+    let pool = must(machine.root().open_pool(&third, Expectation::New));
+    assert_eq!(pool.device(), disk.device);
+    drop(pool);
+    unmount(&machine.mount_point(&third));
+    assert!(blank.is_blank());
+}
+
+#[test]
+fn r7_of_two_devices_of_one_name_none_is_adopted() {
+    let machine = Machine::new();
+    let disks = [Disk::new(&machine, "one"), Disk::new(&machine, "two")];
+    for (disk, name) in disks.iter().zip(["one", "two"]) {
+        let declaration = PoolDeclaration {
+            uid: uid(&format!("{name}-{name}-{name}-{name}")),
+            ..device_pool([disk.device.clone()])
+        };
+        drop(must(
+            machine.root().open_pool(&declaration, Expectation::New),
+        ));
+        unmount(&machine.mount_point(&declaration));
+    }
+    let paths = disks.each_ref().map(|disk| disk.device.clone());
+    let declaration = returned(&device_pool(paths));
+    let error = machine.root().open_pool(&declaration, Expectation::New);
+    assert!(matches!(error, Err(Error::Ambiguous { .. })), "{error:?}");
+}
