@@ -3,7 +3,10 @@
 use std::{error::Error, io::Write as _, process::ExitCode, sync::Arc};
 
 use chrono::Utc;
-use cistern_client::http::{self, Readiness};
+use cistern_client::{
+    http::{self, Readiness},
+    metrics::{self, Requests},
+};
 use cistern_crds::{PoolSnapshot, PoolSnapshotGroup, PoolVolume};
 use cistern_host::{Linux, Root, command};
 use cistern_proto::csi::v1::{
@@ -53,9 +56,10 @@ pub async fn controller(options: config::Service) -> Result {
     let shutdown = shutdown()?;
     let readiness = Readiness::default();
     let mut registry = Registry::default();
+    metrics::register(&mut registry, env!("CARGO_PKG_VERSION"));
     let operations = server::Operations::new(&mut registry);
     let identity = Identity::new(readiness.clone(), Arc::new(|| Ok(())));
-    let client = Client::try_default().await?;
+    let client = Requests::new(&mut registry).connect().await?;
     let (nodes, watch_nodes) = Nodes::watched(client.clone(), readiness.clone());
     let of_volumes = Objects::<PoolVolume>::new(client.clone(), Arc::clone(&nodes));
     let of_snapshots = Objects::<PoolSnapshot>::new(client.clone(), Arc::clone(&nodes));
@@ -88,9 +92,10 @@ pub async fn node(options: config::Node) -> Result {
     let shutdown = shutdown()?;
     let readiness = Readiness::default();
     let mut registry = Registry::default();
+    metrics::register(&mut registry, env!("CARGO_PKG_VERSION"));
     let operations = server::Operations::new(&mut registry);
     let node_name = &options.place.node_name;
-    let client = Client::try_default().await?;
+    let client = Requests::new(&mut registry).connect().await?;
     let agent = agent::Parts::new(
         &client,
         node_name,
@@ -99,7 +104,7 @@ pub async fn node(options: config::Node) -> Result {
     );
     // Before anything can wait for a filesystem, and before any is unmounted.
     agent.agent().thaw().await;
-    agent::metrics::register(agent.agent(), &mut registry);
+    agent::metrics::register(&agent.agent(), &mut registry);
     let node = Node::new(Attach::new(agent.agent()), node_name, options.max_volumes);
     let metadata = Metadata::new(Arc::new(OnNode::new(agent.agent(), client)));
     let identity = Identity::new(readiness.clone(), Arc::new(tools)).with_snapshot_metadata();

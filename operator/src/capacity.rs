@@ -85,13 +85,13 @@ enum Step {
 
 /// Since when the published numbers have been out of date.
 #[derive(Debug, Default)]
-struct Outdated(Mutex<HashMap<Slot, Instant>>);
+pub struct Outdated(Mutex<HashMap<Slot, Instant>>);
 
 /// Runs the controller until `stop`.
 pub async fn run(context: &Context, stop: Stop) {
-    let outdated = Outdated::default();
+    let outdated = &context.outdated;
     let slots = |change: &Change| concerned(&context.world, change);
-    let reconcile = async |slot: &Slot| reconcile(context, &outdated, slot).await;
+    let reconcile = async |slot: &Slot| reconcile(context, outdated, slot).await;
     let schedule = controller::Schedule::at_once("capacity");
     let Context { world, metrics, .. } = context;
     controller::run(schedule, world, metrics, stop, slots, reconcile).await;
@@ -346,6 +346,13 @@ impl Slot {
 }
 
 impl Outdated {
+    /// For how long the one has been out of date that has been longest.
+    pub fn longest(&self) -> Duration {
+        let slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let longest = slots.values().map(Instant::elapsed).max();
+        longest.unwrap_or_default()
+    }
+
     /// How long the slot has been out of date; it is from now on.
     fn age(&self, slot: &Slot) -> Duration {
         let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -9,7 +9,7 @@ use cistern_client::{Chain, Rejection, Retries};
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use tokio::{
     sync::broadcast::error::RecvError,
-    time::{error::Elapsed, timeout},
+    time::{Instant, error::Elapsed, timeout},
 };
 
 use crate::{
@@ -100,13 +100,15 @@ pub async fn run<K, E>(
             key = queue.next(), if running.len() < CONCURRENCY => {
                 let reconcile = &reconcile;
                 running.push(async move {
+                    let began = Instant::now();
                     let result = timeout(DEADLINE, reconcile(&key)).await;
-                    (key, result)
+                    (key, result, began.elapsed())
                 });
             }
-            Some((key, result)) = running.next() => {
+            Some((key, result, took)) = running.next() => {
                 queue.done(&key);
-                if let Some(wait) = settle(name, &retries, metrics, &key, &result) {
+                let count = |outcome| metrics.reconciled(name, outcome, took);
+                if let Some(wait) = settle(name, &retries, count, &key, &result) {
                     queue.add(key, wait);
                 }
             }
@@ -119,7 +121,7 @@ pub async fn run<K, E>(
 fn settle<K, E>(
     name: &'static str,
     retries: &Retries<K>,
-    metrics: &Metrics,
+    count: impl FnOnce(Outcome),
     key: &K,
     result: &Result<Result<Next, E>, Elapsed>,
 ) -> Option<Duration>
@@ -129,7 +131,7 @@ where
 {
     let error: &(dyn Error + 'static) = match result {
         Ok(Ok(next)) => {
-            metrics.reconciled(name, Outcome::Done);
+            count(Outcome::Done);
             retries.forget(key);
             return match next {
                 Next::OnChange => None,
@@ -141,10 +143,10 @@ where
     };
     let wait = retries.failed(key.clone());
     if rejection(error) == Some(Rejection::Conflict) {
-        metrics.reconciled(name, Outcome::Conflict);
+        count(Outcome::Conflict);
         tracing::debug!(controller = name, ?key, error = %Chain(error), "the view was stale");
     } else {
-        metrics.reconciled(name, Outcome::Failed);
+        count(Outcome::Failed);
         tracing::warn!(controller = name, ?key, retry_in = ?wait, error = %Chain(error), "reconcile failed");
     }
     Some(wait)

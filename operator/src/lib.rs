@@ -24,14 +24,18 @@ pub mod world;
 #[cfg(test)]
 mod testing;
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use chrono::{DateTime, Utc};
 use cistern_client::http::Readiness;
-use futures::future::{BoxFuture, Shared};
+use futures::{
+    FutureExt as _,
+    future::{BoxFuture, Shared},
+};
 use kube::Client;
+use prometheus_client::registry::Registry;
 
-use crate::{config::Config, metrics::Metrics, world::World};
+use crate::{capacity::Outdated, config::Config, metrics::Metrics, world::World};
 
 /// Resolves when the process is to end.
 pub type Stop = Shared<BoxFuture<'static, ()>>;
@@ -47,6 +51,8 @@ pub struct Context {
     pub instance: String,
     /// What is seen of the cluster.
     pub world: World,
+    /// Capacities that are not published as they are.
+    pub outdated: Arc<Outdated>,
     /// Counters.
     pub metrics: Metrics,
     /// The clock.
@@ -59,35 +65,61 @@ impl fmt::Debug for Context {
     }
 }
 
-/// Runs every controller until `stop`.
-pub async fn run(
-    client: Client,
-    config: &Config,
-    metrics: Metrics,
-    readiness: Readiness,
-    stop: Stop,
-) {
-    let (world, watches) = World::new(&client, &config.namespace, &readiness);
-    let context = Context {
-        client,
-        namespace: config.namespace.clone(),
-        instance: config.pod_name.clone(),
-        world,
-        metrics,
-        now: Utc::now,
-    };
-    let controllers = async {
-        tokio::join!(
-            pool::run(&context, stop.clone()),
-            node::run(&context, stop.clone()),
-            topology::run(&context, stop.clone()),
-            capacity::run(&context, stop.clone()),
-            claims::run(&context, stop.clone()),
-        )
-    };
-    tokio::select! {
-        // The watches go on until the last controller has finished what it was doing.
-        _ = controllers => {}
-        () = watches => {}
+/// Every controller, before it runs.
+pub struct Operator {
+    context: Context,
+    watches: BoxFuture<'static, ()>,
+}
+
+impl fmt::Debug for Operator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Operator")
+    }
+}
+
+impl Operator {
+    /// Puts them together, and registers what they count.
+    pub fn new(
+        client: Client,
+        config: &Config,
+        registry: &mut Registry,
+        readiness: &Readiness,
+    ) -> Self {
+        let (world, watches) = World::new(&client, &config.namespace, readiness);
+        let metrics = Metrics::new(registry);
+        let outdated = Arc::default();
+        metrics::register(registry, &world, &outdated);
+        let context = Context {
+            client,
+            namespace: config.namespace.clone(),
+            instance: config.pod_name.clone(),
+            world,
+            outdated,
+            metrics,
+            now: Utc::now,
+        };
+        Self {
+            context,
+            watches: watches.boxed(),
+        }
+    }
+
+    /// Runs until `stop`.
+    pub async fn run(self, stop: Stop) {
+        let Self { context, watches } = self;
+        let controllers = async {
+            tokio::join!(
+                pool::run(&context, stop.clone()),
+                node::run(&context, stop.clone()),
+                topology::run(&context, stop.clone()),
+                capacity::run(&context, stop.clone()),
+                claims::run(&context, stop.clone()),
+            )
+        };
+        tokio::select! {
+            // The watches go on until the last controller has finished what it was doing.
+            _ = controllers => {}
+            () = watches => {}
+        }
     }
 }

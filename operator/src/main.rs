@@ -2,11 +2,16 @@
 
 use std::{error::Error, io, process::ExitCode, sync::Arc};
 
-use cistern_client::{Chain, http, http::Readiness, logging, shutdown};
-use cistern_operator::{Stop, config::Config, metrics::Metrics};
+use cistern_client::{
+    Chain, http,
+    http::Readiness,
+    logging,
+    metrics::{self, Requests},
+    shutdown,
+};
+use cistern_operator::{Operator, Stop, config::Config};
 use clap::Parser as _;
 use futures::FutureExt as _;
-use kube::Client;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
@@ -24,10 +29,10 @@ async fn main() -> ExitCode {
 async fn start(config: Config) -> Result<(), Box<dyn Error>> {
     logging::start(&config.logging)?;
     let stop: Stop = shutdown::requested()?.boxed().shared();
-    let client = Client::try_default().await?;
-    let listener = bind(&config).await?;
     let mut registry = Registry::default();
-    let metrics = Metrics::new(&mut registry);
+    metrics::register(&mut registry, env!("CARGO_PKG_VERSION"));
+    let client = Requests::new(&mut registry).connect().await?;
+    let listener = bind(&config).await?;
     let readiness = Readiness::default();
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
@@ -35,9 +40,9 @@ async fn start(config: Config) -> Result<(), Box<dyn Error>> {
         http = %listener.local_addr()?,
         "the operator starts"
     );
-    let operator = cistern_operator::run(client, &config, metrics, readiness.clone(), stop.clone());
-    let server = http::serve(listener, readiness, Arc::new(registry), stop);
-    let ((), result) = tokio::join!(operator, server);
+    let operator = Operator::new(client, &config, &mut registry, &readiness);
+    let server = http::serve(listener, readiness, Arc::new(registry), stop.clone());
+    let ((), result) = tokio::join!(operator.run(stop), server);
     tracing::info!("the operator has stopped");
     Ok(result?)
 }

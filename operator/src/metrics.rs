@@ -1,20 +1,29 @@
-//! What the operator counts.
+//! What the operator counts: reconciles and events as they happen, the cluster when somebody asks.
 
-use std::time::Duration;
+use std::{fmt, sync::Arc, time::Duration};
 
+use cistern_client::metrics::Gauges;
+use cistern_crds::{ConditionType, condition};
+use kube::ResourceExt as _;
 use prometheus_client::{
-    encoding::{EncodeLabelSet, EncodeLabelValue},
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeLabelValue},
     metrics::{counter::Counter, family::Family, histogram::Histogram},
     registry::Registry,
 };
 
+use crate::{capacity::Outdated, world::World};
+
 /// Upper bounds of the publish lag in seconds; the aim is one second.
 const LAG_BOUNDS: [f64; 9] = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
+/// Upper bounds of a reconcile in seconds: one that writes nothing, one write, a slow API server.
+const RECONCILE_BOUNDS: [f64; 7] = [0.001, 0.01, 0.05, 0.25, 1.0, 5.0, 30.0];
 
 /// The operator's metrics. Copies count into the same numbers.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     reconciles: Family<Reconcile, Counter>,
+    durations: Family<Controller, Histogram, fn() -> Histogram>,
     events: Family<Reported, Counter>,
     lag: Histogram,
 }
@@ -37,6 +46,11 @@ struct Reconcile {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Controller {
+    controller: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Reported {
     reason: &'static str,
 }
@@ -46,6 +60,7 @@ impl Metrics {
     pub fn new(registry: &mut Registry) -> Self {
         let metrics = Self {
             reconciles: Family::default(),
+            durations: Family::new_with_constructor(|| Histogram::new(RECONCILE_BOUNDS)),
             events: Family::default(),
             lag: Histogram::new(LAG_BOUNDS),
         };
@@ -54,6 +69,11 @@ impl Metrics {
             "reconciles",
             "Reconciles by controller and how they ended",
             metrics.reconciles.clone(),
+        );
+        registry.register(
+            "reconcile_duration_seconds",
+            "How long reconciles took, by controller",
+            metrics.durations.clone(),
         );
         registry.register(
             "events",
@@ -68,13 +88,15 @@ impl Metrics {
         metrics
     }
 
-    /// A reconcile has ended.
-    pub fn reconciled(&self, controller: &'static str, outcome: Outcome) {
+    /// A reconcile has ended, after so long.
+    pub fn reconciled(&self, controller: &'static str, outcome: Outcome, took: Duration) {
         let labels = Reconcile {
             controller,
             outcome,
         };
         self.reconciles.get_or_create(&labels).inc();
+        let durations = self.durations.get_or_create(&Controller { controller });
+        durations.observe(took.as_secs_f64());
     }
 
     /// An event was written.
@@ -85,5 +107,43 @@ impl Metrics {
     /// A capacity object was written this long after the change was seen.
     pub fn published(&self, lag: Duration) {
         self.lag.observe(lag.as_secs_f64());
+    }
+}
+
+/// Registers what is counted of the cluster when somebody asks.
+pub(crate) fn register(registry: &mut Registry, world: &World, outdated: &Arc<Outdated>) {
+    registry.register_collector(Box::new(Cluster {
+        world: world.clone(),
+        outdated: Arc::clone(outdated),
+    }));
+}
+
+/// The cluster as it is seen when somebody asks.
+#[derive(Debug)]
+struct Cluster {
+    world: World,
+    outdated: Arc<Outdated>,
+}
+
+impl Collector for Cluster {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut gauges = Gauges::onto(encoder);
+        let nodes = self.world.storage_nodes.state();
+        let reporting = nodes.iter().map(|object| {
+            let status = object.0.as_ref().ok().and_then(|it| it.status.as_ref());
+            let conditions = status.map_or(&[][..], |status| &status.conditions);
+            let reports = condition::holds(conditions, ConditionType::AgentReporting);
+            ([("node", object.name_any())], u64::from(reports))
+        });
+        gauges.write(
+            "cistern_operator_agent_reporting",
+            "Whether the agent of a node is there and ready.",
+            reporting,
+        )?;
+        gauges.write_one(
+            "cistern_operator_capacity_outdated_seconds",
+            "For how long the capacity that is most out of date has been so; 0 if none is.",
+            Some(self.outdated.longest().as_secs_f64()),
+        )
     }
 }

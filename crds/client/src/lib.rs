@@ -6,6 +6,7 @@
 pub mod chain;
 pub mod http;
 pub mod logging;
+pub mod metrics;
 pub mod retries;
 pub mod shutdown;
 pub mod writes;

@@ -32,6 +32,11 @@ impl<K: Hash + Eq> Retries<K> {
         wait
     }
 
+    /// Whether the object failed when it was tried last.
+    pub fn has_failed(&self, object: &K) -> bool {
+        self.lock().contains_key(object)
+    }
+
     /// Notes that the object is well, or gone.
     pub fn forget(&self, object: &K) {
         self.lock().remove(object);
@@ -54,7 +59,9 @@ mod tests {
         let waits: Vec<u64> = (0..4).map(|_| retries.failed("a").as_secs()).collect();
         assert_eq!(waits, [1, 2, 4, 5]);
         assert_eq!(retries.failed("b").as_secs(), 1);
+        assert!(retries.has_failed(&"a"));
         retries.forget(&"a");
+        assert!(!retries.has_failed(&"a"));
         assert_eq!(retries.failed("a").as_secs(), 1);
     }
 }

@@ -79,7 +79,12 @@ async fn look(agent: &Arc<Agent>, retries: &Retries<String>) -> Duration {
             let uid = &wish.spec.uid;
             let before = status.iter().find(|status| status.uid == *uid);
             let holdings = all.remove(&wish.spec.name).unwrap_or_default();
-            async move { look_at(agent, &wish, before, &holdings).await }
+            async move {
+                let began = Instant::now();
+                let usable = look_at(agent, &wish, before, &holdings).await;
+                agent.passes.looked(usable, began.into_std());
+                usable
+            }
         })
         .collect();
     let mut wait = PERIOD;

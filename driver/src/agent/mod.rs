@@ -50,6 +50,7 @@ use self::{
     health::Health,
     lanes::Lanes,
     ledger::{Holder, Promise, Refusal},
+    metrics::Passes,
     pools::{PoolLook, Pools},
     promises::{Claim, Promises},
     report::Report,
@@ -85,6 +86,7 @@ pub struct Agent {
     promises: Promises,
     filesystems: Filesystems,
     lanes: Lanes,
+    passes: Passes,
     report: Report,
     /// Asks for a look at the pools.
     look: Notify,
@@ -145,6 +147,7 @@ impl Parts {
             promises: Promises::default(),
             filesystems: Filesystems::default(),
             lanes: Lanes::default(),
+            passes: Passes::default(),
             report: Report::default(),
             look: Notify::new(),
             looked: watch::Sender::new(None),

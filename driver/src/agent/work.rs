@@ -4,7 +4,12 @@
 //! *Invariant:* an object is passed over by one pass at a time, and a status is written only to the
 //! object that it was made from: the write says which version that was.
 
-use std::{fmt, future::Future, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    future::Future,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use cistern_client::{Chain, Rejection, Retries};
 use cistern_crds::names::AGENT_MANAGER;
@@ -26,6 +31,7 @@ use tokio::{sync::mpsc, time::timeout};
 use super::{
     Agent, blocking,
     desired::{Changes, Guarded, name, readable},
+    metrics::PassOutcome,
 };
 
 /// How long to wait before an object that failed is tried again: at first, and at most.
@@ -214,7 +220,16 @@ async fn pass<K: Kind>(object: Arc<Guarded<K>>, agent: Arc<Agent>) -> Result<Act
     // Before it nobody knows which pools there are.
     agent.looked().await;
     if let Some(object) = readable(&object) {
-        return K::pass(&agent, object).await;
+        let began = Instant::now();
+        let result = K::pass(&agent, object).await;
+        let is_failing = || K::work(&agent).retries.has_failed(&object.name_any());
+        let outcome = match &result {
+            Err(_) => PassOutcome::failed,
+            Ok(_) if is_failing() => PassOutcome::not_as_desired,
+            Ok(_) => PassOutcome::done,
+        };
+        agent.passes.ended(K::NOUN, outcome, began);
+        return result;
     }
     let name = name(&object);
     tracing::error!(

@@ -3,11 +3,11 @@
 
 packages_of() {
   case $1 in
-  check) echo shellcheck ;;
+  check) echo prometheus shellcheck ;;
   host) echo btrfs-progs e2fsprogs fdisk mount util-linux xfsprogs ;;
   bench) echo fio ;;
   vm) echo busybox-static debian-archive-keyring mmdebstrap qemu-system-x86 ;;
-  control-plane | sanity) echo ca-certificates ;;
+  control-plane | sanity) echo ca-certificates prometheus ;;
   cluster | storage-suite) echo busybox-static ca-certificates docker.io gcc iptables jq libc6-dev mmdebstrap procps python3 runc util-linux zstd ;;
   esac
 }

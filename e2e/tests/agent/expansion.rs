@@ -425,7 +425,10 @@ async fn nev_06_ext4_grows_in_use_or_says_in_a_condition_that_it_grows_at_the_ne
             assert_eq!(used.seen().await, before);
             let smaller = said(ConditionType::Expanded, "False", "FilesystemSmaller");
             used.until("to say so", smaller).await;
-            let gauge = r#"cistern_volumes_not_expanded{reason="FilesystemSmaller"} 1"#;
+            let gauge = concat!(
+                r#"cistern_volumes_not_expanded{node="agent-expand-ext4","#,
+                r#"reason="FilesystemSmaller"} 1"#
+            );
             node.driver.node().shows(gauge).await;
             // A pod's file is written all the same.
             node.shell("echo data > $1/file", &[&used.path()]).await;

@@ -1,0 +1,128 @@
+//! Metrics that are counted when somebody asks for them, and those that every process has.
+//!
+//! *Invariant:* nothing is asked of anybody else for them, so that a scrape is cheap and never hangs.
+
+mod requests;
+mod vitals;
+
+use std::{collections::BTreeMap, fmt};
+
+use prometheus_client::{
+    encoding::{DescriptorEncoder, EncodeGaugeValue, EncodeLabelSet, EncodeMetric as _},
+    metrics::{MetricType, gauge::ConstGauge, info::Info},
+    registry::Registry,
+};
+
+pub use self::requests::{Observed, Requests};
+
+/// Registers what every process tells of itself: `cistern_build_info` and the usual `process_*`.
+pub fn register(registry: &mut Registry, version: &'static str) {
+    registry.register(
+        "cistern_build",
+        "The version that runs",
+        Info::new([("version", version)]),
+    );
+    vitals::register(registry);
+}
+
+/// Writes gauges that are counted now. A gauge without samples is told, too.
+#[derive(Debug)]
+pub struct Gauges<'a>(DescriptorEncoder<'a>);
+
+impl<'a> Gauges<'a> {
+    /// Onto what a collector is given.
+    pub fn onto(encoder: DescriptorEncoder<'a>) -> Self {
+        Self(encoder)
+    }
+
+    /// One gauge: its name with the unit, what it means, and a number for each set of labels.
+    pub fn write<L: EncodeLabelSet, N: EncodeGaugeValue>(
+        &mut self,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = (L, N)>,
+    ) -> fmt::Result {
+        let mut gauge = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (labels, number) in samples {
+            ConstGauge::new(number).encode(gauge.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+
+    /// A gauge without labels; nothing but its name where there is no number.
+    pub fn write_one<N: EncodeGaugeValue>(
+        &mut self,
+        name: &str,
+        help: &str,
+        number: Option<N>,
+    ) -> fmt::Result {
+        let gauge = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Gauge)?;
+        number.map_or(Ok(()), |number| ConstGauge::new(number).encode(gauge))
+    }
+}
+
+/// How often each of them occurs.
+pub fn tally<T: Ord>(all: impl IntoIterator<Item = T>) -> BTreeMap<T, u64> {
+    all.into_iter().fold(BTreeMap::new(), |mut counts, each| {
+        let count = counts.entry(each).or_default();
+        *count = count.saturating_add(1);
+        counts
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::{collector::Collector, encoding::text::encode};
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Fruit;
+
+    impl Collector for Fruit {
+        fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+            let mut gauges = Gauges::onto(encoder);
+            let kinds = tally(["pear", "apple", "pear"]);
+            let samples = kinds
+                .into_iter()
+                .map(|(kind, count)| ([("kind", kind)], count));
+            gauges.write("fruit", "Fruit by kind.", samples)?;
+            gauges.write_one("nuts", "Nuts.", None::<u64>)
+        }
+    }
+
+    #[test]
+    fn gauges_are_counted_when_asked_and_told_also_when_there_is_nothing() {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(Fruit));
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        assert!(text.contains("fruit{kind=\"pear\"} 2\n"), "{text}");
+        assert!(text.contains("# TYPE nuts gauge\n"), "{text}");
+    }
+
+    #[test]
+    fn a_process_tells_its_version_memory_files_and_start() {
+        let mut registry = Registry::default();
+        register(&mut registry, "1.2.3");
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        assert!(
+            text.contains("cistern_build_info{version=\"1.2.3\"} 1\n"),
+            "{text}"
+        );
+        for name in [
+            "process_resident_memory_bytes",
+            "process_open_fds",
+            "process_start_time_seconds",
+        ] {
+            let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+            let number: f64 = line.rsplit(' ').next().unwrap().parse().unwrap();
+            assert!(number > 1.0, "{line}");
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Pools: what they hold, what they have promised, and how they are.
+
+use std::{fmt, sync::Arc};
+
+use cistern_client::metrics::Gauges;
+use cistern_crds::{NodePoolStatus, PoolProblem, PoolSeverity};
+
+use super::{Agent, States, state_set};
+use crate::agent::pools::PoolLook;
+
+impl States for PoolSeverity {
+    const STATES: &'static [(&'static str, Option<Self>)] = &[
+        ("healthy", None),
+        ("degraded", Some(Self::Degraded)),
+        ("unreachable", Some(Self::Unreachable)),
+    ];
+}
+
+/// What was said last of a pool, and what was seen of it.
+struct Known {
+    status: NodePoolStatus,
+    look: Option<Arc<PoolLook>>,
+    problems: Vec<PoolProblem>,
+}
+
+/// What one number of a pool is called, what it means, and where it comes from.
+type Number = (&'static str, &'static str, fn(&Known) -> Option<u64>);
+
+/// Everything of which a pool has one.
+const NUMBERS: &[Number] = &[
+    (
+        "cistern_pool_ready",
+        "Whether the pool can be used on the node.",
+        |pool| Some(u64::from(pool.status.is_ready())),
+    ),
+    (
+        "cistern_pool_size_bytes",
+        "Size of the image file or device that the pool's filesystem covers.",
+        |pool| Some(pool.status.size.0),
+    ),
+    (
+        "cistern_pool_usable_bytes",
+        "Space for volumes and snapshots, less what is kept back.",
+        |pool| Some(pool.status.usable.0),
+    ),
+    (
+        "cistern_pool_available_bytes",
+        "Physical space that is free in the pool's filesystem, as seen last.",
+        |pool| Some(pool.look.as_ref()?.usable()?.statistics.available.0),
+    ),
+    (
+        "cistern_pool_allocated_bytes",
+        "Physical space that images take, as seen last; what they share counts once.",
+        |pool| {
+            let statistics = pool.look.as_ref()?.usable()?.statistics;
+            Some(statistics.empty.saturating_sub(statistics.available).0)
+        },
+    ),
+    (
+        "cistern_pool_reserved_bytes",
+        "Space that the ledger holds for volumes, snapshots and orphans.",
+        |pool| Some(pool.status.reserved.0),
+    ),
+    (
+        "cistern_pool_reserved_limit_bytes",
+        "Space that the ledger may promise in all: usable times overcommitment.",
+        |pool| {
+            let percent = pool.look.as_ref()?.spec.overcommit_percent;
+            Some(pool.status.usable.percent(percent).0)
+        },
+    ),
+    (
+        "cistern_pool_snapshots_reserved_bytes",
+        "Space that the ledger holds for snapshots.",
+        |pool| Some(pool.status.reserved_for_snapshots.0),
+    ),
+    (
+        "cistern_pool_volumes",
+        "Volumes that the ledger holds space for.",
+        |pool| Some(u64::from(pool.status.volumes)),
+    ),
+    (
+        "cistern_pool_snapshots",
+        "Snapshots that the ledger holds space for.",
+        |pool| Some(u64::from(pool.status.snapshots)),
+    ),
+    (
+        "cistern_pool_extents_limit",
+        "Extents of an image up to which snapshots and clones are made of it.",
+        |pool| Some(pool.look.as_ref()?.spec.limits.maximum_extents),
+    ),
+];
+
+pub(super) fn write(agent: &Agent, gauges: &mut Gauges<'_>) -> fmt::Result {
+    let statuses = agent.report.last().unwrap_or_default().into_iter();
+    let mut seen = agent.health.pools();
+    let pools: Vec<Known> = statuses
+        .map(|status| Known {
+            look: agent.pools.get(&status.name),
+            problems: seen
+                .remove(&status.name)
+                .unwrap_or_else(|| status.problems.clone()),
+            status,
+        })
+        .collect();
+    for (name, help, number) in NUMBERS {
+        let samples = pools.iter().filter_map(|pool| {
+            let labels = [("pool", pool.status.name.as_str())];
+            Some((labels, number(pool)?))
+        });
+        gauges.write(name, help, samples)?;
+    }
+    let rooms = pools.iter().flat_map(|pool| {
+        let room = |kind, room: cistern_crds::Bytes| {
+            let labels = [("pool", pool.status.name.as_str()), ("provisioning", kind)];
+            (labels, room.0)
+        };
+        [
+            room("thin", pool.status.thin_room),
+            room("thick", pool.status.thick_room),
+        ]
+    });
+    gauges.write(
+        "cistern_pool_room_bytes",
+        "Room for more volumes of a kind, all together; 0 while the pool takes none.",
+        rooms,
+    )?;
+    health(&pools, gauges)
+}
+
+fn health(pools: &[Known], gauges: &mut Gauges<'_>) -> fmt::Result {
+    let states = pools.iter().flat_map(|pool| {
+        let name = pool.status.name.as_str();
+        let states = state_set(&pool.problems);
+        states.map(move |(state, holds)| ([("pool", name), ("state", state)], holds))
+    });
+    gauges.write(
+        "cistern_pool_health",
+        "The health of a pool: 1 for the state that holds.",
+        states,
+    )?;
+    let problems = pools.iter().flat_map(|pool| {
+        pool.problems.iter().map(move |problem| {
+            let labels = [
+                ("pool", pool.status.name.as_str()),
+                ("severity", problem.severity.label()),
+                ("reason", problem.reason.as_str()),
+            ];
+            (labels, 1_u64)
+        })
+    });
+    gauges.write(
+        "cistern_pool_problem",
+        "Each thing that is wrong with a pool, for as long as it is.",
+        problems,
+    )
+}

@@ -1,0 +1,136 @@
+//! Volumes: whose they are, in how many pieces they lie, and how they are.
+
+use std::{fmt, sync::Arc};
+
+use cistern_client::metrics::{Gauges, tally};
+use cistern_crds::{
+    ConditionStatus, ConditionType, PoolVolume, Reason, VolumeProblem, VolumeSeverity, condition,
+};
+
+use super::{Agent, States, state_set};
+use crate::agent::desired::{Guarded, readable};
+
+impl States for VolumeSeverity {
+    const STATES: &'static [(&'static str, Option<Self>)] = &[
+        ("healthy", None),
+        ("degraded", Some(Self::Degraded)),
+        ("inaccessible", Some(Self::Inaccessible)),
+        ("data_loss", Some(Self::DataLoss)),
+    ];
+}
+
+pub(super) fn write(agent: &Agent, gauges: &mut Gauges<'_>) -> fmt::Result {
+    let objects = agent.desired.volumes();
+    let volumes: Vec<&PoolVolume> = objects
+        .iter()
+        .filter_map(|object: &Arc<Guarded<PoolVolume>>| readable(object))
+        .collect();
+    claims(&volumes, gauges)?;
+    extents(&volumes, gauges)?;
+    health(agent, &volumes, gauges)?;
+    not_expanded(&volumes, gauges)
+}
+
+/// Alerts and dashboards tell people of their claim with it.
+fn claims(volumes: &[&PoolVolume], gauges: &mut Gauges<'_>) -> fmt::Result {
+    let claims = volumes.iter().map(|volume| {
+        let claim = volume.spec.claim.as_ref();
+        let labels = [
+            ("volume", name(volume)),
+            ("pool", volume.spec.pool_name.as_str()),
+            // Not `namespace`: that is where the process runs.
+            (
+                "claim_namespace",
+                claim.map_or("", |it| it.namespace.as_str()),
+            ),
+            ("claim", claim.map_or("", |claim| claim.name.as_str())),
+        ];
+        (labels, 1_u64)
+    });
+    gauges.write(
+        "cistern_volume_info",
+        "The claim that a volume was made for.",
+        claims,
+    )
+}
+
+fn extents(volumes: &[&PoolVolume], gauges: &mut Gauges<'_>) -> fmt::Result {
+    let extents = volumes.iter().filter_map(|volume| {
+        let extents = volume.status.as_ref()?.extents?;
+        Some((of(volume), extents))
+    });
+    gauges.write(
+        "cistern_volume_extents",
+        "Pieces in which a volume's image lies, about: what a snapshot of it costs.",
+        extents,
+    )
+}
+
+fn health(agent: &Agent, volumes: &[&PoolVolume], gauges: &mut Gauges<'_>) -> fmt::Result {
+    // What the last look saw; of one that was not looked at yet, what was seen before a restart.
+    let mut seen = agent.health.volumes();
+    let known: Vec<(&PoolVolume, Vec<VolumeProblem>)> = volumes
+        .iter()
+        .map(|volume| {
+            let seen = seen.remove(name(volume));
+            (*volume, seen.unwrap_or_else(|| told(volume).to_vec()))
+        })
+        .collect();
+    let states = known.iter().flat_map(|(volume, problems)| {
+        let [name, pool] = of(volume);
+        let states = state_set(problems);
+        states.map(move |(state, holds)| ([name, pool, ("state", state)], holds))
+    });
+    gauges.write(
+        "cistern_volume_health",
+        "The health of a volume: 1 for the state that holds.",
+        states,
+    )?;
+    let problems = known.iter().flat_map(|(volume, problems)| {
+        let [name, pool] = of(volume);
+        problems.iter().map(move |problem| {
+            let severity = ("severity", problem.severity.label());
+            let reason = ("reason", problem.reason.as_str());
+            ([name, pool, severity, reason], 1_u64)
+        })
+    });
+    gauges.write(
+        "cistern_volume_problem",
+        "Each thing that is wrong with a volume, for as long as it is.",
+        problems,
+    )
+}
+
+fn not_expanded(volumes: &[&PoolVolume], gauges: &mut Gauges<'_>) -> fmt::Result {
+    let failures = volumes.iter().filter_map(|volume| failure(volume));
+    let counts = tally(failures.map(Reason::as_str)).into_iter();
+    gauges.write(
+        "cistern_volumes_not_expanded",
+        "Volumes whose last growth failed, or whose filesystem has yet to grow, by reason.",
+        counts.map(|(reason, count)| ([("reason", reason)], count)),
+    )
+}
+
+/// Why a volume did not grow, if it did not. One that is growing now has not failed.
+fn failure(volume: &PoolVolume) -> Option<Reason> {
+    let status = volume.status.as_ref()?;
+    let expanded = condition::find(&status.conditions, ConditionType::Expanded)?;
+    let failed = expanded.status == ConditionStatus::False.as_str();
+    Reason::parse(&expanded.reason).filter(|reason| failed && *reason != Reason::Pending)
+}
+
+fn told(volume: &PoolVolume) -> &[VolumeProblem] {
+    let status = volume.status.as_ref();
+    status.map_or(&[], |status| &status.problems)
+}
+
+fn of(volume: &PoolVolume) -> [(&'static str, &str); 2] {
+    [
+        ("volume", name(volume)),
+        ("pool", volume.spec.pool_name.as_str()),
+    ]
+}
+
+fn name(volume: &PoolVolume) -> &str {
+    volume.metadata.name.as_deref().unwrap_or_default()
+}

@@ -1,0 +1,13 @@
+//! What operators of a cluster see of it: metrics, alerts, the dashboard. All from real processes with
+//! a real volume, a real API server and, where it is asked, a real Prometheus.
+
+#![allow(
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test fails by panicking"
+)]
+
+mod documented;
+mod exposition;
+mod installed;
