@@ -108,6 +108,9 @@ impl Root {
             }
             let (found, device) = self.look_at_pool(&uid, has_file)?;
             own.pool_devices.extend(device);
+            let silent = found.iter().filter(|pool| pool.silent.is_some());
+            own.silent
+                .extend(silent.map(|pool| pool.mount_point.clone()));
             all.pools.extend(found);
         }
         all.loops = loops_over(system, &own)?;
@@ -137,6 +140,8 @@ struct Own {
     pool_files: BTreeSet<FileId>,
     /// What the pools are mounted from.
     pool_devices: BTreeSet<DeviceNumber>,
+    /// Where those are mounted that say nothing of what is in them.
+    silent: Vec<PathBuf>,
 }
 
 impl Own {
@@ -149,6 +154,11 @@ impl Own {
             loopdev::is_deleted(bound) && bound.backing_file.starts_with(&self.pools_path);
         is_image || self.pool_files.contains(&file) || is_removed
     }
+
+    fn is_in_silent(&self, bound: &BoundLoop) -> bool {
+        let mut silent = self.silent.iter();
+        silent.any(|mount_point| bound.backing_file.starts_with(mount_point))
+    }
 }
 
 /// The loop devices over files of this root.
@@ -157,19 +167,18 @@ fn loops_over(system: &dyn System, own: &Own) -> io::Result<Vec<BoundLoop>> {
     // By name first: a device that somebody else lets go of stays bound while it is open here.
     let named = system.bound_loops()?.into_iter();
     for bound in named.filter(|bound| is_in_images(bound) || is_pool_file(bound)) {
-        let Some(file) = file_of(system, &bound)? else {
-            continue;
+        let is_ours = match loopdev::status(system, bound.number) {
+            Ok(None) => false,
+            Ok(Some(status)) => own.has(&bound, status.file),
+            // The file lies in a pool that has shut itself down: its name is all there is.
+            Err(error) if error.is_of_file() => own.is_in_silent(&bound),
+            Err(error) => return Err(io::Error::other(error)),
         };
-        if own.has(&bound, file) {
+        if is_ours {
             all.push(bound);
         }
     }
     Ok(all)
-}
-
-fn file_of(system: &dyn System, bound: &BoundLoop) -> io::Result<Option<FileId>> {
-    let found = loopdev::status(system, bound.number).map_err(io::Error::other)?;
-    Ok(found.map(|status| status.file))
 }
 
 /// Whether the file behind a loop device is named as one that a pool lies in.

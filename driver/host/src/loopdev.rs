@@ -11,6 +11,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use rustix::io::Errno;
+
 use crate::{
     id::Uid,
     pool,
@@ -62,6 +64,16 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+}
+
+impl Error {
+    /// Whether the file behind a device does not say what it is: its filesystem has shut itself down.
+    pub(crate) fn is_of_file(&self) -> bool {
+        match self {
+            Self::Failed { source, .. } => Errno::from_io_error(source) == Some(Errno::IO),
+            Self::Unfit { .. } | Self::Exhausted => false,
+        }
+    }
 }
 
 fn failed(operation: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
@@ -263,7 +275,6 @@ fn open(system: &dyn System, number: u32, flags: OFlags) -> Result<Option<Loop>,
 }
 
 fn is_gone(error: &io::Error) -> bool {
-    use rustix::io::Errno;
     matches!(
         Errno::from_io_error(error),
         Some(Errno::NXIO | Errno::NODEV | Errno::NOENT)

@@ -162,8 +162,6 @@ pub struct LoopStatus {
     pub file: FileId,
     /// Whether it can only be read.
     pub read_only: bool,
-    /// Whether it lets go of its file with its last user.
-    pub autoclear: bool,
 }
 
 /// What a loop device's queue is like.
@@ -303,8 +301,12 @@ pub trait System: Send + Sync + fmt::Debug {
     /// Binds a loop device to a file: 4096-byte sectors, direct I/O, autoclear. `EBUSY` when
     /// somebody else was faster.
     fn bind_loop(&self, device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io::Result<()>;
-    /// What a loop device is bound to, if to anything.
+    /// What a loop device is bound to, if to anything. Fails where that lies on a filesystem that has
+    /// shut itself down.
     fn loop_status(&self, device: BorrowedFd<'_>) -> io::Result<Option<LoopStatus>>;
+    /// Whether a loop device keeps its file when its last user closes it; not where it is bound to
+    /// none. Touches neither.
+    fn is_kept(&self, number: u32) -> io::Result<bool>;
     /// What a loop device's queue is like.
     fn loop_settings(&self, number: u32) -> io::Result<LoopSettings>;
     /// Has a bound loop device keep its file when its last user closes it.

@@ -35,6 +35,8 @@ pub enum Mode {
     Eio,
     /// Writing fails with `EIO`; what was written before can be read.
     EioWrite,
+    /// It says that it has written, and has not.
+    Lose,
     /// Nothing is answered until the mode is another.
     Hang,
 }
@@ -51,6 +53,7 @@ impl FromStr for Mode {
             "ok" => Ok(Self::Ok),
             "eio" => Ok(Self::Eio),
             "eio-write" => Ok(Self::EioWrite),
+            "lose" => Ok(Self::Lose),
             "hang" => Ok(Self::Hang),
             _ => Err(UnknownMode),
         }
@@ -63,6 +66,7 @@ impl fmt::Display for Mode {
             Self::Ok => "ok",
             Self::Eio => "eio",
             Self::EioWrite => "eio-write",
+            Self::Lose => "lose",
             Self::Hang => "hang",
         })
     }

@@ -1,8 +1,8 @@
 //! Serves a file that fails on demand: `failing-disk MOUNTPOINT BACKING-FILE SIZE`.
 //!
 //! Prints `mounted` when `MOUNTPOINT/disk` is there, and runs until it is killed or unmounted. How the
-//! disk behaves says `BACKING-FILE.mode`: `ok`, `eio`, `eio-write` or `hang`. It is read at each
-//! request, so that a mode holds from the moment in which it was written.
+//! disk behaves says `BACKING-FILE.mode`: `ok`, `eio`, `eio-write`, `lose` or `hang`. It is read at
+//! each request, so that a mode holds from the moment in which it was written.
 //!
 //! *Invariant:* only the disk's data fails or hangs, never its name or size: whoever lists loop devices,
 //! another test, say, is not held up.
@@ -30,7 +30,7 @@ use fuser::{
 };
 use rustix::fs::{FallocateFlags, fallocate};
 
-use crate::modes::{Access, Modes};
+use crate::modes::{Access, Modes, Outcome};
 
 /// The file's inode.
 const FILE: INodeNo = INodeNo(2);
@@ -134,7 +134,7 @@ impl Filesystem for Disk {
         let file = Arc::clone(&self.file);
         let length = self.size.saturating_sub(offset).min(size.into());
         self.modes.answer(Access::Read, move |permitted| {
-            let read = permitted.and_then(|()| {
+            let read = permitted.and_then(|_| {
                 let mut bytes = vec![0; usize::try_from(length).map_err(io::Error::other)?];
                 file.read_exact_at(&mut bytes, offset)?;
                 Ok(bytes)
@@ -160,8 +160,10 @@ impl Filesystem for Disk {
     ) {
         let (file, data) = (Arc::clone(&self.file), data.to_vec());
         self.modes.answer(Access::Write, move |permitted| {
-            let written = permitted.and_then(|()| {
-                file.write_all_at(&data, offset)?;
+            let written = permitted.and_then(|outcome| {
+                if outcome == Outcome::Done {
+                    file.write_all_at(&data, offset)?;
+                }
                 u32::try_from(data.len()).map_err(io::Error::other)
             });
             match written {
@@ -184,7 +186,10 @@ impl Filesystem for Disk {
         let file = Arc::clone(&self.file);
         let flags = FallocateFlags::from_bits_retain(mode.cast_unsigned());
         self.modes.answer(Access::Write, move |permitted| {
-            let done = permitted.and_then(|()| Ok(fallocate(&file, flags, offset, length)?));
+            let done = permitted.and_then(|outcome| match outcome {
+                Outcome::Done => Ok(fallocate(&file, flags, offset, length)?),
+                Outcome::Lost => Ok(()),
+            });
             finish(done, reply);
         });
     }
@@ -192,8 +197,9 @@ impl Filesystem for Disk {
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
         // What was written survives whatever a test does: it is in the page cache of a machine that
         // goes on.
-        self.modes
-            .answer(Access::Write, move |permitted| finish(permitted, reply));
+        self.modes.answer(Access::Write, move |permitted| {
+            finish(permitted.map(drop), reply);
+        });
     }
 
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {

@@ -22,7 +22,15 @@ pub(crate) enum Access {
     Write,
 }
 
-type Answer = Box<dyn FnOnce(io::Result<()>) + Send>;
+/// What is to become of a request that does not fail.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Done,
+    /// It is said to be done.
+    Lost,
+}
+
+type Answer = Box<dyn FnOnce(io::Result<Outcome>) + Send>;
 
 /// The control file, and the requests that wait for another mode.
 pub(crate) struct Modes {
@@ -57,14 +65,17 @@ impl Modes {
     pub(crate) fn answer(
         &self,
         access: Access,
-        answer: impl FnOnce(io::Result<()>) + Send + 'static,
+        answer: impl FnOnce(io::Result<Outcome>) + Send + 'static,
     ) {
         self.answer_boxed(access, Box::new(answer));
     }
 
     fn answer_boxed(&self, access: Access, answer: Answer) {
         match (self.now(), access) {
-            (Mode::Ok, _) | (Mode::EioWrite, Access::Read) => answer(Ok(())),
+            (Mode::Ok, _) | (Mode::EioWrite | Mode::Lose, Access::Read) => {
+                answer(Ok(Outcome::Done));
+            }
+            (Mode::Lose, Access::Write) => answer(Ok(Outcome::Lost)),
             (Mode::Eio, _) | (Mode::EioWrite, Access::Write) => {
                 answer(Err(io::Error::from_raw_os_error(EIO)));
             }

@@ -118,7 +118,7 @@ impl Pool {
         let bound = loopdev::find(system, id, uid.as_ref()).map_err(io::Error::other)?;
         match bound {
             Some(bound)
-                if is_kept(system, &bound)? && nodes_of(system, bound.number)?.is_empty() =>
+                if system.is_kept(bound.number)? && nodes_of(system, bound.number)?.is_empty() =>
             {
                 bound.let_go(system)
             }
@@ -316,18 +316,13 @@ fn kept_for(system: &dyn System, image: &Uid) -> io::Result<Option<Loop>> {
             continue;
         }
         if let Some(device) = loopdev::open_bound(system, bound.number)?
-            && is_kept(system, &device)?
+            && system.is_kept(device.number)?
             && loopdev::has_image(system, bound.number, image)?
         {
             return Ok(Some(device));
         }
     }
     Ok(None)
-}
-
-fn is_kept(system: &dyn System, device: &Loop) -> io::Result<bool> {
-    let status = system.loop_status(device.as_fd())?;
-    Ok(status.is_some_and(|status| !status.autoclear))
 }
 
 /// Where nodes of a loop device are bound, as far as this process sees: at staging and target paths,

@@ -56,10 +56,12 @@ impl Root {
         let path = self.mount_point(&home);
         let describe = |what: &str| format!("{what} {}", path.display());
         let place = Place::open(&*self.system, &path).map_err(failed(describe("look at")))?;
-        place
-            .make_directory(0o700)
-            .map_err(failed(describe("make the directory")))?;
         let mounted = self.usable_mount(&place, pools.as_fd(), declaration, &home, expectation)?;
+        if mounted.is_none() {
+            place
+                .make_directory(0o700)
+                .map_err(failed(describe("make the directory")))?;
+        }
         let backing = match &declaration.source {
             Source::Image { size } => file::open(self, pools.as_fd(), &home, *size, expectation)?,
             Source::Device { paths } => match &mounted {

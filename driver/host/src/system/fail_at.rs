@@ -238,6 +238,10 @@ impl System for FailAt {
         self.next()?.loop_status(device)
     }
 
+    fn is_kept(&self, number: u32) -> io::Result<bool> {
+        self.next()?.is_kept(number)
+    }
+
     fn loop_settings(&self, number: u32) -> io::Result<LoopSettings> {
         self.next()?.loop_settings(number)
     }

@@ -359,11 +359,14 @@ impl System for Linux {
                     inode: info.inode,
                 },
                 read_only: info.flags & ioctl::LO_FLAGS_READ_ONLY != 0,
-                autoclear: info.flags & ioctl::LO_FLAGS_AUTOCLEAR != 0,
             })),
             Err(error) if Errno::from_io_error(&error) == Some(Errno::NXIO) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    fn is_kept(&self, number: u32) -> io::Result<bool> {
+        sysfs::is_kept(number)
     }
 
     fn loop_settings(&self, number: u32) -> io::Result<LoopSettings> {

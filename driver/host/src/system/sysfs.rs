@@ -174,6 +174,11 @@ pub(super) fn backing_file(number: u32) -> io::Result<Option<PathBuf>> {
     }
 }
 
+/// Whether a loop device keeps its file when its last user closes it.
+pub(super) fn is_kept(loop_number: u32) -> io::Result<bool> {
+    Ok(number(&format!("/sys/block/loop{loop_number}/loop/autoclear"))? == Some(0))
+}
+
 /// What a loop device's queue is like.
 pub(super) fn loop_settings(number: u32) -> io::Result<LoopSettings> {
     let read = |attribute: &str| {

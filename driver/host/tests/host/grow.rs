@@ -10,7 +10,7 @@ use cistern_host::{
 };
 
 use crate::harness::{
-    Machine, Volume, allocated, image_path, known, must, open_new, request, root, run,
+    Machine, Volume, allocated, image_path, known, must, open_new, released, request, root, run,
 };
 
 const FROM: Bytes = Bytes::mib(300);
@@ -145,6 +145,8 @@ fn offline_a_filesystem_grows_with_its_next_stage_and_only_once() {
                 assert!(staged.not_grown.is_none(), "{mib}: {:?}", staged.not_grown);
                 assert_eq!(fs::read_to_string(staging.join("file")).unwrap(), "kept");
                 must(machine.root().unstage(&staging));
+                // Another test may just be looking at it.
+                released(&machine, &image.uid);
             }
             if filesystem == FilesystemType::Ext4 {
                 let stages = stages_since_check(&image_path(&machine, &image.uid));

@@ -1,0 +1,305 @@
+//! What is wrong with a pool is seen, by the deadline, and seen to be over.
+
+use std::{
+    fs,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use cistern_crds::{Bytes, FilesystemType, Provisioning};
+use cistern_host::{
+    Expectation, ImageRequest, Pool, PoolDeclaration,
+    health::{PoolTrouble, VolumeTrouble},
+    pool::{Broken, Error},
+    system::{FailAt, Fault},
+};
+use failing_disk::Mode;
+use rustix::{
+    fs::{FallocateFlags, fallocate},
+    mount::{MountFlags, UnmountFlags, mount_remount},
+};
+
+use crate::{
+    failing::{FailingDevice, text},
+    harness::{
+        Machine, POOL_SIZE, Volume, device_pool, eventually, image_pool, known, must, open_new,
+        request, root, run, uid,
+    },
+    health_volume::subject,
+};
+
+/// Longer than any disk of these tests takes when it works.
+const PATIENCE: Duration = Duration::from_secs(20);
+const SHORT: Duration = Duration::from_millis(300);
+const NAME: &str = ".cistern-probe";
+
+fn small(machine: &Machine) -> ImageRequest {
+    let size = Bytes::mib(16);
+    ImageRequest {
+        uid: machine.uid("a"),
+        ..request("a", size, FilesystemType::Ext4, Provisioning::Thick)
+    }
+}
+
+fn troubles(pool: &Arc<Pool>) -> Vec<PoolTrouble> {
+    pool.vitals(PATIENCE).troubles
+}
+
+#[test]
+fn a_pool_that_works_is_written_anew_at_each_look_and_is_empty_all_the_same() {
+    let machine = Machine::new();
+    let declaration = image_pool(POOL_SIZE);
+    let pool = Arc::new(open_new(&machine));
+    let probe = machine.mount_point(&declaration).join(NAME);
+    assert_eq!(troubles(&pool), []);
+    let mut seen = Vec::new();
+    for _ in 0..2 {
+        let vitals = pool.vitals(PATIENCE);
+        assert_eq!(vitals.troubles, []);
+        let (fill, numbers) = (vitals.fill.unwrap(), must(pool.statistics()));
+        assert_eq!(
+            (fill.size, fill.available),
+            (numbers.size, numbers.available)
+        );
+        seen.push(fs::read(&probe).unwrap());
+    }
+    assert_eq!(seen[0].len(), 4096);
+    assert_ne!(seen[0], seen[1]);
+    let inventory = machine.inventory();
+    assert_eq!(
+        (inventory.strays.len(), inventory.pools[0].strays.len()),
+        (0, 0)
+    );
+    let expectation = known(&pool);
+    drop(pool);
+    must(machine.root().open_pool(&declaration, expectation));
+    must(machine.root().remove_pool(&declaration, expectation));
+}
+
+#[test]
+fn a_full_pool_is_no_trouble_of_its_disk_whether_it_was_probed_before_or_not() {
+    let machine = Machine::new();
+    let pool = Arc::new(open_new(&machine));
+    let folder = machine.mount_point(&image_pool(POOL_SIZE));
+    let filler = fs::File::create(folder.join("images/filler")).unwrap();
+    let fill = |at: u64| {
+        let (mut end, mut step) = (at, 64_u64 << 20);
+        while step >= 4096 {
+            match fallocate(&filler, FallocateFlags::empty(), end, step) {
+                Ok(()) => end += step,
+                Err(_) => step /= 2,
+            }
+        }
+        end
+    };
+    let end = fill(0);
+    assert_eq!(troubles(&pool), [], "never probed");
+    filler.set_len(0).unwrap();
+    assert_eq!(troubles(&pool), []);
+    assert!(folder.join(NAME).exists() && fill(0) <= end);
+    assert_eq!(troubles(&pool), [], "probed before");
+}
+
+#[test]
+fn r16_a_disk_that_hangs_is_told_by_the_deadline_and_holds_up_no_other_pool() {
+    let machine = Machine::new();
+    let disk = FailingDevice::new(&machine);
+    let root = machine.root();
+    let open = |declaration| Arc::new(must(root.open_pool(&declaration, Expectation::New)));
+    let pool = open(device_pool([disk.path.clone()]));
+    let other = open(PoolDeclaration {
+        uid: uid("9f8e7d6c-0000-4000-8000-0000000000ff"),
+        name: "slow".to_owned(),
+        ..image_pool(POOL_SIZE)
+    });
+    let image = must(pool.create_image(&small(&machine)));
+    assert_eq!(troubles(&pool), []);
+    disk.set(Mode::Hang);
+    let hung = PoolTrouble::Hung { after: SHORT };
+    for _ in 0..2 {
+        let begun = Instant::now();
+        let vitals = pool.vitals(SHORT);
+        assert_eq!((vitals.fill, vitals.troubles), (None, vec![hung.clone()]));
+        // The volumes of it are not looked at, and nobody waits for that, either.
+        let found = pool.examine(&[subject(&image), subject(&image)], SHORT);
+        assert_eq!(found.len(), 2);
+        for troubles in found {
+            assert!(
+                matches!(troubles[..], [VolumeTrouble::Hung { .. }]),
+                "{troubles:?}"
+            );
+        }
+        assert!(begun.elapsed() < 10 * SHORT);
+    }
+    assert_eq!(troubles(&other), []);
+    disk.set(Mode::Ok);
+    eventually("an answer of the disk", || troubles(&pool).is_empty());
+    assert_eq!(pool.examine(&[subject(&image)], PATIENCE), [[]]);
+}
+
+#[test]
+fn a_disk_with_errors_shuts_its_pool_down_and_the_pool_is_mounted_anew_once_no_pod_has_it() {
+    let machine = Machine::new();
+    let disk = FailingDevice::new(&machine);
+    let declaration = device_pool([disk.path.clone()]);
+    let root = machine.root();
+    let pool = Arc::new(must(root.open_pool(&declaration, Expectation::New)));
+    let image = must(pool.create_image(&small(&machine)));
+    let volume = Volume::new(&image);
+    let (staging, target) = (
+        machine.staging("globalmount"),
+        machine.path("kubelet/target"),
+    );
+    must(pool.stage(&volume.stage(&staging)));
+    must(root.publish(&volume.publish(&staging, &target)));
+
+    disk.set(Mode::Eio);
+    let path = machine.mount_point(&declaration).join("tmp/a");
+    let _ = fs::File::create(path).and_then(|file| file.sync_all());
+    assert_eq!(troubles(&pool), [PoolTrouble::ShutDown]);
+    disk.set(Mode::Ok);
+    assert_eq!(
+        troubles(&pool),
+        [PoolTrouble::ShutDown],
+        "it does not come back by itself"
+    );
+
+    let expectation = known(&pool);
+    drop(pool);
+    let open = || root.open_pool(&declaration, expectation);
+    match open() {
+        Err(Error::InUse { state, images, .. }) => {
+            assert_eq!((state, images), (Broken::ShutDown, vec![image.uid.clone()]));
+        }
+        other => panic!("{other:?}"),
+    }
+    // The way back needs no pool.
+    must(root.unpublish(&target));
+    must(root.unstage(&staging));
+    eventually("the end of the loop device", || open().is_ok());
+    let pool = Arc::new(must(open()));
+    assert_eq!(troubles(&pool), []);
+    assert_eq!(must(pool.images()).len(), 1, "nothing is lost");
+    must(pool.stage(&volume.stage(&staging)));
+}
+
+#[test]
+fn a_disk_with_errors_is_told_until_it_is_well_again() {
+    let machine = Machine::new();
+    let disk = FailingDevice::new(&machine);
+    let declaration = device_pool([disk.path.clone()]);
+    let pool = must(machine.root().open_pool(&declaration, Expectation::New));
+    let pool = Arc::new(pool);
+    for mode in [Mode::EioWrite, Mode::Eio] {
+        assert_eq!(troubles(&pool), []);
+        disk.set(mode);
+        let found = troubles(&pool);
+        let expected = format!(
+            "could not write {}: Input/output error (os error 5)",
+            machine.mount_point(&declaration).join(NAME).display()
+        );
+        assert_eq!(found[0].to_string(), expected, "{mode}");
+        disk.set(Mode::Ok);
+    }
+    assert_eq!(troubles(&pool), []);
+}
+
+#[test]
+fn a_disk_that_loses_what_is_written_is_found_out() {
+    let machine = Machine::new();
+    let disk = FailingDevice::new(&machine);
+    let declaration = device_pool([disk.path.clone()]);
+    let pool = must(machine.root().open_pool(&declaration, Expectation::New));
+    let pool = Arc::new(pool);
+    assert_eq!(troubles(&pool), []);
+    disk.set(Mode::Lose);
+    let path = machine.mount_point(&declaration).join(NAME);
+    assert_eq!(troubles(&pool), [PoolTrouble::NotReadBack { path }]);
+    disk.set(Mode::Ok);
+    assert_eq!(troubles(&pool), []);
+}
+
+#[test]
+fn r8_a_pool_that_is_read_only_or_away_is_told_and_told_to_be_back() {
+    let machine = Machine::new();
+    let declaration = image_pool(POOL_SIZE);
+    let pool = Arc::new(open_new(&machine));
+    let at = machine.mount_point(&declaration);
+    mount_remount(&at, MountFlags::RDONLY, "").unwrap();
+    assert_eq!(troubles(&pool), [PoolTrouble::ReadOnly]);
+    mount_remount(&at, MountFlags::empty(), "").unwrap();
+    assert_eq!(troubles(&pool), []);
+
+    let (file, away) = (at.with_extension("img"), machine.path("away"));
+    fs::rename(&file, &away).unwrap();
+    let found = troubles(&pool);
+    assert!(
+        matches!(found[..], [PoolTrouble::BackingMissing { .. }]),
+        "{found:?}"
+    );
+    fs::rename(&away, &file).unwrap();
+    assert_eq!(troubles(&pool), []);
+
+    rustix::mount::unmount(&at, UnmountFlags::DETACH).unwrap();
+    let found = troubles(&pool);
+    assert!(
+        matches!(found[..], [PoolTrouble::NotMounted { .. }]),
+        "{found:?}"
+    );
+}
+
+#[test]
+fn a_pool_that_has_shut_down_is_not_unmounted_while_that_would_lose_its_file() {
+    let machine = Machine::new();
+    let declaration = image_pool(POOL_SIZE);
+    let pool = open_new(&machine);
+    let at = machine.mount_point(&declaration);
+    let expectation = known(&pool);
+    drop(pool);
+    fs::remove_file(at.with_extension("img")).unwrap();
+    run("xfs_io", &["-x", "-c", "shutdown", text(&at)]);
+    let opened = machine.root().open_pool(&declaration, expectation);
+    assert!(
+        matches!(opened, Err(Error::BackingMissing { .. })),
+        "{opened:?}"
+    );
+    let mounts = machine.mounts();
+    assert!(
+        mounts.contains(&at),
+        "a person can still copy it from its loop device"
+    );
+}
+
+#[test]
+fn an_error_of_any_call_is_a_trouble_and_the_next_look_is_well() {
+    let machine = Machine::new();
+    let declaration = image_pool(POOL_SIZE);
+    let pool = Arc::new(open_new(&machine));
+    let probe = machine.mount_point(&declaration).join(NAME);
+    let expectation = known(&pool);
+    for at in 1.. {
+        // From the very first look on.
+        let _ = fs::remove_file(&probe);
+        // The calls that open it are not counted: it is opened with a fault that comes later.
+        let calls = FailAt::new(Arc::clone(&machine.system), Fault::Error, u64::MAX);
+        let calls = Arc::new(calls);
+        let opened = root(&machine.folder, Arc::clone(&calls) as _);
+        must(opened.open_pool(&declaration, expectation));
+        let system = FailAt::new(
+            Arc::clone(&machine.system),
+            Fault::Error,
+            calls.calls() + at,
+        );
+        let system = Arc::new(system);
+        let faulty = root(&machine.folder, Arc::clone(&system) as _);
+        let faulty = Arc::new(must(faulty.open_pool(&declaration, expectation)));
+        let found = troubles(&faulty);
+        assert_eq!(troubles(&pool), [], "after an error at call {at}");
+        if !system.has_failed() {
+            assert_eq!(found, []);
+            assert!(at > 10);
+            break;
+        }
+        assert!(!found.is_empty(), "an error at call {at} goes unseen");
+    }
+}
