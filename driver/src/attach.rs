@@ -34,6 +34,9 @@ const LOCK_PATIENCE: Duration = Duration::from_mins(1);
 /// How long a call waits for the agent to have looked at the pools after a start, and for the API
 /// server.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long work on a volume may take until the caller is told that it goes on: with the wait for the
+/// lock not as long as kubelet waits.
+const WORK_PATIENCE: Duration = Duration::from_secs(50);
 /// How long a volume's filesystem may take to tell its numbers.
 const STATISTICS_DEADLINE: Duration = Duration::from_secs(10);
 
@@ -77,6 +80,16 @@ pub enum Error {
     Busy {
         /// The volume.
         volume: String,
+    },
+    /// The work goes on: it is much, or its disk does not answer.
+    #[error(
+        "the work on volume {volume} has not ended after {after:?} and goes on; where the disk of its pool does not answer, the conditions of the PoolVolume say so"
+    )]
+    Unfinished {
+        /// The volume.
+        volume: String,
+        /// How long it was waited for.
+        after: Duration,
     },
     /// There is no such volume on this node.
     #[error("there is no volume {volume} on this node")]
@@ -150,7 +163,7 @@ impl Attach {
         let pool = self.pool(&volume).await;
         let (id, root) = (request.volume.clone(), self.agent.root.clone());
         let staged = on_host(guard, move || stage(&root, pool, &volume, &request));
-        let staged = finished(&id, staged.await);
+        let staged = finished(&id, staged).await;
         match &staged {
             Ok(None) => {}
             Ok(Some(Staged { not_grown: None })) => self.agent.saw_filesystem(&id, Ok(())),
@@ -184,25 +197,26 @@ impl Attach {
         }
         let (id, root) = (request.volume.clone(), self.agent.root.clone());
         let published = on_host(guard, move || publish(&root, &volume, &request));
-        finished(&id, published.await)
+        finished(&id, published).await
     }
 
     /// Takes a volume away from a pod. One that is not there is fine (NUP-05, GAP-01).
     pub async fn unpublish(&self, volume: &str, target: PathBuf) -> Result<(), Error> {
         let guard = self.lock(volume).await?;
         let root = self.agent.root.clone();
-        let done = on_host(guard, move || root.unpublish(&target).map_err(Error::from)).await;
-        finished(volume, done)
+        let done = on_host(guard, move || root.unpublish(&target).map_err(Error::from));
+        finished(volume, done).await
     }
 
     /// Unmounts a volume from its staging path. One that is not there is fine (NUS-05, GAP-01).
     pub async fn unstage(&self, volume: &str, staging: PathBuf) -> Result<(), Error> {
         let guard = self.lock(volume).await?;
         let root = self.agent.root.clone();
-        let done = on_host(guard, move || root.unstage(&staging).map_err(Error::from)).await;
+        let done = on_host(guard, move || root.unstage(&staging).map_err(Error::from));
+        let done = finished(volume, done).await;
         // It may be waited for to be destroyed.
         self.agent.touch(volume);
-        finished(volume, done)
+        done
     }
 
     /// The space of a volume at a path where it is staged or published.
@@ -217,7 +231,7 @@ impl Attach {
         let asked = on_host((), move || {
             root.statistics_of(&image, &path, STATISTICS_DEADLINE)
         });
-        finished(volume, asked.await)
+        finished(volume, asked).await
     }
 
     /// A pass of the agent is no reason to fail; whatever takes longer is another call (CON-09).
@@ -305,15 +319,19 @@ impl Attach {
 }
 
 /// What came of work on the host.
-fn finished<T>(
+async fn finished<T>(
     volume: &str,
-    result: Result<Result<T, impl Into<Error>>, blocking::Broken>,
+    work: impl Future<Output = Result<Result<T, impl Into<Error>>, blocking::Broken>>,
 ) -> Result<T, Error> {
-    match result {
-        Ok(result) => result.map_err(Into::into),
-        Err(source) => Err(Error::Broken {
+    match timeout(WORK_PATIENCE, work).await {
+        Ok(Ok(result)) => result.map_err(Into::into),
+        Ok(Err(source)) => Err(Error::Broken {
             volume: volume.to_owned(),
             source,
+        }),
+        Err(_) => Err(Error::Unfinished {
+            volume: volume.to_owned(),
+            after: WORK_PATIENCE,
         }),
     }
 }

@@ -5,6 +5,7 @@
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use cistern_client::logging;
@@ -73,6 +74,9 @@ pub struct Node {
     /// Share of the disk under --root that image pools leave free, in hundredths
     #[arg(long, env = "KEEP_FREE_PERCENT", default_value_t = cistern_host::KEPT_PERCENT, value_parser = clap::value_parser!(u32).range(..100), value_name = "PERCENT")]
     pub keep_free_percent: u32,
+    /// How often pools and volumes are looked at for what may be wrong with them, as in `15s`
+    #[arg(long, env = "HEALTH_INTERVAL", default_value = "15s", value_parser = interval, value_name = "DURATION")]
+    pub health_interval: Duration,
 }
 
 impl Node {
@@ -158,6 +162,9 @@ pub enum Error {
     /// A folder that depends on where the process was started.
     #[error("the path must be absolute")]
     Path,
+    /// Not a time that is neither too short nor too long.
+    #[error("write a duration of 1s to 1h, as in 15s or 2m")]
+    Interval,
     /// A name that cannot travel as CSI's node id (FLD-03).
     #[error("a node's name has 1 to {MAX_NODE_ID} bytes")]
     NodeName,
@@ -170,6 +177,18 @@ fn absolute(text: &str) -> Result<PathBuf, Error> {
     } else {
         Err(Error::Path)
     }
+}
+
+fn interval(text: &str) -> Result<Duration, Error> {
+    let (number, unit) = text
+        .strip_suffix('s')
+        .map(|number| (number, 1))
+        .or_else(|| text.strip_suffix('m').map(|number| (number, 60)))
+        .ok_or(Error::Interval)?;
+    let seconds: Option<u64> = number.parse().ok();
+    let seconds = seconds.and_then(|seconds| seconds.checked_mul(unit));
+    let seconds = seconds.filter(|seconds| (1..=3600).contains(seconds));
+    seconds.map(Duration::from_secs).ok_or(Error::Interval)
 }
 
 fn node_name(text: &str) -> Result<String, Error> {
@@ -201,6 +220,24 @@ mod tests {
         assert_eq!(parse("unix:///csi/.sock"), Err(Error::Suffix));
         let long = format!("unix:///{}.sock", "x".repeat(102));
         assert_eq!(parse(&long), Err(Error::TooLong));
+    }
+
+    #[test]
+    fn an_interval_is_written_in_seconds_or_minutes() {
+        assert_eq!(interval("15s"), Ok(Duration::from_secs(15)));
+        assert_eq!(interval("2m"), Ok(Duration::from_mins(2)));
+        for text in [
+            "",
+            "s",
+            "15",
+            "0s",
+            "-1s",
+            "3601s",
+            "1h",
+            "99999999999999999999m",
+        ] {
+            assert_eq!(interval(text), Err(Error::Interval), "{text}");
+        }
     }
 
     #[test]

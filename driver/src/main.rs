@@ -1,6 +1,6 @@
 //! `cistern-driver`: reads what it is told, runs the mode, and says why it ends.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
 use cistern_client::{Chain, logging};
 use cistern_driver::{
@@ -8,6 +8,9 @@ use cistern_driver::{
     process,
 };
 use clap::Parser as _;
+
+/// How long work on the host may take to end after everything else has.
+const GRACE: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
     let config = Config::parse();
@@ -33,12 +36,15 @@ fn run(config: Config) -> process::Result<ExitCode> {
         .worker_threads(2)
         .enable_all()
         .build()?;
-    runtime.block_on(async {
+    let result = runtime.block_on(async {
         match config.mode {
             Mode::Controller(options) => process::controller(options).await?,
             Mode::Node(options) => process::node(options).await?,
             Mode::Fsck(options) => return process::fsck(options).await,
         }
         Ok(ExitCode::SUCCESS)
-    })
+    });
+    // Work on a disk that hangs is left behind: it may never end.
+    runtime.shutdown_timeout(GRACE);
+    result
 }

@@ -128,7 +128,7 @@ pub async fn node(options: config::Node) -> Result {
     );
     tokio::select! {
         served = serving => served.map(drop),
-        () = agent.run(&readiness) => Err("the watches have ended".into()),
+        () = agent.run(&readiness, options.health_interval) => Err("the watches have ended".into()),
     }
 }
 

@@ -48,6 +48,24 @@ pub struct Driver {
     nodes: Api<StorageNode>,
 }
 
+/// What a test may want otherwise of the processes.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Which log lines they write.
+    pub log_level: &'static str,
+    /// How often the node looks at the health of pools and volumes, as its option has it.
+    pub health_interval: &'static str,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            log_level: "info,cistern_driver=debug,cistern_host=debug",
+            health_interval: "15s",
+        }
+    }
+}
+
 /// The node's side of the machine: what is there whether or not the driver runs.
 #[derive(Debug)]
 struct Host {
@@ -55,7 +73,7 @@ struct Host {
     kubeconfig: PathBuf,
     controller_http: SocketAddr,
     node_http: SocketAddr,
-    log_level: &'static str,
+    options: Options,
     mounts: MountNamespace,
     folder: Folder,
 }
@@ -63,15 +81,14 @@ struct Host {
 impl Driver {
     /// Starts both processes for a node of this name, which carries no pool yet.
     pub async fn start(control_plane: &ControlPlane, node_name: &str) -> Self {
-        let level = "info,cistern_driver=debug,cistern_host=debug";
-        Self::start_with_log_level(control_plane, node_name, level).await
+        Self::start_with(control_plane, node_name, Options::default()).await
     }
 
-    /// As [`Self::start`], with as many log lines as the test wants to see.
-    pub async fn start_with_log_level(
+    /// As [`Self::start`], with other options.
+    pub async fn start_with(
         control_plane: &ControlPlane,
         node_name: &str,
-        log_level: &'static str,
+        options: Options,
     ) -> Self {
         let folder = Folder::new();
         let [controller_http, node_http] = free_addresses();
@@ -80,7 +97,7 @@ impl Driver {
             kubeconfig: control_plane.kubeconfig().to_owned(),
             controller_http,
             node_http,
-            log_level,
+            options,
             mounts: MountNamespace::new(folder.path()).await,
             folder,
         };
@@ -307,6 +324,8 @@ impl Host {
         self.place(&mut command);
         // The machine that tests run on may be full; nobody evicts anything here.
         command.arg("--keep-free-percent=0");
+        let interval = self.options.health_interval;
+        command.arg(format!("--health-interval={interval}"));
         command
     }
 
@@ -322,7 +341,7 @@ impl Host {
         command
             .arg(format!("--endpoint=unix://{}", socket.display()))
             .arg(format!("--http={http}"))
-            .arg(format!("--log-level={}", self.log_level))
+            .arg(format!("--log-level={}", self.options.log_level))
             .env("KUBECONFIG", &self.kubeconfig);
     }
 

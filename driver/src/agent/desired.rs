@@ -6,10 +6,11 @@
 
 use std::{collections::HashMap, fmt, sync::Arc};
 
+use cistern_client::Rejection;
 use cistern_crds::{
     PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, Stored, volume::ImageStatus,
 };
-use futures::{Stream, StreamExt as _};
+use futures::{Stream, StreamExt as _, stream};
 use kube::{
     Api, Client, ResourceExt as _,
     api::ObjectMeta,
@@ -62,11 +63,13 @@ pub struct Holdings {
 
 /// Starts to watch what belongs to this node.
 pub fn watch(client: &Client, node_name: &str) -> (Desired, Watches) {
-    let (node, node_changes) = observe(client, &format!("metadata.name={node_name}"));
+    let this = format!("metadata.name={node_name}");
+    let (node, node_changes) = observe(client, &this, Definition::Required);
     let ours = format!("spec.nodeName={node_name}");
-    let (volumes, volume_changes) = observe(client, &ours);
-    let (snapshots, snapshot_changes) = observe(client, &ours);
-    let (groups, group_changes) = observe(client, &ours);
+    let (volumes, volume_changes) = observe(client, &ours, Definition::Required);
+    // An installation of an older version has none of these kinds, and its volumes must work.
+    let (snapshots, snapshot_changes) = observe(client, &ours, Definition::Optional);
+    let (groups, group_changes) = observe(client, &ours, Definition::Optional);
     let desired = Desired {
         node_name: node_name.into(),
         node,
@@ -83,8 +86,21 @@ pub fn watch(client: &Client, node_name: &str) -> (Desired, Watches) {
     (desired, watches)
 }
 
+/// Whether the agent can work without the definition of a kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Definition {
+    /// Nothing is known without it.
+    Required,
+    /// Where it is missing there are no objects of the kind.
+    Optional,
+}
+
 /// The objects of a kind that a field selector chooses.
-fn observe<K>(client: &Client, fields: &str) -> (Store<Guarded<K>>, Changes<Guarded<K>>)
+fn observe<K>(
+    client: &Client,
+    fields: &str,
+    definition: Definition,
+) -> (Store<Guarded<K>>, Changes<Guarded<K>>)
 where
     K: kube::Resource<DynamicType = ()>
         + DeserializeOwned
@@ -96,13 +112,45 @@ where
 {
     let (store, writer) = reflector::store();
     let chosen = watcher::Config::default().fields(fields);
-    let changes = watcher(Api::<Guarded<K>>::all(client.clone()), chosen)
-        .default_backoff()
+    let events = watcher(Api::<Guarded<K>>::all(client.clone()), chosen).default_backoff();
+    let changes = or_none(events, K::kind(&()).into_owned(), definition)
         .modify(prune)
         .reflect(writer)
         .touched_objects()
         .boxed();
     (store, changes)
+}
+
+/// Takes the first list for an empty one where the kind is not defined. The watch goes on asking, and
+/// sees the objects once there is a definition.
+fn or_none<K: Send + 'static>(
+    events: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send,
+    kind: String,
+    definition: Definition,
+) -> impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send {
+    let mut was_listed = definition == Definition::Required;
+    events.flat_map(move |event| {
+        let is_undefined = match &event {
+            Ok(watcher::Event::InitDone) => {
+                was_listed = true;
+                false
+            }
+            Err(watcher::Error::InitialListFailed(error)) => {
+                Rejection::from(error) == Rejection::NotFound
+            }
+            Ok(_) | Err(_) => false,
+        };
+        if is_undefined && !was_listed {
+            was_listed = true;
+            tracing::warn!(
+                kind,
+                "the kind is not defined: apply the definitions of this version"
+            );
+            stream::iter([Ok(watcher::Event::Init), Ok(watcher::Event::InitDone)]).left_stream()
+        } else {
+            stream::iter([event]).right_stream()
+        }
+    })
 }
 
 impl Desired {
@@ -229,4 +277,47 @@ fn prune<K: kube::Resource<DynamicType = ()>>(object: &mut Guarded<K>) {
 /// Name of an object, readable or not.
 pub fn name<K: kube::Resource<DynamicType = ()>>(object: &Guarded<K>) -> String {
     object.name_any()
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
+    use watcher::{Error::InitialListFailed, Event};
+
+    use super::*;
+
+    /// What a watch tells of a kind whose first list is answered like this.
+    async fn told(definition: Definition, code: u16) -> Vec<&'static str> {
+        let status = Status::failure("no", "NotFound").with_code(code);
+        let failure = || {
+            Err(InitialListFailed(kube::Error::Api(Box::new(
+                status.clone(),
+            ))))
+        };
+        let events = [
+            failure(),
+            failure(),
+            Ok(Event::Init),
+            Ok(Event::InitApply(())),
+            Ok(Event::InitDone),
+        ];
+        let events = or_none(stream::iter(events), "Kind".to_owned(), definition);
+        let words = events.map(|event| match event {
+            Ok(Event::Init) => "init",
+            Ok(Event::InitDone) => "done",
+            Ok(Event::InitApply(()) | Event::Apply(()) | Event::Delete(())) => "object",
+            Err(_) => "error",
+        });
+        words.collect().await
+    }
+
+    #[tokio::test]
+    async fn a_kind_that_is_not_defined_has_no_objects_until_it_is() {
+        let listed = ["init", "object", "done"];
+        let missing = [&["init", "done", "error"][..], &listed].concat();
+        assert_eq!(told(Definition::Optional, 404).await, missing);
+        let waited_for = [&["error", "error"][..], &listed].concat();
+        assert_eq!(told(Definition::Optional, 403).await, waited_for);
+        assert_eq!(told(Definition::Required, 404).await, waited_for);
+    }
 }

@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use cistern_client::{Chain, Retries};
 use cistern_crds::{NodePool, NodePoolStatus, Reason, StorageNode};
+use cistern_host::Expectation;
 use futures::{StreamExt as _, future::join_all};
 use kube::{Resource as _, ResourceExt as _};
 use tokio::time::{self, Instant};
@@ -12,13 +13,14 @@ use super::{
     Agent, Version,
     blocking::on_host,
     desired::{Changes, Guarded, Holdings, name},
-    pools::{self, Found, PoolLook, Wish},
+    health::Bar,
+    pools::{self, Found, PoolLook, Usable, Wish},
 };
 
 /// How often all is looked at though nothing has happened.
 const PERIOD: Duration = Duration::from_mins(1);
 /// How long a look at one pool may take; the others do not wait longer for it.
-const DEADLINE: Duration = Duration::from_mins(1);
+const DEADLINE: Duration = Duration::from_secs(20);
 /// Looks are never closer together: a burst of deletions asks for one each.
 const PAUSE: Duration = Duration::from_millis(500);
 /// How long to wait before a pool that cannot be used is looked at again, at first.
@@ -126,7 +128,6 @@ async fn look_at(
     holdings: &Holdings,
 ) -> bool {
     let spec = &wish.spec;
-    let expectation = pools::expectation(status, holdings);
     let before = agent
         .pools
         .get(&spec.name)
@@ -140,25 +141,16 @@ async fn look_at(
         // What is open cannot be unmounted. From here on no volume finds the pool.
         agent.pools.release(&spec.name);
     }
-    let (root, copy) = (agent.root.clone(), wish.clone());
-    let work = move || {
-        if goes {
-            drop(before);
+    let expectation = pools::expectation(status, holdings);
+    let found = if goes {
+        drop(before);
+        let (root, copy) = (agent.root.clone(), wish.clone());
+        touch_disk(agent, spec, move || {
             pools::remove(&root, &copy, expectation)
-        } else {
-            pools::look(&root, &copy, expectation, before.as_deref())
-        }
-    };
-    let failed = |message: String| Found::Unusable {
-        reason: Reason::PoolFailed,
-        message,
-    };
-    let found = match agent.lanes.look(&spec.uid) {
-        None => failed("an earlier look at the pool has not come back: its disk hangs".to_owned()),
-        Some(place) => match time::timeout(DEADLINE, on_host(place, work)).await {
-            Ok(found) => found.unwrap_or_else(|error| failed(Chain(&error).to_string())),
-            Err(_) => failed(format!("a look at the pool takes longer than {DEADLINE:?}")),
-        },
+        })
+        .await
+    } else {
+        find(agent, wish, expectation, before).await
     };
     let fine = !matches!(found, Found::Unusable { .. });
     let look = PoolLook {
@@ -174,4 +166,65 @@ async fn look_at(
         }
     }
     fine
+}
+
+/// Looks at a pool that is to be there. One whose disk hangs is left alone: the look would hang as
+/// well. One that is sick is opened, so that it can be seen to recover, and not used.
+async fn find(
+    agent: &Arc<Agent>,
+    wish: &Wish,
+    expectation: Expectation,
+    before: Option<Arc<PoolLook>>,
+) -> Found {
+    let spec = &wish.spec;
+    let open = before.as_deref().and_then(PoolLook::open).cloned();
+    if let Some(usable) = open.filter(|_| agent.health.hangs(&spec.name)) {
+        return barred(usable, agent.health.bar_to(&spec.name));
+    }
+    let (agent_below, copy) = (Arc::clone(agent), wish.clone());
+    let work = move || {
+        let before = pools::Before {
+            expectation,
+            look: before,
+        };
+        pools::look(&agent_below.root, &copy, before, || {
+            agent_below.pools.close(&copy.spec.name);
+        })
+    };
+    match touch_disk(agent, spec, work).await {
+        Found::Usable(usable) => barred(usable, agent.health.bar_to(&spec.name)),
+        found => found,
+    }
+}
+
+/// A pool that is open, and what its health has against using it.
+fn barred(usable: Usable, bar: Option<Bar>) -> Found {
+    match bar {
+        None => Found::Usable(usable),
+        Some(Bar { reason, message }) => Found::Unusable {
+            reason,
+            message,
+            open: Some(usable),
+        },
+    }
+}
+
+/// Does something to the disk of a pool that may hang.
+async fn touch_disk(
+    agent: &Agent,
+    spec: &NodePool,
+    work: impl FnOnce() -> Found + Send + 'static,
+) -> Found {
+    let Some(place) = agent.lanes.look(&spec.uid) else {
+        let message = "an earlier look at the pool has not come back: its disk may hang";
+        return Found::unusable(Reason::ProbeTimedOut, message);
+    };
+    match time::timeout(DEADLINE, on_host(place, work)).await {
+        Ok(Ok(found)) => found,
+        Ok(Err(error)) => Found::unusable(Reason::PoolFailed, Chain(&error).to_string()),
+        Err(_) => {
+            let message = format!("a look at the pool takes longer than {DEADLINE:?}");
+            Found::unusable(Reason::ProbeTimedOut, message)
+        }
+    }
 }

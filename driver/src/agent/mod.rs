@@ -167,8 +167,8 @@ impl Parts {
         Arc::clone(&self.agent)
     }
 
-    /// Works until dropped.
-    pub async fn run(self, readiness: &Readiness) {
+    /// Works until dropped, and looks at the health of pools and volumes so often.
+    pub async fn run(self, readiness: &Readiness, health_interval: Duration) {
         readiness.wait_for(AGENT, "the pools of the node were not looked at yet");
         let Self {
             agent,
@@ -186,6 +186,7 @@ impl Parts {
             look::on_changes(&agent, watches.node),
             look::run(&agent),
             report::run(&agent),
+            health::rounds::run(&agent, health_interval),
             work::run(
                 Arc::clone(&agent),
                 desired.volume_store(),

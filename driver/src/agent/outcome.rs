@@ -101,7 +101,7 @@ pub fn say<K: Kind + Stored, Own>(
     conditions: &mut Vec<Condition>,
     object: &K,
     outcome: &Outcome<Own>,
-    own: Option<Finding>,
+    own: impl IntoIterator<Item = Finding>,
     known: &[ConditionType],
     now: DateTime<Utc>,
 ) {

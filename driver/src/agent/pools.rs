@@ -6,6 +6,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
+    future,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
 };
@@ -17,12 +18,16 @@ use cistern_host::{
     pool::{self, Broken},
 };
 
+use tokio::sync::Notify;
+
 use super::desired::Holdings;
 
 /// What is known of the pools, by name of the StoragePool.
 #[derive(Debug, Default)]
 pub struct Pools {
     looks: Mutex<BTreeMap<String, Arc<PoolLook>>>,
+    /// Some pool became usable or ceased to be.
+    changed: Notify,
 }
 
 /// One pool at the last look.
@@ -68,6 +73,8 @@ pub enum Found {
         reason: Reason,
         /// Why, for people.
         message: String,
+        /// As far as it is open all the same: its disk is asked whether it is well again.
+        open: Option<Usable>,
     },
     /// It was to go, and it is gone.
     Gone,
@@ -141,6 +148,26 @@ impl PoolLook {
             Found::Unusable { .. } | Found::Gone => None,
         }
     }
+
+    /// The pool, if it is open, whether or not it can be used.
+    pub fn open(&self) -> Option<&Usable> {
+        match &self.found {
+            Found::Usable(usable) => Some(usable),
+            Found::Unusable { open, .. } => open.as_ref(),
+            Found::Gone => None,
+        }
+    }
+}
+
+impl Found {
+    /// A pool of which nothing is open.
+    pub fn unusable(reason: Reason, message: impl Into<String>) -> Self {
+        Self::Unusable {
+            reason,
+            message: message.into(),
+            open: None,
+        }
+    }
 }
 
 impl Pools {
@@ -158,7 +185,37 @@ impl Pools {
     pub fn set(&self, look: PoolLook) -> bool {
         let usable = look.usable().is_some();
         let before = self.lock().insert(look.spec.name.clone(), Arc::new(look));
-        before.is_none_or(|before| before.usable().is_some() != usable)
+        let is_changed = before.is_none_or(|before| before.usable().is_some() != usable);
+        if is_changed {
+            self.changed.notify_waiters();
+        }
+        is_changed
+    }
+
+    /// Resolves when a pool that can be used cannot be any more; never of one that cannot be now.
+    pub async fn lost(&self, name: &str) {
+        let is_usable = || self.get(name).is_some_and(|look| look.usable().is_some());
+        if !is_usable() {
+            return future::pending().await;
+        }
+        loop {
+            // Before the look, so that no change between the two is missed.
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if !is_usable() {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// Lets go of a pool, so that it can be mounted anew.
+    pub fn close(&self, name: &str) {
+        if let Some(look) = self.lock().get_mut(name) {
+            let found = Found::unusable(Reason::NotMounted, "it is being opened anew");
+            let spec = look.spec.clone();
+            *look = Arc::new(PoolLook { spec, found });
+        }
     }
 
     /// Lets go of a pool, so that it can be unmounted.
@@ -176,16 +233,20 @@ impl Pools {
     }
 }
 
+/// What is known of a pool before a look at it.
+#[derive(Debug)]
+pub struct Before {
+    /// It may be made, or is there.
+    pub expectation: Expectation,
+    /// At the last look, if it is the same pool.
+    pub look: Option<Arc<PoolLook>>,
+}
+
 /// Makes a pool usable, or finds out why it is not. Blocks.
 ///
-/// `before` is the pool at the last look, if it is the same pool.
-pub fn look(
-    root: &Root,
-    wish: &Wish,
-    expectation: Expectation,
-    before: Option<&PoolLook>,
-) -> Found {
-    match open(root, wish, expectation, before) {
+/// `let_go` has everybody else let go of the pool: what is open cannot be mounted anew.
+pub fn look(root: &Root, wish: &Wish, before: Before, let_go: impl FnOnce()) -> Found {
+    match open(root, wish, before, let_go) {
         Ok(usable) => Found::Usable(usable),
         Err(error) => unusable(&wish.spec, &error),
     }
@@ -219,26 +280,26 @@ pub fn expectation(status: Option<&NodePoolStatus>, holdings: &Holdings) -> Expe
     }
 }
 
-fn open(
-    root: &Root,
-    wish: &Wish,
-    expectation: Expectation,
-    before: Option<&PoolLook>,
-) -> Result<Usable, Error> {
+fn open(root: &Root, wish: &Wish, before: Before, let_go: impl FnOnce()) -> Result<Usable, Error> {
     let spec = &wish.spec;
-    let usable = before.and_then(PoolLook::usable);
-    let images = usable.map_or_else(Arc::default, |usable| Arc::clone(&usable.images));
-    let is_held = before.is_some_and(|before| before.spec.source == spec.source);
+    let look = before.look.as_deref();
+    let usable = look.and_then(PoolLook::open).cloned();
+    let images = usable
+        .as_ref()
+        .map_or_else(Arc::default, |usable| Arc::clone(&usable.images));
+    let is_held = look.is_some_and(|look| look.spec.source == spec.source);
+    drop(before.look);
     if let Some(usable) = usable.filter(|_| is_held) {
         // One that is no longer as it was is opened anew, and mounted if it is not.
         match usable.pool.check() {
-            Ok(()) => return survey(Arc::clone(&usable.pool), images),
+            Ok(()) => return survey(usable.pool, images),
             Err(error) => {
                 tracing::warn!(pool = spec.name, error = %Chain(&error), "the pool has changed");
             }
         }
     }
-    let pool = root.open_pool(&declaration(wish)?, expectation)?;
+    let_go();
+    let pool = root.open_pool(&declaration(wish)?, before.expectation)?;
     survey(Arc::new(pool), images)
 }
 
@@ -315,10 +376,7 @@ impl Error {
 fn unusable(spec: &NodePool, error: &Error) -> Found {
     let message = Chain(error).to_string();
     tracing::warn!(pool = spec.name, reason = %error.reason(), error = message, "the pool cannot be used");
-    Found::Unusable {
-        reason: error.reason(),
-        message,
-    }
+    Found::unusable(error.reason(), message)
 }
 
 fn declaration(wish: &Wish) -> Result<PoolDeclaration, Error> {

@@ -13,9 +13,10 @@ use std::{
 use chrono::{DateTime, Utc};
 use cistern_client::{Chain, Rejection, Retries, writes};
 use cistern_crds::{
-    Bytes, ConditionType, NodePool, NodePoolStatus, Provisioning, Reason, StorageNodeStatus,
-    Stored,
+    Bytes, ConditionStatus, ConditionType, NodePool, NodePoolStatus, PoolProblem, Provisioning,
+    Reason, StorageNodeStatus, Stored,
     condition::{self, Finding},
+    health,
     names::AGENT_MANAGER,
 };
 use kube::ResourceExt;
@@ -179,8 +180,10 @@ impl Agent {
                 let holdings = holdings.get(&spec.name).unwrap_or(&nothing);
                 let ledger = look.ledger(before, holdings, &self.promises.of_pool(&spec.name));
                 let closed = self.closed_with(&look, holdings);
-                status(&look, before, &ledger, closed.as_deref())
-                    .map(|status| with_condition(status, &look, closed, generation, now))
+                let status = status(&look, before, &ledger, closed.as_deref())?;
+                let status = with_ready(status, &look, closed, generation, now);
+                let problems = self.health.known_of_pool(&spec.name);
+                Some(with_healthy(status, problems, generation, now))
             })
             .collect()
     }
@@ -336,7 +339,7 @@ fn named(kind: &str, mut names: Vec<String>) -> Option<String> {
     (!names.is_empty()).then(|| format!("{kind} {}{more}", names.join(", ")))
 }
 
-fn with_condition(
+fn with_ready(
     mut status: NodePoolStatus,
     look: &PoolLook,
     closed: Option<String>,
@@ -347,7 +350,9 @@ fn with_condition(
         Finding::new(ConditionType::Ready, holds, reason, message)
     };
     let finding = match &look.found {
-        Found::Unusable { reason, message } => ready(false, *reason, message.clone()),
+        Found::Unusable {
+            reason, message, ..
+        } => ready(false, *reason, message.clone()),
         Found::Usable(_) | Found::Gone if look.spec.retiring => {
             ready(true, Reason::Retiring, closed.unwrap_or_default())
         }
@@ -359,9 +364,60 @@ fn with_condition(
     status
 }
 
+/// What is wrong with a pool; what was said before where nobody has looked yet.
+fn with_healthy(
+    mut status: NodePoolStatus,
+    problems: Option<Vec<PoolProblem>>,
+    generation: Option<i64>,
+    now: DateTime<Utc>,
+) -> NodePoolStatus {
+    let is_told = condition::find(&status.conditions, ConditionType::Healthy).is_some();
+    let finding = match problems {
+        Some(problems) => {
+            status.problems = problems;
+            health::healthy(&status.problems)
+        }
+        None if is_told => return status,
+        None => Finding::new(
+            ConditionType::Healthy,
+            ConditionStatus::Unknown,
+            Reason::Pending,
+            "",
+        ),
+    };
+    condition::set(&mut status.conditions, &finding, generation, now);
+    status
+}
+
 #[cfg(test)]
 mod tests {
+    use cistern_crds::PoolSeverity;
+
     use super::*;
+
+    #[test]
+    fn a_pool_tells_what_is_wrong_with_it_as_soon_as_somebody_has_looked() {
+        let healthy = |status: &NodePoolStatus| {
+            let found = condition::find(&status.conditions, ConditionType::Healthy).unwrap();
+            (found.status.clone(), found.reason.clone())
+        };
+        let told = |status, problems| with_healthy(status, problems, None, DateTime::default());
+        let unknown = told(NodePoolStatus::default(), None);
+        assert_eq!(healthy(&unknown), ("Unknown".into(), "Pending".into()));
+        let problem = PoolProblem {
+            severity: PoolSeverity::Unreachable,
+            reason: Reason::ProbeFailed.to_string(),
+            message: "it failed".to_owned(),
+            since: DateTime::default(),
+        };
+        let sick = told(unknown, Some(vec![problem]));
+        assert_eq!(healthy(&sick), ("False".into(), "ProbeFailed".into()));
+        // Another process, which has not looked yet.
+        assert_eq!(told(sick.clone(), None), sick);
+        let well = told(sick, Some(Vec::new()));
+        assert_eq!(healthy(&well), ("True".into(), "AsDesired".into()));
+        assert!(well.problems.is_empty());
+    }
 
     #[test]
     fn every_pool_of_a_node_is_seen_at_a_glance() {

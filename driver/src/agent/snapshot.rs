@@ -39,6 +39,10 @@ impl Kind for PoolSnapshot {
     const NOUN: &'static str = "snapshot";
     const CLAIM: &'static str = "VolumeSnapshot or VolumeGroupSnapshot";
 
+    fn pool(&self) -> Option<&str> {
+        Some(&self.spec.pool_name)
+    }
+
     fn work(agent: &Agent) -> &Work<Self> {
         &agent.snapshots
     }

@@ -2,6 +2,7 @@
 
 pub mod disk;
 mod expand;
+mod note;
 pub mod plan;
 pub mod status;
 
@@ -12,7 +13,6 @@ use cistern_host::Owner;
 use kube::{ResourceExt as _, runtime::controller::Action};
 
 use self::{
-    expand::Noted,
     plan::Step,
     status::{Outcome, Own},
 };
@@ -30,18 +30,19 @@ impl Kind for PoolVolume {
     const NOUN: &'static str = "volume";
     const CLAIM: &'static str = "PersistentVolumeClaim";
 
+    fn pool(&self) -> Option<&str> {
+        Some(&self.spec.pool_name)
+    }
+
     fn work(agent: &Agent) -> &Work<Self> {
         &agent.volumes
     }
 
     async fn pass(agent: &Agent, volume: &Self) -> Result<Action, Error> {
-        let noted = match Pass::over(agent, volume).note_filesystem().await? {
-            Noted::Nothing => None,
-            Noted::Written(volume) => Some(*volume),
-            Noted::Overtaken => return Ok(Action::await_change()),
+        let Some(volume) = note::note(agent, volume).await? else {
+            return Ok(Action::await_change());
         };
-        let volume = noted.as_ref().unwrap_or(volume);
-        let (pass, step) = (Pass::over(agent, volume), plan::next(volume));
+        let (pass, step) = (Pass::over(agent, &*volume), plan::next(&volume));
         let pool = &volume.spec.pool_name;
         tracing::debug!(volume = pass.name, pool, ?step, "reconciling");
         match step {

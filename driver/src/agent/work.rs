@@ -55,6 +55,9 @@ pub trait Kind:
     /// What people delete to be rid of it.
     const CLAIM: &'static str;
 
+    /// Name of the pool that a pass over the object works in; none where it is not one.
+    fn pool(&self) -> Option<&str>;
+
     /// What the agent has for the kind.
     fn work(agent: &Agent) -> &Work<Self>;
 
@@ -221,7 +224,7 @@ async fn pass<K: Kind>(object: Arc<Guarded<K>>, agent: Arc<Agent>) -> Result<Act
     agent.looked().await;
     if let Some(object) = readable(&object) {
         let began = Instant::now();
-        let result = K::pass(&agent, object).await;
+        let result = in_pool(&agent, object, K::pass(&agent, object)).await;
         let is_failing = || K::work(&agent).retries.has_failed(&object.name_any());
         let outcome = match &result {
             Err(_) => PassOutcome::failed,
@@ -240,6 +243,22 @@ async fn pass<K: Kind>(object: Arc<Guarded<K>>, agent: Arc<Agent>) -> Result<Act
     // Pools take nothing new as long as nobody knows what this one takes.
     agent.report.request();
     Ok(Action::await_change())
+}
+
+/// A pass over an object, as long as its pool can be used: what it does on a disk that hangs may never
+/// end, and goes on by itself.
+async fn in_pool<K: Kind>(
+    agent: &Agent,
+    object: &K,
+    pass: impl Future<Output = Result<Action, Error>>,
+) -> Result<Action, Error> {
+    let Some(pool) = object.pool() else {
+        return pass.await;
+    };
+    tokio::select! {
+        done = pass => done,
+        () = agent.pools.lost(pool) => Ok(Action::requeue(Duration::ZERO)),
+    }
 }
 
 fn queue<K: Kind>(

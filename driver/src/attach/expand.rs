@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use cistern_client::Chain;
 use cistern_crds::Bytes;
 use cistern_host::{ExpandRequest, grow};
+use futures::FutureExt as _;
 
 use super::{Attach, finished, usage::Usage};
 use crate::agent::blocking::on_host;
@@ -73,7 +74,8 @@ impl Attach {
             pool.expand(&request)
         });
         // A break-off of the work is an error of its own.
-        let grown = finished(&id, grown.await.map(Ok::<_, super::Error>))?;
+        let grown = grown.map(|grown| grown.map(Ok::<_, super::Error>));
+        let grown = finished(&id, grown).await?;
         match &grown {
             Ok(_) => self.agent.saw_filesystem(&id, Ok(())),
             Err(error) if error.leaves_it_smaller() => {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use cistern_crds::names;
-use cistern_e2e::{ControlPlane, Driver};
+use cistern_e2e::{ControlPlane, Driver, driver::Options};
 use cistern_proto::csi::v1::{
     ControllerGetVolumeRequest, CreateSnapshotRequest, CreateVolumeGroupSnapshotRequest,
     CreateVolumeRequest, DeleteSnapshotRequest, DeleteVolumeGroupSnapshotRequest,
@@ -40,7 +40,11 @@ impl Said {
 #[tokio::test]
 async fn sec_01_ls_11_no_secret_and_no_mount_flag_is_shown_anywhere_at_the_highest_log_level() {
     let control_plane = ControlPlane::shared().await;
-    let driver = Driver::start_with_log_level(control_plane, "node-of-secrets", "trace").await;
+    let options = Options {
+        log_level: "trace",
+        ..Options::default()
+    };
+    let driver = Driver::start_with(control_plane, "node-of-secrets", options).await;
     driver
         .add_image_pool("secrets", cistern_crds::Bytes::gib(1))
         .await;

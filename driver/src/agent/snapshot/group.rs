@@ -26,6 +26,10 @@ impl Kind for PoolSnapshotGroup {
     const NOUN: &'static str = "group of snapshots";
     const CLAIM: &'static str = "VolumeGroupSnapshot";
 
+    fn pool(&self) -> Option<&str> {
+        None
+    }
+
     fn work(agent: &Agent) -> &Work<Self> {
         &agent.groups
     }

@@ -21,17 +21,6 @@ use crate::agent::{
     work::Error,
 };
 
-/// What became of the news about a filesystem.
-#[derive(Debug)]
-pub(super) enum Noted {
-    /// There were none.
-    Nothing,
-    /// The object as it is with them.
-    Written(Box<PoolVolume>),
-    /// The object has changed meanwhile.
-    Overtaken,
-}
-
 impl Pass<'_, PoolVolume> {
     /// Promises a volume the bytes of its growth and grows its image, or refuses that.
     pub(super) async fn admit_growth(&self) -> Result<Action, Error> {
@@ -59,24 +48,6 @@ impl Pass<'_, PoolVolume> {
         match self.write_promise(&admission).await? {
             Some(admitted) => Pass::over(self.agent, &admitted).bring_up(Step::Grow).await,
             None => Ok(Action::await_change()),
-        }
-    }
-
-    /// Writes down what the Node service saw of the volume's filesystem.
-    pub(super) async fn note_filesystem(&self) -> Result<Noted, Error> {
-        let filesystems = &self.agent.filesystems;
-        let Some(seen) = filesystems.get(&self.name) else {
-            return Ok(Noted::Nothing);
-        };
-        match self
-            .write(&Outcome::Own(Own::Filesystem(seen.clone())))
-            .await?
-        {
-            Some(written) => {
-                filesystems.written(&self.name, &seen);
-                Ok(Noted::Written(Box::new(written)))
-            }
-            None => Ok(Noted::Overtaken),
         }
     }
 }

@@ -2,8 +2,9 @@
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
-    Bytes, ConditionStatus, ConditionType, PoolVolume, PoolVolumeStatus, Reason,
+    Bytes, ConditionStatus, ConditionType, PoolVolume, PoolVolumeStatus, Reason, VolumeProblem,
     condition::{self, Finding},
+    health,
 };
 
 use crate::agent::{
@@ -36,11 +37,14 @@ pub enum Own {
     },
     /// What a Node service saw of the filesystem in an image that has grown.
     Filesystem(Seen),
+    /// What is wrong with the volume: nothing, perhaps.
+    Health(Vec<VolumeProblem>),
 }
 
 /// The conditions of a volume.
-const CONDITIONS: [ConditionType; 5] = [
+const CONDITIONS: [ConditionType; 6] = [
     ConditionType::Ready,
+    ConditionType::Healthy,
     ConditionType::Admitted,
     ConditionType::Expanded,
     ConditionType::Reclaimed,
@@ -77,18 +81,19 @@ pub fn after(volume: &PoolVolume, outcome: &Outcome, now: DateTime<Utc>) -> Pool
         Outcome::Own(Own::GrowthAdmitted { size }) => status.reserved = Some(*size),
         // Also where the disk did not have what was promised.
         Outcome::Own(Own::GrowthRefused { .. }) => status.reserved = status.size,
+        Outcome::Own(Own::Health(problems)) => status.problems.clone_from(problems),
         Outcome::Rested
         | Outcome::Own(Own::NotGrown { .. } | Own::Filesystem(_))
         | Outcome::NotReady { .. }
         | Outcome::NotReclaimed { .. } => {}
     }
     status.observed_generation = volume.metadata.generation;
-    let own = expanded(volume, outcome);
+    let own = [expanded(volume, outcome), healthy(&status, outcome)];
     say(
         &mut status.conditions,
         volume,
         outcome,
-        own,
+        own.into_iter().flatten(),
         &CONDITIONS,
         now,
     );
@@ -104,6 +109,38 @@ fn is_news(before: Option<u64>, counted: Option<u64>) -> bool {
             let moved = before.abs_diff(counted);
             moved >= EXTENTS_MOVED && moved.saturating_mul(4) >= before
         }
+    }
+}
+
+/// Whether a status tells exactly these problems.
+pub fn tells(status: &PoolVolumeStatus, problems: &[VolumeProblem]) -> bool {
+    let finding = health::healthy(problems);
+    let condition = condition::find(&status.conditions, ConditionType::Healthy);
+    status.problems == problems
+        && condition.is_some_and(|condition| condition.status == finding.status.as_str())
+}
+
+/// What an outcome says of `Healthy`. To make an image, or to find it as it was, is the first look at
+/// it; from then on the rounds look.
+fn healthy(status: &PoolVolumeStatus, outcome: &Outcome) -> Option<Finding> {
+    let told = condition::find(&status.conditions, ConditionType::Healthy);
+    let is_told = told.is_some_and(|told| told.status != ConditionStatus::Unknown.as_str());
+    match outcome {
+        Outcome::Own(Own::Health(problems)) => Some(health::healthy(problems)),
+        Outcome::Ready(_) if !is_told => Some(health::healthy(&status.problems)),
+        Outcome::Ready(_)
+        | Outcome::Rested
+        | Outcome::Admitted { .. }
+        | Outcome::Refused { .. }
+        | Outcome::NotReady { .. }
+        | Outcome::Reclaimed
+        | Outcome::NotReclaimed { .. }
+        | Outcome::Own(
+            Own::GrowthAdmitted { .. }
+            | Own::GrowthRefused { .. }
+            | Own::NotGrown { .. }
+            | Own::Filesystem(_),
+        ) => None,
     }
 }
 
@@ -153,7 +190,7 @@ fn expanded(volume: &PoolVolume, outcome: &Outcome) -> Option<Finding> {
                 holds()
             }
         }
-        Outcome::Own(Own::Filesystem(Ok(())))
+        Outcome::Own(Own::Filesystem(Ok(())) | Own::Health(_))
         | Outcome::Rested
         | Outcome::Admitted { .. }
         | Outcome::Refused { .. }
@@ -165,6 +202,8 @@ fn expanded(volume: &PoolVolume, outcome: &Outcome) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
+    use cistern_crds::VolumeSeverity;
+
     use super::*;
     use crate::{
         agent::image::Image,
@@ -196,7 +235,14 @@ mod tests {
         ] {
             let status = after(&wanted_volume(), &outcome, at(0));
             let kinds: Vec<&str> = status.conditions.iter().map(|c| c.type_.as_str()).collect();
-            let all = ["Ready", "Admitted", "Expanded", "Reclaimed", "DeletionHeld"];
+            let all = [
+                "Ready",
+                "Healthy",
+                "Admitted",
+                "Expanded",
+                "Reclaimed",
+                "DeletionHeld",
+            ];
             assert_eq!(kinds, all);
             assert_eq!(status.observed_generation, Some(1));
         }
@@ -335,6 +381,36 @@ mod tests {
             said(&volume.status.unwrap(), ConditionType::Expanded),
             pair("True", Reason::AsDesired)
         );
+    }
+
+    #[test]
+    fn clh_01_health_is_unknown_until_somebody_has_looked_and_then_as_it_was_seen_last() {
+        let healthy = |status: &PoolVolumeStatus| said(status, ConditionType::Healthy);
+        let status = after(&admitted_volume(), &Outcome::Rested, at(0));
+        assert_eq!(healthy(&status), pair("Unknown", Reason::Pending));
+        let mut volume = admitted_volume();
+        volume.status = Some(after(&volume, &Outcome::Ready(image()), at(0)));
+        let status = volume.status.as_ref().unwrap();
+        assert_eq!(healthy(status), pair("True", Reason::AsDesired));
+        assert!(tells(status, &[]));
+
+        let problem = VolumeProblem {
+            severity: VolumeSeverity::DataLoss,
+            reason: Reason::ImageMissing.to_string(),
+            message: "gone".to_owned(),
+            since: at(10),
+        };
+        assert!(!tells(status, std::slice::from_ref(&problem)));
+        let sick = Outcome::Own(Own::Health(vec![problem.clone()]));
+        for outcome in [sick.clone(), Outcome::Ready(image()), sick] {
+            volume.status = Some(after(&volume, &outcome, at(20)));
+            let status = volume.status.as_ref().unwrap();
+            assert_eq!(healthy(status), pair("False", Reason::ImageMissing));
+            assert!(tells(status, std::slice::from_ref(&problem)));
+        }
+        let well = after(&volume, &Outcome::Own(Own::Health(vec![])), at(30));
+        assert_eq!(healthy(&well), pair("True", Reason::AsDesired));
+        assert!(well.problems.is_empty());
     }
 
     #[test]

@@ -43,6 +43,7 @@ impl From<attach::Error> for Status {
 fn code(error: &attach::Error) -> Code {
     match error {
         attach::Error::Busy { .. } => Code::Aborted,
+        attach::Error::Unfinished { .. } => Code::DeadlineExceeded,
         attach::Error::NotFound { .. } => Code::NotFound,
         attach::Error::Starting | attach::Error::Api { .. } => Code::Unavailable,
         attach::Error::Refused { .. } => Code::FailedPrecondition,

@@ -1,0 +1,409 @@
+//! What the troubles that the host sees mean to those who use a pool or volume. Pure.
+//!
+//! *Invariant:* a message says what is wrong, with which object, and what to do about it.
+
+use std::fmt;
+
+use cistern_crds::{PoolSeverity, Reason, VolumeSeverity, health::PoolProblem};
+use cistern_host::health::{Fill, PoolTrouble, PoolVitals, VolumeTrouble};
+
+use super::course::{Certainty, Sight, Sighting};
+
+/// Hundredths of a pool's filesystem in use at which it is nearly full.
+const NEARLY_FULL: u64 = 90;
+/// Hundredths of it down to which it stays so.
+const NO_LONGER: u64 = 85;
+
+/// What was seen, and how much of it could be seen.
+pub type Seen<Severity> = (Vec<Sighting<Severity>>, Sight);
+
+/// Which pool on which node.
+#[derive(Clone, Copy, Debug)]
+pub struct PoolPlace<'a> {
+    /// Name of the StoragePool.
+    pub pool: &'a str,
+    /// Name of the node.
+    pub node: &'a str,
+}
+
+impl PoolPlace<'_> {
+    fn says(&self, what: &dyn fmt::Display, advice: &str) -> String {
+        format!("{self}: {what}; {advice}")
+    }
+}
+
+impl fmt::Display for PoolPlace<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pool {} on node {}", self.pool, self.node)
+    }
+}
+
+/// What the vitals of an open pool mean. `was_nearly_full` is whether it is told to be.
+pub fn of_vitals(
+    place: PoolPlace<'_>,
+    vitals: &PoolVitals,
+    was_nearly_full: bool,
+) -> Seen<PoolSeverity> {
+    let mut seen: Vec<_> = vitals
+        .troubles
+        .iter()
+        .map(|trouble| of_pool(place, trouble))
+        .collect();
+    let level = vitals.fill.as_ref();
+    seen.extend(level.and_then(|fill| of_fill(place, fill, was_nearly_full)));
+    let sight = if hangs(vitals) {
+        Sight::Partial
+    } else {
+        Sight::Full
+    };
+    (seen, sight)
+}
+
+/// Whether the pool's disk does not answer.
+pub fn hangs(vitals: &PoolVitals) -> bool {
+    let mut troubles = vitals.troubles.iter();
+    troubles.any(|trouble| matches!(trouble, PoolTrouble::Hung { .. }))
+}
+
+/// Whether a trouble is one that opening the pool anew may mend.
+pub fn is_of_opening(trouble: &PoolTrouble) -> bool {
+    match trouble {
+        PoolTrouble::BackingMissing { .. }
+        | PoolTrouble::BackingForeign { .. }
+        | PoolTrouble::NotMounted { .. }
+        | PoolTrouble::ShutDown
+        | PoolTrouble::ReadOnly => true,
+        PoolTrouble::Hung { .. }
+        | PoolTrouble::Failed { .. }
+        | PoolTrouble::NotReadBack { .. }
+        | PoolTrouble::FilesystemErrors { .. }
+        | PoolTrouble::DeviceErrors { .. } => false,
+    }
+}
+
+/// What it means that a pool could not be opened.
+pub fn of_closed(
+    place: PoolPlace<'_>,
+    reason: Reason,
+    message: &str,
+) -> Option<Sighting<PoolSeverity>> {
+    // What keeps an empty pool from leaving is not its health.
+    (reason != Reason::VolumesRemain).then(|| Sighting {
+        severity: PoolSeverity::Unreachable,
+        reason,
+        message: format!("{place} cannot be used: {message}"),
+        certainty: match reason {
+            Reason::ProbeTimedOut => Certainty::MayPass,
+            _ => Certainty::Certain,
+        },
+    })
+}
+
+fn of_pool(place: PoolPlace<'_>, trouble: &PoolTrouble) -> Sighting<PoolSeverity> {
+    use PoolSeverity::{Degraded, Unreachable};
+
+    let disk =
+        "look at its disk and at the kernel log of the node; it takes no new volumes meanwhile";
+    let backing = "bring it back as it was: the pool is not made again";
+    let (severity, reason, advice) = match trouble {
+        PoolTrouble::Hung { .. } => (Unreachable, Reason::ProbeTimedOut, disk),
+        PoolTrouble::NotReadBack { .. } | PoolTrouble::Failed { .. } => {
+            (Unreachable, Reason::ProbeFailed, disk)
+        }
+        PoolTrouble::BackingMissing { .. } => (Unreachable, Reason::BackingMissing, backing),
+        PoolTrouble::BackingForeign { .. } => (Unreachable, Reason::BackingForeign, backing),
+        PoolTrouble::NotMounted { .. } => (
+            Unreachable,
+            Reason::NotMounted,
+            "it is mounted again if its disk is there",
+        ),
+        PoolTrouble::ReadOnly => (
+            Unreachable,
+            Reason::ReadOnly,
+            "the kernel log of the node says why; it takes no new volumes until it is mounted for \
+             writing again",
+        ),
+        PoolTrouble::ShutDown => (
+            Unreachable,
+            Reason::FilesystemShutDown,
+            "the kernel log of the node says why; it is mounted anew as soon as no pod on the node \
+             uses a volume of it: move them away or delete them",
+        ),
+        PoolTrouble::FilesystemErrors { .. } => (
+            Degraded,
+            Reason::FilesystemErrors,
+            "back its volumes up and look at the kernel log of the node",
+        ),
+        PoolTrouble::DeviceErrors { .. } => (
+            Degraded,
+            Reason::DeviceErrors,
+            "back its volumes up and replace the disk if the number goes on rising",
+        ),
+    };
+    let certainty = match trouble {
+        // A disk may be busy for a moment.
+        PoolTrouble::Hung { .. } => Certainty::MayPass,
+        PoolTrouble::NotReadBack { .. }
+        | PoolTrouble::Failed { .. }
+        | PoolTrouble::BackingMissing { .. }
+        | PoolTrouble::BackingForeign { .. }
+        | PoolTrouble::NotMounted { .. }
+        | PoolTrouble::ReadOnly
+        | PoolTrouble::ShutDown
+        | PoolTrouble::FilesystemErrors { .. }
+        | PoolTrouble::DeviceErrors { .. } => Certainty::Certain,
+    };
+    Sighting {
+        severity,
+        reason,
+        message: place.says(trouble, advice),
+        certainty,
+    }
+}
+
+/// A filesystem that is nearly full, and stays so until there is noticeably more room.
+fn of_fill(
+    place: PoolPlace<'_>,
+    fill: &Fill,
+    was_nearly_full: bool,
+) -> Option<Sighting<PoolSeverity>> {
+    let used = fill.size.0.saturating_sub(fill.available.0);
+    let percent = used.saturating_mul(100).checked_div(fill.size.0)?;
+    let is_full = percent >= NEARLY_FULL || was_nearly_full && percent > NO_LONGER;
+    is_full.then(|| Sighting {
+        severity: PoolSeverity::Degraded,
+        reason: Reason::NearlyFull,
+        message: place.says(
+            &format!("{percent} % of its filesystem are in use"),
+            "delete snapshots or volumes, or make the pool larger, before writes to thin volumes fail",
+        ),
+        certainty: Certainty::Certain,
+    })
+}
+
+/// What the troubles of a volume mean.
+pub fn of_volume(volume: &str, node: &str, troubles: &[VolumeTrouble]) -> Seen<VolumeSeverity> {
+    let seen = troubles.iter().map(|trouble| {
+        let (severity, reason, certainty, advice) = meaning(trouble);
+        Sighting {
+            severity,
+            reason,
+            message: format!("volume {volume} on node {node}: {trouble}; {advice}"),
+            certainty,
+        }
+    });
+    let is_hung = |trouble: &VolumeTrouble| matches!(trouble, VolumeTrouble::Hung { .. });
+    let sight = if troubles.iter().any(is_hung) {
+        Sight::Partial
+    } else {
+        Sight::Full
+    };
+    (seen.collect(), sight)
+}
+
+fn meaning(trouble: &VolumeTrouble) -> (VolumeSeverity, Reason, Certainty, &'static str) {
+    use Certainty::{Certain, MayPass};
+    use VolumeSeverity::{DataLoss, Degraded, Inaccessible};
+
+    let restart = "delete the pods that use it, so that it is staged anew";
+    match trouble {
+        VolumeTrouble::ImageMissing { .. } => (
+            DataLoss,
+            Reason::ImageMissing,
+            Certain,
+            "bring the image back, or restore the volume's data from a backup",
+        ),
+        VolumeTrouble::ImageDeleted { .. } => (
+            DataLoss,
+            Reason::ImageDeleted,
+            Certain,
+            "copy the data out of the pod that uses it before that ends",
+        ),
+        VolumeTrouble::ImageTooSmall { .. } => (
+            DataLoss,
+            Reason::ImageTooSmall,
+            Certain,
+            "stop its pods and restore the volume's data from a backup",
+        ),
+        VolumeTrouble::IdentityConflict { .. } => (
+            Inaccessible,
+            Reason::IdentityConflict,
+            Certain,
+            "find out who put it there; cistern-driver fsck on the node tells more",
+        ),
+        VolumeTrouble::DeviceMissing { .. } => {
+            (Inaccessible, Reason::DeviceMissing, MayPass, restart)
+        }
+        VolumeTrouble::DeviceReadOnly { .. } => {
+            (Degraded, Reason::DeviceReadOnly, MayPass, restart)
+        }
+        VolumeTrouble::MountMissing { .. } => (Degraded, Reason::MountMissing, MayPass, restart),
+        VolumeTrouble::MountReadOnly { .. } => (
+            Degraded,
+            Reason::MountReadOnly,
+            MayPass,
+            "the kernel log of the node says why; then delete the pods that use it, so that it is \
+             checked and staged anew",
+        ),
+        VolumeTrouble::FilesystemErrors { .. } => (
+            Degraded,
+            Reason::FilesystemErrors,
+            Certain,
+            "back its data up, then delete the pods that use it, so that it is checked and staged anew",
+        ),
+        VolumeTrouble::FilesystemShutDown => {
+            (Inaccessible, Reason::FilesystemShutDown, Certain, restart)
+        }
+        VolumeTrouble::Hung { .. } => (
+            Inaccessible,
+            Reason::ProbeTimedOut,
+            MayPass,
+            "look at the disk of its pool",
+        ),
+        VolumeTrouble::Failed { .. } => (
+            Degraded,
+            Reason::OtherProblem,
+            MayPass,
+            "look at the kernel log of the node",
+        ),
+    }
+}
+
+/// What it means to a volume that its pool has these problems.
+pub fn of_pool_of(volume: &str, problems: &[PoolProblem]) -> Option<Sighting<VolumeSeverity>> {
+    let is_unreachable = |it: &&PoolProblem| it.severity == PoolSeverity::Unreachable;
+    let problem = problems.iter().find(is_unreachable)?;
+    Some(Sighting {
+        severity: VolumeSeverity::Inaccessible,
+        reason: Reason::PoolNotReady,
+        message: format!("volume {volume}: {}", problem.message),
+        certainty: Certainty::Certain,
+    })
+}
+
+/// What it means to a volume that its filesystem was not mounted because it is damaged.
+pub fn of_damage(volume: &str, why: &str) -> Sighting<VolumeSeverity> {
+    Sighting {
+        severity: VolumeSeverity::Inaccessible,
+        reason: Reason::FilesystemDamaged,
+        message: format!("volume {volume}: {why}"),
+        certainty: Certainty::Certain,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use cistern_crds::Bytes;
+
+    use super::*;
+
+    const PLACE: PoolPlace<'_> = PoolPlace {
+        pool: "fast",
+        node: "node-1",
+    };
+
+    fn filled(percent: u64) -> PoolVitals {
+        PoolVitals {
+            fill: Some(Fill {
+                size: Bytes(100 << 20),
+                available: Bytes((100 - percent) << 20),
+            }),
+            troubles: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_pool_is_nearly_full_from_90_percent_on_until_it_is_down_to_85() {
+        let is_full = |percent, was| {
+            let (seen, _) = of_vitals(PLACE, &filled(percent), was);
+            seen.iter().any(|it| it.reason == Reason::NearlyFull)
+        };
+        assert_eq!(
+            [89, 90, 100].map(|it| is_full(it, false)),
+            [false, true, true]
+        );
+        assert_eq!(
+            [85, 86, 90].map(|it| is_full(it, true)),
+            [false, true, true]
+        );
+    }
+
+    #[test]
+    fn a_pool_that_cannot_be_written_is_unreachable_and_one_with_errors_is_degraded() {
+        let failed = || PoolTrouble::Failed {
+            operation: "sync".to_owned(),
+            error: "Input/output error".to_owned(),
+        };
+        let hung = || PoolTrouble::Hung {
+            after: Duration::from_secs(10),
+        };
+        for (trouble, severity, reason) in [
+            (failed(), PoolSeverity::Unreachable, Reason::ProbeFailed),
+            (hung(), PoolSeverity::Unreachable, Reason::ProbeTimedOut),
+            (
+                PoolTrouble::ReadOnly,
+                PoolSeverity::Unreachable,
+                Reason::ReadOnly,
+            ),
+            (
+                PoolTrouble::ShutDown,
+                PoolSeverity::Unreachable,
+                Reason::FilesystemShutDown,
+            ),
+            (
+                PoolTrouble::DeviceErrors { count: 1 },
+                PoolSeverity::Degraded,
+                Reason::DeviceErrors,
+            ),
+        ] {
+            let is_hung = matches!(trouble, PoolTrouble::Hung { .. });
+            let vitals = PoolVitals {
+                fill: None,
+                troubles: vec![trouble],
+            };
+            let (seen, sight) = of_vitals(PLACE, &vitals, false);
+            let only = seen.first().unwrap();
+            assert_eq!((only.severity, only.reason), (severity, reason));
+            assert!(
+                only.message.starts_with("pool fast on node node-1: "),
+                "{only:?}"
+            );
+            assert_eq!(sight == Sight::Partial, is_hung);
+        }
+    }
+
+    #[test]
+    fn what_keeps_an_empty_pool_from_leaving_is_not_its_health() {
+        assert_eq!(of_closed(PLACE, Reason::VolumesRemain, "two images"), None);
+        let missing = of_closed(PLACE, Reason::BackingMissing, "it is gone").unwrap();
+        assert_eq!(
+            missing.message,
+            "pool fast on node node-1 cannot be used: it is gone"
+        );
+    }
+
+    #[test]
+    fn a_volume_loses_data_with_its_image_and_cannot_be_used_without_its_pool() {
+        let image = "uid-1".parse().unwrap();
+        let (seen, sight) = of_volume("pvc-1", "node-1", &[VolumeTrouble::ImageMissing { image }]);
+        let missing = seen.first().unwrap();
+        assert_eq!(missing.severity, VolumeSeverity::DataLoss);
+        let begin = "volume pvc-1 on node node-1: image uid-1 is not in its pool; bring ";
+        assert!(missing.message.starts_with(begin), "{missing:?}");
+        assert_eq!(sight, Sight::Full);
+
+        let problem = |severity| PoolProblem {
+            severity,
+            reason: Reason::ProbeFailed.to_string(),
+            message: "pool fast is broken".to_owned(),
+            since: chrono::DateTime::default(),
+        };
+        let degraded = [problem(PoolSeverity::Degraded)];
+        assert_eq!(of_pool_of("pvc-1", &degraded), None);
+        let unreachable = of_pool_of("pvc-1", &[problem(PoolSeverity::Unreachable)]).unwrap();
+        assert_eq!(unreachable.severity, VolumeSeverity::Inaccessible);
+        assert_eq!(unreachable.message, "volume pvc-1: pool fast is broken");
+    }
+}
