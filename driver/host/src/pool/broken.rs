@@ -63,7 +63,7 @@ impl Root {
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Err(Error::InUse {
                 path: path.to_owned(),
                 state,
-                images: self.attached_images(home).map_err(look)?,
+                images: self.attached_images(home, &mount).map_err(look)?,
             }),
             Err(error) => Err(failed(format!("unmount {}", path.display()))(error)),
         }
@@ -98,13 +98,24 @@ impl Root {
         }
     }
 
-    /// Names of a pool's images that have loop devices.
-    fn attached_images(&self, pool: &Uid) -> io::Result<Vec<Uid>> {
-        let bound = self.system.bound_loops()?.into_iter();
-        let bound = bound.filter(|bound| loopdev::is_in_pool(&bound.backing_file, pool));
-        Ok(bound
-            .filter_map(|bound| loopdev::image_of(&bound.backing_file))
-            .collect())
+    /// Names of a pool's images that have loop devices. (Those of a neighbour on the same machine may
+    /// have the same path.)
+    fn attached_images(&self, pool: &Uid, mount: &Mount) -> io::Result<Vec<Uid>> {
+        let system = &*self.system;
+        let mut images = Vec::new();
+        for bound in system.bound_loops()? {
+            if !loopdev::is_in_pool(&bound.backing_file, pool) {
+                continue;
+            }
+            let is_here = match loopdev::status(system, bound.number) {
+                Ok(status) => status.is_some_and(|status| status.file.device == mount.device),
+                // The pool does not say, as it has shut itself down.
+                Err(error) if error.is_of_file() => true,
+                Err(error) => return Err(io::Error::other(error)),
+            };
+            images.extend(loopdev::image_of(&bound.backing_file).filter(|_| is_here));
+        }
+        Ok(images)
     }
 }
 

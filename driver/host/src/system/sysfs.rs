@@ -198,3 +198,24 @@ pub(super) fn device_number(device: u64) -> DeviceNumber {
         minor: minor(device),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_read_as_the_driver_writes_it_and_is_none_where_there_is_no_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("ioerr_cnt");
+        let path = file.to_str().unwrap();
+        assert_eq!(number(path).unwrap(), None);
+        for (text, expected) in [("0x1f\n", 31), ("12\n", 12), ("0", 0)] {
+            fs::write(&file, text).unwrap();
+            assert_eq!(number(path).unwrap(), Some(expected), "{text:?}");
+        }
+        fs::write(&file, "many").unwrap();
+        assert!(number(path).is_err());
+        // What is asked for beneath a device that has none.
+        assert_eq!(number(&format!("{path}/device/ioerr_cnt")).unwrap(), None);
+    }
+}

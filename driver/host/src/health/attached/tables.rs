@@ -1,0 +1,212 @@
+//! What the kernel's tables say of volumes: of loop devices, mounts, and the errors that filesystems
+//! have counted.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use cistern_crds::FilesystemType;
+
+use super::{VolumeSubject, VolumeTrouble};
+use crate::{
+    attach::block,
+    id::Uid,
+    image::Content,
+    loopdev,
+    mountinfo::Mount,
+    system::{DeviceNumber, System},
+};
+
+/// The loop devices over images, and the mounts, as they are now.
+#[derive(Debug)]
+pub(super) struct Attachments {
+    devices: Vec<Device>,
+    /// The nodes of loop devices that are bound somewhere, each with the number of its device.
+    nodes: Vec<(u32, Mount)>,
+    mounts: Vec<Mount>,
+}
+
+/// A loop device over an image.
+#[derive(Debug)]
+struct Device {
+    number: u32,
+    image: Uid,
+    /// Whether the image has no name any more.
+    is_deleted: bool,
+    is_read_only: bool,
+}
+
+impl Attachments {
+    /// As they are now.
+    pub(super) fn read(system: &dyn System) -> io::Result<Self> {
+        let mut devices = Vec::new();
+        for bound in system.bound_loops()? {
+            let Some(image) = loopdev::image_of(&bound.backing_file) else {
+                continue;
+            };
+            match system.is_read_only(DeviceNumber::of_loop(bound.number)) {
+                Ok(is_read_only) => devices.push(Device {
+                    number: bound.number,
+                    image,
+                    is_deleted: loopdev::is_deleted(&bound),
+                    is_read_only,
+                }),
+                // It is gone.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let mounts = system.mounts()?;
+        Ok(Self {
+            devices,
+            nodes: block::nodes_among(system, &mounts)?,
+            mounts,
+        })
+    }
+
+    /// Where the whole of what is on a device is mounted.
+    fn mounts_of(&self, number: u32) -> impl Iterator<Item = &Mount> {
+        let device = DeviceNumber::of_loop(number);
+        let is_whole = move |mount: &&Mount| mount.device == device && mount.root == Path::new("/");
+        self.mounts.iter().filter(is_whole)
+    }
+
+    fn nodes_of(&self, number: u32) -> impl Iterator<Item = &Mount> {
+        let nodes = self.nodes.iter();
+        nodes.filter_map(move |(found, mount)| (*found == number).then_some(mount))
+    }
+
+    fn devices_of(&self, image: &Uid) -> impl Iterator<Item = &Device> {
+        self.devices
+            .iter()
+            .filter(move |device| device.image == *image)
+    }
+
+    /// Where a volume is mounted that holds an XFS.
+    pub(super) fn xfs_of(&self, volume: &VolumeSubject<'_>) -> Option<PathBuf> {
+        if volume.content.filesystem() != Some(FilesystemType::Xfs) {
+            return None;
+        }
+        let mut devices = self.devices_of(volume.image);
+        let mount = devices.find_map(|device| self.mounts_of(device.number).next())?;
+        Some(mount.mount_point.clone())
+    }
+
+    /// What the kernel's tables say of a volume.
+    pub(super) fn examine(
+        &self,
+        system: &dyn System,
+        volume: &VolumeSubject<'_>,
+    ) -> Vec<VolumeTrouble> {
+        let mut troubles = Vec::new();
+        self.find_lost_nodes(volume, &mut troubles);
+        for device in self.devices_of(volume.image) {
+            let name = format!("/dev/loop{}", device.number);
+            if device.is_deleted {
+                troubles.push(VolumeTrouble::ImageDeleted {
+                    device: name.clone(),
+                });
+            }
+            let mounts: Vec<&Mount> = match volume.content {
+                Content::Filesystem { .. } => self.mounts_of(device.number).collect(),
+                Content::Block => self.nodes_of(device.number).collect(),
+            };
+            let mut writable = mounts.iter().filter(|mount| !mount.has("ro"));
+            if device.is_read_only
+                && let Some(mount) = writable.next()
+            {
+                troubles.push(VolumeTrouble::DeviceReadOnly {
+                    device: name,
+                    path: mount.mount_point.clone(),
+                });
+            }
+            troubles.extend(missing_mount(volume, &mounts));
+            troubles.extend(examine_filesystem(
+                system,
+                volume.content,
+                device.number,
+                &mounts,
+            ));
+        }
+        troubles
+    }
+
+    /// A node at a staging path, which the image's name tells, outlives the binding of its device.
+    fn find_lost_nodes(&self, volume: &VolumeSubject<'_>, troubles: &mut Vec<VolumeTrouble>) {
+        for (number, node) in &self.nodes {
+            let is_bound = || {
+                self.devices_of(volume.image)
+                    .any(|device| device.number == *number)
+            };
+            if block::is_staging(node, volume.image) && !is_bound() {
+                troubles.push(VolumeTrouble::DeviceMissing {
+                    device: format!("/dev/loop{number}"),
+                    path: node.mount_point.clone(),
+                });
+            }
+        }
+    }
+}
+
+/// Whether a device that is bound is not mounted where its volume is staged.
+fn missing_mount(volume: &VolumeSubject<'_>, mounts: &[&Mount]) -> Option<VolumeTrouble> {
+    let is_staged = match (volume.content, volume.staging) {
+        (Content::Filesystem { .. }, Some(staging)) => {
+            mounts.iter().any(|mount| mount.mount_point == staging)
+        }
+        // Only a mount elsewhere, in a container, say, keeps the device bound.
+        (Content::Filesystem { .. }, None) => !mounts.is_empty(),
+        (Content::Block, Some(staging)) => {
+            let node = staging.join(volume.image.as_str());
+            mounts.iter().any(|mount| mount.mount_point == node)
+        }
+        // One that is mounted nowhere is nobody's: a stage was cut short.
+        (Content::Block, None) => {
+            mounts.is_empty()
+                || mounts
+                    .iter()
+                    .any(|node| block::is_staging(node, volume.image))
+        }
+    };
+    let path = volume.staging.map(Path::to_owned);
+    (!is_staged).then_some(VolumeTrouble::MountMissing { path })
+}
+
+/// What the mounts of a filesystem and its counters say of it.
+fn examine_filesystem(
+    system: &dyn System,
+    content: Content,
+    number: u32,
+    mounts: &[&Mount],
+) -> Vec<VolumeTrouble> {
+    let Content::Filesystem { filesystem, uuid } = content else {
+        return Vec::new();
+    };
+    let mut troubles = Vec::new();
+    if mounts.iter().any(|mount| mount.has_shut_down()) {
+        troubles.push(VolumeTrouble::FilesystemShutDown);
+    }
+    let turned = |mount: &&&Mount| !mount.has("ro") && mount.is_read_only();
+    if let Some(mount) = mounts.iter().find(turned) {
+        troubles.push(VolumeTrouble::MountReadOnly {
+            path: mount.mount_point.clone(),
+        });
+    }
+    let counted = match filesystem {
+        _ if mounts.is_empty() => Ok(None),
+        FilesystemType::Ext4 => system.ext4_errors(number),
+        FilesystemType::Btrfs => system.btrfs_errors(uuid),
+        // It counts none, and says itself what it has found.
+        FilesystemType::Xfs => Ok(None),
+    };
+    match counted {
+        Ok(None | Some(0)) => {}
+        Ok(Some(count)) => troubles.push(VolumeTrouble::FilesystemErrors { count }),
+        Err(error) => {
+            let operation = format!("ask for the errors of /dev/loop{number}");
+            troubles.push(VolumeTrouble::failed(operation, &error));
+        }
+    }
+    troubles
+}
