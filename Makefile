@@ -16,8 +16,9 @@ setup: ## Install and build what tests and demo need, once, into a cache (root: 
 build: ## Compile everything for development
 	cargo build --workspace
 
-generate: ## Write crds/*.yaml from the Rust types
+generate: ## Write crds/*.yaml from the Rust types, and the alert rules for prometheus-operator
 	cargo run --quiet --package cistern-crds --bin crdgen crds
+	e2e/prometheus-rule >manifests/monitoring/prometheus-operator/rules.yaml
 
 fmt: ## Format the code
 	cargo fmt --all

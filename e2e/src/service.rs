@@ -77,6 +77,11 @@ impl Service {
         &self.socket
     }
 
+    /// Where it serves health and metrics.
+    pub fn http(&self) -> SocketAddr {
+        self.http
+    }
+
     /// The process.
     pub fn process(&self) -> &Process {
         &self.process

@@ -40,6 +40,15 @@ pub struct NodeInventory {
     pub mount: Mount,
 }
 
+/// How many loop devices of this folder there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoopCount {
+    /// Mounted, or with a node that is bound somewhere, as this process sees it.
+    pub in_use: u64,
+    /// Bound to a file of the folder and used by nobody.
+    pub leaked: u64,
+}
+
 /// One pool on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolInventory {
@@ -74,6 +83,26 @@ impl PoolInventory {
 }
 
 impl Root {
+    /// Counts the loop devices over files of this folder, by their names: only the kernel's tables
+    /// are asked, so that a disk that hangs holds up nobody who counts.
+    pub fn count_loops(&self) -> io::Result<LoopCount> {
+        let (system, pools) = (&*self.system, self.pools_path());
+        let mounts = system.mounts()?;
+        let is_used = |bound: &BoundLoop| {
+            let device = DeviceNumber::of_loop(bound.number);
+            mounts.iter().any(|mount| {
+                mount.device == device || block::named_number(mount) == Some(bound.number)
+            })
+        };
+        let bound = system.bound_loops()?.into_iter();
+        let ours = bound.filter(|bound| bound.backing_file.starts_with(&pools));
+        let (used, leaked): (Vec<_>, Vec<_>) = ours.partition(is_used);
+        Ok(LoopCount {
+            in_use: used.len() as u64,
+            leaked: leaked.len() as u64,
+        })
+    }
+
     /// Looks at everything of Cistern on this host, as far as this process sees it.
     pub fn inventory(&self) -> io::Result<Inventory> {
         let system = &*self.system;

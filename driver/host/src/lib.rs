@@ -43,7 +43,7 @@ pub use self::{
     grow::ExpandRequest,
     id::{InvalidUid, InvalidUuid, Uid, Uuid},
     image::{Content, Cut, Discarded, Identity, Image, ImageRequest, Owner, SourceImage},
-    inventory::{Inventory, PoolInventory},
+    inventory::{Inventory, LoopCount, PoolInventory},
     options::MountOptions,
     pool::{Expectation, Pool, PoolDeclaration, PoolStatistics, Source},
     root::{KEPT_PERCENT, Root},

@@ -44,6 +44,12 @@ pub fn register(agent: &Arc<Agent>, registry: &mut Registry) {
         Unit::Seconds,
         agent.passes.durations.clone(),
     );
+    registry.register_with_unit(
+        "cistern_pool_probe_duration",
+        "How long it took to write, sync and read back a block of a pool",
+        Unit::Seconds,
+        agent.passes.probes.clone(),
+    );
     registry.register_collector(Box::new(Snapshot {
         agent: Arc::clone(agent),
     }));
@@ -54,6 +60,7 @@ pub fn register(agent: &Arc<Agent>, registry: &mut Registry) {
 pub struct Passes {
     ended: Family<PassLabels, Counter>,
     durations: Family<KindLabel, Histogram, fn() -> Histogram>,
+    probes: Family<PoolLabel, Histogram, fn() -> Histogram>,
 }
 
 /// How a pass ended.
@@ -82,11 +89,17 @@ struct KindLabel {
     kind: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PoolLabel {
+    pool: String,
+}
+
 impl Default for Passes {
     fn default() -> Self {
         Self {
             ended: Family::default(),
             durations: Family::new_with_constructor(|| Histogram::new(BOUNDS)),
+            probes: Family::new_with_constructor(|| Histogram::new(BOUNDS)),
         }
     }
 }
@@ -109,6 +122,19 @@ impl Passes {
             PassOutcome::not_as_desired
         };
         self.ended("pool", outcome, began);
+    }
+
+    /// A probe of a pool has ended, or its time was over.
+    pub fn probed(&self, pool: &str, took: Duration) {
+        let pool = pool.to_owned();
+        let durations = self.probes.get_or_create(&PoolLabel { pool });
+        durations.observe(took.as_secs_f64());
+    }
+
+    /// A pool is not carried any more.
+    pub fn forget_pool(&self, pool: &str) {
+        let pool = pool.to_owned();
+        self.probes.remove(&PoolLabel { pool });
     }
 }
 

@@ -115,6 +115,13 @@ impl Images {
         unclaimed.map(|(_, size)| *size).sum()
     }
 
+    /// How many they are.
+    pub fn count_unclaimed(&self, claimed: &HashSet<String>) -> u64 {
+        let listing = self.lock();
+        let unclaimed = listing.sizes.keys().filter(|uid| !claimed.contains(*uid));
+        unclaimed.count() as u64
+    }
+
     /// Notes that an image was removed.
     pub fn removed(&self, uid: &str) {
         let mut listing = self.lock();

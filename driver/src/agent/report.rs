@@ -248,7 +248,7 @@ fn standing<'a, K: Stored + 'a>(
 }
 
 /// Names of the images that custom resources claim: each its own, and the one that it has adopted.
-fn claimed(holdings: &Holdings) -> HashSet<String> {
+pub(super) fn claimed(holdings: &Holdings) -> HashSet<String> {
     let volumes = holdings.volumes().filter_map(ResourceExt::uid);
     let snapshots = holdings.snapshots().filter_map(ResourceExt::uid);
     let images = holdings.images().map(|image| image.uid.clone());

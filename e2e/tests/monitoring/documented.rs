@@ -36,6 +36,12 @@ fn documented() -> BTreeMap<String, Row> {
     all.collect()
 }
 
+/// The type of each metric.
+pub(crate) fn kinds() -> Vec<(String, String)> {
+    let rows = documented().into_iter();
+    rows.map(|(name, row)| (name, row.kind)).collect()
+}
+
 fn words(cell: &str) -> impl Iterator<Item = &str> {
     cell.split(", ").filter(|word| !word.is_empty())
 }
@@ -110,6 +116,9 @@ async fn the_numbers_of_a_pool_and_its_volume_are_those_of_the_node() {
         format!("cistern_pool_size_bytes{{{of_pool}}} {}", 1 << 30),
         format!("cistern_pool_reserved_bytes{{{of_pool}}} {}", 16 << 20),
         format!("cistern_pool_snapshots{{{of_pool}}} 0"),
+        format!("cistern_pool_orphans{{{of_pool}}} 0"),
+        format!("cistern_loop_devices{{node=\"{NODE}\",state=\"in_use\"}} 1"),
+        format!("cistern_loop_devices{{node=\"{NODE}\",state=\"leaked\"}} 0"),
         format!("cistern_pool_extents_limit{{{of_pool}}} 500000"),
         format!("cistern_volume_info{{{of_volume},claim_namespace=\"shop\",claim=\"data\"}} 1"),
         format!("cistern_volume_health{{{of_volume},state=\"healthy\"}} 1"),

@@ -11,3 +11,5 @@
 mod documented;
 mod exposition;
 mod installed;
+mod prometheus;
+mod rules;

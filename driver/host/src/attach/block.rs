@@ -358,7 +358,7 @@ pub(crate) fn nodes_among(system: &dyn System, mounts: &[Mount]) -> io::Result<V
 }
 
 /// The number of the loop device whose node a mount is, to judge by its name.
-fn named_number(mount: &Mount) -> Option<u32> {
+pub(crate) fn named_number(mount: &Mount) -> Option<u32> {
     loopdev::number_of_node(&node_name(&mount.root)?)
 }
 

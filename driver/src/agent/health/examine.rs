@@ -1,6 +1,9 @@
 //! A look at one pool and its volumes: from what the host sees to what is known.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use cistern_client::Chain;
 use cistern_crds::{Reason, health::PoolProblem};
@@ -57,9 +60,10 @@ impl Agent {
             self.look.notify_one();
             return;
         };
-        let opened = Arc::clone(&usable.pool);
+        let (opened, began) = (Arc::clone(&usable.pool), Instant::now());
         match on_host((), move || opened.vitals(deadline)).await {
             Ok(vitals) => {
+                self.passes.probed(pool, began.elapsed());
                 let was_nearly_full = self.health.tells_of_pool(pool, Reason::NearlyFull);
                 let seen = judgement::of_vitals(place, &vitals, was_nearly_full);
                 let has_changed = vitals.troubles.iter().any(judgement::is_of_opening);

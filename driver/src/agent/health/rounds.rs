@@ -27,6 +27,7 @@ pub async fn run(agent: &Arc<Agent>, every: Duration) {
             let stays = pools.iter().any(|look| look.spec.name == *name);
             if !stays {
                 task.abort();
+                agent.passes.forget_pool(name);
             }
             stays && !task.is_finished()
         });

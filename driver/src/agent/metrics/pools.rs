@@ -1,12 +1,15 @@
 //! Pools: what they hold, what they have promised, and how they are.
 
-use std::{fmt, sync::Arc};
+use std::{collections::HashSet, fmt, sync::Arc};
 
 use cistern_client::metrics::Gauges;
 use cistern_crds::{NodePoolStatus, PoolProblem, PoolSeverity};
 
 use super::{Agent, States, state_set};
-use crate::agent::pools::PoolLook;
+use crate::agent::{
+    pools::{Images, PoolLook},
+    report::claimed,
+};
 
 impl States for PoolSeverity {
     const STATES: &'static [(&'static str, Option<Self>)] = &[
@@ -21,6 +24,15 @@ struct Known {
     status: NodePoolStatus,
     look: Option<Arc<PoolLook>>,
     problems: Vec<PoolProblem>,
+    /// Names of the images that custom resources claim.
+    claimed: HashSet<String>,
+}
+
+impl Known {
+    /// The images that the last look found.
+    fn images(&self) -> Option<&Images> {
+        Some(&self.look.as_ref()?.usable()?.images)
+    }
 }
 
 /// What one number of a pool is called, what it means, and where it comes from.
@@ -85,6 +97,16 @@ const NUMBERS: &[Number] = &[
         |pool| Some(u64::from(pool.status.snapshots)),
     ),
     (
+        "cistern_pool_orphans",
+        "Images that no custom resource claims.",
+        |pool| Some(pool.images()?.count_unclaimed(&pool.claimed)),
+    ),
+    (
+        "cistern_pool_orphans_bytes",
+        "Space that the ledger holds for images that no custom resource claims.",
+        |pool| Some(pool.images()?.unclaimed(&pool.claimed).0),
+    ),
+    (
         "cistern_pool_extents_limit",
         "Extents of an image up to which snapshots and clones are made of it.",
         |pool| Some(pool.look.as_ref()?.spec.limits.maximum_extents),
@@ -94,9 +116,11 @@ const NUMBERS: &[Number] = &[
 pub(super) fn write(agent: &Agent, gauges: &mut Gauges<'_>) -> fmt::Result {
     let statuses = agent.report.last().unwrap_or_default().into_iter();
     let mut seen = agent.health.pools();
+    let holdings = agent.desired.by_pool();
     let pools: Vec<Known> = statuses
         .map(|status| Known {
             look: agent.pools.get(&status.name),
+            claimed: holdings.get(&status.name).map(claimed).unwrap_or_default(),
             problems: seen
                 .remove(&status.name)
                 .unwrap_or_else(|| status.problems.clone()),

@@ -1,0 +1,195 @@
+//! A real Prometheus that scrapes the real processes: the dashboard's queries and the alerts' expressions
+//! are asked of it, and one alert fires.
+
+use std::{collections::BTreeSet, fmt::Write as _, net::SocketAddr, time::Duration};
+
+use cistern_e2e::{
+    Folder, Process, control_plane::free_addresses, eventually, process::dying_with_us,
+};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+use crate::{
+    documented,
+    installed::{BROKEN_POOL, Installed, NODE},
+    rules,
+};
+
+const DASHBOARD: &str = include_str!("../../../manifests/monitoring/dashboard.json");
+/// What is told only while something is wrong that is not wrong here.
+const ONLY_WHEN_WRONG: [&str; 4] = [
+    "cistern_volume_problem",
+    "cistern_volumes_not_expanded",
+    "cistern_drift",
+    "code!=\"Ok\"",
+];
+const SOON: Duration = Duration::from_mins(1);
+
+/// Debian's Prometheus, on loopback.
+struct Prometheus {
+    http: SocketAddr,
+    _process: Process,
+    // Removed when nobody writes there any more.
+    _folder: Folder,
+}
+
+impl Prometheus {
+    /// One that scrapes and evaluates each second.
+    fn start(installed: &Installed) -> Self {
+        let (folder, [http]) = (Folder::new(), free_addresses());
+        // Nobody waits for minutes here: how long an alert waits is the only thing that is changed.
+        let rules = std::fs::read_to_string(rules::folder().join("rules.yaml")).unwrap();
+        let rules = rules
+            .lines()
+            .map(|line| match line.strip_prefix("    for: ") {
+                Some(_) => "    for: 2s",
+                None => line,
+            });
+        let rules = rules.collect::<Vec<_>>().join("\n");
+        std::fs::write(folder.join("rules.yaml"), rules).unwrap();
+        let processes = installed.processes();
+        let targets = processes.map(|(_, service)| service.http().to_string());
+        let config = json!({
+            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+            "rule_files": ["rules.yaml"],
+            "scrape_configs": [{"job_name": "cistern", "static_configs": [{"targets": targets}]}],
+        });
+        let file = folder.join("prometheus.yml");
+        std::fs::write(&file, config.to_string()).unwrap();
+        let mut command = dying_with_us("prometheus");
+        command
+            .arg(format!("--config.file={}", file.display()))
+            .arg(format!(
+                "--storage.tsdb.path={}",
+                folder.join("data").display()
+            ))
+            .arg(format!("--web.listen-address={http}"));
+        Self {
+            http,
+            _process: Process::start("prometheus", &folder.join("prometheus.log"), command),
+            _folder: folder,
+        }
+    }
+
+    /// What a query gives now.
+    async fn query(&self, query: &str) -> Result<Vec<Value>, String> {
+        let answer = self
+            .ask(&format!("/api/v1/query?query={}", escaped(query)))
+            .await;
+        let answer: Value = answer.map_err(|error| error.to_string())?;
+        if answer["status"] != "success" {
+            return Err(format!("{query}: {answer}"));
+        }
+        Ok(answer["data"]["result"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default())
+    }
+
+    /// Waits until a query gives something.
+    async fn gives(&self, query: &str) -> Vec<Value> {
+        eventually(&format!("{query} to give something"), SOON, async || {
+            let series = self.query(query).await?;
+            if series.is_empty() {
+                Err("nothing".to_owned())
+            } else {
+                Ok(series)
+            }
+        })
+        .await
+    }
+
+    /// In HTTP 1.0, whose answers end with the connection.
+    async fn ask(&self, path: &str) -> std::io::Result<Value> {
+        let mut stream = TcpStream::connect(self.http).await?;
+        let request = format!("GET {path} HTTP/1.0\r\n\r\n");
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+        serde_json::from_str(body).map_err(std::io::Error::other)
+    }
+}
+
+fn escaped(query: &str) -> String {
+    query.bytes().fold(String::new(), |mut text, byte| {
+        if byte.is_ascii_alphanumeric() {
+            text.push(byte.into());
+        } else {
+            write!(text, "%{byte:02X}").unwrap();
+        }
+        text
+    })
+}
+
+/// The queries of every panel, for all nodes and pools.
+fn queries_of_the_dashboard() -> Vec<String> {
+    let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let targets = panels
+        .iter()
+        .filter_map(|panel| panel["targets"].as_array());
+    let queries = targets.flatten().map(|target| {
+        let query = target["expr"].as_str().unwrap();
+        let query = query.replace("$__rate_interval", "10s");
+        query.replace("$node", ".*").replace("$pool", ".*")
+    });
+    queries.collect()
+}
+
+#[tokio::test]
+async fn a_real_prometheus_reads_every_metric_runs_every_query_and_fires_an_alert() {
+    let installed = Installed::shared().await;
+    let prometheus = Prometheus::start(installed);
+
+    let up = prometheus.gives("sum(up == 1) == 3").await;
+    assert_eq!(up.len(), 1);
+    for (name, kind) in documented::kinds() {
+        let series = match kind.as_str() {
+            "histogram" => format!("{name}_bucket"),
+            _ => name.clone(),
+        };
+        if !ONLY_WHEN_WRONG.contains(&name.as_str()) {
+            prometheus.gives(&format!("count({series})")).await;
+        }
+    }
+
+    let queries = queries_of_the_dashboard();
+    assert!(queries.len() > 30, "{queries:?}");
+    for query in queries {
+        if ONLY_WHEN_WRONG.iter().any(|words| query.contains(words)) {
+            prometheus.query(&query).await.unwrap();
+        } else {
+            prometheus.gives(&query).await;
+        }
+    }
+
+    for alert in rules::alerts() {
+        prometheus.query(&alert.expr).await.unwrap();
+    }
+
+    // A pool whose device is not there, seen first and told when it lasts.
+    let alert =
+        format!("alertname=\"CisternPoolUnreachable\",node=\"{NODE}\",pool=\"{BROKEN_POOL}\"");
+    let firing = format!("ALERTS{{{alert},alertstate=\"firing\"}}");
+    prometheus.gives(&firing).await;
+    let waited = format!("count_over_time(ALERTS{{{alert},alertstate=\"pending\"}}[1m])");
+    assert_eq!(prometheus.query(&waited).await.unwrap().len(), 1);
+    // Of what is well nothing fires.
+    let all = prometheus
+        .query("ALERTS{alertstate=\"firing\"}")
+        .await
+        .unwrap();
+    let names: BTreeSet<&str> = all
+        .iter()
+        .filter_map(|series| series["metric"]["alertname"].as_str())
+        .collect();
+    assert_eq!(
+        names,
+        BTreeSet::from(["CisternPoolUnreachable"]),
+        "{all:#?}"
+    );
+}

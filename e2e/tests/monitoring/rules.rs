@@ -1,0 +1,131 @@
+//! The files in `manifests/monitoring`: what they say of made-up series, and that they belong together.
+
+use std::{collections::BTreeSet, path::PathBuf, time::Duration};
+
+use cistern_e2e::process::{command, output, tool, workspace};
+use serde::Deserialize;
+use serde_json::Value;
+
+const RULES: &str = include_str!("../../../manifests/monitoring/rules.yaml");
+const FOR_PROMETHEUS_OPERATOR: &str =
+    include_str!("../../../manifests/monitoring/prometheus-operator/rules.yaml");
+const RUNBOOK: &str = include_str!("../../../docs/runbook.md");
+const SOON: Duration = Duration::from_secs(30);
+
+/// A file of rules.
+#[derive(Debug, Deserialize)]
+struct Rules {
+    groups: Vec<Group>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Group {
+    rules: Vec<Alert>,
+}
+
+/// An alert.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Alert {
+    #[serde(rename = "alert")]
+    pub(crate) name: String,
+    pub(crate) expr: String,
+    labels: Value,
+    annotations: Value,
+}
+
+/// Every alert.
+pub(crate) fn alerts() -> Vec<Alert> {
+    let rules: Rules = serde_saphyr::from_str(RULES).unwrap();
+    rules
+        .groups
+        .into_iter()
+        .flat_map(|group| group.rules)
+        .collect()
+}
+
+/// The folder of the rules and the dashboard.
+pub(crate) fn folder() -> PathBuf {
+    workspace().join("manifests/monitoring")
+}
+
+#[tokio::test]
+async fn alerts_fire_when_they_should_and_say_what_they_should() {
+    let mut check = command("promtool");
+    check
+        .args(["check", "rules"])
+        .arg(folder().join("rules.yaml"));
+    output(check, SOON).await;
+    let mut test = command("promtool");
+    let tests = workspace().join("e2e/tests/monitoring/rules.test.yaml");
+    test.args(["test", "rules"]).arg(&tests);
+    output(test, SOON).await;
+    let tests = std::fs::read_to_string(tests).unwrap();
+    let untested: Vec<String> = alerts()
+        .into_iter()
+        .map(|alert| alert.name)
+        .filter(|name| !tests.contains(&format!("alertname: {name}\n")))
+        .collect();
+    // Those of which the rule is as plain as that of their neighbour.
+    assert_eq!(
+        untested,
+        [
+            "CisternPoolDegraded",
+            "CisternVolumeInaccessible",
+            "CisternDrift"
+        ]
+    );
+}
+
+#[test]
+fn every_alert_has_a_severity_words_and_its_section_in_the_runbook() {
+    let sections: BTreeSet<&str> = RUNBOOK
+        .lines()
+        .filter_map(|line| line.strip_prefix("## "))
+        .collect();
+    let alerts = alerts();
+    for alert in &alerts {
+        let (name, annotations) = (&alert.name, &alert.annotations);
+        let severity = alert.labels["severity"].as_str().unwrap();
+        assert!(["critical", "warning"].contains(&severity), "{name}");
+        for words in ["summary", "description"] {
+            assert!(annotations[words].as_str().is_some(), "{name}: {words}");
+        }
+        let section = format!(
+            "https://cistern.storage/docs/runbook.md#{}",
+            name.to_lowercase()
+        );
+        assert_eq!(annotations["runbook_url"], section.as_str(), "{name}");
+    }
+    let names: BTreeSet<&str> = alerts.iter().map(|alert| alert.name.as_str()).collect();
+    assert_eq!(names, sections);
+}
+
+#[test]
+fn prometheus_operator_is_given_the_same_rules() {
+    let (_, rules) = RULES.split_once("groups:").unwrap();
+    let rules = format!("  groups:{}", rules.trim_end().replace('\n', "\n  "));
+    let (_, theirs) = FOR_PROMETHEUS_OPERATOR.split_once("spec:\n").unwrap();
+    assert!(theirs.trim_end() == rules, "they differ: run make generate");
+}
+
+#[tokio::test]
+async fn both_folders_are_what_kubectl_can_apply() {
+    let kubectl = tool("kubectl").await;
+    for (folder, kinds) in [
+        (folder(), vec!["ConfigMap", "ConfigMap"]),
+        (
+            folder().join("prometheus-operator"),
+            vec!["PodMonitor", "PrometheusRule"],
+        ),
+    ] {
+        let mut kustomize = command(&kubectl);
+        kustomize.arg("kustomize").arg(folder);
+        let built = output(kustomize, SOON).await;
+        let mut found: Vec<&str> = built
+            .lines()
+            .filter_map(|line| line.strip_prefix("kind: "))
+            .collect();
+        found.sort_unstable();
+        assert_eq!(found, kinds);
+    }
+}
