@@ -1,8 +1,8 @@
 //! A pool whose filesystem is mounted and of no use any more: it is unmounted, and so mounted anew,
 //! once nothing uses it.
 //!
-//! *Invariants:* only what is proved to be the pool is unmounted, never lazily and never by force; and
-//! not where that would let go of the last that holds its file.
+//! *Invariants:* what could still be read is unmounted only where it is proved to be the pool, never
+//! lazily and never by force; and nothing is where that would let go of the last that holds its file.
 
 use std::{
     fmt, io,
@@ -51,7 +51,7 @@ impl Root {
         let Some(state) = state_of(&*self.system, place, &mount).map_err(look)? else {
             return Ok(Some(mount));
         };
-        if !self.is_pool(pools, &mount, declaration, home, expectation)? {
+        if !self.may_go(state, pools, &mount, declaration, home, expectation)? {
             // Whoever looks closer says what it is.
             return Ok(Some(mount));
         }
@@ -69,9 +69,10 @@ impl Root {
         }
     }
 
-    /// Whether the pool is what is mounted, and can be had again once it is not.
-    fn is_pool(
+    /// Whether what is mounted is the pool, and can be had again once it is not.
+    fn may_go(
         &self,
+        state: Broken,
         pools: BorrowedFd<'_>,
         mount: &Mount,
         declaration: &PoolDeclaration,
@@ -94,7 +95,12 @@ impl Root {
                 };
                 is_beneath().map_err(failed(format!("look at device {}", mount.device)))
             }
-            Source::Device { .. } => device::is_pool(system, mount.device, home, expectation),
+            Source::Device { .. } => match state {
+                // Whatever it was, nothing can be read there any more, not even whose it is: the disk
+                // may be gone, or be back under another name.
+                Broken::ShutDown => Ok(true),
+                Broken::ReadOnly => device::is_pool(system, mount.device, home, expectation),
+            },
         }
     }
 

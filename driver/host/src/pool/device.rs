@@ -65,18 +65,15 @@ pub(super) fn superblock(
     superblock::read(system, device.as_fd())
 }
 
-/// Whether what is mounted from a device is the pool, as its superblock says. A device that is gone
-/// holds nothing that could be anybody else's.
+/// Whether what is mounted from a device is the pool, as its superblock says.
 pub(super) fn is_pool(
     system: &dyn System,
     number: DeviceNumber,
     uid: &Uid,
     expectation: Expectation,
 ) -> Result<bool, Error> {
-    let found = match self::superblock(system, number) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
-        found => found.map_err(failed(format!("read the mounted device {number}")))?,
-    };
+    let found = self::superblock(system, number)
+        .map_err(failed(format!("read the mounted device {number}")))?;
     Ok(found.is_some_and(|found| match expectation {
         Expectation::Known { filesystem_uuid } => found.uuid == filesystem_uuid,
         Expectation::Made | Expectation::New => found.label == uid.label(),

@@ -22,12 +22,22 @@ impl FailingDevice {
     pub(crate) fn new(machine: &Machine) -> Self {
         let folder = machine.path("failing");
         fs::create_dir(&folder).unwrap();
+        Self::start(&folder)
+    }
+
+    /// Takes the disk out. It comes back under another name: whoever has this one mounted keeps that.
+    pub(crate) fn replug(mut self, machine: &Machine) -> Self {
+        drop(self.disk.take());
+        Self::start(&machine.path("failing"))
+    }
+
+    fn start(folder: &Path) -> Self {
         // In the namespace of this thread, and ended with it by the kernel.
         #[expect(clippy::disallowed_methods, reason = "the test's own tools")]
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]);
         command.arg(must(failing_disk::program()));
-        let disk = must(FailingDisk::start(command, &folder, SIZE));
+        let disk = must(FailingDisk::start(command, folder, SIZE));
         let device = run("losetup", &["-f", "--show", text(&disk.path())]);
         Self {
             path: device.trim().into(),

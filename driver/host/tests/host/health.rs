@@ -184,6 +184,28 @@ fn a_disk_with_errors_shuts_its_pool_down_and_the_pool_is_mounted_anew_once_no_p
 }
 
 #[test]
+fn a_disk_that_was_pulled_out_is_the_pool_again_under_whatever_name_it_comes_back() {
+    let machine = Machine::new();
+    let disk = FailingDevice::new(&machine);
+    let declaration = device_pool([disk.path.clone()]);
+    let pool = must(machine.root().open_pool(&declaration, Expectation::New));
+    let pool = Arc::new(pool);
+    let image = must(pool.create_image(&small(&machine)));
+    let (expectation, before) = (known(&pool), disk.path.clone());
+    let disk = disk.replug(&machine);
+    assert_ne!(disk.path, before);
+    let path = machine.mount_point(&declaration).join("tmp/a");
+    let _ = fs::File::create(path).and_then(|file| file.sync_all());
+    assert_eq!(troubles(&pool), [PoolTrouble::ShutDown]);
+    drop(pool);
+    let pool = must(machine.root().open_pool(&declaration, expectation));
+    assert_eq!(pool.device(), disk.path);
+    let pool = Arc::new(pool);
+    assert_eq!(troubles(&pool), []);
+    assert_eq!(must(pool.image(&image.uid)), Some(image));
+}
+
+#[test]
 fn a_disk_with_errors_is_told_until_it_is_well_again() {
     let machine = Machine::new();
     let disk = FailingDevice::new(&machine);
