@@ -16,6 +16,11 @@ setup: ## Install and build what tests and demo need, once, into a cache (root: 
 build: ## Compile everything for development
 	cargo build --workspace
 
+kubectl-plugin: ## Compile the kubectl plugin, and say where to put it
+	cargo build --release --locked --package kubectl-cistern
+	@echo 'Put it where your PATH leads, for example:  sudo install $(or $(CARGO_TARGET_DIR),target)/release/kubectl-cistern /usr/local/bin/'
+	@echo 'Completion of its own name:  source <(kubectl-cistern completion bash)'
+
 generate: ## Write crds/*.yaml from the Rust types, and the alert rules for prometheus-operator
 	cargo run --quiet --package cistern-crds --bin crdgen crds
 	e2e/prometheus-rule >manifests/monitoring/prometheus-operator/rules.yaml
@@ -80,4 +85,4 @@ $(DENY):
 clean: ## Remove what cargo built (the cache of programs and images stays)
 	cargo clean
 
-.PHONY: help requirements bench storage-suite setup build generate fmt check test test-host test-vm test-api test-cluster cluster-up cluster-down images demo lint-scripts deny clean
+.PHONY: help kubectl-plugin requirements bench storage-suite setup build generate fmt check test test-host test-vm test-api test-cluster cluster-up cluster-down images demo lint-scripts deny clean

@@ -15,6 +15,7 @@ pub mod names;
 pub mod node;
 pub mod parameters;
 pub mod pool;
+pub mod removal;
 pub mod size;
 pub mod snapshot;
 pub mod snapshot_group;

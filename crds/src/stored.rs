@@ -3,8 +3,11 @@
 use kube::core::ClusterResourceScope;
 
 use crate::{
-    condition::Condition, size::Bytes, snapshot::PoolSnapshot, volume::ImageStatus,
-    volume::PoolVolume,
+    condition::Condition,
+    names,
+    size::Bytes,
+    snapshot::{PoolSnapshot, PoolSnapshotSpec},
+    volume::{ImageStatus, PoolVolume, PoolVolumeSpec},
 };
 
 /// A custom resource that stands for one image on one node: made when the agent has promised its
@@ -25,7 +28,20 @@ pub trait Stored: kube::Resource<DynamicType = (), Scope = ClusterResourceScope>
 }
 
 macro_rules! stored {
-    ($($kind:ty),+) => { $(
+    ($($kind:ty { $spec:ty }),+) => { $(
+        impl $kind {
+            /// The custom resource as whoever asks for its data creates it. Its finalizer is there
+            /// from the beginning: an object that could vanish by itself would leave an image that
+            /// nobody knows.
+            pub fn wish(name: &str, spec: $spec) -> Self {
+                let labels = [(names::POOL_LABEL.to_owned(), spec.pool_name.clone())];
+                let mut object = Self::new(name, spec);
+                object.metadata.labels = Some(labels.into());
+                object.metadata.finalizers = Some(vec![names::FINALIZER.to_owned()]);
+                object
+            }
+        }
+
         impl Stored for $kind {
             fn node_name(&self) -> &str {
                 &self.spec.node_name
@@ -54,4 +70,7 @@ macro_rules! stored {
     )+ };
 }
 
-stored!(PoolVolume, PoolSnapshot);
+stored!(
+    PoolVolume { PoolVolumeSpec },
+    PoolSnapshot { PoolSnapshotSpec }
+);

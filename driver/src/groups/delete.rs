@@ -3,16 +3,15 @@
 //! *Invariant:* the snapshots go one after the other and the group last, so that one that is in use
 //! keeps those behind it, and a repeat finds what is left.
 
-use cistern_crds::PoolSnapshotGroup;
+use cistern_crds::{
+    PoolSnapshotGroup,
+    removal::{Step, step},
+};
 use kube::ResourceExt as _;
 use tokio::time::Instant;
 
 use super::{Error, GroupQuery, Groups, ensure::is_taken};
-use crate::objects::{
-    self,
-    attendance::Attention,
-    removal::{Step, step},
-};
+use crate::objects::{self, attendance::Attention};
 
 impl Groups {
     /// Has the data of all snapshots of the group destroyed and their objects removed. A group that

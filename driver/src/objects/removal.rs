@@ -1,21 +1,16 @@
 //! Removing an object, and the image that it stands for.
 //!
-//! ```text
-//!          Ask                  Await                 Delete             Release
-//! spec ─▶ deletionRequested ─▶ agent reclaims ─▶ deletionTimestamp ─▶ finalizer off ─▶ gone
-//!                              (only if admitted)
-//! ```
-//!
-//! *Invariant:* the next step follows from the object alone, so that whoever comes next resumes. The
-//! object goes only when no bytes are reserved for it and none will be: the agent admits nothing
-//! whose deletion is asked for.
+//! *Invariant:* the next step follows from the object alone ([`cistern_crds::removal`]), so that
+//! whoever comes next resumes.
 
 use std::time::Duration;
 
 use cistern_crds::{
-    Condition, ConditionStatus, ConditionType, Reason, Stored, condition, names::FINALIZER,
+    Condition, ConditionStatus, ConditionType, Reason, Stored, condition,
+    names::FINALIZER,
+    removal::{self, Step},
 };
-use kube::{Resource, ResourceExt as _};
+use kube::ResourceExt as _;
 use serde_json::json;
 use tokio::time::timeout;
 
@@ -32,7 +27,7 @@ impl<K: Kind + Stored> Objects<K> {
         let mut current = self.find(attention.name()).await?;
         let mut is_news = false;
         while let Some(object) = current {
-            current = match next_step(&object) {
+            current = match removal::next(&object) {
                 Step::Await => {
                     attention.note(self.reclaiming(&object));
                     let change = attention.change(&object);
@@ -62,7 +57,7 @@ impl<K: Kind + Stored> Objects<K> {
     pub async fn withdraw(&self, object: K) -> Result<bool, Error> {
         let mut current = Some(object);
         while let Some(object) = current {
-            current = match next_step(&object) {
+            current = match removal::next(&object) {
                 _ if object.reserved().is_some() => return Ok(false),
                 Step::Await | Step::Held => return Ok(false),
                 step @ (Step::Ask | Step::Delete | Step::Release) => {
@@ -76,7 +71,7 @@ impl<K: Kind + Stored> Objects<K> {
     /// Brings to an end what began to remove an object whose name is wanted again; or says what
     /// that waits for.
     pub async fn see_off(&self, object: K, attention: &mut Attention<K>) -> Result<(), Error> {
-        match next_step(&object) {
+        match removal::next(&object) {
             Step::Await => {
                 attention.note(format!(
                     "its deletion, which waits for {}",
@@ -127,42 +122,6 @@ impl<K: Kind> Objects<K> {
     }
 }
 
-/// What is to be done next to remove an object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Write the wish. From then on nothing is admitted.
-    Ask,
-    /// Something of it is left: of a volume or snapshot the bytes that the agent has reserved.
-    Await,
-    /// Delete the object.
-    Delete,
-    /// Take our finalizer off.
-    Release,
-    /// Only finalizers of others hold the object; there is nothing of ours in it.
-    Held,
-}
-
-/// The ledger of its node may hold bytes for an object, and so there may be an image.
-fn next_step<K: Stored>(object: &K) -> Step {
-    let is_admitted = object.reserved().is_some();
-    step(object, object.deletion_requested(), is_admitted)
-}
-
-/// The next step, by whether the wish is written and whether something is left of the object.
-pub fn step<K: Resource>(object: &K, is_asked: bool, is_left: bool) -> Step {
-    if !is_asked {
-        Step::Ask
-    } else if is_left {
-        Step::Await
-    } else if object.meta().deletion_timestamp.is_none() {
-        Step::Delete
-    } else if object.finalizers().iter().any(|name| name == FINALIZER) {
-        Step::Release
-    } else {
-        Step::Held
-    }
-}
-
 fn reclaimed<K: Stored>(object: &K) -> Option<&Condition> {
     condition::find(object.conditions(), ConditionType::Reclaimed)
 }
@@ -180,47 +139,5 @@ fn refuse_in_use<K: Kind + Stored>(object: &K) -> Result<(), Error> {
             })
         }
         Some(_) | None => Ok(()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use cistern_crds::{Bytes, PoolVolumeStatus};
-    use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
-
-    use super::*;
-    use crate::testing::wanted_volume;
-
-    #[test]
-    fn dv_08_the_next_step_follows_from_the_object_alone() {
-        let mut volume = wanted_volume();
-        volume.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
-        volume.status = Some(PoolVolumeStatus {
-            reserved: Some(Bytes::gib(1)),
-            ..PoolVolumeStatus::default()
-        });
-        assert_eq!(next_step(&volume), Step::Ask);
-        volume.spec.deletion_requested = true;
-        assert_eq!(next_step(&volume), Step::Await);
-        volume.status = Some(PoolVolumeStatus::default());
-        assert_eq!(next_step(&volume), Step::Delete);
-        volume.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
-        assert_eq!(next_step(&volume), Step::Release);
-        volume.metadata.finalizers = Some(vec!["somebody/else".to_owned()]);
-        assert_eq!(next_step(&volume), Step::Held);
-    }
-
-    #[test]
-    fn a_deletion_by_hand_does_not_skip_the_wish_or_the_agent() {
-        let mut volume = wanted_volume();
-        volume.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
-        volume.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
-        volume.status = Some(PoolVolumeStatus {
-            reserved: Some(Bytes::gib(1)),
-            ..PoolVolumeStatus::default()
-        });
-        assert_eq!(next_step(&volume), Step::Ask);
-        volume.spec.deletion_requested = true;
-        assert_eq!(next_step(&volume), Step::Await);
     }
 }

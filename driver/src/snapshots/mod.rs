@@ -29,7 +29,7 @@ use tokio::time::Instant;
 pub use self::{
     listed::ListedSnapshot,
     refusal::advice,
-    request::{NewSnapshot, SnapshotQuery, object},
+    request::{NewSnapshot, SnapshotQuery},
 };
 use crate::objects::{
     self, Objects,

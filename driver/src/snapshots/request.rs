@@ -39,7 +39,7 @@ impl NewSnapshot {
             group_name: None,
             deletion_requested: false,
         };
-        object(&self.id(), spec)
+        PoolSnapshot::wish(&self.id(), spec)
     }
 
     /// Why the snapshot that has this name already is not what is asked for; none where it is
@@ -59,16 +59,6 @@ impl NewSnapshot {
             None
         }
     }
-}
-
-/// The custom resource of a snapshot, also of one in a group. Its finalizer is there from the
-/// beginning: an object that could vanish by itself would leave an image that nobody knows.
-pub fn object(id: &str, spec: PoolSnapshotSpec) -> PoolSnapshot {
-    let labels = [(names::POOL_LABEL.to_owned(), spec.pool_name.clone())];
-    let mut object = PoolSnapshot::new(id, spec);
-    object.metadata.labels = Some(labels.into());
-    object.metadata.finalizers = Some(vec![names::FINALIZER.to_owned()]);
-    object
 }
 
 /// Which snapshots are to be listed.

@@ -80,10 +80,9 @@ impl NewVolume {
         names::volume_name(&self.name)
     }
 
-    /// The wish for this volume on a node. Its finalizer is there from the beginning: an object
-    /// that could vanish by itself would leave an image that nobody knows.
+    /// The wish for this volume on a node.
     pub fn on_node(&self, node: &str, content_source: Option<ContentSource>) -> PoolVolume {
-        let mut object = PoolVolume::new(
+        PoolVolume::wish(
             &self.id(),
             PoolVolumeSpec {
                 requested_name: self.name.clone(),
@@ -99,11 +98,7 @@ impl NewVolume {
                 claim: self.claim.clone(),
                 deletion_requested: false,
             },
-        );
-        let labels = [(names::POOL_LABEL.to_owned(), self.pool.clone())];
-        object.metadata.labels = Some(labels.into());
-        object.metadata.finalizers = Some(vec![names::FINALIZER.to_owned()]);
-        object
+        )
     }
 
     /// As the custom resource holds them.

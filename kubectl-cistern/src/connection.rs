@@ -1,0 +1,145 @@
+//! The way to the API server, as a kubeconfig describes it.
+//!
+//! *Invariant:* every question has a deadline.
+
+use std::{fmt::Debug, future::Future, time::Duration};
+
+use cistern_client::Rejection;
+use futures::future::LocalBoxFuture;
+use kube::{
+    Api, Client, Config, Resource,
+    api::ListParams,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use serde::de::DeserializeOwned;
+
+use crate::{Error, arguments};
+
+/// Objects in one answer to a list.
+const PAGE: u32 = 500;
+
+/// A connection to the API server.
+#[derive(Clone)]
+pub struct Connection {
+    client: Client,
+    url: String,
+    patience: Duration,
+    /// Namespace that Cistern is installed in.
+    pub system_namespace: String,
+}
+
+impl Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Connection to {}", self.url)
+    }
+}
+
+impl Connection {
+    /// The connection that the flags and the environment describe. Nothing is asked yet.
+    pub async fn open(flags: &arguments::Connection) -> Result<Self, Error> {
+        let mut config = config(flags).await?;
+        if let Some(user) = &flags.impersonate {
+            config.auth_info.impersonate = Some(user.clone());
+        }
+        let url = config.cluster_url.to_string();
+        let client = Client::try_from(config).map_err(|source| Error::Client(Box::new(source)))?;
+        Ok(Self {
+            client,
+            url,
+            patience: flags.request_timeout,
+            system_namespace: flags.system_namespace.clone(),
+        })
+    }
+
+    /// The client itself, to be used within [`Self::ask`].
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// Objects of a kind in Cistern's own namespace.
+    pub fn in_system<K>(&self) -> Api<K>
+    where
+        K: Resource<Scope = kube::core::NamespaceResourceScope, DynamicType = ()>,
+    {
+        Api::namespaced(self.client(), &self.system_namespace)
+    }
+
+    /// Objects of a kind in the whole cluster.
+    pub fn everywhere<K: Resource<DynamicType = ()>>(&self) -> Api<K> {
+        Api::all(self.client())
+    }
+
+    /// Waits for an answer, but not for ever. `what` says what is asked, for people.
+    pub async fn ask<T>(
+        &self,
+        what: impl Into<String>,
+        answer: impl Future<Output = Result<T, kube::Error>>,
+    ) -> Result<T, Error> {
+        match tokio::time::timeout(self.patience, answer).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(source)) => Err(Error::asking(what, &self.url, source)),
+            Err(_) => Err(Error::TimedOut {
+                what: what.into(),
+                after: self.patience,
+            }),
+        }
+    }
+
+    /// All objects that the parameters select, page by page. Boxed: many lists are read at a time.
+    pub fn list<'a, K>(
+        &'a self,
+        api: Api<K>,
+        parameters: ListParams,
+    ) -> LocalBoxFuture<'a, Result<Vec<K>, Error>>
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + 'a,
+    {
+        let what = format!("cannot list {}", K::plural(&()));
+        let mut parameters = parameters.limit(PAGE);
+        let mut all = Vec::new();
+        Box::pin(async move {
+            loop {
+                let page = self.ask(&what, api.list(&parameters)).await?;
+                all.extend(page.items);
+                match page.metadata.continue_ {
+                    Some(more) if !more.is_empty() => parameters.continue_token = Some(more),
+                    Some(_) | None => return Ok(all),
+                }
+            }
+        })
+    }
+
+    /// All objects of one of Cistern's own kinds.
+    pub async fn own<K>(&self) -> Result<Vec<K>, Error>
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+    {
+        match self.list(self.everywhere(), ListParams::default()).await {
+            Err(Error::Api { source, .. }) if Rejection::from(&*source) == Rejection::NotFound => {
+                Err(Error::NotInstalled {
+                    kind: K::kind(&()).into_owned(),
+                })
+            }
+            result => result,
+        }
+    }
+}
+
+async fn config(flags: &arguments::Connection) -> Result<Config, Error> {
+    let options = KubeConfigOptions {
+        context: flags.context.clone(),
+        ..KubeConfigOptions::default()
+    };
+    let unusable = |error: kube::config::KubeconfigError| Error::Kubeconfig(Box::new(error));
+    match (&flags.kubeconfig, &flags.context) {
+        (Some(path), _) => {
+            let kubeconfig = Kubeconfig::read_from(path).map_err(unusable)?;
+            let config = Config::from_custom_kubeconfig(kubeconfig, &options).await;
+            config.map_err(unusable)
+        }
+        (None, Some(_)) => Config::from_kubeconfig(&options).await.map_err(unusable),
+        (None, None) => Config::infer()
+            .await
+            .map_err(|error| Error::NoCluster(Box::new(error))),
+    }
+}

@@ -1,0 +1,172 @@
+//! Whether the StorageClasses lead to volumes. Pure.
+
+use cistern_crds::{Parameters, StoragePool, names::DRIVER};
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::ResourceExt as _;
+
+use super::{facts::Facts, report::Check};
+
+const CLASSES: &str = "storage classes";
+const DEFAULT: &str = "default class";
+const IS_DEFAULT: &str = "storageclass.kubernetes.io/is-default-class";
+
+/// Classes of ours, and the default one.
+pub fn examine(facts: &Facts) -> Vec<Check> {
+    match (&facts.classes, &facts.pools) {
+        (Ok(classes), Ok(pools)) => {
+            let mut checks = ours(classes, pools);
+            checks.push(default(classes));
+            checks
+        }
+        (Err(why), _) | (_, Err(why)) => {
+            vec![Check::warn(CLASSES, why, "ask somebody who may")]
+        }
+    }
+}
+
+fn ours(classes: &[StorageClass], pools: &[StoragePool]) -> Vec<Check> {
+    let ours: Vec<&StorageClass> = classes
+        .iter()
+        .filter(|it| it.provisioner == DRIVER)
+        .collect();
+    if ours.is_empty() {
+        let message = format!("none has the provisioner {DRIVER}");
+        let action = "declare one: manifests/examples/quickstart/class.yaml";
+        return vec![Check::warn(CLASSES, message, action)];
+    }
+    let checks: Vec<Check> = ours
+        .iter()
+        .filter_map(|class| judge(class, pools))
+        .collect();
+    if checks.is_empty() {
+        let names: Vec<String> = ours.iter().map(|class| class.name_any()).collect();
+        return vec![Check::ok(CLASSES, names.join(", "))];
+    }
+    checks
+}
+
+/// What is wrong with a class. A class cannot be changed: it is made anew.
+fn judge(class: &StorageClass, pools: &[StoragePool]) -> Option<Check> {
+    let name = class.name_any();
+    let none = std::collections::BTreeMap::new();
+    let parameters = match Parameters::of_class(class.parameters.as_ref().unwrap_or(&none)) {
+        Ok(parameters) => parameters,
+        Err(error) => {
+            let action =
+                format!("kubectl delete storageclass {name}, and make it anew: its volumes stay");
+            return Some(Check::fail(CLASSES, format!("{name}: {error}"), action));
+        }
+    };
+    if !pools.iter().any(|pool| pool.name_any() == parameters.pool) {
+        let message = format!("{name}: there is no StoragePool {}", parameters.pool);
+        return Some(Check::fail(
+            CLASSES,
+            message,
+            "declare the pool, or make the class anew",
+        ));
+    }
+    if class.allow_volume_expansion != Some(true) {
+        let message = format!("{name}: its volumes cannot grow");
+        let action =
+            format!("kubectl patch storageclass {name} -p '{{\"allowVolumeExpansion\":true}}'");
+        return Some(Check::warn(CLASSES, message, action));
+    }
+    None
+}
+
+fn default(classes: &[StorageClass]) -> Check {
+    let is_default = |class: &&StorageClass| {
+        class
+            .annotations()
+            .get(IS_DEFAULT)
+            .is_some_and(|value| value == "true")
+    };
+    let defaults: Vec<&StorageClass> = classes.iter().filter(is_default).collect();
+    match defaults[..] {
+        [one] if one.provisioner == DRIVER => Check::ok(DEFAULT, one.name_any()),
+        [one] => Check::ok(
+            DEFAULT,
+            format!("{}, which is not Cistern's", one.name_any()),
+        ),
+        [] => Check::ok(DEFAULT, "none: every claim has to name its class"),
+        _ => {
+            let names: Vec<String> = defaults.iter().map(|class| class.name_any()).collect();
+            Check::warn(
+                DEFAULT,
+                format!(
+                    "there are several, and the newest wins: {}",
+                    names.join(", ")
+                ),
+                format!("take the annotation {IS_DEFAULT} off all but one"),
+            )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{
+        doctor::report::Outcome,
+        testing::{cluster, object},
+    };
+
+    fn class(name: &str, parameters: &Value, default: bool) -> StorageClass {
+        object(json!({
+            "metadata": {"name": name, "annotations": {IS_DEFAULT: default.to_string()}},
+            "provisioner": DRIVER, "parameters": parameters, "allowVolumeExpansion": true,
+        }))
+    }
+
+    fn judged(classes: &[StorageClass]) -> Vec<(Outcome, String)> {
+        let checks = ours(classes, &cluster().pools).into_iter();
+        checks.map(|check| (check.outcome, check.message)).collect()
+    }
+
+    #[test]
+    fn a_class_has_parameters_that_are_known_and_a_pool_that_is_there() {
+        let well = class("fast", &json!({"pool": "fast"}), false);
+        assert_eq!(
+            judged(std::slice::from_ref(&well)),
+            [(Outcome::Ok, "fast".to_owned())]
+        );
+        let typo = class(
+            "typo",
+            &json!({"pool": "fast", "provisionning": "thin"}),
+            false,
+        );
+        let lost = class("lost", &json!({"pool": "slow"}), false);
+        let mut small = class("small", &json!({"pool": "fast"}), false);
+        small.allow_volume_expansion = None;
+        let told = judged(&[well, typo, lost, small]);
+        assert_eq!(told.len(), 3);
+        assert!(
+            told[0].1.contains("\"provisionning\" is unknown"),
+            "{told:?}"
+        );
+        assert_eq!(
+            told[1],
+            (
+                Outcome::Fail,
+                "lost: there is no StoragePool slow".to_owned()
+            )
+        );
+        assert_eq!(
+            told[2],
+            (Outcome::Warn, "small: its volumes cannot grow".to_owned())
+        );
+        assert_eq!(judged(&[])[0].0, Outcome::Warn);
+    }
+
+    #[test]
+    fn two_default_classes_are_one_too_many() {
+        let named = |name, default| class(name, &json!({"pool": "fast"}), default);
+        assert_eq!(default(&[named("a", true), named("b", false)]).message, "a");
+        assert_eq!(default(&[named("a", false)]).outcome, Outcome::Ok);
+        let two = default(&[named("a", true), named("b", true)]);
+        assert_eq!(two.outcome, Outcome::Warn);
+        assert!(two.message.ends_with("a, b"), "{}", two.message);
+    }
+}

@@ -1,0 +1,131 @@
+//! What the manifests that belong to this plugin say: versions of images, rights of accounts. They
+//! are built in, so that there is nothing to be kept in step.
+
+use k8s_openapi::api::rbac::v1::{PolicyRule, RoleRef, Subject};
+use serde::Deserialize;
+
+const BASE: &str = include_str!("../../../manifests/base/kustomization.yaml");
+const SNAPSHOTS: &str = include_str!("../../../manifests/components/snapshots/kustomization.yaml");
+const RIGHTS: [&str; 4] = [
+    include_str!("../../../manifests/base/operator-rbac.yaml"),
+    include_str!("../../../manifests/base/controller-rbac.yaml"),
+    include_str!("../../../manifests/base/node-rbac.yaml"),
+    include_str!("../../../manifests/components/snapshots/rbac.yaml"),
+];
+
+/// An image with the version that was tested.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Pinned {
+    /// Its name, with the registry.
+    pub name: String,
+    /// Its version.
+    pub new_tag: String,
+}
+
+impl Pinned {
+    /// The last part of its name: `csi-provisioner`.
+    pub fn program(&self) -> &str {
+        self.name.rsplit('/').next().unwrap_or_default()
+    }
+}
+
+#[derive(Deserialize)]
+struct Kustomization {
+    images: Vec<Pinned>,
+}
+
+/// The sidecars, with the versions that were tested.
+pub fn sidecars() -> Vec<Pinned> {
+    let read = |text| serde_saphyr::from_str::<Kustomization>(text).ok();
+    let all = [BASE, SNAPSHOTS]
+        .into_iter()
+        .filter_map(read)
+        .flat_map(|it| it.images);
+    all.filter(|image| image.program().starts_with("csi-"))
+        .collect()
+}
+
+/// Rights that an account of Cistern needs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rights {
+    /// Name of the service account.
+    pub account: String,
+    /// Whether they are needed in Cistern's own namespace only.
+    pub namespaced: bool,
+    /// Name of the role.
+    pub role: String,
+    /// What it allows.
+    pub rules: Vec<PolicyRule>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Manifest {
+    kind: String,
+    metadata: Metadata,
+    #[serde(default)]
+    rules: Vec<PolicyRule>,
+    #[serde(default)]
+    subjects: Vec<Subject>,
+    role_ref: Option<RoleRef>,
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    name: String,
+}
+
+/// Rights of all accounts; those for snapshots only where these are taken.
+pub fn rights(with_snapshots: bool) -> Vec<Rights> {
+    let texts = RIGHTS.iter().take(if with_snapshots { 4 } else { 3 });
+    let all: Vec<Manifest> = texts
+        .filter_map(|text| serde_saphyr::from_multiple(text).ok())
+        .flat_map(|manifests: Vec<Manifest>| manifests)
+        .collect();
+    let mut rights = Vec::new();
+    for binding in &all {
+        let Some(role) = &binding.role_ref else {
+            continue;
+        };
+        let is_it = |it: &&Manifest| it.kind == role.kind && it.metadata.name == role.name;
+        let Some(found) = all.iter().find(is_it) else {
+            continue;
+        };
+        rights.extend(binding.subjects.iter().map(|subject| Rights {
+            account: subject.name.clone(),
+            namespaced: binding.kind == "RoleBinding",
+            role: role.name.clone(),
+            rules: found.rules.clone(),
+        }));
+    }
+    rights
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_sidecar_of_the_manifests_is_known() {
+        let sidecars = sidecars();
+        let names: Vec<&str> = sidecars.iter().map(Pinned::program).collect();
+        assert_eq!(names, ["csi-provisioner", "csi-resizer", "csi-snapshotter"]);
+        assert!(sidecars.iter().all(|image| image.new_tag.starts_with('v')));
+    }
+
+    #[test]
+    fn every_account_of_the_manifests_has_its_rights() {
+        let bindings = RIGHTS.join("---\n").matches("roleRef:").count();
+        assert_eq!(rights(true).len(), bindings);
+        let few = rights(false);
+        assert!(few.len() < bindings);
+        for account in ["cistern-operator", "cistern-controller", "cistern-node"] {
+            assert!(
+                few.iter().any(|rights| rights.account == account),
+                "{account}"
+            );
+        }
+        assert!(rights(true).iter().all(|rights| !rights.rules.is_empty()));
+    }
+}

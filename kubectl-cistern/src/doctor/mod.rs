@@ -1,0 +1,48 @@
+//! `doctor`: whether an installation is as it has to be, and what to do where it is not.
+//!
+//! ```text
+//! facts.rs reads the cluster ─▶ each other module judges a part of it (pure) ─▶ checks ─▶ text
+//! ```
+//!
+//! *Invariant:* what cannot be looked at is a warning that says so, and never passes for well.
+
+pub mod classes;
+pub mod definitions;
+pub mod facts;
+pub mod manifests;
+pub mod nodes;
+pub mod permissions;
+pub mod registration;
+pub mod report;
+pub mod snapshots;
+pub mod versions;
+pub mod workloads;
+
+use self::{facts::Facts, report::Report};
+use crate::{Connection, Error, Printer, Verdict, arguments};
+
+/// Checks the installation.
+pub async fn run(
+    connection: &Connection,
+    flags: &arguments::Doctor,
+    printer: Printer,
+) -> Result<Verdict, Error> {
+    let facts = Facts::read(connection).await?;
+    let mut checks = examine(&facts);
+    checks.extend(permissions::examine(connection).await?);
+    let report = Report { checks };
+    printer.print(&report, flags.output.format)?;
+    Ok(report.verdict())
+}
+
+/// All that follows from the facts.
+fn examine(facts: &Facts) -> Vec<report::Check> {
+    let mut checks = vec![versions::server(&facts.server_version)];
+    checks.extend(definitions::examine(facts));
+    checks.extend(registration::examine(facts));
+    checks.extend(workloads::examine(facts));
+    checks.extend(nodes::examine(facts));
+    checks.extend(classes::examine(facts));
+    checks.extend(snapshots::examine(facts));
+    checks
+}

@@ -1,0 +1,289 @@
+//! Whether Cistern's accounts may do what they have to, and whoever asks what the plugin does.
+
+use futures::{StreamExt as _, stream};
+use k8s_openapi::api::{
+    authorization::v1::{
+        ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
+        SubjectAccessReview, SubjectAccessReviewSpec,
+    },
+    rbac::v1::PolicyRule,
+};
+use kube::api::PostParams;
+
+use super::{
+    manifests::{self, Rights},
+    report::Check,
+};
+use crate::{Connection, Error};
+
+const ACCOUNTS: &str = "accounts";
+const YOURS: &str = "your rights";
+/// Questions that are asked at a time.
+const AT_ONCE: usize = 16;
+
+/// One thing that somebody may or may not do.
+#[derive(Clone, Debug, PartialEq)]
+struct Question {
+    account: Option<String>,
+    attributes: ResourceAttributes,
+}
+
+/// Rights of Cistern's accounts, as the manifests give them, and of whoever asks.
+pub async fn examine(connection: &Connection) -> Result<Vec<Check>, Error> {
+    let namespace = &connection.system_namespace;
+    let rights = manifests::rights(false);
+    let questions: Vec<Question> = rights
+        .iter()
+        .flat_map(|it| questions(it, namespace))
+        .collect();
+    let accounts = match ask(connection, &questions).await {
+        Ok(refused) => accounts(&refused, questions.len()),
+        Err(Error::Denied { .. }) => Check::warn(
+            ACCOUNTS,
+            "you may not ask what others may do (create subjectaccessreviews)",
+            "ask somebody who may",
+        ),
+        Err(error) => return Err(error),
+    };
+    let own = own_questions(namespace);
+    let refused = ask(connection, &own).await?;
+    Ok(vec![accounts, yours(&refused, own.len())])
+}
+
+/// Each single right of an account.
+fn questions(rights: &Rights, namespace: &str) -> Vec<Question> {
+    let account = format!("system:serviceaccount:{namespace}:{}", rights.account);
+    let namespace = rights.namespaced.then(|| namespace.to_owned());
+    let mut questions = Vec::new();
+    for rule in &rights.rules {
+        for attributes in each(rule) {
+            questions.push(Question {
+                account: Some(account.clone()),
+                attributes: ResourceAttributes {
+                    namespace: namespace.clone(),
+                    ..attributes
+                },
+            });
+        }
+    }
+    questions
+}
+
+/// Each single thing that a rule allows.
+fn each(rule: &PolicyRule) -> Vec<ResourceAttributes> {
+    let group = rule
+        .api_groups
+        .iter()
+        .flatten()
+        .next()
+        .cloned()
+        .unwrap_or_default();
+    let names = match rule.resource_names.as_deref() {
+        None | Some([]) => vec![None],
+        Some(names) => names.iter().cloned().map(Some).collect(),
+    };
+    let mut all = Vec::new();
+    for resource in rule.resources.iter().flatten() {
+        for verb in &rule.verbs {
+            all.extend(
+                names
+                    .iter()
+                    .map(|name| attributes(&group, resource, verb, name.clone())),
+            );
+        }
+    }
+    all
+}
+
+fn attributes(group: &str, resource: &str, verb: &str, name: Option<String>) -> ResourceAttributes {
+    let (resource, subresource) = match resource.split_once('/') {
+        Some((resource, subresource)) => (resource, Some(subresource.to_owned())),
+        None => (resource, None),
+    };
+    ResourceAttributes {
+        group: Some(group.to_owned()),
+        resource: Some(resource.to_owned()),
+        subresource,
+        verb: Some(verb.to_owned()),
+        name,
+        ..ResourceAttributes::default()
+    }
+}
+
+/// What the plugin does for whoever runs it.
+fn own_questions(namespace: &str) -> Vec<Question> {
+    let own = cistern_crds::names::GROUP;
+    let everywhere = [
+        (own, "storagepools", "list"),
+        (own, "storagenodes", "list"),
+        (own, "poolvolumes", "list"),
+        (own, "poolsnapshots", "list"),
+        (own, "poolvolumes", "create"),
+        (own, "poolvolumes", "patch"),
+        (own, "poolvolumes", "delete"),
+        ("", "persistentvolumes", "list"),
+        ("", "persistentvolumeclaims", "list"),
+        ("", "pods", "list"),
+    ];
+    let mut questions: Vec<Question> = everywhere
+        .into_iter()
+        .map(|(group, resource, verb)| Question {
+            account: None,
+            attributes: attributes(group, resource, verb, None),
+        })
+        .collect();
+    questions.push(Question {
+        account: None,
+        attributes: ResourceAttributes {
+            namespace: Some(namespace.to_owned()),
+            ..attributes("", "pods/log", "get", None)
+        },
+    });
+    questions
+}
+
+/// The questions that are answered with no.
+async fn ask(connection: &Connection, questions: &[Question]) -> Result<Vec<Question>, Error> {
+    let asked = stream::iter(questions.to_vec())
+        .map(|question| async move {
+            let allowed = is_allowed(connection, &question).await?;
+            Ok::<_, Error>((!allowed).then_some(question))
+        })
+        .buffered(AT_ONCE);
+    let answers: Vec<_> = asked.collect().await;
+    let refused: Result<Vec<Option<Question>>, Error> = answers.into_iter().collect();
+    Ok(refused?.into_iter().flatten().collect())
+}
+
+async fn is_allowed(connection: &Connection, question: &Question) -> Result<bool, Error> {
+    const WHAT: &str = "cannot ask what is allowed";
+    let parameters = PostParams::default();
+    let attributes = Some(question.attributes.clone());
+    let status = if let Some(account) = &question.account {
+        let review = SubjectAccessReview {
+            spec: SubjectAccessReviewSpec {
+                user: Some(account.clone()),
+                groups: Some(groups(account)),
+                resource_attributes: attributes,
+                ..SubjectAccessReviewSpec::default()
+            },
+            ..SubjectAccessReview::default()
+        };
+        let api = connection.everywhere();
+        let answer = connection.ask(WHAT, api.create(&parameters, &review));
+        answer.await?.status
+    } else {
+        let review = SelfSubjectAccessReview {
+            spec: SelfSubjectAccessReviewSpec {
+                resource_attributes: attributes,
+                non_resource_attributes: None,
+            },
+            ..SelfSubjectAccessReview::default()
+        };
+        let api = connection.everywhere();
+        let answer = connection.ask(WHAT, api.create(&parameters, &review));
+        answer.await?.status
+    };
+    Ok(status.is_some_and(|status| status.allowed))
+}
+
+/// The groups that the API server puts every service account into.
+fn groups(account: &str) -> Vec<String> {
+    let namespace = account.split(':').nth(2).unwrap_or_default();
+    vec![
+        "system:serviceaccounts".to_owned(),
+        format!("system:serviceaccounts:{namespace}"),
+        "system:authenticated".to_owned(),
+    ]
+}
+
+impl std::fmt::Display for Question {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let text = |field: &Option<String>| field.clone().unwrap_or_default();
+        let it = &self.attributes;
+        write!(f, "{} {}", text(&it.verb), text(&it.resource))?;
+        if let Some(subresource) = &it.subresource {
+            write!(f, "/{subresource}")?;
+        }
+        match it.group.as_deref() {
+            None | Some("") => Ok(()),
+            Some(group) => write!(f, ".{group}"),
+        }
+    }
+}
+
+fn accounts(refused: &[Question], asked: usize) -> Check {
+    match refused {
+        [] => Check::ok(ACCOUNTS, format!("all {asked} rights are there")),
+        [first, ..] => {
+            let account = first.account.as_deref().unwrap_or_default();
+            let more = match refused.len() {
+                1 => String::new(),
+                count => format!(" (and {} more)", count - 1),
+            };
+            Check::fail(
+                ACCOUNTS,
+                format!("{account} may not {first}{more}"),
+                "kubectl apply -k manifests, or manifests/snapshots",
+            )
+        }
+    }
+}
+
+fn yours(refused: &[Question], asked: usize) -> Check {
+    match refused {
+        [] => Check::ok(
+            YOURS,
+            format!("you may do all {asked} things that this plugin does"),
+        ),
+        some => {
+            let each: Vec<String> = some.iter().map(ToString::to_string).collect();
+            Check::warn(
+                YOURS,
+                format!("you may not {}", each.join(", ")),
+                "some commands of this plugin will not work for you",
+            )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_right_of_every_account_is_asked_for() {
+        let rights = manifests::rights(true);
+        let all: Vec<Question> = rights.iter().flat_map(|it| questions(it, "s")).collect();
+        let says = |account: &str, text: &str| {
+            let account = format!("system:serviceaccount:s:{account}");
+            let of = |it: &&Question| it.account.as_deref() == Some(&account);
+            all.iter().filter(of).any(|it| it.to_string() == text)
+        };
+        assert!(says(
+            "cistern-controller",
+            "create poolvolumes.cistern.storage"
+        ));
+        assert!(says(
+            "cistern-node",
+            "patch poolvolumes/status.cistern.storage"
+        ));
+        assert!(says(
+            "cistern-operator",
+            "create csistoragecapacities.storage.k8s.io"
+        ));
+        let lease = all.iter().find(|it| it.attributes.name.is_some()).unwrap();
+        assert_eq!(lease.attributes.namespace.as_deref(), Some("s"));
+    }
+
+    #[test]
+    fn a_right_that_is_missing_is_named() {
+        assert_eq!(accounts(&[], 9).message, "all 9 rights are there");
+        let missing = own_questions("s");
+        let told = yours(&missing[..2], missing.len());
+        assert_eq!(
+            told.message,
+            "you may not list storagepools.cistern.storage, list storagenodes.cistern.storage"
+        );
+    }
+}

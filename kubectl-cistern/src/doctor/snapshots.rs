@@ -1,0 +1,152 @@
+//! Whether snapshots can be taken, where somebody means to take them. Pure.
+
+use cistern_crds::{SnapshotParameters, names::DRIVER};
+use kube::{ResourceExt as _, api::DynamicObject};
+use std::collections::BTreeMap;
+
+use super::{facts::Facts, report::Check, workloads};
+use crate::arguments::Component;
+
+const SNAPSHOTS: &str = "snapshots";
+const CLASSES: &str = "snapshot classes";
+/// Kubernetes' kinds that csi-snapshotter and people need.
+const KINDS: [&str; 3] = [
+    "volumesnapshots",
+    "volumesnapshotcontents",
+    "volumesnapshotclasses",
+];
+const GROUP: &str = "snapshot.storage.k8s.io";
+const HOW: &str =
+    "install Kubernetes' snapshot definitions and snapshot-controller: see the README";
+
+/// Definitions, csi-snapshotter, snapshot-controller, classes.
+pub fn examine(facts: &Facts) -> Vec<Check> {
+    let (definitions, deployments) = match (&facts.definitions, &facts.deployments) {
+        (Ok(definitions), Ok(deployments)) => (definitions, deployments),
+        (Err(why), _) | (_, Err(why)) => {
+            return vec![Check::warn(SNAPSHOTS, why, "ask somebody who may")];
+        }
+    };
+    let controller = workloads::find(deployments, &facts.namespace, Component::Controller.label());
+    let takes = controller.is_some_and(|it| workloads::running(it, "csi-snapshotter").is_some());
+    let is_served = |kind: &&str| {
+        let name = format!("{kind}.{GROUP}");
+        definitions
+            .iter()
+            .any(|definition| definition.name_any() == name)
+    };
+    let missing: Vec<&str> = KINDS.into_iter().filter(|kind| !is_served(kind)).collect();
+    let is_run = deployments
+        .iter()
+        .any(|it| workloads::running(it, "snapshot-controller").is_some());
+    let mut checks = vec![judge(takes, &missing, is_run)];
+    if takes && missing.is_empty() {
+        checks.extend(match &facts.snapshot_classes {
+            Ok(all) => classes(all),
+            Err(why) => vec![Check::warn(CLASSES, why, "ask somebody who may")],
+        });
+    }
+    checks
+}
+
+fn judge(takes: bool, missing: &[&str], is_run: bool) -> Check {
+    match (takes, missing) {
+        (true, []) if is_run => Check::ok(SNAPSHOTS, "can be taken"),
+        (true, []) => Check::warn(
+            SNAPSHOTS,
+            "no Deployment runs snapshot-controller: without it VolumeSnapshots wait for ever",
+            HOW,
+        ),
+        (true, [first, ..]) => Check::fail(
+            SNAPSHOTS,
+            format!("csi-snapshotter runs, but the cluster has no {first}"),
+            HOW,
+        ),
+        (false, []) => Check::warn(
+            SNAPSHOTS,
+            "the cluster has the definitions, but csi-snapshotter does not run with the controller",
+            "kubectl apply -k manifests/snapshots, if you want snapshots",
+        ),
+        (false, [..]) => Check::ok(SNAPSHOTS, "not installed, which is fine"),
+    }
+}
+
+fn classes(all: &[DynamicObject]) -> Vec<Check> {
+    let text = |object: &DynamicObject, field: &str| {
+        object
+            .data
+            .get(field)
+            .and_then(|value| value.as_str())
+            .unwrap_or_default()
+            .to_owned()
+    };
+    let ours: Vec<&DynamicObject> = all
+        .iter()
+        .filter(|it| text(it, "driver") == DRIVER)
+        .collect();
+    if ours.is_empty() {
+        let message = format!("no VolumeSnapshotClass has the driver {DRIVER}");
+        let action = "kubectl apply -f manifests/examples/snapshots/class.yaml";
+        return vec![Check::warn(CLASSES, message, action)];
+    }
+    let wrong = ours.iter().filter_map(|class| {
+        let parameters = class.data.get("parameters").cloned().unwrap_or_default();
+        let parameters: BTreeMap<String, String> =
+            serde_json::from_value(parameters).unwrap_or_default();
+        let error = SnapshotParameters::parse(&parameters).err()?;
+        let name = class.name_any();
+        let action = format!("kubectl delete volumesnapshotclass {name}, and make it anew");
+        Some(Check::fail(CLASSES, format!("{name}: {error}"), action))
+    });
+    let wrong: Vec<Check> = wrong.collect();
+    if wrong.is_empty() {
+        let names: Vec<String> = ours.iter().map(|class| class.name_any()).collect();
+        return vec![Check::ok(CLASSES, names.join(", "))];
+    }
+    wrong
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{doctor::report::Outcome, testing::object};
+
+    #[test]
+    fn whoever_means_to_take_snapshots_needs_all_three_parts() {
+        assert_eq!(judge(true, &[], true).outcome, Outcome::Ok);
+        assert_eq!(judge(true, &[], false).outcome, Outcome::Warn);
+        assert_eq!(
+            judge(true, &["volumesnapshots"], true).outcome,
+            Outcome::Fail
+        );
+        assert_eq!(judge(false, &[], true).outcome, Outcome::Warn);
+        assert_eq!(
+            judge(false, &["volumesnapshots"], false).outcome,
+            Outcome::Ok
+        );
+    }
+
+    fn class(driver: &str, parameters: &Value) -> DynamicObject {
+        object(
+            json!({"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotClass",
+            "metadata": {"name": "c"}, "driver": driver, "parameters": parameters}),
+        )
+    }
+
+    #[test]
+    fn a_class_of_snapshots_has_parameters_that_are_known() {
+        let judged = |classes_: &[DynamicObject]| classes(classes_)[0].outcome;
+        assert_eq!(
+            judged(&[class(DRIVER, &json!({"consistency": "filesystem"}))]),
+            Outcome::Ok
+        );
+        assert_eq!(judged(&[class(DRIVER, &Value::Null)]), Outcome::Ok);
+        assert_eq!(
+            judged(&[class(DRIVER, &json!({"consistency": "best"}))]),
+            Outcome::Fail
+        );
+        assert_eq!(judged(&[class("other", &Value::Null)]), Outcome::Warn);
+    }
+}

@@ -1,0 +1,277 @@
+//! Whether Cistern's own pods run, and with which sidecars. Pure.
+
+use cistern_crds::names::{COMPONENT_LABEL, NODE_COMPONENT};
+use k8s_openapi::api::{
+    apps::v1::{DaemonSet, Deployment},
+    core::v1::{Container, Pod},
+};
+use kube::ResourceExt as _;
+
+use super::{
+    facts::Facts,
+    manifests::{self, Pinned},
+    report::Check,
+    versions::Version,
+};
+use crate::arguments::Component;
+
+const APPLY: &str = "kubectl apply -k manifests";
+
+/// The part of Cistern that an object belongs to.
+pub fn component<K: kube::Resource>(object: &K) -> Option<&str> {
+    object.labels().get(COMPONENT_LABEL).map(String::as_str)
+}
+
+/// Operator, controller, agents, sidecars.
+pub fn examine(facts: &Facts) -> Vec<Check> {
+    let mut checks = Vec::new();
+    match &facts.deployments {
+        Ok(all) => {
+            for (name, part) in [
+                ("operator", Component::Operator),
+                ("controller", Component::Controller),
+            ] {
+                let found = find(all, &facts.namespace, part.label());
+                checks.push(deployment(name, found, &facts.namespace));
+            }
+        }
+        Err(why) => checks.push(Check::warn("operator", why, "ask somebody who may")),
+    }
+    checks.push(match &facts.daemon_sets {
+        Ok(all) => agents(
+            all.iter().find(|it| component(*it) == Some(NODE_COMPONENT)),
+            &facts.pods,
+        ),
+        Err(why) => Check::warn("agents", why, "ask somebody who may"),
+    });
+    if let Ok(all) = &facts.deployments
+        && let Some(controller) = find(all, &facts.namespace, Component::Controller.label())
+    {
+        checks.extend(sidecars(controller));
+    }
+    checks
+}
+
+/// The Deployment of a part of Cistern.
+pub fn find<'a>(all: &'a [Deployment], namespace: &str, part: &str) -> Option<&'a Deployment> {
+    all.iter()
+        .find(|it| it.namespace().as_deref() == Some(namespace) && component(*it) == Some(part))
+}
+
+fn deployment(name: &'static str, found: Option<&Deployment>, namespace: &str) -> Check {
+    let Some(found) = found else {
+        let message = format!("there is no Deployment of it in namespace {namespace}");
+        return Check::fail(
+            name,
+            message,
+            format!("{APPLY}, or name its --system-namespace"),
+        );
+    };
+    let wanted = found.spec.replicas.unwrap_or(1);
+    let ready = found
+        .status
+        .as_ref()
+        .and_then(|status| status.ready_replicas)
+        .unwrap_or(0);
+    let message = format!("{ready} of {wanted} ready");
+    let see = format!(
+        "kubectl -n {namespace} describe deployment {}",
+        found.name_any()
+    );
+    match (ready, wanted) {
+        (0, _) => Check::fail(name, message, see),
+        (ready, wanted) if ready < wanted => Check::warn(name, message, see),
+        _ => Check::ok(name, message),
+    }
+}
+
+fn agents(found: Option<&DaemonSet>, pods: &Result<Vec<Pod>, String>) -> Check {
+    const NAME: &str = "agents";
+    let Some(found) = found else {
+        return Check::fail(NAME, "there is no DaemonSet of the node plugin", APPLY);
+    };
+    let status = found.status.as_ref();
+    let wanted = status.map_or(0, |status| status.desired_number_scheduled);
+    let ready = status.map_or(0, |status| status.number_ready);
+    let message = format!("{ready} of {wanted} ready");
+    if ready >= wanted && wanted > 0 {
+        return Check::ok(NAME, message);
+    }
+    let silent = pods
+        .iter()
+        .flatten()
+        .filter(|pod| component(*pod) == Some(NODE_COMPONENT) && !is_ready(pod));
+    let nodes: Vec<String> = silent
+        .filter_map(|pod| pod.spec.as_ref()?.node_name.clone())
+        .collect();
+    match nodes.first() {
+        Some(node) => Check::fail(
+            NAME,
+            format!("{message}; not on {}", nodes.join(", ")),
+            format!("kubectl cistern logs --node {node}"),
+        ),
+        None => Check::fail(
+            NAME,
+            message,
+            format!(
+                "kubectl -n {} describe daemonset {}",
+                found.namespace().unwrap_or_default(),
+                found.name_any()
+            ),
+        ),
+    }
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    let mut conditions = conditions.into_iter().flatten();
+    conditions.any(|it| it.type_ == "Ready" && it.status == "True")
+}
+
+/// Containers of a Deployment's pods.
+pub fn containers(deployment: &Deployment) -> &[Container] {
+    let pod = deployment.spec.template.spec.as_ref();
+    pod.map_or(&[], |pod| &pod.containers)
+}
+
+/// The container that runs a program, by the name of its image.
+pub fn running<'a>(deployment: &'a Deployment, program: &str) -> Option<&'a Container> {
+    containers(deployment).iter().find(|container| {
+        let image = container.image.as_deref().unwrap_or_default();
+        split(image).0.rsplit('/').next() == Some(program)
+    })
+}
+
+/// Name and version of an image: a digest is no version, and the port of a registry neither.
+fn split(image: &str) -> (&str, &str) {
+    let name = image.split('@').next().unwrap_or_default();
+    match name.rsplit_once(':') {
+        Some((name, version)) if !version.contains('/') => (name, version),
+        _ => (name, ""),
+    }
+}
+
+fn sidecars(controller: &Deployment) -> Vec<Check> {
+    let checks = manifests::sidecars().into_iter().filter_map(|pinned| {
+        let container = running(controller, pinned.program());
+        match container {
+            Some(container) => {
+                let image = container.image.as_deref().unwrap_or_default();
+                Some(sidecar(&pinned, split(image).1))
+            }
+            // Snapshots are an option, and have checks of their own.
+            None if pinned.program() == "csi-snapshotter" => None,
+            None => Some(Check::fail(
+                "sidecars",
+                format!("{} is missing from the controller", pinned.program()),
+                APPLY,
+            )),
+        }
+    });
+    checks.collect()
+}
+
+fn sidecar(pinned: &Pinned, version: &str) -> Check {
+    const NAME: &str = "sidecars";
+    let (program, tested) = (pinned.program(), &pinned.new_tag);
+    match (Version::parse(version), Version::parse(tested)) {
+        (found, wanted) if found.is_some() && found == wanted => {
+            Check::ok(NAME, format!("{program} {version}"))
+        }
+        (Some(found), Some(wanted)) if found.0 == wanted.0 => Check::warn(
+            NAME,
+            format!("{program} is {version}, and {tested} was tested"),
+            "take the version of the manifests when there is time",
+        ),
+        (Some(_), _) => Check::fail(
+            NAME,
+            format!("{program} is {version}, and {tested} was tested: another major version"),
+            "take the version of the manifests",
+        ),
+        (None, _) => Check::warn(
+            NAME,
+            format!("the version of {program} is not told by its image"),
+            format!("make sure that it is {tested}"),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::{doctor::report::Outcome, testing::object};
+
+    fn controller(ready: i32, images: &[&str]) -> Deployment {
+        let containers: Vec<_> = images
+            .iter()
+            .map(|image| json!({"name": "c", "image": image}))
+            .collect();
+        object(json!({
+            "metadata": {"name": "cistern-controller", "namespace": "s", "labels": {COMPONENT_LABEL: "controller"}},
+            "spec": {"replicas": 2, "selector": {}, "template": {"spec": {"containers": containers}}},
+            "status": {"readyReplicas": ready},
+        }))
+    }
+
+    #[test]
+    fn a_deployment_is_well_when_all_of_its_pods_are() {
+        let judge = |ready| deployment("controller", Some(&controller(ready, &[])), "s").outcome;
+        assert_eq!(
+            [judge(0), judge(1), judge(2)],
+            [Outcome::Fail, Outcome::Warn, Outcome::Ok]
+        );
+        assert_eq!(deployment("controller", None, "s").outcome, Outcome::Fail);
+        let all = [controller(1, &[])];
+        assert!(find(&all, "s", "controller").is_some());
+        assert!(find(&all, "elsewhere", "controller").is_none());
+    }
+
+    #[test]
+    fn an_agent_that_is_not_ready_is_named_by_its_node() {
+        let set: DaemonSet = object(json!({"metadata": {"name": "cistern-node"}, "status": {
+            "desiredNumberScheduled": 2, "numberReady": 1, "currentNumberScheduled": 2, "numberMisscheduled": 0}}));
+        let pod = |node: &str, ready: &str| -> Pod {
+            object(
+                json!({"metadata": {"labels": {COMPONENT_LABEL: NODE_COMPONENT}}, "spec": {"nodeName": node,
+                "containers": []}, "status": {"conditions": [{"type": "Ready", "status": ready}]}}),
+            )
+        };
+        let check = agents(Some(&set), &Ok(vec![pod("a", "True"), pod("b", "False")]));
+        assert_eq!(check.message, "1 of 2 ready; not on b");
+        assert_eq!(check.action, "kubectl cistern logs --node b");
+    }
+
+    #[test]
+    fn sidecars_are_held_against_the_versions_that_were_tested() {
+        let tested: Vec<String> = manifests::sidecars()
+            .iter()
+            .map(|it| {
+                format!(
+                    "mirror.example:5000/csi/{}:{}@sha256:0",
+                    it.program(),
+                    it.new_tag
+                )
+            })
+            .collect();
+        let all: Vec<&str> = tested.iter().map(String::as_str).collect();
+        let judge = |images: &[&str]| -> Vec<Outcome> {
+            sidecars(&controller(2, images))
+                .into_iter()
+                .map(|check| check.outcome)
+                .collect()
+        };
+        assert_eq!(judge(&all), [Outcome::Ok; 3]);
+        assert_eq!(judge(&all[..2]), [Outcome::Ok; 2]);
+        let old = ["x/csi-provisioner:v6.0.9", "x/csi-resizer:v1.9.0"];
+        assert_eq!(judge(&old), [Outcome::Warn, Outcome::Fail]);
+        assert_eq!(
+            judge(&["x/csi-provisioner@sha256:1"]),
+            [Outcome::Warn, Outcome::Fail]
+        );
+    }
+}

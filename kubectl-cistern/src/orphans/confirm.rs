@@ -1,0 +1,51 @@
+//! Asking a person who may lose data.
+
+use std::io::{BufRead, Write};
+
+use super::{Error, list::Choice};
+
+/// Says what is going to happen and waits for the name of what goes.
+pub fn confirm(
+    choice: &Choice,
+    answers: &mut impl BufRead,
+    questions: &mut impl Write,
+) -> Result<(), Error> {
+    let name = &choice.identity.name;
+    let question = format!(
+        "The {choice} is going to be removed, and its data with it. This cannot be taken back.\n\
+         Type {name} to go on: "
+    );
+    let asked = questions.write_all(question.as_bytes());
+    asked
+        .and_then(|()| questions.flush())
+        .map_err(Error::Answer)?;
+    let mut answer = String::new();
+    answers.read_line(&mut answer).map_err(Error::Answer)?;
+    if answer.trim() == name {
+        Ok(())
+    } else {
+        Err(Error::NotConfirmed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{arguments::Selection, orphans::list::choose, testing::cluster};
+
+    #[test]
+    fn only_the_whole_name_is_a_yes() {
+        let choice = choose(&cluster(), "pvc-lost", &Selection::default()).unwrap();
+        let answer = |text: &str| {
+            let mut asked = Vec::new();
+            let said = confirm(&choice, &mut text.as_bytes(), &mut asked);
+            let asked = String::from_utf8(asked).unwrap();
+            assert!(asked.contains("volume pvc-lost"), "{asked}");
+            said.is_ok()
+        };
+        assert!(answer("pvc-lost\n"));
+        for no in ["", "y\n", "yes\n", "pvc\n", "uid-of-lost\n"] {
+            assert!(!answer(no), "{no:?}");
+        }
+    }
+}

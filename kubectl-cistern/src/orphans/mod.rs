@@ -1,0 +1,190 @@
+//! `orphans`: images that nobody claims. They are listed, taken back, or removed.
+//!
+//! ```text
+//! list      what the agents say of them
+//! adopt     custom resource with the image's identity ─▶ the agent takes the image up
+//! reclaim   adopt ─▶ spec.deletionRequested ─▶ the agent removes the image ─▶ custom resource goes
+//! ```
+//!
+//! *Invariant:* an image is removed by its agent for `spec.deletionRequested`, which is written only
+//! once the agent has said that it is this image that the custom resource stands for.
+
+pub mod adopt;
+pub mod confirm;
+pub mod list;
+pub mod persistent_volume;
+pub mod reclaim;
+pub mod wish;
+
+use std::io;
+
+use self::list::{Choice, Orphans};
+use crate::{
+    Connection, Printer, Verdict,
+    arguments::{self, Adopt, Chosen, OrphansCommand, Output, PersistentVolumeWish, Selection},
+    cluster::Cluster,
+};
+
+/// Why nothing was done, or not all.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Nothing is called so.
+    #[error("no orphan is called {name:?}: see `kubectl cistern orphans`")]
+    Unknown {
+        /// What was asked for.
+        name: String,
+    },
+    /// Several are called so.
+    #[error("{count} orphans are called {name:?}: name the image, or --pool and --node")]
+    Ambiguous {
+        /// What was asked for.
+        name: String,
+        /// How many there are.
+        count: usize,
+    },
+    /// The image does not say what it is.
+    #[error(
+        "the image {image} in pool {pool} on {node} does not say what it is, so nothing can claim it: \
+         look at it on the node, and move it away there"
+    )]
+    Nameless {
+        /// The image.
+        image: String,
+        /// Its pool.
+        pool: String,
+        /// Its node.
+        node: String,
+    },
+    /// Somebody else has the name.
+    #[error(
+        "{kind} {name} exists already, with another image: it has to go first, or this image stays as it is"
+    )]
+    Taken {
+        /// Its kind.
+        kind: String,
+        /// Its name.
+        name: String,
+    },
+    /// The node does not take it.
+    #[error("{name} is not taken up: {message}; nothing was changed")]
+    Refused {
+        /// Name of the object.
+        name: String,
+        /// The agent's words.
+        message: String,
+    },
+    /// The image was gone.
+    #[error(
+        "the image {image} was gone by now: nothing was adopted, and the empty one that was made for {name} goes again"
+    )]
+    Gone {
+        /// The image.
+        image: String,
+        /// Name of the object.
+        name: String,
+    },
+    /// The node is slow, or away.
+    #[error(
+        "{name} waits for its node: {waits_for}; repeat the command, or see `kubectl cistern status`"
+    )]
+    Late {
+        /// Name of the object.
+        name: String,
+        /// What it waits for.
+        waits_for: String,
+    },
+    /// Nobody has said yes.
+    #[error("not confirmed: nothing was changed (--yes goes without asking)")]
+    NotConfirmed,
+    /// The answer cannot be read.
+    #[error("the answer cannot be read: nothing was changed (--yes goes without asking)")]
+    Answer(#[source] io::Error),
+    /// A claim that is none.
+    #[error("--claim is {claim:?}: write NAMESPACE/NAME")]
+    Claim {
+        /// What was written.
+        claim: String,
+    },
+}
+
+/// Runs one of the commands.
+pub async fn run(
+    connection: &Connection,
+    flags: arguments::Orphans,
+    printer: Printer,
+) -> Result<Verdict, crate::Error> {
+    match flags.command {
+        None => list(connection, &flags.only, flags.output, printer).await,
+        Some(OrphansCommand::List(flags)) => {
+            list(connection, &flags.only, flags.output, printer).await
+        }
+        Some(OrphansCommand::Adopt(flags)) => adopt(connection, &flags, printer).await,
+        Some(OrphansCommand::Reclaim(flags)) => {
+            let (cluster, choice) = choose(connection, &flags.chosen).await?;
+            if !flags.yes {
+                confirm::confirm(&choice, &mut io::stdin().lock(), &mut io::stderr())?;
+            }
+            let patience = flags.chosen.timeout;
+            reclaim::reclaim(connection, &cluster, &choice, patience).await?;
+            printer.write(&format!("{choice} is removed\n"))?;
+            Ok(Verdict::Well)
+        }
+    }
+}
+
+async fn list(
+    connection: &Connection,
+    only: &Selection,
+    output: Output,
+    printer: Printer,
+) -> Result<Verdict, crate::Error> {
+    let cluster = Cluster::own(connection).await?;
+    let view = Orphans::of(&cluster, only, chrono::Utc::now());
+    printer.print(&view, output.format)
+}
+
+async fn choose(
+    connection: &Connection,
+    chosen: &Chosen,
+) -> Result<(Cluster, Choice), crate::Error> {
+    let cluster = Cluster::with_users(connection).await?;
+    let choice = list::choose(&cluster, &chosen.name, &chosen.only)?;
+    Ok((cluster, choice))
+}
+
+async fn adopt(
+    connection: &Connection,
+    flags: &Adopt,
+    printer: Printer,
+) -> Result<Verdict, crate::Error> {
+    let claim = flags
+        .claim
+        .as_deref()
+        .map(persistent_volume::parse_claim)
+        .transpose()?;
+    let (cluster, choice) = choose(connection, &flags.chosen).await?;
+    let patience = flags.chosen.timeout;
+    let adopted = adopt::adopt(connection, &cluster, &choice, patience).await?;
+    let told = format!(
+        "{choice} is taken up again as {} {}",
+        adopted.kind(),
+        adopted.name()
+    );
+    crate::tell(&[told]);
+    let wish::Wish::Volume(volume) = adopted else {
+        return Ok(Verdict::Well);
+    };
+    let class = &flags.storage_class;
+    let manifest = persistent_volume::of(&volume, class, claim.as_ref());
+    match flags.persistent_volume {
+        PersistentVolumeWish::None => {}
+        PersistentVolumeWish::Print => {
+            let text = serde_saphyr::to_string(&manifest).map_err(io::Error::other)?;
+            printer.write(&text)?;
+        }
+        PersistentVolumeWish::Create => {
+            persistent_volume::create(connection, &cluster, &manifest).await?;
+        }
+    }
+    Ok(Verdict::Well)
+}

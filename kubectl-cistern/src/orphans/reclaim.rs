@@ -1,0 +1,101 @@
+//! Having an image removed, by the one way there is: the wish in a custom resource that stands for it.
+
+use std::time::Duration;
+
+use cistern_client::{Rejection, writes};
+use cistern_crds::{
+    ConditionType, Stored, condition,
+    names::FINALIZER,
+    removal::{self, Step},
+};
+use kube::Api;
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use super::{
+    Error,
+    adopt::{self, Adoptable, INTERVAL},
+    list::Choice,
+    wish::Wish,
+};
+use crate::{Connection, cluster::Cluster};
+
+/// Who writes the wish.
+const MANAGER: &str = "kubectl-cistern";
+
+/// Takes the image up and has it removed.
+pub async fn reclaim(
+    connection: &Connection,
+    cluster: &Cluster,
+    choice: &Choice,
+    patience: Duration,
+) -> Result<(), crate::Error> {
+    let deadline = Instant::now() + patience;
+    let adopted = adopt::adopt(connection, cluster, choice, patience).await?;
+    let name = adopted.name();
+    match adopted {
+        Wish::Volume(volume) => {
+            remove(connection, &api_of(connection, &*volume), &name, deadline).await
+        }
+        Wish::Snapshot(snapshot) => {
+            remove(connection, &api_of(connection, &*snapshot), &name, deadline).await
+        }
+    }
+}
+
+fn api_of<K: Adoptable>(connection: &Connection, _: &K) -> Api<K> {
+    connection.everywhere()
+}
+
+/// Removes an object, and the image that it stands for, step by step as the driver's controller does.
+/// One that is gone is fine.
+pub(super) async fn remove<K: Adoptable>(
+    connection: &Connection,
+    api: &Api<K>,
+    name: &str,
+    deadline: Instant,
+) -> Result<(), crate::Error> {
+    let what = || format!("cannot remove {} {name}", K::kind(&()));
+    loop {
+        let Some(object) = connection.ask(what(), api.get_opt(name)).await? else {
+            return Ok(());
+        };
+        let done = match removal::next(&object) {
+            Step::Held => return Ok(()),
+            Step::Ask => {
+                let wish = json!({"spec": {"deletionRequested": true}});
+                let write = writes::patch_guarded(api, &object, MANAGER, wish);
+                connection.ask(what(), write).await.map(drop)
+            }
+            Step::Delete => {
+                let delete = writes::delete_exactly(api, &object);
+                connection.ask(what(), delete).await.map(drop)
+            }
+            Step::Release => {
+                let release = writes::remove_finalizer(api, &object, MANAGER, FINALIZER);
+                connection.ask(what(), release).await
+            }
+            Step::Await => {
+                sleep(INTERVAL).await;
+                Ok(())
+            }
+        };
+        match done {
+            // Somebody was faster: look again.
+            Err(crate::Error::Api { source, .. })
+                if Rejection::from(&*source) == Rejection::Conflict => {}
+            done => done?,
+        }
+        if Instant::now() >= deadline {
+            let waits_for = waits_for(&object);
+            let name = name.to_owned();
+            return Err(Error::Late { name, waits_for }.into());
+        }
+    }
+}
+
+fn waits_for<K: Stored>(object: &K) -> String {
+    let reclaimed = condition::find(object.conditions(), ConditionType::Reclaimed);
+    let said = reclaimed.map(|reclaimed| reclaimed.message.clone());
+    said.unwrap_or_else(|| format!("the agent of {} has not answered yet", object.node_name()))
+}

@@ -1,0 +1,140 @@
+//! How things are written: tables for people, JSON and YAML for programs.
+//!
+//! *Invariant:* programs read the same whatever `table` looks like: both are made from one view, and
+//! the view's fields are the plugin's own, in camelCase, with sizes in bytes and moments in RFC 3339.
+
+pub mod bar;
+pub mod paint;
+pub mod size;
+pub mod table;
+
+use std::io;
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+pub use self::{
+    paint::{Paint, Tone},
+    size::human,
+    table::{Cell, Table},
+};
+
+/// Version of the shapes in JSON and YAML.
+pub const API_VERSION: &str = "kubectl.cistern.storage/v1";
+
+/// How to write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people
+    Table,
+    /// For people with a wide terminal
+    Wide,
+    /// For programs
+    Json,
+    /// For programs
+    Yaml,
+}
+
+/// Something that can be written in every [`Format`].
+pub trait View: Serialize {
+    /// What it is, for programs.
+    const KIND: &'static str;
+
+    /// The text for people, which ends with a line break; with more columns where `wide`.
+    fn text(&self, wide: bool, paint: Paint) -> String;
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Document<'a, V> {
+    api_version: &'static str,
+    kind: &'static str,
+    #[serde(flatten)]
+    view: &'a V,
+}
+
+/// Renders a view.
+pub fn render<V: View>(view: &V, format: Format, paint: Paint) -> io::Result<String> {
+    let document = Document {
+        api_version: API_VERSION,
+        kind: V::KIND,
+        view,
+    };
+    match format {
+        Format::Table => Ok(view.text(false, paint)),
+        Format::Wide => Ok(view.text(true, paint)),
+        Format::Json => Ok(serde_json::to_string_pretty(&document)? + "\n"),
+        Format::Yaml => serde_saphyr::to_string(&document).map_err(io::Error::other),
+    }
+}
+
+/// `1 volume`, `2 volumes`.
+pub fn counted(count: usize, noun: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {noun}{plural}")
+}
+
+/// A text in lines of at most `width` characters, each behind `indent` spaces but the first. Words
+/// stay whole.
+pub fn wrap(text: &str, width: usize, indent: usize) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let Some(line) = lines.last_mut() else { break };
+        let used = line.chars().count();
+        if used == 0 {
+            line.push_str(word);
+        } else if indent + used + 1 + word.chars().count() <= width {
+            line.push(' ');
+            line.push_str(word);
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines.join(&format!("\n{}", " ".repeat(indent)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Greeting {
+        first_word: &'static str,
+    }
+
+    impl View for Greeting {
+        const KIND: &'static str = "Greeting";
+
+        fn text(&self, wide: bool, paint: Paint) -> String {
+            let word = paint.of(Tone::Good, self.first_word);
+            format!("{word}{}\n", if wide { ", world" } else { "" })
+        }
+    }
+
+    #[test]
+    fn every_format_tells_the_same() {
+        let greeting = Greeting {
+            first_word: "hello",
+        };
+        let render = |format| render(&greeting, format, Paint::plain()).unwrap();
+        assert_eq!(render(Format::Table), "hello\n");
+        assert_eq!(render(Format::Wide), "hello, world\n");
+        let json: serde_json::Value = serde_json::from_str(&render(Format::Json)).unwrap();
+        assert_eq!(
+            json,
+            serde_json::json!({
+                "apiVersion": API_VERSION, "kind": "Greeting", "firstWord": "hello",
+            })
+        );
+        let yaml: serde_json::Value = serde_saphyr::from_str(&render(Format::Yaml)).unwrap();
+        assert_eq!(json, yaml);
+    }
+
+    #[test]
+    fn lines_are_broken_between_words_and_stand_below_one_another() {
+        assert_eq!(wrap("one two  three", 9, 2), "one two\n  three");
+        assert_eq!(wrap("immeasurable", 5, 2), "immeasurable");
+        assert_eq!(wrap("", 5, 2), "");
+    }
+}

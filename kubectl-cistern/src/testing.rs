@@ -1,0 +1,182 @@
+//! A small cluster for the tests of what people see: two nodes, one of which has lost its disk; a
+//! volume with a snapshot, and a volume made from that, whose image is missing.
+
+use chrono::{DateTime, Utc};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::cluster::Cluster;
+
+/// A moment, in seconds.
+pub(crate) fn at(second: i64) -> DateTime<Utc> {
+    DateTime::from_timestamp(second, 0).unwrap()
+}
+
+/// An object as the API server would give it.
+pub(crate) fn object<K: DeserializeOwned>(value: Value) -> K {
+    serde_json::from_value(value).unwrap()
+}
+
+/// A condition.
+pub(crate) fn condition(kind: &str, status: &str, reason: &str, message: &str) -> Value {
+    json!({"type": kind, "status": status, "reason": reason, "message": message,
+        "lastTransitionTime": "1970-01-01T00:01:40Z"})
+}
+
+fn well(kind: &str) -> Value {
+    condition(kind, "True", "AsDesired", "")
+}
+
+/// The cluster.
+pub(crate) fn cluster() -> Cluster {
+    Cluster {
+        pools: vec![object(json!({
+            "metadata": {"name": "fast", "uid": "uid-of-fast"},
+            "spec": {"nodeSelector": {}, "source": {"image": {"size": "11Gi"}}},
+            "status": {"nodes": 2, "nodesReady": 1, "conditions": [
+                condition("Ready", "False", "NodesNotReady", "1 of 2 nodes is not ready"),
+                condition("Healthy", "False", "ProbeTimedOut", "on worker-2: no answer"),
+            ]},
+        }))],
+        nodes: vec![
+            node("worker-1", &healthy_pool()),
+            node("worker-2", &broken_pool()),
+        ],
+        volumes: vec![
+            volume(
+                "pvc-1",
+                "data",
+                &Value::Null,
+                &[well("Ready"), well("Healthy")],
+                &json!([]),
+            ),
+            volume(
+                "pvc-2",
+                "copy",
+                &source(),
+                &[lost("Ready"), lost("Healthy")],
+                &json!([
+                    {"severity": "DataLoss", "reason": "ImageMissing", "message": "its image is gone: restore it",
+                        "since": "1970-01-01T00:05:00Z"},
+                ]),
+            ),
+        ],
+        snapshots: vec![object(json!({
+            "metadata": {"name": "snap-1", "uid": "uid-of-snap-1"},
+            "spec": {"requestedName": "snap-1", "nodeName": "worker-1", "poolName": "fast",
+                "sourceVolume": "pvc-1", "sourceImage": "uid-of-pvc-1", "accessType": "Filesystem",
+                "filesystem": "ext4", "provisioning": "Thin"},
+            "status": {"reserved": "2Gi", "size": "2Gi", "creationTime": "1970-01-01T00:05:00Z",
+                "image": image("uid-of-snap-1"), "conditions": [well("Ready")]},
+        }))],
+        classes: vec![object(json!({
+            "metadata": {"name": "cistern"}, "provisioner": "csi.cistern.storage",
+            "parameters": {"pool": "fast"}, "volumeBindingMode": "WaitForFirstConsumer",
+        }))],
+        claims: vec![
+            claim("data", "Bound"),
+            claim("copy", "Bound"),
+            claim("more", "Pending"),
+        ],
+        persistent_volumes: vec![object(json!({
+            "metadata": {"name": "pv-pvc-1"},
+            "spec": {"csi": {"driver": "csi.cistern.storage", "volumeHandle": "pvc-1"},
+                "claimRef": {"namespace": "shop", "name": "data"}},
+        }))],
+        pods: vec![
+            pod("db-0", "data", "Running"),
+            pod("old", "data", "Succeeded"),
+            pod("waiting", "more", "Pending"),
+        ],
+        events: vec![object(json!({
+            "metadata": {"name": "e", "namespace": "shop"}, "type": "Warning", "reason": "NoSpace",
+            "message": "no node of pool fast has 50Gi free",
+            "involvedObject": {"kind": "PersistentVolumeClaim", "namespace": "shop", "name": "more"},
+        }))],
+        groups: Vec::new(),
+        unread: Vec::new(),
+    }
+}
+
+fn node(name: &str, pool: &Value) -> cistern_crds::StorageNode {
+    object(json!({
+        "metadata": {"name": name},
+        "spec": {"topology": {}, "pools": []},
+        "status": {"pools": [pool], "conditions": [
+            well("Ready"), well("TopologyRegistered"), well("AgentReporting"),
+        ]},
+    }))
+}
+
+fn healthy_pool() -> Value {
+    json!({"name": "fast", "uid": "uid-of-fast", "usable": "10Gi", "reserved": "6Gi", "thinRoom": "4Gi",
+        "thickRoom": "4Gi", "volumes": 2, "snapshots": 1, "reservedForSnapshots": "2Gi",
+        "orphans": [
+            {"image": "uid-of-lost", "size": "1Gi", "since": "1970-01-01T00:00:00Z", "identity": {
+                "kind": "Volume", "name": "pvc-lost", "volumeSize": "1Gi",
+                "accessType": "Filesystem", "filesystem": "xfs", "provisioning": "Thin"}},
+            {"image": "who-knows", "size": "512Mi", "since": "1970-01-01T00:00:00Z"},
+        ],
+        "conditions": [well("Ready"), well("Healthy")]})
+}
+
+fn broken_pool() -> Value {
+    let message = "no answer for 10 s: look at the node's disk";
+    json!({"name": "fast", "uid": "uid-of-fast", "usable": "10Gi",
+        "problems": [{"severity": "Unreachable", "reason": "ProbeTimedOut", "message": message,
+            "since": "1970-01-01T00:05:00Z"}],
+        "conditions": [condition("Ready", "False", "ProbeTimedOut", message),
+            condition("Healthy", "False", "ProbeTimedOut", message)]})
+}
+
+fn lost(kind: &str) -> Value {
+    condition(
+        kind,
+        "False",
+        "ImageMissing",
+        "its image is gone: restore it",
+    )
+}
+
+fn image(uid: &str) -> Value {
+    json!({"uid": uid, "poolUuid": "11111111-1111-4111-8111-111111111111", "sectorSize": 4096})
+}
+
+fn source() -> Value {
+    json!({"kind": "Snapshot", "name": "snap-1", "image": "uid-of-snap-1"})
+}
+
+fn volume(
+    name: &str,
+    claim: &str,
+    source: &Value,
+    conditions: &[Value],
+    problems: &Value,
+) -> cistern_crds::PoolVolume {
+    let uid = format!("uid-of-{name}");
+    object(json!({
+        "metadata": {"name": name, "uid": uid, "creationTimestamp": "1970-01-01T00:00:00Z"},
+        "spec": {"requestedName": name, "nodeName": "worker-1", "poolName": "fast", "size": "2Gi",
+            "accessType": "Filesystem", "filesystem": "ext4", "provisioning": "Thin",
+            "accessModes": ["SingleNodeMultiWriter"], "contentSource": source,
+            "claim": {"namespace": "shop", "name": claim}},
+        "status": {"reserved": "2Gi", "size": "2Gi", "image": image(&uid), "problems": problems,
+            "conditions": conditions},
+    }))
+}
+
+fn claim(name: &str, phase: &str) -> k8s_openapi::api::core::v1::PersistentVolumeClaim {
+    object(json!({
+        "metadata": {"name": name, "namespace": "shop", "creationTimestamp": "1970-01-01T00:00:00Z"},
+        "spec": {"storageClassName": "cistern"}, "status": {"phase": phase},
+    }))
+}
+
+fn pod(name: &str, claim: &str, phase: &str) -> k8s_openapi::api::core::v1::Pod {
+    object(json!({
+        "metadata": {"name": name, "namespace": "shop"},
+        "spec": {"containers": [], "volumes": [
+            {"name": "data", "persistentVolumeClaim": {"claimName": claim}}]},
+        "status": {"phase": phase},
+    }))
+}

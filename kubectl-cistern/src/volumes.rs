@@ -1,0 +1,339 @@
+//! `volumes`: claim, volume, node, image, device and pods beside one another. Pure.
+
+use std::{cmp::Reverse, collections::BTreeMap};
+
+use chrono::{DateTime, Utc};
+use cistern_crds::{
+    AccessType, Bytes, ConditionStatus, ConditionType, ContentSource, FilesystemType, PoolVolume,
+    Provisioning, Stored as _, condition, health::VolumeProblem, time, volume::ClaimReference,
+};
+use kube::ResourceExt as _;
+use serde::Serialize;
+
+use crate::{
+    arguments::{Selection, VolumeOrder},
+    cluster::Cluster,
+    duration::age,
+    output::{Cell, Paint, Table, Tone, View, human},
+    truth::Truth,
+};
+
+/// Volumes, in the order that was asked for.
+#[derive(Clone, Debug, Serialize)]
+pub struct Volumes {
+    /// Each of them.
+    pub items: Vec<VolumeView>,
+    /// When somebody looked.
+    #[serde(skip)]
+    pub now: DateTime<Utc>,
+}
+
+/// One volume.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VolumeView {
+    /// Name of the PoolVolume: the volume's id.
+    pub name: String,
+    /// Its claim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub claim: Option<ClaimReference>,
+    /// Name of its PersistentVolume.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub persistent_volume: Option<String>,
+    /// Its pool.
+    pub pool: String,
+    /// Its node.
+    pub node: String,
+    /// Its size; what was asked for where it is not made yet.
+    pub size_bytes: u64,
+    /// What the ledger of its node holds for it.
+    pub reserved_bytes: u64,
+    /// How it is given to pods.
+    pub access_type: AccessType,
+    /// The filesystem in it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub filesystem: Option<FilesystemType>,
+    /// Whether its space is reserved in full.
+    pub provisioning: Provisioning,
+    /// What it was made from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<ContentSource>,
+    /// Name of its image in the pool.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// In how many pieces the image lies, about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub extents: Option<u64>,
+    /// Its loop device, where the nodes were asked and it has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// Pods that use it.
+    pub pods: Vec<String>,
+    /// Whether it can be used.
+    pub ready: Truth,
+    /// Whether nothing is known to be wrong with it.
+    pub healthy: Truth,
+    /// What to think of it, in one word: `Ready`, `Deleting`, the worst severity, or a reason.
+    pub state: String,
+    /// What is wrong with it.
+    pub problems: Vec<VolumeProblem>,
+    /// When it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub created: Option<DateTime<Utc>>,
+}
+
+/// Which loop device each image has, by the node and the name of the image.
+pub type Devices = BTreeMap<(String, String), String>;
+
+impl Volumes {
+    /// The volumes of a cluster.
+    pub fn of(
+        cluster: &Cluster,
+        only: &Selection,
+        namespace: Option<&str>,
+        devices: &Devices,
+        now: DateTime<Utc>,
+    ) -> Self {
+        let is_wanted = |volume: &&PoolVolume| {
+            let spec = &volume.spec;
+            only.pool
+                .as_ref()
+                .is_none_or(|pool| *pool == spec.pool_name)
+                && only
+                    .node
+                    .as_ref()
+                    .is_none_or(|node| *node == spec.node_name)
+        };
+        let items = cluster
+            .volumes
+            .iter()
+            .filter(is_wanted)
+            .map(|volume| VolumeView::of(volume, cluster, devices))
+            .filter(|volume| {
+                let of = volume.claim.as_ref().map(|claim| claim.namespace.as_str());
+                namespace.is_none() || of == namespace
+            })
+            .collect();
+        let mut this = Self { items, now };
+        this.sort(VolumeOrder::Claim);
+        this
+    }
+
+    /// Puts them in order; what is equal stands in the order of claims.
+    pub fn sort(&mut self, order: VolumeOrder) {
+        let claim = |volume: &VolumeView| {
+            let claim = volume.claim.clone();
+            let claim = claim.map(|claim| (claim.namespace, claim.name));
+            // Those without a claim come last.
+            (claim.is_none(), claim, volume.name.clone())
+        };
+        self.items.sort_by_cached_key(claim);
+        match order {
+            VolumeOrder::Claim => {}
+            VolumeOrder::Name => self.items.sort_by(|a, b| a.name.cmp(&b.name)),
+            VolumeOrder::Node => self.items.sort_by(|a, b| a.node.cmp(&b.node)),
+            VolumeOrder::Pool => self.items.sort_by(|a, b| a.pool.cmp(&b.pool)),
+            VolumeOrder::Size => self.items.sort_by_key(|volume| Reverse(volume.size_bytes)),
+            VolumeOrder::Age => self.items.sort_by_key(|volume| Reverse(volume.created)),
+        }
+    }
+}
+
+impl VolumeView {
+    fn of(volume: &PoolVolume, cluster: &Cluster, devices: &Devices) -> Self {
+        let (name, spec) = (volume.name_any(), &volume.spec);
+        let status = volume.status.clone().unwrap_or_default();
+        let claim = cluster.claim(volume);
+        let pods = claim.iter().flat_map(|claim| cluster.pods_with(claim));
+        let image = status.image.map(|image| image.uid);
+        let device = image.as_ref().and_then(|image| {
+            let key = (spec.node_name.clone(), image.clone());
+            devices.get(&key).cloned()
+        });
+        Self {
+            pods: pods.map(kube::ResourceExt::name_any).collect(),
+            persistent_volume: cluster
+                .persistent_volume(&name)
+                .map(kube::ResourceExt::name_any),
+            claim,
+            pool: spec.pool_name.clone(),
+            node: spec.node_name.clone(),
+            size_bytes: status.size.unwrap_or(spec.size).0,
+            reserved_bytes: status.reserved.unwrap_or_default().0,
+            access_type: spec.access_type,
+            filesystem: spec.filesystem,
+            provisioning: spec.provisioning,
+            source: spec.content_source.clone(),
+            image,
+            extents: status.extents,
+            device,
+            ready: Truth::of(&status.conditions, ConditionType::Ready),
+            healthy: Truth::of(&status.conditions, ConditionType::Healthy),
+            state: state(volume),
+            problems: status.problems,
+            created: volume
+                .creation_timestamp()
+                .as_ref()
+                .map(time::from_kubernetes),
+            name,
+        }
+    }
+}
+
+/// What to think of a volume, in one word.
+fn state(volume: &PoolVolume) -> String {
+    if volume.spec.deletion_requested {
+        return "Deleting".to_owned();
+    }
+    let problems = volume.status.iter().flat_map(|status| &status.problems);
+    let ready = condition::find(volume.conditions(), ConditionType::Ready);
+    match (problems.map(|problem| problem.severity).max(), ready) {
+        (Some(worst), _) => format!("{worst:?}"),
+        (None, Some(ready)) if ready.status == ConditionStatus::True.as_str() => "Ready".to_owned(),
+        (None, Some(ready)) => ready.reason.clone(),
+        (None, None) => "Pending".to_owned(),
+    }
+}
+
+const HEADINGS: [&str; 9] = [
+    "CLAIM", "VOLUME", "NODE", "POOL", "SIZE", "TYPE", "STATE", "PODS", "AGE",
+];
+const WIDE: [&str; 5] = ["IMAGE", "DEVICE", "SOURCE", "PROVISIONING", "EXTENTS"];
+
+impl View for Volumes {
+    const KIND: &'static str = "VolumeList";
+
+    fn text(&self, wide: bool, paint: Paint) -> String {
+        if self.items.is_empty() {
+            return "There are no such volumes.\n".to_owned();
+        }
+        // Who asked for devices wants to see them.
+        let devices = !wide && self.items.iter().any(|volume| volume.device.is_some());
+        let more: &[&str] = match (wide, devices) {
+            (true, _) => &WIDE,
+            (false, true) => &["DEVICE"],
+            (false, false) => &[],
+        };
+        let mut table = Table::new(&[&HEADINGS, more].concat());
+        for volume in &self.items {
+            let mut row = volume.row(self.now);
+            let device: Cell = volume.device.as_deref().unwrap_or_default().into();
+            if wide {
+                let source = volume.source.as_ref().map_or("", |source| &source.name);
+                let extents = volume.extents.map(|count| count.to_string());
+                row.extend([
+                    volume.image.as_deref().unwrap_or_default().into(),
+                    device,
+                    source.into(),
+                    format!("{:?}", volume.provisioning).into(),
+                    extents.unwrap_or_default().into(),
+                ]);
+            } else if devices {
+                row.push(device);
+            }
+            table.row(row);
+        }
+        table.render(paint)
+    }
+}
+
+impl VolumeView {
+    fn row(&self, now: DateTime<Utc>) -> Vec<Cell> {
+        let claim = self.claim.as_ref();
+        let claim = claim.map(|claim| format!("{}/{}", claim.namespace, claim.name));
+        let tone = match self.state.as_str() {
+            "Ready" => Tone::Good,
+            "Degraded" | "Deleting" | "Pending" => Tone::Warning,
+            _ => Tone::Bad,
+        };
+        let filesystem = self.filesystem.map_or("block", FilesystemType::as_str);
+        vec![
+            claim.unwrap_or_default().into(),
+            self.name.as_str().into(),
+            self.node.as_str().into(),
+            self.pool.as_str().into(),
+            human(Bytes(self.size_bytes)).into(),
+            filesystem.into(),
+            Cell::new(&self.state, tone),
+            few(&self.pods).into(),
+            self.created
+                .map(|since| age(since, now))
+                .unwrap_or_default()
+                .into(),
+        ]
+    }
+}
+
+/// The first of some names, and how many more there are.
+fn few(names: &[String]) -> String {
+    match names {
+        [] => String::new(),
+        [one] => one.clone(),
+        [first, rest @ ..] => format!("{first} +{}", rest.len()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{at, cluster};
+
+    fn volumes(namespace: Option<&str>) -> Volumes {
+        let devices = Devices::from([(
+            ("worker-1".to_owned(), "uid-of-pvc-1".to_owned()),
+            "/dev/loop7".to_owned(),
+        )]);
+        Volumes::of(
+            &cluster(),
+            &Selection::default(),
+            namespace,
+            &devices,
+            at(600),
+        )
+    }
+
+    #[test]
+    fn a_volume_stands_beside_its_claim_its_node_and_its_pods() {
+        let mut without_devices = volumes(None);
+        for volume in &mut without_devices.items {
+            volume.device = None;
+        }
+        assert_eq!(
+            without_devices.text(false, Paint::plain()),
+            "\
+CLAIM       VOLUME   NODE       POOL   SIZE   TYPE   STATE      PODS   AGE
+shop/copy   pvc-2    worker-1   fast   2Gi    ext4   DataLoss   -      10m
+shop/data   pvc-1    worker-1   fast   2Gi    ext4   Ready      db-0   10m
+"
+        );
+        let wide = volumes(None).text(true, Paint::plain());
+        assert!(wide.contains("uid-of-pvc-1   /dev/loop7"), "{wide}");
+        assert!(
+            volumes(None)
+                .text(false, Paint::plain())
+                .contains("/dev/loop7")
+        );
+    }
+
+    #[test]
+    fn volumes_are_filtered_by_the_namespace_of_their_claim_and_sorted() {
+        assert_eq!(volumes(Some("shop")).items.len(), 2);
+        assert!(volumes(Some("other")).items.is_empty());
+        let mut volumes = volumes(None);
+        volumes.sort(VolumeOrder::Name);
+        assert_eq!(volumes.items[0].name, "pvc-1");
+    }
+
+    #[test]
+    fn programs_read_all_that_is_known() {
+        let json = serde_json::to_value(volumes(None)).unwrap();
+        let item = &json["items"][1];
+        assert_eq!(item["claim"]["namespace"], "shop");
+        assert_eq!(item["persistentVolume"], "pv-pvc-1");
+        assert_eq!(item["image"], "uid-of-pvc-1");
+        assert_eq!(item["device"], "/dev/loop7");
+        assert_eq!(item["sizeBytes"], 2_u64 << 30);
+        assert_eq!(json["items"][0]["problems"][0]["reason"], "ImageMissing");
+        assert_eq!(json["items"][0]["source"]["kind"], "Snapshot");
+    }
+}
