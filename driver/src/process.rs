@@ -93,8 +93,8 @@ pub async fn node(options: config::Node) -> Result {
     let readiness = Readiness::default();
     let mut registry = Registry::default();
     metrics::register(&mut registry, env!("CARGO_PKG_VERSION"));
-    let operations = server::Operations::new(&mut registry);
     let node_name = &options.place.node_name;
+    let operations = server::Operations::new(&mut registry).on_node(node_name);
     let client = Requests::new(&mut registry).connect().await?;
     let agent = agent::Parts::new(
         &client,

@@ -99,6 +99,8 @@ pub fn about(subject: Subject<'_>) {
 #[derive(Clone, Debug)]
 pub struct Operations {
     durations: Family<Labels, Histogram, fn() -> Histogram>,
+    /// The node that all of them are about, if they are about one.
+    node: Option<Arc<str>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -121,7 +123,17 @@ impl Operations {
             Unit::Seconds,
             durations.clone(),
         );
-        Self { durations }
+        Self {
+            durations,
+            node: None,
+        }
+    }
+
+    /// Those of one node: every line names it.
+    #[must_use]
+    pub fn on_node(mut self, name: &str) -> Self {
+        self.node = Some(name.into());
+        self
     }
 }
 
@@ -159,6 +171,9 @@ where
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let operation = Operation::new(request.uri().path(), self.operations.clone());
         let span = operation.span.clone();
+        if let Some(node) = &self.operations.node {
+            span.record("node", &**node);
+        }
         let answer = self.inner.call(request);
         let answered = async move {
             let response = answer.await?;

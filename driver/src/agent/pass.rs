@@ -7,11 +7,15 @@
 //! Each pass starts from what is there, so it does not matter where the last one stopped. The
 //! status is written also when a step failed: the reason is what people need.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use chrono::{DateTime, Utc};
 use cistern_client::Chain;
-use cistern_crds::{Reason, Stored, volume::FilesystemStatus};
+use cistern_crds::{ConditionType, Reason, Stored, condition, volume::FilesystemStatus};
 use cistern_host::Owner;
 use kube::{ResourceExt as _, runtime::controller::Action};
 use tokio::time::timeout;
@@ -32,6 +36,14 @@ const PERIOD: Duration = Duration::from_mins(10);
 const PUBLISH_PATIENCE: Duration = Duration::from_secs(5);
 /// How soon to come back when somebody else works on the volume.
 pub(super) const LOCKED: Duration = Duration::from_millis(500);
+
+/// What a pass can finish: each is told in the log when it comes true.
+const FINISHED: [ConditionType; 4] = [
+    ConditionType::Admitted,
+    ConditionType::Ready,
+    ConditionType::Expanded,
+    ConditionType::Reclaimed,
+];
 
 /// A kind of custom resource that stands for one image.
 pub trait Kept: Kind + Stored {
@@ -69,6 +81,7 @@ pub struct Pass<'a, K> {
     pub(super) agent: &'a Agent,
     pub(super) object: &'a K,
     pub(super) name: String,
+    began: Instant,
 }
 
 /// Why there is no pool to work on.
@@ -87,6 +100,7 @@ impl<'a, K: Kept> Pass<'a, K> {
             agent,
             object,
             name,
+            began: Instant::now(),
         }
     }
 
@@ -187,8 +201,8 @@ impl<'a, K: Kept> Pass<'a, K> {
         });
         let outcome = match work.await.map_err(|source| self.broken(source))? {
             Ok(()) => {
-                let (kind, name) = (K::NOUN, &self.name);
-                tracing::info!(kind, name, "the data is destroyed, as was asked");
+                let (kind, name, pool) = (K::NOUN, &self.name, self.object.pool_name());
+                tracing::info!(kind, name, pool, "the data is destroyed, as was asked");
                 Outcome::Reclaimed
             }
             Err(error) => {
@@ -239,7 +253,24 @@ impl<'a, K: Kept> Pass<'a, K> {
         if self.object.has_status_of(&after) {
             return Ok(Some(after));
         }
-        K::work(self.agent).write(&after).await
+        let written = K::work(self.agent).write(&after).await?;
+        if written.is_some() {
+            self.tell(&after);
+        }
+        Ok(written)
+    }
+
+    /// A line for whatever this pass has finished; none where it only looked.
+    fn tell(&self, after: &K) {
+        let holds = |object: &K, kind| condition::holds(object.conditions(), kind);
+        let (kind, name, volume) = (K::NOUN, &self.name, self.object.volume());
+        let (pool, node) = (self.object.pool_name(), &self.agent.node_name);
+        let elapsed_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        for condition in FINISHED {
+            if holds(after, condition) && !holds(self.object, condition) {
+                tracing::info!(kind, name, volume, pool, node, %condition, elapsed_ms, "done");
+            }
+        }
     }
 
     pub(super) fn broken(&self, source: blocking::Broken) -> Error {

@@ -11,5 +11,6 @@
 mod documented;
 mod exposition;
 mod installed;
+mod logs;
 mod prometheus;
 mod rules;

@@ -1,0 +1,55 @@
+//! `docs/logs.md`: an operation that ends is one line, which says what it was about.
+
+use std::time::Duration;
+
+use cistern_e2e::{eventually, service::Service};
+use serde_json::Value;
+
+use crate::installed::{Installed, NODE, POOL, VOLUME};
+
+/// Waits for a line that has all of these in it.
+async fn says(service: &Service, parts: &[&str]) -> String {
+    eventually(
+        &format!("a line with {parts:?}"),
+        Duration::from_secs(10),
+        async || {
+            let log = service.process().log();
+            let mut lines = log.lines();
+            let found = lines.find(|line| parts.iter().all(|part| line.contains(part)));
+            found
+                .map(str::to_owned)
+                .ok_or_else(|| service.process().tail())
+        },
+    )
+    .await
+}
+
+#[tokio::test]
+async fn each_end_of_an_operation_is_a_line_with_volume_pool_node_and_duration() {
+    let installed = Installed::shared().await;
+    let (volume, pool) = (format!("volume=\"{VOLUME}\""), format!("pool=\"{POOL}\""));
+    let node = format!("node=\"{NODE}\"");
+    let call = ["rpc=\"CreateVolume\"", "done", "code=\"Ok\"", "elapsed_ms="];
+    let of_controller = [&call[..], &[&pool, &node, VOLUME]].concat();
+    says(installed.driver.controller(), &of_controller).await;
+    for condition in ["condition=Admitted", "condition=Ready"] {
+        let made = ["done", "kind=\"volume\"", condition, "elapsed_ms="];
+        let of_agent = [&made[..], &[&volume, &pool, &node]].concat();
+        says(installed.driver.node(), &of_agent).await;
+    }
+}
+
+#[tokio::test]
+async fn in_json_every_line_is_an_object_with_time_level_and_message() {
+    let installed = Installed::shared().await;
+    says(&installed.operator, &["the operator starts"]).await;
+    let log = installed.operator.process().log();
+    // The last line may be half written.
+    let complete = log.rsplit_once('\n').map_or("", |(complete, _)| complete);
+    for line in complete.lines() {
+        let line: Value = serde_json::from_str(line).unwrap();
+        for field in ["timestamp", "level", "message"] {
+            assert!(line[field].is_string(), "{line}");
+        }
+    }
+}
