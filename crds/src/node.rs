@@ -7,7 +7,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    condition::{self, Condition, ConditionType},
+    condition::{self, Condition, ConditionStatus, ConditionType, Reason},
     health::{self, Drift, Orphan, PoolProblem, PoolSeverity},
     parameters::Provisioning,
     pool::{PoolLimits, PoolSource},
@@ -98,6 +98,21 @@ pub struct StorageNodeStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "condition::list_schema")]
     pub conditions: Vec<Condition>,
+}
+
+impl StorageNodeStatus {
+    /// Why nobody can tell how the pools of the node are, and since when: the Node is gone, or its agent
+    /// has been silent for longer than a restart takes. The operator says so.
+    pub fn silence(&self) -> Option<(Reason, &Condition)> {
+        let healthy = condition::find(&self.conditions, ConditionType::Healthy)?;
+        let reason = Reason::parse(&healthy.reason)?;
+        let is_of_the_node = matches!(
+            reason,
+            Reason::NodeMissing | Reason::AgentMissing | Reason::AgentNotReady
+        );
+        let is_unknown = healthy.status == ConditionStatus::Unknown.as_str();
+        (is_unknown && is_of_the_node).then_some((reason, healthy))
+    }
 }
 
 /// A pool as it is on one node.

@@ -5,6 +5,7 @@
 //! filesystem.
 
 pub mod expand;
+pub mod health;
 pub mod usage;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
@@ -220,7 +221,7 @@ impl Attach {
     }
 
     /// The space of a volume at a path where it is staged or published.
-    pub async fn statistics(&self, volume: &str, path: PathBuf) -> Result<VolumeStatistics, Error> {
+    async fn statistics(&self, volume: &str, path: PathBuf) -> Result<VolumeStatistics, Error> {
         let found = self.volume(volume).await?;
         if !path.is_absolute() {
             return Err(Error::NotFound {
@@ -282,20 +283,25 @@ impl Attach {
         {
             return Ok(volume);
         }
-        let silent = |source: Box<dyn std::error::Error + Send + Sync>| Error::Api {
-            volume: id.to_owned(),
-            source,
-        };
-        let fetched: Option<PoolVolume> = timeout(PATIENCE, self.agent.fetch(id))
-            .await
-            .map_err(|elapsed| silent(elapsed.into()))?
-            .map_err(|error| silent(error.into()))?;
+        let fetched = self.fetch(id).await?;
         let object = fetched.ok_or_else(not_found)?;
         let node = &object.spec.node_name;
         if *node != self.agent.node_name {
             return Err(refused(format!("it is on node {node}")));
         }
         Volume::read(&object).map_err(refused)
+    }
+
+    /// A volume's custom resource, from the API server.
+    async fn fetch(&self, id: &str) -> Result<Option<PoolVolume>, Error> {
+        let silent = |source: Box<dyn std::error::Error + Send + Sync>| Error::Api {
+            volume: id.to_owned(),
+            source,
+        };
+        timeout(PATIENCE, self.agent.fetch(id))
+            .await
+            .map_err(|elapsed| silent(elapsed.into()))?
+            .map_err(|error| silent(error.into()))
     }
 
     /// A volume that cannot be used as is asked: whether it is there in another way decides what

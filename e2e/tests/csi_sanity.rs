@@ -21,8 +21,6 @@ use serde_json::Value;
 /// What csi-sanity skips, by the beginning of the specs' names, and why that is right. The README
 /// has it, too.
 const SKIPPED: &[(&str, &str)] = &[
-    ("ControllerGetVolumeHealth", HEALTH),
-    ("ControllerListVolumeHealth", HEALTH),
     (
         "Controller Service [Controller Server] ControllerPublishVolume",
         NOT_ATTACHED,
@@ -48,12 +46,9 @@ const SKIPPED: &[(&str, &str)] = &[
         FAULTY,
     ),
     ("ModifyVolume", MODIFY),
-    ("Node Service NodeGetStorageHealth", HEALTH),
-    ("Node Service NodeGetVolumeHealth", HEALTH),
 ];
 /// Go's reflection tells two equal messages apart once one of them was sent.
 const FAULTY: &str = "a fault of csi-sanity: it fails for whoever says where a snapshot is, and Cistern's own tests do the same";
-const HEALTH: &str = "volume health is not told to Kubernetes yet";
 const MODIFY: &str = "no class of attributes can change a volume";
 const NOT_ATTACHED: &str = "nothing is attached: volumes are on their nodes";
 

@@ -92,7 +92,8 @@ pub struct Agent {
     look: Notify,
     /// Which spec the last look at the pools was for; none before the first.
     looked: watch::Sender<Option<Version>>,
-    now: fn() -> DateTime<Utc>,
+    /// The clock.
+    pub now: fn() -> DateTime<Utc>,
 }
 
 impl fmt::Debug for Agent {

@@ -11,7 +11,7 @@ use cistern_proto::csi::v1::{
 };
 
 /// Everything that the controller announces. A test holds it against what is implemented.
-pub const CONTROLLER: [rpc::Type; 10] = [
+pub const CONTROLLER: [rpc::Type; 13] = [
     rpc::Type::CreateDeleteVolume,
     rpc::Type::ListVolumes,
     rpc::Type::GetCapacity,
@@ -22,6 +22,10 @@ pub const CONTROLLER: [rpc::Type; 10] = [
     rpc::Type::GetVolume,
     rpc::Type::SingleNodeMultiWriter,
     rpc::Type::GetSnapshot,
+    // Both ways to tell of health: callers know the one, those of CSI 1.13 the other.
+    rpc::Type::VolumeCondition,
+    rpc::Type::GetVolumeHealth,
+    rpc::Type::ListVolumeHealth,
 ];
 
 /// Most bytes of all mount flags together (FLD-05).

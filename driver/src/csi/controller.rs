@@ -7,7 +7,7 @@ use cistern_proto::csi::v1;
 use tonic::{Request, Response, Status};
 
 use super::{
-    render,
+    health, render,
     request::{self, snapshot},
 };
 use crate::{
@@ -103,6 +103,27 @@ impl v1::controller_server::Controller for Controller {
         let query = request::list_volumes(request.get_ref())?;
         let page = self.volumes.list(&query)?;
         Ok(Response::new(render::listed(page)))
+    }
+
+    async fn controller_get_volume_health(
+        &self,
+        request: Request<v1::ControllerGetVolumeHealthRequest>,
+    ) -> Result<Response<v1::ControllerGetVolumeHealthResponse>, Status> {
+        let id = request::get_volume_health(request.into_inner())?;
+        about_volume(&id);
+        let found = self.volumes.describe(&id).await?;
+        Ok(Response::new(v1::ControllerGetVolumeHealthResponse {
+            volume_health: Some(health::volume(&id, &found.problems)),
+        }))
+    }
+
+    async fn controller_list_volume_health(
+        &self,
+        request: Request<v1::ControllerListVolumeHealthRequest>,
+    ) -> Result<Response<v1::ControllerListVolumeHealthResponse>, Status> {
+        let query = request::list_volume_health(request.get_ref())?;
+        let page = self.volumes.list_unwell(&query)?;
+        Ok(Response::new(render::listed_health(page)))
     }
 
     async fn get_capacity(

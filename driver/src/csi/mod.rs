@@ -6,6 +6,7 @@
 pub mod capability;
 pub mod controller;
 pub mod group;
+pub mod health;
 pub mod identity;
 pub mod metadata;
 pub mod node;

@@ -11,19 +11,23 @@ use cistern_proto::csi::v1::{
 };
 use tonic::{Request, Response, Status};
 
-use self::request::{Statistics, Unpublish, Unstage};
-use super::render;
+use self::request::{Statistics, Unpublish, Unstage, VolumeHealth};
+use super::{health, render};
 use crate::{
     attach::{Attach, Publish, Stage, expand::Expand},
     server::{Subject, about},
 };
 
 /// Everything that the node announces.
-const CAPABILITIES: [rpc::Type; 4] = [
+const CAPABILITIES: [rpc::Type; 7] = [
     rpc::Type::StageUnstageVolume,
     rpc::Type::GetVolumeStats,
     rpc::Type::ExpandVolume,
     rpc::Type::SingleNodeMultiWriter,
+    // Both ways to tell of health: kubelet knows the one, that of CSI 1.13 the other.
+    rpc::Type::VolumeCondition,
+    rpc::Type::GetVolumeHealth,
+    rpc::Type::GetStorageHealth,
 ];
 
 /// Gives the volumes of one node to its pods.
@@ -105,11 +109,31 @@ impl v1::node_server::Node for Node {
     ) -> Result<Response<v1::NodeGetVolumeStatsResponse>, Status> {
         about_volume(&request.get_ref().volume_id);
         let Statistics { volume, path } = request.into_inner().try_into()?;
-        let found = self.attach.statistics(&volume, path).await?;
+        let found = self.attach.examine(&volume, path).await?;
         Ok(Response::new(v1::NodeGetVolumeStatsResponse {
-            usage: usage(found),
-            volume_condition: None,
+            usage: found.statistics.map_or_else(Vec::new, usage),
+            volume_condition: Some(health::condition(&found.problems)),
         }))
+    }
+
+    async fn node_get_volume_health(
+        &self,
+        request: Request<v1::NodeGetVolumeHealthRequest>,
+    ) -> Result<Response<v1::NodeGetVolumeHealthResponse>, Status> {
+        about_volume(&request.get_ref().volume_id);
+        let VolumeHealth { volume, places } = request.into_inner().try_into()?;
+        let problems = self.attach.volume_health(&volume, places).await?;
+        Ok(Response::new(v1::NodeGetVolumeHealthResponse {
+            volume_health: Some(health::volume(&volume, &problems)),
+        }))
+    }
+
+    async fn node_get_storage_health(
+        &self,
+        _: Request<v1::NodeGetStorageHealthRequest>,
+    ) -> Result<Response<v1::NodeGetStorageHealthResponse>, Status> {
+        let pools = self.attach.pools_health();
+        Ok(Response::new(health::pools(&pools)))
     }
 
     // kubelet asks this before nearly every other call: it takes no lock and asks nobody.

@@ -6,18 +6,18 @@
 use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
-use cistern_crds::{Bytes, SourceKind, names};
+use cistern_crds::{Bytes, SourceKind, health::VolumeProblem, names};
 use cistern_proto::csi::v1::{
     self, controller_service_capability as capability,
     validate_volume_capabilities_response::Confirmed,
     volume_content_source::{SnapshotSource, Type, VolumeSource},
 };
 
-use super::{capability::CONTROLLER, request::MAX_STRING};
+use super::{capability::CONTROLLER, health, request::MAX_STRING};
 use crate::{
-    objects::listing::Page,
+    objects::listing::{Page, Token},
     snapshots::ListedSnapshot,
-    volumes::{Capacity, ListedVolume, SourceReference},
+    volumes::{Capacity, ExaminedVolume, ListedVolume, SourceReference},
 };
 
 /// A volume, to whoever made it, asked for it or listed it.
@@ -44,22 +44,39 @@ fn content_source(source: SourceReference) -> v1::VolumeContentSource {
 }
 
 /// A volume that was asked for. Nothing is attached, so no node is named (CGV-04).
-pub fn found(found: ListedVolume) -> v1::ControllerGetVolumeResponse {
+pub fn found(found: ExaminedVolume) -> v1::ControllerGetVolumeResponse {
+    let status = v1::controller_get_volume_response::VolumeStatus {
+        volume_condition: Some(health::condition(&found.problems)),
+        ..v1::controller_get_volume_response::VolumeStatus::default()
+    };
     v1::ControllerGetVolumeResponse {
-        volume: Some(volume(found)),
-        status: Some(v1::controller_get_volume_response::VolumeStatus::default()),
+        volume: Some(volume(found.volume)),
+        status: Some(status),
     }
 }
 
 /// A page of volumes (LV-04, LV-08).
-pub fn listed(page: Page<ListedVolume>) -> v1::ListVolumesResponse {
-    let entry = |listed| v1::list_volumes_response::Entry {
-        volume: Some(volume(listed)),
-        status: None,
+pub fn listed(page: Page<ExaminedVolume>) -> v1::ListVolumesResponse {
+    let status = |problems: &[VolumeProblem]| v1::list_volumes_response::VolumeStatus {
+        volume_condition: Some(health::condition(problems)),
+        ..v1::list_volumes_response::VolumeStatus::default()
     };
+    let page = page.map(|examined| v1::list_volumes_response::Entry {
+        status: Some(status(&examined.problems)),
+        volume: Some(volume(examined.volume)),
+    });
     v1::ListVolumesResponse {
-        entries: page.entries.into_iter().map(entry).collect(),
-        next_token: page.next.map_or_else(String::new, |next| next.to_string()),
+        entries: page.entries,
+        next_token: next_token(page.next),
+    }
+}
+
+/// A page of those volumes that something is wrong with (CLH-02).
+pub fn listed_health(page: Page<ExaminedVolume>) -> v1::ControllerListVolumeHealthResponse {
+    let page = page.map(|examined| health::volume(&examined.volume.id, &examined.problems));
+    v1::ControllerListVolumeHealthResponse {
+        entries: page.entries,
+        next_token: next_token(page.next),
     }
 }
 
@@ -84,8 +101,13 @@ pub fn listed_snapshots(page: Page<ListedSnapshot>) -> v1::ListSnapshotsResponse
     };
     v1::ListSnapshotsResponse {
         entries: page.entries.into_iter().map(entry).collect(),
-        next_token: page.next.map_or_else(String::new, |next| next.to_string()),
+        next_token: next_token(page.next),
     }
+}
+
+/// Empty on the last page.
+fn next_token(next: Option<Token>) -> String {
+    next.map_or_else(String::new, |next| next.to_string())
 }
 
 /// A moment as the protocol writes it.
@@ -171,6 +193,8 @@ mod tests {
             id: "pvc-1".into(),
             size: Bytes::gib(1),
             node: "n1".into(),
+            pool: "fast".into(),
+            problems: [].into(),
             source: Some(SourceReference {
                 kind: SourceKind::Volume,
                 id: "pvc-0".into(),

@@ -169,6 +169,18 @@ pub fn list_volumes(request: &v1::ListVolumesRequest) -> Result<PageQuery, Error
     Ok(page::parse(request.max_entries, &request.starting_token)?)
 }
 
+/// The id of the volume whose health is asked for.
+pub fn get_volume_health(request: v1::ControllerGetVolumeHealthRequest) -> Result<String, Error> {
+    volume_id(request.volume_id)
+}
+
+/// Which volumes that something is wrong with are to be listed.
+pub fn list_volume_health(
+    request: &v1::ControllerListVolumeHealthRequest,
+) -> Result<PageQuery, Error> {
+    Ok(page::parse(request.max_entries, &request.starting_token)?)
+}
+
 /// Whether a volume can be used in some ways. What cannot be served is no error here (VVC-09).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValidateVolumeCapabilities {

@@ -90,6 +90,16 @@ pub struct Page<L> {
     pub next: Option<Token>,
 }
 
+impl<L> Page<L> {
+    /// The same page, with what is made of each entry.
+    pub fn map<M>(self, entry: impl FnMut(L) -> M) -> Page<M> {
+        Page {
+            entries: self.entries.into_iter().map(entry).collect(),
+            next: self.next,
+        }
+    }
+}
+
 /// The objects as the watch last showed them.
 #[derive(Debug)]
 pub struct Listing<L> {

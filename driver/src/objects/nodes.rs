@@ -102,6 +102,12 @@ impl Nodes {
             .map(|known| known.values().cloned().collect())
     }
 
+    /// All nodes by name; none before the first list has come.
+    pub fn by_name(&self) -> Option<BTreeMap<String, Arc<StorageNode>>> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.clone()
+    }
+
     /// Why the node takes no new volume of the pool; none where it does.
     pub fn unfit(&self, node: &str, pool: &str) -> Option<Unfit> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);

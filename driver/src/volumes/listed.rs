@@ -1,6 +1,6 @@
 //! What callers are told of a volume.
 
-use cistern_crds::{Bytes, PoolVolume};
+use cistern_crds::{Bytes, PoolVolume, health::VolumeProblem};
 use kube::ResourceExt as _;
 
 use super::SourceReference;
@@ -15,6 +15,10 @@ pub struct ListedVolume {
     pub size: Bytes,
     /// The node that holds it.
     pub node: Box<str>,
+    /// The pool that it is in.
+    pub pool: Box<str>,
+    /// What is wrong with it, as its node sees it.
+    pub problems: Box<[VolumeProblem]>,
     /// What it was made from, whether or not that is still there.
     pub source: Option<SourceReference>,
 }
@@ -29,6 +33,8 @@ impl Listed for ListedVolume {
             id: volume.name_any().into(),
             size: status.size.filter(|_| !gone)?,
             node: volume.spec.node_name.as_str().into(),
+            pool: volume.spec.pool_name.as_str().into(),
+            problems: status.problems.as_slice().into(),
             source: volume.spec.content_source.as_ref().map(Into::into),
         })
     }

@@ -14,24 +14,26 @@ mod capacity;
 mod delete;
 mod ensure;
 mod expand;
+mod health;
 mod listed;
 mod placement;
 mod request;
 mod source;
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     sync::Arc,
 };
 
 use cistern_client::http::Readiness;
-use cistern_crds::{PoolSnapshot, PoolVolume};
+use cistern_crds::{PoolSnapshot, PoolVolume, StorageNode};
 use futures::{FutureExt as _, future::BoxFuture};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::Api;
 
 pub use self::{
     capacity::{Capacity, CapacityQuery},
+    health::ExaminedVolume,
     listed::ListedVolume,
     placement::Error as PlacementError,
     request::{NewVolume, Requirement, SizeRange},
@@ -105,17 +107,33 @@ impl Volumes {
         Ok(volume.ok_or_else(|| not_found::<PoolVolume>(id))?)
     }
 
-    /// The same, as callers are told of it.
-    pub async fn describe(&self, id: &str) -> Result<ListedVolume, Error> {
+    /// The same, as callers are told of it, and what is wrong with it.
+    pub async fn describe(&self, id: &str) -> Result<ExaminedVolume, Error> {
         let found = self.objects.find(id).await?;
         let volume = found.as_ref().and_then(ListedVolume::of);
-        Ok(volume.ok_or_else(|| not_found::<PoolVolume>(id))?)
+        let volume = volume.ok_or_else(|| not_found::<PoolVolume>(id))?;
+        let nodes = self.storage_nodes()?;
+        Ok(examined(volume, &nodes))
     }
 
     /// Some of all volumes, from memory.
-    pub fn list(&self, query: &PageQuery) -> Result<Page<ListedVolume>, Error> {
+    pub fn list(&self, query: &PageQuery) -> Result<Page<ExaminedVolume>, Error> {
+        let nodes = self.storage_nodes()?;
         let page = self.listing.page(query, |_| true);
-        Ok(page.ok_or(objects::Error::Starting)?)
+        let page = page.ok_or(objects::Error::Starting)?;
+        Ok(page.map(|volume| examined(volume, &nodes)))
+    }
+
+    /// Some of those volumes that something is wrong with, from memory (CLH-07).
+    pub fn list_unwell(&self, query: &PageQuery) -> Result<Page<ExaminedVolume>, Error> {
+        let nodes = self.storage_nodes()?;
+        let unwell = |volume: &ListedVolume| {
+            let node = nodes.get(&*volume.node);
+            !health::problems(volume, node.map(Arc::as_ref)).is_empty()
+        };
+        let page = self.listing.page(query, unwell);
+        let page = page.ok_or(objects::Error::Starting)?;
+        Ok(page.map(|volume| examined(volume, &nodes)))
     }
 
     /// Room for new volumes.
@@ -124,7 +142,20 @@ impl Volumes {
         Ok(capacity::capacity(query, &nodes))
     }
 
+    fn storage_nodes(&self) -> Result<StorageNodes, Error> {
+        let nodes = self.objects.nodes().by_name();
+        Ok(nodes.ok_or(objects::Error::Starting)?)
+    }
+
     fn claims(&self, namespace: &str) -> Api<PersistentVolumeClaim> {
         Api::namespaced(self.objects.client(), namespace)
     }
+}
+
+/// The nodes, by name.
+type StorageNodes = BTreeMap<String, Arc<StorageNode>>;
+
+fn examined(volume: ListedVolume, nodes: &StorageNodes) -> ExaminedVolume {
+    let node = nodes.get(&*volume.node).cloned();
+    ExaminedVolume::on(volume, node.as_deref())
 }

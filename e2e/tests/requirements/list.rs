@@ -11,7 +11,8 @@ use tonic::{Code, Status, transport::Channel};
 
 use crate::{code, controller, create, delete, wanted};
 
-async fn page(
+/// One page of volumes.
+pub(crate) async fn page(
     client: &mut ControllerClient<Channel>,
     max_entries: i32,
     starting_token: &str,

@@ -22,6 +22,7 @@ mod create;
 mod delete;
 mod documents;
 mod groups;
+mod health;
 mod identity;
 mod life;
 mod list;

@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 use cistern_proto::csi::v1;
 
 use crate::{
-    attach::{Publish, Stage, expand::Expand, usage::Usage},
+    attach::{Publish, Stage, expand::Expand, health::Places, usage::Usage},
     csi::{
         capability::{self, Capability},
         request::{self, capacity_range, required, string},
@@ -64,6 +64,34 @@ pub struct Statistics {
     /// Where it is staged or published. Its syntax is not checked: an unknown volume is NOT_FOUND
     /// whatever the path (SAN-04).
     pub path: PathBuf,
+}
+
+/// `NodeGetVolumeHealth`.
+#[derive(Clone, Debug)]
+pub struct VolumeHealth {
+    /// The volume.
+    pub volume: String,
+    /// Where it is or should be, as far as the caller says (NVH-06).
+    pub places: Places,
+}
+
+impl TryFrom<v1::NodeGetVolumeHealthRequest> for VolumeHealth {
+    type Error = Error;
+
+    fn try_from(request: v1::NodeGetVolumeHealthRequest) -> Result<Self, Error> {
+        required("volume_id", request.volume_id.is_empty())?;
+        let optional = |field, text: String| {
+            let given = Some(text).filter(|text| !text.is_empty());
+            given.map(|text| path(field, text)).transpose()
+        };
+        Ok(Self {
+            volume: id(request.volume_id)?,
+            places: Places {
+                staging: optional("staging_target_path", request.staging_target_path)?,
+                published: optional("volume_publish_path", request.volume_publish_path)?,
+            },
+        })
+    }
 }
 
 impl TryFrom<v1::NodeStageVolumeRequest> for Stage {
@@ -337,6 +365,26 @@ mod tests {
         // Whether there is such a volume counts first.
         let relative = change(|request| request.volume_path = "some/path".into());
         assert_eq!(relative.unwrap().path, None);
+    }
+
+    #[test]
+    fn nvh_02_nvh_06_paths_may_be_left_out_of_a_question_about_health_and_are_absolute() {
+        let bare = v1::NodeGetVolumeHealthRequest {
+            volume_id: "v".into(),
+            ..Default::default()
+        };
+        let read = VolumeHealth::try_from(bare.clone()).unwrap();
+        assert_eq!(read.places, Places::default());
+        let change = |change: fn(&mut v1::NodeGetVolumeHealthRequest)| {
+            let mut request = bare.clone();
+            change(&mut request);
+            VolumeHealth::try_from(request)
+        };
+        assert!(change(|request| request.volume_id.clear()).is_err());
+        assert!(change(|request| request.staging_target_path = "relative".into()).is_err());
+        assert!(change(|request| request.volume_publish_path = "/a/../b".into()).is_err());
+        let long = change(|request| request.volume_publish_path = format!("/{}", "x".repeat(200)));
+        assert!(long.unwrap().places.published.is_some());
     }
 
     #[test]

@@ -1,0 +1,96 @@
+//! What is wrong with a volume as the controller sees it: what its node says of it, and what is known
+//! of its pool there and of the node itself.
+//!
+//! *Invariant:* pure; and no two problems of a volume have the same severity and reason (CLH-05). What
+//! only makes a pool worse is told of the pool, and not of each of its volumes, which work.
+
+use chrono::{DateTime, Utc};
+use cistern_crds::{
+    Reason, StorageNode,
+    health::{PoolSeverity, VolumeProblem, VolumeSeverity},
+    time,
+};
+
+use super::ListedVolume;
+
+/// A volume, and what is wrong with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExaminedVolume {
+    /// The volume.
+    pub volume: ListedVolume,
+    /// Empty where nothing is known to be.
+    pub problems: Vec<VolumeProblem>,
+}
+
+impl ExaminedVolume {
+    /// Adds what is known of the volume's node, which may be gone.
+    pub fn on(volume: ListedVolume, node: Option<&StorageNode>) -> Self {
+        let problems = problems(&volume, node);
+        Self { volume, problems }
+    }
+}
+
+/// What is wrong with a volume on this node.
+pub(super) fn problems(volume: &ListedVolume, node: Option<&StorageNode>) -> Vec<VolumeProblem> {
+    let mut problems = volume.problems.to_vec();
+    for other in [of_pool(volume, node), of_node(volume, node)] {
+        let known = |other: &VolumeProblem| {
+            let key = |problem: &VolumeProblem| (problem.severity, problem.reason.clone());
+            problems.iter().any(|problem| key(problem) == key(other))
+        };
+        problems.extend(other.filter(|other| !known(other)));
+    }
+    problems
+}
+
+/// What keeps every volume of the pool from being used.
+fn of_pool(volume: &ListedVolume, node: Option<&StorageNode>) -> Option<VolumeProblem> {
+    let pools = &node?.status.as_ref()?.pools;
+    let pool = pools.iter().find(|pool| *pool.name == *volume.pool)?;
+    let unreachable = |severity| match severity {
+        PoolSeverity::Unreachable => true,
+        PoolSeverity::Degraded => false,
+    };
+    let mut problems = pool.problems.iter();
+    let problem = problems.find(|problem| unreachable(problem.severity))?;
+    Some(VolumeProblem {
+        severity: VolumeSeverity::Inaccessible,
+        reason: Reason::PoolNotReady.to_string(),
+        message: format!("volume {}: {}", volume.id, problem.message),
+        since: problem.since,
+    })
+}
+
+/// A node that nobody hears of. The operator says so, and not before a restart could be over.
+fn of_node(volume: &ListedVolume, node: Option<&StorageNode>) -> Option<VolumeProblem> {
+    let problem = |severity, reason: Reason, message, since| VolumeProblem {
+        severity,
+        reason: reason.to_string(),
+        message,
+        since,
+    };
+    let Some(node) = node else {
+        let message = format!("StorageNode {}, which holds it, is not there", volume.node);
+        // Nobody knows since when.
+        let since = DateTime::<Utc>::UNIX_EPOCH;
+        return Some(problem(
+            VolumeSeverity::Inaccessible,
+            Reason::NodeMissing,
+            message,
+            since,
+        ));
+    };
+    let (reason, healthy) = node.status.as_ref()?.silence()?;
+    let severity = match reason {
+        // Its data is where nobody can use it.
+        Reason::NodeMissing => VolumeSeverity::Inaccessible,
+        // Pods go on with what they have; whether it is well nobody can tell, and no pod begins.
+        _ => VolumeSeverity::Degraded,
+    };
+    let message = format!("node {}: {}", volume.node, healthy.message);
+    let since = time::from_kubernetes(&healthy.last_transition_time);
+    Some(problem(severity, reason, message, since))
+}
+
+#[cfg(test)]
+mod tests;
