@@ -236,10 +236,12 @@ fn claim_problem(world: &World, claim: &PersistentVolumeClaim) -> Option<Problem
 }
 
 fn is_not_expanded(volume: &DeserializeGuard<PoolVolume>) -> bool {
-    volume
+    let status = volume
         .0
         .as_ref()
-        .is_ok_and(|volume| volume.status.is_some())
+        .ok()
+        .and_then(|volume| volume.status.as_ref());
+    status.is_some_and(|status| !status.conditions.is_empty())
 }
 
 /// Why a volume has not grown, and the claim that it was made for. What the resizer was answered
@@ -251,8 +253,18 @@ fn growth_problem(volume: &PoolVolume) -> Option<(ObjectReference, Problem)> {
         Some(Reason::FilesystemSmaller | Reason::ExpansionFailed) => true,
         Some(_) | None => false,
     };
-    let claim = volume.spec.claim.as_ref().filter(|_| is_on_node)?;
-    let regarding = ObjectReference {
+    let regarding = of_volume(volume).filter(|_| is_on_node)?;
+    let problem = Problem::NotExpanded {
+        volume: volume.name_any(),
+        why: expanded.message.clone(),
+    };
+    Some((regarding, problem))
+}
+
+/// The claim that a volume was made for, if anybody said.
+pub fn of_volume(volume: &PoolVolume) -> Option<ObjectReference> {
+    let claim = volume.spec.claim.as_ref()?;
+    Some(ObjectReference {
         api_version: Some("v1".to_owned()),
         kind: Some("PersistentVolumeClaim".to_owned()),
         namespace: Some(claim.namespace.clone()),
@@ -264,12 +276,7 @@ fn growth_problem(volume: &PoolVolume) -> Option<(ObjectReference, Problem)> {
             .strip_prefix("pvc-")
             .map(str::to_owned),
         ..ObjectReference::default()
-    };
-    let problem = Problem::NotExpanded {
-        volume: volume.name_any(),
-        why: expanded.message.clone(),
-    };
-    Some((regarding, problem))
+    })
 }
 
 /// What each node that carries the pool and that the class allows has for a claim.

@@ -67,7 +67,7 @@ impl Kind for DeserializeGuard<PoolVolume> {
     fn prune(&mut self) -> bool {
         *self.meta_mut() = identity(self.meta());
         if let Ok(volume) = &mut self.0 {
-            volume.status = volume.status.take().and_then(not_expanded);
+            volume.status = volume.status.take().and_then(to_tell);
             if volume.status.is_none() {
                 volume.spec.claim = None;
             }
@@ -87,14 +87,16 @@ impl Kind for DeserializeGuard<PoolVolume> {
     }
 }
 
-/// Why a volume has not grown, if that is so.
-fn not_expanded(mut status: PoolVolumeStatus) -> Option<PoolVolumeStatus> {
+/// What there is to tell of a volume: why it has not grown, and what is wrong with it.
+fn to_tell(mut status: PoolVolumeStatus) -> Option<PoolVolumeStatus> {
     status.conditions.retain(|condition| {
         condition.type_ == ConditionType::Expanded.as_str()
             && condition.status == ConditionStatus::False.as_str()
     });
-    (!status.conditions.is_empty()).then(|| PoolVolumeStatus {
+    let is_well = status.conditions.is_empty() && status.problems.is_empty();
+    (!is_well).then(|| PoolVolumeStatus {
         conditions: status.conditions,
+        problems: status.problems,
         ..PoolVolumeStatus::default()
     })
 }

@@ -11,6 +11,8 @@ pub mod claims;
 pub mod config;
 pub mod contents;
 pub mod controller;
+pub mod events;
+pub mod health;
 pub mod kinds;
 pub mod metrics;
 pub mod node;
@@ -114,6 +116,7 @@ impl Operator {
                 topology::run(&context, stop.clone()),
                 capacity::run(&context, stop.clone()),
                 claims::run(&context, stop.clone()),
+                health::run(&context, stop.clone()),
             )
         };
         tokio::select! {

@@ -8,7 +8,7 @@ mod summary;
 use std::{collections::BTreeMap, time::Duration};
 
 use cistern_client::writes::{patch_guarded, patch_status_guarded, remove_finalizer};
-use cistern_crds::{StoragePool, StoragePoolStatus, names};
+use cistern_crds::{Reason, StoragePool, StoragePoolStatus, names};
 use kube::{
     Api, Resource as _, ResourceExt as _,
     api::{ApiResource, DynamicObject},
@@ -20,6 +20,7 @@ use summary::{Declaration, Share, Standing, summarize};
 use crate::{
     Context, Stop,
     controller::{self, Next},
+    health::{self, summary::Wellbeing},
     offer::offer,
     topology,
     world::{Change, World},
@@ -206,9 +207,17 @@ fn share(
     } else {
         return None;
     };
+    let wellbeing = match storage_node {
+        Some(node) => health::summary::of_pool_on(node, reported),
+        None => Wellbeing::Unknown(
+            Reason::Pending,
+            format!("there is no StorageNode {name} yet"),
+        ),
+    };
     Some(Share {
         node: name,
         standing,
+        wellbeing,
         status: reported.cloned(),
     })
 }

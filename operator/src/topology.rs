@@ -6,6 +6,8 @@
 //! *Invariant:* the conditions are the operator's, `status.pools` the agent's; neither writes the
 //! other's part.
 
+use std::time::Duration;
+
 use chrono::{DateTime, Utc};
 use cistern_client::writes::apply_status;
 use cistern_crds::{
@@ -24,6 +26,7 @@ use crate::{
     Context, Stop,
     contents::Contents,
     controller::{self, Next},
+    health,
     offer::{Refusal, offer},
     world::{Change, World},
 };
@@ -90,14 +93,16 @@ async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
     let registration = observe(&context.world, name);
     let kept = context.world.kept_on(name);
     let current = node.status.clone().unwrap_or_default().conditions;
-    let conditions = summarize(node, &registration, &kept, (context.now)());
+    let (conditions, wait) = summarize(node, &registration, &kept, (context.now)());
+    // Time alone makes a silent agent one that nobody hears of.
+    let next = wait.map_or(Next::OnChange, Next::After);
     if conditions == current {
-        return Ok(Next::OnChange);
+        return Ok(next);
     }
     let api = Api::<StorageNode>::all(context.client.clone());
     let status = json!({"conditions": conditions});
     match apply_status(&api, name, names::OPERATOR_MANAGER, &status).await {
-        Ok(_) => Ok(Next::OnChange),
+        Ok(_) => Ok(next),
         Err(source) => Err(Error::Write {
             node: name.to_owned(),
             source,
@@ -190,23 +195,26 @@ fn is_ready(pod: &Pod) -> bool {
             .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// All conditions of a StorageNode as they should be.
+/// All conditions of a StorageNode as they should be, and when to look again if time alone changes them.
 fn summarize(
     node: &StorageNode,
     registration: &Registration,
     kept: &Contents,
     now: DateTime<Utc>,
-) -> Vec<Condition> {
+) -> (Vec<Condition>, Option<Duration>) {
     let mut conditions = node.status.clone().unwrap_or_default().conditions;
+    let generation = node.metadata.generation;
     for finding in [
         ready(node, registration, kept),
         registration.topology.clone(),
         registration.agent.clone(),
         deletion(node),
     ] {
-        condition::set(&mut conditions, &finding, node.metadata.generation, now);
+        condition::set(&mut conditions, &finding, generation, now);
     }
-    conditions
+    let (healthy, wait) = health::summary::of_node(node, &conditions, registration, now);
+    condition::set(&mut conditions, &healthy, generation, now);
+    (conditions, wait.and_then(|wait| wait.to_std().ok()))
 }
 
 /// `Ready`: registered, reporting, and every pool of the spec can be used.

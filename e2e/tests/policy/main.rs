@@ -212,7 +212,22 @@ async fn every_account_has_the_rights_of_its_work_and_no_more() {
         ("PATCH", "poolsnapshots/on-a/status", status, NO_RIGHT),
         ("DELETE", "poolsnapshotgroups/on-a", none, NO_RIGHT),
         ("GET", "/api/v1/secrets", none, NO_RIGHT),
-        ("GET", "/api/v1/pods", none, NO_RIGHT),
+        // Which pods use a claim, and nothing that is done to them.
+        ("GET", "/api/v1/namespaces/default/pods", none, ALLOWED),
+        ("GET", "/api/v1/namespaces/default/pods/x", none, NO_RIGHT),
+        (
+            "GET",
+            "/api/v1/namespaces/default/pods/x/log",
+            none,
+            NO_RIGHT,
+        ),
+        (
+            "PATCH",
+            "/api/v1/namespaces/default/pods/x",
+            label,
+            NO_RIGHT,
+        ),
+        ("DELETE", "/api/v1/namespaces/default/pods", none, NO_RIGHT),
         ("PATCH", "/api/v1/nodes/a", label, NO_RIGHT),
         ("DELETE", "/api/v1/persistentvolumes/x", none, NO_RIGHT),
     ];

@@ -11,7 +11,11 @@ use cistern_crds::{
 use kube::{Resource as _, ResourceExt as _, core::DeserializeGuard};
 
 use super::declared;
-use crate::{contents::Contents, offer::Refusal};
+use crate::{
+    contents::Contents,
+    health::{self, summary::Wellbeing},
+    offer::Refusal,
+};
 
 /// Nodes that a message names before it counts the rest.
 const NAMED: usize = 4;
@@ -30,6 +34,8 @@ pub(super) struct Declaration {
 pub(super) struct Share {
     pub(super) node: String,
     pub(super) standing: Standing,
+    /// How the pool is there.
+    pub(super) wellbeing: Wellbeing,
     /// What the agent says, if it has said something.
     pub(super) status: Option<NodePoolStatus>,
 }
@@ -77,6 +83,7 @@ pub(super) fn summarize(
     let mut conditions = current.conditions.clone();
     for finding in [
         readiness(declaration, shares, kept),
+        health(shares),
         deletion(declaration, shares, kept),
     ] {
         condition::set(&mut conditions, &finding, declaration.generation, now);
@@ -150,6 +157,14 @@ fn readiness(declaration: &Declaration, shares: &[Share], kept: &Contents) -> Fi
         reason,
         format!("{nodes} of {nodes} nodes are ready{tail}"),
     )
+}
+
+/// `Healthy`: nothing is known to be wrong with the pool on any node that has it.
+fn health(shares: &[Share]) -> Finding {
+    let parts = shares
+        .iter()
+        .map(|share| (share.node.clone(), share.wellbeing.clone()));
+    health::summary::of_nodes(&parts.collect::<Vec<_>>())
 }
 
 /// `DeletionHeld`: somebody deleted the pool, and this is what keeps it.
@@ -247,6 +262,7 @@ mod tests {
         Share {
             node: node.to_owned(),
             standing,
+            wellbeing: Wellbeing::Well,
             status,
         }
     }

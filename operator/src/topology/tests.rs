@@ -73,7 +73,7 @@ fn the_summary_names_the_first_thing_that_is_wrong() {
     let broken = well.clone().broken("fast", Reason::ReadOnly).build();
     let well = well.build();
     let ready = |node: &StorageNode, registration: &Registration| {
-        let conditions = summarize(node, registration, &kept, moment());
+        let (conditions, _) = summarize(node, registration, &kept, moment());
         let (status, reason) = told(&conditions, ConditionType::Ready);
         (status.to_owned(), reason.to_owned())
     };
@@ -95,8 +95,12 @@ fn r5_the_same_world_gives_equal_conditions_at_any_time() {
     let mut node = storage_node("w1").build();
     let kept = Contents::default();
     let first = summarize(&node, &registered("w1"), &kept, moment());
-    assert_eq!(first.len(), 4);
-    node.status.as_mut().unwrap().conditions.clone_from(&first);
+    assert_eq!(first.0.len(), 5);
+    node.status
+        .as_mut()
+        .unwrap()
+        .conditions
+        .clone_from(&first.0);
     let later = moment() + chrono::Duration::hours(1);
     assert_eq!(summarize(&node, &registered("w1"), &kept, later), first);
 }
@@ -111,7 +115,7 @@ fn a_node_that_is_gone_with_data_says_what_it_holds_and_what_to_do() {
         .build();
     let mut kept = Contents::default();
     let message = |kept: &Contents| {
-        let conditions = summarize(&node, &gone, kept, moment());
+        let (conditions, _) = summarize(&node, &gone, kept, moment());
         let ready = condition::find(&conditions, ConditionType::Ready).unwrap();
         assert_eq!(ready.reason, "NodeMissing");
         ready.message.clone()
@@ -130,7 +134,7 @@ fn a_node_that_is_gone_with_data_says_what_it_holds_and_what_to_do() {
 fn a_deleted_storage_node_says_what_holds_it() {
     let mut node = storage_node("w1").carrying("fast").build();
     let held = |node: &StorageNode| {
-        let conditions = summarize(node, &registered("w1"), &Contents::default(), moment());
+        let (conditions, _) = summarize(node, &registered("w1"), &Contents::default(), moment());
         let (status, _) = told(&conditions, ConditionType::DeletionHeld);
         status.to_owned()
     };

@@ -1,0 +1,319 @@
+//! `Healthy` of a StorageNode and of a StoragePool, summed up from what the agents say of each pool on
+//! each node.
+//!
+//! *Invariant:* pure. What is known to be wrong comes before what nobody knows, and that before what is
+//! well; and of a node whose agent is silent nothing is called well.
+
+use chrono::{DateTime, Duration, Utc};
+use cistern_crds::{
+    Condition, ConditionStatus, ConditionType, NodePoolStatus, Reason, StorageNode,
+    StorageNodeStatus,
+    condition::{self, Finding},
+    health::PoolSeverity,
+    time,
+};
+use kube::ResourceExt as _;
+
+use crate::topology::Registration;
+
+/// How long an agent may be silent: a new pod of the node plugin takes seconds, and no pool becomes
+/// worse by it.
+const GRACE: Duration = Duration::minutes(1);
+/// Nodes or pools that a message names before it counts the rest.
+const NAMED: usize = 4;
+
+/// How a pool on a node is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wellbeing {
+    /// Nothing is known to be wrong with it.
+    Well,
+    /// Nobody can tell.
+    Unknown(Reason, String),
+    /// Something is wrong: the worst of it.
+    Unwell(PoolSeverity, Reason, String),
+}
+
+/// `Healthy` of a StorageNode, whose conditions say by now whether its agent reports; and when to look
+/// again, where time alone will change it.
+pub fn of_node(
+    node: &StorageNode,
+    conditions: &[Condition],
+    registration: &Registration,
+    now: DateTime<Utc>,
+) -> (Finding, Option<Duration>) {
+    let name = node.name_any();
+    let unknown = |reason, message| {
+        let status = ConditionStatus::Unknown;
+        Finding::new(ConditionType::Healthy, status, reason, message)
+    };
+    if registration.topology.reason == Reason::NodeMissing {
+        let message = format!("Node {name} is gone, and nobody can tell how its pools are");
+        return (unknown(Reason::NodeMissing, message), None);
+    }
+    let agent = &registration.agent;
+    let mut wait = None;
+    if agent.status != ConditionStatus::True {
+        let reporting = condition::find(conditions, ConditionType::AgentReporting);
+        let since = reporting.map_or(now, |c| time::from_kubernetes(&c.last_transition_time));
+        let rest = GRACE - (now - since);
+        if rest <= Duration::zero() {
+            let message = format!(
+                "nobody has told of its pools since {}: {}; volumes in use go on, and nothing is deleted; \
+                 look at the node and at the node plugin's pod there",
+                since.format("%F %T UTC"),
+                agent.message,
+            );
+            return (unknown(agent.reason, message), None);
+        }
+        wait = Some(rest);
+    }
+    let pools = node.spec.pools.iter().map(|pool| {
+        let mut reported = node.status.iter().flat_map(|status| &status.pools);
+        let status = reported.find(|status| status.uid == pool.uid);
+        (format!("pool {}", pool.name), of_pool(status))
+    });
+    let well = |pools| match pools {
+        0 => "the node carries no pool".to_owned(),
+        1 => "nothing is known to be wrong with its pool".to_owned(),
+        count => format!("nothing is known to be wrong with its {count} pools"),
+    };
+    (sum_up(&pools.collect::<Vec<_>>(), well), wait)
+}
+
+/// `Healthy` of a StoragePool, from how it is on each of its nodes.
+pub fn of_nodes(nodes: &[(String, Wellbeing)]) -> Finding {
+    sum_up(nodes, |nodes| match nodes {
+        0 => "no node carries the pool".to_owned(),
+        1 => "nothing is known to be wrong on its node".to_owned(),
+        count => format!("nothing is known to be wrong on its {count} nodes"),
+    })
+}
+
+/// How a pool on a node is: by what its agent says of it, where its agent is heard of.
+pub fn of_pool_on(node: &StorageNode, status: Option<&NodePoolStatus>) -> Wellbeing {
+    match node.status.as_ref().and_then(StorageNodeStatus::silence) {
+        Some((reason, healthy)) => Wellbeing::Unknown(reason, healthy.message.clone()),
+        None => of_pool(status),
+    }
+}
+
+fn of_pool(status: Option<&NodePoolStatus>) -> Wellbeing {
+    let pending = |message: &str| Wellbeing::Unknown(Reason::Pending, message.to_owned());
+    let Some(status) = status else {
+        return pending("its agent has not reported it yet");
+    };
+    let problems = status.problems.iter().rev();
+    match problems.max_by_key(|problem| problem.severity) {
+        Some(worst) => Wellbeing::Unwell(
+            worst.severity,
+            // Written by a newer version; the message tells.
+            Reason::parse(&worst.reason).unwrap_or(Reason::OtherProblem),
+            worst.message.clone(),
+        ),
+        None if condition::find(&status.conditions, ConditionType::Healthy).is_none() => {
+            pending("nobody has looked at it yet")
+        }
+        None => Wellbeing::Well,
+    }
+}
+
+/// `Healthy` of something with these parts; `well` says that so many of them are.
+fn sum_up(parts: &[(String, Wellbeing)], well: impl Fn(usize) -> String) -> Finding {
+    let finding = |status: ConditionStatus, reason, message: String| {
+        Finding::new(ConditionType::Healthy, status, reason, message)
+    };
+    let (mut unwell, mut unknown) = (Vec::new(), Vec::new());
+    for (part, wellbeing) in parts {
+        match wellbeing {
+            Wellbeing::Well => {}
+            Wellbeing::Unknown(reason, message) => unknown.push((*reason, part, message)),
+            Wellbeing::Unwell(severity, reason, message) => {
+                unwell.push((*severity, *reason, part, message));
+            }
+        }
+    }
+    // The worst first, and each as it came.
+    unwell.sort_by_key(|(severity, ..)| std::cmp::Reverse(*severity));
+    let unwell = unwell.into_iter();
+    let unwell: Vec<_> = unwell
+        .map(|(_, reason, part, message)| (reason, part, message))
+        .collect();
+    match (unwell.first(), unknown.first()) {
+        (Some((reason, ..)), _) => finding(ConditionStatus::False, *reason, enumerate(&unwell)),
+        (None, Some((reason, ..))) => {
+            finding(ConditionStatus::Unknown, *reason, enumerate(&unknown))
+        }
+        (None, None) => {
+            let message = well(parts.len());
+            finding(ConditionStatus::True, Reason::AsDesired, message)
+        }
+    }
+}
+
+fn enumerate(parts: &[(Reason, &String, &String)]) -> String {
+    let named = parts.iter().take(NAMED);
+    let named: Vec<String> = named
+        .map(|(_, part, message)| {
+            // As a rule a message says itself what it is about.
+            if message.contains(part.as_str()) {
+                (*message).clone()
+            } else {
+                format!("{part}: {message}")
+            }
+        })
+        .collect();
+    match parts.len().saturating_sub(NAMED) {
+        0 => named.join("; "),
+        rest => format!("{}; and {rest} more", named.join("; ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cistern_crds::{Bytes, health::Problem};
+
+    use super::*;
+    use crate::testing::{moment, registered, storage_node};
+
+    fn problem(severity: PoolSeverity, reason: Reason) -> Problem<PoolSeverity> {
+        Problem {
+            severity,
+            reason: reason.to_string(),
+            message: format!("it is {reason}"),
+            since: moment(),
+        }
+    }
+
+    /// A node with these pools, each with what is wrong with it.
+    fn node(pools: &[(&str, &[Problem<PoolSeverity>])]) -> StorageNode {
+        let mut node = storage_node("w1");
+        for (pool, _) in pools {
+            node = node.carrying(pool).with_room(pool, Bytes::gib(1));
+        }
+        let mut node = node.build();
+        let status = node.status.as_mut().unwrap();
+        for (status, (_, problems)) in status.pools.iter_mut().zip(pools) {
+            status.problems = problems.to_vec();
+            let healthy = cistern_crds::health::healthy(problems);
+            condition::set(&mut status.conditions, &healthy, None, moment());
+        }
+        node
+    }
+
+    fn silent() -> Registration {
+        let mut registration = registered("w1");
+        registration.agent = Finding::new(
+            ConditionType::AgentReporting,
+            false,
+            Reason::AgentNotReady,
+            "pod agent-w1 on w1 is not ready",
+        );
+        registration
+    }
+
+    fn told(finding: &Finding) -> (ConditionStatus, Reason, &str) {
+        (finding.status, finding.reason, finding.message.as_str())
+    }
+
+    #[test]
+    fn the_worst_problem_of_any_pool_is_the_one_that_the_node_has() {
+        use PoolSeverity::{Degraded, Unreachable};
+        let full = [problem(Degraded, Reason::NearlyFull)];
+        let hung = [
+            problem(Degraded, Reason::DeviceErrors),
+            problem(Unreachable, Reason::ProbeTimedOut),
+        ];
+        let of = |node: &StorageNode| of_node(node, &[], &registered("w1"), moment()).0;
+        let well = of(&node(&[("fast", &[])]));
+        assert_eq!(well.status, ConditionStatus::True);
+        let unwell = of(&node(&[("fast", &full), ("slow", &hung)]));
+        let expected = "pool slow: it is ProbeTimedOut; pool fast: it is NearlyFull";
+        assert_eq!(
+            told(&unwell),
+            (ConditionStatus::False, Reason::ProbeTimedOut, expected)
+        );
+    }
+
+    #[test]
+    fn nobody_calls_a_pool_well_that_was_not_looked_at() {
+        let unreported = storage_node("w1").carrying("fast").build();
+        let unlooked = storage_node("w1")
+            .carrying("fast")
+            .with_room("fast", Bytes::gib(1))
+            .build();
+        for node in [unreported, unlooked] {
+            let (finding, _) = of_node(&node, &[], &registered("w1"), moment());
+            assert_eq!(finding.status, ConditionStatus::Unknown);
+            assert_eq!(finding.reason, Reason::Pending);
+        }
+    }
+
+    #[test]
+    fn a_silent_agent_is_told_after_a_minute_and_not_at_a_restart() {
+        let node = node(&[("fast", &[])]);
+        let mut conditions = Vec::new();
+        condition::set(&mut conditions, &silent().agent, None, moment());
+        let after = |seconds| {
+            let now = moment() + Duration::seconds(seconds);
+            of_node(&node, &conditions, &silent(), now)
+        };
+        let (finding, wait) = after(20);
+        assert_eq!(finding.status, ConditionStatus::True);
+        assert_eq!(wait, Some(Duration::seconds(40)));
+        let (finding, wait) = after(60);
+        assert_eq!(
+            (finding.status, finding.reason, wait),
+            (ConditionStatus::Unknown, Reason::AgentNotReady, None)
+        );
+        for part in ["since 2027-01-15 08:00:00 UTC", "pod agent-w1"] {
+            assert!(finding.message.contains(part), "{}", finding.message);
+        }
+    }
+
+    #[test]
+    fn a_pool_is_unknown_where_its_node_is_silent_or_gone_and_unwell_where_it_is_known_to_be() {
+        let hung = [problem(PoolSeverity::Unreachable, Reason::ProbeTimedOut)];
+        let mut heard = node(&[("fast", &hung)]);
+        let status = |node: &StorageNode| node.status.clone().unwrap_or_default();
+        let wellbeing = |node: &StorageNode| of_pool_on(node, status(node).pools.first());
+        let unwell = wellbeing(&heard);
+        assert!(matches!(unwell, Wellbeing::Unwell(..)));
+        let unknown = Finding::new(
+            ConditionType::Healthy,
+            ConditionStatus::Unknown,
+            Reason::NodeMissing,
+            "Node w2 is gone",
+        );
+        let StorageNodeStatus { conditions, .. } = heard.status.as_mut().unwrap();
+        condition::set(conditions, &unknown, None, moment());
+        let gone = wellbeing(&heard);
+        assert_eq!(
+            gone,
+            Wellbeing::Unknown(Reason::NodeMissing, "Node w2 is gone".to_owned())
+        );
+        let parts = |all: &[(&str, &Wellbeing)]| {
+            let owned = all
+                .iter()
+                .map(|(node, w)| ((*node).to_owned(), (*w).clone()));
+            of_nodes(&owned.collect::<Vec<_>>())
+        };
+        let both = parts(&[("w1", &unwell), ("w2", &gone), ("w3", &Wellbeing::Well)]);
+        assert_eq!(
+            told(&both),
+            (
+                ConditionStatus::False,
+                Reason::ProbeTimedOut,
+                "w1: it is ProbeTimedOut"
+            )
+        );
+        let one = parts(&[("w2", &gone), ("w3", &Wellbeing::Well)]);
+        assert_eq!(
+            told(&one),
+            (
+                ConditionStatus::Unknown,
+                Reason::NodeMissing,
+                "Node w2 is gone"
+            )
+        );
+    }
+}
