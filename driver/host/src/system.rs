@@ -351,8 +351,8 @@ pub trait System: Send + Sync + fmt::Debug {
     fn thaw(&self, inside: BorrowedFd<'_>) -> io::Result<bool>;
     /// Shape of the XFS that holds a file; none when it is another filesystem.
     fn xfs_geometry(&self, inside: BorrowedFd<'_>) -> io::Result<Option<XfsGeometry>>;
-    /// How many parts of the XFS that holds a file the kernel has found to be damaged; none when it is
-    /// another filesystem.
+    /// How many parts of the XFS that holds a file the kernel has found to be damaged, of its first
+    /// allocation groups and of what concerns all; none when it is another filesystem.
     fn xfs_damage(&self, inside: BorrowedFd<'_>) -> io::Result<Option<u64>>;
     /// How many errors the mounted ext4 on a loop device has found in itself, since it was made or
     /// checked; none when there is no such.

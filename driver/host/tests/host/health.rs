@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    os::unix::fs::FileExt as _,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -23,7 +24,7 @@ use crate::{
     failing::{FailingDevice, text},
     harness::{
         Machine, POOL_SIZE, Volume, device_pool, eventually, image_pool, known, must, open_new,
-        request, root, run, uid,
+        request, root, run, uid, unmount,
     },
     health_volume::subject,
 };
@@ -239,6 +240,53 @@ fn a_disk_that_loses_what_is_written_is_found_out() {
     assert_eq!(troubles(&pool), [PoolTrouble::NotReadBack { path }]);
     disk.set(Mode::Ok);
     assert_eq!(troubles(&pool), []);
+}
+
+/// Whether the kernel remembers what it finds to be damaged: since Linux 6.9.
+fn kernel_remembers_damage() -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut parts = release.split('.').map(|part| part.parse().unwrap_or(0));
+    (parts.next().unwrap(), parts.next().unwrap()) >= (6, 9)
+}
+
+#[test]
+fn what_the_kernel_finds_to_be_damaged_in_a_pool_is_told() {
+    if !kernel_remembers_damage() {
+        eprintln!("skipped: this kernel forgets what it finds to be damaged");
+        return;
+    }
+    let machine = Machine::new();
+    let declaration = image_pool(POOL_SIZE);
+    let pool = open_new(&machine);
+    let (at, expectation) = (machine.mount_point(&declaration), known(&pool));
+    drop(pool);
+    unmount(&at);
+    // One copy of the list of what is free, in a part of the pool that nobody needs yet.
+    let file = at.with_extension("img");
+    let commands = [
+        "-r",
+        "-c",
+        "agf 3",
+        "-c",
+        "addr bnoroot",
+        "-c",
+        "daddr",
+        text(&file),
+    ];
+    let sector = run("xfs_db", &commands);
+    let sector: u64 = sector.rsplit(' ').next().unwrap().trim().parse().unwrap();
+    let disk = fs::OpenOptions::new().write(true).open(&file).unwrap();
+    disk.write_all_at(&[0x55; 512], sector * 512 + 512).unwrap();
+    disk.sync_all().unwrap();
+
+    let pool = Arc::new(must(machine.root().open_pool(&declaration, expectation)));
+    assert_eq!(troubles(&pool), [], "nobody has come across it");
+    let look = format!("! xfs_io -c 'fsmap -n 1000' {} 2>&1", at.display());
+    run("sh", &["-c", &look]);
+    assert_eq!(
+        troubles(&pool),
+        [PoolTrouble::FilesystemErrors { count: 1 }]
+    );
 }
 
 #[test]
