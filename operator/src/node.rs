@@ -281,8 +281,11 @@ fn entry_for(
     };
     let uid = pool.uid().unwrap_or_default();
     if let Some(earlier) = current.filter(|entry| entry.uid != uid) {
-        // An earlier pool of the same name keeps its place until the agent has put it away.
-        if reports(view, &earlier.uid) || !is_answered(view, earlier) {
+        // An earlier pool of the same name keeps its place until the agent has put it away. What
+        // holds something cannot be: it is this pool, from before the cluster was restored, and the
+        // agent adopts it.
+        let is_this = !view.kept.at(&pool.name_any()).is_zero();
+        if !is_this && (reports(view, &earlier.uid) || !is_answered(view, earlier)) {
             return Some(retire(view, earlier.clone()));
         }
     }

@@ -262,6 +262,22 @@ fn a_new_pool_of_an_old_name_waits_until_the_old_one_is_put_away() {
 }
 
 #[test]
+fn a_pool_that_was_restored_with_its_volumes_takes_the_place_that_it_had() {
+    let mut restored = pool("fast", FAST);
+    restored.metadata.uid = Some("restored".to_owned());
+    let retiring = storage_node("w1").carrying("fast").retiring("fast");
+    for before in [carrying(), retiring.with_room("fast", Bytes::ZERO).build()] {
+        let case = Case::labelled(FAST).declaring(restored.clone());
+        let case = case.having(before).holding("fast", Count::VOLUME);
+        let Step::Write(spec) = case.plan() else {
+            panic!("{:?}", case.plan());
+        };
+        let entry = &spec.pools[0];
+        assert_eq!((entry.uid.as_str(), entry.retiring), ("restored", false));
+    }
+}
+
+#[test]
 fn what_the_agent_reports_and_the_spec_lacks_is_taken_up_as_retiring() {
     let reported = storage_node("w1").with_room("fast", Bytes::gib(1)).build();
     let case = Case::labelled(&[])
