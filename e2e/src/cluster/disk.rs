@@ -17,6 +17,17 @@ const UNIT: &str = "failing-disk";
 /// and put back gets the other one, as disks do.
 const DEVICES: [&str; 2] = ["/dev/loop123", "/dev/loop124"];
 
+/// Ends the program, and with it whatever waits for the disk; then lets go of what is left. A device
+/// that is in use goes with its last user.
+const PULL_OUT: &str = "
+    unit=failing-disk folder=/var/cistern-e2e-disk
+    systemctl kill --signal=KILL $unit 2>/dev/null || true
+    for attempt in $(seq 100); do systemctl is-active --quiet $unit || break; sleep 0.1; done
+    for device in /dev/loop123 /dev/loop124; do
+      ! losetup $device >/dev/null 2>&1 || losetup --detach $device
+    done
+    umount --lazy $folder/mount 2>/dev/null || true";
+
 /// A disk of a node.
 #[derive(Clone, Debug)]
 pub struct Disk {
@@ -33,15 +44,20 @@ impl Disk {
             node: node.to_owned(),
             size,
         };
-        let remove = format!("{}; rm -rf {FOLDER}", pulling());
+        let remove = format!("{PULL_OUT}; rm -rf {FOLDER}");
         this.shell(&remove).await;
-        test.in_any_case(harness, node, &remove);
+        test.afterwards(harness, node, &remove);
+        let plug_in = this.plugging_in(DEVICES[1]);
+        let heal = format!(
+            "echo {} >{FOLDER}/{NAME}.mode; systemctl is-active --quiet {UNIT} || {{ {plug_in}; }}",
+            Mode::Ok
+        );
+        test.if_it_fails(harness, node, &heal);
         this.shell(&format!("mkdir -p {FOLDER}/mount")).await;
         let program = failing_disk::program().expect("e2e/steps has it built");
-        harness
-            .copy(node, &program, &format!("{FOLDER}/program"))
-            .await;
-        this.put_into(DEVICES[0]).await;
+        let to = format!("{FOLDER}/program");
+        harness.copy(node, &program, &to).await;
+        this.shell(&this.plugging_in(DEVICES[0])).await;
         this
     }
 
@@ -52,12 +68,12 @@ impl Disk {
 
     /// Pulls it out of the node while it is in use.
     pub async fn pull_out(&self) {
-        self.shell(&pulling()).await;
+        self.shell(PULL_OUT).await;
     }
 
     /// Puts it back with all that was on it, under another name.
     pub async fn put_back(&self) {
-        self.put_into(DEVICES[1]).await;
+        self.shell(&self.plugging_in(DEVICES[1])).await;
     }
 
     /// Sets how it behaves from now on.
@@ -66,33 +82,18 @@ impl Disk {
             .await;
     }
 
-    async fn put_into(&self, device: &str) {
+    fn plugging_in(&self, device: &str) -> String {
         let size = self.size.0;
         // What a killed test has left hanging ends by itself.
-        let script = format!(
-            "systemd-run --quiet --collect --unit={UNIT} --property=RuntimeMaxSec=600 \
+        format!(
+            "systemd-run --quiet --collect --unit={UNIT} --property=RuntimeMaxSec=1h \
                {FOLDER}/program {FOLDER}/mount {FOLDER}/{NAME} {size}
              for attempt in $(seq 100); do ! mountpoint -q {FOLDER}/mount || break; sleep 0.1; done
              losetup {device} {FOLDER}/mount/{NAME}"
-        );
-        self.shell(&script).await;
+        )
     }
 
     async fn shell(&self, script: &str) {
         self.harness.shell(&self.node, script).await;
     }
-}
-
-/// Ends the program, and with it whatever waits for the disk; then lets go of what is left. A
-/// device that is in use goes with its last user.
-fn pulling() -> String {
-    let [first, second] = DEVICES;
-    format!(
-        "systemctl kill --signal=KILL {UNIT} 2>/dev/null || true
-         for attempt in $(seq 100); do systemctl is-active --quiet {UNIT} || break; sleep 0.1; done
-         for device in {first} {second}; do
-           ! losetup $device >/dev/null 2>&1 || losetup --detach $device
-         done
-         ! mountpoint -q {FOLDER}/mount || umount --lazy {FOLDER}/mount"
-    )
 }

@@ -1,15 +1,12 @@
 //! What happens to nodes in real life, done by the harness that made the cluster.
 
-use std::{
-    path::{Path, PathBuf},
-    process::Command,
-    time::Duration,
-};
+use std::{path::Path, time::Duration};
+
+use cistern_crds::names::DRIVER;
+use tonic::transport::{Channel, Endpoint};
 
 use super::{skipped, variable};
 use crate::process::{command, output, workspace};
-
-const DEADLINE: Duration = Duration::from_mins(5);
 
 /// The harness' own cluster.
 #[derive(Clone, Copy, Debug)]
@@ -61,20 +58,18 @@ impl Harness {
         self.node(&["copy", node, program, to]).await;
     }
 
-    /// Where this machine finds what is at a path of the node, until the node restarts.
-    pub async fn path(self, node: &str, path: &str) -> PathBuf {
+    /// A connection to the driver's socket on the node, as kubelet has it.
+    pub async fn csi(self, node: &str) -> Result<Channel, String> {
         let process = self.node(&["process", node]).await;
-        PathBuf::from(format!("/proc/{}/root{path}", process.trim()))
+        let root = format!("/proc/{}/root", process.trim());
+        let socket = format!("unix://{root}/var/lib/kubelet/plugins/{DRIVER}/csi.sock");
+        let endpoint = Endpoint::from_shared(socket).expect("a path makes a URL");
+        endpoint.connect().await.map_err(|error| error.to_string())
     }
 
     async fn node(self, arguments: &[&str]) -> String {
-        output(command_on_node(arguments), DEADLINE).await
+        let mut node = command(workspace().join("e2e/cluster/node"));
+        node.args(arguments);
+        output(node, Duration::from_mins(5)).await
     }
-}
-
-/// A command that does something to a node.
-pub(super) fn command_on_node(arguments: &[&str]) -> Command {
-    let mut node = command(workspace().join("e2e/cluster/node"));
-    node.args(arguments);
-    node
 }

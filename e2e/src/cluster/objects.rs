@@ -174,6 +174,12 @@ impl Test {
         self.pod(name, claim, WRITER, json!({})).await
     }
 
+    /// The same, but it stays when a write fails.
+    pub async fn lasting_writer(&self, name: &str, claim: &str) -> Pod {
+        let script = format!("({WRITER}) || sleep 3600");
+        self.pod(name, claim, &script, json!({})).await
+    }
+
     /// A pod that runs a shell script with a claim's volume at `/data`.
     pub async fn pod(&self, name: &str, claim: &str, script: &str, node_selector: Value) -> Pod {
         let volume = json!({"persistentVolumeClaim": {"claimName": claim}});

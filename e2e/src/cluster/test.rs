@@ -45,8 +45,8 @@ struct Afterwards {
     harness: Harness,
     node: String,
     script: String,
-    /// Also when the test has failed.
-    in_any_case: bool,
+    /// Whether it is for a test that has failed, or for one that has passed.
+    failed: bool,
 }
 
 impl Test {
@@ -115,27 +115,26 @@ impl Test {
         self.remember(harness, node, script, false);
     }
 
-    /// The same, and when the test has failed, too: what is kept to be looked at must not hang.
-    pub fn in_any_case(&self, harness: Harness, node: &str, script: &str) {
+    /// Runs a shell script on a node when the test has failed: what is kept to be looked at must not
+    /// hang, and can be removed.
+    pub fn if_it_fails(&self, harness: Harness, node: &str, script: &str) {
         self.remember(harness, node, script, true);
     }
 
-    fn remember(&self, harness: Harness, node: &str, script: &str, in_any_case: bool) {
+    fn remember(&self, harness: Harness, node: &str, script: &str, failed: bool) {
         let mut scripts = self.afterwards.lock().expect("nobody panics with it");
         scripts.push(Afterwards {
             harness,
             node: node.to_owned(),
             script: script.to_owned(),
-            in_any_case,
+            failed,
         });
     }
 
     async fn tidy_nodes(&self, failed: bool) {
         let scripts = std::mem::take(&mut *self.afterwards.lock().expect("nobody panics with it"));
-        for last in scripts {
-            if last.in_any_case || !failed {
-                last.harness.shell(&last.node, &last.script).await;
-            }
+        for last in scripts.iter().filter(|last| last.failed == failed) {
+            last.harness.shell(&last.node, &last.script).await;
         }
     }
 

@@ -1,0 +1,91 @@
+//! Disks that are pulled out, that fail, and that hang.
+
+use cistern_crds::Bytes;
+use cistern_e2e::{Harness, Test, cluster::Disk};
+use failing_disk::Mode;
+use serde_json::json;
+
+use super::{Patient, WELL};
+
+const DISK: Bytes = Bytes::gib(1);
+
+/// A pod that writes to a volume of a pool on a disk.
+async fn on_a_disk(test: &Test, harness: Harness) -> (Disk, Patient) {
+    let [node, ..] = test.cluster.workers().await;
+    let disk = Disk::plug_in(test, harness, &node, DISK).await;
+    let source = json!({"device": {"paths": disk.names()}});
+    let patient = Patient::start(test, harness, &node, source).await;
+    (disk, patient)
+}
+
+#[tokio::test]
+async fn a_disk_that_is_pulled_out_is_told_of_and_has_all_that_was_written_when_it_is_put_back() {
+    let Some(harness) = Harness::or_skip("a disk that is pulled out") else {
+        return;
+    };
+    Test::run("pulled", async |test| {
+        let (disk, patient) = on_a_disk(test, harness).await;
+        let written = test.written("writer").await;
+        disk.pull_out().await;
+        patient.pool_is(test, "FilesystemShutDown").await;
+        patient
+            .pool_is_told(test, "PoolUnreachable", "unreachable")
+            .await;
+        patient.volume_is(test, "PoolNotReady").await;
+        patient
+            .volume_is_told(test, "VolumeInaccessible", "inaccessible")
+            .await;
+        patient.neighbour_is_well(test, "another").await;
+        patient.pod_goes(test).await;
+
+        disk.put_back().await;
+        patient.pool_is(test, WELL).await;
+        patient.pod_comes_back(test, written).await;
+        patient.volume_has_recovered(test).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_disk_that_fails_is_told_of_and_used_again_when_it_works_again() {
+    let Some(harness) = Harness::or_skip("a disk that fails") else {
+        return;
+    };
+    Test::run("failing", async |test| {
+        let (disk, patient) = on_a_disk(test, harness).await;
+        let written = test.written("writer").await;
+        disk.set(Mode::EioWrite).await;
+        patient.pool_is(test, "FilesystemShutDown").await;
+        patient.volume_is(test, "PoolNotReady").await;
+        patient.pod_goes(test).await;
+
+        disk.set(Mode::Ok).await;
+        patient.pool_is(test, WELL).await;
+        patient.pod_comes_back(test, written).await;
+        patient.volume_is(test, WELL).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_disk_that_hangs_holds_up_nobody_else_and_its_pod_goes_on_when_it_answers() {
+    let Some(harness) = Harness::or_skip("a disk that hangs") else {
+        return;
+    };
+    Test::run("hanging", async |test| {
+        let (disk, patient) = on_a_disk(test, harness).await;
+        disk.set(Mode::Hang).await;
+        patient.pool_is(test, "ProbeTimedOut").await;
+        patient.volume_is(test, "PoolNotReady").await;
+        patient
+            .volume_is_told(test, "VolumeInaccessible", "inaccessible")
+            .await;
+        patient.neighbour_is_well(test, "another").await;
+
+        disk.set(Mode::Ok).await;
+        patient.pool_is(test, WELL).await;
+        patient.volume_is(test, WELL).await;
+        test.writes_go_on("writer").await;
+    })
+    .await;
+}

@@ -1,0 +1,104 @@
+//! Pools and images that somebody has been at.
+
+use cistern_e2e::{Harness, Test};
+use serde_json::json;
+
+use super::{Patient, WELL};
+
+async fn in_a_file(test: &Test, harness: Harness) -> Patient {
+    let [node, ..] = test.cluster.workers().await;
+    let source = json!({"image": {"size": "1Gi"}});
+    Patient::start(test, harness, &node, source).await
+}
+
+#[tokio::test]
+async fn a_pool_that_is_remounted_read_only_takes_nothing_new_until_it_can_be_written_again() {
+    let Some(harness) = Harness::or_skip("a pool remounted read-only") else {
+        return;
+    };
+    Test::run("pool-read-only", async |test| {
+        let patient = in_a_file(test, harness).await;
+        // Whoever may write to an image keeps it from being remounted.
+        let written = test.written("writer").await;
+        patient.pod_goes(test).await;
+        let folder = &patient.folder;
+        // Whoever is in there keeps it from being mounted anew.
+        let stay = format!(
+            "systemd-run --quiet --collect --unit=stays --working-directory={folder} sleep 600
+             for attempt in $(seq 50); do
+               ! mount -o remount,ro {folder} 2>/dev/null || exit 0; sleep 0.1
+             done; exit 1"
+        );
+        let leave = "systemctl stop stays 2>/dev/null || true";
+        test.if_it_fails(harness, &patient.node, leave);
+        patient.shell(&stay).await;
+        patient.pool_is(test, "ReadOnly").await;
+        patient
+            .pool_is_told(test, "PoolUnreachable", "unreachable")
+            .await;
+        patient.neighbour_is_well(test, "another").await;
+
+        patient.shell(leave).await;
+        patient.pool_is(test, WELL).await;
+        patient.pod_comes_back(test, written).await;
+        patient.volume_is(test, WELL).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_image_that_is_removed_under_its_pod_is_told_of_while_it_can_still_be_saved() {
+    let Some(harness) = Harness::or_skip("an image that is removed") else {
+        return;
+    };
+    Test::run("removed", async |test| {
+        let patient = in_a_file(test, harness).await;
+        let kept = format!("{}/kept", patient.folder);
+        let remove = format!("ln {0} {kept}; rm {0}", patient.image);
+        patient.shell(&remove).await;
+        patient.volume_is(test, "ImageDeleted").await;
+        patient
+            .volume_is_told(test, "VolumeDataLoss", "data_loss")
+            .await;
+        patient.pool_is(test, WELL).await;
+        patient.neighbour_is_well(test, "another").await;
+        let written = test.writes_go_on("writer").await;
+        patient.pod_goes(test).await;
+        patient.volume_is(test, "ImageMissing").await;
+
+        patient.shell(&format!("mv {kept} {}", patient.image)).await;
+        patient.volume_is(test, WELL).await;
+        patient.pod_comes_back(test, written).await;
+        patient.volume_has_recovered(test).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_image_that_was_cut_is_told_of_until_it_has_its_size_again() {
+    let Some(harness) = Harness::or_skip("an image of the wrong size") else {
+        return;
+    };
+    Test::run("cut", async |test| {
+        let patient = in_a_file(test, harness).await;
+        // Where the filesystem has nothing yet.
+        let resize = async |change: &str| {
+            let script = format!("truncate --size {change}4M {}", patient.image);
+            patient.shell(&script).await;
+        };
+        resize("-").await;
+        patient.volume_is(test, "ImageTooSmall").await;
+        patient
+            .volume_is_told(test, "VolumeDataLoss", "data_loss")
+            .await;
+        patient.pool_is(test, WELL).await;
+        patient.neighbour_is_well(test, "another").await;
+        let written = test.written("writer").await;
+        patient.pod_goes(test).await;
+
+        resize("+").await;
+        patient.volume_is(test, WELL).await;
+        patient.pod_comes_back(test, written).await;
+    })
+    .await;
+}

@@ -1,0 +1,86 @@
+//! A node whose agent says nothing any more.
+
+use cistern_crds::{Bytes, ConditionType, StorageNode, StoragePool, condition};
+use cistern_e2e::{
+    Harness, Test,
+    cluster::{NAMESPACE, PATIENCE, objects::Binding::WaitForFirstConsumer},
+    eventually,
+};
+use k8s_openapi::api::storage::v1::CSIStorageCapacity;
+use kube::{Api, api::ListParams};
+
+#[tokio::test]
+async fn a_pool_whose_agent_is_silent_is_unknown_and_takes_nothing_and_is_back_with_it() {
+    if Harness::or_skip("a node without an agent").is_none() {
+        return;
+    }
+    Test::run("silent", async |test| {
+        let [node, ..] = test.cluster.workers().await;
+        let pool = test.pool("pool", Bytes::gib(1), &[&node]).await;
+        let class = test.class("class", &pool, WaitForFirstConsumer, &[]).await;
+        test.claim("claim", &class, Bytes::mib(100)).await;
+        test.writer("writer", "claim").await;
+        test.running("writer").await;
+        takes_something(test, &class, true).await;
+
+        test.cluster
+            .without_agent_on(&node, async || {
+                is_healthy(test, &node, &pool, "Unknown").await;
+                takes_something(test, &class, false).await;
+                let kept = test.all::<StorageNode>().get(&node).await.unwrap();
+                let mut kept = kept.spec.pools.iter();
+                assert!(kept.any(|on_node| on_node.name == pool), "it stays");
+                test.writes_go_on("writer").await;
+            })
+            .await;
+
+        is_healthy(test, &node, &pool, "True").await;
+        takes_something(test, &class, true).await;
+        test.pool_on(&pool, 1).await;
+        test.writes_go_on("writer").await;
+    })
+    .await;
+}
+
+/// Waits until `Healthy` of the node and of the pool has this status.
+async fn is_healthy(test: &Test, node: &str, pool: &str, expected: &str) {
+    let (nodes, pools) = (test.all::<StorageNode>(), test.all::<StoragePool>());
+    let what = format!("{node} and {pool} to be Healthy={expected}");
+    eventually(&what, PATIENCE, async || {
+        let node = nodes.get(node).await.map_err(|error| error.to_string())?;
+        let pool = pools.get(pool).await.map_err(|error| error.to_string())?;
+        let each = [
+            node.status.unwrap_or_default().conditions,
+            pool.status.unwrap_or_default().conditions,
+        ];
+        let healthy = each.map(|conditions| {
+            let healthy = condition::find(&conditions, ConditionType::Healthy);
+            healthy.map(|found| (found.status.clone(), found.message.clone()))
+        });
+        let fits = |found: &Option<(String, String)>| {
+            found.as_ref().is_some_and(|(status, _)| status == expected)
+        };
+        if healthy.iter().all(fits) {
+            return Ok(());
+        }
+        Err(format!("{healthy:?}"))
+    })
+    .await;
+}
+
+/// Waits until what is published for the scheduler says that the class has room, or has none.
+async fn takes_something(test: &Test, class: &str, room: bool) {
+    let capacities: Api<CSIStorageCapacity> = Api::namespaced(test.cluster.client(), NAMESPACE);
+    eventually("the published capacity to be right", PATIENCE, async || {
+        let list = capacities.list(&ListParams::default()).await;
+        let list = list.map_err(|error| error.to_string())?;
+        let of_class = list.into_iter().filter(|c| c.storage_class_name == class);
+        let published: Vec<String> = of_class.filter_map(|c| Some(c.capacity?.0)).collect();
+        let has_room = published.iter().any(|capacity| capacity != "0");
+        if has_room == room {
+            return Ok(());
+        }
+        Err(format!("{published:?}"))
+    })
+    .await;
+}
