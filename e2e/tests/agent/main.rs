@@ -13,6 +13,7 @@ mod block;
 mod damage;
 mod deletion;
 mod expansion;
+mod health;
 mod hostility;
 mod identity;
 mod node_service;
