@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use cistern_crds::{Bytes, NodePool, NodePoolStatus, PoolVolume, pool::DeviceSource};
-use cistern_e2e::eventually;
+use cistern_e2e::{eventually, process::dying_with_us};
 use failing_disk::{FailingDisk, Mode};
 
 use crate::{Fixture, SOON};
@@ -104,7 +104,15 @@ impl Disk {
         .await;
         pools.retain(|pool| pool.name != self.pool);
         node.driver.set_pools(pools).await;
-        let device = self.device.to_str().unwrap();
-        node.shell("losetup --detach $1", &[device]).await;
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // Also where the test has failed: the device goes with the last mount, and no other test finds
+        // one whose file is gone.
+        let mut detach = dying_with_us("losetup");
+        let detached = detach.arg("--detach").arg(&self.device).status();
+        assert!(detached.is_ok_and(|status| status.success()) || std::thread::panicking());
     }
 }
