@@ -15,6 +15,7 @@ mod agent;
 mod capacity;
 mod cluster;
 mod events;
+mod health;
 mod objects;
 mod pools;
 mod process;

@@ -332,6 +332,7 @@ async fn clh_04_to_clh_08_a_problem_is_told_for_as_long_as_it_lasts_and_each_onc
     remove("lasting").await;
 }
 
+// CGH-02, CGH-03, CGH-04.
 #[tokio::test]
 async fn cgh_01_to_cgh_05_the_controller_tells_of_the_volume_that_is_asked_for_and_of_no_other() {
     assert_eq!(code(&health("").await), Code::InvalidArgument);
