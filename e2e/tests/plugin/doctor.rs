@@ -1,0 +1,183 @@
+//! An installation, from nothing to one that is as it has to be; the test is kubelet and the
+//! controllers that bring up pods.
+
+use cistern_crds::{StorageNode, StoragePool, names};
+use cistern_e2e::{
+    ControlPlane,
+    process::{command, output, tool, workspace},
+};
+use k8s_openapi::{
+    api::{
+        apps::v1::{DaemonSet, Deployment},
+        core::v1::{Node, Pod},
+        rbac::v1::ClusterRoleBinding,
+        storage::v1::{CSINode, StorageClass},
+    },
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, Patch, PatchParams},
+};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::{Answer, Plugin, SOON, create};
+
+const SYSTEM: &str = "cistern-system";
+
+/// The checks that did not end well.
+fn unwell(answer: &Answer) -> Vec<(String, String)> {
+    let report: Value = serde_json::from_str(&answer.stdout).unwrap();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let checks = report["checks"].as_array().unwrap().iter();
+    checks
+        .filter(|check| check["outcome"] != "ok")
+        .map(|check| (text(&check["name"]), text(&check["message"])))
+        .collect()
+}
+
+#[tokio::test]
+async fn doctor_says_what_an_installation_lacks_until_it_lacks_nothing() {
+    let control_plane = ControlPlane::start().await;
+    let (plugin, client) = (Plugin::of(&control_plane), control_plane.client());
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let name = "poolvolumes.cistern.storage";
+    definitions
+        .delete(name, &DeleteParams::default())
+        .await
+        .unwrap();
+    cistern_e2e::eventually("the kind to be gone", SOON, async || {
+        let answer = plugin.run(&["status"]).await;
+        if answer.stderr.contains("kubectl apply -k manifests") && answer.code == 3 {
+            Ok(())
+        } else {
+            Err(answer.stderr)
+        }
+    })
+    .await;
+    let answer = plugin.run(&["doctor", "-o", "json"]).await;
+    assert_eq!(answer.code, 2, "{}", answer.stderr);
+    let told = unwell(&answer);
+    for (check, words) in [
+        ("definitions", "poolvolumes.cistern.storage is missing"),
+        ("policies", "is missing"),
+        ("driver", "there is no CSIDriver"),
+        ("operator", "there is no Deployment"),
+        ("accounts", "may not"),
+    ] {
+        let found = told
+            .iter()
+            .any(|(name, message)| name == check && message.contains(words));
+        assert!(found, "{check}: {told:?}");
+    }
+
+    let mut apply = command(tool("kubectl").await);
+    apply
+        .arg("--kubeconfig")
+        .arg(control_plane.kubeconfig())
+        .args(["apply", "-k"]);
+    output(
+        {
+            apply.arg(workspace().join("manifests"));
+            apply
+        },
+        SOON,
+    )
+    .await;
+    control_plane.install_definitions().await;
+    bring_up(&client).await;
+    let answer = plugin.run(&["doctor", "-o", "json"]).await;
+    assert_eq!((unwell(&answer), answer.code), (Vec::new(), 0));
+    let text = plugin.text(&["doctor"]).await;
+    assert!(
+        text.contains("\nAll ") && text.lines().all(|line| line.chars().count() <= 120),
+        "{text}"
+    );
+
+    // A right that is taken away, and a class that cannot work.
+    let bindings: Api<ClusterRoleBinding> = Api::all(client.clone());
+    bindings
+        .delete("cistern-node", &DeleteParams::default())
+        .await
+        .unwrap();
+    let class = json!({"metadata": {"name": "typo"}, "provisioner": names::DRIVER,
+        "parameters": {"pol": "fast"}, "allowVolumeExpansion": true});
+    create(&Api::<StorageClass>::all(client), class).await;
+    cistern_e2e::eventually("both to be told of", SOON, async || {
+        let answer = plugin.run(&["doctor", "-o", "json"]).await;
+        let told = unwell(&answer);
+        let has = |words: &str| told.iter().any(|(_, message)| message.contains(words));
+        if answer.code == 2 && has("cistern-node may not") && has("\"pol\" is unknown") {
+            Ok(())
+        } else {
+            Err(format!("{told:?}"))
+        }
+    })
+    .await;
+}
+
+/// What kubelet and the controllers of Kubernetes, operator and agent would write.
+async fn bring_up(client: &Client) {
+    let label = json!({names::TOPOLOGY_KEY: "n"});
+    create(
+        &Api::<Node>::all(client.clone()),
+        json!({"metadata": {"name": "n", "labels": label}}),
+    )
+    .await;
+    let info = json!({"architecture": "amd64", "bootID": "", "containerRuntimeVersion": "",
+        "kernelVersion": "6.12.41", "kubeProxyVersion": "", "kubeletVersion": "v1.33.0", "machineID": "",
+        "operatingSystem": "linux", "osImage": "", "systemUUID": ""});
+    status(
+        &Api::<Node>::all(client.clone()),
+        "n",
+        json!({"nodeInfo": info}),
+    )
+    .await;
+    let driver =
+        json!({"name": names::DRIVER, "nodeID": "n", "topologyKeys": [names::TOPOLOGY_KEY]});
+    let csi_node = json!({"metadata": {"name": "n"}, "spec": {"drivers": [driver]}});
+    create(&Api::<CSINode>::all(client.clone()), csi_node).await;
+
+    let deployments: Api<Deployment> = Api::namespaced(client.clone(), SYSTEM);
+    for (name, replicas) in [("cistern-operator", 1), ("cistern-controller", 2)] {
+        let ready = json!({"replicas": replicas, "readyReplicas": replicas});
+        status(&deployments, name, ready).await;
+    }
+    let agents: Api<DaemonSet> = Api::namespaced(client.clone(), SYSTEM);
+    let ready = json!({"desiredNumberScheduled": 1, "currentNumberScheduled": 1, "numberReady": 1,
+        "numberMisscheduled": 0});
+    status(&agents, "cistern-node", ready).await;
+    let pods: Api<Pod> = Api::namespaced(client.clone(), SYSTEM);
+    let pod = json!({
+        "metadata": {"name": "agent", "labels": {names::COMPONENT_LABEL: names::NODE_COMPONENT}},
+        "spec": {"nodeName": "n", "containers": [{"name": "driver", "image": "x"}]},
+    });
+    create(&pods, pod).await;
+
+    let pool = json!({"metadata": {"name": "fast"},
+        "spec": {"nodeSelector": {}, "source": {"image": {"size": "1Gi"}}}});
+    create(&Api::<StoragePool>::all(client.clone()), pool).await;
+    let nodes: Api<StorageNode> = Api::all(client.clone());
+    create(
+        &nodes,
+        json!({"metadata": {"name": "n"}, "spec": {"topology": {}}}),
+    )
+    .await;
+    let reporting = json!({"type": "AgentReporting", "status": "True", "reason": "AsDesired",
+        "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"});
+    status(&nodes, "n", json!({"conditions": [reporting]})).await;
+    let class = json!({"metadata": {"name": "fast"}, "provisioner": names::DRIVER,
+        "parameters": {"pool": "fast"}, "allowVolumeExpansion": true});
+    create(&Api::<StorageClass>::all(client.clone()), class).await;
+}
+
+async fn status<K>(api: &Api<K>, name: &str, status: Value)
+where
+    K: Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let patch = Patch::Merge(json!({"status": status}));
+    api.patch_status(name, &PatchParams::default(), &patch)
+        .await
+        .unwrap();
+}

@@ -1,0 +1,248 @@
+//! `kubectl cistern` as a person runs it: the real program against a real API server and a real agent.
+
+#![allow(
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a test fails by panicking"
+)]
+
+mod doctor;
+mod orphans;
+mod usage;
+mod views;
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use cistern_crds::{
+    AccessMode, AccessType, Bytes, ConditionType, ContentSource, FilesystemType, PoolSnapshot,
+    PoolSnapshotSpec, PoolVolume, PoolVolumeSpec, Provisioning, SourceKind, Stored, condition,
+    volume::ClaimReference,
+};
+use cistern_e2e::{
+    ControlPlane, Driver, eventually,
+    process::{binary, command, run},
+};
+use kube::{Api, Client, ResourceExt as _, api::PostParams};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
+
+/// How long anything may take.
+const SOON: Duration = Duration::from_secs(30);
+
+/// The program, for one cluster.
+struct Plugin {
+    kubeconfig: PathBuf,
+}
+
+/// What it wrote, and how it ended.
+struct Answer {
+    code: i32,
+    stdout: String,
+    stderr: String,
+}
+
+impl Plugin {
+    fn of(control_plane: &ControlPlane) -> Self {
+        Self {
+            kubeconfig: control_plane.kubeconfig().to_owned(),
+        }
+    }
+
+    fn with(kubeconfig: &Path) -> Self {
+        Self {
+            kubeconfig: kubeconfig.to_owned(),
+        }
+    }
+
+    async fn run(&self, words: &[&str]) -> Answer {
+        let mut command = command(binary("kubectl-cistern"));
+        command
+            .arg("--kubeconfig")
+            .arg(&self.kubeconfig)
+            .args(words);
+        let output = run(command, SOON).await;
+        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+        Answer {
+            code: output.status.code().unwrap(),
+            stdout: text(&output.stdout),
+            stderr: text(&output.stderr),
+        }
+    }
+
+    /// What it writes when all goes well.
+    async fn text(&self, words: &[&str]) -> String {
+        let answer = self.run(words).await;
+        assert_eq!(
+            answer.code, 0,
+            "{words:?}: {}{}",
+            answer.stdout, answer.stderr
+        );
+        answer.stdout
+    }
+
+    async fn json(&self, words: &[&str]) -> Value {
+        let text = self.text(&[words, &["-o", "json"]].concat()).await;
+        serde_json::from_str(&text).unwrap()
+    }
+}
+
+/// A node with one pool of the smallest size, named as the node.
+struct Node {
+    driver: Driver,
+    plugin: Plugin,
+    client: Client,
+    name: String,
+}
+
+impl Node {
+    async fn start(name: &str) -> Self {
+        let control_plane = ControlPlane::shared().await;
+        let driver = Driver::start(control_plane, name).await;
+        driver.add_image_pool(name, Bytes::gib(1)).await;
+        Self {
+            driver,
+            plugin: Plugin::of(control_plane),
+            client: control_plane.client(),
+            name: name.to_owned(),
+        }
+    }
+
+    fn all<K: kube::Resource<DynamicType = ()>>(&self) -> Api<K> {
+        Api::all(self.client.clone())
+    }
+
+    /// A volume of 64 MiB that can be used, for the claim `default/{name}`.
+    async fn volume(&self, name: &str, source: Option<ContentSource>) -> PoolVolume {
+        let spec = PoolVolumeSpec {
+            requested_name: name.to_owned(),
+            node_name: self.name.clone(),
+            pool_name: self.name.clone(),
+            size: Bytes::mib(64),
+            access_type: AccessType::Filesystem,
+            filesystem: Some(FilesystemType::Ext4),
+            mkfs_options: None,
+            access_modes: vec![AccessMode::SingleNodeMultiWriter],
+            provisioning: Provisioning::Thin,
+            content_source: source,
+            claim: Some(ClaimReference {
+                namespace: "default".to_owned(),
+                name: name.to_owned(),
+            }),
+            deletion_requested: false,
+        };
+        self.made(PoolVolume::wish(name, spec)).await
+    }
+
+    /// A snapshot of a volume.
+    async fn snapshot(&self, name: &str, of: &PoolVolume) -> PoolSnapshot {
+        let spec = PoolSnapshotSpec {
+            requested_name: name.to_owned(),
+            node_name: self.name.clone(),
+            pool_name: self.name.clone(),
+            source_volume: of.name_any(),
+            source_image: of.image().unwrap().uid.clone(),
+            access_type: of.spec.access_type,
+            filesystem: of.spec.filesystem,
+            provisioning: of.spec.provisioning,
+            consistency: cistern_crds::Consistency::Crash,
+            group_name: None,
+            deletion_requested: false,
+        };
+        self.made(PoolSnapshot::wish(name, spec)).await
+    }
+
+    async fn made<K>(&self, wish: K) -> K
+    where
+        K: Stored + Clone + Serialize + DeserializeOwned + std::fmt::Debug,
+    {
+        let api: Api<K> = self.all();
+        api.create(&PostParams::default(), &wish).await.unwrap();
+        let name = wish.name_any();
+        eventually(&format!("{name} to be ready"), SOON, async || {
+            let object = api.get(&name).await.unwrap();
+            if condition::holds(object.conditions(), ConditionType::Ready) {
+                Ok(object)
+            } else {
+                Err(format!("{:?}", object.conditions()))
+            }
+        })
+        .await
+    }
+
+    /// Has an object and its image removed, as the plugin does with an orphan.
+    async fn remove<K>(&self, object: &K)
+    where
+        K: Stored + Clone + Serialize + DeserializeOwned + std::fmt::Debug,
+    {
+        let (api, name): (Api<K>, String) = (self.all(), object.name_any());
+        let wish = serde_json::json!({"spec": {"deletionRequested": true}});
+        merge(&api, &name, wish).await;
+        eventually(&format!("{name} to be reclaimed"), SOON, async || {
+            let object = api.get(&name).await.unwrap();
+            if object.reserved().is_none() {
+                Ok(())
+            } else {
+                Err(format!("{:?}", object.conditions()))
+            }
+        })
+        .await;
+        self.forget(object).await;
+    }
+
+    /// Takes the object away from its image.
+    async fn forget<K>(&self, object: &K)
+    where
+        K: Stored + Clone + Serialize + DeserializeOwned + std::fmt::Debug,
+    {
+        let (api, name): (Api<K>, String) = (self.all(), object.name_any());
+        let none = serde_json::json!({"metadata": {"finalizers": []}});
+        merge(&api, &name, none).await;
+        api.delete(&name, &kube::api::DeleteParams::default())
+            .await
+            .unwrap();
+    }
+
+    /// Where the images of the pool are, seen on the node.
+    fn images(&self) -> PathBuf {
+        let pools = self.driver.storage_root().join("pools");
+        pools.join(format!("uid-of-{}", self.name)).join("images")
+    }
+
+    /// Whether an image is there.
+    async fn has_image(&self, image: &str) -> bool {
+        let mut test = self.driver.command_on_node("test");
+        test.arg("-f").arg(self.images().join(image));
+        run(test, SOON).await.status.success()
+    }
+}
+
+async fn merge<K>(api: &Api<K>, name: &str, patch: Value)
+where
+    K: Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let patch = kube::api::Patch::Merge(patch);
+    api.patch(name, &kube::api::PatchParams::default(), &patch)
+        .await
+        .unwrap();
+}
+
+/// An object from a snapshot.
+fn copy_of(snapshot: &PoolSnapshot) -> ContentSource {
+    ContentSource {
+        kind: SourceKind::Snapshot,
+        name: snapshot.name_any(),
+        image: snapshot.image().unwrap().uid.clone(),
+    }
+}
+
+async fn create<K>(api: &Api<K>, object: Value) -> K
+where
+    K: Clone + Serialize + DeserializeOwned + std::fmt::Debug,
+{
+    let object = serde_json::from_value(object).unwrap();
+    api.create(&PostParams::default(), &object).await.unwrap()
+}

@@ -1,0 +1,243 @@
+//! Images that nobody claims any more: taken up again, or removed.
+//!
+//! What the agent would tell of them the test writes in its place, while it is away.
+
+use std::{
+    io::Write as _,
+    process::{Child, Stdio},
+};
+
+use cistern_crds::{PoolSnapshot, PoolVolume, StorageNode, Stored};
+use cistern_e2e::process::{binary, command};
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::{
+    ResourceExt as _,
+    api::{Patch, PatchParams},
+};
+use serde_json::{Value, json};
+
+use crate::{Answer, Node};
+
+/// An orphan of 64 MiB, as the agent tells of it.
+fn orphan(image: &str, identity: &Value) -> Value {
+    let mut all = json!({"volumeSize": "64Mi", "accessType": "Filesystem", "filesystem": "ext4",
+        "provisioning": "Thin"});
+    for (key, value) in identity.as_object().unwrap() {
+        all[key] = value.clone();
+    }
+    json!({"image": image, "size": "64Mi", "since": "2026-01-01T00:00:00Z", "identity": all})
+}
+
+/// Tells of orphans in the agent's place.
+async fn tell(node: &Node, orphans: &[Value]) {
+    let status = node.driver.storage_node().await.status;
+    let mut pools = serde_json::to_value(status.unwrap().pools).unwrap();
+    pools[0]["orphans"] = json!(orphans);
+    let patch = Patch::Merge(json!({"status": {"pools": pools}}));
+    let nodes = node.all::<StorageNode>();
+    let parameters = PatchParams::default();
+    let told = nodes.patch_status(&node.name, &parameters, &patch);
+    told.await.unwrap();
+}
+
+/// Starts the program with its answer to a question.
+fn start(node: &Node, words: &[&str], answer: &str) -> Child {
+    let mut command = command(binary("kubectl-cistern"));
+    command
+        .arg("--kubeconfig")
+        .arg(&node.plugin.kubeconfig)
+        .args(words);
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(answer.as_bytes()).unwrap();
+    child
+}
+
+/// Waits for its end.
+async fn end(child: Child) -> Answer {
+    let ended = tokio::task::spawn_blocking(|| child.wait_with_output());
+    let output = ended.await.unwrap().unwrap();
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    Answer {
+        code: output.status.code().unwrap(),
+        stdout: text(&output.stdout),
+        stderr: text(&output.stderr),
+    }
+}
+
+/// Waits until the program has asked for the object, and lets the agent come back.
+async fn answered<K>(node: &mut Node, name: &str, child: Child) -> Answer
+where
+    K: Stored + Clone + serde::de::DeserializeOwned + std::fmt::Debug,
+{
+    let api = node.all::<K>();
+    cistern_e2e::eventually(
+        &format!("{name} to be asked for"),
+        crate::SOON,
+        async || match api.get_opt(name).await.unwrap() {
+            Some(_) => Ok(()),
+            None => Err("nothing".to_owned()),
+        },
+    )
+    .await;
+    node.driver.start_node().await;
+    end(child).await
+}
+
+#[tokio::test]
+async fn a_volume_whose_object_is_lost_is_taken_up_again_with_its_data() {
+    let mut node = Node::start("plugin-adopt").await;
+    let volume = node.volume("adopt-one", None).await;
+    let image = volume.uid().unwrap();
+    let filesystem = volume.status.as_ref().unwrap().filesystem.clone().unwrap();
+    node.forget(&volume).await;
+    node.driver.kill_node();
+    tell(
+        &node,
+        &[orphan(
+            &image,
+            &json!({"kind": "Volume", "name": "adopt-one"}),
+        )],
+    )
+    .await;
+    let text = node
+        .plugin
+        .text(&["orphans", "--node", "plugin-adopt"])
+        .await;
+    assert!(text.contains("volume adopt-one"), "{text}");
+
+    let words = [
+        "orphans",
+        "adopt",
+        "adopt-one",
+        "--persistent-volume",
+        "create",
+        "--claim",
+        "default/adopt-one",
+    ];
+    let child = start(&node, &words, "");
+    let answer = answered::<PoolVolume>(&mut node, "adopt-one", child).await;
+    assert_eq!(answer.code, 0, "{}", answer.stderr);
+    assert!(
+        answer
+            .stderr
+            .contains("taken up again as PoolVolume adopt-one"),
+        "{}",
+        answer.stderr
+    );
+    let adopted: PoolVolume = node.all().get("adopt-one").await.unwrap();
+    assert_ne!(adopted.uid().unwrap(), image);
+    assert_eq!(adopted.image().unwrap().uid, image);
+    let now = adopted
+        .status
+        .as_ref()
+        .unwrap()
+        .filesystem
+        .as_ref()
+        .unwrap();
+    assert_eq!(now.uuid, filesystem.uuid);
+    let object: PersistentVolume = node.all().get("adopt-one").await.unwrap();
+    let spec = object.spec.unwrap();
+    assert_eq!(
+        spec.persistent_volume_reclaim_policy.as_deref(),
+        Some("Retain")
+    );
+    assert_eq!(spec.csi.unwrap().volume_handle, "adopt-one");
+    node.remove(&adopted).await;
+    node.driver.finish().await;
+}
+
+#[tokio::test]
+async fn what_is_not_as_it_was_said_is_not_taken_up_and_leaves_nothing() {
+    let mut node = Node::start("plugin-refused").await;
+    let volume = node.volume("refused-one", None).await;
+    let image = volume.uid().unwrap();
+    node.forget(&volume).await;
+    node.driver.kill_node();
+    let mut other = orphan(&image, &json!({"kind": "Volume", "name": "refused-one"}));
+    other["identity"]["filesystem"] = json!("xfs");
+    tell(&node, &[other]).await;
+    let child = start(&node, &["orphans", "adopt", &image], "");
+    let answer = answered::<PoolVolume>(&mut node, "refused-one", child).await;
+    assert_eq!(answer.code, 3, "{}", answer.stderr);
+    assert!(
+        answer.stderr.contains("is not taken up"),
+        "{}",
+        answer.stderr
+    );
+    let left = node
+        .all::<PoolVolume>()
+        .get_opt("refused-one")
+        .await
+        .unwrap();
+    assert!(left.is_none(), "{left:?}");
+    assert!(node.has_image(&image).await);
+    let again = node.volume("refused-one", None).await;
+    assert_eq!(again.image().unwrap().uid, image);
+    node.remove(&again).await;
+    node.driver.finish().await;
+}
+
+#[tokio::test]
+async fn r07_an_orphan_is_removed_only_for_whoever_types_its_name() {
+    let mut node = Node::start("plugin-reclaim").await;
+    let volume = node.volume("reclaim-one", None).await;
+    let snapshot = node.snapshot("reclaim-snap", &volume).await;
+    let (image, of_snapshot) = (volume.uid().unwrap(), snapshot.uid().unwrap());
+    node.forget(&snapshot).await;
+    node.forget(&volume).await;
+    node.driver.kill_node();
+    let orphans = [
+        orphan(&image, &json!({"kind": "Volume", "name": "reclaim-one"})),
+        orphan(
+            &of_snapshot,
+            &json!({"kind": "Snapshot", "name": "reclaim-snap",
+            "sourceVolume": "reclaim-one", "sourceImage": image}),
+        ),
+    ];
+    tell(&node, &orphans).await;
+    let no = end(start(
+        &node,
+        &["orphans", "reclaim", "reclaim-one"],
+        "yes\n",
+    ))
+    .await;
+    assert_eq!(no.code, 3);
+    assert!(no.stderr.contains("nothing was changed"), "{}", no.stderr);
+    assert!(node.has_image(&image).await);
+
+    let child = start(
+        &node,
+        &["orphans", "reclaim", "reclaim-one"],
+        "reclaim-one\n",
+    );
+    let yes = answered::<PoolVolume>(&mut node, "reclaim-one", child).await;
+    assert_eq!(yes.code, 0, "{}", yes.stderr);
+    assert!(!node.has_image(&image).await);
+    let left = node
+        .all::<PoolVolume>()
+        .get_opt("reclaim-one")
+        .await
+        .unwrap();
+    assert!(left.is_none(), "{left:?}");
+
+    // The snapshot shares nothing with it any more; it goes by its image and without a question.
+    assert!(node.has_image(&of_snapshot).await);
+    node.driver.kill_node();
+    tell(&node, &orphans[1..]).await;
+    let child = start(&node, &["orphans", "reclaim", "--yes", &of_snapshot], "");
+    let yes = answered::<PoolSnapshot>(&mut node, "reclaim-snap", child).await;
+    assert_eq!(yes.code, 0, "{}", yes.stderr);
+    assert!(!node.has_image(&of_snapshot).await);
+    let left = node
+        .all::<PoolSnapshot>()
+        .get_opt("reclaim-snap")
+        .await
+        .unwrap();
+    assert!(left.is_none(), "{left:?}");
+    node.driver.finish().await;
+}

@@ -1,0 +1,171 @@
+//! What a person, and a program, sees of a cluster.
+
+use cistern_crds::names::{DRIVER, TOPOLOGY_KEY};
+use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
+use kube::{Api, ResourceExt as _};
+use serde_json::json;
+
+use crate::{Node, copy_of, create};
+
+/// The PersistentVolume of a volume, bound to the claim of its name, and a pod that uses that.
+async fn put_to_use(node: &Node, volume: &str) {
+    let requirement = json!({"key": TOPOLOGY_KEY, "operator": "In", "values": [node.name]});
+    let persistent_volume = json!({
+        "metadata": {"name": volume},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "64Mi"},
+            "csi": {"driver": DRIVER, "volumeHandle": volume},
+            "claimRef": {"namespace": "default", "name": volume},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [requirement]}]}},
+        },
+    });
+    create(&node.all::<PersistentVolume>(), persistent_volume).await;
+    let pods: Api<Pod> = Api::namespaced(node.client.clone(), "default");
+    let pod = json!({
+        "metadata": {"name": format!("pod-{volume}")},
+        "spec": {
+            "containers": [{"name": "c", "image": "x"}],
+            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": volume}}],
+        },
+    });
+    create(&pods, pod).await;
+}
+
+#[tokio::test]
+async fn a_person_sees_what_belongs_to_what() {
+    let node = Node::start("plugin-views").await;
+    let volume = node.volume("views-one", None).await;
+    let snapshot = node.snapshot("views-snap", &volume).await;
+    let copy = node.volume("views-copy", Some(copy_of(&snapshot))).await;
+    put_to_use(&node, "views-one").await;
+    let image = volume.uid().unwrap();
+
+    let only = ["--node", "plugin-views"];
+    let text = node.plugin.text(&[&["volumes"][..], &only].concat()).await;
+    let line = text
+        .lines()
+        .find(|line| line.contains("default/views-one"))
+        .unwrap();
+    for word in [
+        "views-one",
+        "plugin-views",
+        "64Mi",
+        "ext4",
+        "Ready",
+        "pod-views-one",
+    ] {
+        assert!(line.contains(word), "{text}");
+    }
+    assert!(
+        text.lines().all(|line| line.chars().count() <= 120),
+        "{text}"
+    );
+    let wide = node
+        .plugin
+        .text(&[&["volumes", "-o", "wide"][..], &only].concat())
+        .await;
+    assert!(wide.contains(&image), "{wide}");
+
+    let json = node
+        .plugin
+        .json(&[&["volumes", "--sort", "name"][..], &only].concat())
+        .await;
+    assert_eq!(json["apiVersion"], "kubectl.cistern.storage/v1");
+    assert_eq!(json["kind"], "VolumeList");
+    let items = json["items"].as_array().unwrap();
+    assert_eq!(items[0]["name"], "views-copy");
+    assert_eq!(items[0]["source"]["name"], "views-snap");
+    assert_eq!(items[1]["image"], *image);
+    assert_eq!(items[1]["sizeBytes"], 64 << 20);
+    assert_eq!(items[1]["pods"], json!(["pod-views-one"]));
+    assert_eq!(items[1]["ready"], "True");
+    let elsewhere = node
+        .plugin
+        .json(&[&["volumes", "-n", "other"][..], &only].concat())
+        .await;
+    assert_eq!(elsewhere["items"], json!([]));
+
+    let tree = node
+        .plugin
+        .text(&["snapshots", "--volume", "views-one"])
+        .await;
+    let names: Vec<&str> = tree
+        .lines()
+        .skip(1)
+        .map(|line| line.split("  ").next().unwrap())
+        .collect();
+    assert_eq!(names[0], "views-one");
+    assert!(
+        tree.contains("└─ views-snap") && tree.contains("└─ views-copy"),
+        "{tree}"
+    );
+    let json = node
+        .plugin
+        .json(&["snapshots", "--volume", "views-copy"])
+        .await;
+    let child = &json["origins"][0]["children"][0];
+    assert_eq!(
+        (&child["kind"], &child["name"]),
+        (&json!("Snapshot"), &json!("views-snap"))
+    );
+    assert_eq!(child["children"][0]["name"], "views-copy");
+
+    let yaml = node
+        .plugin
+        .text(&["snapshots", "--volume", "views-copy", "-o", "yaml"])
+        .await;
+    assert!(
+        yaml.starts_with("apiVersion: kubectl.cistern.storage/v1\n"),
+        "{yaml}"
+    );
+    node.remove(&copy).await;
+    node.remove(&snapshot).await;
+    node.remove(&volume).await;
+    node.driver.finish().await;
+}
+
+#[tokio::test]
+async fn status_shows_how_full_a_node_is_and_what_is_wrong_with_it() {
+    let node = Node::start("plugin-status").await;
+    let volume = node.volume("status-one", None).await;
+    let of_us = |json: &serde_json::Value| {
+        let nodes = json["nodes"].as_array().unwrap();
+        let ours = nodes.iter().find(|it| it["name"] == "plugin-status");
+        ours.unwrap().clone()
+    };
+    cistern_e2e::eventually("the volume to be counted", crate::SOON, async || {
+        let json = node.plugin.json(&["status"]).await;
+        match of_us(&json) {
+            it if it["reservedBytes"] == 64 << 20 && it["volumes"] == 1 => Ok(()),
+            it => Err(it.to_string()),
+        }
+    })
+    .await;
+
+    // The operator does not run, so nobody says that the agent reports; the plugin does not guess.
+    let json = node.plugin.json(&["status"]).await;
+    assert_eq!(of_us(&json)["agent"], "Unknown");
+    let uid = volume.uid().unwrap();
+    let mut away = node.driver.command_on_node("mv");
+    away.arg(node.images().join(&uid))
+        .arg(node.images().join("../kept"));
+    cistern_e2e::process::output(away, crate::SOON).await;
+    cistern_e2e::eventually("the missing image to be told of", crate::SOON, async || {
+        let text = node.plugin.text(&["status"]).await;
+        if text.contains("PoolVolume status-one on plugin-status: ImageMissing") {
+            Ok(())
+        } else {
+            Err(text)
+        }
+    })
+    .await;
+    let answer = node.plugin.run(&["status", "--exit-code"]).await;
+    assert_eq!(answer.code, 2, "{}", answer.stdout);
+
+    let mut back = node.driver.command_on_node("mv");
+    back.arg(node.images().join("../kept"))
+        .arg(node.images().join(&uid));
+    cistern_e2e::process::output(back, crate::SOON).await;
+    node.remove(&volume).await;
+    node.driver.finish().await;
+}
