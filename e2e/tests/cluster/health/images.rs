@@ -32,14 +32,14 @@ async fn a_pool_that_is_remounted_read_only_takes_nothing_new_until_it_can_be_wr
         let leave = "systemctl stop stays 2>/dev/null || true";
         test.if_it_fails(harness, &patient.node, leave);
         patient.shell(&stay).await;
-        patient.pool_is(test, "ReadOnly").await;
+        patient.pool_is(test, &["ReadOnly"]).await;
         patient
             .pool_is_told(test, "PoolUnreachable", "unreachable")
             .await;
         patient.neighbour_is_well(test, "another").await;
 
         patient.shell(leave).await;
-        patient.pool_is(test, WELL).await;
+        patient.pool_is(test, &[WELL]).await;
         patient.pod_comes_back(test, written).await;
         patient.volume_is(test, WELL).await;
     })
@@ -60,7 +60,7 @@ async fn an_image_that_is_removed_under_its_pod_is_told_of_while_it_can_still_be
         patient
             .volume_is_told(test, "VolumeDataLoss", "data_loss")
             .await;
-        patient.pool_is(test, WELL).await;
+        patient.pool_is(test, &[WELL]).await;
         patient.neighbour_is_well(test, "another").await;
         let written = test.writes_go_on("writer").await;
         patient.pod_goes(test).await;
@@ -91,7 +91,7 @@ async fn an_image_that_was_cut_is_told_of_until_it_has_its_size_again() {
         patient
             .volume_is_told(test, "VolumeDataLoss", "data_loss")
             .await;
-        patient.pool_is(test, WELL).await;
+        patient.pool_is(test, &[WELL]).await;
         patient.neighbour_is_well(test, "another").await;
         let written = test.written("writer").await;
         patient.pod_goes(test).await;

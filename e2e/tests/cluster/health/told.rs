@@ -30,7 +30,7 @@ impl Patient {
             let volume = volumes.get(&self.volume).await;
             let status = volume.map_err(|error| error.to_string())?.status;
             let status = status.unwrap_or_default();
-            is(&status.conditions, &status.problems, reason)
+            is(&status.conditions, &status.problems, &[reason])
         })
         .await;
         let request = NodeGetVolumeHealthRequest {
@@ -53,17 +53,18 @@ impl Patient {
     }
 
     /// Waits until the pool on its node, the driver there, the node, and the pool as a whole say why
-    /// they are not healthy, or that they are.
-    pub(super) async fn pool_is(&self, test: &Test, reason: &str) {
+    /// they are not healthy, by any of these reasons, or that they are.
+    pub(super) async fn pool_is(&self, test: &Test, reasons: &[&str]) {
         let (nodes, pools) = (test.all::<StorageNode>(), test.all::<StoragePool>());
-        let what = format!("the pool on its node to be {reason}");
+        let healthy = reasons == [WELL];
+        let what = format!("the pool on its node to be {reasons:?}");
         eventually(&what, SOON, async || {
             let node = nodes.get(&self.node).await;
             let status = node.map_err(|error| error.to_string())?.status;
             let mut pools = status.unwrap_or_default().pools.into_iter();
             let pool = pools.find(|pool| pool.name == self.pool);
             let pool = pool.ok_or("the node has no such pool")?;
-            is(&pool.conditions, &pool.problems, reason)
+            is(&pool.conditions, &pool.problems, reasons)
         })
         .await;
         eventually(&what, SOON, async || {
@@ -75,9 +76,10 @@ impl Patient {
                 .into_inner();
             let all = told.backend_health.iter();
             let mut ours = all.filter(|entry| entry.message.contains(&self.pool));
-            let fits = match reason {
-                WELL => ours.next().is_none(),
-                _ => ours.any(|entry| entry.reason == reason),
+            let fits = if healthy {
+                ours.next().is_none()
+            } else {
+                ours.any(|entry| reasons.contains(&entry.reason.as_str()))
             };
             if fits {
                 return Ok(());
@@ -85,7 +87,6 @@ impl Patient {
             Err(format!("{told:?}"))
         })
         .await;
-        let healthy = reason == WELL;
         eventually("the node and the pool to say so", SOON, async || {
             let node = nodes.get(&self.node).await;
             let status = node.map_err(|error| error.to_string())?.status;
@@ -145,20 +146,23 @@ impl Patient {
     }
 }
 
-/// Whether this is among the problems, and `Healthy` agrees.
+/// Whether one of these is among the problems, and `Healthy` agrees.
 fn is<Severity: std::fmt::Debug>(
     conditions: &[Condition],
     problems: &[Problem<Severity>],
-    reason: &str,
+    reasons: &[&str],
 ) -> Result<(), String> {
-    let fits = match reason {
-        WELL => problems.is_empty(),
-        _ => problems.iter().any(|problem| problem.reason == reason),
+    let healthy = reasons == [WELL];
+    let mut told = problems.iter().map(|problem| problem.reason.as_str());
+    let fits = if healthy {
+        told.next().is_none()
+    } else {
+        told.any(|reason| reasons.contains(&reason))
     };
     if !fits {
         return Err(format!("{problems:?}"));
     }
-    says(conditions, reason == WELL)
+    says(conditions, healthy)
 }
 
 /// Whether `Healthy` holds, or does not.
