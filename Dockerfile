@@ -21,5 +21,5 @@ RUN apt-get update \
 COPY cistern-driver /usr/local/bin/
 ENV LOG_LEVEL=info,kube_runtime=warn LOG_FORMAT=text HTTP_ADDRESS=0.0.0.0:9808 \
     STORAGE_ROOT=/var/lib/cistern KUBELET_ROOT=/var/lib/kubelet MAX_VOLUMES=256 KEEP_FREE_PERCENT=15 \
-    HEALTH_INTERVAL=15s
+    HEALTH_INTERVAL=15s DRIFT_INTERVAL=5m
 ENTRYPOINT ["/usr/local/bin/cistern-driver"]

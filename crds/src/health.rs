@@ -97,6 +97,10 @@ pub struct Orphan {
     pub identity: Option<OrphanIdentity>,
     /// When nobody was first seen to claim it.
     pub since: DateTime<Utc>,
+    /// When it was moved to the trash of the pool, from where it goes for good after as long again;
+    /// none while it is where it was. See `reclaimOrphansAfterHours` of the StoragePool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trashed_since: Option<DateTime<Utc>>,
 }
 
 /// What an image without a custom resource says of itself: enough to make one that adopts it.

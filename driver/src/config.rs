@@ -77,6 +77,9 @@ pub struct Node {
     /// How often pools and volumes are looked at for what may be wrong with them, as in `15s`
     #[arg(long, env = "HEALTH_INTERVAL", default_value = "15s", value_parser = interval, value_name = "DURATION")]
     pub health_interval: Duration,
+    /// How often all on the node is compared with the custom resources, as in `5m`
+    #[arg(long, env = "DRIFT_INTERVAL", default_value = "5m", value_parser = interval, value_name = "DURATION")]
+    pub drift_interval: Duration,
 }
 
 impl Node {

@@ -102,6 +102,10 @@ pub async fn node(options: config::Node) -> Result {
         root(&options.place).keeping(options.keep_free_percent),
         Utc::now,
     );
+    let intervals = agent::Intervals {
+        health: options.health_interval,
+        drift: options.drift_interval,
+    };
     // Before anything can wait for a filesystem, and before any is unmounted.
     agent.agent().thaw().await;
     agent::metrics::register(&agent.agent(), &mut registry);
@@ -128,7 +132,7 @@ pub async fn node(options: config::Node) -> Result {
     );
     tokio::select! {
         served = serving => served.map(drop),
-        () = agent.run(&readiness, options.health_interval) => Err("the watches have ended".into()),
+        () = agent.run(&readiness, intervals) => Err("the watches have ended".into()),
     }
 }
 

@@ -326,6 +326,8 @@ impl Host {
         command.arg("--keep-free-percent=0");
         let interval = self.options.health_interval;
         command.arg(format!("--health-interval={interval}"));
+        // Whatever a test does meanwhile, nothing of it is odd.
+        command.arg("--drift-interval=1s");
         command
     }
 

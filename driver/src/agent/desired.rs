@@ -210,6 +210,18 @@ impl Desired {
             .or_else(|| snapshot().map(|snapshot| named("PoolSnapshot", name(&snapshot))))
     }
 
+    /// Everything that this node is to hold. None while a part of it cannot be read: then nobody can
+    /// say what belongs to nobody.
+    pub fn everything(
+        &self,
+    ) -> Option<(Vec<PoolVolume>, Vec<PoolSnapshot>, Vec<PoolSnapshotGroup>)> {
+        Some((
+            all(&self.volumes)?,
+            all(&self.snapshots)?,
+            all(&self.groups)?,
+        ))
+    }
+
     /// For the queue of passes over volumes.
     pub fn volume_store(&self) -> Store<Guarded<PoolVolume>> {
         self.volumes.clone()
@@ -252,6 +264,18 @@ impl Holdings {
 /// The object, if this version can read it.
 pub fn readable<K>(object: &Guarded<K>) -> Option<&K> {
     object.0.as_ref().ok()
+}
+
+/// Copies of all objects; none where one cannot be read.
+fn all<K>(store: &Store<Guarded<K>>) -> Option<Vec<K>>
+where
+    K: kube::Resource<DynamicType = ()> + Clone + 'static,
+{
+    let objects = store.state();
+    objects
+        .iter()
+        .map(|object| readable(object).cloned())
+        .collect()
 }
 
 fn readable_one<K>(store: &Store<Guarded<K>>, name: &str) -> Option<Arc<Guarded<K>>>

@@ -11,6 +11,7 @@
 pub mod blocking;
 pub mod damage;
 pub mod desired;
+pub mod drift;
 pub mod filesystems;
 pub mod health;
 pub mod image;
@@ -46,6 +47,7 @@ use self::{
     blocking::on_host,
     damage::Damage,
     desired::{Desired, Holdings, Watches, readable},
+    drift::Drift,
     filesystems::{Filesystems, Seen},
     health::Health,
     lanes::Lanes,
@@ -79,6 +81,8 @@ pub struct Agent {
     pub damage: Damage,
     /// What is wrong with pools and volumes.
     pub health: Health,
+    /// What does not belong together.
+    pub drift: Drift,
     nodes: Api<StorageNode>,
     volumes: Work<PoolVolume>,
     snapshots: Work<PoolSnapshot>,
@@ -111,6 +115,15 @@ struct Version {
     generation: Option<i64>,
 }
 
+/// How often the agent looks at what nobody asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Intervals {
+    /// At the health of pools and volumes.
+    pub health: Duration,
+    /// At what does not belong together.
+    pub drift: Duration,
+}
+
 /// An agent that is not running yet.
 pub struct Parts {
     agent: Arc<Agent>,
@@ -141,6 +154,7 @@ impl Parts {
             root,
             damage: Damage::default(),
             health: Health::default(),
+            drift: Drift::default(),
             nodes: Api::all(client.clone()),
             volumes,
             snapshots,
@@ -168,8 +182,8 @@ impl Parts {
         Arc::clone(&self.agent)
     }
 
-    /// Works until dropped, and looks at the health of pools and volumes so often.
-    pub async fn run(self, readiness: &Readiness, health_interval: Duration) {
+    /// Works until dropped, and looks at what nobody asks for so often.
+    pub async fn run(self, readiness: &Readiness, intervals: Intervals) {
         readiness.wait_for(AGENT, "the pools of the node were not looked at yet");
         let Self {
             agent,
@@ -187,7 +201,8 @@ impl Parts {
             look::on_changes(&agent, watches.node),
             look::run(&agent),
             report::run(&agent),
-            health::rounds::run(&agent, health_interval),
+            health::rounds::run(&agent, intervals.health),
+            drift::run(&agent, intervals.drift),
             work::run(
                 Arc::clone(&agent),
                 desired.volume_store(),

@@ -16,7 +16,7 @@ use cistern_crds::{
     Bytes, ConditionStatus, ConditionType, NodePool, NodePoolStatus, PoolProblem, Provisioning,
     Reason, StorageNodeStatus, Stored,
     condition::{self, Finding},
-    health,
+    health::{self, Drift},
     names::AGENT_MANAGER,
 };
 use kube::ResourceExt;
@@ -52,6 +52,7 @@ struct Written {
     observed_generation: Option<i64>,
     pools: Vec<NodePoolStatus>,
     summary: String,
+    drift: Vec<Drift>,
 }
 
 impl Report {
@@ -115,6 +116,7 @@ impl Agent {
             observed_generation: status.observed_generation,
             pools: status.pools,
             summary: status.pools_summary,
+            drift: status.drift,
         };
         let last = self.report.written();
         // What we said last is the best that is known, also to a StorageNode that was made anew.
@@ -128,6 +130,7 @@ impl Agent {
             observed_generation,
             summary: summary(&pools),
             pools,
+            drift: self.drift.findings().unwrap_or_else(|| known.drift.clone()),
         };
         let is_written = match &last {
             Some(last) if last.node == news.node => *last == news,
@@ -138,7 +141,7 @@ impl Agent {
                 observed_generation: news.observed_generation,
                 pools: news.pools.clone(),
                 pools_summary: news.summary.clone(),
-                drift: Vec::new(),
+                drift: news.drift.clone(),
                 // The operator's.
                 conditions: Vec::new(),
             };
@@ -181,11 +184,24 @@ impl Agent {
                 let ledger = look.ledger(before, holdings, &self.promises.of_pool(&spec.name));
                 let closed = self.closed_with(&look, holdings);
                 let status = status(&look, before, &ledger, closed.as_deref())?;
+                let status = self.with_orphans(status, holdings);
                 let status = with_ready(status, &look, closed, generation, now);
                 let problems = self.health.known_of_pool(&spec.name);
                 Some(with_healthy(status, problems, generation, now))
             })
             .collect()
+    }
+
+    /// Adds the images that nobody claims, less those that somebody does by now.
+    fn with_orphans(&self, mut status: NodePoolStatus, holdings: &Holdings) -> NodePoolStatus {
+        if let Some(orphans) = self.drift.orphans(&status.uid) {
+            status.orphans = orphans;
+        }
+        let claimed = claimed(holdings);
+        status
+            .orphans
+            .retain(|orphan| !claimed.contains(&orphan.image));
+        status
     }
 
     /// Why a pool takes nothing new although it can be used.

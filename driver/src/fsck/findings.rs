@@ -83,6 +83,13 @@ pub enum Kind {
     Stray,
 }
 
+impl Kind {
+    /// As programs know it.
+    pub fn to_name(self) -> String {
+        format!("{self:?}")
+    }
+}
+
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -196,6 +203,11 @@ impl View {
         all
     }
 
+    /// Whether a custom resource claims an image.
+    pub fn is_claimed(&self, image: &str) -> bool {
+        self.claimant(image).is_some()
+    }
+
     /// Images that no custom resource claims, those in the trash included.
     pub fn unclaimed(&self) -> Vec<Unclaimed<'_>> {
         let mut all = Vec::new();
@@ -204,7 +216,7 @@ impl View {
             let discarded = pool.discarded.iter();
             let discarded = discarded.map(|it| (&it.image, Some(it.since)));
             let images = images.chain(discarded);
-            let unclaimed = images.filter(|(image, _)| self.claimant(image.uid.as_str()).is_none());
+            let unclaimed = images.filter(|(image, _)| !self.is_claimed(image.uid.as_str()));
             all.extend(unclaimed.map(|(image, discarded)| Unclaimed {
                 pool,
                 image,

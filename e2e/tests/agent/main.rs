@@ -17,6 +17,7 @@ mod health;
 mod hostility;
 mod identity;
 mod node_service;
+mod orphans;
 mod pools;
 mod snapshots;
 

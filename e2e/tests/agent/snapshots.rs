@@ -239,7 +239,7 @@ pub(crate) fn status_of(snapshot: &PoolSnapshot) -> PoolSnapshotStatus {
 }
 
 /// Writes a file in a mounted volume, through to the disk.
-async fn write(node: &Fixture, place: &Path, name: &str, mib: u32) {
+pub(crate) async fn write(node: &Fixture, place: &Path, name: &str, mib: u32) {
     let script = "dd if=/dev/urandom of=$1 bs=1M count=$2 status=none conv=fsync";
     let file = place.join(name);
     node.shell(script, &[file.to_str().unwrap(), &mib.to_string()])
@@ -247,18 +247,18 @@ async fn write(node: &Fixture, place: &Path, name: &str, mib: u32) {
 }
 
 /// The contents of every file in a mounted volume.
-async fn sums(node: &Fixture, place: &Path) -> String {
+pub(crate) async fn sums(node: &Fixture, place: &Path) -> String {
     let script = "cd $1 && find . -type f -print0 | sort -z | xargs -0 -r sha256sum";
     node.shell(script, &[place.to_str().unwrap()]).await
 }
 
 /// Mounts a volume for the node, and says where.
-async fn stage(node: &Fixture, volume: &PoolVolume, at: &str) -> PathBuf {
+pub(crate) async fn stage(node: &Fixture, volume: &PoolVolume, at: &str) -> PathBuf {
     let place = Place::at(node, volume, at);
     place.stage(&[]).await.unwrap();
     place.staging
 }
 
-async fn unstage(node: &Fixture, volume: &PoolVolume, at: &str) {
+pub(crate) async fn unstage(node: &Fixture, volume: &PoolVolume, at: &str) {
     Place::at(node, volume, at).unstage().await.unwrap();
 }

@@ -7,7 +7,7 @@ use std::{
     process::{Child, Stdio},
 };
 
-use cistern_crds::{PoolSnapshot, PoolVolume, StorageNode, Stored};
+use cistern_crds::{PoolSnapshot, PoolVolume, StorageNode, Stored, names::AGENT_MANAGER};
 use cistern_e2e::process::{binary, command};
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::{
@@ -28,15 +28,22 @@ fn orphan(image: &str, identity: &Value) -> Value {
     json!({"image": image, "size": "64Mi", "since": "2026-01-01T00:00:00Z", "identity": all})
 }
 
-/// Tells of orphans in the agent's place.
+/// Tells of orphans in the agent's place, and as it would: what somebody else has written it does not
+/// overwrite.
 async fn tell(node: &Node, orphans: &[Value]) {
     let status = node.driver.storage_node().await.status;
-    let mut pools = serde_json::to_value(status.unwrap().pools).unwrap();
-    pools[0]["orphans"] = json!(orphans);
-    let patch = Patch::Merge(json!({"status": {"pools": pools}}));
+    let mut status = serde_json::to_value(status.unwrap()).unwrap();
+    status["pools"][0]["orphans"] = json!(orphans);
+    // The operator's.
+    status.as_object_mut().unwrap().remove("conditions");
+    let applied = Patch::Apply(json!({
+        "apiVersion": "cistern.storage/v1alpha1",
+        "kind": "StorageNode",
+        "status": status,
+    }));
     let nodes = node.all::<StorageNode>();
-    let parameters = PatchParams::default();
-    let told = nodes.patch_status(&node.name, &parameters, &patch);
+    let parameters = PatchParams::apply(AGENT_MANAGER);
+    let told = nodes.patch_status(&node.name, &parameters, &applied);
     told.await.unwrap();
 }
 

@@ -16,12 +16,16 @@ use super::{stage, status_of, sums, unstage, write};
 use crate::{Fixture, SOON};
 
 impl Fixture {
-    fn groups(&self) -> Api<PoolSnapshotGroup> {
+    pub(crate) fn groups(&self) -> Api<PoolSnapshotGroup> {
         Api::all(self.volumes.clone().into_client())
     }
 
     /// Asks for a group, and for the snapshots that it consists of.
-    async fn create_group(&self, volumes: &[&PoolVolume], consistency: Consistency) -> String {
+    pub(crate) async fn create_group(
+        &self,
+        volumes: &[&PoolVolume],
+        consistency: Consistency,
+    ) -> String {
         let name = format!("{}-group", self.name);
         let members = volumes.iter().map(|volume| GroupMember {
             volume: volume.name_any(),
@@ -51,7 +55,10 @@ impl Fixture {
     }
 
     /// Waits until a group is answered, and gives it with its snapshots.
-    async fn answered_group(&self, name: &str) -> (PoolSnapshotGroup, Vec<PoolSnapshot>) {
+    pub(crate) async fn answered_group(
+        &self,
+        name: &str,
+    ) -> (PoolSnapshotGroup, Vec<PoolSnapshot>) {
         let group = eventually("the group to be answered", SOON, async || {
             let group = self.groups().get(name).await.unwrap();
             let status = group.status.clone().unwrap_or_default();
@@ -75,7 +82,7 @@ impl Fixture {
     }
 
     /// Removes a group as the controller does.
-    async fn remove_group(&self, name: &str) {
+    pub(crate) async fn remove_group(&self, name: &str) {
         let wish = json!({"spec": {"deletionRequested": true}});
         self.patch_group(name, wish).await;
         let group = self.groups().get(name).await.unwrap();

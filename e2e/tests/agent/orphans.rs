@@ -1,0 +1,312 @@
+//! What belongs to nobody: told, taken back when its object returns, and gone only on request. And a
+//! cluster that is restored from a backup, whose objects all are new.
+
+use cistern_crds::{
+    Bytes, Consistency, NodePoolStatus, PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode,
+    Stored, names::AGENT_MANAGER,
+};
+use cistern_e2e::eventually;
+use kube::{
+    Api, ResourceExt as _,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    core::ClusterResourceScope,
+};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::json;
+
+use crate::{
+    Fixture, SOON,
+    node_service::Place,
+    snapshots::{stage, status_of, sums, unstage, write},
+    status,
+};
+
+/// Takes every object that a field selector chooses away by force, and gives it as a backup has it:
+/// without UID and status.
+async fn take_away<K>(api: &Api<K>, fields: &str) -> Vec<K>
+where
+    K: kube::Resource<DynamicType = (), Scope = ClusterResourceScope>
+        + Clone
+        + std::fmt::Debug
+        + Serialize
+        + DeserializeOwned,
+{
+    let chosen = ListParams::default().fields(fields);
+    let mut kept = Vec::new();
+    for object in api.list(&chosen).await.unwrap() {
+        let name = object.name_any();
+        let released = Patch::Merge(json!({"metadata": {"finalizers": []}}));
+        api.patch(&name, &PatchParams::default(), &released)
+            .await
+            .unwrap();
+        api.delete(&name, &DeleteParams::default()).await.unwrap();
+        let mut bare = serde_json::to_value(&object).unwrap();
+        bare.as_object_mut().unwrap().remove("status");
+        bare["metadata"] = json!({"name": name, "finalizers": object.finalizers()});
+        kept.push(serde_json::from_value(bare).unwrap());
+    }
+    eventually("the objects to be gone", SOON, async || {
+        match api.list(&chosen).await.unwrap().items {
+            none if none.is_empty() => Ok(()),
+            some => Err(format!("{} objects", some.len())),
+        }
+    })
+    .await;
+    kept
+}
+
+async fn bring_back<K>(api: &Api<K>, objects: Vec<K>)
+where
+    K: Clone + std::fmt::Debug + Serialize + DeserializeOwned,
+{
+    for object in objects {
+        api.create(&PostParams::default(), &object).await.unwrap();
+    }
+}
+
+impl Fixture {
+    fn api<K>(&self) -> Api<K>
+    where
+        K: kube::Resource<DynamicType = (), Scope = ClusterResourceScope>,
+    {
+        Api::all(self.volumes.clone().into_client())
+    }
+
+    /// Loses every custom resource of the node, and restores it from a backup.
+    async fn restore(&self) {
+        let ours = format!("spec.nodeName={}", self.name);
+        let node = format!("metadata.name={}", self.name);
+        let volumes = take_away::<PoolVolume>(&self.api(), &ours).await;
+        let snapshots = take_away::<PoolSnapshot>(&self.api(), &ours).await;
+        let groups = take_away::<PoolSnapshotGroup>(&self.api(), &ours).await;
+        let mut nodes = take_away::<StorageNode>(&self.api(), &node).await;
+        // The operator names the pools by the UIDs that the StoragePools have now.
+        for pool in &mut nodes[0].spec.pools {
+            pool.uid = format!("new-{}", pool.uid);
+        }
+        bring_back(&self.api(), groups).await;
+        bring_back(&self.api(), snapshots).await;
+        bring_back(&self.api(), volumes).await;
+        bring_back(&self.api(), nodes).await;
+    }
+
+    /// Has every orphan be one since 1970, while the agent is away.
+    async fn age_orphans(&mut self) {
+        self.driver.kill_node();
+        let nodes: Api<StorageNode> = self.api();
+        let status = self.driver.storage_node().await.status.unwrap();
+        let mut status = serde_json::to_value(status).unwrap();
+        let orphans = status["pools"][0]["orphans"].as_array_mut().unwrap();
+        for orphan in orphans {
+            orphan["since"] = json!("1970-01-01T00:00:00Z");
+        }
+        status.as_object_mut().unwrap().remove("conditions");
+        let applied = json!({
+            "apiVersion": "cistern.storage/v1alpha1",
+            "kind": "StorageNode",
+            "status": status,
+        });
+        // As the agent itself writes it.
+        let parameters = PatchParams::apply(AGENT_MANAGER);
+        nodes
+            .patch_status(&self.name, &parameters, &Patch::Apply(applied))
+            .await
+            .unwrap();
+        self.driver.start_node().await;
+    }
+
+    async fn reclaim_after_an_hour(&self) {
+        let mut pools = self.driver.storage_node().await.spec.pools;
+        pools[0].reclaim_orphans_after_hours = Some(1);
+        self.driver.set_pools(pools).await;
+    }
+}
+
+/// Whether a pool has an orphan that is in its trash, or is not.
+fn has_orphan(image: &str, is_in_trash: bool) -> impl Fn(&NodePoolStatus) -> bool {
+    move |pool| {
+        let orphan = pool.orphans.iter().find(|orphan| orphan.image == image);
+        orphan.is_some_and(|orphan| orphan.trashed_since.is_some() == is_in_trash)
+    }
+}
+
+#[tokio::test]
+async fn an_image_that_nobody_claims_is_told_until_its_object_returns_and_foreign_files_are_kept() {
+    let node = Fixture::start("agent-orphans").await;
+    let first = node.volume("one", Bytes::mib(64)).await;
+    let uid = first.uid().unwrap();
+    node.shell(
+        "printf foreign >$0/foreign-uid; printf notes >$0/notes.txt",
+        &[],
+    )
+    .await;
+    node.forget(&first.name_any()).await;
+    let pool = node
+        .pool_until("to have an orphan", has_orphan(&uid, false))
+        .await;
+    let orphan = pool.orphans.iter().find(|orphan| orphan.image == uid);
+    let identity = orphan.unwrap().identity.clone().unwrap();
+    assert_eq!(identity.name, first.name_any());
+    assert_eq!(identity.volume_size, Bytes::mib(64));
+    let since = orphan.unwrap().since;
+    let pool = node
+        .pool_until(
+            "to tell of the foreign file",
+            has_orphan("foreign-uid", false),
+        )
+        .await;
+    assert_eq!(pool.orphans.len(), 2);
+    let foreign = pool.orphans.iter().find(|orphan| orphan.image != uid);
+    assert_eq!(foreign.unwrap().identity, None);
+    eventually("the stray file to be told", SOON, async || {
+        let drift = node.driver.storage_node().await.status.unwrap().drift;
+        match &drift[..] {
+            [stray] if stray.kind == "Stray" && stray.object.ends_with("notes.txt") => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+
+    // Since when it is so survives the agent.
+    let mut node = node;
+    node.driver.restart_node().await;
+    let same = |pool: &NodePoolStatus| {
+        let orphan = pool.orphans.iter().find(|orphan| orphan.image == uid);
+        orphan.is_some_and(|orphan| orphan.since == since)
+    };
+    node.pool_until("to remember since when", same).await;
+    let second = node.volume("one", Bytes::mib(64)).await;
+    assert_eq!(status(&second).image.unwrap().uid, uid);
+    node.pool_until("to have one less", |pool| pool.orphans.len() == 1)
+        .await;
+    let foreign = node.shell("cat $0/foreign-uid $0/notes.txt", &[]).await;
+    assert_eq!(foreign, "foreignnotes");
+    node.shell("rm $0/foreign-uid $0/notes.txt", &[]).await;
+    let nothing = |pool: &NodePoolStatus| pool.orphans.is_empty();
+    node.pool_until("to have no orphan", nothing).await;
+    eventually("the stray file to be forgotten", SOON, async || {
+        let drift = node.driver.storage_node().await.status.unwrap().drift;
+        if drift.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("{drift:?}"))
+        }
+    })
+    .await;
+    node.finish().await;
+}
+
+#[tokio::test]
+async fn after_a_restore_under_new_uids_every_volume_and_snapshot_has_its_data() {
+    let mut node = Fixture::start("agent-restored").await;
+    let one = node.volume("one", Bytes::mib(64)).await;
+    // Most of the pool: it would not fit beside itself.
+    let large = node.volume("large", Bytes::mib(600)).await;
+    let raw = node.block_volume("raw", Bytes::mib(16)).await;
+    let mounted = stage(&node, &one, "one").await;
+    let place = Place::at(&node, &one, "one");
+    place.publish("target", &[], false).await.unwrap();
+    write(&node, &mounted, "data", 4).await;
+    let alone = node.snapshot("alone", &one).await;
+    let group = node.create_group(&[&one, &large], Consistency::Crash).await;
+    let (group_before, members) = node.answered_group(&group).await;
+    write(&node, &mounted, "later", 1).await;
+    let copy = node
+        .volume_from("copy", Bytes::mib(64), &alone, |_| {})
+        .await;
+    let (before, pool) = (sums(&node, &mounted).await, node.pool().await.unwrap());
+
+    node.restore().await;
+    for was in [&one, &large, &raw, &copy] {
+        let is = node.made_again(was).await;
+        assert_ne!(is.uid(), was.uid());
+        assert_eq!(status(&is).image, status(was).image);
+        let uuid = |volume: &PoolVolume| status(volume).filesystem.map(|found| found.uuid);
+        assert_eq!(uuid(&is), uuid(was));
+    }
+    for was in members.iter().chain([&alone]) {
+        let is = node.ready_snapshot(&was.name_any()).await;
+        assert_eq!(is.image(), was.image());
+        assert_eq!(status_of(&is).creation_time, status_of(was).creation_time);
+    }
+    let (group_after, _) = node.answered_group(&group).await;
+    let moment = |group: &PoolSnapshotGroup| group.status.as_ref().unwrap().creation_time;
+    assert_eq!(moment(&group_after), moment(&group_before));
+    let adopted = |is: &NodePoolStatus| {
+        is.reserved == pool.reserved && is.snapshots == 3 && is.orphans.is_empty()
+    };
+    let after = node.pool_until("to hold what it held", adopted).await;
+    assert_eq!(after.filesystem_uuid, pool.filesystem_uuid);
+    assert_ne!(after.uid, pool.uid);
+    node.driver.fsck().await;
+
+    // The pod never noticed, and what it does next works.
+    assert_eq!(sums(&node, &mounted).await, before);
+    let place = Place::at(&node, &one, "one");
+    place.stage(&[]).await.unwrap();
+    place.unpublish("target").await.unwrap();
+    unstage(&node, &one, "one").await;
+    node.driver.reboot_node().await;
+    let mounted = stage(&node, &one, "one").await;
+    assert_eq!(sums(&node, &mounted).await, before);
+    unstage(&node, &one, "one").await;
+    node.remove_group(&group).await;
+    node.finish().await;
+}
+
+#[tokio::test]
+async fn an_orphan_goes_by_way_of_the_trash_where_the_pool_asks_for_it_and_comes_back_from_there() {
+    let mut node = Fixture::start("agent-trash").await;
+    let first = node.volume("one", Bytes::mib(64)).await;
+    let uid = first.uid().unwrap();
+    node.shell("printf foreign >$0/foreign-uid", &[]).await;
+    node.forget(&first.name_any()).await;
+    node.pool_until("to have an orphan", has_orphan(&uid, false))
+        .await;
+    node.pool_until("to have another", has_orphan("foreign-uid", false))
+        .await;
+    // Nobody asks for it: it stays, however old.
+    node.age_orphans().await;
+    node.reclaim_after_an_hour().await;
+    let pool = node
+        .pool_until("to have a trash", has_orphan(&uid, true))
+        .await;
+    assert_eq!(pool.reserved, Bytes(Bytes::mib(64).0 + 7));
+    node.shell("! test -e $0/$1 && ls $0/../trash/$1.*", &[&uid])
+        .await;
+
+    let second = node.volume("one", Bytes::mib(64)).await;
+    assert_eq!(status(&second).image.unwrap().uid, uid);
+    node.shell("test -e $0/$1 && ! ls $0/../trash/$1.*", &[&uid])
+        .await;
+
+    node.forget(&first.name_any()).await;
+    node.pool_until("to have an orphan again", has_orphan(&uid, false))
+        .await;
+    node.age_orphans().await;
+    node.pool_until("to have a trash again", has_orphan(&uid, true))
+        .await;
+    // The time of the move is in the file's name.
+    let age = "for it in $0/../trash/$1.*; do mv $it ${it%.*}.$((${it##*.} - 7200)); done";
+    node.shell(age, &[&uid]).await;
+    let foreign_alone = |pool: &NodePoolStatus| pool.reserved == Bytes(7);
+    node.pool_until("to be empty", foreign_alone).await;
+    node.shell("! ls $0/../trash/* && test -e $0/foreign-uid", &[])
+        .await;
+    node.shell("rm $0/foreign-uid", &[]).await;
+    node.pool_until("to have no orphan", |pool| pool.orphans.is_empty())
+        .await;
+    node.finish().await;
+}
+
+impl Fixture {
+    /// Waits until a volume that came back can be used.
+    async fn made_again(&self, was: &PoolVolume) -> PoolVolume {
+        let ready = |volume: &PoolVolume| {
+            let ready = crate::said(cistern_crds::ConditionType::Ready, "True", "AsDesired");
+            ready(volume) && volume.uid() != was.uid()
+        };
+        self.until(&was.name_any(), "to be ready again", ready)
+            .await
+    }
+}
