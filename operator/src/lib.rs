@@ -11,6 +11,7 @@ pub mod claims;
 pub mod config;
 pub mod contents;
 pub mod controller;
+pub mod drift;
 pub mod events;
 pub mod health;
 pub mod kinds;
@@ -115,6 +116,7 @@ impl Operator {
                 node::run(&context, stop.clone()),
                 topology::run(&context, stop.clone()),
                 capacity::run(&context, stop.clone()),
+                drift::run(&context, stop.clone()),
                 claims::run(&context, stop.clone()),
                 health::run(&context, stop.clone()),
             )
