@@ -220,6 +220,8 @@ impl<'a, K: Kept> Pass<'a, K> {
     /// Writes what came of the pass, and says when to come back.
     pub(super) async fn end(&self, outcome: Outcome<K::Own>) -> Result<Action, Error> {
         let was_written = self.write(&outcome).await?.is_some();
+        // The watch may show more than was told last: a growth that was taken up after a restart, say.
+        self.agent.report.request();
         let retries = &K::work(self.agent).retries;
         let action = match &outcome {
             // The object has changed meanwhile, and the change brings us back.
@@ -227,12 +229,12 @@ impl<'a, K: Kept> Pass<'a, K> {
             Outcome::NotReady { .. } | Outcome::NotReclaimed { .. } => {
                 return Ok(self.come_back(&outcome));
             }
-            Outcome::Rested | Outcome::Admitted { .. } => Action::await_change(),
             Outcome::Ready(_) => Action::requeue(PERIOD),
-            Outcome::Refused { .. } | Outcome::Reclaimed | Outcome::Own(_) => {
-                self.agent.report.request();
-                Action::await_change()
-            }
+            Outcome::Rested
+            | Outcome::Admitted { .. }
+            | Outcome::Refused { .. }
+            | Outcome::Reclaimed
+            | Outcome::Own(_) => Action::await_change(),
         };
         retries.forget(&self.name);
         Ok(action)
