@@ -1,6 +1,6 @@
 //! The life of a pool and a volume in steps, each of which can be repeated and undone.
 
-use std::{error::Error, path::Path, sync::Arc};
+use std::{error::Error, fs, path::Path, sync::Arc, thread, time::Duration};
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{Bytes, Consistency, FilesystemType, MkfsOptions, Provisioning};
@@ -213,6 +213,7 @@ pub(crate) fn run(
         Step::Stage => stage(&open(Bytes::gib(1))?, &volume().uid, &staging)?,
         Step::StageGrown => {
             root.unstage(&staging)?;
+            wait_until_unbound(folder, &volume().uid)?;
             stage(&open(Bytes::gib(1))?, &volume().uid, &staging)?;
         }
         Step::Grow => drop(open(Bytes::gib(1))?.grow_image(&volume().uid, GROWN)?),
@@ -343,4 +344,33 @@ fn publish(root: &Root, staging: &Path, target: &Path) -> Result<(), Box<dyn Err
         target,
     })?;
     Ok(())
+}
+
+/// Waits until no loop device has a volume's image: another test that looks at one keeps it bound for a
+/// moment, and what is bound does not grow before it is mounted. Past the faults, whose calls are
+/// counted.
+fn wait_until_unbound(folder: &Path, image: &Uid) -> std::io::Result<()> {
+    for _ in 0..200 {
+        if !is_bound(folder, image)? {
+            return Ok(());
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    Err(std::io::Error::other(
+        "the volume's loop device stays bound",
+    ))
+}
+
+fn is_bound(folder: &Path, image: &Uid) -> std::io::Result<bool> {
+    for device in fs::read_dir("/sys/block")? {
+        // None where it is bound to nothing, or just gone.
+        let Ok(file) = fs::read_to_string(device?.path().join("loop/backing_file")) else {
+            continue;
+        };
+        let file = Path::new(file.trim_end());
+        if file.starts_with(folder) && file.ends_with(image.as_str()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
