@@ -28,7 +28,6 @@ use tokio::time::sleep;
 
 use self::course::{Course, News};
 use super::Agent;
-use crate::fsck::findings::Kind;
 
 /// A pass that has found something new is followed by the next after this part of the interval.
 const CONFIRMED_AFTER: u32 = 10;
@@ -71,34 +70,6 @@ impl Drift {
         let state = self.lock();
         let orphans = state.as_ref()?.orphans.get(pool_uid)?;
         Some(orphans.certain().take(LISTED).cloned().collect())
-    }
-
-    /// How much does not belong together, by the name of its kind.
-    pub fn counts(&self) -> BTreeMap<String, usize> {
-        let state = self.lock();
-        let mut counts = BTreeMap::new();
-        for finding in state.iter().flat_map(|state| state.findings.certain()) {
-            *counts.entry(finding.kind.clone()).or_default() += 1;
-        }
-        counts
-    }
-
-    /// Loop devices that are bound and that nobody uses.
-    pub fn leaked_loops(&self) -> usize {
-        let counts = self.counts();
-        let leaked = counts.get(&Kind::LoopWithoutUse.to_name());
-        leaked.copied().unwrap_or_default()
-    }
-
-    /// How many images nobody claims, and the bytes that they take, by UID of the pool.
-    pub fn orphaned(&self) -> BTreeMap<String, (usize, cistern_crds::Bytes)> {
-        let state = self.lock();
-        let pools = state.iter().flat_map(|state| &state.orphans);
-        let orphaned = pools.map(|(uid, orphans)| {
-            let bytes = orphans.certain().map(|orphan| orphan.size).sum();
-            (uid.clone(), (orphans.certain().count(), bytes))
-        });
-        orphaned.collect()
     }
 
     /// Takes note of a pass. `told` is what the status says, for the first one.
