@@ -257,7 +257,7 @@ pub trait System: Send + Sync + fmt::Debug {
     fn extents(&self, file: BorrowedFd<'_>, part: &Range<u64>) -> io::Result<(Vec<Extent>, u64)>;
     /// Gives a part of a file space on the disk. The file grows if it was smaller.
     fn allocate(&self, file: BorrowedFd<'_>, part: &Range<u64>) -> io::Result<()>;
-    /// How many extents a file has: those that are shared end where their sharing does.
+    /// How many extents a file of a pool has. Takes no longer for many.
     fn extent_count(&self, file: BorrowedFd<'_>) -> io::Result<u64>;
     /// Has an empty file share all that another holds, at one moment between two writes to that.
     /// Holds up its writers for a time that grows with its extents.

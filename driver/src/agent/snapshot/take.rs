@@ -131,8 +131,6 @@ async fn attempt(
         if pass.write_promise(&Outcome::Ready(image)).await?.is_none() {
             return Err(Stop::Taken(Taken::Overtaken));
         }
-        // Its extents are shared now.
-        agent.touch(&snapshot.spec.source_volume);
     }
     Ok(moment)
 }

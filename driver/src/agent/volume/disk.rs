@@ -22,11 +22,7 @@ pub fn bring_up(
     let found = make(pool, volume, step, maximum_extents, now)?;
     let mut image = Image::read(&found, now)?;
     is_the_same(volume, &image)?;
-    // That of a clone is made with many: they are counted by the next look, when nobody waits.
-    let is_new_clone = step == Step::Make && volume.spec.content_source.is_some();
-    if !is_new_clone {
-        image.extents = Some(pool.extent_count(&found.uid)?);
-    }
+    image.extents = Some(pool.extent_count(&found.uid)?);
     Ok(image)
 }
 
