@@ -25,7 +25,7 @@ pub(crate) async fn figures(driver: &Driver, volume: &str) -> Vec<Figure> {
         .filter_map(Result::ok)
         .map(|entry| entry.path())
         .find(|path| path.is_dir());
-    let plain = pool.expect("the pool has a folder").join("tmp");
+    let plain = pool.expect("the pool has a folder");
     let folders = [target.as_path(), plain.as_path()];
     for folder in folders {
         // What is written first is allocated first, and that is not what is measured.

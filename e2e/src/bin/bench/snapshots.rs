@@ -128,6 +128,8 @@ pub(crate) async fn figures(control_plane: &ControlPlane, driver: &Driver, pool:
         let (taken, bare) = copies(driver, &image, pool).await;
         taken.iter().for_each(Figure::print);
         if gib == 1 {
+            // The copies share it by now: a writer would part it into thousands of pieces.
+            image.write_area(driver).await;
             let noticed = writer::figures(driver, &image, bare).await;
             noticed.iter().for_each(Figure::print);
         }
