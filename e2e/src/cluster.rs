@@ -4,8 +4,8 @@
 //! harness' own (`CISTERN_HARNESS_CLUSTER`), Cistern is installed from this checkout first, and
 //! what happens to nodes in real life can be done to them.
 //!
-//! *Invariant:* one test runs at a time, and each removes what it made, or keeps it to be looked at
-//! when it failed.
+//! *Invariant:* tests run beside each other, but for those that everybody would notice, which run
+//! alone; and each removes what it made, or keeps it to be looked at when it failed.
 
 use std::{
     collections::BTreeMap,
@@ -21,15 +21,13 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{Api, Client, Config, ResourceExt as _, api::ListParams};
 use tokio::sync::OnceCell;
 
-use crate::{
-    eventually,
-    process::{command, output, tool, workspace},
-};
+use crate::process::{command, output, tool, workspace};
 
 pub mod agents;
 pub mod calls;
 pub mod disk;
 pub mod exec;
+pub mod fsck;
 pub mod harness;
 pub mod metrics;
 pub mod objects;
@@ -182,25 +180,6 @@ impl Cluster {
         pods.into_iter()
             .filter_map(|pod| Some((node(&pod)?, pod)))
             .collect()
-    }
-
-    /// Waits until `cistern-driver fsck` finds nothing on any node, and kubelet has nothing left of
-    /// the driver's volumes on the nodes that have none.
-    pub async fn fsck(&self) {
-        eventually("fsck to find nothing on any node", PATIENCE, async || {
-            for (node, pod) in self.component("node").await {
-                self.exec(
-                    NAMESPACE,
-                    &pod.name_any(),
-                    "driver",
-                    &["cistern-driver", "fsck"],
-                )
-                .await
-                .map_err(|found| format!("{node}: {found}"))?;
-            }
-            Ok(())
-        })
-        .await;
     }
 
     async fn prepare(&self) {

@@ -14,8 +14,12 @@ use kube::{
 use super::{Cluster, NAMESPACE};
 
 impl Cluster {
-    /// Calls of CreateVolume that ended since then, by volume id.
-    pub async fn create_volume_calls(&self, since: Timestamp) -> BTreeMap<String, usize> {
+    /// Calls of CreateVolume that ended since then and named a pool whose name begins so, by volume id.
+    pub async fn create_volume_calls(
+        &self,
+        since: Timestamp,
+        pools: &str,
+    ) -> BTreeMap<String, usize> {
         let pods: Api<Pod> = Api::namespaced(self.client(), NAMESPACE);
         let selector = format!("{}=controller", cistern_crds::names::COMPONENT_LABEL);
         let list = pods
@@ -34,7 +38,7 @@ impl Cluster {
             let Ok(log) = pods.logs(&name, &parameters).await else {
                 continue;
             };
-            for volume in log.lines().filter_map(ended_call) {
+            for volume in log.lines().filter_map(|line| ended_call(line, pools)) {
                 *calls.entry(volume.to_owned()).or_default() += 1;
             }
         }
@@ -42,14 +46,18 @@ impl Cluster {
     }
 }
 
-/// The volume of a line that ends a call of CreateVolume:
+/// The volume of a line that ends a call of CreateVolume in a pool whose name begins so:
 /// `… rpc{rpc="CreateVolume" volume="pvc-1" pool="p"}: done code="Ok" elapsed_ms=3`.
-fn ended_call(line: &str) -> Option<&str> {
+fn ended_call<'a>(line: &'a str, pools: &str) -> Option<&'a str> {
     if !line.contains(r#"rpc="CreateVolume""#) || !line.contains(" elapsed_ms=") {
         return None;
     }
-    let (_, rest) = line.split_once(r#"volume=""#)?;
-    Some(rest.split_once('"')?.0)
+    let field = |name: &str| {
+        let (_, rest) = line.split_once(name)?;
+        Some(rest.split_once('"')?.0)
+    };
+    let pool = field(r#" pool=""#)?;
+    pool.starts_with(pools).then_some(field(r#"volume=""#)?)
 }
 
 #[cfg(test)]
@@ -57,14 +65,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_is_counted_when_it_ends_and_only_then() {
-        let span = r#"INFO rpc{rpc="CreateVolume" volume="pvc-1" pool="p"}:"#;
+    fn a_call_is_counted_when_it_ends_in_a_pool_of_the_test_and_only_then() {
+        let span = r#"INFO rpc{rpc="CreateVolume" volume="pvc-1" pool="mine-p"}:"#;
         let line = |rest: &str| format!("2026-11-21T00:00:00Z  {span} {rest}");
+        let ended = |line: &str| ended_call(line, "mine-").map(str::to_owned);
         let done = line(r#"done code="Ok" elapsed_ms=3"#);
         let failed = line(r#"failed code="Aborted" elapsed_ms=3 error="…""#);
-        assert_eq!(ended_call(&done), Some("pvc-1"));
-        assert_eq!(ended_call(&failed), Some("pvc-1"));
-        assert_eq!(ended_call(&line("the pool has no room")), None);
-        assert_eq!(ended_call(&done.replace("Create", "Delete")), None);
+        let volume = Some("pvc-1".to_owned());
+        assert_eq!(ended(&done), volume);
+        assert_eq!(ended(&failed), volume);
+        assert_eq!(ended(&line("the pool has no room")), None);
+        assert_eq!(ended(&done.replace("Create", "Delete")), None);
+        assert_eq!(ended(&done.replace("mine-p", "other-p")), None);
     }
 }

@@ -1,12 +1,16 @@
 //! What happens to nodes in real life, done by the harness that made the cluster.
 
-use std::{path::Path, time::Duration};
+use std::{os::unix::fs::symlink, path::Path, time::Duration};
 
 use cistern_crds::names::DRIVER;
+use kube::ResourceExt as _;
 use tonic::transport::{Channel, Endpoint};
 
-use super::{skipped, variable};
-use crate::process::{command, output, workspace};
+use super::{Cluster, skipped, variable};
+use crate::{
+    Folder,
+    process::{command, output, workspace},
+};
 
 /// The harness' own cluster.
 #[derive(Clone, Copy, Debug)]
@@ -60,9 +64,27 @@ impl Harness {
 
     /// A connection to the driver's socket on the node, as kubelet has it.
     pub async fn csi(self, node: &str) -> Result<Channel, String> {
+        self.csi_in(node, &format!("plugins/{DRIVER}")).await
+    }
+
+    /// A connection to the socket of a controller, as the sidecars of its pod have it.
+    pub async fn csi_of_controller(self, cluster: &Cluster) -> Result<Channel, String> {
+        let pods = cluster.component("controller").await;
+        let (node, pod) = pods.iter().next().ok_or("no controller is on any node")?;
+        let uid = pod.uid().expect("it has been made");
+        let folder = format!("pods/{uid}/volumes/kubernetes.io~empty-dir/socket");
+        self.csi_in(node, &folder).await
+    }
+
+    /// A connection to the socket in a folder of kubelet's.
+    async fn csi_in(self, node: &str, folder: &str) -> Result<Channel, String> {
         let process = self.node(&["process", node]).await;
-        let root = format!("/proc/{}/root", process.trim());
-        let socket = format!("unix://{root}/var/lib/kubelet/plugins/{DRIVER}/csi.sock");
+        let folder = format!("/proc/{}/root/var/lib/kubelet/{folder}", process.trim());
+        // The name of a socket has at most 107 bytes.
+        let short = Folder::new();
+        let link = short.join("csi");
+        symlink(folder, &link).expect("the folder is ours");
+        let socket = format!("unix://{}/csi.sock", link.display());
         let endpoint = Endpoint::from_shared(socket).expect("a path makes a URL");
         endpoint.connect().await.map_err(|error| error.to_string())
     }

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     panic::AssertUnwindSafe,
-    sync::Mutex,
+    sync::{Mutex, PoisonError},
     time::Instant,
 };
 
@@ -22,9 +22,15 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 use serde_json::json;
+use tokio::sync::RwLock;
 
 use super::{Cluster, Harness, NAMESPACE, PATIENCE, TEST_LABEL, snapshots};
 use crate::{eventually, process::run};
+
+/// Whose turn it is: that of many tests, or of one that runs alone.
+static TURN: RwLock<()> = RwLock::const_new(());
+/// The names of the tests that have run.
+static NAMES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 /// A test, its namespace, and the cluster.
 #[expect(missing_debug_implementations, reason = "kube's client has none")]
@@ -50,11 +56,20 @@ struct Afterwards {
 }
 
 impl Test {
-    /// Runs a test. When it passes, all that it made is removed, and nothing may be left of it.
-    /// When it fails, all is kept and its events and our logs are printed.
+    /// Runs a test beside others. When it passes, all that it made is removed, and nothing may be
+    /// left of it. When it fails, all is kept and its events and our logs are printed.
     pub async fn run(name: &str, body: impl AsyncFnOnce(&Self)) {
-        static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
-        let _turn = ONE_AT_A_TIME.lock().await;
+        let _turn = TURN.read().await;
+        Self::run_now(name, body).await;
+    }
+
+    /// The same for a test that others would notice: it replaces agents, say, or takes a node away.
+    pub async fn run_alone(name: &str, body: impl AsyncFnOnce(&Self)) {
+        let _turn = TURN.write().await;
+        Self::run_now(name, body).await;
+    }
+
+    async fn run_now(name: &str, body: impl AsyncFnOnce(&Self)) {
         let test = Self::start(name).await;
         let begun = Instant::now();
         let checked = async {
@@ -73,6 +88,7 @@ impl Test {
     }
 
     async fn start(name: &str) -> Self {
+        claim_name(name);
         let cluster = Cluster::connect().await;
         let namespaces: Api<Namespace> = Api::all(cluster.client());
         let namespace = json!({
@@ -159,9 +175,10 @@ impl Test {
         }
     }
 
-    /// Calls of CreateVolume since the test began, by volume id.
+    /// Calls of CreateVolume since the test began that name a pool of its own, by volume id.
     pub async fn create_volume_calls(&self) -> BTreeMap<String, usize> {
-        self.cluster.create_volume_calls(self.started).await
+        let pools = self.own("");
+        self.cluster.create_volume_calls(self.started, &pools).await
     }
 
     /// No claim took more than two calls of CreateVolume.
@@ -191,14 +208,14 @@ impl Test {
         for pool in list::<StoragePool>(&self.all(), &label).await {
             self.wait_until_empty(&pool.name_any()).await;
         }
-        self.cluster.fsck().await;
+        self.fsck().await;
         remove_all::<StorageClass>(&self.all(), &label).await;
         snapshots::remove_snapshot_classes(&self.cluster, &label).await;
         remove_all::<StoragePool>(&self.all(), &label).await;
         self.wait_until_capacities_are_gone().await;
         unlabel_nodes(&self.cluster, &self.name).await;
         self.tidy_nodes(false).await;
-        self.cluster.fsck().await;
+        self.fsck().await;
         let namespaces: Api<Namespace> = self.all();
         let deleted = namespaces
             .delete(&self.namespace, &DeleteParams::default())
@@ -339,6 +356,17 @@ impl Test {
     }
 }
 
+/// What a test owns begins with its name, so no name may begin with another.
+fn claim_name(name: &str) {
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    let begins = |a: &str, b: &str| a.starts_with(&format!("{b}-"));
+    let other = names
+        .iter()
+        .find(|other| begins(name, other) || begins(other, name));
+    assert!(other.is_none(), "test {name} would meddle with {other:?}");
+    names.insert(name.to_owned());
+}
+
 /// Removes what the failed tests of earlier runs have kept.
 pub(super) async fn remove_leftovers(cluster: &Cluster) {
     let namespaces: Api<Namespace> = Api::all(cluster.client());
@@ -379,7 +407,7 @@ async fn unlabel_nodes(cluster: &Cluster, test: &str) {
     }
 }
 
-async fn list<K>(api: &Api<K>, label: &str) -> Vec<K>
+pub(super) async fn list<K>(api: &Api<K>, label: &str) -> Vec<K>
 where
     K: Resource + Clone + DeserializeOwned + std::fmt::Debug,
 {

@@ -104,7 +104,7 @@ async fn a_volume_for_many_nodes_is_refused_and_the_claim_says_why() {
 
 #[tokio::test]
 async fn kubelet_gives_the_files_of_a_volume_to_the_group_of_the_pod() {
-    Test::run("group", async |test| {
+    Test::run("fs-group", async |test| {
         let class = class(test).await;
         test.claim("claim", &class, SIZE).await;
         let mut spec = pod_spec(SLEEP, of_claim("claim", false));

@@ -33,7 +33,7 @@ async fn pod(test: &Test, name: &str, read_only: bool) {
 
 #[tokio::test]
 async fn a_device_keeps_its_data_while_agents_and_pods_come_and_go() {
-    Test::run("block", async |test| {
+    Test::run_alone("block-kept", async |test| {
         claimed(test).await;
         pod(test, "one", false).await;
         let script = "blockdev --getsize64 /dev/data";

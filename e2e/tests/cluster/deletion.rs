@@ -23,7 +23,7 @@ async fn a_claim_deleted_while_its_volume_is_being_made_leaves_nothing() {
     let Some(harness) = Harness::or_skip("an agent that hangs") else {
         return;
     };
-    Test::run("abandoned", async |test| {
+    Test::run_alone("abandoned", async |test| {
         let [node, ..] = test.cluster.workers().await;
         let pool = test.pool("pool", Bytes::gib(1), &[&node]).await;
         let class = test.class("class", &pool, Immediate, &[]).await;
@@ -63,7 +63,7 @@ async fn deleting_every_pool_volume_touches_no_image_and_the_pod_goes_on_writing
     if Harness::or_skip("deleting every PoolVolume of the cluster").is_none() {
         return;
     }
-    Test::run("delete-volumes", async |test| {
+    Test::run_alone("delete-volumes", async |test| {
         let writer = Writer::start(test).await;
         test.cluster
             .kubectl(["delete", "poolvolumes", "--all", "--wait=false"])
@@ -83,7 +83,7 @@ async fn uninstalling_touches_no_image_and_installing_again_finds_every_volume()
     if Harness::or_skip("uninstalling Cistern").is_none() {
         return;
     }
-    Test::run("uninstall", async |test| {
+    Test::run_alone("uninstall", async |test| {
         let writer = Writer::start(test).await;
         // The definitions are in there, too: deleting them is refused, as nobody said that it is
         // meant, and everything else goes.
@@ -119,7 +119,7 @@ async fn deleting_the_definitions_touches_no_image_and_the_pod_goes_on_writing()
     if Harness::or_skip("deleting the CustomResourceDefinitions").is_none() {
         return;
     }
-    Test::run("delete-definitions", async |test| {
+    Test::run_alone("delete-definitions", async |test| {
         let writer = Writer::start(test).await;
         // There is something of every kind: a definition without objects would go at once.
         let together = test.group_class("together", json!({})).await;

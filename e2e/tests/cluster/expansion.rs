@@ -189,7 +189,7 @@ async fn a_raw_block_volume_grows_under_a_running_pod() {
 
 #[tokio::test]
 async fn agents_that_are_replaced_between_the_two_halves_do_the_second_for_the_next_pod() {
-    Test::run("expand-halves", async |test| {
+    Test::run_alone("expand-halves", async |test| {
         let before = writer(test, "xfs").await;
         // Without a pod kubelet has nothing to do yet.
         test.delete(&test.namespaced::<Pod>(), "writer").await;

@@ -39,7 +39,7 @@ async fn data_survives_the_deletion_of_its_pod() {
 
 #[tokio::test]
 async fn writes_go_on_while_the_agent_is_killed_and_while_it_is_upgraded() {
-    Test::run("agent-restart", async |test| {
+    Test::run_alone("agent-restart", async |test| {
         let node = writer_on_one_node(test).await;
         let pods: Api<Pod> = Api::namespaced(test.cluster.client(), NAMESPACE);
         let agents = || async {
@@ -79,7 +79,7 @@ async fn writes_go_on_while_kubelet_restarts() {
     let Some(harness) = Harness::or_skip("a restart of kubelet") else {
         return;
     };
-    Test::run("kubelet-restart", async |test| {
+    Test::run_alone("kubelet-restart", async |test| {
         let node = writer_on_one_node(test).await;
         harness.restart_kubelet(&node).await;
         test.writes_go_on("writer").await;
@@ -97,7 +97,7 @@ async fn data_survives_a_reboot_of_its_node() {
     let Some(harness) = Harness::or_skip("a reboot") else {
         return;
     };
-    Test::run("reboot", async |test| {
+    Test::run_alone("reboot", async |test| {
         let node = writer_on_one_node(test).await;
         let before = test.written("writer").await;
         harness.reboot(&node).await;
@@ -111,7 +111,7 @@ async fn data_survives_a_reboot_after_which_the_pools_device_has_another_name() 
     let Some(harness) = Harness::or_skip("a reboot with devices renamed") else {
         return;
     };
-    Test::run("renamed", async |test| {
+    Test::run_alone("renamed", async |test| {
         let [node, ..] = test.cluster.workers().await;
         // Numbers that nobody else takes: free ones are given out from the lowest.
         let (disk, names) = ("/var/cistern-e2e.disk", ["/dev/loop121", "/dev/loop122"]);

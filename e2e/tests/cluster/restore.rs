@@ -32,7 +32,7 @@ async fn objects_restored_under_a_running_pod_find_every_pool_volume_and_snapsho
     let Some(harness) = Harness::or_skip("restoring every object of Cistern") else {
         return;
     };
-    Test::run("restored", async |test| {
+    Test::run_alone("restored", async |test| {
         let [node, ..] = test.cluster.workers().await;
         let pool = test.pool("pool", Bytes::gib(1), &[&node]).await;
         let class = test.class("class", &pool, WaitForFirstConsumer, &[]).await;

@@ -206,7 +206,7 @@ async fn remove_snapshot_when_bound(test: &Test, snapshot: &str, claim: &str) {
 
 #[tokio::test]
 async fn a_claim_restored_while_its_node_takes_no_pods_is_bound_and_its_pod_waits_for_the_node() {
-    Test::run("cordoned", async |test| {
+    Test::run_alone("cordoned", async |test| {
         if !test
             .cluster
             .takes_snapshots_or_skip("a cordoned node")
@@ -319,7 +319,7 @@ async fn a_filesystem_that_a_killed_agent_left_frozen_is_written_again_once_the_
     let Some(harness) = Harness::or_skip("an agent killed between freeze and thaw") else {
         return;
     };
-    Test::run("frozen", async |test| {
+    Test::run_alone("frozen", async |test| {
         let classes = Classes::on_one_node(test).await;
         writer(test, &classes).await;
         let node = test.running("writer").await;
@@ -417,7 +417,7 @@ async fn deleting_every_pool_snapshot_touches_no_image_and_they_can_be_restored(
     if Harness::or_skip("deleting every PoolSnapshot of the cluster").is_none() {
         return;
     }
-    Test::run("delete-snapshots", async |test| {
+    Test::run_alone("delete-snapshots", async |test| {
         let classes = Classes::on_one_node(test).await;
         writer(test, &classes).await;
         test.snapshot("snapshot", &classes.snapshots, "claim").await;

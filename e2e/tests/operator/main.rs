@@ -14,6 +14,7 @@
 mod agent;
 mod capacity;
 mod cluster;
+mod drift;
 mod events;
 mod health;
 mod objects;

@@ -12,9 +12,9 @@ const DISK: Bytes = Bytes::gib(1);
 const FAILED: [&str; 2] = ["ProbeFailed", "FilesystemShutDown"];
 
 /// A pod that writes to a volume of a pool on a disk.
-async fn on_a_disk(test: &Test, harness: Harness) -> (Disk, Patient) {
+async fn on_a_disk(test: &Test, harness: Harness, slot: u32) -> (Disk, Patient) {
     let [node, ..] = test.cluster.workers().await;
-    let disk = Disk::plug_in(test, harness, &node, DISK).await;
+    let disk = Disk::plug_in(test, harness, &node, DISK, slot).await;
     let source = json!({"device": {"paths": disk.names()}});
     let patient = Patient::start(test, harness, &node, source).await;
     (disk, patient)
@@ -26,7 +26,7 @@ async fn a_disk_that_is_pulled_out_is_told_of_and_has_all_that_was_written_when_
         return;
     };
     Test::run("pulled", async |test| {
-        let (disk, patient) = on_a_disk(test, harness).await;
+        let (disk, patient) = on_a_disk(test, harness, 0).await;
         let written = test.written("writer").await;
         disk.pull_out().await;
         patient.pool_is(test, &FAILED).await;
@@ -54,9 +54,9 @@ async fn a_disk_that_fails_is_told_of_and_used_again_when_it_works_again() {
         return;
     };
     Test::run("failing", async |test| {
-        let (disk, patient) = on_a_disk(test, harness).await;
+        let (disk, patient) = on_a_disk(test, harness, 1).await;
         let written = test.written("writer").await;
-        disk.set(Mode::EioWrite).await;
+        disk.set(Mode::Eio).await;
         patient.pool_is(test, &FAILED).await;
         patient.volume_is(test, "PoolNotReady").await;
         patient.pod_goes(test).await;
@@ -75,7 +75,7 @@ async fn a_disk_that_hangs_holds_up_nobody_else_and_its_pod_goes_on_when_it_answ
         return;
     };
     Test::run("hanging", async |test| {
-        let (disk, patient) = on_a_disk(test, harness).await;
+        let (disk, patient) = on_a_disk(test, harness, 2).await;
         disk.set(Mode::Hang).await;
         patient.pool_is(test, &["ProbeTimedOut"]).await;
         patient.volume_is(test, "PoolNotReady").await;

@@ -14,7 +14,7 @@ async fn a_pool_whose_agent_is_silent_is_unknown_and_takes_nothing_and_is_back_w
     if Harness::or_skip("a node without an agent").is_none() {
         return;
     }
-    Test::run("silent", async |test| {
+    Test::run_alone("silent", async |test| {
         let [node, ..] = test.cluster.workers().await;
         let pool = test.pool("pool", Bytes::gib(1), &[&node]).await;
         let class = test.class("class", &pool, WaitForFirstConsumer, &[]).await;

@@ -9,7 +9,9 @@ use cistern_crds::{
 };
 use cistern_e2e::{Test, eventually};
 use cistern_proto::csi::v1::{
-    NodeGetStorageHealthRequest, NodeGetVolumeHealthRequest, node_client::NodeClient,
+    ControllerGetVolumeHealthRequest, ControllerGetVolumeRequest, NodeGetStorageHealthRequest,
+    NodeGetVolumeHealthRequest, VolumeHealth, controller_client::ControllerClient,
+    node_client::NodeClient,
 };
 
 use super::Patient;
@@ -22,7 +24,8 @@ const SOON: Duration = Duration::from_secs(45);
 pub(super) const WELL: &str = "AsDesired";
 
 impl Patient {
-    /// Waits until the volume says why it is not healthy, or that it is; and its node says the same.
+    /// Waits until the volume says why it is not healthy, or that it is; and the driver on its node
+    /// and the controller say the same.
     pub(super) async fn volume_is(&self, test: &Test, reason: &str) {
         let volumes = test.all::<PoolVolume>();
         let what = format!("the volume to be {reason}");
@@ -33,23 +36,51 @@ impl Patient {
             is(&status.conditions, &status.problems, &[reason])
         })
         .await;
+        eventually(&what, SOON, async || {
+            says_so(&self.by_node().await?, reason)
+        })
+        .await;
+        eventually(&what, SOON, async || {
+            let (told, is_abnormal) = self.by_controller(test).await?;
+            says_so(&told, reason)?;
+            if is_abnormal == (reason != WELL) {
+                return Ok(());
+            }
+            Err(format!("VOLUME_CONDITION: abnormal={is_abnormal}"))
+        })
+        .await;
+    }
+
+    /// What the driver says of the volume on its node.
+    async fn by_node(&self) -> Result<VolumeHealth, String> {
         let request = NodeGetVolumeHealthRequest {
             volume_id: self.volume.clone(),
             ..NodeGetVolumeHealthRequest::default()
         };
-        eventually(&what, SOON, async || {
-            let mut driver = NodeClient::new(self.harness.csi(&self.node).await?);
-            let told = driver.node_get_volume_health(request.clone()).await;
-            let told = told.map_err(|status| status.to_string())?.into_inner();
-            let told = told.volume_health.unwrap_or_default().health_statuses;
-            let mut reasons = told.iter().map(|entry| &entry.reason);
-            match reason {
-                WELL if told.is_empty() => Ok(()),
-                _ if reasons.any(|told| told == reason) => Ok(()),
-                _ => Err(format!("{told:?}")),
-            }
-        })
-        .await;
+        let mut driver = NodeClient::new(self.harness.csi(&self.node).await?);
+        let told = driver.node_get_volume_health(request).await;
+        let told = told.map_err(|status| status.to_string())?.into_inner();
+        told.volume_health.ok_or_else(|| "it says nothing".into())
+    }
+
+    /// What a controller says of it, and whether it is abnormal in the words of CSI 1.12.
+    async fn by_controller(&self, test: &Test) -> Result<(VolumeHealth, bool), String> {
+        let volume_id = self.volume.clone();
+        let channel = self.harness.csi_of_controller(&test.cluster).await?;
+        let mut driver = ControllerClient::new(channel);
+        let request = ControllerGetVolumeHealthRequest {
+            volume_id: volume_id.clone(),
+            ..ControllerGetVolumeHealthRequest::default()
+        };
+        let told = driver.controller_get_volume_health(request).await;
+        let told = told.map_err(|status| status.to_string())?.into_inner();
+        let request = ControllerGetVolumeRequest { volume_id };
+        let volume = driver.controller_get_volume(request).await;
+        let volume = volume.map_err(|status| status.to_string())?.into_inner();
+        let condition = volume.status.and_then(|status| status.volume_condition);
+        let condition = condition.ok_or("it has no VolumeCondition")?;
+        let told = told.volume_health.ok_or("it says nothing")?;
+        Ok((told, condition.abnormal))
     }
 
     /// Waits until the pool on its node, the driver there, the node, and the pool as a whole say why
@@ -143,6 +174,17 @@ impl Patient {
             u8::from(abnormal)
         );
         test.cluster.kubelet_shows(&self.node, &line).await;
+    }
+}
+
+/// Whether this is among the reasons that a driver gives, or it gives none.
+fn says_so(health: &VolumeHealth, reason: &str) -> Result<(), String> {
+    let told = &health.health_statuses;
+    let mut reasons = told.iter().map(|entry| &entry.reason);
+    match reason {
+        WELL if told.is_empty() => Ok(()),
+        _ if reasons.any(|told| told == reason) => Ok(()),
+        _ => Err(format!("{told:?}")),
     }
 }
 
