@@ -3,6 +3,8 @@
 use std::panic::AssertUnwindSafe;
 
 use futures::FutureExt as _;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, ResourceExt as _, api::DeleteParams};
 use serde_json::{Value, json};
 
 use super::{Cluster, NAMESPACE, PATIENCE};
@@ -20,6 +22,23 @@ impl Cluster {
         ])
         .await;
         self.wait_until_installed().await;
+    }
+
+    /// Deletes the pod of a node's agent and waits until there is another.
+    pub async fn replace_agent(&self, node: &str) {
+        let pods: Api<Pod> = Api::namespaced(self.client(), NAMESPACE);
+        let old = self.component("node").await[node].name_any();
+        pods.delete(&old, &DeleteParams::default())
+            .await
+            .expect("pods can be deleted");
+        let what = format!("another agent on {node}");
+        eventually(&what, PATIENCE, async || {
+            match self.component("node").await.get(node) {
+                Some(pod) if pod.name_any() != old && is_ready(pod) => Ok(()),
+                other => Err(format!("{:?}", other.map(|pod| &pod.status))),
+            }
+        })
+        .await;
     }
 
     /// Takes the agent off a node while `body` runs, and brings it back whatever becomes of that.
@@ -74,4 +93,12 @@ impl Cluster {
         ])
         .await;
     }
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|it| it.conditions.as_ref());
+    conditions
+        .into_iter()
+        .flatten()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }

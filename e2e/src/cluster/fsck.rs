@@ -27,9 +27,9 @@ impl Test {
         .await;
     }
 
-    /// Names and UIDs of what is in the pools of other tests, and of these pools.
+    /// Names and UIDs of what is in the pools of others, and of these pools.
     async fn of_others(&self) -> Vec<String> {
-        let pools: Vec<StoragePool> = list(&self.all(), TEST_LABEL).await;
+        let pools: Vec<StoragePool> = list(&self.all(), "").await;
         let is_ours = |pool: &StoragePool| pool.labels().get(TEST_LABEL) == Some(&self.name);
         let pools: Vec<_> = pools.into_iter().filter(|pool| !is_ours(pool)).collect();
         let is_theirs = |name: &str| pools.iter().any(|pool| pool.name_any() == name);

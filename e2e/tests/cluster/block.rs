@@ -21,27 +21,28 @@ async fn claimed(test: &Test) {
 }
 
 /// A pod that has the device of the claim at `/dev/data`.
-async fn pod(test: &Test, name: &str, read_only: bool) {
+/// Its node.
+async fn pod(test: &Test, name: &str, read_only: bool) -> String {
     let claim = json!({"claimName": "claim", "readOnly": read_only});
     let mut spec = pod_spec("sleep 3600", json!({"persistentVolumeClaim": claim}));
     let container = &mut spec["containers"][0];
     container["volumeMounts"] = json!([]);
     container["volumeDevices"] = json!([{"name": "data", "devicePath": "/dev/data"}]);
     test.object::<Pod>(name, spec).await;
-    test.running(name).await;
+    test.running(name).await
 }
 
 #[tokio::test]
 async fn a_device_keeps_its_data_while_agents_and_pods_come_and_go() {
     Test::run_alone("block-kept", async |test| {
         claimed(test).await;
-        pod(test, "one", false).await;
+        let node = pod(test, "one", false).await;
         let script = "blockdev --getsize64 /dev/data";
         let size = test.shell("one", script).await.unwrap();
         assert_eq!(size.trim(), SIZE.0.to_string());
         test.shell("one", WRITE).await.unwrap();
         // The pod's device stays while nobody is there who made it.
-        test.cluster.replace_agents().await;
+        test.cluster.replace_agent(&node).await;
         assert_eq!(test.shell("one", READ).await.unwrap(), "data");
         test.shell("one", WRITE).await.unwrap();
         // A second pod of the node has the same device.

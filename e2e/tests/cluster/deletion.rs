@@ -23,7 +23,7 @@ async fn a_claim_deleted_while_its_volume_is_being_made_leaves_nothing() {
     let Some(harness) = Harness::or_skip("an agent that hangs") else {
         return;
     };
-    Test::run_alone("abandoned", async |test| {
+    Test::run("abandoned", async |test| {
         let [node, ..] = test.cluster.workers().await;
         let pool = test.pool("pool", Bytes::gib(1), &[&node]).await;
         let class = test.class("class", &pool, Immediate, &[]).await;
@@ -226,7 +226,7 @@ impl Writer {
         )
         .await;
         test.writes_go_on("writer").await;
-        test.cluster.replace_agents().await;
+        test.cluster.replace_agent(&self.node).await;
         test.writes_go_on("writer").await;
         self.starts_again(test).await;
         assert_eq!(self.images(test).await, self.images);

@@ -200,7 +200,8 @@ async fn agents_that_are_replaced_between_the_two_halves_do_the_second_for_the_n
         };
         eventually("the first half", PATIENCE, grown).await;
         assert_eq!(capacity(&claim(test).await), Some(FROM));
-        test.cluster.replace_agents().await;
+        let node = volume(test).await.spec.node_name;
+        test.cluster.replace_agent(&node).await;
 
         test.writer("writer", "claim").await;
         test.running("writer").await;

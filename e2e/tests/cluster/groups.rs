@@ -99,7 +99,7 @@ async fn later_writes_are_never_there_without_earlier_ones(name: &str, parameter
 
 #[tokio::test]
 async fn a_group_of_a_running_pods_claims_never_has_a_later_write_without_an_earlier_one() {
-    later_writes_are_never_there_without_earlier_ones("group", json!({})).await;
+    later_writes_are_never_there_without_earlier_ones("group-live", json!({})).await;
 }
 
 #[tokio::test]

@@ -206,7 +206,7 @@ async fn remove_snapshot_when_bound(test: &Test, snapshot: &str, claim: &str) {
 
 #[tokio::test]
 async fn a_claim_restored_while_its_node_takes_no_pods_is_bound_and_its_pod_waits_for_the_node() {
-    Test::run_alone("cordoned", async |test| {
+    Test::run("cordoned", async |test| {
         if !test
             .cluster
             .takes_snapshots_or_skip("a cordoned node")
@@ -444,7 +444,8 @@ async fn deleting_every_pool_snapshot_touches_no_image_and_they_can_be_restored(
             },
         )
         .await;
-        test.cluster.replace_agents().await;
+        let [carrier, ..] = test.cluster.workers().await;
+        test.cluster.replace_agent(&carrier).await;
         let source = Source::Snapshot("snapshot");
         test.claim_from(source, "restored", &classes.volumes, SIZE)
             .await;

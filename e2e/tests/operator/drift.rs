@@ -105,7 +105,7 @@ async fn images_that_nobody_claims_are_told_on_node_and_pool_with_what_to_do() {
         }]})
     };
     let first = orphan("a-1", 60);
-    report(&api, "orphans-1", pools(&[first.clone()])).await;
+    report(&api, "orphans-1", pools(std::slice::from_ref(&first))).await;
     for uid in [node.uid().unwrap(), pool.uid().unwrap()] {
         let told = notes(&api, &uid, "ImagesWithoutOwner", 1).await;
         for part in [

@@ -14,8 +14,9 @@ async fn a_pool_whose_agent_is_silent_is_unknown_and_takes_nothing_and_is_back_w
     if Harness::or_skip("a node without an agent").is_none() {
         return;
     }
-    Test::run_alone("silent", async |test| {
-        let [node, ..] = test.cluster.workers().await;
+    Test::run("silent", async |test| {
+        // No other test has anything there.
+        let [.., node] = test.cluster.workers().await;
         let pool = test.pool("pool", Bytes::gib(1), &[&node]).await;
         let class = test.class("class", &pool, WaitForFirstConsumer, &[]).await;
         test.claim("claim", &class, Bytes::mib(100)).await;
