@@ -1,0 +1,141 @@
+//! Where the bytes of a file lie.
+
+use std::{io, ops::Range, os::fd::BorrowedFd};
+
+use rustix::ioctl::{self, Getter, Opcode, Updater};
+
+// linux/fs.h: _IOR('X', 31, struct fsxattr)
+const FS_IOC_FSGETXATTR: Opcode = ioctl::opcode::read::<FileAttributes>(b'X', 31);
+// linux/fiemap.h: _IOWR('f', 11, struct fiemap)
+const FS_IOC_FIEMAP: Opcode = ioctl::opcode::read_write::<FiemapHead>(b'f', 11);
+
+/// `struct fsxattr`: what XFS knows of a file beside what stat(2) tells.
+#[repr(C)]
+struct FileAttributes {
+    flags: u32,
+    extent_size: u32,
+    extents: u32,
+    project: u32,
+    clone_extent_size: u32,
+    reserved: [u8; 8],
+}
+
+/// `struct fiemap` without its extents.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct FiemapHead {
+    start: u64,
+    length: u64,
+    flags: u32,
+    mapped: u32,
+    room: u32,
+    reserved: u32,
+}
+
+/// `struct fiemap_extent`: a part of a file that has space on the disk.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Extent {
+    pub(crate) logical: u64,
+    pub(crate) physical: u64,
+    pub(crate) length: u64,
+    reserved: [u64; 2],
+    pub(crate) flags: u32,
+    reserved_too: [u32; 3],
+}
+
+impl Extent {
+    pub(crate) const fn new(logical: Range<u64>, physical: u64, flags: u32) -> Self {
+        Self {
+            logical: logical.start,
+            physical,
+            length: logical.end - logical.start,
+            reserved: [0; 2],
+            flags,
+            reserved_too: [0; 3],
+        }
+    }
+}
+
+/// How many extents one call tells of.
+const EXTENTS: u32 = 256;
+
+/// `struct fiemap`.
+#[repr(C)]
+struct Fiemap {
+    head: FiemapHead,
+    extents: [Extent; EXTENTS as usize],
+}
+
+// linux/fiemap.h
+/// What is only in memory yet gets its place first.
+const FIEMAP_FLAG_SYNC: u32 = 1;
+/// The filesystem does not say where an extent lies.
+pub(crate) const EXTENT_UNKNOWN: u32 = 0x2;
+/// An extent has no place yet.
+pub(crate) const EXTENT_DELALLOC: u32 = 0x4;
+/// What lies there is not the file's bytes as they are, but compressed, say.
+pub(crate) const EXTENT_ENCODED: u32 = 0x8;
+/// What lies there is encrypted.
+pub(crate) const EXTENT_DATA_ENCRYPTED: u32 = 0x80;
+/// An extent does not begin or end with a block.
+pub(crate) const EXTENT_NOT_ALIGNED: u32 = 0x100;
+/// An extent lies among the filesystem's own data.
+pub(crate) const EXTENT_DATA_INLINE: u32 = 0x200;
+/// An extent lies in a block with other files' data.
+pub(crate) const EXTENT_DATA_TAIL: u32 = 0x400;
+/// An extent was never written.
+pub(crate) const EXTENT_UNWRITTEN: u32 = 0x800;
+
+/// How many extents a file on XFS has, unwritten ones too: a number that its inode keeps. (FIEMAP
+/// would look up for each whether it is shared, and so hold up whoever clones or frees blocks.)
+pub(crate) fn extent_count(file: BorrowedFd<'_>) -> io::Result<u64> {
+    // SAFETY: FS_IOC_FSGETXATTR fills a struct fsxattr.
+    let attributes =
+        unsafe { ioctl::ioctl(file, Getter::<FS_IOC_FSGETXATTR, FileAttributes>::new()) }?;
+    Ok(attributes.extents.into())
+}
+
+/// The first extents of a part of a file, unwritten ones too, and whether they are all.
+pub(crate) fn extents(file: BorrowedFd<'_>, part: &Range<u64>) -> io::Result<(Vec<Extent>, bool)> {
+    let none = Extent::new(0..0, 0, 0);
+    let mut map = Box::new(Fiemap {
+        head: FiemapHead {
+            start: part.start,
+            length: part.end - part.start,
+            flags: FIEMAP_FLAG_SYNC,
+            mapped: 0,
+            room: EXTENTS,
+            reserved: 0,
+        },
+        extents: [none; EXTENTS as usize],
+    });
+    // SAFETY: FS_IOC_FIEMAP fills a struct fiemap and as many extents as its head has room for.
+    unsafe { ioctl::ioctl(file, Updater::<FS_IOC_FIEMAP, Fiemap>::new(&mut map)) }?;
+    let mapped = usize::try_from(map.head.mapped).map_err(io::Error::other)?;
+    let extents = map.extents.into_iter().take(mapped).collect();
+    Ok((extents, map.head.mapped < EXTENTS))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use super::*;
+
+    #[test]
+    fn the_structures_have_the_kernels_layout() {
+        assert_eq!(size_of::<FileAttributes>(), 28);
+        assert_eq!(offset_of!(FileAttributes, extents), 8);
+        assert_eq!(size_of::<FiemapHead>(), 32);
+        assert_eq!(size_of::<Extent>(), 56);
+        assert_eq!(offset_of!(Extent, flags), 40);
+        assert_eq!(offset_of!(Fiemap, extents), 32);
+    }
+
+    #[test]
+    fn the_numbers_are_the_kernels() {
+        assert_eq!(FS_IOC_FIEMAP, 0xc020_660b);
+        assert_eq!(FS_IOC_FSGETXATTR, 0x801c_581f);
+    }
+}
