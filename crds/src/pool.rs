@@ -119,7 +119,7 @@ pub struct PoolLimits {
     #[schemars(range(min = 0, max = 10_000))]
     pub snapshots_per_volume: u32,
     /// Extents of an image that a snapshot is taken of, or a clone made of. Taking it holds up the
-    /// volume's writers for about 10 µs for each.
+    /// volume's writers for 10 to 20 µs for each.
     #[serde(default = "default_maximum_extents")]
     #[schemars(range(min = 1000, max = 100_000_000))]
     pub maximum_extents: u64,
