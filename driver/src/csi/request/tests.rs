@@ -506,31 +506,6 @@ fn gen_05_a_capacity_request_with_illegal_values_is_refused() {
     assert!(get_capacity(no_type).is_err());
 }
 
-#[test]
-fn the_deadline_leaves_time_for_the_answer() {
-    let left = |header: Option<&str>| {
-        let mut metadata = MetadataMap::new();
-        if let Some(header) = header {
-            metadata.insert("grpc-timeout", header.parse().unwrap());
-        }
-        allowance(&metadata).as_millis()
-    };
-    for (header, millis) in [
-        (None, 48_000),
-        (Some("60S"), 58_000),
-        (Some("1M"), 58_000),
-        (Some("1000m"), 800),
-        (Some("59999999u"), 57_999),
-        (Some("0S"), 0),
-        (Some("99999999H"), 359_999_996_398_000),
-        (Some("123456789S"), 48_000),
-        (Some("soon"), 48_000),
-        (Some("S"), 48_000),
-    ] {
-        assert_eq!(left(header), millis, "{header:?}");
-    }
-}
-
 prop_compose! {
     /// Requests of all shapes, with the words in them that mean something.
     fn any_request()(

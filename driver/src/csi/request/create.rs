@@ -1,0 +1,144 @@
+//! A volume that is to be made.
+
+use std::collections::BTreeMap;
+
+use cistern_crds::{
+    AccessMode, AccessType, FilesystemType, MkfsOptions, Parameters, names::RESERVED_PREFIX,
+    parameters::MKFS_OPTIONS, volume::ClaimReference,
+};
+use cistern_proto::csi::v1;
+
+use super::{Error, capabilities, capacity_range, map, name, required, source, topology};
+use crate::{csi::capability::Capability, volumes::NewVolume};
+
+impl TryFrom<v1::CreateVolumeRequest> for NewVolume {
+    type Error = Error;
+
+    fn try_from(request: v1::CreateVolumeRequest) -> Result<Self, Error> {
+        let name = name(request.name)?;
+        required(
+            "volume_capabilities",
+            request.volume_capabilities.is_empty(),
+        )?;
+        map("parameters", &request.parameters)?;
+        let source = request
+            .volume_content_source
+            .map(source::parse)
+            .transpose()?;
+        if !request.mutable_parameters.is_empty() {
+            return Err(Error::Unsupported {
+                field: "mutable_parameters",
+            });
+        }
+        let capabilities = capabilities(request.volume_capabilities)?;
+        let requirement = topology::parse(request.accessibility_requirements)?;
+        let parameters = Parameters::parse(&request.parameters)?;
+        let (access_type, asked) = access_type(&capabilities, parameters.filesystem)?;
+        let (size, filesystem, mkfs_options) = if source.is_some() {
+            // Size and filesystem are the source's, and it was made with options of its own.
+            let size = capacity_range::parse_growth(request.capacity_range.unwrap_or_default())?;
+            (size, asked, MkfsOptions::default())
+        } else {
+            let filesystem = or_default(access_type, asked);
+            let size = capacity_range::parse(request.capacity_range, access_type, filesystem)?;
+            let options = mkfs_options(&parameters, &request.parameters, filesystem)?;
+            (size, filesystem, options)
+        };
+        Ok(Self {
+            name,
+            size,
+            access_type,
+            filesystem,
+            mkfs_options,
+            access_modes: access_modes(&capabilities),
+            pool: parameters.pool,
+            provisioning: parameters.provisioning,
+            source,
+            claim: claim(&request.parameters),
+            requirement,
+        })
+    }
+}
+
+/// The one access type and filesystem that serve all capabilities (CV-04); no filesystem where none
+/// is named. One that only the parameters name means filesystem volumes; a class may serve claims of
+/// both kinds.
+pub(super) fn access_type(
+    capabilities: &[Capability],
+    mut chosen: Option<FilesystemType>,
+) -> Result<(AccessType, Option<FilesystemType>), Error> {
+    let is_block = |capability: &Capability| capability.access_type == AccessType::Block;
+    if capabilities.iter().any(is_block) {
+        let only_block = capabilities.iter().all(is_block);
+        return only_block
+            .then_some((AccessType::Block, None))
+            .ok_or(Error::TwoAccessTypes);
+    }
+    for other in capabilities
+        .iter()
+        .filter_map(|capability| capability.filesystem)
+    {
+        match chosen.replace(other) {
+            Some(one) if one != other => return Err(Error::Contradiction { one, other }),
+            Some(_) | None => {}
+        }
+    }
+    Ok((AccessType::Filesystem, chosen))
+}
+
+/// The filesystem of a volume that is made empty.
+pub(super) fn or_default(
+    access_type: AccessType,
+    asked: Option<FilesystemType>,
+) -> Option<FilesystemType> {
+    match access_type {
+        AccessType::Filesystem => Some(asked.unwrap_or_default()),
+        AccessType::Block => None,
+    }
+}
+
+/// Options for the filesystem of a volume that is made empty. A block device has none.
+fn mkfs_options(
+    parameters: &Parameters,
+    map: &BTreeMap<String, String>,
+    filesystem: Option<FilesystemType>,
+) -> Result<MkfsOptions, Error> {
+    let Some(filesystem) = filesystem else {
+        let named = map.get(MKFS_OPTIONS).is_some_and(|named| !named.is_empty());
+        return if named {
+            Err(Error::Unsupported {
+                field: "parameter \"mkfsOptions\" for a raw block volume",
+            })
+        } else {
+            Ok(MkfsOptions::default())
+        };
+    };
+    Ok(parameters.mkfs_options(filesystem)?)
+}
+
+/// In order and each once, so that equal requests make equal volumes.
+fn access_modes(capabilities: &[Capability]) -> Vec<AccessMode> {
+    let modes = capabilities.iter().map(|capability| capability.access_mode);
+    modes
+        .collect::<std::collections::BTreeSet<_>>()
+        .into_iter()
+        .collect()
+}
+
+/// The claim, as external-provisioner names it with `--extra-create-metadata`. Only a note for
+/// people and for the scheduler's choice: what cannot be a claim's name is no claim.
+fn claim(parameters: &BTreeMap<String, String>) -> Option<ClaimReference> {
+    let name = |key: &str, limit: usize| {
+        let inner =
+            |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, b'-' | b'.');
+        parameters
+            .get(&format!("{RESERVED_PREFIX}pvc/{key}"))
+            .filter(|name| (1..=limit).contains(&name.len()) && name.bytes().all(inner))
+            .filter(|name| !name.starts_with(['-', '.']) && !name.ends_with(['-', '.']))
+            .cloned()
+    };
+    Some(ClaimReference {
+        namespace: name("namespace", 63)?,
+        name: name("name", 253)?,
+    })
+}

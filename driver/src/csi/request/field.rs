@@ -1,0 +1,67 @@
+//! Fields that requests of every service have, and what the protocol asks of each.
+
+use std::collections::BTreeMap;
+
+use super::Error;
+
+/// Most bytes of a string of the protocol (FLD-01, FLD-14).
+pub const MAX_STRING: usize = 128;
+/// Most bytes of a map of the protocol, keys and values together (FLD-02, FLD-14).
+pub const MAX_MAP: usize = 4096;
+
+/// FLD-12: any Unicode but most control characters.
+pub(in crate::csi) fn name(name: String) -> Result<String, Error> {
+    required("name", name.is_empty())?;
+    string("name", &name)?;
+    let control = name
+        .chars()
+        .find(|&c| c.is_control() && !matches!(c, '\t' | '\n' | '\r'));
+    match control {
+        Some(control) => Err(Error::ControlCharacter {
+            code: control.into(),
+        }),
+        None => Ok(name),
+    }
+}
+
+pub(in crate::csi) fn volume_id(id: String) -> Result<String, Error> {
+    required("volume_id", id.is_empty())?;
+    string("volume_id", &id)?;
+    Ok(id)
+}
+
+pub(in crate::csi) fn required(field: &'static str, missing: bool) -> Result<(), Error> {
+    if missing {
+        Err(Error::Missing { field })
+    } else {
+        Ok(())
+    }
+}
+
+pub(in crate::csi) fn string(field: &'static str, value: &str) -> Result<(), Error> {
+    if value.len() > MAX_STRING {
+        return Err(Error::TooLong {
+            field,
+            limit: MAX_STRING,
+        });
+    }
+    Ok(())
+}
+
+pub(in crate::csi) fn map(
+    field: &'static str,
+    map: &BTreeMap<String, String>,
+) -> Result<(), Error> {
+    if map
+        .iter()
+        .map(|(key, value)| key.len() + value.len())
+        .sum::<usize>()
+        > MAX_MAP
+    {
+        return Err(Error::TooLong {
+            field,
+            limit: MAX_MAP,
+        });
+    }
+    Ok(())
+}

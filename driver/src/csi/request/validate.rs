@@ -1,0 +1,113 @@
+//! Whether a volume is what its user takes it for.
+
+use std::collections::BTreeMap;
+
+use cistern_crds::{
+    Parameters, PoolVolume, PoolVolumeSpec, names::RESERVED_PREFIX, parameters::ParametersError,
+};
+use cistern_proto::csi::v1;
+
+use super::{Error, capabilities, map, required, volume_id};
+use crate::csi::capability::Capability;
+
+/// Whether a volume can be used in some ways. What cannot be served is no error here (VVC-09).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ValidateVolumeCapabilities {
+    /// Its id.
+    pub volume_id: String,
+    /// The ways; or why Cistern has no such volume at all.
+    pub ways: Result<Vec<Capability>, String>,
+    /// The parameters that it is to have been made with, where any are given.
+    pub parameters: Option<Parameters>,
+}
+
+impl TryFrom<v1::ValidateVolumeCapabilitiesRequest> for ValidateVolumeCapabilities {
+    type Error = Error;
+
+    fn try_from(request: v1::ValidateVolumeCapabilitiesRequest) -> Result<Self, Error> {
+        let volume_id = volume_id(request.volume_id)?;
+        required(
+            "volume_capabilities",
+            request.volume_capabilities.is_empty(),
+        )?;
+        map("parameters", &request.parameters)?;
+        map("volume_context", &request.volume_context)?;
+        let mut ways = match capabilities(request.volume_capabilities) {
+            Err(Error::Capability(error)) if !error.is_malformed() => Err(error.to_string()),
+            capabilities => Ok(capabilities?),
+        };
+        if !request.mutable_parameters.is_empty() {
+            ways = Err("mutable_parameters are not supported".to_owned());
+        }
+        let parameters = match own_parameters(&request.parameters) {
+            Ok(parameters) => parameters,
+            Err(error) => {
+                ways = Err(error.to_string());
+                None
+            }
+        };
+        Ok(Self {
+            volume_id,
+            ways,
+            parameters,
+        })
+    }
+}
+
+impl ValidateVolumeCapabilities {
+    /// Why the volume is not what is asked about; none where it is (VVC-05, VVC-10).
+    pub fn contradiction(&self, volume: &PoolVolume) -> Option<String> {
+        let spec = &volume.spec;
+        let ways = match &self.ways {
+            Ok(ways) => ways,
+            Err(why) => return Some(why.clone()),
+        };
+        if let Some(parameters) = &self.parameters
+            && ((&parameters.pool, parameters.provisioning) != (&spec.pool_name, spec.provisioning)
+                || parameters.filesystem.is_some() && parameters.filesystem != spec.filesystem
+                || !made_with_options_of(parameters, spec))
+        {
+            return Some("the volume was made with other parameters".to_owned());
+        }
+        ways.iter().find_map(|way| difference(way, spec))
+    }
+}
+
+/// Why a volume cannot be used in a way; none where it can.
+pub(super) fn difference(way: &Capability, spec: &PoolVolumeSpec) -> Option<String> {
+    if way.access_type != spec.access_type {
+        Some(format!(
+            "the volume's access type is {:?}",
+            spec.access_type
+        ))
+    } else if way.filesystem.is_some() && way.filesystem != spec.filesystem {
+        Some("the volume has another filesystem".to_owned())
+    } else if !spec.serves(way.access_mode) {
+        Some(format!(
+            "the volume's access modes are {:?}",
+            spec.access_modes
+        ))
+    } else {
+        None
+    }
+}
+
+/// Whether a volume has the filesystem options that parameters ask for. Those of a block device, or
+/// of a copy, are for the other volumes of its class.
+fn made_with_options_of(parameters: &Parameters, spec: &PoolVolumeSpec) -> bool {
+    let made = spec.filesystem.filter(|_| spec.content_source.is_none());
+    made.is_none_or(|filesystem| {
+        let asked = parameters.mkfs_options(filesystem);
+        asked.is_ok_and(|asked| asked.to_string() == spec.mkfs_options.as_deref().unwrap_or(""))
+    })
+}
+
+/// The parameters, where there are any besides the orchestrator's own (K8S-01).
+pub(super) fn own_parameters(
+    map: &BTreeMap<String, String>,
+) -> Result<Option<Parameters>, ParametersError> {
+    if map.keys().all(|key| key.starts_with(RESERVED_PREFIX)) {
+        return Ok(None);
+    }
+    Parameters::parse(map).map(Some)
+}
