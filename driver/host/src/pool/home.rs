@@ -26,7 +26,6 @@ use crate::{
     id::{Uid, Uuid},
     loopdev,
     mountinfo::Mount,
-    patience::until,
     place::Place,
     root::Root,
     superblock,
@@ -255,15 +254,10 @@ impl Root {
         }
         let bound = loopdev::attach(system, file.as_fd(), file::name(home).as_ref())
             .map_err(failed(format!("attach {}", path.display())))?;
-        // Somebody else may be mounting it just now.
-        let marker = until(
-            || marker::peek(system, &bound.path),
-            |found| !matches!(found, Err(Error::Failed { source, .. }) if source.is_busy()),
-        )?;
-        marker.map_or_else(
-            || Err(foreign("it has no marker")),
-            |marker| Ok(Some(marker)),
-        )
+        match marker::peek(system, &bound.path)? {
+            Some(marker) => Ok(Some(marker)),
+            None => Err(foreign("it has no marker")),
+        }
     }
 }
 

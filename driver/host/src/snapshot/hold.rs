@@ -22,7 +22,7 @@ use std::{
 };
 
 use super::Error;
-use crate::{id::Uid, image::failed, patience, system::System};
+use crate::{id::Uid, image::failed, patience, place::is_busy, system::System};
 
 /// How long a filesystem is held at most, counted from when it is asked to come to rest. A pod's
 /// writers wait meanwhile: by default kubelet asks a probe three times, 10 seconds apart, before it
@@ -185,10 +185,6 @@ fn keep_frozen(
         Ok(true) if is_in_time => Ok(()),
         Ok(true) => Err(too_slow(uid)),
     }
-}
-
-fn is_busy(frozen: &io::Result<()>) -> bool {
-    matches!(frozen, Err(error) if error.kind() == io::ErrorKind::ResourceBusy)
 }
 
 fn too_slow(uid: &Uid) -> Error {
