@@ -16,17 +16,15 @@ mod mounts;
 
 pub(crate) use self::{
     devices::{
-        LO_FLAGS_AUTOCLEAR, LO_FLAGS_DIRECT_IO, LO_FLAGS_READ_ONLY, LoopInfo,
-        block_device_set_read_only, block_device_size, loop_clear, loop_configure, loop_free,
-        loop_set_capacity, loop_set_status, loop_status,
+        LO_FLAGS_AUTOCLEAR, LO_FLAGS_DIRECT_IO, LO_FLAGS_READ_ONLY, block_device_set_read_only,
+        block_device_size, loop_clear, loop_configure, loop_free, loop_set_capacity,
+        loop_set_status, loop_status,
     },
     extents::{
         EXTENT_DATA_ENCRYPTED, EXTENT_DATA_INLINE, EXTENT_DATA_TAIL, EXTENT_DELALLOC,
         EXTENT_ENCODED, EXTENT_NOT_ALIGNED, EXTENT_UNKNOWN, EXTENT_UNWRITTEN, Extent, extent_count,
         extents,
     },
-    filesystems::{
-        XfsGeometry, btrfs_grow, ext4_grow, freeze, thaw, xfs_geometry, xfs_group_sick, xfs_grow,
-    },
+    filesystems::{btrfs_grow, ext4_grow, freeze, thaw, xfs_geometry, xfs_group_sick, xfs_grow},
     mounts::mount_setattr,
 };

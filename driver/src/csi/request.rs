@@ -13,9 +13,7 @@ mod source;
 pub mod topology;
 mod validate;
 
-use cistern_crds::{
-    FilesystemType, Parameters, PoolVolume, parameters::ParametersError, snapshot_parameters,
-};
+use cistern_crds::{FilesystemType, PoolVolume, parameters::ParametersError, snapshot_parameters};
 use cistern_proto::csi::v1;
 
 pub(super) use self::field::{map, name, required, string};

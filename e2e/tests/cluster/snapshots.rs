@@ -206,7 +206,7 @@ async fn remove_snapshot_when_bound(test: &Test, snapshot: &str, claim: &str) {
 
 #[tokio::test]
 async fn a_claim_restored_while_its_node_takes_no_pods_is_bound_and_its_pod_waits_for_the_node() {
-    Test::run("cordoned", async |test| {
+    Test::run_alone("cordoned", async |test| {
         if !test
             .cluster
             .takes_snapshots_or_skip("a cordoned node")

@@ -11,7 +11,6 @@
 //! [`Root::thaw_all`]: crate::Root::thaw_all
 
 use std::{
-    io,
     os::fd::{AsFd as _, OwnedFd},
     sync::{
         Arc,

@@ -7,7 +7,7 @@ use super::Error;
 /// Most bytes of a string of the protocol (FLD-01, FLD-14).
 pub const MAX_STRING: usize = 128;
 /// Most bytes of a map of the protocol, keys and values together (FLD-02, FLD-14).
-pub const MAX_MAP: usize = 4096;
+const MAX_MAP: usize = 4096;
 
 /// FLD-12: any Unicode but most control characters.
 pub(in crate::csi) fn name(name: String) -> Result<String, Error> {

@@ -1,5 +1,7 @@
+use std::collections::BTreeMap;
+
 use cistern_crds::{
-    Bytes, Provisioning, SourceKind, names,
+    AccessMode, AccessType, Bytes, Provisioning, SourceKind, names,
     parameters::{FSTYPE, MKFS_OPTIONS},
 };
 use proptest::prelude::*;
@@ -8,6 +10,7 @@ use v1::volume_capability::{
 };
 
 use super::*;
+use crate::volumes::NewVolume;
 
 fn mount(fs_type: &str, mode: Mode) -> v1::VolumeCapability {
     v1::VolumeCapability {
