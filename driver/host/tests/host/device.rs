@@ -12,10 +12,12 @@ use cistern_host::{Expectation, pool::Error};
 
 const SIZE: u64 = 320 << 20;
 
-/// A disk of a test: a loop device over a file, and detached with it.
+/// A disk of a test: a loop device over a file. It ends with this, also where the test is killed, or
+/// with whatever is mounted from it then.
 pub(crate) struct Disk {
     pub(crate) device: PathBuf,
     file: PathBuf,
+    _open: fs::File,
 }
 
 /// All that could have been written of a disk: how much it has, and what stands at both its ends.
@@ -32,9 +34,14 @@ impl Disk {
     /// The disk gets the lowest number that is free.
     fn attach(file: PathBuf) -> Self {
         let device = run("losetup", &["-f", "--show", file.to_str().unwrap()]);
+        let device = PathBuf::from(device.trim());
+        let open = fs::File::open(&device).unwrap();
+        // One that is open is detached when its last user closes it.
+        run("losetup", &["-d", device.to_str().unwrap()]);
         Self {
-            device: device.trim().into(),
+            device,
             file,
+            _open: open,
         }
     }
 
@@ -87,12 +94,6 @@ impl Disk {
         stdin.write_all(script.as_bytes()).unwrap();
         drop(stdin);
         assert!(child.wait().unwrap().success());
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        run("losetup", &["-d", self.path()]);
     }
 }
 
