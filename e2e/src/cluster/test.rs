@@ -22,18 +22,15 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 use serde_json::json;
-use tokio::{
-    sync::{RwLock, Semaphore},
-    time::sleep,
-};
+use tokio::{sync::Semaphore, time::sleep};
 
 use super::{Cluster, Harness, NAMESPACE, PATIENCE, TEST_LABEL, snapshots};
 use crate::{eventually, process::run};
 
-/// Whose turn it is: that of many tests, or of one that runs alone.
-static TURN: RwLock<()> = RwLock::const_new(());
 /// For how many tests a small machine has time beside each other: they mostly wait.
-static PLACES: Semaphore = Semaphore::const_new(3);
+const BESIDE: u32 = 3;
+/// A test takes one place, or all of them where it runs alone.
+static PLACES: Semaphore = Semaphore::const_new(BESIDE as usize);
 /// How often a test that runs alone looks whether it can.
 const TURN_INTERVAL: Duration = Duration::from_millis(200);
 /// The names of the tests that have run.
@@ -67,16 +64,15 @@ impl Test {
     /// be left of it. When it fails, all is kept and its events and our logs are printed.
     pub async fn run(name: &str, body: impl AsyncFnOnce(&Self)) {
         let _place = PLACES.acquire().await.expect("nobody closes it");
-        let _turn = TURN.read().await;
         Self::run_now(name, body).await;
     }
 
     /// The same for a test that others would notice: it replaces agents, say, or takes a node away.
     pub async fn run_alone(name: &str, body: impl AsyncFnOnce(&Self)) {
         // A queue would hold up those that run beside each other while it waits.
-        let _turn = loop {
-            match TURN.try_write() {
-                Ok(turn) => break turn,
+        let _places = loop {
+            match PLACES.try_acquire_many(BESIDE) {
+                Ok(places) => break places,
                 Err(_) => sleep(TURN_INTERVAL).await,
             }
         };
