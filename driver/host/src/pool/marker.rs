@@ -12,11 +12,9 @@ use std::{
 use cistern_crds::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::{Error, Expectation, IMAGES, PoolDeclaration, TEMPORARY, failed, open::ATTRIBUTES};
+use super::{Error, Expectation, IMAGES, PoolDeclaration, TEMPORARY, failed, open};
 use crate::{
     id::{Uid, Uuid},
-    patience::until,
-    place::is_busy,
     system::{OFlags, System},
 };
 
@@ -96,12 +94,7 @@ pub(crate) fn read(
 pub(super) fn peek(system: &dyn System, device: &Path) -> Result<Option<Marker>, Error> {
     let io = |source: io::Error| failed(format!("look into {}", device.display()))(source);
     let parameters = [("ro", None), ("norecovery", None)];
-    // Somebody else may be mounting it just now, or have unmounted it.
-    let mount = until(
-        || system.mount_filesystem("xfs", device, &parameters, ATTRIBUTES),
-        |mount| !is_busy(mount),
-    )
-    .map_err(io)?;
+    let mount = open::mount(system, device, &parameters).map_err(io)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;
     let directory = system
         .open_beneath(mount.as_fd(), ".".as_ref(), flags)

@@ -18,12 +18,12 @@ use crate::{
     patience::until,
     place::{Place, is_busy},
     root::Root,
-    system::{DeviceNumber, FileId, MountAttrFlags, OFlags, System, XfsGeometry},
+    system::{DeviceNumber, FileId, MountAttrFlags, OFlags, Parameter, System, XfsGeometry},
 };
 
 /// Access times of images tell nobody anything and would cost a write for reading; and nothing in a
 /// pool is a program or a device.
-pub(super) const ATTRIBUTES: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOATIME
+const ATTRIBUTES: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOATIME
     .union(MountAttrFlags::MOUNT_ATTR_NOSUID)
     .union(MountAttrFlags::MOUNT_ATTR_NODEV)
     .union(MountAttrFlags::MOUNT_ATTR_NOEXEC);
@@ -160,18 +160,26 @@ fn is_mount_of(mount: &Mount, backing: &Backing) -> Result<(), Error> {
     })
 }
 
+/// Mounts the filesystem of a pool, at no place yet. Whoever looks for a pool that has come back may
+/// just be looking into it, and whoever unmounted it may not have let go of it yet.
+pub(super) fn mount(
+    system: &dyn System,
+    device: &Path,
+    parameters: &[Parameter<'_>],
+) -> io::Result<OwnedFd> {
+    until(
+        || system.mount_filesystem("xfs", device, parameters, ATTRIBUTES),
+        |mounted| !is_busy(mounted),
+    )
+}
+
 fn attach(system: &dyn System, place: &Place<'_>, backing: &Backing) -> Result<(), Error> {
     let operation = format!(
         "mount {} at {}",
         backing.path.display(),
         place.path().display()
     );
-    // Whoever looks for a pool that has come back may be looking into this one.
-    let mounted = until(
-        || system.mount_filesystem("xfs", &backing.path, &[], ATTRIBUTES),
-        |mounted| !is_busy(mounted),
-    );
-    mounted
+    mount(system, &backing.path, &[])
         .and_then(|mount| place.attach(mount.as_fd()))
         .map_err(failed(operation))
 }
