@@ -15,9 +15,9 @@ use cistern_crds::{
     pool::ImageSource,
 };
 use cistern_proto::csi::v1::{
-    controller_client::ControllerClient, group_controller_client::GroupControllerClient,
-    identity_client::IdentityClient, node_client::NodeClient,
-    snapshot_metadata_client::SnapshotMetadataClient,
+    GetCapacityRequest, Topology, controller_client::ControllerClient,
+    group_controller_client::GroupControllerClient, identity_client::IdentityClient,
+    node_client::NodeClient, snapshot_metadata_client::SnapshotMetadataClient,
 };
 use kube::{
     Api,
@@ -157,17 +157,45 @@ impl Driver {
             .expect("the API server takes the pools");
     }
 
-    /// Waits until the pool can be used and gives what the agent says of it.
+    /// Waits until the pool can be used and the controller knows it, and gives what the agent says
+    /// of it.
     pub async fn ready_pool(&self, name: &str) -> NodePoolStatus {
         let what = format!("pool {name} to be ready on {}", self.host.name);
         eventually(&what, Duration::from_mins(1), async || {
             let pools = self.storage_node().await.status.unwrap_or_default().pools;
-            match pools.into_iter().find(|pool| pool.name == name) {
-                Some(pool) if pool.is_ready() => Ok(pool),
-                other => Err(format!("{other:?}")),
+            let pool = match pools.into_iter().find(|pool| pool.name == name) {
+                Some(pool) if pool.is_ready() => pool,
+                other => return Err(format!("{other:?}")),
+            };
+            // Its watch shows a change a moment after the API server has it.
+            let known = self.room_known_to_controller(name).await;
+            if known == pool.thin_room.to_i64() {
+                Ok(pool)
+            } else {
+                Err(format!("the controller knows of {known} bytes: {pool:?}"))
             }
         })
         .await
+    }
+
+    /// Bytes for thin volumes that the controller tells of the pool on this node.
+    async fn room_known_to_controller(&self, pool: &str) -> i64 {
+        let here = (
+            names::TOPOLOGY_KEY.to_owned(),
+            names::topology_value(&self.host.name),
+        );
+        let request = GetCapacityRequest {
+            parameters: [("pool".to_owned(), pool.to_owned())].into(),
+            accessible_topology: Some(Topology {
+                segments: [here].into(),
+            }),
+            ..GetCapacityRequest::default()
+        };
+        let answer = self.controller_client().await.get_capacity(request).await;
+        answer
+            .expect("the controller tells its room")
+            .into_inner()
+            .available_capacity
     }
 
     /// The node's custom resource.
