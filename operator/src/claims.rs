@@ -9,12 +9,9 @@
 //! every look.
 
 mod problem;
+mod told;
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use cistern_crds::{ConditionType, Parameters, PoolVolume, Reason, StorageNode, condition, names};
 use k8s_openapi::api::{
@@ -22,19 +19,18 @@ use k8s_openapi::api::{
     storage::v1::StorageClass,
 };
 use kube::{
-    Resource as _, ResourceExt as _,
-    core::DeserializeGuard,
-    runtime::{
-        events::{Event, EventType, Recorder, Reporter},
-        reflector::ObjectRef,
-    },
+    Resource as _, ResourceExt as _, core::DeserializeGuard, runtime::reflector::ObjectRef,
 };
-use problem::{NodeRoom, Problem, Wanted};
 use tokio::time::Instant;
 
+use self::{
+    problem::{NodeRoom, Problem, Wanted},
+    told::{Told, Turn},
+};
 use crate::{
     Context, Stop,
     controller::{self, Next},
+    events::{self, tell_once},
     offer::offer,
     topology,
     world::{Change, World},
@@ -42,27 +38,6 @@ use crate::{
 
 /// Changes are gathered this long: rooms change with every volume.
 const GATHER: Duration = Duration::from_millis(500);
-/// A problem is told once it has lasted this long. Most end by themselves: objects that are
-/// applied together arrive one after the other.
-const SETTLE: Duration = Duration::from_secs(2);
-/// New numbers of a problem that was told already are told this often.
-const UPDATE: Duration = Duration::from_mins(1);
-/// The API server forgets an event after an hour; what is still so is told again before.
-const REPEAT: Duration = Duration::from_mins(45);
-
-/// Why nobody could be told.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The API server refused the event.
-    #[error("cannot write an event about {subject}")]
-    Publish {
-        /// What it is about.
-        subject: String,
-        /// The API server's answer.
-        #[source]
-        source: kube::Error,
-    },
-}
 
 /// What an event is about.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -70,20 +45,6 @@ enum Subject {
     Class(String),
     Claim { namespace: String, name: String },
     Volume(String),
-}
-
-/// What has been told about each subject that is there.
-#[derive(Debug, Default)]
-struct Told(Mutex<HashMap<Subject, Telling>>);
-
-#[derive(Clone, Debug, Default, PartialEq)]
-struct Telling {
-    /// Which object of that name it is about.
-    uid: Option<String>,
-    /// What kind of problem it has now, and since when.
-    lasting: Option<(&'static str, Instant)>,
-    /// What was told last, and when.
-    last: Option<(Problem, Instant)>,
 }
 
 /// Runs the controller until `stop`.
@@ -96,7 +57,11 @@ pub async fn run(context: &Context, stop: Stop) {
     controller::run(schedule, world, metrics, stop, subjects, reconcile).await;
 }
 
-async fn reconcile(context: &Context, told: &Told, subject: &Subject) -> Result<Next, Error> {
+async fn reconcile(
+    context: &Context,
+    told: &Told,
+    subject: &Subject,
+) -> Result<Next, events::Error> {
     let world = &context.world;
     let found = match subject {
         Subject::Class(name) => world
@@ -123,36 +88,9 @@ async fn reconcile(context: &Context, told: &Told, subject: &Subject) -> Result<
         (Turn::Wait(rest), _) => return Ok(Next::After(rest)),
         (Turn::Tell | Turn::Rest, _) => return Ok(Next::OnChange),
     };
-    publish(context, &regarding, &problem)
-        .await
-        .map_err(|source| Error::Publish {
-            subject: format!("{subject:?}"),
-            source,
-        })?;
-    context.metrics.reported(problem.reason());
+    tell_once(context, &regarding, &problem.telling((context.now)())).await?;
     told.mark(subject, problem, Instant::now());
     Ok(Next::After(REPEAT))
-}
-
-async fn publish(
-    context: &Context,
-    regarding: &ObjectReference,
-    problem: &Problem,
-) -> Result<(), kube::Error> {
-    let reporter = Reporter {
-        controller: names::DRIVER.to_owned(),
-        instance: Some(context.instance.clone()),
-    };
-    // A recorder that remembers would repeat its first note for as long as the reason is the same.
-    let recorder = Recorder::new(context.client.clone(), reporter);
-    let event = Event {
-        type_: EventType::Warning,
-        reason: problem.reason().to_owned(),
-        note: Some(problem.note()),
-        action: problem.action().to_owned(),
-        secondary: None,
-    };
-    recorder.publish(&event, regarding).await
 }
 
 /// The subjects that a change concerns.
@@ -303,136 +241,11 @@ fn rooms(world: &World, class: &StorageClass, wanted: &Wanted) -> BTreeMap<Strin
     readable.filter_map(room).collect()
 }
 
-/// Whether now is the time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Turn {
-    /// Tell it now.
-    Tell,
-    /// Look again after this long.
-    Wait(Duration),
-    /// There is nothing to tell.
-    Rest,
-}
-
-impl Told {
-    /// Notes what is wrong with a subject, and says whether to tell it now.
-    fn consider(
-        &self,
-        subject: &Subject,
-        uid: Option<&str>,
-        problem: Option<&Problem>,
-        now: Instant,
-    ) -> Turn {
-        let mut tellings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let telling = tellings.entry(subject.clone()).or_default();
-        if telling.uid.as_deref() != uid {
-            *telling = Telling {
-                uid: uid.map(str::to_owned),
-                ..Telling::default()
-            };
-        }
-        let Some(problem) = problem else {
-            telling.lasting = None;
-            return Turn::Rest;
-        };
-        let since = match telling.lasting {
-            Some((reason, since)) if reason == problem.reason() => since,
-            Some(_) | None => now,
-        };
-        telling.lasting = Some((problem.reason(), since));
-        let news = match &telling.last {
-            Some((last, told)) if last == problem => *told + REPEAT,
-            Some((last, told)) if last.reason() == problem.reason() => *told + UPDATE,
-            Some(_) | None => now,
-        };
-        match news.max(since + SETTLE).saturating_duration_since(now) {
-            Duration::ZERO => Turn::Tell,
-            rest => Turn::Wait(rest),
-        }
-    }
-
-    /// Notes that it was told.
-    fn mark(&self, subject: &Subject, problem: Problem, now: Instant) {
-        let mut tellings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(telling) = tellings.get_mut(subject) {
-            telling.last = Some((problem, now));
-        }
-    }
-
-    /// The subject is gone, or no longer waits.
-    fn forget(&self, subject: &Subject) {
-        let mut tellings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        tellings.remove(subject);
-    }
-}
-
 impl Subject {
     fn claim(claim: &PersistentVolumeClaim) -> Self {
         Self::Claim {
             namespace: claim.namespace().unwrap_or_default(),
             name: claim.name_any(),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn missing(pool: &str) -> Problem {
-        Problem::PoolMissing {
-            class: "fast".to_owned(),
-            pool: pool.to_owned(),
-        }
-    }
-
-    #[test]
-    fn a_problem_is_told_once_it_has_lasted_and_again_only_when_it_is_news() {
-        let told = Told::default();
-        let subject = Subject::Class("fast".to_owned());
-        let start = Instant::now();
-        let turn = |problem: &Problem, after: Duration| {
-            told.consider(&subject, Some("1"), Some(problem), start + after)
-        };
-        assert_eq!(turn(&missing("a"), Duration::ZERO), Turn::Wait(SETTLE));
-        assert_eq!(turn(&missing("a"), SETTLE / 2), Turn::Wait(SETTLE / 2));
-        assert_eq!(turn(&missing("a"), SETTLE), Turn::Tell);
-        told.mark(&subject, missing("a"), start + SETTLE);
-        assert_eq!(turn(&missing("a"), SETTLE), Turn::Wait(REPEAT));
-        assert_eq!(turn(&missing("b"), SETTLE), Turn::Wait(UPDATE));
-        assert_eq!(turn(&missing("b"), SETTLE + UPDATE), Turn::Tell);
-        assert_eq!(turn(&missing("a"), SETTLE + REPEAT), Turn::Tell);
-    }
-
-    #[test]
-    fn a_problem_that_comes_and_goes_is_not_told_each_time() {
-        let told = Told::default();
-        let subject = Subject::Class("fast".to_owned());
-        let start = Instant::now();
-        let problem = missing("a");
-        let turn = |problem, after| told.consider(&subject, Some("1"), problem, start + after);
-        assert_eq!(turn(None, Duration::ZERO), Turn::Rest);
-        turn(Some(&problem), Duration::ZERO);
-        assert_eq!(turn(None, SETTLE / 2), Turn::Rest);
-        assert_eq!(turn(Some(&problem), SETTLE), Turn::Wait(SETTLE));
-        assert_eq!(turn(Some(&problem), SETTLE * 2), Turn::Tell);
-        told.mark(&subject, missing("a"), start + SETTLE * 2);
-        assert_eq!(turn(None, SETTLE * 3), Turn::Rest);
-        let again = turn(Some(&problem), SETTLE * 3);
-        assert_eq!(again, Turn::Wait(REPEAT.saturating_sub(SETTLE)));
-    }
-
-    #[test]
-    fn another_object_of_the_same_name_begins_anew() {
-        let told = Told::default();
-        let subject = Subject::Class("fast".to_owned());
-        let start = Instant::now();
-        let problem = missing("a");
-        let turn = |uid| told.consider(&subject, Some(uid), Some(&problem), start + SETTLE);
-        told.consider(&subject, Some("1"), Some(&problem), start);
-        assert_eq!(turn("1"), Turn::Tell);
-        assert_eq!(turn("2"), Turn::Wait(SETTLE));
-        told.forget(&subject);
-        assert_eq!(turn("2"), Turn::Wait(SETTLE));
     }
 }

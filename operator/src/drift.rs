@@ -21,7 +21,7 @@ use kube::{Resource as _, ResourceExt as _};
 use crate::{
     Context, Stop,
     controller::{self, Next},
-    events::{Telling, tell_once},
+    events::{self, Telling, tell_once},
     world::Change,
 };
 
@@ -35,20 +35,6 @@ const DRIFTED: &str = "DoesNotBelongTogether";
 const ORPHANED: &str = "ImagesWithoutOwner";
 /// Names that a note mentions.
 const NAMED: usize = 3;
-
-/// Why nobody could be told.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The API server refused an event.
-    #[error("cannot write an event about node {node}")]
-    Publish {
-        /// The node.
-        node: String,
-        /// The API server's answer.
-        #[source]
-        source: kube::Error,
-    },
-}
 
 /// What was told of each node by this process.
 type Told = Mutex<BTreeMap<String, BTreeSet<String>>>;
@@ -83,7 +69,7 @@ pub async fn run(context: &Context, stop: Stop) {
     controller::run(schedule, world, metrics, stop, nodes, reconcile).await;
 }
 
-async fn reconcile(context: &Context, told: &Told, name: &str) -> Result<Next, Error> {
+async fn reconcile(context: &Context, told: &Told, name: &str) -> Result<Next, events::Error> {
     let guard = context.world.storage_node(name);
     let Some(Ok(node)) = guard.as_deref().map(|guard| &guard.0) else {
         return Ok(Next::OnChange);
@@ -99,11 +85,7 @@ async fn reconcile(context: &Context, told: &Told, name: &str) -> Result<Next, E
         let pool = pool.as_ref().and_then(|pool| context.world.pool(pool));
         let pool = pool.map(|pool| pool.object_ref(&()));
         for regarding in [Some(node.object_ref(&())), pool].into_iter().flatten() {
-            let told = tell_once(context, &regarding, telling).await;
-            told.map_err(|source| Error::Publish {
-                node: name.to_owned(),
-                source,
-            })?;
+            tell_once(context, &regarding, telling).await?;
         }
     }
     let keys = all.into_iter().map(|it| it.telling.key).collect();

@@ -1,4 +1,4 @@
-//! An event that is written once, by whichever operator comes first.
+//! Events: what people are told of an object, each telling once, by whichever operator comes first.
 //!
 //! *Invariant:* the event's name says what it tells, so the API server, which keeps events for an hour,
 //! is what remembers that it was told: an operator that has just started tells nothing twice.
@@ -21,6 +21,17 @@ const NAME: usize = 200;
 /// Where the events of objects without a namespace are.
 const DEFAULT: &str = "default";
 
+/// Nobody could be told: the API server refused an event.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write an event about {subject}")]
+pub struct Error {
+    /// What it is about.
+    pub subject: String,
+    /// The API server's answer.
+    #[source]
+    pub source: kube::Error,
+}
+
 /// What is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Telling {
@@ -41,7 +52,7 @@ pub async fn tell_once(
     context: &Context,
     regarding: &ObjectReference,
     telling: &Telling,
-) -> Result<bool, kube::Error> {
+) -> Result<bool, Error> {
     let namespace = regarding.namespace.as_deref().unwrap_or(DEFAULT);
     let api = Api::<Event>::namespaced(context.client.clone(), namespace);
     let event = event(&context.instance, namespace, regarding, telling);
@@ -51,7 +62,19 @@ pub async fn tell_once(
             Ok(true)
         }
         Err(error) if Rejection::from(&error) == Rejection::AlreadyExists => Ok(false),
-        Err(error) => Err(error),
+        Err(source) => Err(Error {
+            subject: describe(regarding),
+            source,
+        }),
+    }
+}
+
+fn describe(object: &ObjectReference) -> String {
+    let kind = object.kind.as_deref().unwrap_or_default();
+    let name = object.name.as_deref().unwrap_or_default();
+    match &object.namespace {
+        Some(namespace) => format!("{kind} {namespace}/{name}"),
+        None => format!("{kind} {name}"),
     }
 }
 
@@ -106,19 +129,24 @@ mod tests {
         }
     }
 
-    fn name(uid: &str, key: &str) -> String {
+    fn event_of(uid: &str, key: &str) -> Event {
         let claim = ObjectReference {
             name: Some("data-".repeat(50)),
             uid: Some(uid.to_owned()),
             ..ObjectReference::default()
         };
-        let event = event("operator", "default", &claim, &telling(key));
-        assert!(event.note.unwrap().len() <= NOTE);
-        event.metadata.name.unwrap()
+        event("operator", "default", &claim, &telling(key))
+    }
+
+    #[test]
+    fn r21_a_note_of_any_length_is_cut_to_what_the_api_takes() {
+        let note = event_of("1", "ReadOnly").note.unwrap();
+        assert!(note.len() <= NOTE && note.len() > NOTE - 4, "{note}");
     }
 
     #[test]
     fn the_same_telling_has_the_same_legal_name_and_any_other_has_another() {
+        let name = |uid, key| event_of(uid, key).metadata.name.unwrap();
         let one = name("1", "ReadOnly");
         assert_eq!(one, name("1", "ReadOnly"));
         assert_ne!(one, name("2", "ReadOnly"));

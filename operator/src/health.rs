@@ -23,7 +23,7 @@ use self::news::{Kind, Told, Trouble};
 use crate::{
     Context, Stop, claims,
     controller::{self, Next},
-    events::{Telling, tell_once},
+    events::{self, tell_once},
     world::{Change, World},
 };
 
@@ -31,14 +31,8 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The API server refused an event.
-    #[error("cannot write an event about {subject}")]
-    Publish {
-        /// What it is about.
-        subject: String,
-        /// The API server's answer.
-        #[source]
-        source: kube::Error,
-    },
+    #[error(transparent)]
+    Event(#[from] events::Error),
     /// The API server did not say which pods use a volume.
     #[error("cannot list the pods on node {node} in namespace {namespace}")]
     Pods {
@@ -98,30 +92,13 @@ async fn reconcile(context: &Context, told: &Told, subject: &Subject) -> Result<
     if !news.is_empty() {
         let listeners = listeners(context, subject, &seen.node, &regarding).await?;
         for listener in &listeners {
-            publish(context, listener, &news).await?;
+            for telling in &news {
+                tell_once(context, listener, telling).await?;
+            }
         }
     }
     told.mark(subject, &seen.troubles, regarding);
     Ok(Next::OnChange)
-}
-
-async fn publish(
-    context: &Context,
-    listener: &ObjectReference,
-    news: &[Telling],
-) -> Result<(), Error> {
-    for telling in news {
-        let told = tell_once(context, listener, telling).await;
-        told.map_err(|source| Error::Publish {
-            subject: format!(
-                "{} {}",
-                listener.kind.as_deref().unwrap_or_default(),
-                listener.name.as_deref().unwrap_or_default()
-            ),
-            source,
-        })?;
-    }
-    Ok(())
 }
 
 /// Every object that is told of it.

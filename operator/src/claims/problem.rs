@@ -4,13 +4,12 @@
 
 use std::collections::BTreeMap;
 
+use chrono::{DateTime, Utc};
 use cistern_crds::{Bytes, Parameters, Provisioning, parameters::ParametersError};
 use k8s_openapi::api::{core::v1::PersistentVolumeClaimSpec, storage::v1::StorageClass};
 
-use crate::offer::Refusal;
+use crate::{events::Telling, offer::Refusal};
 
-/// Kubernetes' limit for the note of an event, in bytes.
-const NOTE: usize = 1024;
 /// Nodes that a note names.
 const NAMED: usize = 4;
 
@@ -136,7 +135,7 @@ impl Problem {
     }
 
     /// What it came from, as events say it.
-    pub(super) const fn action(&self) -> &'static str {
+    const fn action(&self) -> &'static str {
         match self {
             Self::Parameters { .. }
             | Self::PoolMissing { .. }
@@ -148,9 +147,20 @@ impl Problem {
         }
     }
 
+    /// The event that tells it at a moment: another one at another.
+    pub(super) fn telling(&self, now: DateTime<Utc>) -> Telling {
+        Telling {
+            is_warning: true,
+            reason: self.reason(),
+            action: self.action(),
+            note: self.note(),
+            key: now.to_rfc3339(),
+        }
+    }
+
     /// For people: what is wrong and what to do.
-    pub(super) fn note(&self) -> String {
-        let mut note = match self {
+    fn note(&self) -> String {
+        match self {
             Self::Parameters { class, error } => {
                 format!(
                     "StorageClass {class}: {error}; parameters cannot be changed, so delete the class and create it again"
@@ -182,9 +192,7 @@ impl Problem {
                 shortage.node
             ),
             Self::NotExpanded { volume, why } => format!("volume {volume}: {why}"),
-        };
-        note.truncate(note.floor_char_boundary(NOTE));
-        note
+        }
     }
 }
 
@@ -308,15 +316,6 @@ mod tests {
         assert_eq!(size("1", "Filesystem", Some("xfs")), Some(Bytes::mib(300)));
         assert_eq!(size("1500k", "Block", None), Some(Bytes::mib(2)));
         assert_eq!(size("1e3", "Filesystem", None), None);
-    }
-
-    #[test]
-    fn r21_a_note_of_any_length_is_cut_to_what_the_api_takes() {
-        let long = Problem::PoolMissing {
-            class: "ü".repeat(400),
-            pool: "ü".repeat(400),
-        };
-        assert!(long.note().len() <= NOTE);
     }
 
     #[test]

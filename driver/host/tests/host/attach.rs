@@ -13,6 +13,7 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind};
 
 use crate::harness::{
     Machine, Volume, eventually, image_path, image_pool, must, open_new, request, run, unmount,
+    unstage,
 };
 
 fn volume_of(pool: &Pool, name: &str) -> Image {
@@ -246,7 +247,7 @@ fn nup_08_every_mount_of_a_target_is_taken_off() {
     must(machine.root().unpublish(&target));
     assert!(!target.exists());
     mount_bind(&staging, &staging).unwrap();
-    must(machine.root().unstage(&staging));
+    unstage(&machine, &image.uid, &staging);
     assert_eq!(fs::read_dir(&staging).unwrap().count(), 0);
     must(pool.remove_image(&image.uid));
 }
@@ -473,7 +474,7 @@ fn a_loop_device_that_dev_has_no_node_for_is_used_all_the_same() {
     must(machine.root().publish(&volume.publish(&staging, &target)));
     assert_eq!(machine.inventory().loops.len(), 2);
     must(machine.root().unpublish(&target));
-    must(machine.root().unstage(&staging));
+    unstage(&machine, &image.uid, &staging);
     must(pool.remove_image(&image.uid));
     rustix::mount::unmount("/dev", UnmountFlags::DETACH).unwrap();
 }

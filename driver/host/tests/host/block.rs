@@ -18,7 +18,7 @@ use rustix::{
 };
 
 use crate::harness::{
-    Machine, Volume, eventually, image_path, image_pool, must, open_new, request, run,
+    Machine, Volume, eventually, image_path, image_pool, must, open_new, released, request, run,
 };
 
 const SIZE: Bytes = Bytes::mib(16);
@@ -76,7 +76,9 @@ impl<'a> Device<'a> {
     }
 
     fn unstage(&self) -> Result<(), Error> {
-        self.machine.root().unstage(&self.staging)
+        self.machine.root().unstage(&self.staging)?;
+        released(&self.machine, &self.image.uid);
+        Ok(())
     }
 
     /// What kubelet does with a published device: one more bind mount, and a loop device as a lock.

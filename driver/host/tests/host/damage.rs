@@ -11,7 +11,9 @@ use cistern_crds::{Bytes, FilesystemType, Provisioning};
 use cistern_host::{Image, Pool, attach, image};
 use rustix::fs::ioctl_ficlone;
 
-use crate::harness::{Machine, Volume, image_path, must, open_new, released, request, run};
+use crate::harness::{
+    Machine, Volume, image_path, must, open_new, released, request, run, unstage,
+};
 
 /// A volume that was used once: it holds the file `kept` and the directory `folder`.
 struct Used {
@@ -47,8 +49,7 @@ impl Used {
     }
 
     fn unstage(&self) {
-        must(self.machine.root().unstage(&self.staging));
-        released(&self.machine, &self.image.uid);
+        unstage(&self.machine, &self.image.uid, &self.staging);
     }
 
     fn path(&self) -> PathBuf {

@@ -6,7 +6,7 @@ use cistern_crds::{Bytes, FilesystemType, MkfsOptions, Provisioning, mkfs_option
 use cistern_host::{ImageRequest, MountOptions, options};
 use rustix::fs::ioctl_ficlone;
 
-use crate::harness::{Machine, Volume, image_path, must, open_new, released, request};
+use crate::harness::{Machine, Volume, image_path, must, open_new, request, unstage};
 
 /// Stages, writes, unstages; reads what an earlier call wrote.
 fn use_volume(machine: &Machine, pool: &cistern_host::Pool, volume: &Volume<'_>, expected: &str) {
@@ -125,8 +125,7 @@ fn npv_14_the_kernel_shows_every_supported_option_as_it_was_given() {
             let is_conflict = other.as_ref().err().map(std::mem::discriminant)
                 == Some(std::mem::discriminant(&conflict));
             assert!(is_conflict, "{filesystem} {option}: {other:?}");
-            must(machine.root().unstage(&staging));
-            released(&machine, &image.uid);
+            unstage(&machine, &image.uid, &staging);
         }
     }
 }

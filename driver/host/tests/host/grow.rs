@@ -10,7 +10,7 @@ use cistern_host::{
 };
 
 use crate::harness::{
-    Machine, Volume, allocated, image_path, known, must, open_new, released, request, root, run,
+    Machine, Volume, allocated, image_path, known, must, open_new, request, root, run, unstage,
 };
 
 const FROM: Bytes = Bytes::mib(300);
@@ -109,7 +109,7 @@ fn nev_08_nev_12_nev_13_a_volume_in_use_grows_at_once_or_says_that_it_grows_at_t
             );
             assert_eq!(checksum(&file), content);
             must(machine.root().unpublish(&target));
-            must(machine.root().unstage(&staging));
+            unstage(&machine, &image.uid, &staging);
 
             // The next pod has all of it, whichever way it was taken.
             let staged = must(pool.stage(&volume.stage(&staging)));
@@ -119,7 +119,7 @@ fn nev_08_nev_12_nev_13_a_volume_in_use_grows_at_once_or_says_that_it_grows_at_t
                 checksum(&staging.join("file")).split(' ').next(),
                 content.split(' ').next()
             );
-            must(machine.root().unstage(&staging));
+            unstage(&machine, &image.uid, &staging);
             must(pool.remove_image(&image.uid));
         }
     }
@@ -136,7 +136,7 @@ fn offline_a_filesystem_grows_with_its_next_stage_and_only_once() {
         must(pool.stage(&volume.stage(&staging)));
         let before = seen(&staging);
         fs::write(staging.join("file"), "kept").unwrap();
-        must(machine.root().unstage(&staging));
+        unstage(&machine, &image.uid, &staging);
         // By as little as can be, by what is too little for a group of ext4, and by much.
         for mib in [301, 384, 385, 386, 387, 388, 389, 390, 391, 392, 512] {
             must(pool.grow_image(&image.uid, Bytes::mib(mib)));
@@ -144,9 +144,7 @@ fn offline_a_filesystem_grows_with_its_next_stage_and_only_once() {
                 let staged = must(pool.stage(&volume.stage(&staging)));
                 assert!(staged.not_grown.is_none(), "{mib}: {:?}", staged.not_grown);
                 assert_eq!(fs::read_to_string(staging.join("file")).unwrap(), "kept");
-                must(machine.root().unstage(&staging));
-                // Another test may just be looking at it.
-                released(&machine, &image.uid);
+                unstage(&machine, &image.uid, &staging);
             }
             if filesystem == FilesystemType::Ext4 {
                 let stages = stages_since_check(&image_path(&machine, &image.uid));
@@ -155,7 +153,7 @@ fn offline_a_filesystem_grows_with_its_next_stage_and_only_once() {
         }
         must(pool.stage(&volume.stage(&staging)));
         assert!(seen(&staging) > before + (200 << 20), "{filesystem}");
-        must(machine.root().unstage(&staging));
+        unstage(&machine, &image.uid, &staging);
         must(pool.remove_image(&image.uid));
     }
 }
@@ -170,18 +168,18 @@ fn a_read_only_volume_is_staged_as_it_is_and_grows_when_it_may_be_written() {
         let mut volume = Volume::new(&image);
         must(pool.stage(&volume.stage(&staging)));
         let before = seen(&staging);
-        must(machine.root().unstage(&staging));
+        unstage(&machine, &image.uid, &staging);
         let size = must(pool.grow_image(&image.uid, Bytes::mib(400))).size;
         volume.read_only = true;
         must(pool.stage(&volume.stage(&staging)));
         let error = expand(&pool, &image, &staging, size).unwrap_err();
         assert!(matches!(error, Error::ReadOnly { .. }), "{error}");
         assert_eq!(seen(&staging), before);
-        must(machine.root().unstage(&staging));
+        unstage(&machine, &image.uid, &staging);
         volume.read_only = false;
         must(pool.stage(&volume.stage(&staging)));
         assert!(seen(&staging) > before);
-        must(machine.root().unstage(&staging));
+        unstage(&machine, &image.uid, &staging);
         must(pool.remove_image(&image.uid));
     }
 }

@@ -301,6 +301,14 @@ pub(crate) fn released(machine: &Machine, image: &Uid) {
     });
 }
 
+/// Unstages a volume and waits until nothing of it is bound: another test that is just looking at its
+/// loop device keeps that for a moment.
+#[track_caller]
+pub(crate) fn unstage(machine: &Machine, image: &Uid, staging: &Path) {
+    must(machine.root().unstage(staging));
+    released(machine, image);
+}
+
 /// Unmounts, as an administrator or a reboot does. Processes that other tests are just starting
 /// hold files of this one for a moment.
 #[track_caller]

@@ -13,8 +13,8 @@ use rustix::mount::{MountFlags, UnmountFlags, mount_remount, unmount};
 use crate::{
     failing::text,
     harness::{
-        Machine, POOL_SIZE, Volume, image_path, image_pool, known, must, open_new, released,
-        request, root, run,
+        Machine, POOL_SIZE, Volume, image_path, image_pool, known, must, open_new, request, root,
+        run, unstage,
     },
 };
 
@@ -74,10 +74,8 @@ impl Attached {
     }
 
     fn detach(&self) {
-        let root = self.machine.root();
-        must(root.unpublish(&self.target));
-        must(root.unstage(&self.staging));
-        released(&self.machine, &self.image.uid);
+        must(self.machine.root().unpublish(&self.target));
+        unstage(&self.machine, &self.image.uid, &self.staging);
     }
 
     fn troubles(&self) -> Vec<VolumeTrouble> {
@@ -302,8 +300,7 @@ fn a_stage_that_was_cut_short_is_taken_back_also_where_its_pool_has_shut_down() 
     unmount(staging.join(image.uid.as_str()), UnmountFlags::empty()).unwrap();
     let at = machine.mount_point(&image_pool(POOL_SIZE));
     run("xfs_io", &["-x", "-c", "shutdown", text(&at)]);
-    must(root.unstage(&staging));
-    released(&machine, &image.uid);
+    unstage(&machine, &image.uid, &staging);
     let expectation = known(&pool);
     drop(pool);
     must(root.open_pool(&image_pool(POOL_SIZE), expectation));

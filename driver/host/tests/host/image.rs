@@ -8,7 +8,7 @@ use rustix::fs::removexattr;
 
 use crate::harness::{
     Machine, Volume, allocated, eventually, image_path, image_pool, known, linux, must, open_new,
-    request, root, run, uid,
+    request, root, run, uid, unstage,
 };
 
 fn thin(name: &str) -> ImageRequest {
@@ -99,13 +99,13 @@ fn thin_takes_what_is_written_and_gives_back_what_is_deleted() {
     let (volume, staging) = (Volume::new(&image), machine.staging("s"));
     must(pool.stage(&volume.stage(&staging)));
     fs::write(staging.join("file"), vec![1; 32 << 20]).unwrap();
-    must(machine.root().unstage(&staging));
+    unstage(&machine, &image.uid, &staging);
     let full = allocated(&path);
     // A discard of what is free gives back the 64 KiB that mkfs.ext4 wrote at the very end.
     assert!(full >= empty + (31 << 20), "{empty} became {full}");
     must(pool.stage(&volume.stage(&staging)));
     fs::remove_file(staging.join("file")).unwrap();
-    must(machine.root().unstage(&staging));
+    unstage(&machine, &image.uid, &staging);
     assert!(allocated(&path) < empty + (8 << 20), "{}", allocated(&path));
 }
 
@@ -137,11 +137,11 @@ fn thick_is_allocated_in_full_and_refilled_after_a_trim_within() {
             allocated(&path) >= request.size.0
         });
         run("fstrim", &[staging.to_str().unwrap()]);
-        must(machine.root().unstage(&staging));
+        unstage(&machine, &image.uid, &staging);
         // Staging does it as well.
         must(pool.stage(&volume.stage(&staging)));
         assert!(allocated(&path) >= request.size.0);
-        must(machine.root().unstage(&staging));
+        unstage(&machine, &image.uid, &staging);
         must(pool.remove_image(&image.uid));
     }
 }

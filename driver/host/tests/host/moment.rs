@@ -17,7 +17,7 @@ use cistern_host::{BlockStageRequest, Image, ImageRequest, Member, Pool};
 use rustix::fs::{Mode, OFlags};
 
 use crate::{
-    harness::{Machine, Volume, eventually, image_path, must, open_new, released, request},
+    harness::{Machine, Volume, eventually, image_path, must, open_new, request, unstage},
     snapshot::{cut, from, moment, snapshot_of},
 };
 
@@ -224,8 +224,7 @@ impl Written {
         let staging = machine.staging("restored");
         must(pool.stage(&Volume::new(&restored).stage(&staging)));
         let last = prefix(&open(&staging.join(NUMBERS)));
-        must(machine.root().unstage(&staging));
-        released(machine, &restored.uid);
+        unstage(machine, &restored.uid, &staging);
         must(pool.remove_image(&restored.uid));
         last
     }

@@ -17,6 +17,7 @@ use rustix::fs::FallocateFlags;
 
 use crate::harness::{
     Machine, Volume, allocated, image_path, image_pool, must, open_new, released, request, uid,
+    unstage,
 };
 
 /// As a StoragePool has it if nothing else is said.
@@ -431,8 +432,7 @@ fn a_filesystem_made_with_any_options_is_cloned_live_and_mounted_beside_its_sour
             must(pool.stage(&Volume::new(&image).stage(&staging)));
             assert_eq!(read(&staging, "second"), "second", "{filesystem} {options}");
             for (path, image) in [(live, source), (staging, image)] {
-                must(machine.root().unstage(&path));
-                released(&machine, &image.uid);
+                unstage(&machine, &image.uid, &path);
                 must(pool.remove_image(&image.uid));
             }
         }
