@@ -25,7 +25,7 @@ use tokio::time::Instant;
 
 use self::{
     problem::{NodeRoom, Problem, Wanted},
-    told::{Told, Turn},
+    told::{REPEAT, Told, Turn},
 };
 use crate::{
     Context, Stop,

@@ -18,7 +18,7 @@ const SETTLE: Duration = Duration::from_secs(2);
 /// New numbers of a problem that was told already are told this often.
 const UPDATE: Duration = Duration::from_mins(1);
 /// The API server forgets an event after an hour; what is still so is told again before.
-const REPEAT: Duration = Duration::from_mins(45);
+pub(super) const REPEAT: Duration = Duration::from_mins(45);
 
 /// What has been told about each subject that is there.
 #[derive(Debug, Default)]

@@ -77,7 +77,7 @@ impl<'a> Device<'a> {
 
     fn unstage(&self) -> Result<(), Error> {
         self.machine.root().unstage(&self.staging)?;
-        released(&self.machine, &self.image.uid);
+        released(self.machine, &self.image.uid);
         Ok(())
     }
 
