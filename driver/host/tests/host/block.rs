@@ -18,7 +18,7 @@ use rustix::{
 };
 
 use crate::harness::{
-    Machine, Volume, eventually, image_path, image_pool, must, open_new, released, request, run,
+    Machine, Volume, eventually, image_path, image_pool, must, open_new, request, run,
 };
 
 const SIZE: Bytes = Bytes::mib(16);
@@ -76,9 +76,7 @@ impl<'a> Device<'a> {
     }
 
     fn unstage(&self) -> Result<(), Error> {
-        self.machine.root().unstage(&self.staging)?;
-        released(self.machine, &self.image.uid);
-        Ok(())
+        self.machine.root().unstage(&self.staging)
     }
 
     /// What kubelet does with a published device: one more bind mount, and a loop device as a lock.

@@ -127,10 +127,12 @@ impl Drop for Machine {
         let loops = self.root().inventory().map(|all| all.loops);
         for bound in loops.unwrap_or_default() {
             if bound.backing_file.to_string_lossy().contains("/images/") {
-                #[expect(clippy::disallowed_methods, reason = "the test's own tools")]
-                let _ = Command::new("losetup")
-                    .args(["-d", &format!("/dev/loop{}", bound.number)])
-                    .output();
+                let device = format!("/dev/loop{}", bound.number);
+                // One that was read-only would be so for the next user of its number, too.
+                for (program, option) in [("blockdev", "--setrw"), ("losetup", "-d")] {
+                    #[expect(clippy::disallowed_methods, reason = "the test's own tools")]
+                    let _ = Command::new(program).args([option, &device]).output();
+                }
             }
         }
         // The namespace goes a moment after the folder, so the mounts have to go before.
