@@ -106,9 +106,8 @@ async fn reconcile(context: &Context, outdated: &Outdated, slot: &Slot) -> Resul
         outdated.settle(slot);
         return Ok(Next::OnChange);
     }
-    let age = outdated.age(slot);
-    if matches!(step, Step::Raise(_)) && age < GROWTH_DELAY {
-        return Ok(Next::After(GROWTH_DELAY.saturating_sub(age)));
+    if let Some(delay) = delay(&step, outdated.age(slot)) {
+        return Ok(Next::After(delay));
     }
     execute(context, slot, current.as_deref(), step).await?;
     if let Some(lag) = outdated.settle(slot) {
@@ -316,6 +315,12 @@ fn plan(current: Option<&CSIStorageCapacity>, wanted: Option<Published>) -> Step
     }
 }
 
+/// How long a step waits for more of its kind when the object has been out of date for `age`.
+fn delay(step: &Step, age: Duration) -> Option<Duration> {
+    let left = GROWTH_DELAY.checked_sub(age).filter(|left| !left.is_zero());
+    left.filter(|_| matches!(step, Step::Raise(_)))
+}
+
 /// What an object says; none if it is nothing that we would write.
 fn published(object: &CSIStorageCapacity) -> Option<Published> {
     let bytes = |quantity: &Option<Quantity>| quantity.as_ref()?.0.parse().ok();
@@ -422,6 +427,22 @@ mod tests {
         assert_eq!(plan(Some(&current), None), Step::Delete);
         assert_eq!(plan(None, Some(said(1, 1))), Step::Create(said(1, 1)));
         assert_eq!(plan(None, None), Step::Keep);
+    }
+
+    #[test]
+    fn a_shrink_is_published_at_once_and_growth_after_half_a_second() {
+        let (now, soon) = (Duration::ZERO, GROWTH_DELAY / 2);
+        let raise = Step::Raise(said(6, 3));
+        assert_eq!(delay(&raise, now), Some(GROWTH_DELAY));
+        assert_eq!(delay(&raise, soon), Some(GROWTH_DELAY / 2));
+        assert_eq!(delay(&raise, GROWTH_DELAY), None);
+        for step in [
+            Step::Lower(said(4, 3)),
+            Step::Create(said(1, 1)),
+            Step::Delete,
+        ] {
+            assert_eq!(delay(&step, now), None, "{step:?}");
+        }
     }
 
     #[test]

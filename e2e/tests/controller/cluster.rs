@@ -23,6 +23,10 @@ use serde_json::{Value, json};
 /// Longer than anything here takes when nothing is wrong.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
+/// The time of a caller who is to be told that it is not done yet: half of it is what the driver
+/// waits, the rest is for an answer from a busy machine.
+pub(crate) const SHORT: Duration = Duration::from_secs(4);
+
 /// The nodes of one test, which carry one pool of its own.
 pub(crate) struct Cluster {
     pub(crate) pool: String,

@@ -1,7 +1,5 @@
 //! DeleteVolume.
 
-use std::time::Duration;
-
 use cistern_crds::{PoolVolume, names};
 use cistern_e2e::{ControlPlane, Replica};
 use kube::api::{DeleteParams, Patch, PatchParams};
@@ -10,13 +8,11 @@ use tonic::Code;
 
 use crate::{
     Client,
-    cluster::{Cluster, PATIENCE},
+    cluster::{Cluster, PATIENCE, SHORT},
     create, delete,
     history::History,
     request,
 };
-
-const SHORT: Duration = Duration::from_secs(2);
 
 /// Makes a volume of this name on node `a`.
 async fn made(cluster: &Cluster, client: Client, name: &str) -> PoolVolume {

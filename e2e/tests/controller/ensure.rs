@@ -1,7 +1,5 @@
 //! CreateVolume.
 
-use std::time::Duration;
-
 use cistern_crds::Reason;
 use cistern_e2e::{ControlPlane, Replica};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
@@ -10,13 +8,11 @@ use serde_json::json;
 use tonic::Code;
 
 use crate::{
-    cluster::{Cluster, PATIENCE},
+    cluster::{Cluster, PATIENCE, SHORT},
     create, delete,
     history::History,
     place, request, requirement,
 };
-
-const SHORT: Duration = Duration::from_secs(2);
 
 #[tokio::test]
 async fn cv_06_con_03_a_volume_takes_three_writes_and_a_repeat_none() {

@@ -14,13 +14,12 @@ use tonic::Code;
 
 use crate::{
     Client,
-    cluster::{Cluster, PATIENCE},
+    cluster::{Cluster, PATIENCE, SHORT},
     create, expand, expand_as,
     history::History,
     request,
 };
 
-const SHORT: Duration = Duration::from_secs(2);
 const ONE: Bytes = Bytes::gib(1);
 const TWO: Bytes = Bytes::gib(2);
 

@@ -15,11 +15,9 @@ use kube::{
 use tonic::{Code, Request, Status, transport::Channel};
 
 use self::agent::{Agent, SECONDS, members};
-use crate::cluster::PATIENCE;
+use crate::cluster::{PATIENCE, SHORT};
 
 type Client = GroupControllerClient<Channel>;
-
-const SHORT: Duration = Duration::from_secs(2);
 
 /// A request for a group of these volumes.
 fn wanted(name: &str, volumes: &[String]) -> v1::CreateVolumeGroupSnapshotRequest {

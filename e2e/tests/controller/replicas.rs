@@ -7,13 +7,11 @@ use rustix::process::Signal;
 use tonic::Code;
 
 use crate::{
-    cluster::{Cluster, PATIENCE},
+    cluster::{Cluster, PATIENCE, SHORT},
     create, delete,
     history::History,
     request,
 };
-
-const SHORT: Duration = Duration::from_secs(2);
 
 #[tokio::test]
 async fn con_06_cv_29_r13_many_calls_for_one_name_at_two_replicas_make_one_volume() {

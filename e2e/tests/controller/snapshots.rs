@@ -19,8 +19,6 @@ use crate::{
 
 pub(crate) use self::agent::Snapshots;
 
-const SHORT: Duration = Duration::from_secs(2);
-
 /// Makes a volume of this name on node `a`.
 pub(crate) async fn volume(cluster: &Cluster, client: Client, name: &str) -> PoolVolume {
     let wanted = request(name, &cluster.pool);

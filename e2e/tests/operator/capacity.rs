@@ -1,7 +1,5 @@
 //! Capacity objects follow classes, nodes and what the agents say.
 
-use std::time::{Duration, Instant};
-
 use cistern_crds::{Bytes, names};
 use cistern_e2e::eventually;
 use kube::ResourceExt as _;
@@ -118,15 +116,14 @@ async fn a_class_with_wrong_parameters_has_no_capacity_anywhere() {
 }
 
 #[tokio::test]
-async fn a_shrink_is_published_at_once_and_growth_within_a_second() {
+async fn what_is_published_follows_the_agent_down_and_up() {
     let api = Cluster::shared().await.api();
     api.add_node("lag-1", &[("lag", "yes")]).await;
     api.add_pool("lag", &[("lag", "yes")]).await;
     api.carried("lag-1", "lag").await;
-    api.report("lag-1", "lag", Bytes::gib(7)).await;
     api.add_class("lag", json!({"pool": "lag"})).await;
-    let published = async |room: u64| {
-        let started = Instant::now();
+    for room in [7, 6, 3, 8] {
+        api.report("lag-1", "lag", Bytes::gib(room)).await;
         eventually(&format!("{room} GiB to be published"), SOON, async || {
             let found = api.capacities("lag").await;
             let ours = found.iter().find(|(node, ..)| node == "lag-1");
@@ -136,19 +133,5 @@ async fn a_shrink_is_published_at_once_and_growth_within_a_second() {
             }
         })
         .await;
-        started.elapsed()
-    };
-    published(7).await;
-    let mut shrinks = Vec::new();
-    for room in [6, 5, 4, 3] {
-        api.report("lag-1", "lag", Bytes::gib(room)).await;
-        shrinks.push(published(room).await);
     }
-    api.report("lag-1", "lag", Bytes::gib(8)).await;
-    let growth = published(8).await;
-    eprintln!("shrinks were seen after {shrinks:?}, growth after {growth:?}");
-    shrinks.sort();
-    // Generous for a machine that does other things, too; the look itself takes 50 ms.
-    assert!(shrinks[1] < Duration::from_millis(400), "{shrinks:?}");
-    assert!(growth < Duration::from_secs(2), "{growth:?}");
 }

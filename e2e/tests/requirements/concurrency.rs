@@ -37,7 +37,7 @@ async fn con_02_a_volume_whose_creation_was_given_up_can_be_deleted() {
     let mut client = driver.controller_client().await;
     let mut request = Request::new(wanted("given-up"));
     request.get_mut().parameters = map(&[("pool", "sleep")]);
-    request.set_timeout(Duration::from_secs(2));
+    request.set_timeout(Duration::from_secs(4));
     let status = client.create_volume(request).await.unwrap_err();
     assert_eq!(status.code(), Code::Aborted, "{status}");
     assert!(objects().await.get_opt("given-up").await.unwrap().is_some());

@@ -457,7 +457,7 @@ async fn con_04_cgs_05_a_group_that_was_given_up_is_taken_by_a_repeat_and_surviv
     let request = || of("lost", &["lost-1", "lost-2"]);
     driver.node().process().signal(Signal::STOP);
     let mut in_a_hurry = Request::new(request());
-    in_a_hurry.set_timeout(Duration::from_secs(2));
+    in_a_hurry.set_timeout(Duration::from_secs(4));
     let status = take_at(&driver, in_a_hurry).await.unwrap_err();
     assert_eq!(status.code(), Code::Aborted, "{status}");
     driver.restart_controller().await;

@@ -13,11 +13,10 @@ use tokio::task::JoinHandle;
 use tonic::{Code, Request, Status};
 
 use super::{
-    SHORT,
     agent::{Agent, members},
     asking, get, wanted,
 };
-use crate::cluster::PATIENCE;
+use crate::cluster::{PATIENCE, SHORT};
 
 async fn deleting(
     replica: &Replica,

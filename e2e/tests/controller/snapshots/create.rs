@@ -7,9 +7,9 @@ use cistern_e2e::{ControlPlane, Replica};
 use cistern_proto::csi::v1;
 use tonic::Code;
 
-use super::{SHORT, Snapshots, agent::TAKEN, of, take, taken, volume};
+use super::{Snapshots, agent::TAKEN, of, take, taken, volume};
 use crate::{
-    cluster::{Cluster, PATIENCE},
+    cluster::{Cluster, PATIENCE, SHORT},
     delete,
     history::History,
     place, requirement,
