@@ -45,13 +45,24 @@ pub fn stage(object: &impl Stored) -> Stage {
     }
 }
 
-/// The condition that refuses an object, if one does.
+/// The condition that refuses an object for good, if one does.
 pub fn refusal(object: &impl Stored) -> Option<&Condition> {
     let admitted = condition::find(object.conditions(), ConditionType::Admitted)?;
     let is_refused = !object.deletion_requested()
         && object.reserved().is_none()
-        && admitted.status == ConditionStatus::False.as_str();
+        && admitted.status == ConditionStatus::False.as_str()
+        && Reason::parse(&admitted.reason).is_none_or(is_final);
     is_refused.then_some(admitted)
+}
+
+/// Whether a refusal stands whatever the disk holds.
+///
+/// One by who could not look does not: what comes back from a backup has its image there. The
+/// controller does not wait for that; it withdraws what it has just made, and asks another node.
+fn is_final(reason: Reason) -> bool {
+    use Reason::{PoolNotReady, PoolUnknown, ProvisioningFailed};
+
+    !matches!(reason, PoolUnknown | PoolNotReady | ProvisioningFailed)
 }
 
 /// How a step ended.

@@ -122,18 +122,6 @@ impl<'a, K: Kept> Pass<'a, K> {
         }
     }
 
-    /// The pool of the object, if it takes anything new.
-    pub(super) fn open_pool(&self) -> Result<(Arc<PoolLook>, Usable), NoPool> {
-        let (look, usable) = self.pool()?;
-        match self.agent.closed(&look) {
-            None => Ok((look, usable)),
-            Some(message) => Err(NoPool {
-                reason: Reason::PoolNotReady,
-                message,
-            }),
-        }
-    }
-
     /// The image of an object that came back as another: same name, new UID.
     pub(super) async fn look_for_own_image(
         &self,

@@ -101,7 +101,7 @@ impl Kept for PoolVolume {
 impl Pass<'_, PoolVolume> {
     /// Promises a volume its bytes and makes it, or refuses it.
     async fn admit(&self) -> Result<Action, Error> {
-        let (look, usable) = match self.open_pool() {
+        let (look, usable) = match self.pool() {
             Ok(found) => found,
             Err(NoPool { reason, message }) => return self.refuse(refused(reason, message)).await,
         };
@@ -112,10 +112,12 @@ impl Pass<'_, PoolVolume> {
                 return self.refuse(refused(error.reason(), message)).await;
             }
         };
-        let claim = if image.is_some() {
-            Claim::Adopted
-        } else {
-            Claim::New
+        let claim = match (&image, self.agent.closed(&look)) {
+            (Some(_), _) => Claim::Adopted,
+            (None, None) => Claim::New,
+            (None, Some(message)) => {
+                return self.refuse(refused(Reason::PoolNotReady, message)).await;
+            }
         };
         let on_disk = image.as_ref().map_or(Bytes::ZERO, |image| image.size);
         let size = self.object.spec.size.max(on_disk);

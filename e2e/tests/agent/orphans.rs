@@ -2,8 +2,8 @@
 //! cluster that is restored from a backup, whose objects all are new.
 
 use cistern_crds::{
-    Bytes, Consistency, NodePoolStatus, PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode,
-    Stored, names::AGENT_MANAGER,
+    Bytes, ConditionType, Consistency, NodePoolStatus, PoolSnapshot, PoolSnapshotGroup, PoolVolume,
+    Reason, StorageNode, Stored, names::AGENT_MANAGER,
 };
 use cistern_e2e::eventually;
 use kube::{
@@ -17,9 +17,18 @@ use serde_json::json;
 use crate::{
     Fixture, SOON,
     node_service::Place,
+    pools::is_not_ready,
+    said,
     snapshots::{stage, status_of, sums, unstage, write},
     status,
 };
+
+/// What stands for the images of a node, without UIDs and status.
+struct Backup {
+    volumes: Vec<PoolVolume>,
+    snapshots: Vec<PoolSnapshot>,
+    groups: Vec<PoolSnapshotGroup>,
+}
 
 /// Takes every object that a field selector chooses away by force, and gives it as a backup has it:
 /// without UID and status.
@@ -74,20 +83,31 @@ impl Fixture {
 
     /// Loses every custom resource of the node, and restores it from a backup.
     async fn restore(&self) {
-        let ours = format!("spec.nodeName={}", self.name);
+        let backup = self.lose().await;
         let node = format!("metadata.name={}", self.name);
-        let volumes = take_away::<PoolVolume>(&self.api(), &ours).await;
-        let snapshots = take_away::<PoolSnapshot>(&self.api(), &ours).await;
-        let groups = take_away::<PoolSnapshotGroup>(&self.api(), &ours).await;
         let mut nodes = take_away::<StorageNode>(&self.api(), &node).await;
         // The operator names the pools by the UIDs that the StoragePools have now.
         for pool in &mut nodes[0].spec.pools {
             pool.uid = format!("new-{}", pool.uid);
         }
-        bring_back(&self.api(), groups).await;
-        bring_back(&self.api(), snapshots).await;
-        bring_back(&self.api(), volumes).await;
+        self.bring_back(backup).await;
         bring_back(&self.api(), nodes).await;
+    }
+
+    /// Loses every custom resource that stands for an image of the node.
+    async fn lose(&self) -> Backup {
+        let ours = format!("spec.nodeName={}", self.name);
+        Backup {
+            volumes: take_away(&self.api(), &ours).await,
+            snapshots: take_away(&self.api(), &ours).await,
+            groups: take_away(&self.api(), &ours).await,
+        }
+    }
+
+    async fn bring_back(&self, backup: Backup) {
+        bring_back(&self.api(), backup.groups).await;
+        bring_back(&self.api(), backup.snapshots).await;
+        bring_back(&self.api(), backup.volumes).await;
     }
 
     /// Has every orphan be one since 1970, while the agent is away.
@@ -255,6 +275,56 @@ async fn after_a_restore_under_new_uids_every_volume_and_snapshot_has_its_data()
 }
 
 #[tokio::test]
+async fn what_comes_back_before_its_pool_can_be_used_has_its_data_once_it_can() {
+    let mut node = Fixture::start("agent-restored-early").await;
+    let one = node.volume("one", Bytes::mib(64)).await;
+    let two = node.volume("two", Bytes::mib(64)).await;
+    let mounted = stage(&node, &one, "one").await;
+    write(&node, &mounted, "data", 4).await;
+    let before = sums(&node, &mounted).await;
+    unstage(&node, &one, "one").await;
+    let alone = node.snapshot("alone", &one).await;
+    let group = node.create_group(&[&one, &two], Consistency::Crash).await;
+    let (group_before, members) = node.answered_group(&group).await;
+
+    let file = node.images().parent().unwrap().with_extension("img");
+    let elsewhere = node.driver.storage_root().join("elsewhere");
+    std::fs::rename(&file, &elsewhere).unwrap();
+    node.driver.reboot_node().await;
+    node.pool_until("to be missed", is_not_ready("BackingMissing"))
+        .await;
+    let backup = node.lose().await;
+    node.bring_back(backup).await;
+    for was in [&one, &two] {
+        let refused = said(ConditionType::Admitted, "False", "PoolNotReady");
+        let unseen = |volume: &PoolVolume| refused(volume) && volume.uid() != was.uid();
+        node.until(&was.name_any(), "to be refused", unseen).await;
+    }
+    for was in members.iter().chain([&alone]) {
+        node.refused_snapshot(&was.name_any(), Reason::PoolNotReady)
+            .await;
+    }
+
+    std::fs::rename(&elsewhere, &file).unwrap();
+    for was in [&one, &two] {
+        let is = node.made_again(was).await;
+        assert_eq!(status(&is).image, status(was).image);
+    }
+    for was in members.iter().chain([&alone]) {
+        let is = node.ready_snapshot(&was.name_any()).await;
+        assert_eq!(is.image(), was.image());
+    }
+    let (group_after, _) = node.answered_group(&group).await;
+    let moment = |group: &PoolSnapshotGroup| group.status.as_ref().unwrap().creation_time;
+    assert_eq!(moment(&group_after), moment(&group_before));
+    let mounted = stage(&node, &one, "one").await;
+    assert_eq!(sums(&node, &mounted).await, before);
+    unstage(&node, &one, "one").await;
+    node.remove_group(&group).await;
+    node.finish().await;
+}
+
+#[tokio::test]
 async fn an_orphan_goes_by_way_of_the_trash_where_the_pool_asks_for_it_and_comes_back_from_there() {
     let mut node = Fixture::start("agent-trash").await;
     let first = node.volume("one", Bytes::mib(64)).await;
@@ -303,7 +373,7 @@ impl Fixture {
     /// Waits until a volume that came back can be used.
     async fn made_again(&self, was: &PoolVolume) -> PoolVolume {
         let ready = |volume: &PoolVolume| {
-            let ready = crate::said(cistern_crds::ConditionType::Ready, "True", "AsDesired");
+            let ready = said(ConditionType::Ready, "True", "AsDesired");
             ready(volume) && volume.uid() != was.uid()
         };
         self.until(&was.name_any(), "to be ready again", ready)

@@ -4,9 +4,9 @@ use cistern_crds::{Bytes, ConditionType, NodePoolStatus, condition, pool::ImageS
 use cistern_e2e::eventually;
 use kube::ResourceExt as _;
 
-use crate::{Fixture, SOON, said};
+use crate::{Fixture, SOON, said, status};
 
-fn is_not_ready(reason: &'static str) -> impl Fn(&NodePoolStatus) -> bool {
+pub(crate) fn is_not_ready(reason: &'static str) -> impl Fn(&NodePoolStatus) -> bool {
     move |pool| {
         condition::find(&pool.conditions, ConditionType::Ready)
             .is_some_and(|ready| ready.status == "False" && ready.reason == reason)
@@ -49,6 +49,10 @@ async fn a_pool_leaves_when_it_is_empty_and_not_before() {
     let refused = said(ConditionType::Admitted, "False", "PoolNotReady");
     node.until(&late.name_any(), "to be refused", refused).await;
     node.forget(&late.name_any()).await;
+    // What is there already is nothing new.
+    node.forget(&object.name_any()).await;
+    let again = node.volume("one", Bytes::mib(64)).await;
+    assert_eq!(status(&again).image, status(&object).image);
 
     node.remove(&object.name_any()).await;
     // Its snapshot outlives it, and the pool is there for it.

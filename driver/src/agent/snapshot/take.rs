@@ -140,7 +140,7 @@ async fn admit(agent: &Agent, snapshot: &PoolSnapshot) -> Result<PoolSnapshot, S
     let pass = Pass::over(agent, snapshot);
     let refused = |reason, message: String| refused(snapshot, reason, &message);
     let (look, usable) = pass
-        .open_pool()
+        .pool()
         .map_err(|NoPool { reason, message }| refused(reason, message))?;
     let adopted = pass.look_for_own_image(&usable).await?;
     let adopted = adopted.map_err(|error| refused(error.reason(), Chain(&error).to_string()))?;
@@ -151,7 +151,10 @@ async fn admit(agent: &Agent, snapshot: &PoolSnapshot) -> Result<PoolSnapshot, S
             promised.map_err(|error| refused(error.reason(), error.to_string()))?;
             (image.allocated, Some(image.image))
         }
-        None => (promise_new(&pass, &look, &usable).await?, None),
+        None => match agent.closed(&look) {
+            None => (promise_new(&pass, &look, &usable).await?, None),
+            Some(message) => return Err(refused(Reason::PoolNotReady, message)),
+        },
     };
     let admitted = pass
         .write_promise(&Outcome::Admitted { size, image })

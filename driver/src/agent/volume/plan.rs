@@ -108,8 +108,8 @@ mod tests {
         volume
     }
 
-    fn refused(mut volume: PoolVolume) -> PoolVolume {
-        let finding = Finding::new(ConditionType::Admitted, false, Reason::NoSpace, "");
+    fn refused(mut volume: PoolVolume, reason: Reason) -> PoolVolume {
+        let finding = Finding::new(ConditionType::Admitted, false, reason, "");
         let status = volume.status.get_or_insert_default();
         condition::set(&mut status.conditions, &finding, None, at(0));
         volume
@@ -182,9 +182,20 @@ mod tests {
 
     #[test]
     fn nothing_is_admitted_that_is_refused_leaving_or_unwanted() {
-        assert_eq!(next(&refused(wanted_volume())), Step::Rest);
+        let full = refused(wanted_volume(), Reason::NoSpace);
+        assert_eq!(next(&full), Step::Rest);
         assert_eq!(next(&being_deleted(wanted_volume())), Step::Rest);
         assert_eq!(next(&with_wish(wanted_volume())), Step::Rest);
+    }
+
+    #[test]
+    fn a_refusal_by_who_could_not_look_is_thought_over() {
+        for reason in [Reason::PoolNotReady, Reason::PoolUnknown] {
+            let unseen = refused(wanted_volume(), reason);
+            assert_eq!(next(&unseen), Step::Admit, "{reason}");
+            assert_eq!(next(&with_wish(unseen.clone())), Step::Rest, "{reason}");
+            assert_eq!(next(&being_deleted(unseen)), Step::Rest, "{reason}");
+        }
     }
 
     #[test]
