@@ -32,6 +32,10 @@ pub const POOL_LABEL: &str = "cistern.storage/pool";
 /// Keys with this prefix in parameters and contexts are the container orchestrator's. CV-22, K8S-01.
 pub const RESERVED_PREFIX: &str = "csi.storage.k8s.io/";
 
+/// The one key of ours in a volume's context, and with it in its PersistentVolume: the name of its
+/// image, which stays the same when the PoolVolume comes back from a backup.
+pub const IMAGE_CONTEXT: &str = "cistern.storage/image";
+
 /// Set by the scheduler on a claim once it has chosen the node.
 pub const SELECTED_NODE_ANNOTATION: &str = "volume.kubernetes.io/selected-node";
 

@@ -56,6 +56,8 @@ pub struct Stage {
     pub staging: PathBuf,
     /// How it is to be used.
     pub usage: Usage,
+    /// The image that its PersistentVolume was made for, where that says so.
+    pub image: Option<String>,
 }
 
 /// Where and how a volume is to be published.
@@ -158,7 +160,8 @@ impl Attach {
     pub async fn stage(&self, request: Stage) -> Result<(), Error> {
         let guard = self.lock(&request.volume).await?;
         let volume = self.volume(&request.volume).await?;
-        if let Err(why) = volume.supports(&request.usage) {
+        let is_meant = || volume.is_meant(request.image.as_deref());
+        if let Err(why) = volume.supports(&request.usage).and_then(|()| is_meant()) {
             return Err(self.refused_or_different(&volume, request.staging, why));
         }
         let pool = self.pool(&volume).await;

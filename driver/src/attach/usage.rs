@@ -125,6 +125,22 @@ impl Volume {
         }
         Ok(())
     }
+
+    /// Whether the volume is the one that a PersistentVolume was made for, where that names an image.
+    ///
+    /// A PoolVolume that comes back from a backup without its image has a new one, which is empty:
+    /// what runs from it would begin from nothing.
+    pub fn is_meant(&self, image: Option<&str>) -> Result<(), String> {
+        let own = self.image.as_str();
+        match image {
+            Some(image) if image != own => Err(format!(
+                "its PersistentVolume was made for image {image}, and what is here is the newer image \
+                 {own}: look for {image} among the orphans of the pools, or restore the data and make \
+                 a new PersistentVolume"
+            )),
+            Some(_) | None => Ok(()),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -184,6 +200,16 @@ mod tests {
         };
         assert!(reader.is_read_only());
         assert_eq!(made_to_be_read.supports(&reader), Ok(()));
+    }
+
+    #[test]
+    fn a_volume_that_was_made_anew_is_not_the_one_that_its_persistent_volume_means() {
+        let volume = Volume::read(&ready_volume()).unwrap();
+        let own = volume.image.as_str();
+        assert_eq!(volume.is_meant(Some(own)), Ok(()));
+        assert_eq!(volume.is_meant(None), Ok(()), "made by a person");
+        let refused = volume.is_meant(Some("uid-of-another")).unwrap_err();
+        assert!(refused.contains("uid-of-another") && refused.contains(own));
     }
 
     #[test]

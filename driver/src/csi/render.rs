@@ -27,9 +27,15 @@ pub fn volume(volume: ListedVolume) -> v1::Volume {
         accessible_topology: vec![topology(&volume.node)],
         volume_id: volume.id.into(),
         // What stands here can never change: all that may lives in the custom resource.
-        volume_context: BTreeMap::new(),
+        volume_context: volume.image.map(image_context).into_iter().collect(),
         content_source: volume.source.map(content_source),
     }
+}
+
+/// By which the node knows the volume's data again: a PoolVolume that comes back from a backup without
+/// its image has a new one, and that is empty.
+fn image_context(image: Box<str>) -> (String, String) {
+    (names::IMAGE_CONTEXT.to_owned(), image.into())
 }
 
 /// What a volume was made from (VCS-11).
@@ -149,11 +155,12 @@ pub fn validated(
         };
     }
     // Keys that we do not read are not repeated: nobody looked at them (VVC-07).
-    let mut parameters = request.parameters;
+    let (mut parameters, mut volume_context) = (request.parameters, request.volume_context);
     parameters.retain(|key, _| !key.starts_with(names::RESERVED_PREFIX));
+    volume_context.retain(|key, _| key == names::IMAGE_CONTEXT);
     v1::ValidateVolumeCapabilitiesResponse {
         confirmed: Some(Confirmed {
-            volume_context: BTreeMap::new(),
+            volume_context,
             volume_capabilities: request.volume_capabilities,
             parameters,
             mutable_parameters: BTreeMap::new(),
@@ -194,6 +201,7 @@ mod tests {
             size: Bytes::gib(1),
             node: "n1".into(),
             pool: "fast".into(),
+            image: Some("uid-1".into()),
             problems: [].into(),
             source: Some(SourceReference {
                 kind: SourceKind::Volume,
@@ -210,7 +218,8 @@ mod tests {
             ("pvc-1", 1 << 30)
         );
         assert_eq!(answer.accessible_topology, [topology("n1")]);
-        assert!(answer.volume_context.is_empty());
+        let image = (names::IMAGE_CONTEXT.to_owned(), "uid-1".to_owned());
+        assert_eq!(answer.volume_context, [image].into(), "CV-14");
     }
 
     #[test]
@@ -253,17 +262,18 @@ mod tests {
     #[test]
     fn vvc_06_vvc_07_what_was_looked_at_is_repeated_and_nothing_else() {
         let own = ("pool".to_owned(), "fast".to_owned());
+        let image = (names::IMAGE_CONTEXT.to_owned(), "uid-1".to_owned());
         let foreign = ("csi.storage.k8s.io/pvc/name".to_owned(), "x".to_owned());
         let request = v1::ValidateVolumeCapabilitiesRequest {
             volume_capabilities: vec![v1::VolumeCapability::default()],
-            volume_context: [foreign.clone()].into(),
+            volume_context: [image.clone(), foreign.clone()].into(),
             parameters: [own.clone(), foreign].into(),
             ..v1::ValidateVolumeCapabilitiesRequest::default()
         };
         let confirmed = validated(request, None).confirmed.unwrap();
         assert_eq!(confirmed.volume_capabilities.len(), 1);
         assert_eq!(confirmed.parameters, [own].into());
-        assert!(confirmed.volume_context.is_empty());
+        assert_eq!(confirmed.volume_context, [image].into());
     }
 
     #[test]

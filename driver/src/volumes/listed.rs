@@ -17,6 +17,8 @@ pub struct ListedVolume {
     pub node: Box<str>,
     /// The pool that it is in.
     pub pool: Box<str>,
+    /// The name of its image.
+    pub image: Option<Box<str>>,
     /// What is wrong with it, as its node sees it.
     pub problems: Box<[VolumeProblem]>,
     /// What it was made from, whether or not that is still there.
@@ -34,6 +36,7 @@ impl Listed for ListedVolume {
             size: status.size.filter(|_| !gone)?,
             node: volume.spec.node_name.as_str().into(),
             pool: volume.spec.pool_name.as_str().into(),
+            image: status.image.as_ref().map(|image| image.uid.as_str().into()),
             problems: status.problems.as_slice().into(),
             source: volume.spec.content_source.as_ref().map(Into::into),
         })

@@ -1,8 +1,11 @@
 //! The Node service beside its agent.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
-use cistern_crds::{Bytes, PoolVolume};
+use cistern_crds::{Bytes, PoolVolume, names};
 use cistern_e2e::ControlPlane;
 use cistern_proto::csi::v1::{
     NodeGetVolumeStatsRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
@@ -20,6 +23,8 @@ pub(crate) struct Place<'a> {
     node: &'a Fixture,
     pub(crate) volume: String,
     pub(crate) staging: PathBuf,
+    /// As its PersistentVolume has it.
+    context: BTreeMap<String, String>,
     access_type: cistern_crds::AccessType,
 }
 
@@ -36,10 +41,12 @@ impl<'a> Place<'a> {
     pub(crate) fn at(node: &'a Fixture, object: &PoolVolume, staging: &str) -> Self {
         let staging = node.driver.kubelet_root().join(staging);
         std::fs::create_dir_all(&staging).unwrap();
+        let image = crate::status(object).image.unwrap().uid;
         Self {
             node,
             volume: object.name_any(),
             staging,
+            context: [(names::IMAGE_CONTEXT.to_owned(), image)].into(),
             access_type: object.spec.access_type,
         }
     }
@@ -67,6 +74,7 @@ impl<'a> Place<'a> {
             volume_id: self.volume.clone(),
             staging_target_path: text(&self.staging),
             volume_capability: Some(capability),
+            volume_context: self.context.clone(),
             ..NodeStageVolumeRequest::default()
         };
         let mut client = self.node.driver.node_client().await;

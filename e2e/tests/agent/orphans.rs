@@ -13,6 +13,7 @@ use kube::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
+use tonic::Code;
 
 use crate::{
     Fixture, SOON,
@@ -321,6 +322,31 @@ async fn what_comes_back_before_its_pool_can_be_used_has_its_data_once_it_can() 
     assert_eq!(sums(&node, &mounted).await, before);
     unstage(&node, &one, "one").await;
     node.remove_group(&group).await;
+    node.finish().await;
+}
+
+#[tokio::test]
+async fn what_comes_back_without_its_image_is_not_taken_for_what_it_was() {
+    let node = Fixture::start("agent-restored-empty").await;
+    let one = node.volume("one", Bytes::mib(64)).await;
+    let image = status(&one).image.unwrap().uid;
+    node.shell("mv $0/$1 $0/../../kept", &[&image]).await;
+    let backup = node.lose().await;
+    node.bring_back(backup).await;
+    let anew = node.made_again(&one).await;
+    assert_ne!(status(&anew).image.unwrap().uid, image);
+
+    let refused = Place::of(&node, &one).stage(&[]).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    assert!(refused.message().contains(&image), "{refused}");
+    let mounted = stage(&node, &anew, "anew").await;
+    write(&node, &mounted, "data", 1).await;
+    unstage(&node, &anew, "anew").await;
+    // It is found again, and belongs to nobody.
+    node.shell("mv $0/../../kept $0/$1", &[&image]).await;
+    node.pool_until("to have an orphan", has_orphan(&image, false))
+        .await;
+    node.shell("rm $0/$1", &[&image]).await;
     node.finish().await;
 }
 

@@ -1,6 +1,6 @@
 //! A volume of the shared driver and the paths that kubelet would give it.
 
-use std::{path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use cistern_crds::Bytes;
 use cistern_e2e::{Driver, eventually, mounts::attached_below, process::run};
@@ -36,6 +36,8 @@ pub(crate) struct Volume {
     pub(crate) capability: VolumeCapability,
     /// Of its own, beneath the folder that is kubelet's here.
     pub(crate) folder: PathBuf,
+    /// What its PersistentVolume would hold, and is given with each call.
+    pub(crate) context: BTreeMap<String, String>,
     driver: &'static Driver,
     uid: String,
 }
@@ -52,12 +54,14 @@ impl Volume {
     /// Creates what a request asks for.
     pub(crate) async fn made(request: CreateVolumeRequest) -> Self {
         let capability = request.volume_capabilities[0].clone();
-        let id = &create(request).await.unwrap().volume_id;
+        let created = create(request).await.unwrap();
+        let id = &created.volume_id;
         let driver = shared().await;
         let this = Self {
             id: id.clone(),
             capability,
             folder: driver.kubelet_root().join(id),
+            context: created.volume_context,
             driver,
             uid: objects().await.get(id).await.unwrap().uid().unwrap(),
         };
@@ -86,6 +90,7 @@ impl Volume {
             volume_id: self.id.clone(),
             staging_target_path: self.path("staging"),
             volume_capability: Some(self.capability.clone()),
+            volume_context: self.context.clone(),
             ..NodeStageVolumeRequest::default()
         }
     }
@@ -96,6 +101,7 @@ impl Volume {
             staging_target_path: self.path("staging"),
             target_path: self.path(target),
             volume_capability: Some(self.capability.clone()),
+            volume_context: self.context.clone(),
             ..NodePublishVolumeRequest::default()
         }
     }

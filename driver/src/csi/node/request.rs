@@ -5,6 +5,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
+use cistern_crds::names;
 use cistern_proto::csi::v1;
 
 use crate::{
@@ -108,6 +109,7 @@ impl TryFrom<v1::NodeStageVolumeRequest> for Stage {
             volume: id(request.volume_id)?,
             staging: path("staging_target_path", request.staging_target_path)?,
             usage: usage(request.volume_capability)?,
+            image: request.volume_context.get(names::IMAGE_CONTEXT).cloned(),
         })
     }
 }

@@ -374,7 +374,7 @@ fn vvc_05_vvc_09_vvc_10_what_the_volume_is_not_is_said_without_an_error() {
     for (row, change) in confirmed.into_iter().enumerate() {
         assert_eq!(validate(change), Ok(None), "row {row}");
     }
-    let denied: [fn(&mut v1::ValidateVolumeCapabilitiesRequest); 7] = [
+    let denied: [fn(&mut v1::ValidateVolumeCapabilitiesRequest); 8] = [
         |r| {
             r.volume_capabilities
                 .push(mount("", Mode::MultiNodeMultiWriter));
@@ -385,6 +385,7 @@ fn vvc_05_vvc_09_vvc_10_what_the_volume_is_not_is_said_without_an_error() {
         |r| r.parameters = pairs(&[("pool", "fast"), ("provisioning", "thick")]),
         |r| r.parameters = pairs(&[("pool", "fast"), ("bogus", "x")]),
         |r| r.mutable_parameters = pairs(&[("a", "b")]),
+        |r| r.volume_context = pairs(&[(names::IMAGE_CONTEXT, "uid-0")]),
     ];
     for (row, change) in denied.into_iter().enumerate() {
         assert!(validate(change).unwrap().is_some(), "row {row}");

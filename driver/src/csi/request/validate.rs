@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use cistern_crds::{
-    Parameters, PoolVolume, PoolVolumeSpec, names::RESERVED_PREFIX, parameters::ParametersError,
+    Parameters, PoolVolume, PoolVolumeSpec,
+    names::{self, RESERVED_PREFIX},
+    parameters::ParametersError,
 };
 use cistern_proto::csi::v1;
 
@@ -19,6 +21,8 @@ pub struct ValidateVolumeCapabilities {
     pub ways: Result<Vec<Capability>, String>,
     /// The parameters that it is to have been made with, where any are given.
     pub parameters: Option<Parameters>,
+    /// The image that it is to have, where its context says so.
+    pub image: Option<String>,
 }
 
 impl TryFrom<v1::ValidateVolumeCapabilitiesRequest> for ValidateVolumeCapabilities {
@@ -50,6 +54,7 @@ impl TryFrom<v1::ValidateVolumeCapabilitiesRequest> for ValidateVolumeCapabiliti
             volume_id,
             ways,
             parameters,
+            image: request.volume_context.get(names::IMAGE_CONTEXT).cloned(),
         })
     }
 }
@@ -68,6 +73,14 @@ impl ValidateVolumeCapabilities {
                 || !made_with_options_of(parameters, spec))
         {
             return Some("the volume was made with other parameters".to_owned());
+        }
+        let image = volume
+            .status
+            .as_ref()
+            .and_then(|status| status.image.as_ref());
+        let image = image.map(|image| &image.uid);
+        if self.image.is_some() && self.image.as_ref() != image {
+            return Some("the volume has another image than its context says".to_owned());
         }
         ways.iter().find_map(|way| difference(way, spec))
     }
