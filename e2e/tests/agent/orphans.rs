@@ -319,6 +319,7 @@ async fn what_comes_back_without_its_image_is_not_taken_for_what_it_was() {
     let image = status(&one).image.unwrap().uid;
     node.shell("mv $0/$1 $0/../../kept", &[&image]).await;
     let backup = node.lose().await;
+    let volumes = backup.volumes.clone();
     node.bring_back(backup).await;
     let anew = node.made_again(&one).await;
     assert_ne!(status(&anew).image.unwrap().uid, image);
@@ -329,11 +330,16 @@ async fn what_comes_back_without_its_image_is_not_taken_for_what_it_was() {
     let mounted = stage(&node, &anew, "anew").await;
     write(&node, &mounted, "data", 1).await;
     unstage(&node, &anew, "anew").await;
-    // It is found again, and belongs to nobody.
+    // It is found, and belongs to nobody until the empty one has made room for it.
     node.shell("mv $0/../../kept $0/$1", &[&image]).await;
     node.pool_until("to have an orphan", has_orphan(&image, false))
         .await;
-    node.shell("rm $0/$1", &[&image]).await;
+    node.remove(&one.name_any()).await;
+    bring_back(&node.api(), volumes).await;
+    let found = node.made_again(&one).await;
+    assert_eq!(status(&found).image.unwrap().uid, image);
+    stage(&node, &one, "found").await;
+    unstage(&node, &one, "found").await;
     node.finish().await;
 }
 
