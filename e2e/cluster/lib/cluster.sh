@@ -36,22 +36,46 @@ filesystems_of_node() {
 unlinked_loops() { losetup --list --noheadings --output NAME,BACK-INO,BACK-MAJ:MIN,BACK-FILE | grep '(deleted)$' || true; }
 
 # detach_loops_of NODE UNLINKED_BEFORE FILESYSTEM...: detaches the loop devices whose backing file is on one of the
-# node's file systems or in one of its volumes. The node must have ended, else its devices are in use.
+# node's file systems, in one of its volumes, or in a file system on a loop device of the node. The node must have ended,
+# else its devices are in use. Each is asked once: a pool's device goes by itself with the last image in it.
 detach_loops_of() {
   local node=$1 loop inode filesystem found=1
-  local filesystems=" ${*:3} "
+  local filesystems=" ${*:3} " asked=" "
   while read -r loop _; do
     [ -z "$loop" ] || detach_loop "$loop" "$node"
   done < <(comm -23 <(sort <<<"$2") <(unlinked_loops | sort))
-  while [ "$found" = 1 ]; do # a file system on a detached loop device may have held another's backing file
+  while [ "$found" = 1 ]; do
     found=0
     while read -r loop inode filesystem; do
+      [[ $asked != *" $loop "* ]] || continue
       [[ $filesystems == *" $filesystem "* ]] || in_volume_of "$node" "$inode" "$filesystem" || continue
-      detach_loop "$loop" "$node" || continue
+      asked+="$loop "
+      filesystems+="7:${loop#/dev/loop} "
       found=1
+      detach_loop "$loop" "$node" || true
     done < <(losetup --list --noheadings --output NAME,BACK-INO,BACK-MAJ:MIN)
   done
+  # shellcheck disable=SC2086 # a list of words
+  detach_loops_of_kubelet "$node" $asked
 }
+
+# detach_loops_of_kubelet NODE LOOP...: kubelet holds a raw block volume by a loop device of its own over the volume's
+# device. Where the engine was killed, nothing tells the node's file systems any more. But such a loop device is as long
+# as the volume, and its backing file, a mount of its own that is gone, has the path "/".
+detach_loops_of_kubelet() {
+  local node=$1 loop path volume
+  while read -r loop path; do
+    [ "$path" = / ] || continue
+    for volume in "${@:2}"; do
+      [ "$(size_of_loop "$loop")" = "$(size_of_loop "$volume")" ] || continue
+      detach_loop "$loop" "$node" || true
+      break
+    done
+  done < <(losetup --list --noheadings --output NAME,BACK-FILE)
+}
+
+# In sectors; 0 of one that is detached, and that is no other's size.
+size_of_loop() { cat "/sys/block/${1#/dev/}/size"; }
 
 detach_loop() {
   say "detaching $1 of $2"
