@@ -6,20 +6,41 @@
 #
 # Every setting can be given as a variable; those with a default have it here.
 
-FROM debian:bookworm-slim AS operator
-COPY cistern-operator /usr/local/bin/
-ENV LOG_LEVEL=info,kube_runtime=warn LOG_FORMAT=text HTTP_ADDRESS=0.0.0.0:9808 \
-    NAMESPACE=cistern-system POD_NAME=cistern-operator
-USER 65532:65532
-ENTRYPOINT ["/usr/local/bin/cistern-operator"]
-
-FROM debian:bookworm-slim AS driver
-# The tools that own the formats of ext4, xfs and btrfs.
+# Of Debian the images have what runs in them and nothing else: no shell, no interpreter, no package manager. Some tools
+# are for people only, as in `kubectl exec ... -- xfs_repair -n /dev/loop3`. dpkg's words and the licences are for those
+# who look what is in an image.
+FROM debian:bookworm-slim AS debian
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends btrfs-progs e2fsprogs xfsprogs \
  && rm -rf /var/lib/apt/lists/*
+RUN set -eu; \
+    with_libraries() { ldd "$@" | grep -o '/[^ :]*' | sort -u; }; \
+    mkdir -p /libraries /tools/var/lib/dpkg/status.d; \
+    cp -L --parents $(with_libraries /lib/*-linux-gnu/libgcc_s.so.1 /lib/*-linux-gnu/libm.so.6) /libraries; \
+    tools='mkfs.ext4 mkfs.xfs mkfs.btrfs blkid e2fsck resize2fs xfs_db xfs_repair dumpe2fs debugfs btrfs'; \
+    cp -L --parents $(with_libraries $(which $tools)) /etc/mke2fs.conf /tools; \
+    for tool in $tools; do chroot /tools "$tool" -V >/dev/null 2>&1 || [ $? != 127 ]; done; \
+    for package in btrfs-progs e2fsprogs xfsprogs util-linux libc6; do \
+      dpkg-query --status "$package" >"/tools/var/lib/dpkg/status.d/$package"; \
+      licence="/usr/share/doc/$package/copyright"; \
+      [ ! -e "$licence" ] || cp --parents "$licence" /tools; \
+    done
+
+FROM scratch AS operator
+COPY --from=debian /libraries /
+COPY cistern-operator /usr/local/bin/
+ENV LOG_LEVEL=info,kube_runtime=warn LOG_FORMAT=text HTTP_ADDRESS=0.0.0.0:9808 \
+    NAMESPACE=cistern-system POD_NAME=cistern-operator \
+    PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+USER 65532:65532
+ENTRYPOINT ["/usr/local/bin/cistern-operator"]
+
+FROM scratch AS driver
+COPY --from=debian /libraries /
+COPY --from=debian /tools /
 COPY cistern-driver /usr/local/bin/
 ENV LOG_LEVEL=info,kube_runtime=warn LOG_FORMAT=text HTTP_ADDRESS=0.0.0.0:9808 \
     STORAGE_ROOT=/var/lib/cistern KUBELET_ROOT=/var/lib/kubelet MAX_VOLUMES=256 KEEP_FREE_PERCENT=15 \
-    HEALTH_INTERVAL=15s DRIFT_INTERVAL=5m
+    HEALTH_INTERVAL=15s DRIFT_INTERVAL=5m \
+    PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 ENTRYPOINT ["/usr/local/bin/cistern-driver"]
