@@ -60,11 +60,11 @@ async fn a_claim_deleted_while_its_volume_is_being_made_leaves_nothing() {
 
 #[tokio::test]
 async fn deleting_every_pool_volume_touches_no_image_and_the_pod_goes_on_writing() {
-    if Harness::or_skip("deleting every PoolVolume of the cluster").is_none() {
+    let Some(harness) = Harness::or_skip("deleting every PoolVolume of the cluster") else {
         return;
-    }
+    };
     Test::run_alone("delete-volumes", async |test| {
-        let writer = Writer::start(test).await;
+        let writer = Writer::start(test, harness).await;
         test.cluster
             .kubectl(["delete", "poolvolumes", "--all", "--wait=false"])
             .await;
@@ -80,11 +80,11 @@ async fn deleting_every_pool_volume_touches_no_image_and_the_pod_goes_on_writing
 
 #[tokio::test]
 async fn uninstalling_touches_no_image_and_installing_again_finds_every_volume() {
-    if Harness::or_skip("uninstalling Cistern").is_none() {
+    let Some(harness) = Harness::or_skip("uninstalling Cistern") else {
         return;
-    }
+    };
     Test::run_alone("uninstall", async |test| {
-        let writer = Writer::start(test).await;
+        let writer = Writer::start(test, harness).await;
         // The definitions are in there, too: deleting them is refused, as nobody said that it is
         // meant, and everything else goes.
         let everything = Cluster::manifests();
@@ -116,11 +116,11 @@ async fn uninstalling_touches_no_image_and_installing_again_finds_every_volume()
 
 #[tokio::test]
 async fn deleting_the_definitions_touches_no_image_and_the_pod_goes_on_writing() {
-    if Harness::or_skip("deleting the CustomResourceDefinitions").is_none() {
+    let Some(harness) = Harness::or_skip("deleting the CustomResourceDefinitions") else {
         return;
-    }
+    };
     Test::run_alone("delete-definitions", async |test| {
-        let writer = Writer::start(test).await;
+        let writer = Writer::start(test, harness).await;
         // There is something of every kind: a definition without objects would go at once.
         let together = test.group_class("together", json!({})).await;
         test.snapshot_group("group", &together).await;
@@ -160,6 +160,7 @@ async fn deleting_the_definitions_touches_no_image_and_the_pod_goes_on_writing()
 
 /// A pod that writes, and what its volume looked like when nothing had happened yet.
 struct Writer {
+    harness: Harness,
     node: String,
     pool: String,
     volume: String,
@@ -167,7 +168,7 @@ struct Writer {
 }
 
 impl Writer {
-    async fn start(test: &Test) -> Self {
+    async fn start(test: &Test, harness: Harness) -> Self {
         let [node, ..] = test.cluster.workers().await;
         let pool = test.pool("pool", Bytes::gib(1), &[&node]).await;
         let class = test.class("class", &pool, WaitForFirstConsumer, &[]).await;
@@ -177,6 +178,7 @@ impl Writer {
         test.writes_go_on("writer").await;
         let volume = test.bound("claim").await.name_any();
         let this = Self {
+            harness,
             node,
             pool,
             volume,
@@ -196,12 +198,8 @@ impl Writer {
     async fn images(&self, test: &Test) -> String {
         let pool = test.all::<StoragePool>().get(&self.pool).await.unwrap();
         let folder = format!("/var/lib/cistern/pools/{}/images", pool.uid().unwrap());
-        let agent = test.cluster.component("node").await[&self.node].name_any();
-        let command = ["find", &folder, "-type", "f", "-printf", "%p %i %s\n"];
-        test.cluster
-            .exec(NAMESPACE, &agent, "driver", &command)
-            .await
-            .unwrap()
+        let look = format!("find {folder} -type f -printf '%p %i %s\\n' | sort");
+        self.harness.shell(&self.node, &look).await
     }
 
     /// The object is marked and says what holds it; the volume works as if nothing had happened,
