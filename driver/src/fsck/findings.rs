@@ -1,16 +1,22 @@
 //! What does not belong together. Pure.
 
-use std::{collections::HashMap, fmt, path::Path};
+mod claims;
+mod kind;
 
-use chrono::{DateTime, SecondsFormat, Utc};
+use std::{collections::HashMap, path::Path};
+
 use cistern_crds::{
     Bytes, ConditionType, NodePool, NodePoolStatus, PoolSnapshot, PoolSnapshotGroup, PoolVolume,
     StorageNode, Stored, condition,
 };
-use cistern_host::{Image, Inventory, Owner, PoolInventory, system::BoundLoop};
+use cistern_host::{Inventory, PoolInventory, system::BoundLoop};
 use kube::ResourceExt as _;
-use serde::Serialize;
 
+pub use self::{
+    claims::Unclaimed,
+    kind::{Finding, Kind},
+};
+use self::{claims::image_of, kind::finding};
 use crate::agent::{pass::Kept, pools::weight_of};
 
 /// Both sides, as they were when somebody looked.
@@ -26,97 +32,6 @@ pub struct View {
     pub groups: Vec<PoolSnapshotGroup>,
     /// What is on the node.
     pub inventory: Inventory,
-}
-
-/// An image that no custom resource claims.
-#[derive(Clone, Copy, Debug)]
-pub struct Unclaimed<'a> {
-    /// Where it is.
-    pub pool: &'a PoolInventory,
-    /// The image.
-    pub image: &'a Image,
-    /// When it was moved to the trash, if it is there.
-    pub discarded: Option<DateTime<Utc>>,
-}
-
-/// Something that does not belong together.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Finding {
-    /// What kind of thing it is.
-    pub kind: Kind,
-    /// Which one.
-    pub object: String,
-    /// What is known of it, and what may be done.
-    pub message: String,
-}
-
-/// Kinds of findings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-pub enum Kind {
-    /// An image that no PoolVolume or PoolSnapshot claims.
-    ImageWithoutObject,
-    /// A PoolVolume that was made and has no image.
-    VolumeWithoutImage,
-    /// A PoolSnapshot that was taken and has no image.
-    SnapshotWithoutImage,
-    /// A group that was taken and lacks one of its snapshots, or a snapshot that lacks its group.
-    GroupIncomplete,
-    /// An image that says it is something else than its custom resource says.
-    IdentityConflict,
-    /// What was left of an image whose making was cut short.
-    UnfinishedImage,
-    /// Bytes that the ledger holds and no custom resource or image explains, or the other way round.
-    LedgerMismatch,
-    /// A PoolVolume or PoolSnapshot that is half removed.
-    DeletionUnfinished,
-    /// A loop device whose image is gone, or that nothing is mounted from.
-    LoopWithoutUse,
-    /// A mount of a volume that has no PoolVolume.
-    MountWithoutVolume,
-    /// A pool that the node is to carry and that is not mounted.
-    PoolNotMounted,
-    /// A pool that is mounted and does not show what is in it.
-    PoolSilent,
-    /// A pool on the node that no StorageNode names.
-    PoolWithoutNode,
-    /// A file where none should be.
-    Stray,
-}
-
-impl Kind {
-    /// As programs know it.
-    pub fn to_name(self) -> String {
-        format!("{self:?}")
-    }
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::ImageWithoutObject => "image without volume or snapshot",
-            Self::VolumeWithoutImage => "volume without image",
-            Self::SnapshotWithoutImage => "snapshot without image",
-            Self::GroupIncomplete => "group not complete",
-            Self::IdentityConflict => "image of another identity",
-            Self::UnfinishedImage => "unfinished image",
-            Self::LedgerMismatch => "ledger does not add up",
-            Self::DeletionUnfinished => "deletion not finished",
-            Self::LoopWithoutUse => "loop device without use",
-            Self::MountWithoutVolume => "mount without volume",
-            Self::PoolNotMounted => "pool not mounted",
-            Self::PoolSilent => "pool that does not answer",
-            Self::PoolWithoutNode => "pool that the node does not carry",
-            Self::Stray => "stray file",
-        })
-    }
-}
-
-fn finding(kind: Kind, object: impl fmt::Display, message: impl Into<String>) -> Finding {
-    Finding {
-        kind,
-        object: object.to_string(),
-        message: message.into(),
-    }
 }
 
 /// Everything that does not belong together.
@@ -151,15 +66,6 @@ impl View {
             .pools
             .iter()
             .find(|pool| pool.uid.as_str() == uid)
-    }
-
-    /// Who claims an image.
-    fn claimant(&self, image: &str) -> Option<Claimant<'_>> {
-        let volume = self.volumes.iter().find(|it| image_of(*it) == image);
-        let snapshot = || self.snapshots.iter().find(|it| image_of(*it) == image);
-        volume
-            .map(Claimant::Volume)
-            .or_else(|| snapshot().map(Claimant::Snapshot))
     }
 
     fn pools(&self) -> Vec<Finding> {
@@ -200,51 +106,6 @@ impl View {
         }
         let strays = self.inventory.strays.iter();
         all.extend(strays.map(|path| finding(Kind::Stray, path.display(), NOT_OURS)));
-        all
-    }
-
-    /// Whether a custom resource claims an image.
-    pub fn is_claimed(&self, image: &str) -> bool {
-        self.claimant(image).is_some()
-    }
-
-    /// Images that no custom resource claims, those in the trash included.
-    pub fn unclaimed(&self) -> Vec<Unclaimed<'_>> {
-        let mut all = Vec::new();
-        for pool in &self.inventory.pools {
-            let images = pool.images.iter().map(|image| (image, None));
-            let discarded = pool.discarded.iter();
-            let discarded = discarded.map(|it| (&it.image, Some(it.since)));
-            let images = images.chain(discarded);
-            let unclaimed = images.filter(|(image, _)| !self.is_claimed(image.uid.as_str()));
-            all.extend(unclaimed.map(|(image, discarded)| Unclaimed {
-                pool,
-                image,
-                discarded,
-            }));
-        }
-        all
-    }
-
-    /// Images that are not what the custom resource says that claims them.
-    fn conflicts(&self) -> Vec<Finding> {
-        let mut all = Vec::new();
-        for (pool, image) in self
-            .inventory
-            .pools
-            .iter()
-            .flat_map(|pool| pool.images.iter().map(move |image| (pool, image)))
-        {
-            let Some(claimant) = self.claimant(image.uid.as_str()) else {
-                continue;
-            };
-            let owner = image.identity.as_ref().map(|identity| &identity.owner);
-            if !owner.is_some_and(|owner| claimant.is_named(owner)) {
-                let path = pool.mount_point.join("images").join(image.uid.as_str());
-                let message = format!("{claimant} claims it; {}", describe(image));
-                all.push(finding(Kind::IdentityConflict, path.display(), message));
-            }
-        }
         all
     }
 
@@ -373,7 +234,7 @@ impl View {
         for (number, mount) in mounts.chain(nodes.map(|node| (node.number, &node.mount))) {
             let image = images.get(&number);
             if let Some(image) = image
-                && self.claimant(image).is_none()
+                && !self.is_claimed(image)
             {
                 let message = format!("image {image} is mounted there and nobody claims it");
                 all.push(finding(
@@ -387,30 +248,6 @@ impl View {
     }
 }
 
-impl Unclaimed<'_> {
-    fn finding(&self) -> Finding {
-        let (image, folder) = (self.image, &self.pool.mount_point);
-        let path = match self.discarded {
-            None => folder.join("images").join(image.uid.as_str()),
-            Some(_) => folder.join("trash").join(image.uid.as_str()),
-        };
-        let kept = match self.discarded {
-            None => "it is kept, and takes its room,".to_owned(),
-            Some(since) => format!(
-                "it is in the trash since {}, from where it goes for good as the StoragePool says, \
-                 and takes its room",
-                since.to_rfc3339_opts(SecondsFormat::Secs, true)
-            ),
-        };
-        let message = format!(
-            "{}; {kept} until a custom resource of this name and spec claims it or somebody removes \
-             the file",
-            describe(image)
-        );
-        finding(Kind::ImageWithoutObject, path.display(), message)
-    }
-}
-
 /// A pool, as people know it.
 fn pool_named(pool: &PoolInventory) -> String {
     match &pool.name {
@@ -421,42 +258,10 @@ fn pool_named(pool: &PoolInventory) -> String {
 
 const NOT_OURS: &str = "Cistern did not make it and leaves it alone: move it away";
 
-/// The custom resource that an image belongs to.
-enum Claimant<'a> {
-    Volume(&'a PoolVolume),
-    Snapshot(&'a PoolSnapshot),
-}
-
-impl Claimant<'_> {
-    fn is_named(&self, owner: &Owner) -> bool {
-        match self {
-            Self::Volume(volume) => volume.is_named(owner),
-            Self::Snapshot(snapshot) => snapshot.is_named(owner),
-        }
-    }
-}
-
-impl fmt::Display for Claimant<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Volume(volume) => write!(f, "PoolVolume {}", volume.name_any()),
-            Self::Snapshot(snapshot) => write!(f, "PoolSnapshot {}", snapshot.name_any()),
-        }
-    }
-}
-
 /// What the ledger of a pool holds for objects of a kind.
 fn reserved<K: Stored>(objects: &[K], pool: &str) -> Bytes {
     let of_pool = objects.iter().filter(|object| object.pool_name() == pool);
     of_pool.filter_map(Stored::reserved).sum()
-}
-
-/// The name of an object's image.
-fn image_of<K: Stored>(object: &K) -> String {
-    match object.image() {
-        Some(image) => image.uid.clone(),
-        None => object.meta().uid.clone().unwrap_or_default(),
-    }
 }
 
 /// The name of the image behind a loop device; none for the file of a pool.
@@ -465,16 +270,6 @@ fn image_name(backing_file: &Path) -> Option<&str> {
     let path = path.strip_suffix(" (deleted)").unwrap_or(path);
     let (folder, name) = path.rsplit_once('/')?;
     folder.ends_with("/images").then_some(name)
-}
-
-fn describe(image: &Image) -> String {
-    match &image.identity {
-        Some(identity) => format!(
-            "it says that it is {}, {} large",
-            identity.owner, image.size
-        ),
-        None => format!("it does not say whose it is, and is {} large", image.size),
-    }
 }
 
 #[cfg(test)]

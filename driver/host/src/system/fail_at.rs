@@ -19,8 +19,8 @@ use std::{
 use rustix::process::{Signal, getpid, kill_process};
 
 use super::{
-    Block, BoundLoop, DeviceNumber, Extent, LoopSettings, LoopStatus, MountAttrFlags, OFlags,
-    Parameter, Space, Stat, System, XfsGeometry,
+    Block, BoundLoop, DeviceNumber, Devices, Extent, Files, Filesystems, LoopSettings, LoopStatus,
+    MountAttrFlags, OFlags, Parameter, Space, Stat, System, XfsGeometry,
 };
 use crate::{
     command::{self, Command},
@@ -78,7 +78,7 @@ impl FailAt {
     }
 }
 
-impl System for FailAt {
+impl Files for FailAt {
     fn open(&self, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
         self.next()?.open(path, flags)
     }
@@ -189,7 +189,9 @@ impl System for FailAt {
     fn set_attribute(&self, file: BorrowedFd<'_>, name: &str, value: &[u8]) -> io::Result<()> {
         self.next()?.set_attribute(file, name, value)
     }
+}
 
+impl Devices for FailAt {
     fn block_devices(&self) -> io::Result<Vec<(String, DeviceNumber)>> {
         self.next()?.block_devices()
     }
@@ -257,7 +259,9 @@ impl System for FailAt {
     fn resize_loop(&self, device: BorrowedFd<'_>) -> io::Result<()> {
         self.next()?.resize_loop(device)
     }
+}
 
+impl Filesystems for FailAt {
     fn mounts(&self) -> io::Result<Vec<Mount>> {
         self.next()?.mounts()
     }
@@ -336,7 +340,9 @@ impl System for FailAt {
     fn grow_btrfs(&self, inside: BorrowedFd<'_>) -> io::Result<()> {
         self.next()?.grow_btrfs(inside)
     }
+}
 
+impl System for FailAt {
     fn run(
         &self,
         command: &Command,

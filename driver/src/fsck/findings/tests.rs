@@ -2,8 +2,8 @@ use std::path::PathBuf;
 
 use cistern_crds::{NodePool, PoolLimits, PoolSource, StorageNodeSpec, StorageNodeStatus};
 use cistern_host::{
-    Content, Cut, Discarded, Identity, Owner, Uid, inventory::NodeInventory, mountinfo::Mount,
-    system::DeviceNumber,
+    Content, Cut, Discarded, Identity, Image, Owner, Uid, inventory::NodeInventory,
+    mountinfo::Mount, system::DeviceNumber,
 };
 
 use super::*;

@@ -1,0 +1,105 @@
+//! Block devices, by sysfs and ioctls.
+
+use std::{
+    io,
+    os::fd::{AsFd as _, BorrowedFd},
+    path::{Path, PathBuf},
+};
+
+use rustix::{fs::OFlags, io::Errno};
+
+use super::{
+    super::{
+        BoundLoop, DeviceNumber, Devices, FileId, Files as _, LoopSettings, LoopStatus, sysfs,
+    },
+    Linux,
+};
+use crate::ioctl;
+
+/// Sectors of every loop device: never derived from the file, whose alignment for direct I/O grows
+/// from 512 to 4096 with its first reflink.
+const SECTOR_SIZE: u32 = 4096;
+
+impl Devices for Linux {
+    fn block_devices(&self) -> io::Result<Vec<(String, DeviceNumber)>> {
+        sysfs::block_devices()
+    }
+
+    fn device_path(&self, name: &str, device: DeviceNumber) -> io::Result<PathBuf> {
+        sysfs::device_path(&self.nodes, name, device)
+    }
+
+    fn device_size(&self, device: BorrowedFd<'_>) -> io::Result<u64> {
+        ioctl::block_device_size(device)
+    }
+
+    fn set_read_only(&self, device: BorrowedFd<'_>, read_only: bool) -> io::Result<()> {
+        ioctl::block_device_set_read_only(device, read_only)
+    }
+
+    fn is_read_only(&self, device: DeviceNumber) -> io::Result<bool> {
+        sysfs::is_read_only(device)
+    }
+
+    fn device_errors(&self, device: DeviceNumber) -> io::Result<Option<u64>> {
+        sysfs::device_errors(device)
+    }
+
+    fn has_partitions(&self, device: DeviceNumber) -> io::Result<bool> {
+        sysfs::has_partitions(device)
+    }
+
+    fn bound_loops(&self) -> io::Result<Vec<BoundLoop>> {
+        sysfs::bound_loops()
+    }
+
+    fn backing_file(&self, number: u32) -> io::Result<Option<PathBuf>> {
+        sysfs::backing_file(number)
+    }
+
+    fn free_loop(&self) -> io::Result<u32> {
+        let control = self.open_following(Path::new("/dev/loop-control"), OFlags::RDWR)?;
+        ioctl::loop_free(control.as_fd())
+    }
+
+    fn bind_loop(&self, device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io::Result<()> {
+        let flags = ioctl::LO_FLAGS_DIRECT_IO | ioctl::LO_FLAGS_AUTOCLEAR;
+        ioctl::loop_configure(device, file, SECTOR_SIZE, flags)
+    }
+
+    fn loop_status(&self, device: BorrowedFd<'_>) -> io::Result<Option<LoopStatus>> {
+        match ioctl::loop_status(device) {
+            Ok(info) => Ok(Some(LoopStatus {
+                file: FileId {
+                    device: sysfs::device_number(info.device),
+                    inode: info.inode,
+                },
+                read_only: info.flags & ioctl::LO_FLAGS_READ_ONLY != 0,
+            })),
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::NXIO) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn is_kept(&self, number: u32) -> io::Result<bool> {
+        sysfs::is_kept(number)
+    }
+
+    fn loop_settings(&self, number: u32) -> io::Result<LoopSettings> {
+        sysfs::loop_settings(number)
+    }
+
+    fn keep_loop(&self, device: BorrowedFd<'_>) -> io::Result<()> {
+        let mut info = ioctl::loop_status(device)?;
+        info.flags &= !ioctl::LO_FLAGS_AUTOCLEAR;
+        ioctl::loop_set_status(device, info)
+    }
+
+    fn let_go_of_loop(&self, device: BorrowedFd<'_>) -> io::Result<()> {
+        ioctl::loop_clear(device)
+    }
+
+    fn resize_loop(&self, device: BorrowedFd<'_>) -> io::Result<()> {
+        ioctl::loop_set_capacity(device)
+    }
+}
