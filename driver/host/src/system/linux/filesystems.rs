@@ -32,7 +32,7 @@ const XFS_GEOMETRY_REFLINK: u32 = 1 << 20;
 /// Allocation groups of an XFS that are asked for damage. One that was grown a lot has more, and each
 /// takes two reads of the disk the first time.
 const XFS_GROUPS: u32 = 64;
-/// All that [`System::set_mount_attributes`] decides on.
+/// All that [`Filesystems::set_mount_attributes`] decides on.
 const ATTRIBUTES: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_RDONLY
     .union(MountAttrFlags::MOUNT_ATTR_NOSUID)
     .union(MountAttrFlags::MOUNT_ATTR_NODEV)
