@@ -5,7 +5,7 @@
 
 use std::pin::pin;
 
-use cistern_client::{Chain, Rejection, http::Readiness};
+use cistern_client::{Chain, Rejection, http::Readiness, retries};
 use futures::StreamExt as _;
 use kube::{
     Api,
@@ -27,7 +27,7 @@ pub async fn watch<K: Kind + 'static>(
     changes: broadcast::Sender<Change>,
     readiness: Readiness,
 ) {
-    let mut stream = pin!(watcher(api, config).default_backoff());
+    let mut stream = pin!(watcher(api, config).backoff(retries::of_watches()));
     while let Some(event) = stream.next().await {
         match event.map(keep) {
             Ok(Some(event)) => {

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use cistern_client::{Chain, http::Readiness};
+use cistern_client::{Chain, http::Readiness, retries};
 use futures::{Stream, StreamExt as _, future};
 use kube::{
     Api, Client, Resource,
@@ -48,7 +48,7 @@ where
 {
     let api: Api<DeserializeGuard<K>> = Api::all(client);
     watcher(api, Config::default().page_size(LIST_PAGE))
-        .default_backoff()
+        .backoff(retries::of_watches())
         .filter_map(|event| {
             future::ready(match event {
                 Ok(event) => readable(event),

@@ -1,0 +1,100 @@
+//! What the harness' scripts remove, shown with real loop devices.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{fs, path::Path, process::Command, time::Duration};
+
+use cistern_e2e::{
+    Folder, eventually,
+    mounts::MountNamespace,
+    process::{dying_with_us, output, workspace},
+};
+
+/// As a node leaves it that had a raw block volume: a pool's device, which goes by itself with the
+/// pool's last image, the image's device, and kubelet's, which holds that.
+const NODE: &str = r#"
+cd "$0"
+truncate --size 64M pool.img
+mkfs.ext4 -q pool.img
+pool=$(losetup --find --show pool.img)
+mkdir pool
+mount "$pool" pool
+losetup --detach "$pool"
+truncate --size 8M pool/image
+image=$(losetup --find --show pool/image)
+touch published
+mount --bind "$image" published
+echo "$pool $image $(losetup --find --show published)"
+"#;
+
+/// docker only tells where the node's volume lies: its engine is not there, and neither is the node.
+const CLEANING: &str = r#"
+set -o pipefail
+source "$1/lib/common.sh"
+source "$1/lib/cluster.sh"
+docker() { echo "$0"; }
+detach_loops_of node ''
+"#;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[tokio::test]
+async fn the_raw_block_volume_of_a_node_that_was_killed_with_its_engine_is_let_go_of() {
+    let folder = Folder::new();
+    let node = MountNamespace::new(folder.path()).await;
+    let mut make = node.command("bash");
+    make.args(["-euc", NODE]).arg(folder.path());
+    let made = output(make, PATIENCE).await;
+    // All mounts end with it, and no device does.
+    drop(node);
+    let devices: Vec<Device> = made.split_whitespace().map(Device::of).collect();
+    assert_eq!(devices.iter().filter(|it| it.is_bound()).count(), 3);
+
+    let mut clean = dying_with_us("bash");
+    clean.args(["-euc", CLEANING]).arg(folder.path());
+    clean.arg(workspace().join("e2e/cluster"));
+    output(clean, PATIENCE).await;
+    eventually("every device to be free", PATIENCE, async || {
+        let mut bound = devices.iter().filter(|device| device.is_bound());
+        bound
+            .next()
+            .map_or(Ok(()), |device| Err(format!("{device:?}")))
+    })
+    .await;
+}
+
+/// A loop device, and the path of its file by which it is known again. Detached at the latest when this
+/// is dropped.
+#[derive(Debug)]
+struct Device {
+    path: String,
+    file: String,
+}
+
+impl Device {
+    fn of(path: &str) -> Self {
+        Self {
+            path: path.to_owned(),
+            file: file_of(path).unwrap(),
+        }
+    }
+
+    fn is_bound(&self) -> bool {
+        file_of(&self.path).as_ref() == Some(&self.file)
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if self.is_bound() {
+            let _ = Command::new("losetup")
+                .args(["--detach", &self.path])
+                .status();
+        }
+    }
+}
+
+fn file_of(device: &str) -> Option<String> {
+    let name = Path::new(device).file_name()?;
+    fs::read_to_string(Path::new("/sys/block").join(name).join("loop/backing_file")).ok()
+}
