@@ -2,12 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::{fs, path::Path, process::Command, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
 use cistern_e2e::{
     Folder, eventually,
     mounts::MountNamespace,
-    process::{dying_with_us, output, workspace},
+    process::{command, dying_with_us, output, workspace},
 };
 
 /// As a node leaves it that had a raw block volume: a pool's device, which goes by itself with the
@@ -42,9 +42,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 async fn the_raw_block_volume_of_a_node_that_was_killed_with_its_engine_is_let_go_of() {
     let folder = Folder::new();
     let node = MountNamespace::new(folder.path()).await;
-    let mut make = node.command("bash");
-    make.args(["-euc", NODE]).arg(folder.path());
-    let made = output(make, PATIENCE).await;
+    let mut leave = node.command("bash");
+    leave.args(["-euc", NODE]).arg(folder.path());
+    let made = output(leave, PATIENCE).await;
     // All mounts end with it, and no device does.
     drop(node);
     let devices: Vec<Device> = made.split_whitespace().map(Device::of).collect();
@@ -87,9 +87,7 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         if self.is_bound() {
-            let _ = Command::new("losetup")
-                .args(["--detach", &self.path])
-                .status();
+            let _ = command("losetup").args(["--detach", &self.path]).status();
         }
     }
 }
