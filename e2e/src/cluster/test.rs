@@ -3,7 +3,10 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     panic::AssertUnwindSafe,
-    sync::{Mutex, PoisonError},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -22,16 +25,22 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 use serde_json::json;
-use tokio::{sync::Semaphore, time::sleep};
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    time::sleep,
+};
 
 use super::{Cluster, Harness, NAMESPACE, PATIENCE, TEST_LABEL, snapshots};
 use crate::{eventually, process::run};
 
 /// For how many tests a small machine has time beside each other: they mostly wait.
-const BESIDE: u32 = 3;
+const BESIDE: u32 = 4;
 /// A test takes one place, or all of them where it runs alone.
 static PLACES: Semaphore = Semaphore::const_new(BESIDE as usize);
-/// How often a test that runs alone looks whether it can.
+/// Tests that are to run alone. The others let them go first, because one after the other they take
+/// little of a machine, which other steps of `make test` work on at first.
+static ALONE: AtomicU32 = AtomicU32::new(0);
+/// How often a test looks whether it is its turn.
 const TURN_INTERVAL: Duration = Duration::from_millis(200);
 /// The names of the tests that have run.
 static NAMES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
@@ -50,6 +59,34 @@ pub struct Test {
     cordoned: Mutex<BTreeSet<String>>,
 }
 
+/// A test that is to run alone, until it has ended.
+struct Waiting;
+
+impl Waiting {
+    fn new() -> Self {
+        ALONE.fetch_add(1, Ordering::SeqCst);
+        Self
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        ALONE.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Waits for so many places at once. No queue: a test that waits for all would hold up the others.
+async fn turn(places: u32, may_run: impl Fn() -> bool) -> SemaphorePermit<'static> {
+    loop {
+        if may_run()
+            && let Ok(taken) = PLACES.try_acquire_many(places)
+        {
+            return taken;
+        }
+        sleep(TURN_INTERVAL).await;
+    }
+}
+
 /// A shell script for a node when the test is over.
 struct Afterwards {
     harness: Harness,
@@ -63,19 +100,14 @@ impl Test {
     /// Runs a test beside a few others. When it passes, all that it made is removed, and nothing may
     /// be left of it. When it fails, all is kept and its events and our logs are printed.
     pub async fn run(name: &str, body: impl AsyncFnOnce(&Self)) {
-        let _place = PLACES.acquire().await.expect("nobody closes it");
+        let _place = turn(1, || ALONE.load(Ordering::SeqCst) == 0).await;
         Self::run_now(name, body).await;
     }
 
     /// The same for a test that others would notice: it replaces agents, say, or takes a node away.
     pub async fn run_alone(name: &str, body: impl AsyncFnOnce(&Self)) {
-        // A queue would hold up those that run beside each other while it waits.
-        let _places = loop {
-            match PLACES.try_acquire_many(BESIDE) {
-                Ok(places) => break places,
-                Err(_) => sleep(TURN_INTERVAL).await,
-            }
-        };
+        let _waiting = Waiting::new();
+        let _places = turn(BESIDE, || true).await;
         Self::run_now(name, body).await;
     }
 
