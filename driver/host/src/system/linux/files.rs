@@ -32,25 +32,11 @@ const ATTRIBUTE_LIMIT: usize = 4096;
 
 impl Files for Linux {
     fn open(&self, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
-        let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        Ok(openat2(
-            CWD,
-            path,
-            flags | OFlags::CLOEXEC,
-            creation_mode(flags),
-            resolve,
-        )?)
+        open_at(CWD, path, flags, ResolveFlags::NO_SYMLINKS)
     }
 
     fn open_following(&self, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
-        let resolve = ResolveFlags::NO_MAGICLINKS;
-        Ok(openat2(
-            CWD,
-            path,
-            flags | OFlags::CLOEXEC,
-            creation_mode(flags),
-            resolve,
-        )?)
+        open_at(CWD, path, flags, ResolveFlags::empty())
     }
 
     fn open_beneath(
@@ -59,15 +45,8 @@ impl Files for Linux {
         path: &Path,
         flags: OFlags,
     ) -> io::Result<OwnedFd> {
-        let resolve =
-            ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        Ok(openat2(
-            directory,
-            path,
-            flags | OFlags::CLOEXEC,
-            creation_mode(flags),
-            resolve,
-        )?)
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        open_at(directory, path, flags, resolve)
     }
 
     fn make_directory(&self, directory: BorrowedFd<'_>, name: &OsStr, mode: u32) -> io::Result<()> {
@@ -276,10 +255,24 @@ fn try_lock(file: BorrowedFd<'_>, operation: FlockOperation) -> io::Result<bool>
     }
 }
 
-fn creation_mode(flags: OFlags) -> Mode {
-    if flags.contains(OFlags::CREATE) {
+/// Opens a path; what is made is open to its owner alone. No magic link of /proc is followed.
+fn open_at(
+    directory: BorrowedFd<'_>,
+    path: &Path,
+    flags: OFlags,
+    resolve: ResolveFlags,
+) -> io::Result<OwnedFd> {
+    let mode = if flags.contains(OFlags::CREATE) {
         Mode::RUSR | Mode::WUSR
     } else {
         Mode::empty()
-    }
+    };
+    let resolve = resolve | ResolveFlags::NO_MAGICLINKS;
+    Ok(openat2(
+        directory,
+        path,
+        flags | OFlags::CLOEXEC,
+        mode,
+        resolve,
+    )?)
 }
