@@ -1,10 +1,13 @@
 //! Random reads and writes of 4 KiB on a published volume, beside a plain file on the same pool.
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use cistern_e2e::{Driver, process::output};
 
-use crate::{Figure, percentile, staging};
+use crate::{Figure, by_hand::ByHand, percentile, staging};
 
 const ROUNDS: usize = 5;
 
@@ -16,44 +19,53 @@ const JOBS: [(&str, u32, &str); 4] = [
     ("randwrite", 32, ">= 0.85"),
 ];
 
-/// Operations in a second, ours beside the plain file's.
+/// Operations in a second, ours beside the plain file's and those of a loop device that was set up
+/// by hand: what lies between those two is the kernel's.
 pub(crate) async fn figures(driver: &Driver, volume: &str) -> Vec<Figure> {
+    let plain = pool_folder(driver);
+    let image = ByHand::new(driver, &plain).await;
     let target = staging::mount(driver, volume).await;
-    let pools = driver.storage_root().join("pools");
-    let pool = std::fs::read_dir(&pools).expect("the pool is there");
-    let pool = pool
-        .filter_map(Result::ok)
-        .map(|entry| entry.path())
-        .find(|path| path.is_dir());
-    let plain = pool.expect("the pool has a folder");
-    let folders = [target.as_path(), plain.as_path()];
-    for folder in folders {
+    let by_hand = image.mount().await;
+    let folders = [target, plain.clone(), by_hand];
+    for folder in &folders {
         // What is written first is allocated first, and that is not what is measured.
         fio(driver, folder, "write", 32, 2).await;
     }
     let mut figures = Vec::new();
     for (kind, depth, aim) in JOBS {
-        let mut measured: [Vec<f64>; 2] = Default::default();
+        let mut measured: [Vec<f64>; 3] = Default::default();
         // In turns, because the machine's disk does not stay as fast as it is.
         for _ in 0..ROUNDS {
-            for (samples, folder) in measured.iter_mut().zip(folders) {
+            for (samples, folder) in measured.iter_mut().zip(&folders) {
                 samples.push(fio(driver, folder, kind, depth, 2).await);
             }
         }
-        let [ours, beside] = measured.map(|samples| percentile(&samples, 50));
+        let [ours, beside, by_hand] = measured.map(|samples| percentile(&samples, 50));
         figures.push(Figure {
             what: format!("4 KiB {kind}, depth {depth}"),
             ours: format!("{ours:.0} IOPS"),
-            beside: format!("plain file on the pool {beside:.0} IOPS"),
+            beside: format!("plain file {beside:.0}; loop by hand {by_hand:.0}"),
             ratio: Some(ours / beside),
             aim,
         });
     }
+    image.unmount().await;
+    image.remove().await;
     let mut remove = driver.command_on_node("rm");
     remove.arg(plain.join("fio"));
     output(remove, Duration::from_secs(30)).await;
     staging::unmount(driver, volume).await;
     figures
+}
+
+/// Where the pool is mounted, as a process of the node sees it.
+fn pool_folder(driver: &Driver) -> PathBuf {
+    let pools = driver.storage_root().join("pools");
+    let pools = std::fs::read_dir(&pools).expect("the pool is there");
+    let mut paths = pools.filter_map(Result::ok).map(|entry| entry.path());
+    paths
+        .find(|path| path.is_dir())
+        .expect("the pool has a folder")
 }
 
 async fn fio(driver: &Driver, folder: &Path, kind: &str, depth: u32, seconds: u32) -> f64 {

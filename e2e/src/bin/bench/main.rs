@@ -12,6 +12,7 @@
     reason = "a benchmark prints its figures, and ends when something is not as it must be"
 )]
 
+mod by_hand;
 mod capacity;
 mod changes;
 mod data;

@@ -1,12 +1,8 @@
 //! NodeStage and NodePublish, beside losetup and mount typed by hand.
 
-use std::{
-    fs,
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::{fs, path::Path, time::Instant};
 
-use cistern_e2e::{Driver, process::output};
+use cistern_e2e::{Driver, Folder};
 use cistern_proto::csi::v1::{
     NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest,
     NodeUnstageVolumeRequest, VolumeCapability,
@@ -16,6 +12,7 @@ use futures::{StreamExt as _, stream};
 
 use crate::{
     Figure,
+    by_hand::ByHand,
     latency::{capability, milliseconds},
     percentile,
 };
@@ -26,12 +23,18 @@ const AT_A_TIME: usize = 10;
 /// The median of both ways.
 pub(crate) async fn figure(driver: &Driver, volumes: &[String]) -> Figure {
     let (mut ours, mut by_hand) = (Vec::new(), Vec::new());
+    let folder = Folder::new();
+    let image = ByHand::new(driver, folder.path()).await;
     for volume in volumes.iter().take(ROUNDS) {
         let started = Instant::now();
         mount(driver, volume).await;
         ours.push(milliseconds(started));
         unmount(driver, volume).await;
-        by_hand.push(mount_by_hand(driver).await);
+
+        let started = Instant::now();
+        image.mount().await;
+        by_hand.push(milliseconds(started));
+        image.unmount().await;
     }
     let (ours, by_hand) = (percentile(&ours, 50), percentile(&by_hand, 50));
     Figure {
@@ -125,32 +128,6 @@ pub(crate) async fn unmount(driver: &Driver, volume: &str) {
         .node_unstage_volume(request)
         .await
         .expect("nobody uses it");
-}
-
-/// Milliseconds of the same work done with the tools that an administrator has.
-async fn mount_by_hand(driver: &Driver) -> f64 {
-    const SCRIPT: &str = r#"
-        set -e
-        mkdir staging target
-        device=$(losetup --find --show --direct-io=on --sector-size 4096 image)
-        mount "$device" staging
-        mount --bind staging target
-    "#;
-    let folder = cistern_e2e::Folder::new();
-    let shell = |script: &str| {
-        // Whoever enters a mount namespace stands at its root.
-        let script = format!("cd {} && {script}", folder.path().display());
-        let mut command = driver.command_on_node("sh");
-        command.args(["-c", &script]);
-        output(command, Duration::from_secs(30))
-    };
-    shell("truncate --size 64M image && mkfs.ext4 -q -b 4096 image").await;
-    let started = Instant::now();
-    shell(SCRIPT).await;
-    let elapsed = milliseconds(started);
-    shell("device=$(findmnt -no SOURCE staging); umount target staging; losetup --detach $device")
-        .await;
-    elapsed
 }
 
 fn paths(driver: &Driver, volume: &str) -> [std::path::PathBuf; 2] {
