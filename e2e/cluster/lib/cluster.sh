@@ -37,7 +37,8 @@ unlinked_loops() { losetup --list --noheadings --output NAME,BACK-INO,BACK-MAJ:M
 
 # detach_loops_of NODE UNLINKED_BEFORE FILESYSTEM...: detaches the loop devices whose backing file is on one of the
 # node's file systems, in one of its volumes, or in a file system on a loop device of the node. The node must have ended,
-# else its devices are in use. Each is asked once: a pool's device goes by itself with the last image in it.
+# else its devices are in use. Each is asked once, and may refuse, because it has gone meanwhile: a pool's device goes by
+# itself with the last image in it.
 detach_loops_of() {
   local node=$1 loop inode filesystem found=1
   local filesystems=" ${*:3} " asked=" "
@@ -68,6 +69,7 @@ detach_loops_of_kubelet() {
     [ "$path" = / ] || continue
     for volume in "${@:2}"; do
       [ "$(size_of_loop "$loop")" = "$(size_of_loop "$volume")" ] || continue
+      # It may have gone meanwhile.
       detach_loop "$loop" "$node" || true
       break
     done

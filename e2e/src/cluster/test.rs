@@ -76,11 +76,10 @@ impl Drop for Waiting {
 }
 
 /// Waits for so many places at once. No queue: a test that waits for all would hold up the others.
-async fn turn(places: u32, may_run: impl Fn() -> bool) -> SemaphorePermit<'static> {
+async fn turn(places: u32) -> SemaphorePermit<'static> {
     loop {
-        if may_run()
-            && let Ok(taken) = PLACES.try_acquire_many(places)
-        {
+        let may_run = places == BESIDE || ALONE.load(Ordering::SeqCst) == 0;
+        if may_run && let Ok(taken) = PLACES.try_acquire_many(places) {
             return taken;
         }
         sleep(TURN_INTERVAL).await;
@@ -100,14 +99,14 @@ impl Test {
     /// Runs a test beside a few others. When it passes, all that it made is removed, and nothing may
     /// be left of it. When it fails, all is kept and its events and our logs are printed.
     pub async fn run(name: &str, body: impl AsyncFnOnce(&Self)) {
-        let _place = turn(1, || ALONE.load(Ordering::SeqCst) == 0).await;
+        let _place = turn(1).await;
         Self::run_now(name, body).await;
     }
 
     /// The same for a test that others would notice: it replaces agents, say, or takes a node away.
     pub async fn run_alone(name: &str, body: impl AsyncFnOnce(&Self)) {
         let _waiting = Waiting::new();
-        let _places = turn(BESIDE, || true).await;
+        let _places = turn(BESIDE).await;
         Self::run_now(name, body).await;
     }
 
