@@ -40,7 +40,10 @@ mod topology;
 mod validate;
 mod volume;
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use cistern_crds::{Bytes, PoolVolume};
 use cistern_e2e::{ControlPlane, Driver};
@@ -61,7 +64,13 @@ const SIZE: Bytes = Bytes::mib(16);
 /// The controller and the node that all tests here share: for whatever leaves them as they are.
 async fn shared() -> &'static Driver {
     static SHARED: OnceCell<Driver> = OnceCell::const_new();
+    static BEGUN: AtomicBool = AtomicBool::new(false);
     let start = async || {
+        let begun = BEGUN.swap(true, Ordering::SeqCst);
+        assert!(
+            !begun,
+            "the test that asked for them first says why they are not there"
+        );
         let driver = Driver::start(ControlPlane::shared().await, "node-of-requirements").await;
         driver.add_image_pool(POOL, Bytes::gib(6)).await;
         driver
