@@ -5,7 +5,7 @@
 
 use std::pin::pin;
 
-use cistern_client::{Chain, Rejection, http::Readiness, retries};
+use cistern_client::{http::Readiness, watches};
 use futures::StreamExt as _;
 use kube::{
     Api,
@@ -27,7 +27,7 @@ pub async fn watch<K: Kind + 'static>(
     changes: broadcast::Sender<Change>,
     readiness: Readiness,
 ) {
-    let mut stream = pin!(watcher(api, config).backoff(retries::of_watches()));
+    let mut stream = pin!(watcher(api, config).backoff(watches::backoff()));
     while let Some(event) = stream.next().await {
         match event.map(keep) {
             Ok(Some(event)) => {
@@ -70,18 +70,7 @@ fn announcement<K: Kind>(event: &Event<K>) -> Option<Change> {
 }
 
 fn report<K: Kind>(readiness: &Readiness, error: &watcher::Error) {
-    let chain = Chain(error).to_string();
-    let text = match error {
-        watcher::Error::InitialListFailed(source)
-            if Rejection::from(source) == Rejection::NotFound =>
-        {
-            format!(
-                "{} is not installed: kubectl apply -k manifests/crds",
-                K::plural(&())
-            )
-        }
-        _ => chain,
-    };
+    let text = watches::explain::<K>(error);
     tracing::warn!(
         watch = K::NAME,
         error = text,

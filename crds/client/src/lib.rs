@@ -9,6 +9,7 @@ pub mod logging;
 pub mod metrics;
 pub mod retries;
 pub mod shutdown;
+pub mod watches;
 pub mod writes;
 
 pub use chain::Chain;

@@ -2,22 +2,6 @@
 
 use std::{collections::HashMap, hash::Hash, sync::Mutex, time::Duration};
 
-use backon::ExponentialBuilder;
-use kube::runtime::watcher::ExponentialBackoff;
-
-/// How long a watch waits after each failure in a row: a second at first, ten at most. Whoever waits
-/// for a volume when the API server is back waits for the watches, too.
-pub fn of_watches() -> ExponentialBackoff {
-    // The jitter adds up to as much again.
-    let waits = ExponentialBuilder::new()
-        .with_min_delay(Duration::from_millis(800))
-        .with_max_delay(Duration::from_secs(5))
-        .with_factor(2.0)
-        .with_jitter()
-        .without_max_times();
-    waits.into()
-}
-
 /// Counts the failures of each object in a row; the wait doubles with each up to a limit.
 #[derive(Debug)]
 pub struct Retries<K> {
@@ -68,16 +52,6 @@ impl<K: Hash + Eq> Retries<K> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_watch_waits_longer_with_each_failure_and_never_more_than_ten_seconds() {
-        let waits: Vec<Duration> = of_watches().take(20).collect();
-        assert_eq!(waits.len(), 20, "it never gives up");
-        assert!(waits[0] < Duration::from_secs(2), "{waits:?}");
-        assert!(waits[0] < waits[3], "{waits:?}");
-        let longest = waits.iter().max().unwrap();
-        assert!(*longest <= Duration::from_secs(10), "{waits:?}");
-    }
 
     #[test]
     fn waits_double_to_the_limit_and_start_again_after_success() {

@@ -6,7 +6,7 @@
 
 use std::{collections::HashMap, fmt, sync::Arc};
 
-use cistern_client::{Rejection, retries};
+use cistern_client::{Rejection, watches};
 use cistern_crds::{
     PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, Stored, volume::ImageStatus,
 };
@@ -113,7 +113,7 @@ where
     let (store, writer) = reflector::store();
     let chosen = watcher::Config::default().fields(fields);
     let events = watcher(Api::<Guarded<K>>::all(client.clone()), chosen);
-    let events = events.backoff(retries::of_watches());
+    let events = events.backoff(watches::backoff());
     let changes = or_none(events, K::kind(&()).into_owned(), definition)
         .modify(prune)
         .reflect(writer)

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use cistern_client::{Chain, Retries};
+use cistern_client::{Chain, Retries, watches};
 use cistern_crds::{NodePool, NodePoolStatus, Reason, StorageNode};
 use cistern_host::Expectation;
 use futures::{StreamExt as _, future::join_all};
@@ -39,7 +39,12 @@ pub async fn on_changes(agent: &Agent, mut changes: Changes<Guarded<StorageNode>
                 }
             }
             Err(error) => {
-                tracing::warn!(error = %Chain(&error), "the watch of the StorageNode is disturbed");
+                let error = watches::explain::<StorageNode>(&error);
+                tracing::warn!(
+                    kind = "StorageNode",
+                    error,
+                    "watch failed, it is tried again"
+                );
             }
         }
     }

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cistern_client::{Chain, Rejection, Retries};
+use cistern_client::{Chain, Rejection, Retries, watches};
 use cistern_crds::names::AGENT_MANAGER;
 use futures::{Stream, StreamExt as _, stream};
 use kube::{
@@ -209,9 +209,13 @@ pub(super) async fn run<K: Kind>(
                     agent.look.notify_one();
                     agent.report.request();
                 }
+                Err(controller::Error::QueueError(error)) => {
+                    let error = watches::explain::<K>(&error);
+                    tracing::warn!(kind = %K::kind(&()), error, "watch failed, it is tried again");
+                }
                 Err(error) => {
                     let kind = K::NOUN;
-                    tracing::warn!(kind, error = %Chain(&error), "a watch is disturbed");
+                    tracing::warn!(kind, error = %Chain(&error), "no pass could be begun");
                 }
             }
             std::future::ready(())

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use cistern_client::{Chain, http::Readiness, retries};
+use cistern_client::{http::Readiness, watches};
 use futures::{Stream, StreamExt as _, future};
 use kube::{
     Api, Client, Resource,
@@ -48,12 +48,13 @@ where
 {
     let api: Api<DeserializeGuard<K>> = Api::all(client);
     watcher(api, Config::default().page_size(LIST_PAGE))
-        .backoff(retries::of_watches())
+        .backoff(watches::backoff())
         .filter_map(|event| {
             future::ready(match event {
                 Ok(event) => readable(event),
                 Err(error) => {
-                    tracing::warn!(kind = %K::kind(&()), error = %Chain(&error), "the watch is interrupted");
+                    let (kind, error) = (K::kind(&()), watches::explain::<K>(&error));
+                    tracing::warn!(%kind, error, "watch failed, it is tried again");
                     None
                 }
             })

@@ -72,7 +72,7 @@ async fn shared() -> &'static Driver {
             "the test that asked for them first says why they are not there"
         );
         let driver = Driver::start(ControlPlane::shared().await, "node-of-requirements").await;
-        driver.add_image_pool(POOL, Bytes::gib(6)).await;
+        driver.add_image_pool(POOL, Bytes::gib(4)).await;
         driver
     };
     SHARED.get_or_init(start).await

@@ -1,0 +1,70 @@
+//! What all watches have: how long they wait after a failure, and what is said of one.
+
+use std::time::Duration;
+
+use backon::ExponentialBuilder;
+use kube::{
+    Resource,
+    runtime::watcher::{self, ExponentialBackoff},
+};
+
+use crate::{Chain, Rejection};
+
+/// How long a watch waits after each failure in a row: a second at first, ten at most. Whoever waits
+/// for a volume when the API server is back waits for the watches, too.
+pub fn backoff() -> ExponentialBackoff {
+    // The jitter adds up to as much again.
+    let waits = ExponentialBuilder::new()
+        .with_min_delay(Duration::from_millis(800))
+        .with_max_delay(Duration::from_secs(5))
+        .with_factor(2.0)
+        .with_jitter()
+        .without_max_times();
+    waits.into()
+}
+
+/// Why a watch of a kind has failed, for people; also what to do where the kind is not installed,
+/// of which the API server says nothing but "page not found".
+pub fn explain<K: Resource<DynamicType = ()>>(error: &watcher::Error) -> String {
+    match error {
+        watcher::Error::InitialListFailed(source)
+            if Rejection::from(source) == Rejection::NotFound =>
+        {
+            format!(
+                "{} is not installed: kubectl apply -k manifests/crds",
+                K::plural(&())
+            )
+        }
+        _ => Chain(error).to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cistern_crds::PoolVolume;
+    use kube::core::Status;
+
+    use super::*;
+
+    #[test]
+    fn a_watch_waits_longer_with_each_failure_and_never_more_than_ten_seconds() {
+        let waits: Vec<Duration> = backoff().take(20).collect();
+        assert_eq!(waits.len(), 20, "it never gives up");
+        assert!(waits[0] < Duration::from_secs(2), "{waits:?}");
+        assert!(waits[0] < waits[3], "{waits:?}");
+        let longest = waits.iter().max().unwrap();
+        assert!(*longest <= Duration::from_secs(10), "{waits:?}");
+    }
+
+    #[test]
+    fn a_kind_that_is_not_installed_is_named_with_what_installs_it() {
+        let refused = |code: u16| {
+            let status = Status::failure("the server's words", "").with_code(code);
+            let source = kube::Error::Api(Box::new(status));
+            explain::<PoolVolume>(&watcher::Error::InitialListFailed(source))
+        };
+        let missing = "poolvolumes is not installed: kubectl apply -k manifests/crds";
+        assert_eq!(refused(404), missing);
+        assert!(refused(403).contains("the server's words"));
+    }
+}
