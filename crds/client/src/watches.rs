@@ -23,20 +23,20 @@ pub fn backoff() -> ExponentialBackoff {
     waits.into()
 }
 
+/// Whether a watch has failed because its kind is not installed.
+pub fn is_not_installed(error: &watcher::Error) -> bool {
+    matches!(error, watcher::Error::InitialListFailed(source)
+        if Rejection::from(source) == Rejection::NotFound)
+}
+
 /// Why a watch of a kind has failed, for people; also what to do where the kind is not installed,
 /// of which the API server says nothing but "page not found".
 pub fn explain<K: Resource<DynamicType = ()>>(error: &watcher::Error) -> String {
-    match error {
-        watcher::Error::InitialListFailed(source)
-            if Rejection::from(source) == Rejection::NotFound =>
-        {
-            format!(
-                "{} is not installed: kubectl apply -k manifests/crds",
-                K::plural(&())
-            )
-        }
-        _ => Chain(error).to_string(),
+    if is_not_installed(error) {
+        let kind = K::plural(&());
+        return format!("{kind} is not installed: kubectl apply -k manifests/crds");
     }
+    Chain(error).to_string()
 }
 
 #[cfg(test)]

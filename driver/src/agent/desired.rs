@@ -6,7 +6,7 @@
 
 use std::{collections::HashMap, fmt, sync::Arc};
 
-use cistern_client::{Rejection, watches};
+use cistern_client::watches;
 use cistern_crds::{
     PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, Stored, volume::ImageStatus,
 };
@@ -136,10 +136,8 @@ fn or_none<K: Send + 'static>(
                 was_listed = true;
                 false
             }
-            Err(watcher::Error::InitialListFailed(error)) => {
-                Rejection::from(error) == Rejection::NotFound
-            }
-            Ok(_) | Err(_) => false,
+            Ok(_) => false,
+            Err(error) => watches::is_not_installed(error),
         };
         if is_undefined && !was_listed {
             was_listed = true;
