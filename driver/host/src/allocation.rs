@@ -1,8 +1,9 @@
 //! Allocating a file in full.
 //!
-//! *Invariant:* only its holes are allocated. XFS wants as much free space as the whole range that
+//! *Invariants:* only its holes are allocated. XFS wants as much free space as the whole range that
 //! it is asked for, however little of that is missing, so that a thick volume could not be refilled
-//! in a pool that is more than half full.
+//! in a pool that is more than half full. And the memory that this takes does not grow with the
+//! number of holes, which a tenant decides: they are read and filled a few hundred at a time.
 
 use std::{io, ops::Range, os::fd::BorrowedFd};
 
@@ -12,51 +13,64 @@ use crate::system::{Extent, System};
 
 /// What a file lacks up to a size.
 pub(crate) struct Missing {
-    holes: Vec<Range<u64>>,
+    up_to: Bytes,
+    lacking: Bytes,
 }
 
 impl Missing {
     /// Looks at a file.
     pub(crate) fn of(system: &dyn System, file: BorrowedFd<'_>, size: Bytes) -> io::Result<Self> {
-        let mut holes = Vec::new();
-        let mut known = 0;
-        while known < size.0 {
-            let (extents, end) = match system.extents(file, &(known..size.0)) {
-                // A filesystem that does not tell: all may be a hole.
-                Err(error) if error.kind() == io::ErrorKind::Unsupported => (Vec::new(), size.0),
-                result => result?,
-            };
-            for Extent { logical, .. } in extents {
-                if logical.start > known {
-                    holes.push(known..logical.start.min(size.0));
-                }
-                known = known.max(logical.end);
-            }
-            if end > known {
-                holes.push(known..end);
-                known = end;
-            }
-        }
-        Ok(Self { holes })
+        let mut lacking = Bytes::ZERO;
+        for_each_hole(system, file, size, |hole| {
+            lacking = lacking.saturating_add(Bytes(hole.end - hole.start));
+            Ok(())
+        })?;
+        Ok(Self {
+            up_to: size,
+            lacking,
+        })
     }
 
     /// How much it lacks.
     pub(crate) fn size(&self) -> Bytes {
-        self.holes
-            .iter()
-            .map(|hole| Bytes(hole.end - hole.start))
-            .sum()
+        self.lacking
     }
 
     /// Allocates that.
     pub(crate) fn allocate(self, system: &dyn System, file: BorrowedFd<'_>) -> io::Result<()> {
-        self.holes
-            .iter()
-            .try_for_each(|hole| system.allocate(file, hole))
+        ensure(system, file, self.up_to)
     }
 }
 
 /// Allocates a file in full up to a size.
 pub(crate) fn ensure(system: &dyn System, file: BorrowedFd<'_>, size: Bytes) -> io::Result<()> {
-    Missing::of(system, file, size)?.allocate(system, file)
+    for_each_hole(system, file, size, |hole| system.allocate(file, hole))
+}
+
+/// Calls `each` with every hole of a file up to a size, in order. It may fill the hole.
+fn for_each_hole(
+    system: &dyn System,
+    file: BorrowedFd<'_>,
+    size: Bytes,
+    mut each: impl FnMut(&Range<u64>) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut known = 0;
+    while known < size.0 {
+        let (extents, end) = match system.extents(file, &(known..size.0)) {
+            // A filesystem that does not tell: all may be a hole.
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => (Vec::new(), size.0),
+            result => result?,
+        };
+        for Extent { logical, .. } in extents {
+            if logical.start > known {
+                each(&(known..logical.start.min(size.0)))?;
+            }
+            known = known.max(logical.end);
+        }
+        if end > known {
+            each(&(known..end))?;
+            known = end;
+        }
+    }
+    Ok(())
 }

@@ -1,14 +1,18 @@
 //! Making, keeping and removing images.
 
-use std::{fs, io::Write as _, os::unix::fs::PermissionsExt as _};
+use std::{fs, io::Write as _, os::unix::fs::PermissionsExt as _, sync::Arc};
 
 use cistern_crds::{Bytes, FilesystemType, Provisioning};
-use cistern_host::{Content, ImageRequest, Uid, image::Error};
-use rustix::fs::removexattr;
+use cistern_host::{
+    Content, ImageRequest, Uid,
+    image::Error,
+    system::{FailAt, Fault},
+};
+use rustix::fs::{FallocateFlags, fallocate, removexattr};
 
 use crate::harness::{
-    Machine, Volume, allocated, eventually, image_path, image_pool, known, linux, must, open_new,
-    request, root, run, uid, unstage,
+    Machine, POOL_SIZE, Volume, allocated, eventually, image_path, image_pool, known, linux, must,
+    open_new, request, root, run, uid, unstage,
 };
 
 fn thin(name: &str) -> ImageRequest {
@@ -144,6 +148,46 @@ fn thick_is_allocated_in_full_and_refilled_after_a_trim_within() {
         unstage(&machine, &image.uid, &staging);
         must(pool.remove_image(&image.uid));
     }
+}
+
+#[test]
+fn however_many_holes_a_volume_has_they_are_read_and_filled_a_few_hundred_at_a_time() {
+    const BLOCK: u64 = 4096;
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let request = ImageRequest {
+        filesystem: None,
+        ..thick("a")
+    };
+    let image = must(pool.create_image(&request));
+    let path = image_path(&machine, &image.uid);
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    // What a discard of every other block of the device does.
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    for block in (0..image.size.0 / BLOCK).step_by(2) {
+        fallocate(&file, flags, block * BLOCK, BLOCK).unwrap();
+    }
+    let half = allocated(&path);
+    assert!(half <= image.size.0 / 2 + (1 << 20), "{half}");
+
+    // Whoever reads all holes first needs 32 calls for the 8192 of them, and fails before it has
+    // filled one.
+    let opened = |at| {
+        let system = Arc::new(FailAt::new(Arc::clone(&machine.system), Fault::Error, at));
+        let root = root(&machine.folder, Arc::clone(&system) as _);
+        (
+            must(root.open_pool(&image_pool(POOL_SIZE), known(&pool))),
+            system,
+        )
+    };
+    let (_, counting) = opened(u64::MAX);
+    let (failing, _) = opened(counting.calls() + 24);
+    assert!(failing.refill(&image.uid).is_err());
+    let some = allocated(&path);
+    assert!(half < some && some < image.size.0, "{half} became {some}");
+
+    must(pool.refill(&image.uid));
+    assert!(allocated(&path) >= image.size.0);
 }
 
 #[test]
