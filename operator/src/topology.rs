@@ -31,6 +31,15 @@ use crate::{
     world::{Change, World},
 };
 
+/// The conditions of a StorageNode that the operator owns.
+const OWN: [ConditionType; 5] = [
+    ConditionType::Ready,
+    ConditionType::Healthy,
+    ConditionType::TopologyRegistered,
+    ConditionType::AgentReporting,
+    ConditionType::DeletionHeld,
+];
+
 /// Why a StorageNode's conditions are not up to date.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -100,7 +109,7 @@ async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
         return Ok(next);
     }
     let api = Api::<StorageNode>::all(context.client.clone());
-    let status = json!({"conditions": conditions});
+    let status = json!({"conditions": own(conditions)});
     match apply_status(&api, name, names::OPERATOR_MANAGER, &status).await {
         Ok(_) => Ok(next),
         Err(source) => Err(Error::Write {
@@ -108,6 +117,13 @@ async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
             source,
         }),
     }
+}
+
+/// The conditions that the operator writes. Of a condition that somebody else has added nothing is
+/// applied, so that it stays that manager's.
+fn own(mut conditions: Vec<Condition>) -> Vec<Condition> {
+    conditions.retain(|condition| OWN.iter().any(|kind| kind.as_str() == condition.type_));
+    conditions
 }
 
 /// Looks at everything that tells of a node's registration.

@@ -78,7 +78,8 @@ where
         .await
 }
 
-/// Applies the part of an object's status that `manager` owns. Never forced.
+/// Applies the part of an object's status that `manager` owns. A field of that part that another
+/// manager has changed is taken back, and a warning names it.
 ///
 /// `status` is the whole of what the manager wants to own there; what it leaves out is given up.
 pub async fn apply_status<K>(
@@ -90,14 +91,41 @@ pub async fn apply_status<K>(
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
 {
-    let body = json!({
+    let patch = Patch::Apply(json!({
         "apiVersion": K::api_version(&()),
         "kind": K::kind(&()),
         "metadata": {"name": name},
         "status": status,
-    });
-    api.patch_status(name, &PatchParams::apply(manager), &Patch::Apply(body))
-        .await
+    }));
+    let parameters = PatchParams::apply(manager);
+    match api.patch_status(name, &parameters, &patch).await {
+        Err(error) if Rejection::from(&error) == Rejection::Conflict => {
+            tracing::warn!(
+                kind = %K::kind(&()),
+                name,
+                conflicts = conflicts(&error),
+                "the status was changed by another manager: {manager} takes its fields back"
+            );
+            api.patch_status(name, &parameters.force(), &patch).await
+        }
+        result => result,
+    }
+}
+
+/// Who has changed which fields, as the API server says it of an apply that it refuses.
+fn conflicts(error: &kube::Error) -> String {
+    let kube::Error::Api(status) = error else {
+        return error.to_string();
+    };
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    let fields: Vec<String> = causes
+        .map(|cause| format!("{}: {}", cause.field, cause.message))
+        .collect();
+    if fields.is_empty() {
+        status.message.clone()
+    } else {
+        fields.join("; ")
+    }
 }
 
 /// Deletes exactly the object that was looked at, unchanged since; one that is gone is fine.

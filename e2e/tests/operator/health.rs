@@ -320,7 +320,7 @@ async fn the_pools_of_a_silent_agent_are_unknown_after_a_minute_and_nothing_is_d
 }
 
 /// Makes the agent's silence older, as if so many minutes had passed. It is written in the operator's
-/// name: what somebody else has written the operator does not overwrite.
+/// name, whose field it is.
 async fn silent_for(api: &Objects, node: &str, minutes: i64) {
     eventually("the silence to be older", SOON, async || {
         let seen = api.storage_nodes().get(node).await.unwrap();

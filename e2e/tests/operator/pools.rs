@@ -290,6 +290,65 @@ async fn conditions_of_a_node_follow_kubelet_and_agent() {
 }
 
 #[tokio::test]
+async fn a_status_that_somebody_edits_is_taken_back_and_the_log_says_what() {
+    let cluster = Cluster::shared().await;
+    let api = cluster.api();
+    api.add_node("edit-1", &[("edit", "yes")]).await;
+    api.add_pool("edit", &[("edit", "yes")]).await;
+    api.report("edit-1", "edit", Bytes::gib(9)).await;
+    let reporting = async |status: &'static str, reason: &'static str| {
+        let what = format!("AgentReporting to be {status} for {reason}");
+        let kind = ConditionType::AgentReporting;
+        api.storage_node(&what, "edit-1", |node| {
+            told(&node.status.as_ref()?.conditions, kind, status, reason)
+        })
+        .await
+    };
+    reporting("True", "AsDesired").await;
+    // As `kubectl edit --subresource=status` writes it, with a condition of the editor's own.
+    let edit = kube::api::PostParams {
+        field_manager: Some("kubectl-edit".to_owned()),
+        ..kube::api::PostParams::default()
+    };
+    let nodes = api.storage_nodes();
+    cistern_e2e::eventually("the edit", crate::cluster::SOON, async || {
+        let mut node = nodes.get("edit-1").await.unwrap();
+        let conditions = &mut node.status.as_mut().unwrap().conditions;
+        for condition in conditions.iter_mut() {
+            "edited by hand".clone_into(&mut condition.message);
+        }
+        let mut foreign = conditions[0].clone();
+        "Foreign".clone_into(&mut foreign.type_);
+        conditions.push(foreign);
+        let edited = nodes.replace_status("edit-1", &edit, &node).await;
+        edited.map(drop).map_err(|error| error.to_string())
+    })
+    .await;
+
+    api.set_agent_ready("edit-1", false).await;
+    let message = reporting("False", "AgentNotReady").await;
+    assert!(message.contains("agent-edit-1"), "{message}");
+    let node = nodes.get("edit-1").await.unwrap();
+    let conditions = node.status.unwrap().conditions;
+    let edited: Vec<&str> = conditions
+        .iter()
+        .filter(|condition| condition.message == "edited by hand")
+        .map(|condition| condition.type_.as_str())
+        .collect();
+    assert_eq!(edited, ["Foreign"]);
+    cistern_e2e::eventually("the warning", crate::cluster::SOON, async || {
+        let log = cluster.operator.process().log();
+        let is_it = |line: &&str| {
+            ["WARN", "edit-1", "kubectl-edit", "AgentReporting"]
+                .iter()
+                .all(|part| line.contains(part))
+        };
+        log.lines().find(is_it).map(drop).ok_or_else(|| log.clone())
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn r21_a_spec_that_passes_the_schema_and_makes_no_sense_is_told_and_mended() {
     let api = Cluster::shared().await.api();
     api.add_node("bad-1", &[("bad", "yes")]).await;

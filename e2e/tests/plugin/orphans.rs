@@ -28,8 +28,7 @@ fn orphan(image: &str, identity: &Value) -> Value {
     json!({"image": image, "size": "64Mi", "since": "2026-01-01T00:00:00Z", "identity": all})
 }
 
-/// Tells of orphans in the agent's place, and as it would: what somebody else has written it does not
-/// overwrite.
+/// Tells of orphans in the agent's place, and in its name, whose field it is.
 async fn tell(node: &Node, orphans: &[Value]) {
     let status = node.driver.storage_node().await.status;
     let mut status = serde_json::to_value(status.unwrap()).unwrap();
