@@ -358,6 +358,12 @@ impl Outdated {
         longest.unwrap_or_default()
     }
 
+    /// Nothing is known to be out of date.
+    pub(crate) fn forget(&self) {
+        let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        slots.clear();
+    }
+
     /// How long the slot has been out of date; it is from now on.
     fn age(&self, slot: &Slot) -> Duration {
         let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);

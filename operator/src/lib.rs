@@ -15,6 +15,7 @@ pub mod drift;
 pub mod events;
 pub mod health;
 pub mod kinds;
+pub mod leader;
 pub mod metrics;
 pub mod node;
 pub mod offer;
@@ -38,7 +39,9 @@ use futures::{
 use kube::Client;
 use prometheus_client::registry::Registry;
 
-use crate::{capacity::Outdated, config::Config, metrics::Metrics, world::World};
+use crate::{
+    capacity::Outdated, config::Config, leader::Candidate, metrics::Metrics, world::World,
+};
 
 /// Resolves when the process is to end.
 pub type Stop = Shared<BoxFuture<'static, ()>>;
@@ -71,6 +74,7 @@ impl fmt::Debug for Context {
 /// Every controller, before it runs.
 pub struct Operator {
     context: Context,
+    candidate: Candidate,
     watches: BoxFuture<'static, ()>,
 }
 
@@ -91,7 +95,10 @@ impl Operator {
         let (world, watches) = World::new(&client, &config.namespace, readiness);
         let metrics = Metrics::new(registry);
         let outdated = Arc::default();
-        metrics::register(registry, &world, &outdated);
+        let leading = metrics.leading();
+        metrics::register(registry, &world, &outdated, &leading);
+        let (namespace, identity) = (&config.namespace, &config.pod_name);
+        let candidate = Candidate::new(client.clone(), namespace, identity, readiness, leading);
         let context = Context {
             client,
             namespace: config.namespace.clone(),
@@ -103,14 +110,20 @@ impl Operator {
         };
         Self {
             context,
+            candidate,
             watches: watches.boxed(),
         }
     }
 
-    /// Runs until `stop`.
+    /// Runs until `stop`: the watches always, the controllers while this replica leads.
     pub async fn run(self, stop: Stop) {
-        let Self { context, watches } = self;
-        let controllers = async {
+        let Self {
+            context,
+            candidate,
+            watches,
+        } = self;
+        let controllers = async || {
+            context.outdated.forget();
             tokio::join!(
                 pool::run(&context, stop.clone()),
                 node::run(&context, stop.clone()),
@@ -119,11 +132,11 @@ impl Operator {
                 drift::run(&context, stop.clone()),
                 claims::run(&context, stop.clone()),
                 health::run(&context, stop.clone()),
-            )
+            );
         };
         tokio::select! {
             // The watches go on until the last controller has finished what it was doing.
-            _ = controllers => {}
+            () = candidate.lead(stop.clone(), controllers) => {}
             () = watches => {}
         }
     }

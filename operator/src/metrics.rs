@@ -8,7 +8,7 @@ use kube::ResourceExt as _;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeLabelSet, EncodeLabelValue},
-    metrics::{counter::Counter, family::Family, histogram::Histogram},
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
 
@@ -26,6 +26,7 @@ pub struct Metrics {
     durations: Family<Controller, Histogram, fn() -> Histogram>,
     events: Family<Reported, Counter>,
     lag: Histogram,
+    leading: Gauge,
 }
 
 /// How a reconcile ended.
@@ -63,6 +64,7 @@ impl Metrics {
             durations: Family::new_with_constructor(|| Histogram::new(RECONCILE_BOUNDS)),
             events: Family::default(),
             lag: Histogram::new(LAG_BOUNDS),
+            leading: Gauge::default(),
         };
         let registry = registry.sub_registry_with_prefix("cistern_operator");
         registry.register(
@@ -85,7 +87,17 @@ impl Metrics {
             "Time from seeing a node's room change to the CSIStorageCapacity being written",
             metrics.lag.clone(),
         );
+        registry.register(
+            "leading",
+            "Whether this replica leads: its controllers run",
+            metrics.leading.clone(),
+        );
         metrics
+    }
+
+    /// 1 while this replica leads.
+    pub fn leading(&self) -> Gauge {
+        self.leading.clone()
     }
 
     /// A reconcile has ended, after so long.
@@ -111,24 +123,34 @@ impl Metrics {
 }
 
 /// Registers what is counted of the cluster when somebody asks.
-pub(crate) fn register(registry: &mut Registry, world: &World, outdated: &Arc<Outdated>) {
+pub(crate) fn register(
+    registry: &mut Registry,
+    world: &World,
+    outdated: &Arc<Outdated>,
+    leading: &Gauge,
+) {
     registry.register_collector(Box::new(Cluster {
         world: world.clone(),
         outdated: Arc::clone(outdated),
+        leading: leading.clone(),
     }));
 }
 
-/// The cluster as it is seen when somebody asks.
+/// The cluster as it is seen when somebody asks. Only the replica that leads shows it, so that each
+/// series is there once.
 #[derive(Debug)]
 struct Cluster {
     world: World,
     outdated: Arc<Outdated>,
+    leading: Gauge,
 }
 
 impl Collector for Cluster {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut gauges = Gauges::onto(encoder);
-        let nodes = self.world.storage_nodes.state();
+        let leads = self.leading.get() == 1;
+        let mut nodes = self.world.storage_nodes.state();
+        nodes.retain(|_| leads);
         let reporting = nodes.iter().map(|object| {
             let status = object.0.as_ref().ok().and_then(|it| it.status.as_ref());
             let conditions = status.map_or(&[][..], |status| &status.conditions);
@@ -143,7 +165,7 @@ impl Collector for Cluster {
         gauges.write_one(
             "cistern_operator_capacity_outdated_seconds",
             "For how long the capacity that is most out of date has been so; 0 if none is.",
-            Some(self.outdated.longest().as_secs_f64()),
+            leads.then(|| self.outdated.longest().as_secs_f64()),
         )
     }
 }

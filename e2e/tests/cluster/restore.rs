@@ -123,7 +123,7 @@ async fn restore(cluster: &Cluster, dump: Vec<(&str, Vec<DynamicObject>)>) {
             api.create(&PostParams::default(), &object).await.unwrap();
         }
     }
-    scale(cluster, ["1", "2"]).await;
+    scale(cluster, ["2", "2"]).await;
     cluster.wait_until_installed().await;
 }
 

@@ -28,7 +28,7 @@ pub(crate) struct Cluster {
     kubeconfig: PathBuf,
     http: std::net::SocketAddr,
     // Removed when nobody writes there any more.
-    _folder: Folder,
+    folder: Folder,
 }
 
 impl Cluster {
@@ -51,20 +51,27 @@ impl Cluster {
         let folder = Folder::new();
         let kubeconfig = operators_kubeconfig(&control_plane, &folder).await;
         let [http] = free_addresses();
-        let command = operator_command(&kubeconfig, http);
+        let command = operator_command(&kubeconfig, http, "the-operator");
         let operator = Service::start("operator", folder.path(), http, command).await;
         Self {
             operator,
             control_plane,
             kubeconfig,
             http,
-            _folder: folder,
+            folder,
         }
     }
 
     /// The command that starts the operator again.
     pub(crate) fn operator_command(&self) -> Command {
-        operator_command(&self.kubeconfig, self.http)
+        operator_command(&self.kubeconfig, self.http, "the-operator")
+    }
+
+    /// Another replica of the operator, in a pod of this name.
+    pub(crate) async fn another_operator(&self, pod: &str) -> Service {
+        let [http] = free_addresses();
+        let command = operator_command(&self.kubeconfig, http, pod);
+        Service::start(pod, self.folder.path(), http, command).await
     }
 
     /// Everything that the API server holds, as its administrator sees it.
@@ -91,16 +98,17 @@ async fn operators_kubeconfig(control_plane: &ControlPlane, folder: &Folder) -> 
     kubeconfig
 }
 
-/// Starts the operator as its Deployment does.
+/// Starts the operator as its Deployment does, in a pod of this name.
 pub(crate) fn operator_command(
     kubeconfig: &std::path::Path,
     http: std::net::SocketAddr,
+    pod: &str,
 ) -> Command {
     let mut command = dying_with_us(binary("cistern-operator"));
     command
         .env("KUBECONFIG", kubeconfig)
         .env("NAMESPACE", SYSTEM)
-        .env("POD_NAME", "the-operator")
+        .env("POD_NAME", pod)
         .env("HTTP_ADDRESS", http.to_string())
         .env("LOG_LEVEL", "info,cistern_operator=debug");
     command

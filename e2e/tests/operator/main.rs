@@ -17,6 +17,7 @@ mod cluster;
 mod drift;
 mod events;
 mod health;
+mod leader;
 mod objects;
 mod pools;
 mod process;

@@ -6,13 +6,16 @@ use cistern_crds::Bytes;
 use cistern_e2e::{
     ControlPlane, Folder, Process, control_plane::free_addresses, eventually, service::get,
 };
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::{
+    api::core::v1::Namespace,
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
 use crate::{
-    cluster::{Cluster, SOON, operator_command},
-    objects::{change, delete, gone},
+    cluster::{Cluster, SOON, SYSTEM, operator_command},
+    objects::{change, create, delete, gone},
 };
 
 #[tokio::test]
@@ -21,9 +24,12 @@ async fn a_missing_definition_is_told_in_readiness_and_waited_for() {
     let definitions: Api<CustomResourceDefinition> = Api::all(control_plane.client());
     delete(&definitions, "storagepools.cistern.storage").await;
     gone(&definitions, "storagepools.cistern.storage").await;
+    // Where its Lease is.
+    let namespaces: Api<Namespace> = Api::all(control_plane.client());
+    create(&namespaces, &json!({"metadata": {"name": SYSTEM}})).await;
     let folder = Folder::new();
     let [http] = free_addresses();
-    let command = operator_command(control_plane.kubeconfig(), http);
+    let command = operator_command(control_plane.kubeconfig(), http, "the-operator");
     let mut process = Process::start("operator", &folder.join("log"), command);
     let readiness = async || {
         get(http, "/readyz")

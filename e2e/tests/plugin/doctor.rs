@@ -140,7 +140,7 @@ async fn bring_up(client: &Client) {
     create(&Api::<CSINode>::all(client.clone()), csi_node).await;
 
     let deployments: Api<Deployment> = Api::namespaced(client.clone(), SYSTEM);
-    for (name, replicas) in [("cistern-operator", 1), ("cistern-controller", 2)] {
+    for (name, replicas) in [("cistern-operator", 2), ("cistern-controller", 2)] {
         let ready = json!({"replicas": replicas, "readyReplicas": replicas});
         status(&deployments, name, ready).await;
     }

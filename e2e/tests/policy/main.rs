@@ -21,6 +21,8 @@ use crate::installed::{Installed, ask, group, node, pool, snapshot, volume};
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 
+const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/cistern-system/leases";
+
 /// Verdicts: nothing, or what the refusal says.
 const ALLOWED: &str = "";
 const NO_RIGHT: &str = "cannot ";
@@ -201,6 +203,13 @@ async fn every_account_has_the_rights_of_its_work_and_no_more() {
     let label = &json!({"metadata": {"labels": {"x": "y"}}});
 
     let operator = cluster.somebody("system:serviceaccount:cistern-system:cistern-operator");
+    let lease = &json!({
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": "cistern-operator"},
+    });
+    let [its_lease, another] =
+        ["cistern-operator", "csi-cistern-storage"].map(|name| format!("{LEASES}/{name}"));
     let rows: &[Row<'_>] = &[
         ("PATCH", "storagepools/p", label, ALLOWED),
         ("POST", "storagenodes", &node("c"), ALLOWED),
@@ -212,6 +221,12 @@ async fn every_account_has_the_rights_of_its_work_and_no_more() {
         ("PATCH", "poolsnapshots/on-a/status", status, NO_RIGHT),
         ("DELETE", "poolsnapshotgroups/on-a", none, NO_RIGHT),
         ("GET", "/api/v1/secrets", none, NO_RIGHT),
+        // Its own Lease, and no other.
+        ("POST", LEASES, lease, ALLOWED),
+        ("PATCH", &its_lease, label, ALLOWED),
+        ("GET", &its_lease, none, ALLOWED),
+        ("DELETE", &its_lease, none, NO_RIGHT),
+        ("PATCH", &another, label, NO_RIGHT),
         // Which pods use a claim, and nothing that is done to them.
         ("GET", "/api/v1/namespaces/default/pods", none, ALLOWED),
         ("GET", "/api/v1/namespaces/default/pods/x", none, NO_RIGHT),

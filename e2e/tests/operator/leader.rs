@@ -1,0 +1,107 @@
+//! Two replicas of the operator: one leads, by its Lease, and the other takes over.
+
+use std::time::Duration;
+
+use cistern_e2e::eventually;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::{Api, ResourceExt as _};
+use serde_json::json;
+
+use crate::{
+    cluster::{Cluster, SYSTEM},
+    objects::change,
+};
+
+const LEADS: &str = "cistern_operator_leading 1";
+const WAITS: &str = "cistern_operator_leading 0";
+const LEASE: &str = "cistern-operator";
+/// How long a Lease may take to expire and to be taken.
+const EXPIRY: Duration = Duration::from_mins(1);
+
+fn leases(cluster: &Cluster) -> Api<Lease> {
+    Api::namespaced(cluster.control_plane.client(), SYSTEM)
+}
+
+async fn holder(cluster: &Cluster) -> Option<String> {
+    let lease = leases(cluster).get(LEASE).await.unwrap();
+    lease.spec.and_then(|spec| spec.holder_identity)
+}
+
+/// Waits until the Lease is held by this pod.
+async fn held_by(cluster: &Cluster, pod: &str) {
+    eventually(
+        &format!("{pod} to hold the Lease"),
+        EXPIRY,
+        async || match holder(cluster).await {
+            Some(holder) if holder == pod => Ok(()),
+            other => Err(format!("{other:?}")),
+        },
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn one_of_two_operators_leads_and_the_other_takes_over_when_it_ends() {
+    let mut cluster = Cluster::start().await;
+    let api = cluster.api();
+    cluster.operator.shows(LEADS).await;
+    held_by(&cluster, "the-operator").await;
+    // It is ready though it does not lead: a rollout waits for that.
+    let mut second = cluster.another_operator("second").await;
+    second.shows(WAITS).await;
+    api.add_node("two-1", &[("two", "yes")]).await;
+    api.add_pool("two", &[("two", "yes")]).await;
+    api.carried("two-1", "two").await;
+    // Each series is there once, whoever shows it.
+    let reporting = "cistern_operator_agent_reporting{node=\"two-1\"} 1";
+    cluster.operator.shows(reporting).await;
+    let metrics = second.get("/metrics").await.unwrap();
+    assert!(!metrics.contains(reporting), "{metrics}");
+    assert!(
+        !metrics.contains("cistern_operator_reconciles_total{"),
+        "{metrics}"
+    );
+
+    // Killed with its node: the Lease expires.
+    cluster.operator.kill();
+    held_by(&cluster, "second").await;
+    second.shows(LEADS).await;
+    api.add_pool("two-later", &[("two", "yes")]).await;
+    api.carried("two-1", "two-later").await;
+
+    // Asked to end: it releases the Lease, and nobody has to wait for its end.
+    second.stop().await;
+    assert_eq!(holder(&cluster).await, None);
+    let command = cluster.operator_command();
+    cluster.operator.start_again(command).await;
+    held_by(&cluster, "the-operator").await;
+    let lease = leases(&cluster).get(LEASE).await.unwrap();
+    assert_eq!(lease.spec.unwrap().lease_transitions, Some(2));
+    cluster.operator.stop().await;
+}
+
+#[tokio::test]
+async fn an_operator_that_loses_its_lease_stops_its_controllers_and_competes_again() {
+    let mut cluster = Cluster::start().await;
+    let api = cluster.api();
+    cluster.operator.shows(LEADS).await;
+    let stolen = json!({"spec": {"holderIdentity": "somebody-else", "leaseDurationSeconds": 5}});
+    change(&leases(&cluster), LEASE, stolen).await;
+    cluster.operator.shows(WAITS).await;
+    let log = cluster.operator.process().log();
+    assert!(log.contains("this replica no longer leads"), "{log}");
+    api.add_pool("lease", &[("lease", "yes")]).await;
+    // Nothing is written while somebody else holds the Lease.
+    eventually("the Lease to expire", EXPIRY, async || {
+        let pool = api.pools().get("lease").await.unwrap();
+        if holder(&cluster).await.as_deref() == Some("somebody-else") {
+            assert!(pool.finalizers().is_empty(), "{pool:?}");
+            return Err("it is somebody else's".to_owned());
+        }
+        Ok(())
+    })
+    .await;
+    held_by(&cluster, "the-operator").await;
+    api.pool_is("lease", "False", "NoNodes").await;
+    cluster.operator.stop().await;
+}
