@@ -1,6 +1,7 @@
 //! What is wrong with pools and volumes is said while it lasts, harms nobody else, and is seen to be
 //! over.
 
+mod calls;
 mod disk;
 
 use cistern_crds::{

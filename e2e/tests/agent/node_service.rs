@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use cistern_crds::{Bytes, PoolVolume, names};
@@ -14,7 +15,7 @@ use cistern_proto::csi::v1::{
 };
 use kube::ResourceExt as _;
 use rustix::process::Signal;
-use tonic::{Code, Status};
+use tonic::{Code, Request, Status};
 
 use crate::Fixture;
 
@@ -70,15 +71,27 @@ impl<'a> Place<'a> {
     }
 
     pub(crate) async fn stage_as(&self, capability: VolumeCapability) -> Result<(), Status> {
-        let request = NodeStageVolumeRequest {
+        let mut client = self.node.driver.node_client().await;
+        let request = self.stage_request(capability);
+        client.node_stage_volume(request).await.map(drop)
+    }
+
+    /// Stages it for a caller that waits only so long.
+    pub(crate) async fn stage_within(&self, deadline: Duration) -> Result<(), Status> {
+        let mut client = self.node.driver.node_client().await;
+        let mut request = Request::new(self.stage_request(self.capability(&[])));
+        request.set_timeout(deadline);
+        client.node_stage_volume(request).await.map(drop)
+    }
+
+    fn stage_request(&self, capability: VolumeCapability) -> NodeStageVolumeRequest {
+        NodeStageVolumeRequest {
             volume_id: self.volume.clone(),
             staging_target_path: text(&self.staging),
             volume_capability: Some(capability),
             volume_context: self.context.clone(),
             ..NodeStageVolumeRequest::default()
-        };
-        let mut client = self.node.driver.node_client().await;
-        client.node_stage_volume(request).await.map(drop)
+        }
     }
 
     pub(crate) async fn publish(

@@ -28,7 +28,7 @@ type Change = fn(&mut CreateVolumeGroupSnapshotRequest);
 const SOON: Duration = Duration::from_secs(30);
 
 /// A request for a group of volumes.
-fn of(name: &str, volumes: &[&str]) -> CreateVolumeGroupSnapshotRequest {
+pub(crate) fn of(name: &str, volumes: &[&str]) -> CreateVolumeGroupSnapshotRequest {
     CreateVolumeGroupSnapshotRequest {
         name: name.to_owned(),
         source_volume_ids: volumes.iter().map(|id| (*id).to_owned()).collect(),
@@ -45,7 +45,9 @@ async fn take_at(
     Ok(answer.into_inner().group_snapshot.unwrap())
 }
 
-async fn take(request: CreateVolumeGroupSnapshotRequest) -> Result<VolumeGroupSnapshot, Status> {
+pub(crate) async fn take(
+    request: CreateVolumeGroupSnapshotRequest,
+) -> Result<VolumeGroupSnapshot, Status> {
     take_at(shared().await, request).await
 }
 
@@ -70,11 +72,11 @@ async fn remove_at(driver: &Driver, group: &str, snapshots: &[String]) -> Result
     client.delete_volume_group_snapshot(request).await.map(drop)
 }
 
-async fn remove(group: &str, snapshots: &[String]) -> Result<(), Status> {
+pub(crate) async fn remove(group: &str, snapshots: &[String]) -> Result<(), Status> {
     remove_at(shared().await, group, snapshots).await
 }
 
-fn ids(group: &VolumeGroupSnapshot) -> Vec<String> {
+pub(crate) fn ids(group: &VolumeGroupSnapshot) -> Vec<String> {
     let snapshots = group.snapshots.iter();
     snapshots
         .map(|snapshot| snapshot.snapshot_id.clone())

@@ -21,6 +21,7 @@ mod copies;
 mod create;
 mod delete;
 mod documents;
+mod given_up;
 mod groups;
 mod health;
 mod identity;

@@ -47,6 +47,11 @@ impl Disk {
         }
     }
 
+    /// Name of the pool.
+    pub(super) fn pool(&self) -> &str {
+        &self.pool
+    }
+
     pub(super) fn set(&self, mode: Mode) {
         self.file.set(mode).unwrap();
     }

@@ -1,0 +1,146 @@
+//! Calls to a pool whose disk does not answer.
+
+use std::time::Duration;
+
+use cistern_crds::{Bytes, ConditionType, NodePoolStatus};
+use cistern_e2e::eventually;
+use cistern_proto::csi::v1::{
+    CapacityRange, CreateSnapshotRequest, CreateVolumeRequest, DeleteVolumeRequest,
+    NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse,
+};
+use failing_disk::Mode;
+use kube::ResourceExt as _;
+use tonic::{Code, Request, Status};
+
+use super::{disk::Disk, is_unreachable, is_well};
+use crate::{
+    Fixture, SOON,
+    node_service::{Place, capability, code, text},
+    said,
+};
+
+/// How long the callers wait for an answer.
+const DEADLINE: Duration = Duration::from_secs(4);
+
+/// A request that its caller waits for only so long.
+fn hurried<T>(request: T) -> Request<T> {
+    let mut request = Request::new(request);
+    request.set_timeout(DEADLINE);
+    request
+}
+
+impl Fixture {
+    async fn statistics_of(&self, place: &Place<'_>) -> Result<NodeGetVolumeStatsResponse, Status> {
+        let request = NodeGetVolumeStatsRequest {
+            volume_id: place.volume.clone(),
+            volume_path: text(&place.staging),
+            ..NodeGetVolumeStatsRequest::default()
+        };
+        let mut client = self.driver.node_client().await;
+        let answer = client.node_get_volume_stats(request).await;
+        answer.map(tonic::Response::into_inner)
+    }
+
+    async fn create_in(&self, pool: &str, name: &str) -> Result<(), Status> {
+        let request = CreateVolumeRequest {
+            name: name.to_owned(),
+            capacity_range: Some(CapacityRange {
+                required_bytes: Bytes::mib(64).to_i64(),
+                limit_bytes: 0,
+            }),
+            volume_capabilities: vec![capability(&[])],
+            parameters: [("pool".to_owned(), pool.to_owned())].into(),
+            ..CreateVolumeRequest::default()
+        };
+        let mut client = self.driver.controller_client().await;
+        client.create_volume(hurried(request)).await.map(drop)
+    }
+
+    async fn snapshot_of(&self, volume: &str) -> Result<(), Status> {
+        let request = CreateSnapshotRequest {
+            name: format!("of-{volume}"),
+            source_volume_id: volume.to_owned(),
+            ..CreateSnapshotRequest::default()
+        };
+        let mut client = self.driver.controller_client().await;
+        client.create_snapshot(hurried(request)).await.map(drop)
+    }
+
+    async fn delete(&self, volume: &str) -> Result<(), Status> {
+        let request = DeleteVolumeRequest {
+            volume_id: volume.to_owned(),
+            ..DeleteVolumeRequest::default()
+        };
+        let mut client = self.driver.controller_client().await;
+        client.delete_volume(hurried(request)).await.map(drop)
+    }
+}
+
+// NGS-07: also of a volume whose disk does not answer.
+#[tokio::test]
+async fn con_08_gen_09_calls_to_a_disk_that_hangs_fail_while_another_pool_serves_and_succeed_after_it()
+ {
+    let node = Fixture::looking_often("agent-hanging-calls").await;
+    let disk = Disk::attach(&node).await;
+    let staged = disk.volume(&node, "staged").await;
+    let unstaged = disk.volume(&node, "unstaged").await;
+    let staged = Place::at(&node, &staged, "of-staged");
+    let unstaged = Place::at(&node, &unstaged, "of-unstaged");
+    staged.stage(&[]).await.unwrap();
+    let other = node.volume("other", Bytes::mib(64)).await;
+    let other = Place::at(&node, &other, "of-other");
+
+    disk.set(Mode::Hang);
+    // The call that waits for the disk holds up no other.
+    let hung = unstaged.stage_within(DEADLINE);
+    let free = async {
+        other.stage(&[]).await.unwrap();
+        other.publish("target", &[], false).await.unwrap();
+        other.unpublish("target").await.unwrap();
+        other.unstage().await.unwrap();
+    };
+    let (hung, ()) = tokio::join!(hung, free);
+    assert_ne!(hung.map_err(|status| status.code()), Ok(()));
+    let hangs = |pool: &NodePoolStatus| is_unreachable(pool, "ProbeTimedOut");
+    disk.pool_until(&node, "to be unreachable", hangs).await;
+    for (what, answer) in [
+        (
+            "CreateVolume",
+            node.create_in(disk.pool(), "too-early").await,
+        ),
+        ("CreateSnapshot", node.snapshot_of(&staged.volume).await),
+        ("DeleteVolume", node.delete(&unstaged.volume).await),
+    ] {
+        assert_ne!(code(answer), Code::Ok, "{what}");
+    }
+    let not_ready = said(ConditionType::Healthy, "False", "PoolNotReady");
+    node.until(&staged.volume, "to be inaccessible", not_ready)
+        .await;
+    let answer = node.statistics_of(&staged).await.unwrap();
+    assert!(answer.volume_condition.unwrap().abnormal);
+
+    disk.set(Mode::Ok);
+    disk.pool_until(&node, "to recover", is_well).await;
+    eventually("the volume to be made", SOON, async || {
+        let made = node.create_in(disk.pool(), "too-early").await;
+        made.map_err(|status| status.to_string())
+    })
+    .await;
+    eventually("the snapshot to be made", SOON, async || {
+        let made = node.snapshot_of(&staged.volume).await;
+        made.map_err(|status| status.to_string())
+    })
+    .await;
+    staged.unstage().await.unwrap();
+    unstaged.unstage().await.unwrap();
+    eventually("the volume to be deleted", SOON, async || {
+        let deleted = node.delete(&unstaged.volume).await;
+        deleted.map_err(|status| status.to_string())
+    })
+    .await;
+    let left = node.volumes.get_opt(&unstaged.volume).await.unwrap();
+    assert_eq!(left.map(|object| object.name_any()), None);
+    node.remove_snapshots().await;
+    disk.detach(&node).await;
+    node.finish().await;
+}
