@@ -237,6 +237,12 @@ async fn a_request_beyond_the_pool_is_refused_with_what_would_fit_and_can_be_low
         test.ledger_holds(&spec.node_name, &spec.pool_name, FROM)
             .await;
         test.writes_go_on("writer").await;
+        // The next pod starts, with the size that the volume has.
+        test.delete(&test.namespaced::<Pod>(), "writer").await;
+        test.writer("writer", "claim").await;
+        test.running("writer").await;
+        test.writes_go_on("writer").await;
+        assert_eq!(seen(test, "writer").await, before);
 
         request(test, largest).await;
         has(test, largest).await;

@@ -1,12 +1,18 @@
 //! Nodes that join and leave a pool.
 
-use cistern_crds::{Bytes, StorageNode};
+use std::collections::BTreeMap;
+
+use cistern_crds::{Bytes, StorageNode, names};
 use cistern_e2e::{
-    Test,
+    Harness, Test,
     cluster::{PATIENCE, objects::Binding::WaitForFirstConsumer},
     eventually,
 };
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use k8s_openapi::api::{
+    core::v1::{Node, PersistentVolumeClaim, Pod},
+    storage::v1::CSINode,
+};
+use kube::{ResourceExt as _, api::ListParams};
 use serde_json::json;
 
 #[tokio::test]
@@ -59,6 +65,45 @@ async fn a_pool_comes_to_a_node_that_joins_and_leaves_one_when_its_last_volume_i
         )
         .await;
         test.pool_on(&pool, 1).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_folder_of_the_plugin_holds_its_socket_and_nothing_else() {
+    let Some(harness) = Harness::or_skip("a look into kubelet's folder") else {
+        return;
+    };
+    Test::run("plugin-folder", async |test| {
+        for node in test.cluster.component("node").await.keys() {
+            let folder = format!("/var/lib/kubelet/plugins/{}", names::DRIVER);
+            let found = harness
+                .shell(node, &format!("find {folder} -mindepth 1"))
+                .await;
+            assert_eq!(found.trim(), format!("{folder}/csi.sock"), "{node}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn lif_03_lif_05_the_plugin_runs_from_its_image_and_is_registered_on_every_node() {
+    Test::run("everywhere", async |test| {
+        let all = ListParams::default();
+        let pods: BTreeMap<String, Pod> = test.cluster.component("node").await;
+        for node in test.all::<Node>().list(&all).await.unwrap() {
+            let name = node.name_any();
+            let status = pods[&name].status.as_ref().unwrap();
+            let containers = status.container_statuses.as_ref().unwrap();
+            assert!(!containers.is_empty(), "{name}");
+            for container in containers {
+                let is_of_an_image = container.image_id.contains("sha256:");
+                assert!(container.ready && is_of_an_image, "{container:?}");
+            }
+            let drivers = test.all::<CSINode>().get(&name).await.unwrap().spec.drivers;
+            let mut drivers = drivers.iter();
+            assert!(drivers.any(|driver| driver.name == names::DRIVER), "{name}");
+        }
     })
     .await;
 }

@@ -58,13 +58,20 @@ async fn a_disk_that_fails_is_told_of_and_used_again_when_it_works_again() {
         let written = test.written("writer").await;
         disk.set(Mode::Eio).await;
         patient.pool_is(test, &FAILED).await;
+        patient
+            .pool_is_told(test, "PoolUnreachable", "unreachable")
+            .await;
         patient.volume_is(test, "PoolNotReady").await;
+        patient
+            .volume_is_told(test, "VolumeInaccessible", "inaccessible")
+            .await;
+        patient.neighbour_is_well(test, "another").await;
         patient.pod_goes(test).await;
 
         disk.set(Mode::Ok).await;
         patient.pool_is(test, &[WELL]).await;
         patient.pod_comes_back(test, written).await;
-        patient.volume_is(test, WELL).await;
+        patient.volume_has_recovered(test).await;
     })
     .await;
 }
@@ -78,6 +85,9 @@ async fn a_disk_that_hangs_holds_up_nobody_else_and_its_pod_goes_on_when_it_answ
         let (disk, patient) = on_a_disk(test, harness, 2).await;
         disk.set(Mode::Hang).await;
         patient.pool_is(test, &["ProbeTimedOut"]).await;
+        patient
+            .pool_is_told(test, "PoolUnreachable", "unreachable")
+            .await;
         patient.volume_is(test, "PoolNotReady").await;
         patient
             .volume_is_told(test, "VolumeInaccessible", "inaccessible")
@@ -86,7 +96,7 @@ async fn a_disk_that_hangs_holds_up_nobody_else_and_its_pod_goes_on_when_it_answ
 
         disk.set(Mode::Ok).await;
         patient.pool_is(test, &[WELL]).await;
-        patient.volume_is(test, WELL).await;
+        patient.volume_has_recovered(test).await;
         test.writes_go_on("writer").await;
     })
     .await;

@@ -102,3 +102,35 @@ async fn an_image_that_was_cut_is_told_of_until_it_has_its_size_again() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_filesystem_that_becomes_read_only_under_its_pod_is_reported_until_it_is_mounted_anew() {
+    let Some(harness) = Harness::or_skip("a filesystem that becomes read-only") else {
+        return;
+    };
+    Test::run("volume-read-only", async |test| {
+        let patient = in_a_file(test, harness).await;
+        // As the kernel does where it cannot write the filesystem. Whoever writes just then keeps it.
+        let remount = format!(
+            "at=$(findmnt --noheadings --list --output TARGET \
+                 | grep \"/$(printf {} | sha256sum | cut -d ' ' -f 1)/globalmount\")
+             for attempt in $(seq 50); do
+               ! mount -o remount,ro $at 2>/dev/null || exit 0; sleep 0.1
+             done; exit 1",
+            patient.volume
+        );
+        let written = test.written("writer").await;
+        patient.shell(&remount).await;
+        patient.volume_is(test, "MountReadOnly").await;
+        patient
+            .volume_is_told(test, "VolumeDegraded", "degraded")
+            .await;
+        patient.pool_is(test, &[WELL]).await;
+        patient.neighbour_is_well(test, "another").await;
+        patient.pod_goes(test).await;
+
+        patient.pod_comes_back(test, written).await;
+        patient.volume_has_recovered(test).await;
+    })
+    .await;
+}
