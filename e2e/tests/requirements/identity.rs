@@ -45,6 +45,7 @@ async fn gpi_01_gpi_06_both_processes_have_one_legal_name_and_version_also_after
 }
 
 // PRB-01, PRB-05, LIF-01, SAN-02.
+// PRB-08: docs/csi.md says that Probe may be called as often as a caller likes.
 #[tokio::test]
 async fn prb_07_a_thousand_probes_are_answered_by_the_same_process_and_change_nothing() {
     let driver = shared().await;

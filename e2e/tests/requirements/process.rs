@@ -135,7 +135,6 @@ async fn env_03_an_environment_of_the_endpoint_and_where_the_api_server_is_suffi
     service.stop().await;
 }
 
-// LOG-01.
 #[tokio::test]
 async fn log_02_no_process_writes_a_file_but_what_it_was_given_as_output() {
     let driver = shared().await;

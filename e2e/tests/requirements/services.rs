@@ -250,7 +250,7 @@ async fn gen_12_fields_that_only_a_newer_caller_knows_change_nothing() {
 
 // CAP-30, GPC-05, CGC-02, GGC-02, NGC-02, GPC-03.
 #[tokio::test]
-async fn cap_28_cap_29_gpc_02_both_processes_announce_the_same_plugin_and_only_what_is_known() {
+async fn cap_28_gpc_02_both_processes_announce_the_same_plugin_and_only_what_is_known() {
     let [controller, mut node] = plugin().await;
     // The one difference: it is only on nodes that there is something to tell of (docs/csi.md).
     let metadata = plugin_capability::service::Type::SnapshotMetadataService;

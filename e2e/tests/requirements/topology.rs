@@ -8,6 +8,8 @@ use tonic::Code;
 
 use crate::{controller, create, delete, list, map, objects, shared, wanted};
 
+/// What Cistern says of itself to callers.
+const CSI: &str = include_str!("../../../docs/csi.md");
 const HERE: &str = "node-of-requirements";
 
 fn place(value: &str) -> Topology {
@@ -25,7 +27,8 @@ pub(crate) fn only(nodes: &[&str]) -> TopologyRequirement {
     }
 }
 
-// TOP-08, TOP-11, TOP-24, CAP-24, K8S-11, NGI-06.
+// TOP-08, TOP-11, TOP-24, CAP-24, K8S-11.
+// CV-20, TOP-14: docs/csi.md names the key of the segments that the answers have.
 #[tokio::test]
 async fn top_17_top_18_a_volume_lies_where_its_node_says_that_it_is_in_every_answer() {
     let mut node = shared().await.node_client().await;
@@ -50,6 +53,12 @@ async fn top_17_top_18_a_volume_lies_where_its_node_says_that_it_is_in_every_ans
     // TOP-09, TOP-10, TOP-12, TOP-13, TOP-22, FLD-02, FLD-06.
     assert_eq!(segments.segments.len(), 1);
     let (key, value) = segments.segments.first_key_value().unwrap();
+    let (_, documented) = CSI.split_once("\n## Topology\n").unwrap();
+    assert!(
+        documented
+            .trim_start()
+            .starts_with(&format!("One key, `{key}`."))
+    );
     let (prefix, name) = key.split_once('/').unwrap();
     assert!(
         prefix.ends_with("cistern.storage") && prefix.len() <= 63,

@@ -1,8 +1,8 @@
 //! Which test shows which requirement of CSI: `make requirements`.
 //!
-//! Prints for each requirement of `docs/csi-requirements.md` the tests that name it, or the reason in
-//! `docs/csi-requirements-not-applicable.md` why there is nothing to show. Fails on one that has
-//! neither, or both, and on a test that names one that does not exist.
+//! Prints for each requirement of `docs/csi-requirements.md` the tests that show it, or the reason in
+//! `docs/csi-requirements-not-applicable.md` why none does. Fails on a requirement that has neither, or
+//! both, and on a test that shows one that does not exist.
 
 #![expect(clippy::print_stdout, reason = "the table is what this prints")]
 
@@ -69,7 +69,9 @@ fn compare(
         } else if by.is_empty() && reason.is_none() {
             mistakes.push(format!("{id} has no test and no reason: {text}"));
         } else if let (Some(_), Some(test)) = (reason, by.first()) {
-            mistakes.push(format!("{id} does not apply, and {test} shows it"));
+            mistakes.push(format!(
+                "{id} has a reason why no test shows it, and {test} does"
+            ));
         }
         let entries = by.iter().map(ToString::to_string);
         for (row, entry) in entries.chain(reason.cloned()).enumerate() {
@@ -134,12 +136,14 @@ mod unit {
         let page = "- **LV-01** MUST: a.\n- **LV-02** MUST: b.\n- **LV-03** MUST: c.\n\
             - **LV-04** MUST: d.\n- **K8S-01** MUST: e.\n";
         let requirements = page::requirements(page);
-        let reasons = page::reasons("| LV-02 | why |\n| LV-03 | why |\n| LV-09 | why |\n");
+        let reasons = page::reasons(
+            "## What X does not meet\n| LV-02 | why |\n## Not of X\n| LV-03 | why |\n| LV-09 | why |\n",
+        );
         let source = "#[test]\nfn lv_01_lv_03_lv_08_r04() {\n}\n";
         let (table, mistakes) = compare(&requirements, &reasons, &tests::find("a.rs", source));
         let expected = [
             "LV-01   a.rs: lv_01_lv_03_lv_08_r04",
-            "LV-02   does not apply: why",
+            "LV-02   is not met: why",
             "LV-03   a.rs: lv_01_lv_03_lv_08_r04",
             "        does not apply: why",
             "not demanded yet: K8S (1)",

@@ -28,10 +28,19 @@ pub(crate) fn requirements(page: &str) -> Vec<Requirement> {
     page.lines().filter_map(line).collect()
 }
 
-/// Reads rows as `| CV-26 | the reason |`; one row may name several ids.
+/// Reads rows as `| CV-26 | the reason |`; one row may name several ids. Those beneath a heading that
+/// ends in "does not meet" are not met, and the others do not apply.
 pub(crate) fn reasons(page: &str) -> BTreeMap<String, String> {
     let mut reasons = BTreeMap::new();
+    let mut verdict = "does not apply";
     for row in page.lines() {
+        if let Some(heading) = row.strip_prefix("## ") {
+            verdict = if heading.ends_with("does not meet") {
+                "is not met"
+            } else {
+                "does not apply"
+            };
+        }
         let cells = row.strip_prefix('|').and_then(|row| row.strip_suffix('|'));
         let Some((ids, reason)) = cells.and_then(|cells| cells.split_once('|')) else {
             continue;
@@ -41,7 +50,7 @@ pub(crate) fn reasons(page: &str) -> BTreeMap<String, String> {
             .map(str::trim)
             .filter(|id| id.contains(|c: char| c.is_ascii_digit()))
         {
-            let reason = format!("does not apply: {}", reason.trim());
+            let reason = format!("{verdict}: {}", reason.trim());
             reasons.insert(id.to_owned(), reason);
         }
     }
