@@ -63,7 +63,9 @@ pub(super) fn object(error: &objects::Error) -> Code {
     match error {
         // Whether anything was done is not known, or nothing could be yet.
         objects::Error::Api { .. } | objects::Error::Starting => Code::Unavailable,
-        objects::Error::Busy { .. } | objects::Error::Pending { .. } => Code::Aborted,
+        objects::Error::Busy { .. }
+        | objects::Error::Pending { .. }
+        | objects::Error::Silent { .. } => Code::Aborted,
         objects::Error::Different { .. } => Code::AlreadyExists,
         objects::Error::NotFound { .. } => Code::NotFound,
         objects::Error::InUse { .. } => Code::FailedPrecondition,

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use super::{Error, Groups, ListedGroup, NewGroup, request};
 use crate::{
-    objects::{self, attendance::Attention, named},
+    objects::{self, attendance::Attention, named, silence::silent},
     snapshots::advice,
 };
 
@@ -119,8 +119,11 @@ impl Groups {
                 let why = why.map(|(reason, message)| refused(&group, &snapshots, reason, message));
                 return Ok(Outcome::Withdraw(Box::new(group), why));
             }
+            let node = &group.spec.node_name;
+            if let Some(silence) = self.objects.nodes().silence(node) {
+                return Err(silent(&group, silence).into());
+            }
             if let Some((_, message)) = why {
-                let node = &group.spec.node_name;
                 attention.note(format!("node {node} to go on: {message}"));
             }
             tokio::select! {

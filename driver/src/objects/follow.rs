@@ -5,7 +5,9 @@
 use cistern_crds::{ConditionStatus, ConditionType, Reason, Stored, condition};
 use kube::Resource as _;
 
-use super::{Kind, Objects, attendance::Attention, listing::Listed, nodes::Unfit};
+use super::{
+    Error, Kind, Objects, attendance::Attention, listing::Listed, nodes::Unfit, silence::silent,
+};
 
 /// How following an object ended.
 #[derive(Debug)]
@@ -30,27 +32,31 @@ pub struct Refusal {
 }
 
 impl<K: Kind + Stored> Objects<K> {
-    /// Follows an object until it was made, will not be, or is not what it was.
+    /// Follows an object until it was made, will not be, or is not what it was. An error where the
+    /// agent that has admitted it is silent.
     pub async fn follow<L: Listed<Object = K>>(
         &self,
         mut object: K,
         attention: &mut Attention<K>,
-    ) -> Outcome<L> {
+    ) -> Result<Outcome<L>, Error> {
         let mut nodes = self.nodes.subscribe();
         loop {
             let unfit = |object: &K| self.nodes.unfit(object.node_name(), object.pool_name());
             match progress(&object, unfit) {
-                Progress::Ready(made) => return Outcome::Ready(made),
+                Progress::Ready(made) => return Ok(Outcome::Ready(made)),
                 Progress::Withdraw(refusal) => {
-                    return Outcome::Withdraw(Box::new(object), refusal);
+                    return Ok(Outcome::Withdraw(Box::new(object), refusal));
                 }
-                Progress::Leaving => return Outcome::Changed,
+                Progress::Leaving => return Ok(Outcome::Changed),
                 Progress::Waits(waits_for) => attention.note(waits_for),
+            }
+            if let Some(silence) = self.nodes.silence(object.node_name()) {
+                return Err(silent(&object, silence));
             }
             tokio::select! {
                 change = attention.change(&object) => match change {
                     Some(changed) => object = changed,
-                    None => return Outcome::Changed,
+                    None => return Ok(Outcome::Changed),
                 },
                 // The sender lives as long as `self`.
                 _ = nodes.changed() => {}

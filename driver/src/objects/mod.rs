@@ -15,6 +15,7 @@ pub mod follow;
 pub mod listing;
 pub mod nodes;
 pub mod removal;
+pub mod silence;
 pub mod watch;
 
 use std::{fmt::Debug, sync::Arc};
@@ -29,6 +30,7 @@ use tokio::time::{Instant, timeout_at};
 use self::{
     attendance::{Attendance, Attention},
     nodes::Nodes,
+    silence::Silence,
 };
 
 /// Why an operation on an object did not do what was asked. `object` is its noun and its id.
@@ -59,6 +61,14 @@ pub enum Error {
         object: String,
         /// What it waits for.
         waits_for: String,
+    },
+    /// The agent that is waited for is silent. What was begun stays, and a repeat goes on with it.
+    #[error("{object} has to wait until its node is back: {silence}")]
+    Silent {
+        /// The object.
+        object: String,
+        /// Whose silence, and since when.
+        silence: Silence,
     },
     /// An object has this name that is not what is asked for (CV-07, CS-05).
     #[error("{object} exists and is not what is asked for: {difference}")]

@@ -8,10 +8,12 @@ use std::{
 };
 
 use cistern_client::http::Readiness;
-use cistern_crds::{ConditionStatus, ConditionType, NodePoolStatus, StorageNode, condition};
+use cistern_crds::{ConditionType, NodePoolStatus, StorageNode, condition};
 use futures::{FutureExt as _, future::BoxFuture};
 use kube::{Client, ResourceExt as _, runtime::watcher::Event};
 use tokio::sync::watch;
+
+use super::silence::not_reporting;
 
 /// Why a node takes no new volume of a pool.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -41,14 +43,11 @@ pub fn pool_on<'a>(node: &'a StorageNode, pool: &str) -> Result<&'a NodePoolStat
         .iter()
         .find(|declared| declared.name == pool && !declared.retiring)
         .ok_or(Unfit::Absent)?;
-    let status = node.status.as_ref();
-    let conditions = status.map_or(&[][..], |status| &status.conditions);
-    if let Some(reporting) = condition::find(conditions, ConditionType::AgentReporting)
-        && reporting.status == ConditionStatus::False.as_str()
-    {
+    if let Some(reporting) = not_reporting(node) {
         let message = reporting.message.clone();
         return Err(Unfit::Silent { message });
     }
+    let status = node.status.as_ref();
     // A pool that was declared anew under an old name is not the one that the agent speaks of.
     let reported = status
         .and_then(|status| status.pools.iter().find(|p| p.uid == declared.uid))
@@ -110,11 +109,21 @@ impl Nodes {
 
     /// Why the node takes no new volume of the pool; none where it does.
     pub fn unfit(&self, node: &str, pool: &str) -> Option<Unfit> {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        match known.as_ref()?.get(node) {
+        self.look_at(node, |node| match node {
             Some(node) => pool_on(node, pool).err(),
             None => Some(Unfit::Absent),
-        }
+        })?
+    }
+
+    /// What a look at a node finds, which may be gone; none before the first list has come.
+    pub fn look_at<T>(
+        &self,
+        node: &str,
+        look: impl FnOnce(Option<&StorageNode>) -> T,
+    ) -> Option<T> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let found = known.as_ref()?.get(node);
+        Some(look(found.map(Arc::as_ref)))
     }
 
     /// Marked changed at every change from now on.

@@ -30,12 +30,12 @@ impl<K: Kind + Stored> Objects<K> {
             current = match removal::next(&object) {
                 Step::Await => {
                     attention.note(self.reclaiming(&object));
-                    let change = attention.change(&object);
+                    let change = self.change(&object, attention);
                     let change = match refuse_in_use(&object) {
                         Ok(()) => change.await,
                         Err(in_use) if is_news => return Err(in_use),
                         Err(in_use) => timeout(SECOND_LOOK, change).await.map_err(|_| in_use)?,
-                    };
+                    }?;
                     let version = |object: &K| object.resource_version();
                     is_news |= change.as_ref().map(version) != Some(version(&object));
                     match change {

@@ -59,7 +59,7 @@ impl Snapshots {
                 return Err(objects::Error::Different { object, difference }.into());
             }
             let pool = snapshot.spec.pool_name.clone();
-            match self.objects.follow(snapshot, attention).await {
+            match self.objects.follow(snapshot, attention).await? {
                 Outcome::Ready(snapshot) => {
                     self.listing.until_shown(attention.name(), true).await;
                     return Ok(snapshot);

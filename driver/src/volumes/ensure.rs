@@ -57,7 +57,7 @@ impl Volumes {
                 let object = named::<PoolVolume>(attention.name());
                 return Err(objects::Error::Different { object, difference }.into());
             }
-            match self.objects.follow(volume, attention).await {
+            match self.objects.follow(volume, attention).await? {
                 Outcome::Ready(volume) => {
                     self.listing.until_shown(attention.name(), true).await;
                     return Ok(volume);

@@ -70,7 +70,7 @@ impl Volumes {
                 Progress::Waits(said) => {
                     asked = true;
                     attention.note(self.growing(&volume, &said));
-                    match attention.change(&volume).await {
+                    match self.objects.change(&volume, attention).await? {
                         Some(changed) => Some(changed),
                         None => self.objects.find_again(&volume).await?,
                     }

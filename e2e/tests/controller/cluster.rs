@@ -15,7 +15,7 @@ use cistern_e2e::{ControlPlane, eventually};
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use kube::{
     Api, ResourceExt as _,
-    api::{Patch, PatchParams, PostParams},
+    api::{DeleteParams, Patch, PatchParams, PostParams},
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -111,6 +111,13 @@ impl Cluster {
     /// What the operator publishes when the agent's pod is ready again.
     pub(crate) async fn wake(&self, node: &str) {
         self.set_node_status(node, json!({"conditions": []})).await;
+    }
+
+    /// What the operator does when a node is gone for good.
+    pub(crate) async fn forget_node(&self, node: &str) {
+        let name = self.node(node);
+        let deleted = self.nodes.delete(&name, &DeleteParams::default()).await;
+        deleted.unwrap();
     }
 
     async fn set_node_status(&self, node: &str, status: Value) {

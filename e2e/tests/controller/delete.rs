@@ -1,10 +1,12 @@
 //! DeleteVolume.
 
+use std::time::Duration;
+
 use cistern_crds::{PoolVolume, names};
 use cistern_e2e::{ControlPlane, Replica};
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
-use tonic::Code;
+use tonic::{Code, Status};
 
 use crate::{
     Client,
@@ -188,33 +190,46 @@ async fn a_volume_that_no_agent_has_admitted_goes_without_one() {
     assert!(cluster.is_gone("unadmitted").await);
 }
 
+/// Longer than any test may take: whoever is answered did not wait for the deadline.
+const FOR_EVER: Duration = Duration::from_hours(1);
+
 #[tokio::test]
-async fn a_deletion_whose_agent_is_gone_says_so_and_keeps_the_wish() {
+async fn a_deletion_on_a_silent_node_is_answered_at_once_and_goes_on_when_the_node_is_back() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "nobody", &[("a", 5)]).await;
     let replica = Replica::start(control_plane).await;
     made(&cluster, replica.client().await, "nobody").await;
+    let asked = tokio::spawn(delete(replica.client().await, "nobody", FOR_EVER));
+    cluster.unwanted("nobody").await;
     cluster.silence("a").await;
-    let what = "the controller to see that the agent is gone";
-    cistern_e2e::eventually(what, PATIENCE, async || {
-        let status = delete(replica.client().await, "nobody", SHORT)
-            .await
-            .unwrap_err();
-        assert_eq!(status.code(), Code::Aborted, "{status}");
-        if status.message().contains("does not report") {
-            Ok(())
-        } else {
-            Err(status.to_string())
-        }
-    })
-    .await;
-    assert!(
-        cluster
-            .unwanted("nobody")
-            .await
-            .status
-            .unwrap()
-            .reserved
-            .is_some()
-    );
+    refused_as_silent(&cluster, asked.await.unwrap());
+    let again = delete(replica.client().await, "nobody", FOR_EVER).await;
+    refused_as_silent(&cluster, again);
+
+    let kept = cluster.unwanted("nobody").await;
+    assert!(kept.status.as_ref().unwrap().reserved.is_some());
+    cluster.wake("a").await;
+    cluster.reclaim(&kept).await;
+    let gone = delete(replica.client().await, "nobody", PATIENCE).await;
+    gone.unwrap();
+    assert!(cluster.is_gone("nobody").await);
+}
+
+#[tokio::test]
+async fn a_deletion_on_a_node_without_a_storage_node_is_answered_at_once() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "lost-node", &[("a", 5)]).await;
+    let replica = Replica::start(control_plane).await;
+    made(&cluster, replica.client().await, "lost-node").await;
+    let asked = tokio::spawn(delete(replica.client().await, "lost-node", FOR_EVER));
+    cluster.unwanted("lost-node").await;
+    cluster.forget_node("a").await;
+    refused_as_silent(&cluster, asked.await.unwrap());
+}
+
+fn refused_as_silent(cluster: &Cluster, answer: Result<(), Status>) {
+    let status = answer.unwrap_err();
+    assert_eq!(status.code(), Code::Aborted, "{status}");
+    let expected = format!("the agent on {} has been silent for", cluster.node("a"));
+    assert!(status.message().contains(&expected), "{status}");
 }

@@ -1,5 +1,7 @@
 //! CreateVolume.
 
+use std::time::Duration;
+
 use cistern_crds::Reason;
 use cistern_e2e::{ControlPlane, Replica};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
@@ -262,22 +264,28 @@ async fn a_silent_agent_is_left_and_the_claim_moves_on() {
 }
 
 #[tokio::test]
-async fn what_was_admitted_stays_although_its_agent_fell_silent() {
+async fn what_was_admitted_stays_although_its_agent_fell_silent_and_the_call_does_not_wait() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "admitted", &[("a", 5), ("b", 2)]).await;
     let replica = Replica::start(control_plane).await;
-    let asked = tokio::spawn(create(
-        replica.client().await,
-        request("admitted", &cluster.pool),
-        SHORT,
-    ));
+    let wanted = request("admitted", &cluster.pool);
+    let for_ever = Duration::from_hours(1);
+    let asked = tokio::spawn(create(replica.client().await, wanted.clone(), for_ever));
     let placed = cluster.placed("admitted", "a").await;
-    cluster.admit(&placed).await.unwrap();
+    let admitted = cluster.admit(&placed).await.unwrap();
     cluster.silence("a").await;
     let status = asked.await.unwrap().unwrap_err();
     assert_eq!(status.code(), Code::Aborted, "{status}");
-    let kept = cluster.placed("admitted", "a").await;
-    assert_eq!(kept.metadata.uid, placed.metadata.uid);
+    let expected = format!("the agent on {} has been silent for", cluster.node("a"));
+    assert!(status.message().contains(&expected), "{status}");
+
+    cluster.wake("a").await;
+    cluster.finish(&admitted).await.unwrap();
+    let made = create(replica.client().await, wanted, PATIENCE).await;
+    assert_eq!(
+        made.unwrap().accessible_topology,
+        [place(&cluster.node("a"))]
+    );
 }
 
 #[tokio::test]

@@ -254,6 +254,27 @@ async fn con_05_a_slow_agent_is_waited_for_and_a_call_to_another_replica_goes_on
 }
 
 #[tokio::test]
+async fn a_growth_on_a_silent_node_is_answered_at_once_and_goes_on_when_the_node_is_back() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "silent-growth", &[("a", 5)]).await;
+    let replica = Replica::start(control_plane).await;
+    made(&cluster, replica.client().await).await;
+    let asked = ask(&replica, "silent-growth", Duration::from_hours(1)).await;
+    let wished = cluster.wished("silent-growth", TWO).await;
+    cluster.silence("a").await;
+    let status = asked.await.unwrap().unwrap_err();
+    assert_eq!(status.code(), Code::Aborted, "{status}");
+    let expected = format!("the agent on {} has been silent for", cluster.node("a"));
+    assert!(status.message().contains(&expected), "{status}");
+
+    cluster.wake("a").await;
+    let admitted = cluster.admit(&wished).await.unwrap();
+    cluster.finish(&admitted).await.unwrap();
+    let asked = ask(&replica, "silent-growth", PATIENCE).await;
+    assert_eq!(asked.await.unwrap().unwrap().capacity_bytes, TWO.to_i64());
+}
+
+#[tokio::test]
 async fn con_06_r13_many_calls_at_two_replicas_make_one_growth() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "growing-crowd", &[("a", 5)]).await;

@@ -307,23 +307,32 @@ async fn a_group_that_an_agent_has_begun_is_waited_for_whatever_it_says() {
     let (begun, snapshots) = agent.asked("set-begun").await;
     agent.admit(&snapshots[0]).await;
     agent.refuse(&begun, Reason::PoolNotReady).await;
-    agent.cluster.silence("a").await;
     asked.abort();
-    let what = "the controller to see that the agent is gone";
-    cistern_e2e::eventually(what, PATIENCE, async || {
+    answered(&replica, &volumes, SHORT, "to go on: the agent's words").await;
+    agent.cluster.silence("a").await;
+    // Longer than any test may take: the answer does not wait for the deadline.
+    let for_ever = Duration::from_hours(1);
+    answered(&replica, &volumes, for_ever, "has been silent for").await;
+    agent.cluster.wake("a").await;
+    let taken = agent.take("set-begun").await;
+    let client = replica.group_client().await;
+    let again = take(client, wanted("set-begun", &volumes), PATIENCE).await;
+    again.unwrap();
+    assert_eq!(taken.uid(), begun.uid());
+}
+
+/// Asks for the group `set-begun` until ABORTED is answered with these words.
+async fn answered(replica: &Replica, volumes: &[String], timeout: Duration, words: &str) {
+    let what = format!("the controller to answer: {words}");
+    cistern_e2e::eventually(&what, PATIENCE, async || {
         let client = replica.group_client().await;
-        let status = take(client, wanted("set-begun", &volumes), SHORT).await;
+        let status = take(client, wanted("set-begun", volumes), timeout).await;
         let status = status.unwrap_err();
         assert_eq!(status.code(), Code::Aborted, "{status}");
-        let sees = status.message().contains("to go on: the agent's words");
-        sees.then_some(()).ok_or_else(|| status.to_string())
+        let says = status.message().contains(words);
+        says.then_some(()).ok_or_else(|| status.to_string())
     })
     .await;
-    agent.cluster.wake("a").await;
-    let asked = asking(&replica, wanted("set-begun", &volumes)).await;
-    let taken = agent.take("set-begun").await;
-    asked.await.unwrap().unwrap();
-    assert_eq!(taken.uid(), begun.uid());
 }
 
 #[tokio::test]

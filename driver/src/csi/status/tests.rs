@@ -1,6 +1,7 @@
 use cistern_crds::Bytes;
 
 use super::*;
+use crate::objects::silence::Silence;
 
 /// Codes after which external-provisioner calls again, whatever happened to the claim.
 const CALLED_AGAIN: [Code; 4] = [
@@ -42,6 +43,18 @@ fn of_objects() -> Vec<Row> {
             objects::Error::Pending {
                 object: object(),
                 waits_for: "the agent".into(),
+            },
+            Code::Aborted,
+            true,
+        ),
+        (
+            objects::Error::Silent {
+                object: object(),
+                silence: Silence {
+                    node: "n1".into(),
+                    lasting: "5 min".into(),
+                    message: "pod x is not ready".into(),
+                },
             },
             Code::Aborted,
             true,
@@ -171,6 +184,7 @@ fn k8s_04_no_code_ends_the_caller_while_something_is_left_behind_and_no_end_is_l
                     | objects::Error::Api { .. }
                     | objects::Error::Busy { .. }
                     | objects::Error::Pending { .. }
+                    | objects::Error::Silent { .. }
             ) | volumes::Error::Source(SourceError::NotReady { .. })
         );
         assert_eq!(called_again, waits, "{error}: {code:?}");

@@ -3,11 +3,19 @@
 use cistern_crds::{Bytes, ConditionType, StorageNode, StoragePool, condition};
 use cistern_e2e::{
     Harness, Test,
-    cluster::{NAMESPACE, PATIENCE, objects::Binding::WaitForFirstConsumer},
+    cluster::{
+        NAMESPACE, PATIENCE,
+        objects::Binding::{Immediate, WaitForFirstConsumer},
+        snapshots::VolumeSnapshot,
+    },
     eventually,
 };
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
-use kube::{Api, api::ListParams};
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams},
+};
+use serde_json::json;
 
 #[tokio::test]
 async fn a_pool_whose_agent_is_silent_is_unknown_and_takes_nothing_and_is_back_with_it() {
@@ -39,6 +47,50 @@ async fn a_pool_whose_agent_is_silent_is_unknown_and_takes_nothing_and_is_back_w
         takes_something(test, &class, true).await;
         test.pool_on(&pool, 1).await;
         test.writes_go_on("writer").await;
+    })
+    .await;
+}
+
+/// More deletions than the snapshotter had workers, several times over, each of which took a minute.
+const MANY: usize = 40;
+
+#[tokio::test]
+async fn deletions_that_wait_for_a_silent_node_hold_up_no_snapshot_of_another() {
+    if Harness::or_skip("a node without an agent").is_none() {
+        return;
+    }
+    Test::run_alone("starved", async |test| {
+        if !test.cluster.takes_snapshots_or_skip("a silent node").await {
+            return;
+        }
+        let [there, .., silent] = test.cluster.workers().await;
+        let snapshots = test.snapshot_class("snapshots", json!({})).await;
+        for (claim, node) in [("there", &there), ("silent", &silent)] {
+            let pool = test.pool(claim, Bytes::gib(1), &[node]).await;
+            let class = test.class(claim, &pool, Immediate, &[]).await;
+            test.claim(claim, &class, Bytes::mib(100)).await;
+            test.bound(claim).await;
+        }
+        let name = |number: usize| format!("silent-{number}");
+        for number in 0..MANY {
+            test.take(&name(number), &snapshots, "silent").await;
+        }
+        for number in 0..MANY {
+            test.taken::<VolumeSnapshot>(&name(number)).await;
+        }
+        let kept = test.namespaced::<VolumeSnapshot>();
+        test.cluster
+            .without_agent_on(&silent, async || {
+                for number in 0..MANY {
+                    let deleted = kept.delete(&name(number), &DeleteParams::default());
+                    deleted.await.unwrap();
+                }
+                test.snapshot("there", &snapshots, "there").await;
+            })
+            .await;
+        for number in 0..MANY {
+            test.gone(&kept, &name(number)).await;
+        }
     })
     .await;
 }

@@ -1,0 +1,158 @@
+//! Nodes whose agent is silent: who waits for one of them is answered at once.
+//!
+//! *Invariant:* an agent counts as silent only where the operator says so, or where its node has no
+//! StorageNode. An answer undoes nothing: what was asked of the agent is there when it is back.
+
+use chrono::{DateTime, TimeDelta, Utc};
+use cistern_crds::{
+    Condition, ConditionStatus, ConditionType, StorageNode, Stored, condition, time,
+};
+use kube::ResourceExt as _;
+
+use super::{Error, Kind, Objects, attendance::Attention, named, nodes::Nodes};
+
+/// An agent that does not report.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the agent on {node} has been silent for {lasting}: {message}")]
+pub struct Silence {
+    /// Its node.
+    pub node: String,
+    /// For how long, for people.
+    pub lasting: String,
+    /// What the operator sees of it.
+    pub message: String,
+}
+
+impl Nodes {
+    /// The silence of a node's agent; none while it reports, and before the first list has come.
+    pub fn silence(&self, node: &str) -> Option<Silence> {
+        self.look_at(node, |found| match found {
+            Some(found) => of_node(found, Utc::now()),
+            None => Some(Silence {
+                node: node.to_owned(),
+                lasting: "an unknown time".to_owned(),
+                message: "there is no StorageNode of this name".to_owned(),
+            }),
+        })?
+    }
+
+    /// Ends when the agent of a node is silent.
+    async fn until_silent(&self, node: &str) -> Silence {
+        let mut changes = self.subscribe();
+        loop {
+            if let Some(silence) = self.silence(node) {
+                return silence;
+            }
+            // The sender lives as long as `self`.
+            let _ = changes.changed().await;
+        }
+    }
+}
+
+impl<K: Kind + Stored> Objects<K> {
+    /// The object at its next change; none once it seems to be gone. An error when the agent of its
+    /// node is silent, or becomes it meanwhile.
+    pub async fn change(
+        &self,
+        object: &K,
+        attention: &mut Attention<K>,
+    ) -> Result<Option<K>, Error> {
+        tokio::select! {
+            biased;
+            change = attention.change(object) => Ok(change),
+            silence = self.nodes().until_silent(object.node_name()) => Err(silent(object, silence)),
+        }
+    }
+}
+
+/// The error of whoever waits for a silent agent.
+pub fn silent<K: Kind>(object: &K, silence: Silence) -> Error {
+    Error::Silent {
+        object: named::<K>(&object.name_any()),
+        silence,
+    }
+}
+
+/// What says that the agent of a node does not report, if it does not.
+pub fn not_reporting(node: &StorageNode) -> Option<&Condition> {
+    let conditions = node.status.as_ref().map(|status| &status.conditions[..]);
+    let reporting = condition::find(
+        conditions.unwrap_or_default(),
+        ConditionType::AgentReporting,
+    );
+    reporting.filter(|reporting| reporting.status == ConditionStatus::False.as_str())
+}
+
+fn of_node(node: &StorageNode, now: DateTime<Utc>) -> Option<Silence> {
+    let reporting = not_reporting(node)?;
+    let since = time::from_kubernetes(&reporting.last_transition_time);
+    Some(Silence {
+        node: node.name_any(),
+        lasting: lasting(now - since),
+        message: reporting.message.clone(),
+    })
+}
+
+/// A duration in its largest unit: an answer that changed with every call would be another event
+/// each time.
+fn lasting(duration: TimeDelta) -> String {
+    let (days, hours, minutes) = (
+        duration.num_days(),
+        duration.num_hours(),
+        duration.num_minutes(),
+    );
+    match (days, hours, minutes) {
+        (1.., _, _) => format!("{days} d"),
+        (_, 1.., _) => format!("{hours} h"),
+        (_, _, 1..) => format!("{minutes} min"),
+        _ => "less than a minute".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cistern_crds::{Bytes, Reason, condition::Finding};
+
+    use super::*;
+    use crate::{objects::nodes::tests::node, testing::at};
+
+    fn reporting(status: impl Into<ConditionStatus>) -> StorageNode {
+        let mut node = node("n1", Bytes::gib(1), Bytes::gib(1));
+        let finding = Finding::new(
+            ConditionType::AgentReporting,
+            status,
+            Reason::AgentNotReady,
+            "pod x is not ready",
+        );
+        let conditions = &mut node.status.as_mut().unwrap().conditions;
+        condition::set(conditions, &finding, None, at(0));
+        node
+    }
+
+    #[test]
+    fn an_agent_is_silent_while_the_operator_says_that_it_does_not_report() {
+        let fresh = node("n1", Bytes::gib(1), Bytes::gib(1));
+        assert_eq!(of_node(&fresh, at(60)), None);
+        assert_eq!(of_node(&reporting(true), at(60)), None);
+        assert_eq!(of_node(&reporting(ConditionStatus::Unknown), at(60)), None);
+        let silence = of_node(&reporting(false), at(3 * 60)).unwrap();
+        assert_eq!(
+            silence.to_string(),
+            "the agent on n1 has been silent for 3 min: pod x is not ready"
+        );
+    }
+
+    #[test]
+    fn a_silence_is_told_in_its_largest_unit() {
+        for (seconds, told) in [
+            (-5, "less than a minute"),
+            (59, "less than a minute"),
+            (60, "1 min"),
+            (59 * 60 + 59, "59 min"),
+            (3 * 3600, "3 h"),
+            (50 * 3600, "2 d"),
+        ] {
+            assert_eq!(lasting(TimeDelta::seconds(seconds)), told, "{seconds}");
+        }
+    }
+}
