@@ -53,6 +53,11 @@ impl Volumes {
                 self.objects.see_off(volume, attention).await?;
                 continue;
             }
+            if wanted.is_left_behind(&volume) {
+                attention.note("the API server to forget a volume at a node that is not allowed");
+                self.objects.withdraw(volume).await?;
+                continue;
+            }
             if let Some(difference) = wanted.difference(&volume) {
                 let object = named::<PoolVolume>(attention.name());
                 return Err(objects::Error::Different { object, difference }.into());

@@ -5,7 +5,7 @@
 
 use cistern_crds::{
     AccessMode, AccessType, Bytes, ContentSource, FilesystemType, MkfsOptions, PoolVolume,
-    PoolVolumeSpec, Provisioning, names, volume::ClaimReference,
+    PoolVolumeSpec, Provisioning, Stored as _, names, volume::ClaimReference,
 };
 
 use super::SourceReference;
@@ -109,6 +109,14 @@ impl NewVolume {
     /// Why the volume that has this name already is not what is asked for; none where it is
     /// (CV-07, CV-23, TOP-19). The claim is only a note, and is not compared.
     pub fn difference(&self, existing: &PoolVolume) -> Option<String> {
+        let node = &existing.spec.node_name;
+        let elsewhere = || format!("it is on node {node}");
+        let unlike = self.unlike(existing);
+        unlike.or_else(|| (!self.requirement.allows(node)).then(elsewhere))
+    }
+
+    /// Why the volume is not what is asked for, wherever it is.
+    fn unlike(&self, existing: &PoolVolume) -> Option<String> {
         let spec = &existing.spec;
         let made_from = spec.content_source.as_ref().map(SourceReference::from);
         let inherits = self.source.is_some() && self.filesystem.is_none();
@@ -137,11 +145,17 @@ impl NewVolume {
             Some(format!("its access modes are {:?}", spec.access_modes))
         } else if !self.size.contains(spec.size) {
             Some(format!("its size is {}", spec.size))
-        } else if !self.requirement.allows(&spec.node_name) {
-            Some(format!("it is on node {}", spec.node_name))
         } else {
             None
         }
+    }
+
+    /// Whether the volume that has this name was asked for by the same request before any agent has
+    /// admitted it, on a node that the request allows no longer.
+    pub fn is_left_behind(&self, existing: &PoolVolume) -> bool {
+        existing.reserved().is_none()
+            && !self.requirement.allows(&existing.spec.node_name)
+            && self.unlike(existing).is_none()
     }
 }
 
@@ -207,6 +221,20 @@ pub(crate) mod tests {
             let difference = other.difference(&existing).unwrap();
             assert!(difference.contains(named), "{difference}");
         }
+    }
+
+    #[test]
+    fn only_what_nobody_has_admitted_at_an_excluded_node_is_left_behind() {
+        let mut wanted = wanted("pvc-1");
+        let mut existing = wanted.on_node("n1", None);
+        assert!(!wanted.is_left_behind(&existing));
+        wanted.requirement.requisite = Some(vec!["n2".to_owned()]);
+        assert!(wanted.is_left_behind(&existing));
+        let mut larger = wanted.clone();
+        larger.size.required = Bytes::gib(2);
+        assert!(!larger.is_left_behind(&existing), "it is another volume");
+        existing.status.get_or_insert_default().reserved = Some(Bytes::gib(1));
+        assert!(!wanted.is_left_behind(&existing));
     }
 
     #[test]

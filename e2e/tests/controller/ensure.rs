@@ -289,6 +289,35 @@ async fn what_was_admitted_stays_although_its_agent_fell_silent_and_the_call_doe
 }
 
 #[tokio::test]
+async fn cv_07_what_nobody_admitted_at_a_node_that_is_excluded_by_now_does_not_wedge_the_claim() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "wedged", &[("a", 5), ("b", 2)]).await;
+    let replica = Replica::start(control_plane).await;
+    let wanted = request("wedged", &cluster.pool);
+    let status = create(replica.client().await, wanted.clone(), SHORT).await;
+    assert_eq!(status.unwrap_err().code(), Code::Aborted);
+    let left = cluster.placed("wedged", "a").await;
+
+    let mut elsewhere = wanted.clone();
+    elsewhere.accessibility_requirements = Some(requirement(&[cluster.node("b")]));
+    let mut larger = elsewhere.clone();
+    larger.capacity_range.as_mut().unwrap().required_bytes = 2 << 30;
+    let status = create(replica.client().await, larger, PATIENCE).await;
+    assert_eq!(status.unwrap_err().code(), Code::AlreadyExists);
+    let asked = tokio::spawn(create(replica.client().await, elsewhere, PATIENCE));
+    let made = cluster.make("wedged", "b").await;
+    assert_ne!(made.metadata.uid, left.metadata.uid);
+    let volume = asked.await.unwrap().unwrap();
+    assert_eq!(volume.accessible_topology, [place(&cluster.node("b"))]);
+
+    // What an agent has admitted stays where it is.
+    let mut back = wanted;
+    back.accessibility_requirements = Some(requirement(&[cluster.node("a")]));
+    let status = create(replica.client().await, back, PATIENCE).await;
+    assert_eq!(status.unwrap_err().code(), Code::AlreadyExists);
+}
+
+#[tokio::test]
 async fn an_object_that_was_deleted_by_hand_before_its_admission_is_made_anew() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "by-hand", &[("a", 5)]).await;
