@@ -87,7 +87,11 @@ pub(super) fn volume(error: &volumes::Error) -> Code {
         // Nothing was begun; but it will be ready any moment.
         volumes::Error::Source(SourceError::NotReady { .. }) => Code::Unavailable,
         volumes::Error::Source(SourceError::Unlike { .. }) => Code::InvalidArgument,
-        volumes::Error::Source(SourceError::Refused { .. }) => Code::FailedPrecondition,
+        // Also for want of room: RESOURCE_EXHAUSTED would send the pod back to the scheduler, which
+        // knows nothing of sources and chooses the same node again, without a back-off.
+        volumes::Error::Source(SourceError::NoRoom { .. } | SourceError::Refused { .. }) => {
+            Code::FailedPrecondition
+        }
     }
 }
 

@@ -95,7 +95,8 @@ impl Volumes {
             Some(reference) => {
                 let source = self.source(reference).await?;
                 let wanted = source.complete(wanted)?;
-                let node = self.choose(&wanted, refusals).await?;
+                let chosen = self.choose(&wanted, refusals).await;
+                let node = chosen.map_err(|error| source.misplaced(error))?;
                 let object = wanted.on_node(&node, Some(source.content()));
                 (node, object)
             }

@@ -69,6 +69,20 @@ pub enum Error {
         /// The largest that is asked for.
         limit: Bytes,
     },
+    /// Its node cannot take a copy now, no other node can, and nothing of the volume is left.
+    #[error(
+        "a volume of {size} made from {origin} can only be on node {node}, which cannot take it now: {why}"
+    )]
+    NoRoom {
+        /// The source.
+        origin: String,
+        /// Where it is.
+        node: String,
+        /// What was asked for.
+        size: Bytes,
+        /// Why its node cannot take it.
+        why: String,
+    },
     /// The node does not copy it, and nothing of the volume is left.
     #[error("node {node} cannot copy {origin}: {message}: {advice}")]
     Refused {
@@ -128,22 +142,35 @@ impl Source {
         completed.size.chosen = chosen;
         completed.filesystem = self.filesystem;
         if !wanted.requirement.allows(&self.node) {
-            return Err(placement::Error::NoRoom {
-                pool: self.pool.clone(),
-                size: chosen,
-                why: format!(
-                    "it can only be where its source {} is, on node {}, which accessibility_requirements leave out",
-                    self.reference.named(),
-                    self.node
-                ),
-            }
-            .into());
+            let why = "accessibility_requirements leave it out".to_owned();
+            return Err(self.no_room(chosen, why).into());
         }
         completed.requirement = Requirement {
             requisite: Some(vec![names::topology_value(&self.node)]),
             preferred: Vec::new(),
         };
         Ok(completed)
+    }
+
+    /// The error for a copy that has no place. Another node is no way out, so the caller must not
+    /// take it for one that asks the scheduler to choose again.
+    fn no_room(&self, size: Bytes, why: String) -> Error {
+        Error::NoRoom {
+            origin: self.reference.named(),
+            node: self.node.clone(),
+            size,
+            why,
+        }
+    }
+
+    /// What an error of the placement of a copy is to its caller.
+    pub(super) fn misplaced(&self, error: super::Error) -> super::Error {
+        match error {
+            super::Error::Placement(placement::Error::NoRoom { size, why, .. }) => {
+                self.no_room(size, why).into()
+            }
+            error => error,
+        }
     }
 
     fn difference(&self, wanted: &NewVolume) -> Option<String> {

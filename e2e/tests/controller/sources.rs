@@ -1,7 +1,7 @@
 //! CreateVolume from a snapshot or a volume.
 
 use cistern_crds::{Bytes, Reason};
-use cistern_e2e::{ControlPlane, Replica};
+use cistern_e2e::{ControlPlane, Replica, eventually};
 use cistern_proto::csi::v1::{
     self,
     volume_capability::{AccessType, BlockVolume, MountVolume},
@@ -160,9 +160,68 @@ async fn a_copy_is_made_at_its_source_although_the_scheduler_has_chosen_another_
         let status = create(replica.client().await, refused, PATIENCE)
             .await
             .unwrap_err();
-        assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+        assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+        let node = cluster.node("a");
+        assert!(status.message().contains(&node), "{status}");
         assert!(cluster.is_gone(&name).await);
     }
+}
+
+#[tokio::test]
+async fn a_copy_beside_a_full_or_silent_source_fails_with_a_back_off_and_writes_nothing() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "full-source", &[("a", 5), ("b", 4)]).await;
+    let replica = Replica::start(control_plane).await;
+    volume(&cluster, replica.client().await, "full-source-volume").await;
+    let client = replica.client().await;
+    taken(
+        &cluster,
+        client,
+        "full-source-snapshot",
+        "full-source-volume",
+    )
+    .await;
+    let everywhere = requirement(&[cluster.node("b"), cluster.node("a")]);
+    let until_room = async |gib: i64| {
+        let what = format!("the controller to see {gib} GiB of room");
+        eventually(&what, PATIENCE, async || {
+            let request = v1::GetCapacityRequest {
+                parameters: [("pool".to_owned(), cluster.pool.clone())].into(),
+                accessible_topology: Some(place(&cluster.node("a"))),
+                ..v1::GetCapacityRequest::default()
+            };
+            let answer = replica.client().await.get_capacity(request).await;
+            let room = answer.unwrap().into_inner().available_capacity >> 30;
+            (room == gib).then_some(()).ok_or(format!("{room} GiB"))
+        })
+        .await;
+    };
+    let refused = async |says: &str| {
+        for (name, source) in [
+            ("full-source-clone", of_volume("full-source-volume")),
+            ("full-source-restore", of_snapshot("full-source-snapshot")),
+        ] {
+            let history = History::of(&cluster.volumes, name).await;
+            let mut wanted = copy(name, &cluster.pool, source);
+            wanted.accessibility_requirements = Some(everywhere.clone());
+            let status = create(replica.client().await, wanted, PATIENCE).await;
+            let status = status.unwrap_err();
+            // RESOURCE_EXHAUSTED would have the scheduler choose again for ever.
+            assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+            for said in [&format!("only be on node {}", cluster.node("a")), says] {
+                assert!(status.message().contains(said), "{status}");
+            }
+            assert!(history.states().is_empty());
+        }
+    };
+    cluster.set_room("a", 0).await;
+    until_room(0).await;
+    refused("has room for 0").await;
+    cluster.set_room("a", 5).await;
+    until_room(5).await;
+    cluster.silence("a").await;
+    until_room(0).await;
+    refused("does not report").await;
 }
 
 // VCS-14
@@ -271,7 +330,7 @@ async fn cv_28_a_copy_that_its_agent_refuses_leaves_nothing_behind() {
             Code::FailedPrecondition,
             "spec.limits.maximumExtents",
         ),
-        (Reason::NoSpace, Code::ResourceExhausted, "need 1Gi"),
+        (Reason::NoSpace, Code::FailedPrecondition, "need 1Gi"),
     ] {
         let asked: tokio::task::JoinHandle<Result<v1::Volume, Status>> =
             tokio::spawn(create(replica.client().await, wanted.clone(), PATIENCE));

@@ -144,6 +144,15 @@ fn of_sources() -> Vec<Row> {
             Code::OutOfRange,
         ),
         (
+            SourceError::NoRoom {
+                origin: origin(),
+                node: "n1".into(),
+                size: Bytes::gib(1),
+                why: "full".into(),
+            },
+            Code::FailedPrecondition,
+        ),
+        (
             SourceError::Refused {
                 origin: origin(),
                 node: "n1".into(),

@@ -107,11 +107,31 @@ fn a_copy_goes_to_its_source_whatever_is_preferred_and_nowhere_else() {
     elsewhere.requirement.requisite = Some(vec!["node-2".to_owned()]);
     let error = source().complete(&elsewhere).unwrap_err();
     assert!(
-        matches!(
-            error,
-            super::super::Error::Placement(placement::Error::NoRoom { .. })
-        ),
+        matches!(error, super::super::Error::Source(Error::NoRoom { .. })),
         "{error}"
+    );
+}
+
+#[test]
+fn a_copy_without_room_at_its_source_names_the_node_and_keeps_the_reason() {
+    let full = placement::Error::NoRoom {
+        pool: "fast".to_owned(),
+        size: Bytes::gib(2),
+        why: "node-1 has room for 1Gi".to_owned(),
+    };
+    let error = source().misplaced(full.into()).to_string();
+    for said in ["snapshot snapshot-1", "on node node-1", "has room for 1Gi"] {
+        assert!(error.contains(said), "{error}");
+    }
+    let too_large = placement::Error::TooLarge {
+        pool: "fast".to_owned(),
+        size: Bytes::gib(2),
+        largest: Bytes::gib(1),
+    };
+    let error = source().misplaced(too_large.into());
+    assert!(
+        matches!(error, super::super::Error::Placement(_)),
+        "no node could ever hold it: {error}"
     );
 }
 
