@@ -97,6 +97,11 @@ pub struct Orphan {
     pub identity: Option<OrphanIdentity>,
     /// When nobody was first seen to claim it.
     pub since: DateTime<Utc>,
+    /// The node that the custom resource of the image is on, where there is one and it names another
+    /// node: the image belongs there, and is never reclaimed here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub belongs_to: Option<String>,
     /// When it was moved to the trash of the pool, from where it goes for good after as long again;
     /// none while it is where it was. See `reclaimOrphansAfterHours` of the StoragePool.
     #[serde(default, skip_serializing_if = "Option::is_none")]

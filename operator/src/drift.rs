@@ -33,6 +33,8 @@ const ACTION: &str = "ComparingNode";
 const DRIFTED: &str = "DoesNotBelongTogether";
 /// Reason of an event about images that nobody claims.
 const ORPHANED: &str = "ImagesWithoutOwner";
+/// Reason of an event about images whose objects are on another node.
+const ELSEWHERE: &str = "ImagesOfAnotherNode";
 /// Names that a note mentions.
 const NAMED: usize = 3;
 
@@ -115,7 +117,8 @@ fn news(node: &StorageNode, now: DateTime<Utc>) -> Vec<News> {
         Some(of(None, DRIFTED, kind, *since, text))
     });
     let pools = status.iter().flat_map(|status| &status.pools);
-    let orphans = pools.filter_map(|pool| orphans(&name, pool));
+    let orphans = pools.flat_map(|pool| [orphans(&name, pool), of_others(&name, pool)]);
+    let orphans = orphans.flatten();
     let is_young = |it: &News| {
         it.telling.key.rsplit_once(' ').is_some_and(|(_, since)| {
             let since = since.parse::<DateTime<Utc>>();
@@ -127,24 +130,48 @@ fn news(node: &StorageNode, now: DateTime<Utc>) -> Vec<News> {
 
 /// The images of a pool on a node that nobody claims.
 fn orphans(node: &str, pool: &NodePoolStatus) -> Option<News> {
-    let newest = pool.orphans.iter().max_by_key(|orphan| orphan.since)?;
-    let named: Vec<String> = pool.orphans.iter().take(NAMED).map(describe).collect();
-    let more = more(pool.orphans.len(), NAMED);
-    let name = &pool.name;
+    let orphans = pool.orphans.iter();
+    let orphans: Vec<_> = orphans.filter(|it| it.belongs_to.is_none()).collect();
+    let newest = orphans.iter().max_by_key(|orphan| orphan.since)?;
+    let (named, name) = (some(&orphans), &pool.name);
     let text = format!(
-        "nobody claims {}{more} in pool {name} on node {node}: they are kept and take their room; \
+        "nobody claims {named} in pool {name} on node {node}: they are kept and take their room; \
          create a custom resource of that name and spec to have one back, or set \
-         spec.reclaimOrphansAfterHours of the StoragePool to be rid of them",
-        named.join(", ")
+         spec.reclaimOrphansAfterHours of the StoragePool to be rid of them"
     );
     Some(of(Some(name.clone()), ORPHANED, name, newest.since, text))
 }
 
+/// The images of a pool on a node whose objects are on another node.
+fn of_others(node: &str, pool: &NodePoolStatus) -> Option<News> {
+    let orphans = pool.orphans.iter();
+    let orphans: Vec<_> = orphans.filter(|it| it.belongs_to.is_some()).collect();
+    let newest = orphans.iter().max_by_key(|orphan| orphan.since)?;
+    let (named, name) = (some(&orphans), &pool.name);
+    let text = format!(
+        "in pool {name} on node {node} there are images of volumes and snapshots of other nodes: \
+         {named}: they are kept, and nothing can use them here; give the node its old name, or move \
+         the disk back to its node"
+    );
+    let what = format!("{name} of others");
+    Some(of(Some(name.clone()), ELSEWHERE, &what, newest.since, text))
+}
+
+/// The first of some images, and how many more there are.
+fn some(orphans: &[&Orphan]) -> String {
+    let named: Vec<String> = orphans.iter().take(NAMED).map(|it| describe(it)).collect();
+    named.join(", ") + &more(orphans.len(), NAMED)
+}
+
 fn describe(orphan: &Orphan) -> String {
     let image = &orphan.image;
-    match &orphan.identity {
-        Some(identity) => format!("image {image} of {:?} {}", identity.kind, identity.name),
-        None => format!("file {image}, which does not say what it was,"),
+    match (&orphan.identity, &orphan.belongs_to) {
+        (Some(identity), None) => format!("image {image} of {:?} {}", identity.kind, identity.name),
+        (Some(identity), Some(node)) => format!(
+            "image {image} of {:?} {}, which belongs to node {node}",
+            identity.kind, identity.name
+        ),
+        (None, _) => format!("file {image}, which does not say what it was,"),
     }
 }
 
@@ -174,7 +201,10 @@ fn of(
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::{Bytes, StorageNodeSpec, StorageNodeStatus};
+    use cistern_crds::{
+        AccessType, Bytes, Provisioning, SourceKind, StorageNodeSpec, StorageNodeStatus,
+        health::OrphanIdentity,
+    };
 
     use super::*;
 
@@ -195,6 +225,7 @@ mod tests {
             size: Bytes::gib(1),
             identity: None,
             since: at(*since),
+            belongs_to: None,
             trashed_since: None,
         });
         node.status = Some(StorageNodeStatus {
@@ -239,5 +270,31 @@ mod tests {
         );
         assert!(note.contains("reclaimOrphansAfterHours"), "{note}");
         assert_eq!(told[0].pool.as_deref(), Some("fast"));
+    }
+
+    #[test]
+    fn an_image_of_another_node_is_reported_with_that_node_and_without_advice_to_remove_it() {
+        let mut node = node(&[], &[1, 2]);
+        let orphans = &mut node.status.as_mut().unwrap().pools[0].orphans;
+        orphans[0].belongs_to = Some("node-0".to_owned());
+        orphans[0].identity = Some(OrphanIdentity {
+            kind: SourceKind::Volume,
+            name: "pvc-1".to_owned(),
+            source_volume: None,
+            source_image: None,
+            creation_time: None,
+            volume_size: Bytes::gib(1),
+            access_type: AccessType::Block,
+            filesystem: None,
+            provisioning: Provisioning::Thin,
+        });
+        let told = news(&node, at(30));
+        let reasons: Vec<_> = told.iter().map(|it| it.telling.reason).collect();
+        assert_eq!(reasons, [ORPHANED, ELSEWHERE]);
+        let notes: Vec<_> = told.iter().map(|it| it.telling.note.as_str()).collect();
+        assert!(!notes[0].contains("uid-1"), "{notes:?}");
+        let named = "image uid-1 of Volume pvc-1, which belongs to node node-0:";
+        assert!(notes[1].contains(named), "{notes:?}");
+        assert!(!notes[1].contains("reclaim"), "{notes:?}");
     }
 }

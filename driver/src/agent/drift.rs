@@ -10,6 +10,7 @@
 //! complete; and since when it is so survives a restart, in the status.
 
 mod course;
+mod elsewhere;
 mod pass;
 mod reclaim;
 

@@ -388,6 +388,53 @@ async fn an_orphan_goes_by_way_of_the_trash_where_the_pool_asks_for_it_and_comes
     node.finish().await;
 }
 
+#[tokio::test]
+async fn an_image_whose_object_names_another_node_is_kept_and_reported_with_that_node() {
+    let mut node = Fixture::start("agent-moved-disk").await;
+    let moved = node.volume("moved", Bytes::mib(64)).await;
+    let other = node.volume("other", Bytes::mib(64)).await;
+    let (kept, lost) = (moved.uid().unwrap(), other.uid().unwrap());
+    // As after the node was renamed: the object of the image names the node that was.
+    node.forget(&moved.name_any()).await;
+    let mut elsewhere = node.wish("moved", Bytes::mib(64));
+    elsewhere.spec.node_name = "agent-moved-disk-before".to_owned();
+    node.create(&elsewhere).await;
+    node.forget(&other.name_any()).await;
+    let belongs_to = |pool: &NodePoolStatus| {
+        let orphan = pool.orphans.iter().find(|orphan| orphan.image == kept);
+        orphan.and_then(|orphan| orphan.belongs_to.clone())
+    };
+    let is_reported =
+        |pool: &NodePoolStatus| belongs_to(pool).as_deref() == Some("agent-moved-disk-before");
+    node.pool_until("to report the other node", is_reported)
+        .await;
+    node.pool_until("to have an orphan", has_orphan(&lost, false))
+        .await;
+
+    // Both are old enough, and the pool has opted in: only what belongs to nobody goes.
+    node.age_orphans().await;
+    node.reclaim_after_an_hour().await;
+    node.pool_until("to have a trash", has_orphan(&lost, true))
+        .await;
+    let age = "for it in $0/../trash/$1.*; do mv $it ${it%.*}.$((${it##*.} - 7200)); done";
+    node.shell(age, &[&lost]).await;
+    let pool = node
+        .pool_until("to have one orphan", |pool| pool.orphans.len() == 1)
+        .await;
+    assert!(is_reported(&pool) && has_orphan(&kept, false)(&pool));
+    node.shell("test -e $0/$1 && ! ls $0/../trash/*", &[&kept])
+        .await;
+
+    node.forget(&elsewhere.name_any()).await;
+    let is_nobodys =
+        |pool: &NodePoolStatus| has_orphan(&kept, true)(pool) && belongs_to(pool).is_none();
+    node.pool_until("to take it for an orphan", is_nobodys)
+        .await;
+    let back = node.volume("moved", Bytes::mib(64)).await;
+    assert_eq!(status(&back).image.unwrap().uid, kept);
+    node.finish().await;
+}
+
 impl Fixture {
     /// Waits until a volume that came back can be used.
     async fn made_again(&self, was: &PoolVolume) -> PoolVolume {

@@ -57,6 +57,9 @@ async fn a_nodes_token_writes_the_status_of_its_own_objects_and_nothing_else() {
     let rows: &[Row<'_>] = &[
         ("GET", "poolvolumes", none, ALLOWED),
         ("GET", "storagenodes/b", none, ALLOWED),
+        // Whether an image that nobody claims here belongs to another node.
+        ("GET", "poolvolumes/on-b", none, ALLOWED),
+        ("GET", "poolsnapshots/on-b", none, ALLOWED),
         ("PATCH", "poolvolumes/on-a/status", status, ALLOWED),
         ("PATCH", "storagenodes/a/status", room, ALLOWED),
         ("APPLY", "storagenodes/a/status", room, ALLOWED),

@@ -44,6 +44,9 @@ pub struct OrphanView {
     pub identity: Option<OrphanIdentity>,
     /// Since when.
     pub since: DateTime<Utc>,
+    /// The other node that its custom resource is on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub belongs_to: Option<String>,
 }
 
 /// Something on a node that does not belong together.
@@ -134,6 +137,14 @@ pub fn choose(cluster: &Cluster, name: &str, only: &Selection) -> Result<Choice,
         }
     };
     let (image, pool, node) = (orphan.image.clone(), pool.to_owned(), node.name_any());
+    if let Some(owner) = orphan.belongs_to.clone() {
+        return Err(Error::Elsewhere {
+            what: named(orphan.identity.as_ref()),
+            image,
+            node,
+            owner,
+        });
+    }
     match orphan.identity.clone() {
         Some(identity) => Ok(Choice {
             image,
@@ -156,6 +167,7 @@ impl Orphans {
                 size_bytes: orphan.size.0,
                 identity: orphan.identity.clone(),
                 since: orphan.since,
+                belongs_to: orphan.belongs_to.clone(),
             })
             .collect();
         items.sort_by(|a, b| (&a.node, &a.pool, &a.image).cmp(&(&b.node, &b.pool, &b.image)));
@@ -206,9 +218,14 @@ impl Orphans {
         }
         let mut table = Table::new(&["IMAGE", "IS", "POOL", "NODE", "SIZE", "AGE"]);
         for orphan in &self.items {
+            let what = named(orphan.identity.as_ref());
+            let what = match &orphan.belongs_to {
+                None => what,
+                Some(node) => format!("{what}, belongs to {node}"),
+            };
             table.row(vec![
                 orphan.image.as_str().into(),
-                named(orphan.identity.as_ref()).into(),
+                what.into(),
                 orphan.pool.as_str().into(),
                 orphan.node.as_str().into(),
                 human(Bytes(orphan.size_bytes)).into(),
@@ -239,6 +256,25 @@ who-knows     unknown           fast   worker-1   512Mi   10m
 
 Take one up again with `kubectl cistern orphans adopt IMAGE`; have it removed with `… reclaim IMAGE`.
 "
+        );
+    }
+
+    #[test]
+    fn an_image_of_another_node_is_listed_with_that_node_and_cannot_be_chosen() {
+        let mut cluster = cluster();
+        let status = cluster.nodes[0].status.as_mut().unwrap();
+        status.pools[0].orphans[0].belongs_to = Some("worker-0".to_owned());
+        let all = Selection::default();
+        let text = Orphans::of(&cluster, &all, at(600)).text(false, Paint::plain());
+        assert!(
+            text.contains("volume pvc-lost, belongs to worker-0"),
+            "{text}"
+        );
+        let refused = choose(&cluster, "pvc-lost", &all).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "image uid-of-lost on worker-1 belongs to node worker-0, which has volume pvc-lost: give \
+             the node its old name, or move the disk back; to give up the image, delete that first"
         );
     }
 

@@ -55,6 +55,20 @@ pub enum Error {
         /// Its node.
         node: String,
     },
+    /// Its custom resource is on another node.
+    #[error(
+        "image {image} on {node} belongs to node {owner}, which has {what}: give the node its old name, or move the disk back; to give up the image, delete that first"
+    )]
+    Elsewhere {
+        /// The image.
+        image: String,
+        /// The node that it lies on.
+        node: String,
+        /// What it says that it is.
+        what: String,
+        /// The node that it belongs to.
+        owner: String,
+    },
     /// Somebody else has the name.
     #[error(
         "{kind} {name} exists already, with another image: it has to go first, or this image stays as it is"

@@ -12,7 +12,7 @@ use cistern_crds::{
 use cistern_host::{Content, Identity, Inventory, Owner};
 use tokio::time::timeout;
 
-use super::{super::blocking::on_host, Found};
+use super::{super::blocking::on_host, Found, elsewhere};
 use crate::{
     agent::{Agent, desired::readable, pools::weight_of},
     fsck::findings::{Finding, Kind, Unclaimed, View, findings},
@@ -33,7 +33,11 @@ pub(super) async fn pass(agent: &Arc<Agent>) -> bool {
         return false;
     };
     let now = (agent.now)();
-    let found = found(&view, now);
+    let mut found = found(&view, now);
+    if let Err(error) = elsewhere::mark(agent, &mut found.orphans).await {
+        tracing::warn!(error = %Chain(&error), "cannot compare what is on this node");
+        return false;
+    }
     let told = node.status.unwrap_or_default();
     let changes = agent.drift.note(&told, found, now);
     changes.log();
@@ -150,6 +154,7 @@ fn orphan(unclaimed: &Unclaimed<'_>, now: DateTime<Utc>) -> Orphan {
             ..described(identity)
         }),
         since: now,
+        belongs_to: None,
         trashed_since: unclaimed.discarded,
     }
 }

@@ -2,8 +2,9 @@
 //! there for good, after the same time each.
 //!
 //! *Invariants:* an image goes only for having stood in the status as an orphan for that long; only
-//! if it says itself what it was; never while an object of its name is there, readable or not; and
-//! never from a pool that has not opted in.
+//! if it says itself what it was; never while an object of its name exists, readable or not, on this
+//! node or another, which the API server is asked before each step; and never from a pool that has
+//! not opted in.
 
 use std::sync::Arc;
 
@@ -16,6 +17,7 @@ use cistern_crds::{
 };
 use cistern_host::{Uid, image};
 
+use super::elsewhere;
 use crate::agent::{
     Agent,
     blocking::on_host,
@@ -66,6 +68,16 @@ async fn of_pool(agent: &Arc<Agent>, look: &PoolLook, status: &NodePoolStatus, a
             continue;
         }
         let (pool, image, name) = (&look.spec.name, &orphan.image, &identity.name);
+        match elsewhere::node_of(agent, identity).await {
+            Ok(None) => {}
+            Ok(Some(_)) => continue,
+            // Nobody knows, so everything stays.
+            Err(error) => {
+                let error = Chain(&error);
+                tracing::warn!(pool, image, name, %error, "an image stays that nobody claims");
+                return;
+            }
+        }
         match take(agent, usable, &orphan, identity, step, now).await {
             Ok(true) => {
                 tracing::warn!(
@@ -171,6 +183,7 @@ mod tests {
                 provisioning: Provisioning::Thin,
             }),
             since: at(since),
+            belongs_to: None,
             trashed_since: trashed_since.map(at),
         }
     }
