@@ -188,6 +188,65 @@ async fn what_is_not_as_it_was_said_is_not_taken_up_and_leaves_nothing() {
     node.driver.finish().await;
 }
 
+/// Writes the status of the volume in the agent's place, once the program has created it, and gives
+/// what the program says and the volume as it is then.
+async fn admitted(node: &Node, name: &str, status: Value, child: Child) -> (Answer, PoolVolume) {
+    let api = node.all::<PoolVolume>();
+    let what = format!("{name} to be created");
+    cistern_e2e::eventually(&what, crate::SOON, async || {
+        let found = api.get_opt(name).await.unwrap();
+        found.map(drop).ok_or_else(|| "nothing".to_owned())
+    })
+    .await;
+    let patch = Patch::Merge(json!({"status": status}));
+    let parameters = PatchParams::default();
+    let written = api.patch_status(name, &parameters, &patch);
+    written.await.unwrap();
+    let answer = end(child).await;
+    (answer, api.get(name).await.unwrap())
+}
+
+#[tokio::test]
+async fn r07_a_volume_that_its_agent_has_admitted_is_kept_however_its_adoption_ends() {
+    let mut node = Node::start("plugin-kept").await;
+    let volume = node.volume("kept-one", None).await;
+    let image = volume.uid().unwrap();
+    node.forget(&volume).await;
+    node.driver.kill_node();
+    tell(
+        &node,
+        &[orphan(
+            &image,
+            &json!({"kind": "Volume", "name": "kept-one"}),
+        )],
+    )
+    .await;
+    let other = json!({"uid": "other", "poolUuid": "11111111-1111-4111-8111-111111111111",
+        "sectorSize": 4096});
+    for (status, words) in [
+        // The node is late.
+        (json!({"reserved": "64Mi"}), "is admitted and kept"),
+        // The image was gone, and the agent has found or made another.
+        (
+            json!({"reserved": "64Mi", "size": "64Mi", "image": other}),
+            "stands for image other, and is kept",
+        ),
+    ] {
+        let child = start(&node, &["orphans", "adopt", &image, "--timeout", "5s"], "");
+        let (answer, left) = admitted(&node, "kept-one", status, child).await;
+        assert_eq!(answer.code, 3, "{}", answer.stderr);
+        assert!(answer.stderr.contains(words), "{}", answer.stderr);
+        assert!(!left.spec.deletion_requested);
+        assert_eq!(left.metadata.deletion_timestamp, None);
+        node.forget(&left).await;
+    }
+    node.driver.start_node().await;
+    let again = node.volume("kept-one", None).await;
+    assert_eq!(again.image().unwrap().uid, image);
+    node.remove(&again).await;
+    node.driver.finish().await;
+}
+
 #[tokio::test]
 async fn r07_an_orphan_is_removed_only_for_whoever_types_its_name() {
     let mut node = Node::start("plugin-reclaim").await;

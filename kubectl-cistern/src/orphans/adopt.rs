@@ -1,19 +1,27 @@
 //! Making the custom resource that an image is missing, and waiting until its node has taken it up.
 //!
-//! *Invariant:* a custom resource whose image is not taken up does not stay: it is withdrawn before
-//! anything is reserved for it, or what was made for it goes again.
+//! *Invariant:* nothing here removes data. A custom resource whose image is not taken up is withdrawn
+//! before its agent has admitted it: each write names the version that it was made from, which was not
+//! admitted. One that is admitted stays, whatever has become of it.
 
 use std::{fmt::Debug, time::Duration};
 
-use cistern_client::Rejection;
-use cistern_crds::{ConditionStatus, ConditionType, Stored, condition};
+use cistern_client::{Rejection, writes};
+use cistern_crds::{
+    ConditionStatus, ConditionType, Stored, condition,
+    names::FINALIZER,
+    removal::{self, Step},
+};
 use kube::{Api, ResourceExt as _, api::PostParams};
 use serde::{Serialize, de::DeserializeOwned};
+use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use super::{Error, list::Choice, reclaim, wish::Wish};
+use super::{Error, list::Choice, wish::Wish};
 use crate::{Connection, cluster::Cluster};
 
+/// Who writes.
+pub(super) const MANAGER: &str = "kubectl-cistern";
 /// How often a node's answer is looked for.
 pub(super) const INTERVAL: Duration = Duration::from_millis(300);
 
@@ -47,8 +55,8 @@ pub async fn adopt(
 enum Progress {
     /// The image is the object's.
     Adopted,
-    /// Another image is.
-    MadeAnew,
+    /// Another image is: this one.
+    MadeAnew(String),
     /// The agent will not have it.
     Refused(String),
     /// It waits for this.
@@ -60,7 +68,7 @@ fn progress<K: Stored>(object: &K, image: &str) -> Progress {
         return if known.uid == image {
             Progress::Adopted
         } else {
-            Progress::MadeAnew
+            Progress::MadeAnew(known.uid.clone())
         };
     }
     let said = |kind| condition::find(object.conditions(), kind);
@@ -85,47 +93,120 @@ pub(super) async fn taken_up<K: Adoptable>(
     deadline: Instant,
 ) -> Result<K, crate::Error> {
     let api: Api<K> = connection.everywhere();
-    let (kind, name) = (K::kind(&()), wish.name_any());
-    let what = format!("cannot create {kind} {name}");
-    let created = connection
-        .ask(what, api.create(&PostParams::default(), wish))
-        .await;
-    let mut object = match created {
-        Err(crate::Error::Api { source, .. })
-            if Rejection::from(&*source) == Rejection::AlreadyExists =>
-        {
-            let kind = kind.into_owned();
-            return Err(Error::Taken { kind, name }.into());
-        }
-        created => created?,
-    };
+    let (kind, name) = (K::kind(&()).into_owned(), wish.name_any());
+    let mut object = create(connection, &api, wish).await?;
     loop {
-        let waits_for = match progress(&object, image) {
+        let is_late = Instant::now() >= deadline;
+        let failure = match progress(&object, image) {
             Progress::Adopted => return Ok(object),
-            Progress::MadeAnew => {
-                reclaim::remove(connection, &api, &name, deadline).await?;
+            Progress::MadeAnew(made) => {
                 let image = image.to_owned();
-                return Err(Error::Gone { image, name }.into());
+                return Err(Error::Gone {
+                    image,
+                    kind,
+                    name,
+                    made,
+                }
+                .into());
             }
-            Progress::Refused(message) => {
-                reclaim::remove(connection, &api, &name, deadline).await?;
-                return Err(Error::Refused { name, message }.into());
+            Progress::Waits(waits_for) if is_late && object.reserved().is_some() => {
+                return Err(Error::Pending {
+                    kind,
+                    name,
+                    waits_for,
+                }
+                .into());
             }
-            Progress::Waits(waits_for) => waits_for,
+            Progress::Refused(message) => Some(Error::Refused {
+                name: name.clone(),
+                message,
+            }),
+            Progress::Waits(waits_for) if is_late => Some(Error::Late {
+                name: name.clone(),
+                waits_for,
+            }),
+            Progress::Waits(_) => None,
         };
-        if Instant::now() >= deadline {
-            // What nobody has promised anything to would only be in the way of the next try.
-            if object.reserved().is_none() {
-                let soon = Instant::now() + INTERVAL;
-                reclaim::remove(connection, &api, &name, soon).await?;
+        match failure {
+            // What nobody has admitted would only be in the way of the next try.
+            Some(failure) => {
+                if is_withdrawn(connection, &api, &object).await? {
+                    return Err(failure.into());
+                }
             }
-            return Err(Error::Late { name, waits_for }.into());
+            None => sleep(INTERVAL).await,
         }
-        sleep(INTERVAL).await;
         object = connection
             .ask(format!("cannot read {kind} {name}"), api.get(&name))
             .await?;
     }
+}
+
+async fn create<K: Adoptable>(
+    connection: &Connection,
+    api: &Api<K>,
+    wish: &K,
+) -> Result<K, crate::Error> {
+    let (kind, name) = (K::kind(&()).into_owned(), wish.name_any());
+    let what = format!("cannot create {kind} {name}");
+    let created = connection
+        .ask(what, api.create(&PostParams::default(), wish))
+        .await;
+    match created {
+        Err(crate::Error::Api { source, .. })
+            if Rejection::from(&*source) == Rejection::AlreadyExists =>
+        {
+            Err(Error::Taken { kind, name }.into())
+        }
+        created => created,
+    }
+}
+
+/// Removes an object that its agent has not admitted, step by step; false where it was changed
+/// meanwhile and has to be looked at again.
+async fn is_withdrawn<K: Adoptable>(
+    connection: &Connection,
+    api: &Api<K>,
+    object: &K,
+) -> Result<bool, crate::Error> {
+    let what = || format!("cannot withdraw {} {}", K::kind(&()), object.name_any());
+    let mut current = object.clone();
+    loop {
+        let Some(step) = withdrawal(&current) else {
+            return Ok(false);
+        };
+        let left = match step {
+            Step::Ask => {
+                let change = json!({"spec": {"deletionRequested": true}});
+                let write = writes::patch_guarded(api, &current, MANAGER, change);
+                connection.ask(what(), write).await.map(Some)
+            }
+            Step::Delete => {
+                let delete = writes::delete_exactly(api, &current);
+                connection.ask(what(), delete).await
+            }
+            Step::Release => {
+                let release = writes::remove_finalizer(api, &current, MANAGER, FINALIZER);
+                connection.ask(what(), release).await.map(|()| None)
+            }
+            Step::Await | Step::Held => return Ok(true),
+        };
+        match left {
+            Ok(Some(left)) => current = left,
+            Ok(None) => return Ok(true),
+            Err(crate::Error::Api { source, .. })
+                if Rejection::from(&*source) == Rejection::Conflict =>
+            {
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// The next step to withdraw an object. None for one that is admitted: it may have an image.
+fn withdrawal<K: Stored>(object: &K) -> Option<Step> {
+    object.reserved().is_none().then(|| removal::next(object))
 }
 
 #[cfg(test)]
@@ -146,7 +227,8 @@ mod tests {
     fn an_object_is_adopted_once_its_agent_names_the_image() {
         let adopted = cluster().volumes[0].clone();
         assert_eq!(progress(&adopted, "uid-of-pvc-1"), Progress::Adopted);
-        assert_eq!(progress(&adopted, "uid-of-lost"), Progress::MadeAnew);
+        let other = Progress::MadeAnew("uid-of-pvc-1".to_owned());
+        assert_eq!(progress(&adopted, "uid-of-lost"), other);
     }
 
     #[test]
@@ -167,5 +249,18 @@ mod tests {
         // Something is reserved: so it may be about to be taken up.
         let admitted = waiting(json!({"reserved": "1Gi", "conditions": [no]}));
         assert!(matches!(progress(&admitted, "i"), Progress::Waits(_)));
+    }
+
+    #[test]
+    fn an_admitted_object_is_never_withdrawn() {
+        let mut volume = waiting(json!({"conditions": []}));
+        assert_eq!(withdrawal(&volume), Some(Step::Ask));
+        volume.spec.deletion_requested = true;
+        assert_eq!(withdrawal(&volume), Some(Step::Delete));
+        for is_asked in [false, true] {
+            let mut admitted = waiting(json!({"reserved": "1Gi", "conditions": []}));
+            admitted.spec.deletion_requested = is_asked;
+            assert_eq!(withdrawal(&admitted), None);
+        }
     }
 }

@@ -6,8 +6,9 @@
 //! reclaim   adopt ─▶ spec.deletionRequested ─▶ the agent removes the image ─▶ custom resource goes
 //! ```
 //!
-//! *Invariant:* an image is removed by its agent for `spec.deletionRequested`, which is written only
-//! once the agent has said that it is this image that the custom resource stands for.
+//! *Invariant:* an image is removed by its agent for `spec.deletionRequested`. Only `reclaim` writes
+//! that to a custom resource that an agent has admitted, and only once the agent has said that it is
+//! this image that the custom resource stands for.
 
 pub mod adopt;
 pub mod confirm;
@@ -89,19 +90,47 @@ pub enum Error {
     },
     /// The image was gone.
     #[error(
-        "the image {image} was gone by now: nothing was adopted, and the empty one that was made for {name} goes again"
+        "the image {image} was gone by now: {kind} {name} stands for image {made}, and is kept; look at what is in it, and set its spec.deletionRequested only if that is not needed"
     )]
     Gone {
         /// The image.
         image: String,
+        /// Kind of the object.
+        kind: String,
         /// Name of the object.
         name: String,
+        /// The image of the object.
+        made: String,
     },
-    /// The node is slow, or away.
+    /// The node is slow, or away, and has promised nothing.
     #[error(
-        "{name} waits for its node: {waits_for}; repeat the command, or see `kubectl cistern status`"
+        "{name} is not taken up, because it waits for its node: {waits_for}; nothing was changed: repeat the command, or see `kubectl cistern status`"
     )]
     Late {
+        /// Name of the object.
+        name: String,
+        /// What it waits for.
+        waits_for: String,
+    },
+    /// The node has admitted the object, and is slow, or away.
+    #[error(
+        "{kind} {name} is admitted and kept, and waits for its node: {waits_for}; see `kubectl cistern status`"
+    )]
+    Pending {
+        /// Kind of the object.
+        kind: String,
+        /// Name of the object.
+        name: String,
+        /// What it waits for.
+        waits_for: String,
+    },
+    /// The node has not removed the image yet.
+    #[error(
+        "{kind} {name} is being removed, and waits for its node: {waits_for}; see `kubectl cistern status`"
+    )]
+    NotRemoved {
+        /// Kind of the object.
+        kind: String,
         /// Name of the object.
         name: String,
         /// What it waits for.

@@ -8,20 +8,17 @@ use cistern_crds::{
     names::FINALIZER,
     removal::{self, Step},
 };
-use kube::Api;
+use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use super::{
     Error,
-    adopt::{self, Adoptable, INTERVAL},
+    adopt::{self, Adoptable, INTERVAL, MANAGER},
     list::Choice,
     wish::Wish,
 };
 use crate::{Connection, cluster::Cluster};
-
-/// Who writes the wish.
-const MANAGER: &str = "kubectl-cistern";
 
 /// Takes the image up and has it removed.
 pub async fn reclaim(
@@ -31,48 +28,39 @@ pub async fn reclaim(
     patience: Duration,
 ) -> Result<(), crate::Error> {
     let deadline = Instant::now() + patience;
-    let adopted = adopt::adopt(connection, cluster, choice, patience).await?;
-    let name = adopted.name();
-    match adopted {
-        Wish::Volume(volume) => {
-            remove(connection, &api_of(connection, &*volume), &name, deadline).await
-        }
-        Wish::Snapshot(snapshot) => {
-            remove(connection, &api_of(connection, &*snapshot), &name, deadline).await
-        }
+    match adopt::adopt(connection, cluster, choice, patience).await? {
+        Wish::Volume(volume) => remove(connection, &*volume, deadline).await,
+        Wish::Snapshot(snapshot) => remove(connection, &*snapshot, deadline).await,
     }
 }
 
-fn api_of<K: Adoptable>(connection: &Connection, _: &K) -> Api<K> {
-    connection.everywhere()
-}
-
 /// Removes an object, and the image that it stands for, step by step as the driver's controller does.
-/// One that is gone is fine.
-pub(super) async fn remove<K: Adoptable>(
+/// One that is gone is fine, and so is another of its name.
+async fn remove<K: Adoptable>(
     connection: &Connection,
-    api: &Api<K>,
-    name: &str,
+    seen: &K,
     deadline: Instant,
 ) -> Result<(), crate::Error> {
+    let (api, name): (Api<K>, _) = (connection.everywhere(), seen.name_any());
     let what = || format!("cannot remove {} {name}", K::kind(&()));
     loop {
-        let Some(object) = connection.ask(what(), api.get_opt(name)).await? else {
+        let found = connection.ask(what(), api.get_opt(&name)).await?;
+        let Some(object) = found.filter(|object| object.uid() == seen.uid()) else {
             return Ok(());
         };
         let done = match removal::next(&object) {
             Step::Held => return Ok(()),
             Step::Ask => {
                 let wish = json!({"spec": {"deletionRequested": true}});
-                let write = writes::patch_guarded(api, &object, MANAGER, wish);
+                let write = writes::patch_guarded(&api, &object, MANAGER, wish);
                 connection.ask(what(), write).await.map(drop)
             }
             Step::Delete => {
-                let delete = writes::delete_exactly(api, &object);
+                let delete = writes::delete_exactly(&api, &object);
                 connection.ask(what(), delete).await.map(drop)
             }
             Step::Release => {
-                let release = writes::remove_finalizer(api, &object, MANAGER, FINALIZER);
+                let release = writes::remove_finalizer(&api, &object, MANAGER, FINALIZER);
                 connection.ask(what(), release).await
             }
             Step::Await => {
@@ -88,8 +76,13 @@ pub(super) async fn remove<K: Adoptable>(
         }
         if Instant::now() >= deadline {
             let waits_for = waits_for(&object);
-            let name = name.to_owned();
-            return Err(Error::Late { name, waits_for }.into());
+            let kind = K::kind(&()).into_owned();
+            return Err(Error::NotRemoved {
+                kind,
+                name,
+                waits_for,
+            }
+            .into());
         }
     }
 }
