@@ -8,6 +8,7 @@ use cistern_e2e::{
 };
 use k8s_openapi::{
     api::{
+        admissionregistration::v1::ValidatingAdmissionPolicyBinding,
         apps::v1::{DaemonSet, Deployment},
         core::v1::{Node, Pod},
         rbac::v1::ClusterRoleBinding,
@@ -95,7 +96,12 @@ async fn doctor_says_what_an_installation_lacks_until_it_lacks_nothing() {
         "{text}"
     );
 
-    // A right that is taken away, and a class that cannot work.
+    // A right that is taken away, a policy that is no longer enforced, and a class that cannot work.
+    let audited = Patch::Merge(json!({"spec": {"validationActions": ["Audit"]}}));
+    Api::<ValidatingAdmissionPolicyBinding>::all(client.clone())
+        .patch("nodes.cistern.storage", &PatchParams::default(), &audited)
+        .await
+        .unwrap();
     let bindings: Api<ClusterRoleBinding> = Api::all(client.clone());
     bindings
         .delete("cistern-node", &DeleteParams::default())
@@ -108,7 +114,12 @@ async fn doctor_says_what_an_installation_lacks_until_it_lacks_nothing() {
         let answer = plugin.run(&["doctor", "-o", "json"]).await;
         let told = unwell(&answer);
         let has = |words: &str| told.iter().any(|(_, message)| message.contains(words));
-        if answer.code == 2 && has("cistern-node may not") && has("\"pol\" is unknown") {
+        let all = [
+            "cistern-node may not",
+            "nodes.cistern.storage has no binding that enforces it",
+            "\"pol\" is unknown",
+        ];
+        if answer.code == 2 && all.into_iter().all(has) {
             Ok(())
         } else {
             Err(format!("{told:?}"))

@@ -1,37 +1,63 @@
 //! An API server with Cistern's manifests in it, and those who ask it for something.
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use cistern_e2e::{
-    ControlPlane,
+    ControlPlane, Folder,
     process::{command, output, tool, workspace},
 };
 use kube::{Client, core::response::Status};
 use serde_json::{Value, json};
 
 const OURS: &str = "/apis/cistern.storage/v1alpha1";
-const SYSTEM: &str = "/api/v1/namespaces/cistern-system";
+/// The namespace of the manifests.
+const NAMESPACE: &str = "cistern-system";
 
 /// An API server with Cistern's manifests, those that take snapshots among them; a pool, two nodes,
 /// and on each a volume, a snapshot and a group.
 pub(crate) struct Installed {
     control_plane: ControlPlane,
+    namespace: String,
 }
 
 impl Installed {
     /// Starts one.
     pub(crate) async fn start() -> Self {
+        let folder = workspace().join("manifests/snapshots");
+        Self::with(&folder, NAMESPACE).await
+    }
+
+    /// Starts one whose manifests kustomize has put into another namespace.
+    pub(crate) async fn start_in(namespace: &str) -> Self {
+        let folder = Folder::new();
+        // Kustomize takes no absolute path.
+        let up = "../".repeat(folder.path().components().count() - 1);
+        let workspace = workspace().canonicalize().unwrap();
+        let overlay = json!({
+            "apiVersion": "kustomize.config.k8s.io/v1beta1",
+            "kind": "Kustomization",
+            "namespace": namespace,
+            "resources": [format!("{up}{}/manifests/snapshots", &workspace.to_str().unwrap()[1..])],
+        });
+        std::fs::write(folder.join("kustomization.yaml"), overlay.to_string()).unwrap();
+        Self::with(folder.path(), namespace).await
+    }
+
+    async fn with(manifests: &Path, namespace: &str) -> Self {
         let control_plane = ControlPlane::start().await;
-        for folder in ["manifests/crds", "manifests/snapshots"] {
+        for folder in [&workspace().join("manifests/crds"), manifests] {
             let mut apply = command(tool("kubectl").await);
             apply
                 .arg("--kubeconfig")
                 .arg(control_plane.kubeconfig())
                 .args(["apply", "-k"])
-                .arg(workspace().join(folder));
+                .arg(folder);
             output(apply, Duration::from_mins(1)).await;
         }
-        let this = Self { control_plane };
+        let this = Self {
+            control_plane,
+            namespace: namespace.to_owned(),
+        };
         this.make("storagepools", &pool("p")).await;
         for name in ["a", "b"] {
             this.make("/api/v1/nodes", &json!({"metadata": {"name": name}}))
@@ -79,7 +105,7 @@ impl Installed {
                 "containers": [{"name": "driver", "image": "x"}],
             },
         });
-        let pod = self.make(&format!("{SYSTEM}/pods"), &pod).await;
+        let pod = self.make(&format!("{}/pods", self.system()), &pod).await;
         let uid = &pod["metadata"]["uid"];
         let pod = json!({"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid});
         self.agent_with_token(&json!({"spec": {"boundObjectRef": pod}}))
@@ -92,12 +118,16 @@ impl Installed {
     }
 
     async fn agent_with_token(&self, request: &Value) -> Client {
-        let path = format!("{SYSTEM}/serviceaccounts/cistern-node/token");
+        let path = format!("{}/serviceaccounts/cistern-node/token", self.system());
         let answer = self.make(&path, request).await;
         let auth_info = json!({"token": answer["status"]["token"]});
         let mut config = self.control_plane.config();
         config.auth_info = serde_json::from_value(auth_info).unwrap();
         Client::try_from(config).unwrap()
+    }
+
+    fn system(&self) -> String {
+        format!("/api/v1/namespaces/{}", self.namespace)
     }
 
     async fn make(&self, path: &str, body: &Value) -> Value {

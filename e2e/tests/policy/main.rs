@@ -199,6 +199,36 @@ async fn the_policy_holds_a_nodes_token_whatever_rbac_allows() {
 }
 
 #[tokio::test]
+async fn the_policy_holds_a_nodes_token_in_whatever_namespace_cistern_is_installed() {
+    let cluster = Installed::start_in("storage").await;
+    let node_a = &cluster.agent_on("a").await;
+    await_node_policy(node_a).await;
+    let status = &json!({"status": {"reserved": "1Gi"}});
+    let rows: &[Row<'_>] = &[
+        ("PATCH", "poolvolumes/on-a/status", status, ALLOWED),
+        ("PATCH", "poolvolumes/on-b/status", status, FOREIGN),
+        ("PATCH", "poolsnapshots/on-b/status", status, FOREIGN),
+    ];
+    check(node_a, rows).await;
+
+    // An account of the same name in a namespace of somebody else: no rights, and none to gain.
+    let elsewhere = "system:serviceaccount:elsewhere:cistern-node";
+    let stranger = &cluster.somebody(elsewhere);
+    let rows: &[Row<'_>] = &[("PATCH", "poolvolumes/on-a/status", status, NO_RIGHT)];
+    check(stranger, rows).await;
+    let account =
+        json!({"kind": "ServiceAccount", "name": "cistern-node", "namespace": "elsewhere"});
+    cluster.bind("cistern-node", &account).await;
+    eventually("the role to count", Duration::from_secs(30), async || {
+        let volumes = ask(stranger, "GET", "poolvolumes", &Value::Null).await;
+        volumes.map_err(|status| status.message)
+    })
+    .await;
+    let rows: &[Row<'_>] = &[("PATCH", "poolvolumes/on-a/status", status, NO_NODE)];
+    check(stranger, rows).await;
+}
+
+#[tokio::test]
 async fn every_account_has_the_rights_of_its_work_and_no_more() {
     let cluster = Installed::start().await;
     let none = &Value::Null;

@@ -1,9 +1,7 @@
-//! Whether the definitions of Cistern's kinds are those of this version, and what protects them and
-//! their objects. Pure.
+//! Whether the definitions of Cistern's kinds are those of this version. Pure.
 
 use std::collections::BTreeSet;
 
-use cistern_crds::names::GROUP;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::ResourceExt as _;
 use serde_json::Value;
@@ -11,28 +9,13 @@ use serde_json::Value;
 use super::{facts::Facts, report::Check};
 
 const DEFINITIONS: &str = "definitions";
-const POLICIES: &str = "policies";
 const APPLY: &str = "kubectl apply --server-side -k manifests/crds";
-/// Names of the policies, and what is missing without each.
-const NEEDED: [(&str, &str); 2] = [
-    (
-        "nodes.cistern.storage",
-        "the token of one node can speak for another",
-    ),
-    (
-        "definitions.cistern.storage",
-        "deleting a definition by mistake marks every volume for deletion",
-    ),
-];
-
-/// Definitions and policies.
+/// Definitions.
 pub fn examine(facts: &Facts) -> Vec<Check> {
-    let mut checks = match &facts.definitions {
+    match &facts.definitions {
         Ok(found) => definitions(found),
         Err(why) => vec![Check::warn(DEFINITIONS, why, "ask somebody who may")],
-    };
-    checks.push(policies(facts));
-    checks
+    }
 }
 
 fn definitions(found: &[CustomResourceDefinition]) -> Vec<Check> {
@@ -155,27 +138,6 @@ fn collect(path: &str, schema: &Value, fields: &mut BTreeSet<String>) {
     }
     if let Some(items) = schema.get("items") {
         collect(&format!("{path}[]"), items, fields);
-    }
-}
-
-fn policies(facts: &Facts) -> Check {
-    let (policies, bindings) = match (&facts.policies, &facts.policy_bindings) {
-        (Ok(policies), Ok(bindings)) => (policies, bindings),
-        (Err(why), _) | (_, Err(why)) => return Check::warn(POLICIES, why, "ask somebody who may"),
-    };
-    let is_there = |name: &str| {
-        let mut bound = bindings.iter();
-        policies.iter().any(|policy| policy.name_any() == name)
-            && bound.any(|it| it.spec.policy_name == name)
-    };
-    let missing = NEEDED.iter().find(|(name, _)| !is_there(name));
-    match missing {
-        None => Check::ok(POLICIES, format!("those of {GROUP} are there and bound")),
-        Some((name, danger)) => Check::fail(
-            POLICIES,
-            format!("the policy {name} is missing or bound to nothing: {danger}"),
-            "kubectl apply -k manifests",
-        ),
     }
 }
 

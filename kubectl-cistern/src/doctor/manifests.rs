@@ -1,8 +1,12 @@
-//! What the manifests that belong to this plugin say: versions of images, rights of accounts. They
-//! are built in, so that there is nothing to be kept in step.
+//! What the manifests that belong to this plugin say: versions of images, rights of accounts, admission
+//! policies. They are built in, so that there is nothing to be kept in step.
 
-use k8s_openapi::api::rbac::v1::{PolicyRule, RoleRef, Subject};
-use serde::Deserialize;
+use k8s_openapi::api::{
+    admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding},
+    rbac::v1::{PolicyRule, RoleRef, Subject},
+};
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::Value;
 
 const BASE: &str = include_str!("../../../manifests/base/kustomization.yaml");
 const SNAPSHOTS: &str = include_str!("../../../manifests/components/snapshots/kustomization.yaml");
@@ -11,6 +15,10 @@ const RIGHTS: [&str; 4] = [
     include_str!("../../../manifests/base/controller-rbac.yaml"),
     include_str!("../../../manifests/base/node-rbac.yaml"),
     include_str!("../../../manifests/components/snapshots/rbac.yaml"),
+];
+const POLICIES: [&str; 2] = [
+    include_str!("../../../manifests/base/node-policy.yaml"),
+    include_str!("../../../manifests/crds/deletion-policy.yaml"),
 ];
 
 /// An image with the version that was tested.
@@ -102,9 +110,42 @@ pub fn rights(with_snapshots: bool) -> Vec<Rights> {
     rights
 }
 
+/// The admission policies.
+pub fn policies() -> Vec<ValidatingAdmissionPolicy> {
+    of_kind("ValidatingAdmissionPolicy")
+}
+
+/// What binds the admission policies.
+pub fn policy_bindings() -> Vec<ValidatingAdmissionPolicyBinding> {
+    of_kind("ValidatingAdmissionPolicyBinding")
+}
+
+fn of_kind<K: DeserializeOwned>(kind: &str) -> Vec<K> {
+    let all = POLICIES
+        .iter()
+        .filter_map(|text| serde_saphyr::from_multiple::<Value>(text).ok())
+        .flatten();
+    all.filter(|object| object.get("kind").and_then(Value::as_str) == Some(kind))
+        .filter_map(|object| serde_json::from_value(object).ok())
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_policy_of_the_manifests_is_known_with_its_binding() {
+        let names: Vec<Option<String>> =
+            policies().into_iter().map(|it| it.metadata.name).collect();
+        let expected = ["nodes.cistern.storage", "definitions.cistern.storage"];
+        assert_eq!(names, expected.map(|name| Some(name.to_owned())));
+        let bound: Vec<String> = policy_bindings()
+            .into_iter()
+            .map(|it| it.spec.policy_name)
+            .collect();
+        assert_eq!(bound, expected);
+    }
 
     #[test]
     fn every_sidecar_of_the_manifests_is_known() {

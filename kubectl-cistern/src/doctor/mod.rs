@@ -12,6 +12,7 @@ pub mod facts;
 pub mod manifests;
 pub mod nodes;
 pub mod permissions;
+pub mod policies;
 pub mod registration;
 pub mod report;
 pub mod snapshots;
@@ -39,6 +40,7 @@ pub async fn run(
 fn examine(facts: &Facts) -> Vec<report::Check> {
     let mut checks = vec![versions::server(&facts.server_version)];
     checks.extend(definitions::examine(facts));
+    checks.push(policies::examine(facts));
     checks.extend(registration::examine(facts));
     checks.extend(workloads::examine(facts));
     checks.extend(nodes::examine(facts));

@@ -1,0 +1,193 @@
+//! Whether the admission policies of Cistern are those of this version, and enforced. Pure.
+//!
+//! *Invariant:* a policy is well only if its spec, and that of a binding, decide what those of the
+//! manifests decide. A policy that only has the right name protects nothing.
+
+use cistern_crds::names::{COMPONENT_LABEL, GROUP, NODE_COMPONENT};
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy as Policy, ValidatingAdmissionPolicyBinding as Binding,
+    ValidatingAdmissionPolicyBindingSpec as BindingSpec,
+    ValidatingAdmissionPolicySpec as PolicySpec,
+};
+use kube::ResourceExt as _;
+
+use super::{facts::Facts, manifests, report::Check};
+
+const NAME: &str = "policies";
+const APPLY: &str = "kubectl apply -k manifests";
+/// The service account of the node plugin. The policy of the nodes matches it by this name.
+const NODE_ACCOUNT: &str = "cistern-node";
+
+/// The policies, their bindings, and the account that one of them matches by name.
+pub fn examine(facts: &Facts) -> Check {
+    let (policies, bindings) = match (&facts.policies, &facts.policy_bindings) {
+        (Ok(policies), Ok(bindings)) => (policies, bindings),
+        (Err(why), _) | (_, Err(why)) => return Check::warn(NAME, why, "ask somebody who may"),
+    };
+    let judged = manifests::policies()
+        .iter()
+        .find_map(|wanted| trouble(wanted, policies, bindings));
+    match judged.or_else(|| other_account(facts)) {
+        None => Check::ok(
+            NAME,
+            format!("those of {GROUP} are those of this version, and enforced"),
+        ),
+        Some(message) => Check::fail(NAME, message, APPLY),
+    }
+}
+
+/// What is wrong with a policy.
+fn trouble(wanted: &Policy, policies: &[Policy], bindings: &[Binding]) -> Option<String> {
+    let name = wanted.name_any();
+    let danger = danger(&name);
+    let Some(found) = policies.iter().find(|policy| policy.name_any() == name) else {
+        return Some(format!("the policy {name} is missing: {danger}"));
+    };
+    if found.spec.as_ref().map(effective) != wanted.spec.as_ref().map(effective) {
+        return Some(format!(
+            "the policy {name} is not that of this version: {danger}"
+        ));
+    }
+    let of_it = |binding: &&Binding| binding.spec.policy_name == name;
+    let wanted = manifests::policy_bindings();
+    let wanted = wanted.iter().find(of_it)?;
+    let mut bound = bindings.iter().filter(of_it);
+    if bound.any(|binding| enforces(&binding.spec, &wanted.spec)) {
+        return None;
+    }
+    Some(format!(
+        "the policy {name} has no binding that enforces it everywhere: {danger}"
+    ))
+}
+
+/// What can happen without a policy.
+fn danger(name: &str) -> &'static str {
+    match name {
+        "nodes.cistern.storage" => "the token of one node can speak for another",
+        _ => "deleting a definition by mistake marks every volume for deletion",
+    }
+}
+
+/// What a policy decides: with the defaults of the API server, and without its messages.
+fn effective(spec: &PolicySpec) -> PolicySpec {
+    let mut spec = spec.clone();
+    spec.failure_policy.get_or_insert_with(|| "Fail".to_owned());
+    if let Some(constraints) = &mut spec.match_constraints {
+        let equivalent = || "Equivalent".to_owned();
+        constraints.match_policy.get_or_insert_with(equivalent);
+        constraints.namespace_selector.get_or_insert_default();
+        constraints.object_selector.get_or_insert_default();
+        for rule in constraints.resource_rules.iter_mut().flatten() {
+            rule.scope.get_or_insert_with(|| "*".to_owned());
+        }
+    }
+    for validation in spec.validations.iter_mut().flatten() {
+        validation.message = None;
+        validation.message_expression = None;
+    }
+    spec
+}
+
+/// Whether a binding enforces at least what another does: it may do more, such as audit.
+fn enforces(found: &BindingSpec, wanted: &BindingSpec) -> bool {
+    let mut actions = wanted.validation_actions.iter();
+    let everywhere = BindingSpec {
+        validation_actions: wanted.validation_actions.clone(),
+        ..found.clone()
+    };
+    actions.all(|action| found.validation_actions.contains(action)) && everywhere == *wanted
+}
+
+/// A node plugin whose account the policy does not match.
+fn other_account(facts: &Facts) -> Option<String> {
+    let mut sets = facts.daemon_sets.iter().flatten();
+    let plugin = sets.find(|set| {
+        let component = set.labels().get(COMPONENT_LABEL);
+        component.map(String::as_str) == Some(NODE_COMPONENT)
+    })?;
+    let pod = plugin.spec.template.spec.as_ref()?;
+    let account = pod.service_account_name.as_deref().unwrap_or("default");
+    (account != NODE_ACCOUNT).then(|| {
+        format!(
+            "the node plugin runs as {account}, and the policy nodes.cistern.storage applies to accounts \
+             of the name {NODE_ACCOUNT}"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+
+    use super::*;
+
+    type Change = fn(&mut PolicySpec, &mut BindingSpec);
+
+    /// What is wrong once the first policy and its binding are changed.
+    fn judged(change: Change) -> Option<String> {
+        let (mut policies, mut bindings) = (manifests::policies(), manifests::policy_bindings());
+        let wanted = policies[0].clone();
+        change(policies[0].spec.as_mut().unwrap(), &mut bindings[0].spec);
+        trouble(&wanted, &policies, &bindings)
+    }
+
+    #[test]
+    fn what_the_api_server_adds_and_what_only_is_said_changes_no_policy() {
+        assert_eq!(judged(|_, _| {}), None);
+        let with_defaults: Change = |policy, _| *policy = effective(policy);
+        assert_eq!(judged(with_defaults), None);
+        let audited: Change = |_, binding| binding.validation_actions.push("Audit".to_owned());
+        assert_eq!(judged(audited), None);
+    }
+
+    #[test]
+    fn a_policy_that_decides_anything_else_is_told_of() {
+        let changes: [Change; 5] = [
+            |policy, _| policy.failure_policy = Some("Ignore".to_owned()),
+            |policy, _| {
+                let conditions = policy.match_conditions.as_mut().unwrap();
+                conditions[0].expression = "false".to_owned();
+            },
+            |policy, _| policy.validations.as_mut().unwrap()[2].expression = "true".to_owned(),
+            |policy, _| policy.variables.as_mut().unwrap()[0].expression = "''".to_owned(),
+            |policy, _| {
+                let constraints = policy.match_constraints.as_mut().unwrap();
+                constraints.resource_rules.as_mut().unwrap()[0].operations =
+                    Some(vec!["CREATE".to_owned()]);
+            },
+        ];
+        for change in changes {
+            let told = judged(change).unwrap();
+            assert!(told.contains("is not that of this version"), "{told}");
+        }
+    }
+
+    #[test]
+    fn a_binding_that_does_not_deny_or_not_everywhere_is_told_of() {
+        let changes: [Change; 3] = [
+            |_, binding| binding.validation_actions = vec!["Audit".to_owned()],
+            |_, binding| {
+                let selector = LabelSelector {
+                    match_labels: Some([("a".to_owned(), "b".to_owned())].into()),
+                    ..LabelSelector::default()
+                };
+                binding
+                    .match_resources
+                    .get_or_insert_default()
+                    .object_selector = Some(selector);
+            },
+            |_, binding| binding.policy_name = "another".to_owned(),
+        ];
+        for change in changes {
+            let told = judged(change).unwrap();
+            assert!(told.contains("no binding that enforces it"), "{told}");
+        }
+    }
+
+    #[test]
+    fn a_policy_that_is_missing_is_told_of() {
+        let wanted = &manifests::policies()[0];
+        let told = trouble(wanted, &[], &manifests::policy_bindings()).unwrap();
+        assert!(told.contains("nodes.cistern.storage is missing"), "{told}");
+    }
+}
