@@ -5,7 +5,8 @@
 //! ```
 //!
 //! *Invariant:* nothing here changes a cluster but `orphans adopt` and `orphans reclaim`, and what
-//! destroys asks before. What a person sees is made by a pure function of what was read.
+//! destroys asks before. What a person sees is made by a pure function of what was read, and goes
+//! through `output/terminal.rs`, which escapes what a terminal would obey.
 
 pub mod arguments;
 pub mod cluster;
@@ -35,7 +36,7 @@ pub use self::{arguments::Arguments, connection::Connection, error::Error};
 use self::{
     arguments::Command,
     cluster::Cluster,
-    output::{Format, Paint, View},
+    output::{Format, Paint, Terminal, View, one_line},
     wrong::Severity,
 };
 
@@ -149,9 +150,14 @@ async fn volumes(
 /// Tells people, beside what is printed, what could not be read.
 fn tell(notes: &[String]) {
     for note in notes {
-        // Nobody listens any more: then nobody needs to know.
-        let _ = writeln!(io::stderr(), "note: {note}");
+        complain("note", note);
     }
+}
+
+/// One line on standard error, behind a word that says what it is.
+pub fn complain(what: &str, text: &str) {
+    // Nobody listens any more: then nobody needs to know.
+    let _ = writeln!(Terminal::stderr(), "{what}: {}", one_line(text));
 }
 
 /// Where answers go.
@@ -170,7 +176,7 @@ impl Printer {
 
     /// Writes a text.
     pub fn write(self, text: &str) -> Result<(), Error> {
-        let mut stdout = io::stdout().lock();
+        let mut stdout = Terminal::stdout(self.paint);
         stdout.write_all(text.as_bytes())?;
         Ok(stdout.flush()?)
     }

@@ -2,7 +2,7 @@
 //!
 //! *Invariant:* a container that gives no log is told of and keeps nobody from reading the others.
 
-use std::io::{self, Write as _};
+use std::io::Write as _;
 
 use cistern_client::Chain;
 use cistern_crds::names::COMPONENT_LABEL;
@@ -17,6 +17,7 @@ use crate::{
     Connection, Verdict, arguments,
     arguments::Component,
     cluster::{Cluster, handle},
+    output::{Paint, Terminal},
 };
 
 /// Containers whose logs are asked for at a time.
@@ -233,7 +234,7 @@ async fn print(
     if all.is_empty() {
         return Err(Error::Unread { count: unread }.into());
     }
-    let mut stdout = io::stdout().lock();
+    let mut stdout = Terminal::stdout(Paint::plain());
     for line in merged(all, wanted, sources.len() > 1) {
         writeln!(stdout, "{line}")?;
     }
@@ -317,7 +318,7 @@ async fn follow(
     while let Some(next) = lines.next().await {
         match next {
             Ok((before, line)) if wanted.wants(&line) => {
-                let mut stdout = io::stdout().lock();
+                let mut stdout = Terminal::stdout(Paint::plain());
                 writeln!(stdout, "{before}{line}")?;
                 stdout.flush()?;
             }

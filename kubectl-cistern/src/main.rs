@@ -1,13 +1,10 @@
 //! `kubectl cistern`: starts, and says how it went by its exit code.
 
-use std::{
-    io::{self, Write as _},
-    process::ExitCode,
-};
+use std::process::ExitCode;
 
 use cistern_client::Chain;
 use clap::Parser as _;
-use kubectl_cistern::{Arguments, FAILED, run};
+use kubectl_cistern::{Arguments, FAILED, complain, run};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
@@ -23,7 +20,7 @@ async fn main() -> ExitCode {
         Ok(verdict) => ExitCode::from(verdict.exit_code()),
         Err(error) if error.is_broken_pipe() => ExitCode::SUCCESS,
         Err(error) => {
-            let _ = writeln!(io::stderr(), "error: {}", Chain(&error));
+            complain("error", &Chain(&error).to_string());
             ExitCode::from(FAILED)
         }
     }

@@ -11,7 +11,7 @@ use crate::{
     arguments::Selection,
     cluster::Cluster,
     duration::age,
-    output::{Cell, Paint, Table, Tone, View, bar::bar, counted, human, wrap},
+    output::{Cell, Paint, Table, Tone, View, bar::bar, counted, human, one_line, wrap},
     pools::{PoolOnNode, PoolView, Pools, Room},
     truth::Truth,
     wrong::{self, Severity, Wrong},
@@ -124,7 +124,8 @@ impl View for Status {
         } else {
             text.push('\n');
             text.push_str(&pools(&self.pools, wide).render(paint));
-            text.push_str(&paint.of(Tone::Faint, "█ volumes  ▒ snapshots  · free\n"));
+            text.push_str(&paint.of(Tone::Faint, "█ volumes  ▒ snapshots  · free"));
+            text.push('\n');
         }
         if !self.nodes.is_empty() {
             text.push('\n');
@@ -268,6 +269,7 @@ impl Status {
             if let Some(node) = wrong.node.as_ref().filter(|node| **node != wrong.name) {
                 whose = format!("{whose} on {node}");
             }
+            let whose = one_line(&whose);
             let reason = paint.of(tone, &wrong.reason);
             lines.push(format!(
                 "  {} {whose}: {reason}{}\n    {}\n",

@@ -1,11 +1,18 @@
 //! What a person, and a program, sees of a cluster.
 
-use cistern_crds::names::{DRIVER, TOPOLOGY_KEY};
+use cistern_crds::{
+    StorageNode,
+    names::{DRIVER, TOPOLOGY_KEY},
+};
+use cistern_e2e::ControlPlane;
 use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
-use kube::{Api, ResourceExt as _};
+use kube::{
+    Api, ResourceExt as _,
+    api::{Patch, PatchParams},
+};
 use serde_json::json;
 
-use crate::{Node, copy_of, create};
+use crate::{Node, Plugin, copy_of, create};
 
 /// The PersistentVolume of a volume, bound to the claim of its name, and a pod that uses that.
 async fn put_to_use(node: &Node, volume: &str) {
@@ -168,4 +175,49 @@ async fn status_shows_how_full_a_node_is_and_what_is_wrong_with_it() {
     cistern_e2e::process::output(back, crate::SOON).await;
     node.remove(&volume).await;
     node.driver.finish().await;
+}
+
+#[tokio::test]
+async fn what_a_node_writes_reaches_the_terminal_without_its_control_characters() {
+    const HOSTILE: &str = "gone\u{1b}[2J\u{1b}]0;title\u{7}\r\nall is well\u{9b}31m\u{202e}";
+    let control_plane = ControlPlane::shared().await;
+    let plugin = Plugin::of(control_plane);
+    let nodes: Api<StorageNode> = Api::all(control_plane.client());
+    create(
+        &nodes,
+        json!({"metadata": {"name": "hostile"}, "spec": {"topology": {}}}),
+    )
+    .await;
+    let drift = json!({"kind": HOSTILE, "object": HOSTILE, "message": HOSTILE,
+        "since": "2026-01-01T00:00:00Z"});
+    let status = Patch::Merge(json!({"status": {"drift": [drift]}}));
+    nodes
+        .patch_status("hostile", &PatchParams::default(), &status)
+        .await
+        .unwrap();
+
+    let obeyed =
+        |text: &str| text.contains(|it: char| it.is_control() && it != '\n' || it == '\u{202e}');
+    let text = plugin.text(&["orphans", "--node=hostile"]).await;
+    assert!(!obeyed(&text), "{text:?}");
+    let line = "  gone\\u001b[2J\\u001b]0;title\\u0007\\u000d\\nall is well\\u009b31m\\u202e: ";
+    assert!(text.contains(line), "{text}");
+    for format in ["json", "yaml"] {
+        let text = plugin
+            .text(&["orphans", "--node=hostile", "-o", format])
+            .await;
+        assert!(!obeyed(&text), "{text:?}");
+    }
+    let json = plugin.json(&["orphans", "--node=hostile"]).await;
+    assert_eq!(json["drift"][0]["message"], HOSTILE);
+    let answer = plugin.run(&["orphans", "reclaim", HOSTILE]).await;
+    assert!(
+        !obeyed(&answer.stderr) && answer.code == 3,
+        "{:?}",
+        answer.stderr
+    );
+    nodes
+        .delete("hostile", &kube::api::DeleteParams::default())
+        .await
+        .unwrap();
 }

@@ -3,6 +3,7 @@
 use std::io::{BufRead, Write};
 
 use super::{Error, list::Choice};
+use crate::output::one_line;
 
 /// Says what is going to happen and waits for the name of what goes.
 pub fn confirm(
@@ -12,8 +13,10 @@ pub fn confirm(
 ) -> Result<(), Error> {
     let name = &choice.identity.name;
     let question = format!(
-        "The {choice} is going to be removed, and its data with it. This cannot be taken back.\n\
-         Type {name} to go on: "
+        "The {} is going to be removed, and its data with it. This cannot be taken back.\n\
+         Type {} to go on: ",
+        one_line(&choice.to_string()),
+        one_line(name),
     );
     let asked = questions.write_all(question.as_bytes());
     asked

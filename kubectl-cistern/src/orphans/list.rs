@@ -12,7 +12,7 @@ use crate::{
     arguments::Selection,
     cluster::Cluster,
     duration::age,
-    output::{Paint, Table, Tone, View, counted, human, wrap},
+    output::{Paint, Table, Tone, View, counted, human, one_line, wrap},
 };
 
 /// Images that nobody claims, and what else does not belong together.
@@ -204,7 +204,7 @@ impl View for Orphans {
         for DriftView { node, drift } in &self.drift {
             let kind = paint.of(Tone::Warning, &drift.kind);
             let message = wrap(&drift.message, 100, 4);
-            let object = &drift.object;
+            let object = one_line(&drift.object);
             parts.push(format!("  {kind}: {object} on {node}\n    {message}\n"));
         }
         parts.concat()

@@ -24,6 +24,7 @@ use crate::{
     Connection, Printer, Verdict,
     arguments::{self, Adopt, Chosen, OrphansCommand, Output, PersistentVolumeWish, Selection},
     cluster::Cluster,
+    output::{Terminal, one_line},
 };
 
 /// Why nothing was done, or not all.
@@ -165,11 +166,11 @@ pub async fn run(
         Some(OrphansCommand::Reclaim(flags)) => {
             let (cluster, choice) = choose(connection, &flags.chosen).await?;
             if !flags.yes {
-                confirm::confirm(&choice, &mut io::stdin().lock(), &mut io::stderr())?;
+                confirm::confirm(&choice, &mut io::stdin().lock(), &mut Terminal::stderr())?;
             }
             let patience = flags.chosen.timeout;
             reclaim::reclaim(connection, &cluster, &choice, patience).await?;
-            printer.write(&format!("{choice} is removed\n"))?;
+            printer.write(&format!("{} is removed\n", one_line(&choice.to_string())))?;
             Ok(Verdict::Well)
         }
     }

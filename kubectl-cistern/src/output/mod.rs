@@ -7,6 +7,7 @@ pub mod bar;
 pub mod paint;
 pub mod size;
 pub mod table;
+pub mod terminal;
 
 use std::io;
 
@@ -17,6 +18,7 @@ pub use self::{
     paint::{Paint, Tone},
     size::human,
     table::{Cell, Table},
+    terminal::{Terminal, one_line},
 };
 
 /// Version of the shapes in JSON and YAML.
@@ -75,7 +77,7 @@ pub fn counted(count: usize, noun: &str) -> String {
 }
 
 /// A text in lines of at most `width` characters, each behind `indent` spaces but the first. Words
-/// stay whole.
+/// stay whole, and line breaks of the text's own are spaces.
 pub fn wrap(text: &str, width: usize, indent: usize) -> String {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {

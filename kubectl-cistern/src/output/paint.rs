@@ -2,6 +2,8 @@
 
 use std::io::IsTerminal;
 
+use super::terminal::one_line;
+
 /// What a text tells, beside its words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tone {
@@ -44,23 +46,47 @@ impl Paint {
         }
     }
 
-    /// The text in a tone.
+    /// Whether texts get colours.
+    pub const fn has_colours(self) -> bool {
+        self.colours
+    }
+
+    /// The text, which is part of one line, in a tone.
     pub fn of(self, tone: Tone, text: &str) -> String {
-        let code = match tone {
-            Tone::Plain => None,
-            Tone::Good => Some("32"),
-            Tone::Warning => Some("33"),
-            Tone::Bad => Some("31"),
-            Tone::Faint => Some("2"),
-            Tone::Strong => Some("1"),
-        };
-        match code {
-            Some(code) if self.colours && !text.is_empty() => {
-                format!("\u{1b}[{code}m{text}\u{1b}[0m")
-            }
-            Some(_) | None => text.to_owned(),
+        let text = one_line(text);
+        match begin(tone) {
+            Some(begin) if self.colours && !text.is_empty() => format!("{begin}{text}{END}"),
+            Some(_) | None => text.into_owned(),
         }
     }
+}
+
+/// Ends every tone.
+const END: &str = "\u{1b}[0m";
+
+/// What begins a tone.
+const fn begin(tone: Tone) -> Option<&'static str> {
+    match tone {
+        Tone::Plain => None,
+        Tone::Good => Some("\u{1b}[32m"),
+        Tone::Warning => Some("\u{1b}[33m"),
+        Tone::Bad => Some("\u{1b}[31m"),
+        Tone::Faint => Some("\u{1b}[2m"),
+        Tone::Strong => Some("\u{1b}[1m"),
+    }
+}
+
+/// The sequence of a painter that a text begins with.
+pub fn sequence(text: &str) -> Option<&'static str> {
+    let tones = [
+        Tone::Good,
+        Tone::Warning,
+        Tone::Bad,
+        Tone::Faint,
+        Tone::Strong,
+    ];
+    let mut all = tones.into_iter().filter_map(begin).chain([END]);
+    all.find(|sequence| text.starts_with(sequence))
 }
 
 #[cfg(test)]
@@ -72,6 +98,8 @@ mod tests {
         assert_eq!(Paint::plain().of(Tone::Bad, "x"), "x");
         assert_eq!(Paint::coloured().of(Tone::Bad, "x"), "\u{1b}[31mx\u{1b}[0m");
         assert_eq!(Paint::coloured().of(Tone::Plain, "x"), "x");
+        let hostile = Paint::coloured().of(Tone::Good, "a\u{1b}[31m\nb");
+        assert_eq!(hostile, "\u{1b}[32ma\\u001b[31m\\nb\u{1b}[0m");
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! Tables of text, in the manner of kubectl: columns below headings, no lines.
 
-use super::paint::{Paint, Tone};
+use super::{
+    paint::{Paint, Tone},
+    terminal::one_line,
+};
 use crate::truth::Truth;
 
 /// Spaces between columns.
@@ -22,14 +25,16 @@ pub struct Cell {
 impl Cell {
     /// A text in one tone.
     pub fn new(text: impl Into<String>, tone: Tone) -> Self {
-        Self {
-            parts: vec![(tone, text.into())],
-        }
+        Self::of(vec![(tone, text.into())])
     }
 
     /// A text of several parts.
-    pub const fn of(parts: Vec<(Tone, String)>) -> Self {
-        Self { parts }
+    pub fn of(parts: Vec<(Tone, String)>) -> Self {
+        // Here already, so that widths are those of what is shown.
+        let shown = |(tone, text): (Tone, String)| (tone, one_line(&text).into_owned());
+        Self {
+            parts: parts.into_iter().map(shown).collect(),
+        }
     }
 
     /// Whether something may be wrong, in the tone for it.
@@ -122,6 +127,14 @@ mod tests {
     fn columns_stand_below_their_headings() {
         let text = "NAME           SIZE\nünïcode-name   1Gi\nb              -\n";
         assert_eq!(table().render(Paint::plain()), text);
+    }
+
+    #[test]
+    fn a_cell_of_somebody_else_makes_no_line_of_its_own() {
+        let mut table = Table::new(&["NAME", "SIZE"]);
+        table.row(vec!["a\nb\u{7}".into(), "1Gi".into()]);
+        let text = "NAME         SIZE\na\\nb\\u0007   1Gi\n";
+        assert_eq!(table.render(Paint::plain()), text);
     }
 
     #[test]

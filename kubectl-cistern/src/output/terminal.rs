@@ -1,0 +1,153 @@
+//! The way to a person's terminal: everything that the plugin writes goes through here.
+//!
+//! *Invariant:* what reaches a terminal has no control character but line breaks, tabs and the plugin's
+//! own colours. Nodes write messages and logs, and a node may be in the hands of somebody who means to
+//! move the cursor, hide lines or answer questions in a person's place.
+
+use std::{
+    borrow::Cow,
+    io::{self, StderrLock, StdoutLock, Write},
+};
+
+use super::paint::{self, Paint};
+
+/// A writer that escapes what a terminal would obey. Each write has to hold whole characters.
+#[derive(Debug)]
+pub struct Terminal<W> {
+    inner: W,
+    paint: Paint,
+}
+
+impl Terminal<StdoutLock<'static>> {
+    /// Standard output. Colours stay where the painter has colours.
+    pub fn stdout(paint: Paint) -> Self {
+        Self::new(io::stdout().lock(), paint)
+    }
+}
+
+impl Terminal<StderrLock<'static>> {
+    /// Standard error, without colours.
+    pub fn stderr() -> Self {
+        Self::new(io::stderr().lock(), Paint::plain())
+    }
+}
+
+impl<W: Write> Terminal<W> {
+    /// A writer in front of another.
+    pub const fn new(inner: W, paint: Paint) -> Self {
+        Self { inner, paint }
+    }
+}
+
+impl<W: Write> Write for Terminal<W> {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(buffer);
+        let safe = escaped(&text, |rest| match rest.chars().next() {
+            Some('\n' | '\t') => 1,
+            _ if self.paint.has_colours() => paint::sequence(rest).map_or(0, str::len),
+            _ => 0,
+        });
+        self.inner.write_all(safe.as_bytes())?;
+        Ok(buffer.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+/// A text of somebody else that is part of one line: line breaks and tabs are escaped, too.
+pub fn one_line(text: &str) -> Cow<'_, str> {
+    escaped(text, |_| 0)
+}
+
+/// The text with escapes as JSON has them, so that a document keeps its meaning. `kept` says how many
+/// bytes at the begin of a text stay although they would be escaped.
+fn escaped(text: &str, kept: impl Fn(&str) -> usize) -> Cow<'_, str> {
+    if !text.contains(is_obeyed) {
+        return Cow::Borrowed(text);
+    }
+    let mut safe = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(character) = rest.chars().next() {
+        let mut length = character.len_utf8();
+        if is_obeyed(character) {
+            match kept(rest) {
+                0 => safe.push_str(&escape(character)),
+                kept => {
+                    safe.push_str(rest.get(..kept).unwrap_or_default());
+                    length = kept;
+                }
+            }
+        } else {
+            safe.push(character);
+        }
+        rest = rest.get(length..).unwrap_or_default();
+    }
+    Cow::Owned(safe)
+}
+
+fn escape(character: char) -> String {
+    match character {
+        '\n' => "\\n".to_owned(),
+        '\t' => "\\t".to_owned(),
+        other => format!("\\u{:04x}", u32::from(other)),
+    }
+}
+
+/// Whether a terminal does something else with a character than to show it: controls (C0, DEL, C1),
+/// line separators, and what changes the direction of the text. All are below U+10000.
+fn is_obeyed(character: char) -> bool {
+    character.is_control()
+        || matches!(
+            character,
+            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::Tone;
+
+    const HOSTILE: &str = "a\u{1b}]0;title\u{7}\u{1b}[2J\r\u{9b}31m\u{7f}\u{202e}b";
+    const SHOWN: &str = "a\\u001b]0;title\\u0007\\u001b[2J\\u000d\\u009b31m\\u007f\\u202eb";
+
+    fn written(text: &str, paint: Paint) -> String {
+        let mut terminal = Terminal::new(Vec::new(), paint);
+        write!(terminal, "{text}").unwrap();
+        terminal.flush().unwrap();
+        String::from_utf8(terminal.inner).unwrap()
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_shown() {
+        for paint in [Paint::plain(), Paint::coloured()] {
+            assert_eq!(written(HOSTILE, paint), SHOWN);
+        }
+        assert_eq!(one_line(HOSTILE), SHOWN);
+        assert_eq!(one_line("a\n\tb"), "a\\n\\tb");
+    }
+
+    #[test]
+    fn line_breaks_tabs_and_letters_of_every_language_stay() {
+        let text = "├─ ünïcode\t█ 日本\n";
+        assert_eq!(written(text, Paint::plain()), text);
+    }
+
+    #[test]
+    fn colours_pass_only_where_the_plugin_paints() {
+        let painted = Paint::coloured().of(Tone::Bad, "x");
+        assert_eq!(written(&painted, Paint::coloured()), painted);
+        assert_eq!(written(&painted, Paint::plain()), "\\u001b[31mx\\u001b[0m");
+    }
+
+    #[test]
+    fn a_document_keeps_its_meaning() {
+        let document = serde_json::to_string(HOSTILE).unwrap();
+        let shown = written(&document, Paint::plain());
+        assert!(!shown.contains(is_obeyed), "{shown:?}");
+        let read: String = serde_json::from_str(&shown).unwrap();
+        assert_eq!(read, HOSTILE);
+    }
+}
