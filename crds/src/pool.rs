@@ -22,6 +22,7 @@ use crate::{
     status = "StoragePoolStatus",
     doc = "A pool of storage, declared over the disks of a set of nodes.",
     validation = Rule::new("size(self.metadata.name) <= 63").message("a pool's name has at most 63 characters"),
+    validation = Rule::new("!has(self.spec.source.image) || !has(oldSelf.spec.source.image) || quantity(self.spec.source.image.size).compareTo(quantity(oldSelf.spec.source.image.size)) >= 0 || !has(self.status) || !has(self.status.largestFile) || quantity(self.spec.source.image.size).compareTo(quantity(self.status.largestFile)) >= 0").message("a pool cannot be made smaller than a node has made it (status.largestFile)"),
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
     printcolumn = r#"{"name":"Healthy","type":"string","jsonPath":".status.conditions[?(@.type==\"Healthy\")].status"}"#,
     printcolumn = r#"{"name":"Nodes","type":"string","jsonPath":".status.nodesSummary"}"#,
@@ -84,11 +85,9 @@ pub struct PoolSource {
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageSource {
-    /// Size of the file on every node. It can be raised and never lowered.
-    #[x_kube(
-        validation = Rule::new("quantity(self).compareTo(quantity('1Gi')) >= 0").message("a pool has at least 1Gi"),
-        validation = Rule::new("quantity(self).compareTo(quantity(oldSelf)) >= 0").message("a pool cannot be made smaller"),
-    )]
+    /// Size of the file on every node. It can be raised, and lowered again down to the largest file
+    /// that any node has made. A node without room for it keeps the file that it has.
+    #[x_kube(validation = Rule::new("quantity(self).compareTo(quantity('1Gi')) >= 0").message("a pool has at least 1Gi"))]
     pub size: Bytes,
 }
 
@@ -162,6 +161,10 @@ pub struct StoragePoolStatus {
     /// The largest thin volume that any one node has room for.
     #[serde(default)]
     pub largest_volume: Bytes,
+    /// The largest file that the pool has on any node, where its source is an image: it cannot be
+    /// declared smaller.
+    #[serde(default)]
+    pub largest_file: Bytes,
     /// Volumes on all nodes together.
     #[serde(default)]
     pub volumes: u32,

@@ -12,6 +12,7 @@ mod home;
 pub(crate) mod marker;
 mod open;
 mod remove;
+mod resize;
 
 use std::{
     fmt, io,
@@ -22,15 +23,18 @@ use std::{
 
 use cistern_crds::Bytes;
 
-pub use self::broken::Broken;
 pub(crate) use self::broken::has_shut_down;
 use self::marker::Marker;
+pub use self::{
+    broken::Broken,
+    resize::{PoolFile, Shortage},
+};
 use crate::{
     cause::Cause,
     id::{Uid, Uuid},
     place::Place,
     root::Root,
-    system::{DeviceNumber, FileId, System},
+    system::{DeviceNumber, FileId, System, XfsGeometry},
 };
 
 /// Folder of the images in a pool.
@@ -155,17 +159,17 @@ pub enum Error {
     },
     /// The pool's file would fill the filesystem that it lies on.
     #[error(
-        "{path} needs {needed} more bytes of a filesystem that has {available} free and must keep {kept}: make the pool smaller or free space"
+        "{path} needs {needed} more, and its filesystem lacks {lacking} for that, as {kept_percent} % of it stay free: free space there or make the pool smaller"
     )]
     HostFilesystemFull {
         /// The file.
         path: PathBuf,
         /// What the file still needs.
         needed: Bytes,
-        /// What is free.
-        available: Bytes,
-        /// What must stay free, or kubelet evicts pods.
-        kept: Bytes,
+        /// How much of that the filesystem does not have, rounded up to a GiB.
+        lacking: Bytes,
+        /// Hundredths of the filesystem that stay free, or kubelet evicts pods.
+        kept_percent: u32,
     },
     /// A pool that is to be removed holds images.
     #[error("{count} images remain in {path}: delete their volumes first")]
@@ -285,7 +289,7 @@ impl Pool {
         let path = self.path();
         let io = |source: io::Error| failed(format!("look at {}", path.display()))(source);
         if let Some(file) = self.file {
-            file::check(&self.root, &self.home, file)?;
+            drop(file::check(&self.root, &self.home, file)?);
         }
         let place = Place::open(&*self.system, &path).map_err(io)?;
         let not_mounted = |why: &str| Error::NotMounted {
@@ -329,6 +333,11 @@ impl Pool {
     /// Opens a folder in it.
     pub(crate) fn open_folder(&self, name: &str) -> io::Result<OwnedFd> {
         open::open_folder(&*self.system, self.directory(), self.mount_id, name)
+    }
+
+    fn geometry(&self) -> io::Result<XfsGeometry> {
+        let geometry = self.system.xfs_geometry(self.directory())?;
+        geometry.ok_or_else(|| io::Error::other("it is not an XFS"))
     }
 
     fn space(&self) -> io::Result<crate::system::Space> {

@@ -12,7 +12,7 @@ use std::{
 };
 
 use cistern_crds::{NodePool, Reason};
-use cistern_host::{Pool, PoolStatistics, Uid};
+use cistern_host::{Pool, PoolStatistics, Uid, pool::PoolFile};
 use tokio::sync::Notify;
 
 pub use self::{
@@ -85,6 +85,8 @@ pub struct Usable {
     pub pool: Arc<Pool>,
     /// Its numbers.
     pub statistics: PoolStatistics,
+    /// Its file, where its source is an image.
+    pub file: Option<PoolFile>,
     /// The images in it.
     pub images: Arc<Images>,
 }

@@ -25,7 +25,7 @@ const OPTIONS: Options = Options {
 };
 
 impl Fixture {
-    async fn looking_often(name: &str) -> Self {
+    pub(crate) async fn looking_often(name: &str) -> Self {
         let control_plane = ControlPlane::shared().await;
         let driver = Driver::start_with(control_plane, name, OPTIONS).await;
         driver.add_image_pool(name, Bytes::gib(1)).await;

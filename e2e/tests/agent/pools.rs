@@ -4,7 +4,7 @@ use cistern_crds::{Bytes, ConditionType, NodePoolStatus, condition, pool::ImageS
 use cistern_e2e::eventually;
 use kube::ResourceExt as _;
 
-use crate::{Fixture, SOON, said, status};
+use crate::{Fixture, SOON, node_service::Place, said, status};
 
 pub(crate) fn is_not_ready(reason: &'static str) -> impl Fn(&NodePoolStatus) -> bool {
     move |pool| {
@@ -31,6 +31,51 @@ async fn a_pool_grows_while_it_is_used() {
     );
     assert_eq!(after.reserved, Bytes::mib(64));
     assert_eq!(after.filesystem_uuid, before.filesystem_uuid);
+    node.finish().await;
+}
+
+#[tokio::test]
+async fn a_growth_that_does_not_fit_leaves_the_pool_in_use_and_can_be_taken_back() {
+    let mut node = Fixture::looking_often("agent-pool-too-large").await;
+    let resize = async |node: &Fixture, size| {
+        let mut spec = node.driver.storage_node().await.spec.pools;
+        spec[0].source.image = Some(ImageSource { size });
+        node.driver.set_pools(spec).await;
+    };
+    let too_large = |pool: &NodePoolStatus| {
+        let healthy = condition::find(&pool.conditions, ConditionType::Healthy);
+        pool.is_ready() && healthy.is_some_and(|it| it.reason == "GrowthDoesNotFit")
+    };
+    let before = node.pool().await.unwrap();
+    resize(&node, Bytes::gib(100 << 10)).await;
+    let pool = node
+        .pool_until("to report what does not fit", too_large)
+        .await;
+    assert_eq!((pool.size, pool.usable), (Bytes::gib(1), before.usable));
+    let healthy = condition::find(&pool.conditions, ConditionType::Healthy).unwrap();
+    for part in [
+        "pool agent-pool-too-large on node agent-pool-too-large: its file has 1Gi and cannot have 100Ti",
+        "its filesystem lacks",
+    ] {
+        assert!(healthy.message.contains(part), "{healthy:?}");
+    }
+    let object = node.volume("one", Bytes::mib(64)).await;
+    let place = Place::of(&node, &object);
+    place.stage(&[]).await.unwrap();
+    place.unstage().await.unwrap();
+    drop(place);
+    // A new process finds the same.
+    node.driver.restart_node().await;
+    node.volume("two", Bytes::mib(64)).await;
+    node.remove(&object.name_any()).await;
+    let pool = node.pool_until("to keep its size", too_large).await;
+    assert_eq!(pool.size, Bytes::gib(1));
+
+    resize(&node, Bytes::gib(1)).await;
+    let is_well = |pool: &NodePoolStatus| {
+        pool.is_ready() && condition::holds(&pool.conditions, ConditionType::Healthy)
+    };
+    node.pool_until("to be well again", is_well).await;
     node.finish().await;
 }
 

@@ -1,7 +1,10 @@
 //! Pools reach nodes, leave them, and are told apart from what they hold.
 
 use cistern_crds::{Bytes, ConditionType, PoolSnapshot, PoolVolume, names};
-use kube::ResourceExt as _;
+use kube::{
+    ResourceExt as _,
+    api::{Patch, PatchParams},
+};
 use serde_json::json;
 
 use crate::{
@@ -108,6 +111,81 @@ async fn a_pool_follows_its_selector_and_leaves_a_node_only_when_it_is_empty() {
     // A StorageNode is never removed while its Node exists, and goes with it.
     delete(&api.nodes(), "sel-1").await;
     gone(&api.storage_nodes(), "sel-1").await;
+}
+
+#[tokio::test]
+async fn a_size_that_no_node_has_made_can_be_taken_back_and_no_size_below() {
+    let api = Cluster::shared().await.api();
+    api.add_node("shrink-1", &[("shrink", "yes")]).await;
+    api.add_pool("shrink", &[("shrink", "yes")]).await;
+    let resize = async |size: &str| {
+        let patch = Patch::Merge(json!({"spec": {"source": {"image": {"size": size}}}}));
+        let (pools, parameters) = (api.pools(), PatchParams::default());
+        pools.patch("shrink", &parameters, &patch).await.map(drop)
+    };
+    let carried = async |size: &str| {
+        let size: Bytes = size.parse().unwrap();
+        let what = format!("shrink-1 to be told of {size}");
+        api.storage_node(&what, "shrink-1", |node| {
+            let image = node.spec.pools.first()?.source.image.as_ref()?;
+            (image.size == size).then_some(())
+        })
+        .await;
+    };
+    // No node has made it yet.
+    for size in ["100Ti", "2Gi"] {
+        resize(size).await.unwrap();
+        carried(size).await;
+    }
+    // A node was faster. Its file stays, and the status can still be written.
+    api.report("shrink-1", "shrink", Bytes::gib(9)).await;
+    api.pool("the largest file to be reported", "shrink", |pool| {
+        (pool.status.as_ref()?.largest_file == Bytes::gib(10)).then_some(())
+    })
+    .await;
+    resize("100Ti").await.unwrap();
+    carried("100Ti").await;
+    let error = resize("9Gi").await.unwrap_err();
+    let message = "a pool cannot be made smaller than a node has made it";
+    assert!(error.to_string().contains(message), "{error}");
+    resize("10Gi").await.unwrap();
+    carried("10Gi").await;
+}
+
+#[tokio::test]
+async fn a_pool_that_comes_back_smaller_under_its_name_reaches_the_nodes_that_hold_its_volumes() {
+    let api = Cluster::shared().await.api();
+    api.add_node("back-1", &[("back", "yes")]).await;
+    let first = api.add_pool("back", &[("back", "yes")]).await;
+    api.carried("back-1", "back").await;
+    api.report("back-1", "back", Bytes::gib(8)).await;
+    api.pool_is("back", "True", "AsDesired").await;
+    api.add_volume("back-volume", "back", "back-1").await;
+    // As when a cluster is restored: the object is another, and what it holds is there.
+    delete(&api.pools(), "back").await;
+    change(
+        &api.pools(),
+        "back",
+        json!({"metadata": {"finalizers": null}}),
+    )
+    .await;
+    gone(&api.pools(), "back").await;
+    let second = json!({
+        "metadata": {"name": "back"},
+        "spec": {
+            "nodeSelector": {"matchLabels": {"back": "yes"}},
+            "source": {"image": {"size": "5Gi"}},
+        },
+    });
+    let second = create(&api.pools(), &second).await;
+    assert_ne!(first.uid(), second.uid());
+    api.storage_node("back-1 to carry the second", "back-1", |node| {
+        let entry = node.spec.pools.first()?;
+        let image = entry.source.image.as_ref()?;
+        (Some(&entry.uid) == second.uid().as_ref() && image.size == Bytes::gib(5)).then_some(())
+    })
+    .await;
+    api.remove::<PoolVolume>("back-volume").await;
 }
 
 #[tokio::test]

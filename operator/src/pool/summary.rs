@@ -27,6 +27,8 @@ pub(super) struct Declaration {
     generation: Option<i64>,
     deleted: bool,
     invalid: Option<String>,
+    /// Whether its source is a file on each node.
+    is_image: bool,
 }
 
 /// The pool's part of one node.
@@ -58,6 +60,10 @@ impl Declaration {
             generation: pool.meta().generation,
             deleted: pool.meta().deletion_timestamp.is_some(),
             invalid: declared(pool).err(),
+            is_image: pool
+                .0
+                .as_ref()
+                .is_ok_and(|it| it.spec.source.image.is_some()),
         }
     }
 }
@@ -96,6 +102,11 @@ pub(super) fn summarize(
         usable: reported().map(|status| status.usable).sum(),
         reserved: legible(reported().map(|status| status.reserved).sum()),
         largest_volume: ready.filter_map(largest).max().unwrap_or(Bytes::ZERO),
+        largest_file: reported()
+            .filter(|_| declaration.is_image)
+            .map(|status| status.size)
+            .max()
+            .unwrap_or(Bytes::ZERO),
         volumes: reported().map(|status| status.volumes).sum(),
         snapshots: reported().map(|status| status.snapshots).sum(),
         reserved_for_snapshots: reported().map(|status| status.reserved_for_snapshots).sum(),
@@ -251,6 +262,7 @@ mod tests {
             generation: Some(3),
             deleted: false,
             invalid: None,
+            is_image: true,
         }
     }
 

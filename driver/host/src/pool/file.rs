@@ -7,7 +7,7 @@ use std::{
     path::PathBuf,
 };
 
-use cistern_crds::{Bytes, FilesystemType};
+use cistern_crds::{Bytes, FilesystemType, size::GIB};
 
 use super::{Error, Expectation, failed, open::Backing};
 use crate::{
@@ -28,7 +28,8 @@ pub(crate) fn new_name(pool: &Uid) -> String {
     format!("{pool}.img.new")
 }
 
-/// Opens the file that is named by a UID, made if it is new, as large as declared, on its loop device.
+/// Opens the file that is named by a UID, on its loop device. A new one is made, as large as declared;
+/// one that is there keeps its size, and [`Pool::resize_file`](super::Pool::resize_file) makes it larger.
 pub(super) fn open(
     root: &Root,
     pools: BorrowedFd<'_>,
@@ -45,14 +46,16 @@ pub(super) fn open(
         (None, Expectation::New) => make(root, pools, uid, size)?,
     };
     verify(system, file.as_fd(), path.clone(), uid, expectation)?;
-    allocate(root, pools, file.as_fd(), path.clone(), size)?;
+    match allocate(root, pools, file.as_fd(), path.clone(), Bytes::ZERO) {
+        // The pool works. `Pool::resize_file` reports what its file lacks.
+        Err(Error::HostFilesystemFull { .. }) => {}
+        result => result?,
+    }
     let bound = loopdev::attach(system, file.as_fd(), name(uid).as_ref())
         .map_err(failed(format!("attach {}", path.display())))?;
-    let resize = failed(format!("resize {bound}"));
     let stat = system
         .stat(file.as_fd())
-        .and_then(|stat| bound.fit(system, stat.size).map(|()| stat))
-        .map_err(resize)?;
+        .map_err(failed(format!("look at {}", path.display())))?;
     Ok(Backing {
         number: bound.device(),
         path: bound.path.clone(),
@@ -62,15 +65,15 @@ pub(super) fn open(
     })
 }
 
-/// Fails when the file is not there, or is another one than it was.
-pub(super) fn check(root: &Root, uid: &Uid, expected: FileId) -> Result<(), Error> {
+/// The file, open; fails when it is not there, or is another one than it was.
+pub(super) fn check(root: &Root, uid: &Uid, expected: FileId) -> Result<OwnedFd, Error> {
     let system = &*root.system;
     let path = path(root, uid);
     let io = |error: io::Error| failed(format!("look at {}", path.display()))(error);
     let pools = root.open_pools().map_err(io)?;
     let file = find(system, pools.as_fd(), root, uid)?.ok_or_else(|| missing(root, uid))?;
     if system.stat(file.as_fd()).map_err(io)?.id == expected {
-        return Ok(());
+        return Ok(file);
     }
     Err(Error::BackingForeign {
         path,
@@ -135,8 +138,9 @@ fn make(root: &Root, pools: BorrowedFd<'_>, uid: &Uid, size: Bytes) -> Result<Ow
     Ok(file)
 }
 
-/// Allocates every byte of the file up to a size, unless that would leave too little to the host.
-fn allocate(
+/// Allocates every byte of the file, up to a size if that is larger, unless that would leave too
+/// little to the host.
+pub(super) fn allocate(
     root: &Root,
     pools: BorrowedFd<'_>,
     file: BorrowedFd<'_>,
@@ -148,21 +152,35 @@ fn allocate(
     let size = Bytes(system.stat(file).map_err(failed)?.size).max(size);
     let missing = Missing::of(system, file, size).map_err(failed)?;
     let needed = missing.size();
-    let space = system.space(pools).map_err(failed)?;
-    let (available, kept) = (
-        Bytes(space.available),
-        Bytes(space.size).percent(root.kept_percent),
-    );
-    if needed > Bytes::ZERO && needed.saturating_add(kept) > available {
-        return Err(Error::HostFilesystemFull {
-            path,
-            needed,
-            available,
-            kept,
-        });
+    if needed == Bytes::ZERO {
+        return Ok(());
     }
-    missing.allocate(system, file).map_err(failed)?;
-    system.sync(file).map_err(failed)
+    let space = system.space(pools).map_err(failed)?;
+    let kept = Bytes(space.size).percent(root.kept_percent);
+    let lacking = needed.saturating_add(kept);
+    let lacking = lacking.saturating_sub(Bytes(space.available));
+    let full = |lacking: Bytes| Error::HostFilesystemFull {
+        path: path.clone(),
+        needed,
+        // In steps, so that the message stays the same while little changes.
+        lacking: Bytes::gib(lacking.0.div_ceil(GIB)),
+        kept_percent: root.kept_percent,
+    };
+    if lacking > Bytes::ZERO {
+        return Err(full(lacking));
+    }
+    match missing.allocate(system, file) {
+        // Others took the space meanwhile, or the filesystem needs some for itself.
+        Err(error) if is_full(&error) => Err(full(Bytes(1))),
+        result => result.and_then(|()| system.sync(file)).map_err(failed),
+    }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
+    )
 }
 
 /// Verifies by its superblock that the file is this pool, before anything is done with it.

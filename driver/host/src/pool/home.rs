@@ -262,7 +262,7 @@ impl Root {
 }
 
 /// What an error says, with its cause.
-fn describe(error: &Error) -> String {
+pub(super) fn describe(error: &Error) -> String {
     match error {
         Error::Failed { operation, source } => format!("could not {operation}: {source}"),
         Error::BackingForeign { why, .. } => why.clone(),

@@ -105,12 +105,10 @@ impl Root {
             filesystem_uuid,
             expectation,
         )?;
-        grow(system, directory.as_fd(), &geometry, backing)
-            .map_err(failed(format!("grow the filesystem at {}", path.display())))?;
         let disk = backing.file.map_or(backing.number, |file| file.device);
         let errors = system.device_errors(disk).map_err(io)?;
         let open = |name: &str| open_folder(system, directory.as_fd(), mount_id, name);
-        Ok(Pool {
+        let pool = Pool {
             images: open(IMAGES).map_err(io)?,
             temporary: open(TEMPORARY).map_err(io)?,
             system: Arc::clone(&self.system),
@@ -125,7 +123,14 @@ impl Root {
             directory,
             mount_id,
             marker,
-        })
+        };
+        match declaration.source {
+            Source::Image { size } => drop(pool.resize_file(size)?),
+            Source::Device { .. } => pool
+                .cover(backing.size)
+                .map_err(failed(format!("grow the filesystem at {}", path.display())))?,
+        }
+        Ok(pool)
     }
 }
 
@@ -209,18 +214,4 @@ fn verify(
         )),
         Expectation::Known { .. } | Expectation::Made | Expectation::New => Ok(geometry),
     }
-}
-
-/// Grows the filesystem to the whole of its device. Does nothing when it covers it.
-fn grow(
-    system: &dyn System,
-    directory: BorrowedFd<'_>,
-    geometry: &XfsGeometry,
-    backing: &Backing,
-) -> io::Result<()> {
-    let blocks = backing.size / u64::from(geometry.block_size);
-    if blocks > geometry.blocks {
-        system.grow_xfs(directory, blocks, geometry.inode_percent)?;
-    }
-    Ok(())
 }

@@ -315,16 +315,47 @@ fn a_pool_that_would_fill_the_hosts_filesystem_is_refused_and_leaves_nothing() {
         assert!(!file_of(&machine, &large).exists());
         assert!(allocated(&machine.path("root/pools")) < 1 << 20);
     }
-    // Growing is held to the same, and the pool stays as it is.
-    let pool = open_new(&machine);
-    let error = machine.root().open_pool(&large, known(&pool)).unwrap_err();
-    assert!(matches!(error, Error::HostFilesystemFull { .. }), "{error}");
-    must(pool.check());
     must(
         machine
             .root()
-            .open_pool(&image_pool(POOL_SIZE), known(&pool)),
+            .open_pool(&image_pool(POOL_SIZE), Expectation::New),
     );
+}
+
+#[test]
+fn a_growth_that_does_not_fit_leaves_the_pool_in_use_at_its_old_size() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let large = image_pool(DISK_SIZE.percent(90));
+    let path = file_of(&machine, &large);
+    let covered = must(pool.statistics()).size;
+    let is_as_before = |pool: &Pool| {
+        must(pool.check());
+        assert_eq!(must(pool.statistics()).size, covered);
+        assert_eq!(fs::metadata(&path).unwrap().len(), POOL_SIZE.0);
+        assert!(allocated(&path) < POOL_SIZE.0 + (1 << 20));
+    };
+    let too_large = Bytes::gib(100 << 10);
+    for wanted in [DISK_SIZE.percent(90).round_down_to_mib(), too_large] {
+        let file = must(pool.resize_file(wanted));
+        let shortage = file.shortage.unwrap();
+        assert_eq!((file.size, shortage.wanted), (POOL_SIZE, wanted));
+        assert!(shortage.why.contains("its filesystem lacks"), "{shortage}");
+        is_as_before(&pool);
+    }
+    // So it is opened after a reboot, too, and takes volumes.
+    let expectation = leave(&machine, pool);
+    let pool = must(machine.root().open_pool(&large, expectation));
+    is_as_before(&pool);
+    must(pool.create_image(&small("a")));
+    // What is declared smaller is not made smaller, and what fits is made.
+    for (declared, size) in [(POOL_SIZE, POOL_SIZE), (Bytes::gib(2), Bytes::gib(2))] {
+        let file = must(pool.resize_file(declared));
+        assert_eq!((file.size, file.shortage), (size, None));
+    }
+    assert!(must(pool.statistics()).size > Bytes::mib(1950));
+    let file = must(pool.resize_file(POOL_SIZE));
+    assert_eq!((file.size, file.shortage), (Bytes::gib(2), None));
 }
 
 #[test]

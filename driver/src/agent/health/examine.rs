@@ -65,9 +65,11 @@ impl Agent {
             Ok(vitals) => {
                 self.passes.probed(pool, began.elapsed());
                 let was_nearly_full = self.health.tells_of_pool(pool, Reason::NearlyFull);
-                let seen = judgement::of_vitals(place, &vitals, was_nearly_full);
+                let (mut seen, sight) = judgement::of_vitals(place, &vitals, was_nearly_full);
+                let shortage = usable.file.as_ref().and_then(|it| it.shortage.as_ref());
+                seen.extend(shortage.map(|it| judgement::of_shortage(place, it)));
                 let has_changed = vitals.troubles.iter().any(judgement::is_of_opening);
-                if self.health.probed(pool, &told, seen, now) || has_changed {
+                if self.health.probed(pool, &told, (seen, sight), now) || has_changed {
                     self.look.notify_one();
                 }
             }

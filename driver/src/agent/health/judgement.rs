@@ -5,7 +5,10 @@
 use std::fmt;
 
 use cistern_crds::{PoolSeverity, Reason, VolumeSeverity, health::PoolProblem};
-use cistern_host::health::{Fill, PoolTrouble, PoolVitals, VolumeTrouble};
+use cistern_host::{
+    health::{Fill, PoolTrouble, PoolVitals, VolumeTrouble},
+    pool::Shortage,
+};
 
 use super::course::{Certainty, Sight, Sighting};
 
@@ -179,6 +182,19 @@ fn of_fill(
         ),
         certainty: Certainty::Certain,
     })
+}
+
+/// What it means that the file of an image pool is not as declared.
+pub fn of_shortage(place: PoolPlace<'_>, shortage: &Shortage) -> Sighting<PoolSeverity> {
+    Sighting {
+        severity: PoolSeverity::Degraded,
+        reason: Reason::GrowthDoesNotFit,
+        message: place.says(
+            shortage,
+            "the pool goes on as it is until there is space, or spec.source.image.size is lowered",
+        ),
+        certainty: Certainty::Certain,
+    }
 }
 
 /// What the troubles of a volume mean.
@@ -371,6 +387,35 @@ mod tests {
                 "{only:?}"
             );
             assert_eq!(sight == Sight::Partial, is_hung);
+        }
+    }
+
+    #[test]
+    fn a_growth_that_does_not_fit_is_reported_with_its_node_and_what_that_lacks() {
+        let error = cistern_host::pool::Error::HostFilesystemFull {
+            path: "/var/lib/cistern/pools/p.img".into(),
+            needed: Bytes::gib(99),
+            lacking: Bytes::gib(60),
+            kept_percent: 15,
+        };
+        let seen = of_shortage(
+            PLACE,
+            &Shortage {
+                size: Bytes::gib(1),
+                wanted: Bytes::gib(100),
+                why: error.to_string(),
+            },
+        );
+        assert_eq!(
+            (seen.severity, seen.reason),
+            (PoolSeverity::Degraded, Reason::GrowthDoesNotFit)
+        );
+        for part in [
+            "pool fast on node node-1: its file has 1Gi and cannot have 100Gi: ",
+            "needs 99Gi more, and its filesystem lacks 60Gi",
+            "spec.source.image.size is lowered",
+        ] {
+            assert!(seen.message.contains(part), "{}", seen.message);
         }
     }
 

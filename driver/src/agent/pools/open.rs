@@ -69,12 +69,16 @@ fn open(root: &Root, wish: &Wish, before: Before, let_go: impl FnOnce()) -> Resu
     let images = usable
         .as_ref()
         .map_or_else(Arc::default, |usable| Arc::clone(&usable.images));
-    let is_held = look.is_some_and(|look| look.spec.source == spec.source);
+    // What is open follows a change of its file's size as it is.
+    let is_held = look.is_some_and(|look| {
+        let (held, source) = (&look.spec.source, &spec.source);
+        held.device == source.device && held.image.is_some() == source.image.is_some()
+    });
     drop(before.look);
     if let Some(usable) = usable.filter(|_| is_held) {
         // One that is no longer as it was is opened anew, and mounted if it is not.
         match usable.pool.check() {
-            Ok(()) => return survey(usable.pool, images),
+            Ok(()) => return survey(usable.pool, images, spec),
             Err(error) => {
                 tracing::warn!(pool = spec.name, error = %Chain(&error), "the pool has changed");
             }
@@ -82,11 +86,16 @@ fn open(root: &Root, wish: &Wish, before: Before, let_go: impl FnOnce()) -> Resu
     }
     let_go();
     let pool = root.open_pool(&declaration(wish)?, before.expectation)?;
-    survey(Arc::new(pool), images)
+    survey(Arc::new(pool), images, spec)
 }
 
-/// Numbers and images of an open pool; what was left half made is swept away.
-fn survey(pool: Arc<Pool>, images: Arc<Images>) -> Result<Usable, Error> {
+/// Numbers and images of an open pool, whose file is as large as declared where there is room for it;
+/// what was left half made is swept away.
+fn survey(pool: Arc<Pool>, images: Arc<Images>, spec: &NodePool) -> Result<Usable, Error> {
+    let image = spec.source.image.as_ref();
+    let file = image
+        .map(|image| pool.resize_file(image.size))
+        .transpose()?;
     let swept = pool.sweep()?;
     if swept > 0 {
         tracing::info!(%pool, swept, "removed images that were never finished");
@@ -101,6 +110,7 @@ fn survey(pool: Arc<Pool>, images: Arc<Images>) -> Result<Usable, Error> {
     })?;
     Ok(Usable {
         statistics: pool.statistics()?,
+        file,
         images,
         pool,
     })

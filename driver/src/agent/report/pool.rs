@@ -33,16 +33,15 @@ pub(super) fn status(
         Found::Gone => return None,
         Found::Unusable { .. } => {}
         Found::Usable(Usable {
-            pool, statistics, ..
+            pool,
+            statistics,
+            file,
+            ..
         }) => {
             status.filesystem_uuid = Some(pool.filesystem_uuid().to_string());
             status.empty = statistics.empty;
-            let source = &look.spec.source;
-            status.size = source
-                .image
-                .as_ref()
-                .map_or(statistics.size, |image| image.size);
-            let is_device = source.device.is_some();
+            status.size = file.as_ref().map_or(statistics.size, |file| file.size);
+            let is_device = look.spec.source.device.is_some();
             status.device = is_device.then(|| pool.device().display().to_string());
         }
     }

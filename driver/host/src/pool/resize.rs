@@ -1,0 +1,130 @@
+//! The size of a pool: an image pool's file grows to the size that is declared, as far as the host's
+//! filesystem has room, and the pool's filesystem grows with its file or device.
+//!
+//! *Invariants:* a pool whose file cannot grow keeps its size and stays in use; and a file becomes
+//! smaller only by what was added to it just now and no device covers yet.
+
+use std::{
+    io,
+    os::fd::{AsFd as _, BorrowedFd},
+};
+
+use cistern_crds::Bytes;
+
+use super::{Error, Pool, failed, file, home::describe};
+use crate::{loopdev, patience::until};
+
+/// The file of an image pool beside what is declared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolFile {
+    /// Its size.
+    pub size: Bytes,
+    /// What keeps it from being as declared, if anything does.
+    pub shortage: Option<Shortage>,
+}
+
+/// Why the file of an image pool is not as declared.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("its file has {size} and cannot have {wanted}: {why}")]
+pub struct Shortage {
+    /// The size that the file has and keeps.
+    pub size: Bytes,
+    /// The size that it is to have.
+    pub wanted: Bytes,
+    /// What is in the way.
+    pub why: String,
+}
+
+impl Pool {
+    /// Makes the file of an image pool as large as declared, rounded down to a MiB, and fills its
+    /// holes. A file that is larger stays so. What cannot be done is in the answer and leaves the
+    /// pool as it is; a repeated call tries again.
+    ///
+    /// # Errors
+    /// When the file is not there, or is not the pool's.
+    pub fn resize_file(&self, declared: Bytes) -> Result<PoolFile, Error> {
+        let path = file::path(&self.root, &self.home);
+        let file = self.file.ok_or_else(|| Error::BackingMissing {
+            what: path.display().to_string(),
+        })?;
+        let file = file::check(&self.root, &self.home, file)?;
+        let look = |error: io::Error| failed(format!("look at {}", path.display()))(error);
+        let size = || self.system.stat(file.as_fd()).map(|stat| Bytes(stat.size));
+        let wanted = declared.round_down_to_mib().max(size().map_err(look)?);
+        let fitted = self.grow_file(file.as_fd(), wanted);
+        let size = size().map_err(look)?;
+        let shortage = fitted.err().map(|error| Shortage {
+            size,
+            wanted,
+            why: describe(&error),
+        });
+        Ok(PoolFile { size, shortage })
+    }
+
+    /// Fills the holes of the file, makes it larger, and has the device and the filesystem cover it.
+    fn grow_file(&self, file: BorrowedFd<'_>, wanted: Bytes) -> Result<(), Error> {
+        let path = file::path(&self.root, &self.home);
+        let look = |error: io::Error| failed(format!("look at {}", path.display()))(error);
+        let pools = self.root.open_pools().map_err(look)?;
+        // What one call adds to the file no other takes away.
+        let is_locked = |locked: &io::Result<bool>| !matches!(locked, Ok(false));
+        if !until(|| self.system.try_lock(file), is_locked).map_err(look)? {
+            let busy = io::Error::from(io::ErrorKind::ResourceBusy);
+            return Err(failed(format!("lock {}", path.display()))(busy));
+        }
+        let allocate = |size| file::allocate(&self.root, pools.as_fd(), file, path.clone(), size);
+        let before = self.system.stat(file).map_err(look)?;
+        if before.allocated < before.size {
+            allocate(Bytes(before.size))?;
+        }
+        if wanted > Bytes(before.size) {
+            if let Err(error) = allocate(wanted) {
+                self.shorten(file, before.size).map_err(look)?;
+                return Err(error);
+            }
+            tracing::info!(pool = %self, %wanted, "the pool's file has grown");
+        }
+        let grow = || failed(format!("grow the filesystem at {}", self.path().display()));
+        if !self.covers(wanted.0).map_err(grow())? {
+            let name = file::name(&self.home);
+            loopdev::attach(&*self.system, file, name.as_ref())
+                .map_err(failed(format!("attach {}", path.display())))?
+                .fit(&*self.system, wanted.0)
+                .map_err(failed(format!("resize {}", self.device.display())))?;
+            self.cover(wanted.0).map_err(grow())?;
+        }
+        Ok(())
+    }
+
+    /// Gives the space back to the host that was added to the file, unless a device covers it.
+    fn shorten(&self, file: BorrowedFd<'_>, size: u64) -> io::Result<()> {
+        let id = self.system.stat(file)?.id;
+        let name = file::name(&self.home);
+        let bound = loopdev::find(&*self.system, id, name.as_ref()).map_err(io::Error::other)?;
+        let covered = match bound {
+            Some(bound) => self.system.device_size(bound.as_fd())?,
+            None => 0,
+        };
+        if covered <= size {
+            self.system.truncate(file, size)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the pool's filesystem covers so many bytes of its device.
+    fn covers(&self, size: u64) -> io::Result<bool> {
+        let geometry = self.geometry()?;
+        Ok(size / u64::from(geometry.block_size) <= geometry.blocks)
+    }
+
+    /// Grows the pool's filesystem to so many bytes of its device. Does nothing when it covers them.
+    pub(super) fn cover(&self, size: u64) -> io::Result<()> {
+        let geometry = self.geometry()?;
+        let blocks = size / u64::from(geometry.block_size);
+        if blocks > geometry.blocks {
+            let inodes = geometry.inode_percent;
+            self.system.grow_xfs(self.directory(), blocks, inodes)?;
+        }
+        Ok(())
+    }
+}
