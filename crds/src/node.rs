@@ -133,6 +133,11 @@ pub struct NodePoolStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub device: Option<String>,
+    /// What tells that device from every other, whatever its path: the world-wide name or serial
+    /// number of the disk. Beside the listed paths only a device of this identity is looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
+    pub device_identity: Option<String>,
     /// Size of the image file or device that the pool's filesystem covers.
     #[serde(default)]
     pub size: Bytes,

@@ -95,8 +95,9 @@ pub struct ImageSource {
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceSource {
-    /// Paths of devices, best below `/dev/disk/by-id`. On each node the first that is this pool's
-    /// own is used, or else the first that is blank, as disks differ between nodes.
+    /// Paths of devices, best below `/dev/disk/by-id`. On each node the one that is this pool's own
+    /// is used, or else the first that is blank, as disks differ between nodes. Where several hold
+    /// the pool's filesystem, none is used.
     #[schemars(schema_with = "paths_schema")]
     pub paths: Vec<String>,
 }

@@ -9,6 +9,8 @@ mod broken;
 mod device;
 pub(crate) mod file;
 mod home;
+mod known;
+mod layers;
 pub(crate) mod marker;
 mod open;
 mod remove;
@@ -70,6 +72,9 @@ pub enum Source {
     Device {
         /// Absolute paths; symbolic links are followed.
         paths: Vec<PathBuf>,
+        /// [`Pool::device_identity`] when the pool was last used. A device of this identity is looked
+        /// at, too, whatever its path.
+        identity: Option<String>,
     },
 }
 
@@ -238,6 +243,7 @@ pub struct Pool {
     home: Uid,
     filesystem_uuid: Uuid,
     device: PathBuf,
+    device_identity: Option<String>,
     /// The disk that carries it all, and how many requests that had failed when the pool was opened.
     disk: DeviceNumber,
     errors_before: u64,
@@ -261,6 +267,12 @@ impl Pool {
     /// The device that carries the filesystem: a loop device where the source is an image.
     pub fn device(&self) -> &std::path::Path {
         &self.device
+    }
+
+    /// What tells the device from every other, whatever its path: the world-wide name or serial
+    /// number of the disk. None of a pool in a file, or where the disk has neither.
+    pub fn device_identity(&self) -> Option<&str> {
+        self.device_identity.as_deref()
     }
 
     /// Where it is mounted.

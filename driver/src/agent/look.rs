@@ -80,7 +80,7 @@ async fn look(agent: &Arc<Agent>, retries: &Retries<String>) -> Duration {
     agent.pools.retain(&names);
     agent.health.retain_pools(&names);
     let mut all = agent.desired.by_pool();
-    let looks: Vec<_> = Wish::all(&pools)
+    let looks: Vec<_> = Wish::all(&pools, &status)
         .into_iter()
         .map(|wish| {
             let uid = &wish.spec.uid;

@@ -11,7 +11,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use cistern_crds::{NodePool, Reason};
+use cistern_crds::{NodePool, NodePoolStatus, Reason};
 use cistern_host::{Pool, PoolStatistics, Uid, pool::PoolFile};
 use tokio::sync::Notify;
 
@@ -44,16 +44,20 @@ pub struct Wish {
     pub spec: NodePool,
     /// UIDs of the other pools that the node is to carry.
     pub others: Vec<Uid>,
+    /// Identity of the device that the pool was on last, as its status says.
+    pub device_identity: Option<String>,
 }
 
 impl Wish {
-    /// Every pool that a node is to carry.
-    pub fn all(specs: &[NodePool]) -> Vec<Self> {
+    /// Every pool that a node is to carry, given what is known of them.
+    pub fn all(specs: &[NodePool], known: &[NodePoolStatus]) -> Vec<Self> {
         let wish = |spec: &NodePool| {
             let others = specs.iter().filter(|other| other.uid != spec.uid);
+            let known = known.iter().find(|status| status.uid == spec.uid);
             Self {
                 spec: spec.clone(),
                 others: others.filter_map(|other| other.uid.parse().ok()).collect(),
+                device_identity: known.and_then(|status| status.device_identity.clone()),
             }
         };
         specs.iter().map(wish).collect()

@@ -32,7 +32,7 @@ pub(super) fn objection(
     if size < 2 * MIB {
         return Ok(Some("it is smaller than 2 MiB".to_owned()));
     }
-    if let Some(found) = signature(system, device)? {
+    if let Some(found) = signature(system, device, &[])? {
         return Ok(Some(found));
     }
     for (offset, where_) in [(0, "first"), (size - MIB, "last")] {
@@ -49,12 +49,21 @@ pub(super) fn objection(
     Ok(None)
 }
 
-/// What blkid finds on the device; none only when it says that there is nothing.
-fn signature(system: &dyn System, device: BorrowedFd<'_>) -> Result<Option<String>, Cause> {
+/// What blkid finds on the device; none only when it says that there is nothing. `usages` limits what
+/// it looks for.
+pub(super) fn signature(
+    system: &dyn System,
+    device: BorrowedFd<'_>,
+    usages: &[&str],
+) -> Result<Option<String>, Cause> {
     let command = Command::new("blkid", DEADLINE)
         .arg("-p")
-        .option("-o", "export")
-        .operand(STDIN);
+        .option("-o", "export");
+    let command = match usages {
+        [] => command,
+        usages => command.option("-u", usages.join(",")),
+    };
+    let command = command.operand(STDIN);
     let output = system.run(&command, device)?;
     let says_nothing = output.stdout.trim().is_empty() && output.stderr.trim().is_empty();
     match output.exit {

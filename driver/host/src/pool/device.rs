@@ -1,10 +1,11 @@
-//! The device of a device pool: found by the UUID inside, or made on the first that is blank.
+//! The device of a device pool: the one that is the pool already, or the first that is blank.
 //!
 //! *Invariant:* a listed path is resolved once; from there on the device is known by its number, so
 //! that a symbolic link that changes meanwhile cannot put another in the place of the one that was
 //! looked at.
 
 use std::{
+    collections::BTreeSet,
     io,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
@@ -15,6 +16,7 @@ use cistern_crds::FilesystemType;
 use super::{
     Error, Expectation, PoolDeclaration, blank, failed,
     home::Candidates,
+    known, layers,
     marker::{self, Marker},
     open::Backing,
 };
@@ -24,12 +26,10 @@ use crate::{
     mkfs,
     mountinfo::Mount,
     patience::until,
+    root::Root,
     superblock::{self, Superblock},
     system::{DeviceNumber, FileKind, OFlags, System},
 };
-
-/// Drivers whose devices are not opened to be looked at: floppy disks and CD-ROMs.
-const REMOVABLE: [u32; 2] = [2, 11];
 
 /// What a listed device is.
 enum Finding {
@@ -87,75 +87,65 @@ enum Blank {
     Left,
 }
 
-/// Finds the pool's device, or makes the pool on the first that is blank.
+/// Finds the pool's device, or makes the pool on the first that is blank. `identity` is that of the
+/// device that it was on last.
 pub(super) fn open(
-    system: &dyn System,
+    root: &Root,
     declaration: &PoolDeclaration,
     paths: &[PathBuf],
+    identity: Option<&str>,
     expectation: Expectation,
 ) -> Result<Backing, Error> {
     match expectation {
-        Expectation::Known { filesystem_uuid } => find(system, paths, filesystem_uuid),
-        Expectation::Made => choose(system, declaration, paths, Blank::Left),
-        Expectation::New => choose(system, declaration, paths, Blank::Taken),
-    }
-}
-
-/// The device that holds a filesystem: a listed one, or any other, as numbers and names change
-/// from boot to boot.
-fn find(system: &dyn System, paths: &[PathBuf], uuid: Uuid) -> Result<Backing, Error> {
-    let others = system
-        .block_devices()
-        .map_err(failed("list the block devices"))?
-        .into_iter()
-        .filter(|(_, number)| !REMOVABLE.contains(&number.major))
-        .filter_map(|(name, number)| system.device_path(&name, number).ok());
-    for path in paths.iter().cloned().chain(others) {
-        // Many devices cannot be opened, and it is not said that it is one of them.
-        let Ok((device, number)) = open_device(system, &path, OFlags::RDONLY) else {
-            continue;
-        };
-        let found = superblock::read(system, device.as_fd()).ok().flatten();
-        if found.is_some_and(|found| found.uuid == uuid && found.complete) {
-            drop(device);
-            return exclusive(system, number);
+        Expectation::Known { filesystem_uuid } => {
+            known::find(root, declaration, paths, identity, filesystem_uuid)
         }
+        Expectation::Made => choose(root, declaration, paths, Blank::Left),
+        Expectation::New => choose(root, declaration, paths, Blank::Taken),
     }
-    Err(Error::BackingMissing {
-        what: format!(
-            "a device with the filesystem {uuid} (listed: {})",
-            join(paths)
-        ),
-    })
 }
 
-/// The first device that is the pool's own already, or else the one that was before its StoragePool
-/// came back with another UID, or else the first that is blank.
+/// The device that is the pool's own already, or else the one that was before its StoragePool came
+/// back with another UID, or else the first that is blank. Every one is looked at: of several that are
+/// the pool none is taken.
 fn choose(
-    system: &dyn System,
+    root: &Root,
     declaration: &PoolDeclaration,
     paths: &[PathBuf],
     blank_device: Blank,
 ) -> Result<Backing, Error> {
+    let system = &*root.system;
     let uid = &declaration.uid;
-    let mut devices = Vec::new();
+    let (mut seen, mut own, mut devices) = (BTreeSet::new(), Vec::new(), Vec::new());
     let mut blank = None;
     let mut candidates = Candidates::none();
     for path in paths {
-        match unless_busy(|| examine(system, uid, path)) {
-            Ok((Finding::Own, number)) => return exclusive(system, number),
-            Ok((found @ (Finding::Unfinished | Finding::Blank), number)) => {
-                blank.get_or_insert((number, matches!(found, Finding::Unfinished)));
+        let (finding, number) = match look(root, uid, path) {
+            Ok(found) => found,
+            Err(cause) => {
+                devices.push((path.clone(), describe(&cause)));
+                continue;
             }
-            Ok((Finding::Labelled(label), number)) => {
+        };
+        if !seen.insert(number) {
+            continue;
+        }
+        match finding {
+            Finding::Own => own.push((path.clone(), number)),
+            Finding::Unfinished | Finding::Blank => {
+                blank.get_or_insert((number, matches!(finding, Finding::Unfinished)));
+            }
+            Finding::Labelled(label) => {
                 let marker = peek(system, number, &label);
                 if !candidates.consider(declaration, path.clone(), number, marker) {
                     devices.push((path.clone(), format!("it holds xfs ({label:?})")));
                 }
             }
-            Ok((Finding::Unusable(why), _)) => devices.push((path.clone(), why)),
-            Err(cause) => devices.push((path.clone(), describe(&cause))),
+            Finding::Unusable(why) => devices.push((path.clone(), why)),
         }
+    }
+    if let Some(number) = only(declaration, &own)? {
+        return exclusive(system, number);
     }
     if let Some(number) = candidates.decide(declaration)? {
         return exclusive(system, number);
@@ -164,12 +154,44 @@ fn choose(
         return Err(Error::NoUsableDevice { devices });
     };
     if blank_device == Blank::Left {
-        let what = format!("a device of the pool (listed: {})", join(paths));
+        let what = format!("a device of the pool (listed: {})", known::join(paths));
         return Err(Error::BackingMissing { what });
     }
-    unless_busy(|| make(system, uid, number, unfinished))
+    unless_busy(|| make(root, uid, number, unfinished))
         .map_err(failed(format!("make the pool on device {number}")))?;
     exclusive(system, number)
+}
+
+/// The one device that calls itself the pool; none where none does.
+fn only(
+    declaration: &PoolDeclaration,
+    own: &[(PathBuf, DeviceNumber)],
+) -> Result<Option<DeviceNumber>, Error> {
+    match own {
+        [] => Ok(None),
+        [(_, number)] => Ok(Some(*number)),
+        several => {
+            let why = format!("it holds xfs ({:?})", declaration.uid.label());
+            let found = several.iter().map(|(path, _)| (path.clone(), why.clone()));
+            Err(Error::Ambiguous {
+                name: declaration.name.clone(),
+                found: found.collect(),
+            })
+        }
+    }
+}
+
+/// Looks at a listed device. One that something else holds cannot be used, and counts if it is the
+/// pool: no other is taken for it.
+fn look(root: &Root, uid: &Uid, path: &Path) -> Result<(Finding, DeviceNumber), Cause> {
+    let busy = match unless_busy(|| examine(root, uid, path, OFlags::EXCL)) {
+        Err(cause) if cause.is_busy() => cause,
+        result => return result,
+    };
+    match examine(root, uid, path, OFlags::empty()) {
+        Ok((Finding::Own, number)) => Ok((Finding::Own, number)),
+        _ => Err(busy),
+    }
 }
 
 /// The marker on a device with an XFS, if its label may be that of a pool.
@@ -181,15 +203,24 @@ fn peek(system: &dyn System, number: DeviceNumber, label: &str) -> Result<Option
     marker::peek(system, &path)
 }
 
-/// Looks at a device that nobody else may hold.
-fn examine(system: &dyn System, uid: &Uid, path: &Path) -> Result<(Finding, DeviceNumber), Cause> {
-    let (device, number) = open_device(system, path, OFlags::RDONLY | OFlags::EXCL)?;
-    let finding = match superblock::read(system, device.as_fd())? {
-        Some(found) => judge(uid, &found),
-        None => match blank::objection(system, device.as_fd(), number)? {
-            None => Finding::Blank,
-            Some(why) => Finding::Unusable(why),
-        },
+/// Looks at a device; with `EXCL` nobody else may hold it.
+fn examine(
+    root: &Root,
+    uid: &Uid,
+    path: &Path,
+    flags: OFlags,
+) -> Result<(Finding, DeviceNumber), Cause> {
+    let system = &*root.system;
+    let (device, number) = open_device(system, path, OFlags::RDONLY | flags)?;
+    let found = superblock::read(system, device.as_fd())?;
+    let objection = match layers::objection(root, device.as_fd(), number, found.as_ref())? {
+        None if found.is_none() => blank::objection(system, device.as_fd(), number)?,
+        objection => objection,
+    };
+    let finding = match (objection, found) {
+        (Some(why), _) => Finding::Unusable(why),
+        (None, Some(found)) => judge(uid, &found),
+        (None, None) => Finding::Blank,
     };
     Ok((finding, number))
 }
@@ -210,17 +241,13 @@ fn judge(uid: &Uid, found: &Superblock) -> Finding {
     }
 }
 
-fn make(
-    system: &dyn System,
-    uid: &Uid,
-    number: DeviceNumber,
-    unfinished: bool,
-) -> Result<(), Cause> {
+fn make(root: &Root, uid: &Uid, number: DeviceNumber, unfinished: bool) -> Result<(), Cause> {
+    let system = &*root.system;
     let path = node(system, number)?;
     // Not exclusively, as mkfs.xfs opens it so itself; it is proved blank once more right before.
     let (device, _) = open_device(system, &path, OFlags::RDWR)?;
     let still = matches!(
-        (examine(system, uid, &path)?.0, unfinished),
+        (examine(root, uid, &path, OFlags::EXCL)?.0, unfinished),
         (Finding::Blank, false) | (Finding::Unfinished, true)
     );
     if !still {
@@ -240,7 +267,7 @@ fn make(
 }
 
 /// A device that nobody else may hold, to be mounted.
-fn exclusive(system: &dyn System, number: DeviceNumber) -> Result<Backing, Error> {
+pub(super) fn exclusive(system: &dyn System, number: DeviceNumber) -> Result<Backing, Error> {
     let open = || -> Result<Backing, Cause> {
         let path = node(system, number)?;
         let (device, _) = open_device(system, &path, OFlags::RDONLY | OFlags::EXCL)?;
@@ -260,6 +287,7 @@ fn backing(
         path,
         size: system.device_size(device)?,
         file: None,
+        identity: system.device_identity(number)?,
         _bound: None,
     })
 }
@@ -273,7 +301,7 @@ fn node(system: &dyn System, number: DeviceNumber) -> io::Result<PathBuf> {
     system.device_path(&name, number)
 }
 
-fn open_device(
+pub(super) fn open_device(
     system: &dyn System,
     path: &Path,
     flags: OFlags,
@@ -301,9 +329,4 @@ fn describe(cause: &Cause) -> String {
         _ if cause.is_busy() => "something else holds it".to_owned(),
         Cause::Io(_) | Cause::Command(_) | Cause::Loop(_) => cause.to_string(),
     }
-}
-
-fn join(paths: &[PathBuf]) -> String {
-    let text = |path: &PathBuf| path.display().to_string();
-    paths.iter().map(text).collect::<Vec<_>>().join(", ")
 }

@@ -61,6 +61,7 @@ pub(super) fn open(
         path: bound.path.clone(),
         size: stat.size,
         file: Some(stat.id),
+        identity: None,
         _bound: Some(bound),
     })
 }

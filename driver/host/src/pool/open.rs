@@ -36,6 +36,8 @@ pub(super) struct Backing {
     pub(super) size: u64,
     /// Which file is behind it, if one is.
     pub(super) file: Option<FileId>,
+    /// What tells a device of its own from every other.
+    pub(super) identity: Option<String>,
     /// Keeps a loop device bound until it is mounted.
     pub(super) _bound: Option<Loop>,
 }
@@ -64,9 +66,9 @@ impl Root {
         }
         let backing = match &declaration.source {
             Source::Image { size } => file::open(self, pools.as_fd(), &home, *size, expectation)?,
-            Source::Device { paths } => match &mounted {
+            Source::Device { paths, identity } => match &mounted {
                 Some(mount) => device::of_mount(&*self.system, mount)?,
-                None => device::open(&*self.system, declaration, paths, expectation)?,
+                None => device::open(self, declaration, paths, identity.as_deref(), expectation)?,
             },
         };
         match mounted {
@@ -117,6 +119,7 @@ impl Root {
             home,
             filesystem_uuid,
             device: backing.path.clone(),
+            device_identity: backing.identity.clone(),
             disk,
             errors_before: errors.unwrap_or(0),
             file: backing.file,

@@ -79,6 +79,12 @@ pub trait Devices {
     /// How many requests a block device, or the disk that it is a part of, has failed since the
     /// kernel knows it; none where its driver does not count them. (SCSI and ATA do.)
     fn device_errors(&self, device: DeviceNumber) -> io::Result<Option<u64>>;
+    /// Names of the block devices that are made of a block device: an array, a mapping, a cache.
+    fn holders(&self, device: DeviceNumber) -> io::Result<Vec<String>>;
+    /// What tells a block device from every other, whatever its name and number: the world-wide name
+    /// or serial number of its disk, and which partition of that it is. None where its driver knows
+    /// neither, as of a loop device. Does not open it.
+    fn device_identity(&self, device: DeviceNumber) -> io::Result<Option<String>>;
     /// Whether the kernel knows partitions of a block device.
     fn has_partitions(&self, device: DeviceNumber) -> io::Result<bool>;
     /// The loop devices that are bound.

@@ -216,6 +216,14 @@ impl Devices for FailAt {
         self.next()?.device_errors(device)
     }
 
+    fn holders(&self, device: DeviceNumber) -> io::Result<Vec<String>> {
+        self.next()?.holders(device)
+    }
+
+    fn device_identity(&self, device: DeviceNumber) -> io::Result<Option<String>> {
+        self.next()?.device_identity(device)
+    }
+
     fn has_partitions(&self, device: DeviceNumber) -> io::Result<bool> {
         self.next()?.has_partitions(device)
     }

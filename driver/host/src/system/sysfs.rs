@@ -15,6 +15,17 @@ use rustix::{
 use super::{BoundLoop, DeviceNumber, LoopSettings};
 use crate::id::Uuid;
 
+/// Attributes that tell a disk from every other: of NVMe, of SCSI and ATA, of a mapping, of an array,
+/// of virtio, and of memory cards.
+const IDENTITIES: [&str; 6] = [
+    "wwid",
+    "device/wwid",
+    "dm/uuid",
+    "md/uuid",
+    "serial",
+    "device/cid",
+];
+
 /// Names and numbers of all block devices.
 pub(super) fn block_devices() -> io::Result<Vec<(String, DeviceNumber)>> {
     // Two lines of heading, then: major, minor, blocks, name.
@@ -56,6 +67,35 @@ pub(super) fn device_path(nodes: &Path, name: &str, device: DeviceNumber) -> io:
         Ok(()) | Err(Errno::EXIST) => Err(io::ErrorKind::AlreadyExists.into()),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Names of the block devices that are made of a block device.
+pub(super) fn holders(device: DeviceNumber) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(format!("/sys/dev/block/{device}/holders"))? {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    Ok(names)
+}
+
+/// What tells a block device from every other.
+pub(super) fn device_identity(device: DeviceNumber) -> io::Result<Option<String>> {
+    Ok(identity(&format!("/sys/dev/block/{device}")))
+}
+
+/// What the attributes in a device's folder tell. The first that is there counts, so that it is the
+/// same each time. One that cannot be read tells nothing: a SCSI disk without a name answers so.
+fn identity(folder: &str) -> Option<String> {
+    let read = |path: String| text(&path).ok().flatten();
+    // The folder of a partition lies in that of its disk.
+    let (disk, part) = match read(format!("{folder}/partition")) {
+        Some(number) => (format!("{folder}/.."), format!("-part{number}")),
+        None => (folder.to_owned(), String::new()),
+    };
+    IDENTITIES.into_iter().find_map(|attribute| {
+        let value = read(format!("{disk}/{attribute}"))?;
+        Some(format!("{attribute}:{value}{part}"))
+    })
 }
 
 /// Whether the kernel knows partitions of a block device.
@@ -116,14 +156,24 @@ pub(super) fn btrfs_errors(uuid: Uuid) -> io::Result<Option<u64>> {
     Ok(all)
 }
 
+/// What stands in a file of one line; none when there is no such file, or nothing in it.
+fn text(path: &str) -> io::Result<Option<String>> {
+    match fs::read(path) {
+        Ok(bytes) => {
+            let text = String::from_utf8_lossy(&bytes);
+            let text = text.trim_matches(|c: char| c.is_whitespace() || c == '\0');
+            Ok((!text.is_empty()).then(|| text.to_owned()))
+        }
+        Err(error) if is_no_attribute(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// A number, decimal or with `0x`, that stands alone in a file; none when there is no such file.
 fn number(path: &str) -> io::Result<Option<u64>> {
-    let text = match fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if is_no_attribute(&error) => return Ok(None),
-        Err(error) => return Err(error),
+    let Some(text) = text(path)? else {
+        return Ok(None);
     };
-    let text = text.trim();
     let parsed = match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16),
         None => text.parse(),
@@ -217,5 +267,25 @@ mod tests {
         assert!(number(path).is_err());
         // What is asked for beneath a device that has none.
         assert_eq!(number(&format!("{path}/device/ioerr_cnt")).unwrap(), None);
+    }
+
+    #[test]
+    fn a_disk_is_known_by_its_world_wide_name_or_else_its_serial_number_and_a_partition_by_its_own()
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = folder.path().join("sda");
+        let partition = disk.join("sda2");
+        fs::create_dir_all(disk.join("device")).unwrap();
+        fs::create_dir_all(&partition).unwrap();
+        fs::write(partition.join("partition"), "2\n").unwrap();
+        let told = |path: &Path| identity(path.to_str().unwrap());
+        assert_eq!((told(&disk), told(&partition)), (None, None));
+        fs::write(disk.join("serial"), " \n").unwrap();
+        assert_eq!(told(&disk), None);
+        fs::write(disk.join("serial"), "S1\n").unwrap();
+        assert_eq!(told(&disk).unwrap(), "serial:S1");
+        fs::write(disk.join("device/wwid"), "naa.5000c5\n").unwrap();
+        assert_eq!(told(&disk).unwrap(), "device/wwid:naa.5000c5");
+        assert_eq!(told(&partition).unwrap(), "device/wwid:naa.5000c5-part2");
     }
 }

@@ -10,7 +10,7 @@ use crate::harness::{Machine, allocated, device_pool, known, must, request, run,
 use cistern_crds::{Bytes, FilesystemType, Provisioning};
 use cistern_host::{Expectation, pool::Error};
 
-const SIZE: u64 = 320 << 20;
+pub(crate) const SIZE: u64 = 320 << 20;
 
 /// A disk of a test: a loop device over a file. It ends with this, also where the test is killed, or
 /// with whatever is mounted from it then.
@@ -32,7 +32,7 @@ impl Disk {
     }
 
     /// The disk gets the lowest number that is free.
-    fn attach(file: PathBuf) -> Self {
+    pub(crate) fn attach(file: PathBuf) -> Self {
         let device = run("losetup", &["-f", "--show", file.to_str().unwrap()]);
         let device = PathBuf::from(device.trim());
         let open = fs::File::open(&device).unwrap();
@@ -46,11 +46,11 @@ impl Disk {
     }
 
     /// Takes the disk out, and leaves what is on it.
-    fn detach(self) -> PathBuf {
+    pub(crate) fn detach(self) -> PathBuf {
         self.file.clone()
     }
 
-    fn path(&self) -> &str {
+    pub(crate) fn path(&self) -> &str {
         self.device.to_str().unwrap()
     }
 
@@ -69,7 +69,7 @@ impl Disk {
         allocated(&self.file) == 0
     }
 
-    fn write(&self, offset: u64, bytes: &[u8]) {
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
         let disk = fs::OpenOptions::new().write(true).open(&self.device);
         let disk = disk.unwrap();
         disk.write_all_at(bytes, offset).unwrap();
@@ -124,10 +124,12 @@ fn the_first_blank_device_is_taken_and_found_again_under_another_name() {
     ));
     leave(&machine);
 
-    // The disk comes back under another number, which nobody listed, and its own is another's.
+    // The disk comes back under another number, and its own is another's.
     let file = second.detach();
     let third = Disk::new(&machine, "third");
     let again = Disk::attach(file);
+    fs::remove_file(&link).unwrap();
+    symlink(&again.device, &link).unwrap();
     let pool = must(machine.root().open_pool(&declaration, expectation));
     assert_eq!(must(pool.images()), std::slice::from_ref(&image));
     must(pool.remove_image(&image.uid));

@@ -153,6 +153,7 @@ pub(crate) fn device_pool(paths: impl IntoIterator<Item = PathBuf>) -> PoolDecla
     PoolDeclaration {
         source: Source::Device {
             paths: paths.into_iter().collect(),
+            identity: None,
         },
         ..image_pool(Bytes::ZERO)
     }

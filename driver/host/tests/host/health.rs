@@ -1,6 +1,11 @@
 //! What is wrong with a pool is seen, by the deadline, and seen to be over.
 
-use std::{fs, os::unix::fs::FileExt as _, sync::Arc, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::{FileExt as _, symlink},
+    sync::Arc,
+    time::Duration,
+};
 
 use cistern_crds::{Bytes, FilesystemType, Provisioning};
 use cistern_host::{
@@ -179,16 +184,20 @@ fn a_disk_with_errors_shuts_its_pool_down_and_the_pool_is_mounted_anew_once_no_p
 }
 
 #[test]
-fn a_disk_that_was_pulled_out_is_the_pool_again_under_whatever_name_it_comes_back() {
+fn a_disk_that_was_pulled_out_is_the_pool_again_when_its_path_names_it_again() {
     let machine = Machine::new();
     let disk = FailingDevice::new(&machine);
-    let declaration = device_pool([disk.path.clone()]);
+    let link = machine.path("by-id");
+    symlink(&disk.path, &link).unwrap();
+    let declaration = device_pool([link.clone()]);
     let pool = must(machine.root().open_pool(&declaration, Expectation::New));
     let pool = Arc::new(pool);
     let image = must(pool.create_image(&small(&machine)));
     let (expectation, before) = (known(&pool), disk.path.clone());
     let disk = disk.replug(&machine);
     assert_ne!(disk.path, before);
+    fs::remove_file(&link).unwrap();
+    symlink(&disk.path, &link).unwrap();
     let path = machine.mount_point(&declaration).join("tmp/a");
     let _ = fs::File::create(path).and_then(|file| file.sync_all());
     assert_eq!(troubles(&pool), [PoolTrouble::ShutDown]);

@@ -11,6 +11,7 @@
 mod adoption;
 mod attach;
 mod block;
+mod candidates;
 mod changes;
 mod damage;
 mod device;

@@ -99,6 +99,7 @@ pub(crate) fn returned(size: Bytes) -> PoolDeclaration {
 fn on_disk(folder: &Path, pool: PoolDeclaration) -> PoolDeclaration {
     let source = Source::Device {
         paths: vec![folder.join("disk")],
+        identity: None,
     };
     PoolDeclaration { source, ..pool }
 }

@@ -162,7 +162,11 @@ fn unusable(spec: &NodePool, error: &Error) -> Found {
 }
 
 fn declaration(wish: &Wish) -> Result<PoolDeclaration, Error> {
-    let Wish { spec, others } = wish;
+    let Wish {
+        spec,
+        others,
+        device_identity,
+    } = wish;
     let invalid = |why| Error::Spec { why };
     let uid: Uid = spec
         .uid
@@ -172,6 +176,7 @@ fn declaration(wish: &Wish) -> Result<PoolDeclaration, Error> {
         (Some(image), None) => Source::Image { size: image.size },
         (None, Some(device)) => Source::Device {
             paths: device.paths.iter().map(PathBuf::from).collect(),
+            identity: device_identity.clone(),
         },
         (Some(_), Some(_)) | (None, None) => {
             return Err(invalid("a source is exactly one of image and device"));

@@ -43,6 +43,9 @@ pub(super) fn status(
             status.size = file.as_ref().map_or(statistics.size, |file| file.size);
             let is_device = look.spec.source.device.is_some();
             status.device = is_device.then(|| pool.device().display().to_string());
+            // What the schema does not take tells nothing.
+            let identity = pool.device_identity().filter(|text| text.len() <= 1024);
+            status.device_identity = identity.map(str::to_owned);
         }
     }
     let is_open = look.usable().is_some() && closed.is_none();

@@ -45,6 +45,14 @@ impl Devices for Linux {
         sysfs::device_errors(device)
     }
 
+    fn holders(&self, device: DeviceNumber) -> io::Result<Vec<String>> {
+        sysfs::holders(device)
+    }
+
+    fn device_identity(&self, device: DeviceNumber) -> io::Result<Option<String>> {
+        sysfs::device_identity(device)
+    }
+
     fn has_partitions(&self, device: DeviceNumber) -> io::Result<bool> {
         sysfs::has_partitions(device)
     }

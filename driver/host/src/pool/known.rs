@@ -1,0 +1,104 @@
+//! The device of a pool that was made before: found by the UUID of its filesystem.
+//!
+//! *Invariants:* every candidate is looked at, and of several none is taken: a copy, a snapshot of a
+//! storage array and a second path to the same disk carry the same UUID. Beside the listed paths only
+//! devices with the identity of the pool's own are opened.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+};
+
+use cistern_crds::FilesystemType;
+
+use super::{
+    Error, PoolDeclaration,
+    device::{exclusive, open_device},
+    failed, layers, list,
+    open::Backing,
+};
+use crate::{
+    id::Uuid,
+    root::Root,
+    superblock,
+    system::{OFlags, System},
+};
+
+/// Finds the device that holds a filesystem. `identity` is that of the device that held it last.
+pub(super) fn find(
+    root: &Root,
+    declaration: &PoolDeclaration,
+    paths: &[PathBuf],
+    identity: Option<&str>,
+    uuid: Uuid,
+) -> Result<Backing, Error> {
+    let system = &*root.system;
+    let others = with_identity(system, identity).map_err(failed("list the block devices"))?;
+    let (mut seen, mut candidates, mut ruled_out) = (BTreeSet::new(), Vec::new(), Vec::new());
+    for path in paths.iter().cloned().chain(others) {
+        // Many devices cannot be opened, and it is not said that it is one of them.
+        let Ok((device, number)) = open_device(system, &path, OFlags::RDONLY) else {
+            continue;
+        };
+        let found = superblock::read(system, device.as_fd()).ok().flatten();
+        let Some(found) = found.filter(|found| {
+            found.kind == FilesystemType::Xfs && found.complete && found.uuid == uuid
+        }) else {
+            continue;
+        };
+        if !seen.insert(number) {
+            continue;
+        }
+        let objection = layers::objection(root, device.as_fd(), number, Some(&found));
+        match objection.map_err(failed(format!("look at {}", path.display())))? {
+            Some(why) => ruled_out.push((path, why)),
+            None => candidates.push((path, number)),
+        }
+    }
+    match candidates.as_slice() {
+        [] => Err(missing(paths, uuid, &ruled_out)),
+        [(_, number)] => exclusive(system, *number),
+        several => {
+            let why = format!("it holds the filesystem {uuid}");
+            let found = several.iter().map(|(path, _)| (path.clone(), why.clone()));
+            Err(Error::Ambiguous {
+                name: declaration.name.clone(),
+                found: found.collect(),
+            })
+        }
+    }
+}
+
+/// The devices with an identity, by the kernel's own names.
+fn with_identity(system: &dyn System, identity: Option<&str>) -> io::Result<Vec<PathBuf>> {
+    let Some(identity) = identity else {
+        return Ok(Vec::new());
+    };
+    let mut paths = Vec::new();
+    for (name, number) in system.block_devices()? {
+        if system.device_identity(number)?.as_deref() == Some(identity) {
+            paths.push(system.device_path(&name, number)?);
+        }
+    }
+    Ok(paths)
+}
+
+fn missing(paths: &[PathBuf], uuid: Uuid, ruled_out: &[(PathBuf, String)]) -> Error {
+    let mut what = format!(
+        "a device with the filesystem {uuid} (listed: {}",
+        join(paths)
+    );
+    if !ruled_out.is_empty() {
+        what = format!("{what}; not taken: {}", list(ruled_out));
+    }
+    what.push(')');
+    Error::BackingMissing { what }
+}
+
+/// Paths for people.
+pub(super) fn join(paths: &[PathBuf]) -> String {
+    let text = |path: &PathBuf| Path::display(path).to_string();
+    paths.iter().map(text).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,296 @@
+//! Which device is a pool's: copies, arrays and loop devices of our own show the same filesystem.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use cistern_host::{Expectation, Pool, PoolDeclaration, Source, pool::Error};
+use rustix::mount::{MountFlags, UnmountFlags, mount};
+
+use crate::{
+    device::{Disk, SIZE},
+    harness::{Machine, POOL_SIZE, device_pool, image_pool, known, must, run, uid, unmount},
+};
+
+/// What the kernel tells of a disk beside what it tells of the loop device that stands for it. Ends
+/// with this: the number may become another disk's.
+struct Attributes(PathBuf);
+
+impl Attributes {
+    fn of(disk: &Disk, serial: &str, holder: Option<&str>) -> Self {
+        let name = disk.device.file_name().unwrap();
+        let folder = fs::canonicalize(Path::new("/sys/block").join(name)).unwrap();
+        let copied = ["ro", "size", "loop/backing_file", "loop/dio"];
+        let values = copied.map(|name| (name, fs::read(folder.join(name)).unwrap()));
+        mount("none", &folder, "tmpfs", MountFlags::empty(), None).unwrap();
+        for path in ["loop", "holders"] {
+            fs::create_dir(folder.join(path)).unwrap();
+        }
+        for (name, value) in values {
+            fs::write(folder.join(name), value).unwrap();
+        }
+        fs::write(folder.join("serial"), format!("{serial}\n")).unwrap();
+        if let Some(holder) = holder {
+            fs::create_dir(folder.join("holders").join(holder)).unwrap();
+        }
+        Self(folder)
+    }
+}
+
+impl Drop for Attributes {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.0, UnmountFlags::DETACH);
+    }
+}
+
+/// Makes the pool on a disk and takes it off again; the UUID of its filesystem is known then.
+fn make(machine: &Machine, disk: &Disk) -> Expectation {
+    let declaration = device_pool([disk.device.clone()]);
+    let pool = must(machine.root().open_pool(&declaration, Expectation::New));
+    let expectation = known(&pool);
+    drop(pool);
+    leave(machine);
+    expectation
+}
+
+fn leave(machine: &Machine) {
+    unmount(&machine.mount_point(&device_pool([])));
+}
+
+/// A copy of a disk, with so many more bytes at its end.
+fn copy(machine: &Machine, disk: &Disk, name: &str, more: u64) -> Disk {
+    run("sync", &[]);
+    let to = machine.path(name);
+    let mut from = fs::File::open(&disk.device).unwrap();
+    let mut file = fs::File::create(&to).unwrap();
+    std::io::copy(&mut from, &mut file).unwrap();
+    file.set_len(SIZE + more).unwrap();
+    file.sync_all().unwrap();
+    Disk::attach(to)
+}
+
+fn open(machine: &Machine, paths: &[&Path], expectation: Expectation) -> Result<Pool, Error> {
+    let declaration = device_pool(paths.iter().map(|path| path.to_path_buf()));
+    machine.root().open_pool(&declaration, expectation)
+}
+
+fn with_identity(paths: &[&Path], text: &str) -> PoolDeclaration {
+    PoolDeclaration {
+        source: Source::Device {
+            paths: paths.iter().map(|path| path.to_path_buf()).collect(),
+            identity: Some(text.to_owned()),
+        },
+        ..device_pool([])
+    }
+}
+
+/// Paths that an error names as possibly the pool.
+#[track_caller]
+fn ambiguous(result: Result<Pool, Error>) -> Vec<PathBuf> {
+    match result {
+        Err(Error::Ambiguous { name, found }) => {
+            assert_eq!(name, "fast");
+            found.into_iter().map(|(path, _)| path).collect()
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[track_caller]
+fn missing(result: Result<Pool, Error>, why: &str) {
+    match result {
+        Err(error @ Error::BackingMissing { .. }) => {
+            assert!(error.to_string().contains(why), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn of_two_devices_with_the_filesystem_of_a_pool_none_is_taken_and_both_are_named() {
+    let machine = Machine::new();
+    let (blank, disk) = (Disk::new(&machine, "blank"), Disk::new(&machine, "disk"));
+    let expectation = make(&machine, &disk);
+    let twin = copy(&machine, &disk, "twin", 0);
+    let paths: [&Path; 3] = [&blank.device, &disk.device, &twin.device];
+    let both = [disk.device.clone(), twin.device.clone()];
+    for expectation in [expectation, Expectation::Made, Expectation::New] {
+        assert_eq!(ambiguous(open(&machine, &paths, expectation)), both);
+    }
+    // One that something else holds is named as well: nobody knows which of them it has mounted.
+    let at = machine.staging("held");
+    run(
+        "mount",
+        &["-o", "ro,nouuid", twin.path(), at.to_str().unwrap()],
+    );
+    for expectation in [expectation, Expectation::Made, Expectation::New] {
+        assert_eq!(ambiguous(open(&machine, &paths, expectation)), both);
+    }
+    unmount(&at);
+    assert!(blank.is_blank());
+
+    // A second name of the same device is no second device.
+    let link = machine.path("by-id");
+    std::os::unix::fs::symlink(&disk.device, &link).unwrap();
+    for expectation in [expectation, Expectation::Made, Expectation::New] {
+        let pool = must(open(&machine, &[&link, &disk.device], expectation));
+        assert_eq!(pool.device(), disk.device);
+        drop(pool);
+        leave(&machine);
+    }
+}
+
+#[test]
+fn a_device_that_is_not_listed_is_looked_at_only_if_it_is_the_disk_that_the_pool_was_on() {
+    let machine = Machine::new();
+    let disk = Disk::new(&machine, "disk");
+    let said = Attributes::of(&disk, "S1", None);
+    let declaration = device_pool([disk.device.clone()]);
+    let pool = must(machine.root().open_pool(&declaration, Expectation::New));
+    let identity = pool.device_identity().unwrap().to_owned();
+    assert_eq!(identity, "serial:S1");
+    let expectation = known(&pool);
+    drop(pool);
+    leave(&machine);
+
+    let away = machine.path("away");
+    let declaration = with_identity(&[&away], &identity);
+    let open = |declaration: &PoolDeclaration| machine.root().open_pool(declaration, expectation);
+    let pool = must(open(&declaration));
+    assert_eq!(pool.device(), disk.device);
+    drop(pool);
+    leave(&machine);
+    missing(open(&device_pool([away.clone()])), "(listed: ");
+    missing(open(&with_identity(&[&away], "serial:S2")), "(listed: ");
+
+    // A second path to the same disk: which of them is whole, nobody knows.
+    let second = copy(&machine, &disk, "second", 0);
+    let said_too = Attributes::of(&second, "S1", None);
+    let listed = with_identity(&[&disk.device], &identity);
+    assert_eq!(
+        ambiguous(open(&listed)),
+        [disk.device.clone(), second.device.clone()]
+    );
+    // A device that is made of both is.
+    drop((said, said_too));
+    let _said = Attributes::of(&disk, "S1", Some("dm-0"));
+    let _said_too = Attributes::of(&second, "S1", Some("dm-0"));
+    missing(open(&listed), "dm-0 is made of it");
+    let made_of_both = copy(&machine, &disk, "made-of-both", 0);
+    let listed = with_identity(&[&disk.device, &made_of_both.device], &identity);
+    let pool = must(open(&listed));
+    assert_eq!(pool.device(), made_of_both.device);
+    drop(pool);
+    leave(&machine);
+}
+
+#[test]
+fn a_device_that_another_is_made_of_is_not_blank() {
+    let machine = Machine::new();
+    let disk = Disk::new(&machine, "disk");
+    let _said = Attributes::of(&disk, "S1", Some("md0"));
+    let error = open(&machine, &[&disk.device], Expectation::New).unwrap_err();
+    assert!(matches!(error, Error::NoUsableDevice { .. }), "{error}");
+    assert!(error.to_string().contains("md0 is made of it"), "{error}");
+    assert!(disk.is_blank());
+}
+
+#[test]
+fn a_part_of_an_array_is_not_the_pool_and_the_array_is() {
+    const MORE: u64 = 1 << 20;
+    let machine = Machine::new();
+    let array = Disk::new(&machine, "array");
+    let expectation = make(&machine, &array);
+    let [md, drbd, older] = ["md", "drbd", "older"].map(|name| copy(&machine, &array, name, MORE));
+    md.write(MD_END, &md_mark(MD_END));
+    drbd.write(SIZE + MORE - 4096, &drbd_mark());
+    // mdadm leaves the superblock of the filesystem that was there before.
+    older.write(4096, &md_mark(4096));
+    for (part, kind) in [
+        (&md, "linux_raid_member"),
+        (&drbd, "drbd"),
+        (&older, "linux_raid_member"),
+    ] {
+        let alone = open(&machine, &[&part.device], expectation);
+        missing(alone, &format!("it holds {kind}"));
+        for expectation in [Expectation::Made, Expectation::New] {
+            let error = open(&machine, &[&part.device], expectation).unwrap_err();
+            assert!(matches!(error, Error::NoUsableDevice { .. }), "{error}");
+        }
+        // The search goes on.
+        let pool = must(open(&machine, &[&part.device, &array.device], expectation));
+        assert_eq!(pool.device(), array.device);
+        drop(pool);
+        leave(&machine);
+    }
+}
+
+#[test]
+fn what_a_volume_wrote_at_the_end_of_its_pool_is_no_mark_of_an_array() {
+    let machine = Machine::new();
+    let disk = Disk::new(&machine, "disk");
+    let expectation = make(&machine, &disk);
+    let end = (SIZE - 16 * 512) & !4095;
+    disk.write(end, &md_mark(end));
+    assert!(run("blkid", &["-p", "-u", "raid", disk.path()]).contains("linux_raid_member"));
+    drop(must(open(&machine, &[&disk.device], expectation)));
+    leave(&machine);
+}
+
+#[test]
+fn a_loop_device_over_an_image_is_never_the_device_of_a_pool() {
+    let machine = Machine::new();
+    let disk = Disk::new(&machine, "disk");
+    let expectation = make(&machine, &disk);
+    // The volume of another pool, whose user wrote the pool's filesystem into it, or nothing at all.
+    let other = PoolDeclaration {
+        uid: uid("0badcafe-0000-4000-8000-00000000beef"),
+        name: "slow".to_owned(),
+        ..image_pool(POOL_SIZE)
+    };
+    drop(must(machine.root().open_pool(&other, Expectation::New)));
+    let images = machine.mount_point(&other).join("images");
+    let (forged, empty) = (images.join("uid-forged"), images.join("uid-empty"));
+    fs::copy(disk.detach(), &forged).unwrap();
+    fs::File::create(&empty).unwrap().set_len(SIZE).unwrap();
+    let [forged, empty] = [forged, empty].map(Disk::attach);
+    let why = "which is a pool's";
+    missing(open(&machine, &[&forged.device], expectation), why);
+    for disk in [&forged, &empty] {
+        let error = open(&machine, &[&disk.device], Expectation::New).unwrap_err();
+        assert!(matches!(error, Error::NoUsableDevice { .. }), "{error}");
+        assert!(error.to_string().contains(why), "{error}");
+    }
+    assert!(empty.is_blank());
+}
+
+/// Where md has its mark on a device of this size, with metadata 1.0.
+const MD_END: u64 = (SIZE + (1 << 20) - 16 * 512) & !4095;
+
+/// `struct mdp_superblock_1`, as mdadm writes it, to stand at an offset.
+fn md_mark(offset: u64) -> [u8; 256] {
+    let mut mark = [0_u8; 256];
+    mark[..4].copy_from_slice(&0xa92b_4efc_u32.to_le_bytes());
+    mark[4..8].copy_from_slice(&1_u32.to_le_bytes());
+    mark[16..32].copy_from_slice(b"abcdefghijklmnop");
+    mark[72..76].copy_from_slice(&1_u32.to_le_bytes());
+    mark[92..96].copy_from_slice(&2_u32.to_le_bytes());
+    mark[144..152].copy_from_slice(&(offset / 512).to_le_bytes());
+    let words = mark.chunks_exact(4);
+    let sum: u64 = words
+        .map(|word| u64::from(u32::from_le_bytes(word.try_into().unwrap())))
+        .sum();
+    let sum = u32::try_from((sum & 0xffff_ffff) + (sum >> 32)).unwrap();
+    mark[216..220].copy_from_slice(&sum.to_le_bytes());
+    mark
+}
+
+/// `struct meta_data_on_disk` of DRBD 8.4, as drbdmeta writes it to the last 4 KiB.
+fn drbd_mark() -> [u8; 128] {
+    let mut mark = [0_u8; 128];
+    mark[..8].copy_from_slice(&(SIZE / 512).to_be_bytes());
+    mark[40..48].copy_from_slice(b"abcdefgh");
+    mark[60..64].copy_from_slice(&0x8374_026b_u32.to_be_bytes());
+    mark
+}
