@@ -39,7 +39,7 @@ fn run(config: Config) -> process::Result<ExitCode> {
     let result = runtime.block_on(async {
         match config.mode {
             Mode::Controller(options) => process::controller(options).await?,
-            Mode::Node(options) => process::node(options).await?,
+            Mode::Node(options) => Box::pin(process::node(options)).await?,
             Mode::Fsck(options) => return process::fsck(options).await,
         }
         Ok(ExitCode::SUCCESS)

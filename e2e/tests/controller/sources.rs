@@ -192,7 +192,9 @@ async fn a_copy_beside_a_full_or_silent_source_fails_with_a_back_off_and_writes_
             };
             let answer = replica.client().await.get_capacity(request).await;
             let room = answer.unwrap().into_inner().available_capacity >> 30;
-            (room == gib).then_some(()).ok_or(format!("{room} GiB"))
+            (room == gib)
+                .then_some(())
+                .ok_or_else(|| format!("{room} GiB"))
         })
         .await;
     };

@@ -4,7 +4,7 @@
 use std::{
     io,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use cistern_crds::{Bytes, FilesystemType, size::GIB};
@@ -46,7 +46,7 @@ pub(super) fn open(
         (None, Expectation::New) => make(root, pools, uid, size)?,
     };
     verify(system, file.as_fd(), path.clone(), uid, expectation)?;
-    match allocate(root, pools, file.as_fd(), path.clone(), Bytes::ZERO) {
+    match allocate(root, pools, file.as_fd(), &path, Bytes::ZERO) {
         // The pool works. `Pool::resize_file` reports what its file lacks.
         Err(Error::HostFilesystemFull { .. }) => {}
         result => result?,
@@ -121,7 +121,7 @@ fn make(root: &Root, pools: BorrowedFd<'_>, uid: &Uid, size: Bytes) -> Result<Ow
         .open_beneath(pools, new_name.as_ref(), flags)
         .map_err(io)?;
     let complete = || -> Result<(), Error> {
-        allocate(root, pools, file.as_fd(), path.clone(), size)?;
+        allocate(root, pools, file.as_fd(), &path, size)?;
         let filesystem_uuid = Uuid::random().map_err(io)?;
         mkfs::pool_image(system, file.as_fd(), filesystem_uuid, &uid.label()).map_err(failed)?;
         system.sync(file.as_fd()).map_err(io)?;
@@ -145,7 +145,7 @@ pub(super) fn allocate(
     root: &Root,
     pools: BorrowedFd<'_>,
     file: BorrowedFd<'_>,
-    path: PathBuf,
+    path: &Path,
     size: Bytes,
 ) -> Result<(), Error> {
     let system = &*root.system;
@@ -161,7 +161,7 @@ pub(super) fn allocate(
     let lacking = needed.saturating_add(kept);
     let lacking = lacking.saturating_sub(Bytes(space.available));
     let full = |lacking: Bytes| Error::HostFilesystemFull {
-        path: path.clone(),
+        path: path.to_owned(),
         needed,
         // In steps, so that the message stays the same while little changes.
         lacking: Bytes::gib(lacking.0.div_ceil(GIB)),

@@ -72,7 +72,7 @@ impl Pool {
             let busy = io::Error::from(io::ErrorKind::ResourceBusy);
             return Err(failed(format!("lock {}", path.display()))(busy));
         }
-        let allocate = |size| file::allocate(&self.root, pools.as_fd(), file, path.clone(), size);
+        let allocate = |size| file::allocate(&self.root, pools.as_fd(), file, &path, size);
         let before = self.system.stat(file).map_err(look)?;
         if before.allocated < before.size {
             allocate(Bytes(before.size))?;

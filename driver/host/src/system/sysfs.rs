@@ -79,8 +79,8 @@ pub(super) fn holders(device: DeviceNumber) -> io::Result<Vec<String>> {
 }
 
 /// What tells a block device from every other.
-pub(super) fn device_identity(device: DeviceNumber) -> io::Result<Option<String>> {
-    Ok(identity(&format!("/sys/dev/block/{device}")))
+pub(super) fn device_identity(device: DeviceNumber) -> Option<String> {
+    identity(&format!("/sys/dev/block/{device}"))
 }
 
 /// What the attributes in a device's folder tell. The first that is there counts, so that it is the

@@ -82,8 +82,8 @@ async fn deletions_that_wait_for_a_silent_node_hold_up_no_snapshot_of_another() 
         test.cluster
             .without_agent_on(&silent, async || {
                 for number in 0..MANY {
-                    let deleted = kept.delete(&name(number), &DeleteParams::default());
-                    deleted.await.unwrap();
+                    let (name, parameters) = (name(number), DeleteParams::default());
+                    kept.delete(&name, &parameters).await.unwrap();
                 }
                 test.snapshot("there", &snapshots, "there").await;
             })

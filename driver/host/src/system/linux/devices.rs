@@ -50,7 +50,7 @@ impl Devices for Linux {
     }
 
     fn device_identity(&self, device: DeviceNumber) -> io::Result<Option<String>> {
-        sysfs::device_identity(device)
+        Ok(sysfs::device_identity(device))
     }
 
     fn has_partitions(&self, device: DeviceNumber) -> io::Result<bool> {
