@@ -3,8 +3,13 @@
 //! ```text
 //!          Ask                  Await                 Delete             Release
 //! spec ─▶ deletionRequested ─▶ agent reclaims ─▶ deletionTimestamp ─▶ finalizer off ─▶ gone
-//!                              (only if admitted)
+//!                   ▲          (only if admitted)
+//!                   └ in use ─┘
 //! ```
+//!
+//! A volume that is in use is not removed: its controller takes the desired deletion back. That is
+//! possible until the agent commits itself by `status.deletionCommitted`, which it writes before it
+//! touches the image.
 //!
 //! *Invariant:* the next step follows from the object alone, so that whoever comes next resumes. The
 //! object goes only when no bytes are reserved for it and none will be: the agent admits nothing

@@ -19,6 +19,10 @@ pub trait Stored: kube::Resource<DynamicType = (), Scope = ClusterResourceScope>
     fn pool_name(&self) -> &str;
     /// Whether its data is to be destroyed.
     fn deletion_requested(&self) -> bool;
+    /// Whether the desired deletion can no longer be taken back, so that the data must not be used.
+    fn deletion_committed(&self) -> bool {
+        self.deletion_requested()
+    }
     /// Bytes that the node's ledger holds for it; none before its admission, and when it is gone.
     fn reserved(&self) -> Option<Bytes>;
     /// The image, once it is known.
@@ -28,7 +32,7 @@ pub trait Stored: kube::Resource<DynamicType = (), Scope = ClusterResourceScope>
 }
 
 macro_rules! stored {
-    ($($kind:ty { $spec:ty }),+) => { $(
+    ($($kind:ty { $spec:ty $(, $own:item)? }),+) => { $(
         impl $kind {
             /// The custom resource as whoever asks for its data creates it. Its finalizer is there
             /// from the beginning: an object that could vanish by itself would leave an image that
@@ -55,6 +59,8 @@ macro_rules! stored {
                 self.spec.deletion_requested
             }
 
+            $($own)?
+
             fn reserved(&self) -> Option<Bytes> {
                 self.status.as_ref()?.reserved
             }
@@ -71,6 +77,13 @@ macro_rules! stored {
 }
 
 stored!(
-    PoolVolume { PoolVolumeSpec },
+    PoolVolume {
+        PoolVolumeSpec,
+        // A pod may start to use the volume until then.
+        fn deletion_committed(&self) -> bool {
+            self.spec.deletion_requested
+                && self.status.as_ref().is_some_and(|status| status.deletion_committed)
+        }
+    },
     PoolSnapshot { PoolSnapshotSpec }
 );

@@ -26,6 +26,7 @@ use crate::{
     doc = "One volume of a pool. Written by Cistern; deleting the object deletes no data.",
     selectable = ".spec.nodeName",
     validation = Rule::new("quantity(self.spec.size).compareTo(quantity(oldSelf.spec.size)) >= 0 || has(self.status) && has(self.status.reserved) && quantity(self.spec.size).compareTo(quantity(self.status.reserved)) >= 0").message("a volume cannot be made smaller than what was promised to it (status.reserved)"),
+    validation = Rule::new("self.spec.deletionRequested || !oldSelf.spec.deletionRequested || !has(self.status) || !has(self.status.deletionCommitted) || !self.status.deletionCommitted").message("deletionRequested cannot be taken back once the agent removes the data (status.deletionCommitted)"),
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
     printcolumn = r#"{"name":"Healthy","type":"string","jsonPath":".status.conditions[?(@.type==\"Healthy\")].status"}"#,
     printcolumn = r#"{"name":"Pool","type":"string","jsonPath":".spec.poolName"}"#,
@@ -105,9 +106,9 @@ pub struct PoolVolumeSpec {
     pub claim: Option<ClaimReference>,
 
     /// Asks for the volume's data to be destroyed. This, and nothing else, makes the agent remove
-    /// the image; deleting the object does not.
+    /// the image; deleting the object does not. It may be set back to false until the agent has
+    /// committed itself (`status.deletionCommitted`), as for a volume that is in use.
     #[serde(default)]
-    #[x_kube(validation = Rule::new("self || !oldSelf").message("deletionRequested cannot be taken back"))]
     pub deletion_requested: bool,
 }
 
@@ -242,6 +243,11 @@ pub struct PoolVolumeStatus {
     /// The filesystem that was made in the image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filesystem: Option<FilesystemStatus>,
+    /// Whether the agent removes the image. The agent sets it before it touches the image, and only
+    /// while nobody uses the volume. From then on `spec.deletionRequested` stays, and the volume is
+    /// not staged any more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub deletion_committed: bool,
     /// In how many pieces the image lies in the pool, about: what a snapshot of it costs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extents: Option<u64>,

@@ -269,7 +269,8 @@ impl Attach {
         }
     }
 
-    /// The volume, from the watch; or from the API server, for one that is younger than the watch.
+    /// The volume, from the watch; or from the API server, for one that is younger than the watch, or
+    /// whose deletion is asked for: the watch may not show yet that the agent has committed itself.
     async fn volume(&self, id: &str) -> Result<Volume, Error> {
         let not_found = || Error::NotFound {
             volume: id.to_owned(),
@@ -282,7 +283,8 @@ impl Attach {
             return Err(not_found());
         }
         if let Some(object) = self.agent.desired.volume(id)
-            && let Some(Ok(volume)) = readable(&object).map(Volume::read)
+            && let Some(object) = readable(&object).filter(|it| !it.spec.deletion_requested)
+            && let Ok(volume) = Volume::read(object)
         {
             return Ok(volume);
         }

@@ -212,6 +212,15 @@ impl Pool {
         Ok(image)
     }
 
+    /// Fails where an image is attached or read. None there is no error.
+    pub fn check_unused(&self, uid: &Uid) -> Result<(), Error> {
+        self.check()?;
+        match self.open_image(uid)? {
+            Some(file) => self.unused(file, uid).map(drop),
+            None => Ok(()),
+        }
+    }
+
     /// Removes an image, and frees its space before it returns: that which it shares with no other.
     /// None there is no error; one that is attached or read is.
     pub fn remove_image(&self, uid: &Uid) -> Result<(), Error> {

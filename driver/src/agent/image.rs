@@ -315,8 +315,23 @@ pub fn find<K: Kept>(pool: &Pool, object: &K) -> Result<image::Image, Error> {
     Ok(claimed(pool, &uid)?.ok_or_else(missing)?)
 }
 
+/// Fails where the image of an object cannot be removed now: it is in use, or is not the object's.
+/// One that is gone already is fine. Blocks.
+pub fn check_removable<K: Kept>(pool: &Pool, object: &K) -> Result<(), Error> {
+    let uid = removable(pool, object)?;
+    Ok(pool.check_unused(&uid)?)
+}
+
 /// Removes the image of an object and says which it was. One that is gone already is fine. Blocks.
 pub fn destroy<K: Kept>(pool: &Pool, object: &K) -> Result<Uid, Error> {
+    let uid = removable(pool, object)?;
+    // Also without an image: one that was never finished may be there.
+    pool.remove_image(&uid)?;
+    Ok(uid)
+}
+
+/// The name of an object's image, which is the object's where it is there.
+fn removable<K: Kept>(pool: &Pool, object: &K) -> Result<Uid, Error> {
     let uid = name_of(object)?;
     if let Some(image) = claimed(pool, &uid)? {
         let owner = image.identity.map(|identity| identity.owner);
@@ -330,7 +345,5 @@ pub fn destroy<K: Kept>(pool: &Pool, object: &K) -> Result<Uid, Error> {
             .into());
         }
     }
-    // Also without an image: one that was never finished may be there.
-    pool.remove_image(&uid)?;
     Ok(uid)
 }

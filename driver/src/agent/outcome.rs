@@ -93,6 +93,8 @@ pub enum Outcome<Own> {
         /// Why, for people.
         message: String,
     },
+    /// Nobody uses the image, and it is removed next: the desired deletion stands from now on.
+    DeletionCommitted,
     /// The image is gone and its bytes are free.
     Reclaimed,
     /// The image is still there.
@@ -163,6 +165,14 @@ fn of_outcome<Own>(noun: &str, outcome: &Outcome<Own>) -> [Option<Finding>; 3] {
         ],
         Outcome::Ready(_) => [holds(Ready), holds(Admitted), kept],
         Outcome::NotReady { reason, message } => [not(Ready, *reason, message), None, kept],
+        Outcome::DeletionCommitted => {
+            let message = "the image is being removed";
+            [
+                None,
+                None,
+                not(Reclaimed, Reason::DeletionRequested, message),
+            ]
+        }
         Outcome::Reclaimed => {
             let gone = format!("the {noun}'s data is destroyed, as was asked");
             [

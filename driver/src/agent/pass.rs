@@ -166,23 +166,46 @@ impl<'a, K: Kept> Pass<'a, K> {
         self.end(refusal).await
     }
 
-    /// Destroys the image of an object, because its spec asks for it.
+    /// Destroys the image of an object, because its spec asks for it and nobody uses it.
+    ///
+    /// That it is asked for binds nobody before [`Outcome::DeletionCommitted`] is written, guarded by
+    /// the version of the object that asks for it. The lock is held all the while, so that nobody
+    /// begins to use the image between the check and the removal.
     pub(super) async fn reclaim(&self) -> Result<Action, Error> {
-        let not_reclaimed = |reason, message| Outcome::NotReclaimed { reason, message };
         let usable = match self.pool() {
             Ok((_, usable)) => usable,
             Err(NoPool { message, .. }) => {
-                return self
-                    .end(not_reclaimed(Reason::ReclaimFailed, message))
-                    .await;
+                let reason = Reason::ReclaimFailed;
+                return self.end(Outcome::NotReclaimed { reason, message }).await;
             }
         };
         let place = self.agent.lanes.volume(self.object.pool_name()).await;
         let Some(guard) = self.agent.locks.try_lock(&self.object.volume()) else {
             return Ok(Action::requeue(LOCKED));
         };
+        let held = (place, guard);
+        if self.object.deletion_committed() {
+            return self.destroy(usable, held).await;
+        }
+        let (pool, object) = (Arc::clone(&usable.pool), self.object.clone());
+        let check = on_host((), move || (image::check_removable(&pool, &object), held));
+        let (checked, held) = check.await.map_err(|source| self.broken(source))?;
+        if let Err(error) = checked {
+            return self.end(self.not_reclaimed(&error)).await;
+        }
+        match self.write(&Outcome::DeletionCommitted).await? {
+            Some(committed) => {
+                let pass = Pass::over(self.agent, &committed);
+                pass.destroy(usable, held).await
+            }
+            None => Ok(Action::await_change()),
+        }
+    }
+
+    /// Removes the image of an object whose deletion stands.
+    async fn destroy(&self, usable: Usable, held: impl Send + 'static) -> Result<Action, Error> {
         let object = self.object.clone();
-        let work = on_host((place, guard), move || {
+        let work = on_host(held, move || {
             let uid = image::destroy(&usable.pool, &object)?;
             usable.images.removed(uid.as_str());
             Ok::<_, image::Error>(())
@@ -193,16 +216,20 @@ impl<'a, K: Kept> Pass<'a, K> {
                 tracing::info!(kind, name, pool, "the data is destroyed, as was asked");
                 Outcome::Reclaimed
             }
-            Err(error) => {
-                self.agent.suspect_pool(&error);
-                let reason = match error.reason() {
-                    Reason::InUse => Reason::InUse,
-                    _ => Reason::ReclaimFailed,
-                };
-                not_reclaimed(reason, Chain(&error).to_string())
-            }
+            Err(error) => self.not_reclaimed(&error),
         };
         self.end(outcome).await
+    }
+
+    /// Why an image was not removed.
+    fn not_reclaimed(&self, error: &image::Error) -> Outcome<K::Own> {
+        self.agent.suspect_pool(error);
+        let reason = match error.reason() {
+            Reason::InUse => Reason::InUse,
+            _ => Reason::ReclaimFailed,
+        };
+        let message = Chain(error).to_string();
+        Outcome::NotReclaimed { reason, message }
     }
 
     /// Writes what came of the pass, and says when to come back.
@@ -221,6 +248,7 @@ impl<'a, K: Kept> Pass<'a, K> {
             Outcome::Rested
             | Outcome::Admitted { .. }
             | Outcome::Refused { .. }
+            | Outcome::DeletionCommitted
             | Outcome::Reclaimed
             | Outcome::Own(_) => Action::await_change(),
         };

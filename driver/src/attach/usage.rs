@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use cistern_crds::{AccessMode, AccessType, Bytes, FilesystemType, PoolVolume, Provisioning};
+use cistern_crds::{
+    AccessMode, AccessType, Bytes, FilesystemType, PoolVolume, Provisioning, Stored as _,
+};
 use cistern_host::{Content, MountOptions, Uid, options};
 use kube::ResourceExt as _;
 
@@ -65,10 +67,10 @@ impl fmt::Debug for Usage {
 impl Volume {
     /// Reads what the agent said of a volume; fails with a reason while it cannot be used.
     ///
-    /// A custom resource that is being deleted without the wish for it changes nothing: the volume
-    /// goes on working.
+    /// A deletion of its custom resource, or one that is only asked for, changes nothing: the volume
+    /// goes on working until the agent has committed itself to removing its image.
     pub fn read(object: &PoolVolume) -> Result<Self, String> {
-        if object.spec.deletion_requested {
+        if object.deletion_committed() {
             return Err("its data is being destroyed, as was asked".to_owned());
         }
         let status = object.status.as_ref();
@@ -158,12 +160,14 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_is_used_once_it_is_made_and_until_its_end_is_asked_for() {
+    fn a_volume_is_used_once_it_is_made_and_until_the_agent_is_committed_to_its_end() {
         assert!(Volume::read(&ready_volume()).is_ok());
         assert!(Volume::read(&admitted_volume()).is_err());
         let mut leaving = being_deleted(ready_volume());
         assert!(Volume::read(&leaving).is_ok());
         leaving.spec.deletion_requested = true;
+        assert!(Volume::read(&leaving).is_ok());
+        leaving.status.as_mut().unwrap().deletion_committed = true;
         assert!(Volume::read(&leaving).is_err());
     }
 

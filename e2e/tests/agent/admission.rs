@@ -13,7 +13,7 @@ use kube::{
 use crate::{Fixture, said, status};
 
 #[tokio::test]
-async fn r05_a_volume_takes_two_writes_to_make_and_one_to_reclaim_and_then_there_is_peace() {
+async fn r05_a_volume_takes_two_writes_to_make_and_two_to_reclaim_and_then_there_is_peace() {
     let node = Fixture::start("agent-writes").await;
     let fields = format!("spec.nodeName={}", node.name);
     let everything = WatchParams::default().fields(&fields).timeout(60);
@@ -27,7 +27,9 @@ async fn r05_a_volume_takes_two_writes_to_make_and_one_to_reclaim_and_then_there
             WatchEvent::Added(object) | WatchEvent::Modified(object) => {
                 let status = status(&object);
                 let wish = object.spec.deletion_requested;
-                seen.push((wish, status.reserved.is_some(), status.size.is_some()));
+                let is_committed = status.deletion_committed;
+                let (reserved, size) = (status.reserved.is_some(), status.size.is_some());
+                seen.push((wish, is_committed, reserved, size));
             }
             WatchEvent::Bookmark(_) => {}
             WatchEvent::Deleted(_) => break,
@@ -35,12 +37,13 @@ async fn r05_a_volume_takes_two_writes_to_make_and_one_to_reclaim_and_then_there
         }
     }
     let life = [
-        (false, false, false), // created by the controller
-        (false, true, false),  // admitted
-        (false, true, true),   // ready
-        (true, true, true),    // the wish of the controller
-        (true, false, true),   // reclaimed
-        (true, false, true),   // the finalizer is taken off
+        (false, false, false, false), // created by the controller
+        (false, false, true, false),  // admitted
+        (false, false, true, true),   // ready
+        (true, false, true, true),    // the deletion that the controller desires
+        (true, true, true, true),     // the agent is committed to it
+        (true, true, false, true),    // reclaimed
+        (true, true, false, true),    // the finalizer is taken off
     ];
     assert_eq!(seen, life);
     node.finish().await;

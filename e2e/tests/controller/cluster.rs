@@ -206,22 +206,35 @@ impl Cluster {
             .await
     }
 
-    /// What the agent writes when the data is gone.
+    /// What the agent writes before it removes the data.
+    pub(crate) async fn commit(&self, volume: &PoolVolume) -> Result<PoolVolume, kube::Error> {
+        let removing = Finding::new(
+            ConditionType::Reclaimed,
+            false,
+            Reason::DeletionRequested,
+            "the image is being removed",
+        );
+        let status = json!({"deletionCommitted": true});
+        self.write(volume, &removing, status).await
+    }
+
+    /// What the agent writes when it removes the data, and when that is gone.
     pub(crate) async fn reclaim(&self, volume: &PoolVolume) {
+        let committed = self.commit(volume).await.unwrap();
         let reclaimed = Finding::new(ConditionType::Reclaimed, true, Reason::AsDesired, "removed");
         let status = json!({"reserved": null, "size": null});
-        self.write(volume, &reclaimed, status).await.unwrap();
+        self.write(&committed, &reclaimed, status).await.unwrap();
     }
 
     /// What the agent writes when a pod still uses a volume that is to go.
-    pub(crate) async fn report_in_use(&self, volume: &PoolVolume) {
+    pub(crate) async fn report_in_use(&self, volume: &PoolVolume) -> PoolVolume {
         let in_use = Finding::new(
             ConditionType::Reclaimed,
             false,
             Reason::InUse,
             "it is staged",
         );
-        self.write(volume, &in_use, json!({})).await.unwrap();
+        self.write(volume, &in_use, json!({})).await.unwrap()
     }
 
     async fn write(

@@ -25,22 +25,22 @@ async fn made(cluster: &Cluster, client: Client, name: &str) -> PoolVolume {
 }
 
 #[tokio::test]
-async fn dv_07_a_volume_goes_in_four_writes_and_its_data_first() {
+async fn dv_07_a_volume_goes_in_five_writes_and_its_data_first() {
     let control_plane = ControlPlane::shared().await;
-    let cluster = Cluster::new(control_plane, "four-writes", &[("a", 5)]).await;
+    let cluster = Cluster::new(control_plane, "five-writes", &[("a", 5)]).await;
     let replica = Replica::start(control_plane).await;
-    made(&cluster, replica.client().await, "four-writes").await;
-    let history = History::of(&cluster.volumes, "four-writes").await;
+    made(&cluster, replica.client().await, "five-writes").await;
+    let history = History::of(&cluster.volumes, "five-writes").await;
 
     let client = replica.client().await;
-    let asked = tokio::spawn(delete(client, "four-writes", PATIENCE));
-    let unwanted = cluster.unwanted("four-writes").await;
+    let asked = tokio::spawn(delete(client, "five-writes", PATIENCE));
+    let unwanted = cluster.unwanted("five-writes").await;
     assert!(unwanted.metadata.deletion_timestamp.is_none());
     cluster.reclaim(&unwanted).await;
     asked.await.unwrap().unwrap();
-    assert!(cluster.is_gone("four-writes").await);
-    assert_eq!(history.writes(|states| states.len() >= 4).await, 4);
-    delete(replica.client().await, "four-writes", PATIENCE)
+    assert!(cluster.is_gone("five-writes").await);
+    assert_eq!(history.writes(|states| states.len() >= 5).await, 5);
+    delete(replica.client().await, "five-writes", PATIENCE)
         .await
         .unwrap();
 }
@@ -63,7 +63,7 @@ async fn dv_03_san_18_what_is_not_there_is_deleted_whatever_its_id_looks_like() 
 }
 
 #[tokio::test]
-async fn dv_04_a_volume_in_use_is_refused_and_goes_once_it_is_free() {
+async fn dv_04_a_volume_that_stays_in_use_is_kept_and_its_deletion_is_taken_back() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "in-use", &[("a", 5)]).await;
     let replica = Replica::start(control_plane).await;
@@ -71,19 +71,83 @@ async fn dv_04_a_volume_in_use_is_refused_and_goes_once_it_is_free() {
 
     let asked = tokio::spawn(delete(replica.client().await, "in-use", PATIENCE));
     let unwanted = cluster.unwanted("in-use").await;
-    cluster.report_in_use(&unwanted).await;
+    let in_use = cluster.report_in_use(&unwanted).await;
     let status = asked.await.unwrap().unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
     assert!(status.message().contains("it is staged"), "{status}");
+    let kept = cluster.placed("in-use", "a").await;
+    assert!(!kept.spec.deletion_requested);
+    // The agent that was about to remove the data is told so by the API server.
+    let late = cluster.commit(&in_use).await.unwrap_err();
+    assert!(
+        matches!(&late, kube::Error::Api(status) if status.code == 409),
+        "{late}"
+    );
+    create(
+        replica.client().await,
+        request("in-use", &cluster.pool),
+        PATIENCE,
+    )
+    .await
+    .unwrap();
 
-    // The next call comes just when the volume is unstaged, and what the agent said is out of date.
+    // What the agent said of the deletion before this one does not count.
+    let asked = tokio::spawn(delete(replica.client().await, "in-use", PATIENCE));
     let unwanted = cluster.unwanted("in-use").await;
-    assert!(unwanted.metadata.deletion_timestamp.is_none());
-    let client = replica.client().await;
-    let asked = tokio::spawn(delete(client, "in-use", PATIENCE));
     cluster.reclaim(&unwanted).await;
     asked.await.unwrap().unwrap();
     assert!(cluster.is_gone("in-use").await);
+}
+
+#[tokio::test]
+async fn dv_04_a_volume_that_is_let_go_while_the_call_waits_is_deleted_by_it() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "let-go", &[("a", 5)]).await;
+    let replica = Replica::start(control_plane).await;
+    made(&cluster, replica.client().await, "let-go").await;
+    let history = History::of(&cluster.volumes, "let-go").await;
+    let asked = tokio::spawn(delete(replica.client().await, "let-go", PATIENCE));
+    let unwanted = cluster.unwanted("let-go").await;
+    let in_use = cluster.report_in_use(&unwanted).await;
+    cluster.reclaim(&in_use).await;
+    asked.await.unwrap().unwrap();
+    assert!(cluster.is_gone("let-go").await);
+    let states = history.states();
+    let is_asked = |state: &PoolVolume| state.spec.deletion_requested;
+    assert!(states.iter().all(is_asked), "it was never taken back");
+}
+
+#[tokio::test]
+async fn a_deletion_that_the_agent_is_committed_to_cannot_be_taken_back() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "committed", &[("a", 5)]).await;
+    let replica = Replica::start(control_plane).await;
+    made(&cluster, replica.client().await, "committed").await;
+    let patch = async |wanted: bool| {
+        let change = Patch::Merge(json!({"spec": {"deletionRequested": wanted}}));
+        let parameters = PatchParams::default();
+        cluster
+            .volumes
+            .patch("committed", &parameters, &change)
+            .await
+    };
+    // Until then it can.
+    patch(true).await.unwrap();
+    let kept = patch(false).await.unwrap();
+    assert!(!kept.spec.deletion_requested);
+
+    let unwanted = patch(true).await.unwrap();
+    let committed = cluster.commit(&unwanted).await.unwrap();
+    let refused = patch(false).await.unwrap_err();
+    assert!(refused.to_string().contains("cannot be taken back"));
+    // Nor does the controller, whatever the agent says later.
+    cluster.report_in_use(&committed).await;
+    let status = delete(replica.client().await, "committed", PATIENCE).await;
+    assert_eq!(status.unwrap_err().code(), Code::FailedPrecondition);
+    let unwanted = cluster.unwanted("committed").await;
+    cluster.reclaim(&unwanted).await;
+    let gone = delete(replica.client().await, "committed", PATIENCE).await;
+    gone.unwrap();
 }
 
 #[tokio::test]

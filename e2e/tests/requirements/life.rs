@@ -110,6 +110,24 @@ async fn npv_30_a_second_publication_in_another_way_is_refused() {
     end(volume, &["first"]).await;
 }
 
+#[tokio::test]
+async fn dv_04_a_pod_goes_on_and_the_next_one_starts_on_a_volume_whose_deletion_was_refused() {
+    let volume = staged("refused", Mode::SingleNodeWriter).await;
+    volume.publish("first", false).await.unwrap();
+    volume.write("first", "data").await.unwrap();
+    let refused = delete(&volume.id).await;
+    assert_eq!(code(&refused), Code::FailedPrecondition);
+    // kubelet repeats its calls for a pod that runs.
+    volume.stage().await.unwrap();
+    volume.publish("first", false).await.unwrap();
+    volume.unpublish("first").await.unwrap();
+    volume.unstage().await.unwrap();
+    volume.stage().await.unwrap();
+    volume.publish("second", false).await.unwrap();
+    assert_eq!(volume.read("second").await, "data");
+    end(volume, &["second"]).await;
+}
+
 // NUP-09: from its target neither.
 #[tokio::test]
 async fn nus_08_a_volume_that_somebody_still_uses_is_not_unmounted_and_keeps_its_data() {

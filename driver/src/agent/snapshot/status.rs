@@ -45,7 +45,11 @@ pub fn after(snapshot: &PoolSnapshot, outcome: &Outcome, now: DateTime<Utc>) -> 
         Outcome::Refused { .. } => (status.reserved, status.image) = (None, None),
         Outcome::Reclaimed => status.reserved = None,
         Outcome::Own(never) => match *never {},
-        Outcome::Rested | Outcome::NotReady { .. } | Outcome::NotReclaimed { .. } => {}
+        Outcome::Rested
+        | Outcome::NotReady { .. }
+        // To ask for the deletion of a snapshot is to commit to it.
+        | Outcome::DeletionCommitted
+        | Outcome::NotReclaimed { .. } => {}
     }
     status.observed_generation = snapshot.metadata.generation;
     say(

@@ -77,6 +77,7 @@ pub fn after(volume: &PoolVolume, outcome: &Outcome, now: DateTime<Utc>) -> Pool
             }
         }
         Outcome::Refused { .. } => (status.reserved, status.image) = (None, None),
+        Outcome::DeletionCommitted => status.deletion_committed = true,
         Outcome::Reclaimed => status.reserved = None,
         Outcome::Own(Own::GrowthAdmitted { size }) => status.reserved = Some(*size),
         // Also where the disk did not have what was promised.
@@ -133,6 +134,7 @@ fn healthy(status: &PoolVolumeStatus, outcome: &Outcome) -> Option<Finding> {
         | Outcome::Admitted { .. }
         | Outcome::Refused { .. }
         | Outcome::NotReady { .. }
+        | Outcome::DeletionCommitted
         | Outcome::Reclaimed
         | Outcome::NotReclaimed { .. }
         | Outcome::Own(
@@ -195,6 +197,7 @@ fn expanded(volume: &PoolVolume, outcome: &Outcome) -> Option<Finding> {
         | Outcome::Admitted { .. }
         | Outcome::Refused { .. }
         | Outcome::NotReady { .. }
+        | Outcome::DeletionCommitted
         | Outcome::Reclaimed
         | Outcome::NotReclaimed { .. } => None,
     }
@@ -202,7 +205,7 @@ fn expanded(volume: &PoolVolume, outcome: &Outcome) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::VolumeSeverity;
+    use cistern_crds::{Stored as _, VolumeSeverity};
 
     use super::*;
     use crate::{
@@ -480,6 +483,23 @@ mod tests {
             (before.reserved, before.size)
         );
         assert_eq!(status.image, before.image);
+    }
+
+    #[test]
+    fn a_volume_is_committed_to_its_deletion_before_its_bytes_are_given_back() {
+        let mut volume = ready_volume();
+        volume.spec.deletion_requested = true;
+        assert!(!volume.deletion_committed());
+        volume.status = Some(after(&volume, &Outcome::DeletionCommitted, at(0)));
+        assert!(volume.deletion_committed());
+        let status = volume.status.as_ref().unwrap();
+        assert_eq!(status.reserved, Some(Bytes::gib(1)));
+        assert_eq!(
+            said(status, ConditionType::Reclaimed),
+            pair("False", Reason::DeletionRequested)
+        );
+        volume.status = Some(after(&volume, &Outcome::Reclaimed, at(0)));
+        assert!(volume.deletion_committed());
     }
 
     #[test]
