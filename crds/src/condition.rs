@@ -171,6 +171,8 @@ names! {
         DeviceErrors,
         /// The pool's filesystem is nearly full.
         NearlyFull,
+        /// Part of the pool's file has no space on the node's disk, and others can take it.
+        NotAllocated,
         /// The node's disk has no room for the pool's file as it is declared: the pool keeps its size.
         GrowthDoesNotFit,
         /// Something that this version has no name for; the message tells.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! pool    is its file or device there, is it mounted and writable, has its XFS shut itself down,
-//!         is a block that is written read back, are errors counted
+//!         is its file allocated in full, is a block that is written read back, are errors counted
 //! volume  in its pool: is the image there, whole, and the volume's
 //!         attached:    is its loop device right, is it mounted, is its filesystem well
 //! ```

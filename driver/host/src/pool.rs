@@ -164,7 +164,8 @@ pub enum Error {
     },
     /// The pool's file would fill the filesystem that it lies on.
     #[error(
-        "{path} needs {needed} more, and its filesystem lacks {lacking} for that, as {kept_percent} % of it stay free: free space there or make the pool smaller"
+        "{path} needs {needed} more, and its filesystem lacks {lacking} for that{}: free space there or make the pool smaller",
+        keeping(*kept_percent)
     )]
     HostFilesystemFull {
         /// The file.
@@ -200,6 +201,13 @@ pub(crate) fn failed<E: Into<Cause>>(operation: impl Into<String>) -> impl FnOnc
     |source| Error::Failed {
         operation,
         source: source.into(),
+    }
+}
+
+fn keeping(percent: u32) -> String {
+    match percent {
+        0 => String::new(),
+        percent => format!(", as {percent} % of it stay free"),
     }
 }
 

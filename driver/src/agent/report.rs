@@ -14,7 +14,8 @@ use std::{
 
 use cistern_client::{Chain, Rejection, Retries, writes};
 use cistern_crds::{
-    Bytes, NodePool, NodePoolStatus, StorageNodeStatus, Stored, health::Drift, names::AGENT_MANAGER,
+    Bytes, NodePool, NodePoolStatus, Reason, StorageNodeStatus, Stored, health::Drift,
+    names::AGENT_MANAGER,
 };
 use kube::ResourceExt;
 use tokio::{
@@ -211,6 +212,12 @@ impl Agent {
     fn closed_with(&self, look: &PoolLook, holdings: &Holdings) -> Option<String> {
         if look.spec.retiring {
             return Some(leaving(holdings));
+        }
+        if self
+            .health
+            .tells_of_pool(&look.spec.name, Reason::NotAllocated)
+        {
+            return Some("part of the pool's file is not allocated".to_owned());
         }
         // Its bytes are in no ledger.
         let unreadable = self.desired.unreadable()?;

@@ -138,6 +138,29 @@ async fn a_pool_whose_disk_fails_takes_nothing_until_it_is_well_and_others_do_no
 }
 
 #[tokio::test]
+async fn what_something_took_from_a_pools_file_is_allocated_again() {
+    let node = Fixture::looking_often("agent-health-sparse").await;
+    let file = node.images().parent().unwrap().with_extension("img");
+    let blocks = async || {
+        let blocks = node.shell("stat -c %b $1", &[&text(&file)]).await;
+        blocks.trim().parse::<u64>().unwrap() * 512
+    };
+    let script = "fallocate -p -o 900MiB -l 64MiB $1";
+    node.shell(script, &[&text(&file)]).await;
+    eventually(
+        "the file to be allocated in full",
+        SOON,
+        async || match blocks().await {
+            enough if enough >= Bytes::gib(1).0 => Ok(()),
+            few => Err(few.to_string()),
+        },
+    )
+    .await;
+    node.pool_until("to be well", is_well).await;
+    node.finish().await;
+}
+
+#[tokio::test]
 async fn r16_a_pool_whose_disk_hangs_holds_up_nobody_and_piles_up_no_threads() {
     let node = Fixture::looking_often("agent-health-hanging").await;
     let disk = Disk::attach(&node).await;

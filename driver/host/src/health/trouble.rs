@@ -62,6 +62,13 @@ pub enum PoolTrouble {
         /// The probe file.
         path: PathBuf,
     },
+    /// Parts of its file have no space on the disk: others can take it, and then writes to the pool
+    /// fail. [`Pool::resize_file`](crate::Pool::resize_file) allocates them again.
+    #[error("{missing} of its file are not allocated")]
+    NotAllocated {
+        /// How much of it, rounded up to a MiB.
+        missing: Bytes,
+    },
     /// The kernel has found parts of its XFS to be damaged.
     #[error("the kernel has found {count} parts of its filesystem to be damaged")]
     FilesystemErrors {

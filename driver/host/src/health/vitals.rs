@@ -62,6 +62,7 @@ impl Pool {
                 if !troubles.is_empty() {
                     troubles.extend(self.check().err().map(PoolTrouble::from));
                 }
+                self.look_at_allocation(troubles);
             }
             Err(error) => troubles.push(error.into()),
         }
@@ -70,6 +71,16 @@ impl Pool {
         }
         self.count_device_errors(troubles);
         vitals
+    }
+
+    fn look_at_allocation(&self, troubles: &mut Vec<PoolTrouble>) {
+        match self.unallocated() {
+            Ok(Bytes::ZERO) => {}
+            Ok(missing) => troubles.push(PoolTrouble::NotAllocated {
+                missing: missing.round_up_to_mib().unwrap_or(missing),
+            }),
+            Err(error) => troubles.push(error.into()),
+        }
     }
 
     fn count_damage(&self, troubles: &mut Vec<PoolTrouble>) {

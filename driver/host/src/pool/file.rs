@@ -139,8 +139,8 @@ fn make(root: &Root, pools: BorrowedFd<'_>, uid: &Uid, size: Bytes) -> Result<Ow
     Ok(file)
 }
 
-/// Allocates every byte of the file, up to a size if that is larger, unless that would leave too
-/// little to the host.
+/// Allocates every byte of the file, and more up to a size if that is larger, unless that more would
+/// leave too little to the host. What the file has lost was its own: that it gets back in any case.
 pub(super) fn allocate(
     root: &Root,
     pools: BorrowedFd<'_>,
@@ -150,14 +150,16 @@ pub(super) fn allocate(
 ) -> Result<(), Error> {
     let system = &*root.system;
     let failed = |error: io::Error| failed(format!("allocate {}", path.display()))(error);
-    let size = Bytes(system.stat(file).map_err(failed)?.size).max(size);
+    let before = Bytes(system.stat(file).map_err(failed)?.size);
+    let size = before.max(size);
     let missing = Missing::of(system, file, size).map_err(failed)?;
     let needed = missing.size();
     if needed == Bytes::ZERO {
         return Ok(());
     }
     let space = system.space(pools).map_err(failed)?;
-    let kept = Bytes(space.size).percent(root.kept_percent);
+    let kept_percent = if size > before { root.kept_percent } else { 0 };
+    let kept = Bytes(space.size).percent(kept_percent);
     let lacking = needed.saturating_add(kept);
     let lacking = lacking.saturating_sub(Bytes(space.available));
     let full = |lacking: Bytes| Error::HostFilesystemFull {
@@ -165,7 +167,7 @@ pub(super) fn allocate(
         needed,
         // In steps, so that the message stays the same while little changes.
         lacking: Bytes::gib(lacking.0.div_ceil(GIB)),
-        kept_percent: root.kept_percent,
+        kept_percent,
     };
     if lacking > Bytes::ZERO {
         return Err(full(lacking));

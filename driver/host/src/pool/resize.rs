@@ -25,7 +25,7 @@ pub struct PoolFile {
 
 /// Why the file of an image pool is not as declared.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("its file has {size} and cannot have {wanted}: {why}")]
+#[error("its file has {size} and cannot {}: {why}", lacks(*size, *wanted))]
 pub struct Shortage {
     /// The size that the file has and keeps.
     pub size: Bytes,
@@ -33,6 +33,14 @@ pub struct Shortage {
     pub wanted: Bytes,
     /// What is in the way.
     pub why: String,
+}
+
+fn lacks(size: Bytes, wanted: Bytes) -> String {
+    if wanted > size {
+        format!("have {wanted}")
+    } else {
+        "be used in full".to_owned()
+    }
 }
 
 impl Pool {
@@ -59,6 +67,19 @@ impl Pool {
             why: describe(&error),
         });
         Ok(PoolFile { size, shortage })
+    }
+
+    /// How much of the file of an image pool has no space on the host's disk. The filesystem's own
+    /// blocks for the file count as its space, so they may hide as much.
+    pub(crate) fn unallocated(&self) -> Result<Bytes, Error> {
+        let Some(file) = self.file else {
+            return Ok(Bytes::ZERO);
+        };
+        let path = file::path(&self.root, &self.home);
+        let file = file::check(&self.root, &self.home, file)?;
+        let stat = self.system.stat(file.as_fd());
+        let stat = stat.map_err(failed(format!("look at {}", path.display())))?;
+        Ok(Bytes(stat.size.saturating_sub(stat.allocated)))
     }
 
     /// Fills the holes of the file, makes it larger, and has the device and the filesystem cover it.

@@ -3,6 +3,7 @@
 use std::{
     fs,
     os::unix::fs::{FileExt as _, symlink},
+    path::Path,
     sync::Arc,
     time::Duration,
 };
@@ -242,6 +243,51 @@ fn a_disk_that_loses_what_is_written_is_found_out() {
     let path = machine.mount_point(&declaration).join(NAME);
     assert_eq!(troubles(&pool), [PoolTrouble::NotReadBack { path }]);
     disk.set(Mode::Ok);
+    assert_eq!(troubles(&pool), []);
+}
+
+/// Takes space from a pool's file where a new pool has nothing, as a trim of the pool does.
+fn punch_hole(file: &Path) {
+    let (offset, length) = ("900MiB", "64MiB");
+    run("fallocate", &["-p", "-o", offset, "-l", length, text(file)]);
+}
+
+#[test]
+fn space_that_a_pools_file_has_lost_is_reported_and_allocated_again_once_the_disk_has_it() {
+    let machine = Machine::new();
+    let declaration = image_pool(POOL_SIZE);
+    let pool = Arc::new(open_new(&machine));
+    let at = machine.mount_point(&declaration);
+    let file = at.with_extension("img");
+    assert_eq!(troubles(&pool), []);
+    punch_hole(&file);
+    let found = troubles(&pool);
+    let [PoolTrouble::NotAllocated { missing }] = found[..] else {
+        panic!("{found:?}");
+    };
+    // The filesystem's own blocks for the file hide a few.
+    assert!(missing > Bytes::mib(60) && missing <= Bytes::mib(64));
+
+    // Neighbours have taken the space.
+    let neighbour = fs::File::create(machine.path("neighbour")).unwrap();
+    let space = rustix::fs::statvfs(&machine.folder).unwrap();
+    let taken = (space.f_bavail * space.f_frsize).saturating_sub(32 << 20);
+    fallocate(&neighbour, FallocateFlags::empty(), 0, taken).unwrap();
+    let resized = must(pool.resize_file(POOL_SIZE));
+    let shortage = resized.shortage.unwrap();
+    assert!(shortage.why.contains("its filesystem lacks"), "{shortage}");
+    // It is opened all the same, after a restart, too.
+    let expectation = known(&pool);
+    let opened = must(machine.root().open_pool(&declaration, expectation));
+    assert_eq!(troubles(&Arc::new(opened)), found);
+
+    neighbour.set_len(taken - (256 << 20)).unwrap();
+    // What was the pool's it gets back, although less than the rest that new pools leave remains.
+    eventually("the space", || {
+        must(pool.resize_file(POOL_SIZE)).shortage.is_none()
+    });
+    let space = rustix::fs::statvfs(&machine.folder).unwrap();
+    assert!(space.f_bavail < space.f_blocks / 10);
     assert_eq!(troubles(&pool), []);
 }
 

@@ -68,14 +68,15 @@ pub fn hangs(vitals: &PoolVitals) -> bool {
     troubles.any(|trouble| matches!(trouble, PoolTrouble::Hung { .. }))
 }
 
-/// Whether a trouble is one that opening the pool anew may mend.
+/// Whether a trouble is one that a look at the pool may mend.
 pub fn is_of_opening(trouble: &PoolTrouble) -> bool {
     match trouble {
         PoolTrouble::BackingMissing { .. }
         | PoolTrouble::BackingForeign { .. }
         | PoolTrouble::NotMounted { .. }
         | PoolTrouble::ShutDown
-        | PoolTrouble::ReadOnly => true,
+        | PoolTrouble::ReadOnly
+        | PoolTrouble::NotAllocated { .. } => true,
         PoolTrouble::Hung { .. }
         | PoolTrouble::Failed { .. }
         | PoolTrouble::NotReadBack { .. }
@@ -132,6 +133,12 @@ fn of_pool(place: PoolPlace<'_>, trouble: &PoolTrouble) -> Sighting<PoolSeverity
             "the kernel log of the node says why; it is mounted anew as soon as no pod on the node \
              uses a volume of it: move them away or delete them",
         ),
+        PoolTrouble::NotAllocated { .. } => (
+            Degraded,
+            Reason::NotAllocated,
+            "it takes no new volumes until they are, which is as soon as the node's disk has the \
+             space: free some there, before others take it and writes to the pool fail",
+        ),
         PoolTrouble::FilesystemErrors { .. } => (
             Degraded,
             Reason::FilesystemErrors,
@@ -144,8 +151,8 @@ fn of_pool(place: PoolPlace<'_>, trouble: &PoolTrouble) -> Sighting<PoolSeverity
         ),
     };
     let certainty = match trouble {
-        // A disk may be busy for a moment.
-        PoolTrouble::Hung { .. } => Certainty::MayPass,
+        // A disk may be busy for a moment, and the look that this asks for allocates the file again.
+        PoolTrouble::Hung { .. } | PoolTrouble::NotAllocated { .. } => Certainty::MayPass,
         PoolTrouble::NotReadBack { .. }
         | PoolTrouble::Failed { .. }
         | PoolTrouble::BackingMissing { .. }
