@@ -128,6 +128,8 @@ names! {
         BackingMissing,
         /// The pool's image file or device holds something that is not this pool.
         BackingForeign,
+        /// The pool that is there belongs to another node, as its marker says.
+        BelongsToOtherNode,
         /// None of the listed devices is blank or this pool's own.
         NoUsableDevice,
         /// The pool's filesystem is not mounted, or something else is mounted in its place.

@@ -27,7 +27,9 @@ pub mod volume;
 pub use condition::{Condition, ConditionStatus, ConditionType, Reason};
 pub use health::{Drift, Orphan, PoolProblem, PoolSeverity, VolumeProblem, VolumeSeverity};
 pub use mkfs_options::MkfsOptions;
-pub use node::{NodePool, NodePoolStatus, StorageNode, StorageNodeSpec, StorageNodeStatus};
+pub use node::{
+    NodePool, NodePoolStatus, PoolOwner, StorageNode, StorageNodeSpec, StorageNodeStatus,
+};
 pub use parameters::{FilesystemType, Parameters, Provisioning};
 pub use pool::{PoolLimits, PoolSource, StoragePool, StoragePoolSpec, StoragePoolStatus};
 pub use size::Bytes;

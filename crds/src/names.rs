@@ -29,6 +29,10 @@ pub const NODE_COMPONENT: &str = "node";
 /// Label that names the pool on a PoolVolume.
 pub const POOL_LABEL: &str = "cistern.storage/pool";
 
+/// Annotation of a StorageNode by which a person lets the node take over a pool that this cluster does
+/// not know: the UUID of the pool's filesystem.
+pub const TAKE_OVER_ANNOTATION: &str = "cistern.storage/take-over";
+
 /// Keys with this prefix in parameters and contexts are the container orchestrator's. CV-22, K8S-01.
 pub const RESERVED_PREFIX: &str = "csi.storage.k8s.io/";
 

@@ -39,6 +39,10 @@ pub struct StorageNodeSpec {
     /// Topology segments of the node, as the driver tells kubelet.
     #[schemars(schema_with = "segments_schema")]
     pub topology: BTreeMap<String, String>,
+    /// Which machine the node is: `status.nodeInfo.machineID` of its Node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub machine_id: Option<String>,
     /// The pools that the node carries.
     #[serde(default)]
     #[schemars(schema_with = "pools_schema::<NodePool>")]
@@ -70,6 +74,29 @@ pub struct NodePool {
     /// The pool no longer belongs to this node: it takes no new volumes and goes when it is empty.
     #[serde(default)]
     pub retiring: bool,
+    /// The node may take the pool over that says this of itself: `status.pools[].belongsTo`, once
+    /// the other node is gone or no longer carries it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub take_over: Option<PoolOwner>,
+}
+
+/// What a pool on a disk says of itself: which node it belongs to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolOwner {
+    /// Name of the node.
+    #[schemars(length(max = 253))]
+    pub node: String,
+    /// Identity of the machine that the node was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub machine_id: Option<String>,
+    /// UID of the StoragePool.
+    #[schemars(length(max = 64))]
+    pub pool_uid: String,
+    /// UUID of the pool's filesystem.
+    #[schemars(length(max = 64))]
+    pub filesystem_uuid: String,
 }
 
 /// What agent (`pools`) and operator (`conditions`) say of the node.
@@ -138,6 +165,9 @@ pub struct NodePoolStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub device_identity: Option<String>,
+    /// The pool that was found here belongs to another node, and is not used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub belongs_to: Option<PoolOwner>,
     /// Size of the image file or device that the pool's filesystem covers.
     #[serde(default)]
     pub size: Bytes,

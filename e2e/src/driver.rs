@@ -109,6 +109,7 @@ impl Driver {
                 names::topology_value(node_name),
             )]
             .into(),
+            machine_id: None,
             pools: Vec::new(),
         };
         let node = StorageNode::new(node_name, spec);
@@ -141,6 +142,7 @@ impl Driver {
             limits: PoolLimits::default(),
             reclaim_orphans_after_hours: None,
             retiring: false,
+            take_over: None,
         };
         let mut pools = self.storage_node().await.spec.pools;
         pools.push(pool);

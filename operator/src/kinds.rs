@@ -11,7 +11,9 @@ use cistern_crds::{
 };
 use k8s_openapi::{
     api::{
-        core::v1::{Node, PersistentVolumeClaim, Pod, PodSpec, PodStatus},
+        core::v1::{
+            Node, NodeStatus, NodeSystemInfo, PersistentVolumeClaim, Pod, PodSpec, PodStatus,
+        },
         storage::v1::{CSINode, CSIStorageCapacity, StorageClass},
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
@@ -142,7 +144,13 @@ impl Kind for Node {
             ..identity(&self.metadata)
         };
         self.spec = None;
-        self.status = None;
+        self.status = self.status.take().map(|status| NodeStatus {
+            node_info: status.node_info.map(|info| NodeSystemInfo {
+                machine_id: info.machine_id,
+                ..NodeSystemInfo::default()
+            }),
+            ..NodeStatus::default()
+        });
         true
     }
 

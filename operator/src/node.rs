@@ -13,6 +13,8 @@
 //! right now. The write that drops it is refused if the agent has written meanwhile. A pool whose
 //! spec cannot be read changes nothing. A StorageNode is never removed while its Node exists.
 
+mod takeover;
+
 use std::{cell::LazyCell, collections::BTreeMap, ops::Deref, sync::Arc};
 
 use cistern_client::writes::{delete_exactly, patch_guarded, remove_finalizer};
@@ -24,7 +26,9 @@ use kube::{
     core::{DeserializeGuard, SelectorExt as _},
 };
 use serde_json::json;
+use tokio::sync::Mutex;
 
+use self::takeover::Granted;
 use crate::{
     Context, Stop,
     contents::Contents,
@@ -43,6 +47,13 @@ pub enum Error {
         verb: &'static str,
         /// Name of the StorageNode.
         node: String,
+        /// The API server's answer.
+        #[source]
+        source: kube::Error,
+    },
+    /// The StorageNodes cannot be listed.
+    #[error("cannot list the StorageNodes")]
+    List {
         /// The API server's answer.
         #[source]
         source: kube::Error,
@@ -82,19 +93,26 @@ struct View<'a> {
     agent: bool,
     /// What is kept on the node by pool, counted only if it matters.
     kept: &'a dyn Deref<Target = Contents>,
+    /// What the node may take over.
+    granted: &'a Granted,
 }
 
 /// Runs the controller until `stop`.
 pub async fn run(context: &Context, stop: Stop) {
     let names = |change: &Change| match change {
         Change::Everything | Change::Pool(_) => context.world.node_names(),
-        Change::StorageNode(name)
-        | Change::Node(name)
-        | Change::Volume { node: name, .. }
-        | Change::Snapshot { node: name, .. } => vec![name.clone()],
+        Change::StorageNode(name) | Change::Node(name) => {
+            let mut names = takeover::waiting_for(&context.world, name);
+            names.push(name.clone());
+            names
+        }
+        Change::Volume { node: name, .. } | Change::Snapshot { node: name, .. } => {
+            vec![name.clone()]
+        }
         Change::Class(_) | Change::Claim { .. } | Change::Capacity { .. } => Vec::new(),
     };
-    let reconcile = async |name: &String| reconcile(context, name).await;
+    let granting = Mutex::new(());
+    let reconcile = async |name: &String| reconcile(context, &granting, name).await;
     let schedule = controller::Schedule::at_once("node");
     controller::run(
         schedule,
@@ -107,7 +125,8 @@ pub async fn run(context: &Context, stop: Stop) {
     .await;
 }
 
-async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
+/// `granting` is held while something is granted, so that no two nodes are granted the same.
+async fn reconcile(context: &Context, granting: &Mutex<()>, name: &str) -> Result<Next, Error> {
     let world = &context.world;
     let guard = world.storage_node(name);
     let storage_node = match guard.as_deref().map(|guard| &guard.0) {
@@ -120,8 +139,17 @@ async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
             });
         }
     };
+    let mut granted = storage_node.map_or_else(Granted::new, |it| takeover::granted(world, it));
+    let mut granting_now = None;
+    if let Some(storage_node) = storage_node.filter(|_| !granted.is_empty()) {
+        granting_now = Some(granting.lock().await);
+        granted = takeover::without_contested(&context.client, name, storage_node, granted)
+            .await
+            .map_err(|source| Error::List { source })?;
+    }
     let step = plan(&View {
         name,
+        granted: &granted,
         node: world.node(name).as_deref(),
         storage_node,
         pools: &world.pools_by_name(),
@@ -129,6 +157,7 @@ async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
         kept: &LazyCell::new(|| world.kept_on(name)),
     });
     execute(&context.client, name, storage_node, step).await?;
+    drop(granting_now);
     Ok(Next::OnChange)
 }
 
@@ -201,6 +230,7 @@ fn plan(view: &View<'_>) -> Step {
             names::topology_value(view.name),
         )]
         .into(),
+        machine_id: machine_id(view),
         pools: carried(view),
     };
     let Some(current) = view.storage_node else {
@@ -241,6 +271,17 @@ fn is_given_up(view: &View<'_>, current: &StorageNode, desired: &StorageNodeSpec
         .is_some_and(|status| !status.pools.is_empty());
     let empty = desired.pools.is_empty() && current.spec.pools.is_empty() && !reported;
     (empty || view.node.is_none()) && view.kept.is_empty()
+}
+
+/// Which machine the node is, or was when it was last there.
+fn machine_id(view: &View<'_>) -> Option<String> {
+    let info = view
+        .node
+        .and_then(|node| node.status.as_ref()?.node_info.as_ref());
+    let told = info.map(|info| info.machine_id.clone());
+    // What the schema does not take identifies nothing.
+    let told = told.filter(|id| !id.is_empty() && id.len() <= 64);
+    told.or_else(|| view.storage_node?.spec.machine_id.clone())
 }
 
 /// The pools that the node is to carry, by name.
@@ -299,6 +340,7 @@ fn entry_for(
         limits: pool.spec.limits.clone(),
         reclaim_orphans_after_hours: pool.spec.reclaim_orphans_after_hours,
         retiring: false,
+        take_over: view.granted.get(&uid).cloned(),
     };
     let no_labels = BTreeMap::new();
     let matches = view
@@ -322,6 +364,7 @@ fn entry_for(
 fn retire(view: &View<'_>, entry: NodePool) -> NodePool {
     NodePool {
         retiring: entry.retiring || view.node.is_some(),
+        take_over: None,
         ..entry
     }
 }

@@ -107,6 +107,7 @@ pub(crate) fn storage_node(name: &str) -> StorageNodeBuilder {
         },
         spec: StorageNodeSpec {
             topology: topology.into(),
+            machine_id: None,
             pools: Vec::new(),
         },
         status: Some(StorageNodeStatus::default()),
@@ -125,6 +126,7 @@ impl StorageNodeBuilder {
             limits: PoolLimits::default(),
             reclaim_orphans_after_hours: None,
             retiring: false,
+            take_over: None,
         });
         self
     }

@@ -13,6 +13,7 @@ mod known;
 mod layers;
 pub(crate) mod marker;
 mod open;
+mod owner;
 mod remove;
 mod resize;
 
@@ -29,6 +30,7 @@ pub(crate) use self::broken::has_shut_down;
 use self::marker::Marker;
 pub use self::{
     broken::Broken,
+    owner::{Claim, Owner},
     resize::{PoolFile, Shortage},
 };
 use crate::{
@@ -56,6 +58,10 @@ pub struct PoolDeclaration {
     pub name: String,
     /// UIDs of the other pools that the host is to carry.
     pub others: Vec<Uid>,
+    /// The node that this host is.
+    pub node: Owner,
+    /// The pool of another node that this one may take over: exactly what that says of itself.
+    pub take_over: Option<Claim>,
     /// Where its space comes from.
     pub source: Source,
 }
@@ -109,6 +115,16 @@ pub enum Error {
         path: PathBuf,
         /// What was found.
         why: String,
+    },
+    /// The pool belongs to another node, which may be using it.
+    #[error(
+        "the pool on {path} belongs to node {}, as its marker says, and is not used here: two machines that write to one disk destroy it", .claim.owner
+    )]
+    OtherNode {
+        /// File, device or mount point.
+        path: PathBuf,
+        /// What the pool says of itself.
+        claim: Box<Claim>,
     },
     /// Something calls itself this pool, and it is not certain that it is.
     #[error(

@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use cistern_client::{Chain, Retries, watches};
-use cistern_crds::{NodePool, NodePoolStatus, Reason, StorageNode};
-use cistern_host::Expectation;
+use cistern_crds::{NodePool, NodePoolStatus, Reason, StorageNode, StorageNodeSpec};
+use cistern_host::{Expectation, pool::Owner};
 use futures::{StreamExt as _, future::join_all};
 use kube::{Resource as _, ResourceExt as _};
 use tokio::time::{self, Instant};
@@ -68,7 +68,7 @@ pub async fn run(agent: &Arc<Agent>) {
 
 /// Looks at every pool once, and says how long to wait before the next time.
 async fn look(agent: &Arc<Agent>, retries: &Retries<String>) -> Duration {
-    let Some((version, pools, observed)) = wanted(agent) else {
+    let Some((version, spec, observed)) = wanted(agent) else {
         // Whoever waits for the first look waits no longer.
         agent
             .looked
@@ -76,11 +76,16 @@ async fn look(agent: &Arc<Agent>, retries: &Retries<String>) -> Duration {
         return PERIOD;
     };
     let status = agent.report.last().unwrap_or(observed);
+    let node = Owner {
+        node: agent.node_name.clone(),
+        machine: spec.machine_id,
+    };
+    let pools = spec.pools;
     let names: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
     agent.pools.retain(&names);
     agent.health.retain_pools(&names);
     let mut all = agent.desired.by_pool();
-    let looks: Vec<_> = Wish::all(&pools, &status)
+    let looks: Vec<_> = Wish::all(&node, &pools, &status)
         .into_iter()
         .map(|wish| {
             let uid = &wish.spec.uid;
@@ -106,8 +111,8 @@ async fn look(agent: &Arc<Agent>, retries: &Retries<String>) -> Duration {
     wait
 }
 
-/// The pools that the node is to carry, and what was said of them last.
-fn wanted(agent: &Agent) -> Option<(Version, Vec<NodePool>, Vec<NodePoolStatus>)> {
+/// What the node is to carry, and what was said of its pools last.
+fn wanted(agent: &Agent) -> Option<(Version, StorageNodeSpec, Vec<NodePoolStatus>)> {
     let node = agent.desired.node()?;
     match &node.0 {
         Ok(node) => Some((
@@ -115,7 +120,7 @@ fn wanted(agent: &Agent) -> Option<(Version, Vec<NodePool>, Vec<NodePoolStatus>)
                 uid: node.uid().unwrap_or_default(),
                 generation: node.metadata.generation,
             },
-            node.spec.pools.clone(),
+            node.spec.clone(),
             node.status.clone().unwrap_or_default().pools,
         )),
         Err(error) => {
@@ -210,6 +215,7 @@ fn barred(usable: Usable, bar: Option<Bar>) -> Found {
             reason,
             message,
             open: Some(usable),
+            owner: None,
         },
     }
 }

@@ -11,8 +11,11 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use cistern_crds::{NodePool, NodePoolStatus, Reason};
-use cistern_host::{Pool, PoolStatistics, Uid, pool::PoolFile};
+use cistern_crds::{NodePool, NodePoolStatus, PoolOwner, Reason};
+use cistern_host::{
+    Pool, PoolStatistics, Uid,
+    pool::{Owner, PoolFile},
+};
 use tokio::sync::Notify;
 
 pub use self::{
@@ -46,17 +49,20 @@ pub struct Wish {
     pub others: Vec<Uid>,
     /// Identity of the device that the pool was on last, as its status says.
     pub device_identity: Option<String>,
+    /// The node.
+    pub node: Owner,
 }
 
 impl Wish {
     /// Every pool that a node is to carry, given what is known of them.
-    pub fn all(specs: &[NodePool], known: &[NodePoolStatus]) -> Vec<Self> {
+    pub fn all(node: &Owner, specs: &[NodePool], known: &[NodePoolStatus]) -> Vec<Self> {
         let wish = |spec: &NodePool| {
             let others = specs.iter().filter(|other| other.uid != spec.uid);
             let known = known.iter().find(|status| status.uid == spec.uid);
             Self {
                 spec: spec.clone(),
                 others: others.filter_map(|other| other.uid.parse().ok()).collect(),
+                node: node.clone(),
                 device_identity: known.and_then(|status| status.device_identity.clone()),
             }
         };
@@ -77,6 +83,8 @@ pub enum Found {
         message: String,
         /// As far as it is open all the same: its disk is asked whether it is well again.
         open: Option<Usable>,
+        /// The node that it belongs to, if that is another.
+        owner: Option<PoolOwner>,
     },
     /// It was to go, and it is gone.
     Gone,
@@ -121,6 +129,7 @@ impl Found {
             reason,
             message: message.into(),
             open: None,
+            owner: None,
         }
     }
 }

@@ -182,6 +182,7 @@ pub(crate) mod tests {
             limits: PoolLimits::default(),
             reclaim_orphans_after_hours: None,
             retiring: false,
+            take_over: None,
         });
         let mut pool = NodePoolStatus {
             name: "fast".to_owned(),

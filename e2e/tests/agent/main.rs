@@ -20,6 +20,7 @@ mod node_service;
 mod orphans;
 mod pools;
 mod snapshots;
+mod takeover;
 
 use std::{path::PathBuf, time::Duration};
 

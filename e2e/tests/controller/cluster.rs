@@ -64,6 +64,7 @@ impl Cluster {
                 limits: PoolLimits::default(),
                 reclaim_orphans_after_hours: None,
                 retiring: false,
+                take_over: None,
             });
             this.nodes
                 .create(&PostParams::default(), &object)

@@ -1,14 +1,17 @@
 //! Pools reach nodes, leave them, and are told apart from what they hold.
 
-use cistern_crds::{Bytes, ConditionType, PoolSnapshot, PoolVolume, names};
+use cistern_crds::{
+    Bytes, ConditionType, NodePoolStatus, PoolOwner, PoolSnapshot, PoolVolume, names,
+};
+use cistern_e2e::eventually;
 use kube::{
     ResourceExt as _,
     api::{Patch, PatchParams},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
-    cluster::Cluster,
+    cluster::{Cluster, SOON},
     objects::{change, create, delete, gone, told},
 };
 
@@ -469,4 +472,117 @@ async fn r21_a_spec_that_passes_the_schema_and_makes_no_sense_is_told_and_mended
     .await;
     let entry = api.carried("bad-1", "bad").await;
     assert!(!entry.retiring, "what is carried stays as it is");
+}
+
+/// What kubelet says of a machine.
+fn node_info(machine: &str) -> Value {
+    let names = [
+        "architecture",
+        "bootID",
+        "containerRuntimeVersion",
+        "kernelVersion",
+        "kubeProxyVersion",
+        "kubeletVersion",
+        "operatingSystem",
+        "osImage",
+        "systemUUID",
+    ];
+    let mut info = json!({"machineID": machine});
+    for name in names {
+        info[name] = json!("");
+    }
+    info
+}
+
+#[tokio::test]
+async fn a_pool_of_another_node_is_granted_to_one_node_once_the_other_is_gone() {
+    let api = Cluster::shared().await.api();
+    let nodes = ["move-1", "move-2", "move-3"];
+    for node in nodes {
+        api.add_node(node, &[("move", "yes")]).await;
+    }
+    let pool = api.add_pool("move", &[("move", "yes")]).await;
+    let uid = pool.uid().unwrap();
+    api.report("move-1", "move", Bytes::gib(9)).await;
+    api.add_volume("move-volume", "move", "move-1").await;
+    let owner = |pool_uid: &str| PoolOwner {
+        node: "move-1".to_owned(),
+        machine_id: Some("machine-1".to_owned()),
+        pool_uid: pool_uid.to_owned(),
+        filesystem_uuid: "6b3f1a52-0000-4000-8000-000000000000".to_owned(),
+    };
+    let asks = async |node: &str, owner: Option<PoolOwner>| {
+        let entry = api.carried(node, "move").await;
+        let status = NodePoolStatus {
+            name: "move".to_owned(),
+            uid: entry.uid,
+            belongs_to: owner,
+            ..NodePoolStatus::default()
+        };
+        api.report_pools(node, &[status]).await;
+    };
+    for node in &nodes[1..] {
+        asks(node, Some(owner(&uid))).await;
+    }
+    let granted = async || {
+        let mut granted = Vec::new();
+        for node in &nodes[1..] {
+            let entry = api.carried(node, "move").await;
+            granted.extend(entry.take_over.map(|owner| ((*node).to_owned(), owner)));
+        }
+        granted
+    };
+    // What comes after is acted on after: the operator has seen what they ask for.
+    let machine = json!({"status": {"nodeInfo": node_info("machine-2")}});
+    let (parameters, patch) = (PatchParams::default(), Patch::Merge(machine));
+    let nodes_api = api.nodes();
+    nodes_api
+        .patch_status("move-2", &parameters, &patch)
+        .await
+        .unwrap();
+    api.storage_node("the machine of move-2", "move-2", |node| {
+        (node.spec.machine_id.as_deref() == Some("machine-2")).then_some(())
+    })
+    .await;
+    assert_eq!(granted().await, []);
+
+    // The volume keeps the StorageNode of a node that is gone, and that keeps no disk.
+    delete(&api.nodes(), "move-1").await;
+    delete(&api.pods(), "agent-move-1").await;
+    let winner = eventually("a grant", SOON, async || match &granted().await[..] {
+        [(node, granted)] if *granted == owner(&uid) => Ok(node.clone()),
+        other => Err(format!("{other:?}")),
+    })
+    .await;
+    assert!(api.storage_nodes().get("move-1").await.is_ok());
+    // Once it has taken the pool over, the other finds that it belongs to the winner.
+    asks(&winner, None).await;
+    let loser = nodes[1..].iter().find(|node| **node != winner).unwrap();
+    asks(
+        loser,
+        Some(PoolOwner {
+            node: winner.clone(),
+            ..owner(&uid)
+        }),
+    )
+    .await;
+    eventually("the end of the grants", SOON, async || {
+        match &granted().await[..] {
+            [] => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+
+    // A pool that the cluster does not know takes a person's word.
+    asks(loser, Some(owner("uid-of-another-cluster"))).await;
+    let consent = json!({"metadata": {"annotations": {
+        (names::TAKE_OVER_ANNOTATION): owner("").filesystem_uuid,
+    }}});
+    change(&api.storage_nodes(), loser, consent).await;
+    api.storage_node("the grant of a person", loser, |node| {
+        let entry = node.spec.pools.first()?;
+        (entry.take_over.as_ref()?.pool_uid == "uid-of-another-cluster").then_some(())
+    })
+    .await;
 }

@@ -19,6 +19,7 @@ struct Case {
     pools: Vec<Arc<DeserializeGuard<StoragePool>>>,
     agent: bool,
     kept: Contents,
+    granted: Granted,
 }
 
 impl Case {
@@ -53,6 +54,7 @@ impl Case {
             pools: &self.pools,
             agent: self.agent,
             kept: &&self.kept,
+            granted: &self.granted,
         })
     }
 
@@ -319,6 +321,53 @@ fn a_deleted_storage_node_is_released_only_without_data() {
     let mut living = Case::labelled(FAST).declaring(pool("fast", FAST));
     living = living.having(deleted_node(carrying()));
     assert_eq!(living.plan(), Step::Keep);
+}
+
+#[test]
+fn the_machine_of_a_node_is_noted_and_kept_when_the_node_is_gone() {
+    use k8s_openapi::api::core::v1::{NodeStatus, NodeSystemInfo};
+    let mut machine = node("w1", FAST);
+    let info = NodeSystemInfo {
+        machine_id: "m1".to_owned(),
+        ..NodeSystemInfo::default()
+    };
+    machine.status = Some(NodeStatus {
+        node_info: Some(info),
+        ..NodeStatus::default()
+    });
+    let mut case = Case::labelled(FAST).declaring(pool("fast", FAST));
+    case.node = Some(machine);
+    let mut case = case.having(carrying());
+    let Step::Write(spec) = case.plan() else {
+        panic!("{:?}", case.plan());
+    };
+    assert_eq!(spec.machine_id.as_deref(), Some("m1"));
+    case.storage_node.as_mut().unwrap().spec = spec;
+    assert_eq!(case.plan(), Step::Keep);
+    case.node = Some(node("w1", FAST));
+    assert_eq!(case.plan(), Step::Keep);
+}
+
+#[test]
+fn what_a_node_may_take_over_stands_in_its_spec_as_long_as_it_may() {
+    let owner = cistern_crds::PoolOwner {
+        node: "w0".to_owned(),
+        machine_id: None,
+        pool_uid: uid("fast"),
+        filesystem_uuid: "filesystem".to_owned(),
+    };
+    let mut case = Case::labelled(FAST)
+        .declaring(pool("fast", FAST))
+        .having(carrying());
+    case.granted.insert(uid("fast"), owner.clone());
+    let Step::Write(spec) = case.plan() else {
+        panic!("{:?}", case.plan());
+    };
+    assert_eq!(spec.pools[0].take_over, Some(owner));
+    case.storage_node.as_mut().unwrap().spec = spec;
+    assert_eq!(case.plan(), Step::Keep);
+    case.granted.clear();
+    assert_eq!(case.written(), ["fast"]);
 }
 
 #[test]

@@ -107,6 +107,7 @@ impl From<pool::Error> for PoolTrouble {
             },
             // Not of a pool that is open.
             Error::NoUsableDevice { .. }
+            | Error::OtherNode { .. }
             | Error::Ambiguous { .. }
             | Error::HostFilesystemFull { .. }
             | Error::ImagesRemain { .. }

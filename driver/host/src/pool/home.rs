@@ -275,12 +275,18 @@ mod tests {
     use cistern_crds::Bytes;
 
     use super::*;
+    use crate::pool::Owner;
 
     fn declared() -> PoolDeclaration {
         PoolDeclaration {
             uid: "new".parse().unwrap(),
             name: "fast".to_owned(),
             others: vec!["other".parse().unwrap()],
+            node: Owner {
+                node: "w1".to_owned(),
+                machine: None,
+            },
+            take_over: None,
             source: Source::Image {
                 size: Bytes::gib(1),
             },
@@ -294,6 +300,7 @@ mod tests {
             filesystem_uuid: Uuid::from_bytes([0; 16]),
             size: Bytes::gib(1),
             empty: Bytes::gib(1),
+            owner: None,
         }
     }
 

@@ -1,7 +1,8 @@
 //! The marker in a pool: whose it is, and how much was free when it was empty.
 //!
-//! *Invariant:* it is written whole, as the last step of making a pool, and replaced whole, in one
-//! step, where the pool is adopted. Nothing else changes it.
+//! *Invariants:* it is written whole, as the last step of making a pool, and replaced whole, in one
+//! step, where the pool is adopted or taken over. Nothing else changes it. It is read before the pool
+//! is mounted for use, and what is to change in it is changed before.
 
 use std::{
     io,
@@ -12,7 +13,7 @@ use std::{
 use cistern_crds::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::{Error, Expectation, IMAGES, PoolDeclaration, TEMPORARY, failed, open};
+use super::{Claim, Error, Expectation, IMAGES, Owner, PoolDeclaration, TEMPORARY, failed, open};
 use crate::{
     id::{Uid, Uuid},
     system::{OFlags, System},
@@ -37,6 +38,9 @@ pub(crate) struct Marker {
     pub(crate) size: Bytes,
     /// What was free in it then.
     pub(crate) empty: Bytes,
+    /// The node that carries it. None where the pool was made before this was noted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) owner: Option<Owner>,
 }
 
 impl Marker {
@@ -46,6 +50,52 @@ impl Marker {
         self.pool_name == declaration.name
             && self.pool_uid != declaration.uid
             && !declaration.others.contains(&self.pool_uid)
+    }
+
+    /// The marker as it is to be once the declared pool is this one.
+    fn settled(&self, declaration: &PoolDeclaration) -> Self {
+        let present = &declaration.node;
+        let owner = self.owner.as_ref().unwrap_or(present).completed(present);
+        Self {
+            pool_uid: declaration.uid.clone(),
+            owner: Some(owner),
+            ..self.clone()
+        }
+    }
+
+    /// Verifies that this is the marker of the declared pool, and of this node or one whose pool this
+    /// node may take over.
+    fn verify(
+        &self,
+        path: &Path,
+        declaration: &PoolDeclaration,
+        filesystem_uuid: Uuid,
+    ) -> Result<(), Error> {
+        if self.filesystem_uuid != filesystem_uuid {
+            return Err(copy(path));
+        }
+        if self.pool_uid != declaration.uid && !self.is_returning(declaration) {
+            return Err(Error::BackingForeign {
+                path: path.to_owned(),
+                why: format!("it is pool {} ({})", self.pool_name, self.pool_uid),
+            });
+        }
+        let Some(owner) = self.owner.clone() else {
+            return Ok(());
+        };
+        let claim = Claim {
+            owner,
+            pool: self.pool_uid.clone(),
+            filesystem: filesystem_uuid,
+        };
+        let is_granted = declaration.take_over.as_ref() == Some(&claim);
+        if is_granted || claim.is_of(&declaration.node, &declaration.uid) {
+            return Ok(());
+        }
+        Err(Error::OtherNode {
+            path: path.to_owned(),
+            claim: Box::new(claim),
+        })
     }
 
     /// What would be free in the filesystem if it were empty, at its present size.
@@ -109,6 +159,51 @@ pub(super) fn peek(system: &dyn System, device: &Path) -> Result<Option<Marker>,
     }
 }
 
+/// Reads the marker of a pool that is not mounted, before it is: mounting for use replays the log, and
+/// another node may be writing it.
+///
+/// What is to be written to the marker is written in a mount of its own. The end of that brings it to
+/// its place on the disk, where a node finds it that does not replay the log.
+pub(super) fn settle(
+    system: &dyn System,
+    device: &Path,
+    declaration: &PoolDeclaration,
+    expectation: Expectation,
+) -> Result<(), Error> {
+    let found = match peek(system, device) {
+        // It is mounted elsewhere on this host, so nothing is replayed; the marker is read there.
+        Err(Error::Failed { source, .. }) if source.is_busy() => return Ok(()),
+        result => result?,
+    };
+    let is_settled = match &found {
+        Some(marker) => {
+            marker.verify(device, declaration, marker.filesystem_uuid)?;
+            marker.settled(declaration) == *marker
+        }
+        None => expectation != Expectation::New,
+    };
+    if is_settled {
+        return Ok(());
+    }
+    let io = |source: io::Error| failed(format!("mount {}", device.display()))(source);
+    let mount = open::mount(system, device, &[]).map_err(io)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+    let directory = system
+        .open_beneath(mount.as_fd(), ".".as_ref(), flags)
+        .map_err(io)?;
+    let geometry = open::verify(system, directory.as_fd(), device, expectation)?;
+    let uuid = Uuid::from_bytes(geometry.uuid);
+    ensure(
+        system,
+        directory.as_fd(),
+        device,
+        declaration,
+        uuid,
+        expectation,
+    )
+    .map(drop)
+}
+
 fn copy(path: &Path) -> Error {
     Error::BackingForeign {
         path: path.to_owned(),
@@ -117,7 +212,7 @@ fn copy(path: &Path) -> Error {
 }
 
 /// The marker of a pool, verified; written if the pool is new and its making was cut short here, and
-/// replaced if the pool has come back with another UID.
+/// replaced if the pool has come back with another UID or to another node.
 pub(crate) fn ensure(
     system: &dyn System,
     directory: BorrowedFd<'_>,
@@ -132,16 +227,15 @@ pub(crate) fn ensure(
     };
     let found = read(system, directory, path)?;
     match (found, expectation) {
-        (Some(marker), _) if marker.filesystem_uuid != filesystem_uuid => Err(copy(path)),
-        (Some(marker), _) if marker.pool_uid == declaration.uid => Ok(marker),
-        (Some(marker), _) if marker.is_returning(declaration) => {
-            adopt(system, directory, declaration, marker)
+        (Some(marker), _) => {
+            marker.verify(path, declaration, filesystem_uuid)?;
+            let settled = marker.settled(declaration);
+            if settled == marker {
+                return Ok(marker);
+            }
+            replace(system, directory, &marker, settled)
                 .map_err(failed(format!("replace the marker in {}", path.display())))
         }
-        (Some(marker), _) => Err(foreign(format!(
-            "it is pool {} ({})",
-            marker.pool_name, marker.pool_uid
-        ))),
         (None, Expectation::Known { .. } | Expectation::Made) => {
             Err(foreign("it has no marker".to_owned()))
         }
@@ -194,6 +288,7 @@ fn make(
         filesystem_uuid,
         size: Bytes(space.size),
         empty: Bytes(space.available),
+        owner: Some(declaration.node.clone()),
     };
     prepare(system, directory, &marker)?;
     system.rename(directory, NEW_NAME.as_ref(), directory, NAME.as_ref())?;
@@ -201,23 +296,23 @@ fn make(
     Ok(marker)
 }
 
-/// Makes a pool that has come back with another UID this one: one name in the pool changes what it
-/// stands for, and nothing else changes.
-fn adopt(
+/// Makes a pool that has come back with another UID, or to another node, this one: one name in the
+/// pool changes what it stands for, and nothing else changes.
+fn replace(
     system: &dyn System,
     directory: BorrowedFd<'_>,
-    declaration: &PoolDeclaration,
+    before: &Marker,
     marker: Marker,
 ) -> io::Result<Marker> {
-    let (before, uid) = (marker.pool_uid, declaration.uid.clone());
-    let marker = Marker {
-        pool_uid: uid,
-        ..marker
-    };
     prepare(system, directory, &marker)?;
     system.replace(directory, NEW_NAME.as_ref(), NAME.as_ref())?;
     system.sync(directory)?;
-    tracing::info!(pool = marker.pool_name, uid = %marker.pool_uid, %before, "adopted the pool");
+    let text = |marker: &Marker| {
+        let owner = marker.owner.as_ref().map(ToString::to_string);
+        format!("{} on {}", marker.pool_uid, owner.unwrap_or_default())
+    };
+    let (before, is) = (text(before), text(&marker));
+    tracing::info!(pool = marker.pool_name, before, is, "adopted the pool");
     Ok(marker)
 }
 
@@ -252,6 +347,7 @@ mod tests {
             filesystem_uuid: Uuid::from_bytes([0; 16]),
             size: Bytes::mib(960),
             empty: Bytes::mib(921),
+            owner: None,
         };
         assert_eq!(marker.empty_at(marker.size), marker.empty);
         // Measured on Linux 6.18: an XFS of 960 MiB (1 GiB without its log) grown to 3008 MiB.

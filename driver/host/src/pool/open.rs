@@ -73,7 +73,10 @@ impl Root {
         };
         match mounted {
             Some(mount) => is_mount_of(&mount, &backing)?,
-            None => attach(&*self.system, &place, &backing)?,
+            None => {
+                marker::settle(&*self.system, &backing.path, declaration, expectation)?;
+                attach(&*self.system, &place, &backing)?;
+            }
         }
         self.enter(&place, home, declaration, expectation, &backing)
     }
@@ -193,7 +196,7 @@ fn attach(system: &dyn System, place: &Place<'_>, backing: &Backing) -> Result<(
 }
 
 /// Verifies that what is mounted is an XFS with reflink and, where it is known, which.
-fn verify(
+pub(super) fn verify(
     system: &dyn System,
     directory: BorrowedFd<'_>,
     path: &Path,

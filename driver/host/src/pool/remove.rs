@@ -28,6 +28,7 @@ impl Root {
         let io = |source: io::Error| failed(format!("look at {}", path.display()))(source);
         let place = Place::open(&*self.system, &path).map_err(io)?;
         let is_mounted = place.mounted().map_err(io)?.is_some();
+        let is_device = matches!(declaration.source, Source::Device { .. });
         let is_there = match &declaration.source {
             Source::Image { .. } => file::find(&*self.system, pools.as_fd(), self, uid)?.is_some(),
             // A device that was never recorded holds nothing, and one that is away stays as it is.
@@ -38,6 +39,11 @@ impl Root {
                 // What is neither there nor mounted cannot be looked into, and is gone already.
                 Err(Error::BackingMissing { what }) if !is_mounted => {
                     tracing::warn!(pool = %declaration.name, %what, "the pool goes unseen");
+                }
+                // Its device is that node's by now, and is left as it is.
+                Err(Error::OtherNode { claim, .. }) if !is_mounted && is_device => {
+                    let node = &claim.owner;
+                    tracing::warn!(pool = %declaration.name, %node, "the pool has gone to a node");
                 }
                 result => result?,
             }

@@ -32,4 +32,5 @@ mod pool;
 mod scenario;
 mod snapshot;
 mod stuck_writer;
+mod takeover;
 mod trash;

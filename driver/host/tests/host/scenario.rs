@@ -7,7 +7,7 @@ use cistern_crds::{Bytes, Consistency, FilesystemType, MkfsOptions, Provisioning
 use cistern_host::{
     BlockPublishRequest, BlockStageRequest, Content, ExpandRequest, Expectation, ImageRequest,
     Linux, Member, MountOptions, Pool, PoolDeclaration, PublishRequest, Root, SnapshotRequest,
-    Source, SourceImage, StageRequest, System, Uid,
+    Source, SourceImage, StageRequest, System, Uid, pool::Owner,
 };
 
 /// A step of a pool's or a volume's life.
@@ -104,11 +104,21 @@ fn on_disk(folder: &Path, pool: PoolDeclaration) -> PoolDeclaration {
     PoolDeclaration { source, ..pool }
 }
 
+/// The node that a host is.
+pub(crate) fn node(name: &str) -> Owner {
+    Owner {
+        node: name.to_owned(),
+        machine: Some(format!("machine-of-{name}")),
+    }
+}
+
 pub(crate) fn pool(size: Bytes) -> PoolDeclaration {
     PoolDeclaration {
         uid: uid("9f8e7d6c-0000-4000-8000-00000000beef"),
         name: "fast".to_owned(),
         others: Vec::new(),
+        node: node("w1"),
+        take_over: None,
         source: Source::Image { size },
     }
 }

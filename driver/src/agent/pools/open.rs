@@ -6,10 +6,10 @@
 use std::{path::PathBuf, sync::Arc};
 
 use cistern_client::Chain;
-use cistern_crds::{NodePool, NodePoolStatus, Reason};
+use cistern_crds::{NodePool, NodePoolStatus, PoolOwner, Reason, names};
 use cistern_host::{
     Expectation, Pool, PoolDeclaration, Root, Source, Uid, image,
-    pool::{self, Broken},
+    pool::{self, Broken, Claim, Owner},
 };
 
 use super::{Found, Images, PoolLook, Usable, Wish, weight_of};
@@ -135,6 +135,7 @@ impl Error {
                 pool::Error::BackingMissing { .. } => Reason::BackingMissing,
                 pool::Error::BackingForeign { .. } => Reason::BackingForeign,
                 pool::Error::Ambiguous { .. } => Reason::IdentityConflict,
+                pool::Error::OtherNode { .. } => Reason::BelongsToOtherNode,
                 pool::Error::NoUsableDevice { .. } => Reason::NoUsableDevice,
                 pool::Error::NotMounted { .. } => Reason::NotMounted,
                 pool::Error::ReadOnly { .. }
@@ -158,7 +159,46 @@ impl Error {
 fn unusable(spec: &NodePool, error: &Error) -> Found {
     let message = Chain(error).to_string();
     tracing::warn!(pool = spec.name, reason = %error.reason(), error = message, "the pool cannot be used");
-    Found::unusable(error.reason(), message)
+    let Error::Pool(pool::Error::OtherNode { claim, .. }) = error else {
+        return Found::unusable(error.reason(), message);
+    };
+    let advice = if claim.pool.as_str() == spec.uid {
+        "it is taken over once that Node is gone, or no longer carries the pool".to_owned()
+    } else {
+        format!(
+            "if no other machine uses it, annotate the StorageNode with {}={} once that Node is gone",
+            names::TAKE_OVER_ANNOTATION,
+            claim.filesystem
+        )
+    };
+    Found::Unusable {
+        reason: error.reason(),
+        message: format!("{message}; {advice}"),
+        open: None,
+        owner: Some(told(claim)),
+    }
+}
+
+/// What a pool says of itself, as it stands in the StorageNode.
+fn told(claim: &Claim) -> PoolOwner {
+    PoolOwner {
+        node: claim.owner.node.clone(),
+        machine_id: claim.owner.machine.clone(),
+        pool_uid: claim.pool.to_string(),
+        filesystem_uuid: claim.filesystem.to_string(),
+    }
+}
+
+/// The pool that the node may take over; none where that is no pool's.
+fn granted(owner: &PoolOwner) -> Option<Claim> {
+    Some(Claim {
+        owner: Owner {
+            node: owner.node.clone(),
+            machine: owner.machine_id.clone(),
+        },
+        pool: owner.pool_uid.parse().ok()?,
+        filesystem: owner.filesystem_uuid.parse().ok()?,
+    })
 }
 
 fn declaration(wish: &Wish) -> Result<PoolDeclaration, Error> {
@@ -166,6 +206,7 @@ fn declaration(wish: &Wish) -> Result<PoolDeclaration, Error> {
         spec,
         others,
         device_identity,
+        node,
     } = wish;
     let invalid = |why| Error::Spec { why };
     let uid: Uid = spec
@@ -186,6 +227,8 @@ fn declaration(wish: &Wish) -> Result<PoolDeclaration, Error> {
         uid,
         name: spec.name.clone(),
         others: others.clone(),
+        node: node.clone(),
+        take_over: spec.take_over.as_ref().and_then(granted),
         source,
     })
 }

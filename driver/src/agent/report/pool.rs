@@ -29,9 +29,10 @@ pub(super) fn status(
     status.snapshots = ledger.snapshots();
     status.reserved_for_snapshots = ledger.promised_to_snapshots();
     status.usable = ledger.usable();
+    status.belongs_to = None;
     match &look.found {
         Found::Gone => return None,
-        Found::Unusable { .. } => {}
+        Found::Unusable { owner, .. } => status.belongs_to.clone_from(owner),
         Found::Usable(Usable {
             pool,
             statistics,

@@ -64,6 +64,7 @@ fn clean() -> View {
                 limits: PoolLimits::default(),
                 reclaim_orphans_after_hours: None,
                 retiring: false,
+                take_over: None,
             }],
             ..StorageNodeSpec::default()
         },

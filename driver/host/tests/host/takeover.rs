@@ -1,0 +1,202 @@
+//! Whose a pool is: a disk that two machines reach is used by one, and moves to the other by a grant.
+
+use std::{fs, path::Path};
+
+use cistern_crds::{Bytes, FilesystemType, Provisioning};
+use cistern_host::{
+    Expectation, Pool, PoolDeclaration,
+    pool::{Claim, Error},
+};
+
+use crate::{
+    device::Disk,
+    harness::{
+        Machine, POOL_SIZE, device_pool, image_pool, known, must, request, run, uid, unmount,
+    },
+    scenario::node,
+};
+
+fn on(name: &str, pool: &PoolDeclaration) -> PoolDeclaration {
+    PoolDeclaration {
+        node: node(name),
+        ..pool.clone()
+    }
+}
+
+fn open(
+    machine: &Machine,
+    pool: &PoolDeclaration,
+    expectation: Expectation,
+) -> Result<Pool, Error> {
+    machine.root().open_pool(pool, expectation)
+}
+
+/// What a pool says of itself that is refused, as the error tells it.
+#[track_caller]
+fn refused(result: Result<Pool, Error>, node: &str) -> Claim {
+    match result {
+        Err(error @ Error::OtherNode { .. }) => {
+            let text = format!("belongs to node {node} (machine machine-of-{node})");
+            assert!(error.to_string().contains(&text), "{error}");
+            let Error::OtherNode { claim, .. } = error else {
+                unreachable!()
+            };
+            *claim
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+fn digest(path: &Path) -> String {
+    run("sync", &[]);
+    run("sha256sum", &[path.to_str().unwrap()])
+}
+
+#[test]
+fn a_pool_of_another_node_is_refused_untouched_until_the_takeover_is_granted() {
+    let machine = Machine::new();
+    let disk = Disk::new(&machine, "disk");
+    let (device, file) = (device_pool([disk.device.clone()]), machine.path("disk"));
+    let image = image_pool(POOL_SIZE);
+    let image_file = machine.mount_point(&image).with_extension("img");
+    for (pool, file) in [(device, file), (image, image_file)] {
+        let first = on("w1", &pool);
+        let opened = must(open(&machine, &first, Expectation::New));
+        let volume = request(
+            "a",
+            Bytes::mib(16),
+            FilesystemType::Ext4,
+            Provisioning::Thin,
+        );
+        let volume = must(opened.create_image(&volume));
+        let before = known(&opened);
+        drop(opened);
+        unmount(&machine.mount_point(&pool));
+
+        let second = on("w2", &pool);
+        let untouched = digest(&file);
+        let claim = refused(open(&machine, &second, Expectation::New), "w1");
+        for expectation in [before, Expectation::Made] {
+            assert_eq!(refused(open(&machine, &second, expectation), "w1"), claim);
+        }
+        // What was granted is another pool.
+        let other = PoolDeclaration {
+            take_over: Some(Claim {
+                owner: node("w3"),
+                ..claim.clone()
+            }),
+            ..second.clone()
+        };
+        assert_eq!(refused(open(&machine, &other, before), "w1"), claim);
+        assert_eq!(digest(&file), untouched);
+        assert!(
+            machine
+                .mounts()
+                .iter()
+                .all(|at| *at != machine.mount_point(&pool))
+        );
+
+        let granted = PoolDeclaration {
+            take_over: Some(claim),
+            ..second.clone()
+        };
+        let opened = must(open(&machine, &granted, Expectation::New));
+        assert_eq!(must(opened.images()), [volume]);
+        must(opened.check());
+        drop(opened);
+        unmount(&machine.mount_point(&pool));
+        // It is the second node's now, with or without the grant, and not the first one's.
+        drop(must(open(&machine, &second, before)));
+        unmount(&machine.mount_point(&pool));
+        refused(open(&machine, &first, before), "w2");
+        // A device leaves a node that it has left; a file stays where it is.
+        let removed = machine.root().remove_pool(&first, before);
+        assert_eq!(removed.is_ok(), file == machine.path("disk"), "{removed:?}");
+        assert_eq!(
+            must(must(open(&machine, &second, before)).images()).len(),
+            1
+        );
+        unmount(&machine.mount_point(&pool));
+        if removed.is_err() {
+            fs::remove_file(file).unwrap();
+        }
+    }
+}
+
+#[test]
+fn whose_a_pool_is_stands_on_the_disk_before_the_pool_is_used() {
+    let machine = Machine::new();
+    let disk = Disk::new(&machine, "disk");
+    let pool = device_pool([disk.device.clone()]);
+    let first = on("w1", &pool);
+    // Another machine sees what is on the disk, and not what is in the log.
+    let seen = |name: &str| {
+        let copy = machine.path(name);
+        fs::copy(machine.path("disk"), &copy).unwrap();
+        let at = machine.staging(name);
+        let options = "loop,ro,norecovery,nouuid";
+        run(
+            "mount",
+            &["-o", options, copy.to_str().unwrap(), at.to_str().unwrap()],
+        );
+        let marker = fs::read_to_string(at.join(".cistern-pool")).unwrap();
+        unmount(&at);
+        marker
+    };
+    let opened = must(open(&machine, &first, Expectation::New));
+    assert!(seen("made").contains("\"node\": \"w1\""));
+    let expectation = known(&opened);
+    drop(opened);
+    unmount(&machine.mount_point(&pool));
+    let mut second = on("w2", &pool);
+    second.take_over = Some(refused(open(&machine, &second, expectation), "w1"));
+    let opened = must(open(&machine, &second, expectation));
+    assert!(seen("taken-over").contains("\"node\": \"w2\""));
+    drop(opened);
+    unmount(&machine.mount_point(&pool));
+}
+
+#[test]
+fn a_pool_that_names_no_node_is_that_of_the_node_that_finds_it() {
+    let machine = Machine::new();
+    let pool = image_pool(POOL_SIZE);
+    let (first, second) = (on("w1", &pool), on("w2", &pool));
+    let opened = must(open(&machine, &first, Expectation::New));
+    let expectation = known(&opened);
+    drop(opened);
+    // As it was written before nodes were noted.
+    let at = machine.mount_point(&pool).join(".cistern-pool");
+    let mut marker: serde_json::Value = serde_json::from_slice(&fs::read(&at).unwrap()).unwrap();
+    assert!(marker.as_object_mut().unwrap().remove("owner").is_some());
+    fs::write(&at, marker.to_string()).unwrap();
+    unmount(&machine.mount_point(&pool));
+    drop(must(open(&machine, &second, expectation)));
+    // While it is mounted it is refused as well.
+    refused(open(&machine, &first, expectation), "w2");
+    unmount(&machine.mount_point(&pool));
+    refused(open(&machine, &first, expectation), "w2");
+}
+
+#[test]
+fn a_restored_pool_is_adopted_by_its_node_and_by_no_other() {
+    let machine = Machine::new();
+    let pool = on("w1", &image_pool(POOL_SIZE));
+    drop(must(open(&machine, &pool, Expectation::New)));
+    unmount(&machine.mount_point(&pool));
+    let restored = PoolDeclaration {
+        uid: uid("1a2b3c4d-0000-4000-8000-00000000cafe"),
+        ..pool.clone()
+    };
+    refused(open(&machine, &on("w2", &restored), Expectation::New), "w1");
+    // A node of that name in another cluster, on another machine.
+    let mut elsewhere = restored.clone();
+    elsewhere.node.machine = Some("another".to_owned());
+    refused(open(&machine, &elsewhere, Expectation::New), "w1");
+    // The same machine; and the same pool on a machine that was installed anew.
+    drop(must(open(&machine, &restored, Expectation::New)));
+    unmount(&machine.mount_point(&pool));
+    let mut anew = restored.clone();
+    anew.node.machine = Some("another".to_owned());
+    drop(must(open(&machine, &anew, Expectation::New)));
+    unmount(&machine.mount_point(&pool));
+}

@@ -1,0 +1,148 @@
+//! A disk moves to another node. The test is the operator, who grants that, and the person who brings
+//! the volumes along.
+
+use std::path::{Path, PathBuf};
+
+use cistern_crds::{
+    Bytes, ConditionType, NodePool, NodePoolStatus, PoolVolume, Reason, condition,
+    pool::DeviceSource,
+};
+use cistern_e2e::{Folder, eventually, process::dying_with_us};
+use kube::ResourceExt as _;
+
+use crate::{Fixture, SOON, said, status};
+
+/// A disk that two nodes reach: a loop device over a file that belongs to neither.
+struct Disk {
+    device: PathBuf,
+    _folder: Folder,
+}
+
+impl Disk {
+    async fn new(node: &Fixture) -> Self {
+        let folder = Folder::new();
+        let file = folder.join("disk");
+        std::fs::File::create(&file)
+            .unwrap()
+            .set_len(Bytes::mib(512).0)
+            .unwrap();
+        let script = "losetup --find --show $1";
+        let device = node.shell(script, &[file.to_str().unwrap()]).await;
+        Self {
+            device: PathBuf::from(device.trim()),
+            _folder: folder,
+        }
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let mut detach = dying_with_us("losetup");
+        let detached = detach.arg("--detach").arg(&self.device).status();
+        assert!(detached.is_ok_and(|status| status.success()) || std::thread::panicking());
+    }
+}
+
+/// Gives a node the pool `name` on a device, beside those that it has.
+async fn carry(node: &Fixture, name: &str, device: &Path) -> Vec<NodePool> {
+    let mut pools = node.driver.storage_node().await.spec.pools;
+    let mut declared = pools[0].clone();
+    declared.name = name.to_owned();
+    declared.uid = format!("uid-of-{name}");
+    declared.source.image = None;
+    declared.source.device = Some(DeviceSource {
+        paths: vec![device.to_str().unwrap().to_owned()],
+    });
+    pools.push(declared);
+    node.driver.set_pools(pools.clone()).await;
+    pools
+}
+
+async fn pool_until(
+    node: &Fixture,
+    name: &str,
+    expected: impl Fn(&NodePoolStatus) -> bool,
+) -> NodePoolStatus {
+    eventually(&format!("pool {name}"), SOON, async || {
+        let status = node.driver.storage_node().await.status.unwrap_or_default();
+        match status.pools.into_iter().find(|pool| pool.name == name) {
+            Some(pool) if expected(&pool) => Ok(pool),
+            other => Err(format!("{other:#?}")),
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_disk_that_moves_to_another_node_is_refused_until_granted_and_keeps_its_volumes() {
+    let (old, new) = tokio::join!(Fixture::start("agent-old"), Fixture::start("agent-new"));
+    let (name, disk) = ("agent-moved", Disk::new(&old).await);
+    carry(&old, name, &disk.device).await;
+    let made = old.driver.ready_pool(name).await;
+    let mut wish = old.wish("volume", Bytes::mib(64));
+    wish.spec.pool_name = name.to_owned();
+    let volume = old.made(&wish).await;
+    let volumes = old.volumes.clone();
+    // The old node is switched off.
+    old.driver.finish().await;
+
+    let pools = carry(&new, name, &disk.device).await;
+    let is_refused = |pool: &NodePoolStatus| {
+        let ready = condition::find(&pool.conditions, ConditionType::Ready);
+        ready.is_some_and(|it| it.reason == Reason::BelongsToOtherNode.as_str())
+    };
+    let found = pool_until(&new, name, is_refused).await;
+    let ready = condition::find(&found.conditions, ConditionType::Ready).unwrap();
+    assert!(
+        ready.message.contains("belongs to node agent-old"),
+        "{}",
+        ready.message
+    );
+    let owner = found.belongs_to.unwrap();
+    assert_eq!(
+        (owner.node.as_str(), owner.pool_uid.as_str()),
+        ("agent-old", "uid-of-agent-moved")
+    );
+    assert_eq!(Some(&owner.filesystem_uuid), made.filesystem_uuid.as_ref());
+
+    // The volume comes along by name, as after a restore.
+    let mut moved = PoolVolume::new(&volume.name_any(), volume.spec.clone());
+    moved
+        .metadata
+        .finalizers
+        .clone_from(&volume.metadata.finalizers);
+    moved.spec.node_name = "agent-new".to_owned();
+    new.forget(&volume.name_any()).await;
+    let moved = new.create(&moved).await;
+    let waits = said(ConditionType::Admitted, "False", "PoolNotReady");
+    new.until(&moved.name_any(), "to wait for its pool", waits)
+        .await;
+
+    let grant = |mut pool: NodePool| {
+        pool.take_over = (pool.name == name).then(|| owner.clone());
+        pool
+    };
+    new.driver
+        .set_pools(pools.clone().into_iter().map(grant).collect())
+        .await;
+    let taken = new.driver.ready_pool(name).await;
+    assert_eq!(
+        (taken.belongs_to, taken.filesystem_uuid),
+        (None, made.filesystem_uuid)
+    );
+    let ready = said(ConditionType::Ready, "True", "AsDesired");
+    let moved = new.until(&moved.name_any(), "to be adopted", ready).await;
+    let (was, is) = (status(&volume), status(&moved));
+    assert_eq!(is.image.unwrap().uid, was.image.unwrap().uid);
+    assert_eq!(is.filesystem.unwrap().uuid, was.filesystem.unwrap().uuid);
+
+    // The grant is spent, and the pool stays the new node's.
+    new.driver.set_pools(pools.clone()).await;
+    new.driver.ready_pool(name).await;
+    assert_eq!(
+        volumes.get(&moved.name_any()).await.unwrap().spec.node_name,
+        "agent-new"
+    );
+    new.remove(&moved.name_any()).await;
+    new.driver.finish().await;
+}
