@@ -187,6 +187,8 @@ names! {
         LabelMissing,
         /// There is no Node of this name.
         NodeMissing,
+        /// The Node is gone, and nobody can tell of what was on it.
+        NodeGone,
         /// No pod of the node plugin runs on the node.
         AgentMissing,
         /// The node plugin's pod on the node is not ready.

@@ -135,7 +135,7 @@ impl StorageNodeStatus {
         let reason = Reason::parse(&healthy.reason)?;
         let is_of_the_node = matches!(
             reason,
-            Reason::NodeMissing | Reason::AgentMissing | Reason::AgentNotReady
+            Reason::NodeGone | Reason::NodeMissing | Reason::AgentMissing | Reason::AgentNotReady
         );
         let is_unknown = healthy.status == ConditionStatus::Unknown.as_str();
         (is_unknown && is_of_the_node).then_some((reason, healthy))

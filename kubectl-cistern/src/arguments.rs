@@ -84,6 +84,8 @@ pub enum Command {
     Doctor(Doctor),
     /// Images that no volume or snapshot claims: list them, take them back, or have them removed
     Orphans(Orphans),
+    /// Gives up a node that is gone for good, with the volumes and snapshots on it
+    ForgetNode(ForgetNode),
     /// Logs of Cistern's own pods, also of all that has to do with one volume
     Logs(Logs),
     /// Prints the completion script of a shell
@@ -285,6 +287,19 @@ pub struct Reclaim {
     /// Do it without asking
     #[arg(long, short)]
     pub yes: bool,
+}
+
+/// Flags of `forget-node`.
+#[derive(Args, Clone, Debug)]
+pub struct ForgetNode {
+    /// Name of the node
+    pub node: String,
+    /// Only what is in this pool, whose disk on the node is dead; the node itself may be well
+    #[arg(long, value_name = "NAME")]
+    pub pool: Option<String>,
+    /// How long the operator may take to remove the StorageNode
+    #[arg(long, default_value = "1m", value_parser = duration::parse, value_name = "DURATION")]
+    pub timeout: Duration,
 }
 
 /// Flags of `logs`.

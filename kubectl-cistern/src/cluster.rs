@@ -1,7 +1,8 @@
 //! What a cluster holds that has to do with Cistern, as it was at one moment.
 
-use std::fmt::Debug;
+use std::{collections::BTreeMap, fmt::Debug};
 
+use cistern_client::Rejection;
 use cistern_crds::{
     PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, StoragePool, names,
     volume::ClaimReference,
@@ -10,7 +11,10 @@ use k8s_openapi::api::{
     core::v1::{Event, PersistentVolume, PersistentVolumeClaim, Pod},
     storage::v1::StorageClass,
 };
-use kube::{Resource, ResourceExt as _, api::ListParams};
+use kube::{
+    Api, Resource, ResourceExt as _,
+    api::{ApiResource, DynamicObject, GroupVersionKind, ListParams},
+};
 use serde::de::DeserializeOwned;
 
 use crate::{Connection, Error};
@@ -153,6 +157,53 @@ fn claims_of(pod: &Pod) -> impl Iterator<Item = String> {
         let named = named.map(|claim| claim.claim_name.clone());
         named.or_else(|| own.map(|_| format!("{}-{}", pod.name_any(), volume.name)))
     })
+}
+
+/// The VolumeSnapshots that people asked for, by the PoolSnapshot that each stands for.
+#[derive(Clone, Debug, Default)]
+pub struct VolumeSnapshots(BTreeMap<String, String>);
+
+impl VolumeSnapshots {
+    /// Reads them. A cluster without the kind has none; what may not be read is left out, and told.
+    pub async fn read(connection: &Connection, unread: &mut Vec<String>) -> Result<Self, Error> {
+        let kind = GroupVersionKind::gvk("snapshot.storage.k8s.io", "v1", "VolumeSnapshotContent");
+        let kind = ApiResource::from_gvk_with_plural(&kind, "volumesnapshotcontents");
+        let api = Api::<DynamicObject>::all_with(connection.client(), &kind);
+        let what = "cannot list volumesnapshotcontents";
+        let all = ListParams::default();
+        match connection.ask(what, api.list(&all)).await {
+            Ok(contents) => Ok(Self::of_contents(&contents.items)),
+            Err(Error::Api { source, .. }) if Rejection::from(&*source) == Rejection::NotFound => {
+                Ok(Self::default())
+            }
+            Err(Error::Denied { .. }) => {
+                unread.push(
+                    "VolumeSnapshots are not shown: you may not list their contents".to_owned(),
+                );
+                Ok(Self::default())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// By their VolumeSnapshotContents.
+    pub fn of_contents(contents: &[DynamicObject]) -> Self {
+        let each = contents.iter().filter_map(|content| {
+            let text = |path: &str| content.data.pointer(path)?.as_str();
+            let is_ours = text("/spec/driver") == Some(names::DRIVER);
+            let handle =
+                text("/status/snapshotHandle").or_else(|| text("/spec/source/snapshotHandle"))?;
+            let namespace = text("/spec/volumeSnapshotRef/namespace")?;
+            let name = text("/spec/volumeSnapshotRef/name")?;
+            is_ours.then(|| (handle.to_owned(), format!("{namespace}/{name}")))
+        });
+        Self(each.collect())
+    }
+
+    /// The VolumeSnapshot of a PoolSnapshot, as `NAMESPACE/NAME`.
+    pub fn of(&self, snapshot: &str) -> Option<String> {
+        self.0.get(snapshot).cloned()
+    }
 }
 
 /// A list, or why there is none.

@@ -5,7 +5,7 @@ use std::{io, time::Duration};
 use cistern_client::Rejection;
 use kube::config::{InferConfigError, KubeconfigError};
 
-use crate::{logs, orphans};
+use crate::{forget_node, logs, orphans};
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -74,6 +74,9 @@ pub enum Error {
     /// Of `orphans`.
     #[error(transparent)]
     Orphans(#[from] orphans::Error),
+    /// Of `forget-node`.
+    #[error(transparent)]
+    ForgetNode(#[from] forget_node::Error),
     /// Of `logs`.
     #[error(transparent)]
     Logs(#[from] logs::Error),

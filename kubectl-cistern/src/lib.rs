@@ -4,9 +4,9 @@
 //! flags ─▶ connection ─▶ cluster (objects, as they were) ─▶ view (pure) ─▶ text, JSON or YAML
 //! ```
 //!
-//! *Invariant:* nothing here changes a cluster but `orphans adopt` and `orphans reclaim`, and what
-//! destroys asks before. What a person sees is made by a pure function of what was read, and goes
-//! through `output/terminal.rs`, which escapes what a terminal would obey.
+//! *Invariant:* nothing here changes a cluster but `orphans adopt`, `orphans reclaim` and
+//! `forget-node`, and what gives up data asks before. What a person sees is made by a pure function of
+//! what was read, and goes through `output/terminal.rs`, which escapes what a terminal would obey.
 
 pub mod arguments;
 pub mod cluster;
@@ -15,6 +15,7 @@ pub mod devices;
 pub mod doctor;
 pub mod duration;
 pub mod error;
+pub mod forget_node;
 pub mod logs;
 pub mod orphans;
 pub mod output;
@@ -100,6 +101,7 @@ pub async fn run(arguments: Arguments) -> Result<Verdict, Error> {
         }
         Command::Doctor(flags) => doctor::run(&connection, &flags, printer).await,
         Command::Orphans(flags) => orphans::run(&connection, flags, printer).await,
+        Command::ForgetNode(flags) => forget_node::run(&connection, &flags, printer).await,
         Command::Logs(flags) => logs::run(&connection, &flags).await,
         // It needs no cluster.
         Command::Completion { .. } => Ok(Verdict::Well),

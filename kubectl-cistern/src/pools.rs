@@ -1,7 +1,8 @@
 //! `pools`: each pool, and what every node has of it. Pure.
 
 use cistern_crds::{
-    Bytes, ConditionType, NodePoolStatus, StorageNode, StoragePool, StoragePoolSpec, condition,
+    Bytes, ConditionType, NodePoolStatus, Reason, StorageNode, StorageNodeStatus, StoragePool,
+    StoragePoolSpec, condition,
     health::{PoolProblem, PoolSeverity},
 };
 use kube::ResourceExt as _;
@@ -184,6 +185,10 @@ impl PoolOnNode {
             return None;
         }
         let said = said.unwrap_or_default();
+        let silence = node.status.as_ref().and_then(StorageNodeStatus::silence);
+        if let Some((Reason::NodeGone, gone)) = silence {
+            return Some(Self::gone(node, &gone.message, said));
+        }
         let ready = condition::find(&said.conditions, ConditionType::Ready);
         let silent = "the agent of the node has not said anything yet".to_owned();
         Some(Self {
@@ -197,6 +202,21 @@ impl PoolOnNode {
             filesystem_uuid: said.filesystem_uuid,
             problems: said.problems,
         })
+    }
+
+    /// On a node that is gone: nobody can use what is there, and there is no room in it.
+    fn gone(node: &StorageNode, message: &str, said: NodePoolStatus) -> Self {
+        Self {
+            node: node.name_any(),
+            ready: Truth::False,
+            healthy: Truth::Unknown,
+            message: message.to_owned(),
+            room: Room::default(),
+            orphans: 0,
+            device: said.device,
+            filesystem_uuid: said.filesystem_uuid,
+            problems: Vec::new(),
+        }
     }
 
     /// The worst that is wrong with it.
@@ -318,7 +338,7 @@ fn in_snapshots(room: Room) -> Cell {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::cluster;
+    use crate::testing::{cluster, condition, object};
 
     #[test]
     fn a_pool_stands_above_its_nodes() {
@@ -332,6 +352,18 @@ fast          1/2     False     20Gi     6Gi (30 %)   4Gi       2         1
 └─ worker-2   False   False     10Gi     0 (0 %)      0         0         0
 "
         );
+    }
+
+    #[test]
+    fn a_node_that_is_gone_has_no_room() {
+        let mut cluster = cluster();
+        let gone = condition("Healthy", "Unknown", "NodeGone", "Node worker-2 is gone");
+        let status = cluster.nodes[1].status.as_mut().unwrap();
+        status.conditions = vec![object(gone)];
+        let pools = Pools::of(&cluster, &Selection::default());
+        let pool = &pools.items[0];
+        assert_eq!(pool.room.usable_bytes, 10 << 30);
+        assert_eq!(pool.nodes[1].message, "Node worker-2 is gone");
     }
 
     #[test]

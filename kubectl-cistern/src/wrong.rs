@@ -176,6 +176,11 @@ fn of_node(node: &StorageNode) -> Vec<Wrong> {
         node: Some(name.clone()),
         ..Wrong::by(condition, Severity::Error, "StorageNode", &name)
     };
+    let ready = condition::find(&status.conditions, ConditionType::Ready);
+    if let Some(gone) = ready.filter(|ready| ready.reason == Reason::NodeGone.as_str()) {
+        // All else is old or follows from it.
+        return vec![by(gone)];
+    }
     let mut all: Vec<Wrong> = failing(&status.conditions, &own).map(by).collect();
     all.extend(
         status
@@ -398,6 +403,28 @@ mod tests {
             .map(|wrong| wrong.count)
             .collect();
         assert_eq!(volumes, [40]);
+    }
+
+    #[test]
+    fn of_a_node_that_is_gone_only_that_is_told_and_what_to_do() {
+        let advice = "Node n is gone: kubectl cistern forget-node n";
+        let mut cluster = Cluster::default();
+        cluster.nodes.push(object(serde_json::json!({
+            "metadata": {"name": "n"}, "spec": {"topology": {}},
+            "status": {"conditions": [
+                condition("Ready", "False", "NodeGone", advice),
+                condition("TopologyRegistered", "False", "NodeMissing", "there is no Node n"),
+                condition("AgentReporting", "False", "AgentMissing", "no pod runs on n"),
+            ], "pools": [{"name": "fast", "uid": "u", "conditions": [
+                condition("Ready", "False", "ProbeTimedOut", "it was hung when it was last seen"),
+            ]}]},
+        })));
+        let all = all(&cluster, at(600));
+        assert_eq!(all.len(), 1, "{all:?}");
+        assert_eq!(
+            (all[0].reason.as_str(), all[0].message.as_str()),
+            ("NodeGone", advice)
+        );
     }
 
     #[test]

@@ -151,7 +151,10 @@ impl Collector for Cluster {
         let leads = self.leading.get() == 1;
         let mut nodes = self.world.storage_nodes.state();
         nodes.retain(|_| leads);
-        let reporting = nodes.iter().map(|object| {
+        let (present, gone): (Vec<_>, Vec<_>) = nodes
+            .into_iter()
+            .partition(|object| self.world.node(&object.name_any()).is_some());
+        let reporting = present.iter().map(|object| {
             let status = object.0.as_ref().ok().and_then(|it| it.status.as_ref());
             let conditions = status.map_or(&[][..], |status| &status.conditions);
             let reports = condition::holds(conditions, ConditionType::AgentReporting);
@@ -161,6 +164,17 @@ impl Collector for Cluster {
             "cistern_operator_agent_reporting",
             "Whether the agent of a node is there and ready.",
             reporting,
+        )?;
+        let left = gone.iter().map(|object| {
+            let node = object.name_any();
+            let count = self.world.kept_on(&node).total();
+            let objects = count.volumes.saturating_add(count.snapshots);
+            ([("node", node)], u64::try_from(objects).unwrap_or(u64::MAX))
+        });
+        gauges.write(
+            "cistern_operator_gone_node_objects",
+            "Volumes and snapshots on a node that is gone from the cluster.",
+            left,
         )?;
         gauges.write_one(
             "cistern_operator_capacity_outdated_seconds",

@@ -11,7 +11,9 @@
 //! *Invariant:* an entry is dropped only when neither the agent's status nor a PoolVolume or
 //! PoolSnapshot refers to it, and the agent has seen that it is to go: it may be making the pool
 //! right now. The write that drops it is refused if the agent has written meanwhile. A pool whose
-//! spec cannot be read changes nothing. A StorageNode is never removed while its Node exists.
+//! spec cannot be read changes nothing. A StorageNode is never removed while its Node exists. Once the
+//! Node is gone, only PoolVolumes and PoolSnapshots keep it: a pool that comes back says itself what
+//! it is.
 
 mod takeover;
 
@@ -244,11 +246,7 @@ fn plan(view: &View<'_>) -> Step {
     if released {
         return Step::Release;
     }
-    let reported = current
-        .status
-        .as_ref()
-        .is_some_and(|status| !status.pools.is_empty());
-    if view.node.is_none() && spec.pools.is_empty() && !reported && view.kept.is_empty() {
+    if view.node.is_none() && spec.pools.is_empty() && view.kept.is_empty() {
         return Step::Delete;
     }
     let held = current
@@ -381,9 +379,10 @@ fn is_answered(view: &View<'_>, entry: &NodePool) -> bool {
     entry.retiring && answer == Some(true)
 }
 
-/// Whether something on the node is still the pool's.
+/// Whether something on the node is still the pool's. Of a Node that is gone only volumes and
+/// snapshots count: nobody is there to put an empty pool away.
 fn is_held(view: &View<'_>, name: &str, uid: &str) -> bool {
-    reports(view, uid) || view.kept.may_be_at(name)
+    (view.node.is_some() && reports(view, uid)) || view.kept.may_be_at(name)
 }
 
 /// Whether the agent reports a pool of this UID.

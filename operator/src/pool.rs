@@ -194,6 +194,8 @@ fn share(
         let labels = node.metadata.labels.as_ref();
         selector.matches(labels.unwrap_or(&BTreeMap::new()))
     });
+    // Of a Node that is gone only what its StorageNode still carries counts: there are volumes in it.
+    let reported = reported.filter(|_| carried || node.is_some());
     let standing = if wanted {
         let registration = topology::observe(world, &name);
         match offer(&pool, storage_node, &registration) {

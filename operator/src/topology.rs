@@ -224,7 +224,7 @@ fn summarize(
         ready(node, registration, kept),
         registration.topology.clone(),
         registration.agent.clone(),
-        deletion(node),
+        deletion(node, registration),
     ] {
         condition::set(&mut conditions, &finding, generation, now);
     }
@@ -239,7 +239,7 @@ fn ready(node: &StorageNode, registration: &Registration, kept: &Contents) -> Fi
         Finding::new(ConditionType::Ready, holds, reason, message)
     };
     if registration.topology.reason == Reason::NodeMissing {
-        return finding(false, Reason::NodeMissing, left_behind(node, kept));
+        return finding(false, Reason::NodeGone, left_behind(node, kept));
     }
     for part in [&registration.topology, &registration.agent] {
         if part.status != ConditionStatus::True {
@@ -269,13 +269,20 @@ fn ready(node: &StorageNode, registration: &Registration, kept: &Contents) -> Fi
 }
 
 /// `DeletionHeld`: somebody deleted the object, and this is what keeps it.
-fn deletion(node: &StorageNode) -> Finding {
+fn deletion(node: &StorageNode, registration: &Registration) -> Finding {
     let finding = |holds: bool, reason, message: String| {
         Finding::new(ConditionType::DeletionHeld, holds, reason, message)
     };
     if node.metadata.deletion_timestamp.is_none() {
         let message = "the object is not being deleted";
         return finding(false, Reason::NotDeleting, message.to_owned());
+    }
+    if registration.topology.reason == Reason::NodeMissing {
+        let name = node.name_any();
+        let message = format!(
+            "volumes or snapshots are left on Node {name}, which is gone: kubectl cistern forget-node {name}"
+        );
+        return finding(true, Reason::VolumesRemain, message);
     }
     let pools: Vec<&str> = node
         .spec
@@ -295,17 +302,21 @@ fn left_behind(node: &StorageNode, kept: &Contents) -> String {
     let name = node.name_any();
     if kept.is_empty() {
         return format!(
-            "Node {name} is gone; if its disks are given up, run: kubectl delete storagenode {name}"
+            "Node {name} is gone and no volume or snapshot is left on it: this object goes by itself"
         );
     }
-    let pools: Vec<String> = kept
+    let mut places: Vec<String> = kept
         .places
         .iter()
         .map(|(pool, count)| format!("{count} in pool {pool}"))
         .collect();
+    if !kept.unreadable.is_zero() {
+        places.push(format!("{} that cannot be read", kept.unreadable));
+    }
     format!(
-        "Node {name} is gone with data ({}), which is kept for its return; to give it up, delete the claims and VolumeSnapshots",
-        pools.join(", ")
+        "Node {name} is gone with data ({}), which is kept for its return; if it does not come back: \
+         kubectl cistern forget-node {name}",
+        places.join(", ")
     )
 }
 

@@ -83,7 +83,7 @@ fn of_node(volume: &ListedVolume, node: Option<&StorageNode>) -> Option<VolumePr
     let (reason, healthy) = node.status.as_ref()?.silence()?;
     let severity = match reason {
         // Its data is where nobody can use it.
-        Reason::NodeMissing => VolumeSeverity::Inaccessible,
+        Reason::NodeGone | Reason::NodeMissing => VolumeSeverity::Inaccessible,
         // Pods go on with what they have; whether it is well nobody can tell, and no pod begins.
         _ => VolumeSeverity::Degraded,
     };

@@ -8,7 +8,7 @@ use cistern_e2e::{
     cluster::{NAMESPACE, PATIENCE, objects::Binding::WaitForFirstConsumer},
     eventually,
 };
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
 use kube::{Api, Resource as _, ResourceExt as _, api::DeleteParams};
 use serde_json::json;
 
@@ -143,6 +143,52 @@ async fn data_survives_a_reboot_after_which_the_pools_device_has_another_name() 
         harness.start(&node).await;
         harness.shell(&node, &attach(names[1])).await;
         come_back(test, before).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn volumes_are_made_while_the_node_of_the_leading_operator_is_down() {
+    let Some(harness) = Harness::or_skip("a node that is shut down") else {
+        return;
+    };
+    Test::run_alone("operator-lost", async |test| {
+        let leases: Api<Lease> = Api::namespaced(test.cluster.client(), NAMESPACE);
+        let leader = async || {
+            let lease = leases.get("cistern-operator").await.unwrap();
+            lease.spec.unwrap().holder_identity
+        };
+        let what = "one of two operators on two nodes to lead";
+        let (first, lost) = eventually(what, PATIENCE, async || {
+            let (pods, leader) = (test.cluster.component("operator").await, leader().await);
+            let mut leads = pods
+                .iter()
+                .filter(|(_, pod)| Some(pod.name_any()) == leader);
+            match (pods.len(), leads.next()) {
+                (2, Some((node, _))) => Ok((leader, node.clone())),
+                _ => Err(format!("{leader:?} leads, {:?}", pods.keys())),
+            }
+        })
+        .await;
+        let workers = test.cluster.workers().await;
+        let node = workers.into_iter().find(|node| *node != lost).unwrap();
+        harness.stop(&lost).await;
+        eventually(
+            "another operator to lead",
+            PATIENCE,
+            async || match leader().await {
+                Some(leader) if Some(&leader) != first.as_ref() => Ok(()),
+                other => Err(format!("{other:?}")),
+            },
+        )
+        .await;
+        let pool = test.pool("pool", Bytes::gib(1), &[&node]).await;
+        let class = test.class("class", &pool, WaitForFirstConsumer, &[]).await;
+        test.claim("claim", &class, Bytes::mib(100)).await;
+        test.writer("writer", "claim").await;
+        assert_eq!(test.running("writer").await, node);
+        harness.start(&lost).await;
+        test.cluster.wait_until_installed().await;
     })
     .await;
 }

@@ -20,7 +20,8 @@ use crate::{
 
 const DASHBOARD: &str = include_str!("../../../manifests/monitoring/dashboard.json");
 /// What is told only while something is wrong that is not wrong here.
-const ONLY_WHEN_WRONG: [&str; 4] = [
+const ONLY_WHEN_WRONG: [&str; 5] = [
+    "cistern_operator_gone_node_objects",
     "cistern_volume_problem",
     "cistern_volumes_not_expanded",
     "cistern_drift",

@@ -16,6 +16,7 @@ mod capacity;
 mod cluster;
 mod drift;
 mod events;
+mod gone;
 mod health;
 mod leader;
 mod objects;

@@ -291,7 +291,7 @@ async fn what_a_node_leaves_behind_is_kept_until_it_is_given_up() {
             let what = format!("lost-1 to say {part:?}");
             api.storage_node(&what, "lost-1", |node| {
                 let conditions = &node.status.as_ref()?.conditions;
-                let message = told(conditions, ConditionType::Ready, "False", "NodeMissing")?;
+                let message = told(conditions, ConditionType::Ready, "False", "NodeGone")?;
                 message.contains(part).then_some(())
             })
             .await;

@@ -122,7 +122,8 @@ fn agents(found: Option<&DaemonSet>, pods: &Result<Vec<Pod>, String>) -> Check {
     }
 }
 
-fn is_ready(pod: &Pod) -> bool {
+/// Whether kubelet says that a pod is ready.
+pub fn is_ready(pod: &Pod) -> bool {
     let conditions = pod
         .status
         .as_ref()

@@ -47,8 +47,11 @@ pub fn of_node(
         Finding::new(ConditionType::Healthy, status, reason, message)
     };
     if registration.topology.reason == Reason::NodeMissing {
-        let message = format!("Node {name} is gone, and nobody can tell how its pools are");
-        return (unknown(Reason::NodeMissing, message), None);
+        let message = format!(
+            "Node {name} is gone, and nobody can tell how its pools are; if it does not come back: \
+             kubectl cistern forget-node {name}"
+        );
+        return (unknown(Reason::NodeGone, message), None);
     }
     let agent = &registration.agent;
     let mut wait = None;

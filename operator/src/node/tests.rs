@@ -298,14 +298,33 @@ fn a_storage_node_is_emptied_and_never_removed_while_its_node_exists() {
 fn a_storage_node_goes_with_its_node_once_nothing_is_left() {
     let gone = |node: StorageNode| Case::default().declaring(pool("fast", FAST)).having(node);
     assert_eq!(gone(storage_node("w1").build()).plan(), Step::Delete);
-    // The Node may return with its disks: nothing is retired meanwhile.
-    assert_eq!(gone(carrying()).plan(), Step::Keep);
+    // Nothing is in its pool, whatever its agent said last.
+    assert_eq!(gone(carrying()).plan(), Step::Delete);
     let never_made = storage_node("w1").carrying("fast").build();
     assert_eq!(gone(never_made.clone()).plan(), Step::Delete);
-    for count in [Count::VOLUME, Count::SNAPSHOT] {
-        let case = gone(never_made.clone()).holding("fast", count);
-        assert_eq!(case.plan(), Step::Keep);
+    // With data it may return with its disks: nothing is retired meanwhile.
+    for node in [never_made, carrying()] {
+        for count in [Count::VOLUME, Count::SNAPSHOT] {
+            let case = gone(node.clone()).holding("fast", count);
+            assert_eq!(case.plan(), Step::Keep);
+        }
     }
+}
+
+#[test]
+fn of_the_pools_of_a_node_that_is_gone_only_those_with_data_stay() {
+    let both = storage_node("w1")
+        .carrying("fast")
+        .with_room("fast", Bytes::gib(1))
+        .carrying("slow")
+        .with_room("slow", Bytes::gib(1))
+        .build();
+    let case = Case::default()
+        .declaring(deleted(pool("fast", FAST)))
+        .declaring(pool("slow", FAST))
+        .having(both)
+        .holding("slow", Count::VOLUME);
+    assert_eq!(case.written(), ["slow"]);
 }
 
 #[test]

@@ -53,6 +53,13 @@ pub(super) enum Standing {
     Leaving { node_is_gone: bool },
 }
 
+impl Share {
+    /// Whether the Node is gone.
+    fn is_gone(&self) -> bool {
+        self.standing == Standing::Leaving { node_is_gone: true }
+    }
+}
+
 impl Declaration {
     pub(super) fn of(pool: &DeserializeGuard<StoragePool>) -> Self {
         Self {
@@ -82,7 +89,9 @@ pub(super) fn summarize(
     let leaving = shares
         .iter()
         .filter(|share| matches!(share.standing, Standing::Leaving { .. }));
-    let reported = || shares.iter().filter_map(|share| share.status.as_ref());
+    // What a Node that is gone reported last is no room for anybody.
+    let present = || shares.iter().filter(|share| !share.is_gone());
+    let reported = || present().filter_map(|share| share.status.as_ref());
     let nodes = count(shares.len() - leaving.count());
     let nodes_ready = count(ready.clone().count());
     let largest = |share: &Share| Some(share.status.as_ref()?.largest_volume(Provisioning::Thin));
@@ -102,7 +111,10 @@ pub(super) fn summarize(
         usable: reported().map(|status| status.usable).sum(),
         reserved: legible(reported().map(|status| status.reserved).sum()),
         largest_volume: ready.filter_map(largest).max().unwrap_or(Bytes::ZERO),
-        largest_file: reported()
+        // On a node that is gone, too: it may come back with its file.
+        largest_file: shares
+            .iter()
+            .filter_map(|share| share.status.as_ref())
             .filter(|_| declaration.is_image)
             .map(|status| status.size)
             .max()
@@ -158,7 +170,9 @@ fn readiness(declaration: &Declaration, shares: &[Share], kept: &Contents) -> Fi
         );
         return finding(false, Reason::NodesNotReady, message);
     }
-    let reason = if leaving.is_empty() {
+    let reason = if shares.iter().any(Share::is_gone) {
+        Reason::NodeGone
+    } else if leaving.is_empty() {
         Reason::AsDesired
     } else {
         Reason::Retiring
@@ -205,13 +219,24 @@ fn deletion(declaration: &Declaration, shares: &[Share], kept: &Contents) -> Fin
     if !kept.unreadable.is_zero() {
         places.push(format!("{} that cannot be read", kept.unreadable));
     }
+    let gone = shares.iter().filter(|share| share.is_gone());
+    let gone: Vec<String> = gone
+        .map(|share| {
+            let node = &share.node;
+            format!(
+                "; Node {node} is gone: `kubectl cistern forget-node {node}` gives up what is on it"
+            )
+        })
+        .take(NAMED)
+        .collect();
     let message = format!(
         "{} in the pool ({}): delete their claims and VolumeSnapshots first; \
-         kubectl get poolvolumes,poolsnapshots -l {}={} lists them",
+         kubectl get poolvolumes,poolsnapshots -l {}={} lists them{}",
         kept.total(),
         enumerate(&places),
         names::POOL_LABEL,
         declaration.name,
+        gone.concat(),
     );
     finding(true, Reason::VolumesRemain, message)
 }
@@ -226,11 +251,11 @@ fn leaving(shares: &[Share], kept: &Contents) -> Vec<String> {
         let count = kept.at(node);
         Some(match (count.is_zero(), node_is_gone) {
             (true, false) => format!("{node} (empty, being put away)"),
-            (true, true) => format!(
-                "{node} (the Node is gone; if its disks are given up: kubectl delete storagenode {node})"
-            ),
+            (true, true) => format!("{node} (the Node is gone)"),
             (false, false) => format!("{node} (holds {count})"),
-            (false, true) => format!("{node} (the Node is gone with {count})"),
+            (false, true) => format!(
+                "{node} (the Node is gone with {count}; if it does not come back: kubectl cistern forget-node {node})"
+            ),
         })
     };
     shares.iter().filter_map(describe).collect()
@@ -366,6 +391,36 @@ mod tests {
             "{message}"
         );
         assert_eq!((status.nodes, status.nodes_ready), (1, 1));
+    }
+
+    #[test]
+    fn a_node_that_is_gone_is_no_room_and_the_pool_says_what_to_do() {
+        let gone = Standing::Leaving { node_is_gone: true };
+        let shares = [
+            share("w1", Standing::Ready, Some(Bytes::gib(4))),
+            share("w2", gone, Some(Bytes::gib(4))),
+        ];
+        let left = kept(&[("w2", 2, 1)]);
+        let found = status(&declaration(), &shares, &left);
+        assert_eq!(
+            (found.usable, found.reserved),
+            (Bytes::gib(10), Bytes::gib(6))
+        );
+        let (holds, reason, message) = told(&found, ConditionType::Ready);
+        assert_eq!((holds.as_str(), reason.as_str()), ("True", "NodeGone"));
+        let advice = "kubectl cistern forget-node w2";
+        assert!(
+            message.contains("2 volumes and 1 snapshot") && message.contains(advice),
+            "{message}"
+        );
+        let deleted = Declaration {
+            deleted: true,
+            ..declaration()
+        };
+        let held = status(&deleted, &shares, &left);
+        let (_, reason, message) = told(&held, ConditionType::DeletionHeld);
+        assert_eq!(reason, "VolumesRemain");
+        assert!(message.contains(advice), "{message}");
     }
 
     #[test]

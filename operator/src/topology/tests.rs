@@ -117,10 +117,14 @@ fn a_node_that_is_gone_with_data_says_what_it_holds_and_what_to_do() {
     let message = |kept: &Contents| {
         let (conditions, _) = summarize(&node, &gone, kept, moment());
         let ready = condition::find(&conditions, ConditionType::Ready).unwrap();
-        assert_eq!(ready.reason, "NodeMissing");
+        assert_eq!(ready.reason, "NodeGone");
+        assert_eq!(
+            told(&conditions, ConditionType::Healthy),
+            ("Unknown", "NodeGone")
+        );
         ready.message.clone()
     };
-    assert!(message(&kept).contains("kubectl delete storagenode w1"));
+    assert!(message(&kept).contains("goes by itself"));
     kept.add(Some("fast"), Count::VOLUME);
     kept.add(Some("fast"), Count::SNAPSHOT);
     let told = message(&kept);
@@ -128,6 +132,7 @@ fn a_node_that_is_gone_with_data_says_what_it_holds_and_what_to_do() {
         told.contains("1 volume and 1 snapshot in pool fast"),
         "{told}"
     );
+    assert!(told.contains("kubectl cistern forget-node w1"), "{told}");
 }
 
 #[test]

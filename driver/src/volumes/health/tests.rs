@@ -97,6 +97,10 @@ fn vco_02_nobody_calls_a_volume_well_whose_node_is_not_heard_of() {
     assert_eq!(of(agent), expected(Degraded, agent));
     let missing = Reason::NodeMissing;
     assert_eq!(of(missing), expected(Inaccessible, missing));
+    assert_eq!(
+        of(Reason::NodeGone),
+        expected(Inaccessible, Reason::NodeGone)
+    );
     assert_eq!(told(None), expected(Inaccessible, missing));
     // The operator has not looked yet.
     assert_eq!(of(Reason::Pending), None);

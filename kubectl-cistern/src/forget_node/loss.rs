@@ -1,0 +1,205 @@
+//! What is lost with a node. Pure.
+
+use std::fmt;
+
+use cistern_crds::{PoolSnapshot, PoolSnapshotGroup, PoolVolume, Stored, volume::ClaimReference};
+use kube::ResourceExt as _;
+
+use crate::{
+    cluster::{Cluster, VolumeSnapshots},
+    output::{Paint, Table, counted, human},
+};
+
+/// All that is on a node, or in one pool of it, and who asked for it.
+#[derive(Clone, Debug)]
+pub(super) struct Loss {
+    /// Name of the node.
+    node: String,
+    /// Name of the pool, where only that is given up.
+    pool: Option<String>,
+    /// The volumes, each with its claim.
+    pub(super) volumes: Vec<(PoolVolume, Option<ClaimReference>)>,
+    /// The snapshots, each with its VolumeSnapshot as `NAMESPACE/NAME`.
+    pub(super) snapshots: Vec<(PoolSnapshot, Option<String>)>,
+    /// The groups, which hold no data themselves.
+    pub(super) groups: Vec<PoolSnapshotGroup>,
+}
+
+impl Loss {
+    /// What is on the node, and in the pool if one is named.
+    pub(super) fn of(
+        cluster: &Cluster,
+        asked_by: &VolumeSnapshots,
+        node: &str,
+        pool: Option<&str>,
+    ) -> Self {
+        let volumes = cluster.volumes.iter().filter(|it| is_in(*it, node, pool));
+        let snapshots = cluster.snapshots.iter();
+        let groups = cluster.groups.iter().filter(|group| {
+            let members = || {
+                let is_member = |it: &&PoolSnapshot| {
+                    let mut members = group.spec.members.iter();
+                    members.any(|member| member.snapshot == it.name_any())
+                };
+                snapshots.clone().filter(is_member)
+            };
+            // A group goes with the last of its snapshots.
+            let is_lost = pool.is_none() || members().next().is_some();
+            let goes = is_lost && members().all(|it| is_in(it, node, pool));
+            group.spec.node_name == node && goes
+        });
+        Self {
+            node: node.to_owned(),
+            pool: pool.map(str::to_owned),
+            groups: groups.cloned().collect(),
+            volumes: volumes.map(|it| (it.clone(), cluster.claim(it))).collect(),
+            snapshots: snapshots
+                .filter(|it| is_in(*it, node, pool))
+                .map(|it| (it.clone(), asked_by.of(&it.name_any())))
+                .collect(),
+        }
+    }
+
+    /// What a person types: `NODE`, or `NODE/POOL`.
+    pub(super) fn name(&self) -> String {
+        match &self.pool {
+            None => self.node.clone(),
+            Some(pool) => format!("{}/{pool}", self.node),
+        }
+    }
+
+    /// What is given up, for people.
+    fn subject(&self) -> String {
+        match &self.pool {
+            None => format!("node {}", self.node),
+            Some(pool) => format!("pool {pool} on node {}", self.node),
+        }
+    }
+
+    /// Whether nothing is on the node.
+    pub(super) fn is_empty(&self) -> bool {
+        self.volumes.is_empty() && self.snapshots.is_empty() && self.groups.is_empty()
+    }
+
+    /// What was done, and what is left for a person.
+    pub(super) fn forgotten(&self) -> String {
+        let subject = self.subject();
+        if self.is_empty() {
+            return format!("{subject} is forgotten: nothing was on it");
+        }
+        let volumes = counted(self.volumes.len(), "volume");
+        let snapshots = counted(self.snapshots.len(), "snapshot");
+        format!(
+            "{subject} is forgotten with {volumes} and {snapshots}: their claims and VolumeSnapshots, \
+             and then the pool, can be deleted now"
+        )
+    }
+}
+
+/// Whether something is on the node, and in the pool if one is named.
+fn is_in<K: Stored>(object: &K, node: &str, pool: Option<&str>) -> bool {
+    object.node_name() == node && pool.is_none_or(|pool| object.pool_name() == pool)
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let subject = self.subject();
+        if self.is_empty() {
+            return writeln!(f, "No volume or snapshot is lost with {subject}.");
+        }
+        writeln!(f, "These are lost with {subject}:\n")?;
+        let mut volumes = Table::new(&["CLAIM", "VOLUME", "POOL", "SIZE"]);
+        for (volume, claim) in &self.volumes {
+            let claim = claim.as_ref();
+            let claim = claim.map(|claim| format!("{}/{}", claim.namespace, claim.name));
+            volumes.row(vec![
+                claim.unwrap_or_default().into(),
+                volume.name_any().into(),
+                volume.pool_name().into(),
+                human(volume.spec.size).into(),
+            ]);
+        }
+        let mut snapshots = Table::new(&["VOLUMESNAPSHOT", "SNAPSHOT", "POOL", "OF VOLUME"]);
+        for (snapshot, asked_by) in &self.snapshots {
+            snapshots.row(vec![
+                asked_by.clone().unwrap_or_default().into(),
+                snapshot.name_any().into(),
+                snapshot.pool_name().into(),
+                snapshot.spec.source_volume.clone().into(),
+            ]);
+        }
+        for table in [volumes, snapshots] {
+            if !table.is_empty() {
+                writeln!(f, "{}", table.render(Paint::plain()))?;
+            }
+        }
+        writeln!(
+            f,
+            "Their objects are released, so that they can be deleted. The disks are not touched. Go on only \
+             if they never come back."
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::{cluster, object};
+
+    #[test]
+    fn all_that_is_on_a_node_is_lost_with_it_and_nothing_else() {
+        let contents = VolumeSnapshots::of_contents(&[object(json!({
+            "apiVersion": "snapshot.storage.k8s.io/v1",
+            "kind": "VolumeSnapshotContent",
+            "metadata": {"name": "content"},
+            "spec": {"driver": "csi.cistern.storage",
+                "volumeSnapshotRef": {"namespace": "shop", "name": "nightly"}},
+            "status": {"snapshotHandle": "snap-1"},
+        }))]);
+        let loss = Loss::of(&cluster(), &contents, "worker-1", None);
+        assert_eq!((loss.volumes.len(), loss.snapshots.len()), (2, 1));
+        let text = loss.to_string();
+        for part in ["shop/data", "shop/copy", "shop/nightly", "pvc-1", "2Gi"] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert!(loss.forgotten().contains("2 volumes and 1 snapshot"));
+        let other = Loss::of(&cluster(), &contents, "worker-2", None);
+        assert!(other.is_empty() && other.forgotten().contains("nothing was on it"));
+        let of_pool = |pool| Loss::of(&cluster(), &contents, "worker-1", Some(pool));
+        assert_eq!(of_pool("fast").volumes.len(), 2);
+        assert_eq!(of_pool("fast").name(), "worker-1/fast");
+        assert!(of_pool("slow").is_empty());
+    }
+
+    #[test]
+    fn a_group_is_lost_with_the_last_of_its_snapshots() {
+        let mut cluster = cluster();
+        let mut other = cluster.snapshots[0].clone();
+        other.metadata.name = Some("snap-2".to_owned());
+        "slow".clone_into(&mut other.spec.pool_name);
+        cluster.snapshots.push(other);
+        cluster.groups = vec![object(json!({
+            "metadata": {"name": "group"},
+            "spec": {"requestedName": "group", "nodeName": "worker-1", "members": [
+                {"volume": "pvc-1", "snapshot": "snap-1"},
+                {"volume": "pvc-2", "snapshot": "snap-2"},
+            ]},
+        }))];
+        let lost = |pool| Loss::of(&cluster, &VolumeSnapshots::default(), "worker-1", pool);
+        assert_eq!(lost(Some("fast")).groups.len(), 0);
+        assert_eq!(lost(None).groups.len(), 1);
+        cluster.snapshots.pop();
+        let lost = |pool| {
+            Loss::of(
+                &cluster,
+                &VolumeSnapshots::default(),
+                "worker-1",
+                Some(pool),
+            )
+        };
+        assert_eq!(lost("fast").groups.len(), 1);
+        assert_eq!(lost("slow").groups.len(), 0);
+    }
+}

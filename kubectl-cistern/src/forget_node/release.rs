@@ -1,0 +1,62 @@
+//! Releasing the objects that a node leaves behind: each is deleted and loses our finalizer. A later
+//! DeleteVolume or DeleteSnapshot of CSI finds nothing, and succeeds.
+//!
+//! *Invariant:* every write is guarded by what was listed, so an object that somebody still writes
+//! stays. A repeat goes on where an earlier run stopped.
+
+use std::fmt::Debug;
+
+use cistern_client::{Rejection, writes};
+use cistern_crds::names::FINALIZER;
+use kube::{Api, Resource, ResourceExt as _, core::ClusterResourceScope};
+use serde::de::DeserializeOwned;
+
+use super::{Error, loss::Loss};
+use crate::Connection;
+
+/// Who writes.
+const MANAGER: &str = "kubectl-cistern";
+
+/// Releases all of it, and groups after the snapshots that were taken with them.
+pub(super) async fn release(connection: &Connection, loss: &Loss) -> Result<(), crate::Error> {
+    for (volume, _) in &loss.volumes {
+        one(connection, volume).await?;
+    }
+    for (snapshot, _) in &loss.snapshots {
+        one(connection, snapshot).await?;
+    }
+    for group in &loss.groups {
+        one(connection, group).await?;
+    }
+    Ok(())
+}
+
+/// Deletes an object as it was listed, and takes our finalizer off. One that is gone is fine.
+async fn one<K>(connection: &Connection, object: &K) -> Result<(), crate::Error>
+where
+    K: Resource<DynamicType = (), Scope = ClusterResourceScope> + Clone + Debug + DeserializeOwned,
+{
+    let api: Api<K> = connection.everywhere();
+    let (kind, name) = (K::kind(&()).into_owned(), object.name_any());
+    let released = async {
+        let marked = match object.meta().deletion_timestamp {
+            Some(_) => Some(object.clone()),
+            None => writes::delete_exactly(&api, object).await?,
+        };
+        match marked {
+            Some(marked) => writes::remove_finalizer(&api, &marked, MANAGER, FINALIZER).await,
+            None => Ok(()),
+        }
+    };
+    match connection
+        .ask(format!("cannot release {kind} {name}"), released)
+        .await
+    {
+        Err(crate::Error::Api { source, .. })
+            if Rejection::from(&*source) == Rejection::Conflict =>
+        {
+            Err(Error::Changed { kind, name }.into())
+        }
+        result => result,
+    }
+}
