@@ -13,11 +13,20 @@ const LIMIT: Duration = Duration::from_secs(1);
 const STEP: Duration = Duration::from_millis(5);
 
 /// Tries again until the answer will do, for a second; then the last answer has to.
-pub(crate) fn until<T>(mut attempt: impl FnMut() -> T, will_do: impl Fn(&T) -> bool) -> T {
+pub(crate) fn until<T>(attempt: impl FnMut() -> T, will_do: impl Fn(&T) -> bool) -> T {
+    until_within(LIMIT, attempt, will_do)
+}
+
+/// As [`until`], for another time.
+pub(crate) fn until_within<T>(
+    limit: Duration,
+    mut attempt: impl FnMut() -> T,
+    will_do: impl Fn(&T) -> bool,
+) -> T {
     let begin = Instant::now();
     loop {
         let answer = attempt();
-        if will_do(&answer) || begin.elapsed() >= LIMIT {
+        if will_do(&answer) || begin.elapsed() >= limit {
             return answer;
         }
         // It may itself be what keeps the thing busy.

@@ -5,6 +5,7 @@ use std::{
     io,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use cistern_crds::{Bytes, FilesystemType, size::GIB};
@@ -15,10 +16,14 @@ use crate::{
     cause::Cause,
     id::{Uid, Uuid},
     loopdev, mkfs,
+    patience::until_within,
     root::Root,
     superblock,
     system::{FileId, OFlags, System},
 };
+
+/// How long a pool waits for another that takes space of the host's filesystem.
+const TURN: Duration = Duration::from_secs(10);
 
 pub(crate) fn name(pool: &Uid) -> String {
     format!("{pool}.img")
@@ -157,6 +162,8 @@ pub(super) fn allocate(
     if needed == Bytes::ZERO {
         return Ok(());
     }
+    // Until the file has its space, nobody else counts on what is free.
+    let _turn = turn(root)?;
     let space = system.space(pools).map_err(failed)?;
     let kept_percent = if size > before { root.kept_percent } else { 0 };
     let kept = Bytes(space.size).percent(kept_percent);
@@ -177,6 +184,23 @@ pub(super) fn allocate(
         Err(error) if is_full(&error) => Err(full(Bytes(1))),
         result => result.and_then(|()| system.sync(file)).map_err(failed),
     }
+}
+
+/// Waits until no other pool takes space of the host's filesystem. None does while the answer is held:
+/// all image pools of a host lie in one folder.
+fn turn(root: &Root) -> Result<OwnedFd, Error> {
+    let folder = root.pools_path();
+    let lock = |error: io::Error| failed(format!("lock {}", folder.display()))(error);
+    let pools = root.open_pools().map_err(lock)?;
+    let is_answer = |locked: &io::Result<bool>| !matches!(locked, Ok(false));
+    let locked = until_within(TURN, || root.system.try_lock(pools.as_fd()), is_answer);
+    if locked.map_err(lock)? {
+        return Ok(pools);
+    }
+    Err(lock(io::Error::new(
+        io::ErrorKind::ResourceBusy,
+        "another pool is taking space of its filesystem; this is tried again",
+    )))
 }
 
 fn is_full(error: &io::Error) -> bool {

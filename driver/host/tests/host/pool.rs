@@ -1,16 +1,19 @@
 //! Making pools, finding them again, and refusing what is not one.
 
-use std::{fs, os::unix::fs::FileExt as _, path::Path};
+use std::{fs, os::unix::fs::FileExt as _, path::Path, sync::Barrier, thread};
 
 use cistern_crds::{Bytes, FilesystemType, Provisioning};
 use cistern_host::{
     Expectation, ImageRequest, Pool, PoolDeclaration, image,
     pool::{Broken, Error},
 };
-use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount};
+use rustix::{
+    fs::FlockOperation,
+    mount::{MountFlags, UnmountFlags, mount, mount_remount},
+};
 
 use crate::harness::{
-    DISK_SIZE, Machine, POOL_SIZE, Volume, allocated, eventually, image_pool, known, must,
+    DISK_SIZE, Machine, POOL_SIZE, Volume, allocated, chain, eventually, image_pool, known, must,
     open_new, request, run, uid, unmount,
 };
 
@@ -356,6 +359,52 @@ fn a_growth_that_does_not_fit_leaves_the_pool_in_use_at_its_old_size() {
     assert!(must(pool.statistics()).size > Bytes::mib(1950));
     let file = must(pool.resize_file(POOL_SIZE));
     assert_eq!((file.size, file.shortage), (Bytes::gib(2), None));
+}
+
+#[test]
+fn of_two_image_pools_that_are_made_at_once_only_what_fits_is_made() {
+    let machine = Machine::new();
+    let root = machine.root();
+    let pools = ["one", "other"].map(|name| PoolDeclaration {
+        uid: machine.uid(name),
+        name: name.to_owned(),
+        ..image_pool(DISK_SIZE.percent(60))
+    });
+    let start = Barrier::new(pools.len());
+    let made = thread::scope(|scope| {
+        let threads = pools.each_ref().map(|pool| {
+            let (root, start) = (&root, &start);
+            scope.spawn(move || {
+                start.wait();
+                root.open_pool(pool, Expectation::New)
+            })
+        });
+        threads.map(|thread| thread.join().unwrap())
+    });
+    let refused: Vec<_> = made.iter().filter_map(|it| it.as_ref().err()).collect();
+    assert!(
+        matches!(refused[..], [Error::HostFilesystemFull { .. }]),
+        "{refused:?}"
+    );
+    let space = rustix::fs::statvfs(&machine.folder).unwrap();
+    assert!(space.f_bavail * 100 >= space.f_blocks * 15);
+}
+
+#[test]
+fn no_pool_takes_space_of_the_hosts_filesystem_while_another_does() {
+    let machine = Machine::new();
+    let declaration = image_pool(POOL_SIZE);
+    let folder = machine.path("root/pools");
+    fs::create_dir(&folder).unwrap();
+    let other = fs::File::open(&folder).unwrap();
+    rustix::fs::flock(&other, FlockOperation::LockExclusive).unwrap();
+    let root = machine.root();
+    let error = root.open_pool(&declaration, Expectation::New).unwrap_err();
+    let text = chain(&error);
+    assert!(text.contains("another pool is taking space"), "{text}");
+    assert!(!file_of(&machine, &declaration).exists());
+    drop(other);
+    must(root.open_pool(&declaration, Expectation::New));
 }
 
 #[test]
