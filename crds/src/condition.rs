@@ -138,6 +138,9 @@ names! {
         ReadOnly,
         /// The image would leave too little room on the filesystem that holds it.
         HostFilesystemFull,
+        /// The filesystem that would hold the image gives files no space of their own, or has no direct
+        /// I/O.
+        HostFilesystemUnfit,
         /// An operation on the pool failed; the message says which.
         PoolFailed,
         /// The pool no longer belongs to this node and goes when it is empty.

@@ -21,10 +21,17 @@ impl Missing {
     /// Looks at a file.
     pub(crate) fn of(system: &dyn System, file: BorrowedFd<'_>, size: Bytes) -> io::Result<Self> {
         let mut lacking = Bytes::ZERO;
-        for_each_hole(system, file, size, |hole| {
+        let counted = for_each_hole(system, file, size, |hole| {
             lacking = lacking.saturating_add(Bytes(hole.end - hole.start));
             Ok(())
-        })?;
+        });
+        match counted {
+            // FUSE, tmpfs, older ZFS: where the holes are they do not say, but how much there is.
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                lacking = size.saturating_sub(Bytes(system.stat(file)?.allocated));
+            }
+            result => result?,
+        }
         Ok(Self {
             up_to: size,
             lacking,
@@ -44,10 +51,17 @@ impl Missing {
 
 /// Allocates a file in full up to a size.
 pub(crate) fn ensure(system: &dyn System, file: BorrowedFd<'_>, size: Bytes) -> io::Result<()> {
-    for_each_hole(system, file, size, |hole| system.allocate(file, hole))
+    match for_each_hole(system, file, size, |hole| system.allocate(file, hole)) {
+        // What has space already keeps it.
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+            system.allocate(file, &(0..size.0))
+        }
+        result => result,
+    }
 }
 
-/// Calls `each` with every hole of a file up to a size, in order. It may fill the hole.
+/// Calls `each` with every hole of a file up to a size, in order. It may fill the hole. Fails with
+/// `Unsupported` where the filesystem does not say where a file has holes.
 fn for_each_hole(
     system: &dyn System,
     file: BorrowedFd<'_>,
@@ -56,11 +70,7 @@ fn for_each_hole(
 ) -> io::Result<()> {
     let mut known = 0;
     while known < size.0 {
-        let (extents, end) = match system.extents(file, &(known..size.0)) {
-            // A filesystem that does not tell: all may be a hole.
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => (Vec::new(), size.0),
-            result => result?,
-        };
+        let (extents, end) = system.extents(file, &(known..size.0))?;
         for Extent { logical, .. } in extents {
             if logical.start > known {
                 each(&(known..logical.start.min(size.0)))?;

@@ -9,6 +9,7 @@ mod broken;
 mod device;
 pub(crate) mod file;
 mod home;
+mod host;
 mod known;
 mod layers;
 pub(crate) mod marker;
@@ -192,6 +193,18 @@ pub enum Error {
         lacking: Bytes,
         /// Hundredths of the filesystem that stay free, or kubelet evicts pods.
         kept_percent: u32,
+    },
+    /// The filesystem that the pool's file is to lie on cannot hold it to what the pool promises.
+    #[error(
+        "{path} cannot be made: it would lie on {filesystem}, which {why}; put that folder on ext4, XFS or btrfs"
+    )]
+    HostFilesystemUnfit {
+        /// The file.
+        path: PathBuf,
+        /// Of which kind its filesystem is.
+        filesystem: String,
+        /// What that cannot do.
+        why: String,
     },
     /// A pool that is to be removed holds images.
     #[error("{count} images remain in {path}: delete their volumes first")]

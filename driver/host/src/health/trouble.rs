@@ -110,6 +110,7 @@ impl From<pool::Error> for PoolTrouble {
             | Error::OtherNode { .. }
             | Error::Ambiguous { .. }
             | Error::HostFilesystemFull { .. }
+            | Error::HostFilesystemUnfit { .. }
             | Error::ImagesRemain { .. }
             | Error::InUse { .. } => Self::Failed {
                 operation: "verify the pool".to_owned(),

@@ -10,7 +10,7 @@ use std::{
 
 use cistern_crds::{Bytes, FilesystemType, size::GIB};
 
-use super::{Error, Expectation, failed, open::Backing};
+use super::{Error, Expectation, failed, host, open::Backing};
 use crate::{
     allocation::Missing,
     cause::Cause,
@@ -121,6 +121,7 @@ fn make(root: &Root, pools: BorrowedFd<'_>, uid: &Uid, size: Bytes) -> Result<Ow
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io(error)),
         _ => {}
     }
+    host::verify(system, pools, new_name.as_ref(), &path)?;
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
     let file = system
         .open_beneath(pools, new_name.as_ref(), flags)

@@ -23,6 +23,7 @@ mod harness;
 mod health;
 mod health_volume;
 mod hold;
+mod host_filesystem;
 mod image;
 mod inventory;
 mod isolation;

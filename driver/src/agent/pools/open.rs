@@ -149,6 +149,7 @@ impl Error {
                     ..
                 } => Reason::FilesystemShutDown,
                 pool::Error::HostFilesystemFull { .. } => Reason::HostFilesystemFull,
+                pool::Error::HostFilesystemUnfit { .. } => Reason::HostFilesystemUnfit,
                 pool::Error::ImagesRemain { .. } => Reason::VolumesRemain,
                 pool::Error::Failed { .. } => Reason::PoolFailed,
             },

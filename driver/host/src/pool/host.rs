@@ -1,0 +1,84 @@
+//! Whether the filesystem of the host can hold the file of a pool to what the pool promises.
+//!
+//! *Invariant:* nothing is left of the look.
+
+use std::{
+    ffi::OsStr,
+    io,
+    os::fd::{AsFd as _, BorrowedFd},
+    path::Path,
+};
+
+use super::{Error, failed};
+use crate::{
+    loopdev,
+    system::{OFlags, System},
+};
+
+/// Size of the file that is made to find out.
+const SIZE: u64 = 1 << 20;
+
+/// Fails where a file gets no space of its own, or cannot be read and written past the page cache.
+/// Makes a small file of this name to find out, and removes it.
+pub(super) fn verify(
+    system: &dyn System,
+    pools: BorrowedFd<'_>,
+    name: &OsStr,
+    path: &Path,
+) -> Result<(), Error> {
+    let io = |error: io::Error| failed(format!("make {}", path.display()))(error);
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+    let file = system
+        .open_beneath(pools, name.as_ref(), flags)
+        .map_err(io)?;
+    let found = find_fault(system, file.as_fd(), path);
+    let removed = system.unlink(pools, name).map_err(io);
+    if let Some(why) = found? {
+        return Err(Error::HostFilesystemUnfit {
+            path: path.to_owned(),
+            filesystem: filesystem(system, pools).map_err(io)?,
+            why,
+        });
+    }
+    removed
+}
+
+/// What the filesystem of an empty file cannot do, if there is such a thing.
+fn find_fault(
+    system: &dyn System,
+    file: BorrowedFd<'_>,
+    path: &Path,
+) -> Result<Option<String>, Error> {
+    let allocated = || -> io::Result<bool> {
+        match system.allocate(file, &(0..SIZE)) {
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(false),
+            result => {
+                result?;
+                system.sync(file)?;
+                Ok(system.stat(file)?.allocated >= SIZE)
+            }
+        }
+    };
+    if !allocated().map_err(failed(format!("allocate {}", path.display())))? {
+        let why = "gives a file no space before it is written: others could take what is promised";
+        return Ok(Some(why.to_owned()));
+    }
+    match loopdev::bind(system, file) {
+        Ok(_) => Ok(None),
+        Err(loopdev::Error::Unfit { found, .. }) => Ok(Some(format!(
+            "has no direct I/O with sectors of 4096 bytes ({found})"
+        ))),
+        Err(error) => Err(failed(format!("attach {}", path.display()))(error)),
+    }
+}
+
+/// Of which kind the filesystem is that holds a folder.
+fn filesystem(system: &dyn System, folder: BorrowedFd<'_>) -> io::Result<String> {
+    let id = system.mount_id(folder)?;
+    let mounts = system.mounts()?.into_iter();
+    let mut here = mounts.filter(|mount| mount.id == id);
+    Ok(here.next().map_or_else(
+        || "a filesystem that nobody knows".to_owned(),
+        |mount| mount.filesystem,
+    ))
+}
