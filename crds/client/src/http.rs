@@ -1,7 +1,10 @@
 //! `/healthz`, `/readyz` and `/metrics` of a process.
 //!
 //! `/healthz` says that the process answers, `/readyz` that it can do its work, with the reasons
-//! why not. Neither asks anybody else, so both are cheap and never hang.
+//! why not. Neither asks anybody else, so both are cheap and never hang. Connections are bounded in
+//! number and time: see `connections.rs`.
+
+mod connections;
 
 use std::{
     collections::BTreeMap,
@@ -68,9 +71,8 @@ pub async fn serve(
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(ready).with_state(readiness))
         .route("/metrics", get(exposition).with_state(metrics));
-    axum::serve(listener, router)
-        .with_graceful_shutdown(shutdown)
-        .await
+    connections::serve(listener, router, shutdown).await;
+    Ok(())
 }
 
 async fn ready(State(readiness): State<Readiness>) -> Response {

@@ -27,17 +27,20 @@ impl Installed {
         Self::with(&folder, NAMESPACE).await
     }
 
-    /// Starts one whose manifests kustomize has put into another namespace.
+    /// Starts one whose manifests kustomize has put into another namespace, with the policy for the
+    /// network.
     pub(crate) async fn start_in(namespace: &str) -> Self {
         let folder = Folder::new();
         // Kustomize takes no absolute path.
         let up = "../".repeat(folder.path().components().count() - 1);
         let workspace = workspace().canonicalize().unwrap();
+        let manifests = format!("{up}{}/manifests", &workspace.to_str().unwrap()[1..]);
         let overlay = json!({
             "apiVersion": "kustomize.config.k8s.io/v1beta1",
             "kind": "Kustomization",
             "namespace": namespace,
-            "resources": [format!("{up}{}/manifests/snapshots", &workspace.to_str().unwrap()[1..])],
+            "resources": [format!("{manifests}/snapshots")],
+            "components": [format!("{manifests}/components/network-policy")],
         });
         std::fs::write(folder.join("kustomization.yaml"), overlay.to_string()).unwrap();
         Self::with(folder.path(), namespace).await
@@ -74,6 +77,11 @@ impl Installed {
     /// Who may do everything.
     pub(crate) fn admin(&self) -> Client {
         self.control_plane.client()
+    }
+
+    /// Where Cistern's workloads are.
+    pub(crate) fn namespace(&self) -> &str {
+        &self.namespace
     }
 
     /// Any user, by name.

@@ -9,6 +9,7 @@
 )]
 
 mod installed;
+mod network;
 
 use std::time::Duration;
 

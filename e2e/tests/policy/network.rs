@@ -1,0 +1,56 @@
+//! What the policy for the network closes, and what it leaves open, as the API server takes it. Whether
+//! packets pass is the network plugin's.
+
+use serde_json::Value;
+
+use crate::installed::{Installed, ask};
+
+#[tokio::test]
+async fn the_network_policy_covers_every_pod_and_leaves_the_ports_of_metrics_to_prometheus() {
+    let cluster = Installed::start_in("storage").await;
+    let (admin, namespace) = (&cluster.admin(), cluster.namespace());
+    let list = async |group: &str, resource: &str| {
+        let path = format!("/apis/{group}/v1/namespaces/{namespace}/{resource}");
+        let mut list = ask(admin, "GET", &path, &Value::Null).await.unwrap();
+        list["items"].take().as_array().unwrap().clone()
+    };
+    let policies = list("networking.k8s.io", "networkpolicies").await;
+    let [policy] = &policies[..] else {
+        panic!("{policies:?}");
+    };
+    let spec = &policy["spec"];
+    assert_eq!(spec["policyTypes"], serde_json::json!(["Ingress"]));
+    let rules = spec["ingress"].as_array().unwrap();
+    let from = rules[0]["from"].as_array().unwrap();
+    assert!(rules.len() == 1 && from.len() == 1, "{spec}");
+    assert!(
+        from[0]["namespaceSelector"]["matchLabels"].is_object(),
+        "{spec}"
+    );
+    let open = rules[0]["ports"].as_array().unwrap();
+    let is_open = |port: u64| {
+        let range = |rule: &Value| {
+            let first = rule["port"].as_u64().unwrap();
+            first..=rule["endPort"].as_u64().unwrap_or(first)
+        };
+        open.iter().any(|rule| range(rule).contains(&port))
+    };
+
+    let mut workloads = list("apps", "deployments").await;
+    workloads.extend(list("apps", "daemonsets").await);
+    assert_eq!(workloads.len(), 3);
+    for workload in &workloads {
+        let template = &workload["spec"]["template"];
+        for (label, value) in spec["podSelector"]["matchLabels"].as_object().unwrap() {
+            assert_eq!(&template["metadata"]["labels"][label], value, "{workload}");
+        }
+        assert_ne!(template["spec"]["hostNetwork"], true, "{workload}");
+        let containers = template["spec"]["containers"].as_array().unwrap();
+        for port in containers
+            .iter()
+            .flat_map(|it| it["ports"].as_array().unwrap())
+        {
+            assert!(is_open(port["containerPort"].as_u64().unwrap()), "{port}");
+        }
+    }
+}
