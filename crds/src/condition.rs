@@ -9,7 +9,7 @@ use chrono::{DateTime, Utc};
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use schemars::{JsonSchema as _, Schema, SchemaGenerator, json_schema};
 
-use crate::time;
+use crate::{bounds, time};
 
 /// Declares an enum whose variants are written as their own names.
 macro_rules! names {
@@ -303,8 +303,7 @@ pub fn set(
         }
         _ => time::to_kubernetes(now),
     };
-    // Kubernetes' own limit for a message is 32 KiB; a condition should be read at a glance.
-    let message = truncate(&finding.message, 1024);
+    let message = bounds::cut(finding.message.clone(), bounds::MESSAGE);
     conditions.push(Condition {
         type_: finding.kind.as_str().to_owned(),
         status: finding.status.as_str().to_owned(),
@@ -326,19 +325,14 @@ pub fn holds(conditions: &[Condition], kind: ConditionType) -> bool {
     find(conditions, kind).is_some_and(|c| c.status == ConditionStatus::True.as_str())
 }
 
-fn truncate(text: &str, limit: usize) -> String {
-    let end = text.floor_char_boundary(limit.min(text.len()));
-    text.get(..end).unwrap_or_default().to_owned()
-}
-
 /// Schema of a list of conditions: a map keyed by `type`, so that server-side apply merges it.
 pub fn list_schema(generator: &mut SchemaGenerator) -> Schema {
     let mut items = Condition::json_schema(generator);
     items.remove("description");
     let limits = [
-        ("type", 316),
-        ("reason", 1024),
-        ("message", 32768),
+        ("type", bounds::NAME),
+        ("reason", bounds::NAME),
+        ("message", bounds::MESSAGE),
         ("status", 7),
     ];
     let properties = items
@@ -356,7 +350,7 @@ pub fn list_schema(generator: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",
         "items": items,
-        "maxItems": 32,
+        "maxItems": bounds::CONDITIONS,
         "x-kubernetes-list-type": "map",
         "x-kubernetes-list-map-keys": ["type"],
     })
@@ -402,6 +396,6 @@ mod tests {
             );
         }
         assert_eq!(list[0].type_, "Ready");
-        assert_eq!(list[0].message.len(), 1024);
+        assert_eq!(list[0].message.len(), bounds::MESSAGE);
     }
 }

@@ -9,6 +9,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    bounds,
     condition::{ConditionType, Finding, Reason},
     parameters::{FilesystemType, Provisioning},
     size::Bytes,
@@ -46,10 +47,10 @@ pub struct Problem<Severity> {
     /// How bad it is.
     pub severity: Severity,
     /// What it is, for programs: the name of a [`Reason`].
-    #[schemars(length(max = 64))]
+    #[schemars(length(max = bounds::NAME))]
     pub reason: String,
     /// What it is and what to do, for people: a sentence.
-    #[schemars(length(max = 1024))]
+    #[schemars(length(max = bounds::PROBLEM))]
     pub message: String,
     /// When it was seen first.
     pub since: DateTime<Utc>,
@@ -144,20 +145,18 @@ pub struct OrphanIdentity {
 #[serde(rename_all = "camelCase")]
 pub struct Drift {
     /// What kind of thing it is, for programs.
-    #[schemars(length(max = 64))]
+    #[schemars(length(max = bounds::NAME))]
     pub kind: String,
     /// Which one.
-    #[schemars(length(max = 1024))]
+    #[schemars(length(max = bounds::MESSAGE))]
     pub object: String,
     /// What is known of it and what may be done, for people.
-    #[schemars(length(max = 1024))]
+    #[schemars(length(max = bounds::MESSAGE))]
     pub message: String,
     /// When it was seen first.
     pub since: DateTime<Utc>,
 }
 
-/// Problems that a status tells of at most.
-pub const PROBLEMS: usize = 32;
 /// Orphans of a pool, and findings of a node, that a status tells of at most.
 pub const LISTED: usize = 64;
 
@@ -165,7 +164,7 @@ pub const LISTED: usize = 64;
 pub(crate) fn problems_schema<Severity: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",
-        "maxItems": PROBLEMS,
+        "maxItems": bounds::PROBLEMS,
         "items": Problem::<Severity>::json_schema(generator),
         "x-kubernetes-list-type": "map",
         "x-kubernetes-list-map-keys": ["severity", "reason"],

@@ -8,6 +8,7 @@
     reason = "kube's derive repeats the types in a private module for the schema"
 )]
 
+pub mod bounds;
 pub mod condition;
 pub mod health;
 pub mod mkfs_options;

@@ -7,7 +7,7 @@
 
 use std::{future::Future, sync::Arc};
 
-use cistern_client::http::Readiness;
+use cistern_client::{http::Readiness, watches};
 use cistern_crds::{PoolSnapshot, PoolVolume, StorageNode, StoragePool, Stored, names};
 use futures::{FutureExt as _, future::BoxFuture};
 use k8s_openapi::api::{
@@ -117,7 +117,7 @@ impl World {
             changes: changes.clone(),
             readiness: readiness.clone(),
         };
-        let any = watcher::Config::default;
+        let any = || watcher::Config::default().page_size(watches::PAGE);
         let labelled = |key: &str, value: &str| any().labels(&format!("{key}={value}"));
         let ours = Api::namespaced(client.clone(), namespace);
         let agents = labelled(names::COMPONENT_LABEL, names::NODE_COMPONENT);

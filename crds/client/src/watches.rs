@@ -1,4 +1,4 @@
-//! What all watches have: how long they wait after a failure, and what is said of one.
+//! What all watches have: how they list, how long they wait after a failure, and what is said of one.
 
 use std::time::Duration;
 
@@ -9,6 +9,10 @@ use kube::{
 };
 
 use crate::{Chain, Rejection};
+
+/// Objects in a page of the first list. Of most objects little is kept, so that the page takes more memory
+/// than all that came before it.
+pub const PAGE: u32 = 100;
 
 /// How long a watch waits after each failure in a row: a second at first, ten at most. Whoever waits
 /// for a volume when the API server is back waits for the watches, too.

@@ -111,7 +111,9 @@ where
         + 'static,
 {
     let (store, writer) = reflector::store();
-    let chosen = watcher::Config::default().fields(fields);
+    let chosen = watcher::Config::default()
+        .page_size(watches::PAGE)
+        .fields(fields);
     let events = watcher(Api::<Guarded<K>>::all(client.clone()), chosen);
     let events = events.backoff(watches::backoff());
     let changes = or_none(events, K::kind(&()).into_owned(), definition)

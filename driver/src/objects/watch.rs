@@ -14,10 +14,6 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 
-/// Objects that come at a time when all are listed. Most of each is forgotten at once, and a tenth of
-/// memory is what larger pages cost.
-const LIST_PAGE: u32 = 100;
-
 /// Shows what happens to the objects of a kind, as long as it is polled. `part` is done in
 /// `readiness` once all have been seen, and is waited for from the call of this function on.
 pub fn watch<K>(
@@ -47,7 +43,7 @@ where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     let api: Api<DeserializeGuard<K>> = Api::all(client);
-    watcher(api, Config::default().page_size(LIST_PAGE))
+    watcher(api, Config::default().page_size(watches::PAGE))
         .backoff(watches::backoff())
         .filter_map(|event| {
             future::ready(match event {

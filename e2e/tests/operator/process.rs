@@ -2,15 +2,19 @@
 
 use std::time::Duration;
 
-use cistern_crds::Bytes;
+use cistern_crds::{Bytes, bounds};
 use cistern_e2e::{
     ControlPlane, Folder, Process, control_plane::free_addresses, eventually, service::get,
 };
+use futures::{StreamExt as _, stream};
 use k8s_openapi::{
     api::core::v1::Namespace,
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
-use kube::{Api, ResourceExt as _};
+use kube::{
+    Api, ResourceExt as _,
+    api::{Patch, PatchParams},
+};
 use serde_json::json;
 
 use crate::{
@@ -211,4 +215,50 @@ async fn writes(cluster: &Cluster) -> u64 {
         .filter(of_operator)
         .filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok())
         .sum()
+}
+
+#[tokio::test]
+async fn an_operator_lists_a_thousand_volumes_of_the_largest_status_within_its_memory() {
+    let mut cluster = Cluster::start().await;
+    let command = cluster.operator_command();
+    cluster.operator.kill();
+    // What a node in the wrong hands could do to the volumes of its own.
+    let text = |bytes: usize| "x".repeat(bytes);
+    let conditions: Vec<_> = (0..bounds::CONDITIONS)
+        .map(|index| {
+            json!({"type": format!("Type{index}"), "status": "True", "reason": text(bounds::NAME),
+                "message": text(bounds::MESSAGE), "lastTransitionTime": "2026-01-01T00:00:00Z"})
+        })
+        .collect();
+    let problems: Vec<_> = (0..bounds::PROBLEMS)
+        .map(|index| {
+            json!({"severity": "Degraded", "reason": format!("Reason{index}"),
+                "message": text(bounds::PROBLEM), "since": "2026-01-01T00:00:00Z"})
+        })
+        .collect();
+    let status = &json!({"status": {"conditions": conditions, "problems": problems}});
+    let api = &cluster.api();
+    stream::iter(0..1000)
+        .for_each_concurrent(16, async |index| {
+            let name = format!("padded-{index}");
+            api.add_volume(&name, "fast", "w1").await;
+            let patch = Patch::Merge(status);
+            let volumes = api.volumes();
+            let parameters = PatchParams::default();
+            volumes
+                .patch_status(&name, &parameters, &patch)
+                .await
+                .unwrap();
+        })
+        .await;
+
+    cluster.operator.start_again(command).await;
+    let about = format!("/proc/{}/status", cluster.operator.process().id());
+    let about = std::fs::read_to_string(about).unwrap();
+    let peak = about.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let peak = peak.unwrap().trim().trim_end_matches(" kB");
+    // The limit of its Deployment.
+    let limit = 256 << 10;
+    assert!(peak.parse::<u64>().unwrap() < limit, "{peak} kB");
+    cluster.operator.stop().await;
 }

@@ -144,7 +144,7 @@ impl Installed {
 }
 
 /// One request. A path that does not begin with a slash is one of Cistern's; `APPLY` is a
-/// server-side apply.
+/// server-side apply, of a field manager where it ends with ` as NAME`.
 pub(crate) async fn ask(
     client: &Client,
     method: &str,
@@ -158,8 +158,8 @@ pub(crate) async fn ask(
     let (mut method, mut body) = (method, body.clone());
     let content = match method {
         "PATCH" => "application/merge-patch+json",
-        "APPLY" => {
-            method = "PATCH";
+        apply if apply.starts_with("APPLY") => {
+            let manager = apply.strip_prefix("APPLY as ").unwrap_or("test");
             let kind = match path.split('/').nth_back(2) {
                 Some("poolvolumes") => "PoolVolume",
                 Some("poolsnapshots") => "PoolSnapshot",
@@ -168,7 +168,8 @@ pub(crate) async fn ask(
             };
             body["apiVersion"] = "cistern.storage/v1alpha1".into();
             body["kind"] = kind.into();
-            path.push_str("?fieldManager=test&force=true");
+            path.push_str(&format!("?fieldManager={manager}&force=true"));
+            method = "PATCH";
             "application/apply-patch+yaml"
         }
         _ => "application/json",

@@ -13,6 +13,7 @@ mod network;
 
 use std::time::Duration;
 
+use cistern_crds::bounds;
 use cistern_e2e::eventually;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::ResourceExt as _;
@@ -227,6 +228,63 @@ async fn the_policy_holds_a_nodes_token_in_whatever_namespace_cistern_is_install
     .await;
     let rows: &[Row<'_>] = &[("PATCH", "poolvolumes/on-a/status", status, NO_NODE)];
     check(stranger, rows).await;
+}
+
+#[tokio::test]
+async fn a_nodes_token_cannot_pad_its_statuses() {
+    let cluster = Installed::start().await;
+    let node_a = &cluster.agent_on("a").await;
+    await_node_policy(node_a).await;
+    // Of two bytes each.
+    let status = |conditions: usize, condition: usize, problem: usize| {
+        let long = |characters: usize| "ü".repeat(characters);
+        let conditions = (0..conditions).map(|index| {
+            json!({"type": format!("Type{index}"), "status": "True", "reason": "AsDesired",
+                "message": long(condition), "lastTransitionTime": "2026-01-01T00:00:00Z"})
+        });
+        let problems = (0..bounds::PROBLEMS).map(|index| {
+            json!({"severity": "Degraded", "reason": format!("Reason{index}"),
+                "message": long(problem), "since": "2026-01-01T00:00:00Z"})
+        });
+        let (conditions, problems): (Vec<_>, Vec<_>) = (conditions.collect(), problems.collect());
+        json!({"status": {"conditions": conditions, "problems": problems}})
+    };
+    let (all, message, problem) = (bounds::CONDITIONS, bounds::MESSAGE, bounds::PROBLEM);
+    let write = async |status: &Value| {
+        let answer = ask(node_a, "PATCH", "poolvolumes/on-a/status", status).await;
+        answer
+            .map_err(|status| (status.code, status.message))
+            .map(drop)
+    };
+    // The largest that the agent writes.
+    assert_eq!(write(&status(all, message / 2, problem / 2)).await, Ok(()));
+    for (padded, code, words) in [
+        (status(all, message, problem), 403, "13312 bytes at most"),
+        (status(all + 1, 1, 1), 422, "must have at most 8 items"),
+        (status(1, message + 1, 1), 422, "may not be more than"),
+        (status(1, 1, problem + 1), 422, "may not be more than"),
+    ] {
+        let (refused, told) = write(&padded).await.unwrap_err();
+        assert!(refused == code && told.contains(words), "{refused}: {told}");
+    }
+
+    let applied = json!({"status": {"reserved": "1Gi"}});
+    let mut refused = None;
+    for manager in 0..40 {
+        let method = format!("APPLY as m{manager}");
+        if let Err(status) = ask(node_a, &method, "poolvolumes/on-a/status", &applied).await {
+            refused = Some((manager, status.message));
+            break;
+        }
+    }
+    let (managers, told) = refused.unwrap();
+    assert!(
+        managers <= 16 && told.contains("16 field managers"),
+        "{managers}: {told}"
+    );
+    // Whoever has written before goes on.
+    let rows: &[Row<'_>] = &[("APPLY as m0", "poolvolumes/on-a/status", &applied, ALLOWED)];
+    check(node_a, rows).await;
 }
 
 #[tokio::test]

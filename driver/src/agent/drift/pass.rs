@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 use chrono::{DateTime, Utc};
 use cistern_client::Chain;
 use cistern_crds::{
-    AccessType, StorageNode,
+    AccessType, StorageNode, bounds,
     health::{Drift, Orphan, OrphanIdentity},
     volume::SourceKind,
 };
@@ -20,8 +20,6 @@ use crate::{
 
 /// How long a look at the host may take. Each pool has a deadline of its own.
 const DEADLINE: Duration = Duration::from_mins(5);
-/// Bytes of a text that a status holds.
-const TEXT: usize = 1024;
 
 /// Looks once, and takes note; says whether another look has to tell what is so.
 pub(super) async fn pass(agent: &Arc<Agent>) -> bool {
@@ -107,8 +105,8 @@ fn found(view: &View, now: DateTime<Utc>) -> Found {
              message,
          }| Drift {
             kind: kind.to_name(),
-            object: truncate(object),
-            message: truncate(message),
+            object: bounds::cut(object, bounds::MESSAGE),
+            message: bounds::cut(message, bounds::MESSAGE),
             since: now,
         },
     );
@@ -187,9 +185,4 @@ fn described(identity: &Identity) -> OrphanIdentity {
         filesystem,
         provisioning: identity.provisioning,
     }
-}
-
-fn truncate(mut text: String) -> String {
-    text.truncate(text.floor_char_boundary(TEXT));
-    text
 }

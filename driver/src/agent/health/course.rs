@@ -14,12 +14,10 @@
 //! and only a look that could see its absence lets it go.
 
 use chrono::{DateTime, Utc};
-use cistern_crds::{Reason, health::Problem};
+use cistern_crds::{Reason, bounds, health::Problem};
 
 /// Looks in a row that do not see a problem before it is held to be over.
 const GOOD_LOOKS: u8 = 2;
-/// The longest message that the custom resource takes, in bytes.
-const MESSAGE: usize = 1024;
 
 /// What one look saw.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,10 +125,20 @@ impl<Severity: Copy + Ord> Course<Severity> {
             }));
     }
 
-    /// What is to be told, the oldest first.
+    /// What is to be told, the oldest first; the worst of it where there is more than a status takes.
     pub fn problems(&self) -> Vec<Problem<Severity>> {
         let told = self.lasting.iter().filter(|lasting| lasting.is_told());
-        told.map(|lasting| lasting.problem.clone()).collect()
+        let mut problems: Vec<_> = told.map(|lasting| lasting.problem.clone()).collect();
+        while problems.len() > bounds::PROBLEMS {
+            let least = problems
+                .iter()
+                .enumerate()
+                .rev()
+                .min_by_key(|(_, problem)| problem.severity)
+                .map_or(0, |(index, _)| index);
+            problems.remove(least);
+        }
+        problems
     }
 
     /// Whether a problem is told.
@@ -181,8 +189,8 @@ fn distinct<Severity: Copy + Ord>(seen: Vec<Sighting<Severity>>) -> Vec<Sighting
         }
     }
     for sighting in &mut all {
-        let end = sighting.message.floor_char_boundary(MESSAGE);
-        sighting.message.truncate(end);
+        let message = std::mem::take(&mut sighting.message);
+        sighting.message = bounds::cut(message, bounds::PROBLEM);
     }
     all
 }
@@ -302,6 +310,6 @@ mod tests {
         assert_eq!(messages, [twice, "it is ImageMissing"]);
         seen[0].message = "ü".repeat(1000);
         course.look(seen, Sight::Full, at(0));
-        assert_eq!(course.problems()[0].message.len(), MESSAGE);
+        assert_eq!(course.problems()[0].message.len(), bounds::PROBLEM);
     }
 }
