@@ -73,6 +73,8 @@ pub struct Publish {
     pub usage: Usage,
     /// Whether the pod may only read.
     pub read_only: bool,
+    /// The image that its PersistentVolume was made for, where that says so.
+    pub image: Option<String>,
 }
 
 /// Why a volume was not given to a pod, or not taken back.
@@ -120,6 +122,14 @@ pub enum Error {
         /// What stands against it.
         why: String,
     },
+    /// The caller has kept what was said of another volume (NSV-17, NPV-20).
+    #[error("volume_context contradicts volume {volume}: {why}")]
+    Contradicted {
+        /// The volume.
+        volume: String,
+        /// What differs.
+        why: String,
+    },
     /// The volume is there in another way.
     #[error("volume {volume} is at {path} already, but {why}")]
     Different {
@@ -160,8 +170,8 @@ impl Attach {
     pub async fn stage(&self, request: Stage) -> Result<(), Error> {
         let guard = self.lock(&request.volume).await?;
         let volume = self.volume(&request.volume).await?;
-        let is_meant = || volume.is_meant(request.image.as_deref());
-        if let Err(why) = volume.supports(&request.usage).and_then(|()| is_meant()) {
+        is_meant(&volume, request.image.as_deref())?;
+        if let Err(why) = volume.supports(&request.usage) {
             return Err(self.refused_or_different(&volume, request.staging, why));
         }
         let pool = self.pool(&volume).await;
@@ -196,6 +206,7 @@ impl Attach {
     pub async fn publish(&self, request: Publish) -> Result<(), Error> {
         let guard = self.lock(&request.volume).await?;
         let volume = self.volume(&request.volume).await?;
+        is_meant(&volume, request.image.as_deref())?;
         if let Err(why) = volume.supports(&request.usage) {
             return Err(self.refused_or_different(&volume, request.target, why));
         }
@@ -327,6 +338,14 @@ impl Attach {
             }
         }
     }
+}
+
+/// Whether the volume is the one that its PersistentVolume was made for.
+fn is_meant(volume: &Volume, image: Option<&str>) -> Result<(), Error> {
+    volume.is_meant(image).map_err(|why| Error::Contradicted {
+        volume: volume.name.clone(),
+        why,
+    })
 }
 
 /// What came of work on the host.

@@ -378,7 +378,7 @@ async fn nev_01_to_nev_18_a_staged_xfs_grows_and_every_wrong_call_has_its_code()
             Code::NotFound,
         ),
         (
-            "NEV-11, NEV-16",
+            "NEV-16",
             change(&|r| r.volume_path = long.clone()),
             Code::NotFound,
         ),

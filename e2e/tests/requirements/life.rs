@@ -72,7 +72,7 @@ async fn vcp_08_npv_28_pods_of_the_node_share_a_volume_of_several_writers() {
     end(volume, &["first", "second"]).await;
 }
 
-// NSV-17, NPV-20, K8S-01: others add keys of their own to the context.
+// K8S-01: others add keys of their own to the context.
 // NPV-21: secrets are no part of what is compared. NGS-14: no staging path is needed.
 #[tokio::test]
 async fn con_03_ten_equal_calls_of_each_step_are_one() {

@@ -1,13 +1,14 @@
 //! NPV, NUP: from a staging path to a target path and back, for every kind of volume.
 
+use cistern_crds::Bytes;
 use cistern_proto::csi::v1::{
-    NodePublishVolumeRequest,
+    NodeExpandVolumeRequest, NodePublishVolumeRequest,
     volume_capability::{AccessMode, AccessType, MountVolume, access_mode::Mode},
 };
 use tonic::Code;
 
 use crate::{
-    SIZE, code, mounted,
+    SIZE, code, mounted, range, shared,
     volume::{Volume, kinds},
 };
 
@@ -45,6 +46,35 @@ async fn npv_13_what_is_published_to_be_read_cannot_be_written_in_any_mode() {
         volume.unstage().await.unwrap();
         volume.end().await;
     }
+}
+
+#[tokio::test]
+async fn nsv_17_npv_20_a_context_of_another_volume_is_refused_and_keys_of_others_are_not() {
+    let (_, capability, size) = kinds().into_iter().next().unwrap();
+    let other = Volume::new("context-other", capability.clone(), size).await;
+    let mut volume = Volume::new("context", capability, size).await;
+    let own = volume.context.clone();
+    volume.context.clone_from(&other.context);
+    let refused = volume.stage().await;
+    assert_eq!(code(&refused), Code::InvalidArgument, "{refused:?}");
+    volume.context.clone_from(&own);
+    let key = "storage.kubernetes.io/csiProvisionerIdentity".to_owned();
+    volume.context.insert(key, "x".to_owned());
+    volume.stage().await.unwrap();
+
+    // A repeat that contradicts is no repeat, and a publication leaves nothing.
+    volume.context.extend(other.context.clone());
+    let refused = [volume.stage().await, volume.publish("target", false).await];
+    for refused in refused {
+        assert_eq!(code(&refused), Code::InvalidArgument, "{refused:?}");
+    }
+    assert!(!volume.folder.join("target").exists());
+    volume.context.extend(own);
+    volume.publish("target", false).await.unwrap();
+    volume.unpublish("target").await.unwrap();
+    volume.unstage().await.unwrap();
+    volume.end().await;
+    other.end().await;
 }
 
 #[tokio::test]
@@ -195,7 +225,7 @@ fn long(folder: &std::path::Path, length: usize) -> String {
 }
 
 // 128 is what all must take, and 4095 the most that the kernel takes.
-// NSV-11, NSV-18, NUS-09, NUP-10, NGS-08, NGS-12, FLD-04.
+// NSV-11, NSV-18, NUS-09, NUP-10, NGS-08, NGS-12, NEV-11, FLD-04.
 #[tokio::test]
 async fn npv_15_npv_31_paths_are_as_long_as_the_kernel_takes_them() {
     for (kind, capability, _) in kinds().into_iter().filter(|row| row.2 == SIZE) {
@@ -223,6 +253,17 @@ async fn npv_15_npv_31_paths_are_as_long_as_the_kernel_takes_them() {
                 volume.publish_as(publish.clone()).await.unwrap();
                 let usage = volume.statistics(&at_staging).await.unwrap();
                 assert_eq!(volume.statistics(&at_target).await.unwrap(), usage);
+            }
+            for volume_path in [&at_staging, &at_target] {
+                let request = NodeExpandVolumeRequest {
+                    volume_id: volume.id.clone(),
+                    volume_path: volume_path.clone(),
+                    capacity_range: range(SIZE, Bytes::ZERO),
+                    ..NodeExpandVolumeRequest::default()
+                };
+                let mut node = shared().await.node_client().await;
+                let grown = node.node_expand_volume(request).await.unwrap();
+                assert_eq!(grown.into_inner().capacity_bytes, SIZE.to_i64());
             }
             volume.write(&target, "data").await.unwrap();
             volume.unpublish(&target).await.unwrap();

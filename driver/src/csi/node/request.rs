@@ -150,6 +150,7 @@ impl TryFrom<v1::NodePublishVolumeRequest> for Publish {
             target,
             usage,
             read_only: request.readonly,
+            image: request.volume_context.get(names::IMAGE_CONTEXT).cloned(),
         })
     }
 }

@@ -48,7 +48,7 @@ fn code(error: &attach::Error) -> Code {
         attach::Error::Starting | attach::Error::Api { .. } => Code::Unavailable,
         attach::Error::Refused { .. } => Code::FailedPrecondition,
         attach::Error::Different { .. } => Code::AlreadyExists,
-        attach::Error::Options(_) => Code::InvalidArgument,
+        attach::Error::Options(_) | attach::Error::Contradicted { .. } => Code::InvalidArgument,
         attach::Error::Broken { .. } => Code::Internal,
         attach::Error::Host(error) => of_host(error),
         attach::Error::Statistics(error) => match error {
