@@ -212,9 +212,17 @@ impl Cluster {
 }
 
 /// Says that a part of the tests does not run here, past the test runner, which would hide it.
+///
+/// # Panics
+/// On the harness' own cluster, which has all that the tests need: a test that skips itself there shows
+/// nothing and would pass.
 pub fn skipped(what: &str, reason: &str) {
     use std::io::Write as _;
 
+    assert!(
+        !Harness::is_there(),
+        "{what} has to be tested on the harness' own cluster: {reason}"
+    );
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed) + 1;
     // Nothing can be done about a closed standard error.

@@ -1,13 +1,15 @@
-//! What the harness' scripts remove, shown with real loop devices.
+//! What the harness' scripts remove, shown with real loop devices; and that no test is left out unseen.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{fs, path::Path, time::Duration};
 
 use cistern_e2e::{
-    Folder, eventually,
+    Folder,
+    cluster::skipped,
+    eventually,
     mounts::MountNamespace,
-    process::{command, dying_with_us, output, workspace},
+    process::{command, dying_with_us, output, run, workspace},
 };
 
 /// As a node leaves it that had a raw block volume: a pool's device, which goes by itself with the
@@ -61,6 +63,46 @@ async fn the_raw_block_volume_of_a_node_that_was_killed_with_its_engine_is_let_g
             .map_or(Ok(()), |device| Err(format!("{device:?}")))
     })
     .await;
+}
+
+#[test]
+fn a_test_that_fails_hides_no_other_in_any_lane() {
+    let steps = fs::read_to_string(workspace().join("e2e/steps")).unwrap();
+    let lanes = steps.lines().filter(|line| line.contains("cargo test "));
+    let (all, stopping): (Vec<&str>, Vec<&str>) =
+        lanes.partition(|line| line.contains("--no-fail-fast"));
+    assert!(all.len() >= 4 && stopping.is_empty(), "{stopping:?}");
+}
+
+#[tokio::test]
+async fn a_test_that_skips_itself_on_the_harness_own_cluster_fails() {
+    let this = std::env::current_exe().unwrap();
+    let skipping = async |harness: &str| {
+        let mut test = dying_with_us(&this);
+        test.args(["--exact", "skips_itself_when_it_is_asked_to", "--nocapture"])
+            .env("CISTERN_SKIP_ITSELF", "1")
+            .env("CISTERN_HARNESS_CLUSTER", harness);
+        run(test, PATIENCE).await
+    };
+    let elsewhere = skipping("").await;
+    let said = String::from_utf8_lossy(&elsewhere.stderr).into_owned();
+    assert!(
+        elsewhere.status.success() && said.contains("SKIPPED everything"),
+        "{said}"
+    );
+    assert!(!skipping("1").await.status.success());
+}
+
+/// What the test above starts, in a process of its own.
+#[test]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "only the test above sets the variable"
+)]
+fn skips_itself_when_it_is_asked_to() {
+    if std::env::var_os("CISTERN_SKIP_ITSELF").is_some() {
+        skipped("everything", "this is a test");
+    }
 }
 
 /// A loop device, and the path of its file by which it is known again. Detached at the latest when this
