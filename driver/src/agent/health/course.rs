@@ -295,6 +295,28 @@ mod tests {
     }
 
     #[test]
+    fn the_worst_is_told_where_there_is_more_than_a_status_takes() {
+        let reasons = [
+            Reason::FilesystemErrors,
+            Reason::DeviceErrors,
+            Reason::NearlyFull,
+            Reason::ProbeFailed,
+            Reason::ReadOnly,
+            Reason::NotMounted,
+            Reason::BackingMissing,
+            Reason::BackingForeign,
+        ];
+        let degraded = |reason| sighting(Degraded, reason, Certainty::Certain);
+        let mut course = Course::default();
+        course.look(reasons.map(degraded).to_vec(), Sight::Full, at(0));
+        assert_eq!(course.problems().len(), bounds::PROBLEMS);
+        course.look(gone(), Sight::Partial, at(10));
+        let told = course.problems();
+        assert_eq!(told.len(), bounds::PROBLEMS);
+        assert!(told.iter().any(|problem| problem.severity == DataLoss));
+    }
+
+    #[test]
     fn several_of_a_kind_are_one_problem_whose_message_fits() {
         let mut seen = gone();
         seen.extend(gone());
