@@ -3,6 +3,8 @@
 //! *Invariant:* what follows from something else that is told is not told again: a pool is not ready
 //! because a node of it is not, and its volumes are not because of the pool.
 
+mod moved;
+
 use chrono::{DateTime, Duration, Utc};
 use cistern_crds::{
     Condition, ConditionStatus, ConditionType, NodePoolStatus, PoolSeverity, PoolVolume, Reason,
@@ -135,8 +137,13 @@ pub fn all(cluster: &Cluster, now: DateTime<Utc>) -> Vec<Wrong> {
         .snapshots
         .iter()
         .flat_map(|it| of_stored(it, "PoolSnapshot", now));
+    let bound_elsewhere = cluster
+        .volumes
+        .iter()
+        .filter_map(|volume| moved::of_volume(volume, cluster));
+    let stored = volumes.chain(snapshots).chain(bound_elsewhere);
     let claims = cluster.claims.iter();
-    all.extend(gathered(&volumes.chain(snapshots).collect::<Vec<_>>()));
+    all.extend(gathered(&stored.collect::<Vec<_>>()));
     all.extend(claims.filter_map(|claim| of_claim(claim, cluster, now)));
     all.sort_by(|a, b| (a.severity, b.since.is_some()).cmp(&(b.severity, a.since.is_some())));
     all
