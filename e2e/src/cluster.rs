@@ -219,11 +219,11 @@ impl Cluster {
 pub fn skipped(what: &str, reason: &str) {
     use std::io::Write as _;
 
+    static COUNT: AtomicU32 = AtomicU32::new(0);
     assert!(
         !Harness::is_there(),
         "{what} has to be tested on the harness' own cluster: {reason}"
     );
-    static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed) + 1;
     // Nothing can be done about a closed standard error.
     let _ = writeln!(

@@ -168,7 +168,7 @@ pub(crate) async fn ask(
             };
             body["apiVersion"] = "cistern.storage/v1alpha1".into();
             body["kind"] = kind.into();
-            path.push_str(&format!("?fieldManager={manager}&force=true"));
+            path = format!("{path}?fieldManager={manager}&force=true");
             method = "PATCH";
             "application/apply-patch+yaml"
         }

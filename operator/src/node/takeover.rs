@@ -46,7 +46,7 @@ pub(super) fn waiting_for(world: &World, name: &str) -> Vec<String> {
     let waiting = all.iter().filter_map(|guard| guard.0.as_ref().ok());
     waiting
         .filter(|node| waits(node))
-        .map(|node| node.name_any())
+        .map(kube::ResourceExt::name_any)
         .collect()
 }
 

@@ -71,12 +71,11 @@ impl Root {
                 None => device::open(self, declaration, paths, identity.as_deref(), expectation)?,
             },
         };
-        match mounted {
-            Some(mount) => is_mount_of(&mount, &backing)?,
-            None => {
-                marker::settle(&*self.system, &backing.path, declaration, expectation)?;
-                attach(&*self.system, &place, &backing)?;
-            }
+        if let Some(mount) = mounted {
+            is_mount_of(&mount, &backing)?;
+        } else {
+            marker::settle(&*self.system, &backing.path, declaration, expectation)?;
+            attach(&*self.system, &place, &backing)?;
         }
         self.enter(&place, home, declaration, expectation, &backing)
     }
