@@ -199,7 +199,7 @@ pub struct NodePoolStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "health::problems_schema::<PoolSeverity>")]
     pub problems: Vec<PoolProblem>,
-    /// Images that no custom resource claims, the first of them by name. They are kept, and take
+    /// Images that no custom resource claims, the oldest orphans of them. They are kept, and take
     /// their room.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "health::orphans_schema")]

@@ -14,11 +14,13 @@ pub(crate) mod trash;
 pub(crate) mod unfinished;
 
 use std::{
+    ffi::OsStr,
     io,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
 use cistern_crds::{Bytes, FilesystemType, MkfsOptions, Provisioning};
+use rustix::io::Errno;
 
 pub use self::{
     identity::{Content, Cut, Identity, Owner},
@@ -31,7 +33,7 @@ use crate::{
     loopdev,
     patience::until,
     pool::{self, Pool},
-    system::{OFlags, Stat, System},
+    system::{FileKind, OFlags, Stat, System},
 };
 
 /// The extended attribute that says whose an image is. Only root sees and changes it.
@@ -353,21 +355,37 @@ pub(crate) fn failed<E: Into<Cause>>(
     }
 }
 
-/// Every file in a folder of images whose name is a UID.
+/// Every file in a folder of images whose name is a UID. All else is told as a stray.
 pub(crate) fn list(system: &dyn System, images: BorrowedFd<'_>) -> io::Result<Vec<Image>> {
     let mut all = Vec::new();
     for name in system.list(images)? {
         let Some(uid) = name.to_str().and_then(|name| name.parse::<Uid>().ok()) else {
             continue;
         };
-        match system.open_beneath(images, name.as_ref(), OFlags::RDONLY) {
-            Ok(file) => all.push(describe(system, file.as_fd(), &uid)?),
-            // Removed meanwhile.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
+        if let Some(file) = open_listed(system, images, &name)? {
+            all.push(describe(system, file.as_fd(), &uid)?);
         }
     }
     Ok(all)
+}
+
+/// Opens what a folder lists; none where it was removed meanwhile, or is no file.
+pub(crate) fn open_listed(
+    system: &dyn System,
+    folder: BorrowedFd<'_>,
+    name: &OsStr,
+) -> io::Result<Option<OwnedFd>> {
+    // A pipe would have us wait.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK;
+    match system.open_beneath(folder, name.as_ref(), flags) {
+        Ok(file) => {
+            let is_file = system.stat(file.as_fd())?.kind == FileKind::File;
+            Ok(is_file.then_some(file))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::LOOP) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// What an open image is.

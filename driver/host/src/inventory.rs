@@ -13,6 +13,7 @@ use crate::{
     mountinfo::Mount,
     pool,
     root::Root,
+    stray::Stray,
     system::{BoundLoop, DeviceNumber, FileId, OFlags, System},
 };
 
@@ -71,8 +72,8 @@ pub struct PoolInventory {
     pub discarded: Vec<Discarded>,
     /// Images whose making was cut short, or is under way.
     pub temporary: Vec<PathBuf>,
-    /// Files where only images should be.
-    pub strays: Vec<PathBuf>,
+    /// Files that are not Cistern's.
+    pub strays: Vec<Stray>,
 }
 
 impl PoolInventory {

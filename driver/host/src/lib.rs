@@ -34,6 +34,7 @@ mod patience;
 mod place;
 mod renew;
 mod root;
+mod stray;
 mod superblock;
 
 pub use self::{
@@ -49,5 +50,6 @@ pub use self::{
     root::{KEPT_PERCENT, Root},
     snapshot::{Member, SnapshotRequest},
     statistics::{FilesystemStatistics, VolumeStatistics},
+    stray::Stray,
     system::{Linux, System},
 };

@@ -206,8 +206,10 @@ pub enum Error {
         /// What that cannot do.
         why: String,
     },
-    /// A pool that is to be removed holds images.
-    #[error("{count} images remain in {path}: delete their volumes first")]
+    /// A pool that is to be removed holds images, or files that are not Cistern's.
+    #[error(
+        "{count} images or other files remain in {path}: delete their volumes first, and move away what is not Cistern's"
+    )]
     ImagesRemain {
         /// The mount point.
         path: PathBuf,

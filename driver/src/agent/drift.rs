@@ -27,7 +27,10 @@ use cistern_crds::{
 };
 use tokio::time::sleep;
 
-use self::course::{Course, News};
+use self::{
+    course::{Course, News},
+    reclaim::Reclaims,
+};
 use super::Agent;
 
 /// A pass that has found something new is followed by the next after this part of the interval.
@@ -65,12 +68,24 @@ impl Drift {
         Some(findings.certain().take(LISTED).cloned().collect())
     }
 
-    /// The images of a pool that nobody claims, by name, as many as a status holds. None where no
-    /// pass has looked into the pool.
+    /// The images of a pool that nobody claims, the oldest orphans first: a status lists the first
+    /// [`LISTED`]. None where no pass has looked into the pool.
     pub fn orphans(&self, pool_uid: &str) -> Option<Vec<Orphan>> {
         let state = self.lock();
         let orphans = state.as_ref()?.orphans.get(pool_uid)?;
-        Some(orphans.certain().take(LISTED).cloned().collect())
+        let mut orphans: Vec<Orphan> = orphans.certain().cloned().collect();
+        orphans.sort_by(|a, b| (a.since, &a.image).cmp(&(b.since, &b.image)));
+        Some(orphans)
+    }
+
+    /// Since when images of a pool are orphans, by name, as far as that is known. `told` is what the
+    /// status says, for the first pass.
+    fn since(&self, told: &StorageNodeStatus, pool_uid: &str) -> BTreeMap<String, DateTime<Utc>> {
+        let mut guard = self.lock();
+        let state = guard.get_or_insert_with(|| State::of(told));
+        let orphans = state.orphans.get(pool_uid).into_iter();
+        let orphans = orphans.flat_map(Course::all);
+        orphans.map(|it| (it.image.clone(), it.since)).collect()
     }
 
     /// Takes note of a pass. `told` is what the status says, for the first one.
@@ -156,9 +171,10 @@ impl State {
 /// Looks again and again, until dropped.
 pub async fn run(agent: &Arc<Agent>, interval: Duration) {
     agent.looked().await;
+    let mut reclaims = Reclaims::default();
     loop {
-        let is_open = pass::pass(agent).await;
-        reclaim::reclaim(agent).await;
+        let is_open = Box::pin(pass::pass(agent)).await;
+        reclaims.begin(agent);
         let wait = if is_open {
             interval / CONFIRMED_AFTER
         } else {

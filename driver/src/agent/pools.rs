@@ -11,9 +11,9 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use cistern_crds::{NodePool, NodePoolStatus, PoolOwner, Reason};
+use cistern_crds::{Bytes, NodePool, NodePoolStatus, PoolOwner, Reason};
 use cistern_host::{
-    Pool, PoolStatistics, Uid,
+    Pool, PoolStatistics, Stray, Uid,
     pool::{Owner, PoolFile},
 };
 use tokio::sync::Notify;
@@ -101,6 +101,20 @@ pub struct Usable {
     pub file: Option<PoolFile>,
     /// The images in it.
     pub images: Arc<Images>,
+    /// Files in it that are not Cistern's.
+    pub strays: Vec<Stray>,
+}
+
+impl Usable {
+    /// Bytes of the files in it that are not Cistern's. They take room that nobody was promised.
+    pub fn stray_bytes(&self) -> Bytes {
+        self.strays.iter().filter_map(|stray| stray.size).sum()
+    }
+
+    /// Something in it that is not Cistern's, and nobody knows what it takes.
+    pub fn uncounted(&self) -> Option<&Stray> {
+        self.strays.iter().find(|stray| stray.size.is_none())
+    }
 }
 
 impl PoolLook {

@@ -14,7 +14,8 @@ use std::{
 
 use cistern_client::{Chain, Rejection, Retries, writes};
 use cistern_crds::{
-    Bytes, NodePool, NodePoolStatus, Reason, StorageNodeStatus, Stored, health::Drift,
+    Bytes, NodePool, NodePoolStatus, Reason, StorageNodeStatus, Stored,
+    health::{Drift, LISTED},
     names::AGENT_MANAGER,
 };
 use kube::ResourceExt;
@@ -28,7 +29,7 @@ use super::{
     Agent,
     desired::{Holdings, readable},
     ledger::{Ledger, Promise, Terms},
-    pools::PoolLook,
+    pools::{PoolLook, Usable},
     promises::PendingOfPool,
 };
 
@@ -196,6 +197,7 @@ impl Agent {
         if let Some(orphans) = self.drift.orphans(&status.uid) {
             status.orphans = orphans;
         }
+        status.orphans.truncate(LISTED);
         let claimed = claimed(holdings);
         status
             .orphans
@@ -218,6 +220,12 @@ impl Agent {
             .tells_of_pool(&look.spec.name, Reason::NotAllocated)
         {
             return Some("part of the pool's file is not allocated".to_owned());
+        }
+        if let Some(stray) = look.usable().and_then(Usable::uncounted) {
+            let path = stray.path.display();
+            return Some(format!(
+                "{path} is not Cistern's, and nobody knows what it takes: move it away"
+            ));
         }
         // Its bytes are in no ledger.
         let unreadable = self.desired.unreadable()?;
@@ -246,7 +254,8 @@ impl PoolLook {
         let promises = volumes.into_iter().chain(snapshots);
         let promises = promises.chain(pending.into_values());
         let unclaimed = self.usable().map_or(Bytes::ZERO, |usable| {
-            usable.images.unclaimed(&claimed(holdings))
+            let images = usable.images.unclaimed(&claimed(holdings));
+            images.saturating_add(usable.stray_bytes())
         });
         Ledger::new(Terms::new(empty, &self.spec), promises, unclaimed)
     }

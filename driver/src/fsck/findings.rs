@@ -97,7 +97,7 @@ impl View {
                 all.push(finding(Kind::PoolSilent, pool_named(pool), message));
             }
             let strays = pool.strays.iter();
-            all.extend(strays.map(|path| finding(Kind::Stray, path.display(), NOT_OURS)));
+            all.extend(strays.map(|stray| finding(Kind::Stray, stray.path.display(), NOT_OURS)));
             let message = "the agent removes it at its next look, unless it is being made now";
             let unfinished = pool.temporary.iter();
             all.extend(
@@ -184,11 +184,16 @@ impl View {
                 .iter()
                 .filter(|it| it.pool.uid.as_str() == status.uid);
             let unclaimed: Bytes = unclaimed.map(|it| weight_of(it.image)).sum();
-            let expected = volumes.saturating_add(snapshots).saturating_add(unclaimed);
+            let strays = pool.into_iter().flat_map(|pool| &pool.strays);
+            let strays: Bytes = strays.filter_map(|stray| stray.size).sum();
+            let expected = volumes
+                .saturating_add(snapshots)
+                .saturating_add(unclaimed)
+                .saturating_add(strays);
             if expected != status.reserved {
                 let message = format!(
-                    "the agent says that {} are reserved, and volumes, snapshots and images add up to \
-                     {expected}",
+                    "the agent says that {} are reserved, and volumes, snapshots, images and other files \
+                     add up to {expected}",
                     status.reserved
                 );
                 all.push(finding(Kind::LedgerMismatch, &status.name, message));

@@ -15,6 +15,7 @@ use self::disk::Disk;
 use crate::{
     Fixture, SOON,
     node_service::{Place, text},
+    orphans::has_orphan,
     said, status,
 };
 
@@ -186,6 +187,63 @@ async fn r16_a_pool_whose_disk_hangs_holds_up_nobody_and_piles_up_no_threads() {
     disk.pool_until(&node, "to recover", is_well).await;
     node.is_well(&object.name_any()).await;
     place.unstage().await.unwrap();
+    disk.detach(&node).await;
+    node.finish().await;
+}
+
+#[tokio::test]
+async fn r16_an_orphan_on_a_disk_that_hangs_holds_up_no_comparison_of_the_node() {
+    let control_plane = ControlPlane::shared().await;
+    // Nobody else finds the disk first.
+    let options = Options {
+        health_interval: "30m",
+        ..OPTIONS
+    };
+    let driver = Driver::start_with(control_plane, "agent-orphan-hanging", options).await;
+    let name = "agent-orphan-hanging";
+    driver.add_image_pool(name, Bytes::gib(1)).await;
+    let mut node = Fixture {
+        driver,
+        volumes: Api::all(control_plane.client()),
+        name: name.to_owned(),
+    };
+    let disk = Disk::attach(&node).await;
+    let object = disk.volume(&node, "lost").await;
+    let image = object.uid().unwrap();
+    node.forget(&object.name_any()).await;
+    disk.pool_until(&node, "to have an orphan", has_orphan(&image, false))
+        .await;
+    node.age_orphans().await;
+    node.reclaim_after_an_hour().await;
+    disk.pool_until(&node, "to have a trash", has_orphan(&image, true))
+        .await;
+
+    // Its time comes, and removing it hangs.
+    disk.set(Mode::Hang);
+    let pool = text(&disk.path(&node));
+    let age = "for it in $1/trash/$2.*; do mv $it ${it%.*}.$((${it##*.} - 7200)); done";
+    node.shell(age, &[&pool, &image]).await;
+    for file in ["first.txt", "second.txt"] {
+        node.shell("touch $0/$1", &[file]).await;
+        // A pool that does not answer may take 20 seconds of each comparison.
+        let patience = 4 * SOON;
+        eventually(&format!("{file} to be reported"), patience, async || {
+            let drift = node.driver.storage_node().await.status.unwrap().drift;
+            let mut objects = drift.iter().map(|finding| &finding.object);
+            if objects.any(|object| object.ends_with(file)) {
+                Ok(())
+            } else {
+                Err(format!("{drift:?}"))
+            }
+        })
+        .await;
+    }
+
+    disk.set(Mode::Ok);
+    let is_gone = |pool: &NodePoolStatus| pool.orphans.is_empty();
+    disk.pool_until(&node, "to be rid of the orphan", is_gone)
+        .await;
+    node.shell("rm $0/first.txt $0/second.txt", &[]).await;
     disk.detach(&node).await;
     node.finish().await;
 }

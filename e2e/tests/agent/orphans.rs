@@ -3,7 +3,7 @@
 
 use cistern_crds::{
     Bytes, ConditionType, Consistency, NodePoolStatus, PoolSnapshot, PoolSnapshotGroup, PoolVolume,
-    Reason, StorageNode, Stored, names::AGENT_MANAGER,
+    Reason, StorageNode, Stored, condition, names::AGENT_MANAGER,
 };
 use cistern_e2e::eventually;
 use kube::{
@@ -112,14 +112,16 @@ impl Fixture {
     }
 
     /// Has every orphan be one since 1970, while the agent is away.
-    async fn age_orphans(&mut self) {
+    pub(crate) async fn age_orphans(&mut self) {
         self.driver.kill_node();
         let nodes: Api<StorageNode> = self.api();
         let status = self.driver.storage_node().await.status.unwrap();
         let mut status = serde_json::to_value(status).unwrap();
-        let orphans = status["pools"][0]["orphans"].as_array_mut().unwrap();
-        for orphan in orphans {
-            orphan["since"] = json!("1970-01-01T00:00:00Z");
+        for pool in status["pools"].as_array_mut().unwrap() {
+            let orphans = pool.get_mut("orphans").and_then(|it| it.as_array_mut());
+            for orphan in orphans.into_iter().flatten() {
+                orphan["since"] = json!("1970-01-01T00:00:00Z");
+            }
         }
         status.as_object_mut().unwrap().remove("conditions");
         let applied = json!({
@@ -136,15 +138,17 @@ impl Fixture {
         self.driver.start_node().await;
     }
 
-    async fn reclaim_after_an_hour(&self) {
+    pub(crate) async fn reclaim_after_an_hour(&self) {
         let mut pools = self.driver.storage_node().await.spec.pools;
-        pools[0].reclaim_orphans_after_hours = Some(1);
+        for pool in &mut pools {
+            pool.reclaim_orphans_after_hours = Some(1);
+        }
         self.driver.set_pools(pools).await;
     }
 }
 
 /// Whether a pool has an orphan that is in its trash, or is not.
-fn has_orphan(image: &str, is_in_trash: bool) -> impl Fn(&NodePoolStatus) -> bool {
+pub(crate) fn has_orphan(image: &str, is_in_trash: bool) -> impl Fn(&NodePoolStatus) -> bool {
     move |pool| {
         let orphan = pool.orphans.iter().find(|orphan| orphan.image == image);
         orphan.is_some_and(|orphan| orphan.trashed_since.is_some() == is_in_trash)
@@ -435,7 +439,65 @@ async fn an_image_whose_object_names_another_node_is_kept_and_reported_with_that
     node.finish().await;
 }
 
+#[tokio::test]
+async fn files_that_are_not_ours_are_counted_and_reported_and_a_folder_closes_the_pool() {
+    let node = Fixture::start("agent-strange-files").await;
+    let before = node.pool().await.unwrap();
+    node.shell(
+        "fallocate -l 8M $0/notes.txt; fallocate -l 4M $0/../core.1",
+        &[],
+    )
+    .await;
+    let is_counted = |pool: &NodePoolStatus| {
+        pool.reserved == Bytes::mib(12)
+            && pool.thin_room == Bytes(before.thin_room.0 - Bytes::mib(12).0)
+    };
+    node.pool_until("to count the files", is_counted).await;
+    node.reports(&["core.1", "notes.txt"]).await;
+
+    // Nobody knows what is below it.
+    node.shell("mkdir $0/backup", &[]).await;
+    let is_closed = |pool: &NodePoolStatus| {
+        let ready = condition::find(&pool.conditions, ConditionType::Ready);
+        pool.thin_room == Bytes::ZERO
+            && pool.reserved == Bytes::mib(12)
+            && ready.is_some_and(|ready| ready.message.contains("images/backup is not Cistern's"))
+    };
+    node.pool_until("to take nothing new", is_closed).await;
+    node.reports(&["backup", "core.1", "notes.txt"]).await;
+    node.shell("rmdir $0/backup", &[]).await;
+    node.pool_until("to take volumes again", is_counted).await;
+    let kept = node
+        .shell("stat --format=%s $0/notes.txt $0/../core.1", &[])
+        .await;
+    assert_eq!(kept, "8388608\n4194304\n");
+    node.shell("rm $0/notes.txt $0/../core.1", &[]).await;
+    node.reports(&[]).await;
+    node.finish().await;
+}
+
 impl Fixture {
+    /// Waits until the node reports files that are not ours, by the ends of their paths, and nothing
+    /// else that does not belong there.
+    async fn reports(&self, names: &[&str]) {
+        let what = format!("{names:?} to be reported");
+        eventually(&what, SOON, async || {
+            let drift = self.driver.storage_node().await.status.unwrap().drift;
+            let mut found: Vec<&str> = drift
+                .iter()
+                .filter(|finding| finding.kind == "Stray")
+                .filter_map(|finding| finding.object.rsplit('/').next())
+                .collect();
+            found.sort_unstable();
+            if found == names && drift.len() == names.len() {
+                Ok(())
+            } else {
+                Err(format!("{drift:?}"))
+            }
+        })
+        .await;
+    }
+
     /// Waits until a volume that came back can be used.
     async fn made_again(&self, was: &PoolVolume) -> PoolVolume {
         let ready = |volume: &PoolVolume| {

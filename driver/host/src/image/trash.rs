@@ -14,7 +14,7 @@ use std::{
 
 use chrono::{DateTime, Utc};
 
-use super::{Error, Image, describe, failed};
+use super::{Error, Image, describe, failed, open_listed};
 use crate::{
     id::Uid,
     pool::{self, Pool},
@@ -161,14 +161,9 @@ pub(crate) fn list(system: &dyn System, trash: BorrowedFd<'_>) -> io::Result<Vec
         let Some((uid, since)) = name.to_str().and_then(parse) else {
             continue;
         };
-        match system.open_beneath(trash, name.as_ref(), OFlags::RDONLY) {
-            Ok(file) => {
-                let image = describe(system, file.as_fd(), &uid)?;
-                all.push(Discarded { image, since });
-            }
-            // Taken back or removed meanwhile.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
+        if let Some(file) = open_listed(system, trash, &name)? {
+            let image = describe(system, file.as_fd(), &uid)?;
+            all.push(Discarded { image, since });
         }
     }
     Ok(all)

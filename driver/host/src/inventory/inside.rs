@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    os::fd::{AsFd as _, BorrowedFd},
+    os::fd::AsFd as _,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -15,6 +15,7 @@ use crate::{
     place::Place,
     pool::{self, marker},
     root::Root,
+    stray::{self, Stray},
     system::{DeviceNumber, OFlags, System},
 };
 
@@ -28,7 +29,7 @@ struct Inside {
     images: Vec<Image>,
     discarded: Vec<Discarded>,
     temporary: Vec<PathBuf>,
-    strays: Vec<PathBuf>,
+    strays: Vec<Stray>,
 }
 
 impl Root {
@@ -98,35 +99,16 @@ fn look_inside(system: &dyn System, path: &Path) -> io::Result<Inside> {
     let open = |name: &str| if_there(system.open_beneath(directory.as_fd(), name.as_ref(), flags));
     if let Some(images) = open(pool::IMAGES)? {
         inside.images = image::list(system, images.as_fd())?;
-        let is_image = |name: &str| name.parse::<Uid>().is_ok();
-        inside.strays = others(system, images.as_fd(), &path.join(pool::IMAGES), is_image)?;
     }
     if let Some(trash) = open(trash::TRASH)? {
         inside.discarded = trash::list(system, trash.as_fd())?;
-        let is_discarded = |name: &str| trash::parse(name).is_some();
-        let strays = others(
-            system,
-            trash.as_fd(),
-            &path.join(trash::TRASH),
-            is_discarded,
-        )?;
-        inside.strays.extend(strays);
     }
     if let Some(temporary) = open(pool::TEMPORARY)? {
         let path = path.join(pool::TEMPORARY);
-        inside.temporary = others(system, temporary.as_fd(), &path, |_| false)?;
+        let names = system.list(temporary.as_fd())?.into_iter();
+        inside.temporary = names.map(|name| path.join(name)).collect();
     }
+    let (images, discarded) = (&inside.images, &inside.discarded);
+    inside.strays = stray::list(system, directory.as_fd(), path, images, discarded)?;
     Ok(inside)
-}
-
-/// Paths of what is in a folder and is not expected there.
-fn others(
-    system: &dyn System,
-    folder: BorrowedFd<'_>,
-    path: &Path,
-    is_expected: impl Fn(&str) -> bool,
-) -> io::Result<Vec<PathBuf>> {
-    let names = system.list(folder)?.into_iter();
-    let others = names.filter(|name| !name.to_str().is_some_and(&is_expected));
-    Ok(others.map(|name| path.join(name)).collect())
 }

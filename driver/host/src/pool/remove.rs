@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{Error, Expectation, PoolDeclaration, Source, failed, file};
-use crate::{id::Uid, place::Place, root::Root};
+use crate::{id::Uid, place::Place, root::Root, stray};
 
 impl Root {
     /// Unmounts a pool that holds no image, and removes its file if it lies in one. Every [`Pool`]
@@ -62,9 +62,12 @@ impl Root {
     ) -> Result<(), Error> {
         let pool = self.open_pool(declaration, expectation)?;
         let list = failed(format!("list the images of pool {pool}"));
-        let images = self.system.list(pool.images.as_fd());
-        let discarded = images.and_then(|images| Ok(images.len() + pool.trashed()?.len()));
-        match discarded.map_err(list)? {
+        let count = || -> io::Result<usize> {
+            let images = self.system.list(pool.images.as_fd())?;
+            let strays = stray::at_root(&*self.system, pool.directory(), &pool.path())?;
+            Ok(images.len() + pool.trashed()?.len() + strays.len())
+        };
+        match count().map_err(list)? {
             0 => Ok(()),
             count => Err(Error::ImagesRemain {
                 path: pool.path(),

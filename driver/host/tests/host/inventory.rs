@@ -2,9 +2,9 @@
 
 use std::{fs, sync::Arc};
 
-use cistern_host::{Expectation, Root};
+use cistern_host::{Expectation, Root, pool::Error};
 
-use crate::harness::{Machine, POOL_SIZE, image_pool, open_new};
+use crate::harness::{Machine, POOL_SIZE, image_pool, known, must, open_new};
 
 #[test]
 fn r06_loop_devices_of_a_neighbour_are_not_ours_whatever_their_path() {
@@ -23,4 +23,59 @@ fn r06_loop_devices_of_a_neighbour_are_not_ours_whatever_their_path() {
     assert_eq!((ours.loops.len(), theirs.loops.len()), (1, 1));
     assert_ne!(ours.loops, theirs.loops);
     assert_eq!((ours.mounts.len(), theirs.mounts.len()), (1, 1));
+}
+
+#[test]
+fn files_that_are_not_ours_are_found_with_their_size_and_hold_up_no_look_at_the_pool() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let (top, images) = (pool.path(), pool.path().join("images"));
+    for (path, size) in [
+        (images.join("notes.txt"), 4096),
+        (top.join("core"), 5 << 20),
+    ] {
+        let file = fs::File::create(path).unwrap();
+        // It may be written without anybody being asked again.
+        file.set_len(size).unwrap();
+    }
+    // Named as images are, and none.
+    fs::create_dir(images.join("folder")).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", images.join("link")).unwrap();
+    let pipe = rustix::fs::FileType::Fifo;
+    let mode = rustix::fs::Mode::RWXU;
+    rustix::fs::mknodat(rustix::fs::CWD, images.join("pipe"), pipe, mode, 0).unwrap();
+
+    assert_eq!(must(pool.images()), []);
+    let strays = must(pool.strays(&[], &[]));
+    let found: Vec<_> = strays
+        .iter()
+        .map(|stray| {
+            let name = stray.path.strip_prefix(&top).unwrap().to_str().unwrap();
+            (name, stray.size.map(|size| size.0))
+        })
+        .collect();
+    assert_eq!(
+        found,
+        [
+            ("core", Some(5 << 20)),
+            ("images/folder", None),
+            ("images/link", Some(0)),
+            ("images/notes.txt", Some(4096)),
+            ("images/pipe", Some(0)),
+        ]
+    );
+    assert_eq!(machine.inventory().pools[0].strays, strays);
+
+    // The pool does not leave while somebody's file is in it.
+    let declaration = image_pool(POOL_SIZE);
+    let expectation = known(&pool);
+    for name in ["notes.txt", "link", "pipe"] {
+        fs::remove_file(images.join(name)).unwrap();
+    }
+    fs::remove_dir(images.join("folder")).unwrap();
+    drop(pool);
+    let error = machine.root().remove_pool(&declaration, expectation);
+    assert!(matches!(error, Err(Error::ImagesRemain { count: 1, .. })));
+    fs::remove_file(top.join("core")).unwrap();
+    must(machine.root().remove_pool(&declaration, expectation));
 }

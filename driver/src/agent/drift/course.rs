@@ -97,6 +97,11 @@ impl<T: Found> Course<T> {
         }
     }
 
+    /// What the last pass has found, certain or not.
+    pub(super) fn all(&self) -> impl Iterator<Item = &T> {
+        self.seen.values().map(|(it, _)| it)
+    }
+
     /// What is so for certain, in order.
     pub(super) fn certain(&self) -> impl Iterator<Item = &T> {
         let certain = self.seen.values().filter(|(_, is_certain)| *is_certain);

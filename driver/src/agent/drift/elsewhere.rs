@@ -9,7 +9,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use cistern_crds::{
-    Stored,
+    StorageNodeStatus, Stored,
     health::{LISTED, Orphan, OrphanIdentity},
     volume::SourceKind,
 };
@@ -47,13 +47,17 @@ pub(super) enum Error {
     },
 }
 
-/// Sets the node that each orphan belongs to, where it is another one; of as many as a status lists.
+/// Sets the node that each orphan belongs to, where it is another one; of as many as a status lists,
+/// which are the oldest.
 pub(super) async fn mark(
     agent: &Agent,
+    told: &StorageNodeStatus,
     orphans: &mut BTreeMap<String, Vec<Orphan>>,
 ) -> Result<(), Error> {
-    for orphans in orphans.values_mut() {
-        orphans.sort_by(|a, b| a.image.cmp(&b.image));
+    for (pool_uid, orphans) in orphans {
+        let since = agent.drift.since(told, pool_uid);
+        let age = |it: &Orphan| since.get(&it.image).copied().unwrap_or(it.since);
+        orphans.sort_by(|a, b| (age(a), &a.image).cmp(&(age(b), &b.image)));
         for orphan in orphans.iter_mut().take(LISTED) {
             if let Some(identity) = &orphan.identity {
                 let node = node_of(agent, identity).await?;

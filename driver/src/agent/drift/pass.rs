@@ -32,11 +32,11 @@ pub(super) async fn pass(agent: &Arc<Agent>) -> bool {
     };
     let now = (agent.now)();
     let mut found = found(&view, now);
-    if let Err(error) = elsewhere::mark(agent, &mut found.orphans).await {
+    let told = node.status.unwrap_or_default();
+    if let Err(error) = elsewhere::mark(agent, &told, &mut found.orphans).await {
         tracing::warn!(error = %Chain(&error), "cannot compare what is on this node");
         return false;
     }
-    let told = node.status.unwrap_or_default();
     let changes = agent.drift.note(&told, found, now);
     changes.log();
     if changes.is_news() {

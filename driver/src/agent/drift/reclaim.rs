@@ -1,28 +1,27 @@
 //! The end of images that nobody claims, where their pool has opted in: first to the trash, and from
 //! there for good, after the same time each.
 //!
-//! *Invariants:* an image goes only for having stood in the status as an orphan for that long; only
-//! if it says itself what it was; never while an object of its name exists, readable or not, on this
-//! node or another, which the API server is asked before each step; and never from a pool that has
-//! not opted in.
+//! *Invariants:* an image goes only for having been an orphan for that long, by what the status says,
+//! or, of those that a status has no place for, by what this process has seen; only if it says itself
+//! what it was; never while an object of its name exists, readable or not, on this node or another,
+//! which the API server is asked before each step; and never from a pool that has not opted in.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use chrono::{DateTime, TimeDelta, Utc};
 use cistern_client::Chain;
 use cistern_crds::{
     NodePoolStatus,
-    health::{Orphan, OrphanIdentity},
+    health::{LISTED, Orphan, OrphanIdentity},
     volume::SourceKind,
 };
 use cistern_host::{Uid, image};
+use tokio::task::{AbortHandle, JoinSet};
 
 use super::elsewhere;
-use crate::agent::{
-    Agent,
-    blocking::on_host,
-    pools::{PoolLook, Usable},
-    report::claimed,
+use crate::{
+    agent::{Agent, blocking::on_host, lanes::Place, pools::Usable, report::claimed},
+    locks::VolumeGuard,
 };
 
 /// What is done with an orphan.
@@ -34,40 +33,51 @@ enum Step {
     Remove,
 }
 
-/// Takes each orphan whose time has come one step on its way out.
-pub(super) async fn reclaim(agent: &Arc<Agent>) {
-    if agent.desired.everything().is_none() {
-        return;
-    }
-    // What was written: whoever is to claim an image has been told of it for as long.
-    let told = agent.report.last().unwrap_or_default();
-    for look in agent.pools.all() {
-        let hours = look.spec.reclaim_orphans_after_hours;
-        let status = told.iter().find(|status| status.uid == look.spec.uid);
-        if let (Some(hours), Some(status)) = (hours, status) {
-            of_pool(agent, &look, status, TimeDelta::hours(i64::from(hours))).await;
+/// Work on the orphans of each pool, in a task of its own: one that hangs holds up nothing else.
+#[derive(Debug, Default)]
+pub(super) struct Reclaims {
+    tasks: JoinSet<()>,
+    running: HashMap<String, AbortHandle>,
+}
+
+impl Reclaims {
+    /// Begins to take each orphan whose time has come one step on its way out, in pools where no
+    /// earlier work is still under way.
+    pub(super) fn begin(&mut self, agent: &Arc<Agent>) {
+        while self.tasks.try_join_next().is_some() {}
+        self.running.retain(|_, task| !task.is_finished());
+        if agent.desired.everything().is_none() {
+            return;
+        }
+        // What was written: whoever is to claim an image has been told of it for as long.
+        let told = agent.report.last().unwrap_or_default();
+        for look in agent.pools.all() {
+            let (pool, uid) = (look.spec.name.clone(), look.spec.uid.clone());
+            let status = told.iter().find(|status| status.uid == uid);
+            let is_asked = look.spec.reclaim_orphans_after_hours.is_some();
+            if let (Some(status), true, false) = (status, is_asked, self.running.contains_key(&uid))
+            {
+                let (agent, status) = (Arc::clone(agent), status.clone());
+                let work = async move { of_pool(&agent, &pool, &status).await };
+                self.running.insert(uid, self.tasks.spawn(work));
+            }
         }
     }
 }
 
-async fn of_pool(agent: &Arc<Agent>, look: &PoolLook, status: &NodePoolStatus, after: TimeDelta) {
-    let Some(usable) = look.usable() else {
-        return;
-    };
-    let now = (agent.now)();
-    let orphans = agent.drift.orphans(&status.uid);
-    for orphan in orphans.unwrap_or_default() {
-        let is_told = |told: &Orphan| told.image == orphan.image && told.since == orphan.since;
-        if !status.orphans.iter().any(is_told) {
-            continue;
-        }
-        let (Some(step), Some(identity)) = (due(&orphan, after, now), &orphan.identity) else {
+async fn of_pool(agent: &Arc<Agent>, pool: &str, status: &NodePoolStatus) {
+    let orphans = agent.drift.orphans(&status.uid).unwrap_or_default();
+    for orphan in told(&orphans, &status.orphans) {
+        let Some(identity) = &orphan.identity else {
             continue;
         };
-        if is_wanted(agent, look, &orphan, identity) {
+        let Some(held) = hold(agent, pool, orphan, identity).await else {
+            continue;
+        };
+        if is_wanted(agent, pool, orphan, identity) {
             continue;
         }
-        let (pool, image, name) = (&look.spec.name, &orphan.image, &identity.name);
+        let (image, name, step) = (&orphan.image, &identity.name, held.step);
         match elsewhere::node_of(agent, identity).await {
             Ok(None) => {}
             Ok(Some(_)) => continue,
@@ -78,8 +88,8 @@ async fn of_pool(agent: &Arc<Agent>, look: &PoolLook, status: &NodePoolStatus, a
                 return;
             }
         }
-        match take(agent, usable, &orphan, identity, step, now).await {
-            Ok(true) => {
+        match held.take(image, (agent.now)()).await {
+            Ok(()) => {
                 tracing::warn!(
                     pool,
                     image,
@@ -89,7 +99,6 @@ async fn of_pool(agent: &Arc<Agent>, look: &PoolLook, status: &NodePoolStatus, a
                 );
                 agent.report.request();
             }
-            Ok(false) => {}
             Err(error) => tracing::warn!(
                 pool,
                 image,
@@ -100,6 +109,19 @@ async fn of_pool(agent: &Arc<Agent>, look: &PoolLook, status: &NodePoolStatus, a
             ),
         }
     }
+}
+
+/// The orphans that were told of: what a status lists as it lists it, and what it has no place for.
+fn told<'a>(orphans: &'a [Orphan], listed: &[Orphan]) -> impl Iterator<Item = &'a Orphan> {
+    let is_listed = |orphan: &Orphan| {
+        let mut listed = listed.iter();
+        listed.any(|told| told.image == orphan.image && told.since == orphan.since)
+    };
+    let (listed, beyond) = orphans.split_at(orphans.len().min(LISTED));
+    listed
+        .iter()
+        .filter(move |orphan| is_listed(orphan))
+        .chain(beyond)
 }
 
 /// What is to be done with an orphan by now.
@@ -113,8 +135,8 @@ fn due(orphan: &Orphan, after: TimeDelta, now: DateTime<Utc>) -> Option<Step> {
 }
 
 /// Whether somebody claims the image by now, or an object is there that may.
-fn is_wanted(agent: &Agent, look: &PoolLook, orphan: &Orphan, identity: &OrphanIdentity) -> bool {
-    let holdings = agent.desired.by_pool().remove(&look.spec.name);
+fn is_wanted(agent: &Agent, pool: &str, orphan: &Orphan, identity: &OrphanIdentity) -> bool {
+    let holdings = agent.desired.by_pool().remove(pool);
     let is_claimed = holdings.is_some_and(|holdings| claimed(&holdings).contains(&orphan.image));
     let name = &identity.name;
     is_claimed
@@ -124,39 +146,64 @@ fn is_wanted(agent: &Agent, look: &PoolLook, orphan: &Orphan, identity: &OrphanI
         }
 }
 
-/// Does a step; false when somebody works on the volume just now.
-async fn take(
-    agent: &Arc<Agent>,
-    usable: &Usable,
+/// An orphan whose time has come, and on which nobody else works.
+struct Held {
+    step: Step,
+    usable: Usable,
+    place: Option<Place>,
+    guard: VolumeGuard,
+}
+
+/// Waits for a place in the lane of the pool. None where there is nothing to do, or somebody works on
+/// the volume just now.
+async fn hold(
+    agent: &Agent,
+    pool: &str,
     orphan: &Orphan,
     identity: &OrphanIdentity,
-    step: Step,
-    now: DateTime<Utc>,
-) -> Result<bool, String> {
-    let uid: Uid = orphan
-        .image
-        .parse()
-        .map_err(|error| Chain(&error).to_string())?;
+) -> Option<Held> {
+    // As it is now: what is open cannot be unmounted, and people may have opted out.
+    let look = agent.pools.get(pool)?;
+    let hours = look.spec.reclaim_orphans_after_hours?;
+    let step = due(orphan, TimeDelta::hours(i64::from(hours)), (agent.now)())?;
+    let usable = look.usable()?.clone();
+    drop(look);
     let volume = identity.source_volume.as_ref().unwrap_or(&identity.name);
-    let place = agent.lanes.volume(&usable.pool.to_string()).await;
-    let Some(guard) = agent.locks.try_lock(volume) else {
-        return Ok(false);
-    };
-    let usable = usable.clone();
-    let work = on_host((place, guard), move || -> Result<(), image::Error> {
-        match step {
-            Step::Discard => usable.pool.discard(&uid, now),
-            Step::Remove => {
-                usable.pool.remove_discarded(&uid)?;
-                usable.images.removed(uid.as_str());
-                Ok(())
+    let place = agent.lanes.volume(pool).await;
+    let guard = agent.locks.try_lock(volume)?;
+    Some(Held {
+        step,
+        usable,
+        place,
+        guard,
+    })
+}
+
+impl Held {
+    /// Does the step.
+    async fn take(self, image: &str, now: DateTime<Utc>) -> Result<(), String> {
+        let Self {
+            step,
+            usable,
+            place,
+            guard,
+        } = self;
+        let uid: Uid = image.parse().map_err(|error| Chain(&error).to_string())?;
+        let work = on_host((place, guard), move || -> Result<(), image::Error> {
+            match step {
+                Step::Discard => usable.pool.discard(&uid, now),
+                Step::Remove => {
+                    usable.pool.remove_discarded(&uid)?;
+                    usable.images.removed(uid.as_str());
+                    Ok(())
+                }
             }
+        });
+        match work.await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(Chain(&error).to_string()),
+            Err(error) => Err(Chain(&error).to_string()),
         }
-    });
-    match work.await {
-        Ok(Ok(())) => Ok(true),
-        Ok(Err(error)) => Err(Chain(&error).to_string()),
-        Err(error) => Err(Chain(&error).to_string()),
     }
 }
 
@@ -205,5 +252,24 @@ mod tests {
         let mut strange = orphan(0, None);
         strange.identity = None;
         assert_eq!(due(&strange, TimeDelta::hours(1), at(1_000_000)), None);
+    }
+
+    #[test]
+    fn every_orphan_goes_in_its_time_however_many_a_status_lists() {
+        let orphans: Vec<Orphan> = (0..100)
+            .map(|number| Orphan {
+                image: format!("uid-{number}"),
+                ..orphan(number, None)
+            })
+            .collect();
+        let (listed, beyond) = orphans.split_at(LISTED);
+        assert_eq!(told(&orphans, listed).count(), 100);
+        // The status does not say it, or not since then.
+        assert_eq!(told(&orphans, &listed[1..]).count(), 99);
+        let mut younger = listed.to_vec();
+        younger[0].since = at(1000);
+        assert_eq!(told(&orphans, &younger).count(), 99);
+        assert_eq!(told(listed, &[]).count(), 0);
+        assert_eq!(told(&orphans, &[]).count(), beyond.len());
     }
 }

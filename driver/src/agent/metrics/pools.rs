@@ -70,7 +70,7 @@ const NUMBERS: &[Number] = &[
     ),
     (
         "cistern_pool_reserved_bytes",
-        "Space that the ledger holds for volumes, snapshots and orphans.",
+        "Space that the ledger holds for volumes, snapshots, orphans and files that are not Cistern's.",
         |pool| Some(pool.status.reserved.0),
     ),
     (

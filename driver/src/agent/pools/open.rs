@@ -100,10 +100,13 @@ fn survey(pool: Arc<Pool>, images: Arc<Images>, spec: &NodePool) -> Result<Usabl
     if swept > 0 {
         tracing::info!(%pool, swept, "removed images that were never finished");
     }
+    let mut strays = Vec::new();
     images.refresh(|| {
         // In this order: what goes to the trash meanwhile is seen in one of them.
         let mut found = pool.images()?;
-        found.extend(pool.discarded()?.into_iter().map(|it| it.image));
+        let discarded = pool.discarded()?;
+        strays = pool.strays(&found, &discarded)?;
+        found.extend(discarded.into_iter().map(|it| it.image));
         let sizes = found.iter();
         let sizes = sizes.map(|image| (image.uid.to_string(), weight_of(image)));
         Ok::<_, Error>(sizes.collect())
@@ -112,6 +115,7 @@ fn survey(pool: Arc<Pool>, images: Arc<Images>, spec: &NodePool) -> Result<Usabl
         statistics: pool.statistics()?,
         file,
         images,
+        strays,
         pool,
     })
 }

@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use cistern_crds::{NodePool, PoolLimits, PoolSource, StorageNodeSpec, StorageNodeStatus};
 use cistern_host::{
-    Content, Cut, Discarded, Identity, Image, Owner, Uid, inventory::NodeInventory,
+    Content, Cut, Discarded, Identity, Image, Owner, Stray, Uid, inventory::NodeInventory,
     mountinfo::Mount, system::DeviceNumber,
 };
 
@@ -201,13 +201,37 @@ fn r06_a_deletion_that_stopped_half_way_is_found() {
     assert_eq!(found, [Kind::DeletionUnfinished]);
 }
 
+fn stray(size: Option<Bytes>) -> Stray {
+    let path = "/x/images/.nfs".into();
+    Stray { path, size }
+}
+
+#[test]
+fn a_file_that_is_not_ours_is_found_and_its_bytes_are_expected_in_the_ledger() {
+    let lacking = kinds(|view| {
+        view.inventory.pools[0]
+            .strays
+            .push(stray(Some(Bytes::mib(8))));
+    });
+    assert_eq!(lacking, [Kind::Stray, Kind::LedgerMismatch]);
+    let counted = kinds(|view| {
+        view.inventory.pools[0]
+            .strays
+            .push(stray(Some(Bytes::mib(8))));
+        let status = view.node.as_mut().unwrap().status.as_mut().unwrap();
+        let reserved = &mut status.pools[0].reserved;
+        *reserved = reserved.saturating_add(Bytes::mib(8));
+    });
+    assert_eq!(counted, [Kind::Stray]);
+}
+
 #[test]
 fn r06_what_lies_about_is_found() {
     let found = kinds(|view| {
         view.inventory.pools[0]
             .temporary
             .push("/x/tmp/uid-9".into());
-        view.inventory.pools[0].strays.push("/x/images/.nfs".into());
+        view.inventory.pools[0].strays.push(stray(None));
         view.inventory.strays.push("/x/lost+found".into());
     });
     assert_eq!(found, [Kind::Stray, Kind::UnfinishedImage, Kind::Stray]);

@@ -52,6 +52,12 @@ impl Disk {
         &self.pool
     }
 
+    /// Where the pool is mounted, seen on the node.
+    pub(super) fn path(&self, node: &Fixture) -> PathBuf {
+        let pools = node.driver.storage_root().join("pools");
+        pools.join(format!("uid-of-{}", self.pool))
+    }
+
     pub(super) fn set(&self, mode: Mode) {
         self.file.set(mode).unwrap();
     }
