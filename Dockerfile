@@ -30,7 +30,7 @@ FROM scratch AS operator
 COPY --from=debian /libraries /
 COPY cistern-operator /usr/local/bin/
 ENV LOG_LEVEL=info,kube_runtime=warn LOG_FORMAT=text HTTP_ADDRESS=0.0.0.0:9808 \
-    NAMESPACE=cistern-system POD_NAME=cistern-operator \
+    NAMESPACE=cistern-system POD_NAME=cistern-operator UNCLAIMED_AFTER_SECONDS=900 \
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 USER 65532:65532
 ENTRYPOINT ["/usr/local/bin/cistern-operator"]

@@ -23,6 +23,7 @@ pub mod snapshot_group;
 pub mod snapshot_parameters;
 pub mod stored;
 pub mod time;
+pub mod unclaimed;
 pub mod volume;
 
 pub use condition::{Condition, ConditionStatus, ConditionType, Reason};

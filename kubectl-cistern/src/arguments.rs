@@ -240,7 +240,7 @@ pub struct OrphansList {
 /// Which orphan.
 #[derive(Args, Clone, Debug)]
 pub struct Chosen {
-    /// Name of the image, or of the volume or snapshot that it says it is
+    /// Name of the image, or of the volume or snapshot that it says it is; or of a volume or snapshot that nobody claims
     pub name: String,
     /// Where there are several of this name: of this pool, on this node.
     #[command(flatten)]

@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, fmt::Debug};
 
 use cistern_client::Rejection;
+pub use cistern_crds::unclaimed::handle;
 use cistern_crds::{
     PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, StoragePool, names,
     volume::ClaimReference,
@@ -140,12 +141,6 @@ impl Cluster {
                 && claims_of(pod).any(|name| name == claim.name)
         })
     }
-}
-
-/// The volume that a PersistentVolume of ours stands for.
-pub fn handle(volume: &PersistentVolume) -> Option<&str> {
-    let source = volume.spec.as_ref()?.csi.as_ref()?;
-    (source.driver == names::DRIVER).then_some(&source.volume_handle)
 }
 
 /// Names of the claims that a pod uses; those of its generic ephemeral volumes included.

@@ -1,6 +1,10 @@
 //! What the operator is told: flags and environment, read here and nowhere else.
 
-use std::net::SocketAddr;
+use std::{
+    net::SocketAddr,
+    num::{NonZeroU32, ParseIntError},
+    time::Duration,
+};
 
 use cistern_client::logging;
 use clap::Parser;
@@ -26,9 +30,24 @@ pub struct Config {
     )]
     pub http: SocketAddr,
 
+    /// How old a volume or snapshot is at least before it is called unclaimed, in seconds
+    #[arg(
+        long,
+        env = "UNCLAIMED_AFTER_SECONDS",
+        default_value = "900",
+        value_parser = seconds,
+        value_name = "SECONDS"
+    )]
+    pub unclaimed_after: Duration,
+
     /// Logs
     #[command(flatten)]
     pub logging: logging::Options,
+}
+
+fn seconds(text: &str) -> Result<Duration, ParseIntError> {
+    let seconds: NonZeroU32 = text.parse()?;
+    Ok(Duration::from_secs(seconds.get().into()))
 }
 
 #[cfg(test)]

@@ -22,13 +22,14 @@ pub mod offer;
 pub mod pool;
 pub mod queue;
 pub mod topology;
+pub mod unclaimed;
 pub mod watch;
 pub mod world;
 
 #[cfg(test)]
 mod testing;
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use chrono::{DateTime, Utc};
 use cistern_client::http::Readiness;
@@ -61,6 +62,8 @@ pub struct Context {
     pub outdated: Arc<Outdated>,
     /// Counters.
     pub metrics: Metrics,
+    /// How old a volume or snapshot is at least before it is called unclaimed.
+    pub unclaimed_after: Duration,
     /// The clock.
     pub now: fn() -> DateTime<Utc>,
 }
@@ -106,6 +109,7 @@ impl Operator {
             world,
             outdated,
             metrics,
+            unclaimed_after: config.unclaimed_after,
             now: Utc::now,
         };
         Self {
@@ -132,6 +136,7 @@ impl Operator {
                 drift::run(&context, stop.clone()),
                 claims::run(&context, stop.clone()),
                 health::run(&context, stop.clone()),
+                unclaimed::run(&context, stop.clone()),
             );
         };
         tokio::select! {

@@ -110,6 +110,8 @@ pub(crate) fn operator_command(
         .env("NAMESPACE", SYSTEM)
         .env("POD_NAME", pod)
         .env("HTTP_ADDRESS", http.to_string())
+        // As long as a test waits for what must not be reported.
+        .env("UNCLAIMED_AFTER_SECONDS", "3")
         .env("LOG_LEVEL", "info,cistern_operator=debug");
     command
 }

@@ -22,3 +22,4 @@ mod leader;
 mod objects;
 mod pools;
 mod process;
+mod unclaimed;

@@ -306,3 +306,43 @@ async fn r07_an_orphan_is_removed_only_for_whoever_types_its_name() {
     assert!(left.is_none(), "{left:?}");
     node.driver.finish().await;
 }
+
+#[tokio::test]
+async fn a_volume_that_nobody_claims_is_removed_by_name_and_one_that_is_claimed_is_not() {
+    let node = Node::start("plugin-unclaimed").await;
+    let volume = node.volume("unclaimed-one", None).await;
+    let image = volume.uid().unwrap();
+    // The person decides to keep it, and then to claim it no more.
+    let words = ["orphans", "adopt", "unclaimed-one"];
+    let create = ["--persistent-volume", "create"];
+    node.plugin.text(&[&words[..], &create].concat()).await;
+    let objects = node.all::<PersistentVolume>();
+    let object = objects.get("unclaimed-one").await.unwrap();
+    assert_eq!(
+        object.spec.unwrap().csi.unwrap().volume_handle,
+        "unclaimed-one"
+    );
+    let words = ["orphans", "reclaim", "unclaimed-one", "--yes"];
+    let refused = node.plugin.run(&words).await;
+    assert_eq!(refused.code, 3, "{}", refused.stdout);
+    assert!(
+        refused.stderr.contains("is no orphan"),
+        "{}",
+        refused.stderr
+    );
+    assert!(node.has_image(&image).await);
+
+    let released = json!({"metadata": {"finalizers": null}});
+    crate::merge(&objects, "unclaimed-one", released).await;
+    let parameters = kube::api::DeleteParams::default();
+    objects.delete("unclaimed-one", &parameters).await.unwrap();
+    let no = end(start(&node, &words[..3], "yes\n")).await;
+    assert_eq!(no.code, 3);
+    assert!(node.has_image(&image).await);
+    let text = node.plugin.text(&words).await;
+    assert!(text.contains("PoolVolume unclaimed-one"), "{text}");
+    assert!(!node.has_image(&image).await);
+    let left = node.all::<PoolVolume>().get_opt("unclaimed-one").await;
+    assert!(left.unwrap().is_none());
+    node.driver.finish().await;
+}

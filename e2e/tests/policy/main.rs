@@ -24,6 +24,7 @@ use crate::installed::{Installed, ask, group, node, pool, snapshot, volume};
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/cistern-system/leases";
+const CONTENTS: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents";
 
 /// Verdicts: nothing, or what the refusal says.
 const ALLOWED: &str = "";
@@ -337,6 +338,11 @@ async fn every_account_has_the_rights_of_its_work_and_no_more() {
         ("DELETE", "/api/v1/namespaces/default/pods", none, NO_RIGHT),
         ("PATCH", "/api/v1/nodes/a", label, NO_RIGHT),
         ("DELETE", "/api/v1/persistentvolumes/x", none, NO_RIGHT),
+        // Which volumes and snapshots nobody claims, and nothing that is done to what claims them.
+        ("GET", "/api/v1/persistentvolumes", none, ALLOWED),
+        ("PATCH", "/api/v1/persistentvolumes/x", label, NO_RIGHT),
+        ("GET", CONTENTS, none, ABSENT),
+        ("DELETE", CONTENTS, none, NO_RIGHT),
     ];
     check(&operator, rows).await;
 

@@ -16,6 +16,7 @@ pub mod policies;
 pub mod registration;
 pub mod report;
 pub mod snapshots;
+pub mod unclaimed;
 pub mod versions;
 pub mod workloads;
 
@@ -30,6 +31,7 @@ pub async fn run(
 ) -> Result<Verdict, Error> {
     let facts = Facts::read(connection).await?;
     let mut checks = examine(&facts);
+    checks.extend(unclaimed::examine(connection).await?);
     checks.extend(permissions::examine(connection).await?);
     let report = Report { checks };
     printer.print(&report, flags.output.format)?;

@@ -129,6 +129,7 @@ fn own_questions(namespace: &str) -> Vec<Question> {
         ("", "nodes", "get"),
         ("", "persistentvolumes", "list"),
         ("", "persistentvolumeclaims", "list"),
+        ("snapshot.storage.k8s.io", "volumesnapshotcontents", "list"),
         ("", "pods", "list"),
     ];
     let mut questions: Vec<Question> = everywhere

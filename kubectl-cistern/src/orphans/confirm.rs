@@ -2,20 +2,20 @@
 
 use std::io::{BufRead, Write};
 
-use super::{Error, list::Choice};
+use super::Error;
 use crate::output::one_line;
 
 /// Says what is going to happen and waits for the name of what goes.
 pub fn confirm(
-    choice: &Choice,
+    what: &str,
+    name: &str,
     answers: &mut impl BufRead,
     questions: &mut impl Write,
 ) -> Result<(), Error> {
-    let name = &choice.identity.name;
     let question = format!(
         "The {} is going to be removed, and its data with it. This cannot be taken back.\n\
          Type {} to go on: ",
-        one_line(&choice.to_string()),
+        one_line(what),
         one_line(name),
     );
     let asked = questions.write_all(question.as_bytes());
@@ -41,7 +41,12 @@ mod tests {
         let choice = choose(&cluster(), "pvc-lost", &Selection::default()).unwrap();
         let answer = |text: &str| {
             let mut asked = Vec::new();
-            let said = confirm(&choice, &mut text.as_bytes(), &mut asked);
+            let said = confirm(
+                &choice.to_string(),
+                "pvc-lost",
+                &mut text.as_bytes(),
+                &mut asked,
+            );
             let asked = String::from_utf8(asked).unwrap();
             assert!(asked.contains("volume pvc-lost"), "{asked}");
             said.is_ok()

@@ -7,7 +7,7 @@ use cistern_crds::{Bytes, Drift, Orphan, SourceKind, StorageNode, health::Orphan
 use kube::ResourceExt as _;
 use serde::Serialize;
 
-use super::Error;
+use super::{Error, unclaimed::UnclaimedView};
 use crate::{
     arguments::Selection,
     cluster::Cluster,
@@ -22,6 +22,11 @@ pub struct Orphans {
     pub items: Vec<OrphanView>,
     /// Whatever else there is.
     pub drift: Vec<DriftView>,
+    /// Volumes and snapshots that nobody claims.
+    pub unclaimed: Vec<UnclaimedView>,
+    /// Why it is not known whether there are any.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unread: Vec<String>,
     /// When somebody looked.
     #[serde(skip)]
     pub now: DateTime<Utc>,
@@ -187,6 +192,8 @@ impl Orphans {
         Self {
             items,
             drift: drift.collect(),
+            unclaimed: Vec::new(),
+            unread: Vec::new(),
             now,
         }
     }
@@ -207,6 +214,20 @@ impl View for Orphans {
             let object = one_line(&drift.object);
             parts.push(format!("  {kind}: {object} on {node}\n    {message}\n"));
         }
+        if !self.unclaimed.is_empty() {
+            let objects = counted(self.unclaimed.len(), "object");
+            parts.push(format!("\n{objects} that nobody claims:\n"));
+        }
+        for it in &self.unclaimed {
+            let kind = paint.of(Tone::Warning, &it.kind);
+            let (name, message) = (&it.name, wrap(&it.message, 100, 4));
+            let claim = it.claim.as_ref();
+            let claim = claim.map(|it| format!(", made for claim {}/{}", it.namespace, it.name));
+            let claim = claim.unwrap_or_default();
+            parts.push(format!("  {kind}: {name}{claim}\n    {message}\n"));
+        }
+        let unread = self.unread.iter();
+        parts.extend(unread.map(|why| format!("\nNobody knows what is unclaimed: {why}\n")));
         parts.concat()
     }
 }

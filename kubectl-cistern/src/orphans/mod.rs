@@ -15,11 +15,16 @@ pub mod confirm;
 pub mod list;
 pub mod persistent_volume;
 pub mod reclaim;
+pub mod unclaimed;
 pub mod wish;
 
 use std::io;
 
-use self::list::{Choice, Orphans};
+use self::{
+    list::{Choice, Orphans},
+    unclaimed::Known,
+    wish::Wish,
+};
 use crate::{
     Connection, Printer, Verdict,
     arguments::{self, Adopt, Chosen, OrphansCommand, Output, PersistentVolumeWish, Selection},
@@ -137,6 +142,42 @@ pub enum Error {
         /// What it waits for.
         waits_for: String,
     },
+    /// Something of Kubernetes stands for it, or waits for it.
+    #[error(
+        "{kind} {name} is no orphan: a {owner} or what it is made for stands for it; delete that, and the volume or snapshot goes with it"
+    )]
+    Claimed {
+        /// Its kind.
+        kind: String,
+        /// Its name.
+        name: String,
+        /// The kind that stands for it.
+        owner: &'static str,
+    },
+    /// Nobody can tell whether something stands for it.
+    #[error("nobody knows whether {kind} {name} is claimed: {why}; nothing was changed")]
+    NotKnown {
+        /// Its kind.
+        kind: String,
+        /// Its name.
+        name: String,
+        /// Why.
+        why: String,
+    },
+    /// It is being removed.
+    #[error("PoolVolume {name} is being removed: nothing was changed")]
+    Leaving {
+        /// Its name.
+        name: String,
+    },
+    /// A snapshot that has its image.
+    #[error(
+        "PoolSnapshot {name} has its image: create a VolumeSnapshotContent whose snapshotHandle is {name}"
+    )]
+    HasImage {
+        /// Its name.
+        name: String,
+    },
     /// Nobody has said yes.
     #[error("not confirmed: nothing was changed (--yes goes without asking)")]
     NotConfirmed,
@@ -163,17 +204,16 @@ pub async fn run(
             list(connection, &flags.only, flags.output, printer).await
         }
         Some(OrphansCommand::Adopt(flags)) => adopt(connection, &flags, printer).await,
-        Some(OrphansCommand::Reclaim(flags)) => {
-            let (cluster, choice) = choose(connection, &flags.chosen).await?;
-            if !flags.yes {
-                confirm::confirm(&choice, &mut io::stdin().lock(), &mut Terminal::stderr())?;
-            }
-            let patience = flags.chosen.timeout;
-            reclaim::reclaim(connection, &cluster, &choice, patience).await?;
-            printer.write(&format!("{} is removed\n", one_line(&choice.to_string())))?;
-            Ok(Verdict::Well)
-        }
+        Some(OrphansCommand::Reclaim(flags)) => reclaim(connection, &flags, printer).await,
     }
+}
+
+/// What is meant by a name.
+enum Target {
+    /// An image without custom resource.
+    Image(Choice),
+    /// A custom resource that nobody claims.
+    Object(Wish),
 }
 
 async fn list(
@@ -183,17 +223,63 @@ async fn list(
     printer: Printer,
 ) -> Result<Verdict, crate::Error> {
     let cluster = Cluster::own(connection).await?;
-    let view = Orphans::of(&cluster, only, chrono::Utc::now());
+    let known = Known::read(connection).await?;
+    let now = chrono::Utc::now();
+    let mut view = Orphans::of(&cluster, only, now);
+    view.unclaimed = known.unclaimed(&cluster, only, now);
+    view.unread = known.unread().map(str::to_owned).collect();
     printer.print(&view, output.format)
 }
 
 async fn choose(
     connection: &Connection,
     chosen: &Chosen,
-) -> Result<(Cluster, Choice), crate::Error> {
+) -> Result<(Cluster, Target), crate::Error> {
     let cluster = Cluster::with_users(connection).await?;
-    let choice = list::choose(&cluster, &chosen.name, &chosen.only)?;
-    Ok((cluster, choice))
+    let target = match list::choose(&cluster, &chosen.name, &chosen.only) {
+        Ok(choice) => Target::Image(choice),
+        Err(Error::Unknown { name }) => {
+            let known = Known::read(connection).await?;
+            let object = known.choose(&cluster, &name, &chosen.only)?;
+            Target::Object(object.ok_or(Error::Unknown { name })?)
+        }
+        Err(error) => return Err(error.into()),
+    };
+    Ok((cluster, target))
+}
+
+async fn reclaim(
+    connection: &Connection,
+    flags: &arguments::Reclaim,
+    printer: Printer,
+) -> Result<Verdict, crate::Error> {
+    let (cluster, target) = choose(connection, &flags.chosen).await?;
+    let (what, name) = match &target {
+        Target::Image(choice) => (choice.to_string(), choice.identity.name.clone()),
+        Target::Object(object) => (unclaimed::describe(object), object.name()),
+    };
+    if !flags.yes {
+        confirm::confirm(
+            &what,
+            &name,
+            &mut io::stdin().lock(),
+            &mut Terminal::stderr(),
+        )?;
+    }
+    let patience = flags.chosen.timeout;
+    match &target {
+        Target::Image(choice) => {
+            reclaim::reclaim(connection, &cluster, choice, patience).await?;
+        }
+        Target::Object(object) => {
+            // Somebody may have claimed it while the question stood.
+            let known = Known::read(connection).await?;
+            known.choose(&cluster, &name, &flags.chosen.only)?;
+            reclaim::remove_object(connection, object, patience).await?;
+        }
+    }
+    printer.write(&format!("{} is removed\n", one_line(&what)))?;
+    Ok(Verdict::Well)
 }
 
 async fn adopt(
@@ -206,17 +292,22 @@ async fn adopt(
         .as_deref()
         .map(persistent_volume::parse_claim)
         .transpose()?;
-    let (cluster, choice) = choose(connection, &flags.chosen).await?;
+    let (cluster, target) = choose(connection, &flags.chosen).await?;
     let patience = flags.chosen.timeout;
-    let adopted = adopt::adopt(connection, &cluster, &choice, patience).await?;
-    let told = format!(
-        "{choice} is taken up again as {} {}",
-        adopted.kind(),
-        adopted.name()
-    );
-    crate::tell(&[told]);
-    let wish::Wish::Volume(volume) = adopted else {
-        return Ok(Verdict::Well);
+    let volume = match target {
+        Target::Object(object) => {
+            crate::tell(&[format!("{} has its image", unclaimed::describe(&object))]);
+            unclaimed::as_volume(object)?
+        }
+        Target::Image(choice) => {
+            let adopted = adopt::adopt(connection, &cluster, &choice, patience).await?;
+            let (kind, name) = (adopted.kind(), adopted.name());
+            crate::tell(&[format!("{choice} is taken up again as {kind} {name}")]);
+            let Wish::Volume(volume) = adopted else {
+                return Ok(Verdict::Well);
+            };
+            volume
+        }
     };
     let class = &flags.storage_class;
     let manifest = persistent_volume::of(&volume, class, claim.as_ref());

@@ -28,9 +28,27 @@ pub async fn reclaim(
     patience: Duration,
 ) -> Result<(), crate::Error> {
     let deadline = Instant::now() + patience;
-    match adopt::adopt(connection, cluster, choice, patience).await? {
-        Wish::Volume(volume) => remove(connection, &*volume, deadline).await,
-        Wish::Snapshot(snapshot) => remove(connection, &*snapshot, deadline).await,
+    let adopted = adopt::adopt(connection, cluster, choice, patience).await?;
+    remove_until(connection, &adopted, deadline).await
+}
+
+/// Has a volume or snapshot removed that has its image.
+pub async fn remove_object(
+    connection: &Connection,
+    object: &Wish,
+    patience: Duration,
+) -> Result<(), crate::Error> {
+    remove_until(connection, object, Instant::now() + patience).await
+}
+
+async fn remove_until(
+    connection: &Connection,
+    object: &Wish,
+    deadline: Instant,
+) -> Result<(), crate::Error> {
+    match object {
+        Wish::Volume(volume) => remove(connection, &**volume, deadline).await,
+        Wish::Snapshot(snapshot) => remove(connection, &**snapshot, deadline).await,
     }
 }
 

@@ -1,0 +1,252 @@
+//! Volumes and snapshots that no object of Kubernetes stands for. Pure.
+//!
+//! A claim that is deleted while its volume is made leaves a PoolVolume without PersistentVolume, and
+//! so does a removal that is cut in two. Nobody asks for their removal again, and they take their room.
+//!
+//! *Invariant:* what is being made or removed is never unclaimed: it is young, or something that
+//! Kubernetes has still waits for it.
+
+use std::collections::BTreeSet;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::ResourceExt as _;
+use serde_json::Value;
+
+use crate::{
+    condition::{self, ConditionType},
+    names::DRIVER,
+    snapshot::PoolSnapshot,
+    stored::Stored,
+    time,
+    volume::PoolVolume,
+};
+
+/// How old an object is at least before it is called unclaimed. A call of CSI takes a minute at most,
+/// and what has failed is repeated every five.
+pub const GRACE: TimeDelta = TimeDelta::minutes(15);
+
+/// Group of the kinds of Kubernetes for snapshots.
+pub const SNAPSHOT_GROUP: &str = "snapshot.storage.k8s.io";
+
+/// What Kubernetes has that stands for volumes or snapshots of ours.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Owners {
+    handles: BTreeSet<String>,
+    waiting: BTreeSet<String>,
+}
+
+impl Owners {
+    /// Takes note of a PersistentVolume, whoever made it.
+    pub fn add_volume(&mut self, volume: &PersistentVolume) {
+        self.handles.extend(handle(volume).map(str::to_owned));
+    }
+
+    /// Takes note of a VolumeSnapshotContent by all but its metadata, whoever made it. One that does
+    /// not have its snapshot yet waits for it.
+    pub fn add_content(&mut self, content: &Value) {
+        let text = |path| content.pointer(path).and_then(Value::as_str);
+        if text("/spec/driver") != Some(DRIVER) {
+            return;
+        }
+        let handle = text("/status/snapshotHandle").or_else(|| text("/spec/source/snapshotHandle"));
+        match handle {
+            Some(handle) => _ = self.handles.insert(handle.to_owned()),
+            None => self.add_waiting(text("/spec/volumeSnapshotRef/uid").unwrap_or_default()),
+        }
+    }
+
+    /// Takes note of a claim by its UID that waits for its volume.
+    pub fn add_waiting(&mut self, uid: &str) {
+        if !uid.is_empty() {
+            self.waiting.insert(uid.to_owned());
+        }
+    }
+
+    /// Whether nothing stands for an object and nothing waits for it, whatever its age.
+    pub fn lack<K: Claimable>(&self, object: &K) -> bool {
+        // Sidecars name what they ask for by the UID of the object that they ask for it for.
+        let mut waiting = self.waiting.iter();
+        let is_waited_for = waiting.any(|uid| object.requested_name().ends_with(uid.as_str()));
+        !is_waited_for && !self.handles.contains(&object.name_any()) && !object.is_under_way()
+    }
+
+    /// Whether an object is unclaimed. `grace` is [`GRACE`], but for tests.
+    pub fn leave_unclaimed<K: Claimable>(
+        &self,
+        object: &K,
+        now: DateTime<Utc>,
+        grace: TimeDelta,
+    ) -> bool {
+        let created = object.meta().creation_timestamp.as_ref();
+        let created = created.map(time::from_kubernetes);
+        created.is_some_and(|created| now.signed_duration_since(created) >= grace)
+            && self.lack(object)
+    }
+}
+
+/// The volume of ours that a PersistentVolume stands for.
+pub fn handle(volume: &PersistentVolume) -> Option<&str> {
+    let source = volume.spec.as_ref()?.csi.as_ref()?;
+    (source.driver == DRIVER).then_some(&source.volume_handle)
+}
+
+/// A kind that an object of Kubernetes stands for.
+pub trait Claimable: Stored {
+    /// The kind of Kubernetes that stands for it.
+    const OWNER: &'static str;
+
+    /// The name that was asked for.
+    fn requested_name(&self) -> &str;
+
+    /// Whether it is being made in a way that nothing of Kubernetes tells of.
+    fn is_under_way(&self) -> bool;
+}
+
+impl Claimable for PoolVolume {
+    const OWNER: &'static str = "PersistentVolume";
+
+    fn requested_name(&self) -> &str {
+        &self.spec.requested_name
+    }
+
+    fn is_under_way(&self) -> bool {
+        false
+    }
+}
+
+impl Claimable for PoolSnapshot {
+    const OWNER: &'static str = "VolumeSnapshotContent";
+
+    fn requested_name(&self) -> &str {
+        &self.spec.requested_name
+    }
+
+    fn is_under_way(&self) -> bool {
+        // The contents of a group are made after all of its snapshots.
+        self.spec.group_name.is_some()
+            && !self.spec.deletion_requested
+            && !condition::holds(self.conditions(), ConditionType::Ready)
+    }
+}
+
+/// What is to be done about an unclaimed object, for people.
+pub fn advice<K: Claimable>(object: &K) -> String {
+    let (kind, name, owner) = (K::kind(&()), object.name_any(), K::OWNER);
+    let (pool, node) = (object.pool_name(), object.node_name());
+    if object.deletion_requested() && object.reserved().is_none() {
+        return format!(
+            "the removal of {kind} {name} was cut short, and nobody asks for it again: its data is \
+             gone; remove the rest with `kubectl cistern orphans reclaim {name}`"
+        );
+    }
+    format!(
+        "no {owner} stands for {kind} {name} in pool {pool} on node {node}: it is kept, and takes its \
+         room; have it removed with `kubectl cistern orphans reclaim {name}`, or create a {owner} with \
+         the handle {name}"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::Bytes;
+
+    fn at(minute: i64) -> DateTime<Utc> {
+        DateTime::from_timestamp(minute * 60, 0).unwrap()
+    }
+
+    fn volume(name: &str, requested: &str) -> PoolVolume {
+        let spec = json!({
+            "requestedName": requested, "nodeName": "node-1", "poolName": "fast", "size": "1Gi",
+            "accessType": "Block", "accessModes": ["SingleNodeWriter"], "provisioning": "Thin",
+        });
+        let mut volume = PoolVolume::wish(name, serde_json::from_value(spec).unwrap());
+        volume.metadata.creation_timestamp = Some(time::to_kubernetes(at(0)));
+        volume
+    }
+
+    fn snapshot(name: &str, requested: &str) -> PoolSnapshot {
+        let spec = json!({
+            "requestedName": requested, "nodeName": "node-1", "poolName": "fast",
+            "sourceVolume": "pvc-1", "sourceImage": "i", "accessType": "Block",
+            "provisioning": "Thin",
+        });
+        let mut snapshot = PoolSnapshot::wish(name, serde_json::from_value(spec).unwrap());
+        snapshot.metadata.creation_timestamp = Some(time::to_kubernetes(at(0)));
+        snapshot
+    }
+
+    fn persistent_volume(driver: &str, handle: &str) -> PersistentVolume {
+        let csi = json!({"driver": driver, "volumeHandle": handle});
+        serde_json::from_value(json!({"metadata": {"name": "any"}, "spec": {"csi": csi}})).unwrap()
+    }
+
+    #[test]
+    fn a_volume_is_unclaimed_when_it_is_old_and_no_persistent_volume_has_its_handle() {
+        let volume = volume("pvc-1", "pvc-uid-1");
+        let mut owners = Owners::default();
+        owners.add_volume(&persistent_volume("another.driver", "pvc-1"));
+        owners.add_volume(&persistent_volume(DRIVER, "pvc-2"));
+        assert!(owners.leave_unclaimed(&volume, at(15), GRACE));
+        assert!(!owners.leave_unclaimed(&volume, at(14), GRACE), "young");
+        owners.add_volume(&persistent_volume(DRIVER, "pvc-1"));
+        assert!(!owners.leave_unclaimed(&volume, at(15), GRACE));
+    }
+
+    #[test]
+    fn a_volume_that_its_claim_waits_for_is_under_way_however_old() {
+        let volume = volume("pvc-1", "pvc-uid-1");
+        let mut owners = Owners::default();
+        owners.add_waiting("uid-2");
+        owners.add_waiting("");
+        assert!(owners.lack(&volume));
+        owners.add_waiting("uid-1");
+        assert!(!owners.lack(&volume));
+    }
+
+    #[test]
+    fn a_snapshot_is_claimed_by_the_content_with_its_handle_or_the_one_that_waits_for_it() {
+        let content = |text: Value| {
+            let mut owners = Owners::default();
+            owners.add_content(&text);
+            owners.lack(&snapshot("snap-1", "snapshot-uid-1"))
+        };
+        let made = json!({"spec": {"driver": DRIVER}, "status": {"snapshotHandle": "snap-1"}});
+        assert!(!content(made));
+        let by_hand = json!({"spec": {"driver": DRIVER, "source": {"snapshotHandle": "snap-1"}}});
+        assert!(!content(by_hand));
+        let waiting = json!({"spec": {"driver": DRIVER, "volumeSnapshotRef": {"uid": "uid-1"}}});
+        assert!(!content(waiting));
+        let others = json!({"spec": {"driver": "x"}, "status": {"snapshotHandle": "snap-1"}});
+        assert!(content(others));
+        assert!(content(json!({"spec": {"driver": DRIVER}})));
+    }
+
+    #[test]
+    fn a_snapshot_of_a_group_that_is_being_taken_is_under_way() {
+        let mut one = snapshot("snap-1", "groupsnapshot-uid-1");
+        one.spec.group_name = Some("group-1".to_owned());
+        assert!(!Owners::default().lack(&one));
+        one.spec.deletion_requested = true;
+        assert!(Owners::default().lack(&one));
+    }
+
+    #[test]
+    fn the_advice_names_the_object_and_what_to_do() {
+        let mut one = volume("pvc-1", "pvc-uid-1");
+        one.status = serde_json::from_value(json!({"reserved": "1Gi"})).unwrap();
+        let kept = advice(&one);
+        assert!(
+            kept.starts_with("no PersistentVolume stands for PoolVolume pvc-1"),
+            "{kept}"
+        );
+        assert_eq!(one.reserved(), Some(Bytes::gib(1)));
+        one.spec.deletion_requested = true;
+        assert_eq!(advice(&one), kept, "its data is still there");
+        one.status = None;
+        assert!(advice(&one).contains("was cut short"), "{}", advice(&one));
+    }
+}
