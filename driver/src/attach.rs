@@ -281,7 +281,8 @@ impl Attach {
     }
 
     /// The volume, from the watch; or from the API server, for one that is younger than the watch, or
-    /// whose deletion is asked for: the watch may not show yet that the agent has committed itself.
+    /// whose deletion is asked for, or that the agent has written to since: the watch may not show yet
+    /// that the agent has committed itself.
     async fn volume(&self, id: &str) -> Result<Volume, Error> {
         let not_found = || Error::NotFound {
             volume: id.to_owned(),
@@ -293,7 +294,8 @@ impl Attach {
         if !names::is_id(id) {
             return Err(not_found());
         }
-        if let Some(object) = self.agent.desired.volume(id)
+        let desired = &self.agent.desired;
+        if let Ok(Some(object)) = desired.own_writes().read(|| desired.volume(id))
             && let Some(object) = readable(&object).filter(|it| !it.spec.deletion_requested)
             && let Ok(volume) = Volume::read(object)
         {

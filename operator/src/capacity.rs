@@ -99,8 +99,11 @@ pub async fn run(context: &Context, stop: Stop) {
 
 async fn reconcile(context: &Context, outdated: &Outdated, slot: &Slot) -> Result<Next, Error> {
     let reference = ObjectRef::new(&slot.object_name()).within(&context.namespace);
-    let current = context.world.capacities.get(&reference);
-    let wanted = wanted(&context.world, slot, current.is_some());
+    let world = &context.world;
+    let Ok(current) = world.own_writes.read(|| world.capacities.get(&reference)) else {
+        return Ok(Next::OnChange);
+    };
+    let wanted = wanted(world, slot, current.is_some());
     let step = plan(current.as_deref(), wanted);
     if step == Step::Keep {
         outdated.settle(slot);
@@ -139,7 +142,13 @@ async fn execute(
                 "maximumVolumeSize": published.maximum,
             });
             let written = patch_guarded(&api, seen, names::OPERATOR_MANAGER, change).await;
-            ("update", written.map(drop))
+            let world = &context.world;
+            let reference = ObjectRef::from_obj(seen);
+            let copy = || world.capacities.get(&reference);
+            (
+                "update",
+                written.map(|written| world.own_writes.wrote(&written, copy)),
+            )
         }
         (Step::Delete, Some(seen)) => ("delete", delete_exactly(&api, seen).await.map(drop)),
         (Step::Keep | Step::Delete | Step::Raise(_) | Step::Lower(_), _) => return Ok(()),

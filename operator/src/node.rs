@@ -23,7 +23,7 @@ use cistern_client::writes::{delete_exactly, patch_guarded, remove_finalizer};
 use cistern_crds::{NodePool, StorageNode, StorageNodeSpec, StoragePool, names};
 use k8s_openapi::api::core::v1::Node;
 use kube::{
-    Api, Client, Resource as _, ResourceExt as _,
+    Api, Resource as _, ResourceExt as _,
     api::{ObjectMeta, PostParams},
     core::{DeserializeGuard, SelectorExt as _},
 };
@@ -130,7 +130,9 @@ pub async fn run(context: &Context, stop: Stop) {
 /// `granting` is held while something is granted, so that no two nodes are granted the same.
 async fn reconcile(context: &Context, granting: &Mutex<()>, name: &str) -> Result<Next, Error> {
     let world = &context.world;
-    let guard = world.storage_node(name);
+    let Ok(guard) = world.own_writes.read(|| world.storage_node(name)) else {
+        return Ok(Next::OnChange);
+    };
     let storage_node = match guard.as_deref().map(|guard| &guard.0) {
         None => None,
         Some(Ok(node)) => Some(node),
@@ -158,18 +160,24 @@ async fn reconcile(context: &Context, granting: &Mutex<()>, name: &str) -> Resul
         agent: !world.agents_on(name).is_empty(),
         kept: &LazyCell::new(|| world.kept_on(name)),
     });
-    execute(&context.client, name, storage_node, step).await?;
+    execute(context, name, storage_node, step).await?;
     drop(granting_now);
     Ok(Next::OnChange)
 }
 
 async fn execute(
-    client: &Client,
+    context: &Context,
     name: &str,
     seen: Option<&StorageNode>,
     step: Step,
 ) -> Result<(), Error> {
-    let api = Api::<StorageNode>::all(client.clone());
+    let world = &context.world;
+    let api = Api::<StorageNode>::all(context.client.clone());
+    let wrote = |written| {
+        world
+            .own_writes
+            .wrote(&written, || world.storage_node(name));
+    };
     let (verb, result) = match (step, seen) {
         (Step::Create(spec), _) => {
             let parameters = PostParams {
@@ -186,11 +194,12 @@ async fn execute(
             }
             let change = json!({"metadata": {"finalizers": finalizers}, "spec": spec});
             let written = patch_guarded(&api, seen, names::OPERATOR_MANAGER, change).await;
-            ("update", written.map(drop))
+            ("update", written.map(wrote))
         }
         (Step::Delete, Some(seen)) => {
             // The finalizer goes once the mark has come back as a change.
-            ("delete", delete_exactly(&api, seen).await.map(drop))
+            let left = delete_exactly(&api, seen).await;
+            ("delete", left.map(|left| left.into_iter().for_each(wrote)))
         }
         (Step::Release, Some(seen)) => {
             let manager = names::OPERATOR_MANAGER;

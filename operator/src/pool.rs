@@ -64,9 +64,11 @@ pub async fn run(context: &Context, stop: Stop) {
 }
 
 async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
-    let Some(pool) = context.world.pool(name) else {
+    let own_writes = &context.world.own_writes;
+    let Ok(Some(pool)) = own_writes.read(|| context.world.pool(name)) else {
         return Ok(Next::OnChange);
     };
+    let wrote = |written| own_writes.wrote(&written, || context.world.pool(name));
     let api = Api::<DeserializeGuard<StoragePool>>::all(context.client.clone());
     let failed = |verb| {
         move |source| Error::Api {
@@ -85,7 +87,8 @@ async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
             let change = json!({"metadata": {"finalizers": finalizers}});
             let held = patch_guarded(&api, &pool, manager, change).await;
             // What was written comes back as a change.
-            return held.map(|_| Next::OnChange).map_err(failed("hold"));
+            held.map(wrote).map_err(failed("hold"))?;
+            return Ok(Next::OnChange);
         }
         Hold::Release => {
             let released = remove_finalizer(&api, &pool, manager, names::FINALIZER).await;
@@ -100,7 +103,7 @@ async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
     let status = summarize(&declaration, &current, &shares, &kept, (context.now)());
     if status != current {
         let written = patch_status_guarded(&api, &pool, manager, json!(status)).await;
-        written.map_err(failed("write the status of"))?;
+        written.map(wrote).map_err(failed("write the status of"))?;
     }
     Ok(Next::OnChange)
 }

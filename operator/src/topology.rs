@@ -92,7 +92,8 @@ pub async fn run(context: &Context, stop: Stop) {
 }
 
 async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
-    let Some(guard) = context.world.storage_node(name) else {
+    let own_writes = &context.world.own_writes;
+    let Ok(Some(guard)) = own_writes.read(|| context.world.storage_node(name)) else {
         return Ok(Next::OnChange);
     };
     // One that cannot be read is reported by the controller that owns its spec.
@@ -111,7 +112,10 @@ async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
     let api = Api::<StorageNode>::all(context.client.clone());
     let status = json!({"conditions": own(conditions)});
     match apply_status(&api, name, names::OPERATOR_MANAGER, &status).await {
-        Ok(_) => Ok(next),
+        Ok(written) => {
+            own_writes.wrote::<StorageNode, _>(&written, || context.world.storage_node(name));
+            Ok(next)
+        }
         Err(source) => Err(Error::Write {
             node: name.to_owned(),
             source,

@@ -3,9 +3,9 @@
 //! *Invariant:* a watch never ends by itself: whatever fails, also a kind that is not installed, is
 //! reported and tried again.
 
-use std::pin::pin;
+use std::{pin::pin, sync::Arc};
 
-use cistern_client::{http::Readiness, watches};
+use cistern_client::{OwnWrites, http::Readiness, watches};
 use futures::StreamExt as _;
 use kube::{
     Api,
@@ -26,12 +26,14 @@ pub async fn watch<K: Kind + 'static>(
     mut writer: Writer<K>,
     changes: broadcast::Sender<Change>,
     readiness: Readiness,
+    own_writes: Arc<OwnWrites>,
 ) {
     let mut stream = pin!(watcher(api, config).backoff(watches::backoff()));
     while let Some(event) = stream.next().await {
         match event.map(keep) {
             Ok(Some(event)) => {
                 writer.apply_watcher_event(&event);
+                own_writes.saw(&event);
                 // Nobody listens before the controllers run; they begin with everything.
                 let _ = announcement(&event).map(|change| changes.send(change));
                 if matches!(event, Event::InitDone) {

@@ -7,7 +7,7 @@
 
 use std::{future::Future, sync::Arc};
 
-use cistern_client::{http::Readiness, watches};
+use cistern_client::{OwnWrites, http::Readiness, watches};
 use cistern_crds::{PoolSnapshot, PoolVolume, StorageNode, StoragePool, Stored, names};
 use futures::{FutureExt as _, future::BoxFuture};
 use k8s_openapi::api::{
@@ -101,6 +101,8 @@ pub struct World {
     pub claims: Store<PersistentVolumeClaim>,
     /// The capacity objects that the operator made.
     pub capacities: Store<CSIStorageCapacity>,
+    /// What the operator wrote and these copies lack.
+    pub own_writes: Arc<OwnWrites>,
     changes: broadcast::Sender<Change>,
 }
 
@@ -116,6 +118,7 @@ impl World {
             running: Vec::new(),
             changes: changes.clone(),
             readiness: readiness.clone(),
+            own_writes: Arc::default(),
         };
         let any = || watcher::Config::default().page_size(watches::PAGE);
         let labelled = |key: &str, value: &str| any().labels(&format!("{key}={value}"));
@@ -133,6 +136,7 @@ impl World {
             classes: watches.add(Api::all(client.clone()), any()),
             claims: watches.add(Api::all(client.clone()), any()),
             capacities: watches.add(ours, capacities),
+            own_writes: Arc::clone(&watches.own_writes),
             changes,
         };
         (world, watches.run())
@@ -254,6 +258,7 @@ struct Watches {
     running: Vec<BoxFuture<'static, ()>>,
     changes: broadcast::Sender<Change>,
     readiness: Readiness,
+    own_writes: Arc<OwnWrites>,
 }
 
 impl Watches {
@@ -261,8 +266,9 @@ impl Watches {
         self.readiness.wait_for(K::NAME, "not listed yet");
         let (store, writer) = reflector::store();
         let (changes, readiness) = (self.changes.clone(), self.readiness.clone());
-        self.running
-            .push(watch(api, config, writer, changes, readiness).boxed());
+        let own_writes = Arc::clone(&self.own_writes);
+        let watch = watch(api, config, writer, changes, readiness, own_writes);
+        self.running.push(watch.boxed());
         store
     }
 

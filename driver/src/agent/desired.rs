@@ -6,11 +6,11 @@
 
 use std::{collections::HashMap, fmt, sync::Arc};
 
-use cistern_client::watches;
+use cistern_client::{OwnWrites, watches};
 use cistern_crds::{
     PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, Stored, volume::ImageStatus,
 };
-use futures::{Stream, StreamExt as _, stream};
+use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use kube::{
     Api, Client, ResourceExt as _,
     api::ObjectMeta,
@@ -34,6 +34,7 @@ pub struct Desired {
     volumes: Store<Guarded<PoolVolume>>,
     snapshots: Store<Guarded<PoolSnapshot>>,
     groups: Store<Guarded<PoolSnapshotGroup>>,
+    own_writes: Arc<OwnWrites>,
 }
 
 /// What has changed, for whoever drives the watches. Errors are transient: the watch goes on.
@@ -63,19 +64,21 @@ pub struct Holdings {
 
 /// Starts to watch what belongs to this node.
 pub fn watch(client: &Client, node_name: &str) -> (Desired, Watches) {
+    let own_writes = Arc::<OwnWrites>::default();
     let this = format!("metadata.name={node_name}");
-    let (node, node_changes) = observe(client, &this, Definition::Required);
+    let (node, node_changes) = observe(client, &this, Definition::Required, &own_writes);
     let ours = format!("spec.nodeName={node_name}");
-    let (volumes, volume_changes) = observe(client, &ours, Definition::Required);
+    let (volumes, volume_changes) = observe(client, &ours, Definition::Required, &own_writes);
     // An installation of an older version has none of these kinds, and its volumes must work.
-    let (snapshots, snapshot_changes) = observe(client, &ours, Definition::Optional);
-    let (groups, group_changes) = observe(client, &ours, Definition::Optional);
+    let (snapshots, snapshot_changes) = observe(client, &ours, Definition::Optional, &own_writes);
+    let (groups, group_changes) = observe(client, &ours, Definition::Optional, &own_writes);
     let desired = Desired {
         node_name: node_name.into(),
         node,
         volumes,
         snapshots,
         groups,
+        own_writes,
     };
     let watches = Watches {
         node: node_changes,
@@ -100,6 +103,7 @@ fn observe<K>(
     client: &Client,
     fields: &str,
     definition: Definition,
+    own_writes: &Arc<OwnWrites>,
 ) -> (Store<Guarded<K>>, Changes<Guarded<K>>)
 where
     K: kube::Resource<DynamicType = ()>
@@ -116,9 +120,11 @@ where
         .fields(fields);
     let events = watcher(Api::<Guarded<K>>::all(client.clone()), chosen);
     let events = events.backoff(watches::backoff());
+    let own_writes = Arc::clone(own_writes);
     let changes = or_none(events, K::kind(&()).into_owned(), definition)
         .modify(prune)
         .reflect(writer)
+        .inspect_ok(move |event| own_writes.saw(event))
         .touched_objects()
         .boxed();
     (store, changes)
@@ -221,6 +227,11 @@ impl Desired {
             all(&self.snapshots)?,
             all(&self.groups)?,
         ))
+    }
+
+    /// What the agent wrote and these copies lack.
+    pub fn own_writes(&self) -> &Arc<OwnWrites> {
+        &self.own_writes
     }
 
     /// For the queue of passes over volumes.

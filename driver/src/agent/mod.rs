@@ -143,9 +143,11 @@ impl Parts {
     /// An agent for one node.
     pub fn new(client: &Client, node_name: &str, root: Root, now: fn() -> DateTime<Utc>) -> Self {
         let (desired, watches) = desired::watch(client, node_name);
-        let (volumes, volume_requests) = Work::new(client);
-        let (snapshots, snapshot_requests) = Work::new(client);
-        let (groups, group_requests) = Work::new(client);
+        let own_writes = desired.own_writes();
+        let (volumes, volume_requests) = Work::new(client, desired.volume_store(), own_writes);
+        let (snapshots, snapshot_requests) =
+            Work::new(client, desired.snapshot_store(), own_writes);
+        let (groups, group_requests) = Work::new(client, desired.group_store(), own_writes);
         let agent = Agent {
             node_name: node_name.to_owned(),
             desired,

@@ -1,8 +1,9 @@
 //! Passes: every kind of custom resource has a queue of objects to pass over, filled by its watch and
 //! by whoever asks.
 //!
-//! *Invariant:* an object is passed over by one pass at a time, and a status is written only to the
-//! object that it was made from: the write says which version that was.
+//! *Invariant:* an object is passed over by one pass at a time, and by none on a copy that is older than
+//! the agent's own last write. A status is written only to the object that it was made from: the write
+//! says which version that was.
 
 use std::{
     fmt,
@@ -11,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cistern_client::{Chain, Rejection, Retries, watches};
+use cistern_client::{Chain, OwnWrites, Rejection, Retries, own_writes::Stale, watches};
 use cistern_crds::names::AGENT_MANAGER;
 use futures::{Stream, StreamExt as _, stream};
 use kube::{
@@ -38,6 +39,9 @@ use super::{
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_mins(2));
 /// How long the API server may take for a write.
 const WRITE_DEADLINE: Duration = Duration::from_secs(30);
+/// When to look again at an object whose copy is older than the agent's own write. The event that
+/// delivers the write comes sooner; after a list there may be none.
+const STALE: Duration = Duration::from_secs(5);
 
 /// A kind of custom resource whose status the agent writes.
 pub trait Kind:
@@ -70,11 +74,13 @@ pub trait Kind:
 
 /// What the agent has for one kind.
 #[derive(Debug)]
-pub struct Work<K> {
+pub struct Work<K: Kind> {
     /// The kind at the API server.
     pub(super) api: Api<K>,
     /// When to come back to objects that failed.
     pub(super) retries: Retries<String>,
+    copies: Store<Guarded<K>>,
+    own_writes: Arc<OwnWrites>,
     queue: mpsc::UnboundedSender<String>,
 }
 
@@ -129,11 +135,17 @@ impl Error {
 
 impl<K: Kind> Work<K> {
     /// For a kind that nothing was asked of yet.
-    pub(super) fn new(client: &Client) -> (Self, Requests) {
+    pub(super) fn new(
+        client: &Client,
+        copies: Store<Guarded<K>>,
+        own_writes: &Arc<OwnWrites>,
+    ) -> (Self, Requests) {
         let (queue, requests) = mpsc::unbounded_channel();
         let work = Self {
             api: Api::all(client.clone()),
             retries: Retries::new(BACK_OFF.0, BACK_OFF.1),
+            copies,
+            own_writes: Arc::clone(own_writes),
             queue,
         };
         (work, requests)
@@ -157,9 +169,17 @@ impl<K: Kind> Work<K> {
             return Err(Error::Silent { object: named });
         };
         match answer {
-            Ok(written) => Ok(Some(written)),
+            Ok(written) => {
+                let copy = || self.copies.get(&ObjectRef::new(&name));
+                self.own_writes.wrote(&written, copy);
+                Ok(Some(written))
+            }
             Err(error) => match Rejection::from(&error) {
-                Rejection::NotFound | Rejection::Conflict => Ok(None),
+                Rejection::NotFound | Rejection::Conflict => {
+                    let version = object.resource_version();
+                    tracing::debug!(object = named, version, "the object has changed meanwhile");
+                    Ok(None)
+                }
                 Rejection::AlreadyExists
                 | Rejection::Invalid
                 | Rejection::Denied
@@ -226,10 +246,20 @@ pub(super) async fn run<K: Kind>(
 async fn pass<K: Kind>(object: Arc<Guarded<K>>, agent: Arc<Agent>) -> Result<Action, Error> {
     // Before it nobody knows which pools there are.
     agent.looked().await;
+    // The copy that came may be older than what is cached by now.
+    let name = name(&object);
+    let copies = &K::work(&agent).copies;
+    let copy = || copies.get(&ObjectRef::new(&name));
+    let object = match agent.desired.own_writes().read(copy) {
+        Ok(Some(object)) => object,
+        // Its deletion brings us back.
+        Ok(None) => return Ok(Action::await_change()),
+        Err(Stale) => return Ok(Action::requeue(STALE)),
+    };
     if let Some(object) = readable(&object) {
         let began = Instant::now();
         let result = in_pool(&agent, object, K::pass(&agent, object)).await;
-        let is_failing = || K::work(&agent).retries.has_failed(&object.name_any());
+        let is_failing = || K::work(&agent).retries.has_failed(&name);
         let outcome = match &result {
             Err(_) => PassOutcome::failed,
             Ok(_) if is_failing() => PassOutcome::not_as_desired,
@@ -238,7 +268,6 @@ async fn pass<K: Kind>(object: Arc<Guarded<K>>, agent: Arc<Agent>) -> Result<Act
         agent.passes.ended(K::NOUN, outcome, began);
         return result;
     }
-    let name = name(&object);
     tracing::error!(
         kind = K::NOUN,
         name,

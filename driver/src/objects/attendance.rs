@@ -11,6 +11,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use cistern_client::own_writes::is_older;
 use kube::{ResourceExt as _, runtime::watcher::Event};
 use tokio::sync::watch;
 
@@ -130,7 +131,7 @@ impl<K: Kind> Attention<K> {
 
     /// The object at its next change; none once it seems to be gone. Loses nothing when dropped.
     ///
-    /// Sightings from before the spec that `seen` has are passed over.
+    /// Sightings of a version before `seen` are passed over.
     pub async fn change(&mut self, seen: &K) -> Option<K> {
         loop {
             // The sender lives as long as `self`.
@@ -139,7 +140,7 @@ impl<K: Kind> Attention<K> {
             match sighting {
                 Sighting::Gone => return None,
                 Sighting::Present(now) if now.meta().uid != seen.meta().uid => return None,
-                Sighting::Present(now) if now.meta().generation < seen.meta().generation => {}
+                Sighting::Present(now) if is_older(now.meta(), seen.meta()) => {}
                 Sighting::Present(now) => return Some(K::clone(&now)),
             }
         }
@@ -165,6 +166,7 @@ mod tests {
         volume.metadata.name = Some(name.to_owned());
         volume.metadata.uid = Some(uid.to_owned());
         volume.metadata.generation = Some(generation);
+        volume.metadata.resource_version = Some((generation + 8).to_string());
         volume
     }
 

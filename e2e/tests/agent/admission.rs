@@ -1,6 +1,6 @@
 //! Who gets room, and what it costs the API server.
 
-use cistern_crds::{Bytes, ConditionType, Provisioning};
+use cistern_crds::{Bytes, ConditionType, Consistency, Provisioning};
 use futures::{StreamExt as _, future::join_all};
 use kube::{
     Api, ResourceExt as _,
@@ -46,6 +46,27 @@ async fn r05_a_volume_takes_two_writes_to_make_and_two_to_reclaim_and_then_there
         (true, true, false, true),    // the finalizer is taken off
     ];
     assert_eq!(seen, life);
+    node.finish().await;
+}
+
+#[tokio::test]
+async fn r05_what_the_agent_writes_never_conflicts_with_its_own_earlier_writes() {
+    let node = Fixture::start("agent-own-writes").await;
+    let names: Vec<String> = (0..10).map(|number| number.to_string()).collect();
+    let volumes = names.iter().map(|name| node.volume(name, Bytes::mib(32)));
+    let volumes = join_all(volumes).await;
+    let snapshots = names.iter().zip(&volumes);
+    join_all(snapshots.map(|(name, volume)| node.snapshot(name, volume))).await;
+    let group = [&volumes[0], &volumes[1]];
+    let group = node.create_group(&group, Consistency::Crash).await;
+    node.answered_group(&group).await;
+
+    let metrics = node.driver.node().get("/metrics").await.unwrap();
+    let written = "cistern_api_request_duration_seconds_count{method=\"PUT\",code=\"200\"}";
+    assert!(metrics.contains(written), "{metrics}");
+    let log = node.driver.node().process().log();
+    assert!(!metrics.contains("code=\"409\""), "{log}");
+    node.remove_group(&group).await;
     node.finish().await;
 }
 

@@ -72,11 +72,12 @@ fn is_over(group: &PoolSnapshotGroup) -> bool {
     is_taken || group.spec.deletion_requested || group.metadata.deletion_timestamp.is_some()
 }
 
-/// The snapshots of a group; none before all of them are seen.
+/// The snapshots of a group; none before all of them are seen, each as the agent wrote it last.
 fn members(agent: &Agent, group: &PoolSnapshotGroup) -> Option<Vec<PoolSnapshot>> {
     let name = group.name_any();
     let members = group.spec.members.iter().map(|member| {
-        let snapshot = agent.desired.snapshot(&member.snapshot)?;
+        let copy = || agent.desired.snapshot(&member.snapshot);
+        let snapshot = agent.desired.own_writes().read(copy).ok()??;
         let snapshot = readable(&snapshot)?;
         let is_ours = snapshot.spec.group_name.as_ref() == Some(&name)
             && snapshot.spec.source_volume == member.volume;

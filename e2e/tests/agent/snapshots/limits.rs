@@ -63,6 +63,25 @@ async fn a_snapshot_beyond_a_limit_is_refused_and_nothing_of_it_is_left() {
 }
 
 #[tokio::test]
+async fn a_snapshot_that_was_refused_after_its_cut_is_not_cut_again() {
+    let node = Fixture::start("agent-refused-once").await;
+    let volume = node.volume("one", Bytes::mib(32)).await;
+    for number in 0..8 {
+        // What is cut is not what was asked for.
+        let mut wish = node.wish_for_snapshot(&format!("odd-{number}"), &volume);
+        wish.spec.filesystem = Some(FilesystemType::Xfs);
+        let name = node.create_snapshot(&wish).await.name_any();
+        node.refused_snapshot(&name, Reason::IdentityConflict).await;
+    }
+    // Another snapshot, whose reconcile comes after theirs.
+    node.snapshot("last", &volume).await;
+    let log = node.driver.node().process().log();
+    let refusals = log.lines().filter(|line| line.contains("not taken"));
+    assert_eq!(refusals.count(), 8, "{log}");
+    node.finish().await;
+}
+
+#[tokio::test]
 async fn what_a_snapshot_would_keep_has_to_fit_and_its_source_has_to_be_there() {
     let mut node = Fixture::start("agent-snapshot-room").await;
     let small = node.volume("small", Bytes::mib(64)).await;

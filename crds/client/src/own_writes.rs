@@ -1,0 +1,257 @@
+//! Own writes that a watch has not delivered yet.
+//!
+//! A cache lags behind the writes of its own process. Whoever acts on a copy from before such a write
+//! repeats what is done already, and the next write is refused. So a reconcile takes its copy by
+//! [`OwnWrites::read`], and waits for the event of its own write where the copy is older.
+//!
+//! Resource versions of one kind are compared as integers. Kubernetes documents that since 1.35, and
+//! what the API server keeps in etcd has always counted upwards. No effect rests on it. A version that
+//! is no integer makes no copy stale; a complete list that began after the write ends the wait
+//! whatever it shows, also when the store was restored from a backup; and the API server refuses a
+//! write that is based on an old copy.
+//!
+//! *Invariant:* there is one entry for each object whose cached copy is older than the last write of
+//! this process, and none for another object.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use kube::{Resource, api::ObjectMeta, runtime::watcher::Event};
+
+/// The cache has a copy that is older than what this process wrote to the object. The event that ends
+/// this is on its way, or a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stale;
+
+/// The objects whose cached copies are older than what this process wrote.
+#[derive(Debug, Default)]
+pub struct OwnWrites {
+    /// By UID, which no two objects share, whatever their kinds.
+    undelivered: Mutex<HashMap<String, Undelivered>>,
+}
+
+#[derive(Debug)]
+struct Undelivered {
+    kind: String,
+    version: u64,
+    /// Whether the watch has begun a list since the write.
+    is_being_listed: bool,
+}
+
+impl OwnWrites {
+    /// Notes the object that a write returned. `cached` gives the copy that the cache has now.
+    pub fn wrote<K, C>(&self, written: &K, cached: impl FnOnce() -> Option<Arc<C>>)
+    where
+        K: Resource<DynamicType = ()>,
+        C: Resource,
+    {
+        let (Some(uid), Some(version)) = (&written.meta().uid, version(written.meta())) else {
+            return;
+        };
+        // Locked before the cache is asked: an event that comes after that is seen after this.
+        let mut undelivered = self.lock();
+        if !cached().is_some_and(|copy| is_older(copy.meta(), written.meta())) {
+            return;
+        }
+        let entry = undelivered
+            .entry(uid.clone())
+            .or_insert_with(|| Undelivered {
+                kind: K::kind(&()).into_owned(),
+                version,
+                is_being_listed: false,
+            });
+        entry.version = entry.version.max(version);
+        entry.is_being_listed = false;
+    }
+
+    /// Takes note of an event of a watch. To be called after the cache has taken it.
+    pub fn saw<K: Resource<DynamicType = ()>>(&self, event: &Event<K>) {
+        let mut undelivered = self.lock();
+        match event {
+            Event::Apply(object) => forget_delivered(&mut undelivered, object.meta()),
+            Event::Delete(object) => {
+                undelivered.remove(object.meta().uid.as_deref().unwrap_or_default());
+            }
+            Event::Init => {
+                for entry in undelivered.values_mut() {
+                    entry.is_being_listed |= entry.kind == K::kind(&());
+                }
+            }
+            // The cache shows nothing of a list before it is complete.
+            Event::InitApply(_) => {}
+            Event::InitDone => undelivered
+                .retain(|_, entry| !(entry.is_being_listed && entry.kind == K::kind(&()))),
+        }
+    }
+
+    /// The copy that the cache has of an object, unless it is older than the last write of this process.
+    ///
+    /// A copy that was taken earlier is not to be used: its successor may be delivered since.
+    pub fn read<C: Resource>(
+        &self,
+        cached: impl FnOnce() -> Option<Arc<C>>,
+    ) -> Result<Option<Arc<C>>, Stale> {
+        // Locked before the cache is asked, as above.
+        let undelivered = self.lock();
+        let copy = cached();
+        let is_stale = copy.as_ref().is_some_and(|copy| {
+            let uid = copy.meta().uid.as_deref().unwrap_or_default();
+            let written = undelivered.get(uid).map(|entry| entry.version);
+            version(copy.meta())
+                .zip(written)
+                .is_some_and(|(copy, written)| copy < written)
+        });
+        if is_stale { Err(Stale) } else { Ok(copy) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Undelivered>> {
+        self.undelivered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether `copy` is an earlier version of the same object; no where that cannot be told.
+pub fn is_older(copy: &ObjectMeta, than: &ObjectMeta) -> bool {
+    copy.uid == than.uid
+        && version(copy)
+            .zip(version(than))
+            .is_some_and(|(copy, than)| copy < than)
+}
+
+fn forget_delivered(undelivered: &mut HashMap<String, Undelivered>, copy: &ObjectMeta) {
+    let uid = copy.uid.as_deref().unwrap_or_default();
+    if undelivered
+        .get(uid)
+        .is_some_and(|written| version(copy) >= Some(written.version))
+    {
+        undelivered.remove(uid);
+    }
+}
+
+fn version(metadata: &ObjectMeta) -> Option<u64> {
+    metadata.resource_version.as_ref()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use cistern_crds::{PoolSnapshot, StoragePool, StoragePoolSpec};
+
+    use super::*;
+
+    fn pool(uid: &str, version: &str) -> StoragePool {
+        let spec: StoragePoolSpec = serde_json::from_value(serde_json::json!({
+            "nodeSelector": {}, "source": {"image": {"size": "1Gi"}},
+        }))
+        .unwrap();
+        let mut pool = StoragePool::new("fast", spec);
+        pool.metadata.uid = Some(uid.to_owned());
+        pool.metadata.resource_version = Some(version.to_owned());
+        pool
+    }
+
+    fn one(version: &str) -> StoragePool {
+        pool("one", version)
+    }
+
+    fn is_stale(own: &OwnWrites, cached: StoragePool) -> bool {
+        own.read(|| Some(Arc::new(cached))).is_err()
+    }
+
+    /// Own writes of which one is not delivered: the cache has version 9 and 10 is written.
+    fn behind() -> OwnWrites {
+        let own = OwnWrites::default();
+        own.wrote(&one("10"), || Some(Arc::new(one("9"))));
+        assert!(is_stale(&own, one("9")));
+        own
+    }
+
+    fn count(own: &OwnWrites) -> usize {
+        own.lock().len()
+    }
+
+    #[test]
+    fn a_copy_is_stale_until_the_watch_delivers_the_own_write_or_a_later_version() {
+        let own = behind();
+        assert!(is_stale(&own, one("8")));
+        own.saw(&Event::Apply(one("8")));
+        assert!(is_stale(&own, one("9")));
+        assert!(!is_stale(&own, pool("another", "1")));
+        own.saw(&Event::Apply(one("10")));
+        assert!(!is_stale(&own, one("10")));
+        let own = behind();
+        assert!(!is_stale(&own, one("11")), "somebody wrote after us");
+        own.saw(&Event::Apply(one("11")));
+        assert_eq!(count(&own), 0);
+        let gone = own.read(|| None::<Arc<StoragePool>>);
+        assert!(matches!(gone, Ok(None)));
+    }
+
+    #[test]
+    fn what_is_delivered_or_deleted_is_not_remembered() {
+        let own = behind();
+        own.saw(&Event::Apply(one("10")));
+        assert_eq!(count(&own), 0);
+        let own = behind();
+        own.saw(&Event::Delete(one("12")));
+        assert_eq!(count(&own), 0);
+        // The event was faster than the answer to the write.
+        own.wrote(&one("10"), || Some(Arc::new(one("10"))));
+        own.wrote(&one("10"), || Some(Arc::new(one("11"))));
+        own.wrote(&one("10"), || None::<Arc<StoragePool>>);
+        // It has a successor of the same name.
+        own.wrote(&one("10"), || Some(Arc::new(pool("two", "11"))));
+        assert_eq!(count(&own), 0);
+    }
+
+    #[test]
+    fn the_last_of_several_writes_is_waited_for() {
+        let own = behind();
+        own.wrote(&one("12"), || Some(Arc::new(one("9"))));
+        own.saw(&Event::Apply(one("10")));
+        assert!(is_stale(&own, one("10")));
+        // A write that changed nothing returns the version that was there.
+        own.wrote(&one("10"), || Some(Arc::new(one("10"))));
+        assert!(is_stale(&own, one("10")));
+        own.saw(&Event::Apply(one("12")));
+        assert!(!is_stale(&own, one("12")));
+    }
+
+    #[test]
+    fn a_complete_list_that_began_after_the_write_ends_the_wait_whatever_it_shows() {
+        let own = behind();
+        own.saw(&Event::<PoolSnapshot>::Init);
+        own.saw(&Event::<PoolSnapshot>::InitDone);
+        assert!(is_stale(&own, one("9")), "a list of another kind");
+        own.saw(&Event::<StoragePool>::InitDone);
+        assert!(is_stale(&own, one("9")), "a list that began before");
+        // A store that was restored from a backup counts anew.
+        own.saw(&Event::<StoragePool>::Init);
+        own.saw(&Event::InitApply(one("3")));
+        assert!(
+            is_stale(&own, one("9")),
+            "the cache shows no part of a list"
+        );
+        own.saw(&Event::<StoragePool>::InitDone);
+        assert!(!is_stale(&own, one("3")));
+
+        let own = behind();
+        own.saw(&Event::<StoragePool>::Init);
+        own.wrote(&one("11"), || Some(Arc::new(one("9"))));
+        own.saw(&Event::<StoragePool>::InitDone);
+        assert!(is_stale(&own, one("9")), "a write during the list");
+    }
+
+    #[test]
+    fn versions_that_are_no_integers_make_no_copy_stale() {
+        let own = OwnWrites::default();
+        own.wrote(&one("ten"), || Some(Arc::new(one("nine"))));
+        assert!(!is_stale(&own, one("nine")));
+        assert!(!is_older(&one("nine").metadata, &one("10").metadata));
+        assert!(is_older(&one("9").metadata, &one("10").metadata));
+        assert!(!is_older(&one("10").metadata, &one("10").metadata));
+        assert!(!is_older(&pool("two", "9").metadata, &one("10").metadata));
+    }
+}
