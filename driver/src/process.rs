@@ -4,11 +4,12 @@ use std::{error::Error, io::Write as _, process::ExitCode, sync::Arc};
 
 use chrono::Utc;
 use cistern_client::{
+    Chain,
     http::{self, Readiness},
     metrics::{self, Requests},
 };
 use cistern_crds::{PoolSnapshot, PoolSnapshotGroup, PoolVolume};
-use cistern_host::{Linux, Root, command};
+use cistern_host::{Linux, Root, command, snapshot::HOLD_LIMIT};
 use cistern_proto::csi::v1::{
     controller_server::ControllerServer, group_controller_server::GroupControllerServer,
     identity_server::IdentityServer, node_server::NodeServer,
@@ -24,7 +25,7 @@ use tokio::net::TcpListener;
 use tonic::service::Routes;
 
 use crate::{
-    agent,
+    agent::{self, blocking::on_host},
     attach::Attach,
     config,
     csi::{
@@ -124,15 +125,36 @@ pub async fn node(options: config::Node) -> Result {
     let registrar = Registrar::new(endpoint).into_routes();
     let listener = TcpListener::bind(options.service.http).await?;
     tracing::info!(node = node_name, csi = %endpoint.display(), http = %listener.local_addr()?, "serving");
-    let serving = future::try_join3(
+    let root = agent.agent().root.clone();
+    let thawing = shutdown.clone().then(|()| thawed(&root));
+    let serving = future::try_join4(
         server::serve(csi, services, operations.clone(), shutdown.clone()).err_into::<Failure>(),
         server::serve(registration, registrar, operations, shutdown.clone()).err_into::<Failure>(),
         http::serve(listener, readiness.clone(), Arc::new(registry), shutdown)
             .err_into::<Failure>(),
+        // The agent goes on meanwhile, and writes down what came of the snapshot.
+        thawing.map(Ok),
     );
-    tokio::select! {
+    let ended = tokio::select! {
         served = serving => served.map(drop),
         () = agent.run(&readiness, intervals) => Err("the watches have ended".into()),
+    };
+    // Also where it was a server that failed.
+    thawed(&root).await;
+    ended
+}
+
+/// Waits until no filesystem is frozen, for as long as one may be held; none is frozen from then on.
+async fn thawed(root: &Root) {
+    let root = root.clone();
+    match on_host((), move || root.end_freezes(HOLD_LIMIT)).await {
+        Ok(0) => {}
+        Ok(count) => tracing::error!(
+            count,
+            "filesystems do not come to rest and may stay frozen: start the node plugin again, which \
+             thaws them"
+        ),
+        Err(error) => tracing::error!(error = %Chain(&error), "filesystems may be left frozen"),
     }
 }
 

@@ -280,6 +280,14 @@ impl Driver {
         self.start_node().await;
     }
 
+    /// Asks the node's process to end, and waits until it has.
+    ///
+    /// # Panics
+    /// When it ends with an error.
+    pub async fn stop_node(&mut self) {
+        self.node.stop().await;
+    }
+
     /// Kills the node's process.
     pub fn kill_node(&mut self) {
         self.node.kill();

@@ -21,6 +21,7 @@ use std::{
 
 use crate::{
     id::Uid,
+    snapshot::Freezes,
     statistics::Asked,
     system::{OFlags, System},
 };
@@ -38,6 +39,8 @@ pub struct Root {
     pub(crate) kept_percent: u32,
     /// Paths whose filesystem has not answered yet.
     pub(crate) asked: Arc<Asked>,
+    /// Filesystems that are frozen for a snapshot.
+    pub(crate) freezes: Arc<Freezes>,
 }
 
 impl Root {
@@ -48,6 +51,7 @@ impl Root {
             directory: directory.into(),
             kept_percent: KEPT_PERCENT,
             asked: Arc::default(),
+            freezes: Arc::default(),
         }
     }
 

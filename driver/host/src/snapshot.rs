@@ -23,6 +23,7 @@
 //! its clone was made is not kept; and the image of a snapshot is never written to.
 
 mod attachment;
+mod freezes;
 mod hold;
 mod prepared;
 mod thaw;
@@ -36,6 +37,7 @@ use std::{
 use chrono::{DateTime, Utc};
 use cistern_crds::Consistency;
 
+pub(crate) use self::freezes::Freezes;
 pub use self::hold::HOLD_LIMIT;
 use self::{attachment::Attachment, hold::Hold, prepared::Prepared};
 use crate::{
@@ -171,7 +173,7 @@ impl Root {
         for (uid, inside) in &mounted {
             self.write_out(uid, inside)?;
         }
-        let hold = Hold::begin(&self.system, mounted)?;
+        let hold = Hold::begin(self, mounted)?;
         let time = clock();
         let cloned = members.iter().try_for_each(Prepared::reflink);
         // Also when it failed: they are thawed when this returns.

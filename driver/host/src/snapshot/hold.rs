@@ -3,14 +3,17 @@
 //! One thread for each freezes it, waits, and thaws it: when it is let go of, which also happens when
 //! whoever holds it panics; or when the time is over, whatever the holder is doing. FIFREEZE cannot
 //! be called off: one that takes too long is given up, and its thread thaws the filesystem the moment
-//! it comes back. What a process leaves frozen when it dies, [`Root::thaw_all`] thaws.
+//! it comes back. A process that is asked to end waits for the thaw ([`Root::end_freezes`]); what one
+//! leaves frozen when it dies, [`Root::thaw_all`] thaws.
 //!
 //! *Invariants:* what is frozen here is thawed here; [`Hold::end`] says that all was held still only
 //! if all was, from before [`Hold::begin`] returned until it was called itself.
 //!
 //! [`Root::thaw_all`]: crate::Root::thaw_all
+//! [`Root::end_freezes`]: crate::Root::end_freezes
 
 use std::{
+    io,
     os::fd::{AsFd as _, OwnedFd},
     sync::{
         Arc,
@@ -21,7 +24,7 @@ use std::{
 };
 
 use super::Error;
-use crate::{id::Uid, image::failed, patience, place::is_busy, system::System};
+use crate::{id::Uid, image::failed, patience, place::is_busy, root::Root, system::System};
 
 /// How long a filesystem is held at most, counted from when it is asked to come to rest. A pod's
 /// writers wait meanwhile: by default kubelet asks a probe three times, 10 seconds apart, before it
@@ -51,10 +54,7 @@ enum Report {
 
 impl Hold {
     /// Freezes filesystems, each given by its image and a file in it.
-    pub(super) fn begin(
-        system: &Arc<dyn System>,
-        filesystems: Vec<(Uid, OwnedFd)>,
-    ) -> Result<Self, Error> {
+    pub(super) fn begin(root: &Root, filesystems: Vec<(Uid, OwnedFd)>) -> Result<Self, Error> {
         let until = Instant::now() + HOLD_LIMIT;
         let (report, reports) = mpsc::channel();
         let mut hold = Self {
@@ -64,7 +64,7 @@ impl Hold {
         };
         let started = filesystems
             .into_iter()
-            .try_for_each(|(image, inside)| hold.start(system, &image, inside, until, &report));
+            .try_for_each(|(image, inside)| hold.start(root, &image, inside, until, &report));
         match started.and_then(|()| hold.wait(until)) {
             Ok(()) => Ok(hold),
             Err(error) => {
@@ -99,19 +99,24 @@ impl Hold {
 
     fn start(
         &mut self,
-        system: &Arc<dyn System>,
+        root: &Root,
         image: &Uid,
         inside: OwnedFd,
         until: Instant,
         report: &Sender<(Uid, Report)>,
     ) -> Result<(), Error> {
+        let freeze = root.freezes.begin().ok_or_else(|| {
+            let why = "the process that was to thaw it is about to end: the next one tries again";
+            failed("freeze the filesystem", image)(io::Error::other(why))
+        })?;
         let (release, released) = mpsc::channel();
-        let (system, report, uid) = (Arc::clone(system), report.clone(), image.clone());
+        let (system, report, uid) = (Arc::clone(&root.system), report.clone(), image.clone());
         let work = move || {
             let tell_frozen = || {
                 let _ = report.send((uid.clone(), Report::Frozen));
             };
             let ended = keep_frozen(&*system, &uid, inside, until, &released, tell_frozen);
+            drop(freeze);
             if let Err(error) = &ended {
                 tracing::warn!(image = %uid, %error, "a filesystem was not held still");
             }
