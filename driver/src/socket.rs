@@ -1,21 +1,33 @@
 //! A UNIX socket to listen on, from its file to the end of the process.
 //!
-//! *Invariant:* the folder holds the socket and nothing else (FSY-02), and a socket that somebody
-//! listens on is never taken away (PRT-07).
+//! *Invariant:* the folder holds the socket and nothing else (FSY-02), and a socket on which somebody
+//! answers is never taken away (PRT-07). A process that waits for a disk that hangs keeps its sockets
+//! after SIGKILL, and answers nobody: it loses them.
 
 use std::{
     fs, io,
     os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
-use tokio::net::{UnixListener, UnixStream};
+use cistern_proto::csi::v1::{ProbeRequest, identity_client::IdentityClient};
+use tokio::{
+    net::{UnixListener, UnixStream},
+    time::{sleep, timeout},
+};
+use tonic::transport::Endpoint;
+
+/// How long whoever listens on a socket may take to answer.
+const ANSWER: Duration = Duration::from_secs(2);
+/// How long to wait before a listener whose queue is full is asked again.
+const STEP: Duration = Duration::from_millis(50);
 
 /// Why no socket can be listened on.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Another process serves there.
-    #[error("somebody listens on {path} already: end that process first")]
+    /// Another process answers there.
+    #[error("another process serves on {path}: end it first")]
     Live {
         /// The socket.
         path: PathBuf,
@@ -53,7 +65,8 @@ pub struct SocketFile {
     identity: (u64, u64),
 }
 
-/// Listens at `path`, for root alone. What a crash left there is unlinked first, and the folder is
+/// Listens at `path`, for root alone. What a crash left there is unlinked first, also the socket of a
+/// process that has not ended and does not answer within two seconds; and the folder is
 /// made if it alone is missing, as kubelet's folder for this driver is on a new node.
 pub async fn bind(path: &Path) -> Result<Socket, Error> {
     let failed = |source| Error::Listen {
@@ -100,18 +113,44 @@ async fn remove_dead(path: &Path) -> Result<(), Error> {
         }
         Ok(_) => {}
     }
-    match UnixStream::connect(path).await {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            fs::remove_file(path).map_err(failed)
-        }
-        Err(error) => Err(failed(error)),
-        Ok(_) => Err(Error::Live { path: path.into() }),
+    match timeout(ANSWER, is_served(path)).await {
+        Ok(Ok(true)) => return Err(Error::Live { path: path.into() }),
+        Ok(Ok(false)) => {}
+        Ok(Err(error)) => return Err(failed(error)),
+        Err(_) => tracing::warn!(
+            path = %path.display(),
+            "the process that listens there has not answered for {ANSWER:?} and loses the socket"
+        ),
     }
+    fs::remove_file(path).map_err(failed)
+}
+
+/// Whether a process listens at the path and answers. Never resolves where one listens and does not
+/// answer.
+async fn is_served(path: &Path) -> io::Result<bool> {
+    while let Err(error) = UnixStream::connect(path).await {
+        match error.kind() {
+            io::ErrorKind::ConnectionRefused => return Ok(false),
+            io::ErrorKind::WouldBlock => sleep(STEP).await,
+            _ => return Err(error),
+        }
+    }
+    let endpoint = Endpoint::from_shared(format!("unix://{}", path.display()));
+    let channel = endpoint.map_err(io::Error::other)?.connect_lazy();
+    // Whatever it answers, somebody is there: the registration socket knows no such call.
+    let _ = IdentityClient::new(channel).probe(ProbeRequest {}).await;
+    Ok(true)
 }
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
+    use prometheus_client::registry::Registry;
+    use tokio::sync::oneshot;
+    use tonic::service::Routes;
+
     use super::*;
+    use crate::server::{Operations, serve};
 
     fn names(folder: &Path) -> Vec<String> {
         let entries = fs::read_dir(folder).unwrap();
@@ -121,18 +160,36 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn prt_07_a_dead_socket_is_replaced_and_a_live_one_is_left_alone() {
+    async fn prt_07_a_dead_socket_is_replaced_and_one_that_is_served_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("csi.sock");
         // What SIGKILL leaves: a file that nobody listens behind.
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         assert!(path.exists());
         let socket = bind(&path).await.unwrap();
-        assert!(matches!(bind(&path).await, Err(Error::Live { .. })));
-        assert!(UnixStream::connect(&path).await.is_ok());
         let mode = fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        drop(socket);
+        // It knows no call at all, and says so.
+        let operations = Operations::new(&mut Registry::default());
+        let (stop, stopped) = oneshot::channel::<()>();
+        let stopped = stopped.map(drop).shared();
+        let server = tokio::spawn(serve(socket, Routes::default(), operations, stopped));
+        assert!(matches!(bind(&path).await, Err(Error::Live { .. })));
+        assert!(UnixStream::connect(&path).await.is_ok());
+        drop(stop);
+        server.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn prt_07_a_listener_that_does_not_answer_loses_its_socket() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("csi.sock");
+        let hung = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let socket = bind(&path).await.unwrap();
+        let (caller, taken) = tokio::join!(UnixStream::connect(&path), socket.listener.accept());
+        assert!(caller.is_ok() && taken.is_ok());
+        drop(hung);
+        assert_eq!(names(folder.path()), ["csi.sock"]);
     }
 
     #[tokio::test]

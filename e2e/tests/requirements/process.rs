@@ -1,18 +1,19 @@
 //! PRT, ENV, LIF, LOG: the processes, and what they are told.
 
-use std::{fs, time::Duration};
+use std::{fs, net::SocketAddr, time::Duration};
 
 use cistern_e2e::{
     ControlPlane, Folder, Process,
     control_plane::free_addresses,
     eventually,
     process::{binary, dying_with_us, run},
-    service::Service,
+    service::{Service, socket},
 };
 use cistern_proto::csi::v1::{
     GetCapacityRequest, ListVolumesRequest, ProbeRequest, controller_client::ControllerClient,
     identity_client::IdentityClient,
 };
+use rustix::process::Signal;
 use tonic::{Code, transport::Endpoint};
 
 use crate::{code, shared, wanted};
@@ -133,6 +134,38 @@ async fn env_03_an_environment_of_the_endpoint_and_where_the_api_server_is_suffi
     let mut identity = IdentityClient::new(service.channel().await);
     identity.probe(ProbeRequest {}).await.unwrap();
     service.stop().await;
+}
+
+#[tokio::test]
+async fn prt_07_a_process_that_hangs_loses_its_socket_and_one_that_answers_keeps_it() {
+    let folder = Folder::new();
+    let [first, second, third] = free_addresses();
+    let kubeconfig = ControlPlane::shared().await.kubeconfig();
+    let command = |http: SocketAddr| {
+        let mut command = dying_with_us(binary("cistern-driver"));
+        let socket = socket(folder.path(), "controller");
+        command
+            .arg("controller")
+            .arg(format!("--endpoint=unix://{}", socket.display()))
+            .arg(format!("--http={http}"))
+            .env("KUBECONFIG", kubeconfig);
+        command
+    };
+    let mut hung = Service::start("controller", folder.path(), first, command(first)).await;
+    let refused = run(command(third), Duration::from_secs(30)).await;
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(said.contains("another process serves on"), "{said}");
+
+    // As one that waits for a disk: it has its socket, also after SIGKILL, and does nothing.
+    hung.process().signal(Signal::STOP);
+    let mut next = Service::start("controller", folder.path(), second, command(second)).await;
+    hung.process().signal(Signal::CONT);
+    hung.stop().await;
+    // The end of the first takes nothing from the second.
+    let mut identity = IdentityClient::new(next.channel().await);
+    let answer = identity.probe(ProbeRequest {}).await.unwrap();
+    assert_eq!(answer.into_inner().ready, Some(true));
+    next.stop().await;
 }
 
 #[tokio::test]
