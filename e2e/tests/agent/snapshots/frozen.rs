@@ -1,13 +1,18 @@
 //! A filesystem that is held still: what waits for it, and what does not.
 
-use std::time::Duration;
+use std::{
+    path::PathBuf,
+    process::{Child, Stdio},
+    time::Duration,
+};
 
-use cistern_crds::{Bytes, Consistency};
+use cistern_crds::{Bytes, Consistency, PoolVolume};
 use cistern_e2e::eventually;
 use kube::ResourceExt as _;
+use rustix::process::Signal;
 use tokio::time::timeout;
 
-use super::{stage, unstage, write};
+use super::{stage, status_of, unstage, write};
 use crate::{Fixture, SOON, node_service::Place};
 
 /// Writes to `$1` in the background, and to `$2` once that is done: on a frozen filesystem it waits,
@@ -72,4 +77,149 @@ async fn a_filesystem_that_was_at_rest_in_its_snapshot_is_written_right_after() 
     unstage(&node, &copy, "copy").await;
     unstage(&node, &volume, "one").await;
     node.finish().await;
+}
+
+/// Takes a lease (F_SETLEASE) on the file `$1`, makes the file `$2`, and keeps the lease when the kernel
+/// asks for it.
+const LEASE: &str = "$SIG{IO} = 'IGNORE'; open F, '<', $ARGV[0] or die; fcntl(F, 1024, 0) or die $!; \
+                     open R, '>', $ARGV[1] or die; close R; sleep 60";
+/// Truncates the file `$1` in the background. Until the lease is given back that is a write under way,
+/// and the kernel freezes no filesystem during one.
+const TRUNCATE: &str = "(: > $1) </dev/null >/dev/null 2>&1 &";
+
+/// An agent in the middle of a group of snapshots: one filesystem is frozen, another does not come to
+/// rest as long as somebody has a lease on a file in it.
+struct Halfway {
+    frozen: PoolVolume,
+    busy: PoolVolume,
+    group: String,
+    lease: Child,
+    /// There once a writer to the frozen filesystem went on.
+    written: PathBuf,
+}
+
+impl Halfway {
+    async fn begin(node: &Fixture) -> Self {
+        let frozen = node.volume("frozen", Bytes::mib(64)).await;
+        let busy = node.volume("busy", Bytes::mib(64)).await;
+        let mounted = stage(node, &frozen, "frozen").await;
+        let file = stage(node, &busy, "busy").await.join("leased");
+        let file = file.to_str().unwrap();
+        node.shell("echo x > $1", &[file]).await;
+        let leased = node.driver.kubelet_root().join("leased");
+        let mut perl = node.driver.command_on_node("perl");
+        perl.args(["-e", LEASE, file]).arg(&leased);
+        let lease = perl.stdout(Stdio::null()).spawn().unwrap();
+        eventually("the lease", SOON, async || {
+            let is_there = leased.exists();
+            is_there.then_some(()).ok_or_else(|| "none".to_owned())
+        })
+        .await;
+        node.shell(TRUNCATE, &[file]).await;
+        eventually("a write under way", SOON, async || {
+            let locks = std::fs::read_to_string("/proc/locks").unwrap();
+            let holder = format!(" {} ", lease.id());
+            let mut held = locks.lines().filter(|line| line.contains(&holder));
+            if held.any(|line| line.contains("BREAKING")) {
+                Ok(())
+            } else {
+                Err(locks)
+            }
+        })
+        .await;
+
+        let members = [&frozen, &busy];
+        let group = node.create_group(&members, Consistency::Crash).await;
+        eventually("one of two to be frozen", SOON, async || {
+            let mut states = threads_that_hold(node);
+            states.sort_unstable();
+            // One sleeps until it is to thaw, and the other waits in the kernel.
+            if states == ['D', 'S'] {
+                Ok(())
+            } else {
+                Err(format!("{states:?}"))
+            }
+        })
+        .await;
+        let written = node.driver.kubelet_root().join("written");
+        let paths = [&mounted, &written].map(|path| path.to_str().unwrap());
+        node.shell(WRITER, &paths).await;
+        Self {
+            frozen,
+            busy,
+            group,
+            lease,
+            written,
+        }
+    }
+
+    /// Has the other filesystem come to rest.
+    fn give_back_the_lease(&mut self) {
+        self.lease.kill().unwrap();
+        self.lease.wait().unwrap();
+    }
+
+    async fn is_written(&self) {
+        eventually("the writer to go on", SOON, async || {
+            let is_done = self.written.exists();
+            is_done
+                .then_some(())
+                .ok_or_else(|| "it still waits".to_owned())
+        })
+        .await;
+    }
+
+    async fn finish(self, node: Fixture) {
+        node.answered_group(&self.group).await;
+        node.remove_group(&self.group).await;
+        unstage(&node, &self.frozen, "frozen").await;
+        unstage(&node, &self.busy, "busy").await;
+        node.finish().await;
+    }
+}
+
+/// What the threads of the agent do that hold a filesystem frozen each, as proc(5) has it.
+fn threads_that_hold(node: &Fixture) -> Vec<char> {
+    let pid = node.driver.node().process().id();
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let states = tasks.filter_map(|task| {
+        // It may have ended meanwhile.
+        let state = std::fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
+        let (_, after) = state.split_once(" (hold) ")?;
+        after.chars().next()
+    });
+    states.collect()
+}
+
+#[tokio::test]
+async fn an_agent_that_is_asked_to_stop_thaws_what_it_has_frozen_before_it_ends() {
+    let mut node = Fixture::start("agent-stops-frozen").await;
+    let mut halfway = Halfway::begin(&node).await;
+    node.driver.node().process().signal(Signal::TERM);
+    // No other agent starts: the DaemonSet may be gone.
+    halfway.is_written().await;
+    halfway.give_back_the_lease();
+    node.driver.stop_node().await;
+    node.driver.start_node().await;
+    halfway.finish(node).await;
+}
+
+#[tokio::test]
+async fn what_a_snapshot_had_frozen_when_its_agent_was_killed_is_thawed_at_the_next_start() {
+    let mut node = Fixture::start("agent-killed-frozen").await;
+    let mut halfway = Halfway::begin(&node).await;
+    node.driver.node().process().signal(Signal::KILL);
+    // The thread that waits in the kernel ends as soon as that does.
+    halfway.give_back_the_lease();
+    node.driver.kill_node();
+    assert!(!halfway.written.exists());
+    node.driver.start_node().await;
+    halfway.is_written().await;
+    let (group, snapshots) = node.answered_group(&halfway.group).await;
+    let moment = group.status.unwrap().creation_time;
+    assert!(moment.is_some(), "the next agent takes it");
+    for snapshot in &snapshots {
+        assert_eq!(status_of(snapshot).creation_time, moment);
+    }
+    halfway.finish(node).await;
 }
