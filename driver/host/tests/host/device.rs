@@ -6,9 +6,12 @@ use std::{
     path::PathBuf,
 };
 
-use crate::harness::{Machine, allocated, device_pool, known, must, request, run, unmount};
+use crate::harness::{
+    Machine, allocated, device_pool, eventually, known, must, request, run, unmount,
+};
 use cistern_crds::{Bytes, FilesystemType, Provisioning};
 use cistern_host::{Expectation, pool::Error};
+use rustix::fs::{Mode, OFlags};
 
 pub(crate) const SIZE: u64 = 320 << 20;
 
@@ -78,6 +81,11 @@ impl Disk {
 
     /// Makes every byte zero again.
     pub(crate) fn clear(&self) {
+        // A mount that a killed process had to itself ends a moment after it, and is written back.
+        eventually("the end of every mount of the disk", || {
+            let flags = OFlags::RDONLY | OFlags::EXCL;
+            rustix::fs::open(&self.device, flags, Mode::empty()).is_ok()
+        });
         run("blkdiscard", &["-f", self.path()]);
         assert!(self.is_blank());
     }
