@@ -305,6 +305,7 @@ mod tests {
     use super::*;
     use crate::{csi::identity::Identity, socket};
 
+    // Shows: GEN-02.
     #[tokio::test]
     async fn prt_01_a_served_socket_answers_counts_and_goes_when_asked_to_stop() {
         let folder = tempfile::tempdir().unwrap();

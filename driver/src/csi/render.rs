@@ -194,6 +194,7 @@ pub fn capabilities() -> v1::ControllerGetCapabilitiesResponse {
 mod tests {
     use super::*;
 
+    // Shows: CV-14, VCS-11.
     #[test]
     fn cv_12_top_17_an_answer_names_the_volume_its_size_and_its_one_place() {
         let answer = volume(ListedVolume {

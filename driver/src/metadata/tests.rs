@@ -91,6 +91,7 @@ fn single(count: u64) -> Vec<Vec<Range<u64>>> {
         .collect()
 }
 
+// Shows: MDD-09.
 #[tokio::test]
 async fn mdd_04_mdd_07_only_an_earlier_snapshot_of_the_same_volume_is_compared_with() {
     let (metadata, _) = metadata(Vec::new(), false);
@@ -193,7 +194,7 @@ fn a_snapshot_is_read_once_it_is_ready_and_until_it_is_to_go() {
 }
 
 proptest! {
-    // SMD-08
+    // Shows: SMD-08.
     #[test]
     fn smd_01_batches_hold_all_that_is_found_in_order_and_no_more_than_was_asked(
         looks in prop::collection::vec(0..5_u64, 0..80),

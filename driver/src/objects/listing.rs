@@ -294,6 +294,7 @@ mod tests {
         assert_eq!((ids(&rest), &rest.next), (vec!["d"], &None));
     }
 
+    // Shows: FLD-01.
     #[test]
     fn lv_03_lv_04_lv_05_a_page_has_at_most_what_was_asked_for_and_a_token_while_more_remain() {
         let listing = listing(&["b", "a", "c"]);

@@ -54,6 +54,7 @@ mod tests {
     use super::*;
     use crate::testing::{at, ready_snapshot, wanted_snapshot};
 
+    // Shows: GS-05, LS-07.
     #[test]
     fn ls_03_a_snapshot_is_listed_from_when_it_is_cut_until_its_data_is_gone() {
         type Change = fn(&mut PoolSnapshot, &mut PoolSnapshotStatus);

@@ -18,6 +18,7 @@ const WRITE: &str =
     "printf %4096s $2 | dd of=$1 bs=4096 count=1 oflag=direct conv=notrunc status=none";
 const READ: &str = "dd if=$1 bs=4096 count=1 iflag=direct status=none | tr -d ' '";
 
+// Shows: CV-21, NGS-06, NGS-10, NPV-07, NPV-10, NSV-05, NSV-06, NSV-08, NSV-13, NUP-04, NUS-04.
 #[tokio::test]
 async fn npv_06_npv_11_npv_13_a_raw_block_volume_is_a_device_at_every_target() {
     // NSV-05, NSV-06, NSV-08, NSV-13, NPV-07, NPV-10, NUP-04, NUS-04.

@@ -318,6 +318,8 @@ fn capability(access_type: AccessType) -> VolumeCapability {
     }
 }
 
+// Shows: NEV-02, NEV-03, NEV-04, NEV-05, NEV-07, NEV-08, NEV-09, NEV-12, NEV-13, NEV-14, NEV-15.
+// Shows: NEV-16, NEV-17.
 #[tokio::test]
 async fn nev_01_to_nev_18_a_staged_xfs_grows_and_every_wrong_call_has_its_code() {
     let node = Fixture::start("agent-expand").await;

@@ -87,6 +87,7 @@ fn is_well(pool: &NodePoolStatus) -> bool {
         && pool.thin_room > Bytes::ZERO
 }
 
+// Shows: NUP-05, NUS-05.
 #[tokio::test]
 async fn a_pool_whose_disk_fails_takes_nothing_until_it_is_well_and_others_do_not_notice() {
     let mut node = Fixture::looking_often("agent-health-failing").await;

@@ -29,6 +29,7 @@ fn all_below(folder: &Path) -> Vec<String> {
     all
 }
 
+// Shows: GEN-01, NGS-04, NPV-08, NSV-07, NUP-06, NUS-06.
 #[tokio::test]
 async fn fld_01_fld_12_fld_14_no_id_of_a_request_becomes_a_path() {
     // GEN-01, NSV-07, NPV-08, NGS-04, NUS-06, NUP-06.
@@ -100,6 +101,7 @@ async fn fld_01_fld_12_fld_14_no_id_of_a_request_becomes_a_path() {
     node.finish().await;
 }
 
+// Shows: FLD-04, FLD-16, K8S-12, NGS-08, NGS-12, NPV-15, NPV-31, NSV-11, NSV-18, NUP-10, NUS-09.
 #[tokio::test]
 async fn nsv_12_npv_18_a_path_is_absolute_plain_and_no_longer_than_the_kernel_takes() {
     // FLD-04, FLD-16, NSV-11, NSV-18, NUS-09, NPV-15, NPV-31, NUP-10, NGS-08, NGS-12, K8S-12.

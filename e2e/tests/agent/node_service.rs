@@ -191,6 +191,7 @@ pub(crate) fn code<T>(result: Result<T, Status>) -> Code {
 ///
 /// A volume made as `SINGLE_NODE_WRITER` takes them all: that is what `ReadWriteOnce` was to kubelet
 /// before the newer modes were announced (VCP-09).
+// Shows: CAP-15, NPV-09, NSV-08, SAN-20, VCP-07, VCP-08, VCP-09.
 #[tokio::test]
 async fn npv_23_npv_24_npv_26_to_29_the_table_of_a_second_publish_holds_in_every_mode() {
     // CAP-15, VCP-07, VCP-08, SAN-20.
@@ -249,6 +250,7 @@ async fn nup_07_pods_of_one_node_share_a_volume_and_go_in_any_order() {
     node.finish().await;
 }
 
+// Shows: NPV-19, NPV-22.
 #[tokio::test]
 async fn npv_24_npv_26_another_target_or_other_options_are_no_repeat() {
     let node = Fixture::start("agent-publish").await;
@@ -292,6 +294,7 @@ async fn npv_24_npv_26_another_target_or_other_options_are_no_repeat() {
     node.finish().await;
 }
 
+// Shows: NSV-05, NSV-06.
 #[tokio::test]
 async fn vcp_13_sec_05_an_option_that_is_not_applied_is_refused_and_not_repeated() {
     let node = Fixture::start("agent-options").await;
@@ -358,7 +361,7 @@ async fn pods_are_torn_down_while_the_api_server_is_away() {
     node.finish().await;
 }
 
-// NUS-07: the way back needs nothing that is lost, and nothing that the driver before knew.
+// Shows: NUS-07: the way back needs nothing that is lost, and nothing that the driver before knew.
 #[tokio::test]
 async fn nsv_05_npv_06_a_pod_that_runs_keeps_its_filesystem_when_its_pool_is_lost() {
     let node = Fixture::start("agent-lost-pool").await;

@@ -42,6 +42,7 @@ async fn ask(
     tokio::spawn(async move { expand(client, &name, TWO, timeout).await })
 }
 
+// Shows: CEV-13, CEV-14.
 #[tokio::test]
 async fn cev_08_cev_09_cev_10_cev_11_cev_12_a_growth_takes_three_writes_and_a_repeat_none() {
     let control_plane = ControlPlane::shared().await;
@@ -70,6 +71,7 @@ async fn cev_08_cev_09_cev_10_cev_11_cev_12_a_growth_takes_three_writes_and_a_re
     assert_eq!(again.unwrap().capacity_bytes, TWO.to_i64());
 }
 
+// Shows: CEV-03, CEV-04, CEV-05, CEV-13, CV-24.
 #[tokio::test]
 async fn cev_02_to_cev_07_and_gap_12_what_cannot_be_is_refused_with_its_code_and_changes_nothing() {
     let control_plane = ControlPlane::shared().await;

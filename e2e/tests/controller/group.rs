@@ -63,7 +63,7 @@ async fn asking(
     tokio::spawn(take(replica.group_client().await, request, PATIENCE))
 }
 
-// CGS-01, CGS-09, CGS-11, CGS-17, GGS-01, GGS-05.
+// Shows: CGS-01, CGS-09, CGS-11, CGS-17, GGS-01, GGS-05.
 #[tokio::test]
 async fn cgs_05_cgs_15_a_group_is_one_moment_and_stays_the_same_in_any_order() {
     let control_plane = ControlPlane::shared().await;
@@ -108,7 +108,7 @@ async fn cgs_05_cgs_15_a_group_is_one_moment_and_stays_the_same_in_any_order() {
     assert_eq!(get(&replica, "group", &ids).await.unwrap(), group);
 }
 
-// CON-06, CGS-19.
+// Shows: CON-06, CGS-19.
 #[tokio::test]
 async fn cgs_19_many_calls_for_one_name_at_two_replicas_take_one_group() {
     let control_plane = ControlPlane::shared().await;
@@ -156,7 +156,7 @@ async fn cgs_06_a_name_stands_for_the_group_that_it_was_given_to() {
     }
 }
 
-// CGS-13, CGS-16.
+// Shows: CGS-13, CGS-16.
 #[tokio::test]
 async fn cgs_07_cgs_14_volumes_that_are_apart_or_unknown_are_refused_before_anything_is_made() {
     let control_plane = ControlPlane::shared().await;
@@ -190,7 +190,7 @@ async fn cgs_07_cgs_14_volumes_that_are_apart_or_unknown_are_refused_before_anyt
     assert!(agent.is_gone("apart").await);
 }
 
-// CGS-13, CGS-16.
+// Shows: CGS-13, CGS-16.
 #[tokio::test]
 async fn cgs_08_cgs_16_a_group_that_the_node_refuses_is_gone_with_all_of_it_before_the_answer() {
     let control_plane = ControlPlane::shared().await;
@@ -392,7 +392,7 @@ async fn a_name_whose_old_group_is_still_going_is_taken_anew_when_that_is_gone()
     assert_ne!(new.uid(), old.uid());
 }
 
-// GGS-02, GGS-03.
+// Shows: GGS-02, GGS-03.
 #[tokio::test]
 async fn ggs_04_ggs_06_ggs_07_a_group_is_read_by_its_id_and_its_snapshots() {
     let control_plane = ControlPlane::shared().await;

@@ -47,6 +47,7 @@ fn of_volume(id: &str) -> v1::VolumeContentSource {
     }
 }
 
+// Shows: CV-06, DS-08.
 #[tokio::test]
 async fn vcs_10_vcs_11_a_copy_names_its_source_in_every_answer_also_when_that_is_gone() {
     let control_plane = ControlPlane::shared().await;
@@ -226,7 +227,8 @@ async fn a_copy_beside_a_full_or_silent_source_fails_with_a_back_off_and_writes_
     refused("does not report").await;
 }
 
-// VCS-14
+// Shows: VCS-14.
+// Shows: VCS-01.
 #[tokio::test]
 async fn vcs_03_vcs_04_vcs_07_vcs_13_what_cannot_be_copied_is_refused_and_nothing_is_made() {
     type Change = fn(&mut v1::CreateVolumeRequest);

@@ -28,7 +28,8 @@ fn place(key: &str, value: &str) -> Option<Topology> {
     })
 }
 
-// GC-02, FLD-10.
+// Shows: GC-02, FLD-10.
+// Shows: K8S-01.
 #[tokio::test]
 async fn gc_03_gc_04_gc_05_gc_08_the_figure_is_that_of_what_was_asked_for() {
     let rows: &[(&str, Change, bool)] = &[
@@ -92,7 +93,7 @@ async fn gc_03_gc_04_gc_05_gc_08_the_figure_is_that_of_what_was_asked_for() {
     }
 }
 
-// GC-13: both limits exist, and are told where what they depend on is known.
+// Shows: GC-13: both limits exist, and are told where what they depend on is known.
 #[tokio::test]
 async fn gc_06_gc_07_gc_11_the_limits_are_those_of_create_volume() {
     let driver = crate::start("node-of-limits", "limits").await;
@@ -135,6 +136,7 @@ async fn gc_06_gc_07_gc_11_the_limits_are_those_of_create_volume() {
     assert!(bytes(xfs.await.unwrap().minimum_volume_size) > least);
 }
 
+// Shows: CV-22, FLD-13, FLD-14, TOP-16.
 #[tokio::test]
 async fn gen_05_an_illegal_question_about_room_is_refused() {
     let rows: &[(&str, Change)] = &[

@@ -9,7 +9,7 @@ use tonic::{Code, Request};
 
 use crate::{code, create, delete, map, objects, start, wanted};
 
-// CON-05, CON-09.
+// Shows: CON-05, CON-09.
 #[tokio::test]
 async fn con_06_calls_for_one_name_at_once_make_one_volume_and_remove_it_once() {
     let answers = join_all((0..32).map(|_| create(wanted("crowd")))).await;
@@ -29,7 +29,7 @@ async fn con_06_calls_for_one_name_at_once_make_one_volume_and_remove_it_once() 
     assert_eq!(objects().await.get_opt("crowd").await.unwrap(), None);
 }
 
-// CON-01.
+// Shows: CON-01.
 #[tokio::test]
 async fn con_02_a_volume_whose_creation_was_given_up_can_be_deleted() {
     let driver = start("node-that-sleeps", "sleep").await;
@@ -51,7 +51,7 @@ async fn con_02_a_volume_whose_creation_was_given_up_can_be_deleted() {
     driver.finish().await;
 }
 
-// LIF-04.
+// Shows: LIF-04.
 #[tokio::test]
 async fn con_04_equal_calls_before_and_after_the_death_of_both_processes_have_equal_answers() {
     let mut driver = start("node-that-dies", "death").await;

@@ -58,8 +58,9 @@ async fn seen_size(volume: &Volume) -> u64 {
     size.trim().parse().unwrap()
 }
 
-// CAP-06, CAP-07: what is announced works. CS-06: what was written before is there, and what was
+// Shows: CAP-06, CAP-07: what is announced works. CS-06: what was written before is there, and what was
 // written after is not. DV-09, DS-06: each goes by itself.
+// Shows: CS-06, DS-06, DS-08, DV-09, VCS-11.
 #[tokio::test]
 async fn vcs_05_vcs_06_vcs_08_vcs_09_vcs_12_dv_05_npv_16_copies_have_the_data_grow_and_are_independent()
  {
@@ -116,7 +117,7 @@ async fn vcs_05_vcs_06_vcs_08_vcs_09_vcs_12_dv_05_npv_16_copies_have_the_data_gr
     }
 }
 
-// CS-06: with the filesystem at rest, what was only written is there as well.
+// Shows: CS-06: with the filesystem at rest, what was only written is there as well.
 #[tokio::test]
 async fn a_snapshot_of_a_filesystem_at_rest_has_what_nobody_has_synced() {
     for (kind, capability, size) in kinds() {
@@ -141,8 +142,9 @@ async fn a_snapshot_of_a_filesystem_at_rest_has_what_nobody_has_synced() {
     }
 }
 
-// VCS-10: no range means the source's size. VCS-14: what is refused is refused with this code.
-// CAP-25: what is told of a snapshot's place is announced.
+// Shows: VCS-10: no range means the source's size. VCS-14: what is refused is refused with this code.
+// Shows: CAP-25: what is told of a snapshot's place is announced.
+// Shows: CV-06, VCS-14.
 #[tokio::test]
 async fn vcs_01_vcs_02_vcs_03_vcs_04_vcs_07_vcs_10_what_a_copy_can_be_follows_from_its_source() {
     type Change = fn(&mut CreateVolumeRequest);

@@ -17,6 +17,8 @@ async fn exists(name: &str) -> bool {
     objects().await.get_opt(&id).await.unwrap().is_some()
 }
 
+// Shows: CV-02, CV-03, CV-04, CV-11, CV-17, CV-22, CV-24, CV-27, CV-30, FLD-07, FLD-11, FLD-13.
+// Shows: FLD-15, VCP-01, VCP-04, VCP-05, VCP-06, VCP-12.
 #[tokio::test]
 #[expect(clippy::too_many_lines, reason = "a table")]
 async fn gen_04_gen_05_gen_13_what_is_missing_or_illegal_is_refused_and_nothing_is_made() {
@@ -135,6 +137,7 @@ async fn gen_04_gen_05_gen_13_what_is_missing_or_illegal_is_refused_and_nothing_
     }
 }
 
+// Shows: CV-09, CV-10, CV-25, CV-31, FLD-08.
 #[tokio::test]
 async fn cv_08_cv_15_the_size_is_within_the_range_or_out_of_range() {
     let rows = [
@@ -192,7 +195,8 @@ async fn cv_08_cv_15_the_size_is_within_the_range_or_out_of_range() {
     }
 }
 
-// CV-12, CV-15, FLD-10.
+// Shows: CV-12, CV-15, FLD-10.
+// Shows: CV-22, K8S-01.
 #[tokio::test]
 async fn cv_06_cv_14_con_03_ten_equal_calls_have_one_answer_which_a_list_repeats() {
     let request = CreateVolumeRequest {
@@ -220,6 +224,7 @@ async fn cv_06_cv_14_con_03_ten_equal_calls_have_one_answer_which_a_list_repeats
     }
 }
 
+// Shows: CV-23, TOP-19.
 #[tokio::test]
 async fn cv_07_the_same_name_for_something_else_is_refused_and_the_volume_stays() {
     let first = create(wanted("taken")).await.unwrap();
@@ -275,7 +280,7 @@ async fn cv_28_a_refused_request_is_no_obstacle_to_the_right_one() {
     delete("mended").await.unwrap();
 }
 
-// FLD-12, SAN-12.
+// Shows: FLD-12, SAN-12.
 #[tokio::test]
 async fn cv_13_any_legal_name_makes_a_volume_with_an_id_of_its_own() {
     let names = [

@@ -5,7 +5,7 @@ use tonic::Code;
 
 use crate::{code, controller, create, delete, list, map, validate, wanted};
 
-// GEN-04, FLD-14.
+// Shows: GEN-04, FLD-14.
 #[tokio::test]
 async fn dv_02_dv_03_san_18_an_id_is_required_and_one_that_names_nothing_is_deleted_already() {
     assert_eq!(code(&delete("").await), Code::InvalidArgument);

@@ -95,7 +95,8 @@ async fn is_gone(group: &str, volumes: &[&Volume]) -> bool {
     group.is_none() && listed.iter().all(Vec::is_empty)
 }
 
-// SAN-07, FLD-07, CGS-13.
+// Shows: SAN-07, FLD-07, CGS-13.
+// Shows: CGS-02, CGS-03, CGS-14, CS-17, DGS-02, DGS-05, FLD-12, FLD-14, GGS-02, GGS-04, SAN-06.
 #[tokio::test]
 async fn gen_05_gen_13_what_is_missing_or_illegal_is_refused_and_no_group_is_made() {
     let rows: &[(&str, Change, Code)] = &[
@@ -164,7 +165,8 @@ async fn gen_05_gen_13_what_is_missing_or_illegal_is_refused_and_no_group_is_mad
     other.end().await;
 }
 
-// CGS-01, CGS-09, CGS-17, DGS-01, GGS-01, GGS-03, GGS-05, DGS-03, DGS-07, GGS-06.
+// Shows: CGS-01, CGS-09, CGS-17, DGS-01, GGS-01, GGS-03, GGS-05, DGS-03, DGS-07, GGS-06.
+// Shows: DGS-04, DGS-08, DS-05, GGS-04, GGS-07.
 #[tokio::test]
 async fn cgs_05_cgs_06_cgs_11_cgs_15_ds_07_a_group_stays_what_it_is_and_goes_as_a_whole() {
     let volumes = [
@@ -244,7 +246,8 @@ const IN_TURNS: &str = r#"
     done
 "#;
 
-// CGS-21: a volume is made from each of its snapshots. FLD-09.
+// Shows: CGS-21: a volume is made from each of its snapshots.
+// Shows: FLD-09.
 #[tokio::test]
 async fn cgs_04_no_volume_of_a_group_has_what_was_written_after_what_another_lacks() {
     let volumes = [volume("turns-1").await, volume("turns-2").await];
@@ -357,7 +360,7 @@ async fn dgs_06_a_group_that_somebody_reads_is_kept_from_there_on_until_he_is_do
     }
 }
 
-// CON-06.
+// Shows: CON-06.
 #[tokio::test]
 async fn cgs_19_calls_for_one_group_at_once_take_one_and_remove_it_once() {
     let volumes = [volume("crowd-1").await, volume("crowd-2").await];
@@ -400,7 +403,7 @@ async fn cgs_07_volumes_of_several_nodes_are_refused_and_the_answer_says_which_i
     driver.finish().await;
 }
 
-// CGS-13.
+// Shows: CGS-13.
 #[tokio::test]
 async fn cgs_08_cgs_16_a_group_for_which_there_is_no_room_is_refused_for_good_and_leaves_nothing() {
     const POOL: &str = "full-groups";
@@ -446,7 +449,7 @@ async fn cgs_08_cgs_16_a_group_for_which_there_is_no_room_is_refused_for_good_an
     driver.finish().await;
 }
 
-// CON-01, CON-02: an agent that is away, and processes that die.
+// Shows: CON-01, CON-02: an agent that is away, and processes that die.
 #[tokio::test]
 async fn con_04_cgs_05_a_group_that_was_given_up_is_taken_by_a_repeat_and_survives_both_processes()
 {

@@ -199,7 +199,7 @@ async fn is_abnormal(id: &str) -> [bool; 2] {
     ]
 }
 
-// FLD-01, VCO-04.
+// Shows: FLD-01, VCO-04.
 #[tokio::test]
 async fn vco_01_vco_02_lv_10_cgv_06_the_controller_says_of_each_volume_whether_it_is_well() {
     create(wanted("in-order")).await.unwrap();
@@ -298,6 +298,7 @@ async fn clh_02_clh_03_fld_11_a_page_that_is_none_is_refused() {
     }
 }
 
+// Shows: CLH-05, CLH-06.
 #[tokio::test]
 async fn clh_04_to_clh_08_a_problem_is_told_for_as_long_as_it_lasts_and_each_once() {
     use VolumeHealthErrorType::{DataLoss, Degraded};
@@ -332,7 +333,7 @@ async fn clh_04_to_clh_08_a_problem_is_told_for_as_long_as_it_lasts_and_each_onc
     remove("lasting").await;
 }
 
-// CGH-02, CGH-03, CGH-04.
+// Shows: CGH-02, CGH-03, CGH-04.
 #[tokio::test]
 async fn cgh_01_to_cgh_05_the_controller_tells_of_the_volume_that_is_asked_for_and_of_no_other() {
     assert_eq!(code(&health("").await), Code::InvalidArgument);
@@ -394,7 +395,7 @@ async fn nvh_05_a_volume_that_could_not_be_staged_has_its_health_told() {
     volume.end().await;
 }
 
-// VCO-01, VCO-04.
+// Shows: VCO-01, VCO-04.
 #[tokio::test]
 async fn vco_02_ngs_07_the_numbers_of_a_volume_come_with_its_condition() {
     for (kind, capability, size) in kinds() {

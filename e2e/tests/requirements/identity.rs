@@ -18,7 +18,7 @@ async fn infos(driver: &Driver) -> Vec<GetPluginInfoResponse> {
     infos
 }
 
-// GPI-02, GPI-03, GPI-04, GPI-07, GPI-08, FLD-06, K8S-07.
+// Shows: GPI-02, GPI-03, GPI-04, GPI-07, GPI-08, FLD-06, K8S-07.
 #[tokio::test]
 async fn gpi_01_gpi_06_both_processes_have_one_legal_name_and_version_also_after_a_restart() {
     let mut driver = start("node-of-names", "names").await;
@@ -44,8 +44,8 @@ async fn gpi_01_gpi_06_both_processes_have_one_legal_name_and_version_also_after
     driver.finish().await;
 }
 
-// PRB-01, PRB-05, LIF-01, SAN-02.
-// PRB-08: docs/csi.md says that Probe may be called as often as a caller likes.
+// Shows: PRB-01, PRB-05, LIF-01, SAN-02.
+// Shows: PRB-08: docs/csi.md says that Probe may be called as often as a caller likes.
 #[tokio::test]
 async fn prb_07_a_thousand_probes_are_answered_by_the_same_process_and_change_nothing() {
     let driver = shared().await;
@@ -63,7 +63,7 @@ async fn prb_07_a_thousand_probes_are_answered_by_the_same_process_and_change_no
     assert_eq!(processes, now);
 }
 
-// PRB-03.
+// Shows: PRB-03.
 #[tokio::test]
 async fn prb_02_a_node_without_a_tool_is_not_healthy_until_it_is_there() {
     let driver = start("node-of-tools", "tools").await;

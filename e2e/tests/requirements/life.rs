@@ -30,8 +30,8 @@ async fn end(volume: Volume, targets: &[&str]) {
     volume.end().await;
 }
 
-// FLD-09: readonly = false is a value, not a field left out.
-// NSV-09, NSV-10, NPV-12: what is staged can be mounted into a pod of this node.
+// Shows: FLD-09: readonly = false is a value, not a field left out.
+// Shows: NSV-09, NSV-10, NPV-12: what is staged can be mounted into a pod of this node.
 #[tokio::test]
 async fn vcp_02_npv_29_a_volume_of_one_writer_has_one_place_and_stays_while_in_use() {
     let volume = staged("one-writer", Mode::SingleNodeWriter).await;
@@ -72,8 +72,9 @@ async fn vcp_08_npv_28_pods_of_the_node_share_a_volume_of_several_writers() {
     end(volume, &["first", "second"]).await;
 }
 
-// K8S-01: others add keys of their own to the context.
-// NPV-21: secrets are no part of what is compared. NGS-14: no staging path is needed.
+// Shows: K8S-01: others add keys of their own to the context.
+// Shows: NPV-21: secrets are no part of what is compared. NGS-14: no staging path is needed.
+// Shows: NGS-14, NUP-05, NUS-05.
 #[tokio::test]
 async fn con_03_ten_equal_calls_of_each_step_are_one() {
     let volume = staged("repeated", Mode::SingleNodeWriter).await;
@@ -96,7 +97,7 @@ async fn con_03_ten_equal_calls_of_each_step_are_one() {
     end(volume, &["target"; 10]).await;
 }
 
-// NPV-22: what was refused leaves nothing at its target.
+// Shows: NPV-22: what was refused leaves nothing at its target.
 #[tokio::test]
 async fn npv_30_a_second_publication_in_another_way_is_refused() {
     let mut volume = staged("two-ways", Mode::SingleNodeWriter).await;
@@ -128,7 +129,7 @@ async fn dv_04_a_pod_goes_on_and_the_next_one_starts_on_a_volume_whose_deletion_
     end(volume, &["second"]).await;
 }
 
-// NUP-09: from its target neither.
+// Shows: NUP-09: from its target neither.
 #[tokio::test]
 async fn nus_08_a_volume_that_somebody_still_uses_is_not_unmounted_and_keeps_its_data() {
     let volume = staged("busy", Mode::SingleNodeWriter).await;
@@ -168,7 +169,7 @@ async fn user_inside(volume: &Volume, place: &str) -> Process {
     user
 }
 
-// CEV-11, CON-03: also when the same is asked again.
+// Shows: CEV-11, CON-03: also when the same is asked again.
 #[tokio::test]
 async fn cap_12_cgv_07_a_volume_grows_while_it_is_used_and_its_new_size_is_told_everywhere() {
     let volume = staged("grows-in-use", Mode::SingleNodeWriter).await;

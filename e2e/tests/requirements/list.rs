@@ -57,7 +57,8 @@ pub(crate) async fn get(id: &str) -> Result<ControllerGetVolumeResponse, Status>
     Ok(answer.into_inner())
 }
 
-// LV-08, FLD-01, FLD-08.
+// Shows: LV-08, FLD-01, FLD-08.
+// Shows: LIF-04, LV-03, LV-04.
 #[tokio::test]
 async fn lv_02_to_lv_05_lv_11_lv_13_pages_together_list_each_volume_once() {
     let control_plane = ControlPlane::start().await;
@@ -109,7 +110,7 @@ async fn lv_02_to_lv_05_lv_11_lv_13_pages_together_list_each_volume_once() {
     driver.finish().await;
 }
 
-// LV-14.
+// Shows: LV-14.
 #[tokio::test]
 async fn lv_12_a_token_stays_good_whatever_comes_and_goes() {
     for name in ["token-a", "token-b", "token-d"] {

@@ -210,8 +210,8 @@ fn patched(mut base: Vec<u8>, target: &[u8], told: &Told) -> Vec<u8> {
     base
 }
 
-// SMD-01, SMD-04, SMD-05, SMD-06, SMD-09, SMD-10, SMD-14: in each stream here.
-// MDA-05, MDD-08, MDD-09.
+// Shows: SMD-01, SMD-04, SMD-05, SMD-06, SMD-09, SMD-10, SMD-14: in each stream here.
+// Shows: MDA-05, MDD-08, MDD-09.
 #[tokio::test]
 async fn mda_04_mdd_06_what_is_told_rebuilds_a_snapshot_from_zeros_and_from_an_earlier_one() {
     let mut disk = Disk::new("rebuilt").await;
@@ -244,7 +244,7 @@ async fn mda_04_mdd_06_what_is_told_rebuilds_a_snapshot_from_zeros_and_from_an_e
     disk.end().await;
 }
 
-// SMD-06, SMD-13.
+// Shows: SMD-06, SMD-13.
 #[tokio::test]
 async fn smd_07_smd_08_a_stream_is_resumed_at_any_byte_and_its_messages_are_as_long_as_asked() {
     let mut disk = Disk::new("resumed").await;
@@ -282,7 +282,7 @@ async fn smd_07_smd_08_a_stream_is_resumed_at_any_byte_and_its_messages_are_as_l
     disk.end().await;
 }
 
-// SMD-11, SMD-12, MDA-02, MDA-03, MDD-02, MDD-03, MDD-04.
+// Shows: SMD-11, SMD-12, MDA-02, MDA-03, MDD-02, MDD-03, MDD-04.
 #[tokio::test]
 async fn mdd_07_what_cannot_be_told_is_refused_with_its_code() {
     let (mut disk, mut other) = (Disk::new("refused").await, Disk::new("refused-other").await);

@@ -59,6 +59,9 @@ fn statistics(volume: &str, path: &str) -> (&'static str, Vec<u8>) {
     ("Node/NodeGetVolumeStats", request.encode_to_vec())
 }
 
+// Shows: NGS-02, NGS-03, NGS-04, NPV-01, NPV-02, NPV-03, NPV-04, NPV-05, NSV-02, NSV-03, NSV-04.
+// Shows: NSV-07, NSV-12, NUP-01, NUP-02, NUP-03, NUP-05, NUP-06, NUS-02, NUS-03, NUS-05, NUS-06.
+// Shows: SAN-04.
 #[tokio::test]
 async fn gen_04_fld_07_what_a_call_to_the_node_lacks_is_refused_before_what_is_unknown() {
     let rows = [
@@ -153,7 +156,7 @@ async fn info(driver: &Driver) -> NodeGetInfoResponse {
         .into_inner()
 }
 
-// NGI-03, NGI-04, NGI-09, NGI-10, FLD-10.
+// Shows: NGI-03, NGI-04, NGI-09, NGI-10, FLD-10.
 #[tokio::test]
 async fn ngi_01_ngi_02_ngi_05_ngi_08_a_node_has_said_all_of_itself_from_its_first_call_on() {
     // Without a pool, and before anything else was asked.
@@ -171,7 +174,7 @@ async fn ngi_01_ngi_02_ngi_05_ngi_08_a_node_has_said_all_of_itself_from_its_firs
     driver.finish().await;
 }
 
-// FLD-03: as long as the API server takes a Node's name, and longer than a label.
+// Shows: FLD-03: as long as the API server takes a Node's name, and longer than a label.
 #[tokio::test]
 async fn top_13_ngi_02_a_node_with_a_very_long_name_has_a_short_segment() {
     let name = format!("node-{}", "x".repeat(200));

@@ -18,6 +18,7 @@ use tonic::{Code, transport::Endpoint};
 
 use crate::{code, shared, wanted};
 
+// Shows: ENV-01, FLD-03, LIF-02, PRT-03, PRT-04.
 #[tokio::test]
 async fn lif_06_a_wrong_configuration_ends_the_process_with_an_error_that_says_what_to_write() {
     let long = format!("--node-name={}", "n".repeat(257));
@@ -74,7 +75,7 @@ async fn lif_06_a_wrong_configuration_ends_the_process_with_an_error_that_says_w
     }
 }
 
-// GEN-09, PRB-04, PRB-06, LV-01, K8S-05.
+// Shows: GEN-09, PRB-04, PRB-06, LV-01, K8S-05.
 #[tokio::test]
 async fn gc_09_without_the_api_server_a_controller_says_that_it_is_starting_and_answers_nothing() {
     let folder = Folder::new();
@@ -116,7 +117,7 @@ async fn gc_09_without_the_api_server_a_controller_says_that_it_is_starting_and_
     assert_eq!(codes, [Code::Unavailable; 3]);
 }
 
-// PRT-02.
+// Shows: PRT-02.
 #[tokio::test]
 async fn env_03_an_environment_of_the_endpoint_and_where_the_api_server_is_suffices() {
     let folder = Folder::new();

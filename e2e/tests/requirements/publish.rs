@@ -12,7 +12,7 @@ use crate::{
     volume::{Volume, kinds},
 };
 
-// NPV-07: a repeat that asks for another writability is no repeat.
+// Shows: NPV-07: a repeat that asks for another writability is no repeat.
 #[tokio::test]
 async fn npv_13_what_is_published_to_be_read_cannot_be_written_in_any_mode() {
     for (kind, capability, size) in kinds() {
@@ -140,6 +140,7 @@ const UNPUBLISHABLE: &[Row] = &[
     ),
 ];
 
+// Shows: NPV-19.
 #[tokio::test]
 async fn npv_22_a_publish_that_failed_leaves_no_target() {
     for (kind, capability, size) in kinds() {
@@ -225,7 +226,7 @@ fn long(folder: &std::path::Path, length: usize) -> String {
 }
 
 // 128 is what all must take, and 4095 the most that the kernel takes.
-// NSV-11, NSV-18, NUS-09, NUP-10, NGS-08, NGS-12, NEV-11, FLD-04.
+// Shows: NSV-11, NSV-18, NUS-09, NUP-10, NGS-08, NGS-12, NEV-11, FLD-04.
 #[tokio::test]
 async fn npv_15_npv_31_paths_are_as_long_as_the_kernel_takes_them() {
     for (kind, capability, _) in kinds().into_iter().filter(|row| row.2 == SIZE) {

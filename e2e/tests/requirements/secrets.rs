@@ -35,9 +35,9 @@ impl Said {
     }
 }
 
-// SEC-01, SEC-05, SEC-07, LOG-03, PRT-09: nothing of what must not be shown is shown.
-// SEC-04: docs/csi.md says that no secret is needed.
-// SEC-03, SEC-06: secrets that nobody needs change nothing.
+// Shows: SEC-01, SEC-05, SEC-07, LOG-03, PRT-09: nothing of what must not be shown is shown.
+// Shows: SEC-04: docs/csi.md says that no secret is needed.
+// Shows: SEC-03, SEC-06: secrets that nobody needs change nothing.
 #[tokio::test]
 async fn sec_01_ls_11_no_secret_and_no_mount_flag_is_shown_anywhere_at_the_highest_log_level() {
     let control_plane = ControlPlane::shared().await;

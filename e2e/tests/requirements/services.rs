@@ -172,14 +172,14 @@ fn is_served(answer: &Result<Vec<u8>, Status>) -> bool {
     code(answer) != Code::Unimplemented
 }
 
-// GEN-01, GEN-08, GEN-11, GEN-14: methods have their paths, and each is answered or refused.
-// CAP-01, CAP-03, CAP-05, CAP-09, CAP-14, CAP-17, CAP-18, CAP-19, CAP-20, CAP-21,
-// CAP-22: what is announced works.
-// CAP-04, CAP-16, CAP-26, CAP-27: what is not is refused.
-// CV-01, DV-01, CS-01, DS-01, LS-01, GS-01, CPV-01, CUV-01, VVC-01, LV-01, CGV-01, GC-01, CGC-01.
-// CGC-04, GPC-01, PRB-01, GGC-01, CGS-01, DGS-01, GGS-01.
-// NSV-01, NUS-01, NPV-01, NUP-01, NGS-01, CEV-01, NEV-01, NGC-01, NGI-01, LIF-02, PRT-05.
-// MDA-01, MDD-01, CLH-01, CGH-01, NVH-01, NSH-01.
+// Shows: GEN-01, GEN-08, GEN-11, GEN-14: methods have their paths, and each is answered or refused.
+// Shows: CAP-01, CAP-03, CAP-05, CAP-09, CAP-14, CAP-17, CAP-18, CAP-19, CAP-20, CAP-21.
+// Shows: CAP-22: what is announced works.
+// Shows: CAP-04, CAP-16, CAP-26, CAP-27: what is not is refused.
+// Shows: CV-01, DV-01, CS-01, DS-01, LS-01, GS-01, CPV-01, CUV-01, VVC-01, LV-01, CGV-01, GC-01, CGC-01.
+// Shows: CGC-04, GPC-01, PRB-01, GGC-01, CGS-01, DGS-01, GGS-01.
+// Shows: NSV-01, NUS-01, NPV-01, NUP-01, NGS-01, CEV-01, NEV-01, NGC-01, NGI-01, LIF-02, PRT-05.
+// Shows: MDA-01, MDD-01, CLH-01, CGH-01, NVH-01, NSH-01.
 #[tokio::test]
 async fn each_method_is_served_exactly_if_it_is_announced_and_by_the_process_that_has_it() {
     let listed: BTreeSet<String> = METHODS.iter().map(|(m, _)| (*m).to_owned()).collect();
@@ -198,7 +198,7 @@ async fn each_method_is_served_exactly_if_it_is_announced_and_by_the_process_tha
     }
 }
 
-// GEN-02, GEN-03.
+// Shows: GEN-02, GEN-03.
 #[tokio::test]
 async fn gen_01_whatever_is_sent_has_an_answer_with_a_message_and_the_connection_survives() {
     let bodies: [&[u8]; 4] = [b"", b"\xff\xff\xff", b"\x0a\x7fshort", b"\x0a\x02\xff\xfe"];
@@ -248,7 +248,7 @@ async fn gen_12_fields_that_only_a_newer_caller_knows_change_nothing() {
     delete("gen-12").await.unwrap();
 }
 
-// CAP-30, GPC-05, CGC-02, GGC-02, NGC-02, GPC-03.
+// Shows: CAP-30, GPC-05, CGC-02, GGC-02, NGC-02, GPC-03.
 #[tokio::test]
 async fn cap_28_gpc_02_both_processes_announce_the_same_plugin_and_only_what_is_known() {
     let [controller, mut node] = plugin().await;

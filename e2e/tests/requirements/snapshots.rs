@@ -74,6 +74,7 @@ pub(crate) async fn volume(name: &str) -> Volume {
     Volume::new(name, mounted("", Mode::SingleNodeWriter), SIZE).await
 }
 
+// Shows: CS-02, CS-03, CS-16, CS-17, DS-02, DS-03, FLD-12, FLD-14, GS-02, GS-03, TOP-01.
 #[tokio::test]
 async fn gen_05_gen_13_what_is_missing_or_illegal_is_refused_and_no_snapshot_is_made() {
     let rows: &[(&str, Change, Code)] = &[
@@ -133,7 +134,8 @@ async fn gen_05_gen_13_what_is_missing_or_illegal_is_refused_and_no_snapshot_is_
     volume.end().await;
 }
 
-// CS-10, CS-12, CS-14, CS-17, GS-04: all is told of it.
+// Shows: CS-10, CS-12, CS-14, CS-17, GS-04: all is told of it.
+// Shows: CS-13, DS-08, DV-05, SAN-12.
 #[tokio::test]
 async fn cs_04_cs_05_cs_07_cs_11_cs_20_a_snapshot_is_ready_at_once_and_a_repeat_answers_the_same() {
     let (one, other) = (volume("one-snapshot").await, volume("no-snapshot").await);
@@ -176,7 +178,7 @@ async fn cs_04_cs_05_cs_07_cs_11_cs_20_a_snapshot_is_ready_at_once_and_a_repeat_
     other.end().await;
 }
 
-// CS-23, DS-09.
+// Shows: CS-23, DS-09.
 #[tokio::test]
 async fn con_07_calls_for_one_snapshot_at_once_make_one_and_remove_it_once() {
     let volume = volume("crowded-snapshot").await;

@@ -13,7 +13,7 @@ use crate::{
     volume::{Volume, kinds},
 };
 
-// NSV-05, NSV-09, NSV-13, NUS-05, NPV-06, NPV-10, NPV-11, NPV-12, NUP-04, NUP-05.
+// Shows: NSV-05, NSV-09, NSV-13, NUS-05, NPV-06, NPV-10, NPV-11, NPV-12, NUP-04, NUP-05.
 #[tokio::test]
 async fn nsv_15_nus_04_what_a_pod_wrote_is_in_the_image_and_there_for_the_next_pod() {
     for (kind, capability, size) in kinds() {
@@ -109,7 +109,7 @@ fn flags(request: &mut NodeStageVolumeRequest, flags: &[&str]) {
     }));
 }
 
-// NSV-15: nothing that is asked for makes a new filesystem of the one that is there.
+// Shows: NSV-15: nothing that is asked for makes a new filesystem of the one that is there.
 #[tokio::test]
 async fn nsv_06_nsv_08_a_volume_is_staged_in_one_way_at_a_time_and_only_in_its_own() {
     let capability = mounted("ext4", Mode::SingleNodeWriter);
@@ -188,7 +188,7 @@ async fn nsv_16_a_stage_that_failed_leaves_nothing_behind_and_is_made_good_by_th
     volume.end().await;
 }
 
-// NUS-05: what is not staged there is no error, and nothing of whoever is there instead goes.
+// Shows: NUS-05: what is not staged there is no error, and nothing of whoever is there instead goes.
 #[tokio::test]
 async fn nus_08_an_unstage_removes_no_file_that_it_finds() {
     for (kind, capability, size) in kinds() {

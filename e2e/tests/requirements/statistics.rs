@@ -36,7 +36,7 @@ async fn df(volume: &Volume, columns: &str) -> [i64; 3] {
     [(); 3].map(|()| numbers.next().unwrap())
 }
 
-// NGS-05, NGS-10.
+// Shows: NGS-05, NGS-10.
 #[tokio::test]
 async fn ngs_06_ngs_09_the_numbers_are_those_of_df_or_the_size_of_the_device() {
     for (kind, capability, size) in kinds() {
@@ -142,7 +142,7 @@ async fn ngs_11_a_filesystem_that_takes_no_writes_holds_up_neither_its_numbers_n
     }
 }
 
-// CON-05.
+// Shows: CON-05.
 #[tokio::test]
 async fn ngs_05_whoever_asks_at_once_is_answered() {
     let (_, capability, _) = kinds().into_iter().next().unwrap();

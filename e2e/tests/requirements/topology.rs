@@ -27,8 +27,9 @@ pub(crate) fn only(nodes: &[&str]) -> TopologyRequirement {
     }
 }
 
-// TOP-08, TOP-11, TOP-24, CAP-24, K8S-11.
-// CV-20, TOP-14: docs/csi.md names the key of the segments that the answers have.
+// Shows: TOP-08, TOP-11, TOP-24, CAP-24, K8S-11.
+// Shows: CV-20, TOP-14: docs/csi.md names the key of the segments that the answers have.
+// Shows: FLD-02, FLD-06, FLD-17, TOP-09, TOP-10, TOP-12, TOP-13, TOP-22.
 #[tokio::test]
 async fn top_17_top_18_a_volume_lies_where_its_node_says_that_it_is_in_every_answer() {
     let mut node = shared().await.node_client().await;
@@ -70,6 +71,7 @@ async fn top_17_top_18_a_volume_lies_where_its_node_says_that_it_is_in_every_ans
     delete("placed").await.unwrap();
 }
 
+// Shows: CV-16, TOP-01, TOP-06, TOP-07, TOP-10, TOP-13, TOP-15, TOP-16, TOP-21, TOP-23.
 #[tokio::test]
 async fn top_02_top_03_top_04_a_volume_is_on_one_of_the_nodes_that_are_allowed_or_nowhere() {
     let foreign = Topology {

@@ -28,7 +28,8 @@ pub(crate) async fn ask(
     Ok(answer.into_inner())
 }
 
-// GEN-04, FLD-07.
+// Shows: GEN-04, FLD-07.
+// Shows: VCP-01.
 #[tokio::test]
 async fn vvc_02_vvc_03_vvc_04_a_malformed_question_is_an_error_and_an_unknown_volume_not_found() {
     let rows: &[(&str, &str, Change, Code)] = &[
@@ -65,7 +66,7 @@ async fn vvc_02_vvc_03_vvc_04_a_malformed_question_is_an_error_and_an_unknown_vo
     }
 }
 
-// VVC-06, VVC-11.
+// Shows: VVC-06, VVC-11.
 #[tokio::test]
 async fn vvc_05_vvc_07_vvc_09_vvc_10_what_the_volume_is_is_repeated_and_what_it_is_not_is_explained()
  {
@@ -114,7 +115,7 @@ async fn vvc_05_vvc_07_vvc_09_vvc_10_what_the_volume_is_is_repeated_and_what_it_
     delete("asked").await.unwrap();
 }
 
-// CON-03.
+// Shows: CON-03.
 #[tokio::test]
 async fn vvc_08_asking_changes_nothing() {
     create(wanted("unchanged")).await.unwrap();

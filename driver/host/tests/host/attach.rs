@@ -306,6 +306,7 @@ fn a_symbolic_link_is_never_followed() {
     assert_eq!(fs::read_dir(&victim).unwrap().count(), 0);
 }
 
+// Shows: NPV-06, NSV-05.
 #[test]
 fn nus_07_the_way_back_needs_neither_pool_nor_image() {
     let machine = Machine::new();

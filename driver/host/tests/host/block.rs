@@ -133,6 +133,7 @@ fn attribute(device: &str, name: &str) -> String {
     text.trim().to_owned()
 }
 
+// Shows: CV-21, NPV-06, NPV-10, NSV-05, NSV-13, NUP-04, NUP-05, NUS-04, NUS-05.
 #[test]
 fn npv_11_a_raw_block_volume_goes_the_whole_way_there_and_back_and_leaves_nothing() {
     // CV-21, NSV-05, NSV-13, NPV-06, NPV-10, NUP-04, NUP-05, NUS-04, NUS-05.
@@ -206,6 +207,7 @@ fn kubelets_own_loop_device_on_a_published_volume_is_never_taken_for_ours() {
     must(pool.remove_image(&volume.image.uid));
 }
 
+// Shows: NPV-07.
 #[test]
 fn npv_13_a_device_that_is_published_read_only_cannot_be_written_and_is_writable_afterwards() {
     let machine = Machine::new();
@@ -243,6 +245,7 @@ fn npv_13_a_device_that_is_published_read_only_cannot_be_written_and_is_writable
     assert_eq!(attribute(&device, "ro"), "0");
 }
 
+// Shows: NPV-19, NPV-22, NSV-16.
 #[test]
 fn nsv_08_a_volume_is_staged_as_what_it_was_made() {
     let machine = Machine::new();

@@ -194,6 +194,7 @@ fn must_be_equal(one: &[u8], other: &[u8], what: &str) {
 }
 
 /// MDA-04, MDD-06, MDD-08, SMD-04, SMD-07.
+// Shows: MDA-04, MDD-08, SMD-04, SMD-07.
 #[test]
 fn r11_mdd_06_what_is_told_rebuilds_every_snapshot_of_any_history() {
     let machine = Machine::new();

@@ -502,13 +502,13 @@ fn r2_death_at_any_call_that_makes_a_device_pool_leaves_no_trace() {
     walk_device(Fault::Kill);
 }
 
-// NSV-16, NPV-22.
+// Shows: NSV-16, NPV-22.
 #[test]
 fn r15_an_error_at_any_call_of_a_volumes_life_leaves_no_trace() {
     walk_life(Fault::Error, &VOLUME);
 }
 
-// NSV-16, NPV-22, NUS-07.
+// Shows: NSV-16, NPV-22, NUS-07.
 #[test]
 fn r2_death_at_any_call_of_a_volumes_life_leaves_no_trace() {
     walk_life(Fault::Kill, &VOLUME);
@@ -524,13 +524,13 @@ fn r2_death_at_any_call_of_a_growth_is_made_good_by_the_next() {
     walk_growth(Fault::Kill);
 }
 
-// NSV-16, NPV-22.
+// Shows: NSV-16, NPV-22.
 #[test]
 fn r15_an_error_at_any_call_of_a_raw_block_volumes_life_leaves_no_trace() {
     walk_life(Fault::Error, &BLOCK_VOLUME);
 }
 
-// NSV-16, NPV-22, NUS-07.
+// Shows: NSV-16, NPV-22, NUS-07.
 #[test]
 fn r2_death_at_any_call_of_a_raw_block_volumes_life_leaves_no_trace() {
     walk_life(Fault::Kill, &BLOCK_VOLUME);

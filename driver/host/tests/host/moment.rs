@@ -156,7 +156,7 @@ fn open(path: &Path) -> File {
     File::open(path).unwrap()
 }
 
-// CS-06.
+// Shows: CS-06.
 #[test]
 fn r09_a_snapshot_has_every_write_that_was_acknowledged_before_it_and_no_later_without_an_earlier()
 {

@@ -83,7 +83,7 @@ fn large_pool(machine: &Machine) -> Pool {
 
 pub(crate) const SIZE: Bytes = Bytes::mib(300);
 
-// VCS-05, VCS-06, CS-06.
+// Shows: VCS-05, VCS-06, CS-06.
 #[test]
 fn vcs_05_a_volume_made_from_a_snapshot_or_a_live_volume_is_mounted_beside_its_source() {
     for filesystem in FilesystemType::ALL {
@@ -163,7 +163,7 @@ fn uuid(image: &Image) -> String {
     }
 }
 
-// CS-04, CGS-05.
+// Shows: CS-04, CGS-05.
 #[test]
 fn cs_04_a_repeated_cut_finds_the_snapshots_and_their_moment_and_a_part_of_them_is_cut_anew() {
     let machine = Machine::new();

@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(one.consistency, Consistency::Crash);
     }
 
-    // SAN-07, GEN-04, GEN-13.
+    // Shows: SAN-07, GEN-04, GEN-13.
     #[test]
     fn cgs_02_cgs_03_what_is_missing_is_found_before_what_is_wrong() {
         let changes: [(&str, Change); 4] = [
@@ -148,7 +148,7 @@ mod tests {
         (0..count).map(|number| format!("pvc-{number}")).collect()
     }
 
-    // FLD-12, FLD-14, CS-17.
+    // Shows: FLD-12, FLD-14, CS-17.
     #[test]
     fn fld_14_what_is_too_long_too_many_twice_or_unknown_is_refused() {
         let field = |field, limit| Error::from(request::Error::TooLong { field, limit });

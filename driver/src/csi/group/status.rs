@@ -48,7 +48,7 @@ mod tests {
     use super::*;
     use crate::{csi, objects};
 
-    // GEN-02, GEN-03.
+    // Shows: GEN-02, GEN-03.
     #[test]
     fn gen_10_every_error_of_a_group_has_its_code_a_message_and_no_details() {
         let group = || "daily".to_owned();

@@ -89,6 +89,7 @@ mod tests {
         delta(request).unwrap_err()
     }
 
+    // Shows: FLD-14.
     #[test]
     fn mda_02_mdd_02_mdd_03_every_id_is_required_and_has_128_bytes() {
         let missing = |field| Error::Field(request::Error::Missing { field });

@@ -72,6 +72,7 @@ mod tests {
         NewSnapshot::try_from(request).unwrap_err()
     }
 
+    // Shows: FLD-14.
     #[test]
     fn cs_02_cs_03_cs_17_a_snapshot_has_a_name_a_volume_and_known_parameters() {
         let read = NewSnapshot::try_from(request()).unwrap();

@@ -65,6 +65,7 @@ fn a_plain_request_becomes_a_volume_with_our_defaults() {
     assert_eq!(wanted.claim, None);
 }
 
+// Shows: DV-02.
 #[test]
 fn cv_02_cv_03_gen_04_what_is_missing_is_named() {
     for (field, error) in [
@@ -250,6 +251,7 @@ fn copy_of(kind: SourceKind, id: &str) -> v1::VolumeContentSource {
     }
 }
 
+// Shows: FLD-14.
 #[test]
 fn vcs_01_vcs_02_a_source_has_a_kind_and_an_id() {
     let without = read(|r| r.volume_content_source = Some(v1::VolumeContentSource::default()));

@@ -37,6 +37,7 @@ fn refusal(node: &str, reason: Option<Reason>) -> Refusal {
     }
 }
 
+// Shows: TOP-23.
 #[test]
 fn top_06_top_21_top_24_the_order_of_the_request_decides() {
     let rooms = nodes(&[("a", 3), ("b", 5), ("c", 1), ("d", 5)]);

@@ -36,6 +36,7 @@ fn copy() -> NewVolume {
     copy
 }
 
+// Shows: CV-06.
 #[test]
 fn vcs_10_what_a_request_leaves_open_is_as_the_source_has_it() {
     let completed = source().complete(&copy()).unwrap();

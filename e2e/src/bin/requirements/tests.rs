@@ -1,7 +1,14 @@
-//! Tests and the requirements that they name.
+//! Tests and the requirements that they show.
 //!
-//! A test is a function under `#[test]` or `#[tokio::test]`. It names a requirement in its own name
-//! (`cv_07_…`), or as `CV-07` in a comment or a string: directly above it or inside.
+//! A test is a function under `#[test]` or `#[tokio::test]` that is not ignored. It says which
+//! requirements it shows in its own name (`cv_07_…`), or in a marker directly above it:
+//!
+//! ```text
+//! // Shows: CV-07, GEN-10: what is the same is not made twice.
+//! ```
+//!
+//! *Invariant:* no other comment and no string counts, so that nothing shows a requirement by
+//! mentioning it.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -31,15 +38,26 @@ pub(crate) fn find(file: &str, source: &str) -> Vec<Test> {
             continue;
         }
         let indent = line.len() - attribute.len();
-        let above = lines.iter().take(number).rev();
-        let above = above.take_while(|line| line.trim_start().starts_with("//"));
         let end = format!("{:indent$}}}", "");
         let inside = lines.iter().skip(number).take_while(|line| **line != end);
-        let text: Vec<&str> = above.chain(inside).copied().collect();
-        let text = text.join("\n");
-        let Some(name) = name(&text) else { continue };
+        let above = lines
+            .iter()
+            .take(number)
+            .rev()
+            .map(|line| line.trim_start());
+        let above = above.take_while(|line| line.starts_with("//") || line.starts_with("#["));
+        let below = inside.clone().map(|line| line.trim_start());
+        let mut attributes = above
+            .clone()
+            .chain(below.take_while(|line| name(line).is_none()));
+        if attributes.any(|line| line.starts_with("#[ignore")) {
+            continue;
+        }
+        let Some(name) = inside.copied().find_map(name) else {
+            continue;
+        };
         let mut ids = in_name(name);
-        ids.extend(in_text(&text));
+        ids.extend(above.filter_map(marked).flatten());
         tests.push(Test {
             file: file.to_owned(),
             name: name.to_owned(),
@@ -49,13 +67,11 @@ pub(crate) fn find(file: &str, source: &str) -> Vec<Test> {
     tests
 }
 
-fn name(text: &str) -> Option<&str> {
-    let declaration = text.lines().find_map(|line| {
-        let line = line.trim_start();
-        let line = line.strip_prefix("async ").unwrap_or(line);
-        line.strip_prefix("fn ")
-    });
-    declaration?.split(['(', '<']).next()
+/// The name of the function that a line declares.
+fn name(line: &str) -> Option<&str> {
+    let line = line.trim_start();
+    let line = line.strip_prefix("async ").unwrap_or(line);
+    line.strip_prefix("fn ")?.split(['(', '<']).next()
 }
 
 /// `cv_07_gen_10_…` names CV-07 and GEN-10.
@@ -67,10 +83,13 @@ fn in_name(name: &str) -> BTreeSet<String> {
         .collect()
 }
 
-fn in_text(text: &str) -> BTreeSet<String> {
-    let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
+/// The ids of a marker: those before the text behind them.
+fn marked(line: &str) -> Option<Vec<String>> {
+    let list = line.strip_prefix("// Shows: ")?;
+    let list = list.split([':', '.']).next().unwrap_or(list);
+    let words = list.split(',').map(str::trim);
     let id = |word: &str| word.split_once('-').and_then(|(p, n)| id(p, n));
-    words.filter_map(id).collect()
+    Some(words.filter_map(id).collect())
 }
 
 /// Two or three capitals, or K8S, and two digits.
@@ -89,18 +108,27 @@ mod unit {
     use super::*;
 
     #[test]
-    fn a_test_names_requirements_in_its_name_above_it_and_inside() {
+    fn a_test_shows_what_its_name_and_its_markers_say_and_nothing_that_is_only_mentioned() {
         let source = r#"
-// CV-01: of something else
+// Shows: CV-01: of something else
 
-// DV-02
+// Shows: DV-02, LV-06: what follows on LV-07.
+// Shows: DV-03.
+// DV-04 is shown elsewhere.
+#[expect(clippy::pedantic)]
 #[tokio::test(flavor = "current_thread")]
-#[ignore = "DV-03"]
 async fn a_b_cv_07_gen_10_k8s_04_r13() {
-    let row = ("LV-06", "UTF-8, CRC-32");
+    // Shows: DV-05
+    let row = ("LV-08", "UTF-8, CRC-32");
 }
 
 fn cv_08_no_test() {}
+
+// Shows: DV-06
+#[tokio::test]
+#[ignore = "DV-07"]
+async fn cv_09_ignored() {
+}
 
 mod deep {
     proptest! {
@@ -118,10 +146,14 @@ mod deep {
             .iter()
             .map(|test| test.ids.iter().map(String::as_str).collect())
             .collect();
-        let first = [
-            "CRC-32", "CV-07", "DV-02", "DV-03", "GEN-10", "K8S-04", "LV-06",
-        ];
-        assert_eq!(ids, [&first[..], &["LV-11", "LV-12", "OF-20"]]);
+        let first = ["CV-07", "DV-02", "DV-03", "GEN-10", "K8S-04", "LV-06"];
+        assert_eq!(ids, [&first[..], &["LV-11", "OF-20"]]);
         assert_eq!(found[0].to_string(), "a.rs: a_b_cv_07_gen_10_k8s_04_r13");
+    }
+
+    #[test]
+    fn an_ignored_test_shows_nothing_wherever_the_attribute_stands() {
+        let source = "#[ignore]\n#[test]\nfn cv_01() {\n}\n#[test]\n#[ignore]\nfn cv_02() {\n}\n";
+        assert!(find("a.rs", source).is_empty());
     }
 }

@@ -76,7 +76,7 @@ impl Fixture {
     }
 }
 
-// NGS-07: also of a volume whose disk does not answer.
+// Shows: NGS-07: also of a volume whose disk does not answer.
 #[tokio::test]
 async fn con_08_gen_09_calls_to_a_disk_that_hangs_fail_while_another_pool_serves_and_succeed_after_it()
  {

@@ -53,7 +53,7 @@ async fn taken(
     group
 }
 
-// DGS-01, DGS-05, SAN-06.
+// Shows: DGS-01, DGS-05, SAN-06.
 #[tokio::test]
 async fn dgs_04_dgs_05_a_group_goes_with_all_of_its_snapshots_and_data_first() {
     let control_plane = ControlPlane::shared().await;
@@ -103,7 +103,7 @@ async fn dgs_04_snapshots_whose_group_was_taken_away_by_force_go_when_they_are_n
     assert!(agent.is_gone("set-forced").await);
 }
 
-// DGS-02, DGS-03, DGS-07.
+// Shows: DGS-02, DGS-03, DGS-07.
 #[tokio::test]
 async fn dgs_08_a_caller_that_knows_other_snapshots_is_refused_and_nothing_is_touched() {
     let control_plane = ControlPlane::shared().await;
@@ -150,7 +150,7 @@ async fn dgs_06_a_snapshot_in_use_keeps_itself_and_those_behind_it_until_it_is_f
     assert!(agent.is_gone("set-in-use").await);
 }
 
-// CON-02, R02.
+// Shows: CON-02R02.
 #[tokio::test]
 async fn dgs_05_a_deletion_that_stopped_after_any_step_is_finished_by_a_repeat() {
     let control_plane = ControlPlane::shared().await;

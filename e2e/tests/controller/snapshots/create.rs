@@ -15,6 +15,7 @@ use crate::{
     place, requirement,
 };
 
+// Shows: CS-12, CS-20.
 #[tokio::test]
 async fn cs_04_cs_07_cs_11_a_snapshot_takes_three_writes_and_a_repeat_none_also_without_its_volume()
 {
@@ -93,7 +94,7 @@ async fn cs_05_cs_13_cs_16_what_cannot_be_taken_is_refused_and_changes_nothing()
     assert_eq!(again.unwrap(), snapshot);
 }
 
-// CS-15, CS-21
+// Shows: CS-15, CS-21.
 #[tokio::test]
 async fn cs_08_cs_18_a_refusal_has_a_final_code_says_what_to_do_and_leaves_nothing_behind() {
     let control_plane = ControlPlane::shared().await;
@@ -239,7 +240,7 @@ async fn cs_09_cs_23_con_05_a_slow_agent_is_waited_for_by_repeats_and_never_twic
     assert_eq!(history.writes(|states| states.len() >= 3).await, 3);
 }
 
-// LS-07, GS-05
+// Shows: LS-07, GS-05.
 #[tokio::test]
 async fn cs_22_what_was_cut_is_answered_although_it_cannot_be_used_now() {
     let control_plane = ControlPlane::shared().await;

@@ -14,6 +14,7 @@ use crate::{
     sources::{copy, of_snapshot},
 };
 
+// Shows: GS-03.
 #[tokio::test]
 async fn ds_03_ds_06_ds_08_a_snapshot_goes_in_four_writes_and_is_not_found_after_it() {
     let control_plane = ControlPlane::shared().await;
@@ -64,6 +65,7 @@ async fn ds_04_a_snapshot_that_is_being_read_is_refused_and_goes_once_it_is_free
     assert!(snapshots.is_gone("being-read").await);
 }
 
+// Shows: GS-06.
 #[tokio::test]
 async fn ds_05_vcs_15_a_member_of_a_group_does_not_go_alone_and_can_be_restored_alone() {
     let control_plane = ControlPlane::shared().await;

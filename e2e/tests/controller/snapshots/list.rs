@@ -33,6 +33,7 @@ fn query(snapshot: &str, volume: &str) -> v1::ListSnapshotsRequest {
     }
 }
 
+// Shows: GS-04, LS-02, LS-04, LS-05, LS-08, LS-09.
 #[tokio::test]
 async fn ls_03_to_ls_10_lists_are_filtered_paged_and_hold_only_what_was_cut() {
     let control_plane = ControlPlane::shared().await;
