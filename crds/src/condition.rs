@@ -55,6 +55,8 @@ names! {
         /// PoolVolume, StoragePool, StorageNode: the object is marked for deletion, and something
         /// holds it.
         DeletionHeld,
+        /// StoragePool: the `overcommitPercent` of the spec is in force.
+        OvercommitApplied,
         /// StorageNode: CSINode and the Node's label show the driver and its topology.
         TopologyRegistered,
         /// StorageNode: the node plugin's pod on this node is ready.
@@ -77,6 +79,8 @@ names! {
         TooLarge,
         /// The pool holds as many volumes as its limit allows.
         VolumeLimitReached,
+        /// The pool may promise more than it has, so it holds thin volumes only.
+        Overcommitted,
         /// The node does not carry the pool.
         PoolUnknown,
         /// The pool on this node cannot be used now; its own conditions say why.
@@ -162,6 +166,8 @@ names! {
         MountMissing,
         /// The volume's filesystem was remounted read-only.
         MountReadOnly,
+        /// A thick volume lacks blocks, and they could not be allocated again.
+        BlocksMissing,
         // Of a volume or a pool:
         /// The filesystem has counted errors.
         FilesystemErrors,
@@ -202,6 +208,8 @@ names! {
         NoNodes,
         /// The spec cannot be carried out as it is; the message says what to change.
         InvalidSpec,
+        /// The pool holds thick volumes, or snapshots of them, so it promises no more than it has.
+        ThickVolumesPresent,
     }
 }
 
@@ -217,6 +225,7 @@ impl Reason {
         matches!(
             self,
             Self::NoSpace
+                | Self::Overcommitted
                 | Self::SnapshotLimitReached
                 | Self::TooManyExtents
                 | Self::SourceMissing

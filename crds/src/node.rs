@@ -61,7 +61,7 @@ pub struct NodePool {
     pub uid: String,
     /// Where the space comes from.
     pub source: PoolSource,
-    /// As in the StoragePool.
+    /// As in the StoragePool, or 100 while that holds thick volumes or snapshots of them.
     pub overcommit_percent: u32,
     /// As in the StoragePool.
     pub reserved_percent: u32,

@@ -46,7 +46,9 @@ pub struct StoragePoolSpec {
     #[x_kube(validation = Rule::new("has(self.image) == has(oldSelf.image)").message("a pool's kind of source cannot be changed: declare another pool"))]
     pub source: PoolSource,
 
-    /// How much may be promised to thin volumes, in hundredths of the usable space.
+    /// How much may be promised to thin volumes, in hundredths of the usable space. A pool with more
+    /// than 100 holds thin volumes only, and a pool that holds thick volumes or snapshots of them
+    /// stays at 100.
     #[serde(default = "default_overcommit")]
     #[schemars(range(min = 100, max = 10_000))]
     pub overcommit_percent: u32,
@@ -175,7 +177,7 @@ pub struct StoragePoolStatus {
     /// Space that the ledgers hold for snapshots on all nodes together: part of `reserved`.
     #[serde(default)]
     pub reserved_for_snapshots: Bytes,
-    /// `Ready`, `Healthy`, `DeletionHeld`.
+    /// `Ready`, `Healthy`, `DeletionHeld`, `OvercommitApplied`.
     #[serde(default)]
     #[schemars(schema_with = "condition::list_schema")]
     pub conditions: Vec<Condition>,

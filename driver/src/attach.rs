@@ -180,14 +180,7 @@ impl Attach {
         let staged = finished(&id, staged).await;
         match &staged {
             Ok(None) => {}
-            Ok(Some(Staged { not_grown: None })) => self.agent.saw_filesystem(&id, Ok(())),
-            Ok(Some(Staged {
-                not_grown: Some(why),
-            })) => {
-                let why = Chain(why).to_string();
-                tracing::warn!(volume = id, error = why, "staged at its old size");
-                self.agent.saw_filesystem(&id, Err(why));
-            }
+            Ok(Some(staged)) => self.note(&id, staged),
             // What keeps it from being staged becomes a condition.
             Err(error) => {
                 if let Error::Host(host::Error::Image(image::Error::Damaged { .. })) = error {
@@ -200,6 +193,25 @@ impl Attach {
             self.agent.saw_mounted(&id);
         }
         staged.map(drop)
+    }
+
+    /// Takes note of what a volume lacks that was staged.
+    fn note(&self, volume: &str, staged: &Staged) {
+        if let Some(error) = &staged.not_refilled {
+            let why = Chain(error).to_string();
+            tracing::warn!(
+                volume,
+                error = why,
+                "staged a thick volume that lacks blocks"
+            );
+            self.agent.unallocated.lacks(volume, why);
+        }
+        let grown = staged.not_grown.as_ref().map_or(Ok(()), |error| {
+            let why = Chain(error).to_string();
+            tracing::warn!(volume, error = why, "staged at its old size");
+            Err(why)
+        });
+        self.agent.saw_filesystem(volume, grown);
     }
 
     /// Puts a staged volume where a pod is to find it. Its pool is not asked.
@@ -369,8 +381,8 @@ async fn finished<T>(
 }
 
 /// Stages a volume. One that is staged already stays, also when its pool or image cannot be used any
-/// more: kubelet repeats the call for pods that run. Says whether the filesystem has all of its
-/// image, where that was looked at: what may not be written is not to grow.
+/// more: kubelet repeats the call for pods that run. Says what the volume lacks, where that was looked
+/// at: what may not be written is not to grow.
 fn stage(
     root: &Root,
     pool: Result<Arc<Pool>, Error>,
@@ -380,12 +392,13 @@ fn stage(
     match volume.content {
         Content::Block => {
             if !root.is_block_staged(&volume.image, &request.staging)? {
-                pool?.stage_block(&BlockStageRequest {
+                let staged = pool?.stage_block(&BlockStageRequest {
                     image: &volume.image,
                     volume: &volume.name,
                     size: volume.size,
                     staging: &request.staging,
                 })?;
+                return Ok(Some(staged));
             }
             Ok(None)
         }

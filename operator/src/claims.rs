@@ -13,7 +13,9 @@ mod told;
 
 use std::{collections::BTreeMap, time::Duration};
 
-use cistern_crds::{ConditionType, Parameters, PoolVolume, Reason, StorageNode, condition, names};
+use cistern_crds::{
+    ConditionType, Parameters, PoolVolume, Provisioning, Reason, StorageNode, condition, names,
+};
 use k8s_openapi::api::{
     core::v1::{ObjectReference, PersistentVolumeClaim},
     storage::v1::StorageClass,
@@ -32,6 +34,7 @@ use crate::{
     controller::{self, Next},
     events::{self, tell_once},
     offer::offer,
+    overcommit::Overcommit,
     topology,
     world::{Change, World},
 };
@@ -149,10 +152,24 @@ fn concerned(world: &World, change: &Change) -> Vec<Subject> {
 /// What a class says; or what keeps it from making any volume.
 fn parameters(world: &World, class: &StorageClass) -> Result<Parameters, Problem> {
     let name = class.name_any();
-    match Parameters::of_class(class.parameters.iter().flatten()) {
-        Ok(parameters) if world.pool(&parameters.pool).is_some() => Ok(parameters),
-        Ok(Parameters { pool, .. }) => Err(Problem::PoolMissing { class: name, pool }),
-        Err(error) => Err(Problem::Parameters { class: name, error }),
+    let parameters = match Parameters::of_class(class.parameters.iter().flatten()) {
+        Ok(parameters) => parameters,
+        Err(error) => return Err(Problem::Parameters { class: name, error }),
+    };
+    let Some(guard) = world.pool(&parameters.pool) else {
+        let pool = parameters.pool;
+        return Err(Problem::PoolMissing { class: name, pool });
+    };
+    let is_thin_alone = guard.0.as_ref().is_ok_and(|pool| {
+        let overcommit = Overcommit::of(pool, || world.thick_in(&parameters.pool));
+        overcommit.is_for_thin_alone()
+    });
+    match parameters.provisioning {
+        Provisioning::Thick if is_thin_alone => {
+            let pool = parameters.pool;
+            Err(Problem::Overcommitted { class: name, pool })
+        }
+        Provisioning::Thick | Provisioning::Thin => Ok(parameters),
     }
 }
 

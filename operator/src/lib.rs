@@ -19,6 +19,7 @@ pub mod leader;
 pub mod metrics;
 pub mod node;
 pub mod offer;
+pub mod overcommit;
 pub mod pool;
 pub mod queue;
 pub mod topology;

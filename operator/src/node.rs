@@ -33,8 +33,9 @@ use tokio::sync::Mutex;
 use self::takeover::Granted;
 use crate::{
     Context, Stop,
-    contents::Contents,
+    contents::{Contents, Count},
     controller::{self, Next},
+    overcommit::{self, Overcommit},
     pool::declared,
     world::Change,
 };
@@ -97,6 +98,8 @@ struct View<'a> {
     kept: &'a dyn Deref<Target = Contents>,
     /// What the node may take over.
     granted: &'a Granted,
+    /// Counts what a pool holds on all nodes that is thick, or may be.
+    thick_in: &'a dyn Fn(&str) -> Count,
 }
 
 /// Runs the controller until `stop`.
@@ -108,8 +111,10 @@ pub async fn run(context: &Context, stop: Stop) {
             names.push(name.clone());
             names
         }
-        Change::Volume { node: name, .. } | Change::Snapshot { node: name, .. } => {
-            vec![name.clone()]
+        Change::Volume { pool, node, .. } | Change::Snapshot { pool, node } => {
+            let mut names = overcommit::outdated(&context.world, pool);
+            names.push(node.clone());
+            names
         }
         Change::Class(_) | Change::Claim { .. } | Change::Capacity { .. } => Vec::new(),
     };
@@ -159,6 +164,7 @@ async fn reconcile(context: &Context, granting: &Mutex<()>, name: &str) -> Resul
         pools: &world.pools_by_name(),
         agent: !world.agents_on(name).is_empty(),
         kept: &LazyCell::new(|| world.kept_on(name)),
+        thick_in: &|pool| world.thick_in(pool),
     });
     execute(context, name, storage_node, step).await?;
     drop(granting_now);
@@ -342,7 +348,7 @@ fn entry_for(
         name: pool.name_any(),
         uid: uid.clone(),
         source: pool.spec.source.clone(),
-        overcommit_percent: pool.spec.overcommit_percent,
+        overcommit_percent: Overcommit::of(pool, || (view.thick_in)(&pool.name_any())).in_force(),
         reserved_percent: pool.spec.reserved_percent,
         limits: pool.spec.limits.clone(),
         reclaim_orphans_after_hours: pool.spec.reclaim_orphans_after_hours,

@@ -20,8 +20,10 @@ use summary::{Declaration, Share, Standing, summarize};
 use crate::{
     Context, Stop,
     controller::{self, Next},
+    events::{self, tell_once},
     health::{self, summary::Wellbeing},
     offer::offer,
+    overcommit::Overcommit,
     topology,
     world::{Change, World},
 };
@@ -43,6 +45,9 @@ pub enum Error {
         #[source]
         source: kube::Error,
     },
+    /// The API server refused an event.
+    #[error(transparent)]
+    Event(#[from] events::Error),
 }
 
 /// Runs the controller until `stop`.
@@ -99,8 +104,14 @@ async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
     let current = current_status(context, &pool)
         .await
         .map_err(failed("read"))?;
-    let declaration = Declaration::of(&pool);
-    let status = summarize(&declaration, &current, &shares, &kept, (context.now)());
+    let readable = pool.0.as_ref().ok();
+    let overcommit = readable.map(|pool| Overcommit::of(pool, || context.world.thick_in(name)));
+    let now = (context.now)();
+    if let Some(telling) = overcommit.and_then(|it| it.telling(&current, now)) {
+        tell_once(context, &pool.object_ref(&()), &telling).await?;
+    }
+    let declaration = Declaration::of(&pool, overcommit);
+    let status = summarize(&declaration, &current, &shares, &kept, now);
     if status != current {
         let written = patch_status_guarded(&api, &pool, manager, json!(status)).await;
         written.map(wrote).map_err(failed("write the status of"))?;

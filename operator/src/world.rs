@@ -27,6 +27,7 @@ use tokio::sync::broadcast;
 use crate::{
     contents::{Contents, Count},
     kinds::Kind,
+    overcommit::is_thick,
     watch::watch,
 };
 
@@ -211,6 +212,26 @@ impl World {
     /// The volumes and snapshots of a pool, by node.
     pub fn kept_of(&self, pool: &str) -> Contents {
         self.kept(|node, of| (of == pool).then_some(node))
+    }
+
+    /// The volumes and snapshots of a pool that are thick, or may be.
+    pub fn thick_in(&self, pool: &str) -> Count {
+        let mut thick = Count::default();
+        for object in self.volumes.state() {
+            let spec = object.0.as_ref().ok().map(|volume| &volume.spec);
+            let is_here = spec.is_none_or(|spec| spec.pool_name == pool);
+            if is_here && is_thick(spec.map(|spec| spec.provisioning)) {
+                thick += Count::VOLUME;
+            }
+        }
+        for object in self.snapshots.state() {
+            let spec = object.0.as_ref().ok().map(|snapshot| &snapshot.spec);
+            let is_here = spec.is_none_or(|spec| spec.pool_name == pool);
+            if is_here && is_thick(spec.map(|spec| spec.provisioning)) {
+                thick += Count::SNAPSHOT;
+            }
+        }
+        thick
     }
 
     /// Names of all that is a Node or was one.

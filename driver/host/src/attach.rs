@@ -63,8 +63,10 @@ pub struct StageRequest<'a> {
 }
 
 /// A volume that was staged.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Staged {
+    /// Why a thick volume may lack blocks, where that is so: it works as a thin one does.
+    pub not_refilled: Option<image::Error>,
     /// Why its filesystem does not have all of its image, where that is so. It works at the size
     /// that it has.
     pub not_grown: Option<grow::Error>,

@@ -8,9 +8,10 @@
 //! A snapshot counts what its image had allocated when it was cut: its source may overwrite all of
 //! that, and then both need their own.
 //!
-//! *Invariant:* all promises together stay within `usable × overcommit`, those to thick volumes and
-//! their snapshots within `usable`, and no single volume is larger than `usable` (R12). Whatever
-//! lies on the disk and belongs to no custom resource counts as if it were thick.
+//! *Invariants:* all promises together stay within `usable × overcommit`, and no single volume is
+//! larger than `usable` (R12). A pool that may promise more than it has holds thin volumes only: it
+//! takes no thick one, and while it holds one, or a snapshot of one, it promises no more than it has,
+//! whatever its spec says.
 
 use std::collections::HashMap;
 
@@ -21,7 +22,7 @@ use cistern_crds::{Bytes, PoolSnapshot, PoolVolume, Provisioning, Reason};
 pub struct Terms {
     /// Space for volumes: what was free in the empty pool, less what is kept back.
     pub usable: Bytes,
-    /// How much may be promised in all, in hundredths of `usable`.
+    /// How much may be promised in all, in hundredths of `usable`: 100 at least.
     pub overcommit_percent: u32,
     /// Volumes.
     pub volume_limit: u32,
@@ -118,6 +119,14 @@ pub enum Refusal {
         /// The largest that any volume can have.
         usable: Bytes,
     },
+    /// The pool may promise more than it has, and the bytes of a thick volume have to be there.
+    #[error(
+        "the pool may promise {percent} % of what it has (overcommitPercent), so it holds thin volumes only: use a class with provisioning: thin, or a pool whose overcommitPercent is 100"
+    )]
+    Overcommitted {
+        /// How much it may promise, in hundredths.
+        percent: u32,
+    },
     /// As many volumes as the pool's limit allows.
     #[error("the pool holds {limit} volumes on this node, its limit")]
     VolumeLimitReached {
@@ -145,6 +154,7 @@ impl Refusal {
             Self::TooLarge { .. } => Reason::TooLarge,
             Self::Growth { size, usable, .. } if size > usable => Reason::TooLarge,
             Self::NoSpace { .. } | Self::Growth { .. } => Reason::NoSpace,
+            Self::Overcommitted { .. } => Reason::Overcommitted,
             Self::VolumeLimitReached { .. } => Reason::VolumeLimitReached,
             Self::SnapshotLimitReached { .. } | Self::SnapshotsOfVolumeReached { .. } => {
                 Reason::SnapshotLimitReached
@@ -158,7 +168,8 @@ impl Refusal {
 pub struct Ledger {
     terms: Terms,
     promised: Bytes,
-    promised_thick: Bytes,
+    /// Whether a thick volume, or a snapshot of one, is among them.
+    holds_thick: bool,
     promised_to_snapshots: Bytes,
     volumes: u32,
     snapshots: u32,
@@ -176,7 +187,7 @@ impl Ledger {
         let empty = Self {
             terms,
             promised: unclaimed,
-            promised_thick: unclaimed,
+            holds_thick: false,
             promised_to_snapshots: Bytes::ZERO,
             volumes: 0,
             snapshots: 0,
@@ -190,12 +201,7 @@ impl Ledger {
     pub fn with(mut self, promise: Promise) -> Self {
         let size = promise.size;
         self.promised = self.promised.saturating_add(size);
-        match promise.provisioning {
-            Provisioning::Thin => {}
-            Provisioning::Thick => {
-                self.promised_thick = self.promised_thick.saturating_add(size);
-            }
-        }
+        self.holds_thick |= promise.provisioning == Provisioning::Thick;
         match promise.holder {
             Holder::Volume => self.volumes = self.volumes.saturating_add(1),
             Holder::Snapshot { source } => {
@@ -241,19 +247,32 @@ impl Ledger {
         self.free(provisioning)
     }
 
+    /// How much may be promised in all, in hundredths of [`Self::usable`].
+    fn percent(&self) -> u32 {
+        if self.holds_thick {
+            100
+        } else {
+            self.terms.overcommit_percent
+        }
+    }
+
     /// Bytes that can still be promised, to whomever.
     fn free(&self, provisioning: Provisioning) -> Bytes {
-        let ceiling = self.terms.usable.percent(self.terms.overcommit_percent);
-        let thin = ceiling.saturating_sub(self.promised);
-        match provisioning {
-            Provisioning::Thin => thin,
-            Provisioning::Thick => thin.min(self.terms.usable.saturating_sub(self.promised_thick)),
+        let percent = self.percent();
+        if provisioning == Provisioning::Thick && percent > 100 {
+            return Bytes::ZERO;
         }
+        let ceiling = self.terms.usable.percent(percent);
+        ceiling.saturating_sub(self.promised)
     }
 
     /// Whether one more volume or snapshot fits.
     pub fn check(&self, promise: &Promise) -> Result<(), Refusal> {
         let (size, terms) = (promise.size, &self.terms);
+        let percent = self.percent();
+        if promise.provisioning == Provisioning::Thick && percent > 100 {
+            return Err(Refusal::Overcommitted { percent });
+        }
         match &promise.holder {
             Holder::Volume => {
                 let (usable, limit) = (terms.usable, terms.volume_limit);
@@ -318,6 +337,12 @@ mod tests {
         snapshots_per_volume: 2,
     };
 
+    /// The same pool, which promises no more than it has.
+    const EXACT: Terms = Terms {
+        overcommit_percent: 100,
+        ..TERMS
+    };
+
     fn thin(size: Bytes) -> Promise {
         Promise {
             holder: Holder::Volume,
@@ -334,24 +359,34 @@ mod tests {
     }
 
     #[test]
-    fn overcommitment_is_for_thin_volumes_alone() {
-        let ledger = Ledger::new(
-            TERMS,
-            [thick(Bytes::gib(6)), thin(Bytes::gib(10))],
-            Bytes::ZERO,
-        );
-        assert_eq!(ledger.room(Provisioning::Thin), Bytes::gib(4));
-        assert_eq!(ledger.room(Provisioning::Thick), Bytes::gib(4));
-        let ledger = Ledger::new(TERMS, [thick(Bytes::gib(6))], Bytes::ZERO);
-        assert_eq!(ledger.room(Provisioning::Thin), Bytes::gib(14));
-        assert_eq!(ledger.room(Provisioning::Thick), Bytes::gib(4));
-        // Thin promises take from what thick ones may have only through the ceiling of all.
-        let ledger = Ledger::new(
-            TERMS,
-            [thin(Bytes::gib(10)), thin(Bytes::gib(10))],
-            Bytes::ZERO,
-        );
-        assert_eq!(ledger.room(Provisioning::Thick), Bytes::ZERO);
+    fn a_pool_that_may_promise_more_than_it_has_takes_no_thick_volume() {
+        let small = Bytes::mib(1);
+        for held in [vec![], vec![thin(Bytes::gib(1))]] {
+            let ledger = Ledger::new(TERMS, held, Bytes::ZERO);
+            assert_eq!(ledger.room(Provisioning::Thick), Bytes::ZERO);
+            let refusal = ledger.check(&thick(small)).unwrap_err();
+            assert_eq!(refusal.reason(), Reason::Overcommitted);
+            let text = refusal.to_string();
+            assert!(text.contains("200 %") && text.contains("thin"), "{text}");
+            assert_eq!(ledger.check(&thin(small)), Ok(()));
+        }
+        let ledger = Ledger::new(EXACT, [thin(Bytes::gib(4))], Bytes::ZERO);
+        assert_eq!(ledger.room(Provisioning::Thick), Bytes::gib(6));
+        assert_eq!(ledger.check(&thick(Bytes::gib(6))), Ok(()));
+    }
+
+    #[test]
+    fn a_pool_that_holds_a_thick_volume_or_its_snapshot_promises_no_more_than_it_has() {
+        let volume = thick(Bytes::gib(6));
+        let snapshot = snapshot_of("a", &thick(Bytes::gib(6)));
+        for held in [volume, snapshot] {
+            let ledger = Ledger::new(TERMS, [held], Bytes::ZERO);
+            for provisioning in [Provisioning::Thin, Provisioning::Thick] {
+                assert_eq!(ledger.room(provisioning), Bytes::gib(4));
+            }
+            let refusal = ledger.check(&thin(Bytes::gib(5))).unwrap_err();
+            assert_eq!(refusal.reason(), Reason::NoSpace);
+        }
     }
 
     #[test]
@@ -378,9 +413,9 @@ mod tests {
 
     #[test]
     fn images_that_nobody_claims_take_room_from_both_kinds() {
-        let ledger = Ledger::new(TERMS, [], Bytes::gib(3));
+        let ledger = Ledger::new(EXACT, [], Bytes::gib(3));
         assert_eq!(ledger.room(Provisioning::Thick), Bytes::gib(7));
-        assert_eq!(ledger.room(Provisioning::Thin), Bytes::gib(17));
+        assert_eq!(ledger.room(Provisioning::Thin), Bytes::gib(7));
         assert_eq!(ledger.volumes(), 0);
     }
 
@@ -393,24 +428,24 @@ mod tests {
     }
 
     #[test]
-    fn what_a_snapshot_keeps_is_taken_from_the_room_of_its_volumes_kind() {
+    fn what_a_snapshot_keeps_is_taken_from_the_room_of_its_pool() {
         let held = [
             thick(Bytes::gib(4)),
             snapshot_of("a", &thick(Bytes::gib(2))),
             snapshot_of("a", &thin(Bytes::gib(3))),
         ];
-        let ledger = Ledger::new(TERMS, held, Bytes::ZERO);
-        assert_eq!(ledger.room(Provisioning::Thick), Bytes::gib(4));
-        assert_eq!(ledger.room(Provisioning::Thin), Bytes::gib(11));
+        let ledger = Ledger::new(EXACT, held, Bytes::ZERO);
+        assert_eq!(ledger.room(Provisioning::Thick), Bytes::gib(1));
+        assert_eq!(ledger.room(Provisioning::Thin), Bytes::gib(1));
         assert_eq!(ledger.promised_to_snapshots(), Bytes::gib(5));
         assert_eq!((ledger.volumes(), ledger.snapshots()), (1, 2));
 
         let more = snapshot_of("b", &thick(Bytes::gib(5)));
         assert_eq!(ledger.check(&more).unwrap_err().reason(), Reason::NoSpace);
         let held = Bytes::gib(2);
-        let reach = snapshot_of("a", &thick(Bytes::gib(6)));
+        let reach = snapshot_of("a", &thick(Bytes::gib(3)));
         assert_eq!(ledger.check_growth(held, &reach), Ok(()));
-        let refusal = ledger.check_growth(held, &snapshot_of("a", &thick(Bytes::gib(7))));
+        let refusal = ledger.check_growth(held, &snapshot_of("a", &thick(Bytes::gib(4))));
         assert_eq!(refusal.unwrap_err().reason(), Reason::NoSpace);
     }
 
@@ -445,6 +480,7 @@ mod tests {
         assert_eq!(refusal.reason(), Reason::NoSpace);
         assert!(refusal.to_string().contains("grow to 7Gi"), "{refusal}");
         // Overcommitted, the pool has more to promise, but one volume has its bounds.
+        let ledger = Ledger::new(TERMS, [thin(held), thin(Bytes::gib(3))], Bytes::ZERO);
         assert_eq!(ledger.check_growth(held, &thin(Bytes::gib(10))), Ok(()));
         let refusal = ledger
             .check_growth(held, &thin(Bytes::gib(11)))
@@ -486,9 +522,13 @@ mod tests {
         })
     }
 
+    fn any_percent() -> impl Strategy<Value = u32> {
+        prop_oneof![Just(100), 101..1000_u32]
+    }
+
     fn any_terms() -> impl Strategy<Value = Terms> {
         let limits = (0..20_u32, 0..20_u32, 0..10_u32);
-        (0..64_u64 << 30, 100..1000_u32, limits).prop_map(|(usable, percent, limits)| Terms {
+        (0..64_u64 << 30, any_percent(), limits).prop_map(|(usable, percent, limits)| Terms {
             usable: Bytes(usable),
             overcommit_percent: percent,
             volume_limit: limits.0,
@@ -524,9 +564,7 @@ mod tests {
                     .sum();
                 let ceiling = terms.usable.percent(terms.overcommit_percent);
                 prop_assert!(all.saturating_add(unclaimed) <= ceiling);
-                if promise.provisioning == Provisioning::Thick {
-                    prop_assert!(thick.saturating_add(unclaimed) <= terms.usable);
-                }
+                prop_assert!(thick == Bytes::ZERO || terms.overcommit_percent == 100);
                 let count = |holder: &Holder| held.iter().filter(|p| p.holder == *holder).count();
                 match &promise.holder {
                     Holder::Volume => {
@@ -539,6 +577,28 @@ mod tests {
                         prop_assert!(count(of_volume) <= terms.snapshots_per_volume as usize);
                     }
                 }
+            }
+        }
+
+        #[test]
+        fn r12_however_the_percentage_changes_a_pool_with_thick_volumes_has_what_it_promises(
+            terms in any_terms(),
+            steps in prop::collection::vec((any_promise(), any_percent()), 0..60),
+            unclaimed in 0..8_u64 << 30,
+        ) {
+            let mut held: Vec<Promise> = Vec::new();
+            for (promise, percent) in steps {
+                let terms = Terms { overcommit_percent: percent, ..terms };
+                let ledger = Ledger::new(terms, held.iter().cloned(), Bytes(unclaimed));
+                if ledger.check(&promise).is_ok() {
+                    held.push(promise);
+                }
+                let sum = |counts: fn(&&Promise) -> bool| -> Bytes {
+                    held.iter().filter(counts).map(|it| it.size).sum()
+                };
+                let thick = sum(|it| it.provisioning == Provisioning::Thick);
+                let all = sum(|_| true).saturating_add(Bytes(unclaimed));
+                prop_assert!(thick == Bytes::ZERO || all <= terms.usable);
             }
         }
 

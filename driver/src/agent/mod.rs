@@ -8,6 +8,7 @@
 //! *Invariant:* the agent is the only allocator of its node and writes no metadata at all; what it
 //! must remember stands in the status that it wrote, and is checked against the disk before use.
 
+pub mod allocation;
 pub mod blocking;
 pub mod damage;
 pub mod desired;
@@ -44,6 +45,7 @@ use tokio::{
 };
 
 use self::{
+    allocation::Unallocated,
     blocking::on_host,
     damage::Damage,
     desired::{Desired, Holdings, Watches, readable},
@@ -79,6 +81,8 @@ pub struct Agent {
     pub root: Root,
     /// Filesystems that are not mounted because they are damaged.
     pub damage: Damage,
+    /// Thick volumes that lack blocks.
+    pub unallocated: Unallocated,
     /// What is wrong with pools and volumes.
     pub health: Health,
     /// What does not belong together.
@@ -155,6 +159,7 @@ impl Parts {
             locks: VolumeLocks::default(),
             root,
             damage: Damage::default(),
+            unallocated: Unallocated::default(),
             health: Health::default(),
             drift: Drift::default(),
             nodes: Api::all(client.clone()),

@@ -58,6 +58,7 @@ impl Kind for PoolVolume {
     fn gone(agent: &Agent, name: &str) {
         agent.damage.forget(name);
         agent.filesystems.forget(name);
+        agent.unallocated.forget(name);
         agent.health.forget_volume(name);
     }
 }
@@ -154,13 +155,16 @@ impl Pass<'_, PoolVolume> {
             disk::bring_up(&usable.pool, &volume, step, maximum_extents, now)
         });
         let outcome = match work.await.map_err(|source| self.broken(source))? {
-            Ok(image) => match self.agent.damage.of(self.object) {
-                None => Outcome::Ready(image),
-                Some(message) => Outcome::NotReady {
-                    reason: Reason::FilesystemDamaged,
-                    message,
-                },
-            },
+            Ok(found) => {
+                self.note_allocation(found.not_refilled.as_ref());
+                match self.agent.damage.of(self.object) {
+                    None => Outcome::Ready(found.image),
+                    Some(message) => Outcome::NotReady {
+                        reason: Reason::FilesystemDamaged,
+                        message,
+                    },
+                }
+            }
             Err(error) => {
                 self.agent.suspect_pool(&error);
                 failed(step, &error)
@@ -173,6 +177,18 @@ impl Pass<'_, PoolVolume> {
                 None => Ok(Action::await_change()),
             },
             outcome => self.end(outcome).await,
+        }
+    }
+
+    /// Takes note of whether a thick volume has all of its blocks. Its data is there in any case.
+    fn note_allocation(&self, not_refilled: Option<&cistern_host::image::Error>) {
+        match not_refilled {
+            None => self.agent.unallocated.forget(&self.name),
+            Some(error) => {
+                let (volume, why) = (&self.name, Chain(error).to_string());
+                tracing::warn!(volume, error = why, "a thick volume lacks blocks");
+                self.agent.unallocated.lacks(volume, why);
+            }
         }
     }
 }

@@ -8,6 +8,9 @@ pub fn advice(reason: Option<Reason>, pool: &str) -> String {
         Some(Reason::NoSpace | Reason::TooLarge) => format!(
             "delete snapshots or volumes of StoragePool {pool} on this node, or make the pool larger"
         ),
+        Some(Reason::Overcommitted) => {
+            format!("lower spec.overcommitPercent of StoragePool {pool} to 100")
+        }
         Some(Reason::SnapshotLimitReached) => format!(
             "delete some, or raise spec.limits.snapshots (of a node) or spec.limits.snapshotsPerVolume of StoragePool {pool}"
         ),

@@ -38,7 +38,12 @@ impl Fixture {
     }
 
     /// Waits until a volume tells of this and nothing else.
-    async fn tells(&self, volume: &str, severity: VolumeSeverity, reason: &str) -> VolumeProblem {
+    pub(crate) async fn tells(
+        &self,
+        volume: &str,
+        severity: VolumeSeverity,
+        reason: &str,
+    ) -> VolumeProblem {
         let is_told = |object: &PoolVolume| {
             let problems = status(object).problems;
             matches!(&problems[..], [one] if one.severity == severity && one.reason == reason)
@@ -49,7 +54,7 @@ impl Fixture {
         status(&object).problems.remove(0)
     }
 
-    async fn is_well(&self, volume: &str) -> PoolVolume {
+    pub(crate) async fn is_well(&self, volume: &str) -> PoolVolume {
         let is_well = |object: &PoolVolume| {
             status(object).problems.is_empty()
                 && said(ConditionType::Healthy, "True", "AsDesired")(object)

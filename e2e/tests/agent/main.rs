@@ -9,6 +9,7 @@
 )]
 
 mod admission;
+mod allocation;
 mod block;
 mod damage;
 mod deletion;

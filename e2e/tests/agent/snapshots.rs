@@ -150,7 +150,7 @@ impl Fixture {
     }
 
     /// Has the agent look at a volume, by a change that asks for nothing.
-    async fn touch(&self, volume: &PoolVolume) {
+    pub(crate) async fn touch(&self, volume: &PoolVolume) {
         let label = json!({"metadata": {"labels": {"looked-at": "again"}}});
         self.patch(&volume.name_any(), label).await;
     }

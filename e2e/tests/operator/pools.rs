@@ -192,6 +192,82 @@ async fn a_pool_that_comes_back_smaller_under_its_name_reaches_the_nodes_that_ho
 }
 
 #[tokio::test]
+async fn a_pool_is_not_overcommitted_before_its_last_thick_volume_and_snapshot_have_left() {
+    let api = Cluster::shared().await.api();
+    let nodes = ["oc-1", "oc-2"];
+    for node in nodes {
+        api.add_node(node, &[("oc", "yes")]).await;
+    }
+    let pool = api.add_pool("oc", &[("oc", "yes")]).await;
+    for node in nodes {
+        api.carried(node, "oc").await;
+    }
+    let class = api
+        .add_class("oc", json!({"pool": "oc", "provisioning": "thick"}))
+        .await;
+    let thick = |name: &str, mut spec: serde_json::Value| {
+        spec["provisioning"] = json!("Thick");
+        json!({"metadata": {"name": name, "finalizers": [names::FINALIZER]}, "spec": spec})
+    };
+    let volume = api.add_volume("oc-thin", "oc", "oc-1").await;
+    create(&api.volumes(), &thick("oc-volume", json!(volume.spec))).await;
+    let snapshot = api.add_snapshot("oc-thin", "oc", "oc-2").await;
+    create(
+        &api.snapshots(),
+        &thick("oc-snapshot", json!(snapshot.spec)),
+    )
+    .await;
+
+    let percent = json!({"spec": {"overcommitPercent": 200}});
+    change(&api.pools(), "oc", percent).await;
+    let is_refused_for = async |held: &str| {
+        let what = format!("the percentage to be refused for {held}");
+        api.pool(&what, "oc", |pool| {
+            let conditions = &pool.status.as_ref()?.conditions;
+            let kind = ConditionType::OvercommitApplied;
+            let message = told(conditions, kind, "False", "ThickVolumesPresent")?;
+            message.contains(held).then_some(())
+        })
+        .await;
+        for node in nodes {
+            assert_eq!(api.carried(node, "oc").await.overcommit_percent, 100);
+        }
+    };
+    is_refused_for("holds 1 volume and 1 snapshot").await;
+    let uid = pool.uid().unwrap();
+    let note = api.event(&uid, "OvercommitRefused").await;
+    assert!(note.contains("overcommitPercent 200"), "{note}");
+    api.remove::<PoolVolume>("oc-volume").await;
+    is_refused_for("holds 1 snapshot").await;
+
+    api.remove::<PoolSnapshot>("oc-snapshot").await;
+    for node in nodes {
+        api.storage_node("the percentage to come into force", node, |node| {
+            let mut entries = node.spec.pools.iter();
+            entries
+                .any(|entry| entry.overcommit_percent == 200)
+                .then_some(())
+        })
+        .await;
+    }
+    api.pool("the percentage to be in force", "oc", |pool| {
+        let conditions = &pool.status.as_ref()?.conditions;
+        let kind = ConditionType::OvercommitApplied;
+        told(conditions, kind, "True", "AsDesired").map(drop)
+    })
+    .await;
+    // From now on the class can make no volume.
+    change(
+        &api.classes(),
+        "oc",
+        json!({"metadata": {"labels": {"looked": "at"}}}),
+    )
+    .await;
+    let note = api.event(&class.uid().unwrap(), "PoolOvercommitted").await;
+    assert!(note.contains("StoragePool oc"), "{note}");
+}
+
+#[tokio::test]
 async fn a_pool_says_how_many_snapshots_its_nodes_have_and_what_they_hold() {
     let api = Cluster::shared().await.api();
     let nodes = ["sum-1", "sum-2"];

@@ -23,6 +23,8 @@ pub(super) enum Problem {
     },
     /// The class names a pool that does not exist.
     PoolMissing { class: String, pool: String },
+    /// The class asks for thick volumes, and its pool holds thin ones only.
+    Overcommitted { class: String, pool: String },
     /// No node that the claim may go to carries the pool.
     NoNodes { pool: String },
     /// The pool takes no volumes on any node that the claim may go to.
@@ -126,6 +128,7 @@ impl Problem {
         match self {
             Self::Parameters { .. } => "InvalidParameters",
             Self::PoolMissing { .. } => "PoolMissing",
+            Self::Overcommitted { .. } => "PoolOvercommitted",
             Self::NoNodes { .. } => "NoNodes",
             Self::NotReady { .. } => "PoolNotReady",
             Self::NoSpace(_) => "NoSpace",
@@ -139,6 +142,7 @@ impl Problem {
         match self {
             Self::Parameters { .. }
             | Self::PoolMissing { .. }
+            | Self::Overcommitted { .. }
             | Self::NoNodes { .. }
             | Self::NotReady { .. }
             | Self::NoSpace(_)
@@ -168,6 +172,9 @@ impl Problem {
             }
             Self::PoolMissing { class, pool } => format!(
                 "StorageClass {class} names StoragePool {pool}, which does not exist: create the pool, or delete the class and create it with another"
+            ),
+            Self::Overcommitted { class, pool } => format!(
+                "StorageClass {class} asks for thick volumes, and StoragePool {pool} may promise more than it has (overcommitPercent), so it holds thin volumes only: lower that to 100, or use a class with provisioning: thin"
             ),
             Self::NoNodes { pool } => format!(
                 "no node that the claim may go to carries StoragePool {pool}: look at the pool's node selector and the class' allowed topologies"

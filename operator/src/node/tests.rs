@@ -20,6 +20,7 @@ struct Case {
     agent: bool,
     kept: Contents,
     granted: Granted,
+    thick: Count,
 }
 
 impl Case {
@@ -55,6 +56,7 @@ impl Case {
             agent: self.agent,
             kept: &&self.kept,
             granted: &self.granted,
+            thick_in: &|_| self.thick,
         })
     }
 
@@ -397,4 +399,18 @@ fn a_finalizer_that_somebody_took_off_is_put_back() {
         .declaring(pool("fast", FAST))
         .having(bare);
     assert_eq!(case.written(), ["fast"]);
+}
+
+#[test]
+fn a_node_is_told_to_promise_no_more_than_it_has_while_its_pool_holds_thick_volumes() {
+    let mut fast = pool("fast", FAST);
+    fast.spec.overcommit_percent = 200;
+    let mut case = Case::labelled(FAST).declaring(fast);
+    let told = |case: &Case| match case.plan() {
+        Step::Create(spec) => spec.pools[0].overcommit_percent,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(told(&case), 200);
+    case.thick = Count::SNAPSHOT;
+    assert_eq!(told(&case), 100);
 }

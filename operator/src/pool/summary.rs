@@ -15,6 +15,7 @@ use crate::{
     contents::Contents,
     health::{self, summary::Wellbeing},
     offer::Refusal,
+    overcommit::Overcommit,
 };
 
 /// Nodes that a message names before it counts the rest.
@@ -29,6 +30,8 @@ pub(super) struct Declaration {
     invalid: Option<String>,
     /// Whether its source is a file on each node.
     is_image: bool,
+    /// None where the spec cannot be read.
+    overcommit: Option<Overcommit>,
 }
 
 /// The pool's part of one node.
@@ -61,7 +64,7 @@ impl Share {
 }
 
 impl Declaration {
-    pub(super) fn of(pool: &DeserializeGuard<StoragePool>) -> Self {
+    pub(super) fn of(pool: &DeserializeGuard<StoragePool>, overcommit: Option<Overcommit>) -> Self {
         Self {
             name: pool.name_any(),
             generation: pool.meta().generation,
@@ -71,6 +74,7 @@ impl Declaration {
                 .0
                 .as_ref()
                 .is_ok_and(|it| it.spec.source.image.is_some()),
+            overcommit,
         }
     }
 }
@@ -96,11 +100,13 @@ pub(super) fn summarize(
     let nodes_ready = count(ready.clone().count());
     let largest = |share: &Share| Some(share.status.as_ref()?.largest_volume(Provisioning::Thin));
     let mut conditions = current.conditions.clone();
-    for finding in [
+    let overcommit = declaration.overcommit.map(Overcommit::finding);
+    let findings = [
         readiness(declaration, shares, kept),
         health(shares),
         deletion(declaration, shares, kept),
-    ] {
+    ];
+    for finding in findings.into_iter().chain(overcommit) {
         condition::set(&mut conditions, &finding, declaration.generation, now);
     }
     StoragePoolStatus {
@@ -288,6 +294,7 @@ mod tests {
             deleted: false,
             invalid: None,
             is_image: true,
+            overcommit: None,
         }
     }
 

@@ -20,7 +20,7 @@ use std::{
 
 use cistern_crds::Bytes;
 
-use super::{Error, conflict, failed, open_parent};
+use super::{Error, Staged, conflict, failed, open_parent};
 use crate::{
     id::Uid,
     image::{self, Content},
@@ -60,15 +60,16 @@ pub struct BlockPublishRequest<'a> {
 }
 
 impl Pool {
-    /// Binds an image to a loop device and puts the device's node into the staging directory.
-    pub fn stage_block(&self, request: &BlockStageRequest<'_>) -> Result<(), Error> {
+    /// Binds an image to a loop device and puts the device's node into the staging directory, also
+    /// where a thick volume lacks blocks that its pool does not have: its data is there.
+    pub fn stage_block(&self, request: &BlockStageRequest<'_>) -> Result<Staged, Error> {
         self.check().map_err(image::Error::from)?;
         let (system, image, staging) = (&*self.system, request.image, request.staging);
         if let Some(mount) = mounted_at(system, staging)? {
-            return conflict(&mount, Some("with a filesystem"));
+            return conflict(&mount, Some("with a filesystem")).map(|()| Staged::default());
         }
         if staged(system, image, staging)?.is_some() {
-            return Ok(());
+            return Ok(Staged::default());
         }
         self.put_node(request).inspect_err(|_| {
             if let Err(error) = take_node(system, image, staging) {
@@ -78,7 +79,7 @@ impl Pool {
         })
     }
 
-    fn put_node(&self, request: &BlockStageRequest<'_>) -> Result<(), Error> {
+    fn put_node(&self, request: &BlockStageRequest<'_>) -> Result<Staged, Error> {
         let (system, uid) = (&*self.system, request.image);
         let (file, image) = self.own_image(uid, request.volume)?;
         let content = image.identity.as_ref().map(|identity| identity.content);
@@ -87,7 +88,7 @@ impl Pool {
             let uid = uid.clone();
             return Err(image::Error::IdentityConflict { uid, why }.into());
         }
-        self.refill(uid)?;
+        let not_refilled = self.refill(uid).err();
         let place = node_place(system, uid, request.staging)?;
         let prepare = || {
             place.make_file()?;
@@ -107,7 +108,11 @@ impl Pool {
             let mount = system.clone_mount(node.as_fd())?;
             place.attach(mount.as_fd())
         };
-        put().map_err(failed("put the device at", place.path()))
+        put().map_err(failed("put the device at", place.path()))?;
+        Ok(Staged {
+            not_refilled,
+            not_grown: None,
+        })
     }
 
     /// Lets go of an image's loop device that was kept for a pod and that nobody has any more: a

@@ -43,7 +43,8 @@ impl Root {
 
 impl Pool {
     /// Mounts the filesystem of an image at the staging path. One that is smaller than the image
-    /// grows on the way; where it cannot, it is mounted as it is.
+    /// grows on the way; where it cannot, or where a thick volume lacks blocks that its pool does not
+    /// have, it is mounted as it is: its data is there.
     pub fn stage(&self, request: &StageRequest<'_>) -> Result<Staged, Error> {
         self.check().map_err(image::Error::from)?;
         let place = open(&*self.system, request.staging)?;
@@ -55,7 +56,7 @@ impl Pool {
             is_staged(&mount, bound.device(), request)?;
             return Ok(self.grow_staged(&place, &bound, unbound, request));
         }
-        self.refill(request.image)?;
+        let not_refilled = self.refill(request.image).err();
         let system = &*self.system;
         let parameters =
             request
@@ -72,7 +73,10 @@ impl Pool {
             .map_err(|error| not_mounted(request, error))
             .and_then(attach)?;
         verify_staged(&place, bound.device(), request)?;
-        Ok(self.grow_staged(&place, &bound, unbound, request))
+        Ok(Staged {
+            not_refilled,
+            ..self.grow_staged(&place, &bound, unbound, request)
+        })
     }
 
     /// Grows a filesystem that is mounted at the staging path and has not grown before it was.
@@ -84,14 +88,17 @@ impl Pool {
         request: &StageRequest<'_>,
     ) -> Staged {
         if request.read_only {
-            return Staged { not_grown: None };
+            return Staged::default();
         }
         let (system, uid) = (&*self.system, request.image);
         let grown = self.fit(bound, uid).and_then(|size| {
             grow::grow_mounted(system, place, bound, uid, request.filesystem, size)
         });
         let not_grown = grown.err().map(|error| unbound.err().unwrap_or(error));
-        Staged { not_grown }
+        Staged {
+            not_grown,
+            not_refilled: None,
+        }
     }
 
     /// Verifies that the image is the volume's and holds its filesystem, and binds it to a loop

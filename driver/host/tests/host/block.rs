@@ -49,12 +49,13 @@ impl<'a> Device<'a> {
     fn stage(&self) -> Result<(), Error> {
         let identity = self.image.identity.as_ref().unwrap();
         let volume = identity.owner.volume().unwrap();
-        self.pool.stage_block(&BlockStageRequest {
+        let staged = self.pool.stage_block(&BlockStageRequest {
             image: &self.image.uid,
             volume,
             size: SIZE,
             staging: &self.staging,
-        })
+        });
+        staged.map(drop)
     }
 
     fn is_staged(&self) -> bool {

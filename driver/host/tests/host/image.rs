@@ -1,10 +1,10 @@
 //! Making, keeping and removing images.
 
-use std::{fs, io::Write as _, os::unix::fs::PermissionsExt as _, sync::Arc};
+use std::{fs, io::Write as _, os::unix::fs::PermissionsExt as _, path::PathBuf, sync::Arc};
 
 use cistern_crds::{Bytes, FilesystemType, Provisioning};
 use cistern_host::{
-    Content, ImageRequest, Uid,
+    BlockStageRequest, Content, ImageRequest, Uid,
     image::Error,
     system::{FailAt, Fault},
 };
@@ -188,6 +188,77 @@ fn however_many_holes_a_volume_has_they_are_read_and_filled_a_few_hundred_at_a_t
 
     must(pool.refill(&image.uid));
     assert!(allocated(&path) >= image.size.0);
+}
+
+/// Gives all that is free in the pool to a file of somebody else.
+fn take_all(machine: &Machine) -> PathBuf {
+    let pool = machine.mount_point(&image_pool(Bytes::ZERO));
+    let neighbour = pool.join("neighbour");
+    let file = fs::File::create(&neighbour).unwrap();
+    let space = rustix::fs::fstatvfs(&file).unwrap();
+    let mut length = space.f_bavail * space.f_frsize;
+    // Some of what is free goes to the filesystem's own records.
+    while fallocate(&file, FallocateFlags::KEEP_SIZE, 0, length).is_err() {
+        length -= 1 << 20;
+    }
+    neighbour
+}
+
+#[test]
+fn a_thick_volume_whose_blocks_are_gone_is_staged_all_the_same_and_says_what_it_lacks() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let image = must(pool.create_image(&thick("a")));
+    let block = ImageRequest {
+        filesystem: None,
+        uid: machine.uid("b"),
+        ..thick("b")
+    };
+    let device = must(pool.create_image(&block));
+    let (at, device_at) = (machine.staging("a"), machine.staging("b"));
+    let volume = Volume::new(&image);
+    let stage = || {
+        let mounted = must(pool.stage(&volume.stage(&at))).not_refilled;
+        let put = must(pool.stage_block(&BlockStageRequest {
+            image: &device.uid,
+            volume: "pvc-b",
+            size: block.size,
+            staging: &device_at,
+        }));
+        [mounted, put.not_refilled]
+    };
+    let unstage_both = || {
+        unstage(&machine, &image.uid, &at);
+        unstage(&machine, &device.uid, &device_at);
+    };
+    for whole in stage() {
+        assert!(whole.is_none(), "{whole:?}");
+    }
+    run("fstrim", &[at.to_str().unwrap()]);
+    // What a discard of the device does.
+    let path = image_path(&machine, &device.uid);
+    let file = fs::File::options().write(true).open(path).unwrap();
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(&file, flags, 0, device.size.0).unwrap();
+    drop(file);
+    unstage_both();
+    let neighbour = take_all(&machine);
+    for lacking in stage() {
+        let lacking = lacking.unwrap();
+        assert!(matches!(lacking, Error::NoSpace { .. }), "{lacking}");
+    }
+    assert!(machine.mounts().contains(&at));
+    unstage_both();
+    fs::remove_file(neighbour).unwrap();
+    // XFS frees the space of a removed file some time later.
+    eventually("the full images", || {
+        let is_full = stage().iter().all(Option::is_none);
+        unstage_both();
+        is_full
+    });
+    for uid in [&image.uid, &device.uid] {
+        assert!(allocated(&image_path(&machine, uid)) >= block.size.0);
+    }
 }
 
 #[test]

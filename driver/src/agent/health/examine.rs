@@ -120,6 +120,8 @@ impl Agent {
         seen.extend(judgement::of_pool_of(name, &of_pool));
         let damage = self.damage.of(volume);
         seen.extend(damage.map(|why| judgement::of_damage(name, &why)));
+        let lacks = self.unallocated.of(name);
+        seen.extend(lacks.map(|why| judgement::of_allocation(name, pool, &why)));
         let told = volume.status.as_ref().map(|status| &status.problems[..]);
         let now = (self.now)();
         let told = told.unwrap_or_default();

@@ -314,6 +314,20 @@ pub fn of_damage(volume: &str, why: &str) -> Sighting<VolumeSeverity> {
     }
 }
 
+/// What it means to a thick volume that it lacks blocks.
+pub fn of_allocation(volume: &str, pool: &str, why: &str) -> Sighting<VolumeSeverity> {
+    Sighting {
+        severity: VolumeSeverity::Degraded,
+        reason: Reason::BlocksMissing,
+        message: format!(
+            "volume {volume} is thick and lacks blocks, so that writes to it can fail: {why}; delete \
+             volumes or snapshots of pool {pool} on this node, or make the pool larger, and the \
+             blocks are allocated again"
+        ),
+        certainty: Certainty::Certain,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;

@@ -10,6 +10,15 @@ use kube::ResourceExt as _;
 use super::plan::Step;
 use crate::agent::image::{Error, Image, find, is_adopted, is_the_same, name_of};
 
+/// The image of a volume that was brought up.
+#[derive(Debug)]
+pub struct BroughtUp {
+    /// The image.
+    pub image: Image,
+    /// Why a thick volume may lack blocks, where that is so.
+    pub not_refilled: Option<image::Error>,
+}
+
 /// Makes the image of a volume, grows it, or looks at the one that was made. `maximum_extents` is
 /// the pool's limit on what is cloned.
 pub fn bring_up(
@@ -18,12 +27,15 @@ pub fn bring_up(
     step: Step,
     maximum_extents: u64,
     now: DateTime<Utc>,
-) -> Result<Image, Error> {
-    let found = make(pool, volume, step, maximum_extents, now)?;
+) -> Result<BroughtUp, Error> {
+    let (found, not_refilled) = make(pool, volume, step, maximum_extents, now)?;
     let mut image = Image::read(&found, now)?;
     is_the_same(volume, &image)?;
     image.extents = Some(pool.extent_count(&found.uid)?);
-    Ok(image)
+    Ok(BroughtUp {
+        image,
+        not_refilled,
+    })
 }
 
 fn make(
@@ -32,13 +44,13 @@ fn make(
     step: Step,
     maximum_extents: u64,
     now: DateTime<Utc>,
-) -> Result<image::Image, Error> {
+) -> Result<(image::Image, Option<image::Error>), Error> {
     let promised = volume.status.as_ref().and_then(|status| status.reserved);
     let promised = promised.unwrap_or(volume.spec.size);
     match step {
         Step::Make if !is_adopted(volume) => {
             let source = volume.spec.content_source.as_ref();
-            Ok(pool.create_image(&ImageRequest {
+            let made = pool.create_image(&ImageRequest {
                 volume: volume.name_any(),
                 uid: name_of(volume)?,
                 size: promised,
@@ -48,18 +60,19 @@ fn make(
                 source: source
                     .map(|it| source_of(it, maximum_extents))
                     .transpose()?,
-            })?)
+            })?;
+            Ok((made, None))
         }
         Step::Grow => {
             let image = find(pool, volume)?;
             // It is written to only if it is the volume's.
             is_the_same(volume, &Image::read(&image, now)?)?;
-            Ok(pool.grow_image(&image.uid, promised)?)
+            Ok((pool.grow_image(&image.uid, promised)?, None))
         }
         Step::Rest | Step::Admit | Step::Make | Step::AdmitGrowth | Step::Keep | Step::Reclaim => {
             let image = find(pool, volume)?;
-            pool.refill(&image.uid)?;
-            Ok(image)
+            let not_refilled = pool.refill(&image.uid).err();
+            Ok((image, not_refilled))
         }
     }
 }
