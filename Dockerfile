@@ -17,7 +17,7 @@ RUN set -eu; \
     with_libraries() { ldd "$@" | grep -o '/[^ :]*' | sort -u; }; \
     mkdir -p /libraries /tools/var/lib/dpkg/status.d; \
     cp -L --parents $(with_libraries /lib/*-linux-gnu/libgcc_s.so.1 /lib/*-linux-gnu/libm.so.6) /libraries; \
-    tools='mkfs.ext4 mkfs.xfs mkfs.btrfs blkid e2fsck resize2fs xfs_db xfs_repair dumpe2fs debugfs btrfs'; \
+    tools='mkfs.ext4 mkfs.xfs mkfs.btrfs blkid e2fsck resize2fs prlimit xfs_db xfs_repair dumpe2fs debugfs btrfs'; \
     cp -L --parents $(with_libraries $(which $tools)) /etc/mke2fs.conf /tools; \
     for tool in $tools; do chroot /tools "$tool" -V >/dev/null 2>&1 || [ $? != 127 ]; done; \
     for package in btrfs-progs e2fsprogs xfsprogs util-linux libc6; do \

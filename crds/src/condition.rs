@@ -50,6 +50,8 @@ names! {
         Admitted,
         /// PoolVolume: the growth that was asked for last is done, down to its filesystem.
         Expanded,
+        /// PoolVolume: its filesystem is being checked before it is used, or waits for that.
+        Checking,
         /// PoolVolume, PoolSnapshot: its image is gone because `spec.deletionRequested` asked for it.
         Reclaimed,
         /// PoolVolume, StoragePool, StorageNode: the object is marked for deletion, and something
@@ -101,6 +103,15 @@ names! {
         FilesystemConflict,
         /// The filesystem in the image is damaged, and a person has to mend it.
         FilesystemDamaged,
+        /// Checking the filesystem takes more of the node than a check may, and a person has to see to
+        /// it.
+        TooLargeToCheck,
+        /// The filesystem has to be checked, and waits for its turn.
+        CheckWaiting,
+        /// The filesystem is being checked; the message says since when and how far.
+        CheckRunning,
+        /// The filesystem is not being checked.
+        NotChecking,
         /// Nothing asked for the volume's data to be deleted.
         NotRequested,
         /// `spec.deletionRequested` is set and the image is being removed.

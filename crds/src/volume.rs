@@ -255,7 +255,7 @@ pub struct PoolVolumeStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "health::problems_schema::<VolumeSeverity>")]
     pub problems: Vec<VolumeProblem>,
-    /// `Ready`, `Healthy`, `Admitted`, `Expanded`, `Reclaimed`, `DeletionHeld`.
+    /// `Ready`, `Healthy`, `Admitted`, `Expanded`, `Checking`, `Reclaimed`, `DeletionHeld`.
     #[serde(default)]
     #[schemars(schema_with = "condition::list_schema")]
     pub conditions: Vec<Condition>,

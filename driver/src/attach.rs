@@ -4,6 +4,7 @@
 //! ended; the way back asks neither the API server nor the pool; nothing here can make a
 //! filesystem.
 
+mod checked;
 pub mod expand;
 pub mod health;
 pub mod usage;
@@ -11,10 +12,10 @@ pub mod usage;
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use cistern_client::Chain;
-use cistern_crds::{PoolVolume, names};
+use cistern_crds::{FilesystemType, PoolVolume, Reason, names};
 use cistern_host::{
-    BlockPublishRequest, BlockStageRequest, Content, Pool, PublishRequest, Root, StageRequest,
-    Staged, VolumeStatistics, attach as host, image, options, statistics,
+    BlockPublishRequest, BlockStageRequest, Checking, Content, MountOptions, Pool, PublishRequest,
+    Root, StageRequest, Staged, Uuid, VolumeStatistics, attach as host, image, options, statistics,
 };
 use tokio::time::timeout;
 
@@ -96,6 +97,22 @@ pub enum Error {
         /// How long it was waited for.
         after: Duration,
     },
+    /// Its filesystem is being checked, or waits for that.
+    #[error("volume {volume} cannot be staged yet: {why}")]
+    Checking {
+        /// The volume.
+        volume: String,
+        /// How far the check is.
+        why: String,
+    },
+    /// The check of its filesystem failed.
+    #[error("the filesystem of volume {volume} could not be checked: {why}")]
+    NotChecked {
+        /// The volume.
+        volume: String,
+        /// Why.
+        why: String,
+    },
     /// There is no such volume on this node.
     #[error("there is no volume {volume} on this node")]
     NotFound {
@@ -166,8 +183,8 @@ impl Attach {
         Self { agent }
     }
 
-    /// Mounts a volume at its staging path, or puts its device there.
-    pub async fn stage(&self, request: Stage) -> Result<(), Error> {
+    /// Stages a volume whose filesystem needs no check, or was checked before.
+    async fn stage_now(&self, request: Stage) -> Result<(), Error> {
         let guard = self.lock(&request.volume).await?;
         let volume = self.volume(&request.volume).await?;
         is_meant(&volume, request.image.as_deref())?;
@@ -176,27 +193,40 @@ impl Attach {
         }
         let pool = self.pool(&volume).await;
         let (id, root) = (request.volume.clone(), self.agent.root.clone());
-        let staged = on_host(guard, move || stage(&root, pool, &volume, &request));
+        let checked = self.agent.checks.take(&id);
+        let is_checked = checked.is_some();
+        let staged = on_host(guard, move || {
+            let checking = if is_checked {
+                Checking::Without
+            } else {
+                Checking::Later
+            };
+            stage(&root, pool, &volume, &request, checking)
+        });
         let staged = finished(&id, staged).await;
+        let staged = checked::with(&id, staged, checked);
         match &staged {
             Ok(None) => {}
-            Ok(Some(staged)) => self.note(&id, staged),
+            Ok(Some((staged, not_grown))) => self.note(&id, staged, not_grown.as_deref()),
+            Err(error) if checked::is_needed(error) => {}
             // What keeps it from being staged becomes a condition.
             Err(error) => {
-                if let Error::Host(host::Error::Image(image::Error::Damaged { .. })) = error {
-                    self.agent.damage.damaged(&id, Chain(error).to_string());
+                if let Some(reason) = unfit(error) {
+                    let why = Chain(error).to_string();
+                    self.agent.damage.damaged(&id, reason, why);
                 }
                 self.agent.touch(&id);
             }
         }
         if staged.is_ok() {
+            self.agent.checks.forget(&id);
             self.agent.saw_mounted(&id);
         }
         staged.map(drop)
     }
 
     /// Takes note of what a volume lacks that was staged.
-    fn note(&self, volume: &str, staged: &Staged) {
+    fn note(&self, volume: &str, staged: &Staged, not_grown: Option<&str>) {
         if let Some(error) = &staged.not_refilled {
             let why = Chain(error).to_string();
             tracing::warn!(
@@ -207,7 +237,7 @@ impl Attach {
             self.agent.unallocated.lacks(volume, why);
         }
         let grown = staged.not_grown.as_ref().map_or(Ok(()), |error| {
-            let why = Chain(error).to_string();
+            let why = not_grown.map_or_else(|| Chain(error).to_string(), str::to_owned);
             tracing::warn!(volume, error = why, "staged at its old size");
             Err(why)
         });
@@ -388,6 +418,7 @@ fn stage(
     pool: Result<Arc<Pool>, Error>,
     volume: &Volume,
     request: &Stage,
+    checking: Checking<'_>,
 ) -> Result<Option<Staged>, Error> {
     match volume.content {
         Content::Block => {
@@ -404,23 +435,47 @@ fn stage(
         }
         Content::Filesystem { filesystem, uuid } => {
             let options = request.usage.options(filesystem)?;
-            let stage = StageRequest {
-                image: &volume.image,
-                volume: &volume.name,
-                filesystem,
-                filesystem_uuid: uuid,
-                size: volume.size,
-                provisioning: volume.provisioning,
-                options: &options,
-                read_only: request.usage.is_read_only(),
-                staging: &request.staging,
-            };
+            let stage = stage_request(volume, request, (filesystem, uuid), &options, checking);
             let staged = pool.and_then(|pool| Ok(pool.stage(&stage)?));
             match staged {
                 Err(_) if root.is_staged(&stage)? => Ok(None),
                 staged => Ok(Some(staged?).filter(|_| !stage.read_only)),
             }
         }
+    }
+}
+
+fn stage_request<'a>(
+    volume: &'a Volume,
+    request: &'a Stage,
+    (filesystem, filesystem_uuid): (FilesystemType, Uuid),
+    options: &'a MountOptions,
+    checking: Checking<'a>,
+) -> StageRequest<'a> {
+    StageRequest {
+        image: &volume.image,
+        volume: &volume.name,
+        filesystem,
+        filesystem_uuid,
+        size: volume.size,
+        provisioning: volume.provisioning,
+        options,
+        read_only: request.usage.is_read_only(),
+        checking,
+        staging: &request.staging,
+    }
+}
+
+/// Why a volume is not staged before a person has seen to its filesystem, if that is so.
+fn unfit(error: &Error) -> Option<Reason> {
+    match error {
+        Error::Host(host::Error::Image(image::Error::Damaged { .. })) => {
+            Some(Reason::FilesystemDamaged)
+        }
+        Error::Host(host::Error::Image(image::Error::TooLargeToCheck { .. })) => {
+            Some(Reason::TooLargeToCheck)
+        }
+        _ => None,
     }
 }
 

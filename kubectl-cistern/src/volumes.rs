@@ -4,8 +4,9 @@ use std::{cmp::Reverse, collections::BTreeMap};
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
-    AccessType, Bytes, ConditionStatus, ConditionType, ContentSource, FilesystemType, PoolVolume,
-    Provisioning, Stored as _, condition, health::VolumeProblem, time, volume::ClaimReference,
+    AccessType, Bytes, Condition, ConditionStatus, ConditionType, ContentSource, FilesystemType,
+    PoolVolume, Provisioning, Stored as _, condition, health::VolumeProblem, time,
+    volume::ClaimReference,
 };
 use kube::ResourceExt as _;
 use serde::Serialize;
@@ -73,8 +74,12 @@ pub struct VolumeView {
     pub ready: Truth,
     /// Whether nothing is known to be wrong with it.
     pub healthy: Truth,
-    /// What to think of it, in one word: `Ready`, `Deleting`, the worst severity, or a reason.
+    /// What to think of it, in one word: `Ready`, `Deleting`, `Checking`, the worst severity, or a
+    /// reason.
     pub state: String,
+    /// How far the check of its filesystem is, while it is being checked or waits for that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checking: Option<String>,
     /// What is wrong with it.
     pub problems: Vec<VolumeProblem>,
     /// When it was asked for.
@@ -170,6 +175,7 @@ impl VolumeView {
             ready: Truth::of(&status.conditions, ConditionType::Ready),
             healthy: Truth::of(&status.conditions, ConditionType::Healthy),
             state: state(volume),
+            checking: checking(volume).map(|checking| checking.message.clone()),
             problems: status.problems,
             created: volume
                 .creation_timestamp()
@@ -189,10 +195,17 @@ fn state(volume: &PoolVolume) -> String {
     let ready = condition::find(volume.conditions(), ConditionType::Ready);
     match (problems.map(|problem| problem.severity).max(), ready) {
         (Some(worst), _) => format!("{worst:?}"),
+        (None, _) if checking(volume).is_some() => "Checking".to_owned(),
         (None, Some(ready)) if ready.status == ConditionStatus::True.as_str() => "Ready".to_owned(),
         (None, Some(ready)) => ready.reason.clone(),
         (None, None) => "Pending".to_owned(),
     }
+}
+
+/// The condition that says that a volume's filesystem is being checked, if it is.
+fn checking(volume: &PoolVolume) -> Option<&Condition> {
+    let checking = condition::find(volume.conditions(), ConditionType::Checking)?;
+    (checking.status == ConditionStatus::True.as_str()).then_some(checking)
 }
 
 const HEADINGS: [&str; 9] = [
@@ -233,7 +246,13 @@ impl View for Volumes {
             }
             table.row(row);
         }
-        table.render(paint)
+        let mut text = table.render(paint);
+        for volume in &self.items {
+            if let Some(checking) = &volume.checking {
+                text.extend([&volume.name, ": ", checking, "\n"]);
+            }
+        }
+        text
     }
 }
 
@@ -243,7 +262,7 @@ impl VolumeView {
         let claim = claim.map(|claim| format!("{}/{}", claim.namespace, claim.name));
         let tone = match self.state.as_str() {
             "Ready" => Tone::Good,
-            "Degraded" | "Deleting" | "Pending" => Tone::Warning,
+            "Degraded" | "Deleting" | "Pending" | "Checking" => Tone::Warning,
             _ => Tone::Bad,
         };
         let filesystem = self.filesystem.map_or("block", FilesystemType::as_str);
@@ -275,6 +294,8 @@ fn few(names: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use cistern_crds::Reason;
+
     use super::*;
     use crate::testing::{at, cluster};
 
@@ -312,6 +333,28 @@ shop/data   pvc-1    worker-1   fast   2Gi    ext4   Ready      db-0   10m
             volumes(None)
                 .text(false, Paint::plain())
                 .contains("/dev/loop7")
+        );
+    }
+
+    #[test]
+    fn a_volume_that_is_being_checked_says_so_and_how_far_it_is() {
+        let mut cluster = cluster();
+        let volume = cluster
+            .volumes
+            .iter_mut()
+            .find(|it| it.name_any() == "pvc-1");
+        let conditions = &mut volume.unwrap().status.as_mut().unwrap().conditions;
+        let message = "the filesystem is being checked: 35 % are done";
+        let kind = ConditionType::Checking;
+        let finding = condition::Finding::new(kind, true, Reason::CheckRunning, message);
+        condition::set(conditions, &finding, None, at(0));
+        let only = Selection::default();
+        let volumes = Volumes::of(&cluster, &only, None, &Devices::new(), at(600));
+        let text = volumes.text(false, Paint::plain());
+        assert!(text.contains("ext4   Checking   db-0"), "{text}");
+        assert!(
+            text.ends_with("pvc-1: the filesystem is being checked: 35 % are done\n"),
+            "{text}"
         );
     }
 

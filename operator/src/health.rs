@@ -12,7 +12,9 @@
 mod news;
 pub mod summary;
 
-use cistern_crds::{NodePoolStatus, PoolVolume, StorageNode, time};
+use cistern_crds::{
+    ConditionStatus, ConditionType, NodePoolStatus, PoolVolume, StorageNode, condition, time,
+};
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use kube::{
     Api, Resource as _, ResourceExt as _, api::ListParams, core::DeserializeGuard,
@@ -161,11 +163,12 @@ fn look(world: &World, subject: &Subject) -> Option<Seen> {
             let volume = guard.0.as_ref().ok()?;
             let node = &volume.spec.node_name;
             let problems = volume.status.iter().flat_map(|status| &status.problems);
+            let troubles = problems.map(Trouble::from).chain(check(volume));
             Some(Seen {
                 name: format!("volume {name} on node {node}"),
                 node: node.clone(),
                 regarding: claims::of_volume(volume),
-                troubles: problems.map(Trouble::from).collect(),
+                troubles: troubles.collect(),
             })
         }
         Subject::Pool { node, pool } => {
@@ -190,6 +193,19 @@ fn look(world: &World, subject: &Subject) -> Option<Seen> {
             })
         }
     }
+}
+
+/// The filesystem of a volume is being checked, or waits for that, so its pods wait.
+fn check(volume: &PoolVolume) -> Option<Trouble> {
+    let conditions = &volume.status.as_ref()?.conditions;
+    let checking = condition::find(conditions, ConditionType::Checking)?;
+    let is_checking = checking.status == ConditionStatus::True.as_str();
+    is_checking.then(|| Trouble {
+        kind: Kind::VolumeChecking,
+        reason: checking.reason.clone(),
+        message: checking.message.clone(),
+        since: time::from_kubernetes(&checking.last_transition_time),
+    })
 }
 
 /// The agent of a node is not heard of, by what the StorageNode says.
@@ -264,7 +280,7 @@ fn is_unwell(guard: &DeserializeGuard<PoolVolume>) -> bool {
         .as_ref()
         .ok()
         .and_then(|volume| volume.status.as_ref());
-    status.is_some_and(|status| !status.problems.is_empty())
+    status.is_some_and(|status| !status.problems.is_empty() || !status.conditions.is_empty())
 }
 
 impl Subject {

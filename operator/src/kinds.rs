@@ -89,11 +89,19 @@ impl Kind for DeserializeGuard<PoolVolume> {
     }
 }
 
-/// What there is to tell of a volume: why it has not grown, and what is wrong with it.
+/// What there is to tell of a volume: why it has not grown, that it is being checked, and what is
+/// wrong with it.
 fn to_tell(mut status: PoolVolumeStatus) -> Option<PoolVolumeStatus> {
     status.conditions.retain(|condition| {
-        condition.type_ == ConditionType::Expanded.as_str()
-            && condition.status == ConditionStatus::False.as_str()
+        let told = (condition.type_.as_str(), condition.status.as_str());
+        told == (
+            ConditionType::Expanded.as_str(),
+            ConditionStatus::False.as_str(),
+        ) || told
+            == (
+                ConditionType::Checking.as_str(),
+                ConditionStatus::True.as_str(),
+            )
     });
     let is_well = status.conditions.is_empty() && status.problems.is_empty();
     (!is_well).then(|| PoolVolumeStatus {

@@ -27,6 +27,7 @@ use cistern_crds::{Bytes, FilesystemType, Provisioning};
 pub use self::block::{BlockPublishRequest, BlockStageRequest};
 use crate::{
     cause::Cause,
+    check::Checking,
     grow,
     id::{Uid, Uuid},
     image::{self, Image},
@@ -58,6 +59,8 @@ pub struct StageRequest<'a> {
     pub options: &'a MountOptions,
     /// Whether nothing may be written, whatever the options say.
     pub read_only: bool,
+    /// Whether its filesystem may be checked in full, and grown before it is mounted, in this call.
+    pub checking: Checking<'a>,
     /// An existing directory.
     pub staging: &'a Path,
 }

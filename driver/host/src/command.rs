@@ -1,24 +1,33 @@
 //! The one place that starts processes: the tools that own a format (`mkfs.*`, `blkid`, those that
 //! check and grow).
 //!
-//! *Invariant:* no shell, no inherited environment, operands after `--`, and no tool outlives its
-//! deadline unanswered.
+//! *Invariants:* no shell, no inherited environment, operands after `--`, and no tool outlives its
+//! deadline unanswered. A tool that reads what a tenant wrote takes no more of the machine than its
+//! limits say.
+
+mod stderr;
 
 use std::{
     ffi::OsString,
     fs::File,
     io::{self, Read as _, Seek as _},
-    os::fd::{BorrowedFd, OwnedFd},
+    os::{
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
+        unix::process::ExitStatusExt as _,
+    },
     path::Path,
     process::{Child, ExitStatus, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
+use cistern_crds::Bytes;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::{MemfdFlags, memfd_create},
-    process::{Pid, PidfdFlags, pidfd_open},
+    process::{Pid, PidfdFlags, Signal, pidfd_open},
 };
+
+use self::stderr::Stderr;
 
 /// The name under which a tool can open its own standard input.
 pub(crate) const STDIN: &str = "/proc/self/fd/0";
@@ -29,6 +38,42 @@ const OUTPUT_LIMIT: u64 = 64 << 10;
 /// How long a killed process may take to go: longer means that the kernel cannot let go of it.
 const REAP_TIME: Duration = Duration::from_secs(5);
 
+/// What says that a tool was refused memory. Tools have no exit code for it.
+const OUT_OF_MEMORY: [&str; 4] = [
+    "Can't allocate",
+    "Cannot allocate memory",
+    "Memory allocation failed",
+    // A thread could not be started.
+    "Resource temporarily unavailable",
+];
+/// Each thread takes this much of a limited tool's address space, and e2fsprogs starts one for each
+/// processor.
+const STACK: Bytes = Bytes(512 << 10);
+/// How much longer than its processor time a limited tool lives that takes no notice of the signal.
+const CPU_GRACE: Duration = Duration::from_secs(5);
+
+/// What a tool may take of the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limits {
+    /// Address space of its process.
+    pub address_space: Bytes,
+    /// Processor time of its process, in whole seconds.
+    pub cpu: Duration,
+}
+
+impl Limits {
+    /// Options of prlimit(1), which runs a tool with its limits from the first instruction on.
+    fn options(self) -> [String; 4] {
+        let cpu = self.cpu.as_secs();
+        [
+            format!("--as={}", self.address_space.0),
+            format!("--cpu={cpu}:{}", cpu + CPU_GRACE.as_secs()),
+            format!("--stack={}", STACK.0),
+            "--core=0".to_owned(),
+        ]
+    }
+}
+
 /// A tool to be run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Command {
@@ -36,6 +81,7 @@ pub struct Command {
     args: Vec<OsString>,
     operands: Vec<OsString>,
     deadline: Duration,
+    limits: Option<Limits>,
 }
 
 /// What a tool that ended had to say.
@@ -43,6 +89,8 @@ pub struct Command {
 pub struct Output {
     /// Exit code; none when a signal ended it.
     pub exit: Option<i32>,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
     /// Standard output, cut at 64 KiB.
     pub stdout: String,
     /// Standard error, cut at 64 KiB.
@@ -82,7 +130,7 @@ pub enum Error {
 }
 
 /// Every tool that is started somewhere in this crate.
-const TOOLS: [&str; 7] = [
+const TOOLS: [&str; 8] = [
     "mkfs.ext4",
     "mkfs.xfs",
     "mkfs.btrfs",
@@ -90,6 +138,7 @@ const TOOLS: [&str; 7] = [
     "e2fsck",
     "resize2fs",
     "xfs_db",
+    "prlimit",
 ];
 
 /// The first tool that is not installed, if one is missing. Looks at file names only.
@@ -109,7 +158,15 @@ impl Command {
             args: Vec::new(),
             operands: Vec::new(),
             deadline,
+            limits: None,
         }
+    }
+
+    /// Limits what it takes of the machine.
+    #[must_use]
+    pub(crate) fn limited(mut self, limits: Limits) -> Self {
+        self.limits = Some(limits);
+        self
     }
 
     /// Adds an option.
@@ -133,18 +190,24 @@ impl Command {
     }
 
     /// Runs the tool to its end. The file, if there is one, is its standard input, which it can
-    /// open again by the name `/proc/self/fd/0`.
-    pub(crate) fn run(&self, input: Option<BorrowedFd<'_>>) -> Result<Output, Error> {
-        let (mut child, mut stdout, mut stderr) =
-            self.start(input).map_err(|e| self.not_started(e))?;
-        let ended = wait(&mut child, self.deadline).map_err(|e| self.not_started(e))?;
-        let Some(status) = ended else {
+    /// open again by the name `/proc/self/fd/0`. Each line of its standard error is shown to `watch`
+    /// as it comes, and kept unless that returns true.
+    pub(crate) fn run(
+        &self,
+        input: Option<BorrowedFd<'_>>,
+        watch: &dyn Fn(&str) -> bool,
+    ) -> Result<Output, Error> {
+        let (mut child, mut stdout, pipe) = self.start(input).map_err(|e| self.not_started(e))?;
+        let mut stderr = Stderr::new(pipe, watch);
+        let ended = wait(&mut child, self.deadline, Some(&mut stderr));
+        let Some(status) = ended.map_err(|e| self.not_started(e))? else {
             return Err(self.kill(&mut child));
         };
         Ok(Output {
             exit: status.code(),
+            signal: status.signal(),
             stdout: read(&mut stdout).map_err(|e| self.not_started(e))?,
-            stderr: read(&mut stderr).map_err(|e| self.not_started(e))?,
+            stderr: stderr.finish(),
         })
     }
 
@@ -160,11 +223,11 @@ impl Command {
         }
     }
 
-    fn start(&self, input: Option<BorrowedFd<'_>>) -> io::Result<(Child, File, File)> {
-        // Files in memory instead of pipes: nobody has to read while the tool runs, and a
-        // grandchild that keeps them open holds nobody up.
+    fn start(&self, input: Option<BorrowedFd<'_>>) -> io::Result<(Child, File, io::PipeReader)> {
+        // A file in memory instead of a pipe: nobody has to read while the tool runs, and a
+        // grandchild that keeps it open holds nobody up.
         let stdout = File::from(memfd_create(c"stdout", MemfdFlags::CLOEXEC)?);
-        let stderr = File::from(memfd_create(c"stderr", MemfdFlags::CLOEXEC)?);
+        let (reader, writer) = io::pipe()?;
         let stdin = match input {
             Some(file) => Stdio::from(file.try_clone_to_owned()?),
             None => Stdio::null(),
@@ -173,22 +236,32 @@ impl Command {
             clippy::disallowed_methods,
             reason = "the one place that starts processes"
         )]
-        let child = std::process::Command::new(self.program)
+        let mut command = match self.limits {
+            None => std::process::Command::new(self.program),
+            Some(limits) => {
+                let mut command = std::process::Command::new("prlimit");
+                command.args(limits.options()).arg(self.program);
+                command
+            }
+        };
+        command.env_clear().env("PATH", PATH).env("LC_ALL", "C");
+        if self.limits.is_some() {
+            // A heap for each thread would take address space that nobody uses.
+            command.env("MALLOC_ARENA_MAX", "1");
+        }
+        let child = command
             .args(&self.args)
             .arg("--")
             .args(&self.operands)
-            .env_clear()
-            .env("PATH", PATH)
-            .env("LC_ALL", "C")
             .stdin(stdin)
             .stdout(stdout.try_clone()?)
-            .stderr(stderr.try_clone()?)
+            .stderr(writer)
             .spawn()?;
-        Ok((child, stdout, stderr))
+        Ok((child, stdout, reader))
     }
 
     fn kill(&self, child: &mut Child) -> Error {
-        let reaped = child.kill().and_then(|()| wait(child, REAP_TIME));
+        let reaped = child.kill().and_then(|()| wait(child, REAP_TIME, None));
         if !matches!(reaped, Ok(Some(_))) {
             tracing::warn!(command = %self, pid = child.id(), "the killed process does not end");
         }
@@ -206,6 +279,14 @@ impl Command {
     }
 }
 
+impl Output {
+    /// Whether a tool that failed did so because it reached one of its limits.
+    pub(crate) fn has_reached_limit(&self) -> bool {
+        let says = |text: &&str| self.stdout.contains(*text) || self.stderr.contains(*text);
+        self.signal == Some(Signal::XCPU.as_raw()) || OUT_OF_MEMORY.iter().any(says)
+    }
+}
+
 impl std::fmt::Display for Command {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.program)?;
@@ -216,20 +297,47 @@ impl std::fmt::Display for Command {
     }
 }
 
-/// Waits for a child; none when the time is over first.
-fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
+/// Waits for a child and reads what it says meanwhile; none when the time is over first.
+fn wait(
+    child: &mut Child,
+    limit: Duration,
+    mut stderr: Option<&mut Stderr<'_>>,
+) -> io::Result<Option<ExitStatus>> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let pid = pid.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
     let ended: OwnedFd = pidfd_open(pid, PidfdFlags::empty())?;
+    let deadline = Instant::now() + limit;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let speaks = is_ready(ended.as_fd(), stderr.as_deref(), left)? && !left.is_zero();
+        if let Some(stderr) = stderr.as_deref_mut().filter(|_| speaks) {
+            stderr.read()?;
+        } else {
+            // Ended or not: this does not block.
+            return child.try_wait();
+        }
+    }
+}
+
+/// Waits until a process has ended or has said something, but not for longer than this, and returns
+/// whether it has said something.
+fn is_ready(
+    ended: BorrowedFd<'_>,
+    stderr: Option<&Stderr<'_>>,
+    limit: Duration,
+) -> io::Result<bool> {
     let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
-    let mut events = [PollFd::new(&ended, PollFlags::IN)];
+    let pipe = stderr.and_then(Stderr::pipe);
+    let mut events = vec![PollFd::from_borrowed_fd(ended, PollFlags::IN)];
+    events.extend(pipe.map(|pipe| PollFd::from_borrowed_fd(pipe, PollFlags::IN)));
     while let Err(error) = poll(&mut events, Some(&limit)) {
         if error != rustix::io::Errno::INTR {
             return Err(error.into());
         }
     }
-    // Ended or not: this does not block.
-    child.try_wait()
+    Ok(events
+        .get(1)
+        .is_some_and(|event| !event.revents().is_empty()))
 }
 
 fn read(file: &mut File) -> io::Result<String> {
@@ -252,7 +360,7 @@ mod tests {
         let output = Command::new("echo", SOON)
             .arg("-n")
             .operand("-e")
-            .run(None)
+            .run(None, &|_| false)
             .unwrap();
         assert_eq!((output.exit, output.stdout.as_str()), (Some(0), "-- -e"));
     }
@@ -260,7 +368,7 @@ mod tests {
     #[test]
     fn a_failure_names_program_arguments_exit_and_what_was_written() {
         let command = Command::new("cat", SOON).operand("/does/not/exist");
-        let output = command.run(None).unwrap();
+        let output = command.run(None, &|_| false).unwrap();
         let text = command.failed(&output).to_string();
         assert!(
             text.starts_with("cat /does/not/exist failed with exit code 1: cat:"),
@@ -273,7 +381,7 @@ mod tests {
         let begin = Instant::now();
         let error = Command::new("sleep", Duration::from_millis(50))
             .operand("60")
-            .run(None)
+            .run(None, &|_| false)
             .unwrap_err();
         assert!(matches!(error, Error::Deadline { .. }), "{error}");
         assert!(begin.elapsed() < SOON);
@@ -281,11 +389,60 @@ mod tests {
 
     #[test]
     fn a_missing_tool_is_an_error_that_says_so() {
-        let error = Command::new("no-such-tool", SOON).run(None).unwrap_err();
+        let command = Command::new("no-such-tool", SOON);
+        let error = command.run(None, &|_| false).unwrap_err();
         assert!(
             error
                 .to_string()
                 .starts_with("no-such-tool could not be run")
         );
+    }
+
+    #[test]
+    fn a_tool_that_says_more_than_a_pipe_holds_is_read_to_its_end_and_watched_line_by_line() {
+        let lines = std::cell::Cell::new(0_u32);
+        let watch = |line: &str| {
+            lines.set(lines.get() + 1);
+            line.ends_with("even")
+        };
+        let script = "BEGIN { for (i = 0; i < 20000; i++) print i, i % 2 ? \"odd\" : \"even\" > \"/dev/stderr\" }";
+        let awk = Command::new("awk", SOON).operand(script);
+        let output = awk.run(None, &watch).unwrap();
+        assert_eq!((output.exit, lines.get()), (Some(0), 20000));
+        assert!(output.stderr.starts_with("1 odd\n3 odd\n"));
+        assert!(!output.stderr.contains("even"));
+        assert_eq!(output.stderr.len() as u64, OUTPUT_LIMIT);
+    }
+
+    const LIMITS: Limits = Limits {
+        address_space: Bytes::mib(512),
+        cpu: Duration::from_secs(1),
+    };
+
+    #[test]
+    fn a_tool_that_computes_for_longer_than_it_may_is_ended_before_its_deadline() {
+        let endless = Command::new("sha256sum", Duration::from_mins(5)).operand("/dev/zero");
+        let output = endless.limited(LIMITS).run(None, &|_| false).unwrap();
+        assert_eq!(output.exit, None);
+        assert!(output.has_reached_limit(), "{output:?}");
+    }
+
+    #[test]
+    fn a_tool_gets_no_more_memory_than_it_may_have() {
+        let limits = Limits {
+            address_space: Bytes::mib(64),
+            ..LIMITS
+        };
+        // One block of this size is one allocation.
+        let greedy = Command::new("dd", SOON)
+            .operand("bs=256M")
+            .operand("if=/dev/zero");
+        let output = greedy
+            .clone()
+            .limited(limits)
+            .run(None, &|_| false)
+            .unwrap();
+        assert_eq!(output.exit, Some(1));
+        assert!(greedy.failed(&output).to_string().starts_with("dd bs=256M"));
     }
 }

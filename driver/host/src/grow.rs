@@ -22,8 +22,9 @@ use cistern_crds::{Bytes, FilesystemType};
 use rustix::io::Errno;
 
 use crate::{
+    attach::StageRequest,
     cause::Cause,
-    check,
+    check::{self, Checking},
     id::Uid,
     image,
     loopdev::{self, Loop},
@@ -85,6 +86,16 @@ pub enum Error {
         /// Which filesystem.
         filesystem: FilesystemType,
     },
+    /// The tools that grow an unmounted filesystem take more of the node than they may.
+    #[error(
+        "the filesystem of image {image} is too large to grow here while it is not mounted ({report}): it goes on at its old size, and grows where the kernel lets a mounted one grow"
+    )]
+    TooLarge {
+        /// Name of the image.
+        image: Uid,
+        /// What the tool says.
+        report: String,
+    },
     /// A step failed.
     #[error("could not {operation} of image {image}")]
     Failed {
@@ -114,7 +125,10 @@ impl Error {
     /// Whether a filesystem stays smaller than its image.
     pub fn leaves_it_smaller(&self) -> bool {
         match self {
-            Self::ReadOnly { .. } | Self::OnlyUnmounted { .. } | Self::Failed { .. } => true,
+            Self::ReadOnly { .. }
+            | Self::OnlyUnmounted { .. }
+            | Self::TooLarge { .. }
+            | Self::Failed { .. } => true,
             Self::Image(_) | Self::NotThere { .. } | Self::OutOfRange { .. } => false,
         }
     }
@@ -208,29 +222,64 @@ impl Pool {
     pub(crate) fn prepare_unbound(
         &self,
         file: BorrowedFd<'_>,
-        uid: &Uid,
-        filesystem: FilesystemType,
-        read_only: bool,
+        request: &StageRequest<'_>,
     ) -> Result<Result<(), Error>, image::Error> {
-        let system = &*self.system;
+        let (system, uid) = (&*self.system, request.image);
         let found =
             superblock::read(system, file).map_err(image::failed("read the filesystem", uid))?;
-        if found.is_some_and(|found| found.wants_check) {
-            check::ext4(system, file, check::Extent::AsNeeded).map_err(|error| match error {
-                check::Error::Damaged { report } => damaged(uid, filesystem, report),
+        if let Some(found) = found.filter(|found| found.wants_check) {
+            let progress = match request.checking {
+                Checking::Now(progress) => progress,
+                Checking::Later | Checking::Without if found.wants_full_check => {
+                    return Err(image::Error::CheckNeeded { uid: uid.clone() });
+                }
+                Checking::Later | Checking::Without => &|_| {},
+            };
+            let checked = check::ext4(system, file, check::Extent::AsNeeded, progress);
+            checked.map_err(|error| match error {
+                check::Error::Damaged { report } => damaged(uid, request.filesystem, report),
+                check::Error::TooLarge { report } => image::Error::TooLargeToCheck {
+                    uid: uid.clone(),
+                    report,
+                },
                 check::Error::Failed(source) => image::failed("check the filesystem", uid)(source),
             })?;
         }
-        match filesystem {
-            FilesystemType::Ext4 if !read_only => match ext4::grow_unmounted(system, file) {
-                Ok(()) => Ok(Ok(())),
-                Err(check::Error::Damaged { report }) => Err(damaged(uid, filesystem, report)),
-                Err(check::Error::Failed(source)) => {
-                    Ok(Err(failed("grow the filesystem", uid)(source)))
-                }
-            },
+        match request.filesystem {
+            FilesystemType::Ext4 if !request.read_only => self.grow_unbound(file, request),
             // They grow only while they are mounted.
             FilesystemType::Ext4 | FilesystemType::Xfs | FilesystemType::Btrfs => Ok(Ok(())),
+        }
+    }
+
+    /// Grows the ext4 of an image that is not bound.
+    fn grow_unbound(
+        &self,
+        file: BorrowedFd<'_>,
+        request: &StageRequest<'_>,
+    ) -> Result<Result<(), Error>, image::Error> {
+        let (system, uid) = (&*self.system, request.image);
+        let is_full = system
+            .stat(file)
+            .and_then(|stat| ext4::is_full(system, file, Bytes(stat.size)));
+        let progress = match (is_full, request.checking) {
+            (Err(error), _) => return Ok(Err(failed("grow the filesystem", uid)(error))),
+            (Ok(true), _) | (Ok(false), Checking::Without) => return Ok(Ok(())),
+            (Ok(false), Checking::Later) => {
+                return Err(image::Error::CheckNeeded { uid: uid.clone() });
+            }
+            (Ok(false), Checking::Now(progress)) => progress,
+        };
+        match ext4::grow_unmounted(system, file, progress) {
+            Ok(()) => Ok(Ok(())),
+            Err(check::Error::Damaged { report }) => Err(damaged(uid, request.filesystem, report)),
+            Err(check::Error::TooLarge { report }) => {
+                let image = uid.clone();
+                Ok(Err(Error::TooLarge { image, report }))
+            }
+            Err(check::Error::Failed(source)) => {
+                Ok(Err(failed("grow the filesystem", uid)(source)))
+            }
         }
     }
 }

@@ -29,6 +29,7 @@ pub use self::{
 use crate::{
     allocation,
     cause::Cause,
+    check::{self, Checking},
     id::Uid,
     loopdev,
     patience::until,
@@ -143,6 +144,22 @@ pub enum Error {
         /// What the tool or the kernel says.
         report: String,
     },
+    /// The filesystem has to be checked in full first, which the caller has not allowed in this call.
+    #[error("the filesystem in image {uid} has to be checked first")]
+    CheckNeeded {
+        /// Name of the image.
+        uid: Uid,
+    },
+    /// Checking the filesystem takes more of the node than a check may.
+    #[error(
+        "the filesystem in image {uid} is too large to be checked by the node plugin, whose checks have {} of memory and {:?} of processor time: {report}; run e2fsck -f -p on the image on its node, where it may take more", check::LIMITS.address_space, check::LIMITS.cpu
+    )]
+    TooLargeToCheck {
+        /// Name of the image.
+        uid: Uid,
+        /// What the tool says.
+        report: String,
+    },
     /// The image is attached, here or in another mount namespace, or somebody reads it.
     #[error("image {uid} is still {how}")]
     InUse {
@@ -196,10 +213,19 @@ impl Pool {
     /// Makes an image, whole or not at all. One that is there already is taken if it is what is
     /// asked for.
     pub fn create_image(&self, request: &ImageRequest) -> Result<Image, Error> {
+        self.create_image_checking(request, Checking::UNSEEN)
+    }
+
+    /// As [`Self::create_image`]. A larger copy of an ext4 has to be checked in full.
+    pub fn create_image_checking(
+        &self,
+        request: &ImageRequest,
+        checking: Checking<'_>,
+    ) -> Result<Image, Error> {
         self.check()?;
         let uid = &request.uid;
         if self.image(uid)?.is_none() {
-            self.make(request)?;
+            self.make(request, checking)?;
         }
         let image = self.image(uid)?.ok_or_else(|| self.missing(uid))?;
         make::disagreement(&image, request, self.filesystem_uuid()).map_or(Ok(()), |why| {

@@ -11,6 +11,7 @@
 
 pub mod attach;
 pub mod changes;
+pub mod check;
 pub mod command;
 pub mod grow;
 pub mod health;
@@ -26,7 +27,6 @@ pub mod system;
 
 mod allocation;
 mod cause;
-mod check;
 mod id;
 mod ioctl;
 mod mkfs;
@@ -41,6 +41,7 @@ pub use self::{
     attach::{BlockPublishRequest, BlockStageRequest, PublishRequest, StageRequest, Staged},
     cause::Cause,
     changes::Changes,
+    check::Checking,
     grow::ExpandRequest,
     id::{InvalidUid, InvalidUuid, Uid, Uuid},
     image::{Content, Cut, Discarded, Identity, Image, ImageRequest, Owner, SourceImage},

@@ -38,6 +38,8 @@ pub(crate) struct Superblock {
     /// Whether it wants to be checked before it is mounted: it was found damaged, or was not
     /// unmounted. (XFS and btrfs know that themselves.)
     pub wants_check: bool,
+    /// Whether all of it is to be checked, which can take hours, and not only its journal replayed.
+    pub wants_full_check: bool,
 }
 
 /// Reads the superblock of a file or device; none when it is none of those known.
@@ -66,6 +68,7 @@ fn parse_xfs(bytes: &[u8]) -> Option<Superblock> {
         size: Bytes(blocks.checked_mul(block_size)?),
         complete: field(bytes, 126)? == [0],
         wants_check: false,
+        wants_full_check: false,
     })
 }
 
@@ -82,14 +85,15 @@ fn parse_ext4(bytes: &[u8]) -> Option<Superblock> {
         0
     };
     let blocks = upper_half | u64::from(u32::from_le_bytes(field(bytes, 4)?));
+    let wants_full_check = u16::from_le_bytes(field(bytes, 58)?) != EXT4_CLEAN;
     Some(Superblock {
         kind: FilesystemType::Ext4,
         uuid: Uuid::from_bytes(field(bytes, 104)?),
         label: label(&field::<16>(bytes, 120)?),
         size: Bytes(blocks.checked_mul(block_size)?),
         complete: true,
-        wants_check: u16::from_le_bytes(field(bytes, 58)?) != EXT4_CLEAN
-            || features & EXT4_RECOVER != 0,
+        wants_check: wants_full_check || features & EXT4_RECOVER != 0,
+        wants_full_check,
     })
 }
 
@@ -105,6 +109,7 @@ fn parse_btrfs(bytes: &[u8]) -> Option<Superblock> {
         size: Bytes(u64::from_le_bytes(field(bytes, 112)?)),
         complete: true,
         wants_check: false,
+        wants_full_check: false,
     })
 }
 

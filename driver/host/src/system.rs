@@ -35,5 +35,16 @@ pub trait System: Files + Devices + Filesystems + Send + Sync + fmt::Debug {
         &self,
         command: &Command,
         input: BorrowedFd<'_>,
+    ) -> Result<command::Output, command::Error> {
+        self.run_watched(command, input, &|_| false)
+    }
+
+    /// As [`Self::run`], and shows each line of the tool's standard error to `watch` as it comes. A
+    /// line for which that returns true is not kept.
+    fn run_watched(
+        &self,
+        command: &Command,
+        input: BorrowedFd<'_>,
+        watch: &dyn Fn(&str) -> bool,
     ) -> Result<command::Output, command::Error>;
 }

@@ -1,6 +1,16 @@
 //! The way from asynchronous code to the host, whose calls block.
 
-use tracing::Span;
+use std::future::Future;
+
+use tracing::{Instrument as _, Span};
+
+/// Goes on with something to its end, whether or not the caller waits for that.
+pub async fn to_its_end<T>(work: impl Future<Output = T> + Send + 'static) -> Result<T, Broken>
+where
+    T: Send + 'static,
+{
+    tokio::spawn(work.in_current_span()).await.map_err(Broken)
+}
 
 /// The work ended in a panic; what it left is found by the next look.
 #[derive(Debug, thiserror::Error)]

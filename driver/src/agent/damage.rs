@@ -1,4 +1,5 @@
-//! Filesystems that the Node service could not mount because they are damaged.
+//! Filesystems that the Node service could not mount because they are damaged, or too large to be
+//! checked.
 //!
 //! The agent is the only writer of a PoolVolume's status, so what the Node service saw is kept here
 //! until a pass says it there. From then on the status remembers it, also for the next process.
@@ -11,6 +12,9 @@ use std::{
 use cistern_crds::{ConditionType, PoolVolume, Reason, condition};
 use kube::ResourceExt as _;
 
+/// Why a filesystem is not mounted until a person has seen to it.
+pub const REASONS: [Reason; 2] = [Reason::FilesystemDamaged, Reason::TooLargeToCheck];
+
 /// What was seen last, by name of the volume. Only those are in it that were damaged once.
 #[derive(Debug, Default)]
 pub struct Damage(Mutex<HashMap<String, Seen>>);
@@ -18,15 +22,16 @@ pub struct Damage(Mutex<HashMap<String, Seen>>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Seen {
     /// It was not mounted: why.
-    Damaged(String),
+    Damaged(Reason, String),
     /// It was mounted, after somebody has mended it.
     Mended,
 }
 
 impl Damage {
-    /// Takes note of a filesystem that was not mounted.
-    pub fn damaged(&self, volume: &str, why: String) {
-        self.lock().insert(volume.to_owned(), Seen::Damaged(why));
+    /// Takes note of a filesystem that was not mounted, for one of [`REASONS`].
+    pub fn damaged(&self, volume: &str, reason: Reason, why: String) {
+        let seen = Seen::Damaged(reason, why);
+        self.lock().insert(volume.to_owned(), seen);
     }
 
     /// Takes note of a filesystem that was mounted; false where it is not known to have been
@@ -40,10 +45,10 @@ impl Damage {
         was_damaged
     }
 
-    /// The damage of a volume's filesystem, if there is any.
-    pub fn of(&self, volume: &PoolVolume) -> Option<String> {
+    /// Why a volume's filesystem was not mounted, if it was not.
+    pub fn of(&self, volume: &PoolVolume) -> Option<(Reason, String)> {
         match self.lock().get(&volume.name_any()) {
-            Some(Seen::Damaged(why)) => Some(why.clone()),
+            Some(Seen::Damaged(reason, why)) => Some((*reason, why.clone())),
             Some(Seen::Mended) => None,
             None => told(volume),
         }
@@ -59,11 +64,12 @@ impl Damage {
     }
 }
 
-/// The damage that a volume's status tells of.
-fn told(volume: &PoolVolume) -> Option<String> {
+/// Why a filesystem was not mounted, as its volume's status tells.
+fn told(volume: &PoolVolume) -> Option<(Reason, String)> {
     let status = volume.status.as_ref()?;
     let ready = condition::find(&status.conditions, ConditionType::Ready)?;
-    (ready.reason == Reason::FilesystemDamaged.as_str()).then(|| ready.message.clone())
+    let reason = Reason::parse(&ready.reason).filter(|reason| REASONS.contains(reason))?;
+    Some((reason, ready.message.clone()))
 }
 
 #[cfg(test)]
@@ -88,11 +94,13 @@ mod tests {
         let name = well.name_any();
         let damage = Damage::default();
         assert!(!damage.mounted(&name, Some(&well)));
-        damage.damaged(&name, "broken".to_owned());
-        assert_eq!(damage.of(&well).as_deref(), Some("broken"));
+        let why = (Reason::TooLargeToCheck, "large".to_owned());
+        damage.damaged(&name, why.0, why.1.clone());
+        assert_eq!(damage.of(&well), Some(why));
 
         let next = Damage::default();
-        assert_eq!(next.of(&broken).as_deref(), Some("broken"));
+        let why = (Reason::FilesystemDamaged, "broken".to_owned());
+        assert_eq!(next.of(&broken), Some(why));
         assert!(next.mounted(&name, Some(&broken)));
         // Until the status says so too.
         assert_eq!(next.of(&broken), None);

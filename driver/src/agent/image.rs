@@ -124,6 +124,8 @@ impl Error {
                 image::Error::IdentityConflict { .. } => Reason::IdentityConflict,
                 image::Error::FilesystemConflict { .. } => Reason::FilesystemConflict,
                 image::Error::Damaged { .. } => Reason::FilesystemDamaged,
+                image::Error::CheckNeeded { .. } => Reason::CheckWaiting,
+                image::Error::TooLargeToCheck { .. } => Reason::TooLargeToCheck,
                 image::Error::InUse { .. } => Reason::InUse,
                 image::Error::NoSpace { .. } | image::Error::Failed { .. } => {
                     Reason::ProvisioningFailed
@@ -144,6 +146,8 @@ impl Error {
                 | image::Error::IdentityConflict { uid, .. }
                 | image::Error::FilesystemConflict { uid, .. }
                 | image::Error::Damaged { uid, .. }
+                | image::Error::CheckNeeded { uid }
+                | image::Error::TooLargeToCheck { uid, .. }
                 | image::Error::InUse { uid, .. }
                 | image::Error::NoSpace { uid, .. }
                 | image::Error::Failed { uid, .. } => Some(uid),

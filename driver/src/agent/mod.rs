@@ -10,6 +10,7 @@
 
 pub mod allocation;
 pub mod blocking;
+pub mod checks;
 pub mod damage;
 pub mod desired;
 pub mod drift;
@@ -47,6 +48,7 @@ use tokio::{
 use self::{
     allocation::Unallocated,
     blocking::on_host,
+    checks::Checks,
     damage::Damage,
     desired::{Desired, Holdings, Watches, readable},
     drift::Drift,
@@ -81,6 +83,8 @@ pub struct Agent {
     pub root: Root,
     /// Filesystems that are not mounted because they are damaged.
     pub damage: Damage,
+    /// Checks of filesystems that wait or run.
+    pub checks: Checks,
     /// Thick volumes that lack blocks.
     pub unallocated: Unallocated,
     /// What is wrong with pools and volumes.
@@ -159,6 +163,7 @@ impl Parts {
             locks: VolumeLocks::default(),
             root,
             damage: Damage::default(),
+            checks: Checks::default(),
             unallocated: Unallocated::default(),
             health: Health::default(),
             drift: Drift::default(),

@@ -1,18 +1,22 @@
 //! Volumes: from the wish in a PoolVolume to an image on the disk, and back.
 
+mod checked;
 pub mod disk;
 mod expand;
 mod note;
 pub mod plan;
 pub mod status;
 
+use std::sync::Arc;
+
 use chrono::{DateTime, Utc};
 use cistern_client::Chain;
 use cistern_crds::{Bytes, PoolVolume, Reason, volume::FilesystemStatus};
-use cistern_host::Owner;
+use cistern_host::{Checking, Owner};
 use kube::{ResourceExt as _, runtime::controller::Action};
 
 use self::{
+    disk::BroughtUp,
     plan::Step,
     status::{Outcome, Own},
 };
@@ -59,6 +63,7 @@ impl Kind for PoolVolume {
         agent.damage.forget(name);
         agent.filesystems.forget(name);
         agent.unallocated.forget(name);
+        agent.checks.forget(name);
         agent.health.forget_volume(name);
     }
 }
@@ -151,18 +156,32 @@ impl Pass<'_, PoolVolume> {
         };
         let (volume, now) = (self.object.clone(), (self.agent.now)());
         let maximum_extents = look.spec.limits.maximum_extents;
+        let pool = Arc::clone(&usable.pool);
         let work = on_host((place, guard), move || {
-            disk::bring_up(&usable.pool, &volume, step, maximum_extents, now)
+            disk::bring_up(&pool, &volume, step, maximum_extents, Checking::Later, now)
         });
-        let outcome = match work.await.map_err(|source| self.broken(source))? {
+        let done = work.await.map_err(|source| self.broken(source))?;
+        match done {
+            Err(error) if error.reason() == Reason::CheckWaiting => {
+                self.bring_up_checked(step, usable.pool, maximum_extents)
+                    .await
+            }
+            done => self.conclude(step, done).await,
+        }
+    }
+
+    /// Says what came of a step on the image.
+    async fn conclude(
+        &self,
+        step: Step,
+        done: Result<BroughtUp, image::Error>,
+    ) -> Result<Action, Error> {
+        let outcome = match done {
             Ok(found) => {
                 self.note_allocation(found.not_refilled.as_ref());
                 match self.agent.damage.of(self.object) {
                     None => Outcome::Ready(found.image),
-                    Some(message) => Outcome::NotReady {
-                        reason: Reason::FilesystemDamaged,
-                        message,
-                    },
+                    Some((reason, message)) => Outcome::NotReady { reason, message },
                 }
             }
             Err(error) => {
@@ -210,7 +229,12 @@ fn failed(step: Step, error: &image::Error) -> Outcome {
             Outcome::Own(Own::NotGrown { message })
         }
         // Nothing was made, and trying again makes nothing.
-        Step::Make if matches!(reason, Reason::SourceMissing | Reason::TooManyExtents) => {
+        Step::Make
+            if matches!(
+                reason,
+                Reason::SourceMissing | Reason::TooManyExtents | Reason::TooLargeToCheck
+            ) =>
+        {
             refused(reason, message)
         }
         Step::Rest

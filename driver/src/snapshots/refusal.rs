@@ -17,6 +17,10 @@ pub fn advice(reason: Option<Reason>, pool: &str) -> String {
         Some(Reason::TooManyExtents) => format!(
             "raise spec.limits.maximumExtents of StoragePool {pool} if the volume's writers may wait that long, or copy the files to a new volume"
         ),
+        Some(Reason::TooLargeToCheck) => {
+            "make the copy as large as its source, so that it needs no check, and expand it later"
+                .to_owned()
+        }
         Some(Reason::NotHeldStill) => {
             "try again when the volume is written less, or use a class with consistency \"crash\""
                 .to_owned()
@@ -42,6 +46,7 @@ mod tests {
             (Reason::SnapshotLimitReached, "limits.snapshotsPerVolume"),
             (Reason::SnapshotLimitReached, "StoragePool fast"),
             (Reason::TooManyExtents, "limits.maximumExtents"),
+            (Reason::TooLargeToCheck, "as large as its source"),
             (Reason::NotHeldStill, "crash"),
             (Reason::PoolNotReady, "ready"),
         ] {

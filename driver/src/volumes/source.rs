@@ -277,7 +277,7 @@ pub(super) fn refused(
     let origin = reference.named();
     match refusal.reason {
         Some(Reason::SourceMissing) => Some(objects::Error::NotFound { object: origin }.into()),
-        Some(Reason::TooManyExtents) => Some(
+        Some(Reason::TooManyExtents | Reason::TooLargeToCheck) => Some(
             Error::Refused {
                 origin,
                 node: refusal.node.clone(),

@@ -123,6 +123,34 @@ async fn trouble_of_a_volume_is_told_once_on_its_claim_and_its_pods_and_so_is_it
     }
 }
 
+#[tokio::test]
+async fn a_pod_whose_volume_is_being_checked_is_told_that_it_waits_for_that_and_when_it_has_ended()
+{
+    let api = Cluster::shared().await.api();
+    let (claim, pod) = add_claim_in_use(&api, "checked", "checked-1").await;
+    add_volume(&api, ("checked", &claim), "checked-1").await;
+    let say = async |status: &str, reason: &str, message: &str| {
+        let condition = json!({
+            "type": "Checking", "status": status, "reason": reason, "message": message,
+            "lastTransitionTime": ago(0).0,
+        });
+        let patch = Patch::Merge(json!({"status": {"conditions": [condition]}}));
+        let (volumes, parameters) = (api.volumes(), PatchParams::default());
+        let written = volumes.patch_status("checked", &parameters, &patch);
+        written.await.unwrap();
+    };
+    let message = "the filesystem is being checked since noon";
+    say("True", "CheckRunning", message).await;
+    for uid in [&pod, &claim] {
+        let note = api.event(uid, "VolumeChecking").await;
+        assert!(note.contains(message), "{note}");
+    }
+    say("False", "NotChecking", "").await;
+    api.event(&pod, "VolumeChecked").await;
+    assert_eq!(types(&api, &pod).await, ["Normal", "Normal"]);
+    delete(&api.volumes(), "checked").await;
+}
+
 /// `Normal` or `Warning` of each event about an object, oldest first.
 async fn types(api: &Objects, uid: &str) -> Vec<String> {
     let events: Api<Event> = Api::namespaced(api.client.clone(), DEFAULT);

@@ -23,6 +23,8 @@ const ACTION: &str = "WatchingHealth";
 /// What kind of trouble it is: the word that an event says for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
+    /// The filesystem of a volume is being checked before it is used.
+    VolumeChecking,
     /// A volume works, but not as well as it should.
     VolumeDegraded,
     /// A volume cannot be used.
@@ -60,6 +62,7 @@ impl Kind {
     /// For programs: the reason of the event.
     pub(super) const fn came(self) -> &'static str {
         match self {
+            Self::VolumeChecking => "VolumeChecking",
             Self::VolumeDegraded => "VolumeDegraded",
             Self::VolumeInaccessible => "VolumeInaccessible",
             Self::VolumeDataLoss => "VolumeDataLoss",
@@ -72,6 +75,7 @@ impl Kind {
     /// The same once all of it is over.
     const fn went(self) -> &'static str {
         match self {
+            Self::VolumeChecking => "VolumeChecked",
             Self::VolumeDegraded | Self::VolumeInaccessible | Self::VolumeDataLoss => {
                 "VolumeRecovered"
             }
@@ -178,7 +182,7 @@ impl Trouble {
 
     fn telling(&self, name: &str) -> Telling {
         Telling {
-            is_warning: true,
+            is_warning: self.kind != Kind::VolumeChecking,
             reason: self.kind.came(),
             action: ACTION,
             note: naming(name, &self.message),
@@ -205,11 +209,15 @@ fn recovery(name: &str, known: &Known) -> Option<Telling> {
     let ((worst, _), _) = known.last_key_value()?;
     let last = known.values().max()?;
     let reasons: Vec<&str> = known.keys().map(|(_, reason)| reason.as_str()).collect();
+    let note = match worst {
+        Kind::VolumeChecking => format!("the check of {name} has ended"),
+        _ => format!("{name} is well again; over: {}", reasons.join(", ")),
+    };
     Some(Telling {
         is_warning: false,
         reason: worst.went(),
         action: ACTION,
-        note: format!("{name} is well again; over: {}", reasons.join(", ")),
+        note,
         // Another recovery follows another problem.
         key: last.to_rfc3339(),
     })
@@ -263,6 +271,21 @@ mod tests {
         assert_eq!(tell(&told, &[]), [("VolumeRecovered", note.to_owned())]);
         assert_eq!(tell(&told, &[]), []);
         assert_eq!(told.subjects(), []);
+    }
+
+    #[test]
+    fn a_check_is_no_warning_and_neither_is_its_end() {
+        let told = Told::new(moment());
+        let waits = trouble(Kind::VolumeChecking, "CheckWaiting", 1);
+        let runs = trouble(Kind::VolumeChecking, "CheckRunning", 1);
+        for trouble in [waits, runs] {
+            let news = told.news(&subject(), "volume pvc-1", std::slice::from_ref(&trouble));
+            assert_eq!((news.len(), news[0].reason), (1, "VolumeChecking"));
+            assert!(!news[0].is_warning);
+            told.mark(&subject(), &[trouble], ObjectReference::default());
+        }
+        let end = "the check of volume pvc-1 on node w1 has ended".to_owned();
+        assert_eq!(tell(&told, &[]), [("VolumeChecked", end)]);
     }
 
     #[test]

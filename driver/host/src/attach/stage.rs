@@ -79,6 +79,20 @@ impl Pool {
         })
     }
 
+    /// Does what can take hours before a volume can be staged, and binds nothing: checks its filesystem
+    /// in full, and grows it. The inner error is that it did not grow. One that is bound already, or
+    /// needs nothing of it, is fine.
+    pub fn prepare(&self, request: &StageRequest<'_>) -> Result<Result<(), grow::Error>, Error> {
+        self.check().map_err(image::Error::from)?;
+        let (file, bound) = self.find_filesystem(request)?;
+        if bound.is_some() {
+            return Ok(Ok(()));
+        }
+        drop(file);
+        let lock = self.lock_alone(request.image)?;
+        Ok(self.prepare_unbound(lock.as_fd(), request)?)
+    }
+
     /// Grows a filesystem that is mounted at the staging path and has not grown before it was.
     fn grow_staged(
         &self,
@@ -108,6 +122,25 @@ impl Pool {
         request: &StageRequest<'_>,
     ) -> Result<(Loop, Result<(), grow::Error>), Error> {
         let (system, uid) = (&*self.system, request.image);
+        let (file, bound) = self.find_filesystem(request)?;
+        let (bound, unbound) = if let Some(bound) = bound {
+            (loopdev::verify(system, bound), Ok(()))
+        } else {
+            let lock = self.lock_alone(uid)?;
+            let unbound = self.prepare_unbound(lock.as_fd(), request)?;
+            (loopdev::bind(system, file.as_fd()), unbound)
+        };
+        let bound = bound.map_err(image::failed("bind the file", uid))?;
+        Ok((bound, unbound))
+    }
+
+    /// The image, if it is the volume's and holds its filesystem, and the loop device that it is bound
+    /// to.
+    fn find_filesystem(
+        &self,
+        request: &StageRequest<'_>,
+    ) -> Result<(OwnedFd, Option<Loop>), Error> {
+        let (system, uid) = (&*self.system, request.image);
         let (file, image) = self.own_image(uid, request.volume)?;
         let superblock = superblock::read(system, file.as_fd())
             .map_err(image::failed("read the filesystem", uid))?;
@@ -133,16 +166,7 @@ impl Pool {
             .id;
         let bound = loopdev::find(system, id, uid.as_ref())
             .map_err(image::failed("find the loop device", uid))?;
-        let (bound, unbound) = if let Some(bound) = bound {
-            (loopdev::verify(system, bound), Ok(()))
-        } else {
-            let lock = self.lock_alone(uid)?;
-            let (filesystem, read_only) = (request.filesystem, request.read_only);
-            let unbound = self.prepare_unbound(lock.as_fd(), uid, filesystem, read_only)?;
-            (loopdev::bind(system, file.as_fd()), unbound)
-        };
-        let bound = bound.map_err(image::failed("bind the file", uid))?;
-        Ok((bound, unbound))
+        Ok((file, bound))
     }
 }
 

@@ -37,7 +37,7 @@ pub(super) fn blocks(size: Bytes) -> u64 {
 }
 
 /// Whether the ext4 in a file or device covers so many bytes, as far as it can.
-pub(super) fn is_full(system: &dyn System, file: BorrowedFd<'_>, size: Bytes) -> io::Result<bool> {
+pub(crate) fn is_full(system: &dyn System, file: BorrowedFd<'_>, size: Bytes) -> io::Result<bool> {
     let (offset, length) = SUPERBLOCK;
     let shape = Shape::parse(&system.read(file, offset, length)?);
     let shape = shape.ok_or_else(|| io::Error::other("there is no ext4"))?;
@@ -50,22 +50,26 @@ pub(super) fn is_full(system: &dyn System, file: BorrowedFd<'_>, size: Bytes) ->
 pub(crate) fn grow_unmounted(
     system: &dyn System,
     file: BorrowedFd<'_>,
+    progress: check::Progress<'_>,
 ) -> Result<(), check::Error> {
     let size = system.stat(file).map_err(Cause::from)?.size;
     if is_full(system, file, Bytes(size)).map_err(Cause::from)? {
         return Ok(());
     }
-    check::ext4(system, file, check::Extent::Full)?;
-    Ok(grow(system, file)?)
-}
-
-fn grow(system: &dyn System, file: BorrowedFd<'_>) -> Result<(), Cause> {
+    check::ext4(system, file, check::Extent::Full, progress)?;
     let grow = Command::new("resize2fs", GROW_DEADLINE).operand(STDIN);
-    let output = system.run(&grow, file)?;
+    let grow = grow.limited(check::LIMITS);
+    let output = system.run(&grow, file).map_err(Cause::from)?;
     if output.exit != Some(0) {
-        return Err(grow.failed(&output).into());
+        let failed = grow.failed(&output);
+        return Err(if output.has_reached_limit() {
+            let report = failed.to_string();
+            check::Error::TooLarge { report }
+        } else {
+            Cause::from(failed).into()
+        });
     }
-    Ok(system.sync(file)?)
+    Ok(system.sync(file).map_err(Cause::from)?)
 }
 
 impl Shape {

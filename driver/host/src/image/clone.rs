@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     cause::Cause,
-    check,
+    check::{self, Checking, Progress},
     grow::{self, detached},
     id::{Uid, Uuid},
     pool::Pool,
@@ -36,10 +36,12 @@ impl Pool {
         image: &Unfinished<'_>,
         source: &SourceImage,
         request: &ImageRequest,
+        checking: Checking<'_>,
     ) -> Result<Content, Error> {
         let (system, name) = (&*self.system, &request.uid);
         let reading = self.read_source(&source.uid)?;
         let original = self.content_for(&reading, request)?;
+        let progress = self.may_check(&reading, original, request.size, checking)?;
         self.refuse_extents(&reading, source.maximum_extents)?;
         system
             .reflink(reading.as_fd(), image.as_fd())
@@ -68,11 +70,15 @@ impl Pool {
             Content::Block => Ok(Content::Block),
             Content::Filesystem { filesystem, uuid } => {
                 self.is_there(image.as_fd(), &source.uid, (filesystem, uuid))?;
-                let own = self.make_own(image.as_fd(), request, filesystem, uuid);
+                let own = self.make_own(image.as_fd(), request, (filesystem, uuid), progress);
                 let own = own.map_err(|error| match error {
                     check::Error::Damaged { report } => Error::Damaged {
                         uid: source.uid.clone(),
                         filesystem,
+                        report,
+                    },
+                    check::Error::TooLarge { report } => Error::TooLargeToCheck {
+                        uid: source.uid.clone(),
                         report,
                     },
                     check::Error::Failed(cause) => {
@@ -84,6 +90,33 @@ impl Pool {
                     filesystem,
                     uuid: own,
                 })
+            }
+        }
+    }
+
+    /// Who is told how far the check of a copy is; an error where it needs one that is not allowed.
+    /// The writers of the source are not held up for a copy that comes to nothing.
+    fn may_check<'a>(
+        &self,
+        source: &Reading,
+        content: Content,
+        size: Bytes,
+        checking: Checking<'a>,
+    ) -> Result<Progress<'a>, Error> {
+        let needs_check = || match content.filesystem() {
+            Some(FilesystemType::Ext4) => {
+                grow::ext4::is_full(&*self.system, source.as_fd(), size).map(|is_full| !is_full)
+            }
+            Some(FilesystemType::Xfs | FilesystemType::Btrfs) | None => Ok(false),
+        };
+        match checking {
+            Checking::Now(progress) => Ok(progress),
+            Checking::Later | Checking::Without => {
+                let uid = &source.image.uid;
+                if needs_check().map_err(failed("read the filesystem", uid))? {
+                    return Err(Error::CheckNeeded { uid: uid.clone() });
+                }
+                Ok(&|_| {})
             }
         }
     }
@@ -136,14 +169,14 @@ impl Pool {
         &self,
         file: BorrowedFd<'_>,
         request: &ImageRequest,
-        filesystem: FilesystemType,
-        uuid: Uuid,
+        (filesystem, uuid): (FilesystemType, Uuid),
+        progress: Progress<'_>,
     ) -> Result<Uuid, check::Error> {
         let (system, name) = (&*self.system, &request.uid);
         let new = Uuid::random().map_err(Cause::from)?;
         match filesystem {
             FilesystemType::Ext4 => {
-                grow::ext4::grow_unmounted(system, file)?;
+                grow::ext4::grow_unmounted(system, file, progress)?;
                 return Ok(uuid);
             }
             FilesystemType::Xfs => {

@@ -5,15 +5,15 @@ use std::io;
 use cistern_crds::Provisioning;
 
 use super::{Content, Error, Identity, Image, ImageRequest, Owner, failed, unfinished::Unfinished};
-use crate::{allocation, cause::Cause, id::Uuid, mkfs, pool::Pool, superblock};
+use crate::{allocation, cause::Cause, check::Checking, id::Uuid, mkfs, pool::Pool, superblock};
 
 impl Pool {
     /// Makes an image that is not there.
-    pub(super) fn make(&self, request: &ImageRequest) -> Result<(), Error> {
+    pub(super) fn make(&self, request: &ImageRequest, checking: Checking<'_>) -> Result<(), Error> {
         let mut image = Unfinished::begin(self, &request.uid)?;
         let content = match &request.source {
             None => self.make_empty(&image, request)?,
-            Some(source) => self.make_clone(&image, source, request)?,
+            Some(source) => self.make_clone(&image, source, request, checking)?,
         };
         let no_space_or = |operation, source| self.no_space_or(operation, &request.uid, source);
         match request.provisioning {

@@ -351,13 +351,14 @@ impl Filesystems for FailAt {
 }
 
 impl System for FailAt {
-    fn run(
+    fn run_watched(
         &self,
         command: &Command,
         input: BorrowedFd<'_>,
+        watch: &dyn Fn(&str) -> bool,
     ) -> Result<command::Output, command::Error> {
         match self.next() {
-            Ok(system) => system.run(command, input),
+            Ok(system) => system.run_watched(command, input, watch),
             Err(source) => Err(command::Error::Start {
                 command: command.to_string(),
                 source,

@@ -27,11 +27,12 @@ impl Linux {
 }
 
 impl System for Linux {
-    fn run(
+    fn run_watched(
         &self,
         command: &Command,
         input: BorrowedFd<'_>,
+        watch: &dyn Fn(&str) -> bool,
     ) -> Result<command::Output, command::Error> {
-        command.run(Some(input))
+        command.run(Some(input), watch)
     }
 }

@@ -1,6 +1,7 @@
 //! What a crash or a failing disk leaves of a filesystem, and what staging makes of it.
 
 use std::{
+    cell::Cell,
     fs,
     io::Write as _,
     os::{fd::AsFd as _, unix::fs::FileExt as _},
@@ -8,11 +9,11 @@ use std::{
 };
 
 use cistern_crds::{Bytes, FilesystemType, Provisioning};
-use cistern_host::{Image, Pool, attach, image};
+use cistern_host::{Checking, Image, ImageRequest, Pool, SourceImage, StageRequest, attach, image};
 use rustix::fs::ioctl_ficlone;
 
 use crate::harness::{
-    Machine, Volume, image_path, must, open_new, released, request, run, unstage,
+    Machine, Volume, image_path, must, open_new, released, request as request_of, run, unstage,
 };
 
 /// A volume that was used once: it holds the file `kept` and the directory `folder`.
@@ -27,7 +28,7 @@ impl Used {
     fn new(filesystem: FilesystemType) -> Self {
         let machine = Machine::new();
         let pool = open_new(&machine);
-        let request = request("a", Bytes::mib(300), filesystem, Provisioning::Thin);
+        let request = request_of("a", Bytes::mib(300), filesystem, Provisioning::Thin);
         let image = must(pool.create_image(&request));
         let staging = machine.staging("globalmount");
         let used = Self {
@@ -134,6 +135,78 @@ fn an_ext4_with_harmless_damage_is_mended_before_it_is_mounted() {
         "{state:?}"
     );
     run("e2fsck", &["-f", "-n", used.path().to_str().unwrap()]);
+}
+
+#[test]
+fn a_full_check_or_a_growth_waits_for_a_call_that_allows_it_and_a_journal_is_replayed_at_once() {
+    let used = Used::new(FilesystemType::Ext4);
+    let volume = Volume::new(&used.image);
+    let plain = || volume.stage(&used.staging);
+    let later = || StageRequest {
+        checking: Checking::Later,
+        ..plain()
+    };
+    let waits = |checking| {
+        let request = StageRequest {
+            checking,
+            ..plain()
+        };
+        let error = used.pool.stage(&request).unwrap_err();
+        let needed = matches!(
+            error,
+            attach::Error::Image(image::Error::CheckNeeded { .. })
+        );
+        assert!(needed, "{error}");
+        released(&used.machine, &used.image.uid);
+    };
+    let prepared = || {
+        let percent = Cell::new(0);
+        let progress = |done| percent.set(done);
+        let request = StageRequest {
+            checking: Checking::Now(&progress),
+            ..plain()
+        };
+        must(must(used.pool.prepare(&request)));
+        assert_eq!(percent.get(), 100);
+        let staged = must(used.pool.stage(&later()));
+        assert!(staged.not_grown.is_none(), "{:?}", staged.not_grown);
+    };
+    used.debugfs("set_super_value state 2");
+    waits(Checking::Later);
+    waits(Checking::Without);
+    prepared();
+
+    // A crash: only the journal is to be replayed.
+    let (path, crashed) = (used.path(), used.path().with_file_name("crashed"));
+    clone(&path, &crashed);
+    used.unstage();
+    clone(&crashed, &path);
+    must(used.pool.stage(&later()));
+    used.unstage();
+
+    must(used.pool.grow_image(&used.image.uid, Bytes::mib(600)));
+    waits(Checking::Later);
+    prepared();
+    used.unstage();
+
+    // A larger copy is not even begun.
+    let source = SourceImage {
+        uid: used.image.uid.clone(),
+        maximum_extents: 1000,
+    };
+    let copy = ImageRequest {
+        source: Some(source),
+        ..request_of(
+            "copy",
+            Bytes::gib(1),
+            FilesystemType::Ext4,
+            Provisioning::Thin,
+        )
+    };
+    let error = used.pool.create_image_checking(&copy, Checking::Later);
+    let error = error.unwrap_err();
+    assert!(matches!(error, image::Error::CheckNeeded { .. }), "{error}");
+    must(used.pool.create_image(&copy));
 }
 
 #[test]

@@ -16,8 +16,8 @@ use crate::scenario;
 pub(crate) use crate::scenario::{linux, pool as image_pool, uid};
 use cistern_crds::{Bytes, FilesystemType, MkfsOptions, Provisioning};
 use cistern_host::{
-    Expectation, Image, ImageRequest, MountOptions, Pool, PoolDeclaration, PublishRequest, Root,
-    Source, StageRequest, System, Uid, image::Content, inventory::Inventory,
+    Checking, Expectation, Image, ImageRequest, MountOptions, Pool, PoolDeclaration,
+    PublishRequest, Root, Source, StageRequest, System, Uid, image::Content, inventory::Inventory,
 };
 use rustix::{
     fs::{CWD, FileType, Mode, makedev, mknodat},
@@ -220,6 +220,7 @@ impl<'a> Volume<'a> {
             provisioning: identity.provisioning,
             options: &self.options,
             read_only: self.read_only,
+            checking: Checking::UNSEEN,
             staging,
         }
     }

@@ -5,9 +5,9 @@ use std::{error::Error, fs, path::Path, sync::Arc, thread, time::Duration};
 use chrono::{DateTime, Utc};
 use cistern_crds::{Bytes, Consistency, FilesystemType, MkfsOptions, Provisioning};
 use cistern_host::{
-    BlockPublishRequest, BlockStageRequest, Content, ExpandRequest, Expectation, ImageRequest,
-    Linux, Member, MountOptions, Pool, PoolDeclaration, PublishRequest, Root, SnapshotRequest,
-    Source, SourceImage, StageRequest, System, Uid, pool::Owner,
+    BlockPublishRequest, BlockStageRequest, Checking, Content, ExpandRequest, Expectation,
+    ImageRequest, Linux, Member, MountOptions, Pool, PoolDeclaration, PublishRequest, Root,
+    SnapshotRequest, Source, SourceImage, StageRequest, System, Uid, pool::Owner,
 };
 
 /// A step of a pool's or a volume's life.
@@ -319,6 +319,7 @@ fn stage(pool: &Pool, image: &Uid, staging: &Path) -> Result<(), Box<dyn Error>>
         provisioning: identity.provisioning,
         options: &MountOptions::default(),
         read_only: false,
+        checking: Checking::UNSEEN,
         staging,
     })?;
     Ok(())

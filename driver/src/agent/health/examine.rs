@@ -119,7 +119,7 @@ impl Agent {
         let of_pool = self.health.of_pool(pool);
         seen.extend(judgement::of_pool_of(name, &of_pool));
         let damage = self.damage.of(volume);
-        seen.extend(damage.map(|why| judgement::of_damage(name, &why)));
+        seen.extend(damage.map(|(reason, why)| judgement::of_damage(name, reason, &why)));
         let lacks = self.unallocated.of(name);
         seen.extend(lacks.map(|why| judgement::of_allocation(name, pool, &why)));
         let told = volume.status.as_ref().map(|status| &status.problems[..]);

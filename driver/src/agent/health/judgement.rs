@@ -304,11 +304,11 @@ pub fn of_pool_of(volume: &str, problems: &[PoolProblem]) -> Option<Sighting<Vol
     })
 }
 
-/// What it means to a volume that its filesystem was not mounted because it is damaged.
-pub fn of_damage(volume: &str, why: &str) -> Sighting<VolumeSeverity> {
+/// What it means to a volume that its filesystem was not mounted because a person has to see to it.
+pub fn of_damage(volume: &str, reason: Reason, why: &str) -> Sighting<VolumeSeverity> {
     Sighting {
         severity: VolumeSeverity::Inaccessible,
-        reason: Reason::FilesystemDamaged,
+        reason,
         message: format!("volume {volume}: {why}"),
         certainty: Certainty::Certain,
     }

@@ -4,7 +4,7 @@
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{ContentSource, MkfsOptions, PoolVolume, mkfs_options};
-use cistern_host::{ImageRequest, InvalidUid, Pool, SourceImage, image};
+use cistern_host::{Checking, ImageRequest, InvalidUid, Pool, SourceImage, image};
 use kube::ResourceExt as _;
 
 use super::plan::Step;
@@ -26,9 +26,10 @@ pub fn bring_up(
     volume: &PoolVolume,
     step: Step,
     maximum_extents: u64,
+    checking: Checking<'_>,
     now: DateTime<Utc>,
 ) -> Result<BroughtUp, Error> {
-    let (found, not_refilled) = make(pool, volume, step, maximum_extents, now)?;
+    let (found, not_refilled) = make(pool, volume, step, maximum_extents, checking, now)?;
     let mut image = Image::read(&found, now)?;
     is_the_same(volume, &image)?;
     image.extents = Some(pool.extent_count(&found.uid)?);
@@ -43,6 +44,7 @@ fn make(
     volume: &PoolVolume,
     step: Step,
     maximum_extents: u64,
+    checking: Checking<'_>,
     now: DateTime<Utc>,
 ) -> Result<(image::Image, Option<image::Error>), Error> {
     let promised = volume.status.as_ref().and_then(|status| status.reserved);
@@ -50,7 +52,7 @@ fn make(
     match step {
         Step::Make if !is_adopted(volume) => {
             let source = volume.spec.content_source.as_ref();
-            let made = pool.create_image(&ImageRequest {
+            let request = ImageRequest {
                 volume: volume.name_any(),
                 uid: name_of(volume)?,
                 size: promised,
@@ -60,8 +62,8 @@ fn make(
                 source: source
                     .map(|it| source_of(it, maximum_extents))
                     .transpose()?,
-            })?;
-            Ok((made, None))
+            };
+            Ok((pool.create_image_checking(&request, checking)?, None))
         }
         Step::Grow => {
             let image = find(pool, volume)?;

@@ -8,7 +8,7 @@ use super::status::{Outcome, Own};
 use crate::agent::{Agent, pass::Pass, work::Error};
 
 /// The volume as it is with what was seen of it since its last pass: by the Node service of its
-/// filesystem, and by a look at its health. None when the object has changed meanwhile.
+/// filesystem, by a look at its health, and by a check that runs. None when the object has changed meanwhile.
 pub(super) async fn note<'a>(
     agent: &Agent,
     volume: &'a PoolVolume,
@@ -25,6 +25,13 @@ pub(super) async fn note<'a>(
     }
     if let Some(problems) = agent.health.news_of(&noted) {
         let outcome = Outcome::Own(Own::Health(problems));
+        let Some(written) = Pass::over(agent, &*noted).write(&outcome).await? else {
+            return Ok(None);
+        };
+        noted = Cow::Owned(written);
+    }
+    if let Some(stage) = agent.checks.news_of(&noted) {
+        let outcome = Outcome::Own(Own::Checking(stage));
         let Some(written) = Pass::over(agent, &*noted).write(&outcome).await? else {
             return Ok(None);
         };

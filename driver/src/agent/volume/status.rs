@@ -8,6 +8,7 @@ use cistern_crds::{
 };
 
 use crate::agent::{
+    checks::{self, Stage},
     filesystems::Seen,
     outcome::{self, say},
 };
@@ -39,14 +40,17 @@ pub enum Own {
     Filesystem(Seen),
     /// What is wrong with the volume: nothing, perhaps.
     Health(Vec<VolumeProblem>),
+    /// How far the check of its filesystem is.
+    Checking(Stage),
 }
 
 /// The conditions of a volume.
-const CONDITIONS: [ConditionType; 6] = [
+const CONDITIONS: [ConditionType; 7] = [
     ConditionType::Ready,
     ConditionType::Healthy,
     ConditionType::Admitted,
     ConditionType::Expanded,
+    ConditionType::Checking,
     ConditionType::Reclaimed,
     ConditionType::DeletionHeld,
 ];
@@ -84,12 +88,16 @@ pub fn after(volume: &PoolVolume, outcome: &Outcome, now: DateTime<Utc>) -> Pool
         Outcome::Own(Own::GrowthRefused { .. }) => status.reserved = status.size,
         Outcome::Own(Own::Health(problems)) => status.problems.clone_from(problems),
         Outcome::Rested
-        | Outcome::Own(Own::NotGrown { .. } | Own::Filesystem(_))
+        | Outcome::Own(Own::NotGrown { .. } | Own::Filesystem(_) | Own::Checking(_))
         | Outcome::NotReady { .. }
         | Outcome::NotReclaimed { .. } => {}
     }
     status.observed_generation = volume.metadata.generation;
-    let own = [expanded(volume, outcome), healthy(&status, outcome)];
+    let own = [
+        expanded(volume, outcome),
+        healthy(&status, outcome),
+        checking(&status, outcome),
+    ];
     say(
         &mut status.conditions,
         volume,
@@ -141,8 +149,18 @@ fn healthy(status: &PoolVolumeStatus, outcome: &Outcome) -> Option<Finding> {
             Own::GrowthAdmitted { .. }
             | Own::GrowthRefused { .. }
             | Own::NotGrown { .. }
-            | Own::Filesystem(_),
+            | Own::Filesystem(_)
+            | Own::Checking(_),
         ) => None,
+    }
+}
+
+/// What an outcome says of `Checking`; none where what was said last still holds.
+fn checking(status: &PoolVolumeStatus, outcome: &Outcome) -> Option<Finding> {
+    let told = condition::find(&status.conditions, ConditionType::Checking);
+    match outcome {
+        Outcome::Own(Own::Checking(stage)) => Some(checks::finding(*stage)),
+        _ => told.is_none().then(|| checks::finding(Stage::None)),
     }
 }
 
@@ -192,7 +210,7 @@ fn expanded(volume: &PoolVolume, outcome: &Outcome) -> Option<Finding> {
                 holds()
             }
         }
-        Outcome::Own(Own::Filesystem(Ok(())) | Own::Health(_))
+        Outcome::Own(Own::Filesystem(Ok(())) | Own::Health(_) | Own::Checking(_))
         | Outcome::Rested
         | Outcome::Admitted { .. }
         | Outcome::Refused { .. }
@@ -243,6 +261,7 @@ mod tests {
                 "Healthy",
                 "Admitted",
                 "Expanded",
+                "Checking",
                 "Reclaimed",
                 "DeletionHeld",
             ];
@@ -414,6 +433,33 @@ mod tests {
         let well = after(&volume, &Outcome::Own(Own::Health(vec![])), at(30));
         assert_eq!(healthy(&well), pair("True", Reason::AsDesired));
         assert!(well.problems.is_empty());
+    }
+
+    #[test]
+    fn a_check_is_told_while_it_lasts_and_leaves_the_rest_as_it_is() {
+        let mut volume = ready_volume();
+        let before = after(&volume, &Outcome::Ready(image()), at(0));
+        let kind = ConditionType::Checking;
+        assert_eq!(said(&before, kind), pair("False", Reason::NotChecking));
+        volume.status = Some(before.clone());
+        let runs = Stage::Runs {
+            since: at(10),
+            percent: 35,
+        };
+        for (stage, reason) in [
+            (Stage::Waits, Reason::CheckWaiting),
+            (runs, Reason::CheckRunning),
+        ] {
+            let told = Outcome::Own(Own::Checking(stage));
+            volume.status = Some(after(&volume, &told, at(20)));
+            let status = volume.status.as_ref().unwrap();
+            assert_eq!(said(status, kind), pair("True", reason));
+            let ready = said(status, ConditionType::Ready);
+            assert_eq!(ready, pair("True", Reason::AsDesired));
+        }
+        let ended = Outcome::Own(Own::Checking(Stage::None));
+        let status = after(&volume, &ended, at(30));
+        assert_eq!(said(&status, kind), pair("False", Reason::NotChecking));
     }
 
     #[test]

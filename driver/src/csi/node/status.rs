@@ -42,14 +42,14 @@ impl From<attach::Error> for Status {
 
 fn code(error: &attach::Error) -> Code {
     match error {
-        attach::Error::Busy { .. } => Code::Aborted,
+        attach::Error::Busy { .. } | attach::Error::Checking { .. } => Code::Aborted,
         attach::Error::Unfinished { .. } => Code::DeadlineExceeded,
         attach::Error::NotFound { .. } => Code::NotFound,
         attach::Error::Starting | attach::Error::Api { .. } => Code::Unavailable,
         attach::Error::Refused { .. } => Code::FailedPrecondition,
         attach::Error::Different { .. } => Code::AlreadyExists,
         attach::Error::Options(_) | attach::Error::Contradicted { .. } => Code::InvalidArgument,
-        attach::Error::Broken { .. } => Code::Internal,
+        attach::Error::NotChecked { .. } | attach::Error::Broken { .. } => Code::Internal,
         attach::Error::Host(error) => of_host(error),
         attach::Error::Statistics(error) => match error {
             statistics::Error::NotThere { .. } => Code::NotFound,
@@ -77,9 +77,9 @@ fn of_growth(error: &expand::Error) -> Code {
             grow::Error::Image(_) | grow::Error::Failed { .. } => Code::Internal,
             grow::Error::NotThere { .. } => Code::NotFound,
             grow::Error::OutOfRange { .. } => Code::OutOfRange,
-            grow::Error::ReadOnly { .. } | grow::Error::OnlyUnmounted { .. } => {
-                Code::FailedPrecondition
-            }
+            grow::Error::ReadOnly { .. }
+            | grow::Error::OnlyUnmounted { .. }
+            | grow::Error::TooLarge { .. } => Code::FailedPrecondition,
         },
     }
 }
@@ -94,6 +94,8 @@ fn of_host(error: &host::Error) -> Code {
             | image::Error::IdentityConflict { .. }
             | image::Error::FilesystemConflict { .. }
             | image::Error::Damaged { .. }
+            | image::Error::CheckNeeded { .. }
+            | image::Error::TooLargeToCheck { .. }
             | image::Error::InUse { .. } => Code::FailedPrecondition,
             image::Error::NoSpace { .. } => Code::ResourceExhausted,
             image::Error::Failed { .. } => Code::Internal,
@@ -246,6 +248,27 @@ mod tests {
         let api = kube::Error::LinesCodecMaxLineLengthExceeded;
         for (error, code) in [
             (attach::Error::Busy { volume: volume() }, Code::Aborted),
+            (
+                attach::Error::Checking {
+                    volume: volume(),
+                    why: "it is being checked".into(),
+                },
+                Code::Aborted,
+            ),
+            (
+                attach::Error::NotChecked {
+                    volume: volume(),
+                    why: "broken".into(),
+                },
+                Code::Internal,
+            ),
+            (
+                of_image(image::Error::TooLargeToCheck {
+                    uid: uid(),
+                    report: "out of memory".into(),
+                }),
+                Code::FailedPrecondition,
+            ),
             (attach::Error::NotFound { volume: volume() }, Code::NotFound),
             (attach::Error::Starting, Code::Unavailable),
             (

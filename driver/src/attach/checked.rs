@@ -1,0 +1,163 @@
+//! Staging a volume whose filesystem has to be checked in full, or grown, before it is mounted.
+//!
+//! ```text
+//! stage ─▶ needs a check ─▶ waits for its turn, runs: as long as it takes ─▶ what came of it
+//!   ▲                                                                             │
+//!   └──────── the same call if that takes a moment, or else kubelet's next ◀──────┘
+//! ```
+//!
+//! *Invariant:* a check outlives the call that asked for it and mounts nothing: by then the pod may be
+//! gone.
+
+use std::{sync::Arc, time::Duration};
+
+use cistern_client::Chain;
+use cistern_host::{Checking, Content, Staged, attach as host, grow, image};
+use tokio::time::timeout;
+
+use super::{Attach, Error, LOCK_PATIENCE, Stage, stage_request, unfit};
+use crate::agent::{
+    blocking::{on_host, to_its_end},
+    checks::{self, Outcome, Ticket},
+};
+
+/// How long a call waits for a check: most take a moment.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+impl Attach {
+    /// Mounts a volume at its staging path, or puts its device there.
+    pub async fn stage(&self, request: Stage) -> Result<(), Error> {
+        self.is_not_checked(&request.volume)?;
+        let staged = self.stage_now(request.clone()).await;
+        if !staged.as_ref().is_err_and(is_needed) {
+            return staged;
+        }
+        let volume = request.volume.clone();
+        if let Some(ticket) = self.agent.checks.begin(&volume) {
+            let check = self.clone().check(ticket, request.clone());
+            // Where it broke off, staging finds that out.
+            let _ = timeout(PATIENCE, to_its_end(check)).await;
+        }
+        self.is_not_checked(&volume)?;
+        self.stage_now(request).await
+    }
+
+    /// An error that says how far it is while a volume's filesystem is being checked.
+    fn is_not_checked(&self, volume: &str) -> Result<(), Error> {
+        match self.agent.checks.stage(volume) {
+            checks::Stage::None => Ok(()),
+            stage => Err(Error::Checking {
+                volume: volume.to_owned(),
+                why: checks::finding(stage).message,
+            }),
+        }
+    }
+
+    /// Checks a volume's filesystem when it is its turn.
+    async fn check(self, ticket: Ticket, request: Stage) {
+        let agent = Arc::clone(&self.agent);
+        agent.touch(&request.volume);
+        let ticket = Arc::new(ticket);
+        let outcome = match self.check_in_turn(&ticket, &request).await {
+            Ok(Ok(())) => Outcome::Fit,
+            Ok(Err(error)) => Outcome::NotGrown(Chain(&error).to_string()),
+            Err(error) => {
+                let why = Chain(&error).to_string();
+                tracing::warn!(volume = request.volume, error = why, "the check failed");
+                match unfit(&error) {
+                    Some(reason) => Outcome::Unfit { reason, why },
+                    None => Outcome::Failed(why),
+                }
+            }
+        };
+        if let Outcome::Unfit { reason, why } = &outcome {
+            agent.damage.damaged(&request.volume, *reason, why.clone());
+        }
+        if let Some(ticket) = Arc::into_inner(ticket) {
+            ticket.end(outcome);
+        }
+        agent.touch(&request.volume);
+    }
+
+    async fn check_in_turn(
+        &self,
+        ticket: &Arc<Ticket>,
+        request: &Stage,
+    ) -> Result<Result<(), grow::Error>, Error> {
+        let agent = Arc::clone(&self.agent);
+        let turn = agent
+            .checks
+            .lane
+            .turn(&self.namespace(&request.volume))
+            .await;
+        let guard = self.agent.locks.lock_within(&request.volume, LOCK_PATIENCE);
+        let guard = guard.await.ok_or_else(|| Error::Busy {
+            volume: request.volume.clone(),
+        })?;
+        // As it is now: it may have waited for hours.
+        let volume = self.volume(&request.volume).await?;
+        let pool = self.pool(&volume).await?;
+        let Content::Filesystem { filesystem, uuid } = volume.content else {
+            return Ok(Ok(()));
+        };
+        ticket.run((agent.now)());
+        agent.touch(&request.volume);
+        let (id, ticket, request) = (request.volume.clone(), Arc::clone(ticket), request.clone());
+        let checked = on_host((turn, guard), move || {
+            let options = request.usage.options(filesystem)?;
+            let progress = |percent| {
+                if ticket.reached(percent) {
+                    agent.touch(&request.volume);
+                }
+            };
+            let checking = Checking::Now(&progress);
+            let what = (filesystem, uuid);
+            let stage = stage_request(&volume, &request, what, &options, checking);
+            Ok(pool.prepare(&stage)?)
+        });
+        checked
+            .await
+            .map_err(|source| Error::Broken { volume: id, source })?
+    }
+
+    /// The namespace of a volume's claim; empty where nobody said which.
+    fn namespace(&self, volume: &str) -> String {
+        let object = self.agent.desired.volume(volume);
+        let volume = object.as_deref().and_then(crate::agent::desired::readable);
+        let claim = volume.and_then(|volume| volume.spec.claim.as_ref());
+        claim
+            .map(|claim| claim.namespace.clone())
+            .unwrap_or_default()
+    }
+}
+
+/// Whether a volume was not staged because its filesystem has to be checked first.
+pub(super) fn is_needed(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::Host(host::Error::Image(image::Error::CheckNeeded { .. }))
+    )
+}
+
+/// What staging came to, given what had come of the check before it: why the filesystem has not grown
+/// is known from there, and a check that would only be repeated is answered from there.
+pub(super) fn with(
+    volume: &str,
+    staged: Result<Option<Staged>, Error>,
+    checked: Option<Outcome>,
+) -> Result<Option<(Staged, Option<String>)>, Error> {
+    let volume = || volume.to_owned();
+    match (staged, checked) {
+        (Ok(staged), Some(Outcome::NotGrown(why))) => Ok(staged.map(|staged| (staged, Some(why)))),
+        (Ok(staged), _) => Ok(staged.map(|staged| (staged, None))),
+        (Err(error), Some(Outcome::Unfit { why, .. })) if is_needed(&error) => {
+            let volume = volume();
+            Err(Error::Refused { volume, why })
+        }
+        (Err(error), Some(Outcome::Failed(why))) if is_needed(&error) => {
+            let volume = volume();
+            Err(Error::NotChecked { volume, why })
+        }
+        (Err(error), _) => Err(error),
+    }
+}
