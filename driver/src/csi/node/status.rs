@@ -248,27 +248,6 @@ mod tests {
         let api = kube::Error::LinesCodecMaxLineLengthExceeded;
         for (error, code) in [
             (attach::Error::Busy { volume: volume() }, Code::Aborted),
-            (
-                attach::Error::Checking {
-                    volume: volume(),
-                    why: "it is being checked".into(),
-                },
-                Code::Aborted,
-            ),
-            (
-                attach::Error::NotChecked {
-                    volume: volume(),
-                    why: "broken".into(),
-                },
-                Code::Internal,
-            ),
-            (
-                of_image(image::Error::TooLargeToCheck {
-                    uid: uid(),
-                    report: "out of memory".into(),
-                }),
-                Code::FailedPrecondition,
-            ),
             (attach::Error::NotFound { volume: volume() }, Code::NotFound),
             (attach::Error::Starting, Code::Unavailable),
             (
@@ -354,6 +333,39 @@ mod tests {
             assert_eq!(status.code(), code, "{status:?}");
             assert!(!status.message().is_empty() && status.details().is_empty());
             assert!(!status.message().contains("MARKER"));
+        }
+    }
+
+    #[test]
+    fn a_check_that_goes_on_is_waited_for_and_one_that_failed_says_so() {
+        let uid = "uid-1".parse::<cistern_host::Uid>().unwrap();
+        let of_image = |error: image::Error| attach::Error::Host(host::Error::Image(error));
+        for (error, code) in [
+            (
+                attach::Error::Checking {
+                    volume: volume(),
+                    why: "it is being checked".into(),
+                },
+                Code::Aborted,
+            ),
+            (
+                attach::Error::NotChecked {
+                    volume: volume(),
+                    why: "broken".into(),
+                },
+                Code::Internal,
+            ),
+            (
+                of_image(image::Error::TooLargeToCheck {
+                    uid,
+                    report: "out of memory".into(),
+                }),
+                Code::FailedPrecondition,
+            ),
+        ] {
+            let status = Status::from(error);
+            assert_eq!(status.code(), code, "{status:?}");
+            assert!(!status.message().is_empty() && status.details().is_empty());
         }
     }
 
