@@ -329,7 +329,7 @@ async fn what_comes_back_without_its_image_is_not_taken_for_what_it_was() {
     assert_ne!(status(&anew).image.unwrap().uid, image);
 
     let refused = Place::of(&node, &one).stage(&[]).await.unwrap_err();
-    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
     assert!(refused.message().contains(&image), "{refused}");
     let mounted = stage(&node, &anew, "anew").await;
     write(&node, &mounted, "data", 1).await;
