@@ -256,21 +256,25 @@ impl Ledger {
         }
     }
 
+    /// The percentage that keeps a kind out: the bytes of what is thick have to be there.
+    fn overcommits(&self, provisioning: Provisioning) -> Option<u32> {
+        let percent = self.percent();
+        (provisioning == Provisioning::Thick && percent > 100).then_some(percent)
+    }
+
     /// Bytes that can still be promised, to whomever.
     fn free(&self, provisioning: Provisioning) -> Bytes {
-        let percent = self.percent();
-        if provisioning == Provisioning::Thick && percent > 100 {
+        if self.overcommits(provisioning).is_some() {
             return Bytes::ZERO;
         }
-        let ceiling = self.terms.usable.percent(percent);
+        let ceiling = self.terms.usable.percent(self.percent());
         ceiling.saturating_sub(self.promised)
     }
 
     /// Whether one more volume or snapshot fits.
     pub fn check(&self, promise: &Promise) -> Result<(), Refusal> {
         let (size, terms) = (promise.size, &self.terms);
-        let percent = self.percent();
-        if promise.provisioning == Provisioning::Thick && percent > 100 {
+        if let Some(percent) = self.overcommits(promise.provisioning) {
             return Err(Refusal::Overcommitted { percent });
         }
         match &promise.holder {
