@@ -23,15 +23,10 @@ pub(super) async fn note<'a>(
         agent.filesystems.written(&pass.name, &seen);
         noted = Cow::Owned(written);
     }
-    if let Some(problems) = agent.health.news_of(&noted) {
-        let outcome = Outcome::Own(Own::Health(problems));
-        let Some(written) = Pass::over(agent, &*noted).write(&outcome).await? else {
-            return Ok(None);
-        };
-        noted = Cow::Owned(written);
-    }
-    if let Some(stage) = agent.checks.news_of(&noted) {
-        let outcome = Outcome::Own(Own::Checking(stage));
+    let health = agent.health.news_of(&noted).map(Own::Health);
+    let checking = agent.checks.news_of(&noted).map(Own::Checking);
+    for news in [health, checking].into_iter().flatten() {
+        let outcome = Outcome::Own(news);
         let Some(written) = Pass::over(agent, &*noted).write(&outcome).await? else {
             return Ok(None);
         };
