@@ -144,7 +144,8 @@ fn choose(
             Finding::Unusable(why) => devices.push((path.clone(), why)),
         }
     }
-    if let Some(number) = only(declaration, &own)? {
+    let why = format!("it holds xfs ({:?})", uid.label());
+    if let Some(number) = only(declaration, &own, &why)? {
         return exclusive(system, number);
     }
     if let Some(number) = candidates.decide(declaration)? {
@@ -162,17 +163,20 @@ fn choose(
     exclusive(system, number)
 }
 
-/// The one device that calls itself the pool; none where none does.
-fn only(
+/// The one device that was found; none where none was. Of several none is taken, and `why` says of each
+/// what it was found by.
+pub(super) fn only(
     declaration: &PoolDeclaration,
-    own: &[(PathBuf, DeviceNumber)],
+    found: &[(PathBuf, DeviceNumber)],
+    why: &str,
 ) -> Result<Option<DeviceNumber>, Error> {
-    match own {
+    match found {
         [] => Ok(None),
         [(_, number)] => Ok(Some(*number)),
         several => {
-            let why = format!("it holds xfs ({:?})", declaration.uid.label());
-            let found = several.iter().map(|(path, _)| (path.clone(), why.clone()));
+            let found = several
+                .iter()
+                .map(|(path, _)| (path.clone(), why.to_owned()));
             Err(Error::Ambiguous {
                 name: declaration.name.clone(),
                 found: found.collect(),

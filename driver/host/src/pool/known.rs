@@ -15,7 +15,7 @@ use cistern_crds::FilesystemType;
 
 use super::{
     Error, PoolDeclaration,
-    device::{exclusive, open_device},
+    device::{exclusive, only, open_device},
     failed, layers, list,
     open::Backing,
 };
@@ -57,17 +57,10 @@ pub(super) fn find(
             None => candidates.push((path, number)),
         }
     }
-    match candidates.as_slice() {
-        [] => Err(missing(paths, uuid, &ruled_out)),
-        [(_, number)] => exclusive(system, *number),
-        several => {
-            let why = format!("it holds the filesystem {uuid}");
-            let found = several.iter().map(|(path, _)| (path.clone(), why.clone()));
-            Err(Error::Ambiguous {
-                name: declaration.name.clone(),
-                found: found.collect(),
-            })
-        }
+    let why = format!("it holds the filesystem {uuid}");
+    match only(declaration, &candidates, &why)? {
+        Some(number) => exclusive(system, number),
+        None => Err(missing(paths, uuid, &ruled_out)),
     }
 }
 
