@@ -14,7 +14,8 @@ mod told;
 use std::{collections::BTreeMap, time::Duration};
 
 use cistern_crds::{
-    ConditionType, Parameters, PoolVolume, Provisioning, Reason, StorageNode, condition, names,
+    ConditionType, Parameters, PoolVolume, Provisioning, Reason, StorageNode, StoragePool,
+    condition, names,
 };
 use k8s_openapi::api::{
     core::v1::{ObjectReference, PersistentVolumeClaim},
@@ -160,12 +161,12 @@ fn parameters(world: &World, class: &StorageClass) -> Result<Parameters, Problem
         let pool = parameters.pool;
         return Err(Problem::PoolMissing { class: name, pool });
     };
-    let is_thin_alone = guard.0.as_ref().is_ok_and(|pool| {
+    let is_thin_alone = |pool: &StoragePool| {
         let overcommit = Overcommit::of(pool, || world.thick_in(&parameters.pool));
         overcommit.is_for_thin_alone()
-    });
+    };
     match parameters.provisioning {
-        Provisioning::Thick if is_thin_alone => {
+        Provisioning::Thick if guard.0.as_ref().is_ok_and(is_thin_alone) => {
             let pool = parameters.pool;
             Err(Problem::Overcommitted { class: name, pool })
         }

@@ -9,7 +9,7 @@
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
-    ConditionStatus, ConditionType, Provisioning, Reason, StoragePool, StoragePoolStatus,
+    ConditionStatus, ConditionType, Reason, StoragePool, StoragePoolStatus,
     condition::{self, Finding},
 };
 use kube::ResourceExt as _;
@@ -106,14 +106,6 @@ pub fn outdated(world: &World, pool: &str) -> Vec<String> {
         entries.any(|entry| entry.name == pool && entry.overcommit_percent != in_force)
     });
     nodes.iter().map(|node| node.name_any()).collect()
-}
-
-/// Whether something is thick; what cannot be read may be.
-pub fn is_thick(provisioning: Option<Provisioning>) -> bool {
-    match provisioning {
-        Some(Provisioning::Thin) => false,
-        Some(Provisioning::Thick) | None => true,
-    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,9 @@
 use std::{future::Future, sync::Arc};
 
 use cistern_client::{OwnWrites, http::Readiness, watches};
-use cistern_crds::{PoolSnapshot, PoolVolume, StorageNode, StoragePool, Stored, names};
+use cistern_crds::{
+    PoolSnapshot, PoolVolume, Provisioning, StorageNode, StoragePool, Stored, names,
+};
 use futures::{FutureExt as _, future::BoxFuture};
 use k8s_openapi::api::{
     core::v1::{Node, PersistentVolumeClaim, Pod},
@@ -27,7 +29,6 @@ use tokio::sync::broadcast;
 use crate::{
     contents::{Contents, Count},
     kinds::Kind,
-    overcommit::is_thick,
     watch::watch,
 };
 
@@ -214,20 +215,19 @@ impl World {
         self.kept(|node, of| (of == pool).then_some(node))
     }
 
-    /// The volumes and snapshots of a pool that are thick, or may be.
+    /// The volumes and snapshots of a pool that are thick; and what cannot be read, which may be.
     pub fn thick_in(&self, pool: &str) -> Count {
+        let is_thick = |of: &str, provisioning| of == pool && provisioning == Provisioning::Thick;
         let mut thick = Count::default();
         for object in self.volumes.state() {
-            let spec = object.0.as_ref().ok().map(|volume| &volume.spec);
-            let is_here = spec.is_none_or(|spec| spec.pool_name == pool);
-            if is_here && is_thick(spec.map(|spec| spec.provisioning)) {
+            let spec = object.0.as_ref().map(|volume| &volume.spec);
+            if spec.map_or(true, |spec| is_thick(&spec.pool_name, spec.provisioning)) {
                 thick += Count::VOLUME;
             }
         }
         for object in self.snapshots.state() {
-            let spec = object.0.as_ref().ok().map(|snapshot| &snapshot.spec);
-            let is_here = spec.is_none_or(|spec| spec.pool_name == pool);
-            if is_here && is_thick(spec.map(|spec| spec.provisioning)) {
+            let spec = object.0.as_ref().map(|snapshot| &snapshot.spec);
+            if spec.map_or(true, |spec| is_thick(&spec.pool_name, spec.provisioning)) {
                 thick += Count::SNAPSHOT;
             }
         }
