@@ -92,16 +92,13 @@ impl Kind for DeserializeGuard<PoolVolume> {
 /// What there is to tell of a volume: why it has not grown, that it is being checked, and what is
 /// wrong with it.
 fn to_tell(mut status: PoolVolumeStatus) -> Option<PoolVolumeStatus> {
+    const TOLD: [(ConditionType, ConditionStatus); 2] = [
+        (ConditionType::Expanded, ConditionStatus::False),
+        (ConditionType::Checking, ConditionStatus::True),
+    ];
     status.conditions.retain(|condition| {
-        let told = (condition.type_.as_str(), condition.status.as_str());
-        told == (
-            ConditionType::Expanded.as_str(),
-            ConditionStatus::False.as_str(),
-        ) || told
-            == (
-                ConditionType::Checking.as_str(),
-                ConditionStatus::True.as_str(),
-            )
+        let mut told = TOLD.iter();
+        told.any(|(kind, is)| condition.type_ == kind.as_str() && condition.status == is.as_str())
     });
     let is_well = status.conditions.is_empty() && status.problems.is_empty();
     (!is_well).then(|| PoolVolumeStatus {
