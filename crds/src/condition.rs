@@ -340,9 +340,14 @@ pub fn find(conditions: &[Condition], kind: ConditionType) -> Option<&Condition>
     conditions.iter().find(|c| c.type_ == kind.as_str())
 }
 
+/// The condition of a type, if it is in the list and `True`.
+pub fn holding(conditions: &[Condition], kind: ConditionType) -> Option<&Condition> {
+    find(conditions, kind).filter(|c| c.status == ConditionStatus::True.as_str())
+}
+
 /// Whether the condition of a type is there and `True`.
 pub fn holds(conditions: &[Condition], kind: ConditionType) -> bool {
-    find(conditions, kind).is_some_and(|c| c.status == ConditionStatus::True.as_str())
+    holding(conditions, kind).is_some()
 }
 
 /// Schema of a list of conditions: a map keyed by `type`, so that server-side apply merges it.

@@ -204,8 +204,7 @@ fn state(volume: &PoolVolume) -> String {
 
 /// The condition that says that a volume's filesystem is being checked, if it is.
 fn checking(volume: &PoolVolume) -> Option<&Condition> {
-    let checking = condition::find(volume.conditions(), ConditionType::Checking)?;
-    (checking.status == ConditionStatus::True.as_str()).then_some(checking)
+    condition::holding(volume.conditions(), ConditionType::Checking)
 }
 
 const HEADINGS: [&str; 9] = [

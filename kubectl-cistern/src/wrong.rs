@@ -168,8 +168,7 @@ fn failing<'a>(
 
 /// That something holds an object that is to go.
 fn held(conditions: &[Condition]) -> Option<&Condition> {
-    let held = condition::find(conditions, ConditionType::DeletionHeld);
-    held.filter(|held| held.status == ConditionStatus::True.as_str())
+    condition::holding(conditions, ConditionType::DeletionHeld)
 }
 
 fn of_node(node: &StorageNode) -> Vec<Wrong> {

@@ -12,9 +12,7 @@
 mod news;
 pub mod summary;
 
-use cistern_crds::{
-    ConditionStatus, ConditionType, NodePoolStatus, PoolVolume, StorageNode, condition, time,
-};
+use cistern_crds::{ConditionType, NodePoolStatus, PoolVolume, StorageNode, condition, time};
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use kube::{
     Api, Resource as _, ResourceExt as _, api::ListParams, core::DeserializeGuard,
@@ -198,9 +196,8 @@ fn look(world: &World, subject: &Subject) -> Option<Seen> {
 /// The filesystem of a volume is being checked, or waits for that, so its pods wait.
 fn check(volume: &PoolVolume) -> Option<Trouble> {
     let conditions = &volume.status.as_ref()?.conditions;
-    let checking = condition::find(conditions, ConditionType::Checking)?;
-    let is_checking = checking.status == ConditionStatus::True.as_str();
-    is_checking.then(|| Trouble {
+    let checking = condition::holding(conditions, ConditionType::Checking)?;
+    Some(Trouble {
         kind: Kind::VolumeChecking,
         reason: checking.reason.clone(),
         message: checking.message.clone(),
