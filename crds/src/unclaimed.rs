@@ -10,7 +10,10 @@ use std::collections::BTreeSet;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use k8s_openapi::api::core::v1::PersistentVolume;
-use kube::ResourceExt as _;
+use kube::{
+    ResourceExt as _,
+    core::{ApiResource, GroupVersionKind},
+};
 use serde_json::Value;
 
 use crate::{
@@ -25,9 +28,6 @@ use crate::{
 /// How old an object is at least before it is called unclaimed. A call of CSI takes a minute at most,
 /// and what has failed is repeated every five.
 pub const GRACE: TimeDelta = TimeDelta::minutes(15);
-
-/// Group of the kinds of Kubernetes for snapshots.
-pub const SNAPSHOT_GROUP: &str = "snapshot.storage.k8s.io";
 
 /// What Kubernetes has that stands for volumes or snapshots of ours.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,14 +45,13 @@ impl Owners {
     /// Takes note of a VolumeSnapshotContent by all but its metadata, whoever made it. One that does
     /// not have its snapshot yet waits for it.
     pub fn add_content(&mut self, content: &Value) {
-        let text = |path| content.pointer(path).and_then(Value::as_str);
-        if text("/spec/driver") != Some(DRIVER) {
+        if !is_content_of_ours(content) {
             return;
         }
-        let handle = text("/status/snapshotHandle").or_else(|| text("/spec/source/snapshotHandle"));
-        match handle {
+        let waiting = content.pointer("/spec/volumeSnapshotRef/uid");
+        match snapshot_handle(content) {
             Some(handle) => _ = self.handles.insert(handle.to_owned()),
-            None => self.add_waiting(text("/spec/volumeSnapshotRef/uid").unwrap_or_default()),
+            None => self.add_waiting(waiting.and_then(Value::as_str).unwrap_or_default()),
         }
     }
 
@@ -89,6 +88,24 @@ impl Owners {
 pub fn handle(volume: &PersistentVolume) -> Option<&str> {
     let source = volume.spec.as_ref()?.csi.as_ref()?;
     (source.driver == DRIVER).then_some(&source.volume_handle)
+}
+
+/// VolumeSnapshotContent, which Kubernetes itself does not define.
+pub fn contents() -> ApiResource {
+    let kind = GroupVersionKind::gvk("snapshot.storage.k8s.io", "v1", "VolumeSnapshotContent");
+    ApiResource::from_gvk_with_plural(&kind, "volumesnapshotcontents")
+}
+
+/// The snapshot of ours that a VolumeSnapshotContent stands for, by all but its metadata; none while it
+/// does not have it.
+pub fn snapshot_handle(content: &Value) -> Option<&str> {
+    let text = |path| content.pointer(path).and_then(Value::as_str);
+    let handle = text("/status/snapshotHandle").or_else(|| text("/spec/source/snapshotHandle"));
+    handle.filter(|_| is_content_of_ours(content))
+}
+
+fn is_content_of_ours(content: &Value) -> bool {
+    content.pointer("/spec/driver").and_then(Value::as_str) == Some(DRIVER)
 }
 
 /// A kind that an object of Kubernetes stands for.

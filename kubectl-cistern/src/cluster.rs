@@ -6,6 +6,7 @@ use cistern_client::Rejection;
 pub use cistern_crds::unclaimed::handle;
 use cistern_crds::{
     PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, StoragePool, names,
+    unclaimed::{self, snapshot_handle},
     volume::ClaimReference,
 };
 use k8s_openapi::api::{
@@ -14,7 +15,7 @@ use k8s_openapi::api::{
 };
 use kube::{
     Api, Resource, ResourceExt as _,
-    api::{ApiResource, DynamicObject, GroupVersionKind, ListParams},
+    api::{DynamicObject, ListParams},
 };
 use serde::de::DeserializeOwned;
 
@@ -154,6 +155,15 @@ fn claims_of(pod: &Pod) -> impl Iterator<Item = String> {
     })
 }
 
+/// All VolumeSnapshotContents, whoever made them.
+pub async fn contents(connection: &Connection) -> Result<Vec<DynamicObject>, Error> {
+    let kind = unclaimed::contents();
+    let what = format!("cannot list {}", kind.plural);
+    let api = Api::<DynamicObject>::all_with(connection.client(), &kind);
+    let all = ListParams::default();
+    Ok(connection.ask(what, api.list(&all)).await?.items)
+}
+
 /// The VolumeSnapshots that people asked for, by the PoolSnapshot that each stands for.
 #[derive(Clone, Debug, Default)]
 pub struct VolumeSnapshots(BTreeMap<String, String>);
@@ -161,16 +171,9 @@ pub struct VolumeSnapshots(BTreeMap<String, String>);
 impl VolumeSnapshots {
     /// Reads them. A cluster without the kind has none; what may not be read is left out, and told.
     pub async fn read(connection: &Connection, unread: &mut Vec<String>) -> Result<Self, Error> {
-        let kind = GroupVersionKind::gvk("snapshot.storage.k8s.io", "v1", "VolumeSnapshotContent");
-        let kind = ApiResource::from_gvk_with_plural(&kind, "volumesnapshotcontents");
-        let api = Api::<DynamicObject>::all_with(connection.client(), &kind);
-        let what = "cannot list volumesnapshotcontents";
-        let all = ListParams::default();
-        match connection.ask(what, api.list(&all)).await {
-            Ok(contents) => Ok(Self::of_contents(&contents.items)),
-            Err(Error::Api { source, .. }) if Rejection::from(&*source) == Rejection::NotFound => {
-                Ok(Self::default())
-            }
+        match contents(connection).await {
+            Ok(contents) => Ok(Self::of_contents(&contents)),
+            Err(error) if error.rejection() == Some(Rejection::NotFound) => Ok(Self::default()),
             Err(Error::Denied { .. }) => {
                 unread.push(
                     "VolumeSnapshots are not shown: you may not list their contents".to_owned(),
@@ -185,12 +188,10 @@ impl VolumeSnapshots {
     pub fn of_contents(contents: &[DynamicObject]) -> Self {
         let each = contents.iter().filter_map(|content| {
             let text = |path: &str| content.data.pointer(path)?.as_str();
-            let is_ours = text("/spec/driver") == Some(names::DRIVER);
-            let handle =
-                text("/status/snapshotHandle").or_else(|| text("/spec/source/snapshotHandle"))?;
+            let handle = snapshot_handle(&content.data)?;
             let namespace = text("/spec/volumeSnapshotRef/namespace")?;
             let name = text("/spec/volumeSnapshotRef/name")?;
-            is_ours.then(|| (handle.to_owned(), format!("{namespace}/{name}")))
+            Some((handle.to_owned(), format!("{namespace}/{name}")))
         });
         Self(each.collect())
     }

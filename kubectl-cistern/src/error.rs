@@ -100,6 +100,14 @@ impl Error {
         }
     }
 
+    /// What the API server says that is in the way, if it has answered.
+    pub fn rejection(&self) -> Option<Rejection> {
+        match self {
+            Self::Api { source, .. } => Some(Rejection::from(&**source)),
+            _ => None,
+        }
+    }
+
     /// Whether somebody has read as much as they wanted.
     pub fn is_broken_pipe(&self) -> bool {
         matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)

@@ -28,6 +28,7 @@ use self::loss::Loss;
 use crate::{
     Connection, Printer, Verdict, arguments,
     cluster::{Cluster, VolumeSnapshots},
+    confirm::is_typed,
     doctor::workloads::is_ready,
     output::Terminal,
 };
@@ -206,14 +207,8 @@ fn confirm(
     answers: &mut impl BufRead,
     questions: &mut impl Write,
 ) -> Result<(), Error> {
-    let name = loss.name();
-    let asked = write!(questions, "{loss}Type {name} to go on: ");
-    asked
-        .and_then(|()| questions.flush())
-        .map_err(Error::Answer)?;
-    let mut answer = String::new();
-    answers.read_line(&mut answer).map_err(Error::Answer)?;
-    if answer.trim() == name {
+    let answer = is_typed(&loss.to_string(), &loss.name(), answers, questions);
+    if answer.map_err(Error::Answer)? {
         Ok(())
     } else {
         Err(Error::NotConfirmed)

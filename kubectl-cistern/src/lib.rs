@@ -10,6 +10,7 @@
 
 pub mod arguments;
 pub mod cluster;
+mod confirm;
 pub mod connection;
 pub mod devices;
 pub mod doctor;
@@ -40,6 +41,9 @@ use self::{
     output::{Format, Paint, Terminal, View, one_line},
     wrong::Severity,
 };
+
+/// Who writes, as the API server notes it.
+const MANAGER: &str = "kubectl-cistern";
 
 /// Exit code of a command that failed.
 pub const FAILED: u8 = 3;

@@ -20,12 +20,12 @@ use chrono::TimeDelta;
 use cistern_client::Rejection;
 use cistern_crds::{
     PoolSnapshot, PoolVolume,
-    unclaimed::{Claimable, Owners, SNAPSHOT_GROUP, advice},
+    unclaimed::{Claimable, Owners, advice, contents},
 };
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume};
 use kube::{
     Api, ResourceExt as _,
-    api::{ApiResource, DynamicObject, GroupVersionKind, ListParams},
+    api::{DynamicObject, ListParams},
     core::DeserializeGuard,
 };
 use serde::de::DeserializeOwned;
@@ -153,12 +153,10 @@ async fn find(context: &Context) -> Result<Vec<Unclaimed>, Error> {
     let api = Api::<PersistentVolume>::all(client());
     each("persistentvolumes", &api, |it| owners.add_volume(&it)).await?;
     let mut found = unclaimed(context, &owners, &volumes);
-    let kind = GroupVersionKind::gvk(SNAPSHOT_GROUP, "v1", "VolumeSnapshotContent");
-    let resource = ApiResource::from_gvk_with_plural(&kind, CONTENTS);
-    let api = Api::<DynamicObject>::all_with(client(), &resource);
-    let mut contents = Owners::default();
-    match each(CONTENTS, &api, |it| contents.add_content(&it.data)).await {
-        Ok(()) => found.extend(unclaimed(context, &contents, &snapshots)),
+    let api = Api::<DynamicObject>::all_with(client(), &contents());
+    let mut owners = Owners::default();
+    match each(CONTENTS, &api, |it| owners.add_content(&it.data)).await {
+        Ok(()) => found.extend(unclaimed(context, &owners, &snapshots)),
         // Kubernetes' kinds for snapshots are not installed, so nobody can claim one.
         Err(Error::List { source, .. }) if Rejection::from(&source) == Rejection::NotFound => {}
         Err(error) => return Err(error),

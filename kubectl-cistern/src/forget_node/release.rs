@@ -12,10 +12,7 @@ use kube::{Api, Resource, ResourceExt as _, core::ClusterResourceScope};
 use serde::de::DeserializeOwned;
 
 use super::{Error, loss::Loss};
-use crate::Connection;
-
-/// Who writes.
-const MANAGER: &str = "kubectl-cistern";
+use crate::{Connection, MANAGER};
 
 /// Releases all of it, and groups after the snapshots that were taken with them.
 pub(super) async fn release(connection: &Connection, loss: &Loss) -> Result<(), crate::Error> {
@@ -48,13 +45,9 @@ where
             None => Ok(()),
         }
     };
-    match connection
-        .ask(format!("cannot release {kind} {name}"), released)
-        .await
-    {
-        Err(crate::Error::Api { source, .. })
-            if Rejection::from(&*source) == Rejection::Conflict =>
-        {
+    let released = connection.ask(format!("cannot release {kind} {name}"), released);
+    match released.await {
+        Err(error) if error.rejection() == Some(Rejection::Conflict) => {
             Err(Error::Changed { kind, name }.into())
         }
         result => result,

@@ -6,22 +6,18 @@
 
 use std::{fmt::Debug, time::Duration};
 
-use cistern_client::{Rejection, writes};
+use cistern_client::Rejection;
 use cistern_crds::{
     ConditionStatus, ConditionType, Stored, condition,
-    names::FINALIZER,
     removal::{self, Step},
 };
 use kube::{Api, ResourceExt as _, api::PostParams};
 use serde::{Serialize, de::DeserializeOwned};
-use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use super::{Error, list::Choice, wish::Wish};
+use super::{Error, list::Choice, reclaim::take, wish::Wish};
 use crate::{Connection, cluster::Cluster};
 
-/// Who writes.
-pub(super) const MANAGER: &str = "kubectl-cistern";
 /// How often a node's answer is looked for.
 pub(super) const INTERVAL: Duration = Duration::from_millis(300);
 
@@ -153,9 +149,7 @@ async fn create<K: Adoptable>(
         .ask(what, api.create(&PostParams::default(), wish))
         .await;
     match created {
-        Err(crate::Error::Api { source, .. })
-            if Rejection::from(&*source) == Rejection::AlreadyExists =>
-        {
+        Err(error) if error.rejection() == Some(Rejection::AlreadyExists) => {
             Err(Error::Taken { kind, name }.into())
         }
         created => created,
@@ -175,30 +169,13 @@ async fn is_withdrawn<K: Adoptable>(
         let Some(step) = withdrawal(&current) else {
             return Ok(false);
         };
-        let left = match step {
-            Step::Ask => {
-                let change = json!({"spec": {"deletionRequested": true}});
-                let write = writes::patch_guarded(api, &current, MANAGER, change);
-                connection.ask(what(), write).await.map(Some)
-            }
-            Step::Delete => {
-                let delete = writes::delete_exactly(api, &current);
-                connection.ask(what(), delete).await
-            }
-            Step::Release => {
-                let release = writes::remove_finalizer(api, &current, MANAGER, FINALIZER);
-                connection.ask(what(), release).await.map(|()| None)
-            }
-            Step::Await | Step::Held => return Ok(true),
-        };
-        match left {
+        if matches!(step, Step::Await | Step::Held) {
+            return Ok(true);
+        }
+        match take(connection, api, &current, step, what()).await {
             Ok(Some(left)) => current = left,
             Ok(None) => return Ok(true),
-            Err(crate::Error::Api { source, .. })
-                if Rejection::from(&*source) == Rejection::Conflict =>
-            {
-                return Ok(false);
-            }
+            Err(error) if error.rejection() == Some(Rejection::Conflict) => return Ok(false),
             Err(error) => return Err(error),
         }
     }

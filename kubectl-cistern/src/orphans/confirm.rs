@@ -3,7 +3,7 @@
 use std::io::{BufRead, Write};
 
 use super::Error;
-use crate::output::one_line;
+use crate::{confirm::is_typed, output::one_line};
 
 /// Says what is going to happen and waits for the name of what goes.
 pub fn confirm(
@@ -13,18 +13,10 @@ pub fn confirm(
     questions: &mut impl Write,
 ) -> Result<(), Error> {
     let question = format!(
-        "The {} is going to be removed, and its data with it. This cannot be taken back.\n\
-         Type {} to go on: ",
+        "The {} is going to be removed, and its data with it. This cannot be taken back.\n",
         one_line(what),
-        one_line(name),
     );
-    let asked = questions.write_all(question.as_bytes());
-    asked
-        .and_then(|()| questions.flush())
-        .map_err(Error::Answer)?;
-    let mut answer = String::new();
-    answers.read_line(&mut answer).map_err(Error::Answer)?;
-    if answer.trim() == name {
+    if is_typed(&question, name, answers, questions).map_err(Error::Answer)? {
         Ok(())
     } else {
         Err(Error::NotConfirmed)

@@ -14,11 +14,11 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     Error,
-    adopt::{self, Adoptable, INTERVAL, MANAGER},
+    adopt::{self, Adoptable, INTERVAL},
     list::Choice,
     wish::Wish,
 };
-use crate::{Connection, cluster::Cluster};
+use crate::{Connection, MANAGER, cluster::Cluster};
 
 /// Takes the image up and has it removed.
 pub async fn reclaim(
@@ -66,31 +66,14 @@ async fn remove<K: Adoptable>(
         let Some(object) = found.filter(|object| object.uid() == seen.uid()) else {
             return Ok(());
         };
-        let done = match removal::next(&object) {
+        match removal::next(&object) {
             Step::Held => return Ok(()),
-            Step::Ask => {
-                let wish = json!({"spec": {"deletionRequested": true}});
-                let write = writes::patch_guarded(&api, &object, MANAGER, wish);
-                connection.ask(what(), write).await.map(drop)
-            }
-            Step::Delete => {
-                let delete = writes::delete_exactly(&api, &object);
-                connection.ask(what(), delete).await.map(drop)
-            }
-            Step::Release => {
-                let release = writes::remove_finalizer(&api, &object, MANAGER, FINALIZER);
-                connection.ask(what(), release).await
-            }
-            Step::Await => {
-                sleep(INTERVAL).await;
-                Ok(())
-            }
-        };
-        match done {
-            // Somebody was faster: look again.
-            Err(crate::Error::Api { source, .. })
-                if Rejection::from(&*source) == Rejection::Conflict => {}
-            done => done?,
+            Step::Await => sleep(INTERVAL).await,
+            step => match take(connection, &api, &object, step, what()).await {
+                // Somebody was faster: look again.
+                Err(error) if error.rejection() == Some(Rejection::Conflict) => {}
+                done => drop(done?),
+            },
         }
         if Instant::now() >= deadline {
             let waits_for = waits_for(&object);
@@ -102,6 +85,33 @@ async fn remove<K: Adoptable>(
             }
             .into());
         }
+    }
+}
+
+/// Takes a step that writes, guarded by the version that was looked at. Gives the object as it is then;
+/// none where nothing is left of it.
+pub(super) async fn take<K: Adoptable>(
+    connection: &Connection,
+    api: &Api<K>,
+    object: &K,
+    step: Step,
+    what: String,
+) -> Result<Option<K>, crate::Error> {
+    match step {
+        Step::Ask => {
+            let change = json!({"spec": {"deletionRequested": true}});
+            let write = writes::patch_guarded(api, object, MANAGER, change);
+            connection.ask(what, write).await.map(Some)
+        }
+        Step::Delete => {
+            let delete = writes::delete_exactly(api, object);
+            connection.ask(what, delete).await
+        }
+        Step::Release => {
+            let release = writes::remove_finalizer(api, object, MANAGER, FINALIZER);
+            connection.ask(what, release).await.map(|()| None)
+        }
+        Step::Await | Step::Held => Ok(Some(object.clone())),
     }
 }
 

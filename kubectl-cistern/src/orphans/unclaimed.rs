@@ -5,18 +5,19 @@ use chrono::{DateTime, Utc};
 use cistern_client::Rejection;
 use cistern_crds::{
     PoolVolume, Stored,
-    unclaimed::{Claimable, GRACE, Owners, SNAPSHOT_GROUP, advice},
+    unclaimed::{Claimable, GRACE, Owners, advice},
     volume::ClaimReference,
 };
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use kube::{
-    Api, ResourceExt as _,
-    api::{ApiResource, DynamicObject, GroupVersionKind, ListParams},
-};
+use kube::{ResourceExt as _, api::ListParams};
 use serde::Serialize;
 
 use super::{Error, wish::Wish};
-use crate::{Connection, arguments::Selection, cluster::Cluster};
+use crate::{
+    Connection,
+    arguments::Selection,
+    cluster::{Cluster, contents},
+};
 
 /// What stands for volumes and for snapshots, as it was read after them.
 #[derive(Debug)]
@@ -189,14 +190,8 @@ async fn owners_of_volumes(connection: &Connection) -> Result<Owners, crate::Err
 }
 
 async fn owners_of_snapshots(connection: &Connection) -> Result<Owners, crate::Error> {
-    const KINDS: &str = "volumesnapshotcontents";
-    let kind = GroupVersionKind::gvk(SNAPSHOT_GROUP, "v1", "VolumeSnapshotContent");
-    let resource = ApiResource::from_gvk_with_plural(&kind, KINDS);
-    let api: Api<DynamicObject> = Api::all_with(connection.client(), &resource);
-    let all = ListParams::default();
-    let list = connection.ask(format!("cannot list {KINDS}"), api.list(&all));
     let mut owners = Owners::default();
-    for content in list.await? {
+    for content in contents(connection).await? {
         owners.add_content(&content.data);
     }
     Ok(owners)
@@ -206,11 +201,7 @@ fn read(owners: Result<Owners, crate::Error>) -> Result<Read, crate::Error> {
     match owners {
         Ok(owners) => Ok(Read::Owners(owners)),
         Err(crate::Error::Denied { what, .. }) => Ok(Read::Unread(format!("{what}: not allowed"))),
-        Err(crate::Error::Api { source, .. })
-            if Rejection::from(&*source) == Rejection::NotFound =>
-        {
-            Ok(Read::NotInstalled)
-        }
+        Err(error) if error.rejection() == Some(Rejection::NotFound) => Ok(Read::NotInstalled),
         Err(error) => Err(error),
     }
 }
