@@ -19,6 +19,7 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tonic::{Code, Status};
 
 /// Longer than anything here takes when nothing is wrong.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -93,6 +94,14 @@ impl Cluster {
         let ready = Finding::new(ConditionType::Ready, true, Reason::AsDesired, "ready");
         set(&mut pool.conditions, &ready, None);
         self.set_node_status(node, json!({"pools": [pool]})).await;
+    }
+
+    /// Asserts that a call was answered with the silence of the agent on a node.
+    pub(crate) fn assert_silent<T: Debug>(&self, node: &str, answer: Result<T, Status>) {
+        let status = answer.unwrap_err();
+        assert_eq!(status.code(), Code::Aborted, "{status}");
+        let expected = format!("the agent on {} has been silent for", self.node(node));
+        assert!(status.message().contains(&expected), "{status}");
     }
 
     /// What the operator publishes when the agent's pod is not ready.

@@ -6,7 +6,7 @@ use cistern_crds::{PoolVolume, names};
 use cistern_e2e::{ControlPlane, Replica};
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
-use tonic::{Code, Status};
+use tonic::Code;
 
 use crate::{
     Client,
@@ -266,9 +266,9 @@ async fn a_deletion_on_a_silent_node_is_answered_at_once_and_goes_on_when_the_no
     let asked = tokio::spawn(delete(replica.client().await, "nobody", FOR_EVER));
     cluster.unwanted("nobody").await;
     cluster.silence("a").await;
-    refused_as_silent(&cluster, asked.await.unwrap());
+    cluster.assert_silent("a", asked.await.unwrap());
     let again = delete(replica.client().await, "nobody", FOR_EVER).await;
-    refused_as_silent(&cluster, again);
+    cluster.assert_silent("a", again);
 
     let kept = cluster.unwanted("nobody").await;
     assert!(kept.status.as_ref().unwrap().reserved.is_some());
@@ -288,12 +288,5 @@ async fn a_deletion_on_a_node_without_a_storage_node_is_answered_at_once() {
     let asked = tokio::spawn(delete(replica.client().await, "lost-node", FOR_EVER));
     cluster.unwanted("lost-node").await;
     cluster.forget_node("a").await;
-    refused_as_silent(&cluster, asked.await.unwrap());
-}
-
-fn refused_as_silent(cluster: &Cluster, answer: Result<(), Status>) {
-    let status = answer.unwrap_err();
-    assert_eq!(status.code(), Code::Aborted, "{status}");
-    let expected = format!("the agent on {} has been silent for", cluster.node("a"));
-    assert!(status.message().contains(&expected), "{status}");
+    cluster.assert_silent("a", asked.await.unwrap());
 }
