@@ -46,6 +46,17 @@ async fn tell(node: &Node, orphans: &[Value]) {
     told.await.unwrap();
 }
 
+/// Takes the object away from the image of a volume, and tells of the image as an orphan. The agent is
+/// away from then on. Gives the image.
+async fn orphaned(node: &mut Node, volume: &PoolVolume) -> String {
+    let image = volume.uid().unwrap();
+    node.forget(volume).await;
+    node.driver.kill_node();
+    let identity = json!({"kind": "Volume", "name": volume.spec.requested_name});
+    tell(node, &[orphan(&image, &identity)]).await;
+    image
+}
+
 /// Starts the program with its answer to a question.
 fn start(node: &Node, words: &[&str], answer: &str) -> Child {
     let mut command = command(binary("kubectl-cistern"));
@@ -98,18 +109,8 @@ where
 async fn a_volume_whose_object_is_lost_is_taken_up_again_with_its_data() {
     let mut node = Node::start("plugin-adopt").await;
     let volume = node.volume("adopt-one", None).await;
-    let image = volume.uid().unwrap();
     let filesystem = volume.status.as_ref().unwrap().filesystem.clone().unwrap();
-    node.forget(&volume).await;
-    node.driver.kill_node();
-    tell(
-        &node,
-        &[orphan(
-            &image,
-            &json!({"kind": "Volume", "name": "adopt-one"}),
-        )],
-    )
-    .await;
+    let image = orphaned(&mut node, &volume).await;
     let text = node
         .plugin
         .text(&["orphans", "--node", "plugin-adopt"])
@@ -210,17 +211,7 @@ async fn admitted(node: &Node, name: &str, status: Value, child: Child) -> (Answ
 async fn r07_a_volume_that_its_agent_has_admitted_is_kept_however_its_adoption_ends() {
     let mut node = Node::start("plugin-kept").await;
     let volume = node.volume("kept-one", None).await;
-    let image = volume.uid().unwrap();
-    node.forget(&volume).await;
-    node.driver.kill_node();
-    tell(
-        &node,
-        &[orphan(
-            &image,
-            &json!({"kind": "Volume", "name": "kept-one"}),
-        )],
-    )
-    .await;
+    let image = orphaned(&mut node, &volume).await;
     let other = json!({"uid": "other", "poolUuid": "11111111-1111-4111-8111-111111111111",
         "sectorSize": 4096});
     for (status, words) in [
