@@ -24,6 +24,7 @@ pub mod folder;
 pub mod mounts;
 pub mod process;
 pub mod replica;
+pub mod requests;
 pub mod service;
 pub mod wait;
 

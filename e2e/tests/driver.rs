@@ -5,11 +5,14 @@
 use std::{path::PathBuf, time::Duration};
 
 use cistern_crds::Bytes;
-use cistern_e2e::{ControlPlane, Driver, eventually, process::output};
+use cistern_e2e::{
+    ControlPlane, Driver, eventually,
+    process::output,
+    requests::{create_volume, single_node_writer},
+};
 use cistern_proto::csi::v1::{
-    CapacityRange, CreateVolumeRequest, DeleteVolumeRequest, NodePublishVolumeRequest,
-    NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, VolumeCapability,
-    volume_capability::{AccessMode, AccessType, MountVolume, access_mode::Mode},
+    DeleteVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
+    NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
 };
 use tonic::Code;
 
@@ -68,16 +71,7 @@ struct Volume {
 
 impl Volume {
     async fn create(driver: &Driver, pool: &str) -> Self {
-        let request = CreateVolumeRequest {
-            name: format!("pvc-{pool}"),
-            capacity_range: Some(CapacityRange {
-                required_bytes: Bytes::mib(64).to_i64(),
-                limit_bytes: 0,
-            }),
-            volume_capabilities: vec![capability()],
-            parameters: [("pool".to_owned(), pool.to_owned())].into(),
-            ..CreateVolumeRequest::default()
-        };
+        let request = create_volume(&format!("pvc-{pool}"), pool, Bytes::mib(64));
         let mut client = driver.controller_client().await;
         let answer = client.create_volume(request).await.unwrap().into_inner();
         let folder = driver.kubelet_root().join("plugins").join(pool);
@@ -94,7 +88,7 @@ impl Volume {
         let stage = NodeStageVolumeRequest {
             volume_id: self.id.clone(),
             staging_target_path: path(&self.staging),
-            volume_capability: Some(capability()),
+            volume_capability: Some(single_node_writer()),
             ..NodeStageVolumeRequest::default()
         };
         client.node_stage_volume(stage).await.unwrap();
@@ -102,7 +96,7 @@ impl Volume {
             volume_id: self.id.clone(),
             staging_target_path: path(&self.staging),
             target_path: path(&self.target),
-            volume_capability: Some(capability()),
+            volume_capability: Some(single_node_writer()),
             ..NodePublishVolumeRequest::default()
         };
         client.node_publish_volume(publish).await.unwrap();
@@ -136,15 +130,6 @@ impl Volume {
         let mut command = driver.command_on_node("sh");
         command.args(["-euc", script]).arg(&self.target);
         output(command, Duration::from_secs(10)).await
-    }
-}
-
-fn capability() -> VolumeCapability {
-    VolumeCapability {
-        access_mode: Some(AccessMode {
-            mode: Mode::SingleNodeWriter.into(),
-        }),
-        access_type: Some(AccessType::Mount(MountVolume::default())),
     }
 }
 

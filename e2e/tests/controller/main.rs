@@ -22,31 +22,15 @@ mod sources;
 use std::{collections::BTreeMap, time::Duration};
 
 use cistern_crds::{Bytes, names};
-use cistern_proto::csi::v1::{
-    self,
-    volume_capability::{AccessMode, AccessType, MountVolume, access_mode::Mode},
-};
+use cistern_e2e::requests::create_volume;
+use cistern_proto::csi::v1;
 use tonic::{Request, Status, transport::Channel};
 
 type Client = v1::controller_client::ControllerClient<Channel>;
 
 /// A request for 1 GiB of ext4 from a pool.
 fn request(name: &str, pool: &str) -> v1::CreateVolumeRequest {
-    v1::CreateVolumeRequest {
-        name: name.to_owned(),
-        capacity_range: Some(v1::CapacityRange {
-            required_bytes: 1 << 30,
-            limit_bytes: 0,
-        }),
-        volume_capabilities: vec![v1::VolumeCapability {
-            access_type: Some(AccessType::Mount(MountVolume::default())),
-            access_mode: Some(AccessMode {
-                mode: Mode::SingleNodeWriter.into(),
-            }),
-        }],
-        parameters: [("pool".to_owned(), pool.to_owned())].into(),
-        ..v1::CreateVolumeRequest::default()
-    }
+    create_volume(name, pool, Bytes::gib(1))
 }
 
 /// All of these nodes are allowed, and the first is preferred.

@@ -7,12 +7,10 @@ use cistern_e2e::{
     ControlPlane, Driver, Folder,
     control_plane::free_addresses,
     process::{binary, dying_with_us},
+    requests::create_claimed_volume,
     service::Service,
 };
-use cistern_proto::csi::v1::{
-    CapacityRange, CreateVolumeRequest, NodeGetInfoRequest, VolumeCapability,
-    volume_capability::{AccessMode, AccessType, MountVolume, access_mode::Mode},
-};
+use cistern_proto::csi::v1::NodeGetInfoRequest;
 use k8s_openapi::api::{
     core::v1::{Namespace, Node, PersistentVolumeClaim, Pod},
     storage::v1::{CSINode, StorageClass},
@@ -148,28 +146,7 @@ async fn declare(client: &kube::Client) {
 
 /// As external-provisioner asks for it.
 async fn make_volume(driver: &Driver) {
-    let parameters = [
-        ("pool", POOL),
-        ("csi.storage.k8s.io/pvc/name", "data"),
-        ("csi.storage.k8s.io/pvc/namespace", "shop"),
-    ];
-    let request = CreateVolumeRequest {
-        name: VOLUME.to_owned(),
-        capacity_range: Some(CapacityRange {
-            required_bytes: Bytes::mib(16).to_i64(),
-            limit_bytes: 0,
-        }),
-        volume_capabilities: vec![VolumeCapability {
-            access_type: Some(AccessType::Mount(MountVolume::default())),
-            access_mode: Some(AccessMode {
-                mode: Mode::SingleNodeWriter.into(),
-            }),
-        }],
-        parameters: parameters
-            .map(|(key, value)| (key.to_owned(), value.to_owned()))
-            .into(),
-        ..CreateVolumeRequest::default()
-    };
+    let request = create_claimed_volume(VOLUME, POOL, Bytes::mib(16));
     let mut client = driver.controller_client().await;
     let made = tokio::time::timeout(Duration::from_mins(1), client.create_volume(request));
     made.await.unwrap().unwrap();

@@ -10,12 +10,9 @@ use cistern_crds::{
 use cistern_e2e::{
     Driver,
     process::{binary, command},
+    requests::create_claimed_volume,
 };
-use cistern_proto::csi::v1::{
-    CapacityRange, CreateSnapshotRequest, CreateVolumeRequest, DeleteSnapshotRequest,
-    DeleteVolumeRequest, VolumeCapability,
-    volume_capability::{AccessMode, AccessType, MountVolume, access_mode::Mode},
-};
+use cistern_proto::csi::v1::{CreateSnapshotRequest, DeleteSnapshotRequest, DeleteVolumeRequest};
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use kube::ResourceExt as _;
 use serde_json::json;
@@ -168,28 +165,7 @@ async fn a_node_that_is_gone_with_volumes_is_kept_until_a_person_types_its_name(
 /// A volume and a snapshot of it, as the sidecars ask for them; gives their names.
 async fn fill(driver: &Driver) -> (String, String) {
     let mut controller = driver.controller_client().await;
-    let parameters = [
-        ("pool", "gone"),
-        ("csi.storage.k8s.io/pvc/name", "data"),
-        ("csi.storage.k8s.io/pvc/namespace", "shop"),
-    ];
-    let request = CreateVolumeRequest {
-        name: "pvc-gone".to_owned(),
-        capacity_range: Some(CapacityRange {
-            required_bytes: Bytes::mib(64).to_i64(),
-            limit_bytes: 0,
-        }),
-        volume_capabilities: vec![VolumeCapability {
-            access_type: Some(AccessType::Mount(MountVolume::default())),
-            access_mode: Some(AccessMode {
-                mode: Mode::SingleNodeWriter.into(),
-            }),
-        }],
-        parameters: parameters
-            .map(|(key, value)| (key.to_owned(), value.to_owned()))
-            .into(),
-        ..CreateVolumeRequest::default()
-    };
+    let request = create_claimed_volume("pvc-gone", "gone", Bytes::mib(64));
     let volume = controller.create_volume(request).await.unwrap();
     let volume = volume.into_inner().volume.unwrap().volume_id;
     let request = CreateSnapshotRequest {

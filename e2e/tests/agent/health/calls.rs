@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use cistern_crds::{Bytes, ConditionType, NodePoolStatus};
-use cistern_e2e::eventually;
+use cistern_e2e::{eventually, requests::create_volume};
 use cistern_proto::csi::v1::{
-    CapacityRange, CreateSnapshotRequest, CreateVolumeRequest, DeleteVolumeRequest,
-    NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse,
+    CreateSnapshotRequest, DeleteVolumeRequest, NodeGetVolumeStatsRequest,
+    NodeGetVolumeStatsResponse,
 };
 use failing_disk::Mode;
 use kube::ResourceExt as _;
@@ -15,7 +15,7 @@ use tonic::{Code, Request, Status};
 use super::{disk::Disk, is_unreachable, is_well};
 use crate::{
     Fixture, SOON,
-    node_service::{Place, capability, code, text},
+    node_service::{Place, code, text},
     said,
 };
 
@@ -42,16 +42,7 @@ impl Fixture {
     }
 
     async fn create_in(&self, pool: &str, name: &str) -> Result<(), Status> {
-        let request = CreateVolumeRequest {
-            name: name.to_owned(),
-            capacity_range: Some(CapacityRange {
-                required_bytes: Bytes::mib(64).to_i64(),
-                limit_bytes: 0,
-            }),
-            volume_capabilities: vec![capability(&[])],
-            parameters: [("pool".to_owned(), pool.to_owned())].into(),
-            ..CreateVolumeRequest::default()
-        };
+        let request = create_volume(name, pool, Bytes::mib(64));
         let mut client = self.driver.controller_client().await;
         client.create_volume(hurried(request)).await.map(drop)
     }
