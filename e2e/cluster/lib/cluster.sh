@@ -118,10 +118,12 @@ make_loop_nodes() {
   for _ in $(seq 30); do
     docker exec "$1" bash -c '
       for number in $(seq 0 127); do
-        [ -b "/dev/loop$number" ] || mknod -m 660 "/dev/loop$number" b 7 "$number" || exit
+        [ -b "/dev/loop$number" ] || mknod -m 660 "/dev/loop$number" b 7 "$number" || [ -b "/dev/loop$number" ] || exit
       done' && return 0
     sleep 0.5
   done
+  say "the container of $1 has no loop devices; the end of its log:"
+  docker logs --tail 20 "$1"
   return 1
 }
 
