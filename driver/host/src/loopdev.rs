@@ -4,6 +4,8 @@
 //! never bound twice; every device lets go of its file with its last user, so that a crash at any
 //! point leaves none behind, unless it is told to keep it (`attach/block.rs`).
 
+mod free;
+
 use std::{
     ffi::OsStr,
     fmt, io,
@@ -21,8 +23,6 @@ use crate::{
 
 /// How the kernel marks a backing file that has no name any more.
 pub(crate) const DELETED: &str = " (deleted)";
-/// How often another free device is asked for when somebody else was faster.
-const ATTEMPTS: u32 = 64;
 /// What every loop device of ours must be like.
 const SETTINGS: LoopSettings = LoopSettings {
     direct_io: true,
@@ -53,7 +53,7 @@ pub enum Error {
         found: String,
     },
     /// Others took every device that was free.
-    #[error("no loop device could be had in {ATTEMPTS} attempts")]
+    #[error("no loop device was free in {} attempts", free::ATTEMPTS)]
     Exhausted,
     /// A step failed.
     #[error("could not {operation}")]
@@ -132,7 +132,10 @@ pub(crate) fn attach(
 
 /// Binds a file that is not bound to a loop device.
 pub(crate) fn bind(system: &dyn System, file: BorrowedFd<'_>) -> Result<Loop, Error> {
-    verify(system, bind_free(system, file)?)
+    // The kernel writes the file out while it holds the device, and where the disk does not answer,
+    // whoever asks for a free device waits for that one. What waits here is in nobody's way.
+    system.sync(file).map_err(failed("write the file out"))?;
+    verify(system, free::bind(system, file)?)
 }
 
 /// Verifies that a device does what a volume needs.
@@ -232,29 +235,6 @@ pub(crate) fn has_name(bound: &BoundLoop, name: &OsStr) -> bool {
     found
         .strip_suffix(name.as_encoded_bytes())
         .is_some_and(|before| before.ends_with(b"/"))
-}
-
-fn bind_free(system: &dyn System, file: BorrowedFd<'_>) -> Result<Loop, Error> {
-    for _ in 0..ATTEMPTS {
-        let number = system
-            .free_loop()
-            .map_err(failed("ask for a free loop device"))?;
-        let Some(free) = open(system, number, OFlags::RDWR)? else {
-            continue;
-        };
-        match system.bind_loop(free.device.as_fd(), file) {
-            Ok(()) => {
-                // Whoever had the number before may have made it read-only.
-                system
-                    .set_read_only(free.device.as_fd(), false)
-                    .map_err(failed(format!("make {free} writable")))?;
-                return Ok(free);
-            }
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
-            Err(error) => return Err(failed(format!("bind {free}"))(error)),
-        }
-    }
-    Err(Error::Exhausted)
 }
 
 /// Opens a loop device; none when it went away meanwhile.

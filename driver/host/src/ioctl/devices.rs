@@ -13,6 +13,7 @@ const LOOP_SET_STATUS64: Opcode = 0x4C04;
 const LOOP_GET_STATUS64: Opcode = 0x4C05;
 const LOOP_SET_CAPACITY: Opcode = 0x4C07;
 const LOOP_CONFIGURE: Opcode = 0x4C0A;
+const LOOP_CTL_ADD: Opcode = 0x4C80;
 const LOOP_CTL_GET_FREE: Opcode = 0x4C82;
 // linux/fs.h: _IO(0x12, 93) and _IOR(0x12, 114, size_t)
 const BLKROSET: Opcode = ioctl::opcode::none(0x12, 93);
@@ -53,19 +54,21 @@ struct LoopConfig {
     reserved: [u64; 8],
 }
 
-struct GetFree;
+/// A request to the control device: it answers with a loop device's number.
+struct Control<const OPCODE: Opcode>(isize);
 
-// SAFETY: LOOP_CTL_GET_FREE takes no argument and answers with its return value.
-unsafe impl Ioctl for GetFree {
+// SAFETY: LOOP_CTL_ADD takes a number by value and LOOP_CTL_GET_FREE ignores its argument; both answer
+// with their return value.
+unsafe impl<const OPCODE: Opcode> Ioctl for Control<OPCODE> {
     type Output = u32;
     const IS_MUTATING: bool = false;
 
     fn opcode(&self) -> Opcode {
-        LOOP_CTL_GET_FREE
+        OPCODE
     }
 
     fn as_ptr(&mut self) -> *mut rustix::ffi::c_void {
-        std::ptr::null_mut()
+        std::ptr::without_provenance_mut(self.0.cast_unsigned())
     }
 
     unsafe fn output_from_ptr(
@@ -79,7 +82,13 @@ unsafe impl Ioctl for GetFree {
 /// The number of a loop device that is free, made if there was none.
 pub(crate) fn loop_free(control: BorrowedFd<'_>) -> io::Result<u32> {
     // SAFETY: see the implementation of Ioctl.
-    Ok(unsafe { ioctl::ioctl(control, GetFree) }?)
+    Ok(unsafe { ioctl::ioctl(control, Control::<LOOP_CTL_GET_FREE>(0)) }?)
+}
+
+/// Makes a loop device with the lowest number that has none.
+pub(crate) fn loop_add(control: BorrowedFd<'_>) -> io::Result<u32> {
+    // SAFETY: see the implementation of Ioctl.
+    Ok(unsafe { ioctl::ioctl(control, Control::<LOOP_CTL_ADD>(-1)) }?)
 }
 
 /// Binds a loop device to a file and sets all it has in one call.

@@ -1,6 +1,6 @@
 //! Block devices, loop devices among them.
 
-use std::{fmt, io, os::fd::BorrowedFd, path::PathBuf};
+use std::{collections::BTreeSet, fmt, io, os::fd::BorrowedFd, path::PathBuf};
 
 use super::FileId;
 
@@ -91,8 +91,8 @@ pub trait Devices {
     fn bound_loops(&self) -> io::Result<Vec<BoundLoop>>;
     /// Name of the file that a loop device is bound to, if it is to any.
     fn backing_file(&self, number: u32) -> io::Result<Option<PathBuf>>;
-    /// Number of a loop device that is free, made if there was none.
-    fn free_loop(&self) -> io::Result<u32>;
+    /// Number of a loop device that is free and none of `except`, made if there was none.
+    fn free_loop(&self, except: &BTreeSet<u32>) -> io::Result<u32>;
     /// Binds a loop device to a file: 4096-byte sectors, direct I/O, autoclear. `EBUSY` when
     /// somebody else was faster.
     fn bind_loop(&self, device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io::Result<()>;

@@ -5,6 +5,7 @@
 //! `n + 1` is dying right behind call `n`.
 
 use std::{
+    collections::BTreeSet,
     ffi::{OsStr, OsString},
     io,
     ops::Range,
@@ -236,8 +237,8 @@ impl Devices for FailAt {
         self.next()?.backing_file(number)
     }
 
-    fn free_loop(&self) -> io::Result<u32> {
-        self.next()?.free_loop()
+    fn free_loop(&self, except: &BTreeSet<u32>) -> io::Result<u32> {
+        self.next()?.free_loop(except)
     }
 
     fn bind_loop(&self, device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io::Result<()> {

@@ -1,6 +1,7 @@
 //! Block devices as `/proc`, `/sys` and `/dev` tell of them.
 
 use std::{
+    collections::BTreeSet,
     ffi::OsString,
     fs, io,
     os::unix::ffi::OsStringExt as _,
@@ -190,15 +191,10 @@ fn is_no_attribute(error: &io::Error) -> bool {
         )
 }
 
-/// The loop devices that are bound.
+/// The loop devices that are bound, by number.
 pub(super) fn bound_loops() -> io::Result<Vec<BoundLoop>> {
     let mut bound = Vec::new();
-    for entry in fs::read_dir("/sys/block")? {
-        let name = entry?.file_name();
-        let number = name.to_str().and_then(|name| name.strip_prefix("loop"));
-        let Some(number) = number.and_then(|number| number.parse().ok()) else {
-            continue;
-        };
+    for number in loops()? {
         if let Some(backing_file) = backing_file(number)? {
             bound.push(BoundLoop {
                 number,
@@ -206,8 +202,29 @@ pub(super) fn bound_loops() -> io::Result<Vec<BoundLoop>> {
             });
         }
     }
-    bound.sort_by_key(|device| device.number);
     Ok(bound)
+}
+
+/// The loop devices that are not bound.
+pub(super) fn unbound_loops() -> io::Result<BTreeSet<u32>> {
+    let mut unbound = BTreeSet::new();
+    for number in loops()? {
+        if backing_file(number)?.is_none() {
+            unbound.insert(number);
+        }
+    }
+    Ok(unbound)
+}
+
+/// All loop devices that the kernel has, bound or not.
+fn loops() -> io::Result<BTreeSet<u32>> {
+    let mut numbers = BTreeSet::new();
+    for entry in fs::read_dir("/sys/block")? {
+        let name = entry?.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix("loop"));
+        numbers.extend(number.and_then(|number| number.parse::<u32>().ok()));
+    }
+    Ok(numbers)
 }
 
 /// Name of the file behind a loop device, if it is bound.

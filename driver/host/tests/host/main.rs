@@ -10,6 +10,7 @@
 
 mod adoption;
 mod attach;
+mod binding;
 mod block;
 mod candidates;
 mod changes;

@@ -1,6 +1,7 @@
 //! Block devices, by sysfs and ioctls.
 
 use std::{
+    collections::BTreeSet,
     io,
     os::fd::{AsFd as _, BorrowedFd},
     path::{Path, PathBuf},
@@ -65,9 +66,17 @@ impl Devices for Linux {
         sysfs::backing_file(number)
     }
 
-    fn free_loop(&self) -> io::Result<u32> {
+    fn free_loop(&self, except: &BTreeSet<u32>) -> io::Result<u32> {
         let control = self.open_following(Path::new("/dev/loop-control"), OFlags::RDWR)?;
-        ioctl::loop_free(control.as_fd())
+        // The kernel always names the same one.
+        let number = ioctl::loop_free(control.as_fd())?;
+        if !except.contains(&number) {
+            return Ok(number);
+        }
+        match sysfs::unbound_loops()?.difference(except).next() {
+            Some(number) => Ok(*number),
+            None => ioctl::loop_add(control.as_fd()),
+        }
     }
 
     fn bind_loop(&self, device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io::Result<()> {

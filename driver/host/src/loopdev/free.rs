@@ -1,0 +1,104 @@
+//! Binding a file to a loop device that is free.
+//!
+//! *Invariant:* no two threads of this process try the same device. The kernel names one device as
+//! free until it is bound, and its lock is held while it is being bound, which takes as long as the
+//! disk of the file takes to answer: a disk that hangs would hold up every other pool's volumes.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    os::fd::{AsFd as _, BorrowedFd},
+    sync::{Mutex, PoisonError},
+};
+
+use super::{Error, Loop, failed, open};
+use crate::system::{OFlags, System};
+
+/// How often another free device is asked for when another process was faster.
+pub(super) const ATTEMPTS: u32 = 64;
+
+/// The devices that threads of this process are binding.
+static RESERVED: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+
+/// A free device that this thread alone may bind, while this value lives.
+struct Reservation(u32);
+
+impl Reservation {
+    /// Reserves the device that `free` names. It is not to name any that it is given: those of other
+    /// threads and those that are `busy`.
+    fn make(
+        busy: &BTreeSet<u32>,
+        free: impl FnOnce(&BTreeSet<u32>) -> io::Result<u32>,
+    ) -> io::Result<Self> {
+        let mut reserved = RESERVED.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = free(&(&*reserved | busy))?;
+        reserved.insert(number);
+        Ok(Self(number))
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let mut reserved = RESERVED.lock().unwrap_or_else(PoisonError::into_inner);
+        reserved.remove(&self.0);
+    }
+}
+
+/// Binds a file to a device that is free. The device is writable, whatever it was before.
+pub(super) fn bind(system: &dyn System, file: BorrowedFd<'_>) -> Result<Loop, Error> {
+    let mut busy = BTreeSet::new();
+    for _ in 0..ATTEMPTS {
+        let reservation = Reservation::make(&busy, |except| system.free_loop(except))
+            .map_err(failed("ask for a free loop device"))?;
+        let Some(free) = open(system, reservation.0, OFlags::RDWR)? else {
+            continue;
+        };
+        match system.bind_loop(free.device.as_fd(), file) {
+            Ok(()) => {
+                // Whoever had the number before may have made it read-only.
+                system
+                    .set_read_only(free.device.as_fd(), false)
+                    .map_err(failed(format!("make {free} writable")))?;
+                return Ok(free);
+            }
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                busy.insert(free.number);
+            }
+            Err(error) => return Err(failed(format!("bind {free}"))(error)),
+        }
+    }
+    Err(Error::Exhausted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(numbers: &[u32]) -> BTreeSet<u32> {
+        numbers.iter().copied().collect()
+    }
+
+    #[test]
+    fn a_device_that_a_thread_is_binding_is_offered_to_no_other_until_that_has_ended() {
+        let reserve = |busy: &[u32], expected: &[u32], number| {
+            let free = |except: &BTreeSet<u32>| {
+                assert_eq!(except, &set(expected));
+                Ok(number)
+            };
+            Reservation::make(&set(busy), free).unwrap()
+        };
+        let first = reserve(&[], &[], 1000);
+        let second = reserve(&[1001], &[1000, 1001], 1002);
+        drop(first);
+        let _third = reserve(&[], &[1002], 1000);
+        drop(second);
+        let refused = Reservation::make(&set(&[]), |except| {
+            assert_eq!(except, &set(&[1000]));
+            Err(io::ErrorKind::NotFound.into())
+        });
+        assert_eq!(
+            refused.map(|_| ()).unwrap_err().kind(),
+            io::ErrorKind::NotFound
+        );
+    }
+}
