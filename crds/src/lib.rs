@@ -22,6 +22,8 @@ pub mod snapshot;
 pub mod snapshot_group;
 pub mod snapshot_parameters;
 pub mod stored;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod time;
 pub mod unclaimed;
 pub mod volume;

@@ -1,29 +1,15 @@
-//! Cistern's CSI driver: everything that serves CSI or touches a node.
+//! Cistern's CSI driver: serves CSI over gRPC, and starts either of its two processes.
 //!
 //! ```text
-//! controller mode: server → csi::{identity, controller} → volumes, snapshots → custom resources
-//! node mode:       server → csi::{identity, node, metadata} → cistern-host → kernel
-//!                  agent  → custom resources, cistern-host
+//! controller: server → csi::{identity, controller, group} → cistern-controller → custom resources
+//! node:       server → csi::{identity, node, metadata}    → cistern-node       → cistern-host → kernel
 //! ```
 //!
-//! *Invariant:* the two modes meet in the custom resources and nowhere else.
+//! *Invariant:* gRPC and its codes exist in `csi` and nowhere else.
 
 pub mod config;
-pub mod process;
-
-pub mod agent;
-pub mod attach;
 pub mod csi;
-pub mod fsck;
-pub mod groups;
-pub mod locks;
-pub mod metadata;
-pub mod objects;
+pub mod process;
 pub mod registration;
 pub mod server;
-pub mod snapshots;
 pub mod socket;
-pub mod volumes;
-
-#[cfg(test)]
-mod testing;

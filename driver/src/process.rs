@@ -8,8 +8,20 @@ use cistern_client::{
     http::{self, Readiness},
     metrics::{self, Requests},
 };
+use cistern_controller::{
+    groups::Groups,
+    objects::{Objects, nodes::Nodes},
+    snapshots::Snapshots,
+    volumes::Volumes,
+};
 use cistern_crds::{PoolSnapshot, PoolSnapshotGroup, PoolVolume};
 use cistern_host::{Linux, Root, command, snapshot::HOLD_LIMIT};
+use cistern_node::{
+    agent::{self, blocking::on_host},
+    fsck,
+    metadata::{Metadata, on_node::OnNode},
+    mounting::Mounter,
+};
 use cistern_proto::csi::v1::{
     controller_server::ControllerServer, group_controller_server::GroupControllerServer,
     identity_server::IdentityServer, node_server::NodeServer,
@@ -25,22 +37,13 @@ use tokio::net::TcpListener;
 use tonic::service::Routes;
 
 use crate::{
-    agent::{self, blocking::on_host},
-    attach::Attach,
     config,
     csi::{
         controller::Controller, group::GroupController, identity::Identity,
         metadata::SnapshotMetadata, node::Node,
     },
-    fsck,
-    groups::Groups,
-    metadata::{Metadata, on_node::OnNode},
-    objects::{Objects, nodes::Nodes},
     registration::{self, Registrar},
-    server,
-    snapshots::Snapshots,
-    socket,
-    volumes::Volumes,
+    server, socket,
 };
 
 /// What ended a mode, for `main` to print.
@@ -110,7 +113,7 @@ pub async fn node(options: config::Node) -> Result {
     // Before anything can wait for a filesystem, and before any is unmounted.
     agent.agent().thaw().await;
     agent::metrics::register(&agent.agent(), &mut registry);
-    let node = Node::new(Attach::new(agent.agent()), node_name, options.max_volumes);
+    let node = Node::new(Mounter::new(agent.agent()), node_name, options.max_volumes);
     let metadata = Metadata::new(Arc::new(OnNode::new(agent.agent(), client)));
     let identity = Identity::new(readiness.clone(), Arc::new(tools)).with_snapshot_metadata();
     let services = Routes::new(IdentityServer::new(identity))

@@ -60,7 +60,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            log_level: "info,cistern_driver=debug,cistern_host=debug",
+            log_level: "info,cistern_driver=debug,cistern_node=debug,cistern_host=debug",
             health_interval: "15s",
         }
     }

@@ -37,7 +37,7 @@ impl Replica {
             .arg(NAME)
             .arg(format!("--endpoint={endpoint}"))
             .arg(format!("--http={http}"))
-            .arg("--log-level=info,cistern_driver=debug")
+            .arg("--log-level=info,cistern_driver=debug,cistern_controller=debug")
             .env("KUBECONFIG", control_plane.kubeconfig());
         Self {
             service: Service::start(NAME, folder.path(), http, command).await,

@@ -6,7 +6,7 @@ use tracing_subscriber::EnvFilter;
 /// Flags of both binaries about their logs.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// What is logged: a level, or directives as in `info,cistern_driver=debug`
+    /// What is logged: a level, or directives as in `info,cistern_node=debug`
     #[arg(
         long,
         env = "LOG_LEVEL",

@@ -22,13 +22,13 @@ use cistern_crds::{Bytes, FilesystemType};
 use rustix::io::Errno;
 
 use crate::{
-    attach::StageRequest,
     cause::Cause,
     check::{self, Checking},
     id::Uid,
     image,
     loopdev::{self, Loop},
     mountinfo::Mount,
+    mounting::StageRequest,
     place::Place,
     pool::Pool,
     superblock,

@@ -6,11 +6,11 @@ mod inside;
 use std::{collections::BTreeSet, io, os::fd::AsFd as _, path::PathBuf};
 
 use crate::{
-    attach::block,
     id::{Uid, Uuid},
     image::{Discarded, Image},
     loopdev::{self, DELETED},
     mountinfo::Mount,
+    mounting::block,
     pool,
     root::Root,
     stray::Stray,

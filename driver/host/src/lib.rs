@@ -9,7 +9,6 @@
 //! sizes, filesystems and provisioning); nothing is remembered between calls; and everything that
 //! is done to the machine goes through [`system::System`].
 
-pub mod attach;
 pub mod changes;
 pub mod check;
 pub mod command;
@@ -19,6 +18,7 @@ pub mod image;
 pub mod inventory;
 pub mod loopdev;
 pub mod mountinfo;
+pub mod mounting;
 pub mod options;
 pub mod pool;
 pub mod snapshot;
@@ -38,7 +38,6 @@ mod stray;
 mod superblock;
 
 pub use self::{
-    attach::{BlockPublishRequest, BlockStageRequest, PublishRequest, StageRequest, Staged},
     cause::Cause,
     changes::Changes,
     check::Checking,
@@ -46,6 +45,7 @@ pub use self::{
     id::{InvalidUid, InvalidUuid, Uid, Uuid},
     image::{Content, Cut, Discarded, Identity, Image, ImageRequest, Owner, SourceImage},
     inventory::{Inventory, LoopCount, PoolInventory},
+    mounting::{BlockPublishRequest, BlockStageRequest, PublishRequest, StageRequest, Staged},
     options::MountOptions,
     pool::{Expectation, Pool, PoolDeclaration, PoolStatistics, Source},
     root::{KEPT_PERCENT, Root},

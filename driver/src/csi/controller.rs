@@ -2,6 +2,10 @@
 
 use std::sync::Arc;
 
+use cistern_controller::{
+    snapshots::{NewSnapshot, Snapshots},
+    volumes::{Capacity, NewVolume, Volumes},
+};
 use cistern_crds::names;
 use cistern_proto::csi::v1;
 use tonic::{Request, Response, Status};
@@ -10,11 +14,9 @@ use super::{
     health, render,
     request::{self, snapshot},
 };
-use crate::{
-    server::{Subject, about},
-    snapshots::{NewSnapshot, Snapshots},
-    volumes::{Capacity, NewVolume, Volumes},
-};
+use crate::csi::request::FromRequest as _;
+use crate::csi::status::OrStatus as _;
+use crate::server::{Subject, about};
 
 /// Answers for the volumes and snapshots of the cluster.
 #[derive(Clone, Debug)]
@@ -38,8 +40,8 @@ impl v1::controller_server::Controller for Controller {
     ) -> Result<Response<v1::CreateVolumeResponse>, Status> {
         let deadline = request::deadline(request.metadata());
         about_volume(&names::volume_name(&request.get_ref().name));
-        let wanted = NewVolume::try_from(request.into_inner())?;
-        let volume = self.volumes.ensure(&wanted, deadline).await?;
+        let wanted = NewVolume::from_request(request.into_inner())?;
+        let volume = self.volumes.ensure(&wanted, deadline).await.or_status()?;
         about(Subject {
             pool: Some(&wanted.pool),
             node: Some(&volume.node),
@@ -57,7 +59,7 @@ impl v1::controller_server::Controller for Controller {
         let deadline = request::deadline(request.metadata());
         let id = request::delete_volume(request.into_inner())?;
         about_volume(&id);
-        self.volumes.delete(&id, deadline).await?;
+        self.volumes.delete(&id, deadline).await.or_status()?;
         Ok(Response::new(v1::DeleteVolumeResponse {}))
     }
 
@@ -67,10 +69,14 @@ impl v1::controller_server::Controller for Controller {
     ) -> Result<Response<v1::ControllerExpandVolumeResponse>, Status> {
         let deadline = request::deadline(request.metadata());
         about_volume(&request.get_ref().volume_id);
-        let asked = request::ExpandVolume::try_from(request.into_inner())?;
-        let volume = self.volumes.get(&asked.volume_id).await?;
+        let asked = request::ExpandVolume::from_request(request.into_inner())?;
+        let volume = self.volumes.get(&asked.volume_id).await.or_status()?;
         asked.check(&volume)?;
-        let size = self.volumes.expand(volume, asked.size, deadline).await?;
+        let size = self
+            .volumes
+            .expand(volume, asked.size, deadline)
+            .await
+            .or_status()?;
         Ok(Response::new(render::expanded(size)))
     }
 
@@ -80,8 +86,8 @@ impl v1::controller_server::Controller for Controller {
     ) -> Result<Response<v1::ValidateVolumeCapabilitiesResponse>, Status> {
         let request = request.into_inner();
         about_volume(&request.volume_id);
-        let asked = request::ValidateVolumeCapabilities::try_from(request.clone())?;
-        let volume = self.volumes.get(&asked.volume_id).await?;
+        let asked = request::ValidateVolumeCapabilities::from_request(request.clone())?;
+        let volume = self.volumes.get(&asked.volume_id).await.or_status()?;
         let contradiction = asked.contradiction(&volume);
         Ok(Response::new(render::validated(request, contradiction)))
     }
@@ -92,7 +98,7 @@ impl v1::controller_server::Controller for Controller {
     ) -> Result<Response<v1::ControllerGetVolumeResponse>, Status> {
         let id = request::get_volume(request.into_inner())?;
         about_volume(&id);
-        let volume = self.volumes.describe(&id).await?;
+        let volume = self.volumes.describe(&id).await.or_status()?;
         Ok(Response::new(render::found(volume)))
     }
 
@@ -101,7 +107,7 @@ impl v1::controller_server::Controller for Controller {
         request: Request<v1::ListVolumesRequest>,
     ) -> Result<Response<v1::ListVolumesResponse>, Status> {
         let query = request::list_volumes(request.get_ref())?;
-        let page = self.volumes.list(&query)?;
+        let page = self.volumes.list(&query).or_status()?;
         Ok(Response::new(render::listed(page)))
     }
 
@@ -111,7 +117,7 @@ impl v1::controller_server::Controller for Controller {
     ) -> Result<Response<v1::ControllerGetVolumeHealthResponse>, Status> {
         let id = request::get_volume_health(request.into_inner())?;
         about_volume(&id);
-        let found = self.volumes.describe(&id).await?;
+        let found = self.volumes.describe(&id).await.or_status()?;
         Ok(Response::new(v1::ControllerGetVolumeHealthResponse {
             volume_health: Some(health::volume(&id, &found.problems)),
         }))
@@ -122,7 +128,7 @@ impl v1::controller_server::Controller for Controller {
         request: Request<v1::ControllerListVolumeHealthRequest>,
     ) -> Result<Response<v1::ControllerListVolumeHealthResponse>, Status> {
         let query = request::list_volume_health(request.get_ref())?;
-        let page = self.volumes.list_unwell(&query)?;
+        let page = self.volumes.list_unwell(&query).or_status()?;
         Ok(Response::new(render::listed_health(page)))
     }
 
@@ -131,7 +137,7 @@ impl v1::controller_server::Controller for Controller {
         request: Request<v1::GetCapacityRequest>,
     ) -> Result<Response<v1::GetCapacityResponse>, Status> {
         let capacity = match request::get_capacity(request.into_inner())? {
-            Some(query) => self.volumes.capacity(&query)?,
+            Some(query) => self.volumes.capacity(&query).or_status()?,
             None => Capacity::default(),
         };
         Ok(Response::new(render::capacity(capacity)))
@@ -147,8 +153,8 @@ impl v1::controller_server::Controller for Controller {
             volume: Some(&request.get_ref().source_volume_id),
             ..Subject::default()
         });
-        let wanted = NewSnapshot::try_from(request.into_inner())?;
-        let snapshot = self.snapshots.ensure(&wanted, deadline).await?;
+        let wanted = NewSnapshot::from_request(request.into_inner())?;
+        let snapshot = self.snapshots.ensure(&wanted, deadline).await.or_status()?;
         about(Subject {
             node: Some(&snapshot.node),
             ..Subject::default()
@@ -165,7 +171,7 @@ impl v1::controller_server::Controller for Controller {
         let deadline = request::deadline(request.metadata());
         let id = snapshot::delete_snapshot(request.into_inner())?;
         about_snapshot(&id);
-        self.snapshots.delete(&id, deadline).await?;
+        self.snapshots.delete(&id, deadline).await.or_status()?;
         Ok(Response::new(v1::DeleteSnapshotResponse {}))
     }
 
@@ -175,7 +181,7 @@ impl v1::controller_server::Controller for Controller {
     ) -> Result<Response<v1::GetSnapshotResponse>, Status> {
         let id = snapshot::get_snapshot(request.into_inner())?;
         about_snapshot(&id);
-        let snapshot = self.snapshots.describe(&id).await?;
+        let snapshot = self.snapshots.describe(&id).await.or_status()?;
         Ok(Response::new(v1::GetSnapshotResponse {
             snapshot: Some(render::snapshot(snapshot)),
         }))
@@ -186,7 +192,7 @@ impl v1::controller_server::Controller for Controller {
         request: Request<v1::ListSnapshotsRequest>,
     ) -> Result<Response<v1::ListSnapshotsResponse>, Status> {
         let query = snapshot::list_snapshots(request.into_inner())?;
-        let page = self.snapshots.list(&query).await?;
+        let page = self.snapshots.list(&query).await.or_status()?;
         Ok(Response::new(render::listed_snapshots(page)))
     }
 

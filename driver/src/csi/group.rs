@@ -5,6 +5,7 @@ mod status;
 
 use std::sync::Arc;
 
+use cistern_controller::groups::{Groups, ListedGroup, NewGroup};
 use cistern_crds::names;
 use cistern_proto::csi::v1::{
     self, group_controller_service_capability as capability,
@@ -13,10 +14,9 @@ use cistern_proto::csi::v1::{
 use tonic::{Request, Response, Status};
 
 use super::{render, request::deadline};
-use crate::{
-    groups::{Groups, ListedGroup, NewGroup},
-    server::{Subject, about},
-};
+use crate::csi::request::FromRequest as _;
+use crate::csi::status::OrStatus as _;
+use crate::server::{Subject, about};
 
 /// Answers for the groups of snapshots of the cluster.
 #[derive(Clone, Debug)]
@@ -52,8 +52,8 @@ impl v1::group_controller_server::GroupController for GroupController {
     ) -> Result<Response<v1::CreateVolumeGroupSnapshotResponse>, Status> {
         let deadline = deadline(request.metadata());
         about_group(&names::snapshot_group_name(&request.get_ref().name));
-        let wanted = NewGroup::try_from(request.into_inner())?;
-        let group = self.groups.ensure(&wanted, deadline).await?;
+        let wanted = NewGroup::from_request(request.into_inner())?;
+        let group = self.groups.ensure(&wanted, deadline).await.or_status()?;
         Ok(Response::new(v1::CreateVolumeGroupSnapshotResponse {
             group_snapshot: Some(render(group)),
         }))
@@ -66,7 +66,7 @@ impl v1::group_controller_server::GroupController for GroupController {
         let deadline = deadline(request.metadata());
         let query = request::delete(request.into_inner())?;
         about_group(&query.id);
-        self.groups.delete(&query, deadline).await?;
+        self.groups.delete(&query, deadline).await.or_status()?;
         Ok(Response::new(v1::DeleteVolumeGroupSnapshotResponse {}))
     }
 
@@ -76,7 +76,7 @@ impl v1::group_controller_server::GroupController for GroupController {
     ) -> Result<Response<v1::GetVolumeGroupSnapshotResponse>, Status> {
         let query = request::get(request.into_inner())?;
         about_group(&query.id);
-        let group = self.groups.get(&query).await?;
+        let group = self.groups.get(&query).await.or_status()?;
         Ok(Response::new(v1::GetVolumeGroupSnapshotResponse {
             group_snapshot: Some(render(group)),
         }))

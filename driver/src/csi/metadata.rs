@@ -5,14 +5,13 @@ mod status;
 
 use std::ops::Range;
 
+use cistern_node::metadata::{Metadata, Query, Told};
 use cistern_proto::csi::v1::{self, BlockMetadata, BlockMetadataType};
 use futures::StreamExt as _;
 use tonic::{Request, Response, Status, codegen::BoxStream};
 
-use crate::{
-    metadata::{Metadata, Query, Told},
-    server::{Subject, about},
-};
+use crate::csi::status::OrStatus as _;
+use crate::server::{Subject, about};
 
 /// Ranges are of any length: a volume that was written in one piece is told with one, where blocks
 /// of a fixed length would be millions (SMD-09).
@@ -43,9 +42,9 @@ impl SnapshotMetadata {
             snapshot: Some(&query.target),
             ..Subject::default()
         });
-        let Told { size, batches } = self.metadata.tell(query).await?;
+        let Told { size, batches } = self.metadata.tell(query).await.or_status()?;
         let messages = batches.map(move |batch| {
-            let ranges = batch?.into_iter().map(block).collect();
+            let ranges = batch.or_status()?.into_iter().map(block).collect();
             Ok(message(size.to_i64(), ranges))
         });
         Ok(Response::new(messages.boxed()))

@@ -4,6 +4,7 @@ pub mod request;
 mod status;
 
 use cistern_host::VolumeStatistics;
+use cistern_node::mounting::{Mounter, Publish, Stage, expand::Expand};
 use cistern_proto::csi::v1::{
     self,
     node_service_capability::{self as capability, Rpc, rpc},
@@ -13,10 +14,9 @@ use tonic::{Request, Response, Status};
 
 use self::request::{Statistics, Unpublish, Unstage, VolumeHealth};
 use super::{health, render};
-use crate::{
-    attach::{Attach, Publish, Stage, expand::Expand},
-    server::{Subject, about},
-};
+use crate::csi::request::FromRequest as _;
+use crate::csi::status::OrStatus as _;
+use crate::server::{Subject, about};
 
 /// Everything that the node announces.
 const CAPABILITIES: [rpc::Type; 7] = [
@@ -33,16 +33,16 @@ const CAPABILITIES: [rpc::Type; 7] = [
 /// Gives the volumes of one node to its pods.
 #[derive(Clone, Debug)]
 pub struct Node {
-    attach: Attach,
+    mounter: Mounter,
     name: String,
     max_volumes: u32,
 }
 
 impl Node {
     /// For the node of this name.
-    pub fn new(attach: Attach, name: &str, max_volumes: u32) -> Self {
+    pub fn new(mounter: Mounter, name: &str, max_volumes: u32) -> Self {
         Self {
-            attach,
+            mounter,
             name: name.to_owned(),
             max_volumes,
         }
@@ -56,8 +56,8 @@ impl v1::node_server::Node for Node {
         request: Request<v1::NodeStageVolumeRequest>,
     ) -> Result<Response<v1::NodeStageVolumeResponse>, Status> {
         about_volume(&request.get_ref().volume_id);
-        let stage = Stage::try_from(request.into_inner())?;
-        self.attach.stage(stage).await?;
+        let stage = Stage::from_request(request.into_inner())?;
+        self.mounter.stage(stage).await.or_status()?;
         Ok(Response::new(v1::NodeStageVolumeResponse {}))
     }
 
@@ -66,8 +66,8 @@ impl v1::node_server::Node for Node {
         request: Request<v1::NodeUnstageVolumeRequest>,
     ) -> Result<Response<v1::NodeUnstageVolumeResponse>, Status> {
         about_volume(&request.get_ref().volume_id);
-        let Unstage { volume, staging } = request.into_inner().try_into()?;
-        self.attach.unstage(&volume, staging).await?;
+        let Unstage { volume, staging } = Unstage::from_request(request.into_inner())?;
+        self.mounter.unstage(&volume, staging).await.or_status()?;
         Ok(Response::new(v1::NodeUnstageVolumeResponse {}))
     }
 
@@ -76,8 +76,8 @@ impl v1::node_server::Node for Node {
         request: Request<v1::NodePublishVolumeRequest>,
     ) -> Result<Response<v1::NodePublishVolumeResponse>, Status> {
         about_volume(&request.get_ref().volume_id);
-        let publish = Publish::try_from(request.into_inner())?;
-        self.attach.publish(publish).await?;
+        let publish = Publish::from_request(request.into_inner())?;
+        self.mounter.publish(publish).await.or_status()?;
         Ok(Response::new(v1::NodePublishVolumeResponse {}))
     }
 
@@ -86,8 +86,8 @@ impl v1::node_server::Node for Node {
         request: Request<v1::NodeUnpublishVolumeRequest>,
     ) -> Result<Response<v1::NodeUnpublishVolumeResponse>, Status> {
         about_volume(&request.get_ref().volume_id);
-        let Unpublish { volume, target } = request.into_inner().try_into()?;
-        self.attach.unpublish(&volume, target).await?;
+        let Unpublish { volume, target } = Unpublish::from_request(request.into_inner())?;
+        self.mounter.unpublish(&volume, target).await.or_status()?;
         Ok(Response::new(v1::NodeUnpublishVolumeResponse {}))
     }
 
@@ -96,8 +96,8 @@ impl v1::node_server::Node for Node {
         request: Request<v1::NodeExpandVolumeRequest>,
     ) -> Result<Response<v1::NodeExpandVolumeResponse>, Status> {
         about_volume(&request.get_ref().volume_id);
-        let expand = Expand::try_from(request.into_inner())?;
-        let size = self.attach.expand(expand).await?;
+        let expand = Expand::from_request(request.into_inner())?;
+        let size = self.mounter.expand(expand).await.or_status()?;
         Ok(Response::new(v1::NodeExpandVolumeResponse {
             capacity_bytes: size.to_i64(),
         }))
@@ -108,8 +108,8 @@ impl v1::node_server::Node for Node {
         request: Request<v1::NodeGetVolumeStatsRequest>,
     ) -> Result<Response<v1::NodeGetVolumeStatsResponse>, Status> {
         about_volume(&request.get_ref().volume_id);
-        let Statistics { volume, path } = request.into_inner().try_into()?;
-        let found = self.attach.examine(&volume, path).await?;
+        let Statistics { volume, path } = Statistics::from_request(request.into_inner())?;
+        let found = self.mounter.examine(&volume, path).await.or_status()?;
         Ok(Response::new(v1::NodeGetVolumeStatsResponse {
             usage: found.statistics.map_or_else(Vec::new, usage),
             volume_condition: Some(health::condition(&found.problems)),
@@ -121,8 +121,12 @@ impl v1::node_server::Node for Node {
         request: Request<v1::NodeGetVolumeHealthRequest>,
     ) -> Result<Response<v1::NodeGetVolumeHealthResponse>, Status> {
         about_volume(&request.get_ref().volume_id);
-        let VolumeHealth { volume, places } = request.into_inner().try_into()?;
-        let problems = self.attach.volume_health(&volume, places).await?;
+        let VolumeHealth { volume, places } = VolumeHealth::from_request(request.into_inner())?;
+        let problems = self
+            .mounter
+            .volume_health(&volume, places)
+            .await
+            .or_status()?;
         Ok(Response::new(v1::NodeGetVolumeHealthResponse {
             volume_health: Some(health::volume(&volume, &problems)),
         }))
@@ -132,7 +136,7 @@ impl v1::node_server::Node for Node {
         &self,
         _: Request<v1::NodeGetStorageHealthRequest>,
     ) -> Result<Response<v1::NodeGetStorageHealthResponse>, Status> {
-        let pools = self.attach.pools_health();
+        let pools = self.mounter.pools_health();
         Ok(Response::new(health::pools(&pools)))
     }
 

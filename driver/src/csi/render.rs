@@ -6,6 +6,11 @@
 use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
+use cistern_controller::{
+    objects::listing::{Page, Token},
+    snapshots::ListedSnapshot,
+    volumes::{Capacity, ExaminedVolume, ListedVolume, SourceReference},
+};
 use cistern_crds::{Bytes, SourceKind, health::VolumeProblem, names};
 use cistern_proto::csi::v1::{
     self, controller_service_capability as capability,
@@ -14,11 +19,6 @@ use cistern_proto::csi::v1::{
 };
 
 use super::{capability::CONTROLLER, health, request::MAX_STRING};
-use crate::{
-    objects::listing::{Page, Token},
-    snapshots::ListedSnapshot,
-    volumes::{Capacity, ExaminedVolume, ListedVolume, SourceReference},
-};
 
 /// A volume, to whoever made it, asked for it or listed it.
 pub fn volume(volume: ListedVolume) -> v1::Volume {

@@ -13,6 +13,10 @@ mod source;
 pub mod topology;
 mod validate;
 
+use cistern_controller::{
+    objects::listing::PageQuery,
+    volumes::{CapacityQuery, SizeRange},
+};
 use cistern_crds::{FilesystemType, PoolVolume, parameters::ParametersError, snapshot_parameters};
 use cistern_proto::csi::v1;
 
@@ -24,10 +28,16 @@ use self::{
 };
 pub use self::{deadline::deadline, field::MAX_STRING, validate::ValidateVolumeCapabilities};
 use super::capability::{self, Capability};
-use crate::{
-    objects::listing::PageQuery,
-    volumes::{CapacityQuery, SizeRange},
-};
+
+/// What a message asks for, verified.
+pub(super) trait FromRequest<M>: Sized {
+    /// Why a message is refused.
+    type Error;
+
+    /// Reads a message. Fails where the message lacks what CSI requires, or asks for something that
+    /// Cistern does not have.
+    fn from_request(message: M) -> Result<Self, Self::Error>;
+}
 
 /// Why a request is refused as it stands.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -133,10 +143,10 @@ pub struct ExpandVolume {
     way: Option<Capability>,
 }
 
-impl TryFrom<v1::ControllerExpandVolumeRequest> for ExpandVolume {
+impl FromRequest<v1::ControllerExpandVolumeRequest> for ExpandVolume {
     type Error = Error;
 
-    fn try_from(request: v1::ControllerExpandVolumeRequest) -> Result<Self, Error> {
+    fn from_request(request: v1::ControllerExpandVolumeRequest) -> Result<Self, Error> {
         let volume_id = volume_id(request.volume_id)?;
         let range = request.capacity_range.unwrap_or_default();
         // Zero is not given, and one of them must be (CEV-03, GAP-12).

@@ -9,14 +9,32 @@
 #![warn(clippy::wildcard_enum_match_arm)]
 
 use cistern_client::Chain;
+use cistern_controller::{
+    objects, snapshots,
+    volumes::{self, PlacementError, SourceError},
+};
 use cistern_crds::Reason;
 use tonic::{Code, Status};
 
 use super::request::{self, capacity_range, page};
-use crate::{
-    objects, snapshots,
-    volumes::{self, PlacementError, SourceError},
-};
+
+/// An error of the controller or the node as the answer to a call.
+pub(super) trait IntoStatus {
+    /// The gRPC code, and the chain of the error's messages.
+    fn into_status(self) -> Status;
+}
+
+/// The answer to a call that may have failed.
+pub(super) trait OrStatus<T> {
+    /// What succeeded, or the error as a status.
+    fn or_status(self) -> Result<T, Status>;
+}
+
+impl<T, E: IntoStatus> OrStatus<T> for Result<T, E> {
+    fn or_status(self) -> Result<T, Status> {
+        self.map_err(IntoStatus::into_status)
+    }
+}
 
 impl From<request::Error> for Status {
     fn from(error: request::Error) -> Self {
@@ -46,15 +64,15 @@ impl From<request::Error> for Status {
     }
 }
 
-impl From<volumes::Error> for Status {
-    fn from(error: volumes::Error) -> Self {
-        Self::new(volume(&error), Chain(&error).to_string())
+impl IntoStatus for volumes::Error {
+    fn into_status(self) -> Status {
+        Status::new(volume(&self), Chain(&self).to_string())
     }
 }
 
-impl From<snapshots::Error> for Status {
-    fn from(error: snapshots::Error) -> Self {
-        Self::new(snapshot(&error), Chain(&error).to_string())
+impl IntoStatus for snapshots::Error {
+    fn into_status(self) -> Status {
+        Status::new(snapshot(&self), Chain(&self).to_string())
     }
 }
 

@@ -21,7 +21,7 @@ use crate::{
 
 /// Short enough for a test, and long enough for a disk of a machine that is busy.
 const OPTIONS: Options = Options {
-    log_level: "info,cistern_driver=debug,cistern_host=debug",
+    log_level: "info,cistern_driver=debug,cistern_node=debug,cistern_host=debug",
     health_interval: "2s",
 };
 

@@ -9,8 +9,8 @@ use std::{
 
 use cistern_crds::{Bytes, FilesystemType, Provisioning};
 use cistern_host::{
-    BlockPublishRequest, BlockStageRequest, Image, ImageRequest, Pool, VolumeStatistics,
-    attach::Error, image, statistics,
+    BlockPublishRequest, BlockStageRequest, Image, ImageRequest, Pool, VolumeStatistics, image,
+    mounting::Error, statistics,
 };
 use rustix::{
     fs::{Mode, OFlags, major, minor},

@@ -9,7 +9,9 @@ use std::{
 };
 
 use cistern_crds::{Bytes, FilesystemType, Provisioning};
-use cistern_host::{Checking, Image, ImageRequest, Pool, SourceImage, StageRequest, attach, image};
+use cistern_host::{
+    Checking, Image, ImageRequest, Pool, SourceImage, StageRequest, image, mounting,
+};
 use rustix::fs::ioctl_ficlone;
 
 use crate::harness::{
@@ -44,7 +46,7 @@ impl Used {
         used
     }
 
-    fn stage(&self) -> Result<(), attach::Error> {
+    fn stage(&self) -> Result<(), mounting::Error> {
         let volume = Volume::new(&self.image);
         self.pool.stage(&volume.stage(&self.staging)).map(drop)
     }
@@ -73,7 +75,7 @@ impl Used {
     #[track_caller]
     fn is_refused(&self) {
         let error = self.stage().unwrap_err();
-        let is_damage = matches!(error, attach::Error::Image(image::Error::Damaged { .. }));
+        let is_damage = matches!(error, mounting::Error::Image(image::Error::Damaged { .. }));
         assert!(is_damage, "{error}");
         assert!(!self.machine.mounts().contains(&self.staging));
         released(&self.machine, &self.image.uid);
@@ -154,7 +156,7 @@ fn a_full_check_or_a_growth_waits_for_a_call_that_allows_it_and_a_journal_is_rep
         let error = used.pool.stage(&request).unwrap_err();
         let needed = matches!(
             error,
-            attach::Error::Image(image::Error::CheckNeeded { .. })
+            mounting::Error::Image(image::Error::CheckNeeded { .. })
         );
         assert!(needed, "{error}");
         released(&used.machine, &used.image.uid);

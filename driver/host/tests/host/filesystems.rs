@@ -118,7 +118,7 @@ fn npv_14_the_kernel_shows_every_supported_option_as_it_was_given() {
             must(pool.stage(&volume.stage(&staging)));
             volume.options = MountOptions::default();
             let other = pool.stage(&volume.stage(&staging));
-            let conflict = cistern_host::attach::Error::Conflict {
+            let conflict = cistern_host::mounting::Error::Conflict {
                 path: staging.clone(),
                 why: String::new(),
             };

@@ -9,7 +9,6 @@
 )]
 
 mod adoption;
-mod attach;
 mod binding;
 mod block;
 mod candidates;
@@ -30,6 +29,7 @@ mod inventory;
 mod isolation;
 mod ledger;
 mod moment;
+mod mounting;
 mod pool;
 mod scenario;
 mod snapshot;

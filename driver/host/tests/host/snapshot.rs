@@ -11,7 +11,7 @@ use chrono::{DateTime, Utc};
 use cistern_crds::{Bytes, Consistency, FilesystemType, MkfsOptions, Provisioning, mkfs_options};
 use cistern_host::{
     BlockStageRequest, Content, Expectation, Image, ImageRequest, Member, Pool, SnapshotRequest,
-    SourceImage, attach, image, snapshot,
+    SourceImage, image, mounting, snapshot,
 };
 use rustix::fs::FallocateFlags;
 
@@ -281,7 +281,7 @@ fn a_snapshot_is_never_attached_grown_or_filled_and_only_root_reads_it() {
     let staging = machine.staging("globalmount");
     let mut stage = volume.stage(&staging);
     stage.image = &taken.uid;
-    let refused = |error: attach::Error| {
+    let refused = |error: mounting::Error| {
         assert!(error.to_string().contains("is not volume"), "{error}");
     };
     refused(pool.stage(&stage).unwrap_err());

@@ -6,15 +6,14 @@
 
 use std::collections::BTreeSet;
 
+use cistern_controller::groups::{GroupQuery, NewGroup};
 use cistern_crds::{
     SnapshotParameters, snapshot_group::MAX_MEMBERS, snapshot_parameters::Error as ParametersError,
 };
 use cistern_proto::csi::v1;
 
-use crate::{
-    csi::request::{self, map, name, required, string},
-    groups::{GroupQuery, NewGroup},
-};
+use crate::csi::request::FromRequest;
+use crate::csi::request::{self, map, name, required, string};
 
 /// Why a request is refused as it stands.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,10 +38,10 @@ pub enum Error {
     Parameters(#[from] ParametersError),
 }
 
-impl TryFrom<v1::CreateVolumeGroupSnapshotRequest> for NewGroup {
+impl FromRequest<v1::CreateVolumeGroupSnapshotRequest> for NewGroup {
     type Error = Error;
 
-    fn try_from(request: v1::CreateVolumeGroupSnapshotRequest) -> Result<Self, Error> {
+    fn from_request(request: v1::CreateVolumeGroupSnapshotRequest) -> Result<Self, Error> {
         required("name", request.name.is_empty())?;
         let ids = request.source_volume_ids;
         required("source_volume_ids", ids.is_empty())?;
@@ -107,7 +106,7 @@ mod tests {
     fn parse(change: Change) -> Result<NewGroup, Error> {
         let mut request = valid();
         change(&mut request);
-        NewGroup::try_from(request)
+        NewGroup::from_request(request)
     }
 
     fn missing(field: &'static str) -> Error {

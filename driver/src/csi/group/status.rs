@@ -6,11 +6,13 @@
 #![warn(clippy::wildcard_enum_match_arm)]
 
 use cistern_client::Chain;
+use cistern_controller::groups;
 use cistern_crds::Reason;
 use tonic::{Code, Status};
 
 use super::request;
-use crate::{csi::status, groups};
+use crate::csi::status;
+use crate::csi::status::IntoStatus;
 
 impl From<request::Error> for Status {
     fn from(error: request::Error) -> Self {
@@ -23,9 +25,9 @@ impl From<request::Error> for Status {
     }
 }
 
-impl From<groups::Error> for Status {
-    fn from(error: groups::Error) -> Self {
-        Self::new(code(&error), Chain(&error).to_string())
+impl IntoStatus for groups::Error {
+    fn into_status(self) -> Status {
+        Status::new(code(&self), Chain(&self).to_string())
     }
 }
 
@@ -46,7 +48,8 @@ mod tests {
     use cistern_crds::{PoolVolume, snapshot_parameters};
 
     use super::*;
-    use crate::{csi, objects};
+    use crate::csi;
+    use cistern_controller::objects;
 
     // Shows: GEN-02, GEN-03.
     #[test]
@@ -77,7 +80,7 @@ mod tests {
             (missing.into(), Code::NotFound),
             (busy.into(), Code::Aborted),
         ] {
-            let status = Status::from(error);
+            let status = error.into_status();
             assert_eq!(status.code(), code, "{status}");
             assert!(!status.message().is_empty() && status.details().is_empty());
         }

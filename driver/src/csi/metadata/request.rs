@@ -1,11 +1,9 @@
 //! Requests of the SnapshotMetadata service as types.
 
+use cistern_node::metadata::Query;
 use cistern_proto::csi::v1;
 
-use crate::{
-    csi::request::{self, required, string},
-    metadata::Query,
-};
+use crate::csi::request::{self, required, string};
 
 /// Most ranges of a message, also where a caller would take more: less than 32 KiB (SMD-08, SMD-15).
 const MOST: usize = 1024;

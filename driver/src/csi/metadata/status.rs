@@ -5,10 +5,11 @@
 #![warn(clippy::wildcard_enum_match_arm)]
 
 use cistern_client::Chain;
+use cistern_node::metadata;
 use tonic::{Code, Status};
 
 use super::request;
-use crate::metadata;
+use crate::csi::status::IntoStatus;
 
 impl From<request::Error> for Status {
     fn from(error: request::Error) -> Self {
@@ -20,8 +21,9 @@ impl From<request::Error> for Status {
     }
 }
 
-impl From<metadata::Error> for Status {
-    fn from(error: metadata::Error) -> Self {
+impl IntoStatus for metadata::Error {
+    fn into_status(self) -> Status {
+        let error = self;
         let code = match &error {
             metadata::Error::NotFound { .. } => Code::NotFound,
             metadata::Error::NotReady { .. } | metadata::Error::Api { .. } => Code::Unavailable,
@@ -29,7 +31,7 @@ impl From<metadata::Error> for Status {
             metadata::Error::OutOfRange { .. } => Code::OutOfRange,
             metadata::Error::Image(_) | metadata::Error::Broken(_) => Code::Internal,
         };
-        Self::new(code, Chain(&error).to_string())
+        Status::new(code, Chain(&error).to_string())
     }
 }
 
@@ -92,7 +94,7 @@ mod tests {
                 Code::Internal,
             ),
         ] {
-            let status = Status::from(error);
+            let status = error.into_status();
             assert_eq!(status.code(), code, "{status}");
             assert!(!status.message().is_empty() && status.details().is_empty());
         }

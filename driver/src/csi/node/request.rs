@@ -6,14 +6,13 @@
 use std::path::{Component, Path, PathBuf};
 
 use cistern_crds::names;
+use cistern_node::mounting::{Publish, Stage, expand::Expand, health::Places, usage::Usage};
 use cistern_proto::csi::v1;
 
-use crate::{
-    attach::{Publish, Stage, expand::Expand, health::Places, usage::Usage},
-    csi::{
-        capability::{self, Capability},
-        request::{self, capacity_range, required, string},
-    },
+use crate::csi::request::FromRequest;
+use crate::csi::{
+    capability::{self, Capability},
+    request::{self, capacity_range, required, string},
 };
 
 /// Most bytes of a path: the kernel's `PATH_MAX` with its NUL (FLD-16).
@@ -76,10 +75,10 @@ pub struct VolumeHealth {
     pub places: Places,
 }
 
-impl TryFrom<v1::NodeGetVolumeHealthRequest> for VolumeHealth {
+impl FromRequest<v1::NodeGetVolumeHealthRequest> for VolumeHealth {
     type Error = Error;
 
-    fn try_from(request: v1::NodeGetVolumeHealthRequest) -> Result<Self, Error> {
+    fn from_request(request: v1::NodeGetVolumeHealthRequest) -> Result<Self, Error> {
         required("volume_id", request.volume_id.is_empty())?;
         let optional = |field, text: String| {
             let given = Some(text).filter(|text| !text.is_empty());
@@ -95,10 +94,10 @@ impl TryFrom<v1::NodeGetVolumeHealthRequest> for VolumeHealth {
     }
 }
 
-impl TryFrom<v1::NodeStageVolumeRequest> for Stage {
+impl FromRequest<v1::NodeStageVolumeRequest> for Stage {
     type Error = Error;
 
-    fn try_from(request: v1::NodeStageVolumeRequest) -> Result<Self, Error> {
+    fn from_request(request: v1::NodeStageVolumeRequest) -> Result<Self, Error> {
         required("volume_id", request.volume_id.is_empty())?;
         required(
             "staging_target_path",
@@ -114,10 +113,10 @@ impl TryFrom<v1::NodeStageVolumeRequest> for Stage {
     }
 }
 
-impl TryFrom<v1::NodeUnstageVolumeRequest> for Unstage {
+impl FromRequest<v1::NodeUnstageVolumeRequest> for Unstage {
     type Error = Error;
 
-    fn try_from(request: v1::NodeUnstageVolumeRequest) -> Result<Self, Error> {
+    fn from_request(request: v1::NodeUnstageVolumeRequest) -> Result<Self, Error> {
         required("volume_id", request.volume_id.is_empty())?;
         required(
             "staging_target_path",
@@ -130,10 +129,10 @@ impl TryFrom<v1::NodeUnstageVolumeRequest> for Unstage {
     }
 }
 
-impl TryFrom<v1::NodePublishVolumeRequest> for Publish {
+impl FromRequest<v1::NodePublishVolumeRequest> for Publish {
     type Error = Error;
 
-    fn try_from(request: v1::NodePublishVolumeRequest) -> Result<Self, Error> {
+    fn from_request(request: v1::NodePublishVolumeRequest) -> Result<Self, Error> {
         required("volume_id", request.volume_id.is_empty())?;
         required("target_path", request.target_path.is_empty())?;
         required("volume_capability", request.volume_capability.is_none())?;
@@ -155,10 +154,10 @@ impl TryFrom<v1::NodePublishVolumeRequest> for Publish {
     }
 }
 
-impl TryFrom<v1::NodeUnpublishVolumeRequest> for Unpublish {
+impl FromRequest<v1::NodeUnpublishVolumeRequest> for Unpublish {
     type Error = Error;
 
-    fn try_from(request: v1::NodeUnpublishVolumeRequest) -> Result<Self, Error> {
+    fn from_request(request: v1::NodeUnpublishVolumeRequest) -> Result<Self, Error> {
         required("volume_id", request.volume_id.is_empty())?;
         required("target_path", request.target_path.is_empty())?;
         Ok(Self {
@@ -168,10 +167,10 @@ impl TryFrom<v1::NodeUnpublishVolumeRequest> for Unpublish {
     }
 }
 
-impl TryFrom<v1::NodeGetVolumeStatsRequest> for Statistics {
+impl FromRequest<v1::NodeGetVolumeStatsRequest> for Statistics {
     type Error = Error;
 
-    fn try_from(request: v1::NodeGetVolumeStatsRequest) -> Result<Self, Error> {
+    fn from_request(request: v1::NodeGetVolumeStatsRequest) -> Result<Self, Error> {
         required("volume_id", request.volume_id.is_empty())?;
         required("volume_path", request.volume_path.is_empty())?;
         Ok(Self {
@@ -181,10 +180,10 @@ impl TryFrom<v1::NodeGetVolumeStatsRequest> for Statistics {
     }
 }
 
-impl TryFrom<v1::NodeExpandVolumeRequest> for Expand {
+impl FromRequest<v1::NodeExpandVolumeRequest> for Expand {
     type Error = Error;
 
-    fn try_from(request: v1::NodeExpandVolumeRequest) -> Result<Self, Error> {
+    fn from_request(request: v1::NodeExpandVolumeRequest) -> Result<Self, Error> {
         required("volume_id", request.volume_id.is_empty())?;
         required("volume_path", request.volume_path.is_empty())?;
         let bounds = capacity_range::bounds(request.capacity_range);
@@ -275,8 +274,9 @@ mod tests {
 
     #[test]
     fn nsv_02_nsv_03_nsv_04_every_required_field_of_stage_is_missed_by_name() {
-        let error =
-            |request: v1::NodeStageVolumeRequest| Stage::try_from(request).unwrap_err().to_string();
+        let error = |request: v1::NodeStageVolumeRequest| {
+            Stage::from_request(request).unwrap_err().to_string()
+        };
         let mut request = stage();
         request.volume_id.clear();
         assert!(error(request).contains("volume_id"));
@@ -294,16 +294,19 @@ mod tests {
             volume_id: "v".into(),
             ..Default::default()
         };
-        let error = Publish::try_from(bare).unwrap_err();
+        let error = Publish::from_request(bare).unwrap_err();
         assert!(error.to_string().contains("target_path"), "{error}");
         let mut unstaged = publish();
         unstaged.staging_target_path.clear();
         assert!(matches!(
-            Publish::try_from(unstaged.clone()),
+            Publish::from_request(unstaged.clone()),
             Err(Error::NotStaged)
         ));
         unstaged.volume_capability = None;
-        assert!(matches!(Publish::try_from(unstaged), Err(Error::Field(_))));
+        assert!(matches!(
+            Publish::from_request(unstaged),
+            Err(Error::Field(_))
+        ));
     }
 
     #[test]
@@ -311,7 +314,7 @@ mod tests {
         for bad in ["relative", "/", "/a/../b", "/a/./../b", "/nul\0"] {
             let mut request = publish();
             request.target_path = bad.into();
-            let error = Publish::try_from(request).unwrap_err();
+            let error = Publish::from_request(request).unwrap_err();
             assert!(
                 matches!(
                     error,
@@ -328,16 +331,19 @@ mod tests {
     fn fld_04_fld_16_paths_may_be_as_long_as_the_kernel_takes() {
         let mut request = publish();
         request.target_path = format!("/{}", "x/".repeat(2000));
-        assert!(Publish::try_from(request.clone()).is_ok());
+        assert!(Publish::from_request(request.clone()).is_ok());
         request.target_path = format!("/{}", "x".repeat(MAX_PATH));
-        assert!(Publish::try_from(request).is_err());
+        assert!(Publish::from_request(request).is_err());
     }
 
     #[test]
     fn fld_14_an_id_longer_than_the_protocol_allows_is_refused() {
         let mut request = publish();
         request.volume_id = "v".repeat(129);
-        assert!(matches!(Publish::try_from(request), Err(Error::Field(_))));
+        assert!(matches!(
+            Publish::from_request(request),
+            Err(Error::Field(_))
+        ));
     }
 
     #[test]
@@ -347,13 +353,13 @@ mod tests {
             volume_path: "/path".into(),
             ..Default::default()
         };
-        let read = Expand::try_from(bare.clone()).unwrap();
+        let read = Expand::from_request(bare.clone()).unwrap();
         assert_eq!((read.required.0, read.limit), (0, None));
         assert!(read.usage.is_none() && read.path.is_some());
         let change = |change: fn(&mut v1::NodeExpandVolumeRequest)| {
             let mut request = bare.clone();
             change(&mut request);
-            Expand::try_from(request)
+            Expand::from_request(request)
         };
         assert!(change(|request| request.volume_id.clear()).is_err());
         assert!(change(|request| request.volume_path.clear()).is_err());
@@ -376,12 +382,12 @@ mod tests {
             volume_id: "v".into(),
             ..Default::default()
         };
-        let read = VolumeHealth::try_from(bare.clone()).unwrap();
+        let read = VolumeHealth::from_request(bare.clone()).unwrap();
         assert_eq!(read.places, Places::default());
         let change = |change: fn(&mut v1::NodeGetVolumeHealthRequest)| {
             let mut request = bare.clone();
             change(&mut request);
-            VolumeHealth::try_from(request)
+            VolumeHealth::from_request(request)
         };
         assert!(change(|request| request.volume_id.clear()).is_err());
         assert!(change(|request| request.staging_target_path = "relative".into()).is_err());
@@ -397,6 +403,6 @@ mod tests {
             volume_path: "some/path".into(),
             ..Default::default()
         };
-        assert!(Statistics::try_from(request).is_ok());
+        assert!(Statistics::from_request(request).is_ok());
     }
 }

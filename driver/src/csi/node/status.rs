@@ -7,14 +7,13 @@
 #![warn(clippy::wildcard_enum_match_arm)]
 
 use cistern_client::Chain;
-use cistern_host::{attach as host, grow, image, statistics};
+use cistern_host::{grow, image, mounting as host, statistics};
+use cistern_node::mounting::{self, expand};
 use tonic::{Code, Status};
 
 use super::request;
-use crate::{
-    attach::{self, expand},
-    csi::capability,
-};
+use crate::csi::capability;
+use crate::csi::status::IntoStatus;
 
 impl From<request::Error> for Status {
     fn from(error: request::Error) -> Self {
@@ -34,24 +33,24 @@ impl From<request::Error> for Status {
     }
 }
 
-impl From<attach::Error> for Status {
-    fn from(error: attach::Error) -> Self {
-        Self::new(code(&error), Chain(&error).to_string())
+impl IntoStatus for mounting::Error {
+    fn into_status(self) -> Status {
+        Status::new(code(&self), Chain(&self).to_string())
     }
 }
 
-fn code(error: &attach::Error) -> Code {
+fn code(error: &mounting::Error) -> Code {
     match error {
-        attach::Error::Busy { .. } | attach::Error::Checking { .. } => Code::Aborted,
-        attach::Error::Unfinished { .. } => Code::DeadlineExceeded,
-        attach::Error::NotFound { .. } => Code::NotFound,
-        attach::Error::Starting | attach::Error::Api { .. } => Code::Unavailable,
-        attach::Error::Refused { .. } => Code::FailedPrecondition,
-        attach::Error::Different { .. } => Code::AlreadyExists,
-        attach::Error::Options(_) | attach::Error::Contradicted { .. } => Code::InvalidArgument,
-        attach::Error::NotChecked { .. } | attach::Error::Broken { .. } => Code::Internal,
-        attach::Error::Host(error) => of_host(error),
-        attach::Error::Statistics(error) => match error {
+        mounting::Error::Busy { .. } | mounting::Error::Checking { .. } => Code::Aborted,
+        mounting::Error::Unfinished { .. } => Code::DeadlineExceeded,
+        mounting::Error::NotFound { .. } => Code::NotFound,
+        mounting::Error::Starting | mounting::Error::Api { .. } => Code::Unavailable,
+        mounting::Error::Refused { .. } => Code::FailedPrecondition,
+        mounting::Error::Different { .. } => Code::AlreadyExists,
+        mounting::Error::Options(_) | mounting::Error::Contradicted { .. } => Code::InvalidArgument,
+        mounting::Error::NotChecked { .. } | mounting::Error::Broken { .. } => Code::Internal,
+        mounting::Error::Host(error) => of_host(error),
+        mounting::Error::Statistics(error) => match error {
             statistics::Error::NotThere { .. } => Code::NotFound,
             statistics::Error::Hung { .. } => Code::DeadlineExceeded,
             statistics::Error::Failed { .. } => Code::Internal,
@@ -59,9 +58,9 @@ fn code(error: &attach::Error) -> Code {
     }
 }
 
-impl From<expand::Error> for Status {
-    fn from(error: expand::Error) -> Self {
-        Self::new(of_growth(&error), Chain(&error).to_string())
+impl IntoStatus for expand::Error {
+    fn into_status(self) -> Status {
+        Status::new(of_growth(&self), Chain(&self).to_string())
     }
 }
 
@@ -69,8 +68,8 @@ impl From<expand::Error> for Status {
 /// INVALID_ARGUMENT, NOT_FOUND and OUT_OF_RANGE for "never". Whatever may pass is another code.
 fn of_growth(error: &expand::Error) -> Code {
     match error {
-        expand::Error::Attach(attach::Error::Refused { .. }) => Code::Unavailable,
-        expand::Error::Attach(error) => code(error),
+        expand::Error::Mounting(mounting::Error::Refused { .. }) => Code::Unavailable,
+        expand::Error::Mounting(error) => code(error),
         expand::Error::OtherWay { .. } => Code::InvalidArgument,
         expand::Error::NoPath { .. } => Code::NotFound,
         expand::Error::Grow(error) => match error {
@@ -174,11 +173,11 @@ mod tests {
         let grow = |error: grow::Error| expand::Error::Grow(error);
         for (error, code) in [
             (
-                attach::Error::NotFound { volume: volume() }.into(),
+                mounting::Error::NotFound { volume: volume() }.into(),
                 Code::NotFound,
             ),
             (
-                attach::Error::Refused {
+                mounting::Error::Refused {
                     volume: volume(),
                     why: "its pool cannot be used".into(),
                 }
@@ -233,7 +232,7 @@ mod tests {
                 Code::Internal,
             ),
         ] {
-            let status = Status::from(error);
+            let status = error.into_status();
             assert_eq!(status.code(), code, "{status:?}");
             assert!(!status.message().is_empty() && status.details().is_empty());
         }
@@ -243,29 +242,32 @@ mod tests {
     fn gen_10_every_error_of_the_node_has_the_code_of_its_table() {
         let path = || std::path::PathBuf::from("/path");
         let uid = || "uid-1".parse::<cistern_host::Uid>().unwrap();
-        let host = |error: host::Error| attach::Error::Host(error);
+        let host = |error: host::Error| mounting::Error::Host(error);
         let of_image = |error: image::Error| host(host::Error::Image(error));
         let api = kube::Error::LinesCodecMaxLineLengthExceeded;
         for (error, code) in [
-            (attach::Error::Busy { volume: volume() }, Code::Aborted),
-            (attach::Error::NotFound { volume: volume() }, Code::NotFound),
-            (attach::Error::Starting, Code::Unavailable),
+            (mounting::Error::Busy { volume: volume() }, Code::Aborted),
             (
-                attach::Error::Api {
+                mounting::Error::NotFound { volume: volume() },
+                Code::NotFound,
+            ),
+            (mounting::Error::Starting, Code::Unavailable),
+            (
+                mounting::Error::Api {
                     volume: volume(),
                     source: api.into(),
                 },
                 Code::Unavailable,
             ),
             (
-                attach::Error::Refused {
+                mounting::Error::Refused {
                     volume: volume(),
                     why: "full".into(),
                 },
                 Code::FailedPrecondition,
             ),
             (
-                attach::Error::Different {
+                mounting::Error::Different {
                     volume: volume(),
                     path: path(),
                     why: "read-only".into(),
@@ -273,7 +275,7 @@ mod tests {
                 Code::AlreadyExists,
             ),
             (
-                attach::Error::Options(options::Unsupported {
+                mounting::Error::Options(options::Unsupported {
                     option: "MARKER".into(),
                     filesystem: FilesystemType::Ext4,
                 }),
@@ -315,21 +317,21 @@ mod tests {
                 Code::Internal,
             ),
             (
-                attach::Error::Statistics(statistics::Error::NotThere {
+                mounting::Error::Statistics(statistics::Error::NotThere {
                     image: uid(),
                     path: path(),
                 }),
                 Code::NotFound,
             ),
             (
-                attach::Error::Statistics(statistics::Error::Hung {
+                mounting::Error::Statistics(statistics::Error::Hung {
                     path: path(),
                     deadline: std::time::Duration::from_secs(1),
                 }),
                 Code::DeadlineExceeded,
             ),
         ] {
-            let status = Status::from(error);
+            let status = error.into_status();
             assert_eq!(status.code(), code, "{status:?}");
             assert!(!status.message().is_empty() && status.details().is_empty());
             assert!(!status.message().contains("MARKER"));
@@ -339,17 +341,17 @@ mod tests {
     #[test]
     fn a_check_that_goes_on_is_waited_for_and_one_that_failed_says_so() {
         let uid = "uid-1".parse::<cistern_host::Uid>().unwrap();
-        let of_image = |error: image::Error| attach::Error::Host(host::Error::Image(error));
+        let of_image = |error: image::Error| mounting::Error::Host(host::Error::Image(error));
         for (error, code) in [
             (
-                attach::Error::Checking {
+                mounting::Error::Checking {
                     volume: volume(),
                     why: "it is being checked".into(),
                 },
                 Code::Aborted,
             ),
             (
-                attach::Error::NotChecked {
+                mounting::Error::NotChecked {
                     volume: volume(),
                     why: "broken".into(),
                 },
@@ -363,7 +365,7 @@ mod tests {
                 Code::FailedPrecondition,
             ),
         ] {
-            let status = Status::from(error);
+            let status = error.into_status();
             assert_eq!(status.code(), code, "{status:?}");
             assert!(!status.message().is_empty() && status.details().is_empty());
         }
@@ -377,7 +379,7 @@ mod tests {
             host::Error::Writability { path: path() },
             host::Error::Busy { path: path() },
         ] {
-            let status = Status::from(attach::Error::Host(error));
+            let status = mounting::Error::Host(error).into_status();
             assert_eq!(status.code(), Code::FailedPrecondition, "{status:?}");
             assert!(status.message().contains("/path"), "{status:?}");
         }

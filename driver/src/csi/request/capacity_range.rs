@@ -1,9 +1,8 @@
 //! The size of a volume from the range that was asked for.
 
+use cistern_controller::volumes::SizeRange;
 use cistern_crds::{AccessType, Bytes, FilesystemType, size::GIB};
 use cistern_proto::csi::v1;
-
-use crate::volumes::SizeRange;
 
 /// Size of a volume for which nobody asked a size (CV-31).
 pub const DEFAULT_SIZE: Bytes = Bytes(GIB);

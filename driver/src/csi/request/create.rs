@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use cistern_controller::volumes::NewVolume;
 use cistern_crds::{
     AccessMode, AccessType, FilesystemType, MkfsOptions, Parameters, names::RESERVED_PREFIX,
     parameters::MKFS_OPTIONS, volume::ClaimReference,
@@ -9,12 +10,13 @@ use cistern_crds::{
 use cistern_proto::csi::v1;
 
 use super::{Error, capabilities, capacity_range, map, name, required, source, topology};
-use crate::{csi::capability::Capability, volumes::NewVolume};
+use crate::csi::capability::Capability;
+use crate::csi::request::FromRequest;
 
-impl TryFrom<v1::CreateVolumeRequest> for NewVolume {
+impl FromRequest<v1::CreateVolumeRequest> for NewVolume {
     type Error = Error;
 
-    fn try_from(request: v1::CreateVolumeRequest) -> Result<Self, Error> {
+    fn from_request(request: v1::CreateVolumeRequest) -> Result<Self, Error> {
         let name = name(request.name)?;
         required(
             "volume_capabilities",

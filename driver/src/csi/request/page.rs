@@ -1,6 +1,6 @@
 //! Which page of a list is asked for.
 
-use crate::objects::listing::{PageQuery, Token};
+use cistern_controller::objects::listing::{PageQuery, Token};
 
 /// Why there is no such page.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,15 +1,16 @@
 //! Requests about snapshots as types.
 
+use cistern_controller::snapshots::{NewSnapshot, SnapshotQuery};
 use cistern_crds::SnapshotParameters;
 use cistern_proto::csi::v1;
 
 use super::{Error, map, name, page, required, string, topology};
-use crate::snapshots::{NewSnapshot, SnapshotQuery};
+use crate::csi::request::FromRequest;
 
-impl TryFrom<v1::CreateSnapshotRequest> for NewSnapshot {
+impl FromRequest<v1::CreateSnapshotRequest> for NewSnapshot {
     type Error = Error;
 
-    fn try_from(request: v1::CreateSnapshotRequest) -> Result<Self, Error> {
+    fn from_request(request: v1::CreateSnapshotRequest) -> Result<Self, Error> {
         let name = name(request.name)?;
         let source_volume = id("source_volume_id", request.source_volume_id)?;
         map("parameters", &request.parameters)?;
@@ -69,13 +70,13 @@ mod tests {
     fn refusal(change: impl FnOnce(&mut v1::CreateSnapshotRequest)) -> Error {
         let mut request = request();
         change(&mut request);
-        NewSnapshot::try_from(request).unwrap_err()
+        NewSnapshot::from_request(request).unwrap_err()
     }
 
     // Shows: FLD-14.
     #[test]
     fn cs_02_cs_03_cs_17_a_snapshot_has_a_name_a_volume_and_known_parameters() {
-        let read = NewSnapshot::try_from(request()).unwrap();
+        let read = NewSnapshot::from_request(request()).unwrap();
         assert_eq!(read.consistency, Consistency::Filesystem);
         assert_eq!(read.requirement.requisite, None);
         let missing = |field| Error::Missing { field };

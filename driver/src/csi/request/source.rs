@@ -1,10 +1,10 @@
 //! What a new volume is to be a copy of.
 
+use cistern_controller::volumes::SourceReference;
 use cistern_crds::SourceKind;
 use cistern_proto::csi::v1::{self, volume_content_source::Type};
 
 use super::{Error, required, string};
-use crate::volumes::SourceReference;
 
 /// What a volume is to be made from (VCS-01, VCS-02).
 pub(super) fn parse(source: v1::VolumeContentSource) -> Result<SourceReference, Error> {

@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 
+use cistern_controller::volumes::NewVolume;
 use cistern_crds::{
     AccessMode, AccessType, Bytes, Provisioning, SourceKind, names,
     parameters::{FSTYPE, MKFS_OPTIONS},
@@ -10,7 +11,6 @@ use v1::volume_capability::{
 };
 
 use super::*;
-use crate::volumes::NewVolume;
 
 fn mount(fs_type: &str, mode: Mode) -> v1::VolumeCapability {
     v1::VolumeCapability {
@@ -48,7 +48,7 @@ fn request() -> v1::CreateVolumeRequest {
 fn read(change: impl FnOnce(&mut v1::CreateVolumeRequest)) -> Result<NewVolume, Error> {
     let mut request = request();
     change(&mut request);
-    NewVolume::try_from(request)
+    NewVolume::from_request(request)
 }
 
 #[test]
@@ -346,7 +346,7 @@ fn validate(
     };
     change(&mut request);
     let volume = read(|_| {}).unwrap().on_node("n1", None);
-    Ok(ValidateVolumeCapabilities::try_from(request)?.contradiction(&volume))
+    Ok(ValidateVolumeCapabilities::from_request(request)?.contradiction(&volume))
 }
 
 #[test]
@@ -551,7 +551,7 @@ proptest! {
     fn gen_13_no_request_makes_the_parser_panic_and_what_it_reads_is_within_bounds(
         request in any_request(),
     ) {
-        if let Ok(wanted) = NewVolume::try_from(request.clone()) {
+        if let Ok(wanted) = NewVolume::from_request(request.clone()) {
             let asked = request.capacity_range.unwrap_or_default();
             let size = wanted.size.chosen.to_i64();
             prop_assert!(size >= asked.required_bytes);

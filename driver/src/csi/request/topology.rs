@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use cistern_controller::volumes::Requirement;
 use cistern_crds::names;
 use cistern_proto::csi::v1;
-
-use crate::volumes::Requirement;
 
 /// Most characters of a key's prefix, a key's name and a value (FLD-06).
 const MAX: usize = 63;

@@ -11,6 +11,7 @@ use cistern_proto::csi::v1;
 
 use super::{Error, capabilities, map, required, volume_id};
 use crate::csi::capability::Capability;
+use crate::csi::request::FromRequest;
 
 /// Whether a volume can be used in some ways. What cannot be served is no error here (VVC-09).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,10 +26,10 @@ pub struct ValidateVolumeCapabilities {
     pub image: Option<String>,
 }
 
-impl TryFrom<v1::ValidateVolumeCapabilitiesRequest> for ValidateVolumeCapabilities {
+impl FromRequest<v1::ValidateVolumeCapabilitiesRequest> for ValidateVolumeCapabilities {
     type Error = Error;
 
-    fn try_from(request: v1::ValidateVolumeCapabilitiesRequest) -> Result<Self, Error> {
+    fn from_request(request: v1::ValidateVolumeCapabilitiesRequest) -> Result<Self, Error> {
         let volume_id = volume_id(request.volume_id)?;
         required(
             "volume_capabilities",

@@ -1,7 +1,7 @@
+use cistern_controller::objects::silence::Silence;
 use cistern_crds::Bytes;
 
 use super::*;
-use crate::objects::silence::Silence;
 
 /// Codes after which external-provisioner calls again, whatever happened to the claim.
 const CALLED_AGAIN: [Code; 4] = [
@@ -169,7 +169,7 @@ fn of_sources() -> Vec<Row> {
 #[test]
 fn gen_10_every_error_has_its_code_a_message_and_no_details() {
     for (error, code, _) in table() {
-        let status = Status::from(error);
+        let status = error.into_status();
         assert_eq!(status.code(), code, "{status}");
         assert!(
             !status.message().is_empty() && status.details().is_empty(),
@@ -242,7 +242,7 @@ fn cs_08_cs_13_ds_05_errors_of_snapshots_have_their_codes() {
             Code::InvalidArgument,
         ),
     ] {
-        let status = Status::from(error);
+        let status = error.into_status();
         assert_eq!(status.code(), code, "{status}");
         assert!(!status.message().is_empty() && status.details().is_empty());
     }

@@ -10,11 +10,11 @@ use cistern_crds::FilesystemType;
 
 use super::{VolumeSubject, VolumeTrouble};
 use crate::{
-    attach::block,
     id::Uid,
     image::Content,
     loopdev,
     mountinfo::Mount,
+    mounting::block,
     system::{DeviceNumber, System},
 };
 

@@ -7,7 +7,7 @@ use cistern_crds::Bytes;
 use cistern_host::{ExpandRequest, grow};
 use futures::FutureExt as _;
 
-use super::{Attach, finished, usage::Usage};
+use super::{Mounter, finished, usage::Usage};
 use crate::agent::blocking::on_host;
 
 /// Which volume is to have all of its image, and where it is in use.
@@ -30,7 +30,7 @@ pub struct Expand {
 pub enum Error {
     /// It cannot be worked on.
     #[error(transparent)]
-    Attach(#[from] super::Error),
+    Mounting(#[from] super::Error),
     /// It is not of the kind that the caller takes it for (NEV-05).
     #[error("volume {volume} is not as volume_capability says: {why}")]
     OtherWay {
@@ -50,7 +50,7 @@ pub enum Error {
     Grow(#[from] grow::Error),
 }
 
-impl Attach {
+impl Mounter {
     /// Gives a volume in use all of its image, and says how large it is then.
     pub async fn expand(&self, request: Expand) -> Result<Bytes, Error> {
         let guard = self.lock(&request.volume).await?;

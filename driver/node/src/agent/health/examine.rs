@@ -20,7 +20,7 @@ use crate::{
         desired::readable,
         pools::{Found, PoolLook},
     },
-    attach::usage::Volume,
+    mounting::usage::Volume,
 };
 
 impl Agent {

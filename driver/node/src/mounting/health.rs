@@ -14,7 +14,7 @@ use cistern_crds::{
 use cistern_host::{Uid, VolumeStatistics, statistics};
 use kube::ResourceExt as _;
 
-use super::{Attach, Error, finished};
+use super::{Error, Mounter, finished};
 use crate::agent::{blocking::on_host, desired::readable};
 
 /// Where a volume is, or should be, on this node; none where the caller does not say.
@@ -35,7 +35,7 @@ pub struct Examined {
     pub problems: Vec<VolumeProblem>,
 }
 
-impl Attach {
+impl Mounter {
     /// What is wrong with each pool of this node, by name.
     pub fn pools_health(&self) -> Vec<(String, Vec<PoolProblem>)> {
         self.agent.health.pools().into_iter().collect()

@@ -1,27 +1,31 @@
-//! Custom resources for tests.
+//! Custom resources for the tests of other crates.
 
-use chrono::{DateTime, Utc};
-use cistern_crds::{
+#![allow(
+    clippy::unwrap_used,
+    clippy::missing_panics_doc,
+    reason = "a test fails by panicking"
+)]
+
+use crate::{
     AccessMode, AccessType, Bytes, Consistency, FilesystemType, PoolSnapshot, PoolSnapshotGroup,
     PoolSnapshotGroupSpec, PoolSnapshotGroupStatus, PoolSnapshotSpec, PoolSnapshotStatus,
     PoolVolume, PoolVolumeSpec, PoolVolumeStatus, Provisioning,
     snapshot_group::GroupMember,
     volume::{FilesystemStatus, ImageStatus},
 };
-use cistern_host::{Content, Cut, Identity, Owner};
-
-use crate::agent::image::Image;
-
-pub(crate) const POOL_UUID: &str = "11111111-1111-4111-8111-111111111111";
-pub(crate) const FILESYSTEM_UUID: &str = "22222222-2222-4222-8222-222222222222";
+use chrono::{DateTime, Utc};
+/// UUID of the filesystem of the pool that the images are in.
+pub const POOL_UUID: &str = "11111111-1111-4111-8111-111111111111";
+/// UUID of the filesystem of [`ready_volume`].
+pub const FILESYSTEM_UUID: &str = "22222222-2222-4222-8222-222222222222";
 
 /// A moment in seconds.
-pub(crate) fn at(second: i64) -> DateTime<Utc> {
+pub fn at(second: i64) -> DateTime<Utc> {
     DateTime::from_timestamp(second, 0).unwrap()
 }
 
 /// A volume that was asked for.
-pub(crate) fn wanted_volume() -> PoolVolume {
+pub fn wanted_volume() -> PoolVolume {
     let spec = PoolVolumeSpec {
         requested_name: "pvc-1".into(),
         node_name: "node-1".into(),
@@ -43,7 +47,7 @@ pub(crate) fn wanted_volume() -> PoolVolume {
 }
 
 /// A volume that was admitted.
-pub(crate) fn admitted_volume() -> PoolVolume {
+pub fn admitted_volume() -> PoolVolume {
     PoolVolume {
         status: Some(PoolVolumeStatus {
             reserved: Some(Bytes::gib(1)),
@@ -54,7 +58,7 @@ pub(crate) fn admitted_volume() -> PoolVolume {
 }
 
 /// A volume that can be used.
-pub(crate) fn ready_volume() -> PoolVolume {
+pub fn ready_volume() -> PoolVolume {
     let mut volume = admitted_volume();
     let status = volume.status.as_mut().unwrap();
     status.size = Some(Bytes::gib(1));
@@ -72,13 +76,13 @@ pub(crate) fn ready_volume() -> PoolVolume {
 }
 
 /// A volume whose custom resource somebody deletes.
-pub(crate) fn being_deleted(mut volume: PoolVolume) -> PoolVolume {
-    volume.metadata.deletion_timestamp = Some(cistern_crds::time::to_kubernetes(at(200)));
+pub fn being_deleted(mut volume: PoolVolume) -> PoolVolume {
+    volume.metadata.deletion_timestamp = Some(crate::time::to_kubernetes(at(200)));
     volume
 }
 
 /// A snapshot of [`ready_volume`] that was asked for.
-pub(crate) fn wanted_snapshot() -> PoolSnapshot {
+pub fn wanted_snapshot() -> PoolSnapshot {
     let volume = wanted_volume().spec;
     let spec = PoolSnapshotSpec {
         requested_name: "snapshot-1".into(),
@@ -100,7 +104,7 @@ pub(crate) fn wanted_snapshot() -> PoolSnapshot {
 }
 
 /// A snapshot that was admitted, and thought to keep 64 MiB.
-pub(crate) fn admitted_snapshot() -> PoolSnapshot {
+pub fn admitted_snapshot() -> PoolSnapshot {
     PoolSnapshot {
         status: Some(PoolSnapshotStatus {
             reserved: Some(Bytes::mib(64)),
@@ -111,7 +115,7 @@ pub(crate) fn admitted_snapshot() -> PoolSnapshot {
 }
 
 /// A snapshot that can be used.
-pub(crate) fn ready_snapshot() -> PoolSnapshot {
+pub fn ready_snapshot() -> PoolSnapshot {
     let volume = ready_volume().status.unwrap();
     let mut snapshot = admitted_snapshot();
     let status = snapshot.status.as_mut().unwrap();
@@ -126,7 +130,7 @@ pub(crate) fn ready_snapshot() -> PoolSnapshot {
 }
 
 /// A group of [`ready_snapshot`] alone that was taken.
-pub(crate) fn ready_group() -> PoolSnapshotGroup {
+pub fn ready_group() -> PoolSnapshotGroup {
     let spec = PoolSnapshotGroupSpec {
         requested_name: "group-1".into(),
         node_name: "node-1".into(),
@@ -143,41 +147,4 @@ pub(crate) fn ready_group() -> PoolSnapshotGroup {
         ..PoolSnapshotGroupStatus::default()
     });
     group
-}
-
-/// The image of [`ready_volume`] as a look at the disk finds it.
-pub(crate) fn image_of_volume() -> Image {
-    image_of("uid-1", Owner::Volume("pvc-1".into()), 500)
-}
-
-/// The image of [`ready_snapshot`] as a look at the disk finds it.
-pub(crate) fn image_of_snapshot() -> Image {
-    let cut = Cut {
-        name: "snapshot-1".into(),
-        volume: "pvc-1".into(),
-        source: "uid-1".parse().unwrap(),
-        time: at(300),
-    };
-    image_of("uid-of-snapshot-1", Owner::Snapshot(cut), 100)
-}
-
-fn image_of(uid: &str, owner: Owner, format_time: i64) -> Image {
-    let found = cistern_host::Image {
-        uid: uid.parse().unwrap(),
-        identity: Some(Identity {
-            owner,
-            uid: uid.parse().unwrap(),
-            pool_uuid: POOL_UUID.parse().unwrap(),
-            size: Bytes::gib(1),
-            content: Content::Filesystem {
-                filesystem: FilesystemType::Ext4,
-                uuid: FILESYSTEM_UUID.parse().unwrap(),
-            },
-            provisioning: Provisioning::Thin,
-            source: None,
-        }),
-        size: Bytes::gib(1),
-        allocated: Bytes::mib(64),
-    };
-    Image::read(&found, at(format_time)).unwrap()
 }

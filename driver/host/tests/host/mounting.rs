@@ -8,7 +8,9 @@ use std::{
 };
 
 use cistern_crds::{Bytes, FilesystemType, Provisioning};
-use cistern_host::{Image, MountOptions, Pool, VolumeStatistics, attach::Error, image, statistics};
+use cistern_host::{
+    Image, MountOptions, Pool, VolumeStatistics, image, mounting::Error, statistics,
+};
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind};
 
 use crate::harness::{

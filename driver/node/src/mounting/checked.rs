@@ -12,10 +12,10 @@
 use std::{sync::Arc, time::Duration};
 
 use cistern_client::Chain;
-use cistern_host::{Checking, Content, Staged, attach as host, grow, image};
+use cistern_host::{Checking, Content, Staged, grow, image, mounting as host};
 use tokio::time::timeout;
 
-use super::{Attach, Error, LOCK_PATIENCE, Stage, stage_request, unfit};
+use super::{Error, LOCK_PATIENCE, Mounter, Stage, stage_request, unfit};
 use crate::agent::{
     blocking::{on_host, to_its_end},
     checks::{self, Outcome, Ticket},
@@ -24,7 +24,7 @@ use crate::agent::{
 /// How long a call waits for a check: most take a moment.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-impl Attach {
+impl Mounter {
     /// Mounts a volume at its staging path, or puts its device there.
     pub async fn stage(&self, request: Stage) -> Result<(), Error> {
         self.is_not_checked(&request.volume)?;

@@ -15,7 +15,8 @@ use cistern_client::Chain;
 use cistern_crds::{FilesystemType, PoolVolume, Reason, names};
 use cistern_host::{
     BlockPublishRequest, BlockStageRequest, Checking, Content, MountOptions, Pool, PublishRequest,
-    Root, StageRequest, Staged, Uuid, VolumeStatistics, attach as host, image, options, statistics,
+    Root, StageRequest, Staged, Uuid, VolumeStatistics, image, mounting as host, options,
+    statistics,
 };
 use tokio::time::timeout;
 
@@ -44,7 +45,7 @@ const STATISTICS_DEADLINE: Duration = Duration::from_secs(10);
 
 /// What the Node service does to the volumes of this node.
 #[derive(Clone, Debug)]
-pub struct Attach {
+pub struct Mounter {
     agent: Arc<Agent>,
 }
 
@@ -177,7 +178,7 @@ pub enum Error {
     },
 }
 
-impl Attach {
+impl Mounter {
     /// Over the volumes that the agent keeps.
     pub fn new(agent: Arc<Agent>) -> Self {
         Self { agent }

@@ -1,0 +1,20 @@
+//! The node plugin of the CSI driver: the agent that reconciles this node's pools, volumes and
+//! snapshots, and what the Node service and `fsck` do on the node.
+//!
+//! ```text
+//! agent    → custom resources, cistern-host
+//! mounting → agent (what is there), cistern-host (mounts)
+//! metadata → agent, cistern-host (extents)
+//! fsck     → custom resources, cistern-host (inventory)
+//! ```
+//!
+//! *Invariant:* this crate and the controller meet in the custom resources and nowhere else.
+
+pub mod agent;
+pub mod fsck;
+pub mod locks;
+pub mod metadata;
+pub mod mounting;
+
+#[cfg(test)]
+mod testing;

@@ -1,0 +1,44 @@
+//! Custom resources and images for tests.
+
+pub(crate) use cistern_crds::testing::*;
+use cistern_crds::{Bytes, FilesystemType, Provisioning};
+use cistern_host::{Content, Cut, Identity, Owner};
+
+use crate::agent::image::Image;
+
+/// The image of [`ready_volume`] as a look at the disk finds it.
+pub(crate) fn image_of_volume() -> Image {
+    image_of("uid-1", Owner::Volume("pvc-1".into()), 500)
+}
+
+/// The image of [`ready_snapshot`] as a look at the disk finds it.
+pub(crate) fn image_of_snapshot() -> Image {
+    let cut = Cut {
+        name: "snapshot-1".into(),
+        volume: "pvc-1".into(),
+        source: "uid-1".parse().unwrap(),
+        time: at(300),
+    };
+    image_of("uid-of-snapshot-1", Owner::Snapshot(cut), 100)
+}
+
+fn image_of(uid: &str, owner: Owner, format_time: i64) -> Image {
+    let found = cistern_host::Image {
+        uid: uid.parse().unwrap(),
+        identity: Some(Identity {
+            owner,
+            uid: uid.parse().unwrap(),
+            pool_uuid: POOL_UUID.parse().unwrap(),
+            size: Bytes::gib(1),
+            content: Content::Filesystem {
+                filesystem: FilesystemType::Ext4,
+                uuid: FILESYSTEM_UUID.parse().unwrap(),
+            },
+            provisioning: Provisioning::Thin,
+            source: None,
+        }),
+        size: Bytes::gib(1),
+        allocated: Bytes::mib(64),
+    };
+    Image::read(&found, at(format_time)).unwrap()
+}
