@@ -20,7 +20,7 @@ use crate::{
     node_service::Place,
     pools::is_not_ready,
     said,
-    snapshots::{stage, status_of, sums, unstage, write},
+    snapshots::{is, stage, status_of, sums, unstage, write},
     status,
 };
 
@@ -268,6 +268,51 @@ async fn after_a_restore_under_new_uids_every_volume_and_snapshot_has_its_data()
     let mounted = stage(&node, &one, "one").await;
     assert_eq!(sums(&node, &mounted).await, before);
     unstage(&node, &one, "one").await;
+    node.remove_group(&group).await;
+    node.finish().await;
+}
+
+// A backup brings objects back in any order, and a group may have its moment before its snapshots.
+#[tokio::test]
+async fn snapshots_that_come_back_after_the_moment_of_their_group_adopt_their_images_and_are_never_taken_anew()
+ {
+    let node = Fixture::start("agent-restored-group").await;
+    let one = node.volume("one", Bytes::mib(64)).await;
+    let two = node.volume("two", Bytes::mib(64)).await;
+    let group = node.create_group(&[&one, &two], Consistency::Crash).await;
+    let (group_before, members) = node.answered_group(&group).await;
+    let [kept, lost] = &members[..] else {
+        panic!("{members:?}");
+    };
+    let image = lost.image().unwrap().uid.clone();
+    node.shell("mv $0/$1 $0/../../kept", &[&image]).await;
+
+    let mut backup = node.lose().await;
+    let snapshots = std::mem::take(&mut backup.snapshots);
+    node.bring_back(backup).await;
+    let moment = Patch::Merge(json!({"status": group_before.status}));
+    let written = node
+        .groups()
+        .patch_status(&group, &PatchParams::default(), &moment)
+        .await;
+    written.unwrap();
+    bring_back(&node.api(), snapshots).await;
+
+    let found = node.ready_snapshot(&kept.name_any()).await;
+    assert_eq!(found.image(), kept.image());
+    assert_eq!(
+        status_of(&found).creation_time,
+        status_of(kept).creation_time
+    );
+    let missing = is(ConditionType::Ready, "False", Reason::ImageMissing);
+    node.snapshot_until(&lost.name_any(), "to miss its image", missing)
+        .await;
+    let count = node.shell("ls $0 | wc -l", &[]).await;
+    assert_eq!(count.trim(), "3", "two volumes and a snapshot");
+
+    node.shell("mv $0/../../kept $0/$1", &[&image]).await;
+    let found = node.ready_snapshot(&lost.name_any()).await;
+    assert_eq!(found.image(), lost.image());
     node.remove_group(&group).await;
     node.finish().await;
 }

@@ -161,9 +161,17 @@ impl Node {
     {
         let api: Api<K> = self.all();
         api.create(&PostParams::default(), &wish).await.unwrap();
-        let name = wish.name_any();
+        self.ready(&wish.name_any()).await
+    }
+
+    /// An object once it can be used.
+    async fn ready<K>(&self, name: &str) -> K
+    where
+        K: Stored + Clone + DeserializeOwned + std::fmt::Debug,
+    {
+        let api: Api<K> = self.all();
         eventually(&format!("{name} to be ready"), SOON, async || {
-            let object = api.get(&name).await.unwrap();
+            let object = api.get(name).await.unwrap();
             if condition::holds(object.conditions(), ConditionType::Ready) {
                 Ok(object)
             } else {

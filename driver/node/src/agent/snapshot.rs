@@ -22,7 +22,7 @@ use kube::{ResourceExt as _, runtime::controller::Action};
 
 use self::{
     status::{Outcome, Own},
-    take::Taken,
+    take::{Origin, Taken},
 };
 use super::{
     Agent,
@@ -64,8 +64,8 @@ impl Kind for PoolSnapshot {
                 Ok(Action::await_change())
             }
             Stage::Admit | Stage::Admitted => {
-                let consistency = snapshot.spec.consistency;
-                let taken = take::take(agent, vec![snapshot.clone()], consistency).await?;
+                let origin = Origin::New(snapshot.spec.consistency);
+                let taken = take::take(agent, vec![snapshot.clone()], origin).await?;
                 Ok(match taken {
                     Taken::Ready(_) | Taken::Refused(_) | Taken::Overtaken => {
                         Action::await_change()

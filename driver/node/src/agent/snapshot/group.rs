@@ -1,7 +1,8 @@
 //! Groups: snapshots of several volumes of this node at one moment.
 //!
 //! *Invariant:* the group says its moment after every one of its snapshots does, and is never taken
-//! a second time.
+//! a second time. Objects that are restored from a backup come in any order, so a group may have its
+//! moment before its snapshots: then each of them adopts its image.
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
@@ -10,12 +11,12 @@ use cistern_crds::{
 };
 use kube::{ResourceExt as _, runtime::controller::Action};
 
-use super::take::{Taken, take};
+use super::take::{Origin, Taken, take};
 use crate::agent::{
     Agent,
     desired::readable,
-    outcome::{conclude, deletion_held},
-    pass::LOCKED,
+    outcome::{Stage, conclude, deletion_held, stage},
+    pass::{Kept as _, LOCKED},
     work::{Error, Kind, Work},
 };
 
@@ -35,55 +36,86 @@ impl Kind for PoolSnapshotGroup {
     }
 
     async fn pass(agent: &Agent, group: &Self) -> Result<Action, Error> {
-        let name = group.name_any();
-        if is_over(group) {
+        if is_unwanted(group) {
             write(agent, group, None).await?;
             return Ok(Action::await_change());
         }
-        let Some(members) = members(agent, group) else {
-            // Each of them asks for a pass when it comes.
+        if is_taken(group) {
+            write(agent, group, None).await?;
+            return adopt(agent, group).await;
+        }
+        // Each member asks for a pass when it comes.
+        let members: Option<Vec<_>> = members(agent, group).collect();
+        let Some(members) = members else {
             return Ok(Action::await_change());
         };
-        let taken = take(agent, members, group.spec.consistency).await?;
+        let taken = take(agent, members, Origin::New(group.spec.consistency)).await?;
         write(agent, group, Some(&taken)).await?;
-        let retries = &agent.groups.retries;
-        Ok(match taken {
-            Taken::Busy => Action::requeue(LOCKED),
-            Taken::Overtaken => Action::await_change(),
-            Taken::Ready(_) | Taken::Refused(_) => {
-                retries.forget(&name);
-                Action::await_change()
-            }
-            Taken::NotYet(why) => {
-                let wait = retries.failed(name.clone());
-                tracing::warn!(group = name, ?why, ?wait, "not as desired");
-                Action::requeue(wait)
-            }
-        })
+        Ok(next(agent, group, &taken))
     }
 
     fn gone(_: &Agent, _: &str) {}
 }
 
-/// Whether nothing of the group is to be taken any more.
-fn is_over(group: &PoolSnapshotGroup) -> bool {
+/// Whether the group has its moment, so that nothing of it is taken any more.
+fn is_taken(group: &PoolSnapshotGroup) -> bool {
     let status = group.status.as_ref();
-    let is_taken = status.is_some_and(|status| status.creation_time.is_some());
-    is_taken || group.spec.deletion_requested || group.metadata.deletion_timestamp.is_some()
+    status.is_some_and(|status| status.creation_time.is_some())
 }
 
-/// The snapshots of a group; none before all of them are seen, each as the agent wrote it last.
-fn members(agent: &Agent, group: &PoolSnapshotGroup) -> Option<Vec<PoolSnapshot>> {
+/// Whether the group is being deleted.
+fn is_unwanted(group: &PoolSnapshotGroup) -> bool {
+    group.spec.deletion_requested || group.metadata.deletion_timestamp.is_some()
+}
+
+/// Has each snapshot of a group that was taken adopt its image, as far as it has not yet. One whose
+/// image is missing keeps no other from its own.
+async fn adopt(agent: &Agent, group: &PoolSnapshotGroup) -> Result<Action, Error> {
+    let mut outcome = Taken::Overtaken;
+    for member in members(agent, group).flatten().filter(is_to_be_adopted) {
+        let taken = take(agent, vec![member], Origin::Existing).await?;
+        if matches!(taken, Taken::NotYet(_) | Taken::Busy) {
+            outcome = taken;
+        }
+    }
+    Ok(next(agent, group, &outcome))
+}
+
+/// Whether a snapshot of a group that was taken waits for its image.
+fn is_to_be_adopted(snapshot: &PoolSnapshot) -> bool {
+    matches!(stage(snapshot), Stage::Admit | Stage::Admitted) && !snapshot.is_announced()
+}
+
+/// When to come back to a group after an attempt.
+fn next(agent: &Agent, group: &PoolSnapshotGroup, taken: &Taken) -> Action {
     let name = group.name_any();
-    let members = group.spec.members.iter().map(|member| {
+    let retries = &agent.groups.retries;
+    match taken {
+        Taken::Busy => Action::requeue(LOCKED),
+        Taken::Overtaken => Action::await_change(),
+        Taken::Ready(_) | Taken::Refused(_) => {
+            retries.forget(&name);
+            Action::await_change()
+        }
+        Taken::NotYet(why) => {
+            let wait = retries.failed(name.clone());
+            tracing::warn!(group = name, ?why, ?wait, "not as desired");
+            Action::requeue(wait)
+        }
+    }
+}
+
+/// The snapshots of a group, each as the agent wrote it last; none in place of one that is not seen.
+fn members(agent: &Agent, group: &PoolSnapshotGroup) -> impl Iterator<Item = Option<PoolSnapshot>> {
+    let name = group.name_any();
+    group.spec.members.iter().map(move |member| {
         let copy = || agent.desired.snapshot(&member.snapshot);
         let snapshot = agent.desired.own_writes().read(copy).ok()??;
         let snapshot = readable(&snapshot)?;
         let is_ours = snapshot.spec.group_name.as_ref() == Some(&name)
             && snapshot.spec.source_volume == member.volume;
         is_ours.then(|| snapshot.clone())
-    });
-    members.collect()
+    })
 }
 
 /// Writes what became of a group, if that is news.
@@ -171,18 +203,18 @@ mod tests {
         let taken = after(&group, Some(&Taken::Ready(at(300))), at(301));
         assert_eq!(taken.creation_time, Some(at(300)));
         group.status = Some(taken.clone());
-        assert!(is_over(&group));
+        assert!(is_taken(&group));
         assert_eq!(after(&group, None, at(302)), taken);
     }
 
     #[test]
     fn r07_nothing_is_taken_for_a_group_that_is_to_go() {
-        assert!(!is_over(&wanted_group()));
+        assert!(!is_unwanted(&wanted_group()));
         let mut unwanted = wanted_group();
         unwanted.spec.deletion_requested = true;
-        assert!(is_over(&unwanted));
+        assert!(is_unwanted(&unwanted));
         let mut leaving = wanted_group();
         leaving.metadata.deletion_timestamp = Some(cistern_crds::time::to_kubernetes(at(1)));
-        assert!(is_over(&leaving));
+        assert!(is_unwanted(&leaving));
     }
 }

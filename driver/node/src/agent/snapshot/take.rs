@@ -76,13 +76,23 @@ impl Why {
     }
 }
 
+/// Where the images of snapshots come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// They are taken now, unless their images exist already.
+    New(Consistency),
+    /// They were taken before. A snapshot whose image is missing is not taken again, because its data
+    /// would be of another moment.
+    Existing,
+}
+
 /// Takes snapshots, as far as they are not taken yet, and writes what became of each.
 pub async fn take(
     agent: &Agent,
     mut snapshots: Vec<PoolSnapshot>,
-    consistency: Consistency,
+    origin: Origin,
 ) -> Result<Taken, Error> {
-    let taken = match attempt(agent, &mut snapshots, consistency).await {
+    let taken = match attempt(agent, &mut snapshots, origin).await {
         Ok(moment) => return Ok(Taken::Ready(moment)),
         Err(Stop::Error(error)) => return Err(error),
         Err(Stop::Taken(taken)) => taken,
@@ -107,7 +117,7 @@ pub async fn take(
 async fn attempt(
     agent: &Agent,
     snapshots: &mut [PoolSnapshot],
-    consistency: Consistency,
+    origin: Origin,
 ) -> Result<DateTime<Utc>, Stop> {
     if let Some(refused) = snapshots.iter().find_map(refusal) {
         let reason = Reason::parse(&refused.reason).unwrap_or(Reason::CutFailed);
@@ -116,12 +126,12 @@ async fn attempt(
     }
     for snapshot in &mut *snapshots {
         match stage(snapshot) {
-            Stage::Admit => *snapshot = admit(agent, snapshot).await?,
+            Stage::Admit => *snapshot = admit(agent, snapshot, origin).await?,
             Stage::Admitted => {}
             Stage::Rest | Stage::Reclaim => return Err(Stop::Taken(Taken::Overtaken)),
         }
     }
-    let images = cut(agent, snapshots, consistency).await?;
+    let images = cut(agent, snapshots, origin).await?;
     cover(agent, snapshots, &images).await?;
     let mut moment = (agent.now)();
     for (snapshot, image) in snapshots.iter().zip(images) {
@@ -136,7 +146,11 @@ async fn attempt(
 }
 
 /// Promises a snapshot what was written to its source, or what it keeps if it is there already.
-async fn admit(agent: &Agent, snapshot: &PoolSnapshot) -> Result<PoolSnapshot, Stop> {
+async fn admit(
+    agent: &Agent,
+    snapshot: &PoolSnapshot,
+    origin: Origin,
+) -> Result<PoolSnapshot, Stop> {
     let pass = Pass::over(agent, snapshot);
     let refused = |reason, message: String| refused(snapshot, reason, &message);
     let (look, usable) = pass
@@ -151,6 +165,7 @@ async fn admit(agent: &Agent, snapshot: &PoolSnapshot) -> Result<PoolSnapshot, S
             promised.map_err(|error| refused(error.reason(), error.to_string()))?;
             (image.allocated, Some(image.image))
         }
+        None if origin == Origin::Existing => return Err(lost(snapshot)),
         None => match agent.closed(&look) {
             None => (promise_new(&pass, &look, &usable).await?, None),
             Some(message) => return Err(refused(Reason::PoolNotReady, message)),
@@ -220,7 +235,7 @@ struct Cutting {
 async fn cut(
     agent: &Agent,
     snapshots: &[PoolSnapshot],
-    consistency: Consistency,
+    origin: Origin,
 ) -> Result<Vec<Image>, Stop> {
     let mut cutting = Vec::new();
     for snapshot in snapshots {
@@ -234,9 +249,11 @@ async fn cut(
     }
     let guard = hold(agent, snapshots).await?;
     let (root, clock) = (agent.root.clone(), agent.now);
-    let is_settled = snapshots.iter().any(is_settled);
+    let is_settled = origin == Origin::Existing || snapshots.iter().any(is_settled);
     let work = on_host(guard, move || {
-        if !is_settled {
+        if let Origin::New(consistency) = origin
+            && !is_settled
+        {
             cut_all(&root, &cutting, consistency, clock)?;
         }
         let look = |it: &Cutting| look(&it.pool, &it.snapshot, it.formatted);
@@ -387,6 +404,12 @@ fn naming(snapshot: &PoolSnapshot, message: &str) -> String {
 fn refused(snapshot: &PoolSnapshot, reason: Reason, message: &str) -> Stop {
     let message = naming(snapshot, message);
     Stop::Taken(Taken::Refused(Why { reason, message }))
+}
+
+/// The image of a snapshot that was taken before is missing. It may come back with its disk.
+fn lost(snapshot: &PoolSnapshot) -> Stop {
+    let message = "its group was taken before, and its image is not on the disk";
+    not_yet(Reason::ImageMissing, naming(snapshot, message))
 }
 
 fn not_yet(reason: Reason, message: String) -> Stop {
