@@ -40,9 +40,10 @@ impl Kind for PoolSnapshotGroup {
             write(agent, group, None).await?;
             return Ok(Action::await_change());
         }
-        if is_taken(group) {
+        if let Some(moment) = moment(group) {
             write(agent, group, None).await?;
-            return adopt(agent, group).await;
+            let adopted = adopt(agent, group, moment).await?;
+            return Ok(next(agent, group, &adopted));
         }
         // Each member asks for a pass when it comes.
         let members: Option<Vec<_>> = members(agent, group).collect();
@@ -57,10 +58,9 @@ impl Kind for PoolSnapshotGroup {
     fn gone(_: &Agent, _: &str) {}
 }
 
-/// Whether the group has its moment, so that nothing of it is taken any more.
-fn is_taken(group: &PoolSnapshotGroup) -> bool {
-    let status = group.status.as_ref();
-    status.is_some_and(|status| status.creation_time.is_some())
+/// The moment of a group that was taken: nothing of it is taken any more.
+fn moment(group: &PoolSnapshotGroup) -> Option<DateTime<Utc>> {
+    group.status.as_ref()?.creation_time
 }
 
 /// Whether the group is being deleted.
@@ -70,15 +70,19 @@ fn is_unwanted(group: &PoolSnapshotGroup) -> bool {
 
 /// Has each snapshot of a group that was taken adopt its image, as far as it has not yet. One whose
 /// image is missing keeps no other from its own.
-async fn adopt(agent: &Agent, group: &PoolSnapshotGroup) -> Result<Action, Error> {
-    let mut outcome = Taken::Overtaken;
+async fn adopt(
+    agent: &Agent,
+    group: &PoolSnapshotGroup,
+    moment: DateTime<Utc>,
+) -> Result<Taken, Error> {
+    let mut all = Taken::Ready(moment);
     for member in members(agent, group).flatten().filter(is_to_be_adopted) {
-        let taken = take(agent, vec![member], Origin::Existing).await?;
-        if matches!(taken, Taken::NotYet(_) | Taken::Busy) {
-            outcome = taken;
+        match take(agent, vec![member], Origin::Existing).await? {
+            Taken::Ready(_) => {}
+            not => all = not,
         }
     }
-    Ok(next(agent, group, &outcome))
+    Ok(all)
 }
 
 /// Whether a snapshot of a group that was taken waits for its image.
@@ -203,7 +207,7 @@ mod tests {
         let taken = after(&group, Some(&Taken::Ready(at(300))), at(301));
         assert_eq!(taken.creation_time, Some(at(300)));
         group.status = Some(taken.clone());
-        assert!(is_taken(&group));
+        assert_eq!(moment(&group), Some(at(300)));
         assert_eq!(after(&group, None, at(302)), taken);
     }
 
