@@ -9,10 +9,10 @@ use cistern_e2e::{
     eventually,
 };
 use k8s_openapi::api::{
-    core::v1::{Node, PersistentVolumeClaim, Pod},
+    core::v1::{ContainerStatus, Node, PersistentVolumeClaim, Pod},
     storage::v1::CSINode,
 };
-use kube::{ResourceExt as _, api::ListParams};
+use kube::{ResourceExt, api::ListParams};
 use serde_json::json;
 
 #[tokio::test]
@@ -75,12 +75,20 @@ async fn the_folder_of_the_plugin_holds_its_socket_and_nothing_else() {
         return;
     };
     Test::run("plugin-folder", async |test| {
-        for node in test.cluster.component("node").await.keys() {
+        for node in names_of_nodes(test).await {
             let folder = format!("/var/lib/kubelet/plugins/{}", names::DRIVER);
-            let found = harness
-                .shell(node, &format!("find {folder} -mindepth 1"))
-                .await;
-            assert_eq!(found.trim(), format!("{folder}/csi.sock"), "{node}");
+            let list = format!("find {folder} -mindepth 1");
+            let what = format!("{node} to have the socket alone in {folder}");
+            // Another test may have taken the plugin away for a while.
+            eventually(&what, PATIENCE, async || {
+                let found = harness.shell(&node, &list).await;
+                if found.trim() == format!("{folder}/csi.sock") {
+                    Ok(())
+                } else {
+                    Err(found)
+                }
+            })
+            .await;
         }
     })
     .await;
@@ -89,23 +97,39 @@ async fn the_folder_of_the_plugin_holds_its_socket_and_nothing_else() {
 #[tokio::test]
 async fn lif_03_lif_05_the_plugin_runs_from_its_image_and_is_registered_on_every_node() {
     Test::run("everywhere", async |test| {
-        let all = ListParams::default();
-        let pods: BTreeMap<String, Pod> = test.cluster.component("node").await;
-        for node in test.all::<Node>().list(&all).await.unwrap() {
-            let name = node.name_any();
-            let status = pods[&name].status.as_ref().unwrap();
-            let containers = status.container_statuses.as_ref().unwrap();
-            assert!(!containers.is_empty(), "{name}");
-            for container in containers {
-                let is_of_an_image = container.image_id.contains("sha256:");
-                assert!(container.ready && is_of_an_image, "{container:?}");
-            }
-            let drivers = test.all::<CSINode>().get(&name).await.unwrap().spec.drivers;
-            let mut drivers = drivers.iter();
-            assert!(drivers.any(|driver| driver.name == names::DRIVER), "{name}");
+        for node in names_of_nodes(test).await {
+            let what = format!("the plugin to run on {node} and to be registered");
+            // Another test may have taken the plugin away for a while.
+            eventually(&what, PATIENCE, async || {
+                runs_and_is_registered(test, &node).await
+            })
+            .await;
         }
     })
     .await;
+}
+
+async fn names_of_nodes(test: &Test) -> Vec<String> {
+    let nodes = test.all::<Node>().list(&ListParams::default()).await;
+    nodes.unwrap().iter().map(ResourceExt::name_any).collect()
+}
+
+/// What lacks for the plugin to run from an image on a node and to be registered with its kubelet.
+async fn runs_and_is_registered(test: &Test, node: &str) -> Result<(), String> {
+    let mut pods: BTreeMap<String, Pod> = test.cluster.component("node").await;
+    let pod = pods.remove(node).ok_or("it has no pod")?;
+    let containers = pod.status.and_then(|status| status.container_statuses);
+    let containers = containers.unwrap_or_default();
+    let runs = |it: &ContainerStatus| it.ready && it.image_id.contains("sha256:");
+    if containers.is_empty() || !containers.iter().all(runs) {
+        return Err(format!("{containers:?}"));
+    }
+    let drivers = test.all::<CSINode>().get(node).await.unwrap().spec.drivers;
+    if drivers.iter().any(|driver| driver.name == names::DRIVER) {
+        Ok(())
+    } else {
+        Err(format!("{drivers:?}"))
+    }
 }
 
 async fn on_node(test: &Test, node: &str, pool: &str) -> Option<serde_json::Value> {
