@@ -7,8 +7,8 @@
 # Every setting can be given as a variable; those with a default have it here.
 
 # Of Debian the images have what runs in them and nothing else: no shell, no interpreter, no package manager. Some tools
-# are for people only, as in `kubectl exec ... -- xfs_repair -n /dev/loop3`. dpkg's words and the licences are for those
-# who look what is in an image.
+# are for people only, as in `kubectl exec ... -- xfs_repair -n /dev/loop3`. dpkg's status files and the licences show
+# scanners and users what an image contains.
 FROM debian:bookworm-slim AS debian
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends btrfs-progs e2fsprogs xfsprogs \

@@ -1,4 +1,4 @@
-# Everything that people and CI run. `make` lists it.
+# The commands for developers and CI. `make` lists them.
 SHELL := /bin/bash
 CACHE := $(or $(CISTERN_CACHE),$(HOME)/.cache/cistern)
 DENY := $(CACHE)/cargo-deny-0.20.2/bin/cargo-deny
@@ -10,25 +10,25 @@ SCRIPTS := $(shell grep -rlE '^\#!/bin/(ba)?sh|^\# shellcheck shell=' e2e .ci --
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## Install and build what tests and demo need, once, into a cache (root: Debian packages)
+setup: ## Install Debian packages (root) and build the programs that tests and demo need, into a cache
 	e2e/cluster/prepare
 
 build: ## Compile everything for development
 	cargo build --workspace
 
-kubectl-plugin: ## Compile the kubectl plugin, and say where to put it
+kubectl-plugin: ## Compile the kubectl plugin, and print how to install it
 	cargo build --release --locked --package kubectl-cistern
-	@echo 'Put it where your PATH leads, for example:  sudo install $(or $(CARGO_TARGET_DIR),target)/release/kubectl-cistern /usr/local/bin/'
-	@echo 'Completion of its own name:  source <(kubectl-cistern completion bash)'
+	@echo 'Copy it to a folder in your PATH, for example:  sudo install $(or $(CARGO_TARGET_DIR),target)/release/kubectl-cistern /usr/local/bin/'
+	@echo 'Completion for the command kubectl-cistern:  source <(kubectl-cistern completion bash)'
 
-generate: ## Write crds/*.yaml from the Rust types, and the alert rules for prometheus-operator
-	cargo run --quiet --package cistern-crds --bin crdgen crds
+generate: ## Write crds/*.yaml and docs/conditions.md from the Rust types, and the alert rules for prometheus-operator
+	cargo run --quiet --package cistern-crds --bin crdgen crds docs
 	e2e/prometheus-rule >manifests/monitoring/prometheus-operator/rules.yaml
 
 fmt: ## Format the code
 	cargo fmt --all
 
-check: ## The quick part: format, lints, unit tests, generated files, requirements, licences
+check: ## The quick checks: format, lints, unit tests, generated files, requirements, licences
 	e2e/steps check
 
 test: ## Everything: check, host, virtual machine, API server, csi-sanity, and the cluster's tests on kind
@@ -46,13 +46,13 @@ test-api: ## Operator, controller, agent and csi-sanity against a real API serve
 test-cluster: ## The tests on kind
 	e2e/steps cluster
 
-requirements: ## Which test shows which requirement of CSI; fails on one that none does
+requirements: ## List the test of each CSI requirement; fails if one has none
 	@cargo run --quiet --locked --package cistern-e2e --bin requirements $(if $(QUIET),>/dev/null)
 
-bench: ## What Cistern costs, each figure beside something measured in the same run (root)
+bench: ## Benchmarks, each with a reference measured in the same run (root)
 	e2e/steps bench
 
-storage-suite: ## A smoke run of Kubernetes' own storage tests on the cluster that is up
+storage-suite: ## Kubernetes' own storage tests on the running cluster
 	e2e/cluster/prepare --what storage-suite
 	e2e/cluster/load storage-suite
 	KUBECONFIG=$(KUBECONFIG_OF_CLUSTER) e2e/storage-suite/run
@@ -60,13 +60,13 @@ storage-suite: ## A smoke run of Kubernetes' own storage tests on the cluster th
 cluster-up: ## Bring up a kind cluster with three workers; needs no registry
 	e2e/cluster/up
 
-cluster-down: ## Remove it and all it left
+cluster-down: ## Remove the cluster and everything it created
 	e2e/cluster/down
 
 images: ## Build the images and load them into the cluster
 	e2e/cluster/build-images
 
-demo: ## From nothing to a pod whose data survives it, on a kind cluster
+demo: ## Install Cistern on a kind cluster, and show a volume that outlives its pod
 	e2e/cluster/prepare --what cluster
 	e2e/cluster/up
 	e2e/cluster/build-images
@@ -82,7 +82,7 @@ $(DENY):
 	CARGO_TARGET_DIR=$(CACHE)/build-cargo-deny cargo install --quiet --locked cargo-deny --version 0.20.2 --root $(CACHE)/cargo-deny-0.20.2
 	rm -rf $(CACHE)/build-cargo-deny
 
-clean: ## Remove what cargo built (the cache of programs and images stays)
+clean: ## Remove cargo's output (the cache of programs and images is kept)
 	cargo clean
 
 .PHONY: help kubectl-plugin requirements bench storage-suite setup build generate fmt check test test-host test-vm test-api test-cluster cluster-up cluster-down images demo lint-scripts deny clean

@@ -1,8 +1,8 @@
-//! Makes Rust of the .proto files, without `protoc`.
+//! Generates Rust code from the .proto files, without `protoc`.
 
 #![expect(
     clippy::disallowed_methods,
-    reason = "cargo tells a build script its output folder by the environment"
+    reason = "cargo passes the output directory to a build script in the environment"
 )]
 
 use std::{env, error::Error, fs, path::Path};
@@ -38,9 +38,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     fs::write(Path::new(&env::var("OUT_DIR")?).join("debug.rs"), debug)?;
 
     tonic_prost_build::configure()
-        // An RPC nobody has written answers UNIMPLEMENTED.
+        // An RPC without an implementation returns UNIMPLEMENTED.
         .generate_default_stubs(true)
-        // Same message, same bytes, same text.
+        // Maps are sorted, so that equal messages have equal bytes and texts.
         .btree_map(".")
         .skip_debug(secretive.iter().map(MessageDescriptor::full_name))
         // Its Debug is in src/lib.rs.
@@ -49,7 +49,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Whether the protocol says that the field's value must not be logged.
+/// Whether the protocol marks the field as a secret, which must not be logged.
 fn is_secret(field: &FieldDescriptor, option: &ExtensionDescriptor) -> bool {
     field.options().get_extension(option).as_bool() == Some(true)
 }

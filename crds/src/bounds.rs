@@ -1,24 +1,24 @@
-//! How large what a status says may be. The schemas take no more, writers cut their texts to it, and the
-//! admission policy of the nodes counts the bytes: a node in the wrong hands cannot make its objects so
-//! large that whoever lists them runs out of memory.
+//! Size limits of statuses. The schemas enforce them, writers truncate their texts to them, and the
+//! admission policy of the nodes counts the bytes: a compromised node cannot make its objects so
+//! large that clients that list them run out of memory.
 
-/// Conditions in a list.
+/// Maximum number of conditions in a list.
 pub const CONDITIONS: usize = 8;
-/// Problems in a list.
+/// Maximum number of problems in a list.
 pub const PROBLEMS: usize = 8;
-/// Bytes of the message of a condition, or of what does not belong together on a node. A schema counts
-/// characters, so that it takes every text of so many bytes.
+/// Maximum bytes of the message of a condition or a drift finding. A schema counts characters, so it
+/// accepts every text of this many bytes.
 pub const MESSAGE: usize = 1024;
-/// Bytes of the message of a problem.
+/// Maximum bytes of the message of a problem.
 pub const PROBLEM: usize = 512;
-/// Bytes of the name of a type or reason.
+/// Maximum bytes of the name of a type or reason.
 pub const NAME: usize = 64;
-/// Bytes of all types, reasons and messages of an object that is not a StorageNode, together. With its
-/// other fields it stays below 16 KiB. `manifests/base/node-policy.yaml` states the same number.
+/// Maximum bytes of all types, reasons and messages of an object, except a StorageNode, in total. With
+/// its other fields the object stays below 16 KiB. `manifests/base/node-policy.yaml` states the same number.
 pub const TEXTS: usize = 13 << 10;
 
-/// The text, cut to so many bytes between two characters.
-pub fn cut(mut text: String, bytes: usize) -> String {
+/// Truncates the text to at most `bytes` bytes, at a character boundary.
+pub fn truncate(mut text: String, bytes: usize) -> String {
     text.truncate(text.floor_char_boundary(bytes));
     text
 }
@@ -28,15 +28,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_is_cut_between_two_characters() {
-        assert_eq!(cut("aü".to_owned(), 3), "aü");
-        assert_eq!(cut("aü".to_owned(), 2), "a");
-        assert_eq!(cut("ü".repeat(1000), MESSAGE).len(), MESSAGE);
-        assert_eq!(cut(String::new(), 5), "");
+    fn a_text_is_truncated_at_a_character_boundary() {
+        assert_eq!(truncate("aü".to_owned(), 3), "aü");
+        assert_eq!(truncate("aü".to_owned(), 2), "a");
+        assert_eq!(truncate("ü".repeat(1000), MESSAGE).len(), MESSAGE);
+        assert_eq!(truncate(String::new(), 5), "");
     }
 
     #[test]
-    fn whoever_keeps_to_the_bounds_of_each_text_keeps_to_the_bound_of_all() {
+    fn texts_within_their_own_bounds_are_within_the_total_bound() {
         // Types, reasons and severities are names of this crate, none of which has more.
         const OWN_NAME: usize = 24;
         let conditions = CONDITIONS * (2 * OWN_NAME + MESSAGE);

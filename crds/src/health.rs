@@ -1,8 +1,8 @@
-//! What is wrong with a volume or a pool, in one vocabulary: the status, both dialects of CSI, the
-//! events and the metrics all tell of the same problems.
+//! Problems of volumes and pools. The status, both health APIs of CSI, the events and the metrics
+//! report the same problems.
 //!
-//! *Invariant:* a problem is told by its (severity, reason), of which a list holds each once, and it
-//! stays in the list for as long as it lasts, also when a worse one has come (CLH-05, CLH-06).
+//! *Invariant:* (severity, reason) identifies a problem, and a list holds each pair once. A problem
+//! stays in the list as long as it lasts, also beside a worse one (CLH-05, CLH-06).
 
 use chrono::{DateTime, Utc};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -10,71 +10,68 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     bounds,
-    condition::{ConditionType, Finding, Reason},
-    parameters::{FilesystemType, Provisioning},
-    size::Bytes,
-    volume::{AccessType, SourceKind},
+    condition::ConditionUpdate,
+    reason::{ConditionType, Reason},
 };
 
-/// How bad a problem of a volume is, the least first. The words of CSI 1.13.
+/// Severity of a volume's problem, in ascending order, with the names of CSI 1.13.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
 pub enum VolumeSeverity {
-    /// It works, but not as well as it should.
+    /// The volume works, but not as well as it should.
     Degraded,
-    /// It cannot be used.
+    /// The volume cannot be used.
     Inaccessible,
-    /// Data is gone for good, or will be when its last user ends.
+    /// Data is lost, or will be when the last pod stops using the volume.
     DataLoss,
 }
 
-/// How bad a problem of a pool on a node is, the least first. The words of CSI 1.13.
+/// Severity of a pool's problem on a node, in ascending order, with the names of CSI 1.13.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
 pub enum PoolSeverity {
-    /// It works, but not as well as it should, or not for long.
+    /// The pool works, but not as well as it should, or not for long.
     Degraded,
-    /// It cannot be read or written.
+    /// The pool cannot be read or written.
     Unreachable,
 }
 
-/// One thing that is wrong.
+/// A problem of a volume or a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Problem<Severity> {
-    /// How bad it is.
+    /// Severity of the problem.
     pub severity: Severity,
-    /// What it is, for programs: the name of a [`Reason`].
+    /// Machine-readable reason in CamelCase; see docs/conditions.md.
     #[schemars(length(max = bounds::NAME))]
     pub reason: String,
-    /// What it is and what to do, for people: a sentence.
+    /// Human-readable description of the problem and what to do.
     #[schemars(length(max = bounds::PROBLEM))]
     pub message: String,
-    /// When it was seen first.
+    /// When the problem was first observed.
     pub since: DateTime<Utc>,
 }
 
-/// One thing that is wrong with a volume.
+/// A problem of a volume.
 pub type VolumeProblem = Problem<VolumeSeverity>;
-/// One thing that is wrong with a pool on a node.
+/// A problem of a pool on a node.
 pub type PoolProblem = Problem<PoolSeverity>;
 
-/// `Healthy` of something with these problems: its reason is that of the worst, and the first of
-/// those.
-pub fn healthy<Severity: Copy + Ord>(problems: &[Problem<Severity>]) -> Finding {
+/// The condition `Healthy` for these problems. Its reason is that of the first of the worst problems.
+pub fn healthy<Severity: Copy + Ord>(problems: &[Problem<Severity>]) -> ConditionUpdate {
     let worst = problems
         .iter()
         .rev()
         .max_by_key(|problem| problem.severity)
         .map(|problem| (Reason::parse(&problem.reason), problem));
     match worst {
-        None => Finding::new(ConditionType::Healthy, true, Reason::AsDesired, ""),
-        Some((reason, problem)) => Finding::new(
+        None => ConditionUpdate::new(ConditionType::Healthy, true, Reason::Reconciled, ""),
+        Some((reason, problem)) => ConditionUpdate::new(
             ConditionType::Healthy,
             false,
-            // Written by a newer version; the message tells.
+            // Written by a newer version; the message describes it.
             reason.unwrap_or(Reason::OtherProblem),
             match problems.len() {
                 1 => problem.message.clone(),
@@ -84,83 +81,7 @@ pub fn healthy<Severity: Copy + Ord>(problems: &[Problem<Severity>]) -> Finding 
     }
 }
 
-/// An image in a pool that no custom resource claims. It is kept, and takes its room.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct Orphan {
-    /// Name of the image in the pool.
-    #[schemars(length(max = 64))]
-    pub image: String,
-    /// The room that it takes.
-    pub size: Bytes,
-    /// What it says itself of what it is; none where that cannot be read.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub identity: Option<OrphanIdentity>,
-    /// When nobody was first seen to claim it.
-    pub since: DateTime<Utc>,
-    /// The node that the custom resource of the image is on, where there is one and it names another
-    /// node: the image belongs there, and is never reclaimed here.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 253))]
-    pub belongs_to: Option<String>,
-    /// When it was moved to the trash of the pool, from where it goes for good after as long again;
-    /// none while it is where it was. See `reclaimOrphansAfterHours` of the StoragePool.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub trashed_since: Option<DateTime<Utc>>,
-}
-
-/// What an image without a custom resource says of itself: enough to make one that adopts it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct OrphanIdentity {
-    /// Of which kind it is.
-    pub kind: SourceKind,
-    /// Name of the PoolVolume or PoolSnapshot that made it.
-    #[schemars(length(max = 253))]
-    pub name: String,
-    /// Of a snapshot: the volume that it is of.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 253))]
-    pub source_volume: Option<String>,
-    /// Name of the image that it was made from.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 64))]
-    pub source_image: Option<String>,
-    /// Of a snapshot: its moment.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub creation_time: Option<DateTime<Utc>>,
-    /// Its size: that of the volume.
-    pub volume_size: Bytes,
-    /// A filesystem, or the bare block device.
-    pub access_type: AccessType,
-    /// The filesystem in it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub filesystem: Option<FilesystemType>,
-    /// Whether its space was reserved in full.
-    pub provisioning: Provisioning,
-}
-
-/// Something on a node that does not belong together, as `cistern-driver fsck` tells it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct Drift {
-    /// What kind of thing it is, for programs.
-    #[schemars(length(max = bounds::NAME))]
-    pub kind: String,
-    /// Which one.
-    #[schemars(length(max = bounds::MESSAGE))]
-    pub object: String,
-    /// What is known of it and what may be done, for people.
-    #[schemars(length(max = bounds::MESSAGE))]
-    pub message: String,
-    /// When it was seen first.
-    pub since: DateTime<Utc>,
-}
-
-/// Orphans of a pool, and findings of a node, that a status tells of at most.
-pub const LISTED: usize = 64;
-
-/// A list of problems: a map keyed by severity and reason.
+/// Schema of a list of problems: a map list keyed by severity and reason.
 pub(crate) fn problems_schema<Severity: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",
@@ -168,27 +89,6 @@ pub(crate) fn problems_schema<Severity: JsonSchema>(generator: &mut SchemaGenera
         "items": Problem::<Severity>::json_schema(generator),
         "x-kubernetes-list-type": "map",
         "x-kubernetes-list-map-keys": ["severity", "reason"],
-    })
-}
-
-/// A list of orphans: a map keyed by the image.
-pub(crate) fn orphans_schema(generator: &mut SchemaGenerator) -> Schema {
-    json_schema!({
-        "type": "array",
-        "maxItems": LISTED,
-        "items": Orphan::json_schema(generator),
-        "x-kubernetes-list-type": "map",
-        "x-kubernetes-list-map-keys": ["image"],
-    })
-}
-
-/// A list of findings, written whole by one writer.
-pub(crate) fn drift_schema(generator: &mut SchemaGenerator) -> Schema {
-    json_schema!({
-        "type": "array",
-        "maxItems": LISTED,
-        "items": Drift::json_schema(generator),
-        "x-kubernetes-list-type": "atomic",
     })
 }
 
@@ -222,9 +122,9 @@ mod tests {
     }
 
     #[test]
-    fn a_problem_of_a_newer_version_is_one_all_the_same() {
+    fn an_unknown_reason_of_a_newer_version_becomes_other_problem() {
         let mut strange = problem(VolumeSeverity::Degraded, Reason::Pending);
-        strange.reason = "NobodyKnows".to_owned();
+        strange.reason = "UnknownReason".to_owned();
         assert_eq!(healthy(&[strange]).reason, Reason::OtherProblem);
     }
 }

@@ -1,7 +1,7 @@
 //! The API of Cistern: its custom resources, the StorageClass parameters, and every name both
 //! binaries share.
 //!
-//! *Invariant:* nothing here does I/O; the crate's `kube` has no client to call.
+//! *Invariant:* this crate does no I/O; its `kube` dependency has no client.
 
 #![allow(
     unreachable_pub,
@@ -10,37 +10,42 @@
 
 pub mod bounds;
 pub mod condition;
+mod conditions_page;
+pub mod drift;
+pub mod has_image;
 pub mod health;
-pub mod mkfs_options;
 pub mod names;
 pub mod node;
 pub mod parameters;
 pub mod pool;
+pub mod reason;
 pub mod removal;
-pub mod size;
 pub mod snapshot;
 pub mod snapshot_group;
 pub mod snapshot_parameters;
-pub mod stored;
 #[cfg(feature = "testing")]
 pub mod testing;
 pub mod time;
 pub mod unclaimed;
 pub mod volume;
 
-pub use condition::{Condition, ConditionStatus, ConditionType, Reason};
-pub use health::{Drift, Orphan, PoolProblem, PoolSeverity, VolumeProblem, VolumeSeverity};
-pub use mkfs_options::MkfsOptions;
+pub use cistern_types::{
+    Bytes, Consistency, FilesystemType, MkfsOptions, Provisioning, mkfs_options, size,
+};
+pub use condition::{Condition, ConditionStatus};
+pub use conditions_page::conditions_page;
+pub use drift::{Drift, Orphan};
+pub use has_image::HasImage;
+pub use health::{PoolProblem, PoolSeverity, VolumeProblem, VolumeSeverity};
 pub use node::{
     NodePool, NodePoolStatus, PoolOwner, StorageNode, StorageNodeSpec, StorageNodeStatus,
 };
-pub use parameters::{FilesystemType, Parameters, Provisioning};
+pub use parameters::Parameters;
 pub use pool::{PoolLimits, PoolSource, StoragePool, StoragePoolSpec, StoragePoolStatus};
-pub use size::Bytes;
-pub use snapshot::{Consistency, PoolSnapshot, PoolSnapshotSpec, PoolSnapshotStatus};
+pub use reason::{ConditionType, EventReason, Reason};
+pub use snapshot::{PoolSnapshot, PoolSnapshotSpec, PoolSnapshotStatus};
 pub use snapshot_group::{PoolSnapshotGroup, PoolSnapshotGroupSpec, PoolSnapshotGroupStatus};
 pub use snapshot_parameters::SnapshotParameters;
-pub use stored::Stored;
 pub use volume::{
     AccessMode, AccessType, ContentSource, PoolVolume, PoolVolumeSpec, PoolVolumeStatus, SourceKind,
 };
@@ -50,7 +55,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use kube::CustomResourceExt as _;
 
-/// Every CustomResourceDefinition of Cistern, in the order in which a reader meets them.
+/// All CustomResourceDefinitions of Cistern.
 pub fn definitions() -> Vec<CustomResourceDefinition> {
     let mut definitions = vec![
         StoragePool::crd(),
@@ -73,7 +78,7 @@ pub fn definitions() -> Vec<CustomResourceDefinition> {
     definitions
 }
 
-/// The API server warns about formats that it does not know, and Rust's unsigned numbers are some.
+/// Removes the formats of Rust's unsigned numbers, about which the API server warns.
 fn drop_foreign_formats(schema: &mut JSONSchemaProps) {
     schema.format.take_if(|format| format.starts_with("uint"));
     for property in schema

@@ -1,4 +1,4 @@
-//! Every name that two parties must agree on: groups, labels, finalizers, field managers, keys.
+//! Names that several components share: API groups, labels, finalizers, field managers, keys.
 
 use std::fmt::Write as _;
 
@@ -8,9 +8,10 @@ use sha2::{Digest as _, Sha256};
 pub const DRIVER: &str = "csi.cistern.storage";
 /// API group of the custom resources.
 pub const GROUP: &str = "cistern.storage";
-/// The one topology key; its value is [`topology_value`] of the node's name.
+/// The only topology key. Its value is [`topology_value`] of the node's name.
 pub const TOPOLOGY_KEY: &str = "topology.cistern.storage/node";
-/// Holds an object until its data is gone (volumes) or nothing depends on it (pools, nodes).
+/// Finalizer that holds an object until its data is removed (volumes) or nothing depends on it (pools,
+/// nodes).
 pub const FINALIZER: &str = "cistern.storage/data";
 
 /// Field manager of the driver's controller mode.
@@ -20,31 +21,31 @@ pub const AGENT_MANAGER: &str = "cistern-agent";
 /// Field manager of the operator.
 pub const OPERATOR_MANAGER: &str = "cistern-operator";
 
-/// Label on what the operator makes (capacity objects), so that it touches nothing else.
+/// Label on objects that the operator makes (capacity objects), so that it changes no others.
 pub const MANAGED_BY_LABEL: &str = "app.kubernetes.io/managed-by";
-/// Label of the node plugin's pods, by which the operator finds the agent of a node.
+/// Label of the node plugin's pods. The operator finds the agent of a node by it.
 pub const COMPONENT_LABEL: &str = "app.kubernetes.io/component";
 /// Value of [`COMPONENT_LABEL`] on the node plugin's pods.
 pub const NODE_COMPONENT: &str = "node";
 /// Label that names the pool on a PoolVolume.
 pub const POOL_LABEL: &str = "cistern.storage/pool";
 
-/// Annotation of a StorageNode by which a person lets the node take over a pool that this cluster does
-/// not know: the UUID of the pool's filesystem.
+/// Annotation of a StorageNode with which an administrator lets the node take over a pool that this
+/// cluster does not know: the UUID of the pool's filesystem.
 pub const TAKE_OVER_ANNOTATION: &str = "cistern.storage/take-over";
 
-/// Keys with this prefix in parameters and contexts are the container orchestrator's. CV-22, K8S-01.
+/// Prefix of keys in parameters and contexts that the sidecars of Kubernetes add. CV-22, K8S-01.
 pub const RESERVED_PREFIX: &str = "csi.storage.k8s.io/";
 
-/// The one key of ours in a volume's context, and with it in its PersistentVolume: the name of its
-/// image, which stays the same when the PoolVolume comes back from a backup.
+/// Cistern's only key in a volume's context, and so in its PersistentVolume: the name of its image, which
+/// stays the same when the PoolVolume is restored from a backup.
 pub const IMAGE_CONTEXT: &str = "cistern.storage/image";
 
-/// Set by the scheduler on a claim once it has chosen the node.
+/// Annotation that the scheduler sets on a claim once it has chosen the node.
 pub const SELECTED_NODE_ANNOTATION: &str = "volume.kubernetes.io/selected-node";
 
-/// The value of [`TOPOLOGY_KEY`] for a node: its name, or a hash where the name is longer than the
-/// 63 characters that a label value and CSI allow (TOP-13).
+/// The value of [`TOPOLOGY_KEY`] for a node: its name, or a hash if the name is longer than the 63
+/// characters that a label value and CSI allow (TOP-13).
 pub fn topology_value(node: &str) -> String {
     if node.len() <= 63 {
         node.to_owned()
@@ -55,8 +56,8 @@ pub fn topology_value(node: &str) -> String {
 
 /// The name of the PoolVolume, and so the volume id, for a CSI volume name.
 ///
-/// A name that is a DNS label stays as it is (`pvc-<uid>`, as the provisioner makes them); any
-/// other becomes `vol-<hash>`, and the original is kept in the spec to be compared (CV-13, SAN-12).
+/// A DNS label is kept (`pvc-<uid>` from the provisioner). Any other name becomes `vol-<hash>`, and the
+/// spec keeps the original for comparison (CV-13, SAN-12).
 pub fn volume_name(requested: &str) -> String {
     object_name("vol", requested)
 }
@@ -73,8 +74,8 @@ pub fn snapshot_group_name(requested: &str) -> String {
     object_name("group", requested)
 }
 
-/// The name of the PoolSnapshot of one volume in a group. No request can ask for it: a control
-/// character is refused in names (FLD-12).
+/// The name of the PoolSnapshot of one volume in a group. No request can result in the same name,
+/// because control characters are refused in names (FLD-12).
 pub fn group_member_name(group: &str, volume: &str) -> String {
     format!("snap-{}", short_hash(&format!("{group}\0{volume}")))
 }
@@ -102,8 +103,8 @@ pub fn short_hash(text: &str) -> String {
     )
 }
 
-/// Whether a volume, a snapshot or a group of them can have this id: a DNS label. Anything else
-/// names nothing of ours, and must not become part of a path or a URL.
+/// Whether a volume, a snapshot or a group can have this id: a DNS label. Any other id is unknown and
+/// must not become part of a path or a URL.
 pub fn is_id(name: &str) -> bool {
     let alphanumeric = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
     (1..=63).contains(&name.len())
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn cs_11_a_member_of_a_group_has_a_name_that_no_request_can_ask_for() {
+    fn cs_11_no_request_results_in_the_name_of_a_group_member() {
         let member = group_member_name("group-1", "pvc-1");
         assert!(is_id(&member));
         assert_ne!(snapshot_name(&member), member);

@@ -1,20 +1,21 @@
-//! `StorageNode`: which pools a node carries, and what its agent says of them.
+//! `StorageNode`: the pools that a node carries, and the state that its agent reports.
 
 use std::collections::BTreeMap;
 
+use cistern_types::{Bytes, Provisioning};
 use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    condition::{self, Condition, ConditionStatus, ConditionType, Reason},
-    health::{self, Drift, Orphan, PoolProblem, PoolSeverity},
-    parameters::Provisioning,
+    condition::{self, Condition, ConditionStatus},
+    drift::{self, Drift, Orphan},
+    health::{self, PoolProblem, PoolSeverity},
     pool::{PoolLimits, PoolSource},
-    size::Bytes,
+    reason::{ConditionType, Reason},
 };
 
-/// One node of the cluster, named as the Node.
+/// Desired state of the pools on one node. The operator writes it; the object has the Node's name.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "cistern.storage",
@@ -28,7 +29,7 @@ use crate::{
     doc = "The pools that one node carries. Written by Cistern, never by hand.",
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
     printcolumn = r#"{"name":"Healthy","type":"string","jsonPath":".status.conditions[?(@.type==\"Healthy\")].status"}"#,
-    printcolumn = r#"{"name":"Pools","type":"string","jsonPath":".status.poolsSummary","description":"Each pool, and the room in it for thin volumes"}"#,
+    printcolumn = r#"{"name":"Pools","type":"string","jsonPath":".status.poolsSummary","description":"Each pool and its room for thin volumes"}"#,
     printcolumn = r#"{"name":"Registered","type":"string","jsonPath":".status.conditions[?(@.type==\"TopologyRegistered\")].status"}"#,
     printcolumn = r#"{"name":"Agent","type":"string","jsonPath":".status.conditions[?(@.type==\"AgentReporting\")].status"}"#,
     printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
@@ -36,62 +37,69 @@ use crate::{
 )]
 #[serde(rename_all = "camelCase")]
 pub struct StorageNodeSpec {
-    /// Topology segments of the node, as the driver tells kubelet.
+    /// Topology segments that the driver reports to kubelet for the node. Set by the operator.
     #[schemars(schema_with = "segments_schema")]
     pub topology: BTreeMap<String, String>,
-    /// Which machine the node is: `status.nodeInfo.machineID` of its Node.
+    /// Machine identity of the node: `status.nodeInfo.machineID` of its Node. Set by the operator;
+    /// absent if the Node has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub machine_id: Option<String>,
-    /// The pools that the node carries.
+    /// Pools that the node carries. Set by the operator from the StoragePools; empty by default.
     #[serde(default)]
     #[schemars(schema_with = "pools_schema::<NodePool>")]
     pub pools: Vec<NodePool>,
 }
 
-/// A pool as one node is to carry it: the part of the StoragePool's spec that the agent needs.
+/// Desired state of a pool on one node: the part of the StoragePool's spec that the agent needs.
+/// The operator writes it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodePool {
     /// Name of the StoragePool.
     #[schemars(length(max = 63))]
     pub name: String,
-    /// UID of the StoragePool: the name of its files on the node.
+    /// UID of the StoragePool; also the name of its files on the node.
     #[schemars(length(max = 64))]
     pub uid: String,
-    /// Where the space comes from.
+    /// Where the space comes from, as in the StoragePool.
     pub source: PoolSource,
-    /// As in the StoragePool, or 100 while that holds thick volumes or snapshots of them.
+    /// How much may be reserved for thin volumes, in percent of the usable space: that of the
+    /// StoragePool, or 100 while the pool holds thick volumes or snapshots of them.
     pub overcommit_percent: u32,
-    /// As in the StoragePool.
+    /// Share of the pool's filesystem that is not used for volumes, in percent, as in the
+    /// StoragePool.
     pub reserved_percent: u32,
-    /// As in the StoragePool.
+    /// Limits of the pool on the node, as in the StoragePool.
     #[serde(default)]
     pub limits: PoolLimits,
-    /// As in the StoragePool.
+    /// Hours after which an orphaned image moves to the trash, as in the StoragePool. Absent if
+    /// orphans are kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reclaim_orphans_after_hours: Option<u32>,
-    /// The pool no longer belongs to this node: it takes no new volumes and goes when it is empty.
+    /// True if the pool no longer belongs to this node; default false. It then takes no new
+    /// volumes, and the agent removes it once it is empty.
     #[serde(default)]
     pub retiring: bool,
-    /// The node may take the pool over that says this of itself: `status.pools[].belongsTo`, once
-    /// the other node is gone or no longer carries it.
+    /// Permits the node to take over the pool whose owner is exactly this
+    /// (`status.pools[].belongsTo`). Set by the operator once the other node is gone or no longer
+    /// carries the pool; absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub take_over: Option<PoolOwner>,
 }
 
-/// What a pool on a disk says of itself: which node it belongs to.
+/// Owner of a pool, as the marker on its disk states it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolOwner {
-    /// Name of the node.
+    /// Name of the node that owns the pool.
     #[schemars(length(max = 253))]
     pub node: String,
-    /// Identity of the machine that the node was.
+    /// Machine identity of that node. Absent if the node had none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub machine_id: Option<String>,
-    /// UID of the StoragePool.
+    /// UID of the StoragePool that the pool was created for.
     #[schemars(length(max = 64))]
     pub pool_uid: String,
     /// UUID of the pool's filesystem.
@@ -99,37 +107,41 @@ pub struct PoolOwner {
     pub filesystem_uuid: String,
 }
 
-/// What agent (`pools`) and operator (`conditions`) say of the node.
+/// Observed state of the node. The agent writes `pools`, `poolsSummary`, `drift` and
+/// `observedGeneration`; the operator writes `conditions`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct StorageNodeStatus {
-    /// The generation of the spec that `pools` answers: written by the agent of the node, once it
-    /// has looked at every pool of that spec. A pool that leaves is gone when an answer lacks it.
+    /// Generation of the spec that `pools` describes. The agent writes it once it has processed
+    /// every pool of that spec; absent before. A removed pool is gone once `pools` of the current
+    /// generation lacks it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Written by the agent of the node.
+    /// Pools on the node. Written by the agent; absent until it has processed one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "pools_schema::<NodePoolStatus>")]
     pub pools: Vec<NodePoolStatus>,
-    /// Written by the agent of the node, for people: each pool, and the room in it for thin volumes.
+    /// Each pool and its room for thin volumes, for display. Written by the agent; absent if there
+    /// is no pool.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 8192))]
     pub pools_summary: String,
-    /// Written by the agent of the node: what on it does not belong together, the first of it. What
-    /// is wrong with a volume stands in that volume.
+    /// Inconsistencies between the node and the custom resources, at most 64. Written by the agent;
+    /// absent if none is known. Problems of a volume are in the status of the PoolVolume.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(schema_with = "health::drift_schema")]
+    #[schemars(schema_with = "drift::drift_schema")]
     pub drift: Vec<Drift>,
-    /// `Ready`, `Healthy`, `TopologyRegistered`, `AgentReporting`, `DeletionHeld`: written by the
-    /// operator.
+    /// Conditions of type `Ready`, `Healthy`, `TopologyRegistered`, `AgentReporting` and
+    /// `DeletionHeld`. Written by the operator; absent until it has processed the node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "condition::list_schema")]
     pub conditions: Vec<Condition>,
 }
 
 impl StorageNodeStatus {
-    /// Why nobody can tell how the pools of the node are, and since when: the Node is gone, or its agent
-    /// has been silent for longer than a restart takes. The operator says so.
+    /// The reason why the state of the node's pools is unknown, with the condition that says since
+    /// when: the Node is gone, or its agent has been silent for longer than a restart takes. The
+    /// operator sets it.
     pub fn silence(&self) -> Option<(Reason, &Condition)> {
         let healthy = condition::find(&self.conditions, ConditionType::Healthy)?;
         let reason = Reason::parse(&healthy.reason)?;
@@ -142,7 +154,8 @@ impl StorageNodeStatus {
     }
 }
 
-/// A pool as it is on one node.
+/// Observed state of a pool on one node. The agent writes every field; sizes and numbers are 0
+/// until the pool is open.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodePoolStatus {
@@ -152,59 +165,62 @@ pub struct NodePoolStatus {
     /// UID of the StoragePool.
     #[schemars(length(max = 64))]
     pub uid: String,
-    /// UUID of the pool's filesystem. Once it stands here the pool is never made again.
+    /// UUID of the pool's filesystem. Absent until the pool is created; once it is set, the pool is
+    /// never created again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub filesystem_uuid: Option<String>,
-    /// The device, where the source is one.
+    /// Path of the block device in use. Absent if the source is an image file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub device: Option<String>,
-    /// What tells that device from every other, whatever its path: the world-wide name or serial
-    /// number of the disk. Beside the listed paths only a device of this identity is looked at.
+    /// Identity of the disk that does not depend on its path: world-wide name or serial number.
+    /// Besides the listed paths, the agent considers only the device with this identity. Absent if
+    /// the source is an image file or the disk has no identity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub device_identity: Option<String>,
-    /// The pool that was found here belongs to another node, and is not used.
+    /// Owner of the pool found on the disk, if it is another node; the pool is then not used.
+    /// Absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub belongs_to: Option<PoolOwner>,
-    /// Size of the image file or device that the pool's filesystem covers.
+    /// Size in bytes of the image file or device that the pool's filesystem covers.
     #[serde(default)]
     pub size: Bytes,
-    /// Space for volumes: what was free when the pool was made or grown, less what is kept back.
+    /// Bytes for volumes and snapshots: `empty` less `reservedPercent`.
     #[serde(default)]
     pub usable: Bytes,
-    /// What was free when the pool's filesystem was made or last grown.
+    /// Bytes that were free when the pool's filesystem was created or last grown.
     #[serde(default)]
     pub empty: Bytes,
-    /// Bytes that the ledger holds for volumes and snapshots.
+    /// Bytes that the ledger reserves for volumes and snapshots.
     #[serde(default)]
     pub reserved: Bytes,
-    /// Room for thin volumes. Zero when the pool takes none.
+    /// Bytes available for new thin volumes. 0 if the pool takes none.
     #[serde(default)]
     pub thin_room: Bytes,
-    /// Room for thick volumes. Zero when the pool takes none.
+    /// Bytes available for new thick volumes. 0 if the pool takes none.
     #[serde(default)]
     pub thick_room: Bytes,
-    /// Volumes in the ledger.
+    /// Number of volumes in the ledger.
     #[serde(default)]
     pub volumes: u32,
-    /// Snapshots in the ledger.
+    /// Number of snapshots in the ledger.
     #[serde(default)]
     pub snapshots: u32,
-    /// Bytes that the ledger holds for snapshots: part of `reserved`.
+    /// Bytes that the ledger reserves for snapshots; part of `reserved`.
     #[serde(default)]
     pub reserved_for_snapshots: Bytes,
-    /// What is wrong with the pool on this node. Empty where nothing is known to be.
+    /// Current problems of the pool on this node. Absent if none is known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "health::problems_schema::<PoolSeverity>")]
     pub problems: Vec<PoolProblem>,
-    /// Images that no custom resource claims, the oldest orphans of them. They are kept, and take
-    /// their room.
+    /// Images that no custom resource claims, the oldest first, at most 64. They are kept and
+    /// occupy space. Absent if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(schema_with = "health::orphans_schema")]
+    #[schemars(schema_with = "drift::orphans_schema")]
     pub orphans: Vec<Orphan>,
-    /// `Ready` and `Healthy` of this pool on this node.
+    /// Conditions of type `Ready` and `Healthy` of the pool on this node.
     #[serde(default)]
     #[schemars(schema_with = "condition::list_schema")]
     pub conditions: Vec<Condition>,
@@ -216,7 +232,7 @@ impl NodePoolStatus {
         condition::holds(&self.conditions, ConditionType::Ready)
     }
 
-    /// Room for new volumes of a kind, all together.
+    /// Bytes available for new volumes with this provisioning, in total.
     pub fn room(&self, provisioning: Provisioning) -> Bytes {
         match provisioning {
             Provisioning::Thin => self.thin_room,
@@ -224,7 +240,8 @@ impl NodePoolStatus {
         }
     }
 
-    /// The largest new volume of a kind: overcommitment does not make one volume fit.
+    /// Size of the largest new volume with this provisioning. Overcommitment does not raise it: a volume
+    /// never exceeds the usable space.
     pub fn largest_volume(&self, provisioning: Provisioning) -> Bytes {
         self.room(provisioning).min(self.usable).round_down_to_mib()
     }
@@ -238,7 +255,7 @@ fn segments_schema(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// A list keyed by `name`, so that server-side apply merges it.
+/// Schema of a map list keyed by `name`, so that server-side apply merges it.
 fn pools_schema<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",

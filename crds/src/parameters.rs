@@ -1,139 +1,53 @@
-//! StorageClass parameters as a type, parsed by driver and operator with the same code.
+//! Parses the parameters of a StorageClass, for both driver and operator.
 
-use std::{collections::BTreeMap, fmt, str::FromStr};
+use std::collections::BTreeMap;
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-
-use crate::{
-    mkfs_options::{self, MkfsOptions},
-    names::RESERVED_PREFIX,
-    size::Bytes,
+use cistern_types::{
+    FilesystemType, MkfsOptions, Provisioning, filesystem::UnknownFilesystem, mkfs_options, shorten,
 };
+
+use crate::names::RESERVED_PREFIX;
 
 /// Parameter that names the StoragePool. Required.
 pub const POOL: &str = "pool";
-/// Parameter that says whether space is reserved in full: `thin` (default) or `thick`.
+/// Parameter for the provisioning: `thin` (default) or `thick`.
 pub const PROVISIONING: &str = "provisioning";
-/// Parameter with options for the tool that makes the filesystem, written as the tool takes them.
+/// Parameter with options for the mkfs tool, in the syntax of the tool.
 pub const MKFS_OPTIONS: &str = "mkfsOptions";
-/// Kubernetes' own parameter for the filesystem. The provisioner turns it into `fs_type`.
+/// Parameter of Kubernetes for the filesystem. The provisioner converts it to `fs_type`.
 pub const FSTYPE: &str = "csi.storage.k8s.io/fstype";
 
-/// Whether a volume's space is allocated when it is made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-pub enum Provisioning {
-    /// Allocated as it is written; freed by discard.
-    #[default]
-    Thin,
-    /// Reserved in full in the ledger and allocated on disk.
-    Thick,
-}
-
-impl FromStr for Provisioning {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        match text {
-            "thin" => Ok(Self::Thin),
-            "thick" => Ok(Self::Thick),
-            _ => Err(()),
-        }
-    }
-}
-
-/// A filesystem that a volume can carry.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum FilesystemType {
-    /// The default.
-    #[default]
-    Ext4,
-    /// XFS.
-    Xfs,
-    /// Btrfs, on this one device.
-    Btrfs,
-}
-
-impl FilesystemType {
-    /// All of them, for messages and tests.
-    pub const ALL: [Self; 3] = [Self::Ext4, Self::Xfs, Self::Btrfs];
-
-    /// The kernel's name.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Ext4 => "ext4",
-            Self::Xfs => "xfs",
-            Self::Btrfs => "btrfs",
-        }
-    }
-
-    /// The smallest size at which mkfs makes a filesystem that mounts.
-    pub const fn minimum_size(self) -> Bytes {
-        match self {
-            // Room for the journal and the inode tables; less makes a toy.
-            Self::Ext4 => Bytes::mib(16),
-            // mkfs.xfs refuses less than 300 MiB since xfsprogs 5.19.
-            Self::Xfs => Bytes::mib(300),
-            // mkfs.btrfs refuses less than 109 MiB.
-            Self::Btrfs => Bytes::mib(128),
-        }
-    }
-}
-
-impl fmt::Display for FilesystemType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-impl FromStr for FilesystemType {
-    type Err = ParametersError;
-
-    fn from_str(text: &str) -> Result<Self, ParametersError> {
-        Self::ALL
-            .into_iter()
-            .find(|filesystem| filesystem.as_str() == text)
-            .ok_or_else(|| ParametersError::Filesystem {
-                value: shorten(text),
-            })
-    }
-}
-
-/// The parameters of a StorageClass of ours.
+/// The parameters of a StorageClass of Cistern.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameters {
     /// Name of the StoragePool.
     pub pool: String,
-    /// Thin or thick.
+    /// Whether volumes are thin or thick.
     pub provisioning: Provisioning,
-    /// The filesystem, where the class names one.
+    /// The filesystem, if the class names one.
     pub filesystem: Option<FilesystemType>,
     mkfs_options: String,
 }
 
-/// What is wrong with the parameters. Each message says how to mend it.
+/// Why parameters are invalid. Each message names the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParametersError {
     /// `pool` is missing or empty.
     #[error("parameter \"pool\" is missing: name the StoragePool that the volumes come from")]
     PoolMissing,
-    /// A value that is none of those allowed.
+    /// `provisioning` has an unknown value.
     #[error("parameter \"provisioning\" is {value:?}: write \"thin\" or \"thick\"")]
     Provisioning {
-        /// What was written.
+        /// The invalid value, shortened.
         value: String,
     },
-    /// A filesystem that Cistern does not make.
-    #[error("filesystem {value:?} is not supported: use ext4, xfs or btrfs")]
-    Filesystem {
-        /// What was written.
-        value: String,
-    },
-    /// Options that are not let through for the filesystem.
+    /// The filesystem is not supported.
+    #[error(transparent)]
+    Filesystem(#[from] UnknownFilesystem),
+    /// The mkfs options are not supported for the filesystem.
     #[error("parameter \"{MKFS_OPTIONS}\": {0}")]
     MkfsOptions(mkfs_options::Error),
-    /// A key that means nothing here (CV-22).
+    /// An unknown key (CV-22).
     #[error(
         "parameter {key:?} is unknown: Cistern knows \"pool\", \"provisioning\", \"{MKFS_OPTIONS}\" and \"{FSTYPE}\""
     )]
@@ -144,10 +58,9 @@ pub enum ParametersError {
 }
 
 impl Parameters {
-    /// Reads the parameters of a class, or of a request that carries them.
+    /// Parses the parameters of a class or of a request.
     ///
-    /// Keys that start with `csi.storage.k8s.io/` are the orchestrator's: all but the filesystem
-    /// are passed over (CV-22).
+    /// Ignores keys of Kubernetes, which start with `csi.storage.k8s.io/`, except the filesystem (CV-22).
     pub fn parse<'a>(
         parameters: impl IntoIterator<Item = (&'a String, &'a String)>,
     ) -> Result<Self, ParametersError> {
@@ -184,7 +97,7 @@ impl Parameters {
         })
     }
 
-    /// Reads the parameters of a StorageClass, whose word on the filesystem is final.
+    /// Parses the parameters of a StorageClass, whose filesystem is final.
     pub fn of_class<'a>(
         parameters: impl IntoIterator<Item = (&'a String, &'a String)>,
     ) -> Result<Self, ParametersError> {
@@ -193,16 +106,11 @@ impl Parameters {
         Ok(read)
     }
 
-    /// The options with which the filesystem of a volume is made. Apart from the rest, as a request
-    /// to the driver names the filesystem elsewhere.
+    /// Parses the mkfs options for a filesystem. This is a separate step, because a CSI request names the
+    /// filesystem in another field.
     pub fn mkfs_options(&self, filesystem: FilesystemType) -> Result<MkfsOptions, ParametersError> {
         MkfsOptions::parse(filesystem, &self.mkfs_options).map_err(ParametersError::MkfsOptions)
     }
-}
-
-/// User text in a message is kept short: messages end in conditions and events.
-pub(crate) fn shorten(text: &str) -> String {
-    text.chars().take(64).collect()
 }
 
 #[cfg(test)]

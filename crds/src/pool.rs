@@ -1,16 +1,14 @@
-//! `StoragePool`: what the user declares.
+//! `StoragePool`: a pool that an administrator declares.
 
+use cistern_types::Bytes;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    condition::{self, Condition},
-    size::Bytes,
-};
+use crate::condition::{self, Condition};
 
-/// A pool of storage over a set of nodes.
+/// Desired state of a pool of storage on a set of nodes. An administrator writes it.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "cistern.storage",
@@ -20,7 +18,7 @@ use crate::{
     shortname = "cpool",
     category = "cistern",
     status = "StoragePoolStatus",
-    doc = "A pool of storage, declared over the disks of a set of nodes.",
+    doc = "A pool of storage on the disks of a set of nodes. Written by an administrator.",
     validation = Rule::new("size(self.metadata.name) <= 63").message("a pool's name has at most 63 characters"),
     validation = Rule::new("!has(self.spec.source.image) || !has(oldSelf.spec.source.image) || quantity(self.spec.source.image.size).compareTo(quantity(oldSelf.spec.source.image.size)) >= 0 || !has(self.status) || !has(self.status.largestFile) || quantity(self.spec.source.image.size).compareTo(quantity(self.status.largestFile)) >= 0").message("a pool cannot be made smaller than a node has made it (status.largestFile)"),
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
@@ -38,47 +36,52 @@ use crate::{
 )]
 #[serde(rename_all = "camelCase")]
 pub struct StoragePoolSpec {
-    /// The nodes that carry the pool. An empty selector matches every node.
+    /// Selects the nodes that carry the pool by their labels. An empty selector matches every node.
+    /// Set by an administrator; required.
     #[schemars(schema_with = "selector_schema")]
     pub node_selector: LabelSelector,
 
-    /// Where the space on each node comes from.
+    /// Where the space on each node comes from: an image file or a block device. Set by an
+    /// administrator; required; the kind of source is immutable.
     #[x_kube(validation = Rule::new("has(self.image) == has(oldSelf.image)").message("a pool's kind of source cannot be changed: declare another pool"))]
     pub source: PoolSource,
 
-    /// How much may be promised to thin volumes, in hundredths of the usable space. A pool with more
-    /// than 100 holds thin volumes only, and a pool that holds thick volumes or snapshots of them
-    /// stays at 100.
+    /// How much may be reserved for thin volumes, in percent of the usable space; default 100. A
+    /// pool with more than 100 holds thin volumes only. A pool that holds thick volumes or
+    /// snapshots of them stays at 100. Set by an administrator.
     #[serde(default = "default_overcommit")]
     #[schemars(range(min = 100, max = 10_000))]
     pub overcommit_percent: u32,
 
-    /// What is kept back of the pool's filesystem, in hundredths: copy-on-write needs room to work.
+    /// Share of the pool's filesystem that is not used for volumes, in percent; default 5.
+    /// Copy-on-write needs this free space. Set by an administrator.
     #[serde(default = "default_reserved")]
     #[schemars(range(min = 3, max = 50))]
     pub reserved_percent: u32,
 
-    /// Limits on each node.
+    /// Limits of the pool on each node. Set by an administrator; each limit has a default.
     #[serde(default)]
     pub limits: PoolLimits,
 
-    /// Opts in to what is done with images that no custom resource claims: after this many hours an
-    /// image that says itself what it was goes to a trash folder of the pool, and from there for good
-    /// after as many hours again. Without it they are kept for ever.
+    /// Enables the removal of orphaned images, in hours. After this time an image that no custom
+    /// resource claims, and that states its own identity, moves to a trash folder of the pool;
+    /// after the same time again it is deleted. Absent by default: orphans are kept forever. Set by
+    /// an administrator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 87_600))]
     pub reclaim_orphans_after_hours: Option<u32>,
 }
 
-/// Where a pool's space comes from: exactly one of these.
+/// Source of a pool's space: exactly one of these fields.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("[has(self.image), has(self.device)].filter(x, x).size() == 1").message("a source is exactly one of image and device"))]
 pub struct PoolSource {
-    /// A file of a given size on the node's own disk. Works everywhere.
+    /// An image file of a given size on the node's own disk. Works on every node. Absent if the
+    /// source is a device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageSource>,
-    /// A blank block device.
+    /// A blank block device. Absent if the source is an image file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceSource>,
 }
@@ -87,8 +90,9 @@ pub struct PoolSource {
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageSource {
-    /// Size of the file on every node. It can be raised, and lowered again down to the largest file
-    /// that any node has made. A node without room for it keeps the file that it has.
+    /// Size in bytes of the image file on every node, at least 1Gi. It can be raised, and lowered
+    /// again down to the largest file that a node has created (`status.largestFile`). A node
+    /// without room for a larger file keeps its current one.
     #[x_kube(validation = Rule::new("quantity(self).compareTo(quantity('1Gi')) >= 0").message("a pool has at least 1Gi"))]
     pub size: Bytes,
 }
@@ -97,9 +101,9 @@ pub struct ImageSource {
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceSource {
-    /// Paths of devices, best below `/dev/disk/by-id`. On each node the one that is this pool's own
-    /// is used, or else the first that is blank, as disks differ between nodes. Where several hold
-    /// the pool's filesystem, none is used.
+    /// Paths of candidate devices, preferably under `/dev/disk/by-id`, because disks differ between
+    /// nodes. Each node uses the device that already holds this pool, or else the first blank one.
+    /// If several devices hold the pool's filesystem, the node uses none.
     #[schemars(schema_with = "paths_schema")]
     pub paths: Vec<String>,
 }
@@ -108,20 +112,20 @@ pub struct DeviceSource {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolLimits {
-    /// Volumes on one node.
+    /// Maximum number of volumes on one node; default 1000.
     #[serde(default = "default_volumes")]
     #[schemars(range(min = 1, max = 10_000))]
     pub volumes: u32,
-    /// Snapshots on one node.
+    /// Maximum number of snapshots on one node; default 5000.
     #[serde(default = "default_snapshots")]
     #[schemars(range(min = 0, max = 100_000))]
     pub snapshots: u32,
-    /// Snapshots of one volume.
+    /// Maximum number of snapshots of one volume; default 256.
     #[serde(default = "default_snapshots_per_volume")]
     #[schemars(range(min = 0, max = 10_000))]
     pub snapshots_per_volume: u32,
-    /// Extents of an image that a snapshot is taken of, or a clone made of. Taking it holds up the
-    /// volume's writers for 10 to 20 µs for each.
+    /// Maximum number of extents of an image that can be snapshotted or cloned; default 500000. A
+    /// snapshot blocks the volume's writers for 10 to 20 µs per extent.
     #[serde(default = "default_maximum_extents")]
     #[schemars(range(min = 1000, max = 100_000_000))]
     pub maximum_extents: u64,
@@ -138,46 +142,47 @@ impl Default for PoolLimits {
     }
 }
 
-/// What the operator sees of a pool.
+/// Observed state of the pool. The operator writes every field; numbers are 0 until it has done so.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct StoragePoolStatus {
-    /// The generation that this status describes.
+    /// Generation of the spec that this status describes. Absent until the operator has processed
+    /// the pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Nodes that carry the pool.
+    /// Number of nodes that carry the pool.
     #[serde(default)]
     pub nodes: u32,
-    /// Nodes on which it can be used.
+    /// Number of nodes on which the pool is ready.
     #[serde(default)]
     pub nodes_ready: u32,
-    /// Both numbers, for people: `2/3`.
+    /// `nodesReady` and `nodes` for display, for example `2/3`.
     #[serde(default)]
     #[schemars(length(max = 32))]
     pub nodes_summary: String,
-    /// Space for volumes on all nodes together.
+    /// Bytes usable for volumes and snapshots, summed over all nodes.
     #[serde(default)]
     pub usable: Bytes,
-    /// Space that the ledgers hold for volumes on all nodes together.
+    /// Bytes that the ledgers reserve for volumes and snapshots, summed over all nodes.
     #[serde(default)]
     pub reserved: Bytes,
-    /// The largest thin volume that any one node has room for.
+    /// Size in bytes of the largest thin volume that a single node has room for.
     #[serde(default)]
     pub largest_volume: Bytes,
-    /// The largest file that the pool has on any node, where its source is an image: it cannot be
-    /// declared smaller.
+    /// Size in bytes of the pool's largest image file on any node; 0 if the source is a device.
+    /// `spec.source.image.size` cannot be lowered below it.
     #[serde(default)]
     pub largest_file: Bytes,
-    /// Volumes on all nodes together.
+    /// Number of volumes on all nodes.
     #[serde(default)]
     pub volumes: u32,
-    /// Snapshots on all nodes together.
+    /// Number of snapshots on all nodes.
     #[serde(default)]
     pub snapshots: u32,
-    /// Space that the ledgers hold for snapshots on all nodes together: part of `reserved`.
+    /// Bytes that the ledgers reserve for snapshots, summed over all nodes; part of `reserved`.
     #[serde(default)]
     pub reserved_for_snapshots: Bytes,
-    /// `Ready`, `Healthy`, `DeletionHeld`, `OvercommitApplied`.
+    /// Conditions of type `Ready`, `Healthy`, `DeletionHeld` and `OvercommitApplied`.
     #[serde(default)]
     #[schemars(schema_with = "condition::list_schema")]
     pub conditions: Vec<Condition>,
@@ -207,36 +212,47 @@ const fn default_maximum_extents() -> u64 {
     500_000
 }
 
-/// Kubernetes' own selector with bounds, which its published schema lacks.
+/// Schema of a LabelSelector with bounds, which the schema published by Kubernetes lacks.
 fn selector_schema(_: &mut SchemaGenerator) -> Schema {
-    let text = json_schema!({"type": "string", "maxLength": 317});
     json_schema!({
         "type": "object",
         "properties": {
             "matchLabels": {
+                "description": "Labels that a node must have, each with this value.",
                 "type": "object",
                 "maxProperties": 32,
                 "additionalProperties": {"type": "string", "maxLength": 63},
             },
             "matchExpressions": {
+                "description": "Requirements that a node's labels must all meet.",
                 "type": "array",
                 "maxItems": 32,
-                "items": {
-                    "type": "object",
-                    "required": ["key", "operator"],
-                    "properties": {
-                        "key": text,
-                        "operator": {
-                            "type": "string",
-                            "enum": ["In", "NotIn", "Exists", "DoesNotExist"],
-                        },
-                        "values": {
-                            "type": "array",
-                            "maxItems": 256,
-                            "items": {"type": "string", "maxLength": 63},
-                        },
-                    },
-                },
+                "items": requirement_schema(),
+            },
+        },
+    })
+}
+
+fn requirement_schema() -> Schema {
+    json_schema!({
+        "type": "object",
+        "required": ["key", "operator"],
+        "properties": {
+            "key": {
+                "description": "Key of the label.",
+                "type": "string",
+                "maxLength": 317,
+            },
+            "operator": {
+                "description": "Relation of the label to the values: In, NotIn, Exists or DoesNotExist.",
+                "type": "string",
+                "enum": ["In", "NotIn", "Exists", "DoesNotExist"],
+            },
+            "values": {
+                "description": "Values for In and NotIn; empty for Exists and DoesNotExist.",
+                "type": "array",
+                "maxItems": 256,
+                "items": {"type": "string", "maxLength": 63},
             },
         },
     })

@@ -1,4 +1,4 @@
-//! How an object goes, and the image that it stands for. Pure.
+//! The steps of removing an object and its image. Pure.
 //!
 //! ```text
 //!          Ask                  Await                 Delete             Release
@@ -7,52 +7,50 @@
 //!                   └ in use ─┘
 //! ```
 //!
-//! A volume that is in use is not removed: its controller takes the desired deletion back. That is
-//! possible until the agent commits itself by `status.deletionCommitted`, which it writes before it
-//! touches the image.
+//! A volume in use is not removed: the controller withdraws the deletion request. It can do so until the
+//! agent writes `status.deletionCommitted`, which it does before it changes the image.
 //!
-//! *Invariant:* the next step follows from the object alone, so that whoever comes next resumes. The
-//! object goes only when no bytes are reserved for it and none will be: the agent admits nothing
-//! whose deletion is asked for.
+//! *Invariant:* the next step follows from the object alone, so that any later call resumes. The object
+//! is deleted only when no bytes are reserved for it and none will be: the agent does not admit an
+//! object whose deletion is requested.
 
 use kube::{Resource, ResourceExt as _};
 
-use crate::{names::FINALIZER, stored::Stored};
+use crate::{has_image::HasImage, names::FINALIZER};
 
-/// What is to be done next to remove an object.
+/// The next step of removing an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Write the wish. From then on nothing is admitted.
+pub enum RemovalStep {
+    /// Set `spec.deletionRequested`. From then on the object is not admitted.
     Ask,
-    /// Something of it is left: of a volume or snapshot the bytes that the agent has reserved.
+    /// Wait for the agent: bytes are still reserved for the volume or snapshot.
     Await,
     /// Delete the object.
     Delete,
-    /// Take our finalizer off.
+    /// Remove Cistern's finalizer.
     Release,
-    /// Only finalizers of others hold the object; there is nothing of ours in it.
+    /// Only foreign finalizers hold the object. Nothing is left to do.
     Held,
 }
 
-/// The next step for a volume or snapshot: the ledger of its node may hold bytes for it, and so there
-/// may be an image.
-pub fn next<K: Stored>(object: &K) -> Step {
+/// The next step for a volume or snapshot, which may have an image as long as bytes are reserved for it.
+pub fn next<K: HasImage>(object: &K) -> RemovalStep {
     let is_admitted = object.reserved().is_some();
     step(object, object.deletion_requested(), is_admitted)
 }
 
-/// The next step, by whether the wish is written and whether something is left of the object.
-pub fn step<K: Resource>(object: &K, is_asked: bool, is_left: bool) -> Step {
+/// The next step, from whether the deletion is requested and whether data is left.
+pub fn step<K: Resource>(object: &K, is_asked: bool, is_left: bool) -> RemovalStep {
     if !is_asked {
-        Step::Ask
+        RemovalStep::Ask
     } else if is_left {
-        Step::Await
+        RemovalStep::Await
     } else if object.meta().deletion_timestamp.is_none() {
-        Step::Delete
+        RemovalStep::Delete
     } else if object.finalizers().iter().any(|name| name == FINALIZER) {
-        Step::Release
+        RemovalStep::Release
     } else {
-        Step::Held
+        RemovalStep::Held
     }
 }
 
@@ -69,7 +67,7 @@ mod tests {
             "requestedName": "pvc-1", "nodeName": "node-1", "poolName": "fast", "size": "1Gi",
             "accessType": "Block", "accessModes": ["SingleNodeWriter"], "provisioning": "Thin",
         });
-        let mut volume = PoolVolume::wish("pvc-1", serde_json::from_value(spec).unwrap());
+        let mut volume = PoolVolume::desired("pvc-1", serde_json::from_value(spec).unwrap());
         volume.status = Some(PoolVolumeStatus {
             reserved,
             ..PoolVolumeStatus::default()
@@ -80,23 +78,23 @@ mod tests {
     #[test]
     fn dv_08_the_next_step_follows_from_the_object_alone() {
         let mut volume = volume(Some(Bytes::gib(1)));
-        assert_eq!(next(&volume), Step::Ask);
+        assert_eq!(next(&volume), RemovalStep::Ask);
         volume.spec.deletion_requested = true;
-        assert_eq!(next(&volume), Step::Await);
+        assert_eq!(next(&volume), RemovalStep::Await);
         volume.status = Some(PoolVolumeStatus::default());
-        assert_eq!(next(&volume), Step::Delete);
+        assert_eq!(next(&volume), RemovalStep::Delete);
         volume.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
-        assert_eq!(next(&volume), Step::Release);
+        assert_eq!(next(&volume), RemovalStep::Release);
         volume.metadata.finalizers = Some(vec!["somebody/else".to_owned()]);
-        assert_eq!(next(&volume), Step::Held);
+        assert_eq!(next(&volume), RemovalStep::Held);
     }
 
     #[test]
-    fn a_deletion_by_hand_does_not_skip_the_wish_or_the_agent() {
+    fn a_manual_deletion_skips_neither_the_deletion_request_nor_the_agent() {
         let mut volume = volume(Some(Bytes::gib(1)));
         volume.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
-        assert_eq!(next(&volume), Step::Ask);
+        assert_eq!(next(&volume), RemovalStep::Ask);
         volume.spec.deletion_requested = true;
-        assert_eq!(next(&volume), Step::Await);
+        assert_eq!(next(&volume), RemovalStep::Await);
     }
 }

@@ -1,19 +1,18 @@
-//! `PoolSnapshot`: a volume as it was at one moment. The controller writes the wish, the agent of
-//! the node the truth.
+//! `PoolSnapshot`: a point-in-time copy of a volume. The controller writes the spec, the node agent
+//! writes the status.
 
 use chrono::{DateTime, Utc};
+use cistern_types::{Bytes, Consistency, FilesystemType, Provisioning};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     condition::{self, Condition},
-    parameters::{FilesystemType, Provisioning},
-    size::Bytes,
     volume::{AccessType, FilesystemStatus, ImageStatus},
 };
 
-/// What one snapshot is to be.
+/// Desired state of one snapshot. The controller writes it.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "cistern.storage",
@@ -24,14 +23,14 @@ use crate::{
     category = "cistern",
     status = "PoolSnapshotStatus",
     derive = "PartialEq",
-    doc = "A volume of a pool as it was at one moment. Written by Cistern; deleting the object deletes no data.",
+    doc = "A point-in-time copy of one volume. Written by Cistern; deleting the object deletes no data.",
     selectable = ".spec.nodeName",
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
     printcolumn = r#"{"name":"Volume","type":"string","jsonPath":".spec.sourceVolume"}"#,
     printcolumn = r#"{"name":"Pool","type":"string","jsonPath":".spec.poolName"}"#,
     printcolumn = r#"{"name":"Node","type":"string","jsonPath":".spec.nodeName"}"#,
     printcolumn = r#"{"name":"Size","type":"string","jsonPath":".status.size"}"#,
-    printcolumn = r#"{"name":"Holds","type":"string","jsonPath":".status.reserved","description":"Space of the pool that the snapshot keeps"}"#,
+    printcolumn = r#"{"name":"Holds","type":"string","jsonPath":".status.reserved","description":"Space of the pool that is reserved for the snapshot"}"#,
     printcolumn = r#"{"name":"Taken","type":"date","jsonPath":".status.creationTime"}"#,
     printcolumn = r#"{"name":"Group","type":"string","jsonPath":".spec.groupName","priority":1}"#,
     printcolumn = r#"{"name":"Consistency","type":"string","jsonPath":".spec.consistency","priority":1}"#,
@@ -46,100 +45,97 @@ use crate::{
     validation = Rule::new("has(self.groupName) == has(oldSelf.groupName)").message("groupName cannot be changed"),
 )]
 pub struct PoolSnapshotSpec {
-    /// The name that the CSI request gave the snapshot; of one in a group, the group's.
+    /// Snapshot name from the CSI request; for a member of a group, the group's name. Set by the
+    /// controller; immutable.
     #[schemars(length(min = 1, max = 128))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("requestedName cannot be changed"))]
     pub requested_name: String,
 
-    /// The node that holds the volume, and so the snapshot.
+    /// Name of the Node that holds the volume and the snapshot. Set by the controller; immutable.
     #[schemars(length(min = 1, max = 253))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("nodeName cannot be changed"))]
     pub node_name: String,
 
-    /// The StoragePool of both.
+    /// Name of the StoragePool of the volume and the snapshot. Set by the controller; immutable.
     #[schemars(length(min = 1, max = 63))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("poolName cannot be changed"))]
     pub pool_name: String,
 
-    /// Name of the PoolVolume that the snapshot is of.
+    /// Name of the PoolVolume that the snapshot is taken of. Set by the controller; immutable.
     #[schemars(length(min = 1, max = 63))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("sourceVolume cannot be changed"))]
     pub source_volume: String,
 
-    /// Name of that volume's image: a later volume of the same name is not the source.
+    /// Name of the source volume's image. A later volume of the same name is not the source. Set by
+    /// the controller; immutable.
     #[schemars(length(min = 1, max = 64))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("sourceImage cannot be changed"))]
     pub source_image: String,
 
-    /// The volume's access type.
+    /// Access type of the source volume. Set by the controller; immutable.
     #[x_kube(validation = Rule::new("self == oldSelf").message("accessType cannot be changed"))]
     pub access_type: AccessType,
 
-    /// The volume's filesystem, for the access type `Filesystem`.
+    /// Filesystem type of the source volume. Set by the controller; absent for the access type
+    /// `Block`; immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self == oldSelf").message("filesystem cannot be changed"))]
     pub filesystem: Option<FilesystemType>,
 
-    /// Whether the volume's space is reserved in full. What the snapshot keeps of it is then
-    /// counted as such, too.
+    /// Provisioning of the source volume. The snapshot of a thick volume is counted as thick. Set
+    /// by the controller; immutable.
     #[x_kube(validation = Rule::new("self == oldSelf").message("provisioning cannot be changed"))]
     pub provisioning: Provisioning,
 
-    /// In what state the volume's filesystem is held.
+    /// Consistency of the snapshot, from the snapshot class; default `Crash`. Set by the
+    /// controller; immutable.
     #[serde(default)]
     #[x_kube(validation = Rule::new("self == oldSelf").message("consistency cannot be changed"))]
     pub consistency: Consistency,
 
-    /// Name of the PoolSnapshotGroup that the snapshot is taken with; none where it is on its own.
+    /// Name of the PoolSnapshotGroup that the snapshot belongs to. Set by the controller; absent
+    /// for a single snapshot; immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("groupName cannot be changed"))]
     pub group_name: Option<String>,
 
-    /// Asks for the snapshot's data to be destroyed. This, and nothing else, makes the agent remove
-    /// the image; deleting the object does not.
+    /// Requests that the snapshot's data is destroyed; default false. Only this field makes the
+    /// agent remove the image; deleting the object does not. Set by the controller; cannot be set
+    /// back to false.
     #[serde(default)]
     #[x_kube(validation = Rule::new("self || !oldSelf").message("deletionRequested cannot be taken back"))]
     pub deletion_requested: bool,
 }
 
-/// What the data of a snapshot is like.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-pub enum Consistency {
-    /// As after a loss of power: all that was written through to the disk.
-    #[default]
-    Crash,
-    /// The filesystem was at rest: everything that was written is there, and nothing is to be
-    /// replayed. Holds up the volume's writers a little longer.
-    Filesystem,
-}
-
-/// What the agent of the node says of the snapshot.
+/// Observed state of the snapshot. The node agent writes every field.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolSnapshotStatus {
-    /// The generation that this status describes.
+    /// Generation of the spec that this status describes. Absent until the agent has processed the
+    /// snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Bytes that the node's ledger holds for the snapshot: what its image had allocated when it was
-    /// cut. Writing this is the admission: it comes before the disk is touched, and it goes when the
-    /// bytes are free again.
+    /// Bytes that the node's ledger reserves for the snapshot: what the source image had allocated
+    /// when the snapshot was taken. The agent writes it before it changes the disk: this write
+    /// admits the snapshot. Absent before the admission and after the bytes are freed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reserved: Option<Bytes>,
-    /// Size of the volume when it was cut; a volume made from it has at least this. Set once the
-    /// snapshot is safely on the disk.
+    /// Size in bytes of the volume when the snapshot was taken, and the minimum size of a volume
+    /// restored from it. Absent until the snapshot is durable on the disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<Bytes>,
-    /// The moment that the snapshot shows. It never changes.
+    /// When the snapshot was taken. Absent until then; never changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub creation_time: Option<DateTime<Utc>>,
-    /// The image on the node's disk.
+    /// Identity of the image on the node's disk. Absent until the image exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageStatus>,
-    /// The filesystem in the image: the volume's.
+    /// Filesystem in the image: that of the source volume. Absent until the image exists, and for
+    /// the access type `Block`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filesystem: Option<FilesystemStatus>,
-    /// `Ready`, `Admitted`, `Reclaimed`, `DeletionHeld`.
+    /// Conditions of type `Ready`, `Admitted`, `Reclaimed` and `DeletionHeld`.
     #[serde(default)]
     #[schemars(schema_with = "condition::list_schema")]
     pub conditions: Vec<Condition>,

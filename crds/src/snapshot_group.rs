@@ -1,31 +1,29 @@
-//! `PoolSnapshotGroup`: snapshots of several volumes, taken at one moment. The controller writes the
-//! wish, the agent of the node the truth.
+//! `PoolSnapshotGroup`: snapshots of several volumes, taken at one point in time. The controller
+//! writes the spec, the node agent writes the status.
 
 use chrono::{DateTime, Utc};
+use cistern_types::Consistency;
 use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    condition::{self, Condition},
-    snapshot::Consistency,
-};
+use crate::condition::{self, Condition};
 
-/// Most volumes of a group.
+/// Maximum number of volumes in a group.
 pub const MAX_MEMBERS: usize = 64;
 
-/// Which snapshots are to be taken together.
+/// Desired state of one group snapshot. The controller writes it.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "cistern.storage",
     version = "v1alpha1",
     kind = "PoolSnapshotGroup",
     plural = "poolsnapshotgroups",
-    shortname = "cgroup",
+    shortname = "csnapgroup",
     category = "cistern",
     status = "PoolSnapshotGroupStatus",
     derive = "PartialEq",
-    doc = "Snapshots of several volumes of one node at one moment. Written by Cistern; its snapshots hold the data.",
+    doc = "Snapshots of several volumes of one node, taken at one point in time. Written by Cistern; the data is in its snapshots.",
     selectable = ".spec.nodeName",
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
     printcolumn = r#"{"name":"Node","type":"string","jsonPath":".spec.nodeName"}"#,
@@ -36,27 +34,29 @@ pub const MAX_MEMBERS: usize = 64;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct PoolSnapshotGroupSpec {
-    /// The name that the CSI request gave the group.
+    /// Group snapshot name from the CSI request. Set by the controller; immutable.
     #[schemars(length(min = 1, max = 128))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("requestedName cannot be changed"))]
     pub requested_name: String,
 
-    /// The node that holds every volume of the group.
+    /// Name of the Node that holds every volume of the group. Set by the controller; immutable.
     #[schemars(length(min = 1, max = 253))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("nodeName cannot be changed"))]
     pub node_name: String,
 
-    /// In what state the volumes' filesystems are held.
+    /// Consistency of the snapshots, from the group snapshot class; default `Crash`. Set by the
+    /// controller; immutable.
     #[serde(default)]
     #[x_kube(validation = Rule::new("self == oldSelf").message("consistency cannot be changed"))]
     pub consistency: Consistency,
 
-    /// The volumes, in the order of their names.
+    /// Volumes of the group, sorted by name, at most 64. Set by the controller; immutable.
     #[schemars(schema_with = "members_schema")]
     #[x_kube(validation = Rule::new("self == oldSelf").message("members cannot be changed"))]
     pub members: Vec<GroupMember>,
 
-    /// The group is to go, with all of its snapshots: nothing is taken any more.
+    /// Requests the deletion of the group and all of its snapshots; default false. The agent then
+    /// takes no further snapshot. Set by the controller; cannot be set back to false.
     #[serde(default)]
     #[x_kube(validation = Rule::new("self || !oldSelf").message("deletionRequested cannot be taken back"))]
     pub deletion_requested: bool,
@@ -69,29 +69,30 @@ pub struct GroupMember {
     /// Name of the PoolVolume.
     #[schemars(length(min = 1, max = 63))]
     pub volume: String,
-    /// Name of the PoolSnapshot that is taken of it.
+    /// Name of the PoolSnapshot that is taken of the volume.
     #[schemars(length(min = 1, max = 63))]
     pub snapshot: String,
 }
 
-/// What the agent of the node says of the group.
+/// Observed state of the group. The node agent writes every field.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolSnapshotGroupStatus {
-    /// The generation that this status describes.
+    /// Generation of the spec that this status describes. Absent until the agent has processed the
+    /// group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// The moment that all of its snapshots show. Set once every one of them is safely on the disk;
-    /// it never changes, and nothing of the group is taken again.
+    /// When all snapshots of the group were taken. Absent until every one of them is durable on the
+    /// disk; then it never changes, and no snapshot of the group is taken again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub creation_time: Option<DateTime<Utc>>,
-    /// `Ready`, `DeletionHeld`.
+    /// Conditions of type `Ready` and `DeletionHeld`.
     #[serde(default)]
     #[schemars(schema_with = "condition::list_schema")]
     pub conditions: Vec<Condition>,
 }
 
-/// A list keyed by the volume.
+/// Schema of the members: a map list keyed by `volume`.
 fn members_schema(generator: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",

@@ -1,28 +1,29 @@
-//! Parameters of a VolumeSnapshotClass or VolumeGroupSnapshotClass as a type.
+//! Parses the parameters of a VolumeSnapshotClass or VolumeGroupSnapshotClass.
 
-use crate::{names::RESERVED_PREFIX, parameters::shorten, snapshot::Consistency};
+use cistern_types::{Consistency, shorten};
 
-/// Parameter that says in what state a volume's filesystem is held: `crash` (default) or
-/// `filesystem`.
+use crate::names::RESERVED_PREFIX;
+
+/// Parameter for the consistency of a snapshot: `crash` (default) or `filesystem`.
 pub const CONSISTENCY: &str = "consistency";
 
-/// How a snapshot is to be taken.
+/// The parameters of a snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SnapshotParameters {
-    /// In what state the volume's filesystem is held.
+    /// Consistency of the snapshot's data.
     pub consistency: Consistency,
 }
 
-/// What is wrong with the parameters. Each message says how to mend it.
+/// Why parameters are invalid. Each message names the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// A value that is none of those allowed.
+    /// `consistency` has an unknown value.
     #[error("parameter \"{CONSISTENCY}\" is {value:?}: write \"crash\" or \"filesystem\"")]
     Consistency {
-        /// What was written.
+        /// The invalid value, shortened.
         value: String,
     },
-    /// A key that means nothing here (CS-17).
+    /// An unknown key (CS-17).
     #[error("parameter {key:?} is unknown: snapshots know \"{CONSISTENCY}\"")]
     Unknown {
         /// The key.
@@ -31,8 +32,7 @@ pub enum Error {
 }
 
 impl SnapshotParameters {
-    /// Reads the parameters of a class, or of a request that carries them. Keys of the orchestrator
-    /// are passed over (CS-17).
+    /// Parses the parameters of a class or of a request. Ignores keys of Kubernetes (CS-17).
     pub fn parse<'a>(
         parameters: impl IntoIterator<Item = (&'a String, &'a String)>,
     ) -> Result<Self, Error> {
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn cs_17_what_is_not_known_is_refused_and_what_is_the_orchestrators_passed_over() {
+    fn cs_17_unknown_keys_are_refused_and_keys_of_kubernetes_are_ignored() {
         assert_eq!(parse(&[]).unwrap().consistency, Consistency::Crash);
         let read = parse(&[
             ("consistency", "filesystem"),

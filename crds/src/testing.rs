@@ -14,17 +14,17 @@ use crate::{
     volume::{FilesystemStatus, ImageStatus},
 };
 use chrono::{DateTime, Utc};
-/// UUID of the filesystem of the pool that the images are in.
+/// UUID of the filesystem of the pool that holds the images.
 pub const POOL_UUID: &str = "11111111-1111-4111-8111-111111111111";
 /// UUID of the filesystem of [`ready_volume`].
 pub const FILESYSTEM_UUID: &str = "22222222-2222-4222-8222-222222222222";
 
-/// A moment in seconds.
+/// A point in time, in seconds since the epoch.
 pub fn at(second: i64) -> DateTime<Utc> {
     DateTime::from_timestamp(second, 0).unwrap()
 }
 
-/// A volume that was asked for.
+/// A requested volume without a status.
 pub fn wanted_volume() -> PoolVolume {
     let spec = PoolVolumeSpec {
         requested_name: "pvc-1".into(),
@@ -46,7 +46,7 @@ pub fn wanted_volume() -> PoolVolume {
     volume
 }
 
-/// A volume that was admitted.
+/// An admitted volume without an image.
 pub fn admitted_volume() -> PoolVolume {
     PoolVolume {
         status: Some(PoolVolumeStatus {
@@ -57,7 +57,7 @@ pub fn admitted_volume() -> PoolVolume {
     }
 }
 
-/// A volume that can be used.
+/// A ready volume.
 pub fn ready_volume() -> PoolVolume {
     let mut volume = admitted_volume();
     let status = volume.status.as_mut().unwrap();
@@ -75,13 +75,13 @@ pub fn ready_volume() -> PoolVolume {
     volume
 }
 
-/// A volume whose custom resource somebody deletes.
+/// A volume whose custom resource is being deleted.
 pub fn being_deleted(mut volume: PoolVolume) -> PoolVolume {
     volume.metadata.deletion_timestamp = Some(crate::time::to_kubernetes(at(200)));
     volume
 }
 
-/// A snapshot of [`ready_volume`] that was asked for.
+/// A requested snapshot of [`ready_volume`] without a status.
 pub fn wanted_snapshot() -> PoolSnapshot {
     let volume = wanted_volume().spec;
     let spec = PoolSnapshotSpec {
@@ -103,7 +103,7 @@ pub fn wanted_snapshot() -> PoolSnapshot {
     snapshot
 }
 
-/// A snapshot that was admitted, and thought to keep 64 MiB.
+/// An admitted snapshot with an estimate of 64 MiB.
 pub fn admitted_snapshot() -> PoolSnapshot {
     PoolSnapshot {
         status: Some(PoolSnapshotStatus {
@@ -114,7 +114,7 @@ pub fn admitted_snapshot() -> PoolSnapshot {
     }
 }
 
-/// A snapshot that can be used.
+/// A ready snapshot.
 pub fn ready_snapshot() -> PoolSnapshot {
     let volume = ready_volume().status.unwrap();
     let mut snapshot = admitted_snapshot();
@@ -129,7 +129,7 @@ pub fn ready_snapshot() -> PoolSnapshot {
     snapshot
 }
 
-/// A group of [`ready_snapshot`] alone that was taken.
+/// A taken group whose only member is [`ready_snapshot`].
 pub fn ready_group() -> PoolSnapshotGroup {
     let spec = PoolSnapshotGroupSpec {
         requested_name: "group-1".into(),

@@ -1,10 +1,10 @@
-//! Volumes and snapshots that no object of Kubernetes stands for. Pure.
+//! Detects volumes and snapshots without a Kubernetes object. Pure.
 //!
-//! A claim that is deleted while its volume is made leaves a PoolVolume without PersistentVolume, and
-//! so does a removal that is cut in two. Nobody asks for their removal again, and they take their room.
+//! A claim that is deleted while its volume is made leaves a PoolVolume without a PersistentVolume, and
+//! so does an interrupted removal. No controller removes them, and they occupy space.
 //!
-//! *Invariant:* what is being made or removed is never unclaimed: it is young, or something that
-//! Kubernetes has still waits for it.
+//! *Invariant:* an object that is being made or removed is never unclaimed: it is young, or a Kubernetes
+//! object still waits for it.
 
 use std::collections::BTreeSet;
 
@@ -17,19 +17,15 @@ use kube::{
 use serde_json::Value;
 
 use crate::{
-    condition::{self, ConditionType},
-    names::DRIVER,
-    snapshot::PoolSnapshot,
-    stored::Stored,
-    time,
-    volume::PoolVolume,
+    condition, has_image::HasImage, names::DRIVER, reason::ConditionType, snapshot::PoolSnapshot,
+    time, volume::PoolVolume,
 };
 
-/// How old an object is at least before it is called unclaimed. A call of CSI takes a minute at most,
-/// and what has failed is repeated every five.
+/// Minimum age of an unclaimed object. A CSI call takes at most one minute, and a failed call is
+/// repeated every five minutes.
 pub const GRACE: TimeDelta = TimeDelta::minutes(15);
 
-/// What Kubernetes has that stands for volumes or snapshots of ours.
+/// The Kubernetes objects that claim volumes or snapshots of Cistern, or wait for them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Owners {
     handles: BTreeSet<String>,
@@ -37,13 +33,13 @@ pub struct Owners {
 }
 
 impl Owners {
-    /// Takes note of a PersistentVolume, whoever made it.
+    /// Adds a PersistentVolume of any origin.
     pub fn add_volume(&mut self, volume: &PersistentVolume) {
         self.handles.extend(handle(volume).map(str::to_owned));
     }
 
-    /// Takes note of a VolumeSnapshotContent by all but its metadata, whoever made it. One that does
-    /// not have its snapshot yet waits for it.
+    /// Adds a VolumeSnapshotContent of any origin, without its metadata. A content without a handle
+    /// waits for its snapshot.
     pub fn add_content(&mut self, content: &Value) {
         if !is_content_of_ours(content) {
             return;
@@ -55,22 +51,22 @@ impl Owners {
         }
     }
 
-    /// Takes note of a claim by its UID that waits for its volume.
+    /// Adds the UID of a claim that waits for its volume.
     pub fn add_waiting(&mut self, uid: &str) {
         if !uid.is_empty() {
             self.waiting.insert(uid.to_owned());
         }
     }
 
-    /// Whether nothing stands for an object and nothing waits for it, whatever its age.
+    /// Whether no Kubernetes object claims an object or waits for it, regardless of its age.
     pub fn lack<K: Claimable>(&self, object: &K) -> bool {
-        // Sidecars name what they ask for by the UID of the object that they ask for it for.
+        // The names of CSI requests end in the UID of the claim or VolumeSnapshot.
         let mut waiting = self.waiting.iter();
         let is_waited_for = waiting.any(|uid| object.requested_name().ends_with(uid.as_str()));
         !is_waited_for && !self.handles.contains(&object.name_any()) && !object.is_under_way()
     }
 
-    /// Whether an object is unclaimed. `grace` is [`GRACE`], but for tests.
+    /// Whether an object is unclaimed. `grace` is [`GRACE`], except in tests.
     pub fn leave_unclaimed<K: Claimable>(
         &self,
         object: &K,
@@ -84,20 +80,20 @@ impl Owners {
     }
 }
 
-/// The volume of ours that a PersistentVolume stands for.
+/// The volume handle of a PersistentVolume of this driver.
 pub fn handle(volume: &PersistentVolume) -> Option<&str> {
     let source = volume.spec.as_ref()?.csi.as_ref()?;
     (source.driver == DRIVER).then_some(&source.volume_handle)
 }
 
-/// VolumeSnapshotContent, which Kubernetes itself does not define.
+/// The API of VolumeSnapshotContents, which are not part of Kubernetes.
 pub fn contents() -> ApiResource {
     let kind = GroupVersionKind::gvk("snapshot.storage.k8s.io", "v1", "VolumeSnapshotContent");
     ApiResource::from_gvk_with_plural(&kind, "volumesnapshotcontents")
 }
 
-/// The snapshot of ours that a VolumeSnapshotContent stands for, by all but its metadata; none while it
-/// does not have it.
+/// The snapshot handle of a VolumeSnapshotContent of this driver, without its metadata; None until it is
+/// set.
 pub fn snapshot_handle(content: &Value) -> Option<&str> {
     let text = |path| content.pointer(path).and_then(Value::as_str);
     let handle = text("/status/snapshotHandle").or_else(|| text("/spec/source/snapshotHandle"));
@@ -108,15 +104,15 @@ fn is_content_of_ours(content: &Value) -> bool {
     content.pointer("/spec/driver").and_then(Value::as_str) == Some(DRIVER)
 }
 
-/// A kind that an object of Kubernetes stands for.
-pub trait Claimable: Stored {
-    /// The kind of Kubernetes that stands for it.
+/// A kind that a Kubernetes object claims.
+pub trait Claimable: HasImage {
+    /// The kind of the Kubernetes object.
     const OWNER: &'static str;
 
-    /// The name that was asked for.
+    /// The name of the CSI request.
     fn requested_name(&self) -> &str;
 
-    /// Whether it is being made in a way that nothing of Kubernetes tells of.
+    /// Whether it is being made without a Kubernetes object that waits for it.
     fn is_under_way(&self) -> bool;
 }
 
@@ -140,27 +136,27 @@ impl Claimable for PoolSnapshot {
     }
 
     fn is_under_way(&self) -> bool {
-        // The contents of a group are made after all of its snapshots.
+        // The VolumeSnapshotContents of a group are made after all of its snapshots.
         self.spec.group_name.is_some()
             && !self.spec.deletion_requested
             && !condition::holds(self.conditions(), ConditionType::Ready)
     }
 }
 
-/// What is to be done about an unclaimed object, for people.
+/// Message for users about an unclaimed object, with the remedy.
 pub fn advice<K: Claimable>(object: &K) -> String {
     let (kind, name, owner) = (K::kind(&()), object.name_any(), K::OWNER);
     let (pool, node) = (object.pool_name(), object.node_name());
     if object.deletion_requested() && object.reserved().is_none() {
         return format!(
-            "the removal of {kind} {name} was cut short, and nobody asks for it again: its data is \
-             gone; remove the rest with `kubectl cistern orphans reclaim {name}`"
+            "the removal of {kind} {name} was interrupted and is not retried: its data is destroyed; \
+             remove the rest with `kubectl cistern orphans reclaim {name}`"
         );
     }
     format!(
-        "no {owner} stands for {kind} {name} in pool {pool} on node {node}: it is kept, and takes its \
-         room; have it removed with `kubectl cistern orphans reclaim {name}`, or create a {owner} with \
-         the handle {name}"
+        "no {owner} references {kind} {name} in pool {pool} on node {node}: it is kept and occupies \
+         space; remove it with `kubectl cistern orphans reclaim {name}`, or create a {owner} with the \
+         handle {name}"
     )
 }
 
@@ -180,7 +176,7 @@ mod tests {
             "requestedName": requested, "nodeName": "node-1", "poolName": "fast", "size": "1Gi",
             "accessType": "Block", "accessModes": ["SingleNodeWriter"], "provisioning": "Thin",
         });
-        let mut volume = PoolVolume::wish(name, serde_json::from_value(spec).unwrap());
+        let mut volume = PoolVolume::desired(name, serde_json::from_value(spec).unwrap());
         volume.metadata.creation_timestamp = Some(time::to_kubernetes(at(0)));
         volume
     }
@@ -191,7 +187,7 @@ mod tests {
             "sourceVolume": "pvc-1", "sourceImage": "i", "accessType": "Block",
             "provisioning": "Thin",
         });
-        let mut snapshot = PoolSnapshot::wish(name, serde_json::from_value(spec).unwrap());
+        let mut snapshot = PoolSnapshot::desired(name, serde_json::from_value(spec).unwrap());
         snapshot.metadata.creation_timestamp = Some(time::to_kubernetes(at(0)));
         snapshot
     }
@@ -257,13 +253,13 @@ mod tests {
         one.status = serde_json::from_value(json!({"reserved": "1Gi"})).unwrap();
         let kept = advice(&one);
         assert!(
-            kept.starts_with("no PersistentVolume stands for PoolVolume pvc-1"),
+            kept.starts_with("no PersistentVolume references PoolVolume pvc-1"),
             "{kept}"
         );
         assert_eq!(one.reserved(), Some(Bytes::gib(1)));
         one.spec.deletion_requested = true;
-        assert_eq!(advice(&one), kept, "its data is still there");
+        assert_eq!(advice(&one), kept, "its data still exists");
         one.status = None;
-        assert!(advice(&one).contains("was cut short"), "{}", advice(&one));
+        assert!(advice(&one).contains("was interrupted"), "{}", advice(&one));
     }
 }

@@ -1,18 +1,18 @@
-//! `PoolVolume`: one volume. The controller writes the wish, the agent of the node the truth.
+//! `PoolVolume`: one volume. The controller writes the spec, the node agent writes the status.
 
 use chrono::{DateTime, Utc};
+use cistern_types::{Bytes, FilesystemType, Provisioning};
 use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    condition::{self, Condition, ConditionStatus, ConditionType, Reason},
+    condition::{self, Condition, ConditionStatus},
     health::{self, VolumeProblem, VolumeSeverity},
-    parameters::{FilesystemType, Provisioning},
-    size::Bytes,
+    reason::{ConditionType, Reason},
 };
 
-/// What one volume is to be.
+/// Desired state of one volume. The controller writes it.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "cistern.storage",
@@ -25,7 +25,7 @@ use crate::{
     derive = "PartialEq",
     doc = "One volume of a pool. Written by Cistern; deleting the object deletes no data.",
     selectable = ".spec.nodeName",
-    validation = Rule::new("quantity(self.spec.size).compareTo(quantity(oldSelf.spec.size)) >= 0 || has(self.status) && has(self.status.reserved) && quantity(self.spec.size).compareTo(quantity(self.status.reserved)) >= 0").message("a volume cannot be made smaller than what was promised to it (status.reserved)"),
+    validation = Rule::new("quantity(self.spec.size).compareTo(quantity(oldSelf.spec.size)) >= 0 || has(self.status) && has(self.status.reserved) && quantity(self.spec.size).compareTo(quantity(self.status.reserved)) >= 0").message("a volume cannot be made smaller than its reservation (status.reserved)"),
     validation = Rule::new("self.spec.deletionRequested || !oldSelf.spec.deletionRequested || !has(self.status) || !has(self.status.deletionCommitted) || !self.status.deletionCommitted").message("deletionRequested cannot be taken back once the agent removes the data (status.deletionCommitted)"),
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
     printcolumn = r#"{"name":"Healthy","type":"string","jsonPath":".status.conditions[?(@.type==\"Healthy\")].status"}"#,
@@ -52,69 +52,77 @@ use crate::{
     validation = Rule::new("has(self.contentSource) == has(oldSelf.contentSource)").message("contentSource cannot be changed"),
 )]
 pub struct PoolVolumeSpec {
-    /// The name that the CSI request gave the volume.
+    /// Volume name from the CSI request. Set by the controller; immutable.
     #[schemars(length(min = 1, max = 128))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("requestedName cannot be changed"))]
     pub requested_name: String,
 
-    /// The node that holds the volume.
+    /// Name of the Node that holds the volume. Set by the controller; immutable.
     #[schemars(length(min = 1, max = 253))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("nodeName cannot be changed"))]
     pub node_name: String,
 
-    /// The StoragePool that the volume comes from.
+    /// Name of the StoragePool that provides the space. Set by the controller; immutable.
     #[schemars(length(min = 1, max = 63))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("poolName cannot be changed"))]
     pub pool_name: String,
 
-    /// Size of the volume: a multiple of 1 MiB. It can be raised; a rise that is refused is taken
-    /// back, down to `status.reserved` and never below.
+    /// Desired size in bytes, as a Kubernetes quantity: a multiple of 1 MiB. Set by the controller,
+    /// which raises it to expand the volume. If the expansion is refused, the controller lowers it
+    /// again, never below `status.reserved`.
     pub size: Bytes,
 
-    /// A filesystem, or the bare block device.
+    /// Whether pods get a mounted filesystem or a raw block device. Set by the controller;
+    /// immutable.
     #[x_kube(validation = Rule::new("self == oldSelf").message("accessType cannot be changed"))]
     pub access_type: AccessType,
 
-    /// The filesystem, for the access type `Filesystem`.
+    /// Filesystem type, for the access type `Filesystem`. Set by the controller; absent for
+    /// `Block`; immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self == oldSelf").message("filesystem cannot be changed"))]
     pub filesystem: Option<FilesystemType>,
 
-    /// Options with which the filesystem is made.
+    /// Options for the mkfs tool, from the StorageClass. Set by the controller; absent if the class
+    /// has none; immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 256))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("mkfsOptions cannot be changed"))]
     pub mkfs_options: Option<String>,
 
-    /// How the volume may be used.
+    /// Access modes that the volume supports. Set by the controller; immutable.
     #[schemars(schema_with = "access_modes_schema")]
     #[x_kube(validation = Rule::new("self == oldSelf").message("accessModes cannot be changed"))]
     pub access_modes: Vec<AccessMode>,
 
-    /// Whether its space is reserved in full.
+    /// Whether the volume's space is allocated in full at creation (`Thick`) or when it is written
+    /// (`Thin`). Set by the controller; immutable.
     #[x_kube(validation = Rule::new("self == oldSelf").message("provisioning cannot be changed"))]
     pub provisioning: Provisioning,
 
-    /// What the volume's data is copied from when it is made; none for an empty volume.
+    /// Snapshot or volume whose data is copied when the volume is created. Set by the controller;
+    /// absent for an empty volume; immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self == oldSelf").message("contentSource cannot be changed"))]
     pub content_source: Option<ContentSource>,
 
-    /// The claim that the volume was made for, where the provisioner said so.
+    /// PersistentVolumeClaim that the volume is created for. Set by the controller; absent if the
+    /// provisioner does not pass it; immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self == oldSelf").message("claim cannot be changed"))]
     pub claim: Option<ClaimReference>,
 
-    /// Asks for the volume's data to be destroyed. This, and nothing else, makes the agent remove
-    /// the image; deleting the object does not. It may be set back to false until the agent has
-    /// committed itself (`status.deletionCommitted`), as for a volume that is in use.
+    /// Requests that the volume's data is destroyed; default false. Only this field makes the agent
+    /// remove the image; deleting the object does not. Set by the controller, which may set it back
+    /// to false until the agent sets `status.deletionCommitted`, for example because the volume is
+    /// in use.
     #[serde(default)]
     pub deletion_requested: bool,
 }
 
 impl PoolVolume {
-    /// The condition that refuses the growth that the spec asks for now, if one does. The controller
-    /// takes the wish back; nothing is reserved for it.
+    /// The condition that refuses the expansion that the spec requests now, if there is one.
+    /// Nothing is reserved for that expansion, and the controller lowers the size again.
     pub fn refused_growth(&self) -> Option<&Condition> {
         let status = self.status.as_ref()?;
         let expanded = condition::find(&status.conditions, ConditionType::Expanded)?;
@@ -126,16 +134,16 @@ impl PoolVolume {
     }
 }
 
-/// How a volume is given to a pod.
+/// How a pod gets a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum AccessType {
     /// A mounted filesystem.
     Filesystem,
-    /// The bare block device.
+    /// A raw block device.
     Block,
 }
 
-/// How a volume may be used. All modes are on one node: the data is there and nowhere else.
+/// Access mode of a volume. All modes are on one node, because the data is only there.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
@@ -151,7 +159,7 @@ pub enum AccessMode {
 }
 
 impl AccessMode {
-    /// Whether nothing may be written.
+    /// Whether the mode forbids writes.
     pub const fn is_read_only(self) -> bool {
         match self {
             Self::SingleNodeReaderOnly => true,
@@ -161,7 +169,7 @@ impl AccessMode {
         }
     }
 
-    /// Whether several pods of the node may use the volume at a time (VCP-07, VCP-08).
+    /// Whether several pods of the node may use the volume at the same time (VCP-07, VCP-08).
     pub const fn is_shared(self) -> bool {
         match self {
             Self::SingleNodeMultiWriter => true,
@@ -171,121 +179,129 @@ impl AccessMode {
         }
     }
 
-    /// Whether a volume that was made for this mode can be used in another.
+    /// Whether a volume created for this mode can be used in another.
     ///
-    /// How many pods share a volume is a matter of each publication and not of the volume: the same
-    /// claim is a `SINGLE_NODE_WRITER` to an orchestrator that does not know the newer modes, and an
-    /// administrator may change the access mode of a PersistentVolume. Who may write may also read.
+    /// How many pods share a volume belongs to each publication, not to the volume: an orchestrator
+    /// without the newer modes uses `SINGLE_NODE_WRITER` for the same claim, and an administrator
+    /// may change the access mode of a PersistentVolume. A mode that allows writes also allows
+    /// reads.
     pub const fn serves(self, other: Self) -> bool {
         !self.is_read_only() || other.is_read_only()
     }
 }
 
 impl PoolVolumeSpec {
-    /// Whether the volume was made for something that includes this mode.
+    /// Whether one of the volume's access modes includes this mode.
     pub fn serves(&self, mode: AccessMode) -> bool {
         self.access_modes.iter().any(|made| made.serves(mode))
     }
 }
 
-/// What a volume is made from: an image of the same pool on the same node.
+/// Source of a volume's data: an image in the same pool on the same node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ContentSource {
-    /// A snapshot, or a volume as it is when the copy is made.
+    /// Whether the source is a PoolSnapshot or a PoolVolume. A volume is copied as it is at the
+    /// time of the copy.
     pub kind: SourceKind,
-    /// Name of the PoolSnapshot or PoolVolume, as the request had it.
+    /// Name of the PoolSnapshot or PoolVolume, from the CSI request.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
-    /// Name of its image: whatever takes the object's name later is not the source.
+    /// Name of the source's image. A later object of the same name is not the source.
     #[schemars(length(min = 1, max = 64))]
     pub image: String,
 }
 
-/// Of which kind the source of a volume is.
+/// Kind of an image's custom resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum SourceKind {
     /// A PoolSnapshot.
     Snapshot,
-    /// A PoolVolume: a clone.
+    /// A PoolVolume. As a content source it makes a clone.
     Volume,
 }
 
-/// A PersistentVolumeClaim.
+/// Reference to a PersistentVolumeClaim.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ClaimReference {
-    /// Its namespace.
+    /// Namespace of the claim.
     #[schemars(length(max = 63))]
     pub namespace: String,
-    /// Its name.
+    /// Name of the claim.
     #[schemars(length(max = 253))]
     pub name: String,
 }
 
-/// What the agent of the node says of the volume. All of its metadata stands here.
+/// Observed state of the volume. The node agent writes every field; it holds all metadata of the
+/// volume.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolVolumeStatus {
-    /// The generation that this status describes.
+    /// Generation of the spec that this status describes. Absent until the agent has processed the
+    /// volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Bytes that the node's ledger holds for the volume. Writing this is the admission, also of a
-    /// growth: it comes before the disk is touched, and it goes when the bytes are free again.
+    /// Bytes that the node's ledger reserves for the volume. The agent writes it before it changes
+    /// the disk, also for an expansion: this write admits the volume. Absent before the admission
+    /// and after the bytes are freed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reserved: Option<Bytes>,
-    /// Size of the volume. Set once it can be used, and raised once its image has grown.
+    /// Actual size of the volume in bytes. Absent until the volume can be used; raised when the
+    /// image has grown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<Bytes>,
-    /// The image on the node's disk.
+    /// Identity of the image on the node's disk. Absent until the image exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageStatus>,
-    /// The filesystem that was made in the image.
+    /// Filesystem in the image. Absent until it is created, and for the access type `Block`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filesystem: Option<FilesystemStatus>,
-    /// Whether the agent removes the image. The agent sets it before it touches the image, and only
-    /// while nobody uses the volume. From then on `spec.deletionRequested` stays, and the volume is
-    /// not staged any more.
+    /// True once the agent has committed to removing the image; absent means false. The agent sets
+    /// it before it changes the image, and only while no pod uses the volume. From then on
+    /// `spec.deletionRequested` cannot be set back, and the volume cannot be staged.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub deletion_committed: bool,
-    /// In how many pieces the image lies in the pool, about: what a snapshot of it costs.
+    /// Approximate number of extents of the image in the pool; it determines the cost of a
+    /// snapshot. Absent until it is counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extents: Option<u64>,
-    /// What is wrong with the volume, as its node sees it. Empty where nothing is known to be.
+    /// Current problems of the volume on its node. Absent if none is known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "health::problems_schema::<VolumeSeverity>")]
     pub problems: Vec<VolumeProblem>,
-    /// `Ready`, `Healthy`, `Admitted`, `Expanded`, `Checking`, `Reclaimed`, `DeletionHeld`.
+    /// Conditions of type `Ready`, `Healthy`, `Admitted`, `Expanded`, `Checking`, `Reclaimed` and
+    /// `DeletionHeld`.
     #[serde(default)]
     #[schemars(schema_with = "condition::list_schema")]
     pub conditions: Vec<Condition>,
 }
 
-/// Identity of an image: what must agree before anything is done with it.
+/// Identity of an image. The agent compares all of it before it operates on the image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageStatus {
-    /// UID of the object that made it: the image's name in the pool.
+    /// UID of the object that created the image; also the image's name in the pool.
     #[schemars(length(max = 64))]
     pub uid: String,
-    /// UUID of the pool's filesystem.
+    /// UUID of the filesystem of the pool that holds the image.
     #[schemars(length(max = 64))]
     pub pool_uuid: String,
-    /// Size of its logical sectors in bytes.
+    /// Logical sector size of the volume in bytes.
     pub sector_size: u32,
 }
 
-/// The filesystem in a volume.
+/// Filesystem in a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FilesystemStatus {
-    /// Its kind.
+    /// Filesystem type: `ext4`, `xfs` or `btrfs`.
     #[serde(rename = "type")]
     pub kind: FilesystemType,
-    /// Its UUID.
+    /// UUID of the filesystem.
     #[schemars(length(max = 64))]
     pub uuid: String,
-    /// When it was made. It is never made again.
+    /// When the filesystem was created. Once this is set, the volume is never formatted again.
     pub format_time: DateTime<Utc>,
 }
 

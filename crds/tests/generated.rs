@@ -20,6 +20,17 @@ fn checked_in_definitions_are_not_stale() {
 }
 
 #[test]
+fn the_checked_in_page_about_conditions_is_not_stale() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/conditions.md");
+    let checked_in = fs::read_to_string(path).unwrap_or_default();
+    assert_eq!(
+        checked_in,
+        cistern_crds::conditions_page(),
+        "docs/conditions.md is stale: run `make generate`"
+    );
+}
+
+#[test]
 fn every_string_list_and_map_of_a_spec_is_bounded() {
     for definition in cistern_crds::definitions() {
         let schema = serde_json::to_value(&definition.spec.versions[0].schema).unwrap();
@@ -41,5 +52,29 @@ fn unbounded(path: &str, schema: &serde_json::Value) {
     }
     if !schema["items"].is_null() {
         unbounded(&format!("{path}[]"), &schema["items"]);
+    }
+}
+
+#[test]
+fn every_field_has_a_description_for_kubectl_explain() {
+    for definition in cistern_crds::definitions() {
+        let schema = serde_json::to_value(&definition.spec.versions[0].schema).unwrap();
+        let kind = &definition.spec.names.kind;
+        undescribed(kind, &schema["openAPIV3Schema"]);
+    }
+}
+
+fn undescribed(path: &str, schema: &serde_json::Value) {
+    for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+        let path = format!("{path}.{name}");
+        let description = property["description"].as_str().unwrap_or_default();
+        let is_sentence = description.split(' ').count() > 2 && description.contains('.');
+        assert!(is_sentence, "{path}: {description:?}");
+        let has_link = description.contains("[`") || description.contains("](");
+        assert!(!has_link, "{path} has a link of rustdoc: {description}");
+        undescribed(&path, property);
+    }
+    if !schema["items"].is_null() {
+        undescribed(&format!("{path}[]"), &schema["items"]);
     }
 }

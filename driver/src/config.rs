@@ -1,6 +1,6 @@
-//! What a process is told when it starts: options, each also an environment variable (ENV-04).
+//! The configuration of a process: options, each also an environment variable (ENV-04).
 //!
-//! *Invariant:* nothing else reads the environment, and what leaves here is checked.
+//! *Invariant:* nothing else reads the environment, and all values are checked here.
 
 use std::{
     net::SocketAddr,
@@ -18,14 +18,14 @@ use crate::csi::MAX_NODE_ID;
 #[command(name = "cistern-driver", version)]
 pub struct Config {
     #[command(flatten)]
-    /// About the logs.
+    /// Options of the logs.
     pub logging: logging::Options,
-    /// What the process is.
+    /// Mode of the process.
     #[command(subcommand)]
     pub mode: Mode,
 }
 
-/// What the process is (LIF-02).
+/// Mode of the process (LIF-02).
 #[derive(Clone, Debug, Subcommand)]
 pub enum Mode {
     /// Serve CSI Identity and Controller
@@ -36,7 +36,7 @@ pub enum Mode {
     Fsck(Fsck),
 }
 
-/// What both modes that serve CSI need.
+/// Options of both modes that serve CSI.
 #[derive(Args, Clone, Debug)]
 pub struct Service {
     /// Socket to serve CSI on, as in `unix:///path/to/name.sock`
@@ -53,47 +53,47 @@ pub struct Service {
     pub http: SocketAddr,
 }
 
-/// What the node plugin needs.
+/// Options of the node plugin.
 #[derive(Args, Clone, Debug)]
 pub struct Node {
     #[command(flatten)]
-    /// As for the other mode.
+    /// Options that the controller has, too.
     pub service: Service,
     #[command(flatten)]
-    /// Which node, and where on it.
-    pub place: Place,
-    /// Folder in which kubelet looks for plugins; by default `plugins_registry` below --kubelet-root
+    /// The node and its directories.
+    pub location: NodeLocation,
+    /// Directory in which kubelet discovers plugins; by default `plugins_registry` below --kubelet-root
     #[arg(long, env = "REGISTRATION_SOCKET_DIR", value_name = "PATH")]
     pub registration_socket_dir: Option<PathBuf>,
-    /// Most volumes that pods on the node may use at a time; 0 leaves it to Kubernetes
-    // Each takes a loop device, two mounts and a journal thread of the kernel; a raw block volume
-    // two loop devices, of which one is kubelet's lock. Twice the pods that kubelet runs by default
-    // leaves a StatefulSet with two volumes a pod room on one node.
+    /// Maximum number of volumes that pods on the node use at a time; 0 leaves it to Kubernetes
+    // Each volume takes a loop device, two mounts and a journal thread of the kernel; a raw block
+    // volume takes two loop devices, one of which is kubelet's lock. Twice the default pod limit of
+    // kubelet is enough for a StatefulSet with two volumes per pod on one node.
     #[arg(long, env = "MAX_VOLUMES", default_value_t = 256, value_name = "COUNT")]
     pub max_volumes: u32,
-    /// Share of the disk under --root that image pools leave free, in hundredths
+    /// Share of the disk under --root that image pools leave free, in percent
     #[arg(long, env = "KEEP_FREE_PERCENT", default_value_t = cistern_host::KEPT_PERCENT, value_parser = clap::value_parser!(u32).range(..100), value_name = "PERCENT")]
     pub keep_free_percent: u32,
-    /// How often pools and volumes are looked at for what may be wrong with them, as in `15s`
+    /// Interval between health probes of pools and volumes, as in `15s`
     #[arg(long, env = "HEALTH_INTERVAL", default_value = "15s", value_parser = interval, value_name = "DURATION")]
     pub health_interval: Duration,
-    /// How often all on the node is compared with the custom resources, as in `5m`
+    /// Interval between comparisons of the node with its custom resources, as in `5m`
     #[arg(long, env = "DRIFT_INTERVAL", default_value = "5m", value_parser = interval, value_name = "DURATION")]
     pub drift_interval: Duration,
 }
 
 impl Node {
-    /// Where kubelet looks for plugins.
+    /// The directory in which kubelet discovers plugins.
     pub fn registration_socket_dir(&self) -> PathBuf {
         self.registration_socket_dir
             .clone()
-            .unwrap_or_else(|| self.place.kubelet_root.join("plugins_registry"))
+            .unwrap_or_else(|| self.location.kubelet_root.join("plugins_registry"))
     }
 }
 
-/// Which node, and where on it.
+/// The node and its directories.
 #[derive(Args, Clone, Debug)]
-pub struct Place {
+pub struct NodeLocation {
     /// Name of the Node
     #[arg(long, env = "NODE_NAME", value_parser = node_name, value_name = "NAME")]
     pub node_name: String,
@@ -105,12 +105,12 @@ pub struct Place {
     pub kubelet_root: PathBuf,
 }
 
-/// What `fsck` needs.
+/// Options of `fsck`.
 #[derive(Args, Clone, Debug)]
 pub struct Fsck {
     #[command(flatten)]
-    /// Which node, and where on it.
-    pub place: Place,
+    /// The node and its directories.
+    pub location: NodeLocation,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -121,7 +121,7 @@ pub struct Fsck {
 pub struct Endpoint(PathBuf);
 
 impl Endpoint {
-    /// Where the socket is.
+    /// Path of the socket.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -150,25 +150,25 @@ impl std::str::FromStr for Endpoint {
 /// Why a value is refused. Each message says what to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Not a UNIX socket.
+    /// The endpoint is not a UNIX socket.
     #[error("only UNIX sockets are served: write unix:///path/to/name.sock")]
     Scheme,
-    /// A path that depends on where the process was started.
+    /// The path of the socket is relative.
     #[error("the path must be absolute, with three slashes in unix:///path/to/name.sock")]
     Relative,
-    /// Not the customary suffix.
+    /// The socket lacks the suffix `.sock`.
     #[error("the socket's name must end in .sock")]
     Suffix,
-    /// Longer than the kernel takes.
+    /// The path is longer than the kernel allows.
     #[error("the path of a UNIX socket has at most 107 bytes")]
     TooLong,
-    /// A folder that depends on where the process was started.
+    /// The path of a directory is relative.
     #[error("the path must be absolute")]
     Path,
-    /// Not a time that is neither too short nor too long.
+    /// The interval is invalid or out of range.
     #[error("write a duration of 1s to 1h, as in 15s or 2m")]
     Interval,
-    /// A name that cannot travel as CSI's node id (FLD-03).
+    /// The name is not a valid CSI node id (FLD-03).
     #[error("a node's name has 1 to {MAX_NODE_ID} bytes")]
     NodeName,
 }
@@ -268,14 +268,14 @@ mod tests {
     }
 
     #[test]
-    fn fld_03_a_node_name_that_no_message_can_carry_is_refused_at_the_start() {
+    fn fld_03_a_node_name_that_is_too_long_for_csi_is_refused_at_the_start() {
         assert!(node_name(&"n".repeat(256)).is_ok());
         assert_eq!(node_name(&"n".repeat(257)), Err(Error::NodeName));
         assert_eq!(node_name(""), Err(Error::NodeName));
     }
 
     #[test]
-    fn env_05_every_default_stands_in_the_image() {
+    fn env_05_the_image_sets_every_default() {
         let image = include_str!("../../Dockerfile");
         let mut command = Config::command();
         command.build();

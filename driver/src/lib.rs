@@ -1,4 +1,4 @@
-//! Cistern's CSI driver: serves CSI over gRPC, and starts either of its two processes.
+//! Cistern's CSI driver: serves CSI over gRPC and starts either of its two processes.
 //!
 //! ```text
 //! controller: server → csi::{identity, controller, group} → cistern-controller → custom resources

@@ -1,4 +1,4 @@
-//! `cistern-driver`: reads what it is told, runs the mode, and says why it ends.
+//! `cistern-driver`: reads its configuration, runs the mode, and reports why it ends.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -9,20 +9,20 @@ use cistern_driver::{
 };
 use clap::Parser as _;
 
-/// How long work on the host may take to end after everything else has.
+/// How long work on the host may take after everything else has ended.
 const GRACE: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
     let config = Config::parse();
     let failure = match config.mode {
         Mode::Controller(_) | Mode::Node(_) => 1,
-        // 1 is for findings.
+        // Exit code 1 means findings.
         Mode::Fsck(_) => 2,
     };
     match run(config) {
         Ok(code) => code,
         Err(error) => {
-            // Not a log line: it is the last word, whatever the level.
+            // Not a log line, so that it is printed at every log level.
             eprintln!("cistern-driver: {}", Chain(error.as_ref()));
             ExitCode::from(failure)
         }
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
 
 fn run(config: Config) -> process::Result<ExitCode> {
     logging::start(&config.logging)?;
-    // Two threads serve; what blocks runs on threads of its own.
+    // Two threads serve. Blocking work runs on threads of its own.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -44,7 +44,7 @@ fn run(config: Config) -> process::Result<ExitCode> {
         }
         Ok(ExitCode::SUCCESS)
     });
-    // Work on a disk that hangs is left behind: it may never end.
+    // Does not wait for work on a hanging disk, which may never end.
     runtime.shutdown_timeout(GRACE);
     result
 }

@@ -1,4 +1,4 @@
-//! The parts of each mode, put together.
+//! Assembles and runs the parts of each mode.
 
 use std::{error::Error, io::Write as _, process::ExitCode, sync::Arc};
 
@@ -15,9 +15,10 @@ use cistern_controller::{
     volumes::Volumes,
 };
 use cistern_crds::{PoolSnapshot, PoolSnapshotGroup, PoolVolume};
-use cistern_host::{Linux, Root, command, snapshot::HOLD_LIMIT};
+use cistern_host::{Linux, Root, command, snapshot::FREEZE_LIMIT};
 use cistern_node::{
-    agent::{self, blocking::on_host},
+    agent,
+    blocking::on_host,
     fsck,
     metadata::{Metadata, on_node::OnNode},
     mounting::Mounter,
@@ -46,13 +47,13 @@ use crate::{
     server, socket,
 };
 
-/// What ended a mode, for `main` to print.
+/// The error that ended a mode, which `main` prints.
 pub type Failure = Box<dyn Error + Send + Sync>;
 
-/// The end of a mode.
+/// The result of a mode.
 pub type Result<T = ()> = std::result::Result<T, Failure>;
 
-/// The signal to stop, for every part of the process.
+/// Resolves when the process is asked to stop.
 type Shutdown = Shared<BoxFuture<'static, ()>>;
 
 /// Runs the controller until the process is asked to stop.
@@ -97,20 +98,20 @@ pub async fn node(options: config::Node) -> Result {
     let readiness = Readiness::default();
     let mut registry = Registry::default();
     metrics::register(&mut registry, env!("CARGO_PKG_VERSION"));
-    let node_name = &options.place.node_name;
+    let node_name = &options.location.node_name;
     let operations = server::Operations::new(&mut registry).on_node(node_name);
     let client = Requests::new(&mut registry).connect().await?;
     let agent = agent::Parts::new(
         &client,
         node_name,
-        root(&options.place).keeping(options.keep_free_percent),
+        root(&options.location).keeping(options.keep_free_percent),
         Utc::now,
     );
     let intervals = agent::Intervals {
         health: options.health_interval,
         drift: options.drift_interval,
     };
-    // Before anything can wait for a filesystem, and before any is unmounted.
+    // Runs before anything can wait for a filesystem or unmount one.
     agent.agent().thaw().await;
     agent::metrics::register(&agent.agent(), &mut registry);
     let node = Node::new(Mounter::new(agent.agent()), node_name, options.max_volumes);
@@ -135,36 +136,37 @@ pub async fn node(options: config::Node) -> Result {
         server::serve(registration, registrar, operations, shutdown.clone()).err_into::<Failure>(),
         http::serve(listener, readiness.clone(), Arc::new(registry), shutdown)
             .err_into::<Failure>(),
-        // The agent goes on meanwhile, and writes down what came of the snapshot.
+        // The agent still runs, and writes the outcome of a snapshot.
         thawing.map(Ok),
     );
     let ended = tokio::select! {
         served = serving => served.map(drop),
         () = agent.run(&readiness, intervals) => Err("the watches have ended".into()),
     };
-    // Also where it was a server that failed.
+    // Also after a failure of a server.
     thawed(&root).await;
     ended
 }
 
-/// Waits until no filesystem is frozen, for as long as one may be held; none is frozen from then on.
+/// Waits until no filesystem is frozen, for as long as a freeze may last. Prevents further freezes.
 async fn thawed(root: &Root) {
     let root = root.clone();
-    match on_host((), move || root.end_freezes(HOLD_LIMIT)).await {
+    match on_host((), move || root.end_freezes(FREEZE_LIMIT)).await {
         Ok(0) => {}
         Ok(count) => tracing::error!(
             count,
-            "filesystems do not come to rest and may stay frozen: start the node plugin again, which \
-             thaws them"
+            "filesystems cannot be thawed and may stay frozen: restart the node plugin, which thaws \
+             them"
         ),
         Err(error) => tracing::error!(error = %Chain(&error), "filesystems may be left frozen"),
     }
 }
 
-/// Looks whether all on this node belongs together and prints what was found: 0 if so, 1 if not.
+/// Compares this node with its custom resources and prints the findings. Exit code 0 without findings,
+/// 1 with findings.
 pub async fn fsck(options: config::Fsck) -> Result<ExitCode> {
     let client = Client::try_default().await?;
-    let report = fsck::look(client, &options.place.node_name, root(&options.place)).await?;
+    let report = fsck::check(client, &options.location.node_name, root(&options.location)).await?;
     let text = if options.json {
         format!("{}\n", serde_json::to_string_pretty(&report)?)
     } else {
@@ -174,19 +176,17 @@ pub async fn fsck(options: config::Fsck) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!report.is_clean())))
 }
 
-/// The folder of Cistern on this host.
-fn root(place: &config::Place) -> Root {
-    let devices = place.root.join("dev");
-    Root::new(&place.root, Arc::new(Linux::new(devices)))
+/// The directory of Cistern on this host.
+fn root(location: &config::NodeLocation) -> Root {
+    let devices = location.root.join("dev");
+    Root::new(&location.root, Arc::new(Linux::new(devices)))
 }
 
-/// Whether the tools are there that volumes are made with (PRB-03).
+/// Checks that the tools for making volumes are installed (PRB-03).
 fn tools() -> std::result::Result<(), String> {
     match command::missing_tool() {
         None => Ok(()),
-        Some(tool) => Err(format!(
-            "{tool} is missing: install the package that brings it"
-        )),
+        Some(tool) => Err(format!("{tool} is missing: install its package")),
     }
 }
 

@@ -1,9 +1,9 @@
-//! How the driver makes itself known to kubelet, without a registrar beside it.
+//! Registers the driver with kubelet, without a registrar sidecar.
 //!
-//! kubelet finds the socket in its folder of plugins, asks who is there, and calls `NodeGetInfo` on
-//! the CSI socket. The driver is registered for as long as the socket exists: taking it away
-//! unpublishes the topology, pins claims to a node that seems not to have the driver, and keeps
-//! pods from being torn down. So it is there wherever node mode runs, from the start to the end.
+//! kubelet finds the socket in its plugin directory, calls `GetInfo` on it, and then `NodeGetInfo` on
+//! the CSI socket. The driver is registered for as long as the socket exists. Its removal unpublishes
+//! the topology, pins claims to a node that seems to lack the driver, and blocks the teardown of pods.
+//! So the socket exists for as long as node mode runs.
 
 use std::path::{Path, PathBuf};
 
@@ -14,11 +14,11 @@ use cistern_proto::registration::v1::{
 };
 use tonic::{Request, Response, Status, service::Routes};
 
-/// Where the registration socket of the driver is.
+/// Path of the driver's registration socket.
 ///
-/// kubelet dials without naming an authority, so the client sends the percent-encoded path as
-/// `:authority`, and HTTP/2 servers refuse a percent sign there, except before an `@`: the name
-/// makes the path the user part of an authority. kubelet does not care about names.
+/// kubelet dials without an authority, so the client sends the percent-encoded path as `:authority`.
+/// HTTP/2 servers reject a percent sign there, except before an `@`. The `@` in the name makes the path
+/// the user part of an authority. kubelet accepts any name.
 pub fn socket_path(folder: &Path) -> PathBuf {
     folder.join(format!("{}@reg.sock", names::DRIVER))
 }
@@ -30,7 +30,7 @@ pub struct Registrar {
 }
 
 impl Registrar {
-    /// Registers the CSI socket at `endpoint`, a path on the host.
+    /// Creates a registrar for the CSI socket at `endpoint`, a path on the host.
     pub fn new(endpoint: &Path) -> Self {
         Self {
             endpoint: endpoint.to_string_lossy().into_owned(),
@@ -62,8 +62,8 @@ impl Registration for Registrar {
         if status.plugin_registered {
             tracing::info!("kubelet has registered the driver");
         } else {
-            // kubelet tries again by itself, with a growing wait.
-            tracing::error!(error = status.error, "kubelet refuses the driver");
+            // kubelet retries with a growing wait.
+            tracing::error!(error = status.error, "kubelet cannot register the driver");
         }
         Ok(Response::new(RegistrationStatusResponse {}))
     }

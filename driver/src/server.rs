@@ -1,7 +1,7 @@
-//! Serving gRPC on a socket, and the one place that logs and counts operations.
+//! Serves gRPC on a socket, and logs and counts all operations.
 //!
-//! *Invariant:* each operation ends in one log line, also when its caller went away; a request is
-//! never logged, only its method and what the operation recorded with [`about`].
+//! *Invariant:* each operation ends in one log line, also if its caller disconnects. A request is never
+//! logged, only its method and the fields that the operation recorded with [`about`].
 
 mod answer;
 
@@ -28,10 +28,10 @@ use tracing::{Instrument as _, Span, field::Empty};
 use self::answer::Answer;
 use crate::socket::Socket;
 
-/// How long operations that run when the process is asked to stop may take to end.
+/// How long running operations may take to end after the process is asked to stop.
 const GRACE: Duration = Duration::from_secs(20);
 
-/// Serves until `shutdown`, then lets running operations end. The socket's file is gone after it.
+/// Serves until `shutdown`, waits for running operations, and removes the socket's file.
 pub async fn serve(
     socket: Socket,
     services: Routes,
@@ -50,7 +50,7 @@ pub async fn serve(
     let result = tokio::select! {
         result = server => result,
         () = out_of_patience => {
-            tracing::warn!("operations still run and are left behind");
+            tracing::warn!("operations are still running, the process stops without them");
             Ok(())
         }
     };
@@ -58,14 +58,14 @@ pub async fn serve(
     result
 }
 
-/// Answers calls of services that are not served here (GEN-02, GEN-08).
+/// Answers calls of services that this process does not serve (GEN-02, GEN-08).
 async fn refuse() -> Response<axum::body::Body> {
     let message =
         "this process does not serve that: controller and nodes have sockets of their own";
     Status::unimplemented(message).into_http()
 }
 
-/// What the running operation is about, for its log lines.
+/// The objects of the running operation, for its log lines.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Subject<'a> {
     /// Volume id.
@@ -78,7 +78,7 @@ pub struct Subject<'a> {
     pub node: Option<&'a str>,
 }
 
-/// Adds what is known to every log line of the running operation.
+/// Adds these objects to every log line of the running operation.
 pub fn about(subject: Subject<'_>) {
     let span = Span::current();
     for (field, value) in [
@@ -88,7 +88,7 @@ pub fn about(subject: Subject<'_>) {
         ("node", subject.node),
     ] {
         if let Some(value) = value {
-            // Ids come from outside and are recorded before they are checked.
+            // The ids of a request are recorded before they are checked.
             let end = value.floor_char_boundary(value.len().min(128));
             span.record(field, value.get(..end));
         }
@@ -99,7 +99,7 @@ pub fn about(subject: Subject<'_>) {
 #[derive(Clone, Debug)]
 pub struct Operations {
     durations: Family<Labels, Histogram, fn() -> Histogram>,
-    /// The node that all of them are about, if they are about one.
+    /// The node of all operations, if this is the node plugin.
     node: Option<Arc<str>>,
 }
 
@@ -119,7 +119,7 @@ impl Operations {
         });
         registry.register_with_unit(
             "cistern_csi_operation_duration",
-            "How long CSI operations took, by method and gRPC code",
+            "Duration of CSI operations, by method and gRPC code",
             Unit::Seconds,
             durations.clone(),
         );
@@ -129,7 +129,7 @@ impl Operations {
         }
     }
 
-    /// Those of one node: every line names it.
+    /// Adds a node to every log line.
     #[must_use]
     pub fn on_node(mut self, name: &str) -> Self {
         self.node = Some(name.into());
@@ -177,7 +177,7 @@ where
         let answer = self.inner.call(request);
         let answered = async move {
             let response = answer.await?;
-            // Only what answers nothing but a status has it in the headers.
+            // Only a response without messages has the status in its headers.
             match Status::from_header_map(response.headers()) {
                 Some(status) => {
                     operation.finish(Some(status));
@@ -190,7 +190,7 @@ where
     }
 }
 
-/// One running operation; one that is dropped unfinished was cancelled by its caller.
+/// A running operation. One that is dropped unfinished was cancelled by its caller.
 struct Operation {
     method: Arc<str>,
     operations: Operations,
@@ -246,12 +246,12 @@ impl Operation {
         let code_name = format!("{code:?}");
         self.span.in_scope(|| match error {
             None if is_routine(&self.method) => {
-                tracing::debug!(code = code_name, elapsed_ms, "done");
+                tracing::debug!(code = code_name, elapsed_ms, "the call succeeded");
             }
-            None => tracing::info!(code = code_name, elapsed_ms, "done"),
-            Some(error) => tracing::warn!(code = code_name, elapsed_ms, error, "failed"),
+            None => tracing::info!(code = code_name, elapsed_ms, "the call succeeded"),
+            Some(error) => tracing::warn!(code = code_name, elapsed_ms, error, "the call failed"),
         });
-        // A method that does not exist must not become a time series of its own.
+        // An unknown method must not become a time series of its own.
         let known = code != Code::Unimplemented;
         let labels = Labels {
             method: if known { &self.method } else { "other" }.to_owned(),
@@ -265,12 +265,12 @@ impl Operation {
 impl Drop for Operation {
     fn drop(&mut self) {
         if !self.finished {
-            self.end(Code::Cancelled, Some("the caller went away"));
+            self.end(Code::Cancelled, Some("the caller disconnected"));
         }
     }
 }
 
-/// Calls that come all the time and change nothing: their success is not news.
+/// Frequent calls that change nothing. Their success is logged at debug level.
 fn is_routine(method: &str) -> bool {
     matches!(
         method,
@@ -307,7 +307,7 @@ mod tests {
 
     // Shows: GEN-02.
     #[tokio::test]
-    async fn prt_01_a_served_socket_answers_counts_and_goes_when_asked_to_stop() {
+    async fn prt_01_a_served_socket_answers_counts_and_is_removed_at_the_end() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("csi.sock");
         let mut registry = Registry::default();
@@ -328,8 +328,8 @@ mod tests {
         let mut client = IdentityClient::new(channel.clone());
         let answer = client.probe(ProbeRequest {}).await.unwrap();
         assert_eq!(answer.into_inner().ready, Some(true));
-        let mut nobody = cistern_proto::csi::v1::node_client::NodeClient::new(channel);
-        let status = nobody
+        let mut unserved = cistern_proto::csi::v1::node_client::NodeClient::new(channel);
+        let status = unserved
             .node_get_info(cistern_proto::csi::v1::NodeGetInfoRequest {})
             .await
             .unwrap_err();
@@ -349,7 +349,7 @@ mod tests {
         assert!(!path.exists());
     }
 
-    /// Answers with one message, and then with an error, or never again.
+    /// Answers with one message, and then fails or hangs.
     struct Stream {
         breaks_off: bool,
     }
@@ -370,8 +370,8 @@ mod tests {
         }
     }
 
-    /// The code that a stream is counted with, when the caller takes its first message, and the
-    /// second if there is one.
+    /// The metrics after a stream of which the caller reads the first message, and then the error if
+    /// there is one.
     async fn counted(breaks_off: bool) -> String {
         let mut registry = Registry::default();
         let routes = Routes::new(SnapshotMetadataServer::new(Stream { breaks_off }));
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn smd_02_smd_03_a_stream_is_counted_when_it_ends_with_what_it_ended_with() {
+    async fn smd_02_smd_03_a_stream_is_counted_at_its_end_with_its_code() {
         for (breaks_off, code) in [(true, "Internal"), (false, "Cancelled")] {
             let text = counted(breaks_off).await;
             let expected = format!("{{method=\"GetMetadataAllocated\",code=\"{code}\"}} 1");

@@ -1,8 +1,8 @@
-//! A UNIX socket to listen on, from its file to the end of the process.
+//! A UNIX socket that is removed at the end of the process.
 //!
-//! *Invariant:* the folder holds the socket and nothing else (FSY-02), and a socket on which somebody
-//! answers is never taken away (PRT-07). A process that waits for a disk that hangs keeps its sockets
-//! after SIGKILL, and answers nobody: it loses them.
+//! *Invariant:* the directory contains nothing but the socket (FSY-02). A socket is never taken from a
+//! process that answers (PRT-07). A process that waits for a hanging disk keeps its sockets after
+//! SIGKILL but does not answer, so it loses them.
 
 use std::{
     fs, io,
@@ -18,12 +18,12 @@ use tokio::{
 };
 use tonic::transport::Endpoint;
 
-/// How long whoever listens on a socket may take to answer.
+/// How long a listener on a socket may take to answer.
 const ANSWER: Duration = Duration::from_secs(2);
-/// How long to wait before a listener whose queue is full is asked again.
+/// How long to wait before another connection to a listener whose queue is full.
 const STEP: Duration = Duration::from_millis(50);
 
-/// Why no socket can be listened on.
+/// Why the process cannot listen on a socket.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Another process answers there.
@@ -32,29 +32,29 @@ pub enum Error {
         /// The socket.
         path: PathBuf,
     },
-    /// The path leads to something of somebody else.
+    /// The path holds a foreign file.
     #[error("{path} is not a socket: move it away")]
     Foreign {
         /// The file.
         path: PathBuf,
     },
-    /// The kernel refuses.
+    /// A system call failed.
     #[error("cannot listen on {path}")]
     Listen {
         /// The socket.
         path: PathBuf,
-        /// Why.
+        /// The error.
         #[source]
         source: io::Error,
     },
 }
 
-/// A bound socket. Its file goes when this does.
+/// A bound socket. Dropping it removes its file.
 #[derive(Debug)]
 pub struct Socket {
-    /// Connections come in here.
+    /// Accepts connections.
     pub listener: UnixListener,
-    /// Unlinks the file.
+    /// Removes the file when dropped.
     pub file: SocketFile,
 }
 
@@ -65,9 +65,9 @@ pub struct SocketFile {
     identity: (u64, u64),
 }
 
-/// Listens at `path`, for root alone. What a crash left there is unlinked first, also the socket of a
-/// process that has not ended and does not answer within two seconds; and the folder is
-/// made if it alone is missing, as kubelet's folder for this driver is on a new node.
+/// Listens at `path`, for root alone. Removes the socket of a dead process first, and that of a process
+/// that does not answer within two seconds. Makes the last directory of the path if it is missing, like
+/// kubelet's directory for this driver on a new node.
 pub async fn bind(path: &Path) -> Result<Socket, Error> {
     let failed = |source| Error::Listen {
         path: path.to_owned(),
@@ -125,8 +125,7 @@ async fn remove_dead(path: &Path) -> Result<(), Error> {
     fs::remove_file(path).map_err(failed)
 }
 
-/// Whether a process listens at the path and answers. Never resolves where one listens and does not
-/// answer.
+/// Whether a process listens at the path and answers. Never resolves if it listens and does not answer.
 async fn is_served(path: &Path) -> io::Result<bool> {
     while let Err(error) = UnixStream::connect(path).await {
         match error.kind() {
@@ -137,7 +136,7 @@ async fn is_served(path: &Path) -> io::Result<bool> {
     }
     let endpoint = Endpoint::from_shared(format!("unix://{}", path.display()));
     let channel = endpoint.map_err(io::Error::other)?.connect_lazy();
-    // Whatever it answers, somebody is there: the registration socket knows no such call.
+    // Any answer shows a listener: the registration socket knows no such call.
     let _ = IdentityClient::new(channel).probe(ProbeRequest {}).await;
     Ok(true)
 }
@@ -160,16 +159,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn prt_07_a_dead_socket_is_replaced_and_one_that_is_served_is_left_alone() {
+    async fn prt_07_a_dead_socket_is_replaced_and_one_that_is_served_is_kept() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("csi.sock");
-        // What SIGKILL leaves: a file that nobody listens behind.
+        // What SIGKILL leaves: a socket file without a listener.
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         assert!(path.exists());
         let socket = bind(&path).await.unwrap();
         let mode = fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        // It knows no call at all, and says so.
+        // It serves no call, and answers with an error.
         let operations = Operations::new(&mut Registry::default());
         let (stop, stopped) = oneshot::channel::<()>();
         let stopped = stopped.map(drop).shared();
@@ -202,7 +201,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn prt_02_the_folder_is_made_on_a_new_node_but_no_path_is_made_up() {
+    async fn prt_02_only_the_last_folder_of_the_path_is_made() {
         let folder = tempfile::tempdir().unwrap();
         drop(bind(&folder.path().join("driver/csi.sock")).await.unwrap());
         assert_eq!(names(folder.path()), ["driver"]);

@@ -47,7 +47,7 @@ impl Default for Folder {
 /// a few times, because processes that are just being killed may still write there.
 ///
 /// The loop device of a raw block volume ends with no mount, and holds the pool that its image lies
-/// on: one that is left is detached. It is told by the pool's own device, whose file is in a folder.
+/// on: a leftover device is detached. The sweep identifies it by the pool's device, whose file is in a folder.
 const SWEEP: &str = r#"
 while read -r folder; do set -- "$@" "$folder"; done
 left() {

@@ -48,7 +48,7 @@ const SKIPPED: &[(&str, &str)] = &[
     ("ModifyVolume", MODIFY),
 ];
 /// Go's reflection tells two equal messages apart once one of them was sent.
-const FAULTY: &str = "a fault of csi-sanity: it fails for whoever says where a snapshot is, and Cistern's own tests do the same";
+const FAULTY: &str = "a fault of csi-sanity: it fails for every driver that reports the topology of a snapshot; Cistern's own tests cover it";
 const MODIFY: &str = "no class of attributes can change a volume";
 const NOT_ATTACHED: &str = "nothing is attached: volumes are on their nodes";
 

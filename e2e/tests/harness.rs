@@ -1,4 +1,4 @@
-//! What the harness' scripts remove, shown with real loop devices; and that no test is left out unseen.
+//! Tests of the harness: its scripts remove loop devices, and no test is skipped silently.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -12,8 +12,8 @@ use cistern_e2e::{
     process::{command, dying_with_us, output, run, workspace},
 };
 
-/// As a node leaves it that had a raw block volume: a pool's device, which goes by itself with the
-/// pool's last image, the image's device, and kubelet's, which holds that.
+/// Leaves the loop devices of a node with a raw block volume: the pool's device, which is detached
+/// automatically with the pool's last image; the image's device; and kubelet's device, which keeps that open.
 const NODE: &str = r#"
 cd "$0"
 truncate --size 64M pool.img
@@ -29,7 +29,7 @@ mount --bind "$image" published
 echo "$pool $image $(losetup --find --show published)"
 "#;
 
-/// docker only tells where the node's volume lies: its engine is not there, and neither is the node.
+/// `docker` only prints the path of the node's volume: neither the engine nor the node runs.
 const CLEANING: &str = r#"
 set -o pipefail
 source "$1/lib/common.sh"
@@ -41,13 +41,13 @@ detach_loops_of node ''
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[tokio::test]
-async fn the_raw_block_volume_of_a_node_that_was_killed_with_its_engine_is_let_go_of() {
+async fn the_loop_devices_of_a_node_that_was_killed_with_its_engine_are_detached() {
     let folder = Folder::new();
     let node = MountNamespace::new(folder.path()).await;
     let mut leave = node.command("bash");
     leave.args(["-euc", NODE]).arg(folder.path());
     let made = output(leave, PATIENCE).await;
-    // All mounts end with it, and no device does.
+    // This removes all mounts, but no device.
     drop(node);
     let devices: Vec<Device> = made.split_whitespace().map(Device::of).collect();
     assert_eq!(devices.iter().filter(|it| it.is_bound()).count(), 3);
@@ -93,7 +93,7 @@ async fn a_test_that_skips_itself_on_the_harness_own_cluster_fails() {
     assert!(!skipping("1").await.status.success());
 }
 
-/// What the test above starts, in a process of its own.
+/// Helper that the test above runs in a separate process.
 #[test]
 #[expect(
     clippy::disallowed_methods,
@@ -105,8 +105,7 @@ fn skips_itself_when_it_is_asked_to() {
     }
 }
 
-/// A loop device, and the path of its file by which it is known again. Detached at the latest when this
-/// is dropped.
+/// A loop device, identified by the path of its backing file. Dropping it detaches the device.
 #[derive(Debug)]
 struct Device {
     path: String,

@@ -1,4 +1,4 @@
-//! What the plugin is told: flags and environment, read here and nowhere else.
+//! Command-line flags and environment variables of the plugin. No other module reads them.
 
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
@@ -7,21 +7,21 @@ use clap_complete::Shell;
 
 use crate::{duration, output::Format};
 
-/// What Cistern does in a cluster, what is wrong with it, and what to do.
+/// Inspect and repair Cistern storage in a cluster.
 #[derive(Clone, Debug, Parser)]
 #[command(
     name = "kubectl-cistern",
     bin_name = "kubectl cistern",
     version,
-    after_help = "Exit codes: 0 done, and nothing is wrong; 1 a warning; 2 something is wrong (doctor, and \
-                  status --exit-code);\n3 the command failed: no cluster, not allowed, wrong flags."
+    after_help = "Exit codes: 0 success; 1 warnings found; 2 errors found (1 and 2: doctor, and status \
+    --exit-code);\n3 the command failed: cluster unreachable, access denied, or invalid flags."
 )]
 pub struct Arguments {
-    /// Which cluster.
+    /// Cluster and user.
     #[command(flatten)]
     pub connection: Connection,
 
-    /// Plain text even on a terminal; the variable NO_COLOR does the same
+    /// Disable colored output; the environment variable NO_COLOR has the same effect
     #[arg(
         long,
         global = true,
@@ -35,27 +35,27 @@ pub struct Arguments {
     )]
     pub no_color: Option<OsString>,
 
-    /// What to do.
+    /// Subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// Which cluster, and as whom: as kubectl takes it.
+/// Flags that select the cluster and the user, with the same meaning as in kubectl.
 #[derive(Args, Clone, Debug)]
 pub struct Connection {
-    /// Path of the kubeconfig; otherwise KUBECONFIG, ~/.kube/config, or the pod's own account
+    /// Path to the kubeconfig file (default: KUBECONFIG, ~/.kube/config, or the pod's service account)
     #[arg(long, global = true, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Context of the kubeconfig to use
+    /// Name of the kubeconfig context to use
     #[arg(long, global = true, value_name = "NAME")]
     pub context: Option<String>,
 
-    /// User to act as
+    /// Username to impersonate
     #[arg(long = "as", global = true, value_name = "USER")]
     pub impersonate: Option<String>,
 
-    /// Namespace that Cistern is installed in
+    /// Namespace in which Cistern is installed
     #[arg(
         long,
         global = true,
@@ -64,7 +64,7 @@ pub struct Connection {
     )]
     pub system_namespace: String,
 
-    /// How long one answer of the API server may take
+    /// Timeout of a single request to the API server
     #[arg(long, global = true, default_value = "30s", value_parser = duration::parse, value_name = "DURATION")]
     pub request_timeout: Duration,
 }
@@ -72,36 +72,36 @@ pub struct Connection {
 /// The subcommands.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
-    /// One screen: pools, nodes, how full they are, and what is wrong
+    /// Show a summary of pools, nodes, capacity and problems
     Status(Status),
-    /// Pools, and what each node has of them
+    /// List pools and their capacity on each node
     Pools(Pools),
-    /// Volumes: claim, node, image, device, pods
+    /// List volumes with their claim, node, image, device and pods
     Volumes(Volumes),
-    /// What was made from what: volumes, their snapshots, the volumes made from those, and so on
+    /// Show volumes, their snapshots, and the volumes created from them as a tree
     Snapshots(Snapshots),
-    /// Checks the installation, and says what to do
+    /// Check the installation and suggest fixes
     Doctor(Doctor),
-    /// Images that no volume or snapshot claims: list them, take them back, or have them removed
+    /// List, adopt or reclaim images that no volume or snapshot claims
     Orphans(Orphans),
-    /// Gives up a node that is gone for good, with the volumes and snapshots on it
+    /// Release the volumes and snapshots of a node that is permanently lost
     ForgetNode(ForgetNode),
-    /// Logs of Cistern's own pods, also of all that has to do with one volume
+    /// Print the logs of Cistern's pods, optionally only for one volume
     Logs(Logs),
-    /// Prints the completion script of a shell
+    /// Print the completion script of a shell
     #[command(
-        after_help = "kubectl completes plugins by a program kubectl_complete-cistern in the PATH; this script completes kubectl-cistern itself."
+        after_help = "kubectl completes plugins with a program named kubectl_complete-cistern in the PATH; this script completes kubectl-cistern itself."
     )]
     Completion {
-        /// Which shell
+        /// Name of the shell
         shell: Shell,
     },
 }
 
-/// How to write.
+/// Flags that select the output format.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct Output {
-    /// How to write it
+    /// Output format
     #[arg(long = "output", short = 'o', value_enum, default_value_t = Format::Table)]
     pub format: Format,
 }
@@ -109,21 +109,21 @@ pub struct Output {
 /// Flags of `status`.
 #[derive(Args, Clone, Debug)]
 pub struct Status {
-    /// How to write it.
+    /// Output format.
     #[command(flatten)]
     pub output: Output,
-    /// End with 1 or 2 where something is wrong
+    /// Exit with 1 if there are warnings, and with 2 if there are errors
     #[arg(long)]
     pub exit_code: bool,
 }
 
-/// Which pools, nodes and volumes.
+/// Flags that select objects by pool and node.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Selection {
-    /// Only of this pool
+    /// Only show objects in this pool
     #[arg(long, value_name = "NAME")]
     pub pool: Option<String>,
-    /// Only on this node
+    /// Only show objects on this node
     #[arg(long, value_name = "NAME")]
     pub node: Option<String>,
 }
@@ -131,10 +131,10 @@ pub struct Selection {
 /// Flags of `pools`.
 #[derive(Args, Clone, Debug)]
 pub struct Pools {
-    /// Only these.
+    /// Pool and node to which the output is restricted.
     #[command(flatten)]
     pub only: Selection,
-    /// How to write it.
+    /// Output format.
     #[command(flatten)]
     pub output: Output,
 }
@@ -142,53 +142,53 @@ pub struct Pools {
 /// Flags of `volumes`.
 #[derive(Args, Clone, Debug)]
 pub struct Volumes {
-    /// Only these.
+    /// Pool and node to which the output is restricted.
     #[command(flatten)]
     pub only: Selection,
-    /// Only volumes of claims in this namespace
+    /// Only show volumes whose claim is in this namespace
     #[arg(long, short, value_name = "NAME")]
     pub namespace: Option<String>,
-    /// What comes first
+    /// Sort order
     #[arg(long, value_enum, default_value_t = VolumeOrder::Claim)]
     pub sort: VolumeOrder,
-    /// Ask the nodes for their loop devices, which takes the right to exec into Cistern's pods
+    /// Show loop devices; requires permission to exec into Cistern's pods
     #[arg(long)]
     pub devices: bool,
-    /// How to write it.
+    /// Output format.
     #[command(flatten)]
     pub output: Output,
 }
 
-/// In which order volumes are listed.
+/// Sort order of volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum VolumeOrder {
-    /// Namespace and name of the claim
+    /// By namespace and name of the claim
     Claim,
-    /// Name of the volume
+    /// By name of the volume
     Name,
-    /// Node, then claim
+    /// By node, then by claim
     Node,
-    /// Pool, then claim
+    /// By pool, then by claim
     Pool,
-    /// The largest first
+    /// Largest first
     Size,
-    /// The newest first
+    /// Newest first
     Age,
 }
 
 /// Flags of `snapshots`.
 #[derive(Args, Clone, Debug)]
 pub struct Snapshots {
-    /// Only these.
+    /// Pool and node to which the output is restricted.
     #[command(flatten)]
     pub only: Selection,
-    /// Only the family of this volume
+    /// Only show the tree that contains this volume
     #[arg(long, value_name = "NAME")]
     pub volume: Option<String>,
-    /// Also volumes that neither have a snapshot nor were made from anything
+    /// Also show volumes without snapshots and without a source
     #[arg(long)]
     pub all: bool,
-    /// How to write it.
+    /// Output format.
     #[command(flatten)]
     pub output: Output,
 }
@@ -196,7 +196,7 @@ pub struct Snapshots {
 /// Flags of `doctor`.
 #[derive(Args, Clone, Debug)]
 pub struct Doctor {
-    /// How to write it.
+    /// Output format.
     #[command(flatten)]
     pub output: Output,
 }
@@ -204,48 +204,48 @@ pub struct Doctor {
 /// Flags of `orphans`.
 #[derive(Args, Clone, Debug)]
 pub struct Orphans {
-    /// What to do with them; without it they are listed.
+    /// Subcommand; the default is `list`.
     #[command(subcommand)]
     pub command: Option<OrphansCommand>,
-    /// Only these.
+    /// Pool and node to which the output is restricted.
     #[command(flatten)]
     pub only: Selection,
-    /// How to write it.
+    /// Output format.
     #[command(flatten)]
     pub output: Output,
 }
 
-/// What to do with orphans.
+/// Subcommands of `orphans`.
 #[derive(Clone, Debug, Subcommand)]
 pub enum OrphansCommand {
-    /// Lists them, and what else does not belong together on the nodes
+    /// List orphaned images, drift on the nodes, and unclaimed volumes and snapshots
     List(OrphansList),
-    /// Makes the custom resource that an image is missing, so that its node takes it up again
+    /// Create the missing custom resource of an image so that its node adopts the image
     Adopt(Adopt),
-    /// Has an image removed for good
+    /// Permanently remove an image and its data
     Reclaim(Reclaim),
 }
 
 /// Flags of `orphans list`.
 #[derive(Args, Clone, Debug)]
 pub struct OrphansList {
-    /// Only these.
+    /// Pool and node to which the output is restricted.
     #[command(flatten)]
     pub only: Selection,
-    /// How to write it.
+    /// Output format.
     #[command(flatten)]
     pub output: Output,
 }
 
-/// Which orphan.
+/// Arguments that select one orphan.
 #[derive(Args, Clone, Debug)]
-pub struct Chosen {
-    /// Name of the image, or of the volume or snapshot that it says it is; or of a volume or snapshot that nobody claims
+pub struct OrphanArguments {
+    /// Name of the image, of the volume or snapshot recorded in it, or of an unclaimed volume or snapshot
     pub name: String,
-    /// Where there are several of this name: of this pool, on this node.
+    /// Pool and node, for a name that is not unique.
     #[command(flatten)]
     pub only: Selection,
-    /// How long the node may take
+    /// How long to wait for the node
     #[arg(long, default_value = "1m", value_parser = duration::parse, value_name = "DURATION")]
     pub timeout: Duration,
 }
@@ -253,38 +253,38 @@ pub struct Chosen {
 /// Flags of `orphans adopt`.
 #[derive(Args, Clone, Debug)]
 pub struct Adopt {
-    /// Which.
+    /// Orphan to process.
     #[command(flatten)]
-    pub chosen: Chosen,
-    /// What to do about a PersistentVolume for it
-    #[arg(long, value_enum, default_value_t = PersistentVolumeWish::None)]
-    pub persistent_volume: PersistentVolumeWish,
-    /// Claim that the PersistentVolume is for
+    pub orphan: OrphanArguments,
+    /// Whether to print or create a PersistentVolume for the volume
+    #[arg(long, value_enum, default_value_t = PersistentVolumeAction::None)]
+    pub persistent_volume: PersistentVolumeAction,
+    /// Claim to which the PersistentVolume is bound
     #[arg(long, value_name = "NAMESPACE/NAME")]
     pub claim: Option<String>,
-    /// StorageClass of the PersistentVolume and its claim
+    /// StorageClass of the PersistentVolume and of its claim
     #[arg(long, default_value = "", value_name = "NAME")]
     pub storage_class: String,
 }
 
-/// What to do about a PersistentVolume.
+/// Handling of the PersistentVolume of an adopted volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum PersistentVolumeWish {
-    /// Nothing
+pub enum PersistentVolumeAction {
+    /// Neither print nor create a PersistentVolume
     None,
-    /// Print one, to be applied by hand
+    /// Print a manifest
     Print,
-    /// Create it
+    /// Create the PersistentVolume
     Create,
 }
 
 /// Flags of `orphans reclaim`.
 #[derive(Args, Clone, Debug)]
 pub struct Reclaim {
-    /// Which.
+    /// Orphan to process.
     #[command(flatten)]
-    pub chosen: Chosen,
-    /// Do it without asking
+    pub orphan: OrphanArguments,
+    /// Skip the confirmation prompt
     #[arg(long, short)]
     pub yes: bool,
 }
@@ -294,10 +294,10 @@ pub struct Reclaim {
 pub struct ForgetNode {
     /// Name of the node
     pub node: String,
-    /// Only what is in this pool, whose disk on the node is dead; the node itself may be well
+    /// Release only this pool, whose disk on the node has failed; the node may be running
     #[arg(long, value_name = "NAME")]
     pub pool: Option<String>,
-    /// How long the operator may take to remove the StorageNode
+    /// How long to wait for the operator to remove the StorageNode
     #[arg(long, default_value = "1m", value_parser = duration::parse, value_name = "DURATION")]
     pub timeout: Duration,
 }
@@ -305,48 +305,48 @@ pub struct ForgetNode {
 /// Flags of `logs`.
 #[derive(Args, Clone, Debug)]
 pub struct Logs {
-    /// Only lines about this volume, and without other flags those of the controller and of its node
+    /// Only print lines about this volume; by default from the controller and the node of the volume
     #[arg(long, value_name = "NAME")]
     pub volume: Option<String>,
-    /// Of the node plugin on this node
+    /// Print the logs of the node plugin on this node
     #[arg(long, value_name = "NAME")]
     pub node: Option<String>,
-    /// Of these parts
+    /// Only print the logs of these components
     #[arg(long, value_enum, value_delimiter = ',')]
     pub component: Vec<Component>,
-    /// Also of the sidecars
+    /// Include sidecar containers
     #[arg(long)]
     pub sidecars: bool,
-    /// Go on as lines come
+    /// Stream new log lines
     #[arg(long, short)]
     pub follow: bool,
-    /// Nothing older than this
+    /// Only print lines newer than this duration
     #[arg(long, value_parser = duration::parse, value_name = "DURATION")]
     pub since: Option<Duration>,
-    /// Look at no more than the last lines of each container
+    /// Number of most recent lines to read from each container
     #[arg(long, value_name = "LINES")]
     pub tail: Option<i64>,
-    /// Also of containers that ran before the last restart
+    /// Print the logs of the previous instance of each container
     #[arg(long, conflicts_with = "follow")]
     pub previous: bool,
 }
 
-/// A part of Cistern, as the label of its pods names it.
+/// A component of Cistern; the value of the component label on its pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Component {
-    /// Pools to nodes, capacity, events
+    /// Assigns pools to nodes, publishes capacity, reports events
     Operator,
-    /// CSI's controller
+    /// CSI controller service
     Controller,
-    /// CSI's node service and the agent
+    /// CSI node service and agent
     Node,
 }
 
 impl Component {
-    /// All of them.
+    /// All components.
     pub const ALL: [Self; 3] = [Self::Operator, Self::Controller, Self::Node];
 
-    /// Value of the label on its pods.
+    /// Value of the component label on the pods of this component.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Operator => "operator",
@@ -363,12 +363,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_flags_agree_with_one_another() {
+    fn the_command_line_definition_is_consistent() {
         Arguments::command().debug_assert();
     }
 
     #[test]
-    fn flags_stand_before_or_behind_the_subcommand() {
+    fn global_flags_are_accepted_before_and_after_the_subcommand() {
         let words = [
             "kubectl-cistern",
             "--context",

@@ -1,4 +1,4 @@
-//! What a cluster holds that has to do with Cistern, as it was at one moment.
+//! A snapshot in time of the objects in the cluster that relate to Cistern.
 
 use std::{collections::BTreeMap, fmt::Debug};
 
@@ -21,35 +21,35 @@ use serde::de::DeserializeOwned;
 
 use crate::{Connection, Error};
 
-/// Cistern's own objects, and those of others that use them.
+/// Cistern's own objects, and the Kubernetes objects that use them.
 #[derive(Clone, Debug, Default)]
 pub struct Cluster {
-    /// Every pool.
+    /// All StoragePools.
     pub pools: Vec<StoragePool>,
-    /// Every node that carries pools.
+    /// All StorageNodes.
     pub nodes: Vec<StorageNode>,
-    /// Every volume.
+    /// All PoolVolumes.
     pub volumes: Vec<PoolVolume>,
-    /// Every snapshot.
+    /// All PoolSnapshots.
     pub snapshots: Vec<PoolSnapshot>,
-    /// Every group of snapshots.
+    /// All PoolSnapshotGroups.
     pub groups: Vec<PoolSnapshotGroup>,
-    /// StorageClasses of ours.
+    /// StorageClasses with Cistern as provisioner.
     pub classes: Vec<StorageClass>,
-    /// Claims of ours.
+    /// Claims of these classes, and claims bound to `persistent_volumes`.
     pub claims: Vec<PersistentVolumeClaim>,
-    /// PersistentVolumes of ours.
+    /// PersistentVolumes of the Cistern driver.
     pub persistent_volumes: Vec<PersistentVolume>,
-    /// Pods with claims.
+    /// Pods that use at least one claim.
     pub pods: Vec<Pod>,
-    /// Warnings about claims.
+    /// Warning events about claims.
     pub events: Vec<Event>,
-    /// What could not be read, for people: what is shown lacks it.
+    /// Messages about kinds that could not be listed and are missing here.
     pub unread: Vec<String>,
 }
 
 impl Cluster {
-    /// Cistern's own objects.
+    /// Lists Cistern's own objects.
     pub async fn own(connection: &Connection) -> Result<Self, Error> {
         let (pools, nodes, volumes, snapshots, groups) = tokio::try_join!(
             connection.own(),
@@ -68,8 +68,8 @@ impl Cluster {
         })
     }
 
-    /// These, and the claims, PersistentVolumes and pods that use them. What may not be read is left
-    /// out, and told.
+    /// Lists Cistern's own objects and the Kubernetes objects that use them. Kinds that the user may not
+    /// list are left empty and reported in `unread`.
     pub async fn with_users(connection: &Connection) -> Result<Self, Error> {
         let warnings = "involvedObject.kind=PersistentVolumeClaim,type=Warning";
         let warnings = ListParams::default().fields(warnings);
@@ -82,21 +82,21 @@ impl Cluster {
             optional::<Event>(connection, warnings),
         )?;
         let unread = &mut own.unread;
-        own.classes = classes.or_told(unread);
+        own.classes = classes.or_note(unread);
         own.classes
             .retain(|class| class.provisioner == names::DRIVER);
-        own.claims = claims.or_told(unread);
-        own.persistent_volumes = persistent_volumes.or_told(unread);
+        own.claims = claims.or_note(unread);
+        own.persistent_volumes = persistent_volumes.or_note(unread);
         own.persistent_volumes
             .retain(|volume| handle(volume).is_some());
-        own.pods = pods.or_told(unread);
+        own.pods = pods.or_note(unread);
         own.pods.retain(|pod| claims_of(pod).next().is_some());
-        own.events = events.or_told(unread);
+        own.events = events.or_note(unread);
         own.forget_claims_of_others();
         Ok(own)
     }
 
-    /// Keeps claims whose class is ours, and those that are bound to a volume of ours.
+    /// Keeps claims of Cistern's classes and claims bound to Cistern's PersistentVolumes.
     fn forget_claims_of_others(&mut self) {
         let (classes, volumes) = (&self.classes, &self.persistent_volumes);
         self.claims.retain(|claim| {
@@ -110,14 +110,13 @@ impl Cluster {
         });
     }
 
-    /// The PersistentVolume of a volume.
+    /// Returns the PersistentVolume whose volume handle is `volume`.
     pub fn persistent_volume(&self, volume: &str) -> Option<&PersistentVolume> {
         let mut all = self.persistent_volumes.iter();
         all.find(|object| handle(object) == Some(volume))
     }
 
-    /// The claim of a volume: the one that its PersistentVolume is bound to, or else the one that it
-    /// was made for.
+    /// Returns the claim of a volume: the `claimRef` of its PersistentVolume, or else the claim in its spec.
     pub fn claim(&self, volume: &PoolVolume) -> Option<ClaimReference> {
         let bound = self
             .persistent_volume(&volume.name_any())
@@ -130,7 +129,7 @@ impl Cluster {
         bound.or_else(|| volume.spec.claim.clone())
     }
 
-    /// Pods that use a claim and have not ended.
+    /// Returns pods that use a claim and are neither Succeeded nor Failed.
     pub fn pods_with(&self, claim: &ClaimReference) -> impl Iterator<Item = &Pod> {
         self.pods.iter().filter(move |pod| {
             let phase = pod
@@ -144,7 +143,7 @@ impl Cluster {
     }
 }
 
-/// Names of the claims that a pod uses; those of its generic ephemeral volumes included.
+/// Names of the claims that a pod uses, including those of generic ephemeral volumes.
 fn claims_of(pod: &Pod) -> impl Iterator<Item = String> {
     let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
     volumes.into_iter().flatten().filter_map(|volume| {
@@ -155,7 +154,7 @@ fn claims_of(pod: &Pod) -> impl Iterator<Item = String> {
     })
 }
 
-/// All VolumeSnapshotContents, whoever made them.
+/// Lists all VolumeSnapshotContents, of all drivers.
 pub async fn contents(connection: &Connection) -> Result<Vec<DynamicObject>, Error> {
     let kind = unclaimed::contents();
     let what = format!("cannot list {}", kind.plural);
@@ -164,12 +163,13 @@ pub async fn contents(connection: &Connection) -> Result<Vec<DynamicObject>, Err
     Ok(connection.ask(what, api.list(&all)).await?.items)
 }
 
-/// The VolumeSnapshots that people asked for, by the PoolSnapshot that each stands for.
+/// VolumeSnapshots, as `NAMESPACE/NAME`, by the name of their PoolSnapshot.
 #[derive(Clone, Debug, Default)]
 pub struct VolumeSnapshots(BTreeMap<String, String>);
 
 impl VolumeSnapshots {
-    /// Reads them. A cluster without the kind has none; what may not be read is left out, and told.
+    /// Lists them. The result is empty if the kind is not installed, and also if the user may not list it;
+    /// the latter is reported in `unread`.
     pub async fn read(connection: &Connection, unread: &mut Vec<String>) -> Result<Self, Error> {
         match contents(connection).await {
             Ok(contents) => Ok(Self::of_contents(&contents)),
@@ -184,7 +184,7 @@ impl VolumeSnapshots {
         }
     }
 
-    /// By their VolumeSnapshotContents.
+    /// Builds the map from VolumeSnapshotContents.
     pub fn of_contents(contents: &[DynamicObject]) -> Self {
         let each = contents.iter().filter_map(|content| {
             let text = |path: &str| content.data.pointer(path)?.as_str();
@@ -196,20 +196,20 @@ impl VolumeSnapshots {
         Self(each.collect())
     }
 
-    /// The VolumeSnapshot of a PoolSnapshot, as `NAMESPACE/NAME`.
+    /// Returns the VolumeSnapshot of a PoolSnapshot, as `NAMESPACE/NAME`.
     pub fn of(&self, snapshot: &str) -> Option<String> {
         self.0.get(snapshot).cloned()
     }
 }
 
-/// A list, or why there is none.
+/// A list, or the reason why it could not be read.
 enum Optional<K> {
     Read(Vec<K>),
     Unread(String),
 }
 
 impl<K> Optional<K> {
-    fn or_told(self, unread: &mut Vec<String>) -> Vec<K> {
+    fn or_note(self, unread: &mut Vec<String>) -> Vec<K> {
         match self {
             Self::Read(list) => list,
             Self::Unread(why) => {

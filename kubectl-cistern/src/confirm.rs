@@ -1,18 +1,18 @@
-//! Asking a person who may lose data.
+//! Confirmation prompt for commands that lose data.
 
 use std::io::{self, BufRead, Write};
 
 use crate::output::one_line;
 
-/// Writes a question that names what is lost, and asks for a name to be typed. Whether that is what the
-/// answer says; nothing else is a yes.
+/// Prints `question`, which lists what is lost, and reads one line. Returns whether the line is exactly
+/// `name`.
 pub(crate) fn is_typed(
     question: &str,
     name: &str,
     answers: &mut impl BufRead,
     questions: &mut impl Write,
 ) -> io::Result<bool> {
-    write!(questions, "{question}Type {} to go on: ", one_line(name))?;
+    write!(questions, "{question}Type {} to continue: ", one_line(name))?;
     questions.flush()?;
     let mut answer = String::new();
     answers.read_line(&mut answer)?;

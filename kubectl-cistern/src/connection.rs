@@ -1,6 +1,6 @@
-//! The way to the API server, as a kubeconfig describes it.
+//! Connection to the API server that the kubeconfig selects.
 //!
-//! *Invariant:* every question has a deadline.
+//! *Invariant:* every request has a deadline.
 
 use std::{fmt::Debug, future::Future, time::Duration};
 
@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 
 use crate::{Error, arguments};
 
-/// Objects in one answer to a list.
+/// Page size of list requests.
 const PAGE: u32 = 500;
 
 /// A connection to the API server.
@@ -24,7 +24,7 @@ pub struct Connection {
     client: Client,
     url: String,
     patience: Duration,
-    /// Namespace that Cistern is installed in.
+    /// Namespace in which Cistern is installed.
     pub system_namespace: String,
 }
 
@@ -35,7 +35,7 @@ impl Debug for Connection {
 }
 
 impl Connection {
-    /// The connection that the flags and the environment describe. Nothing is asked yet.
+    /// Creates a client from the flags and the environment. Sends no request yet.
     pub async fn open(flags: &arguments::Connection) -> Result<Self, Error> {
         let mut config = config(flags).await?;
         if let Some(user) = &flags.impersonate {
@@ -51,12 +51,12 @@ impl Connection {
         })
     }
 
-    /// The client itself, to be used within [`Self::ask`].
+    /// Returns the client. Callers await its requests in [`Self::ask`].
     pub fn client(&self) -> Client {
         self.client.clone()
     }
 
-    /// Objects of a kind in Cistern's own namespace.
+    /// Returns the API of a kind in Cistern's namespace.
     pub fn in_system<K>(&self) -> Api<K>
     where
         K: Resource<Scope = kube::core::NamespaceResourceScope, DynamicType = ()>,
@@ -64,12 +64,12 @@ impl Connection {
         Api::namespaced(self.client(), &self.system_namespace)
     }
 
-    /// Objects of a kind in the whole cluster.
+    /// Returns the API of a kind in all namespaces.
     pub fn everywhere<K: Resource<DynamicType = ()>>(&self) -> Api<K> {
         Api::all(self.client())
     }
 
-    /// Waits for an answer, but not for ever. `what` says what is asked, for people.
+    /// Awaits a request until the request timeout. `what` describes the request in error messages.
     pub async fn ask<T>(
         &self,
         what: impl Into<String>,
@@ -85,7 +85,8 @@ impl Connection {
         }
     }
 
-    /// All objects that the parameters select, page by page. Boxed: many lists are read at a time.
+    /// Lists all objects that the parameters select, page by page. The future is boxed because callers run
+    /// many lists concurrently.
     pub fn list<'a, K>(
         &'a self,
         api: Api<K>,
@@ -109,7 +110,7 @@ impl Connection {
         })
     }
 
-    /// All objects of one of Cistern's own kinds.
+    /// Lists all objects of one of Cistern's kinds.
     pub async fn own<K>(&self) -> Result<Vec<K>, Error>
     where
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,

@@ -1,4 +1,5 @@
-//! Which loop device each image has: the kernel of its node knows, and nobody else.
+//! Loop devices of images, read from sysfs through an exec into the node plugin's pods. No API object
+//! records them.
 
 use std::collections::BTreeSet;
 
@@ -14,18 +15,18 @@ use tokio::io::AsyncReadExt as _;
 
 use crate::{Connection, Error, volumes::Devices};
 
-/// The container of the node plugin's pods.
+/// Container of the node plugin in its pods.
 const CONTAINER: &str = "driver";
-/// Prints each loop device with its file. It says nothing, and fails, where there is none.
+/// Prints each loop device with its backing file. `grep` fails without output if there is none.
 const COMMAND: [&str; 3] = [
     "sh",
     "-c",
     "grep -s . /sys/block/loop*/loop/backing_file || true",
 ];
-/// Nodes that are asked at a time.
+/// Nodes that are queried concurrently.
 const AT_ONCE: usize = 8;
 
-/// Asks the node plugins of these nodes. One that does not answer is told of in `unread`.
+/// Queries the node plugins of these nodes. Failures are reported in `unread`.
 pub async fn read(
     connection: &Connection,
     nodes: &BTreeSet<String>,
@@ -42,7 +43,7 @@ pub async fn read(
         .map(|(node, pod)| {
             let pods = &pods;
             async move {
-                let what = format!("cannot ask {pod} for the loop devices of {node}");
+                let what = format!("cannot read the loop devices of {node} from pod {pod}");
                 let printed = connection.ask(what, print(pods, &pod)).await;
                 (node, printed)
             }
@@ -71,7 +72,7 @@ async fn print(pods: &Api<Pod>, pod: &str) -> Result<String, kube::Error> {
     Ok(String::from_utf8_lossy(&printed).into_owned())
 }
 
-/// Reads lines like `/sys/block/loop7/loop/backing_file:/var/lib/cistern/pools/…/images/<image>`.
+/// Parses lines like `/sys/block/loop7/loop/backing_file:/var/lib/cistern/pools/…/images/<image>`.
 fn parse(node: &str, printed: &str) -> Devices {
     let device = |line: &str| {
         let (attribute, file) = line.split_once(':')?;
@@ -88,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loop_devices_over_images_are_found_by_the_image_and_others_passed_over() {
+    fn loop_devices_are_indexed_by_image_and_devices_of_other_files_are_ignored() {
         let printed = "\
 /sys/block/loop0/loop/backing_file:/var/lib/snapd/core.snap
 /sys/block/loop3/loop/backing_file:/var/lib/cistern/pools/uid-of-fast/images/uid-1

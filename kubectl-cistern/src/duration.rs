@@ -1,17 +1,17 @@
-//! Durations: read as kubectl takes them, written as kubectl writes an age.
+//! Parses durations and formats ages in the notation of kubectl.
 
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
-/// Why a text is no duration.
+/// Error for a text that is not a duration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no duration: write a number and a unit, as in 90s, 5m, 1h30m or 2d")]
+#[error("{text:?} is not a duration: write a number and a unit, as in 90s, 5m, 1h30m or 2d")]
 pub struct ParseError {
     text: String,
 }
 
-/// Reads `90s`, `5m`, `1h30m`, `2d`.
+/// Parses `90s`, `5m`, `1h30m`, `2d`.
 pub fn parse(text: &str) -> Result<Duration, ParseError> {
     let error = || ParseError {
         text: text.to_owned(),
@@ -42,7 +42,7 @@ pub fn parse(text: &str) -> Result<Duration, ParseError> {
     Ok(Duration::from_secs(seconds))
 }
 
-/// How long ago something was, in as few characters as kubectl uses: `42s`, `5m`, `3h20m`, `12d`.
+/// Formats the time since `since` like kubectl: `42s`, `5m`, `3h20m`, `12d`.
 pub fn age(since: DateTime<Utc>, now: DateTime<Utc>) -> String {
     let seconds = (now - since).num_seconds().max(0);
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_read_as_kubectl_takes_them() {
+    fn durations_are_parsed_in_the_notation_of_kubectl() {
         for (text, seconds) in [("90s", 90), ("5m", 300), ("1h30m", 5400), ("2d", 172_800)] {
             assert_eq!(parse(text), Ok(Duration::from_secs(seconds)), "{text}");
         }
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn an_age_is_written_as_kubectl_writes_it() {
+    fn ages_are_formatted_in_the_notation_of_kubectl() {
         let at = |second| DateTime::from_timestamp(second, 0).unwrap();
         for (seconds, text) in [
             (-5, "0s"),

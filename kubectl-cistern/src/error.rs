@@ -1,4 +1,4 @@
-//! Why a command failed, and what to do.
+//! Errors of commands; their messages say what to do.
 
 use std::{io, time::Duration};
 
@@ -7,86 +7,82 @@ use kube::config::{InferConfigError, KubeconfigError};
 
 use crate::{forget_node, logs, orphans};
 
-/// Why a command failed.
+/// Error of a command.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nothing says which cluster.
-    #[error(
-        "there is no cluster to talk to: name a kubeconfig with --kubeconfig or KUBECONFIG, or check ~/.kube/config"
-    )]
+    /// No kubeconfig was found.
+    #[error("no cluster is configured: set --kubeconfig or KUBECONFIG, or check ~/.kube/config")]
     NoCluster(#[source] Box<InferConfigError>),
-    /// The kubeconfig, or a context in it.
+    /// The kubeconfig or the selected context is invalid.
     #[error(
         "the kubeconfig cannot be used: check --kubeconfig and --context, and `kubectl config get-contexts`"
     )]
     Kubeconfig(#[source] Box<KubeconfigError>),
-    /// The kubeconfig describes a connection that cannot be made.
-    #[error("the kubeconfig describes no connection that works")]
+    /// No client can be created from the kubeconfig.
+    #[error("no client can be created from the kubeconfig")]
     Client(#[source] Box<kube::Error>),
-    /// No answer.
+    /// The API server cannot be reached.
     #[error(
-        "the API server at {url} does not answer: is the cluster up, and is it the one that you mean?"
+        "the API server at {url} does not answer: check that the cluster is running and that --context is right"
     )]
     Unreachable {
-        /// Where it was looked for.
+        /// URL of the API server.
         url: String,
-        /// What went wrong.
+        /// Underlying error.
         #[source]
         source: Box<kube::Error>,
     },
-    /// No answer in time.
+    /// A request timed out.
     #[error("{what}: no answer within {} s (--request-timeout)", after.as_secs())]
     TimedOut {
-        /// What was asked.
+        /// Description of the request.
         what: String,
-        /// For how long it was waited.
+        /// Timeout of the request.
         after: Duration,
     },
-    /// The API server knows none of Cistern's kinds.
+    /// Cistern's CRDs are not installed.
     #[error(
         "Cistern is not installed in this cluster: it knows no {kind}; install it with `kubectl apply -k manifests`, \
          and see `kubectl cistern doctor`"
     )]
     NotInstalled {
-        /// Kind that was asked for.
+        /// Requested kind.
         kind: String,
     },
-    /// Not allowed.
-    #[error(
-        "{what}: not allowed; ask for the role `view` in the whole cluster, or use another --context"
-    )]
+    /// The API server denied the request.
+    #[error("{what}: not allowed; request the ClusterRole `view`, or use another --context")]
     Denied {
-        /// What was asked.
+        /// Description of the request.
         what: String,
-        /// The API server's words.
+        /// Error of the API server.
         #[source]
         source: Box<kube::Error>,
     },
-    /// Any other answer of the API server.
+    /// The API server returned another error.
     #[error("{what}")]
     Api {
-        /// What was asked.
+        /// Description of the request.
         what: String,
-        /// The API server's words.
+        /// Error of the API server.
         #[source]
         source: Box<kube::Error>,
     },
-    /// Of `orphans`.
+    /// Error of `orphans`.
     #[error(transparent)]
     Orphans(#[from] orphans::Error),
-    /// Of `forget-node`.
+    /// Error of `forget-node`.
     #[error(transparent)]
     ForgetNode(#[from] forget_node::Error),
-    /// Of `logs`.
+    /// Error of `logs`.
     #[error(transparent)]
     Logs(#[from] logs::Error),
-    /// Writing the answer.
-    #[error("the answer cannot be written")]
+    /// Writing to standard output failed.
+    #[error("the output cannot be written")]
     Output(#[from] io::Error),
 }
 
 impl Error {
-    /// An error of the API server while `what` was asked, in words for whoever asked.
+    /// Converts an error of the API server; `what` describes the request.
     pub fn asking(what: impl Into<String>, url: &str, source: kube::Error) -> Self {
         let what = what.into();
         let source = Box::new(source);
@@ -100,7 +96,7 @@ impl Error {
         }
     }
 
-    /// What the API server says that is in the way, if it has answered.
+    /// Returns why the API server rejected the request, if it answered.
     pub fn rejection(&self) -> Option<Rejection> {
         match self {
             Self::Api { source, .. } => Some(Rejection::from(&**source)),
@@ -108,7 +104,7 @@ impl Error {
         }
     }
 
-    /// Whether somebody has read as much as they wanted.
+    /// Returns whether the reader of standard output closed the pipe.
     pub fn is_broken_pipe(&self) -> bool {
         matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
     }

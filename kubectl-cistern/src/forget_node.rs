@@ -1,15 +1,14 @@
-//! `forget-node`: gives up a node that is gone for good, or a pool on it whose disk is dead, with the
-//! volumes and snapshots there.
+//! `forget-node`: releases the volumes and snapshots of a node that is permanently lost, or of one pool on
+//! it whose disk has failed.
 //!
 //! ```text
-//! refuse if the node answers ─▶ list what is lost ─▶ its name is typed ─▶ refuse if it answers by now
+//! refuse if the node answers ─▶ list what is lost ─▶ confirm by name ─▶ refuse if the node answers now
 //!     ─▶ release each object ─▶ the operator removes the StorageNode
 //! ```
 //!
-//! *Invariant:* an object is released only while there is no Node of that name and no ready agent on
-//! it, or the agent says that the pool cannot be used; and only if it was on the list that was
-//! confirmed. `spec.deletionRequested` is never set here: if the disks do come back, the images on them
-//! are orphans, and are kept.
+//! *Invariant:* an object is released only if it was in the confirmed list, and only while the Node does
+//! not exist and no agent on it is ready, or the agent reports that the pool is unusable. The command never
+//! sets `spec.deletionRequested`: if the disks come back, the images on them are orphans and are kept.
 
 mod loss;
 mod release;
@@ -33,42 +32,42 @@ use crate::{
     output::Terminal,
 };
 
-/// How often the StorageNode is looked for.
+/// Interval at which the StorageNode is polled.
 const INTERVAL: Duration = Duration::from_millis(300);
 
-/// Why a node is not forgotten, or not as a whole.
+/// Error of `forget-node`.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nothing is known of the node.
+    /// There is no StorageNode and no object on a node of this name.
     #[error(
         "no StorageNode is called {node:?}, and no volume or snapshot is on a node of that name: \
          see `kubectl get storagenodes`"
     )]
     Unknown {
-        /// Its name.
+        /// Name of the node.
         node: String,
     },
-    /// The node is in the cluster.
+    /// The Node exists.
     #[error(
-        "Node {node} exists: nothing was changed; if the machine is gone for good, delete it first: \
-         kubectl delete node {node}"
+        "Node {node} exists: nothing was changed; if the machine is permanently lost, delete the Node first: \
+        kubectl delete node {node}"
     )]
     Exists {
-        /// Its name.
+        /// Name of the node.
         node: String,
     },
-    /// The agent runs.
+    /// The agent on the node is ready.
     #[error(
-        "pod {pod} on {node} is ready, so the node answers: nothing was changed; if the machine is gone, \
-         Kubernetes removes the pod within minutes, then repeat the command"
+        "pod {pod} on {node} is ready, so the node answers: nothing was changed; if the machine is lost, \
+        Kubernetes removes the pod within minutes; then repeat the command"
     )]
-    Reports {
+    Answers {
         /// Name of the node.
         node: String,
         /// Name of the agent's pod.
         pod: String,
     },
-    /// The pool can be used, or nobody says that it cannot.
+    /// The agent does not report that the pool is unusable.
     #[error(
         "pool {pool} on {node} is not reported as unusable: nothing was changed; see `kubectl cistern pools`"
     )]
@@ -78,16 +77,16 @@ pub enum Error {
         /// Name of the pool.
         pool: String,
     },
-    /// Nobody has typed the name.
+    /// The user did not type the name.
     #[error("not confirmed: nothing was changed")]
     NotConfirmed,
-    /// The answer cannot be read.
+    /// Reading from standard input failed.
     #[error("the answer cannot be read: nothing was changed")]
     Answer(#[source] io::Error),
-    /// Somebody was faster.
+    /// Another client changed the object.
     #[error(
-        "{kind} {name} was changed meanwhile and is not released: look whether the node has come back, and \
-         repeat the command"
+        "{kind} {name} has changed and is not released: check whether the node has come back, and repeat the \
+        command"
     )]
     Changed {
         /// Kind of the object.
@@ -95,12 +94,12 @@ pub enum Error {
         /// Name of the object.
         name: String,
     },
-    /// The operator does not follow.
+    /// The operator did not remove the StorageNode before the timeout.
     #[error(
-        "what was listed is released, but StorageNode {node} is still there: the operator removes it once \
-         nothing is left on the node; repeat the command, and see `kubectl cistern doctor`"
+        "the listed objects are released, but StorageNode {node} still exists: the operator removes it once \
+        no object is left on the node; repeat the command, and see `kubectl cistern doctor`"
     )]
-    Late {
+    TimedOut {
         /// Name of the node.
         node: String,
     },
@@ -116,7 +115,7 @@ pub async fn run(
     refuse(connection, node, pool).await?;
     let mut cluster = Cluster::with_users(connection).await?;
     let snapshots = VolumeSnapshots::read(connection, &mut cluster.unread).await?;
-    crate::tell(&cluster.unread);
+    crate::print_notes(&cluster.unread);
     let loss = Loss::of(&cluster, &snapshots, node, pool);
     if loss.is_empty() && !cluster.nodes.iter().any(|known| known.name_any() == node) {
         let node = node.to_owned();
@@ -129,10 +128,10 @@ pub async fn run(
         await_removal(connection, node, flags.timeout).await?;
     }
     printer.write(&format!("{}\n", loss.forgotten()))?;
-    Ok(Verdict::Well)
+    Ok(Verdict::Ok)
 }
 
-/// What can still be used is not given up.
+/// Returns an error if the node or the pool can still be used.
 async fn refuse(
     connection: &Connection,
     node: &str,
@@ -144,7 +143,7 @@ async fn refuse(
     }
 }
 
-/// A pool is given up only where its agent says that it cannot be used.
+/// Returns an error unless the agent reports that the pool is unusable.
 async fn refuse_if_usable(
     connection: &Connection,
     node: &str,
@@ -170,7 +169,7 @@ fn is_unusable(node: &StorageNode, pool: &str) -> bool {
     })
 }
 
-/// A node that is in the cluster, or whose agent runs, has its data.
+/// Returns an error if the Node exists or its agent is ready: its data is not lost.
 async fn refuse_if_it_answers(connection: &Connection, node: &str) -> Result<(), crate::Error> {
     let what = format!("cannot read Node {node}");
     let nodes = connection.everywhere::<Node>();
@@ -192,7 +191,7 @@ async fn refuse_if_it_answers(connection: &Connection, node: &str) -> Result<(),
         .iter()
         .find(|pod| pod.metadata.deletion_timestamp.is_none() && is_ready(pod));
     match ready {
-        Some(pod) => Err(Error::Reports {
+        Some(pod) => Err(Error::Answers {
             node: node.to_owned(),
             pod: pod.name_any(),
         }
@@ -201,7 +200,7 @@ async fn refuse_if_it_answers(connection: &Connection, node: &str) -> Result<(),
     }
 }
 
-/// Says what is lost and waits for the name of it.
+/// Prints what is lost and asks for its name.
 fn confirm(
     loss: &Loss,
     answers: &mut impl BufRead,
@@ -219,9 +218,9 @@ fn confirm(
 async fn await_removal(
     connection: &Connection,
     node: &str,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<(), crate::Error> {
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + timeout;
     let nodes = connection.everywhere::<StorageNode>();
     loop {
         let what = format!("cannot read StorageNode {node}");
@@ -230,7 +229,7 @@ async fn await_removal(
         }
         if Instant::now() >= deadline {
             let node = node.to_owned();
-            return Err(Error::Late { node }.into());
+            return Err(Error::TimedOut { node }.into());
         }
         sleep(INTERVAL).await;
     }
@@ -242,7 +241,7 @@ mod tests {
     use crate::testing::cluster;
 
     #[test]
-    fn only_the_name_of_the_node_is_a_yes() {
+    fn only_the_name_of_the_node_confirms() {
         let loss = Loss::of(&cluster(), &VolumeSnapshots::default(), "worker-1", None);
         let answer = |text: &str| {
             let mut asked = Vec::new();
@@ -261,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_is_given_up_only_where_its_agent_says_that_it_cannot_be_used() {
+    fn a_pool_is_released_only_if_its_agent_reports_it_as_unusable() {
         let nodes = cluster().nodes;
         assert!(!is_unusable(&nodes[0], "fast"));
         assert!(is_unusable(&nodes[1], "fast"));

@@ -1,15 +1,16 @@
-//! The kubectl plugin: what Cistern does in a cluster, what is wrong with it, and what to do.
+//! The kubectl plugin. It shows the state of Cistern in a cluster, reports problems, and repairs some.
 //!
 //! ```text
-//! flags ─▶ connection ─▶ cluster (objects, as they were) ─▶ view (pure) ─▶ text, JSON or YAML
+//! flags ─▶ connection ─▶ cluster (listed objects) ─▶ view (pure) ─▶ text, JSON or YAML
 //! ```
 //!
-//! *Invariant:* nothing here changes a cluster but `orphans adopt`, `orphans reclaim` and
-//! `forget-node`, and what gives up data asks before. What a person sees is made by a pure function of
-//! what was read, and goes through `output/terminal.rs`, which escapes what a terminal would obey.
+//! *Invariant:* only `orphans adopt`, `orphans reclaim` and `forget-node` change the cluster, and commands
+//! that lose data ask for confirmation. Every view is a pure function of the listed objects. All text goes
+//! through `output/terminal.rs`, which escapes control characters.
 
 pub mod arguments;
 pub mod cluster;
+pub mod condition_state;
 mod confirm;
 pub mod connection;
 pub mod devices;
@@ -17,6 +18,7 @@ pub mod doctor;
 pub mod duration;
 pub mod error;
 pub mod forget_node;
+pub mod issues;
 pub mod logs;
 pub mod orphans;
 pub mod output;
@@ -25,9 +27,7 @@ pub mod snapshots;
 pub mod status;
 #[cfg(test)]
 pub(crate) mod testing;
-pub mod truth;
 pub mod volumes;
-pub mod wrong;
 
 use std::io::{self, Write as _};
 
@@ -38,39 +38,39 @@ pub use self::{arguments::Arguments, connection::Connection, error::Error};
 use self::{
     arguments::Command,
     cluster::Cluster,
+    issues::Severity,
     output::{Format, Paint, Terminal, View, one_line},
-    wrong::Severity,
 };
 
-/// Who writes, as the API server notes it.
+/// Field manager of the plugin's writes.
 const MANAGER: &str = "kubectl-cistern";
 
 /// Exit code of a command that failed.
 pub const FAILED: u8 = 3;
 
-/// What a command that did its work has found.
+/// Result of a command that succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
-    /// Nothing is wrong, or nothing was judged.
-    Well,
-    /// Somebody should have a look.
+    /// No problem was found, or the command checks nothing.
+    Ok,
+    /// There are warnings.
     Warnings,
-    /// Something is wrong.
+    /// There are errors.
     Failures,
 }
 
 impl Verdict {
-    /// The exit code.
+    /// Returns the exit code of the process.
     pub const fn exit_code(self) -> u8 {
         match self {
-            Self::Well => 0,
+            Self::Ok => 0,
             Self::Warnings => 1,
             Self::Failures => 2,
         }
     }
 }
 
-/// Runs one command.
+/// Runs a command.
 pub async fn run(arguments: Arguments) -> Result<Verdict, Error> {
     let no_color = arguments.no_color.is_some_and(|value| !value.is_empty());
     let printer = Printer {
@@ -85,7 +85,7 @@ pub async fn run(arguments: Arguments) -> Result<Verdict, Error> {
             &mut script,
         );
         io::stdout().write_all(&script)?;
-        return Ok(Verdict::Well);
+        return Ok(Verdict::Ok);
     }
     let connection = Connection::open(&arguments.connection).await?;
     match arguments.command {
@@ -98,7 +98,7 @@ pub async fn run(arguments: Arguments) -> Result<Verdict, Error> {
         Command::Volumes(flags) => volumes(&connection, &flags, printer).await,
         Command::Snapshots(flags) => {
             let cluster = Cluster::with_users(&connection).await?;
-            tell(&cluster.unread);
+            print_notes(&cluster.unread);
             let volume = flags.volume.as_deref();
             let view = snapshots::Origins::of(&cluster, &flags.only, volume, flags.all, Utc::now());
             printer.print(&view, flags.output.format)
@@ -107,8 +107,8 @@ pub async fn run(arguments: Arguments) -> Result<Verdict, Error> {
         Command::Orphans(flags) => orphans::run(&connection, flags, printer).await,
         Command::ForgetNode(flags) => forget_node::run(&connection, &flags, printer).await,
         Command::Logs(flags) => logs::run(&connection, &flags).await,
-        // It needs no cluster.
-        Command::Completion { .. } => Ok(Verdict::Well),
+        // Handled above, without a cluster.
+        Command::Completion { .. } => Ok(Verdict::Ok),
     }
 }
 
@@ -118,13 +118,13 @@ async fn status(
     printer: Printer,
 ) -> Result<Verdict, Error> {
     let cluster = Cluster::with_users(connection).await?;
-    tell(&cluster.unread);
+    print_notes(&cluster.unread);
     let view = status::Status::of(&cluster, Utc::now());
     printer.print(&view, flags.output.format)?;
     Ok(match view.worst() {
         Some(Severity::Error) if flags.exit_code => Verdict::Failures,
         Some(Severity::Warning) if flags.exit_code => Verdict::Warnings,
-        Some(_) | None => Verdict::Well,
+        Some(_) | None => Verdict::Ok,
     })
 }
 
@@ -146,41 +146,41 @@ async fn volumes(
         };
         devices = devices::read(connection, &nodes, &mut cluster.unread).await?;
     }
-    tell(&cluster.unread);
+    print_notes(&cluster.unread);
     let namespace = flags.namespace.as_deref();
     let mut view = volumes::Volumes::of(&cluster, &flags.only, namespace, &devices, Utc::now());
     view.sort(flags.sort);
     printer.print(&view, flags.output.format)
 }
 
-/// Tells people, beside what is printed, what could not be read.
-fn tell(notes: &[String]) {
+/// Prints notes to standard error.
+fn print_notes(notes: &[String]) {
     for note in notes {
-        complain("note", note);
+        print_diagnostic("note", note);
     }
 }
 
-/// One line on standard error, behind a word that says what it is.
-pub fn complain(what: &str, text: &str) {
-    // Nobody listens any more: then nobody needs to know.
+/// Prints one line to standard error, with the prefix `what`.
+pub fn print_diagnostic(what: &str, text: &str) {
+    // Standard error may be closed; there is nowhere else to report that.
     let _ = writeln!(Terminal::stderr(), "{what}: {}", one_line(text));
 }
 
-/// Where answers go.
+/// Prints results to standard output.
 #[derive(Clone, Copy, Debug)]
 pub struct Printer {
     paint: Paint,
 }
 
 impl Printer {
-    /// Writes a view.
+    /// Prints a view in a format.
     pub fn print<V: View>(self, view: &V, format: Format) -> Result<Verdict, Error> {
         let text = output::render(view, format, self.paint)?;
         self.write(&text)?;
-        Ok(Verdict::Well)
+        Ok(Verdict::Ok)
     }
 
-    /// Writes a text.
+    /// Prints a text.
     pub fn write(self, text: &str) -> Result<(), Error> {
         let mut stdout = Terminal::stdout(self.paint);
         stdout.write_all(text.as_bytes())?;

@@ -1,6 +1,6 @@
-//! `logs`: of Cistern's own pods, also only what has to do with one volume.
+//! `logs`: prints the logs of Cistern's pods, optionally only lines about one volume.
 //!
-//! *Invariant:* a container that gives no log is told of and keeps nobody from reading the others.
+//! *Invariant:* a container whose log cannot be read is reported and does not block the others.
 
 use std::io::Write as _;
 
@@ -20,77 +20,77 @@ use crate::{
     output::{Paint, Terminal},
 };
 
-/// Containers whose logs are asked for at a time.
+/// Containers whose logs are read concurrently.
 const AT_ONCE: usize = 8;
 
-/// Why there are no logs.
+/// Error of `logs`.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No pod is as asked for.
-    #[error(
-        "no pod of Cistern in namespace {namespace} is {wanted}: is it the right --system-namespace?"
-    )]
+    /// No pod matches.
+    #[error("no pod of Cistern in namespace {namespace} is {wanted}: check --system-namespace")]
     NoPods {
-        /// Where it was looked.
+        /// Namespace that was searched.
         namespace: String,
-        /// What was looked for.
+        /// Description of the pods.
         wanted: String,
     },
-    /// No container has given anything.
-    #[error("none of the {count} containers gives its log; may you get pods/log?")]
+    /// No log could be read.
+    #[error(
+        "the log of none of the {count} containers can be read; check that you may get pods/log"
+    )]
     Unread {
-        /// How many were asked.
+        /// Number of containers.
         count: usize,
     },
 }
 
-/// A container whose log is wanted.
+/// A container whose log is read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Source {
     pod: String,
     container: String,
 }
 
-/// Which containers, and which of their lines.
+/// Selects containers and log lines.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Wanted {
+struct LogFilter {
     components: Vec<Component>,
-    /// Node plugins elsewhere are not wanted.
+    /// Only this node's node plugin; all nodes if `None`.
     node: Option<String>,
     sidecars: bool,
-    /// A line has one of these; all lines where there is none.
-    words: Vec<String>,
+    /// A line must contain one of these terms; empty selects all lines.
+    terms: Vec<String>,
 }
 
-/// Prints logs.
+/// Prints or follows logs.
 pub async fn run(
     connection: &Connection,
     flags: &arguments::Logs,
 ) -> Result<Verdict, crate::Error> {
-    let wanted = match &flags.volume {
-        None => Wanted::of(flags),
+    let filter = match &flags.volume {
+        None => LogFilter::of(flags),
         Some(name) => {
             let cluster = Cluster::with_users(connection).await?;
-            Wanted::of(flags).about(name, &cluster)
+            LogFilter::of(flags).for_volume(name, &cluster)
         }
     };
     let pods: Api<Pod> = connection.in_system();
     let labelled = ListParams::default().labels(COMPONENT_LABEL);
     let all = connection.list(pods.clone(), labelled).await?;
-    let sources = wanted.sources(&all);
+    let sources = filter.sources(&all);
     if sources.is_empty() {
         let namespace = connection.system_namespace.clone();
-        let wanted = wanted.to_string();
+        let wanted = filter.to_string();
         return Err(Error::NoPods { namespace, wanted }.into());
     }
     if flags.follow {
-        follow(&pods, &sources, &wanted, flags).await
+        follow(&pods, &sources, &filter, flags).await
     } else {
-        print(connection, &pods, &sources, &wanted, flags).await
+        print(connection, &pods, &sources, &filter, flags).await
     }
 }
 
-impl Wanted {
+impl LogFilter {
     fn of(flags: &arguments::Logs) -> Self {
         let components = match (&flags.component[..], &flags.volume, &flags.node) {
             ([], Some(_), _) => vec![Component::Controller, Component::Node],
@@ -102,13 +102,13 @@ impl Wanted {
             components,
             node: flags.node.clone(),
             sidecars: flags.sidecars,
-            words: Vec::new(),
+            terms: Vec::new(),
         }
     }
 
-    /// Only what has to do with a volume: on its node, and in lines that name it, its image or its
-    /// PersistentVolume. One that is gone is looked for by its name, everywhere.
-    fn about(mut self, name: &str, cluster: &Cluster) -> Self {
+    /// Restricts the filter to the volume's node and to lines that name the volume, its image or its
+    /// PersistentVolume. A volume that no longer exists is searched by `name` on all nodes.
+    fn for_volume(mut self, name: &str, cluster: &Cluster) -> Self {
         let volume = cluster.volumes.iter().find(|volume| {
             let claim = cluster.claim(volume);
             let claim = claim.map(|claim| format!("{}/{}", claim.namespace, claim.name));
@@ -118,7 +118,7 @@ impl Wanted {
                 || object.is_some_and(|object| object.name_any() == name)
         });
         let Some(volume) = volume else {
-            self.words = vec![name.to_owned()];
+            self.terms = vec![name.to_owned()];
             return self;
         };
         let image = volume
@@ -127,11 +127,11 @@ impl Wanted {
             .and_then(|status| status.image.as_ref());
         let objects = cluster.persistent_volumes.iter();
         let objects = objects.filter(|object| handle(object) == Some(&volume.name_any()));
-        self.words = vec![volume.name_any()];
-        self.words.extend(image.map(|image| image.uid.clone()));
-        self.words.extend(objects.map(kube::ResourceExt::name_any));
-        self.words.sort();
-        self.words.dedup();
+        self.terms = vec![volume.name_any()];
+        self.terms.extend(image.map(|image| image.uid.clone()));
+        self.terms.extend(objects.map(kube::ResourceExt::name_any));
+        self.terms.sort();
+        self.terms.dedup();
         self.node
             .get_or_insert_with(|| volume.spec.node_name.clone());
         self
@@ -167,12 +167,12 @@ impl Wanted {
         sources
     }
 
-    fn wants(&self, line: &str) -> bool {
-        self.words.is_empty() || self.words.iter().any(|word| line.contains(word))
+    fn matches(&self, line: &str) -> bool {
+        self.terms.is_empty() || self.terms.iter().any(|word| line.contains(word))
     }
 }
 
-impl std::fmt::Display for Wanted {
+impl std::fmt::Display for LogFilter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let labels: Vec<&str> = self.components.iter().map(|it| it.label()).collect();
         write!(f, "a {}", labels.join(" or "))?;
@@ -192,22 +192,22 @@ impl Source {
             previous: flags.previous,
             since_seconds: flags.since.map(seconds),
             tail_lines: flags.tail,
-            // To put lines of several containers in order.
+            // Timestamps are needed to merge the lines of several containers.
             timestamps: !flags.follow,
             ..LogParams::default()
         }
     }
 }
 
-/// Lines of one container: when each was written, and what.
+/// Lines of one container as timestamp and text.
 type Lines = Vec<(String, String)>;
 
-/// Prints what there is, in the order in which it was written.
+/// Prints existing lines in the order of their timestamps.
 async fn print(
     connection: &Connection,
     pods: &Api<Pod>,
     sources: &[Source],
-    wanted: &Wanted,
+    filter: &LogFilter,
     flags: &arguments::Logs,
 ) -> Result<Verdict, crate::Error> {
     let read = |source: Source| async move {
@@ -227,7 +227,7 @@ async fn print(
             Ok(log) => all.push((source, lines(&log))),
             Err(error) => {
                 unread += 1;
-                crate::tell(&[Chain(&error).to_string()]);
+                crate::print_notes(&[Chain(&error).to_string()]);
             }
         }
     }
@@ -235,14 +235,14 @@ async fn print(
         return Err(Error::Unread { count: unread }.into());
     }
     let mut stdout = Terminal::stdout(Paint::plain());
-    for line in merged(all, wanted, sources.len() > 1) {
+    for line in merged(all, filter, sources.len() > 1) {
         writeln!(stdout, "{line}")?;
     }
     stdout.flush()?;
-    Ok(Verdict::Well)
+    Ok(Verdict::Ok)
 }
 
-/// Lines with the moment that the API server has put before each.
+/// Splits the API server's timestamp from each line.
 fn lines(log: &str) -> Lines {
     let split = |line: &str| {
         let (time, text) = line.split_once(' ').unwrap_or((line, ""));
@@ -251,21 +251,21 @@ fn lines(log: &str) -> Lines {
     log.lines().map(split).collect()
 }
 
-/// The lines that are wanted, in the order in which they were written.
-fn merged(logs: Vec<(Source, Lines)>, wanted: &Wanted, named: bool) -> Vec<String> {
+/// Merges the matching lines in the order of their timestamps.
+fn merged(logs: Vec<(Source, Lines)>, filter: &LogFilter, named: bool) -> Vec<String> {
     let mut all: Vec<(String, String)> = logs
         .into_iter()
         .flat_map(|(source, lines)| {
             let before = if named {
-                source.prefix(wanted.sidecars)
+                source.prefix(filter.sidecars)
             } else {
                 String::new()
             };
-            let lines = lines.into_iter().filter(|(_, text)| wanted.wants(text));
+            let lines = lines.into_iter().filter(|(_, text)| filter.matches(text));
             lines.map(move |(time, text)| (time, format!("{before}{text}")))
         })
         .collect();
-    // Stable: lines of the same moment stay as they were written. The moments are all in UTC.
+    // The sort is stable: lines with equal timestamps keep their order. All timestamps are in UTC.
     all.sort_by(|(a, _), (b, _)| a.cmp(b));
     all.into_iter().map(|(_, text)| text).collect()
 }
@@ -280,11 +280,11 @@ impl Source {
     }
 }
 
-/// Prints lines as they come, until somebody has seen enough or every container has ended.
+/// Streams lines until the user interrupts the command or every container has ended.
 async fn follow(
     pods: &Api<Pod>,
     sources: &[Source],
-    wanted: &Wanted,
+    filter: &LogFilter,
     flags: &arguments::Logs,
 ) -> Result<Verdict, crate::Error> {
     let mut streams = Vec::new();
@@ -302,7 +302,7 @@ async fn follow(
                 let lines = log.lines().map_ok(move |line| (before.clone(), line));
                 streams.push(lines.boxed_local());
             }
-            Err(error) => crate::tell(&[format!(
+            Err(error) => crate::print_notes(&[format!(
                 "cannot follow the log of {}/{}: {}",
                 source.pod,
                 source.container,
@@ -317,16 +317,16 @@ async fn follow(
     let mut lines = stream::select_all(streams);
     while let Some(next) = lines.next().await {
         match next {
-            Ok((before, line)) if wanted.wants(&line) => {
+            Ok((before, line)) if filter.matches(&line) => {
                 let mut stdout = Terminal::stdout(Paint::plain());
                 writeln!(stdout, "{before}{line}")?;
                 stdout.flush()?;
             }
             Ok(_) => {}
-            Err(error) => crate::tell(&[format!("a log ends: {error}")]),
+            Err(error) => crate::print_notes(&[format!("a log stream ended: {error}")]),
         }
     }
-    Ok(Verdict::Well)
+    Ok(Verdict::Ok)
 }
 
 #[cfg(test)]
@@ -373,16 +373,16 @@ mod tests {
         }
     }
 
-    fn names(wanted: &Wanted) -> Vec<String> {
-        let sources = wanted.sources(&pods()).into_iter();
+    fn names(filter: &LogFilter) -> Vec<String> {
+        let sources = filter.sources(&pods()).into_iter();
         sources
             .map(|source| format!("{}/{}", source.pod, source.container))
             .collect()
     }
 
     #[test]
-    fn flags_say_whose_logs_are_wanted() {
-        let of = |words: &[&str]| names(&Wanted::of(&flags(words)));
+    fn flags_select_containers() {
+        let of = |words: &[&str]| names(&LogFilter::of(&flags(words)));
         assert_eq!(
             of(&[]),
             [
@@ -401,25 +401,27 @@ mod tests {
             of(&["--component=controller", "--sidecars"]),
             ["controller/driver", "controller/provisioner"]
         );
-        let none = Wanted::of(&flags(&["--node=worker-3"]));
+        let none = LogFilter::of(&flags(&["--node=worker-3"]));
         assert!(names(&none).is_empty());
         assert_eq!(none.to_string(), "a node on node worker-3");
     }
 
     #[test]
-    fn a_volume_is_looked_for_where_it_is_by_every_name_that_it_has() {
+    fn a_volume_is_searched_on_its_node_by_all_of_its_names() {
         for name in ["pvc-1", "shop/data", "pv-pvc-1"] {
-            let wanted = Wanted::of(&flags(&["--volume", name])).about(name, &cluster());
-            assert_eq!(names(&wanted), ["controller/driver", "node-a/driver"]);
-            assert_eq!(wanted.words, ["pv-pvc-1", "pvc-1", "uid-of-pvc-1"]);
-            assert!(wanted.wants("volume=pvc-1 staged") && !wanted.wants("volume=pvc-2 staged"));
+            let filter = LogFilter::of(&flags(&["--volume", name])).for_volume(name, &cluster());
+            assert_eq!(names(&filter), ["controller/driver", "node-a/driver"]);
+            assert_eq!(filter.terms, ["pv-pvc-1", "pvc-1", "uid-of-pvc-1"]);
+            assert!(
+                filter.matches("volume=pvc-1 staged") && !filter.matches("volume=pvc-2 staged")
+            );
         }
-        let gone = Wanted::of(&flags(&["--volume=pvc-9"])).about("pvc-9", &cluster());
-        assert_eq!((gone.node, gone.words), (None, vec!["pvc-9".to_owned()]));
+        let gone = LogFilter::of(&flags(&["--volume=pvc-9"])).for_volume("pvc-9", &cluster());
+        assert_eq!((gone.node, gone.terms), (None, vec!["pvc-9".to_owned()]));
     }
 
     #[test]
-    fn lines_of_several_containers_stand_in_the_order_in_which_they_were_written() {
+    fn lines_of_several_containers_are_merged_by_timestamp() {
         let source = |pod: &str| Source {
             pod: pod.to_owned(),
             container: "driver".to_owned(),
@@ -431,7 +433,7 @@ mod tests {
             ),
             (source("b"), lines("2026-01-01T00:00:02Z two\n")),
         ];
-        let all = merged(logs, &Wanted::default(), true);
+        let all = merged(logs, &LogFilter::default(), true);
         assert_eq!(all, ["[a] one", "[b] two", "[a] three"]);
     }
 }

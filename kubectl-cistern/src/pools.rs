@@ -1,4 +1,4 @@
-//! `pools`: each pool, and what every node has of it. Pure.
+//! `pools`: pools and their capacity on each node. Pure.
 
 use cistern_crds::{
     Bytes, ConditionType, NodePoolStatus, Reason, StorageNode, StorageNodeStatus, StoragePool,
@@ -11,40 +11,40 @@ use serde::Serialize;
 use crate::{
     arguments::Selection,
     cluster::Cluster,
-    output::{Cell, Paint, Table, Tone, View, human, size::percent},
-    truth::Truth,
+    condition_state::ConditionState,
+    output::{Cell, Paint, Style, Table, View, human, size::percent},
 };
 
-/// Every pool.
+/// List of pools.
 #[derive(Clone, Debug, Serialize)]
 pub struct Pools {
-    /// In the order of their names.
+    /// Pools, sorted by name.
     pub items: Vec<PoolView>,
 }
 
-/// One pool.
+/// A pool with its nodes.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolView {
-    /// Its name.
+    /// Name of the StoragePool.
     pub name: String,
-    /// Where its space comes from: `image 2Gi`, `device`.
+    /// Source of its space: `image 2Gi`, `device`.
     pub source: String,
-    /// How much may be promised to thin volumes, in hundredths.
+    /// Percentage of the capacity that may be reserved for thin volumes.
     pub overcommit_percent: u32,
-    /// Whether it can be used on all of its nodes.
-    pub ready: Truth,
-    /// Whether nothing is known to be wrong with it.
-    pub healthy: Truth,
-    /// Nodes on which it can be used.
+    /// Condition Ready: the pool can be used on all of its nodes.
+    pub ready: ConditionState,
+    /// Condition Healthy: no problem is known.
+    pub healthy: ConditionState,
+    /// Number of nodes on which it is ready.
     pub nodes_ready: u32,
-    /// Why it is not ready.
+    /// Message of the condition Ready.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// All of its nodes together.
+    /// Sum over its nodes.
     #[serde(flatten)]
-    pub room: Room,
-    /// What each node has of it.
+    pub capacity: Capacity,
+    /// Its state on each node, sorted by name of the node.
     pub nodes: Vec<PoolOnNode>,
 }
 
@@ -52,50 +52,50 @@ pub struct PoolView {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolOnNode {
-    /// The node.
+    /// Name of the node.
     pub node: String,
-    /// Whether it can be used there.
-    pub ready: Truth,
-    /// Whether nothing is known to be wrong with it there.
-    pub healthy: Truth,
-    /// Why it is not ready.
+    /// Condition Ready on this node.
+    pub ready: ConditionState,
+    /// Condition Healthy on this node.
+    pub healthy: ConditionState,
+    /// Message of the condition Ready.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// Its device, where it is on one.
+    /// Device, if the pool is on a device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// UUID of its filesystem.
+    /// UUID of the pool's filesystem.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub filesystem_uuid: Option<String>,
-    /// How full it is.
+    /// Capacity on this node.
     #[serde(flatten)]
-    pub room: Room,
-    /// What is wrong with it.
+    pub capacity: Capacity,
+    /// Problems that the agent reports.
     pub problems: Vec<PoolProblem>,
-    /// Images that nobody claims.
+    /// Number of orphaned images.
     pub orphans: usize,
 }
 
-/// How full something is. The sizes are in bytes.
+/// Capacity and reservations. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Room {
+pub struct Capacity {
     /// Space for volumes and snapshots.
     pub usable_bytes: u64,
-    /// What of it is promised.
+    /// Reserved part of `usable_bytes`.
     pub reserved_bytes: u64,
-    /// What of that is promised to snapshots.
+    /// Part of `reserved_bytes` that is reserved for snapshots.
     pub reserved_for_snapshots_bytes: u64,
-    /// The largest thin volume that fits on one node.
+    /// Size of the largest thin volume that fits on one node.
     pub largest_volume_bytes: u64,
-    /// Volumes.
+    /// Number of volumes.
     pub volumes: u32,
-    /// Snapshots.
+    /// Number of snapshots.
     pub snapshots: u32,
 }
 
-impl Room {
-    /// Together with another.
+impl Capacity {
+    /// Adds the capacity of another pool or node.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -110,13 +110,13 @@ impl Room {
         }
     }
 
-    /// What is promised, in hundredths of what there is.
+    /// Returns the reserved percentage of the usable capacity; `None` if that is 0.
     pub fn percent(self) -> Option<u64> {
         percent(Bytes(self.reserved_bytes), Bytes(self.usable_bytes))
     }
 }
 
-impl From<&NodePoolStatus> for Room {
+impl From<&NodePoolStatus> for Capacity {
     fn from(pool: &NodePoolStatus) -> Self {
         Self {
             usable_bytes: pool.usable.0,
@@ -130,7 +130,7 @@ impl From<&NodePoolStatus> for Room {
 }
 
 impl Pools {
-    /// The pools of a cluster.
+    /// Collects the selected pools of a cluster.
     pub fn of(cluster: &Cluster, only: &Selection) -> Self {
         let mut items: Vec<PoolView> = cluster
             .pools
@@ -159,17 +159,17 @@ impl PoolView {
             .collect();
         on_nodes.sort_by(|a, b| a.node.cmp(&b.node));
         let ready = condition::find(&status.conditions, ConditionType::Ready);
-        let rooms = on_nodes.iter().map(|node| node.room);
-        let is_ready = |node: &&PoolOnNode| node.ready == Truth::True;
+        let capacities = on_nodes.iter().map(|node| node.capacity);
+        let is_ready = |node: &&PoolOnNode| node.ready == ConditionState::True;
         Self {
             source: source(&pool.spec),
             overcommit_percent: pool.spec.overcommit_percent,
-            ready: Truth::of(&status.conditions, ConditionType::Ready),
-            healthy: Truth::of(&status.conditions, ConditionType::Healthy),
+            ready: ConditionState::of(&status.conditions, ConditionType::Ready),
+            healthy: ConditionState::of(&status.conditions, ConditionType::Healthy),
             nodes_ready: u32::try_from(on_nodes.iter().filter(is_ready).count())
                 .unwrap_or(u32::MAX),
             message: ready.map(|ready| ready.message.clone()).unwrap_or_default(),
-            room: rooms.fold(Room::default(), Room::and),
+            capacity: capacities.fold(Capacity::default(), Capacity::and),
             nodes: on_nodes,
             name,
         }
@@ -177,7 +177,7 @@ impl PoolView {
 }
 
 impl PoolOnNode {
-    /// None where the node is not to carry the pool, and has none of it.
+    /// Returns `None` if the pool is neither in the spec nor in the status of the node.
     fn of(pool: &str, node: &StorageNode) -> Option<Self> {
         let mut said = node.status.iter().flat_map(|status| &status.pools);
         let said = said.find(|said| said.name == pool).cloned();
@@ -190,13 +190,13 @@ impl PoolOnNode {
             return Some(Self::gone(node, &gone.message, said));
         }
         let ready = condition::find(&said.conditions, ConditionType::Ready);
-        let silent = "the agent of the node has not said anything yet".to_owned();
+        let silent = "the agent of the node has not reported yet".to_owned();
         Some(Self {
             node: node.name_any(),
-            ready: Truth::of(&said.conditions, ConditionType::Ready),
-            healthy: Truth::of(&said.conditions, ConditionType::Healthy),
+            ready: ConditionState::of(&said.conditions, ConditionType::Ready),
+            healthy: ConditionState::of(&said.conditions, ConditionType::Healthy),
             message: ready.map_or(silent, |ready| ready.message.clone()),
-            room: Room::from(&said),
+            capacity: Capacity::from(&said),
             orphans: said.orphans.len(),
             device: said.device,
             filesystem_uuid: said.filesystem_uuid,
@@ -204,14 +204,14 @@ impl PoolOnNode {
         })
     }
 
-    /// On a node that is gone: nobody can use what is there, and there is no room in it.
+    /// State on a node that is gone: the pool is unusable and has no capacity.
     fn gone(node: &StorageNode, message: &str, said: NodePoolStatus) -> Self {
         Self {
             node: node.name_any(),
-            ready: Truth::False,
-            healthy: Truth::Unknown,
+            ready: ConditionState::False,
+            healthy: ConditionState::Unknown,
             message: message.to_owned(),
-            room: Room::default(),
+            capacity: Capacity::default(),
             orphans: 0,
             device: said.device,
             filesystem_uuid: said.filesystem_uuid,
@@ -219,13 +219,13 @@ impl PoolOnNode {
         }
     }
 
-    /// The worst that is wrong with it.
+    /// Returns the highest severity of its problems.
     pub fn worst(&self) -> Option<PoolSeverity> {
         self.problems.iter().map(|problem| problem.severity).max()
     }
 }
 
-/// Where the space of a pool comes from.
+/// Describes the source of a pool's space.
 fn source(spec: &StoragePoolSpec) -> String {
     match (&spec.source.image, &spec.source.device) {
         (Some(image), _) => format!("image {}", image.size),
@@ -263,20 +263,20 @@ impl View for Pools {
         let mut table = Table::new(&[&HEADINGS, more].concat());
         for pool in &self.items {
             let ready = format!("{}/{}", pool.nodes_ready, pool.nodes.len());
-            let tone = match pool.ready {
-                Truth::True => Tone::Good,
-                Truth::False | Truth::Unknown => Tone::Bad,
+            let style = match pool.ready {
+                ConditionState::True => Style::Good,
+                ConditionState::False | ConditionState::Unknown => Style::Bad,
             };
             let mut row = vec![
-                Cell::new(&pool.name, Tone::Strong),
-                Cell::new(ready, tone),
-                Cell::truth(pool.healthy),
+                Cell::new(&pool.name, Style::Strong),
+                Cell::new(ready, style),
+                Cell::condition(pool.healthy),
             ];
-            row.extend(numbers(pool.room));
+            row.extend(numbers(pool.capacity));
             if wide {
                 let orphans = pool.nodes.iter().map(|node| node.orphans).sum::<usize>();
                 row.extend([
-                    in_snapshots(pool.room),
+                    in_snapshots(pool.capacity),
                     format!("{} %", pool.overcommit_percent).into(),
                     pool.source.as_str().into(),
                     orphans.to_string().into(),
@@ -299,14 +299,18 @@ impl View for Pools {
 
 fn on_node(node: &PoolOnNode, branch: &str, wide: bool) -> Vec<Cell> {
     let name = Cell::of(vec![
-        (Tone::Faint, format!("{branch} ")),
-        (Tone::Plain, node.node.clone()),
+        (Style::Faint, format!("{branch} ")),
+        (Style::Plain, node.node.clone()),
     ]);
-    let mut row = vec![name, Cell::truth(node.ready), Cell::truth(node.healthy)];
-    row.extend(numbers(node.room));
+    let mut row = vec![
+        name,
+        Cell::condition(node.ready),
+        Cell::condition(node.healthy),
+    ];
+    row.extend(numbers(node.capacity));
     if wide {
         row.extend([
-            in_snapshots(node.room),
+            in_snapshots(node.capacity),
             "".into(),
             node.device.as_deref().unwrap_or_default().into(),
             node.orphans.to_string().into(),
@@ -316,23 +320,23 @@ fn on_node(node: &PoolOnNode, branch: &str, wide: bool) -> Vec<Cell> {
     row
 }
 
-fn numbers(room: Room) -> [Cell; 5] {
+fn numbers(capacity: Capacity) -> [Cell; 5] {
     let size = |bytes| human(Bytes(bytes));
-    let reserved = match room.percent() {
-        Some(percent) => format!("{} ({percent} %)", size(room.reserved_bytes)),
-        None => size(room.reserved_bytes),
+    let reserved = match capacity.percent() {
+        Some(percent) => format!("{} ({percent} %)", size(capacity.reserved_bytes)),
+        None => size(capacity.reserved_bytes),
     };
     [
-        size(room.usable_bytes).into(),
+        size(capacity.usable_bytes).into(),
         reserved.into(),
-        size(room.largest_volume_bytes).into(),
-        room.volumes.to_string().into(),
-        room.snapshots.to_string().into(),
+        size(capacity.largest_volume_bytes).into(),
+        capacity.volumes.to_string().into(),
+        capacity.snapshots.to_string().into(),
     ]
 }
 
-fn in_snapshots(room: Room) -> Cell {
-    human(Bytes(room.reserved_for_snapshots_bytes)).into()
+fn in_snapshots(capacity: Capacity) -> Cell {
+    human(Bytes(capacity.reserved_for_snapshots_bytes)).into()
 }
 
 #[cfg(test)]
@@ -341,7 +345,7 @@ mod tests {
     use crate::testing::{cluster, condition, object};
 
     #[test]
-    fn a_pool_stands_above_its_nodes() {
+    fn the_nodes_of_a_pool_are_listed_below_it() {
         let text = Pools::of(&cluster(), &Selection::default()).text(false, Paint::plain());
         assert_eq!(
             text,
@@ -355,19 +359,19 @@ fast          1/2     False     20Gi     6Gi (30 %)   4Gi       2         1
     }
 
     #[test]
-    fn a_node_that_is_gone_has_no_room() {
+    fn a_node_that_is_gone_has_no_capacity() {
         let mut cluster = cluster();
         let gone = condition("Healthy", "Unknown", "NodeGone", "Node worker-2 is gone");
         let status = cluster.nodes[1].status.as_mut().unwrap();
         status.conditions = vec![object(gone)];
         let pools = Pools::of(&cluster, &Selection::default());
         let pool = &pools.items[0];
-        assert_eq!(pool.room.usable_bytes, 10 << 30);
+        assert_eq!(pool.capacity.usable_bytes, 10 << 30);
         assert_eq!(pool.nodes[1].message, "Node worker-2 is gone");
     }
 
     #[test]
-    fn one_node_of_one_pool_can_be_asked_for() {
+    fn pools_are_filtered_by_name_and_node() {
         let only = Selection {
             pool: Some("fast".to_owned()),
             node: Some("worker-2".to_owned()),
@@ -383,7 +387,7 @@ fast          1/2     False     20Gi     6Gi (30 %)   4Gi       2         1
     }
 
     #[test]
-    fn programs_read_bytes() {
+    fn json_contains_sizes_in_bytes() {
         let pools = Pools::of(&cluster(), &Selection::default());
         let json = serde_json::to_value(&pools).unwrap();
         assert_eq!(json["items"][0]["usableBytes"], 20_u64 << 30);

@@ -1,14 +1,13 @@
-//! `snapshots`: what was made from what, as trees: a volume, its snapshots, the volumes made from
-//! them, and so on. Pure.
+//! `snapshots`: trees of volumes, their snapshots, the volumes created from these, and so on. Pure.
 //!
-//! *Invariant:* who was made from whom is told by the images, not by names, which may be another's by
-//! now; and every volume and snapshot stands in one tree and once.
+//! *Invariant:* sources are matched by image, not by name, because a name may be reused. Every volume and
+//! snapshot is in exactly one tree, once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
-    Bytes, ConditionType, PoolSnapshot, PoolVolume, SourceKind, Stored, volume::ClaimReference,
+    Bytes, ConditionType, HasImage, PoolSnapshot, PoolVolume, SourceKind, volume::ClaimReference,
 };
 use kube::ResourceExt as _;
 use serde::Serialize;
@@ -16,57 +15,57 @@ use serde::Serialize;
 use crate::{
     arguments::Selection,
     cluster::Cluster,
+    condition_state::ConditionState,
     duration::age,
-    output::{Cell, Paint, Table, Tone, View, human},
-    truth::Truth,
+    output::{Cell, Paint, Style, Table, View, human},
 };
 
-/// Trees of origins.
+/// Trees of volumes and snapshots.
 #[derive(Clone, Debug, Serialize)]
 pub struct Origins {
-    /// What was made from nothing that is still there.
+    /// Roots: objects without a source, or whose source is gone.
     pub origins: Vec<Origin>,
-    /// When somebody looked.
+    /// Time at which the objects were listed.
     #[serde(skip)]
     pub now: DateTime<Utc>,
 }
 
-/// A volume or snapshot, and what was made from it.
+/// A volume or snapshot, and the objects created from it.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Origin {
-    /// Which of both.
+    /// `Volume` or `Snapshot`.
     pub kind: SourceKind,
-    /// Its name.
+    /// Name of the object.
     pub name: String,
-    /// Its pool.
+    /// Name of the pool.
     pub pool: String,
-    /// Its node.
+    /// Name of the node.
     pub node: String,
-    /// Claim of a volume.
+    /// Claim; only of a volume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim: Option<ClaimReference>,
-    /// Group that a snapshot was taken with.
+    /// Snapshot group; only of a snapshot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// Name of what it was made from, where that is gone.
+    /// Name of the source, if the source is gone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lost_source: Option<String>,
-    /// Size of the volume, or of a volume made from the snapshot.
+    /// Size of the volume, or of a volume restored from the snapshot.
     pub size_bytes: u64,
-    /// What the ledger of the node holds for it.
+    /// Space that the node's ledger reserves for it.
     pub reserved_bytes: u64,
-    /// The moment that a snapshot shows.
+    /// Creation time of a snapshot's data.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub taken: Option<DateTime<Utc>>,
-    /// Whether it can be used.
-    pub ready: Truth,
-    /// What was made from it.
+    /// Condition Ready.
+    pub ready: ConditionState,
+    /// Objects created from it.
     pub children: Vec<Origin>,
 }
 
 impl Origin {
-    fn of<K: Stored>(kind: SourceKind, object: &K) -> Self {
+    fn of<K: HasImage>(kind: SourceKind, object: &K) -> Self {
         Self {
             kind,
             name: object.name_any(),
@@ -78,7 +77,7 @@ impl Origin {
             size_bytes: 0,
             reserved_bytes: object.reserved().unwrap_or_default().0,
             taken: None,
-            ready: Truth::of(object.conditions(), ConditionType::Ready),
+            ready: ConditionState::of(object.conditions(), ConditionType::Ready),
             children: Vec::new(),
         }
     }
@@ -109,22 +108,22 @@ impl Origin {
     }
 }
 
-/// Something that is there, and what it was made from.
+/// An existing object and its source.
 struct Member {
     image: String,
-    /// Image and name of what it was made from.
+    /// Image and name of the source.
     source: Option<(String, String)>,
     origin: Origin,
 }
 
-/// The image of an object, or the name that it is going to have.
-fn image_of<K: Stored>(object: &K) -> String {
+/// Returns the name of an object's image; before the image exists, the object's UID, which becomes its name.
+fn image_of<K: HasImage>(object: &K) -> String {
     let image = object.image().map(|image| image.uid.clone());
     image.unwrap_or_else(|| object.uid().unwrap_or_default())
 }
 
 impl Origins {
-    /// The trees of a cluster: those with branches, or all.
+    /// Builds the selected trees of a cluster; trees without branches only if `all`.
     pub fn of(
         cluster: &Cluster,
         only: &Selection,
@@ -161,7 +160,7 @@ impl Origins {
     }
 }
 
-/// Makes trees of what was made from what.
+/// Builds the trees.
 fn grow(members: Vec<Member>) -> Vec<Origin> {
     let images: BTreeSet<String> = members.iter().map(|member| member.image.clone()).collect();
     let mut branches: BTreeMap<String, Vec<Member>> = BTreeMap::new();
@@ -182,7 +181,7 @@ fn grow(members: Vec<Member>) -> Vec<Origin> {
     for root in roots {
         trees.push(branch_out(root, &mut branches));
     }
-    // Whatever is left goes in a circle, which no agent makes; it is shown all the same.
+    // The remaining members form cycles, which no agent creates. They are shown as roots.
     while let Some((_, rest)) = branches.pop_first() {
         trees.extend(rest.into_iter().map(|member| member.origin));
     }
@@ -199,7 +198,7 @@ fn branch_out(member: Member, branches: &mut BTreeMap<String, Vec<Member>>) -> O
     origin
 }
 
-/// Snapshots in the order of their moments, all else by name.
+/// Sorts snapshots by creation time, and all objects by name.
 fn sort(origins: &mut [Origin]) {
     origins.sort_by(|a, b| (a.taken, &a.name).cmp(&(b.taken, &b.name)));
 }
@@ -218,7 +217,7 @@ impl View for Origins {
         let mut table = Table::new(&headings);
         for origin in &self.origins {
             if let Some(lost) = &origin.lost_source {
-                table.row(vec![Cell::new(format!("{lost} (gone)"), Tone::Faint)]);
+                table.row(vec![Cell::new(format!("{lost} (gone)"), Style::Faint)]);
                 self.rows(&mut table, origin, "└─ ", "   ", wide);
             } else {
                 self.rows(&mut table, origin, "", "", wide);
@@ -229,16 +228,16 @@ impl View for Origins {
 }
 
 impl Origins {
-    /// A row for an origin behind `branch`, and those of its children behind `indent`.
+    /// Adds the row of an origin with the prefix `branch`, and its children with the prefix `indent`.
     fn rows(&self, table: &mut Table, origin: &Origin, branch: &str, indent: &str, wide: bool) {
         let name = match origin.kind {
-            SourceKind::Snapshot => (Tone::Plain, origin.name.clone()),
-            SourceKind::Volume => (Tone::Strong, origin.name.clone()),
+            SourceKind::Snapshot => (Style::Plain, origin.name.clone()),
+            SourceKind::Volume => (Style::Strong, origin.name.clone()),
         };
         let claim = origin.claim.as_ref();
         let claim = claim.map(|claim| format!("{}/{}", claim.namespace, claim.name));
         let mut row = vec![
-            Cell::of(vec![(Tone::Faint, branch.to_owned()), name]),
+            Cell::of(vec![(Style::Faint, branch.to_owned()), name]),
             claim.unwrap_or_default().into(),
             origin.node.as_str().into(),
             human(Bytes(origin.size_bytes)).into(),
@@ -248,7 +247,7 @@ impl Origins {
                 .map(|taken| age(taken, self.now))
                 .unwrap_or_default()
                 .into(),
-            Cell::truth(origin.ready),
+            Cell::condition(origin.ready),
         ];
         if wide {
             let group = origin.group.as_deref().unwrap_or_default();
@@ -277,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_from_something_stands_below_it() {
+    fn objects_are_listed_below_their_source() {
         assert_eq!(
             origins(&cluster(), None).text(false, Paint::plain()),
             "\
@@ -290,7 +289,7 @@ pvc-1         shop/data   worker-1   2Gi    2Gi     -       True
     }
 
     #[test]
-    fn a_snapshot_whose_volume_is_gone_stands_below_its_name() {
+    fn a_snapshot_without_volume_is_listed_below_the_name_of_the_volume() {
         let mut cluster = cluster();
         cluster
             .volumes
@@ -314,13 +313,13 @@ pvc-1         shop/data   worker-1   2Gi    2Gi     -       True
     }
 
     #[test]
-    fn the_family_of_one_volume_can_be_asked_for() {
+    fn trees_are_filtered_by_volume() {
         assert_eq!(origins(&cluster(), Some("pvc-2")).origins.len(), 1);
         assert!(origins(&cluster(), Some("pvc-9")).origins.is_empty());
     }
 
     #[test]
-    fn a_circle_is_shown_and_does_not_hang() {
+    fn a_cycle_is_shown_and_terminates() {
         let mut cluster = cluster();
         for volume in &mut cluster.volumes {
             if volume.name_any() == "pvc-1" {

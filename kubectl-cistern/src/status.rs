@@ -1,4 +1,4 @@
-//! `status`: one screen. Pure.
+//! `status`: a summary of pools, nodes and issues. Pure.
 
 use std::cmp::Reverse;
 
@@ -10,81 +10,82 @@ use serde::Serialize;
 use crate::{
     arguments::Selection,
     cluster::Cluster,
+    condition_state::ConditionState,
     duration::age,
-    output::{Cell, Paint, Table, Tone, View, bar::bar, counted, human, one_line, wrap},
-    pools::{PoolOnNode, PoolView, Pools, Room},
-    truth::Truth,
-    wrong::{self, Severity, Wrong},
+    issues::{self, Issue, Severity},
+    output::{Cell, Paint, Style, Table, View, bar::bar, counted, human, one_line, wrap},
+    pools::{Capacity, PoolOnNode, PoolView, Pools},
 };
 
-/// Characters of a bar.
+/// Width of a bar in characters.
 const BAR: usize = 20;
-/// Nodes that have a line of their own; of more, the fullest and those with trouble.
+/// Maximum number of nodes per pool; of more nodes, those that are not ready or fullest are shown.
 const LINES: usize = 10;
-/// Characters of a line of text.
+/// Characters per line of text.
 const WIDTH: usize = 100;
 
-/// The whole of it.
+/// State of the cluster.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
-    /// The pools, and what each node has of them.
+    /// Pools, with their nodes.
     pub pools: Vec<PoolView>,
-    /// The nodes that carry them.
+    /// Nodes with pools.
     pub nodes: Vec<NodeView>,
-    /// Volumes in the cluster.
+    /// Number of volumes in the cluster.
     pub volumes: usize,
-    /// Snapshots in the cluster.
+    /// Number of snapshots in the cluster.
     pub snapshots: usize,
-    /// What is wrong, the worst first.
-    pub wrong: Vec<Wrong>,
-    /// When somebody looked.
+    /// Issues, most severe first.
+    #[serde(rename = "wrong")]
+    pub issues: Vec<Issue>,
+    /// Time at which the objects were listed.
     #[serde(skip)]
     pub now: DateTime<Utc>,
 }
 
-/// One node.
+/// A node with pools.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeView {
-    /// Its name.
+    /// Name of the node.
     pub name: String,
-    /// Whether all of its pools can be used.
-    pub ready: Truth,
-    /// Whether nothing is known to be wrong with it.
-    pub healthy: Truth,
-    /// Whether its agent reports.
-    pub agent: Truth,
-    /// Whether kubelet has registered the driver.
-    pub registered: Truth,
-    /// All of its pools together.
+    /// Condition Ready: all of its pools can be used.
+    pub ready: ConditionState,
+    /// Condition Healthy: no problem is known.
+    pub healthy: ConditionState,
+    /// Condition AgentReporting.
+    pub agent: ConditionState,
+    /// Condition TopologyRegistered: kubelet has registered the driver.
+    pub registered: ConditionState,
+    /// Sum over its pools.
     #[serde(flatten)]
-    pub room: Room,
+    pub capacity: Capacity,
 }
 
 impl NodeView {
     fn of(node: &StorageNode) -> Self {
         let status = node.status.clone().unwrap_or_default();
-        let truth = |kind| Truth::of(&status.conditions, kind);
-        let rooms = status.pools.iter().map(Room::from);
+        let state = |kind| ConditionState::of(&status.conditions, kind);
+        let capacities = status.pools.iter().map(Capacity::from);
         Self {
             name: node.name_any(),
-            ready: truth(ConditionType::Ready),
-            healthy: truth(ConditionType::Healthy),
-            agent: truth(ConditionType::AgentReporting),
-            registered: truth(ConditionType::TopologyRegistered),
-            room: rooms.fold(Room::default(), Room::and),
+            ready: state(ConditionType::Ready),
+            healthy: state(ConditionType::Healthy),
+            agent: state(ConditionType::AgentReporting),
+            registered: state(ConditionType::TopologyRegistered),
+            capacity: capacities.fold(Capacity::default(), Capacity::and),
         }
     }
 
     fn is_well(&self) -> bool {
         let all = [self.ready, self.healthy, self.agent, self.registered];
-        all.iter().all(|truth| *truth == Truth::True)
+        all.iter().all(|state| *state == ConditionState::True)
     }
 }
 
 impl Status {
-    /// The state of a cluster.
+    /// Builds the summary of a cluster.
     pub fn of(cluster: &Cluster, now: DateTime<Utc>) -> Self {
         let mut nodes: Vec<NodeView> = cluster.nodes.iter().map(NodeView::of).collect();
         nodes.sort_by(|a, b| a.name.cmp(&b.name));
@@ -93,14 +94,14 @@ impl Status {
             nodes,
             volumes: cluster.volumes.len(),
             snapshots: cluster.snapshots.len(),
-            wrong: wrong::all(cluster, now),
+            issues: issues::all(cluster, now),
             now,
         }
     }
 
-    /// The worst that is wrong.
+    /// Returns the severity of the most severe issue.
     pub fn worst(&self) -> Option<Severity> {
-        self.wrong.iter().map(|wrong| wrong.severity).min()
+        self.issues.iter().map(|issue| issue.severity).min()
     }
 
     fn summary(&self) -> String {
@@ -120,11 +121,11 @@ impl View for Status {
     fn text(&self, wide: bool, paint: Paint) -> String {
         let mut text = format!("Cistern: {}\n", self.summary());
         if self.pools.is_empty() {
-            text.push_str("\nThere are no pools yet: declare a StoragePool.\n");
+            text.push_str("\nThere are no pools yet: create a StoragePool.\n");
         } else {
             text.push('\n');
             text.push_str(&pools(&self.pools, wide).render(paint));
-            text.push_str(&paint.of(Tone::Faint, "█ volumes  ▒ snapshots  · free"));
+            text.push_str(&paint.of(Style::Faint, "█ volumes  ▒ snapshots  · free"));
             text.push('\n');
         }
         if !self.nodes.is_empty() {
@@ -132,7 +133,7 @@ impl View for Status {
             text.push_str(&nodes(&self.nodes, wide, paint));
         }
         text.push('\n');
-        text.push_str(&self.wrong_text(paint));
+        text.push_str(&self.issues_text(paint));
         text
     }
 }
@@ -149,69 +150,77 @@ fn pools(pools: &[PoolView], wide: bool) -> Table {
         "HOLD",
     ]);
     for pool in pools {
-        let tone = match pool.ready {
-            Truth::True => Tone::Good,
-            Truth::False | Truth::Unknown => Tone::Bad,
+        let style = match pool.ready {
+            ConditionState::True => Style::Good,
+            ConditionState::False | ConditionState::Unknown => Style::Bad,
         };
         let ready = format!("{}/{}", pool.nodes_ready, pool.nodes.len());
-        let mut row = vec![Cell::new(&pool.name, Tone::Strong), Cell::new(ready, tone)];
-        row.extend(room(pool.room));
+        let mut row = vec![
+            Cell::new(&pool.name, Style::Strong),
+            Cell::new(ready, style),
+        ];
+        row.extend(capacity(pool.capacity));
         table.row(row);
-        // One node is the pool.
+        // With one node, its row would repeat the row of the pool.
         if pool.nodes.len() < 2 {
             continue;
         }
         let shown = fullest(&pool.nodes, wide);
         let hidden = pool.nodes.len() - shown.len();
         for (index, node) in shown.iter().enumerate() {
-            let tone = match node.worst() {
-                Some(cistern_crds::PoolSeverity::Degraded) => Tone::Warning,
-                _ if node.ready == Truth::True => Tone::Plain,
-                _ => Tone::Bad,
+            let style = match node.worst() {
+                Some(cistern_crds::PoolSeverity::Degraded) => Style::Warning,
+                _ if node.ready == ConditionState::True => Style::Plain,
+                _ => Style::Bad,
             };
             let is_last = hidden == 0 && index + 1 == shown.len();
             let branch = if is_last { "└─ " } else { "├─ " };
-            let branch = (Tone::Faint, branch.to_owned());
+            let branch = (Style::Faint, branch.to_owned());
             let mut row = vec![
-                Cell::of(vec![branch, (tone, node.node.clone())]),
+                Cell::of(vec![branch, (style, node.node.clone())]),
                 " ".into(),
             ];
-            row.extend(room(node.room));
+            row.extend(capacity(node.capacity));
             table.row(row);
         }
         if hidden > 0 {
             let more = format!("└─ {hidden} more: see kubectl cistern pools");
-            table.row(vec![Cell::new(more, Tone::Faint)]);
+            table.row(vec![Cell::new(more, Style::Faint)]);
         }
     }
     table
 }
 
-/// The nodes of a pool that are worth a line, in the order of their names.
+/// Selects the nodes of a pool to show, sorted by name.
 fn fullest(nodes: &[PoolOnNode], wide: bool) -> Vec<&PoolOnNode> {
     let mut all: Vec<&PoolOnNode> = nodes.iter().collect();
     if !wide && all.len() > LINES {
-        all.sort_by_key(|node| (node.ready == Truth::True, Reverse(node.room.percent())));
+        all.sort_by_key(|node| {
+            (
+                node.ready == ConditionState::True,
+                Reverse(node.capacity.percent()),
+            )
+        });
         all.truncate(LINES);
         all.sort_by(|a, b| a.node.cmp(&b.node));
     }
     all
 }
 
-fn room(room: Room) -> [Cell; 6] {
+fn capacity(capacity: Capacity) -> [Cell; 6] {
     let (reserved, snapshots) = (
-        Bytes(room.reserved_bytes),
-        Bytes(room.reserved_for_snapshots_bytes),
+        Bytes(capacity.reserved_bytes),
+        Bytes(capacity.reserved_for_snapshots_bytes),
     );
-    let usable = Bytes(room.usable_bytes);
+    let usable = Bytes(capacity.usable_bytes);
     let volumes = reserved.saturating_sub(snapshots);
-    let percent = room.percent().map(|percent| format!("{percent:>3} %"));
+    let percent = capacity.percent().map(|percent| format!("{percent:>3} %"));
     [
         Cell::of(bar(volumes, snapshots, usable, BAR)),
         percent.unwrap_or_default().into(),
         format!("{} of {}", human(reserved), human(usable)).into(),
-        room.volumes.to_string().into(),
-        room.snapshots.to_string().into(),
+        capacity.volumes.to_string().into(),
+        capacity.snapshots.to_string().into(),
         human(snapshots).into(),
     ]
 }
@@ -226,17 +235,17 @@ fn nodes(nodes: &[NodeView], wide: bool, paint: Paint) -> String {
     for node in &shown {
         table.row(vec![
             node.name.as_str().into(),
-            Cell::truth(node.ready),
-            Cell::truth(node.healthy),
-            Cell::truth(node.agent),
-            Cell::truth(node.registered),
+            Cell::condition(node.ready),
+            Cell::condition(node.healthy),
+            Cell::condition(node.agent),
+            Cell::condition(node.registered),
         ]);
     }
     match nodes.len() - shown.len() {
         0 => table.render(paint),
-        well if shown.is_empty() => format!("All {} are well.\n", counted(well, "node")),
+        well if shown.is_empty() => format!("All {} are healthy.\n", counted(well, "node")),
         well => format!(
-            "{}{} more are well.\n",
+            "{}{} more are healthy.\n",
             table.render(paint),
             counted(well, "node")
         ),
@@ -244,38 +253,38 @@ fn nodes(nodes: &[NodeView], wide: bool, paint: Paint) -> String {
 }
 
 impl Status {
-    fn wrong_text(&self, paint: Paint) -> String {
-        if self.wrong.is_empty() {
-            return paint.of(Tone::Good, "Nothing is known to be wrong.") + "\n";
+    fn issues_text(&self, paint: Paint) -> String {
+        if self.issues.is_empty() {
+            return paint.of(Style::Good, "No problems are known.") + "\n";
         }
-        let title = format!("What is wrong ({}):", self.wrong.len());
-        let mut lines = vec![paint.of(Tone::Strong, &title) + "\n"];
-        for wrong in &self.wrong {
-            let (mark, tone) = match wrong.severity {
-                Severity::Error => ("✗", Tone::Bad),
-                Severity::Warning => ("!", Tone::Warning),
+        let title = format!("Problems ({}):", self.issues.len());
+        let mut lines = vec![paint.of(Style::Strong, &title) + "\n"];
+        for issue in &self.issues {
+            let (mark, style) = match issue.severity {
+                Severity::Error => ("✗", Style::Bad),
+                Severity::Warning => ("!", Style::Warning),
             };
-            let since = wrong
+            let since = issue
                 .since
                 .map(|since| format!(", {}", age(since, self.now)));
-            let mut whose = format!("{} {}", wrong.kind, wrong.name);
-            if wrong.count > 1 {
+            let mut whose = format!("{} {}", issue.kind, issue.name);
+            if issue.count > 1 {
                 whose = format!(
                     "{} {}s, one of them {}",
-                    wrong.count, wrong.kind, wrong.name
+                    issue.count, issue.kind, issue.name
                 );
             }
-            // A node need not be told of itself.
-            if let Some(node) = wrong.node.as_ref().filter(|node| **node != wrong.name) {
+            // The issue of a node already names the node.
+            if let Some(node) = issue.node.as_ref().filter(|node| **node != issue.name) {
                 whose = format!("{whose} on {node}");
             }
             let whose = one_line(&whose);
-            let reason = paint.of(tone, &wrong.reason);
+            let reason = paint.of(style, &issue.reason);
             lines.push(format!(
                 "  {} {whose}: {reason}{}\n    {}\n",
-                paint.of(tone, mark),
+                paint.of(style, mark),
                 since.unwrap_or_default(),
-                wrap(&wrong.message, WIDTH, 4),
+                wrap(&issue.message, WIDTH, 4),
             ));
         }
         lines.concat()
@@ -288,7 +297,7 @@ mod tests {
     use crate::testing::{at, cluster};
 
     #[test]
-    fn one_screen_tells_what_there_is_and_what_is_wrong() {
+    fn the_summary_shows_pools_nodes_and_issues() {
         let text = Status::of(&cluster(), at(600)).text(false, Paint::plain());
         assert_eq!(
             text,
@@ -305,13 +314,13 @@ NODE       READY   HEALTHY   AGENT   REGISTERED
 worker-1   True    Unknown   True    True
 worker-2   True    Unknown   True    True
 
-What is wrong (4):
+Problems (4):
   ✗ Pool fast on worker-2: ProbeTimedOut, 5m
     no answer for 10 s: look at the node's disk
   ✗ PoolVolume pvc-2 on worker-1: ImageMissing, 5m
     its image is gone: restore it
   ! Pool fast on worker-1: Orphans, 10m
-    2 images of 1.5Gi that nobody claims: see `kubectl cistern orphans`
+    2 images of 1.5Gi unclaimed: see `kubectl cistern orphans`
   ! Claim shop/more: NoSpace, 10m
     no node of pool fast has 50Gi free
 "
@@ -320,18 +329,18 @@ What is wrong (4):
     }
 
     #[test]
-    fn a_cluster_without_trouble_is_told_in_a_sentence() {
+    fn an_empty_cluster_has_no_issues() {
         let status = Status::of(&Cluster::default(), at(0));
         assert_eq!(
             status.text(false, Paint::plain()),
             "Cistern: 0 pools, 0 nodes, 0 volumes, 0 snapshots\n\n\
-             There are no pools yet: declare a StoragePool.\n\nNothing is known to be wrong.\n"
+             There are no pools yet: create a StoragePool.\n\nNo problems are known.\n"
         );
         assert_eq!(status.worst(), None);
     }
 
     #[test]
-    fn of_many_nodes_those_are_shown_that_are_full_or_in_trouble() {
+    fn of_many_nodes_the_fullest_and_those_not_ready_are_shown() {
         let mut cluster = cluster();
         let (well, broken) = (cluster.nodes[0].clone(), cluster.nodes[1].clone());
         cluster.nodes = (0..50)
@@ -353,7 +362,7 @@ What is wrong (4):
     }
 
     #[test]
-    fn programs_read_the_same() {
+    fn json_has_the_same_content() {
         let json = serde_json::to_value(Status::of(&cluster(), at(600))).unwrap();
         assert_eq!(json["volumes"], 2);
         assert_eq!(

@@ -1,5 +1,5 @@
-//! A small cluster for the tests of what people see: two nodes, one of which has lost its disk; a
-//! volume with a snapshot, and a volume made from that, whose image is missing.
+//! A small cluster for tests of views: two nodes, one of which has lost its disk; a volume with a
+//! snapshot; and a volume created from the snapshot, whose image is missing.
 
 use chrono::{DateTime, Utc};
 use serde::de::DeserializeOwned;
@@ -7,27 +7,27 @@ use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
 
-/// A moment, in seconds.
+/// Time in seconds since the epoch.
 pub(crate) fn at(second: i64) -> DateTime<Utc> {
     DateTime::from_timestamp(second, 0).unwrap()
 }
 
-/// An object as the API server would give it.
+/// Deserializes an object of the API server.
 pub(crate) fn object<K: DeserializeOwned>(value: Value) -> K {
     serde_json::from_value(value).unwrap()
 }
 
-/// A condition.
+/// A condition with its last transition at second 100.
 pub(crate) fn condition(kind: &str, status: &str, reason: &str, message: &str) -> Value {
     json!({"type": kind, "status": status, "reason": reason, "message": message,
         "lastTransitionTime": "1970-01-01T00:01:40Z"})
 }
 
 fn well(kind: &str) -> Value {
-    condition(kind, "True", "AsDesired", "")
+    condition(kind, "True", "Reconciled", "")
 }
 
-/// The cluster.
+/// The cluster that the module describes.
 pub(crate) fn cluster() -> Cluster {
     Cluster {
         pools: vec![object(json!({

@@ -1,11 +1,11 @@
-//! `volumes`: claim, volume, node, image, device and pods beside one another. Pure.
+//! `volumes`: volumes with their claim, node, image, device and pods. Pure.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
     AccessType, Bytes, Condition, ConditionStatus, ConditionType, ContentSource, FilesystemType,
-    PoolVolume, Provisioning, Stored as _, condition, health::VolumeProblem, time,
+    HasImage as _, PoolVolume, Provisioning, condition, health::VolumeProblem, time,
     volume::ClaimReference,
 };
 use kube::ResourceExt as _;
@@ -14,84 +14,83 @@ use serde::Serialize;
 use crate::{
     arguments::{Selection, VolumeOrder},
     cluster::Cluster,
+    condition_state::ConditionState,
     duration::age,
-    output::{Cell, Paint, Table, Tone, View, human},
-    truth::Truth,
+    output::{Cell, Paint, Style, Table, View, human},
 };
 
-/// Volumes, in the order that was asked for.
+/// Sorted list of volumes.
 #[derive(Clone, Debug, Serialize)]
 pub struct Volumes {
-    /// Each of them.
+    /// Volumes.
     pub items: Vec<VolumeView>,
-    /// When somebody looked.
+    /// Time at which the objects were listed.
     #[serde(skip)]
     pub now: DateTime<Utc>,
 }
 
-/// One volume.
+/// A volume.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeView {
-    /// Name of the PoolVolume: the volume's id.
+    /// Name of the PoolVolume, which is the CSI volume ID.
     pub name: String,
-    /// Its claim.
+    /// Claim.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim: Option<ClaimReference>,
-    /// Name of its PersistentVolume.
+    /// Name of the PersistentVolume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub persistent_volume: Option<String>,
-    /// Its pool.
+    /// Name of the pool.
     pub pool: String,
-    /// Its node.
+    /// Name of the node.
     pub node: String,
-    /// Its size; what was asked for where it is not made yet.
+    /// Size; before the volume is created, the requested size.
     pub size_bytes: u64,
-    /// What the ledger of its node holds for it.
+    /// Space that the node's ledger reserves for it.
     pub reserved_bytes: u64,
-    /// How it is given to pods.
+    /// Filesystem or raw block.
     pub access_type: AccessType,
-    /// The filesystem in it.
+    /// Type of the filesystem.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub filesystem: Option<FilesystemType>,
-    /// Whether its space is reserved in full.
+    /// Thin, or thick with its full size reserved.
     pub provisioning: Provisioning,
-    /// What it was made from.
+    /// Snapshot or volume from which it was created.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<ContentSource>,
-    /// Name of its image in the pool.
+    /// Name of the image in the pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
-    /// In how many pieces the image lies, about.
+    /// Approximate number of extents of the image.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub extents: Option<u64>,
-    /// Its loop device, where the nodes were asked and it has one.
+    /// Loop device, if it has one and `--devices` was set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// Pods that use it.
+    /// Names of the pods that use it.
     pub pods: Vec<String>,
-    /// Whether it can be used.
-    pub ready: Truth,
-    /// Whether nothing is known to be wrong with it.
-    pub healthy: Truth,
-    /// What to think of it, in one word: `Ready`, `Deleting`, `Checking`, the worst severity, or a
-    /// reason.
+    /// Condition Ready.
+    pub ready: ConditionState,
+    /// Condition Healthy: no problem is known.
+    pub healthy: ConditionState,
+    /// Summary in one word: `Ready`, `Deleting`, `Checking`, the highest severity, or a reason.
     pub state: String,
-    /// How far the check of its filesystem is, while it is being checked or waits for that.
+    /// Progress of the filesystem check, while a check is pending or running.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checking: Option<String>,
-    /// What is wrong with it.
+    /// Problems that the agent reports.
     pub problems: Vec<VolumeProblem>,
-    /// When it was asked for.
+    /// Creation time of the PoolVolume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub created: Option<DateTime<Utc>>,
 }
 
-/// Which loop device each image has, by the node and the name of the image.
+/// Loop devices by node and name of the image.
 pub type Devices = BTreeMap<(String, String), String>;
 
 impl Volumes {
-    /// The volumes of a cluster.
+    /// Collects the selected volumes of a cluster, sorted by claim.
     pub fn of(
         cluster: &Cluster,
         only: &Selection,
@@ -124,12 +123,12 @@ impl Volumes {
         this
     }
 
-    /// Puts them in order; what is equal stands in the order of claims.
+    /// Sorts the volumes; equal ones by claim.
     pub fn sort(&mut self, order: VolumeOrder) {
         let claim = |volume: &VolumeView| {
             let claim = volume.claim.clone();
             let claim = claim.map(|claim| (claim.namespace, claim.name));
-            // Those without a claim come last.
+            // Volumes without a claim come last.
             (claim.is_none(), claim, volume.name.clone())
         };
         self.items.sort_by_cached_key(claim);
@@ -172,8 +171,8 @@ impl VolumeView {
             image,
             extents: status.extents,
             device,
-            ready: Truth::of(&status.conditions, ConditionType::Ready),
-            healthy: Truth::of(&status.conditions, ConditionType::Healthy),
+            ready: ConditionState::of(&status.conditions, ConditionType::Ready),
+            healthy: ConditionState::of(&status.conditions, ConditionType::Healthy),
             state: state(volume),
             checking: checking(volume).map(|checking| checking.message.clone()),
             problems: status.problems,
@@ -186,7 +185,7 @@ impl VolumeView {
     }
 }
 
-/// What to think of a volume, in one word.
+/// Returns the summary of a volume in one word.
 fn state(volume: &PoolVolume) -> String {
     if volume.spec.deletion_requested {
         return "Deleting".to_owned();
@@ -202,7 +201,7 @@ fn state(volume: &PoolVolume) -> String {
     }
 }
 
-/// The condition that says that a volume's filesystem is being checked, if it is.
+/// Returns the condition Checking, if it holds.
 fn checking(volume: &PoolVolume) -> Option<&Condition> {
     condition::holding(volume.conditions(), ConditionType::Checking)
 }
@@ -219,7 +218,7 @@ impl View for Volumes {
         if self.items.is_empty() {
             return "There are no such volumes.\n".to_owned();
         }
-        // Who asked for devices wants to see them.
+        // With `--devices`, the table has the column even if it is not wide.
         let devices = !wide && self.items.iter().any(|volume| volume.device.is_some());
         let more: &[&str] = match (wide, devices) {
             (true, _) => &WIDE,
@@ -259,10 +258,10 @@ impl VolumeView {
     fn row(&self, now: DateTime<Utc>) -> Vec<Cell> {
         let claim = self.claim.as_ref();
         let claim = claim.map(|claim| format!("{}/{}", claim.namespace, claim.name));
-        let tone = match self.state.as_str() {
-            "Ready" => Tone::Good,
-            "Degraded" | "Deleting" | "Pending" | "Checking" => Tone::Warning,
-            _ => Tone::Bad,
+        let style = match self.state.as_str() {
+            "Ready" => Style::Good,
+            "Degraded" | "Deleting" | "Pending" | "Checking" => Style::Warning,
+            _ => Style::Bad,
         };
         let filesystem = self.filesystem.map_or("block", FilesystemType::as_str);
         vec![
@@ -272,7 +271,7 @@ impl VolumeView {
             self.pool.as_str().into(),
             human(Bytes(self.size_bytes)).into(),
             filesystem.into(),
-            Cell::new(&self.state, tone),
+            Cell::new(&self.state, style),
             few(&self.pods).into(),
             self.created
                 .map(|since| age(since, now))
@@ -282,7 +281,7 @@ impl VolumeView {
     }
 }
 
-/// The first of some names, and how many more there are.
+/// Formats the first name and the number of others.
 fn few(names: &[String]) -> String {
     match names {
         [] => String::new(),
@@ -313,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_stands_beside_its_claim_its_node_and_its_pods() {
+    fn a_volume_is_listed_with_its_claim_node_and_pods() {
         let mut without_devices = volumes(None);
         for volume in &mut without_devices.items {
             volume.device = None;
@@ -336,7 +335,7 @@ shop/data   pvc-1    worker-1   fast   2Gi    ext4   Ready      db-0   10m
     }
 
     #[test]
-    fn a_volume_that_is_being_checked_says_so_and_how_far_it_is() {
+    fn a_volume_that_is_being_checked_shows_its_progress() {
         let mut cluster = cluster();
         let volume = cluster
             .volumes
@@ -345,7 +344,7 @@ shop/data   pvc-1    worker-1   fast   2Gi    ext4   Ready      db-0   10m
         let conditions = &mut volume.unwrap().status.as_mut().unwrap().conditions;
         let message = "the filesystem is being checked: 35 % are done";
         let kind = ConditionType::Checking;
-        let finding = condition::Finding::new(kind, true, Reason::CheckRunning, message);
+        let finding = condition::ConditionUpdate::new(kind, true, Reason::CheckRunning, message);
         condition::set(conditions, &finding, None, at(0));
         let only = Selection::default();
         let volumes = Volumes::of(&cluster, &only, None, &Devices::new(), at(600));
@@ -367,7 +366,7 @@ shop/data   pvc-1    worker-1   fast   2Gi    ext4   Ready      db-0   10m
     }
 
     #[test]
-    fn programs_read_all_that_is_known() {
+    fn json_contains_all_known_fields() {
         let json = serde_json::to_value(volumes(None)).unwrap();
         let item = &json["items"][1];
         assert_eq!(item["claim"]["namespace"], "shop");

@@ -1,15 +1,11 @@
 //! Capacity for the scheduler: one CSIStorageCapacity for each class of ours and each node where
 //! the driver is registered, pushed as the agents report.
 //!
-//! *Invariant:* a published number is never larger than what the agent last said, but for the time
-//! of one write; whatever would refuse a volume shows as zero. Only objects with our label are
+//! *Invariant:* a published number is never larger than the agent's last report, except for the
+//! time of one write; a pool that refuses volumes shows as zero. Only objects with our label are
 //! touched.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
 use cistern_client::writes::{delete_exactly, patch_guarded};
 use cistern_crds::{Bytes, NodePoolStatus, Parameters, StorageNode, names};
@@ -22,19 +18,19 @@ use k8s_openapi::{
 };
 use kube::{Api, Resource as _, ResourceExt as _, api::PostParams, runtime::reflector::ObjectRef};
 use serde_json::json;
-use tokio::time::Instant;
 
 use crate::{
     Context, Stop,
+    availability::available_pool,
+    change::Change,
+    cluster_state::ClusterState,
     controller::{self, Next},
-    kinds,
-    offer::offer,
-    topology,
-    world::{Change, World},
+    outdated::{Outdated, Slot},
+    registration,
 };
 
-/// Growth waits this long for more of it. A shrink never waits: the scheduler would send pods to
-/// where there is no room.
+/// Delay before growth is published, to batch it. A shrink is published immediately: otherwise the
+/// scheduler would place pods on nodes without room.
 const GROWTH_DELAY: Duration = Duration::from_millis(500);
 
 /// Why a capacity object is not up to date.
@@ -55,15 +51,7 @@ pub enum Error {
     },
 }
 
-/// What one capacity object is for.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Slot {
-    class: String,
-    /// The node's value of the topology key.
-    segment: String,
-}
-
-/// What an object should say.
+/// Contents of a capacity object.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Published {
     capacity: Bytes,
@@ -71,48 +59,49 @@ struct Published {
     owner: Option<OwnerReference>,
 }
 
-/// What is to be done about one slot.
+/// Action that reconciles one slot.
 #[derive(Clone, Debug, PartialEq)]
-enum Step {
+enum CapacityAction {
     Keep,
     Create(Published),
     Delete,
-    /// More room, or another owner: it can wait for more.
+    /// More room, or another owner; may be delayed.
     Raise(Published),
     /// Less room.
     Lower(Published),
 }
 
-/// Since when the published numbers have been out of date.
-#[derive(Debug, Default)]
-pub struct Outdated(Mutex<HashMap<Slot, Instant>>);
-
 /// Runs the controller until `stop`.
 pub async fn run(context: &Context, stop: Stop) {
     let outdated = &context.outdated;
-    let slots = |change: &Change| concerned(&context.world, change);
+    let slots = |change: &Change| concerned(&context.cluster, change);
     let reconcile = async |slot: &Slot| reconcile(context, outdated, slot).await;
     let schedule = controller::Schedule::at_once("capacity");
-    let Context { world, metrics, .. } = context;
-    controller::run(schedule, world, metrics, stop, slots, reconcile).await;
+    let Context {
+        cluster, metrics, ..
+    } = context;
+    controller::run(schedule, cluster, metrics, stop, slots, reconcile).await;
 }
 
 async fn reconcile(context: &Context, outdated: &Outdated, slot: &Slot) -> Result<Next, Error> {
     let reference = ObjectRef::new(&slot.object_name()).within(&context.namespace);
-    let world = &context.world;
-    let Ok(current) = world.own_writes.read(|| world.capacities.get(&reference)) else {
+    let cluster = &context.cluster;
+    let Ok(current) = cluster
+        .own_writes
+        .read(|| cluster.capacities.get(&reference))
+    else {
         return Ok(Next::OnChange);
     };
-    let wanted = wanted(world, slot, current.is_some());
-    let step = plan(current.as_deref(), wanted);
-    if step == Step::Keep {
+    let desired = desired(cluster, slot, current.is_some());
+    let action = plan(current.as_deref(), desired);
+    if action == CapacityAction::Keep {
         outdated.settle(slot);
         return Ok(Next::OnChange);
     }
-    if let Some(delay) = delay(&step, outdated.age(slot)) {
+    if let Some(delay) = delay(&action, outdated.age(slot)) {
         return Ok(Next::After(delay));
     }
-    execute(context, slot, current.as_deref(), step).await?;
+    execute(context, slot, current.as_deref(), action).await?;
     if let Some(lag) = outdated.settle(slot) {
         context.metrics.published(lag);
     }
@@ -123,11 +112,11 @@ async fn execute(
     context: &Context,
     slot: &Slot,
     seen: Option<&CSIStorageCapacity>,
-    step: Step,
+    action: CapacityAction,
 ) -> Result<(), Error> {
     let api = Api::<CSIStorageCapacity>::namespaced(context.client.clone(), &context.namespace);
-    let (verb, result) = match (step, seen) {
-        (Step::Create(published), _) => {
+    let (verb, result) = match (action, seen) {
+        (CapacityAction::Create(published), _) => {
             let parameters = PostParams {
                 field_manager: Some(names::OPERATOR_MANAGER.to_owned()),
                 ..PostParams::default()
@@ -135,23 +124,31 @@ async fn execute(
             let created = api.create(&parameters, &object(slot, published)).await;
             ("create", created.map(drop))
         }
-        (Step::Raise(published) | Step::Lower(published), Some(seen)) => {
+        (CapacityAction::Raise(published) | CapacityAction::Lower(published), Some(seen)) => {
             let change = json!({
                 "metadata": {"ownerReferences": published.owner.as_slice()},
                 "capacity": published.capacity,
                 "maximumVolumeSize": published.maximum,
             });
             let written = patch_guarded(&api, seen, names::OPERATOR_MANAGER, change).await;
-            let world = &context.world;
+            let cluster = &context.cluster;
             let reference = ObjectRef::from_obj(seen);
-            let copy = || world.capacities.get(&reference);
+            let copy = || cluster.capacities.get(&reference);
             (
                 "update",
-                written.map(|written| world.own_writes.wrote(&written, copy)),
+                written.map(|written| cluster.own_writes.wrote(&written, copy)),
             )
         }
-        (Step::Delete, Some(seen)) => ("delete", delete_exactly(&api, seen).await.map(drop)),
-        (Step::Keep | Step::Delete | Step::Raise(_) | Step::Lower(_), _) => return Ok(()),
+        (CapacityAction::Delete, Some(seen)) => {
+            ("delete", delete_exactly(&api, seen).await.map(drop))
+        }
+        (
+            CapacityAction::Keep
+            | CapacityAction::Delete
+            | CapacityAction::Raise(_)
+            | CapacityAction::Lower(_),
+            _,
+        ) => return Ok(()),
     };
     result.map_err(|source| Error::Write {
         verb,
@@ -162,13 +159,13 @@ async fn execute(
 }
 
 /// The slots that a change concerns.
-fn concerned(world: &World, change: &Change) -> Vec<Slot> {
+fn concerned(cluster: &ClusterState, change: &Change) -> Vec<Slot> {
     let classes = || -> Vec<String> {
-        let classes = world.classes.state();
+        let classes = cluster.classes.state();
         classes.iter().map(|class| class.name_any()).collect()
     };
     let existing = |of: Option<&str>| -> Vec<Slot> {
-        let ours = world
+        let ours = cluster
             .capacities
             .state_filter(|object| of.is_none_or(|class| object.storage_class_name == class));
         ours.iter().filter_map(|object| Slot::of(object)).collect()
@@ -176,7 +173,7 @@ fn concerned(world: &World, change: &Change) -> Vec<Slot> {
     match change {
         Change::Everything => {
             let mut slots: Vec<Slot> = existing(None);
-            slots.extend(cross(&classes(), &segments(world)));
+            slots.extend(cross(&classes(), &segments(cluster)));
             slots
         }
         Change::StorageNode(node) | Change::Node(node) => {
@@ -184,7 +181,7 @@ fn concerned(world: &World, change: &Change) -> Vec<Slot> {
         }
         Change::Class(class) => {
             let mut slots: Vec<Slot> = existing(Some(class));
-            slots.extend(cross(std::slice::from_ref(class), &segments(world)));
+            slots.extend(cross(std::slice::from_ref(class), &segments(cluster)));
             slots
         }
         Change::Capacity { class, segment } => {
@@ -197,15 +194,15 @@ fn concerned(world: &World, change: &Change) -> Vec<Slot> {
     }
 }
 
-/// What the object of a slot should say; none if there should be no object.
+/// Desired contents of the slot's object; `None` if the object should not exist.
 ///
-/// An object that is there stays while its class and its Node do: the driver leaves CSINode for a
+/// An existing object stays while its class and its Node exist: the driver leaves CSINode for a
 /// moment whenever its pod is replaced.
-fn wanted(world: &World, slot: &Slot, exists: bool) -> Option<Published> {
-    let class = world.class(&slot.class)?;
-    let node = node_of(world, &slot.segment)?;
-    world.node(&node)?;
-    let registered = world.csi_node(&node).is_some_and(|csi_node| {
+fn desired(cluster: &ClusterState, slot: &Slot, exists: bool) -> Option<Published> {
+    let class = cluster.class(&slot.class)?;
+    let node = node_of(cluster, &slot.segment)?;
+    cluster.node(&node)?;
+    let registered = cluster.csi_node(&node).is_some_and(|csi_node| {
         csi_node
             .spec
             .drivers
@@ -215,11 +212,11 @@ fn wanted(world: &World, slot: &Slot, exists: bool) -> Option<Published> {
     if !registered && !exists {
         return None;
     }
-    let guard = world.storage_node(&node);
+    let guard = cluster.storage_node(&node);
     let storage_node = guard.as_ref().and_then(|guard| guard.0.as_ref().ok());
     let offered = |parameters: &Parameters| {
-        let registration = topology::observe(world, &node);
-        offer(&parameters.pool, storage_node, &registration).ok()
+        let registration = registration::observe(cluster, &node);
+        available_pool(&parameters.pool, storage_node, &registration).ok()
     };
     let (capacity, maximum) = parameters(&class)
         .and_then(|parameters| Some(numbers(offered(&parameters)?, &parameters)))
@@ -242,17 +239,17 @@ fn numbers(status: &NodePoolStatus, parameters: &Parameters) -> (Bytes, Bytes) {
 }
 
 /// The node of a segment.
-fn node_of(world: &World, segment: &str) -> Option<String> {
-    if world.node(segment).is_some() {
+fn node_of(cluster: &ClusterState, segment: &str) -> Option<String> {
+    if cluster.node(segment).is_some() {
         return Some(segment.to_owned());
     }
-    // A name that is too long for a label stands there as a hash.
-    let mut nodes = world.node_names().into_iter();
+    // A name that is too long for a label is stored as a hash.
+    let mut nodes = cluster.node_names().into_iter();
     nodes.find(|node| names::topology_value(node) == segment)
 }
 
-fn segments(world: &World) -> Vec<String> {
-    let csi_nodes = world.csi_nodes.state();
+fn segments(cluster: &ClusterState) -> Vec<String> {
+    let csi_nodes = cluster.csi_nodes.state();
     let named = csi_nodes.iter().map(|node| node.name_any());
     named.map(|name| names::topology_value(&name)).collect()
 }
@@ -302,35 +299,35 @@ fn object(slot: &Slot, published: Published) -> CSIStorageCapacity {
     }
 }
 
-/// Decides about one slot.
-fn plan(current: Option<&CSIStorageCapacity>, wanted: Option<Published>) -> Step {
-    let (current, wanted) = match (current, wanted) {
-        (None, None) => return Step::Keep,
-        (None, Some(wanted)) => return Step::Create(wanted),
-        (Some(_), None) => return Step::Delete,
-        (Some(current), Some(wanted)) => (published(current), wanted),
+/// Computes the action for one slot.
+fn plan(current: Option<&CSIStorageCapacity>, desired: Option<Published>) -> CapacityAction {
+    let (current, desired) = match (current, desired) {
+        (None, None) => return CapacityAction::Keep,
+        (None, Some(desired)) => return CapacityAction::Create(desired),
+        (Some(_), None) => return CapacityAction::Delete,
+        (Some(current), Some(desired)) => (published(current), desired),
     };
-    if current.as_ref() == Some(&wanted) {
-        return Step::Keep;
+    if current.as_ref() == Some(&desired) {
+        return CapacityAction::Keep;
     }
     match current {
         Some(current)
-            if current.capacity <= wanted.capacity && current.maximum <= wanted.maximum =>
+            if current.capacity <= desired.capacity && current.maximum <= desired.maximum =>
         {
-            Step::Raise(wanted)
+            CapacityAction::Raise(desired)
         }
-        // What cannot be read may be too much.
-        Some(_) | None => Step::Lower(wanted),
+        // An unreadable value may be too large.
+        Some(_) | None => CapacityAction::Lower(desired),
     }
 }
 
-/// How long a step waits for more of its kind when the object has been out of date for `age`.
-fn delay(step: &Step, age: Duration) -> Option<Duration> {
+/// How long an action waits for more of its kind when the object has been out of date for `age`.
+fn delay(action: &CapacityAction, age: Duration) -> Option<Duration> {
     let left = GROWTH_DELAY.checked_sub(age).filter(|left| !left.is_zero());
-    left.filter(|_| matches!(step, Step::Raise(_)))
+    left.filter(|_| matches!(action, CapacityAction::Raise(_)))
 }
 
-/// What an object says; none if it is nothing that we would write.
+/// Parses an object; `None` if the operator would not write it like this.
 fn published(object: &CSIStorageCapacity) -> Option<Published> {
     let bytes = |quantity: &Option<Quantity>| quantity.as_ref()?.0.parse().ok();
     let owners = object.owner_references();
@@ -342,51 +339,6 @@ fn published(object: &CSIStorageCapacity) -> Option<Published> {
         maximum: bytes(&object.maximum_volume_size)?,
         owner: owners.first().cloned(),
     })
-}
-
-impl Slot {
-    fn of(object: &CSIStorageCapacity) -> Option<Self> {
-        Some(Self {
-            class: object.storage_class_name.clone(),
-            segment: kinds::segment(object)?.to_owned(),
-        })
-    }
-
-    fn object_name(&self) -> String {
-        // A slash stands in neither name.
-        let hash = names::short_hash(&format!("{}/{}", self.class, self.segment));
-        format!("csisc-{hash}")
-    }
-}
-
-impl Outdated {
-    /// For how long the one has been out of date that has been longest.
-    pub fn longest(&self) -> Duration {
-        let slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let longest = slots.values().map(Instant::elapsed).max();
-        longest.unwrap_or_default()
-    }
-
-    /// Nothing is known to be out of date.
-    pub(crate) fn forget(&self) {
-        let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        slots.clear();
-    }
-
-    /// How long the slot has been out of date; it is from now on.
-    fn age(&self, slot: &Slot) -> Duration {
-        let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        slots
-            .entry(slot.clone())
-            .or_insert_with(Instant::now)
-            .elapsed()
-    }
-
-    /// The slot is up to date: how long it was not.
-    fn settle(&self, slot: &Slot) -> Option<Duration> {
-        let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        slots.remove(slot).map(|since| since.elapsed())
-    }
 }
 
 #[cfg(test)]
@@ -432,31 +384,34 @@ mod tests {
     }
 
     #[test]
-    fn a_shrink_of_either_number_is_told_from_growth() {
+    fn a_shrink_of_either_number_is_distinguished_from_growth() {
         let current = object(&slot(), said(5, 3));
-        let step = |wanted| plan(Some(&current), Some(wanted));
-        assert_eq!(step(said(5, 3)), Step::Keep);
-        assert_eq!(step(said(6, 3)), Step::Raise(said(6, 3)));
-        assert_eq!(step(said(6, 2)), Step::Lower(said(6, 2)));
-        assert_eq!(step(said(4, 4)), Step::Lower(said(4, 4)));
-        assert_eq!(plan(Some(&current), None), Step::Delete);
-        assert_eq!(plan(None, Some(said(1, 1))), Step::Create(said(1, 1)));
-        assert_eq!(plan(None, None), Step::Keep);
+        let action = |desired| plan(Some(&current), Some(desired));
+        assert_eq!(action(said(5, 3)), CapacityAction::Keep);
+        assert_eq!(action(said(6, 3)), CapacityAction::Raise(said(6, 3)));
+        assert_eq!(action(said(6, 2)), CapacityAction::Lower(said(6, 2)));
+        assert_eq!(action(said(4, 4)), CapacityAction::Lower(said(4, 4)));
+        assert_eq!(plan(Some(&current), None), CapacityAction::Delete);
+        assert_eq!(
+            plan(None, Some(said(1, 1))),
+            CapacityAction::Create(said(1, 1))
+        );
+        assert_eq!(plan(None, None), CapacityAction::Keep);
     }
 
     #[test]
     fn a_shrink_is_published_at_once_and_growth_after_half_a_second() {
         let (now, soon) = (Duration::ZERO, GROWTH_DELAY / 2);
-        let raise = Step::Raise(said(6, 3));
+        let raise = CapacityAction::Raise(said(6, 3));
         assert_eq!(delay(&raise, now), Some(GROWTH_DELAY));
         assert_eq!(delay(&raise, soon), Some(GROWTH_DELAY / 2));
         assert_eq!(delay(&raise, GROWTH_DELAY), None);
-        for step in [
-            Step::Lower(said(4, 3)),
-            Step::Create(said(1, 1)),
-            Step::Delete,
+        for action in [
+            CapacityAction::Lower(said(4, 3)),
+            CapacityAction::Create(said(1, 1)),
+            CapacityAction::Delete,
         ] {
-            assert_eq!(delay(&step, now), None, "{step:?}");
+            assert_eq!(delay(&action, now), None, "{action:?}");
         }
     }
 
@@ -464,7 +419,7 @@ mod tests {
     fn r5_a_number_that_the_api_server_writes_in_other_words_is_the_same() {
         let mut current = object(&slot(), said(5, 3));
         current.capacity = Some(Quantity("5120Mi".to_owned()));
-        assert_eq!(plan(Some(&current), Some(said(5, 3))), Step::Keep);
+        assert_eq!(plan(Some(&current), Some(said(5, 3))), CapacityAction::Keep);
     }
 
     #[test]
@@ -473,19 +428,19 @@ mod tests {
         silent.maximum_volume_size = None;
         assert_eq!(
             plan(Some(&silent), Some(said(1, 1))),
-            Step::Lower(said(1, 1))
+            CapacityAction::Lower(said(1, 1))
         );
         let node = owner(&storage_node("w1").build());
         let mut owned = object(&slot(), said(1, 1));
         owned.metadata.owner_references = Some(vec![node.clone(), node]);
         assert_eq!(
             plan(Some(&owned), Some(said(1, 1))),
-            Step::Lower(said(1, 1))
+            CapacityAction::Lower(said(1, 1))
         );
     }
 
     #[test]
-    fn thick_volumes_are_told_the_thick_room_and_no_volume_more_than_the_pool_holds() {
+    fn thick_volumes_get_the_thick_room_and_no_volume_exceeds_the_pool() {
         let node = storage_node("w1")
             .carrying("fast")
             .with_room("fast", Bytes::gib(8))

@@ -1,15 +1,15 @@
-//! Events for people: a claim of ours that cannot be placed, a class that can make no volume, and a
-//! volume that has not grown.
+//! Writes events about claims of this driver that cannot be placed, classes that cannot provision
+//! volumes, and volumes that have not grown.
 //!
-//! Where nobody else tells them. A class with wrong parameters has no capacity anywhere, so with
+//! No other component reports these. A class with wrong parameters has no capacity anywhere, so with
 //! late binding the scheduler chooses no node, and CreateVolume, which would refuse it, is never
-//! called. And kubelet says nothing of a filesystem that waits for the next pod to grow.
+//! called. And kubelet does not report a filesystem that waits for the next pod to grow.
 //!
-//! *Invariant:* an event is written when what it says has been so for a while and is news, not with
-//! every look.
+//! *Invariant:* an event is written when a problem has lasted for a while and is new or has changed,
+//! not with every reconcile.
 
+mod history;
 mod problem;
-mod told;
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -27,23 +27,24 @@ use kube::{
 use tokio::time::Instant;
 
 use self::{
-    problem::{NodeRoom, Problem, Wanted},
-    told::{REPEAT, Told, Turn},
+    history::{EventHistory, PublishDecision, REPEAT},
+    problem::{NodeRoom, Problem, VolumeRequest},
 };
 use crate::{
     Context, Stop,
+    availability::available_pool,
+    change::Change,
+    cluster_state::ClusterState,
     controller::{self, Next},
-    events::{self, tell_once},
-    offer::offer,
+    events::{self, publish_once},
     overcommit::Overcommit,
-    topology,
-    world::{Change, World},
+    registration,
 };
 
 /// Changes are gathered this long: rooms change with every volume.
 const GATHER: Duration = Duration::from_millis(500);
 
-/// What an event is about.
+/// Subject of an event.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Subject {
     Class(String),
@@ -53,52 +54,54 @@ enum Subject {
 
 /// Runs the controller until `stop`.
 pub async fn run(context: &Context, stop: Stop) {
-    let told = Told::default();
-    let subjects = |change: &Change| concerned(&context.world, change);
-    let reconcile = async |subject: &Subject| reconcile(context, &told, subject).await;
+    let history = EventHistory::default();
+    let subjects = |change: &Change| concerned(&context.cluster, change);
+    let reconcile = async |subject: &Subject| reconcile(context, &history, subject).await;
     let schedule = controller::Schedule::gathering("claims", GATHER);
-    let Context { world, metrics, .. } = context;
-    controller::run(schedule, world, metrics, stop, subjects, reconcile).await;
+    let Context {
+        cluster, metrics, ..
+    } = context;
+    controller::run(schedule, cluster, metrics, stop, subjects, reconcile).await;
 }
 
 async fn reconcile(
     context: &Context,
-    told: &Told,
+    history: &EventHistory,
     subject: &Subject,
 ) -> Result<Next, events::Error> {
-    let world = &context.world;
+    let cluster = &context.cluster;
     let found = match subject {
-        Subject::Class(name) => world
+        Subject::Class(name) => cluster
             .class(name)
-            .map(|class| (class.object_ref(&()), parameters(world, &class).err())),
-        Subject::Claim { namespace, name } => world
+            .map(|class| (class.object_ref(&()), parameters(cluster, &class).err())),
+        Subject::Claim { namespace, name } => cluster
             .claims
             .get(&ObjectRef::new(name).within(namespace))
-            .map(|claim| (claim.object_ref(&()), claim_problem(world, &claim))),
-        Subject::Volume(name) => world
+            .map(|claim| (claim.object_ref(&()), claim_problem(cluster, &claim))),
+        Subject::Volume(name) => cluster
             .volumes
             .get(&ObjectRef::new(name))
             .and_then(|guard| growth_problem(guard.0.as_ref().ok()?))
             .map(|(claim, problem)| (claim, Some(problem))),
     };
     let Some((regarding, problem)) = found else {
-        told.forget(subject);
+        history.forget(subject);
         return Ok(Next::OnChange);
     };
     let uid = regarding.uid.as_deref();
-    let turn = told.consider(subject, uid, problem.as_ref(), Instant::now());
+    let turn = history.consider(subject, uid, problem.as_ref(), Instant::now());
     let problem = match (turn, problem) {
-        (Turn::Tell, Some(problem)) => problem,
-        (Turn::Wait(rest), _) => return Ok(Next::After(rest)),
-        (Turn::Tell | Turn::Rest, _) => return Ok(Next::OnChange),
+        (PublishDecision::Publish, Some(problem)) => problem,
+        (PublishDecision::Wait(rest), _) => return Ok(Next::After(rest)),
+        (PublishDecision::Publish | PublishDecision::Skip, _) => return Ok(Next::OnChange),
     };
-    tell_once(context, &regarding, &problem.telling((context.now)())).await?;
-    told.mark(subject, problem, Instant::now());
+    publish_once(context, &regarding, &problem.event((context.now)())).await?;
+    history.mark(subject, problem, Instant::now());
     Ok(Next::After(REPEAT))
 }
 
 /// The subjects that a change concerns.
-fn concerned(world: &World, change: &Change) -> Vec<Subject> {
+fn concerned(cluster: &ClusterState, change: &Change) -> Vec<Subject> {
     let claims = |of: Option<&str>| {
         let class = |claim: &PersistentVolumeClaim| {
             claim
@@ -106,10 +109,10 @@ fn concerned(world: &World, change: &Change) -> Vec<Subject> {
                 .as_ref()
                 .and_then(|spec| spec.storage_class_name.clone())
         };
-        let claims = world.claims.state_filter(|claim| {
+        let claims = cluster.claims.state_filter(|claim| {
             class(claim).is_some_and(|class| match of {
                 Some(name) => class == name,
-                None => world.class(&class).is_some(),
+                None => cluster.class(&class).is_some(),
             })
         });
         claims
@@ -119,9 +122,9 @@ fn concerned(world: &World, change: &Change) -> Vec<Subject> {
     };
     match change {
         Change::Everything | Change::Pool(_) => {
-            let classes = world.classes.state();
+            let classes = cluster.classes.state();
             let classes = classes.iter().map(|class| Subject::Class(class.name_any()));
-            let volumes = world.volumes.state_filter(is_not_expanded);
+            let volumes = cluster.volumes.state_filter(is_not_expanded);
             let volumes = volumes
                 .iter()
                 .map(|volume| Subject::Volume(volume.name_any()));
@@ -150,19 +153,19 @@ fn concerned(world: &World, change: &Change) -> Vec<Subject> {
     }
 }
 
-/// What a class says; or what keeps it from making any volume.
-fn parameters(world: &World, class: &StorageClass) -> Result<Parameters, Problem> {
+/// Parameters of a class, or the problem that keeps it from provisioning volumes.
+fn parameters(cluster: &ClusterState, class: &StorageClass) -> Result<Parameters, Problem> {
     let name = class.name_any();
     let parameters = match Parameters::of_class(class.parameters.iter().flatten()) {
         Ok(parameters) => parameters,
         Err(error) => return Err(Problem::Parameters { class: name, error }),
     };
-    let Some(guard) = world.pool(&parameters.pool) else {
+    let Some(guard) = cluster.pool(&parameters.pool) else {
         let pool = parameters.pool;
         return Err(Problem::PoolMissing { class: name, pool });
     };
     let is_thin_alone = |pool: &StoragePool| {
-        let overcommit = Overcommit::of(pool, || world.thick_in(&parameters.pool));
+        let overcommit = Overcommit::of(pool, || cluster.thick_in(&parameters.pool));
         overcommit.is_for_thin_alone()
     };
     match parameters.provisioning {
@@ -174,21 +177,21 @@ fn parameters(world: &World, class: &StorageClass) -> Result<Parameters, Problem
     }
 }
 
-/// What keeps a claim of ours from being placed.
-fn claim_problem(world: &World, claim: &PersistentVolumeClaim) -> Option<Problem> {
+/// The problem that keeps a claim of this driver from being placed.
+fn claim_problem(cluster: &ClusterState, claim: &PersistentVolumeClaim) -> Option<Problem> {
     let spec = claim.spec.as_ref()?;
-    let class = world.class(spec.storage_class_name.as_deref()?)?;
-    let parameters = match parameters(world, &class) {
+    let class = cluster.class(spec.storage_class_name.as_deref()?)?;
+    let parameters = match parameters(cluster, &class) {
         Ok(parameters) => parameters,
         Err(problem) => return Some(problem),
     };
     // A volume that is being made has its room already.
     let volume = names::volume_name(&format!("pvc-{}", claim.uid().unwrap_or_default()));
-    if world.volumes.get(&ObjectRef::new(&volume)).is_some() {
+    if cluster.volumes.get(&ObjectRef::new(&volume)).is_some() {
         return None;
     }
-    let wanted = Wanted::of(spec, parameters)?;
-    wanted.problem(&rooms(world, &class, &wanted))
+    let requested = VolumeRequest::of(spec, parameters)?;
+    requested.problem(&rooms(cluster, &class, &requested))
 }
 
 fn is_not_expanded(volume: &DeserializeGuard<PoolVolume>) -> bool {
@@ -200,8 +203,8 @@ fn is_not_expanded(volume: &DeserializeGuard<PoolVolume>) -> bool {
     status.is_some_and(|status| !status.conditions.is_empty())
 }
 
-/// Why a volume has not grown, and the claim that it was made for. What the resizer was answered
-/// the resizer tells.
+/// Why a volume has not grown, and the claim that it was made for. The resizer
+/// itself reports the errors that it received.
 fn growth_problem(volume: &PoolVolume) -> Option<(ObjectReference, Problem)> {
     let conditions = &volume.status.as_ref()?.conditions;
     let expanded = condition::find(conditions, ConditionType::Expanded)?;
@@ -217,7 +220,7 @@ fn growth_problem(volume: &PoolVolume) -> Option<(ObjectReference, Problem)> {
     Some((regarding, problem))
 }
 
-/// The claim that a volume was made for, if anybody said.
+/// The claim that a volume was made for, if its spec names one.
 pub fn of_volume(volume: &PoolVolume) -> Option<ObjectReference> {
     let claim = volume.spec.claim.as_ref()?;
     Some(ObjectReference {
@@ -235,26 +238,34 @@ pub fn of_volume(volume: &PoolVolume) -> Option<ObjectReference> {
     })
 }
 
-/// What each node that carries the pool and that the class allows has for a claim.
-fn rooms(world: &World, class: &StorageClass, wanted: &Wanted) -> BTreeMap<String, NodeRoom> {
+/// Room for a claim on each node that carries the pool and that the class allows.
+fn rooms(
+    cluster: &ClusterState,
+    class: &StorageClass,
+    requested: &VolumeRequest,
+) -> BTreeMap<String, NodeRoom> {
     let room = |node: &StorageNode| {
         let name = node.name_any();
-        let carried = node.spec.pools.iter().any(|pool| pool.name == wanted.pool);
-        let labels = world.node(&name)?.metadata.labels.clone();
+        let carried = node
+            .spec
+            .pools
+            .iter()
+            .any(|pool| pool.name == requested.pool);
+        let labels = cluster.node(&name)?.metadata.labels.clone();
         if !carried || !problem::allows(class, labels.as_ref()) {
             return None;
         }
-        let registration = topology::observe(world, &name);
-        let room = match offer(&wanted.pool, Some(node), &registration) {
+        let registration = registration::observe(cluster, &name);
+        let room = match available_pool(&requested.pool, Some(node), &registration) {
             Ok(status) => NodeRoom::Free {
-                largest: status.largest_volume(wanted.provisioning),
+                largest: status.largest_volume(requested.provisioning),
                 usable: status.usable,
             },
             Err(refusal) => NodeRoom::None(refusal),
         };
         Some((name, room))
     };
-    let nodes = world.storage_nodes.state();
+    let nodes = cluster.storage_nodes.state();
     let readable = nodes.iter().filter_map(|guard| guard.0.as_ref().ok());
     readable.filter_map(room).collect()
 }

@@ -1,4 +1,4 @@
-//! What the operator is told: flags and environment, read here and nowhere else.
+//! Configuration of the operator: flags and environment variables, read only here.
 
 use std::{
     net::SocketAddr,
@@ -9,7 +9,7 @@ use std::{
 use cistern_client::logging;
 use clap::Parser;
 
-/// Cistern's operator: pools to nodes, topology, capacity, and events for people.
+/// Cistern's operator: pools to nodes, topology, capacity, and events for users.
 #[derive(Clone, Debug, Parser)]
 #[command(version)]
 pub struct Config {
@@ -30,7 +30,7 @@ pub struct Config {
     )]
     pub http: SocketAddr,
 
-    /// How old a volume or snapshot is at least before it is called unclaimed, in seconds
+    /// Minimum age of a volume or snapshot before it is reported as unclaimed, in seconds
     #[arg(
         long,
         env = "UNCLAIMED_AFTER_SECONDS",
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn env_05_every_default_stands_in_the_image() {
+    fn env_05_the_image_sets_every_default() {
         let image = include_str!("../../Dockerfile");
         for option in Config::command().get_arguments() {
             let (Some(variable), [default]) = (option.get_env(), option.get_default_values())

@@ -1,6 +1,6 @@
-//! What is kept somewhere: volumes and snapshots, counted.
+//! Counts of volumes and snapshots by pool or node.
 //!
-//! *Invariant:* what cannot be read may lie anywhere, so it counts everywhere.
+//! *Invariant:* an unreadable object may be anywhere, so it counts everywhere.
 
 use std::{collections::BTreeMap, fmt, ops::AddAssign};
 
@@ -25,7 +25,7 @@ impl Count {
         snapshots: 1,
     };
 
-    /// Whether it is nothing.
+    /// Whether both counts are zero.
     pub const fn is_zero(self) -> bool {
         self.volumes == 0 && self.snapshots == 0
     }
@@ -38,7 +38,7 @@ impl AddAssign for Count {
     }
 }
 
-/// For people: `2 volumes and 1 snapshot`.
+/// For messages: `2 volumes and 1 snapshot`.
 impl fmt::Display for Count {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plural = |number| if number == 1 { "" } else { "s" };
@@ -52,7 +52,7 @@ impl fmt::Display for Count {
     }
 }
 
-/// What lies at each of several places, and what cannot be read and may lie at any of them.
+/// Counts for several pools or nodes, and unreadable objects that may be in any of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Contents {
     /// By pool or by node. None of the counts is zero.
@@ -62,22 +62,22 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// What lies at a place for sure.
+    /// Readable objects at a pool or node.
     pub fn at(&self, place: &str) -> Count {
         self.places.get(place).copied().unwrap_or_default()
     }
 
-    /// Whether something lies there, or might.
+    /// Whether an object exists at a pool or node, or may exist there.
     pub fn may_be_at(&self, place: &str) -> bool {
         !self.unreadable.is_zero() || self.places.contains_key(place)
     }
 
-    /// Whether there is nothing for sure.
+    /// Whether it is certain that no object exists.
     pub fn is_empty(&self) -> bool {
         self.unreadable.is_zero() && self.places.is_empty()
     }
 
-    /// All of it together.
+    /// Sum of all counts.
     pub fn total(&self) -> Count {
         let mut total = self.unreadable;
         for count in self.places.values() {
@@ -86,7 +86,7 @@ impl Contents {
         total
     }
 
-    /// Counts one thing at a place; none where nobody can tell.
+    /// Adds `count` at a pool or node; `None` if the location is unknown.
     pub fn add(&mut self, place: Option<&str>, count: Count) {
         match place {
             None => self.unreadable += count,
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_count_reads_as_people_say_it() {
+    fn a_count_is_displayed_in_plain_english() {
         let count = |volumes, snapshots| Count { volumes, snapshots }.to_string();
         assert_eq!(count(0, 0), "0 volumes");
         assert_eq!(count(1, 0), "1 volume");

@@ -1,4 +1,4 @@
-//! The loop that every controller shares: changes become keys, keys become reconciles.
+//! Reconcile loop of all controllers: it maps changes to keys, and reconciles each key.
 //!
 //! *Invariant:* nothing is reconciled before every kind has been listed once, so no decision rests
 //! on a part of the cluster; and no more than [`CONCURRENCY`] reconciles of one controller run.
@@ -14,9 +14,10 @@ use tokio::{
 
 use crate::{
     Stop,
-    metrics::{Metrics, Outcome},
+    change::Change,
+    cluster_state::ClusterState,
+    metrics::{Metrics, ReconcileOutcome},
     queue::Queue,
-    world::{Change, World},
 };
 
 /// Reconciles of one controller that run at the same time.
@@ -28,16 +29,16 @@ const FIRST_RETRY: Duration = Duration::from_millis(200);
 /// The longest wait between two tries.
 const LAST_RETRY: Duration = Duration::from_mins(1);
 
-/// What is to happen with a key after it was reconciled.
+/// When a key is reconciled again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Nothing until something changes.
+    /// When an object changes.
     OnChange,
-    /// Look again after this long, or when something changes.
+    /// After this long, or when an object changes.
     After(Duration),
 }
 
-/// Who runs, and in how much haste.
+/// Name of a controller, and how long it batches changes.
 #[derive(Clone, Copy, Debug)]
 pub struct Schedule {
     name: &'static str,
@@ -45,7 +46,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Every change is acted on at once.
+    /// Reconciles every change immediately.
     pub const fn at_once(name: &'static str) -> Self {
         Self {
             name,
@@ -59,12 +60,12 @@ impl Schedule {
     }
 }
 
-/// Runs a controller until `stop`, then lets what is under way finish.
+/// Runs a controller until `stop`, then waits for running reconciles.
 ///
-/// `keys` says which keys a change concerns; `reconcile` makes one of them right.
+/// `keys` maps a change to keys; `reconcile` reconciles one key.
 pub async fn run<K, E>(
     schedule: Schedule,
-    world: &World,
+    cluster: &ClusterState,
     metrics: &Metrics,
     stop: Stop,
     keys: impl Fn(&Change) -> Vec<K>,
@@ -74,9 +75,9 @@ pub async fn run<K, E>(
     E: Error + 'static,
 {
     let Schedule { name, gather } = schedule;
-    let mut changes = world.changes();
+    let mut changes = cluster.changes();
     tokio::select! {
-        () = world.ready() => {}
+        () = cluster.ready() => {}
         () = stop.clone() => return,
     }
     let queue = Queue::default();
@@ -93,7 +94,7 @@ pub async fn run<K, E>(
             () = stop.clone() => break,
             change = changes.recv() => match change {
                 Ok(change) => add(&change),
-                // What was missed is not known, so everything is looked at again.
+                // The missed changes are unknown, so everything is reconciled again.
                 Err(RecvError::Lagged(_)) => add(&Change::Everything),
                 Err(RecvError::Closed) => break,
             },
@@ -108,7 +109,7 @@ pub async fn run<K, E>(
             Some((key, result, took)) = running.next() => {
                 queue.done(&key);
                 let count = |outcome| metrics.reconciled(name, outcome, took);
-                if let Some(wait) = settle(name, &retries, count, &key, &result) {
+                if let Some(wait) = finish_reconcile(name, &retries, count, &key, &result) {
                     queue.add(key, wait);
                 }
             }
@@ -117,11 +118,11 @@ pub async fn run<K, E>(
     while running.next().await.is_some() {}
 }
 
-/// Tells how a reconcile ended, and says when the key is to be looked at again.
-fn settle<K, E>(
+/// Records the result of a reconcile, and returns when to reconcile the key again.
+fn finish_reconcile<K, E>(
     name: &'static str,
     retries: &Retries<K>,
-    count: impl FnOnce(Outcome),
+    count: impl FnOnce(ReconcileOutcome),
     key: &K,
     result: &Result<Result<Next, E>, Elapsed>,
 ) -> Option<Duration>
@@ -131,7 +132,7 @@ where
 {
     let error: &(dyn Error + 'static) = match result {
         Ok(Ok(next)) => {
-            count(Outcome::Done);
+            count(ReconcileOutcome::Done);
             retries.forget(key);
             return match next {
                 Next::OnChange => None,
@@ -143,10 +144,10 @@ where
     };
     let wait = retries.failed(key.clone());
     if rejection(error) == Some(Rejection::Conflict) {
-        count(Outcome::Conflict);
-        tracing::debug!(controller = name, ?key, error = %Chain(error), "the view was stale");
+        count(ReconcileOutcome::Conflict);
+        tracing::debug!(controller = name, ?key, error = %Chain(error), "reconcile used a stale object, it is tried again");
     } else {
-        count(Outcome::Failed);
+        count(ReconcileOutcome::Failed);
         tracing::warn!(controller = name, ?key, retry_in = ?wait, error = %Chain(error), "reconcile failed");
     }
     Some(wait)

@@ -1,10 +1,10 @@
-//! What does not belong together on a node, told to people: on the StorageNode, and images that nobody
-//! claims on their StoragePool, too. One event for each kind of finding when one more of it has come,
-//! with what to do.
+//! Writes events about drift on a node: on the StorageNode, and for orphaned images also on their
+//! StoragePool. A new finding of a kind causes one event for that kind, with the
+//! remedy.
 //!
-//! *Invariant:* what is as it was is not told again: an event is named by the time of the newest
-//! finding that it tells of ([`crate::events`]), and nothing is told that is older than the API server
-//! keeps events, because an earlier operator has told it.
+//! *Invariant:* unchanged findings are not published again: the time of the newest finding is part of
+//! the event's name ([`crate::events`]). Findings older than the API server keeps events are not
+//! published, because an earlier operator has published them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,48 +13,44 @@ use std::{
 
 use chrono::{DateTime, Duration, Utc};
 use cistern_crds::{
-    NodePoolStatus, StorageNode,
-    health::{Drift, Orphan},
+    EventReason, NodePoolStatus, StorageNode,
+    drift::{Drift, Orphan},
 };
 use kube::{Resource as _, ResourceExt as _};
 
 use crate::{
     Context, Stop,
+    change::Change,
     controller::{self, Next},
-    events::{self, Telling, tell_once},
-    world::Change,
+    events::{self, EventContent, publish_once},
 };
 
 /// How long the API server keeps events.
-const KEPT: Duration = Duration::hours(1);
-/// What these events say that they came from.
+const EVENT_TTL: Duration = Duration::hours(1);
+/// Action of these events.
 const ACTION: &str = "ComparingNode";
-/// Reason of an event about findings.
-const DRIFTED: &str = "DoesNotBelongTogether";
-/// Reason of an event about images that nobody claims.
-const ORPHANED: &str = "ImagesWithoutOwner";
-/// Reason of an event about images whose objects are on another node.
-const ELSEWHERE: &str = "ImagesOfAnotherNode";
 /// Names that a note mentions.
 const NAMED: usize = 3;
 
-/// What was told of each node by this process.
-type Told = Mutex<BTreeMap<String, BTreeSet<String>>>;
+/// Keys of the events that this process has published, by node.
+type PublishedKeys = Mutex<BTreeMap<String, BTreeSet<String>>>;
 
-/// Something to be told of a node, and of one of its pools where it is about images.
+/// An event about a node, and about one of its pools if it reports images.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct News {
+struct PendingEvent {
     pool: Option<String>,
-    telling: Telling,
+    content: EventContent,
 }
 
 /// Runs the controller until `stop`.
 pub async fn run(context: &Context, stop: Stop) {
-    let told = Told::default();
-    let Context { world, metrics, .. } = context;
+    let published = PublishedKeys::default();
+    let Context {
+        cluster, metrics, ..
+    } = context;
     let nodes = |change: &Change| match change {
         Change::Everything => {
-            let nodes = world.storage_nodes.state();
+            let nodes = cluster.storage_nodes.state();
             nodes.iter().map(|node| node.name_any()).collect()
         }
         Change::StorageNode(name) => vec![name.clone()],
@@ -66,38 +62,42 @@ pub async fn run(context: &Context, stop: Stop) {
         | Change::Claim { .. }
         | Change::Capacity { .. } => Vec::new(),
     };
-    let reconcile = async |name: &String| reconcile(context, &told, name).await;
+    let reconcile = async |name: &String| reconcile(context, &published, name).await;
     let schedule = controller::Schedule::at_once("drift");
-    controller::run(schedule, world, metrics, stop, nodes, reconcile).await;
+    controller::run(schedule, cluster, metrics, stop, nodes, reconcile).await;
 }
 
-async fn reconcile(context: &Context, told: &Told, name: &str) -> Result<Next, events::Error> {
-    let guard = context.world.storage_node(name);
+async fn reconcile(
+    context: &Context,
+    published: &PublishedKeys,
+    name: &str,
+) -> Result<Next, events::Error> {
+    let guard = context.cluster.storage_node(name);
     let Some(Ok(node)) = guard.as_deref().map(|guard| &guard.0) else {
         return Ok(Next::OnChange);
     };
-    let all = news(node, (context.now)());
-    let known = told
+    let all = pending_events(node, (context.now)());
+    let known = published
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .get(name)
         .cloned();
     let known = known.unwrap_or_default();
-    for News { pool, telling } in all.iter().filter(|it| !known.contains(&it.telling.key)) {
-        let pool = pool.as_ref().and_then(|pool| context.world.pool(pool));
+    for PendingEvent { pool, content } in all.iter().filter(|it| !known.contains(&it.content.key)) {
+        let pool = pool.as_ref().and_then(|pool| context.cluster.pool(pool));
         let pool = pool.map(|pool| pool.object_ref(&()));
         for regarding in [Some(node.object_ref(&())), pool].into_iter().flatten() {
-            tell_once(context, &regarding, telling).await?;
+            publish_once(context, &regarding, content).await?;
         }
     }
-    let keys = all.into_iter().map(|it| it.telling.key).collect();
-    let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
-    told.insert(name.to_owned(), keys);
+    let keys = all.into_iter().map(|it| it.content.key).collect();
+    let mut published = published.lock().unwrap_or_else(PoisonError::into_inner);
+    published.insert(name.to_owned(), keys);
     Ok(Next::OnChange)
 }
 
-/// What is to be told of a node, whether or not it was told already.
-fn news(node: &StorageNode, now: DateTime<Utc>) -> Vec<News> {
+/// All events of a node, published or not.
+fn pending_events(node: &StorageNode, now: DateTime<Utc>) -> Vec<PendingEvent> {
     let name = node.name_any();
     let status = node.status.as_ref();
     let mut kinds = BTreeMap::<&str, Vec<&Drift>>::new();
@@ -114,36 +114,42 @@ fn news(node: &StorageNode, now: DateTime<Utc>) -> Vec<News> {
             ..
         } = newest;
         let text = format!("on node {name}, {object}{more} ({kind}): {message}");
-        Some(of(None, DRIFTED, kind, *since, text))
+        Some(of(None, EventReason::DriftDetected, kind, *since, text))
     });
     let pools = status.iter().flat_map(|status| &status.pools);
     let orphans = pools.flat_map(|pool| [orphans(&name, pool), of_others(&name, pool)]);
     let orphans = orphans.flatten();
-    let is_young = |it: &News| {
-        it.telling.key.rsplit_once(' ').is_some_and(|(_, since)| {
+    let is_young = |it: &PendingEvent| {
+        it.content.key.rsplit_once(' ').is_some_and(|(_, since)| {
             let since = since.parse::<DateTime<Utc>>();
-            since.is_ok_and(|since| now.signed_duration_since(since) < KEPT)
+            since.is_ok_and(|since| now.signed_duration_since(since) < EVENT_TTL)
         })
     };
     findings.chain(orphans).filter(is_young).collect()
 }
 
-/// The images of a pool on a node that nobody claims.
-fn orphans(node: &str, pool: &NodePoolStatus) -> Option<News> {
+/// The event about orphaned images of a pool on a node.
+fn orphans(node: &str, pool: &NodePoolStatus) -> Option<PendingEvent> {
     let orphans = pool.orphans.iter();
     let orphans: Vec<_> = orphans.filter(|it| it.belongs_to.is_none()).collect();
     let newest = orphans.iter().max_by_key(|orphan| orphan.since)?;
     let (named, name) = (some(&orphans), &pool.name);
     let text = format!(
-        "nobody claims {named} in pool {name} on node {node}: they are kept and take their room; \
+        "no custom resource refers to {named} in pool {name} on node {node}: they are kept and take their room; \
          create a custom resource of that name and spec to have one back, or set \
          spec.reclaimOrphansAfterHours of the StoragePool to be rid of them"
     );
-    Some(of(Some(name.clone()), ORPHANED, name, newest.since, text))
+    Some(of(
+        Some(name.clone()),
+        EventReason::ImagesWithoutOwner,
+        name,
+        newest.since,
+        text,
+    ))
 }
 
 /// The images of a pool on a node whose objects are on another node.
-fn of_others(node: &str, pool: &NodePoolStatus) -> Option<News> {
+fn of_others(node: &str, pool: &NodePoolStatus) -> Option<PendingEvent> {
     let orphans = pool.orphans.iter();
     let orphans: Vec<_> = orphans.filter(|it| it.belongs_to.is_some()).collect();
     let newest = orphans.iter().max_by_key(|orphan| orphan.since)?;
@@ -154,7 +160,13 @@ fn of_others(node: &str, pool: &NodePoolStatus) -> Option<News> {
          the disk back to its node"
     );
     let what = format!("{name} of others");
-    Some(of(Some(name.clone()), ELSEWHERE, &what, newest.since, text))
+    Some(of(
+        Some(name.clone()),
+        EventReason::ImagesOfAnotherNode,
+        &what,
+        newest.since,
+        text,
+    ))
 }
 
 /// The first of some images, and how many more there are.
@@ -171,7 +183,7 @@ fn describe(orphan: &Orphan) -> String {
             "image {image} of {:?} {}, which belongs to node {node}",
             identity.kind, identity.name
         ),
-        (None, _) => format!("file {image}, which does not say what it was,"),
+        (None, _) => format!("file {image}, which does not identify its volume,"),
     }
 }
 
@@ -184,26 +196,26 @@ fn more(count: usize, named: usize) -> String {
 
 fn of(
     pool: Option<String>,
-    reason: &'static str,
+    reason: EventReason,
     what: &str,
     since: DateTime<Utc>,
     note: String,
-) -> News {
-    let telling = Telling {
+) -> PendingEvent {
+    let content = EventContent {
         is_warning: true,
         reason,
         action: ACTION,
         note,
         key: format!("{what} {}", since.to_rfc3339()),
     };
-    News { pool, telling }
+    PendingEvent { pool, content }
 }
 
 #[cfg(test)]
 mod tests {
     use cistern_crds::{
         AccessType, Bytes, Provisioning, SourceKind, StorageNodeSpec, StorageNodeStatus,
-        health::OrphanIdentity,
+        drift::OrphanIdentity,
     };
 
     use super::*;
@@ -241,10 +253,10 @@ mod tests {
     }
 
     #[test]
-    fn one_event_tells_of_all_of_a_kind_and_another_comes_only_with_one_more() {
+    fn one_event_covers_all_findings_of_a_kind_and_another_follows_only_a_new_one() {
         let keys = |node: &StorageNode| -> Vec<String> {
-            let news = news(node, at(30)).into_iter();
-            news.map(|it| it.telling.key).collect()
+            let pending = pending_events(node, at(30)).into_iter();
+            pending.map(|it| it.content.key).collect()
         };
         let before = keys(&node(&[10, 20], &[5]));
         assert_eq!(before.len(), 2);
@@ -255,21 +267,21 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_operator_has_told_is_not_told_again() {
-        assert_eq!(news(&node(&[10], &[10]), at(70)), []);
-        assert_eq!(news(&node(&[10], &[10]), at(69)).len(), 2);
+    fn what_an_earlier_operator_has_published_is_not_published_again() {
+        assert_eq!(pending_events(&node(&[10], &[10]), at(70)), []);
+        assert_eq!(pending_events(&node(&[10], &[10]), at(69)).len(), 2);
     }
 
     #[test]
     fn a_note_names_the_first_and_says_what_to_do() {
-        let told = news(&node(&[], &[1, 2, 3, 4, 5]), at(30));
-        let note = &told[0].telling.note;
+        let published = pending_events(&node(&[], &[1, 2, 3, 4, 5]), at(30));
+        let note = &published[0].content.note;
         assert!(
             note.contains("uid-3") && note.contains("and 2 more"),
             "{note}"
         );
         assert!(note.contains("reclaimOrphansAfterHours"), "{note}");
-        assert_eq!(told[0].pool.as_deref(), Some("fast"));
+        assert_eq!(published[0].pool.as_deref(), Some("fast"));
     }
 
     #[test]
@@ -288,10 +300,19 @@ mod tests {
             filesystem: None,
             provisioning: Provisioning::Thin,
         });
-        let told = news(&node, at(30));
-        let reasons: Vec<_> = told.iter().map(|it| it.telling.reason).collect();
-        assert_eq!(reasons, [ORPHANED, ELSEWHERE]);
-        let notes: Vec<_> = told.iter().map(|it| it.telling.note.as_str()).collect();
+        let published = pending_events(&node, at(30));
+        let reasons: Vec<_> = published.iter().map(|it| it.content.reason).collect();
+        assert_eq!(
+            reasons,
+            [
+                EventReason::ImagesWithoutOwner,
+                EventReason::ImagesOfAnotherNode
+            ]
+        );
+        let notes: Vec<_> = published
+            .iter()
+            .map(|it| it.content.note.as_str())
+            .collect();
         assert!(!notes[0].contains("uid-1"), "{notes:?}");
         let named = "image uid-1 of Volume pvc-1, which belongs to node node-0:";
         assert!(notes[1].contains(named), "{notes:?}");

@@ -1,10 +1,10 @@
-//! Events: what people are told of an object, each telling once, by whichever operator comes first.
+//! Events for users: each is written once, by the first operator that reports it.
 //!
-//! *Invariant:* the event's name says what it tells, so the API server, which keeps events for an hour,
-//! is what remembers that it was told: an operator that has just started tells nothing twice.
+//! *Invariant:* the event's name identifies its contents, so the API server, which keeps events for an
+//! hour, rejects duplicates: an operator that has just started publishes no event twice.
 
 use cistern_client::Rejection;
-use cistern_crds::names;
+use cistern_crds::{EventReason, names};
 use k8s_openapi::{
     api::{core::v1::ObjectReference, events::v1::Event},
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
@@ -16,49 +16,49 @@ use crate::Context;
 
 /// Kubernetes' limit for the note of an event, in bytes.
 const NOTE: usize = 1024;
-/// Most bytes of the object's name in that of the event: room is left for the hash.
+/// Maximum bytes of the object's name in the event's name; the rest is for the hash.
 const NAME: usize = 200;
-/// Where the events of objects without a namespace are.
+/// Namespace of events about cluster-scoped objects.
 const DEFAULT: &str = "default";
 
-/// Nobody could be told: the API server refused an event.
+/// The API server refused an event.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write an event about {subject}")]
 pub struct Error {
-    /// What it is about.
+    /// Kind and name of the object that the event is about.
     pub subject: String,
     /// The API server's answer.
     #[source]
     pub source: kube::Error,
 }
 
-/// What is told.
+/// Contents of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Telling {
+pub struct EventContent {
     /// Whether something is wrong.
     pub is_warning: bool,
-    /// For programs: one word in `CamelCase`.
-    pub reason: &'static str,
-    /// What it came from, as events say it.
+    /// Reason; `docs/conditions.md` lists them.
+    pub reason: EventReason,
+    /// Action of the event.
     pub action: &'static str,
-    /// For people: what is wrong, with which object, and what to do.
+    /// Note: the problem, the object and the remedy.
     pub note: String,
-    /// What makes it another telling than all others about the same object.
+    /// Distinguishes it from other events about the same object.
     pub key: String,
 }
 
-/// Tells it of an object, unless it was told already. Says whether it was told now.
-pub async fn tell_once(
+/// Publishes an event about an object, unless it exists. Returns whether it was published now.
+pub async fn publish_once(
     context: &Context,
     regarding: &ObjectReference,
-    telling: &Telling,
+    body: &EventContent,
 ) -> Result<bool, Error> {
     let namespace = regarding.namespace.as_deref().unwrap_or(DEFAULT);
     let api = Api::<Event>::namespaced(context.client.clone(), namespace);
-    let event = event(&context.instance, namespace, regarding, telling);
+    let event = event(&context.instance, namespace, regarding, body);
     match api.create(&PostParams::default(), &event).await {
         Ok(_) => {
-            context.metrics.reported(telling.reason);
+            context.metrics.reported(body.reason.as_str());
             Ok(true)
         }
         Err(error) if Rejection::from(&error) == Rejection::AlreadyExists => Ok(false),
@@ -78,20 +78,25 @@ fn describe(object: &ObjectReference) -> String {
     }
 }
 
-fn event(instance: &str, namespace: &str, regarding: &ObjectReference, telling: &Telling) -> Event {
-    let Telling {
+fn event(
+    instance: &str,
+    namespace: &str,
+    regarding: &ObjectReference,
+    content: &EventContent,
+) -> Event {
+    let EventContent {
         is_warning,
         reason,
         action,
         note,
         key,
-    } = telling;
+    } = content;
     let name = regarding.name.as_deref().unwrap_or_default();
     let shown = name
         .get(..name.floor_char_boundary(NAME))
         .unwrap_or_default();
     let uid = regarding.uid.as_deref().unwrap_or_default();
-    let hash = names::short_hash(&[name, uid, reason, key].join("\0"));
+    let hash = names::short_hash(&[name, uid, reason.as_str(), key].join("\0"));
     let kind = if *is_warning { "Warning" } else { "Normal" };
     Event {
         metadata: ObjectMeta {
@@ -102,7 +107,7 @@ fn event(instance: &str, namespace: &str, regarding: &ObjectReference, telling: 
         event_time: Some(MicroTime(Timestamp::now())),
         regarding: Some(regarding.clone()),
         type_: Some(kind.to_owned()),
-        reason: Some((*reason).to_owned()),
+        reason: Some(reason.to_string()),
         action: Some((*action).to_owned()),
         note: Some(
             note.get(..note.floor_char_boundary(NOTE))
@@ -119,10 +124,10 @@ fn event(instance: &str, namespace: &str, regarding: &ObjectReference, telling: 
 mod tests {
     use super::*;
 
-    fn telling(key: &str) -> Telling {
-        Telling {
+    fn content(key: &str) -> EventContent {
+        EventContent {
             is_warning: true,
-            reason: "VolumeDegraded",
+            reason: EventReason::VolumeDegraded,
             action: "Watching",
             note: "ü".repeat(1000),
             key: key.to_owned(),
@@ -135,7 +140,7 @@ mod tests {
             uid: Some(uid.to_owned()),
             ..ObjectReference::default()
         };
-        event("operator", "default", &claim, &telling(key))
+        event("operator", "default", &claim, &content(key))
     }
 
     #[test]
@@ -145,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_telling_has_the_same_legal_name_and_any_other_has_another() {
+    fn equal_events_have_the_same_legal_name_and_others_have_another() {
         let name = |uid, key| event_of(uid, key).metadata.name.unwrap();
         let one = name("1", "ReadOnly");
         assert_eq!(one, name("1", "ReadOnly"));

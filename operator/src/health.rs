@@ -1,15 +1,15 @@
-//! Health, told to people: on the claim of a volume that something is wrong with and on the pods that
-//! use it, and on the StoragePool and the StorageNode of a pool. Once when it comes, with what to do,
-//! and once when all of it has gone.
+//! Writes events about health: on the claim of an unhealthy volume and the pods that use it, and on
+//! the StoragePool and the StorageNode of a pool. One event when an issue begins, with the remedy,
+//! and one when all issues have ended.
 //!
-//! What is told already is known to this process, and to the API server by the names of the events
-//! ([`crate::events`]). It keeps them for an hour; so after a start nothing is told that is older than
-//! that, because an earlier operator told it and the event is forgotten. What still lasts stands in the
-//! conditions. The one thing that is lost is a recovery while no operator runs.
+//! This process and, by the names of the events, the API server ([`crate::events`]) know what is
+//! published. The API server keeps events for an hour; so after a start no older issue is published,
+//! because an earlier operator published it and the event has expired. Conditions show lasting
+//! issues. Only a recovery while no operator runs is lost.
 //!
-//! *Invariant:* only changes are told, never what is as it was.
+//! *Invariant:* only changes are published.
 
-mod news;
+mod issues;
 pub mod summary;
 
 use cistern_crds::{ConditionType, NodePoolStatus, PoolVolume, StorageNode, condition, time};
@@ -19,15 +19,17 @@ use kube::{
     runtime::reflector::ObjectRef,
 };
 
-use self::news::{Kind, Told, Trouble};
+use self::issues::{HealthIssue, IssueKind, PublishedIssues};
 use crate::{
-    Context, Stop, claims,
+    Context, Stop,
+    change::Change,
+    claims,
+    cluster_state::ClusterState,
     controller::{self, Next},
-    events::{self, tell_once},
-    world::{Change, World},
+    events::{self, publish_once},
 };
 
-/// Why nobody could be told.
+/// Why an event was not published.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The API server refused an event.
@@ -46,7 +48,7 @@ pub enum Error {
     },
 }
 
-/// Whose health is told.
+/// Object whose health is reported.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Subject {
     /// A volume, by the name of its PoolVolume.
@@ -57,58 +59,64 @@ enum Subject {
     Agent(String),
 }
 
-/// A subject as it is now.
+/// Current state of a subject.
 #[derive(Debug)]
 struct Seen {
-    /// What people call it.
+    /// Name for messages.
     name: String,
     /// The node that it is on.
     node: String,
-    /// The object that is told of; none where it is not known any more.
+    /// Object of the event; absent where it is no longer known.
     regarding: Option<ObjectReference>,
-    troubles: Vec<Trouble>,
+    issues: Vec<HealthIssue>,
 }
 
 /// Runs the controller until `stop`.
 pub async fn run(context: &Context, stop: Stop) {
-    let told = Told::new((context.now)());
-    let subjects = |change: &Change| concerned(&context.world, &told, change);
-    let reconcile = async |subject: &Subject| reconcile(context, &told, subject).await;
+    let published = PublishedIssues::new((context.now)());
+    let subjects = |change: &Change| concerned(&context.cluster, &published, change);
+    let reconcile = async |subject: &Subject| reconcile(context, &published, subject).await;
     let schedule = controller::Schedule::at_once("health");
-    let Context { world, metrics, .. } = context;
-    controller::run(schedule, world, metrics, stop, subjects, reconcile).await;
+    let Context {
+        cluster, metrics, ..
+    } = context;
+    controller::run(schedule, cluster, metrics, stop, subjects, reconcile).await;
 }
 
-async fn reconcile(context: &Context, told: &Told, subject: &Subject) -> Result<Next, Error> {
-    let Some(seen) = look(&context.world, subject) else {
-        told.forget(subject);
+async fn reconcile(
+    context: &Context,
+    published: &PublishedIssues,
+    subject: &Subject,
+) -> Result<Next, Error> {
+    let Some(seen) = observe(&context.cluster, subject) else {
+        published.forget(subject);
         return Ok(Next::OnChange);
     };
-    // Of a volume that is well again the claim is not kept.
-    let Some(regarding) = seen.regarding.or_else(|| told.regarding(subject)) else {
+    // The cache does not keep the claim of a recovered volume.
+    let Some(regarding) = seen.regarding.or_else(|| published.regarding(subject)) else {
         return Ok(Next::OnChange);
     };
-    let news = told.news(subject, &seen.name, &seen.troubles);
-    if !news.is_empty() {
-        let listeners = listeners(context, subject, &seen.node, &regarding).await?;
-        for listener in &listeners {
-            for telling in &news {
-                tell_once(context, listener, telling).await?;
+    let due = published.due_events(subject, &seen.name, &seen.issues);
+    if !due.is_empty() {
+        let recipients = recipients(context, subject, &seen.node, &regarding).await?;
+        for recipient in &recipients {
+            for content in &due {
+                publish_once(context, recipient, content).await?;
             }
         }
     }
-    told.mark(subject, &seen.troubles, regarding);
+    published.mark(subject, &seen.issues, regarding);
     Ok(Next::OnChange)
 }
 
-/// Every object that is told of it.
-async fn listeners(
+/// Every object that gets the event.
+async fn recipients(
     context: &Context,
     subject: &Subject,
     node: &str,
     regarding: &ObjectReference,
 ) -> Result<Vec<ObjectReference>, Error> {
-    let mut listeners = vec![regarding.clone()];
+    let mut recipients = vec![regarding.clone()];
     match subject {
         Subject::Volume(_) => {
             let namespace = regarding.namespace.clone().unwrap_or_default();
@@ -124,15 +132,15 @@ async fn listeners(
             })?;
             let claim = regarding.name.as_deref().unwrap_or_default();
             let users = pods.items.iter().filter(|pod| uses(pod, claim));
-            listeners.extend(users.map(|pod| pod.object_ref(&())));
+            recipients.extend(users.map(|pod| pod.object_ref(&())));
         }
         Subject::Pool { pool, .. } => {
-            let pool = context.world.pool(pool);
-            listeners.extend(pool.map(|pool| pool.object_ref(&())));
+            let pool = context.cluster.pool(pool);
+            recipients.extend(pool.map(|pool| pool.object_ref(&())));
         }
         Subject::Agent(_) => {}
     }
-    Ok(listeners)
+    Ok(recipients)
 }
 
 /// Whether a pod uses a claim and has not ended.
@@ -153,52 +161,52 @@ fn uses(pod: &Pod, claim: &str) -> bool {
     names_it && !matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// The subject as it is now; none where it is gone, or cannot be read.
-fn look(world: &World, subject: &Subject) -> Option<Seen> {
+/// Current state of the subject; `None` where it is gone or unreadable.
+fn observe(cluster: &ClusterState, subject: &Subject) -> Option<Seen> {
     match subject {
         Subject::Volume(name) => {
-            let guard = world.volumes.get(&ObjectRef::new(name))?;
+            let guard = cluster.volumes.get(&ObjectRef::new(name))?;
             let volume = guard.0.as_ref().ok()?;
             let node = &volume.spec.node_name;
             let problems = volume.status.iter().flat_map(|status| &status.problems);
-            let troubles = problems.map(Trouble::from).chain(check(volume));
+            let issues = problems.map(HealthIssue::from).chain(check(volume));
             Some(Seen {
                 name: format!("volume {name} on node {node}"),
                 node: node.clone(),
                 regarding: claims::of_volume(volume),
-                troubles: troubles.collect(),
+                issues: issues.collect(),
             })
         }
         Subject::Pool { node, pool } => {
-            let guard = world.storage_node(node)?;
+            let guard = cluster.storage_node(node)?;
             let storage_node = guard.0.as_ref().ok()?;
             let status = pools(storage_node).find(|status| status.name == *pool)?;
             Some(Seen {
                 name: format!("pool {pool} on node {node}"),
                 node: node.clone(),
                 regarding: Some(storage_node.object_ref(&())),
-                troubles: status.problems.iter().map(Trouble::from).collect(),
+                issues: status.problems.iter().map(HealthIssue::from).collect(),
             })
         }
         Subject::Agent(node) => {
-            let guard = world.storage_node(node)?;
+            let guard = cluster.storage_node(node)?;
             let storage_node = guard.0.as_ref().ok()?;
             Some(Seen {
                 name: format!("node {node}"),
                 node: node.clone(),
                 regarding: Some(storage_node.object_ref(&())),
-                troubles: silence(storage_node).into_iter().collect(),
+                issues: silence(storage_node).into_iter().collect(),
             })
         }
     }
 }
 
 /// The filesystem of a volume is being checked, or waits for that, so its pods wait.
-fn check(volume: &PoolVolume) -> Option<Trouble> {
+fn check(volume: &PoolVolume) -> Option<HealthIssue> {
     let conditions = &volume.status.as_ref()?.conditions;
     let checking = condition::holding(conditions, ConditionType::Checking)?;
-    Some(Trouble {
-        kind: Kind::VolumeChecking,
+    Some(HealthIssue {
+        kind: IssueKind::VolumeChecking,
         reason: checking.reason.clone(),
         message: checking.message.clone(),
         since: time::from_kubernetes(&checking.last_transition_time),
@@ -206,38 +214,39 @@ fn check(volume: &PoolVolume) -> Option<Trouble> {
 }
 
 /// The agent of a node is not heard of, by what the StorageNode says.
-fn silence(node: &StorageNode) -> Option<Trouble> {
+fn silence(node: &StorageNode) -> Option<HealthIssue> {
     let (_, healthy) = node.status.as_ref()?.silence()?;
-    let kind = Kind::AgentSilent;
-    Some(Trouble {
+    let kind = IssueKind::AgentSilent;
+    Some(HealthIssue {
         kind,
-        // Whether its pod is not ready or not there is all the same to whoever listens.
-        reason: kind.came().to_owned(),
+        // Whether its pod is not ready or not there does not matter to the reader.
+        reason: kind.event_reason().to_string(),
         message: healthy.message.clone(),
         since: time::from_kubernetes(&healthy.last_transition_time),
     })
 }
 
 /// The subjects that a change concerns.
-fn concerned(world: &World, told: &Told, change: &Change) -> Vec<Subject> {
+fn concerned(cluster: &ClusterState, published: &PublishedIssues, change: &Change) -> Vec<Subject> {
     match change {
         Change::Volume { name, .. } => vec![Subject::Volume(name.clone())],
         Change::StorageNode(node) => {
-            let mut subjects = told.subjects();
+            let mut subjects = published.subjects();
             subjects.retain(|subject| subject.is_of_node(node));
-            if let Some(guard) = world.storage_node(node) {
+            if let Some(guard) = cluster.storage_node(node) {
                 subjects.extend(of_node(&guard));
             }
             subjects
         }
         Change::Everything => {
-            let volumes = world.volumes.state_filter(is_unwell);
+            let volumes = cluster.volumes.state_filter(is_unwell);
             let volumes = volumes
                 .iter()
                 .map(|volume| Subject::Volume(volume.name_any()));
-            let nodes = world.storage_nodes.state();
+            let nodes = cluster.storage_nodes.state();
             let nodes = nodes.iter().flat_map(|node| of_node(node));
-            told.subjects()
+            published
+                .subjects()
                 .into_iter()
                 .chain(volumes)
                 .chain(nodes)
@@ -296,7 +305,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_is_told_while_it_uses_the_claim_whichever_way_it_names_it() {
+    fn a_pod_gets_events_while_it_uses_the_claim_whichever_way_it_names_it() {
         let pod = |volumes: serde_json::Value, phase: &str| -> Pod {
             serde_json::from_value(json!({
                 "metadata": {"name": "web-0"},

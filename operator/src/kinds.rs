@@ -1,7 +1,7 @@
-//! The kinds that are watched: what is kept of each object, and whom its change concerns.
+//! Watched kinds: which fields of each object are cached, and which change it causes.
 //!
-//! *Invariant:* whatever a controller reads of an object is named in its kind's `prune`; the rest
-//! takes no memory.
+//! *Invariant:* every field that a controller reads is kept by its kind's `prune`; other fields take
+//! no memory.
 
 use std::fmt::Debug;
 
@@ -21,23 +21,23 @@ use k8s_openapi::{
 use kube::{Resource, ResourceExt as _, core::DeserializeGuard};
 use serde::de::DeserializeOwned;
 
-use crate::world::Change;
+use crate::change::Change;
 
 /// A kind that is watched.
-pub trait Kind:
+pub trait WatchedKind:
     Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync
 {
     /// Its name in `/readyz` and in logs.
     const NAME: &'static str;
 
-    /// Cuts the object down to what is read of it. False: it is of no interest, as if deleted.
+    /// Removes the fields that no controller reads. Returns false to treat the object as deleted.
     fn prune(&mut self) -> bool;
 
-    /// Whom it concerns.
+    /// The change that the object causes.
     fn change(&self) -> Change;
 }
 
-impl Kind for DeserializeGuard<StoragePool> {
+impl WatchedKind for DeserializeGuard<StoragePool> {
     const NAME: &'static str = "storagepools";
 
     fn prune(&mut self) -> bool {
@@ -50,7 +50,7 @@ impl Kind for DeserializeGuard<StoragePool> {
     }
 }
 
-impl Kind for DeserializeGuard<StorageNode> {
+impl WatchedKind for DeserializeGuard<StorageNode> {
     const NAME: &'static str = "storagenodes";
 
     fn prune(&mut self) -> bool {
@@ -63,13 +63,13 @@ impl Kind for DeserializeGuard<StorageNode> {
     }
 }
 
-impl Kind for DeserializeGuard<PoolVolume> {
+impl WatchedKind for DeserializeGuard<PoolVolume> {
     const NAME: &'static str = "poolvolumes";
 
     fn prune(&mut self) -> bool {
         *self.meta_mut() = identity(self.meta());
         if let Ok(volume) = &mut self.0 {
-            volume.status = volume.status.take().and_then(to_tell);
+            volume.status = volume.status.take().and_then(reportable);
             if volume.status.is_none() {
                 volume.spec.claim = None;
             }
@@ -89,16 +89,16 @@ impl Kind for DeserializeGuard<PoolVolume> {
     }
 }
 
-/// What there is to tell of a volume: why it has not grown, that it is being checked, and what is
-/// wrong with it.
-fn to_tell(mut status: PoolVolumeStatus) -> Option<PoolVolumeStatus> {
-    const TOLD: [(ConditionType, ConditionStatus); 2] = [
+/// The reportable part of a volume's status: failed expansion, a running check, and problems.
+fn reportable(mut status: PoolVolumeStatus) -> Option<PoolVolumeStatus> {
+    const REPORTED: [(ConditionType, ConditionStatus); 2] = [
         (ConditionType::Expanded, ConditionStatus::False),
         (ConditionType::Checking, ConditionStatus::True),
     ];
     status.conditions.retain(|condition| {
-        let mut told = TOLD.iter();
-        told.any(|(kind, is)| condition.type_ == kind.as_str() && condition.status == is.as_str())
+        let mut reported = REPORTED.iter();
+        reported
+            .any(|(kind, is)| condition.type_ == kind.as_str() && condition.status == is.as_str())
     });
     let is_well = status.conditions.is_empty() && status.problems.is_empty();
     (!is_well).then(|| PoolVolumeStatus {
@@ -108,7 +108,7 @@ fn to_tell(mut status: PoolVolumeStatus) -> Option<PoolVolumeStatus> {
     })
 }
 
-impl Kind for DeserializeGuard<PoolSnapshot> {
+impl WatchedKind for DeserializeGuard<PoolSnapshot> {
     const NAME: &'static str = "poolsnapshots";
 
     fn prune(&mut self) -> bool {
@@ -140,7 +140,7 @@ impl Kind for DeserializeGuard<PoolSnapshot> {
     }
 }
 
-impl Kind for Node {
+impl WatchedKind for Node {
     const NAME: &'static str = "nodes";
 
     fn prune(&mut self) -> bool {
@@ -164,7 +164,7 @@ impl Kind for Node {
     }
 }
 
-impl Kind for CSINode {
+impl WatchedKind for CSINode {
     const NAME: &'static str = "csinodes";
 
     fn prune(&mut self) -> bool {
@@ -180,7 +180,7 @@ impl Kind for CSINode {
     }
 }
 
-impl Kind for Pod {
+impl WatchedKind for Pod {
     const NAME: &'static str = "pods";
 
     fn prune(&mut self) -> bool {
@@ -211,7 +211,7 @@ impl Kind for Pod {
     }
 }
 
-impl Kind for StorageClass {
+impl WatchedKind for StorageClass {
     const NAME: &'static str = "storageclasses";
 
     fn prune(&mut self) -> bool {
@@ -225,7 +225,7 @@ impl Kind for StorageClass {
     }
 }
 
-impl Kind for PersistentVolumeClaim {
+impl WatchedKind for PersistentVolumeClaim {
     const NAME: &'static str = "persistentvolumeclaims";
 
     fn prune(&mut self) -> bool {
@@ -248,7 +248,7 @@ impl Kind for PersistentVolumeClaim {
     }
 }
 
-impl Kind for CSIStorageCapacity {
+impl WatchedKind for CSIStorageCapacity {
     const NAME: &'static str = "csistoragecapacities";
 
     fn prune(&mut self) -> bool {
@@ -274,7 +274,7 @@ pub fn segment(capacity: &CSIStorageCapacity) -> Option<&str> {
     labels.get(names::TOPOLOGY_KEY).map(String::as_str)
 }
 
-/// What tells an object from every other, and one state of it from the next.
+/// The metadata that identifies an object and its version.
 fn identity(meta: &ObjectMeta) -> ObjectMeta {
     ObjectMeta {
         name: meta.name.clone(),
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_snapshot_nothing_is_kept_but_its_place() {
+    fn only_the_pool_and_node_of_a_snapshot_are_kept() {
         let mut snapshot: DeserializeGuard<PoolSnapshot> = serde_json::from_value(json!({
             "metadata": {"name": "s", "uid": "u", "labels": {"x": "y"}},
             "spec": {

@@ -22,24 +22,24 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::Stop;
 
-/// Name of the Lease, and of what `/readyz` waits for.
+/// Name of the Lease, and of its check in `/readyz`.
 const NAME: &str = "cistern-operator";
-/// How long the Lease is good for after it was renewed.
+/// How long the Lease is valid after a renewal.
 const DURATION: Duration = Duration::from_secs(15);
-/// How long a leader goes on without a renewal. The difference to [`DURATION`] is the time that a
+/// How long a leader continues without a renewal. The difference to [`DURATION`] is the time that a
 /// write may still be on its way.
 const RENEW_DEADLINE: Duration = Duration::from_secs(10);
-/// How often the leader renews, and how often the others look.
+/// How often the leader renews, and how often the others read it.
 const PERIOD: Duration = Duration::from_secs(2);
-/// How long one answer of the API server may take.
-const PATIENCE: Duration = Duration::from_secs(4);
+/// Timeout of one request to the API server.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Why the Lease was not read or written.
+/// Error of a Lease read or write.
 #[derive(Debug, thiserror::Error)]
-enum Unanswered {
+enum LeaseError {
     #[error("cannot {0} Lease {NAME}")]
     Refused(&'static str, #[source] Box<kube::Error>),
-    #[error("no answer within {} s", PATIENCE.as_secs())]
+    #[error("no answer within {} s", REQUEST_TIMEOUT.as_secs())]
     Late,
 }
 
@@ -54,15 +54,15 @@ pub struct Candidate {
 
 /// The Lease as this replica holds it.
 #[derive(Debug)]
-struct Term {
+struct HeldLease {
     lease: Lease,
     /// When the last renewal began.
     renewed: Instant,
 }
 
-/// The Lease of somebody else, and since when it has been as it is.
+/// Last seen version of another replica's Lease, and since when it is unchanged.
 #[derive(Debug, Default)]
-struct Sighting {
+struct LeaseObservation {
     version: Option<String>,
     since: Option<Instant>,
 }
@@ -87,7 +87,7 @@ impl Candidate {
     }
 
     /// Runs `work` while this replica leads, until `work` ends, which it does after `stop`. Work that
-    /// is under way when the Lease is lost is dropped where it stands.
+    /// is under way when the Lease is lost is cancelled.
     pub async fn lead(&self, stop: Stop, work: impl AsyncFn()) {
         loop {
             let term = tokio::select! {
@@ -99,7 +99,7 @@ impl Candidate {
             let is_lost = tokio::select! {
                 // Where both have something to do, the loss comes first.
                 biased;
-                () = self.hold(term) => true,
+                () = self.renew_until_lost(term) => true,
                 () = work() => false,
             };
             self.leading.set(0);
@@ -110,12 +110,12 @@ impl Candidate {
         }
     }
 
-    /// Waits until the Lease is this replica's.
-    async fn acquire(&self) -> Term {
-        let mut seen = Sighting::default();
+    /// Waits until this replica holds the Lease.
+    async fn acquire(&self) -> HeldLease {
+        let mut seen = LeaseObservation::default();
         loop {
-            let attempt = timeout(PATIENCE, self.attempt(&mut seen)).await;
-            match attempt.unwrap_or(Err(Unanswered::Late)) {
+            let attempt = timeout(REQUEST_TIMEOUT, self.attempt(&mut seen)).await;
+            match attempt.unwrap_or(Err(LeaseError::Late)) {
                 Ok(term) => {
                     self.readiness.done(NAME);
                     if let Some(term) = term {
@@ -133,10 +133,10 @@ impl Candidate {
     }
 
     /// Takes the Lease if it is free.
-    async fn attempt(&self, seen: &mut Sighting) -> Result<Option<Term>, Unanswered> {
+    async fn attempt(&self, seen: &mut LeaseObservation) -> Result<Option<HeldLease>, LeaseError> {
         let renewed = Instant::now();
         let found = self.leases.get_opt(NAME).await;
-        let found = found.map_err(|error| Unanswered::Refused("read", Box::new(error)))?;
+        let found = found.map_err(|error| LeaseError::Refused("read", Box::new(error)))?;
         let taken = match &found {
             None => {
                 let lease = Lease {
@@ -158,7 +158,7 @@ impl Candidate {
             }
         };
         match taken {
-            Ok(lease) => Ok(Some(Term { lease, renewed })),
+            Ok(lease) => Ok(Some(HeldLease { lease, renewed })),
             // Another replica was faster.
             Err(error)
                 if matches!(
@@ -168,11 +168,11 @@ impl Candidate {
             {
                 Ok(None)
             }
-            Err(error) => Err(Unanswered::Refused("take", Box::new(error))),
+            Err(error) => Err(LeaseError::Refused("take", Box::new(error))),
         }
     }
 
-    /// What the Lease says once this replica has taken it.
+    /// Spec of the Lease once this replica has taken it.
     fn taken(&self, before: Option<&LeaseSpec>) -> LeaseSpec {
         let holder = before.and_then(|spec| spec.holder_identity.as_ref());
         let transitions = before.and_then(|spec| spec.lease_transitions);
@@ -190,11 +190,11 @@ impl Candidate {
     }
 
     /// Renews the Lease until it is lost.
-    async fn hold(&self, mut term: Term) {
+    async fn renew_until_lost(&self, mut term: HeldLease) {
         loop {
             sleep(PERIOD).await;
             let deadline = term.renewed + RENEW_DEADLINE;
-            let answer_by = deadline.min(Instant::now() + PATIENCE);
+            let answer_by = deadline.min(Instant::now() + REQUEST_TIMEOUT);
             let renewal = timeout_at(answer_by, self.renew(&term)).await;
             let error: Box<dyn Error> = match renewal {
                 Ok(Ok(Some(renewed))) => {
@@ -202,11 +202,11 @@ impl Candidate {
                     continue;
                 }
                 Ok(Ok(None)) => {
-                    tracing::warn!("the Lease is another's: this replica no longer leads");
+                    tracing::warn!("another replica holds the Lease: this replica no longer leads");
                     return;
                 }
                 Ok(Err(error)) => Box::new(error),
-                Err(_) => Box::new(Unanswered::Late),
+                Err(_) => Box::new(LeaseError::Late),
             };
             let error = Chain(error.as_ref()).to_string();
             if Instant::now() >= deadline {
@@ -217,9 +217,9 @@ impl Candidate {
         }
     }
 
-    /// Renews the Lease; none where it is no longer this replica's.
-    async fn renew(&self, term: &Term) -> Result<Option<Term>, Unanswered> {
-        let failed = |source| Unanswered::Refused("renew", Box::new(source));
+    /// Renews the Lease; `None` if this replica no longer holds it.
+    async fn renew(&self, term: &HeldLease) -> Result<Option<HeldLease>, LeaseError> {
+        let failed = |source| LeaseError::Refused("renew", Box::new(source));
         let renewed = Instant::now();
         let change = json!({"spec": {"renewTime": now()}});
         let manager = names::OPERATOR_MANAGER;
@@ -238,7 +238,7 @@ impl Candidate {
             Err(error) if Rejection::from(&error) == Rejection::NotFound => return Ok(None),
             Err(error) => return Err(failed(error)),
         };
-        Ok(Some(Term { lease, renewed }))
+        Ok(Some(HeldLease { lease, renewed }))
     }
 
     fn holds(&self, lease: &Lease) -> bool {
@@ -249,7 +249,7 @@ impl Candidate {
         holder == Some(&self.identity)
     }
 
-    /// Gives the Lease up, so that another replica takes over at once. Without an answer it expires.
+    /// Gives the Lease up, so that another replica takes over immediately. Without an answer it expires.
     async fn release(&self) {
         let release = async {
             let found = self.leases.get_opt(NAME).await?;
@@ -259,7 +259,7 @@ impl Candidate {
             }
             Ok::<_, kube::Error>(())
         };
-        match timeout(PATIENCE, release).await {
+        match timeout(REQUEST_TIMEOUT, release).await {
             Ok(Ok(())) => tracing::info!("the Lease is released"),
             Ok(Err(error)) => {
                 tracing::warn!(error = %Chain(&error), "the Lease is not released, it expires");
@@ -269,8 +269,8 @@ impl Candidate {
     }
 }
 
-impl Sighting {
-    /// For how long the Lease has been as it is, as far as this replica knows.
+impl LeaseObservation {
+    /// For how long this replica has seen the Lease unchanged.
     fn unchanged(&mut self, lease: &Lease, now: Instant) -> Duration {
         let version = lease.resource_version();
         let since = self.since.filter(|_| self.version == version);
@@ -298,7 +298,7 @@ fn is_free(spec: Option<&LeaseSpec>, identity: &str, unchanged: Duration) -> boo
     }
 }
 
-/// For people: no decision rests on it.
+/// For display only; no decision depends on it.
 fn now() -> MicroTime {
     MicroTime(Timestamp::now())
 }
@@ -339,7 +339,7 @@ mod tests {
     fn a_lease_expires_only_when_this_replica_has_seen_no_change_for_its_whole_duration() {
         let start = Instant::now();
         let after = |wait| start + Duration::from_secs(wait);
-        let mut seen = Sighting::default();
+        let mut seen = LeaseObservation::default();
         assert_eq!(seen.unchanged(&lease("1"), after(0)).as_secs(), 0);
         assert_eq!(seen.unchanged(&lease("1"), after(9)).as_secs(), 9);
         assert_eq!(seen.unchanged(&lease("2"), after(11)).as_secs(), 0);
@@ -348,7 +348,7 @@ mod tests {
 
     #[test]
     fn a_leader_stops_before_its_lease_expires() {
-        assert!(RENEW_DEADLINE + PATIENCE < DURATION);
-        assert!(PERIOD + PATIENCE < RENEW_DEADLINE);
+        assert!(RENEW_DEADLINE + REQUEST_TIMEOUT < DURATION);
+        assert!(PERIOD + REQUEST_TIMEOUT < RENEW_DEADLINE);
     }
 }

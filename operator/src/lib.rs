@@ -1,13 +1,16 @@
-//! The operator: everything about storage that is true of the cluster and not of one node.
+//! The operator manages the cluster-wide state of storage; agents manage the state of each node.
 //!
 //! Each controller is one file of the same shape: context, `Error`, `run`, `reconcile`, then the
-//! pure functions that decide. They share one view of the cluster ([`world`]) and meet only in the
+//! pure functions that decide. They share one view of the cluster ([`cluster_state`]) and meet only in the
 //! API server.
 //!
 //! *Invariant:* nothing here touches a node, and nothing is kept on disk.
 
+pub mod availability;
 pub mod capacity;
+pub mod change;
 pub mod claims;
+pub mod cluster_state;
 pub mod config;
 pub mod contents;
 pub mod controller;
@@ -18,14 +21,14 @@ pub mod kinds;
 pub mod leader;
 pub mod metrics;
 pub mod node;
-pub mod offer;
+pub mod outdated;
 pub mod overcommit;
 pub mod pool;
 pub mod queue;
+pub mod registration;
 pub mod topology;
 pub mod unclaimed;
 pub mod watch;
-pub mod world;
 
 #[cfg(test)]
 mod testing;
@@ -42,28 +45,29 @@ use kube::Client;
 use prometheus_client::registry::Registry;
 
 use crate::{
-    capacity::Outdated, config::Config, leader::Candidate, metrics::Metrics, world::World,
+    cluster_state::ClusterState, config::Config, leader::Candidate, metrics::Metrics,
+    outdated::Outdated,
 };
 
 /// Resolves when the process is to end.
 pub type Stop = Shared<BoxFuture<'static, ()>>;
 
-/// What every controller works with. Copies share everything.
+/// Dependencies that all controllers share. Clones share everything.
 #[derive(Clone)]
 pub struct Context {
     /// The API server.
     pub client: Client,
-    /// Our own namespace.
+    /// Namespace of the operator.
     pub namespace: String,
     /// The name of our pod, for events.
     pub instance: String,
-    /// What is seen of the cluster.
-    pub world: World,
-    /// Capacities that are not published as they are.
+    /// Cached view of the cluster.
+    pub cluster: ClusterState,
+    /// Capacities whose published values are out of date.
     pub outdated: Arc<Outdated>,
     /// Counters.
     pub metrics: Metrics,
-    /// How old a volume or snapshot is at least before it is called unclaimed.
+    /// Minimum age of a volume or snapshot before it is reported as unclaimed.
     pub unclaimed_after: Duration,
     /// The clock.
     pub now: fn() -> DateTime<Utc>,
@@ -89,25 +93,25 @@ impl fmt::Debug for Operator {
 }
 
 impl Operator {
-    /// Puts them together, and registers what they count.
+    /// Builds the controllers and registers their metrics.
     pub fn new(
         client: Client,
         config: &Config,
         registry: &mut Registry,
         readiness: &Readiness,
     ) -> Self {
-        let (world, watches) = World::new(&client, &config.namespace, readiness);
+        let (cluster, watches) = ClusterState::new(&client, &config.namespace, readiness);
         let metrics = Metrics::new(registry);
         let outdated = Arc::default();
         let leading = metrics.leading();
-        metrics::register(registry, &world, &outdated, &leading);
+        metrics::register(registry, &cluster, &outdated, &metrics);
         let (namespace, identity) = (&config.namespace, &config.pod_name);
         let candidate = Candidate::new(client.clone(), namespace, identity, readiness, leading);
         let context = Context {
             client,
             namespace: config.namespace.clone(),
             instance: config.pod_name.clone(),
-            world,
+            cluster,
             outdated,
             metrics,
             unclaimed_after: config.unclaimed_after,
@@ -141,7 +145,7 @@ impl Operator {
             );
         };
         tokio::select! {
-            // The watches go on until the last controller has finished what it was doing.
+            // The watches run until the last controller has finished its reconciles.
             () = candidate.lead(stop.clone(), controllers) => {}
             () = watches => {}
         }

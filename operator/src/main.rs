@@ -1,4 +1,4 @@
-//! Puts the operator's parts together.
+//! Starts the operator.
 
 use std::{error::Error, io, process::ExitCode, sync::Arc};
 
@@ -20,7 +20,7 @@ async fn main() -> ExitCode {
     match start(Config::parse()).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!(error = %Chain(error.as_ref()), "the operator ends");
+            tracing::error!(error = %Chain(error.as_ref()), "the operator exits with an error");
             ExitCode::FAILURE
         }
     }

@@ -1,4 +1,4 @@
-//! What the operator counts: reconciles and events as they happen, the cluster when somebody asks.
+//! Metrics of the operator: counters of reconciles and events, and gauges that are read at a scrape.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::{capacity::Outdated, world::World};
+use crate::{cluster_state::ClusterState, outdated::Outdated};
 
 /// Upper bounds of the publish lag in seconds; the aim is one second.
 const LAG_BOUNDS: [f64; 9] = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
@@ -27,14 +27,15 @@ pub struct Metrics {
     events: Family<Reported, Counter>,
     lag: Histogram,
     leading: Gauge,
+    unclaimed: Gauge,
 }
 
 /// How a reconcile ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
-pub enum Outcome {
-    /// The object is as it should be, or will be looked at again.
+pub enum ReconcileOutcome {
+    /// The object matches its desired state, or is reconciled again later.
     Done,
-    /// Somebody else was faster; it is done again with a fresh view.
+    /// Another writer changed the object; the reconcile is repeated with the new version.
     Conflict,
     /// It failed and is tried again.
     Failed,
@@ -43,7 +44,7 @@ pub enum Outcome {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Reconcile {
     controller: &'static str,
-    outcome: Outcome,
+    outcome: ReconcileOutcome,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -65,6 +66,7 @@ impl Metrics {
             events: Family::default(),
             lag: Histogram::new(LAG_BOUNDS),
             leading: Gauge::default(),
+            unclaimed: Gauge::default(),
         };
         let registry = registry.sub_registry_with_prefix("cistern_operator");
         registry.register(
@@ -100,8 +102,13 @@ impl Metrics {
         self.leading.clone()
     }
 
+    /// Unclaimed volumes and snapshots, as the last comparison found them.
+    pub fn unclaimed(&self) -> &Gauge {
+        &self.unclaimed
+    }
+
     /// A reconcile has ended, after so long.
-    pub fn reconciled(&self, controller: &'static str, outcome: Outcome, took: Duration) {
+    pub fn reconciled(&self, controller: &'static str, outcome: ReconcileOutcome, took: Duration) {
         let labels = Reconcile {
             controller,
             outcome,
@@ -122,38 +129,40 @@ impl Metrics {
     }
 }
 
-/// Registers what is counted of the cluster when somebody asks.
+/// Registers the gauges that are read from the caches at a scrape.
 pub(crate) fn register(
     registry: &mut Registry,
-    world: &World,
+    cluster: &ClusterState,
     outdated: &Arc<Outdated>,
-    leading: &Gauge,
+    metrics: &Metrics,
 ) {
-    registry.register_collector(Box::new(Cluster {
-        world: world.clone(),
+    registry.register_collector(Box::new(ClusterCollector {
+        cluster: cluster.clone(),
         outdated: Arc::clone(outdated),
-        leading: leading.clone(),
+        leading: metrics.leading.clone(),
+        unclaimed: metrics.unclaimed.clone(),
     }));
 }
 
-/// The cluster as it is seen when somebody asks. Only the replica that leads shows it, so that each
-/// series is there once.
+/// State of the cluster at a scrape. Only the replica that leads shows it, so that each
+/// series exists once.
 #[derive(Debug)]
-struct Cluster {
-    world: World,
+struct ClusterCollector {
+    cluster: ClusterState,
     outdated: Arc<Outdated>,
     leading: Gauge,
+    unclaimed: Gauge,
 }
 
-impl Collector for Cluster {
+impl Collector for ClusterCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut gauges = Gauges::onto(encoder);
         let leads = self.leading.get() == 1;
-        let mut nodes = self.world.storage_nodes.state();
+        let mut nodes = self.cluster.storage_nodes.state();
         nodes.retain(|_| leads);
         let (present, gone): (Vec<_>, Vec<_>) = nodes
             .into_iter()
-            .partition(|object| self.world.node(&object.name_any()).is_some());
+            .partition(|object| self.cluster.node(&object.name_any()).is_some());
         let reporting = present.iter().map(|object| {
             let status = object.0.as_ref().ok().and_then(|it| it.status.as_ref());
             let conditions = status.map_or(&[][..], |status| &status.conditions);
@@ -167,7 +176,7 @@ impl Collector for Cluster {
         )?;
         let left = gone.iter().map(|object| {
             let node = object.name_any();
-            let count = self.world.kept_on(&node).total();
+            let count = self.cluster.contents_on(&node).total();
             let objects = count.volumes.saturating_add(count.snapshots);
             ([("node", node)], u64::try_from(objects).unwrap_or(u64::MAX))
         });
@@ -177,8 +186,13 @@ impl Collector for Cluster {
             left,
         )?;
         gauges.write_one(
+            "cistern_operator_unclaimed_objects",
+            "Volumes and snapshots that no PersistentVolume or VolumeSnapshotContent refers to.",
+            leads.then(|| self.unclaimed.get()),
+        )?;
+        gauges.write_one(
             "cistern_operator_capacity_outdated_seconds",
-            "For how long the capacity that is most out of date has been so; 0 if none is.",
+            "Age of the most outdated published capacity; 0 if all are current.",
             leads.then(|| self.outdated.longest().as_secs_f64()),
         )
     }

@@ -1,4 +1,4 @@
-//! Pools to nodes: what each StorageNode's spec says, and when the object comes and goes.
+//! Assigns pools to nodes: writes each StorageNode's spec, and creates and deletes the object.
 //!
 //! ```text
 //!  selector matches            no longer matches, or the pool is being deleted
@@ -33,11 +33,11 @@ use tokio::sync::Mutex;
 use self::takeover::Granted;
 use crate::{
     Context, Stop,
+    change::Change,
     contents::{Contents, Count},
     controller::{self, Next},
     overcommit::{self, Overcommit},
     pool::declared,
-    world::Change,
 };
 
 /// Why a StorageNode's spec is not up to date.
@@ -71,10 +71,10 @@ pub enum Error {
     },
 }
 
-/// What is to be done about one node.
+/// Action that reconciles one node.
 #[derive(Clone, Debug, PartialEq)]
-enum Step {
-    /// All is as it should be.
+enum StorageNodeAction {
+    /// Nothing changes.
     Keep,
     /// There is no StorageNode yet.
     Create(StorageNodeSpec),
@@ -86,13 +86,13 @@ enum Step {
     Release,
 }
 
-/// What decides about one node.
+/// Inputs of the decision about one node.
 struct View<'a> {
     name: &'a str,
     node: Option<&'a Node>,
     storage_node: Option<&'a StorageNode>,
     pools: &'a [Arc<DeserializeGuard<StoragePool>>],
-    /// Whether an agent is there that could be making what the spec names.
+    /// Whether an agent runs that may be creating the pools of the spec.
     agent: bool,
     /// What is kept on the node by pool, counted only if it matters.
     kept: &'a dyn Deref<Target = Contents>,
@@ -105,14 +105,14 @@ struct View<'a> {
 /// Runs the controller until `stop`.
 pub async fn run(context: &Context, stop: Stop) {
     let names = |change: &Change| match change {
-        Change::Everything | Change::Pool(_) => context.world.node_names(),
+        Change::Everything | Change::Pool(_) => context.cluster.node_names(),
         Change::StorageNode(name) | Change::Node(name) => {
-            let mut names = takeover::waiting_for(&context.world, name);
+            let mut names = takeover::waiting_for(&context.cluster, name);
             names.push(name.clone());
             names
         }
         Change::Volume { pool, node, .. } | Change::Snapshot { pool, node } => {
-            let mut names = overcommit::outdated(&context.world, pool);
+            let mut names = overcommit::outdated(&context.cluster, pool);
             names.push(node.clone());
             names
         }
@@ -123,7 +123,7 @@ pub async fn run(context: &Context, stop: Stop) {
     let schedule = controller::Schedule::at_once("node");
     controller::run(
         schedule,
-        &context.world,
+        &context.cluster,
         &context.metrics,
         stop,
         names,
@@ -134,8 +134,8 @@ pub async fn run(context: &Context, stop: Stop) {
 
 /// `granting` is held while something is granted, so that no two nodes are granted the same.
 async fn reconcile(context: &Context, granting: &Mutex<()>, name: &str) -> Result<Next, Error> {
-    let world = &context.world;
-    let Ok(guard) = world.own_writes.read(|| world.storage_node(name)) else {
+    let cluster = &context.cluster;
+    let Ok(guard) = cluster.own_writes.read(|| cluster.storage_node(name)) else {
         return Ok(Next::OnChange);
     };
     let storage_node = match guard.as_deref().map(|guard| &guard.0) {
@@ -148,7 +148,7 @@ async fn reconcile(context: &Context, granting: &Mutex<()>, name: &str) -> Resul
             });
         }
     };
-    let mut granted = storage_node.map_or_else(Granted::new, |it| takeover::granted(world, it));
+    let mut granted = storage_node.map_or_else(Granted::new, |it| takeover::granted(cluster, it));
     let mut granting_now = None;
     if let Some(storage_node) = storage_node.filter(|_| !granted.is_empty()) {
         granting_now = Some(granting.lock().await);
@@ -156,17 +156,17 @@ async fn reconcile(context: &Context, granting: &Mutex<()>, name: &str) -> Resul
             .await
             .map_err(|source| Error::List { source })?;
     }
-    let step = plan(&View {
+    let action = plan(&View {
         name,
         granted: &granted,
-        node: world.node(name).as_deref(),
+        node: cluster.node(name).as_deref(),
         storage_node,
-        pools: &world.pools_by_name(),
-        agent: !world.agents_on(name).is_empty(),
-        kept: &LazyCell::new(|| world.kept_on(name)),
-        thick_in: &|pool| world.thick_in(pool),
+        pools: &cluster.pools_by_name(),
+        agent: !cluster.agents_on(name).is_empty(),
+        kept: &LazyCell::new(|| cluster.contents_on(name)),
+        thick_in: &|pool| cluster.thick_in(pool),
     });
-    execute(context, name, storage_node, step).await?;
+    execute(context, name, storage_node, action).await?;
     drop(granting_now);
     Ok(Next::OnChange)
 }
@@ -175,17 +175,17 @@ async fn execute(
     context: &Context,
     name: &str,
     seen: Option<&StorageNode>,
-    step: Step,
+    action: StorageNodeAction,
 ) -> Result<(), Error> {
-    let world = &context.world;
+    let cluster = &context.cluster;
     let api = Api::<StorageNode>::all(context.client.clone());
     let wrote = |written| {
-        world
+        cluster
             .own_writes
-            .wrote(&written, || world.storage_node(name));
+            .wrote(&written, || cluster.storage_node(name));
     };
-    let (verb, result) = match (step, seen) {
-        (Step::Create(spec), _) => {
+    let (verb, result) = match (action, seen) {
+        (StorageNodeAction::Create(spec), _) => {
             let parameters = PostParams {
                 field_manager: Some(names::OPERATOR_MANAGER.to_owned()),
                 ..PostParams::default()
@@ -193,7 +193,7 @@ async fn execute(
             let created = api.create(&parameters, &new(name, spec)).await;
             ("create", created.map(drop))
         }
-        (Step::Write(spec), Some(seen)) => {
+        (StorageNodeAction::Write(spec), Some(seen)) => {
             let mut finalizers = seen.finalizers().to_vec();
             if !finalizers.iter().any(|name| name == names::FINALIZER) && !is_deleted(seen) {
                 finalizers.push(names::FINALIZER.to_owned());
@@ -202,17 +202,23 @@ async fn execute(
             let written = patch_guarded(&api, seen, names::OPERATOR_MANAGER, change).await;
             ("update", written.map(wrote))
         }
-        (Step::Delete, Some(seen)) => {
+        (StorageNodeAction::Delete, Some(seen)) => {
             // The finalizer goes once the mark has come back as a change.
             let left = delete_exactly(&api, seen).await;
             ("delete", left.map(|left| left.into_iter().for_each(wrote)))
         }
-        (Step::Release, Some(seen)) => {
+        (StorageNodeAction::Release, Some(seen)) => {
             let manager = names::OPERATOR_MANAGER;
             let released = remove_finalizer(&api, seen, manager, names::FINALIZER).await;
             ("release", released)
         }
-        (Step::Keep | Step::Write(_) | Step::Delete | Step::Release, _) => return Ok(()),
+        (
+            StorageNodeAction::Keep
+            | StorageNodeAction::Write(_)
+            | StorageNodeAction::Delete
+            | StorageNodeAction::Release,
+            _,
+        ) => return Ok(()),
     };
     match result {
         Ok(()) => {
@@ -239,8 +245,8 @@ fn new(name: &str, spec: StorageNodeSpec) -> StorageNode {
     }
 }
 
-/// Decides about one node.
-fn plan(view: &View<'_>) -> Step {
+/// Computes the action for one node.
+fn plan(view: &View<'_>) -> StorageNodeAction {
     let spec = StorageNodeSpec {
         topology: [(
             names::TOPOLOGY_KEY.to_owned(),
@@ -252,31 +258,31 @@ fn plan(view: &View<'_>) -> Step {
     };
     let Some(current) = view.storage_node else {
         return if spec.pools.is_empty() {
-            Step::Keep
+            StorageNodeAction::Keep
         } else {
-            Step::Create(spec)
+            StorageNodeAction::Create(spec)
         };
     };
     let released = is_deleted(current) && is_given_up(view, current, &spec);
     if released {
-        return Step::Release;
+        return StorageNodeAction::Release;
     }
     if view.node.is_none() && spec.pools.is_empty() && view.kept.is_empty() {
-        return Step::Delete;
+        return StorageNodeAction::Delete;
     }
     let held = current
         .finalizers()
         .iter()
         .any(|name| name == names::FINALIZER);
     if current.spec == spec && (held || is_deleted(current)) {
-        Step::Keep
+        StorageNodeAction::Keep
     } else {
-        Step::Write(spec)
+        StorageNodeAction::Write(spec)
     }
 }
 
-/// Whether a StorageNode that somebody deleted may go. With its Node gone, deleting it says that
-/// the disks are given up; volumes and snapshots are not given up that way.
+/// Whether the finalizer of a deleted StorageNode may be removed. With its Node gone, deleting it
+/// gives up the disks; volumes and snapshots are not given up that way.
 fn is_given_up(view: &View<'_>, current: &StorageNode, desired: &StorageNodeSpec) -> bool {
     let reported = current
         .status
@@ -291,10 +297,10 @@ fn machine_id(view: &View<'_>) -> Option<String> {
     let info = view
         .node
         .and_then(|node| node.status.as_ref()?.node_info.as_ref());
-    let told = info.map(|info| info.machine_id.clone());
+    let reported = info.map(|info| info.machine_id.clone());
     // What the schema does not take identifies nothing.
-    let told = told.filter(|id| !id.is_empty() && id.len() <= 64);
-    told.or_else(|| view.storage_node?.spec.machine_id.clone())
+    let reported = reported.filter(|id| !id.is_empty() && id.len() <= 64);
+    reported.or_else(|| view.storage_node?.spec.machine_id.clone())
 }
 
 /// The pools that the node is to carry, by name.
@@ -323,7 +329,7 @@ fn carried(view: &View<'_>) -> Vec<NodePool> {
     carried.into_values().collect()
 }
 
-/// The entry of one declared pool on the node, given the entry that is there under its name.
+/// The entry of one declared pool on the node, given the existing entry with its name.
 fn entry_for(
     view: &View<'_>,
     guard: &DeserializeGuard<StoragePool>,
@@ -335,7 +341,7 @@ fn entry_for(
     };
     let uid = pool.uid().unwrap_or_default();
     if let Some(earlier) = current.filter(|entry| entry.uid != uid) {
-        // An earlier pool of the same name keeps its place until the agent has put it away. What
+        // An earlier pool of the same name keeps its place until the agent has removed it. What
         // holds something cannot be: it is this pool, from before the cluster was restored, and the
         // agent adopts it.
         let is_this = !view.kept.at(&pool.name_any()).is_zero();
@@ -372,8 +378,7 @@ fn entry_for(
         .then(|| retire(view, current.cloned().unwrap_or_else(fresh)))
 }
 
-/// The entry as it is to be once the node should not carry the pool. While there is no Node,
-/// nobody could act on it.
+/// The entry of a pool that the node should not carry. Without a Node, no agent could act on it.
 fn retire(view: &View<'_>, entry: NodePool) -> NodePool {
     NodePool {
         retiring: entry.retiring || view.node.is_some(),
@@ -382,7 +387,7 @@ fn retire(view: &View<'_>, entry: NodePool) -> NodePool {
     }
 }
 
-/// Whether the agent has seen that the pool is to go, or nobody could be making it.
+/// Whether the agent has observed the retirement, or no agent could be creating the pool.
 fn is_answered(view: &View<'_>, entry: &NodePool) -> bool {
     if view.node.is_none() || !view.agent {
         return true;
@@ -395,7 +400,7 @@ fn is_answered(view: &View<'_>, entry: &NodePool) -> bool {
 }
 
 /// Whether something on the node is still the pool's. Of a Node that is gone only volumes and
-/// snapshots count: nobody is there to put an empty pool away.
+/// snapshots count: no agent exists that could remove an empty pool.
 fn is_held(view: &View<'_>, name: &str, uid: &str) -> bool {
     (view.node.is_some() && reports(view, uid)) || view.kept.may_be_at(name)
 }

@@ -1,25 +1,25 @@
-//! How much a pool may promise: what its spec says, unless it holds thick volumes.
+//! Overcommitment of a pool: the percentage of its spec, unless the pool holds thick volumes.
 //!
-//! The bytes of a thick volume have to be there, so a pool that may promise more than it has holds
+//! The space of a thick volume is allocated in full, so an overcommitted pool holds
 //! thin volumes only. The schema cannot see volumes; so a percentage over 100 comes into force when
 //! the last thick volume, and the last snapshot of one, has left the pool.
 //!
-//! *Invariant:* this only keeps nodes from being told. The agent of a node, which alone allocates,
-//! goes by what its own ledger holds.
+//! *Invariant:* this only limits the nodes' specs. The agent of a node, which alone allocates, uses
+//! its own ledger.
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
-    ConditionStatus, ConditionType, Reason, StoragePool, StoragePoolStatus,
-    condition::{self, Finding},
+    ConditionStatus, ConditionType, EventReason, Reason, StoragePool, StoragePoolStatus,
+    condition::{self, ConditionUpdate},
 };
 use kube::ResourceExt as _;
 
-use crate::{contents::Count, events::Telling, world::World};
+use crate::{cluster_state::ClusterState, contents::Count, events::EventContent};
 
-/// What a pool promises no more than, in hundredths, while it holds something thick.
+/// Highest percentage while the pool holds thick volumes or snapshots.
 const EXACT: u32 = 100;
 
-/// How much a pool is to promise, and what keeps it from that.
+/// Requested overcommitment of a pool, and the thick objects that prevent it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overcommit {
     asked: u32,
@@ -27,8 +27,8 @@ pub struct Overcommit {
 }
 
 impl Overcommit {
-    /// Of a pool. `thick` counts what it holds that is thick, or may be; called only where that
-    /// matters.
+    /// Computes the overcommitment of a pool. `thick` counts its objects that are or may be thick;
+    /// it is called only for a percentage over 100.
     pub fn of(pool: &StoragePool, thick: impl FnOnce() -> Count) -> Self {
         let asked = pool.spec.overcommit_percent;
         let thick = if asked > EXACT {
@@ -39,7 +39,7 @@ impl Overcommit {
         Self { asked, thick }
     }
 
-    /// What the nodes are told, in hundredths of the usable space.
+    /// Percentage in force, of the usable space.
     pub fn in_force(self) -> u32 {
         if self.is_refused() { EXACT } else { self.asked }
     }
@@ -53,14 +53,14 @@ impl Overcommit {
         !self.thick.is_zero()
     }
 
-    /// `OvercommitApplied`.
-    pub fn finding(self) -> Finding {
+    /// Condition `OvercommitApplied`.
+    pub fn finding(self) -> ConditionUpdate {
         let kind = ConditionType::OvercommitApplied;
         if self.is_refused() {
-            Finding::new(kind, false, Reason::ThickVolumesPresent, self.refusal())
+            ConditionUpdate::new(kind, false, Reason::ThickVolumesPresent, self.refusal())
         } else {
-            let message = format!("the pool may promise {} % of what it has", self.asked);
-            Finding::new(kind, true, Reason::AsDesired, message)
+            let message = format!("the pool may reserve {} % of its usable space", self.asked);
+            ConditionUpdate::new(kind, true, Reason::Reconciled, message)
         }
     }
 
@@ -73,13 +73,18 @@ impl Overcommit {
         )
     }
 
-    /// What is told of a pool with this status; none where it was told already.
-    pub fn telling(self, before: &StoragePoolStatus, now: DateTime<Utc>) -> Option<Telling> {
-        let told = condition::find(&before.conditions, ConditionType::OvercommitApplied);
-        let was_refused = told.is_some_and(|told| told.status == ConditionStatus::False.as_str());
-        (self.is_refused() && !was_refused).then(|| Telling {
+    /// The event about a refusal; `None` where the status already shows it.
+    pub fn refusal_event(
+        self,
+        before: &StoragePoolStatus,
+        now: DateTime<Utc>,
+    ) -> Option<EventContent> {
+        let applied = condition::find(&before.conditions, ConditionType::OvercommitApplied);
+        let was_refused =
+            applied.is_some_and(|applied| applied.status == ConditionStatus::False.as_str());
+        (self.is_refused() && !was_refused).then(|| EventContent {
             is_warning: true,
-            reason: "OvercommitRefused",
+            reason: EventReason::OvercommitRefused,
             action: "Declaring",
             note: self.refusal(),
             key: now.to_rfc3339(),
@@ -87,10 +92,10 @@ impl Overcommit {
     }
 }
 
-/// The nodes that are told another percentage for a pool than is in force. None is told anything else
-/// than its spec where that asks for no overcommitment.
-pub fn outdated(world: &World, pool: &str) -> Vec<String> {
-    let Some(guard) = world.pool(pool) else {
+/// The nodes whose spec has another percentage for a pool than the one in force. Empty where the
+/// pool's spec requests no overcommitment.
+pub fn outdated(cluster: &ClusterState, pool: &str) -> Vec<String> {
+    let Some(guard) = cluster.pool(pool) else {
         return Vec::new();
     };
     let Ok(declared) = &guard.0 else {
@@ -99,8 +104,8 @@ pub fn outdated(world: &World, pool: &str) -> Vec<String> {
     if declared.spec.overcommit_percent <= EXACT {
         return Vec::new();
     }
-    let in_force = Overcommit::of(declared, || world.thick_in(pool)).in_force();
-    let nodes = world.storage_nodes.state_filter(|guard| {
+    let in_force = Overcommit::of(declared, || cluster.thick_in(pool)).in_force();
+    let nodes = cluster.storage_nodes.state_filter(|guard| {
         let node = guard.0.as_ref().ok();
         let mut entries = node.into_iter().flat_map(|node| &node.spec.pools);
         entries.any(|entry| entry.name == pool && entry.overcommit_percent != in_force)
@@ -132,7 +137,7 @@ mod tests {
             for part in ["200", "100 stays in force", &thick.to_string()] {
                 assert!(finding.message.contains(part), "{}", finding.message);
             }
-            // What asks for no more than there is can always be had.
+            // 100 % is never refused.
             assert_eq!(overcommit(100, thick).in_force(), 100);
             assert_eq!(
                 overcommit(100, thick).finding().status,
@@ -146,16 +151,16 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_told_when_it_comes_and_not_again_while_it_lasts() {
+    fn a_refusal_is_published_when_it_comes_and_not_again_while_it_lasts() {
         let refused = overcommit(200, Count::VOLUME);
         let mut status = StoragePoolStatus::default();
-        let telling = refused.telling(&status, moment()).unwrap();
-        assert_eq!(telling.reason, "OvercommitRefused");
+        let content = refused.refusal_event(&status, moment()).unwrap();
+        assert_eq!(content.reason, EventReason::OvercommitRefused);
         condition::set(&mut status.conditions, &refused.finding(), None, moment());
-        assert_eq!(refused.telling(&status, moment()), None);
+        assert_eq!(refused.refusal_event(&status, moment()), None);
         let allowed = overcommit(200, Count::default());
-        assert_eq!(allowed.telling(&status, moment()), None);
+        assert_eq!(allowed.refusal_event(&status, moment()), None);
         condition::set(&mut status.conditions, &allowed.finding(), None, moment());
-        assert!(refused.telling(&status, moment()).is_some());
+        assert!(refused.refusal_event(&status, moment()).is_some());
     }
 }

@@ -15,20 +15,21 @@ use kube::{
     core::{DeserializeGuard, Selector, SelectorExt as _},
 };
 use serde_json::json;
-use summary::{Declaration, Share, Standing, summarize};
+use summary::{Declaration, PoolNodeState, Share, summarize};
 
 use crate::{
     Context, Stop,
+    availability::available_pool,
+    change::Change,
+    cluster_state::ClusterState,
     controller::{self, Next},
-    events::{self, tell_once},
-    health::{self, summary::Wellbeing},
-    offer::offer,
+    events::{self, publish_once},
+    health::{self, summary::PoolHealth},
     overcommit::Overcommit,
-    topology,
-    world::{Change, World},
+    registration,
 };
 
-/// Changes are gathered this long, so that a storm of volumes or snapshots is not a storm of status writes.
+/// Changes are gathered this long, so that many changed volumes or snapshots cause few status writes.
 const GATHER: Duration = Duration::from_millis(300);
 
 /// Why a StoragePool is not up to date.
@@ -57,23 +58,25 @@ pub async fn run(context: &Context, stop: Stop) {
         | Change::Volume { pool: name, .. }
         | Change::Snapshot { pool: name, .. } => vec![name.clone()],
         Change::Everything | Change::StorageNode(_) | Change::Node(_) => {
-            let pools = context.world.pools.state();
+            let pools = context.cluster.pools.state();
             pools.iter().map(|pool| pool.name_any()).collect()
         }
         Change::Class(_) | Change::Claim { .. } | Change::Capacity { .. } => Vec::new(),
     };
     let reconcile = async |name: &String| reconcile(context, name).await;
     let schedule = controller::Schedule::gathering("pool", GATHER);
-    let Context { world, metrics, .. } = context;
-    controller::run(schedule, world, metrics, stop, names, reconcile).await;
+    let Context {
+        cluster, metrics, ..
+    } = context;
+    controller::run(schedule, cluster, metrics, stop, names, reconcile).await;
 }
 
 async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
-    let own_writes = &context.world.own_writes;
-    let Ok(Some(pool)) = own_writes.read(|| context.world.pool(name)) else {
+    let own_writes = &context.cluster.own_writes;
+    let Ok(Some(pool)) = own_writes.read(|| context.cluster.pool(name)) else {
         return Ok(Next::OnChange);
     };
-    let wrote = |written| own_writes.wrote(&written, || context.world.pool(name));
+    let wrote = |written| own_writes.wrote(&written, || context.cluster.pool(name));
     let api = Api::<DeserializeGuard<StoragePool>>::all(context.client.clone());
     let failed = |verb| {
         move |source| Error::Api {
@@ -82,33 +85,35 @@ async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
             source,
         }
     };
-    let shares = shares(&context.world, &pool);
-    let kept = context.world.kept_of(name);
+    let shares = shares(&context.cluster, &pool);
+    let kept = context.cluster.contents_of(name);
     let manager = names::OPERATOR_MANAGER;
-    match hold(&pool, shares.is_empty() && kept.is_empty()) {
-        Hold::Take => {
+    match finalizer_action(&pool, shares.is_empty() && kept.is_empty()) {
+        FinalizerAction::Add => {
             let mut finalizers = pool.finalizers().to_vec();
             finalizers.push(names::FINALIZER.to_owned());
             let change = json!({"metadata": {"finalizers": finalizers}});
             let held = patch_guarded(&api, &pool, manager, change).await;
             // What was written comes back as a change.
-            held.map(wrote).map_err(failed("hold"))?;
+            held.map(wrote).map_err(failed("add the finalizer of"))?;
             return Ok(Next::OnChange);
         }
-        Hold::Release => {
+        FinalizerAction::Remove => {
             let released = remove_finalizer(&api, &pool, manager, names::FINALIZER).await;
-            return released.map(|()| Next::OnChange).map_err(failed("release"));
+            return released
+                .map(|()| Next::OnChange)
+                .map_err(failed("remove the finalizer of"));
         }
-        Hold::Keep => {}
+        FinalizerAction::Keep => {}
     }
     let current = current_status(context, &pool)
         .await
         .map_err(failed("read"))?;
     let readable = pool.0.as_ref().ok();
-    let overcommit = readable.map(|pool| Overcommit::of(pool, || context.world.thick_in(name)));
+    let overcommit = readable.map(|pool| Overcommit::of(pool, || context.cluster.thick_in(name)));
     let now = (context.now)();
-    if let Some(telling) = overcommit.and_then(|it| it.telling(&current, now)) {
-        tell_once(context, &pool.object_ref(&()), &telling).await?;
+    if let Some(content) = overcommit.and_then(|it| it.refusal_event(&current, now)) {
+        publish_once(context, &pool.object_ref(&()), &content).await?;
     }
     let declaration = Declaration::of(&pool, overcommit);
     let status = summarize(&declaration, &current, &shares, &kept, now);
@@ -119,7 +124,7 @@ async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
     Ok(Next::OnChange)
 }
 
-/// The pool and its selector; or what is wrong with the spec though the schema let it pass.
+/// The pool and its selector, or the error in the spec that the schema does not detect.
 pub fn declared(pool: &DeserializeGuard<StoragePool>) -> Result<(&StoragePool, Selector), String> {
     let pool = pool.0.as_ref().map_err(|invalid| invalid.error.clone())?;
     let selector = &pool.spec.node_selector;
@@ -142,28 +147,28 @@ pub fn declared(pool: &DeserializeGuard<StoragePool>) -> Result<(&StoragePool, S
     Ok((pool, selector))
 }
 
-/// What is to be done about the finalizer.
+/// Action on the finalizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Hold {
+enum FinalizerAction {
     Keep,
-    Take,
-    Release,
+    Add,
+    Remove,
 }
 
-fn hold(pool: &DeserializeGuard<StoragePool>, unused: bool) -> Hold {
+fn finalizer_action(pool: &DeserializeGuard<StoragePool>, unused: bool) -> FinalizerAction {
     let held = pool
         .finalizers()
         .iter()
         .any(|name| name == names::FINALIZER);
     let deleted = pool.meta().deletion_timestamp.is_some();
     match (deleted, held) {
-        (false, false) => Hold::Take,
-        (true, true) if unused => Hold::Release,
-        (true, _) | (false, true) => Hold::Keep,
+        (false, false) => FinalizerAction::Add,
+        (true, true) if unused => FinalizerAction::Remove,
+        (true, _) | (false, true) => FinalizerAction::Keep,
     }
 }
 
-/// The status as it stands. Of a pool that cannot be read it is asked for, in the raw.
+/// The current status. That of an unreadable pool is fetched as raw JSON.
 async fn current_status(
     context: &Context,
     pool: &DeserializeGuard<StoragePool>,
@@ -179,61 +184,61 @@ async fn current_status(
 }
 
 /// The pool's part of every node that has one or should have one, by name of the node.
-fn shares(world: &World, pool: &DeserializeGuard<StoragePool>) -> Vec<Share> {
+fn shares(cluster: &ClusterState, pool: &DeserializeGuard<StoragePool>) -> Vec<Share> {
     let selector = match declared(pool) {
         Ok((_, selector)) if pool.meta().deletion_timestamp.is_none() => Some(selector),
         Ok(_) | Err(_) => None,
     };
-    let nodes = world.node_names().into_iter();
+    let nodes = cluster.node_names().into_iter();
     nodes
-        .filter_map(|node| share(world, pool, selector.as_ref(), node))
+        .filter_map(|node| share(cluster, pool, selector.as_ref(), node))
         .collect()
 }
 
 /// The pool's part of one node; `selector` says whether the node is to have one.
 fn share(
-    world: &World,
+    cluster: &ClusterState,
     pool: &DeserializeGuard<StoragePool>,
     selector: Option<&Selector>,
     name: String,
 ) -> Option<Share> {
     let (pool, uid) = (pool.name_any(), pool.uid().unwrap_or_default());
-    let node = world.node(&name);
-    let guard = world.storage_node(&name);
+    let node = cluster.node(&name);
+    let guard = cluster.storage_node(&name);
     let storage_node = guard.as_ref().and_then(|guard| guard.0.as_ref().ok());
     let carried = storage_node.is_some_and(|n| n.spec.pools.iter().any(|p| p.uid == uid));
     let reported = storage_node.and_then(|n| n.status.as_ref());
     let reported = reported.and_then(|status| status.pools.iter().find(|p| p.uid == uid));
-    let wanted = selector.zip(node.as_ref()).is_some_and(|(selector, node)| {
+    let desired = selector.zip(node.as_ref()).is_some_and(|(selector, node)| {
         let labels = node.metadata.labels.as_ref();
         selector.matches(labels.unwrap_or(&BTreeMap::new()))
     });
     // Of a Node that is gone only what its StorageNode still carries counts: there are volumes in it.
     let reported = reported.filter(|_| carried || node.is_some());
-    let standing = if wanted {
-        let registration = topology::observe(world, &name);
-        match offer(&pool, storage_node, &registration) {
-            Ok(_) => Standing::Ready,
-            Err(refusal) => Standing::NotReady(refusal),
+    let state = if desired {
+        let registration = registration::observe(cluster, &name);
+        match available_pool(&pool, storage_node, &registration) {
+            Ok(_) => PoolNodeState::Ready,
+            Err(refusal) => PoolNodeState::NotReady(refusal),
         }
     } else if carried || reported.is_some() {
-        Standing::Leaving {
+        PoolNodeState::Leaving {
             node_is_gone: node.is_none(),
         }
     } else {
         return None;
     };
-    let wellbeing = match storage_node {
+    let health = match storage_node {
         Some(node) => health::summary::of_pool_on(node, reported),
-        None => Wellbeing::Unknown(
+        None => PoolHealth::Unknown(
             Reason::Pending,
             format!("there is no StorageNode {name} yet"),
         ),
     };
     Some(Share {
         node: name,
-        standing,
-        wellbeing,
+        state,
+        health,
         status: reported.cloned(),
     })
 }
@@ -271,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_is_held_from_the_first_look_until_nothing_is_left() {
+    fn a_pool_keeps_its_finalizer_from_the_first_reconcile_until_nothing_is_left() {
         let guard = |finalizer: bool, deleted: bool| {
             let mut pool = testing::pool("fast", &[]);
             if !finalizer {
@@ -281,11 +286,26 @@ mod tests {
                 deleted.then_some(Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH));
             DeserializeGuard(Ok(pool))
         };
-        assert_eq!(hold(&guard(false, false), true), Hold::Take);
-        assert_eq!(hold(&guard(true, false), true), Hold::Keep);
-        assert_eq!(hold(&guard(true, true), false), Hold::Keep);
-        assert_eq!(hold(&guard(true, true), true), Hold::Release);
+        assert_eq!(
+            finalizer_action(&guard(false, false), true),
+            FinalizerAction::Add
+        );
+        assert_eq!(
+            finalizer_action(&guard(true, false), true),
+            FinalizerAction::Keep
+        );
+        assert_eq!(
+            finalizer_action(&guard(true, true), false),
+            FinalizerAction::Keep
+        );
+        assert_eq!(
+            finalizer_action(&guard(true, true), true),
+            FinalizerAction::Remove
+        );
         // Deleted before it was ever held: there is nothing to release.
-        assert_eq!(hold(&guard(false, true), true), Hold::Keep);
+        assert_eq!(
+            finalizer_action(&guard(false, true), true),
+            FinalizerAction::Keep
+        );
     }
 }

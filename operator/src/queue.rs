@@ -1,4 +1,4 @@
-//! Keys that wait for their turn.
+//! Work queue of keys.
 //!
 //! *Invariant:* a key is handed out to one worker at a time, and a key that is added while it is
 //! being worked on is handed out once more afterwards.

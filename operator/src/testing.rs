@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use cistern_crds::{
     Bytes, ConditionType, NodePool, NodePoolStatus, PoolLimits, PoolSource, Reason, StorageNode,
     StorageNodeSpec, StorageNodeStatus, StoragePool, StoragePoolSpec,
-    condition::{self, Finding},
+    condition::{self, ConditionUpdate},
     names,
     pool::ImageSource,
 };
@@ -13,7 +13,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta},
 };
 
-use crate::topology::Registration;
+use crate::registration::Registration;
 
 /// A moment that never changes.
 pub(crate) fn moment() -> DateTime<Utc> {
@@ -70,7 +70,8 @@ pub(crate) fn node(name: &str, labels: &[(&str, &str)]) -> Node {
 
 /// The registration of a node on which all is well.
 pub(crate) fn registered(node: &str) -> Registration {
-    let well = |kind| Finding::new(kind, true, Reason::AsDesired, format!("{node} is well"));
+    let well =
+        |kind| ConditionUpdate::new(kind, true, Reason::Reconciled, format!("{node} is well"));
     Registration {
         topology: well(ConditionType::TopologyRegistered),
         agent: well(ConditionType::AgentReporting),
@@ -80,7 +81,7 @@ pub(crate) fn registered(node: &str) -> Registration {
 /// The registration of a node that kubelet has not seen the driver on.
 pub(crate) fn unregistered(node: &str) -> Registration {
     let mut registration = registered(node);
-    registration.topology = Finding::new(
+    registration.topology = ConditionUpdate::new(
         ConditionType::TopologyRegistered,
         false,
         Reason::DriverNotRegistered,
@@ -151,13 +152,13 @@ impl StorageNodeBuilder {
             thick_room: room,
             ..NodePoolStatus::default()
         };
-        let well = Finding::new(ConditionType::Ready, true, Reason::AsDesired, "");
+        let well = ConditionUpdate::new(ConditionType::Ready, true, Reason::Reconciled, "");
         condition::set(&mut status.conditions, &well, None, moment());
         self.0.status.as_mut().unwrap().pools.push(status);
         self
     }
 
-    /// The agent has looked at all that the spec names.
+    /// The agent has observed the current spec.
     pub(crate) fn answered(mut self) -> Self {
         self.0.status.as_mut().unwrap().observed_generation = self.0.metadata.generation;
         self
@@ -167,7 +168,8 @@ impl StorageNodeBuilder {
     pub(crate) fn broken(mut self, pool: &str, reason: Reason) -> Self {
         let mut pools = self.0.status.as_mut().unwrap().pools.iter_mut();
         let status = pools.find(|status| status.name == pool).unwrap();
-        let broken = Finding::new(ConditionType::Ready, false, reason, "something is broken");
+        let broken =
+            ConditionUpdate::new(ConditionType::Ready, false, reason, "something is broken");
         condition::set(&mut status.conditions, &broken, None, moment());
         self
     }

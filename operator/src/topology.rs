@@ -12,23 +12,20 @@ use chrono::{DateTime, Utc};
 use cistern_client::writes::apply_status;
 use cistern_crds::{
     Condition, ConditionStatus, ConditionType, Reason, StorageNode,
-    condition::{self, Finding},
+    condition::{self, ConditionUpdate},
     names,
-};
-use k8s_openapi::api::{
-    core::v1::{Node, Pod},
-    storage::v1::CSINode,
 };
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
 use crate::{
     Context, Stop,
+    availability::{Unavailable, available_pool},
+    change::Change,
     contents::Contents,
     controller::{self, Next},
     health,
-    offer::{Refusal, offer},
-    world::{Change, World},
+    registration::{self, Registration},
 };
 
 /// The conditions of a StorageNode that the operator owns.
@@ -54,20 +51,11 @@ pub enum Error {
     },
 }
 
-/// Whether kubelet knows the driver on a node, and whether its agent is there.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Registration {
-    /// `TopologyRegistered`.
-    pub topology: Finding,
-    /// `AgentReporting`.
-    pub agent: Finding,
-}
-
 /// Runs the controller until `stop`.
 pub async fn run(context: &Context, stop: Stop) {
     let names = |change: &Change| match change {
         Change::Everything => {
-            let nodes = context.world.storage_nodes.state();
+            let nodes = context.cluster.storage_nodes.state();
             nodes.iter().map(|node| node.name_any()).collect()
         }
         Change::StorageNode(name)
@@ -82,7 +70,7 @@ pub async fn run(context: &Context, stop: Stop) {
     let schedule = controller::Schedule::at_once("topology");
     controller::run(
         schedule,
-        &context.world,
+        &context.cluster,
         &context.metrics,
         stop,
         names,
@@ -92,19 +80,19 @@ pub async fn run(context: &Context, stop: Stop) {
 }
 
 async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
-    let own_writes = &context.world.own_writes;
-    let Ok(Some(guard)) = own_writes.read(|| context.world.storage_node(name)) else {
+    let own_writes = &context.cluster.own_writes;
+    let Ok(Some(guard)) = own_writes.read(|| context.cluster.storage_node(name)) else {
         return Ok(Next::OnChange);
     };
     // One that cannot be read is reported by the controller that owns its spec.
     let Ok(node) = &guard.0 else {
         return Ok(Next::OnChange);
     };
-    let registration = observe(&context.world, name);
-    let kept = context.world.kept_on(name);
+    let registration = registration::observe(&context.cluster, name);
+    let kept = context.cluster.contents_on(name);
     let current = node.status.clone().unwrap_or_default().conditions;
     let (conditions, wait) = summarize(node, &registration, &kept, (context.now)());
-    // Time alone makes a silent agent one that nobody hears of.
+    // An agent's silence becomes unhealthy by time alone.
     let next = wait.map_or(Next::OnChange, Next::After);
     if conditions == current {
         return Ok(next);
@@ -113,7 +101,7 @@ async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
     let status = json!({"conditions": own(conditions)});
     match apply_status(&api, name, names::OPERATOR_MANAGER, &status).await {
         Ok(written) => {
-            own_writes.wrote::<StorageNode, _>(&written, || context.world.storage_node(name));
+            own_writes.wrote::<StorageNode, _>(&written, || context.cluster.storage_node(name));
             Ok(next)
         }
         Err(source) => Err(Error::Write {
@@ -123,99 +111,14 @@ async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
     }
 }
 
-/// The conditions that the operator writes. Of a condition that somebody else has added nothing is
-/// applied, so that it stays that manager's.
+/// The conditions that the operator writes. A condition that another manager has added is
+/// not applied, so that manager keeps it.
 fn own(mut conditions: Vec<Condition>) -> Vec<Condition> {
     conditions.retain(|condition| OWN.iter().any(|kind| kind.as_str() == condition.type_));
     conditions
 }
 
-/// Looks at everything that tells of a node's registration.
-pub fn observe(world: &World, name: &str) -> Registration {
-    let node = world.node(name);
-    Registration {
-        topology: topology(name, node.as_deref(), world.csi_node(name).as_deref()),
-        agent: agent(name, world.agents_on(name).iter().map(AsRef::as_ref)),
-    }
-}
-
-/// `TopologyRegistered`: CSINode lists our driver with our key, and the label has our value.
-fn topology(name: &str, node: Option<&Node>, csi_node: Option<&CSINode>) -> Finding {
-    let finding = |holds: bool, reason, message: String| {
-        Finding::new(ConditionType::TopologyRegistered, holds, reason, message)
-    };
-    let Some(node) = node else {
-        let message = format!("there is no Node {name}");
-        return finding(false, Reason::NodeMissing, message);
-    };
-    let registered = csi_node.is_some_and(|csi_node| {
-        csi_node.spec.drivers.iter().any(|driver| {
-            let keys = driver.topology_keys.as_deref().unwrap_or_default();
-            driver.name == names::DRIVER && keys.iter().any(|key| key == names::TOPOLOGY_KEY)
-        })
-    });
-    if !registered {
-        let message = format!(
-            "kubelet on {name} has not registered the driver {}: look at the node plugin's pod there",
-            names::DRIVER
-        );
-        return finding(false, Reason::DriverNotRegistered, message);
-    }
-    let (key, value) = (names::TOPOLOGY_KEY, names::topology_value(name));
-    match node.labels().get(key) {
-        Some(label) if *label == value => {
-            let message = format!("CSINode and the Node show {key}={value}");
-            finding(true, Reason::AsDesired, message)
-        }
-        Some(label) => {
-            let message = format!(
-                "label {key} of Node {name} is {label} and not {value}: remove it and restart the node plugin's pod there"
-            );
-            finding(false, Reason::LabelMissing, message)
-        }
-        None => {
-            let message = format!(
-                "label {key} of Node {name} is missing: restart the node plugin's pod there"
-            );
-            finding(false, Reason::LabelMissing, message)
-        }
-    }
-}
-
-/// `AgentReporting`: the node plugin's pod is ready.
-fn agent<'a>(name: &str, pods: impl Iterator<Item = &'a Pod>) -> Finding {
-    let finding = |holds: bool, reason, message: String| {
-        Finding::new(ConditionType::AgentReporting, holds, reason, message)
-    };
-    let mut waiting = None;
-    for pod in pods {
-        if is_ready(pod) {
-            let message = format!("pod {} is ready", pod.name_any());
-            return finding(true, Reason::AsDesired, message);
-        }
-        waiting = Some(pod.name_any());
-    }
-    if let Some(pod) = waiting {
-        let message = format!("pod {pod} on {name} is not ready");
-        return finding(false, Reason::AgentNotReady, message);
-    }
-    let message = format!(
-        "no pod of the node plugin runs on {name}: look at the DaemonSet's selector and tolerations"
-    );
-    finding(false, Reason::AgentMissing, message)
-}
-
-fn is_ready(pod: &Pod) -> bool {
-    let status = pod.status.as_ref();
-    let conditions = status.and_then(|status| status.conditions.as_deref());
-    pod.metadata.deletion_timestamp.is_none()
-        && conditions
-            .unwrap_or_default()
-            .iter()
-            .any(|condition| condition.type_ == "Ready" && condition.status == "True")
-}
-
-/// All conditions of a StorageNode as they should be, and when to look again if time alone changes them.
+/// Desired conditions of a StorageNode, and when to reconcile again if time alone changes them.
 fn summarize(
     node: &StorageNode,
     registration: &Registration,
@@ -238,9 +141,9 @@ fn summarize(
 }
 
 /// `Ready`: registered, reporting, and every pool of the spec can be used.
-fn ready(node: &StorageNode, registration: &Registration, kept: &Contents) -> Finding {
+fn ready(node: &StorageNode, registration: &Registration, kept: &Contents) -> ConditionUpdate {
     let finding = |holds: bool, reason, message: String| {
-        Finding::new(ConditionType::Ready, holds, reason, message)
+        ConditionUpdate::new(ConditionType::Ready, holds, reason, message)
     };
     if registration.topology.reason == Reason::NodeMissing {
         return finding(false, Reason::NodeGone, left_behind(node, kept));
@@ -250,11 +153,11 @@ fn ready(node: &StorageNode, registration: &Registration, kept: &Contents) -> Fi
             return finding(false, part.reason, part.message.clone());
         }
     }
-    let refused: Vec<Refusal> = node
+    let refused: Vec<Unavailable> = node
         .spec
         .pools
         .iter()
-        .filter_map(|pool| offer(&pool.name, Some(node), registration).err())
+        .filter_map(|pool| available_pool(&pool.name, Some(node), registration).err())
         .collect();
     match refused.first() {
         None => {
@@ -263,7 +166,7 @@ fn ready(node: &StorageNode, registration: &Registration, kept: &Contents) -> Fi
                 1 => "its pool is ready".to_owned(),
                 count => format!("all {count} pools are ready"),
             };
-            finding(true, Reason::AsDesired, message)
+            finding(true, Reason::Reconciled, message)
         }
         Some(first) => {
             let messages: Vec<&str> = refused.iter().map(|r| r.message.as_str()).collect();
@@ -272,10 +175,10 @@ fn ready(node: &StorageNode, registration: &Registration, kept: &Contents) -> Fi
     }
 }
 
-/// `DeletionHeld`: somebody deleted the object, and this is what keeps it.
-fn deletion(node: &StorageNode, registration: &Registration) -> Finding {
+/// `DeletionHeld`: the object is being deleted, and the message says what blocks it.
+fn deletion(node: &StorageNode, registration: &Registration) -> ConditionUpdate {
     let finding = |holds: bool, reason, message: String| {
-        Finding::new(ConditionType::DeletionHeld, holds, reason, message)
+        ConditionUpdate::new(ConditionType::DeletionHeld, holds, reason, message)
     };
     if node.metadata.deletion_timestamp.is_none() {
         let message = "the object is not being deleted";
@@ -306,7 +209,7 @@ fn left_behind(node: &StorageNode, kept: &Contents) -> String {
     let name = node.name_any();
     if kept.is_empty() {
         return format!(
-            "Node {name} is gone and no volume or snapshot is left on it: this object goes by itself"
+            "Node {name} is gone and no volume or snapshot is left on it: this object is deleted automatically"
         );
     }
     let mut places: Vec<String> = kept

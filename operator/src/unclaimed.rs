@@ -1,13 +1,13 @@
-//! Volumes and snapshots that nobody claims, reported to people: an event on the PoolVolume or
-//! PoolSnapshot, with what to do.
+//! Reports unclaimed volumes and snapshots: an event on the PoolVolume or PoolSnapshot, with the
+//! remedy.
 //!
 //! ```text
-//! PoolVolumes, PoolSnapshots ─▶ claims that wait ─▶ PersistentVolumes, contents ─▶ what two comparisons in a row find
+//! PoolVolumes, PoolSnapshots ─▶ claims that wait ─▶ PersistentVolumes, contents ─▶ events for objects found twice in a row
 //! ```
 //!
-//! *Invariants:* nothing is called unclaimed that is being made or removed ([`cistern_crds::unclaimed`]):
-//! what stands for an object is read after the object; an object is reported once by this process, and
-//! nothing is done to it.
+//! *Invariants:* an object that is being created or removed is never unclaimed
+//! ([`cistern_crds::unclaimed`]): its owners are listed after it. This process reports an object once
+//! and never changes it.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ use std::{
 use chrono::TimeDelta;
 use cistern_client::Rejection;
 use cistern_crds::{
-    PoolSnapshot, PoolVolume,
+    EventReason, PoolSnapshot, PoolVolume,
     unclaimed::{Claimable, Owners, advice, contents},
 };
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume};
@@ -32,43 +32,41 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     Context, Stop,
+    change::Change,
     controller::{self, Next},
-    events::{self, Telling, tell_once},
-    world::Change,
+    events::{self, EventContent, publish_once},
 };
 
 /// Objects in one answer to a list.
 const PAGE: u32 = 500;
-/// What stands for snapshots.
+/// Kind that claims snapshots.
 const CONTENTS: &str = "volumesnapshotcontents";
-/// Comparisons in the time that an object may be unclaimed.
+/// Comparisons during the minimum age of an unclaimed object.
 const COMPARISONS: u32 = 3;
-/// What these events say that they came from.
+/// Action of these events.
 const ACTION: &str = "ComparingClaims";
-/// Reason of the events.
-const UNCLAIMED: &str = "NobodyClaimsIt";
 
-/// Why nothing was compared.
+/// Why a comparison failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A list.
-    #[error("cannot list {kind}, to find what nobody claims")]
+    /// The API server refused a list.
+    #[error("cannot list {kind} to find unclaimed objects")]
     List {
-        /// In the plural.
+        /// Plural name of the kind.
         kind: &'static str,
         /// The API server's answer.
         #[source]
         source: kube::Error,
     },
-    /// An event.
+    /// The API server refused an event.
     #[error(transparent)]
     Event(#[from] events::Error),
 }
 
-/// What the comparisons have found, by UID of the object, and whether it was reported.
+/// Unclaimed objects of the last comparison by UID, and whether each was reported.
 type Seen = Mutex<BTreeMap<String, bool>>;
 
-/// Something that nobody claims.
+/// An unclaimed object.
 #[derive(Debug)]
 struct Unclaimed {
     regarding: ObjectReference,
@@ -79,7 +77,9 @@ struct Unclaimed {
 /// Runs the controller until `stop`.
 pub async fn run(context: &Context, stop: Stop) {
     let seen = Seen::default();
-    let Context { world, metrics, .. } = context;
+    let Context {
+        cluster, metrics, ..
+    } = context;
     // Only time makes something unclaimed.
     let keys = |change: &Change| match change {
         Change::Everything => vec![()],
@@ -94,46 +94,54 @@ pub async fn run(context: &Context, stop: Stop) {
     };
     let reconcile = async |(): &()| reconcile(context, &seen).await;
     let schedule = controller::Schedule::at_once("unclaimed");
-    controller::run(schedule, world, metrics, stop, keys, reconcile).await;
+    controller::run(schedule, cluster, metrics, stop, keys, reconcile).await;
 }
 
 async fn reconcile(context: &Context, seen: &Seen) -> Result<Next, Error> {
     let found = find(context).await?;
-    for unclaimed in news(seen, found) {
-        let telling = Telling {
+    for unclaimed in due(seen, found) {
+        let body = EventContent {
             is_warning: true,
-            reason: UNCLAIMED,
+            reason: EventReason::Unclaimed,
             action: ACTION,
             note: unclaimed.note,
             key: String::new(),
         };
-        tell_once(context, &unclaimed.regarding, &telling).await?;
+        publish_once(context, &unclaimed.regarding, &body).await?;
         let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.insert(unclaimed.uid, true);
     }
+    context.metrics.unclaimed().set(reported(seen));
     Ok(Next::After(context.unclaimed_after / COMPARISONS))
 }
 
-/// Takes note of what a comparison has found, and gives what is to be reported: what the one before
-/// has found, too, and nobody was told of.
-fn news(seen: &Seen, found: Vec<Unclaimed>) -> Vec<Unclaimed> {
+/// Records the result of a comparison. Returns the unreported objects that the previous comparison
+/// found, too.
+fn due(seen: &Seen, found: Vec<Unclaimed>) -> Vec<Unclaimed> {
     let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
     let before = mem::take(&mut *seen);
-    let mut news = Vec::new();
+    let mut unreported = Vec::new();
     for unclaimed in found {
         let was = before.get(&unclaimed.uid).copied();
         seen.insert(unclaimed.uid.clone(), was.unwrap_or_default());
         if was == Some(false) {
-            news.push(unclaimed);
+            unreported.push(unclaimed);
         }
     }
-    news
+    unreported
 }
 
-/// Everything that nobody claims now.
+/// The number of unclaimed objects that are reported.
+fn reported(seen: &Seen) -> i64 {
+    let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+    let reported = seen.values().filter(|was_reported| **was_reported).count();
+    i64::try_from(reported).unwrap_or(i64::MAX)
+}
+
+/// All objects that are unclaimed now.
 async fn find(context: &Context) -> Result<Vec<Unclaimed>, Error> {
     let client = || context.client.clone();
-    // In this order: what is made meanwhile is waited for, or claimed.
+    // Owners are listed after the objects, so an object created in between has an owner.
     let mut volumes = Vec::new();
     let api = Api::<DeserializeGuard<PoolVolume>>::all(client());
     each("poolvolumes", &api, |it| {
@@ -147,7 +155,7 @@ async fn find(context: &Context) -> Result<Vec<Unclaimed>, Error> {
     })
     .await?;
     let mut owners = Owners::default();
-    for claim in context.world.claims.state() {
+    for claim in context.cluster.claims.state() {
         owners.add_waiting(&claim.uid().unwrap_or_default());
     }
     let api = Api::<PersistentVolume>::all(client());
@@ -157,7 +165,7 @@ async fn find(context: &Context) -> Result<Vec<Unclaimed>, Error> {
     let mut owners = Owners::default();
     match each(CONTENTS, &api, |it| owners.add_content(&it.data)).await {
         Ok(()) => found.extend(unclaimed(context, &owners, &snapshots)),
-        // Kubernetes' kinds for snapshots are not installed, so nobody can claim one.
+        // Kubernetes' kinds for snapshots are not installed, so no object can claim a snapshot.
         Err(Error::List { source, .. }) if Rejection::from(&source) == Rejection::NotFound => {}
         Err(error) => return Err(error),
     }
@@ -166,10 +174,10 @@ async fn find(context: &Context) -> Result<Vec<Unclaimed>, Error> {
 
 /// The object, if it is old enough to be unclaimed.
 fn old<K: Claimable>(context: &Context, object: Option<K>) -> Option<K> {
-    let nobody = Owners::default();
+    let no_owners = Owners::default();
     let mut object = object?;
     object.meta_mut().managed_fields = None;
-    nobody
+    no_owners
         .leave_unclaimed(&object, (context.now)(), grace(context))
         .then_some(object)
 }
@@ -220,22 +228,24 @@ mod tests {
         uids.iter().map(one).collect()
     }
 
-    fn uids(news: Vec<Unclaimed>) -> Vec<String> {
-        news.into_iter().map(|it| it.uid).collect()
+    fn uids(unreported: Vec<Unclaimed>) -> Vec<String> {
+        unreported.into_iter().map(|it| it.uid).collect()
     }
 
     #[test]
-    fn what_two_comparisons_in_a_row_find_is_reported_until_somebody_was_told() {
+    fn an_object_found_twice_in_a_row_is_reported_until_its_event_is_written() {
         let seen = Seen::default();
-        assert!(news(&seen, found(&["a", "b"])).is_empty());
-        assert_eq!(uids(news(&seen, found(&["a", "c"]))), ["a"]);
+        assert!(due(&seen, found(&["a", "b"])).is_empty());
+        assert_eq!(uids(due(&seen, found(&["a", "c"]))), ["a"]);
         // The event could not be written.
-        assert_eq!(uids(news(&seen, found(&["a"]))), ["a"]);
+        assert_eq!(uids(due(&seen, found(&["a"]))), ["a"]);
         seen.lock().unwrap().insert("a".to_owned(), true);
-        assert!(news(&seen, found(&["a"])).is_empty());
-        // Somebody claimed it in between.
-        assert!(news(&seen, found(&[])).is_empty());
-        assert!(news(&seen, found(&["a"])).is_empty());
-        assert_eq!(uids(news(&seen, found(&["a"]))), ["a"]);
+        assert!(due(&seen, found(&["a"])).is_empty());
+        assert_eq!(reported(&seen), 1);
+        // It was claimed in between.
+        assert!(due(&seen, found(&[])).is_empty());
+        assert_eq!(reported(&seen), 0);
+        assert!(due(&seen, found(&["a"])).is_empty());
+        assert_eq!(uids(due(&seen, found(&["a"]))), ["a"]);
     }
 }

@@ -1,7 +1,8 @@
-//! One watch: events into the store, changes to the controllers, trouble into `/readyz`.
+//! Runs one watch: it writes events to the store, sends changes to the controllers, and reports errors
+//! in `/readyz`.
 //!
-//! *Invariant:* a watch never ends by itself: whatever fails, also a kind that is not installed, is
-//! reported and tried again.
+//! *Invariant:* a watch never ends: every error, also a kind that is not installed, is reported and
+//! retried.
 
 use std::{pin::pin, sync::Arc};
 
@@ -17,10 +18,10 @@ use kube::{
 };
 use tokio::sync::broadcast;
 
-use crate::{kinds::Kind, world::Change};
+use crate::{change::Change, kinds::WatchedKind};
 
-/// Watches a kind for ever.
-pub async fn watch<K: Kind + 'static>(
+/// Watches a kind and never returns.
+pub async fn watch<K: WatchedKind + 'static>(
     api: Api<K>,
     config: watcher::Config,
     mut writer: Writer<K>,
@@ -34,7 +35,7 @@ pub async fn watch<K: Kind + 'static>(
             Ok(Some(event)) => {
                 writer.apply_watcher_event(&event);
                 own_writes.saw(&event);
-                // Nobody listens before the controllers run; they begin with everything.
+                // There is no receiver before the controllers run; they begin with everything.
                 let _ = announcement(&event).map(|change| changes.send(change));
                 if matches!(event, Event::InitDone) {
                     readiness.done(K::NAME);
@@ -46,8 +47,8 @@ pub async fn watch<K: Kind + 'static>(
     }
 }
 
-/// The event as the store is to see it: an object of no interest is one that is not there.
-fn keep<K: Kind>(event: Event<K>) -> Option<Event<K>> {
+/// The event for the store: an object that no controller reads counts as deleted.
+fn keep<K: WatchedKind>(event: Event<K>) -> Option<Event<K>> {
     match event {
         Event::Apply(mut object) => Some(if object.prune() {
             Event::Apply(object)
@@ -63,7 +64,7 @@ fn keep<K: Kind>(event: Event<K>) -> Option<Event<K>> {
     }
 }
 
-fn announcement<K: Kind>(event: &Event<K>) -> Option<Change> {
+fn announcement<K: WatchedKind>(event: &Event<K>) -> Option<Change> {
     match event {
         Event::Apply(object) | Event::Delete(object) => Some(object.change()),
         Event::InitDone => Some(Change::Everything),
@@ -71,7 +72,7 @@ fn announcement<K: Kind>(event: &Event<K>) -> Option<Change> {
     }
 }
 
-fn report<K: Kind>(readiness: &Readiness, error: &watcher::Error) {
+fn report<K: WatchedKind>(readiness: &Readiness, error: &watcher::Error) {
     let text = watches::explain::<K>(error);
     tracing::warn!(
         watch = K::NAME,

@@ -1,7 +1,7 @@
-//! The protocols Cistern speaks: CSI, and kubelet's plugin registration.
+//! The gRPC protocols of Cistern: CSI, and kubelet's plugin registration.
 //!
-//! Everything here is generated from the two `.proto` files next to `src`.
-//! `Debug` of a message leaves secrets and mount flags out.
+//! All code is generated from the two `.proto` files next to `src`. `Debug` of a message omits secrets
+//! and mount flags.
 
 // Generated code and the protocol's own names.
 #![allow(clippy::all, clippy::pedantic, missing_docs)]
@@ -13,7 +13,7 @@ pub mod csi {
         tonic::include_proto!("csi.v1");
         include!(concat!(env!("OUT_DIR"), "/debug.rs"));
 
-        // Mount flags carry no csi_secret, but the specification forbids to leak them.
+        // Mount flags are not marked as csi_secret, but the specification forbids leaking them.
         impl std::fmt::Debug for volume_capability::MountVolume {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.debug_struct("MountVolume")
@@ -25,7 +25,7 @@ pub mod csi {
     }
 }
 
-/// How a plugin makes itself known to kubelet.
+/// Registration of a plugin with kubelet.
 pub mod registration {
     /// See `registration.proto`.
     pub mod v1 {

@@ -1,11 +1,11 @@
-//! An error with all of its sources, each said once.
+//! Displays an error with all of its sources, each once.
 
 use std::{error::Error, fmt};
 
 /// Displays an error and its sources as one line: `outer: middle: inner`.
 ///
-/// Our own errors never print their source; some libraries' do, so a source whose text has been
-/// said already is passed over.
+/// Cistern's errors never print their source, but errors of some libraries do. A source whose text was
+/// printed already is skipped.
 pub struct Chain<'a>(pub &'a (dyn Error + 'static));
 
 impl fmt::Debug for Chain<'_> {
@@ -16,14 +16,14 @@ impl fmt::Debug for Chain<'_> {
 
 impl fmt::Display for Chain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut said = self.0.to_string();
-        f.write_str(&said)?;
+        let mut printed = self.0.to_string();
+        f.write_str(&printed)?;
         let mut source = self.0.source();
         while let Some(error) = source {
             let text = error.to_string();
-            if !said.contains(&text) {
+            if !printed.contains(&text) {
                 write!(f, ": {text}")?;
-                said = text;
+                printed = text;
             }
             source = error.source();
         }
@@ -44,7 +44,7 @@ mod tests {
     struct Middle(#[source] std::io::Error);
 
     #[test]
-    fn every_source_is_said_once() {
+    fn every_source_is_printed_once() {
         let error = Outer("pool", Middle(std::io::Error::other("disk on fire")));
         assert_eq!(
             Chain(&error).to_string(),

@@ -1,8 +1,8 @@
 //! `/healthz`, `/readyz` and `/metrics` of a process.
 //!
-//! `/healthz` says that the process answers, `/readyz` that it can do its work, with the reasons
-//! why not. Neither asks anybody else, so both are cheap and never hang. Connections are bounded in
-//! number and time: see `connections.rs`.
+//! `/healthz` reports that the process answers. `/readyz` reports that it can do its work, or the reasons
+//! why it cannot. Both use only the state of the process, so they are cheap and never hang. The number
+//! and duration of connections are limited: see `connections.rs`.
 
 mod connections;
 
@@ -23,29 +23,29 @@ use axum::{
 use prometheus_client::{encoding::text::encode, registry::Registry};
 use tokio::net::TcpListener;
 
-/// What the process still waits for, by name. Ready when nothing is left.
+/// The parts that the process still waits for, by name. It is ready when there are none.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness {
     waiting: Arc<Mutex<BTreeMap<&'static str, String>>>,
 }
 
 impl Readiness {
-    /// Not ready until `part` is [`Self::done`]; the text says why, and a later text replaces it.
+    /// Waits until `part` is [`Self::done`]. The text is the reason; a later text replaces it.
     pub fn wait_for(&self, part: &'static str, why: impl Into<String>) {
         self.lock().insert(part, why.into());
     }
 
-    /// `part` is ready.
+    /// Records that `part` is ready.
     pub fn done(&self, part: &'static str) {
         self.lock().remove(part);
     }
 
-    /// Whether nothing is waited for.
+    /// Whether all parts are ready.
     pub fn is_ready(&self) -> bool {
         self.lock().is_empty()
     }
 
-    /// What is waited for, a line each; empty when ready.
+    /// The missing parts and their reasons, one per line; empty when ready.
     pub fn report(&self) -> String {
         let waiting = self.lock();
         let lines: Vec<String> = waiting
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn readiness_says_what_is_missing_and_health_does_not_care() {
+    async fn readiness_reports_missing_parts_and_health_does_not_depend_on_them() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let readiness = Readiness::default();

@@ -1,7 +1,7 @@
-//! The few idioms with which both binaries meet the API server and the outside: guarded writes, own
-//! writes that a cache lacks, errors as a chain, retries, logs, health and metrics.
+//! Code that all binaries share for the API server and for operation: guarded writes, tracking of own
+//! writes, error chains, retries, logs, health and metrics.
 //!
-//! *Invariant:* nothing here knows what a pool or a volume is for.
+//! *Invariant:* this crate contains no storage logic.
 
 pub mod chain;
 pub mod http;

@@ -3,10 +3,10 @@
 use clap::{Args, ValueEnum};
 use tracing_subscriber::EnvFilter;
 
-/// Flags of both binaries about their logs.
+/// Log options of all binaries.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// What is logged: a level, or directives as in `info,cistern_node=debug`
+    /// Log level, or directives as in `info,cistern_node=debug`
     #[arg(
         long,
         env = "LOG_LEVEL",
@@ -15,23 +15,23 @@ pub struct Options {
     )]
     pub log_level: String,
 
-    /// How lines look
+    /// Format of the log lines
     #[arg(long, env = "LOG_FORMAT", value_enum, default_value_t = Format::Text, global = true)]
     pub log_format: Format,
 }
 
-/// How a line looks.
+/// Format of the log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// For people.
+    /// Human-readable text.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// The level cannot be understood.
+/// The log level is invalid.
 #[derive(Debug, thiserror::Error)]
-#[error("log level {level:?} cannot be understood: write error, warn, info, debug or trace")]
+#[error("log level {level:?} is invalid: write error, warn, info, debug or trace")]
 pub struct Error {
     level: String,
     #[source]
@@ -47,7 +47,7 @@ pub fn start(options: &Options) -> Result<(), Error> {
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_target(false);
-    // A logger that stands already is one that somebody asked for.
+    // Keeps a logger that was installed before.
     let _ = match options.log_format {
         Format::Text => lines.with_ansi(false).try_init(),
         Format::Json => lines

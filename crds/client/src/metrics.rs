@@ -1,6 +1,6 @@
-//! Metrics that are counted when somebody asks for them, and those that every process has.
+//! Gauges that are computed on each scrape, and the metrics of every process.
 //!
-//! *Invariant:* nothing is asked of anybody else for them, so that a scrape is cheap and never hangs.
+//! *Invariant:* a scrape uses only the state of the process, so that it is cheap and never hangs.
 
 mod requests;
 mod vitals;
@@ -15,27 +15,27 @@ use prometheus_client::{
 
 pub use self::requests::{Observed, Requests};
 
-/// Registers what every process tells of itself: `cistern_build_info` and the usual `process_*`.
+/// Registers the metrics of every process: `cistern_build_info` and the customary `process_*`.
 pub fn register(registry: &mut Registry, version: &'static str) {
     registry.register(
         "cistern_build",
-        "The version that runs",
+        "Version of the binary",
         Info::new([("version", version)]),
     );
     vitals::register(registry);
 }
 
-/// Writes gauges that are counted now. A gauge without samples is told, too.
+/// Writes gauges with current values. A gauge without samples is written, too.
 #[derive(Debug)]
 pub struct Gauges<'a>(DescriptorEncoder<'a>);
 
 impl<'a> Gauges<'a> {
-    /// Onto what a collector is given.
+    /// Writes to the encoder of a collector.
     pub fn onto(encoder: DescriptorEncoder<'a>) -> Self {
         Self(encoder)
     }
 
-    /// One gauge: its name with the unit, what it means, and a number for each set of labels.
+    /// Writes a gauge: its name with the unit, its help text, and a number for each set of labels.
     pub fn write<L: EncodeLabelSet, N: EncodeGaugeValue>(
         &mut self,
         name: &str,
@@ -51,7 +51,7 @@ impl<'a> Gauges<'a> {
         Ok(())
     }
 
-    /// A gauge without labels; nothing but its name where there is no number.
+    /// Writes a gauge without labels. Without a number it has no sample.
     pub fn write_one<N: EncodeGaugeValue>(
         &mut self,
         name: &str,
@@ -65,7 +65,7 @@ impl<'a> Gauges<'a> {
     }
 }
 
-/// How often each of them occurs.
+/// Counts the occurrences of each value.
 pub fn tally<T: Ord>(all: impl IntoIterator<Item = T>) -> BTreeMap<T, u64> {
     all.into_iter().fold(BTreeMap::new(), |mut counts, each| {
         let count = counts.entry(each).or_default();
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn gauges_are_counted_when_asked_and_told_also_when_there_is_nothing() {
+    fn gauges_are_computed_on_a_scrape_and_listed_also_without_samples() {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(Fruit));
         let mut text = String::new();
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_tells_its_version_memory_files_and_start() {
+    fn a_process_exports_its_version_memory_files_and_start_time() {
         let mut registry = Registry::default();
         register(&mut registry, "1.2.3");
         let mut text = String::new();

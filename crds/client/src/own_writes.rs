@@ -1,14 +1,14 @@
-//! Own writes that a watch has not delivered yet.
+//! Tracks own writes that a watch has not delivered yet.
 //!
-//! A cache lags behind the writes of its own process. Whoever acts on a copy from before such a write
-//! repeats what is done already, and the next write is refused. So a reconcile takes its copy by
-//! [`OwnWrites::read`], and waits for the event of its own write where the copy is older.
+//! A cache lags behind the writes of its own process. A reconcile of a copy from before such a write
+//! repeats work, and its next write is rejected. So a reconcile reads its copy with
+//! [`OwnWrites::read`], and waits for the event of the own write if the copy is older.
 //!
-//! Resource versions of one kind are compared as integers. Kubernetes documents that since 1.35, and
-//! what the API server keeps in etcd has always counted upwards. No effect rests on it. A version that
-//! is no integer makes no copy stale; a complete list that began after the write ends the wait
-//! whatever it shows, also when the store was restored from a backup; and the API server refuses a
-//! write that is based on an old copy.
+//! Resource versions of one kind are compared as integers. Kubernetes documents this since 1.35, and
+//! the versions in etcd have always been ascending. Correctness does not depend on it: a version that
+//! is no integer makes no copy stale; a complete list that began after the write ends the wait in any
+//! case, also when the store was restored from a backup; and the API server rejects a write that is
+//! based on an old copy.
 //!
 //! *Invariant:* there is one entry for each object whose cached copy is older than the last write of
 //! this process, and none for another object.
@@ -20,15 +20,14 @@ use std::{
 
 use kube::{Resource, api::ObjectMeta, runtime::watcher::Event};
 
-/// The cache has a copy that is older than what this process wrote to the object. The event that ends
-/// this is on its way, or a list.
+/// The cached copy is older than the last write of this process. An event or a list will update it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stale;
 
-/// The objects whose cached copies are older than what this process wrote.
+/// The objects whose cached copies are older than the last write of this process.
 #[derive(Debug, Default)]
 pub struct OwnWrites {
-    /// By UID, which no two objects share, whatever their kinds.
+    /// By UID, which is unique across all kinds.
     undelivered: Mutex<HashMap<String, Undelivered>>,
 }
 
@@ -36,12 +35,12 @@ pub struct OwnWrites {
 struct Undelivered {
     kind: String,
     version: u64,
-    /// Whether the watch has begun a list since the write.
+    /// Whether the watch has started a list since the write.
     is_being_listed: bool,
 }
 
 impl OwnWrites {
-    /// Notes the object that a write returned. `cached` gives the copy that the cache has now.
+    /// Records the object that a write returned. `cached` returns the current copy in the cache.
     pub fn wrote<K, C>(&self, written: &K, cached: impl FnOnce() -> Option<Arc<C>>)
     where
         K: Resource<DynamicType = ()>,
@@ -50,7 +49,7 @@ impl OwnWrites {
         let (Some(uid), Some(version)) = (&written.meta().uid, version(written.meta())) else {
             return;
         };
-        // Locked before the cache is asked: an event that comes after that is seen after this.
+        // Locks before it reads the cache, so that an event that arrives later is handled later.
         let mut undelivered = self.lock();
         if !cached().is_some_and(|copy| is_older(copy.meta(), written.meta())) {
             return;
@@ -66,7 +65,7 @@ impl OwnWrites {
         entry.is_being_listed = false;
     }
 
-    /// Takes note of an event of a watch. To be called after the cache has taken it.
+    /// Records an event of a watch. Must be called after the cache has applied the event.
     pub fn saw<K: Resource<DynamicType = ()>>(&self, event: &Event<K>) {
         let mut undelivered = self.lock();
         match event {
@@ -79,21 +78,21 @@ impl OwnWrites {
                     entry.is_being_listed |= entry.kind == K::kind(&());
                 }
             }
-            // The cache shows nothing of a list before it is complete.
+            // The cache applies a list when it is complete.
             Event::InitApply(_) => {}
             Event::InitDone => undelivered
                 .retain(|_, entry| !(entry.is_being_listed && entry.kind == K::kind(&()))),
         }
     }
 
-    /// The copy that the cache has of an object, unless it is older than the last write of this process.
+    /// Reads the cached copy of an object. Fails if it is older than the last write of this process.
     ///
-    /// A copy that was taken earlier is not to be used: its successor may be delivered since.
+    /// A copy that was read earlier must not be used: a newer one may have been delivered since.
     pub fn read<C: Resource>(
         &self,
         cached: impl FnOnce() -> Option<Arc<C>>,
     ) -> Result<Option<Arc<C>>, Stale> {
-        // Locked before the cache is asked, as above.
+        // Locks before it reads the cache, as above.
         let undelivered = self.lock();
         let copy = cached();
         let is_stale = copy.as_ref().is_some_and(|copy| {
@@ -113,7 +112,7 @@ impl OwnWrites {
     }
 }
 
-/// Whether `copy` is an earlier version of the same object; no where that cannot be told.
+/// Whether `copy` is an earlier version of the same object; false if that is unknown.
 pub fn is_older(copy: &ObjectMeta, than: &ObjectMeta) -> bool {
     copy.uid == than.uid
         && version(copy)
@@ -160,7 +159,7 @@ mod tests {
         own.read(|| Some(Arc::new(cached))).is_err()
     }
 
-    /// Own writes of which one is not delivered: the cache has version 9 and 10 is written.
+    /// An undelivered own write: the cache has version 9, and 10 is written.
     fn behind() -> OwnWrites {
         let own = OwnWrites::default();
         own.wrote(&one("10"), || Some(Arc::new(one("9"))));
@@ -182,7 +181,7 @@ mod tests {
         own.saw(&Event::Apply(one("10")));
         assert!(!is_stale(&own, one("10")));
         let own = behind();
-        assert!(!is_stale(&own, one("11")), "somebody wrote after us");
+        assert!(!is_stale(&own, one("11")), "another client wrote later");
         own.saw(&Event::Apply(one("11")));
         assert_eq!(count(&own), 0);
         let gone = own.read(|| None::<Arc<StoragePool>>);
@@ -190,18 +189,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_delivered_or_deleted_is_not_remembered() {
+    fn a_delivered_or_deleted_object_is_forgotten() {
         let own = behind();
         own.saw(&Event::Apply(one("10")));
         assert_eq!(count(&own), 0);
         let own = behind();
         own.saw(&Event::Delete(one("12")));
         assert_eq!(count(&own), 0);
-        // The event was faster than the answer to the write.
+        // The event arrived before the response to the write.
         own.wrote(&one("10"), || Some(Arc::new(one("10"))));
         own.wrote(&one("10"), || Some(Arc::new(one("11"))));
         own.wrote(&one("10"), || None::<Arc<StoragePool>>);
-        // It has a successor of the same name.
+        // The cache has another object with the same name.
         own.wrote(&one("10"), || Some(Arc::new(pool("two", "11"))));
         assert_eq!(count(&own), 0);
     }
@@ -212,7 +211,7 @@ mod tests {
         own.wrote(&one("12"), || Some(Arc::new(one("9"))));
         own.saw(&Event::Apply(one("10")));
         assert!(is_stale(&own, one("10")));
-        // A write that changed nothing returns the version that was there.
+        // A write that changed nothing returns the existing version.
         own.wrote(&one("10"), || Some(Arc::new(one("10"))));
         assert!(is_stale(&own, one("10")));
         own.saw(&Event::Apply(one("12")));
@@ -227,7 +226,7 @@ mod tests {
         assert!(is_stale(&own, one("9")), "a list of another kind");
         own.saw(&Event::<StoragePool>::InitDone);
         assert!(is_stale(&own, one("9")), "a list that began before");
-        // A store that was restored from a backup counts anew.
+        // A store that was restored from a backup has smaller versions.
         own.saw(&Event::<StoragePool>::Init);
         own.saw(&Event::InitApply(one("3")));
         assert!(

@@ -1,8 +1,8 @@
-//! How long to wait before something is tried again.
+//! Exponential back-off.
 
 use std::{collections::HashMap, hash::Hash, sync::Mutex, time::Duration};
 
-/// Counts the failures of each object in a row; the wait doubles with each up to a limit.
+/// Counts consecutive failures of each object. The wait doubles with each failure, up to a limit.
 #[derive(Debug)]
 pub struct Retries<K> {
     failures: Mutex<HashMap<K, u32>>,
@@ -20,7 +20,7 @@ impl<K: Hash + Eq> Retries<K> {
         }
     }
 
-    /// Notes a failure and says how long to wait.
+    /// Records a failure and returns how long to wait.
     pub fn failed(&self, object: K) -> Duration {
         let mut failures = self.lock();
         let count = failures.entry(object).or_default();
@@ -32,12 +32,12 @@ impl<K: Hash + Eq> Retries<K> {
         wait
     }
 
-    /// Whether the object failed when it was tried last.
+    /// Whether the last attempt for the object failed.
     pub fn has_failed(&self, object: &K) -> bool {
         self.lock().contains_key(object)
     }
 
-    /// Notes that the object is well, or gone.
+    /// Forgets the failures of an object that succeeded or is gone.
     pub fn forget(&self, object: &K) {
         self.lock().remove(object);
     }

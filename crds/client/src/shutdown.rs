@@ -1,4 +1,4 @@
-//! The signal that ends a process in good order.
+//! Signals that end a process gracefully.
 
 use std::{future::Future, io};
 
@@ -17,6 +17,6 @@ pub fn requested() -> io::Result<impl Future<Output = ()> + Send + 'static> {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
-        tracing::info!("asked to stop");
+        tracing::info!("received a signal to stop");
     })
 }

@@ -1,4 +1,4 @@
-//! What all watches have: how they list, how long they wait after a failure, and what is said of one.
+//! Settings of all watches: page size, back-off and error messages.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use kube::{
 
 use crate::{Chain, Rejection};
 
-/// Objects in a page of the first list. Of most objects little is kept, so that the page takes more memory
-/// than all that came before it.
+/// Objects in a page of the first list. Only a small part of most objects is cached, so a page can take
+/// more memory than all objects before it.
 pub const PAGE: u32 = 100;
 
-/// How long a watch waits after each failure in a row: a second at first, ten at most. Whoever waits
-/// for a volume when the API server is back waits for the watches, too.
+/// Waits of a watch after consecutive failures: 1 s at first, at most 10 s. After an outage of the API
+/// server, pods that wait for a volume wait for the watches, too.
 pub fn backoff() -> ExponentialBackoff {
-    // The jitter adds up to as much again.
+    // The jitter at most doubles a wait.
     let waits = ExponentialBuilder::new()
         .with_min_delay(Duration::from_millis(800))
         .with_max_delay(Duration::from_secs(5))
@@ -33,8 +33,8 @@ pub fn is_not_installed(error: &watcher::Error) -> bool {
         if Rejection::from(source) == Rejection::NotFound)
 }
 
-/// Why a watch of a kind has failed, for people; also what to do where the kind is not installed,
-/// of which the API server says nothing but "page not found".
+/// Message for users about a failed watch. Names the remedy if the kind is not installed, for which the
+/// API server only returns "page not found".
 pub fn explain<K: Resource<DynamicType = ()>>(error: &watcher::Error) -> String {
     if is_not_installed(error) {
         let kind = K::plural(&());

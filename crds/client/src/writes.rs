@@ -1,7 +1,7 @@
-//! Writes that say what they were based on.
+//! Writes that are guarded by the resourceVersion that they were computed from.
 //!
-//! A write that carries the resourceVersion it was computed from is refused when somebody was
-//! faster. That conflict is what fences two writers off from one another, so it is never forced.
+//! The API server rejects such a write if another client has changed the object since. That conflict
+//! separates concurrent writers, so a write is never forced.
 
 use std::fmt::Debug;
 
@@ -12,20 +12,20 @@ use kube::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
-/// What an error of the API server means to a writer.
+/// The meaning of an error of the API server for a writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rejection {
-    /// There is no such object (404).
+    /// The object does not exist (404).
     NotFound,
-    /// The object is there already (409 AlreadyExists).
+    /// The object exists already (409 AlreadyExists).
     AlreadyExists,
-    /// Somebody changed the object in the meantime (409 Conflict): look again.
+    /// Another client has changed the object (409 Conflict): read it again.
     Conflict,
-    /// The schema or a rule refuses the object (422, 400).
+    /// The schema or a rule rejects the object (422, 400).
     Invalid,
     /// Not allowed (401, 403).
     Denied,
-    /// Anything else: the API server is busy, away, or the outcome is not known.
+    /// Any other error: the API server is busy or unreachable, or the outcome is unknown.
     Unavailable,
 }
 
@@ -45,7 +45,7 @@ impl From<&kube::Error> for Rejection {
     }
 }
 
-/// Changes part of an object, but only if it is still the one that was looked at.
+/// Changes part of an object if it is still the version that was read.
 ///
 /// `change` is a merge patch. The object must have a resourceVersion.
 pub async fn patch_guarded<K>(
@@ -61,7 +61,7 @@ where
     api.patch(&seen.name_any(), &by(manager), &patch).await
 }
 
-/// Changes part of an object's status, but only if it is still the one that was looked at.
+/// Changes part of an object's status if it is still the version that was read.
 ///
 /// For a status with one writer; `change` is a merge patch.
 pub async fn patch_status_guarded<K>(
@@ -78,10 +78,10 @@ where
         .await
 }
 
-/// Applies the part of an object's status that `manager` owns. A field of that part that another
-/// manager has changed is taken back, and a warning names it.
+/// Applies the part of an object's status that `manager` owns. Takes back fields of that part that
+/// another manager has changed, with a warning that names them.
 ///
-/// `status` is the whole of what the manager wants to own there; what it leaves out is given up.
+/// `status` contains all fields that the manager owns. Fields that it omits are no longer owned.
 pub async fn apply_status<K>(
     api: &Api<K>,
     name: &str,
@@ -112,7 +112,7 @@ where
     }
 }
 
-/// Who has changed which fields, as the API server says it of an apply that it refuses.
+/// The conflicting fields and their managers, from the error of a rejected apply.
 fn conflicts(error: &kube::Error) -> String {
     let kube::Error::Api(status) = error else {
         return error.to_string();
@@ -128,9 +128,9 @@ fn conflicts(error: &kube::Error) -> String {
     }
 }
 
-/// Deletes exactly the object that was looked at, unchanged since; one that is gone is fine.
+/// Deletes an object if it is still the version that was read. Succeeds if it is gone.
 ///
-/// Gives the object as it stays until its finalizers are taken off; none when it is gone.
+/// Returns the object if finalizers hold it; None if it is gone.
 pub async fn delete_exactly<K>(api: &Api<K>, seen: &K) -> Result<Option<K>, kube::Error>
 where
     K: Resource + Clone + DeserializeOwned + Debug,
@@ -144,14 +144,15 @@ where
     };
     match api.delete(&seen.name_any(), &parameters).await {
         Err(error) if Rejection::from(&error) == Rejection::NotFound => Ok(None),
-        // Without finalizers it goes at once, and what comes back is how it was.
+        // Without finalizers the object is gone, and the response is its last state.
         result => Ok(result?
             .left()
             .filter(|left| left.meta().deletion_timestamp.is_some())),
     }
 }
 
-/// Takes one finalizer off the object that was looked at; one that is gone is fine.
+/// Removes one finalizer from an object if it is still the version that was read. Succeeds if the
+/// object is gone.
 pub async fn remove_finalizer<K>(
     api: &Api<K>,
     seen: &K,
@@ -176,7 +177,8 @@ where
     }
 }
 
-/// The patch with what makes the API server refuse it for any other state of the object.
+/// Adds the UID and the resourceVersion to a patch, so that the API server rejects it for any other
+/// version of the object.
 fn guarded<K: Resource>(seen: &K, mut patch: Value) -> Value {
     let version = seen.resource_version();
     set_metadata(&mut patch, "resourceVersion", version.as_deref());

@@ -1,16 +1,21 @@
-//! Writes the CustomResourceDefinitions to a folder, one file each: `crdgen crds`.
+//! Writes the CustomResourceDefinitions to one folder, a file each, and the page about conditions to
+//! another: `crdgen crds docs`.
 
 use std::{error::Error, fs, path::PathBuf};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let folder = PathBuf::from(std::env::args_os().nth(1).ok_or("usage: crdgen FOLDER")?);
+    const USAGE: &str = "usage: crdgen DEFINITIONS DOCS";
+    let mut folders = std::env::args_os().skip(1).map(PathBuf::from);
+    let definitions = folders.next().ok_or(USAGE)?;
+    let docs = folders.next().ok_or(USAGE)?;
     for definition in cistern_crds::definitions() {
-        let file = folder.join(format!("{}.yaml", definition.spec.names.plural));
+        let file = definitions.join(format!("{}.yaml", definition.spec.names.plural));
         let yaml = serde_saphyr::to_string(&definition)?;
         fs::write(
             file,
             format!("# Generated from the Rust types: make generate.\n{yaml}"),
         )?;
     }
+    fs::write(docs.join("conditions.md"), cistern_crds::conditions_page())?;
     Ok(())
 }

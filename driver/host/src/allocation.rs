@@ -1,24 +1,24 @@
-//! Allocating a file in full.
+//! Allocates a file in full.
 //!
-//! *Invariants:* only its holes are allocated. XFS wants as much free space as the whole range that
-//! it is asked for, however little of that is missing, so that a thick volume could not be refilled
-//! in a pool that is more than half full. And the memory that this takes does not grow with the
-//! number of holes, which a tenant decides: they are read and filled a few hundred at a time.
+//! *Invariants:* only its holes are allocated. XFS needs free space for the whole requested range,
+//! however little of it is missing, so that a thick volume could not be reallocated in a pool that
+//! is more than half full. Memory does not grow with the number of holes, which a tenant controls:
+//! holes are read and filled a few hundred at a time.
 
 use std::{io, ops::Range, os::fd::BorrowedFd};
 
-use cistern_crds::Bytes;
+use cistern_types::Bytes;
 
 use crate::system::{Extent, System};
 
-/// What a file lacks up to a size.
+/// The space that a file lacks up to a size.
 pub(crate) struct Missing {
     up_to: Bytes,
     lacking: Bytes,
 }
 
 impl Missing {
-    /// Looks at a file.
+    /// Counts the holes of a file.
     pub(crate) fn of(system: &dyn System, file: BorrowedFd<'_>, size: Bytes) -> io::Result<Self> {
         let mut lacking = Bytes::ZERO;
         let counted = for_each_hole(system, file, size, |hole| {
@@ -26,7 +26,7 @@ impl Missing {
             Ok(())
         });
         match counted {
-            // FUSE, tmpfs, older ZFS: where the holes are they do not say, but how much there is.
+            // FUSE, tmpfs, older ZFS do not report holes, but the number of allocated bytes.
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
                 lacking = size.saturating_sub(Bytes(system.stat(file)?.allocated));
             }
@@ -38,12 +38,12 @@ impl Missing {
         })
     }
 
-    /// How much it lacks.
+    /// Returns the missing bytes.
     pub(crate) fn size(&self) -> Bytes {
         self.lacking
     }
 
-    /// Allocates that.
+    /// Allocates the missing space.
     pub(crate) fn allocate(self, system: &dyn System, file: BorrowedFd<'_>) -> io::Result<()> {
         ensure(system, file, self.up_to)
     }
@@ -52,7 +52,7 @@ impl Missing {
 /// Allocates a file in full up to a size.
 pub(crate) fn ensure(system: &dyn System, file: BorrowedFd<'_>, size: Bytes) -> io::Result<()> {
     match for_each_hole(system, file, size, |hole| system.allocate(file, hole)) {
-        // What has space already keeps it.
+        // Allocated parts keep their space.
         Err(error) if error.kind() == io::ErrorKind::Unsupported => {
             system.allocate(file, &(0..size.0))
         }
@@ -60,8 +60,8 @@ pub(crate) fn ensure(system: &dyn System, file: BorrowedFd<'_>, size: Bytes) -> 
     }
 }
 
-/// Calls `each` with every hole of a file up to a size, in order. It may fill the hole. Fails with
-/// `Unsupported` where the filesystem does not say where a file has holes.
+/// Calls `each` with every hole of a file up to a size, in order; `each` may fill the hole. Fails
+/// with `Unsupported` when the filesystem does not report holes.
 fn for_each_hole(
     system: &dyn System,
     file: BorrowedFd<'_>,

@@ -13,23 +13,24 @@ pub enum Cause {
     /// A tool failed.
     #[error(transparent)]
     Command(#[from] command::Error),
-    /// No loop device, or none as it must be.
+    /// A loop device cannot be attached, or has wrong properties.
     #[error(transparent)]
     Loop(#[from] loopdev::Error),
 }
 
 impl Cause {
-    /// Whether a filesystem was full.
+    /// Whether the cause is a full filesystem.
     pub(crate) fn is_no_space(&self) -> bool {
         self.is(io::ErrorKind::StorageFull, "No space left on device")
     }
 
-    /// Whether somebody else holds a device.
+    /// Whether the cause is a device that another process holds.
     pub(crate) fn is_busy(&self) -> bool {
         self.is(io::ErrorKind::ResourceBusy, "Device or resource busy")
     }
 
-    /// Whether the kernel said so, to us or to a tool: these have no code for it and repeat it.
+    /// Whether the kernel returned this error to this process or to a tool. Tools have no exit code for
+    /// it and repeat the kernel's text.
     fn is(&self, kind: io::ErrorKind, text: &str) -> bool {
         match self {
             Self::Io(error) => error.kind() == kind,

@@ -1,7 +1,8 @@
-//! Which parts of an image hold data, and in which parts it differs from another.
+//! Finds the parts of an image that hold data, and the parts in which it differs from another
+//! image.
 //!
-//! Both are read from where the images' extents lie (FIEMAP), never from their data, so that it takes
-//! as long as there are extents, however large the images are.
+//! Both are computed from the locations of extents (FIEMAP), never from data, so that the time
+//! depends on the number of extents and not on the size of the images.
 //!
 //! ```text
 //!          cursor            end
@@ -10,12 +11,13 @@
 //! answer           ├───┤
 //! ```
 //!
-//! *Invariants:* two parts that are not told apart lie in the same blocks of one filesystem, or read
-//! as zeros both; everything else is told, whether or not its bytes differ. Neither file changes
-//! while it is read: snapshots are never written. Only where their extents lie may change, when an
-//! administrator defragments the pool; so the base is looked at before and after the target, and what
-//! lay in the same place both times lay there in between. (To move away and back it has less than a
-//! millisecond.) The memory that is taken does not grow with the number of extents.
+//! *Invariants:* two parts that are not reported as different lie in the same blocks of one
+//! filesystem, or both read as zeros; everything else is reported, whether or not its bytes differ.
+//! The content of both files is constant: snapshots are never written. Only the location of their
+//! extents may change, when an administrator defragments the pool. So the base is read before and
+//! after the target, and an extent at the same location both times was there in between. (It would
+//! have less than a millisecond to move away and back.) Memory does not grow with the number of
+//! extents.
 
 mod map;
 #[cfg(test)]
@@ -23,7 +25,7 @@ mod tests;
 
 use std::{io, ops::Range, os::fd::BorrowedFd, sync::Arc};
 
-use cistern_crds::Bytes;
+use cistern_types::Bytes;
 
 use self::map::Map;
 use crate::{
@@ -33,40 +35,40 @@ use crate::{
     system::System,
 };
 
-/// What ranges are multiples of: the sector of every volume.
+/// Alignment of ranges: the sector size of every volume.
 const SECTOR: u64 = 4096;
-/// How often a part is looked at whose extents move meanwhile, before all of it that holds data is
-/// told.
+/// How often a part is read whose extents move in between, before all of its data is reported as
+/// different.
 const TRIES: usize = 3;
 
-/// Walks through a snapshot's image and tells the ranges of its bytes in which it differs: from zeros,
-/// or from another. While this value lives, both images stay.
+/// Iterates over the byte ranges in which a snapshot's image differs from zeros or from another
+/// image. Neither image can be removed while this value lives.
 ///
-/// Each item is what came out of one look at some hundreds of extents, often nothing, so that the
-/// caller can stop in between. Ranges ascend, do not touch each other, are multiples of 4096 bytes,
-/// and end with the image. After an error there is nothing more.
+/// Each item is the result of reading some hundreds of extents, often empty, so that the caller can
+/// stop in between. Ranges ascend, do not touch each other, are multiples of 4096 bytes,
+/// and end with the image. After an error the iterator ends.
 #[derive(Debug)]
 pub struct Changes {
     system: Arc<dyn System>,
-    /// None stands for an image of zeros.
+    /// None to compare with zeros.
     base: Option<Reading>,
     target: Reading,
     size: u64,
-    /// How far both were looked at.
+    /// Offset up to which both were compared.
     cursor: u64,
-    /// What was found last: the next one may go on with it.
+    /// The last range found: the next one may extend it.
     last: Option<Range<u64>>,
 }
 
 impl Pool {
-    /// The parts of a snapshot's image that hold data, from the sector of an offset on. All others
-    /// are zeros.
+    /// Returns the parts of a snapshot's image that hold data, from the sector of an offset on. All
+    /// other parts are zeros.
     pub fn allocated(&self, snapshot: &Uid, from: u64) -> Result<Changes, image::Error> {
         self.walk(None, snapshot, from)
     }
 
-    /// The parts in which a snapshot's image differs from another, from the sector of an offset on.
-    /// Beyond the end of the other, that one counts as zeros.
+    /// Returns the parts in which a snapshot's image differs from a base, from the sector of an
+    /// offset on. The base counts as zeros beyond its end.
     pub fn changes(&self, base: &Uid, snapshot: &Uid, from: u64) -> Result<Changes, image::Error> {
         self.walk(Some(base), snapshot, from)
     }
@@ -83,7 +85,7 @@ impl Pool {
         })
     }
 
-    /// Opens an image that does not change.
+    /// Opens the image of a snapshot.
     fn read_snapshot(&self, uid: &Uid) -> Result<Reading, image::Error> {
         let reading = self.read_image(uid)?.ok_or_else(|| self.missing(uid))?;
         let identity = reading.image.identity.as_ref();
@@ -93,19 +95,19 @@ impl Pool {
         }
         Err(image::Error::IdentityConflict {
             uid: uid.clone(),
-            why: "it does not say that it holds a snapshot".to_owned(),
+            why: "its identity is not that of a snapshot".to_owned(),
         })
     }
 }
 
 impl Changes {
-    /// Size of the image.
+    /// Returns the size of the image in bytes.
     pub fn size(&self) -> Bytes {
         Bytes(self.size)
     }
 
-    /// Looks at the next part, and says up to where it did.
-    fn look(&self) -> io::Result<(Vec<Range<u64>>, u64)> {
+    /// Compares the next part, and returns its differences and its end.
+    fn compare_next(&self) -> io::Result<(Vec<Range<u64>>, u64)> {
         let rest = self.cursor..self.size;
         let read = |image: &Reading, part| read(&*self.system, image.as_fd(), part);
         let Some(base) = &self.base else {
@@ -119,8 +121,8 @@ impl Changes {
         })
     }
 
-    /// Takes what was found next, and gives what nothing can be added to any more.
-    fn found(&mut self, ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    /// Merges new ranges with the last one, and returns those that are complete.
+    fn merge(&mut self, ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
         let mut done = Vec::new();
         for range in ranges {
             let end = range.end.next_multiple_of(SECTOR).min(self.size);
@@ -141,10 +143,10 @@ impl Iterator for Changes {
         if self.cursor >= self.size {
             return self.last.take().map(|last| Ok(vec![last]));
         }
-        match self.look() {
+        match self.compare_next() {
             Ok((ranges, end)) => {
                 self.cursor = end;
-                Some(Ok(self.found(ranges)))
+                Some(Ok(self.merge(ranges)))
             }
             Err(error) => {
                 (self.cursor, self.last) = (self.size, None);
@@ -156,15 +158,15 @@ impl Iterator for Changes {
     }
 }
 
-/// Which of two images.
+/// One of the two images.
 #[derive(Clone, Copy, Debug)]
 enum Side {
     Base,
     Target,
 }
 
-/// Looks at the first part of what two images may differ in; `read` gives a map of the first extents
-/// of one. Answers what differs, and up to where it looked.
+/// Compares the first part of the rest of two images; `read` maps the first extents of one. Returns
+/// the differences and the end of that part.
 fn compare(
     rest: Range<u64>,
     mut read: impl FnMut(Side, Range<u64>) -> io::Result<Map>,
@@ -179,14 +181,14 @@ fn compare(
             return Ok((after.differences(&target), target.part().end));
         }
         if tries == TRIES {
-            // What moves holds data: where neither holds any, both are zeros.
+            // Extents that move hold data: where neither image has any, both are zeros.
             let part = after.part();
             return Ok((after.either(&target.within(&part)), part.end));
         }
     }
 }
 
-/// Where the first extents of a part of a file lie, as far as that was told.
+/// Maps the first extents of a part of a file, as far as one call returns them.
 fn read(system: &dyn System, file: BorrowedFd<'_>, part: Range<u64>) -> io::Result<Map> {
     let (extents, end) = system.extents(file, &part)?;
     Ok(Map::new(extents, part.start..end))

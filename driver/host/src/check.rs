@@ -1,14 +1,14 @@
-//! Checking an ext4 before it is mounted.
+//! Checks an ext4 before it is mounted.
 //!
-//! The kernel mounts an ext4 that was found damaged, and would go on writing to it. (XFS and btrfs
-//! refuse by themselves. All three replay their logs when they are mounted.)
+//! The kernel mounts an ext4 that was found damaged, and would continue to write to it. (It refuses
+//! a damaged XFS or btrfs. All three replay their logs when they are mounted.)
 //!
-//! *Invariant:* only what e2fsck holds for safe is done to the data; what needs the judgement of a
-//! person is left to one, and the filesystem is not mounted.
+//! *Invariant:* only repairs that e2fsck considers safe are made. A filesystem that needs a manual
+//! decision is not changed and not mounted.
 
 use std::{cell::Cell, fmt, os::fd::BorrowedFd, time::Duration};
 
-use cistern_crds::Bytes;
+use cistern_types::Bytes;
 
 use crate::{
     cause::Cause,
@@ -18,31 +18,33 @@ use crate::{
 
 /// A check reads every inode of a filesystem that may have terabytes.
 const DEADLINE: Duration = Duration::from_hours(6);
-/// What a check or a growth takes of the node at most. How much it wants is up to the tenant who wrote
-/// the filesystem. Two at a time leave room for the agent in the memory that its manifest grants.
+/// Limits of a check or growth on the node. Its demand depends on the tenant who wrote the
+/// filesystem. Two at a time leave enough of the memory limit in the manifest to the agent.
 pub(crate) const LIMITS: Limits = Limits {
     address_space: Bytes::mib(192),
     cpu: Duration::from_hours(1),
 };
-/// Where each pass of e2fsck begins, in percent of the whole: as e2fsck itself draws it.
+/// Start of each pass of e2fsck in percent of the whole, as in its own progress bar.
 const PASSES: [u64; 6] = [0, 70, 90, 92, 95, 100];
 
-/// What is told how far a check is, in percent.
+/// Callback for the progress of a check, in percent.
 pub type Progress<'a> = &'a dyn Fn(u8);
 
-/// Whether a call may check a whole filesystem, and grow one that is not mounted: both can take hours.
+/// Whether a call may check a filesystem in full, and grow an unmounted one: both can take hours.
 #[derive(Clone, Copy)]
 pub enum Checking<'a> {
-    /// Yes; and who is told how far it is.
+    /// Yes, and reports its progress.
     Now(Progress<'a>),
-    /// No. What needs it fails with [`crate::image::Error::CheckNeeded`], and nothing was done.
+    /// No. A filesystem that needs either fails with [`crate::image::Error::CheckNeeded`],
+    /// unchanged.
     Later,
-    /// No. What has to be checked fails in the same way, and what is to grow does not.
+    /// No. A filesystem that needs a check fails in the same way; one that should grow stays
+    /// smaller.
     Without,
 }
 
 impl Checking<'static> {
-    /// In this call, and nobody is told how far it is.
+    /// Yes, without reports of progress.
     pub const UNSEEN: Self = Self::Now(&|_| {});
 }
 
@@ -56,36 +58,36 @@ impl fmt::Debug for Checking<'_> {
     }
 }
 
-/// How much is checked.
+/// Extent of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// What the filesystem says is needed: all of it when it was found damaged, or else its journal.
+    /// As the filesystem requests: in full when it was found damaged, otherwise its journal.
     AsNeeded,
-    /// All of it.
+    /// In full.
     Full,
 }
 
-/// Why a filesystem is not fit to be mounted.
+/// Why a filesystem must not be mounted.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// It has damage that e2fsck does not mend by itself.
+    /// It has damage that e2fsck does not repair without a decision.
     #[error("{report}")]
     Damaged {
-        /// What e2fsck says.
+        /// Output of e2fsck.
         report: String,
     },
-    /// Checking or growing it takes more memory or processor time than it may have here.
+    /// Checking or growing it needs more memory or processor time than [`LIMITS`].
     #[error("{report}")]
     TooLarge {
-        /// What the tool says.
+        /// Output of the tool.
         report: String,
     },
-    /// It could not be checked.
+    /// The check did not run.
     #[error(transparent)]
     Failed(#[from] Cause),
 }
 
-/// Checks the ext4 in a file or device that nobody uses, and mends what can be mended safely.
+/// Checks the ext4 in a file or device that is not in use, and repairs what is safe to repair.
 pub(crate) fn ext4(
     system: &dyn System,
     file: BorrowedFd<'_>,
@@ -101,11 +103,11 @@ fn run(
     command: &Command,
     progress: Progress<'_>,
 ) -> Result<(), Error> {
-    let told = Cell::new(None);
+    let reported = Cell::new(None);
     let watch = |line: &str| {
         let percent = percent(line);
-        if percent.is_some() && percent != told.replace(percent.max(told.get())) {
-            told.get().map(progress);
+        if percent.is_some() && percent != reported.replace(percent.max(reported.get())) {
+            reported.get().map(progress);
         }
         percent.is_some()
     };
@@ -120,9 +122,9 @@ fn run(
     let report = report.replace(&format!("{STDIN}: "), "");
     match output.exit {
         Some(0) => Ok(()),
-        // 1: something was mended; 2: and it was the root filesystem, which it is not.
+        // 1: errors were repaired; 2: the same, of the root filesystem, which this is not.
         Some(1 | 2) => {
-            tracing::warn!(report, "a filesystem was mended before it is mounted");
+            tracing::warn!(report, "e2fsck repaired a filesystem before it is mounted");
             system.sync(file).map_err(Cause::from)?;
             Ok(())
         }
@@ -134,8 +136,7 @@ fn run(
     }
 }
 
-/// How far a check is that says `pass current maximum device`; none where the line says something
-/// else.
+/// Parses a progress line, `pass current maximum device`, into percent; none for any other line.
 fn percent(line: &str) -> Option<u8> {
     let mut words = line.split(' ');
     let mut number = || words.next()?.parse::<u64>().ok();
@@ -146,7 +147,7 @@ fn percent(line: &str) -> Option<u8> {
 }
 
 fn command(extent: Extent) -> Command {
-    // -C 2: how far it is, on standard error.
+    // -C 2: progress on standard error.
     let command = Command::new("e2fsck", DEADLINE).arg("-p").option("-C", "2");
     match extent {
         Extent::AsNeeded => command,
@@ -188,24 +189,24 @@ mod tests {
     }
 
     #[test]
-    fn a_check_tells_how_far_it_is_and_never_goes_back() {
+    fn a_check_reports_progress_that_never_decreases() {
         let folder = tempfile::tempdir().unwrap();
         let (file, system) = (made(&folder, 64 << 20, &[]), Linux::new(folder.path()));
-        let told = RefCell::new(Vec::new());
-        let progress = |percent| told.borrow_mut().push(percent);
+        let reported = RefCell::new(Vec::new());
+        let progress = |percent| reported.borrow_mut().push(percent);
         ext4(&system, file.as_fd(), Extent::Full, &progress).unwrap();
-        let told = told.into_inner();
-        assert!(told.is_sorted() && told.len() > 2, "{told:?}");
-        assert_eq!(told.last(), Some(&100));
+        let reported = reported.into_inner();
+        assert!(reported.is_sorted() && reported.len() > 2, "{reported:?}");
+        assert_eq!(reported.last(), Some(&100));
     }
 
     #[test]
-    fn a_filesystem_whose_check_takes_more_memory_than_it_may_have_is_too_large() {
+    fn a_filesystem_whose_check_exceeds_its_memory_limit_is_too_large() {
         let folder = tempfile::tempdir().unwrap();
         let options = ["-N2000000", "-Elazy_itable_init=1", "-Jsize=4"];
         let (file, system) = (made(&folder, 4 << 30, &options), Linux::new(folder.path()));
         let mut is_too_large = false;
-        // How much e2fsck itself takes depends on its libraries.
+        // The memory of e2fsck itself depends on its libraries.
         for address_space in (3 << 20..64 << 20).step_by(128 << 10).map(Bytes) {
             let limits = Limits {
                 address_space,
@@ -215,12 +216,12 @@ mod tests {
             match run(&system, file.as_fd(), &command, &|_| {}) {
                 Ok(()) => break,
                 Err(Error::TooLarge { .. }) => is_too_large = true,
-                // It could not even be started.
+                // Too little memory to start e2fsck.
                 Err(error) => assert!(!is_too_large, "{error:?}"),
             }
         }
         assert!(is_too_large);
-        // Nothing was done to it.
+        // The filesystem is unchanged.
         ext4(&system, file.as_fd(), Extent::Full, &|_| {}).unwrap();
     }
 }

@@ -1,9 +1,8 @@
-//! The one place that starts processes: the tools that own a format (`mkfs.*`, `blkid`, those that
-//! check and grow).
+//! The only module that starts processes: `mkfs.*`, `blkid`, and the tools that check and grow
+//! filesystems.
 //!
-//! *Invariants:* no shell, no inherited environment, operands after `--`, and no tool outlives its
-//! deadline unanswered. A tool that reads what a tenant wrote takes no more of the machine than its
-//! limits say.
+//! *Invariants:* no shell, no inherited environment, operands after `--`; every call returns by the
+//! tool's deadline. A tool that reads a tenant's data has limits of memory and processor time.
 
 mod stderr;
 
@@ -20,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cistern_crds::Bytes;
+use cistern_types::Bytes;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::{MemfdFlags, memfd_create},
@@ -31,14 +30,14 @@ use self::stderr::Stderr;
 
 /// The name under which a tool can open its own standard input.
 pub(crate) const STDIN: &str = "/proc/self/fd/0";
-/// Where the tools are looked for.
+/// Search path of the tools.
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
-/// How much of what a tool says is kept.
+/// Bytes of a tool's output that are kept.
 const OUTPUT_LIMIT: u64 = 64 << 10;
-/// How long a killed process may take to go: longer means that the kernel cannot let go of it.
+/// How long to wait for a killed process to exit: longer means that it is stuck in the kernel.
 const REAP_TIME: Duration = Duration::from_secs(5);
 
-/// What says that a tool was refused memory. Tools have no exit code for it.
+/// Messages of tools that were denied memory. Tools have no exit code for it.
 const OUT_OF_MEMORY: [&str; 4] = [
     "Can't allocate",
     "Cannot allocate memory",
@@ -46,23 +45,23 @@ const OUT_OF_MEMORY: [&str; 4] = [
     // A thread could not be started.
     "Resource temporarily unavailable",
 ];
-/// Each thread takes this much of a limited tool's address space, and e2fsprogs starts one for each
-/// processor.
+/// Stack size of each thread of a limited tool, which counts against its address space; e2fsprogs
+/// starts one thread per processor.
 const STACK: Bytes = Bytes(512 << 10);
-/// How much longer than its processor time a limited tool lives that takes no notice of the signal.
+/// Processor time after SIGXCPU until the kernel kills a limited tool.
 const CPU_GRACE: Duration = Duration::from_secs(5);
 
-/// What a tool may take of the machine.
+/// Resource limits of a tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// Address space of its process.
+    /// Address space of its process in bytes.
     pub address_space: Bytes,
     /// Processor time of its process, in whole seconds.
     pub cpu: Duration,
 }
 
 impl Limits {
-    /// Options of prlimit(1), which runs a tool with its limits from the first instruction on.
+    /// Options of prlimit(1), which sets the limits before it executes the tool.
     fn options(self) -> [String; 4] {
         let cpu = self.cpu.as_secs();
         [
@@ -74,7 +73,7 @@ impl Limits {
     }
 }
 
-/// A tool to be run.
+/// A tool with its arguments, deadline and limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Command {
     program: &'static str,
@@ -84,39 +83,39 @@ pub struct Command {
     limits: Option<Limits>,
 }
 
-/// What a tool that ended had to say.
+/// Exit status and output of a tool that exited.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    /// Exit code; none when a signal ended it.
+    /// Exit code; none when a signal killed it.
     pub exit: Option<i32>,
-    /// The signal that ended it.
+    /// The signal that killed it; none otherwise.
     pub signal: Option<i32>,
-    /// Standard output, cut at 64 KiB.
+    /// Standard output, truncated at 64 KiB.
     pub stdout: String,
-    /// Standard error, cut at 64 KiB.
+    /// Standard error, truncated at 64 KiB.
     pub stderr: String,
 }
 
-/// Why a tool did not do its work.
+/// Why a tool failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// It could not be started or waited for.
-    #[error("{command} could not be run: is the package that brings it installed")]
+    #[error("{command} could not be run: is the package that provides it installed")]
     Start {
         /// Program and arguments.
         command: String,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// It ended with another code than zero.
+    /// It exited with a code other than zero.
     #[error("{command} failed with {exit}: {stderr}")]
     Failed {
         /// Program and arguments.
         command: String,
         /// Exit code or signal.
         exit: String,
-        /// What it wrote.
+        /// Its standard error.
         stderr: String,
     },
     /// It was killed because it took too long.
@@ -124,12 +123,12 @@ pub enum Error {
     Deadline {
         /// Program and arguments.
         command: String,
-        /// How long it had.
+        /// Its deadline.
         deadline: Duration,
     },
 }
 
-/// Every tool that is started somewhere in this crate.
+/// All tools that this crate starts.
 const TOOLS: [&str; 8] = [
     "mkfs.ext4",
     "mkfs.xfs",
@@ -141,7 +140,7 @@ const TOOLS: [&str; 8] = [
     "prlimit",
 ];
 
-/// The first tool that is not installed, if one is missing. Looks at file names only.
+/// Returns the first tool that is not installed; none when all are. Checks file names only.
 pub fn missing_tool() -> Option<&'static str> {
     let is_installed = |tool: &&str| {
         let mut folders = PATH.split(':').map(Path::new);
@@ -151,7 +150,7 @@ pub fn missing_tool() -> Option<&'static str> {
 }
 
 impl Command {
-    /// A tool with a deadline.
+    /// Creates a command with a deadline.
     pub fn new(program: &'static str, deadline: Duration) -> Self {
         Self {
             program,
@@ -162,7 +161,7 @@ impl Command {
         }
     }
 
-    /// Limits what it takes of the machine.
+    /// Sets resource limits.
     #[must_use]
     pub(crate) fn limited(mut self, limits: Limits) -> Self {
         self.limits = Some(limits);
@@ -182,16 +181,16 @@ impl Command {
         self.arg(option).arg(value)
     }
 
-    /// Adds an operand: it stands behind `--`, so that it is never read as an option.
+    /// Adds an operand. It follows `--`, so that it is never parsed as an option.
     #[must_use]
     pub fn operand(mut self, operand: impl Into<OsString>) -> Self {
         self.operands.push(operand.into());
         self
     }
 
-    /// Runs the tool to its end. The file, if there is one, is its standard input, which it can
-    /// open again by the name `/proc/self/fd/0`. Each line of its standard error is shown to `watch`
-    /// as it comes, and kept unless that returns true.
+    /// Runs the tool to completion. The file, if given, is its standard input, which it can reopen
+    /// as `/proc/self/fd/0`. Each line of its standard error is passed to `watch` as it arrives,
+    /// and kept unless `watch` returns true.
     pub(crate) fn run(
         &self,
         input: Option<BorrowedFd<'_>>,
@@ -211,7 +210,7 @@ impl Command {
         })
     }
 
-    /// The error for an ending that was not asked for.
+    /// Returns the error for an unexpected exit status.
     pub fn failed(&self, output: &Output) -> Error {
         let exit = output
             .exit
@@ -224,8 +223,8 @@ impl Command {
     }
 
     fn start(&self, input: Option<BorrowedFd<'_>>) -> io::Result<(Child, File, io::PipeReader)> {
-        // A file in memory instead of a pipe: nobody has to read while the tool runs, and a
-        // grandchild that keeps it open holds nobody up.
+        // A file in memory instead of a pipe: it need not be read while the tool runs, and a
+        // grandchild that keeps it open does not block the reader.
         let stdout = File::from(memfd_create(c"stdout", MemfdFlags::CLOEXEC)?);
         let (reader, writer) = io::pipe()?;
         let stdin = match input {
@@ -234,7 +233,7 @@ impl Command {
         };
         #[expect(
             clippy::disallowed_methods,
-            reason = "the one place that starts processes"
+            reason = "the only place that starts processes"
         )]
         let mut command = match self.limits {
             None => std::process::Command::new(self.program),
@@ -246,7 +245,7 @@ impl Command {
         };
         command.env_clear().env("PATH", PATH).env("LC_ALL", "C");
         if self.limits.is_some() {
-            // A heap for each thread would take address space that nobody uses.
+            // A heap per thread would take address space that is not used.
             command.env("MALLOC_ARENA_MAX", "1");
         }
         let child = command
@@ -263,7 +262,7 @@ impl Command {
     fn kill(&self, child: &mut Child) -> Error {
         let reaped = child.kill().and_then(|()| wait(child, REAP_TIME, None));
         if !matches!(reaped, Ok(Some(_))) {
-            tracing::warn!(command = %self, pid = child.id(), "the killed process does not end");
+            tracing::warn!(command = %self, pid = child.id(), "a killed tool does not exit");
         }
         Error::Deadline {
             command: self.to_string(),
@@ -280,7 +279,7 @@ impl Command {
 }
 
 impl Output {
-    /// Whether a tool that failed did so because it reached one of its limits.
+    /// Whether a tool failed because it reached one of its limits.
     pub(crate) fn has_reached_limit(&self) -> bool {
         let says = |text: &&str| self.stdout.contains(*text) || self.stderr.contains(*text);
         self.signal == Some(Signal::XCPU.as_raw()) || OUT_OF_MEMORY.iter().any(says)
@@ -297,7 +296,8 @@ impl std::fmt::Display for Command {
     }
 }
 
-/// Waits for a child and reads what it says meanwhile; none when the time is over first.
+/// Waits for a child and reads its standard error in the meantime; none when the limit expires
+/// first.
 fn wait(
     child: &mut Child,
     limit: Duration,
@@ -313,14 +313,14 @@ fn wait(
         if let Some(stderr) = stderr.as_deref_mut().filter(|_| speaks) {
             stderr.read()?;
         } else {
-            // Ended or not: this does not block.
+            // Does not block, whether the child has exited or not.
             return child.try_wait();
         }
     }
 }
 
-/// Waits until a process has ended or has said something, but not for longer than this, and returns
-/// whether it has said something.
+/// Waits until a process has exited or has written to its standard error, at most `limit`, and
+/// returns whether it has written.
 fn is_ready(
     ended: BorrowedFd<'_>,
     stderr: Option<&Stderr<'_>>,
@@ -356,7 +356,7 @@ mod tests {
     const SOON: Duration = Duration::from_secs(20);
 
     #[test]
-    fn what_a_tool_says_is_kept_and_operands_are_never_options() {
+    fn the_output_of_a_tool_is_kept_and_operands_are_never_options() {
         let output = Command::new("echo", SOON)
             .arg("-n")
             .operand("-e")
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_that_says_more_than_a_pipe_holds_is_read_to_its_end_and_watched_line_by_line() {
+    fn output_larger_than_a_pipe_is_read_completely_and_watched_line_by_line() {
         let lines = std::cell::Cell::new(0_u32);
         let watch = |line: &str| {
             lines.set(lines.get() + 1);

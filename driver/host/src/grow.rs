@@ -1,16 +1,13 @@
-//! Growing what lies in an image that has become larger: loop device and filesystem.
+//! Grows the loop device and the filesystem of an image that has become larger.
 //!
 //! ```text
 //! image (image/grow.rs) ── loop device ── filesystem
 //!                          (expand)       (expand: mounted; stage: before or after it is mounted)
 //! ```
 //!
-//! *Invariants:* how large a filesystem is, is asked of the filesystem, so that whatever was cut
-//! short is taken up by the next call; one that cannot grow goes on working at its old size; and
-//! no image is bound to a loop device while a tool of an earlier call still works on it.
-
-pub(crate) mod detached;
-pub(crate) mod ext4;
+//! *Invariants:* the size is read from the filesystem itself, so that the next call continues an
+//! interrupted growth. A filesystem that cannot grow keeps working at its old size. No image is
+//! bound to a loop device while a tool of an earlier call still works on it.
 
 use std::{
     io,
@@ -18,7 +15,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use cistern_crds::{Bytes, FilesystemType};
+use cistern_types::{Bytes, FilesystemType};
 use rustix::io::Errno;
 
 use crate::{
@@ -27,30 +24,30 @@ use crate::{
     id::Uid,
     image,
     loopdev::{self, Loop},
-    mountinfo::Mount,
-    mounting::StageRequest,
     place::Place,
     pool::Pool,
+    resize::{ext4, grow_xfs, is_full},
+    stage_request::StageRequest,
     superblock,
-    system::{FileKind, OFlags, System},
+    system::{FileKind, Mount, OFlags, System},
 };
 
-/// A volume in use that is to have all of its image.
+/// A request to expand a volume in use to the size of its image.
 #[derive(Clone, Debug)]
 pub struct ExpandRequest<'a> {
     /// Name of the image.
     pub image: &'a Uid,
     /// The filesystem in it; none for block access.
     pub filesystem: Option<FilesystemType>,
-    /// Where it is staged or published.
+    /// Staging or target path of the volume.
     pub path: &'a Path,
-    /// What it is to have at least.
+    /// Smallest acceptable size.
     pub required: Bytes,
-    /// What it may have at most.
+    /// Largest acceptable size; none for no limit.
     pub limit: Option<Bytes>,
 }
 
-/// Why a volume in use does not have all of its image.
+/// Why a volume in use could not be expanded to the size of its image.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The image or its pool cannot be used.
@@ -64,15 +61,15 @@ pub enum Error {
         /// The path.
         path: PathBuf,
     },
-    /// The image has another size than what is asked for.
+    /// The size of the image is outside the requested range.
     #[error("image {image} has {size}, which is not in the range that is asked for")]
     OutOfRange {
         /// Name of the image.
         image: Uid,
-        /// What it has.
+        /// Size of the image.
         size: Bytes,
     },
-    /// Nothing can be written through the mount.
+    /// The mount is read-only.
     #[error("{path} is read-only: the filesystem grows when the volume is staged for writing")]
     ReadOnly {
         /// The path.
@@ -80,30 +77,31 @@ pub enum Error {
     },
     /// The kernel does not let this process grow the filesystem while it is mounted.
     #[error(
-        "a mounted {filesystem} cannot grow on this node, where the driver lacks CAP_SYS_RESOURCE: it goes on at its old size and grows when the volume is staged next, after its last pod here has ended"
+        "a mounted {filesystem} cannot grow on this node, where the driver lacks CAP_SYS_RESOURCE: it keeps its old size and grows when the volume is staged next, after its last pod here has ended"
     )]
     OnlyUnmounted {
-        /// Which filesystem.
+        /// Type of the filesystem.
         filesystem: FilesystemType,
     },
-    /// The tools that grow an unmounted filesystem take more of the node than they may.
+    /// The tools that grow an unmounted filesystem need more memory or processor time than they may
+    /// use.
     #[error(
-        "the filesystem of image {image} is too large to grow here while it is not mounted ({report}): it goes on at its old size, and grows where the kernel lets a mounted one grow"
+        "the filesystem of image {image} is too large to grow here while it is not mounted ({report}): it keeps its old size, and grows where the kernel lets a mounted one grow"
     )]
     TooLarge {
         /// Name of the image.
         image: Uid,
-        /// What the tool says.
+        /// Output of the tool.
         report: String,
     },
-    /// A step failed.
+    /// An operation failed.
     #[error("could not {operation} of image {image}")]
     Failed {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
         /// Name of the image.
         image: Uid,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: Cause,
     },
@@ -122,7 +120,7 @@ fn failed<E: Into<Cause>>(
 }
 
 impl Error {
-    /// Whether a filesystem stays smaller than its image.
+    /// Whether the filesystem stays smaller than its image.
     pub fn leaves_it_smaller(&self) -> bool {
         match self {
             Self::ReadOnly { .. }
@@ -135,15 +133,15 @@ impl Error {
 }
 
 impl Pool {
-    /// Gives a volume all of its image while it is in use: its loop device, and the filesystem on
-    /// it. Says how large it is then. A repeated call finds all done (NEV-08, NEV-15).
+    /// Expands a volume in use to the size of its image: the loop device, and the filesystem on it.
+    /// Returns the new size. A repeated call changes nothing (NEV-08, NEV-15).
     pub fn expand(&self, request: &ExpandRequest<'_>) -> Result<Bytes, Error> {
         self.check().map_err(image::Error::from)?;
         let (system, uid) = (&*self.system, request.image);
         let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
         let stat = system
             .stat(file.as_fd())
-            .map_err(failed("look at the file", uid))?;
+            .map_err(failed("stat the file", uid))?;
         let size = Bytes(stat.size);
         let bound = loopdev::find(system, stat.id, uid.as_ref())
             .map_err(failed("find the loop device", uid))?
@@ -160,7 +158,7 @@ impl Pool {
         Ok(size)
     }
 
-    /// Makes a loop device as large as its image, and says how large that is.
+    /// Grows a loop device to the size of its image, and returns that size.
     pub(crate) fn fit(&self, bound: &Loop, uid: &Uid) -> Result<Bytes, Error> {
         let size = self.image(uid)?.ok_or_else(|| self.missing(uid))?.size;
         bound
@@ -169,22 +167,22 @@ impl Pool {
         Ok(size)
     }
 
-    /// The place of the request, at which the volume is.
+    /// Returns the place of the request, if the volume is mounted there.
     fn place_of(&self, request: &ExpandRequest<'_>, bound: &Loop) -> Result<Place<'_>, Error> {
-        let look = |source: io::Error| {
+        let failed = |source: io::Error| {
             if is_nowhere(&source) {
                 not_there(request)
             } else {
-                failed("look at the path", request.image)(source)
+                failed("inspect the path", request.image)(source)
             }
         };
-        let place = Place::open(&*self.system, request.path).map_err(look)?;
+        let place = Place::open(&*self.system, request.path).map_err(failed)?;
         let is_there = match request.filesystem {
             Some(_) => place
                 .mounted()
-                .map_err(look)?
+                .map_err(failed)?
                 .is_some_and(|mount| is_whole(&mount, bound)),
-            None => self.is_device(request, &place, bound).map_err(look)?,
+            None => self.is_device(request, &place, bound).map_err(failed)?,
         };
         if is_there {
             Ok(place)
@@ -193,8 +191,8 @@ impl Pool {
         }
     }
 
-    /// Whether the device stands at the place, or in the directory there: its target, or its staging
-    /// path.
+    /// Whether the device node is at the place (a target path), or in the directory there (a
+    /// staging path).
     fn is_device(
         &self,
         request: &ExpandRequest<'_>,
@@ -216,9 +214,10 @@ impl Pool {
         Ok(stat.kind == FileKind::BlockDevice && stat.node == bound.device())
     }
 
-    /// Does what is done to the filesystem of an image before it is bound to a loop device: checks
-    /// one that wants it, and grows it, where that is the way that always works: ext4. The file is
-    /// locked. The outer error is that the image must not be bound now.
+    /// Prepares the filesystem of an image before it is bound to a loop device: checks it on
+    /// request, and grows an ext4, which always works unmounted. The file is locked. The outer
+    /// error means that the image must not be bound now; the inner one that the filesystem did not
+    /// grow.
     pub(crate) fn prepare_unbound(
         &self,
         file: BorrowedFd<'_>,
@@ -247,12 +246,12 @@ impl Pool {
         }
         match request.filesystem {
             FilesystemType::Ext4 if !request.read_only => self.grow_unbound(file, request),
-            // They grow only while they are mounted.
+            // XFS and btrfs grow only while they are mounted.
             FilesystemType::Ext4 | FilesystemType::Xfs | FilesystemType::Btrfs => Ok(Ok(())),
         }
     }
 
-    /// Grows the ext4 of an image that is not bound.
+    /// Grows the ext4 of an image that is not bound to a loop device.
     fn grow_unbound(
         &self,
         file: BorrowedFd<'_>,
@@ -292,7 +291,7 @@ fn damaged(uid: &Uid, filesystem: FilesystemType, report: String) -> image::Erro
     }
 }
 
-/// Whether an error of the kernel says that nothing can be at a path.
+/// Whether a kernel error means that the path does not exist.
 fn is_nowhere(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),
@@ -311,7 +310,7 @@ fn is_whole(mount: &Mount, bound: &Loop) -> bool {
     mount.device == bound.device() && mount.root == Path::new("/")
 }
 
-/// Grows the filesystem of a loop device that is mounted at a place, as far as the device goes.
+/// Grows the filesystem of a loop device that is mounted at a place to the size of the device.
 pub(crate) fn grow_mounted(
     system: &dyn System,
     place: &Place<'_>,
@@ -324,15 +323,15 @@ pub(crate) fn grow_mounted(
         image: uid.clone(),
         path: place.path().to_owned(),
     };
-    let look = |source: io::Error| failed("look at the filesystem", uid)(source);
-    let mount = place.mounted().map_err(look)?.ok_or_else(not_there)?;
+    let unreadable = |source: io::Error| failed("inspect the filesystem", uid)(source);
+    let mount = place.mounted().map_err(unreadable)?.ok_or_else(not_there)?;
     let inside = system
         .open(place.path(), OFlags::RDONLY | OFlags::DIRECTORY)
-        .map_err(look)?;
-    if system.mount_id(inside.as_fd()).map_err(look)? != mount.id {
+        .map_err(unreadable)?;
+    if system.mount_id(inside.as_fd()).map_err(unreadable)? != mount.id {
         return Err(not_there());
     }
-    if is_full(system, inside.as_fd(), bound, filesystem, size).map_err(look)? {
+    if is_full(system, inside.as_fd(), bound, filesystem, size).map_err(unreadable)? {
         return Ok(());
     }
     let is_read_only = |options: &[String]| options.iter().any(|option| option == "ro");
@@ -351,30 +350,4 @@ pub(crate) fn grow_mounted(
         }
         result => result.map_err(failed("grow the filesystem", uid)),
     }
-}
-
-/// Whether a mounted filesystem covers its device.
-fn is_full(
-    system: &dyn System,
-    inside: BorrowedFd<'_>,
-    bound: &Loop,
-    filesystem: FilesystemType,
-    size: Bytes,
-) -> io::Result<bool> {
-    match filesystem {
-        // The superblock in memory is the one that is read through the device.
-        FilesystemType::Ext4 => ext4::is_full(system, bound.as_fd(), size),
-        FilesystemType::Xfs => {
-            let geometry = system.xfs_geometry(inside)?;
-            Ok(geometry.is_some_and(|found| found.blocks >= size.0 / u64::from(found.block_size)))
-        }
-        FilesystemType::Btrfs => Ok(system.space(inside)?.size >= size.0),
-    }
-}
-
-fn grow_xfs(system: &dyn System, inside: BorrowedFd<'_>, size: Bytes) -> io::Result<()> {
-    let geometry = system.xfs_geometry(inside)?;
-    let geometry = geometry.ok_or(io::ErrorKind::Unsupported)?;
-    let blocks = size.0 / u64::from(geometry.block_size);
-    system.grow_xfs(inside, blocks, geometry.inode_percent)
 }

@@ -1,16 +1,15 @@
-//! What is wrong with pools and volumes, as the kernel and the disk tell it.
+//! Problems of pools and volumes, as the kernel and the disk report them.
 //!
 //! ```text
-//! pool    is its file or device there, is it mounted and writable, has its XFS shut itself down,
-//!         is its file allocated in full, is a block that is written read back, are errors counted
-//! volume  in its pool: is the image there, whole, and the volume's
-//!         attached:    is its loop device right, is it mounted, is its filesystem well
+//! pool    does its file or device exist, is it mounted and writable, has its XFS shut down,
+//!         is its file allocated in full, is a written block read back, are errors counted
+//! volume  in its pool: does the image exist, is it complete, and is it the volume's
+//!         attached:    is its loop device right, is it mounted, is its filesystem healthy
 //! ```
 //!
-//! *Invariants:* nothing is written but one block of a file of the pool's own; nobody waits longer
-//! than the deadline, and what hangs costs one thread for each pool and mount, however often it is
-//! asked; what cannot be found out is a trouble and no silence; and nothing is judged here: how bad
-//! a trouble is, and for how long, others say.
+//! *Invariants:* only one block of the pool's probe file is written. No caller waits longer than the
+//! deadline, and a hang blocks one thread for each pool and mount, however often it is probed. A failed
+//! check is itself a trouble. Severity and duration are decided by the caller.
 
 mod attached;
 mod image;

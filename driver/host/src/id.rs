@@ -5,8 +5,8 @@ use std::{ffi::OsStr, fmt, str::FromStr};
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 
-/// The UID that Kubernetes gave an object. It names the object's files: no other text from outside
-/// becomes part of a path.
+/// The UID of a Kubernetes object. It names the object's files; no other external text becomes part
+/// of a path.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Uid(String);
@@ -21,18 +21,18 @@ pub struct InvalidUid {
 }
 
 impl Uid {
-    /// As text.
+    /// The UID as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The first twelve letters and digits: all that fits into the label of an XFS.
+    /// The first twelve letters and digits, which fit into the label of an XFS.
     pub(crate) fn label(&self) -> String {
         self.0.chars().filter(|c| *c != '-').take(12).collect()
     }
 }
 
-/// Whether a label may be [`Uid::label`] of a UID that Kubernetes gave.
+/// Whether a label can be the [`Uid::label`] of a Kubernetes UID.
 pub(crate) fn is_label(label: &str) -> bool {
     label.len() == 12 && label.bytes().all(|c| c.is_ascii_alphanumeric())
 }
@@ -92,10 +92,10 @@ pub struct InvalidUuid {
 }
 
 impl Uuid {
-    /// A new one.
+    /// Creates a random UUID.
     pub fn random() -> std::io::Result<Self> {
         let mut bytes = [0_u8; 16];
-        // 16 bytes are never cut short (getrandom(2)).
+        // A read of 16 bytes is never short (getrandom(2)).
         getrandom(&mut bytes, GetRandomFlags::empty())?;
         // Version 4, variant 1 (RFC 9562).
         bytes[6] = bytes[6] & 0x0f | 0x40;
@@ -103,14 +103,14 @@ impl Uuid {
         Ok(Self(bytes))
     }
 
-    /// From the sixteen bytes of a superblock.
+    /// Creates a UUID from the sixteen bytes of a superblock.
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 }
 
 impl Uuid {
-    /// As a superblock has it.
+    /// The sixteen bytes as in a superblock.
     pub(crate) const fn as_bytes(&self) -> &[u8; 16] {
         &self.0
     }

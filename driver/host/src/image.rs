@@ -1,9 +1,10 @@
 //! Images: one file in a pool for each volume.
 //!
-//! *Invariants:* an image appears whole or not at all; it is named by the UID of the object that
-//! made it and carries its identity in an extended attribute; only [`Pool::create_image`] makes a
-//! filesystem, in a file that has no name among the images yet; only [`Pool::remove_image`] removes
-//! one, or [`Pool::remove_discarded`] from the trash, and only while nobody has it attached or reads it.
+//! *Invariants:* an image appears whole or not at all. Its name is the UID of the object that made
+//! it, and an extended attribute records its identity. Only [`Pool::create_image`] makes a
+//! filesystem, in a file that is not yet among the images. Only [`Pool::remove_image`] removes an
+//! image, or [`Pool::remove_discarded`] from the trash, and only while it is neither attached nor
+//! read.
 
 mod clone;
 mod grow;
@@ -19,11 +20,11 @@ use std::{
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
-use cistern_crds::{Bytes, FilesystemType, MkfsOptions, Provisioning};
+use cistern_types::{Bytes, FilesystemType, MkfsOptions, Provisioning};
 use rustix::io::Errno;
 
 pub use self::{
-    identity::{Content, Cut, Identity, Owner},
+    identity::{Content, Identity, Owner, SnapshotRecord},
     trash::Discarded,
 };
 use crate::{
@@ -37,58 +38,58 @@ use crate::{
     system::{FileKind, OFlags, Stat, System},
 };
 
-/// The extended attribute that says whose an image is. Only root sees and changes it.
+/// The extended attribute that records the identity of an image. Only root can read or change it.
 const IDENTITY: &str = "trusted.cistern";
 
-/// A volume to be made.
+/// A request to create the image of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageRequest {
     /// Name of the PoolVolume.
     pub volume: String,
-    /// Its UID.
+    /// UID of the PoolVolume; names the image.
     pub uid: Uid,
     /// Size of the volume, a multiple of 1 MiB.
     pub size: Bytes,
-    /// The filesystem to be made in it; none for block access.
+    /// The filesystem to make; none for block access.
     pub filesystem: Option<FilesystemType>,
-    /// Options for the tool that makes it. What they were is not remembered.
+    /// Options for mkfs. They are not stored.
     pub mkfs_options: MkfsOptions,
-    /// Whether it is allocated in full.
+    /// Whether the image is allocated in full.
     pub provisioning: Provisioning,
-    /// The image that it begins as a clone of; none where it begins empty.
+    /// The image to clone; none for an empty volume.
     pub source: Option<SourceImage>,
 }
 
-/// An image in the same pool, a volume's or a snapshot's, that a volume is made from. It may be
+/// An image in the same pool, of a volume or a snapshot, that a volume is cloned from. It may be
 /// smaller than the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceImage {
-    /// Its name.
+    /// Name of the image.
     pub uid: Uid,
-    /// With how many extents it is not cloned: its writers would wait for too long.
+    /// Largest number of extents that is cloned: more would block its writers for too long.
     pub maximum_extents: u64,
 }
 
 /// An image on the disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// Its name: the UID of the object that made it.
+    /// Name of the image: the UID of the object that made it.
     pub uid: Uid,
-    /// Whose it is; none when it says nothing that can be read.
+    /// Recorded identity; none when it is missing or cannot be parsed.
     pub identity: Option<Identity>,
-    /// Its size.
+    /// Size of the file.
     pub size: Bytes,
-    /// Bytes that it takes of the pool, those that it shares with other images included.
+    /// Bytes allocated in the pool, including those shared with other images.
     pub allocated: Bytes,
 }
 
-/// Why something could not be done with an image.
+/// Why an operation on an image failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The pool cannot be used.
     #[error(transparent)]
     Pool(#[from] pool::Error),
-    /// There is no image of this name.
+    /// No image has this name.
     #[error("image {uid} is not in pool {pool}")]
     Missing {
         /// Its name.
@@ -96,7 +97,7 @@ pub enum Error {
         /// The pool.
         pool: String,
     },
-    /// The image that another is to be made from is not there.
+    /// The source image does not exist.
     #[error("image {uid}, the source, is not in pool {pool}")]
     SourceMissing {
         /// Name of the source.
@@ -104,19 +105,19 @@ pub enum Error {
         /// The pool.
         pool: String,
     },
-    /// Cloning the image would hold up its writers for too long.
+    /// Cloning the image would block its writers for too long.
     #[error(
         "image {uid} has {extents} extents, more than the {limit} that are cloned: copy its data to a new volume, where it takes fewer, or raise the pool's limit"
     )]
     TooManyExtents {
         /// Name of the source.
         uid: Uid,
-        /// How many it has.
+        /// Its number of extents.
         extents: u64,
-        /// How many it may have.
+        /// The limit for cloning.
         limit: u64,
     },
-    /// The image of this name is another volume's, or was made as something else.
+    /// The image of this name belongs to another volume, or was made with another spec.
     #[error("image {uid} is not what was asked for: {why}; it is left as it is")]
     IdentityConflict {
         /// Its name.
@@ -124,7 +125,7 @@ pub enum Error {
         /// What differs.
         why: String,
     },
-    /// What lies in the image is not the filesystem that was made there.
+    /// The image does not contain the filesystem that was made in it.
     #[error("image {uid} does not hold the filesystem that was made in it: {why}")]
     FilesystemConflict {
         /// Its name.
@@ -132,40 +133,40 @@ pub enum Error {
         /// What differs.
         why: String,
     },
-    /// The filesystem is damaged: a person has to mend it.
+    /// The filesystem is damaged and needs a manual repair.
     #[error(
-        "the {filesystem} in image {uid} is damaged and is not mounted: {report}; have it mended with {}, or restore the volume from a backup", repair_tool(*.filesystem)
+        "the {filesystem} in image {uid} is damaged and is not mounted: {report}; repair it with {}, or restore the volume from a backup", repair_tool(*.filesystem)
     )]
     Damaged {
         /// Name of the image.
         uid: Uid,
-        /// Which filesystem.
+        /// Type of the filesystem.
         filesystem: FilesystemType,
-        /// What the tool or the kernel says.
+        /// Output of the tool, or the kernel's error.
         report: String,
     },
-    /// The filesystem has to be checked in full first, which the caller has not allowed in this call.
+    /// The filesystem needs a full check first, which the caller did not allow in this call.
     #[error("the filesystem in image {uid} has to be checked first")]
     CheckNeeded {
         /// Name of the image.
         uid: Uid,
     },
-    /// Checking the filesystem takes more of the node than a check may.
+    /// Checking the filesystem needs more memory or processor time than a check may use.
     #[error(
         "the filesystem in image {uid} is too large to be checked by the node plugin, whose checks have {} of memory and {:?} of processor time: {report}; run e2fsck -f -p on the image on its node, where it may take more", check::LIMITS.address_space, check::LIMITS.cpu
     )]
     TooLargeToCheck {
         /// Name of the image.
         uid: Uid,
-        /// What the tool says.
+        /// Output of the tool.
         report: String,
     },
-    /// The image is attached, here or in another mount namespace, or somebody reads it.
+    /// The image is attached, in this or another mount namespace, or is being read.
     #[error("image {uid} is still {how}")]
     InUse {
         /// Its name.
         uid: Uid,
-        /// What it is used for.
+        /// How it is used.
         how: String,
     },
     /// The pool's filesystem is full.
@@ -175,48 +176,47 @@ pub enum Error {
         uid: Uid,
         /// The pool.
         pool: String,
-        /// What the step said.
+        /// Error of the step.
         #[source]
         source: Cause,
     },
-    /// A step failed.
+    /// An operation failed.
     #[error("could not {operation} of image {uid}")]
     Failed {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
         /// Its name.
         uid: Uid,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: Cause,
     },
 }
 
 impl Pool {
-    /// Every image in the pool.
+    /// Lists all images of the pool.
     pub fn images(&self) -> Result<Vec<Image>, Error> {
         let failed = pool::failed(format!("list the images of pool {self}"));
         Ok(list(&*self.system, self.images.as_fd()).map_err(failed)?)
     }
 
-    /// One image; none when it is not there.
+    /// Returns one image; none when it does not exist.
     pub fn image(&self, uid: &Uid) -> Result<Option<Image>, Error> {
-        let look = failed("read the identity", uid);
+        let failed = failed("read the identity", uid);
         match self.open_image(uid)? {
             Some(file) => describe(&*self.system, file.as_fd(), uid)
                 .map(Some)
-                .map_err(look),
+                .map_err(failed),
             None => Ok(None),
         }
     }
 
-    /// Makes an image, whole or not at all. One that is there already is taken if it is what is
-    /// asked for.
+    /// Creates an image, whole or not at all. Returns an existing one that matches the request.
     pub fn create_image(&self, request: &ImageRequest) -> Result<Image, Error> {
         self.create_image_checking(request, Checking::UNSEEN)
     }
 
-    /// As [`Self::create_image`]. A larger copy of an ext4 has to be checked in full.
+    /// Like [`Self::create_image`]. An ext4 that is cloned to a larger size needs a full check.
     pub fn create_image_checking(
         &self,
         request: &ImageRequest,
@@ -232,15 +232,15 @@ impl Pool {
             let uid = uid.clone();
             Err(Error::IdentityConflict { uid, why })
         })?;
-        // Also of an image that an earlier call made: it may have failed just here.
+        // Also for an existing image: the call that made it may have failed at this sync.
         self.system
             .sync(self.images.as_fd())
-            .map_err(failed("keep the name", uid))?;
-        self.refill(uid)?;
+            .map_err(failed("sync the name", uid))?;
+        self.reallocate(uid)?;
         Ok(image)
     }
 
-    /// Fails where an image is attached or read. None there is no error.
+    /// Fails when an image is attached or being read. Succeeds when it does not exist.
     pub fn check_unused(&self, uid: &Uid) -> Result<(), Error> {
         self.check()?;
         match self.open_image(uid)? {
@@ -249,8 +249,8 @@ impl Pool {
         }
     }
 
-    /// Removes an image, and frees its space before it returns: that which it shares with no other.
-    /// None there is no error; one that is attached or read is.
+    /// Removes an image, and frees the space that it does not share before it returns. Succeeds
+    /// when it does not exist; fails when it is attached or being read.
     pub fn remove_image(&self, uid: &Uid) -> Result<(), Error> {
         self.check()?;
         let system = &*self.system;
@@ -262,8 +262,8 @@ impl Pool {
             gone(system.unlink(self.images.as_fd(), uid.as_ref()))?;
             gone(system.unlink(self.temporary.as_fd(), uid.as_ref()))?;
             system.sync(self.images.as_fd())?;
-            // XFS frees the space of a removed file some time later, and the ledger must not
-            // promise it before.
+            // XFS frees the space of a removed file later, and the ledger must not reserve it
+            // before that.
             file.map_or(Ok(()), |file| system.truncate(file.as_fd(), 0))
         };
         let file = self.open_image(uid)?;
@@ -271,9 +271,9 @@ impl Pool {
         remove(file).map_err(failed("remove the file", uid))
     }
 
-    /// Allocates again what was freed in a thick volume: a trim within, or the filesystem's own
-    /// initialisation, punches holes. Does nothing for a thin one, and nothing for a snapshot.
-    pub fn refill(&self, uid: &Uid) -> Result<(), Error> {
+    /// Allocates the holes in a thick volume again: a trim inside the volume, or the initialization
+    /// of its filesystem, punches holes. Does nothing for thin volumes and snapshots.
+    pub fn reallocate(&self, uid: &Uid) -> Result<(), Error> {
         let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
         let image =
             describe(&*self.system, file.as_fd(), uid).map_err(failed("read the identity", uid))?;
@@ -287,14 +287,14 @@ impl Pool {
             .map_err(|source| self.no_space_or("allocate the space", uid, source.into()))
     }
 
-    /// Removes what was left of images whose making was cut short, and says how many there were.
-    /// One that is being made now stays.
+    /// Removes unfinished images that an interrupted call left, and returns their number. An image
+    /// that is being made now stays.
     pub fn sweep(&self) -> Result<usize, Error> {
         let failed = pool::failed(format!("sweep the unfinished images of pool {self}"));
         Ok(sweep(&*self.system, self.temporary.as_fd()).map_err(failed)?)
     }
 
-    /// Opens an image; none when it is not there.
+    /// Opens an image; none when it does not exist.
     pub(crate) fn open_image(&self, uid: &Uid) -> Result<Option<OwnedFd>, Error> {
         self.open_image_for(OFlags::RDWR, uid)
     }
@@ -308,10 +308,10 @@ impl Pool {
         }
     }
 
-    /// The file of an image, locked for one alone; an error where it is attached or read.
+    /// Locks the file of an image exclusively; fails when it is attached or being read.
     fn unused(&self, file: OwnedFd, uid: &Uid) -> Result<OwnedFd, Error> {
-        self.let_go_of_idle(file.as_fd(), uid)
-            .map_err(failed("let go of the device", uid))?;
+        self.detach_idle(file.as_fd(), uid)
+            .map_err(failed("detach the idle device", uid))?;
         self.refuse_in_use(file.as_fd(), uid)?;
         if self
             .lock_file(file.as_fd())
@@ -325,13 +325,10 @@ impl Pool {
         })
     }
 
-    /// Fails when a loop device is bound to an image, here or in another mount namespace.
+    /// Fails when a loop device is bound to an image, in this or another mount namespace.
     fn refuse_in_use(&self, file: BorrowedFd<'_>, uid: &Uid) -> Result<(), Error> {
         let system = &*self.system;
-        let id = system
-            .stat(file)
-            .map_err(failed("look at the file", uid))?
-            .id;
+        let id = system.stat(file).map_err(failed("stat the file", uid))?.id;
         let bound = until(
             || loopdev::find(system, id, uid.as_ref()),
             |found| !matches!(found, Ok(Some(_))),
@@ -381,7 +378,7 @@ pub(crate) fn failed<E: Into<Cause>>(
     }
 }
 
-/// Every file in a folder of images whose name is a UID. All else is told as a stray.
+/// Lists the files in a directory of images that are named by UIDs. Others are reported as strays.
 pub(crate) fn list(system: &dyn System, images: BorrowedFd<'_>) -> io::Result<Vec<Image>> {
     let mut all = Vec::new();
     for name in system.list(images)? {
@@ -395,13 +392,13 @@ pub(crate) fn list(system: &dyn System, images: BorrowedFd<'_>) -> io::Result<Ve
     Ok(all)
 }
 
-/// Opens what a folder lists; none where it was removed meanwhile, or is no file.
+/// Opens a directory entry; none when it has been removed since, or is not a regular file.
 pub(crate) fn open_listed(
     system: &dyn System,
     folder: BorrowedFd<'_>,
     name: &OsStr,
 ) -> io::Result<Option<OwnedFd>> {
-    // A pipe would have us wait.
+    // Without O_NONBLOCK, opening a pipe would block.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK;
     match system.open_beneath(folder, name.as_ref(), flags) {
         Ok(file) => {
@@ -414,7 +411,7 @@ pub(crate) fn open_listed(
     }
 }
 
-/// What an open image is.
+/// Reads size and identity of an open image.
 pub(crate) fn describe(system: &dyn System, file: BorrowedFd<'_>, uid: &Uid) -> io::Result<Image> {
     let Stat {
         size, allocated, ..

@@ -1,5 +1,5 @@
-//! What is really on this host, for `fsck`: it only looks, and opens no pool. A pool that hangs
-//! holds up the look for some seconds, and hides nothing of the others.
+//! Lists what exists on this host, for `fsck`. It changes nothing and opens no pool. A pool that hangs
+//! delays the list by some seconds, and the other pools are listed in full.
 
 mod inside;
 
@@ -9,12 +9,11 @@ use crate::{
     id::{Uid, Uuid},
     image::{Discarded, Image},
     loopdev::{self, DELETED},
-    mountinfo::Mount,
     mounting::block,
     pool,
     root::Root,
     stray::Stray,
-    system::{BoundLoop, DeviceNumber, FileId, OFlags, System},
+    system::{BoundLoop, DeviceNumber, FileId, Mount, OFlags, System},
 };
 
 /// Everything of Cistern on this host.
@@ -24,11 +23,12 @@ pub struct Inventory {
     pub pools: Vec<PoolInventory>,
     /// Loop devices over files of its pools, and over the files that pools lie in.
     pub loops: Vec<BoundLoop>,
-    /// Mounts of its pools and volumes that are seen here.
+    /// Mounts of its pools and volumes that are visible to this process.
     pub mounts: Vec<Mount>,
-    /// Where nodes of its loop devices are bound, seen here: raw block volumes, staged and published.
+    /// Bind mounts of its loop device nodes that are visible to this process: raw block volumes, staged
+    /// and published.
     pub nodes: Vec<NodeInventory>,
-    /// Files where only pools should be.
+    /// Foreign files in the folder of the pools.
     pub strays: Vec<PathBuf>,
 }
 
@@ -37,55 +37,54 @@ pub struct Inventory {
 pub struct NodeInventory {
     /// Number of the loop device.
     pub number: u32,
-    /// How and where its node is bound.
+    /// The bind mount of its node.
     pub mount: Mount,
 }
 
-/// How many loop devices of this folder there are.
+/// Number of loop devices of this folder, by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoopCount {
-    /// Mounted, or with a node that is bound somewhere, as this process sees it.
+    /// Mounted, or with a bind-mounted node, as visible to this process.
     pub in_use: u64,
-    /// Bound to a file of the folder and used by nobody.
+    /// Bound to a file of the folder and unused.
     pub leaked: u64,
 }
 
 /// One pool on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolInventory {
-    /// UID of the StoragePool: as the pool says itself, or as its file is named while it is not
-    /// mounted.
+    /// UID of the StoragePool: from the marker, or from the name of its file while it is not mounted.
     pub uid: Uid,
-    /// Name of the StoragePool, as the pool says itself.
+    /// Name of the StoragePool, from the marker.
     pub name: Option<String>,
-    /// Where it is mounted, or would be.
+    /// Its mount point.
     pub mount_point: PathBuf,
-    /// UUID of its filesystem; none when it is not mounted, or does not answer.
+    /// UUID of its filesystem; None if it is not mounted or does not answer.
     pub filesystem_uuid: Option<Uuid>,
-    /// Why nothing is known of what is in it, where it is mounted and nobody can tell.
+    /// Why the content of the mounted pool is unknown; None if it is known.
     pub silent: Option<String>,
-    /// Whether it has a file of its own here.
+    /// Whether it has a file on this host.
     pub has_file: bool,
     /// Its images.
     pub images: Vec<Image>,
     /// Its images in the trash.
     pub discarded: Vec<Discarded>,
-    /// Images whose making was cut short, or is under way.
+    /// Images whose creation is in progress or was interrupted.
     pub temporary: Vec<PathBuf>,
     /// Files that are not Cistern's.
     pub strays: Vec<Stray>,
 }
 
 impl PoolInventory {
-    /// Whether it is mounted, whether or not it answers.
+    /// Whether it is mounted, also if it does not answer.
     pub fn is_mounted(&self) -> bool {
         self.filesystem_uuid.is_some() || self.silent.is_some()
     }
 }
 
 impl Root {
-    /// Counts the loop devices over files of this folder, by their names: only the kernel's tables
-    /// are asked, so that a disk that hangs holds up nobody who counts.
+    /// Counts the loop devices over files of this folder by their names. It reads only the kernel's
+    /// tables, so a disk that hangs does not block it.
     pub fn count_loops(&self) -> io::Result<LoopCount> {
         let (system, pools) = (&*self.system, self.pools_path());
         let mounts = system.mounts()?;
@@ -104,7 +103,7 @@ impl Root {
         })
     }
 
-    /// Looks at everything of Cistern on this host, as far as this process sees it.
+    /// Lists everything of Cistern on this host that is visible to this process.
     pub fn inventory(&self) -> io::Result<Inventory> {
         let system = &*self.system;
         let pools = self.open_pools()?;
@@ -161,16 +160,16 @@ impl Root {
     }
 }
 
-/// By what a loop device of this root is known: others on the machine may belong to another.
+/// Identifies the loop devices of this root; others on the machine may belong to another root.
 #[derive(Default)]
 struct Own {
-    /// Where the pools are.
+    /// The folder of the pools.
     pools_path: PathBuf,
-    /// The files that pools lie in.
+    /// The files of image pools.
     pool_files: BTreeSet<FileId>,
-    /// What the pools are mounted from.
+    /// The devices that the pools are mounted from.
     pool_devices: BTreeSet<DeviceNumber>,
-    /// Where those are mounted that say nothing of what is in them.
+    /// Mount points of the pools whose content is unknown.
     silent: Vec<PathBuf>,
 }
 
@@ -194,13 +193,13 @@ impl Own {
 /// The loop devices over files of this root.
 fn loops_over(system: &dyn System, own: &Own) -> io::Result<Vec<BoundLoop>> {
     let mut all = Vec::new();
-    // By name first: a device that somebody else lets go of stays bound while it is open here.
+    // By name first: opening a device keeps it bound while another process detaches it.
     let named = system.bound_loops()?.into_iter();
     for bound in named.filter(|bound| is_in_images(bound) || is_pool_file(bound)) {
         let is_ours = match loopdev::status(system, bound.number) {
             Ok(None) => false,
             Ok(Some(status)) => own.has(&bound, status.file),
-            // The file lies in a pool that has shut itself down: its name is all there is.
+            // The file is in a pool that has shut down, so only its name is known.
             Err(error) if error.is_of_file() => own.is_in_silent(&bound),
             Err(error) => return Err(io::Error::other(error)),
         };
@@ -211,14 +210,14 @@ fn loops_over(system: &dyn System, own: &Own) -> io::Result<Vec<BoundLoop>> {
     Ok(all)
 }
 
-/// Whether the file behind a loop device is named as one that a pool lies in.
+/// Whether the file behind a loop device has the name of a pool's file.
 fn is_pool_file(bound: &BoundLoop) -> bool {
     let path = bound.backing_file.to_string_lossy();
     let path = path.strip_suffix(DELETED).unwrap_or(&path);
     path.strip_suffix(".img").is_some()
 }
 
-/// Whether the file behind a loop device is named as an image is.
+/// Whether the file behind a loop device has the name of an image.
 fn is_in_images(bound: &BoundLoop) -> bool {
     loopdev::image_of(&bound.backing_file).is_some()
 }

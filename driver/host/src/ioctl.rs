@@ -1,12 +1,12 @@
-//! The kernel calls that rustix does not have: loop devices, block devices, extents, growing
+//! Kernel calls that rustix lacks: loop devices, block devices, extents, growing
 //! filesystems, `mount_setattr`.
 //!
-//! *Invariant:* this is the only module of the workspace with `unsafe` code, and nothing here
-//! decides anything: one function is one call.
+//! *Invariant:* this is the only module of the workspace with `unsafe` code, and it has no logic:
+//! one function is one call.
 
 #![expect(
     unsafe_code,
-    reason = "each call hands the kernel a structure whose layout its tests fix"
+    reason = "each call passes the kernel a structure whose layout its tests verify"
 )]
 
 mod devices;

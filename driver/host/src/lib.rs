@@ -1,13 +1,12 @@
 //! Everything that touches one Linux host: pools, volume images, loop devices and mounts.
 //!
 //! [`Root`] is the folder of Cistern on the host and the way in: [`Root::open_pool`] makes a pool
-//! usable, [`Pool`] makes, removes, stages and publishes volumes, and [`Root`] takes them back and
-//! cuts snapshots of them.
-//! All of it is synchronous. Every call is idempotent and asks the kernel what is so already.
+//! usable, [`Pool`] makes, removes, stages and publishes volumes, and [`Root`] unpublishes and unstages
+//! them and takes their snapshots.
+//! All calls are synchronous and idempotent: each asks the kernel which steps are done already.
 //!
-//! *Invariants:* nothing here knows Kubernetes or gRPC (of `cistern-crds` it uses the words for
-//! sizes, filesystems and provisioning); nothing is remembered between calls; and everything that
-//! is done to the machine goes through [`system::System`].
+//! *Invariants:* no Kubernetes or gRPC crate is used here; nothing is remembered between calls; and
+//! every effect on the machine goes through [`system::System`].
 
 pub mod changes;
 pub mod check;
@@ -17,7 +16,6 @@ pub mod health;
 pub mod image;
 pub mod inventory;
 pub mod loopdev;
-pub mod mountinfo;
 pub mod mounting;
 pub mod options;
 pub mod pool;
@@ -27,14 +25,20 @@ pub mod system;
 
 mod allocation;
 mod cause;
+mod freezes;
 mod id;
 mod ioctl;
+mod layout;
 mod mkfs;
 mod patience;
+mod pending_paths;
 mod place;
 mod renew;
+mod resize;
 mod root;
+mod stage_request;
 mod stray;
+mod strays;
 mod superblock;
 
 pub use self::{
@@ -43,13 +47,16 @@ pub use self::{
     check::Checking,
     grow::ExpandRequest,
     id::{InvalidUid, InvalidUuid, Uid, Uuid},
-    image::{Content, Cut, Discarded, Identity, Image, ImageRequest, Owner, SourceImage},
+    image::{
+        Content, Discarded, Identity, Image, ImageRequest, Owner, SnapshotRecord, SourceImage,
+    },
     inventory::{Inventory, LoopCount, PoolInventory},
-    mounting::{BlockPublishRequest, BlockStageRequest, PublishRequest, StageRequest, Staged},
+    mounting::{BlockPublishRequest, BlockStageRequest, PublishRequest, Staged},
     options::MountOptions,
     pool::{Expectation, Pool, PoolDeclaration, PoolStatistics, Source},
     root::{KEPT_PERCENT, Root},
     snapshot::{Member, SnapshotRequest},
+    stage_request::StageRequest,
     statistics::{FilesystemStatistics, VolumeStatistics},
     stray::Stray,
     system::{Linux, System},

@@ -1,8 +1,9 @@
-//! Loop devices: binding a file to one, and finding the one that a file is bound to.
+//! Loop devices: binds files to them, and finds the device of a file.
 //!
-//! *Invariants:* sectors have 4096 bytes and I/O is direct, or the device is not used; a file is
-//! never bound twice; every device lets go of its file with its last user, so that a crash at any
-//! point leaves none behind, unless it is told to keep it (`attach/block.rs`).
+//! *Invariants:* a device is used only with sectors of 4096 bytes and direct I/O. A file is never
+//! bound twice. Every device detaches from its file when its last user closes it (autoclear), so
+//! that a crash at any point leaves none behind; raw block volumes disable that
+//! (`mounting/block.rs`).
 
 mod free;
 
@@ -17,57 +18,57 @@ use rustix::io::Errno;
 
 use crate::{
     id::Uid,
-    pool,
+    layout,
     system::{BoundLoop, DeviceNumber, FileId, LoopSettings, LoopStatus, OFlags, System},
 };
 
-/// How the kernel marks a backing file that has no name any more.
+/// Suffix that the kernel adds to the name of a removed backing file.
 pub(crate) const DELETED: &str = " (deleted)";
-/// What every loop device of ours must be like.
+/// Required settings of every loop device of Cistern.
 const SETTINGS: LoopSettings = LoopSettings {
     direct_io: true,
     sector_size: 4096,
 };
 
-/// A loop device that is bound to a file, and stays so while this value lives.
+/// A loop device that stays bound to a file while this value lives.
 #[derive(Debug)]
 pub(crate) struct Loop {
-    /// Which one.
+    /// Its number.
     pub(crate) number: u32,
-    /// Where its node is.
+    /// Path of its device node.
     pub(crate) path: PathBuf,
     device: OwnedFd,
 }
 
-/// Why a file has no loop device that can be used.
+/// Why a file has no usable loop device.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A device of ours is not like [`SETTINGS`].
+    /// A device does not have the required [`SETTINGS`].
     #[error(
-        "loop device {number} does not do what a volume needs ({found}): its file lies where direct I/O with 4096-byte sectors is not possible, or somebody changed it"
+        "loop device {number} does not do what a volume needs ({found}): its file lies where direct I/O with 4096-byte sectors is not possible, or its settings were changed"
     )]
     Unfit {
         /// Number of the loop device.
         number: u32,
-        /// What it is like.
+        /// Its actual settings.
         found: String,
     },
-    /// Others took every device that was free.
+    /// Other processes bound every free device first.
     #[error("no loop device was free in {} attempts", free::ATTEMPTS)]
     Exhausted,
-    /// A step failed.
+    /// An operation failed.
     #[error("could not {operation}")]
     Failed {
-        /// What was tried.
+        /// The operation.
         operation: String,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: io::Error,
     },
 }
 
 impl Error {
-    /// Whether the file behind a device does not say what it is: its filesystem has shut itself down.
+    /// Whether the backing file cannot be read, because its filesystem has shut down.
     pub(crate) fn is_of_file(&self) -> bool {
         match self {
             Self::Failed { source, .. } => Errno::from_io_error(source) == Some(Errno::IO),
@@ -82,27 +83,27 @@ fn failed(operation: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
 }
 
 impl Loop {
-    /// Its device number.
+    /// Returns its device number.
     pub(crate) fn device(&self) -> DeviceNumber {
         DeviceNumber::of_loop(self.number)
     }
 
-    /// The device, open for reading.
+    /// Returns the device, open for reading.
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         self.device.as_fd()
     }
 
-    /// Has it keep its file when its last user is gone.
+    /// Keeps the device bound when its last user closes it.
     pub(crate) fn keep(&self, system: &dyn System) -> io::Result<()> {
         system.keep_loop(self.device.as_fd())
     }
 
-    /// Has it let go of its file with its last user.
-    pub(crate) fn let_go(self, system: &dyn System) -> io::Result<()> {
-        system.let_go_of_loop(self.device.as_fd())
+    /// Detaches the device from its file when its last user closes it.
+    pub(crate) fn detach(self, system: &dyn System) -> io::Result<()> {
+        system.detach_loop(self.device.as_fd())
     }
 
-    /// Makes it as large as its file. Does nothing when it is.
+    /// Grows the device to the size of its file. Does nothing when it has that size.
     pub(crate) fn fit(&self, system: &dyn System, size: u64) -> io::Result<()> {
         if system.device_size(self.device.as_fd())? < size {
             system.resize_loop(self.device.as_fd())?;
@@ -132,19 +133,19 @@ pub(crate) fn attach(
 
 /// Binds a file that is not bound to a loop device.
 pub(crate) fn bind(system: &dyn System, file: BorrowedFd<'_>) -> Result<Loop, Error> {
-    // The kernel writes the file out while it holds the device, and where the disk does not answer,
-    // whoever asks for a free device waits for that one. What waits here is in nobody's way.
-    system.sync(file).map_err(failed("write the file out"))?;
+    // While it binds a device, the kernel locks it and syncs the file. If the disk hangs, every
+    // request for a free device waits for that one. A sync beforehand blocks no other caller.
+    system.sync(file).map_err(failed("sync the file"))?;
     verify(system, free::bind(system, file)?)
 }
 
-/// Verifies that a device does what a volume needs.
+/// Verifies that a device has the required settings.
 pub(crate) fn verify(system: &dyn System, bound: Loop) -> Result<Loop, Error> {
     let settings = system
         .loop_settings(bound.number)
         .map_err(failed(format!("read the settings of {bound}")))?;
     if settings != SETTINGS {
-        // Dropping the device unbinds it if nobody else uses it.
+        // Dropping the device detaches it unless it has another user.
         return Err(Error::Unfit {
             number: bound.number,
             found: format!(
@@ -157,7 +158,8 @@ pub(crate) fn verify(system: &dyn System, bound: Loop) -> Result<Loop, Error> {
     Ok(bound)
 }
 
-/// The loop device that is bound to a file, whoever bound it. `name` is the file's.
+/// Finds the loop device of a file, also one that another process bound. `name` is the name of the
+/// file.
 pub(crate) fn find(system: &dyn System, file: FileId, name: &OsStr) -> Result<Option<Loop>, Error> {
     let all = system
         .bound_loops()
@@ -176,7 +178,7 @@ pub(crate) fn find(system: &dyn System, file: FileId, name: &OsStr) -> Result<Op
     Ok(None)
 }
 
-/// What a loop device is bound to, if it is there and bound.
+/// Returns the status of a loop device; none when it does not exist or is not bound.
 pub(crate) fn status(system: &dyn System, number: u32) -> Result<Option<LoopStatus>, Error> {
     let Some(device) = open(system, number, OFlags::RDONLY)? else {
         return Ok(None);
@@ -186,18 +188,18 @@ pub(crate) fn status(system: &dyn System, number: u32) -> Result<Option<LoopStat
         .map_err(failed(format!("ask what {device} is bound to")))
 }
 
-/// The image that a loop device is bound to, or was when it was removed: told by the file's name.
-/// Nothing else on a machine has a folder `images` with files that are named by UIDs of objects.
+/// Returns the image, possibly removed, that a loop device is bound to, judged by the path of the
+/// file. Only pools have a directory `images` with files named by UIDs of objects.
 pub(crate) fn image_of(backing_file: &Path) -> Option<Uid> {
     let path = backing_file.to_str()?;
     let path = Path::new(path.strip_suffix(DELETED).unwrap_or(path));
-    if path.parent()?.file_name()? != pool::IMAGES {
+    if path.parent()?.file_name()? != layout::IMAGES {
         return None;
     }
     path.file_name()?.to_str()?.parse().ok()
 }
 
-/// Whether the file behind a loop device is an image of a pool, to judge by its path.
+/// Whether the file behind a loop device is an image of a pool, judged by its path.
 pub(crate) fn is_in_pool(backing_file: &Path, pool: &Uid) -> bool {
     let folder = backing_file.parent().and_then(Path::parent);
     image_of(backing_file).is_some() && folder.and_then(Path::file_name) == Some(pool.as_ref())
@@ -209,26 +211,18 @@ pub(crate) fn has_image(system: &dyn System, number: u32, image: &Uid) -> io::Re
     Ok(backing_file.is_some_and(|file| image_of(&file).as_ref() == Some(image)))
 }
 
-/// The number of the loop device whose node has this name, in `/dev` or in a folder of our own.
-pub(crate) fn number_of_node(name: &str) -> Option<u32> {
-    let number = name
-        .strip_prefix("loop")
-        .or_else(|| name.strip_prefix("7-"))?;
-    number.parse().ok()
-}
-
-/// Whether the file behind a loop device has no name any more.
+/// Whether the file behind a loop device was removed.
 pub(crate) fn is_deleted(bound: &BoundLoop) -> bool {
     let name = bound.backing_file.as_os_str().as_encoded_bytes();
     name.ends_with(DELETED.as_bytes())
 }
 
-/// Opens a loop device that is bound; none when it is not there.
+/// Opens a loop device that is bound; none when it does not exist.
 pub(crate) fn open_bound(system: &dyn System, number: u32) -> io::Result<Option<Loop>> {
     open(system, number, OFlags::RDONLY).map_err(io::Error::other)
 }
 
-/// Whether the file behind a loop device has a name, or had it when it was removed.
+/// Whether the file behind a loop device has this name, or had it when it was removed.
 pub(crate) fn has_name(bound: &BoundLoop, name: &OsStr) -> bool {
     let found = bound.backing_file.as_os_str().as_encoded_bytes();
     let found = found.strip_suffix(DELETED.as_bytes()).unwrap_or(found);
@@ -237,7 +231,7 @@ pub(crate) fn has_name(bound: &BoundLoop, name: &OsStr) -> bool {
         .is_some_and(|before| before.ends_with(b"/"))
 }
 
-/// Opens a loop device; none when it went away meanwhile.
+/// Opens a loop device; none when it has been removed since.
 fn open(system: &dyn System, number: u32, flags: OFlags) -> Result<Option<Loop>, Error> {
     let name = format!("loop{number}");
     let path = system
@@ -274,7 +268,7 @@ mod tests {
         ] {
             assert_eq!(image(yes).as_deref(), Some("uid-1"), "{yes}");
         }
-        // What kubelet binds for a pod with a raw block volume is named by the pod's UID.
+        // kubelet names its own device files for raw block volumes by the UID of the pod.
         for no in [
             "/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/pvc-1/dev/uid-1",
             "/pools/p/tmp/uid-1",

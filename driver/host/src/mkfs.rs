@@ -1,11 +1,12 @@
-//! Making filesystems.
+//! Makes filesystems.
 //!
-//! *Invariant:* the tool gets an open file as its standard input and no name, so what it formats is
-//! exactly what the caller made or proved blank. Nothing else in Cistern can format.
+//! *Invariant:* the tool gets an open file as its standard input and no path, so it formats exactly
+//! the file or device that the caller made or verified to be blank. Nothing else in Cistern can
+//! format.
 
 use std::{os::fd::BorrowedFd, time::Duration};
 
-use cistern_crds::{FilesystemType, MkfsOptions};
+use cistern_types::{FilesystemType, MkfsOptions};
 
 use crate::{
     cause::Cause,
@@ -35,15 +36,15 @@ pub(crate) fn pool_image(
     uuid: Uuid,
     label: &str,
 ) -> Result<(), Cause> {
-    // The loop device that carries it has sectors of 4096 bytes.
+    // Its loop device has sectors of 4096 bytes.
     let command = pool_command(uuid, label).option("-s", "size=4096");
     run(system, image, &command)
 }
 
 /// Makes the filesystem of a pool on a device.
 ///
-/// mkfs.xfs looks once more for anything known and refuses, unless `unfinished` says that what is
-/// there is an XFS of ours whose making was cut short.
+/// mkfs.xfs checks again for known signatures and refuses to overwrite them, unless `unfinished`
+/// says that the device has an XFS of Cistern whose mkfs was interrupted.
 pub(crate) fn pool_device(
     system: &dyn System,
     device: BorrowedFd<'_>,
@@ -62,9 +63,8 @@ pub(crate) fn pool_device(
 
 fn volume_command(kind: FilesystemType, uuid: Uuid, options: &MkfsOptions) -> Command {
     let command = match kind {
-        // -F: a file is no block device, which mkfs.ext4 would ask about. -m 0: no share is kept
-        // back for root, whom no pod is. -e: as of XFS and btrfs, nothing is written to one that
-        // was found damaged.
+        // -F: accept a file, which mkfs.ext4 would question. -m 0: reserve no blocks for root,
+        // which pods do not use. -e: stop writing when damage is found, as XFS and btrfs do.
         FilesystemType::Ext4 => Command::new("mkfs.ext4", DEADLINE)
             .arg("-q")
             .arg("-F")
@@ -76,7 +76,7 @@ fn volume_command(kind: FilesystemType, uuid: Uuid, options: &MkfsOptions) -> Co
             .arg("-q")
             .option("-s", "size=4096")
             .option("-m", format!("uuid={uuid}")),
-        // -K: there is nothing to discard in a new file.
+        // -K: a new file has nothing to discard.
         FilesystemType::Btrfs => Command::new("mkfs.btrfs", DEADLINE)
             .arg("-q")
             .arg("-K")
@@ -91,7 +91,7 @@ fn volume_command(kind: FilesystemType, uuid: Uuid, options: &MkfsOptions) -> Co
 }
 
 fn pool_command(uuid: Uuid, label: &str) -> Command {
-    // -K: nothing is discarded. An image is allocated in full on purpose, and a device was blank.
+    // -K: do not discard. An image is allocated in full on purpose, and a device was blank.
     Command::new("mkfs.xfs", DEADLINE)
         .arg("-q")
         .arg("-K")
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sectors_and_blocks_are_4096_bytes_and_the_file_stands_behind_the_options() {
+    fn sectors_and_blocks_are_4096_bytes_and_the_file_follows_the_options() {
         let uuid = Uuid::from_bytes([1; 16]);
         for (kind, options, expected) in [
             (

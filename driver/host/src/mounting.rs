@@ -1,16 +1,16 @@
-//! Giving a volume to a pod: stage, publish, and back.
+//! Attaches a volume to a pod and detaches it: stage, publish, unpublish, unstage.
 //!
 //! ```text
 //! image ── loop device ── filesystem at the staging path ── bind mount at the target path
 //!          (stage)        (stage)                            (publish)
 //! ```
 //!
-//! Raw block volumes go their way in [`block`].
+//! See [`block`] for raw block volumes.
 //!
-//! *Invariants:* every step asks the kernel whether it is done, so that a repeated call finds the
-//! first one's work, whatever has become of the pool since; whatever fails leaves nothing behind;
-//! the way back needs neither pool nor image; a path is never followed through a symbolic link; and
-//! only what holds no data is removed.
+//! *Invariants:* every step asks the kernel whether it is done already, so that a repeated call
+//! finds the work of the first one, even when the pool has failed since. A failed call leaves
+//! nothing behind. Unpublish and unstage need neither pool nor image. Symbolic links are never
+//! followed. Only empty files and directories are removed.
 
 pub(crate) mod block;
 mod publish;
@@ -22,99 +22,73 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use cistern_crds::{Bytes, FilesystemType, Provisioning};
+use cistern_types::{FilesystemType, Provisioning};
 
 pub use self::block::{BlockPublishRequest, BlockStageRequest};
 use crate::{
     cause::Cause,
-    check::Checking,
     grow,
-    id::{Uid, Uuid},
+    id::Uid,
     image::{self, Image},
     loopdev,
-    mountinfo::Mount,
     options::{self, MountOptions},
     place::Place,
     pool::Pool,
     root::Root,
-    system::{BoundLoop, DeviceNumber, System},
+    system::{BoundLoop, DeviceNumber, Mount, System},
 };
 
-/// A volume with a filesystem that is to be staged.
-#[derive(Clone, Debug)]
-pub struct StageRequest<'a> {
-    /// Name of the image.
-    pub image: &'a Uid,
-    /// Name of the PoolVolume.
-    pub volume: &'a str,
-    /// The filesystem in it.
-    pub filesystem: FilesystemType,
-    /// The filesystem's UUID.
-    pub filesystem_uuid: Uuid,
-    /// Size of the volume: the image may be larger, if its growth was cut short, but not smaller.
-    pub size: Bytes,
-    /// Whether it is allocated in full.
-    pub provisioning: Provisioning,
-    /// Mount options.
-    pub options: &'a MountOptions,
-    /// Whether nothing may be written, whatever the options say.
-    pub read_only: bool,
-    /// Whether its filesystem may be checked in full, and grown before it is mounted, in this call.
-    pub checking: Checking<'a>,
-    /// An existing directory.
-    pub staging: &'a Path,
-}
-
-/// A volume that was staged.
+/// Result of staging a volume.
 #[derive(Debug, Default)]
 pub struct Staged {
-    /// Why a thick volume may lack blocks, where that is so: it works as a thin one does.
-    pub not_refilled: Option<image::Error>,
-    /// Why its filesystem does not have all of its image, where that is so. It works at the size
-    /// that it has.
+    /// Why a thick volume may lack blocks; it works like a thin one. None when it is fully
+    /// allocated.
+    pub not_reallocated: Option<image::Error>,
+    /// Why its filesystem is smaller than its image; it works at its current size. None when it
+    /// covers the image.
     pub not_grown: Option<grow::Error>,
 }
 
-/// A staged volume that is to be published.
+/// A request to publish a staged volume.
 #[derive(Clone, Debug)]
 pub struct PublishRequest<'a> {
     /// Name of the image.
     pub image: &'a Uid,
     /// The filesystem in it.
     pub filesystem: FilesystemType,
-    /// Whether it is allocated in full.
+    /// Whether the image is allocated in full.
     pub provisioning: Provisioning,
     /// Mount options.
     pub options: &'a MountOptions,
-    /// Whether nothing may be written through this mount, whatever the options say.
+    /// Makes this mount read-only, regardless of the options.
     pub read_only: bool,
-    /// Where it is staged.
+    /// Staging path of the volume.
     pub staging: &'a Path,
-    /// Where it is to appear: made here. Its parent directory exists.
+    /// Target path, which publish creates. Its parent directory exists.
     pub target: &'a Path,
 }
 
-/// Why a volume could not be given to a pod, or taken back.
+/// Why a volume could not be staged, published, unpublished or unstaged.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The image or its pool cannot be used.
     #[error(transparent)]
     Image(#[from] image::Error),
-    /// The directory that the caller has to make is not there.
-    #[error("{path} is not there")]
+    /// The directory that the caller has to create does not exist.
+    #[error("{path} does not exist")]
     PathMissing {
         /// The staging path, or the parent of the target path.
         path: PathBuf,
     },
-    /// The volume is not staged at the path that was named.
+    /// The volume is not staged at the requested path.
     #[error("the volume is not staged at {path}: {why}")]
     NotStaged {
         /// The staging path.
         path: PathBuf,
-        /// What is there.
+        /// What is at the path instead.
         why: String,
     },
-    /// Something else, or the same in another way, is mounted at the path.
+    /// Something else, or the same volume with other options, is mounted at the path.
     #[error("{path} is mounted already, but {why}")]
     Conflict {
         /// The staging or target path.
@@ -122,13 +96,13 @@ pub enum Error {
         /// What differs.
         why: String,
     },
-    /// A raw block volume that a pod still has is not unstaged.
+    /// A raw block volume is still published, and is not unstaged.
     #[error("the volume is still published at {path}")]
     StillPublished {
-        /// The target path, or one of kubelet's for the same pod.
+        /// The target path, or a path of kubelet for the same pod.
         path: PathBuf,
     },
-    /// A raw block volume is read-only for all who have it or for none.
+    /// A raw block volume is read-only for all pods of a node or for none.
     #[error(
         "a block device is read-only for all pods of a node or for none, and it is otherwise at {path}"
     )]
@@ -136,27 +110,27 @@ pub enum Error {
         /// Another target path.
         path: PathBuf,
     },
-    /// Somebody uses what is mounted at the path.
+    /// The mount at the path is in use.
     #[error("{path} cannot be unmounted: it is in use")]
     Busy {
         /// The staging or target path.
         path: PathBuf,
     },
-    /// What stands at the path was not made by us and is not removed.
+    /// The file or directory at the path was not made by Cistern and is not removed.
     #[error("{path} cannot be removed")]
     NotRemoved {
         /// The target path.
         path: PathBuf,
-        /// Why: it is not empty, or neither a directory nor a file.
+        /// The cause: it is not empty, or neither a directory nor a file.
         #[source]
         source: io::Error,
     },
-    /// A step failed.
+    /// An operation failed.
     #[error("could not {operation}")]
     Failed {
-        /// What was tried.
+        /// The operation.
         operation: String,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: Cause,
     },
@@ -171,18 +145,18 @@ fn failed<E: Into<Cause>>(operation: &str, path: &Path) -> impl FnOnce(E) -> Err
 }
 
 impl Root {
-    /// Where the whole of a volume is mounted, or its device's node is, as far as this process sees:
-    /// at or below its staging path, and at its target paths.
+    /// Lists the paths at which a whole volume is mounted, or the node of its device, as far as
+    /// this process sees: at or below its staging path, and at its target paths.
     pub fn mount_points_of(&self, image: &Uid) -> Result<Vec<PathBuf>, Error> {
         let system = &*self.system;
-        let look = || -> io::Result<Vec<PathBuf>> {
+        let find = || -> io::Result<Vec<PathBuf>> {
             let is_it =
                 |bound: &BoundLoop| loopdev::image_of(&bound.backing_file).as_ref() == Some(image);
             let mut paths = Vec::new();
             for bound in system.bound_loops()?.into_iter().filter(is_it) {
                 let device = DeviceNumber::of_loop(bound.number);
                 let mounts = system.mounts()?.into_iter();
-                // Parts of it are what kubelet makes of a published volume (subPath).
+                // kubelet mounts parts of a published volume (subPath).
                 let whole =
                     mounts.filter(|mount| mount.device == device && mount.root == Path::new("/"));
                 let nodes = block::nodes_of(system, bound.number)?.into_iter();
@@ -190,14 +164,14 @@ impl Root {
             }
             Ok(paths)
         };
-        look().map_err(|source| Error::Failed {
-            operation: format!("look where image {image} is mounted"),
+        find().map_err(|source| Error::Failed {
+            operation: format!("find the mounts of image {image}"),
             source: source.into(),
         })
     }
 
-    /// Takes every mount off a target path and removes the directory or file at it. A path that is
-    /// not there is no error.
+    /// Unmounts everything at a target path and removes the directory or file at it. Succeeds when
+    /// the path does not exist.
     pub fn unpublish(&self, target: &Path) -> Result<(), Error> {
         let Some(place) = self.clear(target)? else {
             return Ok(());
@@ -208,25 +182,25 @@ impl Root {
         })
     }
 
-    /// Takes every mount and every node of a device off a staging path. Its directory stays: the
-    /// caller made it. What was mounted is written out, and the loop device lets go of its file
+    /// Unmounts everything at a staging path, device nodes included. Its directory stays: the
+    /// caller made it. The unmount syncs the filesystem, and the loop device detaches from its file
     /// unless another mount namespace holds it.
     pub fn unstage(&self, staging: &Path) -> Result<(), Error> {
         let Some(place) = self.clear(staging)? else {
             return Ok(());
         };
-        if place.is_directory().map_err(failed("look at", staging))? {
+        if place.is_directory().map_err(failed("inspect", staging))? {
             block::unstage(&*self.system, staging)?;
         }
         Ok(())
     }
 
-    /// Takes every mount off a path; none when not even its parent is there.
+    /// Unmounts everything at a path; none when its parent does not exist.
     fn clear(&self, path: &Path) -> Result<Option<Place<'_>>, Error> {
         let place = match Place::open(&*self.system, path) {
             Ok(place) => place,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(failed("look at", path)(error)),
+            Err(error) => return Err(failed("inspect", path)(error)),
         };
         match place.clear() {
             Ok(()) => Ok(Some(place)),
@@ -239,7 +213,7 @@ impl Root {
 }
 
 impl Pool {
-    /// An image, if it is the volume's.
+    /// Opens an image, if it belongs to the volume.
     fn own_image(&self, uid: &Uid, volume: &str) -> Result<(OwnedFd, Image), Error> {
         let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
         let image = self.image(uid)?.ok_or_else(|| self.missing(uid))?;
@@ -257,10 +231,10 @@ impl Pool {
     }
 }
 
-/// The place at a path whose directory exists.
+/// Opens the place at a path that exists.
 fn open<'a>(system: &'a dyn System, path: &Path) -> Result<Place<'a>, Error> {
     let place = open_parent(system, path)?;
-    match place.look().map_err(failed("look at", path))? {
+    match place.look().map_err(failed("inspect", path))? {
         Some(_) => Ok(place),
         None => Err(Error::PathMissing {
             path: path.to_owned(),
@@ -268,14 +242,14 @@ fn open<'a>(system: &'a dyn System, path: &Path) -> Result<Place<'a>, Error> {
     }
 }
 
-/// The place at a path whose parent exists.
+/// Opens the place at a path whose parent exists.
 fn open_parent<'a>(system: &'a dyn System, path: &Path) -> Result<Place<'a>, Error> {
     Place::open(system, path).map_err(|error| {
         if error.kind() == io::ErrorKind::NotFound {
             let path = path.parent().unwrap_or(path).to_owned();
             return Error::PathMissing { path };
         }
-        failed("look at", path)(error)
+        failed("inspect", path)(error)
     })
 }
 
@@ -292,8 +266,7 @@ fn is_volume(mount: &Mount, device: DeviceNumber) -> Option<&'static str> {
     (mount.device != device || mount.root != Path::new("/")).then_some("it is not this volume")
 }
 
-/// The loop device that the whole of a volume is mounted from; none when the mount is of something
-/// else.
+/// Returns the loop device of a mount of a whole volume; none when something else is mounted.
 fn device_of(system: &dyn System, mount: &Mount, image: &Uid) -> io::Result<Option<DeviceNumber>> {
     match mount.device.as_loop() {
         Some(number) if loopdev::has_image(system, number, image)? => {
@@ -320,5 +293,5 @@ fn difference(
 
 fn has_attributes(mount: &Mount, options: &MountOptions, read_only: bool) -> Option<&'static str> {
     let is_same = options::attributes_of(mount) == options.attributes(read_only);
-    (!is_same).then_some("with other mount options, or not as writable as asked for")
+    (!is_same).then_some("with other mount options, or not as writable as requested")
 }

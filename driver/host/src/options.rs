@@ -1,24 +1,21 @@
-//! Mount options of a volume: those that Cistern knows, as a type.
+//! The mount options that Cistern supports, as a type.
 //!
-//! *Invariant:* every option that is let through is shown by the kernel in mountinfo just as it was
-//! given (a test mounts with each), so that a later call can tell from the kernel alone whether a
-//! mount is the one that was asked for. What could open other devices, bring the host down or
-//! undo what Cistern decides is not let through.
+//! *Invariant:* the kernel shows every supported option in mountinfo exactly as it was given (a
+//! test mounts with each), so that a later call can compare a mount with a request by mountinfo
+//! alone. Options that could open other devices, crash the host or undo decisions of Cistern are
+//! rejected.
 
 use std::{collections::BTreeMap, fmt};
 
-use cistern_crds::{FilesystemType, Provisioning};
+use cistern_types::{FilesystemType, Provisioning};
 
-use crate::{
-    mountinfo::Mount,
-    system::{MountAttrFlags, Parameter},
-};
+use crate::system::{Mount, MountAttrFlags, Parameter};
 
-/// Whatever the user asks for: a volume's content is not the host's.
+/// Always set, because the content of a volume is not trusted by the host.
 const ALWAYS: MountAttrFlags =
     MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NODEV);
 
-/// Options of the mount: they hold for one mount of a filesystem.
+/// Options of one mount of a filesystem.
 const ATTRIBUTES: [(&str, MountAttrFlags); 5] = [
     ("ro", MountAttrFlags::MOUNT_ATTR_RDONLY),
     ("nosuid", MountAttrFlags::MOUNT_ATTR_NOSUID),
@@ -26,17 +23,17 @@ const ATTRIBUTES: [(&str, MountAttrFlags); 5] = [
     ("noexec", MountAttrFlags::MOUNT_ATTR_NOEXEC),
     ("nodiratime", MountAttrFlags::MOUNT_ATTR_NODIRATIME),
 ];
-/// Whether reading a file changes its time of access: one of these, the last that is given, and
-/// otherwise the first. A read is no write then: it takes no space in a pool that snapshots share,
-/// and wears no disk.
+/// Whether reading a file updates its access time. The last one given counts; the first is the
+/// default. With it a read causes no write, takes no space in a pool with snapshots, and causes no
+/// wear.
 const ACCESS_TIMES: [(&str, MountAttrFlags); 3] = [
     ("noatime", MountAttrFlags::MOUNT_ATTR_NOATIME),
     ("relatime", MountAttrFlags::MOUNT_ATTR_RELATIME),
     ("strictatime", MountAttrFlags::MOUNT_ATTR_STRICTATIME),
 ];
-/// Options that say what is so anyway.
+/// Options that are defaults, and are ignored.
 const DEFAULTS: [&str; 4] = ["defaults", "rw", "exec", "async"];
-/// Options of any filesystem.
+/// Options of every filesystem.
 const COMMON: [Known; 3] = [
     Known("sync", Values::None),
     Known("dirsync", Values::None),
@@ -67,18 +64,17 @@ const BTRFS: [Known; 8] = [
     Known("nodatacow", Values::None),
     Known("user_subvol_rm_allowed", Values::None),
 ];
-/// The kernel adds the level where none is given.
+/// With a level, because the kernel adds it when none is given.
 const COMPRESSIONS: Values = Values::OneOf(&["lzo", "zlib:3", "zstd:1", "zstd:3", "zstd:9"]);
-/// Of these options of btrfs the last that is given counts: each undoes the others.
+/// btrfs options of which the last one given counts: each undoes the others.
 const EXCLUSIVE: [&str; 3] = ["compress", "compress-force", "nodatacow"];
-/// Labels of SELinux. kubelet gives each as one option, in quotes: its value holds commas.
+/// SELinux labels. kubelet passes each as one quoted option, because its value contains commas.
 const LABELS: [&str; 4] = ["context", "defcontext", "fscontext", "rootcontext"];
-/// What Cistern adds for thin volumes, so that deleted files give their space back. For btrfs this
-/// is the kind that is done with the commit: the other, its default, is forgotten when it is
-/// unmounted.
+/// Added for thin volumes, so that deleted files free their space in the pool. For btrfs this is
+/// the synchronous discard: its default, the asynchronous one, is lost at an unmount.
 const DISCARD: &str = "discard";
 
-/// An option of a filesystem.
+/// A supported option of a filesystem.
 struct Known(&'static str, Values);
 
 enum Values {
@@ -91,24 +87,24 @@ enum Values {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountOptions {
     attributes: Vec<&'static str>,
-    /// Where one of [`ACCESS_TIMES`] is given.
+    /// One of [`ACCESS_TIMES`]; none when not given.
     access_time: Option<MountAttrFlags>,
-    /// Keys and, where they have any, values.
+    /// Keys with optional values.
     parameters: BTreeMap<String, Option<String>>,
 }
 
-/// An option that is not let through. Its text does not repeat the option, which may be sensitive.
+/// An unsupported option. The message does not repeat the option, which may be sensitive.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a mount option is not supported for {filesystem}: use {}", known(*.filesystem))]
 pub struct Unsupported {
-    /// The option.
+    /// The option, truncated at 64 characters.
     pub option: String,
-    /// The filesystem.
+    /// The filesystem of the volume.
     pub filesystem: FilesystemType,
 }
 
 impl MountOptions {
-    /// Reads the options. Each may hold several, with commas between them, or one label.
+    /// Parses the options. Each string may hold several, separated by commas, or one label.
     pub fn parse<'a>(
         filesystem: FilesystemType,
         options: impl IntoIterator<Item = &'a str>,
@@ -147,7 +143,7 @@ impl MountOptions {
         Ok(read)
     }
 
-    /// Takes a parameter; the last one counts.
+    /// Sets a parameter; the last one counts.
     fn set(&mut self, (key, value): (&str, Option<&str>)) {
         if EXCLUSIVE.contains(&key) {
             self.parameters
@@ -157,12 +153,12 @@ impl MountOptions {
             .insert(key.to_owned(), value.map(str::to_owned));
     }
 
-    /// Whether they ask for a mount that cannot be written to.
+    /// Whether the options request a read-only mount.
     pub fn is_read_only(&self) -> bool {
         self.attributes.contains(&"ro")
     }
 
-    /// The attributes of a mount with these options.
+    /// Returns the attributes of a mount with these options.
     pub(crate) fn attributes(&self, read_only: bool) -> MountAttrFlags {
         let chosen = ATTRIBUTES
             .iter()
@@ -177,7 +173,7 @@ impl MountOptions {
         }
     }
 
-    /// The parameters of a filesystem with these options.
+    /// Returns the parameters of a filesystem with these options.
     pub(crate) fn parameters(
         &self,
         filesystem: FilesystemType,
@@ -187,12 +183,12 @@ impl MountOptions {
         let mut all: Vec<Parameter<'_>> = self.given().collect();
         match (provisioning, filesystem) {
             (Provisioning::Thin, _) => all.push((DISCARD, None)),
-            // It discards of its own accord.
+            // btrfs discards by default.
             (Provisioning::Thick, FilesystemType::Btrfs) => all.push(("nodiscard", None)),
             (Provisioning::Thick, FilesystemType::Ext4 | FilesystemType::Xfs) => {}
         }
         match filesystem {
-            // The whole of it, whatever a pod has made the default.
+            // Mounts the top-level subvolume, whatever default a pod has set.
             FilesystemType::Btrfs => all.push(("subvolid", Some("5"))),
             FilesystemType::Ext4 | FilesystemType::Xfs => {}
         }
@@ -202,7 +198,7 @@ impl MountOptions {
         all
     }
 
-    /// Whether a mounted filesystem has these parameters and no other that could be given.
+    /// Whether a mounted filesystem has exactly these supported parameters.
     pub(crate) fn match_filesystem(
         &self,
         filesystem: FilesystemType,
@@ -217,7 +213,7 @@ impl MountOptions {
             .collect();
         let asked: BTreeMap<&str, Option<&str>> = self
             .given()
-            // The kernel shows a label in its own way, and never changes it.
+            // The kernel shows labels in its own format, and never changes them.
             .filter(|(key, _)| !LABELS.contains(key))
             .chain((provisioning == Provisioning::Thin).then_some((DISCARD, None)))
             .collect();
@@ -230,19 +226,19 @@ impl MountOptions {
     }
 }
 
-/// The attributes of a mount, as the kernel tells of them.
+/// Reads the attributes of a mount from mountinfo.
 pub(crate) fn attributes_of(mount: &Mount) -> MountAttrFlags {
     let shown = ATTRIBUTES
         .iter()
         .filter(|(name, _)| mount.has(name))
         .fold(MountAttrFlags::empty(), |all, (_, flag)| all.union(*flag));
     let access_time = ACCESS_TIMES.iter().find(|(name, _)| mount.has(name));
-    // The kernel shows the strict kind by showing neither of the others.
+    // For strictatime the kernel shows neither of the others.
     let strict = MountAttrFlags::MOUNT_ATTR_STRICTATIME;
     shown | access_time.map_or(strict, |(_, flag)| *flag)
 }
 
-/// Key and bare value of a label.
+/// Splits a label into its key and unquoted value; none for any other option.
 fn label(option: &str) -> Option<(&str, &str)> {
     let (key, value) = option.split_once('=')?;
     let value = value
@@ -253,7 +249,7 @@ fn label(option: &str) -> Option<(&str, &str)> {
     (is_label && value.chars().all(legal)).then_some((key, value))
 }
 
-/// Key and value of an option.
+/// Splits an option into key and value.
 fn split(option: &str) -> (&str, Option<&str>) {
     match option.split_once('=') {
         Some((key, value)) => (key, Some(value)),
@@ -276,13 +272,13 @@ const fn specific(filesystem: FilesystemType) -> &'static [Known] {
     }
 }
 
-/// All options of a filesystem, as they are written.
+/// Lists all options of a filesystem, as the documentation writes them.
 fn known(filesystem: FilesystemType) -> String {
     let all = [common(), written(specific(filesystem))];
     all.join(", ")
 }
 
-/// The options of every filesystem.
+/// Lists the options of every filesystem.
 fn common() -> String {
     let attributes = ATTRIBUTES.iter().chain(&ACCESS_TIMES);
     let attributes: Vec<&str> = attributes.map(|(name, _)| *name).collect();
@@ -329,7 +325,7 @@ impl fmt::Display for Values {
     }
 }
 
-/// Every option of a filesystem that is more than an attribute of a mount: for tests.
+/// Returns every option of a filesystem that is not an attribute of a mount, for tests.
 #[doc(hidden)]
 pub fn every_parameter(filesystem: FilesystemType) -> Vec<String> {
     COMMON
@@ -359,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn of_options_that_exclude_each_other_the_last_counts() {
+    fn the_last_of_mutually_exclusive_options_counts() {
         let read = parse(&["commit=30", "commit=60"]).unwrap();
         assert_eq!(read.given().collect::<Vec<_>>(), [("commit", Some("60"))]);
         let options = ["compress=lzo", "nodatacow", "compress=zstd:1"];
@@ -385,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_harm_is_refused_by_name() {
+    fn harmful_options_are_rejected_by_name() {
         for bad in [
             "errors=panic",
             "journal_dev=8",
@@ -424,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_is_always_nosuid_and_nodev_and_reading_is_no_writing_unless_it_is_asked_for() {
+    fn a_volume_is_always_nosuid_and_nodev_and_noatime_by_default() {
         let of = |options: &[&str]| parse(options).unwrap().attributes(false);
         assert_eq!(of(&[]), ALWAYS | MountAttrFlags::MOUNT_ATTR_NOATIME);
         assert_eq!(of(&["noatime"]), of(&[]));
@@ -435,7 +431,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_panic_and_nothing_unknown_comes_through(text in "\\PC{0,40}") {
+        fn parsing_never_panics_and_never_accepts_unknown_options(text in "\\PC{0,40}") {
             if let Ok(read) = parse(&[&text]) {
                 for (key, value) in read.given() {
                     prop_assert!(is_known(FilesystemType::Ext4, (key, value)) || LABELS.contains(&key));

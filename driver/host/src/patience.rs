@@ -1,8 +1,8 @@
-//! Waiting for what is let go of in a moment.
+//! Retries operations on objects that are busy for a moment.
 //!
-//! A process that is being started holds, until it becomes another program, every file that was
-//! open when it was started. So a mount or a loop device can be busy for a moment though everybody
-//! has closed it, whenever a tool is started for another volume.
+//! Between fork and exec, a child process holds every file that its parent had open. So a mount or a
+//! loop device can be busy for a moment, although all users have closed it, whenever a tool is started
+//! for another volume.
 
 use std::{
     thread,
@@ -12,12 +12,12 @@ use std::{
 const LIMIT: Duration = Duration::from_secs(1);
 const STEP: Duration = Duration::from_millis(5);
 
-/// Tries again until the answer will do, for a second; then the last answer has to.
+/// Retries for up to a second until the result is acceptable. Returns the last result.
 pub(crate) fn until<T>(attempt: impl FnMut() -> T, will_do: impl Fn(&T) -> bool) -> T {
     until_within(LIMIT, attempt, will_do)
 }
 
-/// As [`until`], for another time.
+/// As [`until`], with another time limit.
 pub(crate) fn until_within<T>(
     limit: Duration,
     mut attempt: impl FnMut() -> T,
@@ -29,7 +29,7 @@ pub(crate) fn until_within<T>(
         if will_do(&answer) || begin.elapsed() >= limit {
             return answer;
         }
-        // It may itself be what keeps the thing busy.
+        // The result itself may keep the object busy.
         drop(answer);
         thread::sleep(STEP);
     }

@@ -1,7 +1,7 @@
-//! [`Place`]: a path at which something is mounted, or is to be.
+//! [`Place`]: a path for a mount.
 //!
-//! *Invariant:* what is mounted there is told by the kernel's mount numbers, without touching the
-//! mounted filesystem (it may hang or be shut down), and no part of the path is a symbolic link.
+//! *Invariant:* mounts are identified by the kernel's mount ids, without access to the mounted
+//! filesystem, which may hang or be shut down. No part of the path is a symbolic link.
 
 use std::{
     ffi::OsString,
@@ -11,15 +11,14 @@ use std::{
 };
 
 use crate::{
-    mountinfo::Mount,
     patience::until,
-    system::{DeviceNumber, FileKind, OFlags, System},
+    system::{DeviceNumber, FileKind, Mount, OFlags, System},
 };
 
-/// How often the mount table is read again when it changed between two looks.
+/// How often the mount table is read again when it changed between two reads.
 const LOOKS: u32 = 8;
 
-/// A name in a directory that is open.
+/// A name in an open directory.
 #[derive(Debug)]
 pub(crate) struct Place<'a> {
     system: &'a dyn System,
@@ -29,7 +28,7 @@ pub(crate) struct Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    /// The place at an absolute path; `NotFound` when the directory that holds it is not there.
+    /// The place at an absolute path; `NotFound` if its parent directory does not exist.
     pub(crate) fn open(system: &'a dyn System, path: &Path) -> io::Result<Self> {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(io::Error::new(
@@ -50,8 +49,7 @@ impl<'a> Place<'a> {
         &self.path
     }
 
-    /// What stands at the place, seen without following it or opening it for use; none when there
-    /// is nothing.
+    /// What exists at the place, without following or opening it; None if nothing exists there.
     pub(crate) fn look(&self) -> io::Result<Option<OwnedFd>> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW;
         match self
@@ -79,12 +77,12 @@ impl<'a> Place<'a> {
             if let Some(mount) = mounts.find(|mount| mount.id == id) {
                 return Ok(Some(mount));
             }
-            // It went between the two looks.
+            // It was unmounted between the two reads.
         }
         Err(io::Error::other("the mount table does not come to rest"))
     }
 
-    /// Makes the directory at the place, unless there is one; says whether it made it.
+    /// Creates the directory at the place unless it exists. Returns whether it created it.
     pub(crate) fn make_directory(&self, mode: u32) -> io::Result<bool> {
         match self
             .system
@@ -105,7 +103,7 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// Makes the empty file at the place, unless there is one; says whether it made it.
+    /// Creates the empty file at the place unless it exists. Returns whether it created it.
     pub(crate) fn make_file(&self) -> io::Result<bool> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
         match self
@@ -119,7 +117,7 @@ impl<'a> Place<'a> {
                     .map(|file| self.system.stat(file.as_fd()))
                     .transpose()?;
                 match found {
-                    // What is bound onto it is not looked at here.
+                    // A mount on top of the file is not inspected here.
                     Some(stat) if stat.device().is_some() => Ok(false),
                     Some(stat) if stat.kind == FileKind::File && stat.size == 0 => Ok(false),
                     _ => Err(error),
@@ -129,14 +127,14 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// Whether a directory stands at the place.
+    /// Whether a directory exists at the place.
     pub(crate) fn is_directory(&self) -> io::Result<bool> {
         let found = self.look()?;
         let kind = found.map(|file| self.kind(file.as_fd())).transpose()?;
         Ok(kind == Some(FileKind::Directory))
     }
 
-    /// The block device whose node stands at the place, if one does.
+    /// The block device whose node exists at the place, if there is one.
     pub(crate) fn device(&self) -> io::Result<Option<DeviceNumber>> {
         let Some(file) = self.look()? else {
             return Ok(None);
@@ -150,7 +148,7 @@ impl<'a> Place<'a> {
         self.system.attach_mount(mount, onto.as_fd())
     }
 
-    /// Takes off every mount at the place, the topmost first.
+    /// Unmounts every mount at the place, the topmost first.
     pub(crate) fn clear(&self) -> io::Result<()> {
         while self.mounted()?.is_some() {
             self.take_off()?;
@@ -158,7 +156,7 @@ impl<'a> Place<'a> {
         Ok(())
     }
 
-    /// Takes off the topmost mount at the place. `ResourceBusy` while it is in use.
+    /// Unmounts the topmost mount at the place. `ResourceBusy` while it is in use.
     pub(crate) fn take_off(&self) -> io::Result<()> {
         until(
             || self.system.unmount(self.parent.as_fd(), &self.name),
@@ -166,7 +164,7 @@ impl<'a> Place<'a> {
         )
     }
 
-    /// Removes the empty directory, empty file or symbolic link at the place. Anything else stays
+    /// Removes the empty directory, empty file or symbolic link at the place. Anything else is kept
     /// and is an error.
     pub(crate) fn remove(&self) -> io::Result<()> {
         let Some(file) = self.look()? else {
@@ -193,7 +191,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// Whether somebody else has it for a moment.
+/// Whether another process uses it at the moment.
 pub(crate) fn is_busy<T>(result: &io::Result<T>) -> bool {
     matches!(result, Err(error) if error.kind() == io::ErrorKind::ResourceBusy)
 }

@@ -1,8 +1,8 @@
-//! Pools: an XFS on a file or a device, mounted beneath [`Root`], in which the images lie.
+//! Pools: an XFS on a file or a device, mounted beneath [`Root`], that contains the images.
 //!
-//! *Invariants:* a pool is made only where nothing is; what is there and is not this pool is never
+//! *Invariants:* a pool is created only where no data exists; data that is not this pool is never
 //! written; and every access goes through the open directory of the mounted filesystem, so that a
-//! bare mount point can never be written by mistake.
+//! bare mount point is never written by mistake.
 
 mod blank;
 mod broken;
@@ -25,7 +25,7 @@ use std::{
     sync::Arc,
 };
 
-use cistern_crds::Bytes;
+use cistern_types::Bytes;
 
 pub(crate) use self::broken::has_shut_down;
 use self::marker::Marker;
@@ -42,32 +42,28 @@ use crate::{
     system::{DeviceNumber, FileId, System, XfsGeometry},
 };
 
-/// Folder of the images in a pool.
-pub(crate) const IMAGES: &str = "images";
-/// Folder of the images that are being made.
-pub(crate) const TEMPORARY: &str = "tmp";
-/// The file of a pool's own that is written to see whether its disk works: see `health/probe.rs`.
+/// The file in a pool that the health probe writes and reads back: see `health/probe.rs`.
 pub(crate) const PROBE: &str = ".cistern-probe";
 
-/// A pool as it is to be on this host.
+/// The desired state of a pool on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolDeclaration {
     /// UID of the StoragePool.
     pub uid: Uid,
-    /// Its name. A pool that says so of itself and has another UID was this one before a cluster was
-    /// restored, unless that UID is one of `others`.
+    /// Name of the StoragePool. A pool whose marker has this name and another UID was this pool before
+    /// the cluster was restored, unless that UID is one of `others`.
     pub name: String,
-    /// UIDs of the other pools that the host is to carry.
+    /// UIDs of the other pools of this host.
     pub others: Vec<Uid>,
-    /// The node that this host is.
+    /// The node that runs on this host.
     pub node: Owner,
-    /// The pool of another node that this one may take over: exactly what that says of itself.
+    /// The pool of another node that this node may take over, exactly as its marker states it.
     pub take_over: Option<Claim>,
-    /// Where its space comes from.
+    /// The source of its space.
     pub source: Source,
 }
 
-/// Where a pool's space comes from.
+/// The source of a pool's space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// A file beneath [`Root`] of this size.
@@ -75,43 +71,43 @@ pub enum Source {
         /// Its size, rounded down to a MiB.
         size: Bytes,
     },
-    /// The first of these devices that is the pool's own, or else the first that is blank.
+    /// The listed device that holds the pool, or else the first blank one.
     Device {
         /// Absolute paths; symbolic links are followed.
         paths: Vec<PathBuf>,
-        /// [`Pool::device_identity`] when the pool was last used. A device of this identity is looked
-        /// at, too, whatever its path.
+        /// [`Pool::device_identity`] when the pool was last used. A device of this identity is a
+        /// candidate, too, regardless of its path.
         identity: Option<String>,
     },
 }
 
-/// What was known of a pool before.
+/// What is known about a pool before it is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expectation {
-    /// Nothing: it may be made where nothing is.
+    /// The pool is new, and may be created where no data exists.
     New,
-    /// It was made once, and is never made again.
+    /// The pool was created before, and is never created again.
     Known {
         /// UUID of its filesystem.
         filesystem_uuid: Uuid,
     },
-    /// As [`Self::Known`], but nobody remembers its UUID: what says itself that it is the pool is
-    /// taken, and it is never made again.
+    /// As [`Self::Known`], but its UUID is not recorded: the pool is found by its marker, and is never
+    /// created again.
     Made,
 }
 
 /// Why a pool cannot be used. Each maps to one reason of the pool's condition.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The file or device of a pool that was made once is not there.
+    /// The file or device of a pool that was created before is missing.
     #[error("{what} is not there: the pool was made once and is not made again; bring it back")]
     BackingMissing {
         /// File or devices.
         what: String,
     },
-    /// The file or device holds something else than this pool.
+    /// The file or device holds something other than this pool.
     #[error("{path} is not this pool: {why}; it is left as it is")]
-    BackingForeign {
+    BackingConflict {
         /// File, device or mount point.
         path: PathBuf,
         /// What was found.
@@ -124,62 +120,62 @@ pub enum Error {
     OtherNode {
         /// File, device or mount point.
         path: PathBuf,
-        /// What the pool says of itself.
+        /// The content of the pool's marker.
         claim: Box<Claim>,
     },
-    /// Something calls itself this pool, and it is not certain that it is.
+    /// Several candidates claim to be this pool, or one cannot be verified.
     #[error(
         "it is not certain which is pool {name}, so none is taken and none is made: {}; move away what is not", list(.found)
     )]
     Ambiguous {
         /// Name of the pool.
         name: String,
-        /// Each with what is known of it.
+        /// Each candidate and what is known about it.
         found: Vec<(PathBuf, String)>,
     },
-    /// No listed device is blank or the pool's own.
+    /// No listed device is blank or holds the pool.
     #[error("no listed device can be used: {}", list(.devices))]
     NoUsableDevice {
-        /// Each with what speaks against it.
+        /// Each device and why it cannot be used.
         devices: Vec<(PathBuf, String)>,
     },
-    /// The pool is not mounted, or something else is where it should be.
+    /// The pool is not mounted, or something else is mounted in its place.
     #[error("{path} is not the mounted pool: {why}")]
     NotMounted {
         /// The mount point.
         path: PathBuf,
-        /// What is there.
+        /// What was found there.
         why: String,
     },
-    /// Nothing can be written to the pool.
+    /// The pool's filesystem is read-only.
     #[error(
-        "the filesystem at {path} is read-only: the kernel log says why, and it stays so until it is mounted anew"
+        "the filesystem at {path} is read-only: the kernel log says why, and it stays so until it is mounted again"
     )]
     ReadOnly {
         /// The mount point.
         path: PathBuf,
     },
-    /// The filesystem has given up after an error.
+    /// The filesystem has shut down after an error.
     #[error(
-        "the filesystem at {path} has shut itself down after an error: the kernel log says which, and it stays so until it is mounted anew"
+        "the filesystem at {path} has shut itself down after an error: the kernel log says which, and it stays so until it is mounted again"
     )]
     ShutDown {
         /// The mount point.
         path: PathBuf,
     },
-    /// The filesystem has to be mounted anew, and cannot be while something uses it.
+    /// The filesystem must be mounted again, which is not possible while it is in use.
     #[error(
-        "the filesystem at {path} {state} and is mounted anew once nothing uses it: {}", users(.images)
+        "the filesystem at {path} {state} and is mounted again once nothing uses it: {}", users(.images)
     )]
     InUse {
         /// The mount point.
         path: PathBuf,
-        /// What has become of it.
+        /// Why it must be mounted again.
         state: Broken,
         /// Names of the images that are attached.
         images: Vec<Uid>,
     },
-    /// The pool's file would fill the filesystem that it lies on.
+    /// The pool's file would leave too little room on the filesystem of the host.
     #[error(
         "{path} needs {needed} more, and its filesystem lacks {lacking} for that{}: free space there or make the pool smaller",
         keeping(*kept_percent)
@@ -191,29 +187,29 @@ pub enum Error {
         needed: Bytes,
         /// How much of that the filesystem does not have, rounded up to a GiB.
         lacking: Bytes,
-        /// Hundredths of the filesystem that stay free, or kubelet evicts pods.
+        /// Percentage of the filesystem that stays free, so that kubelet evicts no pods.
         kept_percent: u32,
     },
-    /// The filesystem that the pool's file is to lie on cannot hold it to what the pool promises.
+    /// The filesystem of the host cannot reserve space for the pool's file, or has no direct I/O.
     #[error(
         "{path} cannot be made: it would lie on {filesystem}, which {why}; put that folder on ext4, XFS or btrfs"
     )]
     HostFilesystemUnfit {
         /// The file.
         path: PathBuf,
-        /// Of which kind its filesystem is.
+        /// Type of the filesystem.
         filesystem: String,
-        /// What that cannot do.
+        /// The missing feature.
         why: String,
     },
-    /// A pool that is to be removed holds images, or files that are not Cistern's.
+    /// The pool to remove still holds images, or files that are not Cistern's.
     #[error(
         "{count} images or other files remain in {path}: delete their volumes first, and move away what is not Cistern's"
     )]
     ImagesRemain {
         /// The mount point.
         path: PathBuf,
-        /// How many.
+        /// Number of images and files.
         count: usize,
     },
     /// A step failed.
@@ -258,19 +254,19 @@ fn list(devices: &[(PathBuf, String)]) -> String {
     devices.iter().map(line).collect::<Vec<_>>().join("; ")
 }
 
-/// Numbers of a pool's filesystem.
+/// Sizes of a pool's filesystem, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolStatistics {
-    /// What the filesystem covers.
+    /// Size of the filesystem.
     pub size: Bytes,
-    /// What was free when it was empty, at its present size: what can be promised to volumes
-    /// before anything is kept back.
+    /// Free space of the empty filesystem at its present size: the most that can be reserved for
+    /// volumes.
     pub empty: Bytes,
-    /// What is free now (`f_bavail`).
+    /// Free space now (`f_bavail`).
     pub available: Bytes,
 }
 
-/// A pool that is mounted, and whose identity was verified.
+/// A mounted pool with a verified identity.
 #[derive(Debug)]
 pub struct Pool {
     pub(crate) system: Arc<dyn System>,
@@ -283,7 +279,7 @@ pub struct Pool {
     filesystem_uuid: Uuid,
     device: PathBuf,
     device_identity: Option<String>,
-    /// The disk that carries it all, and how many requests that had failed when the pool was opened.
+    /// The disk under the pool, and the number of its failed requests when the pool was opened.
     disk: DeviceNumber,
     errors_before: u64,
     file: Option<FileId>,
@@ -308,8 +304,8 @@ impl Pool {
         &self.device
     }
 
-    /// What tells the device from every other, whatever its path: the world-wide name or serial
-    /// number of the disk. None of a pool in a file, or where the disk has neither.
+    /// Stable identity of the device, independent of its path: the world-wide name or serial number of
+    /// the disk. None for a pool in a file, or if the disk has neither.
     pub fn device_identity(&self) -> Option<&str> {
         self.device_identity.as_deref()
     }
@@ -328,14 +324,14 @@ impl Pool {
         self.directory.as_fd()
     }
 
-    /// How many requests its disk has failed since it was opened.
+    /// Number of requests that its disk has failed since the pool was opened.
     pub(crate) fn device_errors(&self) -> io::Result<u64> {
         let now = self.system.device_errors(self.disk)?.unwrap_or(0);
         Ok(now.saturating_sub(self.errors_before))
     }
 
-    /// Verifies that this is still the pool: its file is there, its filesystem is mounted in its
-    /// place, can be written, and says so itself.
+    /// Verifies that this is still the pool: its file exists, its filesystem is mounted in its place
+    /// and writable, and its marker names the pool.
     pub fn check(&self) -> Result<(), Error> {
         let path = self.path();
         let io = |source: io::Error| failed(format!("look at {}", path.display()))(source);
@@ -360,7 +356,7 @@ impl Pool {
         }
         let found = marker::read(&*self.system, self.directory.as_fd(), &path)?;
         if found.as_ref() != Some(&self.marker) {
-            return Err(Error::BackingForeign {
+            return Err(Error::BackingConflict {
                 path,
                 why: "its marker is not the one that was read before".to_owned(),
             });
@@ -368,7 +364,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Numbers of the pool's filesystem, now.
+    /// Reads the sizes of the pool's filesystem.
     pub fn statistics(&self) -> Result<PoolStatistics, Error> {
         let space = self.space().map_err(failed(format!(
             "ask the space of pool {}",
@@ -381,7 +377,7 @@ impl Pool {
         })
     }
 
-    /// Opens a folder in it.
+    /// Opens a folder in the pool.
     pub(crate) fn open_folder(&self, name: &str) -> io::Result<OwnedFd> {
         open::open_folder(&*self.system, self.directory(), self.mount_id, name)
     }

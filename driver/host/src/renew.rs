@@ -1,7 +1,7 @@
-//! A new UUID for a filesystem that is a copy of another: the kernel mounts no two XFS of one UUID,
-//! and takes two btrfs of one UUID for the same.
+//! Gives a cloned filesystem a new UUID: the kernel does not mount two XFS with one UUID, and
+//! treats two btrfs with one UUID as the same.
 //!
-//! *Invariant:* only a file that has no name among the images yet is written to.
+//! *Invariant:* only a file that is not yet among the images is written to.
 
 mod btrfs;
 
@@ -15,13 +15,13 @@ use crate::{
     system::System,
 };
 
-/// It writes one superblock for each allocation group.
+/// xfs_db writes one superblock per allocation group.
 const DEADLINE: Duration = Duration::from_mins(5);
 
-/// Gives an XFS whose log is clean another UUID.
+/// Changes the UUID of an XFS with a clean log.
 pub(crate) fn xfs(system: &dyn System, file: BorrowedFd<'_>, uuid: Uuid) -> Result<(), Cause> {
-    // What xfs_admin(8), a shell script, does for -U. It says nothing by its exit code: the caller
-    // reads the UUID back.
+    // As xfs_admin(8), a shell script, does for -U. Its exit code is not reliable: the caller reads
+    // the UUID back.
     let command = Command::new("xfs_db", DEADLINE)
         .arg("-x")
         .option("-c", format!("uuid {uuid}"))

@@ -1,14 +1,14 @@
-//! [`Root`]: the folder of Cistern on a host, and what is done there by path.
+//! [`Root`]: the folder of Cistern on a host, and its layout.
 //!
 //! ```text
 //! <root>/pools/<pool uid>.img        an image pool's file, allocated in full; it keeps its name when
 //!                                    its StoragePool comes back with another UID (pool/home.rs)
-//! <root>/pools/<pool uid>.img.new    one that is being made
+//! <root>/pools/<pool uid>.img.new    a file that is being created
 //! <root>/pools/<pool uid>/           where the pool's XFS is mounted
-//!        .cistern-pool               whose it is
+//!        .cistern-pool               the marker: the pool and its node
 //!        images/<volume uid>         one volume
-//!        tmp/<volume uid>            one that is being made
-//!        trash/<volume uid>.<time>   one that nobody claimed, and when it was moved there
+//!        tmp/<volume uid>            an image that is being created
+//!        trash/<volume uid>.<time>   an unclaimed image, and when it was moved there
 //! <root>/dev/                        device nodes that /dev lacks
 //! ```
 
@@ -17,17 +17,18 @@ use std::{
     os::fd::{AsFd as _, OwnedFd},
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use crate::{
+    freezes::Freezes,
     id::Uid,
-    snapshot::Freezes,
-    statistics::Asked,
+    pending_paths::PendingPaths,
     system::{OFlags, System},
 };
 
-/// Hundredths of the filesystem of a host that image pools leave free unless they are told
-/// otherwise: where less is free, kubelet evicts pods (its default for `imagefs.available`).
+/// Default percentage of the host's filesystem that image pools leave free. With less free space,
+/// kubelet evicts pods (its default for `imagefs.available`).
 pub const KEPT_PERCENT: u32 = 15;
 
 /// The folder of Cistern on a host.
@@ -35,10 +36,10 @@ pub const KEPT_PERCENT: u32 = 15;
 pub struct Root {
     pub(crate) system: Arc<dyn System>,
     directory: PathBuf,
-    /// Hundredths of the filesystem that holds the folder which image pools leave free.
+    /// Percentage of the folder's filesystem that image pools leave free.
     pub(crate) kept_percent: u32,
-    /// Paths whose filesystem has not answered yet.
-    pub(crate) asked: Arc<Asked>,
+    /// Paths that are being queried, and have not answered yet.
+    pub(crate) pending_paths: Arc<PendingPaths>,
     /// Filesystems that are frozen for a snapshot.
     pub(crate) freezes: Arc<Freezes>,
 }
@@ -50,29 +51,29 @@ impl Root {
             system,
             directory: directory.into(),
             kept_percent: KEPT_PERCENT,
-            asked: Arc::default(),
+            pending_paths: Arc::default(),
             freezes: Arc::default(),
         }
     }
 
-    /// Has image pools leave another share of the filesystem free than [`KEPT_PERCENT`].
+    /// Sets the percentage of the filesystem that image pools leave free; default [`KEPT_PERCENT`].
     #[must_use]
     pub fn keeping(mut self, percent: u32) -> Self {
         self.kept_percent = percent;
         self
     }
 
-    /// Where the pools are.
+    /// The folder of the pools.
     pub(crate) fn pools_path(&self) -> PathBuf {
         self.directory.join("pools")
     }
 
-    /// Where the pool that was made for this UID is mounted.
+    /// Mount point of the pool that was created under this UID.
     pub fn mount_point(&self, pool: &Uid) -> PathBuf {
         self.pools_path().join(pool.as_str())
     }
 
-    /// Opens the folder of the pools, and makes it if need be.
+    /// Opens the folder of the pools, and creates it if it does not exist.
     pub(crate) fn open_pools(&self) -> io::Result<OwnedFd> {
         match self.open_directory(&self.pools_path()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -91,5 +92,16 @@ impl Root {
 
     fn open_directory(&self, path: &Path) -> io::Result<OwnedFd> {
         self.system.open(path, OFlags::RDONLY | OFlags::DIRECTORY)
+    }
+}
+
+impl Root {
+    /// Prevents further freezes, and waits until all frozen filesystems are thawed, at most `limit`
+    /// from the first call on. Returns how many are still frozen. Blocks.
+    ///
+    /// Call this before the process exits. Snapshots that need a freeze fail from then on, and the
+    /// next process takes them.
+    pub fn end_freezes(&self, limit: Duration) -> usize {
+        self.freezes.end(limit)
     }
 }

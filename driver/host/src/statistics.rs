@@ -1,19 +1,18 @@
-//! The space of a volume, asked under a deadline.
+//! The space of a volume, queried with a deadline.
 //!
-//! *Invariant:* a filesystem that hangs costs one thread, however often it is asked for; whoever
-//! asks waits no longer than the deadline.
+//! *Invariant:* a filesystem that hangs blocks one thread, however many queries are made, and no caller
+//! waits longer than the deadline.
 
 use std::{
-    collections::BTreeSet,
     io,
     os::fd::AsFd as _,
     path::{Path, PathBuf},
-    sync::{Arc, Condvar, Mutex, PoisonError, mpsc},
+    sync::{Arc, mpsc},
     thread,
     time::{Duration, Instant},
 };
 
-use cistern_crds::Bytes;
+use cistern_types::Bytes;
 use rustix::io::Errno;
 
 use crate::{
@@ -24,36 +23,36 @@ use crate::{
     system::{DeviceNumber, Space, System},
 };
 
-/// Numbers of a volume.
+/// Space of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VolumeStatistics {
-    /// Of its filesystem.
+    /// Space of its filesystem.
     Filesystem(FilesystemStatistics),
-    /// Of its device, of which nobody knows what is used.
+    /// Size of its device; the used space is unknown.
     Block {
         /// Size of the device.
         total: Bytes,
     },
 }
 
-/// Numbers of a volume's filesystem, as statvfs(3) has them.
+/// Space and inodes of a volume's filesystem, as in statvfs(3); sizes in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FilesystemStatistics {
     /// Size of the filesystem.
     pub total: Bytes,
-    /// What is used.
+    /// Used space.
     pub used: Bytes,
-    /// What a pod can still write.
+    /// Space that a pod can still write.
     pub available: Bytes,
     /// Inodes.
     pub inodes: u64,
     /// Inodes in use.
     pub inodes_used: u64,
-    /// Inodes that are free.
+    /// Free inodes.
     pub inodes_free: u64,
 }
 
-/// Why there are no numbers.
+/// Why the space is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The volume is not mounted at the path.
@@ -69,7 +68,7 @@ pub enum Error {
     Hung {
         /// The path.
         path: PathBuf,
-        /// How long it had.
+        /// The deadline.
         deadline: Duration,
     },
     /// The filesystem answered with an error.
@@ -84,7 +83,7 @@ pub enum Error {
 }
 
 impl Root {
-    /// The space of a volume at a path where it is staged or published.
+    /// Reads the space of a volume at its staging or target path.
     pub fn statistics_of(
         &self,
         image: &Uid,
@@ -112,8 +111,8 @@ impl Root {
         }
     }
 
-    /// Asks a filesystem in a thread of its own, once earlier questions about the same path, or the
-    /// same name of what is asked, are answered; none when there is no answer by the deadline.
+    /// Queries a filesystem in a thread of its own, after earlier queries of the same path have ended.
+    /// None if there is no answer by the deadline.
     pub(crate) fn ask_within<T: Send + 'static>(
         &self,
         path: &Path,
@@ -121,19 +120,19 @@ impl Root {
         ask: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> Option<io::Result<T>> {
         let asked_at = Instant::now();
-        if !self.asked.begin(path, deadline) {
+        if !self.pending_paths.begin(path, deadline) {
             return None;
         }
         let (sender, receiver) = mpsc::channel();
         let (root, path_asked) = (self.clone(), path.to_owned());
         let thread = move || {
             let answer = ask();
-            root.asked.end(&path_asked);
-            // Nobody listens any more if the deadline has passed.
+            root.pending_paths.end(&path_asked);
+            // The receiver is gone if the deadline has passed.
             let _ = sender.send(answer);
         };
         if let Err(error) = thread::Builder::new().name("ask".to_owned()).spawn(thread) {
-            self.asked.end(path);
+            self.pending_paths.end(path);
             return Some(Err(error));
         }
         let rest = deadline.saturating_sub(asked_at.elapsed());
@@ -141,37 +140,13 @@ impl Root {
     }
 }
 
-/// Paths that are being asked, each by one thread.
-#[derive(Debug, Default)]
-pub(crate) struct Asked {
-    paths: Mutex<BTreeSet<PathBuf>>,
-    answered: Condvar,
-}
-
-impl Asked {
-    /// Waits for its turn at a path; false when an earlier question has no answer by the deadline.
-    fn begin(&self, path: &Path, deadline: Duration) -> bool {
-        let paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_asked = |paths: &mut BTreeSet<PathBuf>| paths.contains(path);
-        let waited = self.answered.wait_timeout_while(paths, deadline, is_asked);
-        let (mut paths, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        paths.insert(path.to_owned())
-    }
-
-    fn end(&self, path: &Path) {
-        let mut paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
-        paths.remove(path);
-        self.answered.notify_all();
-    }
-}
-
-/// Asks the filesystem or device at a path; none when the volume is not there.
+/// Queries the filesystem or device at a path; None if the volume is not there.
 fn ask(system: &dyn System, image: &Uid, path: &Path) -> io::Result<Option<VolumeStatistics>> {
     let Some(place) = open(system, path)? else {
         return Ok(None);
     };
     let Some(mount) = place.mounted()? else {
-        // Of a raw block volume, the node of its device stands below the staging path.
+        // For a raw block volume, the device node is below the staging path.
         return match open(system, &path.join(image.as_str()))? {
             Some(node) if node.mounted()?.is_some() => ask_device(system, image, &node),
             Some(_) | None => Ok(None),
@@ -187,10 +162,10 @@ fn ask(system: &dyn System, image: &Uid, path: &Path) -> io::Result<Option<Volum
     }
 }
 
-/// The place at a path, if its directory is there.
+/// The place at a path, if its directory exists.
 fn open<'a>(system: &'a dyn System, path: &Path) -> io::Result<Option<Place<'a>>> {
     let place = Place::open(system, path);
-    // A last part that the kernel does not take shows only now.
+    // An invalid last component fails only here.
     let seen = place.and_then(|place| place.look().map(|_| place));
     match seen {
         Ok(place) => Ok(Some(place)),
@@ -199,7 +174,7 @@ fn open<'a>(system: &'a dyn System, path: &Path) -> io::Result<Option<Place<'a>>
     }
 }
 
-/// Whether nothing can be mounted at a path, because there is no such path or we would not use it.
+/// Whether an error means that nothing is mounted at a path: the path does not exist or is unusable.
 fn is_nowhere(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -210,7 +185,7 @@ fn is_nowhere(error: &io::Error) -> bool {
     ) || Errno::from_io_error(error) == Some(Errno::LOOP)
 }
 
-/// Asks the device whose node is bound at a place.
+/// Queries the device whose node is bound at a place.
 fn ask_device(
     system: &dyn System,
     image: &Uid,
@@ -256,13 +231,13 @@ mod tests {
         let inside = Arc::clone(&hangs);
         let hung = root.ask_within(path, short, move || Ok(inside.wait().is_leader()));
         assert!(hung.is_none());
-        // Not asked a second time, and nobody else is kept waiting.
+        // The path is not queried a second time, and other callers do not wait.
         assert!(root.ask_within(path, short, || Ok(())).is_none());
         assert!(
             root.ask_within(Path::new("/other"), long, || Ok(()))
                 .is_some()
         );
-        // Whoever asks again waits until it answers.
+        // The next query waits until the first is answered.
         let asked = thread::spawn({
             let (root, path) = (root.clone(), path.to_owned());
             move || root.ask_within(&path, long, || Ok(())).is_some()

@@ -1,7 +1,7 @@
-//! Files in a pool that are not Cistern's.
+//! Files in a folder of a pool that are not Cistern's.
 //!
-//! They take blocks that nobody was promised. What a file takes is known; what is below a folder is
-//! not, and nobody looks there.
+//! They occupy blocks that are reserved for no object. The size of a file is known; the size of a
+//! folder's contents is not, and the folder is not read.
 
 use std::{
     collections::BTreeSet,
@@ -10,77 +10,23 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use cistern_crds::Bytes;
+use cistern_types::Bytes;
 
 use crate::{
-    id::Uid,
-    image::{Discarded, Image, trash},
-    pool::{self, Pool},
+    layout::{IMAGES, TEMPORARY, TRASH},
     system::{FileKind, OFlags, Stat, System},
 };
 
-/// What every name at the root of a pool begins with that is a file of Cistern's own.
+/// Prefix of the names of Cistern's own files at the root of a pool.
 const OWN: &str = ".cistern-";
 
 /// A file in a pool that is not Cistern's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stray {
-    /// Where it is.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Bytes of the pool that it takes, or may be written to without another name; none where that
-    /// is not known.
+    /// Bytes of the pool that it occupies or can grow to; None if unknown.
     pub size: Option<Bytes>,
-}
-
-impl Pool {
-    /// Every file in the pool that is not Cistern's, beside these images.
-    pub fn strays(
-        &self,
-        images: &[Image],
-        discarded: &[Discarded],
-    ) -> Result<Vec<Stray>, pool::Error> {
-        let (system, directory) = (&*self.system, self.directory());
-        list(system, directory, &self.path(), images, discarded).map_err(pool::failed(format!(
-            "look for strange files in pool {self}"
-        )))
-    }
-}
-
-/// Every file in a pool that is not Cistern's: at its root, among the images, and in the trash.
-pub(crate) fn list(
-    system: &dyn System,
-    directory: BorrowedFd<'_>,
-    path: &Path,
-    images: &[Image],
-    discarded: &[Discarded],
-) -> io::Result<Vec<Stray>> {
-    let images = images.iter().map(|image| image.uid.to_string()).collect();
-    let since = |it: &Discarded| format!("{}.{}", it.image.uid, it.since.timestamp());
-    let discarded = discarded.iter().map(since).collect();
-    let is_image = |name: &str| name.parse::<Uid>().is_ok();
-    let is_discarded = |name: &str| trash::parse(name).is_some();
-    let mut all = at_root(system, directory, path)?;
-    for (name, known, is_named) in [
-        (pool::IMAGES, images, &is_image as &dyn Fn(&str) -> bool),
-        (trash::TRASH, discarded, &is_discarded),
-    ] {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-        match system.open_beneath(directory, name.as_ref(), flags) {
-            Ok(folder) => all.extend(others(
-                system,
-                folder.as_fd(),
-                &path.join(name),
-                |name, kind| {
-                    // One that came a moment ago is not known yet.
-                    is_named(name) && kind == FileKind::File
-                },
-                &known,
-            )?),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(all)
 }
 
 /// Every file at the root of a pool that is not Cistern's.
@@ -89,7 +35,7 @@ pub(crate) fn at_root(
     directory: BorrowedFd<'_>,
     path: &Path,
 ) -> io::Result<Vec<Stray>> {
-    let folders = [pool::IMAGES, pool::TEMPORARY, trash::TRASH];
+    let folders = [IMAGES, TEMPORARY, TRASH];
     let is_ours = |name: &str, kind| match kind {
         FileKind::Directory => folders.contains(&name),
         _ => name.starts_with(OWN),
@@ -97,8 +43,8 @@ pub(crate) fn at_root(
     others(system, directory, path, is_ours, &BTreeSet::new())
 }
 
-/// What is in a folder and neither known nor expected there.
-fn others(
+/// Files in a folder that are neither known nor expected there.
+pub(crate) fn others(
     system: &dyn System,
     folder: BorrowedFd<'_>,
     path: &Path,
@@ -111,7 +57,7 @@ fn others(
         if known.contains(text) {
             continue;
         }
-        // Nothing is opened but the name: a pipe would have us wait.
+        // With O_PATH, because opening a pipe blocks.
         let file = match system.open_beneath(folder, name.as_ref(), OFlags::PATH | OFlags::NOFOLLOW)
         {
             Ok(file) => file,

@@ -1,11 +1,11 @@
-//! The superblocks of ext4, XFS and btrfs: which filesystem lies in a file or on a device.
+//! The superblocks of ext4, XFS and btrfs: which filesystem a file or device contains.
 //!
-//! *Invariant:* this only looks. That nothing is recognised does not mean that nothing is there:
-//! whether a device is blank is decided in `pool/blank.rs`.
+//! *Invariant:* nothing is written. A device without a known superblock is not necessarily blank:
+//! `pool/blank.rs` decides that.
 
 use std::{io, os::fd::BorrowedFd};
 
-use cistern_crds::{Bytes, FilesystemType};
+use cistern_types::{Bytes, FilesystemType};
 
 use crate::{id::Uuid, system::System};
 
@@ -17,12 +17,12 @@ const EXT4_OFFSET: usize = 1024;
 const BTRFS_OFFSET: u64 = 64 << 10;
 /// `INCOMPAT_64BIT`: the count of blocks has an upper half.
 const EXT4_64BIT: u32 = 0x80;
-/// `INCOMPAT_RECOVER`: the journal is to be replayed. Whether an error stands in it shows only then.
+/// `INCOMPAT_RECOVER`: the journal must be replayed, and may contain an error.
 const EXT4_RECOVER: u32 = 0x4;
-/// `s_state` when it was unmounted and no error was ever found.
+/// `s_state` of an unmounted filesystem without errors.
 const EXT4_CLEAN: u16 = 1;
 
-/// What a superblock says.
+/// The contents of a superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Superblock {
     /// Which filesystem.
@@ -31,18 +31,18 @@ pub(crate) struct Superblock {
     pub uuid: Uuid,
     /// Its label.
     pub label: String,
-    /// Bytes that it covers.
+    /// Size in bytes.
     pub size: Bytes,
-    /// Whether mkfs came to its end. (ext4 and btrfs have no superblock before.)
+    /// Whether mkfs completed. (ext4 and btrfs write their superblock last.)
     pub complete: bool,
-    /// Whether it wants to be checked before it is mounted: it was found damaged, or was not
-    /// unmounted. (XFS and btrfs know that themselves.)
+    /// Whether it must be checked before it is mounted: it was found damaged, or was not unmounted.
+    /// (XFS and btrfs handle that themselves.)
     pub wants_check: bool,
-    /// Whether all of it is to be checked, which can take hours, and not only its journal replayed.
+    /// Whether a full check is required, which can take hours, instead of a replay of its journal.
     pub wants_full_check: bool,
 }
 
-/// Reads the superblock of a file or device; none when it is none of those known.
+/// Reads the superblock of a file or device; None if it is of no known filesystem.
 pub(crate) fn read(system: &dyn System, file: BorrowedFd<'_>) -> io::Result<Option<Superblock>> {
     match parse(&system.read(file, 0, LENGTH)?) {
         Some(found) => Ok(Some(found)),

@@ -1,8 +1,8 @@
-//! The seam to the machine: [`System`], in Linux's own nouns.
+//! The interface to the machine: [`System`], in the terms of Linux.
 //!
-//! *Invariant:* all that this crate does to the machine, and all that it learns from it, goes
-//! through one method here, and each method is one effect or one look. There is no fake: the one
-//! implementation is [`Linux`], and `FailAt` makes its calls fail.
+//! *Invariant:* this crate changes and inspects the machine only through these methods, and each
+//! method is one effect or one read. There is no fake: the only implementation is [`Linux`], and
+//! `FailAt` injects failures into its calls.
 
 mod devices;
 mod extent;
@@ -11,6 +11,7 @@ mod fail_at;
 mod files;
 mod filesystems;
 mod linux;
+mod mountinfo;
 mod sysfs;
 
 use std::{fmt, os::fd::BorrowedFd};
@@ -19,18 +20,19 @@ pub use rustix::{fs::OFlags, mount::MountAttrFlags};
 
 #[cfg(feature = "faults")]
 pub use self::fail_at::{FailAt, Fault};
-pub(crate) use self::linux::is_damage;
+pub(crate) use self::{devices::loop_number, linux::is_damage};
 pub use self::{
     devices::{BoundLoop, DeviceNumber, Devices, LoopSettings, LoopStatus},
     files::{Block, Extent, FileId, FileKind, Files, Placement, Space, Stat},
     filesystems::{Filesystems, Parameter, XfsGeometry},
     linux::Linux,
+    mountinfo::Mount,
 };
 use crate::command::{self, Command};
 
 /// The machine.
 pub trait System: Files + Devices + Filesystems + Send + Sync + fmt::Debug {
-    /// Runs a tool to its end with a file as its standard input.
+    /// Runs a tool to completion with a file as its standard input.
     fn run(
         &self,
         command: &Command,
@@ -39,8 +41,8 @@ pub trait System: Files + Devices + Filesystems + Send + Sync + fmt::Debug {
         self.run_watched(command, input, &|_| false)
     }
 
-    /// As [`Self::run`], and shows each line of the tool's standard error to `watch` as it comes. A
-    /// line for which that returns true is not kept.
+    /// Like [`Self::run`], and passes each line of the tool's standard error to `watch` as it
+    /// arrives. A line for which that returns true is not kept.
     fn run_watched(
         &self,
         command: &Command,

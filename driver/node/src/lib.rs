@@ -11,10 +11,14 @@
 //! *Invariant:* this crate and the controller meet in the custom resources and nowhere else.
 
 pub mod agent;
+pub mod blocking;
+pub mod findings;
 pub mod fsck;
+pub mod image;
 pub mod locks;
 pub mod metadata;
 pub mod mounting;
+pub mod usage;
 
 #[cfg(test)]
 mod testing;

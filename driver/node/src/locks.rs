@@ -1,7 +1,7 @@
 //! One operation at a time per volume.
 //!
-//! *Invariant:* whoever changes something of a volume on this node holds its guard for as long as
-//! the work goes on, also when the caller has given up (the guard moves into the work).
+//! *Invariant:* each change of a volume on this node holds its guard for as long as the work
+//! continues, also when the caller has given up (the guard moves into the work).
 
 use std::{
     collections::HashSet,
@@ -19,7 +19,7 @@ pub struct VolumeLocks {
 }
 
 impl VolumeLocks {
-    /// Takes the volume's lock, unless somebody has it.
+    /// Takes the volume's lock if it is free.
     pub fn try_lock(&self, volume: &str) -> Option<VolumeGuard> {
         let fresh = self.lock().insert(volume.to_owned());
         fresh.then(|| VolumeGuard {
@@ -28,11 +28,11 @@ impl VolumeLocks {
         })
     }
 
-    /// Takes the volume's lock, and waits for it if somebody has it, but not for long.
+    /// Takes the volume's lock, and waits a short time while it is held.
     pub async fn lock_within(&self, volume: &str, patience: Duration) -> Option<VolumeGuard> {
         let locked = async {
             loop {
-                // Before the look, so that no release between the two is missed.
+                // Before the check, so that no release between the two is missed.
                 let mut released = std::pin::pin!(self.released.notified());
                 released.as_mut().enable();
                 if let Some(guard) = self.try_lock(volume) {
@@ -49,7 +49,7 @@ impl VolumeLocks {
     }
 }
 
-/// The lock of one volume, given back when dropped.
+/// The lock of one volume. Dropping it releases the lock.
 #[derive(Debug)]
 #[must_use = "the volume is locked only as long as the guard lives"]
 pub struct VolumeGuard {
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn con_06_whoever_waits_gets_the_lock_when_it_is_given_back_and_not_before() {
+    async fn con_06_a_waiting_call_gets_the_lock_when_it_is_released_and_not_before() {
         let locks = VolumeLocks::default();
         let guard = locks.try_lock("a").unwrap();
         let soon = Duration::from_millis(20);

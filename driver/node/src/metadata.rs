@@ -1,13 +1,12 @@
-//! Which parts of a snapshot hold data, and which differ from an earlier one: what a backup has to
-//! copy.
+//! The ranges of a snapshot that hold data, and those that differ from an earlier snapshot. A backup
+//! copies these ranges.
 //!
 //! ```text
 //! query ─▶ find both ─▶ can they be compared? ─▶ walk ─▶ batch ─▶ batch ─▶ end
 //! ```
 //!
-//! *Invariants:* a stream ends without an error only when everything was told (SMD-01, SMD-02); work
-//! is done only when the next batch is asked for, so that whoever goes away ends it and lets go of
-//! the images (SMD-03); and nothing here knows where the snapshots are.
+//! *Invariants:* a stream ends without an error only when it is complete (SMD-01, SMD-02). Work is done
+//! only when the next batch is requested, so that a disconnect ends it and closes the images (SMD-03).
 
 pub mod batch;
 pub mod on_node;
@@ -21,68 +20,67 @@ use cistern_host::{Uid, image};
 use futures::{future::BoxFuture, stream::BoxStream};
 use kube::ResourceExt as _;
 
-use crate::agent::blocking::{self, on_host};
+use crate::blocking::{self, on_host};
 
-/// Where snapshots are found and read.
+/// Finds and reads snapshots.
 pub trait Snapshots: fmt::Debug + Send + Sync {
-    /// A snapshot that can be read.
+    /// Finds a snapshot that can be read.
     fn find<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<Snapshot, Error>>;
 
-    /// Begins to walk through what a snapshot holds from an offset on, or through what differs from
-    /// another. Blocks.
+    /// Starts a walk from an offset through the data of a snapshot, or through its differences from
+    /// another one. Blocks.
     fn walk(&self, base: Option<&Snapshot>, target: &Snapshot, from: u64) -> Result<Walk, Error>;
 }
 
-/// Ranges of bytes, ascending and apart from each other, some at a time. Blocks; after an error it
-/// has ended.
+/// Byte ranges, ascending and disjoint, several at a time. Blocks. An error ends it.
 pub type Walk = Box<dyn Iterator<Item = Result<Vec<Range<u64>>, image::Error>> + Send>;
 
-/// What somebody wants to know.
+/// The query of a caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Query {
-    /// The id of the snapshot to compare with; none for all that holds data.
+    /// The id of the snapshot to compare with; None for all ranges that hold data.
     pub base: Option<String>,
-    /// The snapshot's id.
+    /// The id of the snapshot.
     pub target: String,
-    /// The byte to begin at.
+    /// Offset of the first byte.
     pub from: u64,
-    /// Most ranges of a batch.
+    /// Highest number of ranges in a batch.
     pub most: usize,
 }
 
 /// A snapshot that can be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Its id.
+    /// The id of the snapshot.
     pub id: String,
-    /// Its pool's name.
+    /// Name of its pool.
     pub pool: String,
     /// Name of its image.
     pub image: Uid,
-    /// Name of the image of the volume that it is of.
+    /// Name of the image of its volume.
     pub source_image: String,
-    /// Size of the volume when it was cut.
+    /// Size of the volume when the snapshot was taken.
     pub size: Bytes,
-    /// The moment that it shows.
+    /// The time of the snapshot.
     pub creation_time: DateTime<Utc>,
 }
 
-/// What a snapshot's ranges are told with.
+/// The size of a snapshot and the stream of its ranges.
 #[expect(missing_debug_implementations, reason = "a stream has nothing to show")]
-pub struct Told {
+pub struct RangeStream {
     /// Size of the snapshot.
     pub size: Bytes,
-    /// The ranges, in batches of as many as were asked for; the last has fewer.
+    /// The ranges in batches of the requested size; the last batch may be smaller.
     pub batches: BoxStream<'static, Result<Vec<Range<u64>>, Error>>,
 }
 
-/// Why nothing is told, or not all.
+/// Why a stream fails or is incomplete.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no such snapshot here.
+    /// There is no such snapshot on this node.
     #[error("there is no snapshot {snapshot} here{}", elsewhere(.node.as_deref()))]
     NotFound {
-        /// As it was asked for.
+        /// The requested id.
         snapshot: String,
         /// The node that has it, if it is known.
         node: Option<String>,
@@ -92,34 +90,34 @@ pub enum Error {
     NotReady {
         /// The snapshot.
         snapshot: String,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// The API server does not say whether there is such a snapshot.
+    /// The API server did not answer, or with an error.
     #[error("cannot read PoolSnapshot {snapshot}")]
     Api {
         /// The snapshot.
         snapshot: String,
-        /// What it said, or that it said nothing.
+        /// The error of the API server, or a timeout.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// MDD-07.
+    /// The snapshots are of different volumes, or in the wrong order (MDD-07).
     #[error("snapshot {target} cannot be compared with {base}: {why}")]
     NotComparable {
-        /// The one to compare with.
+        /// Id of the earlier snapshot.
         base: String,
-        /// The other.
+        /// Id of the later snapshot.
         target: String,
-        /// Why not.
+        /// The reason.
         why: String,
     },
-    /// SMD-11.
+    /// The offset is beyond the end of the snapshot (SMD-11).
     #[error("starting_offset {from} is beyond the end of snapshot {snapshot}, which has {size} bytes", size = .size.0)]
     OutOfRange {
         /// The snapshot.
         snapshot: String,
-        /// Where to begin.
+        /// The requested offset in bytes.
         from: u64,
         /// Its size.
         size: Bytes,
@@ -127,7 +125,7 @@ pub enum Error {
     /// An image cannot be read.
     #[error(transparent)]
     Image(#[from] image::Error),
-    /// The work ended in a panic.
+    /// The work panicked.
     #[error(transparent)]
     Broken(#[from] blocking::Broken),
 }
@@ -136,20 +134,20 @@ fn elsewhere(node: Option<&str>) -> String {
     node.map_or_else(String::new, |node| format!(": it is on node {node}"))
 }
 
-/// Tells of snapshots.
+/// Streams the ranges of snapshots.
 #[derive(Clone, Debug)]
 pub struct Metadata {
     snapshots: Arc<dyn Snapshots>,
 }
 
 impl Metadata {
-    /// Of these snapshots.
+    /// Streams the ranges of these snapshots.
     pub fn new(snapshots: Arc<dyn Snapshots>) -> Self {
         Self { snapshots }
     }
 
-    /// Begins to tell what is asked for.
-    pub async fn tell(&self, query: Query) -> Result<Told, Error> {
+    /// Starts the stream that a query requests.
+    pub async fn stream_ranges(&self, query: Query) -> Result<RangeStream, Error> {
         let base = match &query.base {
             Some(id) => Some(self.snapshots.find(id).await?),
             None => None,
@@ -169,7 +167,7 @@ impl Metadata {
         }
         let snapshots = Arc::clone(&self.snapshots);
         let walk = on_host((), move || snapshots.walk(base.as_ref(), &target, from)).await??;
-        Ok(Told {
+        Ok(RangeStream {
             size,
             batches: batch::stream(walk, query.most),
         })
@@ -177,7 +175,7 @@ impl Metadata {
 }
 
 impl Snapshot {
-    /// Reads what the agent said of a snapshot.
+    /// Reads the status of a snapshot.
     pub fn read(object: &PoolSnapshot) -> Result<Self, Error> {
         let id = object.name_any();
         if object.spec.deletion_requested {
@@ -191,7 +189,7 @@ impl Snapshot {
             snapshot: id.clone(),
             why: why.to_owned(),
         };
-        let unfinished = || not_ready("it is not cut yet");
+        let unfinished = || not_ready("it is not taken yet");
         let status = object.status.as_ref().ok_or_else(unfinished)?;
         let image = status.image.as_ref().ok_or_else(unfinished)?;
         match condition::find(&status.conditions, ConditionType::Ready) {
@@ -212,7 +210,7 @@ impl Snapshot {
         })
     }
 
-    /// Whether another is a later snapshot of the same volume, or this one (MDD-07).
+    /// Whether the other is a later snapshot of the same volume, or the same snapshot (MDD-07).
     fn precedes(&self, target: &Self) -> Result<(), Error> {
         let why = if self.source_image != target.source_image || self.pool != target.pool {
             "they are of different volumes".to_owned()

@@ -1,13 +1,11 @@
-//! Giving a volume to pods on this node and taking it back: stage, publish, expand, statistics.
+//! Mounts volumes for pods on this node: stage, publish, unpublish, unstage, expand, statistics.
 //!
-//! *Invariants:* whoever changes something holds the volume's lock until the work on the host has
-//! ended; the way back asks neither the API server nor the pool; nothing here can make a
-//! filesystem.
+//! *Invariants:* each change holds the volume's lock until the work on the host has ended. Unpublish
+//! and unstage need neither the API server nor the pool. No operation can make a filesystem.
 
 mod checked;
 pub mod expand;
 pub mod health;
-pub mod usage;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -20,90 +18,85 @@ use cistern_host::{
 };
 use tokio::time::timeout;
 
-use self::usage::{Usage, Volume};
 use crate::{
-    agent::{
-        Agent,
-        blocking::{self, on_host},
-        desired::readable,
-        pools::Found,
-    },
+    agent::{Agent, desired::readable, pools::PoolAvailability},
+    blocking::{self, on_host},
     locks::VolumeGuard,
+    usage::{Usage, Volume},
 };
 
-/// How long a call waits for another operation on its volume: longer than a snapshot takes, whose
-/// cutting the caller knows nothing of, and not as long as kubelet waits for an answer (2 min).
+/// How long a call waits for another operation on its volume: longer than taking a snapshot, of which
+/// the caller does not know, and shorter than kubelet's timeout of 2 min.
 const LOCK_PATIENCE: Duration = Duration::from_mins(1);
-/// How long a call waits for the agent to have looked at the pools after a start, and for the API
-/// server.
+/// How long a call waits for the first reconcile of the pools after a start, and for the API server.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long work on a volume may take until the caller is told that it goes on: with the wait for the
-/// lock not as long as kubelet waits.
+/// How long a call waits for work on a volume, which continues after that. Together with the wait for
+/// the lock it is shorter than kubelet's timeout.
 const WORK_PATIENCE: Duration = Duration::from_secs(50);
-/// How long a volume's filesystem may take to tell its numbers.
+/// How long a volume's filesystem may take to return its statistics.
 const STATISTICS_DEADLINE: Duration = Duration::from_secs(10);
 
-/// What the Node service does to the volumes of this node.
+/// Mounts and unmounts the volumes of this node for the Node service.
 #[derive(Clone, Debug)]
 pub struct Mounter {
     agent: Arc<Agent>,
 }
 
-/// Where and how a volume is to be staged.
+/// A request to stage a volume.
 #[derive(Clone, Debug)]
 pub struct Stage {
     /// The volume id.
     pub volume: String,
-    /// Where it is mounted once for the node: a directory that the caller made.
+    /// Staging path, where it is mounted once for the node: a directory that the caller made.
     pub staging: PathBuf,
-    /// How it is to be used.
+    /// The requested usage.
     pub usage: Usage,
-    /// The image that its PersistentVolume was made for, where that says so.
+    /// Name of the image in the `volume_context` of its PersistentVolume, if any.
     pub image: Option<String>,
 }
 
-/// Where and how a volume is to be published.
+/// A request to publish a volume.
 #[derive(Clone, Debug)]
 pub struct Publish {
     /// The volume id.
     pub volume: String,
-    /// Where it is staged.
+    /// Its staging path.
     pub staging: PathBuf,
-    /// Where a pod is to find it: made here, in a directory that the caller made.
+    /// Target path for a pod: made by this call, in a directory that the caller made.
     pub target: PathBuf,
-    /// How it is to be used.
+    /// The requested usage.
     pub usage: Usage,
     /// Whether the pod may only read.
     pub read_only: bool,
-    /// The image that its PersistentVolume was made for, where that says so.
+    /// Name of the image in the `volume_context` of its PersistentVolume, if any.
     pub image: Option<String>,
 }
 
-/// Why a volume was not given to a pod, or not taken back.
+/// Why a volume was not mounted or not unmounted.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Something else is being done to the volume.
+    /// Another operation on the volume is running.
     #[error("another operation on volume {volume} is running")]
     Busy {
         /// The volume.
         volume: String,
     },
-    /// The work goes on: it is much, or its disk does not answer.
+    /// The work continues because it takes long or the disk does not answer.
     #[error(
-        "the work on volume {volume} has not ended after {after:?} and goes on; where the disk of its pool does not answer, the conditions of the PoolVolume say so"
+        "the work on volume {volume} has not ended after {after:?} and continues; if the disk of its pool does not answer, the conditions of the PoolVolume say so"
     )]
     Unfinished {
         /// The volume.
         volume: String,
-        /// How long it was waited for.
+        /// How long the call waited.
         after: Duration,
     },
-    /// Its filesystem is being checked, or waits for that.
+    /// The check of its filesystem waits or runs.
     #[error("volume {volume} cannot be staged yet: {why}")]
     Checking {
         /// The volume.
         volume: String,
-        /// How far the check is.
+        /// Progress of the check.
         why: String,
     },
     /// The check of its filesystem failed.
@@ -111,36 +104,36 @@ pub enum Error {
     NotChecked {
         /// The volume.
         volume: String,
-        /// Why.
+        /// The error of the check.
         why: String,
     },
     /// There is no such volume on this node.
     #[error("there is no volume {volume} on this node")]
     NotFound {
-        /// As it was asked for.
+        /// The requested id.
         volume: String,
     },
-    /// The agent does not know its pools yet.
-    #[error("the node plugin has just started and has not looked at its pools yet")]
+    /// The agent has not reconciled its pools yet.
+    #[error("the node plugin has just started and has not reconciled its pools yet")]
     Starting,
-    /// The watch does not know the volume, and the API server was of no help.
+    /// The watch does not show the volume, and the API server cannot be read.
     #[error("cannot read PoolVolume {volume}")]
     Api {
         /// The volume.
         volume: String,
-        /// What the API server, or the way to it, said; or that it said nothing.
+        /// The error of the API server or of the connection, or a timeout.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The volume or its pool is not in a state for it, or cannot be used in this way.
+    /// The state of the volume or its pool rules out the operation, or the volume the usage.
     #[error("volume {volume} cannot be used like this: {why}")]
     Refused {
         /// The volume.
         volume: String,
-        /// What stands against it.
+        /// The reason.
         why: String,
     },
-    /// The caller has kept what was said of another volume (NSV-17, NPV-20).
+    /// The `volume_context` is that of another volume (NSV-17, NPV-20).
     #[error("volume_context contradicts volume {volume}: {why}")]
     Contradicted {
         /// The volume.
@@ -148,7 +141,7 @@ pub enum Error {
         /// What differs.
         why: String,
     },
-    /// The volume is there in another way.
+    /// The volume is at the path already, with other parameters.
     #[error("volume {volume} is at {path} already, but {why}")]
     Different {
         /// The volume.
@@ -158,16 +151,16 @@ pub enum Error {
         /// What differs.
         why: String,
     },
-    /// A mount option that is not let through.
+    /// A mount option is not allowed.
     #[error(transparent)]
     Options(#[from] options::Unsupported),
-    /// The host.
+    /// The work on the host failed.
     #[error(transparent)]
     Host(#[from] host::Error),
-    /// The numbers of a volume.
+    /// The statistics of a volume cannot be read.
     #[error(transparent)]
     Statistics(#[from] statistics::Error),
-    /// The work on the host ended in a panic.
+    /// The work on the host panicked.
     #[error("the work on volume {volume} broke off")]
     Broken {
         /// The volume.
@@ -179,7 +172,7 @@ pub enum Error {
 }
 
 impl Mounter {
-    /// Over the volumes that the agent keeps.
+    /// Mounts the volumes of an agent.
     pub fn new(agent: Arc<Agent>) -> Self {
         Self { agent }
     }
@@ -210,13 +203,13 @@ impl Mounter {
             Ok(None) => {}
             Ok(Some((staged, not_grown))) => self.note(&id, staged, not_grown.as_deref()),
             Err(error) if checked::is_needed(error) => {}
-            // What keeps it from being staged becomes a condition.
+            // A condition of the volume reports the error.
             Err(error) => {
                 if let Some(reason) = unfit(error) {
                     let why = Chain(error).to_string();
                     self.agent.damage.damaged(&id, reason, why);
                 }
-                self.agent.touch(&id);
+                self.agent.enqueue(&id);
             }
         }
         if staged.is_ok() {
@@ -226,9 +219,9 @@ impl Mounter {
         staged.map(drop)
     }
 
-    /// Takes note of what a volume lacks that was staged.
+    /// Records missing blocks and a failed growth of a staged volume.
     fn note(&self, volume: &str, staged: &Staged, not_grown: Option<&str>) {
-        if let Some(error) = &staged.not_refilled {
+        if let Some(error) = &staged.not_reallocated {
             let why = Chain(error).to_string();
             tracing::warn!(
                 volume,
@@ -245,7 +238,7 @@ impl Mounter {
         self.agent.saw_filesystem(volume, grown);
     }
 
-    /// Puts a staged volume where a pod is to find it. Its pool is not asked.
+    /// Publishes a staged volume at its target path, without use of its pool.
     pub async fn publish(&self, request: Publish) -> Result<(), Error> {
         let guard = self.lock(&request.volume).await?;
         let volume = self.volume(&request.volume).await?;
@@ -258,7 +251,7 @@ impl Mounter {
         finished(&id, published).await
     }
 
-    /// Takes a volume away from a pod. One that is not there is fine (NUP-05, GAP-01).
+    /// Unpublishes a volume from a target path. Succeeds if it is not there (NUP-05, GAP-01).
     pub async fn unpublish(&self, volume: &str, target: PathBuf) -> Result<(), Error> {
         let guard = self.lock(volume).await?;
         let root = self.agent.root.clone();
@@ -266,14 +259,14 @@ impl Mounter {
         finished(volume, done).await
     }
 
-    /// Unmounts a volume from its staging path. One that is not there is fine (NUS-05, GAP-01).
+    /// Unmounts a volume from its staging path. Succeeds if it is not there (NUS-05, GAP-01).
     pub async fn unstage(&self, volume: &str, staging: PathBuf) -> Result<(), Error> {
         let guard = self.lock(volume).await?;
         let root = self.agent.root.clone();
         let done = on_host(guard, move || root.unstage(&staging).map_err(Error::from));
         let done = finished(volume, done).await;
-        // It may be waited for to be destroyed.
-        self.agent.touch(volume);
+        // Its deletion may wait for this.
+        self.agent.enqueue(volume);
         done
     }
 
@@ -292,7 +285,8 @@ impl Mounter {
         finished(volume, asked).await
     }
 
-    /// A pass of the agent is no reason to fail; whatever takes longer is another call (CON-09).
+    /// Takes the lock of a volume. Waits for a reconcile of the agent; only another call takes longer
+    /// (CON-09).
     async fn lock(&self, volume: &str) -> Result<VolumeGuard, Error> {
         let locked = self.agent.locks.lock_within(volume, LOCK_PATIENCE).await;
         locked.ok_or_else(|| Error::Busy {
@@ -302,30 +296,33 @@ impl Mounter {
 
     /// The pool of a volume, if it can be used.
     async fn pool(&self, volume: &Volume) -> Result<Arc<Pool>, Error> {
-        if timeout(PATIENCE, self.agent.looked()).await.is_err() {
+        if timeout(PATIENCE, self.agent.pools_reconciled())
+            .await
+            .is_err()
+        {
             return Err(Error::Starting);
         }
         let refused = |why: String| Error::Refused {
             volume: volume.name.clone(),
             why,
         };
-        let look = self.agent.pools.get(&volume.pool);
-        match look.as_ref().map(|look| &look.found) {
-            Some(Found::Usable(usable)) => Ok(Arc::clone(&usable.pool)),
-            Some(Found::Unusable { message, .. }) => Err(refused(format!(
+        let pool_state = self.agent.pools.get(&volume.pool);
+        match pool_state.as_ref().map(|pool_state| &pool_state.found) {
+            Some(PoolAvailability::Usable(usable)) => Ok(Arc::clone(&usable.pool)),
+            Some(PoolAvailability::Unusable { message, .. }) => Err(refused(format!(
                 "its pool {} cannot be used: {message}",
                 volume.pool
             ))),
-            Some(Found::Gone) | None => Err(refused(format!(
+            Some(PoolAvailability::Gone) | None => Err(refused(format!(
                 "this node does not carry its pool {}",
                 volume.pool
             ))),
         }
     }
 
-    /// The volume, from the watch; or from the API server, for one that is younger than the watch, or
-    /// whose deletion is asked for, or that the agent has written to since: the watch may not show yet
-    /// that the agent has committed itself.
+    /// Reads a volume from the watch. Reads it from the API server if it is newer than the watch, or if
+    /// its deletion is requested or the agent has written to it since: the watch may not show yet that
+    /// the deletion is committed.
     async fn volume(&self, id: &str) -> Result<Volume, Error> {
         let not_found = || Error::NotFound {
             volume: id.to_owned(),
@@ -353,7 +350,7 @@ impl Mounter {
         Volume::read(&object).map_err(refused)
     }
 
-    /// A volume's custom resource, from the API server.
+    /// Reads a volume's custom resource from the API server.
     async fn fetch(&self, id: &str) -> Result<Option<PoolVolume>, Error> {
         let silent = |source: Box<dyn std::error::Error + Send + Sync>| Error::Api {
             volume: id.to_owned(),
@@ -365,8 +362,8 @@ impl Mounter {
             .map_err(|error| silent(error.into()))
     }
 
-    /// A volume that cannot be used as is asked: whether it is there in another way decides what
-    /// the error is (NSV-06 and NSV-08, NPV-07 and NPV-09).
+    /// The error for an unsupported usage, which depends on whether the volume is at the path already
+    /// (NSV-06 and NSV-08, NPV-07 and NPV-09).
     fn refused_or_different(&self, volume: &Volume, path: PathBuf, why: String) -> Error {
         let name = volume.name.clone();
         match self.agent.root.mount_points_of(&volume.image) {
@@ -378,7 +375,7 @@ impl Mounter {
             },
             Ok(_) => Error::Refused { volume: name, why },
             Err(error) => {
-                tracing::warn!(volume = name, error = %Chain(&error), "cannot tell where the volume is mounted");
+                tracing::warn!(volume = name, error = %Chain(&error), "cannot determine where the volume is mounted");
                 Error::Refused { volume: name, why }
             }
         }
@@ -393,7 +390,7 @@ fn is_meant(volume: &Volume, image: Option<&str>) -> Result<(), Error> {
     })
 }
 
-/// What came of work on the host.
+/// Converts the result of work on the host.
 async fn finished<T>(
     volume: &str,
     work: impl Future<Output = Result<Result<T, impl Into<Error>>, blocking::Broken>>,
@@ -411,9 +408,9 @@ async fn finished<T>(
     }
 }
 
-/// Stages a volume. One that is staged already stays, also when its pool or image cannot be used any
-/// more: kubelet repeats the call for pods that run. Says what the volume lacks, where that was looked
-/// at: what may not be written is not to grow.
+/// Stages a volume. A staged volume stays staged, also when its pool or image has become unusable,
+/// because kubelet repeats the call for running pods. Returns what the volume lacks; None if that was
+/// not checked, as for a read-only volume, which does not grow.
 fn stage(
     root: &Root,
     pool: Result<Arc<Pool>, Error>,
@@ -467,7 +464,7 @@ fn stage_request<'a>(
     }
 }
 
-/// Why a volume is not staged before a person has seen to its filesystem, if that is so.
+/// The reason why an administrator must repair a filesystem before it is staged, if that is so.
 fn unfit(error: &Error) -> Option<Reason> {
     match error {
         Error::Host(host::Error::Image(image::Error::Damaged { .. })) => {
@@ -480,11 +477,12 @@ fn unfit(error: &Error) -> Option<Reason> {
     }
 }
 
-/// Publishes a volume, unless it is published elsewhere and its access mode is of one pod at a time
-/// (NPV-26 to NPV-29). The mode of an earlier publication is nowhere: it is asked of each call.
+/// Publishes a volume, unless it is published elsewhere and its access mode allows one pod at a time
+/// (NPV-26 to NPV-29). The mode of an earlier publication is not stored, so each call is checked by its
+/// own mode.
 fn publish(root: &Root, volume: &Volume, request: &Publish) -> Result<(), Error> {
     let mounted = root.mount_points_of(&volume.image)?;
-    // A repeated call is answered from what is at its own target.
+    // A repeated call is decided by the mount at its own target.
     let is_free = request.usage.access_mode.is_shared() || mounted.contains(&request.target);
     let mut others = mounted
         .iter()

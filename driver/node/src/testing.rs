@@ -2,24 +2,24 @@
 
 pub(crate) use cistern_crds::testing::*;
 use cistern_crds::{Bytes, FilesystemType, Provisioning};
-use cistern_host::{Content, Cut, Identity, Owner};
+use cistern_host::{Content, Identity, Owner, SnapshotRecord};
 
-use crate::agent::image::Image;
+use crate::image::Image;
 
-/// The image of [`ready_volume`] as a look at the disk finds it.
+/// The image of [`ready_volume`] as a scan of the disk finds it.
 pub(crate) fn image_of_volume() -> Image {
     image_of("uid-1", Owner::Volume("pvc-1".into()), 500)
 }
 
-/// The image of [`ready_snapshot`] as a look at the disk finds it.
+/// The image of [`ready_snapshot`] as a scan of the disk finds it.
 pub(crate) fn image_of_snapshot() -> Image {
-    let cut = Cut {
+    let record = SnapshotRecord {
         name: "snapshot-1".into(),
         volume: "pvc-1".into(),
         source: "uid-1".parse().unwrap(),
         time: at(300),
     };
-    image_of("uid-of-snapshot-1", Owner::Snapshot(cut), 100)
+    image_of("uid-of-snapshot-1", Owner::Snapshot(record), 100)
 }
 
 fn image_of(uid: &str, owner: Owner, format_time: i64) -> Image {

@@ -1,7 +1,7 @@
-//! What the driver announces, and a volume capability of the protocol as a type.
+//! The capabilities of the controller, and the volume capability of a request as a type.
 //!
-//! *Invariant:* a [`Capability`] is one that Cistern can serve; everything else is an error that
-//! says whether the request is malformed or merely asks for what does not exist here.
+//! *Invariant:* Cistern supports every [`Capability`]. All others are errors that distinguish a malformed
+//! request from an unsupported one.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use cistern_proto::csi::v1::{
     VolumeCapability, controller_service_capability::rpc, volume_capability as proto,
 };
 
-/// Everything that the controller announces. A test holds it against what is implemented.
+/// The capabilities of the Controller service. A test compares them with the implementation.
 pub const CONTROLLER: [rpc::Type; 13] = [
     rpc::Type::CreateDeleteVolume,
     rpc::Type::ListVolumes,
@@ -22,30 +22,29 @@ pub const CONTROLLER: [rpc::Type; 13] = [
     rpc::Type::GetVolume,
     rpc::Type::SingleNodeMultiWriter,
     rpc::Type::GetSnapshot,
-    // Both ways to tell of health: callers know the one, those of CSI 1.13 the other.
+    // Health in both forms: the volume condition, and the entries of CSI 1.13.
     rpc::Type::VolumeCondition,
     rpc::Type::GetVolumeHealth,
     rpc::Type::ListVolumeHealth,
 ];
 
-/// Most bytes of all mount flags together (FLD-05).
+/// Maximum total length of all mount flags in bytes (FLD-05).
 const MAX_MOUNT_FLAGS: usize = 4096;
 
 /// A way to use a volume that Cistern supports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capability {
-    /// A filesystem, or the bare block device.
+    /// Filesystem or raw block device.
     pub access_type: AccessType,
-    /// By whom it is used.
+    /// The access mode.
     pub access_mode: AccessMode,
-    /// The filesystem; none where the choice is ours (VCP-12).
+    /// The filesystem; None if the driver chooses (VCP-12).
     pub filesystem: Option<FilesystemType>,
-    /// Options for the mount.
+    /// Mount options.
     pub mount_flags: MountFlags,
 }
 
-/// Mount flags as the caller wrote them. They may hold sensitive words (SEC-05), so `Debug` does
-/// not show them.
+/// Mount flags of a request. They may contain secrets (SEC-05), so `Debug` does not show them.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct MountFlags(pub Vec<String>);
 
@@ -55,37 +54,37 @@ impl fmt::Debug for MountFlags {
     }
 }
 
-/// Why a capability of a request is not one of ours.
+/// Why a volume capability is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The request leaves out what the protocol requires (VCP-01, FLD-13, FLD-15).
+    /// A required part is missing (VCP-01, FLD-13, FLD-15).
     #[error("a volume capability lacks its {part}")]
     Missing {
         /// The field.
         part: &'static str,
     },
-    /// FLD-05.
+    /// The mount flags are too long (FLD-05).
     #[error("the mount flags of a volume capability are longer than {MAX_MOUNT_FLAGS} bytes")]
     MountFlagsTooLong,
-    /// A mode that spans nodes, or that nobody knows.
+    /// A mode that spans nodes, or an unknown one.
     #[error(
         "access mode {mode} is not supported: a volume lives on one node; use ReadWriteOnce or \
          ReadWriteOncePod (SINGLE_NODE_*)"
     )]
     AccessMode {
-        /// The protocol's name or number of it.
+        /// Name or number of the mode in the protocol.
         mode: String,
     },
-    /// VCP-12.
+    /// An unknown filesystem (VCP-12).
     #[error(transparent)]
     Filesystem(#[from] ParametersError),
-    /// VCP-11: `VOLUME_MOUNT_GROUP` is not announced, kubelet applies fsGroup itself.
+    /// `VOLUME_MOUNT_GROUP` is not announced, because kubelet applies fsGroup itself (VCP-11).
     #[error("volume_mount_group is not supported: the group is set by kubelet (fsGroup)")]
     MountGroup,
 }
 
 impl Error {
-    /// Whether the request breaks the protocol, rather than asking for what we do not offer.
+    /// Whether the request breaks the protocol. If not, the capability is unsupported.
     pub fn is_malformed(&self) -> bool {
         match self {
             Self::Missing { .. } | Self::MountFlagsTooLong => true,
@@ -124,7 +123,7 @@ impl Capability {
         }
         let filesystem = match mount.fs_type.as_str() {
             "" => None,
-            name => Some(name.parse()?),
+            name => Some(name.parse().map_err(ParametersError::from)?),
         };
         Ok(Self {
             access_type: AccessType::Filesystem,
@@ -229,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn vcp_12_an_empty_filesystem_is_ours_to_choose_and_an_unknown_one_is_refused() {
+    fn vcp_12_an_empty_filesystem_is_left_to_the_driver_and_an_unknown_one_is_refused() {
         let read = |fs_type| Capability::try_from(mount(fs_type, &[], "", WRITER));
         assert_eq!(read("").unwrap().filesystem, None);
         assert_eq!(read("xfs").unwrap().filesystem, Some(FilesystemType::Xfs));

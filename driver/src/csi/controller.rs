@@ -18,7 +18,7 @@ use crate::csi::request::FromRequest as _;
 use crate::csi::status::OrStatus as _;
 use crate::server::{Subject, about};
 
-/// Answers for the volumes and snapshots of the cluster.
+/// The Controller service.
 #[derive(Clone, Debug)]
 pub struct Controller {
     volumes: Arc<Volumes>,
@@ -26,7 +26,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// Over these volumes and snapshots.
+    /// Creates the service.
     pub fn new(volumes: Arc<Volumes>, snapshots: Arc<Snapshots>) -> Self {
         Self { volumes, snapshots }
     }

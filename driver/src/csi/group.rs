@@ -18,14 +18,14 @@ use crate::csi::request::FromRequest as _;
 use crate::csi::status::OrStatus as _;
 use crate::server::{Subject, about};
 
-/// Answers for the groups of snapshots of the cluster.
+/// The GroupController service.
 #[derive(Clone, Debug)]
 pub struct GroupController {
     groups: Arc<Groups>,
 }
 
 impl GroupController {
-    /// Over these groups.
+    /// Creates the service.
     pub fn new(groups: Arc<Groups>) -> Self {
         Self { groups }
     }
@@ -83,7 +83,7 @@ impl v1::group_controller_server::GroupController for GroupController {
     }
 }
 
-/// A group, to whoever took it or asked for it (CGS-09). Its snapshots look as they do alone.
+/// Renders a group (CGS-09). Its snapshots are rendered as single ones.
 fn render(group: ListedGroup) -> v1::VolumeGroupSnapshot {
     v1::VolumeGroupSnapshot {
         group_snapshot_id: group.id,

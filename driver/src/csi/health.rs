@@ -1,8 +1,8 @@
-//! What is wrong with volumes and pools, in both dialects of CSI: the entries of 1.13, and the volume
+//! The problems of volumes and pools, in both forms of CSI: the entries of 1.13, and the volume
 //! condition of 1.12 and older.
 //!
-//! *Invariants:* every text has something in it and fits the protocol (FLD-01, VCO-01); no two entries
-//! of an answer have the same key (CLH-05, NSH-03).
+//! *Invariants:* every text is non-empty and fits the protocol's limit (FLD-01, VCO-01). No two entries
+//! of a response have the same key (CLH-05, NSH-03).
 
 use std::collections::BTreeMap;
 
@@ -14,12 +14,12 @@ use cistern_proto::csi::v1::{
 
 use super::request::MAX_STRING;
 
-/// What a condition says of a volume that nothing is known to be wrong with (VCO-01).
+/// The message for a volume without known problems (VCO-01).
 const WELL: &str = "nothing is known to be wrong with the volume";
-/// Shows that a text goes on.
-const CUT: &str = "…";
+/// Marks a truncated text.
+const ELLIPSIS: &str = "…";
 
-/// A volume's condition: whether all is well, and of what is not the worst (VCO-02).
+/// A volume's condition: whether it is abnormal, and its worst problem (VCO-02).
 pub fn condition(problems: &[VolumeProblem]) -> v1::VolumeCondition {
     let worst = problems.iter().rev().max_by_key(|problem| problem.severity);
     let message = match (worst, problems.len()) {
@@ -36,7 +36,7 @@ pub fn condition(problems: &[VolumeProblem]) -> v1::VolumeCondition {
     }
 }
 
-/// All that is wrong with a volume (CGH-04, NVH-04).
+/// All problems of a volume (CGH-04, NVH-04).
 pub fn volume(id: &str, problems: &[VolumeProblem]) -> v1::VolumeHealth {
     let mut entries = BTreeMap::new();
     for problem in problems {
@@ -59,7 +59,7 @@ pub fn volume(id: &str, problems: &[VolumeProblem]) -> v1::VolumeHealth {
     }
 }
 
-/// All that is wrong with the pools of a node, by name. What several of them have is one entry. It
+/// All problems of the pools of a node, by name. A problem of several pools is one entry. It
 /// affects every use: pools are not made for one kind of volume, so no capability is named.
 pub fn pools(pools: &[(String, Vec<PoolProblem>)]) -> v1::NodeGetStorageHealthResponse {
     let mut entries = BTreeMap::<_, Vec<(&str, &str)>>::new();
@@ -86,7 +86,7 @@ pub fn pools(pools: &[(String, Vec<PoolProblem>)]) -> v1::NodeGetStorageHealthRe
     }
 }
 
-/// What is wrong with the first of these pools, and which others have the same.
+/// The problem of the first of these pools, and the other pools that have it.
 fn of_several(pools: &[(&str, &str)]) -> String {
     let others = match pools {
         [] | [_] => String::new(),
@@ -100,8 +100,8 @@ fn of_several(pools: &[(&str, &str)]) -> String {
     brief(&first.unwrap_or_default(), room) + &others
 }
 
-/// What a problem is to people; its reason where nobody has written more. Whoever asked knows which
-/// volume or pool it is, and there is little room.
+/// The message of a problem, or its reason if it has no message. Omits the name of the volume or pool,
+/// which the caller knows, because the field is short.
 fn text<Severity>(problem: &Problem<Severity>) -> &str {
     let message = problem.message.as_str();
     let is_named = message.starts_with("volume ") || message.starts_with("pool ");
@@ -112,17 +112,17 @@ fn text<Severity>(problem: &Problem<Severity>) -> &str {
     }
 }
 
-/// A text in so many bytes: cut behind a word where it is longer.
+/// Truncates a text to a number of bytes, after a whole word.
 fn brief(text: &str, limit: usize) -> String {
     if text.len() <= limit {
         return text.to_owned();
     }
-    let room = limit.saturating_sub(CUT.len());
+    let room = limit.saturating_sub(ELLIPSIS.len());
     let whole = text
         .get(..text.floor_char_boundary(room))
         .unwrap_or_default();
     let words = whole.rsplit_once(' ').map_or(whole, |(words, _)| words);
-    format!("{}{CUT}", words.trim_end_matches([' ', ',', ';', ':']))
+    format!("{}{ELLIPSIS}", words.trim_end_matches([' ', ',', ';', ':']))
 }
 
 #[cfg(test)]
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn vco_01_vco_02_a_condition_tells_the_worst_and_has_a_text_when_all_is_well_too() {
+    fn vco_01_vco_02_a_condition_reports_the_worst_problem_and_always_has_a_text() {
         let well = condition(&[]);
         assert!(!well.abnormal && !well.message.is_empty());
         let bad = condition(&[
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn clh_04_clh_05_an_entry_has_its_type_and_reason_and_stands_there_once() {
+    fn clh_04_clh_05_an_entry_has_its_type_and_reason_and_is_unique() {
         let twice = problem(VolumeSeverity::Inaccessible, "PoolNotReady", "gone");
         let other = problem(VolumeSeverity::Degraded, "PoolNotReady", "slow");
         let health = volume("pvc-1", &[twice.clone(), other, twice]);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn nsh_02_nsh_03_what_several_pools_have_is_one_entry_that_names_them() {
+    fn nsh_02_nsh_03_a_problem_of_several_pools_is_one_entry_that_names_them() {
         let full = || {
             vec![problem(
                 PoolSeverity::Degraded,
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_text_is_cut_behind_a_word() {
+    fn a_long_text_is_truncated_after_a_word() {
         assert_eq!(brief("as long as it may be", 20), "as long as it may be");
         assert_eq!(brief("as long, as it may be", 12), "as long…");
         assert_eq!(brief("undivided", 7), "undi…");
@@ -220,7 +220,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn fld_01_vco_01_whatever_is_wrong_every_text_fits_and_says_something(
+        fn fld_01_vco_01_every_text_is_non_empty_and_fits_for_all_problems(
             messages in prop::collection::vec("\\PC{0,300}", 1..40),
         ) {
             let of_volume = |message: &String| problem(VolumeSeverity::Degraded, "Reason", message);

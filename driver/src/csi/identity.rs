@@ -1,4 +1,4 @@
-//! CSI Identity, the same in both modes but for what only nodes can serve (GPI, GPC, PRB).
+//! CSI Identity, the same in both modes except for services that only nodes have (GPI, GPC, PRB).
 
 use std::{fmt, sync::Arc};
 
@@ -10,10 +10,10 @@ use cistern_proto::csi::v1::{
 };
 use tonic::{Request, Response, Status};
 
-/// Looks whether what the process depends on is there; says what to do where it is not.
+/// Checks the dependencies of the process. Fails with a remedy if one is missing.
 pub type Check = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 
-/// Answers who we are and whether we can serve.
+/// The Identity service.
 #[derive(Clone)]
 pub struct Identity {
     readiness: Readiness,
@@ -22,9 +22,9 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Ready as soon as nothing is waited for.
+    /// Creates the service.
     ///
-    /// `dependencies` is called at every `Probe`: it must be cheap and must not block.
+    /// `dependencies` is called at every `Probe`. It must be cheap and must not block.
     pub fn new(readiness: Readiness, dependencies: Check) -> Self {
         Self {
             readiness,
@@ -33,7 +33,7 @@ impl Identity {
         }
     }
 
-    /// Announces the SnapshotMetadata service: this process has the snapshots' data (CAP-20).
+    /// Announces the SnapshotMetadata service, for a process with access to the snapshots' data (CAP-20).
     #[must_use]
     pub fn with_snapshot_metadata(mut self) -> Self {
         self.snapshot_metadata = true;
@@ -71,8 +71,8 @@ impl v1::identity_server::Identity for Identity {
                 r#type: kind.into(),
             })),
         };
-        // Of the plugin as a whole, whichever process is asked (GPC-02), but for the metadata of
-        // snapshots: the controller has no way to a node's data (CAP-28).
+        // The capabilities of the whole plugin, from either process (GPC-02), except for snapshot
+        // metadata: the controller has no access to a node's data (CAP-28).
         let mut capabilities = [
             service::Type::ControllerService,
             service::Type::GroupControllerService,

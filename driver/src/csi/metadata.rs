@@ -5,7 +5,7 @@ mod status;
 
 use std::ops::Range;
 
-use cistern_node::metadata::{Metadata, Query, Told};
+use cistern_node::metadata::{Metadata, Query, RangeStream};
 use cistern_proto::csi::v1::{self, BlockMetadata, BlockMetadataType};
 use futures::StreamExt as _;
 use tonic::{Request, Response, Status, codegen::BoxStream};
@@ -13,24 +13,24 @@ use tonic::{Request, Response, Status, codegen::BoxStream};
 use crate::csi::status::OrStatus as _;
 use crate::server::{Subject, about};
 
-/// Ranges are of any length: a volume that was written in one piece is told with one, where blocks
-/// of a fixed length would be millions (SMD-09).
+/// Ranges have any length: a volume that was written sequentially is one range, instead of millions of
+/// blocks of a fixed length (SMD-09).
 const KIND: BlockMetadataType = BlockMetadataType::VariableLength;
 
-/// Tells which parts of snapshots hold data, and which have changed.
+/// Serves the ranges of snapshots that hold data or have changed.
 #[derive(Clone, Debug)]
 pub struct SnapshotMetadata {
     metadata: Metadata,
 }
 
 impl SnapshotMetadata {
-    /// Of these snapshots.
+    /// Creates the service.
     pub fn new(metadata: Metadata) -> Self {
         Self { metadata }
     }
 
-    /// What is asked for, as messages.
-    async fn tell<M>(
+    /// Streams the ranges of a query as messages.
+    async fn stream_ranges<M>(
         &self,
         query: Query,
         message: fn(i64, Vec<BlockMetadata>) -> M,
@@ -42,7 +42,7 @@ impl SnapshotMetadata {
             snapshot: Some(&query.target),
             ..Subject::default()
         });
-        let Told { size, batches } = self.metadata.tell(query).await.or_status()?;
+        let RangeStream { size, batches } = self.metadata.stream_ranges(query).await.or_status()?;
         let messages = batches.map(move |batch| {
             let ranges = batch.or_status()?.into_iter().map(block).collect();
             Ok(message(size.to_i64(), ranges))
@@ -58,7 +58,7 @@ impl v1::snapshot_metadata_server::SnapshotMetadata for SnapshotMetadata {
         request: Request<v1::GetMetadataAllocatedRequest>,
     ) -> Result<Response<BoxStream<v1::GetMetadataAllocatedResponse>>, Status> {
         let query = request::allocated(request.into_inner())?;
-        self.tell(query, |size, ranges| v1::GetMetadataAllocatedResponse {
+        self.stream_ranges(query, |size, ranges| v1::GetMetadataAllocatedResponse {
             block_metadata_type: KIND.into(),
             volume_capacity_bytes: size,
             block_metadata: ranges,
@@ -71,7 +71,7 @@ impl v1::snapshot_metadata_server::SnapshotMetadata for SnapshotMetadata {
         request: Request<v1::GetMetadataDeltaRequest>,
     ) -> Result<Response<BoxStream<v1::GetMetadataDeltaResponse>>, Status> {
         let query = request::delta(request.into_inner())?;
-        self.tell(query, |size, ranges| v1::GetMetadataDeltaResponse {
+        self.stream_ranges(query, |size, ranges| v1::GetMetadataDeltaResponse {
             block_metadata_type: KIND.into(),
             volume_capacity_bytes: size,
             block_metadata: ranges,

@@ -1,4 +1,4 @@
-//! The gRPC edge: CSI requests become typed requests, results and errors become answers.
+//! The gRPC layer: parses CSI requests into typed requests, and renders results and errors.
 //!
 //! *Invariant:* nothing outside this folder, `server.rs` and `registration.rs` knows that gRPC
 //! exists.
@@ -14,5 +14,5 @@ pub mod render;
 pub mod request;
 pub mod status;
 
-/// Most bytes of a node id (FLD-03).
+/// Maximum length of a node id in bytes (FLD-03).
 pub const MAX_NODE_ID: usize = 256;

@@ -18,19 +18,19 @@ use crate::csi::request::FromRequest as _;
 use crate::csi::status::OrStatus as _;
 use crate::server::{Subject, about};
 
-/// Everything that the node announces.
+/// The capabilities of the Node service.
 const CAPABILITIES: [rpc::Type; 7] = [
     rpc::Type::StageUnstageVolume,
     rpc::Type::GetVolumeStats,
     rpc::Type::ExpandVolume,
     rpc::Type::SingleNodeMultiWriter,
-    // Both ways to tell of health: kubelet knows the one, that of CSI 1.13 the other.
+    // Health in both forms: kubelet uses the volume condition, a kubelet for CSI 1.13 the entries.
     rpc::Type::VolumeCondition,
     rpc::Type::GetVolumeHealth,
     rpc::Type::GetStorageHealth,
 ];
 
-/// Gives the volumes of one node to its pods.
+/// The Node service of one node.
 #[derive(Clone, Debug)]
 pub struct Node {
     mounter: Mounter,
@@ -39,7 +39,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// For the node of this name.
+    /// Creates the service for the node with this name.
     pub fn new(mounter: Mounter, name: &str, max_volumes: u32) -> Self {
         Self {
             mounter,
@@ -121,10 +121,10 @@ impl v1::node_server::Node for Node {
         request: Request<v1::NodeGetVolumeHealthRequest>,
     ) -> Result<Response<v1::NodeGetVolumeHealthResponse>, Status> {
         about_volume(&request.get_ref().volume_id);
-        let VolumeHealth { volume, places } = VolumeHealth::from_request(request.into_inner())?;
+        let VolumeHealth { volume, paths } = VolumeHealth::from_request(request.into_inner())?;
         let problems = self
             .mounter
-            .volume_health(&volume, places)
+            .volume_health(&volume, paths)
             .await
             .or_status()?;
         Ok(Response::new(v1::NodeGetVolumeHealthResponse {
@@ -140,7 +140,7 @@ impl v1::node_server::Node for Node {
         Ok(Response::new(health::pools(&pools)))
     }
 
-    // kubelet asks this before nearly every other call: it takes no lock and asks nobody.
+    // kubelet calls this before nearly every other call, so it takes no lock and sends no request.
     async fn node_get_capabilities(
         &self,
         _: Request<v1::NodeGetCapabilitiesRequest>,
@@ -155,7 +155,7 @@ impl v1::node_server::Node for Node {
         }))
     }
 
-    // An error here takes the driver off the node, so there is none.
+    // Never fails: an error here would unregister the driver.
     async fn node_get_info(
         &self,
         _: Request<v1::NodeGetInfoRequest>,
@@ -168,7 +168,7 @@ impl v1::node_server::Node for Node {
     }
 }
 
-/// The numbers of a volume; of a device only its size is known (NGS-13).
+/// The statistics of a volume; only the size for a block device (NGS-13).
 fn usage(found: VolumeStatistics) -> Vec<v1::VolumeUsage> {
     let inodes = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
     match found {
@@ -190,7 +190,7 @@ fn usage(found: VolumeStatistics) -> Vec<v1::VolumeUsage> {
                 available: inodes(found.inodes_free),
                 unit: Unit::Inodes.into(),
             };
-            // Of btrfs there are none to be told: it makes them as it needs them.
+            // btrfs reports no inodes: it creates them on demand.
             let inodes = (inodes.total > 0).then_some(inodes);
             [bytes].into_iter().chain(inodes).collect()
         }
@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn inodes_are_told_where_the_filesystem_counts_them() {
+    fn inodes_are_reported_where_the_filesystem_counts_them() {
         let units = |inodes| {
             let found = FilesystemStatistics {
                 total: Bytes::gib(1),

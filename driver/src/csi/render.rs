@@ -1,7 +1,7 @@
-//! Answers of the Controller service, from what the domain found.
+//! Renders the results of the controller as CSI messages.
 //!
-//! *Invariant:* a volume looks the same in every answer (CV-06, CV-14): one function writes it, from
-//! what is the same wherever the volume was read.
+//! *Invariant:* a volume is rendered in the same way in every response (CV-06, CV-14): one function
+//! renders it, from immutable properties.
 
 use std::collections::BTreeMap;
 
@@ -20,25 +20,25 @@ use cistern_proto::csi::v1::{
 
 use super::{capability::CONTROLLER, health, request::MAX_STRING};
 
-/// A volume, to whoever made it, asked for it or listed it.
+/// Renders a volume.
 pub fn volume(volume: ListedVolume) -> v1::Volume {
     v1::Volume {
         capacity_bytes: volume.size.to_i64(),
         accessible_topology: vec![topology(&volume.node)],
         volume_id: volume.id.into(),
-        // What stands here can never change: all that may lives in the custom resource.
+        // Immutable. Properties that can change are in the custom resource only.
         volume_context: volume.image.map(image_context).into_iter().collect(),
         content_source: volume.source.map(content_source),
     }
 }
 
-/// By which the node knows the volume's data again: a PoolVolume that comes back from a backup without
-/// its image has a new one, and that is empty.
+/// Identifies the volume's data to the node: a PoolVolume that is restored from a backup without its
+/// image gets a new, empty image.
 fn image_context(image: Box<str>) -> (String, String) {
     (names::IMAGE_CONTEXT.to_owned(), image.into())
 }
 
-/// What a volume was made from (VCS-11).
+/// Renders the source of a volume (VCS-11).
 fn content_source(source: SourceReference) -> v1::VolumeContentSource {
     let id = source.id.into();
     v1::VolumeContentSource {
@@ -49,7 +49,7 @@ fn content_source(source: SourceReference) -> v1::VolumeContentSource {
     }
 }
 
-/// A volume that was asked for. Nothing is attached, so no node is named (CGV-04).
+/// Renders a volume with its condition. Volumes are not attached, so no node is named (CGV-04).
 pub fn found(found: ExaminedVolume) -> v1::ControllerGetVolumeResponse {
     let status = v1::controller_get_volume_response::VolumeStatus {
         volume_condition: Some(health::condition(&found.problems)),
@@ -61,7 +61,7 @@ pub fn found(found: ExaminedVolume) -> v1::ControllerGetVolumeResponse {
     }
 }
 
-/// A page of volumes (LV-04, LV-08).
+/// Renders a page of volumes (LV-04, LV-08).
 pub fn listed(page: Page<ExaminedVolume>) -> v1::ListVolumesResponse {
     let status = |problems: &[VolumeProblem]| v1::list_volumes_response::VolumeStatus {
         volume_condition: Some(health::condition(problems)),
@@ -77,7 +77,7 @@ pub fn listed(page: Page<ExaminedVolume>) -> v1::ListVolumesResponse {
     }
 }
 
-/// A page of those volumes that something is wrong with (CLH-02).
+/// Renders a page of unhealthy volumes (CLH-02).
 pub fn listed_health(page: Page<ExaminedVolume>) -> v1::ControllerListVolumeHealthResponse {
     let page = page.map(|examined| health::volume(&examined.volume.id, &examined.problems));
     v1::ControllerListVolumeHealthResponse {
@@ -86,21 +86,21 @@ pub fn listed_health(page: Page<ExaminedVolume>) -> v1::ControllerListVolumeHeal
     }
 }
 
-/// A snapshot, to whoever took it, asked for it or listed it.
+/// Renders a snapshot.
 pub fn snapshot(snapshot: ListedSnapshot) -> v1::Snapshot {
     v1::Snapshot {
         size_bytes: snapshot.size.to_i64(),
         source_volume_id: snapshot.source_volume.into(),
         creation_time: Some(timestamp(snapshot.creation_time)),
         ready_to_use: snapshot.ready,
-        // A member goes only with its group (CS-12).
+        // A member is deleted only with its group (CS-12).
         group_snapshot_id: snapshot.group.map_or_else(String::new, Into::into),
         accessible_topology: vec![topology(&snapshot.node)],
         snapshot_id: snapshot.id.into(),
     }
 }
 
-/// A page of snapshots.
+/// Renders a page of snapshots.
 pub fn listed_snapshots(page: Page<ListedSnapshot>) -> v1::ListSnapshotsResponse {
     let entry = |listed| v1::list_snapshots_response::Entry {
         snapshot: Some(snapshot(listed)),
@@ -111,22 +111,22 @@ pub fn listed_snapshots(page: Page<ListedSnapshot>) -> v1::ListSnapshotsResponse
     }
 }
 
-/// Empty on the last page.
+/// The token of the next page; empty on the last page.
 fn next_token(next: Option<Token>) -> String {
     next.map_or_else(String::new, |next| next.to_string())
 }
 
-/// A moment as the protocol writes it.
+/// Renders a point in time.
 pub fn timestamp(time: DateTime<Utc>) -> prost_types::Timestamp {
     prost_types::Timestamp {
         seconds: time.timestamp(),
-        // Less than a second, but for leap seconds.
+        // A leap second exceeds the limit of the protocol.
         nanos: time.timestamp_subsec_nanos().min(999_999_999).cast_signed(),
     }
 }
 
-/// A volume that is as large as it was to be. Its node has something to do each time, also for a
-/// block device: the loop device grows there, and a repeat may come before it has (CEV-10, CEV-12).
+/// Renders the result of an expansion. It always requires a node expansion, also for a block device:
+/// its loop device grows there, and a repeated call may come before that (CEV-10, CEV-12).
 pub fn expanded(size: Bytes) -> v1::ControllerExpandVolumeResponse {
     v1::ControllerExpandVolumeResponse {
         capacity_bytes: size.to_i64(),
@@ -134,7 +134,7 @@ pub fn expanded(size: Bytes) -> v1::ControllerExpandVolumeResponse {
     }
 }
 
-/// Where a volume on the node can be reached (TOP-17, TOP-18).
+/// The topology of the volumes of a node (TOP-17, TOP-18).
 pub fn topology(node: &str) -> v1::Topology {
     let segment = (names::TOPOLOGY_KEY.to_owned(), names::topology_value(node));
     v1::Topology {
@@ -142,7 +142,7 @@ pub fn topology(node: &str) -> v1::Topology {
     }
 }
 
-/// Confirms what was asked, or says why not (VVC-05 to VVC-09).
+/// Renders the confirmation of a query, or why it does not match (VVC-05 to VVC-09).
 pub fn validated(
     request: v1::ValidateVolumeCapabilitiesRequest,
     contradiction: Option<String>,
@@ -154,7 +154,7 @@ pub fn validated(
             message,
         };
     }
-    // Keys that we do not read are not repeated: nobody looked at them (VVC-07).
+    // Ignored keys are not confirmed, because they were not validated (VVC-07).
     let (mut parameters, mut volume_context) = (request.parameters, request.volume_context);
     parameters.retain(|key, _| !key.starts_with(names::RESERVED_PREFIX));
     volume_context.retain(|key, _| key == names::IMAGE_CONTEXT);
@@ -169,7 +169,7 @@ pub fn validated(
     }
 }
 
-/// Room for new volumes.
+/// Renders the capacity for new volumes.
 pub fn capacity(capacity: Capacity) -> v1::GetCapacityResponse {
     v1::GetCapacityResponse {
         available_capacity: capacity.available.to_i64(),
@@ -178,7 +178,7 @@ pub fn capacity(capacity: Capacity) -> v1::GetCapacityResponse {
     }
 }
 
-/// What the controller announces (CGC-02).
+/// Renders the capabilities of the controller (CGC-02).
 pub fn capabilities() -> v1::ControllerGetCapabilitiesResponse {
     let announce = |kind: capability::rpc::Type| v1::ControllerServiceCapability {
         r#type: Some(capability::Type::Rpc(capability::Rpc {
@@ -196,7 +196,7 @@ mod tests {
 
     // Shows: CV-14, VCS-11.
     #[test]
-    fn cv_12_top_17_an_answer_names_the_volume_its_size_and_its_one_place() {
+    fn cv_12_top_17_a_response_names_the_volume_its_size_and_its_node() {
         let answer = volume(ListedVolume {
             id: "pvc-1".into(),
             size: Bytes::gib(1),
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn cs_07_cs_10_cs_12_cs_14_an_answer_tells_all_of_a_snapshot() {
+    fn cs_07_cs_10_cs_12_cs_14_a_response_has_all_fields_of_a_snapshot() {
         let moment = DateTime::from_timestamp(1_700_000_000, 123_456_789).unwrap();
         let mut listed = ListedSnapshot {
             id: "snapshot-1".into(),
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn vvc_06_vvc_07_what_was_looked_at_is_repeated_and_nothing_else() {
+    fn vvc_06_vvc_07_only_validated_fields_are_confirmed() {
         let own = ("pool".to_owned(), "fast".to_owned());
         let image = (names::IMAGE_CONTEXT.to_owned(), "uid-1".to_owned());
         let foreign = ("csi.storage.k8s.io/pvc/name".to_owned(), "x".to_owned());

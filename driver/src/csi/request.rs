@@ -1,7 +1,7 @@
-//! Requests of the Controller service as types: read once, and right from then on.
+//! Parses requests of the Controller service into valid types.
 //!
-//! *Invariant:* what is missing is found before what is wrong, and both before anything is done
-//! (GEN-04, GEN-05, GEN-13). No typed request holds secrets.
+//! *Invariant:* missing fields are reported before invalid ones, and both before anything is done
+//! (GEN-04, GEN-05, GEN-13). No typed request contains secrets.
 
 pub mod capacity_range;
 mod create;
@@ -29,78 +29,78 @@ use self::{
 pub use self::{deadline::deadline, field::MAX_STRING, validate::ValidateVolumeCapabilities};
 use super::capability::{self, Capability};
 
-/// What a message asks for, verified.
+/// A request that is parsed from a message.
 pub(super) trait FromRequest<M>: Sized {
     /// Why a message is refused.
     type Error;
 
-    /// Reads a message. Fails where the message lacks what CSI requires, or asks for something that
-    /// Cistern does not have.
+    /// Parses a message. Fails if a required field is missing, or if the request is invalid or
+    /// unsupported.
     fn from_request(message: M) -> Result<Self, Self::Error>;
 }
 
-/// Why a request is refused as it stands.
+/// Why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// GEN-04.
+    /// A required field is missing (GEN-04).
     #[error("{field} is required")]
     Missing {
         /// The field.
         field: &'static str,
     },
-    /// FLD-14.
+    /// A field is too long (FLD-14).
     #[error("{field} is longer than {limit} bytes")]
     TooLong {
         /// The field.
         field: &'static str,
-        /// Most bytes of it.
+        /// Its maximum length in bytes.
         limit: usize,
     },
-    /// FLD-12.
+    /// A control character in a name (FLD-12).
     #[error("name contains the control character U+{code:04X}")]
     ControlCharacter {
-        /// The character.
+        /// Its code point.
         code: u32,
     },
-    /// A part of the protocol that is not announced (VCS-04, CV-27).
+    /// An optional part of the protocol that the driver does not announce (VCS-04, CV-27).
     #[error("{field} is not supported")]
     Unsupported {
         /// The field.
         field: &'static str,
     },
-    /// CV-04: one volume cannot be used in all of the ways that are asked for.
+    /// Two filesystems for one volume (CV-04).
     #[error("the volume capabilities ask for filesystem {one} and for {other} in one volume")]
     Contradiction {
         /// One filesystem.
         one: FilesystemType,
-        /// Another one.
+        /// The other filesystem.
         other: FilesystemType,
     },
-    /// CV-04.
+    /// A filesystem and a block device for one volume (CV-04).
     #[error("the volume capabilities ask for a filesystem and for a block device in one volume")]
     TwoAccessTypes,
-    /// CEV-05, NEV-05: the volume is not of the kind that the request takes it for.
+    /// The volume does not support the capability of the request (CEV-05, NEV-05).
     #[error("volume_capability does not fit the volume: {why}")]
     OtherWay {
         /// What differs.
         why: String,
     },
-    /// A volume capability that Cistern does not have.
+    /// An invalid or unsupported volume capability.
     #[error(transparent)]
     Capability(#[from] capability::Error),
-    /// CV-17, CV-22.
+    /// Invalid parameters of a volume (CV-17, CV-22).
     #[error(transparent)]
     Parameters(#[from] ParametersError),
-    /// CS-17.
+    /// Invalid parameters of a snapshot (CS-17).
     #[error(transparent)]
     SnapshotParameters(#[from] snapshot_parameters::Error),
-    /// A place that is none.
+    /// An invalid topology.
     #[error(transparent)]
     Topology(#[from] topology::Error),
-    /// A size that cannot be.
+    /// An invalid or impossible size.
     #[error(transparent)]
     CapacityRange(#[from] capacity_range::Error),
-    /// A page that nobody can be given.
+    /// Invalid pagination fields.
     #[error(transparent)]
     Page(#[from] page::Error),
 }
@@ -115,31 +115,31 @@ pub fn get_volume(request: v1::ControllerGetVolumeRequest) -> Result<String, Err
     volume_id(request.volume_id)
 }
 
-/// Which volumes are to be listed.
+/// Parses the pagination fields of a list of volumes.
 pub fn list_volumes(request: &v1::ListVolumesRequest) -> Result<PageQuery, Error> {
     Ok(page::parse(request.max_entries, &request.starting_token)?)
 }
 
-/// The id of the volume whose health is asked for.
+/// The volume id of a request for health.
 pub fn get_volume_health(request: v1::ControllerGetVolumeHealthRequest) -> Result<String, Error> {
     volume_id(request.volume_id)
 }
 
-/// Which volumes that something is wrong with are to be listed.
+/// Parses the pagination fields of a list of unhealthy volumes.
 pub fn list_volume_health(
     request: &v1::ControllerListVolumeHealthRequest,
 ) -> Result<PageQuery, Error> {
     Ok(page::parse(request.max_entries, &request.starting_token)?)
 }
 
-/// A volume that is to be larger.
+/// A request to expand a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpandVolume {
-    /// Its id.
+    /// The volume id.
     pub volume_id: String,
-    /// How large it is to be.
+    /// The requested size.
     pub size: SizeRange,
-    /// How it is used, where that is said.
+    /// The capability of the request, if given.
     way: Option<Capability>,
 }
 
@@ -149,7 +149,7 @@ impl FromRequest<v1::ControllerExpandVolumeRequest> for ExpandVolume {
     fn from_request(request: v1::ControllerExpandVolumeRequest) -> Result<Self, Error> {
         let volume_id = volume_id(request.volume_id)?;
         let range = request.capacity_range.unwrap_or_default();
-        // Zero is not given, and one of them must be (CEV-03, GAP-12).
+        // Zero means not given, and one of the two is required (CEV-03, GAP-12).
         required("capacity_range", range == v1::CapacityRange::default())?;
         Ok(Self {
             volume_id,
@@ -163,7 +163,7 @@ impl FromRequest<v1::ControllerExpandVolumeRequest> for ExpandVolume {
 }
 
 impl ExpandVolume {
-    /// Fails where the volume is not of the kind that the caller takes it for (CEV-05).
+    /// Fails if the volume does not support the capability of the request (CEV-05).
     pub fn check(&self, volume: &PoolVolume) -> Result<(), Error> {
         let way = self.way.as_ref();
         match way.and_then(|way| difference(way, &volume.spec)) {
@@ -173,7 +173,7 @@ impl ExpandVolume {
     }
 }
 
-/// Which room is asked for; none where no volume could serve the request, so that there is none
+/// Parses a capacity request. Returns None if no volume could serve it, so that there is no capacity
 /// (GC-03).
 pub fn get_capacity(request: v1::GetCapacityRequest) -> Result<Option<CapacityQuery>, Error> {
     map("parameters", &request.parameters)?;

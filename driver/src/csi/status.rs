@@ -1,9 +1,9 @@
-//! What the controller's errors are as gRPC codes. The only place that decides it.
+//! Maps the controller's errors to gRPC codes, for the whole crate.
 //!
-//! external-provisioner takes CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE and ABORTED for "may still
-//! be going on" and calls again, also when the claim is gone by then; every other code for "surely
-//! nothing is going on" (K8S-04). So a code of the second kind stands only where nothing of the
-//! call is left behind.
+//! After CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE and ABORTED external-provisioner assumes that the
+//! operation may still run and calls again, also when the claim is gone by then. After every other
+//! code it assumes that the operation has ended (K8S-04). So a code of the second kind is returned
+//! only if the call has left nothing behind.
 //!
 //! Details stay empty (GEN-03), and the message names the object and what to do (GEN-02).
 #![warn(clippy::wildcard_enum_match_arm)]
@@ -18,15 +18,15 @@ use tonic::{Code, Status};
 
 use super::request::{self, capacity_range, page};
 
-/// An error of the controller or the node as the answer to a call.
+/// An error of the controller or the node that can be returned to a caller.
 pub(super) trait IntoStatus {
     /// The gRPC code, and the chain of the error's messages.
     fn into_status(self) -> Status;
 }
 
-/// The answer to a call that may have failed.
+/// The result of a call.
 pub(super) trait OrStatus<T> {
-    /// What succeeded, or the error as a status.
+    /// Converts the error to a status.
     fn or_status(self) -> Result<T, Status>;
 }
 
@@ -76,10 +76,10 @@ impl IntoStatus for snapshots::Error {
     }
 }
 
-/// What goes for objects of every kind.
+/// Maps errors that all kinds of objects share to gRPC codes.
 pub(super) fn object(error: &objects::Error) -> Code {
     match error {
-        // Whether anything was done is not known, or nothing could be yet.
+        // The outcome is unknown, or the process is not ready yet.
         objects::Error::Api { .. } | objects::Error::Starting => Code::Unavailable,
         objects::Error::Busy { .. }
         | objects::Error::Pending { .. }
@@ -93,29 +93,29 @@ pub(super) fn object(error: &objects::Error) -> Code {
 pub(super) fn volume(error: &volumes::Error) -> Code {
     match error {
         volumes::Error::Object(error) => object(error),
-        // Also for a pool that nobody carries: it may be declared any time, and INVALID_ARGUMENT
-        // would make the provisioner look again only after five minutes. With late binding this
-        // code sends the pod back to the scheduler, which is right for every kind of no room.
+        // Also for a pool that no node carries: it may be created any time, and INVALID_ARGUMENT
+        // would delay the provisioner's retry by five minutes. With late binding this code sends the
+        // pod back to the scheduler, which is right for every lack of room.
         volumes::Error::Placement(PlacementError::NoRoom { .. }) => Code::ResourceExhausted,
-        // Of a growth this is final for external-resizer, which then lets people ask for less:
-        // RESOURCE_EXHAUSTED would hold them to the size that does not fit.
+        // For an expansion this code is final to external-resizer, which then lets users request a
+        // smaller size. RESOURCE_EXHAUSTED would hold them to the size that does not fit.
         volumes::Error::Placement(PlacementError::TooLarge { .. })
         | volumes::Error::Source(SourceError::TooLarge { .. })
         | volumes::Error::SizeNotPossible { .. } => Code::OutOfRange,
-        // Nothing was begun; but it will be ready any moment.
+        // Nothing was started, and the source may be ready soon.
         volumes::Error::Source(SourceError::NotReady { .. }) => Code::Unavailable,
         volumes::Error::Source(SourceError::Unlike { .. }) => Code::InvalidArgument,
-        // Also for want of room: RESOURCE_EXHAUSTED would send the pod back to the scheduler, which
-        // knows nothing of sources and chooses the same node again, without a back-off.
+        // Also for lack of room: RESOURCE_EXHAUSTED would send the pod back to the scheduler, which
+        // does not know the source and chooses the same node again, without a back-off.
         volumes::Error::Source(SourceError::NoRoom { .. } | SourceError::Refused { .. }) => {
             Code::FailedPrecondition
         }
     }
 }
 
-/// csi-snapshotter takes RESOURCE_EXHAUSTED for "may still be going on", too, and keeps a
-/// VolumeSnapshot whose end is asked for until there is room (K8S-04). So a pool that is full is no
-/// reason for that code, although CS-08 has it.
+/// After RESOURCE_EXHAUSTED csi-snapshotter assumes that the operation may still run, and keeps a
+/// deleted VolumeSnapshot until there is room (K8S-04). So a full pool does not have that code,
+/// although CS-08 names it.
 fn snapshot(error: &snapshots::Error) -> Code {
     match error {
         snapshots::Error::Object(error) => object(error),

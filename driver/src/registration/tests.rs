@@ -1,7 +1,7 @@
-//! What kubelet's client really writes, replayed to the real server.
+//! Replays the bytes of kubelet's client to the real server.
 //!
 //! The fixtures are the bytes of one connection of grpc-go 1.79.3 as kubelet 1.36 dials: three
-//! calls on streams 1, 3 and 5. They differ in the socket's name alone.
+//! calls on streams 1, 3 and 5. They differ only in the name of the socket.
 
 use std::time::Duration;
 
@@ -13,18 +13,18 @@ use tonic::transport::Server;
 
 use super::*;
 
-/// With the name that [`socket_path`] gives.
+/// With the name of [`socket_path`].
 const WITH_AT: &[u8] = include_bytes!("../../tests/fixtures/registration-at.bin");
 /// With the customary name.
 const WITH_DASH: &[u8] = include_bytes!("../../tests/fixtures/registration-dash.bin");
-/// The client's last frame says goodbye; a server that reads it may close before it has answered.
+/// Length of the client's last frame, GOAWAY. A server that reads it may close before it answers.
 const GOAWAY: usize = 42;
 
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 
-/// Writes the bytes in pieces and returns type and stream of every frame of the server, once each
-/// of the three streams has ended one way or the other.
+/// Writes the bytes in pieces and returns type and stream of every frame of the server after all three
+/// streams have ended.
 async fn replay(bytes: &'static [u8], piece: usize) -> Vec<(u8, u32)> {
     let (client, server) = UnixStream::pair().unwrap();
     let registrar = Registrar::new(Path::new("/csi.sock"));
@@ -74,7 +74,7 @@ async fn read_frame(reader: &mut (impl tokio::io::AsyncRead + Unpin)) -> (u8, u3
 }
 
 #[tokio::test]
-async fn kubelets_bytes_are_answered_under_our_sockets_name_however_they_are_cut() {
+async fn kubelets_bytes_are_answered_under_the_sockets_name_however_they_are_split() {
     for piece in [1, 7, 4096] {
         let frames = replay(WITH_AT, piece).await;
         for stream in [1, 3, 5] {

@@ -1,5 +1,5 @@
-//! The body of an answer, watched until its end: there stands the status of whatever has begun to
-//! answer, be it one message or a stream of them.
+//! Observes the body of a response until its trailers, which hold the status of a unary or streaming
+//! call that has sent a message.
 
 use std::{
     pin::Pin,
@@ -11,7 +11,7 @@ use tonic::{Status, body::Body};
 
 use super::Operation;
 
-/// The messages of an operation that has not ended yet; dropped before the end, it was cancelled.
+/// The response body of a running operation. Dropping it before the end cancels the operation.
 pub(super) struct Answer {
     body: Body,
     operation: Option<Operation>,

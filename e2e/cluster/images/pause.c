@@ -1,4 +1,4 @@
-/* What holds a pod's namespaces: sleeps, reaps what is left to it, and ends when told to. */
+/* Holds a pod's namespaces: sleeps, reaps orphaned processes, and exits on SIGTERM or SIGINT. */
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -47,7 +47,7 @@ impl Cluster {
 }
 
 /// The volume of a line that ends a call of CreateVolume in a pool whose name begins so:
-/// `… rpc{rpc="CreateVolume" volume="pvc-1" pool="p"}: done code="Ok" elapsed_ms=3`.
+/// `… rpc{rpc="CreateVolume" volume="pvc-1" pool="p"}: the call succeeded code="Ok" elapsed_ms=3`.
 fn ended_call<'a>(line: &'a str, pools: &str) -> Option<&'a str> {
     if !line.contains(r#"rpc="CreateVolume""#) || !line.contains(" elapsed_ms=") {
         return None;
@@ -69,8 +69,8 @@ mod tests {
         let span = r#"INFO rpc{rpc="CreateVolume" volume="pvc-1" pool="mine-p"}:"#;
         let line = |rest: &str| format!("2026-11-21T00:00:00Z  {span} {rest}");
         let ended = |line: &str| ended_call(line, "mine-").map(str::to_owned);
-        let done = line(r#"done code="Ok" elapsed_ms=3"#);
-        let failed = line(r#"failed code="Aborted" elapsed_ms=3 error="…""#);
+        let done = line(r#"the call succeeded code="Ok" elapsed_ms=3"#);
+        let failed = line(r#"the call failed code="Aborted" elapsed_ms=3 error="…""#);
         let volume = Some("pvc-1".to_owned());
         assert_eq!(ended(&done), volume);
         assert_eq!(ended(&failed), volume);

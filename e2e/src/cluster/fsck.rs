@@ -1,4 +1,4 @@
-//! What `cistern-driver fsck` finds on the nodes, told apart by whose it is.
+//! Findings of `cistern-driver fsck` on the nodes, by test.
 
 use cistern_crds::{PoolSnapshot, PoolVolume, StoragePool};
 use kube::{Resource, ResourceExt as _};

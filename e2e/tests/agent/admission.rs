@@ -1,4 +1,4 @@
-//! Who gets room, and what it costs the API server.
+//! Admission of volumes, and its cost in writes to the API server.
 
 use cistern_crds::{Bytes, ConditionType, Consistency, Provisioning};
 use futures::{StreamExt as _, future::join_all};
@@ -10,10 +10,10 @@ use kube::{
     },
 };
 
-use crate::{Fixture, said, status};
+use crate::{Fixture, has_condition, status};
 
 #[tokio::test]
-async fn r05_a_volume_takes_two_writes_to_make_and_two_to_reclaim_and_then_there_is_peace() {
+async fn r05_creation_and_reclaim_take_two_writes_each_and_no_write_follows() {
     let node = Fixture::start("agent-writes").await;
     let fields = format!("spec.nodeName={}", node.name);
     let everything = WatchParams::default().fields(&fields).timeout(60);
@@ -26,10 +26,10 @@ async fn r05_a_volume_takes_two_writes_to_make_and_two_to_reclaim_and_then_there
         match event.unwrap() {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => {
                 let status = status(&object);
-                let wish = object.spec.deletion_requested;
+                let desired = object.spec.deletion_requested;
                 let is_committed = status.deletion_committed;
                 let (reserved, size) = (status.reserved.is_some(), status.size.is_some());
-                seen.push((wish, is_committed, reserved, size));
+                seen.push((desired, is_committed, reserved, size));
             }
             WatchEvent::Bookmark(_) => {}
             WatchEvent::Deleted(_) => break,
@@ -40,10 +40,10 @@ async fn r05_a_volume_takes_two_writes_to_make_and_two_to_reclaim_and_then_there
         (false, false, false, false), // created by the controller
         (false, false, true, false),  // admitted
         (false, false, true, true),   // ready
-        (true, false, true, true),    // the deletion that the controller desires
-        (true, true, true, true),     // the agent is committed to it
+        (true, false, true, true),    // the controller requests the deletion
+        (true, true, true, true),     // the agent commits to it
         (true, true, false, true),    // reclaimed
-        (true, true, false, true),    // the finalizer is taken off
+        (true, true, false, true),    // the finalizer is removed
     ];
     assert_eq!(seen, life);
     node.finish().await;
@@ -71,65 +71,69 @@ async fn r05_what_the_agent_writes_never_conflicts_with_its_own_earlier_writes()
 }
 
 #[tokio::test]
-async fn r12_of_twenty_that_ask_at_once_as_many_are_admitted_as_there_is_room_for() {
+async fn r12_of_twenty_concurrent_volumes_as_many_are_admitted_as_fit() {
     let node = Fixture::start("agent-crowd").await;
     let room = node.pool().await.unwrap().thick_room;
     let size = Bytes(room.0 / 10).round_down_to_mib();
     let ask = |number: usize| {
-        let mut wish = node.wish(&number.to_string(), size);
-        wish.spec.provisioning = Provisioning::Thick;
+        let mut desired = node.desired_volume(&number.to_string(), size);
+        desired.spec.provisioning = Provisioning::Thick;
         let node = &node;
         async move {
-            let object = node.create(&wish).await;
+            let object = node.create(&desired).await;
             let answered = |object: &cistern_crds::PoolVolume| {
-                said(ConditionType::Ready, "True", "AsDesired")(object)
-                    || said(ConditionType::Admitted, "False", "NoSpace")(object)
+                has_condition(ConditionType::Ready, "True", "Reconciled")(object)
+                    || has_condition(ConditionType::Admitted, "False", "NoSpace")(object)
             };
             node.until(&object.name_any(), "to be answered", answered)
                 .await
         }
     };
     let answers = join_all((0..20).map(ask)).await;
-    let taken = answers
+    let admitted = answers
         .iter()
         .filter(|object| status(object).reserved.is_some());
-    assert_eq!(taken.count(), 10);
+    assert_eq!(admitted.count(), 10);
     let expected = Bytes(size.0 * 10);
     let pool = node
-        .pool_until("to say what it holds", |pool| pool.reserved == expected)
+        .pool_until("to publish its reservations", |pool| {
+            pool.reserved == expected
+        })
         .await;
     assert!(pool.thick_room < size && pool.volumes == 10, "{pool:?}");
 
-    // The refused are the controller's to withdraw.
+    // The controller withdraws refused volumes. Here the test does.
     for object in answers
         .iter()
         .filter(|object| status(object).reserved.is_none())
     {
-        node.forget(&object.name_any()).await;
+        node.force_delete(&object.name_any()).await;
     }
     node.finish().await;
 }
 
 #[tokio::test]
-async fn a_refusal_says_the_numbers_and_reserves_nothing() {
+async fn a_refusal_names_the_size_and_reserves_nothing() {
     let node = Fixture::start("agent-refusal").await;
-    let object = node.create(&node.wish("huge", Bytes::gib(2))).await;
-    let refused = said(ConditionType::Admitted, "False", "TooLarge");
+    let object = node
+        .create(&node.desired_volume("huge", Bytes::gib(2)))
+        .await;
+    let refused = has_condition(ConditionType::Admitted, "False", "TooLarge");
     let object = node
         .until(&object.name_any(), "to be refused", refused)
         .await;
     let status = status(&object);
     assert!(status.conditions[0].message.contains("2Gi"), "{status:?}");
     assert_eq!((status.reserved, status.size), (None, None));
-    node.forget(&object.name_any()).await;
+    node.force_delete(&object.name_any()).await;
     node.finish().await;
 }
 
 #[tokio::test]
-async fn r22_an_object_that_cannot_be_read_stops_nobody_but_those_who_want_room() {
+async fn r22_an_unreadable_object_blocks_only_requests_for_space() {
     let node = Fixture::start("agent-unreadable").await;
     let one = node.volume("one", Bytes::mib(64)).await;
-    let mut odd = serde_json::to_value(node.wish("odd", Bytes::mib(64))).unwrap();
+    let mut odd = serde_json::to_value(node.desired_volume("odd", Bytes::mib(64))).unwrap();
     // Legal for the schema, and more than 64 bits of bytes.
     odd["spec"]["size"] = "20Ei".into();
     let odd: DynamicObject = serde_json::from_value(odd).unwrap();
@@ -147,10 +151,12 @@ async fn r22_an_object_that_cannot_be_read_stops_nobody_but_those_who_want_room(
         pool.is_ready() && pool.conditions[0].message.contains(&name),
         "{pool:?}"
     );
-    let late = node.create(&node.wish("late", Bytes::mib(64))).await;
-    let refused = said(ConditionType::Admitted, "False", "PoolNotReady");
+    let late = node
+        .create(&node.desired_volume("late", Bytes::mib(64)))
+        .await;
+    let refused = has_condition(ConditionType::Admitted, "False", "PoolNotReady");
     node.until(&late.name_any(), "to be refused", refused).await;
-    node.forget(&late.name_any()).await;
+    node.force_delete(&late.name_any()).await;
     node.remove(&one.name_any()).await;
 
     let patch = serde_json::json!({"metadata": {"finalizers": []}});

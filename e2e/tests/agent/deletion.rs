@@ -1,29 +1,31 @@
-//! What destroys data, and what does not.
+//! Deletion: only a requested deletion destroys data.
 
 use cistern_crds::{Bytes, ConditionType};
 use kube::{ResourceExt as _, api::DeleteParams};
 use serde_json::json;
 use tonic::Code;
 
-use crate::{Fixture, node_service::Place, said, status};
+use crate::{Fixture, has_condition, node_service::KubeletVolume, status};
 
 #[tokio::test]
-async fn r07_deleting_the_object_destroys_nothing_until_the_wish_is_written() {
+async fn r07_deleting_the_object_destroys_nothing_until_deletion_is_requested() {
     let mut node = Fixture::start("agent-held").await;
     let object = node.volume("one", Bytes::mib(64)).await;
     let (name, uid) = (object.name_any(), object.uid().unwrap());
     let deleted = node.volumes.delete(&name, &DeleteParams::default()).await;
     deleted.unwrap();
 
-    let held = said(ConditionType::DeletionHeld, "True", "DeletionNotRequested");
+    let held = has_condition(ConditionType::DeletionHeld, "True", "DeletionNotRequested");
     let object = node.until(&name, "to be held", held).await;
-    assert!(said(ConditionType::Ready, "True", "AsDesired")(&object));
+    assert!(has_condition(ConditionType::Ready, "True", "Reconciled")(
+        &object
+    ));
     node.driver.restart_node().await;
     node.shell("test -f $0/$1", &[&uid]).await;
 
     node.patch(&name, json!({"spec": {"deletionRequested": true}}))
         .await;
-    let reclaimed = said(ConditionType::Reclaimed, "True", "AsDesired");
+    let reclaimed = has_condition(ConditionType::Reclaimed, "True", "Reconciled");
     node.until(&name, "to be reclaimed", reclaimed).await;
     node.shell("! test -e $0/$1", &[&uid]).await;
     node.patch(&name, json!({"metadata": {"finalizers": []}}))
@@ -32,59 +34,59 @@ async fn r07_deleting_the_object_destroys_nothing_until_the_wish_is_written() {
 }
 
 #[tokio::test]
-async fn dv_04_a_volume_in_use_goes_on_working_while_its_deletion_is_asked_for_and_taken_back() {
+async fn dv_04_a_volume_in_use_keeps_working_while_its_deletion_is_requested_and_withdrawn() {
     let node = Fixture::start("agent-asked").await;
-    let place = Place::new(&node).await;
-    let uid = node.get(&place.volume).await.uid().unwrap();
-    place.stage(&[]).await.unwrap();
-    place.publish("a", &[], false).await.unwrap();
-    let deletion = async |wanted: bool| {
-        let change = json!({"spec": {"deletionRequested": wanted}});
-        node.patch(&place.volume, change).await;
+    let kubelet = KubeletVolume::new(&node).await;
+    let uid = node.get(&kubelet.volume).await.uid().unwrap();
+    kubelet.stage(&[]).await.unwrap();
+    kubelet.publish("a", &[], false).await.unwrap();
+    let deletion = async |requested: bool| {
+        let change = json!({"spec": {"deletionRequested": requested}});
+        node.patch(&kubelet.volume, change).await;
     };
     deletion(true).await;
-    let in_use = said(ConditionType::Reclaimed, "False", "InUse");
-    let object = node.until(&place.volume, "to be in use", in_use).await;
+    let in_use = has_condition(ConditionType::Reclaimed, "False", "InUse");
+    let object = node.until(&kubelet.volume, "to be in use", in_use).await;
     assert!(!status(&object).deletion_committed);
 
-    // kubelet repeats its calls for a pod that runs, and the next pod starts.
-    place.stage(&[]).await.unwrap();
-    place.publish("a", &[], false).await.unwrap();
-    place.unpublish("a").await.unwrap();
-    place.publish("b", &[], false).await.unwrap();
+    // kubelet repeats its calls for a running pod, and the next pod starts.
+    kubelet.stage(&[]).await.unwrap();
+    kubelet.publish("a", &[], false).await.unwrap();
+    kubelet.unpublish("a").await.unwrap();
+    kubelet.publish("b", &[], false).await.unwrap();
 
     deletion(false).await;
-    let kept = said(ConditionType::Reclaimed, "False", "NotRequested");
-    node.until(&place.volume, "to be kept", kept).await;
-    place.unpublish("b").await.unwrap();
-    place.unstage().await.unwrap();
-    place.stage(&[]).await.unwrap();
+    let kept = has_condition(ConditionType::Reclaimed, "False", "NotRequested");
+    node.until(&kubelet.volume, "to be kept", kept).await;
+    kubelet.unpublish("b").await.unwrap();
+    kubelet.unstage().await.unwrap();
+    kubelet.stage(&[]).await.unwrap();
     node.shell("test -f $0/$1", &[&uid]).await;
 
     deletion(true).await;
-    place.unstage().await.unwrap();
-    let reclaimed = said(ConditionType::Reclaimed, "True", "AsDesired");
+    kubelet.unstage().await.unwrap();
+    let reclaimed = has_condition(ConditionType::Reclaimed, "True", "Reconciled");
     let object = node
-        .until(&place.volume, "to be reclaimed", reclaimed)
+        .until(&kubelet.volume, "to be reclaimed", reclaimed)
         .await;
     assert!(status(&object).deletion_committed);
-    let refused = place.stage(&[]).await.unwrap_err();
+    let refused = kubelet.stage(&[]).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
     node.shell("! test -e $0/$1", &[&uid]).await;
     node.finish().await;
 }
 
 #[tokio::test]
-async fn r02_an_agent_that_was_killed_once_it_was_committed_removes_the_image_and_stages_nothing() {
+async fn r02_an_agent_killed_after_it_committed_a_deletion_removes_the_image_and_stages_nothing() {
     let mut node = Fixture::start("agent-committed").await;
-    let place = Place::new(&node).await;
+    let kubelet = KubeletVolume::new(&node).await;
     let (name, uid) = (
-        place.volume.clone(),
-        node.get(&place.volume).await.uid().unwrap(),
+        kubelet.volume.clone(),
+        node.get(&kubelet.volume).await.uid().unwrap(),
     );
-    place.stage(&[]).await.unwrap();
-    let target = place.target("a");
-    drop(place);
+    kubelet.stage(&[]).await.unwrap();
+    let target = kubelet.target("a");
+    drop(kubelet);
     node.driver.kill_node();
     node.patch(&name, json!({"spec": {"deletionRequested": true}}))
         .await;
@@ -92,31 +94,31 @@ async fn r02_an_agent_that_was_killed_once_it_was_committed_removes_the_image_an
         .await;
     node.driver.start_node().await;
 
-    // Somebody still has the volume staged: the image waits for that, and nobody new gets it.
-    let in_use = said(ConditionType::Reclaimed, "False", "InUse");
+    // The volume is still staged: the image is kept until the unstage, and no new pod gets it.
+    let in_use = has_condition(ConditionType::Reclaimed, "False", "InUse");
     let object = node.until(&name, "to be in use", in_use).await;
-    let place = Place::of(&node, &object);
-    let refused = place.publish("a", &[], false).await.unwrap_err();
+    let kubelet = KubeletVolume::of(&node, &object);
+    let refused = kubelet.publish("a", &[], false).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
     assert!(!target.exists());
     node.shell("test -f $0/$1", &[&uid]).await;
-    place.unstage().await.unwrap();
-    let reclaimed = said(ConditionType::Reclaimed, "True", "AsDesired");
+    kubelet.unstage().await.unwrap();
+    let reclaimed = has_condition(ConditionType::Reclaimed, "True", "Reconciled");
     node.until(&name, "to be reclaimed", reclaimed).await;
     node.shell("! test -e $0/$1", &[&uid]).await;
     node.finish().await;
 }
 
 #[tokio::test]
-async fn what_was_never_admitted_is_left_to_the_controller() {
+async fn a_volume_that_was_never_admitted_is_left_to_the_controller() {
     let node = Fixture::start("agent-withdrawn").await;
-    let mut wish = node.wish("one", Bytes::mib(64));
-    wish.spec.deletion_requested = true;
-    let object = node.create(&wish).await;
-    // Another volume that comes later is done, and this one still untouched.
+    let mut desired = node.desired_volume("one", Bytes::mib(64));
+    desired.spec.deletion_requested = true;
+    let object = node.create(&desired).await;
+    // A later volume becomes ready, and this one is still untouched.
     node.volume("two", Bytes::mib(64)).await;
     let object = node.get(&object.name_any()).await;
-    assert_eq!(status(&object), status(&wish));
-    node.forget(&object.name_any()).await;
+    assert_eq!(status(&object), status(&desired));
+    node.force_delete(&object.name_any()).await;
     node.finish().await;
 }

@@ -1,4 +1,5 @@
-//! Growing a volume on its node: the ledger first, then the image, then what is in use.
+//! Expansion of a volume on its node: first the ledger, then the image, then the device or filesystem
+//! in use.
 
 use std::path::PathBuf;
 
@@ -17,37 +18,37 @@ use serde_json::json;
 use tonic::{Code, Status};
 
 use crate::{
-    Fixture,
-    node_service::{Place, text},
-    said, status,
+    Fixture, has_condition,
+    node_service::{KubeletVolume, text},
+    status,
 };
 
 const SMALL: Bytes = Bytes::mib(64);
 const LARGE: Bytes = Bytes::mib(200);
 
-/// Asks for a size, as the controller does.
-async fn ask(node: &Fixture, volume: &str, size: Bytes) {
+/// Requests a size, as the controller does.
+async fn request_size(node: &Fixture, volume: &str, size: Bytes) {
     node.patch(volume, json!({"spec": {"size": size}})).await;
 }
 
-fn has(size: Bytes) -> impl Fn(&PoolVolume) -> bool {
+fn has_size(size: Bytes) -> impl Fn(&PoolVolume) -> bool {
     move |object| status(object).size == Some(size)
 }
 
-/// Whether a growth is refused by now, or taken.
+/// Whether an expansion is refused or completed.
 fn is_answered(object: &PoolVolume) -> bool {
-    object.refused_growth().is_some() || has(object.spec.size)(object)
+    object.refused_growth().is_some() || has_size(object.spec.size)(object)
 }
 
-/// Bytes of a volume's image on the disk.
-async fn image(node: &Fixture, object: &PoolVolume) -> u64 {
+/// Size of a volume's image file, in bytes.
+async fn image_size(node: &Fixture, object: &PoolVolume) -> u64 {
     let image = status(object).image.unwrap().uid;
     let size = node.shell("stat --format %s $0/$1", &[&image]).await;
     size.trim().parse().unwrap()
 }
 
 #[tokio::test]
-async fn r05_a_growth_is_reserved_first_takes_two_writes_and_shows_in_the_published_room() {
+async fn r05_an_expansion_is_reserved_first_takes_two_writes_and_reduces_the_published_room() {
     let node = Fixture::start("agent-expansion").await;
     let object = node.volume("one", SMALL).await;
     let name = object.name_any();
@@ -60,9 +61,9 @@ async fn r05_a_growth_is_reserved_first_takes_two_writes_and_shows_in_the_publis
         .timeout(60);
     let mut events = Box::pin(node.volumes.watch(&only, &version).await.unwrap());
 
-    ask(&node, &name, LARGE).await;
-    let grown = node.until(&name, "to grow", has(LARGE)).await;
-    assert_eq!(image(&node, &grown).await, LARGE.0);
+    request_size(&node, &name, LARGE).await;
+    let grown = node.until(&name, "to grow", has_size(LARGE)).await;
+    assert_eq!(image_size(&node, &grown).await, LARGE.0);
     let more = Bytes(LARGE.0 - SMALL.0);
     let after = node
         .pool_until("to hold the growth", |pool| pool.reserved == LARGE)
@@ -79,7 +80,7 @@ async fn r05_a_growth_is_reserved_first_takes_two_writes_and_shows_in_the_publis
     }
     let (small, large) = (Some(SMALL), Some(LARGE));
     let steps = [
-        (LARGE, small, small), // asked for by the controller
+        (LARGE, small, small), // requested by the controller
         (LARGE, large, small), // admitted
         (LARGE, large, large), // grown
     ];
@@ -88,7 +89,7 @@ async fn r05_a_growth_is_reserved_first_takes_two_writes_and_shows_in_the_publis
 }
 
 #[tokio::test]
-async fn cev_07_r12_a_growth_that_does_not_fit_says_what_would_and_takes_no_room() {
+async fn cev_07_r12_an_expansion_that_does_not_fit_names_the_largest_size_and_reserves_nothing() {
     let node = Fixture::start("agent-no-growth").await;
     let object = node.volume("one", SMALL).await;
     let other = node.volume("other", SMALL).await;
@@ -102,43 +103,44 @@ async fn cev_07_r12_a_growth_that_does_not_fit_says_what_would_and_takes_no_room
         (largest.saturating_add(Bytes::mib(1)), "NoSpace"),
         (Bytes::gib(5), "TooLarge"),
     ] {
-        ask(&node, &name, size).await;
-        let refused = said(ConditionType::Expanded, "False", reason);
+        request_size(&node, &name, size).await;
+        let refused = has_condition(ConditionType::Expanded, "False", reason);
         let refused = node.until(&name, "to be refused", refused).await;
         let message = &refused.refused_growth().unwrap().message;
         assert!(message.contains(&format!("grow to {largest}")), "{message}");
         assert!(message.contains(&size.to_string()), "{message}");
         let status = status(&refused);
         assert_eq!((status.reserved, status.size), (Some(SMALL), Some(SMALL)));
-        assert_eq!(image(&node, &refused).await, SMALL.0);
+        assert_eq!(image_size(&node, &refused).await, SMALL.0);
     }
-    // Taken back, it is as it was, and still says why it did not grow.
-    ask(&node, &name, SMALL).await;
-    let settled = |object: &PoolVolume| {
+    // After the request is withdrawn, the volume is ready and still reports why it did not grow.
+    request_size(&node, &name, SMALL).await;
+    let withdrawn = |object: &PoolVolume| {
         status(object).observed_generation == object.metadata.generation
-            && said(ConditionType::Ready, "True", "AsDesired")(object)
-            && said(ConditionType::Expanded, "False", "TooLarge")(object)
+            && has_condition(ConditionType::Ready, "True", "Reconciled")(object)
+            && has_condition(ConditionType::Expanded, "False", "TooLarge")(object)
     };
-    node.until(&name, "to settle", settled).await;
+    node.until(&name, "to be ready at its old size", withdrawn)
+        .await;
     let after = node.pool().await.unwrap();
     assert_eq!(
         (after.reserved, after.thin_room),
         (before.reserved, before.thin_room)
     );
 
-    // What was named is there to be had, and then no more.
-    ask(&node, &name, largest).await;
-    node.until(&name, "to grow", has(largest)).await;
-    ask(&node, &other.name_any(), LARGE).await;
-    let refused = said(ConditionType::Expanded, "False", "NoSpace");
+    // The volume can grow to the named size, and then nothing else fits.
+    request_size(&node, &name, largest).await;
+    node.until(&name, "to grow", has_size(largest)).await;
+    request_size(&node, &other.name_any(), LARGE).await;
+    let refused = has_condition(ConditionType::Expanded, "False", "NoSpace");
     node.until(&other.name_any(), "to be refused", refused)
         .await;
-    ask(&node, &other.name_any(), SMALL).await;
+    request_size(&node, &other.name_any(), SMALL).await;
     node.finish().await;
 }
 
 #[tokio::test]
-async fn r12_of_ten_that_want_to_grow_at_once_as_many_do_as_there_is_room_for() {
+async fn r12_of_ten_concurrent_expansions_as_many_succeed_as_fit() {
     let node = Fixture::start("agent-growing-crowd").await;
     let names = join_all((0..10).map(async |number| {
         let object = node.volume(&number.to_string(), SMALL).await;
@@ -149,42 +151,47 @@ async fn r12_of_ten_that_want_to_grow_at_once_as_many_do_as_there_is_room_for() 
         .pool_until("to hold all", |pool| pool.reserved.0 == 10 * SMALL.0)
         .await
         .thin_room;
-    // Four of them find their growth.
+    // Four of the expansions fit.
     let more = Bytes(room.0 / 4).round_down_to_mib();
     let size = SMALL.saturating_add(more);
     let answers = join_all(names.iter().map(async |name| {
-        ask(&node, name, size).await;
+        request_size(&node, name, size).await;
         node.until(name, "to be answered", is_answered).await
     }))
     .await;
-    let grown = answers.iter().filter(|object| has(size)(object)).count();
+    let grown = answers
+        .iter()
+        .filter(|object| has_size(size)(object))
+        .count();
     assert_eq!(grown, 4);
     let expected = Bytes(10 * SMALL.0 + 4 * more.0);
-    node.pool_until("to say what it holds", |pool| pool.reserved == expected)
-        .await;
-    for object in answers.iter().filter(|object| !has(size)(object)) {
-        ask(&node, &object.name_any(), SMALL).await;
+    node.pool_until("to publish its reservations", |pool| {
+        pool.reserved == expected
+    })
+    .await;
+    for object in answers.iter().filter(|object| !has_size(size)(object)) {
+        request_size(&node, &object.name_any(), SMALL).await;
     }
     node.finish().await;
 }
 
 #[tokio::test]
-async fn r02_a_growth_goes_on_wherever_the_agent_died() {
+async fn r02_an_expansion_is_completed_after_the_agent_dies_at_any_step() {
     let mut node = Fixture::start("agent-growth-death").await;
-    let promised = node.volume("promised", SMALL).await.name_any();
+    let reserved = node.volume("reserved", SMALL).await.name_any();
     let truncated = node.volume("truncated", SMALL).await;
     let forgotten = node.volume("forgotten", SMALL).await;
 
     node.driver.kill_node();
-    // It died after it had promised the bytes …
-    ask(&node, &promised, LARGE).await;
-    node.write_status(&promised, json!({"reserved": LARGE}))
+    // It died after it had reserved the bytes …
+    request_size(&node, &reserved, LARGE).await;
+    node.write_status(&reserved, json!({"reserved": LARGE}))
         .await;
-    // … after it had made the image larger …
-    ask(&node, &truncated.name_any(), LARGE).await;
+    // … after it had grown the image …
+    request_size(&node, &truncated.name_any(), LARGE).await;
     node.write_status(&truncated.name_any(), json!({"reserved": LARGE}))
         .await;
-    // … or what it wrote was lost, with a cluster that was set back to an older state.
+    // … or its status was lost, because the cluster was restored to an older state.
     for object in [&truncated, &forgotten] {
         let image = status(object).image.unwrap().uid;
         let size = LARGE.0.to_string();
@@ -193,10 +200,10 @@ async fn r02_a_growth_goes_on_wherever_the_agent_died() {
     }
     node.driver.start_node().await;
 
-    for name in [&promised, &truncated.name_any(), &forgotten.name_any()] {
-        let object = node.until(name, "to have grown", has(LARGE)).await;
+    for name in [&reserved, &truncated.name_any(), &forgotten.name_any()] {
+        let object = node.until(name, "to have grown", has_size(LARGE)).await;
         assert_eq!(status(&object).reserved, Some(LARGE));
-        assert_eq!(image(&node, &object).await, LARGE.0);
+        assert_eq!(image_size(&node, &object).await, LARGE.0);
     }
     let all = Bytes(3 * LARGE.0);
     node.pool_until("to hold all", |pool| pool.reserved == all)
@@ -205,44 +212,44 @@ async fn r02_a_growth_goes_on_wherever_the_agent_died() {
 }
 
 #[tokio::test]
-async fn a_pool_that_leaves_takes_no_growth_and_one_that_is_away_lets_it_wait() {
+async fn a_retiring_pool_refuses_an_expansion_which_has_to_be_requested_again() {
     let node = Fixture::start("agent-growth-closed").await;
     let name = node.volume("one", SMALL).await.name_any();
     let mut pools = node.driver.storage_node().await.spec.pools;
     pools[0].retiring = true;
     node.driver.set_pools(pools.clone()).await;
-    node.pool_until("to leave", |pool| pool.thin_room == Bytes::ZERO)
+    node.pool_until("to retire", |pool| pool.thin_room == Bytes::ZERO)
         .await;
-    ask(&node, &name, LARGE).await;
-    let refused = said(ConditionType::Expanded, "False", "PoolClosed");
+    request_size(&node, &name, LARGE).await;
+    let refused = has_condition(ConditionType::Expanded, "False", "PoolClosed");
     let object = node.until(&name, "to be refused", refused).await;
     assert_eq!(status(&object).reserved, Some(SMALL));
 
     pools[0].retiring = false;
     node.driver.set_pools(pools).await;
-    node.pool_until("to stay", |pool| pool.thin_room > Bytes::ZERO)
+    node.pool_until("to be open again", |pool| pool.thin_room > Bytes::ZERO)
         .await;
-    // A refused wish is not carried out later behind anybody's back: it is asked for anew.
+    // A refused size is not applied later: it has to be requested again.
     assert!(node.get(&name).await.refused_growth().is_some());
-    ask(&node, &name, SMALL).await;
-    ask(&node, &name, LARGE).await;
-    node.until(&name, "to grow", has(LARGE)).await;
+    request_size(&node, &name, SMALL).await;
+    request_size(&node, &name, LARGE).await;
+    node.until(&name, "to grow", has_size(LARGE)).await;
     node.finish().await;
 }
 
-/// A volume and its staging path, as kubelet uses them.
-struct Used<'a> {
+/// A staged volume and its staging path, as kubelet uses them.
+struct StagedVolume<'a> {
     node: &'a Fixture,
     volume: String,
     staging: PathBuf,
 }
 
-impl<'a> Used<'a> {
+impl<'a> StagedVolume<'a> {
     async fn new(node: &'a Fixture, filesystem: FilesystemType, size: Bytes) -> Self {
-        let mut wish = node.wish(filesystem.as_str(), size);
-        wish.spec.filesystem = Some(filesystem);
-        let object = node.create(&wish).await;
-        let ready = said(ConditionType::Ready, "True", "AsDesired");
+        let mut desired = node.desired_volume(filesystem.as_str(), size);
+        desired.spec.filesystem = Some(filesystem);
+        let object = node.create(&desired).await;
+        let ready = has_condition(ConditionType::Ready, "True", "Reconciled");
         let object = node.until(&object.name_any(), "to be ready", ready).await;
         let staging = node.driver.kubelet_root().join(filesystem.as_str());
         std::fs::create_dir_all(&staging).unwrap();
@@ -297,8 +304,8 @@ impl<'a> Used<'a> {
         Ok(answer.into_inner().capacity_bytes)
     }
 
-    /// Bytes of the filesystem, as a pod sees them.
-    async fn seen(&self) -> u64 {
+    /// Size of the filesystem in bytes, as a pod sees it.
+    async fn filesystem_size(&self) -> u64 {
         let df = "df --block-size=1 --output=size $1 | tail -1";
         let size = self.node.shell(df, &[&self.path()]).await;
         size.trim().parse().unwrap()
@@ -323,19 +330,19 @@ fn capability(access_type: AccessType) -> VolumeCapability {
 #[tokio::test]
 async fn nev_01_to_nev_18_a_staged_xfs_grows_and_every_wrong_call_has_its_code() {
     let node = Fixture::start("agent-expand").await;
-    let used = Used::new(&node, FilesystemType::Xfs, Bytes::mib(300)).await;
-    let (before, grown) = (used.seen().await, Bytes::mib(400));
-    // The image comes first: NEV-07, and NEV-15 for what it has.
-    let status = used.expand(used.request(grown)).await.unwrap_err();
+    let staged = StagedVolume::new(&node, FilesystemType::Xfs, Bytes::mib(300)).await;
+    let (before, grown) = (staged.filesystem_size().await, Bytes::mib(400));
+    // NEV-07: the image has to grow first. NEV-15: its present size is a success.
+    let status = staged.expand(staged.request(grown)).await.unwrap_err();
     assert_eq!(status.code(), Code::OutOfRange, "{status}");
-    let has_now = used.expand(used.request(Bytes::mib(300))).await;
+    let has_now = staged.expand(staged.request(Bytes::mib(300))).await;
     assert_eq!(has_now.unwrap(), Bytes::mib(300).to_i64());
 
-    ask(&node, &used.volume, grown).await;
-    used.until("to grow", has(grown)).await;
-    assert_eq!(used.seen().await, before);
+    request_size(&node, &staged.volume, grown).await;
+    staged.until("to grow", has_size(grown)).await;
+    assert_eq!(staged.filesystem_size().await, before);
     let change = |change: &dyn Fn(&mut NodeExpandVolumeRequest)| {
-        let mut request = used.request(grown);
+        let mut request = staged.request(grown);
         change(&mut request);
         request
     };
@@ -385,63 +392,63 @@ async fn nev_01_to_nev_18_a_staged_xfs_grows_and_every_wrong_call_has_its_code()
             Code::NotFound,
         ),
         (
-            "NEV-07: at most",
+            "NEV-07: limit",
             change(&|r| r.capacity_range.as_mut().unwrap().limit_bytes = 1),
             Code::InvalidArgument,
         ),
     ] {
-        let status = used.expand(request).await.unwrap_err();
+        let status = staged.expand(request).await.unwrap_err();
         assert_eq!(status.code(), code, "{row}: {status}");
     }
-    assert_eq!(used.seen().await, before);
+    assert_eq!(staged.filesystem_size().await, before);
 
     // NEV-17, NEV-18, NEV-09, NEV-12, NEV-13; and NEV-08 for the repeat.
     let bare = change(&|r| r.capacity_range = None);
-    for request in [bare, used.request(grown)] {
-        assert_eq!(used.expand(request).await.unwrap(), grown.to_i64());
-        assert!(used.seen().await > before + (90 << 20));
+    for request in [bare, staged.request(grown)] {
+        assert_eq!(staged.expand(request).await.unwrap(), grown.to_i64());
+        assert!(staged.filesystem_size().await > before + (90 << 20));
     }
-    used.unstage().await;
-    let status = used.expand(used.request(grown)).await.unwrap_err();
+    staged.unstage().await;
+    let status = staged.expand(staged.request(grown)).await.unwrap_err();
     assert_eq!(status.code(), Code::NotFound, "{status}");
     node.finish().await;
 }
 
 #[tokio::test]
-async fn nev_06_ext4_grows_in_use_or_says_in_a_condition_that_it_grows_at_the_next_stage() {
+async fn nev_06_ext4_grows_in_use_or_a_condition_reports_that_it_grows_at_the_next_stage() {
     let node = Fixture::start("agent-expand-ext4").await;
-    let used = Used::new(&node, FilesystemType::Ext4, SMALL).await;
-    let before = used.seen().await;
-    ask(&node, &used.volume, LARGE).await;
-    used.until("to grow", has(LARGE)).await;
-    match used.expand(used.request(LARGE)).await {
+    let staged = StagedVolume::new(&node, FilesystemType::Ext4, SMALL).await;
+    let before = staged.filesystem_size().await;
+    request_size(&node, &staged.volume, LARGE).await;
+    staged.until("to grow", has_size(LARGE)).await;
+    match staged.expand(staged.request(LARGE)).await {
         Ok(size) => {
             eprintln!("ext4 grew in use: this machine gives CAP_SYS_RESOURCE");
             assert_eq!(size, LARGE.to_i64());
-            assert!(used.seen().await > before + (100 << 20));
+            assert!(staged.filesystem_size().await > before + (100 << 20));
         }
         Err(status) => {
             eprintln!("ext4 waits for its next stage: this machine lacks CAP_SYS_RESOURCE");
             assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
             assert!(status.message().contains("CAP_SYS_RESOURCE"), "{status}");
-            assert_eq!(used.seen().await, before);
-            let smaller = said(ConditionType::Expanded, "False", "FilesystemSmaller");
-            used.until("to say so", smaller).await;
+            assert_eq!(staged.filesystem_size().await, before);
+            let smaller = has_condition(ConditionType::Expanded, "False", "FilesystemSmaller");
+            staged.until("to report FilesystemSmaller", smaller).await;
             let gauge = concat!(
                 r#"cistern_volumes_not_expanded{node="agent-expand-ext4","#,
                 r#"reason="FilesystemSmaller"} 1"#
             );
             node.driver.node().shows(gauge).await;
-            // A pod's file is written all the same.
-            node.shell("echo data > $1/file", &[&used.path()]).await;
+            // A pod can still write.
+            node.shell("echo data > $1/file", &[&staged.path()]).await;
         }
     }
-    used.unstage().await;
-    used.stage().await;
-    assert!(used.seen().await > before + (100 << 20));
-    let holds = said(ConditionType::Expanded, "True", "AsDesired");
-    used.until("to be expanded", holds).await;
-    used.unstage().await;
+    staged.unstage().await;
+    staged.stage().await;
+    assert!(staged.filesystem_size().await > before + (100 << 20));
+    let holds = has_condition(ConditionType::Expanded, "True", "Reconciled");
+    staged.until("to be expanded", holds).await;
+    staged.unstage().await;
     node.finish().await;
 }
 
@@ -451,15 +458,15 @@ async fn nev_09_nev_13_nev_15_a_raw_block_volume_grows_at_its_target_and_keeps_i
     let object = node.block_volume("one", SMALL).await;
     let name = object.name_any();
     let (staging, target) = {
-        let place = Place::of(&node, &object);
-        place.stage(&[]).await.unwrap();
-        place.publish("a", &[], false).await.unwrap();
-        (text(&place.staging), text(&place.target("a")))
+        let kubelet = KubeletVolume::of(&node, &object);
+        kubelet.stage(&[]).await.unwrap();
+        kubelet.publish("a", &[], false).await.unwrap();
+        (text(&kubelet.staging), text(&kubelet.target("a")))
     };
     let write = "printf data | dd of=$1 conv=notrunc,fsync status=none";
     node.shell(write, &[&target]).await;
-    ask(&node, &name, LARGE).await;
-    node.until(&name, "to grow", has(LARGE)).await;
+    request_size(&node, &name, LARGE).await;
+    node.until(&name, "to grow", has_size(LARGE)).await;
     let size = async |node: &Fixture| {
         let size = node.shell("blockdev --getsize64 $1", &[&target]).await;
         size.trim().parse::<u64>().unwrap()
@@ -484,32 +491,35 @@ async fn nev_09_nev_13_nev_15_a_raw_block_volume_grows_at_its_target_and_keeps_i
         assert_eq!(size(&node).await, LARGE.0);
     }
     assert_eq!(node.shell("head -c 4 $1", &[&target]).await, "data");
-    let place = Place::of(&node, &object);
-    place.unpublish("a").await.unwrap();
-    place.unstage().await.unwrap();
+    let kubelet = KubeletVolume::of(&node, &object);
+    kubelet.unpublish("a").await.unwrap();
+    kubelet.unstage().await.unwrap();
     node.finish().await;
 }
 
 #[tokio::test]
-async fn a_restart_between_the_two_halves_leaves_the_second_to_the_next_stage() {
+async fn after_a_restart_between_image_and_filesystem_growth_the_next_stage_grows_the_filesystem() {
     let mut node = Fixture::start("agent-halves").await;
     for filesystem in FilesystemType::ALL {
-        let used = Used::new(&node, filesystem, Bytes::mib(300)).await;
-        let before = used.seen().await;
-        used.unstage().await;
-        let (name, grown) = (used.volume.clone(), Bytes::mib(340));
-        ask(&node, &name, grown).await;
-        node.until(&name, "to grow", has(grown)).await;
-        let (volume, staging) = (used.volume, used.staging);
+        let staged = StagedVolume::new(&node, filesystem, Bytes::mib(300)).await;
+        let before = staged.filesystem_size().await;
+        staged.unstage().await;
+        let (name, grown) = (staged.volume.clone(), Bytes::mib(340));
+        request_size(&node, &name, grown).await;
+        node.until(&name, "to grow", has_size(grown)).await;
+        let (volume, staging) = (staged.volume, staged.staging);
         node.driver.restart_node().await;
-        let used = Used {
+        let staged = StagedVolume {
             node: &node,
             volume,
             staging,
         };
-        used.stage().await;
-        assert!(used.seen().await > before + (30 << 20), "{filesystem}");
-        used.unstage().await;
+        staged.stage().await;
+        assert!(
+            staged.filesystem_size().await > before + (30 << 20),
+            "{filesystem}"
+        );
+        staged.unstage().await;
         node.remove(&name).await;
     }
     node.finish().await;

@@ -1,5 +1,5 @@
-//! What is wrong with pools and volumes is said while it lasts, harms nobody else, and is seen to be
-//! over.
+//! Problems of pools and volumes are reported while they last, affect no other pool or volume, and are
+//! cleared when they end.
 
 mod calls;
 mod disk;
@@ -13,20 +13,20 @@ use kube::{Api, ResourceExt as _};
 
 use self::disk::Disk;
 use crate::{
-    Fixture, SOON,
-    node_service::{Place, text},
+    Fixture, SOON, has_condition,
+    node_service::{KubeletVolume, text},
     orphans::has_orphan,
-    said, status,
+    status,
 };
 
-/// Short enough for a test, and long enough for a disk of a machine that is busy.
+/// The interval is short enough for a test and long enough for the disk of a busy machine.
 const OPTIONS: Options = Options {
     log_level: "info,cistern_driver=debug,cistern_node=debug,cistern_host=debug",
     health_interval: "2s",
 };
 
 impl Fixture {
-    pub(crate) async fn looking_often(name: &str) -> Self {
+    pub(crate) async fn probing_often(name: &str) -> Self {
         let control_plane = ControlPlane::shared().await;
         let driver = Driver::start_with(control_plane, name, OPTIONS).await;
         driver.add_image_pool(name, Bytes::gib(1)).await;
@@ -37,33 +37,33 @@ impl Fixture {
         }
     }
 
-    /// Waits until a volume tells of this and nothing else.
-    pub(crate) async fn tells(
+    /// Waits until a volume reports this problem and no other.
+    pub(crate) async fn until_problem(
         &self,
         volume: &str,
         severity: VolumeSeverity,
         reason: &str,
     ) -> VolumeProblem {
-        let is_told = |object: &PoolVolume| {
+        let is_reported = |object: &PoolVolume| {
             let problems = status(object).problems;
             matches!(&problems[..], [one] if one.severity == severity && one.reason == reason)
-                && said(ConditionType::Healthy, "False", reason)(object)
+                && has_condition(ConditionType::Healthy, "False", reason)(object)
         };
-        let what = format!("to tell of {reason}");
-        let object = self.until(volume, &what, is_told).await;
+        let what = format!("to report {reason}");
+        let object = self.until(volume, &what, is_reported).await;
         status(&object).problems.remove(0)
     }
 
-    pub(crate) async fn is_well(&self, volume: &str) -> PoolVolume {
-        let is_well = |object: &PoolVolume| {
+    pub(crate) async fn until_healthy(&self, volume: &str) -> PoolVolume {
+        let is_healthy = |object: &PoolVolume| {
             status(object).problems.is_empty()
-                && said(ConditionType::Healthy, "True", "AsDesired")(object)
-                && said(ConditionType::Ready, "True", "AsDesired")(object)
+                && has_condition(ConditionType::Healthy, "True", "Reconciled")(object)
+                && has_condition(ConditionType::Ready, "True", "Reconciled")(object)
         };
-        self.until(volume, "to be well", is_well).await
+        self.until(volume, "to be healthy", is_healthy).await
     }
 
-    /// A volume of the fixture's own pool can be made, and the node plugin lives.
+    /// Checks that the fixture's own pool provisions a volume and that the node plugin is alive.
     async fn serves_others(&self, volume: &str) {
         let object = self.volume(volume, Bytes::mib(64)).await;
         self.remove(&object.name_any()).await;
@@ -72,20 +72,20 @@ impl Fixture {
     }
 }
 
-/// Whether a pool is said to be neither ready nor healthy, and has no room.
-fn takes_nothing(pool: &NodePoolStatus) -> bool {
+/// Whether a pool is published as neither ready nor healthy, and has no room.
+fn is_unavailable(pool: &NodePoolStatus) -> bool {
     let not = |kind| condition::find(&pool.conditions, kind).is_some_and(|it| it.status == "False");
     let room = pool.thin_room.max(pool.thick_room);
     not(ConditionType::Ready) && not(ConditionType::Healthy) && room == Bytes::ZERO
 }
 
-/// Whether a pool takes nothing, for this reason.
+/// Whether a pool is unavailable, for this reason only.
 fn is_unreachable(pool: &NodePoolStatus, reason: &str) -> bool {
     let mut conditions = pool.conditions.iter();
-    takes_nothing(pool) && conditions.all(|condition| condition.reason == reason)
+    is_unavailable(pool) && conditions.all(|condition| condition.reason == reason)
 }
 
-fn is_well(pool: &NodePoolStatus) -> bool {
+fn is_healthy(pool: &NodePoolStatus) -> bool {
     condition::holds(&pool.conditions, ConditionType::Healthy)
         && pool.problems.is_empty()
         && pool.is_ready()
@@ -94,18 +94,19 @@ fn is_well(pool: &NodePoolStatus) -> bool {
 
 // Shows: NUP-05, NUS-05.
 #[tokio::test]
-async fn a_pool_whose_disk_fails_takes_nothing_until_it_is_well_and_others_do_not_notice() {
-    let mut node = Fixture::looking_often("agent-health-failing").await;
+async fn a_pool_whose_disk_fails_accepts_no_volumes_until_it_recovers_and_other_pools_are_unaffected()
+ {
+    let mut node = Fixture::probing_often("agent-health-failing").await;
     let disk = Disk::attach(&node).await;
-    let before = disk.pool_until(&node, "to be well", is_well).await;
+    let before = disk.pool_until(&node, "to be healthy", is_healthy).await;
     let object = disk.volume(&node, "kept").await;
     let name = object.name_any();
-    let place = Place::of(&node, &object);
-    place.stage(&[]).await.unwrap();
-    place.publish("target", &[], false).await.unwrap();
+    let kubelet = KubeletVolume::of(&node, &object);
+    kubelet.stage(&[]).await.unwrap();
+    kubelet.publish("target", &[], false).await.unwrap();
     node.shell(
         "echo kept > $1/file && sync $1/file",
-        &[&text(&place.staging)],
+        &[&text(&kubelet.staging)],
     )
     .await;
 
@@ -115,38 +116,38 @@ async fn a_pool_whose_disk_fails_takes_nothing_until_it_is_well_and_others_do_no
         let found = problems.find(|problem| problem.reason == "ProbeFailed");
         found.map(|problem| problem.since)
     };
-    let is_failed = |pool: &NodePoolStatus| takes_nothing(pool) && failed(pool).is_some();
-    let told = disk.pool_until(&node, "to be unreachable", is_failed);
-    let since = failed(&told.await);
-    let not_ready = said(ConditionType::Healthy, "False", "PoolNotReady");
+    let is_failed = |pool: &NodePoolStatus| is_unavailable(pool) && failed(pool).is_some();
+    let reported = disk.pool_until(&node, "to be unreachable", is_failed);
+    let since = failed(&reported.await);
+    let not_ready = has_condition(ConditionType::Healthy, "False", "PoolNotReady");
     node.until(&name, "to be inaccessible", not_ready).await;
     node.serves_others("meanwhile").await;
-    drop(place);
-    // What has begun before the agent did lasts on.
+    drop(kubelet);
+    // The problem keeps its start time across a restart of the agent.
     node.driver.restart_node().await;
-    let told = disk.pool_until(&node, "to be unreachable still", is_failed);
-    assert_eq!(failed(&told.await), since);
-    let place = Place::of(&node, &object);
-    // NUP-05, NUS-05: the way back needs no pool.
-    place.unpublish("target").await.unwrap();
-    place.unstage().await.unwrap();
+    let reported = disk.pool_until(&node, "to be still unreachable", is_failed);
+    assert_eq!(failed(&reported.await), since);
+    let kubelet = KubeletVolume::of(&node, &object);
+    // NUP-05, NUS-05: unpublish and unstage need no pool.
+    kubelet.unpublish("target").await.unwrap();
+    kubelet.unstage().await.unwrap();
 
     disk.set(Mode::Ok);
-    let after = disk.pool_until(&node, "to recover", is_well).await;
+    let after = disk.pool_until(&node, "to recover", is_healthy).await;
     assert_eq!(after.filesystem_uuid, before.filesystem_uuid);
-    let recovered = node.is_well(&name).await;
+    let recovered = node.until_healthy(&name).await;
     assert_eq!(status(&recovered).image, status(&object).image);
-    place.stage(&[]).await.unwrap();
-    node.shell("grep kept $1/file", &[&text(&place.staging)])
+    kubelet.stage(&[]).await.unwrap();
+    node.shell("grep kept $1/file", &[&text(&kubelet.staging)])
         .await;
-    place.unstage().await.unwrap();
+    kubelet.unstage().await.unwrap();
     disk.detach(&node).await;
     node.finish().await;
 }
 
 #[tokio::test]
-async fn what_something_took_from_a_pools_file_is_allocated_again() {
-    let node = Fixture::looking_often("agent-health-sparse").await;
+async fn blocks_punched_out_of_a_pools_file_are_reallocated() {
+    let node = Fixture::probing_often("agent-health-sparse").await;
     let file = node.images().parent().unwrap().with_extension("img");
     let blocks = async || {
         let blocks = node.shell("stat -c %b $1", &[&text(&file)]).await;
@@ -163,44 +164,44 @@ async fn what_something_took_from_a_pools_file_is_allocated_again() {
         },
     )
     .await;
-    node.pool_until("to be well", is_well).await;
+    node.pool_until("to be healthy", is_healthy).await;
     node.finish().await;
 }
 
 #[tokio::test]
-async fn r16_a_pool_whose_disk_hangs_holds_up_nobody_and_piles_up_no_threads() {
-    let node = Fixture::looking_often("agent-health-hanging").await;
+async fn r16_a_pool_whose_disk_hangs_delays_no_others_and_accumulates_no_threads() {
+    let node = Fixture::probing_often("agent-health-hanging").await;
     let disk = Disk::attach(&node).await;
     let object = disk.volume(&node, "kept").await;
-    let place = Place::of(&node, &object);
-    place.stage(&[]).await.unwrap();
-    place.publish("target", &[], false).await.unwrap();
+    let kubelet = KubeletVolume::of(&node, &object);
+    kubelet.stage(&[]).await.unwrap();
+    kubelet.publish("target", &[], false).await.unwrap();
     let before = threads(&node);
 
     disk.set(Mode::Hang);
     let hangs = |pool: &NodePoolStatus| is_unreachable(pool, "ProbeTimedOut");
     disk.pool_until(&node, "to be unreachable", hangs).await;
-    let not_ready = said(ConditionType::Healthy, "False", "PoolNotReady");
+    let not_ready = has_condition(ConditionType::Healthy, "False", "PoolNotReady");
     node.until(&object.name_any(), "to be inaccessible", not_ready)
         .await;
     for volume in ["first", "second", "third"] {
         node.serves_others(volume).await;
     }
-    place.unpublish("target").await.unwrap();
+    kubelet.unpublish("target").await.unwrap();
     assert!(threads(&node) < before + 16, "{before} {}", threads(&node));
 
     disk.set(Mode::Ok);
-    disk.pool_until(&node, "to recover", is_well).await;
-    node.is_well(&object.name_any()).await;
-    place.unstage().await.unwrap();
+    disk.pool_until(&node, "to recover", is_healthy).await;
+    node.until_healthy(&object.name_any()).await;
+    kubelet.unstage().await.unwrap();
     disk.detach(&node).await;
     node.finish().await;
 }
 
 #[tokio::test]
-async fn r16_an_orphan_on_a_disk_that_hangs_holds_up_no_comparison_of_the_node() {
+async fn r16_an_orphan_on_a_disk_that_hangs_delays_no_comparison_of_the_node() {
     let control_plane = ControlPlane::shared().await;
-    // Nobody else finds the disk first.
+    // No periodic probe finds the failure first.
     let options = Options {
         health_interval: "30m",
         ..OPTIONS
@@ -216,15 +217,19 @@ async fn r16_an_orphan_on_a_disk_that_hangs_holds_up_no_comparison_of_the_node()
     let disk = Disk::attach(&node).await;
     let object = disk.volume(&node, "lost").await;
     let image = object.uid().unwrap();
-    node.forget(&object.name_any()).await;
+    node.force_delete(&object.name_any()).await;
     disk.pool_until(&node, "to have an orphan", has_orphan(&image, false))
         .await;
     node.age_orphans().await;
     node.reclaim_after_an_hour().await;
-    disk.pool_until(&node, "to have a trash", has_orphan(&image, true))
-        .await;
+    disk.pool_until(
+        &node,
+        "to have trashed the orphan",
+        has_orphan(&image, true),
+    )
+    .await;
 
-    // Its time comes, and removing it hangs.
+    // Its retention ends, and its removal hangs.
     disk.set(Mode::Hang);
     let pool = text(&disk.path(&node));
     let age = "for it in $1/trash/$2.*; do mv $it ${it%.*}.$((${it##*.} - 7200)); done";
@@ -247,14 +252,13 @@ async fn r16_an_orphan_on_a_disk_that_hangs_holds_up_no_comparison_of_the_node()
 
     disk.set(Mode::Ok);
     let is_gone = |pool: &NodePoolStatus| pool.orphans.is_empty();
-    disk.pool_until(&node, "to be rid of the orphan", is_gone)
-        .await;
+    disk.pool_until(&node, "to have no orphan", is_gone).await;
     node.shell("rm $0/first.txt $0/second.txt", &[]).await;
     disk.detach(&node).await;
     node.finish().await;
 }
 
-/// How many threads the node plugin has.
+/// Number of threads of the node plugin.
 fn threads(node: &Fixture) -> usize {
     let pid = node.driver.node().process().id();
     std::fs::read_dir(format!("/proc/{pid}/task"))
@@ -263,11 +267,14 @@ fn threads(node: &Fixture) -> usize {
 }
 
 #[tokio::test]
-async fn a_pool_that_became_read_only_is_mounted_anew_as_soon_as_nothing_uses_it() {
-    let node = Fixture::looking_often("agent-health-read-only").await;
+async fn a_pool_that_became_read_only_is_mounted_again_as_soon_as_nothing_uses_it() {
+    let node = Fixture::probing_often("agent-health-read-only").await;
     let object = node.volume("kept", Bytes::mib(64)).await;
-    let uuid = node.pool_until("to be well", is_well).await.filesystem_uuid;
-    // Something that is no volume is in it, and does not write.
+    let uuid = node
+        .pool_until("to be healthy", is_healthy)
+        .await
+        .filesystem_uuid;
+    // A process uses the pool itself, not a volume in it, and does not write.
     let mut user = node.driver.command_on_node("sh");
     user.args(["-euc", "cd $0 && exec sleep infinity"])
         .arg(node.images());
@@ -287,69 +294,73 @@ async fn a_pool_that_became_read_only_is_mounted_anew_as_soon_as_nothing_uses_it
     node.pool_until("to be read-only", read_only).await;
     user.kill().unwrap();
     user.wait().unwrap();
-    let after = node.pool_until("to recover", is_well).await;
+    let after = node.pool_until("to recover", is_healthy).await;
     assert_eq!(after.filesystem_uuid, uuid);
-    node.is_well(&object.name_any()).await;
+    node.until_healthy(&object.name_any()).await;
     node.finish().await;
 }
 
 #[tokio::test]
-async fn what_becomes_of_an_image_is_told_of_its_volume_until_it_is_back() {
-    let node = Fixture::looking_often("agent-health-images").await;
+async fn an_image_problem_is_reported_on_its_volume_until_the_image_is_back() {
+    let node = Fixture::probing_often("agent-health-images").await;
     let object = node.volume("one", Bytes::mib(64)).await;
     let other = node.volume("other", Bytes::mib(64)).await.name_any();
     let (name, uid) = (object.name_any(), object.uid().unwrap());
-    node.is_well(&name).await;
-    let before = node.is_well(&other).await.resource_version();
+    node.until_healthy(&name).await;
+    let before = node.until_healthy(&other).await.resource_version();
     let change = async |script: &str| {
         node.shell(script, &[&uid]).await;
     };
     let data_loss = VolumeSeverity::DataLoss;
     let keep = "cp --archive --reflink=always $0/$1 $0/../kept";
-    let bring_back = "mv $0/../kept $0/$1";
+    let restore = "mv $0/../kept $0/$1";
 
     change("mv $0/$1 $0/../kept").await;
-    let told = node.tells(&name, data_loss, "ImageMissing").await;
-    assert!(told.message.contains(&name), "{}", told.message);
-    change(bring_back).await;
-    node.is_well(&name).await;
+    let reported = node.until_problem(&name, data_loss, "ImageMissing").await;
+    assert!(reported.message.contains(&name), "{}", reported.message);
+    change(restore).await;
+    node.until_healthy(&name).await;
 
     change(keep).await;
     change("truncate --size=32M $0/$1").await;
-    node.tells(&name, data_loss, "ImageTooSmall").await;
-    change(bring_back).await;
-    node.is_well(&name).await;
+    node.until_problem(&name, data_loss, "ImageTooSmall").await;
+    change(restore).await;
+    node.until_healthy(&name).await;
 
-    let place = Place::of(&node, &object);
-    place.stage(&[]).await.unwrap();
+    let kubelet = KubeletVolume::of(&node, &object);
+    kubelet.stage(&[]).await.unwrap();
     change(keep).await;
     change("rm $0/$1").await;
-    let told = node.tells(&name, data_loss, "ImageDeleted").await;
-    assert!(told.message.contains("copy the data"), "{}", told.message);
-    place.unstage().await.unwrap();
-    change(bring_back).await;
-    node.is_well(&name).await;
-    // R05: nothing was written of what is as it was.
+    let reported = node.until_problem(&name, data_loss, "ImageDeleted").await;
+    assert!(
+        reported.message.contains("copy the data"),
+        "{}",
+        reported.message
+    );
+    kubelet.unstage().await.unwrap();
+    change(restore).await;
+    node.until_healthy(&name).await;
+    // R05: the agent wrote nothing to a volume that did not change.
     let after = node.get(&other).await.resource_version();
     assert_eq!(after, before);
     node.finish().await;
 }
 
 #[tokio::test]
-async fn errors_that_a_filesystem_counts_are_told_until_it_is_checked() {
-    let node = Fixture::looking_often("agent-health-errors").await;
-    let place = Place::new(&node).await;
-    place.stage(&[]).await.unwrap();
-    let staging = text(&place.staging);
+async fn errors_that_a_filesystem_counts_are_reported_until_it_is_checked() {
+    let node = Fixture::probing_often("agent-health-errors").await;
+    let kubelet = KubeletVolume::new(&node).await;
+    kubelet.stage(&[]).await.unwrap();
+    let staging = text(&kubelet.staging);
     let script = "device=$(findmnt --noheadings --output SOURCE $1); \
                   echo test > /sys/fs/ext4/${device#/dev/}/trigger_fs_error";
     node.shell(script, &[&staging]).await;
     let degraded = VolumeSeverity::Degraded;
-    node.tells(&place.volume, degraded, "FilesystemErrors")
+    node.until_problem(&kubelet.volume, degraded, "FilesystemErrors")
         .await;
-    place.unstage().await.unwrap();
-    place.stage(&[]).await.unwrap();
-    node.is_well(&place.volume).await;
-    place.unstage().await.unwrap();
+    kubelet.unstage().await.unwrap();
+    kubelet.stage(&[]).await.unwrap();
+    node.until_healthy(&kubelet.volume).await;
+    kubelet.unstage().await.unwrap();
     node.finish().await;
 }

@@ -1,5 +1,5 @@
-//! What nobody who means well sends to a node: no id ever becomes a path, and paths are only those
-//! that were named.
+//! Hostile requests to a node: no id ever becomes a path, and the node uses only the paths that a
+//! request names.
 
 use std::{fs, path::Path};
 
@@ -12,10 +12,10 @@ use tonic::Code;
 
 use crate::{
     Fixture,
-    node_service::{Place, capability, code, text},
+    node_service::{KubeletVolume, capability, code, text},
 };
 
-/// Every file and folder below one, but what is in mounted volumes and pools.
+/// Every file and folder below a folder, except the contents of mounted volumes and pools.
 fn all_below(folder: &Path) -> Vec<String> {
     let mut all = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -107,8 +107,8 @@ async fn nsv_12_npv_18_a_path_is_absolute_plain_and_no_longer_than_the_kernel_ta
     // FLD-04, FLD-16, NSV-11, NSV-18, NUS-09, NPV-15, NPV-31, NUP-10, NGS-08, NGS-12, K8S-12.
     let node = Fixture::start("agent-paths").await;
     let object = node.volume("one", Bytes::mib(64)).await;
-    let place = Place::of(&node, &object);
-    place.stage(&[]).await.unwrap();
+    let kubelet = KubeletVolume::of(&node, &object);
+    kubelet.stage(&[]).await.unwrap();
     let victim = node.driver.kubelet_root().join("victim");
     fs::create_dir(&victim).unwrap();
     let refused = Code::InvalidArgument;
@@ -116,40 +116,40 @@ async fn nsv_12_npv_18_a_path_is_absolute_plain_and_no_longer_than_the_kernel_ta
     for path in ["relative", "../victim", "/", &outside, "/nul\0"] {
         let mut client = node.driver.node_client().await;
         let publish = client.node_publish_volume(NodePublishVolumeRequest {
-            volume_id: place.volume.clone(),
-            staging_target_path: text(&place.staging),
+            volume_id: kubelet.volume.clone(),
+            staging_target_path: text(&kubelet.staging),
             target_path: path.to_owned(),
             volume_capability: Some(capability(&[])),
             ..NodePublishVolumeRequest::default()
         });
         assert_eq!(code(publish.await), refused, "{path:?}");
         let unpublish = client.node_unpublish_volume(NodeUnpublishVolumeRequest {
-            volume_id: place.volume.clone(),
+            volume_id: kubelet.volume.clone(),
             target_path: path.to_owned(),
         });
         assert_eq!(code(unpublish.await), refused, "{path:?}");
         let unstage = client.node_unstage_volume(NodeUnstageVolumeRequest {
-            volume_id: place.volume.clone(),
+            volume_id: kubelet.volume.clone(),
             staging_target_path: path.to_owned(),
         });
         assert_eq!(code(unstage.await), refused, "{path:?}");
     }
     assert!(victim.is_dir());
 
-    // As long as a path can be, in parts as long as a name can be.
+    // A path of about the maximum length, with long components.
     let mut deep = node.driver.kubelet_root();
     while deep.as_os_str().len() < 3600 {
         deep.push("d".repeat(200));
     }
-    // The path is longer than one call takes, seen from here.
+    // Seen from the test, the path is too long for one system call.
     node.shell("mkdir -p $1", &[&text(&deep)]).await;
     let target = deep.join("target");
     let target = text(target.strip_prefix(node.driver.kubelet_root()).unwrap());
-    place.publish(&target, &[], false).await.unwrap();
-    place.publish(&target, &[], false).await.unwrap();
-    place.statistics(&place.target(&target)).await.unwrap();
-    place.unpublish(&target).await.unwrap();
-    assert!(!place.target(&target).exists());
-    place.unstage().await.unwrap();
+    kubelet.publish(&target, &[], false).await.unwrap();
+    kubelet.publish(&target, &[], false).await.unwrap();
+    kubelet.statistics(&kubelet.target(&target)).await.unwrap();
+    kubelet.unpublish(&target).await.unwrap();
+    assert!(!kubelet.target(&target).exists());
+    kubelet.unstage().await.unwrap();
     node.finish().await;
 }

@@ -1,5 +1,5 @@
-//! The agent of a node against a real API server, real images and real mounts. The test takes the
-//! place of controller and operator where it wants what they would not write.
+//! Tests of the node agent against a real API server, with real images and real mounts. The test writes
+//! itself what the controller and the operator would not write.
 
 #![allow(
     clippy::indexing_slicing,
@@ -36,10 +36,10 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-/// How long the agent may take for anything.
+/// Time limit for everything that the agent does.
 const SOON: Duration = Duration::from_secs(30);
 
-/// A node with one pool of the smallest size, named as the node.
+/// A node with one pool of the minimum size. The pool has the name of the node.
 struct Fixture {
     driver: Driver,
     volumes: Api<PoolVolume>,
@@ -61,8 +61,8 @@ impl Fixture {
         }
     }
 
-    /// A wish for a thin volume of ext4.
-    fn wish(&self, volume: &str, size: Bytes) -> PoolVolume {
+    /// The object of a thin ext4 volume.
+    fn desired_volume(&self, volume: &str, size: Bytes) -> PoolVolume {
         let spec = PoolVolumeSpec {
             requested_name: volume.to_owned(),
             node_name: self.name.clone(),
@@ -82,27 +82,27 @@ impl Fixture {
         object
     }
 
-    async fn create(&self, wish: &PoolVolume) -> PoolVolume {
-        let made = self.volumes.create(&PostParams::default(), wish).await;
-        made.unwrap()
+    async fn create(&self, desired: &PoolVolume) -> PoolVolume {
+        let created = self.volumes.create(&PostParams::default(), desired).await;
+        created.unwrap()
     }
 
-    /// A volume that can be used.
+    /// Creates a filesystem volume and waits until it is ready.
     async fn volume(&self, volume: &str, size: Bytes) -> PoolVolume {
-        self.made(&self.wish(volume, size)).await
+        self.create_ready(&self.desired_volume(volume, size)).await
     }
 
-    /// A raw block volume that can be used.
+    /// Creates a raw block volume and waits until it is ready.
     async fn block_volume(&self, volume: &str, size: Bytes) -> PoolVolume {
-        let mut wish = self.wish(volume, size);
-        wish.spec.access_type = AccessType::Block;
-        wish.spec.filesystem = None;
-        self.made(&wish).await
+        let mut desired = self.desired_volume(volume, size);
+        desired.spec.access_type = AccessType::Block;
+        desired.spec.filesystem = None;
+        self.create_ready(&desired).await
     }
 
-    async fn made(&self, wish: &PoolVolume) -> PoolVolume {
-        let object = self.create(wish).await;
-        let ready = said(ConditionType::Ready, "True", "AsDesired");
+    async fn create_ready(&self, desired: &PoolVolume) -> PoolVolume {
+        let object = self.create(desired).await;
+        let ready = has_condition(ConditionType::Ready, "True", "Reconciled");
         self.until(&object.name_any(), "to be ready", ready).await
     }
 
@@ -110,7 +110,7 @@ impl Fixture {
         self.volumes.get(volume).await.unwrap()
     }
 
-    /// Waits until the object is as expected.
+    /// Waits until a volume is as expected.
     async fn until(
         &self,
         volume: &str,
@@ -128,7 +128,7 @@ impl Fixture {
         .await
     }
 
-    /// Waits until the pool is said to be as expected.
+    /// Waits until the published status of the pool is as expected.
     async fn pool_until(
         &self,
         what: &str,
@@ -155,7 +155,7 @@ impl Fixture {
         patched.await.unwrap();
     }
 
-    /// Writes a part of a volume's status in the agent's place, while it is away.
+    /// Patches a volume's status in place of the agent, which is stopped.
     async fn write_status(&self, volume: &str, status: Value) {
         let patch = Patch::Merge(json!({"status": status}));
         let parameters = PatchParams::default();
@@ -163,15 +163,15 @@ impl Fixture {
         written.await.unwrap();
     }
 
-    /// Takes the finalizer off and deletes the object by force: what the controller never does
-    /// before the data is gone.
-    async fn forget(&self, volume: &str) {
+    /// Removes the finalizer and deletes the object. The controller never does that before the data
+    /// is gone.
+    async fn force_delete(&self, volume: &str) {
         self.patch(volume, json!({"metadata": {"finalizers": []}}))
             .await;
         let deleted = self.volumes.delete(volume, &DeleteParams::default()).await;
         deleted.unwrap();
         eventually(
-            &format!("{volume} to be forgotten"),
+            &format!("{volume} to be deleted"),
             SOON,
             async || match self.volumes.get_opt(volume).await.unwrap() {
                 None => Ok(()),
@@ -185,13 +185,13 @@ impl Fixture {
     async fn remove(&self, volume: &str) {
         self.patch(volume, json!({"spec": {"deletionRequested": true}}))
             .await;
-        let reclaimed = said(ConditionType::Reclaimed, "True", "AsDesired");
+        let reclaimed = has_condition(ConditionType::Reclaimed, "True", "Reconciled");
         let object = self.until(volume, "to be reclaimed", reclaimed).await;
         assert_eq!(status(&object).reserved, None);
-        self.forget(volume).await;
+        self.force_delete(volume).await;
     }
 
-    /// Where the images of the pool are, seen on the node.
+    /// The folder of the pool's images, as the node sees it.
     fn images(&self) -> PathBuf {
         let pools = self.driver.storage_root().join("pools");
         pools.join(format!("uid-of-{}", self.name)).join("images")
@@ -207,7 +207,7 @@ impl Fixture {
         output(command, SOON).await
     }
 
-    /// Ends the test: every volume goes, and then nothing must be left.
+    /// Ends the test: removes every snapshot and volume, and checks that nothing is left.
     async fn finish(self) {
         let ours = ListParams::default().fields(&format!("spec.nodeName={}", self.name));
         self.remove_snapshots().await;
@@ -224,8 +224,8 @@ fn status(object: &PoolVolume) -> PoolVolumeStatus {
     object.status.clone().unwrap_or_default()
 }
 
-/// Whether a condition is said so.
-fn said(kind: ConditionType, status: &str, reason: &str) -> impl Fn(&PoolVolume) -> bool {
+/// Matches a volume that has a condition with this status and reason.
+fn has_condition(kind: ConditionType, status: &str, reason: &str) -> impl Fn(&PoolVolume) -> bool {
     move |object| {
         let conditions = object.status.as_ref().map(|status| &status.conditions[..]);
         condition::find(conditions.unwrap_or_default(), kind)

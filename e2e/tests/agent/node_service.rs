@@ -1,4 +1,4 @@
-//! The Node service beside its agent.
+//! The CSI Node service, together with the agent of its node.
 
 use std::{
     collections::BTreeMap,
@@ -19,17 +19,17 @@ use tonic::{Code, Request, Status};
 
 use crate::Fixture;
 
-/// One volume and the paths that kubelet would give it.
-pub(crate) struct Place<'a> {
+/// A volume with the paths that kubelet would pass for it.
+pub(crate) struct KubeletVolume<'a> {
     node: &'a Fixture,
     pub(crate) volume: String,
     pub(crate) staging: PathBuf,
-    /// As its PersistentVolume has it.
+    /// The volume context, as in its PersistentVolume.
     context: BTreeMap<String, String>,
     access_type: cistern_crds::AccessType,
 }
 
-impl<'a> Place<'a> {
+impl<'a> KubeletVolume<'a> {
     pub(crate) async fn new(node: &'a Fixture) -> Self {
         Self::of(node, &node.volume("one", Bytes::mib(64)).await)
     }
@@ -38,7 +38,7 @@ impl<'a> Place<'a> {
         Self::at(node, object, "staging")
     }
 
-    /// Where several volumes are in use, each at a path of its own.
+    /// For tests with several volumes, each of which needs its own staging path.
     pub(crate) fn at(node: &'a Fixture, object: &PoolVolume, staging: &str) -> Self {
         let staging = node.driver.kubelet_root().join(staging);
         std::fs::create_dir_all(&staging).unwrap();
@@ -76,7 +76,7 @@ impl<'a> Place<'a> {
         client.node_stage_volume(request).await.map(drop)
     }
 
-    /// Stages it for a caller that waits only so long.
+    /// Stages the volume for a caller with a deadline.
     pub(crate) async fn stage_within(&self, deadline: Duration) -> Result<(), Status> {
         let mut client = self.node.driver.node_client().await;
         let mut request = Request::new(self.stage_request(self.capability(&[])));
@@ -186,147 +186,147 @@ pub(crate) fn code<T>(result: Result<T, Status>) -> Code {
     result.err().map_or(Code::Ok, |status| status.code())
 }
 
-/// A second call for a volume that is published at `a` already, on the same node: for every mode,
-/// whether the target is the same, and whether something else is different.
+/// A second publish of a volume that is already published at `a` on the same node: for every mode, with
+/// the same or another target, and with the same or other arguments.
 ///
-/// A volume made as `SINGLE_NODE_WRITER` takes them all: that is what `ReadWriteOnce` was to kubelet
-/// before the newer modes were announced (VCP-09).
+/// A volume created as `SINGLE_NODE_WRITER` accepts all of them, because kubelet used that mode for
+/// `ReadWriteOnce` before the newer modes were announced (VCP-09).
 // Shows: CAP-15, NPV-09, NSV-08, SAN-20, VCP-07, VCP-08, VCP-09.
 #[tokio::test]
-async fn npv_23_npv_24_npv_26_to_29_the_table_of_a_second_publish_holds_in_every_mode() {
+async fn npv_23_npv_24_npv_26_to_29_a_second_publish_follows_the_table_in_every_mode() {
     // CAP-15, VCP-07, VCP-08, SAN-20.
     let node = Fixture::start("agent-modes").await;
-    let place = Place::new(&node).await;
-    place.stage(&[]).await.unwrap();
+    let kubelet = KubeletVolume::new(&node).await;
+    kubelet.stage(&[]).await.unwrap();
     for (mode, elsewhere) in [
         (Mode::SingleNodeWriter, Code::FailedPrecondition),
         (Mode::SingleNodeSingleWriter, Code::FailedPrecondition),
         (Mode::SingleNodeMultiWriter, Code::Ok),
     ] {
         let publish =
-            async |target: &str, readonly| code(place.publish_in(target, mode, readonly).await);
+            async |target: &str, readonly| code(kubelet.publish_in(target, mode, readonly).await);
         assert_eq!(publish("a", false).await, Code::Ok, "{mode:?}");
         assert_eq!(publish("a", false).await, Code::Ok, "{mode:?}");
         assert_eq!(publish("a", true).await, Code::AlreadyExists, "{mode:?}");
         for readonly in [false, true] {
             assert_eq!(publish("b", readonly).await, elsewhere, "{mode:?}");
-            place.unpublish("b").await.unwrap();
+            kubelet.unpublish("b").await.unwrap();
         }
-        place.unpublish("a").await.unwrap();
+        kubelet.unpublish("a").await.unwrap();
     }
-    // NSV-08, NPV-09: what spans nodes is not there.
+    // NSV-08, NPV-09: multi-node modes are not supported.
     for mode in [Mode::MultiNodeReaderOnly, Mode::MultiNodeMultiWriter] {
-        let refused = place.publish_in("a", mode, true).await;
+        let refused = kubelet.publish_in("a", mode, true).await;
         assert_eq!(code(refused), Code::FailedPrecondition);
     }
-    place.unstage().await.unwrap();
+    kubelet.unstage().await.unwrap();
     node.finish().await;
 }
 
 #[tokio::test]
-async fn nup_07_pods_of_one_node_share_a_volume_and_go_in_any_order() {
+async fn nup_07_pods_of_one_node_share_a_volume_and_end_in_any_order() {
     let node = Fixture::start("agent-pods").await;
-    let place = Place::new(&node).await;
-    place.stage(&[]).await.unwrap();
+    let kubelet = KubeletVolume::new(&node).await;
+    kubelet.stage(&[]).await.unwrap();
     let mode = Mode::SingleNodeMultiWriter;
-    place.publish_in("a", mode, false).await.unwrap();
-    place.publish_in("b", mode, true).await.unwrap();
-    let (a, b) = (text(&place.target("a")), text(&place.target("b")));
+    kubelet.publish_in("a", mode, false).await.unwrap();
+    kubelet.publish_in("b", mode, true).await.unwrap();
+    let (a, b) = (text(&kubelet.target("a")), text(&kubelet.target("b")));
     let script = "echo data > $1/file && test data = \"$(cat $2/file)\" && ! touch $2/file";
     node.shell(script, &[&a, &b]).await;
-    // kubelet's repeat for the pods that run.
-    place.publish_in("a", mode, false).await.unwrap();
-    place.publish_in("b", mode, true).await.unwrap();
-    place.unpublish("a").await.unwrap();
+    // kubelet repeats its calls for running pods.
+    kubelet.publish_in("a", mode, false).await.unwrap();
+    kubelet.publish_in("b", mode, true).await.unwrap();
+    kubelet.unpublish("a").await.unwrap();
     node.shell("test data = \"$(cat $1/file)\"", &[&b]).await;
-    // A pod that wants it for itself waits for the last of the others.
+    // A pod that needs exclusive access waits for the end of the last other pod.
     let alone = Mode::SingleNodeSingleWriter;
-    let refused = place.publish_in("c", alone, false).await;
+    let refused = kubelet.publish_in("c", alone, false).await;
     assert_eq!(code(refused), Code::FailedPrecondition);
-    place.unpublish("b").await.unwrap();
-    place.publish_in("c", alone, false).await.unwrap();
-    place.unpublish("c").await.unwrap();
-    place.unstage().await.unwrap();
+    kubelet.unpublish("b").await.unwrap();
+    kubelet.publish_in("c", alone, false).await.unwrap();
+    kubelet.unpublish("c").await.unwrap();
+    kubelet.unstage().await.unwrap();
     node.finish().await;
 }
 
 // Shows: NPV-19, NPV-22.
 #[tokio::test]
-async fn npv_24_npv_26_another_target_or_other_options_are_no_repeat() {
+async fn npv_24_npv_26_a_publish_with_another_target_or_other_options_is_not_a_repeat() {
     let node = Fixture::start("agent-publish").await;
-    let place = Place::new(&node).await;
+    let kubelet = KubeletVolume::new(&node).await;
     // NPV-19: nothing is staged.
     assert_eq!(
-        code(place.publish("a", &[], false).await),
+        code(kubelet.publish("a", &[], false).await),
         Code::FailedPrecondition
     );
-    assert!(!place.target("a").exists(), "NPV-22");
+    assert!(!kubelet.target("a").exists(), "NPV-22");
 
-    place.stage(&[]).await.unwrap();
-    place.publish("a", &[], false).await.unwrap();
-    place.publish("a", &[], false).await.unwrap();
+    kubelet.stage(&[]).await.unwrap();
+    kubelet.publish("a", &[], false).await.unwrap();
+    kubelet.publish("a", &[], false).await.unwrap();
     assert_eq!(
-        code(place.publish("a", &[], true).await),
+        code(kubelet.publish("a", &[], true).await),
         Code::AlreadyExists
     );
     assert_eq!(
-        code(place.publish("a", &["relatime"], false).await),
+        code(kubelet.publish("a", &["relatime"], false).await),
         Code::AlreadyExists
     );
     assert_eq!(
-        code(place.publish("b", &[], false).await),
+        code(kubelet.publish("b", &[], false).await),
         Code::FailedPrecondition
     );
     assert_eq!(
-        code(place.publish("b", &[], true).await),
+        code(kubelet.publish("b", &[], true).await),
         Code::FailedPrecondition
     );
-    assert!(!place.target("b").exists(), "NPV-22");
+    assert!(!kubelet.target("b").exists(), "NPV-22");
 
-    place.unpublish("a").await.unwrap();
-    place.publish("b", &[], true).await.unwrap();
-    let target = text(&place.target("b"));
+    kubelet.unpublish("a").await.unwrap();
+    kubelet.publish("b", &[], true).await.unwrap();
+    let target = text(&kubelet.target("b"));
     node.shell("! touch $1/file 2>/dev/null", &[&target]).await;
     for _ in 0..2 {
-        place.unpublish("b").await.unwrap();
-        place.unstage().await.unwrap();
+        kubelet.unpublish("b").await.unwrap();
+        kubelet.unstage().await.unwrap();
     }
     node.finish().await;
 }
 
 // Shows: NSV-05, NSV-06.
 #[tokio::test]
-async fn vcp_13_sec_05_an_option_that_is_not_applied_is_refused_and_not_repeated() {
+async fn vcp_13_sec_05_an_unsupported_mount_option_is_refused_and_not_revealed() {
     let node = Fixture::start("agent-options").await;
-    let place = Place::new(&node).await;
-    let status = place.stage(&["MARKER"]).await.unwrap_err();
+    let kubelet = KubeletVolume::new(&node).await;
+    let status = kubelet.stage(&["MARKER"]).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
     assert!(!status.message().contains("MARKER"), "{status}");
-    place.stage(&["strictatime", "commit=30"]).await.unwrap();
+    kubelet.stage(&["strictatime", "commit=30"]).await.unwrap();
     // NSV-05, NSV-06.
-    place.stage(&["strictatime", "commit=30"]).await.unwrap();
-    assert_eq!(code(place.stage(&[]).await), Code::AlreadyExists);
+    kubelet.stage(&["strictatime", "commit=30"]).await.unwrap();
+    assert_eq!(code(kubelet.stage(&[]).await), Code::AlreadyExists);
     let mounts = node
-        .shell("grep $1 /proc/self/mountinfo", &[&text(&place.staging)])
+        .shell("grep $1 /proc/self/mountinfo", &[&text(&kubelet.staging)])
         .await;
     assert!(
         !mounts.contains("noatime") && mounts.contains("commit=30"),
         "{mounts}"
     );
-    place.unstage().await.unwrap();
+    kubelet.unstage().await.unwrap();
     node.finish().await;
 }
 
 #[tokio::test]
-async fn ngs_04_ngs_05_ngs_09_statistics_are_those_of_the_volume_where_it_is() {
+async fn ngs_04_ngs_05_ngs_09_statistics_match_the_volume_and_exist_only_at_its_paths() {
     let node = Fixture::start("agent-statistics").await;
-    let place = Place::new(&node).await;
-    place.stage(&[]).await.unwrap();
-    place.publish("a", &[], false).await.unwrap();
-    let usage = place.statistics(&place.target("a")).await.unwrap();
-    assert_eq!(usage, place.statistics(&place.staging).await.unwrap());
+    let kubelet = KubeletVolume::new(&node).await;
+    kubelet.stage(&[]).await.unwrap();
+    kubelet.publish("a", &[], false).await.unwrap();
+    let usage = kubelet.statistics(&kubelet.target("a")).await.unwrap();
+    assert_eq!(usage, kubelet.statistics(&kubelet.staging).await.unwrap());
     let df = "df --block-size=1 --output=size,avail $1 | tail -1";
-    let expected = node.shell(df, &[&text(&place.staging)]).await;
+    let expected = node.shell(df, &[&text(&kubelet.staging)]).await;
     let expected: Vec<i64> = expected
         .split_whitespace()
         .map(|n| n.parse().unwrap())
@@ -337,10 +337,10 @@ async fn ngs_04_ngs_05_ngs_09_statistics_are_those_of_the_volume_where_it_is() {
         "some/path".into(),
         "/nowhere".into(),
     ] {
-        assert_eq!(code(place.statistics(&wrong).await), Code::NotFound);
+        assert_eq!(code(kubelet.statistics(&wrong).await), Code::NotFound);
     }
-    place.unpublish("a").await.unwrap();
-    place.unstage().await.unwrap();
+    kubelet.unpublish("a").await.unwrap();
+    kubelet.unstage().await.unwrap();
     node.finish().await;
 }
 
@@ -348,42 +348,42 @@ async fn ngs_04_ngs_05_ngs_09_statistics_are_those_of_the_volume_where_it_is() {
 async fn pods_are_torn_down_while_the_api_server_is_away() {
     let control_plane = ControlPlane::start().await;
     let node = Fixture::start_with(&control_plane, "agent-alone").await;
-    let place = Place::new(&node).await;
-    place.stage(&[]).await.unwrap();
-    place.publish("a", &[], false).await.unwrap();
+    let kubelet = KubeletVolume::new(&node).await;
+    kubelet.stage(&[]).await.unwrap();
+    kubelet.publish("a", &[], false).await.unwrap();
     control_plane.apiserver().signal(Signal::STOP);
-    // kubelet's repeats for a running pod, and the end of the pod.
-    place.stage(&[]).await.unwrap();
-    place.publish("a", &[], false).await.unwrap();
-    place.unpublish("a").await.unwrap();
-    place.unstage().await.unwrap();
+    // kubelet repeats its calls for a running pod, and then the pod ends.
+    kubelet.stage(&[]).await.unwrap();
+    kubelet.publish("a", &[], false).await.unwrap();
+    kubelet.unpublish("a").await.unwrap();
+    kubelet.unstage().await.unwrap();
     control_plane.apiserver().signal(Signal::CONT);
     node.finish().await;
 }
 
-// Shows: NUS-07: the way back needs nothing that is lost, and nothing that the driver before knew.
+// Shows: NUS-07: unstage needs neither the lost pool nor the memory of the previous process.
 #[tokio::test]
 async fn nsv_05_npv_06_a_pod_that_runs_keeps_its_filesystem_when_its_pool_is_lost() {
     let node = Fixture::start("agent-lost-pool").await;
     let object = node.volume("one", Bytes::mib(64)).await;
-    keeps_what_it_has(node, &object).await;
+    keeps_its_volume(node, &object).await;
 }
 
 #[tokio::test]
 async fn nsv_05_npv_06_a_pod_that_runs_keeps_its_device_when_its_pool_is_lost() {
     let node = Fixture::start("agent-lost-devices").await;
     let object = node.block_volume("one", Bytes::mib(64)).await;
-    keeps_what_it_has(node, &object).await;
+    keeps_its_volume(node, &object).await;
 }
 
 /// kubelet repeats its calls for running pods after each of its restarts; an error would take the
-/// volume from them.
-async fn keeps_what_it_has(mut node: Fixture, object: &PoolVolume) {
+/// volume away from them.
+async fn keeps_its_volume(mut node: Fixture, object: &PoolVolume) {
     let mode = Mode::SingleNodeMultiWriter;
     {
-        let place = Place::of(&node, object);
-        place.stage(&[]).await.unwrap();
-        place.publish_in("a", mode, false).await.unwrap();
+        let kubelet = KubeletVolume::of(&node, object);
+        kubelet.stage(&[]).await.unwrap();
+        kubelet.publish_in("a", mode, false).await.unwrap();
     }
     let images = node.images();
     let pool = images.parent().unwrap();
@@ -394,22 +394,22 @@ async fn keeps_what_it_has(mut node: Fixture, object: &PoolVolume) {
     let is_lost = |pool: &cistern_crds::NodePoolStatus| !pool.is_ready();
     node.pool_until("to be lost", is_lost).await;
 
-    let place = Place::of(&node, object);
-    place.stage(&[]).await.unwrap();
-    place.publish_in("a", mode, false).await.unwrap();
+    let kubelet = KubeletVolume::of(&node, object);
+    kubelet.stage(&[]).await.unwrap();
+    kubelet.publish_in("a", mode, false).await.unwrap();
     assert_eq!(
-        code(place.publish_in("a", mode, true).await),
+        code(kubelet.publish_in("a", mode, true).await),
         Code::AlreadyExists
     );
-    // Also for one that has just come: what is staged is as good as it was.
-    place.publish_in("b", mode, false).await.unwrap();
-    place.statistics(&place.target("b")).await.unwrap();
-    place.unpublish("a").await.unwrap();
-    place.unpublish("b").await.unwrap();
-    place.unstage().await.unwrap();
-    // But nothing is staged anew from a pool that is not there.
-    assert_eq!(code(place.stage(&[]).await), Code::FailedPrecondition);
-    assert_eq!(std::fs::read_dir(&place.staging).unwrap().count(), 0);
+    // A new pod can use the staged volume as well.
+    kubelet.publish_in("b", mode, false).await.unwrap();
+    kubelet.statistics(&kubelet.target("b")).await.unwrap();
+    kubelet.unpublish("a").await.unwrap();
+    kubelet.unpublish("b").await.unwrap();
+    kubelet.unstage().await.unwrap();
+    // But nothing is staged again from a missing pool.
+    assert_eq!(code(kubelet.stage(&[]).await), Code::FailedPrecondition);
+    assert_eq!(std::fs::read_dir(&kubelet.staging).unwrap().count(), 0);
 
     std::fs::rename(&elsewhere, &file).unwrap();
     node.driver.ready_pool(&node.name).await;

@@ -1,9 +1,9 @@
-//! What belongs to nobody: told, taken back when its object returns, and gone only on request. And a
-//! cluster that is restored from a backup, whose objects all are new.
+//! Orphaned images: reported, adopted when their object returns, and removed only on request. And a
+//! cluster that is restored from a backup, in which all objects are new.
 
 use cistern_crds::{
-    Bytes, ConditionType, Consistency, NodePoolStatus, PoolSnapshot, PoolSnapshotGroup, PoolVolume,
-    Reason, StorageNode, Stored, condition, names::AGENT_MANAGER,
+    Bytes, ConditionType, Consistency, HasImage, NodePoolStatus, PoolSnapshot, PoolSnapshotGroup,
+    PoolVolume, Reason, StorageNode, condition, names::AGENT_MANAGER,
 };
 use cistern_e2e::eventually;
 use kube::{
@@ -16,24 +16,23 @@ use serde_json::json;
 use tonic::Code;
 
 use crate::{
-    Fixture, SOON,
-    node_service::Place,
+    Fixture, SOON, has_condition,
+    node_service::KubeletVolume,
     pools::is_not_ready,
-    said,
     snapshots::{is, stage, status_of, sums, unstage, write},
     status,
 };
 
-/// What stands for the images of a node, without UIDs and status.
+/// The objects of the images of a node, without UIDs and status.
 struct Backup {
     volumes: Vec<PoolVolume>,
     snapshots: Vec<PoolSnapshot>,
     groups: Vec<PoolSnapshotGroup>,
 }
 
-/// Takes every object that a field selector chooses away by force, and gives it as a backup has it:
-/// without UID and status.
-async fn take_away<K>(api: &Api<K>, fields: &str) -> Vec<K>
+/// Deletes the objects that a field selector matches, despite their finalizers. Returns them as a backup
+/// stores them: without UID and status.
+async fn back_up_and_delete<K>(api: &Api<K>, fields: &str) -> Vec<K>
 where
     K: kube::Resource<DynamicType = (), Scope = ClusterResourceScope>
         + Clone
@@ -65,7 +64,7 @@ where
     kept
 }
 
-async fn bring_back<K>(api: &Api<K>, objects: Vec<K>)
+async fn recreate<K>(api: &Api<K>, objects: Vec<K>)
 where
     K: Clone + std::fmt::Debug + Serialize + DeserializeOwned,
 {
@@ -82,36 +81,36 @@ impl Fixture {
         Api::all(self.volumes.clone().into_client())
     }
 
-    /// Loses every custom resource of the node, and restores it from a backup.
+    /// Deletes every custom resource of the node, and restores it from a backup.
     async fn restore(&self) {
-        let backup = self.lose().await;
+        let backup = self.delete_all().await;
         let node = format!("metadata.name={}", self.name);
-        let mut nodes = take_away::<StorageNode>(&self.api(), &node).await;
+        let mut nodes = back_up_and_delete::<StorageNode>(&self.api(), &node).await;
         // The operator names the pools by the UIDs that the StoragePools have now.
         for pool in &mut nodes[0].spec.pools {
             pool.uid = format!("new-{}", pool.uid);
         }
-        self.bring_back(backup).await;
-        bring_back(&self.api(), nodes).await;
+        self.restore_backup(backup).await;
+        recreate(&self.api(), nodes).await;
     }
 
-    /// Loses every custom resource that stands for an image of the node.
-    async fn lose(&self) -> Backup {
+    /// Deletes every custom resource of an image of the node, and returns a backup.
+    async fn delete_all(&self) -> Backup {
         let ours = format!("spec.nodeName={}", self.name);
         Backup {
-            volumes: take_away(&self.api(), &ours).await,
-            snapshots: take_away(&self.api(), &ours).await,
-            groups: take_away(&self.api(), &ours).await,
+            volumes: back_up_and_delete(&self.api(), &ours).await,
+            snapshots: back_up_and_delete(&self.api(), &ours).await,
+            groups: back_up_and_delete(&self.api(), &ours).await,
         }
     }
 
-    async fn bring_back(&self, backup: Backup) {
-        bring_back(&self.api(), backup.groups).await;
-        bring_back(&self.api(), backup.snapshots).await;
-        bring_back(&self.api(), backup.volumes).await;
+    async fn restore_backup(&self, backup: Backup) {
+        recreate(&self.api(), backup.groups).await;
+        recreate(&self.api(), backup.snapshots).await;
+        recreate(&self.api(), backup.volumes).await;
     }
 
-    /// Has every orphan be one since 1970, while the agent is away.
+    /// Dates every orphan back to 1970 while the agent is stopped.
     pub(crate) async fn age_orphans(&mut self) {
         self.driver.kill_node();
         let nodes: Api<StorageNode> = self.api();
@@ -129,7 +128,7 @@ impl Fixture {
             "kind": "StorageNode",
             "status": status,
         });
-        // As the agent itself writes it.
+        // With the field manager of the agent.
         let parameters = PatchParams::apply(AGENT_MANAGER);
         nodes
             .patch_status(&self.name, &parameters, &Patch::Apply(applied))
@@ -147,7 +146,7 @@ impl Fixture {
     }
 }
 
-/// Whether a pool has an orphan that is in its trash, or is not.
+/// Matches a pool with this orphan, in its trash or not.
 pub(crate) fn has_orphan(image: &str, is_in_trash: bool) -> impl Fn(&NodePoolStatus) -> bool {
     move |pool| {
         let orphan = pool.orphans.iter().find(|orphan| orphan.image == image);
@@ -156,7 +155,7 @@ pub(crate) fn has_orphan(image: &str, is_in_trash: bool) -> impl Fn(&NodePoolSta
 }
 
 #[tokio::test]
-async fn an_image_that_nobody_claims_is_told_until_its_object_returns_and_foreign_files_are_kept() {
+async fn an_orphaned_image_is_reported_until_its_object_returns_and_foreign_files_are_kept() {
     let node = Fixture::start("agent-orphans").await;
     let first = node.volume("one", Bytes::mib(64)).await;
     let uid = first.uid().unwrap();
@@ -165,7 +164,7 @@ async fn an_image_that_nobody_claims_is_told_until_its_object_returns_and_foreig
         &[],
     )
     .await;
-    node.forget(&first.name_any()).await;
+    node.force_delete(&first.name_any()).await;
     let pool = node
         .pool_until("to have an orphan", has_orphan(&uid, false))
         .await;
@@ -176,14 +175,14 @@ async fn an_image_that_nobody_claims_is_told_until_its_object_returns_and_foreig
     let since = orphan.unwrap().since;
     let pool = node
         .pool_until(
-            "to tell of the foreign file",
+            "to report the foreign file",
             has_orphan("foreign-uid", false),
         )
         .await;
     assert_eq!(pool.orphans.len(), 2);
     let foreign = pool.orphans.iter().find(|orphan| orphan.image != uid);
     assert_eq!(foreign.unwrap().identity, None);
-    eventually("the stray file to be told", SOON, async || {
+    eventually("the stray file to be reported", SOON, async || {
         let drift = node.driver.storage_node().await.status.unwrap().drift;
         match &drift[..] {
             [stray] if stray.kind == "Stray" && stray.object.ends_with("notes.txt") => Ok(()),
@@ -192,31 +191,35 @@ async fn an_image_that_nobody_claims_is_told_until_its_object_returns_and_foreig
     })
     .await;
 
-    // Since when it is so survives the agent.
+    // The start time survives a restart of the agent.
     let mut node = node;
     node.driver.restart_node().await;
     let same = |pool: &NodePoolStatus| {
         let orphan = pool.orphans.iter().find(|orphan| orphan.image == uid);
         orphan.is_some_and(|orphan| orphan.since == since)
     };
-    node.pool_until("to remember since when", same).await;
+    node.pool_until("to keep the start time", same).await;
     let second = node.volume("one", Bytes::mib(64)).await;
     assert_eq!(status(&second).image.unwrap().uid, uid);
-    node.pool_until("to have one less", |pool| pool.orphans.len() == 1)
+    node.pool_until("to have one orphan less", |pool| pool.orphans.len() == 1)
         .await;
     let foreign = node.shell("cat $0/foreign-uid $0/notes.txt", &[]).await;
     assert_eq!(foreign, "foreignnotes");
     node.shell("rm $0/foreign-uid $0/notes.txt", &[]).await;
     let nothing = |pool: &NodePoolStatus| pool.orphans.is_empty();
     node.pool_until("to have no orphan", nothing).await;
-    eventually("the stray file to be forgotten", SOON, async || {
-        let drift = node.driver.storage_node().await.status.unwrap().drift;
-        if drift.is_empty() {
-            Ok(())
-        } else {
-            Err(format!("{drift:?}"))
-        }
-    })
+    eventually(
+        "the stray file to be reported no longer",
+        SOON,
+        async || {
+            let drift = node.driver.storage_node().await.status.unwrap().drift;
+            if drift.is_empty() {
+                Ok(())
+            } else {
+                Err(format!("{drift:?}"))
+            }
+        },
+    )
     .await;
     node.finish().await;
 }
@@ -225,12 +228,12 @@ async fn an_image_that_nobody_claims_is_told_until_its_object_returns_and_foreig
 async fn after_a_restore_under_new_uids_every_volume_and_snapshot_has_its_data() {
     let mut node = Fixture::start("agent-restored").await;
     let one = node.volume("one", Bytes::mib(64)).await;
-    // Most of the pool: it would not fit beside itself.
+    // It takes most of the pool: a second one of its size would not fit.
     let large = node.volume("large", Bytes::mib(600)).await;
     let raw = node.block_volume("raw", Bytes::mib(16)).await;
     let mounted = stage(&node, &one, "one").await;
-    let place = Place::at(&node, &one, "one");
-    place.publish("target", &[], false).await.unwrap();
+    let kubelet = KubeletVolume::at(&node, &one, "one");
+    kubelet.publish("target", &[], false).await.unwrap();
     write(&node, &mounted, "data", 4).await;
     let alone = node.snapshot("alone", &one).await;
     let group = node.create_group(&[&one, &large], Consistency::Crash).await;
@@ -243,26 +246,27 @@ async fn after_a_restore_under_new_uids_every_volume_and_snapshot_has_its_data()
 
     node.restore().await;
     for was in [&one, &large, &raw, &copy] {
-        let is = node.made_again(was).await;
+        let is = node.until_restored(was).await;
         assert_ne!(is.uid(), was.uid());
         assert_eq!(status(&is).image, status(was).image);
         let uuid = |volume: &PoolVolume| status(volume).filesystem.map(|found| found.uuid);
         assert_eq!(uuid(&is), uuid(was));
     }
-    node.taken_again(&members, &alone, &group_before).await;
+    node.until_snapshots_restored(&members, &alone, &group_before)
+        .await;
     let adopted = |is: &NodePoolStatus| {
         is.reserved == pool.reserved && is.snapshots == 3 && is.orphans.is_empty()
     };
-    let after = node.pool_until("to hold what it held", adopted).await;
+    let after = node.pool_until("to have adopted everything", adopted).await;
     assert_eq!(after.filesystem_uuid, pool.filesystem_uuid);
     assert_ne!(after.uid, pool.uid);
     node.driver.fsck().await;
 
-    // The pod never noticed, and what it does next works.
+    // The pod is not affected, and its next calls succeed.
     assert_eq!(sums(&node, &mounted).await, before);
-    let place = Place::at(&node, &one, "one");
-    place.stage(&[]).await.unwrap();
-    place.unpublish("target").await.unwrap();
+    let kubelet = KubeletVolume::at(&node, &one, "one");
+    kubelet.stage(&[]).await.unwrap();
+    kubelet.unpublish("target").await.unwrap();
     unstage(&node, &one, "one").await;
     node.driver.reboot_node().await;
     let mounted = stage(&node, &one, "one").await;
@@ -272,9 +276,9 @@ async fn after_a_restore_under_new_uids_every_volume_and_snapshot_has_its_data()
     node.finish().await;
 }
 
-// A backup brings objects back in any order, and a group may have its moment before its snapshots.
+// A backup restores objects in any order: a group may have its creation time before its snapshots exist.
 #[tokio::test]
-async fn snapshots_that_come_back_after_the_moment_of_their_group_adopt_their_images_and_are_never_taken_anew()
+async fn snapshots_restored_after_the_creation_time_of_their_group_adopt_their_images_and_are_never_taken_again()
  {
     let node = Fixture::start("agent-restored-group").await;
     let one = node.volume("one", Bytes::mib(64)).await;
@@ -287,16 +291,16 @@ async fn snapshots_that_come_back_after_the_moment_of_their_group_adopt_their_im
     let image = lost.image().unwrap().uid.clone();
     node.shell("mv $0/$1 $0/../../kept", &[&image]).await;
 
-    let mut backup = node.lose().await;
+    let mut backup = node.delete_all().await;
     let snapshots = std::mem::take(&mut backup.snapshots);
-    node.bring_back(backup).await;
-    let moment = Patch::Merge(json!({"status": group_before.status}));
+    node.restore_backup(backup).await;
+    let patch = Patch::Merge(json!({"status": group_before.status}));
     let written = node
         .groups()
-        .patch_status(&group, &PatchParams::default(), &moment)
+        .patch_status(&group, &PatchParams::default(), &patch)
         .await;
     written.unwrap();
-    bring_back(&node.api(), snapshots).await;
+    recreate(&node.api(), snapshots).await;
 
     let found = node.ready_snapshot(&kept.name_any()).await;
     assert_eq!(found.image(), kept.image());
@@ -305,7 +309,7 @@ async fn snapshots_that_come_back_after_the_moment_of_their_group_adopt_their_im
         status_of(kept).creation_time
     );
     let missing = is(ConditionType::Ready, "False", Reason::ImageMissing);
-    node.snapshot_until(&lost.name_any(), "to miss its image", missing)
+    node.snapshot_until(&lost.name_any(), "to report ImageMissing", missing)
         .await;
     let count = node.shell("ls $0 | wc -l", &[]).await;
     assert_eq!(count.trim(), "3", "two volumes and a snapshot");
@@ -318,7 +322,7 @@ async fn snapshots_that_come_back_after_the_moment_of_their_group_adopt_their_im
 }
 
 #[tokio::test]
-async fn what_comes_back_before_its_pool_can_be_used_has_its_data_once_it_can() {
+async fn objects_restored_before_their_pool_is_ready_have_their_data_once_it_is() {
     let mut node = Fixture::start("agent-restored-early").await;
     let one = node.volume("one", Bytes::mib(64)).await;
     let two = node.volume("two", Bytes::mib(64)).await;
@@ -334,12 +338,12 @@ async fn what_comes_back_before_its_pool_can_be_used_has_its_data_once_it_can() 
     let elsewhere = node.driver.storage_root().join("elsewhere");
     std::fs::rename(&file, &elsewhere).unwrap();
     node.driver.reboot_node().await;
-    node.pool_until("to be missed", is_not_ready("BackingMissing"))
+    node.pool_until("to report BackingMissing", is_not_ready("BackingMissing"))
         .await;
-    let backup = node.lose().await;
-    node.bring_back(backup).await;
+    let backup = node.delete_all().await;
+    node.restore_backup(backup).await;
     for was in [&one, &two] {
-        let refused = said(ConditionType::Admitted, "False", "PoolNotReady");
+        let refused = has_condition(ConditionType::Admitted, "False", "PoolNotReady");
         let unseen = |volume: &PoolVolume| refused(volume) && volume.uid() != was.uid();
         node.until(&was.name_any(), "to be refused", unseen).await;
     }
@@ -350,10 +354,11 @@ async fn what_comes_back_before_its_pool_can_be_used_has_its_data_once_it_can() 
 
     std::fs::rename(&elsewhere, &file).unwrap();
     for was in [&one, &two] {
-        let is = node.made_again(was).await;
+        let is = node.until_restored(was).await;
         assert_eq!(status(&is).image, status(was).image);
     }
-    node.taken_again(&members, &alone, &group_before).await;
+    node.until_snapshots_restored(&members, &alone, &group_before)
+        .await;
     let mounted = stage(&node, &one, "one").await;
     assert_eq!(sums(&node, &mounted).await, before);
     unstage(&node, &one, "one").await;
@@ -362,30 +367,30 @@ async fn what_comes_back_before_its_pool_can_be_used_has_its_data_once_it_can() 
 }
 
 #[tokio::test]
-async fn what_comes_back_without_its_image_is_not_taken_for_what_it_was() {
+async fn a_volume_restored_without_its_image_is_not_mistaken_for_the_original() {
     let node = Fixture::start("agent-restored-empty").await;
     let one = node.volume("one", Bytes::mib(64)).await;
     let image = status(&one).image.unwrap().uid;
     node.shell("mv $0/$1 $0/../../kept", &[&image]).await;
-    let backup = node.lose().await;
+    let backup = node.delete_all().await;
     let volumes = backup.volumes.clone();
-    node.bring_back(backup).await;
-    let anew = node.made_again(&one).await;
-    assert_ne!(status(&anew).image.unwrap().uid, image);
+    node.restore_backup(backup).await;
+    let recreated = node.until_restored(&one).await;
+    assert_ne!(status(&recreated).image.unwrap().uid, image);
 
-    let refused = Place::of(&node, &one).stage(&[]).await.unwrap_err();
+    let refused = KubeletVolume::of(&node, &one).stage(&[]).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
     assert!(refused.message().contains(&image), "{refused}");
-    let mounted = stage(&node, &anew, "anew").await;
+    let mounted = stage(&node, &recreated, "recreated").await;
     write(&node, &mounted, "data", 1).await;
-    unstage(&node, &anew, "anew").await;
-    // It is found, and belongs to nobody until the empty one has made room for it.
+    unstage(&node, &recreated, "recreated").await;
+    // The image is found, and is an orphan until the empty volume is removed.
     node.shell("mv $0/../../kept $0/$1", &[&image]).await;
     node.pool_until("to have an orphan", has_orphan(&image, false))
         .await;
     node.remove(&one.name_any()).await;
-    bring_back(&node.api(), volumes).await;
-    let found = node.made_again(&one).await;
+    recreate(&node.api(), volumes).await;
+    let found = node.until_restored(&one).await;
     assert_eq!(status(&found).image.unwrap().uid, image);
     stage(&node, &one, "found").await;
     unstage(&node, &one, "found").await;
@@ -393,21 +398,21 @@ async fn what_comes_back_without_its_image_is_not_taken_for_what_it_was() {
 }
 
 #[tokio::test]
-async fn an_orphan_goes_by_way_of_the_trash_where_the_pool_asks_for_it_and_comes_back_from_there() {
+async fn an_orphan_is_trashed_only_if_the_pool_opts_in_and_is_adopted_from_the_trash() {
     let mut node = Fixture::start("agent-trash").await;
     let first = node.volume("one", Bytes::mib(64)).await;
     let uid = first.uid().unwrap();
     node.shell("printf foreign >$0/foreign-uid", &[]).await;
-    node.forget(&first.name_any()).await;
+    node.force_delete(&first.name_any()).await;
     node.pool_until("to have an orphan", has_orphan(&uid, false))
         .await;
     node.pool_until("to have another", has_orphan("foreign-uid", false))
         .await;
-    // Nobody asks for it: it stays, however old.
+    // Before the pool opts in, an orphan stays, however old.
     node.age_orphans().await;
     node.reclaim_after_an_hour().await;
     let pool = node
-        .pool_until("to have a trash", has_orphan(&uid, true))
+        .pool_until("to have trashed the orphan", has_orphan(&uid, true))
         .await;
     assert_eq!(pool.reserved, Bytes(Bytes::mib(64).0 + 7));
     node.shell("! test -e $0/$1 && ls $0/../trash/$1.*", &[&uid])
@@ -418,11 +423,11 @@ async fn an_orphan_goes_by_way_of_the_trash_where_the_pool_asks_for_it_and_comes
     node.shell("test -e $0/$1 && ! ls $0/../trash/$1.*", &[&uid])
         .await;
 
-    node.forget(&first.name_any()).await;
+    node.force_delete(&first.name_any()).await;
     node.pool_until("to have an orphan again", has_orphan(&uid, false))
         .await;
     node.age_orphans().await;
-    node.pool_until("to have a trash again", has_orphan(&uid, true))
+    node.pool_until("to have trashed the orphan again", has_orphan(&uid, true))
         .await;
     // The time of the move is in the file's name.
     let age = "for it in $0/../trash/$1.*; do mv $it ${it%.*}.$((${it##*.} - 7200)); done";
@@ -443,12 +448,12 @@ async fn an_image_whose_object_names_another_node_is_kept_and_reported_with_that
     let moved = node.volume("moved", Bytes::mib(64)).await;
     let other = node.volume("other", Bytes::mib(64)).await;
     let (kept, lost) = (moved.uid().unwrap(), other.uid().unwrap());
-    // As after the node was renamed: the object of the image names the node that was.
-    node.forget(&moved.name_any()).await;
-    let mut elsewhere = node.wish("moved", Bytes::mib(64));
+    // As after the node was renamed: the object of the image names the old node.
+    node.force_delete(&moved.name_any()).await;
+    let mut elsewhere = node.desired_volume("moved", Bytes::mib(64));
     elsewhere.spec.node_name = "agent-moved-disk-before".to_owned();
     node.create(&elsewhere).await;
-    node.forget(&other.name_any()).await;
+    node.force_delete(&other.name_any()).await;
     let belongs_to = |pool: &NodePoolStatus| {
         let orphan = pool.orphans.iter().find(|orphan| orphan.image == kept);
         orphan.and_then(|orphan| orphan.belongs_to.clone())
@@ -460,10 +465,10 @@ async fn an_image_whose_object_names_another_node_is_kept_and_reported_with_that
     node.pool_until("to have an orphan", has_orphan(&lost, false))
         .await;
 
-    // Both are old enough, and the pool has opted in: only what belongs to nobody goes.
+    // Both are old enough, and the pool has opted in: only the image without an object is trashed.
     node.age_orphans().await;
     node.reclaim_after_an_hour().await;
-    node.pool_until("to have a trash", has_orphan(&lost, true))
+    node.pool_until("to have trashed the orphan", has_orphan(&lost, true))
         .await;
     let age = "for it in $0/../trash/$1.*; do mv $it ${it%.*}.$((${it##*.} - 7200)); done";
     node.shell(age, &[&lost]).await;
@@ -474,10 +479,10 @@ async fn an_image_whose_object_names_another_node_is_kept_and_reported_with_that
     node.shell("test -e $0/$1 && ! ls $0/../trash/*", &[&kept])
         .await;
 
-    node.forget(&elsewhere.name_any()).await;
-    let is_nobodys =
+    node.force_delete(&elsewhere.name_any()).await;
+    let is_unclaimed =
         |pool: &NodePoolStatus| has_orphan(&kept, true)(pool) && belongs_to(pool).is_none();
-    node.pool_until("to take it for an orphan", is_nobodys)
+    node.pool_until("to trash it as an orphan", is_unclaimed)
         .await;
     let back = node.volume("moved", Bytes::mib(64)).await;
     assert_eq!(status(&back).image.unwrap().uid, kept);
@@ -485,7 +490,7 @@ async fn an_image_whose_object_names_another_node_is_kept_and_reported_with_that
 }
 
 #[tokio::test]
-async fn files_that_are_not_ours_are_counted_and_reported_and_a_folder_closes_the_pool() {
+async fn foreign_files_are_counted_and_reported_and_a_foreign_folder_closes_the_pool() {
     let node = Fixture::start("agent-strange-files").await;
     let before = node.pool().await.unwrap();
     node.shell(
@@ -500,18 +505,22 @@ async fn files_that_are_not_ours_are_counted_and_reported_and_a_folder_closes_th
     node.pool_until("to count the files", is_counted).await;
     node.reports(&["core.1", "notes.txt"]).await;
 
-    // Nobody knows what is below it.
+    // The agent does not know how much a foreign folder holds.
     node.shell("mkdir $0/backup", &[]).await;
     let is_closed = |pool: &NodePoolStatus| {
         let ready = condition::find(&pool.conditions, ConditionType::Ready);
         pool.thin_room == Bytes::ZERO
             && pool.reserved == Bytes::mib(12)
-            && ready.is_some_and(|ready| ready.message.contains("images/backup is not Cistern's"))
+            && ready.is_some_and(|ready| {
+                ready
+                    .message
+                    .contains("images/backup does not belong to Cistern")
+            })
     };
-    node.pool_until("to take nothing new", is_closed).await;
+    node.pool_until("to accept no volumes", is_closed).await;
     node.reports(&["backup", "core.1", "notes.txt"]).await;
     node.shell("rmdir $0/backup", &[]).await;
-    node.pool_until("to take volumes again", is_counted).await;
+    node.pool_until("to accept volumes again", is_counted).await;
     let kept = node
         .shell("stat --format=%s $0/notes.txt $0/../core.1", &[])
         .await;
@@ -522,8 +531,8 @@ async fn files_that_are_not_ours_are_counted_and_reported_and_a_folder_closes_th
 }
 
 impl Fixture {
-    /// Waits until the node reports files that are not ours, by the ends of their paths, and nothing
-    /// else that does not belong there.
+    /// Waits until the node reports exactly these foreign files, by their file names, and no other
+    /// drift.
     async fn reports(&self, names: &[&str]) {
         let what = format!("{names:?} to be reported");
         eventually(&what, SOON, async || {
@@ -543,18 +552,18 @@ impl Fixture {
         .await;
     }
 
-    /// Waits until a volume that came back can be used.
-    async fn made_again(&self, was: &PoolVolume) -> PoolVolume {
+    /// Waits until a restored volume is ready.
+    async fn until_restored(&self, was: &PoolVolume) -> PoolVolume {
         let ready = |volume: &PoolVolume| {
-            let ready = said(ConditionType::Ready, "True", "AsDesired");
+            let ready = has_condition(ConditionType::Ready, "True", "Reconciled");
             ready(volume) && volume.uid() != was.uid()
         };
         self.until(&was.name_any(), "to be ready again", ready)
             .await
     }
 
-    /// Waits until snapshots and a group that came back show what they showed.
-    async fn taken_again(
+    /// Waits until restored snapshots and their group have their images and creation times again.
+    async fn until_snapshots_restored(
         &self,
         members: &[PoolSnapshot],
         alone: &PoolSnapshot,
@@ -565,16 +574,20 @@ impl Fixture {
             assert_eq!(is.image(), was.image());
             assert_eq!(status_of(&is).creation_time, status_of(was).creation_time);
         }
-        // It may have been refused meanwhile.
-        eventually("the group to say its moment again", SOON, async || {
-            let again = self.groups().get(&group.name_any()).await.unwrap();
-            let moment = |group: &PoolSnapshotGroup| group.status.as_ref()?.creation_time;
-            if moment(&again) == moment(group) {
-                Ok(())
-            } else {
-                Err(format!("{:?}", again.status))
-            }
-        })
+        // The group may have been refused before that.
+        eventually(
+            "the group to publish its creation time again",
+            SOON,
+            async || {
+                let again = self.groups().get(&group.name_any()).await.unwrap();
+                let taken_at = |group: &PoolSnapshotGroup| group.status.as_ref()?.creation_time;
+                if taken_at(&again) == taken_at(group) {
+                    Ok(())
+                } else {
+                    Err(format!("{:?}", again.status))
+                }
+            },
+        )
         .await;
     }
 }

@@ -1,10 +1,10 @@
-//! Pools on their node.
+//! Pools on a node: growth, retirement and identity.
 
 use cistern_crds::{Bytes, ConditionType, NodePoolStatus, condition, pool::ImageSource};
 use cistern_e2e::eventually;
 use kube::ResourceExt as _;
 
-use crate::{Fixture, SOON, node_service::Place, said, status};
+use crate::{Fixture, SOON, has_condition, node_service::KubeletVolume, status};
 
 pub(crate) fn is_not_ready(reason: &'static str) -> impl Fn(&NodePoolStatus) -> bool {
     move |pool| {
@@ -35,8 +35,8 @@ async fn a_pool_grows_while_it_is_used() {
 }
 
 #[tokio::test]
-async fn a_growth_that_does_not_fit_leaves_the_pool_in_use_and_can_be_taken_back() {
-    let mut node = Fixture::looking_often("agent-pool-too-large").await;
+async fn a_growth_that_does_not_fit_leaves_the_pool_in_use_and_can_be_withdrawn() {
+    let mut node = Fixture::probing_often("agent-pool-too-large").await;
     let resize = async |node: &Fixture, size| {
         let mut spec = node.driver.storage_node().await.spec.pools;
         spec[0].source.image = Some(ImageSource { size });
@@ -49,7 +49,7 @@ async fn a_growth_that_does_not_fit_leaves_the_pool_in_use_and_can_be_taken_back
     let before = node.pool().await.unwrap();
     resize(&node, Bytes::gib(100 << 10)).await;
     let pool = node
-        .pool_until("to report what does not fit", too_large)
+        .pool_until("to report GrowthDoesNotFit", too_large)
         .await;
     assert_eq!((pool.size, pool.usable), (Bytes::gib(1), before.usable));
     let healthy = condition::find(&pool.conditions, ConditionType::Healthy).unwrap();
@@ -60,11 +60,11 @@ async fn a_growth_that_does_not_fit_leaves_the_pool_in_use_and_can_be_taken_back
         assert!(healthy.message.contains(part), "{healthy:?}");
     }
     let object = node.volume("one", Bytes::mib(64)).await;
-    let place = Place::of(&node, &object);
-    place.stage(&[]).await.unwrap();
-    place.unstage().await.unwrap();
-    drop(place);
-    // A new process finds the same.
+    let kubelet = KubeletVolume::of(&node, &object);
+    kubelet.stage(&[]).await.unwrap();
+    kubelet.unstage().await.unwrap();
+    drop(kubelet);
+    // A new process reports the same.
     node.driver.restart_node().await;
     node.volume("two", Bytes::mib(64)).await;
     node.remove(&object.name_any()).await;
@@ -72,15 +72,15 @@ async fn a_growth_that_does_not_fit_leaves_the_pool_in_use_and_can_be_taken_back
     assert_eq!(pool.size, Bytes::gib(1));
 
     resize(&node, Bytes::gib(1)).await;
-    let is_well = |pool: &NodePoolStatus| {
+    let is_healthy = |pool: &NodePoolStatus| {
         pool.is_ready() && condition::holds(&pool.conditions, ConditionType::Healthy)
     };
-    node.pool_until("to be well again", is_well).await;
+    node.pool_until("to be healthy again", is_healthy).await;
     node.finish().await;
 }
 
 #[tokio::test]
-async fn a_pool_leaves_when_it_is_empty_and_not_before() {
+async fn a_retiring_pool_is_removed_only_when_it_is_empty() {
     let node = Fixture::start("agent-retiring").await;
     let object = node.volume("one", Bytes::mib(64)).await;
     let snapshot = node.snapshot("s", &object).await;
@@ -90,17 +90,19 @@ async fn a_pool_leaves_when_it_is_empty_and_not_before() {
     let closed = |pool: &NodePoolStatus| pool.thin_room == Bytes::ZERO;
     let pool = node.pool_until("to close", closed).await;
     assert!(pool.is_ready() && pool.volumes == 1, "{pool:?}");
-    let late = node.create(&node.wish("late", Bytes::mib(64))).await;
-    let refused = said(ConditionType::Admitted, "False", "PoolNotReady");
+    let late = node
+        .create(&node.desired_volume("late", Bytes::mib(64)))
+        .await;
+    let refused = has_condition(ConditionType::Admitted, "False", "PoolNotReady");
     node.until(&late.name_any(), "to be refused", refused).await;
-    node.forget(&late.name_any()).await;
-    // What is there already is nothing new.
-    node.forget(&object.name_any()).await;
+    node.force_delete(&late.name_any()).await;
+    // The volume of an existing image is not new.
+    node.force_delete(&object.name_any()).await;
     let again = node.volume("one", Bytes::mib(64)).await;
     assert_eq!(status(&again).image, status(&object).image);
 
     node.remove(&object.name_any()).await;
-    // Its snapshot outlives it, and the pool is there for it.
+    // The snapshot outlives the volume, and the pool waits for it.
     let held = |pool: &NodePoolStatus| {
         let ready = condition::find(&pool.conditions, ConditionType::Ready).unwrap();
         pool.volumes == 0 && ready.message.ends_with(&snapshot.name_any())
@@ -125,7 +127,7 @@ async fn a_pool_leaves_when_it_is_empty_and_not_before() {
 }
 
 #[tokio::test]
-async fn r08_a_pool_whose_file_is_gone_is_not_made_again() {
+async fn r08_a_pool_whose_file_is_missing_is_not_created_again() {
     let mut node = Fixture::start("agent-lost").await;
     let object = node.volume("one", Bytes::mib(64)).await;
     let name = object.name_any();
@@ -134,20 +136,20 @@ async fn r08_a_pool_whose_file_is_gone_is_not_made_again() {
     std::fs::rename(&file, &elsewhere).unwrap();
     node.driver.reboot_node().await;
     let before = node
-        .pool_until("to be missed", is_not_ready("BackingMissing"))
+        .pool_until("to report BackingMissing", is_not_ready("BackingMissing"))
         .await;
     assert_eq!(before.thin_room, Bytes::ZERO);
     assert!(
         before.filesystem_uuid.is_some() && !file.exists(),
         "{before:?}"
     );
-    let not_ready = said(ConditionType::Ready, "False", "PoolNotReady");
+    let not_ready = has_condition(ConditionType::Ready, "False", "PoolNotReady");
     node.until(&name, "to be not ready", not_ready).await;
 
     std::fs::rename(&elsewhere, &file).unwrap();
     let back = node.driver.ready_pool(&node.name).await;
     assert_eq!(back.filesystem_uuid, before.filesystem_uuid);
-    let ready = said(ConditionType::Ready, "True", "AsDesired");
+    let ready = has_condition(ConditionType::Ready, "True", "Reconciled");
     node.until(&name, "to be ready again", ready).await;
     node.finish().await;
 }
@@ -162,7 +164,7 @@ async fn r08_a_pool_of_another_identity_is_not_written() {
     let script = "truncate -s 1G $1 && mkfs.xfs -q $1 && sync $1 && sha256sum < $1";
     let before = node.shell(script, &[file.to_str().unwrap()]).await;
     node.driver.reboot_node().await;
-    node.pool_until("to be foreign", is_not_ready("BackingForeign"))
+    node.pool_until("to report BackingConflict", is_not_ready("BackingConflict"))
         .await;
     let after = node
         .shell("sha256sum < $1", &[file.to_str().unwrap()])

@@ -1,5 +1,5 @@
-//! Snapshots: taken whole or not at all, once, and kept until their own deletion is asked for. And
-//! volumes that are made from them.
+//! Snapshots: taken completely or not at all, only once, and kept until their own deletion is requested.
+//! And volumes that are created from them.
 
 mod copies;
 mod frozen;
@@ -10,8 +10,8 @@ mod limits;
 use std::path::{Path, PathBuf};
 
 use cistern_crds::{
-    Bytes, ConditionType, Consistency, ContentSource, PoolLimits, PoolSnapshot, PoolSnapshotSpec,
-    PoolSnapshotStatus, PoolVolume, Reason, SourceKind, Stored, condition, names,
+    Bytes, ConditionType, Consistency, ContentSource, HasImage, PoolLimits, PoolSnapshot,
+    PoolSnapshotSpec, PoolSnapshotStatus, PoolVolume, Reason, SourceKind, condition, names,
 };
 use cistern_e2e::eventually;
 use kube::{
@@ -20,15 +20,15 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use crate::{Fixture, SOON, node_service::Place};
+use crate::{Fixture, SOON, node_service::KubeletVolume};
 
 impl Fixture {
     pub(crate) fn snapshots(&self) -> Api<PoolSnapshot> {
         Api::all(self.volumes.clone().into_client())
     }
 
-    /// A wish for a snapshot of a volume.
-    pub(crate) fn wish_for_snapshot(&self, name: &str, of: &PoolVolume) -> PoolSnapshot {
+    /// The object of a snapshot of a volume.
+    pub(crate) fn desired_snapshot(&self, name: &str, of: &PoolVolume) -> PoolSnapshot {
         let (volume, status) = (&of.spec, of.status.clone().unwrap_or_default());
         let spec = PoolSnapshotSpec {
             requested_name: name.to_owned(),
@@ -48,25 +48,23 @@ impl Fixture {
         object
     }
 
-    pub(crate) async fn create_snapshot(&self, wish: &PoolSnapshot) -> PoolSnapshot {
+    pub(crate) async fn create_snapshot(&self, desired: &PoolSnapshot) -> PoolSnapshot {
         let (api, parameters) = (self.snapshots(), PostParams::default());
-        api.create(&parameters, wish).await.unwrap()
+        api.create(&parameters, desired).await.unwrap()
     }
 
-    /// A snapshot that can be used.
+    /// Takes a snapshot and waits until it is ready.
     pub(crate) async fn snapshot(&self, name: &str, of: &PoolVolume) -> PoolSnapshot {
-        let made = self
-            .create_snapshot(&self.wish_for_snapshot(name, of))
-            .await;
-        self.ready_snapshot(&made.name_any()).await
+        let created = self.create_snapshot(&self.desired_snapshot(name, of)).await;
+        self.ready_snapshot(&created.name_any()).await
     }
 
     pub(crate) async fn ready_snapshot(&self, name: &str) -> PoolSnapshot {
-        let ready = is(ConditionType::Ready, "True", Reason::AsDesired);
+        let ready = is(ConditionType::Ready, "True", Reason::Reconciled);
         self.snapshot_until(name, "to be ready", ready).await
     }
 
-    /// A snapshot that is not taken, and of which nothing is there.
+    /// Waits until a snapshot is refused, and checks that no file of it exists.
     pub(crate) async fn refused_snapshot(&self, name: &str, reason: Reason) -> PoolSnapshot {
         let refused = is(ConditionType::Admitted, "False", reason);
         let object = self.snapshot_until(name, "to be refused", refused).await;
@@ -105,7 +103,7 @@ impl Fixture {
         patched.await.unwrap();
     }
 
-    /// Writes a part of a snapshot's status in the agent's place, while it is away.
+    /// Patches a snapshot's status in place of the agent, which is stopped.
     pub(crate) async fn write_snapshot_status(&self, name: &str, status: Value) {
         let patch = Patch::Merge(json!({"status": status}));
         let (snapshots, parameters) = (self.snapshots(), PatchParams::default());
@@ -113,15 +111,15 @@ impl Fixture {
         written.await.unwrap();
     }
 
-    /// Takes the finalizer off and deletes the object by force.
-    pub(crate) async fn forget_snapshot(&self, name: &str) {
+    /// Removes the finalizer and deletes the object.
+    pub(crate) async fn force_delete_snapshot(&self, name: &str) {
         self.patch_snapshot(name, json!({"metadata": {"finalizers": []}}))
             .await;
         let snapshots = self.snapshots();
-        // It may be gone with its finalizer.
+        // The object may already be gone with its finalizer.
         let _ = snapshots.delete(name, &DeleteParams::default()).await;
         eventually(
-            &format!("{name} to be forgotten"),
+            &format!("{name} to be deleted"),
             SOON,
             async || match snapshots.get_opt(name).await.unwrap() {
                 None => Ok(()),
@@ -136,9 +134,9 @@ impl Fixture {
         self.patch_snapshot(name, json!({"spec": {"deletionRequested": true}}))
             .await;
         let object = self.get_snapshot(name).await;
-        // What was never admitted is withdrawn.
+        // A snapshot that was never admitted needs no reclaim.
         if object.reserved().is_some() {
-            let reclaimed = is(ConditionType::Reclaimed, "True", Reason::AsDesired);
+            let reclaimed = is(ConditionType::Reclaimed, "True", Reason::Reconciled);
             let object = self
                 .snapshot_until(name, "to be reclaimed", reclaimed)
                 .await;
@@ -146,12 +144,12 @@ impl Fixture {
         }
         let uid = object.uid().unwrap();
         self.shell("! test -e $0/$1", &[&uid]).await;
-        self.forget_snapshot(name).await;
+        self.force_delete_snapshot(name).await;
     }
 
-    /// Has the agent look at a volume, by a change that asks for nothing.
-    pub(crate) async fn touch(&self, volume: &PoolVolume) {
-        let label = json!({"metadata": {"labels": {"looked-at": "again"}}});
+    /// Makes the agent reconcile a volume, by a change that requests nothing.
+    pub(crate) async fn enqueue(&self, volume: &PoolVolume) {
+        let label = json!({"metadata": {"labels": {"reconcile": "again"}}});
         self.patch(&volume.name_any(), label).await;
     }
 
@@ -163,9 +161,9 @@ impl Fixture {
         }
     }
 
-    /// A volume that is not made, and of which nothing is there.
-    async fn refused_volume(&self, wish: &PoolVolume, reason: Reason) {
-        let object = self.create(wish).await;
+    /// Creates a volume that is refused, and checks that no file of it exists.
+    async fn refused_volume(&self, desired: &PoolVolume, reason: Reason) {
+        let object = self.create(desired).await;
         let refused = is(ConditionType::Admitted, "False", reason);
         let object = self
             .until(&object.name_any(), "to be refused", refused)
@@ -174,15 +172,15 @@ impl Fixture {
         let uid = object.uid().unwrap();
         self.shell("! test -e $0/$1 && ! test -e $0/../tmp/$1", &[&uid])
             .await;
-        self.forget(&object.name_any()).await;
+        self.force_delete(&object.name_any()).await;
     }
 
-    /// Gives the pool other limits, and waits until the agent goes by them.
+    /// Sets the limits of the pool, and waits until the agent applies them.
     async fn limit(&self, limits: PoolLimits) {
         let mut spec = self.driver.storage_node().await.spec.pools;
         spec[0].limits = limits;
         self.driver.set_pools(spec).await;
-        eventually("the limits to hold", SOON, async || {
+        eventually("the limits to be observed", SOON, async || {
             let node = self.driver.storage_node().await;
             let observed = node.status.unwrap_or_default().observed_generation;
             if observed == node.metadata.generation {
@@ -194,23 +192,23 @@ impl Fixture {
         .await;
     }
 
-    /// A restored or cloned volume that can be used.
+    /// Creates a restored or cloned volume and waits until it is ready.
     pub(crate) async fn volume_from(
         &self,
         name: &str,
         size: Bytes,
-        source: &impl Stored,
+        source: &impl HasImage,
         change: impl FnOnce(&mut PoolVolume),
     ) -> PoolVolume {
-        let mut wish = self.wish(name, size);
-        wish.spec.content_source = Some(content_source(source));
-        change(&mut wish);
-        self.made(&wish).await
+        let mut desired = self.desired_volume(name, size);
+        desired.spec.content_source = Some(content_source(source));
+        change(&mut desired);
+        self.create_ready(&desired).await
     }
 }
 
-/// That a volume is to be made from an object.
-pub(crate) fn content_source<K: Stored>(source: &K) -> ContentSource {
+/// The content source that names an object.
+pub(crate) fn content_source<K: HasImage>(source: &K) -> ContentSource {
     let kind = match K::kind(&()).as_ref() {
         "PoolSnapshot" => SourceKind::Snapshot,
         _ => SourceKind::Volume,
@@ -222,8 +220,8 @@ pub(crate) fn content_source<K: Stored>(source: &K) -> ContentSource {
     }
 }
 
-/// Whether a condition is said so.
-pub(crate) fn is<K: Stored>(
+/// Matches an object that has a condition with this status and reason.
+pub(crate) fn is<K: HasImage>(
     kind: ConditionType,
     status: &str,
     reason: Reason,
@@ -238,27 +236,27 @@ pub(crate) fn status_of(snapshot: &PoolSnapshot) -> PoolSnapshotStatus {
     snapshot.status.clone().unwrap_or_default()
 }
 
-/// Writes a file in a mounted volume, through to the disk.
-pub(crate) async fn write(node: &Fixture, place: &Path, name: &str, mib: u32) {
+/// Writes a file in a mounted volume and syncs it to the disk.
+pub(crate) async fn write(node: &Fixture, mounted: &Path, name: &str, mib: u32) {
     let script = "dd if=/dev/urandom of=$1 bs=1M count=$2 status=none conv=fsync";
-    let file = place.join(name);
+    let file = mounted.join(name);
     node.shell(script, &[file.to_str().unwrap(), &mib.to_string()])
         .await;
 }
 
-/// The contents of every file in a mounted volume.
-pub(crate) async fn sums(node: &Fixture, place: &Path) -> String {
+/// The checksum of every file in a mounted volume.
+pub(crate) async fn sums(node: &Fixture, mounted: &Path) -> String {
     let script = "cd $1 && find . -type f -print0 | sort -z | xargs -0 -r sha256sum";
-    node.shell(script, &[place.to_str().unwrap()]).await
+    node.shell(script, &[mounted.to_str().unwrap()]).await
 }
 
-/// Mounts a volume for the node, and says where.
+/// Stages a volume and returns its staging path.
 pub(crate) async fn stage(node: &Fixture, volume: &PoolVolume, at: &str) -> PathBuf {
-    let place = Place::at(node, volume, at);
-    place.stage(&[]).await.unwrap();
-    place.staging
+    let kubelet = KubeletVolume::at(node, volume, at);
+    kubelet.stage(&[]).await.unwrap();
+    kubelet.staging
 }
 
 pub(crate) async fn unstage(node: &Fixture, volume: &PoolVolume, at: &str) {
-    Place::at(node, volume, at).unstage().await.unwrap();
+    KubeletVolume::at(node, volume, at).unstage().await.unwrap();
 }

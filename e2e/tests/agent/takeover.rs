@@ -1,5 +1,5 @@
-//! A disk moves to another node. The test is the operator, who grants that, and the person who brings
-//! the volumes along.
+//! A disk moves to another node. The test acts as the operator, which grants the takeover, and as the
+//! administrator, who moves the volume objects.
 
 use std::path::{Path, PathBuf};
 
@@ -10,9 +10,9 @@ use cistern_crds::{
 use cistern_e2e::{Folder, eventually, process::dying_with_us};
 use kube::ResourceExt as _;
 
-use crate::{Fixture, SOON, said, status};
+use crate::{Fixture, SOON, has_condition, status};
 
-/// A disk that two nodes reach: a loop device over a file that belongs to neither.
+/// A disk that two nodes can access: a loop device over a file that belongs to neither.
 struct Disk {
     device: PathBuf,
     _folder: Folder,
@@ -43,8 +43,8 @@ impl Drop for Disk {
     }
 }
 
-/// Gives a node the pool `name` on a device, beside those that it has.
-async fn carry(node: &Fixture, name: &str, device: &Path) -> Vec<NodePool> {
+/// Adds the pool `name` on a device to the pools of a node.
+async fn add_device_pool(node: &Fixture, name: &str, device: &Path) -> Vec<NodePool> {
     let mut pools = node.driver.storage_node().await.spec.pools;
     let mut declared = pools[0].clone();
     declared.name = name.to_owned();
@@ -77,16 +77,16 @@ async fn pool_until(
 async fn a_disk_that_moves_to_another_node_is_refused_until_granted_and_keeps_its_volumes() {
     let (old, new) = tokio::join!(Fixture::start("agent-old"), Fixture::start("agent-new"));
     let (name, disk) = ("agent-moved", Disk::new(&old).await);
-    carry(&old, name, &disk.device).await;
-    let made = old.driver.ready_pool(name).await;
-    let mut wish = old.wish("volume", Bytes::mib(64));
-    wish.spec.pool_name = name.to_owned();
-    let volume = old.made(&wish).await;
+    add_device_pool(&old, name, &disk.device).await;
+    let before = old.driver.ready_pool(name).await;
+    let mut desired = old.desired_volume("volume", Bytes::mib(64));
+    desired.spec.pool_name = name.to_owned();
+    let volume = old.create_ready(&desired).await;
     let volumes = old.volumes.clone();
     // The old node is switched off.
     old.driver.finish().await;
 
-    let pools = carry(&new, name, &disk.device).await;
+    let pools = add_device_pool(&new, name, &disk.device).await;
     let is_refused = |pool: &NodePoolStatus| {
         let ready = condition::find(&pool.conditions, ConditionType::Ready);
         ready.is_some_and(|it| it.reason == Reason::BelongsToOtherNode.as_str())
@@ -103,18 +103,21 @@ async fn a_disk_that_moves_to_another_node_is_refused_until_granted_and_keeps_it
         (owner.node.as_str(), owner.pool_uid.as_str()),
         ("agent-old", "uid-of-agent-moved")
     );
-    assert_eq!(Some(&owner.filesystem_uuid), made.filesystem_uuid.as_ref());
+    assert_eq!(
+        Some(&owner.filesystem_uuid),
+        before.filesystem_uuid.as_ref()
+    );
 
-    // The volume comes along by name, as after a restore.
+    // The volume object moves by name, as after a restore.
     let mut moved = PoolVolume::new(&volume.name_any(), volume.spec.clone());
     moved
         .metadata
         .finalizers
         .clone_from(&volume.metadata.finalizers);
     moved.spec.node_name = "agent-new".to_owned();
-    new.forget(&volume.name_any()).await;
+    new.force_delete(&volume.name_any()).await;
     let moved = new.create(&moved).await;
-    let waits = said(ConditionType::Admitted, "False", "PoolNotReady");
+    let waits = has_condition(ConditionType::Admitted, "False", "PoolNotReady");
     new.until(&moved.name_any(), "to wait for its pool", waits)
         .await;
 
@@ -128,15 +131,15 @@ async fn a_disk_that_moves_to_another_node_is_refused_until_granted_and_keeps_it
     let taken = new.driver.ready_pool(name).await;
     assert_eq!(
         (taken.belongs_to, taken.filesystem_uuid),
-        (None, made.filesystem_uuid)
+        (None, before.filesystem_uuid)
     );
-    let ready = said(ConditionType::Ready, "True", "AsDesired");
+    let ready = has_condition(ConditionType::Ready, "True", "Reconciled");
     let moved = new.until(&moved.name_any(), "to be adopted", ready).await;
     let (was, is) = (status(&volume), status(&moved));
     assert_eq!(is.image.unwrap().uid, was.image.unwrap().uid);
     assert_eq!(is.filesystem.unwrap().uuid, was.filesystem.unwrap().uuid);
 
-    // The grant is spent, and the pool stays the new node's.
+    // The grant is removed, and the pool stays with the new node.
     new.driver.set_pools(pools.clone()).await;
     new.driver.ready_pool(name).await;
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Who may use a volume, and the ways in which pods come by one.
+//! Access modes, and generic ephemeral volumes and StatefulSets.
 
 use cistern_crds::{Bytes, PoolVolume};
 use cistern_e2e::{

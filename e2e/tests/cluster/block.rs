@@ -40,7 +40,7 @@ async fn a_device_keeps_its_data_while_agents_and_pods_come_and_go() {
         let size = test.shell("one", script).await.unwrap();
         assert_eq!(size.trim(), SIZE.0.to_string());
         test.shell("one", WRITE).await.unwrap();
-        // The pod's device stays while nobody is there who made it.
+        // The pod's device is kept while the agent that created it is not running.
         test.cluster.replace_agent(&node).await;
         assert_eq!(test.shell("one", READ).await.unwrap(), "data");
         test.shell("one", WRITE).await.unwrap();
@@ -49,7 +49,7 @@ async fn a_device_keeps_its_data_while_agents_and_pods_come_and_go() {
         test.delete(&test.namespaced::<Pod>(), "one").await;
         assert_eq!(test.shell("two", READ).await.unwrap(), "data");
         test.delete(&test.namespaced::<Pod>(), "two").await;
-        // And the next one has what was written.
+        // A later pod has the written data.
         pod(test, "three", false).await;
         assert_eq!(test.shell("three", READ).await.unwrap(), "data");
     })

@@ -1,4 +1,4 @@
-//! Claims that do not fit, and claims that fit later.
+//! Claims that exceed the capacity, and claims that fit later.
 
 use cistern_crds::{Bytes, PoolVolume, StoragePool};
 use cistern_e2e::{
@@ -48,7 +48,7 @@ async fn a_claim_larger_than_any_pool_waits_with_an_event_and_is_bound_when_the_
 }
 
 #[tokio::test]
-async fn of_20_claims_at_once_into_room_for_10_exactly_10_are_bound() {
+async fn of_20_concurrent_claims_with_capacity_for_10_exactly_10_are_bound() {
     Test::run("rush", async |test| {
         let [node, ..] = test.cluster.workers().await;
         let pool = test.pool("pool", Bytes::gib(1), &[&node]).await;
@@ -63,7 +63,7 @@ async fn of_20_claims_at_once_into_room_for_10_exactly_10_are_bound() {
         .await;
 
         wait_for_bound(test, 10).await;
-        // As many again are refused and say so: none is still on its way.
+        // The other 10 are refused with an event: none is still being provisioned.
         let claims = test.namespaced::<PersistentVolumeClaim>();
         for claim in claims.list(&ListParams::default()).await.unwrap() {
             if !is_bound(&claim) {
@@ -74,7 +74,7 @@ async fn of_20_claims_at_once_into_room_for_10_exactly_10_are_bound() {
         wait_for_bound(test, 10).await;
         ledger_is_the_sum(test, &pool, &node, Bytes(10 * size.0)).await;
 
-        // The next takes the place of one that goes.
+        // Another claim is bound after one is deleted.
         let list = claims.list(&ListParams::default()).await.unwrap();
         let leaving = list
             .iter()

@@ -1,4 +1,4 @@
-//! Nothing but a deleted claim destroys data, and a deleted claim leaves nothing.
+//! Only a deleted claim destroys data, and a deleted claim leaves nothing behind.
 
 use cistern_crds::{Bytes, ConditionType, PoolVolume, StoragePool, condition};
 use cistern_e2e::{
@@ -68,7 +68,7 @@ async fn deleting_every_pool_volume_touches_no_image_and_the_pod_goes_on_writing
         test.cluster
             .kubectl(["delete", "poolvolumes", "--all", "--wait=false"])
             .await;
-        writer.is_held_and_works(test).await;
+        writer.deletion_is_blocked_and_volume_works(test).await;
         // The claim still decides: deleting it destroys the volume.
         let claims = test.namespaced::<PersistentVolumeClaim>();
         test.delete(&test.namespaced::<Pod>(), "writer").await;
@@ -85,8 +85,8 @@ async fn uninstalling_touches_no_image_and_installing_again_finds_every_volume()
     };
     Test::run_alone("uninstall", async |test| {
         let writer = Writer::start(test, harness).await;
-        // The definitions are in there, too: deleting them is refused, as nobody said that it is
-        // meant, and everything else goes.
+        // The manifests include the definitions: their deletion is refused because it was not confirmed,
+        // and everything else is deleted.
         let everything = Cluster::manifests();
         let command = ["delete", "--kustomize", everything.to_str().unwrap()];
         let output = run(test.cluster.kubectl_command(command), 2 * PATIENCE).await;
@@ -97,7 +97,7 @@ async fn uninstalling_touches_no_image_and_installing_again_finds_every_volume()
             let definition = definitions.get(&definition.name_any()).await.unwrap();
             assert_eq!(definition.metadata.deletion_timestamp, None);
         }
-        // kubectl, which was refused something, did not wait for the rest.
+        // kubectl does not wait for deletions after an error.
         test.gone(&test.all::<Namespace>(), NAMESPACE).await;
         test.writes_go_on("writer").await;
 
@@ -121,7 +121,7 @@ async fn deleting_the_definitions_touches_no_image_and_the_pod_goes_on_writing()
     };
     Test::run_alone("delete-definitions", async |test| {
         let writer = Writer::start(test, harness).await;
-        // There is something of every kind: a definition without objects would go at once.
+        // Every kind has an object: a definition without objects would be deleted at once.
         let together = test.group_class("together", json!({})).await;
         test.snapshot_group("group", &together).await;
         let writer = writer.with_images(test, 2).await;
@@ -133,9 +133,9 @@ async fn deleting_the_definitions_touches_no_image_and_the_pod_goes_on_writing()
         test.cluster
             .kubectl(["delete", "crd", definitions, "--wait=false"])
             .await;
-        writer.is_held_and_works(test).await;
+        writer.deletion_is_blocked_and_volume_works(test).await;
 
-        // What holds the definitions is the data. When that goes, by what asked for it, they go.
+        // The finalizers of the objects block the definitions. After the claims are deleted, so are they.
         test.delete(&test.namespaced::<VolumeGroupSnapshot>(), "group")
             .await;
         test.delete(&test.namespaced::<Pod>(), "writer").await;
@@ -158,7 +158,7 @@ async fn deleting_the_definitions_touches_no_image_and_the_pod_goes_on_writing()
     .await;
 }
 
-/// A pod that writes, and what its volume looked like when nothing had happened yet.
+/// A pod that writes, and the initial images of its pool.
 struct Writer {
     harness: Harness,
     node: String,
@@ -187,7 +187,7 @@ impl Writer {
         this.with_images(test, 1).await
     }
 
-    /// Looks again at the images, of which there are as many.
+    /// Reads the images again and asserts their number.
     async fn with_images(mut self, test: &Test, count: usize) -> Self {
         self.images = self.images(test).await;
         assert_eq!(self.images.lines().count(), count, "{}", self.images);
@@ -202,9 +202,9 @@ impl Writer {
         self.harness.shell(&self.node, &look).await
     }
 
-    /// The object is marked and says what holds it; the volume works as if nothing had happened,
-    /// for the pod that uses it, for a new agent and for the next pod.
-    async fn is_held_and_works(&self, test: &Test) {
+    /// Asserts that the object has a deletion timestamp and reports what blocks its deletion, and that the
+    /// volume still works for its pod, for a new agent and for the next pod.
+    async fn deletion_is_blocked_and_volume_works(&self, test: &Test) {
         let volumes = test.all::<PoolVolume>();
         eventually(
             "the volume to say that its data is kept",
@@ -230,7 +230,7 @@ impl Writer {
         assert_eq!(self.images(test).await, self.images);
     }
 
-    /// Another pod can use the volume and finds all that was written.
+    /// Asserts that another pod can use the volume and finds all data.
     async fn starts_again(&self, test: &Test) {
         let before = test.written("writer").await;
         test.delete(&test.namespaced::<Pod>(), "writer").await;

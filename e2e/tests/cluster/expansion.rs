@@ -1,4 +1,4 @@
-//! Claims that are raised: their volumes grow under running pods, or say why not.
+//! Expansion of claims: volumes grow under running pods, or report why not.
 
 use cistern_crds::{Bytes, ConditionType, PoolVolume, condition};
 use cistern_e2e::{
@@ -28,7 +28,7 @@ async fn class(test: &Test, filesystem: &str) -> String {
         .await
 }
 
-/// Asks for another size of the claim `claim`.
+/// Requests another size for the claim `claim`.
 async fn request(test: &Test, size: Bytes) {
     let resources = json!({"requests": {"storage": size.to_string()}});
     let patch = Patch::Merge(json!({"spec": {"resources": resources}}));
@@ -43,13 +43,13 @@ async fn claim(test: &Test) -> PersistentVolumeClaim {
     claims.get("claim").await.unwrap()
 }
 
-/// What Kubernetes says that the claim has.
+/// Capacity in the status of the claim.
 fn capacity(claim: &PersistentVolumeClaim) -> Option<Bytes> {
     let capacity = claim.status.as_ref()?.capacity.as_ref()?;
     capacity.get("storage")?.0.parse().ok()
 }
 
-/// Waits until Kubernetes says that the claim has a size, which is when both halves are done.
+/// Waits until the claim's capacity is `size`: after ControllerExpandVolume and NodeExpandVolume.
 async fn has(test: &Test, size: Bytes) {
     eventually(&format!("the claim to have {size}"), PATIENCE, async || {
         let claim = claim(test).await;
@@ -67,7 +67,7 @@ async fn volume(test: &Test) -> PoolVolume {
     test.all::<PoolVolume>().get(&name).await.unwrap()
 }
 
-/// Waits until the volume's growth is said to be so.
+/// Waits until the volume's condition Expanded has this status and reason.
 async fn expanded(test: &Test, status: &str, reason: &str) -> PoolVolume {
     let what = format!("the volume's Expanded to be {status} for {reason}");
     eventually(&what, PATIENCE, async || {
@@ -83,14 +83,14 @@ async fn expanded(test: &Test, status: &str, reason: &str) -> PoolVolume {
     .await
 }
 
-/// Bytes of the filesystem, as the pod sees them.
+/// Size of the filesystem in the pod, in bytes.
 async fn seen(test: &Test, pod: &str) -> u64 {
     let blocks = test.shell(pod, "df -k /data | tail -1 | awk '{print $2}'");
     let blocks: u64 = blocks.await.unwrap().trim().parse().unwrap();
     blocks * 1024
 }
 
-/// A pod that writes to the claim `claim` without end, and what it sees of its size.
+/// Starts a pod that writes to the claim `claim` continuously; returns the size of its filesystem.
 async fn writer(test: &Test, filesystem: &str) -> u64 {
     let class = class(test, filesystem).await;
     test.claim("claim", &class, FROM).await;
@@ -107,7 +107,7 @@ async fn grows_under_a_running_pod(filesystem: &str) {
         has(test, TO).await;
         assert!(seen(test, "writer").await > before + (90 << 20));
         test.writes_go_on("writer").await;
-        expanded(test, "True", "AsDesired").await;
+        expanded(test, "True", "Reconciled").await;
         assert_eq!(volume(test).await.status.unwrap().size, Some(TO));
     })
     .await;
@@ -155,7 +155,7 @@ async fn ext4_grows_under_a_running_pod_or_with_the_next_one_and_says_so() {
         has(test, TO).await;
         assert!(seen(test, "writer").await > before + (90 << 20));
         test.writes_go_on("writer").await;
-        expanded(test, "True", "AsDesired").await;
+        expanded(test, "True", "Reconciled").await;
     })
     .await;
 }
@@ -191,7 +191,7 @@ async fn a_raw_block_volume_grows_under_a_running_pod() {
 async fn agents_that_are_replaced_between_the_two_halves_do_the_second_for_the_next_pod() {
     Test::run_alone("expand-halves", async |test| {
         let before = writer(test, "xfs").await;
-        // Without a pod kubelet has nothing to do yet.
+        // Without a pod, kubelet does not call NodeExpandVolume yet.
         test.delete(&test.namespaced::<Pod>(), "writer").await;
         request(test, TO).await;
         let grown = async || match volume(test).await.status {
@@ -217,15 +217,15 @@ async fn a_request_beyond_the_pool_is_refused_with_what_would_fit_and_can_be_low
     Test::run("expand-beyond", async |test| {
         let before = writer(test, "xfs").await;
         request(test, Bytes::gib(5)).await;
-        let told = ["can grow to ", "5Gi is asked for"];
-        let told = test.event("PersistentVolumeClaim", "claim", &told).await;
-        let (_, rest) = told.split_once("can grow to ").unwrap();
+        let event = ["can grow to ", "5Gi is asked for"];
+        let event = test.event("PersistentVolumeClaim", "claim", &event).await;
+        let (_, rest) = event.split_once("can grow to ").unwrap();
         let largest: Bytes = rest.split_whitespace().next().unwrap().parse().unwrap();
-        assert!(largest > FROM && largest < Bytes::gib(1), "{told}");
+        assert!(largest > FROM && largest < Bytes::gib(1), "{event}");
 
-        // Nothing of it stays: not in the wish, not in the ledger.
+        // Nothing remains of it: neither in the spec nor in the ledger.
         let taken_back = expanded(test, "False", "TooLarge").await;
-        let what = "the wish to be taken back";
+        let what = "the request to be withdrawn";
         eventually(what, PATIENCE, async || {
             match volume(test).await.spec.size {
                 FROM => Ok(()),
@@ -237,7 +237,7 @@ async fn a_request_beyond_the_pool_is_refused_with_what_would_fit_and_can_be_low
         test.ledger_holds(&spec.node_name, &spec.pool_name, FROM)
             .await;
         test.writes_go_on("writer").await;
-        // The next pod starts, with the size that the volume has.
+        // The next pod starts with the current size of the volume.
         test.delete(&test.namespaced::<Pod>(), "writer").await;
         test.writer("writer", "claim").await;
         test.running("writer").await;
@@ -248,7 +248,7 @@ async fn a_request_beyond_the_pool_is_refused_with_what_would_fit_and_can_be_low
         has(test, largest).await;
         assert!(seen(test, "writer").await > before + (largest.0 - FROM.0) / 2);
         test.writes_go_on("writer").await;
-        expanded(test, "True", "AsDesired").await;
+        expanded(test, "True", "Reconciled").await;
     })
     .await;
 }

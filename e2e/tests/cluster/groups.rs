@@ -1,4 +1,4 @@
-//! Snapshots of several claims at one moment.
+//! Group snapshots of several claims.
 
 use cistern_crds::Bytes;
 use cistern_e2e::{
@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 
 const SIZE: Bytes = Bytes::mib(64);
 
-/// Appends 1, 2, 3 … to a log in the first volume and then in the second, each safely on disk before
-/// the next. The second log is never ahead, and never more than one behind.
+/// Appends 1, 2, 3 … to a log in the first volume and then in the second, with a sync after each write.
+/// The second log is never ahead, and never more than one entry behind.
 const ORDERED: &str = "n=0; while n=$((n + 1)); do
 echo $n >> /first/log && sync -d /first/log && echo $n >> /second/log && sync -d /second/log || exit 1
 done";
@@ -37,13 +37,13 @@ async fn pod_of_two(test: &Test, name: &str, claims: [&str; 2], script: &str) {
     test.running(name).await;
 }
 
-/// How many numbers are in each of the two logs; a line that is only half there does not count.
+/// Number of complete lines in each of the two logs.
 async fn written(test: &Test, pod: &str) -> [u64; 2] {
     let lines = async |log: &str| {
         let lines = test.shell(pod, &format!("grep -c . {log} || true")).await;
         lines.unwrap().trim().parse::<u64>().unwrap()
     };
-    // The one that is behind is counted first.
+    // The second log, which may be behind, is counted first.
     let second = lines("/second/log").await;
     [lines("/first/log").await, second]
 }
@@ -66,7 +66,7 @@ async fn later_writes_are_never_there_without_earlier_ones(name: &str, parameter
             let [_, acknowledged] = written(test, "writer").await;
             let taken = test.snapshot_group(group, &together).await;
             groups.push((acknowledged, taken));
-            // The writer goes on after each.
+            // The writer continues after each group.
             eventually("the writer to go on", PATIENCE, async || {
                 match written(test, "writer").await {
                     [_, now] if now > acknowledged + 3 => Ok(()),
@@ -103,7 +103,7 @@ async fn a_group_of_a_running_pods_claims_never_has_a_later_write_without_an_ear
 }
 
 #[tokio::test]
-async fn a_group_of_filesystems_at_rest_never_has_a_later_write_without_an_earlier_one() {
+async fn a_group_of_frozen_filesystems_never_has_a_later_write_without_an_earlier_one() {
     let parameters = json!({"consistency": "filesystem"});
     later_writes_are_never_there_without_earlier_ones("group-at-rest", parameters).await;
 }

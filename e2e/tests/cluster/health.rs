@@ -1,11 +1,11 @@
-//! Storage that breaks under a running pod: everybody is told, nobody else notices, pods can go, and
-//! what was written is there when it is whole again.
+//! Storage that fails under a running pod: the failure is reported, other pools are not affected, pods can be
+//! deleted, and all data is there after recovery.
 
 mod disks;
 mod images;
 mod patient;
+mod reported;
 mod silence;
-mod told;
 
 use patient::Patient;
-use told::WELL;
+use reported::HEALTHY;

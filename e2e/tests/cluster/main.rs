@@ -1,4 +1,4 @@
-//! Cistern as its users meet it, on a real cluster.
+//! End-to-end tests of Cistern on a real cluster.
 //!
 //! Each test runs alone and leaves nothing behind: after it `cistern-driver fsck` finds nothing on
 //! any node, and no claim took more than two calls of CreateVolume.

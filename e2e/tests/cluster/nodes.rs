@@ -1,4 +1,4 @@
-//! Nodes that join and leave a pool.
+//! Nodes that are added to and removed from a pool.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use kube::{ResourceExt, api::ListParams};
 use serde_json::json;
 
 #[tokio::test]
-async fn a_pool_comes_to_a_node_that_joins_and_leaves_one_when_its_last_volume_is_gone() {
+async fn a_pool_is_added_to_a_new_node_and_removed_from_a_node_after_its_last_volume() {
     Test::run("membership", async |test| {
         let [first, second, _] = test.cluster.workers().await;
         let pool = test.pool("pool", Bytes::gib(1), &[&first]).await;
@@ -28,7 +28,7 @@ async fn a_pool_comes_to_a_node_that_joins_and_leaves_one_when_its_last_volume_i
         test.add_to_pool(&pool, &second).await;
         test.pool_on(&pool, 2).await;
         test.remove_from_pool(&pool, &first).await;
-        // It is held, and says by what.
+        // The removal is blocked, and the status names the volume.
         let volume = test.bound("old").await.metadata.name.unwrap();
         let what = format!("pool {pool} on {first} to say that {volume} holds it");
         eventually(&what, PATIENCE, async || {
@@ -40,7 +40,7 @@ async fn a_pool_comes_to_a_node_that_joins_and_leaves_one_when_its_last_volume_i
             }
         })
         .await;
-        // What is there goes on; what comes goes elsewhere.
+        // Existing volumes keep working; new ones are placed on other nodes.
         test.writes_go_on("old").await;
         for name in ["new-1", "new-2"] {
             test.claim(name, &class, Bytes::mib(100)).await;
@@ -70,7 +70,7 @@ async fn a_pool_comes_to_a_node_that_joins_and_leaves_one_when_its_last_volume_i
 }
 
 #[tokio::test]
-async fn the_folder_of_the_plugin_holds_its_socket_and_nothing_else() {
+async fn the_plugin_folder_contains_only_the_socket() {
     let Some(harness) = Harness::or_skip("a look into kubelet's folder") else {
         return;
     };

@@ -1,4 +1,4 @@
-//! Classes that cannot work say so where people look, and leave nothing behind.
+//! Invalid StorageClasses are reported in events on class and claim, and leave nothing behind.
 
 use cistern_crds::{Bytes, PoolVolume};
 use cistern_e2e::{

@@ -1,4 +1,4 @@
-//! Pods land where their pool has room.
+//! Pods are scheduled to nodes where the pool has free capacity.
 
 use cistern_crds::{Bytes, names};
 use cistern_e2e::{
@@ -40,7 +40,7 @@ async fn a_pod_lands_on_a_node_of_the_pool_whichever_way_its_class_binds() {
     .await;
 }
 
-/// Where the PersistentVolume says that its data is.
+/// Node in the node affinity of the PersistentVolume.
 async fn node_of_persistent_volume(test: &Test, name: &str) -> String {
     let volume = test.all::<PersistentVolume>().get(name).await.unwrap();
     let affinity = volume.spec.unwrap().node_affinity.unwrap();
@@ -55,12 +55,12 @@ async fn node_of_persistent_volume(test: &Test, name: &str) -> String {
 }
 
 #[tokio::test]
-async fn two_pools_of_different_size_on_one_node_are_told_apart() {
+async fn two_pools_of_different_size_on_one_node_are_distinguished() {
     Test::run("two-pools", async |test| {
         let [node, ..] = test.cluster.workers().await;
         let small = test.pool("small", Bytes::gib(1), &[&node]).await;
         let large = test.pool("large", Bytes::gib(2), &[&node]).await;
-        // Fits into the larger one and not into the other.
+        // Fits only into the larger pool.
         let size = Bytes::mib(1200);
         for pool in [&small, &large] {
             let class = test

@@ -1,4 +1,4 @@
-//! Data survives whatever starts again.
+//! Data survives restarts of pods, agents, kubelet and nodes.
 
 use std::collections::BTreeSet;
 
@@ -65,7 +65,7 @@ async fn writes_go_on_while_the_agent_is_killed_and_while_it_is_upgraded() {
         );
         test.writes_go_on("writer").await;
 
-        // What comes after the upgrade works with what was made before it.
+        // New pods work with volumes created before the upgrade.
         test.delete(&test.namespaced::<Pod>(), "writer").await;
         test.writer("writer", "claim").await;
         test.running("writer").await;
@@ -83,7 +83,7 @@ async fn writes_go_on_while_kubelet_restarts() {
         let node = writer_on_one_node(test).await;
         harness.restart_kubelet(&node).await;
         test.writes_go_on("writer").await;
-        // kubelet knows the driver again: it can take the volume away and bring it back.
+        // kubelet has registered the driver again: it can unpublish and publish the volume.
         test.delete(&test.namespaced::<Pod>(), "writer").await;
         test.writer("writer", "claim").await;
         test.running("writer").await;
@@ -113,7 +113,7 @@ async fn data_survives_a_reboot_after_which_the_pools_device_has_another_name() 
     };
     Test::run_alone("renamed", async |test| {
         let [node, ..] = test.cluster.workers().await;
-        // Numbers that nobody else takes: free ones are given out from the lowest.
+        // High numbers are unused: losetup assigns the lowest free number.
         let (disk, names) = ("/var/cistern-e2e.disk", ["/dev/loop121", "/dev/loop122"]);
         let attach = |name: &str| format!("losetup {name} {disk}");
         let detach = |name: &str| format!("! losetup {name} || losetup --detach {name}");
@@ -124,7 +124,7 @@ async fn data_survives_a_reboot_after_which_the_pools_device_has_another_name() 
             attach(names[0])
         );
         harness.shell(&node, &script).await;
-        // A device is left as it is when its pool goes.
+        // A device keeps its content when its pool is deleted.
         test.afterwards(
             harness,
             &node,
@@ -193,8 +193,8 @@ async fn volumes_are_made_while_the_node_of_the_leading_operator_is_down() {
     .await;
 }
 
-/// The pod that wrote when its node went down is gone or has failed; another one goes on from what
-/// it had written.
+/// Asserts that the pod that wrote when its node went down is gone or has failed, and that another pod
+/// continues from its data.
 async fn come_back(test: &Test, before: u64) {
     let pods = test.namespaced::<Pod>();
     let _ = pods

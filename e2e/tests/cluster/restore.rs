@@ -1,4 +1,4 @@
-//! A cluster that is restored from a backup: every object is a new one, and the data is what it was.
+//! Restore of the cluster's objects from a backup: every object is new, and the data is unchanged.
 
 use cistern_crds::{Bytes, PoolSnapshot, PoolVolume};
 use cistern_e2e::{
@@ -18,7 +18,7 @@ use kube::{
 };
 use serde_json::json;
 
-/// In an order in which nothing refers to what is not there yet.
+/// Ordered so that objects only refer to earlier ones.
 const KINDS: [&str; 5] = [
     "StoragePool",
     "StorageNode",
@@ -67,7 +67,7 @@ async fn objects_restored_under_a_running_pod_find_every_pool_volume_and_snapsho
     .await;
 }
 
-/// What a backup that knows nothing of Cistern has of its objects: no UIDs and no status.
+/// Dumps Cistern's objects as a generic backup tool does: without UIDs and status.
 async fn dump(cluster: &Cluster) -> Vec<(&'static str, Vec<DynamicObject>)> {
     let mut dump = Vec::new();
     for kind in KINDS {
@@ -84,8 +84,8 @@ async fn dump(cluster: &Cluster) -> Vec<(&'static str, Vec<DynamicObject>)> {
     dump
 }
 
-/// All objects are gone, and whoever would have held them is not there. The agents are: their pods
-/// are what the volumes' pods run beside.
+/// Deletes all objects while operator and controller, which would block that, are scaled down. The agents
+/// keep running, because the pods with volumes do too.
 async fn lose_all(cluster: &Cluster, dump: &[(&str, Vec<DynamicObject>)]) {
     scale(cluster, ["0", "0"]).await;
     for component in ["operator", "controller"] {
@@ -102,7 +102,7 @@ async fn lose_all(cluster: &Cluster, dump: &[(&str, Vec<DynamicObject>)]) {
         let api = api(cluster, kind);
         for name in objects.iter().map(DynamicObject::name_any) {
             api.delete(&name, &DeleteParams::default()).await.unwrap();
-            // Without finalizers it is gone already.
+            // Without finalizers it is already deleted.
             let _ = api.patch(&name, &PatchParams::default(), &let_go).await;
         }
         eventually(&format!("every {kind} to be gone"), PATIENCE, async || {
@@ -138,7 +138,7 @@ async fn scale(cluster: &Cluster, replicas: [&str; 2]) {
     }
 }
 
-/// Waits until the pool's volumes and snapshots are ready, with the images that they had.
+/// Waits until the pool's volumes and snapshots are ready with their former images.
 async fn are_what_they_were(test: &Test, pool: &str) {
     let (volumes, snapshots) = (test.all::<PoolVolume>(), test.all::<PoolSnapshot>());
     eventually("every object to be ready again", PATIENCE, async || {

@@ -1,4 +1,4 @@
-//! Snapshots of claims, and claims that are made from them, through the upstream snapshotter.
+//! Snapshots of claims, and claims restored from them, through the upstream snapshotter.
 
 use cistern_crds::{
     Bytes, ConditionType, PoolSnapshot, PoolVolume, StorageNode, StoragePool, condition,
@@ -48,7 +48,7 @@ impl Classes {
     }
 }
 
-/// A claim `claim` with a pod `writer` that writes to it without end.
+/// A claim `claim` with a pod `writer` that writes to it continuously.
 async fn writer(test: &Test, classes: &Classes) {
     test.claim("claim", &classes.volumes, SIZE).await;
     test.writer("writer", "claim").await;
@@ -56,7 +56,7 @@ async fn writer(test: &Test, classes: &Classes) {
     test.writes_go_on("writer").await;
 }
 
-/// A pod that does nothing, with the volume of a claim; how many numbers it finds there.
+/// Starts an idle pod with the volume of a claim; returns how many numbers it finds there.
 async fn read(test: &Test, claim: &str) -> u64 {
     let pod = format!("reads-{claim}");
     test.pod(&pod, claim, "sleep 3600", json!({})).await;
@@ -80,7 +80,7 @@ async fn remove_snapshot(test: &Test, name: &str) {
         .await;
 }
 
-/// Bytes of the filesystem, as the pod sees them.
+/// Size of the filesystem in the pod, in bytes.
 async fn seen(test: &Test, pod: &str) -> u64 {
     let blocks = test.shell(pod, "df -k /data | tail -1 | awk '{print $2}'");
     let blocks: u64 = blocks.await.unwrap().trim().parse().unwrap();
@@ -149,7 +149,7 @@ async fn a_claim_in_use_is_cloned_and_both_go_on_by_themselves() {
         test.running("writer-2").await;
         assert!(test.writes_go_on("writer-2").await > acknowledged);
         test.writes_go_on("writer").await;
-        // The source goes, and its clone does not notice.
+        // Deleting the source does not affect its clone.
         stop(test, "writer").await;
         remove_claim(test, "claim").await;
         test.writes_go_on("writer-2").await;
@@ -177,7 +177,7 @@ async fn a_snapshot_outlives_its_claim_and_a_claim_outlives_its_snapshot() {
         test.claim_from(source, "restored", &classes.volumes, SIZE)
             .await;
         assert_eq!(read(test, "restored").await, written);
-        // A snapshot of what was made from a snapshot; then what is in the middle goes.
+        // A snapshot of a restored claim; then the objects in between are deleted.
         test.snapshot("second", &classes.snapshots, "restored")
             .await;
         remove_snapshot(test, "first").await;
@@ -195,7 +195,7 @@ async fn a_snapshot_outlives_its_claim_and_a_claim_outlives_its_snapshot() {
     .await;
 }
 
-/// Deletes a snapshot at once: what is being made from it is made first.
+/// Deletes a snapshot once the claim restored from it is bound.
 async fn remove_snapshot_when_bound(test: &Test, snapshot: &str, claim: &str) {
     let pod = format!("reads-{claim}");
     test.pod(&pod, claim, "sleep 3600", json!({})).await;
@@ -288,7 +288,7 @@ async fn a_raw_block_volume_is_restored_to_a_larger_one_as_it_was() {
 }
 
 #[tokio::test]
-async fn a_snapshot_of_a_filesystem_at_rest_has_what_nobody_synced() {
+async fn a_snapshot_of_a_frozen_filesystem_contains_unsynced_writes() {
     Test::run("at-rest", async |test| {
         if !test.cluster.takes_snapshots_or_skip("consistency").await {
             return;
@@ -300,7 +300,7 @@ async fn a_snapshot_of_a_filesystem_at_rest_has_what_nobody_synced() {
         let write = "for n in $(seq 50); do echo $n > /data/file-$n; done";
         test.shell("writer", write).await.unwrap();
         test.snapshot("snapshot", &at_rest, "claim").await;
-        // The filesystem is let go of again.
+        // The filesystem is unfrozen again.
         test.writes_go_on("writer").await;
 
         let source = Source::Snapshot("snapshot");
@@ -323,7 +323,7 @@ async fn a_filesystem_that_a_killed_agent_left_frozen_is_written_again_once_the_
         let classes = Classes::on_one_node(test).await;
         writer(test, &classes).await;
         let node = test.running("writer").await;
-        // As an agent that dies there leaves it.
+        // The state that an agent leaves if it is killed at this point.
         let mounted = "findmnt --noheadings --output TARGET --list \
             | grep '^/var/lib/kubelet/plugins/kubernetes.io/csi/csi.cistern.storage/.*/globalmount$'";
         let mounted = harness.shell(&node, mounted).await.trim().to_owned();
@@ -340,7 +340,7 @@ async fn a_filesystem_that_a_killed_agent_left_frozen_is_written_again_once_the_
         let thawed = std::panic::AssertUnwindSafe(test.writes_go_on("writer"));
         let thawed = thawed.catch_unwind().await;
         if let Err(panic) = thawed {
-            // Nothing could be unmounted any more.
+            // A frozen filesystem could not be unmounted.
             harness
                 .shell(&node, &format!("fsfreeze --unfreeze {mounted}"))
                 .await;
@@ -369,10 +369,10 @@ async fn a_snapshot_above_the_limit_says_so_and_can_be_deleted() {
         knows_the_limit(test, &node, &pool).await;
         test.snapshot("first", &classes.snapshots, "claim").await;
         test.take("second", &classes.snapshots, "claim").await;
-        let told = test
+        let message = test
             .refused::<VolumeSnapshot>("second", &["as many as its pool allows"])
             .await;
-        assert!(told.contains("delete"), "it says what to do: {told}");
+        assert!(message.contains("delete"), "it says what to do: {message}");
         remove_snapshot(test, "second").await;
         assert_eq!(snapshots_in(test, &pool).await.len(), 1);
 
@@ -383,7 +383,7 @@ async fn a_snapshot_above_the_limit_says_so_and_can_be_deleted() {
     .await;
 }
 
-/// Waits until the agent of a node has seen that the pool takes one snapshot of a volume.
+/// Waits until the agent of a node has observed the limit of one snapshot per volume.
 async fn knows_the_limit(test: &Test, node: &str, pool: &str) {
     let nodes = test.all::<StorageNode>();
     eventually("the agent to know the limit", PATIENCE, async || {
@@ -450,7 +450,7 @@ async fn deleting_every_pool_snapshot_touches_no_image_and_they_can_be_restored(
         test.claim_from(source, "restored", &classes.volumes, SIZE)
             .await;
         assert!(read(test, "restored").await > 0);
-        // What asks for it still decides: deleting that destroys the data.
+        // Deleting the VolumeSnapshot still destroys the data.
         remove_snapshot(test, "snapshot").await;
         eventually(
             "the snapshot to be gone",

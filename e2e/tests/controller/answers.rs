@@ -1,4 +1,4 @@
-//! What the controller answers from what it knows.
+//! Calls that the controller answers from its cache.
 
 use cistern_e2e::{ControlPlane, Replica};
 use cistern_proto::csi::v1::{self, identity_client::IdentityClient};
@@ -6,20 +6,20 @@ use tonic::Code;
 
 use crate::{
     cluster::{Cluster, PATIENCE},
-    create, place, request,
+    create, request, topology,
 };
 
 #[tokio::test]
-async fn gc_04_gc_05_room_is_that_of_the_pool_and_the_place() {
+async fn gc_04_gc_05_capacity_is_that_of_the_pool_and_the_topology() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "room", &[("a", 3), ("b", 5)]).await;
     let replica = Replica::start(control_plane).await;
-    let ask = async |pool: &str, node: Option<&str>| {
+    let capacity = async |pool: &str, node: Option<&str>| {
         let mut client = replica.client().await;
         let answer = client
             .get_capacity(v1::GetCapacityRequest {
                 parameters: [("pool".to_owned(), pool.to_owned())].into(),
-                accessible_topology: node.map(|node| place(&cluster.node(node))),
+                accessible_topology: node.map(|node| topology(&cluster.node(node))),
                 ..v1::GetCapacityRequest::default()
             })
             .await
@@ -30,10 +30,10 @@ async fn gc_04_gc_05_room_is_that_of_the_pool_and_the_place() {
             answer.maximum_volume_size.unwrap() >> 30,
         )
     };
-    assert_eq!(ask("room", None).await, (8, 5));
-    assert_eq!(ask("room", Some("a")).await, (3, 3));
-    assert_eq!(ask("room", Some("z")).await, (0, 0));
-    assert_eq!(ask("no-such-pool", None).await, (0, 0));
+    assert_eq!(capacity("room", None).await, (8, 5));
+    assert_eq!(capacity("room", Some("a")).await, (3, 3));
+    assert_eq!(capacity("room", Some("z")).await, (0, 0));
+    assert_eq!(capacity("no-such-pool", None).await, (0, 0));
 }
 
 #[tokio::test]

@@ -1,12 +1,12 @@
-//! What stands around a controller: StorageNodes as the operator declares them, and what their
-//! agents write. No node is behind it.
+//! The surroundings of a controller: StorageNodes as the operator declares them, and the statuses that
+//! their agents write. No nodes run.
 
 use std::{fmt::Debug, time::Duration};
 
 use cistern_crds::{
-    Bytes, Condition, ConditionType, NodePool, NodePoolStatus, PoolLimits, PoolSnapshot,
-    PoolSource, PoolVolume, Reason, StorageNode, StorageNodeSpec, Stored,
-    condition::{self, Finding},
+    Bytes, Condition, ConditionType, HasImage, NodePool, NodePoolStatus, PoolLimits, PoolSnapshot,
+    PoolSource, PoolVolume, Reason, StorageNode, StorageNodeSpec,
+    condition::{self, ConditionUpdate},
     names,
     pool::ImageSource,
     time::from_kubernetes,
@@ -21,14 +21,14 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tonic::{Code, Status};
 
-/// Longer than anything here takes when nothing is wrong.
+/// Timeout of calls and waits that are expected to succeed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The time of a caller who is to be told that it is not done yet: half of it is what the driver
-/// waits, the rest is for an answer from a busy machine.
+/// Deadline of a call that is expected to end with ABORTED: the driver waits for half of it, and the
+/// rest is for the answer of a busy machine.
 pub(crate) const SHORT: Duration = Duration::from_secs(4);
 
-/// The nodes of one test, which carry one pool of its own.
+/// The nodes of one test with a pool of its own.
 pub(crate) struct Cluster {
     pub(crate) pool: String,
     pub(crate) volumes: Api<PoolVolume>,
@@ -37,7 +37,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Declares nodes that carry a pool of this name, with so much room each, in gibibytes.
+    /// Declares nodes that carry a pool of this name, each with its room in GiB.
     pub(crate) async fn new(
         control_plane: &ControlPlane,
         pool: &str,
@@ -76,12 +76,12 @@ impl Cluster {
         this
     }
 
-    /// The full name of a node of this test.
+    /// Returns the full name of a node of this test.
     pub(crate) fn node(&self, node: &str) -> String {
         format!("{}-{node}", self.pool)
     }
 
-    /// What the agent publishes: a ready pool of 10 GiB with so much room.
+    /// Writes the agent's report of a ready pool of 10 GiB with `gib` GiB of room.
     pub(crate) async fn set_room(&self, node: &str, gib: u64) {
         let mut pool = NodePoolStatus {
             name: self.pool.clone(),
@@ -91,12 +91,12 @@ impl Cluster {
             thick_room: Bytes::gib(gib),
             ..NodePoolStatus::default()
         };
-        let ready = Finding::new(ConditionType::Ready, true, Reason::AsDesired, "ready");
+        let ready = ConditionUpdate::new(ConditionType::Ready, true, Reason::Reconciled, "ready");
         set(&mut pool.conditions, &ready, None);
         self.set_node_status(node, json!({"pools": [pool]})).await;
     }
 
-    /// Asserts that a call was answered with the silence of the agent on a node.
+    /// Asserts that a call failed because the agent on a node is silent.
     pub(crate) fn assert_silent<T: Debug>(&self, node: &str, answer: Result<T, Status>) {
         let status = answer.unwrap_err();
         assert_eq!(status.code(), Code::Aborted, "{status}");
@@ -104,10 +104,10 @@ impl Cluster {
         assert!(status.message().contains(&expected), "{status}");
     }
 
-    /// What the operator publishes when the agent's pod is not ready.
+    /// Writes the operator's report that the agent's pod is not ready.
     pub(crate) async fn silence(&self, node: &str) {
         let mut conditions = Vec::new();
-        let silent = Finding::new(
+        let silent = ConditionUpdate::new(
             ConditionType::AgentReporting,
             false,
             Reason::AgentMissing,
@@ -118,12 +118,12 @@ impl Cluster {
             .await;
     }
 
-    /// What the operator publishes when the agent's pod is ready again.
+    /// Writes the operator's report that the agent's pod is ready again.
     pub(crate) async fn wake(&self, node: &str) {
         self.set_node_status(node, json!({"conditions": []})).await;
     }
 
-    /// What the operator does when a node is gone for good.
+    /// Deletes the StorageNode, as the operator does after the Node is deleted.
     pub(crate) async fn forget_node(&self, node: &str) {
         let name = self.node(node);
         let deleted = self.nodes.delete(&name, &DeleteParams::default()).await;
@@ -144,7 +144,7 @@ impl Cluster {
         format!("uid-of-{}", self.pool)
     }
 
-    /// The volume, once it is on this node.
+    /// Waits until the volume is placed on this node.
     pub(crate) async fn placed(&self, volume: &str, node: &str) -> PoolVolume {
         let node = self.node(node);
         self.seen(
@@ -155,9 +155,9 @@ impl Cluster {
         .await
     }
 
-    /// The volume, once its deletion is asked for.
+    /// Waits until the deletion of the volume is requested.
     pub(crate) async fn unwanted(&self, volume: &str) -> PoolVolume {
-        let what = format!("the deletion of {volume} to be asked for");
+        let what = format!("the deletion of {volume} to be requested");
         self.seen(&what, volume, |found| found.spec.deletion_requested)
             .await
     }
@@ -166,30 +166,35 @@ impl Cluster {
         seen(&self.volumes, what, name, is).await
     }
 
-    /// Whether there is nothing of this name.
+    /// Returns whether no volume has this name.
     pub(crate) async fn is_gone(&self, name: &str) -> bool {
         self.volumes.get_opt(name).await.unwrap().is_none()
     }
 
-    /// What the agent writes when it admits a volume. Guarded, as the agent's writes are.
+    /// Admits a volume. The write has a resourceVersion, as all writes of the agent have.
     pub(crate) async fn admit(&self, volume: &PoolVolume) -> Result<PoolVolume, kube::Error> {
-        let admitted = Finding::new(ConditionType::Admitted, true, Reason::AsDesired, "admitted");
+        let admitted = ConditionUpdate::new(
+            ConditionType::Admitted,
+            true,
+            Reason::Reconciled,
+            "admitted",
+        );
         let status = json!({"reserved": volume.spec.size});
         self.write(volume, &admitted, status).await
     }
 
-    /// What the agent writes when the volume can be used.
+    /// Marks the volume as ready.
     pub(crate) async fn finish(&self, volume: &PoolVolume) -> Result<PoolVolume, kube::Error> {
-        let ready = Finding::new(ConditionType::Ready, true, Reason::AsDesired, "made");
+        let ready = ConditionUpdate::new(ConditionType::Ready, true, Reason::Reconciled, "ready");
         let image = image(volume);
         let size = volume.spec.size;
         let status = json!({"reserved": size, "size": size, "image": image});
         self.write(volume, &ready, status).await
     }
 
-    /// What the agent writes when it will not have the volume.
+    /// Refuses the volume.
     pub(crate) async fn refuse(&self, volume: &PoolVolume, reason: Reason) {
-        let refused = Finding::new(
+        let refused = ConditionUpdate::new(
             ConditionType::Admitted,
             false,
             reason,
@@ -198,9 +203,9 @@ impl Cluster {
         self.write(volume, &refused, json!({})).await.unwrap();
     }
 
-    /// What the agent writes when it will not have the volume grow as its spec asks now.
+    /// Refuses the size in the volume's spec.
     pub(crate) async fn refuse_growth(&self, volume: &PoolVolume, reason: Reason) {
-        let refused = Finding::new(
+        let refused = ConditionUpdate::new(
             ConditionType::Expanded,
             false,
             reason,
@@ -209,16 +214,16 @@ impl Cluster {
         self.write(volume, &refused, json!({})).await.unwrap();
     }
 
-    /// The volume, once this size is asked for.
-    pub(crate) async fn wished(&self, volume: &str, size: Bytes) -> PoolVolume {
-        let what = format!("{volume} to be asked for with {size}");
+    /// Waits until the volume's spec has this size.
+    pub(crate) async fn with_size(&self, volume: &str, size: Bytes) -> PoolVolume {
+        let what = format!("{volume} to have the desired size {size}");
         self.seen(&what, volume, |found| found.spec.size == size)
             .await
     }
 
-    /// What the agent writes before it removes the data.
+    /// Commits to the removal of the data.
     pub(crate) async fn commit(&self, volume: &PoolVolume) -> Result<PoolVolume, kube::Error> {
-        let removing = Finding::new(
+        let removing = ConditionUpdate::new(
             ConditionType::Reclaimed,
             false,
             Reason::DeletionRequested,
@@ -228,17 +233,22 @@ impl Cluster {
         self.write(volume, &removing, status).await
     }
 
-    /// What the agent writes when it removes the data, and when that is gone.
+    /// Commits to the removal of the data, and reports it as removed.
     pub(crate) async fn reclaim(&self, volume: &PoolVolume) {
         let committed = self.commit(volume).await.unwrap();
-        let reclaimed = Finding::new(ConditionType::Reclaimed, true, Reason::AsDesired, "removed");
+        let reclaimed = ConditionUpdate::new(
+            ConditionType::Reclaimed,
+            true,
+            Reason::Reconciled,
+            "removed",
+        );
         let status = json!({"reserved": null, "size": null});
         self.write(&committed, &reclaimed, status).await.unwrap();
     }
 
-    /// What the agent writes when a pod still uses a volume that is to go.
+    /// Reports that a volume whose deletion is requested is in use.
     pub(crate) async fn report_in_use(&self, volume: &PoolVolume) -> PoolVolume {
-        let in_use = Finding::new(
+        let in_use = ConditionUpdate::new(
             ConditionType::Reclaimed,
             false,
             Reason::InUse,
@@ -250,13 +260,13 @@ impl Cluster {
     async fn write(
         &self,
         volume: &PoolVolume,
-        finding: &Finding,
+        update: &ConditionUpdate,
         status: Value,
     ) -> Result<PoolVolume, kube::Error> {
-        write(&self.volumes, volume, finding, status).await
+        write(&self.volumes, volume, update, status).await
     }
 
-    /// Does what the agent of a node does, for one volume, from its placement to its use.
+    /// Does the agent's work for one volume from its placement until it is ready.
     pub(crate) async fn make(&self, volume: &str, node: &str) -> PoolVolume {
         let placed = self.placed(volume, node).await;
         let admitted = self.admit(&placed).await.unwrap();
@@ -264,7 +274,7 @@ impl Cluster {
     }
 }
 
-/// An object, once it is as it should be.
+/// Waits until an object matches.
 pub(crate) async fn seen<K>(api: &Api<K>, what: &str, name: &str, is: impl Fn(&K) -> bool) -> K
 where
     K: Clone + Debug + DeserializeOwned,
@@ -276,18 +286,18 @@ where
     .await
 }
 
-/// Writes a status as an agent does: one condition more, guarded.
+/// Writes a status with one updated condition and a resourceVersion, as an agent does.
 pub(crate) async fn write<K>(
     api: &Api<K>,
     object: &K,
-    finding: &Finding,
+    update: &ConditionUpdate,
     mut status: Value,
 ) -> Result<K, kube::Error>
 where
-    K: Stored + Clone + Debug + DeserializeOwned,
+    K: HasImage + Clone + Debug + DeserializeOwned,
 {
     let mut conditions = object.conditions().to_vec();
-    set(&mut conditions, finding, object.meta().generation);
+    set(&mut conditions, update, object.meta().generation);
     status["conditions"] = json!(conditions);
     let metadata = json!({"resourceVersion": object.resource_version()});
     let patch = Patch::Merge(json!({"metadata": metadata, "status": status}));
@@ -299,8 +309,8 @@ where
         .await
 }
 
-/// What an agent says of the image that it made for an object.
-pub(crate) fn image<K: Stored>(object: &K) -> Value {
+/// Returns the image that an agent reports for an object.
+pub(crate) fn image<K: HasImage>(object: &K) -> Value {
     json!({
         "uid": object.uid(),
         "poolUuid": "11111111-1111-4111-8111-111111111111",
@@ -308,7 +318,7 @@ pub(crate) fn image<K: Stored>(object: &K) -> Value {
     })
 }
 
-fn set(conditions: &mut Vec<Condition>, finding: &Finding, generation: Option<i64>) {
+fn set(conditions: &mut Vec<Condition>, update: &ConditionUpdate, generation: Option<i64>) {
     let now = from_kubernetes(&Time(Timestamp::now()));
-    condition::set(conditions, finding, generation, now);
+    condition::set(conditions, update, generation, now);
 }

@@ -16,20 +16,20 @@ use crate::{
     request,
 };
 
-/// Makes a volume of this name on node `a`.
-async fn made(cluster: &Cluster, client: Client, name: &str) -> PoolVolume {
+/// Creates a ready volume with this name on node `a`.
+async fn create_ready(cluster: &Cluster, client: Client, name: &str) -> PoolVolume {
     let asked = tokio::spawn(create(client, request(name, &cluster.pool), PATIENCE));
-    let made = cluster.make(name, "a").await;
+    let volume = cluster.make(name, "a").await;
     asked.await.unwrap().unwrap();
-    made
+    volume
 }
 
 #[tokio::test]
-async fn dv_07_a_volume_goes_in_five_writes_and_its_data_first() {
+async fn dv_07_a_volume_is_deleted_in_five_writes_and_its_data_first() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "five-writes", &[("a", 5)]).await;
     let replica = Replica::start(control_plane).await;
-    made(&cluster, replica.client().await, "five-writes").await;
+    create_ready(&cluster, replica.client().await, "five-writes").await;
     let history = History::of(&cluster.volumes, "five-writes").await;
 
     let client = replica.client().await;
@@ -46,7 +46,7 @@ async fn dv_07_a_volume_goes_in_five_writes_and_its_data_first() {
 }
 
 #[tokio::test]
-async fn dv_03_san_18_what_is_not_there_is_deleted_whatever_its_id_looks_like() {
+async fn dv_03_san_18_deleting_an_unknown_volume_succeeds_for_any_id() {
     let replica = Replica::start(ControlPlane::shared().await).await;
     for id in [
         "unknown",
@@ -63,11 +63,11 @@ async fn dv_03_san_18_what_is_not_there_is_deleted_whatever_its_id_looks_like() 
 }
 
 #[tokio::test]
-async fn dv_04_a_volume_that_stays_in_use_is_kept_and_its_deletion_is_taken_back() {
+async fn dv_04_a_volume_that_stays_in_use_is_kept_and_its_deletion_is_withdrawn() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "in-use", &[("a", 5)]).await;
     let replica = Replica::start(control_plane).await;
-    made(&cluster, replica.client().await, "in-use").await;
+    create_ready(&cluster, replica.client().await, "in-use").await;
 
     let asked = tokio::spawn(delete(replica.client().await, "in-use", PATIENCE));
     let unwanted = cluster.unwanted("in-use").await;
@@ -77,7 +77,7 @@ async fn dv_04_a_volume_that_stays_in_use_is_kept_and_its_deletion_is_taken_back
     assert!(status.message().contains("it is staged"), "{status}");
     let kept = cluster.placed("in-use", "a").await;
     assert!(!kept.spec.deletion_requested);
-    // The agent that was about to remove the data is told so by the API server.
+    // The API server rejects the write of an agent that was about to remove the data.
     let late = cluster.commit(&in_use).await.unwrap_err();
     assert!(
         matches!(&late, kube::Error::Api(status) if status.code == 409),
@@ -91,7 +91,7 @@ async fn dv_04_a_volume_that_stays_in_use_is_kept_and_its_deletion_is_taken_back
     .await
     .unwrap();
 
-    // What the agent said of the deletion before this one does not count.
+    // The agent's report on the first deletion does not apply to the second.
     let asked = tokio::spawn(delete(replica.client().await, "in-use", PATIENCE));
     let unwanted = cluster.unwanted("in-use").await;
     cluster.reclaim(&unwanted).await;
@@ -100,11 +100,11 @@ async fn dv_04_a_volume_that_stays_in_use_is_kept_and_its_deletion_is_taken_back
 }
 
 #[tokio::test]
-async fn dv_04_a_volume_that_is_let_go_while_the_call_waits_is_deleted_by_it() {
+async fn dv_04_a_volume_that_is_released_while_the_call_waits_is_deleted_by_it() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "let-go", &[("a", 5)]).await;
     let replica = Replica::start(control_plane).await;
-    made(&cluster, replica.client().await, "let-go").await;
+    create_ready(&cluster, replica.client().await, "let-go").await;
     let history = History::of(&cluster.volumes, "let-go").await;
     let asked = tokio::spawn(delete(replica.client().await, "let-go", PATIENCE));
     let unwanted = cluster.unwanted("let-go").await;
@@ -114,7 +114,10 @@ async fn dv_04_a_volume_that_is_let_go_while_the_call_waits_is_deleted_by_it() {
     assert!(cluster.is_gone("let-go").await);
     let states = history.states();
     let is_asked = |state: &PoolVolume| state.spec.deletion_requested;
-    assert!(states.iter().all(is_asked), "it was never taken back");
+    assert!(
+        states.iter().all(is_asked),
+        "the deletion was never withdrawn"
+    );
 }
 
 #[tokio::test]
@@ -122,16 +125,16 @@ async fn a_deletion_that_the_agent_is_committed_to_cannot_be_taken_back() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "committed", &[("a", 5)]).await;
     let replica = Replica::start(control_plane).await;
-    made(&cluster, replica.client().await, "committed").await;
-    let patch = async |wanted: bool| {
-        let change = Patch::Merge(json!({"spec": {"deletionRequested": wanted}}));
+    create_ready(&cluster, replica.client().await, "committed").await;
+    let patch = async |deletion_requested: bool| {
+        let change = Patch::Merge(json!({"spec": {"deletionRequested": deletion_requested}}));
         let parameters = PatchParams::default();
         cluster
             .volumes
             .patch("committed", &parameters, &change)
             .await
     };
-    // Until then it can.
+    // Before the agent commits, the deletion can be withdrawn.
     patch(true).await.unwrap();
     let kept = patch(false).await.unwrap();
     assert!(!kept.spec.deletion_requested);
@@ -140,7 +143,7 @@ async fn a_deletion_that_the_agent_is_committed_to_cannot_be_taken_back() {
     let committed = cluster.commit(&unwanted).await.unwrap();
     let refused = patch(false).await.unwrap_err();
     assert!(refused.to_string().contains("cannot be taken back"));
-    // Nor does the controller, whatever the agent says later.
+    // The controller does not withdraw it either, even if the agent reports the volume in use.
     cluster.report_in_use(&committed).await;
     let status = delete(replica.client().await, "committed", PATIENCE).await;
     assert_eq!(status.unwrap_err().code(), Code::FailedPrecondition);
@@ -157,7 +160,7 @@ async fn dv_08_r02_a_deletion_that_stopped_after_any_step_is_finished_by_a_repea
     let replica = Replica::start(control_plane).await;
     for steps in 0..=4 {
         let name = format!("resumed-{steps}");
-        let volume = made(&cluster, replica.client().await, &name).await;
+        let volume = create_ready(&cluster, replica.client().await, &name).await;
         advance(&cluster, volume, steps).await;
         let asked = tokio::spawn({
             let (client, name) = (replica.client().await, name.clone());
@@ -172,7 +175,7 @@ async fn dv_08_r02_a_deletion_that_stopped_after_any_step_is_finished_by_a_repea
     }
 }
 
-/// Does the first steps of a deletion as a controller did that then died.
+/// Does the first steps of a deletion, as a controller that then dies.
 async fn advance(cluster: &Cluster, volume: PoolVolume, steps: usize) {
     let name = volume.metadata.name.as_deref().unwrap();
     let patch = async |change| {
@@ -205,14 +208,14 @@ async fn an_object_that_was_deleted_by_hand_keeps_its_data_until_deletion_is_ask
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "kept", &[("a", 5)]).await;
     let replica = Replica::start(control_plane).await;
-    let volume = made(&cluster, replica.client().await, "kept").await;
+    let volume = create_ready(&cluster, replica.client().await, "kept").await;
     cluster
         .volumes
         .delete("kept", &DeleteParams::default())
         .await
         .unwrap();
 
-    // The volume is still found as it was made.
+    // CreateVolume still returns the volume.
     create(
         replica.client().await,
         request("kept", &cluster.pool),
@@ -239,7 +242,7 @@ async fn an_object_that_was_deleted_by_hand_keeps_its_data_until_deletion_is_ask
 }
 
 #[tokio::test]
-async fn a_volume_that_no_agent_has_admitted_goes_without_one() {
+async fn an_unadmitted_volume_is_deleted_without_its_agent() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "unadmitted", &[("a", 5)]).await;
     let replica = Replica::start(control_plane).await;
@@ -254,20 +257,20 @@ async fn a_volume_that_no_agent_has_admitted_goes_without_one() {
     assert!(cluster.is_gone("unadmitted").await);
 }
 
-/// Longer than any test may take: whoever is answered did not wait for the deadline.
-const FOR_EVER: Duration = Duration::from_hours(1);
+/// Longer than any test: a call that returns did not wait for its deadline.
+const NO_DEADLINE: Duration = Duration::from_hours(1);
 
 #[tokio::test]
-async fn a_deletion_on_a_silent_node_is_answered_at_once_and_goes_on_when_the_node_is_back() {
+async fn a_deletion_on_a_silent_node_is_answered_immediately_and_continues_when_the_node_is_back() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "nobody", &[("a", 5)]).await;
     let replica = Replica::start(control_plane).await;
-    made(&cluster, replica.client().await, "nobody").await;
-    let asked = tokio::spawn(delete(replica.client().await, "nobody", FOR_EVER));
+    create_ready(&cluster, replica.client().await, "nobody").await;
+    let asked = tokio::spawn(delete(replica.client().await, "nobody", NO_DEADLINE));
     cluster.unwanted("nobody").await;
     cluster.silence("a").await;
     cluster.assert_silent("a", asked.await.unwrap());
-    let again = delete(replica.client().await, "nobody", FOR_EVER).await;
+    let again = delete(replica.client().await, "nobody", NO_DEADLINE).await;
     cluster.assert_silent("a", again);
 
     let kept = cluster.unwanted("nobody").await;
@@ -280,12 +283,12 @@ async fn a_deletion_on_a_silent_node_is_answered_at_once_and_goes_on_when_the_no
 }
 
 #[tokio::test]
-async fn a_deletion_on_a_node_without_a_storage_node_is_answered_at_once() {
+async fn a_deletion_on_a_node_without_a_storage_node_is_answered_immediately() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "lost-node", &[("a", 5)]).await;
     let replica = Replica::start(control_plane).await;
-    made(&cluster, replica.client().await, "lost-node").await;
-    let asked = tokio::spawn(delete(replica.client().await, "lost-node", FOR_EVER));
+    create_ready(&cluster, replica.client().await, "lost-node").await;
+    let asked = tokio::spawn(delete(replica.client().await, "lost-node", NO_DEADLINE));
     cluster.unwanted("lost-node").await;
     cluster.forget_node("a").await;
     cluster.assert_silent("a", asked.await.unwrap());

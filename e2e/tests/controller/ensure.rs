@@ -13,7 +13,7 @@ use crate::{
     cluster::{Cluster, PATIENCE, SHORT},
     create, delete,
     history::History,
-    place, request, requirement,
+    request, requirement, topology,
 };
 
 #[tokio::test]
@@ -29,7 +29,7 @@ async fn cv_06_con_03_a_volume_takes_three_writes_and_a_repeat_none() {
     let volume = asked.await.unwrap().unwrap();
     assert_eq!(volume.volume_id, "three-writes");
     assert_eq!(volume.capacity_bytes, 1 << 30);
-    assert_eq!(volume.accessible_topology, [place(&cluster.node("a"))]);
+    assert_eq!(volume.accessible_topology, [topology(&cluster.node("a"))]);
     for _ in 0..10 {
         let again = create(replica.client().await, wanted.clone(), PATIENCE).await;
         assert_eq!(again.unwrap(), volume);
@@ -65,7 +65,7 @@ async fn cv_07_another_request_under_the_same_name_is_refused_and_changes_nothin
 }
 
 #[tokio::test]
-async fn top_21_a_node_that_refuses_is_withdrawn_from_before_the_next_is_asked() {
+async fn top_21_a_refused_volume_is_withdrawn_before_the_next_node_is_tried() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "refusal", &[("a", 5), ("b", 5)]).await;
     let replica = Replica::start(control_plane).await;
@@ -77,10 +77,10 @@ async fn top_21_a_node_that_refuses_is_withdrawn_from_before_the_next_is_asked()
     cluster.refuse(&first, Reason::NoSpace).await;
     let second = cluster.make("refusal", "b").await;
     let volume = asked.await.unwrap().unwrap();
-    assert_eq!(volume.accessible_topology, [place(&cluster.node("b"))]);
+    assert_eq!(volume.accessible_topology, [topology(&cluster.node("b"))]);
     assert_ne!(first.metadata.uid, second.metadata.uid);
 
-    // Made, refused, wish, deletion, finalizer; and three for the second.
+    // First object: created, refused, deletion requested, deleted, finalizer removed. Second: three writes.
     assert_eq!(history.writes(|states| states.len() >= 8).await, 8);
 }
 
@@ -109,7 +109,8 @@ async fn cv_16_cv_28_when_every_node_refuses_nothing_is_left_and_a_later_call_su
 }
 
 #[tokio::test]
-async fn cv_10_gc_06_what_no_node_could_ever_hold_is_out_of_range_and_no_pool_is_no_room() {
+async fn cv_10_gc_06_a_size_beyond_every_node_is_out_of_range_and_an_unknown_pool_has_no_capacity()
+{
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "sizes", &[("a", 3)]).await;
     let replica = Replica::start(control_plane).await;
@@ -132,7 +133,7 @@ async fn cv_10_gc_06_what_no_node_could_ever_hold_is_out_of_range_and_no_pool_is
     assert!(cluster.is_gone("sizes").await);
 }
 
-/// A claim of the test's, which the scheduler has given a node or not, and a request for it.
+/// Creates a claim, with node `a` as its selected node if `chosen`, and returns a request for it.
 async fn for_claim(
     control_plane: &ControlPlane,
     cluster: &Cluster,
@@ -163,7 +164,7 @@ async fn for_claim(
 }
 
 #[tokio::test]
-async fn where_the_scheduler_has_chosen_a_full_node_it_is_asked_to_choose_again() {
+async fn a_claim_whose_selected_node_is_full_is_rescheduled() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "chosen", &[("a", 0), ("b", 5)]).await;
     let replica = Replica::start(control_plane).await;
@@ -177,12 +178,12 @@ async fn where_the_scheduler_has_chosen_a_full_node_it_is_asked_to_choose_again(
         "{status}"
     );
 
-    // The published room was old: the agent refuses, and no other node is asked.
+    // The published capacity was outdated: the agent refuses, and no other node is tried.
     cluster.set_room("a", 5).await;
     let history = History::of(&cluster.volumes, "chosen").await;
     let asked = loop {
         let asked = tokio::spawn(create(replica.client().await, wanted.clone(), PATIENCE));
-        // The controller may not have seen the room yet.
+        // The controller may not have seen the new capacity yet.
         tokio::select! {
             placed = cluster.placed("chosen", "a") => {
                 cluster.refuse(&placed, Reason::NoSpace).await;
@@ -204,7 +205,7 @@ async fn where_the_scheduler_has_chosen_a_full_node_it_is_asked_to_choose_again(
 }
 
 #[tokio::test]
-async fn top_06_without_a_choice_of_the_scheduler_the_next_node_is_taken() {
+async fn top_06_without_a_selected_node_the_next_node_is_used() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "unchosen", &[("a", 0), ("b", 5)]).await;
     let replica = Replica::start(control_plane).await;
@@ -220,7 +221,7 @@ async fn top_06_without_a_choice_of_the_scheduler_the_next_node_is_taken() {
 }
 
 #[tokio::test]
-async fn con_01_con_05_a_slow_agent_is_waited_for_by_repeats_and_never_twice() {
+async fn con_01_con_05_repeated_calls_wait_for_a_slow_agent_and_create_one_volume() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "slow", &[("a", 5)]).await;
     let replica = Replica::start(control_plane).await;
@@ -240,14 +241,14 @@ async fn con_01_con_05_a_slow_agent_is_waited_for_by_repeats_and_never_twice() {
     assert_eq!(status.code(), Code::Aborted, "{status}");
     assert!(status.message().contains("to make it"), "{status}");
 
-    // Made while nobody asked.
+    // The agent finishes the volume between two calls.
     let made = cluster.finish(&admitted).await.unwrap();
     assert_eq!(made.metadata.uid, placed.metadata.uid);
     create(replica.client().await, wanted, SHORT).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_silent_agent_is_left_and_the_claim_moves_on() {
+async fn a_claim_moves_from_a_silent_agent_to_the_next_node() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "silence", &[("a", 5), ("b", 2)]).await;
     let replica = Replica::start(control_plane).await;
@@ -264,13 +265,13 @@ async fn a_silent_agent_is_left_and_the_claim_moves_on() {
 }
 
 #[tokio::test]
-async fn what_was_admitted_stays_although_its_agent_fell_silent_and_the_call_does_not_wait() {
+async fn an_admitted_volume_stays_on_a_silent_node_and_the_call_does_not_wait() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "admitted", &[("a", 5), ("b", 2)]).await;
     let replica = Replica::start(control_plane).await;
     let wanted = request("admitted", &cluster.pool);
-    let for_ever = Duration::from_hours(1);
-    let asked = tokio::spawn(create(replica.client().await, wanted.clone(), for_ever));
+    let no_deadline = Duration::from_hours(1);
+    let asked = tokio::spawn(create(replica.client().await, wanted.clone(), no_deadline));
     let placed = cluster.placed("admitted", "a").await;
     let admitted = cluster.admit(&placed).await.unwrap();
     cluster.silence("a").await;
@@ -281,12 +282,12 @@ async fn what_was_admitted_stays_although_its_agent_fell_silent_and_the_call_doe
     let made = create(replica.client().await, wanted, PATIENCE).await;
     assert_eq!(
         made.unwrap().accessible_topology,
-        [place(&cluster.node("a"))]
+        [topology(&cluster.node("a"))]
     );
 }
 
 #[tokio::test]
-async fn cv_07_what_nobody_admitted_at_a_node_that_is_excluded_by_now_does_not_wedge_the_claim() {
+async fn cv_07_an_unadmitted_volume_on_an_excluded_node_does_not_block_the_claim() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "wedged", &[("a", 5), ("b", 2)]).await;
     let replica = Replica::start(control_plane).await;
@@ -305,9 +306,9 @@ async fn cv_07_what_nobody_admitted_at_a_node_that_is_excluded_by_now_does_not_w
     let made = cluster.make("wedged", "b").await;
     assert_ne!(made.metadata.uid, left.metadata.uid);
     let volume = asked.await.unwrap().unwrap();
-    assert_eq!(volume.accessible_topology, [place(&cluster.node("b"))]);
+    assert_eq!(volume.accessible_topology, [topology(&cluster.node("b"))]);
 
-    // What an agent has admitted stays where it is.
+    // An admitted volume stays on its node.
     let mut back = wanted;
     back.accessibility_requirements = Some(requirement(&[cluster.node("a")]));
     let status = create(replica.client().await, back, PATIENCE).await;
@@ -315,7 +316,7 @@ async fn cv_07_what_nobody_admitted_at_a_node_that_is_excluded_by_now_does_not_w
 }
 
 #[tokio::test]
-async fn an_object_that_was_deleted_by_hand_before_its_admission_is_made_anew() {
+async fn an_object_that_was_deleted_by_hand_before_its_admission_is_created_again() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "by-hand", &[("a", 5)]).await;
     let replica = Replica::start(control_plane).await;
@@ -330,11 +331,11 @@ async fn an_object_that_was_deleted_by_hand_before_its_admission_is_made_anew() 
         .delete("by-hand", &kube::api::DeleteParams::default())
         .await
         .unwrap();
-    let what = "the volume to be made anew";
+    let what = "the volume to be created again";
     let second = cistern_e2e::eventually(what, PATIENCE, async || {
         let placed = cluster.placed("by-hand", "a").await;
         if placed.metadata.uid == first.metadata.uid {
-            Err("the old".to_owned())
+            Err("the object is the old one".to_owned())
         } else {
             Ok(placed)
         }
@@ -346,7 +347,7 @@ async fn an_object_that_was_deleted_by_hand_before_its_admission_is_made_anew() 
 }
 
 #[tokio::test]
-async fn a_name_whose_old_volume_still_goes_waits_and_then_gets_a_new_one() {
+async fn a_name_whose_old_volume_is_being_deleted_waits_and_then_gets_a_new_volume() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "again", &[("a", 5)]).await;
     let replica = Replica::start(control_plane).await;
@@ -365,7 +366,7 @@ async fn a_name_whose_old_volume_still_goes_waits_and_then_gets_a_new_one() {
     assert_eq!(status.code(), Code::Aborted, "{status}");
     assert!(status.message().contains("its deletion"), "{status}");
 
-    // The agent is done, but whoever asked for the deletion never came back.
+    // The agent has removed the data, but DeleteVolume is not called again.
     let old = cluster.unwanted("again").await;
     cluster.reclaim(&old).await;
     let asked = tokio::spawn(create(replica.client().await, wanted, PATIENCE));

@@ -23,16 +23,16 @@ use crate::{
 const ONE: Bytes = Bytes::gib(1);
 const TWO: Bytes = Bytes::gib(2);
 
-/// Makes a volume of 1 GiB, named as its pool, on node `a`.
-async fn made(cluster: &Cluster, client: Client) -> PoolVolume {
+/// Creates a ready volume of 1 GiB with the name of the pool on node `a`.
+async fn create_ready(cluster: &Cluster, client: Client) -> PoolVolume {
     let name = &cluster.pool;
     let asked = tokio::spawn(create(client, request(name, name), PATIENCE));
-    let made = cluster.make(name, "a").await;
+    let volume = cluster.make(name, "a").await;
     asked.await.unwrap().unwrap();
-    made
+    volume
 }
 
-/// Asks for 2 GiB in the background.
+/// Calls ControllerExpandVolume for 2 GiB in the background.
 async fn ask(
     replica: &Replica,
     name: &str,
@@ -48,36 +48,37 @@ async fn cev_08_cev_09_cev_10_cev_11_cev_12_a_growth_takes_three_writes_and_a_re
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "grows", &[("a", 5)]).await;
     let replica = Replica::start(control_plane).await;
-    made(&cluster, replica.client().await).await;
+    create_ready(&cluster, replica.client().await).await;
     let history = History::of(&cluster.volumes, "grows").await;
 
     let asked = ask(&replica, "grows", PATIENCE).await;
-    let wished = cluster.wished("grows", TWO).await;
-    let admitted = cluster.admit(&wished).await.unwrap();
+    let expanding = cluster.with_size("grows", TWO).await;
+    let admitted = cluster.admit(&expanding).await.unwrap();
     cluster.finish(&admitted).await.unwrap();
     let expected = v1::ControllerExpandVolumeResponse {
         capacity_bytes: TWO.to_i64(),
         node_expansion_required: true,
     };
     assert_eq!(asked.await.unwrap().unwrap(), expected);
-    // CEV-13, CEV-14: smaller and equal sizes find it large enough.
+    // CEV-13, CEV-14: the volume is large enough for smaller and equal sizes.
     for size in [TWO, ONE, Bytes::mib(1), Bytes::mib(1500)] {
         let again = expand(replica.client().await, "grows", size, PATIENCE).await;
         assert_eq!(again.unwrap(), expected);
     }
     assert_eq!(history.writes(|states| states.len() >= 3).await, 3);
-    // CreateVolume still finds it as it was made.
+    // CreateVolume still returns the volume.
     let again = create(replica.client().await, request("grows", "grows"), PATIENCE).await;
     assert_eq!(again.unwrap().capacity_bytes, TWO.to_i64());
 }
 
 // Shows: CEV-03, CEV-04, CEV-05, CEV-13, CV-24.
 #[tokio::test]
-async fn cev_02_to_cev_07_and_gap_12_what_cannot_be_is_refused_with_its_code_and_changes_nothing() {
+async fn cev_02_to_cev_07_and_gap_12_an_invalid_request_is_refused_with_its_code_and_changes_nothing()
+ {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "cev-codes", &[("a", 5)]).await;
     let replica = Replica::start(control_plane).await;
-    let before = made(&cluster, replica.client().await).await;
+    let before = create_ready(&cluster, replica.client().await).await;
 
     let good = v1::ControllerExpandVolumeRequest {
         volume_id: "cev-codes".to_owned(),
@@ -147,7 +148,7 @@ async fn cev_02_to_cev_07_and_gap_12_what_cannot_be_is_refused_with_its_code_and
             Code::OutOfRange,
         ),
         (
-            "CEV-07: no such number",
+            "CEV-07: overflow",
             with_range(i64::MAX, 0),
             Code::OutOfRange,
         ),
@@ -173,11 +174,11 @@ async fn cev_07_a_refused_growth_names_what_would_fit_and_leaves_nothing_behind(
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "refused", &[("a", 5)]).await;
     let replica = Replica::start(control_plane).await;
-    made(&cluster, replica.client().await).await;
+    create_ready(&cluster, replica.client().await).await;
     for reason in [Reason::NoSpace, Reason::TooLarge, Reason::PoolClosed] {
         let asked = ask(&replica, "refused", PATIENCE).await;
-        let wished = cluster.wished("refused", TWO).await;
-        cluster.refuse_growth(&wished, reason).await;
+        let expanding = cluster.with_size("refused", TWO).await;
+        cluster.refuse_growth(&expanding, reason).await;
         let status = asked.await.unwrap().unwrap_err();
         assert_eq!(status.code(), Code::OutOfRange, "{status}");
         assert!(status.message().contains("can grow to 1536Mi"), "{status}");
@@ -188,67 +189,67 @@ async fn cev_07_a_refused_growth_names_what_would_fit_and_leaves_nothing_behind(
             (ONE, Some(ONE), Some(ONE))
         );
     }
-    // What fits is asked for like anything else.
+    // A size that fits succeeds.
     let client = replica.client().await;
     let fits = Bytes::mib(1536);
     let asked = tokio::spawn(async move { expand(client, "refused", fits, PATIENCE).await });
-    let wished = cluster.wished("refused", fits).await;
-    cluster.finish(&wished).await.unwrap();
+    let expanding = cluster.with_size("refused", fits).await;
+    cluster.finish(&expanding).await.unwrap();
     assert_eq!(asked.await.unwrap().unwrap().capacity_bytes, fits.to_i64());
 }
 
 #[tokio::test]
-async fn r02_a_wish_that_a_killed_controller_left_behind_refused_is_taken_back_and_asked_anew() {
+async fn r02_a_refused_size_that_a_killed_controller_left_behind_is_reset_and_requested_again() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "left-behind", &[("a", 5)]).await;
     let (mut first, second) = (
         Replica::start(control_plane).await,
         Replica::start(control_plane).await,
     );
-    made(&cluster, second.client().await).await;
+    create_ready(&cluster, second.client().await).await;
     let asked = ask(&first, "left-behind", PATIENCE).await;
-    let wished = cluster.wished("left-behind", TWO).await;
+    let expanding = cluster.with_size("left-behind", TWO).await;
     first.service().kill();
     asked.await.unwrap().unwrap_err();
-    cluster.refuse_growth(&wished, Reason::NoSpace).await;
+    cluster.refuse_growth(&expanding, Reason::NoSpace).await;
 
-    // There is room by now.
+    // Meanwhile there is room.
     let history = History::of(&cluster.volumes, "left-behind").await;
     let asked = ask(&second, "left-behind", PATIENCE).await;
-    let anew = cistern_e2e::eventually("the wish to be anew", PATIENCE, async || {
-        let found = cluster.wished("left-behind", TWO).await;
-        if found.metadata.generation > wished.metadata.generation {
+    let again = cistern_e2e::eventually("the size to be requested again", PATIENCE, async || {
+        let found = cluster.with_size("left-behind", TWO).await;
+        if found.metadata.generation > expanding.metadata.generation {
             Ok(found)
         } else {
             Err(format!("{:?}", found.metadata))
         }
     })
     .await;
-    cluster.finish(&anew).await.unwrap();
+    cluster.finish(&again).await.unwrap();
     assert_eq!(asked.await.unwrap().unwrap().capacity_bytes, TWO.to_i64());
-    // Taken back, asked for, done.
+    // The size is reset, requested again, and reached.
     assert_eq!(history.writes(|states| states.len() >= 3).await, 3);
 }
 
 #[tokio::test]
-async fn con_05_a_slow_agent_is_waited_for_and_a_call_to_another_replica_goes_on() {
+async fn con_05_a_growth_waits_for_a_slow_agent_and_another_replica_continues_it() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "slow-growth", &[("a", 5)]).await;
     let (mut first, second) = (
         Replica::start(control_plane).await,
         Replica::start(control_plane).await,
     );
-    made(&cluster, first.client().await).await;
+    create_ready(&cluster, first.client().await).await;
     let status = expand(first.client().await, "slow-growth", TWO, SHORT)
         .await
         .unwrap_err();
     assert_eq!(status.code(), Code::Aborted, "{status}");
     assert!(status.message().contains("to make it larger"), "{status}");
-    let wished = cluster.wished("slow-growth", TWO).await;
+    let expanding = cluster.with_size("slow-growth", TWO).await;
     first.service().kill();
 
     let history = History::of(&cluster.volumes, "slow-growth").await;
-    let admitted = cluster.admit(&wished).await.unwrap();
+    let admitted = cluster.admit(&expanding).await.unwrap();
     let asked = ask(&second, "slow-growth", PATIENCE).await;
     cluster.finish(&admitted).await.unwrap();
     assert_eq!(asked.await.unwrap().unwrap().capacity_bytes, TWO.to_i64());
@@ -256,18 +257,18 @@ async fn con_05_a_slow_agent_is_waited_for_and_a_call_to_another_replica_goes_on
 }
 
 #[tokio::test]
-async fn a_growth_on_a_silent_node_is_answered_at_once_and_goes_on_when_the_node_is_back() {
+async fn a_growth_on_a_silent_node_is_answered_immediately_and_continues_when_the_node_is_back() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "silent-growth", &[("a", 5)]).await;
     let replica = Replica::start(control_plane).await;
-    made(&cluster, replica.client().await).await;
+    create_ready(&cluster, replica.client().await).await;
     let asked = ask(&replica, "silent-growth", Duration::from_hours(1)).await;
-    let wished = cluster.wished("silent-growth", TWO).await;
+    let expanding = cluster.with_size("silent-growth", TWO).await;
     cluster.silence("a").await;
     cluster.assert_silent("a", asked.await.unwrap());
 
     cluster.wake("a").await;
-    let admitted = cluster.admit(&wished).await.unwrap();
+    let admitted = cluster.admit(&expanding).await.unwrap();
     cluster.finish(&admitted).await.unwrap();
     let asked = ask(&replica, "silent-growth", PATIENCE).await;
     assert_eq!(asked.await.unwrap().unwrap().capacity_bytes, TWO.to_i64());
@@ -281,14 +282,14 @@ async fn con_06_r13_many_calls_at_two_replicas_make_one_growth() {
         Replica::start(control_plane).await,
         Replica::start(control_plane).await,
     ];
-    made(&cluster, replicas[0].client().await).await;
+    create_ready(&cluster, replicas[0].client().await).await;
     let history = History::of(&cluster.volumes, "growing-crowd").await;
     let mut calls = Vec::new();
     for number in 0..16 {
         calls.push(ask(&replicas[number % 2], "growing-crowd", PATIENCE).await);
     }
-    let wished = cluster.wished("growing-crowd", TWO).await;
-    let admitted = cluster.admit(&wished).await.unwrap();
+    let expanding = cluster.with_size("growing-crowd", TWO).await;
+    let admitted = cluster.admit(&expanding).await.unwrap();
     cluster.finish(&admitted).await.unwrap();
     let mut grown = 0;
     for call in calls {
@@ -305,28 +306,28 @@ async fn con_06_r13_many_calls_at_two_replicas_make_one_growth() {
 }
 
 #[tokio::test]
-async fn two_replicas_that_are_refused_at_once_both_say_so_and_the_wish_is_gone() {
+async fn two_replicas_that_are_refused_together_both_return_the_error_and_the_size_is_reset() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "twice-refused", &[("a", 5)]).await;
     let replicas = [
         Replica::start(control_plane).await,
         Replica::start(control_plane).await,
     ];
-    made(&cluster, replicas[0].client().await).await;
+    create_ready(&cluster, replicas[0].client().await).await;
     let mut calls = Vec::new();
     for replica in &replicas {
         calls.push(ask(replica, "twice-refused", PATIENCE).await);
     }
-    // Each wish is refused as it comes, until both have heard it.
+    // Refuses each request until both replicas have returned the error.
     let refusing = async {
         loop {
-            let wished = cluster.wished("twice-refused", TWO).await;
-            if wished.refused_growth().is_none() {
-                cluster.refuse_growth(&wished, Reason::NoSpace).await;
+            let expanding = cluster.with_size("twice-refused", TWO).await;
+            if expanding.refused_growth().is_none() {
+                cluster.refuse_growth(&expanding, Reason::NoSpace).await;
             }
         }
     };
-    let hearing = async {
+    let answers = async {
         for call in calls {
             let status = call.await.unwrap().unwrap_err();
             assert_eq!(status.code(), Code::OutOfRange, "{status}");
@@ -334,20 +335,20 @@ async fn two_replicas_that_are_refused_at_once_both_say_so_and_the_wish_is_gone(
     };
     tokio::select! {
         () = refusing => {}
-        () = hearing => {}
+        () = answers => {}
     }
     assert_eq!(cluster.placed("twice-refused", "a").await.spec.size, ONE);
 }
 
 #[tokio::test]
-async fn a_volume_whose_end_is_asked_for_does_not_grow() {
+async fn a_volume_that_is_being_deleted_does_not_grow() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "ending", &[("a", 5)]).await;
     let replica = Replica::start(control_plane).await;
-    made(&cluster, replica.client().await).await;
-    let wish = Patch::Merge(json!({"spec": {"deletionRequested": true}}));
+    create_ready(&cluster, replica.client().await).await;
+    let deletion = Patch::Merge(json!({"spec": {"deletionRequested": true}}));
     let parameters = PatchParams::default();
-    let patched = cluster.volumes.patch("ending", &parameters, &wish);
+    let patched = cluster.volumes.patch("ending", &parameters, &deletion);
     patched.await.unwrap();
     let status = expand(replica.client().await, "ending", TWO, PATIENCE)
         .await
@@ -357,11 +358,11 @@ async fn a_volume_whose_end_is_asked_for_does_not_grow() {
 }
 
 #[tokio::test]
-async fn a_wish_is_taken_back_as_far_as_nothing_is_promised_and_no_further() {
+async fn a_size_is_reset_to_the_reserved_size_and_no_further() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "floor", &[("a", 5)]).await;
     let replica = Replica::start(control_plane).await;
-    made(&cluster, replica.client().await).await;
+    create_ready(&cluster, replica.client().await).await;
     let set = async |size: &str| {
         let patch = Patch::Merge(json!({"spec": {"size": size}}));
         let parameters = PatchParams::default();
@@ -372,14 +373,14 @@ async fn a_wish_is_taken_back_as_far_as_nothing_is_promised_and_no_further() {
     }
     let error = set("1023Mi").await.unwrap_err();
     assert!(
-        error.to_string().contains("smaller than what was promised"),
+        error.to_string().contains("smaller than its reservation"),
         "{error}"
     );
     let now = cluster.placed("floor", "a").await;
     cluster.admit(&now).await.unwrap();
     let error = set("2Gi").await.unwrap_err();
     assert!(
-        error.to_string().contains("smaller than what was promised"),
+        error.to_string().contains("smaller than its reservation"),
         "{error}"
     );
 }

@@ -19,7 +19,7 @@ use crate::cluster::{PATIENCE, SHORT};
 
 type Client = GroupControllerClient<Channel>;
 
-/// A request for a group of these volumes.
+/// Returns a request for a group of these volumes.
 fn wanted(name: &str, volumes: &[String]) -> v1::CreateVolumeGroupSnapshotRequest {
     v1::CreateVolumeGroupSnapshotRequest {
         name: name.to_owned(),
@@ -55,7 +55,7 @@ async fn get(
     Ok(answer.into_inner().group_snapshot.unwrap())
 }
 
-/// A call that waits for the agents.
+/// Calls CreateVolumeGroupSnapshot in the background.
 async fn asking(
     replica: &Replica,
     request: v1::CreateVolumeGroupSnapshotRequest,
@@ -65,7 +65,7 @@ async fn asking(
 
 // Shows: CGS-01, CGS-09, CGS-11, CGS-17, GGS-01, GGS-05.
 #[tokio::test]
-async fn cgs_05_cgs_15_a_group_is_one_moment_and_stays_the_same_in_any_order() {
+async fn cgs_05_cgs_15_a_group_has_one_creation_time_and_is_the_same_for_any_order_of_volumes() {
     let control_plane = ControlPlane::shared().await;
     let agent = Agent::new(control_plane, "group").await;
     let replica = Replica::start(control_plane).await;
@@ -89,8 +89,8 @@ async fn cgs_05_cgs_15_a_group_is_one_moment_and_stays_the_same_in_any_order() {
         assert_eq!(snapshot.group_snapshot_id, "group");
         assert_eq!(snapshot.creation_time, group.creation_time);
         assert!(snapshot.ready_to_use && snapshot.size_bytes == 1 << 30);
-        let place = crate::place(&agent.cluster.node("a"));
-        assert_eq!(snapshot.accessible_topology, [place]);
+        let topology = crate::topology(&agent.cluster.node("a"));
+        assert_eq!(snapshot.accessible_topology, [topology]);
     }
     volumes.reverse();
     let again = take(
@@ -134,7 +134,7 @@ async fn cgs_19_many_calls_for_one_name_at_two_replicas_take_one_group() {
 }
 
 #[tokio::test]
-async fn cgs_06_a_name_stands_for_the_group_that_it_was_given_to() {
+async fn cgs_06_the_name_of_a_group_is_refused_for_another_group() {
     let control_plane = ControlPlane::shared().await;
     let agent = Agent::new(control_plane, "set-other").await;
     let replica = Replica::start(control_plane).await;
@@ -158,7 +158,8 @@ async fn cgs_06_a_name_stands_for_the_group_that_it_was_given_to() {
 
 // Shows: CGS-13, CGS-16.
 #[tokio::test]
-async fn cgs_07_cgs_14_volumes_that_are_apart_or_unknown_are_refused_before_anything_is_made() {
+async fn cgs_07_cgs_14_volumes_on_several_nodes_or_unknown_are_refused_before_anything_is_created()
+{
     let control_plane = ControlPlane::shared().await;
     let agent = Agent::new(control_plane, "set-apart").await;
     let replica = Replica::start(control_plane).await;
@@ -174,8 +175,8 @@ async fn cgs_07_cgs_14_volumes_that_are_apart_or_unknown_are_refused_before_anyt
     let status = answer.unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
     for (volume, node) in [("apart-1", "a"), ("apart-2", "b")] {
-        let place = format!("{volume} on {}", agent.cluster.node(node));
-        assert!(status.message().contains(&place), "{status}");
+        let location = format!("{volume} on {}", agent.cluster.node(node));
+        assert!(status.message().contains(&location), "{status}");
     }
     for unknown in ["unknown", "../nodes/a"] {
         let volumes = ["apart-1".to_owned(), unknown.to_owned()];
@@ -192,7 +193,7 @@ async fn cgs_07_cgs_14_volumes_that_are_apart_or_unknown_are_refused_before_anyt
 
 // Shows: CGS-13, CGS-16.
 #[tokio::test]
-async fn cgs_08_cgs_16_a_group_that_the_node_refuses_is_gone_with_all_of_it_before_the_answer() {
+async fn cgs_08_cgs_16_a_refused_group_is_removed_with_its_snapshots_before_the_answer() {
     let control_plane = ControlPlane::shared().await;
     let agent = Agent::new(control_plane, "set-refused").await;
     let replica = Replica::start(control_plane).await;
@@ -200,13 +201,13 @@ async fn cgs_08_cgs_16_a_group_that_the_node_refuses_is_gone_with_all_of_it_befo
     for (reason, code) in [
         (Reason::NoSpace, Code::FailedPrecondition),
         (Reason::TooManyExtents, Code::FailedPrecondition),
-        (Reason::NotHeldStill, Code::FailedPrecondition),
+        (Reason::FreezeFailed, Code::FailedPrecondition),
         (Reason::SourceMissing, Code::NotFound),
     ] {
         let asked = asking(&replica, wanted("set-refused", &volumes)).await;
         let (group, snapshots) = agent.asked("set-refused").await;
         let admitted = agent.admit(&snapshots[1]).await;
-        agent.take_back(&admitted, reason).await;
+        agent.withdraw(&admitted, reason).await;
         agent.refuse(&group, reason).await;
         let status = asked.await.unwrap().unwrap_err();
         assert_eq!(status.code(), code, "{status}");
@@ -216,7 +217,7 @@ async fn cgs_08_cgs_16_a_group_that_the_node_refuses_is_gone_with_all_of_it_befo
 }
 
 #[tokio::test]
-async fn r02_a_group_that_a_killed_replica_began_is_taken_up_at_any_point() {
+async fn r02_a_group_that_a_killed_replica_began_is_resumed_at_any_point() {
     let control_plane = ControlPlane::shared().await;
     let agent = Agent::new(control_plane, "set-killed").await;
     let replica = Replica::start(control_plane).await;
@@ -232,7 +233,7 @@ async fn r02_a_group_that_a_killed_replica_began_is_taken_up_at_any_point() {
     }
 }
 
-/// Leaves a group as a controller does that dies when it has asked for so many of its snapshots.
+/// Leaves a group as a controller does that dies after it has created `made` of its snapshots.
 async fn begin(
     agent: &Agent,
     replica: &Replica,
@@ -263,7 +264,7 @@ async fn begin(
 }
 
 #[tokio::test]
-async fn cgs_14_a_volume_that_went_while_the_group_was_made_ends_it_and_nothing_is_left() {
+async fn cgs_14_a_volume_that_is_deleted_while_its_group_is_created_fails_it_and_nothing_is_left() {
     let control_plane = ControlPlane::shared().await;
     let agent = Agent::new(control_plane, "set-lost").await;
     let replica = Replica::start(control_plane).await;
@@ -298,7 +299,7 @@ async fn a_group_whose_agent_is_gone_is_withdrawn() {
 }
 
 #[tokio::test]
-async fn a_group_that_an_agent_has_begun_is_waited_for_whatever_it_says() {
+async fn a_group_that_an_agent_has_begun_is_never_withdrawn() {
     let control_plane = ControlPlane::shared().await;
     let agent = Agent::new(control_plane, "set-begun").await;
     let replica = Replica::start(control_plane).await;
@@ -310,9 +311,9 @@ async fn a_group_that_an_agent_has_begun_is_waited_for_whatever_it_says() {
     asked.abort();
     answered(&replica, &volumes, SHORT, "to go on: the agent's words").await;
     agent.cluster.silence("a").await;
-    // Longer than any test may take: the answer does not wait for the deadline.
-    let for_ever = Duration::from_hours(1);
-    answered(&replica, &volumes, for_ever, "has been silent for").await;
+    // Longer than any test: the answer does not wait for the deadline.
+    let no_deadline = Duration::from_hours(1);
+    answered(&replica, &volumes, no_deadline, "has been silent for").await;
     agent.cluster.wake("a").await;
     let taken = agent.take("set-begun").await;
     let client = replica.group_client().await;
@@ -321,7 +322,7 @@ async fn a_group_that_an_agent_has_begun_is_waited_for_whatever_it_says() {
     assert_eq!(taken.uid(), begun.uid());
 }
 
-/// Asks for the group `set-begun` until ABORTED is answered with these words.
+/// Requests the group `set-begun` until the answer is ABORTED with this text.
 async fn answered(replica: &Replica, volumes: &[String], timeout: Duration, words: &str) {
     let what = format!("the controller to answer: {words}");
     cistern_e2e::eventually(&what, PATIENCE, async || {
@@ -336,7 +337,7 @@ async fn answered(replica: &Replica, volumes: &[String], timeout: Duration, word
 }
 
 #[tokio::test]
-async fn r03_a_group_that_is_taken_and_withdrawn_at_the_same_moment_is_only_one_of_both() {
+async fn r03_a_group_that_is_taken_and_withdrawn_at_the_same_moment_is_either_taken_or_withdrawn() {
     let control_plane = ControlPlane::shared().await;
     let agent = Agent::new(control_plane, "set-race").await;
     let replica = Replica::start(control_plane).await;
@@ -347,10 +348,10 @@ async fn r03_a_group_that_is_taken_and_withdrawn_at_the_same_moment_is_only_one_
         let asked = asking(&replica, wanted(&name, &volumes)).await;
         let (group, snapshots) = agent.asked(&name).await;
         for snapshot in &snapshots {
-            agent.cut(snapshot).await;
+            agent.finish_snapshot(snapshot).await;
         }
         let group = agent.refuse(&group, Reason::NoSpace).await;
-        // The gap changes with the rounds, so that each is first now and then.
+        // The delay changes with the rounds, so that each side is sometimes first.
         tokio::time::sleep(Duration::from_millis(round / 4)).await;
         if agent.finish(&group).await.is_ok() {
             taken += 1;
@@ -366,7 +367,7 @@ async fn r03_a_group_that_is_taken_and_withdrawn_at_the_same_moment_is_only_one_
 }
 
 #[tokio::test]
-async fn a_name_whose_old_group_is_still_going_is_taken_anew_when_that_is_gone() {
+async fn a_name_whose_old_group_is_being_deleted_waits_and_then_gets_a_new_group() {
     let control_plane = ControlPlane::shared().await;
     let agent = Agent::new(control_plane, "set-again").await;
     let replica = Replica::start(control_plane).await;
@@ -374,12 +375,12 @@ async fn a_name_whose_old_group_is_still_going_is_taken_anew_when_that_is_gone()
     let asked = asking(&replica, wanted("set-again", &volumes)).await;
     let old = agent.take("set-again").await;
     asked.await.unwrap().unwrap();
-    let wish = serde_json::json!({"spec": {"deletionRequested": true}});
-    let wish = kube::api::Patch::Merge(wish);
+    let deletion = serde_json::json!({"spec": {"deletionRequested": true}});
+    let deletion = kube::api::Patch::Merge(deletion);
     let parameters = kube::api::PatchParams::default();
     agent
         .groups
-        .patch("set-again", &parameters, &wish)
+        .patch("set-again", &parameters, &deletion)
         .await
         .unwrap();
 
@@ -418,7 +419,7 @@ async fn ggs_04_ggs_06_ggs_07_a_group_is_read_by_its_id_and_its_snapshots() {
     let missing = get(&replica, "", &ids).await;
     assert_eq!(missing.unwrap_err().code(), Code::InvalidArgument);
 
-    // One of its snapshots is damaged: the answer is current.
+    // The answer shows that one of its snapshots is damaged.
     let damaged = agent.snapshots.get(&ids[0]).await.unwrap();
     agent.damage(&damaged).await;
     let group = get(&replica, "set-read", &ids).await.unwrap();
@@ -426,7 +427,7 @@ async fn ggs_04_ggs_06_ggs_07_a_group_is_read_by_its_id_and_its_snapshots() {
 }
 
 #[tokio::test]
-async fn an_object_that_somebody_made_by_hand_is_not_taken_for_a_group_of_ours() {
+async fn an_object_that_was_created_by_hand_is_not_used_as_a_group() {
     let control_plane = ControlPlane::shared().await;
     let agent = Agent::new(control_plane, "set-hand").await;
     let replica = Replica::start(control_plane).await;

@@ -1,4 +1,4 @@
-//! Every state that one object has ever had, from the API server's own watch.
+//! Records every state of one object with a watch.
 
 use std::{
     fmt::Debug,
@@ -13,14 +13,14 @@ use kube::{
 use serde::de::DeserializeOwned;
 use tokio::task::JoinHandle;
 
-/// A running record. Every write that changed something is in it, once.
+/// A running record. It contains each write that changed the object once.
 pub(crate) struct History<K> {
     states: Arc<Mutex<Vec<K>>>,
     recorder: JoinHandle<()>,
 }
 
 impl<K: Clone + Debug + DeserializeOwned + Send + 'static> History<K> {
-    /// Records from now on what happens to the object.
+    /// Starts to record the changes of the object.
     pub(crate) async fn of(api: &Api<K>, name: &str) -> Self {
         let list = api
             .list_metadata(&ListParams::default().limit(1))
@@ -45,13 +45,13 @@ impl<K: Clone + Debug + DeserializeOwned + Send + 'static> History<K> {
         Self { states, recorder }
     }
 
-    /// What was recorded.
+    /// Returns the recorded states.
     pub(crate) fn states(&self) -> Vec<K> {
         assert!(!self.recorder.is_finished(), "the record has ended");
         self.states.lock().unwrap().clone()
     }
 
-    /// How many writes it was, once the record is complete: `complete` says when.
+    /// Waits until `complete` accepts the record, and returns the number of writes.
     pub(crate) async fn writes(&self, complete: impl Fn(&[K]) -> bool) -> usize {
         let what = "the record to be complete";
         cistern_e2e::eventually(what, super::cluster::PATIENCE, async || {

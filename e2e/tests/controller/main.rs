@@ -1,5 +1,5 @@
-//! The controller against a real API server. The test takes the place of the agents: it writes the
-//! statuses that they would, as late, as wrong and as often as it likes.
+//! The controller against a real API server. The tests write the statuses that agents would write,
+//! including late, wrong and repeated ones.
 
 #![allow(
     clippy::indexing_slicing,
@@ -28,21 +28,21 @@ use tonic::{Request, Status, transport::Channel};
 
 type Client = v1::controller_client::ControllerClient<Channel>;
 
-/// A request for 1 GiB of ext4 from a pool.
+/// Returns a request for 1 GiB of ext4 from a pool.
 fn request(name: &str, pool: &str) -> v1::CreateVolumeRequest {
     create_volume(name, pool, Bytes::gib(1))
 }
 
-/// All of these nodes are allowed, and the first is preferred.
+/// Returns a requirement that allows all of these nodes and prefers the first.
 fn requirement(nodes: &[String]) -> v1::TopologyRequirement {
-    let places: Vec<v1::Topology> = nodes.iter().map(|node| place(node)).collect();
+    let topologies: Vec<v1::Topology> = nodes.iter().map(|node| topology(node)).collect();
     v1::TopologyRequirement {
-        requisite: places.clone(),
-        preferred: places,
+        requisite: topologies.clone(),
+        preferred: topologies,
     }
 }
 
-fn place(node: &str) -> v1::Topology {
+fn topology(node: &str) -> v1::Topology {
     let segments: BTreeMap<String, String> =
         [(names::TOPOLOGY_KEY.to_owned(), node.to_owned())].into();
     v1::Topology { segments }
@@ -60,7 +60,7 @@ async fn create(
     Ok(answer.volume.unwrap())
 }
 
-/// Calls ControllerExpandVolume with a deadline, as the resizer does: so many bytes at least.
+/// Calls ControllerExpandVolume for at least `required` bytes with a deadline, as the resizer does.
 async fn expand(
     client: Client,
     id: &str,

@@ -1,4 +1,4 @@
-//! Several controllers at once, and controllers that die, hang or lose the API server.
+//! Concurrent controllers, and controllers that die, hang or lose the API server.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ async fn con_06_cv_29_r13_many_calls_for_one_name_at_two_replicas_make_one_volum
 }
 
 #[tokio::test]
-async fn r02_a_call_to_another_replica_takes_up_what_a_killed_one_began() {
+async fn r02_a_call_to_another_replica_resumes_the_work_of_a_killed_one() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "killed", &[("a", 5)]).await;
     let (mut first, second) = (
@@ -64,26 +64,26 @@ async fn r02_a_call_to_another_replica_takes_up_what_a_killed_one_began() {
 }
 
 #[tokio::test]
-async fn r18_a_replica_that_slept_cannot_undo_what_another_did_meanwhile() {
+async fn r18_a_paused_replica_cannot_undo_the_work_of_another() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "asleep", &[("a", 5), ("b", 2)]).await;
-    let (mut sleeper, other) = (
+    let (mut paused, other) = (
         Replica::start(control_plane).await,
         Replica::start(control_plane).await,
     );
     let wanted = request("asleep", &cluster.pool);
-    let slept = tokio::spawn(create(sleeper.client().await, wanted.clone(), PATIENCE));
+    let pending = tokio::spawn(create(paused.client().await, wanted.clone(), PATIENCE));
     cluster.placed("asleep", "a").await;
-    sleeper.service().process().signal(Signal::STOP);
+    paused.service().process().signal(Signal::STOP);
 
-    // The sleeper has yet to hear that the agent is gone; the other moves the volume on.
+    // The paused replica has not seen yet that the agent is silent; the other moves the volume.
     cluster.silence("a").await;
     let asked = tokio::spawn(create(other.client().await, wanted.clone(), PATIENCE));
     let made = cluster.make("asleep", "b").await;
     asked.await.unwrap().unwrap();
 
-    sleeper.service().process().signal(Signal::CONT);
-    let volume = slept.await.unwrap().unwrap();
+    paused.service().process().signal(Signal::CONT);
+    let volume = pending.await.unwrap().unwrap();
     assert_eq!(volume.volume_id, "asleep");
     let now = cluster.placed("asleep", "b").await;
     assert_eq!(
@@ -95,7 +95,7 @@ async fn r18_a_replica_that_slept_cannot_undo_what_another_did_meanwhile() {
 #[tokio::test]
 async fn r03_admission_and_withdrawal_at_the_same_moment_never_both_succeed() {
     let control_plane = ControlPlane::shared().await;
-    // All nodes are there before the controller looks.
+    // All nodes are declared before the controller starts.
     let mut races = Vec::new();
     for round in 0..24 {
         races.push(Cluster::new(control_plane, &format!("race-{round}"), &[("a", 5)]).await);
@@ -107,7 +107,7 @@ async fn r03_admission_and_withdrawal_at_the_same_moment_never_both_succeed() {
         let wanted = request(name, name);
         let asked = tokio::spawn(create(replica.client().await, wanted, PATIENCE));
         let placed = race.placed(name, "a").await;
-        // The gap between the two changes with the rounds, so that each is first now and then.
+        // The delay changes with the rounds, so that each side is sometimes first.
         let gap = Duration::from_millis(round % 12);
         let admit = async {
             tokio::time::sleep(gap).await;
@@ -117,7 +117,7 @@ async fn r03_admission_and_withdrawal_at_the_same_moment_never_both_succeed() {
         if let Ok(admitted) = admitted {
             admissions += 1;
             race.finish(&admitted).await.unwrap();
-            // Until the volume is made, its node is silent: the caller may be told to come again.
+            // While its node is silent, the call may be answered with ABORTED.
             if let Err(status) = asked.await.unwrap() {
                 assert_eq!(status.code(), Code::Aborted, "{status}");
             }

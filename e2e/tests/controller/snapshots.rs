@@ -19,7 +19,7 @@ use crate::{
 
 pub(crate) use self::agent::Snapshots;
 
-/// Makes a volume of this name on node `a`.
+/// Creates a ready volume with this name on node `a`.
 pub(crate) async fn volume(cluster: &Cluster, client: Client, name: &str) -> PoolVolume {
     let wanted = request(name, &cluster.pool);
     let asked = tokio::spawn(crate::create(client, wanted, PATIENCE));
@@ -28,7 +28,7 @@ pub(crate) async fn volume(cluster: &Cluster, client: Client, name: &str) -> Poo
     made
 }
 
-/// Makes a snapshot of a volume.
+/// Creates a ready snapshot of a volume.
 pub(crate) async fn taken(
     cluster: &Cluster,
     client: Client,
@@ -36,11 +36,11 @@ pub(crate) async fn taken(
     volume: &str,
 ) -> v1::Snapshot {
     let asked = tokio::spawn(take(client, of(name, volume), PATIENCE));
-    Snapshots(cluster).cut(name).await;
+    Snapshots(cluster).make(name).await;
     asked.await.unwrap().unwrap()
 }
 
-/// A request for a snapshot of a volume.
+/// Returns a request for a snapshot of a volume.
 fn of(name: &str, volume: &str) -> v1::CreateSnapshotRequest {
     v1::CreateSnapshotRequest {
         name: name.to_owned(),

@@ -16,11 +16,12 @@ use crate::{
     cluster::{Cluster, PATIENCE},
     create,
     history::History,
-    place, request, requirement,
+    request, requirement,
     snapshots::{Snapshots, forget, taken, volume},
+    topology,
 };
 
-/// A request for a volume that is made from something, as large as that is.
+/// Returns a request for a volume from a source, with the size of the source.
 pub(crate) fn copy(
     name: &str,
     pool: &str,
@@ -82,8 +83,8 @@ async fn vcs_10_vcs_11_a_copy_names_its_source_in_every_answer_also_when_that_is
         .await
         .unwrap();
     assert_eq!(again.content_source, Some(of_snapshot("copied-snapshot")));
-    let anew = copy("copied-3", &cluster.pool, of_snapshot("copied-snapshot"));
-    let status = create(replica.client().await, anew, PATIENCE).await;
+    let new = copy("copied-3", &cluster.pool, of_snapshot("copied-snapshot"));
+    let status = create(replica.client().await, new, PATIENCE).await;
     assert_eq!(status.unwrap_err().code(), Code::NotFound, "DS-08");
 }
 
@@ -113,7 +114,7 @@ async fn cv_07_the_same_name_with_another_source_is_another_volume() {
 }
 
 #[tokio::test]
-async fn a_copy_is_made_at_its_source_although_the_scheduler_has_chosen_another_node() {
+async fn a_copy_is_created_on_the_node_of_its_source_although_another_node_is_selected() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "at-source", &[("a", 2), ("b", 5)]).await;
     let replica = Replica::start(control_plane).await;
@@ -146,9 +147,9 @@ async fn a_copy_is_made_at_its_source_although_the_scheduler_has_chosen_another_
     let asked = tokio::spawn(create(replica.client().await, wanted, PATIENCE));
     cluster.make("at-source", "a").await;
     let made = asked.await.unwrap().unwrap();
-    assert_eq!(made.accessible_topology, [place(&cluster.node("a"))]);
+    assert_eq!(made.accessible_topology, [topology(&cluster.node("a"))]);
 
-    // Where the source is left out, or where there is no room beside it, nothing is made.
+    // Nothing is created if the node of the source is excluded or has no room.
     let mut elsewhere = copy("elsewhere", &cluster.pool, of_volume("at-source-volume"));
     elsewhere.accessibility_requirements = Some(requirement(&[cluster.node("b")]));
     let mut large = copy("no-room", &cluster.pool, of_volume("at-source-volume"));
@@ -188,7 +189,7 @@ async fn a_copy_beside_a_full_or_silent_source_fails_with_a_back_off_and_writes_
         eventually(&what, PATIENCE, async || {
             let request = v1::GetCapacityRequest {
                 parameters: [("pool".to_owned(), cluster.pool.clone())].into(),
-                accessible_topology: Some(place(&cluster.node("a"))),
+                accessible_topology: Some(topology(&cluster.node("a"))),
                 ..v1::GetCapacityRequest::default()
             };
             let answer = replica.client().await.get_capacity(request).await;
@@ -199,7 +200,7 @@ async fn a_copy_beside_a_full_or_silent_source_fails_with_a_back_off_and_writes_
         })
         .await;
     };
-    let refused = async |says: &str| {
+    let refused = async |reason: &str| {
         for (name, source) in [
             ("full-source-clone", of_volume("full-source-volume")),
             ("full-source-restore", of_snapshot("full-source-snapshot")),
@@ -209,10 +210,10 @@ async fn a_copy_beside_a_full_or_silent_source_fails_with_a_back_off_and_writes_
             wanted.accessibility_requirements = Some(everywhere.clone());
             let status = create(replica.client().await, wanted, PATIENCE).await;
             let status = status.unwrap_err();
-            // RESOURCE_EXHAUSTED would have the scheduler choose again for ever.
+            // RESOURCE_EXHAUSTED would make the scheduler select a node again without end.
             assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
-            for said in [&format!("only be on node {}", cluster.node("a")), says] {
-                assert!(status.message().contains(said), "{status}");
+            for part in [&format!("only be on node {}", cluster.node("a")), reason] {
+                assert!(status.message().contains(part), "{status}");
             }
             assert!(history.states().is_empty());
         }
@@ -227,10 +228,9 @@ async fn a_copy_beside_a_full_or_silent_source_fails_with_a_back_off_and_writes_
     refused("does not report").await;
 }
 
-// Shows: VCS-14.
-// Shows: VCS-01.
+// Shows: VCS-01, VCS-14.
 #[tokio::test]
-async fn vcs_03_vcs_04_vcs_07_vcs_13_what_cannot_be_copied_is_refused_and_nothing_is_made() {
+async fn vcs_03_vcs_04_vcs_07_vcs_13_an_invalid_copy_is_refused_and_nothing_is_created() {
     type Change = fn(&mut v1::CreateVolumeRequest);
 
     let control_plane = ControlPlane::shared().await;
@@ -304,7 +304,7 @@ async fn vcs_03_vcs_04_vcs_07_vcs_13_what_cannot_be_copied_is_refused_and_nothin
         assert_eq!(status.code(), code, "{id}: {status}");
         assert!(!status.message().is_empty(), "{id}");
     }
-    let snapshot = Snapshots(&cluster).wished("no-copy-snapshot").await;
+    let snapshot = Snapshots(&cluster).requested("no-copy-snapshot").await;
     Snapshots(&cluster).disturb(&snapshot).await;
     let unready = copy("no-copy", &cluster.pool, of_snapshot("no-copy-snapshot"));
     let status = create(replica.client().await, unready, PATIENCE).await;

@@ -1,4 +1,4 @@
-//! `docs/metrics.md` against what the processes serve, in both directions.
+//! Compares `docs/metrics.md` with the metrics that the processes serve, in both directions.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +14,7 @@ use crate::{
 
 const DOCUMENT: &str = include_str!("../../../docs/metrics.md");
 
-/// A row of the table.
+/// A row of the table of metrics.
 #[derive(Debug)]
 struct Row {
     kind: String,
@@ -36,7 +36,7 @@ fn documented() -> BTreeMap<String, Row> {
     all.collect()
 }
 
-/// The type of each metric.
+/// Returns name and type of each documented metric.
 pub(crate) fn kinds() -> Vec<(String, String)> {
     let rows = documented().into_iter();
     rows.map(|(name, row)| (name, row.kind)).collect()
@@ -62,7 +62,7 @@ async fn every_metric_is_documented_and_every_documented_metric_is_served() {
     let documented = documented();
     assert!(documented.len() > 30, "the table was not found");
     for (name, service) in installed.processes() {
-        let what = format!("{name} to serve what is documented, and nothing else");
+        let what = format!("{name} to serve exactly the documented metrics");
         eventually(&what, Duration::from_secs(30), async || {
             let answer = service.get("/metrics").await;
             let served = metrics(&answer.map_err(|error| error.to_string())?);
@@ -91,7 +91,7 @@ fn differences(
                 all.push(format!("{name} has the labels {:?}", metric.labels));
             }
             Some(row) if !row.processes.contains(&process) => {
-                all.push(format!("{name} is not said to be of this process"));
+                all.push(format!("{name} is not documented for this process"));
             }
             Some(_) => {}
         }

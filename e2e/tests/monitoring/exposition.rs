@@ -1,19 +1,19 @@
-//! What a process serves at `/metrics`, taken apart.
+//! Parses the answer of `/metrics`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A metric as it is served.
+/// A served metric.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Metric {
     /// Its type: `counter`, `gauge`, `histogram`, `info`.
     pub(crate) kind: String,
-    /// Names of the labels that it has somewhere, without those of buckets.
+    /// Label names of all its series, without `le`.
     pub(crate) labels: BTreeSet<String>,
-    /// Its series.
+    /// Number of its series.
     pub(crate) series: usize,
 }
 
-/// The metrics of an answer, by the name under which people ask for them.
+/// Returns the metrics of an answer by the names that queries use.
 pub(crate) fn metrics(answer: &str) -> BTreeMap<String, Metric> {
     let mut all = BTreeMap::<String, Metric>::new();
     let mut current = String::new();

@@ -1,4 +1,4 @@
-//! Operator, controller and one node, with a pool, a volume, and something to complain about.
+//! Operator, controller and one node, with a pool, a volume, and a pool and a claim with problems.
 
 use std::time::Duration;
 
@@ -23,27 +23,27 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
-/// The node.
+/// Name of the node.
 pub(crate) const NODE: &str = "watched-1";
-/// Its pool.
+/// Pool on the node.
 pub(crate) const POOL: &str = "watched";
-/// A pool of it whose device is not there.
+/// Pool on the node whose device does not exist.
 pub(crate) const BROKEN_POOL: &str = "watched-broken";
-/// The volume in the pool.
+/// Volume in the pool.
 pub(crate) const VOLUME: &str = "pvc-watched";
 const SYSTEM: &str = "cistern-system";
 
-/// All of it.
+/// The installation.
 #[derive(Debug)]
 pub(crate) struct Installed {
     pub(crate) operator: Service,
     pub(crate) driver: Driver,
-    // Removed when nobody writes there any more.
+    // Dropped, and so removed, after the processes that write into it.
     _folder: Folder,
 }
 
 impl Installed {
-    /// The one that all tests here share.
+    /// Returns the installation that all tests of this binary share.
     pub(crate) async fn shared() -> &'static Self {
         static SHARED: OnceCell<Installed> = OnceCell::const_new();
         SHARED.get_or_init(Self::start).await
@@ -76,7 +76,7 @@ impl Installed {
         }
     }
 
-    /// Each process and what it is called in the documentation.
+    /// Returns each process with its name in the documentation.
     pub(crate) fn processes(&self) -> [(&'static str, &Service); 3] {
         [
             ("operator", &self.operator),
@@ -86,7 +86,7 @@ impl Installed {
     }
 }
 
-/// What kubelet would say of the node.
+/// Creates the Node, the CSINode and the agent's pod, as kubelet and the DaemonSet would.
 async fn register(client: &kube::Client) {
     let labels = json!({names::TOPOLOGY_KEY: NODE, "watched": "yes"});
     let node = json!({"metadata": {"name": NODE, "labels": labels}});
@@ -111,7 +111,7 @@ async fn register(client: &kube::Client) {
     patched.await.unwrap();
 }
 
-/// Pools and classes, and a claim that waits for a pool that nobody made.
+/// Creates pools and classes, and a claim that waits for a missing pool.
 async fn declare(client: &kube::Client) {
     let sources = [
         (POOL, json!({"image": {"size": "1Gi"}})),
@@ -144,7 +144,7 @@ async fn declare(client: &kube::Client) {
     create::<PersistentVolumeClaim>(&Api::namespaced(client.clone(), "default"), claim).await;
 }
 
-/// As external-provisioner asks for it.
+/// Creates the volume as external-provisioner does.
 async fn make_volume(driver: &Driver) {
     let request = create_claimed_volume(VOLUME, POOL, Bytes::mib(16));
     let mut client = driver.controller_client().await;

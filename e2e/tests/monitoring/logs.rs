@@ -1,4 +1,4 @@
-//! `docs/logs.md`: an operation that ends is one line, which says what it was about.
+//! `docs/logs.md`: each finished operation logs one line that names its objects.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use crate::installed::{Installed, NODE, POOL, VOLUME};
 
-/// Waits for a line that has all of these in it.
-async fn says(service: &Service, parts: &[&str]) -> String {
+/// Waits for a line that contains all of these parts.
+async fn logs_line(service: &Service, parts: &[&str]) -> String {
     eventually(
         &format!("a line with {parts:?}"),
         Duration::from_secs(10),
@@ -25,24 +25,34 @@ async fn says(service: &Service, parts: &[&str]) -> String {
 }
 
 #[tokio::test]
-async fn each_end_of_an_operation_is_a_line_with_volume_pool_node_and_duration() {
+async fn each_finished_operation_logs_a_line_with_volume_pool_node_and_duration() {
     let installed = Installed::shared().await;
     let (volume, pool) = (format!("volume=\"{VOLUME}\""), format!("pool=\"{POOL}\""));
     let node = format!("node=\"{NODE}\"");
-    let call = ["rpc=\"CreateVolume\"", "done", "code=\"Ok\"", "elapsed_ms="];
+    let call = [
+        "rpc=\"CreateVolume\"",
+        "the call succeeded",
+        "code=\"Ok\"",
+        "elapsed_ms=",
+    ];
     let of_controller = [&call[..], &[&pool, &node, VOLUME]].concat();
-    says(installed.driver.controller(), &of_controller).await;
+    logs_line(installed.driver.controller(), &of_controller).await;
     for condition in ["condition=Admitted", "condition=Ready"] {
-        let made = ["done", "kind=\"volume\"", condition, "elapsed_ms="];
+        let made = [
+            "condition became true",
+            "kind=\"volume\"",
+            condition,
+            "elapsed_ms=",
+        ];
         let of_agent = [&made[..], &[&volume, &pool, &node]].concat();
-        says(installed.driver.node(), &of_agent).await;
+        logs_line(installed.driver.node(), &of_agent).await;
     }
 }
 
 #[tokio::test]
 async fn in_json_every_line_is_an_object_with_time_level_and_message() {
     let installed = Installed::shared().await;
-    says(&installed.operator, &["the operator starts"]).await;
+    logs_line(&installed.operator, &["the operator starts"]).await;
     let log = installed.operator.process().log();
     // The last line may be half written.
     let complete = log.rsplit_once('\n').map_or("", |(complete, _)| complete);

@@ -1,5 +1,5 @@
-//! What operators of a cluster see of it: metrics, alerts, the dashboard. All from real processes with
-//! a real volume, a real API server and, where it is asked, a real Prometheus.
+//! Metrics, alerts, the dashboard and logs, from real processes with a real volume, a real API server
+//! and a real Prometheus.
 
 #![allow(
     clippy::indexing_slicing,

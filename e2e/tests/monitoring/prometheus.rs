@@ -1,5 +1,5 @@
-//! A real Prometheus that scrapes the real processes: the dashboard's queries and the alerts' expressions
-//! are asked of it, and one alert fires.
+//! A real Prometheus scrapes the real processes, runs the queries of the dashboard and the expressions of
+//! the alerts, and fires one alert.
 
 use std::{collections::BTreeSet, fmt::Write as _, net::SocketAddr, time::Duration};
 
@@ -19,7 +19,7 @@ use crate::{
 };
 
 const DASHBOARD: &str = include_str!("../../../manifests/monitoring/dashboard.json");
-/// What is told only while something is wrong that is not wrong here.
+/// Metrics and matchers that have series only during problems that this installation does not have.
 const ONLY_WHEN_WRONG: [&str; 5] = [
     "cistern_operator_gone_node_objects",
     "cistern_volume_problem",
@@ -29,19 +29,19 @@ const ONLY_WHEN_WRONG: [&str; 5] = [
 ];
 const SOON: Duration = Duration::from_mins(1);
 
-/// Debian's Prometheus, on loopback.
+/// The `prometheus` of Debian on a loopback address.
 struct Prometheus {
     http: SocketAddr,
     _process: Process,
-    // Removed when nobody writes there any more.
+    // Dropped, and so removed, after the process that writes into it.
     _folder: Folder,
 }
 
 impl Prometheus {
-    /// One that scrapes and evaluates each second.
+    /// Starts a Prometheus that scrapes and evaluates each second.
     fn start(installed: &Installed) -> Self {
         let (folder, [http]) = (Folder::new(), free_addresses());
-        // Nobody waits for minutes here: how long an alert waits is the only thing that is changed.
+        // Shortens `for` so that alerts fire within seconds, and changes nothing else.
         let rules = std::fs::read_to_string(rules::folder().join("rules.yaml")).unwrap();
         let rules = rules
             .lines()
@@ -75,10 +75,10 @@ impl Prometheus {
         }
     }
 
-    /// What a query gives now.
+    /// Returns the current result of a query.
     async fn query(&self, query: &str) -> Result<Vec<Value>, String> {
         let answer = self
-            .ask(&format!("/api/v1/query?query={}", escaped(query)))
+            .get(&format!("/api/v1/query?query={}", escaped(query)))
             .await;
         let answer: Value = answer.map_err(|error| error.to_string())?;
         if answer["status"] != "success" {
@@ -90,9 +90,9 @@ impl Prometheus {
             .unwrap_or_default())
     }
 
-    /// Waits until a query gives something.
-    async fn gives(&self, query: &str) -> Vec<Value> {
-        eventually(&format!("{query} to give something"), SOON, async || {
+    /// Waits until the result of a query is not empty.
+    async fn series(&self, query: &str) -> Vec<Value> {
+        eventually(&format!("{query} to return series"), SOON, async || {
             let series = self.query(query).await?;
             if series.is_empty() {
                 Err("nothing".to_owned())
@@ -103,8 +103,8 @@ impl Prometheus {
         .await
     }
 
-    /// In HTTP 1.0, whose answers end with the connection.
-    async fn ask(&self, path: &str) -> std::io::Result<Value> {
+    /// Sends a request with HTTP/1.0, whose answers end with the connection.
+    async fn get(&self, path: &str) -> std::io::Result<Value> {
         let mut stream = TcpStream::connect(self.http).await?;
         let request = format!("GET {path} HTTP/1.0\r\n\r\n");
         stream.write_all(request.as_bytes()).await?;
@@ -126,7 +126,7 @@ fn escaped(query: &str) -> String {
     })
 }
 
-/// The queries of every panel, for all nodes and pools.
+/// Returns the queries of every panel for all nodes and pools.
 fn queries_of_the_dashboard() -> Vec<String> {
     let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
     let panels = dashboard["panels"].as_array().unwrap();
@@ -146,7 +146,7 @@ async fn a_real_prometheus_reads_every_metric_runs_every_query_and_fires_an_aler
     let installed = Installed::shared().await;
     let prometheus = Prometheus::start(installed);
 
-    let up = prometheus.gives("sum(up == 1) == 3").await;
+    let up = prometheus.series("sum(up == 1) == 3").await;
     assert_eq!(up.len(), 1);
     for (name, kind) in documented::kinds() {
         let series = match kind.as_str() {
@@ -154,7 +154,7 @@ async fn a_real_prometheus_reads_every_metric_runs_every_query_and_fires_an_aler
             _ => name.clone(),
         };
         if !ONLY_WHEN_WRONG.contains(&name.as_str()) {
-            prometheus.gives(&format!("count({series})")).await;
+            prometheus.series(&format!("count({series})")).await;
         }
     }
 
@@ -164,7 +164,7 @@ async fn a_real_prometheus_reads_every_metric_runs_every_query_and_fires_an_aler
         if ONLY_WHEN_WRONG.iter().any(|words| query.contains(words)) {
             prometheus.query(&query).await.unwrap();
         } else {
-            prometheus.gives(&query).await;
+            prometheus.series(&query).await;
         }
     }
 
@@ -172,14 +172,14 @@ async fn a_real_prometheus_reads_every_metric_runs_every_query_and_fires_an_aler
         prometheus.query(&alert.expr).await.unwrap();
     }
 
-    // A pool whose device is not there, seen first and told when it lasts.
+    // The alert for the pool without a device is pending first and fires when the problem lasts.
     let alert =
         format!("alertname=\"CisternPoolUnreachable\",node=\"{NODE}\",pool=\"{BROKEN_POOL}\"");
     let firing = format!("ALERTS{{{alert},alertstate=\"firing\"}}");
-    prometheus.gives(&firing).await;
+    prometheus.series(&firing).await;
     let waited = format!("count_over_time(ALERTS{{{alert},alertstate=\"pending\"}}[1m])");
     assert_eq!(prometheus.query(&waited).await.unwrap().len(), 1);
-    // Of what is well nothing fires.
+    // No other alert fires.
     let all = prometheus
         .query("ALERTS{alertstate=\"firing\"}")
         .await

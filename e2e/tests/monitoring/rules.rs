@@ -1,4 +1,4 @@
-//! The files in `manifests/monitoring`: what they say of made-up series, and that they belong together.
+//! The files in `manifests/monitoring`: unit tests of the alerts, and consistency with the runbook.
 
 use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 
@@ -12,7 +12,7 @@ const FOR_PROMETHEUS_OPERATOR: &str =
 const RUNBOOK: &str = include_str!("../../../docs/runbook.md");
 const SOON: Duration = Duration::from_secs(30);
 
-/// A file of rules.
+/// A file of alerting rules.
 #[derive(Debug, Deserialize)]
 struct Rules {
     groups: Vec<Group>,
@@ -23,7 +23,7 @@ struct Group {
     rules: Vec<Alert>,
 }
 
-/// An alert.
+/// An alerting rule.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Alert {
     #[serde(rename = "alert")]
@@ -33,7 +33,7 @@ pub(crate) struct Alert {
     annotations: Value,
 }
 
-/// Every alert.
+/// Returns every alert.
 pub(crate) fn alerts() -> Vec<Alert> {
     let rules: Rules = serde_saphyr::from_str(RULES).unwrap();
     rules
@@ -43,13 +43,13 @@ pub(crate) fn alerts() -> Vec<Alert> {
         .collect()
 }
 
-/// The folder of the rules and the dashboard.
+/// Returns the folder of the rules and the dashboard.
 pub(crate) fn folder() -> PathBuf {
     workspace().join("manifests/monitoring")
 }
 
 #[tokio::test]
-async fn alerts_fire_when_they_should_and_say_what_they_should() {
+async fn alerts_fire_at_the_expected_times_with_the_expected_texts() {
     let mut check = command("promtool");
     check
         .args(["check", "rules"])
@@ -65,7 +65,7 @@ async fn alerts_fire_when_they_should_and_say_what_they_should() {
         .map(|alert| alert.name)
         .filter(|name| !tests.contains(&format!("alertname: {name}\n")))
         .collect();
-    // Those of which the rule is as plain as that of their neighbour.
+    // Their rules are as simple as those of the tested alerts beside them.
     assert_eq!(
         untested,
         [
@@ -77,7 +77,7 @@ async fn alerts_fire_when_they_should_and_say_what_they_should() {
 }
 
 #[test]
-fn every_alert_has_a_severity_words_and_its_section_in_the_runbook() {
+fn every_alert_has_a_severity_texts_and_its_section_in_the_runbook() {
     let sections: BTreeSet<&str> = RUNBOOK
         .lines()
         .filter_map(|line| line.strip_prefix("## "))
@@ -105,11 +105,14 @@ fn prometheus_operator_is_given_the_same_rules() {
     let (_, rules) = RULES.split_once("groups:").unwrap();
     let rules = format!("  groups:{}", rules.trim_end().replace('\n', "\n  "));
     let (_, theirs) = FOR_PROMETHEUS_OPERATOR.split_once("spec:\n").unwrap();
-    assert!(theirs.trim_end() == rules, "they differ: run make generate");
+    assert!(
+        theirs.trim_end() == rules,
+        "the rules differ: run make generate"
+    );
 }
 
 #[tokio::test]
-async fn both_folders_are_what_kubectl_can_apply() {
+async fn kubectl_can_apply_both_folders() {
     let kubectl = tool("kubectl").await;
     for (folder, kinds) in [
         (folder(), vec!["ConfigMap", "ConfigMap"]),

@@ -1,4 +1,4 @@
-//! Operator and agent, both real: a pool comes to a node and leaves it.
+//! A pool is created on a node and removed from it by a real operator and a real agent.
 
 use std::time::Duration;
 
@@ -13,25 +13,25 @@ use crate::{
 };
 
 #[tokio::test]
-async fn a_pool_is_made_used_and_put_away_and_one_deleted_while_it_is_made_leaves_nothing() {
+async fn a_pool_is_created_used_and_removed_and_one_deleted_during_creation_leaves_nothing() {
     let cluster = Cluster::shared().await;
     let api = cluster.api();
     let driver = Driver::start(&cluster.control_plane, "real-1").await;
     api.add_node("real-1", &[("real", "yes")]).await;
 
     let pool = declare(&api, "real").await;
-    let message = api.pool_is("real", "True", "AsDesired").await;
+    let message = api.pool_is("real", "True", "Reconciled").await;
     assert_eq!(message, "1 of 1 nodes are ready");
     assert!(image(&driver, &pool).exists());
     delete(&api.pools(), "real").await;
     gone(&api.pools(), "real").await;
     assert!(!image(&driver, &pool).exists());
 
-    // While the agent is making it: it begins as soon as the spec names the pool.
+    // Deletes pools while the agent creates them. The agent begins as soon as the spec names the pool.
     for attempt in 0..5 {
         let name = format!("real-{attempt}");
         let pool = declare(&api, &name).await;
-        // Without a pause between the looks: the agent needs a tenth of a second.
+        // Polls without a pause, because the agent needs only 100 ms.
         let begun = async { while !carries(&api, &name).await {} };
         timeout(SOON, begun).await.expect("the node carries it");
         tokio::time::sleep(Duration::from_millis(attempt * 20)).await;
@@ -44,7 +44,7 @@ async fn a_pool_is_made_used_and_put_away_and_one_deleted_while_it_is_made_leave
     driver.finish().await;
 }
 
-/// A small pool over the test's node; gives its UID.
+/// Creates a pool of 1 GiB on the test's node and returns its UID.
 async fn declare(api: &Objects, name: &str) -> String {
     let spec = json!({
         "nodeSelector": {"matchLabels": {"real": "yes"}},

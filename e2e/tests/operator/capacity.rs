@@ -1,4 +1,4 @@
-//! Capacity objects follow classes, nodes and what the agents say.
+//! Capacity objects follow classes, nodes and the reports of the agents.
 
 use cistern_crds::{Bytes, names};
 use cistern_e2e::eventually;
@@ -11,31 +11,31 @@ use crate::{
 };
 
 #[tokio::test]
-async fn every_class_of_ours_has_an_object_on_every_node_with_the_driver() {
+async fn every_class_of_the_driver_has_a_capacity_object_on_every_node_with_the_driver() {
     let api = Cluster::shared().await.api();
     api.add_node("cap-1", &[("cap", "yes")]).await;
     api.add_node("cap-2", &[]).await;
     api.add_pool("cap", &[("cap", "yes")]).await;
     api.carried("cap-1", "cap").await;
     api.report("cap-1", "cap", Bytes::gib(7)).await;
-    // A class that is made later than everything else.
+    // The class is created last.
     api.add_class(
         "cap",
         json!({"pool": "cap", "csi.storage.k8s.io/fstype": "xfs"}),
     )
     .await;
-    let of_nodes = |wanted: &'static [(&'static str, u64)]| {
+    let of_nodes = |expected: &'static [(&'static str, u64)]| {
         let api = api.clone();
         async move {
-            let what = format!("capacity {wanted:?}");
+            let what = format!("capacity {expected:?}");
             eventually(&what, SOON, async || {
-                // Other tests have nodes, too.
+                // Leaves out the nodes of other tests.
                 let found = api.capacities("cap").await;
                 let ours = found.iter().filter(|(node, ..)| node.starts_with("cap-"));
                 let ours: Vec<_> = ours
                     .map(|(node, room, _)| (node.as_str(), room.0 >> 30))
                     .collect();
-                if ours == wanted {
+                if ours == expected {
                     Ok(())
                 } else {
                     Err(format!("{found:?}"))
@@ -69,7 +69,7 @@ async fn every_class_of_ours_has_an_object_on_every_node_with_the_driver() {
         }
     }
 
-    // A silent agent, a pool that leaves, a node that goes.
+    // The agent falls silent, the pool is removed from a node, and a node is deleted.
     api.set_agent_ready("cap-1", false).await;
     of_nodes(&[("cap-1", 0), ("cap-2", 0)]).await;
     api.set_agent_ready("cap-1", true).await;
@@ -116,7 +116,7 @@ async fn a_class_with_wrong_parameters_has_no_capacity_anywhere() {
 }
 
 #[tokio::test]
-async fn what_is_published_follows_the_agent_down_and_up() {
+async fn published_capacity_follows_the_reports_of_the_agent() {
     let api = Cluster::shared().await.api();
     api.add_node("lag-1", &[("lag", "yes")]).await;
     api.add_pool("lag", &[("lag", "yes")]).await;

@@ -1,5 +1,4 @@
-//! An API server with Cistern's manifests in it, and the operator's process with the rights that they
-//! give it.
+//! An API server with Cistern's manifests, and the operator's process with the permissions from them.
 
 use std::{path::PathBuf, process::Command, time::Duration};
 
@@ -18,7 +17,7 @@ use crate::objects::Objects;
 pub(crate) const SYSTEM: &str = "cistern-system";
 /// The namespace of claims.
 pub(crate) const DEFAULT: &str = "default";
-/// How long anything may take.
+/// Timeout of each step.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 /// The API server and the operator.
@@ -27,18 +26,18 @@ pub(crate) struct Cluster {
     pub(crate) control_plane: ControlPlane,
     kubeconfig: PathBuf,
     http: std::net::SocketAddr,
-    // Removed when nobody writes there any more.
+    // Dropped, and so removed, after the processes that write into it.
     folder: Folder,
 }
 
 impl Cluster {
-    /// The one that most tests share: objects have names of the test's own.
+    /// Returns the cluster that most tests share. Each test uses object names of its own.
     pub(crate) async fn shared() -> &'static Self {
         static SHARED: OnceCell<Cluster> = OnceCell::const_new();
         SHARED.get_or_init(Self::start).await
     }
 
-    /// A new one.
+    /// Starts a new cluster.
     pub(crate) async fn start() -> Self {
         let control_plane = ControlPlane::start().await;
         let mut apply = command(tool("kubectl").await);
@@ -62,19 +61,19 @@ impl Cluster {
         }
     }
 
-    /// The command that starts the operator again.
+    /// Returns the command that restarts the operator.
     pub(crate) fn operator_command(&self) -> Command {
         operator_command(&self.kubeconfig, self.http, "the-operator")
     }
 
-    /// Another replica of the operator, in a pod of this name.
+    /// Starts another replica of the operator with this pod name.
     pub(crate) async fn another_operator(&self, pod: &str) -> Service {
         let [http] = free_addresses();
         let command = operator_command(&self.kubeconfig, http, pod);
         Service::start(pod, self.folder.path(), http, command).await
     }
 
-    /// Everything that the API server holds, as its administrator sees it.
+    /// Returns access to all objects with an administrator's permissions.
     pub(crate) fn api(&self) -> Objects {
         Objects {
             client: self.control_plane.client(),
@@ -82,7 +81,7 @@ impl Cluster {
     }
 }
 
-/// A kubeconfig with a token of the operator's own service account.
+/// Writes a kubeconfig with a token of the operator's service account.
 async fn operators_kubeconfig(control_plane: &ControlPlane, folder: &Folder) -> PathBuf {
     let path = "/api/v1/namespaces/cistern-system/serviceaccounts/cistern-operator/token";
     let request = http::Request::post(path)
@@ -98,7 +97,7 @@ async fn operators_kubeconfig(control_plane: &ControlPlane, folder: &Folder) -> 
     kubeconfig
 }
 
-/// Starts the operator as its Deployment does, in a pod of this name.
+/// Returns the command that starts the operator as its Deployment does, with this pod name.
 pub(crate) fn operator_command(
     kubeconfig: &std::path::Path,
     http: std::net::SocketAddr,
@@ -110,7 +109,7 @@ pub(crate) fn operator_command(
         .env("NAMESPACE", SYSTEM)
         .env("POD_NAME", pod)
         .env("HTTP_ADDRESS", http.to_string())
-        // As long as a test waits for what must not be reported.
+        // Short, so that a test can wait until an object that must not be reported would have been.
         .env("UNCLAIMED_AFTER_SECONDS", "3")
         .env("LOG_LEVEL", "info,cistern_operator=debug");
     command

@@ -1,4 +1,4 @@
-//! People are told what does not belong together on a node: once, and again when more of it comes.
+//! The operator publishes events about drift and orphans on a node: once, and again for new findings.
 
 use cistern_crds::names;
 use cistern_e2e::eventually;
@@ -14,7 +14,7 @@ use crate::{
     objects::Objects,
 };
 
-/// A loop device that was seen first so many seconds ago.
+/// Returns a finding about a loop device that was first seen `seconds` ago.
 fn unused_loop(number: u32, seconds: i64) -> Value {
     json!({
         "kind": "LoopWithoutUse",
@@ -24,7 +24,7 @@ fn unused_loop(number: u32, seconds: i64) -> Value {
     })
 }
 
-/// An image that nobody has claimed for so many seconds.
+/// Returns an image that has been an orphan for `seconds`.
 fn orphan(image: &str, seconds: i64) -> Value {
     json!({"image": image, "size": "1Gi", "since": ago(seconds)})
 }
@@ -33,7 +33,7 @@ fn ago(seconds: i64) -> Timestamp {
     Timestamp::now() - SignedDuration::from_secs(seconds)
 }
 
-/// The agent tells what it has found on its node.
+/// Writes the agent's part of the node's status.
 async fn report(api: &Objects, node: &str, status: Value) {
     let body = json!({
         "apiVersion": "cistern.storage/v1alpha1",
@@ -47,7 +47,7 @@ async fn report(api: &Objects, node: &str, status: Value) {
     written.unwrap();
 }
 
-/// Waits until an object has just so many events of a kind, and gives their notes.
+/// Waits until an object has exactly `count` events with this reason, and returns their notes.
 async fn notes(api: &Objects, uid: &str, reason: &str, count: usize) -> Vec<String> {
     let what = format!("{count} events {reason}");
     eventually(&what, SOON, async || {
@@ -63,7 +63,7 @@ async fn notes(api: &Objects, uid: &str, reason: &str, count: usize) -> Vec<Stri
 }
 
 #[tokio::test]
-async fn findings_are_told_on_their_node_and_again_only_when_one_more_has_come() {
+async fn findings_are_reported_on_their_node_and_again_only_with_a_new_finding() {
     let api = Cluster::shared().await.api();
     api.add_node("drift-1", &[("drift", "yes")]).await;
     api.add_pool("drift", &[("drift", "yes")]).await;
@@ -73,26 +73,29 @@ async fn findings_are_told_on_their_node_and_again_only_when_one_more_has_come()
 
     let first = unused_loop(7, 60);
     report(&api, "drift-1", json!({"drift": [first]})).await;
-    let told = notes(&api, &uid, "DoesNotBelongTogether", 1).await;
+    let notes_seen = notes(&api, &uid, "DriftDetected", 1).await;
     assert_eq!(
-        told,
+        notes_seen,
         ["on node drift-1, /dev/loop7 (LoopWithoutUse): nothing uses it: detach it"]
     );
 
     let stray = json!({
         "kind": "Stray", "object": "/x", "message": "not ours: remove it", "since": ago(30),
     });
-    // A second kind is news, and the first is not told again with it.
+    // A finding of a second kind causes an event, which does not repeat the first.
     report(&api, "drift-1", json!({"drift": [first, stray]})).await;
-    notes(&api, &uid, "DoesNotBelongTogether", 2).await;
+    notes(&api, &uid, "DriftDetected", 2).await;
     let more = [first, stray, unused_loop(8, 0)];
     report(&api, "drift-1", json!({"drift": more})).await;
-    let told = notes(&api, &uid, "DoesNotBelongTogether", 3).await;
-    assert!(told[2].contains("/dev/loop8 and 1 more"), "{told:?}");
+    let notes_seen = notes(&api, &uid, "DriftDetected", 3).await;
+    assert!(
+        notes_seen[2].contains("/dev/loop8 and 1 more"),
+        "{notes_seen:?}"
+    );
 }
 
 #[tokio::test]
-async fn images_that_nobody_claims_are_told_on_node_and_pool_with_what_to_do() {
+async fn orphaned_images_are_reported_on_node_and_pool_with_the_remedy() {
     let api = Cluster::shared().await.api();
     api.add_node("orphans-1", &[("orphans", "yes")]).await;
     let pool = api.add_pool("orphans", &[("orphans", "yes")]).await;
@@ -107,18 +110,18 @@ async fn images_that_nobody_claims_are_told_on_node_and_pool_with_what_to_do() {
     let first = orphan("a-1", 60);
     report(&api, "orphans-1", pools(std::slice::from_ref(&first))).await;
     for uid in [node.uid().unwrap(), pool.uid().unwrap()] {
-        let told = notes(&api, &uid, "ImagesWithoutOwner", 1).await;
+        let notes_seen = notes(&api, &uid, "ImagesWithoutOwner", 1).await;
         for part in [
             "a-1",
             "pool orphans on node orphans-1",
             "reclaimOrphansAfterHours",
         ] {
-            assert!(told[0].contains(part), "{told:?}");
+            assert!(notes_seen[0].contains(part), "{notes_seen:?}");
         }
     }
     report(&api, "orphans-1", pools(&[first, orphan("a-2", 0)])).await;
     for uid in [node.uid().unwrap(), pool.uid().unwrap()] {
-        let told = notes(&api, &uid, "ImagesWithoutOwner", 2).await;
-        assert!(told[1].contains("a-2"), "{told:?}");
+        let notes_seen = notes(&api, &uid, "ImagesWithoutOwner", 2).await;
+        assert!(notes_seen[1].contains("a-2"), "{notes_seen:?}");
     }
 }

@@ -1,8 +1,8 @@
-//! People are told why a claim waits.
+//! Events on claims and classes say why a claim waits.
 
 use cistern_crds::{
     Bytes, ConditionType, PoolVolume, Reason,
-    condition::{self, Finding},
+    condition::{self, ConditionUpdate},
     time,
 };
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
@@ -18,7 +18,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn a_claim_that_fits_nowhere_is_told_pool_sizes_and_node_once() {
+async fn a_claim_that_fits_nowhere_gets_one_event_with_pool_sizes_and_node() {
     let api = Cluster::shared().await.api();
     api.add_node("ev-1", &[("ev", "yes")]).await;
     api.add_node("ev-2", &[("ev", "yes")]).await;
@@ -27,7 +27,7 @@ async fn a_claim_that_fits_nowhere_is_told_pool_sizes_and_node_once() {
         api.carried(node, "ev").await;
         api.report(node, "ev", Bytes::gib(room)).await;
     }
-    api.pool_is("ev", "True", "AsDesired").await;
+    api.pool_is("ev", "True", "Reconciled").await;
     api.add_class("ev", json!({"pool": "ev"})).await;
     api.add_claim("ev-fits", "ev", "4Gi").await;
     api.add_claim("ev-waits", "ev", "7Gi").await;
@@ -42,7 +42,7 @@ async fn a_claim_that_fits_nowhere_is_told_pool_sizes_and_node_once() {
     for part in ["StoragePool ev", "50Gi", "9Gi"] {
         assert!(note.contains(part), "{note}");
     }
-    // Many looks later each has been told once, and the claim that fits never.
+    // After many reconciles each waiting claim has one event, and the claim that fits has none.
     for room in [4, 5, 4, 5] {
         api.report("ev-2", "ev", Bytes::gib(room)).await;
     }
@@ -54,7 +54,7 @@ async fn a_claim_that_fits_nowhere_is_told_pool_sizes_and_node_once() {
 }
 
 #[tokio::test]
-async fn a_wrong_class_is_told_on_the_class_and_on_its_claims() {
+async fn a_wrong_class_is_reported_on_the_class_and_on_its_claims() {
     let api = Cluster::shared().await.api();
     let bogus = api
         .add_class("ev-bogus", json!({"pool": "x", "bogus": "y"}))
@@ -62,7 +62,7 @@ async fn a_wrong_class_is_told_on_the_class_and_on_its_claims() {
     let homeless = api
         .add_class("ev-homeless", json!({"pool": "nobody-made-it"}))
         .await;
-    // Without a filesystem it is ext4.
+    // The default filesystem is ext4.
     let parameters = json!({"pool": "x", "mkfsOptions": "-i size=512"});
     let optional = api.add_class("ev-mkfs", parameters).await;
     api.add_claim("ev-bogus", "ev-bogus", "1Gi").await;
@@ -82,13 +82,13 @@ async fn a_wrong_class_is_told_on_the_class_and_on_its_claims() {
 }
 
 #[tokio::test]
-async fn a_claim_that_is_being_served_and_one_of_another_driver_are_left_alone() {
+async fn a_claim_with_a_volume_and_a_claim_of_another_driver_get_no_events() {
     let api = Cluster::shared().await.api();
     api.add_node("busy-1", &[("busy", "yes")]).await;
     api.add_pool("busy", &[("busy", "yes")]).await;
     api.carried("busy-1", "busy").await;
     api.report("busy-1", "busy", Bytes::gib(1)).await;
-    api.pool_is("busy", "True", "AsDesired").await;
+    api.pool_is("busy", "True", "Reconciled").await;
     api.add_class("busy", json!({"pool": "busy"})).await;
     api.add_claim("busy-served", "busy", "5Gi").await;
     let served = api
@@ -105,18 +105,18 @@ async fn a_claim_that_is_being_served_and_one_of_another_driver_are_left_alone()
     let other = api.claims().get("busy-other").await.unwrap().uid().unwrap();
     api.add_claim("busy-waits", "busy", "5Gi").await;
     let waits = api.claims().get("busy-waits").await.unwrap().uid().unwrap();
-    // Its event comes after the moment at which the others would have had theirs.
+    // Its event comes later than events on the other claims would have come.
     api.event(&waits, "NoSpace").await;
     assert_eq!(api.events(&served).await, []);
     assert_eq!(api.events(&other).await, []);
-    // A claim that is served no longer is told like any other.
+    // A claim whose volume is gone gets events again.
     api.remove::<PoolVolume>(&format!("pvc-{served}")).await;
     api.event(&served, "NoSpace").await;
     delete(&api.claims(), "busy-waits").await;
 }
 
 #[tokio::test]
-async fn a_pool_that_is_ready_nowhere_is_told_with_the_reason() {
+async fn a_pool_that_is_ready_nowhere_is_reported_with_the_reason() {
     let api = Cluster::shared().await.api();
     api.add_node("down-1", &[("down", "yes")]).await;
     api.add_pool("down", &[("down", "yes")]).await;
@@ -137,7 +137,7 @@ async fn a_pool_that_is_ready_nowhere_is_told_with_the_reason() {
 }
 
 #[tokio::test]
-async fn a_claim_whose_filesystem_waits_to_grow_is_told_and_others_are_not() {
+async fn a_claim_whose_filesystem_waits_to_grow_is_reported_and_others_are_not() {
     let api = Cluster::shared().await.api();
     let add = async |name: &str, reason: &str| {
         api.add_claim(name, "nobody-made-it", "1Gi").await;
@@ -160,13 +160,13 @@ async fn a_claim_whose_filesystem_waits_to_grow_is_told_and_others_are_not() {
         let since = time::from_kubernetes(&Time(Timestamp::UNIX_EPOCH));
         let mut conditions = Vec::new();
         let reason = Reason::parse(reason).unwrap();
-        let finding = Finding::new(
+        let update = ConditionUpdate::new(
             ConditionType::Expanded,
             false,
             reason,
             "its next pod grows it",
         );
-        condition::set(&mut conditions, &finding, None, since);
+        condition::set(&mut conditions, &update, None, since);
         let status = Patch::Merge(json!({"status": {"conditions": conditions}}));
         let parameters = PatchParams::default();
         let volumes = api.volumes();
@@ -176,7 +176,7 @@ async fn a_claim_whose_filesystem_waits_to_grow_is_told_and_others_are_not() {
             .unwrap();
         uid
     };
-    // The resizer tells the claim what was refused.
+    // The resizer publishes refusals on the claim; the operator does not.
     let refused = add("ev-refused", "NoSpace").await;
     let waits = add("ev-grows-later", "FilesystemSmaller").await;
     let note = api.event(&waits, "VolumeNotExpanded").await;

@@ -1,10 +1,10 @@
-//! A node that is gone: what goes by itself, what stays, and how a person gives it up.
+//! A deleted node: what the operator removes, what it keeps, and how a user gives that up.
 
 use std::{io::Write as _, process::Stdio};
 
 use cistern_crds::{
     Bytes, ConditionType, NodePoolStatus, PoolSnapshot, PoolVolume, Reason,
-    condition::{self, Finding},
+    condition::{self, ConditionUpdate},
     time,
 };
 use cistern_e2e::{
@@ -19,10 +19,10 @@ use serde_json::json;
 
 use crate::{
     cluster::Cluster,
-    objects::{Objects, create, delete, gone, told},
+    objects::{Objects, condition_message, create, delete, gone},
 };
 
-/// Runs `kubectl cistern forget-node` with an answer to its question: exit code and all that it says.
+/// Runs `kubectl cistern forget-node` with an answer to its prompt. Returns exit code and output.
 async fn forget(cluster: &Cluster, words: &[&str], answer: &str) -> (i32, String) {
     let mut command = command(binary("kubectl-cistern"));
     command
@@ -35,34 +35,34 @@ async fn forget(cluster: &Cluster, words: &[&str], answer: &str) -> (i32, String
         .stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    // A program that refuses reads nothing.
+    // A program that refuses does not read its standard input.
     let _ = stdin.write_all(answer.as_bytes());
     drop(stdin);
     let ended = tokio::task::spawn_blocking(|| child.wait_with_output());
     let output = ended.await.unwrap().unwrap();
-    let said = [output.stdout, output.stderr].concat();
+    let text = [output.stdout, output.stderr].concat();
     let code = output.status.code().unwrap();
-    (code, String::from_utf8_lossy(&said).into_owned())
+    (code, String::from_utf8_lossy(&text).into_owned())
 }
 
-/// Waits until the StorageNode says that its Node is gone, and gives the words of `Ready`.
-async fn says_that_it_is_gone(api: &Objects, node: &str) -> String {
+/// Waits until the conditions of the StorageNode report `NodeGone`, and returns the message of `Ready`.
+async fn node_gone_message(api: &Objects, node: &str) -> String {
     api.storage_node("the Node to be gone", node, |node| {
         let conditions = &node.status.as_ref()?.conditions;
-        told(conditions, ConditionType::Healthy, "Unknown", "NodeGone")?;
-        told(conditions, ConditionType::Ready, "False", "NodeGone")
+        condition_message(conditions, ConditionType::Healthy, "Unknown", "NodeGone")?;
+        condition_message(conditions, ConditionType::Ready, "False", "NodeGone")
     })
     .await
 }
 
 #[tokio::test]
-async fn an_empty_storage_node_goes_with_its_node_and_holds_no_pool() {
+async fn an_empty_storage_node_is_deleted_with_its_node_and_blocks_no_pool_deletion() {
     let cluster = Cluster::shared().await;
     let api = cluster.api();
     api.add_node("empty-1", &[("empty", "yes")]).await;
     api.add_pool("empty", &[("empty", "yes")]).await;
     api.report("empty-1", "empty", Bytes::gib(9)).await;
-    api.pool_is("empty", "True", "AsDesired").await;
+    api.pool_is("empty", "True", "Reconciled").await;
     cluster
         .operator
         .shows("cistern_operator_agent_reporting{node=\"empty-1\"} 1")
@@ -77,7 +77,7 @@ async fn an_empty_storage_node_goes_with_its_node_and_holds_no_pool() {
 }
 
 #[tokio::test]
-async fn a_node_that_is_gone_with_volumes_is_kept_until_a_person_types_its_name() {
+async fn a_storage_node_with_volumes_outlives_its_node_until_a_user_types_its_name() {
     let cluster = Cluster::shared().await;
     let api = cluster.api();
     let mut driver = Driver::start(&cluster.control_plane, "gone-1").await;
@@ -88,22 +88,25 @@ async fn a_node_that_is_gone_with_volumes_is_kept_until_a_person_types_its_name(
     });
     let pool = json!({"metadata": {"name": "gone"}, "spec": spec});
     let pool = create(&api.pools(), &pool).await.uid().unwrap();
-    // The operator makes the StorageNode.
-    api.pool_is("gone", "True", "AsDesired").await;
+    // The operator creates the StorageNode.
+    api.pool_is("gone", "True", "Reconciled").await;
     driver.ready_pool("gone").await;
     let (volume, snapshot) = fill(&driver).await;
 
-    // The node answers: first its Node, then its agent.
-    let (code, said) = forget(cluster, &["gone-1"], "gone-1\n").await;
-    assert!(code == 3 && said.contains("Node gone-1 exists"), "{said}");
+    // The command refuses first because the Node exists, then because of the agent's pod.
+    let (code, output) = forget(cluster, &["gone-1"], "gone-1\n").await;
+    assert!(
+        code == 3 && output.contains("Node gone-1 exists"),
+        "{output}"
+    );
     driver.kill_node();
     delete(&api.nodes(), "gone-1").await;
-    let (code, said) = forget(cluster, &["gone-1"], "gone-1\n").await;
-    assert!(code == 3 && said.contains("agent-gone-1"), "{said}");
+    let (code, output) = forget(cluster, &["gone-1"], "gone-1\n").await;
+    assert!(code == 3 && output.contains("agent-gone-1"), "{output}");
     delete(&api.pods(), "agent-gone-1").await;
 
-    // It is kept, and everybody says what to do.
-    let message = says_that_it_is_gone(&api, "gone-1").await;
+    // The StorageNode is kept, and the conditions name the command to run.
+    let message = node_gone_message(&api, "gone-1").await;
     for part in [
         "1 volume and 1 snapshot",
         "kubectl cistern forget-node gone-1",
@@ -118,28 +121,31 @@ async fn a_node_that_is_gone_with_volumes_is_kept_until_a_person_types_its_name(
         "{metrics}"
     );
     delete(&api.pools(), "gone").await;
-    api.pool("the pool to be held", "gone", |pool| {
+    api.pool("the deletion of the pool to be held", "gone", |pool| {
         let conditions = &pool.status.as_ref()?.conditions;
         let kind = ConditionType::DeletionHeld;
-        let message = told(conditions, kind, "True", "VolumesRemain")?;
+        let message = condition_message(conditions, kind, "True", "VolumesRemain")?;
         message.contains("forget-node gone-1").then_some(())
     })
     .await;
-    let (code, said) = forget(cluster, &["gone-1"], "yes\n").await;
-    assert!(code == 3 && said.contains("nothing was changed"), "{said}");
+    let (code, output) = forget(cluster, &["gone-1"], "yes\n").await;
+    assert!(
+        code == 3 && output.contains("nothing was changed"),
+        "{output}"
+    );
     for part in ["shop/data", volume.as_str(), snapshot.as_str()] {
-        assert!(said.contains(part), "{said}");
+        assert!(output.contains(part), "{output}");
     }
     let kept = api.volumes().get(&volume).await.unwrap();
     assert!(kept.metadata.deletion_timestamp.is_none(), "{kept:?}");
 
-    let (code, said) = forget(cluster, &["gone-1"], "gone-1\n").await;
-    assert_eq!(code, 0, "{said}");
+    let (code, output) = forget(cluster, &["gone-1"], "gone-1\n").await;
+    assert_eq!(code, 0, "{output}");
     gone(&api.storage_nodes(), "gone-1").await;
     let volumes: Option<PoolVolume> = api.volumes().get_opt(&volume).await.unwrap();
     let snapshots: Option<PoolSnapshot> = api.snapshots().get_opt(&snapshot).await.unwrap();
     assert!(volumes.is_none() && snapshots.is_none());
-    // What external-provisioner and csi-snapshotter ask for once claim and VolumeSnapshot are deleted.
+    // external-provisioner and csi-snapshotter send these once claim and VolumeSnapshot are deleted.
     let mut controller = driver.controller_client().await;
     let request = DeleteSnapshotRequest {
         snapshot_id: snapshot,
@@ -152,17 +158,17 @@ async fn a_node_that_is_gone_with_volumes_is_kept_until_a_person_types_its_name(
     };
     controller.delete_volume(request).await.unwrap();
     gone(&api.pools(), "gone").await;
-    // Nothing was done to the disk.
+    // The disk is unchanged.
     let image = driver.storage_root().join(format!("pools/{pool}.img"));
     assert!(image.exists());
-    let (code, said) = forget(cluster, &["gone-1"], "").await;
+    let (code, output) = forget(cluster, &["gone-1"], "").await;
     assert!(
-        code == 3 && said.contains("no StorageNode is called"),
-        "{said}"
+        code == 3 && output.contains("no StorageNode is called"),
+        "{output}"
     );
 }
 
-/// A volume and a snapshot of it, as the sidecars ask for them; gives their names.
+/// Creates a volume and a snapshot of it as the sidecars do, and returns their names.
 async fn fill(driver: &Driver) -> (String, String) {
     let mut controller = driver.controller_client().await;
     let request = create_claimed_volume("pvc-gone", "gone", Bytes::mib(64));
@@ -178,7 +184,7 @@ async fn fill(driver: &Driver) -> (String, String) {
 }
 
 #[tokio::test]
-async fn a_pool_whose_disk_is_dead_is_forgotten_alone() {
+async fn a_pool_whose_disk_failed_is_forgotten_without_the_other_pools() {
     let cluster = Cluster::shared().await;
     let api = cluster.api();
     api.add_node("dead-1", &[("dead", "yes")]).await;
@@ -194,24 +200,28 @@ async fn a_pool_whose_disk_is_dead_is_forgotten_alone() {
             uid: entry.uid.clone(),
             ..NodePoolStatus::default()
         };
-        let ready = Finding::new(ConditionType::Ready, holds, reason, "as its agent found it");
+        let ready =
+            ConditionUpdate::new(ConditionType::Ready, holds, reason, "reported by the agent");
         let since = time::from_kubernetes(&Time(Timestamp::UNIX_EPOCH));
         condition::set(&mut status.conditions, &ready, None, since);
         api.report_pools("dead-1", &[status]).await;
     };
-    report(true, Reason::AsDesired).await;
+    report(true, Reason::Reconciled).await;
     let words = ["dead-1", "--pool", "dead"];
-    let (code, said) = forget(cluster, &words, "dead-1/dead\n").await;
+    let (code, output) = forget(cluster, &words, "dead-1/dead\n").await;
     assert!(
-        code == 3 && said.contains("not reported as unusable"),
-        "{said}"
+        code == 3 && output.contains("not reported as unusable"),
+        "{output}"
     );
     report(false, Reason::NoUsableDevice).await;
-    // The name of the node alone would give up more than is meant.
-    let (code, said) = forget(cluster, &words, "dead-1\n").await;
-    assert!(code == 3 && said.contains("nothing was changed"), "{said}");
-    let (code, said) = forget(cluster, &words, "dead-1/dead\n").await;
-    assert_eq!(code, 0, "{said}");
+    // The name of the node alone is not accepted: it would give up the other pool, too.
+    let (code, output) = forget(cluster, &words, "dead-1\n").await;
+    assert!(
+        code == 3 && output.contains("nothing was changed"),
+        "{output}"
+    );
+    let (code, output) = forget(cluster, &words, "dead-1/dead\n").await;
+    assert_eq!(code, 0, "{output}");
     assert!(
         api.volumes()
             .get_opt("dead-volume")

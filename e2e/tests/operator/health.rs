@@ -1,8 +1,8 @@
-//! People are told how volumes and pools are: in conditions, and in events once per change.
+//! The health of volumes and pools: conditions, and one event for each change.
 
 use cistern_crds::{
     Bytes, ConditionType, NodePoolStatus, PoolSeverity, PoolVolume, Reason,
-    condition::{self, Finding},
+    condition::{self, ConditionUpdate},
     health::{PoolProblem, Problem, healthy},
     names, time,
 };
@@ -20,10 +20,10 @@ use serde_json::{Value, json};
 
 use crate::{
     cluster::{Cluster, DEFAULT, SOON},
-    objects::{Objects, create, delete, told},
+    objects::{Objects, condition_message, create, delete},
 };
 
-/// A claim with a pod that uses it; gives the UIDs of both.
+/// Creates a claim and a pod that uses it, and returns the UIDs of both.
 async fn add_claim_in_use(api: &Objects, name: &str, node: &str) -> (String, String) {
     api.add_claim(name, "nobody-made-it", "1Gi").await;
     let claim = api.claims().get(name).await.unwrap().uid().unwrap();
@@ -40,7 +40,7 @@ async fn add_claim_in_use(api: &Objects, name: &str, node: &str) -> (String, Str
     (claim, pod)
 }
 
-/// The volume of a claim, as the provisioner and the driver's controller make it.
+/// Creates the volume of a claim, as the provisioner and the driver's controller do.
 async fn add_volume(api: &Objects, claim: (&str, &str), node: &str) {
     let (name, uid) = claim;
     let volume = json!({
@@ -60,8 +60,8 @@ async fn add_volume(api: &Objects, claim: (&str, &str), node: &str) {
     create(&api.volumes(), &volume).await;
 }
 
-/// What the agent says is wrong with a volume: severity, reason, and so many minutes ago.
-async fn say(api: &Objects, volume: &str, problems: &[(&str, &str, i64)]) {
+/// Writes the problems of a volume as the agent does: severity, reason and age in minutes.
+async fn set_problems(api: &Objects, volume: &str, problems: &[(&str, &str, i64)]) {
     let problem = |(severity, reason, minutes): &(&str, &str, i64)| {
         json!({
             "severity": severity,
@@ -81,33 +81,33 @@ fn ago(minutes: i64) -> Time {
     Time(Timestamp::now() - SignedDuration::from_mins(minutes))
 }
 
-/// Reason and note of each event about an object, oldest first.
+/// Returns the reasons of the events about an object, oldest first.
 async fn reasons(api: &Objects, uid: &str) -> Vec<String> {
     let events = api.events(uid).await.into_iter();
     events.map(|(reason, _)| reason).collect()
 }
 
 #[tokio::test]
-async fn trouble_of_a_volume_is_told_once_on_its_claim_and_its_pods_and_so_is_its_end() {
+async fn a_volume_problem_is_reported_once_on_its_claim_and_its_pods_and_so_is_its_end() {
     let api = Cluster::shared().await.api();
-    let (claim, pod) = add_claim_in_use(&api, "told-used", "told-1").await;
-    let (other, idle) = add_claim_in_use(&api, "told-other", "told-1").await;
-    for (name, uid) in [("told-used", &claim), ("told-other", &other)] {
-        add_volume(&api, (name, uid), "told-1").await;
+    let (claim, pod) = add_claim_in_use(&api, "reported-used", "reported-1").await;
+    let (other, idle) = add_claim_in_use(&api, "reported-other", "reported-1").await;
+    for (name, uid) in [("reported-used", &claim), ("reported-other", &other)] {
+        add_volume(&api, (name, uid), "reported-1").await;
     }
     let slow = ("Degraded", "FilesystemErrors", 0);
-    say(&api, "told-used", &[slow]).await;
+    set_problems(&api, "reported-used", &[slow]).await;
     let note = api.event(&claim, "VolumeDegraded").await;
     assert_eq!(
         note,
-        "volume told-used on node told-1: it is FilesystemErrors: mend it"
+        "volume reported-used on node reported-1: it is FilesystemErrors: mend it"
     );
     assert_eq!(api.event(&pod, "VolumeDegraded").await, note);
 
     let lost = ("DataLoss", "ImageDeleted", 0);
-    say(&api, "told-used", &[slow, lost]).await;
+    set_problems(&api, "reported-used", &[slow, lost]).await;
     api.event(&pod, "VolumeDataLoss").await;
-    say(&api, "told-used", &[]).await;
+    set_problems(&api, "reported-used", &[]).await;
     let note = api.event(&pod, "VolumeRecovered").await;
     assert!(note.ends_with("FilesystemErrors, ImageDeleted"), "{note}");
     let expected = ["VolumeDegraded", "VolumeDataLoss", "VolumeRecovered"];
@@ -118,18 +118,17 @@ async fn trouble_of_a_volume_is_told_once_on_its_claim_and_its_pods_and_so_is_it
         assert_eq!(reasons(&api, uid).await, [""; 0]);
     }
     assert_eq!(types(&api, &claim).await, ["Warning", "Warning", "Normal"]);
-    for name in ["told-used", "told-other"] {
+    for name in ["reported-used", "reported-other"] {
         delete(&api.volumes(), name).await;
     }
 }
 
 #[tokio::test]
-async fn a_pod_whose_volume_is_being_checked_is_told_that_it_waits_for_that_and_when_it_has_ended()
-{
+async fn a_pod_whose_volume_is_being_checked_gets_events_at_the_start_and_the_end() {
     let api = Cluster::shared().await.api();
     let (claim, pod) = add_claim_in_use(&api, "checked", "checked-1").await;
     add_volume(&api, ("checked", &claim), "checked-1").await;
-    let say = async |status: &str, reason: &str, message: &str| {
+    let set_condition = async |status: &str, reason: &str, message: &str| {
         let condition = json!({
             "type": "Checking", "status": status, "reason": reason, "message": message,
             "lastTransitionTime": ago(0).0,
@@ -140,18 +139,18 @@ async fn a_pod_whose_volume_is_being_checked_is_told_that_it_waits_for_that_and_
         written.await.unwrap();
     };
     let message = "the filesystem is being checked since noon";
-    say("True", "CheckRunning", message).await;
+    set_condition("True", "CheckRunning", message).await;
     for uid in [&pod, &claim] {
         let note = api.event(uid, "VolumeChecking").await;
         assert!(note.contains(message), "{note}");
     }
-    say("False", "NotChecking", "").await;
+    set_condition("False", "NotChecking", "").await;
     api.event(&pod, "VolumeChecked").await;
     assert_eq!(types(&api, &pod).await, ["Normal", "Normal"]);
     delete(&api.volumes(), "checked").await;
 }
 
-/// `Normal` or `Warning` of each event about an object, oldest first.
+/// Returns the types of the events about an object, `Normal` or `Warning`, oldest first.
 async fn types(api: &Objects, uid: &str) -> Vec<String> {
     let events: Api<Event> = Api::namespaced(api.client.clone(), DEFAULT);
     let mut events = events.list(&ListParams::default()).await.unwrap().items;
@@ -162,31 +161,31 @@ async fn types(api: &Objects, uid: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_new_operator_tells_neither_what_was_told_nor_what_is_old_but_what_it_missed() {
+async fn a_restarted_operator_reports_only_recent_problems_that_it_missed() {
     let mut cluster = Cluster::start().await;
     let api = cluster.api();
     let mut uids = Vec::new();
-    for name in ["again-told", "again-old", "again-missed"] {
+    for name in ["again-reported", "again-old", "again-missed"] {
         let (claim, _) = add_claim_in_use(&api, name, "again-1").await;
         add_volume(&api, (name, &claim), "again-1").await;
         uids.push(claim);
     }
     let gone = |minutes| ("Inaccessible", "PoolNotReady", minutes);
-    let told = gone(1);
-    say(&api, "again-told", &[told]).await;
+    let published = gone(1);
+    set_problems(&api, "again-reported", &[published]).await;
     api.event(&uids[0], "VolumeInaccessible").await;
     cluster.operator.kill();
-    // Its event was forgotten by the API server long ago.
-    say(&api, "again-old", &[gone(90)]).await;
-    say(&api, "again-missed", &[gone(5)]).await;
+    // The API server has expired its event long ago.
+    set_problems(&api, "again-old", &[gone(90)]).await;
+    set_problems(&api, "again-missed", &[gone(5)]).await;
     cluster
         .operator
         .start_again(cluster.operator_command())
         .await;
     api.event(&uids[2], "VolumeInaccessible").await;
-    // What lasted over the restart ends, which comes after all that could be told of it.
-    for name in ["again-told", "again-old"] {
-        say(&api, name, &[]).await;
+    // Ends the problems that lasted over the restart; that event comes after any other about them.
+    for name in ["again-reported", "again-old"] {
+        set_problems(&api, name, &[]).await;
     }
     for uid in &uids[..2] {
         api.event(uid, "VolumeRecovered").await;
@@ -198,7 +197,7 @@ async fn a_new_operator_tells_neither_what_was_told_nor_what_is_old_but_what_it_
     cluster.operator.stop().await;
 }
 
-/// The agent says what is wrong with the pool; one that cannot be reached is not ready.
+/// Writes the problems of a pool as the agent does. An unreachable pool is not ready.
 async fn report(api: &Objects, node: &str, pool: &str, problems: Vec<PoolProblem>) {
     let now = time::from_kubernetes(&ago(0));
     let entry = api.carried(node, pool).await;
@@ -216,14 +215,14 @@ async fn report(api: &Objects, node: &str, pool: &str, problems: Vec<PoolProblem
         ..NodePoolStatus::default()
     };
     let ready = match unreachable {
-        None => Finding::new(ConditionType::Ready, true, Reason::AsDesired, "ready"),
+        None => ConditionUpdate::new(ConditionType::Ready, true, Reason::Reconciled, "ready"),
         Some(problem) => {
             let reason = Reason::parse(&problem.reason).unwrap();
-            Finding::new(ConditionType::Ready, false, reason, &*problem.message)
+            ConditionUpdate::new(ConditionType::Ready, false, reason, &*problem.message)
         }
     };
-    for finding in [ready, healthy(&problems)] {
-        condition::set(&mut status.conditions, &finding, None, now);
+    for update in [ready, healthy(&problems)] {
+        condition::set(&mut status.conditions, &update, None, now);
     }
     status.problems = problems;
     api.report_pools(node, &[status]).await;
@@ -238,35 +237,40 @@ fn problem(severity: PoolSeverity, reason: Reason) -> PoolProblem {
     }
 }
 
-/// Waits until both objects are so, and gives what they say.
-async fn are(api: &Objects, node: &str, pool: &str, (status, reason): (&str, &str)) -> [String; 2] {
+/// Waits until `Healthy` of node and pool has this status and reason, and returns both messages.
+async fn health_is(
+    api: &Objects,
+    node: &str,
+    pool: &str,
+    (status, reason): (&str, &str),
+) -> [String; 2] {
     let what = format!("both to be {status} for {reason}");
     let of_node = api.storage_node(&what, node, |node| {
         let conditions = &node.status.as_ref()?.conditions;
-        told(conditions, ConditionType::Healthy, status, reason)
+        condition_message(conditions, ConditionType::Healthy, status, reason)
     });
     let of_pool = api.pool(&what, pool, |pool| {
         let conditions = &pool.status.as_ref()?.conditions;
-        told(conditions, ConditionType::Healthy, status, reason)
+        condition_message(conditions, ConditionType::Healthy, status, reason)
     });
     [of_node.await, of_pool.await]
 }
 
-/// Waits until so many GiB are published for a node; of the nodes of other tests there are none.
-async fn publishes(api: &Objects, class: &str, node: &str, gib: u64) {
+/// Waits until the published capacity of a class on a node is `gib` GiB. Other tests have other nodes.
+async fn capacity_is(api: &Objects, class: &str, node: &str, gib: u64) {
     let what = format!("{gib} GiB of {class} to be published for {node}");
     eventually(&what, SOON, async || {
         let found = api.capacities(class).await;
-        let is_so = found
+        let matches = found
             .iter()
             .any(|(on, room, _)| on == node && *room == Bytes::gib(gib));
-        is_so.then_some(()).ok_or_else(|| format!("{found:?}"))
+        matches.then_some(()).ok_or_else(|| format!("{found:?}"))
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_sick_pool_is_told_on_pool_and_node_and_publishes_nothing_until_it_is_well() {
+async fn an_unhealthy_pool_is_reported_on_pool_and_node_and_publishes_nothing_until_it_recovers() {
     let api = Cluster::shared().await.api();
     for node in ["sick-1", "sick-2"] {
         api.add_node(node, &[("sick", "yes")]).await;
@@ -281,19 +285,19 @@ async fn a_sick_pool_is_told_on_pool_and_node_and_publishes_nothing_until_it_is_
         api.carried(node, "sick").await;
         report(&api, node, "sick", Vec::new()).await;
     }
-    are(&api, "sick-1", "sick", ("True", "AsDesired")).await;
-    publishes(&api, "sick", "sick-1", 9).await;
-    publishes(&api, "sick", "sick-2", 9).await;
+    health_is(&api, "sick-1", "sick", ("True", "Reconciled")).await;
+    capacity_is(&api, "sick", "sick-1", 9).await;
+    capacity_is(&api, "sick", "sick-2", 9).await;
     let carrier = api.storage_nodes().get("sick-1").await.unwrap();
     let carrier = carrier.uid().unwrap();
 
     let hung = problem(PoolSeverity::Unreachable, Reason::ProbeTimedOut);
     report(&api, "sick-1", "sick", vec![hung]).await;
-    let [on_node, on_pool] = are(&api, "sick-1", "sick", ("False", "ProbeTimedOut")).await;
+    let [on_node, on_pool] = health_is(&api, "sick-1", "sick", ("False", "ProbeTimedOut")).await;
     assert_eq!(on_node, "pool sick: it is ProbeTimedOut: mend it");
     assert_eq!(on_pool, "sick-1: it is ProbeTimedOut: mend it");
-    publishes(&api, "sick", "sick-1", 0).await;
-    publishes(&api, "sick", "sick-2", 9).await;
+    capacity_is(&api, "sick", "sick-1", 0).await;
+    capacity_is(&api, "sick", "sick-2", 9).await;
     for uid in [&carrier, &pool] {
         let note = api.event(uid, "PoolUnreachable").await;
         assert_eq!(
@@ -303,11 +307,11 @@ async fn a_sick_pool_is_told_on_pool_and_node_and_publishes_nothing_until_it_is_
     }
     let full = problem(PoolSeverity::Degraded, Reason::NearlyFull);
     report(&api, "sick-1", "sick", vec![full]).await;
-    are(&api, "sick-1", "sick", ("False", "NearlyFull")).await;
-    publishes(&api, "sick", "sick-1", 9).await;
-    publishes(&api, "sick", "sick-2", 9).await;
+    health_is(&api, "sick-1", "sick", ("False", "NearlyFull")).await;
+    capacity_is(&api, "sick", "sick-1", 9).await;
+    capacity_is(&api, "sick", "sick-2", 9).await;
     report(&api, "sick-1", "sick", Vec::new()).await;
-    are(&api, "sick-1", "sick", ("True", "AsDesired")).await;
+    health_is(&api, "sick-1", "sick", ("True", "Reconciled")).await;
     for uid in [&carrier, &pool] {
         api.event(uid, "PoolRecovered").await;
         let expected = ["PoolUnreachable", "PoolDegraded", "PoolRecovered"];
@@ -324,13 +328,13 @@ async fn the_pools_of_a_silent_agent_are_unknown_after_a_minute_and_nothing_is_d
     api.carried("mute-1", "mute").await;
     report(&api, "mute-1", "mute", Vec::new()).await;
     api.add_volume("mute", "mute", "mute-1").await;
-    are(&api, "mute-1", "mute", ("True", "AsDesired")).await;
+    health_is(&api, "mute-1", "mute", ("True", "Reconciled")).await;
     api.set_agent_ready("mute-1", false).await;
-    // Nothing new goes there at once; whether it is well is not in doubt yet.
-    publishes(&api, "mute", "mute-1", 0).await;
-    are(&api, "mute-1", "mute", ("True", "AsDesired")).await;
+    // Its capacity drops to 0 immediately, but its reported health is kept for a minute.
+    capacity_is(&api, "mute", "mute-1", 0).await;
+    health_is(&api, "mute-1", "mute", ("True", "Reconciled")).await;
     silent_for(&api, "mute-1", 2).await;
-    let [on_node, _] = are(&api, "mute-1", "mute", ("Unknown", "AgentNotReady")).await;
+    let [on_node, _] = health_is(&api, "mute-1", "mute", ("Unknown", "AgentNotReady")).await;
     for part in ["agent-mute-1", "nothing is deleted", "look at the node"] {
         assert!(on_node.contains(part), "{on_node}");
     }
@@ -340,15 +344,15 @@ async fn the_pools_of_a_silent_agent_are_unknown_after_a_minute_and_nothing_is_d
     api.event(&uid, "AgentSilent").await;
     assert!(api.volumes().get_opt("mute").await.unwrap().is_some());
     api.set_agent_ready("mute-1", true).await;
-    are(&api, "mute-1", "mute", ("True", "AsDesired")).await;
-    publishes(&api, "mute", "mute-1", 9).await;
+    health_is(&api, "mute-1", "mute", ("True", "Reconciled")).await;
+    capacity_is(&api, "mute", "mute-1", 9).await;
     api.event(&uid, "AgentReporting").await;
     assert_eq!(reasons(&api, &uid).await, ["AgentSilent", "AgentReporting"]);
     api.remove::<PoolVolume>("mute").await;
 }
 
-/// Makes the agent's silence older, as if so many minutes had passed. It is written in the operator's
-/// name, whose field it is.
+/// Moves the start of the agent's silence `minutes` into the past, with the field manager of the
+/// operator, which owns the field.
 async fn silent_for(api: &Objects, node: &str, minutes: i64) {
     eventually("the silence to be older", SOON, async || {
         let seen = api.storage_nodes().get(node).await.unwrap();

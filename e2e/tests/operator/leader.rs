@@ -1,4 +1,4 @@
-//! Two replicas of the operator: one leads, by its Lease, and the other takes over.
+//! Two replicas of the operator: the holder of the Lease leads, and the other takes over.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::{
 const LEADS: &str = "cistern_operator_leading 1";
 const WAITS: &str = "cistern_operator_leading 0";
 const LEASE: &str = "cistern-operator";
-/// How long a Lease may take to expire and to be taken.
+/// Timeout for a Lease to expire and to be acquired.
 const EXPIRY: Duration = Duration::from_mins(1);
 
 fn leases(cluster: &Cluster) -> Api<Lease> {
@@ -27,7 +27,7 @@ async fn holder(cluster: &Cluster) -> Option<String> {
     lease.spec.and_then(|spec| spec.holder_identity)
 }
 
-/// Waits until the Lease is held by this pod.
+/// Waits until this pod holds the Lease.
 async fn held_by(cluster: &Cluster, pod: &str) {
     eventually(
         &format!("{pod} to hold the Lease"),
@@ -46,13 +46,13 @@ async fn one_of_two_operators_leads_and_the_other_takes_over_when_it_ends() {
     let api = cluster.api();
     cluster.operator.shows(LEADS).await;
     held_by(&cluster, "the-operator").await;
-    // It is ready though it does not lead: a rollout waits for that.
+    // A replica that does not lead is ready, because a rollout waits for that.
     let mut second = cluster.another_operator("second").await;
     second.shows(WAITS).await;
     api.add_node("two-1", &[("two", "yes")]).await;
     api.add_pool("two", &[("two", "yes")]).await;
     api.carried("two-1", "two").await;
-    // Each series is there once, whoever shows it.
+    // Only the leader serves these series, so each exists once.
     let reporting = "cistern_operator_agent_reporting{node=\"two-1\"} 1";
     cluster.operator.shows(reporting).await;
     let metrics = second.get("/metrics").await.unwrap();
@@ -62,14 +62,14 @@ async fn one_of_two_operators_leads_and_the_other_takes_over_when_it_ends() {
         "{metrics}"
     );
 
-    // Killed with its node: the Lease expires.
+    // The leader is killed, and its Lease expires.
     cluster.operator.kill();
     held_by(&cluster, "second").await;
     second.shows(LEADS).await;
     api.add_pool("two-later", &[("two", "yes")]).await;
     api.carried("two-1", "two-later").await;
 
-    // Asked to end: it releases the Lease, and nobody has to wait for its end.
+    // A leader that is terminated releases the Lease, so the next one need not wait for its expiry.
     second.stop().await;
     assert_eq!(holder(&cluster).await, None);
     let command = cluster.operator_command();
@@ -91,12 +91,12 @@ async fn an_operator_that_loses_its_lease_stops_its_controllers_and_competes_aga
     let log = cluster.operator.process().log();
     assert!(log.contains("this replica no longer leads"), "{log}");
     api.add_pool("lease", &[("lease", "yes")]).await;
-    // Nothing is written while somebody else holds the Lease.
+    // The operator writes nothing while another identity holds the Lease.
     eventually("the Lease to expire", EXPIRY, async || {
         let pool = api.pools().get("lease").await.unwrap();
         if holder(&cluster).await.as_deref() == Some("somebody-else") {
             assert!(pool.finalizers().is_empty(), "{pool:?}");
-            return Err("it is somebody else's".to_owned());
+            return Err("another identity holds it".to_owned());
         }
         Ok(())
     })

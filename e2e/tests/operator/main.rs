@@ -1,7 +1,7 @@
 //! The operator's process against a real API server.
 //!
-//! It runs with the rights that the manifests give it. Nodes consist of their objects only: what
-//! kubelet, agent, scheduler and the driver's controller would write, the test writes.
+//! The operator has the permissions from the manifests. Nodes are objects only: the tests write what
+//! kubelet, agent, scheduler and the driver's controller would write.
 
 #![allow(
     clippy::expect_used,

@@ -1,10 +1,10 @@
-//! What the API server holds: Nodes that consist of their objects only, pools, classes, claims. The
-//! test is kubelet, agent and the driver's controller.
+//! Objects in the API server: Nodes, pools, classes, claims. The test acts as kubelet, agent and the
+//! driver's controller.
 
 use cistern_crds::{
-    Bytes, Condition, ConditionType, NodePoolStatus, PoolSnapshot, PoolVolume, Reason, StorageNode,
-    StoragePool, Stored,
-    condition::{self, Finding},
+    Bytes, Condition, ConditionType, HasImage, NodePoolStatus, PoolSnapshot, PoolVolume, Reason,
+    StorageNode, StoragePool,
+    condition::{self, ConditionUpdate},
     names, time,
 };
 use cistern_e2e::eventually;
@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 
 use crate::cluster::{DEFAULT, SOON, SYSTEM};
 
-/// What the API server holds.
+/// Access to the objects in the API server.
 #[derive(Clone)]
 pub(crate) struct Objects {
     pub(crate) client: Client,
@@ -69,7 +69,7 @@ impl Objects {
         Api::namespaced(self.client.clone(), DEFAULT)
     }
 
-    /// A Node with labels, registered by kubelet, with an agent that is ready.
+    /// Creates a Node with labels, on which the driver is registered and the agent is ready.
     pub(crate) async fn add_node(&self, name: &str, labels: &[(&str, &str)]) {
         let mut all = json!({names::TOPOLOGY_KEY: name});
         for (key, value) in labels {
@@ -84,7 +84,7 @@ impl Objects {
         self.add_agent(name).await;
     }
 
-    /// kubelet registers the driver.
+    /// Registers the driver on a node, as kubelet does.
     pub(crate) async fn register(&self, node: &str) {
         let driver = json!({
             "name": names::DRIVER,
@@ -95,7 +95,7 @@ impl Objects {
         create(&self.csi_nodes(), &object).await;
     }
 
-    /// The DaemonSet's pod on a node, ready.
+    /// Creates a ready pod of the DaemonSet on a node.
     pub(crate) async fn add_agent(&self, node: &str) {
         let name = format!("agent-{node}");
         let pod = json!({
@@ -109,7 +109,7 @@ impl Objects {
         self.set_agent_ready(node, true).await;
     }
 
-    /// What kubelet says of the agent.
+    /// Sets the readiness of the agent's pod, as kubelet does.
     pub(crate) async fn set_agent_ready(&self, node: &str, ready: bool) {
         let status = if ready { "True" } else { "False" };
         let conditions = json!([{"type": "Ready", "status": status}]);
@@ -122,7 +122,7 @@ impl Objects {
             .unwrap();
     }
 
-    /// A pool of 10 GiB over the nodes with a label.
+    /// Creates a pool of 10 GiB on the nodes with these labels.
     pub(crate) async fn add_pool(&self, name: &str, labels: &[(&str, &str)]) -> StoragePool {
         let labels: serde_json::Map<String, Value> = labels
             .iter()
@@ -139,7 +139,7 @@ impl Objects {
         .await
     }
 
-    /// A class of ours.
+    /// Creates a StorageClass of the driver.
     pub(crate) async fn add_class(&self, name: &str, parameters: Value) -> StorageClass {
         let class = json!({
             "metadata": {"name": name},
@@ -150,7 +150,7 @@ impl Objects {
         create(&self.classes(), &class).await
     }
 
-    /// A claim in the namespace `default`.
+    /// Creates a claim in the namespace `default`.
     pub(crate) async fn add_claim(&self, name: &str, class: &str, size: &str) {
         let claim = json!({
             "metadata": {"name": name},
@@ -163,7 +163,7 @@ impl Objects {
         create(&self.claims(), &claim).await;
     }
 
-    /// A volume as the driver's controller makes it.
+    /// Creates a volume of 1 GiB as the driver's controller does.
     pub(crate) async fn add_volume(&self, name: &str, pool: &str, node: &str) -> PoolVolume {
         let volume = json!({
             "metadata": {"name": name, "finalizers": [names::FINALIZER]},
@@ -181,7 +181,7 @@ impl Objects {
         create(&self.volumes(), &volume).await
     }
 
-    /// A snapshot as the driver's controller makes it, of a volume that is gone.
+    /// Creates a snapshot of a deleted volume as the driver's controller does.
     pub(crate) async fn add_snapshot(&self, name: &str, pool: &str, node: &str) -> PoolSnapshot {
         let snapshot = json!({
             "metadata": {"name": name, "finalizers": [names::FINALIZER]},
@@ -202,14 +202,14 @@ impl Objects {
     /// Removes a volume or snapshot as the driver's controller does.
     pub(crate) async fn remove<K>(&self, name: &str)
     where
-        K: Stored + Clone + DeserializeOwned + std::fmt::Debug,
+        K: HasImage + Clone + DeserializeOwned + std::fmt::Debug,
     {
         let api = Api::<K>::all(self.client.clone());
         change(&api, name, json!({"metadata": {"finalizers": null}})).await;
         delete(&api, name).await;
     }
 
-    /// The agent says how much room a pool has.
+    /// Reports a ready pool of 10 GiB with `room` for new volumes, as the agent does.
     pub(crate) async fn report(&self, node: &str, pool: &str, room: Bytes) {
         let entry = self.carried(node, pool).await;
         let mut status = NodePoolStatus {
@@ -224,13 +224,13 @@ impl Objects {
             thick_room: room,
             ..NodePoolStatus::default()
         };
-        let ready = Finding::new(ConditionType::Ready, true, Reason::AsDesired, "ready");
+        let ready = ConditionUpdate::new(ConditionType::Ready, true, Reason::Reconciled, "ready");
         let since = time::from_kubernetes(&Time(Timestamp::UNIX_EPOCH));
         condition::set(&mut status.conditions, &ready, None, since);
         self.report_pools(node, &[status]).await;
     }
 
-    /// Everything that the agent says of a node.
+    /// Writes the status of a node with these pools, as the agent does.
     pub(crate) async fn report_pools(&self, node: &str, pools: &[NodePoolStatus]) {
         let seen = self.storage_nodes().get(node).await.unwrap();
         let body = json!({
@@ -247,7 +247,7 @@ impl Objects {
             .unwrap();
     }
 
-    /// Waits until a node carries a pool.
+    /// Waits until the spec of the StorageNode lists the pool, and returns the entry.
     pub(crate) async fn carried(&self, node: &str, pool: &str) -> cistern_crds::NodePool {
         let what = format!("{node} to carry {pool}");
         self.storage_node(&what, node, |node| {
@@ -260,37 +260,37 @@ impl Objects {
         .await
     }
 
-    /// Waits for something on a StorageNode.
+    /// Waits until `look` returns a value for the StorageNode.
     pub(crate) async fn storage_node<T>(
         &self,
         what: &str,
         name: &str,
         look: impl Fn(&StorageNode) -> Option<T>,
     ) -> T {
-        seen(&self.storage_nodes(), what, name, look).await
+        wait_for(&self.storage_nodes(), what, name, look).await
     }
 
-    /// Waits for something on a StoragePool.
+    /// Waits until `look` returns a value for the StoragePool.
     pub(crate) async fn pool<T>(
         &self,
         what: &str,
         name: &str,
         look: impl Fn(&StoragePool) -> Option<T>,
     ) -> T {
-        seen(&self.pools(), what, name, look).await
+        wait_for(&self.pools(), what, name, look).await
     }
 
-    /// Waits until `Ready` of a pool has this status and reason, and gives its message.
+    /// Waits until `Ready` of a pool has this status and reason, and returns its message.
     pub(crate) async fn pool_is(&self, pool: &str, status: &str, reason: &str) -> String {
         let what = format!("{pool} to be {status} for {reason}");
         self.pool(&what, pool, |pool| {
             let conditions = &pool.status.as_ref()?.conditions;
-            told(conditions, ConditionType::Ready, status, reason)
+            condition_message(conditions, ConditionType::Ready, status, reason)
         })
         .await
     }
 
-    /// The capacity objects of a class: (node, capacity, largest volume).
+    /// Returns node, capacity and largest volume of each capacity object of a class, sorted.
     pub(crate) async fn capacities(&self, class: &str) -> Vec<(String, Bytes, Bytes)> {
         let bytes = |quantity: &Option<k8s_openapi::apimachinery::pkg::api::resource::Quantity>| {
             quantity.as_ref().unwrap().0.parse::<Bytes>().unwrap()
@@ -320,7 +320,7 @@ impl Objects {
         found
     }
 
-    /// The capacity objects of a class.
+    /// Returns the capacity objects of a class.
     pub(crate) async fn capacity_objects(&self, class: &str) -> Vec<CSIStorageCapacity> {
         let api: Api<CSIStorageCapacity> = Api::namespaced(self.client.clone(), SYSTEM);
         let mut objects = api.list(&ListParams::default()).await.unwrap().items;
@@ -328,7 +328,7 @@ impl Objects {
         objects
     }
 
-    /// Waits until the capacity objects of a class are these: (node, GiB).
+    /// Waits until the capacity objects of a class are these pairs of node and GiB.
     pub(crate) async fn published(&self, class: &str, expected: &[(&str, u64)]) {
         let expected: Vec<_> = expected
             .iter()
@@ -346,7 +346,7 @@ impl Objects {
         .await;
     }
 
-    /// The events about an object, oldest first: (reason, note).
+    /// Returns reason and note of the events about an object, oldest first.
     pub(crate) async fn events(&self, uid: &str) -> Vec<(String, String)> {
         let api: Api<Event> = Api::namespaced(self.client.clone(), DEFAULT);
         let mut events = api.list(&ListParams::default()).await.unwrap().items;
@@ -364,7 +364,7 @@ impl Objects {
             .collect()
     }
 
-    /// Waits for an event of this reason about an object, and gives its note.
+    /// Waits for an event with this reason about an object, and returns its note.
     pub(crate) async fn event(&self, uid: &str, reason: &str) -> String {
         eventually(&format!("an event {reason}"), SOON, async || {
             let events = self.events(uid).await;
@@ -377,8 +377,8 @@ impl Objects {
     }
 }
 
-/// The message of a condition that has this status and reason.
-pub(crate) fn told(
+/// Returns the message of a condition if it has this status and reason.
+pub(crate) fn condition_message(
     conditions: &[Condition],
     kind: ConditionType,
     status: &str,
@@ -400,7 +400,7 @@ where
     api.create(&PostParams::default(), &object).await.unwrap()
 }
 
-/// Changes an object.
+/// Applies a merge patch to an object.
 pub(crate) async fn change<K>(api: &Api<K>, name: &str, change: Value) -> K
 where
     K: Clone + DeserializeOwned + std::fmt::Debug,
@@ -411,7 +411,7 @@ where
         .unwrap()
 }
 
-/// Deletes an object.
+/// Deletes an object without a grace period.
 pub(crate) async fn delete<K>(api: &Api<K>, name: &str)
 where
     K: Clone + DeserializeOwned + std::fmt::Debug,
@@ -434,7 +434,7 @@ where
     .await;
 }
 
-async fn seen<K, T>(api: &Api<K>, what: &str, name: &str, look: impl Fn(&K) -> Option<T>) -> T
+async fn wait_for<K, T>(api: &Api<K>, what: &str, name: &str, look: impl Fn(&K) -> Option<T>) -> T
 where
     K: Clone + DeserializeOwned + std::fmt::Debug,
 {

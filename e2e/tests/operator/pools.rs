@@ -1,4 +1,4 @@
-//! Pools reach nodes, leave them, and are told apart from what they hold.
+//! Pools are assigned to nodes, removed from them, and kept while they hold volumes.
 
 use cistern_crds::{
     Bytes, ConditionType, NodePoolStatus, PoolOwner, PoolSnapshot, PoolVolume, names,
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{
     cluster::{Cluster, SOON},
-    objects::{change, create, delete, gone, told},
+    objects::{change, condition_message, create, delete, gone},
 };
 
 #[tokio::test]
@@ -39,7 +39,7 @@ async fn a_pool_follows_its_selector_and_leaves_a_node_only_when_it_is_empty() {
     let message = api.pool_is("sel", "False", "NodesNotReady").await;
     assert!(message.contains("sel-1"), "{message}");
     api.report("sel-1", "sel", Bytes::gib(9)).await;
-    api.pool_is("sel", "True", "AsDesired").await;
+    api.pool_is("sel", "True", "Reconciled").await;
     let status = api.pools().get("sel").await.unwrap().status.unwrap();
     assert_eq!(status.nodes_summary, "1/1");
     assert_eq!(
@@ -47,7 +47,7 @@ async fn a_pool_follows_its_selector_and_leaves_a_node_only_when_it_is_empty() {
         (Bytes::gib(9), Bytes::gib(9))
     );
 
-    // A second node joins, the first one leaves while it holds a volume.
+    // The selector matches a second node, and no longer the first, which holds a volume.
     change(
         &api.nodes(),
         "sel-2",
@@ -74,14 +74,14 @@ async fn a_pool_follows_its_selector_and_leaves_a_node_only_when_it_is_empty() {
     let message = api.pool_is("sel", "True", "Retiring").await;
     assert!(message.contains("sel-1 (holds 1 volume"), "{message}");
 
-    // It comes back, and then really goes: first the volume, then the agent's part.
+    // The selector matches the first node again and then finally not: its volume is removed, then its pool.
     change(
         &api.nodes(),
         "sel-1",
         json!({"metadata": {"labels": {"sel": "yes"}}}),
     )
     .await;
-    api.storage_node("the pool to be taken back", "sel-1", |node| {
+    api.storage_node("the pool to be active again", "sel-1", |node| {
         node.spec
             .pools
             .first()
@@ -96,28 +96,28 @@ async fn a_pool_follows_its_selector_and_leaves_a_node_only_when_it_is_empty() {
     )
     .await;
     api.remove::<PoolVolume>("sel-volume").await;
-    api.pool("the pool to say that the node is empty", "sel", |pool| {
+    api.pool("the message that the node is empty", "sel", |pool| {
         let conditions = &pool.status.as_ref()?.conditions;
-        let message = told(conditions, ConditionType::Ready, "True", "Retiring")?;
+        let message = condition_message(conditions, ConditionType::Ready, "True", "Retiring")?;
         message.contains("sel-1 (empty").then_some(())
     })
     .await;
     let held = api.storage_nodes().get("sel-1").await.unwrap().spec.pools;
-    assert_eq!(held.len(), 1, "the agent has not put it away");
+    assert_eq!(held.len(), 1, "the agent has not removed the pool");
     api.report_pools("sel-1", &[]).await;
     api.storage_node("sel-1 to be emptied", "sel-1", |node| {
         node.spec.pools.is_empty().then_some(())
     })
     .await;
-    api.pool_is("sel", "True", "AsDesired").await;
+    api.pool_is("sel", "True", "Reconciled").await;
 
-    // A StorageNode is never removed while its Node exists, and goes with it.
+    // A StorageNode exists as long as its Node, and is deleted after it.
     delete(&api.nodes(), "sel-1").await;
     gone(&api.storage_nodes(), "sel-1").await;
 }
 
 #[tokio::test]
-async fn a_size_that_no_node_has_made_can_be_taken_back_and_no_size_below() {
+async fn a_pool_size_can_be_reduced_to_the_largest_file_of_a_node_and_no_further() {
     let api = Cluster::shared().await.api();
     api.add_node("shrink-1", &[("shrink", "yes")]).await;
     api.add_pool("shrink", &[("shrink", "yes")]).await;
@@ -128,19 +128,19 @@ async fn a_size_that_no_node_has_made_can_be_taken_back_and_no_size_below() {
     };
     let carried = async |size: &str| {
         let size: Bytes = size.parse().unwrap();
-        let what = format!("shrink-1 to be told of {size}");
+        let what = format!("shrink-1 to carry {size}");
         api.storage_node(&what, "shrink-1", |node| {
             let image = node.spec.pools.first()?.source.image.as_ref()?;
             (image.size == size).then_some(())
         })
         .await;
     };
-    // No node has made it yet.
+    // No node has created the file yet.
     for size in ["100Ti", "2Gi"] {
         resize(size).await.unwrap();
         carried(size).await;
     }
-    // A node was faster. Its file stays, and the status can still be written.
+    // A node has created its file, which keeps its size; the status can still be written.
     api.report("shrink-1", "shrink", Bytes::gib(9)).await;
     api.pool("the largest file to be reported", "shrink", |pool| {
         (pool.status.as_ref()?.largest_file == Bytes::gib(10)).then_some(())
@@ -156,15 +156,15 @@ async fn a_size_that_no_node_has_made_can_be_taken_back_and_no_size_below() {
 }
 
 #[tokio::test]
-async fn a_pool_that_comes_back_smaller_under_its_name_reaches_the_nodes_that_hold_its_volumes() {
+async fn a_pool_that_is_recreated_smaller_reaches_the_nodes_that_hold_its_volumes() {
     let api = Cluster::shared().await.api();
     api.add_node("back-1", &[("back", "yes")]).await;
     let first = api.add_pool("back", &[("back", "yes")]).await;
     api.carried("back-1", "back").await;
     api.report("back-1", "back", Bytes::gib(8)).await;
-    api.pool_is("back", "True", "AsDesired").await;
+    api.pool_is("back", "True", "Reconciled").await;
     api.add_volume("back-volume", "back", "back-1").await;
-    // As when a cluster is restored: the object is another, and what it holds is there.
+    // As after the restore of a cluster: the pool is a new object, and its volumes exist.
     delete(&api.pools(), "back").await;
     change(
         &api.pools(),
@@ -182,7 +182,7 @@ async fn a_pool_that_comes_back_smaller_under_its_name_reaches_the_nodes_that_ho
     });
     let second = create(&api.pools(), &second).await;
     assert_ne!(first.uid(), second.uid());
-    api.storage_node("back-1 to carry the second", "back-1", |node| {
+    api.storage_node("back-1 to carry the new pool", "back-1", |node| {
         let entry = node.spec.pools.first()?;
         let image = entry.source.image.as_ref()?;
         (Some(&entry.uid) == second.uid().as_ref() && image.size == Bytes::gib(5)).then_some(())
@@ -192,7 +192,7 @@ async fn a_pool_that_comes_back_smaller_under_its_name_reaches_the_nodes_that_ho
 }
 
 #[tokio::test]
-async fn a_pool_is_not_overcommitted_before_its_last_thick_volume_and_snapshot_have_left() {
+async fn a_pool_is_not_overcommitted_while_it_has_thick_volumes_or_snapshots() {
     let api = Cluster::shared().await.api();
     let nodes = ["oc-1", "oc-2"];
     for node in nodes {
@@ -225,7 +225,7 @@ async fn a_pool_is_not_overcommitted_before_its_last_thick_volume_and_snapshot_h
         api.pool(&what, "oc", |pool| {
             let conditions = &pool.status.as_ref()?.conditions;
             let kind = ConditionType::OvercommitApplied;
-            let message = told(conditions, kind, "False", "ThickVolumesPresent")?;
+            let message = condition_message(conditions, kind, "False", "ThickVolumesPresent")?;
             message.contains(held).then_some(())
         })
         .await;
@@ -253,10 +253,10 @@ async fn a_pool_is_not_overcommitted_before_its_last_thick_volume_and_snapshot_h
     api.pool("the percentage to be in force", "oc", |pool| {
         let conditions = &pool.status.as_ref()?.conditions;
         let kind = ConditionType::OvercommitApplied;
-        told(conditions, kind, "True", "AsDesired").map(drop)
+        condition_message(conditions, kind, "True", "Reconciled").map(drop)
     })
     .await;
-    // From now on the class can make no volume.
+    // From now on no thick volume of the class can be created.
     change(
         &api.classes(),
         "oc",
@@ -268,7 +268,7 @@ async fn a_pool_is_not_overcommitted_before_its_last_thick_volume_and_snapshot_h
 }
 
 #[tokio::test]
-async fn a_pool_says_how_many_snapshots_its_nodes_have_and_what_they_hold() {
+async fn a_pool_reports_the_number_and_the_reserved_bytes_of_its_snapshots() {
     let api = Cluster::shared().await.api();
     let nodes = ["sum-1", "sum-2"];
     for node in nodes {
@@ -298,7 +298,7 @@ async fn deleting_a_pool_is_held_while_volumes_and_snapshots_remain_and_says_wha
     api.add_pool("held", &[("held", "yes")]).await;
     api.carried("held-1", "held").await;
     api.report("held-1", "held", Bytes::gib(8)).await;
-    api.pool_is("held", "True", "AsDesired").await;
+    api.pool_is("held", "True", "Reconciled").await;
     api.add_volume("held-volume", "held", "held-1").await;
     api.add_snapshot("held-snapshot", "held", "held-1").await;
     delete(&api.pools(), "held").await;
@@ -307,7 +307,7 @@ async fn deleting_a_pool_is_held_while_volumes_and_snapshots_remain_and_says_wha
         api.pool(&what, "held", |pool| {
             let conditions = &pool.status.as_ref()?.conditions;
             let kind = ConditionType::DeletionHeld;
-            let message = told(conditions, kind, "True", "VolumesRemain")?;
+            let message = condition_message(conditions, kind, "True", "VolumesRemain")?;
             message.contains(by).then_some(message)
         })
         .await
@@ -323,14 +323,14 @@ async fn deleting_a_pool_is_held_while_volumes_and_snapshots_remain_and_says_wha
     })
     .await;
 
-    // A snapshot outlives its volume, and holds the pool alone.
+    // A snapshot outlives its volume, and blocks the deletion on its own.
     api.remove::<PoolVolume>("held-volume").await;
     held("(1 snapshot on held-1)").await;
     api.remove::<PoolSnapshot>("held-snapshot").await;
     let message = api
-        .pool("the wait for the node", "held", |pool| {
+        .pool("the deletion to wait for the node", "held", |pool| {
             let conditions = &pool.status.as_ref()?.conditions;
-            told(conditions, ConditionType::DeletionHeld, "True", "Retiring")
+            condition_message(conditions, ConditionType::DeletionHeld, "True", "Retiring")
         })
         .await;
     assert!(message.contains("held-1"), "{message}");
@@ -343,7 +343,7 @@ async fn deleting_a_pool_is_held_while_volumes_and_snapshots_remain_and_says_wha
 }
 
 #[tokio::test]
-async fn a_pool_that_nothing_uses_is_deleted_at_once() {
+async fn an_unused_pool_is_deleted_immediately() {
     let api = Cluster::shared().await.api();
     api.add_pool("unused", &[("nobody", "has this")]).await;
     api.pool_is("unused", "False", "NoNodes").await;
@@ -352,7 +352,7 @@ async fn a_pool_that_nothing_uses_is_deleted_at_once() {
 }
 
 #[tokio::test]
-async fn what_a_node_leaves_behind_is_kept_until_it_is_given_up() {
+async fn volumes_and_snapshots_of_a_deleted_node_keep_its_storage_node() {
     let api = Cluster::shared().await.api();
     api.add_node("lost-1", &[("lost", "yes")]).await;
     api.add_pool("lost", &[("lost", "yes")]).await;
@@ -367,18 +367,19 @@ async fn what_a_node_leaves_behind_is_kept_until_it_is_given_up() {
             let what = format!("lost-1 to say {part:?}");
             api.storage_node(&what, "lost-1", |node| {
                 let conditions = &node.status.as_ref()?.conditions;
-                let message = told(conditions, ConditionType::Ready, "False", "NodeGone")?;
+                let message =
+                    condition_message(conditions, ConditionType::Ready, "False", "NodeGone")?;
                 message.contains(part).then_some(())
             })
             .await;
         }
     };
     gone_with("(1 volume and 1 snapshot in pool lost)").await;
-    // Deleting the object gives up no volume and no snapshot.
+    // Deleting the StorageNode removes no volume and no snapshot.
     delete(&api.storage_nodes(), "lost-1").await;
-    api.storage_node("the deletion to be told", "lost-1", |node| {
+    api.storage_node("the deletion to be held", "lost-1", |node| {
         let conditions = &node.status.as_ref()?.conditions;
-        told(
+        condition_message(
             conditions,
             ConditionType::DeletionHeld,
             "True",
@@ -404,7 +405,7 @@ async fn conditions_of_a_node_follow_kubelet_and_agent() {
         async move {
             let what = format!("{kind} to be {status} for {reason}");
             api.storage_node(&what, "reg-1", |node| {
-                told(&node.status.as_ref()?.conditions, kind, status, reason)
+                condition_message(&node.status.as_ref()?.conditions, kind, status, reason)
             })
             .await
         }
@@ -421,17 +422,17 @@ async fn conditions_of_a_node_follow_kubelet_and_agent() {
     is(ConditionType::TopologyRegistered, "False", "LabelMissing").await;
     let label = json!({"metadata": {"labels": {names::TOPOLOGY_KEY: "reg-1"}}});
     change(&api.nodes(), "reg-1", label).await;
-    is(ConditionType::TopologyRegistered, "True", "AsDesired").await;
+    is(ConditionType::TopologyRegistered, "True", "Reconciled").await;
     api.add_agent("reg-1").await;
-    is(ConditionType::AgentReporting, "True", "AsDesired").await;
+    is(ConditionType::AgentReporting, "True", "Reconciled").await;
     is(ConditionType::Ready, "False", "Pending").await;
     api.report("reg-1", "reg", Bytes::gib(9)).await;
-    is(ConditionType::Ready, "True", "AsDesired").await;
+    is(ConditionType::Ready, "True", "Reconciled").await;
     api.set_agent_ready("reg-1", false).await;
     is(ConditionType::AgentReporting, "False", "AgentNotReady").await;
     is(ConditionType::Ready, "False", "AgentNotReady").await;
 
-    // Each writer owns its part: the agent's words are still there.
+    // Each writer owns its fields: the agent's report is unchanged.
     let node = api.storage_nodes().get("reg-1").await.unwrap();
     assert_eq!(node.status.unwrap().pools[0].name, "reg");
     let operators = node.metadata.managed_fields.unwrap();
@@ -447,7 +448,7 @@ async fn conditions_of_a_node_follow_kubelet_and_agent() {
 }
 
 #[tokio::test]
-async fn a_status_that_somebody_edits_is_taken_back_and_the_log_says_what() {
+async fn an_edited_status_is_reverted_and_logged() {
     let cluster = Cluster::shared().await;
     let api = cluster.api();
     api.add_node("edit-1", &[("edit", "yes")]).await;
@@ -457,12 +458,12 @@ async fn a_status_that_somebody_edits_is_taken_back_and_the_log_says_what() {
         let what = format!("AgentReporting to be {status} for {reason}");
         let kind = ConditionType::AgentReporting;
         api.storage_node(&what, "edit-1", |node| {
-            told(&node.status.as_ref()?.conditions, kind, status, reason)
+            condition_message(&node.status.as_ref()?.conditions, kind, status, reason)
         })
         .await
     };
-    reporting("True", "AsDesired").await;
-    // As `kubectl edit --subresource=status` writes it, with a condition of the editor's own.
+    reporting("True", "Reconciled").await;
+    // Edits as `kubectl edit --subresource=status` does, and adds a condition of another type.
     let edit = kube::api::PostParams {
         field_manager: Some("kubectl-edit".to_owned()),
         ..kube::api::PostParams::default()
@@ -506,51 +507,55 @@ async fn a_status_that_somebody_edits_is_taken_back_and_the_log_says_what() {
 }
 
 #[tokio::test]
-async fn r21_a_spec_that_passes_the_schema_and_makes_no_sense_is_told_and_mended() {
+async fn r21_an_invalid_spec_that_passes_the_schema_is_reported_and_corrected() {
     let api = Cluster::shared().await.api();
     api.add_node("bad-1", &[("bad", "yes")]).await;
     api.add_pool("bad", &[("bad", "yes")]).await;
     api.carried("bad-1", "bad").await;
     api.report("bad-1", "bad", Bytes::gib(9)).await;
-    api.pool_is("bad", "True", "AsDesired").await;
+    api.pool_is("bad", "True", "Reconciled").await;
 
     let selector = |requirement: serde_json::Value| json!({"spec": {"nodeSelector": {"matchExpressions": requirement}}});
-    let senseless = selector(json!([{"key": "bad", "operator": "In"}]));
-    change(&api.pools(), "bad", senseless).await;
+    let invalid = selector(json!([{"key": "bad", "operator": "In"}]));
+    change(&api.pools(), "bad", invalid).await;
     let message = api.pool_is("bad", "False", "InvalidSpec").await;
     assert!(message.contains("needs values"), "{message}");
     let entry = api.carried("bad-1", "bad").await;
-    assert!(!entry.retiring, "what is carried stays as it is");
+    assert!(!entry.retiring, "the pool stays on its nodes");
     change(&api.pools(), "bad", selector(json!(null))).await;
-    api.pool_is("bad", "True", "AsDesired").await;
+    api.pool_is("bad", "True", "Reconciled").await;
 
-    // Larger than any number of bytes: the schema's quantity takes it, and nobody can read it.
+    // Larger than 64 bits of bytes: the schema accepts the quantity, and the operator cannot parse it.
     let raw = kube::core::ApiResource::erase::<cistern_crds::StoragePool>(&());
     let raw: kube::Api<kube::api::DynamicObject> = kube::Api::all_with(api.client.clone(), &raw);
     let huge = json!({"spec": {"source": {"image": {"size": "20Ei"}}}});
     change(&raw, "bad", huge).await;
-    cistern_e2e::eventually("the pool to say so", crate::cluster::SOON, async || {
-        let pool = raw.get("bad").await.unwrap();
-        let conditions = pool.data["status"]["conditions"]
-            .as_array()
-            .unwrap()
-            .clone();
-        let ready = conditions
-            .iter()
-            .find(|condition| condition["type"] == "Ready")
-            .unwrap();
-        if ready["reason"] == "InvalidSpec" {
-            Ok(())
-        } else {
-            Err(ready.to_string())
-        }
-    })
+    cistern_e2e::eventually(
+        "the pool to report InvalidSpec",
+        crate::cluster::SOON,
+        async || {
+            let pool = raw.get("bad").await.unwrap();
+            let conditions = pool.data["status"]["conditions"]
+                .as_array()
+                .unwrap()
+                .clone();
+            let ready = conditions
+                .iter()
+                .find(|condition| condition["type"] == "Ready")
+                .unwrap();
+            if ready["reason"] == "InvalidSpec" {
+                Ok(())
+            } else {
+                Err(ready.to_string())
+            }
+        },
+    )
     .await;
     let entry = api.carried("bad-1", "bad").await;
-    assert!(!entry.retiring, "what is carried stays as it is");
+    assert!(!entry.retiring, "the pool stays on its nodes");
 }
 
-/// What kubelet says of a machine.
+/// Returns the `nodeInfo` that kubelet reports, with this machine ID.
 fn node_info(machine: &str) -> Value {
     let names = [
         "architecture",
@@ -587,7 +592,7 @@ async fn a_pool_of_another_node_is_granted_to_one_node_once_the_other_is_gone() 
         pool_uid: pool_uid.to_owned(),
         filesystem_uuid: "6b3f1a52-0000-4000-8000-000000000000".to_owned(),
     };
-    let asks = async |node: &str, owner: Option<PoolOwner>| {
+    let report_owner = async |node: &str, owner: Option<PoolOwner>| {
         let entry = api.carried(node, "move").await;
         let status = NodePoolStatus {
             name: "move".to_owned(),
@@ -598,7 +603,7 @@ async fn a_pool_of_another_node_is_granted_to_one_node_once_the_other_is_gone() 
         api.report_pools(node, &[status]).await;
     };
     for node in &nodes[1..] {
-        asks(node, Some(owner(&uid))).await;
+        report_owner(node, Some(owner(&uid))).await;
     }
     let granted = async || {
         let mut granted = Vec::new();
@@ -608,7 +613,7 @@ async fn a_pool_of_another_node_is_granted_to_one_node_once_the_other_is_gone() 
         }
         granted
     };
-    // What comes after is acted on after: the operator has seen what they ask for.
+    // The operator handles changes in order: once it has seen this one, it has seen the reported owners.
     let machine = json!({"status": {"nodeInfo": node_info("machine-2")}});
     let (parameters, patch) = (PatchParams::default(), Patch::Merge(machine));
     let nodes_api = api.nodes();
@@ -622,7 +627,7 @@ async fn a_pool_of_another_node_is_granted_to_one_node_once_the_other_is_gone() 
     .await;
     assert_eq!(granted().await, []);
 
-    // The volume keeps the StorageNode of a node that is gone, and that keeps no disk.
+    // The volume keeps the StorageNode of the deleted node; that does not prevent the grant.
     delete(&api.nodes(), "move-1").await;
     delete(&api.pods(), "agent-move-1").await;
     let winner = eventually("a grant", SOON, async || match &granted().await[..] {
@@ -631,10 +636,10 @@ async fn a_pool_of_another_node_is_granted_to_one_node_once_the_other_is_gone() 
     })
     .await;
     assert!(api.storage_nodes().get("move-1").await.is_ok());
-    // Once it has taken the pool over, the other finds that it belongs to the winner.
-    asks(&winner, None).await;
+    // Once the winner has taken the pool over, the other node reports that the pool belongs to it.
+    report_owner(&winner, None).await;
     let loser = nodes[1..].iter().find(|node| **node != winner).unwrap();
-    asks(
+    report_owner(
         loser,
         Some(PoolOwner {
             node: winner.clone(),
@@ -650,13 +655,13 @@ async fn a_pool_of_another_node_is_granted_to_one_node_once_the_other_is_gone() 
     })
     .await;
 
-    // A pool that the cluster does not know takes a person's word.
-    asks(loser, Some(owner("uid-of-another-cluster"))).await;
+    // A pool that the cluster does not know is granted by an annotation.
+    report_owner(loser, Some(owner("uid-of-another-cluster"))).await;
     let consent = json!({"metadata": {"annotations": {
         (names::TAKE_OVER_ANNOTATION): owner("").filesystem_uuid,
     }}});
     change(&api.storage_nodes(), loser, consent).await;
-    api.storage_node("the grant of a person", loser, |node| {
+    api.storage_node("the grant by the annotation", loser, |node| {
         let entry = node.spec.pools.first()?;
         (entry.take_over.as_ref()?.pool_uid == "uid-of-another-cluster").then_some(())
     })

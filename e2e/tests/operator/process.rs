@@ -1,4 +1,4 @@
-//! The process itself: readiness, restarts, and how much it writes.
+//! The operator's process: readiness, restarts, number of writes, and memory.
 
 use std::time::Duration;
 
@@ -23,12 +23,12 @@ use crate::{
 };
 
 #[tokio::test]
-async fn a_missing_definition_is_told_in_readiness_and_waited_for() {
+async fn a_missing_definition_is_reported_in_readiness_and_waited_for() {
     let control_plane = ControlPlane::start().await;
     let definitions: Api<CustomResourceDefinition> = Api::all(control_plane.client());
     delete(&definitions, "storagepools.cistern.storage").await;
     gone(&definitions, "storagepools.cistern.storage").await;
-    // Where its Lease is.
+    // The operator's Lease is in this namespace.
     let namespaces: Api<Namespace> = Api::all(control_plane.client());
     create(&namespaces, &json!({"metadata": {"name": SYSTEM}})).await;
     let folder = Folder::new();
@@ -40,10 +40,10 @@ async fn a_missing_definition_is_told_in_readiness_and_waited_for() {
             .await
             .map_err(|error| error.to_string())
     };
-    eventually("/readyz to say what is missing", SOON, async || {
+    eventually("/readyz to name the missing definition", SOON, async || {
         let answer = readiness().await?;
-        let told = answer.contains("storagepools: storagepools is not installed");
-        if answer.starts_with("HTTP/1.1 503") && told {
+        let names_it = answer.contains("storagepools: storagepools is not installed");
+        if answer.starts_with("HTTP/1.1 503") && names_it {
             Ok(())
         } else {
             Err(answer)
@@ -58,20 +58,24 @@ async fn a_missing_definition_is_told_in_readiness_and_waited_for() {
     );
     control_plane.install_definitions().await;
     // The watch backs off up to 30 s.
-    eventually("/readyz to be well", Duration::from_mins(1), async || {
-        let answer = readiness().await?;
-        if answer.starts_with("HTTP/1.1 200") {
-            Ok(())
-        } else {
-            Err(answer)
-        }
-    })
+    eventually(
+        "/readyz to return 200",
+        Duration::from_mins(1),
+        async || {
+            let answer = readiness().await?;
+            if answer.starts_with("HTTP/1.1 200") {
+                Ok(())
+            } else {
+                Err(answer)
+            }
+        },
+    )
     .await;
     assert!(process.stop().await.success());
 }
 
 #[tokio::test]
-async fn r5_a_settled_operator_writes_nothing_and_a_restart_adds_nothing() {
+async fn r5_an_idle_operator_writes_nothing_and_a_restart_adds_nothing() {
     let mut cluster = Cluster::start().await;
     let api = cluster.api();
     for node in ["w1", "w2", "w3"] {
@@ -83,41 +87,41 @@ async fn r5_a_settled_operator_writes_nothing_and_a_restart_adds_nothing() {
         api.carried(node, "fast").await;
         api.report(node, "fast", Bytes::gib(9)).await;
     }
-    let settled = async |room: u64| {
-        api.pool_is("fast", "True", "AsDesired").await;
+    let writes_when_idle = async |room: u64| {
+        api.pool_is("fast", "True", "Reconciled").await;
         api.published("fast", &[("w1", room), ("w2", 9), ("w3", 9)])
             .await;
-        quiet(&cluster).await
+        writes_after_idle(&cluster).await
     };
-    let before = settled(9).await;
+    let before = writes_when_idle(9).await;
 
-    // One change of one node's room: its capacity and the pool's status, and nothing else.
+    // A change of one node's room changes its capacity object and the pool's status, and nothing else.
     api.report("w1", "fast", Bytes::gib(4)).await;
-    let after = settled(4).await;
+    let after = writes_when_idle(4).await;
     let written = after - before;
     assert!(
         (2..=3).contains(&written),
         "{written} writes for one change"
     );
 
-    // A Node's heartbeat and a label that no pool asks for concern nobody.
+    // A Node's heartbeat and a label that no pool selects cause no write.
     change(
         &api.nodes(),
         "w1",
         json!({"metadata": {"labels": {"other": "thing"}}}),
     )
     .await;
-    assert_eq!(settled(4).await, after);
+    assert_eq!(writes_when_idle(4).await, after);
 
     let command = cluster.operator_command();
     cluster.operator.kill();
     cluster.operator.start_again(command).await;
-    assert_eq!(quiet(&cluster).await, after);
+    assert_eq!(writes_after_idle(&cluster).await, after);
     cluster.operator.stop().await;
 }
 
 #[tokio::test]
-async fn r2_an_operator_that_is_killed_at_any_time_ends_where_it_would_have_ended() {
+async fn r2_an_operator_that_is_killed_at_any_time_reaches_the_desired_state() {
     let mut cluster = Cluster::start().await;
     let api = cluster.api();
     for node in ["w1", "w2"] {
@@ -127,7 +131,7 @@ async fn r2_an_operator_that_is_killed_at_any_time_ends_where_it_would_have_ende
         let name = format!("pool-{wait}");
         api.add_pool(&name, &[("disk", "nvme")]).await;
         api.add_class(&name, json!({"pool": name})).await;
-        // Anywhere between the first and the last write; the end must not depend on where.
+        // Kills the operator between the first and the last write; the result must not depend on when.
         tokio::time::sleep(Duration::from_millis(wait)).await;
         let command = cluster.operator_command();
         cluster.operator.kill();
@@ -139,7 +143,7 @@ async fn r2_an_operator_that_is_killed_at_any_time_ends_where_it_would_have_ende
         api.pool_is(&name, "False", "NodesNotReady").await;
         assert_eq!(api.capacity_objects(&name).await.len(), 2);
     }
-    // And down again.
+    // Removes the pools in the same way.
     for wait in [0, 50, 150, 400, 800] {
         let name = format!("pool-{wait}");
         delete(&api.pools(), &name).await;
@@ -149,7 +153,7 @@ async fn r2_an_operator_that_is_killed_at_any_time_ends_where_it_would_have_ende
         cluster.operator.kill();
         cluster.operator.start_again(command).await;
         eventually(
-            "the agents to answer and the pool to go",
+            "the agents to answer and the pool to be deleted",
             SOON,
             async || {
                 for node in ["w1", "w2"] {
@@ -170,12 +174,12 @@ async fn r2_an_operator_that_is_killed_at_any_time_ends_where_it_would_have_ende
     cluster.operator.stop().await;
 }
 
-/// Waits until the operator has written nothing for two seconds, and gives how often it has
-/// written since the API server started.
-async fn quiet(cluster: &Cluster) -> u64 {
+/// Waits until the operator has written nothing for two seconds, and returns the number of writes
+/// since the API server started.
+async fn writes_after_idle(cluster: &Cluster) -> u64 {
     let mut last = writes(cluster).await;
     let mut since = std::time::Instant::now();
-    eventually("the operator to be quiet", SOON, async || {
+    eventually("the operator to stop writing", SOON, async || {
         let now = writes(cluster).await;
         if now != last {
             (last, since) = (now, std::time::Instant::now());
@@ -189,7 +193,7 @@ async fn quiet(cluster: &Cluster) -> u64 {
     .await
 }
 
-/// Writes of the kinds that the operator writes, its own and the test's.
+/// Returns the number of writes to the kinds that the operator writes, including the test's own.
 async fn writes(cluster: &Cluster) -> u64 {
     let request = http::Request::get("/metrics").body(Vec::new()).unwrap();
     let client = cluster.control_plane.client();
@@ -222,7 +226,7 @@ async fn an_operator_lists_a_thousand_volumes_of_the_largest_status_within_its_m
     let mut cluster = Cluster::start().await;
     let command = cluster.operator_command();
     cluster.operator.kill();
-    // What a node in the wrong hands could do to the volumes of its own.
+    // A compromised node can write statuses of the maximum size to its own volumes.
     let text = |bytes: usize| "x".repeat(bytes);
     let conditions: Vec<_> = (0..bounds::CONDITIONS)
         .map(|index| {
@@ -257,7 +261,7 @@ async fn an_operator_lists_a_thousand_volumes_of_the_largest_status_within_its_m
     let about = std::fs::read_to_string(about).unwrap();
     let peak = about.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let peak = peak.unwrap().trim().trim_end_matches(" kB");
-    // The limit of its Deployment.
+    // The memory limit of the Deployment, in KiB.
     let limit = 256 << 10;
     assert!(peak.parse::<u64>().unwrap() < limit, "{peak} kB");
     cluster.operator.stop().await;

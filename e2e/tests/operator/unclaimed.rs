@@ -1,4 +1,4 @@
-//! People are told of volumes and snapshots that nobody claims, and of no others.
+//! Events about unclaimed volumes and snapshots, and about no others.
 
 use cistern_crds::{PoolSnapshot, PoolVolume, names};
 use cistern_e2e::eventually;
@@ -17,10 +17,10 @@ use crate::{
     objects::{Objects, change, create, delete},
 };
 
-const NOBODY: &str = "NobodyClaimsIt";
+const UNCLAIMED: &str = "Unclaimed";
 const KINDS: &str = "volumesnapshotcontents";
 
-/// A PersistentVolume as external-provisioner makes it.
+/// Creates a PersistentVolume as external-provisioner does.
 async fn claim(api: &Objects, volume: &str) {
     let object = json!({
         "metadata": {"name": format!("pv-{volume}")},
@@ -34,7 +34,7 @@ async fn claim(api: &Objects, volume: &str) {
     create(&Api::<PersistentVolume>::all(api.client.clone()), &object).await;
 }
 
-/// A volume that a claim waits for, as the driver's controller makes it.
+/// Creates a volume that a claim waits for, as the driver's controller does.
 async fn awaited(api: &Objects, name: &str) -> PoolVolume {
     api.add_claim(name, "unclaimed-class", "1Gi").await;
     let uid = api.claims().get(name).await.unwrap().uid().unwrap();
@@ -49,7 +49,7 @@ async fn awaited(api: &Objects, name: &str) -> PoolVolume {
     create(&api.volumes(), &object).await
 }
 
-/// Installs Kubernetes' kind for what stands for a snapshot, as far as anybody reads it.
+/// Installs a minimal definition of VolumeSnapshotContent.
 async fn install_contents(api: &Objects) -> Api<DynamicObject> {
     let group = "snapshot.storage.k8s.io";
     let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
@@ -72,7 +72,7 @@ async fn install_contents(api: &Objects) -> Api<DynamicObject> {
     let kind = GroupVersionKind::gvk(group, "v1", "VolumeSnapshotContent");
     let resource = ApiResource::from_gvk_with_plural(&kind, KINDS);
     let contents: Api<DynamicObject> = Api::all_with(api.client.clone(), &resource);
-    eventually("the kind to be served", SOON, async || {
+    eventually("VolumeSnapshotContents to be served", SOON, async || {
         let list = contents.list(&kube::api::ListParams::default()).await;
         list.map(drop).map_err(|error| error.to_string())
     })
@@ -96,10 +96,10 @@ async fn content(contents: &Api<DynamicObject>, name: &str, snapshot: &str) {
 }
 
 #[tokio::test]
-async fn a_volume_or_snapshot_that_nobody_claims_is_reported_with_what_to_do_and_no_other_is() {
+async fn an_unclaimed_volume_or_snapshot_is_reported_with_the_remedy_and_no_other_is() {
     let api = Cluster::shared().await.api();
     let contents = install_contents(&api).await;
-    // All of these are there for longer than those that nobody claims.
+    // All of these are created before the unclaimed ones.
     claim(&api, "unclaimed-kept").await;
     content(&contents, "unclaimed-kept", "unclaimed-kept").await;
     let waiting = awaited(&api, "unclaimed-waiting").await;
@@ -116,29 +116,32 @@ async fn a_volume_or_snapshot_that_nobody_claims_is_reported_with_what_to_do_and
         .add_snapshot("unclaimed-left", "unclaimed", "unclaimed-1")
         .await;
 
-    let note = api.event(&volume.uid().unwrap(), NOBODY).await;
+    let note = api.event(&volume.uid().unwrap(), UNCLAIMED).await;
     assert!(
         note.starts_with(
-            "no PersistentVolume stands for PoolVolume unclaimed-left in pool unclaimed on node \
+            "no PersistentVolume references PoolVolume unclaimed-left in pool unclaimed on node \
              unclaimed-1: it is kept"
         ) && note.contains("`kubectl cistern orphans reclaim unclaimed-left`"),
         "{note}"
     );
-    let note = api.event(&snapshot.uid().unwrap(), NOBODY).await;
+    let note = api.event(&snapshot.uid().unwrap(), UNCLAIMED).await;
     assert!(
-        note.starts_with("no VolumeSnapshotContent stands for"),
+        note.starts_with("no VolumeSnapshotContent references"),
         "{note}"
     );
     for uid in [waiting.uid(), kept.uid(), kept_snapshot.uid()] {
-        let told = api.events(&uid.unwrap()).await;
-        assert!(told.iter().all(|(reason, _)| reason != NOBODY), "{told:?}");
+        let events = api.events(&uid.unwrap()).await;
+        assert!(
+            events.iter().all(|(reason, _)| reason != UNCLAIMED),
+            "{events:?}"
+        );
     }
 
-    // The claim goes, and nobody waits any more: what is left of its volume is reported.
+    // The claim is deleted, so no claim waits for the volume any more, and it is reported.
     let released = json!({"metadata": {"finalizers": null}});
     change(&api.claims(), "unclaimed-waiting", released).await;
     delete(&api.claims(), "unclaimed-waiting").await;
-    api.event(&waiting.uid().unwrap(), NOBODY).await;
+    api.event(&waiting.uid().unwrap(), UNCLAIMED).await;
     for name in ["unclaimed-kept", "unclaimed-left", "unclaimed-waiting"] {
         api.remove::<PoolVolume>(name).await;
     }

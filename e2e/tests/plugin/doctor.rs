@@ -1,5 +1,5 @@
-//! An installation, from nothing to one that is as it has to be; the test is kubelet and the
-//! controllers that bring up pods.
+//! `doctor` on an empty and on a complete installation. The test plays kubelet and the controllers that
+//! start pods.
 
 use cistern_crds::{StorageNode, StoragePool, names};
 use cistern_e2e::{
@@ -27,8 +27,8 @@ use crate::{Answer, Plugin, SOON, create};
 
 const SYSTEM: &str = "cistern-system";
 
-/// The checks that did not end well.
-fn unwell(answer: &Answer) -> Vec<(String, String)> {
+/// Checks that did not pass, as name and message.
+fn failed(answer: &Answer) -> Vec<(String, String)> {
     let report: Value = serde_json::from_str(&answer.stdout).unwrap();
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let checks = report["checks"].as_array().unwrap().iter();
@@ -39,7 +39,7 @@ fn unwell(answer: &Answer) -> Vec<(String, String)> {
 }
 
 #[tokio::test]
-async fn doctor_says_what_an_installation_lacks_until_it_lacks_nothing() {
+async fn doctor_reports_what_an_installation_lacks_until_it_is_complete() {
     let control_plane = ControlPlane::start().await;
     let (plugin, client) = (Plugin::of(&control_plane), control_plane.client());
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
@@ -59,7 +59,7 @@ async fn doctor_says_what_an_installation_lacks_until_it_lacks_nothing() {
     .await;
     let answer = plugin.run(&["doctor", "-o", "json"]).await;
     assert_eq!(answer.code, 2, "{}", answer.stderr);
-    let told = unwell(&answer);
+    let messages = failed(&answer);
     for (check, words) in [
         ("definitions", "poolvolumes.cistern.storage is missing"),
         ("policies", "is missing"),
@@ -67,10 +67,10 @@ async fn doctor_says_what_an_installation_lacks_until_it_lacks_nothing() {
         ("operator", "there is no Deployment"),
         ("accounts", "may not"),
     ] {
-        let found = told
+        let found = messages
             .iter()
             .any(|(name, message)| name == check && message.contains(words));
-        assert!(found, "{check}: {told:?}");
+        assert!(found, "{check}: {messages:?}");
     }
 
     let mut apply = command(tool("kubectl").await);
@@ -89,14 +89,14 @@ async fn doctor_says_what_an_installation_lacks_until_it_lacks_nothing() {
     control_plane.install_definitions().await;
     bring_up(&client).await;
     let answer = plugin.run(&["doctor", "-o", "json"]).await;
-    assert_eq!((unwell(&answer), answer.code), (Vec::new(), 0));
+    assert_eq!((failed(&answer), answer.code), (Vec::new(), 0));
     let text = plugin.text(&["doctor"]).await;
     assert!(
-        text.contains("\nAll ") && text.lines().all(|line| line.chars().count() <= 120),
+        text.ends_with(" checks passed.\n") && text.lines().all(|line| line.chars().count() <= 120),
         "{text}"
     );
 
-    // A right that is taken away, a policy that is no longer enforced, and a class that cannot work.
+    // A missing permission, a policy that is not enforced, and a class with an unknown parameter.
     let audited = Patch::Merge(json!({"spec": {"validationActions": ["Audit"]}}));
     Api::<ValidatingAdmissionPolicyBinding>::all(client.clone())
         .patch("nodes.cistern.storage", &PatchParams::default(), &audited)
@@ -110,10 +110,10 @@ async fn doctor_says_what_an_installation_lacks_until_it_lacks_nothing() {
     let class = json!({"metadata": {"name": "typo"}, "provisioner": names::DRIVER,
         "parameters": {"pol": "fast"}, "allowVolumeExpansion": true});
     create(&Api::<StorageClass>::all(client), class).await;
-    cistern_e2e::eventually("both to be told of", SOON, async || {
+    cistern_e2e::eventually("all three to be reported", SOON, async || {
         let answer = plugin.run(&["doctor", "-o", "json"]).await;
-        let told = unwell(&answer);
-        let has = |words: &str| told.iter().any(|(_, message)| message.contains(words));
+        let messages = failed(&answer);
+        let has = |words: &str| messages.iter().any(|(_, message)| message.contains(words));
         let all = [
             "cistern-node may not",
             "nodes.cistern.storage has no binding that enforces it",
@@ -122,13 +122,13 @@ async fn doctor_says_what_an_installation_lacks_until_it_lacks_nothing() {
         if answer.code == 2 && all.into_iter().all(has) {
             Ok(())
         } else {
-            Err(format!("{told:?}"))
+            Err(format!("{messages:?}"))
         }
     })
     .await;
 }
 
-/// What kubelet and the controllers of Kubernetes, operator and agent would write.
+/// Writes what kubelet, the controllers of Kubernetes, operator and agent would write.
 async fn bring_up(client: &Client) {
     let label = json!({names::TOPOLOGY_KEY: "n"});
     create(
@@ -175,7 +175,7 @@ async fn bring_up(client: &Client) {
         json!({"metadata": {"name": "n"}, "spec": {"topology": {}}}),
     )
     .await;
-    let reporting = json!({"type": "AgentReporting", "status": "True", "reason": "AsDesired",
+    let reporting = json!({"type": "AgentReporting", "status": "True", "reason": "Reconciled",
         "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"});
     status(&nodes, "n", json!({"conditions": [reporting]})).await;
     let class = json!({"metadata": {"name": "fast"}, "provisioner": names::DRIVER,

@@ -1,4 +1,4 @@
-//! `kubectl cistern` as a person runs it: the real program against a real API server and a real agent.
+//! `kubectl cistern` end to end: the program against a real API server and a real agent.
 
 #![allow(
     clippy::indexing_slicing,
@@ -18,9 +18,9 @@ use std::{
 };
 
 use cistern_crds::{
-    AccessMode, AccessType, Bytes, ConditionType, ContentSource, FilesystemType, PoolSnapshot,
-    PoolSnapshotSpec, PoolVolume, PoolVolumeSpec, Provisioning, SourceKind, Stored, condition,
-    volume::ClaimReference,
+    AccessMode, AccessType, Bytes, ConditionType, ContentSource, FilesystemType, HasImage,
+    PoolSnapshot, PoolSnapshotSpec, PoolVolume, PoolVolumeSpec, Provisioning, SourceKind,
+    condition, volume::ClaimReference,
 };
 use cistern_e2e::{
     ControlPlane, Driver, eventually,
@@ -30,15 +30,15 @@ use kube::{Api, Client, ResourceExt as _, api::PostParams};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-/// How long anything may take.
+/// Timeout of each step.
 const SOON: Duration = Duration::from_secs(30);
 
-/// The program, for one cluster.
+/// The program with the kubeconfig of one cluster.
 struct Plugin {
     kubeconfig: PathBuf,
 }
 
-/// What it wrote, and how it ended.
+/// Output and exit code of the program.
 struct Answer {
     code: i32,
     stdout: String,
@@ -73,7 +73,7 @@ impl Plugin {
         }
     }
 
-    /// What it writes when all goes well.
+    /// Runs the program, asserts success, and returns its standard output.
     async fn text(&self, words: &[&str]) -> String {
         let answer = self.run(words).await;
         assert_eq!(
@@ -90,7 +90,7 @@ impl Plugin {
     }
 }
 
-/// A node with one pool of the smallest size, named as the node.
+/// A node with one pool of the minimum size. The pool has the name of the node.
 struct Node {
     driver: Driver,
     plugin: Plugin,
@@ -115,7 +115,7 @@ impl Node {
         Api::all(self.client.clone())
     }
 
-    /// A volume of 64 MiB that can be used, for the claim `default/{name}`.
+    /// Creates a volume of 64 MiB for the claim `default/{name}` and waits until it is ready.
     async fn volume(&self, name: &str, source: Option<ContentSource>) -> PoolVolume {
         let spec = PoolVolumeSpec {
             requested_name: name.to_owned(),
@@ -134,10 +134,10 @@ impl Node {
             }),
             deletion_requested: false,
         };
-        self.made(PoolVolume::wish(name, spec)).await
+        self.create_ready(PoolVolume::desired(name, spec)).await
     }
 
-    /// A snapshot of a volume.
+    /// Creates a snapshot of a volume and waits until it is ready.
     async fn snapshot(&self, name: &str, of: &PoolVolume) -> PoolSnapshot {
         let spec = PoolSnapshotSpec {
             requested_name: name.to_owned(),
@@ -152,22 +152,22 @@ impl Node {
             group_name: None,
             deletion_requested: false,
         };
-        self.made(PoolSnapshot::wish(name, spec)).await
+        self.create_ready(PoolSnapshot::desired(name, spec)).await
     }
 
-    async fn made<K>(&self, wish: K) -> K
+    async fn create_ready<K>(&self, desired: K) -> K
     where
-        K: Stored + Clone + Serialize + DeserializeOwned + std::fmt::Debug,
+        K: HasImage + Clone + Serialize + DeserializeOwned + std::fmt::Debug,
     {
         let api: Api<K> = self.all();
-        api.create(&PostParams::default(), &wish).await.unwrap();
-        self.ready(&wish.name_any()).await
+        api.create(&PostParams::default(), &desired).await.unwrap();
+        self.ready(&desired.name_any()).await
     }
 
-    /// An object once it can be used.
+    /// An object once it is ready.
     async fn ready<K>(&self, name: &str) -> K
     where
-        K: Stored + Clone + DeserializeOwned + std::fmt::Debug,
+        K: HasImage + Clone + DeserializeOwned + std::fmt::Debug,
     {
         let api: Api<K> = self.all();
         eventually(&format!("{name} to be ready"), SOON, async || {
@@ -181,14 +181,14 @@ impl Node {
         .await
     }
 
-    /// Has an object and its image removed, as the plugin does with an orphan.
+    /// Removes an object and its image, as the plugin does with an orphan.
     async fn remove<K>(&self, object: &K)
     where
-        K: Stored + Clone + Serialize + DeserializeOwned + std::fmt::Debug,
+        K: HasImage + Clone + Serialize + DeserializeOwned + std::fmt::Debug,
     {
         let (api, name): (Api<K>, String) = (self.all(), object.name_any());
-        let wish = serde_json::json!({"spec": {"deletionRequested": true}});
-        merge(&api, &name, wish).await;
+        let request = serde_json::json!({"spec": {"deletionRequested": true}});
+        merge(&api, &name, request).await;
         eventually(&format!("{name} to be reclaimed"), SOON, async || {
             let object = api.get(&name).await.unwrap();
             if object.reserved().is_none() {
@@ -201,10 +201,10 @@ impl Node {
         self.forget(object).await;
     }
 
-    /// Takes the object away from its image.
+    /// Deletes the object and keeps its image.
     async fn forget<K>(&self, object: &K)
     where
-        K: Stored + Clone + Serialize + DeserializeOwned + std::fmt::Debug,
+        K: HasImage + Clone + Serialize + DeserializeOwned + std::fmt::Debug,
     {
         let (api, name): (Api<K>, String) = (self.all(), object.name_any());
         let none = serde_json::json!({"metadata": {"finalizers": []}});
@@ -214,13 +214,13 @@ impl Node {
             .unwrap();
     }
 
-    /// Where the images of the pool are, seen on the node.
+    /// Folder of the pool's images, as a path on the node.
     fn images(&self) -> PathBuf {
         let pools = self.driver.storage_root().join("pools");
         pools.join(format!("uid-of-{}", self.name)).join("images")
     }
 
-    /// Whether an image is there.
+    /// Returns whether an image exists.
     async fn has_image(&self, image: &str) -> bool {
         let mut test = self.driver.command_on_node("test");
         test.arg("-f").arg(self.images().join(image));
@@ -238,7 +238,7 @@ where
         .unwrap();
 }
 
-/// An object from a snapshot.
+/// Content source of a volume that is created from a snapshot.
 fn copy_of(snapshot: &PoolSnapshot) -> ContentSource {
     ContentSource {
         kind: SourceKind::Snapshot,

@@ -1,13 +1,13 @@
-//! Images that nobody claims any more: taken up again, or removed.
+//! Orphaned images that are adopted or reclaimed.
 //!
-//! What the agent would tell of them the test writes in its place, while it is away.
+//! While the agent is stopped, the tests write the orphans that it would report.
 
 use std::{
     io::Write as _,
     process::{Child, Stdio},
 };
 
-use cistern_crds::{PoolSnapshot, PoolVolume, StorageNode, Stored, names::AGENT_MANAGER};
+use cistern_crds::{HasImage, PoolSnapshot, PoolVolume, StorageNode, names::AGENT_MANAGER};
 use cistern_e2e::process::{binary, command};
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::{
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::{Answer, Node};
 
-/// An orphan of 64 MiB, as the agent tells of it.
+/// An orphan of 64 MiB, as the agent reports it.
 fn orphan(image: &str, identity: &Value) -> Value {
     let mut all = json!({"volumeSize": "64Mi", "accessType": "Filesystem", "filesystem": "ext4",
         "provisioning": "Thin"});
@@ -28,12 +28,12 @@ fn orphan(image: &str, identity: &Value) -> Value {
     json!({"image": image, "size": "64Mi", "since": "2026-01-01T00:00:00Z", "identity": all})
 }
 
-/// Tells of orphans in the agent's place, and in its name, whose field it is.
-async fn tell(node: &Node, orphans: &[Value]) {
+/// Reports orphans with the agent's field manager, which owns the field.
+async fn report_orphans(node: &Node, orphans: &[Value]) {
     let status = node.driver.storage_node().await.status;
     let mut status = serde_json::to_value(status.unwrap()).unwrap();
     status["pools"][0]["orphans"] = json!(orphans);
-    // The operator's.
+    // The operator owns the conditions.
     status.as_object_mut().unwrap().remove("conditions");
     let applied = Patch::Apply(json!({
         "apiVersion": "cistern.storage/v1alpha1",
@@ -42,22 +42,22 @@ async fn tell(node: &Node, orphans: &[Value]) {
     }));
     let nodes = node.all::<StorageNode>();
     let parameters = PatchParams::apply(AGENT_MANAGER);
-    let told = nodes.patch_status(&node.name, &parameters, &applied);
-    told.await.unwrap();
+    let written = nodes.patch_status(&node.name, &parameters, &applied);
+    written.await.unwrap();
 }
 
-/// Takes the object away from the image of a volume, and tells of the image as an orphan. The agent is
-/// away from then on. Gives the image.
+/// Deletes the object of a volume, stops the agent, and reports the image as an orphan. Returns the name of
+/// the image.
 async fn orphaned(node: &mut Node, volume: &PoolVolume) -> String {
     let image = volume.uid().unwrap();
     node.forget(volume).await;
     node.driver.kill_node();
     let identity = json!({"kind": "Volume", "name": volume.spec.requested_name});
-    tell(node, &[orphan(&image, &identity)]).await;
+    report_orphans(node, &[orphan(&image, &identity)]).await;
     image
 }
 
-/// Starts the program with its answer to a question.
+/// Starts the program with `answer` on standard input.
 fn start(node: &Node, words: &[&str], answer: &str) -> Child {
     let mut command = command(binary("kubectl-cistern"));
     command
@@ -74,7 +74,7 @@ fn start(node: &Node, words: &[&str], answer: &str) -> Child {
     child
 }
 
-/// Waits for its end.
+/// Waits until the program exits.
 async fn end(child: Child) -> Answer {
     let ended = tokio::task::spawn_blocking(|| child.wait_with_output());
     let output = ended.await.unwrap().unwrap();
@@ -86,14 +86,14 @@ async fn end(child: Child) -> Answer {
     }
 }
 
-/// Waits until the program has asked for the object, and lets the agent come back.
+/// Waits until the program has created the object, starts the agent, and waits until the program exits.
 async fn answered<K>(node: &mut Node, name: &str, child: Child) -> Answer
 where
-    K: Stored + Clone + serde::de::DeserializeOwned + std::fmt::Debug,
+    K: HasImage + Clone + serde::de::DeserializeOwned + std::fmt::Debug,
 {
     let api = node.all::<K>();
     cistern_e2e::eventually(
-        &format!("{name} to be asked for"),
+        &format!("{name} to be created"),
         crate::SOON,
         async || match api.get_opt(name).await.unwrap() {
             Some(_) => Ok(()),
@@ -106,7 +106,7 @@ where
 }
 
 #[tokio::test]
-async fn a_volume_whose_object_is_lost_is_taken_up_again_with_its_data() {
+async fn a_volume_whose_object_is_lost_is_adopted_with_its_data() {
     let mut node = Node::start("plugin-adopt").await;
     let volume = node.volume("adopt-one", None).await;
     let filesystem = volume.status.as_ref().unwrap().filesystem.clone().unwrap();
@@ -130,9 +130,7 @@ async fn a_volume_whose_object_is_lost_is_taken_up_again_with_its_data() {
     let answer = answered::<PoolVolume>(&mut node, "adopt-one", child).await;
     assert_eq!(answer.code, 0, "{}", answer.stderr);
     assert!(
-        answer
-            .stderr
-            .contains("taken up again as PoolVolume adopt-one"),
+        answer.stderr.contains("is adopted as PoolVolume adopt-one"),
         "{}",
         answer.stderr
     );
@@ -160,7 +158,7 @@ async fn a_volume_whose_object_is_lost_is_taken_up_again_with_its_data() {
 }
 
 #[tokio::test]
-async fn what_is_not_as_it_was_said_is_not_taken_up_and_leaves_nothing() {
+async fn an_image_with_another_identity_is_not_adopted_and_leaves_no_object() {
     let mut node = Node::start("plugin-refused").await;
     let volume = node.volume("refused-one", None).await;
     let image = volume.uid().unwrap();
@@ -168,12 +166,12 @@ async fn what_is_not_as_it_was_said_is_not_taken_up_and_leaves_nothing() {
     node.driver.kill_node();
     let mut other = orphan(&image, &json!({"kind": "Volume", "name": "refused-one"}));
     other["identity"]["filesystem"] = json!("xfs");
-    tell(&node, &[other]).await;
+    report_orphans(&node, &[other]).await;
     let child = start(&node, &["orphans", "adopt", &image], "");
     let answer = answered::<PoolVolume>(&mut node, "refused-one", child).await;
     assert_eq!(answer.code, 3, "{}", answer.stderr);
     assert!(
-        answer.stderr.contains("is not taken up"),
+        answer.stderr.contains("is not adopted"),
         "{}",
         answer.stderr
     );
@@ -190,8 +188,8 @@ async fn what_is_not_as_it_was_said_is_not_taken_up_and_leaves_nothing() {
     node.driver.finish().await;
 }
 
-/// Writes the status of the volume in the agent's place, once the program has created it, and gives
-/// what the program says and the volume as it is then.
+/// Writes the status of the volume in the agent's place after the program has created it. Returns the output
+/// of the program and the resulting volume.
 async fn admitted(node: &Node, name: &str, status: Value, child: Child) -> (Answer, PoolVolume) {
     let api = node.all::<PoolVolume>();
     let what = format!("{name} to be created");
@@ -216,12 +214,12 @@ async fn r07_a_volume_that_its_agent_has_admitted_is_kept_however_its_adoption_e
     let other = json!({"uid": "other", "poolUuid": "11111111-1111-4111-8111-111111111111",
         "sectorSize": 4096});
     for (status, words) in [
-        // The node is late.
+        // The agent does not report an image in time.
         (json!({"reserved": "64Mi"}), "is admitted and kept"),
-        // The image was gone, and the agent has found or made another.
+        // The image was gone, and the agent has found or created another.
         (
             json!({"reserved": "64Mi", "size": "64Mi", "image": other}),
-            "stands for image other, and is kept",
+            "has image other, and is kept",
         ),
     ] {
         let child = start(&node, &["orphans", "adopt", &image, "--timeout", "5s"], "");
@@ -240,7 +238,7 @@ async fn r07_a_volume_that_its_agent_has_admitted_is_kept_however_its_adoption_e
 }
 
 #[tokio::test]
-async fn r07_an_orphan_is_removed_only_for_whoever_types_its_name() {
+async fn r07_an_orphan_is_removed_only_after_its_name_is_typed() {
     let mut node = Node::start("plugin-reclaim").await;
     let volume = node.volume("reclaim-one", None).await;
     let snapshot = node.snapshot("reclaim-snap", &volume).await;
@@ -256,7 +254,7 @@ async fn r07_an_orphan_is_removed_only_for_whoever_types_its_name() {
             "sourceVolume": "reclaim-one", "sourceImage": image}),
         ),
     ];
-    tell(&node, &orphans).await;
+    report_orphans(&node, &orphans).await;
     let no = end(start(
         &node,
         &["orphans", "reclaim", "reclaim-one"],
@@ -282,10 +280,10 @@ async fn r07_an_orphan_is_removed_only_for_whoever_types_its_name() {
         .unwrap();
     assert!(left.is_none(), "{left:?}");
 
-    // The snapshot shares nothing with it any more; it goes by its image and without a question.
+    // The snapshot is independent of the volume; it is selected by its image and removed without a prompt.
     assert!(node.has_image(&of_snapshot).await);
     node.driver.kill_node();
-    tell(&node, &orphans[1..]).await;
+    report_orphans(&node, &orphans[1..]).await;
     let child = start(&node, &["orphans", "reclaim", "--yes", &of_snapshot], "");
     let yes = answered::<PoolSnapshot>(&mut node, "reclaim-snap", child).await;
     assert_eq!(yes.code, 0, "{}", yes.stderr);
@@ -300,11 +298,11 @@ async fn r07_an_orphan_is_removed_only_for_whoever_types_its_name() {
 }
 
 #[tokio::test]
-async fn a_volume_that_nobody_claims_is_removed_by_name_and_one_that_is_claimed_is_not() {
+async fn an_unclaimed_volume_is_removed_by_name_and_a_claimed_one_is_not() {
     let node = Node::start("plugin-unclaimed").await;
     let volume = node.volume("unclaimed-one", None).await;
     let image = volume.uid().unwrap();
-    // The person decides to keep it, and then to claim it no more.
+    // The user first keeps the volume with a PersistentVolume, and later deletes that.
     let words = ["orphans", "adopt", "unclaimed-one"];
     let create = ["--persistent-volume", "create"];
     node.plugin.text(&[&words[..], &create].concat()).await;
@@ -318,7 +316,7 @@ async fn a_volume_that_nobody_claims_is_removed_by_name_and_one_that_is_claimed_
     let refused = node.plugin.run(&words).await;
     assert_eq!(refused.code, 3, "{}", refused.stdout);
     assert!(
-        refused.stderr.contains("is no orphan"),
+        refused.stderr.contains("is not an orphan"),
         "{}",
         refused.stderr
     );

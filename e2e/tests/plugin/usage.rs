@@ -1,4 +1,4 @@
-//! How the program behaves as a program: as a plugin, in a pipe, without a cluster.
+//! The program as a kubectl plugin, in a pipe, and without a cluster.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ async fn kubectl_finds_the_plugin_by_its_name() {
 }
 
 #[tokio::test]
-async fn whoever_has_read_enough_may_close_the_pipe() {
+async fn a_closed_pipe_is_no_error() {
     let mut shell = command("bash");
     let script = "\"$0\" completion bash | true; echo ${PIPESTATUS[0]}";
     shell.args(["-c", script]).arg(binary("kubectl-cistern"));
@@ -39,7 +39,7 @@ async fn every_shell_has_its_completion() {
 }
 
 #[tokio::test]
-async fn without_a_cluster_it_says_what_to_do() {
+async fn errors_without_a_cluster_say_what_to_do() {
     let wrong = Plugin::with(Path::new("/nowhere")).run(&["status"]).await;
     assert_eq!(wrong.code, 3);
     assert!(
@@ -53,7 +53,7 @@ async fn without_a_cluster_it_says_what_to_do() {
     let config = json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "c",
         "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        // Nobody listens at the port for discarding.
+        // No process listens on port 9 (discard).
         "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:9"}}],
         "users": [{"name": "u", "user": {}}],
     });
@@ -74,16 +74,13 @@ async fn without_a_cluster_it_says_what_to_do() {
     let bare = run(bare, SOON).await;
     assert_eq!(bare.status.code(), Some(3));
     let stderr = String::from_utf8_lossy(&bare.stderr);
-    assert!(
-        stderr.contains("there is no cluster to talk to"),
-        "{stderr}"
-    );
+    assert!(stderr.contains("no cluster is configured"), "{stderr}");
     let typo = Plugin::with(&kubeconfig).run(&["statsu"]).await;
     assert_eq!(typo.code, 3);
 }
 
 #[tokio::test]
-async fn whoever_may_see_nothing_is_told_so() {
+async fn a_user_without_permissions_gets_an_error() {
     let plugin = Plugin::of(ControlPlane::shared().await);
     let stranger = plugin.run(&["pools", "--as", "stranger"]).await;
     assert_eq!(stranger.code, 3, "{}", stranger.stdout);

@@ -1,4 +1,4 @@
-//! What a person, and a program, sees of a cluster.
+//! Views of a cluster as text, JSON and YAML.
 
 use cistern_crds::{
     StorageNode,
@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::{Node, Plugin, copy_of, create};
 
-/// The PersistentVolume of a volume, bound to the claim of its name, and a pod that uses that.
+/// Creates a PersistentVolume bound to the claim of the same name, and a pod that uses the claim.
 async fn put_to_use(node: &Node, volume: &str) {
     let requirement = json!({"key": TOPOLOGY_KEY, "operator": "In", "values": [node.name]});
     let persistent_volume = json!({
@@ -39,7 +39,7 @@ async fn put_to_use(node: &Node, volume: &str) {
 }
 
 #[tokio::test]
-async fn a_person_sees_what_belongs_to_what() {
+async fn views_show_how_objects_relate() {
     let node = Node::start("plugin-views").await;
     let volume = node.volume("views-one", None).await;
     let snapshot = node.snapshot("views-snap", &volume).await;
@@ -132,7 +132,7 @@ async fn a_person_sees_what_belongs_to_what() {
 }
 
 #[tokio::test]
-async fn status_shows_how_full_a_node_is_and_what_is_wrong_with_it() {
+async fn status_shows_the_capacity_and_the_problems_of_a_node() {
     let node = Node::start("plugin-status").await;
     let volume = node.volume("status-one", None).await;
     let of_us = |json: &serde_json::Value| {
@@ -149,7 +149,7 @@ async fn status_shows_how_full_a_node_is_and_what_is_wrong_with_it() {
     })
     .await;
 
-    // The operator does not run, so nobody says that the agent reports; the plugin does not guess.
+    // The operator does not run, so AgentReporting is not set, and the plugin shows Unknown.
     let json = node.plugin.json(&["status"]).await;
     assert_eq!(of_us(&json)["agent"], "Unknown");
     let uid = volume.uid().unwrap();
@@ -157,14 +157,18 @@ async fn status_shows_how_full_a_node_is_and_what_is_wrong_with_it() {
     away.arg(node.images().join(&uid))
         .arg(node.images().join("../kept"));
     cistern_e2e::process::output(away, crate::SOON).await;
-    cistern_e2e::eventually("the missing image to be told of", crate::SOON, async || {
-        let text = node.plugin.text(&["status"]).await;
-        if text.contains("PoolVolume status-one on plugin-status: ImageMissing") {
-            Ok(())
-        } else {
-            Err(text)
-        }
-    })
+    cistern_e2e::eventually(
+        "the missing image to be reported",
+        crate::SOON,
+        async || {
+            let text = node.plugin.text(&["status"]).await;
+            if text.contains("PoolVolume status-one on plugin-status: ImageMissing") {
+                Ok(())
+            } else {
+                Err(text)
+            }
+        },
+    )
     .await;
     let answer = node.plugin.run(&["status", "--exit-code"]).await;
     assert_eq!(answer.code, 2, "{}", answer.stdout);
@@ -178,7 +182,7 @@ async fn status_shows_how_full_a_node_is_and_what_is_wrong_with_it() {
 }
 
 #[tokio::test]
-async fn what_a_node_writes_reaches_the_terminal_without_its_control_characters() {
+async fn control_characters_in_text_from_a_node_are_escaped() {
     const HOSTILE: &str = "gone\u{1b}[2J\u{1b}]0;title\u{7}\r\nall is well\u{9b}31m\u{202e}";
     let control_plane = ControlPlane::shared().await;
     let plugin = Plugin::of(control_plane);

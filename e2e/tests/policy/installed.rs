@@ -1,4 +1,4 @@
-//! An API server with Cistern's manifests in it, and those who ask it for something.
+//! An API server with Cistern's manifests, and clients with different accounts.
 
 use std::{path::Path, time::Duration};
 
@@ -13,25 +13,25 @@ const OURS: &str = "/apis/cistern.storage/v1alpha1";
 /// The namespace of the manifests.
 const NAMESPACE: &str = "cistern-system";
 
-/// An API server with Cistern's manifests, those that take snapshots among them; a pool, two nodes,
-/// and on each a volume, a snapshot and a group.
+/// An API server with Cistern's manifests including those for snapshots, a pool, two nodes, and a
+/// volume, a snapshot and a group on each node.
 pub(crate) struct Installed {
     control_plane: ControlPlane,
     namespace: String,
 }
 
 impl Installed {
-    /// Starts one.
+    /// Starts one with the manifests in their default namespace.
     pub(crate) async fn start() -> Self {
         let folder = workspace().join("manifests/snapshots");
         Self::with(&folder, NAMESPACE).await
     }
 
-    /// Starts one whose manifests kustomize has put into another namespace, with the policy for the
-    /// network.
+    /// Starts one with the manifests in another namespace, set by kustomize, and with the network
+    /// policy.
     pub(crate) async fn start_in(namespace: &str) -> Self {
         let folder = Folder::new();
-        // Kustomize takes no absolute path.
+        // Kustomize does not accept absolute paths.
         let up = "../".repeat(folder.path().components().count() - 1);
         let workspace = workspace().canonicalize().unwrap();
         let manifests = format!("{up}{}/manifests", &workspace.to_str().unwrap()[1..]);
@@ -74,24 +74,24 @@ impl Installed {
         this
     }
 
-    /// Who may do everything.
+    /// Returns a client with all permissions.
     pub(crate) fn admin(&self) -> Client {
         self.control_plane.client()
     }
 
-    /// Where Cistern's workloads are.
+    /// Returns the namespace of Cistern's workloads.
     pub(crate) fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// Any user, by name.
-    pub(crate) fn somebody(&self, user: &str) -> Client {
+    /// Returns a client that impersonates a user.
+    pub(crate) fn user(&self, name: &str) -> Client {
         let mut config = self.control_plane.config();
-        config.auth_info.impersonate = Some(user.to_owned());
+        config.auth_info.impersonate = Some(name.to_owned());
         Client::try_from(config).unwrap()
     }
 
-    /// Gives somebody a ClusterRole.
+    /// Binds a ClusterRole to a subject.
     pub(crate) async fn bind(&self, role: &str, subject: &Value) {
         let binding = json!({
             "metadata": {"name": format!("test-{role}")},
@@ -102,7 +102,7 @@ impl Installed {
         self.make(path, &binding).await;
     }
 
-    /// The node plugin on a node, with such a token as kubelet gets for its pod.
+    /// Returns a client with a pod-bound token of the node plugin, as kubelet requests it.
     pub(crate) async fn agent_on(&self, node: &str) -> Client {
         let name = format!("agent-on-{node}");
         let pod = json!({
@@ -120,7 +120,7 @@ impl Installed {
             .await
     }
 
-    /// The account of the node plugin with a token that belongs to no pod.
+    /// Returns a client with a token of the node plugin's account that is bound to no pod.
     pub(crate) async fn agent_nowhere(&self) -> Client {
         self.agent_with_token(&json!({})).await
     }
@@ -143,8 +143,8 @@ impl Installed {
     }
 }
 
-/// One request. A path that does not begin with a slash is one of Cistern's; `APPLY` is a
-/// server-side apply, of a field manager where it ends with ` as NAME`.
+/// Sends a request. A path without a leading slash is relative to Cistern's API group; `APPLY` is a
+/// server-side apply, and `APPLY as NAME` sets its field manager.
 pub(crate) async fn ask(
     client: &Client,
     method: &str,
@@ -191,7 +191,7 @@ pub(crate) async fn ask(
     }
 }
 
-/// A volume.
+/// Returns a volume of 1 GiB in pool `p`.
 pub(crate) fn volume(name: &str, node: &str) -> Value {
     json!({
         "apiVersion": "cistern.storage/v1alpha1",
@@ -210,7 +210,7 @@ pub(crate) fn volume(name: &str, node: &str) -> Value {
     })
 }
 
-/// A snapshot.
+/// Returns a snapshot of the volume `on-{node}`.
 pub(crate) fn snapshot(name: &str, node: &str) -> Value {
     json!({
         "apiVersion": "cistern.storage/v1alpha1",
@@ -229,7 +229,7 @@ pub(crate) fn snapshot(name: &str, node: &str) -> Value {
     })
 }
 
-/// A group of one snapshot.
+/// Returns a group of one snapshot.
 pub(crate) fn group(name: &str, node: &str) -> Value {
     json!({
         "apiVersion": "cistern.storage/v1alpha1",
@@ -243,7 +243,7 @@ pub(crate) fn group(name: &str, node: &str) -> Value {
     })
 }
 
-/// What Cistern knows of a node.
+/// Returns a StorageNode.
 pub(crate) fn node(name: &str) -> Value {
     json!({
         "apiVersion": "cistern.storage/v1alpha1",
@@ -253,7 +253,7 @@ pub(crate) fn node(name: &str) -> Value {
     })
 }
 
-/// A pool.
+/// Returns a pool of 1 GiB on all nodes.
 pub(crate) fn pool(name: &str) -> Value {
     json!({
         "apiVersion": "cistern.storage/v1alpha1",

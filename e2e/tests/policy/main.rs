@@ -1,5 +1,5 @@
-//! What each account may do, with RBAC and admission policies as `manifests` installs them, asked
-//! of a real API server: one row for each request, with its verdict.
+//! The permissions of each account, with RBAC and admission policies from `manifests`, tested against
+//! a real API server. Each row is a request and its verdict.
 
 #![allow(
     clippy::indexing_slicing,
@@ -26,14 +26,14 @@ const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitio
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/cistern-system/leases";
 const CONTENTS: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents";
 
-/// Verdicts: nothing, or what the refusal says.
+/// Verdicts: empty for an allowed request, or part of the error.
 const ALLOWED: &str = "";
 const NO_RIGHT: &str = "cannot ";
 const FOREIGN: &str = "belongs to node";
 const ONLY_STATUS: &str = "writes the status of its objects and nothing else";
 const NO_NODE: &str = "does not say which node";
 const KEPT: &str = "cannot be taken back";
-/// There is the right, and nothing of the kind: Kubernetes' snapshot definitions are not installed.
+/// Allowed, but the kind does not exist: Kubernetes' snapshot definitions are not installed.
 const ABSENT: &str = "page not found";
 
 /// Method, path, body and verdict.
@@ -50,7 +50,7 @@ async fn a_nodes_token_writes_the_status_of_its_own_objects_and_nothing_else() {
     let room = &json!({"status": {"pools": [{"name": "p", "uid": "u", "thinRoom": "1Pi"}]}});
     let finalizers = &json!({"metadata": {"finalizers": null}});
     let label = &json!({"metadata": {"labels": {"x": "y"}}});
-    let wish = &json!({"spec": {"deletionRequested": true}});
+    let deletion = &json!({"spec": {"deletionRequested": true}});
     let (made, taken, together) = (
         &volume("made-by-a", "a"),
         &snapshot("made-by-a", "a"),
@@ -60,13 +60,13 @@ async fn a_nodes_token_writes_the_status_of_its_own_objects_and_nothing_else() {
     let rows: &[Row<'_>] = &[
         ("GET", "poolvolumes", none, ALLOWED),
         ("GET", "storagenodes/b", none, ALLOWED),
-        // Whether an image that nobody claims here belongs to another node.
+        // Read to find out whether an orphaned image belongs to another node.
         ("GET", "poolvolumes/on-b", none, ALLOWED),
         ("GET", "poolsnapshots/on-b", none, ALLOWED),
         ("PATCH", "poolvolumes/on-a/status", status, ALLOWED),
         ("PATCH", "storagenodes/a/status", room, ALLOWED),
         ("APPLY", "storagenodes/a/status", room, ALLOWED),
-        // Nothing of node B: neither its volumes and snapshots nor its capacity.
+        // No writes to the volumes, snapshots or capacity of node B.
         ("PATCH", "poolvolumes/on-b/status", status, FOREIGN),
         ("APPLY", "poolvolumes/on-b/status", status, FOREIGN),
         ("GET", "poolsnapshots", none, ALLOWED),
@@ -79,25 +79,25 @@ async fn a_nodes_token_writes_the_status_of_its_own_objects_and_nothing_else() {
         ("APPLY", "poolsnapshotgroups/on-b/status", moment, FOREIGN),
         ("PATCH", "storagenodes/b/status", room, FOREIGN),
         ("APPLY", "storagenodes/b/status", room, FOREIGN),
-        // No wish, no metadata, no object.
-        ("PATCH", "poolvolumes/on-a", wish, NO_RIGHT),
+        // No writes to spec or metadata, no creation and no deletion of objects.
+        ("PATCH", "poolvolumes/on-a", deletion, NO_RIGHT),
         ("PATCH", "poolvolumes/on-a", finalizers, NO_RIGHT),
         ("PATCH", "storagenodes/a", finalizers, NO_RIGHT),
         ("POST", "poolvolumes", made, NO_RIGHT),
         ("DELETE", "poolvolumes/on-a", none, NO_RIGHT),
         ("DELETE", "poolvolumes", none, NO_RIGHT),
-        ("PATCH", "poolsnapshots/on-a", wish, NO_RIGHT),
+        ("PATCH", "poolsnapshots/on-a", deletion, NO_RIGHT),
         ("PATCH", "poolsnapshots/on-a", finalizers, NO_RIGHT),
         ("POST", "poolsnapshots", taken, NO_RIGHT),
         ("DELETE", "poolsnapshots/on-a", none, NO_RIGHT),
         ("DELETE", "poolsnapshots", none, NO_RIGHT),
-        ("PATCH", "poolsnapshotgroups/on-a", wish, NO_RIGHT),
+        ("PATCH", "poolsnapshotgroups/on-a", deletion, NO_RIGHT),
         ("POST", "poolsnapshotgroups", together, NO_RIGHT),
         ("DELETE", "poolsnapshotgroups/on-a", none, NO_RIGHT),
         ("DELETE", "storagenodes/a", none, NO_RIGHT),
         ("PATCH", "storagepools/p", label, NO_RIGHT),
         ("PATCH", "storagepools/p/status", label, NO_RIGHT),
-        // Nothing of the cluster.
+        // No other objects of the cluster.
         ("GET", "/api/v1/secrets", none, NO_RIGHT),
         (
             "GET",
@@ -152,7 +152,7 @@ async fn a_write_to_the_status_leaves_metadata_and_spec_as_they_are() {
 }
 
 #[tokio::test]
-async fn the_policy_holds_a_nodes_token_whatever_rbac_allows() {
+async fn the_policy_restricts_a_nodes_token_regardless_of_rbac() {
     let cluster = Installed::start().await;
     let (node_a, nowhere) = (&cluster.agent_on("a").await, &cluster.agent_nowhere().await);
     let account = json!({
@@ -161,22 +161,26 @@ async fn the_policy_holds_a_nodes_token_whatever_rbac_allows() {
         "namespace": "cistern-system",
     });
     cluster.bind("cluster-admin", &account).await;
-    eventually("the role to count", Duration::from_secs(30), async || {
-        let secrets = ask(node_a, "GET", "/api/v1/secrets", &Value::Null).await;
-        secrets.map_err(|status| status.message)
-    })
+    eventually(
+        "the role to take effect",
+        Duration::from_secs(30),
+        async || {
+            let secrets = ask(node_a, "GET", "/api/v1/secrets", &Value::Null).await;
+            secrets.map_err(|status| status.message)
+        },
+    )
     .await;
     await_node_policy(node_a).await;
 
     let none = &Value::Null;
     let status = &json!({"status": {"reserved": "1Gi"}});
     let finalizers = &json!({"metadata": {"finalizers": null}});
-    let wish = &json!({"spec": {"deletionRequested": true}});
+    let deletion = &json!({"spec": {"deletionRequested": true}});
     let moment = &json!({"status": {"creationTime": "2026-01-01T00:00:00Z"}});
     let rows: &[Row<'_>] = &[
         ("PATCH", "poolvolumes/on-a/status", status, ALLOWED),
         ("PATCH", "poolvolumes/on-b/status", status, FOREIGN),
-        ("PATCH", "poolvolumes/on-a", wish, ONLY_STATUS),
+        ("PATCH", "poolvolumes/on-a", deletion, ONLY_STATUS),
         ("PATCH", "poolvolumes/on-a", finalizers, ONLY_STATUS),
         (
             "POST",
@@ -188,10 +192,10 @@ async fn the_policy_holds_a_nodes_token_whatever_rbac_allows() {
         ("DELETE", "poolvolumes", none, ONLY_STATUS),
         ("PATCH", "poolsnapshots/on-a/status", status, ALLOWED),
         ("PATCH", "poolsnapshots/on-b/status", status, FOREIGN),
-        ("PATCH", "poolsnapshots/on-a", wish, ONLY_STATUS),
+        ("PATCH", "poolsnapshots/on-a", deletion, ONLY_STATUS),
         ("DELETE", "poolsnapshots", none, ONLY_STATUS),
         ("PATCH", "poolsnapshotgroups/on-b/status", moment, FOREIGN),
-        ("PATCH", "poolsnapshotgroups/on-a", wish, ONLY_STATUS),
+        ("PATCH", "poolsnapshotgroups/on-a", deletion, ONLY_STATUS),
         ("DELETE", "poolsnapshotgroups/on-a", none, ONLY_STATUS),
         ("DELETE", "storagenodes/b", none, ONLY_STATUS),
         ("POST", "storagepools", &pool("made-by-a"), ONLY_STATUS),
@@ -202,7 +206,7 @@ async fn the_policy_holds_a_nodes_token_whatever_rbac_allows() {
 }
 
 #[tokio::test]
-async fn the_policy_holds_a_nodes_token_in_whatever_namespace_cistern_is_installed() {
+async fn the_policy_restricts_a_nodes_token_in_any_namespace() {
     let cluster = Installed::start_in("storage").await;
     let node_a = &cluster.agent_on("a").await;
     await_node_policy(node_a).await;
@@ -214,33 +218,37 @@ async fn the_policy_holds_a_nodes_token_in_whatever_namespace_cistern_is_install
     ];
     check(node_a, rows).await;
 
-    // An account of the same name in a namespace of somebody else: no rights, and none to gain.
+    // An account with the same name in another namespace has no permissions and gains none.
     let elsewhere = "system:serviceaccount:elsewhere:cistern-node";
-    let stranger = &cluster.somebody(elsewhere);
+    let stranger = &cluster.user(elsewhere);
     let rows: &[Row<'_>] = &[("PATCH", "poolvolumes/on-a/status", status, NO_RIGHT)];
     check(stranger, rows).await;
     let account =
         json!({"kind": "ServiceAccount", "name": "cistern-node", "namespace": "elsewhere"});
     cluster.bind("cistern-node", &account).await;
-    eventually("the role to count", Duration::from_secs(30), async || {
-        let volumes = ask(stranger, "GET", "poolvolumes", &Value::Null).await;
-        volumes.map_err(|status| status.message)
-    })
+    eventually(
+        "the role to take effect",
+        Duration::from_secs(30),
+        async || {
+            let volumes = ask(stranger, "GET", "poolvolumes", &Value::Null).await;
+            volumes.map_err(|status| status.message)
+        },
+    )
     .await;
     let rows: &[Row<'_>] = &[("PATCH", "poolvolumes/on-a/status", status, NO_NODE)];
     check(stranger, rows).await;
 }
 
 #[tokio::test]
-async fn a_nodes_token_cannot_pad_its_statuses() {
+async fn a_nodes_token_cannot_write_oversized_statuses() {
     let cluster = Installed::start().await;
     let node_a = &cluster.agent_on("a").await;
     await_node_policy(node_a).await;
-    // Of two bytes each.
+    // Each `ü` has two bytes.
     let status = |conditions: usize, condition: usize, problem: usize| {
         let long = |characters: usize| "ü".repeat(characters);
         let conditions = (0..conditions).map(|index| {
-            json!({"type": format!("Type{index}"), "status": "True", "reason": "AsDesired",
+            json!({"type": format!("Type{index}"), "status": "True", "reason": "Reconciled",
                 "message": long(condition), "lastTransitionTime": "2026-01-01T00:00:00Z"})
         });
         let problems = (0..bounds::PROBLEMS).map(|index| {
@@ -257,7 +265,7 @@ async fn a_nodes_token_cannot_pad_its_statuses() {
             .map_err(|status| (status.code, status.message))
             .map(drop)
     };
-    // The largest that the agent writes.
+    // The largest status that the agent writes.
     assert_eq!(write(&status(all, message / 2, problem / 2)).await, Ok(()));
     for (padded, code, words) in [
         (status(all, message, problem), 403, "13312 bytes at most"),
@@ -265,8 +273,11 @@ async fn a_nodes_token_cannot_pad_its_statuses() {
         (status(1, message + 1, 1), 422, "may not be more than"),
         (status(1, 1, problem + 1), 422, "may not be more than"),
     ] {
-        let (refused, told) = write(&padded).await.unwrap_err();
-        assert!(refused == code && told.contains(words), "{refused}: {told}");
+        let (refused, message) = write(&padded).await.unwrap_err();
+        assert!(
+            refused == code && message.contains(words),
+            "{refused}: {message}"
+        );
     }
 
     let applied = json!({"status": {"reserved": "1Gi"}});
@@ -278,24 +289,24 @@ async fn a_nodes_token_cannot_pad_its_statuses() {
             break;
         }
     }
-    let (managers, told) = refused.unwrap();
+    let (managers, message) = refused.unwrap();
     assert!(
-        managers <= 16 && told.contains("16 field managers"),
-        "{managers}: {told}"
+        managers <= 16 && message.contains("16 field managers"),
+        "{managers}: {message}"
     );
-    // Whoever has written before goes on.
+    // A field manager that already wrote can still write.
     let rows: &[Row<'_>] = &[("APPLY as m0", "poolvolumes/on-a/status", &applied, ALLOWED)];
     check(node_a, rows).await;
 }
 
 #[tokio::test]
-async fn every_account_has_the_rights_of_its_work_and_no_more() {
+async fn every_account_has_the_permissions_that_it_needs_and_no_more() {
     let cluster = Installed::start().await;
     let none = &Value::Null;
     let status = &json!({"status": {"reserved": "1Gi"}});
     let label = &json!({"metadata": {"labels": {"x": "y"}}});
 
-    let operator = cluster.somebody("system:serviceaccount:cistern-system:cistern-operator");
+    let operator = cluster.user("system:serviceaccount:cistern-system:cistern-operator");
     let lease = &json!({
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
@@ -314,13 +325,13 @@ async fn every_account_has_the_rights_of_its_work_and_no_more() {
         ("PATCH", "poolsnapshots/on-a/status", status, NO_RIGHT),
         ("DELETE", "poolsnapshotgroups/on-a", none, NO_RIGHT),
         ("GET", "/api/v1/secrets", none, NO_RIGHT),
-        // Its own Lease, and no other.
+        // Its own Lease and no other.
         ("POST", LEASES, lease, ALLOWED),
         ("PATCH", &its_lease, label, ALLOWED),
         ("GET", &its_lease, none, ALLOWED),
         ("DELETE", &its_lease, none, NO_RIGHT),
         ("PATCH", &another, label, NO_RIGHT),
-        // Which pods use a claim, and nothing that is done to them.
+        // Lists the pods that use a claim, without access to single pods or writes.
         ("GET", "/api/v1/namespaces/default/pods", none, ALLOWED),
         ("GET", "/api/v1/namespaces/default/pods/x", none, NO_RIGHT),
         (
@@ -338,7 +349,7 @@ async fn every_account_has_the_rights_of_its_work_and_no_more() {
         ("DELETE", "/api/v1/namespaces/default/pods", none, NO_RIGHT),
         ("PATCH", "/api/v1/nodes/a", label, NO_RIGHT),
         ("DELETE", "/api/v1/persistentvolumes/x", none, NO_RIGHT),
-        // Which volumes and snapshots nobody claims, and nothing that is done to what claims them.
+        // Reads what claims volumes and snapshots, without writes.
         ("GET", "/api/v1/persistentvolumes", none, ALLOWED),
         ("PATCH", "/api/v1/persistentvolumes/x", label, NO_RIGHT),
         ("GET", CONTENTS, none, ABSENT),
@@ -346,7 +357,7 @@ async fn every_account_has_the_rights_of_its_work_and_no_more() {
     ];
     check(&operator, rows).await;
 
-    let controller = cluster.somebody("system:serviceaccount:cistern-system:cistern-controller");
+    let controller = cluster.user("system:serviceaccount:cistern-system:cistern-controller");
     let rows: &[Row<'_>] = &[
         ("POST", "poolvolumes", &volume("made", "a"), ALLOWED),
         ("PATCH", "poolvolumes/on-a", label, ALLOWED),
@@ -368,13 +379,13 @@ async fn every_account_has_the_rights_of_its_work_and_no_more() {
 }
 
 #[tokio::test]
-async fn the_snapshotter_writes_contents_and_never_what_people_ask_for() {
+async fn the_snapshotter_writes_contents_and_never_the_objects_of_users() {
     const ONE: &str = "/apis/snapshot.storage.k8s.io/v1";
     const MANY: &str = "/apis/groupsnapshot.storage.k8s.io/v1";
     let cluster = Installed::start().await;
     let none = &Value::Null;
     let label = &json!({"metadata": {"labels": {"x": "y"}}});
-    let controller = cluster.somebody("system:serviceaccount:cistern-system:cistern-controller");
+    let controller = cluster.user("system:serviceaccount:cistern-system:cistern-controller");
     for (method, path, verdict) in [
         ("PATCH", format!("{ONE}/volumesnapshotcontents/x"), ABSENT),
         (
@@ -390,7 +401,7 @@ async fn the_snapshotter_writes_contents_and_never_what_people_ask_for() {
         ),
         ("GET", format!("{ONE}/volumesnapshotclasses"), ABSENT),
         ("PATCH", format!("{ONE}/volumesnapshotclasses/x"), NO_RIGHT),
-        // For its finalizer while a volume is made from it.
+        // For the finalizer while a volume is created from the snapshot.
         (
             "PUT",
             format!("{ONE}/namespaces/default/volumesnapshots/x"),
@@ -445,7 +456,7 @@ async fn the_snapshotter_writes_contents_and_never_what_people_ask_for() {
 }
 
 #[tokio::test]
-async fn people_write_pools_and_read_the_rest() {
+async fn users_write_pools_and_read_the_rest() {
     let cluster = Installed::start().await;
     let none = &Value::Null;
     let label = &json!({"metadata": {"labels": {"x": "y"}}});
@@ -453,18 +464,22 @@ async fn people_write_pools_and_read_the_rest() {
         ("cistern-view", ALLOWED, NO_RIGHT),
         ("cistern-edit", NO_RIGHT, ALLOWED),
     ] {
-        let person = json!({"kind": "User", "name": role});
-        cluster.bind(role, &person).await;
-        let person = cluster.somebody(role);
-        // Kubernetes itself adds the right to read to whoever may edit.
+        let subject = json!({"kind": "User", "name": role});
+        cluster.bind(role, &subject).await;
+        let user = cluster.user(role);
+        // Kubernetes adds the permission to read to its aggregated edit role.
         let (method, path, body) = match role {
             "cistern-view" => ("GET", "poolvolumes", none),
             _ => ("POST", "storagepools", &pool("first")),
         };
-        eventually("the role to count", Duration::from_secs(30), async || {
-            let answer = ask(&person, method, path, body).await;
-            answer.map_err(|status| status.message)
-        })
+        eventually(
+            "the role to take effect",
+            Duration::from_secs(30),
+            async || {
+                let answer = ask(&user, method, path, body).await;
+                answer.map_err(|status| status.message)
+            },
+        )
         .await;
         let rows: &[Row<'_>] = &[
             ("POST", "storagepools", &pool("second"), writes_pools),
@@ -484,12 +499,12 @@ async fn people_write_pools_and_read_the_rest() {
             ("PATCH", "poolsnapshotgroups/on-a", label, NO_RIGHT),
             ("PATCH", "storagenodes/a", label, NO_RIGHT),
         ];
-        check(&person, rows).await;
+        check(&user, rows).await;
     }
 }
 
 #[tokio::test]
-async fn deleting_a_definition_has_to_be_meant() {
+async fn deleting_a_definition_requires_an_annotation() {
     let cluster = Installed::start().await;
     let admin = &cluster.admin();
     let definitions = cistern_crds::definitions();
@@ -497,7 +512,7 @@ async fn deleting_a_definition_has_to_be_meant() {
     let paths: Vec<String> = definitions.iter().map(path).collect();
     let first = format!("{}?dryRun=All", paths[0]);
     eventually(
-        "the policy to count",
+        "the policy to take effect",
         Duration::from_secs(30),
         async || match ask(admin, "DELETE", &first, &Value::Null).await {
             Err(status) if status.message.contains(KEPT) => Ok(()),
@@ -505,19 +520,20 @@ async fn deleting_a_definition_has_to_be_meant() {
         },
     )
     .await;
-    let meant = json!({"metadata": {"annotations": {"cistern.storage/allow-deletion": "true"}}});
+    let annotated =
+        json!({"metadata": {"annotations": {"cistern.storage/allow-deletion": "true"}}});
     check(admin, &[("DELETE", DEFINITIONS, &Value::Null, KEPT)]).await;
     for path in &paths {
         let rows: &[Row<'_>] = &[
             ("DELETE", path, &Value::Null, KEPT),
-            ("PATCH", path, &meant, ALLOWED),
+            ("PATCH", path, &annotated, ALLOWED),
             ("DELETE", path, &Value::Null, ALLOWED),
         ];
         check(admin, rows).await;
     }
 }
 
-/// Asks row after row, and fails with all whose verdict was another.
+/// Sends all requests, and fails with a list of those with another verdict.
 async fn check(client: &kube::Client, rows: &[Row<'_>]) {
     let mut wrong = Vec::new();
     for (method, path, body, verdict) in rows {
@@ -531,18 +547,18 @@ async fn check(client: &kube::Client, rows: &[Row<'_>]) {
         };
         if !right {
             wrong.push(format!(
-                "{method} {path}: wanted {verdict:?}, got: {answer}"
+                "{method} {path}: expected {verdict:?}, got: {answer}"
             ));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A policy counts a moment after it is made: until then a node may do what RBAC says.
+/// Waits until the policy is enforced, which is a moment after its creation. Until then RBAC alone applies.
 async fn await_node_policy(node_a: &kube::Client) {
     let nothing = json!({"status": {}});
     eventually(
-        "the policy to count",
+        "the policy to take effect",
         Duration::from_secs(30),
         async || match ask(node_a, "PATCH", "storagenodes/b/status", &nothing).await {
             Err(status) if status.message.contains(FOREIGN) => Ok(()),

@@ -1,5 +1,5 @@
-//! What the policy for the network closes, and what it leaves open, as the API server takes it. Whether
-//! packets pass is the network plugin's.
+//! Pods and ports that the network policy covers, as the API server stores it. The network plugin
+//! enforces the policy, which is not tested here.
 
 use serde_json::Value;
 

@@ -6,7 +6,7 @@ use cistern_proto::csi::v1::{
 };
 use tonic::{Code, Status};
 
-use crate::{POOL, block, code, controller, create, delete, map, mounted, range, wanted};
+use crate::{POOL, block, code, controller, create, create_request, delete, map, mounted, range};
 
 type Change = fn(&mut GetCapacityRequest);
 
@@ -21,8 +21,8 @@ async fn ask(change: impl FnOnce(&mut GetCapacityRequest)) -> Result<GetCapacity
     Ok(answer.into_inner())
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "so that it stands in a request")]
-fn place(key: &str, value: &str) -> Option<Topology> {
+#[expect(clippy::unnecessary_wraps, reason = "it is a field of a request")]
+fn topology(key: &str, value: &str) -> Option<Topology> {
     Some(Topology {
         segments: map(&[(key, value)]),
     })
@@ -31,7 +31,7 @@ fn place(key: &str, value: &str) -> Option<Topology> {
 // Shows: GC-02, FLD-10.
 // Shows: K8S-01.
 #[tokio::test]
-async fn gc_03_gc_04_gc_05_gc_08_the_figure_is_that_of_what_was_asked_for() {
+async fn gc_03_gc_04_gc_05_gc_08_the_capacity_is_that_of_the_request() {
     let rows: &[(&str, Change, bool)] = &[
         ("GC-02", |_| {}, true),
         ("GC-02", |r| *r = GetCapacityRequest::default(), true),
@@ -57,17 +57,17 @@ async fn gc_03_gc_04_gc_05_gc_08_the_figure_is_that_of_what_was_asked_for() {
         ),
         (
             "GC-05",
-            |r| r.accessible_topology = place(TOPOLOGY_KEY, "node-of-requirements"),
+            |r| r.accessible_topology = topology(TOPOLOGY_KEY, "node-of-requirements"),
             true,
         ),
         (
             "GC-05",
-            |r| r.accessible_topology = place(TOPOLOGY_KEY, "elsewhere"),
+            |r| r.accessible_topology = topology(TOPOLOGY_KEY, "elsewhere"),
             false,
         ),
         (
             "GC-05",
-            |r| r.accessible_topology = place("zone", "z1"),
+            |r| r.accessible_topology = topology("zone", "z1"),
             false,
         ),
         (
@@ -93,7 +93,7 @@ async fn gc_03_gc_04_gc_05_gc_08_the_figure_is_that_of_what_was_asked_for() {
     }
 }
 
-// Shows: GC-13: both limits exist, and are told where what they depend on is known.
+// Shows: GC-13: both limits exist, and are reported if the values that they depend on are known.
 #[tokio::test]
 async fn gc_06_gc_07_gc_11_the_limits_are_those_of_create_volume() {
     let driver = crate::start("node-of-limits", "limits").await;
@@ -112,7 +112,7 @@ async fn gc_06_gc_07_gc_11_the_limits_are_those_of_create_volume() {
         ("most", range(most, Bytes::ZERO), false),
         ("more", range(Bytes(most.0 + 1), Bytes::ZERO), true),
     ] {
-        let mut request = wanted(name);
+        let mut request = create_request(name);
         request.volume_capabilities = vec![mounted("ext4", Mode::SingleNodeWriter)];
         request.parameters = map(&[("pool", "limits")]);
         request.capacity_range = capacity_range;
@@ -128,22 +128,21 @@ async fn gc_06_gc_07_gc_11_the_limits_are_those_of_create_volume() {
     let open = ask(|request| request.volume_capabilities.clear())
         .await
         .unwrap();
-    assert_eq!(
-        open.minimum_volume_size, None,
-        "nobody said which filesystem"
-    );
+    assert_eq!(open.minimum_volume_size, None, "no filesystem is named");
     let xfs = ask(|r| r.volume_capabilities = vec![mounted("xfs", Mode::SingleNodeWriter)]);
     assert!(bytes(xfs.await.unwrap().minimum_volume_size) > least);
 }
 
 // Shows: CV-22, FLD-13, FLD-14, TOP-16.
 #[tokio::test]
-async fn gen_05_an_illegal_question_about_room_is_refused() {
+async fn gen_05_an_illegal_capacity_request_is_refused() {
     let rows: &[(&str, Change)] = &[
         ("CV-22", |r| {
             drop(r.parameters.insert("bogus".into(), "x".into()))
         }),
-        ("TOP-16", |r| r.accessible_topology = place("Bad Key!", "x")),
+        ("TOP-16", |r| {
+            r.accessible_topology = topology("Bad Key!", "x")
+        }),
         ("FLD-13", |r| r.volume_capabilities[0].access_type = None),
         ("FLD-14", |r| {
             drop(

@@ -1,4 +1,4 @@
-//! CON: calls at once, calls again, and calls that nobody waits for any more.
+//! CON: concurrent calls, repeated calls, and calls whose caller has stopped waiting.
 
 use std::time::Duration;
 
@@ -7,21 +7,21 @@ use futures::future::join_all;
 use rustix::process::Signal;
 use tonic::{Code, Request};
 
-use crate::{code, create, delete, map, objects, start, wanted};
+use crate::{code, create, create_request, delete, map, objects, start};
 
 // Shows: CON-05, CON-09.
 #[tokio::test]
-async fn con_06_calls_for_one_name_at_once_make_one_volume_and_remove_it_once() {
-    let answers = join_all((0..32).map(|_| create(wanted("crowd")))).await;
-    let made: Vec<_> = answers
+async fn con_06_concurrent_calls_for_one_name_create_one_volume_and_delete_it_once() {
+    let answers = join_all((0..32).map(|_| create(create_request("crowd")))).await;
+    let created: Vec<_> = answers
         .iter()
         .filter_map(|answer| answer.as_ref().ok())
         .collect();
-    assert!(!made.is_empty() && made.iter().all(|volume| *volume == made[0]));
+    assert!(!created.is_empty() && created.iter().all(|volume| *volume == created[0]));
     let is_legal = |code| matches!(code, Code::Ok | Code::Aborted);
     assert!(answers.iter().all(|answer| is_legal(code(answer))));
-    // Whoever lost succeeds once the others are done.
-    assert_eq!(create(wanted("crowd")).await.unwrap(), *made[0]);
+    // An aborted call succeeds once the others are done.
+    assert_eq!(create(create_request("crowd")).await.unwrap(), *created[0]);
 
     let answers = join_all((0..16).map(|_| delete("crowd"))).await;
     assert!(answers.iter().all(|answer| is_legal(code(answer))));
@@ -31,32 +31,39 @@ async fn con_06_calls_for_one_name_at_once_make_one_volume_and_remove_it_once() 
 
 // Shows: CON-01.
 #[tokio::test]
-async fn con_02_a_volume_whose_creation_was_given_up_can_be_deleted() {
+async fn con_02_a_volume_whose_creation_timed_out_can_be_deleted() {
     let driver = start("node-that-sleeps", "sleep").await;
     driver.node().process().signal(Signal::STOP);
     let mut client = driver.controller_client().await;
-    let mut request = Request::new(wanted("given-up"));
+    let mut request = Request::new(create_request("timed-out"));
     request.get_mut().parameters = map(&[("pool", "sleep")]);
     request.set_timeout(Duration::from_secs(4));
     let status = client.create_volume(request).await.unwrap_err();
     assert_eq!(status.code(), Code::Aborted, "{status}");
-    assert!(objects().await.get_opt("given-up").await.unwrap().is_some());
+    assert!(
+        objects()
+            .await
+            .get_opt("timed-out")
+            .await
+            .unwrap()
+            .is_some()
+    );
     let request = DeleteVolumeRequest {
-        volume_id: "given-up".to_owned(),
+        volume_id: "timed-out".to_owned(),
         ..DeleteVolumeRequest::default()
     };
     client.delete_volume(request).await.unwrap();
-    assert_eq!(objects().await.get_opt("given-up").await.unwrap(), None);
+    assert_eq!(objects().await.get_opt("timed-out").await.unwrap(), None);
     driver.node().process().signal(Signal::CONT);
     driver.finish().await;
 }
 
 // Shows: LIF-04.
 #[tokio::test]
-async fn con_04_equal_calls_before_and_after_the_death_of_both_processes_have_equal_answers() {
+async fn con_04_equal_calls_before_and_after_a_restart_of_both_processes_have_equal_answers() {
     let mut driver = start("node-that-dies", "death").await;
     let request = || {
-        let mut request = wanted("mortal");
+        let mut request = create_request("mortal");
         request.parameters = map(&[("pool", "death")]);
         request
     };

@@ -1,4 +1,4 @@
-//! VCS: volumes that are made from snapshots and volumes, and what is in them.
+//! VCS: volumes that are created from snapshots and volumes, and their data.
 
 use cistern_crds::Bytes;
 use cistern_proto::csi::v1::{
@@ -9,10 +9,9 @@ use cistern_proto::csi::v1::{
 use tonic::Code;
 
 use crate::{
-    code, create, map, mounted, range,
-    snapshots::{forget, get, list, of, take},
+    code, create, create_request, map, mounted, range,
+    snapshots::{delete_snapshot, get, list, of, take},
     volume::{Volume, kinds},
-    wanted,
 };
 
 pub(crate) fn from_snapshot(id: &str) -> VolumeContentSource {
@@ -29,8 +28,8 @@ fn from_volume(id: &str) -> VolumeContentSource {
     }
 }
 
-/// A request for a copy, to be used as its source is, and as large as the source unless a size is
-/// given.
+/// A request for a copy with the capability of its source. Without a size, the copy has that of the
+/// source.
 pub(crate) fn copy(
     name: &str,
     of: &Volume,
@@ -43,11 +42,11 @@ pub(crate) fn copy(
             .flatten(),
         volume_capabilities: vec![of.capability.clone()],
         volume_content_source: Some(source),
-        ..wanted(name)
+        ..create_request(name)
     }
 }
 
-/// The size of what a pod sees of a volume: of its filesystem, or of its device.
+/// The size of the filesystem or of the device that a pod sees.
 async fn seen_size(volume: &Volume) -> u64 {
     let script = if volume.is_block() {
         "blockdev --getsize64 \"$1\""
@@ -58,8 +57,8 @@ async fn seen_size(volume: &Volume) -> u64 {
     size.trim().parse().unwrap()
 }
 
-// Shows: CAP-06, CAP-07: what is announced works. CS-06: what was written before is there, and what was
-// written after is not. DV-09, DS-06: each goes by itself.
+// Shows: CAP-06, CAP-07: the announced capabilities work. CS-06: a snapshot has what was written before
+// it, and nothing that was written after it. DV-09, DS-06: each is deleted independently.
 // Shows: CS-06, DS-06, DS-08, DV-09, VCS-11.
 #[tokio::test]
 async fn vcs_05_vcs_06_vcs_08_vcs_09_vcs_12_dv_05_npv_16_copies_have_the_data_grow_and_are_independent()
@@ -74,21 +73,21 @@ async fn vcs_05_vcs_06_vcs_08_vcs_09_vcs_12_dv_05_npv_16_copies_have_the_data_gr
         source.write("target", "after").await.unwrap();
         source.sync("target").await;
 
-        // All of them mounted beside one another, on one node.
+        // All of them are mounted on one node at the same time.
         let snapshot_source = || from_snapshot(&snapshot.snapshot_id);
         let double = size.saturating_add(size);
         let larger = copy(&name("larger"), &source, snapshot_source(), double);
         let answer = create(larger.clone()).await.unwrap();
         assert_eq!(answer.content_source, Some(snapshot_source()), "VCS-11");
         assert_eq!(answer.capacity_bytes, double.to_i64());
-        let larger = Volume::made(larger).await;
+        let larger = Volume::from_request(larger).await;
         let clone = copy(
             &name("clone"),
             &source,
             from_volume(&source.id),
             Bytes::ZERO,
         );
-        let clone = Volume::made(clone).await;
+        let clone = Volume::from_request(clone).await;
         for (volume, data) in [(&larger, "before"), (&clone, "after")] {
             volume.use_at("target").await;
             assert_eq!(volume.read("target").await, data, "{}", volume.id);
@@ -100,14 +99,14 @@ async fn vcs_05_vcs_06_vcs_08_vcs_09_vcs_12_dv_05_npv_16_copies_have_the_data_gr
         clone.write("target", "cloned").await.unwrap();
         assert_eq!(source.read("target").await, "after", "VCS-12");
 
-        // The source goes first, then the snapshot, and what was made from them is as it was.
+        // The source is deleted first, then the snapshot, and the copies do not change.
         source.end_use_at("target").await;
         let listed = list(&snapshot.source_volume_id).await;
         assert_eq!(listed, std::slice::from_ref(&snapshot), "DV-05");
         let again = copy(&name("again"), &larger, snapshot_source(), Bytes::ZERO);
-        let again = Volume::made(again).await;
+        let again = Volume::from_request(again).await;
         again.use_at("target").await;
-        forget(&snapshot.snapshot_id).await.unwrap();
+        delete_snapshot(&snapshot.snapshot_id).await.unwrap();
         let late = copy(&name("late"), &larger, snapshot_source(), Bytes::ZERO);
         assert_eq!(code(&create(late).await), Code::NotFound, "DS-08");
         for (volume, data) in [(again, "before"), (clone, "cloned"), (larger, "restored")] {
@@ -117,9 +116,9 @@ async fn vcs_05_vcs_06_vcs_08_vcs_09_vcs_12_dv_05_npv_16_copies_have_the_data_gr
     }
 }
 
-// Shows: CS-06: with the filesystem at rest, what was only written is there as well.
+// Shows: CS-06: with a frozen filesystem, a snapshot has unsynced writes as well.
 #[tokio::test]
-async fn a_snapshot_of_a_filesystem_at_rest_has_what_nobody_has_synced() {
+async fn a_snapshot_of_a_frozen_filesystem_has_unsynced_data() {
     for (kind, capability, size) in kinds() {
         if kind == "block" {
             continue;
@@ -133,20 +132,20 @@ async fn a_snapshot_of_a_filesystem_at_rest_has_what_nobody_has_synced() {
         source.write("target", "writable still").await.unwrap();
         let name = format!("from-rest-of-{kind}");
         let id = &snapshot.snapshot_id;
-        let copy = Volume::made(copy(&name, &source, from_snapshot(id), Bytes::ZERO)).await;
+        let copy = Volume::from_request(copy(&name, &source, from_snapshot(id), Bytes::ZERO)).await;
         copy.use_at("target").await;
         assert_eq!(copy.read("target").await, "unsynced", "{kind}");
-        forget(id).await.unwrap();
+        delete_snapshot(id).await.unwrap();
         copy.end_use_at("target").await;
         source.end_use_at("target").await;
     }
 }
 
-// Shows: VCS-10: no range means the source's size. VCS-14: what is refused is refused with this code.
-// Shows: CAP-25: what is told of a snapshot's place is announced.
+// Shows: VCS-10: no range means the source's size. VCS-14: each refusal has its code.
+// Shows: CAP-25: the capability to report a snapshot's topology is announced.
 // Shows: CV-06, VCS-14.
 #[tokio::test]
-async fn vcs_01_vcs_02_vcs_03_vcs_04_vcs_07_vcs_10_what_a_copy_can_be_follows_from_its_source() {
+async fn vcs_01_vcs_02_vcs_03_vcs_04_vcs_07_vcs_10_a_copy_has_to_match_its_source() {
     type Change = fn(&mut CreateVolumeRequest);
 
     let source = Volume::new(
@@ -215,19 +214,19 @@ async fn vcs_01_vcs_02_vcs_03_vcs_04_vcs_07_vcs_10_what_a_copy_can_be_follows_fr
         let answer = create(refused).await;
         assert_eq!(code(&answer), expected, "{ids}: {answer:?}");
     }
-    // Options for mkfs, and another provisioning, are no reason to refuse; no filesystem named is the
-    // source's.
+    // Options for mkfs and another provisioning are accepted. Without a named filesystem, the copy has
+    // that of its source.
     let mut thick = request();
     thick.volume_capabilities = vec![mounted("", Mode::SingleNodeWriter)];
     thick
         .parameters
         .extend(map(&[("provisioning", "thick"), ("mkfsOptions", "-I 512")]));
-    let made = create(thick.clone()).await.unwrap();
-    assert_eq!(made.capacity_bytes, snapshot.size_bytes);
-    assert_eq!(create(thick.clone()).await.unwrap(), made, "CV-06");
-    let thick = Volume::made(thick).await;
+    let created = create(thick.clone()).await.unwrap();
+    assert_eq!(created.capacity_bytes, snapshot.size_bytes);
+    assert_eq!(create(thick.clone()).await.unwrap(), created, "CV-06");
+    let thick = Volume::from_request(thick).await;
     thick.end().await;
-    forget(&snapshot.snapshot_id).await.unwrap();
+    delete_snapshot(&snapshot.snapshot_id).await.unwrap();
     assert_eq!(code(&get(&snapshot.snapshot_id).await), Code::NotFound);
     source.end().await;
 }

@@ -1,4 +1,4 @@
-//! CV, VCP: CreateVolume, and the ways to use a volume that it takes.
+//! CV, VCP: CreateVolume, and the volume capabilities that it accepts.
 
 use std::collections::BTreeSet;
 
@@ -7,11 +7,13 @@ use cistern_proto::csi::v1::{self, CreateVolumeRequest, volume_capability::acces
 use kube::ResourceExt as _;
 use tonic::Code;
 
-use crate::{SIZE, block, code, controller, create, delete, map, mounted, objects, range, wanted};
+use crate::{
+    SIZE, block, code, controller, create, create_request, delete, map, mounted, objects, range,
+};
 
 type Change = fn(&mut CreateVolumeRequest);
 
-/// Whether an object stands behind a volume of this name.
+/// Whether a volume of this name has a custom resource.
 async fn exists(name: &str) -> bool {
     let id = cistern_crds::names::volume_name(name);
     objects().await.get_opt(&id).await.unwrap().is_some()
@@ -21,7 +23,8 @@ async fn exists(name: &str) -> bool {
 // Shows: FLD-15, VCP-01, VCP-04, VCP-05, VCP-06, VCP-12.
 #[tokio::test]
 #[expect(clippy::too_many_lines, reason = "a table")]
-async fn gen_04_gen_05_gen_13_what_is_missing_or_illegal_is_refused_and_nothing_is_made() {
+async fn gen_04_gen_05_gen_13_a_request_with_missing_or_illegal_fields_is_refused_and_creates_nothing()
+ {
     let rows: &[(&str, Change, &str)] = &[
         ("CV-02", |r| r.name.clear(), "name is required"),
         (
@@ -128,7 +131,7 @@ async fn gen_04_gen_05_gen_13_what_is_missing_or_illegal_is_refused_and_nothing_
     ];
     for (row, (ids, change, message)) in rows.iter().enumerate() {
         let name = format!("refused-{row}");
-        let mut request = wanted(&name);
+        let mut request = create_request(&name);
         change(&mut request);
         let status = create(request).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument, "{ids}: {status}");
@@ -182,7 +185,7 @@ async fn cv_08_cv_15_the_size_is_within_the_range_or_out_of_range() {
         let name = format!("sized-{row}");
         let request = CreateVolumeRequest {
             capacity_range,
-            ..wanted(&name)
+            ..create_request(&name)
         };
         let answer = create(request).await;
         let size = answer.map(|volume| Bytes(u64::try_from(volume.capacity_bytes).unwrap()));
@@ -206,7 +209,7 @@ async fn cv_06_cv_14_con_03_ten_equal_calls_have_one_answer_which_a_list_repeats
             ("csi.storage.k8s.io/pvc/name", "claim"),
             ("csi.storage.k8s.io/pvc/namespace", "default"),
         ]),
-        ..wanted("equal")
+        ..create_request("equal")
     };
     let first = create(request.clone()).await.unwrap();
     assert!(!first.volume_id.is_empty() && first.volume_id.len() <= 128);
@@ -226,8 +229,8 @@ async fn cv_06_cv_14_con_03_ten_equal_calls_have_one_answer_which_a_list_repeats
 
 // Shows: CV-23, TOP-19.
 #[tokio::test]
-async fn cv_07_the_same_name_for_something_else_is_refused_and_the_volume_stays() {
-    let first = create(wanted("taken")).await.unwrap();
+async fn cv_07_the_same_name_with_other_arguments_is_refused_and_the_volume_stays() {
+    let first = create(create_request("taken")).await.unwrap();
     let node = first.accessible_topology[0].clone();
     let changes: &[(&str, Change)] = &[
         ("capacity_range", |r| {
@@ -252,13 +255,13 @@ async fn cv_07_the_same_name_for_something_else_is_refused_and_the_volume_stays(
         }),
     ];
     for (field, change) in changes {
-        let mut other = wanted("taken");
+        let mut other = create_request("taken");
         change(&mut other);
         let status = create(other).await.unwrap_err();
         assert_eq!(status.code(), Code::AlreadyExists, "{field}: {status}");
     }
-    // CV-23: another range that the volume lies in is no other volume.
-    let mut looser = wanted("taken");
+    // CV-23: another range that contains the size of the volume is compatible.
+    let mut looser = create_request("taken");
     looser.capacity_range = range(Bytes::mib(1), Bytes::gib(1));
     looser.accessibility_requirements = Some(v1::TopologyRequirement {
         requisite: vec![node],
@@ -269,20 +272,20 @@ async fn cv_07_the_same_name_for_something_else_is_refused_and_the_volume_stays(
 }
 
 #[tokio::test]
-async fn cv_28_a_refused_request_is_no_obstacle_to_the_right_one() {
-    let mut wrong = wanted("mended");
+async fn cv_28_a_corrected_request_succeeds_after_a_refused_one() {
+    let mut wrong = create_request("mended");
     wrong.parameters = map(&[("pool", "no-such-pool")]);
     assert_eq!(code(&create(wrong).await), Code::ResourceExhausted);
-    let mut wrong = wanted("mended");
+    let mut wrong = create_request("mended");
     wrong.capacity_range = range(Bytes::gib(1 << 20), Bytes::ZERO);
     assert_eq!(code(&create(wrong).await), Code::OutOfRange);
-    create(wanted("mended")).await.unwrap();
+    create(create_request("mended")).await.unwrap();
     delete("mended").await.unwrap();
 }
 
 // Shows: FLD-12, SAN-12.
 #[tokio::test]
-async fn cv_13_any_legal_name_makes_a_volume_with_an_id_of_its_own() {
+async fn cv_13_any_legal_name_creates_a_volume_with_its_own_id() {
     let names = [
         "a/b",
         "a//b",
@@ -302,7 +305,7 @@ async fn cv_13_any_legal_name_makes_a_volume_with_an_id_of_its_own() {
     ];
     let mut ids = BTreeSet::new();
     for name in names {
-        let volume = create(wanted(name)).await.unwrap();
+        let volume = create(create_request(name)).await.unwrap();
         assert!(
             cistern_crds::names::is_id(&volume.volume_id),
             "{name}: {volume:?}"
@@ -330,7 +333,7 @@ async fn cv_13_any_legal_name_makes_a_volume_with_an_id_of_its_own() {
         "\u{85}",
         &"x".repeat(129),
     ] {
-        let answer = controller().await.create_volume(wanted(name)).await;
+        let answer = controller().await.create_volume(create_request(name)).await;
         assert_eq!(code(&answer), Code::InvalidArgument, "{name:?}");
     }
 }

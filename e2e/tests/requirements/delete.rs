@@ -3,11 +3,11 @@
 use cistern_proto::csi::v1::GetCapacityRequest;
 use tonic::Code;
 
-use crate::{code, controller, create, delete, list, map, validate, wanted};
+use crate::{code, controller, create, create_request, delete, list, map, validate};
 
 // Shows: GEN-04, FLD-14.
 #[tokio::test]
-async fn dv_02_dv_03_san_18_an_id_is_required_and_one_that_names_nothing_is_deleted_already() {
+async fn dv_02_dv_03_san_18_an_id_is_required_and_deleting_an_unknown_one_succeeds() {
     assert_eq!(code(&delete("").await), Code::InvalidArgument);
     assert_eq!(code(&delete(&"x".repeat(129)).await), Code::InvalidArgument);
     for id in [
@@ -24,7 +24,7 @@ async fn dv_02_dv_03_san_18_an_id_is_required_and_one_that_names_nothing_is_dele
 }
 
 #[tokio::test]
-async fn dv_07_gc_12_after_ok_the_volume_is_gone_everywhere_and_its_room_is_back() {
+async fn dv_07_gc_12_after_ok_the_volume_is_gone_everywhere_and_its_capacity_is_free() {
     let room = async || {
         let request = GetCapacityRequest {
             parameters: map(&[("pool", "room-of-deleted"), ("provisioning", "thick")]),
@@ -35,7 +35,7 @@ async fn dv_07_gc_12_after_ok_the_volume_is_gone_everywhere_and_its_room_is_back
     };
     let driver = crate::start("node-of-deleted", "room-of-deleted").await;
     let before = room_when(&room, |room| room > 0).await;
-    let mut request = wanted("deleted");
+    let mut request = create_request("deleted");
     request.parameters = map(&[("pool", "room-of-deleted"), ("provisioning", "thick")]);
     let volume = create(request).await.unwrap();
     let size = volume.capacity_bytes;
@@ -57,10 +57,11 @@ async fn dv_07_gc_12_after_ok_the_volume_is_gone_everywhere_and_its_room_is_back
     driver.finish().await;
 }
 
-/// The figure follows what the agent publishes, shortly after it has done something.
+/// Waits until the capacity is as expected. It follows the status that the agent publishes shortly after
+/// each change.
 async fn room_when(room: &impl AsyncFn() -> i64, is: impl Fn(i64) -> bool) -> i64 {
     let patience = std::time::Duration::from_secs(20);
-    cistern_e2e::eventually("the room to follow", patience, async || {
+    cistern_e2e::eventually("the capacity to follow", patience, async || {
         let now = room().await;
         if is(now) {
             Ok(now)

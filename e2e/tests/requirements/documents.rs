@@ -1,11 +1,11 @@
-//! What the specification wants written down, and how the processes are shipped.
+//! The documentation that the specification requires, and the packaging of the processes.
 
 use crate::services;
 
 const CSI: &str = include_str!("../../../docs/csi.md");
 
 #[tokio::test]
-async fn cgc_04_the_documentation_names_exactly_what_is_announced_and_what_there_is_to_know() {
+async fn cgc_04_the_documentation_names_exactly_the_announced_capabilities_and_has_all_sections() {
     for heading in [
         "## Topology",
         "## Probe",

@@ -1,4 +1,4 @@
-//! GGC, CGS, DGS, GGS: snapshots of several real volumes at one moment.
+//! GGC, CGS, DGS, GGS: snapshots of several real volumes at one point in time.
 
 use std::time::Duration;
 
@@ -16,11 +16,10 @@ use tonic::{Code, Request, Status};
 use crate::{
     POOL, SIZE, block, code,
     copies::{copy, from_snapshot},
-    create, delete, map, mounted, shared,
-    snapshots::{self, forget, list, volume},
+    create, create_request, delete, map, mounted, shared,
+    snapshots::{self, delete_snapshot, list, volume},
     start,
     volume::Volume,
-    wanted,
 };
 
 type Change = fn(&mut CreateVolumeGroupSnapshotRequest);
@@ -88,7 +87,7 @@ async fn objects() -> Api<PoolSnapshotGroup> {
     Api::all(ControlPlane::shared().await.client())
 }
 
-/// Whether nothing of a group of these volumes is left.
+/// Whether neither a group nor a snapshot of these volumes is left.
 async fn is_gone(group: &str, volumes: &[&Volume]) -> bool {
     let listed = join_all(volumes.iter().map(|volume| list(&volume.id))).await;
     let group = objects().await.get_opt(group).await.unwrap();
@@ -98,7 +97,7 @@ async fn is_gone(group: &str, volumes: &[&Volume]) -> bool {
 // Shows: SAN-07, FLD-07, CGS-13.
 // Shows: CGS-02, CGS-03, CGS-14, CS-17, DGS-02, DGS-05, FLD-12, FLD-14, GGS-02, GGS-04, SAN-06.
 #[tokio::test]
-async fn gen_05_gen_13_what_is_missing_or_illegal_is_refused_and_no_group_is_made() {
+async fn gen_05_gen_13_a_request_with_missing_or_illegal_fields_is_refused_and_takes_no_group() {
     let rows: &[(&str, Change, Code)] = &[
         ("CGS-02", |r| r.name.clear(), Code::InvalidArgument),
         (
@@ -168,7 +167,7 @@ async fn gen_05_gen_13_what_is_missing_or_illegal_is_refused_and_no_group_is_mad
 // Shows: CGS-01, CGS-09, CGS-17, DGS-01, GGS-01, GGS-03, GGS-05, DGS-03, DGS-07, GGS-06.
 // Shows: DGS-04, DGS-08, DS-05, GGS-04, GGS-07.
 #[tokio::test]
-async fn cgs_05_cgs_06_cgs_11_cgs_15_ds_07_a_group_stays_what_it_is_and_goes_as_a_whole() {
+async fn cgs_05_cgs_06_cgs_11_cgs_15_ds_07_a_group_never_changes_and_is_deleted_as_a_whole() {
     let volumes = [
         Volume::new("whole-1", mounted("ext4", Mode::SingleNodeWriter), SIZE).await,
         Volume::new("whole-2", block(), SIZE).await,
@@ -193,7 +192,7 @@ async fn cgs_05_cgs_06_cgs_11_cgs_15_ds_07_a_group_stays_what_it_is_and_goes_as_
             snapshots::get(&snapshot.snapshot_id).await.unwrap(),
             *snapshot
         );
-        let alone = forget(&snapshot.snapshot_id).await;
+        let alone = delete_snapshot(&snapshot.snapshot_id).await;
         assert_eq!(code(&alone), Code::InvalidArgument, "DS-05");
     }
     assert_eq!(take(of("Whole", &[three, one, two])).await.unwrap(), group);
@@ -234,7 +233,8 @@ async fn cgs_05_cgs_06_cgs_11_cgs_15_ds_07_a_group_stays_what_it_is_and_goes_as_
     }
 }
 
-/// Writes a number to one file, and when it is on the disk to another one, and so on.
+/// Writes a rising number to the file of each volume in turn, each time once the previous write is on
+/// the disk.
 const IN_TURNS: &str = r#"
     number=0
     while ! test -e stop; do
@@ -246,10 +246,10 @@ const IN_TURNS: &str = r#"
     done
 "#;
 
-// Shows: CGS-21: a volume is made from each of its snapshots.
+// Shows: CGS-21: a volume is created from each of its snapshots.
 // Shows: FLD-09.
 #[tokio::test]
-async fn cgs_04_no_volume_of_a_group_has_what_was_written_after_what_another_lacks() {
+async fn cgs_04_the_snapshots_of_a_group_preserve_the_order_of_writes_across_volumes() {
     let volumes = [volume("turns-1").await, volume("turns-2").await];
     let [first, second] = volumes.each_ref();
     for volume in &volumes {
@@ -292,7 +292,7 @@ async fn cgs_04_no_volume_of_a_group_has_what_was_written_after_what_another_lac
         for (snapshot, source) in group.snapshots.iter().zip(&volumes) {
             let from = from_snapshot(&snapshot.snapshot_id);
             let name = format!("{}-{}", group.group_snapshot_id, source.id);
-            let restored = Volume::made(copy(&name, source, from, Bytes::ZERO)).await;
+            let restored = Volume::from_request(copy(&name, source, from, Bytes::ZERO)).await;
             restored.use_at("target").await;
             numbers.push(restored.read("target").await.parse::<u64>().unwrap());
             restored.end_use_at("target").await;
@@ -313,7 +313,7 @@ async fn cgs_04_no_volume_of_a_group_has_what_was_written_after_what_another_lac
 }
 
 #[tokio::test]
-async fn dgs_06_a_group_that_somebody_reads_is_kept_from_there_on_until_he_is_done() {
+async fn dgs_06_a_group_that_a_reader_has_open_is_kept_until_the_reader_is_done() {
     let volumes = [volume("read-1").await, volume("read-2").await];
     let names = volumes.each_ref().map(|volume| volume.id.as_str());
     let group = take(of("read", &names)).await.unwrap();
@@ -329,7 +329,7 @@ async fn dgs_06_a_group_that_somebody_reads_is_kept_from_there_on_until_he_is_do
         .join(format!("uid-of-{POOL}"))
         .join("images")
         .join(uid.unwrap());
-    // As a reader of metadata, or a copy, holds it.
+    // A reader of metadata or a copy holds the same lock.
     let image = [image.to_str().unwrap()];
     let reader = volumes[0].shell(
         r#"flock --shared "$1" sh -c 'touch reading; while ! test -e done; do sleep 0.1; done'"#,
@@ -342,14 +342,14 @@ async fn dgs_06_a_group_that_somebody_reads_is_kept_from_there_on_until_he_is_do
         .await;
         let refused = remove("read", &members).await;
         assert_eq!(code(&refused), Code::FailedPrecondition, "{refused:?}");
-        // None of its data is gone.
+        // None of its data is deleted.
         for (volume, snapshot) in volumes.iter().zip(&group.snapshots) {
             assert_eq!(list(&volume.id).await, std::slice::from_ref(snapshot));
         }
         volumes[0].shell("touch done", &[]).await.unwrap();
     };
     tokio::join!(reader, removal).0.unwrap();
-    eventually("the group to go", SOON, async || {
+    eventually("the group to be deleted", SOON, async || {
         let removed = remove("read", &members).await;
         removed.map_err(|status| status.to_string())
     })
@@ -362,7 +362,7 @@ async fn dgs_06_a_group_that_somebody_reads_is_kept_from_there_on_until_he_is_do
 
 // Shows: CON-06.
 #[tokio::test]
-async fn cgs_19_calls_for_one_group_at_once_take_one_and_remove_it_once() {
+async fn cgs_19_concurrent_calls_for_one_group_take_one_and_delete_it_once() {
     let volumes = [volume("crowd-1").await, volume("crowd-2").await];
     let names = volumes.each_ref().map(|volume| volume.id.as_str());
     let is_legal = |code| matches!(code, Code::Ok | Code::Aborted);
@@ -381,10 +381,10 @@ async fn cgs_19_calls_for_one_group_at_once_take_one_and_remove_it_once() {
 }
 
 #[tokio::test]
-async fn cgs_07_volumes_of_several_nodes_are_refused_and_the_answer_says_which_is_where() {
+async fn cgs_07_volumes_of_several_nodes_are_refused_and_the_answer_names_the_node_of_each() {
     let driver = start("node-of-another-group", "another-group").await;
     let here = volume("group-here").await;
-    let mut request = wanted("group-there");
+    let mut request = create_request("group-there");
     request.parameters = map(&[("pool", "another-group")]);
     let there = create(request).await.unwrap().volume_id;
     let answer = take(of("scattered", &[&here.id, &there])).await;
@@ -405,11 +405,12 @@ async fn cgs_07_volumes_of_several_nodes_are_refused_and_the_answer_says_which_i
 
 // Shows: CGS-13.
 #[tokio::test]
-async fn cgs_08_cgs_16_a_group_for_which_there_is_no_room_is_refused_for_good_and_leaves_nothing() {
+async fn cgs_08_cgs_16_a_group_that_does_not_fit_is_refused_with_a_final_error_and_leaves_nothing()
+{
     const POOL: &str = "full-groups";
     let driver = start("node-of-full-groups", POOL).await;
     let thick = async |name: &str, size| {
-        let mut request = wanted(name);
+        let mut request = create_request(name);
         request.parameters = map(&[("pool", POOL), ("provisioning", "thick")]);
         request.capacity_range = crate::range(size, Bytes::ZERO);
         create(request).await.unwrap().volume_id
@@ -418,8 +419,8 @@ async fn cgs_08_cgs_16_a_group_for_which_there_is_no_room_is_refused_for_good_an
         thick("full-1", Bytes::mib(64)).await,
         thick("full-2", Bytes::mib(64)).await,
     ];
-    // The third takes all that is left, so that there is less than a snapshot keeps.
-    let room = eventually("the room to be known", SOON, async || {
+    // The third volume takes the rest of the pool, so that a snapshot does not fit.
+    let room = eventually("the room to be published", SOON, async || {
         let pool = driver.ready_pool(POOL).await;
         let is_known = pool.reserved >= Bytes::mib(128);
         let room = is_known.then_some(pool.thick_room);
@@ -449,21 +450,21 @@ async fn cgs_08_cgs_16_a_group_for_which_there_is_no_room_is_refused_for_good_an
     driver.finish().await;
 }
 
-// Shows: CON-01, CON-02: an agent that is away, and processes that die.
+// Shows: CON-01, CON-02: an agent that does not answer, and processes that restart.
 #[tokio::test]
-async fn con_04_cgs_05_a_group_that_was_given_up_is_taken_by_a_repeat_and_survives_both_processes()
-{
+async fn con_04_cgs_05_a_group_that_timed_out_is_taken_by_a_repeat_and_survives_restarts_of_both_processes()
+ {
     let mut driver = start("node-of-lost-groups", "lost-groups").await;
     for name in ["lost-1", "lost-2"] {
-        let mut request = wanted(name);
+        let mut request = create_request(name);
         request.parameters = map(&[("pool", "lost-groups")]);
         create(request).await.unwrap();
     }
     let request = || of("lost", &["lost-1", "lost-2"]);
     driver.node().process().signal(Signal::STOP);
-    let mut in_a_hurry = Request::new(request());
-    in_a_hurry.set_timeout(Duration::from_secs(4));
-    let status = take_at(&driver, in_a_hurry).await.unwrap_err();
+    let mut with_deadline = Request::new(request());
+    with_deadline.set_timeout(Duration::from_secs(4));
+    let status = take_at(&driver, with_deadline).await.unwrap_err();
     assert_eq!(status.code(), Code::Aborted, "{status}");
     driver.restart_controller().await;
     driver.node().process().signal(Signal::CONT);

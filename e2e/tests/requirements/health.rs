@@ -1,4 +1,4 @@
-//! VCO, CLH, CGH, NVH, NSH: how volumes and pools are, in both dialects of CSI.
+//! VCO, CLH, CGH, NVH, NSH: the health of volumes and pools, in the older and the newer calls of CSI.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -18,21 +18,20 @@ use serde_json::{Value, json};
 use tonic::{Code, Status};
 
 use crate::{
-    POOL, SIZE, code, controller, create, delete,
+    POOL, SIZE, code, controller, create, create_request, delete,
     list::{self, get},
     mounted, objects, raw, shared,
     volume::{Volume, kinds},
-    wanted,
 };
 
-/// How long the watch of the controller may take.
+/// How long the watch of the controller may lag behind.
 const SOON: Duration = Duration::from_secs(20);
 
 const SLOW: (&str, &str) = ("Degraded", "FilesystemErrors");
 const GONE: (&str, &str) = ("Inaccessible", "PoolNotReady");
 const LOST: (&str, &str) = ("DataLoss", "ImageDeleted");
 
-/// A volume of a node that no agent runs on: its status is what the test says.
+/// Creates a volume on a node without an agent: the test writes its status.
 async fn add(name: &str, problems: &[(&str, &str)]) {
     let nodes: Api<StorageNode> = Api::all(ControlPlane::shared().await.client());
     let node = StorageNode::new(&format!("node-of-{name}"), StorageNodeSpec::default());
@@ -59,16 +58,16 @@ async fn add(name: &str, problems: &[(&str, &str)]) {
         .await
         .unwrap();
     let image = json!({"uid": name, "poolUuid": "of-the-pool", "sectorSize": 4096});
-    say(
+    write_status(
         name,
         json!({"size": "1Gi", "reserved": "1Gi", "image": image}),
     )
     .await;
-    set(name, problems).await;
+    set_problems(name, problems).await;
 }
 
 /// Changes a volume's status.
-async fn say(name: &str, status: Value) {
+async fn write_status(name: &str, status: Value) {
     let patch = Patch::Merge(json!({"status": status}));
     let parameters = PatchParams::default();
     let objects = objects().await;
@@ -78,8 +77,8 @@ async fn say(name: &str, status: Value) {
         .unwrap();
 }
 
-/// Says what is wrong with a volume, and waits until the controller lists it so.
-async fn set(name: &str, problems: &[(&str, &str)]) {
+/// Sets the problems of a volume, and waits until the controller lists them.
+async fn set_problems(name: &str, problems: &[(&str, &str)]) {
     let problem = |(severity, reason): &(&str, &str)| {
         json!({
             "severity": severity,
@@ -88,8 +87,8 @@ async fn set(name: &str, problems: &[(&str, &str)]) {
             "since": "2026-01-01T00:00:00Z",
         })
     };
-    let told: Vec<Value> = problems.iter().map(problem).collect();
-    say(name, json!({"problems": told})).await;
+    let reported: Vec<Value> = problems.iter().map(problem).collect();
+    write_status(name, json!({"problems": reported})).await;
     let what = format!("{name} to be listed with {} problems", problems.len());
     eventually(&what, SOON, async || {
         let listed = all()
@@ -126,12 +125,12 @@ async fn page(
     Ok(answer.into_inner())
 }
 
-/// Every volume that something is wrong with.
+/// Every volume that has a problem.
 async fn all() -> Vec<VolumeHealth> {
     page(0, "").await.unwrap().entries
 }
 
-/// What the controller says of one volume.
+/// The health of one volume, from the controller.
 async fn health(id: &str) -> Result<VolumeHealth, Status> {
     let request = ControllerGetVolumeHealthRequest {
         volume_id: id.to_owned(),
@@ -144,7 +143,7 @@ async fn health(id: &str) -> Result<VolumeHealth, Status> {
     Ok(answer.into_inner().volume_health.unwrap())
 }
 
-/// What a volume's node says of it.
+/// The health of one volume, from its node.
 async fn on_node(id: &str, staging: &str, published: &str) -> Result<VolumeHealth, Status> {
     let request = NodeGetVolumeHealthRequest {
         volume_id: id.to_owned(),
@@ -156,7 +155,7 @@ async fn on_node(id: &str, staging: &str, published: &str) -> Result<VolumeHealt
     Ok(answer.into_inner().volume_health.unwrap())
 }
 
-/// Type and reason of each entry, all of which have what they must have.
+/// Type and reason of each entry. Also checks that every entry is complete.
 fn entries(health: &VolumeHealth) -> Vec<(VolumeHealthErrorType, &str)> {
     let entries = health.health_statuses.iter();
     let keys = entries.map(|entry| {
@@ -182,7 +181,7 @@ fn checked(condition: Option<VolumeCondition>) -> bool {
     abnormal
 }
 
-/// Whether a volume is abnormal, as the two calls of the controller that tell say.
+/// Whether a volume is abnormal, in both controller calls that report it.
 async fn is_abnormal(id: &str) -> [bool; 2] {
     let found = get(id).await.unwrap().status.unwrap();
     let entries = list::page(&mut controller().await, 0, "")
@@ -201,32 +200,32 @@ async fn is_abnormal(id: &str) -> [bool; 2] {
 
 // Shows: FLD-01, VCO-04.
 #[tokio::test]
-async fn vco_01_vco_02_lv_10_cgv_06_the_controller_says_of_each_volume_whether_it_is_well() {
-    create(wanted("in-order")).await.unwrap();
+async fn vco_01_vco_02_lv_10_cgv_06_the_controller_reports_the_condition_of_each_volume() {
+    create(create_request("in-order")).await.unwrap();
     assert_eq!(is_abnormal("in-order").await, [false; 2]);
     delete("in-order").await.unwrap();
     add("out-of-order", &[]).await;
     assert_eq!(is_abnormal("out-of-order").await, [false; 2]);
-    set("out-of-order", &[SLOW]).await;
+    set_problems("out-of-order", &[SLOW]).await;
     assert_eq!(is_abnormal("out-of-order").await, [true; 2]);
-    set("out-of-order", &[]).await;
+    set_problems("out-of-order", &[]).await;
     assert_eq!(is_abnormal("out-of-order").await, [false; 2]);
     remove("out-of-order").await;
 }
 
 #[tokio::test]
-async fn vco_03_a_volume_whose_node_is_not_heard_of_is_abnormal_to_the_controller_alone() {
+async fn vco_03_a_volume_on_a_node_without_an_agent_is_abnormal_only_to_the_controller() {
     let driver = crate::start("node-unheard", "unheard").await;
     let mut client = driver.controller_client().await;
-    let mut request = wanted("unheard");
+    let mut request = create_request("unheard");
     request.parameters = crate::map(&[("pool", "unheard")]);
     client.create_volume(request).await.unwrap();
-    // What the operator writes of a node whose agent it sees no pod of.
+    // The condition that the operator writes for a node without an agent pod.
     let healthy = json!({
         "type": "Healthy",
         "status": "Unknown",
         "reason": "AgentMissing",
-        "message": "nobody has told of its pools for an hour",
+        "message": "no agent has reported its pools for an hour",
         "lastTransitionTime": "2026-01-01T00:00:00Z",
     });
     let nodes: Api<StorageNode> = Api::all(ControlPlane::shared().await.client());
@@ -263,12 +262,12 @@ async fn vco_03_a_volume_whose_node_is_not_heard_of_is_abnormal_to_the_controlle
 }
 
 #[tokio::test]
-async fn clh_01_clh_02_clh_07_pages_together_list_each_volume_that_is_unwell_and_no_other() {
-    let names = ["unwell-1", "unwell-3", "unwell-4"];
+async fn clh_01_clh_02_clh_07_the_pages_list_each_unhealthy_volume_and_no_other() {
+    let names = ["unhealthy-1", "unhealthy-3", "unhealthy-4"];
     for name in names {
         add(name, &[SLOW]).await;
     }
-    add("unwell-2-not", &[]).await;
+    add("unhealthy-2-not", &[]).await;
     for most in 1..4 {
         let (mut found, mut token) = (Vec::new(), String::new());
         loop {
@@ -281,17 +280,17 @@ async fn clh_01_clh_02_clh_07_pages_together_list_each_volume_that_is_unwell_and
                 break;
             }
         }
-        // Other tests have volumes that are unwell, too.
-        found.retain(|name| name.starts_with("unwell-"));
+        // Other tests have unhealthy volumes, too.
+        found.retain(|name| name.starts_with("unhealthy-"));
         assert_eq!(found, names, "{most} a page");
     }
-    for name in names.into_iter().chain(["unwell-2-not"]) {
+    for name in names.into_iter().chain(["unhealthy-2-not"]) {
         remove(name).await;
     }
 }
 
 #[tokio::test]
-async fn clh_02_clh_03_fld_11_a_page_that_is_none_is_refused() {
+async fn clh_02_clh_03_fld_11_illegal_pagination_fields_are_refused() {
     assert_eq!(code(&page(-1, "").await), Code::InvalidArgument);
     for token in ["invalid-token", "after:", "after:../x", &"x".repeat(5000)] {
         assert_eq!(code(&page(1, token).await), Code::Aborted, "{token}");
@@ -300,9 +299,9 @@ async fn clh_02_clh_03_fld_11_a_page_that_is_none_is_refused() {
 
 // Shows: CLH-05, CLH-06.
 #[tokio::test]
-async fn clh_04_to_clh_08_a_problem_is_told_for_as_long_as_it_lasts_and_each_once() {
+async fn clh_04_to_clh_08_each_problem_is_reported_once_for_as_long_as_it_lasts() {
     use VolumeHealthErrorType::{DataLoss, Degraded};
-    let told = async || {
+    let reported = async || {
         let all = all().await.into_iter();
         let mut own = all.filter(|health| health.volume_id == "lasting");
         let health = own.next();
@@ -323,39 +322,40 @@ async fn clh_04_to_clh_08_a_problem_is_told_for_as_long_as_it_lasts_and_each_onc
         (Degraded, "FilesystemErrors".to_owned()),
         (DataLoss, "ImageDeleted".to_owned()),
     );
-    assert_eq!(told().await.as_slice(), std::slice::from_ref(&old));
-    set("lasting", &[SLOW, LOST]).await;
-    assert_eq!(told().await, [old, new.clone()], "CLH-06");
-    set("lasting", &[LOST]).await;
-    assert_eq!(told().await, [new]);
-    set("lasting", &[]).await;
-    assert_eq!(told().await, [], "CLH-08");
+    assert_eq!(reported().await.as_slice(), std::slice::from_ref(&old));
+    set_problems("lasting", &[SLOW, LOST]).await;
+    assert_eq!(reported().await, [old, new.clone()], "CLH-06");
+    set_problems("lasting", &[LOST]).await;
+    assert_eq!(reported().await, [new]);
+    set_problems("lasting", &[]).await;
+    assert_eq!(reported().await, [], "CLH-08");
     remove("lasting").await;
 }
 
 // Shows: CGH-02, CGH-03, CGH-04.
 #[tokio::test]
-async fn cgh_01_to_cgh_05_the_controller_tells_of_the_volume_that_is_asked_for_and_of_no_other() {
+async fn cgh_01_to_cgh_05_the_controller_reports_the_health_of_the_requested_volume_only() {
     assert_eq!(code(&health("").await), Code::InvalidArgument);
     for unknown in ["nobody-made-it", "../poolvolumes"] {
         assert_eq!(code(&health(unknown).await), Code::NotFound, "{unknown}");
     }
     add("asked-for", &[]).await;
-    let well = health("asked-for").await.unwrap();
+    let healthy = health("asked-for").await.unwrap();
     assert_eq!(
-        (well.volume_id.as_str(), entries(&well)),
+        (healthy.volume_id.as_str(), entries(&healthy)),
         ("asked-for", vec![])
     );
-    set("asked-for", &[GONE]).await;
-    let unwell = health("asked-for").await.unwrap();
-    assert_eq!(unwell.volume_id, "asked-for");
+    set_problems("asked-for", &[GONE]).await;
+    let unhealthy = health("asked-for").await.unwrap();
+    assert_eq!(unhealthy.volume_id, "asked-for");
     let expected = [(VolumeHealthErrorType::Inaccessible, "PoolNotReady")];
-    assert_eq!(entries(&unwell), expected);
+    assert_eq!(entries(&unhealthy), expected);
     remove("asked-for").await;
 }
 
 #[tokio::test]
-async fn nvh_01_nvh_02_nvh_03_nvh_04_nvh_06_nvh_07_a_node_tells_of_its_volumes_alone() {
+async fn nvh_01_nvh_02_nvh_03_nvh_04_nvh_06_nvh_07_a_node_reports_the_health_of_its_own_volumes_only()
+ {
     assert_eq!(code(&on_node("", "", "").await), Code::InvalidArgument);
     add("of-another-node", &[]).await;
     for unknown in ["nobody-made-it", "../poolvolumes", "of-another-node"] {
@@ -365,13 +365,13 @@ async fn nvh_01_nvh_02_nvh_03_nvh_04_nvh_06_nvh_07_a_node_tells_of_its_volumes_a
     remove("of-another-node").await;
     for (kind, capability, size) in kinds() {
         let volume = Volume::new(&format!("asked-{kind}"), capability, size).await;
-        let well = on_node(&volume.id, "", "").await.unwrap();
-        assert_eq!(well.volume_id, volume.id);
-        assert_eq!(entries(&well), [], "never staged");
+        let healthy = on_node(&volume.id, "", "").await.unwrap();
+        assert_eq!(healthy.volume_id, volume.id);
+        assert_eq!(entries(&healthy), [], "never staged");
         volume.use_at("target").await;
         let (staging, target) = (volume.path("staging"), volume.path("target"));
-        let well = on_node(&volume.id, &staging, &target).await.unwrap();
-        assert_eq!(entries(&well), [], "{kind}");
+        let healthy = on_node(&volume.id, &staging, &target).await.unwrap();
+        assert_eq!(entries(&healthy), [], "{kind}");
         for (staging, target) in [("relative", ""), ("", "some/path"), ("/a/../b", "")] {
             let answer = on_node(&volume.id, staging, target).await;
             assert_eq!(code(&answer), Code::InvalidArgument, "{staging}{target}");
@@ -383,21 +383,21 @@ async fn nvh_01_nvh_02_nvh_03_nvh_04_nvh_06_nvh_07_a_node_tells_of_its_volumes_a
 }
 
 #[tokio::test]
-async fn nvh_05_a_volume_that_could_not_be_staged_has_its_health_told() {
+async fn nvh_05_a_volume_that_could_not_be_staged_has_its_health_reported() {
     let volume = Volume::new("unstaged", mounted("", Mode::SingleNodeWriter), SIZE).await;
     let mut request = volume.stage_request();
     request.staging_target_path = volume.path("no-such-folder");
     assert_ne!(code(&volume.stage_as(request).await), Code::Ok);
     let staging = volume.path("no-such-folder");
-    let unwell = on_node(&volume.id, &staging, "").await.unwrap();
+    let unhealthy = on_node(&volume.id, &staging, "").await.unwrap();
     let expected = [(VolumeHealthErrorType::Inaccessible, "MountMissing")];
-    assert_eq!(entries(&unwell), expected);
+    assert_eq!(entries(&unhealthy), expected);
     volume.end().await;
 }
 
 // Shows: VCO-01, VCO-04.
 #[tokio::test]
-async fn vco_02_ngs_07_the_numbers_of_a_volume_come_with_its_condition() {
+async fn vco_02_ngs_07_the_statistics_of_a_volume_include_its_condition() {
     for (kind, capability, size) in kinds() {
         let volume = Volume::new(&format!("condition-{kind}"), capability, size).await;
         volume.use_at("target").await;
@@ -416,13 +416,13 @@ async fn vco_02_ngs_07_the_numbers_of_a_volume_come_with_its_condition() {
 }
 
 #[tokio::test]
-async fn nsh_01_nsh_04_nsh_05_a_node_whose_pools_are_well_has_nothing_to_tell_of_them() {
+async fn nsh_01_nsh_04_nsh_05_a_node_with_healthy_pools_reports_no_problem() {
     let driver = shared().await;
     let mut client = driver.node_client().await;
     let request = NodeGetStorageHealthRequest::default();
     let answer = client.node_get_storage_health(request).await.unwrap();
     assert_eq!(answer.into_inner().backend_health, []);
-    // Nothing is asked that could fail but the request itself.
+    // Only the request itself can be invalid.
     let channel = driver.node().channel().await;
     let method = "Node/NodeGetStorageHealth";
     let malformed: &[u8] = b"\xff\xff\xff";

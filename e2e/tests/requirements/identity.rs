@@ -1,4 +1,4 @@
-//! GPI, GPC, PRB: who answers, at both sockets.
+//! GPI, GPC, PRB: the Identity service, at both sockets.
 
 use std::path::{Path, PathBuf};
 
@@ -65,7 +65,7 @@ async fn prb_07_a_thousand_probes_are_answered_by_the_same_process_and_change_no
 
 // Shows: PRB-03.
 #[tokio::test]
-async fn prb_02_a_node_without_a_tool_is_not_healthy_until_it_is_there() {
+async fn prb_02_a_node_without_a_required_tool_is_unhealthy_until_the_tool_is_back() {
     let driver = start("node-of-tools", "tools").await;
     let [_, mut identity] = driver.identity_clients().await;
     let folders = ["/usr/sbin", "/sbin", "/usr/bin"].map(Path::new);

@@ -1,4 +1,4 @@
-//! VCP, NSV, NPV: what pods of a node have of a volume, for each access mode.
+//! VCP, NSV, NPV: how the pods of a node use a volume, for each access mode.
 
 use std::time::Duration;
 
@@ -16,12 +16,12 @@ async fn staged(name: &str, mode: Mode) -> Volume {
     volume
 }
 
-/// Takes a volume from its pods and deletes it.
+/// Unpublishes, unstages and deletes a volume.
 async fn end(volume: Volume, targets: &[&str]) {
     for target in targets {
         volume.unpublish(target).await.unwrap();
     }
-    // DV-04: staged still.
+    // DV-04: the volume is still staged.
     let refused = delete(&volume.id).await;
     assert_eq!(code(&refused), Code::FailedPrecondition);
     for _ in 0..3 {
@@ -30,10 +30,10 @@ async fn end(volume: Volume, targets: &[&str]) {
     volume.end().await;
 }
 
-// Shows: FLD-09: readonly = false is a value, not a field left out.
-// Shows: NSV-09, NSV-10, NPV-12: what is staged can be mounted into a pod of this node.
+// Shows: FLD-09: readonly = false is a value, not a missing field.
+// Shows: NSV-09, NSV-10, NPV-12: a staged volume can be mounted into a pod of this node.
 #[tokio::test]
-async fn vcp_02_npv_29_a_volume_of_one_writer_has_one_place_and_stays_while_in_use() {
+async fn vcp_02_npv_29_a_single_writer_volume_has_one_target_and_is_kept_while_in_use() {
     let volume = staged("one-writer", Mode::SingleNodeWriter).await;
     volume.publish("first", false).await.unwrap();
     volume.write("first", "data").await.unwrap();
@@ -44,7 +44,7 @@ async fn vcp_02_npv_29_a_volume_of_one_writer_has_one_place_and_stays_while_in_u
 }
 
 #[tokio::test]
-async fn vcp_03_npv_17_nothing_can_be_written_to_a_volume_for_reading() {
+async fn vcp_03_npv_17_a_read_only_volume_cannot_be_written() {
     let volume = staged("readers", Mode::SingleNodeReaderOnly).await;
     volume.publish("first", false).await.unwrap();
     let refused = volume.write("first", "data").await.unwrap_err();
@@ -53,7 +53,7 @@ async fn vcp_03_npv_17_nothing_can_be_written_to_a_volume_for_reading() {
 }
 
 #[tokio::test]
-async fn vcp_07_npv_27_a_volume_of_one_pod_has_one_place() {
+async fn vcp_07_npv_27_a_single_pod_volume_has_one_target() {
     let volume = staged("one-pod", Mode::SingleNodeSingleWriter).await;
     volume.publish("first", false).await.unwrap();
     let second = volume.publish("second", false).await;
@@ -62,7 +62,7 @@ async fn vcp_07_npv_27_a_volume_of_one_pod_has_one_place() {
 }
 
 #[tokio::test]
-async fn vcp_08_npv_28_pods_of_the_node_share_a_volume_of_several_writers() {
+async fn vcp_08_npv_28_pods_of_the_node_share_a_multi_writer_volume() {
     let volume = staged("several-pods", Mode::SingleNodeMultiWriter).await;
     for target in ["first", "second"] {
         volume.publish(target, false).await.unwrap();
@@ -72,11 +72,11 @@ async fn vcp_08_npv_28_pods_of_the_node_share_a_volume_of_several_writers() {
     end(volume, &["first", "second"]).await;
 }
 
-// Shows: K8S-01: others add keys of their own to the context.
-// Shows: NPV-21: secrets are no part of what is compared. NGS-14: no staging path is needed.
+// Shows: K8S-01: other components add their own keys to the context.
+// Shows: NPV-21: secrets are not compared. NGS-14: no staging path is needed.
 // Shows: NGS-14, NUP-05, NUS-05.
 #[tokio::test]
-async fn con_03_ten_equal_calls_of_each_step_are_one() {
+async fn con_03_ten_equal_calls_of_each_step_have_the_effect_of_one() {
     let volume = staged("repeated", Mode::SingleNodeWriter).await;
     let mut context = map(&[("storage.kubernetes.io/csiProvisionerIdentity", "x")]);
     context.extend(volume.context.clone());
@@ -97,9 +97,9 @@ async fn con_03_ten_equal_calls_of_each_step_are_one() {
     end(volume, &["target"; 10]).await;
 }
 
-// Shows: NPV-22: what was refused leaves nothing at its target.
+// Shows: NPV-22: a refused publish leaves nothing at its target.
 #[tokio::test]
-async fn npv_30_a_second_publication_in_another_way_is_refused() {
+async fn npv_30_a_second_publish_with_another_access_mode_is_refused() {
     let mut volume = staged("two-ways", Mode::SingleNodeWriter).await;
     volume.publish("first", false).await.unwrap();
     volume.capability = mounted("", Mode::SingleNodeReaderOnly);
@@ -112,13 +112,14 @@ async fn npv_30_a_second_publication_in_another_way_is_refused() {
 }
 
 #[tokio::test]
-async fn dv_04_a_pod_goes_on_and_the_next_one_starts_on_a_volume_whose_deletion_was_refused() {
+async fn dv_04_a_pod_keeps_running_and_the_next_one_starts_on_a_volume_whose_deletion_was_refused()
+{
     let volume = staged("refused", Mode::SingleNodeWriter).await;
     volume.publish("first", false).await.unwrap();
     volume.write("first", "data").await.unwrap();
     let refused = delete(&volume.id).await;
     assert_eq!(code(&refused), Code::FailedPrecondition);
-    // kubelet repeats its calls for a pod that runs.
+    // kubelet repeats its calls for a running pod.
     volume.stage().await.unwrap();
     volume.publish("first", false).await.unwrap();
     volume.unpublish("first").await.unwrap();
@@ -129,39 +130,39 @@ async fn dv_04_a_pod_goes_on_and_the_next_one_starts_on_a_volume_whose_deletion_
     end(volume, &["second"]).await;
 }
 
-// Shows: NUP-09: from its target neither.
+// Shows: NUP-09: its target is not unmounted either.
 #[tokio::test]
-async fn nus_08_a_volume_that_somebody_still_uses_is_not_unmounted_and_keeps_its_data() {
+async fn nus_08_a_volume_that_a_process_still_uses_is_not_unmounted_and_keeps_its_data() {
     let volume = staged("busy", Mode::SingleNodeWriter).await;
     volume.publish("target", false).await.unwrap();
     volume.write("target", "data").await.unwrap();
-    for place in ["target", "staging"] {
-        let mut user = user_inside(&volume, place).await;
-        let refused = match place {
-            "target" => volume.unpublish(place).await,
+    for path in ["target", "staging"] {
+        let mut user = user_inside(&volume, path).await;
+        let refused = match path {
+            "target" => volume.unpublish(path).await,
             _ => volume.unstage().await,
         };
-        assert_eq!(code(&refused), Code::FailedPrecondition, "{place}");
-        assert_eq!(volume.read(place).await, "data");
+        assert_eq!(code(&refused), Code::FailedPrecondition, "{path}");
+        assert_eq!(volume.read(path).await, "data");
         user.kill();
         volume.unpublish("target").await.unwrap();
     }
     end(volume, &[]).await;
 }
 
-/// A process whose working directory is at a place of the volume.
-async fn user_inside(volume: &Volume, place: &str) -> Process {
+/// A process whose working directory is a path of the volume.
+async fn user_inside(volume: &Volume, path: &str) -> Process {
     let mut command = shared().await.command_on_node("sh");
     let script = "cd \"$0\" && exec sleep infinity";
-    command.args(["-c", script]).arg(volume.path(place));
+    command.args(["-c", script]).arg(volume.path(path));
     let user = Process::start("user", &volume.folder.join("user.log"), command);
     let inside = format!("/proc/{}/cwd", user.id());
-    let what = format!("the user to be inside {place}");
+    let what = format!("the user to be inside {path}");
     eventually(
         &what,
         Duration::from_secs(10),
         async || match std::fs::read_link(&inside) {
-            Ok(path) if path.ends_with(place) => Ok(()),
+            Ok(cwd) if cwd.ends_with(path) => Ok(()),
             other => Err(format!("{other:?}")),
         },
     )
@@ -169,9 +170,9 @@ async fn user_inside(volume: &Volume, place: &str) -> Process {
     user
 }
 
-// Shows: CEV-11, CON-03: also when the same is asked again.
+// Shows: CEV-11, CON-03: also for a repeated request.
 #[tokio::test]
-async fn cap_12_cgv_07_a_volume_grows_while_it_is_used_and_its_new_size_is_told_everywhere() {
+async fn cap_12_cgv_07_a_volume_grows_in_use_and_every_call_reports_its_new_size() {
     let volume = staged("grows-in-use", Mode::SingleNodeWriter).await;
     volume.publish("first", false).await.unwrap();
     let larger = SIZE.saturating_add(SIZE);

@@ -9,7 +9,7 @@ use cistern_proto::csi::v1::{
 };
 use tonic::{Code, Status, transport::Channel};
 
-use crate::{code, controller, create, delete, wanted};
+use crate::{code, controller, create, create_request, delete};
 
 /// One page of volumes.
 pub(crate) async fn page(
@@ -44,11 +44,11 @@ fn ids(volumes: &[Volume]) -> Vec<&str> {
 /// All volumes that the shared controller lists.
 pub(crate) async fn all() -> Vec<Volume> {
     let page = page(&mut controller().await, 0, "").await.unwrap();
-    assert_eq!(page.next_token, "", "fewer than fill a page");
+    assert_eq!(page.next_token, "", "they fit on one page");
     volumes(page)
 }
 
-/// What ControllerGetVolume says.
+/// Calls ControllerGetVolume.
 pub(crate) async fn get(id: &str) -> Result<ControllerGetVolumeResponse, Status> {
     let request = ControllerGetVolumeRequest {
         volume_id: id.to_owned(),
@@ -60,7 +60,7 @@ pub(crate) async fn get(id: &str) -> Result<ControllerGetVolumeResponse, Status>
 // Shows: LV-08, FLD-01, FLD-08.
 // Shows: LIF-04, LV-03, LV-04.
 #[tokio::test]
-async fn lv_02_to_lv_05_lv_11_lv_13_pages_together_list_each_volume_once() {
+async fn lv_02_to_lv_05_lv_11_lv_13_the_pages_list_each_volume_once() {
     let control_plane = ControlPlane::start().await;
     let mut driver = Driver::start(&control_plane, "node-of-pages").await;
     let mut client = driver.controller_client().await;
@@ -73,10 +73,10 @@ async fn lv_02_to_lv_05_lv_11_lv_13_pages_together_list_each_volume_once() {
         .await;
     let mut expected = Vec::new();
     for number in 0..5 {
-        let request = wanted(&format!("paged-{number}"));
-        let made = client.create_volume(request).await.unwrap().into_inner();
-        expected.push(made.volume.unwrap());
-        // LV-02: from the moment of the answer.
+        let request = create_request(&format!("paged-{number}"));
+        let created = client.create_volume(request).await.unwrap().into_inner();
+        expected.push(created.volume.unwrap());
+        // LV-02: the list has the volume as soon as it is created.
         assert_eq!(volumes(page(&mut client, 0, "").await.unwrap()), expected);
     }
     // LV-03, LV-04, LV-05.
@@ -94,7 +94,7 @@ async fn lv_02_to_lv_05_lv_11_lv_13_pages_together_list_each_volume_once() {
         }
         assert_eq!(found, expected, "{most} a page");
     }
-    // LIF-04: a list that was begun before a restart goes on after it.
+    // LIF-04: a list that began before a restart continues after it.
     let first = page(&mut client, 2, "").await.unwrap();
     driver.restart_controller().await;
     let mut client = driver.controller_client().await;
@@ -112,9 +112,9 @@ async fn lv_02_to_lv_05_lv_11_lv_13_pages_together_list_each_volume_once() {
 
 // Shows: LV-14.
 #[tokio::test]
-async fn lv_12_a_token_stays_good_whatever_comes_and_goes() {
+async fn lv_12_a_token_stays_valid_while_volumes_are_created_and_deleted() {
     for name in ["token-a", "token-b", "token-d"] {
-        create(wanted(name)).await.unwrap();
+        create(create_request(name)).await.unwrap();
     }
     let mut client = controller().await;
     let before = ids(&all().await)
@@ -124,15 +124,15 @@ async fn lv_12_a_token_stays_good_whatever_comes_and_goes() {
     let most = i32::try_from(before).unwrap() + 1;
     let first = page(&mut client, most, "").await.unwrap();
     let token = first.next_token.clone();
-    // Other tests make and delete volumes, too: the page ends with or before token-b.
+    // Other tests create and delete volumes, too: the page ends with or before token-b.
     delete("token-b").await.unwrap();
-    create(wanted("token-c")).await.unwrap();
+    create(create_request("token-c")).await.unwrap();
     delete("token-a").await.unwrap();
     let rest = volumes(page(&mut client, 0, &token).await.unwrap());
     let first = volumes(first);
     let both: Vec<&str> = ids(&first).into_iter().chain(ids(&rest)).collect();
     let distinct: BTreeSet<&str> = both.iter().copied().collect();
-    assert_eq!(distinct.len(), both.len(), "none twice");
+    assert_eq!(distinct.len(), both.len(), "no volume twice");
     assert!(distinct.contains("token-c") && distinct.contains("token-d"));
     for name in ["token-c", "token-d"] {
         delete(name).await.unwrap();
@@ -140,7 +140,7 @@ async fn lv_12_a_token_stays_good_whatever_comes_and_goes() {
 }
 
 #[tokio::test]
-async fn lv_06_lv_07_fld_11_nonsense_is_refused() {
+async fn lv_06_lv_07_fld_11_illegal_pagination_fields_are_refused() {
     let mut client = controller().await;
     let negative = page(&mut client, -1, "").await;
     assert_eq!(code(&negative), Code::InvalidArgument);
@@ -158,8 +158,8 @@ async fn lv_06_lv_07_fld_11_nonsense_is_refused() {
 }
 
 #[tokio::test]
-async fn cgv_02_cgv_03_cgv_04_cap_13_a_volume_is_found_by_its_id_and_nothing_else_is() {
-    let volume = create(wanted("found")).await.unwrap();
+async fn cgv_02_cgv_03_cgv_04_cap_13_a_volume_is_found_by_its_id_only() {
+    let volume = create(create_request("found")).await.unwrap();
     let found = get("found").await.unwrap();
     assert_eq!(found.volume, Some(volume));
     assert_eq!(
@@ -177,12 +177,12 @@ async fn cgv_02_cgv_03_cgv_04_cap_13_a_volume_is_found_by_its_id_and_nothing_els
 }
 
 #[tokio::test]
-async fn cgv_07_what_one_replica_made_another_finds_at_once() {
+async fn cgv_07_a_replica_immediately_finds_what_another_created() {
     let replica = Replica::start(ControlPlane::shared().await).await;
     let mut other = replica.client().await;
     for round in 0..5 {
         let name = format!("replicated-{round}");
-        let volume = create(wanted(&name)).await.unwrap();
+        let volume = create(create_request(&name)).await.unwrap();
         let request = || ControllerGetVolumeRequest {
             volume_id: name.clone(),
         };

@@ -1,8 +1,8 @@
-//! The requirements of CSI, one after the other, at the sockets of a controller and a node process
-//! with a real API server and real volumes: `docs/csi-requirements.md`.
+//! Tests of the CSI requirements in `docs/csi-requirements.md`, at the sockets of a controller and a
+//! node process with a real API server and real volumes.
 //!
-//! Here stands what a caller can see. What decides is tested beside the code, csi-sanity is run by
-//! `csi_sanity`, and `make requirements` counts all of it.
+//! These tests cover what a caller can see. Unit tests beside the code cover the decisions, the test
+//! `csi_sanity` runs csi-sanity, and `make requirements` counts all of them.
 
 #![allow(
     clippy::indexing_slicing,
@@ -15,13 +15,13 @@
     reason = "the changes in tables of requests read as expressions"
 )]
 
+mod cancellation;
 mod capacity;
 mod concurrency;
 mod copies;
 mod create;
 mod delete;
 mod documents;
-mod given_up;
 mod groups;
 mod health;
 mod identity;
@@ -59,10 +59,10 @@ use tonic::{Code, Status, transport::Channel};
 
 /// The pool of the shared node.
 const POOL: &str = "requirements";
-/// Size of a volume that is only to be there.
+/// Size of a volume whose size does not matter.
 const SIZE: Bytes = Bytes::mib(16);
 
-/// The controller and the node that all tests here share: for whatever leaves them as they are.
+/// The controller and the node that the tests share. Only tests that leave them unchanged use them.
 async fn shared() -> &'static Driver {
     static SHARED: OnceCell<Driver> = OnceCell::const_new();
     static BEGUN: AtomicBool = AtomicBool::new(false);
@@ -70,7 +70,7 @@ async fn shared() -> &'static Driver {
         let begun = BEGUN.swap(true, Ordering::SeqCst);
         assert!(
             !begun,
-            "the test that asked for them first says why they are not there"
+            "the test that started them first reports why they failed"
         );
         let driver = Driver::start(ControlPlane::shared().await, "node-of-requirements").await;
         driver.add_image_pool(POOL, Bytes::gib(4)).await;
@@ -91,7 +91,7 @@ async fn controller() -> ControllerClient<Channel> {
 }
 
 /// A request for a volume of [`SIZE`] with ext4, from the shared pool.
-fn wanted(name: &str) -> v1::CreateVolumeRequest {
+fn create_request(name: &str) -> v1::CreateVolumeRequest {
     v1::CreateVolumeRequest {
         name: name.to_owned(),
         capacity_range: range(SIZE, Bytes::ZERO),
@@ -101,7 +101,7 @@ fn wanted(name: &str) -> v1::CreateVolumeRequest {
     }
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "so that it stands in a request")]
+#[expect(clippy::unnecessary_wraps, reason = "it is a field of a request")]
 fn range(required: Bytes, limit: Bytes) -> Option<v1::CapacityRange> {
     Some(v1::CapacityRange {
         required_bytes: required.to_i64(),

@@ -1,4 +1,4 @@
-//! SMD, MDA, MDD: what a snapshot holds and what has changed, as a backup asks for it.
+//! SMD, MDA, MDD: the allocated and the changed blocks of snapshots, as a backup requests them.
 
 use std::{fs::File, os::unix::fs::FileExt as _, time::Duration};
 
@@ -14,7 +14,7 @@ use tonic::{Code, Status, Streaming, transport::Endpoint};
 
 use crate::{POOL, SIZE, block, code, controller, objects, shared, volume::Volume};
 
-/// How long anything may take.
+/// How long each wait may take.
 const SOON: Duration = Duration::from_secs(30);
 
 /// A message of either stream.
@@ -44,12 +44,12 @@ impl Message for GetMetadataDeltaResponse {
     }
 }
 
-/// What was told from an offset on, each message by itself: (byte_offset, size_bytes).
-type Told = Vec<Vec<(i64, i64)>>;
+/// The ranges of each message of a stream: (byte_offset, size_bytes).
+type Ranges = Vec<Vec<(i64, i64)>>;
 
-/// Takes a stream to its end, and looks at each of its messages.
-async fn read<M: Message>(mut stream: Streaming<M>, from: i64) -> Result<Told, Status> {
-    let mut told = Vec::new();
+/// Reads a stream to its end, and checks each of its messages.
+async fn read<M: Message>(mut stream: Streaming<M>, from: i64) -> Result<Ranges, Status> {
+    let mut messages = Vec::new();
     let mut end = 0;
     while let Some(message) = stream.message().await? {
         let (kind, size, ranges) = message.parts();
@@ -60,17 +60,21 @@ async fn read<M: Message>(mut stream: Streaming<M>, from: i64) -> Result<Told, S
             end = range.byte_offset + range.size_bytes;
             assert!(end > from && end <= size, "{range:?}");
         }
-        told.push(
+        messages.push(
             ranges
                 .iter()
                 .map(|range| (range.byte_offset, range.size_bytes))
                 .collect(),
         );
     }
-    Ok(told)
+    Ok(messages)
 }
 
-async fn allocated(snapshot: &str, starting_offset: i64, max_results: i32) -> Result<Told, Status> {
+async fn allocated(
+    snapshot: &str,
+    starting_offset: i64,
+    max_results: i32,
+) -> Result<Ranges, Status> {
     let request = GetMetadataAllocatedRequest {
         snapshot_id: snapshot.to_owned(),
         starting_offset,
@@ -86,7 +90,7 @@ async fn delta(
     [base, target]: [&str; 2],
     starting_offset: i64,
     max_results: i32,
-) -> Result<Told, Status> {
+) -> Result<Ranges, Status> {
     let request = GetMetadataDeltaRequest {
         base_snapshot_id: base.to_owned(),
         target_snapshot_id: target.to_owned(),
@@ -99,7 +103,7 @@ async fn delta(
     read(stream, starting_offset).await
 }
 
-/// A raw block volume that is published, and what was cut of it.
+/// A published raw block volume, and its snapshots.
 struct Disk {
     volume: Volume,
     snapshots: Vec<String>,
@@ -116,11 +120,11 @@ impl Disk {
         }
     }
 
-    /// Writes to blocks of 4096 bytes: `count` of them, each so many behind the one before.
+    /// Writes `count` blocks of 4096 bytes, each `stride` blocks after the previous one.
     async fn write_each(&self, first: u64, count: u64, stride: u64) {
         let file = self.open().await;
         for index in 0..count {
-            // Not twice the same, so that nothing that was written is as before.
+            // The data varies, so that no write repeats what a block had before.
             let bytes = [u8::try_from(index % 255).unwrap() + 1; 4096];
             file.write_all_at(&bytes, (first + index * stride) * 4096)
                 .unwrap();
@@ -132,7 +136,7 @@ impl Disk {
         self.write_each(first, count, 1).await;
     }
 
-    /// The device, as a pod has it. Only the node sees its mount.
+    /// Opens the device as a pod does. Only the node sees its mount.
     async fn open(&self) -> File {
         let node = shared().await.node().process().id();
         let path = format!("/proc/{node}/root{}", self.volume.path("target"));
@@ -148,7 +152,7 @@ impl Disk {
             .unwrap();
     }
 
-    /// Cuts a snapshot and gives its id.
+    /// Takes a snapshot and returns its id.
     async fn snapshot(&mut self) -> String {
         let request = CreateSnapshotRequest {
             name: format!("{}-{}", self.volume.id, self.snapshots.len()),
@@ -162,7 +166,7 @@ impl Disk {
         snapshot.snapshot_id
     }
 
-    /// All bytes of a snapshot, as they lie in its image.
+    /// All bytes of a snapshot, read from its image.
     async fn bytes(&self, snapshot: &str) -> Vec<u8> {
         let image = image(snapshot).await;
         let folder = shared().await.storage_root().join("pools");
@@ -200,9 +204,9 @@ async fn image(snapshot: &str) -> String {
     snapshots.get(snapshot).await.unwrap().uid().unwrap()
 }
 
-/// An image made of another by copying what was told of a third.
-fn patched(mut base: Vec<u8>, target: &[u8], told: &Told) -> Vec<u8> {
-    for &(offset, size) in told.iter().flatten() {
+/// Copies the reported ranges of `target` into `base`.
+fn patched(mut base: Vec<u8>, target: &[u8], ranges: &Ranges) -> Vec<u8> {
+    for &(offset, size) in ranges.iter().flatten() {
         let start = usize::try_from(offset).unwrap();
         let range = start..start + usize::try_from(size).unwrap();
         base[range.clone()].copy_from_slice(&target[range]);
@@ -210,10 +214,10 @@ fn patched(mut base: Vec<u8>, target: &[u8], told: &Told) -> Vec<u8> {
     base
 }
 
-// Shows: SMD-01, SMD-04, SMD-05, SMD-06, SMD-09, SMD-10, SMD-14: in each stream here.
+// Shows: SMD-01, SMD-04, SMD-05, SMD-06, SMD-09, SMD-10, SMD-14: in each stream of these tests.
 // Shows: MDA-05, MDD-08, MDD-09.
 #[tokio::test]
-async fn mda_04_mdd_06_what_is_told_rebuilds_a_snapshot_from_zeros_and_from_an_earlier_one() {
+async fn mda_04_mdd_06_the_reported_ranges_rebuild_a_snapshot_from_zeros_and_from_an_earlier_one() {
     let mut disk = Disk::new("rebuilt").await;
     let empty = disk.snapshot().await;
     disk.write(0, 300).await;
@@ -229,16 +233,16 @@ async fn mda_04_mdd_06_what_is_told_rebuilds_a_snapshot_from_zeros_and_from_an_e
     let zeros = || vec![0; usize::try_from(SIZE.0).unwrap()];
     let bytes = [disk.bytes(&monday).await, disk.bytes(&tuesday).await];
     for (snapshot, bytes) in [&monday, &tuesday].into_iter().zip(&bytes) {
-        let told = allocated(snapshot, 0, 0).await.unwrap();
-        assert!(patched(zeros(), bytes, &told) == *bytes, "{told:?}");
+        let ranges = allocated(snapshot, 0, 0).await.unwrap();
+        assert!(patched(zeros(), bytes, &ranges) == *bytes, "{ranges:?}");
     }
     let [before, after] = bytes;
-    let told = delta([&monday, &tuesday], 0, 0).await.unwrap();
-    assert!(patched(before, &after, &told) == after, "{told:?}");
+    let ranges = delta([&monday, &tuesday], 0, 0).await.unwrap();
+    assert!(patched(before, &after, &ranges) == after, "{ranges:?}");
     let changed = [(100, 7), (200, 50), (3000, 4)].map(|(b, n)| (b * 4096, n * 4096));
-    assert_eq!(told.concat(), changed, "and nothing else");
-    let told = delta([&empty, &tuesday], 0, 0).await.unwrap();
-    assert!(patched(zeros(), &after, &told) == after, "{told:?}");
+    assert_eq!(ranges.concat(), changed, "no other range");
+    let ranges = delta([&empty, &tuesday], 0, 0).await.unwrap();
+    assert!(patched(zeros(), &after, &ranges) == after, "{ranges:?}");
     assert_eq!(delta([&tuesday, &again], 0, 0).await.unwrap().concat(), []);
     assert_eq!(delta([&monday, &monday], 0, 0).await.unwrap().concat(), []);
     disk.end().await;
@@ -246,7 +250,7 @@ async fn mda_04_mdd_06_what_is_told_rebuilds_a_snapshot_from_zeros_and_from_an_e
 
 // Shows: SMD-06, SMD-13.
 #[tokio::test]
-async fn smd_07_smd_08_a_stream_is_resumed_at_any_byte_and_its_messages_are_as_long_as_asked() {
+async fn smd_07_smd_08_a_stream_is_resumed_at_any_byte_and_its_messages_are_as_long_as_requested() {
     let mut disk = Disk::new("resumed").await;
     let base = disk.snapshot().await;
     disk.write_each(10, 20, 2).await;
@@ -256,18 +260,19 @@ async fn smd_07_smd_08_a_stream_is_resumed_at_any_byte_and_its_messages_are_as_l
     let all = delta(pair, 0, 0).await.unwrap().concat();
     assert_eq!(all.len(), 21);
     for most in [1, 3, 1000, i32::MAX] {
-        let told = delta(pair, 0, most).await.unwrap();
+        let ranges = delta(pair, 0, most).await.unwrap();
         assert!(
-            told.iter()
+            ranges
+                .iter()
                 .all(|message| message.len() <= usize::try_from(most).unwrap())
         );
-        assert_eq!(told.concat(), all);
+        assert_eq!(ranges.concat(), all);
         assert_eq!(allocated(&target, 0, most).await.unwrap().concat(), all);
     }
     for (index, (offset, size)) in all.iter().enumerate() {
         let behind = delta(pair, offset + size, 0).await.unwrap().concat();
         assert_eq!(behind, all[index + 1..]);
-        // In the middle of a range: what is left of it may begin with its block.
+        // From inside a range: the rest of the range may begin at the start of its block.
         let inside = allocated(&target, offset + size / 2 + 1, 2)
             .await
             .unwrap()
@@ -284,7 +289,7 @@ async fn smd_07_smd_08_a_stream_is_resumed_at_any_byte_and_its_messages_are_as_l
 
 // Shows: SMD-11, SMD-12, MDA-02, MDA-03, MDD-02, MDD-03, MDD-04.
 #[tokio::test]
-async fn mdd_07_what_cannot_be_told_is_refused_with_its_code() {
+async fn mdd_07_snapshots_that_cannot_be_compared_are_refused_with_their_code() {
     let (mut disk, mut other) = (Disk::new("refused").await, Disk::new("refused-other").await);
     let (base, target) = (disk.snapshot().await, disk.snapshot().await);
     let stranger = other.snapshot().await;
@@ -320,9 +325,9 @@ async fn mdd_07_what_cannot_be_told_is_refused_with_its_code() {
     other.end().await;
 }
 
-/// A caller that goes away in the middle of a stream holds nothing any more.
+/// A caller that cancels a stream keeps no image open.
 #[tokio::test]
-async fn smd_03_a_cancelled_stream_lets_go_of_the_snapshots_at_once() {
+async fn smd_03_a_cancelled_stream_closes_its_images() {
     let mut disk = Disk::new("cancelled").await;
     let base = disk.snapshot().await;
     disk.write_each(0, 2000, 2).await;
@@ -333,7 +338,7 @@ async fn smd_03_a_cancelled_stream_lets_go_of_the_snapshots_at_once() {
         let of_these = |file: &&String| images.iter().any(|image| file.ends_with(image));
         files.iter().filter(of_these).count()
     };
-    // It takes less without being read than there is to tell.
+    // The window is smaller than the answer, so that an unread stream stays open.
     let socket = shared().await.node().socket().display();
     let endpoint = Endpoint::from_shared(format!("unix://{socket}")).unwrap();
     let channel = endpoint.initial_stream_window_size(1024).connect().await;
@@ -363,7 +368,7 @@ async fn smd_03_a_cancelled_stream_lets_go_of_the_snapshots_at_once() {
     disk.end().await;
 }
 
-/// What the node's process has open.
+/// The paths of the files that the node process has open.
 async fn open_files() -> Vec<String> {
     let node = shared().await.node().process().id();
     let links = std::fs::read_dir(format!("/proc/{node}/fd")).unwrap();

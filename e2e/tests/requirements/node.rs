@@ -1,4 +1,5 @@
-//! NSV, NUS, NPV, NUP, NGS, NGI: what the node says of itself, and what it refuses before it looks.
+//! NSV, NUS, NPV, NUP, NGS, NGI: the info of the node, and requests that it refuses before it looks up
+//! the volume.
 
 use cistern_e2e::{ControlPlane, Driver};
 use cistern_proto::csi::v1::{
@@ -63,7 +64,7 @@ fn statistics(volume: &str, path: &str) -> (&'static str, Vec<u8>) {
 // Shows: NSV-07, NSV-12, NUP-01, NUP-02, NUP-03, NUP-05, NUP-06, NUS-02, NUS-03, NUS-05, NUS-06.
 // Shows: SAN-04.
 #[tokio::test]
-async fn gen_04_fld_07_what_a_call_to_the_node_lacks_is_refused_before_what_is_unknown() {
+async fn gen_04_fld_07_a_node_refuses_missing_fields_before_it_looks_up_the_volume() {
     let rows = [
         (
             "NSV-02",
@@ -140,7 +141,7 @@ async fn gen_04_fld_07_what_a_call_to_the_node_lacks_is_refused_before_what_is_u
         ),
     ];
     let channel = shared().await.node().channel().await;
-    // NPV-01, NUP-01: every node has these.
+    // NPV-01, NUP-01: every node serves these calls.
     for (ids, (method, message), expected) in rows {
         let answer = raw::call(&channel, method, message).await;
         assert_eq!(code(&answer), expected, "{ids}: {method}: {answer:?}");
@@ -158,8 +159,8 @@ async fn info(driver: &Driver) -> NodeGetInfoResponse {
 
 // Shows: NGI-03, NGI-04, NGI-09, NGI-10, FLD-10.
 #[tokio::test]
-async fn ngi_01_ngi_02_ngi_05_ngi_08_a_node_has_said_all_of_itself_from_its_first_call_on() {
-    // Without a pool, and before anything else was asked.
+async fn ngi_01_ngi_02_ngi_05_ngi_08_a_node_reports_all_its_info_from_the_first_call_on() {
+    // Without a pool, and before any other call.
     let mut driver = Driver::start(ControlPlane::shared().await, "node-of-info").await;
     let first = info(&driver).await;
     assert_eq!(first.node_id, "node-of-info");
@@ -174,7 +175,7 @@ async fn ngi_01_ngi_02_ngi_05_ngi_08_a_node_has_said_all_of_itself_from_its_firs
     driver.finish().await;
 }
 
-// Shows: FLD-03: as long as the API server takes a Node's name, and longer than a label.
+// Shows: FLD-03: a name that the API server allows for a Node, and that is longer than a label.
 #[tokio::test]
 async fn top_13_ngi_02_a_node_with_a_very_long_name_has_a_short_segment() {
     let name = format!("node-{}", "x".repeat(200));

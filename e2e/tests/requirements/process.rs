@@ -1,4 +1,4 @@
-//! PRT, ENV, LIF, LOG: the processes, and what they are told.
+//! PRT, ENV, LIF, LOG: the processes and their configuration.
 
 use std::{fs, net::SocketAddr, time::Duration};
 
@@ -16,11 +16,11 @@ use cistern_proto::csi::v1::{
 use rustix::process::Signal;
 use tonic::{Code, transport::Endpoint};
 
-use crate::{code, shared, wanted};
+use crate::{code, create_request, shared};
 
 // Shows: ENV-01, FLD-03, LIF-02, PRT-03, PRT-04.
 #[tokio::test]
-async fn lif_06_a_wrong_configuration_ends_the_process_with_an_error_that_says_what_to_write() {
+async fn lif_06_a_wrong_configuration_ends_the_process_with_an_error_that_explains_it() {
     let long = format!("--node-name={}", "n".repeat(257));
     let rows: &[(&str, &[&str], &str)] = &[
         ("ENV-01", &["controller"], "--endpoint"),
@@ -69,24 +69,24 @@ async fn lif_06_a_wrong_configuration_ends_the_process_with_an_error_that_says_w
             .env("PATH", "/usr/bin:/bin");
         command.env("KUBECONFIG", ControlPlane::shared().await.kubeconfig());
         let output = run(command, Duration::from_secs(10)).await;
-        let said = String::from_utf8_lossy(&output.stderr);
+        let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success(), "{ids}");
-        assert!(said.contains(expected), "{ids}: {said}");
+        assert!(stderr.contains(expected), "{ids}: {stderr}");
     }
 }
 
 // Shows: GEN-09, PRB-04, PRB-06, LV-01, K8S-05.
 #[tokio::test]
-async fn gc_09_without_the_api_server_a_controller_says_that_it_is_starting_and_answers_nothing() {
+async fn gc_09_without_the_api_server_a_controller_is_not_ready_and_its_calls_are_unavailable() {
     let folder = Folder::new();
-    let [http, nobody] = free_addresses();
+    let [http, unused] = free_addresses();
     let kubeconfig = folder.join("kubeconfig");
     let config = serde_json::json!({
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "x",
         "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
-        "clusters": [{"name": "x", "cluster": {"server": format!("http://{nobody}")}}],
+        "clusters": [{"name": "x", "cluster": {"server": format!("http://{unused}")}}],
         "users": [{"name": "x", "user": {}}],
     });
     fs::write(&kubeconfig, config.to_string()).unwrap();
@@ -112,14 +112,14 @@ async fn gc_09_without_the_api_server_a_controller_says_that_it_is_starting_and_
     let codes = [
         code(&controller.get_capacity(GetCapacityRequest::default()).await),
         code(&controller.list_volumes(ListVolumesRequest::default()).await),
-        code(&controller.create_volume(wanted("too-early")).await),
+        code(&controller.create_volume(create_request("too-early")).await),
     ];
     assert_eq!(codes, [Code::Unavailable; 3]);
 }
 
 // Shows: PRT-02.
 #[tokio::test]
-async fn env_03_an_environment_of_the_endpoint_and_where_the_api_server_is_suffices() {
+async fn env_03_the_endpoint_and_the_api_server_are_a_sufficient_environment() {
     let folder = Folder::new();
     let [http] = free_addresses();
     let mut command = dying_with_us(binary("cistern-driver"));
@@ -154,15 +154,15 @@ async fn prt_07_a_process_that_hangs_loses_its_socket_and_one_that_answers_keeps
     };
     let mut hung = Service::start("controller", folder.path(), first, command(first)).await;
     let refused = run(command(third), Duration::from_secs(30)).await;
-    let said = String::from_utf8_lossy(&refused.stderr);
-    assert!(said.contains("another process serves on"), "{said}");
+    let stderr = String::from_utf8_lossy(&refused.stderr);
+    assert!(stderr.contains("another process serves on"), "{stderr}");
 
-    // As one that waits for a disk: it has its socket, also after SIGKILL, and does nothing.
+    // Like a process that waits for a disk: it has its socket, even after SIGKILL, and does nothing.
     hung.process().signal(Signal::STOP);
     let mut next = Service::start("controller", folder.path(), second, command(second)).await;
     hung.process().signal(Signal::CONT);
     hung.stop().await;
-    // The end of the first takes nothing from the second.
+    // The end of the first process does not affect the second.
     let mut identity = IdentityClient::new(next.channel().await);
     let answer = identity.probe(ProbeRequest {}).await.unwrap();
     assert_eq!(answer.into_inner().ready, Some(true));
@@ -170,7 +170,7 @@ async fn prt_07_a_process_that_hangs_loses_its_socket_and_one_that_answers_keeps
 }
 
 #[tokio::test]
-async fn log_02_no_process_writes_a_file_but_what_it_was_given_as_output() {
+async fn log_02_no_process_writes_a_file_other_than_its_output() {
     let driver = shared().await;
     for service in [driver.controller(), driver.node()] {
         let process = format!("/proc/{}", service.process().id());
@@ -179,7 +179,7 @@ async fn log_02_no_process_writes_a_file_but_what_it_was_given_as_output() {
         let output = fs::read_link(format!("{process}/fd/1")).unwrap();
         for entry in fs::read_dir(format!("{process}/fd")).unwrap() {
             let path = entry.unwrap().path();
-            // What is closed meanwhile is no log.
+            // A file that was just closed is no log.
             let Ok(target) = fs::read_link(&path) else {
                 continue;
             };

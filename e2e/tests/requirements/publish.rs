@@ -1,4 +1,4 @@
-//! NPV, NUP: from a staging path to a target path and back, for every kind of volume.
+//! NPV, NUP: publish and unpublish, for every kind of volume.
 
 use cistern_crds::Bytes;
 use cistern_proto::csi::v1::{
@@ -12,9 +12,9 @@ use crate::{
     volume::{Volume, kinds},
 };
 
-// Shows: NPV-07: a repeat that asks for another writability is no repeat.
+// Shows: NPV-07: a publish with another value of readonly is not a repeat.
 #[tokio::test]
-async fn npv_13_what_is_published_to_be_read_cannot_be_written_in_any_mode() {
+async fn npv_13_a_volume_published_read_only_cannot_be_written_in_any_mode() {
     for (kind, capability, size) in kinds() {
         let mut volume = Volume::new(&format!("read-{kind}"), capability, size).await;
         volume.stage().await.unwrap();
@@ -49,7 +49,8 @@ async fn npv_13_what_is_published_to_be_read_cannot_be_written_in_any_mode() {
 }
 
 #[tokio::test]
-async fn nsv_17_npv_20_a_context_of_another_volume_is_refused_and_keys_of_others_are_not() {
+async fn nsv_17_npv_20_a_context_of_another_volume_is_refused_and_keys_of_other_components_are_not()
+{
     let (_, capability, size) = kinds().into_iter().next().unwrap();
     let other = Volume::new("context-other", capability.clone(), size).await;
     let mut volume = Volume::new("context", capability, size).await;
@@ -62,7 +63,7 @@ async fn nsv_17_npv_20_a_context_of_another_volume_is_refused_and_keys_of_others
     volume.context.insert(key, "x".to_owned());
     volume.stage().await.unwrap();
 
-    // A repeat that contradicts is no repeat, and a publication leaves nothing.
+    // A contradicting context is not a repeat, and the refused publish leaves nothing.
     volume.context.extend(other.context.clone());
     let refused = [volume.stage().await, volume.publish("target", false).await];
     for refused in refused {
@@ -78,7 +79,7 @@ async fn nsv_17_npv_20_a_context_of_another_volume_is_refused_and_keys_of_others
 }
 
 #[tokio::test]
-async fn npv_14_the_mount_flags_hold_at_the_target_as_well() {
+async fn npv_14_the_mount_flags_apply_at_the_target_too() {
     for (kind, flag, shown) in [
         ("ext4", "commit=30", "commit=30"),
         ("xfs", "swalloc", "swalloc"),
@@ -95,9 +96,9 @@ async fn npv_14_the_mount_flags_hold_at_the_target_as_well() {
         volume.publish("target", false).await.unwrap();
         let script = "cp /bin/true target/program; ! target/program 2>error; cat error
             findmnt --noheadings --output OPTIONS --target target";
-        let said = volume.shell(script, &[]).await.unwrap();
+        let output = volume.shell(script, &[]).await.unwrap();
         for part in ["Permission denied", "noexec", "nosuid", "nodev", shown] {
-            assert!(said.contains(part), "{kind}: {part} is not in {said}");
+            assert!(output.contains(part), "{kind}: {part} is not in {output}");
         }
         volume.unpublish("target").await.unwrap();
         volume.unstage().await.unwrap();
@@ -105,7 +106,7 @@ async fn npv_14_the_mount_flags_hold_at_the_target_as_well() {
     }
 }
 
-/// A change to a request, and what it is answered with; all of them while the volume is staged.
+/// A description, a change to the request, and the code of its answer while the volume is staged.
 type Row = (&'static str, fn(&mut NodePublishVolumeRequest), Code);
 
 const UNPUBLISHABLE: &[Row] = &[
@@ -115,12 +116,12 @@ const UNPUBLISHABLE: &[Row] = &[
         Code::FailedPrecondition,
     ),
     (
-        "NPV-08: of no volume",
+        "NPV-08: an unknown volume",
         |request| request.volume_id.push_str("-unknown"),
         Code::NotFound,
     ),
     (
-        "NPV-09: in a mode that it was not made for",
+        "NPV-09: a mode that it was not created for",
         |request| {
             let mode = Mode::MultiNodeMultiWriter.into();
             let capability = request.volume_capability.as_mut().unwrap();
@@ -129,12 +130,12 @@ const UNPUBLISHABLE: &[Row] = &[
         Code::FailedPrecondition,
     ),
     (
-        "NPV-09: as something that it is not",
+        "NPV-09: another filesystem",
         |request| request.volume_capability = Some(mounted("xfs", Mode::SingleNodeWriter)),
         Code::FailedPrecondition,
     ),
     (
-        "NPV-10: below a directory that is not there",
+        "NPV-10: below a missing directory",
         |request| request.target_path.push_str("/below"),
         Code::FailedPrecondition,
     ),
@@ -144,7 +145,7 @@ const UNPUBLISHABLE: &[Row] = &[
 #[tokio::test]
 async fn npv_22_a_publish_that_failed_leaves_no_target() {
     for (kind, capability, size) in kinds() {
-        // All rows name another kind.
+        // One row requests XFS as another filesystem.
         if kind == "xfs" {
             continue;
         }
@@ -168,7 +169,7 @@ async fn npv_22_a_publish_that_failed_leaves_no_target() {
 }
 
 #[tokio::test]
-async fn nup_07_nup_08_one_target_goes_with_all_that_is_mounted_there_and_no_other() {
+async fn nup_07_nup_08_one_target_is_removed_with_all_its_mounts_and_no_other() {
     for (kind, capability, size) in kinds() {
         let mut volume = Volume::new(&format!("stacked-{kind}"), capability, size).await;
         let mode = Mode::SingleNodeMultiWriter.into();
@@ -178,14 +179,14 @@ async fn nup_07_nup_08_one_target_goes_with_all_that_is_mounted_there_and_no_oth
             volume.publish(target, false).await.unwrap();
         }
         volume.write("one", "data").await.unwrap();
-        // As two drivers at once, of which one died, might have left it.
+        // Two concurrent drivers, one of which died, might have left this.
         volume.shell("mount --bind other one", &[]).await.unwrap();
         assert_eq!(volume.mounts_at("one"), 2, "{kind}");
         volume.unpublish("one").await.unwrap();
         assert!(!volume.folder.join("one").exists(), "{kind}");
         assert_eq!(volume.read("other").await, "data", "{kind}");
         volume.write("other", "more").await.unwrap();
-        // Once more, after the last pod but before the volume is unstaged.
+        // A new pod, after the last one ended and before the volume is unstaged.
         volume.unpublish("other").await.unwrap();
         volume.publish("one", false).await.unwrap();
         assert_eq!(volume.read("one").await, "more", "{kind}");
@@ -196,7 +197,7 @@ async fn nup_07_nup_08_one_target_goes_with_all_that_is_mounted_there_and_no_oth
 }
 
 #[tokio::test]
-async fn nup_09_a_file_that_stands_at_a_target_is_not_removed() {
+async fn nup_09_a_foreign_file_at_a_target_is_not_removed() {
     for (kind, capability, size) in kinds() {
         let volume = Volume::new(&format!("foreign-{kind}"), capability, size).await;
         for (make, file) in [
@@ -213,7 +214,7 @@ async fn nup_09_a_file_that_stands_at_a_target_is_not_removed() {
     }
 }
 
-/// The last part of a path of this length below a folder, in parts as long as a name can be.
+/// A relative path with which a path below a folder has this length. Its components fit the name limit.
 fn long(folder: &std::path::Path, length: usize) -> String {
     let mut path = String::new();
     let missing = |path: &str| length - folder.as_os_str().len() - 1 - path.len();
@@ -225,10 +226,10 @@ fn long(folder: &std::path::Path, length: usize) -> String {
     path
 }
 
-// 128 is what all must take, and 4095 the most that the kernel takes.
+// Every plugin must accept 128 bytes, and the kernel accepts at most 4095.
 // Shows: NSV-11, NSV-18, NUS-09, NUP-10, NGS-08, NGS-12, NEV-11, FLD-04.
 #[tokio::test]
-async fn npv_15_npv_31_paths_are_as_long_as_the_kernel_takes_them() {
+async fn npv_15_npv_31_paths_may_be_as_long_as_the_kernel_accepts() {
     for (kind, capability, _) in kinds().into_iter().filter(|row| row.2 == SIZE) {
         let mut volume = Volume::new(&format!("long-{kind}"), capability, SIZE).await;
         let folder = volume.folder.clone();

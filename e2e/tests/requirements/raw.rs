@@ -1,4 +1,4 @@
-//! Calls by path, with bytes instead of messages: what no generated client would send.
+//! Calls by method path, with bytes that no generated client would send.
 
 use prost::bytes::{Buf as _, BufMut as _};
 use tonic::{
@@ -8,7 +8,7 @@ use tonic::{
     transport::Channel,
 };
 
-/// The bytes of the answer to a call of `/csi.v1.<method>`, as in `Identity/Probe`.
+/// Calls `/csi.v1.<method>`, as in `Identity/Probe`, and returns the bytes of the answer.
 pub(crate) async fn call(
     channel: &Channel,
     method: &str,

@@ -1,4 +1,4 @@
-//! SEC: Cistern uses no secrets, and shows none that it is given.
+//! SEC: Cistern uses no secrets, and reveals none that it receives.
 
 use std::collections::BTreeMap;
 
@@ -16,30 +16,30 @@ use cistern_proto::csi::v1::{
 };
 use tonic::{Code, Response, Status};
 
-use crate::{map, mounted, wanted};
+use crate::{create_request, map, mounted};
 
 const SECRET: &str = "MARKER-of-secrets";
 const FLAG: &str = "MARKER-of-mount-flags";
 
-/// All that the driver has said to callers.
+/// The answers of the driver: their codes and their text.
 #[derive(Default)]
-struct Said(Vec<(Code, String)>);
+struct Answers(Vec<(Code, String)>);
 
-impl Said {
-    fn hear<T: std::fmt::Debug>(&mut self, answer: Result<Response<T>, Status>) {
-        let heard = match answer {
+impl Answers {
+    fn record<T: std::fmt::Debug>(&mut self, answer: Result<Response<T>, Status>) {
+        let entry = match answer {
             Ok(answer) => (Code::Ok, format!("{answer:?}")),
             Err(status) => (status.code(), format!("{status:?}")),
         };
-        self.0.push(heard);
+        self.0.push(entry);
     }
 }
 
-// Shows: SEC-01, SEC-05, SEC-07, LOG-03, PRT-09: nothing of what must not be shown is shown.
+// Shows: SEC-01, SEC-05, SEC-07, LOG-03, PRT-09: no secret and no mount flag is revealed.
 // Shows: SEC-04: docs/csi.md says that no secret is needed.
-// Shows: SEC-03, SEC-06: secrets that nobody needs change nothing.
+// Shows: SEC-03, SEC-06: secrets that no call needs change nothing.
 #[tokio::test]
-async fn sec_01_ls_11_no_secret_and_no_mount_flag_is_shown_anywhere_at_the_highest_log_level() {
+async fn sec_01_ls_11_no_secret_and_no_mount_flag_is_revealed_even_at_the_highest_log_level() {
     let control_plane = ControlPlane::shared().await;
     let options = Options {
         log_level: "trace",
@@ -49,9 +49,10 @@ async fn sec_01_ls_11_no_secret_and_no_mount_flag_is_shown_anywhere_at_the_highe
     driver
         .add_image_pool("secrets", cistern_crds::Bytes::gib(1))
         .await;
-    let without = life(&driver, "without", "").await;
-    let with = life(&driver, "with", SECRET).await;
-    let codes = |said: &Said| -> Vec<Code> { said.0.iter().map(|(code, _)| *code).collect() };
+    let without = call_all(&driver, "without", "").await;
+    let with = call_all(&driver, "with", SECRET).await;
+    let codes =
+        |answers: &Answers| -> Vec<Code> { answers.0.iter().map(|(code, _)| *code).collect() };
     assert_eq!(codes(&with), codes(&without), "{:#?}", with.0);
 
     let metrics = [
@@ -73,9 +74,8 @@ async fn sec_01_ls_11_no_secret_and_no_mount_flag_is_shown_anywhere_at_the_highe
     driver.finish().await;
 }
 
-/// The ways to use the volume that a life of it is asked about: one with a mount flag, which is
-/// refused, and a plain one.
-fn ways() -> [VolumeCapability; 2] {
+/// The capabilities that the calls request: one with a mount flag, which is refused, and a plain one.
+fn capabilities() -> [VolumeCapability; 2] {
     let plain = mounted("", Mode::SingleNodeWriter);
     let flagged = VolumeCapability {
         access_type: Some(AccessType::Mount(MountVolume {
@@ -95,39 +95,39 @@ fn secrets(secret: &str) -> BTreeMap<String, String> {
     }
 }
 
-/// Calls all that takes secrets, and between them all that does not.
-async fn life(driver: &Driver, name: &str, secret: &str) -> Said {
-    let mut said = Said::default();
-    made(driver, name, secret, &mut said).await;
-    used(driver, name, secret, &mut said).await;
-    cut(driver, name, secret, &mut said).await;
+/// Calls every method that takes secrets, and between them the methods that take none.
+async fn call_all(driver: &Driver, name: &str, secret: &str) -> Answers {
+    let mut answers = Answers::default();
+    create_calls(driver, name, secret, &mut answers).await;
+    node_calls(driver, name, secret, &mut answers).await;
+    snapshot_calls(driver, name, secret, &mut answers).await;
     let request = DeleteVolumeRequest {
         volume_id: name.to_owned(),
         secrets: secrets(secret),
     };
     let mut client = driver.controller_client().await;
-    said.hear(client.delete_volume(request).await);
-    said
+    answers.record(client.delete_volume(request).await);
+    answers
 }
 
-async fn made(driver: &Driver, name: &str, secret: &str, said: &mut Said) {
+async fn create_calls(driver: &Driver, name: &str, secret: &str, answers: &mut Answers) {
     let mut client = driver.controller_client().await;
-    for capability in ways() {
+    for capability in capabilities() {
         let request = CreateVolumeRequest {
             parameters: map(&[("pool", "secrets")]),
             secrets: secrets(secret),
             volume_capabilities: vec![capability],
-            ..wanted(name)
+            ..create_request(name)
         };
-        said.hear(client.create_volume(request).await);
+        answers.record(client.create_volume(request).await);
     }
     let request = ValidateVolumeCapabilitiesRequest {
         volume_id: name.to_owned(),
-        volume_capabilities: ways().into(),
+        volume_capabilities: capabilities().into(),
         secrets: secrets(secret),
         ..ValidateVolumeCapabilitiesRequest::default()
     };
-    said.hear(client.validate_volume_capabilities(request).await);
+    answers.record(client.validate_volume_capabilities(request).await);
     let request = GetCapacityRequest::default();
     assert!(client.get_capacity(request).await.is_ok());
     let request = ListVolumesRequest::default();
@@ -138,7 +138,7 @@ async fn made(driver: &Driver, name: &str, secret: &str, said: &mut Said) {
     assert!(client.controller_get_volume(request).await.is_ok());
 }
 
-async fn cut(driver: &Driver, name: &str, secret: &str, said: &mut Said) {
+async fn snapshot_calls(driver: &Driver, name: &str, secret: &str, answers: &mut Answers) {
     let mut client = driver.controller_client().await;
     let snapshot = format!("snapshot-{name}");
     let request = CreateSnapshotRequest {
@@ -147,27 +147,27 @@ async fn cut(driver: &Driver, name: &str, secret: &str, said: &mut Said) {
         secrets: secrets(secret),
         ..CreateSnapshotRequest::default()
     };
-    said.hear(client.create_snapshot(request).await);
+    answers.record(client.create_snapshot(request).await);
     let request = GetSnapshotRequest {
         snapshot_id: snapshot.clone(),
         secrets: secrets(secret),
     };
-    said.hear(client.get_snapshot(request).await);
+    answers.record(client.get_snapshot(request).await);
     let request = ListSnapshotsRequest {
         source_volume_id: name.to_owned(),
         secrets: secrets(secret),
         ..ListSnapshotsRequest::default()
     };
-    said.hear(client.list_snapshots(request).await);
+    answers.record(client.list_snapshots(request).await);
     let request = DeleteSnapshotRequest {
         snapshot_id: snapshot,
         secrets: secrets(secret),
     };
-    said.hear(client.delete_snapshot(request).await);
-    cut_together(driver, name, secret, said).await;
+    answers.record(client.delete_snapshot(request).await);
+    group_calls(driver, name, secret, answers).await;
 }
 
-async fn cut_together(driver: &Driver, name: &str, secret: &str, said: &mut Said) {
+async fn group_calls(driver: &Driver, name: &str, secret: &str, answers: &mut Answers) {
     let mut client = driver.group_client().await;
     let group = format!("together-{name}");
     let request = CreateVolumeGroupSnapshotRequest {
@@ -176,14 +176,14 @@ async fn cut_together(driver: &Driver, name: &str, secret: &str, said: &mut Said
         secrets: secrets(secret),
         ..CreateVolumeGroupSnapshotRequest::default()
     };
-    said.hear(client.create_volume_group_snapshot(request).await);
+    answers.record(client.create_volume_group_snapshot(request).await);
     let snapshot_ids = vec![names::group_member_name(&group, name)];
     let request = GetVolumeGroupSnapshotRequest {
         group_snapshot_id: group.clone(),
         snapshot_ids: snapshot_ids.clone(),
         secrets: secrets(secret),
     };
-    said.hear(client.get_volume_group_snapshot(request).await);
+    answers.record(client.get_volume_group_snapshot(request).await);
     let request = DeleteVolumeGroupSnapshotRequest {
         group_snapshot_id: group,
         snapshot_ids,
@@ -191,16 +191,16 @@ async fn cut_together(driver: &Driver, name: &str, secret: &str, said: &mut Said
     };
     let removed = client.delete_volume_group_snapshot(request).await;
     assert!(removed.is_ok(), "{removed:?}");
-    said.hear(removed);
+    answers.record(removed);
 }
 
-async fn used(driver: &Driver, name: &str, secret: &str, said: &mut Said) {
+async fn node_calls(driver: &Driver, name: &str, secret: &str, answers: &mut Answers) {
     let mut client = driver.node_client().await;
     assert!(client.node_get_info(NodeGetInfoRequest {}).await.is_ok());
     let folder = driver.kubelet_root().join(name);
     std::fs::create_dir_all(folder.join("staging")).unwrap();
     let text = |part: &str| folder.join(part).to_str().unwrap().to_owned();
-    for capability in ways() {
+    for capability in capabilities() {
         let request = NodeStageVolumeRequest {
             volume_id: name.to_owned(),
             staging_target_path: text("staging"),
@@ -208,9 +208,9 @@ async fn used(driver: &Driver, name: &str, secret: &str, said: &mut Said) {
             secrets: secrets(secret),
             ..NodeStageVolumeRequest::default()
         };
-        said.hear(client.node_stage_volume(request).await);
+        answers.record(client.node_stage_volume(request).await);
     }
-    for capability in ways() {
+    for capability in capabilities() {
         let request = NodePublishVolumeRequest {
             volume_id: name.to_owned(),
             staging_target_path: text("staging"),
@@ -219,7 +219,7 @@ async fn used(driver: &Driver, name: &str, secret: &str, said: &mut Said) {
             secrets: secrets(secret),
             ..NodePublishVolumeRequest::default()
         };
-        said.hear(client.node_publish_volume(request).await);
+        answers.record(client.node_publish_volume(request).await);
     }
     let request = NodeGetVolumeStatsRequest {
         volume_id: name.to_owned(),
@@ -233,7 +233,7 @@ async fn used(driver: &Driver, name: &str, secret: &str, said: &mut Said) {
         secrets: secrets(secret),
         ..NodeExpandVolumeRequest::default()
     };
-    said.hear(client.node_expand_volume(request).await);
+    answers.record(client.node_expand_volume(request).await);
     let request = NodeUnpublishVolumeRequest {
         volume_id: name.to_owned(),
         target_path: text("target"),

@@ -1,4 +1,4 @@
-//! Every method of the protocol at both sockets: what is announced is served, and nothing else is.
+//! Every method of the protocol at both sockets: the announced methods are served, and no others.
 
 use std::collections::BTreeSet;
 
@@ -10,10 +10,10 @@ use cistern_proto::csi::v1::{
 use prost::Message as _;
 use tonic::{Code, Status, transport::Channel};
 
-use crate::{code, create, delete, mounted, raw, shared, wanted};
+use crate::{code, create, create_request, delete, mounted, raw, shared};
 
-/// What has to be announced for a method to be served, as the protocol names it; nothing for the
-/// methods that a service always has. The first part says who announces it: the plugin (P), its
+/// The methods, each with the capabilities that announce it, as the protocol names them; none for the
+/// methods that a service always has. The prefix says who announces a capability: the plugin (P), its
 /// controller (C, and G for groups), its nodes (N).
 const METHODS: &[(&str, &[&str])] = &[
     ("Identity/GetPluginInfo", &[]),
@@ -90,7 +90,7 @@ const METHODS: &[(&str, &[&str])] = &[
     ("Node/NodeGetStorageHealth", &["N GET_STORAGE_HEALTH"]),
 ];
 
-/// Both sockets, each with the services that it has.
+/// Both sockets, each with the services that it serves.
 async fn sockets() -> [(Channel, &'static [&'static str]); 2] {
     let driver = shared().await;
     let of_the_controller = &["Identity", "Controller", "GroupController"];
@@ -101,7 +101,7 @@ async fn sockets() -> [(Channel, &'static [&'static str]); 2] {
     ]
 }
 
-/// All that is announced, as in [`METHODS`].
+/// All announced capabilities, as in [`METHODS`].
 pub(crate) async fn announced() -> BTreeSet<String> {
     let driver = shared().await;
     let mut all = BTreeSet::new();
@@ -139,7 +139,7 @@ pub(crate) async fn announced() -> BTreeSet<String> {
     all
 }
 
-/// What both processes announce of the plugin as a whole.
+/// The plugin capabilities that each of the processes announces.
 async fn plugin() -> [Vec<v1::PluginCapability>; 2] {
     let mut answers = [Vec::new(), Vec::new()];
     let clients = shared().await.identity_clients().await;
@@ -151,7 +151,7 @@ async fn plugin() -> [Vec<v1::PluginCapability>; 2] {
     answers
 }
 
-/// `Service/Method` of all that the protocol has.
+/// `Service/Method` for each method of the protocol.
 fn methods_of_the_protocol() -> BTreeSet<String> {
     let mut service = "";
     let mut methods = BTreeSet::new();
@@ -174,14 +174,14 @@ fn is_served(answer: &Result<Vec<u8>, Status>) -> bool {
 
 // Shows: GEN-01, GEN-08, GEN-11, GEN-14: methods have their paths, and each is answered or refused.
 // Shows: CAP-01, CAP-03, CAP-05, CAP-09, CAP-14, CAP-17, CAP-18, CAP-19, CAP-20, CAP-21.
-// Shows: CAP-22: what is announced works.
-// Shows: CAP-04, CAP-16, CAP-26, CAP-27: what is not is refused.
+// Shows: CAP-22: announced methods work.
+// Shows: CAP-04, CAP-16, CAP-26, CAP-27: other methods are refused.
 // Shows: CV-01, DV-01, CS-01, DS-01, LS-01, GS-01, CPV-01, CUV-01, VVC-01, LV-01, CGV-01, GC-01, CGC-01.
 // Shows: CGC-04, GPC-01, PRB-01, GGC-01, CGS-01, DGS-01, GGS-01.
 // Shows: NSV-01, NUS-01, NPV-01, NUP-01, NGS-01, CEV-01, NEV-01, NGC-01, NGI-01, LIF-02, PRT-05.
 // Shows: MDA-01, MDD-01, CLH-01, CGH-01, NVH-01, NSH-01.
 #[tokio::test]
-async fn each_method_is_served_exactly_if_it_is_announced_and_by_the_process_that_has_it() {
+async fn each_method_is_served_only_if_it_is_announced_and_only_by_its_process() {
     let listed: BTreeSet<String> = METHODS.iter().map(|(m, _)| (*m).to_owned()).collect();
     assert_eq!(listed, methods_of_the_protocol());
     let announced = announced().await;
@@ -200,7 +200,7 @@ async fn each_method_is_served_exactly_if_it_is_announced_and_by_the_process_tha
 
 // Shows: GEN-02, GEN-03.
 #[tokio::test]
-async fn gen_01_whatever_is_sent_has_an_answer_with_a_message_and_the_connection_survives() {
+async fn gen_01_every_request_has_an_answer_with_a_message_and_the_connection_survives() {
     let bodies: [&[u8]; 4] = [b"", b"\xff\xff\xff", b"\x0a\x7fshort", b"\x0a\x02\xff\xfe"];
     for (channel, _) in sockets().await {
         for (method, _) in METHODS {
@@ -218,12 +218,12 @@ async fn gen_01_whatever_is_sent_has_an_answer_with_a_message_and_the_connection
 }
 
 #[tokio::test]
-async fn gen_12_fields_that_only_a_newer_caller_knows_change_nothing() {
-    // Field 1000, a string, behind whatever else is there.
+async fn gen_12_unknown_fields_of_newer_callers_are_ignored() {
+    // Field 1000, a string, after the fields of the message.
     let unknown = [0xc2, 0x3e, 3, b'n', b'e', b'w'];
     let newer = |message: Vec<u8>| [message, unknown.to_vec()].concat();
     let [(controller, _), (node, _)] = sockets().await;
-    let volume = wanted("gen-12").encode_to_vec();
+    let volume = create_request("gen-12").encode_to_vec();
     let old = raw::call(&controller, "Controller/CreateVolume", volume.clone()).await;
     let new = raw::call(&controller, "Controller/CreateVolume", newer(volume)).await;
     assert_eq!(old.unwrap(), new.unwrap());
@@ -250,9 +250,9 @@ async fn gen_12_fields_that_only_a_newer_caller_knows_change_nothing() {
 
 // Shows: CAP-30, GPC-05, CGC-02, GGC-02, NGC-02, GPC-03.
 #[tokio::test]
-async fn cap_28_gpc_02_both_processes_announce_the_same_plugin_and_only_what_is_known() {
+async fn cap_28_gpc_02_both_processes_announce_the_same_plugin_and_only_known_capabilities() {
     let [controller, mut node] = plugin().await;
-    // The one difference: it is only on nodes that there is something to tell of (docs/csi.md).
+    // The one difference: only nodes serve snapshot metadata (docs/csi.md).
     let metadata = plugin_capability::service::Type::SnapshotMetadataService;
     let is_metadata = |capability: &v1::PluginCapability| match &capability.r#type {
         Some(plugin_capability::Type::Service(service)) => service.r#type() == metadata,
@@ -267,7 +267,7 @@ async fn cap_28_gpc_02_both_processes_announce_the_same_plugin_and_only_what_is_
     for capability in &announced {
         assert!(!capability.contains("UNKNOWN"), "{announced:?}");
     }
-    // CSI 1.13 keeps its numbers free, so what older callers know stands beside what it has instead.
+    // CSI 1.13 reserves the old numbers, so the older capability is announced beside its replacement.
     for (older, newer) in [
         ("C VOLUME_CONDITION", "C GET_VOLUME_HEALTH"),
         ("N VOLUME_CONDITION", "N GET_VOLUME_HEALTH"),
@@ -307,7 +307,7 @@ async fn cap_10_cap_11_cap_13_cap_26_cap_31_what_depends_on_a_capability_is_anno
 }
 
 #[tokio::test]
-async fn cap_15_the_newer_modes_of_one_node_are_taken_if_both_sides_announce_them() {
+async fn cap_15_the_newer_single_node_modes_are_accepted_if_both_services_announce_them() {
     let announced = announced().await;
     let newer = |part: &str| announced.contains(&format!("{part} SINGLE_NODE_MULTI_WRITER"));
     assert_eq!(newer("C"), newer("N"), "{announced:?}");
@@ -316,7 +316,7 @@ async fn cap_15_the_newer_modes_of_one_node_are_taken_if_both_sides_announce_the
         ("newer-single", Mode::SingleNodeSingleWriter, newer("C")),
         ("newer-multi", Mode::SingleNodeMultiWriter, newer("C")),
     ] {
-        let mut request = wanted(name);
+        let mut request = create_request(name);
         request.volume_capabilities = vec![mounted("", mode)];
         let expected = if taken {
             Code::Ok

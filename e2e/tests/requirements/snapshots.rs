@@ -29,7 +29,7 @@ pub(crate) async fn take(request: CreateSnapshotRequest) -> Result<Snapshot, Sta
     Ok(answer.into_inner().snapshot.unwrap())
 }
 
-pub(crate) async fn forget(id: &str) -> Result<(), Status> {
+pub(crate) async fn delete_snapshot(id: &str) -> Result<(), Status> {
     let request = DeleteSnapshotRequest {
         snapshot_id: id.to_owned(),
         ..DeleteSnapshotRequest::default()
@@ -62,21 +62,21 @@ pub(crate) async fn objects() -> Api<PoolSnapshot> {
     Api::all(ControlPlane::shared().await.client())
 }
 
-/// What the node says of its place.
-async fn place_of_the_node() -> Topology {
+/// The topology that the node reports.
+async fn node_topology() -> Topology {
     let mut client = shared().await.node_client().await;
     let info = client.node_get_info(NodeGetInfoRequest {}).await.unwrap();
     info.into_inner().accessible_topology.unwrap()
 }
 
-/// A volume with ext4 that nobody uses.
+/// An ext4 volume that is not in use.
 pub(crate) async fn volume(name: &str) -> Volume {
     Volume::new(name, mounted("", Mode::SingleNodeWriter), SIZE).await
 }
 
 // Shows: CS-02, CS-03, CS-16, CS-17, DS-02, DS-03, FLD-12, FLD-14, GS-02, GS-03, TOP-01.
 #[tokio::test]
-async fn gen_05_gen_13_what_is_missing_or_illegal_is_refused_and_no_snapshot_is_made() {
+async fn gen_05_gen_13_a_request_with_missing_or_illegal_fields_is_refused_and_takes_no_snapshot() {
     let rows: &[(&str, Change, Code)] = &[
         ("CS-03", |r| r.name.clear(), Code::InvalidArgument),
         (
@@ -127,24 +127,25 @@ async fn gen_05_gen_13_what_is_missing_or_illegal_is_refused_and_no_snapshot_is_
         assert_eq!(objects().await.get_opt(&id).await.unwrap(), None, "{ids}");
     }
     // DS-02, GS-02, GS-03, DS-03.
-    assert_eq!(code(&forget("").await), Code::InvalidArgument);
+    assert_eq!(code(&delete_snapshot("").await), Code::InvalidArgument);
     assert_eq!(code(&get("").await), Code::InvalidArgument);
     assert_eq!(code(&get("unknown").await), Code::NotFound);
-    forget("unknown").await.unwrap();
+    delete_snapshot("unknown").await.unwrap();
     volume.end().await;
 }
 
-// Shows: CS-10, CS-12, CS-14, CS-17, GS-04: all is told of it.
+// Shows: CS-10, CS-12, CS-14, CS-17, GS-04: all its properties are reported.
 // Shows: CS-13, DS-08, DV-05, SAN-12.
 #[tokio::test]
-async fn cs_04_cs_05_cs_07_cs_11_cs_20_a_snapshot_is_ready_at_once_and_a_repeat_answers_the_same() {
+async fn cs_04_cs_05_cs_07_cs_11_cs_20_a_snapshot_is_ready_immediately_and_a_repeat_returns_the_same()
+ {
     let (one, other) = (volume("one-snapshot").await, volume("no-snapshot").await);
     let mut request = of("the-same", &one.id);
     request.parameters = map(&[("csi.storage.k8s.io/volumesnapshot/name", "x")]);
-    let place = place_of_the_node().await;
+    let topology = node_topology().await;
     request.accessibility_requirements = Some(TopologyRequirement {
-        requisite: vec![place.clone()],
-        preferred: vec![place.clone()],
+        requisite: vec![topology.clone()],
+        preferred: vec![topology.clone()],
     });
     let snapshot = take(request.clone()).await.unwrap();
     assert_eq!(snapshot.source_volume_id, one.id);
@@ -152,7 +153,7 @@ async fn cs_04_cs_05_cs_07_cs_11_cs_20_a_snapshot_is_ready_at_once_and_a_repeat_
     assert!(snapshot.creation_time.unwrap().seconds > 1_700_000_000);
     assert_eq!(snapshot.size_bytes, SIZE.to_i64());
     assert_eq!(snapshot.group_snapshot_id, "");
-    assert_eq!(snapshot.accessible_topology, [place], "CS-13");
+    assert_eq!(snapshot.accessible_topology, [topology], "CS-13");
     for _ in 0..10 {
         assert_eq!(take(request.clone()).await.unwrap(), snapshot);
     }
@@ -161,17 +162,17 @@ async fn cs_04_cs_05_cs_07_cs_11_cs_20_a_snapshot_is_ready_at_once_and_a_repeat_
     let another = take(of("the-same", &other.id)).await;
     assert_eq!(code(&another), Code::AlreadyExists);
 
-    // Another name in other letters is another snapshot (CS-11, SAN-12).
+    // A name in another letter case is another snapshot (CS-11, SAN-12).
     let second = take(of("The-Same", &one.id)).await.unwrap();
     assert_ne!(second.snapshot_id, snapshot.snapshot_id);
 
-    // Its volume goes, and everything stays as it was.
+    // Its volume is deleted, and the snapshot does not change.
     one.end().await;
     assert_eq!(take(request).await.unwrap(), snapshot, "CS-04");
     assert_eq!(list(&snapshot.source_volume_id).await.len(), 2, "DV-05");
     for id in [&snapshot.snapshot_id, &second.snapshot_id] {
-        forget(id).await.unwrap();
-        forget(id).await.unwrap();
+        delete_snapshot(id).await.unwrap();
+        delete_snapshot(id).await.unwrap();
         assert_eq!(code(&get(id).await), Code::NotFound, "DS-08");
     }
     assert_eq!(list(&snapshot.source_volume_id).await, []);
@@ -180,19 +181,19 @@ async fn cs_04_cs_05_cs_07_cs_11_cs_20_a_snapshot_is_ready_at_once_and_a_repeat_
 
 // Shows: CS-23, DS-09.
 #[tokio::test]
-async fn con_07_calls_for_one_snapshot_at_once_make_one_and_remove_it_once() {
+async fn con_07_concurrent_calls_for_one_snapshot_take_one_and_delete_it_once() {
     let volume = volume("crowded-snapshot").await;
     let is_legal = |code| matches!(code, Code::Ok | Code::Aborted);
     let answers = join_all((0..16).map(|_| take(of("crowded", &volume.id)))).await;
     assert!(answers.iter().all(|answer| is_legal(code(answer))));
-    let made: Vec<&Snapshot> = answers.iter().filter_map(|one| one.as_ref().ok()).collect();
-    assert!(!made.is_empty() && made.iter().all(|one| **one == *made[0]));
-    assert_eq!(list(&volume.id).await, [made[0].clone()]);
+    let taken: Vec<&Snapshot> = answers.iter().filter_map(|one| one.as_ref().ok()).collect();
+    assert!(!taken.is_empty() && taken.iter().all(|one| **one == *taken[0]));
+    assert_eq!(list(&volume.id).await, [taken[0].clone()]);
 
-    let id = &made[0].snapshot_id;
-    let answers = join_all((0..16).map(|_| forget(id))).await;
+    let id = &taken[0].snapshot_id;
+    let answers = join_all((0..16).map(|_| delete_snapshot(id))).await;
     assert!(answers.iter().all(|answer| is_legal(code(answer))));
-    forget(id).await.unwrap();
+    delete_snapshot(id).await.unwrap();
     assert_eq!(objects().await.get_opt(id).await.unwrap(), None);
     assert_eq!(list(&volume.id).await, []);
     delete(&volume.id).await.unwrap();

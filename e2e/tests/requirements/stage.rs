@@ -1,4 +1,4 @@
-//! NSV, NUS: from an image to a staging path and back, for every kind of volume.
+//! NSV, NUS: stage and unstage, for every kind of volume.
 
 use std::fs;
 
@@ -15,7 +15,7 @@ use crate::{
 
 // Shows: NSV-05, NSV-09, NSV-13, NUS-05, NPV-06, NPV-10, NPV-11, NPV-12, NUP-04, NUP-05.
 #[tokio::test]
-async fn nsv_15_nus_04_what_a_pod_wrote_is_in_the_image_and_there_for_the_next_pod() {
+async fn nsv_15_nus_04_the_data_of_a_pod_is_in_the_image_and_the_next_pod_reads_it() {
     for (kind, capability, size) in kinds() {
         let volume = Volume::new(&format!("again-{kind}"), capability, size).await;
         for (before, now) in [("", "first"), ("first", "second")] {
@@ -58,8 +58,8 @@ async fn nsv_15_nus_04_what_a_pod_wrote_is_in_the_image_and_there_for_the_next_p
     }
 }
 
-/// A change to a request, what it is answered with where nothing is staged, and what where the
-/// volume is.
+/// A description, a change to the request, and the codes of its answers before and after the volume is
+/// staged.
 type Row = (&'static str, fn(&mut NodeStageVolumeRequest), Code, Code);
 
 const OTHERS: &[Row] = &[
@@ -76,7 +76,7 @@ const OTHERS: &[Row] = &[
         Code::AlreadyExists,
     ),
     (
-        "only to be read",
+        "read-only",
         |request| request.volume_capability = Some(mounted("", Mode::SingleNodeReaderOnly)),
         Code::Ok,
         Code::AlreadyExists,
@@ -94,7 +94,7 @@ const OTHERS: &[Row] = &[
         Code::FailedPrecondition,
     ),
     (
-        "flags that no volume is mounted with",
+        "flags that are not supported",
         |request| flags(request, &["dev"]),
         Code::InvalidArgument,
         Code::InvalidArgument,
@@ -109,9 +109,9 @@ fn flags(request: &mut NodeStageVolumeRequest, flags: &[&str]) {
     }));
 }
 
-// Shows: NSV-15: nothing that is asked for makes a new filesystem of the one that is there.
+// Shows: NSV-15: no request formats an existing filesystem again.
 #[tokio::test]
-async fn nsv_06_nsv_08_a_volume_is_staged_in_one_way_at_a_time_and_only_in_its_own() {
+async fn nsv_06_nsv_08_a_volume_is_staged_with_one_capability_at_a_time_and_only_with_its_own() {
     let capability = mounted("ext4", Mode::SingleNodeWriter);
     let volume = Volume::new("ways", capability, SIZE).await;
     volume.stage().await.unwrap();
@@ -127,7 +127,7 @@ async fn nsv_06_nsv_08_a_volume_is_staged_in_one_way_at_a_time_and_only_in_its_o
         let answer = volume.stage_as(other).await;
         assert_eq!(code(&answer), *staged, "{what}: {answer:?}");
         assert_eq!(volume.mounts_at("staging"), 1, "{what}");
-        // It is as it was.
+        // The volume is unchanged.
         volume.stage().await.unwrap();
         assert_eq!(volume.read("staging").await, "data", "{what}");
         volume.write("staging", "data").await.unwrap();
@@ -136,9 +136,9 @@ async fn nsv_06_nsv_08_a_volume_is_staged_in_one_way_at_a_time_and_only_in_its_o
     volume.end().await;
 }
 
-/// What is in the way of a stage, how it comes there, and how it goes: in the volume's folder, with
-/// its image as `$1`.
-const HINDRANCES: &[(&str, &str, &str)] = &[
+/// An obstacle to a stage, and the scripts that create and remove it. They run in the volume's folder,
+/// with its image as `$1`.
+const OBSTACLES: &[(&str, &str, &str)] = &[
     ("no staging path", "rmdir staging", "mkdir staging"),
     (
         "a file at the staging path",
@@ -165,18 +165,18 @@ const HINDRANCES: &[(&str, &str, &str)] = &[
 ];
 
 #[tokio::test]
-async fn nsv_16_a_stage_that_failed_leaves_nothing_behind_and_is_made_good_by_the_next() {
+async fn nsv_16_a_failed_stage_leaves_nothing_behind_and_the_next_one_succeeds() {
     let capability = mounted("ext4", Mode::SingleNodeWriter);
     let volume = Volume::new("hindered", capability, SIZE).await;
     volume.stage().await.unwrap();
     volume.write("staging", "data").await.unwrap();
     volume.unstage().await.unwrap();
     let image = volume.image();
-    for (what, come, go) in HINDRANCES {
-        volume.shell(come, &[&image]).await.unwrap();
+    for (what, obstruct, clear) in OBSTACLES {
+        volume.shell(obstruct, &[&image]).await.unwrap();
         let answer = volume.stage().await;
         assert_ne!(code(&answer), Code::Ok, "{what}");
-        volume.shell(go, &[&image]).await.unwrap();
+        volume.shell(clear, &[&image]).await.unwrap();
         volume.until_nothing_is_attached().await;
         volume
             .stage()
@@ -188,9 +188,9 @@ async fn nsv_16_a_stage_that_failed_leaves_nothing_behind_and_is_made_good_by_th
     volume.end().await;
 }
 
-// Shows: NUS-05: what is not staged there is no error, and nothing of whoever is there instead goes.
+// Shows: NUS-05: a path without a staged volume is no error, and foreign files there are kept.
 #[tokio::test]
-async fn nus_08_an_unstage_removes_no_file_that_it_finds() {
+async fn nus_08_an_unstage_removes_no_foreign_file() {
     for (kind, capability, size) in kinds() {
         let volume = Volume::new(&format!("never-{kind}"), capability, size).await;
         for path in ["staging", "no-such-path", "no-such/path"] {

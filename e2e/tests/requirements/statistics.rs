@@ -1,4 +1,4 @@
-//! NGS: the numbers of a volume, for every kind of volume.
+//! NGS: the statistics of a volume, for every kind of volume.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::{
 
 const MIB: i64 = 1 << 20;
 
-/// Total, used and available for each unit that is told.
+/// Total, used and available for each reported unit.
 fn numbers(usage: &[VolumeUsage]) -> BTreeMap<&'static str, [i64; 3]> {
     let mut numbers = BTreeMap::new();
     for entry in usage {
@@ -28,7 +28,7 @@ fn numbers(usage: &[VolumeUsage]) -> BTreeMap<&'static str, [i64; 3]> {
     numbers
 }
 
-/// What df says.
+/// The numbers that df prints.
 async fn df(volume: &Volume, columns: &str) -> [i64; 3] {
     let script = r#"df --block-size=1 --output="$1" target | tail -1"#;
     let text = volume.shell(script, &[columns]).await.unwrap();
@@ -38,7 +38,7 @@ async fn df(volume: &Volume, columns: &str) -> [i64; 3] {
 
 // Shows: NGS-05, NGS-10.
 #[tokio::test]
-async fn ngs_06_ngs_09_the_numbers_are_those_of_df_or_the_size_of_the_device() {
+async fn ngs_06_ngs_09_the_statistics_are_those_of_df_or_the_size_of_the_device() {
     for (kind, capability, size) in kinds() {
         let volume = Volume::new(&format!("numbers-{kind}"), capability, size).await;
         volume.stage().await.unwrap();
@@ -57,7 +57,7 @@ async fn ngs_06_ngs_09_the_numbers_are_those_of_df_or_the_size_of_the_device() {
             assert!(now["BYTES"][1] - was_used >= 4 * MIB, "{kind}: {now:?}");
             assert_eq!(now["BYTES"], df(&volume, "size,used,avail").await, "{kind}");
             let inodes = df(&volume, "itotal,iused,iavail").await;
-            // A filesystem without a limit tells none.
+            // A filesystem without a limit reports none.
             let expected = (inodes[0] > 0).then_some(inodes);
             assert_eq!(now.get("INODES").copied(), expected, "{kind}");
             assert!(now["BYTES"][0] <= size.to_i64(), "{kind}: {now:?}");
@@ -69,7 +69,7 @@ async fn ngs_06_ngs_09_the_numbers_are_those_of_df_or_the_size_of_the_device() {
 }
 
 #[tokio::test]
-async fn ngs_04_a_volume_has_numbers_where_it_is_and_nowhere_else() {
+async fn ngs_04_a_volume_has_statistics_only_at_its_own_paths() {
     for (kind, capability, size) in kinds() {
         let other = Volume::new(&format!("other-{kind}"), capability.clone(), size).await;
         let volume = Volume::new(&format!("here-{kind}"), capability, size).await;
@@ -110,7 +110,7 @@ async fn ngs_04_a_volume_has_numbers_where_it_is_and_nowhere_else() {
 }
 
 #[tokio::test]
-async fn ngs_11_a_filesystem_that_takes_no_writes_holds_up_neither_its_numbers_nor_others() {
+async fn ngs_11_a_frozen_filesystem_delays_neither_its_statistics_nor_other_calls() {
     for (kind, capability, size) in kinds() {
         let volume = Volume::new(&format!("frozen-{kind}"), capability, size).await;
         if volume.is_block() {
@@ -144,7 +144,7 @@ async fn ngs_11_a_filesystem_that_takes_no_writes_holds_up_neither_its_numbers_n
 
 // Shows: CON-05.
 #[tokio::test]
-async fn ngs_05_whoever_asks_at_once_is_answered() {
+async fn ngs_05_concurrent_calls_are_answered() {
     let (_, capability, _) = kinds().into_iter().next().unwrap();
     let volume = Volume::new("asked", capability, SIZE).await;
     volume.stage().await.unwrap();

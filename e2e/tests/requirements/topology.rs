@@ -1,4 +1,4 @@
-//! TOP: where a volume is, and where it may be. It is on one node: x is 1.
+//! TOP: the topology of volumes and of requests. A volume is on one node: x is 1.
 
 use cistern_crds::names::TOPOLOGY_KEY;
 use cistern_proto::csi::v1::{
@@ -6,21 +6,21 @@ use cistern_proto::csi::v1::{
 };
 use tonic::Code;
 
-use crate::{controller, create, delete, list, map, objects, shared, wanted};
+use crate::{controller, create, create_request, delete, list, map, objects, shared};
 
-/// What Cistern says of itself to callers.
+/// The documentation of Cistern's CSI services.
 const CSI: &str = include_str!("../../../docs/csi.md");
 const HERE: &str = "node-of-requirements";
 
-fn place(value: &str) -> Topology {
+fn on_node(value: &str) -> Topology {
     Topology {
         segments: map(&[(TOPOLOGY_KEY, value)]),
     }
 }
 
-/// On one of these nodes, the first before the others.
+/// Requires one of these nodes, and prefers the first.
 pub(crate) fn only(nodes: &[&str]) -> TopologyRequirement {
-    let places: Vec<Topology> = nodes.iter().map(|node| place(node)).collect();
+    let places: Vec<Topology> = nodes.iter().map(|node| on_node(node)).collect();
     TopologyRequirement {
         requisite: places.clone(),
         preferred: places,
@@ -31,7 +31,7 @@ pub(crate) fn only(nodes: &[&str]) -> TopologyRequirement {
 // Shows: CV-20, TOP-14: docs/csi.md names the key of the segments that the answers have.
 // Shows: FLD-02, FLD-06, FLD-17, TOP-09, TOP-10, TOP-12, TOP-13, TOP-22.
 #[tokio::test]
-async fn top_17_top_18_a_volume_lies_where_its_node_says_that_it_is_in_every_answer() {
+async fn top_17_top_18_every_answer_has_the_topology_that_the_node_of_the_volume_reports() {
     let mut node = shared().await.node_client().await;
     let info = node
         .node_get_info(NodeGetInfoRequest {})
@@ -41,7 +41,7 @@ async fn top_17_top_18_a_volume_lies_where_its_node_says_that_it_is_in_every_ans
     let segments = info.accessible_topology.unwrap();
     // FLD-17.
     assert!(info.node_id.len() <= 128);
-    let created = create(wanted("placed")).await.unwrap();
+    let created = create(create_request("placed")).await.unwrap();
     let listed = list::all()
         .await
         .into_iter()
@@ -73,7 +73,7 @@ async fn top_17_top_18_a_volume_lies_where_its_node_says_that_it_is_in_every_ans
 
 // Shows: CV-16, TOP-01, TOP-06, TOP-07, TOP-10, TOP-13, TOP-15, TOP-16, TOP-21, TOP-23.
 #[tokio::test]
-async fn top_02_top_03_top_04_a_volume_is_on_one_of_the_nodes_that_are_allowed_or_nowhere() {
+async fn top_02_top_03_top_04_a_volume_is_on_an_allowed_node_or_is_not_created() {
     let foreign = Topology {
         segments: map(&[("zone", "z1")]),
     };
@@ -84,7 +84,7 @@ async fn top_02_top_03_top_04_a_volume_is_on_one_of_the_nodes_that_are_allowed_o
     let rows = [
         ("TOP-03", only(&[HERE]), Code::Ok),
         ("TOP-04", only(&["elsewhere", HERE]), Code::Ok),
-        // The preferred node takes no volume; another one that is allowed does.
+        // The preferred node accepts no volume; another allowed node does.
         (
             "TOP-06, TOP-21",
             only(&["elsewhere", HERE, "nowhere"]),
@@ -94,7 +94,7 @@ async fn top_02_top_03_top_04_a_volume_is_on_one_of_the_nodes_that_are_allowed_o
             "TOP-23",
             TopologyRequirement {
                 requisite: vec![],
-                preferred: vec![place("elsewhere")],
+                preferred: vec![on_node("elsewhere")],
             },
             Code::Ok,
         ),
@@ -112,8 +112,8 @@ async fn top_02_top_03_top_04_a_volume_is_on_one_of_the_nodes_that_are_allowed_o
         (
             "TOP-15",
             TopologyRequirement {
-                requisite: vec![place(HERE)],
-                preferred: vec![place("b")],
+                requisite: vec![on_node(HERE)],
+                preferred: vec![on_node("b")],
             },
             Code::InvalidArgument,
         ),
@@ -131,10 +131,10 @@ async fn top_02_top_03_top_04_a_volume_is_on_one_of_the_nodes_that_are_allowed_o
             }]),
             Code::InvalidArgument,
         ),
-        ("TOP-13", both(vec![place("-")]), Code::InvalidArgument),
+        ("TOP-13", both(vec![on_node("-")]), Code::InvalidArgument),
         (
             "TOP-13",
-            both(vec![place(&"v".repeat(64))]),
+            both(vec![on_node(&"v".repeat(64))]),
             Code::InvalidArgument,
         ),
     ];
@@ -142,19 +142,19 @@ async fn top_02_top_03_top_04_a_volume_is_on_one_of_the_nodes_that_are_allowed_o
         let name = format!("where-{row}");
         let request = CreateVolumeRequest {
             accessibility_requirements: Some(requirement),
-            ..wanted(&name)
+            ..create_request(&name)
         };
         match controller().await.create_volume(request).await {
             Ok(answer) => {
                 assert_eq!(expected, Code::Ok, "{ids}");
                 let volume = answer.into_inner().volume.unwrap();
-                assert_eq!(volume.accessible_topology, [place(HERE)], "{ids}");
+                assert_eq!(volume.accessible_topology, [on_node(HERE)], "{ids}");
                 delete(&name).await.unwrap();
             }
             Err(status) => {
                 assert_eq!(status.code(), expected, "{ids}: {status}");
                 let object = objects().await.get_opt(&name).await.unwrap();
-                assert!(object.is_none(), "{ids}: nothing is left");
+                assert!(object.is_none(), "{ids}: no object is left");
             }
         }
     }

@@ -6,11 +6,11 @@ use cistern_proto::csi::v1::{
 };
 use tonic::{Code, Status};
 
-use crate::{POOL, block, code, controller, create, delete, map, mounted, objects, wanted};
+use crate::{POOL, block, code, controller, create, create_request, delete, map, mounted, objects};
 
 type Change = fn(&mut ValidateVolumeCapabilitiesRequest);
 
-/// Whether a volume can be used as the tests' volumes can, or as the change says.
+/// Validates the capability of the tests' volumes, or what the change requests.
 pub(crate) async fn ask(
     id: &str,
     change: impl FnOnce(&mut ValidateVolumeCapabilitiesRequest),
@@ -31,7 +31,7 @@ pub(crate) async fn ask(
 // Shows: GEN-04, FLD-07.
 // Shows: VCP-01.
 #[tokio::test]
-async fn vvc_02_vvc_03_vvc_04_a_malformed_question_is_an_error_and_an_unknown_volume_not_found() {
+async fn vvc_02_vvc_03_vvc_04_a_malformed_request_is_an_error_and_an_unknown_volume_is_not_found() {
     let rows: &[(&str, &str, Change, Code)] = &[
         ("VVC-02", "", |_| {}, Code::InvalidArgument),
         (
@@ -68,9 +68,8 @@ async fn vvc_02_vvc_03_vvc_04_a_malformed_question_is_an_error_and_an_unknown_vo
 
 // Shows: VVC-06, VVC-11.
 #[tokio::test]
-async fn vvc_05_vvc_07_vvc_09_vvc_10_what_the_volume_is_is_repeated_and_what_it_is_not_is_explained()
- {
-    create(wanted("asked")).await.unwrap();
+async fn vvc_05_vvc_07_vvc_09_vvc_10_supported_capabilities_are_confirmed_and_others_explained() {
+    create(create_request("asked")).await.unwrap();
     let confirmed: &[Change] = &[
         |_| {},
         |r| r.volume_capabilities = vec![mounted("ext4", Mode::SingleNodeWriter); 2],
@@ -117,8 +116,8 @@ async fn vvc_05_vvc_07_vvc_09_vvc_10_what_the_volume_is_is_repeated_and_what_it_
 
 // Shows: CON-03.
 #[tokio::test]
-async fn vvc_08_asking_changes_nothing() {
-    create(wanted("unchanged")).await.unwrap();
+async fn vvc_08_validation_changes_nothing() {
+    create(create_request("unchanged")).await.unwrap();
     let version = async || {
         let object = objects().await.get("unchanged").await.unwrap();
         object.metadata.resource_version

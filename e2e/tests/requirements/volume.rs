@@ -1,4 +1,4 @@
-//! A volume of the shared driver and the paths that kubelet would give it.
+//! A volume of the shared driver with the paths that kubelet would pass for it.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
@@ -13,12 +13,12 @@ use cistern_proto::csi::v1::{
 use kube::ResourceExt as _;
 use tonic::Status;
 
-use crate::{POOL, SIZE, block, create, delete, mounted, objects, range, shared, wanted};
+use crate::{POOL, SIZE, block, create, create_request, delete, mounted, objects, range, shared};
 
-/// How long anything on the node may take.
+/// How long each operation on the node may take.
 const SOON: Duration = Duration::from_secs(30);
 
-/// Every kind of volume: its name, how it is asked for, and a size that it can have.
+/// Every kind of volume: its name, its capability, and a size that it can have.
 pub(crate) fn kinds() -> [(&'static str, VolumeCapability, Bytes); 4] {
     let filesystem = |name| mounted(name, Mode::SingleNodeWriter);
     [
@@ -32,27 +32,27 @@ pub(crate) fn kinds() -> [(&'static str, VolumeCapability, Bytes); 4] {
 /// A volume that was created.
 pub(crate) struct Volume {
     pub(crate) id: String,
-    /// How it was asked for, and is asked for again with each call.
+    /// The capability of its creation, and of each call.
     pub(crate) capability: VolumeCapability,
-    /// Of its own, beneath the folder that is kubelet's here.
+    /// Its own folder, below kubelet's root folder.
     pub(crate) folder: PathBuf,
-    /// What its PersistentVolume would hold, and is given with each call.
+    /// The volume context of its PersistentVolume, and of each call.
     pub(crate) context: BTreeMap<String, String>,
     driver: &'static Driver,
     uid: String,
 }
 
 impl Volume {
-    /// Creates it, with an empty directory to be staged at.
+    /// Creates a volume, and an empty directory as its staging path.
     pub(crate) async fn new(id: &str, capability: VolumeCapability, size: Bytes) -> Self {
-        let mut request = wanted(id);
+        let mut request = create_request(id);
         request.capacity_range = range(size, Bytes::ZERO);
         request.volume_capabilities = vec![capability];
-        Self::made(request).await
+        Self::from_request(request).await
     }
 
-    /// Creates what a request asks for.
-    pub(crate) async fn made(request: CreateVolumeRequest) -> Self {
+    /// Creates a volume from a request, and an empty directory as its staging path.
+    pub(crate) async fn from_request(request: CreateVolumeRequest) -> Self {
         let capability = request.volume_capabilities[0].clone();
         let created = create(request).await.unwrap();
         let id = &created.volume_id;
@@ -69,7 +69,7 @@ impl Volume {
         this
     }
 
-    /// The path of something in its folder.
+    /// A path in its folder.
     pub(crate) fn path(&self, part: &str) -> String {
         self.folder.join(part).to_str().unwrap().to_owned()
     }
@@ -159,7 +159,7 @@ impl Volume {
         Ok(answer.into_inner().usage)
     }
 
-    /// Runs a script on the node, in the folder of the volume; what it prints, or why it failed.
+    /// Runs a script on the node, in the folder of the volume. Returns its output, or its error output.
     pub(crate) async fn shell(&self, script: &str, arguments: &[&str]) -> Result<String, String> {
         let mut command = self.driver.command_on_node("sh");
         let script = format!("cd \"$0\"; {script}");
@@ -184,20 +184,20 @@ impl Volume {
         self.shell(script, &[target, data]).await.map(drop)
     }
 
-    /// Makes what was written outlast a loss of power.
+    /// Syncs the written data to the disk.
     pub(crate) async fn sync(&self, target: &str) {
         let file = if self.is_block() { "" } else { "/file" };
         let synced = self.shell("sync \"$1$2\"", &[target, file]).await;
         synced.unwrap();
     }
 
-    /// Has it on the node and in a pod.
+    /// Stages and publishes the volume.
     pub(crate) async fn use_at(&self, target: &str) {
         self.stage().await.unwrap();
         self.publish(target, false).await.unwrap();
     }
 
-    /// Takes it from its pod and from the node, and deletes it.
+    /// Unpublishes, unstages and deletes the volume.
     pub(crate) async fn end_use_at(self, target: &str) {
         self.unpublish(target).await.unwrap();
         self.unstage().await.unwrap();
@@ -214,16 +214,16 @@ impl Volume {
         self.shell(script, &[target]).await.unwrap()
     }
 
-    /// How many mounts lie over each other at a place in its folder.
-    pub(crate) fn mounts_at(&self, place: &str) -> usize {
+    /// Number of stacked mounts at a path in its folder.
+    pub(crate) fn mounts_at(&self, path: &str) -> usize {
         let mounts = self.driver.mounts_below(&self.folder);
-        let at = self.folder.join(place);
-        mounts.iter().filter(|path| **path == at).count()
+        let at = self.folder.join(path);
+        mounts.iter().filter(|mount| **mount == at).count()
     }
 
-    /// Waits until no loop device has its image, and nothing is mounted in its folder.
+    /// Waits until no loop device uses its image, and nothing is mounted in its folder.
     pub(crate) async fn until_nothing_is_attached(&self) {
-        let what = format!("nothing of {} to be attached", self.id);
+        let what = format!("{} to have no mount and no loop device", self.id);
         eventually(&what, SOON, async || {
             let mut left = self.driver.mounts_below(&self.folder);
             let images = attached_below(&self.driver.storage_root());
@@ -237,7 +237,7 @@ impl Volume {
         .await;
     }
 
-    /// Deletes it, once nobody has it any more.
+    /// Deletes the volume once it is no longer in use.
     pub(crate) async fn end(self) {
         let what = format!("{} to be deleted", self.id);
         eventually(&what, SOON, async || {

@@ -1,4 +1,4 @@
-//! Whether the StorageClasses lead to volumes. Pure.
+//! Checks that StorageClasses have valid parameters and an existing pool. Pure.
 
 use cistern_crds::{Parameters, StoragePool, names::DRIVER};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -10,7 +10,7 @@ const CLASSES: &str = "storage classes";
 const DEFAULT: &str = "default class";
 const IS_DEFAULT: &str = "storageclass.kubernetes.io/is-default-class";
 
-/// Classes of ours, and the default one.
+/// Checks Cistern's StorageClasses and the default StorageClass.
 pub fn examine(facts: &Facts) -> Vec<Check> {
     match (&facts.classes, &facts.pools) {
         (Ok(classes), Ok(pools)) => {
@@ -19,7 +19,7 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
             checks
         }
         (Err(why), _) | (_, Err(why)) => {
-            vec![Check::warn(CLASSES, why, "ask somebody who may")]
+            vec![Check::warn(CLASSES, why, "ask a cluster administrator")]
         }
     }
 }
@@ -31,7 +31,7 @@ fn ours(classes: &[StorageClass], pools: &[StoragePool]) -> Vec<Check> {
         .collect();
     if ours.is_empty() {
         let message = format!("none has the provisioner {DRIVER}");
-        let action = "declare one: manifests/examples/quickstart/class.yaml";
+        let action = "create one: manifests/examples/quickstart/class.yaml";
         return vec![Check::warn(CLASSES, message, action)];
     }
     let checks: Vec<Check> = ours
@@ -45,15 +45,16 @@ fn ours(classes: &[StorageClass], pools: &[StoragePool]) -> Vec<Check> {
     checks
 }
 
-/// What is wrong with a class. A class cannot be changed: it is made anew.
+/// Checks one class. Parameters of a class are immutable, so the fix is to recreate it.
 fn judge(class: &StorageClass, pools: &[StoragePool]) -> Option<Check> {
     let name = class.name_any();
     let none = std::collections::BTreeMap::new();
     let parameters = match Parameters::of_class(class.parameters.as_ref().unwrap_or(&none)) {
         Ok(parameters) => parameters,
         Err(error) => {
-            let action =
-                format!("kubectl delete storageclass {name}, and make it anew: its volumes stay");
+            let action = format!(
+                "kubectl delete storageclass {name}, then recreate it; its volumes are kept"
+            );
             return Some(Check::fail(CLASSES, format!("{name}: {error}"), action));
         }
     };
@@ -62,11 +63,11 @@ fn judge(class: &StorageClass, pools: &[StoragePool]) -> Option<Check> {
         return Some(Check::fail(
             CLASSES,
             message,
-            "declare the pool, or make the class anew",
+            "create the pool, or recreate the class",
         ));
     }
     if class.allow_volume_expansion != Some(true) {
-        let message = format!("{name}: its volumes cannot grow");
+        let message = format!("{name}: its volumes cannot be expanded");
         let action =
             format!("kubectl patch storageclass {name} -p '{{\"allowVolumeExpansion\":true}}'");
         return Some(Check::warn(CLASSES, message, action));
@@ -88,16 +89,16 @@ fn default(classes: &[StorageClass]) -> Check {
             DEFAULT,
             format!("{}, which is not Cistern's", one.name_any()),
         ),
-        [] => Check::ok(DEFAULT, "none: every claim has to name its class"),
+        [] => Check::ok(DEFAULT, "none: every claim must name its class"),
         _ => {
             let names: Vec<String> = defaults.iter().map(|class| class.name_any()).collect();
             Check::warn(
                 DEFAULT,
                 format!(
-                    "there are several, and the newest wins: {}",
+                    "there are several, and Kubernetes uses the newest: {}",
                     names.join(", ")
                 ),
-                format!("take the annotation {IS_DEFAULT} off all but one"),
+                format!("remove the annotation {IS_DEFAULT} from all but one"),
             )
         }
     }
@@ -109,7 +110,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        doctor::report::Outcome,
+        doctor::report::CheckOutcome,
         testing::{cluster, object},
     };
 
@@ -120,17 +121,17 @@ mod tests {
         }))
     }
 
-    fn judged(classes: &[StorageClass]) -> Vec<(Outcome, String)> {
+    fn judged(classes: &[StorageClass]) -> Vec<(CheckOutcome, String)> {
         let checks = ours(classes, &cluster().pools).into_iter();
         checks.map(|check| (check.outcome, check.message)).collect()
     }
 
     #[test]
-    fn a_class_has_parameters_that_are_known_and_a_pool_that_is_there() {
+    fn a_class_needs_known_parameters_and_an_existing_pool() {
         let well = class("fast", &json!({"pool": "fast"}), false);
         assert_eq!(
             judged(std::slice::from_ref(&well)),
-            [(Outcome::Ok, "fast".to_owned())]
+            [(CheckOutcome::Ok, "fast".to_owned())]
         );
         let typo = class(
             "typo",
@@ -140,33 +141,36 @@ mod tests {
         let lost = class("lost", &json!({"pool": "slow"}), false);
         let mut small = class("small", &json!({"pool": "fast"}), false);
         small.allow_volume_expansion = None;
-        let told = judged(&[well, typo, lost, small]);
-        assert_eq!(told.len(), 3);
+        let messages = judged(&[well, typo, lost, small]);
+        assert_eq!(messages.len(), 3);
         assert!(
-            told[0].1.contains("\"provisionning\" is unknown"),
-            "{told:?}"
+            messages[0].1.contains("\"provisionning\" is unknown"),
+            "{messages:?}"
         );
         assert_eq!(
-            told[1],
+            messages[1],
             (
-                Outcome::Fail,
+                CheckOutcome::Fail,
                 "lost: there is no StoragePool slow".to_owned()
             )
         );
         assert_eq!(
-            told[2],
-            (Outcome::Warn, "small: its volumes cannot grow".to_owned())
+            messages[2],
+            (
+                CheckOutcome::Warn,
+                "small: its volumes cannot be expanded".to_owned()
+            )
         );
-        assert_eq!(judged(&[])[0].0, Outcome::Warn);
+        assert_eq!(judged(&[])[0].0, CheckOutcome::Warn);
     }
 
     #[test]
-    fn two_default_classes_are_one_too_many() {
+    fn two_default_classes_are_a_warning() {
         let named = |name, default| class(name, &json!({"pool": "fast"}), default);
         assert_eq!(default(&[named("a", true), named("b", false)]).message, "a");
-        assert_eq!(default(&[named("a", false)]).outcome, Outcome::Ok);
+        assert_eq!(default(&[named("a", false)]).outcome, CheckOutcome::Ok);
         let two = default(&[named("a", true), named("b", true)]);
-        assert_eq!(two.outcome, Outcome::Warn);
+        assert_eq!(two.outcome, CheckOutcome::Warn);
         assert!(two.message.ends_with("a, b"), "{}", two.message);
     }
 }

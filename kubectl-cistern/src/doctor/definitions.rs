@@ -1,4 +1,4 @@
-//! Whether the definitions of Cistern's kinds are those of this version. Pure.
+//! Checks that the installed CRDs match this version of the plugin. Pure.
 
 use std::collections::BTreeSet;
 
@@ -10,11 +10,11 @@ use super::{facts::Facts, report::Check};
 
 const DEFINITIONS: &str = "definitions";
 const APPLY: &str = "kubectl apply --server-side -k manifests/crds";
-/// Definitions.
+/// Checks the CRDs.
 pub fn examine(facts: &Facts) -> Vec<Check> {
     match &facts.definitions {
         Ok(found) => definitions(found),
-        Err(why) => vec![Check::warn(DEFINITIONS, why, "ask somebody who may")],
+        Err(why) => vec![Check::warn(DEFINITIONS, why, "ask a cluster administrator")],
     }
 }
 
@@ -41,7 +41,7 @@ fn definitions(found: &[CustomResourceDefinition]) -> Vec<Check> {
     checks
 }
 
-/// What is wrong with one definition.
+/// Checks one CRD: it is established, stores only the current version, and has the same fields.
 fn definition(
     wanted: &CustomResourceDefinition,
     found: &CustomResourceDefinition,
@@ -72,7 +72,7 @@ fn definition(
     if let [first, ..] = old[..] {
         let message = format!("objects of {name} may still be stored as {first}");
         let action = format!(
-            "store them anew as {}, then take {first} off status.storedVersions",
+            "rewrite them as {}, then remove {first} from status.storedVersions",
             version.name
         );
         return Some(Check::warn(DEFINITIONS, message, action));
@@ -117,7 +117,7 @@ fn is_established(definition: &CustomResourceDefinition) -> bool {
     conditions.any(|it| it.type_ == "Established" && it.status == "True")
 }
 
-/// Every field that a version of a definition has.
+/// Returns the paths of all fields in a version of a CRD.
 fn fields(definition: &CustomResourceDefinition, version: &str) -> BTreeSet<String> {
     let mut fields = BTreeSet::new();
     let mut versions = definition.spec.versions.iter();
@@ -144,7 +144,7 @@ fn collect(path: &str, schema: &Value, fields: &mut BTreeSet<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::report::Outcome;
+    use crate::doctor::report::CheckOutcome;
 
     fn served() -> Vec<CustomResourceDefinition> {
         let mut all = cistern_crds::definitions();
@@ -158,19 +158,22 @@ mod tests {
         all
     }
 
-    fn outcomes(found: &[CustomResourceDefinition]) -> Vec<(Outcome, String)> {
+    fn outcomes(found: &[CustomResourceDefinition]) -> Vec<(CheckOutcome, String)> {
         let checks = definitions(found).into_iter();
         checks.map(|check| (check.outcome, check.message)).collect()
     }
 
     #[test]
-    fn the_definitions_of_this_version_are_well() {
-        let expected = (Outcome::Ok, "all 5 are those of this version".to_owned());
+    fn the_definitions_of_this_version_pass() {
+        let expected = (
+            CheckOutcome::Ok,
+            "all 5 are those of this version".to_owned(),
+        );
         assert_eq!(outcomes(&served()), [expected]);
     }
 
     #[test]
-    fn a_definition_that_is_missing_or_not_served_is_told_of() {
+    fn a_definition_that_is_missing_or_not_served_fails() {
         let mut found = served();
         let gone = found.remove(0).name_any();
         found[0].status = None;
@@ -178,13 +181,13 @@ mod tests {
         assert_eq!(
             outcomes(&found),
             [
-                (Outcome::Fail, format!("{gone} is missing")),
-                (Outcome::Fail, format!("{pending} is not served yet")),
+                (CheckOutcome::Fail, format!("{gone} is missing")),
+                (CheckOutcome::Fail, format!("{pending} is not served yet")),
             ]
         );
     }
 
-    /// A field taken from, or put into, the status of a definition.
+    /// Returns the definition with changed status properties.
     fn with_status(
         definition: &CustomResourceDefinition,
         change: fn(&mut Value),
@@ -201,7 +204,7 @@ mod tests {
         found[0] = with_status(&found[0], |status| {
             status.as_object_mut().unwrap().remove("largestVolume");
         });
-        let [(Outcome::Fail, message)] = &outcomes(&found)[..] else {
+        let [(CheckOutcome::Fail, message)] = &outcomes(&found)[..] else {
             panic!("{found:?}");
         };
         assert!(
@@ -212,7 +215,7 @@ mod tests {
         found[0] = with_status(&found[0], |status| {
             status["tomorrow"] = serde_json::json!({"type": "string"});
         });
-        let [(Outcome::Warn, message)] = &outcomes(&found)[..] else {
+        let [(CheckOutcome::Warn, message)] = &outcomes(&found)[..] else {
             panic!("{found:?}");
         };
         assert!(message.contains("it has .status.tomorrow"), "{message}");

@@ -1,4 +1,4 @@
-//! What the checks are about, as it was at one moment.
+//! A snapshot in time of the objects that the checks examine.
 
 use std::fmt::Debug;
 
@@ -21,52 +21,52 @@ use serde::de::DeserializeOwned;
 
 use crate::{Connection, Error};
 
-/// A list, or why it could not be read.
-pub type Read<K> = Result<Vec<K>, String>;
+/// A list, or the reason why it could not be read.
+pub type ListResult<K> = Result<Vec<K>, String>;
 
-/// All that is looked at, but rights.
+/// Everything that the checks examine, except access reviews.
 #[derive(Debug)]
 pub struct Facts {
-    /// Version of the API server, as it says itself.
+    /// `gitVersion` that the API server reports.
     pub server_version: String,
-    /// Where Cistern is to be.
+    /// Namespace in which Cistern is expected.
     pub namespace: String,
-    /// Every definition.
-    pub definitions: Read<CustomResourceDefinition>,
-    /// Every policy.
-    pub policies: Read<ValidatingAdmissionPolicy>,
-    /// What each policy applies to.
-    pub policy_bindings: Read<ValidatingAdmissionPolicyBinding>,
-    /// Every driver that is announced.
-    pub drivers: Read<CSIDriver>,
-    /// Every node's drivers.
-    pub csi_nodes: Read<CSINode>,
-    /// Every node.
-    pub nodes: Read<Node>,
-    /// Deployments everywhere: snapshot-controller may be anywhere.
-    pub deployments: Read<Deployment>,
-    /// DaemonSets of Cistern's namespace.
-    pub daemon_sets: Read<DaemonSet>,
-    /// Pods of Cistern's namespace.
-    pub pods: Read<Pod>,
-    /// Every StorageClass.
-    pub classes: Read<StorageClass>,
-    /// Every VolumeSnapshotClass; none where the kind is unknown.
-    pub snapshot_classes: Read<DynamicObject>,
-    /// Every StoragePool; none where the kind is unknown.
-    pub pools: Read<StoragePool>,
-    /// Every StorageNode; none where the kind is unknown.
-    pub storage_nodes: Read<StorageNode>,
+    /// All CustomResourceDefinitions.
+    pub definitions: ListResult<CustomResourceDefinition>,
+    /// All ValidatingAdmissionPolicies.
+    pub policies: ListResult<ValidatingAdmissionPolicy>,
+    /// All ValidatingAdmissionPolicyBindings.
+    pub policy_bindings: ListResult<ValidatingAdmissionPolicyBinding>,
+    /// All CSIDrivers.
+    pub drivers: ListResult<CSIDriver>,
+    /// All CSINodes.
+    pub csi_nodes: ListResult<CSINode>,
+    /// All Nodes.
+    pub nodes: ListResult<Node>,
+    /// Deployments in all namespaces, because snapshot-controller may run in any.
+    pub deployments: ListResult<Deployment>,
+    /// DaemonSets in Cistern's namespace.
+    pub daemon_sets: ListResult<DaemonSet>,
+    /// Pods in Cistern's namespace.
+    pub pods: ListResult<Pod>,
+    /// All StorageClasses.
+    pub classes: ListResult<StorageClass>,
+    /// All VolumeSnapshotClasses; empty if the kind is not installed.
+    pub snapshot_classes: ListResult<DynamicObject>,
+    /// All StoragePools; empty if the kind is not installed.
+    pub pools: ListResult<StoragePool>,
+    /// All StorageNodes; empty if the kind is not installed.
+    pub storage_nodes: ListResult<StorageNode>,
 }
 
 impl Facts {
-    /// Reads them. What may not be read is no error.
+    /// Lists all objects. A list that the user may not read is not an error.
     pub async fn read(connection: &Connection) -> Result<Self, Error> {
         let client = connection.client();
         let version = client.apiserver_version();
-        // First by itself: where there is no API server, one error is enough.
+        // This request runs first and alone, so that an unreachable API server causes only one error.
         let version = connection
-            .ask("cannot ask for the version", version)
+            .ask("cannot read the version of the API server", version)
             .await?;
         let kind = GroupVersionKind::gvk("snapshot.storage.k8s.io", "v1", "VolumeSnapshotClass");
         let resource = ApiResource::from_gvk_with_plural(&kind, "volumesnapshotclasses");
@@ -112,29 +112,29 @@ impl Facts {
     }
 }
 
-async fn everywhere<K>(connection: &Connection) -> Result<Read<K>, Error>
+async fn everywhere<K>(connection: &Connection) -> Result<ListResult<K>, Error>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
     read(connection, connection.everywhere()).await
 }
 
-async fn read<K>(connection: &Connection, api: Api<K>) -> Result<Read<K>, Error>
+async fn read<K>(connection: &Connection, api: Api<K>) -> Result<ListResult<K>, Error>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
     tolerated(connection.list(api, ListParams::default()).await)
 }
 
-/// A kind that nobody knows has no objects, and one that may not be read is told of.
-fn tolerated<K>(list: Result<Vec<K>, Error>) -> Result<Read<K>, Error> {
+/// Converts an unknown kind to an empty list, and a denied or unreadable list to a reason.
+fn tolerated<K>(list: Result<Vec<K>, Error>) -> Result<ListResult<K>, Error> {
     match list {
         Ok(list) => Ok(Ok(list)),
         Err(Error::Denied { what, .. }) => Ok(Err(format!("{what}: not allowed"))),
         Err(Error::Api { source, .. }) if Rejection::from(&*source) == Rejection::NotFound => {
             Ok(Ok(Vec::new()))
         }
-        // An object that this version cannot read is no reason to look at nothing else.
+        // An object that this version cannot parse must not prevent the other checks.
         Err(Error::Api { what, source }) => Ok(Err(format!("{what}: {source}"))),
         Err(error) => Err(error),
     }

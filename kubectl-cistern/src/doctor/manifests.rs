@@ -1,5 +1,5 @@
-//! What the manifests that belong to this plugin say: versions of images, rights of accounts, admission
-//! policies. They are built in, so that there is nothing to be kept in step.
+//! Image versions, RBAC rules and admission policies from the manifests of this version. The manifests are
+//! compiled in, so they cannot diverge from the plugin.
 
 use k8s_openapi::api::{
     admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding},
@@ -21,18 +21,18 @@ const POLICIES: [&str; 2] = [
     include_str!("../../../manifests/crds/deletion-policy.yaml"),
 ];
 
-/// An image with the version that was tested.
+/// A container image with its tested version.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Pinned {
-    /// Its name, with the registry.
+    /// Name of the image with its registry.
     pub name: String,
-    /// Its version.
+    /// Tag of the tested version.
     pub new_tag: String,
 }
 
 impl Pinned {
-    /// The last part of its name: `csi-provisioner`.
+    /// Returns the last part of the image name, such as `csi-provisioner`.
     pub fn program(&self) -> &str {
         self.name.rsplit('/').next().unwrap_or_default()
     }
@@ -43,7 +43,7 @@ struct Kustomization {
     images: Vec<Pinned>,
 }
 
-/// The sidecars, with the versions that were tested.
+/// Returns the CSI sidecars with their tested versions.
 pub fn sidecars() -> Vec<Pinned> {
     let read = |text| serde_saphyr::from_str::<Kustomization>(text).ok();
     let all = [BASE, SNAPSHOTS]
@@ -54,16 +54,16 @@ pub fn sidecars() -> Vec<Pinned> {
         .collect()
 }
 
-/// Rights that an account of Cistern needs.
+/// RBAC rules that a service account of Cistern needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rights {
-    /// Name of the service account.
+    /// Name of the ServiceAccount.
     pub account: String,
-    /// Whether they are needed in Cistern's own namespace only.
+    /// Whether the rules apply only in Cistern's namespace (a RoleBinding).
     pub namespaced: bool,
-    /// Name of the role.
+    /// Name of the Role or ClusterRole.
     pub role: String,
-    /// What it allows.
+    /// Rules of the role.
     pub rules: Vec<PolicyRule>,
 }
 
@@ -84,7 +84,7 @@ struct Metadata {
     name: String,
 }
 
-/// Rights of all accounts; those for snapshots only where these are taken.
+/// Returns the rules of all accounts; those of the snapshot component only if `with_snapshots`.
 pub fn rights(with_snapshots: bool) -> Vec<Rights> {
     let texts = RIGHTS.iter().take(if with_snapshots { 4 } else { 3 });
     let all: Vec<Manifest> = texts
@@ -110,12 +110,12 @@ pub fn rights(with_snapshots: bool) -> Vec<Rights> {
     rights
 }
 
-/// The admission policies.
+/// Returns the admission policies.
 pub fn policies() -> Vec<ValidatingAdmissionPolicy> {
     of_kind("ValidatingAdmissionPolicy")
 }
 
-/// What binds the admission policies.
+/// Returns the bindings of the admission policies.
 pub fn policy_bindings() -> Vec<ValidatingAdmissionPolicyBinding> {
     of_kind("ValidatingAdmissionPolicyBinding")
 }

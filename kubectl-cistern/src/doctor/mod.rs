@@ -1,10 +1,10 @@
-//! `doctor`: whether an installation is as it has to be, and what to do where it is not.
+//! `doctor`: checks an installation and suggests fixes.
 //!
 //! ```text
-//! facts.rs reads the cluster ─▶ each other module judges a part of it (pure) ─▶ checks ─▶ text
+//! facts.rs lists objects ─▶ each other module checks some of them (pure) ─▶ checks ─▶ text
 //! ```
 //!
-//! *Invariant:* what cannot be looked at is a warning that says so, and never passes for well.
+//! *Invariant:* a check whose objects cannot be read is a warning and never passes.
 
 pub mod classes;
 pub mod definitions;
@@ -38,7 +38,7 @@ pub async fn run(
     Ok(report.verdict())
 }
 
-/// All that follows from the facts.
+/// Runs all checks that need only the facts.
 fn examine(facts: &Facts) -> Vec<report::Check> {
     let mut checks = vec![versions::server(&facts.server_version)];
     checks.extend(definitions::examine(facts));

@@ -1,7 +1,7 @@
-//! What is known of the nodes' machines: system, kernel, and whether their agents report. Pure.
+//! Checks the kernels of nodes, and that their agents report. Pure.
 //!
-//! Which filesystems a kernel has, the agent finds out when it makes a pool or a volume; a Node does
-//! not tell.
+//! Supported filesystems are not checked: a Node does not list them. The agent detects them when it creates
+//! a pool or a volume.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,23 +10,22 @@ use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt as _;
 
 use super::{facts::Facts, report::Check, versions::Version};
-use crate::truth::Truth;
+use crate::condition_state::ConditionState;
 
 const KERNEL: &str = "kernel";
 const NODES: &str = "nodes";
 
-/// Calls of the kernel without which nothing works: LOOP_CONFIGURE with a block size (5.8) is the
-/// newest of them.
+/// Oldest kernel with all required system calls: LOOP_CONFIGURE with a block size needs 5.8.
 const NEEDED: Version = Version(5, 8);
-/// The oldest kernel that the tests run on.
+/// Oldest kernel on which the tests run.
 const TESTED: Version = Version(6, 1);
 
-/// Kernels of the nodes that carry pools, and what their agents and kubelets say.
+/// Checks the kernels of nodes with pools, and that their agents report.
 pub fn examine(facts: &Facts) -> Vec<Check> {
     let (nodes, carriers) = match (&facts.nodes, &facts.storage_nodes) {
         (Ok(nodes), Ok(carriers)) => (nodes, carriers),
         (Err(why), _) | (_, Err(why)) => {
-            return vec![Check::warn(NODES, why, "ask somebody who may")];
+            return vec![Check::warn(NODES, why, "ask a cluster administrator")];
         }
     };
     let names: BTreeSet<String> = carriers.iter().map(kube::ResourceExt::name_any).collect();
@@ -41,23 +40,23 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
             .status
             .as_ref()
             .map_or(&[][..], |status| &status.conditions);
-        if Truth::of(conditions, ConditionType::AgentReporting) != Truth::True {
+        if ConditionState::of(conditions, ConditionType::AgentReporting) != ConditionState::True {
             silent.push(carrier.name_any());
         }
     }
     checks.push(match &silent[..] {
         [] if carriers.is_empty() => Check::warn(
             NODES,
-            "no node carries a pool",
-            "declare a StoragePool whose nodeSelector matches some",
+            "no node has a pool",
+            "create a StoragePool whose nodeSelector matches nodes",
         ),
         [] => Check::ok(
             NODES,
-            format!("{} carry pools, and their agents report", carriers.len()),
+            format!("{} have pools, and their agents report", carriers.len()),
         ),
         [first, ..] => Check::fail(
             NODES,
-            format!("nobody hears from the agent of {}", silent.join(", ")),
+            format!("the agent does not report on {}", silent.join(", ")),
             format!("kubectl cistern logs --node {first}"),
         ),
     });
@@ -93,7 +92,7 @@ fn judge(kernel: &str, nodes: &[String]) -> Check {
         Some(version) if version >= NEEDED => Check::warn(
             KERNEL,
             format!("{kernel} on {on} is older than {TESTED}, the oldest that is tested"),
-            "upgrade when there is time",
+            "plan an upgrade of the kernel",
         ),
         Some(_) => Check::fail(
             KERNEL,
@@ -104,7 +103,7 @@ fn judge(kernel: &str, nodes: &[String]) -> Check {
         ),
         None => Check::warn(
             KERNEL,
-            format!("the kernel {kernel:?} of {on} cannot be understood"),
+            format!("the kernel version {kernel:?} of {on} cannot be parsed"),
             format!("make sure that it is {TESTED} or newer"),
         ),
     }
@@ -113,19 +112,19 @@ fn judge(kernel: &str, nodes: &[String]) -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::report::Outcome;
+    use crate::doctor::report::CheckOutcome;
 
     #[test]
-    fn kernels_are_told_once_for_all_nodes_that_have_them() {
+    fn nodes_with_the_same_kernel_share_one_check() {
         let nodes = ["a".to_owned(), "b".to_owned()];
         let of = |kernel: &str| judge(kernel, &nodes).outcome;
         assert_eq!(
             judge("6.12.41-generic", &nodes).message,
             "6.12.41-generic on 2 nodes"
         );
-        assert_eq!(of("6.1.0-37-amd64"), Outcome::Ok);
-        assert_eq!(of("5.15.0-1"), Outcome::Warn);
-        assert_eq!(of("4.18.0-553.el8"), Outcome::Fail);
-        assert_eq!(of(""), Outcome::Warn);
+        assert_eq!(of("6.1.0-37-amd64"), CheckOutcome::Ok);
+        assert_eq!(of("5.15.0-1"), CheckOutcome::Warn);
+        assert_eq!(of("4.18.0-553.el8"), CheckOutcome::Fail);
+        assert_eq!(of(""), CheckOutcome::Warn);
     }
 }

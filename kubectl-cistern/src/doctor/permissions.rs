@@ -1,4 +1,4 @@
-//! Whether Cistern's accounts may do what they have to, and whoever asks what the plugin does.
+//! Checks the permissions of Cistern's service accounts and of the current user.
 
 use futures::{StreamExt as _, stream};
 use k8s_openapi::api::{
@@ -18,17 +18,18 @@ use crate::{Connection, Error};
 
 const ACCOUNTS: &str = "accounts";
 const YOURS: &str = "your rights";
-/// Questions that are asked at a time.
+/// Access reviews that run concurrently.
 const AT_ONCE: usize = 16;
 
-/// One thing that somebody may or may not do.
+/// One permission to review. Without `account`, it concerns the current user.
 #[derive(Clone, Debug, PartialEq)]
 struct Question {
     account: Option<String>,
     attributes: ResourceAttributes,
 }
 
-/// Rights of Cistern's accounts, as the manifests give them, and of whoever asks.
+/// Checks the permissions that the manifests grant to Cistern's accounts, and those that the plugin needs
+/// from the current user.
 pub async fn examine(connection: &Connection) -> Result<Vec<Check>, Error> {
     let namespace = &connection.system_namespace;
     let rights = manifests::rights(false);
@@ -40,8 +41,8 @@ pub async fn examine(connection: &Connection) -> Result<Vec<Check>, Error> {
         Ok(refused) => accounts(&refused, questions.len()),
         Err(Error::Denied { .. }) => Check::warn(
             ACCOUNTS,
-            "you may not ask what others may do (create subjectaccessreviews)",
-            "ask somebody who may",
+            "you may not review the permissions of others (create subjectaccessreviews)",
+            "ask a cluster administrator",
         ),
         Err(error) => return Err(error),
     };
@@ -50,7 +51,7 @@ pub async fn examine(connection: &Connection) -> Result<Vec<Check>, Error> {
     Ok(vec![accounts, yours(&refused, own.len())])
 }
 
-/// Each single right of an account.
+/// Expands the rules of an account to single permissions.
 fn questions(rights: &Rights, namespace: &str) -> Vec<Question> {
     let account = format!("system:serviceaccount:{namespace}:{}", rights.account);
     let namespace = rights.namespaced.then(|| namespace.to_owned());
@@ -69,7 +70,7 @@ fn questions(rights: &Rights, namespace: &str) -> Vec<Question> {
     questions
 }
 
-/// Each single thing that a rule allows.
+/// Expands a rule to single permissions.
 fn each(rule: &PolicyRule) -> Vec<ResourceAttributes> {
     let group = rule
         .api_groups
@@ -110,7 +111,7 @@ fn attributes(group: &str, resource: &str, verb: &str, name: Option<String>) -> 
     }
 }
 
-/// What the plugin does for whoever runs it.
+/// Permissions that the plugin needs from the current user.
 fn own_questions(namespace: &str) -> Vec<Question> {
     let own = cistern_crds::names::GROUP;
     let everywhere = [
@@ -149,7 +150,7 @@ fn own_questions(namespace: &str) -> Vec<Question> {
     questions
 }
 
-/// The questions that are answered with no.
+/// Reviews all permissions and returns those that are denied.
 async fn ask(connection: &Connection, questions: &[Question]) -> Result<Vec<Question>, Error> {
     let asked = stream::iter(questions.to_vec())
         .map(|question| async move {
@@ -163,7 +164,7 @@ async fn ask(connection: &Connection, questions: &[Question]) -> Result<Vec<Ques
 }
 
 async fn is_allowed(connection: &Connection, question: &Question) -> Result<bool, Error> {
-    const WHAT: &str = "cannot ask what is allowed";
+    const WHAT: &str = "cannot review permissions";
     let parameters = PostParams::default();
     let attributes = Some(question.attributes.clone());
     let status = if let Some(account) = &question.account {
@@ -194,7 +195,7 @@ async fn is_allowed(connection: &Connection, question: &Question) -> Result<bool
     Ok(status.is_some_and(|status| status.allowed))
 }
 
-/// The groups that the API server puts every service account into.
+/// Groups that the API server assigns to every service account.
 fn groups(account: &str) -> Vec<String> {
     let namespace = account.split(':').nth(2).unwrap_or_default();
     vec![
@@ -221,7 +222,7 @@ impl std::fmt::Display for Question {
 
 fn accounts(refused: &[Question], asked: usize) -> Check {
     match refused {
-        [] => Check::ok(ACCOUNTS, format!("all {asked} rights are there")),
+        [] => Check::ok(ACCOUNTS, format!("all {asked} permissions are granted")),
         [first, ..] => {
             let account = first.account.as_deref().unwrap_or_default();
             let more = match refused.len() {
@@ -241,7 +242,7 @@ fn yours(refused: &[Question], asked: usize) -> Check {
     match refused {
         [] => Check::ok(
             YOURS,
-            format!("you may do all {asked} things that this plugin does"),
+            format!("you have all {asked} permissions that this plugin uses"),
         ),
         some => {
             let each: Vec<String> = some.iter().map(ToString::to_string).collect();
@@ -259,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_right_of_every_account_is_asked_for() {
+    fn every_permission_of_every_account_is_reviewed() {
         let rights = manifests::rights(true);
         let all: Vec<Question> = rights.iter().flat_map(|it| questions(it, "s")).collect();
         let says = |account: &str, text: &str| {
@@ -284,12 +285,12 @@ mod tests {
     }
 
     #[test]
-    fn a_right_that_is_missing_is_named() {
-        assert_eq!(accounts(&[], 9).message, "all 9 rights are there");
+    fn a_missing_permission_is_named() {
+        assert_eq!(accounts(&[], 9).message, "all 9 permissions are granted");
         let missing = own_questions("s");
-        let told = yours(&missing[..2], missing.len());
+        let check = yours(&missing[..2], missing.len());
         assert_eq!(
-            told.message,
+            check.message,
             "you may not list storagepools.cistern.storage, list storagenodes.cistern.storage"
         );
     }

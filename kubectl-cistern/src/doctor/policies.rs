@@ -1,7 +1,7 @@
-//! Whether the admission policies of Cistern are those of this version, and enforced. Pure.
+//! Checks that Cistern's admission policies match this version and are enforced. Pure.
 //!
-//! *Invariant:* a policy is well only if its spec, and that of a binding, decide what those of the
-//! manifests decide. A policy that only has the right name protects nothing.
+//! *Invariant:* a policy passes only if its spec and the spec of a binding make the same decisions as those
+//! in the manifests. A policy with only the right name protects nothing.
 
 use cistern_crds::names::{COMPONENT_LABEL, GROUP, NODE_COMPONENT};
 use k8s_openapi::api::admissionregistration::v1::{
@@ -15,14 +15,16 @@ use super::{facts::Facts, manifests, report::Check};
 
 const NAME: &str = "policies";
 const APPLY: &str = "kubectl apply -k manifests";
-/// The service account of the node plugin. The policy of the nodes matches it by this name.
+/// Service account of the node plugin. The policy `nodes.cistern.storage` matches it by this name.
 const NODE_ACCOUNT: &str = "cistern-node";
 
-/// The policies, their bindings, and the account that one of them matches by name.
+/// Checks the policies, their bindings, and the service account that a policy matches by name.
 pub fn examine(facts: &Facts) -> Check {
     let (policies, bindings) = match (&facts.policies, &facts.policy_bindings) {
         (Ok(policies), Ok(bindings)) => (policies, bindings),
-        (Err(why), _) | (_, Err(why)) => return Check::warn(NAME, why, "ask somebody who may"),
+        (Err(why), _) | (_, Err(why)) => {
+            return Check::warn(NAME, why, "ask a cluster administrator");
+        }
     };
     let judged = manifests::policies()
         .iter()
@@ -30,13 +32,13 @@ pub fn examine(facts: &Facts) -> Check {
     match judged.or_else(|| other_account(facts)) {
         None => Check::ok(
             NAME,
-            format!("those of {GROUP} are those of this version, and enforced"),
+            format!("the policies of {GROUP} match this version and are enforced"),
         ),
         Some(message) => Check::fail(NAME, message, APPLY),
     }
 }
 
-/// What is wrong with a policy.
+/// Returns the first problem of a policy.
 fn trouble(wanted: &Policy, policies: &[Policy], bindings: &[Binding]) -> Option<String> {
     let name = wanted.name_any();
     let danger = danger(&name);
@@ -60,7 +62,7 @@ fn trouble(wanted: &Policy, policies: &[Policy], bindings: &[Binding]) -> Option
     ))
 }
 
-/// What can happen without a policy.
+/// Returns what can happen if a policy is not enforced.
 fn danger(name: &str) -> &'static str {
     match name {
         "nodes.cistern.storage" => "the token of one node can speak for another",
@@ -68,7 +70,7 @@ fn danger(name: &str) -> &'static str {
     }
 }
 
-/// What a policy decides: with the defaults of the API server, and without its messages.
+/// Normalizes a policy: adds the defaults of the API server and removes messages.
 fn effective(spec: &PolicySpec) -> PolicySpec {
     let mut spec = spec.clone();
     spec.failure_policy.get_or_insert_with(|| "Fail".to_owned());
@@ -88,7 +90,7 @@ fn effective(spec: &PolicySpec) -> PolicySpec {
     spec
 }
 
-/// Whether a binding enforces at least what another does: it may do more, such as audit.
+/// Whether a binding enforces at least the actions of another; it may have more, such as Audit.
 fn enforces(found: &BindingSpec, wanted: &BindingSpec) -> bool {
     let mut actions = wanted.validation_actions.iter();
     let everywhere = BindingSpec {
@@ -98,7 +100,7 @@ fn enforces(found: &BindingSpec, wanted: &BindingSpec) -> bool {
     actions.all(|action| found.validation_actions.contains(action)) && everywhere == *wanted
 }
 
-/// A node plugin whose account the policy does not match.
+/// Returns a message if the node plugin runs as an account that the policy does not match.
 fn other_account(facts: &Facts) -> Option<String> {
     let mut sets = facts.daemon_sets.iter().flatten();
     let plugin = sets.find(|set| {
@@ -109,8 +111,8 @@ fn other_account(facts: &Facts) -> Option<String> {
     let account = pod.service_account_name.as_deref().unwrap_or("default");
     (account != NODE_ACCOUNT).then(|| {
         format!(
-            "the node plugin runs as {account}, and the policy nodes.cistern.storage applies to accounts \
-             of the name {NODE_ACCOUNT}"
+            "the node plugin runs as {account}, but the policy nodes.cistern.storage applies only to the \
+            account {NODE_ACCOUNT}"
         )
     })
 }
@@ -123,7 +125,7 @@ mod tests {
 
     type Change = fn(&mut PolicySpec, &mut BindingSpec);
 
-    /// What is wrong once the first policy and its binding are changed.
+    /// Returns the problem that a change of the first policy and its binding causes.
     fn judged(change: Change) -> Option<String> {
         let (mut policies, mut bindings) = (manifests::policies(), manifests::policy_bindings());
         let wanted = policies[0].clone();
@@ -132,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_api_server_adds_and_what_only_is_said_changes_no_policy() {
+    fn defaults_of_the_api_server_and_additional_actions_are_accepted() {
         assert_eq!(judged(|_, _| {}), None);
         let with_defaults: Change = |policy, _| *policy = effective(policy);
         assert_eq!(judged(with_defaults), None);
@@ -141,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_that_decides_anything_else_is_told_of() {
+    fn a_policy_with_another_decision_fails() {
         let changes: [Change; 5] = [
             |policy, _| policy.failure_policy = Some("Ignore".to_owned()),
             |policy, _| {
@@ -157,13 +159,13 @@ mod tests {
             },
         ];
         for change in changes {
-            let told = judged(change).unwrap();
-            assert!(told.contains("is not that of this version"), "{told}");
+            let message = judged(change).unwrap();
+            assert!(message.contains("is not that of this version"), "{message}");
         }
     }
 
     #[test]
-    fn a_binding_that_does_not_deny_or_not_everywhere_is_told_of() {
+    fn a_binding_that_does_not_deny_everywhere_fails() {
         let changes: [Change; 3] = [
             |_, binding| binding.validation_actions = vec!["Audit".to_owned()],
             |_, binding| {
@@ -179,15 +181,18 @@ mod tests {
             |_, binding| binding.policy_name = "another".to_owned(),
         ];
         for change in changes {
-            let told = judged(change).unwrap();
-            assert!(told.contains("no binding that enforces it"), "{told}");
+            let message = judged(change).unwrap();
+            assert!(message.contains("no binding that enforces it"), "{message}");
         }
     }
 
     #[test]
-    fn a_policy_that_is_missing_is_told_of() {
+    fn a_missing_policy_fails() {
         let wanted = &manifests::policies()[0];
-        let told = trouble(wanted, &[], &manifests::policy_bindings()).unwrap();
-        assert!(told.contains("nodes.cistern.storage is missing"), "{told}");
+        let message = trouble(wanted, &[], &manifests::policy_bindings()).unwrap();
+        assert!(
+            message.contains("nodes.cistern.storage is missing"),
+            "{message}"
+        );
     }
 }

@@ -1,5 +1,4 @@
-//! Whether Kubernetes knows the driver: the CSIDriver object, and what kubelet says on every node.
-//! Pure.
+//! Checks the CSIDriver object and the registration of the driver with kubelet on every node. Pure.
 
 use std::collections::BTreeMap;
 
@@ -16,11 +15,11 @@ const DRIVER_OBJECT: &str = "driver";
 const REGISTRATION: &str = "registration";
 const APPLY: &str = "kubectl apply -k manifests";
 
-/// The CSIDriver, and its registration on each node.
+/// Checks the CSIDriver, and its registration on each node with the node plugin.
 pub fn examine(facts: &Facts) -> Vec<Check> {
     let driver = match &facts.drivers {
         Ok(drivers) => driver(drivers),
-        Err(why) => Check::warn(DRIVER_OBJECT, why, "ask somebody who may"),
+        Err(why) => Check::warn(DRIVER_OBJECT, why, "ask a cluster administrator"),
     };
     let registration = match (&facts.nodes, &facts.csi_nodes, &facts.pods) {
         (Ok(nodes), Ok(csi_nodes), Ok(pods)) => {
@@ -31,7 +30,11 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
             registered(nodes, csi_nodes, &carried.collect::<Vec<_>>())
         }
         (Err(why), ..) | (_, Err(why), _) | (.., Err(why)) => {
-            vec![Check::warn(REGISTRATION, why, "ask somebody who may")]
+            vec![Check::warn(
+                REGISTRATION,
+                why,
+                "ask a cluster administrator",
+            )]
         }
     };
     let mut checks = vec![driver];
@@ -52,33 +55,33 @@ fn driver(drivers: &[CSIDriver]) -> Check {
         (
             "attachRequired",
             spec.attach_required != Some(false),
-            "pods wait to be attached for ever",
+            "pods wait for an attachment forever",
         ),
         (
             "storageCapacity",
             spec.storage_capacity != Some(true),
-            "pods are put on nodes without room",
+            "pods are scheduled to nodes without free space",
         ),
         (
             "podInfoOnMount",
             spec.pod_info_on_mount == Some(true),
-            "kubelet tells what nobody asks for",
+            "kubelet sends pod information that the driver does not use",
         ),
         (
             "requiresRepublish",
             spec.requires_republish == Some(true),
-            "kubelet publishes without end",
+            "kubelet publishes volumes repeatedly",
         ),
         (
             "fsGroupPolicy",
             spec.fs_group_policy.as_deref() != Some("File"),
-            "pods with an fsGroup may not write",
+            "pods with an fsGroup cannot write",
         ),
     ];
     match wrong.iter().find(|(_, is_wrong, _)| *is_wrong) {
         None => Check::ok(
             DRIVER_OBJECT,
-            format!("CSIDriver {DRIVER} is as it has to be"),
+            format!("CSIDriver {DRIVER} is configured correctly"),
         ),
         Some((field, _, danger)) => {
             let message = format!("{field} of CSIDriver {DRIVER} is wrong: {danger}");
@@ -88,7 +91,7 @@ fn driver(drivers: &[CSIDriver]) -> Check {
     }
 }
 
-/// Whether kubelet has registered the driver wherever the node plugin runs.
+/// Checks that kubelet has registered the driver on each node with the node plugin.
 fn registered(nodes: &[Node], csi_nodes: &[CSINode], carried: &[String]) -> Vec<Check> {
     let of_node: BTreeMap<String, &CSINode> =
         csi_nodes.iter().map(|it| (it.name_any(), it)).collect();
@@ -101,11 +104,11 @@ fn registered(nodes: &[Node], csi_nodes: &[CSINode], carried: &[String]) -> Vec<
     }
     if checks.is_empty() {
         checks.push(match carried.len() {
-            0 => Check::fail(REGISTRATION, "the node plugin runs nowhere", APPLY),
+            0 => Check::fail(REGISTRATION, "the node plugin runs on no node", APPLY),
             count => Check::ok(
                 REGISTRATION,
                 format!(
-                    "kubelet knows driver and topology on {count} of {} nodes",
+                    "kubelet has registered driver and topology on {count} of {} nodes",
                     nodes.len()
                 ),
             ),
@@ -143,7 +146,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{doctor::report::Outcome, testing::object};
+    use crate::{doctor::report::CheckOutcome, testing::object};
 
     fn announced(attach: bool) -> CSIDriver {
         object(
@@ -153,9 +156,9 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_is_missing_or_announced_wrongly_is_told_of() {
-        assert_eq!(driver(&[announced(false)]).outcome, Outcome::Ok);
-        assert_eq!(driver(&[]).outcome, Outcome::Fail);
+    fn a_missing_or_misconfigured_csi_driver_fails() {
+        assert_eq!(driver(&[announced(false)]).outcome, CheckOutcome::Ok);
+        assert_eq!(driver(&[]).outcome, CheckOutcome::Fail);
         let wrong = driver(&[announced(true)]);
         assert!(
             wrong.message.contains("attachRequired"),
@@ -174,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn every_node_with_an_agent_is_registered_with_its_topology() {
+    fn a_node_with_an_agent_needs_registration_topology_key_and_label() {
         let judge = |node: Node, csi: CSINode| {
             let checks = registered(&[node], &[csi], &["n".to_owned()]);
             (checks[0].outcome, checks[0].message.clone())
@@ -183,8 +186,8 @@ mod tests {
         assert_eq!(
             well,
             (
-                Outcome::Ok,
-                "kubelet knows driver and topology on 1 of 1 nodes".to_owned()
+                CheckOutcome::Ok,
+                "kubelet has registered driver and topology on 1 of 1 nodes".to_owned()
             )
         );
         for (node, csi, words) in [
@@ -201,9 +204,9 @@ mod tests {
             (node("m"), csi_node(DRIVER, TOPOLOGY_KEY), "not n"),
         ] {
             let (outcome, message) = judge(node, csi);
-            assert_eq!(outcome, Outcome::Fail);
+            assert_eq!(outcome, CheckOutcome::Fail);
             assert!(message.contains(words), "{message}");
         }
-        assert_eq!(registered(&[], &[], &[])[0].outcome, Outcome::Fail);
+        assert_eq!(registered(&[], &[], &[])[0].outcome, CheckOutcome::Fail);
     }
 }

@@ -1,91 +1,91 @@
-//! What was checked, and what came of it.
+//! Results of checks and their output.
 
 use serde::{Serialize, Serializer, ser::SerializeStruct as _};
 
 use crate::{
     Verdict,
-    output::{Paint, Tone, View, counted, wrap},
+    output::{Paint, Style, View, counted, wrap},
 };
 
-/// Characters of a line of text.
+/// Characters per line of text.
 const WIDTH: usize = 100;
 
-/// How a check ended.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Outcome {
-    /// As it has to be.
+pub enum CheckOutcome {
+    /// The check passed.
     Ok,
-    /// It works, or nobody can tell.
+    /// It works but needs attention, or the check could not run.
     Warn,
-    /// It does not work.
+    /// The check failed.
     Fail,
 }
 
-/// One check.
+/// A check with its result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Check {
-    /// What was looked at: a name that stays, for programs.
+    /// Name of the check; stable, for programs.
     pub name: &'static str,
-    /// How it ended.
-    pub outcome: Outcome,
-    /// What was seen.
+    /// Result.
+    pub outcome: CheckOutcome,
+    /// Observation, for people.
     pub message: String,
-    /// What to do; nothing where all is well.
+    /// Suggested fix; empty if the check passed.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub action: String,
 }
 
 impl Check {
-    /// It is as it has to be.
+    /// Creates a check that passed.
     pub fn ok(name: &'static str, message: impl Into<String>) -> Self {
         Self {
             name,
-            outcome: Outcome::Ok,
+            outcome: CheckOutcome::Ok,
             message: message.into(),
             action: String::new(),
         }
     }
 
-    /// Somebody should do something, sooner or later.
+    /// Creates a warning.
     pub fn warn(name: &'static str, message: impl Into<String>, action: impl Into<String>) -> Self {
         Self {
-            outcome: Outcome::Warn,
+            outcome: CheckOutcome::Warn,
             action: action.into(),
             ..Self::ok(name, message)
         }
     }
 
-    /// Somebody has to do something.
+    /// Creates a failure.
     pub fn fail(name: &'static str, message: impl Into<String>, action: impl Into<String>) -> Self {
         Self {
-            outcome: Outcome::Fail,
+            outcome: CheckOutcome::Fail,
             ..Self::warn(name, message, action)
         }
     }
 }
 
-/// Every check.
+/// All checks.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// In the order in which a reader wants them.
+    /// In display order.
     pub checks: Vec<Check>,
 }
 
 impl Report {
-    /// The worst of them.
-    pub fn outcome(&self) -> Outcome {
+    /// Returns the worst result.
+    pub fn outcome(&self) -> CheckOutcome {
         let outcomes = self.checks.iter().map(|check| check.outcome);
-        outcomes.max().unwrap_or(Outcome::Ok)
+        outcomes.max().unwrap_or(CheckOutcome::Ok)
     }
 
-    /// For the exit code.
+    /// Returns the verdict that sets the exit code.
     pub fn verdict(&self) -> Verdict {
         match self.outcome() {
-            Outcome::Ok => Verdict::Well,
-            Outcome::Warn => Verdict::Warnings,
-            Outcome::Fail => Verdict::Failures,
+            CheckOutcome::Ok => Verdict::Ok,
+            CheckOutcome::Warn => Verdict::Warnings,
+            CheckOutcome::Fail => Verdict::Failures,
         }
     }
 }
@@ -105,17 +105,17 @@ impl View for Report {
     fn text(&self, _: bool, paint: Paint) -> String {
         let mut lines = Vec::new();
         for check in &self.checks {
-            let (word, tone) = match check.outcome {
-                Outcome::Ok => ("ok  ", Tone::Good),
-                Outcome::Warn => ("warn", Tone::Warning),
-                Outcome::Fail => ("FAIL", Tone::Bad),
+            let (word, style) = match check.outcome {
+                CheckOutcome::Ok => ("ok  ", Style::Good),
+                CheckOutcome::Warn => ("warn", Style::Warning),
+                CheckOutcome::Fail => ("FAIL", Style::Bad),
             };
             let head = format!("{:<20}", check.name);
             let message = wrap(&check.message, WIDTH, 26);
-            lines.push(format!("{}  {head}{message}\n", paint.of(tone, word)));
+            lines.push(format!("{}  {head}{message}\n", paint.of(style, word)));
             if !check.action.is_empty() {
                 let action = wrap(&check.action, WIDTH, 29);
-                let arrow = paint.of(Tone::Strong, "->");
+                let arrow = paint.of(Style::Strong, "->");
                 lines.push(format!("{}{arrow} {action}\n", " ".repeat(26)));
             }
         }
@@ -125,11 +125,14 @@ impl View for Report {
                 .filter(|it| it.outcome == outcome)
                 .count()
         };
-        let bad = [(Outcome::Fail, "failure"), (Outcome::Warn, "warning")]
-            .map(|(outcome, noun)| counted(count(outcome), noun));
+        let bad = [
+            (CheckOutcome::Fail, "failure"),
+            (CheckOutcome::Warn, "warning"),
+        ]
+        .map(|(outcome, noun)| counted(count(outcome), noun));
         lines.push(match self.outcome() {
-            Outcome::Ok => format!("\nAll {} are well.\n", counted(self.checks.len(), "check")),
-            Outcome::Warn | Outcome::Fail => format!("\n{}.\n", bad.join(", ")),
+            CheckOutcome::Ok => format!("\n{} passed.\n", counted(self.checks.len(), "check")),
+            CheckOutcome::Warn | CheckOutcome::Fail => format!("\n{}.\n", bad.join(", ")),
         });
         lines.concat()
     }
@@ -140,15 +143,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_says_what_to_do_and_ends_with_the_worst() {
+    fn a_report_shows_actions_and_ends_with_counts() {
         let mut report = Report {
             checks: vec![Check::ok("agents", "3 of 3 are ready")],
         };
-        assert_eq!(report.verdict(), Verdict::Well);
+        assert_eq!(report.verdict(), Verdict::Ok);
         let text = report.text(false, Paint::plain());
         assert_eq!(
             text,
-            "ok    agents              3 of 3 are ready\n\nAll 1 check are well.\n"
+            "ok    agents              3 of 3 are ready\n\n1 check passed.\n"
         );
 
         report

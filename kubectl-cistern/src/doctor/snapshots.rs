@@ -1,4 +1,4 @@
-//! Whether snapshots can be taken, where somebody means to take them. Pure.
+//! Checks the optional components for snapshots. Pure.
 
 use cistern_crds::{SnapshotParameters, names::DRIVER};
 use kube::{ResourceExt as _, api::DynamicObject};
@@ -9,7 +9,7 @@ use crate::arguments::Component;
 
 const SNAPSHOTS: &str = "snapshots";
 const CLASSES: &str = "snapshot classes";
-/// Kubernetes' kinds that csi-snapshotter and people need.
+/// Snapshot kinds of Kubernetes that csi-snapshotter and users need.
 const KINDS: [&str; 3] = [
     "volumesnapshots",
     "volumesnapshotcontents",
@@ -19,12 +19,12 @@ const GROUP: &str = "snapshot.storage.k8s.io";
 const HOW: &str =
     "install Kubernetes' snapshot definitions and snapshot-controller: see the README";
 
-/// Definitions, csi-snapshotter, snapshot-controller, classes.
+/// Checks CRDs, csi-snapshotter, snapshot-controller and VolumeSnapshotClasses.
 pub fn examine(facts: &Facts) -> Vec<Check> {
     let (definitions, deployments) = match (&facts.definitions, &facts.deployments) {
         (Ok(definitions), Ok(deployments)) => (definitions, deployments),
         (Err(why), _) | (_, Err(why)) => {
-            return vec![Check::warn(SNAPSHOTS, why, "ask somebody who may")];
+            return vec![Check::warn(SNAPSHOTS, why, "ask a cluster administrator")];
         }
     };
     let controller = workloads::find(deployments, &facts.namespace, Component::Controller.label());
@@ -43,7 +43,7 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
     if takes && missing.is_empty() {
         checks.extend(match &facts.snapshot_classes {
             Ok(all) => classes(all),
-            Err(why) => vec![Check::warn(CLASSES, why, "ask somebody who may")],
+            Err(why) => vec![Check::warn(CLASSES, why, "ask a cluster administrator")],
         });
     }
     checks
@@ -51,10 +51,10 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
 
 fn judge(takes: bool, missing: &[&str], is_run: bool) -> Check {
     match (takes, missing) {
-        (true, []) if is_run => Check::ok(SNAPSHOTS, "can be taken"),
+        (true, []) if is_run => Check::ok(SNAPSHOTS, "all components run"),
         (true, []) => Check::warn(
             SNAPSHOTS,
-            "no Deployment runs snapshot-controller: without it VolumeSnapshots wait for ever",
+            "no Deployment runs snapshot-controller: VolumeSnapshots stay pending without it",
             HOW,
         ),
         (true, [first, ..]) => Check::fail(
@@ -64,10 +64,10 @@ fn judge(takes: bool, missing: &[&str], is_run: bool) -> Check {
         ),
         (false, []) => Check::warn(
             SNAPSHOTS,
-            "the cluster has the definitions, but csi-snapshotter does not run with the controller",
+            "the snapshot CRDs are installed, but csi-snapshotter does not run with the controller",
             "kubectl apply -k manifests/snapshots, if you want snapshots",
         ),
-        (false, [..]) => Check::ok(SNAPSHOTS, "not installed, which is fine"),
+        (false, [..]) => Check::ok(SNAPSHOTS, "not installed (optional)"),
     }
 }
 
@@ -95,7 +95,7 @@ fn classes(all: &[DynamicObject]) -> Vec<Check> {
             serde_json::from_value(parameters).unwrap_or_default();
         let error = SnapshotParameters::parse(&parameters).err()?;
         let name = class.name_any();
-        let action = format!("kubectl delete volumesnapshotclass {name}, and make it anew");
+        let action = format!("kubectl delete volumesnapshotclass {name}, then recreate it");
         Some(Check::fail(CLASSES, format!("{name}: {error}"), action))
     });
     let wrong: Vec<Check> = wrong.collect();
@@ -111,20 +111,20 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::{doctor::report::Outcome, testing::object};
+    use crate::{doctor::report::CheckOutcome, testing::object};
 
     #[test]
-    fn whoever_means_to_take_snapshots_needs_all_three_parts() {
-        assert_eq!(judge(true, &[], true).outcome, Outcome::Ok);
-        assert_eq!(judge(true, &[], false).outcome, Outcome::Warn);
+    fn snapshots_need_definitions_snapshotter_and_controller() {
+        assert_eq!(judge(true, &[], true).outcome, CheckOutcome::Ok);
+        assert_eq!(judge(true, &[], false).outcome, CheckOutcome::Warn);
         assert_eq!(
             judge(true, &["volumesnapshots"], true).outcome,
-            Outcome::Fail
+            CheckOutcome::Fail
         );
-        assert_eq!(judge(false, &[], true).outcome, Outcome::Warn);
+        assert_eq!(judge(false, &[], true).outcome, CheckOutcome::Warn);
         assert_eq!(
             judge(false, &["volumesnapshots"], false).outcome,
-            Outcome::Ok
+            CheckOutcome::Ok
         );
     }
 
@@ -136,17 +136,17 @@ mod tests {
     }
 
     #[test]
-    fn a_class_of_snapshots_has_parameters_that_are_known() {
+    fn a_snapshot_class_needs_known_parameters() {
         let judged = |classes_: &[DynamicObject]| classes(classes_)[0].outcome;
         assert_eq!(
             judged(&[class(DRIVER, &json!({"consistency": "filesystem"}))]),
-            Outcome::Ok
+            CheckOutcome::Ok
         );
-        assert_eq!(judged(&[class(DRIVER, &Value::Null)]), Outcome::Ok);
+        assert_eq!(judged(&[class(DRIVER, &Value::Null)]), CheckOutcome::Ok);
         assert_eq!(
             judged(&[class(DRIVER, &json!({"consistency": "best"}))]),
-            Outcome::Fail
+            CheckOutcome::Fail
         );
-        assert_eq!(judged(&[class("other", &Value::Null)]), Outcome::Warn);
+        assert_eq!(judged(&[class("other", &Value::Null)]), CheckOutcome::Warn);
     }
 }

@@ -1,4 +1,4 @@
-//! Whether something of Kubernetes stands for each volume and snapshot.
+//! Checks that each volume has a PersistentVolume and each snapshot a VolumeSnapshotContent.
 
 use chrono::Utc;
 
@@ -7,24 +7,24 @@ use crate::{
     Connection, Error,
     arguments::Selection,
     cluster::Cluster,
-    orphans::unclaimed::{Known, UnclaimedView},
+    orphans::unclaimed::{OwnerIndex, UnclaimedView},
 };
 
 const CLAIMED: &str = "claimed";
-/// Objects that are named.
+/// Objects that the message names.
 const NAMED: usize = 3;
 
-/// Reads volumes and snapshots, and then what stands for them.
+/// Lists volumes and snapshots, and then their owners.
 pub async fn examine(connection: &Connection) -> Result<Vec<Check>, Error> {
     let cluster = match Cluster::own(connection).await {
         Ok(cluster) => cluster,
-        // The other checks tell.
+        // Other checks report these errors.
         Err(Error::NotInstalled { .. } | Error::Denied { .. } | Error::Api { .. }) => {
             return Ok(Vec::new());
         }
         Err(error) => return Err(error),
     };
-    let known = Known::read(connection).await?;
+    let known = OwnerIndex::read(connection).await?;
     let unclaimed = known.unclaimed(&cluster, &Selection::default(), Utc::now());
     Ok(vec![judge(&unclaimed, known.unread().next())])
 }
@@ -33,15 +33,15 @@ fn judge(unclaimed: &[UnclaimedView], unread: Option<&str>) -> Check {
     let names = unclaimed.iter().take(NAMED);
     let names: Vec<String> = names.map(|it| format!("{} {}", it.kind, it.name)).collect();
     match (unclaimed.len(), unread) {
-        (0, None) => Check::ok(CLAIMED, "nothing is left that nobody claims"),
-        (0, Some(why)) => Check::warn(CLAIMED, why, "ask somebody who may"),
+        (0, None) => Check::ok(CLAIMED, "every volume and snapshot is claimed"),
+        (0, Some(why)) => Check::warn(CLAIMED, why, "ask a cluster administrator"),
         (count, _) => {
             let more = match count.saturating_sub(NAMED) {
                 0 => String::new(),
                 more => format!(" and {more} more"),
             };
-            let message = format!("nobody claims {}{more}", names.join(", "));
-            Check::warn(CLAIMED, message, "kubectl cistern orphans says what to do")
+            let message = format!("unclaimed: {}{more}", names.join(", "));
+            Check::warn(CLAIMED, message, "kubectl cistern orphans lists what to do")
         }
     }
 }
@@ -49,12 +49,12 @@ fn judge(unclaimed: &[UnclaimedView], unread: Option<&str>) -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::report::Outcome;
+    use crate::doctor::report::CheckOutcome;
 
     #[test]
-    fn what_nobody_claims_is_a_warning_that_names_it_and_what_to_do() {
-        assert_eq!(judge(&[], None).outcome, Outcome::Ok);
-        assert_eq!(judge(&[], Some("not allowed")).outcome, Outcome::Warn);
+    fn unclaimed_objects_are_a_warning_that_names_them_and_the_action() {
+        assert_eq!(judge(&[], None).outcome, CheckOutcome::Ok);
+        assert_eq!(judge(&[], Some("not allowed")).outcome, CheckOutcome::Warn);
         let one = |number: usize| UnclaimedView {
             kind: "PoolVolume".to_owned(),
             name: format!("pvc-{number}"),
@@ -66,10 +66,10 @@ mod tests {
         };
         let all: Vec<UnclaimedView> = (1..=4).map(one).collect();
         let check = judge(&all, None);
-        assert_eq!(check.outcome, Outcome::Warn);
+        assert_eq!(check.outcome, CheckOutcome::Warn);
         assert_eq!(
             check.message,
-            "nobody claims PoolVolume pvc-1, PoolVolume pvc-2, PoolVolume pvc-3 and 1 more"
+            "unclaimed: PoolVolume pvc-1, PoolVolume pvc-2, PoolVolume pvc-3 and 1 more"
         );
         assert!(check.action.contains("kubectl cistern orphans"));
     }

@@ -1,16 +1,16 @@
-//! Versions: of the API server, of sidecars, of kernels. Pure.
+//! Parses versions and checks the version of the API server. Pure.
 
 use super::report::Check;
 
-/// Kubernetes with node names in tokens, on which the policy for nodes stands.
+/// Oldest Kubernetes version with node names in service account tokens; the policy for nodes needs them.
 const KUBERNETES: Version = Version(1, 32);
 
-/// Major and minor number.
+/// Major and minor version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u32, pub u32);
 
 impl Version {
-    /// Reads `v1.33.2`, `6.12.41-generic`, `v6.3.0`; none where the text does not begin so.
+    /// Parses `v1.33.2`, `6.12.41-generic`, `v6.3.0`; `None` if the text does not start with a version.
     pub fn parse(text: &str) -> Option<Self> {
         let mut numbers = text
             .trim_start_matches('v')
@@ -26,7 +26,7 @@ impl std::fmt::Display for Version {
     }
 }
 
-/// Whether the API server is new enough.
+/// Checks that the API server is new enough.
 pub fn server(version: &str) -> Check {
     const NAME: &str = "kubernetes";
     match Version::parse(version) {
@@ -38,7 +38,7 @@ pub fn server(version: &str) -> Check {
         ),
         None => Check::warn(
             NAME,
-            format!("the version {version:?} cannot be understood"),
+            format!("the version {version:?} cannot be parsed"),
             format!("make sure that it is {KUBERNETES} or newer"),
         ),
     }
@@ -47,10 +47,10 @@ pub fn server(version: &str) -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::report::Outcome;
+    use crate::doctor::report::CheckOutcome;
 
     #[test]
-    fn versions_are_read_as_they_are_written_everywhere() {
+    fn common_version_formats_are_parsed() {
         assert_eq!(Version::parse("v1.33.2"), Some(Version(1, 33)));
         assert_eq!(Version::parse("6.12.41-generic"), Some(Version(6, 12)));
         assert_eq!(Version::parse("v1.31+k3s"), Some(Version(1, 31)));
@@ -59,9 +59,9 @@ mod tests {
     }
 
     #[test]
-    fn an_old_or_strange_api_server_is_told_of() {
-        assert_eq!(server("v1.32.0").outcome, Outcome::Ok);
-        assert_eq!(server("v1.31.9").outcome, Outcome::Fail);
-        assert_eq!(server("master").outcome, Outcome::Warn);
+    fn an_old_api_server_fails_and_an_unknown_version_is_a_warning() {
+        assert_eq!(server("v1.32.0").outcome, CheckOutcome::Ok);
+        assert_eq!(server("v1.31.9").outcome, CheckOutcome::Fail);
+        assert_eq!(server("master").outcome, CheckOutcome::Warn);
     }
 }

@@ -1,4 +1,4 @@
-//! Whether Cistern's own pods run, and with which sidecars. Pure.
+//! Checks that Cistern's pods run, and the versions of their sidecars. Pure.
 
 use cistern_crds::names::{COMPONENT_LABEL, NODE_COMPONENT};
 use k8s_openapi::api::{
@@ -17,12 +17,12 @@ use crate::arguments::Component;
 
 const APPLY: &str = "kubectl apply -k manifests";
 
-/// The part of Cistern that an object belongs to.
+/// Returns the component label of an object.
 pub fn component<K: kube::Resource>(object: &K) -> Option<&str> {
     object.labels().get(COMPONENT_LABEL).map(String::as_str)
 }
 
-/// Operator, controller, agents, sidecars.
+/// Checks operator, controller, agents and sidecars.
 pub fn examine(facts: &Facts) -> Vec<Check> {
     let mut checks = Vec::new();
     match &facts.deployments {
@@ -35,14 +35,14 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
                 checks.push(deployment(name, found, &facts.namespace));
             }
         }
-        Err(why) => checks.push(Check::warn("operator", why, "ask somebody who may")),
+        Err(why) => checks.push(Check::warn("operator", why, "ask a cluster administrator")),
     }
     checks.push(match &facts.daemon_sets {
         Ok(all) => agents(
             all.iter().find(|it| component(*it) == Some(NODE_COMPONENT)),
             &facts.pods,
         ),
-        Err(why) => Check::warn("agents", why, "ask somebody who may"),
+        Err(why) => Check::warn("agents", why, "ask a cluster administrator"),
     });
     if let Ok(all) = &facts.deployments
         && let Some(controller) = find(all, &facts.namespace, Component::Controller.label())
@@ -52,7 +52,7 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
     checks
 }
 
-/// The Deployment of a part of Cistern.
+/// Returns the Deployment of a component.
 pub fn find<'a>(all: &'a [Deployment], namespace: &str, part: &str) -> Option<&'a Deployment> {
     all.iter()
         .find(|it| it.namespace().as_deref() == Some(namespace) && component(*it) == Some(part))
@@ -60,12 +60,8 @@ pub fn find<'a>(all: &'a [Deployment], namespace: &str, part: &str) -> Option<&'
 
 fn deployment(name: &'static str, found: Option<&Deployment>, namespace: &str) -> Check {
     let Some(found) = found else {
-        let message = format!("there is no Deployment of it in namespace {namespace}");
-        return Check::fail(
-            name,
-            message,
-            format!("{APPLY}, or name its --system-namespace"),
-        );
+        let message = format!("there is no Deployment with its label in namespace {namespace}");
+        return Check::fail(name, message, format!("{APPLY}, or set --system-namespace"));
     };
     let wanted = found.spec.replicas.unwrap_or(1);
     let ready = found
@@ -122,7 +118,7 @@ fn agents(found: Option<&DaemonSet>, pods: &Result<Vec<Pod>, String>) -> Check {
     }
 }
 
-/// Whether kubelet says that a pod is ready.
+/// Returns whether a pod has the condition Ready.
 pub fn is_ready(pod: &Pod) -> bool {
     let conditions = pod
         .status
@@ -132,13 +128,13 @@ pub fn is_ready(pod: &Pod) -> bool {
     conditions.any(|it| it.type_ == "Ready" && it.status == "True")
 }
 
-/// Containers of a Deployment's pods.
+/// Returns the containers in a Deployment's pod template.
 pub fn containers(deployment: &Deployment) -> &[Container] {
     let pod = deployment.spec.template.spec.as_ref();
     pod.map_or(&[], |pod| &pod.containers)
 }
 
-/// The container that runs a program, by the name of its image.
+/// Returns the container whose image has the name `program`.
 pub fn running<'a>(deployment: &'a Deployment, program: &str) -> Option<&'a Container> {
     containers(deployment).iter().find(|container| {
         let image = container.image.as_deref().unwrap_or_default();
@@ -146,7 +142,7 @@ pub fn running<'a>(deployment: &'a Deployment, program: &str) -> Option<&'a Cont
     })
 }
 
-/// Name and version of an image: a digest is no version, and the port of a registry neither.
+/// Splits an image into name and tag. Ignores digests and the port of a registry.
 fn split(image: &str) -> (&str, &str) {
     let name = image.split('@').next().unwrap_or_default();
     match name.rsplit_once(':') {
@@ -163,7 +159,7 @@ fn sidecars(controller: &Deployment) -> Vec<Check> {
                 let image = container.image.as_deref().unwrap_or_default();
                 Some(sidecar(&pinned, split(image).1))
             }
-            // Snapshots are an option, and have checks of their own.
+            // Snapshots are optional and have their own checks.
             None if pinned.program() == "csi-snapshotter" => None,
             None => Some(Check::fail(
                 "sidecars",
@@ -184,17 +180,19 @@ fn sidecar(pinned: &Pinned, version: &str) -> Check {
         }
         (Some(found), Some(wanted)) if found.0 == wanted.0 => Check::warn(
             NAME,
-            format!("{program} is {version}, and {tested} was tested"),
-            "take the version of the manifests when there is time",
+            format!("{program} is {version}, but the tested version is {tested}"),
+            "plan a change to the version in the manifests",
         ),
         (Some(_), _) => Check::fail(
             NAME,
-            format!("{program} is {version}, and {tested} was tested: another major version"),
-            "take the version of the manifests",
+            format!(
+                "{program} is {version}, but the tested version is {tested}, of another major version"
+            ),
+            "use the version in the manifests",
         ),
         (None, _) => Check::warn(
             NAME,
-            format!("the version of {program} is not told by its image"),
+            format!("the image of {program} has no version tag"),
             format!("make sure that it is {tested}"),
         ),
     }
@@ -205,7 +203,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{doctor::report::Outcome, testing::object};
+    use crate::{doctor::report::CheckOutcome, testing::object};
 
     fn controller(ready: i32, images: &[&str]) -> Deployment {
         let containers: Vec<_> = images
@@ -220,13 +218,16 @@ mod tests {
     }
 
     #[test]
-    fn a_deployment_is_well_when_all_of_its_pods_are() {
+    fn a_deployment_passes_when_all_of_its_pods_are_ready() {
         let judge = |ready| deployment("controller", Some(&controller(ready, &[])), "s").outcome;
         assert_eq!(
             [judge(0), judge(1), judge(2)],
-            [Outcome::Fail, Outcome::Warn, Outcome::Ok]
+            [CheckOutcome::Fail, CheckOutcome::Warn, CheckOutcome::Ok]
         );
-        assert_eq!(deployment("controller", None, "s").outcome, Outcome::Fail);
+        assert_eq!(
+            deployment("controller", None, "s").outcome,
+            CheckOutcome::Fail
+        );
         let all = [controller(1, &[])];
         assert!(find(&all, "s", "controller").is_some());
         assert!(find(&all, "elsewhere", "controller").is_none());
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn sidecars_are_held_against_the_versions_that_were_tested() {
+    fn sidecars_are_compared_with_the_tested_versions() {
         let tested: Vec<String> = manifests::sidecars()
             .iter()
             .map(|it| {
@@ -260,19 +261,19 @@ mod tests {
             })
             .collect();
         let all: Vec<&str> = tested.iter().map(String::as_str).collect();
-        let judge = |images: &[&str]| -> Vec<Outcome> {
+        let judge = |images: &[&str]| -> Vec<CheckOutcome> {
             sidecars(&controller(2, images))
                 .into_iter()
                 .map(|check| check.outcome)
                 .collect()
         };
-        assert_eq!(judge(&all), [Outcome::Ok; 3]);
-        assert_eq!(judge(&all[..2]), [Outcome::Ok; 2]);
+        assert_eq!(judge(&all), [CheckOutcome::Ok; 3]);
+        assert_eq!(judge(&all[..2]), [CheckOutcome::Ok; 2]);
         let old = ["x/csi-provisioner:v6.0.9", "x/csi-resizer:v1.9.0"];
-        assert_eq!(judge(&old), [Outcome::Warn, Outcome::Fail]);
+        assert_eq!(judge(&old), [CheckOutcome::Warn, CheckOutcome::Fail]);
         assert_eq!(
             judge(&["x/csi-provisioner@sha256:1"]),
-            [Outcome::Warn, Outcome::Fail]
+            [CheckOutcome::Warn, CheckOutcome::Fail]
         );
     }
 }

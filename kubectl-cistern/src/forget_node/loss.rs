@@ -1,8 +1,8 @@
-//! What is lost with a node. Pure.
+//! Lists the objects that are lost with a node. Pure.
 
 use std::fmt;
 
-use cistern_crds::{PoolSnapshot, PoolSnapshotGroup, PoolVolume, Stored, volume::ClaimReference};
+use cistern_crds::{HasImage, PoolSnapshot, PoolSnapshotGroup, PoolVolume, volume::ClaimReference};
 use kube::ResourceExt as _;
 
 use crate::{
@@ -10,23 +10,23 @@ use crate::{
     output::{Paint, Table, counted, human},
 };
 
-/// All that is on a node, or in one pool of it, and who asked for it.
+/// All objects on a node, or in one pool on it, with their claims and VolumeSnapshots.
 #[derive(Clone, Debug)]
 pub(super) struct Loss {
     /// Name of the node.
     node: String,
-    /// Name of the pool, where only that is given up.
+    /// Name of the pool, if only that is released.
     pool: Option<String>,
-    /// The volumes, each with its claim.
+    /// Volumes, each with its claim.
     pub(super) volumes: Vec<(PoolVolume, Option<ClaimReference>)>,
-    /// The snapshots, each with its VolumeSnapshot as `NAMESPACE/NAME`.
+    /// Snapshots, each with its VolumeSnapshot as `NAMESPACE/NAME`.
     pub(super) snapshots: Vec<(PoolSnapshot, Option<String>)>,
-    /// The groups, which hold no data themselves.
+    /// Groups. They have no data of their own.
     pub(super) groups: Vec<PoolSnapshotGroup>,
 }
 
 impl Loss {
-    /// What is on the node, and in the pool if one is named.
+    /// Collects the objects on the node, and in the pool if one is named.
     pub(super) fn of(
         cluster: &Cluster,
         asked_by: &VolumeSnapshots,
@@ -43,7 +43,7 @@ impl Loss {
                 };
                 snapshots.clone().filter(is_member)
             };
-            // A group goes with the last of its snapshots.
+            // A group is lost with the last of its snapshots.
             let is_lost = pool.is_none() || members().next().is_some();
             let goes = is_lost && members().all(|it| is_in(it, node, pool));
             group.spec.node_name == node && goes
@@ -60,7 +60,7 @@ impl Loss {
         }
     }
 
-    /// What a person types: `NODE`, or `NODE/POOL`.
+    /// Returns the name that confirms the command: `NODE`, or `NODE/POOL`.
     pub(super) fn name(&self) -> String {
         match &self.pool {
             None => self.node.clone(),
@@ -68,7 +68,7 @@ impl Loss {
         }
     }
 
-    /// What is given up, for people.
+    /// Describes the node or pool, for messages.
     fn subject(&self) -> String {
         match &self.pool {
             None => format!("node {}", self.node),
@@ -76,28 +76,28 @@ impl Loss {
         }
     }
 
-    /// Whether nothing is on the node.
+    /// Returns whether no object is lost.
     pub(super) fn is_empty(&self) -> bool {
         self.volumes.is_empty() && self.snapshots.is_empty() && self.groups.is_empty()
     }
 
-    /// What was done, and what is left for a person.
+    /// Describes the result and the remaining manual steps.
     pub(super) fn forgotten(&self) -> String {
         let subject = self.subject();
         if self.is_empty() {
-            return format!("{subject} is forgotten: nothing was on it");
+            return format!("{subject} is released: it had no volumes or snapshots");
         }
         let volumes = counted(self.volumes.len(), "volume");
         let snapshots = counted(self.snapshots.len(), "snapshot");
         format!(
-            "{subject} is forgotten with {volumes} and {snapshots}: their claims and VolumeSnapshots, \
-             and then the pool, can be deleted now"
+            "{subject} is released with {volumes} and {snapshots}: their claims and VolumeSnapshots, and \
+            then the pool, can now be deleted"
         )
     }
 }
 
-/// Whether something is on the node, and in the pool if one is named.
-fn is_in<K: Stored>(object: &K, node: &str, pool: Option<&str>) -> bool {
+/// Returns whether an object is on the node, and in the pool if one is named.
+fn is_in<K: HasImage>(object: &K, node: &str, pool: Option<&str>) -> bool {
     object.node_name() == node && pool.is_none_or(|pool| object.pool_name() == pool)
 }
 
@@ -135,8 +135,8 @@ impl fmt::Display for Loss {
         }
         writeln!(
             f,
-            "Their objects are released, so that they can be deleted. The disks are not touched. Go on only \
-             if they never come back."
+            "Their objects are released so that they can be deleted. The disks are not touched. Continue only \
+            if the disks are permanently lost."
         )
     }
 }
@@ -149,7 +149,7 @@ mod tests {
     use crate::testing::{cluster, object};
 
     #[test]
-    fn all_that_is_on_a_node_is_lost_with_it_and_nothing_else() {
+    fn all_objects_on_a_node_and_no_others_are_lost_with_it() {
         let contents = VolumeSnapshots::of_contents(&[object(json!({
             "apiVersion": "snapshot.storage.k8s.io/v1",
             "kind": "VolumeSnapshotContent",
@@ -166,7 +166,7 @@ mod tests {
         }
         assert!(loss.forgotten().contains("2 volumes and 1 snapshot"));
         let other = Loss::of(&cluster(), &contents, "worker-2", None);
-        assert!(other.is_empty() && other.forgotten().contains("nothing was on it"));
+        assert!(other.is_empty() && other.forgotten().contains("it had no volumes or snapshots"));
         let of_pool = |pool| Loss::of(&cluster(), &contents, "worker-1", Some(pool));
         assert_eq!(of_pool("fast").volumes.len(), 2);
         assert_eq!(of_pool("fast").name(), "worker-1/fast");

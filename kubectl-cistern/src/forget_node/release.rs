@@ -1,8 +1,8 @@
-//! Releasing the objects that a node leaves behind: each is deleted and loses our finalizer. A later
-//! DeleteVolume or DeleteSnapshot of CSI finds nothing, and succeeds.
+//! Releases the objects of a lost node: deletes each and removes Cistern's finalizer. A later CSI
+//! DeleteVolume or DeleteSnapshot finds no object and succeeds.
 //!
-//! *Invariant:* every write is guarded by what was listed, so an object that somebody still writes
-//! stays. A repeat goes on where an earlier run stopped.
+//! *Invariant:* every write names the listed resource version, so an object that another client changed is
+//! kept. The command can be repeated after a failure.
 
 use std::fmt::Debug;
 
@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use super::{Error, loss::Loss};
 use crate::{Connection, MANAGER};
 
-/// Releases all of it, and groups after the snapshots that were taken with them.
+/// Releases all objects; groups after the snapshots that were taken with them.
 pub(super) async fn release(connection: &Connection, loss: &Loss) -> Result<(), crate::Error> {
     for (volume, _) in &loss.volumes {
         one(connection, volume).await?;
@@ -28,7 +28,7 @@ pub(super) async fn release(connection: &Connection, loss: &Loss) -> Result<(), 
     Ok(())
 }
 
-/// Deletes an object as it was listed, and takes our finalizer off. One that is gone is fine.
+/// Deletes an object at the listed version and removes the finalizer. A missing object is not an error.
 async fn one<K>(connection: &Connection, object: &K) -> Result<(), crate::Error>
 where
     K: Resource<DynamicType = (), Scope = ClusterResourceScope> + Clone + Debug + DeserializeOwned,

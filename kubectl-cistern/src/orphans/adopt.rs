@@ -1,70 +1,70 @@
-//! Making the custom resource that an image is missing, and waiting until its node has taken it up.
+//! Creates the missing custom resource of an image and waits until its agent adopts the image.
 //!
-//! *Invariant:* nothing here removes data. A custom resource whose image is not taken up is withdrawn
-//! before its agent has admitted it: each write names the version that it was made from, which was not
-//! admitted. One that is admitted stays, whatever has become of it.
+//! *Invariant:* this module removes no data. It deletes a custom resource whose image is not adopted only
+//! before the agent admits it: each write names the resource version it is based on, which was not
+//! admitted. An admitted custom resource is always kept.
 
 use std::{fmt::Debug, time::Duration};
 
 use cistern_client::Rejection;
 use cistern_crds::{
-    ConditionStatus, ConditionType, Stored, condition,
-    removal::{self, Step},
+    ConditionStatus, ConditionType, HasImage, condition,
+    removal::{self, RemovalStep},
 };
 use kube::{Api, ResourceExt as _, api::PostParams};
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::time::{Instant, sleep};
 
-use super::{Error, list::Choice, reclaim::take, wish::Wish};
+use super::{Error, custom_resource::CustomResource, list::SelectedOrphan, reclaim::execute};
 use crate::{Connection, cluster::Cluster};
 
-/// How often a node's answer is looked for.
+/// Interval at which the custom resource is polled.
 pub(super) const INTERVAL: Duration = Duration::from_millis(300);
 
 /// A kind that can be adopted.
-pub(super) trait Adoptable: Stored + Clone + Debug + Serialize + DeserializeOwned {}
+pub(super) trait Adoptable: HasImage + Clone + Debug + Serialize + DeserializeOwned {}
 
-impl<K: Stored + Clone + Debug + Serialize + DeserializeOwned> Adoptable for K {}
+impl<K: HasImage + Clone + Debug + Serialize + DeserializeOwned> Adoptable for K {}
 
-/// Makes the custom resource of the image and gives it as its node has taken it up.
+/// Creates the custom resource of the image and returns it once the agent has adopted the image.
 pub async fn adopt(
     connection: &Connection,
     cluster: &Cluster,
-    choice: &Choice,
-    patience: Duration,
-) -> Result<Wish, crate::Error> {
-    let deadline = Instant::now() + patience;
-    Ok(match Wish::of(choice, cluster) {
-        Wish::Volume(volume) => {
-            let volume = taken_up(connection, &*volume, &choice.image, deadline).await?;
-            Wish::Volume(Box::new(volume))
+    choice: &SelectedOrphan,
+    timeout: Duration,
+) -> Result<CustomResource, crate::Error> {
+    let deadline = Instant::now() + timeout;
+    Ok(match CustomResource::of(choice, cluster) {
+        CustomResource::Volume(volume) => {
+            let volume = adopt_until(connection, &*volume, &choice.image, deadline).await?;
+            CustomResource::Volume(Box::new(volume))
         }
-        Wish::Snapshot(snapshot) => {
-            let snapshot = taken_up(connection, &*snapshot, &choice.image, deadline).await?;
-            Wish::Snapshot(Box::new(snapshot))
+        CustomResource::Snapshot(snapshot) => {
+            let snapshot = adopt_until(connection, &*snapshot, &choice.image, deadline).await?;
+            CustomResource::Snapshot(Box::new(snapshot))
         }
     })
 }
 
-/// Where an object stands on its way to its image.
+/// AdoptionProgress of an adoption.
 #[derive(Debug, PartialEq, Eq)]
-enum Progress {
-    /// The image is the object's.
+enum AdoptionProgress {
+    /// The object has this image.
     Adopted,
-    /// Another image is: this one.
-    MadeAnew(String),
-    /// The agent will not have it.
+    /// The object has another image: this one.
+    OtherImage(String),
+    /// The agent refuses the object, with this message.
     Refused(String),
-    /// It waits for this.
+    /// The object waits, with this message.
     Waits(String),
 }
 
-fn progress<K: Stored>(object: &K, image: &str) -> Progress {
+fn adoption_progress<K: HasImage>(object: &K, image: &str) -> AdoptionProgress {
     if let Some(known) = object.image() {
         return if known.uid == image {
-            Progress::Adopted
+            AdoptionProgress::Adopted
         } else {
-            Progress::MadeAnew(known.uid.clone())
+            AdoptionProgress::OtherImage(known.uid.clone())
         };
     }
     let said = |kind| condition::find(object.conditions(), kind);
@@ -73,60 +73,60 @@ fn progress<K: Stored>(object: &K, image: &str) -> Progress {
             if admitted.status == ConditionStatus::False.as_str()
                 && object.reserved().is_none() =>
         {
-            Progress::Refused(admitted.message.clone())
+            AdoptionProgress::Refused(admitted.message.clone())
         }
-        Some(_) | None => Progress::Waits(match said(ConditionType::Ready) {
+        Some(_) | None => AdoptionProgress::Waits(match said(ConditionType::Ready) {
             Some(ready) => ready.message.clone(),
-            None => format!("the agent of {} has not answered yet", object.node_name()),
+            None => format!("the agent of {} has not reported yet", object.node_name()),
         }),
     }
 }
 
-pub(super) async fn taken_up<K: Adoptable>(
+pub(super) async fn adopt_until<K: Adoptable>(
     connection: &Connection,
-    wish: &K,
+    desired: &K,
     image: &str,
     deadline: Instant,
 ) -> Result<K, crate::Error> {
     let api: Api<K> = connection.everywhere();
-    let (kind, name) = (K::kind(&()).into_owned(), wish.name_any());
-    let mut object = create(connection, &api, wish).await?;
+    let (kind, name) = (K::kind(&()).into_owned(), desired.name_any());
+    let mut object = create(connection, &api, desired).await?;
     loop {
         let is_late = Instant::now() >= deadline;
-        let failure = match progress(&object, image) {
-            Progress::Adopted => return Ok(object),
-            Progress::MadeAnew(made) => {
+        let failure = match adoption_progress(&object, image) {
+            AdoptionProgress::Adopted => return Ok(object),
+            AdoptionProgress::OtherImage(object_image) => {
                 let image = image.to_owned();
                 return Err(Error::Gone {
                     image,
                     kind,
                     name,
-                    made,
+                    object_image,
                 }
                 .into());
             }
-            Progress::Waits(waits_for) if is_late && object.reserved().is_some() => {
-                return Err(Error::Pending {
+            AdoptionProgress::Waits(waits_for) if is_late && object.reserved().is_some() => {
+                return Err(Error::Waiting {
                     kind,
                     name,
                     waits_for,
                 }
                 .into());
             }
-            Progress::Refused(message) => Some(Error::Refused {
+            AdoptionProgress::Refused(message) => Some(Error::Refused {
                 name: name.clone(),
                 message,
             }),
-            Progress::Waits(waits_for) if is_late => Some(Error::Late {
+            AdoptionProgress::Waits(waits_for) if is_late => Some(Error::TimedOut {
                 name: name.clone(),
                 waits_for,
             }),
-            Progress::Waits(_) => None,
+            AdoptionProgress::Waits(_) => None,
         };
         match failure {
-            // What nobody has admitted would only be in the way of the next try.
+            // An object that is not admitted would only block the next attempt.
             Some(failure) => {
-                if is_withdrawn(connection, &api, &object).await? {
+                if remove_unadmitted(connection, &api, &object).await? {
                     return Err(failure.into());
                 }
             }
@@ -141,38 +141,38 @@ pub(super) async fn taken_up<K: Adoptable>(
 async fn create<K: Adoptable>(
     connection: &Connection,
     api: &Api<K>,
-    wish: &K,
+    desired: &K,
 ) -> Result<K, crate::Error> {
-    let (kind, name) = (K::kind(&()).into_owned(), wish.name_any());
+    let (kind, name) = (K::kind(&()).into_owned(), desired.name_any());
     let what = format!("cannot create {kind} {name}");
     let created = connection
-        .ask(what, api.create(&PostParams::default(), wish))
+        .ask(what, api.create(&PostParams::default(), desired))
         .await;
     match created {
         Err(error) if error.rejection() == Some(Rejection::AlreadyExists) => {
-            Err(Error::Taken { kind, name }.into())
+            Err(Error::NameInUse { kind, name }.into())
         }
         created => created,
     }
 }
 
-/// Removes an object that its agent has not admitted, step by step; false where it was changed
-/// meanwhile and has to be looked at again.
-async fn is_withdrawn<K: Adoptable>(
+/// Removes an object that its agent has not admitted. Returns false if the object changed in the meantime
+/// and must be read again.
+async fn remove_unadmitted<K: Adoptable>(
     connection: &Connection,
     api: &Api<K>,
     object: &K,
 ) -> Result<bool, crate::Error> {
-    let what = || format!("cannot withdraw {} {}", K::kind(&()), object.name_any());
+    let what = || format!("cannot remove {} {}", K::kind(&()), object.name_any());
     let mut current = object.clone();
     loop {
-        let Some(step) = withdrawal(&current) else {
+        let Some(step) = next_removal_step(&current) else {
             return Ok(false);
         };
-        if matches!(step, Step::Await | Step::Held) {
+        if matches!(step, RemovalStep::Await | RemovalStep::Held) {
             return Ok(true);
         }
-        match take(connection, api, &current, step, what()).await {
+        match execute(connection, api, &current, step, what()).await {
             Ok(Some(left)) => current = left,
             Ok(None) => return Ok(true),
             Err(error) if error.rejection() == Some(Rejection::Conflict) => return Ok(false),
@@ -181,8 +181,8 @@ async fn is_withdrawn<K: Adoptable>(
     }
 }
 
-/// The next step to withdraw an object. None for one that is admitted: it may have an image.
-fn withdrawal<K: Stored>(object: &K) -> Option<Step> {
+/// Returns the next step to remove an object; `None` if it is admitted, because it may have an image.
+fn next_removal_step<K: HasImage>(object: &K) -> Option<RemovalStep> {
     object.reserved().is_none().then(|| removal::next(object))
 }
 
@@ -201,17 +201,23 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_adopted_once_its_agent_names_the_image() {
+    fn an_image_is_adopted_once_the_agent_reports_it() {
         let adopted = cluster().volumes[0].clone();
-        assert_eq!(progress(&adopted, "uid-of-pvc-1"), Progress::Adopted);
-        let other = Progress::MadeAnew("uid-of-pvc-1".to_owned());
-        assert_eq!(progress(&adopted, "uid-of-lost"), other);
+        assert_eq!(
+            adoption_progress(&adopted, "uid-of-pvc-1"),
+            AdoptionProgress::Adopted
+        );
+        let other = AdoptionProgress::OtherImage("uid-of-pvc-1".to_owned());
+        assert_eq!(adoption_progress(&adopted, "uid-of-lost"), other);
     }
 
     #[test]
-    fn until_then_it_waits_unless_it_is_refused() {
+    fn an_object_without_image_waits_unless_the_agent_refuses_it() {
         let silent = waiting(json!({"conditions": []}));
-        assert!(matches!(progress(&silent, "i"), Progress::Waits(_)));
+        assert!(matches!(
+            adoption_progress(&silent, "i"),
+            AdoptionProgress::Waits(_)
+        ));
         let no = condition(
             "Admitted",
             "False",
@@ -220,24 +226,27 @@ mod tests {
         );
         let refused = waiting(json!({"conditions": [no]}));
         assert_eq!(
-            progress(&refused, "i"),
-            Progress::Refused("its size is another".to_owned())
+            adoption_progress(&refused, "i"),
+            AdoptionProgress::Refused("its size is another".to_owned())
         );
-        // Something is reserved: so it may be about to be taken up.
+        // It has a reservation, so the agent may be adopting the image.
         let admitted = waiting(json!({"reserved": "1Gi", "conditions": [no]}));
-        assert!(matches!(progress(&admitted, "i"), Progress::Waits(_)));
+        assert!(matches!(
+            adoption_progress(&admitted, "i"),
+            AdoptionProgress::Waits(_)
+        ));
     }
 
     #[test]
     fn an_admitted_object_is_never_withdrawn() {
         let mut volume = waiting(json!({"conditions": []}));
-        assert_eq!(withdrawal(&volume), Some(Step::Ask));
+        assert_eq!(next_removal_step(&volume), Some(RemovalStep::Ask));
         volume.spec.deletion_requested = true;
-        assert_eq!(withdrawal(&volume), Some(Step::Delete));
+        assert_eq!(next_removal_step(&volume), Some(RemovalStep::Delete));
         for is_asked in [false, true] {
             let mut admitted = waiting(json!({"reserved": "1Gi", "conditions": []}));
             admitted.spec.deletion_requested = is_asked;
-            assert_eq!(withdrawal(&admitted), None);
+            assert_eq!(next_removal_step(&admitted), None);
         }
     }
 }

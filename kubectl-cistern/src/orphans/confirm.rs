@@ -1,11 +1,11 @@
-//! Asking a person who may lose data.
+//! Confirmation prompt of `orphans reclaim`.
 
 use std::io::{BufRead, Write};
 
 use super::Error;
 use crate::{confirm::is_typed, output::one_line};
 
-/// Says what is going to happen and waits for the name of what goes.
+/// Prints what is going to be removed and asks for its name.
 pub fn confirm(
     what: &str,
     name: &str,
@@ -13,7 +13,7 @@ pub fn confirm(
     questions: &mut impl Write,
 ) -> Result<(), Error> {
     let question = format!(
-        "The {} is going to be removed, and its data with it. This cannot be taken back.\n",
+        "The {} and its data will be removed. This cannot be undone.\n",
         one_line(what),
     );
     if is_typed(&question, name, answers, questions).map_err(Error::Answer)? {
@@ -29,7 +29,7 @@ mod tests {
     use crate::{arguments::Selection, orphans::list::choose, testing::cluster};
 
     #[test]
-    fn only_the_whole_name_is_a_yes() {
+    fn only_the_whole_name_confirms() {
         let choice = choose(&cluster(), "pvc-lost", &Selection::default()).unwrap();
         let answer = |text: &str| {
             let mut asked = Vec::new();

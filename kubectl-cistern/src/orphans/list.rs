@@ -1,9 +1,9 @@
-//! What the agents say of images that nobody claims, and which of them is meant. Pure.
+//! Lists the orphaned images that agents report, and selects one by name. Pure.
 
 use std::fmt;
 
 use chrono::{DateTime, Utc};
-use cistern_crds::{Bytes, Drift, Orphan, SourceKind, StorageNode, health::OrphanIdentity};
+use cistern_crds::{Bytes, Drift, Orphan, SourceKind, StorageNode, drift::OrphanIdentity};
 use kube::ResourceExt as _;
 use serde::Serialize;
 
@@ -12,73 +12,73 @@ use crate::{
     arguments::Selection,
     cluster::Cluster,
     duration::age,
-    output::{Paint, Table, Tone, View, counted, human, one_line, wrap},
+    output::{Paint, Style, Table, View, counted, human, one_line, wrap},
 };
 
-/// Images that nobody claims, and what else does not belong together.
+/// Orphaned images, drift, and unclaimed objects.
 #[derive(Clone, Debug, Serialize)]
 pub struct Orphans {
-    /// The images.
+    /// Orphaned images.
     pub items: Vec<OrphanView>,
-    /// Whatever else there is.
+    /// Drift on the nodes.
     pub drift: Vec<DriftView>,
-    /// Volumes and snapshots that nobody claims.
+    /// Volumes and snapshots without an owner in Kubernetes.
     pub unclaimed: Vec<UnclaimedView>,
-    /// Why it is not known whether there are any.
+    /// Reasons why unclaimed volumes or snapshots could not be determined.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unread: Vec<String>,
-    /// When somebody looked.
+    /// Time at which the objects were listed.
     #[serde(skip)]
     pub now: DateTime<Utc>,
 }
 
-/// An image that nobody claims.
+/// An orphaned image: no volume or snapshot claims it.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OrphanView {
     /// Name of the image.
     pub image: String,
-    /// Its pool.
+    /// Name of the pool.
     pub pool: String,
-    /// Its node.
+    /// Name of the node.
     pub node: String,
-    /// The room that it takes.
+    /// Space that it occupies, in bytes.
     pub size_bytes: u64,
-    /// What it says itself of what it is. One without cannot be adopted.
+    /// Identity that is recorded in the image. An image without identity cannot be adopted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub identity: Option<OrphanIdentity>,
-    /// Since when.
+    /// Time since which it is an orphan.
     pub since: DateTime<Utc>,
-    /// The other node that its custom resource is on.
+    /// The other node on which its custom resource is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub belongs_to: Option<String>,
 }
 
-/// Something on a node that does not belong together.
+/// Drift on a node.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DriftView {
-    /// The node.
+    /// Name of the node.
     pub node: String,
-    /// What it is.
+    /// Drift, as the agent reports it.
     #[serde(flatten)]
     pub drift: Drift,
 }
 
-/// The orphan that is meant, and what it says that it is.
+/// The orphan that a name selects, with its identity.
 #[derive(Clone, Debug)]
-pub struct Choice {
+pub struct SelectedOrphan {
     /// Name of the image.
     pub image: String,
-    /// Its pool.
+    /// Name of the pool.
     pub pool: String,
-    /// Its node.
+    /// Name of the node.
     pub node: String,
-    /// What it says that it is.
+    /// Identity that is recorded in the image.
     pub identity: OrphanIdentity,
 }
 
-impl fmt::Display for Choice {
+impl fmt::Display for SelectedOrphan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = named(Some(&self.identity));
         write!(
@@ -102,7 +102,7 @@ fn named(identity: Option<&OrphanIdentity>) -> String {
     }
 }
 
-/// Every orphan that is selected, with its pool and node.
+/// Returns the orphans that `only` selects, with their nodes and pools.
 fn all<'a>(
     cluster: &'a Cluster,
     only: &'a Selection,
@@ -123,8 +123,8 @@ fn all<'a>(
     })
 }
 
-/// The orphan that is called so.
-pub fn choose(cluster: &Cluster, name: &str, only: &Selection) -> Result<Choice, Error> {
+/// Returns the orphan whose image, or the volume or snapshot recorded in it, has this name.
+pub fn choose(cluster: &Cluster, name: &str, only: &Selection) -> Result<SelectedOrphan, Error> {
     let is_meant = |orphan: &Orphan| {
         let identity = orphan.identity.as_ref();
         orphan.image == name || identity.is_some_and(|identity| identity.name == name)
@@ -143,7 +143,7 @@ pub fn choose(cluster: &Cluster, name: &str, only: &Selection) -> Result<Choice,
     };
     let (image, pool, node) = (orphan.image.clone(), pool.to_owned(), node.name_any());
     if let Some(owner) = orphan.belongs_to.clone() {
-        return Err(Error::Elsewhere {
+        return Err(Error::OnOtherNode {
             what: named(orphan.identity.as_ref()),
             image,
             node,
@@ -151,18 +151,18 @@ pub fn choose(cluster: &Cluster, name: &str, only: &Selection) -> Result<Choice,
         });
     }
     match orphan.identity.clone() {
-        Some(identity) => Ok(Choice {
+        Some(identity) => Ok(SelectedOrphan {
             image,
             pool,
             node,
             identity,
         }),
-        None => Err(Error::Nameless { image, pool, node }),
+        None => Err(Error::NoIdentity { image, pool, node }),
     }
 }
 
 impl Orphans {
-    /// Those of a cluster.
+    /// Collects the orphans and the drift of a cluster.
     pub fn of(cluster: &Cluster, only: &Selection, now: DateTime<Utc>) -> Self {
         let mut items: Vec<OrphanView> = all(cluster, only)
             .map(|(node, pool, orphan)| OrphanView {
@@ -205,29 +205,30 @@ impl View for Orphans {
     fn text(&self, _: bool, paint: Paint) -> String {
         let mut parts = vec![self.orphans_text(paint)];
         if !self.drift.is_empty() {
-            let things = counted(self.drift.len(), "thing");
-            parts.push(format!("\nOn the nodes, {things} out of place:\n"));
+            let findings = counted(self.drift.len(), "finding");
+            parts.push(format!("\nDrift on the nodes, {findings}:\n"));
         }
         for DriftView { node, drift } in &self.drift {
-            let kind = paint.of(Tone::Warning, &drift.kind);
+            let kind = paint.of(Style::Warning, &drift.kind);
             let message = wrap(&drift.message, 100, 4);
             let object = one_line(&drift.object);
             parts.push(format!("  {kind}: {object} on {node}\n    {message}\n"));
         }
         if !self.unclaimed.is_empty() {
             let objects = counted(self.unclaimed.len(), "object");
-            parts.push(format!("\n{objects} that nobody claims:\n"));
+            parts.push(format!("\n{objects} unclaimed:\n"));
         }
         for it in &self.unclaimed {
-            let kind = paint.of(Tone::Warning, &it.kind);
+            let kind = paint.of(Style::Warning, &it.kind);
             let (name, message) = (&it.name, wrap(&it.message, 100, 4));
             let claim = it.claim.as_ref();
-            let claim = claim.map(|it| format!(", made for claim {}/{}", it.namespace, it.name));
+            let claim = claim.map(|it| format!(", created for claim {}/{}", it.namespace, it.name));
             let claim = claim.unwrap_or_default();
             parts.push(format!("  {kind}: {name}{claim}\n    {message}\n"));
         }
         let unread = self.unread.iter();
-        parts.extend(unread.map(|why| format!("\nNobody knows what is unclaimed: {why}\n")));
+        parts
+            .extend(unread.map(|why| format!("\nUnclaimed objects cannot be determined: {why}\n")));
         parts.concat()
     }
 }
@@ -254,8 +255,8 @@ impl Orphans {
             ]);
         }
         table.render(paint)
-            + "\nTake one up again with `kubectl cistern orphans adopt IMAGE`; \
-               have it removed with `… reclaim IMAGE`.\n"
+            + "\nAdopt an image with `kubectl cistern orphans adopt IMAGE`; \
+            remove it with `… reclaim IMAGE`.\n"
     }
 }
 
@@ -265,7 +266,7 @@ mod tests {
     use crate::testing::{at, cluster, object};
 
     #[test]
-    fn orphans_are_listed_with_what_they_say_that_they_are() {
+    fn orphans_are_listed_with_their_identity() {
         let text =
             Orphans::of(&cluster(), &Selection::default(), at(600)).text(false, Paint::plain());
         assert_eq!(
@@ -275,13 +276,13 @@ IMAGE         IS                POOL   NODE       SIZE    AGE
 uid-of-lost   volume pvc-lost   fast   worker-1   1Gi     10m
 who-knows     unknown           fast   worker-1   512Mi   10m
 
-Take one up again with `kubectl cistern orphans adopt IMAGE`; have it removed with `… reclaim IMAGE`.
+Adopt an image with `kubectl cistern orphans adopt IMAGE`; remove it with `… reclaim IMAGE`.
 "
         );
     }
 
     #[test]
-    fn an_image_of_another_node_is_listed_with_that_node_and_cannot_be_chosen() {
+    fn an_image_of_another_node_is_listed_with_that_node_and_cannot_be_selected() {
         let mut cluster = cluster();
         let status = cluster.nodes[0].status.as_mut().unwrap();
         status.pools[0].orphans[0].belongs_to = Some("worker-0".to_owned());
@@ -300,7 +301,7 @@ Take one up again with `kubectl cistern orphans adopt IMAGE`; have it removed wi
     }
 
     #[test]
-    fn what_else_does_not_belong_together_is_told_below() {
+    fn drift_is_listed_below_orphans() {
         let mut cluster = Cluster::default();
         cluster.nodes.push(object(serde_json::json!({
             "metadata": {"name": "n"}, "spec": {"topology": {}},
@@ -318,7 +319,7 @@ Take one up again with `kubectl cistern orphans adopt IMAGE`; have it removed wi
     }
 
     #[test]
-    fn an_orphan_is_chosen_by_its_image_or_by_what_it_says_that_it_is() {
+    fn an_orphan_is_selected_by_its_image_or_its_identity() {
         let all = Selection::default();
         for name in ["uid-of-lost", "pvc-lost"] {
             let choice = choose(&cluster(), name, &all).unwrap();
@@ -334,7 +335,7 @@ Take one up again with `kubectl cistern orphans adopt IMAGE`; have it removed wi
         ));
         assert!(matches!(
             choose(&cluster(), "who-knows", &all),
-            Err(Error::Nameless { .. })
+            Err(Error::NoIdentity { .. })
         ));
         let mut twice = cluster();
         let again = twice.nodes[0].clone();

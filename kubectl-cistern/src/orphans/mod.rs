@@ -1,136 +1,138 @@
-//! `orphans`: images that nobody claims. They are listed, taken back, or removed.
+//! `orphans`: lists, adopts or reclaims images that no custom resource claims.
 //!
 //! ```text
-//! list      what the agents say of them
-//! adopt     custom resource with the image's identity ─▶ the agent takes the image up
-//! reclaim   adopt ─▶ spec.deletionRequested ─▶ the agent removes the image ─▶ custom resource goes
+//! list      orphans as the agents report them
+//! adopt     create a custom resource with the image's identity ─▶ the agent adopts the image
+//! reclaim   adopt ─▶ spec.deletionRequested ─▶ the agent removes the image ─▶ delete the custom resource
 //! ```
 //!
-//! *Invariant:* an image is removed by its agent for `spec.deletionRequested`. Only `reclaim` writes
-//! that to a custom resource that an agent has admitted, and only once the agent has said that it is
-//! this image that the custom resource stands for.
+//! *Invariant:* the agent removes an image because of `spec.deletionRequested`. Only `reclaim` sets that on
+//! an admitted custom resource, and only after the agent has reported this image as the image of the
+//! custom resource.
 
 pub mod adopt;
 pub mod confirm;
+pub mod custom_resource;
 pub mod list;
 pub mod persistent_volume;
 pub mod reclaim;
 pub mod unclaimed;
-pub mod wish;
 
 use std::io;
 
 use self::{
-    list::{Choice, Orphans},
-    unclaimed::Known,
-    wish::Wish,
+    custom_resource::CustomResource,
+    list::{Orphans, SelectedOrphan},
+    unclaimed::OwnerIndex,
 };
 use crate::{
     Connection, Printer, Verdict,
-    arguments::{self, Adopt, Chosen, OrphansCommand, Output, PersistentVolumeWish, Selection},
+    arguments::{
+        self, Adopt, OrphanArguments, OrphansCommand, Output, PersistentVolumeAction, Selection,
+    },
     cluster::Cluster,
     output::{Terminal, one_line},
 };
 
-/// Why nothing was done, or not all.
+/// Error of `orphans`.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nothing is called so.
+    /// No orphan has this name.
     #[error("no orphan is called {name:?}: see `kubectl cistern orphans`")]
     Unknown {
-        /// What was asked for.
+        /// Requested name.
         name: String,
     },
-    /// Several are called so.
+    /// Several orphans have this name.
     #[error("{count} orphans are called {name:?}: name the image, or --pool and --node")]
     Ambiguous {
-        /// What was asked for.
+        /// Requested name.
         name: String,
-        /// How many there are.
+        /// Number of orphans.
         count: usize,
     },
-    /// The image does not say what it is.
+    /// The image has no identity.
     #[error(
-        "the image {image} in pool {pool} on {node} does not say what it is, so nothing can claim it: \
-         look at it on the node, and move it away there"
+        "the image {image} in pool {pool} on {node} has no identity, so no custom resource can claim it: \
+        inspect it on the node, and move it away there"
     )]
-    Nameless {
-        /// The image.
+    NoIdentity {
+        /// Name of the image.
         image: String,
-        /// Its pool.
+        /// Name of the pool.
         pool: String,
-        /// Its node.
+        /// Name of the node.
         node: String,
     },
-    /// Its custom resource is on another node.
+    /// The custom resource of the image is on another node.
     #[error(
         "image {image} on {node} belongs to node {owner}, which has {what}: give the node its old name, or move the disk back; to give up the image, delete that first"
     )]
-    Elsewhere {
-        /// The image.
+    OnOtherNode {
+        /// Name of the image.
         image: String,
-        /// The node that it lies on.
+        /// Node on which the image is.
         node: String,
-        /// What it says that it is.
+        /// Identity of the image.
         what: String,
-        /// The node that it belongs to.
+        /// Node of the custom resource.
         owner: String,
     },
-    /// Somebody else has the name.
+    /// A custom resource of this name exists.
     #[error(
-        "{kind} {name} exists already, with another image: it has to go first, or this image stays as it is"
+        "{kind} {name} already exists with another image: delete it first, or keep this image as an orphan"
     )]
-    Taken {
-        /// Its kind.
+    NameInUse {
+        /// Kind of the object.
         kind: String,
-        /// Its name.
+        /// Name of the object.
         name: String,
     },
-    /// The node does not take it.
-    #[error("{name} is not taken up: {message}; nothing was changed")]
+    /// The agent refused the object.
+    #[error("{name} is not adopted: {message}; nothing was changed")]
     Refused {
         /// Name of the object.
         name: String,
-        /// The agent's words.
+        /// Message of the agent.
         message: String,
     },
-    /// The image was gone.
+    /// The image no longer existed, and the agent created another.
     #[error(
-        "the image {image} was gone by now: {kind} {name} stands for image {made}, and is kept; look at what is in it, and set its spec.deletionRequested only if that is not needed"
+        "the image {image} no longer exists: {kind} {name} has image {object_image}, and is kept; inspect its data, and set its spec.deletionRequested only if the data is not needed"
     )]
     Gone {
-        /// The image.
+        /// Name of the image.
         image: String,
         /// Kind of the object.
         kind: String,
         /// Name of the object.
         name: String,
         /// The image of the object.
-        made: String,
+        object_image: String,
     },
-    /// The node is slow, or away, and has promised nothing.
+    /// The agent did not admit the object before the timeout.
     #[error(
-        "{name} is not taken up, because it waits for its node: {waits_for}; nothing was changed: repeat the command, or see `kubectl cistern status`"
+        "{name} is not adopted, because it waits for its node: {waits_for}; nothing was changed: repeat the command, or see `kubectl cistern status`"
     )]
-    Late {
+    TimedOut {
         /// Name of the object.
         name: String,
-        /// What it waits for.
+        /// Message of the condition on which it waits.
         waits_for: String,
     },
-    /// The node has admitted the object, and is slow, or away.
+    /// The agent admitted the object, but did not report its image before the timeout.
     #[error(
         "{kind} {name} is admitted and kept, and waits for its node: {waits_for}; see `kubectl cistern status`"
     )]
-    Pending {
+    Waiting {
         /// Kind of the object.
         kind: String,
         /// Name of the object.
         name: String,
-        /// What it waits for.
+        /// Message of the condition on which it waits.
         waits_for: String,
     },
-    /// The node has not removed the image yet.
+    /// The agent did not remove the image before the timeout.
     #[error(
         "{kind} {name} is being removed, and waits for its node: {waits_for}; see `kubectl cistern status`"
     )]
@@ -139,60 +141,60 @@ pub enum Error {
         kind: String,
         /// Name of the object.
         name: String,
-        /// What it waits for.
+        /// Message of the condition on which it waits.
         waits_for: String,
     },
-    /// Something of Kubernetes stands for it, or waits for it.
+    /// An object of Kubernetes owns the volume or snapshot, or waits for it.
     #[error(
-        "{kind} {name} is no orphan: a {owner} or what it is made for stands for it; delete that, and the volume or snapshot goes with it"
+        "{kind} {name} is not an orphan: a {owner}, or a claim or VolumeSnapshot that waits for it, owns it; delete the owner to remove the volume or snapshot"
     )]
     Claimed {
-        /// Its kind.
+        /// Kind of the object.
         kind: String,
-        /// Its name.
+        /// Name of the object.
         name: String,
-        /// The kind that stands for it.
+        /// Kind of the owner.
         owner: &'static str,
     },
-    /// Nobody can tell whether something stands for it.
-    #[error("nobody knows whether {kind} {name} is claimed: {why}; nothing was changed")]
-    NotKnown {
-        /// Its kind.
+    /// The owner cannot be determined.
+    #[error("it is unknown whether {kind} {name} is claimed: {why}; nothing was changed")]
+    OwnerUnknown {
+        /// Kind of the object.
         kind: String,
-        /// Its name.
+        /// Name of the object.
         name: String,
-        /// Why.
+        /// Reason.
         why: String,
     },
-    /// It is being removed.
+    /// The volume is being removed.
     #[error("PoolVolume {name} is being removed: nothing was changed")]
-    Leaving {
-        /// Its name.
+    Deleting {
+        /// Name of the object.
         name: String,
     },
-    /// A snapshot that has its image.
+    /// The snapshot has its image and needs no adoption.
     #[error(
         "PoolSnapshot {name} has its image: create a VolumeSnapshotContent whose snapshotHandle is {name}"
     )]
     HasImage {
-        /// Its name.
+        /// Name of the object.
         name: String,
     },
-    /// Nobody has said yes.
-    #[error("not confirmed: nothing was changed (--yes goes without asking)")]
+    /// The user did not confirm.
+    #[error("not confirmed: nothing was changed (--yes skips the prompt)")]
     NotConfirmed,
-    /// The answer cannot be read.
-    #[error("the answer cannot be read: nothing was changed (--yes goes without asking)")]
+    /// Reading from standard input failed.
+    #[error("the answer cannot be read: nothing was changed (--yes skips the prompt)")]
     Answer(#[source] io::Error),
-    /// A claim that is none.
-    #[error("--claim is {claim:?}: write NAMESPACE/NAME")]
+    /// The value of --claim is invalid.
+    #[error("invalid --claim {claim:?}: the format is NAMESPACE/NAME")]
     Claim {
-        /// What was written.
+        /// Value of the flag.
         claim: String,
     },
 }
 
-/// Runs one of the commands.
+/// Runs a subcommand.
 pub async fn run(
     connection: &Connection,
     flags: arguments::Orphans,
@@ -208,12 +210,12 @@ pub async fn run(
     }
 }
 
-/// What is meant by a name.
+/// Object that a name selects.
 enum Target {
-    /// An image without custom resource.
-    Image(Choice),
-    /// A custom resource that nobody claims.
-    Object(Wish),
+    /// An image without a custom resource.
+    Image(SelectedOrphan),
+    /// An unclaimed custom resource.
+    Object(CustomResource),
 }
 
 async fn list(
@@ -223,7 +225,7 @@ async fn list(
     printer: Printer,
 ) -> Result<Verdict, crate::Error> {
     let cluster = Cluster::own(connection).await?;
-    let known = Known::read(connection).await?;
+    let known = OwnerIndex::read(connection).await?;
     let now = chrono::Utc::now();
     let mut view = Orphans::of(&cluster, only, now);
     view.unclaimed = known.unclaimed(&cluster, only, now);
@@ -233,14 +235,14 @@ async fn list(
 
 async fn choose(
     connection: &Connection,
-    chosen: &Chosen,
+    orphan: &OrphanArguments,
 ) -> Result<(Cluster, Target), crate::Error> {
     let cluster = Cluster::with_users(connection).await?;
-    let target = match list::choose(&cluster, &chosen.name, &chosen.only) {
+    let target = match list::choose(&cluster, &orphan.name, &orphan.only) {
         Ok(choice) => Target::Image(choice),
         Err(Error::Unknown { name }) => {
-            let known = Known::read(connection).await?;
-            let object = known.choose(&cluster, &name, &chosen.only)?;
+            let known = OwnerIndex::read(connection).await?;
+            let object = known.choose(&cluster, &name, &orphan.only)?;
             Target::Object(object.ok_or(Error::Unknown { name })?)
         }
         Err(error) => return Err(error.into()),
@@ -253,7 +255,7 @@ async fn reclaim(
     flags: &arguments::Reclaim,
     printer: Printer,
 ) -> Result<Verdict, crate::Error> {
-    let (cluster, target) = choose(connection, &flags.chosen).await?;
+    let (cluster, target) = choose(connection, &flags.orphan).await?;
     let (what, name) = match &target {
         Target::Image(choice) => (choice.to_string(), choice.identity.name.clone()),
         Target::Object(object) => (unclaimed::describe(object), object.name()),
@@ -266,20 +268,20 @@ async fn reclaim(
             &mut Terminal::stderr(),
         )?;
     }
-    let patience = flags.chosen.timeout;
+    let timeout = flags.orphan.timeout;
     match &target {
         Target::Image(choice) => {
-            reclaim::reclaim(connection, &cluster, choice, patience).await?;
+            reclaim::reclaim(connection, &cluster, choice, timeout).await?;
         }
         Target::Object(object) => {
-            // Somebody may have claimed it while the question stood.
-            let known = Known::read(connection).await?;
-            known.choose(&cluster, &name, &flags.chosen.only)?;
-            reclaim::remove_object(connection, object, patience).await?;
+            // The object may have been claimed during the prompt.
+            let known = OwnerIndex::read(connection).await?;
+            known.choose(&cluster, &name, &flags.orphan.only)?;
+            reclaim::remove_object(connection, object, timeout).await?;
         }
     }
     printer.write(&format!("{} is removed\n", one_line(&what)))?;
-    Ok(Verdict::Well)
+    Ok(Verdict::Ok)
 }
 
 async fn adopt(
@@ -292,19 +294,19 @@ async fn adopt(
         .as_deref()
         .map(persistent_volume::parse_claim)
         .transpose()?;
-    let (cluster, target) = choose(connection, &flags.chosen).await?;
-    let patience = flags.chosen.timeout;
+    let (cluster, target) = choose(connection, &flags.orphan).await?;
+    let timeout = flags.orphan.timeout;
     let volume = match target {
         Target::Object(object) => {
-            crate::tell(&[format!("{} has its image", unclaimed::describe(&object))]);
+            crate::print_notes(&[format!("{} has its image", unclaimed::describe(&object))]);
             unclaimed::as_volume(object)?
         }
         Target::Image(choice) => {
-            let adopted = adopt::adopt(connection, &cluster, &choice, patience).await?;
+            let adopted = adopt::adopt(connection, &cluster, &choice, timeout).await?;
             let (kind, name) = (adopted.kind(), adopted.name());
-            crate::tell(&[format!("{choice} is taken up again as {kind} {name}")]);
-            let Wish::Volume(volume) = adopted else {
-                return Ok(Verdict::Well);
+            crate::print_notes(&[format!("{choice} is adopted as {kind} {name}")]);
+            let CustomResource::Volume(volume) = adopted else {
+                return Ok(Verdict::Ok);
             };
             volume
         }
@@ -312,14 +314,14 @@ async fn adopt(
     let class = &flags.storage_class;
     let manifest = persistent_volume::of(&volume, class, claim.as_ref());
     match flags.persistent_volume {
-        PersistentVolumeWish::None => {}
-        PersistentVolumeWish::Print => {
+        PersistentVolumeAction::None => {}
+        PersistentVolumeAction::Print => {
             let text = serde_saphyr::to_string(&manifest).map_err(io::Error::other)?;
             printer.write(&text)?;
         }
-        PersistentVolumeWish::Create => {
+        PersistentVolumeAction::Create => {
             persistent_volume::create(connection, &cluster, &manifest).await?;
         }
     }
-    Ok(Verdict::Well)
+    Ok(Verdict::Ok)
 }

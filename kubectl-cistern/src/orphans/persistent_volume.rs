@@ -1,4 +1,4 @@
-//! A PersistentVolume for a volume that was taken up again.
+//! PersistentVolume of an adopted volume.
 
 use std::collections::BTreeMap;
 
@@ -19,10 +19,10 @@ use kube::{ResourceExt as _, api::PostParams};
 use super::Error;
 use crate::{Connection, cluster::Cluster};
 
-/// Says to Kubernetes who made it, so that it is grown and deleted as any other.
+/// Annotation with the provisioner. Kubernetes needs it to expand and delete the volume like any other.
 const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 
-/// Reads `NAMESPACE/NAME`.
+/// Parses `NAMESPACE/NAME`.
 pub fn parse_claim(text: &str) -> Result<ClaimReference, Error> {
     match text.split_once('/') {
         Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() => {
@@ -37,8 +37,8 @@ pub fn parse_claim(text: &str) -> Result<ClaimReference, Error> {
     }
 }
 
-/// The PersistentVolume of a volume. It is kept when its claim goes: who has just got data back
-/// shall not lose it by a slip.
+/// Returns the PersistentVolume of a volume. Its reclaim policy is Retain, so that deleting the claim by
+/// mistake does not lose recovered data.
 pub fn of(volume: &PoolVolume, class: &str, claim: Option<&ClaimReference>) -> PersistentVolume {
     let spec = &volume.spec;
     let size = volume
@@ -106,7 +106,7 @@ fn on_node(node: &str) -> VolumeNodeAffinity {
     }
 }
 
-/// Creates it, unless the volume has one.
+/// Creates the PersistentVolume, unless the volume has one.
 pub async fn create(
     connection: &Connection,
     cluster: &Cluster,
@@ -114,11 +114,11 @@ pub async fn create(
 ) -> Result<(), crate::Error> {
     let name = manifest.name_any();
     if let Some(existing) = cluster.persistent_volume(&name) {
-        let told = format!(
-            "PersistentVolume {} stands for it already",
+        let note = format!(
+            "PersistentVolume {} already exists for this volume",
             existing.name_any()
         );
-        crate::tell(&[told]);
+        crate::print_notes(&[note]);
         return Ok(());
     }
     let api = connection.everywhere::<PersistentVolume>();
@@ -127,7 +127,7 @@ pub async fn create(
     connection
         .ask(what, api.create(&parameters, manifest))
         .await?;
-    crate::tell(&[format!("PersistentVolume {name} created")]);
+    crate::print_notes(&[format!("PersistentVolume {name} created")]);
     Ok(())
 }
 
@@ -137,7 +137,7 @@ mod tests {
     use crate::testing::cluster;
 
     #[test]
-    fn a_persistent_volume_leads_to_the_volume_and_its_node_and_is_kept() {
+    fn a_persistent_volume_references_volume_and_node_and_is_retained() {
         let claim = parse_claim("shop/data").unwrap();
         let object = of(&cluster().volumes[0], "cistern", Some(&claim));
         let json = serde_json::to_value(&object).unwrap();

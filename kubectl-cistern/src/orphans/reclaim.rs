@@ -1,12 +1,12 @@
-//! Having an image removed, by the one way there is: the wish in a custom resource that stands for it.
+//! Removes an image through `spec.deletionRequested` of its custom resource, the only way to remove one.
 
 use std::time::Duration;
 
 use cistern_client::{Rejection, writes};
 use cistern_crds::{
-    ConditionType, Stored, condition,
+    ConditionType, HasImage, condition,
     names::FINALIZER,
-    removal::{self, Step},
+    removal::{self, RemovalStep},
 };
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
@@ -15,45 +15,45 @@ use tokio::time::{Instant, sleep};
 use super::{
     Error,
     adopt::{self, Adoptable, INTERVAL},
-    list::Choice,
-    wish::Wish,
+    custom_resource::CustomResource,
+    list::SelectedOrphan,
 };
 use crate::{Connection, MANAGER, cluster::Cluster};
 
-/// Takes the image up and has it removed.
+/// Adopts the image and removes it.
 pub async fn reclaim(
     connection: &Connection,
     cluster: &Cluster,
-    choice: &Choice,
-    patience: Duration,
+    choice: &SelectedOrphan,
+    timeout: Duration,
 ) -> Result<(), crate::Error> {
-    let deadline = Instant::now() + patience;
-    let adopted = adopt::adopt(connection, cluster, choice, patience).await?;
+    let deadline = Instant::now() + timeout;
+    let adopted = adopt::adopt(connection, cluster, choice, timeout).await?;
     remove_until(connection, &adopted, deadline).await
 }
 
-/// Has a volume or snapshot removed that has its image.
+/// Removes a volume or snapshot that has its image.
 pub async fn remove_object(
     connection: &Connection,
-    object: &Wish,
-    patience: Duration,
+    object: &CustomResource,
+    timeout: Duration,
 ) -> Result<(), crate::Error> {
-    remove_until(connection, object, Instant::now() + patience).await
+    remove_until(connection, object, Instant::now() + timeout).await
 }
 
 async fn remove_until(
     connection: &Connection,
-    object: &Wish,
+    object: &CustomResource,
     deadline: Instant,
 ) -> Result<(), crate::Error> {
     match object {
-        Wish::Volume(volume) => remove(connection, &**volume, deadline).await,
-        Wish::Snapshot(snapshot) => remove(connection, &**snapshot, deadline).await,
+        CustomResource::Volume(volume) => remove(connection, &**volume, deadline).await,
+        CustomResource::Snapshot(snapshot) => remove(connection, &**snapshot, deadline).await,
     }
 }
 
-/// Removes an object, and the image that it stands for, step by step as the driver's controller does.
-/// One that is gone is fine, and so is another of its name.
+/// Removes an object and its image in the same steps as the CSI controller. Succeeds if the object is
+/// gone, or if the name belongs to another object.
 async fn remove<K: Adoptable>(
     connection: &Connection,
     seen: &K,
@@ -67,10 +67,10 @@ async fn remove<K: Adoptable>(
             return Ok(());
         };
         match removal::next(&object) {
-            Step::Held => return Ok(()),
-            Step::Await => sleep(INTERVAL).await,
-            step => match take(connection, &api, &object, step, what()).await {
-                // Somebody was faster: look again.
+            RemovalStep::Held => return Ok(()),
+            RemovalStep::Await => sleep(INTERVAL).await,
+            step => match execute(connection, &api, &object, step, what()).await {
+                // Another client changed the object: read it again.
                 Err(error) if error.rejection() == Some(Rejection::Conflict) => {}
                 done => drop(done?),
             },
@@ -88,35 +88,35 @@ async fn remove<K: Adoptable>(
     }
 }
 
-/// Takes a step that writes, guarded by the version that was looked at. Gives the object as it is then;
-/// none where nothing is left of it.
-pub(super) async fn take<K: Adoptable>(
+/// Executes a step that writes, guarded by the resource version of `object`. Returns the resulting object;
+/// `None` if it is gone.
+pub(super) async fn execute<K: Adoptable>(
     connection: &Connection,
     api: &Api<K>,
     object: &K,
-    step: Step,
+    step: RemovalStep,
     what: String,
 ) -> Result<Option<K>, crate::Error> {
     match step {
-        Step::Ask => {
+        RemovalStep::Ask => {
             let change = json!({"spec": {"deletionRequested": true}});
             let write = writes::patch_guarded(api, object, MANAGER, change);
             connection.ask(what, write).await.map(Some)
         }
-        Step::Delete => {
+        RemovalStep::Delete => {
             let delete = writes::delete_exactly(api, object);
             connection.ask(what, delete).await
         }
-        Step::Release => {
+        RemovalStep::Release => {
             let release = writes::remove_finalizer(api, object, MANAGER, FINALIZER);
             connection.ask(what, release).await.map(|()| None)
         }
-        Step::Await | Step::Held => Ok(Some(object.clone())),
+        RemovalStep::Await | RemovalStep::Held => Ok(Some(object.clone())),
     }
 }
 
-fn waits_for<K: Stored>(object: &K) -> String {
+fn waits_for<K: HasImage>(object: &K) -> String {
     let reclaimed = condition::find(object.conditions(), ConditionType::Reclaimed);
     let said = reclaimed.map(|reclaimed| reclaimed.message.clone());
-    said.unwrap_or_else(|| format!("the agent of {} has not answered yet", object.node_name()))
+    said.unwrap_or_else(|| format!("the agent of {} has not reported yet", object.node_name()))
 }

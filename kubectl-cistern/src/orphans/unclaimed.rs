@@ -1,10 +1,9 @@
-//! Volumes and snapshots that nobody claims: they have their image, and nothing of Kubernetes stands
-//! for them.
+//! Unclaimed volumes and snapshots: they have an image, but no PersistentVolume or VolumeSnapshotContent.
 
 use chrono::{DateTime, Utc};
 use cistern_client::Rejection;
 use cistern_crds::{
-    PoolVolume, Stored,
+    HasImage, PoolVolume,
     unclaimed::{Claimable, GRACE, Owners, advice},
     volume::ClaimReference,
 };
@@ -12,53 +11,53 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::{ResourceExt as _, api::ListParams};
 use serde::Serialize;
 
-use super::{Error, wish::Wish};
+use super::{Error, custom_resource::CustomResource};
 use crate::{
     Connection,
     arguments::Selection,
     cluster::{Cluster, contents},
 };
 
-/// What stands for volumes and for snapshots, as it was read after them.
+/// Owners of volumes and snapshots; listed after the volumes and snapshots.
 #[derive(Debug)]
-pub struct Known {
-    volumes: Read,
-    snapshots: Read,
+pub struct OwnerIndex {
+    volumes: OwnerList,
+    snapshots: OwnerList,
 }
 
-/// What stands for objects of a kind.
+/// Owners of the objects of one kind.
 #[derive(Debug)]
-enum Read {
+enum OwnerList {
     Owners(Owners),
-    /// The kind that would stand for them is not installed.
+    /// The kind of the owners is not installed.
     NotInstalled,
-    /// It could not be read: why.
+    /// The owners could not be listed, for this reason.
     Unread(String),
 }
 
-/// A volume or snapshot that nobody claims.
+/// A volume or snapshot without an owner.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UnclaimedView {
     /// `PoolVolume` or `PoolSnapshot`.
     pub kind: String,
-    /// Its name.
+    /// Name of the object.
     pub name: String,
-    /// Its pool.
+    /// Name of the pool.
     pub pool: String,
-    /// Its node.
+    /// Name of the node.
     pub node: String,
-    /// What the ledger of the node holds for it.
+    /// Space that the node's ledger reserves for it, in bytes.
     pub reserved_bytes: u64,
-    /// The claim that a volume was made for.
+    /// Claim for which a volume was created.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim: Option<ClaimReference>,
-    /// What is known of it, and what to do.
+    /// Explanation and suggested action.
     pub message: String,
 }
 
-impl Known {
-    /// Reads it. What may not be read, or is not installed, is no error.
+impl OwnerIndex {
+    /// Lists the owners. A kind that may not be listed or is not installed is not an error.
     pub async fn read(connection: &Connection) -> Result<Self, crate::Error> {
         Ok(Self {
             volumes: read(owners_of_volumes(connection).await)?,
@@ -66,17 +65,17 @@ impl Known {
         })
     }
 
-    /// Why nothing is known, where that is so.
+    /// Returns the reasons why owners could not be listed.
     pub fn unread(&self) -> impl Iterator<Item = &str> {
         [&self.volumes, &self.snapshots]
             .into_iter()
             .filter_map(|read| match read {
-                Read::Unread(why) => Some(why.as_str()),
-                Read::Owners(_) | Read::NotInstalled => None,
+                OwnerList::Unread(why) => Some(why.as_str()),
+                OwnerList::Owners(_) | OwnerList::NotInstalled => None,
             })
     }
 
-    /// Everything that is selected and nobody claims.
+    /// Returns the selected objects that are unclaimed.
     pub fn unclaimed(
         &self,
         cluster: &Cluster,
@@ -84,7 +83,7 @@ impl Known {
         now: DateTime<Utc>,
     ) -> Vec<UnclaimedView> {
         let mut all = Vec::new();
-        if let Read::Owners(owners) = &self.volumes {
+        if let OwnerList::Owners(owners) = &self.volumes {
             let volumes = cluster.volumes.iter().filter(|it| is_selected(*it, only));
             let volumes = volumes.filter(|it| owners.leave_unclaimed(*it, now, GRACE));
             all.extend(volumes.map(|it| UnclaimedView {
@@ -92,7 +91,7 @@ impl Known {
                 ..view(it)
             }));
         }
-        if let Read::Owners(owners) = &self.snapshots {
+        if let OwnerList::Owners(owners) = &self.snapshots {
             let snapshots = cluster.snapshots.iter().filter(|it| is_selected(*it, only));
             let snapshots = snapshots.filter(|it| owners.leave_unclaimed(*it, now, GRACE));
             all.extend(snapshots.map(view));
@@ -100,14 +99,14 @@ impl Known {
         all
     }
 
-    /// The volume or snapshot of a name, if there is one and it is certain that nobody claims it,
-    /// whatever its age.
+    /// Returns the volume or snapshot of a name, of any age. Returns an error if it is claimed, or if its
+    /// owner cannot be determined.
     pub fn choose(
         &self,
         cluster: &Cluster,
         name: &str,
         only: &Selection,
-    ) -> Result<Option<Wish>, Error> {
+    ) -> Result<Option<CustomResource>, Error> {
         let mut volumes = cluster.volumes.iter();
         let volume = volumes.find(|it| it.name_any() == name && is_selected(*it, only));
         let mut snapshots = cluster.snapshots.iter();
@@ -119,30 +118,30 @@ impl Known {
             }),
             (Some(volume), None) => {
                 self.volumes.refuse_claimed(volume)?;
-                Ok(Some(Wish::Volume(Box::new(volume.clone()))))
+                Ok(Some(CustomResource::Volume(Box::new(volume.clone()))))
             }
             (None, Some(snapshot)) => {
                 self.snapshots.refuse_claimed(snapshot)?;
-                Ok(Some(Wish::Snapshot(Box::new(snapshot.clone()))))
+                Ok(Some(CustomResource::Snapshot(Box::new(snapshot.clone()))))
             }
             (None, None) => Ok(None),
         }
     }
 }
 
-impl Read {
+impl OwnerList {
     fn refuse_claimed<K: Claimable>(&self, object: &K) -> Result<(), Error> {
         let (kind, name) = (K::kind(&()).into_owned(), object.name_any());
         let owner = K::OWNER;
         match self {
             Self::Owners(owners) if owners.lack(object) => Ok(()),
             Self::Owners(_) => Err(Error::Claimed { kind, name, owner }),
-            Self::NotInstalled => Err(Error::NotKnown {
+            Self::NotInstalled => Err(Error::OwnerUnknown {
                 kind,
                 name,
                 why: format!("the cluster has no {owner}"),
             }),
-            Self::Unread(why) => Err(Error::NotKnown {
+            Self::Unread(why) => Err(Error::OwnerUnknown {
                 kind,
                 name,
                 why: why.clone(),
@@ -151,7 +150,7 @@ impl Read {
     }
 }
 
-fn is_selected<K: Stored>(object: &K, only: &Selection) -> bool {
+fn is_selected<K: HasImage>(object: &K, only: &Selection) -> bool {
     let is = |wanted: &Option<String>, found: &str| wanted.as_ref().is_none_or(|it| it == found);
     is(&only.pool, object.pool_name()) && is(&only.node, object.node_name())
 }
@@ -171,7 +170,7 @@ fn view<K: Claimable>(object: &K) -> UnclaimedView {
 async fn owners_of_volumes(connection: &Connection) -> Result<Owners, crate::Error> {
     let mut owners = Owners::default();
     let all = ListParams::default;
-    // In this order: a volume that is bound meanwhile is found by its PersistentVolume.
+    // Claims are listed before PersistentVolumes: a claim that is bound in between has its PersistentVolume.
     let claims = connection.everywhere::<PersistentVolumeClaim>();
     for claim in connection.list(claims, all()).await? {
         let bound = claim
@@ -197,33 +196,35 @@ async fn owners_of_snapshots(connection: &Connection) -> Result<Owners, crate::E
     Ok(owners)
 }
 
-fn read(owners: Result<Owners, crate::Error>) -> Result<Read, crate::Error> {
+fn read(owners: Result<Owners, crate::Error>) -> Result<OwnerList, crate::Error> {
     match owners {
-        Ok(owners) => Ok(Read::Owners(owners)),
-        Err(crate::Error::Denied { what, .. }) => Ok(Read::Unread(format!("{what}: not allowed"))),
-        Err(error) if error.rejection() == Some(Rejection::NotFound) => Ok(Read::NotInstalled),
+        Ok(owners) => Ok(OwnerList::Owners(owners)),
+        Err(crate::Error::Denied { what, .. }) => {
+            Ok(OwnerList::Unread(format!("{what}: not allowed")))
+        }
+        Err(error) if error.rejection() == Some(Rejection::NotFound) => Ok(OwnerList::NotInstalled),
         Err(error) => Err(error),
     }
 }
 
-/// Where an object is, for people.
-pub fn describe(object: &Wish) -> String {
+/// Describes an object with its pool and node.
+pub fn describe(object: &CustomResource) -> String {
     let (kind, name) = (object.kind(), object.name());
     let (pool, node) = match object {
-        Wish::Volume(volume) => (volume.pool_name(), volume.node_name()),
-        Wish::Snapshot(snapshot) => (snapshot.pool_name(), snapshot.node_name()),
+        CustomResource::Volume(volume) => (volume.pool_name(), volume.node_name()),
+        CustomResource::Snapshot(snapshot) => (snapshot.pool_name(), snapshot.node_name()),
     };
     format!("{kind} {name} in pool {pool} on {node}")
 }
 
-/// A volume that has its image already, and lacks a PersistentVolume.
-pub fn as_volume(object: Wish) -> Result<Box<PoolVolume>, Error> {
+/// Returns the volume that needs a PersistentVolume; an error if it is a snapshot or is being removed.
+pub fn as_volume(object: CustomResource) -> Result<Box<PoolVolume>, Error> {
     match object {
-        Wish::Volume(volume) if !volume.spec.deletion_requested => Ok(volume),
-        Wish::Volume(volume) => Err(Error::Leaving {
+        CustomResource::Volume(volume) if !volume.spec.deletion_requested => Ok(volume),
+        CustomResource::Volume(volume) => Err(Error::Deleting {
             name: volume.name_any(),
         }),
-        Wish::Snapshot(snapshot) => Err(Error::HasImage {
+        CustomResource::Snapshot(snapshot) => Err(Error::HasImage {
             name: snapshot.name_any(),
         }),
     }
@@ -234,19 +235,19 @@ mod tests {
     use super::*;
     use crate::testing::{at, cluster};
 
-    fn known(cluster: &Cluster) -> Known {
+    fn known(cluster: &Cluster) -> OwnerIndex {
         let mut owners = Owners::default();
         for volume in &cluster.persistent_volumes {
             owners.add_volume(volume);
         }
-        Known {
-            volumes: Read::Owners(owners),
-            snapshots: Read::NotInstalled,
+        OwnerIndex {
+            volumes: OwnerList::Owners(owners),
+            snapshots: OwnerList::NotInstalled,
         }
     }
 
     #[test]
-    fn what_nothing_of_kubernetes_stands_for_is_listed_with_what_to_do_once_it_is_old() {
+    fn an_unclaimed_object_is_listed_with_an_action_after_the_grace_period() {
         let (cluster, all) = (cluster(), Selection::default());
         let known = known(&cluster);
         assert!(known.unclaimed(&cluster, &all, at(600)).is_empty());
@@ -266,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_chosen_that_is_claimed_or_of_which_nobody_knows() {
+    fn an_object_that_is_claimed_or_has_an_unknown_owner_is_refused() {
         let (cluster, all) = (cluster(), Selection::default());
         let known = known(&cluster);
         let chosen = known.choose(&cluster, "pvc-2", &all).unwrap().unwrap();
@@ -277,13 +278,13 @@ mod tests {
         assert!(known.choose(&cluster, "pvc-9", &all).unwrap().is_none());
         let refused = |name: &str| known.choose(&cluster, name, &all).unwrap_err();
         assert!(matches!(refused("pvc-1"), Error::Claimed { .. }));
-        assert!(matches!(refused("snap-1"), Error::NotKnown { .. }));
-        let unread = Known {
-            volumes: Read::Unread("cannot list persistentvolumes: not allowed".to_owned()),
-            snapshots: Read::NotInstalled,
+        assert!(matches!(refused("snap-1"), Error::OwnerUnknown { .. }));
+        let unread = OwnerIndex {
+            volumes: OwnerList::Unread("cannot list persistentvolumes: not allowed".to_owned()),
+            snapshots: OwnerList::NotInstalled,
         };
         let refused = unread.choose(&cluster, "pvc-2", &all).unwrap_err();
-        assert!(matches!(refused, Error::NotKnown { .. }));
+        assert!(matches!(refused, Error::OwnerUnknown { .. }));
         assert!(unread.unclaimed(&cluster, &all, at(900)).is_empty());
     }
 }

@@ -1,28 +1,28 @@
-//! How full something is, as a bar.
+//! Draws used capacity as a bar.
 
 use cistern_crds::Bytes;
 
-use super::paint::Tone;
+use super::paint::Style;
 
-/// A bar of `width` characters: `█` volumes, `▒` snapshots, `·` free. What is there shows, however
-/// little it is.
-pub fn bar(volumes: Bytes, snapshots: Bytes, whole: Bytes, width: usize) -> Vec<(Tone, String)> {
+/// A bar of `width` characters: `█` volumes, `▒` snapshots, `·` free. Any nonzero share gets at least one
+/// character.
+pub fn bar(volumes: Bytes, snapshots: Bytes, whole: Bytes, width: usize) -> Vec<(Style, String)> {
     let taken = volumes.saturating_add(snapshots);
     let in_volumes = cells(volumes, whole, width);
     let in_all = cells(taken, whole, width).max(in_volumes);
-    // A snapshot takes the last cell of the volumes where there is no other left.
+    // Nonzero snapshots get one more cell if rounding left none and a cell is free.
     let in_snapshots = match in_all - in_volumes {
         0 if snapshots > Bytes::ZERO && in_all < width => 1,
         some => some,
     };
     let free = width - in_volumes - in_snapshots;
-    let tone = match super::size::percent(taken, whole) {
-        Some(percent) if percent >= 95 => Tone::Bad,
-        Some(percent) if percent >= 80 => Tone::Warning,
-        Some(_) | None => Tone::Good,
+    let style = match super::size::percent(taken, whole) {
+        Some(percent) if percent >= 95 => Style::Bad,
+        Some(percent) if percent >= 80 => Style::Warning,
+        Some(_) | None => Style::Good,
     };
     let full = "█".repeat(in_volumes) + &"▒".repeat(in_snapshots);
-    vec![(tone, full), (Tone::Faint, "·".repeat(free))]
+    vec![(style, full), (Style::Faint, "·".repeat(free))]
 }
 
 fn cells(part: Bytes, whole: Bytes, width: usize) -> usize {
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bar_shows_whatever_is_there() {
+    fn a_bar_shows_every_nonzero_share() {
         let draw = |volumes, snapshots, whole| {
             let (volumes, snapshots) = (Bytes(volumes), Bytes(snapshots));
             let parts = bar(volumes, snapshots, Bytes(whole), 10);
@@ -49,7 +49,7 @@ mod tests {
         assert_eq!(draw(1, 1, 1000), "█▒········");
         assert_eq!(draw(100, 0, 100), "██████████");
         assert_eq!(draw(0, 0, 0), "··········");
-        // Thin volumes may be promised more than there is.
+        // Reservations of thin volumes may exceed the capacity.
         assert_eq!(draw(300, 50, 100), "██████████");
     }
 }

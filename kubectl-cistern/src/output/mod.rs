@@ -1,7 +1,7 @@
-//! How things are written: tables for people, JSON and YAML for programs.
+//! Output formats: tables for people, JSON and YAML for programs.
 //!
-//! *Invariant:* programs read the same whatever `table` looks like: both are made from one view, and
-//! the view's fields are the plugin's own, in camelCase, with sizes in bytes and moments in RFC 3339.
+//! *Invariant:* JSON and YAML do not depend on tables. All formats are rendered from one view, whose fields
+//! belong to the plugin: camelCase, sizes in bytes, timestamps in RFC 3339.
 
 pub mod bar;
 pub mod paint;
@@ -15,21 +15,21 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 pub use self::{
-    paint::{Paint, Tone},
+    paint::{Paint, Style},
     size::human,
     table::{Cell, Table},
     terminal::{Terminal, one_line},
 };
 
-/// Version of the shapes in JSON and YAML.
+/// API version of JSON and YAML documents.
 pub const API_VERSION: &str = "kubectl.cistern.storage/v1";
 
-/// How to write.
+/// Output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// For people
+    /// Human-readable table
     Table,
-    /// For people with a wide terminal
+    /// Table with additional columns
     Wide,
     /// For programs
     Json,
@@ -37,12 +37,12 @@ pub enum Format {
     Yaml,
 }
 
-/// Something that can be written in every [`Format`].
+/// A result that can be rendered in every [`Format`].
 pub trait View: Serialize {
-    /// What it is, for programs.
+    /// `kind` of JSON and YAML documents.
     const KIND: &'static str;
 
-    /// The text for people, which ends with a line break; with more columns where `wide`.
+    /// Renders the table, which ends with a line break; `wide` adds columns.
     fn text(&self, wide: bool, paint: Paint) -> String;
 }
 
@@ -76,8 +76,8 @@ pub fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{plural}")
 }
 
-/// A text in lines of at most `width` characters, each behind `indent` spaces but the first. Words
-/// stay whole, and line breaks of the text's own are spaces.
+/// Wraps a text to lines of at most `width` characters, and indents all but the first by `indent` spaces.
+/// Words are not split, and line breaks in the text become spaces.
 pub fn wrap(text: &str, width: usize, indent: usize) -> String {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
@@ -109,13 +109,13 @@ mod tests {
         const KIND: &'static str = "Greeting";
 
         fn text(&self, wide: bool, paint: Paint) -> String {
-            let word = paint.of(Tone::Good, self.first_word);
+            let word = paint.of(Style::Good, self.first_word);
             format!("{word}{}\n", if wide { ", world" } else { "" })
         }
     }
 
     #[test]
-    fn every_format_tells_the_same() {
+    fn every_format_has_the_same_content() {
         let greeting = Greeting {
             first_word: "hello",
         };
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_broken_between_words_and_stand_below_one_another() {
+    fn text_is_wrapped_between_words_and_indented() {
         assert_eq!(wrap("one two  three", 9, 2), "one two\n  three");
         assert_eq!(wrap("immeasurable", 5, 2), "immeasurable");
         assert_eq!(wrap("", 5, 2), "");

@@ -1,91 +1,91 @@
-//! Colours, where they help and nowhere else.
+//! Styles text with terminal colours.
 
 use std::io::IsTerminal;
 
 use super::terminal::one_line;
 
-/// What a text tells, beside its words.
+/// Style of a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Tone {
-    /// Nothing.
+pub enum Style {
+    /// Default colour.
     #[default]
     Plain,
-    /// All is well.
+    /// A good state.
     Good,
-    /// Somebody should have a look.
+    /// A state that needs attention.
     Warning,
-    /// Something is wrong.
+    /// A bad state.
     Bad,
-    /// Beside the point.
+    /// Secondary information.
     Faint,
     /// A heading.
     Strong,
 }
 
-/// Whether to paint.
+/// Applies styles, or leaves text plain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Paint {
     colours: bool,
 }
 
 impl Paint {
-    /// Without colours.
+    /// Returns a painter without colours.
     pub const fn plain() -> Self {
         Self { colours: false }
     }
 
-    /// With colours.
+    /// Returns a painter with colours.
     pub const fn coloured() -> Self {
         Self { colours: true }
     }
 
-    /// With colours on a terminal, unless somebody wants none.
+    /// Returns a painter with colours if `stream` is a terminal and colours are not disabled.
     pub fn on(stream: &impl IsTerminal, no_color: bool) -> Self {
         Self {
             colours: !no_color && stream.is_terminal(),
         }
     }
 
-    /// Whether texts get colours.
+    /// Returns whether the painter has colours.
     pub const fn has_colours(self) -> bool {
         self.colours
     }
 
-    /// The text, which is part of one line, in a tone.
-    pub fn of(self, tone: Tone, text: &str) -> String {
+    /// Applies a style to a text within one line.
+    pub fn of(self, style: Style, text: &str) -> String {
         let text = one_line(text);
-        match begin(tone) {
+        match begin(style) {
             Some(begin) if self.colours && !text.is_empty() => format!("{begin}{text}{END}"),
             Some(_) | None => text.into_owned(),
         }
     }
 }
 
-/// Ends every tone.
+/// Escape sequence that ends every style.
 const END: &str = "\u{1b}[0m";
 
-/// What begins a tone.
-const fn begin(tone: Tone) -> Option<&'static str> {
-    match tone {
-        Tone::Plain => None,
-        Tone::Good => Some("\u{1b}[32m"),
-        Tone::Warning => Some("\u{1b}[33m"),
-        Tone::Bad => Some("\u{1b}[31m"),
-        Tone::Faint => Some("\u{1b}[2m"),
-        Tone::Strong => Some("\u{1b}[1m"),
+/// Returns the escape sequence that begins a style.
+const fn begin(style: Style) -> Option<&'static str> {
+    match style {
+        Style::Plain => None,
+        Style::Good => Some("\u{1b}[32m"),
+        Style::Warning => Some("\u{1b}[33m"),
+        Style::Bad => Some("\u{1b}[31m"),
+        Style::Faint => Some("\u{1b}[2m"),
+        Style::Strong => Some("\u{1b}[1m"),
     }
 }
 
-/// The sequence of a painter that a text begins with.
+/// Returns the painter's escape sequence with which a text begins.
 pub fn sequence(text: &str) -> Option<&'static str> {
-    let tones = [
-        Tone::Good,
-        Tone::Warning,
-        Tone::Bad,
-        Tone::Faint,
-        Tone::Strong,
+    let styles = [
+        Style::Good,
+        Style::Warning,
+        Style::Bad,
+        Style::Faint,
+        Style::Strong,
     ];
-    let mut all = tones.into_iter().filter_map(begin).chain([END]);
+    let mut all = styles.into_iter().filter_map(begin).chain([END]);
     all.find(|sequence| text.starts_with(sequence))
 }
 
@@ -94,16 +94,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_painter_with_colours_paints() {
-        assert_eq!(Paint::plain().of(Tone::Bad, "x"), "x");
-        assert_eq!(Paint::coloured().of(Tone::Bad, "x"), "\u{1b}[31mx\u{1b}[0m");
-        assert_eq!(Paint::coloured().of(Tone::Plain, "x"), "x");
-        let hostile = Paint::coloured().of(Tone::Good, "a\u{1b}[31m\nb");
+    fn only_a_painter_with_colours_styles_text() {
+        assert_eq!(Paint::plain().of(Style::Bad, "x"), "x");
+        assert_eq!(
+            Paint::coloured().of(Style::Bad, "x"),
+            "\u{1b}[31mx\u{1b}[0m"
+        );
+        assert_eq!(Paint::coloured().of(Style::Plain, "x"), "x");
+        let hostile = Paint::coloured().of(Style::Good, "a\u{1b}[31m\nb");
         assert_eq!(hostile, "\u{1b}[32ma\\u001b[31m\\nb\u{1b}[0m");
     }
 
     #[test]
-    fn what_is_no_terminal_gets_no_colours() {
+    fn output_to_a_file_has_no_colours() {
         let file = std::fs::File::open("/dev/null").unwrap();
         assert_eq!(Paint::on(&file, false), Paint::plain());
     }

@@ -1,15 +1,15 @@
-//! Sizes for people: two or three digits and a unit.
+//! Formats sizes for people: up to four digits and a unit.
 
 use cistern_crds::Bytes;
 
 const UNITS: [&str; 6] = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
 
-/// A size as a person wants it: `1.5Gi`, `738Mi`, `0`. Rounded; programs get bytes.
+/// Formats a size, rounded down: `1.5Gi`, `738Mi`, `0`. JSON and YAML contain bytes instead.
 pub fn human(size: Bytes) -> String {
     if size.0 < 1024 {
         return size.0.to_string();
     }
-    // Tenths of the unit that is at hand.
+    // Tenths of the current unit.
     let mut tenths = u128::from(size.0) * 10 / 1024;
     let mut units = UNITS.iter();
     let mut unit = units.next();
@@ -27,11 +27,11 @@ pub fn human(size: Bytes) -> String {
     }
 }
 
-/// How much of something: `24 %`; none of nothing.
+/// Returns `part` in percent of `whole`; `None` if `whole` is 0.
 pub fn percent(part: Bytes, whole: Bytes) -> Option<u64> {
     (whole.0 > 0).then(|| {
-        let hundredths = u128::from(part.0) * 100 / u128::from(whole.0);
-        u64::try_from(hundredths).unwrap_or(u64::MAX)
+        let percent = u128::from(part.0) * 100 / u128::from(whole.0);
+        u64::try_from(percent).unwrap_or(u64::MAX)
     })
 }
 
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_has_no_share() {
+    fn a_percentage_of_zero_is_undefined() {
         assert_eq!(percent(Bytes(1), Bytes(3)), Some(33));
         assert_eq!(percent(Bytes(1), Bytes(0)), None);
     }

@@ -1,10 +1,10 @@
-//! Tables of text, in the manner of kubectl: columns below headings, no lines.
+//! Text tables in the style of kubectl: aligned columns below headings, without borders.
 
 use super::{
-    paint::{Paint, Tone},
+    paint::{Paint, Style},
     terminal::one_line,
 };
-use crate::truth::Truth;
+use crate::condition_state::ConditionState;
 
 /// Spaces between columns.
 const GAP: usize = 3;
@@ -16,35 +16,35 @@ pub struct Table {
     rows: Vec<Vec<Cell>>,
 }
 
-/// One text in a table, of parts in tones of their own.
+/// A table cell of parts, each with a style.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cell {
-    parts: Vec<(Tone, String)>,
+    parts: Vec<(Style, String)>,
 }
 
 impl Cell {
-    /// A text in one tone.
-    pub fn new(text: impl Into<String>, tone: Tone) -> Self {
-        Self::of(vec![(tone, text.into())])
+    /// Creates a cell with one style.
+    pub fn new(text: impl Into<String>, style: Style) -> Self {
+        Self::of(vec![(style, text.into())])
     }
 
-    /// A text of several parts.
-    pub fn of(parts: Vec<(Tone, String)>) -> Self {
-        // Here already, so that widths are those of what is shown.
-        let shown = |(tone, text): (Tone, String)| (tone, one_line(&text).into_owned());
+    /// Creates a cell of several parts.
+    pub fn of(parts: Vec<(Style, String)>) -> Self {
+        // Escaped here, so that widths are computed from the displayed text.
+        let shown = |(style, text): (Style, String)| (style, one_line(&text).into_owned());
         Self {
             parts: parts.into_iter().map(shown).collect(),
         }
     }
 
-    /// Whether something may be wrong, in the tone for it.
-    pub fn truth(truth: Truth) -> Self {
-        let tone = match truth {
-            Truth::True => Tone::Good,
-            Truth::False => Tone::Bad,
-            Truth::Unknown => Tone::Warning,
+    /// Creates a cell with the status of a condition in the matching style.
+    pub fn condition(state: ConditionState) -> Self {
+        let style = match state {
+            ConditionState::True => Style::Good,
+            ConditionState::False => Style::Bad,
+            ConditionState::Unknown => Style::Warning,
         };
-        Self::new(truth.as_str(), tone)
+        Self::new(state.as_str(), style)
     }
 
     fn width(&self) -> usize {
@@ -54,18 +54,18 @@ impl Cell {
 
     fn paint(&self, paint: Paint) -> String {
         let parts = self.parts.iter();
-        parts.map(|(tone, text)| paint.of(*tone, text)).collect()
+        parts.map(|(style, text)| paint.of(*style, text)).collect()
     }
 }
 
 impl<T: Into<String>> From<T> for Cell {
     fn from(text: T) -> Self {
-        Self::new(text, Tone::Plain)
+        Self::new(text, Style::Plain)
     }
 }
 
 impl Table {
-    /// A table without rows.
+    /// Creates a table without rows.
     pub fn new(headings: &[&'static str]) -> Self {
         Self {
             headings: headings.to_vec(),
@@ -73,23 +73,23 @@ impl Table {
         }
     }
 
-    /// Adds a row. An empty cell shows as `-`, so that columns can be counted.
+    /// Adds a row. An empty cell is displayed as `-`, so that columns can be counted.
     pub fn row(&mut self, cells: Vec<Cell>) {
         let dashed = |cell: Cell| match cell.width() {
-            0 => Cell::new("-", Tone::Faint),
+            0 => Cell::new("-", Style::Faint),
             _ => cell,
         };
         self.rows.push(cells.into_iter().map(dashed).collect());
     }
 
-    /// Whether there is nothing in it.
+    /// Returns whether the table has no rows.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// The text, each row in a line.
+    /// Renders the table, one line per row.
     pub fn render(&self, paint: Paint) -> String {
-        let heading = |text: &&'static str| Cell::new(*text, Tone::Strong);
+        let heading = |text: &&'static str| Cell::new(*text, Style::Strong);
         let headings: Vec<Cell> = self.headings.iter().map(heading).collect();
         let lines: Vec<&Vec<Cell>> = std::iter::once(&headings).chain(&self.rows).collect();
         let width = |column: usize| {
@@ -103,7 +103,7 @@ impl Table {
             for (cell, width) in line.iter().zip(&widths) {
                 text.push_str(&" ".repeat(gap));
                 text.push_str(&cell.paint(paint));
-                // Nothing behind the last column, so that lines do not wrap for spaces.
+                // The last column is not padded, so that trailing spaces do not wrap lines.
                 gap = width.saturating_sub(cell.width()) + GAP;
             }
             text.push('\n');
@@ -119,18 +119,18 @@ mod tests {
     fn table() -> Table {
         let mut table = Table::new(&["NAME", "SIZE"]);
         table.row(vec!["ünïcode-name".into(), "1Gi".into()]);
-        table.row(vec![Cell::new("b", Tone::Bad), "".into()]);
+        table.row(vec![Cell::new("b", Style::Bad), "".into()]);
         table
     }
 
     #[test]
-    fn columns_stand_below_their_headings() {
+    fn columns_are_aligned_with_their_headings() {
         let text = "NAME           SIZE\nünïcode-name   1Gi\nb              -\n";
         assert_eq!(table().render(Paint::plain()), text);
     }
 
     #[test]
-    fn a_cell_of_somebody_else_makes_no_line_of_its_own() {
+    fn line_breaks_in_a_cell_are_escaped() {
         let mut table = Table::new(&["NAME", "SIZE"]);
         table.row(vec!["a\nb\u{7}".into(), "1Gi".into()]);
         let text = "NAME         SIZE\na\\nb\\u0007   1Gi\n";
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn colours_take_no_room() {
+    fn colours_do_not_change_column_widths() {
         let text = table().render(Paint::coloured());
         assert!(
             text.contains("\u{1b}[31mb\u{1b}[0m              "),

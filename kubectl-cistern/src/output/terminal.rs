@@ -1,8 +1,8 @@
-//! The way to a person's terminal: everything that the plugin writes goes through here.
+//! Writers for standard output and standard error. All output of the plugin goes through them.
 //!
-//! *Invariant:* what reaches a terminal has no control character but line breaks, tabs and the plugin's
-//! own colours. Nodes write messages and logs, and a node may be in the hands of somebody who means to
-//! move the cursor, hide lines or answer questions in a person's place.
+//! *Invariant:* output contains no control characters except line breaks, tabs and the plugin's colours.
+//! Nodes write messages and logs, and an attacker who controls a node could otherwise move the cursor, hide
+//! lines or answer prompts in the user's place.
 
 use std::{
     borrow::Cow,
@@ -11,7 +11,7 @@ use std::{
 
 use super::paint::{self, Paint};
 
-/// A writer that escapes what a terminal would obey. Each write has to hold whole characters.
+/// A writer that escapes control characters. Each write must contain whole characters.
 #[derive(Debug)]
 pub struct Terminal<W> {
     inner: W,
@@ -19,21 +19,21 @@ pub struct Terminal<W> {
 }
 
 impl Terminal<StdoutLock<'static>> {
-    /// Standard output. Colours stay where the painter has colours.
+    /// Returns standard output. Colours pass if the painter has colours.
     pub fn stdout(paint: Paint) -> Self {
         Self::new(io::stdout().lock(), paint)
     }
 }
 
 impl Terminal<StderrLock<'static>> {
-    /// Standard error, without colours.
+    /// Returns standard error, without colours.
     pub fn stderr() -> Self {
         Self::new(io::stderr().lock(), Paint::plain())
     }
 }
 
 impl<W: Write> Terminal<W> {
-    /// A writer in front of another.
+    /// Wraps a writer.
     pub const fn new(inner: W, paint: Paint) -> Self {
         Self { inner, paint }
     }
@@ -56,13 +56,13 @@ impl<W: Write> Write for Terminal<W> {
     }
 }
 
-/// A text of somebody else that is part of one line: line breaks and tabs are escaped, too.
+/// Escapes a foreign text within one line, including line breaks and tabs.
 pub fn one_line(text: &str) -> Cow<'_, str> {
     escaped(text, |_| 0)
 }
 
-/// The text with escapes as JSON has them, so that a document keeps its meaning. `kept` says how many
-/// bytes at the begin of a text stay although they would be escaped.
+/// Escapes a text as in JSON, so that JSON and YAML documents stay valid. `kept` returns the number of bytes
+/// at the start of its argument that are not escaped.
 fn escaped(text: &str, kept: impl Fn(&str) -> usize) -> Cow<'_, str> {
     if !text.contains(is_obeyed) {
         return Cow::Borrowed(text);
@@ -95,8 +95,8 @@ fn escape(character: char) -> String {
     }
 }
 
-/// Whether a terminal does something else with a character than to show it: controls (C0, DEL, C1),
-/// line separators, and what changes the direction of the text. All are below U+10000.
+/// Returns whether a terminal interprets a character instead of displaying it: controls (C0, DEL, C1), line
+/// separators, and bidirectional controls. All are below U+10000.
 fn is_obeyed(character: char) -> bool {
     character.is_control()
         || matches!(
@@ -108,7 +108,7 @@ fn is_obeyed(character: char) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::output::Tone;
+    use crate::output::Style;
 
     const HOSTILE: &str = "a\u{1b}]0;title\u{7}\u{1b}[2J\r\u{9b}31m\u{7f}\u{202e}b";
     const SHOWN: &str = "a\\u001b]0;title\\u0007\\u001b[2J\\u000d\\u009b31m\\u007f\\u202eb";
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_terminal_would_obey_is_shown() {
+    fn control_characters_are_escaped() {
         for paint in [Paint::plain(), Paint::coloured()] {
             assert_eq!(written(HOSTILE, paint), SHOWN);
         }
@@ -130,20 +130,20 @@ mod tests {
     }
 
     #[test]
-    fn line_breaks_tabs_and_letters_of_every_language_stay() {
+    fn line_breaks_tabs_and_unicode_letters_are_not_escaped() {
         let text = "├─ ünïcode\t█ 日本\n";
         assert_eq!(written(text, Paint::plain()), text);
     }
 
     #[test]
-    fn colours_pass_only_where_the_plugin_paints() {
-        let painted = Paint::coloured().of(Tone::Bad, "x");
+    fn only_the_colours_of_the_plugin_are_not_escaped() {
+        let painted = Paint::coloured().of(Style::Bad, "x");
         assert_eq!(written(&painted, Paint::coloured()), painted);
         assert_eq!(written(&painted, Paint::plain()), "\\u001b[31mx\\u001b[0m");
     }
 
     #[test]
-    fn a_document_keeps_its_meaning() {
+    fn an_escaped_json_document_has_the_same_value() {
         let document = serde_json::to_string(HOSTILE).unwrap();
         let shown = written(&document, Paint::plain());
         assert!(!shown.contains(is_obeyed), "{shown:?}");

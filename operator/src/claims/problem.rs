@@ -1,14 +1,14 @@
-//! What keeps a claim from being placed, or its volume from growing, in words.
+//! Problems that keep a claim from being placed, or its volume from growing.
 //!
-//! *Invariant:* pure; what it says names the pool, the numbers and the node, and what to do.
+//! *Invariant:* pure; a note names the pool, the sizes, the node and the remedy.
 
 use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
-use cistern_crds::{Bytes, Parameters, Provisioning, parameters::ParametersError};
+use cistern_crds::{Bytes, EventReason, Parameters, Provisioning, parameters::ParametersError};
 use k8s_openapi::api::{core::v1::PersistentVolumeClaimSpec, storage::v1::StorageClass};
 
-use crate::{events::Telling, offer::Refusal};
+use crate::{availability::Unavailable, events::EventContent};
 
 /// Nodes that a note names.
 const NAMED: usize = 4;
@@ -33,39 +33,39 @@ pub(super) enum Problem {
     NoSpace(Shortage),
     /// No node could ever hold it.
     TooLarge(Shortage),
-    /// The volume is not as large as was asked for.
+    /// The volume is smaller than requested.
     NotExpanded { volume: String, why: String },
 }
 
-/// What is wanted, and the best there is.
+/// Requested size, and the best available one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Shortage {
     pool: String,
-    wanted: Bytes,
+    requested: Bytes,
     provisioning: Provisioning,
     best: Bytes,
     node: String,
 }
 
-/// What a claim asks for.
+/// A claim's requested volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct VolumeRequest {
     pub(super) pool: String,
     pub(super) provisioning: Provisioning,
     size: Bytes,
 }
 
-/// What one node has for the claim.
+/// Room of one node for the claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NodeRoom {
     /// The largest volume now, and the largest ever.
     Free { largest: Bytes, usable: Bytes },
     /// The node takes no volumes of the pool.
-    None(Refusal),
+    None(Unavailable),
 }
 
-impl Wanted {
-    /// What a claim asks for; none if its size cannot be read.
+impl VolumeRequest {
+    /// Parses a claim; `None` if its size cannot be read.
     pub(super) fn of(spec: &PersistentVolumeClaimSpec, parameters: Parameters) -> Option<Self> {
         let requests = spec.resources.as_ref()?.requests.as_ref()?;
         let requested: Bytes = requests.get("storage")?.0.parse().ok()?;
@@ -81,7 +81,7 @@ impl Wanted {
         })
     }
 
-    /// What keeps it from being placed on any of these nodes.
+    /// The problem that keeps it from being placed on any of these nodes.
     pub(super) fn problem(&self, rooms: &BTreeMap<String, NodeRoom>) -> Option<Problem> {
         let pool = self.pool.clone();
         if rooms.is_empty() {
@@ -107,7 +107,7 @@ impl Wanted {
         };
         let shortage = |(best, node): (Bytes, &String)| Shortage {
             pool,
-            wanted: self.size,
+            requested: self.size,
             provisioning: self.provisioning,
             best,
             node: node.clone(),
@@ -123,21 +123,21 @@ impl Wanted {
 }
 
 impl Problem {
-    /// For programs: one word in CamelCase.
-    pub(super) const fn reason(&self) -> &'static str {
+    /// Reason of the event.
+    pub(super) const fn reason(&self) -> EventReason {
         match self {
-            Self::Parameters { .. } => "InvalidParameters",
-            Self::PoolMissing { .. } => "PoolMissing",
-            Self::Overcommitted { .. } => "PoolOvercommitted",
-            Self::NoNodes { .. } => "NoNodes",
-            Self::NotReady { .. } => "PoolNotReady",
-            Self::NoSpace(_) => "NoSpace",
-            Self::TooLarge(_) => "TooLarge",
-            Self::NotExpanded { .. } => "VolumeNotExpanded",
+            Self::Parameters { .. } => EventReason::InvalidParameters,
+            Self::PoolMissing { .. } => EventReason::PoolMissing,
+            Self::Overcommitted { .. } => EventReason::PoolOvercommitted,
+            Self::NoNodes { .. } => EventReason::NoNodes,
+            Self::NotReady { .. } => EventReason::PoolNotReady,
+            Self::NoSpace(_) => EventReason::NoSpace,
+            Self::TooLarge(_) => EventReason::TooLarge,
+            Self::NotExpanded { .. } => EventReason::VolumeNotExpanded,
         }
     }
 
-    /// What it came from, as events say it.
+    /// Action of the event.
     const fn action(&self) -> &'static str {
         match self {
             Self::Parameters { .. }
@@ -151,9 +151,9 @@ impl Problem {
         }
     }
 
-    /// The event that tells it at a moment: another one at another.
-    pub(super) fn telling(&self, now: DateTime<Utc>) -> Telling {
-        Telling {
+    /// The event that reports the problem; `now` makes its name unique.
+    pub(super) fn event(&self, now: DateTime<Utc>) -> EventContent {
+        EventContent {
             is_warning: true,
             reason: self.reason(),
             action: self.action(),
@@ -162,7 +162,7 @@ impl Problem {
         }
     }
 
-    /// For people: what is wrong and what to do.
+    /// Note of the event: the problem and its remedy.
     fn note(&self) -> String {
         match self {
             Self::Parameters { class, error } => {
@@ -174,7 +174,7 @@ impl Problem {
                 "StorageClass {class} names StoragePool {pool}, which does not exist: create the pool, or delete the class and create it with another"
             ),
             Self::Overcommitted { class, pool } => format!(
-                "StorageClass {class} asks for thick volumes, and StoragePool {pool} may promise more than it has (overcommitPercent), so it holds thin volumes only: lower that to 100, or use a class with provisioning: thin"
+                "StorageClass {class} asks for thick volumes, and StoragePool {pool} allows overcommitment (overcommitPercent), so it holds thin volumes only: lower that to 100, or use a class with provisioning: thin"
             ),
             Self::NoNodes { pool } => format!(
                 "no node that the claim may go to carries StoragePool {pool}: look at the pool's node selector and the class' allowed topologies"
@@ -188,13 +188,13 @@ impl Problem {
             }
             Self::NoSpace(shortage) => format!(
                 "{}: the largest that fits now is {} on node {}; delete volumes, or give the pool more space or nodes",
-                shortage.wanted(),
+                shortage.requested(),
                 shortage.best,
                 shortage.node
             ),
             Self::TooLarge(shortage) => format!(
                 "{}: the most that a node could hold is {} on node {}; ask for less, or give the pool more space",
-                shortage.wanted(),
+                shortage.requested(),
                 shortage.best,
                 shortage.node
             ),
@@ -204,14 +204,14 @@ impl Problem {
 }
 
 impl Shortage {
-    fn wanted(&self) -> String {
+    fn requested(&self) -> String {
         let kind = match self.provisioning {
             Provisioning::Thin => "thin",
             Provisioning::Thick => "thick",
         };
         format!(
             "no node of StoragePool {} has room for {} ({kind})",
-            self.pool, self.wanted
+            self.pool, self.requested
         )
     }
 }
@@ -244,8 +244,8 @@ mod tests {
 
     use super::*;
 
-    fn wanted(size: Bytes) -> Wanted {
-        Wanted {
+    fn requested(size: Bytes) -> VolumeRequest {
+        VolumeRequest {
             pool: "fast".to_owned(),
             provisioning: Provisioning::Thin,
             size,
@@ -260,7 +260,7 @@ mod tests {
     }
 
     fn broken() -> NodeRoom {
-        NodeRoom::None(Refusal {
+        NodeRoom::None(Unavailable {
             reason: Reason::AgentMissing,
             message: "no pod of the node plugin runs".to_owned(),
         })
@@ -270,7 +270,7 @@ mod tests {
         let rooms = rooms
             .iter()
             .map(|(node, room)| ((*node).to_owned(), room.clone()));
-        wanted(Bytes::gib(size)).problem(&rooms.collect())
+        requested(Bytes::gib(size)).problem(&rooms.collect())
     }
 
     #[test]
@@ -286,24 +286,24 @@ mod tests {
 
     #[test]
     fn the_note_names_pool_wanted_and_largest_size_and_node() {
-        let told = problem(5, &[("w1", free(1, 9)), ("w2", free(3, 9))]).unwrap();
-        assert_eq!(told.reason(), "NoSpace");
+        let found = problem(5, &[("w1", free(1, 9)), ("w2", free(3, 9))]).unwrap();
+        assert_eq!(found.reason(), EventReason::NoSpace);
         for part in ["StoragePool fast", "5Gi", "3Gi", "w2"] {
-            assert!(told.note().contains(part), "{}", told.note());
+            assert!(found.note().contains(part), "{}", found.note());
         }
         let never = problem(50, &[("w1", free(1, 9)), ("w2", free(3, 8))]).unwrap();
-        assert_eq!(never.reason(), "TooLarge");
+        assert_eq!(never.reason(), EventReason::TooLarge);
         for part in ["StoragePool fast", "50Gi", "9Gi", "w1"] {
             assert!(never.note().contains(part), "{}", never.note());
         }
     }
 
     #[test]
-    fn a_pool_that_is_nowhere_or_ready_nowhere_is_told_apart() {
-        assert_eq!(problem(1, &[]).unwrap().reason(), "NoNodes");
-        let told = problem(1, &[("w1", broken())]).unwrap();
-        assert_eq!(told.reason(), "PoolNotReady");
-        assert!(told.note().contains("w1: no pod of the node plugin runs"));
+    fn a_pool_without_nodes_and_a_pool_without_ready_nodes_have_different_reasons() {
+        assert_eq!(problem(1, &[]).unwrap().reason(), EventReason::NoNodes);
+        let found = problem(1, &[("w1", broken())]).unwrap();
+        assert_eq!(found.reason(), EventReason::PoolNotReady);
+        assert!(found.note().contains("w1: no pod of the node plugin runs"));
     }
 
     #[test]
@@ -317,7 +317,7 @@ mod tests {
             let pairs = [("pool", "fast"), (FSTYPE, filesystem.unwrap_or_default())];
             let pairs = pairs.map(|(key, value)| (key.to_owned(), value.to_owned()));
             let parameters = Parameters::of_class(&BTreeMap::from(pairs)).unwrap();
-            Wanted::of(&spec, parameters).map(|wanted| wanted.size)
+            VolumeRequest::of(&spec, parameters).map(|requested| requested.size)
         };
         assert_eq!(size("1", "Filesystem", None), Some(Bytes::mib(16)));
         assert_eq!(size("1", "Filesystem", Some("xfs")), Some(Bytes::mib(300)));

@@ -1,20 +1,20 @@
 //! `Healthy` of a StorageNode and of a StoragePool, summed up from what the agents say of each pool on
 //! each node.
 //!
-//! *Invariant:* pure. What is known to be wrong comes before what nobody knows, and that before what is
-//! well; and of a node whose agent is silent nothing is called well.
+//! *Invariant:* pure. Unhealthy takes precedence over unknown, and unknown over healthy; nothing on a
+//! node whose agent is silent is healthy.
 
 use chrono::{DateTime, Duration, Utc};
 use cistern_crds::{
     Condition, ConditionStatus, ConditionType, NodePoolStatus, Reason, StorageNode,
     StorageNodeStatus,
-    condition::{self, Finding},
+    condition::{self, ConditionUpdate},
     health::PoolSeverity,
     time,
 };
 use kube::ResourceExt as _;
 
-use crate::topology::Registration;
+use crate::registration::Registration;
 
 /// How long an agent may be silent: a new pod of the node plugin takes seconds, and no pool becomes
 /// worse by it.
@@ -22,15 +22,15 @@ const GRACE: Duration = Duration::minutes(1);
 /// Nodes or pools that a message names before it counts the rest.
 const NAMED: usize = 4;
 
-/// How a pool on a node is.
+/// Health of a pool on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wellbeing {
+pub enum PoolHealth {
     /// Nothing is known to be wrong with it.
-    Well,
-    /// Nobody can tell.
+    Healthy,
+    /// The health is unknown.
     Unknown(Reason, String),
-    /// Something is wrong: the worst of it.
-    Unwell(PoolSeverity, Reason, String),
+    /// The worst problem.
+    Unhealthy(PoolSeverity, Reason, String),
 }
 
 /// `Healthy` of a StorageNode, whose conditions say by now whether its agent reports; and when to look
@@ -40,15 +40,15 @@ pub fn of_node(
     conditions: &[Condition],
     registration: &Registration,
     now: DateTime<Utc>,
-) -> (Finding, Option<Duration>) {
+) -> (ConditionUpdate, Option<Duration>) {
     let name = node.name_any();
     let unknown = |reason, message| {
         let status = ConditionStatus::Unknown;
-        Finding::new(ConditionType::Healthy, status, reason, message)
+        ConditionUpdate::new(ConditionType::Healthy, status, reason, message)
     };
     if registration.topology.reason == Reason::NodeMissing {
         let message = format!(
-            "Node {name} is gone, and nobody can tell how its pools are; if it does not come back: \
+            "Node {name} is gone, and the state of its pools is unknown; if it does not come back: \
              kubectl cistern forget-node {name}"
         );
         return (unknown(Reason::NodeGone, message), None);
@@ -61,7 +61,7 @@ pub fn of_node(
         let rest = GRACE - (now - since);
         if rest <= Duration::zero() {
             let message = format!(
-                "nobody has told of its pools since {}: {}; volumes in use go on, and nothing is deleted; \
+                "no agent has reported its pools since {}: {}; volumes in use go on, and nothing is deleted; \
                  look at the node and at the node plugin's pod there",
                 since.format("%F %T UTC"),
                 agent.message,
@@ -84,7 +84,7 @@ pub fn of_node(
 }
 
 /// `Healthy` of a StoragePool, from how it is on each of its nodes.
-pub fn of_nodes(nodes: &[(String, Wellbeing)]) -> Finding {
+pub fn of_nodes(nodes: &[(String, PoolHealth)]) -> ConditionUpdate {
     sum_up(nodes, |nodes| match nodes {
         0 => "no node carries the pool".to_owned(),
         1 => "nothing is known to be wrong on its node".to_owned(),
@@ -93,62 +93,62 @@ pub fn of_nodes(nodes: &[(String, Wellbeing)]) -> Finding {
 }
 
 /// How a pool on a node is: by what its agent says of it, where its agent is heard of.
-pub fn of_pool_on(node: &StorageNode, status: Option<&NodePoolStatus>) -> Wellbeing {
+pub fn of_pool_on(node: &StorageNode, status: Option<&NodePoolStatus>) -> PoolHealth {
     match node.status.as_ref().and_then(StorageNodeStatus::silence) {
-        Some((reason, healthy)) => Wellbeing::Unknown(reason, healthy.message.clone()),
+        Some((reason, healthy)) => PoolHealth::Unknown(reason, healthy.message.clone()),
         None => of_pool(status),
     }
 }
 
-fn of_pool(status: Option<&NodePoolStatus>) -> Wellbeing {
-    let pending = |message: &str| Wellbeing::Unknown(Reason::Pending, message.to_owned());
+fn of_pool(status: Option<&NodePoolStatus>) -> PoolHealth {
+    let pending = |message: &str| PoolHealth::Unknown(Reason::Pending, message.to_owned());
     let Some(status) = status else {
         return pending("its agent has not reported it yet");
     };
     let problems = status.problems.iter().rev();
     match problems.max_by_key(|problem| problem.severity) {
-        Some(worst) => Wellbeing::Unwell(
+        Some(worst) => PoolHealth::Unhealthy(
             worst.severity,
-            // Written by a newer version; the message tells.
+            // Written by a newer version; the message explains it.
             Reason::parse(&worst.reason).unwrap_or(Reason::OtherProblem),
             worst.message.clone(),
         ),
         None if condition::find(&status.conditions, ConditionType::Healthy).is_none() => {
-            pending("nobody has looked at it yet")
+            pending("its agent has not probed it yet")
         }
-        None => Wellbeing::Well,
+        None => PoolHealth::Healthy,
     }
 }
 
 /// `Healthy` of something with these parts; `well` says that so many of them are.
-fn sum_up(parts: &[(String, Wellbeing)], well: impl Fn(usize) -> String) -> Finding {
+fn sum_up(parts: &[(String, PoolHealth)], well: impl Fn(usize) -> String) -> ConditionUpdate {
     let finding = |status: ConditionStatus, reason, message: String| {
-        Finding::new(ConditionType::Healthy, status, reason, message)
+        ConditionUpdate::new(ConditionType::Healthy, status, reason, message)
     };
-    let (mut unwell, mut unknown) = (Vec::new(), Vec::new());
-    for (part, wellbeing) in parts {
-        match wellbeing {
-            Wellbeing::Well => {}
-            Wellbeing::Unknown(reason, message) => unknown.push((*reason, part, message)),
-            Wellbeing::Unwell(severity, reason, message) => {
-                unwell.push((*severity, *reason, part, message));
+    let (mut unhealthy, mut unknown) = (Vec::new(), Vec::new());
+    for (part, health) in parts {
+        match health {
+            PoolHealth::Healthy => {}
+            PoolHealth::Unknown(reason, message) => unknown.push((*reason, part, message)),
+            PoolHealth::Unhealthy(severity, reason, message) => {
+                unhealthy.push((*severity, *reason, part, message));
             }
         }
     }
     // The worst first, and each as it came.
-    unwell.sort_by_key(|(severity, ..)| std::cmp::Reverse(*severity));
-    let unwell = unwell.into_iter();
-    let unwell: Vec<_> = unwell
+    unhealthy.sort_by_key(|(severity, ..)| std::cmp::Reverse(*severity));
+    let unhealthy = unhealthy.into_iter();
+    let unhealthy: Vec<_> = unhealthy
         .map(|(_, reason, part, message)| (reason, part, message))
         .collect();
-    match (unwell.first(), unknown.first()) {
-        (Some((reason, ..)), _) => finding(ConditionStatus::False, *reason, enumerate(&unwell)),
+    match (unhealthy.first(), unknown.first()) {
+        (Some((reason, ..)), _) => finding(ConditionStatus::False, *reason, enumerate(&unhealthy)),
         (None, Some((reason, ..))) => {
             finding(ConditionStatus::Unknown, *reason, enumerate(&unknown))
         }
         (None, None) => {
             let message = well(parts.len());
-            finding(ConditionStatus::True, Reason::AsDesired, message)
+            finding(ConditionStatus::True, Reason::Reconciled, message)
         }
     }
 }
@@ -157,7 +157,7 @@ fn enumerate(parts: &[(Reason, &String, &String)]) -> String {
     let named = parts.iter().take(NAMED);
     let named: Vec<String> = named
         .map(|(_, part, message)| {
-            // As a rule a message says itself what it is about.
+            // Most messages name their object.
             if message.contains(part.as_str()) {
                 (*message).clone()
             } else {
@@ -205,7 +205,7 @@ mod tests {
 
     fn silent() -> Registration {
         let mut registration = registered("w1");
-        registration.agent = Finding::new(
+        registration.agent = ConditionUpdate::new(
             ConditionType::AgentReporting,
             false,
             Reason::AgentNotReady,
@@ -214,7 +214,7 @@ mod tests {
         registration
     }
 
-    fn told(finding: &Finding) -> (ConditionStatus, Reason, &str) {
+    fn parts_of(finding: &ConditionUpdate) -> (ConditionStatus, Reason, &str) {
         (finding.status, finding.reason, finding.message.as_str())
     }
 
@@ -229,16 +229,16 @@ mod tests {
         let of = |node: &StorageNode| of_node(node, &[], &registered("w1"), moment()).0;
         let well = of(&node(&[("fast", &[])]));
         assert_eq!(well.status, ConditionStatus::True);
-        let unwell = of(&node(&[("fast", &full), ("slow", &hung)]));
+        let unhealthy = of(&node(&[("fast", &full), ("slow", &hung)]));
         let expected = "pool slow: it is ProbeTimedOut; pool fast: it is NearlyFull";
         assert_eq!(
-            told(&unwell),
+            parts_of(&unhealthy),
             (ConditionStatus::False, Reason::ProbeTimedOut, expected)
         );
     }
 
     #[test]
-    fn nobody_calls_a_pool_well_that_was_not_looked_at() {
+    fn a_pool_that_was_not_probed_is_not_healthy() {
         let unreported = storage_node("w1").carrying("fast").build();
         let unlooked = storage_node("w1")
             .carrying("fast")
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_agent_is_told_after_a_minute_and_not_at_a_restart() {
+    fn a_silent_agent_is_reported_after_a_minute_and_not_at_a_restart() {
         let node = node(&[("fast", &[])]);
         let mut conditions = Vec::new();
         condition::set(&mut conditions, &silent().agent, None, moment());
@@ -278,10 +278,10 @@ mod tests {
         let hung = [problem(PoolSeverity::Unreachable, Reason::ProbeTimedOut)];
         let mut heard = node(&[("fast", &hung)]);
         let status = |node: &StorageNode| node.status.clone().unwrap_or_default();
-        let wellbeing = |node: &StorageNode| of_pool_on(node, status(node).pools.first());
-        let unwell = wellbeing(&heard);
-        assert!(matches!(unwell, Wellbeing::Unwell(..)));
-        let unknown = Finding::new(
+        let health = |node: &StorageNode| of_pool_on(node, status(node).pools.first());
+        let unhealthy = health(&heard);
+        assert!(matches!(unhealthy, PoolHealth::Unhealthy(..)));
+        let unknown = ConditionUpdate::new(
             ConditionType::Healthy,
             ConditionStatus::Unknown,
             Reason::NodeMissing,
@@ -289,29 +289,33 @@ mod tests {
         );
         let StorageNodeStatus { conditions, .. } = heard.status.as_mut().unwrap();
         condition::set(conditions, &unknown, None, moment());
-        let gone = wellbeing(&heard);
+        let gone = health(&heard);
         assert_eq!(
             gone,
-            Wellbeing::Unknown(Reason::NodeMissing, "Node w2 is gone".to_owned())
+            PoolHealth::Unknown(Reason::NodeMissing, "Node w2 is gone".to_owned())
         );
-        let parts = |all: &[(&str, &Wellbeing)]| {
+        let parts = |all: &[(&str, &PoolHealth)]| {
             let owned = all
                 .iter()
                 .map(|(node, w)| ((*node).to_owned(), (*w).clone()));
             of_nodes(&owned.collect::<Vec<_>>())
         };
-        let both = parts(&[("w1", &unwell), ("w2", &gone), ("w3", &Wellbeing::Well)]);
+        let both = parts(&[
+            ("w1", &unhealthy),
+            ("w2", &gone),
+            ("w3", &PoolHealth::Healthy),
+        ]);
         assert_eq!(
-            told(&both),
+            parts_of(&both),
             (
                 ConditionStatus::False,
                 Reason::ProbeTimedOut,
                 "w1: it is ProbeTimedOut"
             )
         );
-        let one = parts(&[("w2", &gone), ("w3", &Wellbeing::Well)]);
+        let one = parts(&[("w2", &gone), ("w3", &PoolHealth::Healthy)]);
         assert_eq!(
-            told(&one),
+            parts_of(&one),
             (
                 ConditionStatus::Unknown,
                 Reason::NodeMissing,

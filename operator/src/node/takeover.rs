@@ -1,7 +1,7 @@
 //! Which node may take over a pool that says that it belongs to another.
 //!
 //! *Invariants:* a pool is granted to one node at a time, and only if the node that it belongs to is
-//! gone or does not carry it. One that this cluster does not know is granted only if a person says so:
+//! gone or does not carry it. One that this cluster does not know is granted only if an administrator consents:
 //! its node may be that of another cluster, and be writing to the disk.
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -9,40 +9,40 @@ use std::{collections::BTreeMap, sync::Arc};
 use cistern_crds::{NodePoolStatus, PoolOwner, StorageNode, names};
 use kube::{Api, Client, ResourceExt as _, api::ListParams, core::DeserializeGuard};
 
-use crate::world::World;
+use crate::cluster_state::ClusterState;
 
 /// By UID of the StoragePool: what a node may take over.
 pub(super) type Granted = BTreeMap<String, PoolOwner>;
 
-/// What is known of the node that a pool says it belongs to.
+/// State of the node that owns a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Other {
     /// There is no such Node, and no agent on it.
     Gone,
-    /// It is there, and does not carry the pool.
+    /// It exists, and does not carry the pool.
     WithoutPool,
     /// It carries the pool, or may.
     Carrying,
 }
 
 /// What a node may take over, as far as is known here.
-pub(super) fn granted(world: &World, node: &StorageNode) -> Granted {
+pub(super) fn granted(cluster: &ClusterState, node: &StorageNode) -> Granted {
     let pools = node.status.iter().flat_map(|status| &status.pools);
     let grants = pools.filter_map(|pool| {
         let owner = pool.belongs_to.as_ref()?;
-        let other = look(world, &owner.node, pool);
+        let other = look(cluster, &owner.node, pool);
         may_take_over(node, pool, owner, other).then(|| (pool.uid.clone(), owner.clone()))
     });
     grants.collect()
 }
 
 /// The nodes that wait for one to be gone, or to give up a pool.
-pub(super) fn waiting_for(world: &World, name: &str) -> Vec<String> {
+pub(super) fn waiting_for(cluster: &ClusterState, name: &str) -> Vec<String> {
     let waits = |node: &StorageNode| {
         let mut pools = node.status.iter().flat_map(|status| &status.pools);
         pools.any(|pool| pool.belongs_to.as_ref().is_some_and(|it| it.node == name))
     };
-    let all = world.storage_nodes.state();
+    let all = cluster.storage_nodes.state();
     let waiting = all.iter().filter_map(|guard| guard.0.as_ref().ok());
     waiting
         .filter(|node| waits(node))
@@ -79,18 +79,18 @@ pub(super) async fn without_contested(
                 let mut held = other.spec.pools.iter().map(|pool| pool.take_over.as_ref());
                 !held.any(|held| held == Some(owner))
             }),
-            // Nobody can tell what that one was granted.
+            // The grants of an unreadable node are unknown.
             Err(_) => granted.clear(),
         }
     }
     Ok(granted)
 }
 
-fn look(world: &World, name: &str, pool: &NodePoolStatus) -> Other {
-    if world.node(name).is_none() && world.agents_on(name).is_empty() {
+fn look(cluster: &ClusterState, name: &str, pool: &NodePoolStatus) -> Other {
+    if cluster.node(name).is_none() && cluster.agents_on(name).is_empty() {
         return Other::Gone;
     }
-    let storage_node: Option<Arc<_>> = world.storage_node(name);
+    let storage_node: Option<Arc<_>> = cluster.storage_node(name);
     match storage_node.as_deref().map(|guard| &guard.0) {
         None => Other::WithoutPool,
         Some(Ok(node)) if !carries(node, pool) => Other::WithoutPool,
@@ -101,9 +101,9 @@ fn look(world: &World, name: &str, pool: &NodePoolStatus) -> Other {
 /// Whether a node is to carry a pool, or still does.
 fn carries(node: &StorageNode, pool: &NodePoolStatus) -> bool {
     let is_it = |name: &str, uid: &str| name == pool.name || uid == pool.uid;
-    let mut wanted = node.spec.pools.iter();
+    let mut desired = node.spec.pools.iter();
     let mut reported = node.status.iter().flat_map(|status| &status.pools);
-    wanted.any(|it| is_it(&it.name, &it.uid)) || reported.any(|it| is_it(&it.name, &it.uid))
+    desired.any(|it| is_it(&it.name, &it.uid)) || reported.any(|it| is_it(&it.name, &it.uid))
 }
 
 /// Whether a node may take over the pool that it found, and that belongs to `owner`.
@@ -154,8 +154,8 @@ mod tests {
 
     #[test]
     fn a_node_carries_a_pool_until_its_agent_reports_it_no_more() {
-        let wanted = storage_node("w1").carrying("fast").build();
-        assert!(carries(&wanted, &found()));
+        let desired = storage_node("w1").carrying("fast").build();
+        assert!(carries(&desired, &found()));
         let retiring = storage_node("w1").carrying("fast").retiring("fast").build();
         assert!(carries(&retiring, &found()));
         let reported = storage_node("w1").with_room("fast", Bytes::ZERO).build();
@@ -178,7 +178,7 @@ mod tests {
         node.metadata.annotations = Some(consent("filesystem").into());
         assert!(may(&node, Other::Gone));
         assert!(!may(&node, Other::Carrying));
-        // A node of the same name in a cluster that is no more, on a machine that was installed anew.
+        // A node of the same name in a deleted cluster, on a machine that was installed again.
         assert!(may_take_over(
             &node,
             &found(),

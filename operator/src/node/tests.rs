@@ -47,7 +47,7 @@ impl Case {
         self
     }
 
-    fn plan(&self) -> Step {
+    fn plan(&self) -> StorageNodeAction {
         plan(&View {
             name: "w1",
             node: self.node.as_ref(),
@@ -62,7 +62,7 @@ impl Case {
 
     /// The pools of the spec that is to be written, as `name` or `name!` where retiring.
     fn written(&self) -> Vec<String> {
-        let (Step::Create(spec) | Step::Write(spec)) = self.plan() else {
+        let (StorageNodeAction::Create(spec) | StorageNodeAction::Write(spec)) = self.plan() else {
             panic!("nothing is written: {:?}", self.plan());
         };
         let mark = |retiring| if retiring { "!" } else { "" };
@@ -94,13 +94,13 @@ fn carrying() -> StorageNode {
 #[test]
 fn a_node_that_a_selector_matches_gets_the_pool_and_others_get_nothing() {
     let case = Case::labelled(FAST).declaring(pool("fast", FAST));
-    let Step::Create(spec) = case.plan() else {
+    let StorageNodeAction::Create(spec) = case.plan() else {
         panic!("{:?}", case.plan());
     };
     assert_eq!(spec.topology[names::TOPOLOGY_KEY], "w1");
     assert_eq!(spec.pools[0].uid, uid("fast"));
     let other = Case::labelled(&[("disk", "hdd")]).declaring(pool("fast", FAST));
-    assert_eq!(other.plan(), Step::Keep);
+    assert_eq!(other.plan(), StorageNodeAction::Keep);
 }
 
 #[test]
@@ -116,14 +116,17 @@ fn r5_what_is_as_it_should_be_is_not_written() {
     let case = Case::labelled(FAST)
         .declaring(pool("fast", FAST))
         .having(carrying());
-    assert_eq!(case.plan(), Step::Keep);
+    assert_eq!(case.plan(), StorageNodeAction::Keep);
 }
 
 #[test]
 fn a_pool_without_our_finalizer_is_not_spread() {
     let mut unheld = pool("fast", FAST);
     unheld.metadata.finalizers = None;
-    assert_eq!(Case::labelled(FAST).declaring(unheld).plan(), Step::Keep);
+    assert_eq!(
+        Case::labelled(FAST).declaring(unheld).plan(),
+        StorageNodeAction::Keep
+    );
 }
 
 #[test]
@@ -160,19 +163,19 @@ fn a_retiring_pool_is_dropped_only_when_agent_volumes_and_snapshots_no_longer_re
         .answered();
     let reported = retiring.clone().with_room("fast", Bytes::ZERO).build();
     let case = Case::labelled(&[]).declaring(pool("fast", FAST));
-    assert_eq!(case.having(reported).plan(), Step::Keep);
+    assert_eq!(case.having(reported).plan(), StorageNodeAction::Keep);
     let case = Case::labelled(&[])
         .declaring(pool("fast", FAST))
         .having(retiring.build());
     assert!(case.written().is_empty());
     let with_snapshot = case.holding("fast", Count::SNAPSHOT);
-    assert_eq!(with_snapshot.plan(), Step::Keep);
+    assert_eq!(with_snapshot.plan(), StorageNodeAction::Keep);
     let without_source = Case {
         kept: Contents::default(),
         ..with_snapshot
     };
     let with_volume = without_source.holding("fast", Count::VOLUME);
-    assert_eq!(with_volume.plan(), Step::Keep);
+    assert_eq!(with_volume.plan(), StorageNodeAction::Keep);
 }
 
 #[test]
@@ -186,18 +189,21 @@ fn a_pool_that_the_agent_may_be_making_is_not_dropped_before_it_answers() {
     assert_eq!(case(entry.clone().build()).written(), ["fast!"]);
     assert_eq!(case(entry.clone().answered().build()).written(), ["fast!"]);
     let retiring = entry.retiring("fast");
-    assert_eq!(case(retiring.clone().build()).plan(), Step::Keep);
+    assert_eq!(
+        case(retiring.clone().build()).plan(),
+        StorageNodeAction::Keep
+    );
     assert!(
         case(retiring.clone().answered().build())
             .written()
             .is_empty()
     );
-    // Where no agent is, nobody is making anything.
-    let nobody = Case {
+    // Without an agent, no pool is being created.
+    let no_agent = Case {
         agent: false,
         ..case(retiring.build())
     };
-    assert!(nobody.written().is_empty());
+    assert!(no_agent.written().is_empty());
 }
 
 #[test]
@@ -208,7 +214,7 @@ fn r22_a_volume_or_snapshot_that_cannot_be_read_keeps_every_pool() {
             .declaring(pool("fast", FAST))
             .having(retiring.answered().build());
         case.kept.add(None, unreadable);
-        assert_eq!(case.plan(), Step::Keep);
+        assert_eq!(case.plan(), StorageNodeAction::Keep);
     }
 }
 
@@ -224,7 +230,7 @@ fn r21_a_pool_whose_spec_makes_no_sense_changes_nothing_on_its_nodes() {
     assert!(unreadable.0.is_err());
     let mut case = Case::labelled(&[]).having(carrying());
     case.pools.push(Arc::new(unreadable));
-    assert_eq!(case.plan(), Step::Keep);
+    assert_eq!(case.plan(), StorageNodeAction::Keep);
 }
 
 #[test]
@@ -256,7 +262,7 @@ fn a_new_pool_of_an_old_name_waits_until_the_old_one_is_put_away() {
         .answered()
         .build();
     let case = Case::labelled(FAST).declaring(successor).having(put_away);
-    let Step::Write(spec) = case.plan() else {
+    let StorageNodeAction::Write(spec) = case.plan() else {
         panic!("{:?}", case.plan());
     };
     assert_eq!(
@@ -273,7 +279,7 @@ fn a_pool_that_was_restored_with_its_volumes_takes_the_place_that_it_had() {
     for before in [carrying(), retiring.with_room("fast", Bytes::ZERO).build()] {
         let case = Case::labelled(FAST).declaring(restored.clone());
         let case = case.having(before).holding("fast", Count::VOLUME);
-        let Step::Write(spec) = case.plan() else {
+        let StorageNodeAction::Write(spec) = case.plan() else {
             panic!("{:?}", case.plan());
         };
         let entry = &spec.pools[0];
@@ -293,22 +299,28 @@ fn what_the_agent_reports_and_the_spec_lacks_is_taken_up_as_retiring() {
 #[test]
 fn a_storage_node_is_emptied_and_never_removed_while_its_node_exists() {
     let empty = storage_node("w1").build();
-    assert_eq!(Case::labelled(FAST).having(empty).plan(), Step::Keep);
+    assert_eq!(
+        Case::labelled(FAST).having(empty).plan(),
+        StorageNodeAction::Keep
+    );
 }
 
 #[test]
 fn a_storage_node_goes_with_its_node_once_nothing_is_left() {
     let gone = |node: StorageNode| Case::default().declaring(pool("fast", FAST)).having(node);
-    assert_eq!(gone(storage_node("w1").build()).plan(), Step::Delete);
-    // Nothing is in its pool, whatever its agent said last.
-    assert_eq!(gone(carrying()).plan(), Step::Delete);
+    assert_eq!(
+        gone(storage_node("w1").build()).plan(),
+        StorageNodeAction::Delete
+    );
+    // Its pool is empty, regardless of the agent's last report.
+    assert_eq!(gone(carrying()).plan(), StorageNodeAction::Delete);
     let never_made = storage_node("w1").carrying("fast").build();
-    assert_eq!(gone(never_made.clone()).plan(), Step::Delete);
+    assert_eq!(gone(never_made.clone()).plan(), StorageNodeAction::Delete);
     // With data it may return with its disks: nothing is retired meanwhile.
     for node in [never_made, carrying()] {
         for count in [Count::VOLUME, Count::SNAPSHOT] {
             let case = gone(node.clone()).holding("fast", count);
-            assert_eq!(case.plan(), Step::Keep);
+            assert_eq!(case.plan(), StorageNodeAction::Keep);
         }
     }
 }
@@ -332,16 +344,19 @@ fn of_the_pools_of_a_node_that_is_gone_only_those_with_data_stay() {
 #[test]
 fn a_deleted_storage_node_is_released_only_without_data() {
     let gone = |node: StorageNode| Case::default().having(deleted_node(node));
-    assert_eq!(gone(storage_node("w1").build()).plan(), Step::Release);
+    assert_eq!(
+        gone(storage_node("w1").build()).plan(),
+        StorageNodeAction::Release
+    );
     // With the Node gone, deleting the object gives its disks up, but never a volume or snapshot.
-    assert_eq!(gone(carrying()).plan(), Step::Release);
+    assert_eq!(gone(carrying()).plan(), StorageNodeAction::Release);
     for count in [Count::VOLUME, Count::SNAPSHOT] {
         let case = gone(carrying()).holding("fast", count);
-        assert_eq!(case.plan(), Step::Keep);
+        assert_eq!(case.plan(), StorageNodeAction::Keep);
     }
     let mut living = Case::labelled(FAST).declaring(pool("fast", FAST));
     living = living.having(deleted_node(carrying()));
-    assert_eq!(living.plan(), Step::Keep);
+    assert_eq!(living.plan(), StorageNodeAction::Keep);
 }
 
 #[test]
@@ -359,14 +374,14 @@ fn the_machine_of_a_node_is_noted_and_kept_when_the_node_is_gone() {
     let mut case = Case::labelled(FAST).declaring(pool("fast", FAST));
     case.node = Some(machine);
     let mut case = case.having(carrying());
-    let Step::Write(spec) = case.plan() else {
+    let StorageNodeAction::Write(spec) = case.plan() else {
         panic!("{:?}", case.plan());
     };
     assert_eq!(spec.machine_id.as_deref(), Some("m1"));
     case.storage_node.as_mut().unwrap().spec = spec;
-    assert_eq!(case.plan(), Step::Keep);
+    assert_eq!(case.plan(), StorageNodeAction::Keep);
     case.node = Some(node("w1", FAST));
-    assert_eq!(case.plan(), Step::Keep);
+    assert_eq!(case.plan(), StorageNodeAction::Keep);
 }
 
 #[test]
@@ -381,18 +396,18 @@ fn what_a_node_may_take_over_stands_in_its_spec_as_long_as_it_may() {
         .declaring(pool("fast", FAST))
         .having(carrying());
     case.granted.insert(uid("fast"), owner.clone());
-    let Step::Write(spec) = case.plan() else {
+    let StorageNodeAction::Write(spec) = case.plan() else {
         panic!("{:?}", case.plan());
     };
     assert_eq!(spec.pools[0].take_over, Some(owner));
     case.storage_node.as_mut().unwrap().spec = spec;
-    assert_eq!(case.plan(), Step::Keep);
+    assert_eq!(case.plan(), StorageNodeAction::Keep);
     case.granted.clear();
     assert_eq!(case.written(), ["fast"]);
 }
 
 #[test]
-fn a_finalizer_that_somebody_took_off_is_put_back() {
+fn a_finalizer_that_was_removed_is_added_again() {
     let mut bare = carrying();
     bare.metadata.finalizers = None;
     let case = Case::labelled(FAST)
@@ -402,15 +417,15 @@ fn a_finalizer_that_somebody_took_off_is_put_back() {
 }
 
 #[test]
-fn a_node_is_told_to_promise_no_more_than_it_has_while_its_pool_holds_thick_volumes() {
+fn a_node_is_not_overcommitted_while_its_pool_holds_thick_volumes() {
     let mut fast = pool("fast", FAST);
     fast.spec.overcommit_percent = 200;
     let mut case = Case::labelled(FAST).declaring(fast);
-    let told = |case: &Case| match case.plan() {
-        Step::Create(spec) => spec.pools[0].overcommit_percent,
+    let percent = |case: &Case| match case.plan() {
+        StorageNodeAction::Create(spec) => spec.pools[0].overcommit_percent,
         other => panic!("{other:?}"),
     };
-    assert_eq!(told(&case), 200);
+    assert_eq!(percent(&case), 200);
     case.thick = Count::SNAPSHOT;
-    assert_eq!(told(&case), 100);
+    assert_eq!(percent(&case), 100);
 }

@@ -5,16 +5,16 @@
 use chrono::{DateTime, Utc};
 use cistern_crds::{
     Bytes, ConditionType, NodePoolStatus, Provisioning, Reason, StoragePool, StoragePoolStatus,
-    condition::{self, Finding},
+    condition::{self, ConditionUpdate},
     names,
 };
 use kube::{Resource as _, ResourceExt as _, core::DeserializeGuard};
 
 use super::declared;
 use crate::{
+    availability::Unavailable,
     contents::Contents,
-    health::{self, summary::Wellbeing},
-    offer::Refusal,
+    health::{self, summary::PoolHealth},
     overcommit::Overcommit,
 };
 
@@ -38,20 +38,20 @@ pub(super) struct Declaration {
 #[derive(Clone, Debug)]
 pub(super) struct Share {
     pub(super) node: String,
-    pub(super) standing: Standing,
-    /// How the pool is there.
-    pub(super) wellbeing: Wellbeing,
+    pub(super) state: PoolNodeState,
+    /// State of the pool on the node.
+    pub(super) health: PoolHealth,
     /// What the agent says, if it has said something.
     pub(super) status: Option<NodePoolStatus>,
 }
 
-/// How a node stands to the pool.
+/// State of the pool on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum PoolNodeState {
     /// The node is to carry the pool and takes volumes.
     Ready,
     /// The node is to carry the pool and cannot.
-    NotReady(Refusal),
+    NotReady(Unavailable),
     /// The node should not carry the pool and still does.
     Leaving { node_is_gone: bool },
 }
@@ -59,7 +59,7 @@ pub(super) enum Standing {
 impl Share {
     /// Whether the Node is gone.
     fn is_gone(&self) -> bool {
-        self.standing == Standing::Leaving { node_is_gone: true }
+        self.state == PoolNodeState::Leaving { node_is_gone: true }
     }
 }
 
@@ -89,11 +89,11 @@ pub(super) fn summarize(
 ) -> StoragePoolStatus {
     let ready = shares
         .iter()
-        .filter(|share| share.standing == Standing::Ready);
+        .filter(|share| share.state == PoolNodeState::Ready);
     let leaving = shares
         .iter()
-        .filter(|share| matches!(share.standing, Standing::Leaving { .. }));
-    // What a Node that is gone reported last is no room for anybody.
+        .filter(|share| matches!(share.state, PoolNodeState::Leaving { .. }));
+    // The last report of a Node that is gone is not available room.
     let present = || shares.iter().filter(|share| !share.is_gone());
     let reported = || present().filter_map(|share| share.status.as_ref());
     let nodes = count(shares.len() - leaving.count());
@@ -132,29 +132,32 @@ pub(super) fn summarize(
     }
 }
 
-/// What snapshots hold is of any size; a sum of it is for people.
+/// Rounds a sum for display: snapshots reserve any number of bytes.
 fn legible(sum: Bytes) -> Bytes {
     sum.round_up_to_mib().unwrap_or(sum)
 }
 
 /// `Ready`: every node that the selector matches takes volumes of the pool.
-fn readiness(declaration: &Declaration, shares: &[Share], kept: &Contents) -> Finding {
+fn readiness(declaration: &Declaration, shares: &[Share], kept: &Contents) -> ConditionUpdate {
     let finding = |holds: bool, reason, message: String| {
-        Finding::new(ConditionType::Ready, holds, reason, message)
+        ConditionUpdate::new(ConditionType::Ready, holds, reason, message)
     };
     if declaration.deleted {
         let message = "the pool is being deleted and takes no new volumes";
         return finding(false, Reason::Retiring, message.to_owned());
     }
     if let Some(why) = &declaration.invalid {
-        let message = format!("{why}; what the nodes carry stays as it is until this is mended");
+        let message =
+            format!("{why}; what the nodes carry stays as it is until the spec is corrected");
         return finding(false, Reason::InvalidSpec, message);
     }
     let waiting: Vec<String> = shares
         .iter()
-        .filter_map(|share| match &share.standing {
-            Standing::NotReady(refusal) => Some(format!("{}: {}", share.node, refusal.message)),
-            Standing::Ready | Standing::Leaving { .. } => None,
+        .filter_map(|share| match &share.state {
+            PoolNodeState::NotReady(refusal) => {
+                Some(format!("{}: {}", share.node, refusal.message))
+            }
+            PoolNodeState::Ready | PoolNodeState::Leaving { .. } => None,
         })
         .collect();
     let leaving = leaving(shares, kept);
@@ -179,7 +182,7 @@ fn readiness(declaration: &Declaration, shares: &[Share], kept: &Contents) -> Fi
     let reason = if shares.iter().any(Share::is_gone) {
         Reason::NodeGone
     } else if leaving.is_empty() {
-        Reason::AsDesired
+        Reason::Reconciled
     } else {
         Reason::Retiring
     };
@@ -191,17 +194,17 @@ fn readiness(declaration: &Declaration, shares: &[Share], kept: &Contents) -> Fi
 }
 
 /// `Healthy`: nothing is known to be wrong with the pool on any node that has it.
-fn health(shares: &[Share]) -> Finding {
+fn health(shares: &[Share]) -> ConditionUpdate {
     let parts = shares
         .iter()
-        .map(|share| (share.node.clone(), share.wellbeing.clone()));
+        .map(|share| (share.node.clone(), share.health.clone()));
     health::summary::of_nodes(&parts.collect::<Vec<_>>())
 }
 
-/// `DeletionHeld`: somebody deleted the pool, and this is what keeps it.
-fn deletion(declaration: &Declaration, shares: &[Share], kept: &Contents) -> Finding {
+/// `DeletionHeld`: the pool is being deleted, and the message says what blocks it.
+fn deletion(declaration: &Declaration, shares: &[Share], kept: &Contents) -> ConditionUpdate {
     let finding = |holds: bool, reason, message: String| {
-        Finding::new(ConditionType::DeletionHeld, holds, reason, message)
+        ConditionUpdate::new(ConditionType::DeletionHeld, holds, reason, message)
     };
     if !declaration.deleted {
         let message = "the pool is not being deleted";
@@ -210,10 +213,7 @@ fn deletion(declaration: &Declaration, shares: &[Share], kept: &Contents) -> Fin
     if kept.is_empty() {
         let message = match leaving(shares, kept).as_slice() {
             [] => "nothing is left of the pool".to_owned(),
-            leaving => format!(
-                "waiting for the nodes to put it away: {}",
-                enumerate(leaving)
-            ),
+            leaving => format!("waiting for the nodes to remove it: {}", enumerate(leaving)),
         };
         return finding(true, Reason::Retiring, message);
     }
@@ -250,13 +250,13 @@ fn deletion(declaration: &Declaration, shares: &[Share], kept: &Contents) -> Fin
 /// Each node that still has a part of the pool and should not, and what it holds.
 fn leaving(shares: &[Share], kept: &Contents) -> Vec<String> {
     let describe = |share: &Share| {
-        let Standing::Leaving { node_is_gone } = share.standing else {
+        let PoolNodeState::Leaving { node_is_gone } = share.state else {
             return None;
         };
         let node = &share.node;
         let count = kept.at(node);
         Some(match (count.is_zero(), node_is_gone) {
-            (true, false) => format!("{node} (empty, being put away)"),
+            (true, false) => format!("{node} (empty, being removed)"),
             (true, true) => format!("{node} (the Node is gone)"),
             (false, false) => format!("{node} (holds {count})"),
             (false, true) => format!(
@@ -298,21 +298,21 @@ mod tests {
         }
     }
 
-    fn share(node: &str, standing: Standing, room: Option<Bytes>) -> Share {
+    fn share(node: &str, state: PoolNodeState, room: Option<Bytes>) -> Share {
         let status = room.and_then(|room| {
             let node = storage_node(node).with_room("fast", room).build();
             node.status.unwrap().pools.pop()
         });
         Share {
             node: node.to_owned(),
-            standing,
-            wellbeing: Wellbeing::Well,
+            state,
+            health: PoolHealth::Healthy,
             status,
         }
     }
 
-    fn refusal(message: &str) -> Standing {
-        Standing::NotReady(Refusal {
+    fn refusal(message: &str) -> PoolNodeState {
+        PoolNodeState::NotReady(Unavailable {
             reason: Reason::AgentNotReady,
             message: message.to_owned(),
         })
@@ -337,7 +337,7 @@ mod tests {
         )
     }
 
-    fn told(status: &StoragePoolStatus, kind: ConditionType) -> (String, String, String) {
+    fn condition_of(status: &StoragePoolStatus, kind: ConditionType) -> (String, String, String) {
         let condition = condition::find(&status.conditions, kind).unwrap().clone();
         (condition.status, condition.reason, condition.message)
     }
@@ -345,8 +345,8 @@ mod tests {
     #[test]
     fn the_sum_of_the_nodes_is_the_pool() {
         let shares = [
-            share("w1", Standing::Ready, Some(Bytes::gib(4))),
-            share("w2", Standing::Ready, Some(Bytes::gib(7))),
+            share("w1", PoolNodeState::Ready, Some(Bytes::gib(4))),
+            share("w2", PoolNodeState::Ready, Some(Bytes::gib(7))),
             share("w3", refusal("pod x on w3 is not ready"), None),
         ];
         let status = status(&declaration(), &shares, &kept(&[]));
@@ -358,7 +358,7 @@ mod tests {
             (Bytes::gib(20), Bytes::gib(9))
         );
         assert_eq!(status.largest_volume, Bytes::gib(7));
-        let (holds, reason, message) = told(&status, ConditionType::Ready);
+        let (holds, reason, message) = condition_of(&status, ConditionType::Ready);
         assert_eq!(
             (holds.as_str(), reason.as_str()),
             ("False", "NodesNotReady")
@@ -370,8 +370,8 @@ mod tests {
     }
 
     #[test]
-    fn r5_the_same_world_gives_an_equal_status_at_any_time() {
-        let shares = [share("w1", Standing::Ready, Some(Bytes::gib(4)))];
+    fn r5_the_same_cluster_state_gives_an_equal_status_at_any_time() {
+        let shares = [share("w1", PoolNodeState::Ready, Some(Bytes::gib(4)))];
         let first = status(&declaration(), &shares, &kept(&[]));
         let later = moment() + chrono::Duration::hours(1);
         let second = summarize(&declaration(), &first, &shares, &kept(&[]), later);
@@ -381,17 +381,17 @@ mod tests {
     #[test]
     fn a_node_that_leaves_is_named_with_what_it_holds() {
         let shares = [
-            share("w1", Standing::Ready, Some(Bytes::gib(4))),
+            share("w1", PoolNodeState::Ready, Some(Bytes::gib(4))),
             share(
                 "w2",
-                Standing::Leaving {
+                PoolNodeState::Leaving {
                     node_is_gone: false,
                 },
                 Some(Bytes::gib(4)),
             ),
         ];
         let status = status(&declaration(), &shares, &kept(&[("w2", 2, 1)]));
-        let (holds, reason, message) = told(&status, ConditionType::Ready);
+        let (holds, reason, message) = condition_of(&status, ConditionType::Ready);
         assert_eq!((holds.as_str(), reason.as_str()), ("True", "Retiring"));
         assert!(
             message.contains("w2 (holds 2 volumes and 1 snapshot)"),
@@ -402,9 +402,9 @@ mod tests {
 
     #[test]
     fn a_node_that_is_gone_is_no_room_and_the_pool_says_what_to_do() {
-        let gone = Standing::Leaving { node_is_gone: true };
+        let gone = PoolNodeState::Leaving { node_is_gone: true };
         let shares = [
-            share("w1", Standing::Ready, Some(Bytes::gib(4))),
+            share("w1", PoolNodeState::Ready, Some(Bytes::gib(4))),
             share("w2", gone, Some(Bytes::gib(4))),
         ];
         let left = kept(&[("w2", 2, 1)]);
@@ -413,7 +413,7 @@ mod tests {
             (found.usable, found.reserved),
             (Bytes::gib(10), Bytes::gib(6))
         );
-        let (holds, reason, message) = told(&found, ConditionType::Ready);
+        let (holds, reason, message) = condition_of(&found, ConditionType::Ready);
         assert_eq!((holds.as_str(), reason.as_str()), ("True", "NodeGone"));
         let advice = "kubectl cistern forget-node w2";
         assert!(
@@ -425,20 +425,21 @@ mod tests {
             ..declaration()
         };
         let held = status(&deleted, &shares, &left);
-        let (_, reason, message) = told(&held, ConditionType::DeletionHeld);
+        let (_, reason, message) = condition_of(&held, ConditionType::DeletionHeld);
         assert_eq!(reason, "VolumesRemain");
         assert!(message.contains(advice), "{message}");
     }
 
     #[test]
-    fn a_selector_without_nodes_and_a_spec_without_sense_are_told_apart() {
-        let nobody = status(&declaration(), &[], &kept(&[]));
-        assert_eq!(told(&nobody, ConditionType::Ready).1, "NoNodes");
+    fn a_selector_without_nodes_and_an_invalid_spec_have_different_reasons() {
+        let no_nodes = status(&declaration(), &[], &kept(&[]));
+        assert_eq!(condition_of(&no_nodes, ConditionType::Ready).1, "NoNodes");
         let invalid = Declaration {
             invalid: Some("nodeSelector: disk In needs values".to_owned()),
             ..declaration()
         };
-        let (_, reason, message) = told(&status(&invalid, &[], &kept(&[])), ConditionType::Ready);
+        let (_, reason, message) =
+            condition_of(&status(&invalid, &[], &kept(&[])), ConditionType::Ready);
         assert_eq!(reason, "InvalidSpec");
         assert!(message.contains("disk In needs values"), "{message}");
     }
@@ -451,7 +452,7 @@ mod tests {
         };
         let shares = [share(
             "w1",
-            Standing::Leaving {
+            PoolNodeState::Leaving {
                 node_is_gone: false,
             },
             Some(Bytes::gib(4)),
@@ -461,7 +462,7 @@ mod tests {
             &shares,
             &kept(&[("w1", 2, 0), ("w2", 1, 4), ("w3", 0, 1)]),
         );
-        let (holds, reason, message) = told(&held, ConditionType::DeletionHeld);
+        let (holds, reason, message) = condition_of(&held, ConditionType::DeletionHeld);
         assert_eq!((holds.as_str(), reason.as_str()), ("True", "VolumesRemain"));
         for part in [
             "3 volumes and 5 snapshots in the pool",
@@ -471,9 +472,9 @@ mod tests {
             assert!(message.contains(part), "{message}");
         }
         let draining = status(&deleted, &shares, &kept(&[]));
-        let (_, reason, message) = told(&draining, ConditionType::DeletionHeld);
+        let (_, reason, message) = condition_of(&draining, ConditionType::DeletionHeld);
         assert_eq!(reason, "Retiring");
-        assert!(message.contains("w1 (empty, being put away)"), "{message}");
+        assert!(message.contains("w1 (empty, being removed)"), "{message}");
         let nodes_many: Vec<String> = (0..9).map(|n| n.to_string()).collect();
         assert_eq!(enumerate(&nodes_many), "0; 1; 2; 3; and 5 more");
     }

@@ -1,8 +1,8 @@
-//! Connections to the HTTP server: few, short, and none keeps another out.
+//! Limits the connections to the HTTP server in number and time.
 //!
-//! *Invariant:* [`AT_ONCE`] connections are open at most. One more takes the place of the oldest, so that
-//! whoever holds connections without asking anything cannot keep kubelet's probes waiting. A connection
-//! carries one request: its headers have [`HEADERS`] to arrive, and all of it has [`WHOLE`].
+//! *Invariant:* at most [`AT_ONCE`] connections are open. Another one replaces the oldest, so that a
+//! client with idle connections cannot block kubelet's probes. A connection carries one request: its
+//! headers must arrive within [`HEADERS`], and it ends after [`WHOLE`].
 
 use std::{collections::VecDeque, future::Future, io, pin::pin, time::Duration};
 
@@ -17,18 +17,18 @@ use tokio::{
     task::{AbortHandle, JoinSet},
 };
 
-/// Connections that are open at a time.
+/// Maximum number of open connections.
 const AT_ONCE: usize = 32;
-/// How long the headers of a request may take.
+/// Deadline for the headers of a request.
 const HEADERS: Duration = Duration::from_secs(5);
-/// How long a connection may last: a slow reader gets a page of metrics in this time.
+/// Deadline for a connection, enough for a slow reader of the metrics.
 const WHOLE: Duration = Duration::from_secs(30);
-/// Bytes that the headers of a request may have.
+/// Maximum size of the headers of a request in bytes.
 const HEADER_BYTES: usize = 16 << 10;
-/// How long to wait when the process cannot accept, for want of descriptors or memory.
+/// How long to wait after the process cannot accept for lack of descriptors or memory.
 const BACKOFF: Duration = Duration::from_secs(1);
 
-/// Answers requests until `shutdown`; then all connections are closed.
+/// Answers requests until `shutdown`, and then closes all connections.
 pub(super) async fn serve(
     listener: TcpListener,
     router: Router,
@@ -49,8 +49,8 @@ pub(super) async fn serve(
                 tokio::time::sleep(BACKOFF).await;
             }
         }
-        // Whoever was accepted gets its turn before the next: in a flood of idle connections a probe
-        // is answered before others push it out.
+        // Runs the accepted connection before the next one is accepted: in a flood of idle connections
+        // a probe is answered before other connections replace it.
         tokio::task::yield_now().await;
     }
 }
@@ -63,7 +63,7 @@ async fn answer(stream: TcpStream, router: Router) {
         .max_buf_size(HEADER_BYTES)
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    // A client that is late, sends no HTTP or goes away is no concern of this process.
+    // Ignores clients that are late, send no HTTP or disconnect.
     let _ = tokio::time::timeout(WHOLE, connection).await;
 }
 
@@ -77,11 +77,11 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     )
 }
 
-/// Connections that are open. Dropped, they are closed.
+/// The open connections. Dropping this closes them.
 #[derive(Default)]
 struct Open {
     tasks: JoinSet<()>,
-    /// In the order in which they came.
+    /// In the order of their acceptance.
     order: VecDeque<AbortHandle>,
 }
 
@@ -105,7 +105,7 @@ mod tests {
 
     use super::*;
 
-    /// A server, and how to reach it. It ends with the runtime of the test.
+    /// Starts a server, which ends with the runtime of the test, and returns its address.
     async fn start() -> std::net::SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -123,7 +123,7 @@ mod tests {
         read(&mut stream).await
     }
 
-    /// All until the server closes the connection, in order or not.
+    /// Reads until the connection is closed or reset.
     async fn read(stream: &mut TcpStream) -> String {
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer).await;
@@ -131,8 +131,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_probe_is_answered_while_thousands_of_connections_ask_nothing() {
-        // Fewer than the descriptors that a process gets anywhere.
+    async fn a_probe_is_answered_while_thousands_of_connections_are_idle() {
+        // Fewer than the descriptor limit of a process on any machine.
         const HELD: usize = 400;
         let address = start().await;
         let mut idle = VecDeque::new();
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_connection_too_many_takes_the_place_of_the_oldest() {
+    async fn a_connection_beyond_the_limit_replaces_the_oldest() {
         let address = start().await;
         let mut idle = Vec::new();
         for _ in 0..=AT_ONCE {
@@ -162,7 +162,7 @@ mod tests {
         }
         let mut oldest = idle.remove(0);
         assert_eq!(read(&mut oldest).await, "");
-        // The others can still ask.
+        // The others can still send requests.
         for stream in &mut idle {
             stream
                 .write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_whose_headers_do_not_end_is_given_up() {
+    async fn a_request_with_unfinished_headers_is_closed() {
         let address = start().await;
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream

@@ -1,4 +1,4 @@
-//! Requests to the API server: how many, how long they took, and what was answered.
+//! Metrics of the requests to the API server: number, duration and code.
 
 use std::{
     future::Future,
@@ -19,7 +19,7 @@ use tower::{Layer, Service};
 /// Upper bounds in seconds.
 const BOUNDS: [f64; 8] = [0.005, 0.025, 0.1, 0.25, 1.0, 2.5, 10.0, 30.0];
 
-/// Times every request of a client. A watch is answered when it begins.
+/// Measures every request of a client. A watch ends here when it starts to stream.
 #[derive(Clone, Debug)]
 pub struct Requests {
     durations: Family<Labels, Histogram, fn() -> Histogram>,
@@ -33,20 +33,20 @@ struct Labels {
 
 impl Requests {
     /// Registers `cistern_api_request_duration_seconds`, by method and HTTP code. A conflict is 409,
-    /// and `none` is a request that nobody answered.
+    /// and `none` is a request without a response.
     pub fn new(registry: &mut Registry) -> Self {
         let durations: Family<_, _, fn() -> _> =
             Family::new_with_constructor(|| Histogram::new(BOUNDS));
         registry.register_with_unit(
             "cistern_api_request_duration",
-            "How long the Kubernetes API server took to answer, by HTTP method and code",
+            "Duration of requests to the Kubernetes API server, by HTTP method and code",
             Unit::Seconds,
             durations.clone(),
         );
         Self { durations }
     }
 
-    /// A client as the environment or the pod says, whose requests are counted here.
+    /// Creates a client from the environment or the pod's service account, whose requests are counted.
     pub async fn connect(self) -> Result<Client, kube::Error> {
         let config = Config::infer().await.map_err(kube::Error::InferConfig)?;
         Ok(ClientBuilder::try_from(config)?.with_layer(&self).build())

@@ -1,4 +1,4 @@
-//! What a process takes of its machine, under the names that every exporter uses.
+//! Resource usage of the process, under the customary names.
 
 use std::{
     fmt, fs,
@@ -11,7 +11,7 @@ use super::Gauges;
 
 /// Registers `process_resident_memory_bytes`, `process_open_fds` and `process_start_time_seconds`.
 pub(super) fn register(registry: &mut Registry) {
-    // A few milliseconds late; who looks for restarts does not mind.
+    // A few milliseconds late, which does not matter for detecting restarts.
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
     registry.register_collector(Box::new(Vitals {
         started: since_epoch.unwrap_or_default().as_secs_f64(),
@@ -29,23 +29,23 @@ impl Collector for Vitals {
         let mut gauges = Gauges::onto(encoder);
         gauges.write_one(
             "process_resident_memory_bytes",
-            "Memory of the process that is in use.",
+            "Resident memory of the process.",
             resident(),
         )?;
         gauges.write_one(
             "process_open_fds",
-            "Files that the process has open.",
+            "Number of open file descriptors of the process.",
             fs::read_dir("/proc/self/fd").ok().map(Iterator::count),
         )?;
         gauges.write_one(
             "process_start_time_seconds",
-            "When the process started, since the epoch.",
+            "Start time of the process in seconds since the epoch.",
             Some(self.started),
         )
     }
 }
 
-/// Bytes, as `VmRSS` of proc_pid_status(5) has them.
+/// Resident memory in bytes, from `VmRSS` of proc_pid_status(5).
 fn resident() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status

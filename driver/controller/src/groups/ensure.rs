@@ -1,17 +1,17 @@
-//! Taking a group of snapshots, or finding it as it was taken before.
+//! Takes a group of snapshots, or returns the existing one.
 //!
 //! ```text
-//! group ─▶ a snapshot for each volume ─▶ agent admits all and cuts them together ─▶ taken
+//! group ─▶ a snapshot for each volume ─▶ agent admits all and takes them together ─▶ taken
 //!                                    └─▶ agent refuses one ─▶ all of it is removed ─▶ refused
 //! ```
 //!
-//! *Invariant:* an error that the caller takes for final leaves nothing behind: the group and its
-//! snapshots are removed first. What the agent has admitted is waited for and never given up.
+//! *Invariant:* a final error leaves nothing behind: the group and its snapshots are removed first.
+//! An admitted group is waited for and never withdrawn.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use cistern_crds::{
-    ConditionStatus, ConditionType, PoolSnapshot, PoolSnapshotGroup, PoolVolume, Reason, Stored,
+    ConditionStatus, ConditionType, HasImage, PoolSnapshot, PoolSnapshotGroup, PoolVolume, Reason,
     condition, snapshot_group::GroupMember,
 };
 use futures::future::try_join_all;
@@ -19,50 +19,47 @@ use kube::ResourceExt as _;
 use tokio::time::Instant;
 
 use super::{Error, Groups, ListedGroup, NewGroup, request};
-use crate::{
-    objects::{self, attendance::Attention, named, silence::silent},
-    snapshots::advice,
-};
+use crate::objects::{self, advice::advice, in_flight::Operation, named, silence::silent};
 
 impl Groups {
-    /// Makes sure that the group was taken (CGS-05).
+    /// Ensures that the group is taken (CGS-05).
     ///
-    /// When the deadline comes first, everything stays as it is and a repeat goes on with it.
+    /// When the deadline passes, the state stays as it is and a repeated call resumes.
     pub async fn ensure(&self, wanted: &NewGroup, deadline: Instant) -> Result<ListedGroup, Error> {
-        let settling = async |attention: &mut _| self.settle(wanted, attention).await;
+        let ensuring = async |operation: &mut _| self.ensure_ready(wanted, operation).await;
         self.objects
-            .attending(&wanted.id(), deadline, settling)
+            .run_exclusive(&wanted.id(), deadline, ensuring)
             .await
     }
 
-    async fn settle(
+    async fn ensure_ready(
         &self,
         wanted: &NewGroup,
-        attention: &mut Attention<PoolSnapshotGroup>,
+        operation: &mut Operation<PoolSnapshotGroup>,
     ) -> Result<ListedGroup, Error> {
-        // A refusal from before this call may be old: then the agent is asked once more.
+        // A refusal from before this call may be stale: ask the agent once more.
         let mut asked = false;
         loop {
-            let mut found = self.objects.find(attention.name()).await?;
+            let mut found = self.objects.find(operation.name()).await?;
             if found.is_none() {
                 asked = true;
                 found = self.create(wanted).await?;
             }
-            // None: another replica was faster, so look again.
+            // None: another replica was faster, so read again.
             let Some(group) = found else { continue };
             if group.spec.deletion_requested {
-                self.see_off(group, attention).await?;
+                self.finish_removal(group, operation).await?;
                 continue;
             }
             if let Some(difference) = wanted.difference(&group) {
-                let object = named::<PoolSnapshotGroup>(attention.name());
+                let object = named::<PoolSnapshotGroup>(operation.name());
                 return Err(objects::Error::Different { object, difference }.into());
             }
-            match self.follow(group, attention).await? {
-                Outcome::Taken(taken) => return Ok(taken),
-                Outcome::Changed => {}
-                Outcome::Withdraw(group, why) => {
-                    let withdrawn = self.withdraw(*group, attention).await?;
+            match self.follow(group, operation).await? {
+                GroupOutcome::Taken(taken) => return Ok(taken),
+                GroupOutcome::Changed => {}
+                GroupOutcome::Withdraw(group, why) => {
+                    let withdrawn = self.withdraw(*group, operation).await?;
                     if let Some(why) = why.filter(|_| withdrawn && asked) {
                         return Err(why);
                     }
@@ -71,65 +68,60 @@ impl Groups {
         }
     }
 
-    /// Writes the wish. None when the object is there by now.
+    /// Writes the spec. None when the object exists by now.
     async fn create(&self, wanted: &NewGroup) -> Result<Option<PoolSnapshotGroup>, Error> {
         let volumes =
             try_join_all(wanted.volumes.iter().map(|id| self.snapshots.volume(id))).await?;
         let node = one_node(&volumes)?;
         let created = self.objects.create(&wanted.on_node(&node)).await?;
         if created.is_some() {
-            tracing::info!(
-                group = wanted.id(),
-                node,
-                "a group of snapshots is asked for"
-            );
+            tracing::info!(group = wanted.id(), node, "group snapshot requested");
         }
         Ok(created)
     }
 
-    /// Has the group's snapshots asked for, and waits until the agent has taken them all, or will
-    /// not.
+    /// Creates the group's snapshots, and waits until the agent has taken or refused them all.
     async fn follow(
         &self,
         mut group: PoolSnapshotGroup,
-        attention: &mut Attention<PoolSnapshotGroup>,
-    ) -> Result<Outcome, Error> {
+        operation: &mut Operation<PoolSnapshotGroup>,
+    ) -> Result<GroupOutcome, Error> {
         let snapshots = match self.ask_for_snapshots(&group).await {
-            // The volumes have changed since the group was asked for.
+            // The volumes have changed since the group was requested.
             Err(
                 why @ (Error::SeveralNodes { .. } | Error::Object(objects::Error::NotFound { .. })),
-            ) => return Ok(Outcome::Withdraw(Box::new(group), Some(why))),
+            ) => return Ok(GroupOutcome::Withdraw(Box::new(group), Some(why))),
             snapshots => snapshots?,
         };
         let mut nodes = self.objects.nodes().subscribe();
         loop {
             let why = match progress(&group) {
-                Progress::Taken => return self.taken(&group).await.map(Outcome::Taken),
-                Progress::Leaving => return Ok(Outcome::Changed),
-                Progress::Refused(reason, message) => Some((Some(reason), message)),
-                Progress::Waits(waits_for) => {
-                    attention.note(waits_for);
+                GroupProgress::Taken => return self.taken(&group).await.map(GroupOutcome::Taken),
+                GroupProgress::Leaving => return Ok(GroupOutcome::Changed),
+                GroupProgress::Refused(reason, message) => Some((Some(reason), message)),
+                GroupProgress::Waits(waits_for) => {
+                    operation.note(waits_for);
                     self.unfit(&snapshots).map(|message| (None, message))
                 }
             };
-            // What somebody deleted by hand is never taken, and made anew. What the agent has
+            // A group that a user deleted is never taken, and created again. What the agent has
             // admitted is waited for: it may be half taken.
             let is_hopeless = why.is_some() || group.metadata.deletion_timestamp.is_some();
             if is_hopeless && !self.is_admitted(&group).await? {
                 let why = why.map(|(reason, message)| refused(&group, &snapshots, reason, message));
-                return Ok(Outcome::Withdraw(Box::new(group), why));
+                return Ok(GroupOutcome::Withdraw(Box::new(group), why));
             }
             let node = &group.spec.node_name;
             if let Some(silence) = self.objects.nodes().silence(node) {
                 return Err(silent(&group, silence).into());
             }
             if let Some((_, message)) = why {
-                attention.note(format!("node {node} to go on: {message}"));
+                operation.note(format!("node {node} to go on: {message}"));
             }
             tokio::select! {
-                change = attention.change(&group) => match change {
+                change = operation.change(&group) => match change {
                     Some(changed) => group = changed,
-                    None => return Ok(Outcome::Changed),
+                    None => return Ok(GroupOutcome::Changed),
                 },
                 // The sender lives as long as `self`.
                 _ = nodes.changed() => {}
@@ -143,8 +135,10 @@ impl Groups {
         group: &PoolSnapshotGroup,
     ) -> Result<Vec<PoolSnapshot>, Error> {
         match progress(group) {
-            Progress::Waits(_) => {}
-            Progress::Taken | Progress::Leaving | Progress::Refused(..) => return Ok(Vec::new()),
+            GroupProgress::Waits(_) => {}
+            GroupProgress::Taken | GroupProgress::Leaving | GroupProgress::Refused(..) => {
+                return Ok(Vec::new());
+            }
         }
         let members = group.spec.members.iter();
         try_join_all(members.map(|member| self.ask_for_snapshot(group, member))).await
@@ -158,10 +152,10 @@ impl Groups {
         let snapshots = self.snapshots.objects();
         loop {
             match snapshots.find(&member.snapshot).await? {
-                // Of an older group of this name, whose removal was cut short.
+                // It belongs to an older group of this name, whose removal was interrupted.
                 Some(snapshot) if snapshot.spec.deletion_requested => {
-                    let mut attention = snapshots.attend(&member.snapshot)?;
-                    snapshots.see_off(snapshot, &mut attention).await?;
+                    let mut operation = snapshots.begin(&member.snapshot)?;
+                    snapshots.finish_removal(snapshot, &mut operation).await?;
                     continue;
                 }
                 Some(snapshot) => return Ok(snapshot),
@@ -173,8 +167,8 @@ impl Groups {
                 let places = format!("{} is not on node {node} any more", member.volume);
                 return Err(Error::SeveralNodes { places });
             }
-            let wish = request::member(group, &volume, &image);
-            if let Some(snapshot) = snapshots.create(&wish).await? {
+            let desired = request::member(group, &volume, &image);
+            if let Some(snapshot) = snapshots.create(&desired).await? {
                 return Ok(snapshot);
             }
         }
@@ -193,7 +187,7 @@ impl Groups {
         Ok(listed.ok_or_else(missing)?)
     }
 
-    /// Why the node takes nothing; none where it does.
+    /// Why the node takes no snapshot; None if it does.
     fn unfit(&self, snapshots: &[PoolSnapshot]) -> Option<String> {
         snapshots.iter().find_map(|snapshot| {
             let (node, pool) = (snapshot.node_name(), snapshot.pool_name());
@@ -202,7 +196,7 @@ impl Groups {
         })
     }
 
-    /// Whether the agent has begun, so that it has to end what it did.
+    /// Whether the agent has begun, so that it must finish.
     async fn is_admitted(&self, group: &PoolSnapshotGroup) -> Result<bool, Error> {
         let snapshots = self.snapshots_of(group).await?;
         Ok(snapshots
@@ -211,51 +205,53 @@ impl Groups {
     }
 }
 
-/// How following a group ended.
-enum Outcome {
+/// The result of following a group.
+enum GroupOutcome {
     Taken(ListedGroup),
-    /// The object is not what it was: look again.
+    /// The object has changed: read it again.
     Changed,
-    /// Nobody will take it: why, where that is for the caller to know.
+    /// No agent will take it; the reason where the caller needs it.
     Withdraw(Box<PoolSnapshotGroup>, Option<Error>),
 }
 
-/// Where a group stands on its way to be taken.
+/// Progress of taking a group.
 #[derive(Debug, PartialEq, Eq)]
-enum Progress {
+enum GroupProgress {
     Taken,
-    /// Its deletion is asked for.
+    /// Its deletion is requested.
     Leaving,
-    /// The agent will not take it; its words.
+    /// The agent refused it; its reason and message.
     Refused(Reason, String),
     /// It waits for this.
     Waits(String),
 }
 
-fn progress(group: &PoolSnapshotGroup) -> Progress {
+fn progress(group: &PoolSnapshotGroup) -> GroupProgress {
     let status = group.status.clone().unwrap_or_default();
     if group.spec.deletion_requested {
-        return Progress::Leaving;
+        return GroupProgress::Leaving;
     }
-    // It was taken, whatever has happened since.
+    // It was taken, regardless of later changes.
     if is_taken(group) {
-        return Progress::Taken;
+        return GroupProgress::Taken;
     }
     let node = &group.spec.node_name;
     let Some(ready) = condition::find(&status.conditions, ConditionType::Ready) else {
-        return Progress::Waits(format!("the agent of node {node} to take it"));
+        return GroupProgress::Waits(format!("the agent of node {node} to take it"));
     };
     match Reason::parse(&ready.reason) {
         Some(reason)
             if reason.refuses_snapshot() && ready.status == ConditionStatus::False.as_str() =>
         {
-            Progress::Refused(reason, ready.message.clone())
+            GroupProgress::Refused(reason, ready.message.clone())
         }
-        Some(_) | None => Progress::Waits(format!("{}: node {node} to take it", ready.message)),
+        Some(_) | None => {
+            GroupProgress::Waits(format!("{}: node {node} to take it", ready.message))
+        }
     }
 }
 
-/// Whether callers may have been told of it.
+/// Whether a caller may have received it in a response.
 pub(super) fn is_taken(group: &PoolSnapshotGroup) -> bool {
     let status = group.status.as_ref();
     status.is_some_and(|status| status.creation_time.is_some())
@@ -267,7 +263,7 @@ fn refused(
     reason: Option<Reason>,
     message: String,
 ) -> Error {
-    let pools: BTreeSet<&str> = snapshots.iter().map(Stored::pool_name).collect();
+    let pools: BTreeSet<&str> = snapshots.iter().map(HasImage::pool_name).collect();
     let pools: Vec<&str> = pools.into_iter().collect();
     Error::Refused {
         group: group.name_any(),
@@ -298,7 +294,7 @@ fn one_node(volumes: &[(PoolVolume, String)]) -> Result<String, Error> {
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::{PoolSnapshotGroupStatus, condition::Finding};
+    use cistern_crds::{PoolSnapshotGroupStatus, condition::ConditionUpdate};
 
     use super::*;
     use crate::{
@@ -309,7 +305,8 @@ mod tests {
     fn said(status: bool, reason: Reason) -> PoolSnapshotGroup {
         let mut group = wanted("daily", &["a", "b"]).on_node("n1");
         let mut status_of_group = PoolSnapshotGroupStatus::default();
-        let finding = Finding::new(ConditionType::Ready, status, reason, "the agent's words");
+        let finding =
+            ConditionUpdate::new(ConditionType::Ready, status, reason, "the agent's words");
         condition::set(&mut status_of_group.conditions, &finding, None, at(0));
         group.status = Some(status_of_group);
         group
@@ -319,9 +316,9 @@ mod tests {
     fn a_group_is_taken_once_it_has_its_moment_whatever_happens_to_it_later() {
         let mut group = said(false, Reason::ImageMissing);
         group.status.as_mut().unwrap().creation_time = Some(at(5));
-        assert_eq!(progress(&group), Progress::Taken);
+        assert_eq!(progress(&group), GroupProgress::Taken);
         group.spec.deletion_requested = true;
-        assert_eq!(progress(&group), Progress::Leaving);
+        assert_eq!(progress(&group), GroupProgress::Leaving);
     }
 
     #[test]
@@ -331,20 +328,20 @@ mod tests {
             Reason::SnapshotLimitReached,
             Reason::TooManyExtents,
             Reason::SourceMissing,
-            Reason::NotHeldStill,
+            Reason::FreezeFailed,
             Reason::PoolUnknown,
             Reason::PoolNotReady,
             Reason::IdentityConflict,
         ] {
-            let refused = Progress::Refused(reason, "the agent's words".to_owned());
+            let refused = GroupProgress::Refused(reason, "the agent's words".to_owned());
             assert_eq!(progress(&said(false, reason)), refused);
         }
-        for reason in [Reason::Pending, Reason::CutFailed] {
+        for reason in [Reason::Pending, Reason::SnapshotFailed] {
             let waits = progress(&said(false, reason));
-            assert!(matches!(&waits, Progress::Waits(said) if said.contains("words")));
+            assert!(matches!(&waits, GroupProgress::Waits(said) if said.contains("words")));
         }
         let fresh = wanted("daily", &["a"]).on_node("n1");
-        assert!(matches!(progress(&fresh), Progress::Waits(_)));
+        assert!(matches!(progress(&fresh), GroupProgress::Waits(_)));
     }
 
     #[test]

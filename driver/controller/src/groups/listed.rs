@@ -1,4 +1,4 @@
-//! What callers are told of a group.
+//! The listed fields of a group.
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{ConditionType, PoolSnapshot, PoolSnapshotGroup, condition};
@@ -11,7 +11,7 @@ use crate::{objects::listing::Listed as _, snapshots::ListedSnapshot};
 pub struct ListedGroup {
     /// Its id.
     pub id: String,
-    /// The moment that all of its snapshots show.
+    /// The common time of its snapshots.
     pub creation_time: DateTime<Utc>,
     /// Whether all of it can be used now (CGS-10, CGS-17).
     pub is_ready: bool,
@@ -40,7 +40,7 @@ impl ListedGroup {
 #[cfg(test)]
 mod tests {
     use cistern_crds::{
-        Bytes, PoolSnapshotGroupStatus, PoolSnapshotStatus, Reason, condition::Finding,
+        Bytes, PoolSnapshotGroupStatus, PoolSnapshotStatus, Reason, condition::ConditionUpdate,
     };
 
     use super::*;
@@ -51,7 +51,7 @@ mod tests {
 
     fn ready(holds: bool) -> Vec<cistern_crds::Condition> {
         let mut conditions = Vec::new();
-        let finding = Finding::new(ConditionType::Ready, holds, Reason::AsDesired, "");
+        let finding = ConditionUpdate::new(ConditionType::Ready, holds, Reason::Reconciled, "");
         condition::set(&mut conditions, &finding, None, at(0));
         conditions
     }

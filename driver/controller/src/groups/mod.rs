@@ -1,13 +1,13 @@
-//! Groups of snapshots as the controller sees them: several volumes of one node at one moment.
+//! Group snapshots in the controller: several volumes of one node at one point in time.
 //!
 //! ```text
 //! ensure ─▶ PoolSnapshotGroup, then a PoolSnapshot for each volume ─▶ agent ─▶ watch ─▶ ensure
 //! delete ─▶ group's deletionRequested, then each snapshot is removed, then the group
 //! ```
 //!
-//! *Invariant:* while a snapshot of a group is there, the group is: it is written first and goes
-//! last, and its spec names all of its snapshots. So after a crash, or when a caller gives up, at
-//! any point a repeat of the same call takes up where the last one stood.
+//! *Invariant:* the group exists as long as one of its snapshots: it is written first and removed last,
+//! and its spec names all of its snapshots. So after a crash or a cancelled call, a repeat of the same
+//! call resumes at any point.
 
 mod delete;
 mod ensure;
@@ -32,13 +32,13 @@ use crate::{
     snapshots::Snapshots,
 };
 
-/// Why an operation on a group did not do what was asked.
+/// Why an operation on a group failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It is as with every object.
+    /// An error that all objects share.
     #[error(transparent)]
     Object(#[from] objects::Error),
-    /// The volumes have no moment in common that anybody could hold (CGS-07).
+    /// The volumes are on several nodes, which cannot freeze together (CGS-07).
     #[error(
         "a group of snapshots is taken on one node, and these volumes are on several: {places}; \
          take a group for each node"
@@ -47,18 +47,18 @@ pub enum Error {
         /// Which volumes are on which node.
         places: String,
     },
-    /// The node does not take the group, and nothing of it is left (CGS-16).
+    /// The node refuses the group. No object remains (CGS-16).
     #[error("node {node} cannot take group snapshot {group}: {message}: {advice}")]
     Refused {
         /// Its id.
         group: String,
         /// Where its volumes are.
         node: String,
-        /// Why, for programs; none where the agent did not answer.
+        /// The machine-readable reason; none where the agent did not answer.
         reason: Option<Reason>,
-        /// Why, for people.
+        /// The message for users.
         message: String,
-        /// What to do.
+        /// The recommended action.
         advice: String,
     },
     /// The caller knows other snapshots than the group has (DGS-08, GGS-07).
@@ -79,8 +79,8 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// The groups of a cluster, and the watch that feeds them: poll it as long as the process serves.
-    /// `readiness` is done when it has seen everything once.
+    /// The groups of a cluster and their watch. Poll it as long as the process serves.
+    /// `readiness` is complete after the first list.
     pub fn new(
         objects: Objects<PoolSnapshotGroup>,
         snapshots: Arc<Snapshots>,
@@ -88,16 +88,16 @@ impl Groups {
     ) -> (Arc<Self>, BoxFuture<'static, ()>) {
         let client = objects.client();
         let groups = Arc::new(Self { objects, snapshots });
-        let (mut listed, seeing) = (HashSet::new(), Arc::clone(&groups));
+        let (mut listed, watching) = (HashSet::new(), Arc::clone(&groups));
         let part = "watch of PoolSnapshotGroups";
         let watch = watch::<PoolSnapshotGroup>(client, readiness, part, move |event| {
-            seeing.objects.attendance().see(event, &mut listed);
+            watching.objects.in_flight().apply_event(event, &mut listed);
         });
         (groups, watch.boxed())
     }
 
-    /// The group that is asked for, as the API server has it. One that was not taken yet is not
-    /// there (GGS-04).
+    /// The requested group, as the API server has it. A group that is not taken yet is not found
+    /// (GGS-04).
     pub async fn get(&self, query: &GroupQuery) -> Result<ListedGroup, Error> {
         let missing = || not_found::<PoolSnapshotGroup>(&query.id);
         let found = self.objects.find(&query.id).await?.ok_or_else(missing)?;
@@ -107,7 +107,7 @@ impl Groups {
         Ok(listed)
     }
 
-    /// Those snapshots of a group that are there.
+    /// The existing snapshots of a group.
     async fn snapshots_of(&self, group: &PoolSnapshotGroup) -> Result<Vec<PoolSnapshot>, Error> {
         let members = group.spec.members.iter();
         let snapshots = self.snapshots.objects();

@@ -1,7 +1,6 @@
-//! What is asked of a group, in Cistern's own types.
+//! Group requests in Cistern's own types.
 //!
-//! *Invariant:* whoever holds a [`NewGroup`] holds one that was checked: it has a volume, not too
-//! many, and none twice.
+//! *Invariant:* every [`NewGroup`] is validated: it has a volume, not too many, and none twice.
 
 use std::collections::BTreeSet;
 
@@ -14,14 +13,14 @@ use kube::ResourceExt as _;
 use super::Error;
 use crate::{snapshots::NewSnapshot, volumes::Requirement};
 
-/// A group to be made, or to be found as it was made before.
+/// A requested group, which may exist already.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewGroup {
-    /// The name that the caller gave it.
+    /// Name of the group in the CSI request.
     pub name: String,
-    /// The ids of its volumes. Their order means nothing (CGS-15).
+    /// The ids of its volumes, in any order (CGS-15).
     pub volumes: BTreeSet<String>,
-    /// In what state the volumes' filesystems are held.
+    /// The consistency: crash or filesystem.
     pub consistency: Consistency,
 }
 
@@ -31,8 +30,8 @@ impl NewGroup {
         names::snapshot_group_name(&self.name)
     }
 
-    /// The wish for this group on the node that has its volumes. Its finalizer is there from the
-    /// beginning: while a snapshot of the group is there, the group is.
+    /// The custom resource for this group on the node that has its volumes. Its finalizer is set
+    /// from the beginning: the group exists as long as one of its snapshots.
     pub fn on_node(&self, node: &str) -> PoolSnapshotGroup {
         let id = self.id();
         let member = |volume: &String| GroupMember {
@@ -51,7 +50,7 @@ impl NewGroup {
         object
     }
 
-    /// Why the group that has this name already is not what is asked for; none where it is
+    /// Why the existing group of this name is incompatible with the request; None if it is compatible
     /// (CGS-06).
     pub fn difference(&self, existing: &PoolSnapshotGroup) -> Option<String> {
         let spec = &existing.spec;
@@ -69,7 +68,7 @@ impl NewGroup {
     }
 }
 
-/// The wish for the snapshot that a group has of a volume whose image is known.
+/// The custom resource for the snapshot of one member volume whose image is known.
 pub(super) fn member(group: &PoolSnapshotGroup, volume: &PoolVolume, image: &str) -> PoolSnapshot {
     let (name, volume_name) = (group.name_any(), volume.name_any());
     let alone = NewSnapshot {
@@ -96,7 +95,7 @@ pub struct GroupQuery {
 impl GroupQuery {
     /// Fails where the snapshots are not those of the group (DGS-08, GGS-07).
     ///
-    /// Snapshots that are gone already count: a deletion may have been cut short.
+    /// Snapshots that are gone already count: a deletion may have been interrupted.
     pub(super) fn check(&self, group: &PoolSnapshotGroup) -> Result<(), Error> {
         let members = group.spec.members.iter().map(|member| &member.snapshot);
         let members: BTreeSet<&String> = members.collect();

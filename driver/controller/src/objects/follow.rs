@@ -1,62 +1,63 @@
-//! Waiting until the agent has made what an object asks for, or will not.
+//! Waits until the agent has created what an object specifies, or refuses to.
 //!
-//! *Invariant:* what an agent has admitted is waited for and never given up.
+//! *Invariant:* an admitted object is waited for and never withdrawn.
 
-use cistern_crds::{ConditionStatus, ConditionType, Reason, Stored, condition};
+use cistern_crds::{ConditionStatus, ConditionType, HasImage, Reason, condition};
 use kube::Resource as _;
 
 use super::{
-    Error, Kind, Objects, attendance::Attention, listing::Listed, nodes::Unfit, silence::silent,
+    Error, ManagedObject, Objects, in_flight::Operation, listing::Listed, nodes::Unfit,
+    silence::silent,
 };
 
 /// How following an object ended.
 #[derive(Debug)]
-pub enum Outcome<L: Listed> {
-    /// It was made.
+pub enum FollowOutcome<L: Listed> {
+    /// The image exists.
     Ready(L),
-    /// The object is not what it was: look again.
+    /// The object has changed: read it again.
     Changed,
-    /// No agent has admitted it, and its node will not: why, where that is the node's doing.
+    /// No agent has admitted it, and its node will not; the reason where the node refused.
     Withdraw(Box<L::Object>, Option<Refusal>),
 }
 
-/// A node that would not make what it was asked for.
+/// A node that refused an object, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Its name.
+    /// The name of the node.
     pub node: String,
-    /// Why, for programs; none where the agent did not answer.
+    /// The machine-readable reason; none where the agent did not answer.
     pub reason: Option<Reason>,
-    /// Why, for people.
+    /// The message for users.
     pub message: String,
 }
 
-impl<K: Kind + Stored> Objects<K> {
-    /// Follows an object until it was made, will not be, or is not what it was. An error where the
-    /// agent that has admitted it is silent.
+impl<K: ManagedObject + HasImage> Objects<K> {
+    /// Follows an object until it is created, refused or replaced. Fails where the agent that has
+    /// admitted it is silent.
     pub async fn follow<L: Listed<Object = K>>(
         &self,
         mut object: K,
-        attention: &mut Attention<K>,
-    ) -> Result<Outcome<L>, Error> {
+        operation: &mut Operation<K>,
+    ) -> Result<FollowOutcome<L>, Error> {
         let mut nodes = self.nodes.subscribe();
         loop {
             let unfit = |object: &K| self.nodes.unfit(object.node_name(), object.pool_name());
             match progress(&object, unfit) {
-                Progress::Ready(made) => return Ok(Outcome::Ready(made)),
-                Progress::Withdraw(refusal) => {
-                    return Ok(Outcome::Withdraw(Box::new(object), refusal));
+                ObjectProgress::Ready(made) => return Ok(FollowOutcome::Ready(made)),
+                ObjectProgress::Withdraw(refusal) => {
+                    return Ok(FollowOutcome::Withdraw(Box::new(object), refusal));
                 }
-                Progress::Leaving => return Ok(Outcome::Changed),
-                Progress::Waits(waits_for) => attention.note(waits_for),
+                ObjectProgress::Leaving => return Ok(FollowOutcome::Changed),
+                ObjectProgress::Waits(waits_for) => operation.note(waits_for),
             }
             if let Some(silence) = self.nodes.silence(object.node_name()) {
                 return Err(silent(&object, silence));
             }
             tokio::select! {
-                change = attention.change(&object) => match change {
+                change = operation.change(&object) => match change {
                     Some(changed) => object = changed,
-                    None => return Ok(Outcome::Changed),
+                    None => return Ok(FollowOutcome::Changed),
                 },
                 // The sender lives as long as `self`.
                 _ = nodes.changed() => {}
@@ -65,47 +66,46 @@ impl<K: Kind + Stored> Objects<K> {
     }
 }
 
-/// Where an object stands on its way to be used.
+/// How far the creation of an object is.
 #[derive(Debug, PartialEq, Eq)]
-enum Progress<L> {
+enum ObjectProgress<L> {
     Ready(L),
-    /// Its deletion is asked for.
+    /// Its deletion is requested.
     Leaving,
-    /// No agent has admitted it and this node will not: its node, and why, where that is the
-    /// node's doing.
+    /// No agent has admitted it, and its node will not; the refusal where the node refused.
     Withdraw(Option<Refusal>),
-    /// It waits for this.
+    /// It waits for this event.
     Waits(String),
 }
 
 fn progress<L: Listed>(
     object: &L::Object,
     unfit: impl FnOnce(&L::Object) -> Option<Unfit>,
-) -> Progress<L> {
+) -> ObjectProgress<L> {
     let node = object.node_name();
     let refusal = |reason, message: String| {
         let node = node.to_owned();
-        Progress::Withdraw(Some(Refusal {
+        ObjectProgress::Withdraw(Some(Refusal {
             node,
             reason,
             message,
         }))
     };
     if object.deletion_requested() {
-        return Progress::Leaving;
+        return ObjectProgress::Leaving;
     }
-    // It was made, whatever has happened since.
+    // It exists, regardless of later changes.
     if let Some(made) = L::of(object) {
-        return Progress::Ready(made);
+        return ObjectProgress::Ready(made);
     }
     if object.reserved().is_some() {
         let ready = condition::find(object.conditions(), ConditionType::Ready);
         let message = ready.map_or("", |ready| ready.message.as_str());
-        return Progress::Waits(format!("node {node} to make it: {message}"));
+        return ObjectProgress::Waits(format!("node {node} to make it: {message}"));
     }
-    // Somebody deleted the object by hand: no agent admits it any more.
+    // A user deleted the object: no agent admits it any more.
     if object.meta().deletion_timestamp.is_some() {
-        return Progress::Withdraw(None);
+        return ObjectProgress::Withdraw(None);
     }
     let admitted = condition::find(object.conditions(), ConditionType::Admitted);
     if let Some(admitted) = admitted
@@ -115,14 +115,14 @@ fn progress<L: Listed>(
     }
     match unfit(object) {
         Some(unfit) => refusal(None, unfit.to_string()),
-        None => Progress::Waits(format!("the agent of node {node} to admit it")),
+        None => ObjectProgress::Waits(format!("the agent of node {node} to admit it")),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use chrono::DateTime;
-    use cistern_crds::{Bytes, PoolVolume, PoolVolumeStatus, condition::Finding};
+    use cistern_crds::{Bytes, PoolVolume, PoolVolumeStatus, condition::ConditionUpdate};
     use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
     use super::*;
@@ -137,7 +137,8 @@ mod tests {
     }
 
     fn admitted(status: &mut PoolVolumeStatus, holds: impl Into<ConditionStatus>, reason: Reason) {
-        let finding = Finding::new(ConditionType::Admitted, holds, reason, "the agent's words");
+        let finding =
+            ConditionUpdate::new(ConditionType::Admitted, holds, reason, "the agent's words");
         condition::set(&mut status.conditions, &finding, None, DateTime::default());
     }
 
@@ -150,12 +151,12 @@ mod tests {
     fn progress(
         volume: &PoolVolume,
         unfit: impl FnOnce(&PoolVolume) -> Option<Unfit>,
-    ) -> Progress<ListedVolume> {
+    ) -> ObjectProgress<ListedVolume> {
         super::progress(volume, unfit)
     }
 
-    fn withdraws(progress: &Progress<ListedVolume>) -> bool {
-        matches!(progress, Progress::Withdraw(_))
+    fn withdraws(progress: &ObjectProgress<ListedVolume>) -> bool {
+        matches!(progress, ObjectProgress::Withdraw(_))
     }
 
     #[test]
@@ -167,7 +168,7 @@ mod tests {
         });
         assert!(matches!(
             progress(&made, |_| Some(silent())),
-            Progress::Ready(_)
+            ObjectProgress::Ready(_)
         ));
     }
 
@@ -180,7 +181,7 @@ mod tests {
         });
         assert!(matches!(
             progress(&admitted, |_| Some(silent())),
-            Progress::Waits(_)
+            ObjectProgress::Waits(_)
         ));
     }
 
@@ -201,7 +202,7 @@ mod tests {
             };
             assert_eq!(
                 progress(&refused, |_| None),
-                Progress::Withdraw(Some(expected))
+                ObjectProgress::Withdraw(Some(expected))
             );
         }
     }
@@ -209,19 +210,25 @@ mod tests {
     #[test]
     fn an_agent_that_has_not_looked_yet_is_waited_for_unless_it_is_silent() {
         let fresh = volume(|_, status| admitted(status, ConditionStatus::Unknown, Reason::Pending));
-        assert!(matches!(progress(&fresh, |_| None), Progress::Waits(_)));
+        assert!(matches!(
+            progress(&fresh, |_| None),
+            ObjectProgress::Waits(_)
+        ));
         assert!(withdraws(&progress(&fresh, |_| Some(silent()))));
         let unseen = wanted_volume();
-        assert!(matches!(progress(&unseen, |_| None), Progress::Waits(_)));
+        assert!(matches!(
+            progress(&unseen, |_| None),
+            ObjectProgress::Waits(_)
+        ));
         assert!(withdraws(&progress(&unseen, |_| Some(Unfit::Absent))));
     }
 
     #[test]
-    fn an_object_that_somebody_deleted_is_made_anew_on_any_node() {
+    fn a_deleted_object_is_created_again_on_any_node() {
         let deleted = volume(|volume, _| {
             volume.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
         });
-        assert_eq!(progress(&deleted, |_| None), Progress::Withdraw(None));
+        assert_eq!(progress(&deleted, |_| None), ObjectProgress::Withdraw(None));
     }
 
     #[test]
@@ -230,6 +237,6 @@ mod tests {
             status.size = Some(Bytes::gib(1));
             volume.spec.deletion_requested = true;
         });
-        assert_eq!(progress(&leaving, |_| None), Progress::Leaving);
+        assert_eq!(progress(&leaving, |_| None), ObjectProgress::Leaving);
     }
 }

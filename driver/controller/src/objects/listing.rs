@@ -1,11 +1,11 @@
-//! The objects of a kind in the order of their ids, to be given out page by page.
+//! The objects of a kind in the order of their ids, listed page by page.
 //!
-//! An object is there from when it can first be used, which is when the call that made it answers,
-//! until its data is gone. Only what is told of one is kept, so that ten thousand take a few
+//! An object is listed from when it can first be used, which is when the call that created it answers,
+//! until its data is gone. Only the listed fields are kept, so that ten thousand take a few
 //! megabytes, and a page costs as much as it has entries.
 //!
 //! *Invariant:* a page begins after a name, whether or not an object of that name is still there. So
-//! whatever comes and goes between pages, what stays is given out exactly once (LV-11, LV-12).
+//! an object that exists throughout is listed exactly once (LV-11, LV-12).
 
 use std::{
     borrow::Borrow,
@@ -17,23 +17,23 @@ use std::{
     time::Duration,
 };
 
-use cistern_crds::{Stored, names};
+use cistern_crds::{HasImage, names};
 use kube::{ResourceExt as _, runtime::watcher::Event};
 use tokio::{sync::watch, time::timeout};
 
 /// Most entries of a page, so that an answer stays below the 4 MiB that callers take.
 const MAX_PAGE: usize = 10_000;
 
-/// Begins every token; another way to page would begin its tokens otherwise.
+/// Prefix of every token, which identifies the way of paging.
 const TOKEN: &str = "after:";
 
-/// How far the watch may lag behind what an operation saw itself before its answer goes out.
+/// How long an answer waits for the watch to show what the operation has done.
 const LAG: Duration = Duration::from_secs(2);
 
-/// What callers are told of an object, and all that is kept of it in memory.
+/// The listed fields of an object: all that is kept of it in memory.
 pub trait Listed: Clone {
     /// The custom resource.
-    type Object: Stored;
+    type Object: HasImage;
 
     /// None for an object that cannot be used yet, or whose data is gone.
     fn of(object: &Self::Object) -> Option<Self>;
@@ -49,7 +49,7 @@ pub struct Token {
 }
 
 impl Token {
-    /// Reads one that was given out; none for anything else (LV-07).
+    /// Parses a token of an earlier page; none for anything else (LV-07).
     pub fn parse(text: &str) -> Option<Self> {
         let after = text.strip_prefix(TOKEN)?;
         names::is_id(after).then(|| Self {
@@ -64,17 +64,17 @@ impl std::fmt::Display for Token {
     }
 }
 
-/// Which entries are asked for.
+/// The range of entries of a list request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PageQuery {
-    /// Where an earlier page ended; none for the first one.
+    /// End of the earlier page; None for the first page.
     pub start: Option<Token>,
-    /// At most so many, where that is said.
+    /// Maximum number of entries, if the request has one.
     pub most: Option<NonZeroUsize>,
 }
 
 impl PageQuery {
-    /// Whether an entry comes after what earlier pages had.
+    /// Whether an entry comes after the earlier pages.
     pub fn reaches(&self, entry: &impl Listed) -> bool {
         let start = self.start.as_ref();
         start.is_none_or(|token| entry.id() > token.after.as_str())
@@ -91,7 +91,7 @@ pub struct Page<L> {
 }
 
 impl<L> Page<L> {
-    /// The same page, with what is made of each entry.
+    /// The same page with each entry converted.
     pub fn map<M>(self, entry: impl FnMut(L) -> M) -> Page<M> {
         Page {
             entries: self.entries.into_iter().map(entry).collect(),
@@ -100,7 +100,7 @@ impl<L> Page<L> {
     }
 }
 
-/// The objects as the watch last showed them.
+/// The objects as last seen in the watch.
 #[derive(Debug)]
 pub struct Listing<L> {
     known: RwLock<Option<Known<L>>>,
@@ -124,7 +124,7 @@ impl<L> Default for Listing<L> {
 }
 
 impl<L: Listed> Listing<L> {
-    /// A page of those entries that are asked for; none before the first list has come.
+    /// A page of the requested entries; none before the first list has come.
     pub fn page(&self, query: &PageQuery, asked: impl Fn(&L) -> bool) -> Option<Page<L>> {
         let most = query.most.map_or(MAX_PAGE, |most| most.get().min(MAX_PAGE));
         let start = match &query.start {
@@ -142,13 +142,13 @@ impl<L: Listed> Listing<L> {
         Some(Page { entries, next })
     }
 
-    /// Waits until the list shows what was done with an object, so that whoever asked for it finds it
-    /// there. As a rule the watch was what said that it is done; an answer is not held up for more.
+    /// Waits until the list shows the change of an object, so that the caller finds it there. Usually
+    /// the watch reported the change, so the wait is short.
     pub async fn until_shown(&self, id: &str, listed: bool) {
         let _ = timeout(LAG, self.until(id, listed)).await;
     }
 
-    /// Ends when the object is listed, or when it is not.
+    /// Waits until the object is listed, or until it is not.
     async fn until(&self, id: &str, listed: bool) {
         let mut changes = self.changes.subscribe();
         while self.contains(id) != listed {
@@ -162,8 +162,8 @@ impl<L: Listed> Listing<L> {
         known.as_ref().is_some_and(|known| known.contains(id))
     }
 
-    /// Takes one event of the watch in. `listing` holds a list that is not complete yet.
-    pub fn see(&self, event: &Event<L::Object>, listing: &mut Known<L>) {
+    /// Applies one watch event. `listing` holds a list that is not complete yet.
+    pub fn apply_event(&self, event: &Event<L::Object>, listing: &mut Known<L>) {
         match event {
             Event::Init => listing.clear(),
             Event::InitApply(object) => put(listing, object),
@@ -244,13 +244,13 @@ mod tests {
     fn listing(names: &[&str]) -> Listing {
         let listing = Listing::default();
         let mut unfinished = Known::new();
-        listing.see(&Event::Init, &mut unfinished);
+        listing.apply_event(&Event::Init, &mut unfinished);
         for name in names {
-            listing.see(&Event::InitApply(made(name)), &mut unfinished);
+            listing.apply_event(&Event::InitApply(made(name)), &mut unfinished);
         }
         let nothing = listing.page(&PageQuery::default(), |_| true);
         assert_eq!(nothing, None, "the list is not complete");
-        listing.see(&Event::InitDone, &mut unfinished);
+        listing.apply_event(&Event::InitDone, &mut unfinished);
         listing
     }
 
@@ -262,8 +262,8 @@ mod tests {
         listing.page(&query, |_| true).unwrap()
     }
 
-    fn see(listing: &Listing, event: &Event<PoolVolume>) {
-        listing.see(event, &mut Known::new());
+    fn apply_event(listing: &Listing, event: &Event<PoolVolume>) {
+        listing.apply_event(event, &mut Known::new());
     }
 
     fn ids(page: &Page) -> Vec<&str> {
@@ -276,7 +276,7 @@ mod tests {
         let mut gone = made("a");
         gone.spec.deletion_requested = true;
         gone.status = None;
-        see(&listing, &Event::Apply(gone));
+        apply_event(&listing, &Event::Apply(gone));
         assert!(!listing.contains("a"));
     }
 
@@ -316,7 +316,7 @@ mod tests {
         let listing = listing(&["a", "b", "c"]);
         let token = page(&listing, None, 2).next.unwrap();
         for gone in ["b", "c"] {
-            see(&listing, &Event::Delete(made(gone)));
+            apply_event(&listing, &Event::Delete(made(gone)));
         }
         let rest = page(&listing, Some(&token), 2);
         assert_eq!((rest.entries.len(), rest.next), (0, None));
@@ -342,10 +342,10 @@ mod tests {
         let listing = listing(&["a", "b"]);
         let mut unfinished = Known::new();
         for event in [Event::Init, Event::InitApply(made("c"))] {
-            listing.see(&event, &mut unfinished);
+            listing.apply_event(&event, &mut unfinished);
         }
         assert_eq!(ids(&page(&listing, None, 0)), ["a", "b"]);
-        listing.see(&Event::InitDone, &mut unfinished);
+        listing.apply_event(&Event::InitDone, &mut unfinished);
         assert_eq!(ids(&page(&listing, None, 0)), ["c"]);
     }
 
@@ -355,7 +355,7 @@ mod tests {
         assert!(listing.until("a", false).now_or_never().is_some());
         let mut shown = Box::pin(listing.until("a", true));
         assert!((&mut shown).now_or_never().is_none());
-        see(&listing, &Event::Apply(made("a")));
+        apply_event(&listing, &Event::Apply(made("a")));
         assert!(shown.now_or_never().is_some());
     }
 
@@ -382,10 +382,10 @@ mod tests {
                 token = Token::parse(&next.to_string());
                 for (name, comes) in changes {
                     if *comes {
-                        see(&listing, &Event::Apply(made(name)));
+                        apply_event(&listing, &Event::Apply(made(name)));
                     } else {
                         stayed.remove(name.as_str());
-                        see(&listing, &Event::Delete(made(name)));
+                        apply_event(&listing, &Event::Delete(made(name)));
                     }
                 }
             }

@@ -1,17 +1,18 @@
-//! What volumes, snapshots and groups of them have in common for the controller: they are made, found
-//! and removed by name, their agents are followed, and they are listed.
+//! Operations that volumes, snapshots and groups share: creating, finding, removing and listing objects
+//! by name, and waiting for their agents.
 //!
 //! ```text
-//! watch ─▶ attendance ─▶ the RPC that works on the name: follow, removal
+//! watch ─▶ in_flight ─▶ the RPC that works on the name: follow, removal
 //!       └▶ listing ────▶ pages
 //! ```
 //!
-//! *Invariant:* several controllers run at once. Every write carries what it was based on, and
-//! after a crash, or when a caller gives up, at any point a repeat of the same call takes up where
-//! the last one stood.
+//! *Invariant:* several controllers run concurrently. Every write carries the version it is based
+//! on. After a crash or a cancelled call, a repeat of the same call resumes at any point.
 
-pub mod attendance;
+pub mod advice;
 pub mod follow;
+pub mod in_flight;
+pub mod listed_snapshot;
 pub mod listing;
 pub mod nodes;
 pub mod removal;
@@ -28,23 +29,23 @@ use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
 
 use self::{
-    attendance::{Attendance, Attention},
+    in_flight::{InFlight, Operation},
     nodes::Nodes,
     silence::Silence,
 };
 
-/// Why an operation on an object did not do what was asked. `object` is its noun and its id.
+/// Why an operation on an object failed. `object` is its noun and its id.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The nodes are not known yet, so nothing can be placed or counted.
     #[error("the controller has just started and does not know the cluster yet")]
     Starting,
-    /// Whether the API server did it is not known.
+    /// The request to the API server failed; whether it took effect is unknown.
     #[error("cannot {action}")]
     Api {
-        /// What was tried, and with which object.
+        /// The attempted action and its object.
         action: String,
-        /// What the API server, or the way to it, said.
+        /// The error of the API server or of the connection.
         #[source]
         source: Box<kube::Error>,
     },
@@ -54,7 +55,7 @@ pub enum Error {
         /// The object.
         object: String,
     },
-    /// The time is up. What was begun stays, and a repeat goes on with it.
+    /// The deadline has passed. The work stays as it is, and a repeated call resumes it.
     #[error("{object} is waiting for {waits_for}")]
     Pending {
         /// The object.
@@ -62,15 +63,15 @@ pub enum Error {
         /// What it waits for.
         waits_for: String,
     },
-    /// The agent that is waited for is silent. What was begun stays, and a repeat goes on with it.
+    /// The agent does not report. The work stays as it is, and a repeated call resumes it.
     #[error("{object} has to wait until its node is back: {silence}")]
     Silent {
         /// The object.
         object: String,
-        /// Whose silence, and since when.
+        /// The node of the agent, and for how long it is silent.
         silence: Silence,
     },
-    /// An object has this name that is not what is asked for (CV-07, CS-05).
+    /// An object of this name exists and differs from the request (CV-07, CS-05).
     #[error("{object} exists and is not what is asked for: {difference}")]
     Different {
         /// The object.
@@ -81,7 +82,7 @@ pub enum Error {
     /// There is no such object.
     #[error("there is no {object}")]
     NotFound {
-        /// As it was asked for.
+        /// The object as requested.
         object: String,
     },
     /// The object is used on its node; its data is untouched (DV-04, DS-04).
@@ -89,15 +90,15 @@ pub enum Error {
     InUse {
         /// The object.
         object: String,
-        /// Where it is.
+        /// The node that holds it.
         node: String,
-        /// What the agent says.
+        /// The message of the agent.
         message: String,
     },
 }
 
-/// A kind of custom resource that the controller makes and removes for its callers.
-pub trait Kind:
+/// A custom resource that the controller creates and removes for its callers.
+pub trait ManagedObject:
     Resource<DynamicType = (), Scope = ClusterResourceScope>
     + Clone
     + Debug
@@ -107,48 +108,48 @@ pub trait Kind:
     + Sync
     + 'static
 {
-    /// What callers call one.
+    /// The noun in messages to callers.
     const NOUN: &'static str;
 }
 
-impl Kind for PoolVolume {
+impl ManagedObject for PoolVolume {
     const NOUN: &'static str = "volume";
 }
 
-impl Kind for PoolSnapshot {
+impl ManagedObject for PoolSnapshot {
     const NOUN: &'static str = "snapshot";
 }
 
-impl Kind for PoolSnapshotGroup {
+impl ManagedObject for PoolSnapshotGroup {
     const NOUN: &'static str = "group snapshot";
 }
 
-/// How callers are told of an object.
-pub fn named<K: Kind>(id: &str) -> String {
+/// Names an object in messages to callers.
+pub fn named<K: ManagedObject>(id: &str) -> String {
     format!("{} {id}", K::NOUN)
 }
 
-/// There is no object of this id.
-pub fn not_found<K: Kind>(id: &str) -> Error {
+/// The error for an id without an object.
+pub fn not_found<K: ManagedObject>(id: &str) -> Error {
     Error::NotFound {
         object: named::<K>(id),
     }
 }
 
-/// The objects of one kind, as the API server has them, and who works on which.
+/// The objects of one kind in the API server, and the operations in flight on them.
 #[derive(Clone, Debug)]
 pub struct Objects<K> {
     api: Api<K>,
-    attendance: Attendance<K>,
+    in_flight: InFlight<K>,
     nodes: Arc<Nodes>,
 }
 
-impl<K: Kind> Objects<K> {
-    /// Those of a cluster. `nodes` says who is there to see to them.
+impl<K: ManagedObject> Objects<K> {
+    /// The objects of a cluster. `nodes` says which nodes have an agent that acts on them.
     pub fn new(client: Client, nodes: Arc<Nodes>) -> Self {
         Self {
             api: Api::all(client),
-            attendance: Attendance::default(),
+            in_flight: InFlight::default(),
             nodes,
         }
     }
@@ -158,43 +159,43 @@ impl<K: Kind> Objects<K> {
         &self.nodes
     }
 
-    /// The way to the API server.
+    /// The client of the API server.
     pub fn client(&self) -> Client {
         self.api.clone().into_client()
     }
 
-    /// The names that are worked on, for the watch to show what it sees.
-    pub fn attendance(&self) -> &Attendance<K> {
-        &self.attendance
+    /// The operations in flight; the watch publishes its observations there.
+    pub fn in_flight(&self) -> &InFlight<K> {
+        &self.in_flight
     }
 
-    /// Attends to a name, unless another operation of this process does.
-    pub fn attend(&self, id: &str) -> Result<Attention<K>, Error> {
-        let attention = self.attendance.attend(id);
-        attention.ok_or_else(|| Error::Busy {
+    /// Begins an operation on a name. Fails if another one of this process is in flight.
+    pub fn begin(&self, id: &str) -> Result<Operation<K>, Error> {
+        let operation = self.in_flight.begin(id);
+        operation.ok_or_else(|| Error::Busy {
             object: named::<K>(id),
         })
     }
 
-    /// Does something about a name to which nobody else of this process attends meanwhile.
+    /// Runs the only operation of this process on a name.
     ///
-    /// When the deadline comes first, everything stays as it is and a repeat goes on with it.
-    pub async fn attending<T, E: From<Error>>(
+    /// When the deadline passes, the state stays as it is and a repeated call resumes.
+    pub async fn run_exclusive<T, E: From<Error>>(
         &self,
         id: &str,
         deadline: Instant,
-        work: impl AsyncFnOnce(&mut Attention<K>) -> Result<T, E>,
+        work: impl AsyncFnOnce(&mut Operation<K>) -> Result<T, E>,
     ) -> Result<T, E> {
-        let mut attention = self.attend(id)?;
-        attention.note("the API server to answer");
-        match timeout_at(deadline, work(&mut attention)).await {
+        let mut operation = self.begin(id)?;
+        operation.note("the API server to answer");
+        match timeout_at(deadline, work(&mut operation)).await {
             Ok(result) => result,
-            Err(_) => Err(attention.pending().into()),
+            Err(_) => Err(operation.pending().into()),
         }
     }
 
-    /// The object as the API server has it now. An id that none of ours can have is not asked for:
-    /// it would become part of a path.
+    /// The object as the API server has it now. An id that no object of Cistern can have is not
+    /// requested: it would become part of a path.
     pub async fn find(&self, id: &str) -> Result<Option<K>, Error> {
         if !names::is_id(id) {
             return Ok(None);
@@ -209,7 +210,7 @@ impl<K: Kind> Objects<K> {
         Ok(found.filter(|found| found.uid() == object.uid()))
     }
 
-    /// Makes an object; none where another is there by now.
+    /// Creates an object; none where another of its name exists.
     pub async fn create(&self, object: &K) -> Result<Option<K>, Error> {
         let parameters = PostParams {
             field_manager: Some(names::CONTROLLER_MANAGER.to_owned()),
@@ -224,13 +225,12 @@ impl<K: Kind> Objects<K> {
         }
     }
 
-    /// Changes part of an object, and gives it as it is then: also where somebody else was faster,
-    /// and none when it is gone.
+    /// Patches an object and returns it, also after a conflicting write; none when it is gone.
     pub async fn patch(&self, action: &str, object: &K, change: Value) -> Result<Option<K>, Error> {
         let manager = names::CONTROLLER_MANAGER;
         let patched = writes::patch_guarded(&self.api, object, manager, change).await;
         let patched = match patched {
-            // The last finalizer: what comes back is the object as it went.
+            // After the last finalizer, the response is the deleted object.
             Ok(last) if is_gone(&last) => Ok(None),
             Ok(changed) => Ok(Some(changed)),
             Err(error) if Rejection::from(&error) == Rejection::NotFound => Ok(None),
@@ -239,13 +239,13 @@ impl<K: Kind> Objects<K> {
         self.unless_conflict(action, object, patched).await
     }
 
-    /// Deletes exactly this object; gives it as it stays until its finalizers are off.
+    /// Deletes exactly this object. Returns it as long as finalizers keep it.
     pub async fn delete(&self, object: &K) -> Result<Option<K>, Error> {
         let deleted = writes::delete_exactly(&self.api, object).await;
         self.unless_conflict("remove", object, deleted).await
     }
 
-    /// The object after a write, or as it is where somebody else was faster.
+    /// The object after a write, or as read after a conflict.
     async fn unless_conflict(
         &self,
         action: &str,
@@ -264,11 +264,11 @@ impl<K: Kind> Objects<K> {
     }
 }
 
-fn is_gone<K: Kind>(patched: &K) -> bool {
+fn is_gone<K: ManagedObject>(patched: &K) -> bool {
     patched.meta().deletion_timestamp.is_some() && patched.finalizers().is_empty()
 }
 
-/// Says what was tried when the API server did not do it.
+/// Names the attempted action in an error of the API server.
 pub fn failed(action: impl FnOnce() -> String) -> impl FnOnce(kube::Error) -> Error {
     |source| Error::Api {
         action: action(),

@@ -18,19 +18,19 @@ use super::silence::not_reporting;
 /// Why a node takes no new volume of a pool.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unfit {
-    /// Nobody asked the node to carry the pool, or it carries it no longer.
+    /// The StorageNode does not name the pool, or the node no longer carries it.
     #[error("does not carry the pool")]
     Absent,
-    /// Whatever the agent said last, nobody is there to make a volume.
+    /// The agent does not report, so it creates no volume.
     #[error("its agent does not report: {message}")]
     Silent {
-        /// What the operator sees of it.
+        /// The message of the operator.
         message: String,
     },
     /// The pool cannot be used there now.
     #[error("the pool is not ready there: {message}")]
     NotReady {
-        /// What the agent says of it.
+        /// The message of the agent.
         message: String,
     },
 }
@@ -48,7 +48,7 @@ pub fn pool_on<'a>(node: &'a StorageNode, pool: &str) -> Result<&'a NodePoolStat
         return Err(Unfit::Silent { message });
     }
     let status = node.status.as_ref();
-    // A pool that was declared anew under an old name is not the one that the agent speaks of.
+    // A pool declared again under an old name is not the one that the agent reports.
     let reported = status
         .and_then(|status| status.pools.iter().find(|p| p.uid == declared.uid))
         .ok_or_else(|| Unfit::NotReady {
@@ -64,7 +64,7 @@ pub fn pool_on<'a>(node: &'a StorageNode, pool: &str) -> Result<&'a NodePoolStat
     Err(Unfit::NotReady { message })
 }
 
-/// Every StorageNode, as the watch last showed it.
+/// Every StorageNode, as last seen in the watch.
 #[derive(Debug)]
 pub struct Nodes {
     known: RwLock<Option<Known>>,
@@ -74,14 +74,14 @@ pub struct Nodes {
 type Known = BTreeMap<String, Arc<StorageNode>>;
 
 impl Nodes {
-    /// The nodes of a cluster, and the watch that feeds them: poll it as long as the process serves.
-    /// `readiness` is done when it has seen everything once.
+    /// The nodes of a cluster and their watch. Poll it as long as the process serves.
+    /// `readiness` is complete after the first list.
     pub fn watched(client: Client, readiness: Readiness) -> (Arc<Self>, BoxFuture<'static, ()>) {
         let nodes = Arc::new(Self::new());
-        let (seeing, mut unfinished) = (Arc::clone(&nodes), Known::new());
+        let (watching, mut unfinished) = (Arc::clone(&nodes), Known::new());
         let part = "watch of StorageNodes";
         let watch = super::watch::watch(client, readiness, part, move |event| {
-            seeing.see(event, &mut unfinished);
+            watching.apply_event(event, &mut unfinished);
         });
         (nodes, watch.boxed())
     }
@@ -109,14 +109,14 @@ impl Nodes {
 
     /// Why the node takes no new volume of the pool; none where it does.
     pub fn unfit(&self, node: &str, pool: &str) -> Option<Unfit> {
-        self.look_at(node, |node| match node {
+        self.inspect(node, |node| match node {
             Some(node) => pool_on(node, pool).err(),
             None => Some(Unfit::Absent),
         })?
     }
 
-    /// What a look at a node finds, which may be gone; none before the first list has come.
-    pub fn look_at<T>(
+    /// Runs `look` on a node, which may be gone; none before the first list has come.
+    pub fn inspect<T>(
         &self,
         node: &str,
         look: impl FnOnce(Option<&StorageNode>) -> T,
@@ -131,8 +131,8 @@ impl Nodes {
         self.changes.subscribe()
     }
 
-    /// Takes one event of the watch in. `listing` holds a list that is not complete yet.
-    fn see(&self, event: Event<StorageNode>, listing: &mut Known) {
+    /// Applies one watch event. `listing` holds a list that is not complete yet.
+    fn apply_event(&self, event: Event<StorageNode>, listing: &mut Known) {
         match event {
             Event::Init => listing.clear(),
             Event::InitApply(node) => {
@@ -160,7 +160,7 @@ pub(crate) mod tests {
     use chrono::DateTime;
     use cistern_crds::{
         Bytes, NodePool, PoolLimits, PoolSource, Reason, StorageNodeSpec, StorageNodeStatus,
-        condition::Finding, pool::ImageSource,
+        condition::ConditionUpdate, pool::ImageSource,
     };
 
     use super::*;
@@ -205,7 +205,7 @@ pub(crate) mod tests {
         kind: ConditionType,
         status: bool,
     ) {
-        let finding = Finding::new(kind, status, Reason::AsDesired, "as the test says");
+        let finding = ConditionUpdate::new(kind, status, Reason::Reconciled, "as the test says");
         condition::set(conditions, &finding, None, DateTime::default());
     }
 
@@ -245,10 +245,10 @@ pub(crate) mod tests {
             Err(Unfit::NotReady { .. })
         ));
 
-        let mut anew = fit.clone();
-        anew.spec.pools[0].uid = "another".to_owned();
+        let mut recreated = fit.clone();
+        recreated.spec.pools[0].uid = "another".to_owned();
         assert!(matches!(
-            pool_on(&anew, "fast"),
+            pool_on(&recreated, "fast"),
             Err(Unfit::NotReady { .. })
         ));
 
@@ -268,16 +268,16 @@ pub(crate) mod tests {
             Some(nodes.all()?.iter().map(|node| node.name_any()).collect())
         };
         let mut listing = Known::new();
-        nodes.see(Event::Init, &mut listing);
-        nodes.see(Event::InitApply(named("a")), &mut listing);
+        nodes.apply_event(Event::Init, &mut listing);
+        nodes.apply_event(Event::InitApply(named("a")), &mut listing);
         assert_eq!(known(), None);
-        nodes.see(Event::InitDone, &mut listing);
-        nodes.see(Event::Apply(named("b")), &mut listing);
+        nodes.apply_event(Event::InitDone, &mut listing);
+        nodes.apply_event(Event::Apply(named("b")), &mut listing);
         assert_eq!(known().unwrap(), ["a", "b"]);
-        nodes.see(Event::Delete(named("a")), &mut listing);
+        nodes.apply_event(Event::Delete(named("a")), &mut listing);
         assert_eq!(known().unwrap(), ["b"]);
         for event in [Event::Init, Event::InitApply(named("c")), Event::InitDone] {
-            nodes.see(event, &mut listing);
+            nodes.apply_event(event, &mut listing);
         }
         assert_eq!(known().unwrap(), ["c"]);
     }

@@ -1,41 +1,41 @@
-//! Removing an object, and the image that it stands for.
+//! Removes an object and its image.
 //!
 //! *Invariant:* the next step follows from the object alone ([`cistern_crds::removal`]), so that
-//! whoever comes next resumes. A volume that is in use is left as it was before: its deletion is not
-//! desired any more when the caller hears of it.
+//! the next call resumes. A volume in use is unchanged: its deletion is no longer desired when
+//! the caller gets the error.
 
 use std::time::Duration;
 
 use cistern_crds::{
-    Condition, ConditionStatus, ConditionType, Reason, Stored, condition,
+    Condition, ConditionStatus, ConditionType, HasImage, Reason, condition,
     names::FINALIZER,
-    removal::{self, Step},
+    removal::{self, RemovalStep},
 };
 use kube::ResourceExt as _;
 use serde_json::json;
 use tokio::time::{Instant, timeout_at};
 
-use super::{Error, Kind, Objects, attendance::Attention, named};
+use super::{Error, ManagedObject, Objects, in_flight::Operation, named};
 
-/// How long an object that is in use is waited to be let go: kubelet unstages a volume a moment after
+/// How long to wait until an object in use is released: kubelet unstages a volume a moment after
 /// its pod is gone, and DeleteVolume comes as soon as the pod is gone.
 const LET_GO: Duration = Duration::from_secs(5);
 
-impl<K: Kind + Stored> Objects<K> {
-    /// Has the data destroyed and the object removed. One that is not there is fine (DV-03, DS-03),
-    /// and one that was half removed is removed (DV-08).
-    pub async fn remove(&self, attention: &mut Attention<K>) -> Result<(), Error> {
-        let mut current = self.find(attention.name()).await?;
-        // Until when an object in use is waited for, once it was seen to be.
+impl<K: ManagedObject + HasImage> Objects<K> {
+    /// Destroys the data and removes the object. Succeeds if the object does not exist (DV-03, DS-03),
+    /// and finishes an interrupted removal (DV-08).
+    pub async fn remove(&self, operation: &mut Operation<K>) -> Result<(), Error> {
+        let mut current = self.find(operation.name()).await?;
+        // Deadline for an object in use, from when it is first seen in use.
         let mut patience = None;
         while let Some(object) = current {
             current = match removal::next(&object) {
-                Step::Await => {
-                    self.await_reclaim(&object, &mut patience, attention)
+                RemovalStep::Await => {
+                    self.await_reclaim(&object, &mut patience, operation)
                         .await?
                 }
-                Step::Held => None,
-                step @ (Step::Ask | Step::Delete | Step::Release) => {
+                RemovalStep::Held => None,
+                step @ (RemovalStep::Ask | RemovalStep::Delete | RemovalStep::Release) => {
                     self.advance(&object, step).await?
                 }
             };
@@ -43,16 +43,15 @@ impl<K: Kind + Stored> Objects<K> {
         Ok(())
     }
 
-    /// Waits until an object that is to go has changed, and gives it as it is then. One that stays in
-    /// use is an error.
+    /// Waits until an object under deletion has changed, and returns it. Fails if it stays in use.
     async fn await_reclaim(
         &self,
         object: &K,
         patience: &mut Option<Instant>,
-        attention: &mut Attention<K>,
+        operation: &mut Operation<K>,
     ) -> Result<Option<K>, Error> {
-        attention.note(self.reclaiming(object));
-        let change = self.change(object, attention);
+        operation.note(self.reclaiming(object));
+        let change = self.change(object, operation);
         let change = match in_use(object) {
             None => change.await?,
             Some(in_use) => {
@@ -69,8 +68,8 @@ impl<K: Kind + Stored> Objects<K> {
         }
     }
 
-    /// Takes the desired deletion of an object in use back and answers that it is in use. Gives the
-    /// object where somebody was faster, perhaps its agent: look again.
+    /// Withdraws the deletion of an object in use and returns the in-use error. Returns the object
+    /// after a conflicting write, perhaps by its agent: check again.
     async fn give_up(&self, object: &K, in_use: Error) -> Result<Option<K>, Error> {
         if object.deletion_committed() {
             return Err(in_use);
@@ -82,15 +81,15 @@ impl<K: Kind + Stored> Objects<K> {
         }
     }
 
-    /// Removes an object that no agent has admitted. False if one has by now, or if the object is
-    /// held by somebody else: look again.
+    /// Removes an object that no agent has admitted. False if one has by now, or if the object has
+    /// foreign finalizers: check again.
     pub async fn withdraw(&self, object: K) -> Result<bool, Error> {
         let mut current = Some(object);
         while let Some(object) = current {
             current = match removal::next(&object) {
                 _ if object.reserved().is_some() => return Ok(false),
-                Step::Await | Step::Held => return Ok(false),
-                step @ (Step::Ask | Step::Delete | Step::Release) => {
+                RemovalStep::Await | RemovalStep::Held => return Ok(false),
+                step @ (RemovalStep::Ask | RemovalStep::Delete | RemovalStep::Release) => {
                     self.advance(&object, step).await?
                 }
             };
@@ -98,25 +97,30 @@ impl<K: Kind + Stored> Objects<K> {
         Ok(true)
     }
 
-    /// Brings to an end what began to remove an object whose name is wanted again; or says what
-    /// that waits for.
-    pub async fn see_off(&self, object: K, attention: &mut Attention<K>) -> Result<(), Error> {
+    /// Finishes the removal of an object whose name is requested again, or returns what it waits for.
+    pub async fn finish_removal(
+        &self,
+        object: K,
+        operation: &mut Operation<K>,
+    ) -> Result<(), Error> {
         match removal::next(&object) {
-            Step::Await => {
-                attention.note(format!(
+            RemovalStep::Await => {
+                operation.note(format!(
                     "its deletion, which waits for {}",
                     self.reclaiming(&object)
                 ));
-                Err(attention.pending())
+                Err(operation.pending())
             }
-            Step::Held => {
+            RemovalStep::Held => {
                 let finalizers = object.finalizers().join(", ");
-                attention.note(format!(
-                    "the finalizers {finalizers} to be taken off an old object"
+                operation.note(format!(
+                    "the finalizers {finalizers} to be removed from an old object"
                 ));
-                Err(attention.pending())
+                Err(operation.pending())
             }
-            Step::Ask | Step::Delete | Step::Release => self.withdraw(object).await.map(drop),
+            RemovalStep::Ask | RemovalStep::Delete | RemovalStep::Release => {
+                self.withdraw(object).await.map(drop)
+            }
         }
     }
 
@@ -131,13 +135,12 @@ impl<K: Kind + Stored> Objects<K> {
     }
 }
 
-impl<K: Kind> Objects<K> {
-    /// Does one step and gives the object as it is then: none when it is gone, and read anew when
-    /// somebody else changed it.
-    pub async fn advance(&self, object: &K, step: Step) -> Result<Option<K>, Error> {
+impl<K: ManagedObject> Objects<K> {
+    /// Performs one step and returns the object: None if it is gone; read again after a conflict.
+    pub async fn advance(&self, object: &K, step: RemovalStep) -> Result<Option<K>, Error> {
         let change = match step {
-            Step::Ask => json!({"spec": {"deletionRequested": true}}),
-            Step::Release => {
+            RemovalStep::Ask => json!({"spec": {"deletionRequested": true}}),
+            RemovalStep::Release => {
                 let rest: Vec<&String> = object
                     .finalizers()
                     .iter()
@@ -145,20 +148,19 @@ impl<K: Kind> Objects<K> {
                     .collect();
                 json!({"metadata": {"finalizers": rest}})
             }
-            Step::Delete => return self.delete(object).await,
-            Step::Await | Step::Held => return Ok(Some(object.clone())),
+            RemovalStep::Delete => return self.delete(object).await,
+            RemovalStep::Await | RemovalStep::Held => return Ok(Some(object.clone())),
         };
         self.patch("remove", object, change).await
     }
 }
 
-fn reclaimed<K: Stored>(object: &K) -> Option<&Condition> {
+fn reclaimed<K: HasImage>(object: &K) -> Option<&Condition> {
     condition::find(object.conditions(), ConditionType::Reclaimed)
 }
 
-/// The error for an object that its agent finds in use, where that was said of its desired deletion
-/// as it stands now.
-fn in_use<K: Kind + Stored>(object: &K) -> Option<Error> {
+/// The error for an object that its agent reports in use for the current generation.
+fn in_use<K: ManagedObject + HasImage>(object: &K) -> Option<Error> {
     let condition = reclaimed(object)?;
     let is_in_use = condition.status == ConditionStatus::False.as_str()
         && condition.reason == Reason::InUse.as_str()
@@ -172,7 +174,7 @@ fn in_use<K: Kind + Stored>(object: &K) -> Option<Error> {
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::{PoolVolume, condition::Finding};
+    use cistern_crds::{PoolVolume, condition::ConditionUpdate};
 
     use super::*;
     use crate::testing::{at, ready_volume};
@@ -183,7 +185,8 @@ mod tests {
             let mut volume = ready_volume();
             volume.spec.deletion_requested = true;
             volume.metadata.generation = Some(4);
-            let finding = Finding::new(ConditionType::Reclaimed, false, reason, "it is staged");
+            let finding =
+                ConditionUpdate::new(ConditionType::Reclaimed, false, reason, "it is staged");
             let conditions = &mut volume.status.as_mut().unwrap().conditions;
             condition::set(conditions, &finding, Some(generation), at(0));
             volume

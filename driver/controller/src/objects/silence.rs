@@ -1,32 +1,32 @@
-//! Nodes whose agent is silent: who waits for one of them is answered at once.
+//! Nodes whose agent is silent: calls that wait for one of them are answered immediately.
 //!
-//! *Invariant:* an agent counts as silent only where the operator says so, or where its node has no
-//! StorageNode. An answer undoes nothing: what was asked of the agent is there when it is back.
+//! *Invariant:* an agent is silent only if the operator's condition says so, or its node has no
+//! StorageNode. An answer reverts nothing: the spec is still set when the agent reports again.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use cistern_crds::{
-    Condition, ConditionStatus, ConditionType, StorageNode, Stored, condition, time,
+    Condition, ConditionStatus, ConditionType, HasImage, StorageNode, condition, time,
 };
 use kube::ResourceExt as _;
 
-use super::{Error, Kind, Objects, attendance::Attention, named, nodes::Nodes};
+use super::{Error, ManagedObject, Objects, in_flight::Operation, named, nodes::Nodes};
 
 /// An agent that does not report.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the agent on {node} has been silent for {lasting}: {message}")]
 pub struct Silence {
-    /// Its node.
+    /// The node of the agent.
     pub node: String,
-    /// For how long, for people.
+    /// The duration as text, in its largest unit.
     pub lasting: String,
-    /// What the operator sees of it.
+    /// The message of the operator.
     pub message: String,
 }
 
 impl Nodes {
     /// The silence of a node's agent; none while it reports, and before the first list has come.
     pub fn silence(&self, node: &str) -> Option<Silence> {
-        self.look_at(node, |found| match found {
+        self.inspect(node, |found| match found {
             Some(found) => of_node(found, Utc::now()),
             None => Some(Silence {
                 node: node.to_owned(),
@@ -36,7 +36,7 @@ impl Nodes {
         })?
     }
 
-    /// Ends when the agent of a node is silent.
+    /// Waits until the agent of a node is silent.
     async fn until_silent(&self, node: &str) -> Silence {
         let mut changes = self.subscribe();
         loop {
@@ -49,31 +49,31 @@ impl Nodes {
     }
 }
 
-impl<K: Kind + Stored> Objects<K> {
-    /// The object at its next change; none once it seems to be gone. An error when the agent of its
-    /// node is silent, or becomes it meanwhile.
+impl<K: ManagedObject + HasImage> Objects<K> {
+    /// The object at its next change; none once it seems to be gone. Fails when the agent of
+    /// its node is or becomes silent.
     pub async fn change(
         &self,
         object: &K,
-        attention: &mut Attention<K>,
+        operation: &mut Operation<K>,
     ) -> Result<Option<K>, Error> {
         tokio::select! {
             biased;
-            change = attention.change(object) => Ok(change),
+            change = operation.change(object) => Ok(change),
             silence = self.nodes().until_silent(object.node_name()) => Err(silent(object, silence)),
         }
     }
 }
 
-/// The error of whoever waits for a silent agent.
-pub fn silent<K: Kind>(object: &K, silence: Silence) -> Error {
+/// The error of a call that waits for a silent agent.
+pub fn silent<K: ManagedObject>(object: &K, silence: Silence) -> Error {
     Error::Silent {
         object: named::<K>(&object.name_any()),
         silence,
     }
 }
 
-/// What says that the agent of a node does not report, if it does not.
+/// The condition of a node whose agent does not report.
 pub fn not_reporting(node: &StorageNode) -> Option<&Condition> {
     let conditions = node.status.as_ref().map(|status| &status.conditions[..]);
     let reporting = condition::find(
@@ -93,7 +93,7 @@ fn of_node(node: &StorageNode, now: DateTime<Utc>) -> Option<Silence> {
     })
 }
 
-/// A duration in its largest unit: an answer that changed with every call would be another event
+/// A duration in its largest unit, because a message that changes with every call creates a new event
 /// each time.
 fn lasting(duration: TimeDelta) -> String {
     let (days, hours, minutes) = (
@@ -111,14 +111,14 @@ fn lasting(duration: TimeDelta) -> String {
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::{Bytes, Reason, condition::Finding};
+    use cistern_crds::{Bytes, Reason, condition::ConditionUpdate};
 
     use super::*;
     use crate::{objects::nodes::tests::node, testing::at};
 
     fn reporting(status: impl Into<ConditionStatus>) -> StorageNode {
         let mut node = node("n1", Bytes::gib(1), Bytes::gib(1));
-        let finding = Finding::new(
+        let finding = ConditionUpdate::new(
             ConditionType::AgentReporting,
             status,
             Reason::AgentNotReady,
@@ -143,8 +143,8 @@ mod tests {
     }
 
     #[test]
-    fn a_silence_is_told_in_its_largest_unit() {
-        for (seconds, told) in [
+    fn a_silence_is_reported_in_its_largest_unit() {
+        for (seconds, expected) in [
             (-5, "less than a minute"),
             (59, "less than a minute"),
             (60, "1 min"),
@@ -152,7 +152,7 @@ mod tests {
             (3 * 3600, "3 h"),
             (50 * 3600, "2 d"),
         ] {
-            assert_eq!(lasting(TimeDelta::seconds(seconds)), told, "{seconds}");
+            assert_eq!(lasting(TimeDelta::seconds(seconds)), expected, "{seconds}");
         }
     }
 }

@@ -14,13 +14,13 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 
-/// Shows what happens to the objects of a kind, as long as it is polled. `part` is done in
-/// `readiness` once all have been seen, and is waited for from the call of this function on.
+/// Passes the watch events of a kind to `apply_event` as long as it is polled. `readiness` waits for
+/// `part` from this call until the first list is complete.
 pub fn watch<K>(
     client: Client,
     readiness: Readiness,
     part: &'static str,
-    mut see: impl FnMut(Event<K>),
+    mut apply_event: impl FnMut(Event<K>),
 ) -> impl Future<Output = ()>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
@@ -28,7 +28,7 @@ where
     readiness.wait_for(part, "the first list has not come");
     events(client).for_each(move |event| {
         let complete = matches!(event, Event::InitDone);
-        see(event);
+        apply_event(event);
         if complete {
             readiness.done(part);
         }
@@ -36,8 +36,8 @@ where
     })
 }
 
-/// What happens to the objects of a kind. Trouble is logged and tried again, and an object that
-/// cannot be read is passed over: it must not hide the others.
+/// The watch events of a kind. Errors are logged and retried, and an unreadable object is skipped, so
+/// that it does not hide the others.
 fn events<K>(client: Client) -> impl Stream<Item = Event<K>>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,

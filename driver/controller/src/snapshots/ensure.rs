@@ -1,19 +1,20 @@
-//! Taking a snapshot, or finding it as it was taken before.
+//! Takes a snapshot, or returns the existing one.
 //!
-//! *Invariant:* an error that the caller takes for final leaves no object behind: one that no agent
-//! has admitted is withdrawn first, and one that was admitted stays and the error says so
+//! *Invariant:* a final error leaves no object behind: an object that no agent has admitted is
+//! withdrawn first, and an admitted one stays and the error says so
 //! ([`objects::Error::Pending`]).
 
-use cistern_crds::{PoolSnapshot, PoolVolume, Stored as _};
+use cistern_crds::{HasImage as _, PoolSnapshot, PoolVolume};
 use kube::ResourceExt as _;
 use tokio::time::Instant;
 
-use super::{Error, ListedSnapshot, NewSnapshot, Snapshots, advice};
+use super::{Error, ListedSnapshot, NewSnapshot, Snapshots};
 use crate::{
     objects::{
         self,
-        attendance::Attention,
-        follow::{Outcome, Refusal},
+        advice::advice,
+        follow::{FollowOutcome, Refusal},
+        in_flight::Operation,
         listing::Listed as _,
         named, not_found,
     },
@@ -21,53 +22,53 @@ use crate::{
 };
 
 impl Snapshots {
-    /// Makes sure that the snapshot is cut (CS-04, CS-06).
+    /// Ensures that the snapshot is taken (CS-04, CS-06).
     ///
-    /// When the deadline comes first, everything stays as it is and a repeat goes on with it.
+    /// When the deadline passes, the state stays as it is and a repeated call resumes.
     pub async fn ensure(
         &self,
         wanted: &NewSnapshot,
         deadline: Instant,
     ) -> Result<ListedSnapshot, Error> {
-        let settling = async |attention: &mut _| self.settle(wanted, attention).await;
+        let ensuring = async |operation: &mut _| self.ensure_ready(wanted, operation).await;
         self.objects
-            .attending(&wanted.id(), deadline, settling)
+            .run_exclusive(&wanted.id(), deadline, ensuring)
             .await
     }
 
-    async fn settle(
+    async fn ensure_ready(
         &self,
         wanted: &NewSnapshot,
-        attention: &mut Attention<PoolSnapshot>,
+        operation: &mut Operation<PoolSnapshot>,
     ) -> Result<ListedSnapshot, Error> {
-        // A refusal from before this call may be old: then the agent is asked once more.
+        // A refusal from before this call may be stale: ask the agent once more.
         let mut asked = false;
         loop {
-            let mut found = self.objects.find(attention.name()).await?;
+            let mut found = self.objects.find(operation.name()).await?;
             if found.is_none() {
                 asked = true;
                 found = self.create(wanted).await?;
             }
-            // None: another replica was faster, so look again.
+            // None: another replica was faster, so read again.
             let Some(snapshot) = found else { continue };
             if snapshot.spec.deletion_requested {
-                self.objects.see_off(snapshot, attention).await?;
+                self.objects.finish_removal(snapshot, operation).await?;
                 continue;
             }
             if let Some(difference) = wanted.difference(&snapshot) {
-                let object = named::<PoolSnapshot>(attention.name());
+                let object = named::<PoolSnapshot>(operation.name());
                 return Err(objects::Error::Different { object, difference }.into());
             }
             let pool = snapshot.spec.pool_name.clone();
-            match self.objects.follow(snapshot, attention).await? {
-                Outcome::Ready(snapshot) => {
-                    self.listing.until_shown(attention.name(), true).await;
+            match self.objects.follow(snapshot, operation).await? {
+                FollowOutcome::Ready(snapshot) => {
+                    self.listing.until_shown(operation.name(), true).await;
                     return Ok(snapshot);
                 }
-                Outcome::Changed => {}
-                Outcome::Withdraw(snapshot, refusal) => {
-                    attention
-                        .note("the API server to forget a snapshot that no agent has admitted");
+                FollowOutcome::Changed => {}
+                FollowOutcome::Withdraw(snapshot, refusal) => {
+                    operation
+                        .note("the API server to remove a snapshot that no agent has admitted");
                     let withdrawn = self.objects.withdraw(*snapshot).await?;
                     if let Some(refusal) = refusal.filter(|_| withdrawn && asked) {
                         return Err(refused(wanted, refusal, &pool));
@@ -77,19 +78,18 @@ impl Snapshots {
         }
     }
 
-    /// Writes the wish. None when the object is there by now.
+    /// Writes the spec. None when the object exists by now.
     async fn create(&self, wanted: &NewSnapshot) -> Result<Option<PoolSnapshot>, Error> {
         let (volume, image) = self.source(wanted).await?;
         let created = self.objects.create(&wanted.of(&volume, &image)).await?;
         if let Some(snapshot) = &created {
             let (name, node) = (snapshot.name_any(), &snapshot.spec.node_name);
-            tracing::info!(snapshot = name, node, "snapshot asked for");
+            tracing::info!(snapshot = name, node, "snapshot requested");
         }
         Ok(created)
     }
 
-    /// A volume that there can be a snapshot of, and the name of its image. One that is to go is not
-    /// there.
+    /// The source volume and the name of its image. A volume under deletion counts as not found.
     pub async fn volume(&self, id: &str) -> Result<(PoolVolume, String), objects::Error> {
         let found = self.volumes.find(id).await?;
         let volume = found
@@ -103,7 +103,7 @@ impl Snapshots {
         Ok((volume, image))
     }
 
-    /// The same, if a snapshot of it serves the request.
+    /// The source volume, if a snapshot of it satisfies the request.
     async fn source(&self, wanted: &NewSnapshot) -> Result<(PoolVolume, String), Error> {
         let id = &wanted.source_volume;
         let (volume, image) = self.volume(id).await?;

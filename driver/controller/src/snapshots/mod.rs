@@ -1,19 +1,16 @@
-//! Snapshots as the controller sees them: wishes in custom resources, and what the agents say.
+//! Snapshots in the controller: the desired state in custom resources, and the status of the agents.
 //!
 //! ```text
 //! ensure ─▶ PoolSnapshot.spec ──▶ agent ──▶ PoolSnapshot.status ──▶ watch ──▶ ensure
 //! delete ─▶ spec.deletionRequested ─▶ agent ─▶ status ─▶ watch ─▶ delete
 //! ```
 //!
-//! A snapshot lies where its volume lies: there is nothing to choose.
+//! A snapshot is on the node of its volume, so no node is chosen.
 //!
-//! *Invariant:* a snapshot that was cut is never cut again under its name, whatever becomes of its
-//! volume. What a repeat of the call that made it is told comes from the object and is always the
-//! same.
+//! *Invariant:* a snapshot is never taken again under its name, regardless of its volume. A
+//! repeated call gets its answer from the object, and always the same one.
 
 mod ensure;
-mod listed;
-mod refusal;
 mod request;
 
 use std::{
@@ -26,11 +23,8 @@ use cistern_crds::{PoolSnapshot, PoolVolume, Reason};
 use futures::{FutureExt as _, future::BoxFuture};
 use tokio::time::Instant;
 
-pub use self::{
-    listed::ListedSnapshot,
-    refusal::advice,
-    request::{NewSnapshot, SnapshotQuery},
-};
+pub use self::request::{NewSnapshot, SnapshotQuery};
+pub use crate::objects::listed_snapshot::ListedSnapshot;
 use crate::objects::{
     self, Objects,
     listing::{Listed as _, Listing, Page},
@@ -38,37 +32,37 @@ use crate::objects::{
     watch::watch,
 };
 
-/// Why an operation on a snapshot did not do what was asked.
+/// Why an operation on a snapshot failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It is as with every object.
+    /// An error that all objects share.
     #[error(transparent)]
     Object(#[from] objects::Error),
-    /// The node does not take the snapshot, and nothing of it is left (CS-18).
+    /// The node refuses the snapshot. No object remains (CS-18).
     #[error("node {node} cannot take a snapshot of volume {volume}: {message}: {advice}")]
     Refused {
         /// The volume.
         volume: String,
-        /// Where it is.
+        /// The node that holds it.
         node: String,
-        /// Why, for programs; none where the agent did not answer.
+        /// The machine-readable reason; none where the agent did not answer.
         reason: Option<Reason>,
-        /// Why, for people.
+        /// The message for users.
         message: String,
-        /// What to do.
+        /// The recommended action.
         advice: String,
     },
-    /// A snapshot can be used nowhere but at its volume's node (CS-13).
+    /// A snapshot can be used only on its volume's node (CS-13).
     #[error(
         "a snapshot of volume {volume} can only be used on node {node}, which accessibility_requirements leave out"
     )]
     OutOfReach {
         /// The volume.
         volume: String,
-        /// Where it is.
+        /// The node that holds it.
         node: String,
     },
-    /// The snapshot goes with its group and not before (DS-05).
+    /// The snapshot belongs to a group, and is deleted only with it (DS-05).
     #[error(
         "snapshot {snapshot} belongs to group snapshot {group}: delete that, and all of its snapshots go"
     )]
@@ -80,7 +74,7 @@ pub enum Error {
     },
 }
 
-/// Makes, finds and removes snapshots.
+/// Creates, finds and removes snapshots.
 #[derive(Debug)]
 pub struct Snapshots {
     objects: Objects<PoolSnapshot>,
@@ -89,8 +83,8 @@ pub struct Snapshots {
 }
 
 impl Snapshots {
-    /// The snapshots of a cluster, and the watch that feeds them: poll it as long as the process
-    /// serves. `readiness` is done when it has seen everything once.
+    /// The snapshots of a cluster and their watch. Poll it as long as the process serves.
+    /// `readiness` is complete after the first list.
     pub fn new(
         objects: Objects<PoolSnapshot>,
         volumes: Objects<PoolVolume>,
@@ -103,25 +97,24 @@ impl Snapshots {
             listing: Listing::default(),
         });
         let (mut listed, mut unfinished) = (HashSet::new(), BTreeSet::new());
-        let seeing = Arc::clone(&snapshots);
+        let watching = Arc::clone(&snapshots);
         let part = "watch of PoolSnapshots";
         let watch = watch::<PoolSnapshot>(client, readiness, part, move |event| {
-            seeing.listing.see(&event, &mut unfinished);
-            seeing.objects.attendance().see(event, &mut listed);
+            watching.listing.apply_event(&event, &mut unfinished);
+            watching.objects.in_flight().apply_event(event, &mut listed);
         });
         (snapshots, watch.boxed())
     }
 
-    /// The snapshot of an id, as the API server has it: what another replica did counts. One that is
-    /// not cut yet is not there.
+    /// The snapshot of an id, as the API server has it: it includes the work of other replicas.
+    /// A snapshot that is not taken yet is not found.
     pub async fn describe(&self, id: &str) -> Result<ListedSnapshot, Error> {
         let found = self.objects.find(id).await?;
         let snapshot = found.as_ref().and_then(ListedSnapshot::of);
         Ok(snapshot.ok_or_else(|| not_found::<PoolSnapshot>(id))?)
     }
 
-    /// Some of the snapshots that are asked for: from memory, but a single one as the API server has
-    /// it (LS-05).
+    /// A page of the requested snapshots, from memory; a single one is read from the API server (LS-05).
     pub async fn list(&self, query: &SnapshotQuery) -> Result<Page<ListedSnapshot>, Error> {
         let of_source = |snapshot: &ListedSnapshot| {
             let source = query.source_volume.as_deref();
@@ -140,22 +133,22 @@ impl Snapshots {
         })
     }
 
-    /// Has the snapshot's data destroyed and its object removed. One that is not there is fine
-    /// (DS-03), and one that was half removed is removed.
+    /// Destroys the snapshot's data and removes its object. Succeeds if the snapshot does not exist
+    /// (DS-03), and finishes an interrupted removal.
     ///
-    /// When the deadline comes first, everything stays as it is and a repeat goes on with it.
+    /// When the deadline passes, the state stays as it is and a repeated call resumes.
     pub async fn delete(&self, id: &str, deadline: Instant) -> Result<(), Error> {
-        let removing = async |attention: &mut _| {
+        let removing = async |operation: &mut _| {
             let found = self.objects.find(id).await?;
             if let Some(group) = found.and_then(|snapshot| snapshot.spec.group_name) {
                 let snapshot = id.to_owned();
                 return Err(Error::Member { snapshot, group });
             }
-            self.objects.remove(attention).await?;
+            self.objects.remove(operation).await?;
             self.listing.until_shown(id, false).await;
             Ok(())
         };
-        self.objects.attending(id, deadline, removing).await
+        self.objects.run_exclusive(id, deadline, removing).await
     }
 
     /// Their custom resources.

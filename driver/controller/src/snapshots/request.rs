@@ -1,20 +1,20 @@
-//! What is asked of a snapshot, in Cistern's own types.
+//! Snapshot requests in Cistern's own types.
 
 use cistern_crds::{Consistency, PoolSnapshot, PoolSnapshotSpec, PoolVolume, names};
 use kube::ResourceExt as _;
 
 use crate::{objects::listing::PageQuery, volumes::Requirement};
 
-/// A snapshot to be taken, or to be found as it was taken before.
+/// A requested snapshot, which may exist already.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewSnapshot {
-    /// The name that the caller gave it.
+    /// Name of the snapshot in the CSI request.
     pub name: String,
     /// The id of the volume.
     pub source_volume: String,
-    /// In what state the volume's filesystem is held.
+    /// The consistency: crash or filesystem.
     pub consistency: Consistency,
-    /// Where it has to be of use.
+    /// The nodes where it has to be usable.
     pub requirement: Requirement,
 }
 
@@ -24,7 +24,7 @@ impl NewSnapshot {
         names::snapshot_name(&self.name)
     }
 
-    /// The wish for this snapshot of a volume whose image is known.
+    /// The custom resource for this snapshot of a volume whose image is known.
     pub fn of(&self, volume: &PoolVolume, image: &str) -> PoolSnapshot {
         let spec = PoolSnapshotSpec {
             requested_name: self.name.clone(),
@@ -39,14 +39,14 @@ impl NewSnapshot {
             group_name: None,
             deletion_requested: false,
         };
-        PoolSnapshot::wish(&self.id(), spec)
+        PoolSnapshot::desired(&self.id(), spec)
     }
 
-    /// Why the snapshot that has this name already is not what is asked for; none where it is
+    /// Why the existing snapshot of this name is incompatible with the request; None if it is compatible
     /// (CS-04, CS-05).
     ///
-    /// How it was held still is not compared: a class may be written anew between two tries, and
-    /// what was cut is what the name stands for.
+    /// The consistency is not compared: a class may be replaced between two attempts, and the name
+    /// identifies the snapshot that was taken.
     pub fn difference(&self, existing: &PoolSnapshot) -> Option<String> {
         let spec = &existing.spec;
         if spec.requested_name != self.name {
@@ -61,7 +61,7 @@ impl NewSnapshot {
     }
 }
 
-/// Which snapshots are to be listed.
+/// The filter of a list of snapshots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SnapshotQuery {
     /// Only the one of this id.

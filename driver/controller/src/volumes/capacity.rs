@@ -1,4 +1,4 @@
-//! How much room there is for new volumes. Pure: from the nodes as they were last seen.
+//! How much room there is for new volumes. Pure: from the nodes as the watch last showed them.
 
 use std::sync::Arc;
 
@@ -31,8 +31,8 @@ pub struct Capacity {
     pub minimum: Option<Bytes>,
 }
 
-/// Sums up the room that the agents publish. What takes no volume counts as nothing, so that the
-/// figure never invites a request that would be refused.
+/// Sums up the room that the agents publish. A pool that takes no volume counts as zero, so that the
+/// capacity never invites a request that would be refused.
 pub(super) fn capacity(query: &CapacityQuery, nodes: &[Arc<StorageNode>]) -> Capacity {
     let minimum = query.filesystem.map(FilesystemType::minimum_size);
     let mut sum = Capacity {

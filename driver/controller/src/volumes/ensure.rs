@@ -1,7 +1,7 @@
-//! Making a volume, or finding it as it was made before.
+//! Creates a volume, or returns the existing one.
 //!
-//! *Invariant:* an error that the caller takes for final leaves no object behind: one that no agent
-//! has admitted is withdrawn first, and one that was admitted stays and the error says so
+//! *Invariant:* a final error leaves no object behind: an object that no agent has admitted is
+//! withdrawn first, and an admitted one stays and the error says so
 //! ([`objects::Error::Pending`]).
 
 use cistern_crds::{PoolVolume, names::SELECTED_NODE_ANNOTATION};
@@ -10,66 +10,65 @@ use tokio::time::Instant;
 
 use super::{Error, ListedVolume, NewVolume, Volumes, placement, source};
 use crate::objects::{
-    self,
-    attendance::Attention,
-    failed,
-    follow::{Outcome, Refusal},
+    self, failed,
+    follow::{FollowOutcome, Refusal},
+    in_flight::Operation,
     named,
 };
 
-/// Nodes that one call asks. The caller repeats, and by then the room that is published has changed.
+/// Nodes that one call tries. The caller repeats, and by then the published capacity has changed.
 const ATTEMPTS: usize = 5;
 
 impl Volumes {
-    /// Makes sure that the volume is there and can be used (CV-06, CV-29).
+    /// Ensures that the volume exists and can be used (CV-06, CV-29).
     ///
-    /// When the deadline comes first, everything stays as it is and a repeat goes on with it.
+    /// When the deadline passes, the state stays as it is and a repeated call resumes.
     pub async fn ensure(
         &self,
         wanted: &NewVolume,
         deadline: Instant,
     ) -> Result<ListedVolume, Error> {
-        let settling = async |attention: &mut _| self.settle(wanted, attention).await;
+        let ensuring = async |operation: &mut _| self.ensure_ready(wanted, operation).await;
         self.objects
-            .attending(&wanted.id(), deadline, settling)
+            .run_exclusive(&wanted.id(), deadline, ensuring)
             .await
     }
 
-    /// Asks one node after another until one has made the volume.
-    async fn settle(
+    /// Tries one node after another until one has created the volume.
+    async fn ensure_ready(
         &self,
         wanted: &NewVolume,
-        attention: &mut Attention<PoolVolume>,
+        operation: &mut Operation<PoolVolume>,
     ) -> Result<ListedVolume, Error> {
         let mut refusals = Vec::new();
         loop {
-            let found = match self.objects.find(attention.name()).await? {
+            let found = match self.objects.find(operation.name()).await? {
                 Some(volume) => Some(volume),
                 None => self.create(wanted, &refusals).await?,
             };
-            // None: another replica was faster, so look again.
+            // None: another replica was faster, so read again.
             let Some(volume) = found else { continue };
             if volume.spec.deletion_requested {
-                self.objects.see_off(volume, attention).await?;
+                self.objects.finish_removal(volume, operation).await?;
                 continue;
             }
             if wanted.is_left_behind(&volume) {
-                attention.note("the API server to forget a volume at a node that is not allowed");
+                operation.note("the API server to remove a volume from a node that is not allowed");
                 self.objects.withdraw(volume).await?;
                 continue;
             }
             if let Some(difference) = wanted.difference(&volume) {
-                let object = named::<PoolVolume>(attention.name());
+                let object = named::<PoolVolume>(operation.name());
                 return Err(objects::Error::Different { object, difference }.into());
             }
-            match self.objects.follow(volume, attention).await? {
-                Outcome::Ready(volume) => {
-                    self.listing.until_shown(attention.name(), true).await;
+            match self.objects.follow(volume, operation).await? {
+                FollowOutcome::Ready(volume) => {
+                    self.listing.until_shown(operation.name(), true).await;
                     return Ok(volume);
                 }
-                Outcome::Changed => {}
-                Outcome::Withdraw(volume, refusal) => {
-                    attention.note("the API server to forget a volume that no agent has admitted");
+                FollowOutcome::Changed => {}
+                FollowOutcome::Withdraw(volume, refusal) => {
+                    operation.note("the API server to remove a volume that no agent has admitted");
                     if self.objects.withdraw(*volume).await? {
                         refusals.extend(not_final(wanted, refusal)?);
                     }
@@ -78,9 +77,9 @@ impl Volumes {
         }
     }
 
-    /// Chooses a node and writes the wish. None when the object is there by now.
+    /// Chooses a node and writes the spec. None when the object exists by now.
     ///
-    /// A source is looked at each time: a volume may have grown since it was refused to be copied.
+    /// Reads the source each time: it may have grown since a node refused to copy it.
     async fn create(
         &self,
         wanted: &NewVolume,
@@ -109,7 +108,7 @@ impl Volumes {
     }
 
     /// The first node with room; but where the scheduler has chosen the node of the pod, no other:
-    /// it shall choose again, knowing the pod.
+    /// the scheduler has to choose again, knowing the pod.
     async fn choose(&self, wanted: &NewVolume, refusals: &[Refusal]) -> Result<String, Error> {
         let no_room = |why: String| placement::Error::NoRoom {
             pool: wanted.pool.clone(),

@@ -1,12 +1,12 @@
-//! Making a volume larger.
+//! Expands a volume.
 //!
 //! ```text
 //! spec.size raised ─▶ agent admits ─▶ agent grows the image ─▶ status.size: done
-//!                     agent refuses ─▶ spec.size taken back to what is promised: does not fit
+//!                     agent refuses ─▶ spec.size reset to the reserved size: does not fit
 //! ```
 //!
-//! *Invariant:* a refusal is answered only when the wish for it is taken back, so that nobody grows
-//! the volume later when there is room. What is admitted is never taken back.
+//! *Invariant:* a refusal is answered only after spec.size is reset, so that no agent grows the
+//! volume later when there is room. An admitted size is never reset.
 
 use cistern_crds::{Bytes, ConditionType, PoolVolume, condition};
 use kube::ResourceExt as _;
@@ -14,12 +14,12 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{Error, SizeRange, Volumes};
-use crate::objects::{attendance::Attention, not_found};
+use crate::objects::{in_flight::Operation, not_found};
 
 impl Volumes {
-    /// Makes sure that a volume has a size in the range, and says which (CEV-08, CEV-13).
+    /// Ensures that a volume has a size in the range, and returns it (CEV-08, CEV-13).
     ///
-    /// When the deadline comes first, everything stays as it is and a repeat goes on with it.
+    /// When the deadline passes, the state stays as it is and a repeated call resumes.
     pub async fn expand(
         &self,
         volume: PoolVolume,
@@ -27,74 +27,75 @@ impl Volumes {
         deadline: Instant,
     ) -> Result<Bytes, Error> {
         let id = volume.name_any();
-        let growing = async |attention: &mut _| self.grow(volume, range, attention).await;
-        self.objects.attending(&id, deadline, growing).await
+        let growing = async |operation: &mut _| self.grow(volume, range, operation).await;
+        self.objects.run_exclusive(&id, deadline, growing).await
     }
 
     async fn grow(
         &self,
         mut volume: PoolVolume,
         range: SizeRange,
-        attention: &mut Attention<PoolVolume>,
+        operation: &mut Operation<PoolVolume>,
     ) -> Result<Bytes, Error> {
-        // A refusal from before this call may be old: then it is asked once more.
+        // A refusal from before this call may be stale: ask once more.
         let (mut asked, mut refusal) = (false, None);
         loop {
             let next = match progress(&volume, range) {
-                Progress::Done(size) => return Ok(size),
-                Progress::Leaving => return Err(not_found::<PoolVolume>(attention.name()).into()),
-                Progress::TooLarge(size) => {
+                ExpansionProgress::Done(size) => return Ok(size),
+                ExpansionProgress::Leaving => {
+                    return Err(not_found::<PoolVolume>(operation.name()).into());
+                }
+                ExpansionProgress::TooLarge(size) => {
                     let limit = range.limit.unwrap_or_default();
                     return Err(impossible(
                         &volume,
                         format!("it has {size}, and at most {limit} is asked for"),
                     ));
                 }
-                Progress::Ask => {
+                ExpansionProgress::Ask => {
                     if let Some(why) = refusal.take() {
                         return Err(impossible(&volume, why));
                     }
                     asked = true;
-                    attention.note("the API server to take the larger size");
+                    operation.note("the API server to take the larger size");
                     self.set_size(&volume, range.chosen).await?
                 }
-                Progress::Refused {
-                    wish,
+                ExpansionProgress::Refused {
+                    desired,
                     promised,
                     why,
                 } => {
-                    refusal = (asked && wish == range.chosen).then_some(why);
-                    attention.note("the API server to take back a size that was refused");
+                    refusal = (asked && desired == range.chosen).then_some(why);
+                    operation.note("the API server to take back a size that was refused");
                     self.set_size(&volume, promised).await?
                 }
-                Progress::Waits(said) => {
+                ExpansionProgress::Waits(said) => {
                     asked = true;
-                    attention.note(self.growing(&volume, &said));
-                    match self.objects.change(&volume, attention).await? {
+                    operation.note(self.growing(&volume, &said));
+                    match self.objects.change(&volume, operation).await? {
                         Some(changed) => Some(changed),
                         None => self.objects.find_again(&volume).await?,
                     }
                 }
             };
-            volume = next.ok_or_else(|| not_found::<PoolVolume>(attention.name()))?;
+            volume = next.ok_or_else(|| not_found::<PoolVolume>(operation.name()))?;
         }
     }
 
-    /// Changes the size that is asked for; gives the object as it is then, also where somebody else
-    /// was faster.
+    /// Changes spec.size and returns the object, also after a conflicting write.
     async fn set_size(
         &self,
         volume: &PoolVolume,
         size: Bytes,
     ) -> Result<Option<PoolVolume>, Error> {
         let (name, from) = (volume.name_any(), volume.spec.size);
-        tracing::info!(volume = name, %from, to = %size, "changing the size that is asked for");
+        tracing::info!(volume = name, %from, to = %size, "changing spec.size of the volume");
         let change = json!({"spec": {"size": size}});
         let changed = self.objects.patch("change the size of", volume, change);
         Ok(changed.await?)
     }
 
-    /// What a growth waits for.
+    /// What the expansion waits for.
     fn growing(&self, volume: &PoolVolume, said: &str) -> String {
         let node = &volume.spec.node_name;
         match self.objects.nodes().unfit(node, &volume.spec.pool_name) {
@@ -111,60 +112,60 @@ fn impossible(volume: &PoolVolume, why: String) -> Error {
     }
 }
 
-/// Where a volume stands on its way to a size.
+/// Progress of an expansion.
 #[derive(Debug, PartialEq, Eq)]
-enum Progress {
-    /// It has such a size, this one.
+enum ExpansionProgress {
+    /// The volume has a requested size, this one.
     Done(Bytes),
-    /// It has more than it may have. Nothing is ever made smaller.
+    /// The volume is larger than the limit. Volumes never shrink.
     TooLarge(Bytes),
-    /// Its deletion is asked for.
+    /// Its deletion is requested.
     Leaving,
-    /// Nobody has asked for such a size, or it was taken back.
+    /// The spec does not request such a size, or it was reset.
     Ask,
     /// The agent will not grow it to the size in the spec.
     Refused {
-        /// What the spec asks for.
-        wish: Bytes,
-        /// What the ledger holds.
+        /// Size in the spec.
+        desired: Bytes,
+        /// Bytes that the ledger reserves.
         promised: Bytes,
-        /// The agent's words.
+        /// The message of the agent.
         why: String,
     },
-    /// The agent has not answered yet, or is at it; what it says.
+    /// The agent has not answered yet, or is expanding the volume; its message.
     Waits(String),
 }
 
-fn progress(volume: &PoolVolume, range: SizeRange) -> Progress {
+fn progress(volume: &PoolVolume, range: SizeRange) -> ExpansionProgress {
     let status = volume.status.clone().unwrap_or_default();
     if volume.spec.deletion_requested {
-        return Progress::Leaving;
+        return ExpansionProgress::Leaving;
     }
     if let Some(size) = status.size {
         if range.limit.is_some_and(|limit| size > limit) {
-            return Progress::TooLarge(size);
+            return ExpansionProgress::TooLarge(size);
         }
         if size >= range.required {
-            return Progress::Done(size);
+            return ExpansionProgress::Done(size);
         }
     }
     if let Some(refused) = volume.refused_growth() {
-        return Progress::Refused {
-            wish: volume.spec.size,
+        return ExpansionProgress::Refused {
+            desired: volume.spec.size,
             promised: status.reserved.unwrap_or_default(),
             why: refused.message.clone(),
         };
     }
     if volume.spec.size < range.chosen {
-        return Progress::Ask;
+        return ExpansionProgress::Ask;
     }
     let expanded = condition::find(&status.conditions, ConditionType::Expanded);
-    Progress::Waits(expanded.map_or_else(String::new, |expanded| expanded.message.clone()))
+    ExpansionProgress::Waits(expanded.map_or_else(String::new, |expanded| expanded.message.clone()))
 }
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::{Reason, condition::Finding};
+    use cistern_crds::{Reason, condition::ConditionUpdate};
 
     use super::*;
     use crate::testing::{at, ready_volume};
@@ -183,13 +184,13 @@ mod tests {
         range(gib, None)
     }
 
-    /// A volume of 1 GiB whose spec asks for more, and what its agent says to that.
+    /// A volume of 1 GiB whose spec requests more, with the answer of its agent.
     fn asked(gib: u64, said: Option<(Reason, i64)>) -> PoolVolume {
         let mut volume = ready_volume();
         volume.spec.size = Bytes::gib(gib);
         volume.metadata.generation = Some(2);
         if let Some((reason, generation)) = said {
-            let finding = Finding::new(ConditionType::Expanded, false, reason, "said");
+            let finding = ConditionUpdate::new(ConditionType::Expanded, false, reason, "said");
             let conditions = &mut volume.status.as_mut().unwrap().conditions;
             condition::set(conditions, &finding, Some(generation), at(0));
         }
@@ -199,61 +200,70 @@ mod tests {
     #[test]
     fn cev_13_cev_14_what_is_large_enough_stays_as_it_is_and_nothing_is_made_smaller() {
         let volume = ready_volume();
-        assert_eq!(progress(&volume, at_least(1)), Progress::Done(GIB));
-        assert_eq!(progress(&volume, at_least(0)), Progress::Done(GIB));
-        assert_eq!(progress(&volume, range(0, Some(1))), Progress::Done(GIB));
+        assert_eq!(progress(&volume, at_least(1)), ExpansionProgress::Done(GIB));
+        assert_eq!(progress(&volume, at_least(0)), ExpansionProgress::Done(GIB));
+        assert_eq!(
+            progress(&volume, range(0, Some(1))),
+            ExpansionProgress::Done(GIB)
+        );
         let mut large = volume;
         large.status.as_mut().unwrap().size = Some(Bytes::gib(3));
         assert_eq!(
             progress(&large, range(1, Some(2))),
-            Progress::TooLarge(Bytes::gib(3))
+            ExpansionProgress::TooLarge(Bytes::gib(3))
         );
     }
 
     #[test]
     fn a_larger_size_is_asked_for_once_and_then_waited_for() {
-        assert_eq!(progress(&ready_volume(), at_least(2)), Progress::Ask);
-        let waits = |text: &str| Progress::Waits(text.to_owned());
+        assert_eq!(
+            progress(&ready_volume(), at_least(2)),
+            ExpansionProgress::Ask
+        );
+        let waits = |text: &str| ExpansionProgress::Waits(text.to_owned());
         assert_eq!(progress(&asked(2, None), at_least(2)), waits(""));
         assert_eq!(progress(&asked(3, None), at_least(2)), waits(""));
-        assert_eq!(progress(&asked(2, None), at_least(3)), Progress::Ask);
+        assert_eq!(
+            progress(&asked(2, None), at_least(3)),
+            ExpansionProgress::Ask
+        );
         let growing = asked(2, Some((Reason::ExpansionFailed, 2)));
         assert_eq!(progress(&growing, at_least(2)), waits("said"));
     }
 
     #[test]
     fn cev_07_a_refusal_holds_for_what_it_was_said_of_and_is_taken_back_first() {
-        let refused = Progress::Refused {
-            wish: Bytes::gib(2),
+        let refused = ExpansionProgress::Refused {
+            desired: Bytes::gib(2),
             promised: GIB,
             why: "said".to_owned(),
         };
         for reason in [Reason::NoSpace, Reason::TooLarge, Reason::PoolClosed] {
             let volume = asked(2, Some((reason, 2)));
             assert_eq!(progress(&volume, at_least(2)), refused);
-            // Whatever else is wanted, the refused wish goes.
+            // The refused size is reset in any case.
             assert_eq!(progress(&volume, at_least(3)), refused);
-            // Said of an earlier wish.
-            let anew = asked(2, Some((reason, 1)));
-            let waits = progress(&anew, at_least(2));
-            assert!(matches!(waits, Progress::Waits(_)), "{waits:?}");
+            // The condition is of an earlier generation.
+            let asked_again = asked(2, Some((reason, 1)));
+            let waits = progress(&asked_again, at_least(2));
+            assert!(matches!(waits, ExpansionProgress::Waits(_)), "{waits:?}");
         }
         let taken_back = asked(1, Some((Reason::NoSpace, 1)));
-        assert_eq!(progress(&taken_back, at_least(2)), Progress::Ask);
+        assert_eq!(progress(&taken_back, at_least(2)), ExpansionProgress::Ask);
     }
 
     #[test]
-    fn what_is_promised_is_waited_for_and_never_taken_back() {
+    fn a_reserved_size_is_waited_for_and_never_reset() {
         let mut volume = asked(2, Some((Reason::NoSpace, 2)));
         volume.status.as_mut().unwrap().reserved = Some(Bytes::gib(2));
         let waits = progress(&volume, at_least(2));
-        assert!(matches!(waits, Progress::Waits(_)), "{waits:?}");
+        assert!(matches!(waits, ExpansionProgress::Waits(_)), "{waits:?}");
     }
 
     #[test]
     fn a_volume_whose_end_is_asked_for_is_not_found() {
         let mut volume = asked(2, None);
         volume.spec.deletion_requested = true;
-        assert_eq!(progress(&volume, at_least(1)), Progress::Leaving);
+        assert_eq!(progress(&volume, at_least(1)), ExpansionProgress::Leaving);
     }
 }

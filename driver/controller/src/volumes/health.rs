@@ -1,8 +1,8 @@
-//! What is wrong with a volume as the controller sees it: what its node says of it, and what is known
-//! of its pool there and of the node itself.
+//! The problems of a volume in the controller: those that its node reports, and those of its pool
+//! there and of the node itself.
 //!
-//! *Invariant:* pure; and no two problems of a volume have the same severity and reason (CLH-05). What
-//! only makes a pool worse is told of the pool, and not of each of its volumes, which work.
+//! *Invariant:* pure; and no two problems of a volume have the same severity and reason (CLH-05). A
+//! degraded pool is reported for the pool, and not for each of its volumes, which work.
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
@@ -13,24 +13,24 @@ use cistern_crds::{
 
 use super::ListedVolume;
 
-/// A volume, and what is wrong with it.
+/// A volume and its problems.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExaminedVolume {
     /// The volume.
     pub volume: ListedVolume,
-    /// Empty where nothing is known to be.
+    /// Its problems; empty if none is known.
     pub problems: Vec<VolumeProblem>,
 }
 
 impl ExaminedVolume {
-    /// Adds what is known of the volume's node, which may be gone.
+    /// Adds the problems of the volume's node, which may be gone.
     pub fn on(volume: ListedVolume, node: Option<&StorageNode>) -> Self {
         let problems = problems(&volume, node);
         Self { volume, problems }
     }
 }
 
-/// What is wrong with a volume on this node.
+/// The problems of a volume on this node.
 pub(super) fn problems(volume: &ListedVolume, node: Option<&StorageNode>) -> Vec<VolumeProblem> {
     let mut problems = volume.problems.to_vec();
     for other in [of_pool(volume, node), of_node(volume, node)] {
@@ -43,7 +43,7 @@ pub(super) fn problems(volume: &ListedVolume, node: Option<&StorageNode>) -> Vec
     problems
 }
 
-/// What keeps every volume of the pool from being used.
+/// A problem that makes every volume of the pool inaccessible.
 fn of_pool(volume: &ListedVolume, node: Option<&StorageNode>) -> Option<VolumeProblem> {
     let pools = &node?.status.as_ref()?.pools;
     let pool = pools.iter().find(|pool| *pool.name == *volume.pool)?;
@@ -61,7 +61,8 @@ fn of_pool(volume: &ListedVolume, node: Option<&StorageNode>) -> Option<VolumePr
     })
 }
 
-/// A node that nobody hears of. The operator says so, and not before a restart could be over.
+/// The problem of a node whose agent does not report. The operator sets the condition after the time that
+/// a restart takes.
 fn of_node(volume: &ListedVolume, node: Option<&StorageNode>) -> Option<VolumeProblem> {
     let problem = |severity, reason: Reason, message, since| VolumeProblem {
         severity,
@@ -71,7 +72,7 @@ fn of_node(volume: &ListedVolume, node: Option<&StorageNode>) -> Option<VolumePr
     };
     let Some(node) = node else {
         let message = format!("StorageNode {}, which holds it, is not there", volume.node);
-        // Nobody knows since when.
+        // The time is unknown.
         let since = DateTime::<Utc>::UNIX_EPOCH;
         return Some(problem(
             VolumeSeverity::Inaccessible,
@@ -82,9 +83,9 @@ fn of_node(volume: &ListedVolume, node: Option<&StorageNode>) -> Option<VolumePr
     };
     let (reason, healthy) = node.status.as_ref()?.silence()?;
     let severity = match reason {
-        // Its data is where nobody can use it.
+        // No pod can use its data.
         Reason::NodeGone | Reason::NodeMissing => VolumeSeverity::Inaccessible,
-        // Pods go on with what they have; whether it is well nobody can tell, and no pod begins.
+        // Running pods continue; the health is unknown, and no new pod starts.
         _ => VolumeSeverity::Degraded,
     };
     let message = format!("node {}: {}", volume.node, healthy.message);

@@ -1,4 +1,4 @@
-//! What callers are told of a volume.
+//! The listed fields of a volume.
 
 use cistern_crds::{Bytes, PoolVolume, health::VolumeProblem};
 use kube::ResourceExt as _;
@@ -11,7 +11,7 @@ use crate::objects::listing::Listed;
 pub struct ListedVolume {
     /// Its id.
     pub id: Box<str>,
-    /// How large it is.
+    /// Its size.
     pub size: Bytes,
     /// The node that holds it.
     pub node: Box<str>,
@@ -19,9 +19,9 @@ pub struct ListedVolume {
     pub pool: Box<str>,
     /// The name of its image.
     pub image: Option<Box<str>>,
-    /// What is wrong with it, as its node sees it.
+    /// The problems that its node reports.
     pub problems: Box<[VolumeProblem]>,
-    /// What it was made from, whether or not that is still there.
+    /// Its source, which may no longer exist.
     pub source: Option<SourceReference>,
 }
 

@@ -1,4 +1,4 @@
-//! Volumes as the controller sees them: wishes in custom resources, and what the agents say.
+//! Volumes in the controller: the desired state in custom resources, and the status of the agents.
 //!
 //! ```text
 //! ensure ── placement ──▶ PoolVolume.spec ──▶ agent ──▶ PoolVolume.status ──▶ watch ──▶ ensure
@@ -6,9 +6,8 @@
 //! delete ───────────────▶ spec.deletionRequested ─▶ agent ─▶ status ─▶ watch ─▶ delete
 //! ```
 //!
-//! *Invariant:* several controllers run at once. Every write carries what it was based on, and
-//! after a crash, or when a caller gives up, at any point a repeat of the same call takes up where
-//! the last one stood.
+//! *Invariant:* several controllers run concurrently. Every write carries the version it is based
+//! on. After a crash or a cancelled call, a repeat of the same call resumes at any point.
 
 mod capacity;
 mod delete;
@@ -46,29 +45,29 @@ use crate::objects::{
     watch::watch,
 };
 
-/// Why an operation on a volume did not do what was asked.
+/// Why an operation on a volume failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It is as with every object.
+    /// An error that all objects share.
     #[error(transparent)]
     Object(#[from] objects::Error),
-    /// No node takes the volume, and nothing of it is left.
+    /// No node takes the volume. No object remains.
     #[error(transparent)]
     Placement(#[from] placement::Error),
-    /// The volume cannot be made from what it is to be a copy of, and nothing of it is left.
+    /// The volume cannot be created from its source. No object remains.
     #[error(transparent)]
     Source(#[from] source::Error),
-    /// The volume cannot have such a size, and is as large as it was (CEV-07).
+    /// The volume cannot have such a size; its size is unchanged (CEV-07).
     #[error("volume {volume} cannot have the size that is asked for: {why}")]
     SizeNotPossible {
         /// Its id.
         volume: String,
-        /// Why, with the size that could be had.
+        /// Why, with the possible size.
         why: String,
     },
 }
 
-/// Makes, finds, expands and removes volumes.
+/// Creates, finds, expands and removes volumes.
 #[derive(Debug)]
 pub struct Volumes {
     objects: Objects<PoolVolume>,
@@ -77,8 +76,8 @@ pub struct Volumes {
 }
 
 impl Volumes {
-    /// The volumes of a cluster, and the watch that feeds them: poll it as long as the process
-    /// serves. `readiness` is done when it has seen everything once.
+    /// The volumes of a cluster and their watch. Poll it as long as the process serves.
+    /// `readiness` is complete after the first list.
     pub fn new(
         objects: Objects<PoolVolume>,
         snapshots: Objects<PoolSnapshot>,
@@ -91,23 +90,23 @@ impl Volumes {
             listing: Listing::default(),
         });
         let (mut listed, mut unfinished) = (HashSet::new(), BTreeSet::new());
-        let seeing = Arc::clone(&volumes);
+        let watching = Arc::clone(&volumes);
         let watch = watch::<PoolVolume>(client, readiness, "watch of PoolVolumes", move |event| {
-            seeing.listing.see(&event, &mut unfinished);
-            seeing.objects.attendance().see(event, &mut listed);
+            watching.listing.apply_event(&event, &mut unfinished);
+            watching.objects.in_flight().apply_event(event, &mut listed);
         });
         (volumes, watch.boxed())
     }
 
-    /// The volume of an id, as the API server has it: what another replica did counts. One that
-    /// cannot be used yet is not there.
+    /// The volume of an id, as the API server has it: it includes the work of other replicas.
+    /// A volume that cannot be used yet is not found.
     pub async fn get(&self, id: &str) -> Result<PoolVolume, Error> {
         let found = self.objects.find(id).await?;
         let volume = found.filter(|volume| ListedVolume::of(volume).is_some());
         Ok(volume.ok_or_else(|| not_found::<PoolVolume>(id))?)
     }
 
-    /// The same, as callers are told of it, and what is wrong with it.
+    /// The volume with its listed fields and its problems.
     pub async fn describe(&self, id: &str) -> Result<ExaminedVolume, Error> {
         let found = self.objects.find(id).await?;
         let volume = found.as_ref().and_then(ListedVolume::of);
@@ -116,7 +115,7 @@ impl Volumes {
         Ok(examined(volume, &nodes))
     }
 
-    /// Some of all volumes, from memory.
+    /// A page of all volumes, from memory.
     pub fn list(&self, query: &PageQuery) -> Result<Page<ExaminedVolume>, Error> {
         let nodes = self.storage_nodes()?;
         let page = self.listing.page(query, |_| true);
@@ -124,7 +123,7 @@ impl Volumes {
         Ok(page.map(|volume| examined(volume, &nodes)))
     }
 
-    /// Some of those volumes that something is wrong with, from memory (CLH-07).
+    /// A page of the volumes with problems, from memory (CLH-07).
     pub fn list_unwell(&self, query: &PageQuery) -> Result<Page<ExaminedVolume>, Error> {
         let nodes = self.storage_nodes()?;
         let unwell = |volume: &ListedVolume| {

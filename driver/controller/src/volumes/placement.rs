@@ -1,4 +1,4 @@
-//! Which node a new volume goes to. Pure: from a request and the nodes as they were last seen.
+//! Chooses the node for a new volume. Pure: from a request and the nodes as last seen in the watch.
 
 use std::sync::Arc;
 
@@ -19,33 +19,33 @@ const NAMED: usize = 4;
 pub(super) struct Choice {
     /// Its name.
     pub node: String,
-    /// Why the place that the request asks for first is not it; none where it is.
+    /// Why it is not the node that the request prefers; None if it is.
     pub passed_over: Option<String>,
 }
 
 /// Why no node can take the volume.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Not now: something may be deleted, grow, come back or be declared.
+    /// Not now: a deletion, a larger pool, a returning node or another pool can change that.
     #[error("no node can take a volume of {size} from pool {pool}: {why}")]
     NoRoom {
         /// The pool.
         pool: String,
-        /// What was asked for.
+        /// The requested size.
         size: Bytes,
-        /// Node by node.
+        /// The reason of each node.
         why: String,
     },
-    /// Not even if the pool were empty (CV-10, GC-06).
+    /// No node could hold it, even with an empty pool (CV-10, GC-06).
     #[error(
         "{size} is more than pool {pool} can hold on any node: the largest volume is {largest}"
     )]
     TooLarge {
         /// The pool.
         pool: String,
-        /// What was asked for.
+        /// The requested size.
         size: Bytes,
-        /// What the largest node could hold.
+        /// The largest volume that a node could hold.
         largest: Bytes,
     },
 }
@@ -53,8 +53,8 @@ pub enum Error {
 /// Chooses the first node in the order of the request that has room and has not refused.
 ///
 /// The order is that of `preferred` and then of `requisite`; without any, the node with the most
-/// room comes first (TOP-06, TOP-21, TOP-23, TOP-24). Places without a node that carries the pool
-/// are passed over: the caller lists them from Node labels, which outlive the pool.
+/// room comes first (TOP-06, TOP-21, TOP-23, TOP-24). Topology values without a node that carries the
+/// pool are skipped: the caller lists them from Node labels, which may be older than the pool.
 pub(super) fn choose(
     wanted: &NewVolume,
     nodes: &[Arc<StorageNode>],
@@ -84,7 +84,7 @@ pub(super) fn choose(
     })
 }
 
-/// A node that the request allows, and what the pool looks like there.
+/// A node that the request allows, and the state of the pool there.
 struct Candidate<'a> {
     name: String,
     pool: Result<&'a NodePoolStatus, Unfit>,
@@ -121,7 +121,7 @@ fn in_order<'a>(wanted: &NewVolume, nodes: &'a [Arc<StorageNode>]) -> Vec<Candid
     candidates
 }
 
-/// Why the volume cannot go there, said of the node; none where it can.
+/// Why the node cannot take the volume; None if it can.
 fn misfit(wanted: &NewVolume, candidate: &Candidate<'_>, refusals: &[Refusal]) -> Option<String> {
     if let Some(refusal) = refusals
         .iter()
@@ -138,8 +138,8 @@ fn misfit(wanted: &NewVolume, candidate: &Candidate<'_>, refusals: &[Refusal]) -
     }
 }
 
-/// Too large only if every node that carries the pool says so: one that is silent or not ready may
-/// hold more than anybody knows.
+/// Too large only if every node that carries the pool reports so: a node that is silent or not ready may
+/// be able to hold more.
 fn verdict(wanted: &NewVolume, candidates: &[Candidate<'_>], refusals: &[Refusal]) -> Error {
     let pool = wanted.pool.clone();
     let size = wanted.size.chosen;

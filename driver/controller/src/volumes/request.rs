@@ -1,50 +1,49 @@
-//! What is asked of a new volume, in Cistern's own types.
+//! Requests for new volumes in Cistern's own types.
 //!
-//! *Invariant:* whoever holds a [`NewVolume`] holds one that was checked; nothing here carries
-//! secrets or mount flags.
+//! *Invariant:* every [`NewVolume`] is validated; nothing here carries secrets or mount flags.
 
 use cistern_crds::{
-    AccessMode, AccessType, Bytes, ContentSource, FilesystemType, MkfsOptions, PoolVolume,
-    PoolVolumeSpec, Provisioning, Stored as _, names, volume::ClaimReference,
+    AccessMode, AccessType, Bytes, ContentSource, FilesystemType, HasImage as _, MkfsOptions,
+    PoolVolume, PoolVolumeSpec, Provisioning, names, volume::ClaimReference,
 };
 
 use super::SourceReference;
 
-/// A volume to be made, or to be found as it was made before.
+/// A requested volume, which may exist already.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewVolume {
-    /// The name that the caller gave it.
+    /// Name of the volume in the CSI request.
     pub name: String,
-    /// How large it may be, and how large it is made.
+    /// The allowed sizes, and the chosen one.
     pub size: SizeRange,
     /// A filesystem, or the bare block device.
     pub access_type: AccessType,
-    /// The filesystem, for that access type; with a source, none where it is to be the source's.
+    /// The filesystem. None for raw block volumes, and for a copy that takes its source's filesystem.
     pub filesystem: Option<FilesystemType>,
-    /// Options with which the filesystem is made; none with a source.
+    /// mkfs options; empty for a copy.
     pub mkfs_options: MkfsOptions,
-    /// How it is to be used, in order and each once.
+    /// Access modes, sorted and without duplicates.
     pub access_modes: Vec<AccessMode>,
     /// The StoragePool that it comes from.
     pub pool: String,
     /// Whether its space is reserved in full.
     pub provisioning: Provisioning,
-    /// What it is to be a copy of; none for an empty volume.
+    /// The source to copy; none for an empty volume.
     pub source: Option<SourceReference>,
-    /// The claim that it is for, where the provisioner says so.
+    /// The PersistentVolumeClaim, if the provisioner passes it.
     pub claim: Option<ClaimReference>,
-    /// Where it may be.
+    /// The allowed nodes.
     pub requirement: Requirement,
 }
 
 /// A range of sizes, and the one in it that a new volume gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SizeRange {
-    /// Not smaller than this.
+    /// Smallest size in bytes.
     pub required: Bytes,
-    /// Not larger than this.
+    /// Largest size in bytes; None for no limit.
     pub limit: Option<Bytes>,
-    /// A multiple of 1 MiB between the two.
+    /// Chosen size: a multiple of 1 MiB in the range.
     pub chosen: Bytes,
 }
 
@@ -58,9 +57,9 @@ impl SizeRange {
 /// The nodes on which a volume may be, by the value of the topology key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Requirement {
-    /// One of these; none where it may be anywhere.
+    /// The volume must be on one of these; None allows every node.
     pub requisite: Option<Vec<String>>,
-    /// To be tried before the others, first to last.
+    /// Preferred nodes, in order.
     pub preferred: Vec<String>,
 }
 
@@ -80,9 +79,9 @@ impl NewVolume {
         names::volume_name(&self.name)
     }
 
-    /// The wish for this volume on a node.
+    /// The custom resource for this volume on a node.
     pub fn on_node(&self, node: &str, content_source: Option<ContentSource>) -> PoolVolume {
-        PoolVolume::wish(
+        PoolVolume::desired(
             &self.id(),
             PoolVolumeSpec {
                 requested_name: self.name.clone(),
@@ -106,8 +105,8 @@ impl NewVolume {
         (!self.mkfs_options.is_empty()).then(|| self.mkfs_options.to_string())
     }
 
-    /// Why the volume that has this name already is not what is asked for; none where it is
-    /// (CV-07, CV-23, TOP-19). The claim is only a note, and is not compared.
+    /// Why the existing volume of this name is incompatible with the request; None if it is compatible
+    /// (CV-07, CV-23, TOP-19). The claim is informative, and is not compared.
     pub fn difference(&self, existing: &PoolVolume) -> Option<String> {
         let node = &existing.spec.node_name;
         let elsewhere = || format!("it is on node {node}");
@@ -115,7 +114,7 @@ impl NewVolume {
         unlike.or_else(|| (!self.requirement.allows(node)).then(elsewhere))
     }
 
-    /// Why the volume is not what is asked for, wherever it is.
+    /// Why the volume is incompatible with the request, regardless of its node.
     fn unlike(&self, existing: &PoolVolume) -> Option<String> {
         let spec = &existing.spec;
         let made_from = spec.content_source.as_ref().map(SourceReference::from);
@@ -150,8 +149,8 @@ impl NewVolume {
         }
     }
 
-    /// Whether the volume that has this name was asked for by the same request before any agent has
-    /// admitted it, on a node that the request allows no longer.
+    /// Whether the existing volume of this name matches the request, has not been admitted by an agent,
+    /// and is on a node that the request no longer allows.
     pub fn is_left_behind(&self, existing: &PoolVolume) -> bool {
         existing.reserved().is_none()
             && !self.requirement.allows(&existing.spec.node_name)
@@ -224,7 +223,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn only_what_nobody_has_admitted_at_an_excluded_node_is_left_behind() {
+    fn only_what_no_agent_has_admitted_at_an_excluded_node_is_left_behind() {
         let mut wanted = wanted("pvc-1");
         let mut existing = wanted.on_node("n1", None);
         assert!(!wanted.is_left_behind(&existing));

@@ -1,16 +1,18 @@
-//! What a new volume is a copy of.
+//! The source of a new volume.
 //!
-//! *Invariant:* a copy is made where its source lies, in the same pool, with the same kind of data
-//! and at least as large. Whatever takes the source's name later is not the source.
+//! *Invariant:* a copy is created on the node and in the pool of its source, with the same kind of data
+//! and at least as large. A later object with the source's name is not the source.
 
 use cistern_crds::{
-    AccessType, Bytes, ConditionType, ContentSource, FilesystemType, PoolSnapshot, PoolVolume,
-    Reason, SourceKind, Stored, condition, names,
+    AccessType, Bytes, ConditionType, ContentSource, FilesystemType, HasImage, PoolSnapshot,
+    PoolVolume, Reason, SourceKind, condition, names,
 };
 
 use super::{ListedVolume, NewVolume, Requirement, Volumes, placement};
-use crate::objects::{self, Kind, follow::Refusal, listing::Listed as _, named, not_found};
-use crate::snapshots::{ListedSnapshot, advice};
+use crate::objects::{
+    self, ManagedObject, advice::advice, follow::Refusal, listed_snapshot::ListedSnapshot,
+    listing::Listed as _, named, not_found,
+};
 
 /// A snapshot or a volume, as a request names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +24,7 @@ pub struct SourceReference {
 }
 
 impl SourceReference {
-    /// How callers are told of it.
+    /// Names the source in messages.
     pub fn named(&self) -> String {
         match self.kind {
             SourceKind::Snapshot => named::<PoolSnapshot>(&self.id),
@@ -40,10 +42,10 @@ impl From<&ContentSource> for SourceReference {
     }
 }
 
-/// Why there is no copy of something that is there.
+/// Why an existing source cannot be copied.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Not yet (VCS-13).
+    /// The source is not ready yet (VCS-13).
     #[error("{origin} is not ready to be copied: {why}")]
     NotReady {
         /// The source.
@@ -51,53 +53,53 @@ pub enum Error {
         /// What it waits for.
         why: String,
     },
-    /// The volume that is asked for would be of another kind (VCS-04).
+    /// The requested volume is incompatible with the source (VCS-04).
     #[error("a volume made from {origin} cannot be what is asked for: {why}")]
     Unlike {
         /// The source.
         origin: String,
-        /// What differs, and what to ask for.
+        /// The difference, and the compatible value.
         why: String,
     },
-    /// VCS-07.
+    /// The source is larger than the requested limit (VCS-07).
     #[error("{origin} has {size}, and the volume may have at most {limit}")]
     TooLarge {
         /// The source.
         origin: String,
         /// Its size.
         size: Bytes,
-        /// The largest that is asked for.
+        /// The requested limit.
         limit: Bytes,
     },
-    /// Its node cannot take a copy now, no other node can, and nothing of the volume is left.
+    /// Its node cannot take a copy now, and no other node can. No object remains.
     #[error(
         "a volume of {size} made from {origin} can only be on node {node}, which cannot take it now: {why}"
     )]
     NoRoom {
         /// The source.
         origin: String,
-        /// Where it is.
+        /// Its node.
         node: String,
-        /// What was asked for.
+        /// The requested size.
         size: Bytes,
         /// Why its node cannot take it.
         why: String,
     },
-    /// The node does not copy it, and nothing of the volume is left.
+    /// The node refuses the copy. No object remains.
     #[error("node {node} cannot copy {origin}: {message}: {advice}")]
     Refused {
         /// The source.
         origin: String,
-        /// Where it is.
+        /// Its node.
         node: String,
-        /// Why.
+        /// The reason.
         message: String,
         /// What to do.
         advice: String,
     },
 }
 
-/// A source as it is now.
+/// Current state of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Source {
     reference: SourceReference,
@@ -110,7 +112,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// For the spec of a volume that is made from it.
+    /// The content source in the spec of a copy.
     pub(super) fn content(&self) -> ContentSource {
         ContentSource {
             kind: self.reference.kind,
@@ -119,10 +121,10 @@ impl Source {
         }
     }
 
-    /// The request as it is for a copy of this: as large as the source at least, with its filesystem,
-    /// and where it lies, whatever else is preferred.
+    /// The request completed for a copy: at least as large as the source, with its filesystem and its
+    /// node, regardless of other preferences.
     ///
-    /// Options for mkfs stay away: they are for volumes that are made empty.
+    /// mkfs options are dropped: they apply to empty volumes only.
     pub(super) fn complete(&self, wanted: &NewVolume) -> Result<NewVolume, super::Error> {
         if let Some(why) = self.difference(wanted) {
             let origin = self.reference.named();
@@ -152,8 +154,8 @@ impl Source {
         Ok(completed)
     }
 
-    /// The error for a copy that has no place. Another node is no way out, so the caller must not
-    /// take it for one that asks the scheduler to choose again.
+    /// The error for a copy that has no room. No other node can take it, so the error must not make the
+    /// scheduler choose again.
     fn no_room(&self, size: Bytes, why: String) -> Error {
         Error::NoRoom {
             origin: self.reference.named(),
@@ -163,7 +165,7 @@ impl Source {
         }
     }
 
-    /// What an error of the placement of a copy is to its caller.
+    /// Maps an error of the placement of a copy.
     pub(super) fn misplaced(&self, error: super::Error) -> super::Error {
         match error {
             super::Error::Placement(placement::Error::NoRoom { size, why, .. }) => {
@@ -200,7 +202,7 @@ impl Source {
 }
 
 impl Volumes {
-    /// The source as the API server has it (VCS-03, VCS-13). One that is to go is not there.
+    /// Reads the source from the API server (VCS-03, VCS-13). A source under deletion is not found.
     pub(super) async fn source(&self, reference: &SourceReference) -> Result<Source, super::Error> {
         match reference.kind {
             SourceKind::Snapshot => {
@@ -215,7 +217,7 @@ impl Volumes {
     }
 }
 
-fn existing<K: Kind + Stored>(
+fn existing<K: ManagedObject + HasImage>(
     reference: &SourceReference,
     found: Option<K>,
 ) -> Result<K, objects::Error> {
@@ -256,7 +258,7 @@ fn of_volume(reference: &SourceReference, volume: &PoolVolume) -> Result<Source,
     })
 }
 
-fn not_ready<K: Stored>(reference: &SourceReference, object: &K) -> Error {
+fn not_ready<K: HasImage>(reference: &SourceReference, object: &K) -> Error {
     let ready = condition::find(object.conditions(), ConditionType::Ready);
     let node = object.node_name();
     let why = match ready {
@@ -267,8 +269,7 @@ fn not_ready<K: Stored>(reference: &SourceReference, object: &K) -> Error {
     Error::NotReady { origin, why }
 }
 
-/// Why a node's refusal of a copy is final; none where another kind of refusal is treated as that of
-/// any volume.
+/// Why a node's refusal of a copy is final; None if the refusal is handled like that of any volume.
 pub(super) fn refused(
     reference: &SourceReference,
     refusal: &Refusal,

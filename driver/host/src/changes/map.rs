@@ -1,17 +1,17 @@
-//! Where a part of a file lies on the disk, and the parts in which two files differ.
+//! Maps a part of a file to its location on the disk, and compares two such maps.
 //!
-//! *Invariant:* pure.
+//! *Invariant:* pure: no I/O.
 
 use std::{cmp::Ordering, ops::Range};
 
 use crate::system::{Extent, Placement};
 
-/// Where a part of a file lies. Two of the same part are equal when all of it lies in the same
-/// places, however the kernel had it cut up.
+/// The locations of a part of a file. Two maps of the same part are equal when all of it has the
+/// same location, however the kernel split it into extents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Map {
     part: Range<u64>,
-    /// What holds data: ascending, within the part; neighbours that go on in the same place are one.
+    /// The ranges that hold data: ascending, within the part; contiguous ones are merged.
     segments: Vec<Segment>,
 }
 
@@ -19,11 +19,11 @@ pub(super) struct Map {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Segment {
     range: Range<u64>,
-    /// Where its first byte lies; none where the kernel does not say.
-    place: Option<u64>,
+    /// Location of the first byte; none when the kernel does not report it.
+    location: Option<u64>,
 }
 
-/// What lies at one offset.
+/// The content at one offset.
 #[derive(Clone, Copy, Debug)]
 enum Content {
     Zeros,
@@ -46,32 +46,32 @@ impl Content {
 }
 
 impl Map {
-    /// Of a part of a file, from all extents that lie in it. What was never written reads as zeros.
+    /// Maps a part of a file from all extents in it. Unwritten extents read as zeros.
     pub(super) fn new(extents: impl IntoIterator<Item = Extent>, part: Range<u64>) -> Self {
         let mut map = Self {
             part,
             segments: Vec::new(),
         };
         for Extent { logical, placement } in extents {
-            let place = match placement {
+            let location = match placement {
                 Placement::Unwritten => continue,
-                Placement::At(place) => Some(place),
+                Placement::At(location) => Some(location),
                 Placement::Unknown => None,
             };
             map.push(Segment {
                 range: logical,
-                place,
+                location,
             });
         }
         map
     }
 
-    /// The part that it is of.
+    /// Returns the part of the file.
     pub(super) fn part(&self) -> Range<u64> {
         self.part.clone()
     }
 
-    /// The same of less.
+    /// Returns the map of a smaller part.
     pub(super) fn within(&self, part: &Range<u64>) -> Self {
         let mut map = Self::new([], part.clone());
         self.segments
@@ -81,19 +81,19 @@ impl Map {
         map
     }
 
-    /// The ranges that are not surely the same in another file.
+    /// Returns the ranges that are not certainly the same in another file.
     pub(super) fn differences(&self, other: &Self) -> Vec<Range<u64>> {
         self.ranges(other, |one, other| !one.is_surely(other))
     }
 
-    /// The ranges that are not surely zeros in both files.
+    /// Returns the ranges that are not certainly zeros in both files.
     pub(super) fn either(&self, other: &Self) -> Vec<Range<u64>> {
         self.ranges(other, |one, other| {
             !(one.is_surely_zeros() && other.is_surely_zeros())
         })
     }
 
-    /// The ranges for which something holds of what lies in both files.
+    /// Returns the ranges in which a predicate holds for the contents of both files.
     fn ranges(&self, other: &Self, holds: impl Fn(Content, Content) -> bool) -> Vec<Range<u64>> {
         let (mut one, mut other) = (Walk(&self.segments), Walk(&other.segments));
         let mut ranges: Vec<Range<u64>> = Vec::new();
@@ -113,7 +113,7 @@ impl Map {
         ranges
     }
 
-    /// Adds what lies behind all others, as far as it is in the part.
+    /// Appends a segment behind all others, clipped to the part.
     fn push(&mut self, next: Segment) {
         let known = self
             .segments
@@ -130,40 +130,41 @@ impl Map {
             ..next
         };
         match self.segments.last_mut() {
-            Some(last) if last.goes_on_with(&next) => last.range.end = next.range.end,
+            Some(last) if last.is_continued_by(&next) => last.range.end = next.range.end,
             _ => self.segments.push(next),
         }
     }
 }
 
 impl Segment {
-    /// Without what lies before an offset; none if that is all.
+    /// Drops everything before an offset; none when nothing is left.
     fn from(self, offset: u64) -> Option<Self> {
-        let cut = offset.saturating_sub(self.range.start);
-        let range = self.range.start + cut..self.range.end;
-        let place = self.place.map(|place| place + cut);
-        (!range.is_empty()).then_some(Self { range, place })
+        let dropped = offset.saturating_sub(self.range.start);
+        let range = self.range.start + dropped..self.range.end;
+        let location = self.location.map(|location| location + dropped);
+        (!range.is_empty()).then_some(Self { range, location })
     }
 
-    fn goes_on_with(&self, next: &Self) -> bool {
+    fn is_continued_by(&self, next: &Self) -> bool {
         let length = self.range.end - self.range.start;
-        self.range.end == next.range.start && self.place.map(|place| place + length) == next.place
+        self.range.end == next.range.start
+            && self.location.map(|start| start + length) == next.location
     }
 }
 
-/// Segments that were not walked through yet.
+/// The segments that are still ahead.
 struct Walk<'a>(&'a [Segment]);
 
 impl Walk<'_> {
-    /// What lies at an offset, and up to where it goes on like that. Offsets may only ascend.
+    /// Returns the content at an offset and the end of its run. Offsets must ascend.
     fn step(&mut self, offset: u64) -> (Content, u64) {
         while let Some((first, rest)) = self.0.split_first() {
             match (first.range.start.cmp(&offset), first.range.end > offset) {
                 (_, false) => self.0 = rest,
                 (Ordering::Greater, true) => return (Content::Zeros, first.range.start),
                 (Ordering::Less | Ordering::Equal, true) => {
-                    let block = |place| Content::Block(place + (offset - first.range.start));
-                    let content = first.place.map_or(Content::Unknown, block);
+                    let block = |start| Content::Block(start + (offset - first.range.start));
+                    let content = first.location.map_or(Content::Unknown, block);
                     return (content, first.range.end);
                 }
             }

@@ -1,4 +1,4 @@
-//! The comparison of two images against a model of a disk on which extents move about.
+//! Tests the comparison of two images against a model of a disk on which extents move.
 
 use std::{io, ops::Range};
 
@@ -17,7 +17,7 @@ enum Block {
     Unwritten,
     /// In this block of the disk.
     At(u64),
-    /// Data, in a place that the filesystem does not tell.
+    /// Data at a location that the filesystem does not report.
     Unknown,
 }
 
@@ -39,8 +39,8 @@ fn range(block: usize) -> Range<u64> {
     start..start + BLOCK
 }
 
-/// The extents of a file; a cut in front of a block keeps what goes on there from being one.
-fn extents(file: &[Block], cuts: &[bool]) -> Vec<Extent> {
+/// The extents of a file; a cut before a block splits a contiguous extent there.
+fn extents(file: &[Block], splits: &[bool]) -> Vec<Extent> {
     let mut all: Vec<Extent> = Vec::new();
     for (index, block) in file.iter().enumerate() {
         let placement = match *block {
@@ -55,7 +55,7 @@ fn extents(file: &[Block], cuts: &[bool]) -> Vec<Extent> {
                 Placement::At(place) => Placement::At(place + length),
                 same => same,
             };
-            last.logical.end == range(index).start && next == placement && !cuts[index]
+            last.logical.end == range(index).start && next == placement && !splits[index]
         };
         match all.last_mut() {
             Some(last) if goes_on(last) => last.logical.end = range(index).end,
@@ -68,7 +68,7 @@ fn extents(file: &[Block], cuts: &[bool]) -> Vec<Extent> {
     all
 }
 
-/// Which blocks are in ranges; no block may be in part.
+/// Whether each block is in a range; no block may be covered in part.
 fn covered(ranges: &[Range<u64>]) -> Vec<bool> {
     let holds = |block: Range<u64>| {
         let in_it = |range: &Range<u64>| range.start <= block.start && block.end <= range.end;
@@ -88,12 +88,12 @@ fn block() -> impl Strategy<Value = Block> {
         2 => Just(Block::Hole),
         1 => Just(Block::Unwritten),
         1 => Just(Block::Unknown),
-        // Few places, so that both files are often in the same.
+        // Few locations, so that both files often share one.
         4 => (100..140_u64).prop_map(Block::At),
     ]
 }
 
-/// A file in which places often follow each other.
+/// A file whose blocks are often contiguous.
 fn file() -> impl Strategy<Value = Vec<Block>> {
     let run = (block(), 1..6_usize).prop_map(|(first, length)| {
         let of = move |index| match first {
@@ -106,7 +106,7 @@ fn file() -> impl Strategy<Value = Vec<Block>> {
         .prop_map(|runs| runs.into_iter().flatten().take(BLOCKS).collect())
 }
 
-/// A file, and another in which some of it is different.
+/// A file, and another that differs in some blocks.
 fn files() -> impl Strategy<Value = (Vec<Block>, Vec<Block>)> {
     let other = prop::collection::vec(prop::option::weighted(0.2, block()), BLOCKS);
     (file(), other).prop_map(|(base, other)| {
@@ -116,14 +116,14 @@ fn files() -> impl Strategy<Value = (Vec<Block>, Vec<Block>)> {
     })
 }
 
-fn cuts() -> impl Strategy<Value = Vec<bool>> {
+fn splits() -> impl Strategy<Value = Vec<bool>> {
     prop::collection::vec(any::<bool>(), BLOCKS)
 }
 
-/// What moves: a block of the base, or of the target, to a place of the disk, if that is free.
+/// Moves a block of the base or the target to a location on the disk, if that is free.
 type Move = (bool, usize, u64);
 
-/// Two files and what their blocks hold, whatever place those are in.
+/// The blocks of two files on one disk.
 #[derive(Clone, Debug)]
 struct Disk {
     base: Vec<Block>,
@@ -131,7 +131,7 @@ struct Disk {
 }
 
 impl Disk {
-    /// Moves one block. What another file shares stays with that one.
+    /// Moves one block. A block shared with the other file stays in that file.
     fn apply(&mut self, (of_base, index, place): Move) {
         let is_free = !self
             .base
@@ -150,7 +150,7 @@ impl Disk {
         }
     }
 
-    /// As FIEMAP answers.
+    /// Answers like FIEMAP.
     fn read(&self, side: Side, part: Range<u64>, most: usize) -> Map {
         let file = match side {
             Side::Base => &self.base,
@@ -168,7 +168,7 @@ impl Disk {
     }
 }
 
-/// Walks through both files, and has one block move before each look.
+/// Walks through both files, and moves one block before each read.
 fn walk(mut disk: Disk, most: usize, moves: Vec<Move>) -> io::Result<Vec<Range<u64>>> {
     let mut moves = moves.into_iter();
     let mut all = Vec::new();
@@ -180,7 +180,7 @@ fn walk(mut disk: Disk, most: usize, moves: Vec<Move>) -> io::Result<Vec<Range<u
             }
             Ok(disk.read(side, part, most))
         })?;
-        assert!(end > cursor, "the walk stands still");
+        assert!(end > cursor, "the walk does not advance");
         assert!(
             ranges
                 .iter()
@@ -196,10 +196,10 @@ proptest! {
     #[test]
     fn r11_two_maps_differ_where_their_blocks_do(
         (one, other) in files(),
-        (cuts, other_cuts) in (cuts(), cuts()),
+        (splits, other_splits) in (splits(), splits()),
     ) {
-        let one_map = Map::new(extents(&one, &cuts), whole());
-        let other_map = Map::new(extents(&other, &other_cuts), whole());
+        let one_map = Map::new(extents(&one, &splits), whole());
+        let other_map = Map::new(extents(&other, &other_splits), whole());
         let pairs = || one.iter().zip(&other);
         let differ: Vec<bool> = pairs().map(|(one, other)| !one.is_surely(*other)).collect();
         prop_assert_eq!(covered(&one_map.differences(&other_map)), differ);
@@ -209,20 +209,20 @@ proptest! {
     }
 
     #[test]
-    fn maps_are_equal_however_the_kernel_cuts_the_extents(
+    fn maps_are_equal_however_the_kernel_splits_the_extents(
         file in file(),
-        cuts in cuts(),
+        splits in splits(),
         (start, end) in (0..BLOCKS, 0..BLOCKS),
     ) {
         let part = range(start.min(end)).start..range(start.max(end)).end;
-        let uncut = Map::new(extents(&file, &[false; BLOCKS]), whole());
-        let cut = Map::new(extents(&file, &cuts), whole());
-        prop_assert_eq!(&uncut, &cut);
-        prop_assert_eq!(uncut.within(&part), Map::new(extents(&file, &cuts), part));
+        let unsplit = Map::new(extents(&file, &[false; BLOCKS]), whole());
+        let split = Map::new(extents(&file, &splits), whole());
+        prop_assert_eq!(&unsplit, &split);
+        prop_assert_eq!(unsplit.within(&part), Map::new(extents(&file, &splits), part));
     }
 
     #[test]
-    fn r11_a_walk_in_looks_of_any_size_finds_what_differs_and_nothing_else(
+    fn r11_a_walk_with_any_batch_size_finds_exactly_the_differences(
         (base, target) in files(),
         most in 1..8_usize,
     ) {
@@ -232,8 +232,8 @@ proptest! {
         prop_assert_eq!(covered(&ranges), differ);
     }
 
-    /// A place that was left may be taken by the other file at once: what lay there before and after
-    /// a look is then something else.
+    /// The other file may reuse a block immediately, so that a block has another content before and
+    /// after a read.
     #[test]
     fn r11_what_differs_is_found_while_extents_move(
         (base, target) in files(),
@@ -243,8 +243,8 @@ proptest! {
         let surely: Vec<bool> =
             base.iter().zip(&target).map(|(base, target)| base.is_surely(*target)).collect();
         let ranges = walk(Disk { base, target }, most, moves).unwrap();
-        for (told, same) in covered(&ranges).into_iter().zip(surely) {
-            prop_assert!(told || same);
+        for (reported, same) in covered(&ranges).into_iter().zip(surely) {
+            prop_assert!(reported || same);
         }
     }
 }

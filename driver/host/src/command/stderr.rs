@@ -1,6 +1,6 @@
-//! What a tool writes to its standard error, read while it runs.
+//! Reads the standard error of a tool while it runs.
 //!
-//! *Invariant:* memory is bounded, however much a tool says and however long its lines are.
+//! *Invariant:* memory is bounded, however much a tool writes and however long its lines are.
 
 use std::{
     io::{self, Read as _},
@@ -13,14 +13,14 @@ use super::OUTPUT_LIMIT;
 pub(super) struct Stderr<'a> {
     /// None once the process has closed it.
     pipe: Option<io::PipeReader>,
-    /// A line whose end has not come yet.
+    /// An incomplete line.
     line: Vec<u8>,
     kept: Vec<u8>,
     watch: &'a dyn Fn(&str) -> bool,
 }
 
 impl<'a> Stderr<'a> {
-    /// Of a process that was just started. Every line is shown to `watch`, and kept unless that
+    /// Reads the pipe of a new process. Every line is passed to `watch`, and kept unless that
     /// returns true.
     pub(super) fn new(pipe: io::PipeReader, watch: &'a dyn Fn(&str) -> bool) -> Self {
         Self {
@@ -31,12 +31,12 @@ impl<'a> Stderr<'a> {
         }
     }
 
-    /// What to wait for; none once there is nothing more to come.
+    /// Returns the pipe to poll; none at its end.
     pub(super) fn pipe(&self) -> Option<BorrowedFd<'_>> {
         self.pipe.as_ref().map(|pipe| pipe.as_fd())
     }
 
-    /// Reads what is there. Does not block if something is, or if the other end is closed.
+    /// Reads available bytes. Does not block when the pipe is readable or its other end is closed.
     pub(super) fn read(&mut self) -> io::Result<()> {
         let Some(pipe) = &mut self.pipe else {
             return Ok(());
@@ -60,7 +60,7 @@ impl<'a> Stderr<'a> {
         Ok(())
     }
 
-    /// All that was kept, cut at 64 KiB.
+    /// Returns the kept lines, truncated at 64 KiB.
     pub(super) fn finish(mut self) -> String {
         if !self.line.is_empty() {
             self.end_line();

@@ -1,8 +1,8 @@
-//! What is attached of volumes: their loop devices, their mounts, and the filesystems in them. Told
-//! without their pools.
+//! Problems of attached volumes: their loop devices, their mounts, and their filesystems, without access
+//! to their pools.
 //!
-//! *Invariant:* the kernel's own tables answer, which no disk holds up; what only a filesystem itself
-//! can tell is asked under the deadline.
+//! *Invariant:* the kernel's tables are read, which no disk blocks. A filesystem is queried only with a
+//! deadline.
 
 mod tables;
 
@@ -18,8 +18,8 @@ use crate::{
 };
 
 impl Root {
-    /// What is wrong with what is attached of each of these volumes, in their order: nothing where
-    /// nothing is attached. Asks no pool. Returns by the deadline, whatever a filesystem does.
+    /// The troubles of each of these volumes as far as it is attached, in their order. Accesses no pool.
+    /// Returns by the deadline, also if a filesystem hangs.
     pub fn examine_attached(
         &self,
         volumes: &[VolumeSubject<'_>],
@@ -34,7 +34,7 @@ impl Root {
             }
         };
         thread::scope(|scope| {
-            // What may hang is asked of all at once.
+            // Queries that may hang run concurrently.
             let asked: Vec<_> = volumes
                 .iter()
                 .map(|volume| {
@@ -60,7 +60,7 @@ impl Root {
         })
     }
 
-    /// What an XFS that is mounted at a path knows to be wrong with itself.
+    /// The damage that a mounted XFS reports about itself.
     fn ask_xfs(&self, mount_point: &Path, deadline: Duration) -> Vec<VolumeTrouble> {
         let (system, path) = (Arc::clone(&self.system), mount_point.to_owned());
         let ask = move || ask_xfs(&*system, &path);

@@ -1,8 +1,8 @@
-//! Looking at volumes whose pool is open: at their images, and at what is attached of them.
+//! Probes volumes whose pool is open: their images, and their attachments.
 
 use std::{io, os::fd::AsFd as _, path::Path, sync::Arc, time::Duration};
 
-use cistern_crds::Bytes;
+use cistern_types::Bytes;
 
 use super::VolumeTrouble;
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
     system::OFlags,
 };
 
-/// A volume that is there, as its status has it.
+/// An existing volume, as in its status.
 #[derive(Clone, Copy, Debug)]
 pub struct VolumeSubject<'a> {
     /// Name of the image.
@@ -21,16 +21,16 @@ pub struct VolumeSubject<'a> {
     pub volume: &'a str,
     /// Size of the volume.
     pub size: Bytes,
-    /// What lies in it.
+    /// Its content.
     pub content: Content,
-    /// Where it is staged, if the caller knows that it is.
+    /// Its staging path, if the caller knows it.
     pub staging: Option<&'a Path>,
 }
 
 impl Pool {
-    /// What is wrong with each of these volumes of the pool, in their order. Returns by the deadline,
-    /// whatever the disk does. While it hangs, this takes as long; ask
-    /// [`Root::examine_attached`](crate::Root::examine_attached) then.
+    /// The troubles of each of these volumes of the pool, in their order. Returns by the deadline, also
+    /// if the disk hangs. While it hangs, each call takes that long; use
+    /// [`Root::examine_attached`](crate::Root::examine_attached) instead.
     pub fn examine(
         self: &Arc<Self>,
         volumes: &[VolumeSubject<'_>],
@@ -51,7 +51,7 @@ impl Pool {
         .collect()
     }
 
-    /// What is wrong with the image of each.
+    /// The trouble of the image of each volume.
     fn look_at_images(
         self: &Arc<Self>,
         volumes: &[VolumeSubject<'_>],
@@ -76,8 +76,7 @@ impl Pool {
         }
     }
 
-    /// An image, none when it is not there. Opened for nothing but to look: it may be one that
-    /// cannot be written any more.
+    /// Opens an image read-only, because it may no longer be writable; None if it does not exist.
     fn find_image(&self, uid: &Uid) -> io::Result<Option<Image>> {
         let name = uid.as_str().as_ref();
         match self
@@ -91,7 +90,7 @@ impl Pool {
     }
 }
 
-/// What is wrong with an image that was found, or was not.
+/// The trouble of an image, which may be missing.
 fn judge(
     volume: &VolumeSubject<'_>,
     found: io::Result<Option<Image>>,
@@ -121,7 +120,7 @@ fn judge(
     troubles
 }
 
-/// What speaks against an image's being the volume's.
+/// The reason why an image is not the volume's.
 fn disagreement(volume: &VolumeSubject<'_>, found: &Image, pool: Uuid) -> Option<String> {
     let Some(identity) = &found.identity else {
         return Some("it does not say whose it is".to_owned());

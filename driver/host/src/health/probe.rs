@@ -1,7 +1,7 @@
-//! One block of a pool, written, synced and read back past the page cache.
+//! Writes one block of a pool, syncs it, and reads it back past the page cache.
 //!
-//! *Invariant:* the block has its place on the disk from the first time on, so that a full pool takes
-//! it as well; and it holds something else each time, so that what is read was written just now.
+//! *Invariant:* the block is allocated once, so that it can be written in a full pool, too. Its content
+//! changes each time, so that a stale block is detected.
 
 use std::{
     io,
@@ -41,7 +41,7 @@ pub(super) fn probe(pool: &Pool) -> Result<(), PoolTrouble> {
     Err(PoolTrouble::NotReadBack { path })
 }
 
-/// The pool's file, made if need be; none where there is no room for one, which is no trouble of
+/// The probe file, created if necessary; None if the pool has no room for it, which is no trouble of
 /// the disk.
 fn open(pool: &Pool) -> io::Result<Option<OwnedFd>> {
     let (system, directory) = (&*pool.system, pool.directory());
@@ -49,7 +49,7 @@ fn open(pool: &Pool) -> io::Result<Option<OwnedFd>> {
     match system.open_beneath(directory, Path::new(PROBE), flags) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Ok(file) if system.stat(file.as_fd())?.size >= Block::SIZE as u64 => return Ok(Some(file)),
-        // Making it was cut short.
+        // Its creation was interrupted.
         Ok(file) => return allocate(system, file),
         Err(error) => return Err(error),
     }
@@ -68,7 +68,7 @@ fn allocate(system: &dyn System, file: OwnedFd) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// A block that nobody has seen before.
+/// A block with new content.
 fn block() -> io::Result<Box<Block>> {
     let number = Uuid::random()?;
     let mut block = Box::new(Block([0; Block::SIZE]));

@@ -1,4 +1,4 @@
-//! The troubles, each a fact: what is seen to be wrong, in one clause.
+//! The troubles: each is a fact about a pool or volume, displayed as one clause.
 
 use std::{
     io,
@@ -6,49 +6,49 @@ use std::{
     time::Duration,
 };
 
-use cistern_crds::Bytes;
+use cistern_types::Bytes;
 
 use crate::{id::Uid, pool};
 
-/// Something that is wrong with a pool.
+/// A problem of a pool.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PoolTrouble {
-    /// Nothing is known but that its disk does not answer.
+    /// Its disk does not answer.
     #[error("its disk has not answered for {} s", .after.as_secs_f32())]
     Hung {
-        /// How long it had.
+        /// The deadline that has passed.
         after: Duration,
     },
-    /// Its file or device is not there.
+    /// Its file or device is missing.
     #[error("{what} is not there")]
     BackingMissing {
         /// File or devices.
         what: String,
     },
-    /// Its file, or what is mounted, is not the pool's any more.
+    /// Its file, or the mounted filesystem, is no longer the pool's.
     #[error("{path} is not this pool: {why}")]
-    BackingForeign {
+    BackingConflict {
         /// File or mount point.
         path: PathBuf,
         /// What was found.
         why: String,
     },
-    /// It is not mounted, or something else is in its place.
+    /// It is not mounted, or something else is mounted in its place.
     #[error("{path} is not the mounted pool: {why}")]
     NotMounted {
         /// The mount point.
         path: PathBuf,
-        /// What is there.
+        /// What was found there.
         why: String,
     },
-    /// Its XFS has shut itself down after an error: nothing in it can be read or written until it is
-    /// mounted anew, which [`Root::open_pool`](crate::Root::open_pool) does once nothing uses it.
+    /// Its XFS has shut down after an error: it can be neither read nor written until it is mounted
+    /// again, which [`Root::open_pool`](crate::Root::open_pool) does as soon as nothing uses it.
     #[error("its filesystem has shut itself down after an error")]
     ShutDown,
     /// It is mounted read-only.
     #[error("its filesystem is read-only")]
     ReadOnly,
-    /// Writing, syncing or reading its probe file failed, or asking its filesystem.
+    /// An access to its probe file or a query of its filesystem failed.
     #[error("could not {operation}: {error}")]
     Failed {
         /// What was tried.
@@ -56,29 +56,29 @@ pub enum PoolTrouble {
         /// Why it failed.
         error: String,
     },
-    /// What was written to it and synced is not what is read: its disk loses data.
+    /// The block that was written and synced is not the one that is read: its disk loses data.
     #[error("what was written to {path} and synced is not what is read there")]
     NotReadBack {
         /// The probe file.
         path: PathBuf,
     },
-    /// Parts of its file have no space on the disk: others can take it, and then writes to the pool
-    /// fail. [`Pool::resize_file`](crate::Pool::resize_file) allocates them again.
+    /// Parts of its file are not allocated on the disk: other files can take the space, and writes to
+    /// the pool then fail. [`Pool::resize_file`](crate::Pool::resize_file) allocates them again.
     #[error("{missing} of its file are not allocated")]
     NotAllocated {
-        /// How much of it, rounded up to a MiB.
+        /// Size of these parts, rounded up to a MiB.
         missing: Bytes,
     },
-    /// The kernel has found parts of its XFS to be damaged.
+    /// The kernel has found damaged parts of its XFS.
     #[error("the kernel has found {count} parts of its filesystem to be damaged")]
     FilesystemErrors {
-        /// How many.
+        /// Their number.
         count: u64,
     },
-    /// The disk that it lies on has failed requests since the pool was opened.
+    /// Its disk has failed requests since the pool was opened.
     #[error("its disk has failed {count} requests")]
     DeviceErrors {
-        /// How many. It never becomes less while the pool is open.
+        /// Their number. It never decreases while the pool is open.
         count: u64,
     },
 }
@@ -97,7 +97,7 @@ impl From<pool::Error> for PoolTrouble {
         use pool::Error;
         match error {
             Error::BackingMissing { what } => Self::BackingMissing { what },
-            Error::BackingForeign { path, why } => Self::BackingForeign { path, why },
+            Error::BackingConflict { path, why } => Self::BackingConflict { path, why },
             Error::NotMounted { path, why } => Self::NotMounted { path, why },
             Error::ShutDown { .. } => Self::ShutDown,
             Error::ReadOnly { .. } => Self::ReadOnly,
@@ -105,7 +105,7 @@ impl From<pool::Error> for PoolTrouble {
                 operation,
                 error: source.to_string(),
             },
-            // Not of a pool that is open.
+            // These do not occur with an open pool.
             Error::NoUsableDevice { .. }
             | Error::OtherNode { .. }
             | Error::Ambiguous { .. }
@@ -120,23 +120,23 @@ impl From<pool::Error> for PoolTrouble {
     }
 }
 
-/// Something that is wrong with a volume.
+/// A problem of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VolumeTrouble {
-    /// Its image is not in the pool, and nothing holds it.
+    /// Its image is not in the pool, and no device holds it.
     #[error("image {image} is not in its pool")]
     ImageMissing {
         /// Name of the image.
         image: Uid,
     },
-    /// Its image was removed while it is attached: what is in it goes when the device's last user
-    /// ends, and until then it can be copied from the device.
+    /// Its image was removed while it is attached: its data is lost when the last user of the device
+    /// ends, and can be copied from the device until then.
     #[error("its image was removed beneath {device}, which alone still holds it")]
     ImageDeleted {
         /// The loop device.
         device: String,
     },
-    /// The image of its name is another volume's, or holds something else.
+    /// The image with its name belongs to another volume, or has other content.
     #[error("image {image} is not its own: {why}")]
     IdentityConflict {
         /// Name of the image.
@@ -144,52 +144,51 @@ pub enum VolumeTrouble {
         /// What was found.
         why: String,
     },
-    /// Its image is smaller than the volume: what lay behind its end is gone.
+    /// Its image is smaller than the volume: the data behind its end is lost.
     #[error("image {image} has {found} bytes and not {expected}")]
     ImageTooSmall {
         /// Name of the image.
         image: Uid,
-        /// What it has.
+        /// Its size in bytes.
         found: Bytes,
-        /// What the volume has.
+        /// Size of the volume in bytes.
         expected: Bytes,
     },
-    /// A pod has the node of a loop device that is not bound to the image any more.
+    /// A pod has the node of a loop device that is no longer bound to the image.
     #[error("{device}, whose node is at {path}, is not bound to its image")]
     DeviceMissing {
         /// The loop device.
         device: String,
-        /// Where its node is.
+        /// Path of its node.
         path: PathBuf,
     },
-    /// Its loop device takes no writes, though it is mounted to be written.
+    /// Its loop device is read-only, but its filesystem is mounted writable.
     #[error("{device} is read-only, and {path} is to be written")]
     DeviceReadOnly {
         /// The loop device.
         device: String,
-        /// Where it is mounted.
+        /// Its mount point.
         path: PathBuf,
     },
     /// It is in use, and not mounted where it is staged.
     #[error("it is in use and not mounted {}", place(.path.as_deref()))]
     MountMissing {
-        /// Where it is to be; none where that is not known, and it is mounted nowhere, or at targets
-        /// alone.
+        /// Its staging path; None if that is unknown and it is not mounted, or only at target paths.
         path: Option<PathBuf>,
     },
-    /// Its filesystem became read-only beneath a mount that is to be written.
+    /// Its filesystem became read-only under a writable mount.
     #[error("its filesystem became read-only at {path}")]
     MountReadOnly {
-        /// Where it is mounted.
+        /// Its mount point.
         path: PathBuf,
     },
     /// Its filesystem has counted errors, of its own or of its device.
     #[error("its filesystem has counted {count} errors")]
     FilesystemErrors {
-        /// How many since it was made, or mended.
+        /// Their number since it was created or repaired.
         count: u64,
     },
-    /// Its filesystem has shut itself down after an error, until it is mounted anew.
+    /// Its filesystem has shut down after an error, until it is mounted again.
     #[error("its filesystem has shut itself down after an error")]
     FilesystemShutDown,
     /// Its image or its filesystem does not answer.
@@ -197,10 +196,10 @@ pub enum VolumeTrouble {
     Hung {
         /// The pool or the mount.
         path: PathBuf,
-        /// How long it had.
+        /// The deadline that has passed.
         after: Duration,
     },
-    /// A part of it could not be looked at.
+    /// A part of it could not be inspected.
     #[error("could not {operation}: {error}")]
     Failed {
         /// What was tried.

@@ -1,33 +1,33 @@
-//! A look at a pool that says whether its disk works, by having it work.
+//! Probes a pool: reads its state, and writes and reads a block.
 
 use std::{sync::Arc, time::Duration};
 
-use cistern_crds::Bytes;
+use cistern_types::Bytes;
 
 use super::{PoolTrouble, probe};
 use crate::pool::Pool;
 
-/// What a look at a pool found.
+/// Result of a probe of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolVitals {
-    /// How full it is; none where it does not say.
+    /// Its space; None if it does not answer.
     pub fill: Option<Fill>,
-    /// What is wrong with it.
+    /// Its troubles.
     pub troubles: Vec<PoolTrouble>,
 }
 
-/// How full a pool is.
+/// Space of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fill {
-    /// What is free (`f_bavail`).
+    /// Free space (`f_bavail`).
     pub available: Bytes,
-    /// What its filesystem covers.
+    /// Size of its filesystem.
     pub size: Bytes,
 }
 
 impl Pool {
-    /// Looks at the pool, and writes a block to it and reads it back. Returns by the deadline,
-    /// whatever its disk does. While an earlier look is not answered yet, none is begun.
+    /// Probes the pool, and writes a block and reads it back. Returns by the deadline, also if its disk
+    /// hangs. No probe is started while an earlier one has not ended.
     pub fn vitals(self: &Arc<Self>, deadline: Duration) -> PoolVitals {
         let pool = Arc::clone(self);
         let look = move || Ok(pool.look());
@@ -58,7 +58,7 @@ impl Pool {
         match self.check() {
             Ok(()) => {
                 troubles.extend(probe::probe(self).err());
-                // The write that fails is often the one that shuts it down.
+                // A failing write often causes the shutdown.
                 if !troubles.is_empty() {
                     troubles.extend(self.check().err().map(PoolTrouble::from));
                 }

@@ -1,20 +1,20 @@
-//! Cloning: a new volume begins with all that another image holds, a volume's or a snapshot's.
+//! Cloning: a new volume starts with the content of another image, of a volume or a snapshot.
 //!
-//! The clone is mounted beside its source, so an XFS or btrfs in it gets a UUID of its own; and it
-//! may be larger, so its filesystem grows.
+//! The clone may be mounted at the same time as its source, so an XFS or btrfs in it gets its own
+//! UUID. The clone may be larger, so its filesystem grows.
 //!
 //! | filesystem | UUID | growth |
 //! |---|---|---|
-//! | ext4 | stays: the kernel does not mind | e2fsck and resize2fs on the file |
-//! | xfs | xfs_db on the file, once a mount has replayed the log | at that mount |
-//! | btrfs | in the superblocks, before any mount | at a mount |
+//! | ext4 | unchanged: the kernel accepts duplicates | e2fsck and resize2fs on the file |
+//! | xfs | xfs_db on the file, after a mount has replayed the log | during that mount |
+//! | btrfs | in the superblocks, before any mount | during a mount |
 //!
-//! *Invariant:* the source is only read, nothing is formatted, and no mount of a clone is seen by
-//! anybody: it is attached nowhere.
+//! *Invariant:* the source is only read, nothing is formatted, and no mount of a clone is visible:
+//! it is not attached to any mount namespace.
 
 use std::os::fd::BorrowedFd;
 
-use cistern_crds::{Bytes, FilesystemType};
+use cistern_types::{Bytes, FilesystemType};
 
 use super::{
     Content, Error, Identity, ImageRequest, SourceImage, failed, read::Reading,
@@ -23,14 +23,15 @@ use super::{
 use crate::{
     cause::Cause,
     check::{self, Checking, Progress},
-    grow::{self, detached},
     id::{Uid, Uuid},
     pool::Pool,
-    renew, superblock,
+    renew,
+    resize::{detached, ext4},
+    superblock,
 };
 
 impl Pool {
-    /// Fills a new file with what a source holds, and says what that is.
+    /// Clones a source into a new file and returns the content type.
     pub(super) fn make_clone(
         &self,
         image: &Unfinished<'_>,
@@ -48,9 +49,9 @@ impl Pool {
             .map_err(|error| self.no_space_or("clone the source", name, error.into()))?;
         let size = system
             .stat(image.as_fd())
-            .map_err(failed("look at the file", name))?
+            .map_err(failed("stat the file", name))?
             .size;
-        // Told by the clone: a source that is attached can grow.
+        // Measured on the clone: an attached source can grow.
         if Bytes(size) > request.size {
             return Err(Error::IdentityConflict {
                 uid: source.uid.clone(),
@@ -69,7 +70,7 @@ impl Pool {
         match original {
             Content::Block => Ok(Content::Block),
             Content::Filesystem { filesystem, uuid } => {
-                self.is_there(image.as_fd(), &source.uid, (filesystem, uuid))?;
+                self.verify_filesystem(image.as_fd(), &source.uid, (filesystem, uuid))?;
                 let own = self.make_own(image.as_fd(), request, (filesystem, uuid), progress);
                 let own = own.map_err(|error| match error {
                     check::Error::Damaged { report } => Error::Damaged {
@@ -85,7 +86,7 @@ impl Pool {
                         self.no_space_or("make a filesystem of its own", name, cause)
                     }
                 })?;
-                self.is_there(image.as_fd(), name, (filesystem, own))?;
+                self.verify_filesystem(image.as_fd(), name, (filesystem, own))?;
                 Ok(Content::Filesystem {
                     filesystem,
                     uuid: own,
@@ -94,8 +95,9 @@ impl Pool {
         }
     }
 
-    /// Who is told how far the check of a copy is; an error where it needs one that is not allowed.
-    /// The writers of the source are not held up for a copy that comes to nothing.
+    /// Returns the progress callback for the check of a clone; fails when the clone needs a check
+    /// that is not allowed. Runs before the clone, so that the source's writers do not wait for one
+    /// that fails.
     fn may_check<'a>(
         &self,
         source: &Reading,
@@ -105,7 +107,7 @@ impl Pool {
     ) -> Result<Progress<'a>, Error> {
         let needs_check = || match content.filesystem() {
             Some(FilesystemType::Ext4) => {
-                grow::ext4::is_full(&*self.system, source.as_fd(), size).map(|is_full| !is_full)
+                ext4::is_full(&*self.system, source.as_fd(), size).map(|is_full| !is_full)
             }
             Some(FilesystemType::Xfs | FilesystemType::Btrfs) | None => Ok(false),
         };
@@ -121,7 +123,7 @@ impl Pool {
         }
     }
 
-    /// What lies in a source, if it is fit for the request.
+    /// Returns the content type of a source, if it matches the request.
     fn content_for(&self, source: &Reading, request: &ImageRequest) -> Result<Content, Error> {
         let differs = |why: String| Error::IdentityConflict {
             uid: source.image.uid.clone(),
@@ -145,8 +147,8 @@ impl Pool {
         Ok(identity.content)
     }
 
-    /// Verifies which filesystem lies in the file.
-    fn is_there(
+    /// Verifies type and UUID of the filesystem in the file.
+    fn verify_filesystem(
         &self,
         file: BorrowedFd<'_>,
         uid: &Uid,
@@ -163,8 +165,7 @@ impl Pool {
         Err(Error::FilesystemConflict { uid, why })
     }
 
-    /// Makes a filesystem that was another's this volume's own: its UUID, which is returned, and its
-    /// size.
+    /// Gives a cloned filesystem a UUID of its own, which is returned, and the size of the volume.
     fn make_own(
         &self,
         file: BorrowedFd<'_>,
@@ -176,7 +177,7 @@ impl Pool {
         let new = Uuid::random().map_err(Cause::from)?;
         match filesystem {
             FilesystemType::Ext4 => {
-                grow::ext4::grow_unmounted(system, file, progress)?;
+                ext4::grow_unmounted(system, file, progress)?;
                 return Ok(uuid);
             }
             FilesystemType::Xfs => {

@@ -1,32 +1,32 @@
-//! Whose an image is and what lies in it, as it says itself.
+//! The identity that an image records in its extended attribute: owner and content.
 
 use std::fmt;
 
 use chrono::{DateTime, Utc};
-use cistern_crds::{Bytes, FilesystemType, Provisioning};
+use cistern_types::{Bytes, FilesystemType, Provisioning};
 use serde::{Deserialize, Serialize};
 
 use crate::id::{Uid, Uuid};
 
-/// Whose an image is, and what it was made as. Never changed.
+/// Owner and original spec of an image. Never changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Identity {
-    /// The object that made it.
+    /// The object that made the image.
     #[serde(flatten)]
     pub owner: Owner,
     /// UID of that object.
     pub uid: Uid,
     /// UUID of the pool's filesystem.
     pub pool_uuid: Uuid,
-    /// Size when it was made.
+    /// Size at creation.
     pub size: Bytes,
-    /// What lies in it.
+    /// Content of the image.
     #[serde(flatten)]
     pub content: Content,
-    /// Whether it is allocated in full. Of a snapshot: whether the volume was.
+    /// Whether the image is allocated in full. For a snapshot: whether its volume was.
     pub provisioning: Provisioning,
-    /// The image that a volume's was made from, if it was made from one.
+    /// The image that a volume was cloned from; none for an empty volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Uid>,
 }
@@ -38,26 +38,26 @@ pub enum Owner {
     /// The PoolVolume of this name.
     Volume(String),
     /// A PoolSnapshot.
-    Snapshot(Cut),
+    Snapshot(SnapshotRecord),
 }
 
-/// A volume at one moment. An image that holds one is never attached, never grown and never filled.
+/// Source and time of a snapshot. The image of a snapshot is never attached, grown or reallocated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Cut {
+pub struct SnapshotRecord {
     /// Name of the PoolSnapshot.
     pub name: String,
-    /// Name of the PoolVolume that it is of.
+    /// Name of the source PoolVolume.
     pub volume: String,
-    /// That volume's image.
+    /// UID of the source image.
     pub source: Uid,
-    /// The moment: what was acknowledged before it is in the image. The same for all members of a
-    /// group.
+    /// Time of the snapshot: the image has every write acknowledged before it. The same for all
+    /// members of a group.
     pub time: DateTime<Utc>,
 }
 
 impl Owner {
-    /// Name of the PoolVolume, if one made the image.
+    /// Returns the name of the PoolVolume, if one made the image.
     pub fn volume(&self) -> Option<&str> {
         match self {
             Self::Volume(name) => Some(name),
@@ -65,11 +65,11 @@ impl Owner {
         }
     }
 
-    /// The snapshot, if the image holds one.
-    pub fn snapshot(&self) -> Option<&Cut> {
+    /// Returns the record of the snapshot, if a PoolSnapshot made the image.
+    pub fn snapshot(&self) -> Option<&SnapshotRecord> {
         match self {
             Self::Volume(_) => None,
-            Self::Snapshot(cut) => Some(cut),
+            Self::Snapshot(record) => Some(record),
         }
     }
 }
@@ -78,28 +78,30 @@ impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Volume(name) => write!(f, "volume {name}"),
-            Self::Snapshot(cut) => write!(f, "snapshot {} of volume {}", cut.name, cut.volume),
+            Self::Snapshot(record) => {
+                write!(f, "snapshot {} of volume {}", record.name, record.volume)
+            }
         }
     }
 }
 
-/// What lies in an image.
+/// Content of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "accessType")]
 pub enum Content {
     /// A filesystem that Cistern made.
     Filesystem {
-        /// Which.
+        /// Type of the filesystem.
         filesystem: FilesystemType,
-        /// Its UUID.
+        /// UUID of the filesystem.
         uuid: Uuid,
     },
-    /// Whatever the pod writes.
+    /// Raw data that the pod writes.
     Block,
 }
 
 impl Content {
-    /// The filesystem, if there is one.
+    /// Returns the filesystem type; none for block access.
     pub fn filesystem(self) -> Option<FilesystemType> {
         match self {
             Self::Filesystem { filesystem, .. } => Some(filesystem),
@@ -135,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn an_identity_is_read_back_and_says_what_it_is() {
+    fn an_identity_survives_a_round_trip_and_names_its_content() {
         let text = is_read_back(&identity());
         assert!(text.contains("\"accessType\":\"Filesystem\""), "{text}");
         assert!(text.contains("\"volume\":\"pvc-1\""), "{text}");
@@ -144,14 +146,14 @@ mod tests {
             source: Some("u-0".parse().unwrap()),
             ..identity()
         });
-        let cut = Cut {
+        let record = SnapshotRecord {
             name: "snap-1".to_owned(),
             volume: "pvc-1".to_owned(),
             source: "u-1".parse().unwrap(),
             time: DateTime::from_timestamp(1_795_000_000, 123_456_789).unwrap(),
         };
         let text = is_read_back(&Identity {
-            owner: Owner::Snapshot(cut),
+            owner: Owner::Snapshot(record),
             ..identity()
         });
         assert!(
@@ -160,7 +162,7 @@ mod tests {
         );
     }
 
-    /// Images that were made before there were snapshots.
+    /// Images from versions before snapshots were supported.
     #[test]
     fn r20_an_identity_of_an_earlier_version_is_read() {
         let text = r#"{"volume":"pvc-1","uid":"u-1",
@@ -170,7 +172,7 @@ mod tests {
         assert_eq!(serde_json::from_str::<Identity>(text).unwrap(), identity());
     }
 
-    /// As the earlier version would have done it: it asks for a name that is not there.
+    /// An earlier version reads the field `volume`, which the identity of a snapshot lacks.
     #[test]
     fn a_snapshot_is_never_read_as_a_volume() {
         let text = r#"{"snapshot":{"name":"s","volume":"v","source":"u-1","time":"2026-11-21T00:00:00Z"},

@@ -1,14 +1,14 @@
-//! Making an image: a new filesystem, or a clone of what another image holds.
+//! Making an image: with a new filesystem, or as a clone of another image.
 
 use std::io;
 
-use cistern_crds::Provisioning;
+use cistern_types::Provisioning;
 
 use super::{Content, Error, Identity, Image, ImageRequest, Owner, failed, unfinished::Unfinished};
 use crate::{allocation, cause::Cause, check::Checking, id::Uuid, mkfs, pool::Pool, superblock};
 
 impl Pool {
-    /// Makes an image that is not there.
+    /// Makes an image that does not exist yet.
     pub(super) fn make(&self, request: &ImageRequest, checking: Checking<'_>) -> Result<(), Error> {
         let mut image = Unfinished::begin(self, &request.uid)?;
         let content = match &request.source {
@@ -18,7 +18,7 @@ impl Pool {
         let no_space_or = |operation, source| self.no_space_or(operation, &request.uid, source);
         match request.provisioning {
             Provisioning::Thin => {}
-            // Only now: mkfs punches holes.
+            // After mkfs, which punches holes.
             Provisioning::Thick => {
                 allocation::ensure(&*self.system, image.as_fd(), request.size)
                     .map_err(|source| no_space_or("allocate the space", source.into()))?;
@@ -55,7 +55,7 @@ impl Pool {
                 (made.kind, made.uuid) == (filesystem, uuid) && made.size <= request.size
             });
             if !is_right {
-                return Err(io::Error::other("mkfs made something else than it was told").into());
+                return Err(io::Error::other("mkfs made another filesystem than requested").into());
             }
             Ok(Content::Filesystem { filesystem, uuid })
         };
@@ -63,7 +63,7 @@ impl Pool {
     }
 }
 
-/// What an image and a request do not agree on.
+/// Describes how an image differs from a request; none when it matches.
 pub(super) fn disagreement(
     image: &Image,
     request: &ImageRequest,

@@ -1,16 +1,17 @@
-//! Reading an image that nobody may remove meanwhile: to clone it, to snapshot it, to tell of its
+//! Reading an image while it is protected from removal: to clone it, to snapshot it, or to read its
 //! extents.
 //!
-//! *Invariant:* whoever reads an image holds a shared lock on it (flock(2)), and whoever removes or
-//! checks one, or begins to attach it, an exclusive lock. The kernel lets go of them with whoever
-//! held them. (What is attached already needs no lock: a loop device tells of it.)
+//! *Invariant:* a reader of an image holds a shared lock on it (flock(2)). A caller that removes or
+//! checks an image, or begins to attach it, holds an exclusive lock. The kernel releases a lock
+//! when its holder exits. (An attached image needs no lock: its loop device shows that it is in
+//! use.)
 
 use std::{
     io,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
-use cistern_crds::Bytes;
+use cistern_types::Bytes;
 
 use super::{Error, Image, describe, failed};
 use crate::{
@@ -20,23 +21,23 @@ use crate::{
     system::{Extent, OFlags, Placement},
 };
 
-/// An image that stays while this value lives.
+/// An image that cannot be removed while this value lives.
 #[derive(Debug)]
 pub(crate) struct Reading {
-    /// What it is.
+    /// Identity and size of the image.
     pub(crate) image: Image,
     file: OwnedFd,
 }
 
 impl Reading {
-    /// The file, open for reading.
+    /// Returns the file, open for reading.
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 }
 
 impl Pool {
-    /// How many extents an image has. Cloning it holds up its writers for 10 to 20 µs for each.
+    /// Counts the extents of an image. Cloning blocks its writers for 10 to 20 µs per extent.
     pub fn extent_count(&self, uid: &Uid) -> Result<u64, Error> {
         let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
         self.system
@@ -44,8 +45,8 @@ impl Pool {
             .map_err(failed("count the extents", uid))
     }
 
-    /// Bytes of an image that were written to, which are those that a snapshot of it shares: XFS
-    /// clones no space that was allocated and never written.
+    /// Counts the written bytes of an image, which a snapshot of it shares: XFS does not clone
+    /// space that was allocated and never written.
     pub fn written(&self, uid: &Uid) -> Result<Bytes, Error> {
         let source = self.read_source(uid)?;
         let (size, mut at, mut written) = (source.image.size.0, 0, 0_u64);
@@ -68,7 +69,7 @@ impl Pool {
         Ok(Bytes(written))
     }
 
-    /// Opens an image to read it; none when it is not there.
+    /// Opens an image for reading; none when it does not exist.
     pub(crate) fn read_image(&self, uid: &Uid) -> Result<Option<Reading>, Error> {
         let system = &*self.system;
         let Some(file) = self.open_image_for(OFlags::RDONLY, uid)? else {
@@ -80,19 +81,19 @@ impl Pool {
         );
         wait_for_lock(locked, uid)?;
         // It may have been removed before it was locked.
-        let look = || failed("look at the file", uid);
+        let failed = || failed("stat the file", uid);
         let Some(named) = self.open_image_for(OFlags::RDONLY, uid)? else {
             return Ok(None);
         };
-        let locked = system.stat(file.as_fd()).map_err(look())?.id;
-        if system.stat(named.as_fd()).map_err(look())?.id != locked {
+        let locked = system.stat(file.as_fd()).map_err(failed())?.id;
+        if system.stat(named.as_fd()).map_err(failed())?.id != locked {
             return Ok(None);
         }
-        let image = describe(system, file.as_fd(), uid).map_err(look())?;
+        let image = describe(system, file.as_fd(), uid).map_err(failed())?;
         Ok(Some(Reading { image, file }))
     }
 
-    /// Opens an image that is to be made a snapshot or a clone of.
+    /// Opens the source image of a snapshot or a clone.
     pub(crate) fn read_source(&self, uid: &Uid) -> Result<Reading, Error> {
         self.read_image(uid)?.ok_or_else(|| Error::SourceMissing {
             uid: uid.clone(),
@@ -100,7 +101,7 @@ impl Pool {
         })
     }
 
-    /// Fails when cloning an image would hold up its writers for too long.
+    /// Fails when cloning an image would block its writers for too long.
     pub(crate) fn refuse_extents(&self, source: &Reading, maximum: u64) -> Result<(), Error> {
         let uid = &source.image.uid;
         let extents = self
@@ -117,15 +118,15 @@ impl Pool {
         })
     }
 
-    /// Opens an image and locks it for one alone. A tool that is given the file holds the lock on,
-    /// also one that outlives the process that started it.
+    /// Opens an image and locks it exclusively. A tool that inherits the file keeps the lock, even
+    /// when it outlives the process that started it.
     pub(crate) fn lock_alone(&self, uid: &Uid) -> Result<OwnedFd, Error> {
         let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
         wait_for_lock(self.lock_file(file.as_fd()), uid)?;
         Ok(file)
     }
 
-    /// Locks a file for one alone, in a moment or not at all.
+    /// Tries for a short time to lock a file exclusively.
     pub(crate) fn lock_file(&self, file: BorrowedFd<'_>) -> io::Result<bool> {
         until(
             || self.system.try_lock(file),

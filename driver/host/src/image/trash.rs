@@ -1,10 +1,10 @@
-//! The trash of a pool: images that nobody claims, on their way out.
+//! The trash of a pool: images without an object, kept until they are removed.
 //!
-//! An image is moved there by one rename, which also notes when: `trash/<image>.<seconds>`. Whoever
-//! claims it takes it back by another. It takes its room until it is removed from there.
+//! One rename moves an image to the trash and records the time: `trash/<image>.<seconds>`. Another
+//! rename restores it for an object that claims it. The image takes its space until it is removed.
 //!
-//! *Invariant:* nothing gets there but what says itself which image of this pool it is, and nothing
-//! that is used or read is moved or removed.
+//! *Invariant:* only an image whose identity names this pool and this image is moved to the trash,
+//! and no image that is attached or being read is moved or removed.
 
 use std::{
     ffi::OsString,
@@ -17,24 +17,22 @@ use chrono::{DateTime, Utc};
 use super::{Error, Image, describe, failed, open_listed};
 use crate::{
     id::Uid,
+    layout::TRASH,
     pool::{self, Pool},
     system::{OFlags, System},
 };
-
-/// Folder of the trash in a pool. It is made with the first image that goes there.
-pub(crate) const TRASH: &str = "trash";
 
 /// An image in the trash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Discarded {
     /// The image.
     pub image: Image,
-    /// When it was moved there.
+    /// When it was moved to the trash.
     pub since: DateTime<Utc>,
 }
 
 impl Pool {
-    /// Every image in the trash.
+    /// Lists all images in the trash.
     pub fn discarded(&self) -> Result<Vec<Discarded>, Error> {
         let list = pool::failed(format!("list the trash of pool {self}"));
         let all = || match self.trash()? {
@@ -44,22 +42,22 @@ impl Pool {
         Ok(all().map_err(list)?)
     }
 
-    /// Moves an image to the trash. One that is not there is no error; one that is used, or does not
-    /// say which image of this pool it is, is.
+    /// Moves an image to the trash. Succeeds when it does not exist; fails when it is in use, or
+    /// when its identity does not name this pool and this image.
     pub fn discard(&self, uid: &Uid, now: DateTime<Utc>) -> Result<(), Error> {
         self.check()?;
         let Some(file) = self.open_image(uid)? else {
             return Ok(());
         };
-        let look = failed("read the identity", uid);
-        let image = describe(&*self.system, file.as_fd(), uid).map_err(look)?;
+        let failed_to_read = failed("read the identity", uid);
+        let image = describe(&*self.system, file.as_fd(), uid).map_err(failed_to_read)?;
         let is_known = image.identity.is_some_and(|identity| {
             identity.uid == *uid && identity.pool_uuid == self.filesystem_uuid()
         });
         if !is_known {
             return Err(Error::IdentityConflict {
                 uid: uid.clone(),
-                why: "it does not say that it is this image of this pool".to_owned(),
+                why: "its identity does not name this image of this pool".to_owned(),
             });
         }
         let _alone = self.unused(file, uid)?;
@@ -74,7 +72,7 @@ impl Pool {
             .map_err(failed("move the file to the trash", uid))
     }
 
-    /// Takes an image out of the trash; says whether it was there.
+    /// Restores an image from the trash; returns whether it was there.
     pub fn take_back(&self, uid: &Uid) -> Result<bool, Error> {
         let take = || -> io::Result<bool> {
             let Some((trash, name)) = self.find_discarded(uid)? else {
@@ -89,8 +87,8 @@ impl Pool {
         take().map_err(failed("take the file out of the trash", uid))
     }
 
-    /// Removes an image that is in the trash, and frees its space before it returns. None there is no
-    /// error; one that is used is.
+    /// Removes an image from the trash, and frees its space before it returns. Succeeds when it
+    /// does not exist; fails when it is in use.
     pub fn remove_discarded(&self, uid: &Uid) -> Result<(), Error> {
         self.check()?;
         let open = failed("open the file in the trash", uid);
@@ -106,7 +104,7 @@ impl Pool {
             return Ok(());
         };
         let file = self.unused(file, uid)?;
-        // Where somebody has taken it back meanwhile there is no such name, and it is left alone.
+        // If it was restored since, the name no longer exists and the image is left alone.
         system
             .unlink(trash.as_fd(), &name)
             .and_then(|()| system.sync(trash.as_fd()))
@@ -114,7 +112,7 @@ impl Pool {
             .map_err(remove)
     }
 
-    /// What is in the trash, whether it is an image or not.
+    /// Lists all names in the trash, of images and other files.
     pub(crate) fn trashed(&self) -> io::Result<Vec<OsString>> {
         match self.trash()? {
             Some(trash) => self.system.list(trash.as_fd()),
@@ -154,7 +152,7 @@ impl Pool {
     }
 }
 
-/// Every image in a trash.
+/// Lists all images in a trash.
 pub(crate) fn list(system: &dyn System, trash: BorrowedFd<'_>) -> io::Result<Vec<Discarded>> {
     let mut all = Vec::new();
     for name in system.list(trash)? {
@@ -169,7 +167,7 @@ pub(crate) fn list(system: &dyn System, trash: BorrowedFd<'_>) -> io::Result<Vec
     Ok(all)
 }
 
-/// Which image a name in a trash stands for, and since when it is there.
+/// Parses a name in a trash into the image and the time it was moved there.
 pub(crate) fn parse(name: &str) -> Option<(Uid, DateTime<Utc>)> {
     let (uid, seconds) = name.split_once('.')?;
     let since = DateTime::from_timestamp(seconds.parse().ok()?, 0)?;

@@ -1,7 +1,7 @@
-//! A file that is becoming an image.
+//! An image that is being made.
 //!
-//! *Invariant:* it has no name among the images before it is whole, and whatever makes its making
-//! end early, what was made of it goes.
+//! *Invariant:* it has no name among the images before it is whole, and it is removed when it is
+//! not completed.
 
 use std::{
     io,
@@ -11,26 +11,27 @@ use std::{
 use super::{Error, IDENTITY, Identity, failed};
 use crate::{id::Uid, pool::Pool, system::OFlags};
 
-/// Such a file. Dropping it removes it, unless it is kept.
+/// A file that is to become an image. Dropping it removes the file, unless [`Self::keep`] was
+/// called.
 #[derive(Debug)]
 pub(crate) struct Unfinished<'a> {
     pool: &'a Pool,
     uid: &'a Uid,
     file: OwnedFd,
-    place: Place,
+    location: Location,
 }
 
-/// Where the file has its name.
+/// Directory that has the name of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Location {
     Temporary,
     Images,
-    /// There, and it stays.
+    /// Among the images, and complete: dropping does not remove it.
     Kept,
 }
 
 impl<'a> Unfinished<'a> {
-    /// Makes an empty file that nobody but root can open.
+    /// Makes an empty file that only root can open.
     pub(crate) fn begin(pool: &'a Pool, uid: &'a Uid) -> Result<Self, Error> {
         let failed = || failed("make the file", uid);
         let (system, temporary) = (&*pool.system, pool.temporary.as_fd());
@@ -42,7 +43,7 @@ impl<'a> Unfinished<'a> {
         let file = system
             .open_beneath(temporary, uid.as_str().as_ref(), flags)
             .map_err(|source| pool.no_space_or("make the file", uid, source.into()))?;
-        // Tells the sweep that somebody is at work, and a tool that outlives us goes on telling.
+        // Keeps the sweep from removing the file. A tool that outlives this process keeps the lock.
         if !system.try_lock(file.as_fd()).map_err(failed())? {
             return Err(failed()(io::Error::from(io::ErrorKind::ResourceBusy)));
         }
@@ -50,16 +51,16 @@ impl<'a> Unfinished<'a> {
             pool,
             uid,
             file,
-            place: Place::Temporary,
+            location: Location::Temporary,
         })
     }
 
-    /// The file.
+    /// Returns the open file.
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// Writes down whose it is and makes all of it last.
+    /// Writes the identity and syncs the file.
     pub(crate) fn identify(&self, identity: &Identity) -> io::Result<()> {
         let system = &*self.pool.system;
         let text = serde_json::to_vec(identity).map_err(io::Error::other)?;
@@ -67,31 +68,30 @@ impl<'a> Unfinished<'a> {
         system.sync(self.as_fd())
     }
 
-    /// Gives it its name among the images.
+    /// Moves the file among the images.
     pub(crate) fn name(&mut self) -> io::Result<()> {
         let pool = self.pool;
         let (temporary, images) = (pool.temporary.as_fd(), pool.images.as_fd());
         let name = self.uid.as_ref();
         pool.system.rename(temporary, name, images, name)?;
-        self.place = Place::Images;
+        self.location = Location::Images;
         Ok(())
     }
 
-    /// It is an image now.
+    /// Marks the image as complete: dropping no longer removes it.
     pub(crate) fn keep(mut self) {
-        self.place = Place::Kept;
+        self.location = Location::Kept;
     }
 }
 
 impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
-        let folder = match self.place {
-            Place::Temporary => &self.pool.temporary,
-            Place::Images => &self.pool.images,
-            Place::Kept => return,
+        let folder = match self.location {
+            Location::Temporary => &self.pool.temporary,
+            Location::Images => &self.pool.images,
+            Location::Kept => return,
         };
-        // Its space and its name are free at once, and not only with the next sweep, which does no
-        // less.
+        // Frees space and name immediately. Errors are ignored: the next sweep does the same.
         let system = &*self.pool.system;
         let _ = system.unlink(folder.as_fd(), self.uid.as_ref());
         let _ = system.truncate(self.file.as_fd(), 0);

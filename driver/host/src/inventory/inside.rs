@@ -1,4 +1,4 @@
-//! One pool of a host: on which device it lies, and what is in it.
+//! The device and the content of one pool of a host.
 
 use std::{
     io,
@@ -12,17 +12,19 @@ use super::{PoolInventory, if_there};
 use crate::{
     id::{Uid, Uuid},
     image::{self, Discarded, Image, trash},
+    layout,
     place::Place,
-    pool::{self, marker},
+    pool::marker,
     root::Root,
-    stray::{self, Stray},
+    stray::Stray,
+    strays,
     system::{DeviceNumber, OFlags, System},
 };
 
-/// How long a pool may take to show what is in it.
+/// Time limit for listing the content of a pool.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What is in a pool that is mounted.
+/// The content of a mounted pool.
 struct Inside {
     filesystem_uuid: Option<Uuid>,
     owner: Option<(Uid, String)>,
@@ -33,8 +35,8 @@ struct Inside {
 }
 
 impl Root {
-    /// What is known of the pool that has its home under this UID, and its device while it is
-    /// mounted; nothing where there is only a bare mount point.
+    /// The pool whose home has this UID, and its device while it is mounted; None for a bare mount
+    /// point.
     pub(super) fn look_at_pool(
         &self,
         home: &Uid,
@@ -86,7 +88,7 @@ fn look_inside(system: &dyn System, path: &Path) -> io::Result<Inside> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;
     let directory = system.open(path, flags)?;
     let geometry = system.xfs_geometry(directory.as_fd())?;
-    // What has no marker that can be read is known by its name alone.
+    // A pool without a readable marker is known by its name only.
     let marker = marker::read(system, directory.as_fd(), path).ok().flatten();
     let mut inside = Inside {
         filesystem_uuid: geometry.map(|geometry| Uuid::from_bytes(geometry.uuid)),
@@ -97,18 +99,18 @@ fn look_inside(system: &dyn System, path: &Path) -> io::Result<Inside> {
         strays: Vec::new(),
     };
     let open = |name: &str| if_there(system.open_beneath(directory.as_fd(), name.as_ref(), flags));
-    if let Some(images) = open(pool::IMAGES)? {
+    if let Some(images) = open(layout::IMAGES)? {
         inside.images = image::list(system, images.as_fd())?;
     }
-    if let Some(trash) = open(trash::TRASH)? {
+    if let Some(trash) = open(layout::TRASH)? {
         inside.discarded = trash::list(system, trash.as_fd())?;
     }
-    if let Some(temporary) = open(pool::TEMPORARY)? {
-        let path = path.join(pool::TEMPORARY);
+    if let Some(temporary) = open(layout::TEMPORARY)? {
+        let path = path.join(layout::TEMPORARY);
         let names = system.list(temporary.as_fd())?.into_iter();
         inside.temporary = names.map(|name| path.join(name)).collect();
     }
     let (images, discarded) = (&inside.images, &inside.discarded);
-    inside.strays = stray::list(system, directory.as_fd(), path, images, discarded)?;
+    inside.strays = strays::list(system, directory.as_fd(), path, images, discarded)?;
     Ok(inside)
 }

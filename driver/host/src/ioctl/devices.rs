@@ -1,4 +1,4 @@
-//! Loop devices, and the block devices that they are.
+//! ioctls of loop devices and other block devices.
 
 use std::{
     io,
@@ -21,7 +21,7 @@ const BLKGETSIZE64: Opcode = ioctl::opcode::read::<u64>(0x12, 114);
 
 /// The device cannot be written to.
 pub(crate) const LO_FLAGS_READ_ONLY: u32 = 1;
-/// The device lets go of its file when its last user closes it.
+/// The device detaches from its file when its last user closes it.
 pub(crate) const LO_FLAGS_AUTOCLEAR: u32 = 4;
 /// The device reads and writes its file past the page cache.
 pub(crate) const LO_FLAGS_DIRECT_IO: u32 = 16;
@@ -54,11 +54,11 @@ struct LoopConfig {
     reserved: [u64; 8],
 }
 
-/// A request to the control device: it answers with a loop device's number.
+/// A request to the control device, which returns the number of a loop device.
 struct Control<const OPCODE: Opcode>(isize);
 
-// SAFETY: LOOP_CTL_ADD takes a number by value and LOOP_CTL_GET_FREE ignores its argument; both answer
-// with their return value.
+// SAFETY: LOOP_CTL_ADD takes a number by value and LOOP_CTL_GET_FREE ignores its argument; both
+// return the number as their result.
 unsafe impl<const OPCODE: Opcode> Ioctl for Control<OPCODE> {
     type Output = u32;
     const IS_MUTATING: bool = false;
@@ -79,19 +79,19 @@ unsafe impl<const OPCODE: Opcode> Ioctl for Control<OPCODE> {
     }
 }
 
-/// The number of a loop device that is free, made if there was none.
+/// Returns the number of a free loop device; adds one if none is free.
 pub(crate) fn loop_free(control: BorrowedFd<'_>) -> io::Result<u32> {
     // SAFETY: see the implementation of Ioctl.
     Ok(unsafe { ioctl::ioctl(control, Control::<LOOP_CTL_GET_FREE>(0)) }?)
 }
 
-/// Makes a loop device with the lowest number that has none.
+/// Adds a loop device with the lowest unused number.
 pub(crate) fn loop_add(control: BorrowedFd<'_>) -> io::Result<u32> {
     // SAFETY: see the implementation of Ioctl.
     Ok(unsafe { ioctl::ioctl(control, Control::<LOOP_CTL_ADD>(-1)) }?)
 }
 
-/// Binds a loop device to a file and sets all it has in one call.
+/// Binds a loop device to a file and configures it in one call.
 pub(crate) fn loop_configure(
     device: BorrowedFd<'_>,
     file: BorrowedFd<'_>,
@@ -124,19 +124,19 @@ pub(crate) fn loop_configure(
     Ok(unsafe { ioctl::ioctl(device, Setter::<LOOP_CONFIGURE, LoopConfig>::new(config)) }?)
 }
 
-/// What a loop device is bound to; `ENXIO` when to nothing.
+/// Returns the status of a loop device; `ENXIO` when it is not bound.
 pub(crate) fn loop_status(device: BorrowedFd<'_>) -> io::Result<LoopInfo> {
     // SAFETY: LOOP_GET_STATUS64 fills a struct loop_info64.
     Ok(unsafe { ioctl::ioctl(device, Getter::<LOOP_GET_STATUS64, LoopInfo>::new()) }?)
 }
 
-/// Sets what may be set of a loop device that is bound: of its flags, `LO_FLAGS_AUTOCLEAR`.
+/// Changes the settable flags of a bound loop device; `LO_FLAGS_AUTOCLEAR` is the one in use.
 pub(crate) fn loop_set_status(device: BorrowedFd<'_>, info: LoopInfo) -> io::Result<()> {
     // SAFETY: LOOP_SET_STATUS64 reads a struct loop_info64.
     Ok(unsafe { ioctl::ioctl(device, Setter::<LOOP_SET_STATUS64, LoopInfo>::new(info)) }?)
 }
 
-/// Has a loop device let go of its file when its last user closes it.
+/// Detaches a loop device from its file when its last user closes it.
 pub(crate) fn loop_clear(device: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: LOOP_CLR_FD takes no argument.
     Ok(unsafe { ioctl::ioctl(device, NoArg::<LOOP_CLR_FD>::new()) }?)
@@ -151,13 +151,13 @@ pub(crate) fn block_device_set_read_only(
     Ok(unsafe { ioctl::ioctl(device, Setter::<BLKROSET, i32>::new(read_only.into())) }?)
 }
 
-/// Makes a loop device as large as its file has become.
+/// Updates the size of a loop device to that of its file.
 pub(crate) fn loop_set_capacity(device: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: LOOP_SET_CAPACITY takes no argument.
     Ok(unsafe { ioctl::ioctl(device, NoArg::<LOOP_SET_CAPACITY>::new()) }?)
 }
 
-/// Bytes of a block device.
+/// Returns the size of a block device in bytes.
 pub(crate) fn block_device_size(device: BorrowedFd<'_>) -> io::Result<u64> {
     // SAFETY: BLKGETSIZE64 fills a u64.
     Ok(unsafe { ioctl::ioctl(device, Getter::<BLKGETSIZE64, u64>::new()) }?)
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_structures_have_the_kernels_layout() {
+    fn the_structures_match_the_kernel_layout() {
         assert_eq!(size_of::<LoopInfo>(), 232);
         assert_eq!(offset_of!(LoopInfo, flags), 52);
         assert_eq!(offset_of!(LoopInfo, init), 216);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_numbers_are_the_kernels() {
+    fn the_ioctl_numbers_match_the_kernel() {
         assert_eq!(BLKROSET, 0x125d);
         assert_eq!(BLKGETSIZE64, 0x8008_1272);
     }

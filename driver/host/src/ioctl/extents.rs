@@ -1,4 +1,4 @@
-//! Where the bytes of a file lie.
+//! ioctls for the extents of a file.
 
 use std::{io, ops::Range, os::fd::BorrowedFd};
 
@@ -9,7 +9,7 @@ const FS_IOC_FSGETXATTR: Opcode = ioctl::opcode::read::<FileAttributes>(b'X', 31
 // linux/fiemap.h: _IOWR('f', 11, struct fiemap)
 const FS_IOC_FIEMAP: Opcode = ioctl::opcode::read_write::<FiemapHead>(b'f', 11);
 
-/// `struct fsxattr`: what XFS knows of a file beside what stat(2) tells.
+/// `struct fsxattr`: attributes of a file on XFS that stat(2) does not return.
 #[repr(C)]
 struct FileAttributes {
     flags: u32,
@@ -32,7 +32,7 @@ struct FiemapHead {
     reserved: u32,
 }
 
-/// `struct fiemap_extent`: a part of a file that has space on the disk.
+/// `struct fiemap_extent`: an allocated part of a file.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Extent {
@@ -57,7 +57,7 @@ impl Extent {
     }
 }
 
-/// How many extents one call tells of.
+/// Maximum number of extents that one call returns.
 const EXTENTS: u32 = 256;
 
 /// `struct fiemap`.
@@ -68,27 +68,27 @@ struct Fiemap {
 }
 
 // linux/fiemap.h
-/// What is only in memory yet gets its place first.
+/// Syncs the file first, so that dirty pages get a location.
 const FIEMAP_FLAG_SYNC: u32 = 1;
-/// The filesystem does not say where an extent lies.
+/// The filesystem does not report the location of the extent.
 pub(crate) const EXTENT_UNKNOWN: u32 = 0x2;
-/// An extent has no place yet.
+/// The extent has no location yet (delayed allocation).
 pub(crate) const EXTENT_DELALLOC: u32 = 0x4;
-/// What lies there is not the file's bytes as they are, but compressed, say.
+/// The data is encoded, for example compressed.
 pub(crate) const EXTENT_ENCODED: u32 = 0x8;
-/// What lies there is encrypted.
+/// The data is encrypted.
 pub(crate) const EXTENT_DATA_ENCRYPTED: u32 = 0x80;
-/// An extent does not begin or end with a block.
+/// The extent is not aligned to blocks.
 pub(crate) const EXTENT_NOT_ALIGNED: u32 = 0x100;
-/// An extent lies among the filesystem's own data.
+/// The data is stored inline in metadata.
 pub(crate) const EXTENT_DATA_INLINE: u32 = 0x200;
-/// An extent lies in a block with other files' data.
+/// The extent shares a block with data of other files.
 pub(crate) const EXTENT_DATA_TAIL: u32 = 0x400;
-/// An extent was never written.
+/// The extent is allocated but never written.
 pub(crate) const EXTENT_UNWRITTEN: u32 = 0x800;
 
-/// How many extents a file on XFS has, unwritten ones too: a number that its inode keeps. (FIEMAP
-/// would look up for each whether it is shared, and so hold up whoever clones or frees blocks.)
+/// Counts the extents of a file on XFS, including unwritten ones, from its inode. (FIEMAP would
+/// look up whether each is shared, and block other callers that clone or free blocks.)
 pub(crate) fn extent_count(file: BorrowedFd<'_>) -> io::Result<u64> {
     // SAFETY: FS_IOC_FSGETXATTR fills a struct fsxattr.
     let attributes =
@@ -96,7 +96,8 @@ pub(crate) fn extent_count(file: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(attributes.extents.into())
 }
 
-/// The first extents of a part of a file, unwritten ones too, and whether they are all.
+/// Returns the first extents of a part of a file, including unwritten ones, and whether they are
+/// all.
 pub(crate) fn extents(file: BorrowedFd<'_>, part: &Range<u64>) -> io::Result<(Vec<Extent>, bool)> {
     let none = Extent::new(0..0, 0, 0);
     let mut map = Box::new(Fiemap {
@@ -124,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_structures_have_the_kernels_layout() {
+    fn the_structures_match_the_kernel_layout() {
         assert_eq!(size_of::<FileAttributes>(), 28);
         assert_eq!(offset_of!(FileAttributes, extents), 8);
         assert_eq!(size_of::<FiemapHead>(), 32);
@@ -134,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_numbers_are_the_kernels() {
+    fn the_ioctl_numbers_match_the_kernel() {
         assert_eq!(FS_IOC_FIEMAP, 0xc020_660b);
         assert_eq!(FS_IOC_FSGETXATTR, 0x801c_581f);
     }

@@ -1,4 +1,4 @@
-//! Mounted filesystems: held still, described, grown.
+//! ioctls of mounted filesystems: freeze, thaw, geometry, growth.
 
 use std::{io, os::fd::BorrowedFd};
 
@@ -24,12 +24,12 @@ pub(crate) struct XfsGeometry {
     pub(crate) block_size: u32,
     rt_extent_size: u32,
     ag_blocks: u32,
-    /// Allocation groups that it is divided into.
+    /// Number of allocation groups.
     pub(crate) ag_count: u32,
     log_blocks: u32,
     pub(crate) sector_size: u32,
     inode_size: u32,
-    /// Share of the space that inodes may take, in hundredths.
+    /// Maximum share of the space for inodes, in percent.
     pub(crate) inode_percent: u32,
     pub(crate) data_blocks: u64,
     rt_blocks: u64,
@@ -44,7 +44,7 @@ pub(crate) struct XfsGeometry {
     rt_sector_size: u32,
     directory_block_size: u32,
     log_sunit: u32,
-    /// A bit for each part that concerns all of it and is known to be damaged.
+    /// Bit mask of the parts outside of allocation groups that are known to be damaged.
     pub(crate) sick: u32,
     checked: u32,
     reserved: [u64; 17],
@@ -79,25 +79,25 @@ struct BtrfsArguments {
     name: [u8; 4088],
 }
 
-/// Freezes the filesystem that holds an open file; `EBUSY` when it is frozen already.
+/// Freezes the filesystem of an open file; `EBUSY` when it is frozen already.
 pub(crate) fn freeze(inside: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: FIFREEZE does not look at its argument.
+    // SAFETY: FIFREEZE ignores its argument.
     Ok(unsafe { ioctl::ioctl(inside, NoArg::<FIFREEZE>::new()) }?)
 }
 
-/// Thaws the filesystem that holds an open file; `EINVAL` when it is not frozen.
+/// Thaws the filesystem of an open file; `EINVAL` when it is not frozen.
 pub(crate) fn thaw(inside: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: FITHAW does not look at its argument.
+    // SAFETY: FITHAW ignores its argument.
     Ok(unsafe { ioctl::ioctl(inside, NoArg::<FITHAW>::new()) }?)
 }
 
-/// Shape and identity of the XFS that holds an open file; `ENOTTY` on any other filesystem.
+/// Returns the geometry of the XFS of an open file; `ENOTTY` on any other filesystem.
 pub(crate) fn xfs_geometry(inside: BorrowedFd<'_>) -> io::Result<XfsGeometry> {
     // SAFETY: XFS_IOC_FSGEOMETRY fills a struct xfs_fsop_geom.
     Ok(unsafe { ioctl::ioctl(inside, Getter::<XFS_IOC_FSGEOMETRY, XfsGeometry>::new()) }?)
 }
 
-/// A bit for each part of an allocation group that the XFS that holds an open file knows to be
+/// Returns a bit mask of the parts of an allocation group that the XFS of an open file knows to be
 /// damaged.
 pub(crate) fn xfs_group_sick(inside: BorrowedFd<'_>, group: u32) -> io::Result<u32> {
     let mut group = XfsGroup {
@@ -121,7 +121,7 @@ pub(crate) fn xfs_group_sick(inside: BorrowedFd<'_>, group: u32) -> io::Result<u
     Ok(group.sick)
 }
 
-/// Grows the XFS that holds an open file to a number of its blocks.
+/// Grows the XFS of an open file to this number of blocks.
 pub(crate) fn xfs_grow(inside: BorrowedFd<'_>, blocks: u64, inode_percent: u32) -> io::Result<()> {
     let grow = XfsGrow {
         blocks,
@@ -131,14 +131,14 @@ pub(crate) fn xfs_grow(inside: BorrowedFd<'_>, blocks: u64, inode_percent: u32) 
     Ok(unsafe { ioctl::ioctl(inside, Setter::<XFS_IOC_FSGROWFSDATA, XfsGrow>::new(grow)) }?)
 }
 
-/// Grows the mounted ext4 that holds an open file to a number of its blocks. `EPERM` without
+/// Grows the mounted ext4 of an open file to this number of blocks. `EPERM` without
 /// `CAP_SYS_RESOURCE`.
 pub(crate) fn ext4_grow(inside: BorrowedFd<'_>, blocks: u64) -> io::Result<()> {
     // SAFETY: EXT4_IOC_RESIZE_FS reads a u64.
     Ok(unsafe { ioctl::ioctl(inside, Setter::<EXT4_IOC_RESIZE_FS, u64>::new(blocks)) }?)
 }
 
-/// Grows the mounted btrfs that holds an open file to the whole of its one device.
+/// Grows the mounted btrfs of an open file to the size of its only device.
 pub(crate) fn btrfs_grow(inside: BorrowedFd<'_>) -> io::Result<()> {
     let mut name = [0; 4088];
     for (to, from) in name.iter_mut().zip(b"max") {
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_structures_have_the_kernels_layout() {
+    fn the_structures_match_the_kernel_layout() {
         assert_eq!(size_of::<XfsGeometry>(), 256);
         assert_eq!(offset_of!(XfsGeometry, data_blocks), 32);
         assert_eq!(offset_of!(XfsGeometry, uuid), 64);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_numbers_are_the_kernels() {
+    fn the_ioctl_numbers_match_the_kernel() {
         assert_eq!(FIFREEZE, 0xc004_5877);
         assert_eq!(FITHAW, 0xc004_5878);
         assert_eq!(XFS_IOC_FSGEOMETRY, 0x8100_587e);

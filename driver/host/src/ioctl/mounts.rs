@@ -1,4 +1,4 @@
-//! Attributes of one mount.
+//! Changes the attributes of a mount.
 
 use std::{
     io,
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_structures_have_the_kernels_layout() {
+    fn the_structures_match_the_kernel_layout() {
         assert_eq!(size_of::<MountAttr>(), 32);
     }
 }

@@ -1,8 +1,9 @@
-//! Binding a file to a loop device that is free.
+//! Binds a file to a free loop device.
 //!
-//! *Invariant:* no two threads of this process try the same device. The kernel names one device as
-//! free until it is bound, and its lock is held while it is being bound, which takes as long as the
-//! disk of the file takes to answer: a disk that hangs would hold up every other pool's volumes.
+//! *Invariant:* no two threads of this process try the same device. The kernel returns the same
+//! device as free until it is bound, and locks it while it is being bound, which takes as long as
+//! the disk of the file takes to respond: a disk that hangs would block the volumes of every other
+//! pool.
 
 use std::{
     collections::BTreeSet,
@@ -14,18 +15,18 @@ use std::{
 use super::{Error, Loop, failed, open};
 use crate::system::{OFlags, System};
 
-/// How often another free device is asked for when another process was faster.
+/// How often to request another free device when another process binds it first.
 pub(super) const ATTEMPTS: u32 = 64;
 
 /// The devices that threads of this process are binding.
 static RESERVED: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
-/// A free device that this thread alone may bind, while this value lives.
+/// A free device that only this thread may bind, while this value lives.
 struct Reservation(u32);
 
 impl Reservation {
-    /// Reserves the device that `free` names. It is not to name any that it is given: those of other
-    /// threads and those that are `busy`.
+    /// Reserves the device that `free` returns. `free` must not return one of the given devices:
+    /// those of other threads and those that are `busy`.
     fn make(
         busy: &BTreeSet<u32>,
         free: impl FnOnce(&BTreeSet<u32>) -> io::Result<u32>,
@@ -44,18 +45,18 @@ impl Drop for Reservation {
     }
 }
 
-/// Binds a file to a device that is free. The device is writable, whatever it was before.
+/// Binds a file to a free device and makes the device writable.
 pub(super) fn bind(system: &dyn System, file: BorrowedFd<'_>) -> Result<Loop, Error> {
     let mut busy = BTreeSet::new();
     for _ in 0..ATTEMPTS {
         let reservation = Reservation::make(&busy, |except| system.free_loop(except))
-            .map_err(failed("ask for a free loop device"))?;
+            .map_err(failed("get a free loop device"))?;
         let Some(free) = open(system, reservation.0, OFlags::RDWR)? else {
             continue;
         };
         match system.bind_loop(free.device.as_fd(), file) {
             Ok(()) => {
-                // Whoever had the number before may have made it read-only.
+                // A former user of the device may have made it read-only.
                 system
                     .set_read_only(free.device.as_fd(), false)
                     .map_err(failed(format!("make {free} writable")))?;
@@ -79,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_a_thread_is_binding_is_offered_to_no_other_until_that_has_ended() {
+    fn a_device_that_one_thread_binds_is_not_offered_to_other_threads() {
         let reserve = |busy: &[u32], expected: &[u32], number| {
             let free = |except: &BTreeSet<u32>| {
                 assert_eq!(except, &set(expected));

@@ -1,7 +1,7 @@
-//! Publishing: a staged filesystem appears at a target path as well.
+//! Publishing: bind-mounts a staged filesystem at a target path.
 //!
-//! *Invariant:* the pool is not asked. What is staged was verified then, and a pod that runs keeps
-//! its volume whatever becomes of the pool.
+//! *Invariant:* the pool is not accessed. Stage has verified the volume, and a running pod keeps
+//! its volume even when the pool fails.
 
 use std::{io, os::fd::AsFd as _};
 
@@ -9,15 +9,19 @@ use super::{
     Error, PublishRequest, conflict, device_of, difference, failed, has_attributes, open,
     open_parent,
 };
-use crate::{mountinfo::Mount, place::Place, root::Root, system::System};
+use crate::{
+    place::Place,
+    root::Root,
+    system::{Mount, System},
+};
 
 impl Root {
-    /// Mounts a staged volume at a target path, which is made if need be.
+    /// Mounts a staged volume at a target path, which it creates if needed.
     pub fn publish(&self, request: &PublishRequest<'_>) -> Result<(), Error> {
         let system = &*self.system;
         let target = open_parent(system, request.target)?;
         let failed = |operation| failed::<io::Error>(operation, request.target);
-        if let Some(mount) = target.mounted().map_err(failed("look at"))? {
+        if let Some(mount) = target.mounted().map_err(failed("inspect"))? {
             return is_published(system, &mount, request);
         }
         let staging = open(system, request.staging)?;
@@ -32,7 +36,7 @@ impl Root {
         };
         bind().map_err(|source| {
             if is_new {
-                // It is empty and not mounted; a repeated call copes with it just as well.
+                // Errors are ignored: it is empty and not mounted, and a repeated call accepts it.
                 let _ = target.remove();
             }
             failed("publish the volume at")(source)
@@ -40,7 +44,8 @@ impl Root {
     }
 }
 
-/// Verifies that the volume is mounted at the staging path, with what all of its mounts share.
+/// Verifies that the volume is mounted at the staging path, with the options that all its mounts
+/// share.
 fn is_staged(
     system: &dyn System,
     staging: &Place<'_>,
@@ -50,7 +55,7 @@ fn is_staged(
         path: request.staging.to_owned(),
         why: why.to_owned(),
     };
-    let failed = || failed("look at", request.staging);
+    let failed = || failed("inspect", request.staging);
     let mount = staging.mounted().map_err(failed())?;
     let mount = mount.ok_or_else(|| not_staged("nothing is mounted there"))?;
     if device_of(system, &mount, request.image)
@@ -59,7 +64,7 @@ fn is_staged(
     {
         return Err(not_staged("something else is mounted there"));
     }
-    // Another capability at another target (GAP-02).
+    // Another target may use another capability (GAP-02).
     options_differ(&mount, request).map_or(Ok(()), |why| Err(not_staged(why)))
 }
 
@@ -69,7 +74,7 @@ fn is_published(
     request: &PublishRequest<'_>,
 ) -> Result<(), Error> {
     let device =
-        device_of(system, mount, request.image).map_err(failed("look at", request.target))?;
+        device_of(system, mount, request.image).map_err(failed("inspect", request.target))?;
     let difference = if device.is_none() {
         Some("it is not this volume")
     } else {

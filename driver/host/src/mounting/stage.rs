@@ -1,4 +1,4 @@
-//! Staging: an image becomes a mounted filesystem.
+//! Staging: mounts the filesystem of an image.
 
 use std::{
     io,
@@ -6,26 +6,25 @@ use std::{
 };
 
 use super::{
-    Error, StageRequest, Staged, conflict, device_of, difference, failed, has_attributes,
-    is_volume, open,
+    Error, Staged, conflict, device_of, difference, failed, has_attributes, is_volume, open,
 };
 use crate::{
     grow, image,
     loopdev::{self, Loop},
-    mountinfo::Mount,
     place::Place,
     pool::Pool,
     root::Root,
+    stage_request::StageRequest,
     superblock,
-    system::{self, DeviceNumber},
+    system::{self, DeviceNumber, Mount},
 };
 
 impl Root {
-    /// Whether a volume is staged at a path; an error when it is in another way. Told without its
-    /// pool: a pod that runs keeps its volume whatever becomes of the pool.
+    /// Whether a volume is staged at a path; fails when it is staged with other options. Does not
+    /// access its pool: a running pod keeps its volume even when the pool fails.
     pub fn is_staged(&self, request: &StageRequest<'_>) -> Result<bool, Error> {
         let system = &*self.system;
-        let look = || {
+        let find = || {
             let mount = match Place::open(system, request.staging) {
                 Ok(place) => place.mounted()?,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -34,7 +33,7 @@ impl Root {
             let Some(mount) = mount else { return Ok(None) };
             Ok(device_of(system, &mount, request.image)?.map(|device| (mount, device)))
         };
-        match look().map_err(failed("look at", request.staging))? {
+        match find().map_err(failed("inspect", request.staging))? {
             Some((mount, device)) => is_staged(&mount, device, request).map(|()| true),
             None => Ok(false),
         }
@@ -42,21 +41,21 @@ impl Root {
 }
 
 impl Pool {
-    /// Mounts the filesystem of an image at the staging path. One that is smaller than the image
-    /// grows on the way; where it cannot, or where a thick volume lacks blocks that its pool does not
-    /// have, it is mounted as it is: its data is there.
+    /// Mounts the filesystem of an image at the staging path, and grows it if it is smaller than
+    /// the image. If it cannot grow, or if a thick volume lacks blocks that its pool cannot
+    /// allocate, it is mounted all the same: its data is complete.
     pub fn stage(&self, request: &StageRequest<'_>) -> Result<Staged, Error> {
         self.check().map_err(image::Error::from)?;
         let place = open(&*self.system, request.staging)?;
         let (bound, unbound) = self.attach_image(request)?;
         if let Some(mount) = place
             .mounted()
-            .map_err(failed("look at", request.staging))?
+            .map_err(failed("inspect", request.staging))?
         {
             is_staged(&mount, bound.device(), request)?;
             return Ok(self.grow_staged(&place, &bound, unbound, request));
         }
-        let not_refilled = self.refill(request.image).err();
+        let not_reallocated = self.reallocate(request.image).err();
         let system = &*self.system;
         let parameters =
             request
@@ -74,14 +73,14 @@ impl Pool {
             .and_then(attach)?;
         verify_staged(&place, bound.device(), request)?;
         Ok(Staged {
-            not_refilled,
+            not_reallocated,
             ..self.grow_staged(&place, &bound, unbound, request)
         })
     }
 
-    /// Does what can take hours before a volume can be staged, and binds nothing: checks its filesystem
-    /// in full, and grows it. The inner error is that it did not grow. One that is bound already, or
-    /// needs nothing of it, is fine.
+    /// Does the work before staging that can take hours: checks the filesystem in full, and grows
+    /// it. Binds no loop device. The inner error means that the filesystem did not grow. Does
+    /// nothing when the image is bound already or needs neither.
     pub fn prepare(&self, request: &StageRequest<'_>) -> Result<Result<(), grow::Error>, Error> {
         self.check().map_err(image::Error::from)?;
         let (file, bound) = self.find_filesystem(request)?;
@@ -93,7 +92,7 @@ impl Pool {
         Ok(self.prepare_unbound(lock.as_fd(), request)?)
     }
 
-    /// Grows a filesystem that is mounted at the staging path and has not grown before it was.
+    /// Grows a filesystem that is mounted at the staging path and did not grow before that.
     fn grow_staged(
         &self,
         place: &Place<'_>,
@@ -111,12 +110,13 @@ impl Pool {
         let not_grown = grown.err().map(|error| unbound.err().unwrap_or(error));
         Staged {
             not_grown,
-            not_refilled: None,
+            not_reallocated: None,
         }
     }
 
-    /// Verifies that the image is the volume's and holds its filesystem, and binds it to a loop
-    /// device; before that, lets the filesystem grow, and says whether that succeeded.
+    /// Verifies that the image belongs to the volume and holds its filesystem, grows the
+    /// filesystem, and binds the image to a loop device. The inner result says whether the growth
+    /// succeeded.
     fn attach_image(
         &self,
         request: &StageRequest<'_>,
@@ -134,8 +134,8 @@ impl Pool {
         Ok((bound, unbound))
     }
 
-    /// The image, if it is the volume's and holds its filesystem, and the loop device that it is bound
-    /// to.
+    /// Opens the image, if it belongs to the volume and holds its filesystem, and the loop device
+    /// that it is bound to.
     fn find_filesystem(
         &self,
         request: &StageRequest<'_>,
@@ -162,7 +162,7 @@ impl Pool {
         }
         let id = system
             .stat(file.as_fd())
-            .map_err(image::failed("look at the file", uid))?
+            .map_err(image::failed("stat the file", uid))?
             .id;
         let bound = loopdev::find(system, id, uid.as_ref())
             .map_err(image::failed("find the loop device", uid))?;
@@ -170,7 +170,7 @@ impl Pool {
     }
 }
 
-/// Why the kernel did not mount a filesystem.
+/// Maps a mount error of the kernel: damage, or any other failure.
 fn not_mounted(request: &StageRequest<'_>, error: io::Error) -> Error {
     if !system::is_damage(&error) {
         return failed("mount the volume at", request.staging)(error);
@@ -183,25 +183,25 @@ fn not_mounted(request: &StageRequest<'_>, error: io::Error) -> Error {
     damaged.into()
 }
 
-/// Verifies what [`Pool::stage`] has mounted. A superblock that another mount held alive keeps its
-/// options, whatever the new mount asks for: then nothing is left mounted here.
+/// Verifies the mount of [`Pool::stage`]. A superblock that another mount kept alive has its old
+/// options, whatever the new mount requests. The new mount is removed in that case.
 fn verify_staged(
     place: &Place<'_>,
     device: DeviceNumber,
     request: &StageRequest<'_>,
 ) -> Result<(), Error> {
-    let mounted = place.mounted().map_err(failed("look at", place.path()));
+    let mounted = place.mounted().map_err(failed("inspect", place.path()));
     let verified = mounted.and_then(|mount| match mount {
         Some(mount) => is_staged(&mount, device, request),
         None => Err(Error::NotStaged {
             path: place.path().to_owned(),
-            why: "the mount is not seen here".to_owned(),
+            why: "the mount is not visible to the driver".to_owned(),
         }),
     });
     if verified.is_err()
         && let Err(error) = place.clear()
     {
-        tracing::warn!(path = %place.path().display(), %error, "a mount that is not right stays");
+        tracing::warn!(path = %place.path().display(), %error, "cannot unmount a volume that is mounted with other options");
     }
     verified
 }

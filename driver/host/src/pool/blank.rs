@@ -1,8 +1,8 @@
-//! The proof that a device holds nothing: the most dangerous question in Cistern.
+//! Proves that a device holds no data, before a filesystem is created on it.
 //!
-//! *Invariant:* "could not tell" is never "blank". A device is blank when nobody else holds it, the
-//! kernel knows no partition of it, blkid says that it found nothing, and its first and last MiB,
-//! where every format known to Linux puts its mark, are zeros.
+//! *Invariant:* "unknown" is never "blank". A device is blank if no other process holds it, the kernel
+//! knows no partition of it, blkid finds nothing, and its first and last MiB, which contain the
+//! signature of every format known to Linux, are zeros.
 
 use std::{io, os::fd::BorrowedFd, time::Duration};
 
@@ -14,12 +14,12 @@ use crate::{
 
 const MIB: u64 = 1 << 20;
 const CHUNK: usize = 1 << 20;
-/// blkid reads a few blocks.
+/// Time limit for blkid, which reads a few blocks.
 const DEADLINE: Duration = Duration::from_mins(1);
-/// blkid's code for "nothing found".
+/// Exit code of blkid for "nothing found".
 const NOTHING_FOUND: i32 = 2;
 
-/// What speaks against a device being blank; none when it is. The device is open exclusively.
+/// The reason why a device is not blank; None if it is blank. The device is open exclusively.
 pub(super) fn objection(
     system: &dyn System,
     device: BorrowedFd<'_>,
@@ -49,8 +49,8 @@ pub(super) fn objection(
     Ok(None)
 }
 
-/// What blkid finds on the device; none only when it says that there is nothing. `usages` limits what
-/// it looks for.
+/// What blkid finds on the device; None only if it reports that there is nothing. `usages` limits the
+/// signatures that it searches for.
 pub(super) fn signature(
     system: &dyn System,
     device: BorrowedFd<'_>,
@@ -77,7 +77,7 @@ pub(super) fn signature(
             let found = found.unwrap_or_else(|| output.stdout.trim().replace('\n', " "));
             Ok(Some(format!("it holds {found}")))
         }
-        // 8: more than one thing at once.
+        // 8: several signatures.
         Some(8) => Ok(Some("it holds the marks of several formats".to_owned())),
         _ => Err(command.failed(&output).into()),
     }

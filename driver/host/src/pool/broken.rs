@@ -1,8 +1,8 @@
-//! A pool whose filesystem is mounted and of no use any more: it is unmounted, and so mounted anew,
-//! once nothing uses it.
+//! Unmounts a pool whose mounted filesystem has failed, so that it is mounted again, as soon as nothing
+//! uses it.
 //!
-//! *Invariants:* what could still be read is unmounted only where it is proved to be the pool, never
-//! lazily and never by force; and nothing is where that would let go of the last that holds its file.
+//! *Invariants:* a readable filesystem is unmounted only if it is proved to be the pool, never lazily
+//! and never by force. It is not unmounted if the mount is the last reference to a deleted file.
 
 use std::{
     fmt, io,
@@ -12,12 +12,18 @@ use std::{
 use rustix::io::Errno;
 
 use super::{Error, Expectation, PoolDeclaration, Source, device, failed, file};
-use crate::{id::Uid, loopdev, mountinfo::Mount, place::Place, root::Root, system::System};
+use crate::{
+    id::Uid,
+    loopdev,
+    place::Place,
+    root::Root,
+    system::{Mount, System},
+};
 
-/// What has become of a filesystem that has to be mounted anew.
+/// Why a filesystem must be mounted again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Broken {
-    /// It has shut itself down after an error.
+    /// It has shut down after an error.
     ShutDown,
     /// It is read-only.
     ReadOnly,
@@ -33,8 +39,7 @@ impl fmt::Display for Broken {
 }
 
 impl Root {
-    /// What is mounted in a pool's place, unless it was the pool and of no use any more: then it is
-    /// unmounted.
+    /// The mount in a pool's place. If it is the pool and has failed, it is unmounted instead.
     pub(super) fn usable_mount(
         &self,
         place: &Place<'_>,
@@ -52,12 +57,12 @@ impl Root {
             return Ok(Some(mount));
         };
         if !self.may_go(state, pools, &mount, declaration, home, expectation)? {
-            // Whoever looks closer says what it is.
+            // The caller inspects it and reports what it is.
             return Ok(Some(mount));
         }
         match place.take_off() {
             Ok(()) => {
-                tracing::warn!(pool = %declaration.name, path = %path.display(), "the pool's filesystem {state} and is mounted anew");
+                tracing::warn!(pool = %declaration.name, path = %path.display(), "the pool's filesystem {state} and is mounted again");
                 place.mounted().map_err(look)
             }
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Err(Error::InUse {
@@ -69,7 +74,7 @@ impl Root {
         }
     }
 
-    /// Whether what is mounted is the pool, and can be had again once it is not.
+    /// Whether the mount is the pool, and the pool can be mounted again afterwards.
     fn may_go(
         &self,
         state: Broken,
@@ -96,15 +101,15 @@ impl Root {
                 is_beneath().map_err(failed(format!("look at device {}", mount.device)))
             }
             Source::Device { .. } => match state {
-                // Whatever it was, nothing can be read there any more, not even whose it is: the disk
-                // may be gone, or be back under another name.
+                // Nothing can be read from the device, not even its identity: the disk may be gone, or
+                // have returned under another name.
                 Broken::ShutDown => Ok(true),
                 Broken::ReadOnly => device::is_pool(system, mount.device, home, expectation),
             },
         }
     }
 
-    /// Names of a pool's images that have loop devices. (Those of a neighbour on the same machine may
+    /// Names of a pool's images that have loop devices. (Images of another node on the same machine may
     /// have the same path.)
     fn attached_images(&self, pool: &Uid, mount: &Mount) -> io::Result<Vec<Uid>> {
         let system = &*self.system;
@@ -115,7 +120,7 @@ impl Root {
             }
             let is_here = match loopdev::status(system, bound.number) {
                 Ok(status) => status.is_some_and(|status| status.file.device == mount.device),
-                // The pool does not say, as it has shut itself down.
+                // The pool does not answer, because it has shut down.
                 Err(error) if error.is_of_file() => true,
                 Err(error) => return Err(io::Error::other(error)),
             };
@@ -125,12 +130,12 @@ impl Root {
     }
 }
 
-/// Whether the XFS that is mounted at a place is of no use any more, and why.
+/// Whether the XFS that is mounted at a place has failed, and why.
 fn state_of(system: &dyn System, place: &Place<'_>, mount: &Mount) -> io::Result<Option<Broken>> {
     if mount.filesystem != "xfs" {
         return Ok(None);
     }
-    // Not opened: a filesystem that has shut itself down cannot be.
+    // A filesystem that has shut down cannot be opened.
     let Some(seen) = place.look()? else {
         return Ok(None);
     };
@@ -140,8 +145,8 @@ fn state_of(system: &dyn System, place: &Place<'_>, mount: &Mount) -> io::Result
     Ok(mount.is_read_only().then_some(Broken::ReadOnly))
 }
 
-/// Whether the XFS that holds a file has shut itself down: it says nothing of the file then, not even
-/// what it has in memory, and needs no disk to say so.
+/// Whether the XFS that contains a file has shut down. It then answers no query of the file, and this
+/// check needs no disk access.
 pub(crate) fn has_shut_down(system: &dyn System, inside: BorrowedFd<'_>) -> bool {
     let answer = system.stat(inside);
     answer.is_err_and(|error| Errno::from_io_error(&error) == Some(Errno::IO))

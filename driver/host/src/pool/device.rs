@@ -1,8 +1,7 @@
-//! The device of a device pool: the one that is the pool already, or the first that is blank.
+//! Selects the device of a device pool: the one that holds the pool, or the first blank one.
 //!
-//! *Invariant:* a listed path is resolved once; from there on the device is known by its number, so
-//! that a symbolic link that changes meanwhile cannot put another in the place of the one that was
-//! looked at.
+//! *Invariant:* a listed path is resolved once. After that the device is identified by its number, so
+//! that a symbolic link that changes cannot replace the inspected device.
 
 use std::{
     collections::BTreeSet,
@@ -11,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use cistern_crds::FilesystemType;
+use cistern_types::FilesystemType;
 
 use super::{
     Error, Expectation, PoolDeclaration, blank, failed,
@@ -24,28 +23,27 @@ use crate::{
     cause::Cause,
     id::{Uid, Uuid, is_label},
     mkfs,
-    mountinfo::Mount,
     patience::until,
     root::Root,
     superblock::{self, Superblock},
-    system::{DeviceNumber, FileKind, OFlags, System},
+    system::{DeviceNumber, FileKind, Mount, OFlags, System},
 };
 
-/// What a listed device is.
+/// State of a listed device.
 enum Finding {
-    /// The pool's own, complete.
+    /// It holds the pool.
     Own,
-    /// The pool's own, but mkfs did not come to its end.
+    /// It holds the pool, but mkfs did not complete.
     Unfinished,
     /// Blank.
     Blank,
-    /// A complete XFS of another label, and what that is: it may be the pool's from before.
+    /// It holds an XFS with another label, which may be the pool before a restore.
     Labelled(String),
-    /// None of these, and why.
+    /// It cannot be used, for this reason.
     Unusable(String),
 }
 
-/// The device that is mounted already.
+/// The mounted device.
 pub(super) fn of_mount(system: &dyn System, mount: &Mount) -> Result<Backing, Error> {
     let number = mount.device;
     let open = || -> io::Result<Backing> {
@@ -56,7 +54,7 @@ pub(super) fn of_mount(system: &dyn System, mount: &Mount) -> Result<Backing, Er
     open().map_err(failed(format!("open the mounted device {number}")))
 }
 
-/// The superblock on a device, whoever has it mounted.
+/// The superblock on a device, also if it is mounted.
 pub(super) fn superblock(
     system: &dyn System,
     number: DeviceNumber,
@@ -65,7 +63,7 @@ pub(super) fn superblock(
     superblock::read(system, device.as_fd())
 }
 
-/// Whether what is mounted from a device is the pool, as its superblock says.
+/// Whether the mounted device holds the pool, by its superblock.
 pub(super) fn is_pool(
     system: &dyn System,
     number: DeviceNumber,
@@ -80,15 +78,15 @@ pub(super) fn is_pool(
     }))
 }
 
-/// What becomes of a blank device.
+/// Use of a blank device.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Blank {
     Taken,
     Left,
 }
 
-/// Finds the pool's device, or makes the pool on the first that is blank. `identity` is that of the
-/// device that it was on last.
+/// Finds the pool's device, or creates the pool on the first blank one. `identity` is that of the
+/// device that held the pool last.
 pub(super) fn open(
     root: &Root,
     declaration: &PoolDeclaration,
@@ -105,9 +103,9 @@ pub(super) fn open(
     }
 }
 
-/// The device that is the pool's own already, or else the one that was before its StoragePool came
-/// back with another UID, or else the first that is blank. Every one is looked at: of several that are
-/// the pool none is taken.
+/// The device that holds the pool, or else the one that held it before its StoragePool was recreated
+/// with another UID, or else the first blank one. Every device is inspected, and if several hold the
+/// pool, none is used.
 fn choose(
     root: &Root,
     declaration: &PoolDeclaration,
@@ -163,8 +161,8 @@ fn choose(
     exclusive(system, number)
 }
 
-/// The one device that was found; none where none was. Of several none is taken, and `why` says of each
-/// what it was found by.
+/// The one device that was found; None if there is none. Several are an error, in which `why` states for
+/// each how it was found.
 pub(super) fn only(
     declaration: &PoolDeclaration,
     found: &[(PathBuf, DeviceNumber)],
@@ -185,8 +183,8 @@ pub(super) fn only(
     }
 }
 
-/// Looks at a listed device. One that something else holds cannot be used, and counts if it is the
-/// pool: no other is taken for it.
+/// Inspects a listed device. A device that another process holds cannot be used. If it holds the pool,
+/// no other device is used instead.
 fn look(root: &Root, uid: &Uid, path: &Path) -> Result<(Finding, DeviceNumber), Cause> {
     let busy = match unless_busy(|| examine(root, uid, path, OFlags::EXCL)) {
         Err(cause) if cause.is_busy() => cause,
@@ -207,7 +205,7 @@ fn peek(system: &dyn System, number: DeviceNumber, label: &str) -> Result<Option
     marker::peek(system, &path)
 }
 
-/// Looks at a device; with `EXCL` nobody else may hold it.
+/// Inspects a device; with `EXCL`, no other process may hold it.
 fn examine(
     root: &Root,
     uid: &Uid,
@@ -229,7 +227,7 @@ fn examine(
     Ok((finding, number))
 }
 
-/// What a device with a filesystem on it is. The marker within is read once it is mounted.
+/// State of a device with a filesystem. The marker is read after it is mounted.
 fn judge(uid: &Uid, found: &Superblock) -> Finding {
     let is_xfs = found.kind == FilesystemType::Xfs;
     if is_xfs && found.complete && found.label != uid.label() {
@@ -248,7 +246,7 @@ fn judge(uid: &Uid, found: &Superblock) -> Finding {
 fn make(root: &Root, uid: &Uid, number: DeviceNumber, unfinished: bool) -> Result<(), Cause> {
     let system = &*root.system;
     let path = node(system, number)?;
-    // Not exclusively, as mkfs.xfs opens it so itself; it is proved blank once more right before.
+    // Not exclusively, because mkfs.xfs opens it exclusively; it is proved blank again directly before.
     let (device, _) = open_device(system, &path, OFlags::RDWR)?;
     let still = matches!(
         (examine(root, uid, &path, OFlags::EXCL)?.0, unfinished),
@@ -270,7 +268,7 @@ fn make(root: &Root, uid: &Uid, number: DeviceNumber, unfinished: bool) -> Resul
     Ok(())
 }
 
-/// A device that nobody else may hold, to be mounted.
+/// Opens a device exclusively, to mount it.
 pub(super) fn exclusive(system: &dyn System, number: DeviceNumber) -> Result<Backing, Error> {
     let open = || -> Result<Backing, Cause> {
         let path = node(system, number)?;

@@ -1,5 +1,5 @@
-//! The file of an image pool: made whole under another name, allocated in full, bound to a loop
-//! device.
+//! The file of an image pool: created in full under a temporary name, allocated in full, and bound to a
+//! loop device.
 
 use std::{
     io,
@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use cistern_crds::{Bytes, FilesystemType, size::GIB};
+use cistern_types::{Bytes, FilesystemType, size::GIB};
 
 use super::{Error, Expectation, failed, host, open::Backing};
 use crate::{
@@ -22,7 +22,7 @@ use crate::{
     system::{FileId, OFlags, System},
 };
 
-/// How long a pool waits for another that takes space of the host's filesystem.
+/// How long a pool waits for another pool that allocates space of the host's filesystem.
 const TURN: Duration = Duration::from_secs(10);
 
 pub(crate) fn name(pool: &Uid) -> String {
@@ -33,8 +33,8 @@ pub(crate) fn new_name(pool: &Uid) -> String {
     format!("{pool}.img.new")
 }
 
-/// Opens the file that is named by a UID, on its loop device. A new one is made, as large as declared;
-/// one that is there keeps its size, and [`Pool::resize_file`](super::Pool::resize_file) makes it larger.
+/// Opens the file with a UID as its name, on its loop device. A new file is created with the declared
+/// size. An existing file keeps its size; [`Pool::resize_file`](super::Pool::resize_file) enlarges it.
 pub(super) fn open(
     root: &Root,
     pools: BorrowedFd<'_>,
@@ -71,7 +71,7 @@ pub(super) fn open(
     })
 }
 
-/// The file, open; fails when it is not there, or is another one than it was.
+/// Opens the file. Fails if it is missing, or was replaced.
 pub(super) fn check(root: &Root, uid: &Uid, expected: FileId) -> Result<OwnedFd, Error> {
     let system = &*root.system;
     let path = path(root, uid);
@@ -81,7 +81,7 @@ pub(super) fn check(root: &Root, uid: &Uid, expected: FileId) -> Result<OwnedFd,
     if system.stat(file.as_fd()).map_err(io)?.id == expected {
         return Ok(file);
     }
-    Err(Error::BackingForeign {
+    Err(Error::BackingConflict {
         path,
         why: "it was replaced while the pool is mounted".to_owned(),
     })
@@ -110,7 +110,7 @@ fn missing(root: &Root, uid: &Uid) -> Error {
     }
 }
 
-/// Makes the file under another name, complete, and then gives it its own.
+/// Creates the file in full under a temporary name, and then renames it.
 fn make(root: &Root, pools: BorrowedFd<'_>, uid: &Uid, size: Bytes) -> Result<OwnedFd, Error> {
     let system = &*root.system;
     let path = path(root, uid);
@@ -137,7 +137,7 @@ fn make(root: &Root, pools: BorrowedFd<'_>, uid: &Uid, size: Bytes) -> Result<Ow
         system.sync(pools).map_err(io)
     };
     if let Err(error) = complete() {
-        // The space is not kept until the next attempt. Failing to give it back is no worse.
+        // The space is released until the next attempt. A failure to release it does no harm.
         let _ = system.unlink(pools, new_name.as_ref());
         return Err(error);
     }
@@ -145,8 +145,8 @@ fn make(root: &Root, pools: BorrowedFd<'_>, uid: &Uid, size: Bytes) -> Result<Ow
     Ok(file)
 }
 
-/// Allocates every byte of the file, and more up to a size if that is larger, unless that more would
-/// leave too little to the host. What the file has lost was its own: that it gets back in any case.
+/// Allocates every byte of the file up to `size`, unless its growth would leave too little space to the
+/// host. Blocks that the file has lost are reallocated in any case.
 pub(super) fn allocate(
     root: &Root,
     pools: BorrowedFd<'_>,
@@ -163,7 +163,7 @@ pub(super) fn allocate(
     if needed == Bytes::ZERO {
         return Ok(());
     }
-    // Until the file has its space, nobody else counts on what is free.
+    // No other pool allocates space until the file has its own.
     let _turn = turn(root)?;
     let space = system.space(pools).map_err(failed)?;
     let kept_percent = if size > before { root.kept_percent } else { 0 };
@@ -181,14 +181,14 @@ pub(super) fn allocate(
         return Err(full(lacking));
     }
     match missing.allocate(system, file) {
-        // Others took the space meanwhile, or the filesystem needs some for itself.
+        // Another process took the space, or the filesystem needs some for itself.
         Err(error) if is_full(&error) => Err(full(Bytes(1))),
         result => result.and_then(|()| system.sync(file)).map_err(failed),
     }
 }
 
-/// Waits until no other pool takes space of the host's filesystem. None does while the answer is held:
-/// all image pools of a host lie in one folder.
+/// Waits until no other pool allocates space of the host's filesystem. No other pool does while the
+/// returned lock is held: all image pools of a host are in one folder.
 fn turn(root: &Root) -> Result<OwnedFd, Error> {
     let folder = root.pools_path();
     let lock = |error: io::Error| failed(format!("lock {}", folder.display()))(error);
@@ -211,7 +211,7 @@ fn is_full(error: &io::Error) -> bool {
     )
 }
 
-/// Verifies by its superblock that the file is this pool, before anything is done with it.
+/// Verifies by its superblock that the file is this pool, before the file is used.
 fn verify(
     system: &dyn System,
     file: BorrowedFd<'_>,
@@ -234,5 +234,5 @@ fn verify(
             return Ok(());
         }
     };
-    Err(Error::BackingForeign { path, why })
+    Err(Error::BackingConflict { path, why })
 }

@@ -1,12 +1,12 @@
-//! Where a pool lies on its host, also when its StoragePool has come back as another object.
+//! Locates a pool on its host, also if its StoragePool was recreated as another object.
 //!
-//! A cluster that is restored from a backup has the same pools under new UIDs. What lies on the disk
-//! says its name itself, in the marker, and is adopted by replacing that. File and mount point keep
-//! the UID of the StoragePool that made them, their *home*: nothing is renamed, moved or unmounted,
-//! and whoever uses a volume of the pool meanwhile notices nothing.
+//! A cluster that is restored from a backup has the same pools under new UIDs. The pool on the disk has
+//! its name in its marker, and is adopted by replacing the marker. File and mount point keep the UID of
+//! the StoragePool that created them, their *home*: nothing is renamed, moved or unmounted, and pods
+//! that use volumes of the pool are not affected.
 //!
-//! *Invariants:* a pool is adopted only where exactly one calls itself so and nothing is in doubt, and
-//! none is made beside one that does or may. To find out, nothing is written.
+//! *Invariants:* a pool is adopted only if exactly one candidate has its name, and no pool is created
+//! while a candidate exists or cannot be read. The search writes nothing.
 
 use std::{
     collections::BTreeSet,
@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use cistern_crds::FilesystemType;
+use cistern_types::FilesystemType;
 
 use super::{
     Error, Expectation, PoolDeclaration, Source, device, failed, file,
@@ -25,20 +25,19 @@ use super::{
 use crate::{
     id::{Uid, Uuid},
     loopdev,
-    mountinfo::Mount,
     place::Place,
     root::Root,
     superblock,
-    system::OFlags,
+    system::{Mount, OFlags},
 };
 
-/// How long a mounted pool may take to show its marker.
+/// Time limit for reading the marker of a mounted pool.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What may be a pool from before its StoragePool came back.
+/// Candidates for a pool whose StoragePool was recreated.
 #[derive(Debug)]
 pub(super) struct Candidates<T> {
-    /// It has been adopted before.
+    /// The pool has been adopted before.
     own: Option<T>,
     returning: Vec<(PathBuf, Marker, T)>,
     doubts: Vec<(PathBuf, String)>,
@@ -53,8 +52,7 @@ impl<T> Candidates<T> {
         }
     }
 
-    /// Notes what is at a path, as far as its marker could be read; says whether it is one of those
-    /// that count.
+    /// Records the marker at a path, or why it cannot be read. Returns whether it is a candidate.
     pub(super) fn consider(
         &mut self,
         declaration: &PoolDeclaration,
@@ -77,7 +75,7 @@ impl<T> Candidates<T> {
         self.doubts.push((at, why));
     }
 
-    /// The one that is the pool; none where none is.
+    /// The one candidate that is the pool; None if there is none.
     pub(super) fn decide(mut self, declaration: &PoolDeclaration) -> Result<Option<T>, Error> {
         if self.own.is_some() {
             return Ok(self.own);
@@ -98,7 +96,7 @@ impl<T> Candidates<T> {
 
 impl Root {
     /// The UID that names the pool's file and mount point: its own, or that of the StoragePool that
-    /// made it.
+    /// created it.
     pub(super) fn find_home(
         &self,
         pools: BorrowedFd<'_>,
@@ -121,8 +119,8 @@ impl Root {
         Ok(found.unwrap_or_else(|| uid.clone()))
     }
 
-    /// The home of the pool whose filesystem is known. That it is the pool's is verified once it is
-    /// open; a superblock can be read also where the filesystem has shut itself down.
+    /// The home of the pool whose filesystem is known. The identity is verified after it is opened. A
+    /// superblock can be read also if the filesystem has shut down.
     fn find_filesystem(
         &self,
         pools: BorrowedFd<'_>,
@@ -140,7 +138,7 @@ impl Root {
                     Err(error) => Err(error),
                 },
             };
-            // What cannot be read is not it: a known pool is never made anew.
+            // An unreadable file is not the pool: a known pool is never created again.
             Ok(found
                 .ok()
                 .flatten()
@@ -168,7 +166,7 @@ impl Root {
         }
     }
 
-    /// The home of the pool that says itself that it is the one.
+    /// The home of the pool whose marker names it.
     fn find_marker(
         &self,
         pools: BorrowedFd<'_>,
@@ -201,7 +199,7 @@ impl Root {
         candidates.decide(declaration)
     }
 
-    /// All under whose names there is something.
+    /// All UIDs with a file or mount point.
     fn homes(&self, pools: BorrowedFd<'_>) -> io::Result<BTreeSet<Uid>> {
         let names = self.system.list(pools)?.into_iter();
         let uids = names.filter_map(|name| {
@@ -219,7 +217,8 @@ impl Root {
         Place::open(&*self.system, &self.mount_point(home))?.mounted()
     }
 
-    /// The marker of a pool that is mounted at its home. A disk that hangs holds up nobody for long.
+    /// The marker of a pool that is mounted at its home. A disk that hangs blocks the caller only for the
+    /// time limit.
     fn marker_of_mounted(&self, home: &Uid) -> Result<Option<Marker>, Error> {
         let path = self.mount_point(home);
         let (system, at) = (self.system.clone(), path.clone());
@@ -233,11 +232,11 @@ impl Root {
             .map_err(failed(format!("read the marker in {}", path.display())))
     }
 
-    /// The marker in a file that is not mounted. Every file here is a pool of ours.
+    /// The marker in a file that is not mounted. Every file here is a pool of Cistern.
     fn marker_of_file(&self, pools: BorrowedFd<'_>, home: &Uid) -> Result<Option<Marker>, Error> {
         let system = &*self.system;
         let path = file::path(self, home);
-        let foreign = |why: &str| Error::BackingForeign {
+        let foreign = |why: &str| Error::BackingConflict {
             path: path.clone(),
             why: why.to_owned(),
         };
@@ -261,18 +260,18 @@ impl Root {
     }
 }
 
-/// What an error says, with its cause.
+/// The message of an error with its cause.
 pub(super) fn describe(error: &Error) -> String {
     match error {
         Error::Failed { operation, source } => format!("could not {operation}: {source}"),
-        Error::BackingForeign { why, .. } => why.clone(),
+        Error::BackingConflict { why, .. } => why.clone(),
         other => other.to_string(),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::Bytes;
+    use cistern_types::Bytes;
 
     use super::*;
     use crate::pool::Owner;
@@ -304,7 +303,7 @@ mod tests {
         }
     }
 
-    /// What is decided of some markers, by their position.
+    /// The decision about some markers, by their position.
     fn decide(markers: Vec<Result<Option<Marker>, Error>>) -> Result<Option<usize>, Error> {
         let (declared, mut candidates) = (declared(), Candidates::none());
         for (position, marker) in markers.into_iter().enumerate() {

@@ -1,6 +1,6 @@
-//! Whether the filesystem of the host can hold the file of a pool to what the pool promises.
+//! Checks whether the filesystem of the host supports the file of a pool: preallocation and direct I/O.
 //!
-//! *Invariant:* nothing is left of the look.
+//! *Invariant:* the check leaves nothing behind.
 
 use std::{
     ffi::OsStr,
@@ -15,11 +15,11 @@ use crate::{
     system::{OFlags, System},
 };
 
-/// Size of the file that is made to find out.
+/// Size of the test file.
 const SIZE: u64 = 1 << 20;
 
-/// Fails where a file gets no space of its own, or cannot be read and written past the page cache.
-/// Makes a small file of this name to find out, and removes it.
+/// Fails if the filesystem cannot preallocate space, or has no direct I/O. Creates a small file of this
+/// name for the check, and removes it.
 pub(super) fn verify(
     system: &dyn System,
     pools: BorrowedFd<'_>,
@@ -43,7 +43,7 @@ pub(super) fn verify(
     removed
 }
 
-/// What the filesystem of an empty file cannot do, if there is such a thing.
+/// The feature that the filesystem of an empty file lacks, if any.
 fn find_fault(
     system: &dyn System,
     file: BorrowedFd<'_>,
@@ -72,7 +72,7 @@ fn find_fault(
     }
 }
 
-/// Of which kind the filesystem is that holds a folder.
+/// Type of the filesystem that contains a folder.
 fn filesystem(system: &dyn System, folder: BorrowedFd<'_>) -> io::Result<String> {
     let id = system.mount_id(folder)?;
     let mounts = system.mounts()?.into_iter();

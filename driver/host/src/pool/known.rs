@@ -1,8 +1,8 @@
-//! The device of a pool that was made before: found by the UUID of its filesystem.
+//! Finds the device of an existing pool by the UUID of its filesystem.
 //!
-//! *Invariants:* every candidate is looked at, and of several none is taken: a copy, a snapshot of a
-//! storage array and a second path to the same disk carry the same UUID. Beside the listed paths only
-//! devices with the identity of the pool's own are opened.
+//! *Invariants:* every candidate is inspected, and if there are several, none is used: a copy, a
+//! snapshot of a storage array and a second path to the same disk have the same UUID. Besides the
+//! listed paths, only devices with the identity of the pool's device are opened.
 
 use std::{
     collections::BTreeSet,
@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use cistern_crds::FilesystemType;
+use cistern_types::FilesystemType;
 
 use super::{
     Error, PoolDeclaration,
@@ -38,7 +38,7 @@ pub(super) fn find(
     let others = with_identity(system, identity).map_err(failed("list the block devices"))?;
     let (mut seen, mut candidates, mut ruled_out) = (BTreeSet::new(), Vec::new(), Vec::new());
     for path in paths.iter().cloned().chain(others) {
-        // Many devices cannot be opened, and it is not said that it is one of them.
+        // Many devices cannot be opened, and the pool need not be on one of them.
         let Ok((device, number)) = open_device(system, &path, OFlags::RDONLY) else {
             continue;
         };
@@ -90,7 +90,7 @@ fn missing(paths: &[PathBuf], uuid: Uuid, ruled_out: &[(PathBuf, String)]) -> Er
     Error::BackingMissing { what }
 }
 
-/// Paths for people.
+/// Paths for a message.
 pub(super) fn join(paths: &[PathBuf]) -> String {
     let text = |path: &PathBuf| Path::display(path).to_string();
     paths.iter().map(text).collect::<Vec<_>>().join(", ")

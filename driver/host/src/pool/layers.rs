@@ -1,11 +1,11 @@
-//! What speaks against a block device being a disk of its own: another device is made of it, or it is
-//! made of something of ours. Such a device shows the filesystem of a pool, and is not the pool.
+//! Detects block devices that are only a layer: another device is built on top of them, or they are
+//! built on a file of Cistern. Such a device shows the filesystem of a pool, and is not the pool.
 //!
-//! *Invariant:* this only looks, and "could not tell" is an error.
+//! *Invariant:* nothing is written, and "unknown" is an error.
 
 use std::{io, os::fd::BorrowedFd, path::PathBuf};
 
-use cistern_crds::FilesystemType;
+use cistern_types::FilesystemType;
 
 use super::blank;
 use crate::{
@@ -16,14 +16,14 @@ use crate::{
     system::{DeviceNumber, System},
 };
 
-/// Where an array of md with metadata 1.2 has its mark. mdadm leaves what stands before it, so that
-/// the superblock of an earlier filesystem may be there still.
+/// Offset of the signature of an md array with metadata 1.2. mdadm does not clear the space before it,
+/// so the superblock of an earlier filesystem may still be there.
 const MD_OFFSET: u64 = 4096;
 const MD_MAGIC: [u8; 4] = 0xa92b_4efc_u32.to_le_bytes();
-/// Blocks of a pool's filesystem. Less than one may be left over at the end of its device.
+/// Block size of a pool's filesystem in bytes. A shorter rest may be unused at the end of its device.
 const BLOCK: u64 = 4096;
 
-/// What speaks against a device, of which `found` is known; none when nothing does.
+/// The reason why a device with the superblock `found` is only a layer; None if it is not.
 pub(super) fn objection(
     root: &Root,
     device: BorrowedFd<'_>,
@@ -49,7 +49,7 @@ pub(super) fn objection(
     }
 }
 
-/// The file of a pool that a loop device is bound to: whoever has a volume decides what stands there.
+/// The file in a pool that a loop device is bound to, whose content a user of a volume controls.
 fn own_file(root: &Root, number: DeviceNumber) -> io::Result<Option<PathBuf>> {
     let Some(number) = number.as_loop() else {
         return Ok(None);
@@ -59,8 +59,8 @@ fn own_file(root: &Root, number: DeviceNumber) -> io::Result<Option<PathBuf>> {
     Ok(root.system.backing_file(number)?.filter(is_ours))
 }
 
-/// The array or replica that a device with a filesystem is a part of, by its mark: the filesystem
-/// shows there, too, and what is written to it alone makes the parts differ.
+/// The array or replica that a device is a part of, by its signature. The filesystem is visible on the
+/// part, too, and a write to one part alone makes the parts differ.
 fn member(
     system: &dyn System,
     device: BorrowedFd<'_>,
@@ -69,8 +69,8 @@ fn member(
     if system.read(device, MD_OFFSET, MD_MAGIC.len())? == MD_MAGIC {
         return Ok(Some("it holds linux_raid_member".to_owned()));
     }
-    // The other marks stand behind the filesystem. Where that reaches to the end of the device, what
-    // stands there is a volume's, and a volume may hold anything.
+    // The other signatures are behind the filesystem. If the filesystem covers the whole device, the
+    // end of the device is data of volumes, which may look like anything.
     let behind = system.device_size(device)?.saturating_sub(found.size.0);
     if behind < BLOCK {
         return Ok(None);

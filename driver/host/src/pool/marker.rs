@@ -1,8 +1,8 @@
-//! The marker in a pool: whose it is, and how much was free when it was empty.
+//! The marker in a pool: its StoragePool, its node, and its free space when it was empty.
 //!
-//! *Invariants:* it is written whole, as the last step of making a pool, and replaced whole, in one
-//! step, where the pool is adopted or taken over. Nothing else changes it. It is read before the pool
-//! is mounted for use, and what is to change in it is changed before.
+//! *Invariants:* the marker is written as the last step of creating a pool, and replaced atomically if
+//! the pool is adopted or taken over. Nothing else changes it. It is read, and replaced if necessary,
+//! before the pool is mounted for use.
 
 use std::{
     io,
@@ -10,21 +10,22 @@ use std::{
     path::Path,
 };
 
-use cistern_crds::Bytes;
+use cistern_types::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::{Claim, Error, Expectation, IMAGES, Owner, PoolDeclaration, TEMPORARY, failed, open};
+use super::{Claim, Error, Expectation, Owner, PoolDeclaration, failed, open};
 use crate::{
     id::{Uid, Uuid},
+    layout::{IMAGES, TEMPORARY},
     system::{OFlags, System},
 };
 
 const NAME: &str = ".cistern-pool";
 const NEW_NAME: &str = ".cistern-pool.new";
-/// Longer than any marker.
+/// Read limit in bytes, longer than any marker.
 const LIMIT: usize = 64 << 10;
 
-/// What the marker says.
+/// The content of the marker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Marker {
@@ -32,27 +33,27 @@ pub(crate) struct Marker {
     pub(crate) pool_uid: Uid,
     /// Name of the StoragePool.
     pub(crate) pool_name: String,
-    /// UUID of the filesystem that it lies in.
+    /// UUID of the filesystem that contains it.
     pub(crate) filesystem_uuid: Uuid,
     /// Size of the filesystem when it was made.
     pub(crate) size: Bytes,
-    /// What was free in it then.
+    /// Free space of the empty filesystem.
     pub(crate) empty: Bytes,
-    /// The node that carries it. None where the pool was made before this was noted.
+    /// The node that carries the pool. None in pools of versions that did not record it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) owner: Option<Owner>,
 }
 
 impl Marker {
-    /// Whether it is of the pool that is declared, from before its StoragePool came back as another
-    /// object: the same name, and a UID that nobody has on this host.
+    /// Whether it is the declared pool before its StoragePool was recreated as another object: the same
+    /// name, and a UID of no other pool on this host.
     pub(super) fn is_returning(&self, declaration: &PoolDeclaration) -> bool {
         self.pool_name == declaration.name
             && self.pool_uid != declaration.uid
             && !declaration.others.contains(&self.pool_uid)
     }
 
-    /// The marker as it is to be once the declared pool is this one.
+    /// The marker after the declared pool has adopted this one.
     fn settled(&self, declaration: &PoolDeclaration) -> Self {
         let present = &declaration.node;
         let owner = self.owner.as_ref().unwrap_or(present).completed(present);
@@ -63,8 +64,8 @@ impl Marker {
         }
     }
 
-    /// Verifies that this is the marker of the declared pool, and of this node or one whose pool this
-    /// node may take over.
+    /// Verifies that this is the marker of the declared pool, and of this node or of a node whose pool
+    /// this node may take over.
     fn verify(
         &self,
         path: &Path,
@@ -75,7 +76,7 @@ impl Marker {
             return Err(copy(path));
         }
         if self.pool_uid != declaration.uid && !self.is_returning(declaration) {
-            return Err(Error::BackingForeign {
+            return Err(Error::BackingConflict {
                 path: path.to_owned(),
                 why: format!("it is pool {} ({})", self.pool_name, self.pool_uid),
             });
@@ -98,11 +99,11 @@ impl Marker {
         })
     }
 
-    /// What would be free in the filesystem if it were empty, at its present size.
+    /// Free space of the filesystem at its present size if it were empty.
     ///
-    /// What XFS keeps for itself is a reserve of a fixed size and a share of each allocation group.
-    /// Told by the marker and the present size alone, it is the same whatever the volumes are doing
-    /// while the pool is grown, and whenever the agent dies meanwhile.
+    /// XFS keeps a reserve of a fixed size and a share of each allocation group. The result depends only
+    /// on the marker and the present size, so writes to volumes and a crash of the agent during a growth
+    /// do not change it.
     pub(crate) fn empty_at(&self, size: Bytes) -> Bytes {
         let share = self
             .size
@@ -114,12 +115,12 @@ impl Marker {
     }
 }
 
-/// What XFS holds back so that it can always free something (`xfs_default_resblks`).
+/// Blocks that XFS holds back so that it can always free space (`xfs_default_resblks`).
 fn reserve(size: Bytes) -> Bytes {
     size.percent(5).min(Bytes::mib(32))
 }
 
-/// Reads the marker; none when there is none.
+/// Reads the marker; None if there is none.
 pub(crate) fn read(
     system: &dyn System,
     directory: BorrowedFd<'_>,
@@ -132,15 +133,15 @@ pub(crate) fn read(
         Err(error) => return Err(io(error)),
     };
     let bytes = system.read(file.as_fd(), 0, LIMIT).map_err(io)?;
-    let marker = serde_json::from_slice(&bytes).map_err(|error| Error::BackingForeign {
+    let marker = serde_json::from_slice(&bytes).map_err(|error| Error::BackingConflict {
         path: path.to_owned(),
         why: format!("its marker cannot be read ({error})"),
     })?;
     Ok(Some(marker))
 }
 
-/// The marker of a pool that is not mounted; none where there is none. Nothing is written, not even
-/// the log is replayed: the device may be anybody's.
+/// The marker of a pool that is not mounted; None if there is none. Nothing is written, and the log is
+/// not replayed: the device may belong to another system.
 pub(super) fn peek(system: &dyn System, device: &Path) -> Result<Option<Marker>, Error> {
     let io = |source: io::Error| failed(format!("look into {}", device.display()))(source);
     let parameters = [("ro", None), ("norecovery", None)];
@@ -162,8 +163,8 @@ pub(super) fn peek(system: &dyn System, device: &Path) -> Result<Option<Marker>,
 /// Reads the marker of a pool that is not mounted, before it is: mounting for use replays the log, and
 /// another node may be writing it.
 ///
-/// What is to be written to the marker is written in a mount of its own. The end of that brings it to
-/// its place on the disk, where a node finds it that does not replay the log.
+/// A new marker is written in a mount of its own. Unmounting writes it to its final place on the disk,
+/// where another node finds it without replaying the log.
 pub(super) fn settle(
     system: &dyn System,
     device: &Path,
@@ -171,7 +172,7 @@ pub(super) fn settle(
     expectation: Expectation,
 ) -> Result<(), Error> {
     let found = match peek(system, device) {
-        // It is mounted elsewhere on this host, so nothing is replayed; the marker is read there.
+        // It is mounted elsewhere on this host, so no log is replayed; the marker is read there.
         Err(Error::Failed { source, .. }) if source.is_busy() => return Ok(()),
         result => result?,
     };
@@ -205,14 +206,14 @@ pub(super) fn settle(
 }
 
 fn copy(path: &Path) -> Error {
-    Error::BackingForeign {
+    Error::BackingConflict {
         path: path.to_owned(),
         why: "it is a copy: its marker names another UUID".to_owned(),
     }
 }
 
-/// The marker of a pool, verified; written if the pool is new and its making was cut short here, and
-/// replaced if the pool has come back with another UID or to another node.
+/// The verified marker of a pool. It is written if the creation of the pool was interrupted here, and
+/// replaced if the pool is adopted under another UID or taken over by another node.
 pub(crate) fn ensure(
     system: &dyn System,
     directory: BorrowedFd<'_>,
@@ -221,7 +222,7 @@ pub(crate) fn ensure(
     filesystem_uuid: Uuid,
     expectation: Expectation,
 ) -> Result<Marker, Error> {
-    let foreign = |why: String| Error::BackingForeign {
+    let foreign = |why: String| Error::BackingConflict {
         path: path.to_owned(),
         why,
     };
@@ -251,7 +252,7 @@ pub(crate) fn ensure(
     }
 }
 
-/// Whether a filesystem holds nothing but what [`make`] makes before the marker stands.
+/// Whether a filesystem contains only what [`make`] creates before it writes the marker.
 fn is_unfinished(system: &dyn System, directory: BorrowedFd<'_>) -> io::Result<bool> {
     for name in system.list(directory)? {
         match name.to_str() {
@@ -296,8 +297,8 @@ fn make(
     Ok(marker)
 }
 
-/// Makes a pool that has come back with another UID, or to another node, this one: one name in the
-/// pool changes what it stands for, and nothing else changes.
+/// Adopts a pool under another UID, or takes it over to another node: one rename in the pool, and
+/// nothing else changes.
 fn replace(
     system: &dyn System,
     directory: BorrowedFd<'_>,
@@ -316,7 +317,7 @@ fn replace(
     Ok(marker)
 }
 
-/// Writes a marker that has no effect yet.
+/// Writes a marker under a temporary name, without effect.
 fn prepare(system: &dyn System, directory: BorrowedFd<'_>, marker: &Marker) -> io::Result<()> {
     ignore(
         system.unlink(directory, NEW_NAME.as_ref()),

@@ -1,4 +1,4 @@
-//! Making a pool usable: from what is declared to what is mounted and verified.
+//! Makes a pool usable: finds or creates it, mounts it and verifies it.
 
 use std::{
     io,
@@ -7,22 +7,19 @@ use std::{
     sync::Arc,
 };
 
-use super::{
-    Error, Expectation, IMAGES, Pool, PoolDeclaration, Source, TEMPORARY, device, failed, file,
-    marker,
-};
+use super::{Error, Expectation, Pool, PoolDeclaration, Source, device, failed, file, marker};
 use crate::{
     id::{Uid, Uuid},
+    layout::{IMAGES, TEMPORARY},
     loopdev::Loop,
-    mountinfo::Mount,
     patience::until,
     place::{Place, is_busy},
     root::Root,
-    system::{DeviceNumber, FileId, MountAttrFlags, OFlags, Parameter, System, XfsGeometry},
+    system::{DeviceNumber, FileId, Mount, MountAttrFlags, OFlags, Parameter, System, XfsGeometry},
 };
 
-/// Access times of images tell nobody anything and would cost a write for reading; and nothing in a
-/// pool is a program or a device.
+/// Access times of images are not used and would cost a write for each read. A pool contains no
+/// programs and no devices.
 const ATTRIBUTES: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOATIME
     .union(MountAttrFlags::MOUNT_ATTR_NOSUID)
     .union(MountAttrFlags::MOUNT_ATTR_NODEV)
@@ -34,18 +31,17 @@ pub(super) struct Backing {
     pub(super) number: DeviceNumber,
     pub(super) path: PathBuf,
     pub(super) size: u64,
-    /// Which file is behind it, if one is.
+    /// The file behind it, if there is one.
     pub(super) file: Option<FileId>,
-    /// What tells a device of its own from every other.
+    /// Stable identity of the device.
     pub(super) identity: Option<String>,
     /// Keeps a loop device bound until it is mounted.
     pub(super) _bound: Option<Loop>,
 }
 
 impl Root {
-    /// Makes a pool usable: makes it if it is new and nothing is there, adopts what is there and
-    /// this pool's, under whichever UID it was made, attaches, mounts, verifies and grows it. A
-    /// repeated call finds all done.
+    /// Makes a pool usable: creates it if it is new and no data exists, adopts an existing pool, under
+    /// whichever UID it was created, attaches, mounts, verifies and grows it. Idempotent.
     pub fn open_pool(
         &self,
         declaration: &PoolDeclaration,
@@ -80,7 +76,7 @@ impl Root {
         self.enter(&place, home, declaration, expectation, &backing)
     }
 
-    /// Opens what is mounted, verifies that it is the pool, and grows it.
+    /// Opens the mounted filesystem, verifies that it is the pool, and grows it.
     fn enter(
         &self,
         place: &Place<'_>,
@@ -139,7 +135,7 @@ impl Root {
     }
 }
 
-/// Opens a folder of a pool, and nothing that is mounted over it.
+/// Opens a folder of a pool. Fails if something is mounted over it.
 pub(super) fn open_folder(
     system: &dyn System,
     directory: BorrowedFd<'_>,
@@ -170,8 +166,8 @@ fn is_mount_of(mount: &Mount, backing: &Backing) -> Result<(), Error> {
     })
 }
 
-/// Mounts the filesystem of a pool, at no place yet. Whoever looks for a pool that has come back may
-/// just be looking into it, and whoever unmounted it may not have let go of it yet.
+/// Mounts the filesystem of a pool without attaching it to a path. Retries while the device is busy: a
+/// search for an adoptable pool may be reading it, or an unmount may not have completed.
 pub(super) fn mount(
     system: &dyn System,
     device: &Path,
@@ -194,14 +190,14 @@ fn attach(system: &dyn System, place: &Place<'_>, backing: &Backing) -> Result<(
         .map_err(failed(operation))
 }
 
-/// Verifies that what is mounted is an XFS with reflink and, where it is known, which.
+/// Verifies that the mounted filesystem is an XFS with reflink and, if known, with this UUID.
 pub(super) fn verify(
     system: &dyn System,
     directory: BorrowedFd<'_>,
     path: &Path,
     expectation: Expectation,
 ) -> Result<XfsGeometry, Error> {
-    let foreign = |why: String| Error::BackingForeign {
+    let foreign = |why: String| Error::BackingConflict {
         path: path.to_owned(),
         why,
     };

@@ -1,4 +1,5 @@
-//! Whose a pool is: the node that its marker names. A disk that two machines reach is mounted by one.
+//! The owner of a pool: the node that its marker names. A disk that two machines can access is mounted
+//! by one.
 
 use std::fmt;
 
@@ -6,19 +7,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::id::{Uid, Uuid};
 
-/// A node of a cluster, and the machine that it is.
+/// A node of a cluster, and its machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Owner {
     /// Name of the node.
     pub node: String,
-    /// Identity of the machine (machine-id(5)), where it is known. Machines that were copied from one
-    /// another may share it, so it never stands for the name.
+    /// Identity of the machine (machine-id(5)), if known. Cloned machines may share it, so it never
+    /// replaces the name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
 }
 
-/// What the marker of a pool says of itself that belongs to another node.
+/// The marker of a pool that belongs to another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// The node.
@@ -30,7 +31,7 @@ pub struct Claim {
 }
 
 impl Owner {
-    /// Whether both may be the same machine: one of them may not be known.
+    /// Whether both may be the same machine: equal, or one is unknown.
     fn may_be_machine_of(&self, other: &Self) -> bool {
         match (&self.machine, &other.machine) {
             (Some(one), Some(other)) => one == other,
@@ -38,8 +39,8 @@ impl Owner {
         }
     }
 
-    /// The owner to be noted where this one is found and `present` is the node. What is known of its
-    /// machine is kept while nothing newer is.
+    /// The owner to record if this one is found and `present` is the node. A known machine is kept if
+    /// the present one is unknown.
     pub(super) fn completed(&self, present: &Self) -> Self {
         match present.machine {
             None if self.node == present.node => self.clone(),
@@ -49,8 +50,8 @@ impl Owner {
 }
 
 impl Claim {
-    /// Whether the pool is that of the node all the same. The cluster says which machine has the name
-    /// of a node, so another machine counts only where the pool is not known to be of this cluster.
+    /// Whether the pool belongs to the node despite a difference. The cluster decides which machine has
+    /// the name of a node, so another machine matters only if the pool may be of another cluster.
     pub(super) fn is_of(&self, node: &Owner, pool: &Uid) -> bool {
         self.owner.node == node.node && (self.pool == *pool || self.owner.may_be_machine_of(node))
     }
@@ -99,7 +100,7 @@ mod tests {
         assert!(is_own("w1", Some("m1"), "pool"));
         // A restored cluster: the pool has a new UID, the machine is the same.
         assert!(is_own("w1", Some("m1"), "before") && is_own("w1", None, "before"));
-        // The machine was installed anew.
+        // The machine was reinstalled.
         assert!(is_own("w1", Some("m2"), "pool"));
         // Another cluster may have a node of the same name.
         assert!(!is_own("w1", Some("m2"), "before"));

@@ -1,6 +1,6 @@
-//! Removing a pool from a host.
+//! Removes a pool from a host.
 //!
-//! *Invariant:* nothing goes while an image is in it, and a device is left as it is.
+//! *Invariant:* nothing is removed while the pool contains an image, and a device is never changed.
 
 use std::{
     io,
@@ -11,8 +11,8 @@ use super::{Error, Expectation, PoolDeclaration, Source, failed, file};
 use crate::{id::Uid, place::Place, root::Root, stray};
 
 impl Root {
-    /// Unmounts a pool that holds no image, and removes its file if it lies in one. Every [`Pool`]
-    /// of it must have been dropped: an open one keeps it mounted. A repeated call finds all done.
+    /// Unmounts a pool that contains no image, and removes its file if it has one. Every [`Pool`] of it
+    /// must have been dropped, because an open one keeps it mounted. Idempotent.
     ///
     /// [`Pool`]: super::Pool
     pub fn remove_pool(
@@ -31,16 +31,16 @@ impl Root {
         let is_device = matches!(declaration.source, Source::Device { .. });
         let is_there = match &declaration.source {
             Source::Image { .. } => file::find(&*self.system, pools.as_fd(), self, uid)?.is_some(),
-            // A device that was never recorded holds nothing, and one that is away stays as it is.
+            // A device that was never recorded holds nothing, and a missing one is not changed.
             Source::Device { .. } => expectation != Expectation::New,
         };
         if is_mounted || is_there {
             match self.refuse_unless_empty(declaration, expectation) {
-                // What is neither there nor mounted cannot be looked into, and is gone already.
+                // A pool that is neither present nor mounted cannot be inspected, and is gone already.
                 Err(Error::BackingMissing { what }) if !is_mounted => {
                     tracing::warn!(pool = %declaration.name, %what, "the pool goes unseen");
                 }
-                // Its device is that node's by now, and is left as it is.
+                // Its device belongs to that node now, and is not changed.
                 Err(Error::OtherNode { claim, .. }) if !is_mounted && is_device => {
                     let node = &claim.owner;
                     tracing::warn!(pool = %declaration.name, %node, "the pool has gone to a node");

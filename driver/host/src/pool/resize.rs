@@ -1,37 +1,37 @@
-//! The size of a pool: an image pool's file grows to the size that is declared, as far as the host's
-//! filesystem has room, and the pool's filesystem grows with its file or device.
+//! The size of a pool: the file of an image pool grows to the declared size, if the host's filesystem
+//! has room, and the pool's filesystem grows with its file or device.
 //!
-//! *Invariants:* a pool whose file cannot grow keeps its size and stays in use; and a file becomes
-//! smaller only by what was added to it just now and no device covers yet.
+//! *Invariants:* a pool whose file cannot grow keeps its size and stays in use. A file shrinks only by
+//! the part that was just added and that no device covers yet.
 
 use std::{
     io,
     os::fd::{AsFd as _, BorrowedFd},
 };
 
-use cistern_crds::Bytes;
+use cistern_types::Bytes;
 
 use super::{Error, Pool, failed, file, home::describe};
 use crate::{loopdev, patience::until};
 
-/// The file of an image pool beside what is declared.
+/// The size of an image pool's file, and why it differs from the declared size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolFile {
     /// Its size.
     pub size: Bytes,
-    /// What keeps it from being as declared, if anything does.
+    /// Why the size is not the declared one, if it is not.
     pub shortage: Option<Shortage>,
 }
 
-/// Why the file of an image pool is not as declared.
+/// Why the file of an image pool does not have the declared size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("its file has {size} and cannot {}: {why}", lacks(*size, *wanted))]
 pub struct Shortage {
     /// The size that the file has and keeps.
     pub size: Bytes,
-    /// The size that it is to have.
+    /// The declared size.
     pub wanted: Bytes,
-    /// What is in the way.
+    /// The obstacle.
     pub why: String,
 }
 
@@ -44,12 +44,12 @@ fn lacks(size: Bytes, wanted: Bytes) -> String {
 }
 
 impl Pool {
-    /// Makes the file of an image pool as large as declared, rounded down to a MiB, and fills its
-    /// holes. A file that is larger stays so. What cannot be done is in the answer and leaves the
-    /// pool as it is; a repeated call tries again.
+    /// Grows the file of an image pool to the declared size, rounded down to a MiB, and fills its holes.
+    /// A larger file keeps its size. The result states what was not possible; the pool stays usable,
+    /// and a repeated call tries again.
     ///
     /// # Errors
-    /// When the file is not there, or is not the pool's.
+    /// If the file is missing or is not the pool's.
     pub fn resize_file(&self, declared: Bytes) -> Result<PoolFile, Error> {
         let path = file::path(&self.root, &self.home);
         let file = self.file.ok_or_else(|| Error::BackingMissing {
@@ -69,8 +69,8 @@ impl Pool {
         Ok(PoolFile { size, shortage })
     }
 
-    /// How much of the file of an image pool has no space on the host's disk. The filesystem's own
-    /// blocks for the file count as its space, so they may hide as much.
+    /// Bytes of an image pool's file without allocated space on the host's disk. Metadata blocks of the
+    /// file count as its space, so the result may be too small by as much.
     pub(crate) fn unallocated(&self) -> Result<Bytes, Error> {
         let Some(file) = self.file else {
             return Ok(Bytes::ZERO);
@@ -82,12 +82,12 @@ impl Pool {
         Ok(Bytes(stat.size.saturating_sub(stat.allocated)))
     }
 
-    /// Fills the holes of the file, makes it larger, and has the device and the filesystem cover it.
+    /// Fills the holes of the file, enlarges it, and grows the device and the filesystem.
     fn grow_file(&self, file: BorrowedFd<'_>, wanted: Bytes) -> Result<(), Error> {
         let path = file::path(&self.root, &self.home);
         let look = |error: io::Error| failed(format!("look at {}", path.display()))(error);
         let pools = self.root.open_pools().map_err(look)?;
-        // What one call adds to the file no other takes away.
+        // No other call removes what this call adds to the file.
         let is_locked = |locked: &io::Result<bool>| !matches!(locked, Ok(false));
         if !until(|| self.system.try_lock(file), is_locked).map_err(look)? {
             let busy = io::Error::from(io::ErrorKind::ResourceBusy);
@@ -117,7 +117,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Gives the space back to the host that was added to the file, unless a device covers it.
+    /// Releases the space that was added to the file, unless a device covers it.
     fn shorten(&self, file: BorrowedFd<'_>, size: u64) -> io::Result<()> {
         let id = self.system.stat(file)?.id;
         let name = file::name(&self.home);
@@ -132,13 +132,13 @@ impl Pool {
         Ok(())
     }
 
-    /// Whether the pool's filesystem covers so many bytes of its device.
+    /// Whether the pool's filesystem covers this many bytes of its device.
     fn covers(&self, size: u64) -> io::Result<bool> {
         let geometry = self.geometry()?;
         Ok(size / u64::from(geometry.block_size) <= geometry.blocks)
     }
 
-    /// Grows the pool's filesystem to so many bytes of its device. Does nothing when it covers them.
+    /// Grows the pool's filesystem to this many bytes of its device. Does nothing if it covers them.
     pub(super) fn cover(&self, size: u64) -> io::Result<()> {
         let geometry = self.geometry()?;
         let blocks = size / u64::from(geometry.block_size);

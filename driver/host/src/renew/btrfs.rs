@@ -1,9 +1,9 @@
-//! The UUID of a btrfs stands in its superblocks; all its other blocks keep the one that it was made
-//! with, which the superblocks name as well (`METADATA_UUID`).
+//! Changes the UUID of a btrfs in its superblocks. All other blocks keep the UUID of its creation,
+//! which the superblocks record as well (`METADATA_UUID`).
 //!
-//! btrfstune(8) does the same and commits a transaction. Then the log that a live clone has, with all
-//! that was synced since the last commit, fits no longer, and the kernel does not mount it. Here
-//! nothing changes but the UUID, and the first mount replays the log.
+//! btrfstune(8) does the same and commits a transaction. After that, the log of a live clone, with
+//! all data synced since the last commit, no longer matches, and the kernel does not mount it. This
+//! module changes only the UUID, and the first mount replays the log.
 
 use std::{io, os::fd::BorrowedFd};
 
@@ -13,21 +13,21 @@ use twox_hash::XxHash64;
 
 use crate::{id::Uuid, system::System};
 
-/// Where a btrfs has its superblocks, as far as they fit.
+/// Offsets of the superblocks of a btrfs, as far as they fit.
 const SUPERBLOCKS: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
-/// Bytes of one.
+/// Bytes of a superblock.
 const LENGTH: usize = 4096;
-/// Bytes of the field of the checksum, which stands first. It covers the rest.
+/// Bytes of the checksum field, which comes first and covers the rest.
 const CHECKSUM: usize = 32;
 const FSID: usize = 32;
 const MAGIC: usize = 64;
 const INCOMPATIBLE_FEATURES: usize = 188;
 const CHECKSUM_KIND: usize = 196;
 const METADATA_UUID: usize = 571;
-/// `BTRFS_FEATURE_INCOMPAT_METADATA_UUID`: all blocks but the superblocks bear another UUID.
+/// `BTRFS_FEATURE_INCOMPAT_METADATA_UUID`: all blocks but the superblocks have another UUID.
 const FEATURE_METADATA_UUID: u64 = 1 << 10;
 
-/// Gives a btrfs another UUID, before it is ever mounted.
+/// Changes the UUID of a btrfs clone before its first mount.
 pub(crate) fn btrfs(system: &dyn System, file: BorrowedFd<'_>, uuid: Uuid) -> io::Result<()> {
     let size = system.stat(file)?.size;
     let mut renewed = 0;
@@ -36,7 +36,7 @@ pub(crate) fn btrfs(system: &dyn System, file: BorrowedFd<'_>, uuid: Uuid) -> io
             continue;
         }
         let bytes = system.read(file, offset, LENGTH)?;
-        // A copy that is none is as it was at the source.
+        // An invalid copy stays as in the source.
         if let Some(bytes) = with_uuid(bytes, uuid) {
             system.write(file, offset, &bytes)?;
             renewed += 1;
@@ -48,7 +48,7 @@ pub(crate) fn btrfs(system: &dyn System, file: BorrowedFd<'_>, uuid: Uuid) -> io
     system.sync(file)
 }
 
-/// A superblock with another UUID; none where there is no whole one.
+/// Returns a superblock with another UUID; none when it is invalid.
 fn with_uuid(mut bytes: Vec<u8>, uuid: Uuid) -> Option<Vec<u8>> {
     let is_whole = field(&bytes, MAGIC)? == *b"_BHRfS_M" && field(&bytes, 0)? == checksum(&bytes)?;
     if !is_whole {
@@ -67,7 +67,7 @@ fn with_uuid(mut bytes: Vec<u8>, uuid: Uuid) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// What stands in the field of the checksum of a whole superblock; none for a kind that nobody knows.
+/// Computes the checksum field of a superblock; none for an unknown checksum type.
 fn checksum(bytes: &[u8]) -> Option<[u8; CHECKSUM]> {
     let covered = bytes.get(CHECKSUM..LENGTH)?;
     let mut all = [0; CHECKSUM];
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_checksum_is_the_standards() {
+    fn the_checksum_matches_the_standard() {
         // RFC 3720, B.4, and the check value of the catalogue of CRCs.
         assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn the_uuid_of_all_other_blocks_stays_what_it_was_at_first() {
+    fn the_metadata_uuid_stays_that_of_the_creation() {
         let renewed = |bytes, byte| with_uuid(bytes, Uuid::from_bytes([byte; 16])).unwrap();
         for kind in 0..4 {
             let second = renewed(renewed(superblock(kind), 2), 3);

@@ -1,4 +1,4 @@
-//! Who can write to an image: nobody, a mounted filesystem, or the users of a device.
+//! What can write to an image: nothing, a mounted filesystem, or the users of a device.
 
 use std::{
     io,
@@ -16,22 +16,22 @@ use crate::{
 /// How an image is attached.
 #[derive(Debug)]
 pub(super) enum Attachment {
-    /// Not at all. Nobody can change that while its lock is held.
+    /// Not attached. That cannot change while its lock is held.
     None,
-    /// Its filesystem is mounted: the root of a mount, open.
+    /// Its filesystem is mounted. Holds the open root of a mount.
     Mounted(OwnedFd),
-    /// It is a raw block volume.
+    /// Attached as a raw block volume.
     Device,
-    /// It has a filesystem, of which no mount is seen here.
+    /// Attached with a filesystem that has no mount visible to this process.
     Unseen,
 }
 
-/// How an image is attached now.
+/// Determines how an image is attached.
 pub(super) fn find(system: &dyn System, source: &Reading) -> Result<Attachment, image::Error> {
     let uid = &source.image.uid;
     let id = system
         .stat(source.as_fd())
-        .map_err(failed("look at the file", uid))?
+        .map_err(failed("stat the file", uid))?
         .id;
     let bound =
         loopdev::find(system, id, uid.as_ref()).map_err(failed("find the loop device", uid))?;
@@ -46,25 +46,25 @@ pub(super) fn find(system: &dyn System, source: &Reading) -> Result<Attachment, 
     {
         Some(Content::Block) | None => Ok(Attachment::Device),
         Some(Content::Filesystem { .. }) => {
-            // Between two steps of stage or unstage its mount is not there.
+            // Between two steps of stage or unstage the mount does not exist.
             let inside = until(
                 || open_mounted(system, bound.device()),
                 |found| !matches!(found, Ok(None)),
             );
-            let inside = inside.map_err(failed("look at the mounted filesystem", uid))?;
+            let inside = inside.map_err(failed("open the mounted filesystem", uid))?;
             Ok(inside.map_or(Attachment::Unseen, Attachment::Mounted))
         }
     }
 }
 
-/// Opens the root of any mount of a device; none when none is seen or all are covered by others.
+/// Opens the root of any mount of a device; none when none is visible or all are covered by others.
 pub(super) fn open_mounted(
     system: &dyn System,
     device: DeviceNumber,
 ) -> io::Result<Option<OwnedFd>> {
     let mut mounts = system.mounts()?;
     mounts.retain(|mount| mount.device == device);
-    // Whole ones first: their root is a directory.
+    // Mounts of the whole filesystem first: their root is a directory.
     mounts.sort_by_key(|mount| mount.root != Path::new("/"));
     for mount in mounts {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK;

@@ -1,14 +1,14 @@
-//! One member of those that are cut together, before and after the moment.
+//! One member of a group of snapshots, before and after the clone.
 
 use std::io;
 
 use chrono::{DateTime, Utc};
-use cistern_crds::Bytes;
+use cistern_types::Bytes;
 
 use super::{Error, Member};
 use crate::image::{self, Identity, Owner, failed, read::Reading, unfinished::Unfinished};
 
-/// A member for which all is done that can be done before the moment.
+/// A member with everything done that can be done before the freeze.
 pub(super) struct Prepared<'a> {
     member: &'a Member<'a>,
     pub(super) source: Reading,
@@ -46,13 +46,13 @@ impl<'a> Prepared<'a> {
             .map_err(|source| pool.no_space_or("clone the source", uid, source.into()))
     }
 
-    /// Writes down what was cut, and makes it last.
+    /// Writes the identity of the snapshot and syncs the file.
     pub(super) fn identify(&self, time: DateTime<Utc>) -> Result<(), image::Error> {
         let (pool, request) = (self.member.pool, &self.member.request);
         let write = || -> io::Result<()> {
             let size = pool.system.stat(self.image.as_fd())?.size;
             self.image.identify(&Identity {
-                owner: Owner::Snapshot(request.cut_at(time)),
+                owner: Owner::Snapshot(request.record_at(time)),
                 uid: request.uid.clone(),
                 size: Bytes(size),
                 source: None,
@@ -63,13 +63,14 @@ impl<'a> Prepared<'a> {
             .map_err(|source| pool.no_space_or("write the identity", &request.uid, source.into()))
     }
 
-    /// Gives it its name. Until it is kept it goes with this value all the same.
+    /// Gives the image its name. Dropping this value still removes it, until [`Self::keep`] is
+    /// called.
     pub(super) fn name(&mut self) -> Result<(), image::Error> {
         let uid = &self.member.request.uid;
         self.image.name().map_err(failed("give a name", uid))
     }
 
-    /// It is a snapshot now.
+    /// Marks the snapshot as complete: dropping no longer removes it.
     pub(super) fn keep(self) {
         self.image.keep();
     }

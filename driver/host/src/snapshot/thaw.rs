@@ -1,4 +1,4 @@
-//! Thawing what a process that died had frozen.
+//! Thaws filesystems that a killed process left frozen.
 
 use std::os::fd::AsFd as _;
 
@@ -12,9 +12,9 @@ use crate::{
 };
 
 impl Root {
-    /// Thaws the filesystem of every image that is mounted where this process sees it, and says of
-    /// which it was frozen. To be called when a process starts, before anything is unmounted: what
-    /// is frozen and not mounted any more nobody can thaw.
+    /// Thaws the filesystem of every image that has a mount visible to this process, and returns
+    /// the images that were frozen. Call this when a process starts, before anything is unmounted:
+    /// a filesystem that is frozen and no longer mounted cannot be thawed.
     pub fn thaw_all(&self) -> Result<Vec<Uid>, Error> {
         let all = self
             .system
@@ -30,7 +30,7 @@ impl Root {
             match self.thaw(&bound, &image) {
                 Ok(true) => thawed.push(image),
                 Ok(false) => {}
-                // The others all the same.
+                // Goes on with the others.
                 Err(error) => result = result.and(Err(error)),
             }
         }
@@ -46,7 +46,7 @@ impl Root {
         };
         let was_frozen = system.thaw(inside.as_fd()).map_err(failed())?;
         if was_frozen {
-            tracing::warn!(%image, "a filesystem that was left frozen is thawed");
+            tracing::warn!(%image, "thawed a filesystem that an earlier process left frozen");
         }
         Ok(was_frozen)
     }

@@ -1,13 +1,13 @@
-//! What the kernel says of an extent.
+//! Converts the kernel's description of an extent.
 //!
-//! *Invariant:* an extent lies at a place only if nothing that the kernel says speaks against it.
+//! *Invariant:* an extent has a known location only if no flag of the kernel contradicts it.
 
 use super::{Extent, Placement};
 use crate::ioctl;
 
-/// All that keeps the bytes at an extent's place from being the file's. Whether it is shared, merged
-/// from smaller ones or the last says nothing about it.
-const NOT_AS_IT_LIES: u32 = ioctl::EXTENT_UNKNOWN
+/// Flags that mean that the bytes at the location of an extent are not the bytes of the file. The
+/// flags for shared, merged and last extents do not.
+const LOCATION_UNKNOWN: u32 = ioctl::EXTENT_UNKNOWN
     | ioctl::EXTENT_DELALLOC
     | ioctl::EXTENT_ENCODED
     | ioctl::EXTENT_DATA_ENCRYPTED
@@ -19,7 +19,7 @@ impl From<ioctl::Extent> for Extent {
     fn from(found: ioctl::Extent) -> Self {
         let has_end = found.physical.checked_add(found.length).is_some();
         let placement = match found.flags {
-            flags if flags & NOT_AS_IT_LIES != 0 || !has_end => Placement::Unknown,
+            flags if flags & LOCATION_UNKNOWN != 0 || !has_end => Placement::Unknown,
             flags if flags & ioctl::EXTENT_UNWRITTEN != 0 => Placement::Unwritten,
             _ => Placement::At(found.physical),
         };
@@ -38,9 +38,9 @@ mod tests {
         Extent::from(ioctl::Extent::new(4096..8192, 65536, flags)).placement
     }
 
-    /// Every bit of linux/fiemap.h, by itself and with each other.
+    /// Tests every flag of linux/fiemap.h, alone and in pairs.
     #[test]
-    fn an_extent_lies_at_its_place_unless_a_flag_speaks_against_it() {
+    fn an_extent_has_a_known_location_unless_a_flag_contradicts_it() {
         let harmless = [0x1, 0x1000, 0x2000];
         let against = [0x2, 0x4, 0x8, 0x80, 0x100, 0x200, 0x400];
         let unwritten = 0x800;
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn an_extent_beyond_all_numbers_lies_nowhere() {
+    fn an_extent_whose_end_overflows_has_an_unknown_location() {
         let found = Extent::from(ioctl::Extent::new(4096..8192, u64::MAX, 0));
         assert_eq!(found.placement, Placement::Unknown);
         assert_eq!(found.logical, 4096..8192);

@@ -1,8 +1,8 @@
-//! [`FailAt`]: the machine, but for one call.
+//! [`FailAt`]: the machine with one failing call.
 //!
-//! A test walks `n` from 1 until a run needs fewer than `n` calls: then every effect and every look
-//! of that run has failed once, or the process has died in front of it. Dying in front of call
-//! `n + 1` is dying right behind call `n`.
+//! A test increments `n` from 1 until a run needs fewer than `n` calls: then every effect and every
+//! read of that run has failed once, or the process was killed before it. A kill before call `n +
+//! 1` is a kill right after call `n`.
 
 use std::{
     collections::BTreeSet,
@@ -21,24 +21,23 @@ use rustix::process::{Signal, getpid, kill_process};
 
 use super::{
     Block, BoundLoop, DeviceNumber, Devices, Extent, Files, Filesystems, LoopSettings, LoopStatus,
-    MountAttrFlags, OFlags, Parameter, Space, Stat, System, XfsGeometry,
+    Mount, MountAttrFlags, OFlags, Parameter, Space, Stat, System, XfsGeometry,
 };
 use crate::{
     command::{self, Command},
     id::Uuid,
-    mountinfo::Mount,
 };
 
-/// What happens at the call.
+/// The fault to inject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It is not made and answers `EIO`.
+    /// The call returns `EIO` without an effect.
     Error,
-    /// The process kills itself in its place.
+    /// The process kills itself instead of the call.
     Kill,
 }
 
-/// A [`System`] of which one call fails.
+/// A [`System`] with one failing call.
 #[derive(Debug)]
 pub struct FailAt {
     system: Arc<dyn System>,
@@ -48,7 +47,7 @@ pub struct FailAt {
 }
 
 impl FailAt {
-    /// Fails at the call of this number, counted from 1.
+    /// Injects the fault at this call, counted from 1.
     pub fn new(system: Arc<dyn System>, fault: Fault, at: u64) -> Self {
         Self {
             system,
@@ -58,12 +57,12 @@ impl FailAt {
         }
     }
 
-    /// How many calls there were.
+    /// Returns the number of calls so far.
     pub fn calls(&self) -> u64 {
         self.calls.load(Ordering::SeqCst)
     }
 
-    /// Whether the call that fails has been reached.
+    /// Whether the failing call has been reached.
     pub fn has_failed(&self) -> bool {
         self.calls() >= self.at
     }
@@ -261,8 +260,8 @@ impl Devices for FailAt {
         self.next()?.keep_loop(device)
     }
 
-    fn let_go_of_loop(&self, device: BorrowedFd<'_>) -> io::Result<()> {
-        self.next()?.let_go_of_loop(device)
+    fn detach_loop(&self, device: BorrowedFd<'_>) -> io::Result<()> {
+        self.next()?.detach_loop(device)
     }
 
     fn resize_loop(&self, device: BorrowedFd<'_>) -> io::Result<()> {

@@ -10,7 +10,7 @@ use std::{
 
 use super::{DeviceNumber, OFlags};
 
-/// A file's device and inode: which file it is, whatever its name (stat(2)).
+/// Device and inode of a file, which identify it independent of its name (stat(2)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId {
     /// The filesystem's device number.
@@ -19,7 +19,7 @@ pub struct FileId {
     pub inode: u64,
 }
 
-/// Kind of a file.
+/// Type of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileKind {
     /// A regular file.
@@ -34,86 +34,87 @@ pub enum FileKind {
     Other,
 }
 
-/// What stat(2) says of a file.
+/// Result of stat(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
-    /// Which file it is.
+    /// Device and inode.
     pub id: FileId,
-    /// Of which kind.
+    /// Type of the file.
     pub kind: FileKind,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Bytes allocated for it.
+    /// Allocated bytes.
     pub allocated: u64,
-    /// The device that it stands for, if it is one.
+    /// Number of the device, if the file is a device node.
     pub node: DeviceNumber,
 }
 
 impl Stat {
-    /// The block device that the file is the node of.
+    /// Returns the number of the block device; none when the file is not a block device node.
     pub fn device(&self) -> Option<DeviceNumber> {
         (self.kind == FileKind::BlockDevice).then_some(self.node)
     }
 }
 
-/// What statvfs(3) says of a filesystem, in bytes and in inodes.
+/// Result of statvfs(3), in bytes and inodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
-    /// Size of the filesystem.
+    /// Size of the filesystem in bytes.
     pub size: u64,
-    /// Bytes not used, whoever may use them.
+    /// Unused bytes, including those reserved for root.
     pub free: u64,
-    /// Bytes that are free for anybody to use.
+    /// Unused bytes available to all users.
     pub available: u64,
-    /// Inodes.
+    /// Total number of inodes.
     pub inodes: u64,
-    /// Inodes that are free.
+    /// Number of free inodes.
     pub inodes_free: u64,
-    /// Whether it, or the mount through which it was asked, is read-only.
+    /// Whether the filesystem, or the mount of the file, is read-only.
     pub read_only: bool,
 }
 
-/// A part of a file that has space on the disk.
+/// An allocated part of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Which part of the file.
+    /// Byte range in the file.
     pub logical: Range<u64>,
-    /// Where it lies.
+    /// Location on the disk.
     pub placement: Placement,
 }
 
-/// Where an extent lies.
+/// Location of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// From this offset on of what the filesystem lies on. Whatever else lies there has the same
-    /// bytes.
+    /// At this offset on the device of the filesystem. Another extent at the same location has the
+    /// same bytes.
     At(u64),
-    /// Somewhere, and nothing was written to it yet: it reads as zeros.
+    /// Allocated but never written: reads as zeros.
     Unwritten,
-    /// The filesystem does not say, or the bytes there are not simply the file's.
+    /// Not reported by the filesystem, or the bytes there are not the plain bytes of the file.
     Unknown,
 }
 
-/// What is read and written past the page cache: aligned as every device takes it.
+/// A buffer for direct I/O, aligned for every device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[repr(C, align(4096))]
 pub struct Block(pub [u8; Block::SIZE]);
 
 impl Block {
-    /// Its bytes.
+    /// Size in bytes.
     pub const SIZE: usize = 4096;
 }
 
-/// Files and directories of the machine.
+/// Operations on files and directories.
 ///
-/// Names that are given with a directory are single names or paths beneath it, and no symbolic link
-/// is followed (openat2(2)).
+/// Names given with a directory are single names or paths beneath it. No symbolic link is followed
+/// (openat2(2)).
 pub trait Files {
     /// Opens an absolute path in which no part is a symbolic link.
     fn open(&self, path: &Path, flags: OFlags) -> io::Result<OwnedFd>;
-    /// Opens an absolute path and follows symbolic links: for what an administrator named.
+    /// Opens an absolute path and follows symbolic links: for paths that an administrator
+    /// configured.
     fn open_following(&self, path: &Path, flags: OFlags) -> io::Result<OwnedFd>;
-    /// Opens a path beneath a directory; what is made is open to its owner alone.
+    /// Opens a path beneath a directory. A new file is accessible only to its owner.
     fn open_beneath(
         &self,
         directory: BorrowedFd<'_>,
@@ -126,7 +127,7 @@ pub trait Files {
     fn remove_directory(&self, directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<()>;
     /// Removes the name of a file.
     fn unlink(&self, directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<()>;
-    /// Gives a file another name; fails with `EEXIST` where there is one already.
+    /// Renames a file; fails with `EEXIST` when the new name exists.
     fn rename(
         &self,
         from: BorrowedFd<'_>,
@@ -134,44 +135,45 @@ pub trait Files {
         to: BorrowedFd<'_>,
         new_name: &OsStr,
     ) -> io::Result<()>;
-    /// Gives a file the name of another one in its directory, in whose place it is from then on.
+    /// Renames a file over another one in the same directory.
     fn replace(&self, directory: BorrowedFd<'_>, name: &OsStr, replaced: &OsStr) -> io::Result<()>;
-    /// Names in a directory, sorted.
+    /// Lists the names in a directory, sorted.
     fn list(&self, directory: BorrowedFd<'_>) -> io::Result<Vec<OsString>>;
-    /// What a file is.
+    /// Returns the status of a file.
     fn stat(&self, file: BorrowedFd<'_>) -> io::Result<Stat>;
-    /// What the filesystem of a file has left.
+    /// Returns the size and free space of the filesystem of a file.
     fn space(&self, file: BorrowedFd<'_>) -> io::Result<Space>;
-    /// Up to so many bytes of a file; fewer only at its end.
+    /// Reads up to `length` bytes of a file; fewer only at its end.
     fn read(&self, file: BorrowedFd<'_>, offset: u64, length: usize) -> io::Result<Vec<u8>>;
-    /// Writes bytes to a file from an offset on.
+    /// Writes bytes to a file at an offset.
     fn write(&self, file: BorrowedFd<'_>, offset: u64, bytes: &[u8]) -> io::Result<()>;
-    /// Reads a block of a file that was opened with `O_DIRECT`; `UnexpectedEof` where the file ends
-    /// before it does.
+    /// Reads a block of a file that was opened with `O_DIRECT`; `UnexpectedEof` when the file ends
+    /// within the block.
     fn read_block(&self, file: BorrowedFd<'_>, offset: u64) -> io::Result<Box<Block>>;
     /// Writes a block of a file that was opened with `O_DIRECT`.
     fn write_block(&self, file: BorrowedFd<'_>, offset: u64, block: &Block) -> io::Result<()>;
     /// Sets a file's size.
     fn truncate(&self, file: BorrowedFd<'_>, size: u64) -> io::Result<()>;
-    /// The first extents of a part of a file, in order, up to some hundreds, and up to where in the
-    /// part they are all. What is in memory only is written before. They may reach beyond the part.
+    /// Returns the first extents of a part of a file, in order and up to some hundreds, and the
+    /// offset up to which they are complete. Syncs the file first. Extents may reach beyond the
+    /// part.
     fn extents(&self, file: BorrowedFd<'_>, part: &Range<u64>) -> io::Result<(Vec<Extent>, u64)>;
-    /// Gives a part of a file space on the disk. The file grows if it was smaller.
+    /// Allocates space for a part of a file. The file grows if it was smaller.
     fn allocate(&self, file: BorrowedFd<'_>, part: &Range<u64>) -> io::Result<()>;
-    /// How many extents a file of a pool has. Takes no longer for many.
+    /// Counts the extents of a file in a pool, in constant time.
     fn extent_count(&self, file: BorrowedFd<'_>) -> io::Result<u64>;
-    /// Has an empty file share all that another holds, at one moment between two writes to that.
-    /// Holds up its writers for a time that grows with its extents.
+    /// Clones the content of a file into an empty one, atomically between two writes to the source.
+    /// Blocks the source's writers for a time that grows with its extents.
     fn reflink(&self, from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()>;
-    /// Makes a file, or the names in a directory, last.
+    /// Syncs a file, or the names in a directory, to the disk.
     fn sync(&self, file: BorrowedFd<'_>) -> io::Result<()>;
-    /// Locks an open file until it is closed; false when somebody else has.
+    /// Locks an open file exclusively until it is closed; false when another holder has a lock.
     fn try_lock(&self, file: BorrowedFd<'_>) -> io::Result<bool>;
-    /// Locks an open file, as others may as well, until it is closed; false when somebody has it
-    /// alone.
+    /// Locks an open file with a shared lock until it is closed; false when another holder has an
+    /// exclusive lock.
     fn try_lock_shared(&self, file: BorrowedFd<'_>) -> io::Result<bool>;
-    /// The value of an extended attribute, if it is there.
+    /// Returns the value of an extended attribute; none when it does not exist.
     fn attribute(&self, file: BorrowedFd<'_>, name: &str) -> io::Result<Option<Vec<u8>>>;
-    /// Sets an extended attribute that is not there yet.
+    /// Creates an extended attribute; fails when it exists.
     fn set_attribute(&self, file: BorrowedFd<'_>, name: &str, value: &[u8]) -> io::Result<()>;
 }

@@ -1,4 +1,4 @@
-//! Mounts, and what is asked of a mounted filesystem as a whole.
+//! Mounts, and operations on mounted filesystems.
 
 use std::{
     ffi::OsStr,
@@ -7,34 +7,34 @@ use std::{
     path::Path,
 };
 
-use super::MountAttrFlags;
-use crate::{id::Uuid, mountinfo::Mount};
+use super::{Mount, MountAttrFlags};
+use crate::id::Uuid;
 
-/// Shape of a mounted XFS.
+/// Geometry of a mounted XFS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct XfsGeometry {
-    /// Its UUID.
+    /// UUID of the filesystem.
     pub uuid: [u8; 16],
     /// Bytes of a block.
     pub block_size: u32,
-    /// Blocks that it covers.
+    /// Number of blocks of the filesystem.
     pub blocks: u64,
-    /// Share of the space that inodes may take, in hundredths.
+    /// Maximum share of the space for inodes, in percent.
     pub inode_percent: u32,
     /// Whether files can share extents.
     pub reflink: bool,
 }
 
-/// A parameter of a filesystem to be mounted: a key alone, or a key and its value.
+/// A mount parameter of a filesystem: a key with an optional value.
 pub type Parameter<'a> = (&'a str, Option<&'a str>);
 
-/// Mounts and mounted filesystems of the machine.
+/// Operations on mounts and mounted filesystems.
 pub trait Filesystems {
-    /// Every mount that this thread sees.
+    /// Lists all mounts in the mount namespace of this thread.
     fn mounts(&self) -> io::Result<Vec<Mount>>;
-    /// Number of the mount through which a file was opened. Does not touch its filesystem.
+    /// Returns the ID of the mount through which a file was opened. Does not access its filesystem.
     fn mount_id(&self, file: BorrowedFd<'_>) -> io::Result<u64>;
-    /// Opens a filesystem on a device as a mount that is not attached anywhere yet.
+    /// Mounts a filesystem on a device without attaching the mount to a path.
     fn mount_filesystem(
         &self,
         filesystem: &str,
@@ -42,40 +42,40 @@ pub trait Filesystems {
         parameters: &[Parameter<'_>],
         attributes: MountAttrFlags,
     ) -> io::Result<OwnedFd>;
-    /// A second mount of the mount that a file was opened through, not attached anywhere yet.
+    /// Clones the mount of a file without attaching the clone to a path.
     fn clone_mount(&self, file: BorrowedFd<'_>) -> io::Result<OwnedFd>;
-    /// Gives a mount exactly these attributes.
+    /// Sets the attributes of a mount to exactly these.
     fn set_mount_attributes(
         &self,
         mount: BorrowedFd<'_>,
         attributes: MountAttrFlags,
     ) -> io::Result<()>;
-    /// Attaches a mount on a directory or file.
+    /// Attaches a mount to a directory or file.
     fn attach_mount(&self, mount: BorrowedFd<'_>, onto: BorrowedFd<'_>) -> io::Result<()>;
-    /// Takes the topmost mount off a name.
+    /// Unmounts the topmost mount at a name.
     fn unmount(&self, directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<()>;
-    /// Writes out all that the filesystem of a file has only in memory.
+    /// Syncs the filesystem of a file.
     fn sync_filesystem(&self, inside: BorrowedFd<'_>) -> io::Result<()>;
-    /// Writes out the filesystem of a file and has everybody who writes to it wait until it is
-    /// thawed. `ResourceBusy` when it is frozen already.
+    /// Freezes the filesystem of a file: syncs it and blocks writers until it is thawed.
+    /// `ResourceBusy` when it is frozen already.
     fn freeze(&self, inside: BorrowedFd<'_>) -> io::Result<()>;
-    /// Lets the filesystem of a file be written to again; false when it was not frozen.
+    /// Thaws the filesystem of a file; false when it was not frozen.
     fn thaw(&self, inside: BorrowedFd<'_>) -> io::Result<bool>;
-    /// Shape of the XFS that holds a file; none when it is another filesystem.
+    /// Returns the geometry of the XFS of a file; none for another filesystem.
     fn xfs_geometry(&self, inside: BorrowedFd<'_>) -> io::Result<Option<XfsGeometry>>;
-    /// How many parts of the XFS that holds a file the kernel has found to be damaged, of its first
-    /// allocation groups and of what concerns all; none when it is another filesystem.
+    /// Counts the parts of the XFS of a file that the kernel has found to be damaged: in its first
+    /// allocation groups and in global metadata; none for another filesystem.
     fn xfs_damage(&self, inside: BorrowedFd<'_>) -> io::Result<Option<u64>>;
-    /// How many errors the mounted ext4 on a loop device has found in itself, since it was made or
-    /// checked; none when there is no such.
+    /// Counts the errors that the kernel found in the mounted ext4 on a loop device, since it was
+    /// made or checked; none when it is not mounted.
     fn ext4_errors(&self, number: u32) -> io::Result<Option<u64>>;
-    /// How many errors the mounted btrfs of this UUID has had, since it was made or they were set to
-    /// zero; none when there is no such, or the kernel does not tell (before 5.14).
+    /// Counts the errors of the mounted btrfs of this UUID, since it was made or the counters were
+    /// reset; none when it is not mounted, or the kernel does not report them (before 5.14).
     fn btrfs_errors(&self, uuid: Uuid) -> io::Result<Option<u64>>;
-    /// Grows the XFS that holds a file.
+    /// Grows the XFS of a file.
     fn grow_xfs(&self, inside: BorrowedFd<'_>, blocks: u64, inode_percent: u32) -> io::Result<()>;
-    /// Grows the mounted ext4 that holds a file. `PermissionDenied` without `CAP_SYS_RESOURCE`.
+    /// Grows the mounted ext4 of a file. `PermissionDenied` without `CAP_SYS_RESOURCE`.
     fn grow_ext4(&self, inside: BorrowedFd<'_>, blocks: u64) -> io::Result<()>;
-    /// Grows the btrfs that holds a file to the whole of its device.
+    /// Grows the btrfs of a file to the size of its device.
     fn grow_btrfs(&self, inside: BorrowedFd<'_>) -> io::Result<()>;
 }

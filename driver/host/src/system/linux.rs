@@ -1,4 +1,4 @@
-//! [`Linux`]: the one implementation of [`System`].
+//! [`Linux`]: the only implementation of [`System`].
 
 mod devices;
 mod files;
@@ -17,8 +17,8 @@ pub struct Linux {
 }
 
 impl Linux {
-    /// The machine. Device nodes that `/dev` lacks (a container has a copy of it) are made in a
-    /// directory of our own, which must not lie on a filesystem mounted with `nodev`.
+    /// Creates the interface. Device nodes that `/dev` lacks (a container has a copy of it) are
+    /// created in the directory `nodes`, which must not lie on a filesystem mounted with `nodev`.
     pub fn new(nodes: impl Into<PathBuf>) -> Self {
         Self {
             nodes: nodes.into(),

@@ -1,4 +1,4 @@
-//! Block devices as `/proc`, `/sys` and `/dev` tell of them.
+//! Reads block devices from `/proc`, `/sys` and `/dev`.
 
 use std::{
     collections::BTreeSet,
@@ -16,8 +16,8 @@ use rustix::{
 use super::{BoundLoop, DeviceNumber, LoopSettings};
 use crate::id::Uuid;
 
-/// Attributes that tell a disk from every other: of NVMe, of SCSI and ATA, of a mapping, of an array,
-/// of virtio, and of memory cards.
+/// Attributes that identify a disk: of NVMe, of SCSI and ATA, of a mapping, of an array, of virtio,
+/// and of memory cards.
 const IDENTITIES: [&str; 6] = [
     "wwid",
     "device/wwid",
@@ -27,9 +27,9 @@ const IDENTITIES: [&str; 6] = [
     "device/cid",
 ];
 
-/// Names and numbers of all block devices.
+/// Lists names and numbers of all block devices.
 pub(super) fn block_devices() -> io::Result<Vec<(String, DeviceNumber)>> {
-    // Two lines of heading, then: major, minor, blocks, name.
+    // Two header lines, then: major, minor, blocks, name.
     let text = fs::read_to_string("/proc/partitions")?;
     let read = |line: &str| {
         let mut fields = line.split_whitespace();
@@ -41,7 +41,8 @@ pub(super) fn block_devices() -> io::Result<Vec<(String, DeviceNumber)>> {
     Ok(text.lines().filter_map(read).collect())
 }
 
-/// A path at which a block device can be opened: in `/dev`, or else made in a folder of our own.
+/// Returns the path of a node of a block device: in `/dev`, or else created in Cistern's own
+/// directory.
 pub(super) fn device_path(nodes: &Path, name: &str, device: DeviceNumber) -> io::Result<PathBuf> {
     let is_it = |path: &Path| {
         let node = rustix::fs::lstat(path).ok();
@@ -70,7 +71,7 @@ pub(super) fn device_path(nodes: &Path, name: &str, device: DeviceNumber) -> io:
     }
 }
 
-/// Names of the block devices that are made of a block device.
+/// Lists the block devices built on a block device.
 pub(super) fn holders(device: DeviceNumber) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(format!("/sys/dev/block/{device}/holders"))? {
@@ -79,16 +80,17 @@ pub(super) fn holders(device: DeviceNumber) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// What tells a block device from every other.
+/// Returns the stable identity of a block device.
 pub(super) fn device_identity(device: DeviceNumber) -> Option<String> {
     identity(&format!("/sys/dev/block/{device}"))
 }
 
-/// What the attributes in a device's folder tell. The first that is there counts, so that it is the
-/// same each time. One that cannot be read tells nothing: a SCSI disk without a name answers so.
+/// Reads the identity from the attributes in a device's directory. The first existing one counts,
+/// so that the result is stable. One that cannot be read is skipped, as on a SCSI disk without a
+/// name.
 fn identity(folder: &str) -> Option<String> {
     let read = |path: String| text(&path).ok().flatten();
-    // The folder of a partition lies in that of its disk.
+    // The directory of a partition is inside that of its disk.
     let (disk, part) = match read(format!("{folder}/partition")) {
         Some(number) => (format!("{folder}/.."), format!("-part{number}")),
         None => (folder.to_owned(), String::new()),
@@ -99,7 +101,7 @@ fn identity(folder: &str) -> Option<String> {
     })
 }
 
-/// Whether the kernel knows partitions of a block device.
+/// Whether a block device has partitions known to the kernel.
 pub(super) fn has_partitions(device: DeviceNumber) -> io::Result<bool> {
     for entry in fs::read_dir(format!("/sys/dev/block/{device}"))? {
         let entry = entry?;
@@ -110,15 +112,15 @@ pub(super) fn has_partitions(device: DeviceNumber) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Whether a block device takes no writes.
+/// Whether a block device is read-only.
 pub(super) fn is_read_only(device: DeviceNumber) -> io::Result<bool> {
     let found = number(&format!("/sys/dev/block/{device}/ro"))?;
     Ok(found.ok_or(io::ErrorKind::NotFound)? != 0)
 }
 
-/// Requests that a block device, or the disk that it is a part of, has failed.
+/// Counts the failed requests of a block device, or of the disk of a partition.
 pub(super) fn device_errors(device: DeviceNumber) -> io::Result<Option<u64>> {
-    // What is a directory within the disk's is a partition.
+    // The directory of a partition is inside that of its disk, which has the counter.
     for disk in ["", "/.."] {
         let path = format!("/sys/dev/block/{device}{disk}/device/ioerr_cnt");
         if let Some(count) = number(&path)? {
@@ -128,12 +130,12 @@ pub(super) fn device_errors(device: DeviceNumber) -> io::Result<Option<u64>> {
     Ok(None)
 }
 
-/// Errors that the mounted ext4 on a loop device has found in itself.
+/// Counts the errors that the kernel found in the mounted ext4 on a loop device.
 pub(super) fn ext4_errors(loop_number: u32) -> io::Result<Option<u64>> {
     number(&format!("/sys/fs/ext4/loop{loop_number}/errors_count"))
 }
 
-/// Errors of all kinds that the mounted btrfs of this UUID has had on its devices.
+/// Counts the errors of all kinds on the devices of the mounted btrfs of this UUID.
 pub(super) fn btrfs_errors(uuid: Uuid) -> io::Result<Option<u64>> {
     let devices = match fs::read_dir(format!("/sys/fs/btrfs/{uuid}/devinfo")) {
         Ok(devices) => devices,
@@ -143,13 +145,13 @@ pub(super) fn btrfs_errors(uuid: Uuid) -> io::Result<Option<u64>> {
     let mut all = None;
     for device in devices {
         match fs::read_to_string(device?.path().join("error_stats")) {
-            // Lines of a name and a number.
+            // Each line has a name and a number.
             Ok(text) => {
                 let numbers = text.lines().filter_map(|line| line.split_once(' '));
                 let numbers = numbers.filter_map(|(_, number)| number.parse::<u64>().ok());
                 all = Some(numbers.fold(all.unwrap_or(0), u64::saturating_add));
             }
-            // It is being unmounted, or the kernel does not tell.
+            // It is being unmounted, or the kernel does not report errors.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
@@ -157,7 +159,7 @@ pub(super) fn btrfs_errors(uuid: Uuid) -> io::Result<Option<u64>> {
     Ok(all)
 }
 
-/// What stands in a file of one line; none when there is no such file, or nothing in it.
+/// Reads a file of one line; none when it does not exist or is empty.
 fn text(path: &str) -> io::Result<Option<String>> {
     match fs::read(path) {
         Ok(bytes) => {
@@ -170,7 +172,7 @@ fn text(path: &str) -> io::Result<Option<String>> {
     }
 }
 
-/// A number, decimal or with `0x`, that stands alone in a file; none when there is no such file.
+/// Reads a file with one number, decimal or with `0x`; none when it does not exist.
 fn number(path: &str) -> io::Result<Option<u64>> {
     let Some(text) = text(path)? else {
         return Ok(None);
@@ -182,7 +184,7 @@ fn number(path: &str) -> io::Result<Option<u64>> {
     parsed.map(Some).map_err(io::Error::other)
 }
 
-/// Whether something in `/sys` is not there, or no longer.
+/// Whether an attribute in `/sys` does not exist, or no longer does.
 fn is_no_attribute(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound
         || matches!(
@@ -191,7 +193,7 @@ fn is_no_attribute(error: &io::Error) -> bool {
         )
 }
 
-/// The loop devices that are bound, by number.
+/// Lists the bound loop devices, by number.
 pub(super) fn bound_loops() -> io::Result<Vec<BoundLoop>> {
     let mut bound = Vec::new();
     for number in loops()? {
@@ -205,7 +207,7 @@ pub(super) fn bound_loops() -> io::Result<Vec<BoundLoop>> {
     Ok(bound)
 }
 
-/// The loop devices that are not bound.
+/// Lists the loop devices that are not bound.
 pub(super) fn unbound_loops() -> io::Result<BTreeSet<u32>> {
     let mut unbound = BTreeSet::new();
     for number in loops()? {
@@ -216,7 +218,7 @@ pub(super) fn unbound_loops() -> io::Result<BTreeSet<u32>> {
     Ok(unbound)
 }
 
-/// All loop devices that the kernel has, bound or not.
+/// Lists all loop devices of the kernel, bound or not.
 fn loops() -> io::Result<BTreeSet<u32>> {
     let mut numbers = BTreeSet::new();
     for entry in fs::read_dir("/sys/block")? {
@@ -227,26 +229,26 @@ fn loops() -> io::Result<BTreeSet<u32>> {
     Ok(numbers)
 }
 
-/// Name of the file behind a loop device, if it is bound.
+/// Returns the path of the file behind a loop device; none when it is not bound.
 pub(super) fn backing_file(number: u32) -> io::Result<Option<PathBuf>> {
     match fs::read(format!("/sys/block/loop{number}/loop/backing_file")) {
         Ok(mut text) => {
             text.truncate(text.trim_ascii_end().len());
             Ok(Some(OsString::from_vec(text).into()))
         }
-        // Not bound, or no longer.
+        // Not bound, or no longer bound.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) if Errno::from_io_error(&error) == Some(Errno::NODEV) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// Whether a loop device keeps its file when its last user closes it.
+/// Whether a bound loop device stays bound when its last user closes it (autoclear is off).
 pub(super) fn is_kept(loop_number: u32) -> io::Result<bool> {
     Ok(number(&format!("/sys/block/loop{loop_number}/loop/autoclear"))? == Some(0))
 }
 
-/// What a loop device's queue is like.
+/// Returns the queue settings of a loop device.
 pub(super) fn loop_settings(number: u32) -> io::Result<LoopSettings> {
     let read = |attribute: &str| {
         let text = fs::read_to_string(format!("/sys/block/loop{number}/{attribute}"))?;
@@ -258,7 +260,7 @@ pub(super) fn loop_settings(number: u32) -> io::Result<LoopSettings> {
     })
 }
 
-/// A device number as stat(2) has it.
+/// Converts a device number of stat(2).
 pub(super) fn device_number(device: u64) -> DeviceNumber {
     DeviceNumber {
         major: major(device),
@@ -282,12 +284,12 @@ mod tests {
         }
         fs::write(&file, "many").unwrap();
         assert!(number(path).is_err());
-        // What is asked for beneath a device that has none.
+        // A path beneath a device without the attribute.
         assert_eq!(number(&format!("{path}/device/ioerr_cnt")).unwrap(), None);
     }
 
     #[test]
-    fn a_disk_is_known_by_its_world_wide_name_or_else_its_serial_number_and_a_partition_by_its_own()
+    fn a_disk_is_identified_by_its_world_wide_name_or_serial_number_and_a_partition_by_its_number()
     {
         let folder = tempfile::tempdir().unwrap();
         let disk = folder.path().join("sda");
@@ -295,14 +297,14 @@ mod tests {
         fs::create_dir_all(disk.join("device")).unwrap();
         fs::create_dir_all(&partition).unwrap();
         fs::write(partition.join("partition"), "2\n").unwrap();
-        let told = |path: &Path| identity(path.to_str().unwrap());
-        assert_eq!((told(&disk), told(&partition)), (None, None));
+        let found = |path: &Path| identity(path.to_str().unwrap());
+        assert_eq!((found(&disk), found(&partition)), (None, None));
         fs::write(disk.join("serial"), " \n").unwrap();
-        assert_eq!(told(&disk), None);
+        assert_eq!(found(&disk), None);
         fs::write(disk.join("serial"), "S1\n").unwrap();
-        assert_eq!(told(&disk).unwrap(), "serial:S1");
+        assert_eq!(found(&disk).unwrap(), "serial:S1");
         fs::write(disk.join("device/wwid"), "naa.5000c5\n").unwrap();
-        assert_eq!(told(&disk).unwrap(), "device/wwid:naa.5000c5");
-        assert_eq!(told(&partition).unwrap(), "device/wwid:naa.5000c5-part2");
+        assert_eq!(found(&disk).unwrap(), "device/wwid:naa.5000c5");
+        assert_eq!(found(&partition).unwrap(), "device/wwid:naa.5000c5-part2");
     }
 }

@@ -6,8 +6,8 @@ use std::{
     path::PathBuf,
 };
 
-use cistern_crds::{Bytes, FilesystemType, Provisioning};
 use cistern_host::{Expectation, Pool, PoolDeclaration, pool::Error};
+use cistern_types::{Bytes, FilesystemType, Provisioning};
 
 use crate::{
     device::Disk,
@@ -52,7 +52,7 @@ fn traces(path: &PathBuf) -> (Vec<u8>, u64, i64, i64) {
 }
 
 #[test]
-fn a_pool_that_comes_back_is_adopted_under_its_running_volumes_and_found_after_a_reboot() {
+fn a_returning_pool_is_adopted_under_its_running_volumes_and_found_after_a_reboot() {
     let machine = Machine::new();
     let first = image_pool(POOL_SIZE);
     let pool = open_new(&machine);
@@ -93,7 +93,7 @@ fn a_pool_that_comes_back_is_adopted_under_its_running_volumes_and_found_after_a
 }
 
 #[test]
-fn a_pool_that_another_of_the_host_is_called_after_is_not_adopted() {
+fn a_pool_whose_name_another_pool_of_the_host_has_is_not_adopted() {
     let machine = Machine::new();
     drop(open_new(&machine));
     let first = image_pool(POOL_SIZE);
@@ -119,7 +119,7 @@ fn a_pool_that_another_of_the_host_is_called_after_is_not_adopted() {
 }
 
 #[test]
-fn r7_of_two_pools_of_one_name_none_is_adopted_touched_or_made_anew() {
+fn r7_of_two_pools_of_one_name_none_is_adopted_changed_or_created_again() {
     let machine = Machine::new();
     let first = image_pool(POOL_SIZE);
     drop(open_new(&machine));
@@ -149,7 +149,7 @@ fn r7_of_two_pools_of_one_name_none_is_adopted_touched_or_made_anew() {
 }
 
 #[test]
-fn r7_no_pool_is_made_beside_a_file_that_may_be_it() {
+fn r7_no_pool_is_created_beside_a_file_that_may_be_that_pool() {
     let machine = Machine::new();
     let first = image_pool(POOL_SIZE);
     drop(open_new(&machine));
@@ -172,7 +172,7 @@ fn r7_no_pool_is_made_beside_a_file_that_may_be_it() {
 }
 
 #[test]
-fn a_pool_on_a_device_that_comes_back_is_adopted_before_a_blank_one_is_taken() {
+fn a_returning_device_pool_is_adopted_before_a_blank_device_is_used() {
     let machine = Machine::new();
     let (blank, disk) = (Disk::new(&machine, "blank"), Disk::new(&machine, "disk"));
     let first = device_pool([disk.device.clone()]);

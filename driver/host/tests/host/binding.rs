@@ -1,4 +1,4 @@
-//! Many volumes are bound to loop devices at once, and one of them may take long.
+//! Volumes are bound to loop devices concurrently, and one of them may take long.
 
 use std::{
     fs,
@@ -7,8 +7,8 @@ use std::{
     thread,
 };
 
-use cistern_crds::{Bytes, FilesystemType, Provisioning};
 use cistern_host::{Expectation, ImageRequest, PoolDeclaration};
+use cistern_types::{Bytes, FilesystemType, Provisioning};
 use failing_disk::Mode;
 use rustix::thread::{Pid, gettid};
 
@@ -58,7 +58,7 @@ fn waits_for_a_disk(thread: Pid) -> bool {
 }
 
 #[test]
-fn r16_a_volume_whose_disk_hangs_while_it_is_staged_holds_up_no_volume_of_another_pool() {
+fn r16_staging_on_a_hanging_disk_does_not_delay_volumes_of_another_pool() {
     let machine = Machine::new();
     let disk = FailingDevice::new(&machine);
     let root = machine.root();
@@ -106,7 +106,7 @@ fn r16_a_volume_whose_disk_hangs_while_it_is_staged_holds_up_no_volume_of_anothe
 }
 
 #[test]
-fn volumes_that_are_staged_at_once_have_a_device_each() {
+fn volumes_that_are_staged_concurrently_have_a_device_each() {
     let machine = Machine::new();
     let pool = Arc::new(open_new(&machine));
     let names: Vec<_> = (0..AT_ONCE).map(|number| format!("v{number}")).collect();

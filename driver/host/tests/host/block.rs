@@ -1,4 +1,4 @@
-//! Raw block volumes: staged, published, and back.
+//! Raw block volumes: staging, publishing, and undoing both.
 
 use std::{
     fs,
@@ -7,11 +7,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use cistern_crds::{Bytes, FilesystemType, Provisioning};
 use cistern_host::{
     BlockPublishRequest, BlockStageRequest, Image, ImageRequest, Pool, VolumeStatistics, image,
     mounting::Error, statistics,
 };
+use cistern_types::{Bytes, FilesystemType, Provisioning};
 use rustix::{
     fs::{Mode, OFlags, major, minor},
     mount::{UnmountFlags, mount_bind},
@@ -136,7 +136,7 @@ fn attribute(device: &str, name: &str) -> String {
 
 // Shows: CV-21, NPV-06, NPV-10, NSV-05, NSV-13, NUP-04, NUP-05, NUS-04, NUS-05.
 #[test]
-fn npv_11_a_raw_block_volume_goes_the_whole_way_there_and_back_and_leaves_nothing() {
+fn npv_11_a_raw_block_volume_is_staged_published_and_removed_without_leftovers() {
     // CV-21, NSV-05, NSV-13, NPV-06, NPV-10, NUP-04, NUP-05, NUS-04, NUS-05.
     let machine = Machine::new();
     let pool = open_new(&machine);
@@ -176,7 +176,7 @@ fn npv_11_a_raw_block_volume_goes_the_whole_way_there_and_back_and_leaves_nothin
 }
 
 #[test]
-fn kubelets_own_loop_device_on_a_published_volume_is_never_taken_for_ours() {
+fn kubelets_own_loop_device_on_a_published_volume_is_ignored() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let volume = Device::new(&machine, &pool, "a");
@@ -198,7 +198,7 @@ fn kubelets_own_loop_device_on_a_published_volume_is_never_taken_for_ours() {
         panic!("it has no filesystem");
     };
     assert_eq!(total, SIZE, "ngs_10");
-    // Somebody unstages too early: the pod keeps its device.
+    // After an early unstage the pod keeps its device.
     let error = volume.unstage().unwrap_err();
     assert!(matches!(error, Error::StillPublished { .. }), "{error}");
     write(&target, 7).unwrap();
@@ -248,7 +248,7 @@ fn npv_13_a_device_that_is_published_read_only_cannot_be_written_and_is_writable
 
 // Shows: NPV-19, NPV-22, NSV-16.
 #[test]
-fn nsv_08_a_volume_is_staged_as_what_it_was_made() {
+fn nsv_08_a_volume_is_staged_only_with_its_own_access_type() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let volume = Device::new(&machine, &pool, "a");
@@ -285,7 +285,7 @@ fn nsv_08_a_volume_is_staged_as_what_it_was_made() {
 }
 
 #[test]
-fn what_stands_at_the_target_is_taken_if_it_is_empty_and_left_alone_if_not() {
+fn an_empty_target_file_is_used_and_any_other_is_left_alone() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let volume = Device::new(&machine, &pool, "a");
@@ -311,7 +311,7 @@ fn what_stands_at_the_target_is_taken_if_it_is_empty_and_left_alone_if_not() {
 }
 
 #[test]
-fn nus_07_the_way_back_of_a_device_needs_neither_pool_nor_image() {
+fn nus_07_removing_a_device_needs_neither_pool_nor_image() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let volume = Device::new(&machine, &pool, "a");
@@ -337,7 +337,7 @@ fn nus_07_the_way_back_of_a_device_needs_neither_pool_nor_image() {
 }
 
 #[test]
-fn a_device_that_is_staged_at_two_paths_goes_with_the_last() {
+fn a_device_that_is_staged_at_two_paths_is_detached_with_the_last() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let volume = Device::new(&machine, &pool, "a");
@@ -364,7 +364,7 @@ fn a_device_that_is_staged_at_two_paths_goes_with_the_last() {
 
 /// In a container `/dev` is a copy that was made when it started.
 #[test]
-fn a_device_that_dev_has_no_node_for_is_published_all_the_same() {
+fn a_device_without_a_node_in_dev_is_published() {
     let machine = Machine::new();
     Machine::forget_device_nodes();
     let pool = open_new(&machine);
@@ -386,7 +386,7 @@ fn a_device_that_dev_has_no_node_for_is_published_all_the_same() {
 }
 
 #[test]
-fn a_device_that_was_kept_for_a_stage_that_everybody_forgot_does_not_hold_its_image() {
+fn a_device_of_a_forgotten_stage_does_not_keep_its_image_in_use() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let volume = Device::new(&machine, &pool, "a");
@@ -404,7 +404,7 @@ fn a_device_that_was_kept_for_a_stage_that_everybody_forgot_does_not_hold_its_im
 }
 
 #[test]
-fn a_node_whose_device_became_anothers_is_taken_off_and_the_other_is_left_alone() {
+fn a_node_whose_device_now_serves_another_image_is_unmounted_and_the_device_is_left_alone() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let (volume, other) = (
@@ -433,7 +433,7 @@ fn a_node_whose_device_became_anothers_is_taken_off_and_the_other_is_left_alone(
 }
 
 #[test]
-fn ngs_05_ngs_10_the_size_of_a_device_is_told_at_every_path_of_it_and_at_no_other() {
+fn ngs_05_ngs_10_every_path_of_a_device_reports_its_size_and_no_other_path_does() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let (volume, other) = (

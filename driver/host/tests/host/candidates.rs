@@ -108,7 +108,7 @@ fn missing(result: Result<Pool, Error>, why: &str) {
 }
 
 #[test]
-fn of_two_devices_with_the_filesystem_of_a_pool_none_is_taken_and_both_are_named() {
+fn if_two_devices_have_the_filesystem_of_a_pool_neither_is_used_and_both_are_named() {
     let machine = Machine::new();
     let (blank, disk) = (Disk::new(&machine, "blank"), Disk::new(&machine, "disk"));
     let expectation = make(&machine, &disk);
@@ -142,10 +142,10 @@ fn of_two_devices_with_the_filesystem_of_a_pool_none_is_taken_and_both_are_named
 }
 
 #[test]
-fn a_device_that_is_not_listed_is_looked_at_only_if_it_is_the_disk_that_the_pool_was_on() {
+fn an_unlisted_device_is_probed_only_if_the_pool_was_on_that_disk() {
     let machine = Machine::new();
     let disk = Disk::new(&machine, "disk");
-    let said = Attributes::of(&disk, "S1", None);
+    let attributes = Attributes::of(&disk, "S1", None);
     let declaration = device_pool([disk.device.clone()]);
     let pool = must(machine.root().open_pool(&declaration, Expectation::New));
     let identity = pool.device_identity().unwrap().to_owned();
@@ -166,14 +166,14 @@ fn a_device_that_is_not_listed_is_looked_at_only_if_it_is_the_disk_that_the_pool
 
     // A second path to the same disk: which of them is whole, nobody knows.
     let second = copy(&machine, &disk, "second", 0);
-    let said_too = Attributes::of(&second, "S1", None);
+    let more_attributes = Attributes::of(&second, "S1", None);
     let listed = with_identity(&[&disk.device], &identity);
     assert_eq!(
         ambiguous(open(&listed)),
         [disk.device.clone(), second.device.clone()]
     );
     // A device that is made of both is.
-    drop((said, said_too));
+    drop((attributes, more_attributes));
     let _said = Attributes::of(&disk, "S1", Some("dm-0"));
     let _said_too = Attributes::of(&second, "S1", Some("dm-0"));
     missing(open(&listed), "dm-0 is made of it");
@@ -186,7 +186,7 @@ fn a_device_that_is_not_listed_is_looked_at_only_if_it_is_the_disk_that_the_pool
 }
 
 #[test]
-fn a_device_that_another_is_made_of_is_not_blank() {
+fn a_device_that_backs_another_device_is_not_blank() {
     let machine = Machine::new();
     let disk = Disk::new(&machine, "disk");
     let _said = Attributes::of(&disk, "S1", Some("md0"));
@@ -197,7 +197,7 @@ fn a_device_that_another_is_made_of_is_not_blank() {
 }
 
 #[test]
-fn a_part_of_an_array_is_not_the_pool_and_the_array_is() {
+fn the_device_of_a_pool_is_the_array_and_not_its_member() {
     const MORE: u64 = 1 << 20;
     let machine = Machine::new();
     let array = Disk::new(&machine, "array");
@@ -227,7 +227,7 @@ fn a_part_of_an_array_is_not_the_pool_and_the_array_is() {
 }
 
 #[test]
-fn what_a_volume_wrote_at_the_end_of_its_pool_is_no_mark_of_an_array() {
+fn volume_data_at_the_end_of_a_pool_is_not_taken_for_an_array_signature() {
     let machine = Machine::new();
     let disk = Disk::new(&machine, "disk");
     let expectation = make(&machine, &disk);

@@ -1,5 +1,5 @@
-//! What images hold and how they differ, told from where their extents lie: on real pools, against
-//! the bytes themselves.
+//! Allocated and changed ranges of images, derived from their extents on real pools and compared with
+//! their bytes.
 
 use std::{
     fs,
@@ -13,12 +13,12 @@ use std::{
     thread,
 };
 
-use cistern_crds::{Bytes, Consistency, FilesystemType, Provisioning};
 use cistern_host::{
     Changes, Image, ImageRequest, Pool, Uid,
     image::Error,
     system::{FailAt, Fault},
 };
+use cistern_types::{Bytes, Consistency, FilesystemType, Provisioning};
 use proptest::{
     prelude::*,
     test_runner::{Config, TestRunner},
@@ -30,7 +30,7 @@ use crate::{
         Machine, POOL_SIZE, chain, eventually, image_path, image_pool, known, must, open_new,
         request, root, run, uid,
     },
-    snapshot::{cut, snapshot_of},
+    snapshot::{snapshot_of, take_snapshot},
 };
 
 const BLOCK: u64 = 4096;
@@ -133,7 +133,12 @@ impl<'a> Volume<'a> {
     fn snapshot(&mut self) {
         let name = format!("{}-{}", self.name, self.snapshots.len());
         let request = snapshot_of(&self.image, &name);
-        let image = must(cut(self.machine, self.pool, request, Consistency::Crash));
+        let image = must(take_snapshot(
+            self.machine,
+            self.pool,
+            request,
+            Consistency::Crash,
+        ));
         self.snapshots.push(image.uid);
     }
 
@@ -196,7 +201,7 @@ fn must_be_equal(one: &[u8], other: &[u8], what: &str) {
 /// MDA-04, MDD-06, MDD-08, SMD-04, SMD-07.
 // Shows: MDA-04, MDD-08, SMD-04, SMD-07.
 #[test]
-fn r11_mdd_06_what_is_told_rebuilds_every_snapshot_of_any_history() {
+fn r11_mdd_06_the_reported_ranges_rebuild_every_snapshot_of_any_history() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let histories = (prop::collection::vec(operation(), 1..40), 0..SIZE.0);
@@ -214,24 +219,27 @@ fn r11_mdd_06_what_is_told_rebuilds_every_snapshot_of_any_history() {
         let mut before: Option<(&Uid, Vec<u8>)> = None;
         for target in &volume.snapshots {
             let bytes = volume.bytes(target);
-            let told = ranges(pool.allocated(target, 0));
-            must_be_equal(&patched(&[], &bytes, &told), &bytes, "onto zeros");
-            assert_eq!(ranges(pool.allocated(target, from)), rest(&told, from));
+            let reported = ranges(pool.allocated(target, 0));
+            must_be_equal(&patched(&[], &bytes, &reported), &bytes, "onto zeros");
+            assert_eq!(ranges(pool.allocated(target, from)), rest(&reported, from));
             if let Some((base, base_bytes)) = before {
-                let told = ranges(pool.changes(base, target, 0));
+                let reported = ranges(pool.changes(base, target, 0));
                 must_be_equal(
-                    &patched(&base_bytes, &bytes, &told),
+                    &patched(&base_bytes, &bytes, &reported),
                     &bytes,
                     "onto the base",
                 );
-                assert_eq!(ranges(pool.changes(base, target, from)), rest(&told, from));
+                assert_eq!(
+                    ranges(pool.changes(base, target, from)),
+                    rest(&reported, from)
+                );
             }
             before = Some((target, bytes));
         }
         if let (Some(first), Some((last, bytes))) = (volume.snapshots.first(), &before) {
-            let told = ranges(pool.changes(first, last, 0));
+            let reported = ranges(pool.changes(first, last, 0));
             must_be_equal(
-                &patched(&volume.bytes(first), bytes, &told),
+                &patched(&volume.bytes(first), bytes, &reported),
                 bytes,
                 "from the first",
             );
@@ -248,7 +256,7 @@ fn r11_mdd_06_what_is_told_rebuilds_every_snapshot_of_any_history() {
 
 /// MDA-05, MDD-09.
 #[test]
-fn mda_05_mdd_09_nothing_is_told_of_what_was_never_written_or_is_the_same() {
+fn mda_05_mdd_09_unwritten_and_unchanged_ranges_are_not_reported() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let mut volume = Volume::new(&machine, &pool, "a");
@@ -274,7 +282,7 @@ fn mda_05_mdd_09_nothing_is_told_of_what_was_never_written_or_is_the_same() {
 }
 
 #[test]
-fn mdd_08_what_was_freed_or_made_zeros_is_told_and_what_the_image_grew_by_is_if_it_was_written() {
+fn mdd_08_freed_zeroed_and_grown_written_ranges_are_reported() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let mut volume = Volume::new(&machine, &pool, "a");
@@ -297,7 +305,7 @@ fn mdd_08_what_was_freed_or_made_zeros_is_told_and_what_the_image_grew_by_is_if_
 
 /// A tool that defragments moves what an image holds to other places while both are looked at.
 #[test]
-fn r11_what_differs_is_told_while_extents_move() {
+fn r11_changes_are_reported_while_extents_move() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let mut volume = Volume::new(&machine, &pool, "a");
@@ -323,23 +331,20 @@ fn r11_what_differs_is_told_while_extents_move() {
             }
             moves
         });
-        // Where the base shares nothing with the target, all that it holds is told.
+        // If the base shares no extent with the target, all of its data is listed.
         let mut last = ranges(pool.changes(base, target, 0));
         let mut switches = 0;
-        eventually(
-            "what is told before a move and behind it, some times",
-            || {
-                let told = ranges(pool.changes(base, target, 0));
-                must_be_equal(
-                    &patched(&base_bytes, &bytes, &told),
-                    &bytes,
-                    "onto the base",
-                );
-                switches += usize::from(told != last);
-                last = told;
-                switches > 10
-            },
-        );
+        eventually("the ranges before and after a move", || {
+            let reported = ranges(pool.changes(base, target, 0));
+            must_be_equal(
+                &patched(&base_bytes, &bytes, &reported),
+                &bytes,
+                "onto the base",
+            );
+            switches += usize::from(reported != last);
+            last = reported;
+            switches > 10
+        });
         stop.store(true, Ordering::Relaxed);
         assert!(moving.join().unwrap() > 1);
     });
@@ -360,7 +365,7 @@ fn swap_places(one: &Path, other: &Path) {
 }
 
 #[test]
-fn only_snapshots_are_told_of_and_only_those_that_are_there() {
+fn only_existing_snapshots_report_their_data() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let mut volume = Volume::new(&machine, &pool, "a");
@@ -388,7 +393,7 @@ fn only_snapshots_are_told_of_and_only_those_that_are_there() {
 }
 
 #[test]
-fn smd_03_a_snapshot_that_is_told_of_stays_until_that_ends() {
+fn smd_03_a_snapshot_stays_until_reporting_its_data_ends() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let mut volume = Volume::new(&machine, &pool, "a");
@@ -407,9 +412,9 @@ fn smd_03_a_snapshot_that_is_told_of_stays_until_that_ends() {
     }
 }
 
-/// As when the pool's disk goes while an image is told of.
+/// Simulates the loss of the pool's disk while the ranges of an image are listed.
 #[test]
-fn smd_02_a_look_that_fails_is_an_error_and_the_end() {
+fn smd_02_a_failed_extent_query_ends_the_walk_with_an_error() {
     let machine = Machine::new();
     let expectation = {
         let pool = open_new(&machine);
@@ -421,7 +426,7 @@ fn smd_02_a_look_that_fails_is_an_error_and_the_end() {
     };
     let [base, target] = ["uid-a-0", "uid-a-1"].map(uid);
     // Opened over a machine of which one call fails, the same walk ends in an error at each of its
-    // looks, and never as if all was told.
+    // looks, and never as if the list were complete.
     let walked = |at| {
         let system = Arc::new(FailAt::new(Arc::clone(&machine.system), Fault::Error, at));
         let root = root(&machine.folder, Arc::clone(&system) as _);

@@ -1,4 +1,4 @@
-//! What a crash or a failing disk leaves of a filesystem, and what staging makes of it.
+//! How staging handles filesystems damaged by a crash or a failing disk.
 
 use std::{
     cell::Cell,
@@ -8,10 +8,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use cistern_crds::{Bytes, FilesystemType, Provisioning};
 use cistern_host::{
     Checking, Image, ImageRequest, Pool, SourceImage, StageRequest, image, mounting,
 };
+use cistern_types::{Bytes, FilesystemType, Provisioning};
 use rustix::fs::ioctl_ficlone;
 
 use crate::harness::{
@@ -94,7 +94,7 @@ fn clone(from: &Path, to: &Path) {
 }
 
 #[test]
-fn r2_what_was_synced_before_a_crash_is_there_when_the_volume_is_staged_again() {
+fn r2_data_synced_before_a_crash_survives_the_next_stage() {
     for filesystem in FilesystemType::ALL {
         let used = Used::new(filesystem);
         must(used.stage());
@@ -118,7 +118,7 @@ fn r2_what_was_synced_before_a_crash_is_there_when_the_volume_is_staged_again() 
 }
 
 #[test]
-fn an_ext4_with_harmless_damage_is_mended_before_it_is_mounted() {
+fn an_ext4_with_harmless_damage_is_repaired_before_it_is_mounted() {
     let used = Used::new(FilesystemType::Ext4);
     used.debugfs("set_super_value free_blocks_count 1");
     used.debugfs("freeb 5000 10");
@@ -140,7 +140,8 @@ fn an_ext4_with_harmless_damage_is_mended_before_it_is_mounted() {
 }
 
 #[test]
-fn a_full_check_or_a_growth_waits_for_a_call_that_allows_it_and_a_journal_is_replayed_at_once() {
+fn a_full_check_or_a_growth_waits_for_a_call_that_allows_it_and_a_journal_is_replayed_immediately()
+{
     let used = Used::new(FilesystemType::Ext4);
     let volume = Volume::new(&used.image);
     let plain = || volume.stage(&used.staging);
@@ -212,7 +213,7 @@ fn a_full_check_or_a_growth_waits_for_a_call_that_allows_it_and_a_journal_is_rep
 }
 
 #[test]
-fn nsv_15_an_ext4_that_only_a_person_can_mend_is_refused_until_one_did() {
+fn nsv_15_an_ext4_that_needs_manual_repair_is_refused_until_repaired() {
     let used = Used::new(FilesystemType::Ext4);
     // A file of nothing but names.
     used.debugfs("set_inode_field folder mode 0100644");
@@ -228,7 +229,7 @@ fn nsv_15_an_ext4_that_only_a_person_can_mend_is_refused_until_one_did() {
 }
 
 #[test]
-fn nsv_15_a_damaged_xfs_is_refused_and_left_as_it_is() {
+fn nsv_15_a_damaged_xfs_is_refused_and_left_unchanged() {
     let used = Used::new(FilesystemType::Xfs);
     let file = fs::File::options()
         .read(true)

@@ -9,8 +9,8 @@ use std::{
 use crate::harness::{
     Machine, allocated, device_pool, eventually, known, must, request, run, unmount,
 };
-use cistern_crds::{Bytes, FilesystemType, Provisioning};
 use cistern_host::{Expectation, pool::Error};
+use cistern_types::{Bytes, FilesystemType, Provisioning};
 use rustix::fs::{Mode, OFlags};
 
 pub(crate) const SIZE: u64 = 320 << 20;
@@ -110,7 +110,7 @@ fn leave(machine: &Machine) {
 }
 
 #[test]
-fn the_first_blank_device_is_taken_and_found_again_under_another_name() {
+fn the_first_blank_device_is_used_and_found_again_under_another_name() {
     let machine = Machine::new();
     let (first, second) = (Disk::new(&machine, "first"), Disk::new(&machine, "second"));
     run("mkfs.ext4", &["-q", first.path()]);
@@ -153,7 +153,7 @@ fn the_first_blank_device_is_taken_and_found_again_under_another_name() {
 }
 
 #[test]
-fn a_known_pool_whose_device_is_away_is_not_made_on_another() {
+fn a_known_pool_whose_device_is_missing_is_not_created_on_another() {
     let machine = Machine::new();
     let disk = Disk::new(&machine, "disk");
     let expectation = Expectation::Known {
@@ -170,7 +170,7 @@ fn a_known_pool_whose_device_is_away_is_not_made_on_another() {
 }
 
 #[test]
-fn a_device_that_holds_anything_is_refused_with_what_it_holds_and_left_as_it_is() {
+fn a_device_with_content_is_refused_with_that_content_named_and_left_unchanged() {
     let machine = Machine::new();
     let disk = Disk::new(&machine, "disk");
     let declaration = device_pool([disk.device.clone()]);
@@ -218,7 +218,7 @@ fn a_device_that_holds_anything_is_refused_with_what_it_holds_and_left_as_it_is(
 }
 
 #[test]
-fn a_device_that_is_in_use_or_none_at_all_is_refused() {
+fn a_path_that_is_a_device_in_use_or_no_device_is_refused() {
     let machine = Machine::new();
     let disk = Disk::new(&machine, "disk");
     let at = machine.staging("held");
@@ -242,7 +242,7 @@ fn a_device_that_is_in_use_or_none_at_all_is_refused() {
 }
 
 #[test]
-fn an_xfs_of_ours_that_mkfs_did_not_finish_is_made_again() {
+fn an_xfs_of_a_pool_that_mkfs_did_not_finish_is_made_again() {
     let machine = Machine::new();
     let disk = Disk::new(&machine, "disk");
     let declaration = device_pool([disk.device.clone()]);

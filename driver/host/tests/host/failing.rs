@@ -12,7 +12,7 @@ use crate::harness::{Machine, must, run};
 
 const SIZE: u64 = 320 << 20;
 
-/// The device. Whoever waits for it gets an error when this ends.
+/// The device. Pending I/O fails when this is dropped.
 pub(crate) struct FailingDevice {
     pub(crate) path: PathBuf,
     disk: Option<FailingDisk>,
@@ -25,14 +25,14 @@ impl FailingDevice {
         Self::start(&folder)
     }
 
-    /// Takes the disk out. It comes back under another name: whoever has this one mounted keeps that.
+    /// Unplugs the disk and plugs it in again under another name. Existing mounts keep the old device.
     pub(crate) fn replug(mut self, machine: &Machine) -> Self {
         drop(self.disk.take());
         Self::start(&machine.path("failing"))
     }
 
     fn start(folder: &Path) -> Self {
-        // In the namespace of this thread, and ended with it by the kernel.
+        // It runs in the namespace of this thread, and the kernel kills it when the thread ends.
         #[expect(clippy::disallowed_methods, reason = "the test's own tools")]
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]);
@@ -53,7 +53,7 @@ impl FailingDevice {
 impl Drop for FailingDevice {
     fn drop(&mut self) {
         drop(self.disk.take());
-        // What is mounted from it keeps it until that ends.
+        // Mounts keep the device until they end.
         run("losetup", &["-d", text(&self.path)]);
     }
 }

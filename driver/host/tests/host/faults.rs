@@ -1,5 +1,5 @@
-//! A fault at every call to the machine: a run without it afterwards ends as if it had never been
-//! (requirements R2, R6, R15).
+//! Injects a fault at every system call. A later run without the fault ends in the same state as one
+//! that never had it (requirements R2, R6, R15).
 
 use std::{
     fs,
@@ -7,11 +7,11 @@ use std::{
     sync::Arc,
 };
 
-use cistern_crds::Bytes;
 use cistern_host::{
     Expectation,
     system::{FailAt, Fault},
 };
+use cistern_types::Bytes;
 
 use crate::{
     device::Disk,
@@ -19,10 +19,10 @@ use crate::{
     scenario::{self, Step},
 };
 
-/// More calls than any step needs.
+/// Upper bound for the calls of any step.
 const LIMIT: u64 = 500;
 
-/// Does a step without any fault. `expectation` is what the agent remembers of the pool.
+/// Runs a step without a fault. `expectation` is what the agent has recorded of the pool.
 fn without_fault(machine: &Machine, step: Step, expectation: Expectation) {
     let system = Arc::clone(&machine.system);
     scenario::run(step, &machine.folder, system, expectation).unwrap_or_else(|error| {
@@ -33,7 +33,7 @@ fn without_fault(machine: &Machine, step: Step, expectation: Expectation) {
     });
 }
 
-/// Does a step with one fault; false when it needed fewer calls.
+/// Runs a step with one fault; false if the step makes fewer calls.
 fn with_fault(
     machine: &Machine,
     step: Step,
@@ -56,7 +56,7 @@ fn with_fault(
 fn is_killed(machine: &Machine, step: Step, expectation: Expectation, at: u64) -> bool {
     let expectation = match expectation {
         Expectation::New => "new".to_owned(),
-        Expectation::Made => panic!("no step is walked so"),
+        Expectation::Made => panic!("no step has this expectation"),
         Expectation::Known { filesystem_uuid } => filesystem_uuid.to_string(),
     };
     #[expect(clippy::disallowed_methods, reason = "a process that the fault kills")]
@@ -74,7 +74,7 @@ fn is_killed(machine: &Machine, step: Step, expectation: Expectation, at: u64) -
     }
 }
 
-/// All there is on the machine but what differs from run to run: UUIDs and numbers.
+/// The state of the machine, without UUIDs and numbers, which differ from run to run.
 fn digest(machine: &Machine) -> String {
     let inventory = machine.inventory();
     let pools = inventory.pools.iter().map(|pool| {
@@ -102,7 +102,7 @@ fn digest(machine: &Machine) -> String {
         .map(|bound| format!("loop {}", bound.backing_file.display()));
     let nodes = inventory.nodes.iter().map(|node| &node.mount);
     let mounts = inventory.mounts.iter().chain(nodes).map(|mount| {
-        // What is staged has grown to the same size.
+        // A staged filesystem has grown to the same size.
         let staged = mount.mount_point.starts_with(machine.path("kubelet"));
         let blocks = staged.then(|| rustix::fs::statvfs(&mount.mount_point).unwrap().f_blocks);
         format!(
@@ -148,7 +148,7 @@ fn loops_after(step: Step) -> usize {
         | Step::TakeBack
         | Step::RemoveDiscarded
         | Step::Remove => 1,
-        Step::CutStill
+        Step::SnapshotFrozen
         | Step::Stage
         | Step::AdoptUsed
         | Step::StageGrown
@@ -158,12 +158,12 @@ fn loops_after(step: Step) -> usize {
         | Step::PublishDevice
         | Step::Publish
         | Step::Unpublish => 2,
-        Step::PrepareGroup | Step::CutGroup | Step::RemoveCuts | Step::DismissGroup => 3,
+        Step::PrepareGroup | Step::SnapshotGroup | Step::RemoveSnapshots | Step::DismissGroup => 3,
     }
 }
 
-/// Waits until the machine is as expected: whoever looks at a loop device, or is just being
-/// started, keeps it bound for a moment.
+/// Waits until the machine has the expected state. A process that inspects a loop device or is being
+/// started keeps the device bound briefly.
 #[track_caller]
 fn reaches(machine: &Machine, expected: &str, what: &str) {
     let mut found = String::new();
@@ -171,13 +171,16 @@ fn reaches(machine: &Machine, expected: &str, what: &str) {
         found = digest(machine);
         found == expected
     });
-    assert!(reached, "{what}: found\n{found}\nand not\n{expected}");
+    assert!(reached, "{what}: found\n{found}\nexpected\n{expected}");
 }
 
-/// The first call of a step at which a fault is walked: the calls that open a pool are walked with the
-/// steps of volumes and pools.
+/// The first call of a step at which a fault is injected. The steps of volumes and pools cover the
+/// calls that open a pool.
 fn first_call(machine: &Machine, step: Step, expectation: Expectation) -> u64 {
-    if !matches!(step, Step::CutStill | Step::CutGroup | Step::Restore) {
+    if !matches!(
+        step,
+        Step::SnapshotFrozen | Step::SnapshotGroup | Step::Restore
+    ) {
         return 1;
     }
     let system = FailAt::new(Arc::clone(&machine.system), Fault::Error, u64::MAX);
@@ -189,11 +192,11 @@ fn first_call(machine: &Machine, step: Step, expectation: Expectation) -> u64 {
         expectation,
     );
     opened.unwrap_or_else(|error| panic!("opening: {error}"));
-    // Some earlier: the loop devices of other tests that are looked at come and go.
+    // Begin some calls earlier, because the number of loop devices of other tests varies.
     system.calls().saturating_sub(5)
 }
 
-/// Walks the fault through a step. Before each, `before` makes what the step starts from.
+/// Injects the fault at each call of a step. `before` prepares the initial state of each run.
 fn walk(
     machine: &Machine,
     step: Step,
@@ -217,7 +220,7 @@ fn walk(
             return;
         }
         if fault == Fault::Error {
-            // Whoever goes on after an error has not been started anew, which thaws.
+            // After an error the agent does not restart, so nothing else thaws.
             let frozen = must(machine.root().thaw_all());
             assert_eq!(frozen, [], "{step:?} with an error at call {at}");
         }
@@ -239,7 +242,7 @@ fn known(machine: &Machine) -> Expectation {
     })
 }
 
-/// The life of a volume with a filesystem: each step, and what undoes it.
+/// The lifecycle of a volume with a filesystem: each step and its inverse.
 const VOLUME: [(Step, Step); 6] = [
     (Step::Create, Step::Remove),
     (Step::Stage, Step::Unstage),
@@ -248,7 +251,7 @@ const VOLUME: [(Step, Step); 6] = [
     (Step::Unstage, Step::Stage),
     (Step::Remove, Step::Create),
 ];
-/// And of a raw block volume.
+/// The lifecycle of a raw block volume: each step and its inverse.
 const BLOCK_VOLUME: [(Step, Step); 6] = [
     (Step::CreateDevice, Step::RemoveDevice),
     (Step::StageDevice, Step::Unstage),
@@ -258,7 +261,7 @@ const BLOCK_VOLUME: [(Step, Step); 6] = [
     (Step::RemoveDevice, Step::CreateDevice),
 ];
 
-/// A volume's whole life, each step walked and undone by its opposite.
+/// Injects faults into the lifecycle of a volume, and undoes each step by its inverse.
 fn walk_life(fault: Fault, life: &[(Step, Step)]) {
     let machine = Machine::new();
     machine.staging("globalmount");
@@ -314,8 +317,8 @@ fn walk_growth(fault: Fault) {
     reaches(&machine, &empty, "nothing left");
 }
 
-/// Snapshots: of a filesystem at rest, and of a group with a raw block volume.
-fn walk_cuts(fault: Fault) {
+/// Snapshots of a frozen filesystem, and of a group with a raw block volume.
+fn walk_snapshots(fault: Fault) {
     let machine = Machine::new();
     machine.staging("globalmount");
     machine.staging("device");
@@ -325,13 +328,13 @@ fn walk_cuts(fault: Fault) {
     let no_fault = |step| without_fault(&machine, step, expectation);
     no_fault(Step::Create);
     no_fault(Step::Stage);
-    let undo = || no_fault(Step::RemoveCuts);
-    walk(&machine, Step::CutStill, fault, || expectation, undo);
-    no_fault(Step::RemoveCuts);
+    let undo = || no_fault(Step::RemoveSnapshots);
+    walk(&machine, Step::SnapshotFrozen, fault, || expectation, undo);
+    no_fault(Step::RemoveSnapshots);
     no_fault(Step::PrepareGroup);
-    walk(&machine, Step::CutGroup, fault, || expectation, undo);
+    walk(&machine, Step::SnapshotGroup, fault, || expectation, undo);
     for step in [
-        Step::RemoveCuts,
+        Step::RemoveSnapshots,
         Step::DismissGroup,
         Step::Unstage,
         Step::Remove,
@@ -341,7 +344,7 @@ fn walk_cuts(fault: Fault) {
     reaches(&machine, &empty, "nothing left");
 }
 
-/// A volume is made from a snapshot, and larger.
+/// A larger volume is restored from a snapshot.
 fn walk_restore(fault: Fault) {
     let machine = Machine::new();
     without_fault(&machine, Step::MakePool, Expectation::New);
@@ -356,7 +359,7 @@ fn walk_restore(fault: Fault) {
     reaches(&machine, &empty, "nothing left");
 }
 
-/// A pool's whole life: made, made larger, removed.
+/// The lifecycle of a pool: created, grown, removed.
 fn walk_pool(fault: Fault) {
     let machine = Machine::new();
     let nothing = digest(&machine);
@@ -378,7 +381,7 @@ fn walk_pool(fault: Fault) {
     reaches(&machine, &nothing, "nothing left");
 }
 
-/// A pool comes back with another UID, and with its first one again before each step.
+/// A pool is adopted under another UID, and under its first one again before each step.
 fn walk_return(fault: Fault) {
     let machine = Machine::new();
     machine.staging("globalmount");
@@ -399,10 +402,10 @@ fn walk_return(fault: Fault) {
     };
     walk(&machine, Step::AdoptPool, fault, || Expectation::New, first);
     no_fault(Step::MakePool);
-    reaches(&machine, &mounted, "the pool as it was");
+    reaches(&machine, &mounted, "the initial state of the pool");
 }
 
-/// And so does one on a device, whose mount point is named anew with each.
+/// A pool on a device is adopted under another UID, and each adoption renames its mount point.
 fn walk_device_return(fault: Fault) {
     let machine = Machine::new();
     let disk = Disk::new(&machine, "disk-file");
@@ -425,7 +428,7 @@ fn walk_device_return(fault: Fault) {
     reboot();
 }
 
-/// A volume goes to the trash, comes back, and goes for good.
+/// A volume is discarded, restored, and removed from the trash.
 fn walk_trash(fault: Fault) {
     let machine = Machine::new();
     without_fault(&machine, Step::MakePool, Expectation::New);
@@ -445,7 +448,7 @@ fn walk_trash(fault: Fault) {
     assert!(machine.inventory().pools[0].images.is_empty());
 }
 
-/// A pool is made on a device, which is blank again each time.
+/// A pool is created on a device, which is blank again each time.
 fn walk_device(fault: Fault) {
     let machine = Machine::new();
     let disk = Disk::new(&machine, "disk-file");
@@ -471,24 +474,24 @@ fn walk_device(fault: Fault) {
 }
 
 #[test]
-fn r15_an_error_at_any_call_that_adopts_a_pool_is_made_good_by_the_next() {
+fn r15_an_error_at_any_call_of_a_pool_adoption_is_recovered_by_the_next_attempt() {
     walk_return(Fault::Error);
     walk_device_return(Fault::Error);
 }
 
 #[test]
-fn r2_death_at_any_call_that_adopts_a_pool_is_made_good_by_the_next() {
+fn r2_death_at_any_call_of_a_pool_adoption_is_recovered_by_the_next_attempt() {
     walk_return(Fault::Kill);
     walk_device_return(Fault::Kill);
 }
 
 #[test]
-fn r15_an_error_at_any_call_of_the_way_through_the_trash_is_made_good_by_the_next() {
+fn r15_an_error_at_any_call_of_a_discard_and_restore_is_recovered_by_the_next_attempt() {
     walk_trash(Fault::Error);
 }
 
 #[test]
-fn r2_death_at_any_call_of_the_way_through_the_trash_is_made_good_by_the_next() {
+fn r2_death_at_any_call_of_a_discard_and_restore_is_recovered_by_the_next_attempt() {
     walk_trash(Fault::Kill);
 }
 
@@ -515,12 +518,12 @@ fn r2_death_at_any_call_of_a_volumes_life_leaves_no_trace() {
 }
 
 #[test]
-fn r15_an_error_at_any_call_of_a_growth_is_made_good_by_the_next() {
+fn r15_an_error_at_any_call_of_a_growth_is_recovered_by_the_next_attempt() {
     walk_growth(Fault::Error);
 }
 
 #[test]
-fn r2_death_at_any_call_of_a_growth_is_made_good_by_the_next() {
+fn r2_death_at_any_call_of_a_growth_is_recovered_by_the_next_attempt() {
     walk_growth(Fault::Kill);
 }
 
@@ -537,13 +540,13 @@ fn r2_death_at_any_call_of_a_raw_block_volumes_life_leaves_no_trace() {
 }
 
 #[test]
-fn r15_an_error_at_any_call_that_cuts_snapshots_leaves_no_trace_and_nothing_frozen() {
-    walk_cuts(Fault::Error);
+fn r15_an_error_at_any_call_that_takes_snapshots_leaves_no_trace_and_nothing_frozen() {
+    walk_snapshots(Fault::Error);
 }
 
 #[test]
-fn r2_death_at_any_call_that_cuts_snapshots_leaves_no_trace_and_nothing_frozen() {
-    walk_cuts(Fault::Kill);
+fn r2_death_at_any_call_that_takes_snapshots_leaves_no_trace_and_nothing_frozen() {
+    walk_snapshots(Fault::Kill);
 }
 
 #[test]

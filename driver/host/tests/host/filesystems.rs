@@ -2,8 +2,8 @@
 
 use std::{fs, os::fd::AsFd as _};
 
-use cistern_crds::{Bytes, FilesystemType, MkfsOptions, Provisioning, mkfs_options};
 use cistern_host::{ImageRequest, MountOptions, options};
+use cistern_types::{Bytes, FilesystemType, MkfsOptions, Provisioning, mkfs_options};
 use rustix::fs::ioctl_ficlone;
 
 use crate::harness::{Machine, Volume, image_path, must, open_new, request, unstage};
@@ -44,7 +44,7 @@ fn each_filesystem_mounts_at_its_smallest_size_and_at_400_mib_and_again_after_a_
 }
 
 #[test]
-fn one_mib_less_than_the_smallest_xfs_is_not_made_and_leaves_nothing() {
+fn an_xfs_one_mib_below_the_smallest_size_is_not_made_and_leaves_nothing() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let size = FilesystemType::Xfs
@@ -93,7 +93,7 @@ fn each_mkfs_option_makes_a_filesystem_of_the_smallest_size_that_mounts() {
 
 /// The other half of the invariant of `options.rs`: what is let through is shown as it was given.
 #[test]
-fn npv_14_the_kernel_shows_every_supported_option_as_it_was_given() {
+fn npv_14_the_kernel_shows_every_supported_mount_option_unchanged() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let attributes = ["ro", "noexec", "relatime", "nodiratime", "strictatime"];

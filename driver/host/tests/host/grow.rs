@@ -1,13 +1,13 @@
-//! Growing volumes: online, offline, and cut short in between.
+//! Growing volumes: online, offline, and interrupted.
 
 use std::{fs, path::Path};
 
-use cistern_crds::{Bytes, FilesystemType, Provisioning};
 use cistern_host::{
     ExpandRequest, Image, ImageRequest, Pool, Root,
     grow::{self, Error},
     image,
 };
+use cistern_types::{Bytes, FilesystemType, Provisioning};
 
 use crate::harness::{
     Machine, Volume, allocated, image_path, known, must, open_new, request, root, run, unstage,
@@ -42,8 +42,8 @@ fn checksum(path: &Path) -> String {
 
 /// How often an ext4 was mounted since e2fsck looked at all of it.
 fn stages_since_check(image: &Path) -> u32 {
-    let said = run("dumpe2fs", &["-h", image.to_str().unwrap()]);
-    let line = said
+    let output = run("dumpe2fs", &["-h", image.to_str().unwrap()]);
+    let line = output
         .lines()
         .find_map(|line| line.strip_prefix("Mount count:"));
     line.unwrap().trim().parse().unwrap()
@@ -66,7 +66,8 @@ fn ext4_grows_online() -> bool {
 }
 
 #[test]
-fn nev_08_nev_12_nev_13_a_volume_in_use_grows_at_once_or_says_that_it_grows_at_the_next_stage() {
+fn nev_08_nev_12_nev_13_a_volume_in_use_grows_immediately_or_reports_that_it_grows_at_the_next_stage()
+ {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let ext4_grows_online = ext4_grows_online();
@@ -159,7 +160,7 @@ fn offline_a_filesystem_grows_with_its_next_stage_and_only_once() {
 }
 
 #[test]
-fn a_read_only_volume_is_staged_as_it_is_and_grows_when_it_may_be_written() {
+fn a_read_only_volume_is_staged_at_its_old_size_and_grows_once_it_is_writable() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     for filesystem in FilesystemType::ALL {
@@ -185,7 +186,7 @@ fn a_read_only_volume_is_staged_as_it_is_and_grows_when_it_may_be_written() {
 }
 
 #[test]
-fn nev_14_a_volume_is_expanded_where_it_is_and_nowhere_else() {
+fn nev_14_a_volume_is_expanded_only_at_its_own_paths() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let image = volume_of(&pool, FilesystemType::Xfs, Provisioning::Thin);
@@ -212,7 +213,7 @@ fn nev_14_a_volume_is_expanded_where_it_is_and_nowhere_else() {
 }
 
 #[test]
-fn nev_13_the_content_of_a_block_volume_is_not_touched() {
+fn nev_13_the_content_of_a_block_volume_is_unchanged() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let block = ImageRequest {
@@ -273,7 +274,7 @@ fn nev_13_the_content_of_a_block_volume_is_not_touched() {
 }
 
 #[test]
-fn a_thick_volume_that_the_disk_cannot_hold_stays_as_it_was_and_takes_no_more() {
+fn a_thick_volume_that_the_disk_cannot_hold_keeps_its_size_and_allocation() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let image = volume_of(&pool, FilesystemType::Ext4, Provisioning::Thick);
@@ -294,7 +295,7 @@ fn a_thick_volume_that_the_disk_cannot_hold_stays_as_it_was_and_takes_no_more() 
 }
 
 #[test]
-fn an_image_whose_tool_outlived_its_agent_is_not_staged_until_the_tool_has_ended() {
+fn an_image_is_not_staged_until_a_tool_that_outlived_the_agent_has_ended() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let image = volume_of(&pool, FilesystemType::Ext4, Provisioning::Thin);
@@ -314,7 +315,7 @@ fn an_image_whose_tool_outlived_its_agent_is_not_staged_until_the_tool_has_ended
 }
 
 #[test]
-fn a_filesystem_that_cannot_grow_is_staged_at_its_old_size_and_says_why() {
+fn a_filesystem_that_cannot_grow_is_staged_at_its_old_size_and_the_reason_is_reported() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let image = volume_of(&pool, FilesystemType::Ext4, Provisioning::Thin);

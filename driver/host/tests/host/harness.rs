@@ -14,11 +14,11 @@ use std::{
 
 use crate::scenario;
 pub(crate) use crate::scenario::{linux, pool as image_pool, uid};
-use cistern_crds::{Bytes, FilesystemType, MkfsOptions, Provisioning};
 use cistern_host::{
     Checking, Expectation, Image, ImageRequest, MountOptions, Pool, PoolDeclaration,
     PublishRequest, Root, Source, StageRequest, System, Uid, image::Content, inventory::Inventory,
 };
+use cistern_types::{Bytes, FilesystemType, MkfsOptions, Provisioning};
 use rustix::{
     fs::{CWD, FileType, Mode, makedev, mknodat},
     mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change},
@@ -28,7 +28,7 @@ use rustix::{
 /// Smallest size of a pool.
 pub(crate) const POOL_SIZE: Bytes = Bytes::gib(1);
 
-/// Size of the disk that stands for the host's. It takes only what is written to it.
+/// Size of the disk that simulates the host's. Its file is sparse.
 pub(crate) const DISK_SIZE: Bytes = Bytes::gib(8);
 
 /// The folder of one test, in a mount namespace of its own.
@@ -54,7 +54,7 @@ impl Machine {
         }
         let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
         mount_change("/", private).unwrap();
-        // On a disk of its own: how full the machine's is decides nothing.
+        // On a disk of its own, so that the free space of the machine's disk does not matter.
         let outside = tempfile::tempdir_in("/var/tmp").unwrap();
         let (disk, folder) = (outside.path().join("disk"), outside.path().join("host"));
         fs::File::create(&disk)
@@ -81,8 +81,8 @@ impl Machine {
         self.folder.join(name)
     }
 
-    /// Takes the nodes of loop devices out of `/dev`, as they are missing in a container that was
-    /// started before them. Unmounting `/dev` brings them back.
+    /// Hides the nodes of loop devices from `/dev`, as in a container that was started before these
+    /// devices existed. Unmounting `/dev` brings them back.
     pub(crate) fn forget_device_nodes() {
         mount("none", "/dev", "tmpfs", MountFlags::empty(), None).unwrap();
         for (path, major, minor) in [("/dev/loop-control", 10, 237), ("/dev/null", 1, 3)] {
@@ -91,12 +91,12 @@ impl Machine {
         }
     }
 
-    /// A UID that no other machine has: what stage left is also known by the image's name alone.
+    /// A UID that no other machine has, because stage also finds leftovers by the image's name alone.
     pub(crate) fn uid(&self, name: &str) -> Uid {
         scenario::unique_uid(&self.folder, name)
     }
 
-    /// A staging directory, as kubelet makes it.
+    /// Creates a staging directory, as kubelet does.
     pub(crate) fn staging(&self, name: &str) -> PathBuf {
         let path = self.folder.join("kubelet").join(name);
         fs::create_dir_all(&path).unwrap();
@@ -123,19 +123,19 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // The device of a raw block volume does not go with the namespace.
+        // The device of a raw block volume outlives the namespace.
         let loops = self.root().inventory().map(|all| all.loops);
         for bound in loops.unwrap_or_default() {
             if bound.backing_file.to_string_lossy().contains("/images/") {
                 let device = format!("/dev/loop{}", bound.number);
-                // One that was read-only would be so for the next user of its number, too.
+                // A read-only flag would stay for the next user of the device number.
                 for (program, option) in [("blockdev", "--setrw"), ("losetup", "-d")] {
                     #[expect(clippy::disallowed_methods, reason = "the test's own tools")]
                     let _ = Command::new(program).args([option, &device]).output();
                 }
             }
         }
-        // The namespace goes a moment after the folder, so the mounts have to go before.
+        // The namespace ends shortly after the folder is removed, so unmount before that.
         for mount_point in self.mounts().iter().rev() {
             let detached = rustix::mount::unmount(mount_point, UnmountFlags::DETACH);
             if let Err(error) = detached {
@@ -209,7 +209,7 @@ impl<'a> Volume<'a> {
     pub(crate) fn stage<'b>(&'b self, staging: &'b Path) -> StageRequest<'b> {
         let identity = self.image.identity.as_ref().unwrap();
         let Content::Filesystem { filesystem, uuid } = identity.content else {
-            panic!("a volume with a filesystem is wanted");
+            panic!("expected a volume with a filesystem");
         };
         StageRequest {
             image: &self.image.uid,
@@ -239,7 +239,7 @@ impl<'a> Volume<'a> {
     }
 }
 
-/// Runs a tool of the test's own, which must succeed.
+/// Runs a tool of the test, which must succeed, and returns its output.
 pub(crate) fn run(program: &str, args: &[&str]) -> String {
     #[expect(clippy::disallowed_methods, reason = "the test's own tools")]
     let output = Command::new(program).args(args).output().unwrap();
@@ -247,12 +247,12 @@ pub(crate) fn run(program: &str, args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Bytes that a file takes of its filesystem.
+/// Bytes allocated to a file.
 pub(crate) fn allocated(path: &Path) -> u64 {
     fs::metadata(path).unwrap().blocks() * 512
 }
 
-/// What an error and all its causes say.
+/// Joins the messages of an error and all its causes.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -263,25 +263,25 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// The value, or a panic with all that is known of the error.
+/// Returns the value, or panics with the error and all its causes.
 #[track_caller]
 pub(crate) fn must<T, E: std::error::Error>(result: Result<T, E>) -> T {
     result.unwrap_or_else(|error| panic!("{}", chain(&error)))
 }
 
-/// Where an image of [`image_pool`] lies.
+/// Path of an image in [`image_pool`].
 pub(crate) fn image_path(machine: &Machine, image: &Uid) -> PathBuf {
     let pool = machine.mount_point(&image_pool(Bytes::ZERO));
     pool.join("images").join(image.as_str())
 }
 
-/// Waits for something that comes by itself.
+/// Waits for a condition to hold; panics after 20 s.
 #[track_caller]
 pub(crate) fn eventually(what: &str, holds: impl FnMut() -> bool) {
-    assert!(comes(holds), "{what} does not come");
+    assert!(comes(holds), "timed out waiting for {what}");
 }
 
-/// Whether something comes by itself.
+/// Whether a condition holds within 20 s.
 pub(crate) fn comes(mut holds: impl FnMut() -> bool) -> bool {
     let begin = Instant::now();
     loop {
@@ -295,7 +295,7 @@ pub(crate) fn comes(mut holds: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Waits until nothing of an image is mounted or bound any more.
+/// Waits until no loop device has the image any more.
 #[track_caller]
 pub(crate) fn released(machine: &Machine, image: &Uid) {
     eventually("the end of the loop device", || {
@@ -305,16 +305,16 @@ pub(crate) fn released(machine: &Machine, image: &Uid) {
     });
 }
 
-/// Unstages a volume and waits until nothing of it is bound: another test that is just looking at its
-/// loop device keeps that for a moment.
+/// Unstages a volume and waits until its loop device is detached, which another test that inspects
+/// loop devices can delay.
 #[track_caller]
 pub(crate) fn unstage(machine: &Machine, image: &Uid, staging: &Path) {
     must(machine.root().unstage(staging));
     released(machine, image);
 }
 
-/// Unmounts, as an administrator or a reboot does. Processes that other tests are just starting
-/// hold files of this one for a moment.
+/// Unmounts, as an administrator or a reboot does. Retries, because processes that other tests start
+/// briefly hold files of this one.
 #[track_caller]
 pub(crate) fn unmount(path: &Path) {
     eventually("the end of the mount", || {

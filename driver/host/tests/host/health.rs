@@ -1,4 +1,4 @@
-//! What is wrong with a pool is seen, by the deadline, and seen to be over.
+//! Pool problems are reported by the deadline, and cleared once they are over.
 
 use std::{
     fs,
@@ -8,13 +8,13 @@ use std::{
     time::Duration,
 };
 
-use cistern_crds::{Bytes, FilesystemType, Provisioning};
 use cistern_host::{
     Expectation, ImageRequest, Pool, PoolDeclaration,
     health::{PoolTrouble, VolumeTrouble},
     pool::{Broken, Error},
     system::{FailAt, Fault},
 };
+use cistern_types::{Bytes, FilesystemType, Provisioning};
 use failing_disk::Mode;
 use rustix::{
     fs::{FallocateFlags, fallocate},
@@ -48,7 +48,7 @@ fn troubles(pool: &Arc<Pool>) -> Vec<PoolTrouble> {
 }
 
 #[test]
-fn a_pool_that_works_is_written_anew_at_each_look_and_is_empty_all_the_same() {
+fn each_probe_writes_new_data_to_a_working_pool_and_leaves_it_empty() {
     let machine = Machine::new();
     let declaration = image_pool(POOL_SIZE);
     let pool = Arc::new(open_new(&machine));
@@ -79,7 +79,7 @@ fn a_pool_that_works_is_written_anew_at_each_look_and_is_empty_all_the_same() {
 }
 
 #[test]
-fn a_full_pool_is_no_trouble_of_its_disk_whether_it_was_probed_before_or_not() {
+fn a_full_pool_is_not_reported_as_a_disk_problem_whether_probed_before_or_not() {
     let machine = Machine::new();
     let pool = Arc::new(open_new(&machine));
     let folder = machine.mount_point(&image_pool(POOL_SIZE));
@@ -103,7 +103,7 @@ fn a_full_pool_is_no_trouble_of_its_disk_whether_it_was_probed_before_or_not() {
 }
 
 #[test]
-fn r16_a_disk_that_hangs_is_told_by_the_deadline_and_holds_up_no_other_pool() {
+fn r16_a_hanging_disk_is_reported_by_the_deadline_and_delays_no_other_pool() {
     let machine = Machine::new();
     let disk = FailingDevice::new(&machine);
     let root = machine.root();
@@ -119,10 +119,10 @@ fn r16_a_disk_that_hangs_is_told_by_the_deadline_and_holds_up_no_other_pool() {
     disk.set(Mode::Hang);
     let hung = PoolTrouble::Hung { after: SHORT };
     for _ in 0..2 {
-        // The disk hangs until the end of this: who waited for it would not come back.
+        // The disk hangs until this loop ends, so a call that waits for it does not return.
         let vitals = pool.vitals(SHORT);
         assert_eq!((vitals.fill, vitals.troubles), (None, vec![hung.clone()]));
-        // Its volumes are not looked at.
+        // Its volumes are not probed.
         let found = pool.examine(&[subject(&image), subject(&image)], SHORT);
         assert_eq!(found.len(), 2);
         for troubles in found {
@@ -139,7 +139,7 @@ fn r16_a_disk_that_hangs_is_told_by_the_deadline_and_holds_up_no_other_pool() {
 }
 
 #[test]
-fn a_disk_with_errors_shuts_its_pool_down_and_the_pool_is_mounted_anew_once_no_pod_has_it() {
+fn a_disk_with_errors_shuts_its_pool_down_and_the_pool_is_mounted_again_once_no_pod_uses_it() {
     let machine = Machine::new();
     let disk = FailingDevice::new(&machine);
     let declaration = device_pool([disk.path.clone()]);
@@ -162,7 +162,7 @@ fn a_disk_with_errors_shuts_its_pool_down_and_the_pool_is_mounted_anew_once_no_p
     assert_eq!(
         troubles(&pool),
         [PoolTrouble::ShutDown],
-        "it does not come back by itself"
+        "it does not recover without a remount"
     );
 
     let expectation = known(&pool);
@@ -174,7 +174,7 @@ fn a_disk_with_errors_shuts_its_pool_down_and_the_pool_is_mounted_anew_once_no_p
         }
         other => panic!("{other:?}"),
     }
-    // The way back needs no pool.
+    // Unpublish and unstage need no pool.
     must(root.unpublish(&target));
     must(root.unstage(&staging));
     eventually("the end of the loop device", || open().is_ok());
@@ -185,7 +185,7 @@ fn a_disk_with_errors_shuts_its_pool_down_and_the_pool_is_mounted_anew_once_no_p
 }
 
 #[test]
-fn a_disk_that_was_pulled_out_is_the_pool_again_when_its_path_names_it_again() {
+fn a_pulled_out_disk_serves_its_pool_again_once_its_path_points_to_it() {
     let machine = Machine::new();
     let disk = FailingDevice::new(&machine);
     let link = machine.path("by-id");
@@ -211,7 +211,7 @@ fn a_disk_that_was_pulled_out_is_the_pool_again_when_its_path_names_it_again() {
 }
 
 #[test]
-fn a_disk_with_errors_is_told_until_it_is_well_again() {
+fn a_disk_with_errors_is_reported_until_it_recovers() {
     let machine = Machine::new();
     let disk = FailingDevice::new(&machine);
     let declaration = device_pool([disk.path.clone()]);
@@ -232,7 +232,7 @@ fn a_disk_with_errors_is_told_until_it_is_well_again() {
 }
 
 #[test]
-fn a_disk_that_loses_what_is_written_is_found_out() {
+fn a_disk_that_loses_writes_is_reported() {
     let machine = Machine::new();
     let disk = FailingDevice::new(&machine);
     let declaration = device_pool([disk.path.clone()]);
@@ -253,7 +253,7 @@ fn punch_hole(file: &Path) {
 }
 
 #[test]
-fn space_that_a_pools_file_has_lost_is_reported_and_allocated_again_once_the_disk_has_it() {
+fn space_that_a_pools_file_has_lost_is_reported_and_reallocated_once_the_disk_has_room() {
     let machine = Machine::new();
     let declaration = image_pool(POOL_SIZE);
     let pool = Arc::new(open_new(&machine));
@@ -268,7 +268,7 @@ fn space_that_a_pools_file_has_lost_is_reported_and_allocated_again_once_the_dis
     // The filesystem's own blocks for the file hide a few.
     assert!(missing > Bytes::mib(60) && missing <= Bytes::mib(64));
 
-    // Neighbours have taken the space.
+    // Other files take the space.
     let neighbour = fs::File::create(machine.path("neighbour")).unwrap();
     let space = rustix::fs::statvfs(&machine.folder).unwrap();
     let taken = (space.f_bavail * space.f_frsize).saturating_sub(32 << 20);
@@ -276,13 +276,13 @@ fn space_that_a_pools_file_has_lost_is_reported_and_allocated_again_once_the_dis
     let resized = must(pool.resize_file(POOL_SIZE));
     let shortage = resized.shortage.unwrap();
     assert!(shortage.why.contains("its filesystem lacks"), "{shortage}");
-    // It is opened all the same, after a restart, too.
+    // The pool still opens, also after a restart.
     let expectation = known(&pool);
     let opened = must(machine.root().open_pool(&declaration, expectation));
     assert_eq!(troubles(&Arc::new(opened)), found);
 
     neighbour.set_len(taken - (256 << 20)).unwrap();
-    // What was the pool's it gets back, although less than the rest that new pools leave remains.
+    // The pool gets its space back, although less remains free than new pools must leave.
     eventually("the space", || {
         must(pool.resize_file(POOL_SIZE)).shortage.is_none()
     });
@@ -291,7 +291,7 @@ fn space_that_a_pools_file_has_lost_is_reported_and_allocated_again_once_the_dis
     assert_eq!(troubles(&pool), []);
 }
 
-/// Whether the kernel remembers what it finds to be damaged: since Linux 6.9.
+/// Whether the kernel records the damage that it finds: since Linux 6.9.
 fn kernel_remembers_damage() -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut parts = release.split('.').map(|part| part.parse().unwrap_or(0));
@@ -299,9 +299,9 @@ fn kernel_remembers_damage() -> bool {
 }
 
 #[test]
-fn what_the_kernel_finds_to_be_damaged_in_a_pool_is_told() {
+fn pool_damage_that_the_kernel_finds_is_reported() {
     if !kernel_remembers_damage() {
-        eprintln!("skipped: this kernel forgets what it finds to be damaged");
+        eprintln!("skipped: this kernel does not record the damage that it finds");
         return;
     }
     let machine = Machine::new();
@@ -310,7 +310,7 @@ fn what_the_kernel_finds_to_be_damaged_in_a_pool_is_told() {
     let (at, expectation) = (machine.mount_point(&declaration), known(&pool));
     drop(pool);
     unmount(&at);
-    // One copy of the list of what is free, in a part of the pool that nobody needs yet.
+    // One copy of the free space btree, in an allocation group that is not used yet.
     let file = at.with_extension("img");
     let commands = [
         "-r",
@@ -329,9 +329,9 @@ fn what_the_kernel_finds_to_be_damaged_in_a_pool_is_told() {
     disk.sync_all().unwrap();
 
     let pool = Arc::new(must(machine.root().open_pool(&declaration, expectation)));
-    assert_eq!(troubles(&pool), [], "nobody has come across it");
-    let look = format!("! xfs_io -c 'fsmap -n 1000' {} 2>&1", at.display());
-    run("sh", &["-c", &look]);
+    assert_eq!(troubles(&pool), [], "the kernel has not found it yet");
+    let query = format!("! xfs_io -c 'fsmap -n 1000' {} 2>&1", at.display());
+    run("sh", &["-c", &query]);
     assert_eq!(
         troubles(&pool),
         [PoolTrouble::FilesystemErrors { count: 1 }]
@@ -339,7 +339,7 @@ fn what_the_kernel_finds_to_be_damaged_in_a_pool_is_told() {
 }
 
 #[test]
-fn r8_a_pool_that_is_read_only_or_away_is_told_and_told_to_be_back() {
+fn r8_a_read_only_or_missing_pool_is_reported_until_it_recovers() {
     let machine = Machine::new();
     let declaration = image_pool(POOL_SIZE);
     let pool = Arc::new(open_new(&machine));
@@ -385,21 +385,21 @@ fn a_pool_that_has_shut_down_is_not_unmounted_while_that_would_lose_its_file() {
     let mounts = machine.mounts();
     assert!(
         mounts.contains(&at),
-        "a person can still copy it from its loop device"
+        "an administrator can still copy it from its loop device"
     );
 }
 
 #[test]
-fn an_error_of_any_call_is_a_trouble_and_the_next_look_is_well() {
+fn an_error_of_any_call_is_reported_and_the_next_probe_succeeds() {
     let machine = Machine::new();
     let declaration = image_pool(POOL_SIZE);
     let pool = Arc::new(open_new(&machine));
     let probe = machine.mount_point(&declaration).join(NAME);
     let expectation = known(&pool);
     for at in 1.. {
-        // From the very first look on.
+        // Each run starts with the first probe.
         let _ = fs::remove_file(&probe);
-        // The calls that open it are not counted: it is opened with a fault that comes later.
+        // Count the calls that open the pool, so that the fault comes after them.
         let calls = FailAt::new(Arc::clone(&machine.system), Fault::Error, u64::MAX);
         let calls = Arc::new(calls);
         let opened = root(&machine.folder, Arc::clone(&calls) as _);
@@ -419,6 +419,6 @@ fn an_error_of_any_call_is_a_trouble_and_the_next_look_is_well() {
             assert!(at > 10);
             break;
         }
-        assert!(!found.is_empty(), "an error at call {at} goes unseen");
+        assert!(!found.is_empty(), "an error at call {at} is not reported");
     }
 }

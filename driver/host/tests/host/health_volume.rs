@@ -1,13 +1,13 @@
-//! What is wrong with a volume is seen, and seen to be over.
+//! Volume problems are reported, and cleared once they are over.
 
 use std::{fs, path::Path, sync::Arc, time::Duration};
 
-use cistern_crds::{Bytes, FilesystemType, Provisioning};
 use cistern_host::{
     BlockPublishRequest, BlockStageRequest, Image, ImageRequest, Pool, Root, Uid,
     health::{VolumeSubject, VolumeTrouble},
     system::{FailAt, Fault},
 };
+use cistern_types::{Bytes, FilesystemType, Provisioning};
 use rustix::mount::{MountFlags, UnmountFlags, mount_remount, unmount};
 
 use crate::{
@@ -109,7 +109,7 @@ impl Attached {
 }
 
 #[test]
-fn a_volume_that_is_well_has_no_troubles_attached_or_not() {
+fn a_healthy_volume_has_no_problems_attached_or_detached() {
     for filesystem in [
         FilesystemType::Ext4,
         FilesystemType::Xfs,
@@ -126,7 +126,7 @@ fn a_volume_that_is_well_has_no_troubles_attached_or_not() {
 }
 
 #[test]
-fn an_image_that_was_removed_is_missing_and_one_that_a_pod_still_has_can_be_copied() {
+fn a_removed_image_is_reported_missing_and_one_in_use_can_still_be_copied() {
     let volume = Attached::new(FilesystemType::Ext4);
     let (path, device) = (
         image_path(&volume.machine, &volume.image.uid),
@@ -140,7 +140,7 @@ fn an_image_that_was_removed_is_missing_and_one_that_a_pod_still_has_can_be_copi
 }
 
 #[test]
-fn an_image_that_is_too_small_or_anothers_is_told() {
+fn an_image_that_is_too_small_or_of_another_volume_is_reported() {
     let volume = Attached::new(FilesystemType::Ext4);
     let (image, expected) = (volume.image.uid.clone(), volume.image.size);
     let path = image_path(&volume.machine, &image);
@@ -173,7 +173,7 @@ fn an_image_that_is_too_small_or_anothers_is_told() {
 }
 
 #[test]
-fn a_loop_device_that_takes_no_writes_is_told_where_its_volume_is_to_be_written() {
+fn a_read_only_loop_device_of_a_writable_volume_is_reported() {
     let volume = Attached::new(FilesystemType::Ext4);
     let device = volume.device();
     run("blockdev", &["--setro", &device]);
@@ -188,7 +188,7 @@ fn a_loop_device_that_takes_no_writes_is_told_where_its_volume_is_to_be_written(
 }
 
 #[test]
-fn a_filesystem_that_became_read_only_is_told_where_it_is_to_be_written() {
+fn a_read_only_filesystem_of_a_writable_volume_is_reported() {
     for filesystem in [
         FilesystemType::Ext4,
         FilesystemType::Xfs,
@@ -208,11 +208,15 @@ fn a_filesystem_that_became_read_only_is_told_where_it_is_to_be_written() {
 }
 
 #[test]
-fn a_volume_that_was_unmounted_beneath_its_pod_is_told() {
+fn a_volume_that_was_unmounted_under_its_pod_is_reported() {
     let volume = Attached::new(FilesystemType::Ext4);
     let used = fs::File::create(volume.target.join("used")).unwrap();
     unmount(&volume.staging, UnmountFlags::empty()).unwrap();
-    assert_eq!(volume.troubles(), [], "nobody says that it is staged");
+    assert_eq!(
+        volume.troubles(),
+        [],
+        "the caller does not report it as staged"
+    );
     let path = Some(volume.staging.clone());
     assert_eq!(
         volume.troubles_staged(),
@@ -230,7 +234,7 @@ fn a_volume_that_was_unmounted_beneath_its_pod_is_told() {
 }
 
 #[test]
-fn the_errors_that_an_ext4_has_counted_are_told() {
+fn the_errors_that_an_ext4_has_counted_are_reported() {
     let volume = Attached::new(FilesystemType::Ext4);
     let folder = format!("/sys/fs/ext4/loop{}", volume.number());
     fs::write(format!("{folder}/trigger_fs_error"), "a test").unwrap();
@@ -252,7 +256,7 @@ fn the_errors_that_an_ext4_has_counted_are_told() {
 }
 
 #[test]
-fn an_xfs_that_has_shut_itself_down_is_told_until_it_is_staged_anew() {
+fn an_xfs_that_has_shut_down_is_reported_until_it_is_staged_again() {
     let volume = Attached::new(FilesystemType::Xfs);
     run("xfs_io", &["-x", "-c", "shutdown", text(&volume.target)]);
     assert_eq!(volume.troubles(), [VolumeTrouble::FilesystemShutDown]);
@@ -262,7 +266,7 @@ fn an_xfs_that_has_shut_itself_down_is_told_until_it_is_staged_anew() {
 }
 
 #[test]
-fn a_pool_that_shuts_down_is_seen_in_its_volumes_and_they_can_be_taken_back() {
+fn a_pool_that_shuts_down_is_reported_by_its_volumes_and_they_can_be_unstaged() {
     for filesystem in [FilesystemType::Ext4, FilesystemType::Btrfs] {
         let volume = Attached::new(filesystem);
         let declaration = image_pool(POOL_SIZE);
@@ -289,7 +293,7 @@ fn a_pool_that_shuts_down_is_seen_in_its_volumes_and_they_can_be_taken_back() {
 }
 
 #[test]
-fn a_stage_that_was_cut_short_is_taken_back_also_where_its_pool_has_shut_down() {
+fn an_interrupted_stage_is_undone_also_where_its_pool_has_shut_down() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let (staging, target) = (machine.staging("device"), machine.path("kubelet/target"));
@@ -339,7 +343,7 @@ fn stage_block(machine: &Machine, pool: &Pool, image: &Uid, staging: &Path, targ
 }
 
 #[test]
-fn a_raw_block_volume_whose_device_was_taken_away_is_told_and_can_be_taken_back() {
+fn a_raw_block_volume_whose_device_was_removed_is_reported_and_can_be_unstaged() {
     let machine = Machine::new();
     let pool = Arc::new(open_new(&machine));
     let (staging, target) = (machine.staging("device"), machine.path("kubelet/target"));
@@ -375,7 +379,7 @@ fn a_raw_block_volume_whose_device_was_taken_away_is_told_and_can_be_taken_back(
 }
 
 #[test]
-fn an_error_while_a_volume_is_looked_at_is_a_trouble_and_the_next_look_is_well() {
+fn an_error_while_a_volume_is_probed_is_reported_and_the_next_probe_succeeds() {
     let volume = Attached::new(FilesystemType::Xfs);
     let declaration = image_pool(POOL_SIZE);
     let expectation = known(&volume.pool);
@@ -396,6 +400,6 @@ fn an_error_while_a_volume_is_looked_at_is_a_trouble_and_the_next_look_is_well()
             assert!(at > 5);
             break;
         }
-        assert!(!found.is_empty(), "an error at call {at} goes unseen");
+        assert!(!found.is_empty(), "an error at call {at} is not reported");
     }
 }

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use cistern_crds::Bytes;
 use cistern_host::{Expectation, pool::Error};
+use cistern_types::Bytes;
 use rustix::mount::UnmountFlags;
 
 use crate::{
@@ -66,7 +66,7 @@ fn a_pool_on_a_filesystem_that_does_not_map_its_files_is_found_again_and_grows()
 }
 
 #[test]
-fn a_pool_is_refused_on_a_filesystem_that_gives_a_file_no_space_before_it_is_written() {
+fn a_pool_is_refused_on_a_filesystem_that_cannot_preallocate_files() {
     let machine = Machine::new();
     let disk = Disk::new(&machine, "old");
     let (features, device) = ("^extent,^64bit", text(&disk.device));

@@ -1,13 +1,13 @@
-//! Making, keeping and removing images.
+//! Creating, reallocating and removing images.
 
 use std::{fs, io::Write as _, os::unix::fs::PermissionsExt as _, path::PathBuf, sync::Arc};
 
-use cistern_crds::{Bytes, FilesystemType, Provisioning};
 use cistern_host::{
     BlockStageRequest, Content, ImageRequest, Uid,
     image::Error,
     system::{FailAt, Fault},
 };
+use cistern_types::{Bytes, FilesystemType, Provisioning};
 use rustix::fs::{FallocateFlags, fallocate, removexattr};
 
 use crate::harness::{
@@ -32,7 +32,7 @@ fn thick(name: &str) -> ImageRequest {
 }
 
 #[test]
-fn a_repeated_creation_finds_the_image_and_one_that_asks_for_something_else_is_a_conflict() {
+fn a_repeated_creation_finds_the_image_and_one_with_other_parameters_is_a_conflict() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let made = must(pool.create_image(&thin("a")));
@@ -64,7 +64,7 @@ fn a_repeated_creation_finds_the_image_and_one_that_asks_for_something_else_is_a
 }
 
 #[test]
-fn an_image_of_block_access_holds_nothing() {
+fn an_image_with_block_access_is_empty() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let request = ImageRequest {
@@ -77,7 +77,7 @@ fn an_image_of_block_access_holds_nothing() {
 }
 
 #[test]
-fn nobody_but_root_reads_a_pool() {
+fn only_root_reads_a_pool() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let image = must(pool.create_image(&thin("a")));
@@ -93,7 +93,7 @@ fn nobody_but_root_reads_a_pool() {
 }
 
 #[test]
-fn thin_takes_what_is_written_and_gives_back_what_is_deleted() {
+fn a_thin_image_allocates_written_blocks_and_frees_deleted_ones() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let image = must(pool.create_image(&thin("a")));
@@ -114,7 +114,7 @@ fn thin_takes_what_is_written_and_gives_back_what_is_deleted() {
 }
 
 #[test]
-fn thick_is_allocated_in_full_and_refilled_after_a_trim_within() {
+fn a_thick_image_is_fully_allocated_and_reallocated_after_a_trim_inside_it() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     for filesystem in FilesystemType::ALL {
@@ -137,7 +137,7 @@ fn thick_is_allocated_in_full_and_refilled_after_a_trim_within() {
         );
         // XFS goes on trimming for a moment when fstrim has ended.
         eventually("the full image", || {
-            must(pool.refill(&image.uid));
+            must(pool.reallocate(&image.uid));
             allocated(&path) >= request.size.0
         });
         run("fstrim", &[staging.to_str().unwrap()]);
@@ -151,7 +151,7 @@ fn thick_is_allocated_in_full_and_refilled_after_a_trim_within() {
 }
 
 #[test]
-fn however_many_holes_a_volume_has_they_are_read_and_filled_a_few_hundred_at_a_time() {
+fn the_holes_of_a_volume_are_read_and_filled_a_few_hundred_at_a_time() {
     const BLOCK: u64 = 4096;
     let machine = Machine::new();
     let pool = open_new(&machine);
@@ -182,15 +182,15 @@ fn however_many_holes_a_volume_has_they_are_read_and_filled_a_few_hundred_at_a_t
     };
     let (_, counting) = opened(u64::MAX);
     let (failing, _) = opened(counting.calls() + 24);
-    assert!(failing.refill(&image.uid).is_err());
+    assert!(failing.reallocate(&image.uid).is_err());
     let some = allocated(&path);
     assert!(half < some && some < image.size.0, "{half} became {some}");
 
-    must(pool.refill(&image.uid));
+    must(pool.reallocate(&image.uid));
     assert!(allocated(&path) >= image.size.0);
 }
 
-/// Gives all that is free in the pool to a file of somebody else.
+/// Fills the free space of the pool with a foreign file.
 fn take_all(machine: &Machine) -> PathBuf {
     let pool = machine.mount_point(&image_pool(Bytes::ZERO));
     let neighbour = pool.join("neighbour");
@@ -205,7 +205,7 @@ fn take_all(machine: &Machine) -> PathBuf {
 }
 
 #[test]
-fn a_thick_volume_whose_blocks_are_gone_is_staged_all_the_same_and_says_what_it_lacks() {
+fn a_thick_volume_that_lost_blocks_is_staged_and_its_shortage_is_reported() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let image = must(pool.create_image(&thick("a")));
@@ -218,14 +218,14 @@ fn a_thick_volume_whose_blocks_are_gone_is_staged_all_the_same_and_says_what_it_
     let (at, device_at) = (machine.staging("a"), machine.staging("b"));
     let volume = Volume::new(&image);
     let stage = || {
-        let mounted = must(pool.stage(&volume.stage(&at))).not_refilled;
+        let mounted = must(pool.stage(&volume.stage(&at))).not_reallocated;
         let put = must(pool.stage_block(&BlockStageRequest {
             image: &device.uid,
             volume: "pvc-b",
             size: block.size,
             staging: &device_at,
         }));
-        [mounted, put.not_refilled]
+        [mounted, put.not_reallocated]
     };
     let unstage_both = || {
         unstage(&machine, &image.uid, &at);
@@ -282,7 +282,7 @@ fn the_space_of_a_removed_image_is_free_when_the_call_returns() {
 }
 
 #[test]
-fn a_pool_that_is_full_is_said_to_be_full_and_nothing_is_left_behind() {
+fn a_full_pool_is_reported_as_full_and_nothing_is_left_behind() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let before = must(pool.statistics());
@@ -302,7 +302,7 @@ fn a_pool_that_is_full_is_said_to_be_full_and_nothing_is_left_behind() {
 }
 
 #[test]
-fn what_was_left_of_a_creation_is_swept_but_not_one_that_is_under_way() {
+fn leftovers_of_a_creation_are_removed_but_not_those_of_a_running_one() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let folder = machine.mount_point(&image_pool(Bytes::ZERO)).join("tmp");
@@ -319,7 +319,7 @@ fn what_was_left_of_a_creation_is_swept_but_not_one_that_is_under_way() {
 }
 
 #[test]
-fn removing_a_volume_whose_creation_was_cut_short_removes_the_rest_of_it() {
+fn removing_a_volume_whose_creation_was_interrupted_removes_its_leftovers() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let folder = machine.mount_point(&image_pool(Bytes::ZERO)).join("tmp");
@@ -330,7 +330,7 @@ fn removing_a_volume_whose_creation_was_cut_short_removes_the_rest_of_it() {
 
 /// An image that ever held data is neither formatted nor changed, whatever became of it.
 #[test]
-fn r7_an_image_that_is_not_what_it_should_be_is_refused_and_left_as_it_is() {
+fn r7_an_unexpected_image_is_refused_and_left_unchanged() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let image = must(pool.create_image(&thin("a")));
@@ -383,7 +383,7 @@ fn r7_an_image_that_is_not_what_it_should_be_is_refused_and_left_as_it_is() {
 }
 
 #[test]
-fn an_image_larger_than_its_status_is_a_growth_that_was_cut_short_and_mounts() {
+fn an_image_larger_than_its_status_is_an_interrupted_growth_and_mounts() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let image = must(pool.create_image(&thin("a")));

@@ -1,4 +1,4 @@
-//! What `fsck` is told of a host.
+//! The inventory of a host that `fsck` uses.
 
 use std::{fs, sync::Arc};
 
@@ -7,7 +7,7 @@ use cistern_host::{Expectation, Root, pool::Error};
 use crate::harness::{Machine, POOL_SIZE, image_pool, known, must, open_new};
 
 #[test]
-fn r06_loop_devices_of_a_neighbour_are_not_ours_whatever_their_path() {
+fn r06_loop_devices_of_a_neighbour_are_ignored_whatever_their_path() {
     let machine = Machine::new();
     // Nodes that are containers on one machine share its disk and its loop devices.
     let folder = machine.path("neighbour");
@@ -26,7 +26,7 @@ fn r06_loop_devices_of_a_neighbour_are_not_ours_whatever_their_path() {
 }
 
 #[test]
-fn files_that_are_not_ours_are_found_with_their_size_and_hold_up_no_look_at_the_pool() {
+fn foreign_files_are_found_with_their_size_and_delay_no_inventory_of_the_pool() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let (top, images) = (pool.path(), pool.path().join("images"));

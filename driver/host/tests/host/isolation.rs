@@ -1,9 +1,9 @@
-//! Nothing that is done to one image changes another, whatever they share.
+//! Operations on one image never change another, whatever extents they share.
 
 use std::{collections::BTreeMap, fs, os::unix::fs::FileExt as _};
 
-use cistern_crds::{Bytes, Consistency, FilesystemType, Provisioning};
 use cistern_host::{Image, ImageRequest, Pool};
+use cistern_types::{Bytes, Consistency, FilesystemType, Provisioning};
 use proptest::{
     prelude::*,
     sample::Index,
@@ -13,7 +13,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::{
     harness::{Machine, image_path, must, open_new, request},
-    snapshot::{cut, from, snapshot_of},
+    snapshot::{from, snapshot_of, take_snapshot},
 };
 
 /// The unit of what is written: one block of the pool.
@@ -38,7 +38,7 @@ enum Step {
         first: Index,
         count: usize,
     },
-    Cut {
+    TakeSnapshot {
         image: Index,
     },
     Clone {
@@ -63,7 +63,7 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(image, first, count, value)| Step::Write { image, first, count, value }),
         3 => (image(), first(), count())
             .prop_map(|(image, first, count)| Step::Punch { image, first, count }),
-        4 => image().prop_map(|image| Step::Cut { image }),
+        4 => image().prop_map(|image| Step::TakeSnapshot { image }),
         3 => (image(), any::<bool>(), provisioning())
             .prop_map(|(image, larger, provisioning)| Step::Clone { image, larger, provisioning }),
         1 => image().prop_map(|image| Step::Grow { image }),
@@ -157,13 +157,13 @@ impl Model<'_> {
                 fallocate(self.open(image), flags, offset as u64, length as u64).unwrap();
                 self.images.get_mut(&image).unwrap().1[part].fill(0);
             }
-            Step::Cut { image } => {
+            Step::TakeSnapshot { image } => {
                 let Some(image) = self.choose(image, true) else {
                     return;
                 };
                 let (source, content) = self.images[&image].clone();
                 let request = snapshot_of(&source, &self.made.to_string());
-                let taken = cut(self.machine, self.pool, request, Consistency::Crash);
+                let taken = take_snapshot(self.machine, self.pool, request, Consistency::Crash);
                 self.add(must(taken), content);
             }
             Step::Clone {
@@ -213,7 +213,7 @@ impl Model<'_> {
 }
 
 #[test]
-fn r10_no_image_changes_with_another_in_any_history() {
+fn r10_no_write_to_one_image_changes_another_in_any_history() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let config = Config {

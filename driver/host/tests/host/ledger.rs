@@ -1,17 +1,17 @@
-//! The promise of the ledger, on disk: what was admitted can be written.
+//! The invariant of the ledger on disk: admitted data can be written.
 
 use std::{fs, os::unix::fs::FileExt as _};
 
-use cistern_crds::{Bytes, Consistency, FilesystemType, Provisioning, size::MIB};
 use cistern_host::{Expectation, ImageRequest};
+use cistern_types::{Bytes, Consistency, FilesystemType, Provisioning, size::MIB};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use crate::{
     harness::{Machine, image_path, image_pool, must, request},
-    snapshot::{cut, snapshot_of},
+    snapshot::{snapshot_of, take_snapshot},
 };
 
-/// As a StoragePool has it if nothing else is said.
+/// The default of a StoragePool.
 const RESERVED_PERCENT: u32 = 5;
 const BLOCK: u64 = 4096;
 
@@ -28,7 +28,7 @@ fn scattered(count: u64) -> impl Iterator<Item = u64> {
 }
 
 #[test]
-fn a_pool_filled_to_its_last_admitted_byte_takes_an_overwrite_of_every_block() {
+fn a_pool_filled_to_its_last_admitted_byte_accepts_an_overwrite_of_every_block() {
     let machine = Machine::new();
     let declaration = image_pool(Bytes::mib(512));
     let pool = must(machine.root().open_pool(&declaration, Expectation::New));
@@ -58,7 +58,12 @@ fn a_pool_filled_to_its_last_admitted_byte_takes_an_overwrite_of_every_block() {
         source.write_all_at(&bytes, offset).unwrap();
     }
     let request_of = snapshot_of(&image, "s");
-    let snapshot = must(cut(&machine, &pool, request_of, Consistency::Crash));
+    let snapshot = must(take_snapshot(
+        &machine,
+        &pool,
+        request_of,
+        Consistency::Crash,
+    ));
     assert!(snapshot.allocated >= image.size, "{}", snapshot.allocated);
     let promised = Bytes(image.size.0 + snapshot.allocated.0);
     let rest = usable.saturating_sub(promised).round_down_to_mib();

@@ -1,4 +1,4 @@
-//! A snapshot shows one moment: of one volume, and of several.
+//! A snapshot of one or several volumes shows one point in time.
 
 use std::{
     fs::File,
@@ -12,13 +12,13 @@ use std::{
 };
 
 use chrono::Utc;
-use cistern_crds::{Bytes, Consistency, FilesystemType, Provisioning};
 use cistern_host::{BlockStageRequest, Image, ImageRequest, Member, Pool};
+use cistern_types::{Bytes, Consistency, FilesystemType, Provisioning};
 use rustix::fs::{Mode, OFlags};
 
 use crate::{
     harness::{Machine, Volume, eventually, image_path, must, open_new, request, unstage},
-    snapshot::{cut, from, moment, snapshot_of},
+    snapshot::{from, moment, snapshot_of, take_snapshot},
 };
 
 const BLOCK: usize = 4096;
@@ -158,8 +158,7 @@ fn open(path: &Path) -> File {
 
 // Shows: CS-06.
 #[test]
-fn r09_a_snapshot_has_every_write_that_was_acknowledged_before_it_and_no_later_without_an_earlier()
-{
+fn r09_a_snapshot_has_every_write_acknowledged_before_it_and_keeps_write_order() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let (source, device) = staged_block(&machine, &pool, "a");
@@ -169,7 +168,7 @@ fn r09_a_snapshot_has_every_write_that_was_acknowledged_before_it_and_no_later_w
         writer.goes_on(50 + 37 * round);
         let before = (writer.acknowledged(), Utc::now());
         let request = snapshot_of(&source, &format!("s{round}"));
-        let taken = must(cut(&machine, &pool, request, Consistency::Crash));
+        let taken = must(take_snapshot(&machine, &pool, request, Consistency::Crash));
         let after = (writer.acknowledged(), Utc::now());
         last = prefix(&open(&image_path(&machine, &taken.uid)));
         // The last may have been written and not yet acknowledged.
@@ -231,7 +230,7 @@ impl Written {
 }
 
 #[test]
-fn cgs_04_of_a_group_no_snapshot_has_a_write_without_the_earlier_ones_to_the_others() {
+fn cgs_04_a_group_snapshot_keeps_write_order_across_its_volumes() {
     let files = Kind::Filesystem;
     for kinds in [
         [files(FilesystemType::Ext4), files(FilesystemType::Xfs)],
@@ -255,7 +254,11 @@ fn cgs_04_of_a_group_no_snapshot_has_a_write_without_the_earlier_ones_to_the_oth
                 request: snapshot_of(&volume.image, &format!("{name}{round}")),
             });
             let members: Vec<_> = members.collect();
-            let taken = must(machine.root().cut(&members, Consistency::Crash, Utc::now));
+            let taken = must(
+                machine
+                    .root()
+                    .take_snapshots(&members, Consistency::Crash, Utc::now),
+            );
             writer.goes_on(1);
             assert_eq!(moment(&taken[0]), moment(&taken[1]));
             let mut found = volumes

@@ -1,4 +1,4 @@
-//! Staging and publishing, and back.
+//! Staging and publishing volumes, and undoing both.
 
 use std::{
     fs, io,
@@ -7,10 +7,10 @@ use std::{
     time::Duration,
 };
 
-use cistern_crds::{Bytes, FilesystemType, Provisioning};
 use cistern_host::{
     Image, MountOptions, Pool, VolumeStatistics, image, mounting::Error, statistics,
 };
+use cistern_types::{Bytes, FilesystemType, Provisioning};
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind};
 
 use crate::harness::{
@@ -39,7 +39,7 @@ fn is_read_only(path: &Path) -> bool {
 }
 
 #[test]
-fn a_volume_goes_the_whole_way_there_and_back_and_leaves_nothing() {
+fn a_volume_is_staged_published_and_removed_without_leftovers() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     for (filesystem, provisioning) in [
@@ -80,7 +80,7 @@ fn a_volume_goes_the_whole_way_there_and_back_and_leaves_nothing() {
 }
 
 #[test]
-fn nsv_06_what_is_staged_in_another_way_is_a_conflict_and_stays_as_it_is() {
+fn nsv_06_a_volume_staged_with_other_parameters_is_a_conflict_and_stays_unchanged() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let (image, other) = (volume_of(&pool, "a"), volume_of(&pool, "b"));
@@ -139,7 +139,7 @@ fn nsv_06_what_is_staged_in_another_way_is_a_conflict_and_stays_as_it_is() {
 }
 
 #[test]
-fn npv_07_what_is_published_in_another_way_is_a_conflict_and_stays_as_it_is() {
+fn npv_07_a_volume_published_with_other_parameters_is_a_conflict_and_stays_unchanged() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let (image, other) = (volume_of(&pool, "a"), volume_of(&pool, "b"));
@@ -180,7 +180,7 @@ fn npv_07_what_is_published_in_another_way_is_a_conflict_and_stays_as_it_is() {
 }
 
 #[test]
-fn npv_19_what_is_not_staged_is_not_published_and_no_target_is_left() {
+fn npv_19_an_unstaged_volume_is_not_published_and_no_target_is_left() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let (image, other) = (volume_of(&pool, "a"), volume_of(&pool, "b"));
@@ -211,7 +211,7 @@ fn npv_19_what_is_not_staged_is_not_published_and_no_target_is_left() {
 }
 
 #[test]
-fn a_volume_staged_read_only_cannot_be_written_and_neither_can_what_is_published_of_it() {
+fn a_volume_staged_read_only_cannot_be_written_where_staged_or_published() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     for filesystem in FilesystemType::ALL {
@@ -236,7 +236,7 @@ fn a_volume_staged_read_only_cannot_be_written_and_neither_can_what_is_published
 }
 
 #[test]
-fn nup_08_every_mount_of_a_target_is_taken_off() {
+fn nup_08_every_mount_of_a_target_is_unmounted() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let image = volume_of(&pool, "a");
@@ -255,7 +255,7 @@ fn nup_08_every_mount_of_a_target_is_taken_off() {
 }
 
 #[test]
-fn nup_09_what_cannot_be_unmounted_is_an_error_and_nothing_below_it_is_touched() {
+fn nup_09_a_failed_unmount_is_an_error_and_nothing_below_it_is_removed() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let image = volume_of(&pool, "a");
@@ -270,7 +270,7 @@ fn nup_09_what_cannot_be_unmounted_is_an_error_and_nothing_below_it_is_touched()
     assert_eq!(fs::read(target.join("file")).unwrap(), b"data");
     drop(open);
     must(machine.root().unpublish(&target));
-    // What stands at a target path without being mounted is somebody else's.
+    // Cistern does not own an unmounted file at a target path.
     fs::create_dir(&target).unwrap();
     fs::write(target.join("file"), "data").unwrap();
     let error = machine.root().unpublish(&target).unwrap_err();
@@ -310,7 +310,7 @@ fn a_symbolic_link_is_never_followed() {
 
 // Shows: NPV-06, NSV-05.
 #[test]
-fn nus_07_the_way_back_needs_neither_pool_nor_image() {
+fn nus_07_unpublish_and_unstage_need_neither_pool_nor_image() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let image = volume_of(&pool, "a");
@@ -340,7 +340,7 @@ fn nus_07_the_way_back_needs_neither_pool_nor_image() {
 }
 
 #[test]
-fn a_filesystem_that_has_shut_down_is_still_taken_off() {
+fn a_filesystem_that_has_shut_down_is_still_unmounted() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let request = request(
@@ -367,7 +367,7 @@ fn a_filesystem_that_has_shut_down_is_still_taken_off() {
 }
 
 #[test]
-fn an_image_that_another_mount_namespace_holds_is_in_use_until_that_ends() {
+fn an_image_mounted_in_another_mount_namespace_is_in_use_until_that_ends() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let image = volume_of(&pool, "a");
@@ -412,7 +412,7 @@ fn an_image_that_another_mount_namespace_holds_is_in_use_until_that_ends() {
 }
 
 #[test]
-fn ngs_09_the_space_of_a_volume_is_told_at_every_path_of_it_and_at_no_other() {
+fn ngs_09_every_path_of_a_volume_reports_its_space_and_no_other_path_does() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let image = volume_of(&pool, "a");
@@ -470,9 +470,9 @@ fn ngs_09_the_space_of_a_volume_is_told_at_every_path_of_it_and_at_no_other() {
     }
 }
 
-/// In a container `/dev` is a copy that was made when it started.
+/// In a container, `/dev` is a copy from its start.
 #[test]
-fn a_loop_device_that_dev_has_no_node_for_is_used_all_the_same() {
+fn a_loop_device_without_a_node_in_dev_is_used() {
     let machine = Machine::new();
     Machine::forget_device_nodes();
     let pool = open_new(&machine);

@@ -1,12 +1,12 @@
-//! Making pools, finding them again, and refusing what is not one.
+//! Creating and opening pools, and refusing other files.
 
 use std::{fs, os::unix::fs::FileExt as _, path::Path, sync::Barrier, thread};
 
-use cistern_crds::{Bytes, FilesystemType, Provisioning};
 use cistern_host::{
     Expectation, ImageRequest, Pool, PoolDeclaration, image,
     pool::{Broken, Error},
 };
+use cistern_types::{Bytes, FilesystemType, Provisioning};
 use rustix::{
     fs::FlockOperation,
     mount::{MountFlags, UnmountFlags, mount, mount_remount},
@@ -47,7 +47,7 @@ fn file_of(machine: &Machine, pool: &PoolDeclaration) -> std::path::PathBuf {
     machine.root().mount_point(&pool.uid).with_extension("img")
 }
 
-/// Unmounts a pool as a reboot does, and says what is known of it.
+/// Unmounts a pool as a reboot does, and returns its expectation.
 fn leave(machine: &Machine, pool: Pool) -> Expectation {
     let expectation = known(&pool);
     drop(pool);
@@ -56,7 +56,7 @@ fn leave(machine: &Machine, pool: Pool) -> Expectation {
 }
 
 #[test]
-fn a_pool_is_made_once_and_found_again_after_a_reboot() {
+fn a_pool_is_created_once_and_found_again_after_a_reboot() {
     let machine = Machine::new();
     let declaration = image_pool(POOL_SIZE);
     let pool = open_new(&machine);
@@ -90,7 +90,7 @@ fn a_pool_is_made_once_and_found_again_after_a_reboot() {
 }
 
 #[test]
-fn r7_a_known_pool_whose_file_is_gone_is_not_made_again() {
+fn r7_a_known_pool_whose_file_is_missing_is_not_created_again() {
     let machine = Machine::new();
     let declaration = image_pool(POOL_SIZE);
     let expectation = leave(&machine, open_new(&machine));
@@ -115,7 +115,7 @@ fn r7_a_known_pool_whose_file_is_gone_is_not_made_again() {
 }
 
 #[test]
-fn r7_a_file_without_a_superblock_is_refused_and_left_as_it_is() {
+fn r7_a_file_without_a_superblock_is_refused_and_left_unchanged() {
     let machine = Machine::new();
     let declaration = image_pool(POOL_SIZE);
     let expectation = leave(&machine, open_new(&machine));
@@ -128,7 +128,7 @@ fn r7_a_file_without_a_superblock_is_refused_and_left_as_it_is() {
             .root()
             .open_pool(&declaration, expectation)
             .unwrap_err();
-        assert!(matches!(error, Error::BackingForeign { .. }), "{error}");
+        assert!(matches!(error, Error::BackingConflict { .. }), "{error}");
         assert!(head(&path) == before);
     }
 }
@@ -160,7 +160,7 @@ fn r8_two_pools_whose_files_were_swapped_are_refused_and_work_again_when_swapped
     let before = head(&file_of(&machine, &one));
     for expectation in [expectations[0], Expectation::New] {
         let error = machine.root().open_pool(&one, expectation).unwrap_err();
-        assert!(matches!(error, Error::BackingForeign { .. }), "{error}");
+        assert!(matches!(error, Error::BackingConflict { .. }), "{error}");
     }
     assert!(head(&file_of(&machine, &one)) == before);
     assert_eq!(machine.inventory().loops, []);
@@ -209,7 +209,7 @@ fn r8_a_pool_that_is_not_mounted_is_never_written_at_its_mount_point() {
 }
 
 #[test]
-fn r8_a_read_only_pool_is_said_to_be_so_takes_nothing_and_is_mounted_anew_once_nobody_has_it() {
+fn r8_a_read_only_pool_is_reported_accepts_nothing_and_is_remounted_once_unused() {
     let machine = Machine::new();
     let declaration = image_pool(POOL_SIZE);
     let pool = open_new(&machine);
@@ -248,7 +248,7 @@ fn r8_a_file_that_is_removed_or_replaced_under_a_mounted_pool_is_noticed() {
     let (root, removal) = (machine.root(), known(&pool));
     root.remove_pool(&declaration, removal).unwrap_err();
     fs::copy(&away, &file).unwrap();
-    assert!(matches!(pool.check(), Err(Error::BackingForeign { .. })));
+    assert!(matches!(pool.check(), Err(Error::BackingConflict { .. })));
     let error = root.open_pool(&declaration, expectation).unwrap_err();
     assert!(matches!(error, Error::NotMounted { .. }), "{error}");
     fs::rename(&away, &file).unwrap();
@@ -264,7 +264,7 @@ fn a_marker_of_another_pool_is_refused() {
     let text = fs::read_to_string(&marker).unwrap();
     let text = text.replace("9f8e7d6c", "00000000").replace("fast", "slow");
     fs::write(&marker, text).unwrap();
-    assert!(matches!(pool.check(), Err(Error::BackingForeign { .. })));
+    assert!(matches!(pool.check(), Err(Error::BackingConflict { .. })));
     for expectation in [known(&pool), Expectation::New] {
         let error = machine
             .root()
@@ -281,7 +281,7 @@ fn a_marker_of_another_pool_is_refused() {
 }
 
 #[test]
-fn a_pool_grows_while_its_volumes_are_in_use_and_knows_what_it_holds_when_empty() {
+fn a_pool_grows_while_its_volumes_are_in_use_and_reports_its_capacity_when_empty() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let image = must(pool.create_image(&small("a")));
@@ -362,7 +362,7 @@ fn a_growth_that_does_not_fit_leaves_the_pool_in_use_at_its_old_size() {
 }
 
 #[test]
-fn of_two_image_pools_that_are_made_at_once_only_what_fits_is_made() {
+fn of_two_pools_that_are_created_concurrently_only_one_that_fits_is_created() {
     let machine = Machine::new();
     let root = machine.root();
     let pools = ["one", "other"].map(|name| PoolDeclaration {
@@ -391,7 +391,7 @@ fn of_two_image_pools_that_are_made_at_once_only_what_fits_is_made() {
 }
 
 #[test]
-fn no_pool_takes_space_of_the_hosts_filesystem_while_another_does() {
+fn pools_allocate_space_of_the_hosts_filesystem_one_at_a_time() {
     let machine = Machine::new();
     let declaration = image_pool(POOL_SIZE);
     let folder = machine.path("root/pools");
@@ -427,7 +427,7 @@ fn holes_in_a_pools_file_are_filled_when_it_is_opened() {
 }
 
 #[test]
-fn a_pool_goes_when_it_is_empty_and_not_before() {
+fn a_pool_is_removed_only_when_it_is_empty() {
     let machine = Machine::new();
     let declaration = image_pool(POOL_SIZE);
     let pool = open_new(&machine);

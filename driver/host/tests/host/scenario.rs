@@ -1,75 +1,75 @@
-//! The life of a pool and a volume in steps, each of which can be repeated and undone.
+//! The lifecycle of a pool and a volume in steps, each of which can be repeated and undone.
 
 use std::{error::Error, fs, path::Path, sync::Arc, thread, time::Duration};
 
 use chrono::{DateTime, Utc};
-use cistern_crds::{Bytes, Consistency, FilesystemType, MkfsOptions, Provisioning};
 use cistern_host::{
     BlockPublishRequest, BlockStageRequest, Checking, Content, ExpandRequest, Expectation,
     ImageRequest, Linux, Member, MountOptions, Pool, PoolDeclaration, PublishRequest, Root,
     SnapshotRequest, Source, SourceImage, StageRequest, System, Uid, pool::Owner,
 };
+use cistern_types::{Bytes, Consistency, FilesystemType, MkfsOptions, Provisioning};
 
-/// A step of a pool's or a volume's life.
+/// A step in the lifecycle of a pool or a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// A pool is made on a device.
+    /// Creates a pool on a device.
     MakeDevicePool,
-    /// A pool is made in a file.
+    /// Creates a pool in a file.
     MakePool,
-    /// It is made larger.
+    /// Grows the pool.
     GrowPool,
-    /// A volume is made.
+    /// Creates a volume.
     Create,
-    /// And so on, as CSI has it.
+    /// The CSI calls of the same name.
     Stage,
     Publish,
     Unpublish,
     Unstage,
-    /// The volume's image grows.
+    /// Grows the volume's image.
     Grow,
-    /// Its next pod comes, and its filesystem grows with being staged anew.
+    /// Stages the volume again, which grows its filesystem.
     StageGrown,
-    /// A second volume, with XFS, is made, staged, and its image grown: no faults are walked here.
+    /// Creates and stages a second volume, with XFS, and grows its image. No faults are injected here.
     Prepare,
-    /// Its filesystem grows while it is mounted.
+    /// Grows its filesystem while it is mounted.
     Expand,
-    /// The second volume goes.
+    /// Removes the second volume.
     Dismiss,
-    /// A raw block volume is made, staged, published and removed; it is unpublished and unstaged as
-    /// others are.
+    /// Creates, stages, publishes and removes a raw block volume. `Unpublish` and `Unstage` apply to
+    /// it as well.
     CreateDevice,
     StageDevice,
     PublishDevice,
     RemoveDevice,
-    /// The pool is opened, and all is thawed that was left frozen: with this each of the following
-    /// begins.
+    /// Opens the pool and thaws every filesystem that was left frozen. Each of the following steps
+    /// begins with this.
     Open,
-    /// A snapshot is cut of the volume with its filesystem at rest; of the volume and a raw block
-    /// volume that is staged beside it together; and both snapshots go.
-    CutStill,
+    /// Takes a snapshot of the volume with its filesystem frozen; takes a group snapshot of the volume
+    /// and a staged raw block volume; removes both snapshots.
+    SnapshotFrozen,
     PrepareGroup,
-    CutGroup,
-    RemoveCuts,
+    SnapshotGroup,
+    RemoveSnapshots,
     DismissGroup,
-    /// A volume with XFS and a snapshot of it are made, a larger volume is made from that, and all
-    /// go: no faults are walked here but at the second.
+    /// Creates a volume with XFS and a snapshot of it, restores that to a larger volume, and removes
+    /// all. Faults are injected only into `Restore`.
     PrepareSource,
     Restore,
     RemoveRestored,
     RemoveSource,
-    /// The pool comes back with another UID: while its volume is staged, after a reboot, and on a
-    /// device after a reboot.
+    /// Adopts the pool under another UID: while its volume is staged, after a reboot, and on a device
+    /// after a reboot.
     AdoptUsed,
     AdoptPool,
     AdoptDevicePool,
-    /// The volume goes to the trash, comes back, and is removed from there.
+    /// Moves the volume to the trash, restores it, and removes it from the trash.
     Discard,
     TakeBack,
     RemoveDiscarded,
-    /// The volume is removed.
+    /// Removes the volume.
     Remove,
-    /// The pool is removed.
+    /// Removes the pool.
     RemovePool,
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn linux(folder: &Path) -> Arc<dyn System> {
     Arc::new(Linux::new(folder.join("root/dev")))
 }
 
-/// A UID that belongs to a folder: no test shares its folder with another.
+/// A UID that is unique to a folder. Each test has a folder of its own.
 pub(crate) fn unique_uid(folder: &Path, name: &str) -> Uid {
     let letters = |c: &char| c.is_ascii_alphanumeric();
     let folder: String = folder.to_string_lossy().chars().filter(letters).collect();
@@ -88,7 +88,7 @@ pub(crate) fn uid(text: &str) -> Uid {
     text.parse().expect("a UID")
 }
 
-/// The pool, as it comes back.
+/// The pool under another UID.
 pub(crate) fn returned(size: Bytes) -> PoolDeclaration {
     PoolDeclaration {
         uid: uid("1a2b3c4d-0000-4000-8000-00000000cafe"),
@@ -104,7 +104,7 @@ fn on_disk(folder: &Path, pool: PoolDeclaration) -> PoolDeclaration {
     PoolDeclaration { source, ..pool }
 }
 
-/// The node that a host is.
+/// The owner of a pool: a node and its machine ID.
 pub(crate) fn node(name: &str) -> Owner {
     Owner {
         node: name.to_owned(),
@@ -123,7 +123,7 @@ pub(crate) fn pool(size: Bytes) -> PoolDeclaration {
     }
 }
 
-/// Thick, so that nothing is left out.
+/// A thick volume, so that the steps include allocation.
 pub(crate) fn volume() -> ImageRequest {
     ImageRequest {
         volume: "pvc-a".to_owned(),
@@ -162,7 +162,7 @@ fn device(folder: &Path) -> ImageRequest {
     }
 }
 
-/// A volume that is made from a snapshot of the one with XFS, and is larger.
+/// A larger volume that is restored from a snapshot of the volume with XFS.
 fn restored() -> ImageRequest {
     ImageRequest {
         volume: "pvc-d".to_owned(),
@@ -176,7 +176,7 @@ fn restored() -> ImageRequest {
     }
 }
 
-fn cut_of<'a>(pool: &'a Pool, source: &ImageRequest, name: &str) -> Member<'a> {
+fn snapshot_member<'a>(pool: &'a Pool, source: &ImageRequest, name: &str) -> Member<'a> {
     let request = SnapshotRequest {
         snapshot: format!("snapshot-{name}"),
         uid: uid(&format!("uid-{name}")),
@@ -187,7 +187,7 @@ fn cut_of<'a>(pool: &'a Pool, source: &ImageRequest, name: &str) -> Member<'a> {
     Member { pool, request }
 }
 
-/// As an agent begins.
+/// Opens the pool as an agent does at its start.
 fn open_again(root: &Root, expectation: Expectation) -> Result<Pool, Box<dyn Error>> {
     root.thaw_all()?;
     let pool = root.open_pool(&pool(Bytes::gib(1)), expectation)?;
@@ -195,10 +195,10 @@ fn open_again(root: &Root, expectation: Expectation) -> Result<Pool, Box<dyn Err
     Ok(pool)
 }
 
-/// What both grow to.
+/// Size to which both volumes grow.
 const GROWN: Bytes = Bytes::mib(340);
 
-/// Does one step from opening the pool on, as an agent does that has just been started.
+/// Runs one step, beginning with opening the pool, as an agent does after its start.
 pub(crate) fn run(
     step: Step,
     folder: &Path,
@@ -255,10 +255,10 @@ pub(crate) fn run(
         })?,
         Step::RemoveDevice => open(Bytes::gib(1))?.remove_image(&device(folder).uid)?,
         Step::Open => drop(open_again(&root, expectation)?),
-        Step::CutStill => {
+        Step::SnapshotFrozen => {
             let pool = open_again(&root, expectation)?;
-            let member = cut_of(&pool, &volume(), "s");
-            root.cut(&[member], Consistency::Filesystem, Utc::now)?;
+            let member = snapshot_member(&pool, &volume(), "s");
+            root.take_snapshots(&[member], Consistency::Filesystem, Utc::now)?;
         }
         Step::PrepareGroup => {
             let pool = open_again(&root, expectation)?;
@@ -269,15 +269,15 @@ pub(crate) fn run(
             root.unstage(&kubelet.join("device"))?;
             open_again(&root, expectation)?.remove_image(&device(folder).uid)?;
         }
-        Step::CutGroup => {
+        Step::SnapshotGroup => {
             let pool = open_again(&root, expectation)?;
             let members = [
-                cut_of(&pool, &volume(), "s"),
-                cut_of(&pool, &device(folder), "t"),
+                snapshot_member(&pool, &volume(), "s"),
+                snapshot_member(&pool, &device(folder), "t"),
             ];
-            root.cut(&members, Consistency::Crash, Utc::now)?;
+            root.take_snapshots(&members, Consistency::Crash, Utc::now)?;
         }
-        Step::RemoveCuts => {
+        Step::RemoveSnapshots => {
             let pool = open_again(&root, expectation)?;
             pool.remove_image(&uid("uid-s"))?;
             pool.remove_image(&uid("uid-t"))?;
@@ -285,8 +285,8 @@ pub(crate) fn run(
         Step::PrepareSource => {
             let pool = open_again(&root, expectation)?;
             pool.create_image(&online_volume())?;
-            let member = cut_of(&pool, &online_volume(), "s");
-            root.cut(&[member], Consistency::Crash, Utc::now)?;
+            let member = snapshot_member(&pool, &online_volume(), "s");
+            root.take_snapshots(&[member], Consistency::Crash, Utc::now)?;
         }
         Step::Restore => drop(open_again(&root, expectation)?.create_image(&restored())?),
         Step::RemoveRestored => open_again(&root, expectation)?.remove_image(&restored().uid)?,
@@ -358,9 +358,9 @@ fn publish(root: &Root, staging: &Path, target: &Path) -> Result<(), Box<dyn Err
     Ok(())
 }
 
-/// Waits until no loop device has a volume's image: another test that looks at one keeps it bound for a
-/// moment, and what is bound does not grow before it is mounted. Past the faults, whose calls are
-/// counted.
+/// Waits until no loop device has a volume's image. Another test that inspects loop devices delays
+/// this, and a bound image does not grow before it is mounted. Bypasses fault injection, which counts
+/// calls.
 fn wait_until_unbound(folder: &Path, image: &Uid) -> std::io::Result<()> {
     for _ in 0..200 {
         if !is_bound(folder, image)? {
@@ -375,7 +375,7 @@ fn wait_until_unbound(folder: &Path, image: &Uid) -> std::io::Result<()> {
 
 fn is_bound(folder: &Path, image: &Uid) -> std::io::Result<bool> {
     for device in fs::read_dir("/sys/block")? {
-        // None where it is bound to nothing, or just gone.
+        // The file is missing for an unbound or removed loop device.
         let Ok(file) = fs::read_to_string(device?.path().join("loop/backing_file")) else {
             continue;
         };

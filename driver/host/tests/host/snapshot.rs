@@ -1,4 +1,4 @@
-//! Snapshots and what is made from them: on every filesystem, attached and not.
+//! Snapshots and clones on every filesystem, of attached and detached volumes.
 
 use std::{
     fs,
@@ -8,11 +8,11 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
-use cistern_crds::{Bytes, Consistency, FilesystemType, MkfsOptions, Provisioning, mkfs_options};
 use cistern_host::{
     BlockStageRequest, Content, Expectation, Image, ImageRequest, Member, Pool, SnapshotRequest,
     SourceImage, image, mounting, snapshot,
 };
+use cistern_types::{Bytes, Consistency, FilesystemType, MkfsOptions, Provisioning, mkfs_options};
 use rustix::fs::FallocateFlags;
 
 use crate::harness::{
@@ -20,7 +20,7 @@ use crate::harness::{
     unstage,
 };
 
-/// As a StoragePool has it if nothing else is said.
+/// The default of a StoragePool.
 pub(crate) const MAXIMUM_EXTENTS: u64 = 500_000;
 
 /// A snapshot of an image that [`request`] made.
@@ -35,21 +35,22 @@ pub(crate) fn snapshot_of(source: &Image, name: &str) -> SnapshotRequest {
     }
 }
 
-/// Cuts one snapshot.
-pub(crate) fn cut(
+/// Takes one snapshot.
+pub(crate) fn take_snapshot(
     machine: &Machine,
     pool: &Pool,
     request: SnapshotRequest,
     consistency: Consistency,
 ) -> Result<Image, snapshot::Error> {
-    let cut = machine
-        .root()
-        .cut(&[Member { pool, request }], consistency, Utc::now)?;
-    let [image] = <[Image; 1]>::try_from(cut).unwrap();
+    let taken =
+        machine
+            .root()
+            .take_snapshots(&[Member { pool, request }], consistency, Utc::now)?;
+    let [image] = <[Image; 1]>::try_from(taken).unwrap();
     Ok(image)
 }
 
-/// A volume that begins as a clone.
+/// Makes a request clone `source`.
 pub(crate) fn from(source: &Image, request: ImageRequest) -> ImageRequest {
     ImageRequest {
         source: Some(SourceImage {
@@ -102,9 +103,14 @@ fn vcs_05_a_volume_made_from_a_snapshot_or_a_live_volume_is_mounted_beside_its_s
             };
             let live = mount(&source);
             write_synced(&live, "first");
-            // Only its log has it, and with btrfs only that of the one file.
+            // Only the log has this file; with btrfs, only the log tree of this file.
             write_synced(&live, "second");
-            let taken = must(cut(&machine, &pool, snapshot_of(&source, "s"), consistency));
+            let taken = must(take_snapshot(
+                &machine,
+                &pool,
+                snapshot_of(&source, "s"),
+                consistency,
+            ));
             assert_eq!(taken.size, SIZE);
             write_synced(&live, "third");
 
@@ -133,7 +139,7 @@ fn vcs_05_a_volume_made_from_a_snapshot_or_a_live_volume_is_mounted_beside_its_s
             let staging = mount(&second);
             assert_eq!(read(&staging, "own"), "own", "{filesystem}");
 
-            // What survives the others is intact.
+            // The remaining image is intact after the others are removed.
             let kept = machine.staging(larger.uid.as_str());
             must(machine.root().unstage(&live));
             for gone in [&source, &taken] {
@@ -159,13 +165,13 @@ fn vcs_05_a_volume_made_from_a_snapshot_or_a_live_volume_is_mounted_beside_its_s
 fn uuid(image: &Image) -> String {
     match image.identity.as_ref().unwrap().content {
         Content::Filesystem { uuid, .. } => uuid.to_string(),
-        Content::Block => panic!("a volume with a filesystem is wanted"),
+        Content::Block => panic!("expected a volume with a filesystem"),
     }
 }
 
 // Shows: CS-04, CGS-05.
 #[test]
-fn cs_04_a_repeated_cut_finds_the_snapshots_and_their_moment_and_a_part_of_them_is_cut_anew() {
+fn cs_04_a_repeated_request_finds_the_snapshots_and_an_incomplete_set_is_taken_again() {
     let machine = Machine::new();
     let pool = large_pool(&machine);
     let thin = |name| request(name, SIZE, FilesystemType::Ext4, Provisioning::Thin);
@@ -179,21 +185,25 @@ fn cs_04_a_repeated_cut_finds_the_snapshots_and_their_moment_and_a_part_of_them_
         };
         volumes.iter().zip(names).map(member).collect::<Vec<_>>()
     };
-    let cut = |names| {
+    let take = |names| {
         let members = members(names);
-        must(machine.root().cut(&members, Consistency::Crash, Utc::now))
+        must(
+            machine
+                .root()
+                .take_snapshots(&members, Consistency::Crash, Utc::now),
+        )
     };
-    let first = cut(["s", "t"]);
+    let first = take(["s", "t"]);
     assert_eq!(moment(&first[0]), moment(&first[1]));
-    assert_eq!(cut(["s", "t"]), first);
+    assert_eq!(take(["s", "t"]), first);
     must(pool.remove_image(&first[1].uid));
-    let second = cut(["s", "t"]);
+    let second = take(["s", "t"]);
     assert!(moment(&second[0]) > moment(&first[0]));
     assert_eq!(moment(&second[0]), moment(&second[1]));
     assert_eq!(must(machine.root().thaw_all()), []);
 }
 
-/// A raw block volume of 1 MiB that holds something.
+/// Creates a raw block volume of 1 MiB with content.
 fn block(machine: &Machine, pool: &Pool, name: &str) -> Image {
     let image = must(pool.create_image(&wanted_block(name, Bytes::mib(1))));
     fill(machine, &image, name);
@@ -217,7 +227,7 @@ fn fill(machine: &Machine, image: &Image, with: &str) {
     file.write_all_at(&content(with), 0).unwrap();
 }
 
-/// Every order of some numbers.
+/// Returns all permutations of some numbers.
 fn orders(numbers: &[usize]) -> Vec<Vec<usize>> {
     if numbers.is_empty() {
         return vec![Vec::new()];
@@ -231,7 +241,7 @@ fn orders(numbers: &[usize]) -> Vec<Vec<usize>> {
 }
 
 #[test]
-fn whatever_goes_first_what_survives_is_intact() {
+fn images_survive_the_removal_of_related_images_in_any_order() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let before = must(pool.statistics()).available;
@@ -240,7 +250,7 @@ fn whatever_goes_first_what_survives_is_intact() {
     for order in all {
         let source = block(&machine, &pool, "a");
         let request = snapshot_of(&source, "s");
-        let taken = must(cut(&machine, &pool, request, Consistency::Crash));
+        let taken = must(take_snapshot(&machine, &pool, request, Consistency::Crash));
         fill(&machine, &source, "later");
         let clone =
             |of, name| must(pool.create_image(&from(of, wanted_block(name, Bytes::mib(2)))));
@@ -266,13 +276,13 @@ fn whatever_goes_first_what_survives_is_intact() {
 }
 
 #[test]
-fn a_snapshot_is_never_attached_grown_or_filled_and_only_root_reads_it() {
+fn a_snapshot_is_never_attached_grown_or_allocated_and_only_root_reads_it() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let thick = request("a", SIZE, FilesystemType::Ext4, Provisioning::Thick);
     let source = must(pool.create_image(&thick));
     let request = snapshot_of(&source, "s");
-    let taken = must(cut(&machine, &pool, request, Consistency::Crash));
+    let taken = must(take_snapshot(&machine, &pool, request, Consistency::Crash));
     let path = image_path(&machine, &taken.uid);
     let before = fs::metadata(&path).unwrap();
     assert_eq!(before.permissions().mode() & 0o7777, 0o600);
@@ -293,11 +303,14 @@ fn a_snapshot_is_never_attached_grown_or_filled_and_only_root_reads_it() {
     };
     refused(pool.stage_block(&block).unwrap_err());
     conflicts(pool.grow_image(&taken.uid, Bytes::mib(400)));
-    // Nor is it taken for a volume that has its UID.
+    // A volume with the snapshot's UID is a conflict as well.
     let uid = taken.uid.clone();
     conflicts(pool.create_image(&ImageRequest { uid, ..thick }));
-    must(pool.refill(&taken.uid));
-    assert!(allocated(&path) < taken.size.0 / 2, "it was filled");
+    must(pool.reallocate(&taken.uid));
+    assert!(
+        allocated(&path) < taken.size.0 / 2,
+        "the snapshot was allocated"
+    );
     let after = fs::metadata(&path).unwrap();
     assert_eq!(after.modified().unwrap(), before.modified().unwrap());
 }
@@ -310,14 +323,14 @@ fn conflicts(result: Result<Image, image::Error>) {
 }
 
 #[test]
-fn what_cannot_be_cut_or_cloned_is_refused_and_leaves_nothing() {
+fn sources_that_cannot_be_snapshotted_or_cloned_are_refused_and_leave_nothing() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let source = block(&machine, &pool, "a");
     assert_eq!(must(pool.extent_count(&source.uid)), 1);
     let path = image_path(&machine, &source.uid);
     let file = fs::File::options().write(true).open(path).unwrap();
-    // Holes part the one extent.
+    // Holes split the one extent.
     for offset in [4096, 3 * 4096, 5 * 4096] {
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         rustix::fs::fallocate(&file, punch, offset, 4096).unwrap();
@@ -334,7 +347,7 @@ fn what_cannot_be_cut_or_cloned_is_refused_and_leaves_nothing() {
         let mut request = snapshot_of(&source, "s");
         request.maximum_extents = limit;
         change(&mut request);
-        cut(&machine, &pool, request, Consistency::Crash).map_err(of_image)
+        take_snapshot(&machine, &pool, request, Consistency::Crash).map_err(of_image)
     };
     for result in [clone(3, |_| {}), taken(3, |_| {})] {
         let error = result.unwrap_err();
@@ -367,7 +380,7 @@ fn what_cannot_be_cut_or_cloned_is_refused_and_leaves_nothing() {
 fn of_image(error: snapshot::Error) -> image::Error {
     match error {
         snapshot::Error::Image(error) => error,
-        error @ snapshot::Error::NotHeldStill { .. } => panic!("{error}"),
+        error @ snapshot::Error::FreezeFailed { .. } => panic!("{error}"),
     }
 }
 
@@ -382,23 +395,23 @@ fn vcs_07_a_clone_smaller_than_its_source_is_refused() {
 }
 
 #[test]
-fn what_is_read_is_not_removed_until_it_is_read() {
+fn an_image_that_is_being_read_is_not_removed() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let source = block(&machine, &pool, "a");
     let request = snapshot_of(&source, "s");
-    let taken = must(cut(&machine, &pool, request, Consistency::Crash));
+    let taken = must(take_snapshot(&machine, &pool, request, Consistency::Crash));
     let reader = fs::File::open(image_path(&machine, &taken.uid)).unwrap();
     reader.lock_shared().unwrap();
     let error = pool.remove_image(&taken.uid).unwrap_err();
     assert!(matches!(error, image::Error::InUse { .. }), "{error}");
-    // Others read it as well.
+    // Concurrent readers are allowed.
     must(pool.create_image(&from(&taken, wanted_block("b", Bytes::mib(1)))));
     drop(reader);
     must(pool.remove_image(&taken.uid));
 }
 
-/// What `mkfsOptions` lets through can be cloned while it is mounted.
+/// A filesystem with any allowed `mkfsOptions` can be cloned while it is mounted.
 #[test]
 fn a_filesystem_made_with_any_options_is_cloned_live_and_mounted_beside_its_source() {
     let machine = Machine::new();
@@ -410,7 +423,7 @@ fn a_filesystem_made_with_any_options_is_cloned_live_and_mounted_beside_its_sour
             chosen.collect::<Vec<_>>().join(" ")
         };
         let together = [all(|values| values.first()), all(|values| values.last())];
-        // What the superblocks are checked with has to be made anew.
+        // The clone computes the checksums of its superblocks again, so each type is tested.
         let checksums = each.iter().flatten();
         let checksums = checksums.filter(|option| option.starts_with("--csum"));
         for options in together.iter().chain(checksums) {
@@ -440,7 +453,7 @@ fn a_filesystem_made_with_any_options_is_cloned_live_and_mounted_beside_its_sour
 }
 
 #[test]
-fn a_snapshot_takes_what_was_written_to_its_volume_and_not_what_was_allocated_alone() {
+fn a_snapshot_is_charged_for_written_and_not_for_unwritten_allocated_space() {
     for provisioning in [Provisioning::Thin, Provisioning::Thick] {
         let machine = Machine::new();
         let pool = large_pool(&machine);
@@ -457,13 +470,13 @@ fn a_snapshot_takes_what_was_written_to_its_volume_and_not_what_was_allocated_al
         file.sync_all().unwrap();
         let written = must(pool.written(&source.uid));
         assert_eq!(written, before.saturating_add(Bytes::mib(4)));
-        let snapshot = must(cut(
+        let snapshot = must(take_snapshot(
             &machine,
             &pool,
             snapshot_of(&source, "s"),
             Consistency::Crash,
         ));
-        // And a block or two for where that lies.
+        // The extent map may take a block or two more.
         let more = snapshot.allocated.saturating_sub(written);
         assert!(
             snapshot.allocated >= written && more < Bytes(64 << 10),

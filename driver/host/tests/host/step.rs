@@ -1,7 +1,8 @@
-//! One step of a volume's or pool's life, in a process that a fault may kill: for `host/faults.rs`.
+//! Runs one lifecycle step of a volume or pool in a process that a fault may kill, for
+//! `host/faults.rs`.
 //!
-//! `step <step> <folder> <expectation> <n>`: dies at the n-th call to the machine, or ends with 0
-//! when the step needs fewer.
+//! `step <step> <folder> <expectation> <n>`: dies at the n-th system call, or exits with 0
+//! if the step makes fewer.
 
 #![expect(
     clippy::expect_used,
@@ -38,10 +39,10 @@ const STEPS: [Step; 35] = [
     Step::PublishDevice,
     Step::RemoveDevice,
     Step::Open,
-    Step::CutStill,
+    Step::SnapshotFrozen,
     Step::PrepareGroup,
-    Step::CutGroup,
-    Step::RemoveCuts,
+    Step::SnapshotGroup,
+    Step::RemoveSnapshots,
     Step::DismissGroup,
     Step::PrepareSource,
     Step::Restore,

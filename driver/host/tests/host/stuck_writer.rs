@@ -64,7 +64,7 @@ impl StuckWriter {
             )
         };
         let page = page.unwrap();
-        // SAFETY: what it is told of is the mapping above; once it is closed, zeros are read there.
+        // SAFETY: the range is the mapping above; once it is closed, zeros are read there.
         let missing = unsafe {
             let missing = userfaultfd(UserfaultfdFlags::CLOEXEC).unwrap();
             let mut api = Api {

@@ -1,12 +1,12 @@
-//! Whose a pool is: a disk that two machines reach is used by one, and moves to the other by a grant.
+//! Ownership of pools: one machine uses a shared disk, and a grant moves it to another.
 
 use std::{fs, path::Path};
 
-use cistern_crds::{Bytes, FilesystemType, Provisioning};
 use cistern_host::{
     Expectation, Pool, PoolDeclaration,
     pool::{Claim, Error},
 };
+use cistern_types::{Bytes, FilesystemType, Provisioning};
 
 use crate::{
     device::Disk,
@@ -53,7 +53,7 @@ fn digest(path: &Path) -> String {
 }
 
 #[test]
-fn a_pool_of_another_node_is_refused_untouched_until_the_takeover_is_granted() {
+fn a_pool_of_another_node_is_refused_and_unchanged_until_the_takeover_is_granted() {
     let machine = Machine::new();
     let disk = Disk::new(&machine, "disk");
     let (device, file) = (device_pool([disk.device.clone()]), machine.path("disk"));
@@ -124,7 +124,7 @@ fn a_pool_of_another_node_is_refused_untouched_until_the_takeover_is_granted() {
 }
 
 #[test]
-fn whose_a_pool_is_stands_on_the_disk_before_the_pool_is_used() {
+fn the_node_of_a_pool_is_on_the_disk_before_the_pool_is_used() {
     let machine = Machine::new();
     let disk = Disk::new(&machine, "disk");
     let pool = device_pool([disk.device.clone()]);
@@ -157,7 +157,7 @@ fn whose_a_pool_is_stands_on_the_disk_before_the_pool_is_used() {
 }
 
 #[test]
-fn a_pool_that_names_no_node_is_that_of_the_node_that_finds_it() {
+fn a_pool_that_names_no_node_belongs_to_the_node_that_finds_it() {
     let machine = Machine::new();
     let pool = image_pool(POOL_SIZE);
     let (first, second) = (on("w1", &pool), on("w2", &pool));
@@ -178,7 +178,7 @@ fn a_pool_that_names_no_node_is_that_of_the_node_that_finds_it() {
 }
 
 #[test]
-fn a_restored_pool_is_adopted_by_its_node_and_by_no_other() {
+fn a_restored_pool_is_adopted_only_by_its_node() {
     let machine = Machine::new();
     let pool = on("w1", &image_pool(POOL_SIZE));
     drop(must(open(&machine, &pool, Expectation::New)));

@@ -1,10 +1,10 @@
-//! Images on their way out that nobody claims.
+//! Images in the trash.
 
 use std::fs;
 
 use chrono::DateTime;
-use cistern_crds::{Bytes, FilesystemType, Provisioning};
 use cistern_host::{Image, Pool, image::Error, pool};
+use cistern_types::{Bytes, FilesystemType, Provisioning};
 
 use crate::harness::{
     Machine, POOL_SIZE, Volume, eventually, image_path, image_pool, known, must, open_new, request,
@@ -17,7 +17,7 @@ fn volume(pool: &Pool) -> Image {
 }
 
 #[test]
-fn an_image_goes_to_the_trash_comes_back_whole_and_goes_for_good_from_there() {
+fn an_image_is_discarded_restored_intact_and_removed_from_the_trash() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let image = volume(&pool);
@@ -33,7 +33,7 @@ fn an_image_goes_to_the_trash_comes_back_whole_and_goes_for_good_from_there() {
     assert!(must(pool.take_back(&image.uid)));
     assert!(!must(pool.take_back(&image.uid)));
     assert_eq!(must(pool.images()), std::slice::from_ref(&image));
-    // What is not in the trash is not removed from there.
+    // An image outside the trash is not removed.
     must(pool.remove_discarded(&image.uid));
     assert_eq!(must(pool.images()).len(), 1);
 
@@ -51,7 +51,7 @@ fn an_image_goes_to_the_trash_comes_back_whole_and_goes_for_good_from_there() {
 }
 
 #[test]
-fn r11_what_is_used_or_says_nothing_of_itself_is_never_discarded() {
+fn r11_an_image_that_is_in_use_or_unidentified_is_never_discarded() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let image = volume(&pool);
@@ -71,7 +71,7 @@ fn r11_what_is_used_or_says_nothing_of_itself_is_never_discarded() {
 }
 
 #[test]
-fn a_pool_with_something_in_its_trash_is_not_removed() {
+fn a_pool_with_images_in_its_trash_is_not_removed() {
     let machine = Machine::new();
     let pool = open_new(&machine);
     let image = volume(&pool);

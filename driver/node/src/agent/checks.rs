@@ -1,14 +1,14 @@
 //! Checks of whole filesystems: e2fsck and resize2fs on an image, which can take hours.
 //!
 //! ```text
-//! stage, copy ─▶ waits for its turn ─▶ runs ─▶ what came of it ─▶ the next stage
-//!                (lane: two on a node, one of a namespace)
+//! stage, copy ─▶ waits for its turn ─▶ runs ─▶ outcome ─▶ the next stage
+//!                (queue: two on a node, one of a namespace)
 //! ```
 //!
-//! *Invariants:* a volume has one check at a time; whoever waits holds neither the volume nor a place
-//! in a lane that others need; and this is memory: a check that was cut short is begun anew.
+//! *Invariants:* a volume has at most one check. A waiting check holds neither the volume's lock
+//! nor a permit of its pool. The state is in memory: an interrupted check starts again.
 
-mod lane;
+mod queue;
 
 use std::{
     collections::HashMap,
@@ -18,64 +18,64 @@ use std::{
 use chrono::{DateTime, SecondsFormat, Utc};
 use cistern_crds::{
     ConditionType, PoolVolume, Reason,
-    condition::{self, Finding},
+    condition::{self, ConditionUpdate},
 };
 use kube::ResourceExt as _;
 
-pub use self::lane::{Lane, Turn};
+pub use self::queue::{CheckQueue, CheckTurn};
 
-/// Steps in which people are told how far a check is, in percent: each is a write.
-const STEP: u8 = 5;
+/// Percentage steps in which the progress is reported. Each is a write.
+const PROGRESS_STEP: u8 = 5;
 
 /// The checks of this node.
 #[derive(Debug, Default)]
 pub struct Checks {
-    /// Where they wait for their turn.
-    pub lane: Lane,
+    /// Queue of the waiting checks.
+    pub queue: CheckQueue,
     volumes: Arc<Mutex<HashMap<String, Check>>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Check {
-    Pending(Stage),
-    Done(Outcome),
+    Pending(CheckProgress),
+    Done(CheckOutcome),
 }
 
-/// How far a check is.
+/// Progress of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    /// There is none.
+pub enum CheckProgress {
+    /// No check is pending.
     None,
-    /// It waits for its turn.
+    /// The check waits for its turn.
     Waits,
-    /// It runs.
+    /// The check runs.
     Runs {
-        /// Since when.
+        /// Start time.
         since: DateTime<Utc>,
-        /// How much of it is done.
+        /// Completed percentage.
         percent: u8,
     },
 }
 
-/// What came of the check of a volume that is to be staged.
+/// The outcome of the check of a volume that is to be staged.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CheckOutcome {
     /// The volume can be staged.
     Fit,
-    /// It can be staged, and its filesystem has not grown: why.
+    /// The volume can be staged, but its filesystem has not grown: the reason.
     NotGrown(String),
-    /// It cannot be staged before a person has seen to it.
+    /// The volume cannot be staged until an administrator repairs it.
     Unfit {
-        /// For programs.
+        /// Machine-readable reason.
         reason: Reason,
-        /// For people.
+        /// Message for users.
         why: String,
     },
-    /// The check failed: why.
+    /// The check failed: the error.
     Failed(String),
 }
 
-/// A check that waits or runs. It is over when this is dropped.
+/// A check that waits or runs. Dropping it ends it.
 #[derive(Debug)]
 pub struct Ticket {
     volumes: Arc<Mutex<HashMap<String, Check>>>,
@@ -83,43 +83,42 @@ pub struct Ticket {
 }
 
 impl Checks {
-    /// Begins the check of a volume; none where it has one that is not over.
+    /// Begins the check of a volume; None if it has a pending check.
     pub fn begin(&self, volume: &str) -> Option<Ticket> {
-        if self.stage(volume) != Stage::None {
+        if self.progress(volume) != CheckProgress::None {
             return None;
         }
         let ticket = Ticket {
             volumes: Arc::clone(&self.volumes),
             volume: volume.to_owned(),
         };
-        ticket.set(Check::Pending(Stage::Waits));
+        ticket.set(Check::Pending(CheckProgress::Waits));
         Some(ticket)
     }
 
-    /// How far the check of a volume is.
-    pub fn stage(&self, volume: &str) -> Stage {
+    /// Progress of a volume's check.
+    pub fn progress(&self, volume: &str) -> CheckProgress {
         match lock(&self.volumes).get(volume) {
-            Some(Check::Pending(stage)) => *stage,
-            Some(Check::Done(_)) | None => Stage::None,
+            Some(Check::Pending(progress)) => *progress,
+            Some(Check::Done(_)) | None => CheckProgress::None,
         }
     }
 
-    /// What came of the last check of a volume, once. That a filesystem is too large is remembered:
-    /// checking it again would end in the same way.
-    pub fn take(&self, volume: &str) -> Option<Outcome> {
+    /// Takes the outcome of a volume's last check. A filesystem that is too large stays recorded:
+    /// another check would end in the same way.
+    pub fn take(&self, volume: &str) -> Option<CheckOutcome> {
         let mut volumes = lock(&self.volumes);
         let Some(Check::Done(outcome)) = volumes.get(volume).cloned() else {
             return None;
         };
-        let lasts =
-            matches!(&outcome, Outcome::Unfit { reason, .. } if *reason == Reason::TooLargeToCheck);
+        let lasts = matches!(&outcome, CheckOutcome::Unfit { reason, .. } if *reason == Reason::TooLargeToCheck);
         if !lasts {
             volumes.remove(volume);
         }
         Some(outcome)
     }
 
-    /// Forgets what came of the check of a volume that was staged, or is gone.
+    /// Forgets the outcome of a volume that was staged or is gone.
     pub fn forget(&self, volume: &str) {
         let mut volumes = lock(&self.volumes);
         if matches!(volumes.get(volume), Some(Check::Done(_))) {
@@ -127,33 +126,34 @@ impl Checks {
         }
     }
 
-    /// How far the check of a volume is, if its status tells something else.
-    pub fn news_of(&self, volume: &PoolVolume) -> Option<Stage> {
-        let stage = self.stage(&volume.name_any());
+    /// The progress of a volume's check, if its status reports something else.
+    pub fn unreported_progress(&self, volume: &PoolVolume) -> Option<CheckProgress> {
+        let progress = self.progress(&volume.name_any());
         let status = volume.status.as_ref()?;
-        let told = condition::find(&status.conditions, ConditionType::Checking);
-        let finding = finding(stage);
-        let is_told = told.is_some_and(|told| {
-            (told.status.as_str(), &told.message) == (finding.status.as_str(), &finding.message)
+        let reported = condition::find(&status.conditions, ConditionType::Checking);
+        let finding = finding(progress);
+        let is_reported = reported.is_some_and(|reported| {
+            (reported.status.as_str(), &reported.message)
+                == (finding.status.as_str(), &finding.message)
         });
-        let is_nothing = told.is_none() && stage == Stage::None;
-        (!is_told && !is_nothing).then_some(stage)
+        let is_nothing = reported.is_none() && progress == CheckProgress::None;
+        (!is_reported && !is_nothing).then_some(progress)
     }
 }
 
-/// What a stage says of `Checking`.
-pub fn finding(stage: Stage) -> Finding {
+/// The `Checking` condition for a progress.
+pub fn finding(progress: CheckProgress) -> ConditionUpdate {
     let kind = ConditionType::Checking;
-    match stage {
-        Stage::None => Finding::new(kind, false, Reason::NotChecking, ""),
-        Stage::Waits => Finding::new(
+    match progress {
+        CheckProgress::None => ConditionUpdate::new(kind, false, Reason::NotChecking, ""),
+        CheckProgress::Waits => ConditionUpdate::new(
             kind,
             true,
             Reason::CheckWaiting,
             "the filesystem has to be checked before it is used, and waits for its turn: a node \
              checks two at a time, one of each namespace",
         ),
-        Stage::Runs { since, percent } => Finding::new(
+        CheckProgress::Runs { since, percent } => ConditionUpdate::new(
             kind,
             true,
             Reason::CheckRunning,
@@ -167,20 +167,20 @@ pub fn finding(stage: Stage) -> Finding {
 }
 
 impl Ticket {
-    /// It is the check's turn.
+    /// Marks the check as running.
     pub fn run(&self, now: DateTime<Utc>) {
-        self.set(Check::Pending(Stage::Runs {
+        self.set(Check::Pending(CheckProgress::Runs {
             since: now,
             percent: 0,
         }));
     }
 
-    /// Takes note of how far it is. Says whether that is to be told.
+    /// Records the progress. Returns whether it must be reported.
     pub fn reached(&self, percent: u8) -> bool {
-        let reached = percent - percent % STEP;
+        let reached = percent - percent % PROGRESS_STEP;
         let mut volumes = lock(&self.volumes);
         match volumes.get_mut(&self.volume) {
-            Some(Check::Pending(Stage::Runs { percent, .. })) if *percent < reached => {
+            Some(Check::Pending(CheckProgress::Runs { percent, .. })) if *percent < reached => {
                 *percent = reached;
                 true
             }
@@ -188,8 +188,8 @@ impl Ticket {
         }
     }
 
-    /// It is over, and this came of it.
-    pub fn end(self, outcome: Outcome) {
+    /// Ends the check with an outcome.
+    pub fn end(self, outcome: CheckOutcome) {
         self.set(Check::Done(outcome));
     }
 
@@ -217,46 +217,55 @@ mod tests {
     use crate::testing::{at, ready_volume};
 
     #[test]
-    fn a_volume_has_one_check_at_a_time_and_one_that_is_cut_short_leaves_nothing() {
+    fn a_volume_has_one_check_at_a_time_and_an_interrupted_one_leaves_nothing() {
         let checks = Checks::default();
         let ticket = checks.begin("a").unwrap();
-        assert_eq!(checks.stage("a"), Stage::Waits);
+        assert_eq!(checks.progress("a"), CheckProgress::Waits);
         assert!(checks.begin("a").is_none() && checks.begin("b").is_some());
         drop(ticket);
-        assert_eq!((checks.stage("a"), checks.take("a")), (Stage::None, None));
+        assert_eq!(
+            (checks.progress("a"), checks.take("a")),
+            (CheckProgress::None, None)
+        );
     }
 
     #[test]
-    fn people_are_told_when_a_check_began_and_each_step_of_it_once() {
+    fn the_start_of_a_check_and_each_step_are_reported_once() {
         let (checks, mut volume) = (Checks::default(), ready_volume());
-        assert_eq!(checks.news_of(&volume), None);
+        assert_eq!(checks.unreported_progress(&volume), None);
         let ticket = checks.begin(&volume.name_any()).unwrap();
-        assert_eq!(checks.news_of(&volume), Some(Stage::Waits));
+        assert_eq!(
+            checks.unreported_progress(&volume),
+            Some(CheckProgress::Waits)
+        );
         ticket.run(at(0));
         assert!(!ticket.reached(4));
         assert!(ticket.reached(37) && !ticket.reached(36));
-        let stage = checks.news_of(&volume).unwrap();
-        let finding = finding(stage);
+        let progress = checks.unreported_progress(&volume).unwrap();
+        let finding = finding(progress);
         for part in ["since 1970-01-01T00:00:00Z", "35 %"] {
             assert!(finding.message.contains(part), "{}", finding.message);
         }
         let conditions = &mut volume.status.as_mut().unwrap().conditions;
         condition::set(conditions, &finding, None, at(0));
-        assert_eq!(checks.news_of(&volume), None);
-        ticket.end(Outcome::Fit);
-        assert_eq!(checks.news_of(&volume), Some(Stage::None));
+        assert_eq!(checks.unreported_progress(&volume), None);
+        ticket.end(CheckOutcome::Fit);
+        assert_eq!(
+            checks.unreported_progress(&volume),
+            Some(CheckProgress::None)
+        );
     }
 
     #[test]
-    fn what_came_of_a_check_is_told_once_but_too_large_stays_until_the_volume_is_staged() {
+    fn a_check_outcome_is_returned_once_but_too_large_stays_until_the_volume_is_staged() {
         let checks = Checks::default();
-        let end = |outcome: &Outcome| {
+        let end = |outcome: &CheckOutcome| {
             checks.begin("a").unwrap().end(outcome.clone());
             [checks.take("a"), checks.take("a")]
         };
-        let failed = Outcome::Failed("broken".to_owned());
+        let failed = CheckOutcome::Failed("broken".to_owned());
         assert_eq!(end(&failed), [Some(failed.clone()), None]);
-        let unfit = |reason| Outcome::Unfit {
+        let unfit = |reason| CheckOutcome::Unfit {
             reason,
             why: String::new(),
         };

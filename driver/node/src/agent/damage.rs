@@ -1,8 +1,9 @@
 //! Filesystems that the Node service could not mount because they are damaged, or too large to be
 //! checked.
 //!
-//! The agent is the only writer of a PoolVolume's status, so what the Node service saw is kept here
-//! until a pass says it there. From then on the status remembers it, also for the next process.
+//! The agent is the only writer of a PoolVolume's status, so the observation of the Node service is
+//! kept here until a reconcile writes it there. From then on the status holds it, also for the next
+//! process.
 
 use std::{
     collections::HashMap,
@@ -12,45 +13,44 @@ use std::{
 use cistern_crds::{ConditionType, PoolVolume, Reason, condition};
 use kube::ResourceExt as _;
 
-/// Why a filesystem is not mounted until a person has seen to it.
+/// Reasons why a filesystem is not mounted until an administrator repairs it.
 pub const REASONS: [Reason; 2] = [Reason::FilesystemDamaged, Reason::TooLargeToCheck];
 
-/// What was seen last, by name of the volume. Only those are in it that were damaged once.
+/// The last observation by name of the volume, only of volumes that were damaged once.
 #[derive(Debug, Default)]
 pub struct Damage(Mutex<HashMap<String, Seen>>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Seen {
-    /// It was not mounted: why.
+    /// The filesystem was not mounted: reason and message.
     Damaged(Reason, String),
-    /// It was mounted, after somebody has mended it.
-    Mended,
+    /// The filesystem was mounted after a repair.
+    Repaired,
 }
 
 impl Damage {
-    /// Takes note of a filesystem that was not mounted, for one of [`REASONS`].
+    /// Records a filesystem that was not mounted, for one of [`REASONS`].
     pub fn damaged(&self, volume: &str, reason: Reason, why: String) {
         let seen = Seen::Damaged(reason, why);
         self.lock().insert(volume.to_owned(), seen);
     }
 
-    /// Takes note of a filesystem that was mounted; false where it is not known to have been
-    /// damaged.
+    /// Records a mounted filesystem. Returns false if it is not known to have been damaged.
     pub fn mounted(&self, name: &str, volume: Option<&PoolVolume>) -> bool {
         let mut all = self.lock();
-        let was_damaged = all.contains_key(name) || volume.is_some_and(|v| told(v).is_some());
+        let was_damaged = all.contains_key(name) || volume.is_some_and(|v| reported(v).is_some());
         if was_damaged {
-            all.insert(name.to_owned(), Seen::Mended);
+            all.insert(name.to_owned(), Seen::Repaired);
         }
         was_damaged
     }
 
-    /// Why a volume's filesystem was not mounted, if it was not.
+    /// The reason and the message why a volume's filesystem was not mounted, if it was not.
     pub fn of(&self, volume: &PoolVolume) -> Option<(Reason, String)> {
         match self.lock().get(&volume.name_any()) {
             Some(Seen::Damaged(reason, why)) => Some((*reason, why.clone())),
-            Some(Seen::Mended) => None,
-            None => told(volume),
+            Some(Seen::Repaired) => None,
+            None => reported(volume),
         }
     }
 
@@ -64,8 +64,8 @@ impl Damage {
     }
 }
 
-/// Why a filesystem was not mounted, as its volume's status tells.
-fn told(volume: &PoolVolume) -> Option<(Reason, String)> {
+/// The reason and the message in the status of a volume whose filesystem was not mounted.
+fn reported(volume: &PoolVolume) -> Option<(Reason, String)> {
     let status = volume.status.as_ref()?;
     let ready = condition::find(&status.conditions, ConditionType::Ready)?;
     let reason = Reason::parse(&ready.reason).filter(|reason| REASONS.contains(reason))?;
@@ -74,7 +74,7 @@ fn told(volume: &PoolVolume) -> Option<(Reason, String)> {
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::condition::Finding;
+    use cistern_crds::condition::ConditionUpdate;
 
     use super::*;
     use crate::testing::{at, ready_volume};
@@ -82,7 +82,7 @@ mod tests {
     fn damaged_volume() -> PoolVolume {
         let mut volume = ready_volume();
         let reason = Reason::FilesystemDamaged;
-        let finding = Finding::new(ConditionType::Ready, false, reason, "broken");
+        let finding = ConditionUpdate::new(ConditionType::Ready, false, reason, "broken");
         let conditions = &mut volume.status.as_mut().unwrap().conditions;
         condition::set(conditions, &finding, None, at(0));
         volume
@@ -102,7 +102,7 @@ mod tests {
         let why = (Reason::FilesystemDamaged, "broken".to_owned());
         assert_eq!(next.of(&broken), Some(why));
         assert!(next.mounted(&name, Some(&broken)));
-        // Until the status says so too.
+        // The status still reports the damage.
         assert_eq!(next.of(&broken), None);
         assert_eq!(next.of(&well), None);
     }

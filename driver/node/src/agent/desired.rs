@@ -1,14 +1,14 @@
-//! What the custom resources ask of this node: pruned copies, kept current by one watch per kind.
+//! The desired state of this node: pruned copies of the custom resources, one watch for each kind.
 //!
-//! The first lists are consistent ones (never from the API server's cache): the ledger is derived
-//! from them, and one made of old news would promise bytes twice. An object that this version
+//! The first lists are consistent (never from the API server's cache), because the ledger is computed
+//! from them, and outdated objects would make it reserve bytes twice. An object that this version
 //! cannot read stops no watch (R21, R22).
 
 use std::{collections::HashMap, fmt, sync::Arc};
 
 use cistern_client::{OwnWrites, watches};
 use cistern_crds::{
-    PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, Stored, volume::ImageStatus,
+    HasImage, PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, volume::ImageStatus,
 };
 use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use kube::{
@@ -23,10 +23,10 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 
-/// A custom resource as it came, readable or not.
+/// A custom resource, readable by this version or not.
 pub type Guarded<K> = DeserializeGuard<K>;
 
-/// What this node is to carry.
+/// The desired state of this node.
 #[derive(Clone, Debug)]
 pub struct Desired {
     node_name: Arc<str>,
@@ -37,39 +37,39 @@ pub struct Desired {
     own_writes: Arc<OwnWrites>,
 }
 
-/// What has changed, for whoever drives the watches. Errors are transient: the watch goes on.
+/// Changed objects of a watch. Errors are transient: the watch goes on.
 pub type Changes<K> = std::pin::Pin<Box<dyn Stream<Item = Result<K, watcher::Error>> + Send>>;
 
-/// The watches behind [`Desired`]: nothing moves in it unless all of them are polled.
+/// The watches of [`Desired`], which is up to date only while all of them are polled.
 #[expect(missing_debug_implementations, reason = "streams have nothing to show")]
 pub struct Watches {
-    /// Of this node's StorageNode.
+    /// The watch of this node's StorageNode.
     pub node: Changes<Guarded<StorageNode>>,
-    /// Of its PoolVolumes.
+    /// The watch of its PoolVolumes.
     pub volumes: Changes<Guarded<PoolVolume>>,
-    /// Of its PoolSnapshots.
+    /// The watch of its PoolSnapshots.
     pub snapshots: Changes<Guarded<PoolSnapshot>>,
-    /// Of its PoolSnapshotGroups.
+    /// The watch of its PoolSnapshotGroups.
     pub groups: Changes<Guarded<PoolSnapshotGroup>>,
 }
 
-/// What this node is to hold in one pool.
+/// The volumes and snapshots that belong in one pool of this node.
 #[derive(Clone, Debug, Default)]
-pub struct Holdings {
-    /// Its volumes.
+pub struct AssignedObjects {
+    /// PoolVolumes of the pool.
     pub volumes: Vec<Arc<Guarded<PoolVolume>>>,
-    /// Its snapshots.
+    /// PoolSnapshots of the pool.
     pub snapshots: Vec<Arc<Guarded<PoolSnapshot>>>,
 }
 
-/// Starts to watch what belongs to this node.
+/// Starts to watch the objects of this node.
 pub fn watch(client: &Client, node_name: &str) -> (Desired, Watches) {
     let own_writes = Arc::<OwnWrites>::default();
     let this = format!("metadata.name={node_name}");
     let (node, node_changes) = observe(client, &this, Definition::Required, &own_writes);
     let ours = format!("spec.nodeName={node_name}");
     let (volumes, volume_changes) = observe(client, &ours, Definition::Required, &own_writes);
-    // An installation of an older version has none of these kinds, and its volumes must work.
+    // An installation of an older version lacks these kinds, and its volumes must work.
     let (snapshots, snapshot_changes) = observe(client, &ours, Definition::Optional, &own_writes);
     let (groups, group_changes) = observe(client, &ours, Definition::Optional, &own_writes);
     let desired = Desired {
@@ -92,13 +92,13 @@ pub fn watch(client: &Client, node_name: &str) -> (Desired, Watches) {
 /// Whether the agent can work without the definition of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Definition {
-    /// Nothing is known without it.
+    /// The agent waits for it.
     Required,
-    /// Where it is missing there are no objects of the kind.
+    /// Without it, the kind has no objects.
     Optional,
 }
 
-/// The objects of a kind that a field selector chooses.
+/// Watches the objects of a kind that a field selector chooses.
 fn observe<K>(
     client: &Client,
     fields: &str,
@@ -130,8 +130,8 @@ where
     (store, changes)
 }
 
-/// Takes the first list for an empty one where the kind is not defined. The watch goes on asking, and
-/// sees the objects once there is a definition.
+/// Replaces the first list with an empty one if the kind is not defined. The watch goes on listing and
+/// sees the objects once the kind is defined.
 fn or_none<K: Send + 'static>(
     events: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send,
     kind: String,
@@ -151,7 +151,7 @@ fn or_none<K: Send + 'static>(
             was_listed = true;
             tracing::warn!(
                 kind,
-                "the kind is not defined: apply the definitions of this version"
+                "the kind is not defined: apply the CustomResourceDefinitions of this version"
             );
             stream::iter([Ok(watcher::Event::Init), Ok(watcher::Event::InitDone)]).left_stream()
         } else {
@@ -161,7 +161,7 @@ fn or_none<K: Send + 'static>(
 }
 
 impl Desired {
-    /// Resolves when every first list is here.
+    /// Resolves when every first list has arrived.
     pub async fn complete(&self) -> Result<(), reflector::store::WriterDropped> {
         self.node.wait_until_ready().await?;
         self.volumes.wait_until_ready().await?;
@@ -189,9 +189,9 @@ impl Desired {
         self.volumes.state()
     }
 
-    /// What this node is to hold, by name of the pool, as far as this version can read it.
-    pub fn by_pool(&self) -> HashMap<String, Holdings> {
-        let mut all = HashMap::<String, Holdings>::new();
+    /// The readable volumes and snapshots of this node, by name of the pool.
+    pub fn by_pool(&self) -> HashMap<String, AssignedObjects> {
+        let mut all = HashMap::<String, AssignedObjects>::new();
         for object in self.volumes.state() {
             if let Some(volume) = readable(&object) {
                 let pool = all.entry(volume.spec.pool_name.clone()).or_default();
@@ -207,7 +207,7 @@ impl Desired {
         all
     }
 
-    /// An object that may hold bytes of any pool, and nobody can tell how many.
+    /// An unreadable object, which may hold an unknown number of bytes in any pool.
     pub fn unreadable(&self) -> Option<String> {
         let named = |kind, name: String| format!("{kind} {name}");
         let volume = self.volumes.find(|object| object.0.is_err());
@@ -217,8 +217,7 @@ impl Desired {
             .or_else(|| snapshot().map(|snapshot| named("PoolSnapshot", name(&snapshot))))
     }
 
-    /// Everything that this node is to hold. None while a part of it cannot be read: then nobody can
-    /// say what belongs to nobody.
+    /// All objects of this node. None while one of them cannot be read, because it may claim any image.
     pub fn everything(
         &self,
     ) -> Option<(Vec<PoolVolume>, Vec<PoolSnapshot>, Vec<PoolSnapshotGroup>)> {
@@ -229,47 +228,47 @@ impl Desired {
         ))
     }
 
-    /// What the agent wrote and these copies lack.
+    /// The agent's own writes, some of which these copies may lack.
     pub fn own_writes(&self) -> &Arc<OwnWrites> {
         &self.own_writes
     }
 
-    /// For the queue of passes over volumes.
+    /// The copies of the volumes, for their work queue.
     pub fn volume_store(&self) -> Store<Guarded<PoolVolume>> {
         self.volumes.clone()
     }
 
-    /// For the queue of passes over snapshots.
+    /// The copies of the snapshots, for their work queue.
     pub fn snapshot_store(&self) -> Store<Guarded<PoolSnapshot>> {
         self.snapshots.clone()
     }
 
-    /// For the queue of passes over groups.
+    /// The copies of the groups, for their work queue.
     pub fn group_store(&self) -> Store<Guarded<PoolSnapshotGroup>> {
         self.groups.clone()
     }
 }
 
-impl Holdings {
-    /// Whether there is nothing.
+impl AssignedObjects {
+    /// Whether the pool has neither volumes nor snapshots.
     pub fn is_empty(&self) -> bool {
         self.volumes.is_empty() && self.snapshots.is_empty()
     }
 
-    /// The volumes themselves.
+    /// The readable volumes.
     pub fn volumes(&self) -> impl Iterator<Item = &PoolVolume> {
         self.volumes.iter().filter_map(|object| readable(object))
     }
 
-    /// The snapshots themselves.
+    /// The readable snapshots.
     pub fn snapshots(&self) -> impl Iterator<Item = &PoolSnapshot> {
         self.snapshots.iter().filter_map(|object| readable(object))
     }
 
-    /// The images that are known of.
+    /// The images in the status of these objects.
     pub fn images(&self) -> impl Iterator<Item = &ImageStatus> {
-        let snapshots = self.snapshots().filter_map(Stored::image);
-        self.volumes().filter_map(Stored::image).chain(snapshots)
+        let snapshots = self.snapshots().filter_map(HasImage::image);
+        self.volumes().filter_map(HasImage::image).chain(snapshots)
     }
 }
 
@@ -278,7 +277,7 @@ pub fn readable<K>(object: &Guarded<K>) -> Option<&K> {
     object.0.as_ref().ok()
 }
 
-/// Copies of all objects; none where one cannot be read.
+/// Copies of all objects; None if one cannot be read.
 fn all<K>(store: &Store<Guarded<K>>) -> Option<Vec<K>>
 where
     K: kube::Resource<DynamicType = ()> + Clone + 'static,
@@ -298,7 +297,7 @@ where
     readable(&found).is_some().then_some(found)
 }
 
-/// Keeps what the agent needs.
+/// Drops the metadata that the agent does not need.
 fn prune<K: kube::Resource<DynamicType = ()>>(object: &mut Guarded<K>) {
     let metadata: &mut ObjectMeta = match &mut object.0 {
         Ok(object) => object.meta_mut(),
@@ -322,8 +321,8 @@ mod tests {
 
     use super::*;
 
-    /// What a watch tells of a kind whose first list is answered like this.
-    async fn told(definition: Definition, code: u16) -> Vec<&'static str> {
+    /// The events of a watch whose first lists are answered with this code.
+    async fn reported(definition: Definition, code: u16) -> Vec<&'static str> {
         let status = Status::failure("no", "NotFound").with_code(code);
         let failure = || {
             Err(InitialListFailed(kube::Error::Api(Box::new(
@@ -351,9 +350,9 @@ mod tests {
     async fn a_kind_that_is_not_defined_has_no_objects_until_it_is() {
         let listed = ["init", "object", "done"];
         let missing = [&["init", "done", "error"][..], &listed].concat();
-        assert_eq!(told(Definition::Optional, 404).await, missing);
+        assert_eq!(reported(Definition::Optional, 404).await, missing);
         let waited_for = [&["error", "error"][..], &listed].concat();
-        assert_eq!(told(Definition::Optional, 403).await, waited_for);
-        assert_eq!(told(Definition::Required, 404).await, waited_for);
+        assert_eq!(reported(Definition::Optional, 403).await, waited_for);
+        assert_eq!(reported(Definition::Required, 404).await, waited_for);
     }
 }

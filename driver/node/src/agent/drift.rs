@@ -1,18 +1,19 @@
-//! What on this node does not belong together, as `cistern-driver fsck` tells it.
+//! Drift between this node and the API, as `cistern-driver fsck` reports it.
 //!
 //! ```text
-//! pass ─▶ what fsck finds ─▶ what two passes in a row have found ─▶ StorageNode.status, metrics
+//! compare ─▶ what fsck finds ─▶ what two comparisons in a row find ─▶ StorageNode.status, metrics
 //!                                           └─▶ reclaim, where the pool has opted in
 //! ```
 //!
-//! *Invariants:* a pass only looks, and nobody waits for one; what is under way is not told, because
-//! a finding counts when two passes in a row have it; nothing is said while the view of the API is not
-//! complete; and since when it is so survives a restart, in the status.
+//! *Invariants:* a comparison only reads, and no operation waits for one. Work in progress is not
+//! reported, because a finding counts only when two comparisons in a row have it. Nothing is
+//! reported while the view of the API is incomplete. The start time of a finding survives a
+//! restart, in the status.
 
-mod course;
+mod compare;
 mod elsewhere;
-mod pass;
 mod reclaim;
+mod tracker;
 
 use std::{
     collections::BTreeMap,
@@ -23,80 +24,84 @@ use std::{
 use chrono::{DateTime, Utc};
 use cistern_crds::{
     StorageNodeStatus,
-    health::{Drift as Told, LISTED, Orphan},
+    drift::{Drift as DriftFinding, LISTED, Orphan},
 };
 use tokio::time::sleep;
 
 use self::{
-    course::{Course, News},
     reclaim::Reclaims,
+    tracker::{FindingChanges, FindingTracker},
 };
 use super::Agent;
 
-/// A pass that has found something new is followed by the next after this part of the interval.
+/// A comparison with a new finding is followed by the next after this fraction of the interval.
 const CONFIRMED_AFTER: u32 = 10;
 
-/// What the passes have found.
+/// The findings of the comparisons.
 #[derive(Debug, Default)]
 pub struct Drift {
     state: Mutex<Option<State>>,
-    /// Held by a look at the host: what hangs is not looked at twice.
-    looking: Arc<tokio::sync::Mutex<()>>,
+    /// Held while the host is read, so that a hanging read is not repeated.
+    inventory_lock: Arc<tokio::sync::Mutex<()>>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    findings: Course<Told>,
+    findings: FindingTracker<DriftFinding>,
     /// By UID of the pool.
-    orphans: BTreeMap<String, Course<Orphan>>,
+    orphans: BTreeMap<String, FindingTracker<Orphan>>,
 }
 
-/// What one pass has found.
+/// The findings of one comparison.
 #[derive(Debug, Default)]
-struct Found {
-    findings: Vec<Told>,
-    /// By UID of the pool; pools that could not be looked into are not in it.
+struct Comparison {
+    findings: Vec<DriftFinding>,
+    /// By UID of the pool, without the pools that could not be read.
     orphans: BTreeMap<String, Vec<Orphan>>,
 }
 
 impl Drift {
-    /// What does not belong together, by kind and object, as much of it as a status holds. None
-    /// before the first pass: then it is what was said before.
-    pub fn findings(&self) -> Option<Vec<Told>> {
+    /// The drift by kind and object, as much as a status holds. None before the first comparison:
+    /// then the previous status holds.
+    pub fn findings(&self) -> Option<Vec<DriftFinding>> {
         let state = self.lock();
         let findings = &state.as_ref()?.findings;
-        Some(findings.certain().take(LISTED).cloned().collect())
+        Some(findings.confirmed().take(LISTED).cloned().collect())
     }
 
-    /// The images of a pool that nobody claims, the oldest orphans first: a status lists the first
-    /// [`LISTED`]. None where no pass has looked into the pool.
+    /// The unclaimed images of a pool, the oldest orphans first. A status lists the first
+    /// [`LISTED`]. None before a comparison has read the pool.
     pub fn orphans(&self, pool_uid: &str) -> Option<Vec<Orphan>> {
         let state = self.lock();
         let orphans = state.as_ref()?.orphans.get(pool_uid)?;
-        let mut orphans: Vec<Orphan> = orphans.certain().cloned().collect();
+        let mut orphans: Vec<Orphan> = orphans.confirmed().cloned().collect();
         orphans.sort_by(|a, b| (a.since, &a.image).cmp(&(b.since, &b.image)));
         Some(orphans)
     }
 
-    /// Since when images of a pool are orphans, by name, as far as that is known. `told` is what the
-    /// status says, for the first pass.
-    fn since(&self, told: &StorageNodeStatus, pool_uid: &str) -> BTreeMap<String, DateTime<Utc>> {
+    /// Since when images of a pool are orphans, by name, as far as known. `reported` is the status, for
+    /// the first comparison.
+    fn since(
+        &self,
+        reported: &StorageNodeStatus,
+        pool_uid: &str,
+    ) -> BTreeMap<String, DateTime<Utc>> {
         let mut guard = self.lock();
-        let state = guard.get_or_insert_with(|| State::of(told));
+        let state = guard.get_or_insert_with(|| State::of(reported));
         let orphans = state.orphans.get(pool_uid).into_iter();
-        let orphans = orphans.flat_map(Course::all);
+        let orphans = orphans.flat_map(FindingTracker::all);
         orphans.map(|it| (it.image.clone(), it.since)).collect()
     }
 
-    /// Takes note of a pass. `told` is what the status says, for the first one.
-    fn note(&self, told: &StorageNodeStatus, found: Found, now: DateTime<Utc>) -> Changes {
+    /// Records a comparison. `reported` is the status, for the first one.
+    fn note(&self, reported: &StorageNodeStatus, found: Comparison, now: DateTime<Utc>) -> Changes {
         let mut guard = self.lock();
-        let state = guard.get_or_insert_with(|| State::of(told));
+        let state = guard.get_or_insert_with(|| State::of(reported));
         let findings = state.findings.note(found.findings, now);
         let mut orphans = BTreeMap::new();
         for (pool, found) in found.orphans {
-            let course = state.orphans.entry(pool.clone()).or_default();
-            orphans.insert(pool, course.note(found, now));
+            let tracker = state.orphans.entry(pool.clone()).or_default();
+            orphans.insert(pool, tracker.note(found, now));
         }
         Changes { findings, orphans }
     }
@@ -106,49 +111,52 @@ impl Drift {
     }
 }
 
-/// What a pass has changed.
+/// The changes of a comparison.
 #[derive(Debug)]
 struct Changes {
-    findings: News<Told>,
-    orphans: BTreeMap<String, News<Orphan>>,
+    findings: FindingChanges<DriftFinding>,
+    orphans: BTreeMap<String, FindingChanges<Orphan>>,
 }
 
 impl Changes {
-    /// Whether something was found for the first time, and the next pass tells whether it is so.
+    /// Whether a finding is new and the next comparison must confirm it.
     fn is_open(&self) -> bool {
-        self.findings.is_open || self.orphans.values().any(|news| news.is_open)
+        self.findings.is_open || self.orphans.values().any(|changes| changes.is_open)
     }
 
-    /// Whether anything is otherwise than at the last pass.
-    fn is_news(&self) -> bool {
-        let has_gone = self.orphans.values().any(|news| !news.gone.is_empty());
-        self.is_open() || has_gone || !self.findings.gone.is_empty()
+    /// Whether anything changed since the last comparison.
+    fn has_changes(&self) -> bool {
+        let has_gone = self
+            .orphans
+            .values()
+            .any(|changes| !changes.removed.is_empty());
+        self.is_open() || has_gone || !self.findings.removed.is_empty()
     }
 
     fn log(&self) {
-        for finding in &self.findings.come {
-            let Told {
+        for finding in &self.findings.added {
+            let DriftFinding {
                 kind,
                 object,
                 message,
                 ..
             } = finding;
-            tracing::warn!(kind, object, message, "something does not belong together");
+            tracing::warn!(kind, object, message, "found drift");
         }
-        for Told { kind, object, .. } in &self.findings.gone {
-            tracing::info!(kind, object, "it belongs together again, or is gone");
+        for DriftFinding { kind, object, .. } in &self.findings.removed {
+            tracing::info!(kind, object, "drift is resolved");
         }
-        for (pool, news) in &self.orphans {
-            for orphan in &news.come {
+        for (pool, changes) in &self.orphans {
+            for orphan in &changes.added {
                 let owner = orphan.identity.as_ref().map(|identity| &identity.name);
                 let (image, size) = (&orphan.image, orphan.size);
-                tracing::warn!(pool_uid = pool, image, ?owner, %size, "nobody claims an image");
+                tracing::warn!(pool_uid = pool, image, ?owner, %size, "found an orphaned image");
             }
-            for Orphan { image, .. } in &news.gone {
+            for Orphan { image, .. } in &changes.removed {
                 tracing::info!(
                     pool_uid = pool,
                     image,
-                    "the image is claimed again, or gone"
+                    "an orphaned image is claimed again, or removed"
                 );
             }
         }
@@ -156,24 +164,24 @@ impl Changes {
 }
 
 impl State {
-    /// As an agent left it that ran before this one.
-    fn of(told: &StorageNodeStatus) -> Self {
-        let pools = told.pools.iter();
+    /// The state that an earlier agent left in the status.
+    fn of(reported: &StorageNodeStatus) -> Self {
+        let pools = reported.pools.iter();
         Self {
-            findings: Course::told(&told.drift),
+            findings: FindingTracker::restore(&reported.drift),
             orphans: pools
-                .map(|pool| (pool.uid.clone(), Course::told(&pool.orphans)))
+                .map(|pool| (pool.uid.clone(), FindingTracker::restore(&pool.orphans)))
                 .collect(),
         }
     }
 }
 
-/// Looks again and again, until dropped.
+/// Compares periodically until dropped.
 pub async fn run(agent: &Arc<Agent>, interval: Duration) {
-    agent.looked().await;
+    agent.pools_reconciled().await;
     let mut reclaims = Reclaims::default();
     loop {
-        let is_open = Box::pin(pass::pass(agent)).await;
+        let is_open = Box::pin(compare::compare(agent)).await;
         reclaims.begin(agent);
         let wait = if is_open {
             interval / CONFIRMED_AFTER

@@ -1,31 +1,31 @@
-//! What the Node service saw of filesystems that were to grow, until it stands in a status.
+//! Results of growing filesystems, from the Node service, until they are written to a status.
 //!
-//! The agent is the only writer of a PoolVolume's status, and a pod that starts waits for no write.
+//! The agent is the only writer of a PoolVolume's status, and a starting pod does not wait for a write.
 
 use std::{
     collections::HashMap,
     sync::{Mutex, PoisonError},
 };
 
-/// Whether a filesystem has all of its image; if not, why.
+/// Whether a filesystem fills its image; if not, the error.
 pub type Seen = Result<(), String>;
 
-/// The latest news, by name of the volume.
+/// The latest unwritten results by name of the volume.
 #[derive(Debug, Default)]
 pub struct Filesystems(Mutex<HashMap<String, Seen>>);
 
 impl Filesystems {
-    /// Keeps news until they are written.
+    /// Records a result until it is written.
     pub fn saw(&self, volume: &str, seen: Seen) {
         self.lock().insert(volume.to_owned(), seen);
     }
 
-    /// The news of a volume.
+    /// The unwritten result of a volume.
     pub fn get(&self, volume: &str) -> Option<Seen> {
         self.lock().get(volume).cloned()
     }
 
-    /// Forgets what was written, unless there are later news.
+    /// Forgets a written result, unless there is a later one.
     pub fn written(&self, volume: &str, seen: &Seen) {
         let mut all = self.lock();
         if all.get(volume) == Some(seen) {
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_came_while_something_older_was_written_is_kept() {
+    fn a_result_that_arrives_during_a_write_is_kept() {
         let filesystems = Filesystems::default();
         let smaller = Err("mounted".to_owned());
         filesystems.saw("a", smaller.clone());

@@ -1,17 +1,17 @@
-//! How the pools and volumes of this node are.
+//! Health of the pools and volumes of this node.
 //!
 //! ```text
-//! rounds ─▶ what the host sees ─▶ judgement ─▶ course ─▶ Health ─▶ status, CSI, metrics
+//! rounds ─▶ what the host sees ─▶ judgement ─▶ tracker ─▶ Health ─▶ status, CSI, metrics
 //! (a task for each pool)           (pure)       (pure)
 //! ```
 //!
-//! *Invariant:* this is memory: whoever asks waits for no disk. What it says stands in the status of
-//! the StorageNode and the PoolVolumes as well, and a restart of the agent resumes from there.
+//! *Invariant:* the state is in memory, so that no reader waits for a disk. It is also in the
+//! status of the StorageNode and the PoolVolumes, from which a restarted agent resumes.
 
-pub mod course;
 mod examine;
 pub mod judgement;
 pub mod rounds;
+pub mod tracker;
 
 use std::{
     collections::BTreeMap,
@@ -26,145 +26,148 @@ use cistern_crds::{
 
 use kube::ResourceExt as _;
 
-use self::course::{Course, Sight, Sighting};
+use self::tracker::{Observation, ProblemTracker, Visibility};
 use super::volume::status;
 
-/// What is known to be wrong on this node. Only what was looked at is in it.
+/// The known problems of this node. It holds only observed objects.
 #[derive(Debug, Default)]
 pub struct Health {
-    pools: Courses<PoolSeverity>,
-    volumes: Courses<VolumeSeverity>,
+    pools: ProblemTrackers<PoolSeverity>,
+    volumes: ProblemTrackers<VolumeSeverity>,
     probes: Mutex<BTreeMap<String, Probe>>,
 }
 
-/// What the last probe of a pool means to whoever would touch it.
+/// The result of the last probe of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Probe {
-    /// Its disk did not answer, so that nobody else should ask it.
+    /// Its disk did not answer, so that no other operation may use it.
     hangs: bool,
-    bar: Option<Bar>,
+    blocker: Option<Blocker>,
 }
 
-/// Why a pool that is open must not be used.
+/// The reason why an open pool must not be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bar {
-    /// For programs.
+pub struct Blocker {
+    /// Machine-readable reason.
     pub reason: Reason,
-    /// For people.
+    /// Message for users.
     pub message: String,
 }
 
 impl Health {
-    /// What is wrong with a volume; nothing also where nobody has looked yet.
+    /// Problems of a volume; empty also before the first observation.
     pub fn of_volume(&self, name: &str) -> Vec<VolumeProblem> {
         self.volumes.of(name).unwrap_or_default()
     }
 
-    /// What is wrong with a pool; nothing also where nobody has looked yet.
+    /// Problems of a pool; empty also before the first observation.
     pub fn of_pool(&self, name: &str) -> Vec<PoolProblem> {
         self.pools.of(name).unwrap_or_default()
     }
 
-    /// What is wrong with a pool; none where nobody has looked yet.
+    /// Problems of a pool; None before the first observation.
     pub fn known_of_pool(&self, name: &str) -> Option<Vec<PoolProblem>> {
         self.pools.of(name)
     }
 
-    /// Whether a pool is told to have a problem.
-    pub fn tells_of_pool(&self, name: &str, reason: Reason) -> bool {
+    /// Whether a problem of a pool is reported.
+    pub fn reports_of_pool(&self, name: &str, reason: Reason) -> bool {
         let pools = self.pools.lock();
-        pools.get(name).is_some_and(|course| course.tells(reason))
+        pools
+            .get(name)
+            .is_some_and(|tracker| tracker.reports(reason))
     }
 
-    /// What is wrong with a volume, if its status tells something else. What nobody has looked at is no
-    /// news, nor is a volume whose data is being destroyed.
-    pub fn news_of(&self, volume: &PoolVolume) -> Option<Vec<VolumeProblem>> {
+    /// Problems of a volume, if its status reports others. None for a volume that was not observed
+    /// or whose data is being destroyed.
+    pub fn unreported_problems(&self, volume: &PoolVolume) -> Option<Vec<VolumeProblem>> {
         let problems = self.volumes.of(&volume.name_any())?;
         let status = volume.status.as_ref()?;
-        let is_news = !status::tells(status, &problems);
-        (is_news && !volume.spec.deletion_requested).then_some(problems)
+        let has_changed = !status::reports(status, &problems);
+        (has_changed && !volume.spec.deletion_requested).then_some(problems)
     }
 
-    /// Every volume that was looked at, by name, with what is wrong with it.
+    /// Problems of every observed volume, by name.
     pub fn volumes(&self) -> BTreeMap<String, Vec<VolumeProblem>> {
         self.volumes.all()
     }
 
-    /// Every pool that was looked at, by name, with what is wrong with it.
+    /// Problems of every observed pool, by name.
     pub fn pools(&self) -> BTreeMap<String, Vec<PoolProblem>> {
         self.pools.all()
     }
 
-    /// What stands against using a pool that is open, as far as this process has seen it. What keeps
-    /// a pool from being opened is not among it: that is found out by opening it.
-    pub fn bar_to(&self, pool: &str) -> Option<Bar> {
-        self.probes().get(pool)?.bar.clone()
+    /// What blocks the use of an open pool, as observed by this process. Problems that prevent
+    /// opening are excluded: opening the pool detects them.
+    pub fn blocker_of(&self, pool: &str) -> Option<Blocker> {
+        self.probes().get(pool)?.blocker.clone()
     }
 
-    /// Whether the last probe of a pool had no answer.
+    /// Whether the last probe of a pool timed out.
     pub fn hangs(&self, pool: &str) -> bool {
         self.probes().get(pool).is_some_and(|probe| probe.hangs)
     }
 
-    /// Takes note of what a probe of an open pool saw; says whether that is something else to those
-    /// who would use the pool than before.
+    /// Records a probe of an open pool. Returns whether its usability changed.
     pub fn probed(
         &self,
         pool: &str,
-        told: &[PoolProblem],
-        (seen, sight): (Vec<Sighting<PoolSeverity>>, Sight),
+        reported: &[PoolProblem],
+        (seen, visibility): (Vec<Observation<PoolSeverity>>, Visibility),
         now: DateTime<Utc>,
     ) -> bool {
-        let mut reasons: Vec<Reason> = seen.iter().map(|sighting| sighting.reason).collect();
+        let mut reasons: Vec<Reason> = seen.iter().map(|observation| observation.reason).collect();
         let hangs = reasons.contains(&Reason::ProbeTimedOut);
-        self.saw_pool(pool, told, (seen, sight), now);
+        self.observed_pool(pool, reported, (seen, visibility), now);
         let before = self.probes().get(pool).cloned().unwrap_or_default();
-        // What was told before this process began is no bar until it is seen again.
-        reasons.extend(before.bar.as_ref().map(|bar| bar.reason));
-        let bars = self.of_pool(pool).into_iter().filter_map(|problem| {
+        // A problem that was reported before this process started blocks nothing until it is seen
+        // again.
+        reasons.extend(before.blocker.as_ref().map(|blocker| blocker.reason));
+        let blockers = self.of_pool(pool).into_iter().filter_map(|problem| {
             let reason = Reason::parse(&problem.reason)?;
-            let is_bar = is_of_probe(reason)
+            let is_blocker = is_of_probe(reason)
                 && problem.severity == PoolSeverity::Unreachable
                 && reasons.contains(&reason);
-            is_bar.then_some(Bar {
+            is_blocker.then_some(Blocker {
                 reason,
                 message: problem.message,
             })
         });
         let probe = Probe {
             hangs,
-            // What says how to recover goes first.
-            bar: bars.max_by_key(|bar| bar.reason == Reason::FilesystemShutDown),
+            // A message that says how to recover takes precedence.
+            blocker: blockers.max_by_key(|blocker| blocker.reason == Reason::FilesystemShutDown),
         };
-        let is_news = probe != before;
+        let has_changed = probe != before;
         self.probes().insert(pool.to_owned(), probe);
-        is_news
+        has_changed
     }
 
     fn probes(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Probe>> {
         self.probes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes note of what a look saw of a pool. `told` is what its status tells, for the first look.
-    pub fn saw_pool(
+    /// Records an observation of a pool. `reported` is its status, for the first one.
+    pub fn observed_pool(
         &self,
         name: &str,
-        told: &[PoolProblem],
-        (seen, sight): (Vec<Sighting<PoolSeverity>>, Sight),
+        reported: &[PoolProblem],
+        (seen, visibility): (Vec<Observation<PoolSeverity>>, Visibility),
         now: DateTime<Utc>,
     ) {
-        self.pools.look(name, told, (seen, sight), now);
+        self.pools.observe(name, reported, (seen, visibility), now);
     }
 
-    /// Takes note of what a look saw of a volume, as [`Self::saw_pool`] does.
-    pub fn saw_volume(
+    /// Records an observation of a volume, as [`Self::observed_pool`] does.
+    pub fn observed_volume(
         &self,
         name: &str,
-        told: &[VolumeProblem],
-        (seen, sight): (Vec<Sighting<VolumeSeverity>>, Sight),
+        reported: &[VolumeProblem],
+        (seen, visibility): (Vec<Observation<VolumeSeverity>>, Visibility),
         now: DateTime<Utc>,
     ) {
-        self.volumes.look(name, told, (seen, sight), now);
+        self.volumes
+            .observe(name, reported, (seen, visibility), now);
     }
 
     /// Forgets a volume that is gone.
@@ -172,7 +175,7 @@ impl Health {
         self.volumes.forget(name);
     }
 
-    /// Forgets the pools that the node is not to carry any more.
+    /// Forgets the pools that are no longer in the node's spec.
     pub fn retain_pools(&self, names: &[&str]) {
         let keep = |name: &String| names.contains(&name.as_str());
         self.pools.lock().retain(|name, _| keep(name));
@@ -180,7 +183,7 @@ impl Health {
     }
 }
 
-/// Whether a probe finds it out, and not the opening of the pool.
+/// Whether a probe detects the problem, not the opening of the pool.
 fn is_of_probe(reason: Reason) -> bool {
     matches!(
         reason,
@@ -190,39 +193,39 @@ fn is_of_probe(reason: Reason) -> bool {
 
 /// The problems of all volumes, or of all pools, by name.
 #[derive(Debug)]
-struct Courses<Severity>(Mutex<BTreeMap<String, Course<Severity>>>);
+struct ProblemTrackers<Severity>(Mutex<BTreeMap<String, ProblemTracker<Severity>>>);
 
-impl<Severity> Default for Courses<Severity> {
+impl<Severity> Default for ProblemTrackers<Severity> {
     fn default() -> Self {
         Self(Mutex::default())
     }
 }
 
-impl<Severity: Copy + Ord> Courses<Severity> {
-    /// Takes note of what a look saw of one. `told` is what its status tells, for the first look.
-    fn look(
+impl<Severity: Copy + Ord> ProblemTrackers<Severity> {
+    /// Records an observation of one object. `reported` is its status, for the first one.
+    fn observe(
         &self,
         name: &str,
-        told: &[Problem<Severity>],
-        (seen, sight): (Vec<Sighting<Severity>>, Sight),
+        reported: &[Problem<Severity>],
+        (seen, visibility): (Vec<Observation<Severity>>, Visibility),
         now: DateTime<Utc>,
     ) {
         let mut all = self.lock();
-        let course = all.entry(name.to_owned());
-        let course = course.or_insert_with(|| Course::resume(told));
-        course.look(seen, sight, now);
+        let tracker = all.entry(name.to_owned());
+        let tracker = tracker.or_insert_with(|| ProblemTracker::resume(reported));
+        tracker.observe(seen, visibility, now);
     }
 
-    /// The problems of one; none where nobody has looked yet.
+    /// The problems of one object; None before the first observation.
     fn of(&self, name: &str) -> Option<Vec<Problem<Severity>>> {
-        self.lock().get(name).map(Course::problems)
+        self.lock().get(name).map(ProblemTracker::problems)
     }
 
     fn all(&self) -> BTreeMap<String, Vec<Problem<Severity>>> {
         let all = self.lock();
         let each = all
             .iter()
-            .map(|(name, course)| (name.clone(), course.problems()));
+            .map(|(name, tracker)| (name.clone(), tracker.problems()));
         each.collect()
     }
 
@@ -230,7 +233,7 @@ impl<Severity: Copy + Ord> Courses<Severity> {
         self.lock().remove(name);
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Course<Severity>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, ProblemTracker<Severity>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -239,61 +242,61 @@ impl<Severity: Copy + Ord> Courses<Severity> {
 mod tests {
     use cistern_crds::PoolSeverity::Unreachable;
 
-    use super::{course::Certainty, *};
+    use super::{tracker::Certainty, *};
     use crate::testing::at;
 
-    fn seen(reason: Reason) -> (Vec<Sighting<PoolSeverity>>, Sight) {
-        let sighting = Sighting {
+    fn seen(reason: Reason) -> (Vec<Observation<PoolSeverity>>, Visibility) {
+        let observation = Observation {
             severity: Unreachable,
             reason,
             message: reason.to_string(),
             certainty: Certainty::Certain,
         };
-        (vec![sighting], Sight::Full)
+        (vec![observation], Visibility::Full)
     }
 
-    fn well() -> (Vec<Sighting<PoolSeverity>>, Sight) {
-        (Vec::new(), Sight::Full)
+    fn well() -> (Vec<Observation<PoolSeverity>>, Visibility) {
+        (Vec::new(), Visibility::Full)
     }
 
     #[test]
-    fn a_pool_that_fails_its_probe_is_barred_until_two_probes_are_well() {
+    fn a_pool_that_fails_its_probe_is_blocked_until_two_probes_succeed() {
         let health = Health::default();
         let failed = seen(Reason::ProbeFailed);
         assert!(health.probed("fast", &[], failed, at(0)));
-        let bar = health.bar_to("fast").unwrap();
-        assert_eq!(bar.reason, Reason::ProbeFailed);
+        let blocker = health.blocker_of("fast").unwrap();
+        assert_eq!(blocker.reason, Reason::ProbeFailed);
         assert!(!health.probed("fast", &[], well(), at(10)));
-        assert!(health.bar_to("fast").is_some());
+        assert!(health.blocker_of("fast").is_some());
         assert!(health.probed("fast", &[], well(), at(20)));
-        assert_eq!(health.bar_to("fast"), None);
-        assert_eq!(health.bar_to("slow"), None);
+        assert_eq!(health.blocker_of("fast"), None);
+        assert_eq!(health.blocker_of("slow"), None);
     }
 
     #[test]
-    fn what_keeps_a_pool_from_being_opened_or_was_told_by_another_process_is_no_bar() {
+    fn opening_problems_and_those_of_an_earlier_process_block_nothing() {
         let health = Health::default();
         health.probed("fast", &[], seen(Reason::NotMounted), at(0));
-        assert_eq!(health.bar_to("fast"), None);
-        let told = PoolProblem {
+        assert_eq!(health.blocker_of("fast"), None);
+        let reported = PoolProblem {
             severity: Unreachable,
             reason: Reason::ProbeFailed.to_string(),
             message: "it failed".to_owned(),
             since: at(0),
         };
-        let told = [told];
-        health.probed("slow", &told, well(), at(10));
-        assert_eq!(health.of_pool("slow"), told);
-        assert_eq!(health.bar_to("slow"), None);
-        health.probed("slow", &told, seen(Reason::ProbeFailed), at(20));
-        assert!(health.bar_to("slow").is_some());
+        let reported = [reported];
+        health.probed("slow", &reported, well(), at(10));
+        assert_eq!(health.of_pool("slow"), reported);
+        assert_eq!(health.blocker_of("slow"), None);
+        health.probed("slow", &reported, seen(Reason::ProbeFailed), at(20));
+        assert!(health.blocker_of("slow").is_some());
         assert_eq!(health.of_pool("slow")[0].since, at(0));
     }
 
     #[test]
-    fn nobody_else_asks_a_disk_that_does_not_answer() {
+    fn a_disk_that_does_not_answer_is_not_used() {
         let health = Health::default();
-        let hung = || (seen(Reason::ProbeTimedOut).0, Sight::Partial);
+        let hung = || (seen(Reason::ProbeTimedOut).0, Visibility::Partial);
         assert!(health.probed("fast", &[], hung(), at(0)));
         assert!(health.hangs("fast") && !health.hangs("slow"));
         health.probed("fast", &[], well(), at(10));

@@ -1,9 +1,11 @@
-//! What the agent counts: its passes as they end, and its pools and volumes when somebody asks.
+//! Metrics of the agent: counters of its reconciles, and gauges of its pools and volumes that are
+//! computed on each scrape.
 //!
-//! What stands in a status is told from there, so that metrics, conditions and both dialects of CSI
-//! say the same. Only memory is asked; a restart forgets nothing but the passes.
+//! Values that a status holds are read from it, so that metrics, conditions and CSI responses agree.
+//! A scrape reads memory only. A restart resets only the counters and histograms.
 //!
-//! *Invariant:* a series for each pool and each volume of the node at most, times a few fixed words.
+//! *Invariant:* at most one series for each pool and each volume of the node, times a few fixed label
+//! values.
 
 mod node;
 mod pools;
@@ -26,62 +28,59 @@ use prometheus_client::{
 
 use super::Agent;
 
-/// Upper bounds of a pass in seconds: a look at what is well, a mkfs, a disk that is slow.
+/// Upper bounds in seconds, from a reconcile without changes over a mkfs to a slow disk.
 const BOUNDS: [f64; 8] = [0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 30.0, 120.0];
 
-/// Registers all of them; each says which node it is of.
+/// Registers all metrics with the label `node`.
 pub fn register(agent: &Arc<Agent>, registry: &mut Registry) {
     let node = ("node".into(), agent.node_name.clone().into());
     let registry = registry.sub_registry_with_label(node);
     registry.register(
-        "cistern_agent_passes",
-        "Passes over an object or a pool, by how they ended",
-        agent.passes.ended.clone(),
+        "cistern_agent_reconciles",
+        "Reconciles of objects and pools, by outcome",
+        agent.reconcile_metrics.ended.clone(),
     );
     registry.register_with_unit(
-        "cistern_agent_pass_duration",
-        "How long a pass over an object or a pool took",
+        "cistern_agent_reconcile_duration",
+        "Duration of the reconciles of objects and pools",
         Unit::Seconds,
-        agent.passes.durations.clone(),
+        agent.reconcile_metrics.durations.clone(),
     );
     registry.register_with_unit(
         "cistern_pool_probe_duration",
-        "How long it took to write, sync and read back a block of a pool",
+        "Duration of the probes of a pool, which write, sync and read back a block",
         Unit::Seconds,
-        agent.passes.probes.clone(),
+        agent.reconcile_metrics.probes.clone(),
     );
     registry.register_collector(Box::new(Snapshot {
         agent: Arc::clone(agent),
     }));
 }
 
-/// Passes that have ended.
+/// Counters and histograms of reconciles and probes.
 #[derive(Debug)]
-pub struct Passes {
-    ended: Family<PassLabels, Counter>,
+pub struct ReconcileMetrics {
+    ended: Family<ReconcileLabels, Counter>,
     durations: Family<KindLabel, Histogram, fn() -> Histogram>,
     probes: Family<PoolLabel, Histogram, fn() -> Histogram>,
 }
 
-/// How a pass ended.
+/// The outcome of a reconcile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
-#[expect(
-    non_camel_case_types,
-    reason = "values of labels are written as they stand here"
-)]
-pub enum PassOutcome {
-    /// Nothing is left to do, or somebody else is waited for.
+#[expect(non_camel_case_types, reason = "the names are the values of a label")]
+pub enum ReconcileResult {
+    /// Nothing is left to do, or another component has to act first.
     done,
-    /// It is not as desired, and is tried again; its conditions say why.
-    not_as_desired,
-    /// The pass itself broke off, most often because the API server took no status.
+    /// The object is not in its desired state, and the reconcile is retried. Its conditions say why.
+    retried,
+    /// The reconcile broke off, most often because the API server rejected a status.
     failed,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PassLabels {
+struct ReconcileLabels {
     kind: &'static str,
-    outcome: PassOutcome,
+    outcome: ReconcileResult,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -94,7 +93,7 @@ struct PoolLabel {
     pool: String,
 }
 
-impl Default for Passes {
+impl Default for ReconcileMetrics {
     fn default() -> Self {
         Self {
             ended: Family::default(),
@@ -104,41 +103,41 @@ impl Default for Passes {
     }
 }
 
-impl Passes {
-    /// A pass over an object of a kind has ended.
-    pub fn ended(&self, kind: &'static str, outcome: PassOutcome, began: Instant) {
-        let labels = PassLabels { kind, outcome };
+impl ReconcileMetrics {
+    /// Records a reconcile of an object of a kind.
+    pub fn ended(&self, kind: &'static str, outcome: ReconcileResult, began: Instant) {
+        let labels = ReconcileLabels { kind, outcome };
         self.ended.get_or_create(&labels).inc();
         let elapsed: Duration = began.elapsed();
         let durations = self.durations.get_or_create(&KindLabel { kind });
         durations.observe(elapsed.as_secs_f64());
     }
 
-    /// A look at a pool has ended.
-    pub fn looked(&self, is_well: bool, began: Instant) {
-        let outcome = if is_well {
-            PassOutcome::done
+    /// Records a reconcile of a pool.
+    pub fn pool_reconciled(&self, is_usable: bool, began: Instant) {
+        let outcome = if is_usable {
+            ReconcileResult::done
         } else {
-            PassOutcome::not_as_desired
+            ReconcileResult::retried
         };
         self.ended("pool", outcome, began);
     }
 
-    /// A probe of a pool has ended, or its time was over.
+    /// Records a probe of a pool that ended or timed out.
     pub fn probed(&self, pool: &str, took: Duration) {
         let pool = pool.to_owned();
         let durations = self.probes.get_or_create(&PoolLabel { pool });
         durations.observe(took.as_secs_f64());
     }
 
-    /// A pool is not carried any more.
+    /// Removes the series of a pool that is no longer on the node.
     pub fn forget_pool(&self, pool: &str) {
         let pool = pool.to_owned();
         self.probes.remove(&PoolLabel { pool });
     }
 }
 
-/// Pools, volumes and node as they are when somebody asks.
+/// Gauges of pools, volumes and node, computed on each scrape.
 #[derive(Debug)]
 struct Snapshot {
     agent: Arc<Agent>,
@@ -153,11 +152,11 @@ impl Collector for Snapshot {
     }
 }
 
-/// Severities as the values of a label, the least first, after that of being well.
+/// Severities as values of a label: healthy first, then by rising severity.
 trait States: Copy + Ord + 'static {
     const STATES: &'static [(&'static str, Option<Self>)];
 
-    /// The value of a label.
+    /// The value of the label.
     fn label(self) -> &'static str {
         let mut states = Self::STATES.iter();
         states
@@ -166,7 +165,7 @@ trait States: Copy + Ord + 'static {
     }
 }
 
-/// A state set: 1 for the state that the worst of the problems makes, and 0 for every other.
+/// A state set: 1 for the state of the most severe problem, 0 for all others.
 fn state_set<S: States>(problems: &[Problem<S>]) -> impl Iterator<Item = (&'static str, u64)> {
     let worst = problems.iter().map(|problem| problem.severity).max();
     let states = S::STATES.iter();

@@ -1,31 +1,29 @@
-//! The agent of a node: makes what the custom resources ask of the node true, and says how it is.
+//! The agent of a node: reconciles the node with its custom resources and reports its state.
 //!
 //! ```text
-//! StorageNode ──▶ look  ──▶ pools ──▶ report ──▶ StorageNode.status
+//! StorageNode ──▶ pool reconcile ──▶ pools ──▶ report ──▶ StorageNode.status
 //! PoolVolume, PoolSnapshot(Group) ──▶ volume, snapshot ──▶ pools, ledger ──▶ their status
 //! ```
 //!
-//! *Invariant:* the agent is the only allocator of its node and writes no metadata at all; what it
-//! must remember stands in the status that it wrote, and is checked against the disk before use.
+//! *Invariant:* the agent is the only allocator of its node and writes no metadata. The state that
+//! it must remember is in the status that it wrote, and is checked against the disk before use.
 
 pub mod allocation;
-pub mod blocking;
 pub mod checks;
 pub mod damage;
 pub mod desired;
 pub mod drift;
 pub mod filesystems;
 pub mod health;
-pub mod image;
-pub mod lanes;
 pub mod ledger;
-pub mod look;
+pub mod limiter;
 pub mod metrics;
 pub mod outcome;
-pub mod pass;
+pub mod pool_reconcile;
 pub mod pools;
-pub mod promises;
+pub mod reconcile;
 pub mod report;
+pub mod reservations;
 pub mod snapshot;
 pub mod volume;
 pub mod work;
@@ -35,7 +33,7 @@ use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 use chrono::{DateTime, Utc};
 use cistern_client::{Chain, http::Readiness};
 use cistern_crds::{
-    ConditionType, PoolSnapshot, PoolSnapshotGroup, PoolVolume, Reason, StorageNode, Stored,
+    ConditionType, HasImage, PoolSnapshot, PoolSnapshotGroup, PoolVolume, Reason, StorageNode,
     condition,
 };
 use cistern_host::Root;
@@ -47,63 +45,63 @@ use tokio::{
 
 use self::{
     allocation::Unallocated,
-    blocking::on_host,
     checks::Checks,
     damage::Damage,
-    desired::{Desired, Holdings, Watches, readable},
+    desired::{AssignedObjects, Desired, Watches, readable},
     drift::Drift,
     filesystems::{Filesystems, Seen},
     health::Health,
-    lanes::Lanes,
-    ledger::{Holder, Promise, Refusal},
-    metrics::Passes,
-    pools::{PoolLook, Pools},
-    promises::{Claim, Promises},
+    ledger::{Holder, Refusal, Reservation},
+    limiter::PoolLimiter,
+    metrics::ReconcileMetrics,
+    pools::{PoolState, Pools},
     report::Report,
+    reservations::{ReservationKind, Reservations},
     work::{Requests, Work},
 };
-use crate::locks::VolumeLocks;
+use crate::{blocking::on_host, locks::VolumeLocks};
 
-/// How long to wait for frozen filesystems at start-up: a disk that hangs holds up nobody else.
+/// How long to wait for frozen filesystems at start-up, so that a hanging disk does not block the
+/// start.
 const THAW_PATIENCE: Duration = Duration::from_secs(30);
-/// Waited for until the first lists have come and every pool was looked at.
+/// Readiness gate: closed until the first lists have arrived and every pool was reconciled once.
 const AGENT: &str = "agent";
 
-/// What the agent works with; the Node service shares it.
+/// State of the agent, shared with the Node service.
 pub struct Agent {
     /// Name of the node.
     pub node_name: String,
-    /// What is to be.
+    /// Desired state from the watches.
     pub desired: Desired,
-    /// The pools at the last look.
+    /// The pools as of the last reconcile.
     pub pools: Pools,
     /// One operation at a time per volume.
     pub locks: VolumeLocks,
-    /// The folder of Cistern on the host.
+    /// The directory of Cistern on the host.
     pub root: Root,
     /// Filesystems that are not mounted because they are damaged.
     pub damage: Damage,
-    /// Checks of filesystems that wait or run.
+    /// Filesystem checks that wait or run.
     pub checks: Checks,
     /// Thick volumes that lack blocks.
     pub unallocated: Unallocated,
-    /// What is wrong with pools and volumes.
+    /// Problems of pools and volumes.
     pub health: Health,
-    /// What does not belong together.
+    /// Drift between the node and the API.
     pub drift: Drift,
     nodes: Api<StorageNode>,
     volumes: Work<PoolVolume>,
     snapshots: Work<PoolSnapshot>,
     groups: Work<PoolSnapshotGroup>,
-    promises: Promises,
+    reservations: Reservations,
     filesystems: Filesystems,
-    lanes: Lanes,
-    passes: Passes,
+    limiter: PoolLimiter,
+    reconcile_metrics: ReconcileMetrics,
     report: Report,
-    /// Asks for a look at the pools.
-    look: Notify,
-    /// Which spec the last look at the pools was for; none before the first.
-    looked: watch::Sender<Option<Version>>,
+    /// Requests a reconcile of the pools.
+    reconcile_pools: Notify,
+    /// The spec that the last reconcile of the pools used; None before the first.
+    pools_reconciled: watch::Sender<Option<Version>>,
     /// The clock.
     pub now: fn() -> DateTime<Utc>,
 }
@@ -116,23 +114,23 @@ impl fmt::Debug for Agent {
     }
 }
 
-/// Which StorageNode, and which of its specs. Nothing of both where there is none.
+/// UID and generation of a StorageNode; both are unset without one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Version {
     uid: String,
     generation: Option<i64>,
 }
 
-/// How often the agent looks at what nobody asks for.
+/// Intervals of the periodic work.
 #[derive(Clone, Copy, Debug)]
 pub struct Intervals {
-    /// At the health of pools and volumes.
+    /// Between health checks of pools and volumes.
     pub health: Duration,
-    /// At what does not belong together.
+    /// Between drift comparisons.
     pub drift: Duration,
 }
 
-/// An agent that is not running yet.
+/// An agent that does not run yet.
 pub struct Parts {
     agent: Arc<Agent>,
     watches: Watches,
@@ -148,7 +146,7 @@ impl fmt::Debug for Parts {
 }
 
 impl Parts {
-    /// An agent for one node.
+    /// Creates the agent of one node.
     pub fn new(client: &Client, node_name: &str, root: Root, now: fn() -> DateTime<Utc>) -> Self {
         let (desired, watches) = desired::watch(client, node_name);
         let own_writes = desired.own_writes();
@@ -171,13 +169,13 @@ impl Parts {
             volumes,
             snapshots,
             groups,
-            promises: Promises::default(),
+            reservations: Reservations::default(),
             filesystems: Filesystems::default(),
-            lanes: Lanes::default(),
-            passes: Passes::default(),
+            limiter: PoolLimiter::default(),
+            reconcile_metrics: ReconcileMetrics::default(),
             report: Report::default(),
-            look: Notify::new(),
-            looked: watch::Sender::new(None),
+            reconcile_pools: Notify::new(),
+            pools_reconciled: watch::Sender::new(None),
             now,
         };
         Self {
@@ -189,14 +187,14 @@ impl Parts {
         }
     }
 
-    /// What the Node service works with.
+    /// The agent state for the Node service.
     pub fn agent(&self) -> Arc<Agent> {
         Arc::clone(&self.agent)
     }
 
-    /// Works until dropped, and looks at what nobody asks for so often.
+    /// Runs the agent until dropped, with these intervals for the periodic work.
     pub async fn run(self, readiness: &Readiness, intervals: Intervals) {
-        readiness.wait_for(AGENT, "the pools of the node were not looked at yet");
+        readiness.wait_for(AGENT, "the pools of the node are not reconciled yet");
         let Self {
             agent,
             watches,
@@ -205,13 +203,13 @@ impl Parts {
             group_requests,
         } = self;
         let ready = async {
-            agent.looked().await;
+            agent.pools_reconciled().await;
             readiness.done(AGENT);
         };
         let desired = &agent.desired;
         tokio::join!(
-            look::on_changes(&agent, watches.node),
-            look::run(&agent),
+            pool_reconcile::on_changes(&agent, watches.node),
+            pool_reconcile::run(&agent),
             report::run(&agent),
             health::rounds::run(&agent, intervals.health),
             drift::run(&agent, intervals.drift),
@@ -239,103 +237,114 @@ impl Parts {
 }
 
 impl Agent {
-    /// Asks for a pass over a volume soon: something about it has changed on the node.
-    pub fn touch(&self, volume: &str) {
-        self.volumes.touch(volume);
+    /// Enqueues a volume: its state on the node has changed.
+    pub fn enqueue(&self, volume: &str) {
+        self.volumes.enqueue(volume);
     }
 
-    /// Thaws what a process that died has left frozen, so that whoever writes there goes on.
+    /// Thaws filesystems that a dead process left frozen, so that writers continue.
     pub async fn thaw(&self) {
         let root = self.root.clone();
         let work = on_host((), move || root.thaw_all());
         let failure = match timeout(THAW_PATIENCE, work).await {
             Ok(Ok(Ok(thawed))) => {
-                tracing::info!(thawed = thawed.len(), "no filesystem is left frozen");
+                tracing::info!(
+                    thawed = thawed.len(),
+                    "thawed the filesystems that were left frozen"
+                );
                 return;
             }
             Ok(Ok(Err(error))) => Chain(&error).to_string(),
             Ok(Err(error)) => Chain(&error).to_string(),
             Err(_) => "a filesystem does not answer".to_owned(),
         };
-        tracing::error!(error = failure, "a filesystem may be left frozen");
+        tracing::error!(
+            error = failure,
+            "cannot thaw, a filesystem may be left frozen"
+        );
     }
 
-    /// Takes note of a volume's filesystem that was mounted: a condition that says otherwise goes.
+    /// Records that a volume's filesystem was mounted, which clears a damage condition.
     pub fn saw_mounted(&self, volume: &str) {
         let object = self.desired.volume(volume);
         let object = object.as_ref().and_then(|object| readable(object));
         if self.damage.mounted(volume, object) {
-            self.touch(volume);
+            self.enqueue(volume);
         }
     }
 
-    /// Takes note of whether a volume's filesystem has all of its image: a condition says so if it
-    /// has not, or did not before.
+    /// Records whether a volume's filesystem fills its image. A condition reports it if it does
+    /// not, or did not before.
     pub fn saw_filesystem(&self, volume: &str, seen: Seen) {
-        let is_news = seen.is_err() || self.is_filesystem_smaller(volume);
-        if is_news {
+        let must_report = seen.is_err() || self.is_filesystem_smaller(volume);
+        if must_report {
             self.filesystems.saw(volume, seen);
-            self.touch(volume);
+            self.enqueue(volume);
         }
     }
 
-    /// Whether a volume's filesystem does not have all of its image, as far as that was seen.
+    /// Whether a volume's filesystem is known to be smaller than its image.
     fn is_filesystem_smaller(&self, volume: &str) -> bool {
-        let told = self.desired.volume(volume).is_some_and(|object| {
+        let reported = self.desired.volume(volume).is_some_and(|object| {
             let status = readable(&object).and_then(|volume| volume.status.as_ref());
             let conditions = status.map_or(&[][..], |status| &status.conditions);
             condition::find(conditions, ConditionType::Expanded)
                 .is_some_and(|expanded| expanded.reason == Reason::FilesystemSmaller.as_str())
         });
-        told || self.filesystems.get(volume).is_some()
+        reported || self.filesystems.get(volume).is_some()
     }
 
-    /// Resolves when the pools were looked at for the first time.
-    pub async fn looked(&self) {
+    /// Resolves when the pools were reconciled for the first time.
+    pub async fn pools_reconciled(&self) {
         // The sender lives as long as `self`.
-        let _ = self.looked.subscribe().wait_for(Option::is_some).await;
+        let _ = self
+            .pools_reconciled
+            .subscribe()
+            .wait_for(Option::is_some)
+            .await;
     }
 
-    /// One volume's custom resource from the API server itself, for one that is younger than the
-    /// watch.
+    /// Reads a PoolVolume from the API server, for one that is newer than the watch.
     pub async fn fetch(&self, volume: &str) -> Result<Option<PoolVolume>, kube::Error> {
         self.volumes.api.get_opt(volume).await
     }
 
-    /// Promises an object its bytes, or says why not.
-    fn promise(
+    /// Reserves bytes for an object, or returns the refusal.
+    fn reserve(
         &self,
-        object: &impl Stored,
-        promise: Promise,
-        look: &PoolLook,
-        claim: Claim,
+        object: &impl HasImage,
+        reservation: Reservation,
+        pool_state: &PoolState,
+        kind: ReservationKind,
     ) -> Result<(), Refusal> {
         let uid = object.meta().uid.clone().unwrap_or_default();
         let mut all = self.desired.by_pool();
-        self.settle_promises(&all);
+        self.drop_observed_reservations(&all);
         let pool = object.pool_name();
-        let holdings = all.remove(pool).unwrap_or_default();
-        self.promises.make(&uid, pool, promise, claim, |pending| {
-            look.ledger(None, &holdings, pending)
-        })
+        let assigned = all.remove(pool).unwrap_or_default();
+        self.reservations
+            .reserve(&uid, pool, reservation, kind, |pending| {
+                pool_state.ledger(None, &assigned, pending)
+            })
     }
 
-    /// Forgets the pending promises that the watch shows by now.
-    fn settle_promises(&self, all: &HashMap<String, Holdings>) {
-        let volumes = by_uid(all.values().flat_map(Holdings::volumes));
-        let snapshots = by_uid(all.values().flat_map(Holdings::snapshots));
-        self.promises.settle(|uid, promise| match promise.holder {
-            Holder::Volume => volumes
-                .get(uid)
-                .is_some_and(|volume| volume::plan::is_asked(volume, promise)),
-            Holder::Snapshot { .. } => snapshots
-                .get(uid)
-                .is_some_and(|snapshot| snapshot::is_asked(snapshot, promise)),
-        });
+    /// Drops the pending reservations that the watch shows.
+    fn drop_observed_reservations(&self, all: &HashMap<String, AssignedObjects>) {
+        let volumes = by_uid(all.values().flat_map(AssignedObjects::volumes));
+        let snapshots = by_uid(all.values().flat_map(AssignedObjects::snapshots));
+        self.reservations
+            .retain(|uid, reservation| match reservation.holder {
+                Holder::Volume => volumes
+                    .get(uid)
+                    .is_some_and(|volume| volume::plan::awaits_reservation(volume, reservation)),
+                Holder::Snapshot { .. } => snapshots
+                    .get(uid)
+                    .is_some_and(|snapshot| snapshot::awaits_reservation(snapshot, reservation)),
+            });
     }
 }
 
-fn by_uid<'a, K: Stored>(objects: impl Iterator<Item = &'a K>) -> HashMap<&'a str, &'a K> {
+fn by_uid<'a, K: HasImage>(objects: impl Iterator<Item = &'a K>) -> HashMap<&'a str, &'a K> {
     let with_uid = objects.filter_map(|object| Some((object.meta().uid.as_deref()?, object)));
     with_uid.collect()
 }

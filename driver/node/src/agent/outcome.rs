@@ -1,52 +1,53 @@
-//! How a step of a pass ended, and what it says of an object's conditions. Pure.
+//! The outcome of a reconcile step and its effect on an object's conditions. Pure.
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
-    Bytes, Condition, ConditionStatus, ConditionType, Reason, Stored,
-    condition::{self, Finding},
+    Bytes, Condition, ConditionStatus, ConditionType, HasImage, Reason,
+    condition::{self, ConditionUpdate},
     names::FINALIZER,
     volume::ImageStatus,
 };
 
-use super::{image::Image, work::Kind};
+use super::work::Kind;
+use crate::image::Image;
 
-/// How far an object has come, whatever it stands for.
+/// The lifecycle phase of an object of any kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    /// Nothing is to be done, or not by us.
+pub enum ObjectPhase {
+    /// The agent has nothing to do.
     Rest,
-    /// It is to be promised its bytes, or refused.
+    /// The agent reserves its bytes or refuses it.
     Admit,
-    /// It has its promise, and its image is to be as its spec asks.
+    /// Its bytes are reserved, and its image must match its spec.
     Admitted,
-    /// Its image is to be destroyed.
+    /// The agent destroys its image.
     Reclaim,
 }
 
-/// How far an object has come, as far as it tells itself. [`Stage::Reclaim`] comes from
-/// `spec.deletionRequested` alone.
-pub fn stage(object: &impl Stored) -> Stage {
+/// The phase of an object, from the object alone. [`ObjectPhase::Reclaim`] depends only on
+/// `spec.deletionRequested`.
+pub fn phase(object: &impl HasImage) -> ObjectPhase {
     let admitted = object.reserved().is_some();
     if object.deletion_requested() {
-        // What was never admitted has nothing on the disk, and is the controller's to withdraw.
+        // An object that was never admitted has no image, and the controller removes it.
         return if admitted {
-            Stage::Reclaim
+            ObjectPhase::Reclaim
         } else {
-            Stage::Rest
+            ObjectPhase::Rest
         };
     }
     if admitted {
-        return Stage::Admitted;
+        return ObjectPhase::Admitted;
     }
     if refusal(object).is_some() || object.meta().deletion_timestamp.is_some() {
-        Stage::Rest
+        ObjectPhase::Rest
     } else {
-        Stage::Admit
+        ObjectPhase::Admit
     }
 }
 
-/// The condition that refuses an object for good, if one does.
-pub fn refusal(object: &impl Stored) -> Option<&Condition> {
+/// The condition that refuses an object permanently, if any.
+pub fn refusal(object: &impl HasImage) -> Option<&Condition> {
     let admitted = condition::find(object.conditions(), ConditionType::Admitted)?;
     let is_refused = !object.deletion_requested()
         && object.reserved().is_none()
@@ -55,80 +56,81 @@ pub fn refusal(object: &impl Stored) -> Option<&Condition> {
     is_refused.then_some(admitted)
 }
 
-/// Whether a refusal stands whatever the disk holds.
+/// Whether a refusal is permanent, whatever the disk holds.
 ///
-/// One by who could not look does not: what comes back from a backup has its image there. The
-/// controller does not wait for that; it withdraws what it has just made, and asks another node.
+/// A refusal by an agent that could not read the pool is not: an object restored from a backup has
+/// its image there. The controller does not wait for that. It withdraws the object that it has just
+/// made and asks another node.
 fn is_final(reason: Reason) -> bool {
     use Reason::{PoolNotReady, PoolUnknown, ProvisioningFailed};
 
     !matches!(reason, PoolUnknown | PoolNotReady | ProvisioningFailed)
 }
 
-/// How a step ended.
+/// The outcome of a reconcile step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome<Own> {
-    /// Nothing was done.
+pub enum ImageOutcome<Own> {
+    /// The step did nothing.
     Rested,
-    /// The object has its promise.
+    /// The bytes of the object are reserved.
     Admitted {
-        /// What is promised.
+        /// Reserved bytes.
         size: Bytes,
-        /// The image that is adopted, if there is one.
+        /// The adopted image, if any.
         image: Option<ImageStatus>,
     },
-    /// The object is not taken, and nothing of it is on the disk.
+    /// The object is refused and has no image.
     Refused {
-        /// Why, for programs.
+        /// Machine-readable reason.
         reason: Reason,
-        /// Why, for people.
+        /// Message for users.
         message: String,
     },
-    /// The image is there and is the object's.
+    /// The image exists and belongs to the object.
     Ready(Image),
-    /// The image cannot be used now.
+    /// The image is currently unusable.
     NotReady {
-        /// Why, for programs.
+        /// Machine-readable reason.
         reason: Reason,
-        /// Why, for people.
+        /// Message for users.
         message: String,
     },
-    /// Nobody uses the image, and it is removed next: the desired deletion stands from now on.
+    /// The image is unused and is removed next: the deletion is binding from now on.
     DeletionCommitted,
-    /// The image is gone and its bytes are free.
+    /// The image is removed and its bytes are free.
     Reclaimed,
-    /// The image is still there.
+    /// The image was not removed.
     NotReclaimed {
-        /// Why, for programs.
+        /// Machine-readable reason.
         reason: Reason,
-        /// Why, for people.
+        /// Message for users.
         message: String,
     },
-    /// What only this kind of object knows.
+    /// An outcome that only this kind has.
     Own(Own),
 }
 
-/// Puts what an outcome says of an object into its conditions. `own` is what only its kind knows,
-/// and `known` are all the conditions that the kind has.
-pub fn say<K: Kind + Stored, Own>(
+/// Applies an outcome to an object's conditions. `own` are the updates of its kind, and `known` are
+/// all conditions of the kind.
+pub fn apply_outcome<K: Kind + HasImage, Own>(
     conditions: &mut Vec<Condition>,
     object: &K,
-    outcome: &Outcome<Own>,
-    own: impl IntoIterator<Item = Finding>,
+    outcome: &ImageOutcome<Own>,
+    own: impl IntoIterator<Item = ConditionUpdate>,
     known: &[ConditionType],
     now: DateTime<Utc>,
 ) {
     let findings = of_outcome(K::NOUN, outcome).into_iter().flatten();
     let findings = findings.chain([deletion_held(object, object.deletion_requested())]);
     let findings = findings.chain(own);
-    conclude(conditions, object, findings, known, now);
+    apply_updates(conditions, object, findings, known, now);
 }
 
-/// Puts findings into an object's conditions, and what nobody has looked at yet as unknown.
-pub fn conclude<K: Kind>(
+/// Applies updates to an object's conditions and sets missing known conditions to unknown.
+pub fn apply_updates<K: Kind>(
     conditions: &mut Vec<Condition>,
     object: &K,
-    findings: impl IntoIterator<Item = Finding>,
+    findings: impl IntoIterator<Item = ConditionUpdate>,
     known: &[ConditionType],
     now: DateTime<Utc>,
 ) {
@@ -138,34 +140,36 @@ pub fn conclude<K: Kind>(
     }
     for kind in known {
         if condition::find(conditions, *kind).is_none() {
-            let unknown = Finding::new(*kind, ConditionStatus::Unknown, Reason::Pending, "");
+            let unknown =
+                ConditionUpdate::new(*kind, ConditionStatus::Unknown, Reason::Pending, "");
             condition::set(conditions, &unknown, generation, now);
         }
     }
 }
 
-/// What an outcome says of `Ready`, `Admitted` and `Reclaimed`; none where it says nothing.
-fn of_outcome<Own>(noun: &str, outcome: &Outcome<Own>) -> [Option<Finding>; 3] {
+/// The updates of `Ready`, `Admitted` and `Reclaimed` for an outcome; None for no change.
+fn of_outcome<Own>(noun: &str, outcome: &ImageOutcome<Own>) -> [Option<ConditionUpdate>; 3] {
     use ConditionType::{Admitted, Ready, Reclaimed};
 
-    let holds = |kind| Some(Finding::new(kind, true, Reason::AsDesired, ""));
-    let not = |kind, reason, message: &str| Some(Finding::new(kind, false, reason, message));
+    let holds = |kind| Some(ConditionUpdate::new(kind, true, Reason::Reconciled, ""));
+    let not =
+        |kind, reason, message: &str| Some(ConditionUpdate::new(kind, false, reason, message));
     let kept = not(Reclaimed, Reason::NotRequested, "");
     match outcome {
-        Outcome::Rested | Outcome::Own(_) => [None, None, None],
-        Outcome::Admitted { .. } => [
+        ImageOutcome::Rested | ImageOutcome::Own(_) => [None, None, None],
+        ImageOutcome::Admitted { .. } => [
             not(Ready, Reason::Pending, "the image is being made"),
             holds(Admitted),
             kept,
         ],
-        Outcome::Refused { reason, message } => [
+        ImageOutcome::Refused { reason, message } => [
             not(Ready, *reason, message),
             not(Admitted, *reason, message),
             kept,
         ],
-        Outcome::Ready(_) => [holds(Ready), holds(Admitted), kept],
-        Outcome::NotReady { reason, message } => [not(Ready, *reason, message), None, kept],
-        Outcome::DeletionCommitted => {
+        ImageOutcome::Ready(_) => [holds(Ready), holds(Admitted), kept],
+        ImageOutcome::NotReady { reason, message } => [not(Ready, *reason, message), None, kept],
+        ImageOutcome::DeletionCommitted => {
             let message = "the image is being removed";
             [
                 None,
@@ -173,27 +177,28 @@ fn of_outcome<Own>(noun: &str, outcome: &Outcome<Own>) -> [Option<Finding>; 3] {
                 not(Reclaimed, Reason::DeletionRequested, message),
             ]
         }
-        Outcome::Reclaimed => {
-            let gone = format!("the {noun}'s data is destroyed, as was asked");
+        ImageOutcome::Reclaimed => {
+            let gone = format!("the {noun}'s data is destroyed as requested");
             [
                 not(Ready, Reason::DeletionRequested, &gone),
                 not(Admitted, Reason::DeletionRequested, &gone),
                 holds(Reclaimed),
             ]
         }
-        Outcome::NotReclaimed { reason, message } => [None, None, not(Reclaimed, *reason, message)],
+        ImageOutcome::NotReclaimed { reason, message } => {
+            [None, None, not(Reclaimed, *reason, message)]
+        }
     }
 }
 
-/// Whether something holds an object that somebody deletes. `is_wished` is whether its data is to be
-/// destroyed.
-pub fn deletion_held<K: Kind>(object: &K, is_wished: bool) -> Finding {
+/// Whether a deleted object is held. `is_requested` is whether its data is to be destroyed.
+pub fn deletion_held<K: Kind>(object: &K, is_requested: bool) -> ConditionUpdate {
     let kind = ConditionType::DeletionHeld;
     if object.meta().deletion_timestamp.is_none() {
-        return Finding::new(kind, false, Reason::NotDeleting, "");
+        return ConditionUpdate::new(kind, false, Reason::NotDeleting, "");
     }
-    if is_wished {
-        return Finding::new(kind, false, Reason::DeletionRequested, "");
+    if is_requested {
+        return ConditionUpdate::new(kind, false, Reason::DeletionRequested, "");
     }
     let (noun, claim) = (K::NOUN, K::CLAIM);
     let resource = K::kind(&()).to_lowercase();
@@ -205,5 +210,5 @@ pub fn deletion_held<K: Kind>(object: &K, is_wished: bool) -> Finding {
          '{{\"spec\":{{\"deletionRequested\":true}}}}'. To keep the data and have a fresh object, \
          take the finalizer {FINALIZER} off and create the object again with the same name and spec"
     );
-    Finding::new(kind, true, Reason::DeletionNotRequested, message)
+    ConditionUpdate::new(kind, true, Reason::DeletionNotRequested, message)
 }

@@ -1,6 +1,6 @@
-//! The pools of this node as they were found at the last look.
+//! The pools of this node as of the last reconcile.
 //!
-//! *Invariant:* a pool that cannot be used takes no volumes and is not written.
+//! *Invariant:* an unusable pool takes no volumes and is not written to.
 
 mod images;
 mod open;
@@ -19,44 +19,44 @@ use cistern_host::{
 use tokio::sync::Notify;
 
 pub use self::{
-    images::{Images, weight_of},
-    open::{Before, expectation, look, remove},
+    images::Images,
+    open::{Before, expectation, probe, remove},
 };
 
-/// What is known of the pools, by name of the StoragePool.
+/// The pools by name of the StoragePool.
 #[derive(Debug, Default)]
 pub struct Pools {
-    looks: Mutex<BTreeMap<String, Arc<PoolLook>>>,
-    /// Some pool became usable or ceased to be.
+    states: Mutex<BTreeMap<String, Arc<PoolState>>>,
+    /// Notified when a pool becomes usable or unusable.
     changed: Notify,
 }
 
-/// One pool at the last look.
+/// One pool as of the last reconcile.
 #[derive(Debug)]
-pub struct PoolLook {
-    /// As it was to be.
+pub struct PoolState {
+    /// The spec at that time.
     pub spec: NodePool,
-    /// As it was.
-    pub found: Found,
+    /// What the reconcile found.
+    pub found: PoolAvailability,
 }
 
-/// A pool as it is to be, beside the others.
+/// A desired pool, with the other pools of the node.
 #[derive(Clone, Debug)]
-pub struct Wish {
+pub struct DesiredPool {
     /// The pool.
     pub spec: NodePool,
-    /// UIDs of the other pools that the node is to carry.
+    /// UIDs of the other pools of the node.
     pub others: Vec<Uid>,
-    /// Identity of the device that the pool was on last, as its status says.
+    /// Last known identity of the pool's device, from the status.
     pub device_identity: Option<String>,
     /// The node.
     pub node: Owner,
 }
 
-impl Wish {
-    /// Every pool that a node is to carry, given what is known of them.
+impl DesiredPool {
+    /// The desired pools of a node, with their last status.
     pub fn all(node: &Owner, specs: &[NodePool], known: &[NodePoolStatus]) -> Vec<Self> {
-        let wish = |spec: &NodePool| {
+        let desired = |spec: &NodePool| {
             let others = specs.iter().filter(|other| other.uid != spec.uid);
             let known = known.iter().find(|status| status.uid == spec.uid);
             Self {
@@ -66,78 +66,78 @@ impl Wish {
                 device_identity: known.and_then(|status| status.device_identity.clone()),
             }
         };
-        specs.iter().map(wish).collect()
+        specs.iter().map(desired).collect()
     }
 }
 
-/// What a look at a pool found.
+/// Whether a pool is usable.
 #[derive(Clone, Debug)]
-pub enum Found {
-    /// It can be used.
+pub enum PoolAvailability {
+    /// The pool is usable.
     Usable(Usable),
-    /// It cannot be used.
+    /// The pool is unusable.
     Unusable {
-        /// Why, for programs.
+        /// Machine-readable reason.
         reason: Reason,
-        /// Why, for people.
+        /// Message for users.
         message: String,
-        /// As far as it is open all the same: its disk is asked whether it is well again.
+        /// The pool if it is open nevertheless: probes of its disk detect its recovery.
         open: Option<Usable>,
-        /// The node that it belongs to, if that is another.
+        /// The node that owns the pool, if it is another one.
         owner: Option<PoolOwner>,
     },
-    /// It was to go, and it is gone.
+    /// The pool was to be removed and is removed.
     Gone,
 }
 
-/// A pool that can be used.
+/// A usable pool.
 #[derive(Clone, Debug)]
 pub struct Usable {
     /// The pool.
     pub pool: Arc<Pool>,
-    /// Its numbers.
+    /// Space statistics of its filesystem.
     pub statistics: PoolStatistics,
-    /// Its file, where its source is an image.
+    /// Its backing file, if the source is an image.
     pub file: Option<PoolFile>,
     /// The images in it.
     pub images: Arc<Images>,
-    /// Files in it that are not Cistern's.
+    /// Foreign files in the pool.
     pub strays: Vec<Stray>,
 }
 
 impl Usable {
-    /// Bytes of the files in it that are not Cistern's. They take room that nobody was promised.
+    /// Bytes of the foreign files. They take room without a reservation.
     pub fn stray_bytes(&self) -> Bytes {
         self.strays.iter().filter_map(|stray| stray.size).sum()
     }
 
-    /// Something in it that is not Cistern's, and nobody knows what it takes.
+    /// A foreign entry of unknown size.
     pub fn uncounted(&self) -> Option<&Stray> {
         self.strays.iter().find(|stray| stray.size.is_none())
     }
 }
 
-impl PoolLook {
-    /// The pool, if it can be used.
+impl PoolState {
+    /// The pool, if it is usable.
     pub fn usable(&self) -> Option<&Usable> {
         match &self.found {
-            Found::Usable(usable) => Some(usable),
-            Found::Unusable { .. } | Found::Gone => None,
+            PoolAvailability::Usable(usable) => Some(usable),
+            PoolAvailability::Unusable { .. } | PoolAvailability::Gone => None,
         }
     }
 
-    /// The pool, if it is open, whether or not it can be used.
+    /// The pool, if it is open, usable or not.
     pub fn open(&self) -> Option<&Usable> {
         match &self.found {
-            Found::Usable(usable) => Some(usable),
-            Found::Unusable { open, .. } => open.as_ref(),
-            Found::Gone => None,
+            PoolAvailability::Usable(usable) => Some(usable),
+            PoolAvailability::Unusable { open, .. } => open.as_ref(),
+            PoolAvailability::Gone => None,
         }
     }
 }
 
-impl Found {
-    /// A pool of which nothing is open.
+impl PoolAvailability {
+    /// An unusable pool that is not open.
     pub fn unusable(reason: Reason, message: impl Into<String>) -> Self {
         Self::Unusable {
             reason,
@@ -149,20 +149,22 @@ impl Found {
 }
 
 impl Pools {
-    /// The pool of this name at the last look.
-    pub fn get(&self, name: &str) -> Option<Arc<PoolLook>> {
+    /// The pool of this name as of the last reconcile.
+    pub fn get(&self, name: &str) -> Option<Arc<PoolState>> {
         self.lock().get(name).cloned()
     }
 
-    /// Every pool at the last look.
-    pub fn all(&self) -> Vec<Arc<PoolLook>> {
+    /// Every pool as of the last reconcile.
+    pub fn all(&self) -> Vec<Arc<PoolState>> {
         self.lock().values().cloned().collect()
     }
 
-    /// Notes what a look found; says whether the pool became usable or ceased to be.
-    pub fn set(&self, look: PoolLook) -> bool {
-        let usable = look.usable().is_some();
-        let before = self.lock().insert(look.spec.name.clone(), Arc::new(look));
+    /// Records the state of a pool. Returns whether it became usable or unusable.
+    pub fn set(&self, pool_state: PoolState) -> bool {
+        let usable = pool_state.usable().is_some();
+        let before = self
+            .lock()
+            .insert(pool_state.spec.name.clone(), Arc::new(pool_state));
         let is_changed = before.is_none_or(|before| before.usable().is_some() != usable);
         if is_changed {
             self.changed.notify_waiters();
@@ -170,14 +172,17 @@ impl Pools {
         is_changed
     }
 
-    /// Resolves when a pool that can be used cannot be any more; never of one that cannot be now.
+    /// Resolves when a usable pool becomes unusable; never for a pool that is unusable now.
     pub async fn lost(&self, name: &str) {
-        let is_usable = || self.get(name).is_some_and(|look| look.usable().is_some());
+        let is_usable = || {
+            self.get(name)
+                .is_some_and(|pool_state| pool_state.usable().is_some())
+        };
         if !is_usable() {
             return future::pending().await;
         }
         loop {
-            // Before the look, so that no change between the two is missed.
+            // Registered before the check, so that no change between the two is missed.
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
             if !is_usable() {
@@ -187,26 +192,27 @@ impl Pools {
         }
     }
 
-    /// Lets go of a pool, so that it can be mounted anew.
+    /// Closes a pool, so that it can be remounted.
     pub fn close(&self, name: &str) {
-        if let Some(look) = self.lock().get_mut(name) {
-            let found = Found::unusable(Reason::NotMounted, "it is being opened anew");
-            let spec = look.spec.clone();
-            *look = Arc::new(PoolLook { spec, found });
+        if let Some(pool_state) = self.lock().get_mut(name) {
+            let found =
+                PoolAvailability::unusable(Reason::NotMounted, "the pool is being reopened");
+            let spec = pool_state.spec.clone();
+            *pool_state = Arc::new(PoolState { spec, found });
         }
     }
 
-    /// Lets go of a pool, so that it can be unmounted.
+    /// Closes a pool, so that it can be unmounted.
     pub fn release(&self, name: &str) {
         self.lock().remove(name);
     }
 
-    /// Forgets the pools that the node is not to carry any more.
+    /// Forgets the pools that are no longer in the node's spec.
     pub fn retain(&self, names: &[&str]) {
         self.lock().retain(|name, _| names.contains(&name.as_str()));
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Arc<PoolLook>>> {
-        self.looks.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Arc<PoolState>>> {
+        self.states.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

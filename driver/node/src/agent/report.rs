@@ -1,8 +1,8 @@
-//! What the agent says of its pools: `StorageNode.status.pools`.
+//! Reports the pools of the node in `StorageNode.status.pools`.
 //!
-//! *Invariant:* the numbers come from the ledger alone and are written by nobody else; the write
-//! is a server-side apply that is never forced. What was known of a pool once (its filesystem's
-//! UUID above all) is said again even when the pool cannot be found.
+//! *Invariant:* the numbers come from the ledger alone, and only the agent writes them. The write
+//! is a server-side apply that is never forced. Known facts of a pool (above all the UUID of its
+//! filesystem) are reported again even when the pool cannot be found.
 
 mod pool;
 
@@ -14,8 +14,8 @@ use std::{
 
 use cistern_client::{Chain, Rejection, Retries, writes};
 use cistern_crds::{
-    Bytes, NodePool, NodePoolStatus, Reason, StorageNodeStatus, Stored,
-    health::{Drift, LISTED},
+    Bytes, HasImage, NodePool, NodePoolStatus, Reason, StorageNodeStatus,
+    drift::{Drift, LISTED},
     names::AGENT_MANAGER,
 };
 use kube::ResourceExt;
@@ -27,25 +27,25 @@ use tokio::{
 use self::pool::{leaving, status, summary, with_healthy, with_ready};
 use super::{
     Agent,
-    desired::{Holdings, readable},
-    ledger::{Ledger, Promise, Terms},
-    pools::{PoolLook, Usable},
-    promises::PendingOfPool,
+    desired::{AssignedObjects, readable},
+    ledger::{Ledger, Limits, Reservation},
+    pools::{PoolState, Usable},
+    reservations::PendingOfPool,
 };
 
-/// How long the API server may take for a write.
+/// Deadline for a write to the API server.
 const WRITE_DEADLINE: Duration = Duration::from_secs(30);
 
-/// What was written last, and the wish to write again.
+/// The last written report, and the request to write again.
 #[derive(Debug, Default)]
 pub struct Report {
-    wanted: Notify,
-    /// Held over a write, so that the numbers of a later one are never overtaken by older ones.
+    requested: Notify,
+    /// Held during a write, so that older numbers never overwrite newer ones.
     writing: tokio::sync::Mutex<()>,
     written: Mutex<Option<Written>>,
 }
 
-/// What the agent says, and to which StorageNode.
+/// A report, and the StorageNode that it is for.
 #[derive(Clone, Debug, PartialEq)]
 struct Written {
     node: String,
@@ -56,12 +56,12 @@ struct Written {
 }
 
 impl Report {
-    /// Asks for the status to be brought up to date soon.
+    /// Requests an update of the status.
     pub fn request(&self) {
-        self.wanted.notify_one();
+        self.requested.notify_one();
     }
 
-    /// What was said last of the pools.
+    /// The last reported pools.
     pub fn last(&self) -> Option<Vec<NodePoolStatus>> {
         Some(self.written()?.pools)
     }
@@ -79,7 +79,7 @@ impl Report {
 pub async fn run(agent: &Arc<Agent>) {
     let retries = Retries::new(Duration::from_millis(200), Duration::from_secs(30));
     loop {
-        agent.report.wanted.notified().await;
+        agent.report.requested.notified().await;
         loop {
             match timeout(WRITE_DEADLINE, agent.publish()).await {
                 Ok(Ok(())) => break,
@@ -88,7 +88,10 @@ pub async fn run(agent: &Arc<Agent>) {
                     tracing::warn!(node = agent.node_name, %error, "cannot write the status of the StorageNode");
                 }
                 Err(_) => {
-                    tracing::warn!(node = agent.node_name, "the API server does not answer");
+                    tracing::warn!(
+                        node = agent.node_name,
+                        "the API server does not answer the status write of the StorageNode"
+                    );
                 }
             }
             sleep(retries.failed(())).await;
@@ -98,7 +101,7 @@ pub async fn run(agent: &Arc<Agent>) {
 }
 
 impl Agent {
-    /// Brings the status of the StorageNode up to date. Writes only what is news.
+    /// Updates the status of the StorageNode if it changed.
     pub async fn publish(&self) -> Result<(), kube::Error> {
         let _writing = self.report.writing.lock().await;
         let Some(object) = self.desired.node() else {
@@ -107,7 +110,7 @@ impl Agent {
         let Some(node) = readable(&object) else {
             return Ok(());
         };
-        let Some(looked) = self.looked.borrow().clone() else {
+        let Some(pools_reconciled) = self.pools_reconciled.borrow().clone() else {
             return Ok(());
         };
         let status = node.status.clone().unwrap_or_default();
@@ -119,13 +122,14 @@ impl Agent {
             drift: status.drift,
         };
         let last = self.report.written();
-        // What we said last is the best that is known, also to a StorageNode that was made anew.
+        // The last report is the best known state, also for a recreated StorageNode.
         let known = last.as_ref().unwrap_or(&observed);
-        // The answer is to the spec that the looks were for, which may be older than this one.
-        let answers = looked.uid == observed.node;
-        let observed_generation = looked.generation.filter(|_| answers);
+        // The observed generation is that of the last pool reconcile, which may be older than this
+        // spec.
+        let answers = pools_reconciled.uid == observed.node;
+        let observed_generation = pools_reconciled.generation.filter(|_| answers);
         let pools = self.pool_statuses(&node.spec.pools, &known.pools, observed_generation);
-        let news = Written {
+        let report = Written {
             node: observed.node.clone(),
             observed_generation,
             summary: summary(&pools),
@@ -133,28 +137,28 @@ impl Agent {
             drift: self.drift.findings().unwrap_or_else(|| known.drift.clone()),
         };
         let is_written = match &last {
-            Some(last) if last.node == news.node => *last == news,
-            Some(_) | None => observed == news,
+            Some(last) if last.node == report.node => *last == report,
+            Some(_) | None => observed == report,
         };
         if !is_written {
             let status = StorageNodeStatus {
-                observed_generation: news.observed_generation,
-                pools: news.pools.clone(),
-                pools_summary: news.summary.clone(),
-                drift: news.drift.clone(),
-                // The operator's.
+                observed_generation: report.observed_generation,
+                pools: report.pools.clone(),
+                pools_summary: report.summary.clone(),
+                drift: report.drift.clone(),
+                // Written by the operator.
                 conditions: Vec::new(),
             };
             let applied =
                 writes::apply_status(&self.nodes, &self.node_name, AGENT_MANAGER, &status);
             match applied.await {
                 Ok(_) => {}
-                // It went away; the one that comes next is told everything.
+                // The StorageNode is gone; the next one receives the full report.
                 Err(error) if Rejection::from(&error) == Rejection::NotFound => return Ok(()),
                 Err(error) => return Err(error),
             }
         }
-        *self.report.lock() = Some(news);
+        *self.report.lock() = Some(report);
         Ok(())
     }
 
@@ -164,84 +168,89 @@ impl Agent {
         before: &[NodePoolStatus],
         generation: Option<i64>,
     ) -> Vec<NodePoolStatus> {
-        let holdings = self.desired.by_pool();
-        self.settle_promises(&holdings);
+        let assigned = self.desired.by_pool();
+        self.drop_observed_reservations(&assigned);
         let now = (self.now)();
-        let nothing = Holdings::default();
+        let nothing = AssignedObjects::default();
         specs
             .iter()
             .filter_map(|spec| {
                 let before = before.iter().find(|status| status.uid == spec.uid);
-                let look = self
+                let pool_state = self
                     .pools
                     .get(&spec.name)
-                    .filter(|look| look.spec.uid == spec.uid);
-                let Some(look) = look else {
-                    // Not looked at yet: nothing is known that was not known before.
+                    .filter(|pool_state| pool_state.spec.uid == spec.uid);
+                let Some(pool_state) = pool_state else {
+                    // Not reconciled yet, so that the last status is the best known state.
                     return before.cloned();
                 };
-                let holdings = holdings.get(&spec.name).unwrap_or(&nothing);
-                let ledger = look.ledger(before, holdings, &self.promises.of_pool(&spec.name));
-                let closed = self.closed_with(&look, holdings);
-                let status = status(&look, before, &ledger, closed.as_deref())?;
-                let status = self.with_orphans(status, holdings);
-                let status = with_ready(status, &look, closed, generation, now);
+                let assigned = assigned.get(&spec.name).unwrap_or(&nothing);
+                let ledger =
+                    pool_state.ledger(before, assigned, &self.reservations.of_pool(&spec.name));
+                let closed = self.closed_with(&pool_state, assigned);
+                let status = status(&pool_state, before, &ledger, closed.as_deref())?;
+                let status = self.with_orphans(status, assigned);
+                let status = with_ready(status, &pool_state, closed, generation, now);
                 let problems = self.health.known_of_pool(&spec.name);
                 Some(with_healthy(status, problems, generation, now))
             })
             .collect()
     }
 
-    /// Adds the images that nobody claims, less those that somebody does by now.
-    fn with_orphans(&self, mut status: NodePoolStatus, holdings: &Holdings) -> NodePoolStatus {
+    /// Adds the unclaimed images, less those that are claimed by now.
+    fn with_orphans(
+        &self,
+        mut status: NodePoolStatus,
+        assigned: &AssignedObjects,
+    ) -> NodePoolStatus {
         if let Some(orphans) = self.drift.orphans(&status.uid) {
             status.orphans = orphans;
         }
         status.orphans.truncate(LISTED);
-        let claimed = claimed(holdings);
+        let claimed = claimed(assigned);
         status
             .orphans
             .retain(|orphan| !claimed.contains(&orphan.image));
         status
     }
 
-    /// Why a pool takes nothing new although it can be used.
-    pub(super) fn closed(&self, look: &PoolLook) -> Option<String> {
-        let holdings = self.desired.by_pool().remove(&look.spec.name);
-        self.closed_with(look, &holdings.unwrap_or_default())
+    /// The reason why a usable pool takes no new volumes or snapshots, if it takes none.
+    pub(super) fn closed(&self, pool_state: &PoolState) -> Option<String> {
+        let assigned = self.desired.by_pool().remove(&pool_state.spec.name);
+        self.closed_with(pool_state, &assigned.unwrap_or_default())
     }
 
-    fn closed_with(&self, look: &PoolLook, holdings: &Holdings) -> Option<String> {
-        if look.spec.retiring {
-            return Some(leaving(holdings));
+    fn closed_with(&self, pool_state: &PoolState, assigned: &AssignedObjects) -> Option<String> {
+        if pool_state.spec.retiring {
+            return Some(leaving(assigned));
         }
         if self
             .health
-            .tells_of_pool(&look.spec.name, Reason::NotAllocated)
+            .reports_of_pool(&pool_state.spec.name, Reason::NotAllocated)
         {
             return Some("part of the pool's file is not allocated".to_owned());
         }
-        if let Some(stray) = look.usable().and_then(Usable::uncounted) {
+        if let Some(stray) = pool_state.usable().and_then(Usable::uncounted) {
             let path = stray.path.display();
             return Some(format!(
-                "{path} is not Cistern's, and nobody knows what it takes: move it away"
+                "{path} does not belong to Cistern and its size is unknown: move it away"
             ));
         }
-        // Its bytes are in no ledger.
+        // The ledger does not count its bytes.
         let unreadable = self.desired.unreadable()?;
         Some(format!(
-            "{unreadable} cannot be read by this version, so nobody knows what it takes"
+            "{unreadable} cannot be read by this version, so its size is unknown"
         ))
     }
 }
 
-impl PoolLook {
-    /// The ledger of the pool: what the watch shows, what is pending, and what lies on the disk and
-    /// belongs to nobody.
+impl PoolState {
+    /// The ledger of the pool: the watched objects, the pending reservations, and the unclaimed
+    /// bytes on the disk.
     pub(super) fn ledger(
         &self,
         before: Option<&NodePoolStatus>,
-        holdings: &Holdings,
+        assigned: &AssignedObjects,
         pending: &PendingOfPool,
     ) -> Ledger {
         let empty = match self.usable() {
@@ -249,38 +258,43 @@ impl PoolLook {
             None => before.map_or(Bytes::ZERO, |before| before.empty),
         };
         let mut pending = pending.clone();
-        let volumes = standing(holdings.volumes(), Promise::to_volume, &mut pending);
-        let snapshots = standing(holdings.snapshots(), Promise::to_snapshot, &mut pending);
-        let promises = volumes.into_iter().chain(snapshots);
-        let promises = promises.chain(pending.into_values());
+        let volumes =
+            observed_reservations(assigned.volumes(), Reservation::for_volume, &mut pending);
+        let snapshots = observed_reservations(
+            assigned.snapshots(),
+            Reservation::for_snapshot,
+            &mut pending,
+        );
+        let reservations = volumes.into_iter().chain(snapshots);
+        let reservations = reservations.chain(pending.into_values());
         let unclaimed = self.usable().map_or(Bytes::ZERO, |usable| {
-            let images = usable.images.unclaimed(&claimed(holdings));
+            let images = usable.images.unclaimed(&claimed(assigned));
             images.saturating_add(usable.stray_bytes())
         });
-        Ledger::new(Terms::new(empty, &self.spec), promises, unclaimed)
+        Ledger::new(Limits::new(empty, &self.spec), reservations, unclaimed)
     }
 }
 
-/// The promises that the watch shows. What is pending for the same object is taken out of the rest:
-/// it is for more of it.
-fn standing<'a, K: Stored + 'a>(
+/// The reservations that the watch shows. A pending reservation of the same object is removed from
+/// the rest, because it replaces a smaller one.
+fn observed_reservations<'a, K: HasImage + 'a>(
     objects: impl Iterator<Item = &'a K>,
-    promise: fn(&K, Bytes) -> Promise,
+    reservation: fn(&K, Bytes) -> Reservation,
     pending: &mut PendingOfPool,
-) -> Vec<Promise> {
-    let promises = objects.filter_map(|object| {
+) -> Vec<Reservation> {
+    let reservations = objects.filter_map(|object| {
         let held = object.reserved()?;
         let more = pending.remove(object.meta().uid.as_deref().unwrap_or_default());
         let more = more.map_or(Bytes::ZERO, |more| more.size);
-        Some(promise(object, held.max(more)))
+        Some(reservation(object, held.max(more)))
     });
-    promises.collect()
+    reservations.collect()
 }
 
 /// Names of the images that custom resources claim: each its own, and the one that it has adopted.
-pub(super) fn claimed(holdings: &Holdings) -> HashSet<String> {
-    let volumes = holdings.volumes().filter_map(ResourceExt::uid);
-    let snapshots = holdings.snapshots().filter_map(ResourceExt::uid);
-    let images = holdings.images().map(|image| image.uid.clone());
+pub(super) fn claimed(assigned: &AssignedObjects) -> HashSet<String> {
+    let volumes = assigned.volumes().filter_map(ResourceExt::uid);
+    let snapshots = assigned.snapshots().filter_map(ResourceExt::uid);
+    let images = assigned.images().map(|image| image.uid.clone());
     volumes.chain(snapshots).chain(images).collect()
 }

@@ -1,12 +1,12 @@
-//! Snapshots: from the wish in a PoolSnapshot to an image of its own, and back; alone, or with the
-//! others of a group.
+//! Snapshots: from the spec of a PoolSnapshot to an image of its own, and its removal; alone, or
+//! with the others of a group.
 //!
 //! ```text
-//! promise what was written to the source ─▶ cut ─▶ promise what was really allocated ─▶ status
+//! reserve what was written to the source ─▶ take ─▶ reserve what was allocated ─▶ status
 //! ```
 //!
-//! *Invariant:* what was announced is never cut anew: from then on a missing image is missing. And a
-//! refused snapshot has nothing on the disk and nothing in the ledger.
+//! *Invariant:* a snapshot that became ready is never taken again: from then on a missing image is
+//! missing. A refused snapshot has nothing on the disk and nothing in the ledger.
 
 pub mod group;
 pub mod status;
@@ -17,22 +17,24 @@ use std::sync::Arc;
 use chrono::{DateTime, Utc};
 use cistern_client::Chain;
 use cistern_crds::{PoolSnapshot, volume::FilesystemStatus};
-use cistern_host::{Cut, Owner};
+use cistern_host::{Owner, SnapshotRecord};
 use kube::{ResourceExt as _, runtime::controller::Action};
 
 use self::{
-    status::{Outcome, Own},
-    take::{Origin, Taken},
+    status::{Own, SnapshotOutcome},
+    take::{Origin, TakeResult},
 };
 use super::{
     Agent,
-    blocking::on_host,
     desired::readable,
-    image::{self, Difference, Image},
-    ledger::Promise,
-    outcome::{Stage, stage},
-    pass::{Kept, LOCKED, NoPool, Pass},
+    ledger::Reservation,
+    outcome::{ObjectPhase, phase},
+    reconcile::{LOCKED, NoPool, ReconciledImage, Reconciliation},
     work::{Error, Kind, Work},
+};
+use crate::{
+    blocking::on_host,
+    image::{self, Difference, Image, ImageObject},
 };
 
 impl Kind for PoolSnapshot {
@@ -47,31 +49,31 @@ impl Kind for PoolSnapshot {
         &agent.snapshots
     }
 
-    async fn pass(agent: &Agent, snapshot: &Self) -> Result<Action, Error> {
-        let (pass, stage) = (Pass::over(agent, snapshot), stage(snapshot));
+    async fn reconcile(agent: &Agent, snapshot: &Self) -> Result<Action, Error> {
+        let (reconciliation, phase) = (Reconciliation::of(agent, snapshot), phase(snapshot));
         let pool = &snapshot.spec.pool_name;
-        tracing::debug!(snapshot = pass.name, pool, ?stage, "reconciling");
+        tracing::debug!(snapshot = reconciliation.name, pool, ?phase, "reconciling");
         if let Some(group) = &snapshot.spec.group_name {
-            // It waits for its snapshots.
-            agent.groups.touch(group);
+            // The group waits for its snapshots.
+            agent.groups.enqueue(group);
         }
-        match stage {
-            Stage::Rest if snapshot.spec.deletion_requested => Ok(Action::await_change()),
-            Stage::Rest => pass.end(Outcome::Rested).await,
-            Stage::Reclaim => pass.reclaim().await,
-            Stage::Admitted if snapshot.is_announced() => pass.keep().await,
-            Stage::Admit | Stage::Admitted if snapshot.spec.group_name.is_some() => {
+        match phase {
+            ObjectPhase::Rest if snapshot.spec.deletion_requested => Ok(Action::await_change()),
+            ObjectPhase::Rest => reconciliation.end(SnapshotOutcome::Rested).await,
+            ObjectPhase::Reclaim => reconciliation.reclaim().await,
+            ObjectPhase::Admitted if snapshot.is_announced() => reconciliation.keep().await,
+            ObjectPhase::Admit | ObjectPhase::Admitted if snapshot.spec.group_name.is_some() => {
                 Ok(Action::await_change())
             }
-            Stage::Admit | Stage::Admitted => {
+            ObjectPhase::Admit | ObjectPhase::Admitted => {
                 let origin = Origin::New(snapshot.spec.consistency);
                 let taken = take::take(agent, vec![snapshot.clone()], origin).await?;
                 Ok(match taken {
-                    Taken::Ready(_) | Taken::Refused(_) | Taken::Overtaken => {
+                    TakeResult::Ready(_) | TakeResult::Refused(_) | TakeResult::Overtaken => {
                         Action::await_change()
                     }
-                    Taken::Busy => Action::requeue(LOCKED),
-                    Taken::NotYet(why) => pass.come_back(&why.into_outcome()),
+                    TakeResult::Busy => Action::requeue(LOCKED),
+                    TakeResult::NotYet(why) => reconciliation.retry_later(&why.into_outcome()),
                 })
             }
         }
@@ -80,10 +82,10 @@ impl Kind for PoolSnapshot {
     fn gone(_: &Agent, _: &str) {}
 }
 
-impl Kept for PoolSnapshot {
+impl ReconciledImage for PoolSnapshot {
     type Own = Own;
 
-    fn after(&self, outcome: &Outcome, now: DateTime<Utc>) -> Self {
+    fn after(&self, outcome: &SnapshotOutcome, now: DateTime<Utc>) -> Self {
         Self {
             status: Some(status::after(self, outcome, now)),
             ..self.clone()
@@ -92,6 +94,12 @@ impl Kept for PoolSnapshot {
 
     fn has_status_of(&self, other: &Self) -> bool {
         self.status == other.status
+    }
+}
+
+impl ImageObject for PoolSnapshot {
+    fn noun() -> &'static str {
+        Self::NOUN
     }
 
     fn is_announced(&self) -> bool {
@@ -104,7 +112,7 @@ impl Kept for PoolSnapshot {
     }
 
     fn is_named(&self, owner: &Owner) -> bool {
-        owner.snapshot().map(|cut| &cut.name) == self.metadata.name.as_ref()
+        owner.snapshot().map(|record| &record.name) == self.metadata.name.as_ref()
     }
 
     fn is_served_by(&self, image: &Image) -> Result<(), Difference> {
@@ -116,32 +124,40 @@ impl Kept for PoolSnapshot {
     }
 }
 
-/// Whether a snapshot still waits for a promise that was made to it: what it keeps is known only
-/// when it is cut, so that it may need more than it was promised first.
-pub(super) fn is_asked(snapshot: &PoolSnapshot, promise: &Promise) -> bool {
+/// Whether a snapshot still waits for a reservation. The size of a snapshot is known only when it
+/// is taken, so it may need more than its first reservation.
+pub(super) fn awaits_reservation(snapshot: &PoolSnapshot, reservation: &Reservation) -> bool {
     let held = snapshot.status.as_ref().and_then(|status| status.reserved);
-    match stage(snapshot) {
-        Stage::Admit => true,
-        Stage::Admitted => !snapshot.is_announced() && held < Some(promise.size),
-        Stage::Rest | Stage::Reclaim => false,
+    match phase(snapshot) {
+        ObjectPhase::Admit => true,
+        ObjectPhase::Admitted => !snapshot.is_announced() && held < Some(reservation.size),
+        ObjectPhase::Rest | ObjectPhase::Reclaim => false,
     }
 }
 
-/// Whether the image is what the spec asks for: name, volume, source, access type and filesystem
-/// agree; and what was said of its size and moment.
+/// Whether the image matches the spec: name, volume, source, access type and filesystem; and the
+/// recorded size and moment.
 fn serves(snapshot: &PoolSnapshot, image: &Image) -> Result<(), Difference> {
     let spec = &snapshot.spec;
-    let Owner::Snapshot(cut) = &image.owner else {
+    let Owner::Snapshot(record) = &image.owner else {
         let wanted = format!("snapshot {}", snapshot.name_any());
         return Err(image.differs("owner", image.owner.to_string(), wanted));
     };
     let status = snapshot.status.clone().unwrap_or_default();
-    let said = |cut: &Cut| status.creation_time.unwrap_or(cut.time);
+    let recorded = |record: &SnapshotRecord| status.creation_time.unwrap_or(record.time);
     for (what, found, wanted) in [
-        ("snapshot", cut.name.clone(), snapshot.name_any()),
-        ("volume", cut.volume.clone(), spec.source_volume.clone()),
-        ("source", cut.source.to_string(), spec.source_image.clone()),
-        ("moment", cut.time.to_rfc3339(), said(cut).to_rfc3339()),
+        ("snapshot", record.name.clone(), snapshot.name_any()),
+        ("volume", record.volume.clone(), spec.source_volume.clone()),
+        (
+            "source",
+            record.source.to_string(),
+            spec.source_image.clone(),
+        ),
+        (
+            "moment",
+            record.time.to_rfc3339(),
+            recorded(record).to_rfc3339(),
+        ),
     ] {
         if found != wanted {
             return Err(image.differs(what, found, wanted));
@@ -154,7 +170,7 @@ fn serves(snapshot: &PoolSnapshot, image: &Image) -> Result<(), Difference> {
     image.holds(spec.access_type, spec.filesystem)
 }
 
-/// When the filesystem of a snapshot was made: its volume knows, as long as there is one.
+/// Format time of a snapshot's filesystem, from its volume if that still exists.
 fn formatted(agent: &Agent, snapshot: &PoolSnapshot) -> DateTime<Utc> {
     let volume = agent.desired.volume(&snapshot.spec.source_volume);
     let volume = volume.as_deref().and_then(readable);
@@ -162,32 +178,34 @@ fn formatted(agent: &Agent, snapshot: &PoolSnapshot) -> DateTime<Utc> {
     filesystem.map_or_else(agent.now, |filesystem| filesystem.format_time)
 }
 
-impl Pass<'_, PoolSnapshot> {
-    /// Looks whether a snapshot that was announced is as it was.
+impl Reconciliation<'_, PoolSnapshot> {
+    /// Checks that a ready snapshot is unchanged.
     async fn keep(&self) -> Result<Action, Error> {
         let pool = match self.pool() {
             Ok((_, usable)) => Arc::clone(&usable.pool),
             Err(NoPool { reason, message }) => {
-                return self.end(Outcome::NotReady { reason, message }).await;
+                return self
+                    .end(SnapshotOutcome::NotReady { reason, message })
+                    .await;
             }
         };
         let (snapshot, formatted) = (self.object.clone(), formatted(self.agent, self.object));
-        let place = self.agent.lanes.volume(&self.object.spec.pool_name).await;
-        let work = on_host(place, move || look(&pool, &snapshot, formatted));
+        let permit = self.agent.limiter.volume(&self.object.spec.pool_name).await;
+        let work = on_host(permit, move || inspect(&pool, &snapshot, formatted));
         let outcome = match work.await.map_err(|source| self.broken(source))? {
-            Ok(image) => Outcome::Ready(image),
+            Ok(image) => SnapshotOutcome::Ready(image),
             Err(error) => {
                 self.agent.suspect_pool(&error);
                 let (reason, message) = (error.reason(), Chain(&error).to_string());
-                Outcome::NotReady { reason, message }
+                SnapshotOutcome::NotReady { reason, message }
             }
         };
         self.end(outcome).await
     }
 }
 
-/// The image of a snapshot, if it is there and is the snapshot's. Blocks.
-fn look(
+/// Reads the image of a snapshot, if it exists and is the snapshot's. Blocks.
+fn inspect(
     pool: &cistern_host::Pool,
     snapshot: &PoolSnapshot,
     formatted: DateTime<Utc>,
@@ -199,7 +217,7 @@ fn look(
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::{Bytes, ConditionType, Reason, condition, condition::Finding};
+    use cistern_crds::{Bytes, ConditionType, Reason, condition, condition::ConditionUpdate};
 
     use super::*;
     use crate::testing::{
@@ -214,21 +232,24 @@ mod tests {
             let same = image::is_the_same(&ready_snapshot(), &image);
             same.map_err(|difference| difference.reason())
         };
-        let cut = |change: fn(&mut Cut)| {
+        let record = |change: fn(&mut SnapshotRecord)| {
             let mut image = image_of_snapshot();
-            let Owner::Snapshot(cut) = &mut image.owner else {
+            let Owner::Snapshot(record) = &mut image.owner else {
                 panic!("{image:?}");
             };
-            change(cut);
+            change(record);
             let same = image::is_the_same(&ready_snapshot(), &image);
             same.map_err(|difference| difference.reason())
         };
         let conflict = Err(Reason::IdentityConflict);
         assert_eq!(check(|_| {}), Ok(()));
-        assert_eq!(cut(|cut| cut.name = "snapshot-2".into()), conflict);
-        assert_eq!(cut(|cut| cut.volume = "pvc-2".into()), conflict);
-        assert_eq!(cut(|cut| cut.source = "uid-2".parse().unwrap()), conflict);
-        assert_eq!(cut(|cut| cut.time = at(301)), conflict);
+        assert_eq!(record(|record| record.name = "snapshot-2".into()), conflict);
+        assert_eq!(record(|record| record.volume = "pvc-2".into()), conflict);
+        assert_eq!(
+            record(|record| record.source = "uid-2".parse().unwrap()),
+            conflict
+        );
+        assert_eq!(record(|record| record.time = at(301)), conflict);
         assert_eq!(check(|image| image.size = Bytes::gib(2)), conflict);
         assert_eq!(check(|image| image.filesystem = None), conflict);
         let other_pool = check(|image| image.image.pool_uuid = "other".into());
@@ -241,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn r08_a_volumes_image_is_no_snapshot_and_a_snapshots_no_volume() {
+    fn r08_a_volume_image_is_never_a_snapshot_nor_a_snapshot_image_a_volume() {
         let mut snapshot = wanted_snapshot();
         snapshot.metadata.name = Some("pvc-1".into());
         let of_volume = image_of_volume();
@@ -255,27 +276,27 @@ mod tests {
     }
 
     #[test]
-    fn a_promise_stands_until_the_snapshot_has_it_or_is_refused() {
-        let promise = |mib| Promise::to_snapshot(&wanted_snapshot(), Bytes::mib(mib));
-        assert!(is_asked(&wanted_snapshot(), &promise(64)));
-        assert!(!is_asked(&admitted_snapshot(), &promise(64)));
-        // It turned out to keep more.
-        assert!(is_asked(&admitted_snapshot(), &promise(65)));
-        assert!(!is_asked(&ready_snapshot(), &promise(65)));
-        let mut wished = admitted_snapshot();
-        wished.spec.deletion_requested = true;
-        assert!(!is_asked(&wished, &promise(65)));
+    fn a_reservation_is_kept_until_the_snapshot_has_it_or_is_refused() {
+        let reservation = |mib| Reservation::for_snapshot(&wanted_snapshot(), Bytes::mib(mib));
+        assert!(awaits_reservation(&wanted_snapshot(), &reservation(64)));
+        assert!(!awaits_reservation(&admitted_snapshot(), &reservation(64)));
+        // It needs more than was estimated.
+        assert!(awaits_reservation(&admitted_snapshot(), &reservation(65)));
+        assert!(!awaits_reservation(&ready_snapshot(), &reservation(65)));
+        let mut deleted = admitted_snapshot();
+        deleted.spec.deletion_requested = true;
+        assert!(!awaits_reservation(&deleted, &reservation(65)));
         let mut refused = wanted_snapshot();
         let status = refused.status.get_or_insert_default();
-        let finding = Finding::new(ConditionType::Admitted, false, Reason::NoSpace, "");
+        let finding = ConditionUpdate::new(ConditionType::Admitted, false, Reason::NoSpace, "");
         condition::set(&mut status.conditions, &finding, None, at(0));
-        assert!(!is_asked(&refused, &promise(64)));
-        assert_eq!(stage(&refused), Stage::Rest);
+        assert!(!awaits_reservation(&refused, &reservation(64)));
+        assert_eq!(phase(&refused), ObjectPhase::Rest);
     }
 
     #[test]
-    fn r05_a_second_look_at_the_same_has_nothing_to_say() {
-        let ready = Outcome::Ready(image_of_snapshot());
+    fn r05_a_second_reconcile_of_the_same_state_changes_nothing() {
+        let ready = SnapshotOutcome::Ready(image_of_snapshot());
         let snapshot = admitted_snapshot().after(&ready, at(0));
         let status = snapshot.status.clone().unwrap();
         assert_eq!(status.creation_time, Some(at(300)));
@@ -283,7 +304,7 @@ mod tests {
         assert!(snapshot.after(&ready, at(60)).has_status_of(&snapshot));
         assert!(
             snapshot
-                .after(&Outcome::Rested, at(120))
+                .after(&SnapshotOutcome::Rested, at(120))
                 .has_status_of(&snapshot)
         );
         let kinds: Vec<_> = status.conditions.iter().map(|c| c.type_.as_str()).collect();
@@ -291,13 +312,13 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_after_the_cut_leaves_nothing_reserved() {
-        let refused = Outcome::Refused {
+    fn a_refusal_after_the_snapshot_leaves_nothing_reserved() {
+        let refused = SnapshotOutcome::Refused {
             reason: Reason::NoSpace,
             message: "full".into(),
         };
         let snapshot = admitted_snapshot().after(&refused, at(0));
         assert_eq!(snapshot.status.as_ref().unwrap().reserved, None);
-        assert_eq!(stage(&snapshot), Stage::Rest);
+        assert_eq!(phase(&snapshot), ObjectPhase::Rest);
     }
 }

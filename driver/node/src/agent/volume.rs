@@ -1,4 +1,4 @@
-//! Volumes: from the wish in a PoolVolume to an image on the disk, and back.
+//! Volumes: from the spec of a PoolVolume to an image on the disk, and its removal.
 
 mod checked;
 pub mod disk;
@@ -16,18 +16,20 @@ use cistern_host::{Checking, Owner};
 use kube::{ResourceExt as _, runtime::controller::Action};
 
 use self::{
-    disk::BroughtUp,
-    plan::Step,
-    status::{Outcome, Own},
+    disk::PreparedImage,
+    plan::VolumeStep,
+    status::{Own, VolumeOutcome},
 };
 use super::{
     Agent,
-    blocking::on_host,
-    image::{self, Difference, Image},
-    ledger::Promise,
-    pass::{Kept, LOCKED, NoPool, Pass},
-    promises::Claim,
+    ledger::Reservation,
+    reconcile::{LOCKED, NoPool, ReconciledImage, Reconciliation},
+    reservations::ReservationKind,
     work::{Error, Kind, Work},
+};
+use crate::{
+    blocking::on_host,
+    image::{self, Difference, Image, ImageObject},
 };
 
 impl Kind for PoolVolume {
@@ -42,20 +44,22 @@ impl Kind for PoolVolume {
         &agent.volumes
     }
 
-    async fn pass(agent: &Agent, volume: &Self) -> Result<Action, Error> {
+    async fn reconcile(agent: &Agent, volume: &Self) -> Result<Action, Error> {
         let Some(volume) = note::note(agent, volume).await? else {
             return Ok(Action::await_change());
         };
-        let (pass, step) = (Pass::over(agent, &*volume), plan::next(&volume));
+        let (reconciliation, step) = (Reconciliation::of(agent, &*volume), plan::next(&volume));
         let pool = &volume.spec.pool_name;
-        tracing::debug!(volume = pass.name, pool, ?step, "reconciling");
+        tracing::debug!(volume = reconciliation.name, pool, ?step, "reconciling");
         match step {
-            Step::Rest if volume.spec.deletion_requested => Ok(Action::await_change()),
-            Step::Rest => pass.end(Outcome::Rested).await,
-            Step::Admit => pass.admit().await,
-            Step::AdmitGrowth => pass.admit_growth().await,
-            Step::Make | Step::Grow | Step::Keep => pass.bring_up(step).await,
-            Step::Reclaim => pass.reclaim().await,
+            VolumeStep::Rest if volume.spec.deletion_requested => Ok(Action::await_change()),
+            VolumeStep::Rest => reconciliation.end(VolumeOutcome::Rested).await,
+            VolumeStep::Admit => reconciliation.admit().await,
+            VolumeStep::AdmitGrowth => reconciliation.admit_growth().await,
+            VolumeStep::Make | VolumeStep::Grow | VolumeStep::Keep => {
+                reconciliation.prepare(step).await
+            }
+            VolumeStep::Reclaim => reconciliation.reclaim().await,
         }
     }
 
@@ -68,10 +72,10 @@ impl Kind for PoolVolume {
     }
 }
 
-impl Kept for PoolVolume {
+impl ReconciledImage for PoolVolume {
     type Own = Own;
 
-    fn after(&self, outcome: &Outcome, now: DateTime<Utc>) -> Self {
+    fn after(&self, outcome: &VolumeOutcome, now: DateTime<Utc>) -> Self {
         Self {
             status: Some(status::after(self, outcome, now)),
             ..self.clone()
@@ -80,6 +84,12 @@ impl Kept for PoolVolume {
 
     fn has_status_of(&self, other: &Self) -> bool {
         self.status == other.status
+    }
+}
+
+impl ImageObject for PoolVolume {
+    fn noun() -> &'static str {
+        Self::NOUN
     }
 
     fn is_announced(&self) -> bool {
@@ -104,84 +114,91 @@ impl Kept for PoolVolume {
     }
 }
 
-impl Pass<'_, PoolVolume> {
-    /// Promises a volume its bytes and makes it, or refuses it.
+impl Reconciliation<'_, PoolVolume> {
+    /// Reserves the bytes of a volume and makes its image, or refuses it.
     async fn admit(&self) -> Result<Action, Error> {
-        let (look, usable) = match self.pool() {
+        let (pool_state, usable) = match self.pool() {
             Ok(found) => found,
             Err(NoPool { reason, message }) => return self.refuse(refused(reason, message)).await,
         };
-        let image = match self.look_for_own_image(&usable).await? {
+        let image = match self.find_own_image(&usable).await? {
             Ok(image) => image,
             Err(error) => {
                 let message = Chain(&error).to_string();
                 return self.refuse(refused(error.reason(), message)).await;
             }
         };
-        let claim = match (&image, self.agent.closed(&look)) {
-            (Some(_), _) => Claim::Adopted,
-            (None, None) => Claim::New,
+        let kind = match (&image, self.agent.closed(&pool_state)) {
+            (Some(_), _) => ReservationKind::Adopted,
+            (None, None) => ReservationKind::New,
             (None, Some(message)) => {
                 return self.refuse(refused(Reason::PoolNotReady, message)).await;
             }
         };
         let on_disk = image.as_ref().map_or(Bytes::ZERO, |image| image.size);
         let size = self.object.spec.size.max(on_disk);
-        let promise = Promise::to_volume(self.object, size);
-        if let Err(refusal) = self.agent.promise(self.object, promise, &look, claim) {
+        let reservation = Reservation::for_volume(self.object, size);
+        if let Err(refusal) = self
+            .agent
+            .reserve(self.object, reservation, &pool_state, kind)
+        {
             let message = refusal.to_string();
             return self.refuse(refused(refusal.reason(), message)).await;
         }
         let image = image.map(|image| image.image);
         match self
-            .write_promise(&Outcome::Admitted { size, image })
+            .write_reservation(&VolumeOutcome::Admitted { size, image })
             .await?
         {
-            Some(admitted) => Pass::over(self.agent, &admitted).bring_up(Step::Make).await,
+            Some(admitted) => {
+                Reconciliation::of(self.agent, &admitted)
+                    .prepare(VolumeStep::Make)
+                    .await
+            }
             None => Ok(Action::await_change()),
         }
     }
 
-    /// Makes an admitted volume's image, grows it, or looks whether the one that was made is as it was.
-    async fn bring_up(&self, step: Step) -> Result<Action, Error> {
-        let (look, usable) = match self.pool() {
+    /// Makes the image of an admitted volume, grows it, or checks that it is unchanged.
+    async fn prepare(&self, step: VolumeStep) -> Result<Action, Error> {
+        let (pool_state, usable) = match self.pool() {
             Ok(found) => found,
             Err(NoPool { reason, message }) => {
-                return self.end(Outcome::NotReady { reason, message }).await;
+                return self.end(VolumeOutcome::NotReady { reason, message }).await;
             }
         };
-        let place = self.agent.lanes.volume(&self.object.spec.pool_name).await;
+        let permit = self.agent.limiter.volume(&self.object.spec.pool_name).await;
         let Some(guard) = self.agent.locks.try_lock(&self.name) else {
             return Ok(Action::requeue(LOCKED));
         };
         let (volume, now) = (self.object.clone(), (self.agent.now)());
-        let maximum_extents = look.spec.limits.maximum_extents;
+        let maximum_extents = pool_state.spec.limits.maximum_extents;
         let pool = Arc::clone(&usable.pool);
-        let work = on_host((place, guard), move || {
-            disk::bring_up(&pool, &volume, step, maximum_extents, Checking::Later, now)
+        let work = on_host((permit, guard), move || {
+            disk::prepare(&pool, &volume, step, maximum_extents, Checking::Later, now)
         });
         let done = work.await.map_err(|source| self.broken(source))?;
         match done {
             Err(error) if error.reason() == Reason::CheckWaiting => {
-                self.bring_up_checked(step, usable.pool, maximum_extents)
+                self.prepare_checked(step, usable.pool, maximum_extents)
                     .await
             }
             done => self.conclude(step, done).await,
         }
     }
 
-    /// Says what came of a step on the image.
+    /// Writes the outcome of a step on the image.
     async fn conclude(
         &self,
-        step: Step,
-        done: Result<BroughtUp, image::Error>,
+        step: VolumeStep,
+        done: Result<PreparedImage, image::Error>,
     ) -> Result<Action, Error> {
         let outcome = match done {
             Ok(found) => {
-                self.note_allocation(found.not_refilled.as_ref());
+                self.note_allocation(found.not_reallocated.as_ref());
                 match self.agent.damage.of(self.object) {
-                    None => Outcome::Ready(found.image),
-                    Some((reason, message)) => Outcome::NotReady { reason, message },
+                    None => VolumeOutcome::Ready(found.image),
+                    Some((reason, message)) => VolumeOutcome::NotReady { reason, message },
                 }
             }
             Err(error) => {
@@ -190,18 +207,18 @@ impl Pass<'_, PoolVolume> {
             }
         };
         match outcome {
-            Outcome::Refused { .. } => self.refuse(outcome).await,
-            Outcome::Own(Own::NotGrown { .. }) => match self.write(&outcome).await? {
-                Some(_) => Ok(self.come_back(&outcome)),
+            VolumeOutcome::Refused { .. } => self.refuse(outcome).await,
+            VolumeOutcome::Own(Own::NotGrown { .. }) => match self.write(&outcome).await? {
+                Some(_) => Ok(self.retry_later(&outcome)),
                 None => Ok(Action::await_change()),
             },
             outcome => self.end(outcome).await,
         }
     }
 
-    /// Takes note of whether a thick volume has all of its blocks. Its data is there in any case.
-    fn note_allocation(&self, not_refilled: Option<&cistern_host::image::Error>) {
-        match not_refilled {
+    /// Records whether a thick volume has all of its blocks. Its data exists in any case.
+    fn note_allocation(&self, not_reallocated: Option<&cistern_host::image::Error>) {
+        match not_reallocated {
             None => self.agent.unallocated.forget(&self.name),
             Some(error) => {
                 let (volume, why) = (&self.name, Chain(error).to_string());
@@ -212,24 +229,24 @@ impl Pass<'_, PoolVolume> {
     }
 }
 
-fn refused(reason: Reason, message: String) -> Outcome {
-    Outcome::Refused { reason, message }
+fn refused(reason: Reason, message: String) -> VolumeOutcome {
+    VolumeOutcome::Refused { reason, message }
 }
 
-/// What a step on the image that failed means to the volume.
-fn failed(step: Step, error: &image::Error) -> Outcome {
+/// The outcome of a failed step on the image.
+fn failed(step: VolumeStep, error: &image::Error) -> VolumeOutcome {
     let (reason, message) = (error.reason(), Chain(error).to_string());
     match step {
-        // The disk does not have what the ledger had promised, and the image is as it was.
-        Step::Grow if error.is_no_space() => Outcome::Own(Own::GrowthRefused {
+        // The disk lacks the space that the ledger reserved, and the image is unchanged.
+        VolumeStep::Grow if error.is_no_space() => VolumeOutcome::Own(Own::GrowthRefused {
             reason: Reason::NoSpace,
             message,
         }),
-        Step::Grow if reason == Reason::ProvisioningFailed => {
-            Outcome::Own(Own::NotGrown { message })
+        VolumeStep::Grow if reason == Reason::ProvisioningFailed => {
+            VolumeOutcome::Own(Own::NotGrown { message })
         }
-        // Nothing was made, and trying again makes nothing.
-        Step::Make
+        // Nothing was made, and a retry would fail in the same way.
+        VolumeStep::Make
             if matches!(
                 reason,
                 Reason::SourceMissing | Reason::TooManyExtents | Reason::TooLargeToCheck
@@ -237,12 +254,12 @@ fn failed(step: Step, error: &image::Error) -> Outcome {
         {
             refused(reason, message)
         }
-        Step::Rest
-        | Step::Admit
-        | Step::Make
-        | Step::AdmitGrowth
-        | Step::Grow
-        | Step::Keep
-        | Step::Reclaim => Outcome::NotReady { reason, message },
+        VolumeStep::Rest
+        | VolumeStep::Admit
+        | VolumeStep::Make
+        | VolumeStep::AdmitGrowth
+        | VolumeStep::Grow
+        | VolumeStep::Keep
+        | VolumeStep::Reclaim => VolumeOutcome::NotReady { reason, message },
     }
 }

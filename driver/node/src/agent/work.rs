@@ -1,9 +1,9 @@
-//! Passes: every kind of custom resource has a queue of objects to pass over, filled by its watch and
-//! by whoever asks.
+//! The work queues: each kind of custom resource has a queue of objects to reconcile, which its watch
+//! and the rest of the agent fill.
 //!
-//! *Invariant:* an object is passed over by one pass at a time, and by none on a copy that is older than
-//! the agent's own last write. A status is written only to the object that it was made from: the write
-//! says which version that was.
+//! *Invariant:* one reconcile of an object runs at a time, and none on a copy that is older than
+//! the agent's own last write. A status is written only to the object that it was made from: the
+//! write is guarded by its resource version.
 
 use std::{
     fmt,
@@ -30,17 +30,18 @@ use serde::{Serialize, de::DeserializeOwned};
 use tokio::{sync::mpsc, time::timeout};
 
 use super::{
-    Agent, blocking,
+    Agent,
     desired::{Changes, Guarded, name, readable},
-    metrics::PassOutcome,
+    metrics::ReconcileResult,
 };
+use crate::blocking;
 
-/// How long to wait before an object that failed is tried again: at first, and at most.
+/// First and longest wait before a failed object is retried.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_mins(2));
-/// How long the API server may take for a write.
+/// Deadline for a write to the API server.
 const WRITE_DEADLINE: Duration = Duration::from_secs(30);
-/// When to look again at an object whose copy is older than the agent's own write. The event that
-/// delivers the write comes sooner; after a list there may be none.
+/// When to retry an object whose copy is older than the agent's own write. The event that delivers
+/// the write comes sooner; after a list there may be none.
 const STALE: Duration = Duration::from_secs(5);
 
 /// A kind of custom resource whose status the agent writes.
@@ -54,59 +55,59 @@ pub trait Kind:
     + Sync
     + 'static
 {
-    /// As people call it.
+    /// Name of the kind in messages.
     const NOUN: &'static str;
-    /// What people delete to be rid of it.
+    /// The object that users delete to remove it.
     const CLAIM: &'static str;
 
-    /// Name of the pool that a pass over the object works in; none where it is not one.
+    /// Name of the pool that a reconcile works in; None if it is not one pool.
     fn pool(&self) -> Option<&str>;
 
-    /// What the agent has for the kind.
+    /// The work queue of the kind.
     fn work(agent: &Agent) -> &Work<Self>;
 
-    /// One pass over one object: makes what it asks for true, and says when to come back.
-    fn pass(agent: &Agent, object: &Self) -> impl Future<Output = Result<Action, Error>>;
+    /// Reconciles one object and returns when to reconcile it again.
+    fn reconcile(agent: &Agent, object: &Self) -> impl Future<Output = Result<Action, Error>>;
 
-    /// Takes note that an object is gone.
+    /// Handles the deletion of an object.
     fn gone(agent: &Agent, name: &str);
 }
 
-/// What the agent has for one kind.
+/// The work queue of one kind.
 #[derive(Debug)]
 pub struct Work<K: Kind> {
-    /// The kind at the API server.
+    /// Client for the kind.
     pub(super) api: Api<K>,
-    /// When to come back to objects that failed.
+    /// Waits of failed objects.
     pub(super) retries: Retries<String>,
     copies: Store<Guarded<K>>,
     own_writes: Arc<OwnWrites>,
     queue: mpsc::UnboundedSender<String>,
 }
 
-/// Names of objects for which somebody asks for a pass.
+/// Names of enqueued objects.
 pub type Requests = mpsc::UnboundedReceiver<String>;
 
-/// Why a pass was not finished. It is tried again.
+/// The reason why a reconcile failed. It is retried.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The API server did not take the status, or did not say whether it did.
+    /// The API server rejected the status, or its answer is unknown.
     #[error("cannot write the status of {object}")]
     Write {
         /// Kind and name.
         object: String,
-        /// What it said.
+        /// The answer of the API server.
         #[source]
         source: Box<kube::Error>,
     },
-    /// The API server did not answer, and may have taken the status or not.
-    #[error("the API server does not answer to the status of {object}")]
+    /// The API server did not answer. The status may be written or not.
+    #[error("the API server does not answer the status write of {object}")]
     Silent {
         /// Kind and name.
         object: String,
     },
-    /// The work on the disk ended in a panic.
-    #[error("the work on {object} broke off")]
+    /// The work on the disk panicked.
+    #[error("the work on {object} panicked")]
     Broken {
         /// Kind and name.
         object: String,
@@ -117,7 +118,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the API server said no, so that nothing of the write remains.
+    /// Whether the API server rejected the write, so that nothing of it remains.
     pub(super) fn was_refused(&self) -> bool {
         match self {
             Self::Write { source, .. } => match Rejection::from(&**source) {
@@ -134,7 +135,7 @@ impl Error {
 }
 
 impl<K: Kind> Work<K> {
-    /// For a kind that nothing was asked of yet.
+    /// Creates an empty work queue.
     pub(super) fn new(
         client: &Client,
         copies: Store<Guarded<K>>,
@@ -151,13 +152,13 @@ impl<K: Kind> Work<K> {
         (work, requests)
     }
 
-    /// Asks for a pass over an object soon.
-    pub fn touch(&self, name: &str) {
-        // The receiver goes only with the process.
+    /// Enqueues an object.
+    pub fn enqueue(&self, name: &str) {
+        // The receiver lives as long as the process.
         let _ = self.queue.send(name.to_owned());
     }
 
-    /// Writes the status of an object. None when the object is not what it was.
+    /// Writes the status of an object. Returns None when the object has changed.
     pub(super) async fn write(&self, object: &K) -> Result<Option<K>, Error> {
         let parameters = PostParams {
             field_manager: Some(AGENT_MANAGER.to_owned()),
@@ -177,7 +178,11 @@ impl<K: Kind> Work<K> {
             Err(error) => match Rejection::from(&error) {
                 Rejection::NotFound | Rejection::Conflict => {
                     let version = object.resource_version();
-                    tracing::debug!(object = named, version, "the object has changed meanwhile");
+                    tracing::debug!(
+                        object = named,
+                        version,
+                        "the object has changed, the status is not written"
+                    );
                     Ok(None)
                 }
                 Rejection::AlreadyExists
@@ -192,50 +197,50 @@ impl<K: Kind> Work<K> {
     }
 }
 
-/// Kind and name of an object, for people.
+/// Kind and name of an object, for messages.
 pub(super) fn named<K: Kind>(object: &K) -> String {
     format!("{} {}", K::NOUN, object.name_any())
 }
 
-/// Runs a pass over every object of a kind that changed, that asked for it, or whose wait is over.
+/// Reconciles every object of a kind that changed, was enqueued, or whose wait is over.
 pub(super) async fn run<K: Kind>(
     agent: Arc<Agent>,
     store: Store<Guarded<K>>,
     changes: Changes<Guarded<K>>,
     requests: Requests,
 ) {
-    let passes = applier(
-        |object, agent: Arc<Agent>| Box::pin(pass::<K>(object, agent)),
+    let reconciles = applier(
+        |object, agent: Arc<Agent>| Box::pin(reconcile_cached::<K>(object, agent)),
         |object: Arc<Guarded<K>>, error: &Error, agent: Arc<Agent>| {
             let name = name(&object);
             let wait = K::work(&agent).retries.failed(name.clone());
-            tracing::warn!(kind = K::NOUN, name, error = %Chain(error), ?wait, "a pass failed");
+            tracing::warn!(kind = K::NOUN, name, error = %Chain(error), ?wait, "the reconcile failed");
             Action::requeue(wait)
         },
         Arc::clone(&agent),
         store,
         queue(changes, requests),
-        // Without a limit of its own: the pools' lanes have one each.
+        // No limit of its own: each pool has a limit.
         controller::Config::default(),
     );
-    passes
+    reconciles
         .for_each(|result| {
             match result {
                 Ok(_) | Err(controller::Error::ReconcilerFailed(..)) => {}
-                // It is gone; what it left on the disk is found by a look.
+                // The object is gone. A reconcile of the pools finds what it left on the disk.
                 Err(controller::Error::ObjectNotFound(object)) => {
                     K::work(&agent).retries.forget(&object.name);
                     K::gone(&agent, &object.name);
-                    agent.look.notify_one();
+                    agent.reconcile_pools.notify_one();
                     agent.report.request();
                 }
                 Err(controller::Error::QueueError(error)) => {
                     let error = watches::explain::<K>(&error);
-                    tracing::warn!(kind = %K::kind(&()), error, "watch failed, it is tried again");
+                    tracing::warn!(kind = %K::kind(&()), error, "watch failed, retrying");
                 }
                 Err(error) => {
                     let kind = K::NOUN;
-                    tracing::warn!(kind, error = %Chain(&error), "no pass could be begun");
+                    tracing::warn!(kind, error = %Chain(&error), "cannot start a reconcile");
                 }
             }
             std::future::ready(())
@@ -243,53 +248,56 @@ pub(super) async fn run<K: Kind>(
         .await;
 }
 
-async fn pass<K: Kind>(object: Arc<Guarded<K>>, agent: Arc<Agent>) -> Result<Action, Error> {
-    // Before it nobody knows which pools there are.
-    agent.looked().await;
-    // The copy that came may be older than what is cached by now.
+async fn reconcile_cached<K: Kind>(
+    object: Arc<Guarded<K>>,
+    agent: Arc<Agent>,
+) -> Result<Action, Error> {
+    // Before that the pools are unknown.
+    agent.pools_reconciled().await;
+    // The received copy may be older than the cached one.
     let name = name(&object);
     let copies = &K::work(&agent).copies;
     let copy = || copies.get(&ObjectRef::new(&name));
     let object = match agent.desired.own_writes().read(copy) {
         Ok(Some(object)) => object,
-        // Its deletion brings us back.
+        // Its deletion triggers the next reconcile.
         Ok(None) => return Ok(Action::await_change()),
         Err(Stale) => return Ok(Action::requeue(STALE)),
     };
     if let Some(object) = readable(&object) {
         let began = Instant::now();
-        let result = in_pool(&agent, object, K::pass(&agent, object)).await;
+        let result = in_pool(&agent, object, K::reconcile(&agent, object)).await;
         let is_failing = || K::work(&agent).retries.has_failed(&name);
         let outcome = match &result {
-            Err(_) => PassOutcome::failed,
-            Ok(_) if is_failing() => PassOutcome::not_as_desired,
-            Ok(_) => PassOutcome::done,
+            Err(_) => ReconcileResult::failed,
+            Ok(_) if is_failing() => ReconcileResult::retried,
+            Ok(_) => ReconcileResult::done,
         };
-        agent.passes.ended(K::NOUN, outcome, began);
+        agent.reconcile_metrics.ended(K::NOUN, outcome, began);
         return result;
     }
     tracing::error!(
         kind = K::NOUN,
         name,
-        "the object cannot be read and is left alone"
+        "cannot read the object, it is left unchanged"
     );
-    // Pools take nothing new as long as nobody knows what this one takes.
+    // Pools take no new objects while the size of this one is unknown.
     agent.report.request();
     Ok(Action::await_change())
 }
 
-/// A pass over an object, as long as its pool can be used: what it does on a disk that hangs may never
-/// end, and goes on by itself.
+/// Reconciles an object while its pool is usable. Work on a hanging disk may never end, and
+/// continues in the background.
 async fn in_pool<K: Kind>(
     agent: &Agent,
     object: &K,
-    pass: impl Future<Output = Result<Action, Error>>,
+    reconciliation: impl Future<Output = Result<Action, Error>>,
 ) -> Result<Action, Error> {
     let Some(pool) = object.pool() else {
-        return pass.await;
+        return reconciliation.await;
     };
     tokio::select! {
-        done = pass => done,
+        done = reconciliation => done,
         () = agent.pools.lost(pool) => Ok(Action::requeue(Duration::ZERO)),
     }
 }

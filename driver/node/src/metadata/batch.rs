@@ -1,21 +1,21 @@
-//! A walk in batches.
+//! Divides a walk into batches.
 //!
-//! *Invariant:* no more is in memory than one batch and what one look finds, however many ranges
-//! there are and however slowly they are taken.
+//! *Invariant:* memory holds at most one batch and the result of one probe, however many ranges there
+//! are and however slowly the caller reads.
 
 use std::{collections::VecDeque, ops::Range};
 
 use futures::{StreamExt as _, TryStreamExt as _, stream, stream::BoxStream};
 
 use super::{Error, Walk};
-use crate::agent::blocking::on_host;
+use crate::blocking::on_host;
 
-/// After how many looks it is seen again whether anybody still wants to know. One takes less than a
+/// Probes of the image between two checks whether the caller still reads. A probe takes less than a
 /// millisecond.
-const LOOKS: usize = 32;
+const PROBES: usize = 32;
 
-/// The ranges of a walk in batches of `most`; the last has fewer, and none is empty. Each is made
-/// when it is asked for, on a thread of its own.
+/// The ranges of a walk in batches of `most`. The last batch may be smaller, and no batch is empty. Each
+/// is read on request, on a thread of its own.
 pub fn stream(walk: Walk, most: usize) -> BoxStream<'static, Result<Vec<Range<u64>>, Error>> {
     let batches = Batches {
         walk,
@@ -44,9 +44,9 @@ struct Batches {
 }
 
 impl Batches {
-    /// The next batch, empty when it takes longer; none at the end.
+    /// The next batch; empty if it takes longer, None at the end.
     fn fill(&mut self) -> Result<Option<Vec<Range<u64>>>, Error> {
-        for _ in 0..LOOKS {
+        for _ in 0..PROBES {
             if self.has_ended || self.found.len() >= self.most {
                 break;
             }

@@ -8,10 +8,9 @@ use kube::{Api, Client};
 use tokio::time::timeout;
 
 use super::{Error, Snapshot, Snapshots, Walk};
-use crate::agent::{Agent, desired::readable, pools::Found};
+use crate::agent::{Agent, desired::readable, pools::PoolAvailability};
 
-/// How long a call waits for the agent to have looked at the pools after a start, and for the API
-/// server.
+/// How long a call waits for the first reconcile of the pools after a start, and for the API server.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The snapshots of one node.
@@ -22,7 +21,7 @@ pub struct OnNode {
 }
 
 impl OnNode {
-    /// The snapshots that an agent keeps.
+    /// The snapshots of an agent.
     pub fn new(agent: Arc<Agent>, client: Client) -> Self {
         Self {
             agent,
@@ -30,7 +29,7 @@ impl OnNode {
         }
     }
 
-    /// A snapshot from the API server: it is younger than what the watch shows, or another node's.
+    /// Reads a snapshot from the API server, for one that is newer than the watch or on another node.
     async fn fetch(&self, id: &str) -> Result<Snapshot, Error> {
         let silent = |source: Box<dyn std::error::Error + Send + Sync>| Error::Api {
             snapshot: id.to_owned(),
@@ -61,10 +60,13 @@ impl Snapshots for OnNode {
                     node: None,
                 });
             }
-            if timeout(PATIENCE, self.agent.looked()).await.is_err() {
+            if timeout(PATIENCE, self.agent.pools_reconciled())
+                .await
+                .is_err()
+            {
                 return Err(Error::NotReady {
                     snapshot: id.to_owned(),
-                    why: "the node plugin has just started and has not looked at its pools yet"
+                    why: "the node plugin has just started and has not reconciled its pools yet"
                         .to_owned(),
                 });
             }
@@ -86,16 +88,16 @@ impl Snapshots for OnNode {
             snapshot: target.id.clone(),
             why,
         };
-        let look = self.agent.pools.get(&target.pool);
-        let pool = match look.as_ref().map(|look| &look.found) {
-            Some(Found::Usable(usable)) => &usable.pool,
-            Some(Found::Unusable { message, .. }) => {
+        let pool_state = self.agent.pools.get(&target.pool);
+        let pool = match pool_state.as_ref().map(|pool_state| &pool_state.found) {
+            Some(PoolAvailability::Usable(usable)) => &usable.pool,
+            Some(PoolAvailability::Unusable { message, .. }) => {
                 return Err(not_ready(format!(
                     "its pool {} cannot be used: {message}",
                     target.pool
                 )));
             }
-            Some(Found::Gone) | None => {
+            Some(PoolAvailability::Gone) | None => {
                 return Err(not_ready(format!(
                     "this node does not carry its pool {}",
                     target.pool

@@ -1,11 +1,11 @@
-//! The service over walks that are written down.
+//! Streams over scripted walks.
 
 use std::{
     io, iter,
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use cistern_crds::{ConditionType, Reason, condition::Finding};
+use cistern_crds::{ConditionType, Reason, condition::ConditionUpdate};
 use cistern_host::Cause;
 use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _};
 use proptest::prelude::*;
@@ -27,11 +27,11 @@ fn snapshot(id: &str) -> Snapshot {
     }
 }
 
-/// Snapshots `<volume>-<second>`, in which all the same looks are found.
+/// Snapshots named `<volume>-<second>`, each of which returns the same probes.
 #[derive(Debug)]
 struct Written {
-    looks: Vec<Vec<Range<u64>>>,
-    /// Whether the walk breaks off behind them.
+    probes: Vec<Vec<Range<u64>>>,
+    /// Whether the walk fails after them.
     fails: bool,
     taken: Arc<AtomicUsize>,
 }
@@ -50,9 +50,9 @@ impl Snapshots for Written {
 
     fn walk(&self, _: Option<&Snapshot>, _: &Snapshot, from: u64) -> Result<Walk, Error> {
         let taken = Arc::clone(&self.taken);
-        let looks = self.looks.clone().into_iter().map(move |look| {
+        let probes = self.probes.clone().into_iter().map(move |probe| {
             taken.fetch_add(1, Ordering::SeqCst);
-            Ok(look.into_iter().filter(|range| range.end > from).collect())
+            Ok(probe.into_iter().filter(|range| range.end > from).collect())
         });
         let failure = self.fails.then(|| {
             Err(image::Error::Failed {
@@ -61,14 +61,14 @@ impl Snapshots for Written {
                 source: Cause::from(io::Error::from_raw_os_error(5)),
             })
         });
-        Ok(Box::new(looks.chain(failure)))
+        Ok(Box::new(probes.chain(failure)))
     }
 }
 
-fn metadata(looks: Vec<Vec<Range<u64>>>, fails: bool) -> (Metadata, Arc<AtomicUsize>) {
+fn metadata(probes: Vec<Vec<Range<u64>>>, fails: bool) -> (Metadata, Arc<AtomicUsize>) {
     let taken = Arc::new(AtomicUsize::new(0));
     let written = Written {
-        looks,
+        probes,
         fails,
         taken: Arc::clone(&taken),
     };
@@ -84,10 +84,10 @@ fn query(base: Option<&str>, target: &str) -> Query {
     }
 }
 
-/// Looks with a range each, apart from each other.
+/// Probes with one range each, all disjoint.
 fn single(count: u64) -> Vec<Vec<Range<u64>>> {
     (0..count)
-        .map(|look| iter::once(look * 8192..look * 8192 + 4096).collect())
+        .map(|probe| iter::once(probe * 8192..probe * 8192 + 4096).collect())
         .collect()
 }
 
@@ -95,16 +95,20 @@ fn single(count: u64) -> Vec<Vec<Range<u64>>> {
 #[tokio::test]
 async fn mdd_04_mdd_07_only_an_earlier_snapshot_of_the_same_volume_is_compared_with() {
     let (metadata, _) = metadata(Vec::new(), false);
-    let told =
-        async |base: &str, target: &str| metadata.tell(query(Some(base), target)).await.err();
-    assert!(told("a-10", "a-20").await.is_none());
-    assert!(told("a-10", "a-10").await.is_none(), "MDD-09");
+    let stream = async |base: &str, target: &str| {
+        metadata
+            .stream_ranges(query(Some(base), target))
+            .await
+            .err()
+    };
+    assert!(stream("a-10", "a-20").await.is_none());
+    assert!(stream("a-10", "a-10").await.is_none(), "MDD-09");
     for (base, target) in [("a-20", "a-10"), ("a-10", "b-20")] {
-        let error = told(base, target).await.unwrap();
+        let error = stream(base, target).await.unwrap();
         assert!(matches!(error, Error::NotComparable { .. }), "{error}");
     }
     for (base, target) in [("unknown", "a-10"), ("a-10", "unknown")] {
-        let error = told(base, target).await.unwrap();
+        let error = stream(base, target).await.unwrap();
         assert!(matches!(error, Error::NotFound { .. }), "{error}");
     }
 }
@@ -112,33 +116,33 @@ async fn mdd_04_mdd_07_only_an_earlier_snapshot_of_the_same_volume_is_compared_w
 #[tokio::test]
 async fn smd_11_smd_13_a_stream_begins_at_any_byte_up_to_the_end() {
     let (metadata, _) = metadata(single(2), false);
-    let told = async |from| {
+    let stream = async |from| {
         let query = Query {
             from,
             ..query(None, "a-10")
         };
-        let told = metadata.tell(query).await?;
-        told.batches.try_collect::<Vec<_>>().await
+        let stream = metadata.stream_ranges(query).await?;
+        stream.batches.try_collect::<Vec<_>>().await
     };
-    assert_eq!(told(0).await.unwrap().concat().len(), 2);
-    assert_eq!(told(4096).await.unwrap().concat().len(), 1);
-    assert!(told(SIZE).await.unwrap().is_empty());
-    let error = told(SIZE + 1).await.unwrap_err();
+    assert_eq!(stream(0).await.unwrap().concat().len(), 2);
+    assert_eq!(stream(4096).await.unwrap().concat().len(), 1);
+    assert!(stream(SIZE).await.unwrap().is_empty());
+    let error = stream(SIZE + 1).await.unwrap_err();
     assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
 }
 
 #[tokio::test]
-async fn smd_02_a_stream_that_breaks_off_says_so() {
+async fn smd_02_a_stream_that_fails_ends_with_the_error() {
     let (metadata, _) = metadata(single(4), true);
-    let told = metadata.tell(query(None, "a-10")).await.unwrap();
-    let batches: Vec<_> = told.batches.collect().await;
+    let stream = metadata.stream_ranges(query(None, "a-10")).await.unwrap();
+    let batches: Vec<_> = stream.batches.collect().await;
     let (last, before) = batches.split_last().unwrap();
     assert!(matches!(last, Err(Error::Image(_))), "{last:?}");
     assert!(before.iter().all(Result::is_ok));
 }
 
 #[tokio::test]
-async fn smd_02_a_panic_does_not_end_a_stream_as_if_all_was_told() {
+async fn smd_02_a_panic_does_not_end_a_stream_as_if_it_was_complete() {
     let walk = iter::repeat_with(|| panic!("in the test"));
     let batches: Vec<_> = batch::stream(Box::new(walk), 3).collect().await;
     assert!(
@@ -148,27 +152,31 @@ async fn smd_02_a_panic_does_not_end_a_stream_as_if_all_was_told() {
 }
 
 #[tokio::test]
-async fn smd_03_nothing_is_looked_at_that_is_not_asked_for() {
+async fn smd_03_nothing_is_read_that_is_not_requested() {
     let (metadata, taken) = metadata(single(100), false);
-    let mut told = metadata.tell(query(None, "a-10")).await.unwrap();
+    let mut stream = metadata.stream_ranges(query(None, "a-10")).await.unwrap();
     assert_eq!(taken.load(Ordering::SeqCst), 0);
-    told.batches.next().await.unwrap().unwrap();
-    drop(told);
+    stream.batches.next().await.unwrap().unwrap();
+    drop(stream);
     assert_eq!(taken.load(Ordering::SeqCst), 3);
 }
 
 #[tokio::test]
 async fn smd_10_the_size_is_the_snapshots() {
     let (metadata, _) = metadata(Vec::new(), false);
-    let told = metadata.tell(query(Some("a-10"), "a-20")).await.unwrap();
-    assert_eq!(told.size, Bytes(SIZE));
+    let stream = metadata
+        .stream_ranges(query(Some("a-10"), "a-20"))
+        .await
+        .unwrap();
+    assert_eq!(stream.size, Bytes(SIZE));
 }
 
 #[test]
-fn a_snapshot_is_read_once_it_is_ready_and_until_it_is_to_go() {
+fn a_snapshot_can_be_read_from_ready_until_its_deletion_is_requested() {
     let mut object = ready_snapshot();
     let set = |object: &mut PoolSnapshot, is_ready: bool| {
-        let finding = Finding::new(ConditionType::Ready, is_ready, Reason::PoolNotReady, "x");
+        let finding =
+            ConditionUpdate::new(ConditionType::Ready, is_ready, Reason::PoolNotReady, "x");
         let status = object.status.as_mut().unwrap();
         cistern_crds::condition::set(&mut status.conditions, &finding, None, at(0));
     };
@@ -196,17 +204,17 @@ fn a_snapshot_is_read_once_it_is_ready_and_until_it_is_to_go() {
 proptest! {
     // Shows: SMD-08.
     #[test]
-    fn smd_01_batches_hold_all_that_is_found_in_order_and_no_more_than_was_asked(
-        looks in prop::collection::vec(0..5_u64, 0..80),
+    fn smd_01_batches_hold_all_ranges_in_order_and_at_most_the_requested_number(
+        probes in prop::collection::vec(0..5_u64, 0..80),
         most in 1..9_usize,
     ) {
         let mut next = 0..;
-        let looks: Vec<Vec<Range<u64>>> = looks
+        let probes: Vec<Vec<Range<u64>>> = probes
             .into_iter()
             .map(|count| next.by_ref().take(usize::try_from(count).unwrap()).map(|n| n * 2..n * 2 + 1).collect())
             .collect();
-        let all = looks.concat();
-        let walk: Walk = Box::new(looks.into_iter().map(Ok));
+        let all = probes.concat();
+        let walk: Walk = Box::new(probes.into_iter().map(Ok));
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let batches: Vec<_> =
             runtime.block_on(batch::stream(walk, most).try_collect()).unwrap();

@@ -1,13 +1,13 @@
-//! Staging a volume whose filesystem has to be checked in full, or grown, before it is mounted.
+//! Stages a volume whose filesystem must be checked in full, or grown, before it is mounted.
 //!
 //! ```text
-//! stage ─▶ needs a check ─▶ waits for its turn, runs: as long as it takes ─▶ what came of it
-//!   ▲                                                                             │
-//!   └──────── the same call if that takes a moment, or else kubelet's next ◀──────┘
+//! stage ─▶ needs a check ─▶ waits for its turn, runs as long as it takes ─▶ outcome
+//!   ▲                                                                        │
+//!   └────────── the same call if the check is short, else kubelet's next ◀───┘
 //! ```
 //!
-//! *Invariant:* a check outlives the call that asked for it and mounts nothing: by then the pod may be
-//! gone.
+//! *Invariant:* a check continues after the call that started it, and mounts nothing, because the pod
+//! may be gone by then.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,12 +16,10 @@ use cistern_host::{Checking, Content, Staged, grow, image, mounting as host};
 use tokio::time::timeout;
 
 use super::{Error, LOCK_PATIENCE, Mounter, Stage, stage_request, unfit};
-use crate::agent::{
-    blocking::{on_host, to_its_end},
-    checks::{self, Outcome, Ticket},
-};
+use crate::agent::checks::{self, CheckOutcome, Ticket};
+use crate::blocking::{on_host, to_its_end};
 
-/// How long a call waits for a check: most take a moment.
+/// How long a call waits for a check. Most checks are shorter.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 impl Mounter {
@@ -35,20 +33,20 @@ impl Mounter {
         let volume = request.volume.clone();
         if let Some(ticket) = self.agent.checks.begin(&volume) {
             let check = self.clone().check(ticket, request.clone());
-            // Where it broke off, staging finds that out.
+            // If it panicked, staging fails with the same need for a check.
             let _ = timeout(PATIENCE, to_its_end(check)).await;
         }
         self.is_not_checked(&volume)?;
         self.stage_now(request).await
     }
 
-    /// An error that says how far it is while a volume's filesystem is being checked.
+    /// Fails with the progress while a volume's filesystem is being checked.
     fn is_not_checked(&self, volume: &str) -> Result<(), Error> {
-        match self.agent.checks.stage(volume) {
-            checks::Stage::None => Ok(()),
-            stage => Err(Error::Checking {
+        match self.agent.checks.progress(volume) {
+            checks::CheckProgress::None => Ok(()),
+            progress => Err(Error::Checking {
                 volume: volume.to_owned(),
-                why: checks::finding(stage).message,
+                why: checks::finding(progress).message,
             }),
         }
     }
@@ -56,27 +54,27 @@ impl Mounter {
     /// Checks a volume's filesystem when it is its turn.
     async fn check(self, ticket: Ticket, request: Stage) {
         let agent = Arc::clone(&self.agent);
-        agent.touch(&request.volume);
+        agent.enqueue(&request.volume);
         let ticket = Arc::new(ticket);
         let outcome = match self.check_in_turn(&ticket, &request).await {
-            Ok(Ok(())) => Outcome::Fit,
-            Ok(Err(error)) => Outcome::NotGrown(Chain(&error).to_string()),
+            Ok(Ok(())) => CheckOutcome::Fit,
+            Ok(Err(error)) => CheckOutcome::NotGrown(Chain(&error).to_string()),
             Err(error) => {
                 let why = Chain(&error).to_string();
                 tracing::warn!(volume = request.volume, error = why, "the check failed");
                 match unfit(&error) {
-                    Some(reason) => Outcome::Unfit { reason, why },
-                    None => Outcome::Failed(why),
+                    Some(reason) => CheckOutcome::Unfit { reason, why },
+                    None => CheckOutcome::Failed(why),
                 }
             }
         };
-        if let Outcome::Unfit { reason, why } = &outcome {
+        if let CheckOutcome::Unfit { reason, why } = &outcome {
             agent.damage.damaged(&request.volume, *reason, why.clone());
         }
         if let Some(ticket) = Arc::into_inner(ticket) {
             ticket.end(outcome);
         }
-        agent.touch(&request.volume);
+        agent.enqueue(&request.volume);
     }
 
     async fn check_in_turn(
@@ -87,27 +85,27 @@ impl Mounter {
         let agent = Arc::clone(&self.agent);
         let turn = agent
             .checks
-            .lane
+            .queue
             .turn(&self.namespace(&request.volume))
             .await;
         let guard = self.agent.locks.lock_within(&request.volume, LOCK_PATIENCE);
         let guard = guard.await.ok_or_else(|| Error::Busy {
             volume: request.volume.clone(),
         })?;
-        // As it is now: it may have waited for hours.
+        // Reads the volume again, because the wait may have taken hours.
         let volume = self.volume(&request.volume).await?;
         let pool = self.pool(&volume).await?;
         let Content::Filesystem { filesystem, uuid } = volume.content else {
             return Ok(Ok(()));
         };
         ticket.run((agent.now)());
-        agent.touch(&request.volume);
+        agent.enqueue(&request.volume);
         let (id, ticket, request) = (request.volume.clone(), Arc::clone(ticket), request.clone());
         let checked = on_host((turn, guard), move || {
             let options = request.usage.options(filesystem)?;
             let progress = |percent| {
                 if ticket.reached(percent) {
-                    agent.touch(&request.volume);
+                    agent.enqueue(&request.volume);
                 }
             };
             let checking = Checking::Now(&progress);
@@ -120,7 +118,7 @@ impl Mounter {
             .map_err(|source| Error::Broken { volume: id, source })?
     }
 
-    /// The namespace of a volume's claim; empty where nobody said which.
+    /// The namespace of a volume's claim; empty if it is unknown.
     fn namespace(&self, volume: &str) -> String {
         let object = self.agent.desired.volume(volume);
         let volume = object.as_deref().and_then(crate::agent::desired::readable);
@@ -139,22 +137,24 @@ pub(super) fn is_needed(error: &Error) -> bool {
     )
 }
 
-/// What staging came to, given what had come of the check before it: why the filesystem has not grown
-/// is known from there, and a check that would only be repeated is answered from there.
+/// Combines the result of staging with the outcome of the check before it: the reason why the
+/// filesystem has not grown, and the error instead of another check that would fail in the same way.
 pub(super) fn with(
     volume: &str,
     staged: Result<Option<Staged>, Error>,
-    checked: Option<Outcome>,
+    checked: Option<CheckOutcome>,
 ) -> Result<Option<(Staged, Option<String>)>, Error> {
     let volume = || volume.to_owned();
     match (staged, checked) {
-        (Ok(staged), Some(Outcome::NotGrown(why))) => Ok(staged.map(|staged| (staged, Some(why)))),
+        (Ok(staged), Some(CheckOutcome::NotGrown(why))) => {
+            Ok(staged.map(|staged| (staged, Some(why))))
+        }
         (Ok(staged), _) => Ok(staged.map(|staged| (staged, None))),
-        (Err(error), Some(Outcome::Unfit { why, .. })) if is_needed(&error) => {
+        (Err(error), Some(CheckOutcome::Unfit { why, .. })) if is_needed(&error) => {
             let volume = volume();
             Err(Error::Refused { volume, why })
         }
-        (Err(error), Some(Outcome::Failed(why))) if is_needed(&error) => {
+        (Err(error), Some(CheckOutcome::Failed(why))) if is_needed(&error) => {
             let volume = volume();
             Err(Error::NotChecked { volume, why })
         }

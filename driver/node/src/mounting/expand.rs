@@ -1,4 +1,4 @@
-//! Growing a volume where it is in use: the second half of an expansion, after its image has grown.
+//! Grows a volume in use: the second half of an expansion, after its image has grown.
 
 use std::path::PathBuf;
 
@@ -7,31 +7,31 @@ use cistern_crds::Bytes;
 use cistern_host::{ExpandRequest, grow};
 use futures::FutureExt as _;
 
-use super::{Mounter, finished, usage::Usage};
-use crate::agent::blocking::on_host;
+use super::{Mounter, finished};
+use crate::{blocking::on_host, usage::Usage};
 
-/// Which volume is to have all of its image, and where it is in use.
+/// A request to grow the device and filesystem of a volume to its image.
 #[derive(Clone, Debug)]
 pub struct Expand {
     /// The volume id.
     pub volume: String,
-    /// Where it is staged or published; none for what cannot be a path.
+    /// Path where it is staged or published; None if the request has no valid path.
     pub path: Option<PathBuf>,
-    /// What it is to have at least.
+    /// Minimum size.
     pub required: Bytes,
-    /// What it may have at most, where that is said.
+    /// Maximum size, if given.
     pub limit: Option<Bytes>,
-    /// How it is used, where that is said.
+    /// Its usage, if given.
     pub usage: Option<Usage>,
 }
 
 /// Why a volume did not grow.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It cannot be worked on.
+    /// The volume cannot be used.
     #[error(transparent)]
     Mounting(#[from] super::Error),
-    /// It is not of the kind that the caller takes it for (NEV-05).
+    /// The volume does not match the `volume_capability` of the request (NEV-05).
     #[error("volume {volume} is not as volume_capability says: {why}")]
     OtherWay {
         /// The volume.
@@ -39,19 +39,19 @@ pub enum Error {
         /// What differs.
         why: String,
     },
-    /// It is not where the caller says (NEV-14).
+    /// The `volume_path` of the request is not an absolute path (NEV-14).
     #[error("volume {volume} cannot be at volume_path, which is not an absolute path")]
     NoPath {
         /// The volume.
         volume: String,
     },
-    /// Its loop device or its filesystem did not grow.
+    /// The loop device or the filesystem did not grow.
     #[error(transparent)]
     Grow(#[from] grow::Error),
 }
 
 impl Mounter {
-    /// Gives a volume in use all of its image, and says how large it is then.
+    /// Grows a volume in use to its image, and returns its new size.
     pub async fn expand(&self, request: Expand) -> Result<Bytes, Error> {
         let guard = self.lock(&request.volume).await?;
         let volume = self.volume(&request.volume).await?;
@@ -73,7 +73,7 @@ impl Mounter {
             };
             pool.expand(&request)
         });
-        // A break-off of the work is an error of its own.
+        // Keeps an error of the growth apart from a panic or timeout of the work.
         let grown = grown.map(|grown| grown.map(Ok::<_, super::Error>));
         let grown = finished(&id, grown).await?;
         match &grown {
@@ -82,7 +82,7 @@ impl Mounter {
                 let why = Chain(error).to_string();
                 self.agent.saw_filesystem(&id, Err(why));
             }
-            // The caller was wrong, or it is the pool's trouble.
+            // The request is invalid, or the pool has a problem.
             Err(_) => {}
         }
         Ok(grown?)

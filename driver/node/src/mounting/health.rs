@@ -1,7 +1,7 @@
-//! How the volumes and pools of this node are: what the agent found at its last looks, and what a path
-//! says of a volume at once.
+//! The health of the volumes and pools of this node: the agent's last observations, and the state of a
+//! volume at a path.
 //!
-//! *Invariant:* whoever asks waits for no disk, but for the deadline of a volume's numbers.
+//! *Invariant:* no call waits for a disk longer than the deadline of a volume's statistics.
 
 use std::path::PathBuf;
 
@@ -15,45 +15,45 @@ use cistern_host::{Uid, VolumeStatistics, statistics};
 use kube::ResourceExt as _;
 
 use super::{Error, Mounter, finished};
-use crate::agent::{blocking::on_host, desired::readable};
+use crate::{agent::desired::readable, blocking::on_host};
 
-/// Where a volume is, or should be, on this node; none where the caller does not say.
+/// The paths of a volume on this node; None for a path that the caller did not give.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Places {
-    /// Where it is mounted once for the node.
+pub struct VolumePaths {
+    /// Staging path.
     pub staging: Option<PathBuf>,
-    /// Where a pod finds it.
+    /// Target path of a pod.
     pub published: Option<PathBuf>,
 }
 
-/// The numbers of a volume, if its filesystem tells them, and what is wrong with it.
+/// The statistics of a volume, if its filesystem answers, and its problems.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Examined {
-    /// None where the filesystem does not answer, or answers with an error.
+    /// None if the filesystem does not answer or returns an error.
     pub statistics: Option<VolumeStatistics>,
-    /// Empty where nothing is known to be wrong.
+    /// Known problems.
     pub problems: Vec<VolumeProblem>,
 }
 
 impl Mounter {
-    /// What is wrong with each pool of this node, by name.
+    /// The problems of each pool of this node, by name.
     pub fn pools_health(&self) -> Vec<(String, Vec<PoolProblem>)> {
         self.agent.health.pools().into_iter().collect()
     }
 
-    /// What is wrong with a volume of this node, whether or not it was ever given to a pod (NVH-05).
+    /// The problems of a volume of this node, whether or not it was ever published (NVH-05).
     pub async fn volume_health(
         &self,
         volume: &str,
-        places: Places,
+        paths: VolumePaths,
     ) -> Result<Vec<VolumeProblem>, Error> {
         let object = self.object(volume).await?;
         let mut problems = self.agent.health.of_volume(volume);
         let reason = Reason::MountMissing;
         let is_known = problems.iter().any(|p| p.reason == reason.as_str());
-        if !is_known && let Some(missing) = self.missing(&object, places).await? {
+        if !is_known && let Some(missing) = self.missing(&object, paths).await? {
             let message = format!(
-                "it is not at {}: stop its pods on this node, so that it is staged and published anew",
+                "it is not at {}: stop its pods on this node, so that it is staged and published again",
                 missing.display()
             );
             problems.push(self.inaccessible(reason, message));
@@ -61,9 +61,9 @@ impl Mounter {
         Ok(problems)
     }
 
-    /// The space of a volume at a path where it is staged or published, and what is wrong with it. That
-    /// its filesystem does not answer is trouble of the volume and no error of the call: kubelet tells
-    /// people of the first only (NGS-11).
+    /// The statistics of a volume at a path where it is staged or published, and its problems. A
+    /// filesystem that does not answer is a problem of the volume and no error of the call, because
+    /// kubelet reports only the former to users (NGS-11).
     pub async fn examine(&self, volume: &str, path: PathBuf) -> Result<Examined, Error> {
         let asked = self.statistics(volume, path).await;
         let mut problems = self.agent.health.of_volume(volume);
@@ -72,7 +72,7 @@ impl Mounter {
             Err(Error::Statistics(
                 error @ (statistics::Error::Hung { .. } | statistics::Error::Failed { .. }),
             )) => {
-                tracing::warn!(volume, error = %Chain(&error), "the volume does not tell its numbers");
+                tracing::warn!(volume, error = %Chain(&error), "the filesystem of the volume does not return its statistics");
                 let message = Chain(&error).to_string();
                 problems.push(self.inaccessible(Reason::OtherProblem, message));
                 None
@@ -99,23 +99,27 @@ impl Mounter {
         here.ok_or_else(|| not_found(id))
     }
 
-    /// The first place where a volume should be and is not.
-    async fn missing(&self, object: &PoolVolume, places: Places) -> Result<Option<PathBuf>, Error> {
+    /// The first of the paths at which the volume is missing.
+    async fn missing(
+        &self,
+        object: &PoolVolume,
+        paths: VolumePaths,
+    ) -> Result<Option<PathBuf>, Error> {
         let image = object
             .status
             .as_ref()
             .and_then(|status| status.image.as_ref());
         let image = image.and_then(|image| image.uid.parse::<Uid>().ok());
-        let Some(image) = image.filter(|_| places != Places::default()) else {
+        let Some(image) = image.filter(|_| paths != VolumePaths::default()) else {
             return Ok(None);
         };
         let root = self.agent.root.clone();
-        let looked = on_host((), move || root.mount_points_of(&image));
-        let mounted = finished(&object.name_any(), looked).await?;
+        let listed = on_host((), move || root.mount_points_of(&image));
+        let mounted = finished(&object.name_any(), listed).await?;
         // The device of a raw block volume is in its staging path.
         let is_staged = |path: &PathBuf| mounted.iter().any(|at| at.starts_with(path));
-        let staging = places.staging.filter(|path| !is_staged(path));
-        Ok(staging.or_else(|| places.published.filter(|path| !mounted.contains(path))))
+        let staging = paths.staging.filter(|path| !is_staged(path));
+        Ok(staging.or_else(|| paths.published.filter(|path| !mounted.contains(path))))
     }
 
     fn inaccessible(&self, reason: Reason, message: String) -> VolumeProblem {

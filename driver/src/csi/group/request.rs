@@ -1,8 +1,7 @@
 //! Requests of the GroupController service as types.
 //!
-//! *Invariant:* as in [`crate::csi::request`]: what is missing is found before what is wrong. Only
-//! whether `snapshot_ids` are there is asked later, because a group that is not there has none
-//! (SAN-06).
+//! *Invariant:* missing fields are reported before invalid ones, as in [`crate::csi::request`]. Only
+//! missing `snapshot_ids` are reported later, because a group that does not exist has none (SAN-06).
 
 use std::collections::BTreeSet;
 
@@ -15,20 +14,20 @@ use cistern_proto::csi::v1;
 use crate::csi::request::FromRequest;
 use crate::csi::request::{self, map, name, required, string};
 
-/// Why a request is refused as it stands.
+/// Why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// A field that every request could have.
+    /// An invalid field.
     #[error(transparent)]
     Field(#[from] request::Error),
-    /// More volumes than a group has.
+    /// More volumes than a group can have.
     #[error("source_volume_ids has {count} volumes, and a group has at most {MAX_MEMBERS}")]
     TooMany {
-        /// How many they are.
+        /// Number of volumes in the request.
         count: usize,
     },
-    /// A volume would have two snapshots in one group.
-    #[error("volume {volume} stands twice in source_volume_ids")]
+    /// A duplicate volume.
+    #[error("volume {volume} is duplicate in source_volume_ids")]
     Twice {
         /// Its id.
         volume: String,
@@ -122,7 +121,7 @@ mod tests {
 
     // Shows: SAN-07, GEN-04, GEN-13.
     #[test]
-    fn cgs_02_cgs_03_what_is_missing_is_found_before_what_is_wrong() {
+    fn cgs_02_cgs_03_missing_fields_are_reported_before_invalid_ones() {
         let changes: [(&str, Change); 4] = [
             ("name", |r| r.name.clear()),
             ("name", |r| {
@@ -149,7 +148,7 @@ mod tests {
 
     // Shows: FLD-12, FLD-14, CS-17.
     #[test]
-    fn fld_14_what_is_too_long_too_many_twice_or_unknown_is_refused() {
+    fn fld_14_long_excess_duplicate_or_unknown_values_are_refused() {
         let field = |field, limit| Error::from(request::Error::TooLong { field, limit });
         assert_eq!(parse(|r| r.name = "x".repeat(129)), Err(field("name", 128)));
         assert_eq!(
@@ -181,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn san_06_only_the_group_is_required_before_it_is_looked_for() {
+    fn san_06_only_the_group_id_is_required_before_the_lookup() {
         let asked = |id: &str, snapshots: &[&str]| {
             get(v1::GetVolumeGroupSnapshotRequest {
                 group_snapshot_id: id.to_owned(),

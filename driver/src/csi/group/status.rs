@@ -1,8 +1,8 @@
-//! What errors of groups are as gRPC codes. The only place that decides it.
+//! Maps the errors of groups to gRPC codes, for the whole crate.
 //!
-//! csi-snapshotter takes RESOURCE_EXHAUSTED for "may still be going on", and a group that was given
-//! up then could never be deleted. So a refusal is FAILED_PRECONDITION, whatever its reason, also
-//! for want of room; nothing of the group is left then.
+//! csi-snapshotter assumes after RESOURCE_EXHAUSTED that the operation may still run, and a group that
+//! is abandoned then could never be deleted. So every refusal is FAILED_PRECONDITION, also for lack of
+//! space. A refused group leaves no snapshots.
 #![warn(clippy::wildcard_enum_match_arm)]
 
 use cistern_client::Chain;

@@ -5,36 +5,37 @@ use cistern_proto::csi::v1;
 
 use crate::csi::request::{self, required, string};
 
-/// Most ranges of a message, also where a caller would take more: less than 32 KiB (SMD-08, SMD-15).
+/// Highest number of ranges in a message, less than 32 KiB, whatever the request allows (SMD-08,
+/// SMD-15).
 const MOST: usize = 1024;
 
-/// Why a request cannot be served as it is.
+/// Why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// GEN-04, FLD-14.
+    /// A field is missing or too long (GEN-04, FLD-14).
     #[error(transparent)]
     Field(#[from] request::Error),
-    /// SMD-12.
+    /// A negative limit (SMD-12).
     #[error("max_results is {value}: write 0 for no limit")]
     Negative {
-        /// What was sent.
+        /// Value of the request.
         value: i32,
     },
-    /// SMD-11: a code of its own.
+    /// A negative offset, which has a code of its own (SMD-11).
     #[error("starting_offset is {value}, before the beginning of the snapshot")]
     OutOfRange {
-        /// What was sent.
+        /// Value of the request.
         value: i64,
     },
 }
 
-/// What a request for all that holds data asks (MDA-02).
+/// Parses a request for the ranges that hold data (MDA-02).
 pub(super) fn allocated(request: v1::GetMetadataAllocatedRequest) -> Result<Query, Error> {
     let target = id("snapshot_id", request.snapshot_id)?;
     query(None, target, request.starting_offset, request.max_results)
 }
 
-/// What a request for the changes asks (MDD-02, MDD-03).
+/// Parses a request for the changed ranges (MDD-02, MDD-03).
 pub(super) fn delta(request: v1::GetMetadataDeltaRequest) -> Result<Query, Error> {
     let base = id("base_snapshot_id", request.base_snapshot_id)?;
     let target = id("target_snapshot_id", request.target_snapshot_id)?;

@@ -1,7 +1,7 @@
-//! What the errors of snapshot metadata are as gRPC codes.
+//! Maps the errors of snapshot metadata to gRPC codes.
 //!
-//! A caller whose stream breaks off asks again from where it was, whatever the code; with UNAVAILABLE
-//! it is to wait first.
+//! A caller resumes a broken stream at its last offset, whatever the code. After UNAVAILABLE it waits
+//! first.
 #![warn(clippy::wildcard_enum_match_arm)]
 
 use cistern_client::Chain;
@@ -58,7 +58,7 @@ mod tests {
             (
                 metadata::Error::NotReady {
                     snapshot: snapshot(),
-                    why: "it is not cut yet".to_owned(),
+                    why: "it is not taken yet".to_owned(),
                 },
                 Code::Unavailable,
             ),

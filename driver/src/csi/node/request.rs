@@ -1,12 +1,15 @@
 //! Requests of the Node service as types.
 //!
-//! *Invariant:* required fields are looked at before anything else (SAN-03); what leaves here
-//! carries no secret, and its paths are absolute.
+//! *Invariant:* required fields are checked before anything else (SAN-03). Typed requests contain no
+//! secrets, and their paths are absolute.
 
 use std::path::{Component, Path, PathBuf};
 
 use cistern_crds::names;
-use cistern_node::mounting::{Publish, Stage, expand::Expand, health::Places, usage::Usage};
+use cistern_node::{
+    mounting::{Publish, Stage, expand::Expand, health::VolumePaths},
+    usage::Usage,
+};
 use cistern_proto::csi::v1;
 
 use crate::csi::request::FromRequest;
@@ -15,25 +18,25 @@ use crate::csi::{
     request::{self, capacity_range, required, string},
 };
 
-/// Most bytes of a path: the kernel's `PATH_MAX` with its NUL (FLD-16).
+/// Maximum length of a path in bytes: the kernel's `PATH_MAX` without its NUL (FLD-16).
 const MAX_PATH: usize = 4095;
 
-/// Why a request cannot be served as it is.
+/// Why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// GEN-04, FLD-14.
+    /// A field is missing or too long (GEN-04, FLD-14).
     #[error(transparent)]
     Field(#[from] request::Error),
-    /// NPV-05: a code of its own.
+    /// No staging path, which has a code of its own (NPV-05).
     #[error("staging_target_path is required: the volume must be staged before it is published")]
     NotStaged,
-    /// NSV-12, NPV-18, FLD-16.
+    /// An invalid path (NSV-12, NPV-18, FLD-16).
     #[error("{field} must be an absolute path of at most {MAX_PATH} bytes without .. in it")]
     Path {
         /// The field.
         field: &'static str,
     },
-    /// Of the volume capability.
+    /// An invalid or unsupported volume capability.
     #[error(transparent)]
     Capability(#[from] capability::Error),
 }
@@ -43,7 +46,7 @@ pub enum Error {
 pub struct Unstage {
     /// The volume.
     pub volume: String,
-    /// Where it was mounted.
+    /// Its staging path.
     pub staging: PathBuf,
 }
 
@@ -52,7 +55,7 @@ pub struct Unstage {
 pub struct Unpublish {
     /// The volume.
     pub volume: String,
-    /// Where a pod found it.
+    /// Its target path.
     pub target: PathBuf,
 }
 
@@ -61,8 +64,8 @@ pub struct Unpublish {
 pub struct Statistics {
     /// The volume.
     pub volume: String,
-    /// Where it is staged or published. Its syntax is not checked: an unknown volume is NOT_FOUND
-    /// whatever the path (SAN-04).
+    /// Path where it is staged or published. Its syntax is not checked, because an unknown volume is
+    /// NOT_FOUND with any path (SAN-04).
     pub path: PathBuf,
 }
 
@@ -71,8 +74,8 @@ pub struct Statistics {
 pub struct VolumeHealth {
     /// The volume.
     pub volume: String,
-    /// Where it is or should be, as far as the caller says (NVH-06).
-    pub places: Places,
+    /// Its paths, as far as the caller gives them (NVH-06).
+    pub paths: VolumePaths,
 }
 
 impl FromRequest<v1::NodeGetVolumeHealthRequest> for VolumeHealth {
@@ -86,7 +89,7 @@ impl FromRequest<v1::NodeGetVolumeHealthRequest> for VolumeHealth {
         };
         Ok(Self {
             volume: id(request.volume_id)?,
-            places: Places {
+            paths: VolumePaths {
                 staging: optional("staging_target_path", request.staging_target_path)?,
                 published: optional("volume_publish_path", request.volume_publish_path)?,
             },
@@ -139,7 +142,7 @@ impl FromRequest<v1::NodePublishVolumeRequest> for Publish {
         let volume = id(request.volume_id)?;
         let target = path("target_path", request.target_path)?;
         let usage = usage(request.volume_capability)?;
-        // After everything that is INVALID_ARGUMENT.
+        // Checked after everything that is INVALID_ARGUMENT.
         if request.staging_target_path.is_empty() {
             return Err(Error::NotStaged);
         }
@@ -188,14 +191,14 @@ impl FromRequest<v1::NodeExpandVolumeRequest> for Expand {
         required("volume_path", request.volume_path.is_empty())?;
         let bounds = capacity_range::bounds(request.capacity_range);
         let (required, limit) = bounds.map_err(request::Error::from)?;
-        // Whatever is wrong with it is one code here (NEV-05).
+        // All errors of the capability have one code here (NEV-05).
         let way: Option<Capability> = request
             .volume_capability
             .map(|way| way.try_into().map_err(request::Error::Capability))
             .transpose()?;
         Ok(Self {
             volume: id(request.volume_id)?,
-            // An unknown volume is NOT_FOUND whatever the path.
+            // An unknown volume is NOT_FOUND with any path.
             path: path("volume_path", request.volume_path).ok(),
             required,
             limit,
@@ -289,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn san_03_npv_05_the_staging_path_of_publish_is_looked_at_last() {
+    fn san_03_npv_05_the_staging_path_of_publish_is_checked_last() {
         let bare = v1::NodePublishVolumeRequest {
             volume_id: "v".into(),
             ..Default::default()
@@ -371,19 +374,19 @@ mod tests {
             request.volume_capability = Some(v1::VolumeCapability::default());
         };
         assert!(change(bad_way).is_err());
-        // Whether there is such a volume counts first.
+        // An unknown volume takes precedence over an invalid path.
         let relative = change(|request| request.volume_path = "some/path".into());
         assert_eq!(relative.unwrap().path, None);
     }
 
     #[test]
-    fn nvh_02_nvh_06_paths_may_be_left_out_of_a_question_about_health_and_are_absolute() {
+    fn nvh_02_nvh_06_paths_of_a_health_request_are_optional_and_absolute() {
         let bare = v1::NodeGetVolumeHealthRequest {
             volume_id: "v".into(),
             ..Default::default()
         };
         let read = VolumeHealth::from_request(bare.clone()).unwrap();
-        assert_eq!(read.places, Places::default());
+        assert_eq!(read.paths, VolumePaths::default());
         let change = |change: fn(&mut v1::NodeGetVolumeHealthRequest)| {
             let mut request = bare.clone();
             change(&mut request);
@@ -393,7 +396,7 @@ mod tests {
         assert!(change(|request| request.staging_target_path = "relative".into()).is_err());
         assert!(change(|request| request.volume_publish_path = "/a/../b".into()).is_err());
         let long = change(|request| request.volume_publish_path = format!("/{}", "x".repeat(200)));
-        assert!(long.unwrap().places.published.is_some());
+        assert!(long.unwrap().paths.published.is_some());
     }
 
     #[test]

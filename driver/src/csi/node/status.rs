@@ -1,9 +1,9 @@
-//! What the node's errors are as gRPC codes.
+//! Maps the node's errors to gRPC codes.
 //!
-//! kubelet tries again whatever the code is. But after DEADLINE_EXCEEDED, UNAVAILABLE, ABORTED and
-//! the like it takes the outcome for uncertain and undoes the call when the pod goes; after any
-//! other it believes that nothing is mounted. Every error of the host is of the second kind because
-//! a step that fails leaves nothing behind.
+//! kubelet retries after every code. After DEADLINE_EXCEEDED, UNAVAILABLE, ABORTED and the like it treats
+//! the outcome as uncertain and undoes the call when the pod is deleted. After any other code it
+//! assumes that nothing is mounted. Every error of the host has a code of the second kind, because a
+//! failed step leaves nothing mounted.
 #![warn(clippy::wildcard_enum_match_arm)]
 
 use cistern_client::Chain;
@@ -64,8 +64,8 @@ impl IntoStatus for expand::Error {
     }
 }
 
-/// kubelet gives up on FAILED_PRECONDITION until the volume is staged anew, and takes
-/// INVALID_ARGUMENT, NOT_FOUND and OUT_OF_RANGE for "never". Whatever may pass is another code.
+/// After FAILED_PRECONDITION kubelet does not retry until the volume is staged again; INVALID_ARGUMENT,
+/// NOT_FOUND and OUT_OF_RANGE are final. A transient error has another code.
 fn of_growth(error: &expand::Error) -> Code {
     match error {
         expand::Error::Mounting(mounting::Error::Refused { .. }) => Code::Unavailable,
@@ -130,9 +130,7 @@ mod tests {
         let mode = || capability::Error::AccessMode {
             mode: "MULTI_NODE_MULTI_WRITER".into(),
         };
-        let filesystem = || ParametersError::Filesystem {
-            value: "ntfs".into(),
-        };
+        let filesystem = || ParametersError::from("ntfs".parse::<FilesystemType>().unwrap_err());
         for (error, code) in [
             (request::Error::Field(missing()), Code::InvalidArgument),
             (
@@ -339,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_check_that_goes_on_is_waited_for_and_one_that_failed_says_so() {
+    fn a_running_check_is_retried_and_a_failed_one_is_reported() {
         let uid = "uid-1".parse::<cistern_host::Uid>().unwrap();
         let of_image = |error: image::Error| mounting::Error::Host(host::Error::Image(error));
         for (error, code) in [
@@ -372,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_pod_still_has_in_another_way_is_a_precondition_that_fails() {
+    fn a_volume_published_with_other_parameters_is_a_failed_precondition() {
         let path = || std::path::PathBuf::from("/path");
         for error in [
             host::Error::StillPublished { path: path() },

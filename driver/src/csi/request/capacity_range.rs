@@ -1,55 +1,57 @@
-//! The size of a volume from the range that was asked for.
+//! Parses a capacity range and chooses the size of a volume.
 
 use cistern_controller::volumes::SizeRange;
 use cistern_crds::{AccessType, Bytes, FilesystemType, size::GIB};
 use cistern_proto::csi::v1;
 
-/// Size of a volume for which nobody asked a size (CV-31).
+/// Default size of a volume (CV-31).
 pub const DEFAULT_SIZE: Bytes = Bytes(GIB);
 
-/// Why there is no size to be had from a range.
+/// Why a capacity range has no possible size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// CV-11, FLD-11.
+    /// A negative size (CV-11, FLD-11).
     #[error("{field} is {value}: a size is not negative")]
     Negative {
-        /// Which of the two.
+        /// The field.
         field: &'static str,
-        /// What was sent.
+        /// Value of the request.
         value: i64,
     },
-    /// CV-24; an illegal value rather than a size that we cannot make (GAP-11).
+    /// A reversed range, which is an invalid value and no impossible size (CV-24, GAP-11).
     #[error("required_bytes {required} is more than limit_bytes {limit}")]
     Empty {
-        /// Lower end.
+        /// Lower end of the range.
         required: Bytes,
-        /// Upper end.
+        /// Upper end of the range.
         limit: Bytes,
     },
-    /// CV-09, CV-10: the smallest size that serves the request is beyond its limit.
-    #[error("no size from {required} to {limit} can be made: the next that can is {next} ({why})")]
+    /// The smallest size that serves the request is beyond its limit (CV-09, CV-10).
+    #[error(
+        "no size from {required} to {limit} is possible: the next possible size is {next} ({why})"
+    )]
     Unsatisfiable {
-        /// Lower end.
+        /// Lower end of the range.
         required: Bytes,
-        /// Upper end.
+        /// Upper end of the range.
         limit: Bytes,
-        /// The smallest size that we could make.
+        /// The smallest possible size.
         next: Bytes,
-        /// What makes it the smallest.
+        /// Why no smaller size is possible.
         why: String,
     },
-    /// CV-10: more than the protocol can say back.
+    /// More than a response can hold (CV-10).
     #[error("{required} is larger than any volume can be")]
     TooLarge {
-        /// Lower end.
+        /// Lower end of the range.
         required: Bytes,
     },
 }
 
 /// Reads a range and chooses the size of a new volume in it (CV-08 to CV-11, CV-24, CV-25).
 ///
-/// Sizes are whole mebibytes, and not below what the filesystem needs: both are met by rounding up
-/// as far as the limit allows.
+/// Sizes are multiples of 1 MiB and at least the minimum of the filesystem. The size is rounded up as
+/// far as the limit allows.
 pub fn parse(
     range: Option<v1::CapacityRange>,
     access_type: AccessType,
@@ -83,8 +85,8 @@ pub fn parse(
     })
 }
 
-/// Reads the range of a volume that is to be as large as it is, or as its source, at least (CEV-03,
-/// CEV-07, VCS-07).
+/// Reads the range of an expansion or of a copy, which must be at least as large as the volume or its
+/// source (CEV-03, CEV-07, VCS-07).
 pub fn parse_growth(range: v1::CapacityRange) -> Result<SizeRange, Error> {
     let (required, limit) = bounds(Some(range))?;
     let chosen = required
@@ -187,7 +189,9 @@ mod tests {
             let error = size(required, limit, filesystem).unwrap_err();
             assert!(matches!(error, Error::Unsatisfiable { .. }));
             assert!(
-                error.to_string().contains(&format!("that can is {next}")),
+                error
+                    .to_string()
+                    .contains(&format!("next possible size is {next}")),
                 "{error}"
             );
         }
@@ -227,7 +231,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn cv_08_whatever_is_chosen_lies_in_the_range_and_is_whole_mebibytes(
+        fn cv_08_the_chosen_size_is_in_the_range_and_a_multiple_of_1_mib(
             required in 0..=i64::MAX, extra in 0..=(1_i64 << 40), limited: bool,
         ) {
             let limit = if limited { required.saturating_add(extra) } else { 0 };

@@ -1,4 +1,4 @@
-//! A volume that is to be made.
+//! Parses CreateVolume requests.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ impl FromRequest<v1::CreateVolumeRequest> for NewVolume {
         let parameters = Parameters::parse(&request.parameters)?;
         let (access_type, asked) = access_type(&capabilities, parameters.filesystem)?;
         let (size, filesystem, mkfs_options) = if source.is_some() {
-            // Size and filesystem are the source's, and it was made with options of its own.
+            // A copy has the size, filesystem and mkfs options of its source.
             let size = capacity_range::parse_growth(request.capacity_range.unwrap_or_default())?;
             (size, asked, MkfsOptions::default())
         } else {
@@ -62,8 +62,8 @@ impl FromRequest<v1::CreateVolumeRequest> for NewVolume {
     }
 }
 
-/// The one access type and filesystem that serve all capabilities (CV-04); no filesystem where none
-/// is named. One that only the parameters name means filesystem volumes; a class may serve claims of
+/// The access type and filesystem that serve all capabilities (CV-04); no filesystem if none is named. A
+/// filesystem in the parameters does not apply to block volumes, because a class may serve claims of
 /// both kinds.
 pub(super) fn access_type(
     capabilities: &[Capability],
@@ -88,7 +88,7 @@ pub(super) fn access_type(
     Ok((AccessType::Filesystem, chosen))
 }
 
-/// The filesystem of a volume that is made empty.
+/// The filesystem of an empty volume.
 pub(super) fn or_default(
     access_type: AccessType,
     asked: Option<FilesystemType>,
@@ -99,7 +99,7 @@ pub(super) fn or_default(
     }
 }
 
-/// Options for the filesystem of a volume that is made empty. A block device has none.
+/// The mkfs options of an empty volume. A raw block volume has none.
 fn mkfs_options(
     parameters: &Parameters,
     map: &BTreeMap<String, String>,
@@ -118,7 +118,7 @@ fn mkfs_options(
     Ok(parameters.mkfs_options(filesystem)?)
 }
 
-/// In order and each once, so that equal requests make equal volumes.
+/// The access modes in order and without duplicates, so that equal requests make equal volumes.
 fn access_modes(capabilities: &[Capability]) -> Vec<AccessMode> {
     let modes = capabilities.iter().map(|capability| capability.access_mode);
     modes
@@ -127,8 +127,8 @@ fn access_modes(capabilities: &[Capability]) -> Vec<AccessMode> {
         .collect()
 }
 
-/// The claim, as external-provisioner names it with `--extra-create-metadata`. Only a note for
-/// people and for the scheduler's choice: what cannot be a claim's name is no claim.
+/// The claim, as external-provisioner names it with `--extra-create-metadata`. It informs users and the
+/// scheduling of checks only, so an invalid name is ignored.
 fn claim(parameters: &BTreeMap<String, String>) -> Option<ClaimReference> {
     let name = |key: &str, limit: usize| {
         let inner =

@@ -1,19 +1,19 @@
-//! How long a caller waits.
+//! The deadline of a call.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
 
-/// How long an operation may take whose caller says nothing of it: less than the minute that our
-/// manifests give the sidecars.
+/// Timeout of a call without `grpc-timeout`: less than the minute that the manifests set for the
+/// sidecars.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(50);
-/// Kept back for the answer, but not more than half of the caller's time: on a busy machine, what is
-/// left to do after the deadline takes its time as well.
+/// Time reserved for the response, at most half of the caller's timeout: on a busy machine, the work
+/// after the deadline takes time as well.
 const MARGIN: Duration = Duration::from_secs(2);
 
-/// When to give up and say what is still missing, so that the answer arrives before the caller has
-/// gone: from the caller's `grpc-timeout`.
+/// When to stop waiting and return an error, so that the response arrives before the caller's
+/// `grpc-timeout`.
 pub fn deadline(metadata: &MetadataMap) -> Instant {
     let now = Instant::now();
     now.checked_add(allowance(metadata))
@@ -28,7 +28,7 @@ fn allowance(metadata: &MetadataMap) -> Duration {
     timeout.saturating_sub(MARGIN.min(timeout / 2))
 }
 
-/// At most eight digits and a unit, as gRPC writes it.
+/// Parses the format of gRPC: at most eight digits and a unit.
 fn timeout(header: &str) -> Option<Duration> {
     let (number, unit) = header.split_at_checked(header.len().checked_sub(1)?)?;
     if number.len() > 8 || !number.bytes().all(|c| c.is_ascii_digit()) {

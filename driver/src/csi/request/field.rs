@@ -1,15 +1,15 @@
-//! Fields that requests of every service have, and what the protocol asks of each.
+//! Checks of fields that requests of all services have.
 
 use std::collections::BTreeMap;
 
 use super::Error;
 
-/// Most bytes of a string of the protocol (FLD-01, FLD-14).
+/// Maximum length of a string of the protocol in bytes (FLD-01, FLD-14).
 pub const MAX_STRING: usize = 128;
-/// Most bytes of a map of the protocol, keys and values together (FLD-02, FLD-14).
+/// Maximum total length of the keys and values of a map in bytes (FLD-02, FLD-14).
 const MAX_MAP: usize = 4096;
 
-/// FLD-12: any Unicode but most control characters.
+/// Checks a name: any Unicode except most control characters (FLD-12).
 pub(in crate::csi) fn name(name: String) -> Result<String, Error> {
     required("name", name.is_empty())?;
     string("name", &name)?;

@@ -1,18 +1,18 @@
-//! Which page of a list is asked for.
+//! Parses the pagination fields of a list request.
 
 use cistern_controller::objects::listing::{PageQuery, Token};
 
-/// Why there is no such page.
+/// Why the pagination fields are invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// LV-06, FLD-11.
+    /// A negative limit (LV-06, FLD-11).
     #[error("max_entries is {value}: write 0 for no limit")]
     Negative {
-        /// What was sent.
+        /// Value of the request.
         value: i32,
     },
-    /// LV-07. The caller begins anew.
-    #[error("starting_token was not given out here: list from the beginning")]
+    /// The token is unknown (LV-07). The caller lists from the beginning.
+    #[error("starting_token is unknown: list from the beginning")]
     Token,
 }
 

@@ -34,7 +34,7 @@ pub fn get_snapshot(request: v1::GetSnapshotRequest) -> Result<String, Error> {
     id("snapshot_id", request.snapshot_id)
 }
 
-/// Which snapshots are to be listed. Empty means not given (FLD-08).
+/// Parses the filter and the pagination fields of a list of snapshots. Empty means not given (FLD-08).
 pub fn list_snapshots(request: v1::ListSnapshotsRequest) -> Result<SnapshotQuery, Error> {
     string("snapshot_id", &request.snapshot_id)?;
     string("source_volume_id", &request.source_volume_id)?;
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn ls_06_a_filter_that_is_empty_is_none_and_pages_are_as_those_of_volumes() {
+    fn ls_06_an_empty_filter_is_none_and_pages_are_as_those_of_volumes() {
         let read = list_snapshots(v1::ListSnapshotsRequest::default()).unwrap();
         assert_eq!(read, SnapshotQuery::default());
         let negative = v1::ListSnapshotsRequest {

@@ -1,4 +1,4 @@
-//! What a new volume is to be a copy of.
+//! Parses the content source of a new volume.
 
 use cistern_controller::volumes::SourceReference;
 use cistern_crds::SourceKind;
@@ -6,7 +6,7 @@ use cistern_proto::csi::v1::{self, volume_content_source::Type};
 
 use super::{Error, required, string};
 
-/// What a volume is to be made from (VCS-01, VCS-02).
+/// Parses the source of a new volume (VCS-01, VCS-02).
 pub(super) fn parse(source: v1::VolumeContentSource) -> Result<SourceReference, Error> {
     let (kind, field, id) = match source.r#type {
         None => {

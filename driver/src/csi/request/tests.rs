@@ -67,14 +67,14 @@ fn a_plain_request_becomes_a_volume_with_our_defaults() {
 
 // Shows: DV-02.
 #[test]
-fn cv_02_cv_03_gen_04_what_is_missing_is_named() {
+fn cv_02_cv_03_gen_04_a_missing_field_is_named() {
     for (field, error) in [
         ("name", read(|r| r.name.clear())),
         (
             "volume_capabilities",
             read(|r| r.volume_capabilities.clear()),
         ),
-        // Missing goes before wrong.
+        // Missing fields are reported before invalid ones.
         (
             "name",
             read(|r| {
@@ -221,7 +221,7 @@ fn a_raw_block_volume_has_no_filesystem_also_where_its_class_names_one() {
         (AccessType::Block, None)
     );
     assert_eq!(wanted.access_modes, [AccessMode::SingleNodeWriter]);
-    // What was asked for in vain is refused.
+    // Options that have no effect are refused.
     let refused = read(|r| {
         r.volume_capabilities = vec![block()];
         r.parameters
@@ -275,7 +275,7 @@ fn vcs_01_vcs_02_a_source_has_a_kind_and_an_id() {
 }
 
 #[test]
-fn what_a_copy_leaves_open_is_left_to_its_source_and_mkfs_options_are_not_for_it() {
+fn a_copy_takes_unset_properties_from_its_source_and_ignores_mkfs_options() {
     let copy = |change: fn(&mut v1::CreateVolumeRequest)| {
         read(|r| {
             r.capacity_range = None;
@@ -295,7 +295,7 @@ fn what_a_copy_leaves_open_is_left_to_its_source_and_mkfs_options_are_not_for_it
 }
 
 #[test]
-fn cv_27_what_is_not_announced_is_refused() {
+fn cv_27_fields_that_are_not_announced_are_refused() {
     let mutable = read(|r| r.mutable_parameters = pairs(&[("XXX_FakeKey", "x")]));
     assert_eq!(
         mutable,
@@ -350,7 +350,7 @@ fn validate(
 }
 
 #[test]
-fn vvc_02_vvc_03_vcp_01_a_malformed_question_is_an_error() {
+fn vvc_02_vvc_03_vcp_01_a_malformed_query_is_an_error() {
     assert!(validate(|r| r.volume_id.clear()).is_err());
     assert!(validate(|r| r.volume_capabilities.clear()).is_err());
     assert!(validate(|r| r.volume_capabilities[0].access_type = None).is_err());
@@ -358,10 +358,11 @@ fn vvc_02_vvc_03_vcp_01_a_malformed_question_is_an_error() {
 }
 
 #[test]
-fn vvc_05_vvc_09_vvc_10_what_the_volume_is_not_is_said_without_an_error() {
+fn vvc_05_vvc_09_vvc_10_a_mismatch_is_reported_without_an_error() {
     let confirmed: [fn(&mut v1::ValidateVolumeCapabilitiesRequest); 5] = [
         |_| {},
-        // What `ReadWriteOnce` and `ReadWriteOncePod` are, whatever it was made as, and reading.
+        // The modes of `ReadWriteOnce` and `ReadWriteOncePod`, whatever the volume was made with, and
+        // read-only.
         |r| {
             r.volume_capabilities = vec![
                 mount("", Mode::SingleNodeSingleWriter),
@@ -430,7 +431,7 @@ fn gc_03_gc_04_gc_05_a_capacity_request_becomes_a_query() {
         Some(CapacityQuery::default())
     );
 
-    // The provisioner sends the class's parameters as they stand, and its own keys.
+    // The provisioner sends the parameters of the class and its own keys.
     let class = pairs(&[
         ("pool", "fast"),
         (FSTYPE, "xfs"),
@@ -513,7 +514,7 @@ fn gen_05_a_capacity_request_with_illegal_values_is_refused() {
 }
 
 prop_compose! {
-    /// Requests of all shapes, with the words in them that mean something.
+    /// Arbitrary requests, with meaningful words in them.
     fn any_request()(
         name in ".{0,140}",
         words in prop::collection::vec(

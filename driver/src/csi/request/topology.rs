@@ -1,4 +1,4 @@
-//! Topology of requests: checked for syntax, and brought to the values of our one key.
+//! Parses the topology of requests into values of Cistern's topology key.
 
 use std::collections::BTreeMap;
 
@@ -6,45 +6,45 @@ use cistern_controller::volumes::Requirement;
 use cistern_crds::names;
 use cistern_proto::csi::v1;
 
-/// Most characters of a key's prefix, a key's name and a value (FLD-06).
+/// Maximum length of a key's prefix, a key's name and a value (FLD-06).
 const MAX: usize = 63;
 
-/// What is wrong with a requirement. All of it is the caller's mistake (GAP-08).
+/// Why a topology is invalid. All of these are errors of the caller (GAP-08).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// TOP-01.
+    /// An empty requirement (TOP-01).
     #[error("a topology requirement has neither requisite nor preferred entries")]
     EmptyRequirement,
-    /// A place without a segment is no place.
+    /// A topology without segments.
     #[error("a topology has no segments")]
     EmptyTopology,
-    /// TOP-09, TOP-10, TOP-16.
+    /// An invalid key (TOP-09, TOP-10, TOP-16).
     #[error("topology key {key:?} is malformed")]
     Key {
-        /// As it was sent, cut short.
+        /// The key of the request, truncated.
         key: String,
     },
-    /// TOP-13.
+    /// An invalid value (TOP-13).
     #[error("the value of topology key {key} is malformed")]
     Value {
         /// The key.
         key: String,
     },
-    /// TOP-12: keys are compared without regard to case.
-    #[error("topology key {key} stands twice")]
+    /// A duplicate key. Keys are case-insensitive (TOP-12).
+    #[error("topology key {key} is duplicate")]
     Duplicate {
         /// The key.
         key: String,
     },
-    /// TOP-15.
+    /// A preferred topology outside the requisite ones (TOP-15).
     #[error("a preferred topology is not among the requisite ones")]
     PreferredOutside,
 }
 
-/// The segments of one place, keys in lower case.
+/// The segments of one topology, with keys in lower case.
 type Segments = BTreeMap<String, String>;
 
-/// Reads what a new volume's place must be. None: anywhere (TOP-24).
+/// Parses the topology requirement of a new volume. None allows every node (TOP-24).
 pub fn parse(requirement: Option<v1::TopologyRequirement>) -> Result<Requirement, Error> {
     let Some(requirement) = requirement else {
         return Ok(Requirement::default());
@@ -63,7 +63,7 @@ pub fn parse(requirement: Option<v1::TopologyRequirement>) -> Result<Requirement
     })
 }
 
-/// Reads one place; none where no node of ours can be, as it has segments that are not ours.
+/// Parses one topology. Returns None if it has foreign segments, so that no node matches.
 pub fn parse_one(topology: v1::Topology) -> Result<Option<String>, Error> {
     segments(topology).map(value)
 }
@@ -76,8 +76,8 @@ fn values(places: Vec<Segments>) -> Vec<String> {
     places.into_iter().filter_map(value).collect()
 }
 
-/// The value of our key, if that is all there is: well-formed segments of others are not an error,
-/// but no node of ours is known to lie in them (TOP-16).
+/// The value of Cistern's key, if it is the only one. Well-formed foreign segments are no error, but no
+/// node is known to match them (TOP-16).
 fn value(mut segments: Segments) -> Option<String> {
     let value = segments.remove(names::TOPOLOGY_KEY)?;
     segments.is_empty().then_some(value)
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn top_16_a_foreign_but_legal_segment_is_a_place_where_we_are_not() {
+    fn top_16_no_node_matches_a_foreign_but_legal_segment() {
         for foreign in [
             topology(&[("topology.kubernetes.io/zone", "z1")]),
             topology(&[(names::TOPOLOGY_KEY, "a"), ("zone", "z1")]),
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn top_12_keys_are_the_same_whatever_their_case() {
+    fn top_12_keys_are_case_insensitive() {
         let upper = names::TOPOLOGY_KEY.replace("/node", "/NODE");
         assert_eq!(
             parse_one(topology(&[(&upper, "a")])),

@@ -1,4 +1,4 @@
-//! Whether a volume is what its user takes it for.
+//! Parses and checks ValidateVolumeCapabilities requests.
 
 use std::collections::BTreeMap;
 
@@ -13,16 +13,16 @@ use super::{Error, capabilities, map, required, volume_id};
 use crate::csi::capability::Capability;
 use crate::csi::request::FromRequest;
 
-/// Whether a volume can be used in some ways. What cannot be served is no error here (VVC-09).
+/// A query whether a volume supports capabilities. An unsupported capability is no error here (VVC-09).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValidateVolumeCapabilities {
-    /// Its id.
+    /// The volume id.
     pub volume_id: String,
-    /// The ways; or why Cistern has no such volume at all.
+    /// The capabilities, or why Cistern supports them for no volume.
     pub ways: Result<Vec<Capability>, String>,
-    /// The parameters that it is to have been made with, where any are given.
+    /// The expected parameters of the volume, if given.
     pub parameters: Option<Parameters>,
-    /// The image that it is to have, where its context says so.
+    /// The expected image, from the `volume_context`, if given.
     pub image: Option<String>,
 }
 
@@ -61,7 +61,7 @@ impl FromRequest<v1::ValidateVolumeCapabilitiesRequest> for ValidateVolumeCapabi
 }
 
 impl ValidateVolumeCapabilities {
-    /// Why the volume is not what is asked about; none where it is (VVC-05, VVC-10).
+    /// Why the volume does not match the query; None if it does (VVC-05, VVC-10).
     pub fn contradiction(&self, volume: &PoolVolume) -> Option<String> {
         let spec = &volume.spec;
         let ways = match &self.ways {
@@ -87,7 +87,7 @@ impl ValidateVolumeCapabilities {
     }
 }
 
-/// Why a volume cannot be used in a way; none where it can.
+/// Why a volume does not support a capability; None if it does.
 pub(super) fn difference(way: &Capability, spec: &PoolVolumeSpec) -> Option<String> {
     if way.access_type != spec.access_type {
         Some(format!(
@@ -106,8 +106,8 @@ pub(super) fn difference(way: &Capability, spec: &PoolVolumeSpec) -> Option<Stri
     }
 }
 
-/// Whether a volume has the filesystem options that parameters ask for. Those of a block device, or
-/// of a copy, are for the other volumes of its class.
+/// Whether a volume has the mkfs options of the parameters. They do not apply to a block device or a
+/// copy, because a class may serve other volumes as well.
 fn made_with_options_of(parameters: &Parameters, spec: &PoolVolumeSpec) -> bool {
     let made = spec.filesystem.filter(|_| spec.content_source.is_none());
     made.is_none_or(|filesystem| {
@@ -116,7 +116,7 @@ fn made_with_options_of(parameters: &Parameters, spec: &PoolVolumeSpec) -> bool 
     })
 }
 
-/// The parameters, where there are any besides the orchestrator's own (K8S-01).
+/// The parameters, if there are any besides those that the sidecars add (K8S-01).
 pub(super) fn own_parameters(
     map: &BTreeMap<String, String>,
 ) -> Result<Option<Parameters>, ParametersError> {

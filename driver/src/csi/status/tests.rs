@@ -3,7 +3,7 @@ use cistern_crds::Bytes;
 
 use super::*;
 
-/// Codes after which external-provisioner calls again, whatever happened to the claim.
+/// Codes after which external-provisioner calls again, even if the claim is gone.
 const CALLED_AGAIN: [Code; 4] = [
     Code::Cancelled,
     Code::DeadlineExceeded,
@@ -124,7 +124,7 @@ fn of_sources() -> Vec<Row> {
         (
             SourceError::NotReady {
                 origin: origin(),
-                why: "being cut".into(),
+                why: "it is not taken yet".into(),
             },
             Code::Unavailable,
         ),
@@ -179,7 +179,7 @@ fn gen_10_every_error_has_its_code_a_message_and_no_details() {
 }
 
 #[test]
-fn k8s_04_no_code_ends_the_caller_while_something_is_left_behind_and_no_end_is_left_open() {
+fn k8s_04_a_code_is_final_exactly_if_the_call_leaves_nothing_behind() {
     for (error, code, remains) in table() {
         let called_again = CALLED_AGAIN.contains(&code);
         assert!(
@@ -222,7 +222,7 @@ fn cs_08_cs_13_ds_05_errors_of_snapshots_have_their_codes() {
             Code::FailedPrecondition,
         ),
         (
-            refused(Some(Reason::NotHeldStill)),
+            refused(Some(Reason::FreezeFailed)),
             Code::FailedPrecondition,
         ),
         (refused(None), Code::FailedPrecondition),

@@ -69,7 +69,7 @@ async fn room(client: &Client) -> Bytes {
         .map_or(Bytes::ZERO, |pool| pool.thin_room)
 }
 
-/// What the scheduler is told.
+/// The capacity that the scheduler reads.
 async fn published(client: &Client) -> Bytes {
     let api: Api<CSIStorageCapacity> = Api::namespaced(client.clone(), NAMESPACE);
     let objects = api

@@ -22,7 +22,7 @@ const IMAGE: (u64, u64) = (1024, 100_000);
 const CHANGED: u64 = 2;
 const ROUNDS: usize = 5;
 
-/// Milliseconds until all is told.
+/// Milliseconds until all ranges are listed.
 pub(crate) async fn figures(
     control_plane: &ControlPlane,
     driver: &Driver,
@@ -71,12 +71,12 @@ async fn changes(driver: &Driver, base: &str, target: &str) -> f64 {
     let started = Instant::now();
     let answer = client.get_metadata_delta(request).await;
     let mut messages = answer.expect("both are there").into_inner();
-    let mut told = 0;
+    let mut listed = 0;
     while let Some(message) = messages.message().await.expect("nothing breaks off") {
-        told += message.block_metadata.len();
+        listed += message.block_metadata.len();
     }
     let elapsed = milliseconds(started);
-    assert_eq!(told as u64, IMAGE.1 / CHANGED);
+    assert_eq!(listed as u64, IMAGE.1 / CHANGED);
     elapsed
 }
 
@@ -89,12 +89,12 @@ async fn holds(driver: &Driver, snapshot: &str) -> f64 {
     let started = Instant::now();
     let answer = client.get_metadata_allocated(request).await;
     let mut messages = answer.expect("it is there").into_inner();
-    let mut told = 0;
+    let mut listed = 0;
     while let Some(message) = messages.message().await.expect("nothing breaks off") {
-        told += message.block_metadata.len();
+        listed += message.block_metadata.len();
     }
     let elapsed = milliseconds(started);
-    assert_eq!(told as u64, IMAGE.1);
+    assert_eq!(listed as u64, IMAGE.1);
     elapsed
 }
 

@@ -11,7 +11,7 @@ use crate::{Figure, by_hand::ByHand, percentile, staging};
 
 const ROUNDS: usize = 5;
 
-/// Each job: what fio is told to do, how deep, and what is aimed at.
+/// Each job: fio's mode, its queue depth, and its target.
 const JOBS: [(&str, u32, &str); 4] = [
     ("randread", 1, ""),
     ("randread", 32, ">= 0.85"),

@@ -79,7 +79,7 @@ async fn add(api: &Api<PoolVolume>, number: usize) {
         "image": {"uid": name, "poolUuid": name, "sectorSize": 4096},
         "filesystem": {"type": "ext4", "uuid": name, "formatTime": "2026-01-01T00:00:00Z"},
         "conditions": [{
-            "type": "Ready", "status": "True", "reason": "AsDesired", "message": "the volume can be used",
+            "type": "Ready", "status": "True", "reason": "Reconciled", "message": "the volume can be used",
             "lastTransitionTime": "2026-01-01T00:00:00Z",
         }],
     }});

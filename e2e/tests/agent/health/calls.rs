@@ -12,28 +12,30 @@ use failing_disk::Mode;
 use kube::ResourceExt as _;
 use tonic::{Code, Request, Status};
 
-use super::{disk::Disk, is_unreachable, is_well};
+use super::{disk::Disk, is_healthy, is_unreachable};
 use crate::{
-    Fixture, SOON,
-    node_service::{Place, code, text},
-    said,
+    Fixture, SOON, has_condition,
+    node_service::{KubeletVolume, code, text},
 };
 
 /// How long the callers wait for an answer.
 const DEADLINE: Duration = Duration::from_secs(4);
 
-/// A request that its caller waits for only so long.
-fn hurried<T>(request: T) -> Request<T> {
+/// A request with the deadline [`DEADLINE`].
+fn with_deadline<T>(request: T) -> Request<T> {
     let mut request = Request::new(request);
     request.set_timeout(DEADLINE);
     request
 }
 
 impl Fixture {
-    async fn statistics_of(&self, place: &Place<'_>) -> Result<NodeGetVolumeStatsResponse, Status> {
+    async fn statistics_of(
+        &self,
+        kubelet: &KubeletVolume<'_>,
+    ) -> Result<NodeGetVolumeStatsResponse, Status> {
         let request = NodeGetVolumeStatsRequest {
-            volume_id: place.volume.clone(),
-            volume_path: text(&place.staging),
+            volume_id: kubelet.volume.clone(),
+            volume_path: text(&kubelet.staging),
             ..NodeGetVolumeStatsRequest::default()
         };
         let mut client = self.driver.node_client().await;
@@ -44,7 +46,7 @@ impl Fixture {
     async fn create_in(&self, pool: &str, name: &str) -> Result<(), Status> {
         let request = create_volume(name, pool, Bytes::mib(64));
         let mut client = self.driver.controller_client().await;
-        client.create_volume(hurried(request)).await.map(drop)
+        client.create_volume(with_deadline(request)).await.map(drop)
     }
 
     async fn snapshot_of(&self, volume: &str) -> Result<(), Status> {
@@ -54,7 +56,10 @@ impl Fixture {
             ..CreateSnapshotRequest::default()
         };
         let mut client = self.driver.controller_client().await;
-        client.create_snapshot(hurried(request)).await.map(drop)
+        client
+            .create_snapshot(with_deadline(request))
+            .await
+            .map(drop)
     }
 
     async fn delete(&self, volume: &str) -> Result<(), Status> {
@@ -63,26 +68,26 @@ impl Fixture {
             ..DeleteVolumeRequest::default()
         };
         let mut client = self.driver.controller_client().await;
-        client.delete_volume(hurried(request)).await.map(drop)
+        client.delete_volume(with_deadline(request)).await.map(drop)
     }
 }
 
-// Shows: NGS-07: also of a volume whose disk does not answer.
+// Shows: NGS-07: also for a volume whose disk does not answer.
 #[tokio::test]
-async fn con_08_gen_09_calls_to_a_disk_that_hangs_fail_while_another_pool_serves_and_succeed_after_it()
+async fn con_08_gen_09_calls_to_a_disk_that_hangs_fail_while_another_pool_serves_and_succeed_once_it_recovers()
  {
-    let node = Fixture::looking_often("agent-hanging-calls").await;
+    let node = Fixture::probing_often("agent-hanging-calls").await;
     let disk = Disk::attach(&node).await;
     let staged = disk.volume(&node, "staged").await;
     let unstaged = disk.volume(&node, "unstaged").await;
-    let staged = Place::at(&node, &staged, "of-staged");
-    let unstaged = Place::at(&node, &unstaged, "of-unstaged");
+    let staged = KubeletVolume::at(&node, &staged, "of-staged");
+    let unstaged = KubeletVolume::at(&node, &unstaged, "of-unstaged");
     staged.stage(&[]).await.unwrap();
     let other = node.volume("other", Bytes::mib(64)).await;
-    let other = Place::at(&node, &other, "of-other");
+    let other = KubeletVolume::at(&node, &other, "of-other");
 
     disk.set(Mode::Hang);
-    // The call that waits for the disk holds up no other.
+    // The call that waits for the disk does not block calls for the other pool.
     let hung = unstaged.stage_within(DEADLINE);
     let free = async {
         other.stage(&[]).await.unwrap();
@@ -104,22 +109,22 @@ async fn con_08_gen_09_calls_to_a_disk_that_hangs_fail_while_another_pool_serves
     ] {
         assert_ne!(code(answer), Code::Ok, "{what}");
     }
-    let not_ready = said(ConditionType::Healthy, "False", "PoolNotReady");
+    let not_ready = has_condition(ConditionType::Healthy, "False", "PoolNotReady");
     node.until(&staged.volume, "to be inaccessible", not_ready)
         .await;
     let answer = node.statistics_of(&staged).await.unwrap();
     assert!(answer.volume_condition.unwrap().abnormal);
 
     disk.set(Mode::Ok);
-    disk.pool_until(&node, "to recover", is_well).await;
-    eventually("the volume to be made", SOON, async || {
-        let made = node.create_in(disk.pool(), "too-early").await;
-        made.map_err(|status| status.to_string())
+    disk.pool_until(&node, "to recover", is_healthy).await;
+    eventually("the volume to be created", SOON, async || {
+        let created = node.create_in(disk.pool(), "too-early").await;
+        created.map_err(|status| status.to_string())
     })
     .await;
-    eventually("the snapshot to be made", SOON, async || {
-        let made = node.snapshot_of(&staged.volume).await;
-        made.map_err(|status| status.to_string())
+    eventually("the snapshot to be taken", SOON, async || {
+        let created = node.snapshot_of(&staged.volume).await;
+        created.map_err(|status| status.to_string())
     })
     .await;
     staged.unstage().await.unwrap();

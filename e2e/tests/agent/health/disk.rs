@@ -16,7 +16,7 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// Gives the node the pool, and waits until it can be used.
+    /// Adds the pool to the node, and waits until it is ready.
     pub(super) async fn attach(node: &Fixture) -> Self {
         let pool = format!("{}-disk", node.name);
         let folder = node.driver.storage_root().join("failing");
@@ -52,7 +52,7 @@ impl Disk {
         &self.pool
     }
 
-    /// Where the pool is mounted, seen on the node.
+    /// The mount point of the pool, as the node sees it.
     pub(super) fn path(&self, node: &Fixture) -> PathBuf {
         let pools = node.driver.storage_root().join("pools");
         pools.join(format!("uid-of-{}", self.pool))
@@ -62,14 +62,14 @@ impl Disk {
         self.file.set(mode).unwrap();
     }
 
-    /// A volume in the pool that can be used.
+    /// Creates a volume in the pool and waits until it is ready.
     pub(super) async fn volume(&self, node: &Fixture, name: &str) -> PoolVolume {
-        let mut wish = node.wish(name, Bytes::mib(64));
-        wish.spec.pool_name.clone_from(&self.pool);
-        node.made(&wish).await
+        let mut desired = node.desired_volume(name, Bytes::mib(64));
+        desired.spec.pool_name.clone_from(&self.pool);
+        node.create_ready(&desired).await
     }
 
-    /// Waits until the pool is said to be as expected.
+    /// Waits until the published status of the pool is as expected.
     pub(super) async fn pool_until(
         &self,
         node: &Fixture,
@@ -93,7 +93,7 @@ impl Disk {
         pools.find(|pool| pool.name == self.pool)
     }
 
-    /// Ends the volumes, the pool and the disk.
+    /// Removes the volumes, the pool and the disk.
     pub(super) async fn detach(self, node: &Fixture) {
         let listed = node.volumes.list(&kube::api::ListParams::default()).await;
         for object in listed.unwrap() {
@@ -120,8 +120,8 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // Also where the test has failed: the device goes with the last mount, and no other test finds
-        // one whose file is gone.
+        // Also after a failed test: the kernel detaches the device with its last mount, so that no other
+        // test finds a device whose file is gone.
         let mut detach = dying_with_us("losetup");
         let detached = detach.arg("--detach").arg(&self.device).status();
         assert!(detached.is_ok_and(|status| status.success()) || std::thread::panicking());

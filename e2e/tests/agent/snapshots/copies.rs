@@ -1,6 +1,6 @@
-//! Volumes that are made from snapshots and from volumes.
+//! Volumes that are created from snapshots and from volumes.
 
-use cistern_crds::{Bytes, FilesystemType, Provisioning, Stored as _};
+use cistern_crds::{Bytes, FilesystemType, HasImage as _, Provisioning};
 use kube::ResourceExt as _;
 
 use super::{stage, sums, unstage, write};
@@ -15,28 +15,31 @@ async fn a_copy_has_the_data_its_own_size_and_its_own_provisioning_beside_its_so
             FilesystemType::Ext4 => (Bytes::mib(64), Bytes::mib(96)),
             FilesystemType::Xfs | FilesystemType::Btrfs => (Bytes::mib(300), Bytes::mib(320)),
         };
-        let mut wish = node.wish("source", size);
-        wish.spec.filesystem = Some(filesystem);
-        let source = node.made(&wish).await;
+        let mut desired = node.desired_volume("source", size);
+        desired.spec.filesystem = Some(filesystem);
+        let source = node.create_ready(&desired).await;
         let mounted = stage(&node, &source, "source").await;
         write(&node, &mounted, "data", 2).await;
-        let then = sums(&node, &mounted).await;
-        // A clone of what a pod writes to.
+        let checksums = sums(&node, &mounted).await;
+        // A clone of a volume that a pod writes to.
         let clone = node
-            .volume_from("clone", larger, &source, |wish| {
-                wish.spec.filesystem = Some(filesystem);
-                wish.spec.provisioning = Provisioning::Thick;
+            .volume_from("clone", larger, &source, |desired| {
+                desired.spec.filesystem = Some(filesystem);
+                desired.spec.provisioning = Provisioning::Thick;
             })
             .await;
         write(&node, &mounted, "later", 1).await;
         let beside = stage(&node, &clone, "clone").await;
-        assert_eq!(sums(&node, &beside).await, then);
-        let said = status(&clone);
-        assert_eq!((said.reserved, said.size), (Some(larger), Some(larger)));
+        assert_eq!(sums(&node, &beside).await, checksums);
+        let clone_status = status(&clone);
+        assert_eq!(
+            (clone_status.reserved, clone_status.size),
+            (Some(larger), Some(larger))
+        );
         let script = "test $(($(stat -c '%b * %B' $0/$1))) -ge $2";
         let (image, bytes) = (clone.uid().unwrap(), larger.0.to_string());
         node.shell(script, &[&image, &bytes]).await;
-        // The filesystem has grown before anybody sees it.
+        // The filesystem grows before its first use.
         let script = "test $(($(stat -f -c '%b * %S' $1) - $(stat -f -c '%b * %S' $2))) -ge $3";
         let [beside_path, mounted_path] = [&beside, &mounted].map(|path| path.to_str().unwrap());
         let least = Bytes::mib(15).0.to_string();
@@ -59,7 +62,7 @@ async fn a_copy_has_the_data_its_own_size_and_its_own_provisioning_beside_its_so
 }
 
 #[tokio::test]
-async fn source_snapshot_and_copies_go_in_any_order_and_what_survives_is_intact() {
+async fn source_snapshot_and_copies_are_deleted_in_any_order_and_the_survivors_are_intact() {
     let node = Fixture::start("agent-order").await;
     for (number, order) in ["vsc", "vcs", "svc", "scv", "cvs", "csv"]
         .into_iter()
@@ -68,7 +71,7 @@ async fn source_snapshot_and_copies_go_in_any_order_and_what_survives_is_intact(
         let volume = node.volume(&format!("v{number}"), Bytes::mib(64)).await;
         let mounted = stage(&node, &volume, "v").await;
         write(&node, &mounted, "data", 2).await;
-        let then = sums(&node, &mounted).await;
+        let checksums = sums(&node, &mounted).await;
         unstage(&node, &volume, "v").await;
         let snapshot = node.snapshot(&format!("s{number}"), &volume).await;
         let copy = node
@@ -83,7 +86,7 @@ async fn source_snapshot_and_copies_go_in_any_order_and_what_survives_is_intact(
             }
             for volume in left.iter().flatten() {
                 let mounted = stage(&node, volume, "left").await;
-                assert_eq!(sums(&node, &mounted).await, then, "{order}: {gone}");
+                assert_eq!(sums(&node, &mounted).await, checksums, "{order}: {gone}");
                 unstage(&node, volume, "left").await;
             }
         }

@@ -1,4 +1,4 @@
-//! A filesystem that is held still: what waits for it, and what does not.
+//! Frozen filesystems: which operations wait for the thaw, and which do not.
 
 use std::{
     path::PathBuf,
@@ -13,15 +13,15 @@ use rustix::process::Signal;
 use tokio::time::timeout;
 
 use super::{stage, status_of, unstage, write};
-use crate::{Fixture, SOON, node_service::Place};
+use crate::{Fixture, SOON, node_service::KubeletVolume};
 
-/// Writes to `$1` in the background, and to `$2` once that is done: on a frozen filesystem it waits,
-/// and nothing can end it.
+/// Writes to `$1` in the background, and to `$2` once that is done. On a frozen filesystem the process
+/// waits, and no signal can end it.
 const WRITER: &str =
     "(echo x > $1/probe && sync $1/probe && echo done > $2) </dev/null >/dev/null 2>&1 &";
 
 #[tokio::test]
-async fn what_a_dead_agent_left_frozen_is_written_again_as_soon_as_it_is_back() {
+async fn a_filesystem_that_a_dead_agent_left_frozen_is_thawed_at_its_next_start() {
     let mut node = Fixture::start("agent-frozen").await;
     let volume = node.volume("one", Bytes::mib(64)).await;
     let mounted = stage(&node, &volume, "one").await;
@@ -29,9 +29,9 @@ async fn what_a_dead_agent_left_frozen_is_written_again_as_soon_as_it_is_back() 
     let done = node.driver.kubelet_root().join("done");
     node.shell("fsfreeze --freeze $1", &[&path]).await;
     node.shell(WRITER, &[&path, done.to_str().unwrap()]).await;
-    // Nobody else waits for it.
-    let place = Place::at(&node, &volume, "one");
-    let asked = timeout(Duration::from_secs(10), place.statistics(&mounted));
+    // Statistics, other volumes and snapshots do not wait for it.
+    let kubelet = KubeletVolume::at(&node, &volume, "one");
+    let asked = timeout(Duration::from_secs(10), kubelet.statistics(&mounted));
     assert!(asked.await.unwrap().is_ok());
     node.volume("two", Bytes::mib(64)).await;
     node.snapshot("while-frozen", &volume).await;
@@ -39,7 +39,7 @@ async fn what_a_dead_agent_left_frozen_is_written_again_as_soon_as_it_is_back() 
     node.driver.kill_node();
     assert!(!done.exists());
     node.driver.start_node().await;
-    eventually("the writer to go on", SOON, async || {
+    eventually("the writer to continue", SOON, async || {
         let is_done = done.exists();
         is_done
             .then_some(())
@@ -51,17 +51,17 @@ async fn what_a_dead_agent_left_frozen_is_written_again_as_soon_as_it_is_back() 
 }
 
 #[tokio::test]
-async fn a_filesystem_that_was_at_rest_in_its_snapshot_is_written_right_after() {
+async fn a_filesystem_that_was_frozen_for_its_snapshot_is_writable_right_after_it() {
     let node = Fixture::start("agent-at-rest").await;
     let volume = node.volume("one", Bytes::mib(64)).await;
     let mounted = stage(&node, &volume, "one").await;
     let path = mounted.to_str().unwrap().to_owned();
-    // Written and not through to the disk: a filesystem at rest has it all the same.
+    // Written but not synced: the freeze writes it to the disk.
     node.shell("echo cached > $1/cached", &[&path]).await;
-    let mut wish = node.wish_for_snapshot("rest", &volume);
-    wish.spec.consistency = Consistency::Filesystem;
-    let made = node.create_snapshot(&wish).await;
-    let snapshot = node.ready_snapshot(&made.name_any()).await;
+    let mut desired = node.desired_snapshot("rest", &volume);
+    desired.spec.consistency = Consistency::Filesystem;
+    let created = node.create_snapshot(&desired).await;
+    let snapshot = node.ready_snapshot(&created.name_any()).await;
     write(&node, &mounted, "after", 1).await;
     let copy = node
         .volume_from("copy", Bytes::mib(64), &snapshot, |_| {})
@@ -79,22 +79,22 @@ async fn a_filesystem_that_was_at_rest_in_its_snapshot_is_written_right_after() 
     node.finish().await;
 }
 
-/// Takes a lease (F_SETLEASE) on the file `$1`, makes the file `$2`, and keeps the lease when the kernel
-/// asks for it.
+/// Takes a lease (F_SETLEASE) on the file `$1`, creates the file `$2`, and keeps the lease when the
+/// kernel breaks it.
 const LEASE: &str = "$SIG{IO} = 'IGNORE'; open F, '<', $ARGV[0] or die; fcntl(F, 1024, 0) or die $!; \
                      open R, '>', $ARGV[1] or die; close R; sleep 60";
-/// Truncates the file `$1` in the background. Until the lease is given back that is a write under way,
-/// and the kernel freezes no filesystem during one.
+/// Truncates the file `$1` in the background. Until the lease is released, the write is in progress,
+/// and the kernel freezes no filesystem during a write.
 const TRUNCATE: &str = "(: > $1) </dev/null >/dev/null 2>&1 &";
 
-/// An agent in the middle of a group of snapshots: one filesystem is frozen, another does not come to
-/// rest as long as somebody has a lease on a file in it.
+/// An agent in the middle of a group snapshot: one filesystem is frozen, and another cannot be frozen
+/// while a process has a lease on a file in it.
 struct Halfway {
     frozen: PoolVolume,
     busy: PoolVolume,
     group: String,
     lease: Child,
-    /// There once a writer to the frozen filesystem went on.
+    /// A file that exists once a writer to the frozen filesystem continues.
     written: PathBuf,
 }
 
@@ -116,7 +116,7 @@ impl Halfway {
         })
         .await;
         node.shell(TRUNCATE, &[file]).await;
-        eventually("a write under way", SOON, async || {
+        eventually("a write in progress", SOON, async || {
             let locks = std::fs::read_to_string("/proc/locks").unwrap();
             let holder = format!(" {} ", lease.id());
             let mut held = locks.lines().filter(|line| line.contains(&holder));
@@ -131,9 +131,9 @@ impl Halfway {
         let members = [&frozen, &busy];
         let group = node.create_group(&members, Consistency::Crash).await;
         eventually("one of two to be frozen", SOON, async || {
-            let mut states = threads_that_hold(node);
+            let mut states = freezing_threads(node);
             states.sort_unstable();
-            // One sleeps until it is to thaw, and the other waits in the kernel.
+            // One thread sleeps until the thaw, and the other waits in the kernel.
             if states == ['D', 'S'] {
                 Ok(())
             } else {
@@ -153,14 +153,14 @@ impl Halfway {
         }
     }
 
-    /// Has the other filesystem come to rest.
-    fn give_back_the_lease(&mut self) {
+    /// Releases the lease, so that the other filesystem freezes.
+    fn release_lease(&mut self) {
         self.lease.kill().unwrap();
         self.lease.wait().unwrap();
     }
 
     async fn is_written(&self) {
-        eventually("the writer to go on", SOON, async || {
+        eventually("the writer to continue", SOON, async || {
             let is_done = self.written.exists();
             is_done
                 .then_some(())
@@ -178,48 +178,48 @@ impl Halfway {
     }
 }
 
-/// What the threads of the agent do that hold a filesystem frozen each, as proc(5) has it.
-fn threads_that_hold(node: &Fixture) -> Vec<char> {
+/// The states of the agent's threads that each keep a filesystem frozen, in the notation of proc(5).
+fn freezing_threads(node: &Fixture) -> Vec<char> {
     let pid = node.driver.node().process().id();
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let states = tasks.filter_map(|task| {
-        // It may have ended meanwhile.
+        // The thread may have ended.
         let state = std::fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
-        let (_, after) = state.split_once(" (hold) ")?;
+        let (_, after) = state.split_once(" (freeze) ")?;
         after.chars().next()
     });
     states.collect()
 }
 
 #[tokio::test]
-async fn an_agent_that_is_asked_to_stop_thaws_what_it_has_frozen_before_it_ends() {
+async fn an_agent_that_is_terminated_thaws_its_filesystems_before_it_exits() {
     let mut node = Fixture::start("agent-stops-frozen").await;
     let mut halfway = Halfway::begin(&node).await;
     node.driver.node().process().signal(Signal::TERM);
     // No other agent starts: the DaemonSet may be gone.
     halfway.is_written().await;
-    halfway.give_back_the_lease();
+    halfway.release_lease();
     node.driver.stop_node().await;
     node.driver.start_node().await;
     halfway.finish(node).await;
 }
 
 #[tokio::test]
-async fn what_a_snapshot_had_frozen_when_its_agent_was_killed_is_thawed_at_the_next_start() {
+async fn a_filesystem_frozen_for_a_snapshot_by_a_killed_agent_is_thawed_at_the_next_start() {
     let mut node = Fixture::start("agent-killed-frozen").await;
     let mut halfway = Halfway::begin(&node).await;
     node.driver.node().process().signal(Signal::KILL);
-    // The thread that waits in the kernel ends as soon as that does.
-    halfway.give_back_the_lease();
+    // The thread that waits in the kernel ends as soon as its wait does.
+    halfway.release_lease();
     node.driver.kill_node();
     assert!(!halfway.written.exists());
     node.driver.start_node().await;
     halfway.is_written().await;
     let (group, snapshots) = node.answered_group(&halfway.group).await;
-    let moment = group.status.unwrap().creation_time;
-    assert!(moment.is_some(), "the next agent takes it");
+    let creation_time = group.status.unwrap().creation_time;
+    assert!(creation_time.is_some(), "the next agent takes it");
     for snapshot in &snapshots {
-        assert_eq!(status_of(snapshot).creation_time, moment);
+        assert_eq!(status_of(snapshot).creation_time, creation_time);
     }
     halfway.finish(node).await;
 }

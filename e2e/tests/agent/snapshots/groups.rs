@@ -1,8 +1,8 @@
-//! Groups: snapshots of several volumes at one moment, all or none.
+//! Groups: snapshots of several volumes at one point in time, all or none.
 
 use cistern_crds::{
-    Bytes, ConditionType, Consistency, NodePoolStatus, PoolSnapshot, PoolSnapshotGroup,
-    PoolSnapshotGroupSpec, PoolVolume, Provisioning, Reason, Stored as _, condition, names,
+    Bytes, ConditionType, Consistency, HasImage as _, NodePoolStatus, PoolSnapshot,
+    PoolSnapshotGroup, PoolSnapshotGroupSpec, PoolVolume, Provisioning, Reason, condition, names,
     snapshot_group::GroupMember,
 };
 use cistern_e2e::eventually;
@@ -20,7 +20,7 @@ impl Fixture {
         Api::all(self.volumes.clone().into_client())
     }
 
-    /// Asks for a group, and for the snapshots that it consists of.
+    /// Creates a group and the snapshots of its members.
     pub(crate) async fn create_group(
         &self,
         volumes: &[&PoolVolume],
@@ -45,16 +45,16 @@ impl Fixture {
             .await
             .unwrap();
         for (volume, member) in volumes.iter().zip(&group.spec.members) {
-            let mut wish = self.wish_for_snapshot("member", volume);
-            wish.metadata.name = Some(member.snapshot.clone());
-            wish.spec.group_name = Some(name.clone());
-            wish.spec.consistency = consistency;
-            self.create_snapshot(&wish).await;
+            let mut desired = self.desired_snapshot("member", volume);
+            desired.metadata.name = Some(member.snapshot.clone());
+            desired.spec.group_name = Some(name.clone());
+            desired.spec.consistency = consistency;
+            self.create_snapshot(&desired).await;
         }
         name
     }
 
-    /// Waits until a group is answered, and gives it with its snapshots.
+    /// Waits until a group is ready or refused, and returns it with its snapshots.
     pub(crate) async fn answered_group(
         &self,
         name: &str,
@@ -83,8 +83,8 @@ impl Fixture {
 
     /// Removes a group as the controller does.
     pub(crate) async fn remove_group(&self, name: &str) {
-        let wish = json!({"spec": {"deletionRequested": true}});
-        self.patch_group(name, wish).await;
+        let desired = json!({"spec": {"deletionRequested": true}});
+        self.patch_group(name, desired).await;
         let group = self.groups().get(name).await.unwrap();
         for member in &group.spec.members {
             self.remove_snapshot(&member.snapshot).await;
@@ -97,25 +97,25 @@ impl Fixture {
 }
 
 #[tokio::test]
-async fn a_group_shows_one_moment_and_says_so_again_whoever_died_meanwhile() {
+async fn a_group_has_one_creation_time_and_reports_it_again_after_a_crash() {
     let mut node = Fixture::start("agent-group").await;
     let one = node.volume("one", Bytes::mib(64)).await;
     let two = node.volume("two", Bytes::mib(64)).await;
     let mounted = stage(&node, &one, "one").await;
     let beside = stage(&node, &two, "two").await;
     write(&node, &mounted, "data", 1).await;
-    let then = sums(&node, &mounted).await;
+    let checksums = sums(&node, &mounted).await;
     let name = node.create_group(&[&one, &two], Consistency::Crash).await;
     let (group, snapshots) = node.answered_group(&name).await;
-    let moment = group.status.unwrap().creation_time;
-    assert!(moment.is_some());
+    let creation_time = group.status.unwrap().creation_time;
+    assert!(creation_time.is_some());
     for snapshot in &snapshots {
-        assert_eq!(status_of(snapshot).creation_time, moment);
+        assert_eq!(status_of(snapshot).creation_time, creation_time);
     }
     write(&node, &mounted, "later", 1).await;
     write(&node, &beside, "later", 1).await;
 
-    // Dead after the cut: one of the snapshots is announced, and the other and the group are not.
+    // The agent dies after it took the snapshots: one is published, the other and the group are not.
     node.driver.kill_node();
     let forgotten = json!({"size": null, "creationTime": null, "image": null, "filesystem": null,
         "conditions": []});
@@ -128,7 +128,7 @@ async fn a_group_shows_one_moment_and_says_so_again_whoever_died_meanwhile() {
         .unwrap();
     node.driver.start_node().await;
     let (group, again) = node.answered_group(&name).await;
-    assert_eq!(group.status.unwrap().creation_time, moment);
+    assert_eq!(group.status.unwrap().creation_time, creation_time);
     for (before, after) in snapshots.iter().zip(&again) {
         let (before, after) = (status_of(before), status_of(after));
         assert_eq!(
@@ -140,7 +140,7 @@ async fn a_group_shows_one_moment_and_says_so_again_whoever_died_meanwhile() {
         .volume_from("copy", Bytes::mib(64), &again[0], |_| {})
         .await;
     let restored = stage(&node, &copy, "copy").await;
-    assert_eq!(sums(&node, &restored).await, then);
+    assert_eq!(sums(&node, &restored).await, checksums);
     for (volume, at) in [(&copy, "copy"), (&one, "one"), (&two, "two")] {
         unstage(&node, volume, at).await;
     }
@@ -150,19 +150,19 @@ async fn a_group_shows_one_moment_and_says_so_again_whoever_died_meanwhile() {
 }
 
 #[tokio::test]
-async fn a_group_of_which_one_does_not_fit_is_refused_and_none_is_taken() {
+async fn a_group_with_a_snapshot_that_does_not_fit_is_refused_and_none_is_taken() {
     let node = Fixture::start("agent-group-refused").await;
     let small = node.volume("small", Bytes::mib(64)).await;
     let large = node.block_volume("written", Bytes::mib(32)).await;
     let script = "dd if=/dev/urandom of=$0/$1 bs=1M count=16 conv=notrunc,fsync status=none";
     node.shell(script, &[&large.uid().unwrap()]).await;
     let room = node.pool().await.unwrap().thick_room;
-    let mut wish = node.wish(
+    let mut desired = node.desired_volume(
         "rest",
         room.saturating_sub(Bytes::mib(8)).round_down_to_mib(),
     );
-    wish.spec.provisioning = Provisioning::Thick;
-    node.made(&wish).await;
+    desired.spec.provisioning = Provisioning::Thick;
+    node.create_ready(&desired).await;
     let name = node
         .create_group(&[&small, &large], Consistency::Crash)
         .await;
@@ -185,13 +185,13 @@ async fn a_group_of_which_one_does_not_fit_is_refused_and_none_is_taken() {
             .await;
     }
     let is_free = |pool: &NodePoolStatus| pool.snapshots == 0;
-    node.pool_until("to hold none", is_free).await;
+    node.pool_until("to have no snapshots", is_free).await;
     node.remove_group(&name).await;
     node.finish().await;
 }
 
 #[tokio::test]
-async fn a_group_waits_for_its_snapshots_and_is_not_taken_once_it_is_to_go() {
+async fn a_filesystem_consistent_group_of_volumes_without_pods_is_taken() {
     let node = Fixture::start("agent-group-waits").await;
     let one = node.volume("one", Bytes::mib(64)).await;
     let block = node.block_volume("block", Bytes::mib(32)).await;
@@ -201,7 +201,7 @@ async fn a_group_waits_for_its_snapshots_and_is_not_taken_once_it_is_to_go() {
     let (group, snapshots) = node.answered_group(&name).await;
     let status = group.status.unwrap();
     let ready = condition::find(&status.conditions, ConditionType::Ready).unwrap();
-    // Nobody has them attached, so that both are at rest.
+    // No pod uses the volumes, so that both are consistent without a freeze.
     assert_eq!(ready.status, "True", "{ready:?}");
     assert!(snapshots.iter().all(|it| it.reserved().is_some()));
     node.remove_group(&name).await;

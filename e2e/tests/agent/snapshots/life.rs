@@ -1,6 +1,6 @@
-//! One snapshot, from its wish to its end.
+//! The life cycle of one snapshot.
 
-use cistern_crds::{Bytes, ConditionType, NodePoolStatus, Reason, Stored as _, condition};
+use cistern_crds::{Bytes, ConditionType, HasImage as _, NodePoolStatus, Reason, condition};
 use kube::{ResourceExt as _, api::DeleteParams};
 use serde_json::json;
 
@@ -8,48 +8,48 @@ use super::{is, stage, status_of, sums, unstage, write};
 use crate::Fixture;
 
 #[tokio::test]
-async fn a_snapshot_is_on_the_disk_before_it_is_ready_and_shows_its_moment_for_ever() {
+async fn a_snapshot_is_on_the_disk_before_it_is_ready_and_never_changes() {
     let mut node = Fixture::start("agent-snapshot").await;
     let volume = node.volume("one", Bytes::mib(128)).await;
     let mounted = stage(&node, &volume, "one").await;
     write(&node, &mounted, "before", 8).await;
-    let then = sums(&node, &mounted).await;
+    let checksums = sums(&node, &mounted).await;
     let snapshot = node.snapshot("s", &volume).await;
-    let said = status_of(&snapshot);
+    let found = status_of(&snapshot);
     let uid = snapshot.uid().unwrap();
     node.shell("test -f $0/$1", &[&uid]).await;
-    assert_eq!(said.size, Some(Bytes::mib(128)));
-    assert_eq!(said.filesystem, volume.status.clone().unwrap().filesystem);
-    assert!(said.reserved.unwrap() >= Bytes::mib(8), "{said:?}");
-    let held = |pool: &NodePoolStatus| Some(pool.reserved_for_snapshots) == said.reserved;
-    let pool = node.pool_until("to count it", held).await;
+    assert_eq!(found.size, Some(Bytes::mib(128)));
+    assert_eq!(found.filesystem, volume.status.clone().unwrap().filesystem);
+    assert!(found.reserved.unwrap() >= Bytes::mib(8), "{found:?}");
+    let held = |pool: &NodePoolStatus| Some(pool.reserved_for_snapshots) == found.reserved;
+    let pool = node.pool_until("to count the snapshot", held).await;
     assert_eq!(pool.snapshots, 1);
     let all = Bytes::mib(128).saturating_add(pool.reserved_for_snapshots);
     assert_eq!(pool.reserved, all);
 
-    // What is written later is not in it, and a repeat says the same.
+    // Later writes are not in it, and its status is the same after a restart.
     write(&node, &mounted, "after", 8).await;
     node.driver.restart_node().await;
     let again = node.ready_snapshot(&snapshot.name_any()).await;
-    assert_eq!(status_of(&again), said);
+    assert_eq!(status_of(&again), found);
     let restored = node
         .volume_from("restored", Bytes::mib(128), &snapshot, |_| {})
         .await;
     let copy = stage(&node, &restored, "restored").await;
-    assert_eq!(sums(&node, &copy).await, then);
+    assert_eq!(sums(&node, &copy).await, checksums);
     unstage(&node, &restored, "restored").await;
     unstage(&node, &volume, "one").await;
     node.finish().await;
 }
 
 #[tokio::test]
-async fn a_cut_that_was_broken_off_is_taken_up_and_one_that_was_finished_is_not_repeated() {
+async fn an_interrupted_snapshot_is_completed_and_a_finished_one_is_not_repeated() {
     let mut node = Fixture::start("agent-broken-off").await;
     let volume = node.volume("one", Bytes::mib(64)).await;
-    // Dead between admission and cut, with something half made.
+    // The agent dies between the admission and the snapshot, and leaves a partial file.
     node.driver.kill_node();
     let early = node
-        .create_snapshot(&node.wish_for_snapshot("early", &volume))
+        .create_snapshot(&node.desired_snapshot("early", &volume))
         .await;
     let name = early.name_any();
     let reserved = json!({"reserved": "4Ki"});
@@ -63,7 +63,7 @@ async fn a_cut_that_was_broken_off_is_taken_up_and_one_that_was_finished_is_not_
     node.shell("! test -e $0/../tmp/$1", &[&early.uid().unwrap()])
         .await;
 
-    // Dead after the cut and before anybody knows of it.
+    // The agent dies after it took the snapshot and before it published it.
     node.driver.kill_node();
     let forgotten = json!({"size": null, "creationTime": null, "image": null, "filesystem": null,
         "reserved": "4Ki", "conditions": []});
@@ -79,7 +79,7 @@ async fn a_cut_that_was_broken_off_is_taken_up_and_one_that_was_finished_is_not_
 }
 
 #[tokio::test]
-async fn r07_deleting_the_object_of_a_snapshot_destroys_nothing_until_the_wish_is_written() {
+async fn r07_deleting_the_object_of_a_snapshot_destroys_nothing_until_deletion_is_requested() {
     let mut node = Fixture::start("agent-snapshot-held").await;
     let volume = node.volume("one", Bytes::mib(64)).await;
     let snapshot = node.snapshot("s", &volume).await;
@@ -102,22 +102,23 @@ async fn r07_deleting_the_object_of_a_snapshot_destroys_nothing_until_the_wish_i
 }
 
 #[tokio::test]
-async fn a_snapshot_that_comes_back_as_another_object_has_its_data_and_its_moment() {
+async fn a_snapshot_that_is_recreated_as_another_object_keeps_its_image_and_its_creation_time() {
     let node = Fixture::start("agent-snapshot-adopted").await;
     let volume = node.volume("one", Bytes::mib(64)).await;
     let first = node.snapshot("s", &volume).await;
     let (name, held) = (first.name_any(), first.reserved().unwrap());
-    node.forget_snapshot(&name).await;
+    node.force_delete_snapshot(&name).await;
     let kept = |pool: &NodePoolStatus| {
         let all = Bytes::mib(64).saturating_add(held);
         pool.snapshots == 0 && pool.reserved == all
     };
-    node.pool_until("to keep what nobody claims", kept).await;
-    // A snapshot of something else is not it.
+    node.pool_until("to keep the orphan's reservation", kept)
+        .await;
+    // A snapshot of another volume does not adopt the image.
     let other = node.volume("two", Bytes::mib(64)).await;
-    let mut wish = node.wish_for_snapshot("s", &other);
-    wish.metadata.name = Some(name.clone());
-    node.create_snapshot(&wish).await;
+    let mut desired = node.desired_snapshot("s", &other);
+    desired.metadata.name = Some(name.clone());
+    node.create_snapshot(&desired).await;
     node.refused_snapshot(&name, Reason::IdentityConflict).await;
     node.remove_snapshot(&name).await;
 

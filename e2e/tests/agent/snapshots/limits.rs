@@ -1,7 +1,7 @@
-//! Who is refused, and that nothing is left of it.
+//! Refused snapshots and copies, of which nothing is left.
 
 use cistern_crds::{
-    Bytes, FilesystemType, PoolLimits, PoolVolume, Provisioning, Reason, Stored as _,
+    Bytes, FilesystemType, HasImage as _, PoolLimits, PoolVolume, Provisioning, Reason,
 };
 use kube::ResourceExt as _;
 use serde_json::json;
@@ -15,10 +15,10 @@ async fn a_snapshot_beyond_a_limit_is_refused_and_nothing_of_it_is_left() {
     let one = node.volume("one", Bytes::mib(64)).await;
     let block = node.block_volume("block", Bytes::mib(64)).await;
     let ask = async |name: &str, of: &PoolVolume, reason: Reason| {
-        let wish = node.wish_for_snapshot(name, of);
-        let name = node.create_snapshot(&wish).await.name_any();
+        let desired = node.desired_snapshot(name, of);
+        let name = node.create_snapshot(&desired).await.name_any();
         let refused = node.refused_snapshot(&name, reason).await;
-        // Trying again makes nothing better, and the controller withdraws it.
+        // A retry cannot succeed, and the controller withdraws the snapshot.
         node.remove_snapshot(&name).await;
         status_of(&refused).conditions[0].message.clone()
     };
@@ -39,7 +39,7 @@ async fn a_snapshot_beyond_a_limit_is_refused_and_nothing_of_it_is_left() {
     let message = ask("third", &one, Reason::SnapshotLimitReached).await;
     assert!(message.contains("the pool holds 2"), "{message}");
 
-    // 1200 pieces with a hole after each.
+    // 1200 extents with a hole after each.
     let script = "perl -e 'open F, \"+<\", $ARGV[0] or die; \
                   for (0..1199) { sysseek F, $_ * 8192, 0; syswrite F, \"x\" x 4096 }' $0/$1 && sync $0/$1";
     node.shell(script, &[&block.uid().unwrap()]).await;
@@ -50,12 +50,12 @@ async fn a_snapshot_beyond_a_limit_is_refused_and_nothing_of_it_is_left() {
     .await;
     let message = ask("pieces", &block, Reason::TooManyExtents).await;
     assert!(message.contains("1200 extents"), "{message}");
-    let mut clone = node.wish("clone", Bytes::mib(64));
+    let mut clone = node.desired_volume("clone", Bytes::mib(64));
     clone.spec.content_source = Some(content_source(&block));
     (clone.spec.access_type, clone.spec.filesystem) = (block.spec.access_type, None);
     node.refused_volume(&clone, Reason::TooManyExtents).await;
-    // A pass over the volume counts them.
-    node.touch(&block).await;
+    // A reconcile of the volume counts them.
+    node.enqueue(&block).await;
     let counted = |object: &PoolVolume| status(object).extents == Some(1200);
     node.until(&block.name_any(), "to be counted", counted)
         .await;
@@ -63,14 +63,14 @@ async fn a_snapshot_beyond_a_limit_is_refused_and_nothing_of_it_is_left() {
 }
 
 #[tokio::test]
-async fn a_snapshot_that_was_refused_after_its_cut_is_not_cut_again() {
+async fn a_snapshot_that_was_refused_after_it_was_taken_is_not_taken_again() {
     let node = Fixture::start("agent-refused-once").await;
     let volume = node.volume("one", Bytes::mib(32)).await;
     for number in 0..8 {
-        // What is cut is not what was asked for.
-        let mut wish = node.wish_for_snapshot(&format!("odd-{number}"), &volume);
-        wish.spec.filesystem = Some(FilesystemType::Xfs);
-        let name = node.create_snapshot(&wish).await.name_any();
+        // The source does not have the requested filesystem.
+        let mut desired = node.desired_snapshot(&format!("odd-{number}"), &volume);
+        desired.spec.filesystem = Some(FilesystemType::Xfs);
+        let name = node.create_snapshot(&desired).await.name_any();
         node.refused_snapshot(&name, Reason::IdentityConflict).await;
     }
     // Another snapshot, whose reconcile comes after theirs.
@@ -82,24 +82,24 @@ async fn a_snapshot_that_was_refused_after_its_cut_is_not_cut_again() {
 }
 
 #[tokio::test]
-async fn what_a_snapshot_would_keep_has_to_fit_and_its_source_has_to_be_there() {
+async fn a_snapshot_needs_space_for_its_data_and_an_existing_source() {
     let mut node = Fixture::start("agent-snapshot-room").await;
     let small = node.volume("small", Bytes::mib(64)).await;
     let written = node.block_volume("written", Bytes::mib(32)).await;
     let script = "dd if=/dev/urandom of=$0/$1 bs=1M count=16 conv=notrunc,fsync status=none";
     node.shell(script, &[&written.uid().unwrap()]).await;
     let room = node.pool().await.unwrap().thick_room;
-    let mut wish = node.wish(
+    let mut desired = node.desired_volume(
         "rest",
         room.saturating_sub(Bytes::mib(8)).round_down_to_mib(),
     );
-    wish.spec.provisioning = Provisioning::Thick;
-    let rest = node.made(&wish).await;
-    // Of a volume that is allocated in full, a snapshot keeps what was written.
+    desired.spec.provisioning = Provisioning::Thick;
+    let rest = node.create_ready(&desired).await;
+    // A snapshot of a fully allocated volume keeps only what was written.
     let held = node.snapshot("rest", &rest).await.reserved().unwrap();
     assert!(held < Bytes::mib(4), "{held}");
     let full = node
-        .create_snapshot(&node.wish_for_snapshot("full", &written))
+        .create_snapshot(&node.desired_snapshot("full", &written))
         .await;
     let refused = node
         .refused_snapshot(&full.name_any(), Reason::NoSpace)
@@ -107,27 +107,27 @@ async fn what_a_snapshot_would_keep_has_to_fit_and_its_source_has_to_be_there() 
     assert_eq!(status_of(&refused).creation_time, None);
 
     // A later volume of the same name is not the source.
-    let mut wish = node.wish_for_snapshot("gone", &written);
-    wish.spec.source_image = "00000000-0000-4000-8000-000000000000".to_owned();
-    let gone = node.create_snapshot(&wish).await;
+    let mut desired = node.desired_snapshot("gone", &written);
+    desired.spec.source_image = "00000000-0000-4000-8000-000000000000".to_owned();
+    let gone = node.create_snapshot(&desired).await;
     node.refused_snapshot(&gone.name_any(), Reason::SourceMissing)
         .await;
-    // What was cut is not what was asked for.
-    let mut wish = node.wish_for_snapshot("odd", &small);
-    wish.spec.filesystem = Some(FilesystemType::Xfs);
-    let odd = node.create_snapshot(&wish).await;
+    // The source does not have the requested filesystem.
+    let mut desired = node.desired_snapshot("odd", &small);
+    desired.spec.filesystem = Some(FilesystemType::Xfs);
+    let odd = node.create_snapshot(&desired).await;
     node.refused_snapshot(&odd.name_any(), Reason::IdentityConflict)
         .await;
     let snapshot = node.snapshot("small", &small).await;
-    let mut clone = node.wish("clone", Bytes::mib(2));
+    let mut clone = node.desired_volume("clone", Bytes::mib(2));
     clone.spec.content_source = Some(content_source(&snapshot));
     node.remove_snapshot(&snapshot.name_any()).await;
     node.refused_volume(&clone, Reason::SourceMissing).await;
 
-    // What it was thought to keep has room, and what it keeps has not.
+    // The estimate fits, and the actual size does not.
     node.driver.kill_node();
     let late = node
-        .create_snapshot(&node.wish_for_snapshot("late", &written))
+        .create_snapshot(&node.desired_snapshot("late", &written))
         .await;
     node.write_snapshot_status(&late.name_any(), json!({"reserved": "1Mi"}))
         .await;

@@ -1,14 +1,14 @@
-//! Disks that are pulled out, that fail, and that hang.
+//! Disks that are removed, that fail, and that hang.
 
 use cistern_crds::Bytes;
 use cistern_e2e::{Harness, Test, cluster::Disk};
 use failing_disk::Mode;
 use serde_json::json;
 
-use super::{Patient, WELL};
+use super::{HEALTHY, Patient};
 
 const DISK: Bytes = Bytes::gib(1);
-/// The probe meets the error at once, the filesystem when it writes its log.
+/// Reasons for a failing disk: the probe fails at once, the filesystem when it writes its log.
 const FAILED: [&str; 2] = ["ProbeFailed", "FilesystemShutDown"];
 
 /// A pod that writes to a volume of a pool on a disk.
@@ -21,7 +21,7 @@ async fn on_a_disk(test: &Test, harness: Harness, slot: u32) -> (Disk, Patient) 
 }
 
 #[tokio::test]
-async fn a_disk_that_is_pulled_out_is_told_of_and_has_all_that_was_written_when_it_is_put_back() {
+async fn a_removed_disk_is_reported_and_has_all_data_after_it_is_reinserted() {
     let Some(harness) = Harness::or_skip("a disk that is pulled out") else {
         return;
     };
@@ -31,17 +31,17 @@ async fn a_disk_that_is_pulled_out_is_told_of_and_has_all_that_was_written_when_
         disk.pull_out().await;
         patient.pool_is(test, &FAILED).await;
         patient
-            .pool_is_told(test, "PoolUnreachable", "unreachable")
+            .pool_is_reported(test, "PoolUnreachable", "unreachable")
             .await;
         patient.volume_is(test, "PoolNotReady").await;
         patient
-            .volume_is_told(test, "VolumeInaccessible", "inaccessible")
+            .volume_is_reported(test, "VolumeInaccessible", "inaccessible")
             .await;
-        patient.neighbour_is_well(test, "another").await;
+        patient.neighbour_is_healthy(test, "another").await;
         patient.pod_goes(test).await;
 
         disk.put_back().await;
-        patient.pool_is(test, &[WELL]).await;
+        patient.pool_is(test, &[HEALTHY]).await;
         patient.pod_comes_back(test, written).await;
         patient.volume_has_recovered(test).await;
     })
@@ -49,7 +49,7 @@ async fn a_disk_that_is_pulled_out_is_told_of_and_has_all_that_was_written_when_
 }
 
 #[tokio::test]
-async fn a_disk_that_fails_is_told_of_and_used_again_when_it_works_again() {
+async fn a_failing_disk_is_reported_and_used_again_after_it_recovers() {
     let Some(harness) = Harness::or_skip("a disk that fails") else {
         return;
     };
@@ -59,17 +59,17 @@ async fn a_disk_that_fails_is_told_of_and_used_again_when_it_works_again() {
         disk.set(Mode::Eio).await;
         patient.pool_is(test, &FAILED).await;
         patient
-            .pool_is_told(test, "PoolUnreachable", "unreachable")
+            .pool_is_reported(test, "PoolUnreachable", "unreachable")
             .await;
         patient.volume_is(test, "PoolNotReady").await;
         patient
-            .volume_is_told(test, "VolumeInaccessible", "inaccessible")
+            .volume_is_reported(test, "VolumeInaccessible", "inaccessible")
             .await;
-        patient.neighbour_is_well(test, "another").await;
+        patient.neighbour_is_healthy(test, "another").await;
         patient.pod_goes(test).await;
 
         disk.set(Mode::Ok).await;
-        patient.pool_is(test, &[WELL]).await;
+        patient.pool_is(test, &[HEALTHY]).await;
         patient.pod_comes_back(test, written).await;
         patient.volume_has_recovered(test).await;
     })
@@ -77,7 +77,7 @@ async fn a_disk_that_fails_is_told_of_and_used_again_when_it_works_again() {
 }
 
 #[tokio::test]
-async fn a_disk_that_hangs_holds_up_nobody_else_and_its_pod_goes_on_when_it_answers() {
+async fn a_hanging_disk_does_not_block_other_pools_and_its_pod_continues_when_it_answers() {
     let Some(harness) = Harness::or_skip("a disk that hangs") else {
         return;
     };
@@ -86,16 +86,16 @@ async fn a_disk_that_hangs_holds_up_nobody_else_and_its_pod_goes_on_when_it_answ
         disk.set(Mode::Hang).await;
         patient.pool_is(test, &["ProbeTimedOut"]).await;
         patient
-            .pool_is_told(test, "PoolUnreachable", "unreachable")
+            .pool_is_reported(test, "PoolUnreachable", "unreachable")
             .await;
         patient.volume_is(test, "PoolNotReady").await;
         patient
-            .volume_is_told(test, "VolumeInaccessible", "inaccessible")
+            .volume_is_reported(test, "VolumeInaccessible", "inaccessible")
             .await;
-        patient.neighbour_is_well(test, "another").await;
+        patient.neighbour_is_healthy(test, "another").await;
 
         disk.set(Mode::Ok).await;
-        patient.pool_is(test, &[WELL]).await;
+        patient.pool_is(test, &[HEALTHY]).await;
         patient.volume_has_recovered(test).await;
         test.writes_go_on("writer").await;
     })

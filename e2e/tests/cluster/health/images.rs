@@ -1,9 +1,9 @@
-//! Pools and images that somebody has been at.
+//! Pools and images that an administrator changed by mistake.
 
 use cistern_e2e::{Harness, Test};
 use serde_json::json;
 
-use super::{Patient, WELL};
+use super::{HEALTHY, Patient};
 
 async fn in_a_file(test: &Test, harness: Harness) -> Patient {
     let [node, ..] = test.cluster.workers().await;
@@ -18,11 +18,11 @@ async fn a_pool_that_is_remounted_read_only_takes_nothing_new_until_it_can_be_wr
     };
     Test::run("pool-read-only", async |test| {
         let patient = in_a_file(test, harness).await;
-        // Whoever may write to an image keeps it from being remounted.
+        // A process with an image open for writing prevents the remount.
         let written = test.written("writer").await;
         patient.pod_goes(test).await;
         let folder = &patient.folder;
-        // Whoever is in there keeps it from being mounted anew.
+        // A process in the folder prevents a new mount.
         let stay = format!(
             "systemd-run --quiet --collect --unit=stays --working-directory={folder} sleep 600
              for attempt in $(seq 50); do
@@ -34,20 +34,20 @@ async fn a_pool_that_is_remounted_read_only_takes_nothing_new_until_it_can_be_wr
         patient.shell(&stay).await;
         patient.pool_is(test, &["ReadOnly"]).await;
         patient
-            .pool_is_told(test, "PoolUnreachable", "unreachable")
+            .pool_is_reported(test, "PoolUnreachable", "unreachable")
             .await;
-        patient.neighbour_is_well(test, "another").await;
+        patient.neighbour_is_healthy(test, "another").await;
 
         patient.shell(leave).await;
-        patient.pool_is(test, &[WELL]).await;
+        patient.pool_is(test, &[HEALTHY]).await;
         patient.pod_comes_back(test, written).await;
-        patient.volume_is(test, WELL).await;
+        patient.volume_is(test, HEALTHY).await;
     })
     .await;
 }
 
 #[tokio::test]
-async fn an_image_that_is_removed_under_its_pod_is_told_of_while_it_can_still_be_saved() {
+async fn an_image_that_is_removed_under_its_pod_is_reported_while_it_can_be_recovered() {
     let Some(harness) = Harness::or_skip("an image that is removed") else {
         return;
     };
@@ -58,16 +58,16 @@ async fn an_image_that_is_removed_under_its_pod_is_told_of_while_it_can_still_be
         patient.shell(&remove).await;
         patient.volume_is(test, "ImageDeleted").await;
         patient
-            .volume_is_told(test, "VolumeDataLoss", "data_loss")
+            .volume_is_reported(test, "VolumeDataLoss", "data_loss")
             .await;
-        patient.pool_is(test, &[WELL]).await;
-        patient.neighbour_is_well(test, "another").await;
+        patient.pool_is(test, &[HEALTHY]).await;
+        patient.neighbour_is_healthy(test, "another").await;
         let written = test.writes_go_on("writer").await;
         patient.pod_goes(test).await;
         patient.volume_is(test, "ImageMissing").await;
 
         patient.shell(&format!("mv {kept} {}", patient.image)).await;
-        patient.volume_is(test, WELL).await;
+        patient.volume_is(test, HEALTHY).await;
         patient.pod_comes_back(test, written).await;
         patient.volume_has_recovered(test).await;
     })
@@ -75,13 +75,13 @@ async fn an_image_that_is_removed_under_its_pod_is_told_of_while_it_can_still_be
 }
 
 #[tokio::test]
-async fn an_image_that_was_cut_is_told_of_until_it_has_its_size_again() {
+async fn a_truncated_image_is_reported_until_its_size_is_restored() {
     let Some(harness) = Harness::or_skip("an image of the wrong size") else {
         return;
     };
     Test::run("cut", async |test| {
         let patient = in_a_file(test, harness).await;
-        // Where the filesystem has nothing yet.
+        // In a range that the filesystem does not use yet.
         let resize = async |change: &str| {
             let script = format!("truncate --size {change}4M {}", patient.image);
             patient.shell(&script).await;
@@ -89,15 +89,15 @@ async fn an_image_that_was_cut_is_told_of_until_it_has_its_size_again() {
         resize("-").await;
         patient.volume_is(test, "ImageTooSmall").await;
         patient
-            .volume_is_told(test, "VolumeDataLoss", "data_loss")
+            .volume_is_reported(test, "VolumeDataLoss", "data_loss")
             .await;
-        patient.pool_is(test, &[WELL]).await;
-        patient.neighbour_is_well(test, "another").await;
+        patient.pool_is(test, &[HEALTHY]).await;
+        patient.neighbour_is_healthy(test, "another").await;
         let written = test.written("writer").await;
         patient.pod_goes(test).await;
 
         resize("+").await;
-        patient.volume_is(test, WELL).await;
+        patient.volume_is(test, HEALTHY).await;
         patient.pod_comes_back(test, written).await;
     })
     .await;
@@ -110,7 +110,7 @@ async fn a_filesystem_that_becomes_read_only_under_its_pod_is_reported_until_it_
     };
     Test::run("volume-read-only", async |test| {
         let patient = in_a_file(test, harness).await;
-        // As the kernel does where it cannot write the filesystem. Whoever writes just then keeps it.
+        // As the kernel does on write errors. A concurrent write prevents the remount.
         let remount = format!(
             "at=$(findmnt --noheadings --list --output TARGET \
                  | grep \"/$(printf {} | sha256sum | cut -d ' ' -f 1)/globalmount\")
@@ -123,10 +123,10 @@ async fn a_filesystem_that_becomes_read_only_under_its_pod_is_reported_until_it_
         patient.shell(&remount).await;
         patient.volume_is(test, "MountReadOnly").await;
         patient
-            .volume_is_told(test, "VolumeDegraded", "degraded")
+            .volume_is_reported(test, "VolumeDegraded", "degraded")
             .await;
-        patient.pool_is(test, &[WELL]).await;
-        patient.neighbour_is_well(test, "another").await;
+        patient.pool_is(test, &[HEALTHY]).await;
+        patient.neighbour_is_healthy(test, "another").await;
         patient.pod_goes(test).await;
 
         patient.pod_comes_back(test, written).await;

@@ -1,4 +1,4 @@
-//! A volume of the pool that is about to break, and one that is not to notice.
+//! A volume of the pool that a test breaks, and one of another pool that must not be affected.
 
 use cistern_crds::{Bytes, ConditionType, StoragePool, condition};
 use cistern_e2e::{
@@ -12,14 +12,14 @@ use serde_json::Value;
 
 const SIZE: Bytes = Bytes::mib(100);
 
-/// A pod that writes to a volume of the pool that is about to break, and one that writes to a volume
-/// of another pool of the same node.
+/// A pod that writes to a volume of the pool that the test breaks, and one that writes to a volume of another
+/// pool on the same node.
 pub(super) struct Patient {
     pub(super) harness: Harness,
     pub(super) node: String,
     pub(super) pool: String,
     pub(super) volume: String,
-    /// Where the node has the pool and, in it, the image of the volume.
+    /// Paths of the pool, and of the image of the volume in it, on the node.
     pub(super) folder: String,
     pub(super) image: String,
 }
@@ -55,8 +55,8 @@ impl Patient {
         self.harness.shell(&self.node, script).await
     }
 
-    /// The other pool does not notice: its pod goes on writing, and it takes new volumes.
-    pub(super) async fn neighbour_is_well(&self, test: &Test, claim: &str) {
+    /// Asserts that the other pool is not affected: its pod continues to write, and it accepts new volumes.
+    pub(super) async fn neighbour_is_healthy(&self, test: &Test, claim: &str) {
         test.writes_go_on("neighbour").await;
         self.kubelet_says(test, "neighbour", false).await;
         test.claim(claim, &test.own("neighbour"), SIZE).await;
@@ -69,7 +69,7 @@ impl Patient {
         );
     }
 
-    /// The pod can go: its volume is unpublished and unstaged.
+    /// Asserts that the pod can be deleted: its volume is unpublished and unstaged.
     pub(super) async fn pod_goes(&self, test: &Test) {
         test.delete(&test.namespaced::<Pod>(), "writer").await;
         let staged = format!(
@@ -86,7 +86,7 @@ impl Patient {
         .await;
     }
 
-    /// The next pod goes on from all that was written.
+    /// Asserts that the next pod finds all written data.
     pub(super) async fn pod_comes_back(&self, test: &Test, written: u64) {
         test.writer("writer", "claim").await;
         test.running("writer").await;

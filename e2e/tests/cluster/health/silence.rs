@@ -1,4 +1,4 @@
-//! A node whose agent says nothing any more.
+//! A node whose agent does not report.
 
 use cistern_crds::{Bytes, ConditionType, StorageNode, StoragePool, condition};
 use cistern_e2e::{
@@ -18,12 +18,13 @@ use kube::{
 use serde_json::json;
 
 #[tokio::test]
-async fn a_pool_whose_agent_is_silent_is_unknown_and_takes_nothing_and_is_back_with_it() {
+async fn a_pool_without_a_reporting_agent_is_unknown_and_takes_no_volumes_until_the_agent_returns()
+{
     if Harness::or_skip("a node without an agent").is_none() {
         return;
     }
     Test::run("silent", async |test| {
-        // No other test has anything there.
+        // No other test uses this node.
         let [.., node] = test.cluster.workers().await;
         let pool = test.pool("pool", Bytes::gib(1), &[&node]).await;
         let class = test.class("class", &pool, WaitForFirstConsumer, &[]).await;
@@ -51,11 +52,11 @@ async fn a_pool_whose_agent_is_silent_is_unknown_and_takes_nothing_and_is_back_w
     .await;
 }
 
-/// More deletions than the snapshotter had workers, several times over, each of which took a minute.
+/// Several times the number of workers that the snapshotter had; each deletion took a minute.
 const MANY: usize = 40;
 
 #[tokio::test]
-async fn deletions_that_wait_for_a_silent_node_hold_up_no_snapshot_of_another() {
+async fn deletions_that_wait_for_a_silent_node_do_not_block_snapshots_of_another() {
     if Harness::or_skip("a node without an agent").is_none() {
         return;
     }
@@ -121,7 +122,7 @@ async fn is_healthy(test: &Test, node: &str, pool: &str, expected: &str) {
     .await;
 }
 
-/// Waits until what is published for the scheduler says that the class has room, or has none.
+/// Waits until the CSIStorageCapacity of the class has free capacity, or none.
 async fn takes_something(test: &Test, class: &str, room: bool) {
     let capacities: Api<CSIStorageCapacity> = Api::namespaced(test.cluster.client(), NAMESPACE);
     eventually("the published capacity to be right", PATIENCE, async || {

@@ -1,10 +1,10 @@
-//! What an agent does with groups of snapshots, as late, as wrong and as often as a test likes.
+//! Writes what agents report about groups of snapshots, including late, wrong and repeated reports.
 
 use std::fmt::Debug;
 
 use cistern_crds::{
     Bytes, Condition, ConditionType, PoolSnapshot, PoolSnapshotGroup, Reason,
-    condition::{self, Finding},
+    condition::{self, ConditionUpdate},
     names,
     time::from_kubernetes,
 };
@@ -22,11 +22,11 @@ use crate::{
     create, request, requirement,
 };
 
-/// The moment of every group, and the same in seconds.
+/// Creation time of every group, and the same in Unix seconds.
 const MOMENT: &str = "2027-01-15T08:00:00.123456789Z";
 pub(crate) const SECONDS: i64 = 1_800_000_000;
 
-/// Two nodes with a pool, and who speaks for their agents.
+/// Two nodes with a pool, and their agents.
 pub(crate) struct Agent {
     pub(crate) cluster: Cluster,
     pub(crate) groups: Api<PoolSnapshotGroup>,
@@ -42,7 +42,7 @@ impl Agent {
         }
     }
 
-    /// Makes volumes on node `a`; their ids.
+    /// Creates ready volumes on node `a` and returns their IDs.
     pub(crate) async fn volumes<const N: usize>(&self, replica: &Replica) -> [String; N] {
         let ids = std::array::from_fn(|number| format!("{}-{number}", self.cluster.pool));
         for id in &ids {
@@ -51,7 +51,7 @@ impl Agent {
         ids
     }
 
-    /// Makes a volume on a node.
+    /// Creates a ready volume on a node.
     pub(crate) async fn volume(&self, replica: &Replica, name: &str, node: &str) {
         let mut wanted = request(name, &self.cluster.pool);
         wanted.accessibility_requirements = Some(requirement(&[self.cluster.node(node)]));
@@ -68,9 +68,9 @@ impl Agent {
         asked.await.unwrap().unwrap();
     }
 
-    /// The group with its snapshots, once all of them are asked for.
+    /// Waits until the group and all of its snapshots are requested.
     pub(crate) async fn asked(&self, group: &str) -> (PoolSnapshotGroup, Vec<PoolSnapshot>) {
-        let what = format!("group {group} to be asked for");
+        let what = format!("group {group} to be requested");
         eventually(&what, PATIENCE, async || {
             let found = self.groups.get_opt(group).await.unwrap();
             let Some(found) = found.filter(|found| !found.spec.deletion_requested) else {
@@ -88,23 +88,23 @@ impl Agent {
         .await
     }
 
-    /// Takes the whole group, as soon as it is asked for.
+    /// Waits until the group is requested, and takes all of it.
     pub(crate) async fn take(&self, group: &str) -> PoolSnapshotGroup {
         let (group, snapshots) = self.asked(group).await;
         for snapshot in &snapshots {
             let admitted = self.admit(snapshot).await;
-            self.cut(&admitted).await;
+            self.finish_snapshot(&admitted).await;
         }
         self.finish(&group).await.unwrap()
     }
 
-    /// Says that a snapshot is there.
-    pub(crate) async fn cut(&self, snapshot: &PoolSnapshot) {
+    /// Marks a snapshot as ready.
+    pub(crate) async fn finish_snapshot(&self, snapshot: &PoolSnapshot) {
         let status = json!({"size": Bytes::gib(1), "creationTime": MOMENT});
         write(&self.snapshots, snapshot, &ready(), status).await;
     }
 
-    /// Says that a group is taken.
+    /// Marks a group as taken.
     pub(crate) async fn finish(
         &self,
         group: &PoolSnapshotGroup,
@@ -113,39 +113,39 @@ impl Agent {
         try_write(&self.groups, group, &ready(), status).await
     }
 
-    /// Promises a snapshot its bytes.
+    /// Admits a snapshot, with a reservation.
     pub(crate) async fn admit(&self, snapshot: &PoolSnapshot) -> PoolSnapshot {
-        let admitted = finding(ConditionType::Admitted, true, Reason::AsDesired);
+        let admitted = update(ConditionType::Admitted, true, Reason::Reconciled);
         let status = json!({"reserved": Bytes::mib(64)});
         write(&self.snapshots, snapshot, &admitted, status).await
     }
 
-    /// Says why the group is not taken.
+    /// Reports why the group is not taken.
     pub(crate) async fn refuse(
         &self,
         group: &PoolSnapshotGroup,
         reason: Reason,
     ) -> PoolSnapshotGroup {
-        let refused = finding(ConditionType::Ready, false, reason);
+        let refused = update(ConditionType::Ready, false, reason);
         write(&self.groups, group, &refused, json!({})).await
     }
 
-    /// Finds that the snapshot's image is damaged.
+    /// Reports that the snapshot's image is missing.
     pub(crate) async fn damage(&self, snapshot: &PoolSnapshot) {
-        let damaged = finding(ConditionType::Ready, false, Reason::ImageMissing);
+        let damaged = update(ConditionType::Ready, false, Reason::ImageMissing);
         write(&self.snapshots, snapshot, &damaged, json!({})).await;
     }
 
-    /// Takes back what was promised to a snapshot: nothing of it is on the disk.
-    pub(crate) async fn take_back(&self, snapshot: &PoolSnapshot, reason: Reason) {
-        let refused = finding(ConditionType::Admitted, false, reason);
+    /// Withdraws the admission and the reservation of a snapshot that has no image.
+    pub(crate) async fn withdraw(&self, snapshot: &PoolSnapshot, reason: Reason) {
+        let refused = update(ConditionType::Admitted, false, reason);
         let status = json!({"reserved": null});
         write(&self.snapshots, snapshot, &refused, status).await;
     }
 
-    /// The snapshot, once its end is asked for.
+    /// Waits until the deletion of the snapshot is requested.
     pub(crate) async fn unwanted(&self, snapshot: &str) -> PoolSnapshot {
-        let what = format!("the deletion of {snapshot} to be asked for");
+        let what = format!("the deletion of {snapshot} to be requested");
         eventually(&what, PATIENCE, async || {
             match self.snapshots.get_opt(snapshot).await.unwrap() {
                 Some(found) if found.spec.deletion_requested => Ok(found),
@@ -155,22 +155,22 @@ impl Agent {
         .await
     }
 
-    /// Removes the data of a snapshot, as soon as that is asked for.
+    /// Waits until the deletion of a snapshot is requested, and reports its data as removed.
     pub(crate) async fn reclaim(&self, snapshot: &str) {
         let unwanted = self.unwanted(snapshot).await;
-        let reclaimed = finding(ConditionType::Reclaimed, true, Reason::AsDesired);
+        let reclaimed = update(ConditionType::Reclaimed, true, Reason::Reconciled);
         let status = json!({"reserved": null, "size": null});
         write(&self.snapshots, &unwanted, &reclaimed, status).await;
     }
 
-    /// Finds that somebody reads a snapshot that is to go.
+    /// Reports that a snapshot whose deletion is requested is in use.
     pub(crate) async fn report_in_use(&self, snapshot: &str) {
         let unwanted = self.unwanted(snapshot).await;
-        let in_use = finding(ConditionType::Reclaimed, false, Reason::InUse);
+        let in_use = update(ConditionType::Reclaimed, false, Reason::InUse);
         write(&self.snapshots, &unwanted, &in_use, json!({})).await;
     }
 
-    /// Whether neither the group nor any snapshot of this test is there.
+    /// Returns whether neither the group nor any snapshot of this test exists.
     pub(crate) async fn is_gone(&self, group: &str) -> bool {
         let parameters = kube::api::ListParams::default();
         let snapshots = self.snapshots.list(&parameters).await.unwrap();
@@ -180,32 +180,32 @@ impl Agent {
     }
 }
 
-/// The names of a group's snapshots.
+/// Returns the names of a group's snapshots.
 pub(crate) fn members(group: &PoolSnapshotGroup) -> Vec<String> {
     let members = group.spec.members.iter();
     members.map(|member| member.snapshot.clone()).collect()
 }
 
-fn ready() -> Finding {
-    finding(ConditionType::Ready, true, Reason::AsDesired)
+fn ready() -> ConditionUpdate {
+    update(ConditionType::Ready, true, Reason::Reconciled)
 }
 
-fn finding(kind: ConditionType, holds: bool, reason: Reason) -> Finding {
-    Finding::new(kind, holds, reason, "the agent's words")
+fn update(kind: ConditionType, holds: bool, reason: Reason) -> ConditionUpdate {
+    ConditionUpdate::new(kind, holds, reason, "the agent's words")
 }
 
-async fn write<K>(api: &Api<K>, object: &K, finding: &Finding, status: Value) -> K
+async fn write<K>(api: &Api<K>, object: &K, update: &ConditionUpdate, status: Value) -> K
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + serde::Serialize,
 {
-    try_write(api, object, finding, status).await.unwrap()
+    try_write(api, object, update, status).await.unwrap()
 }
 
-/// Writes a status, guarded as the agent's writes are.
+/// Writes a status with a resourceVersion, as the agent does.
 async fn try_write<K>(
     api: &Api<K>,
     object: &K,
-    finding: &Finding,
+    update: &ConditionUpdate,
     mut status: Value,
 ) -> Result<K, kube::Error>
 where
@@ -215,7 +215,7 @@ where
     let conditions = before["status"]["conditions"].clone();
     let mut conditions: Vec<Condition> = serde_json::from_value(conditions).unwrap_or_default();
     let now = from_kubernetes(&Time(Timestamp::now()));
-    condition::set(&mut conditions, finding, object.meta().generation, now);
+    condition::set(&mut conditions, update, object.meta().generation, now);
     status["conditions"] = json!(conditions);
     let metadata = json!({"resourceVersion": object.resource_version()});
     let patch = Patch::Merge(json!({"metadata": metadata, "status": status}));

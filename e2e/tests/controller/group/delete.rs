@@ -55,7 +55,7 @@ async fn taken(
 
 // Shows: DGS-01, DGS-05, SAN-06.
 #[tokio::test]
-async fn dgs_04_dgs_05_a_group_goes_with_all_of_its_snapshots_and_data_first() {
+async fn dgs_04_dgs_05_a_group_is_deleted_with_its_snapshots_and_their_data_first() {
     let control_plane = ControlPlane::shared().await;
     let agent = Agent::new(control_plane, "set-gone").await;
     let replica = Replica::start(control_plane).await;
@@ -75,7 +75,7 @@ async fn dgs_04_dgs_05_a_group_goes_with_all_of_its_snapshots_and_data_first() {
 }
 
 #[tokio::test]
-async fn dgs_04_snapshots_whose_group_was_taken_away_by_force_go_when_they_are_named() {
+async fn dgs_04_snapshots_whose_group_was_force_deleted_are_deleted_by_their_ids() {
     let control_plane = ControlPlane::shared().await;
     let agent = Agent::new(control_plane, "set-forced").await;
     let replica = Replica::start(control_plane).await;
@@ -91,7 +91,7 @@ async fn dgs_04_snapshots_whose_group_was_taken_away_by_force_go_when_they_are_n
     let deleted = agent.groups.delete("set-forced", &parameters).await;
     deleted.unwrap();
 
-    // Those of another group stay.
+    // Snapshots of another group are kept.
     delete(&replica, "set-of-nobody", &ids).await.unwrap();
     let snapshot = agent.snapshots.get(&ids[0]).await.unwrap();
     assert!(!snapshot.spec.deletion_requested);
@@ -105,7 +105,7 @@ async fn dgs_04_snapshots_whose_group_was_taken_away_by_force_go_when_they_are_n
 
 // Shows: DGS-02, DGS-03, DGS-07.
 #[tokio::test]
-async fn dgs_08_a_caller_that_knows_other_snapshots_is_refused_and_nothing_is_touched() {
+async fn dgs_08_other_snapshot_ids_are_refused_and_change_nothing() {
     let control_plane = ControlPlane::shared().await;
     let agent = Agent::new(control_plane, "set-mismatch").await;
     let replica = Replica::start(control_plane).await;
@@ -124,7 +124,7 @@ async fn dgs_08_a_caller_that_knows_other_snapshots_is_refused_and_nothing_is_to
 }
 
 #[tokio::test]
-async fn dgs_06_a_snapshot_in_use_keeps_itself_and_those_behind_it_until_it_is_free() {
+async fn dgs_06_a_snapshot_in_use_blocks_its_deletion_and_that_of_the_later_members() {
     let control_plane = ControlPlane::shared().await;
     let agent = Agent::new(control_plane, "set-in-use").await;
     let replica = Replica::start(control_plane).await;
@@ -171,8 +171,8 @@ async fn dgs_05_a_deletion_that_stopped_after_any_step_is_finished_by_a_repeat()
     }
 }
 
-/// Does the first steps of a deletion as a controller did that then died; gives the snapshots whose
-/// data is still there.
+/// Does the first steps of a deletion, as a controller that then dies. Returns the snapshots whose
+/// data still exists.
 async fn advance(
     agent: &Agent,
     replica: &Replica,
@@ -192,7 +192,7 @@ async fn advance(
     if steps >= 1 {
         patch(json!({"spec": {"deletionRequested": true}})).await;
     }
-    // The replica dies when it has removed so many snapshots: its caller hears of ABORTED.
+    // The call ends after it has removed this many snapshots, with ABORTED unless none is left.
     for _ in 0..steps.saturating_sub(1).min(2) {
         let asked = deleting(replica, &name, &members(group), SHORT).await;
         agent.reclaim(&left.remove(0)).await;
@@ -206,13 +206,13 @@ async fn advance(
     if steps == 4 {
         let parameters = DeleteParams::default();
         let gone = agent.groups.delete(&name, &parameters).await;
-        assert!(gone.is_err(), "it is gone already");
+        assert!(gone.is_err(), "the group is already deleted");
     }
     left
 }
 
 #[tokio::test]
-async fn a_group_that_was_never_taken_goes_without_an_agent() {
+async fn a_group_that_was_never_taken_is_deleted_without_its_agent() {
     let control_plane = ControlPlane::shared().await;
     let agent = Agent::new(control_plane, "set-untaken").await;
     let replica = Replica::start(control_plane).await;

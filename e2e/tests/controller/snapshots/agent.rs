@@ -1,30 +1,30 @@
-//! What the agents would write about snapshots.
+//! Writes what agents report about snapshots.
 
-use cistern_crds::{Bytes, ConditionType, PoolSnapshot, Reason, condition::Finding};
+use cistern_crds::{Bytes, ConditionType, PoolSnapshot, Reason, condition::ConditionUpdate};
 use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, image, seen, write};
 
-/// The moment that every snapshot shows which [`Snapshots::finish`] cuts.
+/// Creation time of every snapshot from [`Snapshots::finish`].
 const MOMENT: &str = "2026-09-21T13:33:20.123456789Z";
-/// The same in seconds and nanoseconds.
+/// The same in Unix seconds and nanoseconds.
 pub(crate) const TAKEN: (i64, i32) = (1_789_997_600, 123_456_789);
 
 /// The snapshots of one test.
 pub(crate) struct Snapshots<'a>(pub(crate) &'a Cluster);
 
 impl Snapshots<'_> {
-    /// The snapshot, once it is asked for.
-    pub(crate) async fn wished(&self, name: &str) -> PoolSnapshot {
-        self.seen(&format!("{name} to be asked for"), name, |found| {
+    /// Waits until the snapshot is requested.
+    pub(crate) async fn requested(&self, name: &str) -> PoolSnapshot {
+        self.seen(&format!("{name} to be requested"), name, |found| {
             !found.spec.deletion_requested
         })
         .await
     }
 
-    /// The snapshot, once its deletion is asked for.
+    /// Waits until the deletion of the snapshot is requested.
     pub(crate) async fn unwanted(&self, name: &str) -> PoolSnapshot {
-        let what = format!("the deletion of {name} to be asked for");
+        let what = format!("the deletion of {name} to be requested");
         self.seen(&what, name, |found| found.spec.deletion_requested)
             .await
     }
@@ -38,21 +38,26 @@ impl Snapshots<'_> {
         seen(&self.0.snapshots, what, name, is).await
     }
 
-    /// Whether there is nothing of this name.
+    /// Returns whether no snapshot has this name.
     pub(crate) async fn is_gone(&self, name: &str) -> bool {
         self.0.snapshots.get_opt(name).await.unwrap().is_none()
     }
 
-    /// What the agent writes when it admits a snapshot.
+    /// Admits a snapshot.
     pub(crate) async fn admit(&self, snapshot: &PoolSnapshot) -> Result<PoolSnapshot, kube::Error> {
-        let admitted = Finding::new(ConditionType::Admitted, true, Reason::AsDesired, "admitted");
+        let admitted = ConditionUpdate::new(
+            ConditionType::Admitted,
+            true,
+            Reason::Reconciled,
+            "admitted",
+        );
         let status = json!({"reserved": Bytes::mib(100)});
         self.write(snapshot, &admitted, status).await
     }
 
-    /// What the agent writes when the snapshot is cut and can be used.
+    /// Marks the snapshot as taken and ready.
     pub(crate) async fn finish(&self, snapshot: &PoolSnapshot) -> PoolSnapshot {
-        let ready = Finding::new(ConditionType::Ready, true, Reason::AsDesired, "cut");
+        let ready = ConditionUpdate::new(ConditionType::Ready, true, Reason::Reconciled, "taken");
         let status = json!({
             "reserved": Bytes::mib(10),
             "size": Bytes::gib(1),
@@ -62,9 +67,9 @@ impl Snapshots<'_> {
         self.write(snapshot, &ready, status).await.unwrap()
     }
 
-    /// What the agent writes when a snapshot that was cut cannot be used now.
+    /// Reports that a taken snapshot cannot be used now.
     pub(crate) async fn disturb(&self, snapshot: &PoolSnapshot) {
-        let unready = Finding::new(
+        let unready = ConditionUpdate::new(
             ConditionType::Ready,
             false,
             Reason::PoolNotReady,
@@ -73,23 +78,29 @@ impl Snapshots<'_> {
         self.write(snapshot, &unready, json!({})).await.unwrap();
     }
 
-    /// What the agent writes when it will not have the snapshot.
+    /// Refuses the snapshot.
     pub(crate) async fn refuse(&self, snapshot: &PoolSnapshot, reason: Reason) {
-        let refused = Finding::new(ConditionType::Admitted, false, reason, "the agent's words");
+        let refused =
+            ConditionUpdate::new(ConditionType::Admitted, false, reason, "the agent's words");
         let status = json!({"reserved": null});
         self.write(snapshot, &refused, status).await.unwrap();
     }
 
-    /// What the agent writes when the data is gone.
+    /// Reports the data as removed.
     pub(crate) async fn reclaim(&self, snapshot: &PoolSnapshot) {
-        let reclaimed = Finding::new(ConditionType::Reclaimed, true, Reason::AsDesired, "removed");
+        let reclaimed = ConditionUpdate::new(
+            ConditionType::Reclaimed,
+            true,
+            Reason::Reconciled,
+            "removed",
+        );
         let status = json!({"reserved": null, "size": null});
         self.write(snapshot, &reclaimed, status).await.unwrap();
     }
 
-    /// What the agent writes when somebody reads a snapshot that is to go.
+    /// Reports that a snapshot whose deletion is requested is in use.
     pub(crate) async fn report_in_use(&self, snapshot: &PoolSnapshot) {
-        let in_use = Finding::new(
+        let in_use = ConditionUpdate::new(
             ConditionType::Reclaimed,
             false,
             Reason::InUse,
@@ -101,16 +112,16 @@ impl Snapshots<'_> {
     async fn write(
         &self,
         snapshot: &PoolSnapshot,
-        finding: &Finding,
+        update: &ConditionUpdate,
         status: Value,
     ) -> Result<PoolSnapshot, kube::Error> {
-        write(&self.0.snapshots, snapshot, finding, status).await
+        write(&self.0.snapshots, snapshot, update, status).await
     }
 
-    /// Does what the agent of a node does, for one snapshot, from the wish to its use.
-    pub(crate) async fn cut(&self, name: &str) -> PoolSnapshot {
-        let wished = self.wished(name).await;
-        let admitted = self.admit(&wished).await.unwrap();
+    /// Does the agent's work for one snapshot from its request until it is ready.
+    pub(crate) async fn make(&self, name: &str) -> PoolSnapshot {
+        let requested = self.requested(name).await;
+        let admitted = self.admit(&requested).await.unwrap();
         self.finish(&admitted).await
     }
 }

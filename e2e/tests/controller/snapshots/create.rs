@@ -12,7 +12,7 @@ use crate::{
     cluster::{Cluster, PATIENCE, SHORT},
     delete,
     history::History,
-    place, requirement,
+    requirement, topology,
 };
 
 // Shows: CS-12, CS-20.
@@ -31,10 +31,10 @@ async fn cs_04_cs_07_cs_11_a_snapshot_takes_three_writes_and_a_repeat_none_also_
     assert_eq!(snapshot.size_bytes, 1 << 30);
     assert!(snapshot.ready_to_use, "CS-20");
     assert_eq!(snapshot.group_snapshot_id, "", "CS-12");
-    assert_eq!(snapshot.accessible_topology, [place(&cluster.node("a"))]);
+    assert_eq!(snapshot.accessible_topology, [topology(&cluster.node("a"))]);
     let time = snapshot.creation_time.unwrap();
     assert_eq!((time.seconds, time.nanos), TAKEN);
-    let object = Snapshots(&cluster).wished("taken").await;
+    let object = Snapshots(&cluster).requested("taken").await;
     assert_eq!(Some(object.spec.source_image), made.metadata.uid);
 
     let repeat = async || {
@@ -54,7 +54,7 @@ async fn cs_04_cs_07_cs_11_a_snapshot_takes_three_writes_and_a_repeat_none_also_
 }
 
 #[tokio::test]
-async fn cs_05_cs_13_cs_16_what_cannot_be_taken_is_refused_and_changes_nothing() {
+async fn cs_05_cs_13_cs_16_an_impossible_snapshot_is_refused_and_changes_nothing() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "not-taken", &[("a", 5)]).await;
     let replica = Replica::start(control_plane).await;
@@ -83,7 +83,7 @@ async fn cs_05_cs_13_cs_16_what_cannot_be_taken_is_refused_and_changes_nothing()
         ..of("not-taken", "not-taken-1")
     };
     let asked = tokio::spawn(take(client, here, PATIENCE));
-    Snapshots(&cluster).cut("not-taken").await;
+    Snapshots(&cluster).make("not-taken").await;
     let snapshot = asked.await.unwrap().unwrap();
     for other in [of("not-taken", "not-taken-2"), elsewhere("not-taken")] {
         let status = refused(other).await;
@@ -119,7 +119,7 @@ async fn cs_08_cs_18_a_refusal_has_a_final_code_says_what_to_do_and_leaves_nothi
             "spec.limits.maximumExtents",
         ),
         (
-            Reason::NotHeldStill,
+            Reason::FreezeFailed,
             Code::FailedPrecondition,
             "consistency",
         ),
@@ -127,8 +127,8 @@ async fn cs_08_cs_18_a_refusal_has_a_final_code_says_what_to_do_and_leaves_nothi
     ] {
         let request = of("cut-refused", "cut-refused-volume");
         let asked = tokio::spawn(take(replica.client().await, request, PATIENCE));
-        let wished = snapshots.wished("cut-refused").await;
-        snapshots.refuse(&wished, reason).await;
+        let requested = snapshots.requested("cut-refused").await;
+        snapshots.refuse(&requested, reason).await;
         let status = asked.await.unwrap().unwrap_err();
         assert_eq!(status.code(), code, "{status}");
         for part in ["the agent's words", advice] {
@@ -136,12 +136,12 @@ async fn cs_08_cs_18_a_refusal_has_a_final_code_says_what_to_do_and_leaves_nothi
         }
         assert!(snapshots.is_gone("cut-refused").await, "{reason}");
     }
-    // After an attempt: admitted, and refused when it came to the cut.
+    // Refused after the admission, when the snapshot is taken.
     let request = of("cut-refused", "cut-refused-volume");
     let asked = tokio::spawn(take(replica.client().await, request, PATIENCE));
-    let wished = snapshots.wished("cut-refused").await;
-    let admitted = snapshots.admit(&wished).await.unwrap();
-    snapshots.refuse(&admitted, Reason::NotHeldStill).await;
+    let requested = snapshots.requested("cut-refused").await;
+    let admitted = snapshots.admit(&requested).await.unwrap();
+    snapshots.refuse(&admitted, Reason::FreezeFailed).await;
     let status = asked.await.unwrap().unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
     assert!(snapshots.is_gone("cut-refused").await);
@@ -151,7 +151,7 @@ async fn cs_08_cs_18_a_refusal_has_a_final_code_says_what_to_do_and_leaves_nothi
 }
 
 #[tokio::test]
-async fn r02_a_refusal_that_a_killed_controller_left_behind_is_asked_anew() {
+async fn r02_a_refused_snapshot_that_a_killed_controller_left_behind_is_requested_again() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "old-refusal", &[("a", 5)]).await;
     let mut first = Replica::start(control_plane).await;
@@ -159,27 +159,28 @@ async fn r02_a_refusal_that_a_killed_controller_left_behind_is_asked_anew() {
     let request = of("old-refusal", "old-refusal-volume");
     let asked = tokio::spawn(take(first.client().await, request.clone(), PATIENCE));
     let snapshots = Snapshots(&cluster);
-    let wished = snapshots.wished("old-refusal").await;
+    let requested = snapshots.requested("old-refusal").await;
     first.service().kill();
     asked.await.unwrap().unwrap_err();
-    snapshots.refuse(&wished, Reason::NoSpace).await;
+    snapshots.refuse(&requested, Reason::NoSpace).await;
 
     let second = Replica::start(control_plane).await;
     let asked = tokio::spawn(take(second.client().await, request, PATIENCE));
-    let anew = cistern_e2e::eventually("the wish to be written anew", PATIENCE, async || {
-        let found = snapshots.wished("old-refusal").await;
-        (found.metadata.uid != wished.metadata.uid)
-            .then_some(found)
-            .ok_or_else(|| "it is the old one".to_owned())
-    })
-    .await;
-    let admitted = snapshots.admit(&anew).await.unwrap();
+    let again =
+        cistern_e2e::eventually("the snapshot to be requested again", PATIENCE, async || {
+            let found = snapshots.requested("old-refusal").await;
+            (found.metadata.uid != requested.metadata.uid)
+                .then_some(found)
+                .ok_or_else(|| "the object is the old one".to_owned())
+        })
+        .await;
+    let admitted = snapshots.admit(&again).await.unwrap();
     snapshots.finish(&admitted).await;
     asked.await.unwrap().unwrap();
 }
 
 #[tokio::test]
-async fn a_silent_agent_gets_no_wish_and_one_that_falls_silent_is_withdrawn_from() {
+async fn a_silent_agent_gets_no_snapshot_and_one_that_falls_silent_loses_its_unadmitted_snapshot() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "silent", &[("a", 5)]).await;
     let replica = Replica::start(control_plane).await;
@@ -187,7 +188,7 @@ async fn a_silent_agent_gets_no_wish_and_one_that_falls_silent_is_withdrawn_from
     let snapshots = Snapshots(&cluster);
     let request = of("silent", "silent-volume");
     let asked = tokio::spawn(take(replica.client().await, request.clone(), PATIENCE));
-    snapshots.wished("silent").await;
+    snapshots.requested("silent").await;
     cluster.silence("a").await;
     let status = asked.await.unwrap().unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
@@ -201,7 +202,7 @@ async fn a_silent_agent_gets_no_wish_and_one_that_falls_silent_is_withdrawn_from
 }
 
 #[tokio::test]
-async fn cs_09_cs_23_con_05_a_slow_agent_is_waited_for_by_repeats_and_never_twice() {
+async fn cs_09_cs_23_con_05_repeated_calls_wait_for_a_slow_agent_and_take_one_snapshot() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "slow-cut", &[("a", 5)]).await;
     let replicas = [
@@ -219,8 +220,8 @@ async fn cs_09_cs_23_con_05_a_slow_agent_is_waited_for_by_repeats_and_never_twic
         assert!(status.message().contains(waits_for), "{status}");
     };
     slow(&replicas[0], "to admit it").await;
-    let wished = snapshots.wished("slow-cut").await;
-    let admitted = snapshots.admit(&wished).await.unwrap();
+    let requested = snapshots.requested("slow-cut").await;
+    let admitted = snapshots.admit(&requested).await.unwrap();
     slow(&replicas[1], "to make it").await;
 
     let mut calls = Vec::new();
@@ -242,14 +243,14 @@ async fn cs_09_cs_23_con_05_a_slow_agent_is_waited_for_by_repeats_and_never_twic
 
 // Shows: LS-07, GS-05.
 #[tokio::test]
-async fn cs_22_what_was_cut_is_answered_although_it_cannot_be_used_now() {
+async fn cs_22_a_taken_snapshot_is_answered_although_it_cannot_be_used_now() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "unready", &[("a", 5)]).await;
     let replica = Replica::start(control_plane).await;
     volume(&cluster, replica.client().await, "unready-volume").await;
     let client = replica.client().await;
     let before = taken(&cluster, client, "unready", "unready-volume").await;
-    let object = Snapshots(&cluster).wished("unready").await;
+    let object = Snapshots(&cluster).requested("unready").await;
     Snapshots(&cluster).disturb(&object).await;
 
     let request = of("unready", "unready-volume");
@@ -281,24 +282,24 @@ async fn r03_admission_and_withdrawal_of_a_snapshot_never_both_succeed() {
         let snapshots = Snapshots(race);
         let request = of(name, &volume_name);
         let asked = tokio::spawn(take(replica.client().await, request.clone(), PATIENCE));
-        let wished = snapshots.wished(name).await;
-        // The gap between the two changes with the rounds, so that each is first now and then.
+        let requested = snapshots.requested(name).await;
+        // The delay changes with the rounds, so that each side is sometimes first.
         let gap = Duration::from_millis(round % 12);
         let admit = async {
             tokio::time::sleep(gap).await;
-            snapshots.admit(&wished).await
+            snapshots.admit(&requested).await
         };
         let ((), admitted) = tokio::join!(race.silence("a"), admit);
         if let Ok(admitted) = admitted {
             admissions += 1;
             snapshots.finish(&admitted).await;
-            // Until the snapshot is cut, its node is silent: the caller may be told to come again.
+            // While its node is silent, the call may be answered with ABORTED.
             if let Err(status) = asked.await.unwrap() {
                 assert_eq!(status.code(), Code::Aborted, "{status}");
             }
             let client = replica.client().await;
             take(client, request, PATIENCE).await.unwrap();
-            let kept = snapshots.wished(name).await;
+            let kept = snapshots.requested(name).await;
             assert_eq!(kept.metadata.uid, admitted.metadata.uid);
         } else {
             let status = asked.await.unwrap().unwrap_err();

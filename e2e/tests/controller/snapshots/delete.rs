@@ -16,7 +16,7 @@ use crate::{
 
 // Shows: GS-03.
 #[tokio::test]
-async fn ds_03_ds_06_ds_08_a_snapshot_goes_in_four_writes_and_is_not_found_after_it() {
+async fn ds_03_ds_06_ds_08_a_snapshot_is_deleted_in_four_writes_and_then_not_found() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "forgotten", &[("a", 5)]).await;
     let replica = Replica::start(control_plane).await;
@@ -42,7 +42,7 @@ async fn ds_03_ds_06_ds_08_a_snapshot_goes_in_four_writes_and_is_not_found_after
 }
 
 #[tokio::test]
-async fn ds_04_a_snapshot_that_is_being_read_is_refused_and_goes_once_it_is_free() {
+async fn ds_04_the_deletion_of_a_snapshot_in_use_is_refused_and_succeeds_once_it_is_free() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "being-read", &[("a", 5)]).await;
     let replica = Replica::start(control_plane).await;
@@ -67,7 +67,7 @@ async fn ds_04_a_snapshot_that_is_being_read_is_refused_and_goes_once_it_is_free
 
 // Shows: GS-06.
 #[tokio::test]
-async fn ds_05_vcs_15_a_member_of_a_group_does_not_go_alone_and_can_be_restored_alone() {
+async fn ds_05_vcs_15_a_member_of_a_group_is_not_deleted_alone_and_can_be_restored_alone() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "member", &[("a", 5)]).await;
     let replica = Replica::start(control_plane).await;
@@ -91,15 +91,15 @@ async fn ds_05_vcs_15_a_member_of_a_group_does_not_go_alone_and_can_be_restored_
         .create(&parameters, &member)
         .await
         .unwrap();
-    let cut = Snapshots(&cluster).cut("member-snapshot").await;
+    let made_ready = Snapshots(&cluster).make("member-snapshot").await;
 
     let client = replica.client().await;
     let status = forget(client, "member-snapshot", PATIENCE).await;
     let status = status.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument, "{status}");
     assert!(status.message().contains("member-group"), "{status}");
-    let now = Snapshots(&cluster).wished("member-snapshot").await;
-    assert_eq!(now, cut);
+    let now = Snapshots(&cluster).requested("member-snapshot").await;
+    assert_eq!(now, made_ready);
     let read = get(replica.client().await, "member-snapshot").await;
     assert_eq!(read.unwrap().group_snapshot_id, "member-group", "GS-06");
 

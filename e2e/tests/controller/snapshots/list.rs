@@ -35,7 +35,7 @@ fn query(snapshot: &str, volume: &str) -> v1::ListSnapshotsRequest {
 
 // Shows: GS-04, LS-02, LS-04, LS-05, LS-08, LS-09.
 #[tokio::test]
-async fn ls_03_to_ls_10_lists_are_filtered_paged_and_hold_only_what_was_cut() {
+async fn ls_03_to_ls_10_lists_are_filtered_paged_and_hold_only_taken_snapshots() {
     let control_plane = ControlPlane::shared().await;
     let cluster = Cluster::new(control_plane, "listed", &[("a", 5)]).await;
     let replica = Replica::start(control_plane).await;
@@ -58,10 +58,10 @@ async fn ls_03_to_ls_10_lists_are_filtered_paged_and_hold_only_what_was_cut() {
         of("listed-6", "listed-a"),
         PATIENCE,
     ));
-    let wished = Snapshots(&cluster).wished("listed-6").await;
+    let requested = Snapshots(&cluster).requested("listed-6").await;
     let listed = async |request| list(replica.client().await, request).await.unwrap().0;
 
-    // LS-04, LS-05, LS-08, LS-09; and LS-03, as the sixth is not cut.
+    // LS-04, LS-05, LS-08, LS-09; and LS-03, as the sixth is not taken.
     for (snapshot, volume, expected) in [
         ("", "listed-a", &["listed-1", "listed-3", "listed-5"][..]),
         ("", "listed-b", &["listed-2", "listed-4"]),
@@ -80,13 +80,13 @@ async fn ls_03_to_ls_10_lists_are_filtered_paged_and_hold_only_what_was_cut() {
             assert_eq!(read.unwrap(), found, "GS-04");
         }
     }
-    // LS-02: unfiltered, whoever made them.
+    // LS-02: without a filter the list contains the snapshots of all callers.
     let everything = listed(query("", "")).await;
     let everything: BTreeSet<String> = everything.into_iter().map(|s| s.snapshot_id).collect();
     assert!(everything.is_superset(&all), "{everything:?}");
 
     Snapshots(&cluster)
-        .refuse(&wished, cistern_crds::Reason::NoSpace)
+        .refuse(&requested, cistern_crds::Reason::NoSpace)
         .await;
     asked.await.unwrap().unwrap_err();
 }

@@ -1,6 +1,6 @@
 use cistern_crds::{
     Bytes, ConditionStatus, ConditionType, PoolVolumeStatus,
-    condition::{self, Finding},
+    condition::{self, ConditionUpdate},
     health::{PoolProblem, Problem},
 };
 
@@ -35,7 +35,7 @@ fn node(problems: Vec<PoolProblem>) -> StorageNode {
 fn silent(reason: Reason) -> StorageNode {
     let mut node = node(Vec::new());
     let status = ConditionStatus::Unknown;
-    let finding = Finding::new(ConditionType::Healthy, status, reason, "nobody answers");
+    let finding = ConditionUpdate::new(ConditionType::Healthy, status, reason, "no agent answers");
     let conditions = &mut node.status.as_mut().unwrap().conditions;
     condition::set(conditions, &finding, None, at(100));
     node
@@ -69,7 +69,7 @@ fn clh_05_clh_06_a_new_problem_stands_beside_an_older_one_and_none_is_there_twic
     ];
     assert_eq!(keys(&both), expected);
     assert_eq!(both[1].message, "volume pvc-1: it is ProbeTimedOut");
-    // The agent has said so already.
+    // The agent has reported it already.
     let said = problem(Inaccessible, Reason::PoolNotReady);
     let once = problems(&volume(vec![said.clone(), counted]), Some(&unreachable));
     assert_eq!(once.len(), 2);
@@ -77,21 +77,21 @@ fn clh_05_clh_06_a_new_problem_stands_beside_an_older_one_and_none_is_there_twic
 }
 
 #[test]
-fn a_pool_that_works_badly_is_told_of_the_pool_alone() {
+fn a_degraded_pool_is_reported_for_the_pool_alone() {
     let full = node(vec![problem(PoolSeverity::Degraded, Reason::NearlyFull)]);
     assert_eq!(problems(&volume(Vec::new()), Some(&full)), []);
 }
 
 #[test]
-fn vco_02_nobody_calls_a_volume_well_whose_node_is_not_heard_of() {
+fn vco_02_a_volume_is_not_healthy_while_its_node_does_not_report() {
     use VolumeSeverity::{Degraded, Inaccessible};
-    let told = |node: Option<&StorageNode>| {
+    let reported = |node: Option<&StorageNode>| {
         let found = problems(&volume(Vec::new()), node);
         found
             .first()
             .map(|p| (p.severity, Reason::parse(&p.reason).unwrap()))
     };
-    let of = |reason| told(Some(&silent(reason)));
+    let of = |reason| reported(Some(&silent(reason)));
     let expected = |severity, reason| Some((severity, reason));
     let agent = Reason::AgentNotReady;
     assert_eq!(of(agent), expected(Degraded, agent));
@@ -101,7 +101,7 @@ fn vco_02_nobody_calls_a_volume_well_whose_node_is_not_heard_of() {
         of(Reason::NodeGone),
         expected(Inaccessible, Reason::NodeGone)
     );
-    assert_eq!(told(None), expected(Inaccessible, missing));
-    // The operator has not looked yet.
+    assert_eq!(reported(None), expected(Inaccessible, missing));
+    // The operator has not checked yet.
     assert_eq!(of(Reason::Pending), None);
 }

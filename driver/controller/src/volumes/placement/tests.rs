@@ -52,7 +52,7 @@ fn top_06_top_21_top_24_the_order_of_the_request_decides() {
         (2, Some(&["c"][..]), &["c"], None),
         (1, Some(&["gone", "b"][..]), &["gone"], Some("b")),
         (1, Some(&[][..]), &[], None),
-        // Preferred alone is a wish (TOP-23); no requirement at all: the most room, then by name.
+        // Preferred alone is a preference (TOP-23); no requirement at all: the most room, then by name.
         (5, None, &["a"], Some("b")),
         (1, None, &[], Some("b")),
     ] {

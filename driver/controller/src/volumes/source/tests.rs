@@ -1,4 +1,4 @@
-use cistern_crds::condition::Finding;
+use cistern_crds::condition::ConditionUpdate;
 
 use super::*;
 use crate::{
@@ -20,7 +20,7 @@ fn reference(kind: SourceKind) -> SourceReference {
 /// A snapshot of 1 GiB of ext4 in pool `fast` on `node-1`.
 fn source() -> Source {
     let mut snapshot = ready_snapshot();
-    let ready = Finding::new(ConditionType::Ready, true, Reason::AsDesired, "cut");
+    let ready = ConditionUpdate::new(ConditionType::Ready, true, Reason::Reconciled, "cut");
     let conditions = &mut snapshot.status.as_mut().unwrap().conditions;
     condition::set(conditions, &ready, None, at(300));
     of_snapshot(&reference(SourceKind::Snapshot), &snapshot).unwrap()

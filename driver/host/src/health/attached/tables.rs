@@ -1,28 +1,26 @@
-//! What the kernel's tables say of volumes: of loop devices, mounts, and the errors that filesystems
-//! have counted.
+//! Reads the kernel's tables of loop devices, mounts, and filesystem error counters.
 
 use std::{
     io,
     path::{Path, PathBuf},
 };
 
-use cistern_crds::FilesystemType;
+use cistern_types::FilesystemType;
 
 use super::{VolumeSubject, VolumeTrouble};
 use crate::{
     id::Uid,
     image::Content,
     loopdev,
-    mountinfo::Mount,
     mounting::block,
-    system::{DeviceNumber, System},
+    system::{DeviceNumber, Mount, System},
 };
 
-/// The loop devices over images, and the mounts, as they are now.
+/// The current loop devices over images, and the current mounts.
 #[derive(Debug)]
 pub(super) struct Attachments {
     devices: Vec<Device>,
-    /// The nodes of loop devices that are bound somewhere, each with the number of its device.
+    /// The bind mounts of loop device nodes, each with the number of its device.
     nodes: Vec<(u32, Mount)>,
     mounts: Vec<Mount>,
 }
@@ -32,13 +30,13 @@ pub(super) struct Attachments {
 struct Device {
     number: u32,
     image: Uid,
-    /// Whether the image has no name any more.
+    /// Whether the image was removed.
     is_deleted: bool,
     is_read_only: bool,
 }
 
 impl Attachments {
-    /// As they are now.
+    /// Reads the current tables.
     pub(super) fn read(system: &dyn System) -> io::Result<Self> {
         let mut devices = Vec::new();
         for bound in system.bound_loops()? {
@@ -52,7 +50,7 @@ impl Attachments {
                     is_deleted: loopdev::is_deleted(&bound),
                     is_read_only,
                 }),
-                // It is gone.
+                // The device was detached.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
@@ -65,7 +63,7 @@ impl Attachments {
         })
     }
 
-    /// Where the whole of what is on a device is mounted.
+    /// Mounts of the root of a device's filesystem.
     fn mounts_of(&self, number: u32) -> impl Iterator<Item = &Mount> {
         let device = DeviceNumber::of_loop(number);
         let is_whole = move |mount: &&Mount| mount.device == device && mount.root == Path::new("/");
@@ -83,7 +81,7 @@ impl Attachments {
             .filter(move |device| device.image == *image)
     }
 
-    /// Where a volume is mounted that holds an XFS.
+    /// Mount point of a volume with an XFS.
     pub(super) fn xfs_of(&self, volume: &VolumeSubject<'_>) -> Option<PathBuf> {
         if volume.content.filesystem() != Some(FilesystemType::Xfs) {
             return None;
@@ -93,7 +91,7 @@ impl Attachments {
         Some(mount.mount_point.clone())
     }
 
-    /// What the kernel's tables say of a volume.
+    /// The troubles of a volume according to the kernel's tables.
     pub(super) fn examine(
         &self,
         system: &dyn System,
@@ -132,7 +130,7 @@ impl Attachments {
         troubles
     }
 
-    /// A node at a staging path, which the image's name tells, outlives the binding of its device.
+    /// A node at a staging path, which contains the image's name, remains after its device is detached.
     fn find_lost_nodes(&self, volume: &VolumeSubject<'_>, troubles: &mut Vec<VolumeTrouble>) {
         for (number, node) in &self.nodes {
             let is_bound = || {
@@ -149,19 +147,19 @@ impl Attachments {
     }
 }
 
-/// Whether a device that is bound is not mounted where its volume is staged.
+/// Whether a bound device is not mounted at the staging path of its volume.
 fn missing_mount(volume: &VolumeSubject<'_>, mounts: &[&Mount]) -> Option<VolumeTrouble> {
     let is_staged = match (volume.content, volume.staging) {
         (Content::Filesystem { .. }, Some(staging)) => {
             mounts.iter().any(|mount| mount.mount_point == staging)
         }
-        // Only a mount elsewhere, in a container, say, keeps the device bound.
+        // Only another mount, for example in a container, keeps the device bound.
         (Content::Filesystem { .. }, None) => !mounts.is_empty(),
         (Content::Block, Some(staging)) => {
             let node = staging.join(volume.image.as_str());
             mounts.iter().any(|mount| mount.mount_point == node)
         }
-        // One that is mounted nowhere is nobody's: a stage was cut short.
+        // A device that is not mounted is unused: a stage was interrupted.
         (Content::Block, None) => {
             mounts.is_empty()
                 || mounts
@@ -173,7 +171,7 @@ fn missing_mount(volume: &VolumeSubject<'_>, mounts: &[&Mount]) -> Option<Volume
     (!is_staged).then_some(VolumeTrouble::MountMissing { path })
 }
 
-/// What the mounts of a filesystem and its counters say of it.
+/// The troubles of a filesystem according to its mounts and error counters.
 fn examine_filesystem(
     system: &dyn System,
     content: Content,
@@ -197,7 +195,7 @@ fn examine_filesystem(
         _ if mounts.is_empty() => Ok(None),
         FilesystemType::Ext4 => system.ext4_errors(number),
         FilesystemType::Btrfs => system.btrfs_errors(uuid),
-        // It counts none, and says itself what it has found.
+        // XFS has no counter, and reports its damage itself.
         FilesystemType::Xfs => Ok(None),
     };
     match counted {

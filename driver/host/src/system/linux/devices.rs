@@ -17,8 +17,8 @@ use super::{
 };
 use crate::ioctl;
 
-/// Sectors of every loop device: never derived from the file, whose alignment for direct I/O grows
-/// from 512 to 4096 with its first reflink.
+/// Sector size of every loop device. Not derived from the file, whose alignment for direct I/O
+/// grows from 512 to 4096 with its first reflink.
 const SECTOR_SIZE: u32 = 4096;
 
 impl Devices for Linux {
@@ -68,7 +68,7 @@ impl Devices for Linux {
 
     fn free_loop(&self, except: &BTreeSet<u32>) -> io::Result<u32> {
         let control = self.open_following(Path::new("/dev/loop-control"), OFlags::RDWR)?;
-        // The kernel always names the same one.
+        // The kernel returns the same device until it is bound.
         let number = ioctl::loop_free(control.as_fd())?;
         if !except.contains(&number) {
             return Ok(number);
@@ -112,7 +112,7 @@ impl Devices for Linux {
         ioctl::loop_set_status(device, info)
     }
 
-    fn let_go_of_loop(&self, device: BorrowedFd<'_>) -> io::Result<()> {
+    fn detach_loop(&self, device: BorrowedFd<'_>) -> io::Result<()> {
         ioctl::loop_clear(device)
     }
 

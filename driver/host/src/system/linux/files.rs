@@ -27,7 +27,7 @@ use super::{
 };
 use crate::ioctl;
 
-/// Longer than any extended attribute of ours.
+/// Longer than any extended attribute of Cistern.
 const ATTRIBUTE_LIMIT: usize = 4096;
 
 impl Files for Linux {
@@ -159,7 +159,7 @@ impl Files for Linux {
         loop {
             match pread(file, &mut block.0, offset) {
                 Ok(Block::SIZE) => return Ok(block),
-                // The rest of a block that was cut short could not be read past the page cache.
+                // Direct I/O could not read the rest of a partial block.
                 Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -190,7 +190,7 @@ impl Files for Linux {
         let extents: Vec<_> = extents.into_iter().map(Extent::from).collect();
         match extents.last() {
             Some(last) if !is_all && last.logical.end <= part.start => Err(io::Error::other(
-                "the filesystem tells of extents outside of what it was asked",
+                "the filesystem returned extents outside of the requested range",
             )),
             Some(last) if !is_all => {
                 let end = last.logical.end.min(part.end);
@@ -255,7 +255,7 @@ fn try_lock(file: BorrowedFd<'_>, operation: FlockOperation) -> io::Result<bool>
     }
 }
 
-/// Opens a path; what is made is open to its owner alone. No magic link of /proc is followed.
+/// Opens a path. A new file is accessible only to its owner. No magic link of /proc is followed.
 fn open_at(
     directory: BorrowedFd<'_>,
     path: &Path,

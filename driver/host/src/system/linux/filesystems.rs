@@ -1,4 +1,4 @@
-//! Mounts, by the mount API of Linux 5.2 and later, and ioctls of the filesystems.
+//! Mounts, by the mount API of Linux 5.2 and later, and ioctls of filesystems.
 
 use std::{
     ffi::OsStr,
@@ -18,21 +18,17 @@ use rustix::{
 };
 
 use super::{
-    super::{Filesystems, Parameter, XfsGeometry, sysfs},
+    super::{Filesystems, Mount, Parameter, XfsGeometry, mountinfo, sysfs},
     Linux,
 };
-use crate::{
-    id::Uuid,
-    ioctl,
-    mountinfo::{self, Mount},
-};
+use crate::{id::Uuid, ioctl};
 
 /// `XFS_FSOP_GEOM_FLAGS_REFLINK`.
 const XFS_GEOMETRY_REFLINK: u32 = 1 << 20;
-/// Allocation groups of an XFS that are asked for damage. One that was grown a lot has more, and each
-/// takes two reads of the disk the first time.
+/// Maximum number of allocation groups of an XFS that are checked for damage. One that has grown a
+/// lot has more, and each costs two disk reads the first time.
 const XFS_GROUPS: u32 = 64;
-/// All that [`Filesystems::set_mount_attributes`] decides on.
+/// The attributes that [`Filesystems::set_mount_attributes`] sets or clears.
 const ATTRIBUTES: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_RDONLY
     .union(MountAttrFlags::MOUNT_ATTR_NOSUID)
     .union(MountAttrFlags::MOUNT_ATTR_NODEV)
@@ -42,7 +38,7 @@ const ATTRIBUTES: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_RDONLY
 
 impl Filesystems for Linux {
     fn mounts(&self) -> io::Result<Vec<Mount>> {
-        // Of this thread: a mount namespace belongs to a thread, not to a process.
+        // Of this thread: a mount namespace is a property of a thread.
         let text = fs::read("/proc/thread-self/mountinfo")?;
         mountinfo::parse(&text).map_err(io::Error::other)
     }
@@ -98,9 +94,9 @@ impl Filesystems for Linux {
     }
 
     fn unmount(&self, directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
-        // umount2(2) takes no directory descriptor; this is the same, and its last part, the only
-        // one that a pod could replace, is not followed. (A descriptor of the mount itself would
-        // keep it busy.)
+        // umount2(2) takes no directory descriptor. This path is equivalent, and its last part, the
+        // only one that a pod could replace, is not followed. (A descriptor of the mount itself
+        // would keep it busy.)
         let parent = format!("/proc/thread-self/fd/{}", directory.as_raw_fd());
         Ok(unmount(
             Path::new(&parent).join(name),
@@ -172,12 +168,12 @@ impl Filesystems for Linux {
     }
 }
 
-/// An error of the mount API, with what the kernel wrote into the context of the filesystem.
+/// Adds the kernel's messages from the context of the filesystem to an error of the mount API.
 fn with_messages(error: Errno, context: &OwnedFd) -> io::Error {
     let mut messages = Vec::new();
     let mut buffer = [0; 1024];
     while let Ok(count @ 1..) = read(context, &mut buffer) {
-        // `e text`: an error; warnings and notes are left out.
+        // `e text` is an error; warnings and notes are skipped.
         let message = buffer.get(..count).unwrap_or_default();
         if let Some(text) = message.strip_prefix(b"e ") {
             messages.push(String::from_utf8_lossy(text).trim().to_owned());
@@ -196,7 +192,7 @@ fn with_messages(error: Errno, context: &OwnedFd) -> io::Error {
     )
 }
 
-/// An error with what the kernel said besides.
+/// An error with messages of the kernel.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}: {messages}")]
 struct Explained {
@@ -204,8 +200,8 @@ struct Explained {
     messages: String,
 }
 
-/// Whether the kernel did not mount a filesystem because it is damaged: `EUCLEAN`, or `EBADMSG` for
-/// a checksum.
+/// Whether the kernel refused to mount a damaged filesystem: `EUCLEAN`, or `EBADMSG` for a
+/// checksum.
 pub(crate) fn is_damage(error: &io::Error) -> bool {
     let explained = error
         .get_ref()

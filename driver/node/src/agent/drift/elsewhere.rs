@@ -1,16 +1,16 @@
-//! The custom resources that orphaned images name, whichever node they are on.
+//! Looks up the custom resources that orphaned images name, on all nodes.
 //!
-//! The agent watches the objects of its own node only. After a node is renamed, or a disk is moved,
-//! the objects of the images in a pool still name another node: the images are orphans here, and
-//! belong there.
+//! The agent watches the objects of its own node only. After a node is renamed or a disk is moved, the
+//! objects of the images in a pool still name the other node. The images are orphans here, but belong
+//! to that node.
 //!
-//! *Invariant:* whatever is not known for certain is an error, and then nothing is done to an image.
+//! *Invariant:* if it is not certain whether an object exists, the lookup fails and no image is changed.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use cistern_crds::{
-    StorageNodeStatus, Stored,
-    health::{LISTED, Orphan, OrphanIdentity},
+    HasImage, StorageNodeStatus,
+    drift::{LISTED, Orphan, OrphanIdentity},
     volume::SourceKind,
 };
 use kube::Api;
@@ -22,7 +22,7 @@ use crate::agent::{
     work::Kind,
 };
 
-/// How long the API server may take for an answer.
+/// Deadline for a response of the API server.
 const DEADLINE: Duration = Duration::from_secs(30);
 /// The node of an object that this version cannot read.
 const UNKNOWN: &str = "unknown";
@@ -35,7 +35,7 @@ pub(super) enum Error {
     Api {
         /// Kind and name.
         object: String,
-        /// Its answer.
+        /// Error of the request.
         #[source]
         source: Box<kube::Error>,
     },
@@ -47,15 +47,15 @@ pub(super) enum Error {
     },
 }
 
-/// Sets the node that each orphan belongs to, where it is another one; of as many as a status lists,
-/// which are the oldest.
+/// Sets the node that each orphan belongs to, if it is another node. Handles only the oldest orphans,
+/// as many as a status lists.
 pub(super) async fn mark(
     agent: &Agent,
-    told: &StorageNodeStatus,
+    reported: &StorageNodeStatus,
     orphans: &mut BTreeMap<String, Vec<Orphan>>,
 ) -> Result<(), Error> {
     for (pool_uid, orphans) in orphans {
-        let since = agent.drift.since(told, pool_uid);
+        let since = agent.drift.since(reported, pool_uid);
         let age = |it: &Orphan| since.get(&it.image).copied().unwrap_or(it.since);
         orphans.sort_by(|a, b| (age(a), &a.image).cmp(&(age(b), &b.image)));
         for orphan in orphans.iter_mut().take(LISTED) {
@@ -68,8 +68,8 @@ pub(super) async fn mark(
     Ok(())
 }
 
-/// The node of the custom resource that an image says it was made for; none where there is no such
-/// object. The API server is asked.
+/// Asks the API server for the node of the custom resource that an image names; None if there is no
+/// such object.
 pub(super) async fn node_of(
     agent: &Agent,
     identity: &OrphanIdentity,
@@ -80,12 +80,12 @@ pub(super) async fn node_of(
     }
 }
 
-async fn ask<K: Kind + Stored>(api: &Api<K>, name: &str) -> Result<Option<String>, Error> {
+async fn ask<K: Kind + HasImage>(api: &Api<K>, name: &str) -> Result<Option<String>, Error> {
     if !is_object_name(name) {
         return Ok(None);
     }
     let object = || format!("{} {name}", K::kind(&()));
-    // An object that this version cannot read exists all the same.
+    // An object that this version cannot read exists, too.
     let api = Api::<Guarded<K>>::all(api.clone().into_client());
     match timeout(DEADLINE, api.get_opt(name)).await {
         Ok(Ok(found)) => Ok(found.map(|found| match readable(&found) {
@@ -100,7 +100,7 @@ async fn ask<K: Kind + Stored>(api: &Api<K>, name: &str) -> Result<Option<String
     }
 }
 
-/// Whether an object can have this name. It comes from a disk, and becomes part of a request's path.
+/// Whether an object can have this name. The name is read from a disk and becomes part of a URL.
 fn is_object_name(name: &str) -> bool {
     let is_alphanumeric = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let ends = [name.bytes().next(), name.bytes().last()];

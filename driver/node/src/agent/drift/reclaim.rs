@@ -1,10 +1,10 @@
-//! The end of images that nobody claims, where their pool has opted in: first to the trash, and from
-//! there for good, after the same time each.
+//! Removes orphaned images from pools that have opted in: first to the trash, and later from there,
+//! each after `reclaimOrphansAfterHours`.
 //!
-//! *Invariants:* an image goes only for having been an orphan for that long, by what the status says,
-//! or, of those that a status has no place for, by what this process has seen; only if it says itself
-//! what it was; never while an object of its name exists, readable or not, on this node or another,
-//! which the API server is asked before each step; and never from a pool that has not opted in.
+//! *Invariants:* an image is removed only after it was an orphan for that time, by its entry in the
+//! status or, if the status is full, by the comparisons of this process; only if it carries an
+//! identity; never while an object of its name exists, readable or not, on any node (the API server
+//! is asked before each step); and never from a pool that has not opted in.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -12,7 +12,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use cistern_client::Chain;
 use cistern_crds::{
     NodePoolStatus,
-    health::{LISTED, Orphan, OrphanIdentity},
+    drift::{LISTED, Orphan, OrphanIdentity},
     volume::SourceKind,
 };
 use cistern_host::{Uid, image};
@@ -20,20 +20,21 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use super::elsewhere;
 use crate::{
-    agent::{Agent, blocking::on_host, lanes::Place, pools::Usable, report::claimed},
+    agent::{Agent, limiter::Permit, pools::Usable, report::claimed},
+    blocking::on_host,
     locks::VolumeGuard,
 };
 
-/// What is done with an orphan.
+/// A step of the removal of an orphan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
-    /// It goes to the trash.
+enum OrphanStep {
+    /// Move it to the trash.
     Discard,
-    /// It goes from the trash for good.
+    /// Delete it from the trash.
     Remove,
 }
 
-/// Work on the orphans of each pool, in a task of its own: one that hangs holds up nothing else.
+/// The removal of orphans, in a task for each pool, so that a hanging pool does not block the others.
 #[derive(Debug, Default)]
 pub(super) struct Reclaims {
     tasks: JoinSet<()>,
@@ -41,21 +42,21 @@ pub(super) struct Reclaims {
 }
 
 impl Reclaims {
-    /// Begins to take each orphan whose time has come one step on its way out, in pools where no
-    /// earlier work is still under way.
+    /// Starts the next step for each orphan that is due, in pools without a running task.
     pub(super) fn begin(&mut self, agent: &Arc<Agent>) {
         while self.tasks.try_join_next().is_some() {}
         self.running.retain(|_, task| !task.is_finished());
         if agent.desired.everything().is_none() {
             return;
         }
-        // What was written: whoever is to claim an image has been told of it for as long.
-        let told = agent.report.last().unwrap_or_default();
-        for look in agent.pools.all() {
-            let (pool, uid) = (look.spec.name.clone(), look.spec.uid.clone());
-            let status = told.iter().find(|status| status.uid == uid);
-            let is_asked = look.spec.reclaim_orphans_after_hours.is_some();
-            if let (Some(status), true, false) = (status, is_asked, self.running.contains_key(&uid))
+        // Uses the written status: it has listed the image for the whole time.
+        let reported = agent.report.last().unwrap_or_default();
+        for pool_state in agent.pools.all() {
+            let (pool, uid) = (pool_state.spec.name.clone(), pool_state.spec.uid.clone());
+            let status = reported.iter().find(|status| status.uid == uid);
+            let is_opted_in = pool_state.spec.reclaim_orphans_after_hours.is_some();
+            if let (Some(status), true, false) =
+                (status, is_opted_in, self.running.contains_key(&uid))
             {
                 let (agent, status) = (Arc::clone(agent), status.clone());
                 let work = async move { of_pool(&agent, &pool, &status).await };
@@ -67,36 +68,30 @@ impl Reclaims {
 
 async fn of_pool(agent: &Arc<Agent>, pool: &str, status: &NodePoolStatus) {
     let orphans = agent.drift.orphans(&status.uid).unwrap_or_default();
-    for orphan in told(&orphans, &status.orphans) {
+    for orphan in reported(&orphans, &status.orphans) {
         let Some(identity) = &orphan.identity else {
             continue;
         };
-        let Some(held) = hold(agent, pool, orphan, identity).await else {
+        let Some(held) = acquire(agent, pool, orphan, identity).await else {
             continue;
         };
-        if is_wanted(agent, pool, orphan, identity) {
+        if is_claimed_now(agent, pool, orphan, identity) {
             continue;
         }
         let (image, name, step) = (&orphan.image, &identity.name, held.step);
         match elsewhere::node_of(agent, identity).await {
             Ok(None) => {}
             Ok(Some(_)) => continue,
-            // Nobody knows, so everything stays.
+            // Unknown, so that no image is removed.
             Err(error) => {
                 let error = Chain(&error);
-                tracing::warn!(pool, image, name, %error, "an image stays that nobody claims");
+                tracing::warn!(pool, image, name, %error, "cannot check the owner of an orphaned image, it is kept");
                 return;
             }
         }
         match held.take(image, (agent.now)()).await {
             Ok(()) => {
-                tracing::warn!(
-                    pool,
-                    image,
-                    name,
-                    ?step,
-                    "nobody claims an image, and its time has come"
-                );
+                tracing::warn!(pool, image, name, ?step, "reclaimed an orphaned image");
                 agent.report.request();
             }
             Err(error) => tracing::warn!(
@@ -105,17 +100,17 @@ async fn of_pool(agent: &Arc<Agent>, pool: &str, status: &NodePoolStatus) {
                 name,
                 ?step,
                 error,
-                "an image stays that nobody claims"
+                "cannot remove an orphaned image"
             ),
         }
     }
 }
 
-/// The orphans that were told of: what a status lists as it lists it, and what it has no place for.
-fn told<'a>(orphans: &'a [Orphan], listed: &[Orphan]) -> impl Iterator<Item = &'a Orphan> {
+/// The orphans that the status lists with the same start time, and those beyond its capacity.
+fn reported<'a>(orphans: &'a [Orphan], listed: &[Orphan]) -> impl Iterator<Item = &'a Orphan> {
     let is_listed = |orphan: &Orphan| {
         let mut listed = listed.iter();
-        listed.any(|told| told.image == orphan.image && told.since == orphan.since)
+        listed.any(|reported| reported.image == orphan.image && reported.since == orphan.since)
     };
     let (listed, beyond) = orphans.split_at(orphans.len().min(LISTED));
     listed
@@ -124,20 +119,20 @@ fn told<'a>(orphans: &'a [Orphan], listed: &[Orphan]) -> impl Iterator<Item = &'
         .chain(beyond)
 }
 
-/// What is to be done with an orphan by now.
-fn due(orphan: &Orphan, after: TimeDelta, now: DateTime<Utc>) -> Option<Step> {
+/// The step that is due for an orphan.
+fn due(orphan: &Orphan, after: TimeDelta, now: DateTime<Utc>) -> Option<OrphanStep> {
     orphan.identity.as_ref()?;
     let (step, since) = match orphan.trashed_since {
-        None => (Step::Discard, orphan.since),
-        Some(since) => (Step::Remove, since),
+        None => (OrphanStep::Discard, orphan.since),
+        Some(since) => (OrphanStep::Remove, since),
     };
     (now.signed_duration_since(since) >= after).then_some(step)
 }
 
-/// Whether somebody claims the image by now, or an object is there that may.
-fn is_wanted(agent: &Agent, pool: &str, orphan: &Orphan, identity: &OrphanIdentity) -> bool {
-    let holdings = agent.desired.by_pool().remove(pool);
-    let is_claimed = holdings.is_some_and(|holdings| claimed(&holdings).contains(&orphan.image));
+/// Whether an object claims the image by now, or has the name that the image carries.
+fn is_claimed_now(agent: &Agent, pool: &str, orphan: &Orphan, identity: &OrphanIdentity) -> bool {
+    let assigned = agent.desired.by_pool().remove(pool);
+    let is_claimed = assigned.is_some_and(|assigned| claimed(&assigned).contains(&orphan.image));
     let name = &identity.name;
     is_claimed
         || match identity.kind {
@@ -146,53 +141,53 @@ fn is_wanted(agent: &Agent, pool: &str, orphan: &Orphan, identity: &OrphanIdenti
         }
 }
 
-/// An orphan whose time has come, and on which nobody else works.
-struct Held {
-    step: Step,
+/// An orphan that is due, with the lock of its volume.
+struct DueOrphan {
+    step: OrphanStep,
     usable: Usable,
-    place: Option<Place>,
+    permit: Option<Permit>,
     guard: VolumeGuard,
 }
 
-/// Waits for a place in the lane of the pool. None where there is nothing to do, or somebody works on
-/// the volume just now.
-async fn hold(
+/// Waits for a permit of the pool. None if no step is due or the volume is locked.
+async fn acquire(
     agent: &Agent,
     pool: &str,
     orphan: &Orphan,
     identity: &OrphanIdentity,
-) -> Option<Held> {
-    // As it is now: what is open cannot be unmounted, and people may have opted out.
-    let look = agent.pools.get(pool)?;
-    let hours = look.spec.reclaim_orphans_after_hours?;
+) -> Option<DueOrphan> {
+    // Reads the current state, because the pool may have opted out meanwhile. Dropped before the wait,
+    // because an open pool cannot be unmounted.
+    let pool_state = agent.pools.get(pool)?;
+    let hours = pool_state.spec.reclaim_orphans_after_hours?;
     let step = due(orphan, TimeDelta::hours(i64::from(hours)), (agent.now)())?;
-    let usable = look.usable()?.clone();
-    drop(look);
+    let usable = pool_state.usable()?.clone();
+    drop(pool_state);
     let volume = identity.source_volume.as_ref().unwrap_or(&identity.name);
-    let place = agent.lanes.volume(pool).await;
+    let permit = agent.limiter.volume(pool).await;
     let guard = agent.locks.try_lock(volume)?;
-    Some(Held {
+    Some(DueOrphan {
         step,
         usable,
-        place,
+        permit,
         guard,
     })
 }
 
-impl Held {
-    /// Does the step.
+impl DueOrphan {
+    /// Runs the step on the disk.
     async fn take(self, image: &str, now: DateTime<Utc>) -> Result<(), String> {
         let Self {
             step,
             usable,
-            place,
+            permit,
             guard,
         } = self;
         let uid: Uid = image.parse().map_err(|error| Chain(&error).to_string())?;
-        let work = on_host((place, guard), move || -> Result<(), image::Error> {
+        let work = on_host((permit, guard), move || -> Result<(), image::Error> {
             match step {
-                Step::Discard => usable.pool.discard(&uid, now),
-                Step::Remove => {
+                OrphanStep::Discard => usable.pool.discard(&uid, now),
+                OrphanStep::Remove => {
                     usable.pool.remove_discarded(&uid)?;
                     usable.images.removed(uid.as_str());
                     Ok(())
@@ -236,26 +231,26 @@ mod tests {
     }
 
     #[test]
-    fn an_orphan_goes_to_the_trash_after_its_time_and_from_there_after_as_long_again() {
+    fn an_orphan_moves_to_the_trash_and_is_deleted_after_the_same_time_each() {
         let hour = TimeDelta::hours(1);
         let due = |orphan: &Orphan, now| due(orphan, hour, at(now));
         assert_eq!(due(&orphan(0, None), 3599), None);
-        assert_eq!(due(&orphan(0, None), 3600), Some(Step::Discard));
+        assert_eq!(due(&orphan(0, None), 3600), Some(OrphanStep::Discard));
         assert_eq!(due(&orphan(0, Some(3600)), 7199), None);
-        assert_eq!(due(&orphan(0, Some(3600)), 7200), Some(Step::Remove));
+        assert_eq!(due(&orphan(0, Some(3600)), 7200), Some(OrphanStep::Remove));
         // A clock that was wrong removes nothing.
         assert_eq!(due(&orphan(9000, None), 0), None);
     }
 
     #[test]
-    fn what_does_not_say_what_it_was_never_goes() {
+    fn an_orphan_without_an_identity_is_never_removed() {
         let mut strange = orphan(0, None);
         strange.identity = None;
         assert_eq!(due(&strange, TimeDelta::hours(1), at(1_000_000)), None);
     }
 
     #[test]
-    fn every_orphan_goes_in_its_time_however_many_a_status_lists() {
+    fn every_orphan_is_removed_even_if_the_status_cannot_list_all() {
         let orphans: Vec<Orphan> = (0..100)
             .map(|number| Orphan {
                 image: format!("uid-{number}"),
@@ -263,13 +258,13 @@ mod tests {
             })
             .collect();
         let (listed, beyond) = orphans.split_at(LISTED);
-        assert_eq!(told(&orphans, listed).count(), 100);
-        // The status does not say it, or not since then.
-        assert_eq!(told(&orphans, &listed[1..]).count(), 99);
+        assert_eq!(reported(&orphans, listed).count(), 100);
+        // The status does not list it, or with another start time.
+        assert_eq!(reported(&orphans, &listed[1..]).count(), 99);
         let mut younger = listed.to_vec();
         younger[0].since = at(1000);
-        assert_eq!(told(&orphans, &younger).count(), 99);
-        assert_eq!(told(listed, &[]).count(), 0);
-        assert_eq!(told(&orphans, &[]).count(), beyond.len());
+        assert_eq!(reported(&orphans, &younger).count(), 99);
+        assert_eq!(reported(listed, &[]).count(), 0);
+        assert_eq!(reported(&orphans, &[]).count(), beyond.len());
     }
 }

@@ -1,4 +1,4 @@
-//! A look at one pool and its volumes: from what the host sees to what is known.
+//! Observes one pool and its volumes and records their health.
 
 use std::{
     sync::Arc,
@@ -10,79 +10,79 @@ use cistern_crds::{Reason, health::PoolProblem};
 use cistern_host::health::{VolumeSubject, VolumeTrouble};
 
 use super::{
-    course::Sight,
     judgement::{self, PoolPlace},
+    tracker::Visibility,
 };
 use crate::{
     agent::{
         Agent,
-        blocking::on_host,
         desired::readable,
-        pools::{Found, PoolLook},
+        pools::{PoolAvailability, PoolState},
     },
-    mounting::usage::Volume,
+    blocking::on_host,
+    usage::Volume,
 };
 
 impl Agent {
-    /// Looks at a pool, and asks for whatever follows from what was seen.
-    pub(super) async fn examine_pool(&self, look: &PoolLook, deadline: Duration) {
-        let pool = &look.spec.name;
+    /// Observes a pool and requests the work that follows.
+    pub(super) async fn examine_pool(&self, pool_state: &PoolState, deadline: Duration) {
+        let pool = &pool_state.spec.name;
         let before = self.health.known_of_pool(pool);
-        self.probe(look, deadline).await;
+        self.probe(pool_state, deadline).await;
         let after = self.health.known_of_pool(pool);
         if after == before {
             return;
         }
         for problem in after.iter().flatten() {
             let (reason, message) = (&problem.reason, &problem.message);
-            tracing::warn!(pool, reason, message, "the pool is not well");
+            tracing::warn!(pool, reason, message, "the pool has a problem");
         }
         self.report.request();
     }
 
-    async fn probe(&self, look: &PoolLook, deadline: Duration) {
-        let pool = &look.spec.name;
-        let place = PoolPlace {
+    async fn probe(&self, pool_state: &PoolState, deadline: Duration) {
+        let pool = &pool_state.spec.name;
+        let permit = PoolPlace {
             pool,
             node: &self.node_name,
         };
-        let (told, now) = (self.told_of_pool(pool), (self.now)());
-        let Some(usable) = look.open() else {
-            let seen = match &look.found {
-                Found::Unusable {
+        let (reported, now) = (self.reported_of_pool(pool), (self.now)());
+        let Some(usable) = pool_state.open() else {
+            let seen = match &pool_state.found {
+                PoolAvailability::Unusable {
                     reason, message, ..
-                } => judgement::of_closed(place, *reason, message),
-                Found::Usable(_) | Found::Gone => None,
+                } => judgement::of_closed(permit, *reason, message),
+                PoolAvailability::Usable(_) | PoolAvailability::Gone => None,
             };
-            let seen = (seen.into_iter().collect(), Sight::Full);
-            self.health.saw_pool(pool, &told, seen, now);
-            // It recovers as soon as a look can open it.
-            self.look.notify_one();
+            let seen = (seen.into_iter().collect(), Visibility::Full);
+            self.health.observed_pool(pool, &reported, seen, now);
+            // The pool recovers as soon as a reconcile can open it.
+            self.reconcile_pools.notify_one();
             return;
         };
         let (opened, began) = (Arc::clone(&usable.pool), Instant::now());
         match on_host((), move || opened.vitals(deadline)).await {
             Ok(vitals) => {
-                self.passes.probed(pool, began.elapsed());
-                let was_nearly_full = self.health.tells_of_pool(pool, Reason::NearlyFull);
-                let (mut seen, sight) = judgement::of_vitals(place, &vitals, was_nearly_full);
+                self.reconcile_metrics.probed(pool, began.elapsed());
+                let was_nearly_full = self.health.reports_of_pool(pool, Reason::NearlyFull);
+                let (mut seen, visibility) = judgement::of_vitals(permit, &vitals, was_nearly_full);
                 let shortage = usable.file.as_ref().and_then(|it| it.shortage.as_ref());
-                seen.extend(shortage.map(|it| judgement::of_shortage(place, it)));
+                seen.extend(shortage.map(|it| judgement::of_shortage(permit, it)));
                 let has_changed = vitals.troubles.iter().any(judgement::is_of_opening);
-                if self.health.probed(pool, &told, (seen, sight), now) || has_changed {
-                    self.look.notify_one();
+                if self.health.probed(pool, &reported, (seen, visibility), now) || has_changed {
+                    self.reconcile_pools.notify_one();
                 }
             }
             Err(error) => {
-                tracing::error!(pool, error = %Chain(&error), "a probe of the pool broke off");
+                tracing::error!(pool, error = %Chain(&error), "the probe of the pool panicked");
             }
         }
     }
 
-    /// Looks at every volume of a pool that was made and that nobody wants destroyed.
-    pub(super) async fn examine_volumes(&self, look: &PoolLook, deadline: Duration) {
-        let pool = &look.spec.name;
-        let open = look.open().map(|usable| Arc::clone(&usable.pool));
+    /// Observes every volume of a pool that was made and is not to be destroyed.
+    pub(super) async fn examine_volumes(&self, pool_state: &PoolState, deadline: Duration) {
+        let pool = &pool_state.spec.name;
+        let open = pool_state.open().map(|usable| Arc::clone(&usable.pool));
         let open = open.filter(|_| !self.health.hangs(pool));
         let (root, volumes) = (self.root.clone(), self.volumes_in(pool));
         let examined = on_host((), move || {
@@ -101,32 +101,33 @@ impl Agent {
                 }
             }
             Err(error) => {
-                tracing::error!(pool, error = %Chain(&error), "a look at volumes broke off");
+                tracing::error!(pool, error = %Chain(&error), "the examination of the pool's volumes panicked");
             }
         }
     }
 
-    /// Takes note of what was seen of a volume, and asks for a pass that says it if it is news.
+    /// Records the observation of a volume, and enqueues the volume if its status must change.
     fn judge(&self, pool: &str, name: &str, troubles: &[VolumeTrouble]) {
-        // What has begun meanwhile explains what was seen.
+        // Skips a volume that is being changed or removed by now, which explains the observation.
         let Some(object) = self.desired.volume(name) else {
             return;
         };
         let Some(volume) = readable(&object).filter(|it| !it.spec.deletion_requested) else {
             return;
         };
-        let (mut seen, sight) = judgement::of_volume(name, &self.node_name, troubles);
+        let (mut seen, visibility) = judgement::of_volume(name, &self.node_name, troubles);
         let of_pool = self.health.of_pool(pool);
         seen.extend(judgement::of_pool_of(name, &of_pool));
         let damage = self.damage.of(volume);
         seen.extend(damage.map(|(reason, why)| judgement::of_damage(name, reason, &why)));
         let lacks = self.unallocated.of(name);
         seen.extend(lacks.map(|why| judgement::of_allocation(name, pool, &why)));
-        let told = volume.status.as_ref().map(|status| &status.problems[..]);
+        let reported = volume.status.as_ref().map(|status| &status.problems[..]);
         let now = (self.now)();
-        let told = told.unwrap_or_default();
-        self.health.saw_volume(name, told, (seen, sight), now);
-        if let Some(problems) = self.health.news_of(volume) {
+        let reported = reported.unwrap_or_default();
+        self.health
+            .observed_volume(name, reported, (seen, visibility), now);
+        if let Some(problems) = self.health.unreported_problems(volume) {
             for problem in &problems {
                 let (reason, message) = (&problem.reason, &problem.message);
                 tracing::warn!(
@@ -134,14 +135,14 @@ impl Agent {
                     pool,
                     reason,
                     message,
-                    "the volume is not well"
+                    "the volume has a problem"
                 );
             }
-            self.touch(name);
+            self.enqueue(name);
         }
     }
 
-    fn told_of_pool(&self, name: &str) -> Vec<PoolProblem> {
+    fn reported_of_pool(&self, name: &str) -> Vec<PoolProblem> {
         let node = self.desired.node();
         let node = node.as_deref().and_then(readable);
         let pools = node.and_then(|node| Some(&node.status.as_ref()?.pools));

@@ -1,6 +1,6 @@
-//! What the troubles that the host sees mean to those who use a pool or volume. Pure.
+//! Maps the troubles that the host sees to problems of pools and volumes. Pure.
 //!
-//! *Invariant:* a message says what is wrong, with which object, and what to do about it.
+//! *Invariant:* a message names the problem, the object, and the remedy.
 
 use std::fmt;
 
@@ -10,17 +10,17 @@ use cistern_host::{
     pool::Shortage,
 };
 
-use super::course::{Certainty, Sight, Sighting};
+use super::tracker::{Certainty, Observation, Visibility};
 
-/// Hundredths of a pool's filesystem in use at which it is nearly full.
+/// Used percent of a pool's filesystem from which it is nearly full.
 const NEARLY_FULL: u64 = 90;
-/// Hundredths of it down to which it stays so.
+/// Used percent down to which it stays nearly full.
 const NO_LONGER: u64 = 85;
 
-/// What was seen, and how much of it could be seen.
-pub type Seen<Severity> = (Vec<Sighting<Severity>>, Sight);
+/// Observations, and how much could be seen.
+pub type Seen<Severity> = (Vec<Observation<Severity>>, Visibility);
 
-/// Which pool on which node.
+/// A pool on a node.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolPlace<'a> {
     /// Name of the StoragePool.
@@ -41,7 +41,7 @@ impl fmt::Display for PoolPlace<'_> {
     }
 }
 
-/// What the vitals of an open pool mean. `was_nearly_full` is whether it is told to be.
+/// Problems in the vitals of an open pool. `was_nearly_full` is whether that problem is reported.
 pub fn of_vitals(
     place: PoolPlace<'_>,
     vitals: &PoolVitals,
@@ -54,12 +54,12 @@ pub fn of_vitals(
         .collect();
     let level = vitals.fill.as_ref();
     seen.extend(level.and_then(|fill| of_fill(place, fill, was_nearly_full)));
-    let sight = if hangs(vitals) {
-        Sight::Partial
+    let visibility = if hangs(vitals) {
+        Visibility::Partial
     } else {
-        Sight::Full
+        Visibility::Full
     };
-    (seen, sight)
+    (seen, visibility)
 }
 
 /// Whether the pool's disk does not answer.
@@ -68,11 +68,11 @@ pub fn hangs(vitals: &PoolVitals) -> bool {
     troubles.any(|trouble| matches!(trouble, PoolTrouble::Hung { .. }))
 }
 
-/// Whether a trouble is one that a look at the pool may mend.
+/// Whether a reconcile of the pool may fix a trouble.
 pub fn is_of_opening(trouble: &PoolTrouble) -> bool {
     match trouble {
         PoolTrouble::BackingMissing { .. }
-        | PoolTrouble::BackingForeign { .. }
+        | PoolTrouble::BackingConflict { .. }
         | PoolTrouble::NotMounted { .. }
         | PoolTrouble::ShutDown
         | PoolTrouble::ReadOnly
@@ -85,14 +85,14 @@ pub fn is_of_opening(trouble: &PoolTrouble) -> bool {
     }
 }
 
-/// What it means that a pool could not be opened.
+/// The problem of a pool that could not be opened.
 pub fn of_closed(
     place: PoolPlace<'_>,
     reason: Reason,
     message: &str,
-) -> Option<Sighting<PoolSeverity>> {
-    // What keeps an empty pool from leaving is not its health.
-    (reason != Reason::VolumesRemain).then(|| Sighting {
+) -> Option<Observation<PoolSeverity>> {
+    // A pool that cannot be removed yet is not unhealthy.
+    (reason != Reason::VolumesRemain).then(|| Observation {
         severity: PoolSeverity::Unreachable,
         reason,
         message: format!("{place} cannot be used: {message}"),
@@ -103,7 +103,7 @@ pub fn of_closed(
     })
 }
 
-fn of_pool(place: PoolPlace<'_>, trouble: &PoolTrouble) -> Sighting<PoolSeverity> {
+fn of_pool(place: PoolPlace<'_>, trouble: &PoolTrouble) -> Observation<PoolSeverity> {
     use PoolSeverity::{Degraded, Unreachable};
 
     let disk =
@@ -115,7 +115,7 @@ fn of_pool(place: PoolPlace<'_>, trouble: &PoolTrouble) -> Sighting<PoolSeverity
             (Unreachable, Reason::ProbeFailed, disk)
         }
         PoolTrouble::BackingMissing { .. } => (Unreachable, Reason::BackingMissing, backing),
-        PoolTrouble::BackingForeign { .. } => (Unreachable, Reason::BackingForeign, backing),
+        PoolTrouble::BackingConflict { .. } => (Unreachable, Reason::BackingConflict, backing),
         PoolTrouble::NotMounted { .. } => (
             Unreachable,
             Reason::NotMounted,
@@ -130,7 +130,7 @@ fn of_pool(place: PoolPlace<'_>, trouble: &PoolTrouble) -> Sighting<PoolSeverity
         PoolTrouble::ShutDown => (
             Unreachable,
             Reason::FilesystemShutDown,
-            "the kernel log of the node says why; it is mounted anew as soon as no pod on the node \
+            "the kernel log of the node says why; it is mounted again as soon as no pod on the node \
              uses a volume of it: move them away or delete them",
         ),
         PoolTrouble::NotAllocated { .. } => (
@@ -151,19 +151,20 @@ fn of_pool(place: PoolPlace<'_>, trouble: &PoolTrouble) -> Sighting<PoolSeverity
         ),
     };
     let certainty = match trouble {
-        // A disk may be busy for a moment, and the look that this asks for allocates the file again.
+        // A disk may be busy for a moment, and the reconcile that this requests allocates the file
+        // again.
         PoolTrouble::Hung { .. } | PoolTrouble::NotAllocated { .. } => Certainty::MayPass,
         PoolTrouble::NotReadBack { .. }
         | PoolTrouble::Failed { .. }
         | PoolTrouble::BackingMissing { .. }
-        | PoolTrouble::BackingForeign { .. }
+        | PoolTrouble::BackingConflict { .. }
         | PoolTrouble::NotMounted { .. }
         | PoolTrouble::ReadOnly
         | PoolTrouble::ShutDown
         | PoolTrouble::FilesystemErrors { .. }
         | PoolTrouble::DeviceErrors { .. } => Certainty::Certain,
     };
-    Sighting {
+    Observation {
         severity,
         reason,
         message: place.says(trouble, advice),
@@ -171,16 +172,16 @@ fn of_pool(place: PoolPlace<'_>, trouble: &PoolTrouble) -> Sighting<PoolSeverity
     }
 }
 
-/// A filesystem that is nearly full, and stays so until there is noticeably more room.
+/// Reports a nearly full filesystem until there is noticeably more room.
 fn of_fill(
     place: PoolPlace<'_>,
     fill: &Fill,
     was_nearly_full: bool,
-) -> Option<Sighting<PoolSeverity>> {
+) -> Option<Observation<PoolSeverity>> {
     let used = fill.size.0.saturating_sub(fill.available.0);
     let percent = used.saturating_mul(100).checked_div(fill.size.0)?;
     let is_full = percent >= NEARLY_FULL || was_nearly_full && percent > NO_LONGER;
-    is_full.then(|| Sighting {
+    is_full.then(|| Observation {
         severity: PoolSeverity::Degraded,
         reason: Reason::NearlyFull,
         message: place.says(
@@ -191,9 +192,9 @@ fn of_fill(
     })
 }
 
-/// What it means that the file of an image pool is not as declared.
-pub fn of_shortage(place: PoolPlace<'_>, shortage: &Shortage) -> Sighting<PoolSeverity> {
-    Sighting {
+/// The problem of an image pool whose file is not as declared.
+pub fn of_shortage(place: PoolPlace<'_>, shortage: &Shortage) -> Observation<PoolSeverity> {
+    Observation {
         severity: PoolSeverity::Degraded,
         reason: Reason::GrowthDoesNotFit,
         message: place.says(
@@ -204,11 +205,11 @@ pub fn of_shortage(place: PoolPlace<'_>, shortage: &Shortage) -> Sighting<PoolSe
     }
 }
 
-/// What the troubles of a volume mean.
+/// Problems of a volume.
 pub fn of_volume(volume: &str, node: &str, troubles: &[VolumeTrouble]) -> Seen<VolumeSeverity> {
     let seen = troubles.iter().map(|trouble| {
         let (severity, reason, certainty, advice) = meaning(trouble);
-        Sighting {
+        Observation {
             severity,
             reason,
             message: format!("volume {volume} on node {node}: {trouble}; {advice}"),
@@ -216,19 +217,19 @@ pub fn of_volume(volume: &str, node: &str, troubles: &[VolumeTrouble]) -> Seen<V
         }
     });
     let is_hung = |trouble: &VolumeTrouble| matches!(trouble, VolumeTrouble::Hung { .. });
-    let sight = if troubles.iter().any(is_hung) {
-        Sight::Partial
+    let visibility = if troubles.iter().any(is_hung) {
+        Visibility::Partial
     } else {
-        Sight::Full
+        Visibility::Full
     };
-    (seen.collect(), sight)
+    (seen.collect(), visibility)
 }
 
 fn meaning(trouble: &VolumeTrouble) -> (VolumeSeverity, Reason, Certainty, &'static str) {
     use Certainty::{Certain, MayPass};
     use VolumeSeverity::{DataLoss, Degraded, Inaccessible};
 
-    let restart = "delete the pods that use it, so that it is staged anew";
+    let restart = "delete the pods that use it, so that it is staged again";
     match trouble {
         VolumeTrouble::ImageMissing { .. } => (
             DataLoss,
@@ -252,7 +253,7 @@ fn meaning(trouble: &VolumeTrouble) -> (VolumeSeverity, Reason, Certainty, &'sta
             Inaccessible,
             Reason::IdentityConflict,
             Certain,
-            "find out who put it there; cistern-driver fsck on the node tells more",
+            "find out who put it there; cistern-driver fsck on the node reports more",
         ),
         VolumeTrouble::DeviceMissing { .. } => {
             (Inaccessible, Reason::DeviceMissing, MayPass, restart)
@@ -266,13 +267,13 @@ fn meaning(trouble: &VolumeTrouble) -> (VolumeSeverity, Reason, Certainty, &'sta
             Reason::MountReadOnly,
             MayPass,
             "the kernel log of the node says why; then delete the pods that use it, so that it is \
-             checked and staged anew",
+             checked and staged again",
         ),
         VolumeTrouble::FilesystemErrors { .. } => (
             Degraded,
             Reason::FilesystemErrors,
             Certain,
-            "back its data up, then delete the pods that use it, so that it is checked and staged anew",
+            "back its data up, then delete the pods that use it, so that it is checked and staged again",
         ),
         VolumeTrouble::FilesystemShutDown => {
             (Inaccessible, Reason::FilesystemShutDown, Certain, restart)
@@ -292,11 +293,11 @@ fn meaning(trouble: &VolumeTrouble) -> (VolumeSeverity, Reason, Certainty, &'sta
     }
 }
 
-/// What it means to a volume that its pool has these problems.
-pub fn of_pool_of(volume: &str, problems: &[PoolProblem]) -> Option<Sighting<VolumeSeverity>> {
+/// The problem of a volume whose pool has these problems.
+pub fn of_pool_of(volume: &str, problems: &[PoolProblem]) -> Option<Observation<VolumeSeverity>> {
     let is_unreachable = |it: &&PoolProblem| it.severity == PoolSeverity::Unreachable;
     let problem = problems.iter().find(is_unreachable)?;
-    Some(Sighting {
+    Some(Observation {
         severity: VolumeSeverity::Inaccessible,
         reason: Reason::PoolNotReady,
         message: format!("volume {volume}: {}", problem.message),
@@ -304,9 +305,9 @@ pub fn of_pool_of(volume: &str, problems: &[PoolProblem]) -> Option<Sighting<Vol
     })
 }
 
-/// What it means to a volume that its filesystem was not mounted because a person has to see to it.
-pub fn of_damage(volume: &str, reason: Reason, why: &str) -> Sighting<VolumeSeverity> {
-    Sighting {
+/// The problem of a volume whose filesystem is not mounted until an administrator repairs it.
+pub fn of_damage(volume: &str, reason: Reason, why: &str) -> Observation<VolumeSeverity> {
+    Observation {
         severity: VolumeSeverity::Inaccessible,
         reason,
         message: format!("volume {volume}: {why}"),
@@ -314,9 +315,9 @@ pub fn of_damage(volume: &str, reason: Reason, why: &str) -> Sighting<VolumeSeve
     }
 }
 
-/// What it means to a thick volume that it lacks blocks.
-pub fn of_allocation(volume: &str, pool: &str, why: &str) -> Sighting<VolumeSeverity> {
-    Sighting {
+/// The problem of a thick volume that lacks blocks.
+pub fn of_allocation(volume: &str, pool: &str, why: &str) -> Observation<VolumeSeverity> {
+    Observation {
         severity: VolumeSeverity::Degraded,
         reason: Reason::BlocksMissing,
         message: format!(
@@ -400,14 +401,14 @@ mod tests {
                 fill: None,
                 troubles: vec![trouble],
             };
-            let (seen, sight) = of_vitals(PLACE, &vitals, false);
+            let (seen, visibility) = of_vitals(PLACE, &vitals, false);
             let only = seen.first().unwrap();
             assert_eq!((only.severity, only.reason), (severity, reason));
             assert!(
                 only.message.starts_with("pool fast on node node-1: "),
                 "{only:?}"
             );
-            assert_eq!(sight == Sight::Partial, is_hung);
+            assert_eq!(visibility == Visibility::Partial, is_hung);
         }
     }
 
@@ -441,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_an_empty_pool_from_leaving_is_not_its_health() {
+    fn a_pool_that_cannot_be_removed_yet_is_not_unhealthy() {
         assert_eq!(of_closed(PLACE, Reason::VolumesRemain, "two images"), None);
         let missing = of_closed(PLACE, Reason::BackingMissing, "it is gone").unwrap();
         assert_eq!(
@@ -453,12 +454,13 @@ mod tests {
     #[test]
     fn a_volume_loses_data_with_its_image_and_cannot_be_used_without_its_pool() {
         let image = "uid-1".parse().unwrap();
-        let (seen, sight) = of_volume("pvc-1", "node-1", &[VolumeTrouble::ImageMissing { image }]);
+        let (seen, visibility) =
+            of_volume("pvc-1", "node-1", &[VolumeTrouble::ImageMissing { image }]);
         let missing = seen.first().unwrap();
         assert_eq!(missing.severity, VolumeSeverity::DataLoss);
         let begin = "volume pvc-1 on node node-1: image uid-1 is not in its pool; bring ";
         assert!(missing.message.starts_with(begin), "{missing:?}");
-        assert_eq!(sight, Sight::Full);
+        assert_eq!(visibility, Visibility::Full);
 
         let problem = |severity| PoolProblem {
             severity,

@@ -1,7 +1,7 @@
-//! Rounds: each pool is probed and its volumes are looked at, again and again, in a task of its own.
+//! Periodic health checks: a task for each pool probes it and observes its volumes.
 //!
-//! *Invariant:* a pool whose disk hangs holds up its own rounds and nothing else (R16), and costs one
-//! thread of the host however many rounds come; nothing here changes anything but what is known.
+//! *Invariant:* a pool whose disk hangs blocks only its own checks (R16) and takes one host thread,
+//! however many checks follow. The checks change nothing but the known health.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -11,47 +11,52 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use crate::agent::{Agent, Version, pools::Found};
+use crate::agent::{Agent, Version, pools::PoolAvailability};
 
-/// How long a disk may take to answer at most.
+/// Longest time that a disk may take to answer.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Goes the rounds of every pool until dropped.
+/// Checks every pool periodically until dropped.
 pub async fn run(agent: &Arc<Agent>, every: Duration) {
-    let mut looked = agent.looked.subscribe();
+    let mut pools_reconciled = agent.pools_reconciled.subscribe();
     let mut tasks = JoinSet::new();
     let mut running = HashMap::<String, AbortHandle>::new();
     loop {
         let pools = agent.pools.all();
         running.retain(|name, task| {
-            let stays = pools.iter().any(|look| look.spec.name == *name);
+            let stays = pools.iter().any(|pool_state| pool_state.spec.name == *name);
             if !stays {
                 task.abort();
-                agent.passes.forget_pool(name);
+                agent.reconcile_metrics.forget_pool(name);
             }
             stays && !task.is_finished()
         });
-        for look in &pools {
-            let name = &look.spec.name;
+        for pool_state in &pools {
+            let name = &pool_state.spec.name;
             if !running.contains_key(name) {
-                let rounds = go_round(Arc::clone(agent), name.clone(), every, looked.clone());
+                let rounds = go_round(
+                    Arc::clone(agent),
+                    name.clone(),
+                    every,
+                    pools_reconciled.clone(),
+                );
                 running.insert(name.clone(), tasks.spawn(rounds));
             }
         }
         while tasks.try_join_next().is_some() {}
         // The sender lives as long as the agent.
-        if looked.changed().await.is_err() {
+        if pools_reconciled.changed().await.is_err() {
             return;
         }
     }
 }
 
-/// Goes the rounds of one pool: each interval, and whenever a look has found it otherwise.
+/// Checks one pool at each interval, and whenever its usability changes.
 async fn go_round(
     agent: Arc<Agent>,
     pool: String,
     every: Duration,
-    mut looked: watch::Receiver<Option<Version>>,
+    mut pools_reconciled: watch::Receiver<Option<Version>>,
 ) {
     let mut ticks = interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -60,8 +65,8 @@ async fn go_round(
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
-            changed = looked.changed() => {
-                let usable = agent.pools.get(&pool).map(|look| look.usable().is_some());
+            changed = pools_reconciled.changed() => {
+                let usable = agent.pools.get(&pool).map(|pool_state| pool_state.usable().is_some());
                 if changed.is_err() {
                     return;
                 }
@@ -70,13 +75,13 @@ async fn go_round(
                 }
             }
         }
-        let Some(look) = agent.pools.get(&pool) else {
+        let Some(pool_state) = agent.pools.get(&pool) else {
             continue;
         };
-        was_usable = Some(look.usable().is_some());
-        if !matches!(look.found, Found::Gone) {
-            agent.examine_pool(&look, deadline).await;
-            agent.examine_volumes(&look, deadline).await;
+        was_usable = Some(pool_state.usable().is_some());
+        if !matches!(pool_state.found, PoolAvailability::Gone) {
+            agent.examine_pool(&pool_state, deadline).await;
+            agent.examine_volumes(&pool_state, deadline).await;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The node: its loop devices, and what on it does not belong together.
+//! Gauges of the node: its loop devices and its drift.
 
 use std::fmt;
 
@@ -8,12 +8,12 @@ use super::Agent;
 use crate::agent::desired::readable;
 
 pub(super) fn write(agent: &Agent, gauges: &mut Gauges<'_>) -> fmt::Result {
-    // Of a table that cannot be read nothing is told.
+    // If the loop devices cannot be listed, the gauge has no samples.
     let loops = agent.root.count_loops().ok();
     let states = loops.map(|loops| [("in_use", loops.in_use), ("leaked", loops.leaked)]);
     gauges.write(
         "cistern_loop_devices",
-        "Loop devices over images and pool files: in use, or bound and used by nobody.",
+        "Loop devices over images and pool files: in use, or bound and unused.",
         states
             .into_iter()
             .flatten()
@@ -26,7 +26,7 @@ pub(super) fn write(agent: &Agent, gauges: &mut Gauges<'_>) -> fmt::Result {
     let kinds = tally(findings.iter().map(|finding| finding.kind.as_str()));
     gauges.write(
         "cistern_drift",
-        "Things on the node that do not belong together, by kind.",
+        "Findings of drift between the node and the API, by kind.",
         kinds
             .into_iter()
             .map(|(kind, count)| ([("kind", kind)], count)),

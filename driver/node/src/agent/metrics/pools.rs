@@ -1,4 +1,4 @@
-//! Pools: what they hold, what they have promised, and how they are.
+//! Gauges of the pools: their contents, reservations and health.
 
 use std::{collections::HashSet, fmt, sync::Arc};
 
@@ -7,7 +7,7 @@ use cistern_crds::{NodePoolStatus, PoolProblem, PoolSeverity};
 
 use super::{Agent, States, state_set};
 use crate::agent::{
-    pools::{Images, PoolLook},
+    pools::{Images, PoolState},
     report::claimed,
 };
 
@@ -19,26 +19,26 @@ impl States for PoolSeverity {
     ];
 }
 
-/// What was said last of a pool, and what was seen of it.
+/// The last status of a pool, and its state in memory.
 struct Known {
     status: NodePoolStatus,
-    look: Option<Arc<PoolLook>>,
+    pool_state: Option<Arc<PoolState>>,
     problems: Vec<PoolProblem>,
     /// Names of the images that custom resources claim.
     claimed: HashSet<String>,
 }
 
 impl Known {
-    /// The images that the last look found.
+    /// The images that the last reconcile found.
     fn images(&self) -> Option<&Images> {
-        Some(&self.look.as_ref()?.usable()?.images)
+        Some(&self.pool_state.as_ref()?.usable()?.images)
     }
 }
 
-/// What one number of a pool is called, what it means, and where it comes from.
+/// Name, help text and value of a gauge.
 type Number = (&'static str, &'static str, fn(&Known) -> Option<u64>);
 
-/// Everything of which a pool has one.
+/// The gauges that have one sample for each pool.
 const NUMBERS: &[Number] = &[
     (
         "cistern_pool_ready",
@@ -52,32 +52,32 @@ const NUMBERS: &[Number] = &[
     ),
     (
         "cistern_pool_usable_bytes",
-        "Space for volumes and snapshots, less what is kept back.",
+        "Space for volumes and snapshots, without the part that reservedPercent sets aside.",
         |pool| Some(pool.status.usable.0),
     ),
     (
         "cistern_pool_available_bytes",
-        "Physical space that is free in the pool's filesystem, as seen last.",
-        |pool| Some(pool.look.as_ref()?.usable()?.statistics.available.0),
+        "Physical space that is free in the pool's filesystem, at the last reconcile.",
+        |pool| Some(pool.pool_state.as_ref()?.usable()?.statistics.available.0),
     ),
     (
         "cistern_pool_allocated_bytes",
-        "Physical space that images take, as seen last; what they share counts once.",
+        "Physical space that images take, at the last reconcile; shared blocks count once.",
         |pool| {
-            let statistics = pool.look.as_ref()?.usable()?.statistics;
+            let statistics = pool.pool_state.as_ref()?.usable()?.statistics;
             Some(statistics.empty.saturating_sub(statistics.available).0)
         },
     ),
     (
         "cistern_pool_reserved_bytes",
-        "Space that the ledger holds for volumes, snapshots, orphans and files that are not Cistern's.",
+        "Space that the ledger holds for volumes, snapshots, orphans and foreign files.",
         |pool| Some(pool.status.reserved.0),
     ),
     (
         "cistern_pool_reserved_limit_bytes",
-        "Space that the ledger may promise in all: usable times overcommitment.",
+        "Limit of all reservations: usable space times overcommitPercent.",
         |pool| {
-            let percent = pool.look.as_ref()?.spec.overcommit_percent;
+            let percent = pool.pool_state.as_ref()?.spec.overcommit_percent;
             Some(pool.status.usable.percent(percent).0)
         },
     ),
@@ -108,19 +108,19 @@ const NUMBERS: &[Number] = &[
     ),
     (
         "cistern_pool_extents_limit",
-        "Extents of an image up to which snapshots and clones are made of it.",
-        |pool| Some(pool.look.as_ref()?.spec.limits.maximum_extents),
+        "Highest number of extents of an image that can be snapshotted or cloned.",
+        |pool| Some(pool.pool_state.as_ref()?.spec.limits.maximum_extents),
     ),
 ];
 
 pub(super) fn write(agent: &Agent, gauges: &mut Gauges<'_>) -> fmt::Result {
     let statuses = agent.report.last().unwrap_or_default().into_iter();
     let mut seen = agent.health.pools();
-    let holdings = agent.desired.by_pool();
+    let assigned = agent.desired.by_pool();
     let pools: Vec<Known> = statuses
         .map(|status| Known {
-            look: agent.pools.get(&status.name),
-            claimed: holdings.get(&status.name).map(claimed).unwrap_or_default(),
+            pool_state: agent.pools.get(&status.name),
+            claimed: assigned.get(&status.name).map(claimed).unwrap_or_default(),
             problems: seen
                 .remove(&status.name)
                 .unwrap_or_else(|| status.problems.clone()),
@@ -146,7 +146,7 @@ pub(super) fn write(agent: &Agent, gauges: &mut Gauges<'_>) -> fmt::Result {
     });
     gauges.write(
         "cistern_pool_room_bytes",
-        "Room for more volumes of a kind, all together; 0 while the pool takes none.",
+        "Room for more volumes with this provisioning, in total; 0 while the pool takes none.",
         rooms,
     )?;
     health(&pools, gauges)
@@ -160,7 +160,7 @@ fn health(pools: &[Known], gauges: &mut Gauges<'_>) -> fmt::Result {
     });
     gauges.write(
         "cistern_pool_health",
-        "The health of a pool: 1 for the state that holds.",
+        "The health of a pool: 1 for its current state, 0 for the others.",
         states,
     )?;
     let problems = pools.iter().flat_map(|pool| {
@@ -175,7 +175,7 @@ fn health(pools: &[Known], gauges: &mut Gauges<'_>) -> fmt::Result {
     });
     gauges.write(
         "cistern_pool_problem",
-        "Each thing that is wrong with a pool, for as long as it is.",
+        "1 for each current problem of a pool.",
         problems,
     )
 }

@@ -1,4 +1,4 @@
-//! Volumes: whose they are, in how many pieces they lie, and how they are.
+//! Gauges of the volumes: their claims, extents and health.
 
 use std::{fmt, sync::Arc};
 
@@ -31,14 +31,14 @@ pub(super) fn write(agent: &Agent, gauges: &mut Gauges<'_>) -> fmt::Result {
     not_expanded(&volumes, gauges)
 }
 
-/// Alerts and dashboards tell people of their claim with it.
+/// Joins the other metrics with the claim, for alerts and dashboards.
 fn claims(volumes: &[&PoolVolume], gauges: &mut Gauges<'_>) -> fmt::Result {
     let claims = volumes.iter().map(|volume| {
         let claim = volume.spec.claim.as_ref();
         let labels = [
             ("volume", name(volume)),
             ("pool", volume.spec.pool_name.as_str()),
-            // Not `namespace`: that is where the process runs.
+            // Not `namespace`, which is the namespace of the process.
             (
                 "claim_namespace",
                 claim.map_or("", |it| it.namespace.as_str()),
@@ -49,7 +49,7 @@ fn claims(volumes: &[&PoolVolume], gauges: &mut Gauges<'_>) -> fmt::Result {
     });
     gauges.write(
         "cistern_volume_info",
-        "The claim that a volume was made for.",
+        "The PersistentVolumeClaim of a volume.",
         claims,
     )
 }
@@ -61,19 +61,19 @@ fn extents(volumes: &[&PoolVolume], gauges: &mut Gauges<'_>) -> fmt::Result {
     });
     gauges.write(
         "cistern_volume_extents",
-        "Pieces in which a volume's image lies, about: what a snapshot of it costs.",
+        "Approximate number of extents of a volume's image, which determines the cost of a snapshot.",
         extents,
     )
 }
 
 fn health(agent: &Agent, volumes: &[&PoolVolume], gauges: &mut Gauges<'_>) -> fmt::Result {
-    // What the last look saw; of one that was not looked at yet, what was seen before a restart.
+    // The last observation. A volume that was not observed since a restart has its status.
     let mut seen = agent.health.volumes();
     let known: Vec<(&PoolVolume, Vec<VolumeProblem>)> = volumes
         .iter()
         .map(|volume| {
             let seen = seen.remove(name(volume));
-            (*volume, seen.unwrap_or_else(|| told(volume).to_vec()))
+            (*volume, seen.unwrap_or_else(|| reported(volume).to_vec()))
         })
         .collect();
     let states = known.iter().flat_map(|(volume, problems)| {
@@ -83,7 +83,7 @@ fn health(agent: &Agent, volumes: &[&PoolVolume], gauges: &mut Gauges<'_>) -> fm
     });
     gauges.write(
         "cistern_volume_health",
-        "The health of a volume: 1 for the state that holds.",
+        "The health of a volume: 1 for its current state, 0 for the others.",
         states,
     )?;
     let problems = known.iter().flat_map(|(volume, problems)| {
@@ -96,7 +96,7 @@ fn health(agent: &Agent, volumes: &[&PoolVolume], gauges: &mut Gauges<'_>) -> fm
     });
     gauges.write(
         "cistern_volume_problem",
-        "Each thing that is wrong with a volume, for as long as it is.",
+        "1 for each current problem of a volume.",
         problems,
     )
 }
@@ -106,12 +106,12 @@ fn not_expanded(volumes: &[&PoolVolume], gauges: &mut Gauges<'_>) -> fmt::Result
     let counts = tally(failures.map(Reason::as_str)).into_iter();
     gauges.write(
         "cistern_volumes_not_expanded",
-        "Volumes whose last growth failed, or whose filesystem has yet to grow, by reason.",
+        "Volumes whose last growth failed or whose filesystem has not grown yet, by reason.",
         counts.map(|(reason, count)| ([("reason", reason)], count)),
     )
 }
 
-/// Why a volume did not grow, if it did not. One that is growing now has not failed.
+/// The reason why the last growth of a volume failed, if it did. A growth in progress has not failed.
 fn failure(volume: &PoolVolume) -> Option<Reason> {
     let status = volume.status.as_ref()?;
     let expanded = condition::find(&status.conditions, ConditionType::Expanded)?;
@@ -119,7 +119,7 @@ fn failure(volume: &PoolVolume) -> Option<Reason> {
     Reason::parse(&expanded.reason).filter(|reason| failed && *reason != Reason::Pending)
 }
 
-fn told(volume: &PoolVolume) -> &[VolumeProblem] {
+fn reported(volume: &PoolVolume) -> &[VolumeProblem] {
     let status = volume.status.as_ref();
     status.map_or(&[], |status| &status.problems)
 }

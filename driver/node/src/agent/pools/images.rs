@@ -1,4 +1,4 @@
-//! The images of a pool, as the last look found them.
+//! The images of a pool, as of the last reconcile.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -6,23 +6,22 @@ use std::{
 };
 
 use cistern_crds::Bytes;
-use cistern_host::{Image, Owner};
 
-/// Names of the images that the last look found and the room that each takes while nobody claims
-/// it, less those that were removed since.
+/// Names of the listed images and the room that each takes while it is unclaimed, less those
+/// removed since.
 #[derive(Debug, Default)]
 pub struct Images(Mutex<Listing>);
 
 #[derive(Debug, Default)]
 struct Listing {
     sizes: HashMap<String, Bytes>,
-    /// Removed since a look began to list: it may have seen them still.
+    /// Removed since the listing began, which may still have seen them.
     removed: HashSet<String>,
 }
 
 impl Images {
-    /// Bytes of the images that nobody claims: their custom resources went by force, or came back
-    /// as others. They are kept, and take their room.
+    /// Bytes of the unclaimed images: their custom resources were deleted by force or recreated.
+    /// They are kept and take their room.
     pub fn unclaimed(&self, claimed: &HashSet<String>) -> Bytes {
         let listing = self.lock();
         let unclaimed = listing
@@ -32,21 +31,21 @@ impl Images {
         unclaimed.map(|(_, size)| *size).sum()
     }
 
-    /// How many they are.
+    /// Number of the unclaimed images.
     pub fn count_unclaimed(&self, claimed: &HashSet<String>) -> u64 {
         let listing = self.lock();
         let unclaimed = listing.sizes.keys().filter(|uid| !claimed.contains(*uid));
         unclaimed.count() as u64
     }
 
-    /// Notes that an image was removed.
+    /// Records that an image was removed.
     pub fn removed(&self, uid: &str) {
         let mut listing = self.lock();
         listing.sizes.remove(uid);
         listing.removed.insert(uid.to_owned());
     }
 
-    /// Replaces what is known by what `list` finds.
+    /// Replaces the listing with the result of `list`.
     pub(super) fn refresh<E>(
         &self,
         list: impl FnOnce() -> Result<HashMap<String, Bytes>, E>,
@@ -64,16 +63,6 @@ impl Images {
     }
 }
 
-/// The room that an image takes while nobody claims it: that which its custom resource had, or would
-/// have. A volume may be written to its full size, and a snapshot never more than it was.
-pub fn weight_of(image: &Image) -> Bytes {
-    let owner = image.identity.as_ref().map(|identity| &identity.owner);
-    match owner {
-        Some(Owner::Snapshot(_)) => image.allocated,
-        Some(Owner::Volume(_)) | None => image.size,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
@@ -81,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn images_that_nobody_claims_take_room_until_they_are_removed() {
+    fn unclaimed_images_take_room_until_they_are_removed() {
         let sizes = [
             ("a".to_owned(), Bytes::gib(1)),
             ("b".to_owned(), Bytes::gib(2)),
@@ -97,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_is_removed_while_a_look_lists_it_is_gone_all_the_same() {
+    fn an_image_that_is_removed_during_a_listing_stays_removed() {
         let images = Images::default();
         let list = || {
             images.removed("a");

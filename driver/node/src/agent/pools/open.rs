@@ -1,4 +1,4 @@
-//! Opening a pool, and taking it off the node.
+//! Opens a pool, or removes it from the node.
 //!
 //! *Invariant:* a pool is made only if the StorageNode's status never held its filesystem and no
 //! PoolVolume or PoolSnapshot of this node names it.
@@ -12,71 +12,81 @@ use cistern_host::{
     pool::{self, Broken, Claim, Owner},
 };
 
-use super::{Found, Images, PoolLook, Usable, Wish, weight_of};
-use crate::agent::desired::Holdings;
+use super::{DesiredPool, Images, PoolAvailability, PoolState, Usable};
+use crate::{agent::desired::AssignedObjects, findings::charged_size};
 
-/// What is known of a pool before a look at it.
+/// What is known of a pool before its reconcile.
 #[derive(Debug)]
 pub struct Before {
-    /// It may be made, or is there.
+    /// Whether the pool may be made or must exist.
     pub expectation: Expectation,
-    /// At the last look, if it is the same pool.
-    pub look: Option<Arc<PoolLook>>,
+    /// State of the last reconcile, if it is the same pool.
+    pub pool_state: Option<Arc<PoolState>>,
 }
 
-/// Makes a pool usable, or finds out why it is not. Blocks.
+/// Makes a pool usable, or determines why it is not. Blocks.
 ///
-/// `let_go` has everybody else let go of the pool: what is open cannot be mounted anew.
-pub fn look(root: &Root, wish: &Wish, before: Before, let_go: impl FnOnce()) -> Found {
-    match open(root, wish, before, let_go) {
-        Ok(usable) => Found::Usable(usable),
-        Err(error) => unusable(&wish.spec, &error),
+/// `close_open` makes all other users release the pool, because an open pool cannot be remounted.
+pub fn probe(
+    root: &Root,
+    desired: &DesiredPool,
+    before: Before,
+    close_open: impl FnOnce(),
+) -> PoolAvailability {
+    match open(root, desired, before, close_open) {
+        Ok(usable) => PoolAvailability::Usable(usable),
+        Err(error) => unusable(&desired.spec, &error),
     }
 }
 
-/// Takes a pool that holds nothing off the node. Blocks. Nobody may hold it open.
-pub fn remove(root: &Root, wish: &Wish, expectation: Expectation) -> Found {
-    let spec = &wish.spec;
-    let removed = declaration(wish).and_then(|declaration| {
+/// Removes an empty pool from the node. Blocks. The pool must not be open.
+pub fn remove(root: &Root, desired: &DesiredPool, expectation: Expectation) -> PoolAvailability {
+    let spec = &desired.spec;
+    let removed = declaration(desired).and_then(|declaration| {
         root.remove_pool(&declaration, expectation)?;
         Ok(())
     });
     match removed {
         Ok(()) => {
-            tracing::info!(pool = spec.name, "the pool is gone from this node");
-            Found::Gone
+            tracing::info!(pool = spec.name, "removed the pool from this node");
+            PoolAvailability::Gone
         }
         Err(error) => unusable(spec, &error),
     }
 }
 
-/// What must be true of a pool that was there before.
-pub fn expectation(status: Option<&NodePoolStatus>, holdings: &Holdings) -> Expectation {
+/// What a pool that existed before must match.
+pub fn expectation(status: Option<&NodePoolStatus>, assigned: &AssignedObjects) -> Expectation {
     let in_status = status.and_then(|status| status.filesystem_uuid.as_deref());
-    let mut in_images = holdings.images().map(|image| image.pool_uuid.as_str());
+    let mut in_images = assigned.images().map(|image| image.pool_uuid.as_str());
     match in_status.or_else(|| in_images.next()).map(str::parse) {
         Some(Ok(filesystem_uuid)) => Expectation::Known { filesystem_uuid },
-        None if holdings.is_empty() => Expectation::New,
-        // A UUID that cannot be read is one all the same.
+        None if assigned.is_empty() => Expectation::New,
+        // An unreadable UUID still means that the pool exists.
         Some(Err(_)) | None => Expectation::Made,
     }
 }
 
-fn open(root: &Root, wish: &Wish, before: Before, let_go: impl FnOnce()) -> Result<Usable, Error> {
-    let spec = &wish.spec;
-    let look = before.look.as_deref();
-    let usable = look.and_then(PoolLook::open).cloned();
+fn open(
+    root: &Root,
+    desired: &DesiredPool,
+    before: Before,
+    close_open: impl FnOnce(),
+) -> Result<Usable, Error> {
+    let spec = &desired.spec;
+    let pool_state = before.pool_state.as_deref();
+    let usable = pool_state.and_then(PoolState::open).cloned();
     let images = usable
         .as_ref()
         .map_or_else(Arc::default, |usable| Arc::clone(&usable.images));
-    // What is open follows a change of its file's size as it is.
-    let is_held = look.is_some_and(|look| {
-        let (held, source) = (&look.spec.source, &spec.source);
+    // An open pool is resized with its file and need not be reopened.
+    let is_held = pool_state.is_some_and(|pool_state| {
+        let (held, source) = (&pool_state.spec.source, &spec.source);
         held.device == source.device && held.image.is_some() == source.image.is_some()
     });
-    drop(before.look);
+    drop(before.pool_state);
     if let Some(usable) = usable.filter(|_| is_held) {
-        // One that is no longer as it was is opened anew, and mounted if it is not.
+        // A pool that fails its check is reopened, and mounted if it is not.
         match usable.pool.check() {
             Ok(()) => return survey(usable.pool, images, spec),
             Err(error) => {
@@ -84,13 +94,13 @@ fn open(root: &Root, wish: &Wish, before: Before, let_go: impl FnOnce()) -> Resu
             }
         }
     }
-    let_go();
-    let pool = root.open_pool(&declaration(wish)?, before.expectation)?;
+    close_open();
+    let pool = root.open_pool(&declaration(desired)?, before.expectation)?;
     survey(Arc::new(pool), images, spec)
 }
 
-/// Numbers and images of an open pool, whose file is as large as declared where there is room for it;
-/// what was left half made is swept away.
+/// Reads the statistics and images of an open pool. Resizes its file as declared if there is room,
+/// and removes unfinished images.
 fn survey(pool: Arc<Pool>, images: Arc<Images>, spec: &NodePool) -> Result<Usable, Error> {
     let image = spec.source.image.as_ref();
     let file = image
@@ -102,13 +112,14 @@ fn survey(pool: Arc<Pool>, images: Arc<Images>, spec: &NodePool) -> Result<Usabl
     }
     let mut strays = Vec::new();
     images.refresh(|| {
-        // In this order: what goes to the trash meanwhile is seen in one of them.
+        // The order matters: an image that moves to the trash meanwhile is seen in one of the
+        // lists.
         let mut found = pool.images()?;
         let discarded = pool.discarded()?;
         strays = pool.strays(&found, &discarded)?;
         found.extend(discarded.into_iter().map(|it| it.image));
         let sizes = found.iter();
-        let sizes = sizes.map(|image| (image.uid.to_string(), weight_of(image)));
+        let sizes = sizes.map(|image| (image.uid.to_string(), charged_size(image)));
         Ok::<_, Error>(sizes.collect())
     })?;
     Ok(Usable {
@@ -122,7 +133,7 @@ fn survey(pool: Arc<Pool>, images: Arc<Images>, spec: &NodePool) -> Result<Usabl
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("the pool's spec cannot be carried out: {why}")]
+    #[error("the pool's spec is invalid: {why}")]
     Spec { why: &'static str },
     #[error(transparent)]
     Pool(#[from] pool::Error),
@@ -137,7 +148,7 @@ impl Error {
             Self::Images(_) => Reason::PoolFailed,
             Self::Pool(error) => match error {
                 pool::Error::BackingMissing { .. } => Reason::BackingMissing,
-                pool::Error::BackingForeign { .. } => Reason::BackingForeign,
+                pool::Error::BackingConflict { .. } => Reason::BackingConflict,
                 pool::Error::Ambiguous { .. } => Reason::IdentityConflict,
                 pool::Error::OtherNode { .. } => Reason::BelongsToOtherNode,
                 pool::Error::NoUsableDevice { .. } => Reason::NoUsableDevice,
@@ -161,11 +172,11 @@ impl Error {
     }
 }
 
-fn unusable(spec: &NodePool, error: &Error) -> Found {
+fn unusable(spec: &NodePool, error: &Error) -> PoolAvailability {
     let message = Chain(error).to_string();
     tracing::warn!(pool = spec.name, reason = %error.reason(), error = message, "the pool cannot be used");
     let Error::Pool(pool::Error::OtherNode { claim, .. }) = error else {
-        return Found::unusable(error.reason(), message);
+        return PoolAvailability::unusable(error.reason(), message);
     };
     let advice = if claim.pool.as_str() == spec.uid {
         "it is taken over once that Node is gone, or no longer carries the pool".to_owned()
@@ -176,16 +187,16 @@ fn unusable(spec: &NodePool, error: &Error) -> Found {
             claim.filesystem
         )
     };
-    Found::Unusable {
+    PoolAvailability::Unusable {
         reason: error.reason(),
         message: format!("{message}; {advice}"),
         open: None,
-        owner: Some(told(claim)),
+        owner: Some(reported(claim)),
     }
 }
 
-/// What a pool says of itself, as it stands in the StorageNode.
-fn told(claim: &Claim) -> PoolOwner {
+/// The owner that a pool records, as reported in the StorageNode.
+fn reported(claim: &Claim) -> PoolOwner {
     PoolOwner {
         node: claim.owner.node.clone(),
         machine_id: claim.owner.machine.clone(),
@@ -194,7 +205,7 @@ fn told(claim: &Claim) -> PoolOwner {
     }
 }
 
-/// The pool that the node may take over; none where that is no pool's.
+/// The pool that the node may take over; None if the annotation names no valid pool.
 fn granted(owner: &PoolOwner) -> Option<Claim> {
     Some(Claim {
         owner: Owner {
@@ -206,18 +217,18 @@ fn granted(owner: &PoolOwner) -> Option<Claim> {
     })
 }
 
-fn declaration(wish: &Wish) -> Result<PoolDeclaration, Error> {
-    let Wish {
+fn declaration(desired: &DesiredPool) -> Result<PoolDeclaration, Error> {
+    let DesiredPool {
         spec,
         others,
         device_identity,
         node,
-    } = wish;
+    } = desired;
     let invalid = |why| Error::Spec { why };
     let uid: Uid = spec
         .uid
         .parse()
-        .map_err(|_| invalid("its uid is not one of Kubernetes"))?;
+        .map_err(|_| invalid("its uid is not a UID of Kubernetes"))?;
     let source = match (&spec.source.image, &spec.source.device) {
         (Some(image), None) => Source::Image { size: image.size },
         (None, Some(device)) => Source::Device {
@@ -259,9 +270,9 @@ mod tests {
         }
     }
 
-    fn holding(volumes: &[PoolVolume], snapshots: &[PoolSnapshot]) -> Holdings {
+    fn holding(volumes: &[PoolVolume], snapshots: &[PoolSnapshot]) -> AssignedObjects {
         let (volumes, snapshots) = (volumes.iter().cloned(), snapshots.iter().cloned());
-        Holdings {
+        AssignedObjects {
             volumes: volumes
                 .map(|it| Arc::new(DeserializeGuard(Ok(it))))
                 .collect(),
@@ -272,8 +283,8 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_is_made_only_where_nobody_has_ever_heard_of_it() {
-        let nothing = Holdings::default();
+    fn a_pool_is_made_only_where_neither_status_nor_objects_know_it() {
+        let nothing = AssignedObjects::default();
         assert_eq!(expectation(None, &nothing), Expectation::New);
         let never = status(None);
         assert_eq!(expectation(Some(&never), &nothing), Expectation::New);
@@ -284,21 +295,21 @@ mod tests {
     #[test]
     fn a_pool_that_a_volume_or_snapshot_names_is_never_made_again_whatever_the_status_says() {
         assert_eq!(expectation(None, &holding(&[ready_volume()], &[])), known());
-        let wanted = holding(&[wanted_volume()], &[]);
-        assert_eq!(expectation(None, &wanted), Expectation::Made);
+        let assigned = holding(&[wanted_volume()], &[]);
+        assert_eq!(expectation(None, &assigned), Expectation::Made);
         assert_eq!(
             expectation(None, &holding(&[], &[ready_snapshot()])),
             known()
         );
-        let wanted = holding(&[], &[wanted_snapshot()]);
-        assert_eq!(expectation(None, &wanted), Expectation::Made);
+        let assigned = holding(&[], &[wanted_snapshot()]);
+        assert_eq!(expectation(None, &assigned), Expectation::Made);
     }
 
     #[test]
-    fn an_identity_that_cannot_be_read_is_one_all_the_same() {
+    fn an_unreadable_identity_still_counts_as_an_identity() {
         let odd = status(Some("?"));
         assert_eq!(
-            expectation(Some(&odd), &Holdings::default()),
+            expectation(Some(&odd), &AssignedObjects::default()),
             Expectation::Made
         );
     }

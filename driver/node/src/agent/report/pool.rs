@@ -1,39 +1,39 @@
-//! What is said of one pool. Pure.
+//! The status of one pool. Pure.
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
     Bytes, ConditionStatus, ConditionType, NodePoolStatus, PoolProblem, Provisioning, Reason,
-    condition::{self, Finding},
+    condition::{self, ConditionUpdate},
     health,
 };
 use kube::ResourceExt;
 
 use crate::agent::{
-    desired::Holdings,
+    desired::AssignedObjects,
     ledger::Ledger,
-    pools::{Found, PoolLook, Usable},
+    pools::{PoolAvailability, PoolState, Usable},
 };
 
-/// What is said of a pool, but for its condition; none of one that is gone.
+/// The status of a pool without its conditions; None for a pool that is gone.
 pub(super) fn status(
-    look: &PoolLook,
+    pool_state: &PoolState,
     before: Option<&NodePoolStatus>,
     ledger: &Ledger,
     closed: Option<&str>,
 ) -> Option<NodePoolStatus> {
     let mut status = before.cloned().unwrap_or_default();
-    status.name.clone_from(&look.spec.name);
-    status.uid.clone_from(&look.spec.uid);
-    status.reserved = ledger.promised();
+    status.name.clone_from(&pool_state.spec.name);
+    status.uid.clone_from(&pool_state.spec.uid);
+    status.reserved = ledger.reserved();
     status.volumes = ledger.volumes();
     status.snapshots = ledger.snapshots();
-    status.reserved_for_snapshots = ledger.promised_to_snapshots();
+    status.reserved_for_snapshots = ledger.reserved_for_snapshots();
     status.usable = ledger.usable();
     status.belongs_to = None;
-    match &look.found {
-        Found::Gone => return None,
-        Found::Unusable { owner, .. } => status.belongs_to.clone_from(owner),
-        Found::Usable(Usable {
+    match &pool_state.found {
+        PoolAvailability::Gone => return None,
+        PoolAvailability::Unusable { owner, .. } => status.belongs_to.clone_from(owner),
+        PoolAvailability::Usable(Usable {
             pool,
             statistics,
             file,
@@ -42,17 +42,17 @@ pub(super) fn status(
             status.filesystem_uuid = Some(pool.filesystem_uuid().to_string());
             status.empty = statistics.empty;
             status.size = file.as_ref().map_or(statistics.size, |file| file.size);
-            let is_device = look.spec.source.device.is_some();
+            let is_device = pool_state.spec.source.device.is_some();
             status.device = is_device.then(|| pool.device().display().to_string());
-            // What the schema does not take tells nothing.
+            // The schema rejects a longer identity.
             let identity = pool.device_identity().filter(|text| text.len() <= 1024);
             status.device_identity = identity.map(str::to_owned);
         }
     }
-    let is_open = look.usable().is_some() && closed.is_none();
+    let is_open = pool_state.usable().is_some() && closed.is_none();
     let room = |provisioning| {
         if is_open {
-            // What a snapshot holds is no multiple of it, and a volume's size is.
+            // Volume sizes are multiples of 1 MiB, reservations of snapshots are not.
             ledger.room(provisioning).round_down_to_mib()
         } else {
             Bytes::ZERO
@@ -63,7 +63,7 @@ pub(super) fn status(
     Some(status)
 }
 
-/// A column of kubectl shows one value, however many pools there are.
+/// All pools in one text, for a column of kubectl.
 pub(super) fn summary(pools: &[NodePoolStatus]) -> String {
     let each = pools.iter().map(|pool| {
         let room = if pool.is_ready() {
@@ -76,10 +76,10 @@ pub(super) fn summary(pools: &[NodePoolStatus]) -> String {
     each.collect::<Vec<_>>().join(", ")
 }
 
-/// What a pool says that is to leave the node, and what holds it there.
-pub(super) fn leaving(holdings: &Holdings) -> String {
-    let volumes = holdings.volumes().map(ResourceExt::name_any).collect();
-    let snapshots = holdings.snapshots().map(ResourceExt::name_any).collect();
+/// The message of a retiring pool, with the objects that it still holds.
+pub(super) fn leaving(assigned: &AssignedObjects) -> String {
+    let volumes = assigned.volumes().map(ResourceExt::name_any).collect();
+    let snapshots = assigned.snapshots().map(ResourceExt::name_any).collect();
     let held = [named("volumes", volumes), named("snapshots", snapshots)];
     let held: Vec<String> = held.into_iter().flatten().collect();
     if held.is_empty() {
@@ -89,7 +89,7 @@ pub(super) fn leaving(holdings: &Holdings) -> String {
     format!("the pool leaves this node when it is empty; it still holds {held}")
 }
 
-/// Some of the names; none where there are none.
+/// The first names as text; None for no names.
 fn named(kind: &str, mut names: Vec<String>) -> Option<String> {
     const NAMED: usize = 5;
     names.sort_unstable();
@@ -101,46 +101,47 @@ fn named(kind: &str, mut names: Vec<String>) -> Option<String> {
     (!names.is_empty()).then(|| format!("{kind} {}{more}", names.join(", ")))
 }
 
+/// Sets the `Ready` condition.
 pub(super) fn with_ready(
     mut status: NodePoolStatus,
-    look: &PoolLook,
+    pool_state: &PoolState,
     closed: Option<String>,
     generation: Option<i64>,
     now: DateTime<Utc>,
 ) -> NodePoolStatus {
     let ready = |holds: bool, reason, message: String| {
-        Finding::new(ConditionType::Ready, holds, reason, message)
+        ConditionUpdate::new(ConditionType::Ready, holds, reason, message)
     };
-    let finding = match &look.found {
-        Found::Unusable {
+    let finding = match &pool_state.found {
+        PoolAvailability::Unusable {
             reason, message, ..
         } => ready(false, *reason, message.clone()),
-        Found::Usable(_) | Found::Gone if look.spec.retiring => {
+        PoolAvailability::Usable(_) | PoolAvailability::Gone if pool_state.spec.retiring => {
             ready(true, Reason::Retiring, closed.unwrap_or_default())
         }
-        Found::Usable(_) | Found::Gone => {
-            ready(true, Reason::AsDesired, closed.unwrap_or_default())
+        PoolAvailability::Usable(_) | PoolAvailability::Gone => {
+            ready(true, Reason::Reconciled, closed.unwrap_or_default())
         }
     };
     condition::set(&mut status.conditions, &finding, generation, now);
     status
 }
 
-/// What is wrong with a pool; what was said before where nobody has looked yet.
+/// Sets the problems and the `Healthy` condition. Keeps the last ones until the pool was observed.
 pub(super) fn with_healthy(
     mut status: NodePoolStatus,
     problems: Option<Vec<PoolProblem>>,
     generation: Option<i64>,
     now: DateTime<Utc>,
 ) -> NodePoolStatus {
-    let is_told = condition::find(&status.conditions, ConditionType::Healthy).is_some();
+    let is_reported = condition::find(&status.conditions, ConditionType::Healthy).is_some();
     let finding = match problems {
         Some(problems) => {
             status.problems = problems;
             health::healthy(&status.problems)
         }
-        None if is_told => return status,
-        None => Finding::new(
+        None if is_reported => return status,
+        None => ConditionUpdate::new(
             ConditionType::Healthy,
             ConditionStatus::Unknown,
             Reason::Pending,
@@ -158,13 +159,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pool_tells_what_is_wrong_with_it_as_soon_as_somebody_has_looked() {
+    fn a_pool_reports_its_problems_after_the_first_observation() {
         let healthy = |status: &NodePoolStatus| {
             let found = condition::find(&status.conditions, ConditionType::Healthy).unwrap();
             (found.status.clone(), found.reason.clone())
         };
-        let told = |status, problems| with_healthy(status, problems, None, DateTime::default());
-        let unknown = told(NodePoolStatus::default(), None);
+        let reported = |status, problems| with_healthy(status, problems, None, DateTime::default());
+        let unknown = reported(NodePoolStatus::default(), None);
         assert_eq!(healthy(&unknown), ("Unknown".into(), "Pending".into()));
         let problem = PoolProblem {
             severity: PoolSeverity::Unreachable,
@@ -172,24 +173,24 @@ mod tests {
             message: "it failed".to_owned(),
             since: DateTime::default(),
         };
-        let sick = told(unknown, Some(vec![problem]));
+        let sick = reported(unknown, Some(vec![problem]));
         assert_eq!(healthy(&sick), ("False".into(), "ProbeFailed".into()));
-        // Another process, which has not looked yet.
-        assert_eq!(told(sick.clone(), None), sick);
-        let well = told(sick, Some(Vec::new()));
-        assert_eq!(healthy(&well), ("True".into(), "AsDesired".into()));
+        // A restarted agent that has not observed the pool yet.
+        assert_eq!(reported(sick.clone(), None), sick);
+        let well = reported(sick, Some(Vec::new()));
+        assert_eq!(healthy(&well), ("True".into(), "Reconciled".into()));
         assert!(well.problems.is_empty());
     }
 
     #[test]
-    fn every_pool_of_a_node_is_seen_at_a_glance() {
+    fn the_summary_lists_every_pool_of_a_node() {
         let pool = |name: &str, is_ready: bool| {
             let mut pool = NodePoolStatus {
                 name: name.to_owned(),
                 thin_room: Bytes::gib(2),
                 ..NodePoolStatus::default()
             };
-            let ready = Finding::new(ConditionType::Ready, is_ready, Reason::Pending, "");
+            let ready = ConditionUpdate::new(ConditionType::Ready, is_ready, Reason::Pending, "");
             condition::set(&mut pool.conditions, &ready, None, DateTime::default());
             pool
         };
@@ -199,8 +200,8 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_that_leaves_names_what_holds_it_and_stays_short() {
-        assert!(leaving(&Holdings::default()).ends_with("as soon as it is empty"));
+    fn a_retiring_pool_names_the_first_objects_that_it_holds() {
+        assert!(leaving(&AssignedObjects::default()).ends_with("as soon as it is empty"));
         let names = ["pvc-2", "pvc-1"].map(str::to_owned).to_vec();
         assert_eq!(named("volumes", names).unwrap(), "volumes pvc-1, pvc-2");
         let many = (0..1000)

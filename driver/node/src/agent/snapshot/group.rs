@@ -1,24 +1,25 @@
 //! Groups: snapshots of several volumes of this node at one moment.
 //!
-//! *Invariant:* the group says its moment after every one of its snapshots does, and is never taken
-//! a second time. Objects that are restored from a backup come in any order, so a group may have its
-//! moment before its snapshots: then each of them adopts its image.
+//! *Invariant:* the group reports its moment after every snapshot of it does, and is never taken a
+//! second time. Objects that are restored from a backup come in any order, so a group may have its
+//! moment before its snapshots. Then each of them adopts its image.
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
     ConditionType, PoolSnapshot, PoolSnapshotGroup, PoolSnapshotGroupStatus, Reason,
-    condition::Finding,
+    condition::ConditionUpdate,
 };
 use kube::{ResourceExt as _, runtime::controller::Action};
 
-use super::take::{Origin, Taken, take};
+use super::take::{Origin, TakeResult, take};
 use crate::agent::{
     Agent,
     desired::readable,
-    outcome::{Stage, conclude, deletion_held, stage},
-    pass::{Kept as _, LOCKED},
+    outcome::{ObjectPhase, apply_updates, deletion_held, phase},
+    reconcile::LOCKED,
     work::{Error, Kind, Work},
 };
+use crate::image::ImageObject as _;
 
 /// The conditions of a group.
 const CONDITIONS: [ConditionType; 2] = [ConditionType::Ready, ConditionType::DeletionHeld];
@@ -35,8 +36,8 @@ impl Kind for PoolSnapshotGroup {
         &agent.groups
     }
 
-    async fn pass(agent: &Agent, group: &Self) -> Result<Action, Error> {
-        if is_unwanted(group) {
+    async fn reconcile(agent: &Agent, group: &Self) -> Result<Action, Error> {
+        if is_being_deleted(group) {
             write(agent, group, None).await?;
             return Ok(Action::await_change());
         }
@@ -45,7 +46,7 @@ impl Kind for PoolSnapshotGroup {
             let adopted = adopt(agent, group, moment).await?;
             return Ok(next(agent, group, &adopted));
         }
-        // Each member asks for a pass when it comes.
+        // Each member enqueues the group when it arrives.
         let members: Option<Vec<_>> = members(agent, group).collect();
         let Some(members) = members else {
             return Ok(Action::await_change());
@@ -58,58 +59,65 @@ impl Kind for PoolSnapshotGroup {
     fn gone(_: &Agent, _: &str) {}
 }
 
-/// The moment of a group that was taken: nothing of it is taken any more.
+/// The moment at which the snapshots of the group were taken. None before that.
 fn moment(group: &PoolSnapshotGroup) -> Option<DateTime<Utc>> {
     group.status.as_ref()?.creation_time
 }
 
 /// Whether the group is being deleted.
-fn is_unwanted(group: &PoolSnapshotGroup) -> bool {
+fn is_being_deleted(group: &PoolSnapshotGroup) -> bool {
     group.spec.deletion_requested || group.metadata.deletion_timestamp.is_some()
 }
 
-/// Has each snapshot of a group that was taken adopt its image, as far as it has not yet. One whose
-/// image is missing keeps no other from its own.
+/// Lets each snapshot of a taken group adopt its image, if it has not yet. A snapshot whose image is
+/// missing does not block the others.
 async fn adopt(
     agent: &Agent,
     group: &PoolSnapshotGroup,
     moment: DateTime<Utc>,
-) -> Result<Taken, Error> {
-    let mut all = Taken::Ready(moment);
-    for member in members(agent, group).flatten().filter(is_to_be_adopted) {
+) -> Result<TakeResult, Error> {
+    let mut result = TakeResult::Ready(moment);
+    for member in members(agent, group).flatten().filter(awaits_its_image) {
         match take(agent, vec![member], Origin::Existing).await? {
-            Taken::Ready(_) => {}
-            not => all = not,
+            TakeResult::Ready(_) => {}
+            other => result = other,
         }
     }
-    Ok(all)
+    Ok(result)
 }
 
-/// Whether a snapshot of a group that was taken waits for its image.
-fn is_to_be_adopted(snapshot: &PoolSnapshot) -> bool {
-    matches!(stage(snapshot), Stage::Admit | Stage::Admitted) && !snapshot.is_announced()
+/// Whether a snapshot of a taken group has not adopted its image yet.
+fn awaits_its_image(snapshot: &PoolSnapshot) -> bool {
+    matches!(phase(snapshot), ObjectPhase::Admit | ObjectPhase::Admitted)
+        && !snapshot.is_announced()
 }
 
-/// When to come back to a group after an attempt.
-fn next(agent: &Agent, group: &PoolSnapshotGroup, taken: &Taken) -> Action {
+/// When to reconcile a group again after an attempt.
+fn next(agent: &Agent, group: &PoolSnapshotGroup, taken: &TakeResult) -> Action {
     let name = group.name_any();
     let retries = &agent.groups.retries;
     match taken {
-        Taken::Busy => Action::requeue(LOCKED),
-        Taken::Overtaken => Action::await_change(),
-        Taken::Ready(_) | Taken::Refused(_) => {
+        TakeResult::Busy => Action::requeue(LOCKED),
+        TakeResult::Overtaken => Action::await_change(),
+        TakeResult::Ready(_) | TakeResult::Refused(_) => {
             retries.forget(&name);
             Action::await_change()
         }
-        Taken::NotYet(why) => {
+        TakeResult::NotYet(why) => {
             let wait = retries.failed(name.clone());
-            tracing::warn!(group = name, ?why, ?wait, "not as desired");
+            tracing::warn!(
+                group = name,
+                ?why,
+                ?wait,
+                "the group does not match its spec, retrying"
+            );
             Action::requeue(wait)
         }
     }
 }
 
-/// The snapshots of a group, each as the agent wrote it last; none in place of one that is not seen.
+/// The snapshots of a group, each as the agent wrote it last. None in place of a snapshot that is not
+/// in the watch.
 fn members(agent: &Agent, group: &PoolSnapshotGroup) -> impl Iterator<Item = Option<PoolSnapshot>> {
     let name = group.name_any();
     group.spec.members.iter().map(move |member| {
@@ -122,11 +130,11 @@ fn members(agent: &Agent, group: &PoolSnapshotGroup) -> impl Iterator<Item = Opt
     })
 }
 
-/// Writes what became of a group, if that is news.
+/// Writes the status of a group if it changed.
 async fn write(
     agent: &Agent,
     group: &PoolSnapshotGroup,
-    taken: Option<&Taken>,
+    taken: Option<&TakeResult>,
 ) -> Result<(), Error> {
     let status = after(group, taken, (agent.now)());
     if group.status.as_ref() != Some(&status) {
@@ -134,7 +142,7 @@ async fn write(
             status: Some(status),
             ..group.clone()
         };
-        // One that has changed meanwhile brings us back.
+        // A change of the object triggers the next reconcile.
         agent.groups.write(&written).await?;
     }
     Ok(())
@@ -143,30 +151,36 @@ async fn write(
 /// The status of a group after an attempt to take it.
 fn after(
     group: &PoolSnapshotGroup,
-    taken: Option<&Taken>,
+    taken: Option<&TakeResult>,
     now: DateTime<Utc>,
 ) -> PoolSnapshotGroupStatus {
     let mut status = group.status.clone().unwrap_or_default();
-    let not =
-        |reason, message: &str| Some(Finding::new(ConditionType::Ready, false, reason, message));
+    let not = |reason, message: &str| {
+        Some(ConditionUpdate::new(
+            ConditionType::Ready,
+            false,
+            reason,
+            message,
+        ))
+    };
     let ready = match taken {
-        Some(Taken::Ready(moment)) => {
+        Some(TakeResult::Ready(moment)) => {
             status.creation_time = Some(*moment);
-            Some(Finding::new(
+            Some(ConditionUpdate::new(
                 ConditionType::Ready,
                 true,
-                Reason::AsDesired,
+                Reason::Reconciled,
                 "",
             ))
         }
-        Some(Taken::Refused(why) | Taken::NotYet(why)) => not(why.reason, &why.message),
-        // It is not told yet, or not for the last time.
-        Some(Taken::Busy | Taken::Overtaken) | None => None,
+        Some(TakeResult::Refused(why) | TakeResult::NotYet(why)) => not(why.reason, &why.message),
+        // The result is not known yet.
+        Some(TakeResult::Busy | TakeResult::Overtaken) | None => None,
     };
     status.observed_generation = group.metadata.generation;
     let held = deletion_held(group, group.spec.deletion_requested);
     let findings = ready.into_iter().chain([held]);
-    conclude(&mut status.conditions, group, findings, &CONDITIONS, now);
+    apply_updates(&mut status.conditions, group, findings, &CONDITIONS, now);
     status
 }
 
@@ -174,7 +188,7 @@ fn after(
 mod tests {
     use cistern_crds::condition;
 
-    use super::{super::take::Why, *};
+    use super::{super::take::Cause, *};
     use crate::testing::{at, ready_group};
 
     fn wanted_group() -> PoolSnapshotGroup {
@@ -190,21 +204,21 @@ mod tests {
     }
 
     #[test]
-    fn a_group_says_its_moment_once_and_why_it_has_none() {
+    fn a_group_reports_its_moment_once_and_why_it_has_none() {
         let mut group = wanted_group();
-        let why = Why {
+        let why = Cause {
             reason: Reason::NoSpace,
             message: "volume pvc-1: full".into(),
         };
-        let refused = after(&group, Some(&Taken::Refused(why)), at(0));
+        let refused = after(&group, Some(&TakeResult::Refused(why)), at(0));
         assert_eq!(
             (refused.creation_time, reason(&refused)),
             (None, "NoSpace".into())
         );
-        // Whether it is taken will be told in a moment.
+        // The result is not known yet.
         group.status = Some(refused.clone());
-        assert_eq!(after(&group, Some(&Taken::Busy), at(9)), refused);
-        let taken = after(&group, Some(&Taken::Ready(at(300))), at(301));
+        assert_eq!(after(&group, Some(&TakeResult::Busy), at(9)), refused);
+        let taken = after(&group, Some(&TakeResult::Ready(at(300))), at(301));
         assert_eq!(taken.creation_time, Some(at(300)));
         group.status = Some(taken.clone());
         assert_eq!(moment(&group), Some(at(300)));
@@ -212,13 +226,13 @@ mod tests {
     }
 
     #[test]
-    fn r07_nothing_is_taken_for_a_group_that_is_to_go() {
-        assert!(!is_unwanted(&wanted_group()));
+    fn r07_no_snapshot_is_taken_for_a_group_that_is_deleted() {
+        assert!(!is_being_deleted(&wanted_group()));
         let mut unwanted = wanted_group();
         unwanted.spec.deletion_requested = true;
-        assert!(is_unwanted(&unwanted));
+        assert!(is_being_deleted(&unwanted));
         let mut leaving = wanted_group();
         leaving.metadata.deletion_timestamp = Some(cistern_crds::time::to_kubernetes(at(1)));
-        assert!(is_unwanted(&leaving));
+        assert!(is_being_deleted(&leaving));
     }
 }

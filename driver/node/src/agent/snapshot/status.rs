@@ -1,14 +1,14 @@
-//! What the agent says of a snapshot. Pure.
+//! The status of a snapshot. Pure.
 
 use std::convert::Infallible;
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{ConditionType, PoolSnapshot, PoolSnapshotStatus};
 
-use crate::agent::outcome::{self, say};
+use crate::agent::outcome::{self, apply_outcome};
 
-/// How a step of a snapshot ended.
-pub type Outcome = outcome::Outcome<Own>;
+/// The outcome of a reconcile step of a snapshot.
+pub type SnapshotOutcome = outcome::ImageOutcome<Own>;
 
 /// Snapshots have no outcomes of their own.
 pub type Own = Infallible;
@@ -21,38 +21,42 @@ const CONDITIONS: [ConditionType; 4] = [
     ConditionType::DeletionHeld,
 ];
 
-/// The status of a snapshot after a step. Equal to the one before if there is nothing new to say.
-pub fn after(snapshot: &PoolSnapshot, outcome: &Outcome, now: DateTime<Utc>) -> PoolSnapshotStatus {
+/// The status of a snapshot after a step. Equal to the previous one if nothing changed.
+pub fn after(
+    snapshot: &PoolSnapshot,
+    outcome: &SnapshotOutcome,
+    now: DateTime<Utc>,
+) -> PoolSnapshotStatus {
     let mut status = snapshot.status.clone().unwrap_or_default();
     match outcome {
-        Outcome::Admitted { size, image } => {
+        SnapshotOutcome::Admitted { size, image } => {
             status.reserved = Some(*size);
             status.image.clone_from(image);
         }
-        Outcome::Ready(image) => {
-            // What it keeps stays the same from then on, as nobody writes to it.
+        SnapshotOutcome::Ready(image) => {
+            // The reservation does not change from then on, because no pod writes to a snapshot.
             if status.size.is_none() {
                 status.reserved = Some(image.allocated);
             }
             status.size = Some(image.size);
-            status.creation_time = image.owner.snapshot().map(|cut| cut.time);
+            status.creation_time = image.owner.snapshot().map(|record| record.time);
             status.image = Some(image.image.clone());
-            // When it was made is known best by what was written first.
+            // The first recorded format time is the most accurate.
             if status.filesystem.is_none() {
                 status.filesystem.clone_from(&image.filesystem);
             }
         }
-        Outcome::Refused { .. } => (status.reserved, status.image) = (None, None),
-        Outcome::Reclaimed => status.reserved = None,
-        Outcome::Own(never) => match *never {},
-        Outcome::Rested
-        | Outcome::NotReady { .. }
-        // To ask for the deletion of a snapshot is to commit to it.
-        | Outcome::DeletionCommitted
-        | Outcome::NotReclaimed { .. } => {}
+        SnapshotOutcome::Refused { .. } => (status.reserved, status.image) = (None, None),
+        SnapshotOutcome::Reclaimed => status.reserved = None,
+        SnapshotOutcome::Own(never) => match *never {},
+        SnapshotOutcome::Rested
+        | SnapshotOutcome::NotReady { .. }
+        // A deletion request of a snapshot is binding immediately.
+        | SnapshotOutcome::DeletionCommitted
+        | SnapshotOutcome::NotReclaimed { .. } => {}
     }
     status.observed_generation = snapshot.metadata.generation;
-    say(
+    apply_outcome(
         &mut status.conditions,
         snapshot,
         outcome,

@@ -1,6 +1,7 @@
-//! Making a copy whose filesystem has to be checked: it waits for its turn, and says how far it is.
+//! Makes a copy whose filesystem must be checked. The check waits for its turn and reports its
+//! progress.
 //!
-//! *Invariant:* while it waits it holds neither its volume nor a place in its pool's lane.
+//! *Invariant:* a waiting check holds neither the volume's lock nor a permit of its pool.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -12,24 +13,24 @@ use tokio::time::sleep;
 
 use super::{
     disk,
-    plan::Step,
-    status::{Outcome, Own},
+    plan::VolumeStep,
+    status::{Own, VolumeOutcome},
 };
 use crate::agent::{
-    blocking::on_host,
     desired::readable,
-    pass::{LOCKED, Pass},
+    reconcile::{LOCKED, Reconciliation},
     work::Error,
 };
+use crate::blocking::on_host;
 
-/// How often it is looked whether there is something to tell.
-const TELL: Duration = Duration::from_secs(1);
+/// Interval at which the progress is read.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
-impl Pass<'_, PoolVolume> {
-    /// Makes the image of a volume when it is its turn to be checked.
-    pub(super) async fn bring_up_checked(
+impl Reconciliation<'_, PoolVolume> {
+    /// Makes the image of a volume and checks it, as soon as the check has its turn.
+    pub(super) async fn prepare_checked(
         &self,
-        step: Step,
+        step: VolumeStep,
         pool: Arc<Pool>,
         maximum_extents: u64,
     ) -> Result<Action, Error> {
@@ -41,14 +42,14 @@ impl Pass<'_, PoolVolume> {
         let namespace = claim.map_or("", |claim| &claim.namespace);
         let volume = self.object.clone();
         let work = async {
-            let turn = agent.checks.lane.turn(namespace).await;
+            let turn = agent.checks.queue.turn(namespace).await;
             let guard = agent.locks.try_lock(&self.name)?;
             let now = (agent.now)();
             ticket.run(now);
             let work = move || {
                 let progress = |percent| _ = ticket.reached(percent);
                 let checking = Checking::Now(&progress);
-                disk::bring_up(&pool, &volume, step, maximum_extents, checking, now)
+                disk::prepare(&pool, &volume, step, maximum_extents, checking, now)
             };
             Some(on_host((turn, guard), work).await)
         };
@@ -56,11 +57,11 @@ impl Pass<'_, PoolVolume> {
         let done = loop {
             tokio::select! {
                 done = &mut work => break done,
-                () = sleep(TELL) => {}
+                () = sleep(PROGRESS_INTERVAL) => {}
             }
-            match self.tell_checking(&object).await {
-                Some(told) => object = told,
-                // It is another one by now: what waits begins anew, and what runs holds its lock.
+            match self.report_checking(&object).await {
+                Some(reported) => object = reported,
+                // The object has changed. A waiting check starts again; a running one keeps its lock.
                 None => return Ok(Action::requeue(LOCKED)),
             }
         };
@@ -68,29 +69,33 @@ impl Pass<'_, PoolVolume> {
             return Ok(Action::requeue(LOCKED));
         };
         let done = done.map_err(|source| self.broken(source))?;
-        match self.tell_checking(&object).await {
-            Some(object) => Pass::over(agent, &object).conclude(step, done).await,
+        match self.report_checking(&object).await {
+            Some(object) => {
+                Reconciliation::of(agent, &object)
+                    .conclude(step, done)
+                    .await
+            }
             None => Ok(Action::requeue(LOCKED)),
         }
     }
 
-    /// Writes down how far the check is, where that is news, and gives the object as it is then. None
-    /// where somebody has changed it.
-    async fn tell_checking(&self, object: &PoolVolume) -> Option<PoolVolume> {
+    /// Writes the progress of the check if it changed, and returns the current object. None if another
+    /// client has changed the object.
+    async fn report_checking(&self, object: &PoolVolume) -> Option<PoolVolume> {
         let shown = self.agent.desired.volume(&self.name);
-        let is_to_go = |volume: &PoolVolume| volume.spec.deletion_requested;
-        if shown.as_deref().and_then(readable).is_some_and(is_to_go) {
+        let is_deleted = |volume: &PoolVolume| volume.spec.deletion_requested;
+        if shown.as_deref().and_then(readable).is_some_and(is_deleted) {
             return None;
         }
-        let Some(stage) = self.agent.checks.news_of(object) else {
+        let Some(progress) = self.agent.checks.unreported_progress(object) else {
             return Some(object.clone());
         };
-        let outcome = Outcome::Own(Own::Checking(stage));
-        match Pass::over(self.agent, object).write(&outcome).await {
+        let outcome = VolumeOutcome::Own(Own::Checking(progress));
+        match Reconciliation::of(self.agent, object).write(&outcome).await {
             Ok(written) => written,
             Err(error) => {
                 let (volume, error) = (&self.name, Chain(&error));
-                tracing::warn!(volume, %error, "cannot say how far the check is");
+                tracing::warn!(volume, %error, "cannot report the progress of the check");
                 Some(object.clone())
             }
         }

@@ -1,4 +1,4 @@
-//! What a pass does to the image of a volume. Everything here blocks.
+//! Changes the image of a volume. All functions block.
 //!
 //! *Invariant:* an image is made only under the UID of the PoolVolume.
 
@@ -7,55 +7,55 @@ use cistern_crds::{ContentSource, MkfsOptions, PoolVolume, mkfs_options};
 use cistern_host::{Checking, ImageRequest, InvalidUid, Pool, SourceImage, image};
 use kube::ResourceExt as _;
 
-use super::plan::Step;
-use crate::agent::image::{Error, Image, find, is_adopted, is_the_same, name_of};
+use super::plan::VolumeStep;
+use crate::image::{Error, Image, find, is_adopted, is_the_same, name_of};
 
-/// The image of a volume that was brought up.
+/// The image of a volume after a step.
 #[derive(Debug)]
-pub struct BroughtUp {
+pub struct PreparedImage {
     /// The image.
     pub image: Image,
-    /// Why a thick volume may lack blocks, where that is so.
-    pub not_refilled: Option<image::Error>,
+    /// The error because of which a thick volume may lack blocks, if any.
+    pub not_reallocated: Option<image::Error>,
 }
 
-/// Makes the image of a volume, grows it, or looks at the one that was made. `maximum_extents` is
-/// the pool's limit on what is cloned.
-pub fn bring_up(
+/// Makes the image of a volume, grows it, or checks the existing one. `maximum_extents` is the
+/// pool's limit for clones.
+pub fn prepare(
     pool: &Pool,
     volume: &PoolVolume,
-    step: Step,
+    step: VolumeStep,
     maximum_extents: u64,
     checking: Checking<'_>,
     now: DateTime<Utc>,
-) -> Result<BroughtUp, Error> {
-    let (found, not_refilled) = make(pool, volume, step, maximum_extents, checking, now)?;
+) -> Result<PreparedImage, Error> {
+    let (found, not_reallocated) = make(pool, volume, step, maximum_extents, checking, now)?;
     let mut image = Image::read(&found, now)?;
     is_the_same(volume, &image)?;
     image.extents = Some(pool.extent_count(&found.uid)?);
-    Ok(BroughtUp {
+    Ok(PreparedImage {
         image,
-        not_refilled,
+        not_reallocated,
     })
 }
 
 fn make(
     pool: &Pool,
     volume: &PoolVolume,
-    step: Step,
+    step: VolumeStep,
     maximum_extents: u64,
     checking: Checking<'_>,
     now: DateTime<Utc>,
 ) -> Result<(image::Image, Option<image::Error>), Error> {
-    let promised = volume.status.as_ref().and_then(|status| status.reserved);
-    let promised = promised.unwrap_or(volume.spec.size);
+    let reserved = volume.status.as_ref().and_then(|status| status.reserved);
+    let reserved = reserved.unwrap_or(volume.spec.size);
     match step {
-        Step::Make if !is_adopted(volume) => {
+        VolumeStep::Make if !is_adopted(volume) => {
             let source = volume.spec.content_source.as_ref();
             let request = ImageRequest {
                 volume: volume.name_any(),
                 uid: name_of(volume)?,
-                size: promised,
+                size: reserved,
                 filesystem: volume.spec.filesystem,
                 mkfs_options: mkfs_options_of(volume)?,
                 provisioning: volume.spec.provisioning,
@@ -65,16 +65,21 @@ fn make(
             };
             Ok((pool.create_image_checking(&request, checking)?, None))
         }
-        Step::Grow => {
+        VolumeStep::Grow => {
             let image = find(pool, volume)?;
-            // It is written to only if it is the volume's.
+            // The image is written to only if it is the volume's.
             is_the_same(volume, &Image::read(&image, now)?)?;
-            Ok((pool.grow_image(&image.uid, promised)?, None))
+            Ok((pool.grow_image(&image.uid, reserved)?, None))
         }
-        Step::Rest | Step::Admit | Step::Make | Step::AdmitGrowth | Step::Keep | Step::Reclaim => {
+        VolumeStep::Rest
+        | VolumeStep::Admit
+        | VolumeStep::Make
+        | VolumeStep::AdmitGrowth
+        | VolumeStep::Keep
+        | VolumeStep::Reclaim => {
             let image = find(pool, volume)?;
-            let not_refilled = pool.refill(&image.uid).err();
-            Ok((image, not_refilled))
+            let not_reallocated = pool.reallocate(&image.uid).err();
+            Ok((image, not_reallocated))
         }
     }
 }

@@ -1,33 +1,33 @@
-//! What was seen of a volume outside of its passes, and is written down by the next one.
+//! Writes observations made outside of a volume's reconciles to its status.
 
 use std::borrow::Cow;
 
 use cistern_crds::PoolVolume;
 
-use super::status::{Outcome, Own};
-use crate::agent::{Agent, pass::Pass, work::Error};
+use super::status::{Own, VolumeOutcome};
+use crate::agent::{Agent, reconcile::Reconciliation, work::Error};
 
-/// The volume as it is with what was seen of it since its last pass: by the Node service of its
-/// filesystem, by a look at its health, and by a check that runs. None when the object has changed meanwhile.
+/// Writes what was observed since the last reconcile: the filesystem (by the Node service), the health,
+/// and the progress of a check. Returns the volume with the new status; None if the object has changed.
 pub(super) async fn note<'a>(
     agent: &Agent,
     volume: &'a PoolVolume,
 ) -> Result<Option<Cow<'a, PoolVolume>>, Error> {
     let mut noted = Cow::Borrowed(volume);
-    let pass = Pass::over(agent, volume);
-    if let Some(seen) = agent.filesystems.get(&pass.name) {
-        let outcome = Outcome::Own(Own::Filesystem(seen.clone()));
-        let Some(written) = pass.write(&outcome).await? else {
+    let reconciliation = Reconciliation::of(agent, volume);
+    if let Some(seen) = agent.filesystems.get(&reconciliation.name) {
+        let outcome = VolumeOutcome::Own(Own::Filesystem(seen.clone()));
+        let Some(written) = reconciliation.write(&outcome).await? else {
             return Ok(None);
         };
-        agent.filesystems.written(&pass.name, &seen);
+        agent.filesystems.written(&reconciliation.name, &seen);
         noted = Cow::Owned(written);
     }
-    let health = agent.health.news_of(&noted).map(Own::Health);
-    let checking = agent.checks.news_of(&noted).map(Own::Checking);
-    for news in [health, checking].into_iter().flatten() {
-        let outcome = Outcome::Own(news);
-        let Some(written) = Pass::over(agent, &*noted).write(&outcome).await? else {
+    let health = agent.health.unreported_problems(&noted).map(Own::Health);
+    let checking = agent.checks.unreported_progress(&noted).map(Own::Checking);
+    for observed in [health, checking].into_iter().flatten() {
+        let outcome = VolumeOutcome::Own(observed);
+        let Some(written) = Reconciliation::of(agent, &*noted).write(&outcome).await? else {
             return Ok(None);
         };
         noted = Cow::Owned(written);

@@ -1,47 +1,47 @@
-//! What the agent says of a volume. Pure.
+//! The status of a volume. Pure.
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
     Bytes, ConditionStatus, ConditionType, PoolVolume, PoolVolumeStatus, Reason, VolumeProblem,
-    condition::{self, Finding},
+    condition::{self, ConditionUpdate},
     health,
 };
 
 use crate::agent::{
-    checks::{self, Stage},
+    checks::{self, CheckProgress},
     filesystems::Seen,
-    outcome::{self, say},
+    outcome::{self, apply_outcome},
 };
 
-/// How a step of a volume ended.
-pub type Outcome = outcome::Outcome<Own>;
+/// The outcome of a reconcile step of a volume.
+pub type VolumeOutcome = outcome::ImageOutcome<Own>;
 
-/// How a step ended that only volumes have.
+/// Outcomes that only volumes have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Own {
-    /// The volume has the promise of its growth.
+    /// The bytes of the growth are reserved.
     GrowthAdmitted {
-        /// What is promised in all.
+        /// Reserved size in total.
         size: Bytes,
     },
-    /// The volume stays as large as it is.
+    /// The growth is refused and the volume keeps its size.
     GrowthRefused {
-        /// Why, for programs.
+        /// Machine-readable reason.
         reason: Reason,
-        /// Why, for people.
+        /// Message for users.
         message: String,
     },
-    /// Growing the image failed; the promise stands.
+    /// Growing the image failed. The reservation remains.
     NotGrown {
-        /// Why, for people.
+        /// Message for users.
         message: String,
     },
-    /// What a Node service saw of the filesystem in an image that has grown.
+    /// Whether the filesystem fills the grown image, as the Node service saw it.
     Filesystem(Seen),
-    /// What is wrong with the volume: nothing, perhaps.
+    /// The problems of the volume; empty for a healthy one.
     Health(Vec<VolumeProblem>),
-    /// How far the check of its filesystem is.
-    Checking(Stage),
+    /// Progress of the check of its filesystem.
+    Checking(CheckProgress),
 }
 
 /// The conditions of a volume.
@@ -54,43 +54,43 @@ const CONDITIONS: [ConditionType; 7] = [
     ConditionType::Reclaimed,
     ConditionType::DeletionHeld,
 ];
-/// By how many extents a count has moved at least when it is written down again: one that moves a
-/// little with every write of a database is no news.
+/// Smallest change of the extent count that is written. Smaller changes come with every write of a
+/// database.
 const EXTENTS_MOVED: u64 = 1000;
 
-/// The status of a volume after a step. Equal to the one before if there is nothing new to say.
-pub fn after(volume: &PoolVolume, outcome: &Outcome, now: DateTime<Utc>) -> PoolVolumeStatus {
+/// The status of a volume after a step. Equal to the previous one if nothing changed.
+pub fn after(volume: &PoolVolume, outcome: &VolumeOutcome, now: DateTime<Utc>) -> PoolVolumeStatus {
     let mut status = volume.status.clone().unwrap_or_default();
     match outcome {
-        Outcome::Admitted { size, image } => {
+        VolumeOutcome::Admitted { size, image } => {
             status.reserved = Some(*size);
             status.image.clone_from(image);
         }
-        Outcome::Ready(image) => {
-            // One that is larger than what was granted is a growth that was cut short, or that this
-            // object has forgotten: it is taken up, and its bytes are taken anyway.
+        VolumeOutcome::Ready(image) => {
+            // A larger image is the result of an interrupted growth, or of one that this object does
+            // not know. Its size is adopted, because its bytes are in use anyway.
             status.reserved = status.reserved.max(Some(image.size));
             status.size = Some(image.size);
             status.image = Some(image.image.clone());
-            // When it was made is known best by what was written first.
+            // The first recorded format time is the most accurate.
             if status.filesystem.is_none() {
                 status.filesystem.clone_from(&image.filesystem);
             }
-            if is_news(status.extents, image.extents) {
+            if has_moved(status.extents, image.extents) {
                 status.extents = image.extents;
             }
         }
-        Outcome::Refused { .. } => (status.reserved, status.image) = (None, None),
-        Outcome::DeletionCommitted => status.deletion_committed = true,
-        Outcome::Reclaimed => status.reserved = None,
-        Outcome::Own(Own::GrowthAdmitted { size }) => status.reserved = Some(*size),
-        // Also where the disk did not have what was promised.
-        Outcome::Own(Own::GrowthRefused { .. }) => status.reserved = status.size,
-        Outcome::Own(Own::Health(problems)) => status.problems.clone_from(problems),
-        Outcome::Rested
-        | Outcome::Own(Own::NotGrown { .. } | Own::Filesystem(_) | Own::Checking(_))
-        | Outcome::NotReady { .. }
-        | Outcome::NotReclaimed { .. } => {}
+        VolumeOutcome::Refused { .. } => (status.reserved, status.image) = (None, None),
+        VolumeOutcome::DeletionCommitted => status.deletion_committed = true,
+        VolumeOutcome::Reclaimed => status.reserved = None,
+        VolumeOutcome::Own(Own::GrowthAdmitted { size }) => status.reserved = Some(*size),
+        // Also if the disk lacked the reserved space.
+        VolumeOutcome::Own(Own::GrowthRefused { .. }) => status.reserved = status.size,
+        VolumeOutcome::Own(Own::Health(problems)) => status.problems.clone_from(problems),
+        VolumeOutcome::Rested
+        | VolumeOutcome::Own(Own::NotGrown { .. } | Own::Filesystem(_) | Own::Checking(_))
+        | VolumeOutcome::NotReady { .. }
+        | VolumeOutcome::NotReclaimed { .. } => {}
     }
     status.observed_generation = volume.metadata.generation;
     let own = [
@@ -98,7 +98,7 @@ pub fn after(volume: &PoolVolume, outcome: &Outcome, now: DateTime<Utc>) -> Pool
         healthy(&status, outcome),
         checking(&status, outcome),
     ];
-    say(
+    apply_outcome(
         &mut status.conditions,
         volume,
         outcome,
@@ -109,8 +109,8 @@ pub fn after(volume: &PoolVolume, outcome: &Outcome, now: DateTime<Utc>) -> Pool
     status
 }
 
-/// Whether a count of extents is worth a write: it has moved by a quarter, and noticeably.
-fn is_news(before: Option<u64>, counted: Option<u64>) -> bool {
+/// Whether a count of extents is worth a write: it changed by a quarter and by [`EXTENTS_MOVED`].
+fn has_moved(before: Option<u64>, counted: Option<u64>) -> bool {
     match (before, counted) {
         (_, None) => false,
         (None, Some(_)) => true,
@@ -121,31 +121,32 @@ fn is_news(before: Option<u64>, counted: Option<u64>) -> bool {
     }
 }
 
-/// Whether a status tells exactly these problems.
-pub fn tells(status: &PoolVolumeStatus, problems: &[VolumeProblem]) -> bool {
+/// Whether a status reports exactly these problems.
+pub fn reports(status: &PoolVolumeStatus, problems: &[VolumeProblem]) -> bool {
     let finding = health::healthy(problems);
     let condition = condition::find(&status.conditions, ConditionType::Healthy);
     status.problems == problems
         && condition.is_some_and(|condition| condition.status == finding.status.as_str())
 }
 
-/// What an outcome says of `Healthy`. To make an image, or to find it as it was, is the first look at
-/// it; from then on the rounds look.
-fn healthy(status: &PoolVolumeStatus, outcome: &Outcome) -> Option<Finding> {
-    let told = condition::find(&status.conditions, ConditionType::Healthy);
-    let is_told = told.is_some_and(|told| told.status != ConditionStatus::Unknown.as_str());
+/// The update of `Healthy` for an outcome. Making or finding the image is the first observation. From
+/// then on the periodic checks observe the volume.
+fn healthy(status: &PoolVolumeStatus, outcome: &VolumeOutcome) -> Option<ConditionUpdate> {
+    let reported = condition::find(&status.conditions, ConditionType::Healthy);
+    let is_reported =
+        reported.is_some_and(|reported| reported.status != ConditionStatus::Unknown.as_str());
     match outcome {
-        Outcome::Own(Own::Health(problems)) => Some(health::healthy(problems)),
-        Outcome::Ready(_) if !is_told => Some(health::healthy(&status.problems)),
-        Outcome::Ready(_)
-        | Outcome::Rested
-        | Outcome::Admitted { .. }
-        | Outcome::Refused { .. }
-        | Outcome::NotReady { .. }
-        | Outcome::DeletionCommitted
-        | Outcome::Reclaimed
-        | Outcome::NotReclaimed { .. }
-        | Outcome::Own(
+        VolumeOutcome::Own(Own::Health(problems)) => Some(health::healthy(problems)),
+        VolumeOutcome::Ready(_) if !is_reported => Some(health::healthy(&status.problems)),
+        VolumeOutcome::Ready(_)
+        | VolumeOutcome::Rested
+        | VolumeOutcome::Admitted { .. }
+        | VolumeOutcome::Refused { .. }
+        | VolumeOutcome::NotReady { .. }
+        | VolumeOutcome::DeletionCommitted
+        | VolumeOutcome::Reclaimed
+        | VolumeOutcome::NotReclaimed { .. }
+        | VolumeOutcome::Own(
             Own::GrowthAdmitted { .. }
             | Own::GrowthRefused { .. }
             | Own::NotGrown { .. }
@@ -155,27 +156,29 @@ fn healthy(status: &PoolVolumeStatus, outcome: &Outcome) -> Option<Finding> {
     }
 }
 
-/// What an outcome says of `Checking`; none where what was said last still holds.
-fn checking(status: &PoolVolumeStatus, outcome: &Outcome) -> Option<Finding> {
-    let told = condition::find(&status.conditions, ConditionType::Checking);
+/// The update of `Checking` for an outcome; None for no change.
+fn checking(status: &PoolVolumeStatus, outcome: &VolumeOutcome) -> Option<ConditionUpdate> {
+    let reported = condition::find(&status.conditions, ConditionType::Checking);
     match outcome {
-        Outcome::Own(Own::Checking(stage)) => Some(checks::finding(*stage)),
-        _ => told.is_none().then(|| checks::finding(Stage::None)),
+        VolumeOutcome::Own(Own::Checking(progress)) => Some(checks::finding(*progress)),
+        _ => reported
+            .is_none()
+            .then(|| checks::finding(CheckProgress::None)),
     }
 }
 
-/// What an outcome says of `Expanded`; none where what was said last still holds.
-fn expanded(volume: &PoolVolume, outcome: &Outcome) -> Option<Finding> {
+/// The update of `Expanded` for an outcome; None for no change.
+fn expanded(volume: &PoolVolume, outcome: &VolumeOutcome) -> Option<ConditionUpdate> {
     let holds = || {
-        Some(Finding::new(
+        Some(ConditionUpdate::new(
             ConditionType::Expanded,
             true,
-            Reason::AsDesired,
+            Reason::Reconciled,
             "",
         ))
     };
     let not = |reason, message: String| {
-        Some(Finding::new(
+        Some(ConditionUpdate::new(
             ConditionType::Expanded,
             false,
             reason,
@@ -187,20 +190,24 @@ fn expanded(volume: &PoolVolume, outcome: &Outcome) -> Option<Finding> {
         .filter(|expanded| expanded.status == ConditionStatus::False.as_str())
         .and_then(|expanded| Reason::parse(&expanded.reason));
     match outcome {
-        Outcome::Own(Own::GrowthAdmitted { size }) => {
+        VolumeOutcome::Own(Own::GrowthAdmitted { size }) => {
             not(Reason::Pending, format!("the image is growing to {size}"))
         }
-        Outcome::Own(Own::GrowthRefused { reason, message }) => not(*reason, message.clone()),
-        Outcome::Own(Own::NotGrown { message }) => not(Reason::ExpansionFailed, message.clone()),
-        Outcome::Own(Own::Filesystem(Err(message))) => {
+        VolumeOutcome::Own(Own::GrowthRefused { reason, message }) => not(*reason, message.clone()),
+        VolumeOutcome::Own(Own::NotGrown { message }) => {
+            not(Reason::ExpansionFailed, message.clone())
+        }
+        VolumeOutcome::Own(Own::Filesystem(Err(message))) => {
             not(Reason::FilesystemSmaller, message.clone())
         }
-        Outcome::Own(Own::Filesystem(Ok(()))) if failed == Some(Reason::FilesystemSmaller) => {
+        VolumeOutcome::Own(Own::Filesystem(Ok(())))
+            if failed == Some(Reason::FilesystemSmaller) =>
+        {
             holds()
         }
-        Outcome::Ready(image) => {
+        VolumeOutcome::Ready(image) => {
             let grew = status.size.is_none_or(|before| before < image.size);
-            // That a growth has failed is said until another one succeeds.
+            // A failed growth is reported until another one succeeds.
             let lasts = failed.is_some_and(|reason| {
                 reason.refuses_growth() || reason == Reason::FilesystemSmaller
             });
@@ -210,31 +217,31 @@ fn expanded(volume: &PoolVolume, outcome: &Outcome) -> Option<Finding> {
                 holds()
             }
         }
-        Outcome::Own(Own::Filesystem(Ok(())) | Own::Health(_) | Own::Checking(_))
-        | Outcome::Rested
-        | Outcome::Admitted { .. }
-        | Outcome::Refused { .. }
-        | Outcome::NotReady { .. }
-        | Outcome::DeletionCommitted
-        | Outcome::Reclaimed
-        | Outcome::NotReclaimed { .. } => None,
+        VolumeOutcome::Own(Own::Filesystem(Ok(())) | Own::Health(_) | Own::Checking(_))
+        | VolumeOutcome::Rested
+        | VolumeOutcome::Admitted { .. }
+        | VolumeOutcome::Refused { .. }
+        | VolumeOutcome::NotReady { .. }
+        | VolumeOutcome::DeletionCommitted
+        | VolumeOutcome::Reclaimed
+        | VolumeOutcome::NotReclaimed { .. } => None,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::{Stored as _, VolumeSeverity};
+    use cistern_crds::{HasImage as _, VolumeSeverity};
 
     use super::*;
     use crate::{
-        agent::image::Image,
+        image::Image,
         testing::{
             admitted_volume, at, being_deleted, image_of_volume as image, ready_volume,
             wanted_volume,
         },
     };
 
-    fn said(status: &PoolVolumeStatus, kind: ConditionType) -> (String, String) {
+    fn condition_of(status: &PoolVolumeStatus, kind: ConditionType) -> (String, String) {
         let condition = condition::find(&status.conditions, kind).unwrap();
         (condition.status.clone(), condition.reason.clone())
     }
@@ -244,15 +251,15 @@ mod tests {
     }
 
     #[test]
-    fn every_known_condition_is_set_from_the_first_word() {
+    fn every_known_condition_is_set_by_the_first_status() {
         for outcome in [
-            Outcome::Rested,
-            Outcome::Admitted {
+            VolumeOutcome::Rested,
+            VolumeOutcome::Admitted {
                 size: Bytes::gib(1),
                 image: None,
             },
-            Outcome::Ready(image()),
-            Outcome::Reclaimed,
+            VolumeOutcome::Ready(image()),
+            VolumeOutcome::Reclaimed,
         ] {
             let status = after(&wanted_volume(), &outcome, at(0));
             let kinds: Vec<&str> = status.conditions.iter().map(|c| c.type_.as_str()).collect();
@@ -272,35 +279,35 @@ mod tests {
 
     #[test]
     fn admission_reserves_and_a_refusal_reserves_nothing() {
-        let admitted = Outcome::Admitted {
+        let admitted = VolumeOutcome::Admitted {
             size: Bytes::gib(1),
             image: None,
         };
         let status = after(&wanted_volume(), &admitted, at(0));
         assert_eq!((status.reserved, status.size), (Some(Bytes::gib(1)), None));
         assert_eq!(
-            said(&status, ConditionType::Admitted),
-            pair("True", Reason::AsDesired)
+            condition_of(&status, ConditionType::Admitted),
+            pair("True", Reason::Reconciled)
         );
         assert_eq!(
-            said(&status, ConditionType::Ready),
+            condition_of(&status, ConditionType::Ready),
             pair("False", Reason::Pending)
         );
 
-        let refused = Outcome::Refused {
+        let refused = VolumeOutcome::Refused {
             reason: Reason::NoSpace,
             message: "full".into(),
         };
         let status = after(&wanted_volume(), &refused, at(0));
         assert_eq!(status.reserved, None);
         assert_eq!(
-            said(&status, ConditionType::Admitted),
+            condition_of(&status, ConditionType::Admitted),
             pair("False", Reason::NoSpace)
         );
     }
 
-    /// A volume of 1 GiB that is to have 2, and what is said of its growth after each outcome.
-    fn grown(outcomes: &[Outcome]) -> PoolVolume {
+    /// A volume that is to grow from 1 GiB to 2 GiB, after these outcomes.
+    fn grown(outcomes: &[VolumeOutcome]) -> PoolVolume {
         let mut volume = ready_volume();
         volume.spec.size = Bytes::gib(2);
         for outcome in outcomes {
@@ -330,91 +337,91 @@ mod tests {
 
     #[test]
     fn a_growth_is_reserved_first_and_granted_when_it_is_done() {
-        let admission = Outcome::Own(Own::GrowthAdmitted {
+        let admission = VolumeOutcome::Own(Own::GrowthAdmitted {
             size: Bytes::gib(2),
         });
         let volume = grown(std::slice::from_ref(&admission));
         assert_eq!(sizes(&volume), (GIB[2], GIB[1]));
         let status = volume.status.unwrap();
         assert_eq!(
-            said(&status, ConditionType::Expanded),
+            condition_of(&status, ConditionType::Expanded),
             pair("False", Reason::Pending)
         );
-        let failed = Outcome::Own(Own::NotGrown {
+        let failed = VolumeOutcome::Own(Own::NotGrown {
             message: "broken".into(),
         });
-        let volume = grown(&[admission, failed, Outcome::Ready(of_size(2))]);
+        let volume = grown(&[admission, failed, VolumeOutcome::Ready(of_size(2))]);
         assert_eq!(sizes(&volume), (GIB[2], GIB[2]));
         assert_eq!(
-            said(&volume.status.unwrap(), ConditionType::Expanded),
-            pair("True", Reason::AsDesired)
+            condition_of(&volume.status.unwrap(), ConditionType::Expanded),
+            pair("True", Reason::Reconciled)
         );
     }
 
     #[test]
-    fn nothing_of_a_refused_growth_stays_in_the_ledger_but_the_reason_stays() {
-        let refusal = Outcome::Own(Own::GrowthRefused {
+    fn a_refused_growth_keeps_its_reason_and_no_reservation() {
+        let refusal = VolumeOutcome::Own(Own::GrowthRefused {
             reason: Reason::NoSpace,
             message: "full".into(),
         });
-        let admission = Outcome::Own(Own::GrowthAdmitted {
+        let admission = VolumeOutcome::Own(Own::GrowthAdmitted {
             size: Bytes::gib(2),
         });
-        // By the ledger, and by the disk after all.
+        // Refused by the ledger, and by the disk after the admission.
         for outcomes in [vec![refusal.clone()], vec![admission, refusal]] {
             let mut volume = grown(&outcomes);
             assert_eq!(sizes(&volume), (GIB[1], GIB[1]));
             assert!(volume.refused_growth().is_some());
-            // The controller takes the wish back.
+            // The controller reverts the requested size.
             volume.spec.size = Bytes::gib(1);
             volume.metadata.generation = Some(2);
             assert!(volume.refused_growth().is_none());
-            let status = after(&volume, &Outcome::Ready(of_size(1)), at(0));
+            let status = after(&volume, &VolumeOutcome::Ready(of_size(1)), at(0));
             assert_eq!(
-                said(&status, ConditionType::Expanded),
+                condition_of(&status, ConditionType::Expanded),
                 pair("False", Reason::NoSpace)
             );
-            let status = after(&volume, &Outcome::Ready(of_size(2)), at(0));
+            let status = after(&volume, &VolumeOutcome::Ready(of_size(2)), at(0));
             assert_eq!(
-                said(&status, ConditionType::Expanded),
-                pair("True", Reason::AsDesired)
+                condition_of(&status, ConditionType::Expanded),
+                pair("True", Reason::Reconciled)
             );
         }
     }
 
     #[test]
-    fn an_image_larger_than_the_status_says_is_taken_up_with_its_bytes() {
-        let volume = grown(&[Outcome::Ready(of_size(3))]);
+    fn an_image_larger_than_the_status_is_adopted_with_its_bytes() {
+        let volume = grown(&[VolumeOutcome::Ready(of_size(3))]);
         assert_eq!(sizes(&volume), (GIB[3], GIB[3]));
     }
 
     #[test]
-    fn a_filesystem_that_has_not_grown_is_told_of_until_it_has() {
-        let smaller = Outcome::Own(Own::Filesystem(Err("mounted".into())));
-        let ready = Outcome::Ready(of_size(2));
+    fn a_filesystem_that_has_not_grown_is_reported_until_it_has() {
+        let smaller = VolumeOutcome::Own(Own::Filesystem(Err("mounted".into())));
+        let ready = VolumeOutcome::Ready(of_size(2));
         let volume = grown(&[ready.clone(), smaller.clone(), ready.clone()]);
         assert_eq!(
-            said(volume.status.as_ref().unwrap(), ConditionType::Expanded),
+            condition_of(volume.status.as_ref().unwrap(), ConditionType::Expanded),
             pair("False", Reason::FilesystemSmaller)
         );
         assert_eq!(sizes(&volume), (GIB[2], GIB[2]));
-        let volume = grown(&[ready, smaller, Outcome::Own(Own::Filesystem(Ok(())))]);
+        let volume = grown(&[ready, smaller, VolumeOutcome::Own(Own::Filesystem(Ok(())))]);
         assert_eq!(
-            said(&volume.status.unwrap(), ConditionType::Expanded),
-            pair("True", Reason::AsDesired)
+            condition_of(&volume.status.unwrap(), ConditionType::Expanded),
+            pair("True", Reason::Reconciled)
         );
     }
 
     #[test]
-    fn clh_01_health_is_unknown_until_somebody_has_looked_and_then_as_it_was_seen_last() {
-        let healthy = |status: &PoolVolumeStatus| said(status, ConditionType::Healthy);
-        let status = after(&admitted_volume(), &Outcome::Rested, at(0));
+    fn clh_01_health_is_unknown_before_the_first_observation_and_then_the_last_one() {
+        let healthy = |status: &PoolVolumeStatus| condition_of(status, ConditionType::Healthy);
+        let status = after(&admitted_volume(), &VolumeOutcome::Rested, at(0));
         assert_eq!(healthy(&status), pair("Unknown", Reason::Pending));
         let mut volume = admitted_volume();
-        volume.status = Some(after(&volume, &Outcome::Ready(image()), at(0)));
+        volume.status = Some(after(&volume, &VolumeOutcome::Ready(image()), at(0)));
         let status = volume.status.as_ref().unwrap();
-        assert_eq!(healthy(status), pair("True", Reason::AsDesired));
-        assert!(tells(status, &[]));
+        assert_eq!(healthy(status), pair("True", Reason::Reconciled));
+        assert!(reports(status, &[]));
 
         let problem = VolumeProblem {
             severity: VolumeSeverity::DataLoss,
@@ -422,65 +429,74 @@ mod tests {
             message: "gone".to_owned(),
             since: at(10),
         };
-        assert!(!tells(status, std::slice::from_ref(&problem)));
-        let sick = Outcome::Own(Own::Health(vec![problem.clone()]));
-        for outcome in [sick.clone(), Outcome::Ready(image()), sick] {
+        assert!(!reports(status, std::slice::from_ref(&problem)));
+        let sick = VolumeOutcome::Own(Own::Health(vec![problem.clone()]));
+        for outcome in [sick.clone(), VolumeOutcome::Ready(image()), sick] {
             volume.status = Some(after(&volume, &outcome, at(20)));
             let status = volume.status.as_ref().unwrap();
             assert_eq!(healthy(status), pair("False", Reason::ImageMissing));
-            assert!(tells(status, std::slice::from_ref(&problem)));
+            assert!(reports(status, std::slice::from_ref(&problem)));
         }
-        let well = after(&volume, &Outcome::Own(Own::Health(vec![])), at(30));
-        assert_eq!(healthy(&well), pair("True", Reason::AsDesired));
+        let well = after(&volume, &VolumeOutcome::Own(Own::Health(vec![])), at(30));
+        assert_eq!(healthy(&well), pair("True", Reason::Reconciled));
         assert!(well.problems.is_empty());
     }
 
     #[test]
-    fn a_check_is_told_while_it_lasts_and_leaves_the_rest_as_it_is() {
+    fn a_check_is_reported_while_it_lasts_and_changes_no_other_condition() {
         let mut volume = ready_volume();
-        let before = after(&volume, &Outcome::Ready(image()), at(0));
+        let before = after(&volume, &VolumeOutcome::Ready(image()), at(0));
         let kind = ConditionType::Checking;
-        assert_eq!(said(&before, kind), pair("False", Reason::NotChecking));
+        assert_eq!(
+            condition_of(&before, kind),
+            pair("False", Reason::NotChecking)
+        );
         volume.status = Some(before.clone());
-        let runs = Stage::Runs {
+        let runs = CheckProgress::Runs {
             since: at(10),
             percent: 35,
         };
-        for (stage, reason) in [
-            (Stage::Waits, Reason::CheckWaiting),
+        for (progress, reason) in [
+            (CheckProgress::Waits, Reason::CheckWaiting),
             (runs, Reason::CheckRunning),
         ] {
-            let told = Outcome::Own(Own::Checking(stage));
-            volume.status = Some(after(&volume, &told, at(20)));
+            let reported = VolumeOutcome::Own(Own::Checking(progress));
+            volume.status = Some(after(&volume, &reported, at(20)));
             let status = volume.status.as_ref().unwrap();
-            assert_eq!(said(status, kind), pair("True", reason));
-            let ready = said(status, ConditionType::Ready);
-            assert_eq!(ready, pair("True", Reason::AsDesired));
+            assert_eq!(condition_of(status, kind), pair("True", reason));
+            let ready = condition_of(status, ConditionType::Ready);
+            assert_eq!(ready, pair("True", Reason::Reconciled));
         }
-        let ended = Outcome::Own(Own::Checking(Stage::None));
+        let ended = VolumeOutcome::Own(Own::Checking(CheckProgress::None));
         let status = after(&volume, &ended, at(30));
-        assert_eq!(said(&status, kind), pair("False", Reason::NotChecking));
+        assert_eq!(
+            condition_of(&status, kind),
+            pair("False", Reason::NotChecking)
+        );
     }
 
     #[test]
-    fn what_was_formatted_when_is_never_told_anew() {
-        let status = after(&admitted_volume(), &Outcome::Ready(image()), at(0));
+    fn the_recorded_format_time_never_changes() {
+        let status = after(&admitted_volume(), &VolumeOutcome::Ready(image()), at(0));
         assert_eq!(status.filesystem.unwrap().format_time, at(500));
-        let status = after(&ready_volume(), &Outcome::Ready(image()), at(0));
+        let status = after(&ready_volume(), &VolumeOutcome::Ready(image()), at(0));
         assert_eq!(status.filesystem.unwrap().format_time, at(100));
     }
 
     #[test]
-    fn r05_a_second_look_at_the_same_has_nothing_to_say() {
+    fn r05_a_second_outcome_for_the_same_state_changes_nothing() {
         let mut volume = admitted_volume();
-        let status = after(&volume, &Outcome::Ready(image()), at(0));
+        let status = after(&volume, &VolumeOutcome::Ready(image()), at(0));
         volume.status = Some(status.clone());
-        assert_eq!(after(&volume, &Outcome::Ready(image()), at(60)), status);
-        assert_eq!(after(&volume, &Outcome::Rested, at(120)), status);
+        assert_eq!(
+            after(&volume, &VolumeOutcome::Ready(image()), at(60)),
+            status
+        );
+        assert_eq!(after(&volume, &VolumeOutcome::Rested, at(120)), status);
     }
 
     #[test]
-    fn a_count_of_extents_is_written_when_it_has_moved_noticeably_and_not_before() {
+    fn an_extent_count_is_written_only_after_a_noticeable_change() {
         let counted = |before, now| {
             let mut volume = ready_volume();
             volume.status.as_mut().unwrap().extents = before;
@@ -488,7 +504,7 @@ mod tests {
                 extents: now,
                 ..image()
             };
-            after(&volume, &Outcome::Ready(image), at(0)).extents
+            after(&volume, &VolumeOutcome::Ready(image), at(0)).extents
         };
         assert_eq!(counted(None, Some(1)), Some(1));
         assert_eq!(counted(Some(1), Some(900)), Some(1));
@@ -499,28 +515,28 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_that_could_not_be_made_after_all_holds_nothing() {
-        let refused = Outcome::Refused {
+    fn an_admitted_volume_that_cannot_be_made_has_no_reservation() {
+        let refused = VolumeOutcome::Refused {
             reason: Reason::SourceMissing,
             message: "gone".into(),
         };
         let status = after(&admitted_volume(), &refused, at(0));
         assert_eq!((status.reserved, status.image.clone()), (None, None));
         assert_eq!(
-            said(&status, ConditionType::Admitted),
+            condition_of(&status, ConditionType::Admitted),
             pair("False", Reason::SourceMissing)
         );
     }
 
     #[test]
-    fn a_volume_that_fails_keeps_its_promise_and_its_past() {
-        let failed = Outcome::NotReady {
+    fn a_failing_volume_keeps_its_reservation_and_its_image() {
+        let failed = VolumeOutcome::NotReady {
             reason: Reason::ImageMissing,
             message: "gone".into(),
         };
         let status = after(&ready_volume(), &failed, at(0));
         assert_eq!(
-            said(&status, ConditionType::Ready),
+            condition_of(&status, ConditionType::Ready),
             pair("False", Reason::ImageMissing)
         );
         let before = ready_volume().status.unwrap();
@@ -532,46 +548,46 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_is_committed_to_its_deletion_before_its_bytes_are_given_back() {
+    fn the_deletion_of_a_volume_is_committed_before_its_bytes_are_released() {
         let mut volume = ready_volume();
         volume.spec.deletion_requested = true;
         assert!(!volume.deletion_committed());
-        volume.status = Some(after(&volume, &Outcome::DeletionCommitted, at(0)));
+        volume.status = Some(after(&volume, &VolumeOutcome::DeletionCommitted, at(0)));
         assert!(volume.deletion_committed());
         let status = volume.status.as_ref().unwrap();
         assert_eq!(status.reserved, Some(Bytes::gib(1)));
         assert_eq!(
-            said(status, ConditionType::Reclaimed),
+            condition_of(status, ConditionType::Reclaimed),
             pair("False", Reason::DeletionRequested)
         );
-        volume.status = Some(after(&volume, &Outcome::Reclaimed, at(0)));
+        volume.status = Some(after(&volume, &VolumeOutcome::Reclaimed, at(0)));
         assert!(volume.deletion_committed());
     }
 
     #[test]
-    fn reclaiming_and_giving_the_bytes_back_are_one_write() {
-        let status = after(&ready_volume(), &Outcome::Reclaimed, at(0));
+    fn the_reclaim_and_the_release_of_the_bytes_are_one_write() {
+        let status = after(&ready_volume(), &VolumeOutcome::Reclaimed, at(0));
         assert_eq!(status.reserved, None);
         assert_eq!(
-            said(&status, ConditionType::Reclaimed),
-            pair("True", Reason::AsDesired)
+            condition_of(&status, ConditionType::Reclaimed),
+            pair("True", Reason::Reconciled)
         );
-        let busy = Outcome::NotReclaimed {
+        let busy = VolumeOutcome::NotReclaimed {
             reason: Reason::InUse,
             message: "mounted".into(),
         };
         let status = after(&ready_volume(), &busy, at(0));
         assert_eq!(status.reserved, Some(Bytes::gib(1)));
         assert_eq!(
-            said(&status, ConditionType::Reclaimed),
+            condition_of(&status, ConditionType::Reclaimed),
             pair("False", Reason::InUse)
         );
     }
 
     #[test]
-    fn a_deleted_object_without_the_wish_is_held_and_says_how_to_go_on() {
+    fn a_deleted_object_without_a_deletion_request_is_held_and_names_the_remedy() {
         let mut volume = being_deleted(ready_volume());
-        let status = after(&volume, &Outcome::Ready(image()), at(0));
+        let status = after(&volume, &VolumeOutcome::Ready(image()), at(0));
         let held = condition::find(&status.conditions, ConditionType::DeletionHeld).unwrap();
         assert_eq!(
             (held.status.as_str(), held.reason.as_str()),
@@ -583,13 +599,13 @@ mod tests {
             held.message
         );
         assert_eq!(
-            said(&status, ConditionType::Ready),
-            pair("True", Reason::AsDesired)
+            condition_of(&status, ConditionType::Ready),
+            pair("True", Reason::Reconciled)
         );
 
         volume.spec.deletion_requested = true;
-        let status = after(&volume, &Outcome::Reclaimed, at(0));
+        let status = after(&volume, &VolumeOutcome::Reclaimed, at(0));
         let expected = pair("False", Reason::DeletionRequested);
-        assert_eq!(said(&status, ConditionType::DeletionHeld), expected);
+        assert_eq!(condition_of(&status, ConditionType::DeletionHeld), expected);
     }
 }

@@ -1,0 +1,551 @@
+//! The vocabulary of statuses and events: condition types, reasons, and reasons of events.
+//!
+//! *Invariant:* the documentation of each variant has two paragraphs: what the name means, and what to
+//! do about it. `docs/conditions.md` is generated from them (`make generate`).
+
+use std::fmt;
+
+/// Declares an enum whose variants are serialized as their own names.
+macro_rules! names {
+    ($(#[$meta:meta])* $name:ident { $($(#[doc = $doc:literal])+ $variant:ident,)+ }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum $name { $($(#[doc = $doc])+ $variant,)+ }
+
+        impl $name {
+            /// All variants, in order.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
+
+            /// The name as serialized in the custom resource or event.
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => stringify!($variant),)+ }
+            }
+
+            /// Parses a serialized name. Returns `None` for a name that this version does not know.
+            pub fn parse(name: &str) -> Option<Self> {
+                match name { $(stringify!($variant) => Some(Self::$variant),)+ _ => None }
+            }
+
+            /// The documentation of the variant, for `docs/conditions.md`.
+            pub const fn documentation(self) -> &'static str {
+                match self { $(Self::$variant => concat!($($doc, "\n"),+),)+ }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+    };
+}
+
+names! {
+    /// The type of a condition.
+    ConditionType {
+        /// All kinds: the object matches its spec and can be used.
+        ///
+        /// When `False`, follow the reason and the message.
+        Ready,
+        /// PoolVolume, StoragePool, StorageNode, and a pool on a node: no problem is known. `Unknown`
+        /// while the node or its node plugin does not report.
+        ///
+        /// When `False`, `status.problems` lists each problem. When `Unknown`, check the node first.
+        Healthy,
+        /// PoolVolume, PoolSnapshot: the node's ledger has reserved the bytes of the object.
+        ///
+        /// When `False`, make room in the pool or delete the claim or snapshot.
+        Admitted,
+        /// PoolVolume: the last requested expansion is complete, including the filesystem.
+        ///
+        /// When `False`, follow the reason. The volume keeps its previous size and stays usable.
+        Expanded,
+        /// PoolVolume: its filesystem is checked before use, or waits for the check.
+        ///
+        /// When `True`, wait. The pod starts after the check.
+        Checking,
+        /// PoolVolume, PoolSnapshot: its image is removed, because `spec.deletionRequested` is set.
+        ///
+        /// When `False` for a deleted claim, the reason states what prevents the removal.
+        Reclaimed,
+        /// All kinds: the object is being deleted, and something prevents its removal.
+        ///
+        /// When `True`, remove what the message names, or keep the object.
+        DeletionHeld,
+        /// StoragePool: the `overcommitPercent` of the spec is in force.
+        ///
+        /// When `False`, delete the thick volumes of the pool, or set the percentage to 100.
+        OvercommitApplied,
+        /// StorageNode: CSINode and the label of the Node show the driver and its topology.
+        ///
+        /// When `False`, the scheduler does not place volumes there. Check the node plugin's pod.
+        TopologyRegistered,
+        /// StorageNode: the node plugin's pod on this node is ready.
+        ///
+        /// When `False`, describe that pod.
+        AgentReporting,
+    }
+}
+
+names! {
+    /// The reason of a condition or problem.
+    Reason {
+        /// The object has not been processed yet.
+        ///
+        /// No action is needed. If it persists, check the node plugin's pod.
+        Pending,
+        /// The object matches its spec.
+        ///
+        /// No action is needed.
+        Reconciled,
+
+        // Volumes.
+        /// The pool has too little room left for the object.
+        ///
+        /// Delete volumes or snapshots of the pool, enlarge the pool, or request less.
+        NoSpace,
+        /// The volume is larger than the pool could hold even when empty.
+        ///
+        /// Request less, or enlarge the pool.
+        TooLarge,
+        /// The pool holds as many volumes on the node as its limit allows.
+        ///
+        /// Delete volumes, or raise `spec.limits` of the StoragePool.
+        VolumeLimitReached,
+        /// The pool is overcommitted, so it holds thin volumes only.
+        ///
+        /// Use a class with thin provisioning or a pool with `overcommitPercent: 100`.
+        Overcommitted,
+        /// The node does not carry the pool.
+        ///
+        /// Check `spec.nodeSelector` of the StoragePool and the labels of the node.
+        PoolUnknown,
+        /// The pool on this node cannot be used now.
+        ///
+        /// Follow the conditions of the pool: `kubectl describe storagenode`.
+        PoolNotReady,
+        /// Creating the image failed; the agent retries.
+        ///
+        /// Follow the message. If it persists, check the disk.
+        ProvisioningFailed,
+        /// Expanding the image failed; the agent retries.
+        ///
+        /// Follow the message. If it persists, check the disk.
+        ExpansionFailed,
+        /// The pool on this node does not accept expansions of its volumes.
+        ///
+        /// Wait until the pool is ready, or lower the request.
+        PoolClosed,
+        /// The image has grown and its filesystem has not: it grows when the volume is staged next.
+        ///
+        /// Restart the pod.
+        FilesystemSmaller,
+        /// The image that the status describes is not on the disk.
+        ///
+        /// Look for the image in the pool and among the orphans of the StorageNode. Otherwise restore a
+        /// backup.
+        ImageMissing,
+        /// The image on the disk under this identity belongs to something else.
+        ///
+        /// Find out what wrote it before you remove anything.
+        IdentityConflict,
+        /// The filesystem in the image is not the one that was created there.
+        ///
+        /// Find out what formatted the volume. Restore a backup, or take a snapshot and repair it by hand.
+        FilesystemConflict,
+        /// The filesystem in the image is damaged, and an administrator has to repair it.
+        ///
+        /// Take a snapshot. Then run the repair tool of the filesystem on the image.
+        FilesystemDamaged,
+        /// Checking the filesystem needs more resources than a check may use on the node.
+        ///
+        /// Run the filesystem's own check on the image, as docs/filesystems.md describes.
+        TooLargeToCheck,
+        /// The filesystem waits for its check.
+        ///
+        /// No action is needed.
+        CheckWaiting,
+        /// The filesystem is being checked; the message states the start time and the progress.
+        ///
+        /// No action is needed.
+        CheckRunning,
+        /// The filesystem is not being checked.
+        ///
+        /// No action is needed.
+        NotChecking,
+        /// The deletion of the data is not requested.
+        ///
+        /// No action is needed.
+        NotRequested,
+        /// `spec.deletionRequested` is set and the image is being removed.
+        ///
+        /// No action is needed.
+        DeletionRequested,
+        /// The volume is still staged, published or attached on the node.
+        ///
+        /// End the pods that use it.
+        InUse,
+        /// Removing the image failed; the agent retries.
+        ///
+        /// Follow the message. If it persists, check the disk.
+        ReclaimFailed,
+        /// The object is not being deleted.
+        ///
+        /// No action is needed.
+        NotDeleting,
+        /// The object is being deleted without a request to delete its data: it is kept.
+        ///
+        /// Delete the claim or VolumeSnapshot instead, so that the controller requests the deletion.
+        DeletionNotRequested,
+
+        // Snapshots, and volumes created from them.
+        /// The pool, or the volume, has as many snapshots as its limit allows.
+        ///
+        /// Delete snapshots, or raise `spec.limits` of the StoragePool.
+        SnapshotLimitReached,
+        /// The image has more extents than the pool's limit allows to copy.
+        ///
+        /// Delete old snapshots of the volume, copy its data to a new volume, or raise
+        /// `spec.limits.maximumExtents` of the StoragePool.
+        TooManyExtents,
+        /// The source of the snapshot or volume is not on the disk.
+        ///
+        /// Use another source.
+        SourceMissing,
+        /// A filesystem could not be frozen in time, or the group contains two raw block volumes,
+        /// whose writers cannot be frozen.
+        ///
+        /// Check the disk, and repeat the snapshot. Take raw block volumes one by one.
+        FreezeFailed,
+        /// Taking the snapshot failed; the agent retries.
+        ///
+        /// Follow the message. If it persists, check the disk.
+        SnapshotFailed,
+
+        // A pool on a node.
+        /// The pool's image file or device is missing.
+        ///
+        /// Bring the disk back under one of the paths of the StoragePool.
+        BackingMissing,
+        /// The pool's image file or device holds something that is not this pool.
+        ///
+        /// Find out what it is before you remove anything. Name another device.
+        BackingConflict,
+        /// The pool on the disk belongs to another node, as its marker states.
+        ///
+        /// Follow "A disk moves to another machine" in docs/recovery.md.
+        BelongsToOtherNode,
+        /// None of the listed devices is blank or holds this pool.
+        ///
+        /// The message states what each device holds. Add a blank device, or wipe one by hand.
+        NoUsableDevice,
+        /// The pool's filesystem is not mounted, or something else is mounted in its place.
+        ///
+        /// Unmount what is in its place, or restart the node plugin's pod.
+        NotMounted,
+        /// The pool's filesystem is read-only.
+        ///
+        /// Check the disk. The agent mounts the pool again when no pod uses it.
+        ReadOnly,
+        /// The image file would leave too little room on the filesystem that holds it.
+        ///
+        /// Free space on the node's disk, or declare a smaller `spec.source.image.size`.
+        HostFilesystemFull,
+        /// The filesystem for the image file cannot preallocate space for files, or has no direct
+        /// I/O.
+        ///
+        /// Put the image file on XFS, ext4 or btrfs, or use a device.
+        HostFilesystemUnfit,
+        /// An operation on the pool failed; the message states which.
+        ///
+        /// Follow the message. If it persists, check the disk.
+        PoolFailed,
+        /// The pool no longer belongs to this node and is removed once it is empty.
+        ///
+        /// Delete or move the volumes that the message names.
+        Retiring,
+        /// Volumes or images remain, so the pool stays.
+        ///
+        /// Delete or move what the message names.
+        VolumesRemain,
+
+        // Health of a volume.
+        /// The image was removed while the volume is in use: its data is lost when the last pod
+        /// stops using it.
+        ///
+        /// Copy the data out of the running pod now. Do not stop the pod before.
+        ImageDeleted,
+        /// The image is smaller than the volume.
+        ///
+        /// Find out what truncated it. Restore a backup.
+        ImageTooSmall,
+        /// The volume's loop device is missing, or bound to something else.
+        ///
+        /// Restart the pods that use the volume.
+        DeviceMissing,
+        /// The volume's loop device is read-only, and should not be.
+        ///
+        /// Check the disk. Then restart the pods that use the volume.
+        DeviceReadOnly,
+        /// The volume is not mounted where it is staged.
+        ///
+        /// Restart the pods that use the volume.
+        MountMissing,
+        /// The volume's filesystem was remounted read-only.
+        ///
+        /// Check the disk. Then restart the pods that use the volume.
+        MountReadOnly,
+        /// A thick volume lacks blocks, and they could not be reallocated.
+        ///
+        /// Make room in the pool. The agent allocates the blocks again.
+        BlocksMissing,
+
+        // Health of a volume or a pool.
+        /// The filesystem has recorded errors.
+        ///
+        /// Take a backup, and check the disk. A volume is checked when it is staged next.
+        FilesystemErrors,
+        /// The filesystem has shut down after an error, until it is mounted again.
+        ///
+        /// Check the disk. Then end the pods that use it, so that it is mounted again.
+        FilesystemShutDown,
+
+        // Health of a pool.
+        /// Data written to the pool could not be read back.
+        ///
+        /// Replace the disk.
+        ProbeFailed,
+        /// The pool's disk does not answer.
+        ///
+        /// Check the disk and its connection.
+        ProbeTimedOut,
+        /// The block device under the pool has recorded errors.
+        ///
+        /// Take backups, and replace the disk.
+        DeviceErrors,
+        /// The pool's filesystem is nearly full.
+        ///
+        /// Delete snapshots or volumes, or enlarge the pool.
+        NearlyFull,
+        /// Part of the pool's file has no space allocated on the node's disk, and other files can
+        /// take it.
+        ///
+        /// Free space on the node's disk. The agent allocates the file again.
+        NotAllocated,
+        /// The node's disk has no room for the declared size of the pool's file: the pool keeps its
+        /// size.
+        ///
+        /// Free space on the node's disk, or lower `spec.source.image.size`.
+        GrowthDoesNotFit,
+        /// A reason that this version does not know; the message describes it.
+        ///
+        /// Follow the message.
+        OtherProblem,
+
+        // Nodes and pools, set by the operator.
+        /// kubelet has not registered the driver on the node.
+        ///
+        /// Describe the node plugin's pod, and read its log.
+        DriverNotRegistered,
+        /// The Node's topology label is missing or has another value.
+        ///
+        /// The operator sets it. If it persists, look for what else writes labels of Nodes.
+        LabelMissing,
+        /// There is no Node of this name.
+        ///
+        /// Let the machine join the cluster, or forget the node: `kubectl cistern forget-node`.
+        NodeMissing,
+        /// The Node is gone, and the state of its volumes is unknown.
+        ///
+        /// Let the machine join the cluster again under the same name. If it is lost for good, run
+        /// `kubectl cistern forget-node`.
+        NodeGone,
+        /// No pod of the node plugin runs on the node.
+        ///
+        /// Check the taints of the node and the events of the DaemonSet `cistern-node`.
+        AgentMissing,
+        /// The node plugin's pod on the node is not ready.
+        ///
+        /// Describe that pod, and read its log.
+        AgentNotReady,
+        /// Some nodes of the pool are not ready.
+        ///
+        /// The message names the nodes. Follow their conditions.
+        NodesNotReady,
+        /// The selector matches no node.
+        ///
+        /// Correct `spec.nodeSelector` of the StoragePool or label the nodes.
+        NoNodes,
+        /// The spec cannot be applied; the message states what to change.
+        ///
+        /// Change the spec as the message states.
+        InvalidSpec,
+        /// The pool holds thick volumes, or snapshots of them, so it reserves no more than it has.
+        ///
+        /// Delete them, or set `overcommitPercent` to 100.
+        ThickVolumesPresent,
+    }
+}
+
+impl Reason {
+    /// Whether an expansion is refused permanently: the controller lowers the requested size again.
+    pub const fn refuses_growth(self) -> bool {
+        matches!(self, Self::NoSpace | Self::TooLarge | Self::PoolClosed)
+    }
+
+    /// Whether a snapshot or group snapshot is refused permanently: nothing of it remains, and the
+    /// controller withdraws the request.
+    pub const fn refuses_snapshot(self) -> bool {
+        matches!(
+            self,
+            Self::NoSpace
+                | Self::Overcommitted
+                | Self::SnapshotLimitReached
+                | Self::TooManyExtents
+                | Self::SourceMissing
+                | Self::FreezeFailed
+                | Self::PoolUnknown
+                | Self::PoolNotReady
+                | Self::IdentityConflict
+        )
+    }
+}
+
+names! {
+    /// The reason of an event that the operator publishes.
+    EventReason {
+        // On PersistentVolumeClaims.
+        /// On a claim: the parameters of its StorageClass are wrong.
+        ///
+        /// Delete the class and create it again with correct parameters.
+        InvalidParameters,
+        /// On a claim: its StorageClass names a StoragePool that does not exist.
+        ///
+        /// Create the pool, or use another class.
+        PoolMissing,
+        /// On a claim: its class requests thick provisioning in an overcommitted pool.
+        ///
+        /// Use a class with thin provisioning or another pool.
+        PoolOvercommitted,
+        /// On a claim: no node carries the pool.
+        ///
+        /// Correct `spec.nodeSelector` of the StoragePool or label the nodes.
+        NoNodes,
+        /// On a claim: the pool is not ready on any node.
+        ///
+        /// Follow the conditions of the pool: `kubectl describe storagenode`.
+        PoolNotReady,
+        /// On a claim: no node has enough room left in the pool.
+        ///
+        /// Delete volumes or snapshots, enlarge the pool, or request less.
+        NoSpace,
+        /// On a claim: the request is larger than the pool could hold on any node.
+        ///
+        /// Request less, or enlarge the pool.
+        TooLarge,
+        /// On a claim: its volume was not expanded.
+        ///
+        /// Follow the message: make room, or lower the request.
+        VolumeNotExpanded,
+
+        // On claims, and on pods that use them.
+        /// On claims and pods: the filesystem of the volume is being checked.
+        ///
+        /// Wait. The pod starts after the check.
+        VolumeChecking,
+        /// On claims and pods: the check has ended.
+        ///
+        /// No action is needed.
+        VolumeChecked,
+        /// On claims and pods: the volume works, and has a problem.
+        ///
+        /// Follow the message, and take a backup.
+        VolumeDegraded,
+        /// On claims and pods: the data of the volume exists and cannot be reached.
+        ///
+        /// Follow the message.
+        VolumeInaccessible,
+        /// On claims and pods: data of the volume is lost, or will be when its pods end.
+        ///
+        /// Do not stop the pods. Follow "CisternVolumeDataLoss" in docs/runbook.md.
+        VolumeDataLoss,
+        /// On claims and pods: all problems of the volume have ended.
+        ///
+        /// No action is needed.
+        VolumeRecovered,
+
+        // On StoragePools and StorageNodes.
+        /// On a StorageNode and its StoragePool: the pool works on the node, and has a problem.
+        ///
+        /// Follow the message.
+        PoolDegraded,
+        /// On a StorageNode and its StoragePool: the pool on the node cannot be read or written.
+        ///
+        /// Follow "CisternPoolUnreachable" in docs/runbook.md.
+        PoolUnreachable,
+        /// On a StorageNode and its StoragePool: all problems of the pool on the node have ended.
+        ///
+        /// No action is needed.
+        PoolRecovered,
+        /// On a StoragePool: the `overcommitPercent` of the spec is not applied.
+        ///
+        /// Delete the thick volumes of the pool, or set the percentage to 100.
+        OvercommitRefused,
+        /// On a StorageNode: the node plugin does not report.
+        ///
+        /// Follow "CisternAgentSilent" in docs/runbook.md.
+        AgentSilent,
+        /// On a StorageNode: the node plugin reports again.
+        ///
+        /// No action is needed.
+        AgentReporting,
+        /// On a StorageNode: its disks, mounts and custom resources disagree.
+        ///
+        /// Follow "CisternDrift" in docs/runbook.md.
+        DriftDetected,
+        /// On a StorageNode and its StoragePool: the pool has images that no object claims.
+        ///
+        /// Follow "CisternOrphans" in docs/runbook.md.
+        ImagesWithoutOwner,
+        /// On a StorageNode and its StoragePool: the pool has images whose objects name another node.
+        ///
+        /// Follow "A disk moves to another machine" in docs/recovery.md.
+        ImagesOfAnotherNode,
+
+        // On PoolVolumes and PoolSnapshots.
+        /// On a PoolVolume or PoolSnapshot: no PersistentVolume or VolumeSnapshotContent refers to it.
+        ///
+        /// The message states how to adopt it and how to delete it.
+        Unclaimed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_states_its_meaning_and_what_to_do() {
+        let all = [
+            ConditionType::ALL
+                .iter()
+                .map(|it| (it.as_str(), it.documentation()))
+                .collect::<Vec<_>>(),
+            Reason::ALL
+                .iter()
+                .map(|it| (it.as_str(), it.documentation()))
+                .collect(),
+            EventReason::ALL
+                .iter()
+                .map(|it| (it.as_str(), it.documentation()))
+                .collect(),
+        ];
+        for (name, documentation) in all.concat() {
+            let paragraphs: Vec<_> = documentation.split("\n\n").map(str::trim).collect();
+            assert_eq!(paragraphs.len(), 2, "{name}");
+            assert!(paragraphs.iter().all(|it| it.ends_with('.')), "{name}");
+            // They stand in a table, as plain text.
+            assert!(!documentation.contains(['|', '[']), "{name}");
+        }
+    }
+}

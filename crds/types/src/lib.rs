@@ -1,0 +1,21 @@
+//! Types that the API and the code for one Linux machine share: sizes, filesystems, and how the bytes of
+//! volumes and snapshots are kept.
+//!
+//! *Invariant:* nothing here does I/O, and no Kubernetes crate is needed.
+
+pub mod consistency;
+pub mod filesystem;
+pub mod mkfs_options;
+pub mod provisioning;
+pub mod size;
+
+pub use consistency::Consistency;
+pub use filesystem::FilesystemType;
+pub use mkfs_options::MkfsOptions;
+pub use provisioning::Provisioning;
+pub use size::Bytes;
+
+/// Shortens user text to 64 characters for a message, because messages become conditions and events.
+pub fn shorten(text: &str) -> String {
+    text.chars().take(64).collect()
+}

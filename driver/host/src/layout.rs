@@ -1,0 +1,8 @@
+//! Names of the folders in a pool.
+
+/// Folder of the images in a pool.
+pub(crate) const IMAGES: &str = "images";
+/// Folder of the images that are being made.
+pub(crate) const TEMPORARY: &str = "tmp";
+/// Directory of the trash in a pool. The first image that is discarded creates it.
+pub(crate) const TRASH: &str = "trash";

@@ -1,0 +1,92 @@
+//! Grows an XFS or btrfs that is not in use: they grow only while they are mounted, so it is
+//! mounted without being attached to a mount namespace.
+
+use std::{
+    io,
+    os::fd::{AsFd as _, BorrowedFd},
+};
+
+use cistern_types::{Bytes, FilesystemType};
+
+use super::{grow_xfs, is_full};
+use crate::{
+    cause::Cause,
+    check,
+    id::Uid,
+    loopdev::{self, Loop},
+    patience::until,
+    system::{self, MountAttrFlags, OFlags, Parameter, System},
+};
+
+/// Attributes of the short-lived mount, in which no path is looked up.
+const ATTRIBUTES: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOATIME
+    .union(MountAttrFlags::MOUNT_ATTR_NOSUID)
+    .union(MountAttrFlags::MOUNT_ATTR_NODEV)
+    .union(MountAttrFlags::MOUNT_ATTR_NOEXEC);
+
+/// Mounts the filesystem of a file, which replays its log, grows it to the size of the file, and
+/// unmounts it. Another filesystem of the same UUID may be mounted at the same time.
+pub(crate) fn grow(
+    system: &dyn System,
+    file: BorrowedFd<'_>,
+    name: &Uid,
+    filesystem: FilesystemType,
+    size: Bytes,
+) -> Result<(), check::Error> {
+    let bound = loopdev::bind(system, file).map_err(Cause::from)?;
+    grow_bound(system, &bound, filesystem, size)?;
+    drop(bound);
+    let id = system.stat(file).map_err(Cause::from)?.id;
+    // The unmount is complete when the device is detached from the file.
+    let bound = until(
+        || loopdev::find(system, id, name.as_ref()),
+        |found| !matches!(found, Ok(Some(_))),
+    );
+    match bound.map_err(Cause::from)? {
+        None => Ok(()),
+        Some(_) => Err(Cause::from(io::Error::from(io::ErrorKind::ResourceBusy)).into()),
+    }
+}
+
+fn grow_bound(
+    system: &dyn System,
+    bound: &Loop,
+    filesystem: FilesystemType,
+    size: Bytes,
+) -> Result<(), check::Error> {
+    let parameters: &[Parameter<'_>] = match filesystem {
+        FilesystemType::Xfs => &[("nouuid", None)],
+        FilesystemType::Ext4 | FilesystemType::Btrfs => &[],
+    };
+    let mount = system
+        .mount_filesystem(filesystem.as_str(), &bound.path, parameters, ATTRIBUTES)
+        .map_err(|error| {
+            if system::is_damage(&error) {
+                let report = error.to_string();
+                check::Error::Damaged { report }
+            } else {
+                Cause::from(error).into()
+            }
+        })?;
+    grow_mount(system, mount.as_fd(), bound, filesystem, size)
+        .map_err(|error| Cause::from(error).into())
+}
+
+fn grow_mount(
+    system: &dyn System,
+    mount: BorrowedFd<'_>,
+    bound: &Loop,
+    filesystem: FilesystemType,
+    size: Bytes,
+) -> io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+    let inside = system.open_beneath(mount, ".".as_ref(), flags)?;
+    if is_full(system, inside.as_fd(), bound, filesystem, size)? {
+        return Ok(());
+    }
+    match filesystem {
+        FilesystemType::Xfs => grow_xfs(system, inside.as_fd(), size),
+        FilesystemType::Btrfs => system.grow_btrfs(inside.as_fd()),
+        FilesystemType::Ext4 => system.grow_ext4(inside.as_fd(), super::ext4::blocks(size)),
+    }
+}

@@ -1,0 +1,67 @@
+//! Finds the files in a pool that are not Cistern's.
+
+use std::{
+    io,
+    os::fd::{AsFd as _, BorrowedFd},
+    path::Path,
+};
+
+use crate::{
+    id::Uid,
+    image::{Discarded, Image, trash},
+    layout::{IMAGES, TRASH},
+    pool::{self, Pool},
+    stray::{Stray, at_root, others},
+    system::{FileKind, OFlags, System},
+};
+
+impl Pool {
+    /// Lists the files in the pool that are not Cistern's: everything besides these images.
+    pub fn strays(
+        &self,
+        images: &[Image],
+        discarded: &[Discarded],
+    ) -> Result<Vec<Stray>, pool::Error> {
+        let (system, directory) = (&*self.system, self.directory());
+        list(system, directory, &self.path(), images, discarded).map_err(pool::failed(format!(
+            "look for strange files in pool {self}"
+        )))
+    }
+}
+
+/// Every file in a pool that is not Cistern's: at its root, among the images, and in the trash.
+pub(crate) fn list(
+    system: &dyn System,
+    directory: BorrowedFd<'_>,
+    path: &Path,
+    images: &[Image],
+    discarded: &[Discarded],
+) -> io::Result<Vec<Stray>> {
+    let images = images.iter().map(|image| image.uid.to_string()).collect();
+    let since = |it: &Discarded| format!("{}.{}", it.image.uid, it.since.timestamp());
+    let discarded = discarded.iter().map(since).collect();
+    let is_image = |name: &str| name.parse::<Uid>().is_ok();
+    let is_discarded = |name: &str| trash::parse(name).is_some();
+    let mut all = at_root(system, directory, path)?;
+    for (name, known, is_named) in [
+        (IMAGES, images, &is_image as &dyn Fn(&str) -> bool),
+        (TRASH, discarded, &is_discarded),
+    ] {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        match system.open_beneath(directory, name.as_ref(), flags) {
+            Ok(folder) => all.extend(others(
+                system,
+                folder.as_fd(),
+                &path.join(name),
+                |name, kind| {
+                    // An image that was created a moment ago is not in the list yet.
+                    is_named(name) && kind == FileKind::File
+                },
+                &known,
+            )?),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(all)
+}

@@ -1,0 +1,263 @@
+//! Filesystems are frozen for a snapshot, and always thawed by the deadline.
+
+use std::{
+    cell::RefCell,
+    fs,
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+use chrono::{DateTime, Utc};
+use cistern_host::{
+    BlockStageRequest, Image, ImageRequest, Member, Pool,
+    snapshot::{Error, FREEZE_LIMIT},
+};
+use cistern_types::{Consistency, FilesystemType, Provisioning};
+
+use crate::{
+    harness::{Machine, Volume, image_path, must, open_new, request, run},
+    snapshot::{SIZE, snapshot_of, take_snapshot},
+    stuck_writer::StuckWriter,
+};
+
+/// A volume that is staged.
+fn staged(
+    machine: &Machine,
+    pool: &Pool,
+    name: &str,
+    filesystem: FilesystemType,
+) -> (Image, PathBuf) {
+    let image = must(pool.create_image(&request(name, SIZE, filesystem, Provisioning::Thin)));
+    let staging = machine.staging(name);
+    must(pool.stage(&Volume::new(&image).stage(&staging)));
+    (image, staging)
+}
+
+/// A raw block volume that is staged.
+fn staged_block(machine: &Machine, pool: &Pool, name: &str) -> Image {
+    let wanted = request(name, SIZE, FilesystemType::Ext4, Provisioning::Thin);
+    let image = must(pool.create_image(&ImageRequest {
+        uid: machine.uid(name),
+        filesystem: None,
+        ..wanted
+    }));
+    must(pool.stage_block(&BlockStageRequest {
+        image: &image.uid,
+        volume: image.identity.as_ref().unwrap().owner.volume().unwrap(),
+        size: image.size,
+        staging: &machine.staging(name),
+    }));
+    image
+}
+
+#[track_caller]
+fn is_not_frozen<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
+    let error = result.unwrap_err();
+    assert!(matches!(error, Error::FreezeFailed { .. }), "{error}");
+    error.to_string()
+}
+
+/// Asserts that a refused snapshot leaves nothing and that its volume can be written to.
+#[track_caller]
+fn leaves_no_trace(machine: &Machine, sources: usize, staging: &Path) {
+    let pools = machine.inventory().pools;
+    assert_eq!(pools[0].images.len(), sources, "{:?}", pools[0].images);
+    assert!(pools[0].temporary.is_empty(), "{:?}", pools[0].temporary);
+    fs::write(staging.join("after"), "after").unwrap();
+    assert_eq!(must(machine.root().thaw_all()), []);
+}
+
+#[test]
+fn a_snapshot_of_a_frozen_filesystem_has_unsynced_data_and_needs_no_replay() {
+    for filesystem in FilesystemType::ALL {
+        let machine = Machine::new();
+        let pool = open_new(&machine);
+        let (source, live) = staged(&machine, &pool, "a", filesystem);
+        fs::write(live.join("unsynced"), "unsynced").unwrap();
+        let request = snapshot_of(&source, "s");
+        let taken = must(take_snapshot(
+            &machine,
+            &pool,
+            request,
+            Consistency::Filesystem,
+        ));
+        fs::write(live.join("later"), "later").unwrap();
+
+        let path = image_path(&machine, &taken.uid);
+        if filesystem == FilesystemType::Ext4 {
+            let header = run("dumpe2fs", &["-h", path.to_str().unwrap()]);
+            assert!(!header.contains("needs_recovery"), "{header}");
+        }
+        // No log is replayed: filesystem and device are both read-only.
+        let seen = machine.staging("seen");
+        let options = match filesystem {
+            FilesystemType::Ext4 => "ro,loop,noload",
+            FilesystemType::Xfs => "ro,loop,norecovery,nouuid",
+            // The kernel takes a copy of a btrfs for its source.
+            FilesystemType::Btrfs => continue,
+        };
+        run(
+            "mount",
+            &[
+                "-o",
+                options,
+                path.to_str().unwrap(),
+                seen.to_str().unwrap(),
+            ],
+        );
+        assert_eq!(
+            fs::read_to_string(seen.join("unsynced")).unwrap(),
+            "unsynced"
+        );
+        assert!(!seen.join("later").exists());
+        run("umount", &[seen.to_str().unwrap()]);
+    }
+}
+
+thread_local! {
+    /// The file that [`write_while_frozen`] writes.
+    static BLOCKED_FILE: RefCell<Option<PathBuf>> = const { RefCell::new(None) };
+}
+
+/// A clock that blocks until the frozen filesystem can be written to, so only the watchdog ends the
+/// freeze.
+fn write_while_frozen() -> DateTime<Utc> {
+    BLOCKED_FILE.with_borrow(|path| fs::write(path.as_ref().unwrap(), "blocked").unwrap());
+    Utc::now()
+}
+
+#[test]
+fn a_filesystem_is_always_thawed_at_the_deadline_and_the_snapshot_is_refused() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let (source, live) = staged(&machine, &pool, "a", FilesystemType::Xfs);
+    BLOCKED_FILE.set(Some(live.join("blocked")));
+    let begin = Instant::now();
+    let member = Member {
+        pool: &pool,
+        request: snapshot_of(&source, "s"),
+    };
+    let result =
+        machine
+            .root()
+            .take_snapshots(&[member], Consistency::Filesystem, write_while_frozen);
+    let why = is_not_frozen(result);
+    assert!(why.contains("longer than 10s"), "{why}");
+    assert!(begin.elapsed() >= FREEZE_LIMIT);
+    leaves_no_trace(&machine, 1, &live);
+}
+
+#[test]
+fn a_freeze_that_returns_too_late_is_abandoned_and_thawed_immediately() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let (stuck, stuck_at) = staged(&machine, &pool, "a", FilesystemType::Ext4);
+    let (other, other_at) = staged(&machine, &pool, "b", FilesystemType::Ext4);
+    // The kernel waits for the end of every write before a filesystem is frozen.
+    let writer = StuckWriter::begin(&stuck_at.join("stuck"));
+    let members = [(&stuck, "s"), (&other, "t")].map(|(source, name)| Member {
+        pool: &pool,
+        request: snapshot_of(source, name),
+    });
+    let result = machine
+        .root()
+        .take_snapshots(&members, Consistency::Crash, Utc::now);
+    is_not_frozen(result);
+    // The other filesystem is thawed before the call returns.
+    leaves_no_trace(&machine, 2, &other_at);
+    writer.end();
+    leaves_no_trace(&machine, 2, &stuck_at);
+}
+
+#[test]
+fn a_filesystem_that_another_process_froze_is_not_snapshotted_and_stays_frozen() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let (source, live) = staged(&machine, &pool, "a", FilesystemType::Ext4);
+    let inside = fs::File::open(&live).unwrap();
+    machine.system.freeze(inside.as_fd()).unwrap();
+    let request = snapshot_of(&source, "s");
+    let why = is_not_frozen(take_snapshot(
+        &machine,
+        &pool,
+        request,
+        Consistency::Filesystem,
+    ));
+    assert!(why.contains("another process has frozen"), "{why}");
+    assert!(machine.system.thaw(inside.as_fd()).unwrap());
+    leaves_no_trace(&machine, 1, &live);
+}
+
+#[test]
+fn every_filesystem_left_frozen_is_thawed_and_named() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let mut frozen = Vec::new();
+    for filesystem in FilesystemType::ALL {
+        let (image, live) = staged(&machine, &pool, filesystem.as_str(), filesystem);
+        let inside = fs::File::open(live).unwrap();
+        machine.system.freeze(inside.as_fd()).unwrap();
+        frozen.push(image.uid);
+    }
+    let _untouched = staged_block(&machine, &pool, "c");
+    let mut thawed = must(machine.root().thaw_all());
+    thawed.sort();
+    frozen.sort();
+    assert_eq!(thawed, frozen);
+    assert_eq!(must(machine.root().thaw_all()), []);
+}
+
+/// CGS-04: a group that cannot be snapshotted at one point in time is refused.
+#[test]
+fn cgs_04_a_group_has_at_most_one_attached_raw_block_volume() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let (files, live) = staged(&machine, &pool, "a", FilesystemType::Ext4);
+    let [first, second] = ["b", "c"].map(|name| staged_block(&machine, &pool, name));
+    let take = |sources: &[(&Image, &str)]| {
+        let members: Vec<_> = sources
+            .iter()
+            .map(|(source, name)| Member {
+                pool: &pool,
+                request: snapshot_of(source, name),
+            })
+            .collect();
+        machine
+            .root()
+            .take_snapshots(&members, Consistency::Filesystem, Utc::now)
+    };
+    let why = is_not_frozen(take(&[(&files, "s"), (&first, "t"), (&second, "u")]));
+    assert!(why.contains("raw block"), "{why}");
+    leaves_no_trace(&machine, 3, &live);
+    assert_eq!(must(take(&[(&files, "s"), (&first, "t")])).len(), 2);
+    // An unstaged volume does not change.
+    must(machine.root().unstage(&machine.staging("c")));
+    assert_eq!(must(take(&[(&first, "v"), (&second, "w")])).len(), 2);
+}
+
+/// The agent cannot freeze a filesystem whose mount it does not see.
+#[test]
+fn a_filesystem_whose_mount_is_hidden_gets_no_frozen_snapshot() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let (source, live) = staged(&machine, &pool, "a", FilesystemType::Ext4);
+    let hidden = fs::File::open(&live).unwrap();
+    rustix::mount::unmount(&live, rustix::mount::UnmountFlags::DETACH).unwrap();
+    let request = || snapshot_of(&source, "s");
+    let why = is_not_frozen(take_snapshot(
+        &machine,
+        &pool,
+        request(),
+        Consistency::Filesystem,
+    ));
+    assert!(why.contains("not mounted where"), "{why}");
+    // A crash-consistent snapshot is still possible.
+    must(take_snapshot(
+        &machine,
+        &pool,
+        request(),
+        Consistency::Crash,
+    ));
+    drop(hidden);
+}

@@ -1,0 +1,189 @@
+//! Compares the state of the node with the agent's view of the API.
+
+use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
+
+use chrono::{DateTime, Utc};
+use cistern_client::Chain;
+use cistern_crds::{
+    AccessType, StorageNode, bounds,
+    drift::{Drift, Orphan, OrphanIdentity},
+    volume::SourceKind,
+};
+use cistern_host::{Content, Identity, Inventory, Owner};
+use tokio::time::timeout;
+
+use super::{Comparison, elsewhere};
+use crate::{
+    agent::{Agent, desired::readable},
+    blocking::on_host,
+    findings::{Finding, FindingKind, Unclaimed, View, charged_size, findings},
+};
+
+/// Deadline for reading the host. Each pool has a deadline of its own.
+const DEADLINE: Duration = Duration::from_mins(5);
+
+/// Compares once and records the findings. Returns whether another comparison must confirm them.
+pub(super) async fn compare(agent: &Arc<Agent>) -> bool {
+    // Reads the disk first: images made afterwards have their custom resource already.
+    let Some(inventory) = inventory(agent).await else {
+        return false;
+    };
+    let Some((node, view)) = view(agent, inventory) else {
+        return false;
+    };
+    let now = (agent.now)();
+    let mut found = found(&view, now);
+    let reported = node.status.unwrap_or_default();
+    if let Err(error) = elsewhere::mark(agent, &reported, &mut found.orphans).await {
+        tracing::warn!(error = %Chain(&error), "cannot compare this node with the API");
+        return false;
+    }
+    let changes = agent.drift.note(&reported, found, now);
+    changes.log();
+    if changes.has_changes() {
+        // The content of a pool may have changed, and the ledger counts it.
+        agent.reconcile_pools.notify_one();
+    }
+    agent.report.request();
+    changes.is_open()
+}
+
+/// The state of the node. None while an earlier read runs, or if it cannot be read.
+async fn inventory(agent: &Arc<Agent>) -> Option<Inventory> {
+    let Ok(permit) = Arc::clone(&agent.drift.inventory_lock).try_lock_owned() else {
+        tracing::warn!("an earlier comparison of this node still runs");
+        return None;
+    };
+    let root = agent.root.clone();
+    match timeout(DEADLINE, on_host(permit, move || root.inventory())).await {
+        Ok(Ok(Ok(inventory))) => return Some(inventory),
+        Ok(Ok(Err(error))) => {
+            tracing::warn!(error = %Chain(&error), "cannot compare this node with the API");
+        }
+        Ok(Err(error)) => {
+            tracing::warn!(error = %Chain(&error), "cannot compare this node with the API");
+        }
+        Err(_) => tracing::warn!("a comparison of this node takes longer than {DEADLINE:?}"),
+    }
+    None
+}
+
+/// Both sides of the comparison; None while the claims are not known completely.
+fn view(agent: &Agent, inventory: Inventory) -> Option<(StorageNode, View)> {
+    let object = agent.desired.node()?;
+    let node = readable(&object)?.clone();
+    let Some((volumes, snapshots, groups)) = agent.desired.everything() else {
+        tracing::warn!("cannot read an object, the node is not compared");
+        return None;
+    };
+    let view = View {
+        node: Some(node.clone()),
+        volumes,
+        snapshots,
+        groups,
+        inventory,
+    };
+    Some((node, view))
+}
+
+fn found(view: &View, now: DateTime<Utc>) -> Comparison {
+    let mut orphans = BTreeMap::<String, Vec<Orphan>>::new();
+    for pool in &view.inventory.pools {
+        if pool.filesystem_uuid.is_some() {
+            orphans.entry(pool.uid.to_string()).or_default();
+        }
+    }
+    for unclaimed in view.unclaimed() {
+        let of_pool = orphans.entry(unclaimed.pool.uid.to_string()).or_default();
+        of_pool.push(orphan(&unclaimed, now));
+    }
+    let findings = findings(view).into_iter();
+    let findings = findings.filter(|finding| is_reported(view, finding));
+    let findings = findings.map(
+        |Finding {
+             kind,
+             object,
+             message,
+         }| Drift {
+            kind: kind.to_name(),
+            object: bounds::truncate(object, bounds::MESSAGE),
+            message: bounds::truncate(message, bounds::MESSAGE),
+            since: now,
+        },
+    );
+    Comparison {
+        findings: findings.collect(),
+        orphans,
+    }
+}
+
+/// Whether a finding is reported for the node. It is not if the status reports it elsewhere, or if
+/// work on it is in progress.
+fn is_reported(view: &View, finding: &Finding) -> bool {
+    match finding.kind {
+        // Reported as an orphan of its pool, a problem of the volume, or a condition of the pool.
+        FindingKind::ImageWithoutObject
+        | FindingKind::VolumeWithoutImage
+        | FindingKind::PoolNotMounted
+        | FindingKind::PoolSilent => false,
+        FindingKind::UnfinishedImage => {
+            let name = Path::new(&finding.object).file_name();
+            let name = name.and_then(|name| name.to_str()).unwrap_or_default();
+            !view.is_claimed(name)
+        }
+        FindingKind::SnapshotWithoutImage
+        | FindingKind::GroupIncomplete
+        | FindingKind::IdentityConflict
+        | FindingKind::LedgerMismatch
+        | FindingKind::DeletionUnfinished
+        | FindingKind::LoopWithoutUse
+        | FindingKind::MountWithoutVolume
+        | FindingKind::PoolWithoutNode
+        | FindingKind::Stray => true,
+    }
+}
+
+fn orphan(unclaimed: &Unclaimed<'_>, now: DateTime<Utc>) -> Orphan {
+    let image = unclaimed.image;
+    Orphan {
+        image: image.uid.to_string(),
+        size: charged_size(image),
+        identity: image.identity.as_ref().map(|identity| OrphanIdentity {
+            volume_size: image.size,
+            ..described(identity)
+        }),
+        since: now,
+        belongs_to: None,
+        trashed_since: unclaimed.discarded,
+    }
+}
+
+/// The identity of an image in terms of the custom resources.
+fn described(identity: &Identity) -> OrphanIdentity {
+    let (access_type, filesystem) = match identity.content {
+        Content::Filesystem { filesystem, .. } => (AccessType::Filesystem, Some(filesystem)),
+        Content::Block => (AccessType::Block, None),
+    };
+    let source = identity.source.as_ref().map(ToString::to_string);
+    let (kind, name, source_volume, source_image, creation_time) = match &identity.owner {
+        Owner::Volume(name) => (SourceKind::Volume, name.clone(), None, source, None),
+        Owner::Snapshot(snapshot) => (
+            SourceKind::Snapshot,
+            snapshot.name.clone(),
+            Some(snapshot.volume.clone()),
+            Some(snapshot.source.to_string()),
+            Some(snapshot.time),
+        ),
+    };
+    OrphanIdentity {
+        kind,
+        name,
+        source_volume,
+        source_image,
+        creation_time,
+        volume_size: identity.size,
+        access_type,
+        filesystem,
+        provisioning: identity.provisioning,
+    }
+}

@@ -1,0 +1,242 @@
+//! Reconciles the pools: when the StorageNode changes, on request, and periodically.
+
+use std::{sync::Arc, time::Duration};
+
+use cistern_client::{Chain, Retries, watches};
+use cistern_crds::{NodePool, NodePoolStatus, Reason, StorageNode, StorageNodeSpec};
+use cistern_host::{Expectation, pool::Owner};
+use futures::{StreamExt as _, future::join_all};
+use kube::{Resource as _, ResourceExt as _};
+use tokio::time::{self, Instant};
+
+use super::{
+    Agent, Version,
+    desired::{AssignedObjects, Changes, Guarded, name},
+    health::Blocker,
+    pools::{self, DesiredPool, PoolAvailability, PoolState, Usable},
+};
+use crate::blocking::on_host;
+
+/// How often the pools are reconciled without a trigger.
+const PERIOD: Duration = Duration::from_mins(1);
+/// Deadline for one pool. Other pools do not wait longer for it.
+const DEADLINE: Duration = Duration::from_secs(20);
+/// Minimum time between reconciles: a burst of deletions requests one each.
+const PAUSE: Duration = Duration::from_millis(500);
+/// First wait before an unusable pool is retried.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+
+/// Requests a reconcile when the spec of this node's StorageNode changes. Status changes are the
+/// agent's own.
+pub async fn on_changes(agent: &Agent, mut changes: Changes<Guarded<StorageNode>>) {
+    let mut seen = None;
+    while let Some(change) = changes.next().await {
+        match change {
+            Ok(object) => {
+                let metadata = object.meta();
+                let version = (metadata.uid.clone(), metadata.generation);
+                if seen.replace(version.clone()) != Some(version) {
+                    agent.reconcile_pools.notify_one();
+                }
+            }
+            Err(error) => {
+                let error = watches::explain::<StorageNode>(&error);
+                tracing::warn!(kind = "StorageNode", error, "watch failed, retrying");
+            }
+        }
+    }
+}
+
+/// Reconciles the pools until dropped.
+pub async fn run(agent: &Arc<Agent>) {
+    if agent.desired.complete().await.is_err() {
+        return;
+    }
+    let retries = Retries::new(FIRST_RETRY, PERIOD);
+    loop {
+        let wait = reconcile_pools(agent, &retries).await;
+        agent.report.request();
+        let next = Instant::now() + wait;
+        time::sleep(PAUSE).await;
+        // A request that arrived during the reconcile is kept and ends the wait immediately.
+        let _ = time::timeout_at(next, agent.reconcile_pools.notified()).await;
+    }
+}
+
+/// Reconciles every pool once and returns how long to wait before the next time.
+async fn reconcile_pools(agent: &Arc<Agent>, retries: &Retries<String>) -> Duration {
+    let Some((version, spec, observed)) = desired_pools(agent) else {
+        // Callers that wait for the first reconcile proceed.
+        agent
+            .pools_reconciled
+            .send_modify(|pools_reconciled| _ = pools_reconciled.get_or_insert_default());
+        return PERIOD;
+    };
+    let status = agent.report.last().unwrap_or(observed);
+    let node = Owner {
+        node: agent.node_name.clone(),
+        machine: spec.machine_id,
+    };
+    let pools = spec.pools;
+    let names: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
+    agent.pools.retain(&names);
+    agent.health.retain_pools(&names);
+    let mut all = agent.desired.by_pool();
+    let reconciles: Vec<_> = DesiredPool::all(&node, &pools, &status)
+        .into_iter()
+        .map(|desired| {
+            let uid = &desired.spec.uid;
+            let before = status.iter().find(|status| status.uid == *uid);
+            let assigned = all.remove(&desired.spec.name).unwrap_or_default();
+            async move {
+                let began = Instant::now();
+                let usable = reconcile_pool(agent, &desired, before, &assigned).await;
+                agent
+                    .reconcile_metrics
+                    .pool_reconciled(usable, began.into_std());
+                usable
+            }
+        })
+        .collect();
+    let mut wait = PERIOD;
+    for (pool, usable) in pools.iter().zip(join_all(reconciles).await) {
+        if usable {
+            retries.forget(&pool.name);
+        } else {
+            wait = wait.min(retries.failed(pool.name.clone()));
+        }
+    }
+    agent.pools_reconciled.send_replace(Some(version));
+    wait
+}
+
+/// The spec of the StorageNode and the last reported status of its pools.
+fn desired_pools(agent: &Agent) -> Option<(Version, StorageNodeSpec, Vec<NodePoolStatus>)> {
+    let node = agent.desired.node()?;
+    match &node.0 {
+        Ok(node) => Some((
+            Version {
+                uid: node.uid().unwrap_or_default(),
+                generation: node.metadata.generation,
+            },
+            node.spec.clone(),
+            node.status.clone().unwrap_or_default().pools,
+        )),
+        Err(error) => {
+            tracing::error!(error = %Chain(error), "cannot read the StorageNode, the pools stay unchanged");
+            None
+        }
+    }
+}
+
+/// Reconciles one pool. Returns whether it matches its spec.
+async fn reconcile_pool(
+    agent: &Arc<Agent>,
+    desired: &DesiredPool,
+    status: Option<&NodePoolStatus>,
+    assigned: &AssignedObjects,
+) -> bool {
+    let spec = &desired.spec;
+    let before = agent
+        .pools
+        .get(&spec.name)
+        .filter(|pool_state| pool_state.spec.uid == spec.uid);
+    let leaves = spec.retiring && assigned.is_empty();
+    let is_gone = |pool_state: &PoolState| matches!(pool_state.found, PoolAvailability::Gone);
+    if leaves && before.as_deref().is_some_and(is_gone) {
+        return true;
+    }
+    if leaves {
+        // An open pool cannot be unmounted. From here on no volume finds the pool.
+        agent.pools.release(&spec.name);
+    }
+    let expectation = pools::expectation(status, assigned);
+    let found = if leaves {
+        drop(before);
+        let (root, copy) = (agent.root.clone(), desired.clone());
+        on_pool_disk(agent, spec, move || {
+            pools::remove(&root, &copy, expectation)
+        })
+        .await
+    } else {
+        find(agent, desired, expectation, before).await
+    };
+    let is_reconciled = !matches!(found, PoolAvailability::Unusable { .. });
+    let pool_state = PoolState {
+        spec: spec.clone(),
+        found,
+    };
+    if agent.pools.set(pool_state) {
+        for object in &assigned.volumes {
+            agent.volumes.enqueue(&name(object));
+        }
+        for object in &assigned.snapshots {
+            agent.snapshots.enqueue(&name(object));
+        }
+    }
+    is_reconciled
+}
+
+/// Opens a desired pool. A pool whose disk hangs is left alone, because the work would hang as
+/// well. An unhealthy pool is opened, so that its recovery is detected, but not used.
+async fn find(
+    agent: &Arc<Agent>,
+    desired: &DesiredPool,
+    expectation: Expectation,
+    before: Option<Arc<PoolState>>,
+) -> PoolAvailability {
+    let spec = &desired.spec;
+    let open = before.as_deref().and_then(PoolState::open).cloned();
+    if let Some(usable) = open.filter(|_| agent.health.hangs(&spec.name)) {
+        return if_unblocked(usable, agent.health.blocker_of(&spec.name));
+    }
+    let (agent_below, copy) = (Arc::clone(agent), desired.clone());
+    let work = move || {
+        let before = pools::Before {
+            expectation,
+            pool_state: before,
+        };
+        pools::probe(&agent_below.root, &copy, before, || {
+            agent_below.pools.close(&copy.spec.name);
+        })
+    };
+    match on_pool_disk(agent, spec, work).await {
+        PoolAvailability::Usable(usable) => {
+            if_unblocked(usable, agent.health.blocker_of(&spec.name))
+        }
+        found => found,
+    }
+}
+
+/// An open pool, unusable if its health blocks its use.
+fn if_unblocked(usable: Usable, blocker: Option<Blocker>) -> PoolAvailability {
+    match blocker {
+        None => PoolAvailability::Usable(usable),
+        Some(Blocker { reason, message }) => PoolAvailability::Unusable {
+            reason,
+            message,
+            open: Some(usable),
+            owner: None,
+        },
+    }
+}
+
+/// Runs work on the disk of a pool, which may hang, with a deadline.
+async fn on_pool_disk(
+    agent: &Agent,
+    spec: &NodePool,
+    work: impl FnOnce() -> PoolAvailability + Send + 'static,
+) -> PoolAvailability {
+    let Some(permit) = agent.limiter.pool(&spec.uid) else {
+        let message = "an earlier probe of the pool has not returned: its disk may hang";
+        return PoolAvailability::unusable(Reason::ProbeTimedOut, message);
+    };
+    match time::timeout(DEADLINE, on_host(permit, work)).await {
+        Ok(Ok(found)) => found,
+        Ok(Err(error)) => PoolAvailability::unusable(Reason::PoolFailed, Chain(&error).to_string()),
+        Err(_) => {
+            let message = format!("a probe of the pool takes longer than {DEADLINE:?}");
+            PoolAvailability::unusable(Reason::ProbeTimedOut, message)
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! Reconciles an object that represents one image: the parts that volumes and snapshots share.
+//!
+//! ```text
+//! observe (custom resource, pool) → plan (pure) → execute (read or change the disk) → status (pure)
+//! ```
+//!
+//! Each reconcile starts from the observed state, so it does not matter where the last one stopped.
+//! The agent writes the status even when a step failed, so that users see the reason.
+
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use chrono::{DateTime, Utc};
+use cistern_client::Chain;
+use cistern_crds::{ConditionType, Reason, condition};
+use kube::{ResourceExt as _, runtime::controller::Action};
+use tokio::time::timeout;
+
+use super::{
+    Agent,
+    outcome::ImageOutcome,
+    pools::{PoolAvailability, PoolState, Usable},
+    work::{Error, Kind, named},
+};
+use crate::{
+    blocking::{self, on_host},
+    image::{self, Image, ImageObject},
+};
+
+/// How often a healthy image is reconciled: blocks that fstrim punched out of a thick volume are
+/// allocated again, and a missing image is detected.
+const PERIOD: Duration = Duration::from_mins(10);
+/// How long a refusal waits until the room that explains it is published.
+const PUBLISH_PATIENCE: Duration = Duration::from_secs(5);
+/// When to retry while another operation holds the volume.
+pub(super) const LOCKED: Duration = Duration::from_millis(500);
+
+/// Conditions whose change to true is logged.
+const FINISHED: [ConditionType; 4] = [
+    ConditionType::Admitted,
+    ConditionType::Ready,
+    ConditionType::Expanded,
+    ConditionType::Reclaimed,
+];
+
+/// A custom resource whose image the agent reconciles.
+pub trait ReconciledImage: Kind + ImageObject {
+    /// Outcomes that only this kind has.
+    type Own: Clone + fmt::Debug + Send + Sync;
+
+    /// The object with its status after a step.
+    #[must_use]
+    fn after(&self, outcome: &ImageOutcome<Self::Own>, now: DateTime<Utc>) -> Self;
+
+    /// Whether both objects have the same status.
+    fn has_status_of(&self, other: &Self) -> bool;
+}
+
+/// One reconcile of one object, as it was at the start.
+#[derive(Debug)]
+pub struct Reconciliation<'a, K> {
+    pub(super) agent: &'a Agent,
+    pub(super) object: &'a K,
+    pub(super) name: String,
+    began: Instant,
+}
+
+/// The reason why the pool of an object is not available.
+#[derive(Debug)]
+pub struct NoPool {
+    /// Machine-readable reason.
+    pub reason: Reason,
+    /// Message for users.
+    pub message: String,
+}
+
+impl<'a, K: ReconciledImage> Reconciliation<'a, K> {
+    pub(super) fn of(agent: &'a Agent, object: &'a K) -> Self {
+        let name = object.name_any();
+        Self {
+            agent,
+            object,
+            name,
+            began: Instant::now(),
+        }
+    }
+
+    /// The pool of the object, if it is usable.
+    pub(super) fn pool(&self) -> Result<(Arc<PoolState>, Usable), NoPool> {
+        let (pool, node) = (self.object.pool_name(), &self.agent.node_name);
+        let unknown = || NoPool {
+            reason: Reason::PoolUnknown,
+            message: format!("node {node} does not carry pool {pool}"),
+        };
+        let pool_state = self.agent.pools.get(pool).ok_or_else(unknown)?;
+        match &pool_state.found {
+            PoolAvailability::Usable(usable) => Ok((Arc::clone(&pool_state), usable.clone())),
+            PoolAvailability::Unusable { message, .. } => Err(NoPool {
+                reason: Reason::PoolNotReady,
+                message: format!("pool {pool} on node {node} cannot be used: {message}"),
+            }),
+            PoolAvailability::Gone => Err(unknown()),
+        }
+    }
+
+    /// Finds the image of a predecessor with the same name and another UID.
+    pub(super) async fn find_own_image(
+        &self,
+        usable: &Usable,
+    ) -> Result<Result<Option<Image>, image::Error>, Error> {
+        let (object, now) = (self.object.clone(), (self.agent.now)());
+        let pool = Arc::clone(&usable.pool);
+        let permit = self.agent.limiter.volume(self.object.pool_name()).await;
+        let work = on_host(permit, move || image::find_adoptable(&pool, &object, now));
+        let found = work.await.map_err(|source| self.broken(source))?;
+        if let Ok(Some(image)) = &found {
+            let (kind, name, image) = (K::NOUN, &self.name, &image.image.uid);
+            tracing::info!(kind, name, image, "adopted an existing image");
+        }
+        Ok(found)
+    }
+
+    /// Writes a reservation to the status. Returns None when another write came first, perhaps an
+    /// earlier write of the agent that seemed to fail: the reservation remains until the watch
+    /// shows the object.
+    pub(super) async fn write_reservation(
+        &self,
+        reservation: &ImageOutcome<K::Own>,
+    ) -> Result<Option<K>, Error> {
+        let written = self.write(reservation).await;
+        match &written {
+            Ok(Some(_)) => self.agent.report.request(),
+            Err(error) if error.was_refused() => {
+                let uid = self.object.uid().unwrap_or_default();
+                self.agent.reservations.release(&uid);
+                self.agent.report.request();
+            }
+            Ok(None) | Err(_) => {}
+        }
+        written
+    }
+
+    pub(super) async fn refuse(&self, refusal: ImageOutcome<K::Own>) -> Result<Action, Error> {
+        self.agent.publish_before_refusal().await;
+        let (kind, name, pool) = (K::NOUN, &self.name, self.object.pool_name());
+        tracing::info!(kind, name, pool, ?refusal, "refused the object");
+        self.end(refusal).await
+    }
+
+    /// Destroys the image of an object whose spec requests it, unless the image is in use.
+    ///
+    /// The request is not binding until [`ImageOutcome::DeletionCommitted`] is written, guarded by the
+    /// resource version of the object that requests it. The agent holds the lock throughout, so
+    /// that no use of the image begins between the check and the removal.
+    pub(super) async fn reclaim(&self) -> Result<Action, Error> {
+        let usable = match self.pool() {
+            Ok((_, usable)) => usable,
+            Err(NoPool { message, .. }) => {
+                let reason = Reason::ReclaimFailed;
+                return self
+                    .end(ImageOutcome::NotReclaimed { reason, message })
+                    .await;
+            }
+        };
+        let permit = self.agent.limiter.volume(self.object.pool_name()).await;
+        let Some(guard) = self.agent.locks.try_lock(&self.object.volume()) else {
+            return Ok(Action::requeue(LOCKED));
+        };
+        let held = (permit, guard);
+        if self.object.deletion_committed() {
+            return self.destroy(usable, held).await;
+        }
+        let (pool, object) = (Arc::clone(&usable.pool), self.object.clone());
+        let check = on_host((), move || (image::check_removable(&pool, &object), held));
+        let (checked, held) = check.await.map_err(|source| self.broken(source))?;
+        if let Err(error) = checked {
+            return self.end(self.not_reclaimed(&error)).await;
+        }
+        match self.write(&ImageOutcome::DeletionCommitted).await? {
+            Some(committed) => {
+                let reconciliation = Reconciliation::of(self.agent, &committed);
+                reconciliation.destroy(usable, held).await
+            }
+            None => Ok(Action::await_change()),
+        }
+    }
+
+    /// Removes the image of an object whose deletion is committed.
+    async fn destroy(&self, usable: Usable, held: impl Send + 'static) -> Result<Action, Error> {
+        let object = self.object.clone();
+        let work = on_host(held, move || {
+            let uid = image::destroy(&usable.pool, &object)?;
+            usable.images.removed(uid.as_str());
+            Ok::<_, image::Error>(())
+        });
+        let outcome = match work.await.map_err(|source| self.broken(source))? {
+            Ok(()) => {
+                let (kind, name, pool) = (K::NOUN, &self.name, self.object.pool_name());
+                tracing::info!(kind, name, pool, "destroyed the data as requested");
+                ImageOutcome::Reclaimed
+            }
+            Err(error) => self.not_reclaimed(&error),
+        };
+        self.end(outcome).await
+    }
+
+    /// The outcome of a failed removal.
+    fn not_reclaimed(&self, error: &image::Error) -> ImageOutcome<K::Own> {
+        self.agent.suspect_pool(error);
+        let reason = match error.reason() {
+            Reason::InUse => Reason::InUse,
+            _ => Reason::ReclaimFailed,
+        };
+        let message = Chain(error).to_string();
+        ImageOutcome::NotReclaimed { reason, message }
+    }
+
+    /// Writes the outcome to the status and returns when to reconcile again.
+    pub(super) async fn end(&self, outcome: ImageOutcome<K::Own>) -> Result<Action, Error> {
+        let was_written = self.write(&outcome).await?.is_some();
+        // The watch may show more than the last report, for example a growth that was detected
+        // after a restart.
+        self.agent.report.request();
+        let retries = &K::work(self.agent).retries;
+        let action = match &outcome {
+            // The object has changed, and that change triggers the next reconcile.
+            _ if !was_written => Action::await_change(),
+            ImageOutcome::NotReady { .. } | ImageOutcome::NotReclaimed { .. } => {
+                return Ok(self.retry_later(&outcome));
+            }
+            ImageOutcome::Ready(_) => Action::requeue(PERIOD),
+            ImageOutcome::Rested
+            | ImageOutcome::Admitted { .. }
+            | ImageOutcome::Refused { .. }
+            | ImageOutcome::DeletionCommitted
+            | ImageOutcome::Reclaimed
+            | ImageOutcome::Own(_) => Action::await_change(),
+        };
+        retries.forget(&self.name);
+        Ok(action)
+    }
+
+    /// Logs the failure and returns when to retry.
+    pub(super) fn retry_later(&self, failure: &ImageOutcome<K::Own>) -> Action {
+        let wait = K::work(self.agent).retries.failed(self.name.clone());
+        let (kind, name, pool) = (K::NOUN, &self.name, self.object.pool_name());
+        tracing::warn!(
+            kind,
+            name,
+            pool,
+            ?failure,
+            ?wait,
+            "the object does not match its spec, retrying"
+        );
+        Action::requeue(wait)
+    }
+
+    /// Writes the status if it changed. Returns None when the object has changed since: the write
+    /// is guarded by its resource version.
+    pub(super) async fn write(&self, outcome: &ImageOutcome<K::Own>) -> Result<Option<K>, Error> {
+        let after = self.object.after(outcome, (self.agent.now)());
+        if self.object.has_status_of(&after) {
+            return Ok(Some(after));
+        }
+        let written = K::work(self.agent).write(&after).await?;
+        if written.is_some() {
+            self.log_finished(&after);
+        }
+        Ok(written)
+    }
+
+    /// Logs each condition that this reconcile made true.
+    fn log_finished(&self, after: &K) {
+        let holds = |object: &K, kind| condition::holds(object.conditions(), kind);
+        let (kind, name, volume) = (K::NOUN, &self.name, self.object.volume());
+        let (pool, node) = (self.object.pool_name(), &self.agent.node_name);
+        let elapsed_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        for condition in FINISHED {
+            if holds(after, condition) && !holds(self.object, condition) {
+                tracing::info!(kind, name, volume, pool, node, %condition, elapsed_ms, "condition became true");
+            }
+        }
+    }
+
+    pub(super) fn broken(&self, source: blocking::Broken) -> Error {
+        Error::Broken {
+            object: named(self.object),
+            source,
+        }
+    }
+}
+
+impl Agent {
+    /// Publishes the room of the pools before the agent refuses an object for lack of it.
+    ///
+    /// The scheduler then looks for another node. By then the published room must show the reason
+    /// for the refusal, or the same node is chosen again.
+    pub(super) async fn publish_before_refusal(&self) {
+        match timeout(PUBLISH_PATIENCE, self.publish()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(error = %Chain(&error), "cannot publish the room of the pools before a refusal");
+            }
+            Err(_) => {
+                tracing::warn!("the room of the pools is not published in time for a refusal");
+            }
+        }
+    }
+
+    /// Requests a reconcile of the pools after an error that points to a pool.
+    pub(super) fn suspect_pool(&self, error: &image::Error) {
+        if error.reason() == Reason::PoolNotReady {
+            self.reconcile_pools.notify_one();
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! Reservations that the agent has made and that the watch does not show yet.
+//!
+//! The ledger is derived from the watched custom resources, which lag behind the agent's own
+//! writes. A reservation is therefore remembered here from before the write until the watch shows
+//! it, so that the same bytes are never reserved twice (R12).
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+};
+
+use cistern_crds::Bytes;
+
+use super::ledger::{Ledger, Refusal, Reservation};
+
+/// Pending reservations by UID of the custom resource.
+#[derive(Debug, Default)]
+pub struct Reservations {
+    pending: Mutex<HashMap<String, Pending>>,
+}
+
+#[derive(Clone, Debug)]
+struct Pending {
+    pool: String,
+    reservation: Reservation,
+}
+
+/// What a reservation is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReservationKind {
+    /// A new volume or snapshot. It must fit.
+    New,
+    /// An existing image. Its bytes are counted whatever the ledger says.
+    Adopted,
+    /// A volume that grows, or a snapshot that needs more than was estimated.
+    Growth {
+        /// Bytes that the object has reserved so far.
+        held: Bytes,
+    },
+}
+
+impl Reservations {
+    /// Reserves bytes if the pool has room for them.
+    ///
+    /// `ledger` is built from the watched objects and the pending reservations while the lock is
+    /// held, so that no concurrent reservation interferes. An object that already has the same
+    /// reservation keeps it.
+    pub fn reserve(
+        &self,
+        uid: &str,
+        pool: &str,
+        reservation: Reservation,
+        kind: ReservationKind,
+        ledger: impl FnOnce(&PendingOfPool) -> Ledger,
+    ) -> Result<(), Refusal> {
+        let mut pending = self.lock();
+        if pending
+            .get(uid)
+            .is_some_and(|made| made.reservation == reservation)
+        {
+            return Ok(());
+        }
+        let mut others = of_pool(&pending, pool);
+        others.remove(uid);
+        match kind {
+            ReservationKind::New => ledger(&others).check(&reservation)?,
+            ReservationKind::Growth { held } => ledger(&others).check_growth(held, &reservation)?,
+            ReservationKind::Adopted => {}
+        }
+        let pool = pool.to_owned();
+        pending.insert(uid.to_owned(), Pending { pool, reservation });
+        Ok(())
+    }
+
+    /// Removes a reservation whose write the API server refused.
+    pub fn release(&self, uid: &str) {
+        self.lock().remove(uid);
+    }
+
+    /// Removes the reservations that the watch shows, that are no longer requested, or whose object
+    /// is gone.
+    ///
+    /// `awaits_reservation` says whether the object with a UID still waits for its reservation.
+    pub fn retain(&self, awaits_reservation: impl Fn(&str, &Reservation) -> bool) {
+        // A write in flight was made from an object that requests it, and fails when the object has
+        // changed.
+        self.lock()
+            .retain(|uid, pending| awaits_reservation(uid, &pending.reservation));
+    }
+
+    /// Pending reservations of a pool.
+    pub fn of_pool(&self, pool: &str) -> PendingOfPool {
+        of_pool(&self.lock(), pool)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Pending>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Pending reservations of one pool, by UID of the custom resource.
+pub type PendingOfPool = HashMap<String, Reservation>;
+
+fn of_pool(pending: &HashMap<String, Pending>, pool: &str) -> PendingOfPool {
+    pending
+        .iter()
+        .filter(|(_, entry)| entry.pool == pool)
+        .map(|(uid, entry)| (uid.clone(), entry.reservation.clone()))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use cistern_crds::{Provisioning, Reason};
+
+    use super::*;
+    use crate::{
+        agent::{
+            ledger::{Holder, Limits},
+            volume::plan,
+        },
+        testing::{admitted_volume, ready_volume, wanted_volume},
+    };
+
+    const LIMITS: Limits = Limits {
+        usable: Bytes::gib(10),
+        overcommit_percent: 100,
+        volume_limit: 10,
+        snapshot_limit: 10,
+        snapshots_per_volume: 10,
+    };
+
+    const RESERVATION: Reservation = Reservation {
+        holder: Holder::Volume,
+        size: Bytes::gib(6),
+        provisioning: Provisioning::Thick,
+    };
+
+    fn make(reservations: &Reservations, uid: &str, kind: ReservationKind) -> Result<(), Refusal> {
+        let ledger =
+            |pending: &PendingOfPool| Ledger::new(LIMITS, pending.values().cloned(), Bytes::ZERO);
+        reservations.reserve(uid, "fast", RESERVATION, kind, ledger)
+    }
+
+    #[test]
+    fn r12_concurrent_requests_get_only_the_reservations_that_fit() {
+        let reservations = Reservations::default();
+        let kept = std::thread::scope(|scope| {
+            let asking: Vec<_> = (0..8)
+                .map(|number| {
+                    let reservations = &reservations;
+                    scope.spawn(move || {
+                        make(reservations, &format!("uid-{number}"), ReservationKind::New)
+                    })
+                })
+                .collect();
+            let answers = asking.into_iter().map(|thread| thread.join().unwrap());
+            answers.flatten().count()
+        });
+        assert_eq!(kept, 1);
+    }
+
+    #[test]
+    fn a_repeated_reservation_is_kept_and_a_released_one_frees_its_bytes() {
+        let reservations = Reservations::default();
+        assert_eq!(make(&reservations, "uid-1", ReservationKind::New), Ok(()));
+        assert_eq!(make(&reservations, "uid-1", ReservationKind::New), Ok(()));
+        let refusal = make(&reservations, "uid-2", ReservationKind::New).unwrap_err();
+        assert_eq!(refusal.reason(), Reason::NoSpace);
+        reservations.release("uid-1");
+        assert_eq!(make(&reservations, "uid-2", ReservationKind::New), Ok(()));
+    }
+
+    #[test]
+    fn an_adopted_image_is_counted_even_where_there_is_no_room() {
+        let reservations = Reservations::default();
+        assert_eq!(make(&reservations, "uid-1", ReservationKind::New), Ok(()));
+        assert_eq!(
+            make(&reservations, "uid-2", ReservationKind::Adopted),
+            Ok(())
+        );
+        assert_eq!(reservations.of_pool("fast").len(), 2);
+        assert!(reservations.of_pool("slow").is_empty());
+    }
+
+    #[test]
+    fn a_reservation_is_dropped_once_the_watch_shows_it_and_not_before() {
+        let reservations = Reservations::default();
+        make(&reservations, "uid-1", ReservationKind::New).unwrap();
+        let not_yet = wanted_volume();
+        reservations.retain(|_, reservation| plan::awaits_reservation(&not_yet, reservation));
+        assert_eq!(reservations.of_pool("fast").len(), 1);
+        let shown = admitted_volume();
+        reservations.retain(|_, reservation| plan::awaits_reservation(&shown, reservation));
+        assert!(reservations.of_pool("fast").is_empty());
+    }
+
+    #[test]
+    fn a_growth_reservation_is_dropped_when_it_is_withdrawn_changed_or_shown() {
+        let growth = |gib| Reservation {
+            holder: Holder::Volume,
+            size: Bytes::gib(gib),
+            provisioning: Provisioning::Thin,
+        };
+        let reservations = Reservations::default();
+        let ask = |gib| {
+            let held = Bytes::gib(1);
+            let ledger = |pending: &PendingOfPool| {
+                assert!(
+                    pending.is_empty(),
+                    "its own growth does not count against it"
+                );
+                Ledger::new(LIMITS, [growth(1)], Bytes::ZERO)
+            };
+            reservations.reserve(
+                "uid-1",
+                "fast",
+                growth(gib),
+                ReservationKind::Growth { held },
+                ledger,
+            )
+        };
+        let sees = |gib| {
+            let mut volume = ready_volume();
+            volume.spec.size = Bytes::gib(gib);
+            reservations.retain(|_, reservation| plan::awaits_reservation(&volume, reservation));
+        };
+        let pending = || reservations.of_pool("fast").values().next().map(|p| p.size);
+        ask(6).unwrap();
+        sees(6);
+        assert_eq!(pending(), Some(Bytes::gib(6)));
+        ask(8).unwrap();
+        assert_eq!(pending(), Some(Bytes::gib(8)));
+        assert_eq!(ask(11).unwrap_err().reason(), Reason::TooLarge);
+        assert_eq!(pending(), Some(Bytes::gib(8)));
+        sees(1);
+        assert_eq!(pending(), None, "the growth was withdrawn");
+        ask(8).unwrap();
+        sees(9);
+        assert_eq!(pending(), None, "another size is requested");
+        ask(8).unwrap();
+        let mut shown = ready_volume();
+        shown.spec.size = Bytes::gib(8);
+        shown.status.as_mut().unwrap().reserved = Some(Bytes::gib(8));
+        reservations.retain(|_, reservation| plan::awaits_reservation(&shown, reservation));
+        assert_eq!(pending(), None, "the watch shows it");
+    }
+
+    #[test]
+    fn the_reservation_of_a_deleted_volume_is_dropped() {
+        let reservations = Reservations::default();
+        make(&reservations, "uid-1", ReservationKind::New).unwrap();
+        reservations.retain(|_, _| false);
+        assert!(reservations.of_pool("fast").is_empty());
+    }
+}

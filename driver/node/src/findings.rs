@@ -1,0 +1,307 @@
+//! Inconsistencies between the node and its custom resources. Pure.
+
+mod kind;
+mod owners;
+
+use std::{collections::HashMap, path::Path};
+
+use cistern_crds::{
+    Bytes, ConditionType, HasImage, NodePool, NodePoolStatus, PoolSnapshot, PoolSnapshotGroup,
+    PoolVolume, StorageNode, condition,
+};
+use cistern_host::{Inventory, Owner, PoolInventory, system::BoundLoop};
+use kube::ResourceExt as _;
+
+use self::{kind::finding, owners::image_of};
+pub use self::{
+    kind::{Finding, FindingKind},
+    owners::Unclaimed,
+};
+use crate::image::ImageObject;
+
+/// The state of both sides when they were read.
+#[derive(Debug)]
+pub struct View {
+    /// The node's custom resource, if there is one.
+    pub node: Option<StorageNode>,
+    /// The PoolVolumes of the node.
+    pub volumes: Vec<PoolVolume>,
+    /// The PoolSnapshots of the node.
+    pub snapshots: Vec<PoolSnapshot>,
+    /// The PoolSnapshotGroups of the node.
+    pub groups: Vec<PoolSnapshotGroup>,
+    /// Pools, images, loop devices and mounts of the node.
+    pub inventory: Inventory,
+}
+
+/// All inconsistencies.
+pub fn findings(view: &View) -> Vec<Finding> {
+    let mut all = Vec::new();
+    all.extend(view.pools());
+    all.extend(view.unclaimed().iter().map(Unclaimed::finding));
+    all.extend(view.conflicts());
+    let volumes = view.volumes.iter();
+    all.extend(volumes.filter_map(|it| view.object(it, FindingKind::VolumeWithoutImage)));
+    let snapshots = view.snapshots.iter();
+    all.extend(snapshots.filter_map(|it| view.object(it, FindingKind::SnapshotWithoutImage)));
+    all.extend(view.groups());
+    all.extend(view.ledgers());
+    all.extend(view.loops());
+    all.extend(view.mounts());
+    all
+}
+
+impl View {
+    fn specs(&self) -> &[NodePool] {
+        self.node.as_ref().map_or(&[], |node| &node.spec.pools)
+    }
+
+    fn statuses(&self) -> &[NodePoolStatus] {
+        let status = self.node.as_ref().and_then(|node| node.status.as_ref());
+        status.map_or(&[], |status| &status.pools)
+    }
+
+    fn pool(&self, uid: &str) -> Option<&PoolInventory> {
+        self.inventory
+            .pools
+            .iter()
+            .find(|pool| pool.uid.as_str() == uid)
+    }
+
+    fn pools(&self) -> Vec<Finding> {
+        let mut all = Vec::new();
+        for spec in self.specs() {
+            let was_made = self
+                .statuses()
+                .iter()
+                .any(|status| status.uid == spec.uid && status.filesystem_uuid.is_some());
+            let found = self.pool(&spec.uid);
+            let is_mounted = found.is_some_and(PoolInventory::is_mounted);
+            if was_made && !is_mounted {
+                let message = "its volumes cannot be used; the pool's condition has the reason";
+                all.push(finding(FindingKind::PoolNotMounted, &spec.name, message));
+            }
+        }
+        for pool in &self.inventory.pools {
+            let is_carried = self
+                .specs()
+                .iter()
+                .any(|spec| spec.uid == pool.uid.as_str());
+            if !is_carried && pool.silent.is_none() {
+                let message = "it is kept as it is: the StoragePool was removed by force, or its \
+                               StorageNode has not come back yet";
+                all.push(finding(
+                    FindingKind::PoolWithoutNode,
+                    pool_named(pool),
+                    message,
+                ));
+            }
+            if let Some(why) = &pool.silent {
+                let message = format!("its content is unknown: {why}");
+                all.push(finding(FindingKind::PoolSilent, pool_named(pool), message));
+            }
+            let strays = pool.strays.iter();
+            all.extend(
+                strays.map(|stray| finding(FindingKind::Stray, stray.path.display(), NOT_OURS)),
+            );
+            let message = "the agent removes it at its next scan, unless it is being made now";
+            let unfinished = pool.temporary.iter();
+            all.extend(
+                unfinished
+                    .map(|path| finding(FindingKind::UnfinishedImage, path.display(), message)),
+            );
+        }
+        let strays = self.inventory.strays.iter();
+        all.extend(strays.map(|path| finding(FindingKind::Stray, path.display(), NOT_OURS)));
+        all
+    }
+
+    /// The inconsistency of a volume or snapshot: `missing` if its image is gone.
+    fn object<K: ImageObject>(&self, object: &K, missing: FindingKind) -> Option<Finding> {
+        let name = object.name_any();
+        if object.deletion_requested() {
+            let reclaimed = condition::holds(object.conditions(), ConditionType::Reclaimed);
+            let message = if reclaimed {
+                "its data is destroyed and its object remains: the controller removes it when its \
+                 deletion is requested again"
+            } else {
+                "its data is being destroyed; its condition Reclaimed says what that waits for"
+            };
+            return Some(finding(FindingKind::DeletionUnfinished, name, message));
+        }
+        let pool_name = object.pool_name();
+        let spec = self.specs().iter().find(|spec| spec.name == pool_name);
+        let pool = spec.and_then(|spec| self.pool(&spec.uid));
+        // A pool that is not mounted is one finding of the pool.
+        let pool = pool.filter(|pool| pool.is_mounted() && pool.silent.is_none())?;
+        let image = image_of(object);
+        let is_there = pool.images.iter().any(|found| found.uid.as_str() == image);
+        let message = format!("image {image} is not in pool {pool_name}");
+        (object.is_announced() && !is_there).then(|| finding(missing, name, message))
+    }
+
+    fn groups(&self) -> Vec<Finding> {
+        let mut all = Vec::new();
+        for group in &self.groups {
+            let status = group.status.as_ref();
+            let is_taken = status.is_some_and(|status| status.creation_time.is_some());
+            if group.spec.deletion_requested || !is_taken {
+                continue;
+            }
+            for member in &group.spec.members {
+                let mut snapshots = self.snapshots.iter();
+                if !snapshots.any(|it| it.name_any() == member.snapshot) {
+                    let (snapshot, volume) = (&member.snapshot, &member.volume);
+                    let message = format!("its snapshot {snapshot} of volume {volume} is gone");
+                    all.push(finding(
+                        FindingKind::GroupIncomplete,
+                        group.name_any(),
+                        message,
+                    ));
+                }
+            }
+        }
+        for snapshot in &self.snapshots {
+            let Some(name) = &snapshot.spec.group_name else {
+                continue;
+            };
+            if !self.groups.iter().any(|group| group.name_any() == *name) {
+                let message = if snapshot.is_announced() {
+                    format!("it belongs to group {name}, which is gone")
+                } else {
+                    format!(
+                        "it was to be taken with group {name}, which is gone, and never will be: take \
+                         its finalizer off and delete the PoolSnapshot, nothing of it is on the disk"
+                    )
+                };
+                all.push(finding(
+                    FindingKind::GroupIncomplete,
+                    snapshot.name_any(),
+                    message,
+                ));
+            }
+        }
+        all
+    }
+
+    /// Compares the reserved bytes in the status with the objects and images that reserve them.
+    fn ledgers(&self) -> Vec<Finding> {
+        let unclaimed = self.unclaimed();
+        let mut all = Vec::new();
+        for status in self.statuses() {
+            let volumes = reserved(&self.volumes, &status.name);
+            let snapshots = reserved(&self.snapshots, &status.name);
+            let pool = self.pool(&status.uid);
+            if pool.is_some_and(|pool| pool.silent.is_some()) {
+                continue;
+            }
+            let unclaimed = unclaimed
+                .iter()
+                .filter(|it| it.pool.uid.as_str() == status.uid);
+            let unclaimed: Bytes = unclaimed.map(|it| charged_size(it.image)).sum();
+            let strays = pool.into_iter().flat_map(|pool| &pool.strays);
+            let strays: Bytes = strays.filter_map(|stray| stray.size).sum();
+            let expected = volumes
+                .saturating_add(snapshots)
+                .saturating_add(unclaimed)
+                .saturating_add(strays);
+            if expected != status.reserved {
+                let message = format!(
+                    "the agent reports {} as reserved, but volumes, snapshots, images and other files \
+                     add up to {expected}",
+                    status.reserved
+                );
+                all.push(finding(FindingKind::LedgerMismatch, &status.name, message));
+            }
+        }
+        all
+    }
+
+    fn loops(&self) -> Vec<Finding> {
+        let mounted = |bound: &BoundLoop| {
+            let mut mounts = self.inventory.mounts.iter();
+            let mut nodes = self.inventory.nodes.iter();
+            mounts.any(|mount| mount.device.as_loop() == Some(bound.number))
+                || nodes.any(|node| node.number == bound.number)
+        };
+        let idle = self.inventory.loops.iter().filter(|bound| !mounted(bound));
+        idle.map(|bound| {
+            let message = format!(
+                "it is bound to {} and neither mounted nor published here: another mount \
+                 namespace may hold it",
+                bound.backing_file.display()
+            );
+            finding(
+                FindingKind::LoopWithoutUse,
+                format!("/dev/loop{}", bound.number),
+                message,
+            )
+        })
+        .collect()
+    }
+
+    fn mounts(&self) -> Vec<Finding> {
+        let images: HashMap<u32, &str> = self
+            .inventory
+            .loops
+            .iter()
+            .filter_map(|bound| Some((bound.number, image_name(&bound.backing_file)?)))
+            .collect();
+        let mut all = Vec::new();
+        let mounts = self.inventory.mounts.iter();
+        let mounts = mounts.filter_map(|mount| Some((mount.device.as_loop()?, mount)));
+        let nodes = self.inventory.nodes.iter();
+        for (number, mount) in mounts.chain(nodes.map(|node| (node.number, &node.mount))) {
+            let image = images.get(&number);
+            if let Some(image) = image
+                && !self.is_claimed(image)
+            {
+                let message =
+                    format!("image {image} is mounted there, but no custom resource claims it");
+                all.push(finding(
+                    FindingKind::MountWithoutVolume,
+                    mount.mount_point.display(),
+                    message,
+                ));
+            }
+        }
+        all
+    }
+}
+
+/// The name and uid of a pool.
+fn pool_named(pool: &PoolInventory) -> String {
+    match &pool.name {
+        Some(name) => format!("{name} ({})", pool.uid),
+        None => pool.uid.to_string(),
+    }
+}
+
+const NOT_OURS: &str = "Cistern did not make it and leaves it alone: move it away";
+
+/// Bytes that the objects of a kind have reserved in a pool.
+fn reserved<K: HasImage>(objects: &[K], pool: &str) -> Bytes {
+    let of_pool = objects.iter().filter(|object| object.pool_name() == pool);
+    of_pool.filter_map(HasImage::reserved).sum()
+}
+
+/// The name of the image behind a loop device; None for the file of a pool.
+fn image_name(backing_file: &Path) -> Option<&str> {
+    let path = backing_file.to_str()?;
+    let path = path.strip_suffix(" (deleted)").unwrap_or(path);
+    let (folder, name) = path.rsplit_once('/')?;
+    folder.ends_with("/images").then_some(name)
+}
+
+/// The room that an unclaimed image takes: that of its custom resource. A volume may be written to
+/// its full size, and a snapshot never exceeds its allocated bytes.
+pub fn charged_size(image: &cistern_host::Image) -> Bytes {
+    let owner = image.identity.as_ref().map(|identity| &identity.owner);
+    match owner {
+        Some(Owner::Snapshot(_)) => image.allocated,
+        Some(Owner::Volume(_)) | None => image.size,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,147 @@
+//! Finds the custom resource that an image belongs to.
+
+use std::fmt;
+
+use chrono::{DateTime, SecondsFormat, Utc};
+use cistern_crds::{HasImage, PoolSnapshot, PoolVolume};
+use cistern_host::{Image, Owner, PoolInventory};
+use kube::ResourceExt as _;
+
+use super::{Finding, FindingKind, View, finding};
+use crate::image::ImageObject as _;
+
+/// An image that no custom resource claims.
+#[derive(Clone, Copy, Debug)]
+pub struct Unclaimed<'a> {
+    /// Its pool.
+    pub pool: &'a PoolInventory,
+    /// The image.
+    pub image: &'a Image,
+    /// When it was moved to the trash, if it is there.
+    pub discarded: Option<DateTime<Utc>>,
+}
+
+/// The custom resource that an image belongs to.
+enum ImageOwner<'a> {
+    Volume(&'a PoolVolume),
+    Snapshot(&'a PoolSnapshot),
+}
+
+impl ImageOwner<'_> {
+    fn is_named(&self, owner: &Owner) -> bool {
+        match self {
+            Self::Volume(volume) => volume.is_named(owner),
+            Self::Snapshot(snapshot) => snapshot.is_named(owner),
+        }
+    }
+}
+
+impl fmt::Display for ImageOwner<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Volume(volume) => write!(f, "PoolVolume {}", volume.name_any()),
+            Self::Snapshot(snapshot) => write!(f, "PoolSnapshot {}", snapshot.name_any()),
+        }
+    }
+}
+
+impl View {
+    /// The owner of an image.
+    fn image_owner(&self, image: &str) -> Option<ImageOwner<'_>> {
+        let volume = self.volumes.iter().find(|it| image_of(*it) == image);
+        let snapshot = || self.snapshots.iter().find(|it| image_of(*it) == image);
+        volume
+            .map(ImageOwner::Volume)
+            .or_else(|| snapshot().map(ImageOwner::Snapshot))
+    }
+
+    /// Whether a custom resource claims an image.
+    pub fn is_claimed(&self, image: &str) -> bool {
+        self.image_owner(image).is_some()
+    }
+
+    /// Images that no custom resource claims, those in the trash included.
+    pub fn unclaimed(&self) -> Vec<Unclaimed<'_>> {
+        let mut all = Vec::new();
+        for pool in &self.inventory.pools {
+            let images = pool.images.iter().map(|image| (image, None));
+            let discarded = pool.discarded.iter();
+            let discarded = discarded.map(|it| (&it.image, Some(it.since)));
+            let images = images.chain(discarded);
+            let unclaimed = images.filter(|(image, _)| !self.is_claimed(image.uid.as_str()));
+            all.extend(unclaimed.map(|(image, discarded)| Unclaimed {
+                pool,
+                image,
+                discarded,
+            }));
+        }
+        all
+    }
+
+    /// Images whose identity does not match the custom resource that claims them.
+    pub(super) fn conflicts(&self) -> Vec<Finding> {
+        let mut all = Vec::new();
+        for (pool, image) in self
+            .inventory
+            .pools
+            .iter()
+            .flat_map(|pool| pool.images.iter().map(move |image| (pool, image)))
+        {
+            let Some(image_owner) = self.image_owner(image.uid.as_str()) else {
+                continue;
+            };
+            let owner = image.identity.as_ref().map(|identity| &identity.owner);
+            if !owner.is_some_and(|owner| image_owner.is_named(owner)) {
+                let path = pool.mount_point.join("images").join(image.uid.as_str());
+                let message = format!("{image_owner} claims it; {}", describe(image));
+                all.push(finding(
+                    FindingKind::IdentityConflict,
+                    path.display(),
+                    message,
+                ));
+            }
+        }
+        all
+    }
+}
+
+impl Unclaimed<'_> {
+    pub(super) fn finding(&self) -> Finding {
+        let (image, folder) = (self.image, &self.pool.mount_point);
+        let path = match self.discarded {
+            None => folder.join("images").join(image.uid.as_str()),
+            Some(_) => folder.join("trash").join(image.uid.as_str()),
+        };
+        let kept = match self.discarded {
+            None => "it is kept, and takes its room,".to_owned(),
+            Some(since) => format!(
+                "it is in the trash since {}, is deleted when its StoragePool says so, and takes its room",
+                since.to_rfc3339_opts(SecondsFormat::Secs, true)
+            ),
+        };
+        let message = format!(
+            "{}; {kept} until a custom resource of this name and spec claims it or an administrator removes \
+             the file",
+            describe(image)
+        );
+        finding(FindingKind::ImageWithoutObject, path.display(), message)
+    }
+}
+
+/// The name of an object's image.
+pub(super) fn image_of<K: HasImage>(object: &K) -> String {
+    match object.image() {
+        Some(image) => image.uid.clone(),
+        None => object.meta().uid.clone().unwrap_or_default(),
+    }
+}
+
+fn describe(image: &Image) -> String {
+    match &image.identity {
+        Some(identity) => format!(
+            "its identity is {}, its size is {}",
+            identity.owner, image.size
+        ),
+        None => format!("it has no valid identity, its size is {}", image.size),
+    }
+}

@@ -1,0 +1,400 @@
+use std::path::PathBuf;
+
+use cistern_crds::{NodePool, PoolLimits, PoolSource, StorageNodeSpec, StorageNodeStatus};
+use cistern_host::{
+    Content, Discarded, Identity, Image, Owner, SnapshotRecord, Stray, Uid,
+    inventory::NodeInventory,
+    system::{DeviceNumber, Mount},
+};
+
+use super::*;
+use crate::testing::{
+    FILESYSTEM_UUID, POOL_UUID, ready_group, ready_snapshot, ready_volume, wanted_volume,
+};
+
+const BACKING: &str = "/var/lib/cistern/pools/pool-uid/images/uid-1";
+
+fn image(uid: &str) -> Image {
+    Image {
+        uid: uid.parse().unwrap(),
+        identity: Some(Identity {
+            owner: Owner::Volume("pvc-1".into()),
+            uid: uid.parse::<Uid>().unwrap(),
+            pool_uuid: POOL_UUID.parse().unwrap(),
+            size: Bytes::gib(1),
+            content: Content::Filesystem {
+                filesystem: cistern_crds::FilesystemType::Ext4,
+                uuid: FILESYSTEM_UUID.parse().unwrap(),
+            },
+            provisioning: cistern_crds::Provisioning::Thin,
+            source: None,
+        }),
+        size: Bytes::gib(1),
+        allocated: Bytes::ZERO,
+    }
+}
+
+fn mount(number: u32, at: &str) -> Mount {
+    Mount {
+        id: 1,
+        parent: 0,
+        device: DeviceNumber::of_loop(number),
+        root: "/".into(),
+        mount_point: at.into(),
+        mount_options: Vec::new(),
+        filesystem: "ext4".into(),
+        source: PathBuf::new(),
+        filesystem_options: Vec::new(),
+    }
+}
+
+/// One pool with one staged volume, without inconsistencies.
+fn clean() -> View {
+    let mut node = StorageNode::new(
+        "node-1",
+        StorageNodeSpec {
+            pools: vec![NodePool {
+                name: "fast".into(),
+                uid: "pool-uid".into(),
+                source: PoolSource {
+                    image: None,
+                    device: None,
+                },
+                overcommit_percent: 100,
+                reserved_percent: 5,
+                limits: PoolLimits::default(),
+                reclaim_orphans_after_hours: None,
+                retiring: false,
+                take_over: None,
+            }],
+            ..StorageNodeSpec::default()
+        },
+    );
+    node.status = Some(StorageNodeStatus {
+        pools: vec![NodePoolStatus {
+            name: "fast".into(),
+            uid: "pool-uid".into(),
+            filesystem_uuid: Some(POOL_UUID.into()),
+            reserved: Bytes::gib(1),
+            ..NodePoolStatus::default()
+        }],
+        ..StorageNodeStatus::default()
+    });
+    let bound = |number, backing_file: &str| BoundLoop {
+        number,
+        backing_file: backing_file.into(),
+    };
+    View {
+        node: Some(node),
+        volumes: vec![ready_volume()],
+        snapshots: Vec::new(),
+        groups: Vec::new(),
+        inventory: Inventory {
+            pools: vec![PoolInventory {
+                uid: "pool-uid".parse().unwrap(),
+                name: Some("fast".into()),
+                mount_point: "/var/lib/cistern/pools/pool-uid".into(),
+                silent: None,
+                filesystem_uuid: Some(POOL_UUID.parse().unwrap()),
+                has_file: true,
+                images: vec![image("uid-1")],
+                discarded: Vec::new(),
+                temporary: Vec::new(),
+                strays: Vec::new(),
+            }],
+            loops: vec![
+                bound(0, "/var/lib/cistern/pools/pool-uid.img"),
+                bound(1, BACKING),
+            ],
+            mounts: vec![
+                mount(0, "/var/lib/cistern/pools/pool-uid"),
+                mount(1, "/var/lib/kubelet/globalmount"),
+            ],
+            nodes: Vec::new(),
+            strays: Vec::new(),
+        },
+    }
+}
+
+/// The kinds of the findings after a change to a clean node.
+fn kinds(change: impl FnOnce(&mut View)) -> Vec<FindingKind> {
+    let mut view = clean();
+    change(&mut view);
+    findings(&view)
+        .into_iter()
+        .map(|finding| finding.kind)
+        .collect()
+}
+
+#[test]
+fn r06_a_consistent_node_has_no_findings() {
+    assert_eq!(kinds(|_| {}), []);
+    assert_eq!(
+        kinds(|view| view.volumes.push(PoolVolume {
+            metadata: kube::api::ObjectMeta {
+                name: Some("pvc-2".into()),
+                uid: Some("uid-2".into()),
+                ..Default::default()
+            },
+            ..wanted_volume()
+        })),
+        []
+    );
+}
+
+#[test]
+fn r06_an_image_whose_volume_is_gone_is_found_and_counted() {
+    let found = kinds(|view| {
+        view.inventory.loops.truncate(1);
+        view.inventory.mounts.truncate(1);
+        view.volumes.clear();
+    });
+    // The ledger counts its bytes, too.
+    assert_eq!(found, [FindingKind::ImageWithoutObject]);
+}
+
+#[test]
+fn r06_a_staged_volume_whose_object_is_gone_is_found() {
+    let found = kinds(|view| view.volumes.clear());
+    assert_eq!(
+        found,
+        [
+            FindingKind::ImageWithoutObject,
+            FindingKind::MountWithoutVolume
+        ]
+    );
+}
+
+#[test]
+fn r06_a_volume_whose_image_is_gone_is_found() {
+    let found = kinds(|view| view.inventory.pools[0].images.clear());
+    assert_eq!(found, [FindingKind::VolumeWithoutImage]);
+}
+
+#[test]
+fn r06_an_image_of_another_volume_is_found() {
+    let found = kinds(|view| {
+        let identity = view.inventory.pools[0].images[0].identity.as_mut();
+        identity.unwrap().owner = Owner::Volume("pvc-2".into());
+    });
+    assert_eq!(found, [FindingKind::IdentityConflict]);
+    let found = kinds(|view| view.inventory.pools[0].images[0].identity = None);
+    assert_eq!(found, [FindingKind::IdentityConflict]);
+}
+
+#[test]
+fn r06_a_loop_device_that_nothing_is_mounted_from_is_found() {
+    let found = kinds(|view| view.inventory.mounts.truncate(1));
+    assert_eq!(found, [FindingKind::LoopWithoutUse]);
+    let found = kinds(|view| {
+        view.inventory.mounts.truncate(1);
+        view.inventory.loops[1].backing_file = format!("{BACKING} (deleted)").into();
+    });
+    assert_eq!(found, [FindingKind::LoopWithoutUse]);
+}
+
+#[test]
+fn r06_an_unexplained_reservation_is_found() {
+    let found = kinds(|view| {
+        let status = view.node.as_mut().unwrap().status.as_mut().unwrap();
+        status.pools[0].reserved = Bytes::gib(2);
+    });
+    assert_eq!(found, [FindingKind::LedgerMismatch]);
+}
+
+#[test]
+fn r06_an_unfinished_deletion_is_found() {
+    let found = kinds(|view| view.volumes[0].spec.deletion_requested = true);
+    assert_eq!(found, [FindingKind::DeletionUnfinished]);
+}
+
+fn stray(size: Option<Bytes>) -> Stray {
+    let path = "/x/images/.nfs".into();
+    Stray { path, size }
+}
+
+#[test]
+fn a_foreign_file_is_found_and_its_bytes_are_expected_in_the_ledger() {
+    let lacking = kinds(|view| {
+        view.inventory.pools[0]
+            .strays
+            .push(stray(Some(Bytes::mib(8))));
+    });
+    assert_eq!(lacking, [FindingKind::Stray, FindingKind::LedgerMismatch]);
+    let counted = kinds(|view| {
+        view.inventory.pools[0]
+            .strays
+            .push(stray(Some(Bytes::mib(8))));
+        let status = view.node.as_mut().unwrap().status.as_mut().unwrap();
+        let reserved = &mut status.pools[0].reserved;
+        *reserved = reserved.saturating_add(Bytes::mib(8));
+    });
+    assert_eq!(counted, [FindingKind::Stray]);
+}
+
+#[test]
+fn r06_unfinished_images_and_foreign_files_are_found() {
+    let found = kinds(|view| {
+        view.inventory.pools[0]
+            .temporary
+            .push("/x/tmp/uid-9".into());
+        view.inventory.pools[0].strays.push(stray(None));
+        view.inventory.strays.push("/x/lost+found".into());
+    });
+    assert_eq!(
+        found,
+        [
+            FindingKind::Stray,
+            FindingKind::UnfinishedImage,
+            FindingKind::Stray
+        ]
+    );
+}
+
+#[test]
+fn an_unmounted_pool_is_one_finding_and_not_one_for_each_volume() {
+    let found = kinds(|view| {
+        view.inventory.pools[0].filesystem_uuid = None;
+        view.inventory.pools[0].images.clear();
+        view.inventory.loops.clear();
+        view.inventory.mounts.clear();
+    });
+    assert_eq!(found, [FindingKind::PoolNotMounted]);
+}
+
+#[test]
+fn a_pool_that_no_node_carries_is_found() {
+    let found = kinds(|view| {
+        view.node = None;
+        view.volumes.clear();
+        view.inventory.pools[0].images.clear();
+        view.inventory.loops.truncate(1);
+        view.inventory.mounts.truncate(1);
+    });
+    assert_eq!(found, [FindingKind::PoolWithoutNode]);
+}
+
+#[test]
+fn the_device_of_a_raw_block_volume_is_in_use_where_its_node_is() {
+    let to_node = |view: &mut View| {
+        let mount = view.inventory.mounts.remove(1);
+        view.inventory
+            .nodes
+            .push(NodeInventory { number: 1, mount });
+    };
+    assert_eq!(kinds(to_node), []);
+    let forgotten = kinds(|view| {
+        to_node(view);
+        view.inventory.nodes.clear();
+    });
+    assert_eq!(forgotten, [FindingKind::LoopWithoutUse]);
+    let without_volume = kinds(|view| {
+        to_node(view);
+        view.inventory.pools[0].images.clear();
+        view.volumes.clear();
+        view.node.as_mut().unwrap().status = None;
+    });
+    assert_eq!(without_volume, [FindingKind::MountWithoutVolume]);
+}
+
+#[test]
+fn an_image_in_the_trash_has_no_owner_and_is_counted_like_any_other() {
+    let found = kinds(|view| {
+        view.inventory.loops.truncate(1);
+        view.inventory.mounts.truncate(1);
+        view.volumes.clear();
+        let pool = &mut view.inventory.pools[0];
+        let discarded = pool.images.drain(..).map(|image| Discarded {
+            image,
+            since: crate::testing::at(0),
+        });
+        pool.discarded = discarded.collect();
+    });
+    assert_eq!(found, [FindingKind::ImageWithoutObject]);
+}
+
+#[test]
+fn a_pool_that_does_not_answer_has_no_other_findings() {
+    let found = kinds(|view| {
+        let pool = &mut view.inventory.pools[0];
+        pool.silent = Some("it did not answer".into());
+        pool.filesystem_uuid = None;
+        pool.images.clear();
+    });
+    assert_eq!(found, [FindingKind::PoolSilent]);
+}
+
+/// A snapshot of the volume, alone in its group.
+fn with_snapshot(view: &mut View) {
+    let mut snapshot = ready_snapshot();
+    snapshot.spec.group_name = Some("group-1".into());
+    view.snapshots.push(snapshot);
+    view.groups.push(ready_group());
+    let mut image = image("uid-of-snapshot-1");
+    image.allocated = Bytes::mib(64);
+    image.identity.as_mut().unwrap().owner = Owner::Snapshot(SnapshotRecord {
+        name: "snapshot-1".into(),
+        volume: "pvc-1".into(),
+        source: "uid-1".parse().unwrap(),
+        time: crate::testing::at(300),
+    });
+    view.inventory.pools[0].images.push(image);
+    let status = view.node.as_mut().unwrap().status.as_mut().unwrap();
+    let pool = &mut status.pools[0];
+    pool.reserved = pool.reserved.saturating_add(Bytes::mib(64));
+}
+
+#[test]
+fn r06_a_snapshot_belongs_to_its_image_as_a_volume_does() {
+    let found = |change: fn(&mut View)| {
+        kinds(|view| {
+            with_snapshot(view);
+            change(view);
+        })
+    };
+    assert_eq!(found(|_| {}), []);
+    let without_image = found(|view| view.inventory.pools[0].images.truncate(1));
+    assert_eq!(without_image, [FindingKind::SnapshotWithoutImage]);
+    // An unclaimed image keeps its charged size.
+    let without_object = found(|view| {
+        view.snapshots.clear();
+        view.groups.clear();
+    });
+    assert_eq!(without_object, [FindingKind::ImageWithoutObject]);
+    let of_another = found(|view| view.snapshots[0].metadata.name = Some("snapshot-2".into()));
+    assert_eq!(
+        of_another,
+        [FindingKind::IdentityConflict, FindingKind::GroupIncomplete],
+        "and the group lacks it"
+    );
+    let a_volumes = found(|view| {
+        let identity = view.inventory.pools[0].images[1].identity.as_mut();
+        identity.unwrap().owner = Owner::Volume("snapshot-1".into());
+    });
+    assert_eq!(a_volumes, [FindingKind::IdentityConflict]);
+    let half_gone = found(|view| view.snapshots[0].spec.deletion_requested = true);
+    assert_eq!(half_gone, [FindingKind::DeletionUnfinished]);
+}
+
+#[test]
+fn r06_a_group_without_a_snapshot_and_a_snapshot_without_its_group_are_found() {
+    let without_group = kinds(|view| {
+        with_snapshot(view);
+        view.groups.clear();
+    });
+    assert_eq!(without_group, [FindingKind::GroupIncomplete]);
+    let half_there = kinds(|view| {
+        with_snapshot(view);
+        let members = &mut view.groups[0].spec.members;
+        let mut other = members[0].clone();
+        other.snapshot = "snapshot-2".into();
+        members.push(other);
+    });
+    assert_eq!(half_there, [FindingKind::GroupIncomplete]);
+    let never_taken = kinds(|view| {
+        with_snapshot(view);
+        view.groups[0].status = None;
+        view.groups[0].spec.members[0].snapshot = "snapshot-2".into();
+    });
+    assert_eq!(never_taken, [], "it is being taken");
+}

@@ -1,0 +1,126 @@
+//! `cistern-driver fsck`: compares this node with the custom resources.
+//!
+//! Users and tests use the same checker. It changes nothing and uses neither the agent nor kubelet.
+//! Work in progress may appear as a finding that is gone in the next run.
+
+use std::{fmt, io};
+
+use cistern_crds::{PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode};
+use cistern_host::Root;
+use kube::{Api, Client, api::ListParams};
+use serde::Serialize;
+
+use crate::{
+    blocking::{self, on_host},
+    findings::{Finding, View, findings},
+};
+
+/// Why the check failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The API server returned an error.
+    #[error("cannot read the custom resources of node {node}")]
+    Api {
+        /// The node.
+        node: String,
+        /// The error.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// The host cannot be inspected.
+    #[error("cannot inspect the node")]
+    Host(#[source] io::Error),
+    /// The inspection panicked.
+    #[error("the inspection of the node panicked")]
+    Broken(#[source] blocking::Broken),
+}
+
+/// The result of a check.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Report {
+    node: String,
+    pools: usize,
+    volumes: usize,
+    snapshots: usize,
+    images: usize,
+    loops: usize,
+    mounts: usize,
+    findings: Vec<Finding>,
+}
+
+impl Report {
+    /// Whether there are no findings.
+    pub fn is_clean(&self) -> bool {
+        self.findings.is_empty()
+    }
+}
+
+/// Compares the node with its custom resources.
+pub async fn check(client: Client, node: &str, root: Root) -> Result<Report, Error> {
+    let failed = |source| Error::Api {
+        node: node.to_owned(),
+        source: Box::new(source),
+    };
+    // Reads the disk first: images made afterwards have their custom resource already.
+    let inventory = on_host((), move || root.inventory())
+        .await
+        .map_err(Error::Broken)?
+        .map_err(Error::Host)?;
+    let nodes: Api<StorageNode> = Api::all(client.clone());
+    let volumes: Api<PoolVolume> = Api::all(client.clone());
+    let snapshots: Api<PoolSnapshot> = Api::all(client.clone());
+    let groups: Api<PoolSnapshotGroup> = Api::all(client);
+    let ours = ListParams::default().fields(&format!("spec.nodeName={node}"));
+    let view = View {
+        node: nodes.get_opt(node).await.map_err(failed)?,
+        volumes: volumes.list(&ours).await.map_err(failed)?.items,
+        snapshots: snapshots.list(&ours).await.map_err(failed)?.items,
+        groups: groups.list(&ours).await.map_err(failed)?.items,
+        inventory,
+    };
+    Ok(Report {
+        node: node.to_owned(),
+        pools: view.inventory.pools.len(),
+        volumes: view.volumes.len(),
+        snapshots: view.snapshots.len(),
+        images: view
+            .inventory
+            .pools
+            .iter()
+            .map(|pool| pool.images.len() + pool.discarded.len())
+            .sum(),
+        loops: view.inventory.loops.len(),
+        mounts: view.inventory.mounts.len(),
+        findings: findings(&view),
+    })
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { node, findings, .. } = self;
+        writeln!(
+            f,
+            "node {node}: {}, {}, {}, {}, {}, {}",
+            count(self.pools, "pool"),
+            count(self.volumes, "volume"),
+            count(self.snapshots, "snapshot"),
+            count(self.images, "image"),
+            count(self.loops, "loop device"),
+            count(self.mounts, "mount"),
+        )?;
+        if findings.is_empty() {
+            return writeln!(f, "clean: no findings");
+        }
+        for finding in findings {
+            writeln!(f, "\n{}\n    {}", finding.kind, finding.object)?;
+            writeln!(f, "    {}", finding.message)?;
+        }
+        writeln!(f, "\n{}", count(findings.len(), "finding"))
+    }
+}
+
+fn count(number: usize, thing: &str) -> String {
+    let s = if number == 1 { "" } else { "s" };
+    format!("{number} {thing}{s}")
+}

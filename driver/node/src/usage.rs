@@ -1,0 +1,258 @@
+//! A volume as it can be used on this node, and the requested usage. Pure.
+
+use std::fmt;
+
+use cistern_crds::{
+    AccessMode, AccessType, Bytes, FilesystemType, HasImage as _, PoolVolume, Provisioning,
+};
+use cistern_host::{Content, MountOptions, Uid, options};
+use kube::ResourceExt as _;
+
+/// The requested usage of a volume.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Usage {
+    /// A filesystem, or the bare block device.
+    pub access_type: AccessType,
+    /// The access mode.
+    pub access_mode: AccessMode,
+    /// The filesystem; None for any.
+    pub filesystem: Option<FilesystemType>,
+    /// Mount options as in the request. They may contain secrets (SEC-05).
+    pub mount_flags: Vec<String>,
+}
+
+/// A volume that has an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Volume {
+    /// The volume id.
+    pub name: String,
+    /// Name of its pool.
+    pub pool: String,
+    /// Name of its image.
+    pub image: Uid,
+    /// Size of its image.
+    pub size: Bytes,
+    /// Its filesystem, or raw block.
+    pub content: Content,
+    /// Whether all of its blocks are allocated.
+    pub provisioning: Provisioning,
+    access_modes: Vec<AccessMode>,
+}
+
+impl Usage {
+    /// Whether the access mode is read-only, whatever `readonly` says (NPV-17).
+    pub fn is_read_only(&self) -> bool {
+        self.access_mode.is_read_only()
+    }
+
+    /// The mount options for a volume with this filesystem (VCP-13).
+    pub fn options(
+        &self,
+        filesystem: FilesystemType,
+    ) -> Result<MountOptions, options::Unsupported> {
+        MountOptions::parse(filesystem, self.mount_flags.iter().map(String::as_str))
+    }
+}
+
+impl fmt::Debug for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Usage")
+            .field("access_type", &self.access_type)
+            .field("access_mode", &self.access_mode)
+            .field("filesystem", &self.filesystem)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Volume {
+    /// Reads the status of a volume. Fails with a reason while it cannot be used.
+    ///
+    /// A deleted custom resource or a deletion request changes nothing: the volume works until the
+    /// agent has committed the deletion.
+    pub fn read(object: &PoolVolume) -> Result<Self, String> {
+        if object.deletion_committed() {
+            return Err("its data is being destroyed, as requested".to_owned());
+        }
+        let status = object.status.as_ref();
+        let made = status.and_then(|status| Some((status, status.size?, status.image.as_ref()?)));
+        let (status, size, image) = made.ok_or("it is not made yet")?;
+        let invalid = |what: &str| format!("its status has no valid {what}");
+        let content = match object.spec.access_type {
+            AccessType::Block => Content::Block,
+            AccessType::Filesystem => {
+                let filesystem = status.filesystem.as_ref().ok_or("it is not made yet")?;
+                Content::Filesystem {
+                    filesystem: filesystem.kind,
+                    uuid: filesystem.uuid.parse().map_err(|_| invalid("filesystem"))?,
+                }
+            }
+        };
+        Ok(Self {
+            name: object.name_any(),
+            pool: object.spec.pool_name.clone(),
+            image: image.uid.parse().map_err(|_| invalid("image"))?,
+            size,
+            content,
+            provisioning: object.spec.provisioning,
+            access_modes: object.spec.access_modes.clone(),
+        })
+    }
+
+    /// Whether the volume supports a usage (NSV-08, NPV-09).
+    pub fn supports(&self, usage: &Usage) -> Result<(), String> {
+        match (self.content, usage.access_type, usage.filesystem) {
+            (Content::Block, AccessType::Filesystem, _) => {
+                return Err("it is a raw block volume and has no filesystem".to_owned());
+            }
+            (Content::Filesystem { .. }, AccessType::Block, _) => {
+                return Err("it has a filesystem and is not given as a block device".to_owned());
+            }
+            (Content::Filesystem { filesystem, .. }, AccessType::Filesystem, Some(asked))
+                if asked != filesystem =>
+            {
+                return Err(format!("its filesystem is {filesystem} and not {asked}"));
+            }
+            (Content::Block, AccessType::Block, _)
+            | (Content::Filesystem { .. }, AccessType::Filesystem, _) => {}
+        }
+        let mut made_for = self.access_modes.iter();
+        if !made_for.any(|made| made.serves(usage.access_mode)) {
+            return Err(format!(
+                "it was not made for access mode {:?}",
+                usage.access_mode
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether the volume is the one that a PersistentVolume was made for, if that names an image.
+    ///
+    /// A PoolVolume that is restored from a backup without its image gets a new, empty image. A pod
+    /// must not start with it.
+    pub fn is_meant(&self, image: Option<&str>) -> Result<(), String> {
+        let own = self.image.as_str();
+        match image {
+            Some(image) if image != own => Err(format!(
+                "its PersistentVolume was made for image {image}, and the volume has the newer image \
+                 {own}: look for {image} among the orphans of the pools, or restore the data and make \
+                 a new PersistentVolume"
+            )),
+            Some(_) | None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{admitted_volume, being_deleted, ready_volume};
+
+    fn usage() -> Usage {
+        Usage {
+            access_type: AccessType::Filesystem,
+            access_mode: AccessMode::SingleNodeWriter,
+            filesystem: None,
+            mount_flags: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_volume_can_be_used_from_its_creation_until_its_deletion_is_committed() {
+        assert!(Volume::read(&ready_volume()).is_ok());
+        assert!(Volume::read(&admitted_volume()).is_err());
+        let mut deleted = being_deleted(ready_volume());
+        assert!(Volume::read(&deleted).is_ok());
+        deleted.spec.deletion_requested = true;
+        assert!(Volume::read(&deleted).is_ok());
+        deleted.status.as_mut().unwrap().deletion_committed = true;
+        assert!(Volume::read(&deleted).is_err());
+    }
+
+    #[test]
+    fn r22_an_invalid_status_is_refused() {
+        let mut broken = ready_volume();
+        let image = broken.status.as_mut().unwrap().image.as_mut().unwrap();
+        image.uid = "../../etc".to_owned();
+        assert!(Volume::read(&broken).unwrap_err().contains("image"));
+    }
+
+    #[test]
+    fn nsv_08_npv_09_a_volume_supports_only_the_usage_that_it_was_made_for() {
+        let volume = Volume::read(&ready_volume()).unwrap();
+        assert_eq!(volume.supports(&usage()), Ok(()));
+        let named = |filesystem| Usage {
+            filesystem: Some(filesystem),
+            ..usage()
+        };
+        assert_eq!(volume.supports(&named(FilesystemType::Ext4)), Ok(()));
+        assert!(volume.supports(&named(FilesystemType::Xfs)).is_err());
+        let block = Usage {
+            access_type: AccessType::Block,
+            ..usage()
+        };
+        assert!(volume.supports(&block).is_err());
+        let mut made_to_be_read = ready_volume();
+        made_to_be_read.spec.access_modes = vec![AccessMode::SingleNodeReaderOnly];
+        let made_to_be_read = Volume::read(&made_to_be_read).unwrap();
+        assert!(made_to_be_read.supports(&usage()).is_err());
+        let reader = Usage {
+            access_mode: AccessMode::SingleNodeReaderOnly,
+            ..usage()
+        };
+        assert!(reader.is_read_only());
+        assert_eq!(made_to_be_read.supports(&reader), Ok(()));
+    }
+
+    #[test]
+    fn a_volume_with_a_new_image_does_not_match_its_persistent_volume() {
+        let volume = Volume::read(&ready_volume()).unwrap();
+        let own = volume.image.as_str();
+        assert_eq!(volume.is_meant(Some(own)), Ok(()));
+        assert_eq!(volume.is_meant(None), Ok(()), "made by an administrator");
+        let refused = volume.is_meant(Some("uid-of-another")).unwrap_err();
+        assert!(refused.contains("uid-of-another") && refused.contains(own));
+    }
+
+    #[test]
+    fn nsv_08_a_raw_block_volume_is_a_device_and_nothing_else() {
+        let mut object = ready_volume();
+        object.spec.access_type = AccessType::Block;
+        object.spec.filesystem = None;
+        object.status.as_mut().unwrap().filesystem = None;
+        let volume = Volume::read(&object).unwrap();
+        assert_eq!(volume.content, Content::Block);
+        assert!(volume.supports(&usage()).is_err());
+        let block = Usage {
+            access_type: AccessType::Block,
+            ..usage()
+        };
+        assert_eq!(volume.supports(&block), Ok(()));
+    }
+
+    #[test]
+    fn vcp_09_a_volume_made_before_the_newer_modes_were_announced_is_used_in_them() {
+        // kubelet formerly mapped `ReadWriteOnce` to the first mode, and now maps it and
+        // `ReadWriteOncePod` to the others.
+        let volume = Volume::read(&ready_volume()).unwrap();
+        assert_eq!(volume.access_modes, [AccessMode::SingleNodeWriter]);
+        for access_mode in [
+            AccessMode::SingleNodeMultiWriter,
+            AccessMode::SingleNodeSingleWriter,
+        ] {
+            let usage = Usage {
+                access_mode,
+                ..usage()
+            };
+            assert_eq!(volume.supports(&usage), Ok(()), "{access_mode:?}");
+        }
+    }
+
+    #[test]
+    fn sec_05_mount_flags_are_not_shown() {
+        let usage = Usage {
+            mount_flags: vec!["MARKER".into()],
+            ..usage()
+        };
+        assert!(!format!("{usage:?}").contains("MARKER"));
+    }
+}

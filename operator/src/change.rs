@@ -1,0 +1,46 @@
+//! [`Change`]: what the watches report to the controllers.
+
+/// A change of an object, as reported to the controllers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A kind was listed again, or the changed object is unknown.
+    Everything,
+    /// A StoragePool.
+    Pool(String),
+    /// A StorageNode.
+    StorageNode(String),
+    /// A PoolVolume.
+    Volume {
+        /// Its name.
+        name: String,
+        /// The StoragePool that it comes from.
+        pool: String,
+        /// The node that holds it.
+        node: String,
+    },
+    /// A PoolSnapshot.
+    Snapshot {
+        /// The StoragePool that it is in.
+        pool: String,
+        /// The node that holds it.
+        node: String,
+    },
+    /// A Node, its CSINode, or the pod of its agent.
+    Node(String),
+    /// A StorageClass.
+    Class(String),
+    /// A PersistentVolumeClaim.
+    Claim {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+    /// A CSIStorageCapacity of ours.
+    Capacity {
+        /// The StorageClass that it is for.
+        class: String,
+        /// The value of the topology key that it is for.
+        segment: String,
+    },
+}

@@ -1,0 +1,174 @@
+//! Published problems, and when the next event is due.
+//!
+//! *Invariant:* pure except for its history; the caller passes the time.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use cistern_crds::EventReason;
+use tokio::time::Instant;
+
+use super::{Subject, problem::Problem};
+
+/// Minimum age of a problem before it is published. Most are transient: objects that are applied
+/// together arrive one after the other.
+const SETTLE: Duration = Duration::from_secs(2);
+/// Minimum interval between events when only the details of a published problem change.
+const UPDATE: Duration = Duration::from_mins(1);
+/// Interval at which a lasting problem is published again: the API server deletes an event after an
+/// hour.
+pub(super) const REPEAT: Duration = Duration::from_mins(45);
+
+/// Published problems of each existing subject.
+#[derive(Debug, Default)]
+pub(super) struct EventHistory(Mutex<HashMap<Subject, SubjectHistory>>);
+
+#[derive(Clone, Debug, Default, PartialEq)]
+struct SubjectHistory {
+    /// UID of the object.
+    uid: Option<String>,
+    /// Reason of the current problem, and since when.
+    lasting: Option<(EventReason, Instant)>,
+    /// The last published problem, and when.
+    last: Option<(Problem, Instant)>,
+}
+
+/// Whether to publish an event now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PublishDecision {
+    /// Publish it now.
+    Publish,
+    /// Check again after this long.
+    Wait(Duration),
+    /// There is nothing to publish.
+    Skip,
+}
+
+impl EventHistory {
+    /// Records the problem of a subject, and decides whether to publish it now.
+    pub(super) fn consider(
+        &self,
+        subject: &Subject,
+        uid: Option<&str>,
+        problem: Option<&Problem>,
+        now: Instant,
+    ) -> PublishDecision {
+        let mut histories = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let history = histories.entry(subject.clone()).or_default();
+        if history.uid.as_deref() != uid {
+            *history = SubjectHistory {
+                uid: uid.map(str::to_owned),
+                ..SubjectHistory::default()
+            };
+        }
+        let Some(problem) = problem else {
+            history.lasting = None;
+            return PublishDecision::Skip;
+        };
+        let since = match history.lasting {
+            Some((reason, since)) if reason == problem.reason() => since,
+            Some(_) | None => now,
+        };
+        history.lasting = Some((problem.reason(), since));
+        let due = match &history.last {
+            Some((last, published)) if last == problem => *published + REPEAT,
+            Some((last, published)) if last.reason() == problem.reason() => *published + UPDATE,
+            Some(_) | None => now,
+        };
+        match due.max(since + SETTLE).saturating_duration_since(now) {
+            Duration::ZERO => PublishDecision::Publish,
+            rest => PublishDecision::Wait(rest),
+        }
+    }
+
+    /// Records that the problem was published.
+    pub(super) fn mark(&self, subject: &Subject, problem: Problem, now: Instant) {
+        let mut histories = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(history) = histories.get_mut(subject) {
+            history.last = Some((problem, now));
+        }
+    }
+
+    /// Forgets a subject that is gone or no longer waits.
+    pub(super) fn forget(&self, subject: &Subject) {
+        let mut histories = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        histories.remove(subject);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn missing(pool: &str) -> Problem {
+        Problem::PoolMissing {
+            class: "fast".to_owned(),
+            pool: pool.to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_problem_is_published_once_it_has_lasted_and_again_only_when_it_changes() {
+        let published = EventHistory::default();
+        let subject = Subject::Class("fast".to_owned());
+        let start = Instant::now();
+        let turn = |problem: &Problem, after: Duration| {
+            published.consider(&subject, Some("1"), Some(problem), start + after)
+        };
+        assert_eq!(
+            turn(&missing("a"), Duration::ZERO),
+            PublishDecision::Wait(SETTLE)
+        );
+        assert_eq!(
+            turn(&missing("a"), SETTLE / 2),
+            PublishDecision::Wait(SETTLE / 2)
+        );
+        assert_eq!(turn(&missing("a"), SETTLE), PublishDecision::Publish);
+        published.mark(&subject, missing("a"), start + SETTLE);
+        assert_eq!(turn(&missing("a"), SETTLE), PublishDecision::Wait(REPEAT));
+        assert_eq!(turn(&missing("b"), SETTLE), PublishDecision::Wait(UPDATE));
+        assert_eq!(
+            turn(&missing("b"), SETTLE + UPDATE),
+            PublishDecision::Publish
+        );
+        assert_eq!(
+            turn(&missing("a"), SETTLE + REPEAT),
+            PublishDecision::Publish
+        );
+    }
+
+    #[test]
+    fn a_problem_that_comes_and_goes_is_not_published_each_time() {
+        let published = EventHistory::default();
+        let subject = Subject::Class("fast".to_owned());
+        let start = Instant::now();
+        let problem = missing("a");
+        let turn = |problem, after| published.consider(&subject, Some("1"), problem, start + after);
+        assert_eq!(turn(None, Duration::ZERO), PublishDecision::Skip);
+        turn(Some(&problem), Duration::ZERO);
+        assert_eq!(turn(None, SETTLE / 2), PublishDecision::Skip);
+        assert_eq!(turn(Some(&problem), SETTLE), PublishDecision::Wait(SETTLE));
+        assert_eq!(turn(Some(&problem), SETTLE * 2), PublishDecision::Publish);
+        published.mark(&subject, missing("a"), start + SETTLE * 2);
+        assert_eq!(turn(None, SETTLE * 3), PublishDecision::Skip);
+        let again = turn(Some(&problem), SETTLE * 3);
+        assert_eq!(again, PublishDecision::Wait(REPEAT.saturating_sub(SETTLE)));
+    }
+
+    #[test]
+    fn another_object_of_the_same_name_starts_with_an_empty_history() {
+        let published = EventHistory::default();
+        let subject = Subject::Class("fast".to_owned());
+        let start = Instant::now();
+        let problem = missing("a");
+        let turn = |uid| published.consider(&subject, Some(uid), Some(&problem), start + SETTLE);
+        published.consider(&subject, Some("1"), Some(&problem), start);
+        assert_eq!(turn("1"), PublishDecision::Publish);
+        assert_eq!(turn("2"), PublishDecision::Wait(SETTLE));
+        published.forget(&subject);
+        assert_eq!(turn("2"), PublishDecision::Wait(SETTLE));
+    }
+}
