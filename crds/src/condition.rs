@@ -33,6 +33,13 @@ impl ConditionStatus {
             Self::Unknown => "Unknown",
         }
     }
+
+    /// Parses a serialized status. Returns `None` for any other text.
+    pub fn parse(text: &str) -> Option<Self> {
+        [Self::True, Self::False, Self::Unknown]
+            .into_iter()
+            .find(|status| status.as_str() == text)
+    }
 }
 
 impl From<bool> for ConditionStatus {

@@ -1,70 +1,24 @@
-//! Whether a node takes new volumes of a pool, and why not. The status of a pool, the published
-//! capacity and the events on claims share this answer.
-//!
-//! *Invariant:* the sizes are the agent's; none is computed here.
+//! Whether a node takes new volumes of a pool, with the registration that the operator observes now.
 
-use cistern_crds::{
-    ConditionStatus, ConditionType, NodePoolStatus, Reason, StorageNode, condition,
-};
-use kube::ResourceExt as _;
+use cistern_crds::{Explanation, NodePoolStatus, StorageNode, availability};
 
 use crate::registration::Registration;
 
-/// Why a node takes no new volume of a pool.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unavailable {
-    /// Reason of the condition.
-    pub reason: Reason,
-    /// A clause that names what is wrong, but not the node.
-    pub message: String,
-}
-
 /// Status of the pool `pool` on `node`, if the node takes new volumes of it.
+///
+/// The conditions in the status may be older than the caches, so the observed registration counts.
 pub fn available_pool<'a>(
     pool: &str,
     node: Option<&'a StorageNode>,
     registration: &Registration,
-) -> Result<&'a NodePoolStatus, Unavailable> {
-    let refuse = |reason, message: String| Err(Unavailable { reason, message });
-    let entry = node.and_then(|node| {
-        let entry = node.spec.pools.iter().find(|entry| entry.name == pool)?;
-        Some((node, entry))
-    });
-    let Some((node, entry)) = entry else {
-        return refuse(Reason::PoolUnknown, format!("does not carry pool {pool}"));
-    };
-    if entry.retiring {
-        return refuse(Reason::Retiring, format!("pool {pool} is leaving the node"));
-    }
-    for part in [&registration.topology, &registration.agent] {
-        if part.status != ConditionStatus::True {
-            return refuse(part.reason, part.message.clone());
-        }
-    }
-    let mut reported = node.status.iter().flat_map(|status| &status.pools);
-    let Some(status) = reported.find(|status| status.uid == entry.uid) else {
-        let message = format!(
-            "the agent on {} has not reported pool {pool} yet",
-            node.name_any()
-        );
-        return refuse(Reason::Pending, message);
-    };
-    match condition::find(&status.conditions, ConditionType::Ready) {
-        _ if status.is_ready() => Ok(status),
-        Some(ready) => {
-            let reason = Reason::parse(&ready.reason).unwrap_or(Reason::PoolNotReady);
-            refuse(
-                reason,
-                format!("pool {pool}: {}: {}", ready.reason, ready.message),
-            )
-        }
-        None => refuse(Reason::Pending, format!("pool {pool} is being made")),
-    }
+) -> Result<&'a NodePoolStatus, Explanation> {
+    let Registration { topology, agent } = registration;
+    availability::available_pool(pool, node, &[topology, agent])
 }
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::Bytes;
+    use cistern_crds::{Bytes, Reason};
 
     use super::*;
     use crate::testing::{registered, storage_node, unregistered};

@@ -11,7 +11,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use cistern_client::writes::apply_status;
 use cistern_crds::{
-    Condition, ConditionStatus, ConditionType, Reason, StorageNode,
+    Condition, ConditionStatus, ConditionType, Explanation, Reason, StorageNode,
     condition::{self, ConditionUpdate},
     names,
 };
@@ -20,7 +20,7 @@ use serde_json::json;
 
 use crate::{
     Context, Stop,
-    availability::{Unavailable, available_pool},
+    availability::available_pool,
     change::Change,
     contents::Contents,
     controller::{self, Next},
@@ -153,7 +153,7 @@ fn ready(node: &StorageNode, registration: &Registration, kept: &Contents) -> Co
             return finding(false, part.reason, part.message.clone());
         }
     }
-    let refused: Vec<Unavailable> = node
+    let refused: Vec<Explanation> = node
         .spec
         .pools
         .iter()

@@ -5,10 +5,12 @@
 use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
-use cistern_crds::{Bytes, EventReason, Parameters, Provisioning, parameters::ParametersError};
+use cistern_crds::{
+    Bytes, EventReason, Explanation, Parameters, Provisioning, parameters::ParametersError,
+};
 use k8s_openapi::api::{core::v1::PersistentVolumeClaimSpec, storage::v1::StorageClass};
 
-use crate::{availability::Unavailable, events::EventContent};
+use crate::events::EventContent;
 
 /// Nodes that a note names.
 const NAMED: usize = 4;
@@ -61,7 +63,7 @@ pub(super) enum NodeRoom {
     /// The largest volume now, and the largest ever.
     Free { largest: Bytes, usable: Bytes },
     /// The node takes no volumes of the pool.
-    None(Unavailable),
+    None(Explanation),
 }
 
 impl VolumeRequest {
@@ -260,7 +262,7 @@ mod tests {
     }
 
     fn broken() -> NodeRoom {
-        NodeRoom::None(Unavailable {
+        NodeRoom::None(Explanation {
             reason: Reason::AgentMissing,
             message: "no pod of the node plugin runs".to_owned(),
         })

@@ -4,7 +4,8 @@
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
-    Bytes, ConditionType, NodePoolStatus, Provisioning, Reason, StoragePool, StoragePoolStatus,
+    Bytes, ConditionType, Explanation, NodePoolStatus, Provisioning, Reason, StoragePool,
+    StoragePoolStatus,
     condition::{self, ConditionUpdate},
     names,
 };
@@ -12,7 +13,6 @@ use kube::{Resource as _, ResourceExt as _, core::DeserializeGuard};
 
 use super::declared;
 use crate::{
-    availability::Unavailable,
     contents::Contents,
     health::{self, summary::PoolHealth},
     overcommit::Overcommit,
@@ -51,7 +51,7 @@ pub(super) enum PoolNodeState {
     /// The node is to carry the pool and takes volumes.
     Ready,
     /// The node is to carry the pool and cannot.
-    NotReady(Unavailable),
+    NotReady(Explanation),
     /// The node should not carry the pool and still does.
     Leaving { node_is_gone: bool },
 }
@@ -312,7 +312,7 @@ mod tests {
     }
 
     fn refusal(message: &str) -> PoolNodeState {
-        PoolNodeState::NotReady(Unavailable {
+        PoolNodeState::NotReady(Explanation {
             reason: Reason::AgentNotReady,
             message: message.to_owned(),
         })

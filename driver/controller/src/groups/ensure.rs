@@ -101,7 +101,7 @@ impl Groups {
                 GroupProgress::Refused(reason, message) => Some((Some(reason), message)),
                 GroupProgress::Waits(waits_for) => {
                     operation.note(waits_for);
-                    self.unfit(&snapshots).map(|message| (None, message))
+                    self.unavailable(&snapshots).map(|message| (None, message))
                 }
             };
             // A group that a user deleted is never taken, and created again. What the agent has
@@ -188,11 +188,11 @@ impl Groups {
     }
 
     /// Why the node takes no snapshot; None if it does.
-    fn unfit(&self, snapshots: &[PoolSnapshot]) -> Option<String> {
+    fn unavailable(&self, snapshots: &[PoolSnapshot]) -> Option<String> {
         snapshots.iter().find_map(|snapshot| {
             let (node, pool) = (snapshot.node_name(), snapshot.pool_name());
-            let unfit = self.objects.nodes().unfit(node, pool)?;
-            Some(unfit.to_string())
+            let unavailable = self.objects.nodes().unavailable(node, pool)?;
+            Some(unavailable.to_string())
         })
     }
 

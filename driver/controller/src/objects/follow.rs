@@ -2,12 +2,11 @@
 //!
 //! *Invariant:* an admitted object is waited for and never withdrawn.
 
-use cistern_crds::{ConditionStatus, ConditionType, HasImage, Reason, condition};
+use cistern_crds::{ConditionStatus, ConditionType, Explanation, HasImage, Reason, condition};
 use kube::Resource as _;
 
 use super::{
-    Error, ManagedObject, Objects, in_flight::Operation, listing::Listed, nodes::Unfit,
-    silence::silent,
+    Error, ManagedObject, Objects, in_flight::Operation, listing::Listed, silence::silent,
 };
 
 /// How following an object ended.
@@ -42,8 +41,11 @@ impl<K: ManagedObject + HasImage> Objects<K> {
     ) -> Result<FollowOutcome<L>, Error> {
         let mut nodes = self.nodes.subscribe();
         loop {
-            let unfit = |object: &K| self.nodes.unfit(object.node_name(), object.pool_name());
-            match progress(&object, unfit) {
+            let unavailable = |object: &K| {
+                self.nodes
+                    .unavailable(object.node_name(), object.pool_name())
+            };
+            match progress(&object, unavailable) {
                 ObjectProgress::Ready(made) => return Ok(FollowOutcome::Ready(made)),
                 ObjectProgress::Withdraw(refusal) => {
                     return Ok(FollowOutcome::Withdraw(Box::new(object), refusal));
@@ -80,7 +82,7 @@ enum ObjectProgress<L> {
 
 fn progress<L: Listed>(
     object: &L::Object,
-    unfit: impl FnOnce(&L::Object) -> Option<Unfit>,
+    unavailable: impl FnOnce(&L::Object) -> Option<Explanation>,
 ) -> ObjectProgress<L> {
     let node = object.node_name();
     let refusal = |reason, message: String| {
@@ -113,8 +115,8 @@ fn progress<L: Listed>(
     {
         return refusal(Reason::parse(&admitted.reason), admitted.message.clone());
     }
-    match unfit(object) {
-        Some(unfit) => refusal(None, unfit.to_string()),
+    match unavailable(object) {
+        Some(unavailable) => refusal(None, unavailable.to_string()),
         None => ObjectProgress::Waits(format!("the agent of node {node} to admit it")),
     }
 }
@@ -142,17 +144,18 @@ mod tests {
         condition::set(&mut status.conditions, &finding, None, DateTime::default());
     }
 
-    fn silent() -> Unfit {
-        Unfit::Silent {
+    fn silent() -> Explanation {
+        Explanation {
+            reason: Reason::AgentMissing,
             message: "gone".to_owned(),
         }
     }
 
     fn progress(
         volume: &PoolVolume,
-        unfit: impl FnOnce(&PoolVolume) -> Option<Unfit>,
+        unavailable: impl FnOnce(&PoolVolume) -> Option<Explanation>,
     ) -> ObjectProgress<ListedVolume> {
-        super::progress(volume, unfit)
+        super::progress(volume, unavailable)
     }
 
     fn withdraws(progress: &ObjectProgress<ListedVolume>) -> bool {
@@ -220,7 +223,7 @@ mod tests {
             progress(&unseen, |_| None),
             ObjectProgress::Waits(_)
         ));
-        assert!(withdraws(&progress(&unseen, |_| Some(Unfit::Absent))));
+        assert!(withdraws(&progress(&unseen, |_| Some(silent()))));
     }
 
     #[test]

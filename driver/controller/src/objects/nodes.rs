@@ -8,61 +8,10 @@ use std::{
 };
 
 use cistern_client::http::Readiness;
-use cistern_crds::{ConditionType, NodePoolStatus, StorageNode, condition};
+use cistern_crds::{Explanation, StorageNode, availability::available_pool};
 use futures::{FutureExt as _, future::BoxFuture};
 use kube::{Client, ResourceExt as _, runtime::watcher::Event};
 use tokio::sync::watch;
-
-use super::silence::not_reporting;
-
-/// Why a node takes no new volume of a pool.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unfit {
-    /// The StorageNode does not name the pool, or the node no longer carries it.
-    #[error("does not carry the pool")]
-    Absent,
-    /// The agent does not report, so it creates no volume.
-    #[error("its agent does not report: {message}")]
-    Silent {
-        /// The message of the operator.
-        message: String,
-    },
-    /// The pool cannot be used there now.
-    #[error("the pool is not ready there: {message}")]
-    NotReady {
-        /// The message of the agent.
-        message: String,
-    },
-}
-
-/// The pool as the agent reports it, if the node can take new volumes of it.
-pub fn pool_on<'a>(node: &'a StorageNode, pool: &str) -> Result<&'a NodePoolStatus, Unfit> {
-    let declared = node
-        .spec
-        .pools
-        .iter()
-        .find(|declared| declared.name == pool && !declared.retiring)
-        .ok_or(Unfit::Absent)?;
-    if let Some(reporting) = not_reporting(node) {
-        let message = reporting.message.clone();
-        return Err(Unfit::Silent { message });
-    }
-    let status = node.status.as_ref();
-    // A pool declared again under an old name is not the one that the agent reports.
-    let reported = status
-        .and_then(|status| status.pools.iter().find(|p| p.uid == declared.uid))
-        .ok_or_else(|| Unfit::NotReady {
-            message: "the agent has not made it yet".to_owned(),
-        })?;
-    if reported.is_ready() {
-        return Ok(reported);
-    }
-    let message = condition::find(&reported.conditions, ConditionType::Ready)
-        .map_or_else(String::new, |ready| {
-            format!("{}: {}", ready.reason, ready.message)
-        });
-    Err(Unfit::NotReady { message })
-}
 
 /// Every StorageNode, as last seen in the watch.
 #[derive(Debug)]
@@ -107,11 +56,11 @@ impl Nodes {
         known.clone()
     }
 
-    /// Why the node takes no new volume of the pool; none where it does.
-    pub fn unfit(&self, node: &str, pool: &str) -> Option<Unfit> {
+    /// Why the node takes no new volume of the pool; None if it does.
+    pub fn unavailable(&self, node: &str, pool: &str) -> Option<Explanation> {
         self.inspect(node, |node| match node {
-            Some(node) => pool_on(node, pool).err(),
-            None => Some(Unfit::Absent),
+            Some(node) => node.available_pool(pool).err(),
+            None => available_pool(pool, None, &[]).err(),
         })?
     }
 
@@ -159,8 +108,10 @@ impl Nodes {
 pub(crate) mod tests {
     use chrono::DateTime;
     use cistern_crds::{
-        Bytes, NodePool, PoolLimits, PoolSource, Reason, StorageNodeSpec, StorageNodeStatus,
-        condition::ConditionUpdate, pool::ImageSource,
+        Bytes, ConditionType, NodePool, NodePoolStatus, PoolLimits, PoolSource, Reason,
+        StorageNodeSpec, StorageNodeStatus,
+        condition::{self, ConditionUpdate},
+        pool::ImageSource,
     };
 
     use super::*;
@@ -215,13 +166,14 @@ pub(crate) mod tests {
 
     #[test]
     fn a_node_is_fit_only_while_its_agent_reports_the_same_pool_as_ready() {
+        let reason = |node: &StorageNode, pool: &str| node.available_pool(pool).unwrap_err().reason;
         let fit = node("n1", Bytes::gib(1), Bytes::gib(1));
-        assert!(pool_on(&fit, "fast").is_ok());
-        assert_eq!(pool_on(&fit, "slow"), Err(Unfit::Absent));
+        assert!(fit.available_pool("fast").is_ok());
+        assert_eq!(reason(&fit, "slow"), Reason::PoolUnknown);
 
         let mut retiring = fit.clone();
         retiring.spec.pools[0].retiring = true;
-        assert_eq!(pool_on(&retiring, "fast"), Err(Unfit::Absent));
+        assert_eq!(reason(&retiring, "fast"), Reason::Retiring);
 
         let mut silent = fit.clone();
         set(
@@ -229,10 +181,7 @@ pub(crate) mod tests {
             ConditionType::AgentReporting,
             false,
         );
-        assert!(matches!(
-            pool_on(&silent, "fast"),
-            Err(Unfit::Silent { .. })
-        ));
+        assert_eq!(reason(&silent, "fast"), Reason::Reconciled);
 
         let mut broken = fit.clone();
         set(
@@ -240,24 +189,15 @@ pub(crate) mod tests {
             ConditionType::Ready,
             false,
         );
-        assert!(matches!(
-            pool_on(&broken, "fast"),
-            Err(Unfit::NotReady { .. })
-        ));
+        assert_eq!(reason(&broken, "fast"), Reason::Reconciled);
 
         let mut recreated = fit.clone();
         recreated.spec.pools[0].uid = "another".to_owned();
-        assert!(matches!(
-            pool_on(&recreated, "fast"),
-            Err(Unfit::NotReady { .. })
-        ));
+        assert_eq!(reason(&recreated, "fast"), Reason::Pending);
 
         let mut fresh = fit;
         fresh.status = None;
-        assert!(matches!(
-            pool_on(&fresh, "fast"),
-            Err(Unfit::NotReady { .. })
-        ));
+        assert_eq!(reason(&fresh, "fast"), Reason::Pending);
     }
 
     #[test]

@@ -128,8 +128,8 @@ impl<K: ManagedObject + HasImage> Objects<K> {
     fn reclaiming(&self, object: &K) -> String {
         let node = object.node_name();
         let said = reclaimed(object).map_or("", |condition| condition.message.as_str());
-        match self.nodes.unfit(node, object.pool_name()) {
-            Some(unfit) => format!("node {node} to remove its data, which {unfit}"),
+        match self.nodes.unavailable(node, object.pool_name()) {
+            Some(unavailable) => format!("node {node} to remove its data: {unavailable}"),
             None => format!("node {node} to remove its data: {said}"),
         }
     }

@@ -114,11 +114,11 @@ impl Snapshots {
             });
         }
         let (node, pool) = (&volume.spec.node_name, &volume.spec.pool_name);
-        if let Some(unfit) = self.objects.nodes().unfit(node, pool) {
+        if let Some(unavailable) = self.objects.nodes().unavailable(node, pool) {
             let refusal = Refusal {
                 node: node.clone(),
                 reason: None,
-                message: unfit.to_string(),
+                message: unavailable.to_string(),
             };
             return Err(refused(wanted, refusal, pool));
         }

@@ -5,8 +5,6 @@ use std::sync::Arc;
 use cistern_crds::{Bytes, FilesystemType, Provisioning, StorageNode, names};
 use kube::ResourceExt as _;
 
-use crate::objects::nodes::pool_on;
-
 /// Which room is meant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CapacityQuery {
@@ -53,7 +51,7 @@ pub(super) fn capacity(query: &CapacityQuery, nodes: &[Arc<StorageNode>]) -> Cap
         let declared = node.spec.pools.iter().map(|pool| pool.name.as_str());
         for pool in declared
             .filter(asked)
-            .filter_map(|name| pool_on(node, name).ok())
+            .filter_map(|name| node.available_pool(name).ok())
         {
             sum.available = sum.available.saturating_add(pool.room(query.provisioning));
             sum.maximum = sum.maximum.max(pool.largest_volume(query.provisioning));

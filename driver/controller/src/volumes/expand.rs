@@ -98,8 +98,12 @@ impl Volumes {
     /// What the expansion waits for.
     fn growing(&self, volume: &PoolVolume, said: &str) -> String {
         let node = &volume.spec.node_name;
-        match self.objects.nodes().unfit(node, &volume.spec.pool_name) {
-            Some(unfit) => format!("node {node} to make it larger, which {unfit}"),
+        match self
+            .objects
+            .nodes()
+            .unavailable(node, &volume.spec.pool_name)
+        {
+            Some(unavailable) => format!("node {node} to make it larger: {unavailable}"),
             None => format!("node {node} to make it larger: {said}"),
         }
     }

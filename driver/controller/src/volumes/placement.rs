@@ -2,14 +2,11 @@
 
 use std::sync::Arc;
 
-use cistern_crds::{Bytes, NodePoolStatus, Reason, StorageNode, names};
+use cistern_crds::{Bytes, Explanation, NodePoolStatus, Reason, StorageNode, names};
 use kube::ResourceExt as _;
 
 use super::request::NewVolume;
-use crate::objects::{
-    follow::Refusal,
-    nodes::{Unfit, pool_on},
-};
+use crate::objects::follow::Refusal;
 
 /// Most nodes that an error names.
 const NAMED: usize = 4;
@@ -75,7 +72,7 @@ pub(super) fn choose(
             let why = found.and_then(|candidate| misfit(wanted, candidate, refusals));
             format!(
                 "{first} {}",
-                why.unwrap_or_else(|| Unfit::Absent.to_string())
+                why.unwrap_or_else(|| format!("does not carry pool {}", wanted.pool))
             )
         });
     Ok(Choice {
@@ -87,7 +84,7 @@ pub(super) fn choose(
 /// A node that the request allows, and the state of the pool there.
 struct Candidate<'a> {
     name: String,
-    pool: Result<&'a NodePoolStatus, Unfit>,
+    pool: Result<&'a NodePoolStatus, Explanation>,
 }
 
 fn in_order<'a>(wanted: &NewVolume, nodes: &'a [Arc<StorageNode>]) -> Vec<Candidate<'a>> {
@@ -96,7 +93,7 @@ fn in_order<'a>(wanted: &NewVolume, nodes: &'a [Arc<StorageNode>]) -> Vec<Candid
         .iter()
         .map(|node| Candidate {
             name: node.name_any(),
-            pool: pool_on(node, &wanted.pool),
+            pool: node.available_pool(&wanted.pool),
         })
         .filter(|candidate| requirement.allows(&candidate.name))
         .collect();
@@ -130,12 +127,23 @@ fn misfit(wanted: &NewVolume, candidate: &Candidate<'_>, refusals: &[Refusal]) -
         return Some(format!("refused: {}", refusal.message));
     }
     match &candidate.pool {
-        Err(unfit) => Some(unfit.to_string()),
+        Err(why) => Some(why.to_string()),
         Ok(pool) => {
             let largest = pool.largest_volume(wanted.provisioning);
             (largest < wanted.size.chosen).then(|| format!("has room for {largest}"))
         }
     }
+}
+
+/// Whether the node carries the pool, and keeps it.
+fn carries(candidate: &Candidate<'_>) -> bool {
+    !matches!(
+        &candidate.pool,
+        Err(Explanation {
+            reason: Reason::PoolUnknown | Reason::Retiring,
+            ..
+        })
+    )
 }
 
 /// Too large only if every node that carries the pool reports so: a node that is silent or not ready may
@@ -145,7 +153,7 @@ fn verdict(wanted: &NewVolume, candidates: &[Candidate<'_>], refusals: &[Refusal
     let size = wanted.size.chosen;
     let carriers: Vec<&Candidate<'_>> = candidates
         .iter()
-        .filter(|candidate| candidate.pool != Err(Unfit::Absent))
+        .filter(|candidate| carries(candidate))
         .collect();
     let too_large =
         |candidate: &&Candidate<'_>| match refusals.iter().find(|r| r.node == candidate.name) {

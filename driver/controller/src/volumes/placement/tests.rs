@@ -79,7 +79,7 @@ fn what_the_request_asks_for_first_is_explained_when_it_is_passed_over() {
     assert_eq!(over(&["a", "b"]).unwrap(), "a has room for 1Gi");
     assert_eq!(
         over(&["gone", "b"]).unwrap(),
-        "gone does not carry the pool"
+        "gone does not carry pool fast"
     );
 }
 

@@ -1,0 +1,109 @@
+//! Whether a node takes new volumes of a pool, and why not.
+//!
+//! The status of a pool, the published capacity, the events on claims, and the controller's choice of a
+//! node share this decision.
+//!
+//! *Invariant:* pure. The sizes are the agent's; none is computed here.
+
+use std::fmt;
+
+use kube::ResourceExt as _;
+
+use crate::{
+    ConditionStatus, ConditionType, NodePoolStatus, Reason, StorageNode,
+    condition::{self, ConditionUpdate},
+};
+
+/// The reason for a decision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explanation {
+    /// Machine-readable reason.
+    pub reason: Reason,
+    /// Human-readable clause.
+    pub message: String,
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+/// Status of the pool `pool` on `node`, if the node takes new volumes of it.
+///
+/// `registration` are the conditions that the operator sets for the node: an absent condition does not
+/// make the node unavailable, because the operator has not observed the node yet.
+///
+/// # Errors
+///
+/// Why the node takes no new volume. The message states what is wrong and does not name the node, so it
+/// can follow the node's name.
+pub fn available_pool<'a>(
+    pool: &str,
+    node: Option<&'a StorageNode>,
+    registration: &[&ConditionUpdate],
+) -> Result<&'a NodePoolStatus, Explanation> {
+    let refuse = |reason, message: String| Err(Explanation { reason, message });
+    let entry = node.and_then(|node| {
+        let entry = node.spec.pools.iter().find(|entry| entry.name == pool)?;
+        Some((node, entry))
+    });
+    let Some((node, entry)) = entry else {
+        return refuse(Reason::PoolUnknown, format!("does not carry pool {pool}"));
+    };
+    if entry.retiring {
+        return refuse(Reason::Retiring, format!("pool {pool} is leaving the node"));
+    }
+    for part in registration {
+        if part.status != ConditionStatus::True {
+            return refuse(part.reason, part.message.clone());
+        }
+    }
+    let mut reported = node.status.iter().flat_map(|status| &status.pools);
+    // A pool that was declared again under an old name is not the one that the agent reports.
+    let Some(status) = reported.find(|status| status.uid == entry.uid) else {
+        let message = format!(
+            "the agent on {} has not reported pool {pool} yet",
+            node.name_any()
+        );
+        return refuse(Reason::Pending, message);
+    };
+    match condition::find(&status.conditions, ConditionType::Ready) {
+        _ if status.is_ready() => Ok(status),
+        Some(ready) => {
+            let reason = Reason::parse(&ready.reason).unwrap_or(Reason::PoolNotReady);
+            refuse(
+                reason,
+                format!("pool {pool}: {}: {}", ready.reason, ready.message),
+            )
+        }
+        None => refuse(Reason::Pending, format!("pool {pool} is being created")),
+    }
+}
+
+impl StorageNode {
+    /// The conditions in the status that state whether the node can be used: `TopologyRegistered` and
+    /// `AgentReporting`, if the operator has set them.
+    pub fn registration(&self) -> Vec<ConditionUpdate> {
+        let conditions = self.status.as_ref().map(|status| &status.conditions[..]);
+        [
+            ConditionType::TopologyRegistered,
+            ConditionType::AgentReporting,
+        ]
+        .into_iter()
+        .filter_map(|kind| {
+            let found = condition::find(conditions.unwrap_or_default(), kind)?;
+            let reason = Reason::parse(&found.reason).unwrap_or(Reason::OtherProblem);
+            let status = ConditionStatus::parse(&found.status)?;
+            Some(ConditionUpdate::new(kind, status, reason, &found.message))
+        })
+        .collect()
+    }
+
+    /// Status of a pool on this node, if the node takes new volumes of it. See [`available_pool`].
+    pub fn available_pool(&self, pool: &str) -> Result<&NodePoolStatus, Explanation> {
+        let registration = self.registration();
+        let registration: Vec<_> = registration.iter().collect();
+        available_pool(pool, Some(self), &registration)
+    }
+}
