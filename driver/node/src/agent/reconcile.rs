@@ -15,7 +15,7 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use cistern_client::Chain;
-use cistern_crds::{ConditionType, Reason, condition};
+use cistern_crds::{ConditionType, Explanation, Reason, condition};
 use kube::{ResourceExt as _, runtime::controller::Action};
 use tokio::time::timeout;
 
@@ -68,15 +68,6 @@ pub struct Reconciliation<'a, K> {
     began: Instant,
 }
 
-/// The reason why the pool of an object is not available.
-#[derive(Debug)]
-pub struct NoPool {
-    /// Machine-readable reason.
-    pub reason: Reason,
-    /// Message for users.
-    pub message: String,
-}
-
 impl<'a, K: ReconciledImage> Reconciliation<'a, K> {
     pub(super) fn of(agent: &'a Agent, object: &'a K) -> Self {
         let name = object.name_any();
@@ -89,16 +80,16 @@ impl<'a, K: ReconciledImage> Reconciliation<'a, K> {
     }
 
     /// The pool of the object, if it is usable.
-    pub(super) fn pool(&self) -> Result<(Arc<PoolState>, Usable), NoPool> {
+    pub(super) fn pool(&self) -> Result<(Arc<PoolState>, Usable), Explanation> {
         let (pool, node) = (self.object.pool_name(), &self.agent.node_name);
-        let unknown = || NoPool {
+        let unknown = || Explanation {
             reason: Reason::PoolUnknown,
             message: format!("node {node} does not carry pool {pool}"),
         };
         let pool_state = self.agent.pools.get(pool).ok_or_else(unknown)?;
         match &pool_state.found {
             PoolAvailability::Usable(usable) => Ok((Arc::clone(&pool_state), usable.clone())),
-            PoolAvailability::Unusable { message, .. } => Err(NoPool {
+            PoolAvailability::Unusable { message, .. } => Err(Explanation {
                 reason: Reason::PoolNotReady,
                 message: format!("pool {pool} on node {node} cannot be used: {message}"),
             }),
@@ -158,7 +149,7 @@ impl<'a, K: ReconciledImage> Reconciliation<'a, K> {
     pub(super) async fn reclaim(&self) -> Result<Action, Error> {
         let usable = match self.pool() {
             Ok((_, usable)) => usable,
-            Err(NoPool { message, .. }) => {
+            Err(Explanation { message, .. }) => {
                 let reason = Reason::ReclaimFailed;
                 return self
                     .end(ImageOutcome::NotReclaimed { reason, message })

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use cistern_client::Chain;
-use cistern_crds::{PoolSnapshot, volume::FilesystemStatus};
+use cistern_crds::{Explanation, PoolSnapshot, volume::FilesystemStatus};
 use cistern_host::{Owner, SnapshotRecord};
 use kube::{ResourceExt as _, runtime::controller::Action};
 
@@ -29,7 +29,7 @@ use super::{
     desired::readable,
     ledger::Reservation,
     outcome::{ObjectPhase, phase},
-    reconcile::{LOCKED, NoPool, ReconciledImage, Reconciliation},
+    reconcile::{LOCKED, ReconciledImage, Reconciliation},
     work::{Error, Kind, Work},
 };
 use crate::{
@@ -73,7 +73,7 @@ impl Kind for PoolSnapshot {
                         Action::await_change()
                     }
                     TakeResult::Busy => Action::requeue(LOCKED),
-                    TakeResult::NotYet(why) => reconciliation.retry_later(&why.into_outcome()),
+                    TakeResult::NotYet(why) => reconciliation.retry_later(&take::retried(why)),
                 })
             }
         }
@@ -183,7 +183,7 @@ impl Reconciliation<'_, PoolSnapshot> {
     async fn keep(&self) -> Result<Action, Error> {
         let pool = match self.pool() {
             Ok((_, usable)) => Arc::clone(&usable.pool),
-            Err(NoPool { reason, message }) => {
+            Err(Explanation { reason, message }) => {
                 return self
                     .end(SnapshotOutcome::NotReady { reason, message })
                     .await;

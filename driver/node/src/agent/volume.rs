@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use cistern_client::Chain;
-use cistern_crds::{Bytes, PoolVolume, Reason, volume::FilesystemStatus};
+use cistern_crds::{Bytes, Explanation, PoolVolume, Reason, volume::FilesystemStatus};
 use cistern_host::{Checking, Owner};
 use kube::{ResourceExt as _, runtime::controller::Action};
 
@@ -23,7 +23,7 @@ use self::{
 use super::{
     Agent,
     ledger::Reservation,
-    reconcile::{LOCKED, NoPool, ReconciledImage, Reconciliation},
+    reconcile::{LOCKED, ReconciledImage, Reconciliation},
     reservations::ReservationKind,
     work::{Error, Kind, Work},
 };
@@ -119,7 +119,9 @@ impl Reconciliation<'_, PoolVolume> {
     async fn admit(&self) -> Result<Action, Error> {
         let (pool_state, usable) = match self.pool() {
             Ok(found) => found,
-            Err(NoPool { reason, message }) => return self.refuse(refused(reason, message)).await,
+            Err(Explanation { reason, message }) => {
+                return self.refuse(refused(reason, message)).await;
+            }
         };
         let image = match self.find_own_image(&usable).await? {
             Ok(image) => image,
@@ -163,7 +165,7 @@ impl Reconciliation<'_, PoolVolume> {
     async fn prepare(&self, step: VolumeStep) -> Result<Action, Error> {
         let (pool_state, usable) = match self.pool() {
             Ok(found) => found,
-            Err(NoPool { reason, message }) => {
+            Err(Explanation { reason, message }) => {
                 return self.end(VolumeOutcome::NotReady { reason, message }).await;
             }
         };

@@ -188,7 +188,7 @@ fn after(
 mod tests {
     use cistern_crds::condition;
 
-    use super::{super::take::Cause, *};
+    use super::*;
     use crate::testing::{at, ready_group};
 
     fn wanted_group() -> PoolSnapshotGroup {
@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn a_group_reports_its_moment_once_and_why_it_has_none() {
         let mut group = wanted_group();
-        let why = Cause {
+        let why = cistern_crds::Explanation {
             reason: Reason::NoSpace,
             message: "volume pvc-1: full".into(),
         };

@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use chrono::{DateTime, Utc};
 use cistern_client::Chain;
-use cistern_crds::{Bytes, Consistency, HasImage, PoolSnapshot, Provisioning, Reason};
+use cistern_crds::{Bytes, Consistency, Explanation, HasImage, PoolSnapshot, Provisioning, Reason};
 use cistern_host::{
     Pool, Root, Uid,
     snapshot::{Member, SnapshotRequest},
@@ -21,7 +21,7 @@ use crate::agent::{
     ledger::Reservation,
     outcome::{ObjectPhase, phase, refusal},
     pools::{PoolState, Usable},
-    reconcile::{NoPool, Reconciliation},
+    reconcile::Reconciliation,
     reservations::ReservationKind,
     work::Error,
 };
@@ -39,22 +39,13 @@ pub enum TakeResult {
     /// All snapshots exist and show this moment.
     Ready(DateTime<Utc>),
     /// No snapshot is taken, and none will be.
-    Refused(Cause),
+    Refused(Explanation),
     /// No snapshot is taken so far; the attempt is retried.
-    NotYet(Cause),
+    NotYet(Explanation),
     /// Another operation holds one of the volumes; the attempt is retried soon.
     Busy,
     /// One of the objects has changed, and that change triggers the next reconcile.
     Overtaken,
-}
-
-/// Why snapshots are not taken.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cause {
-    /// Machine-readable reason.
-    pub reason: Reason,
-    /// Message for users.
-    pub message: String,
 }
 
 /// The reason why an attempt ended early.
@@ -70,12 +61,10 @@ impl From<Error> for TakeError {
     }
 }
 
-impl Cause {
-    /// Converts the cause into the outcome of each snapshot.
-    pub fn into_outcome(self) -> SnapshotOutcome {
-        let Self { reason, message } = self;
-        SnapshotOutcome::NotReady { reason, message }
-    }
+/// The outcome of each snapshot of an attempt that is retried.
+pub fn retried(why: Explanation) -> SnapshotOutcome {
+    let Explanation { reason, message } = why;
+    SnapshotOutcome::NotReady { reason, message }
 }
 
 /// Where the images of snapshots come from.
@@ -100,10 +89,10 @@ pub async fn take(
         Err(TakeError::Ended(taken)) => taken,
     };
     let outcome = match taken.clone() {
-        TakeResult::Refused(Cause { reason, message }) => {
+        TakeResult::Refused(Explanation { reason, message }) => {
             SnapshotOutcome::Refused { reason, message }
         }
-        TakeResult::NotYet(why) => why.into_outcome(),
+        TakeResult::NotYet(why) => retried(why),
         TakeResult::Ready(_) | TakeResult::Busy | TakeResult::Overtaken => return Ok(taken),
     };
     // A snapshot that became ready is unchanged, whatever the result of the others.
@@ -130,7 +119,7 @@ async fn attempt(
     if let Some(refused) = snapshots.iter().find_map(refusal) {
         let reason = Reason::parse(&refused.reason).unwrap_or(Reason::SnapshotFailed);
         let message = refused.message.clone();
-        return Err(TakeError::Ended(TakeResult::Refused(Cause {
+        return Err(TakeError::Ended(TakeResult::Refused(Explanation {
             reason,
             message,
         })));
@@ -173,7 +162,7 @@ async fn admit(
     let refused = |reason, message: String| refused(snapshot, reason, &message);
     let (pool_state, usable) = reconciliation
         .pool()
-        .map_err(|NoPool { reason, message }| refused(reason, message))?;
+        .map_err(|Explanation { reason, message }| refused(reason, message))?;
     let adopted = reconciliation.find_own_image(&usable).await?;
     let adopted = adopted.map_err(|error| refused(error.reason(), Chain(&error).to_string()))?;
     let (size, image) = match adopted {
@@ -394,7 +383,7 @@ async fn lock_all(
 
 fn pool(agent: &Agent, snapshot: &PoolSnapshot) -> Result<(Arc<PoolState>, Usable), TakeError> {
     let found = Reconciliation::of(agent, snapshot).pool();
-    found.map_err(|NoPool { reason, message }| not_yet(reason, message))
+    found.map_err(|Explanation { reason, message }| not_yet(reason, message))
 }
 
 /// The result of a disk error for all snapshots. None of them exists.
@@ -411,7 +400,7 @@ fn failed(agent: &Agent, snapshots: &[PoolSnapshot], error: &image::Error) -> Ta
         None => message,
     };
     match error.reason() {
-        _ if error.is_no_space() => TakeError::Ended(TakeResult::Refused(Cause {
+        _ if error.is_no_space() => TakeError::Ended(TakeResult::Refused(Explanation {
             reason: Reason::NoSpace,
             message,
         })),
@@ -419,7 +408,7 @@ fn failed(agent: &Agent, snapshots: &[PoolSnapshot], error: &image::Error) -> Ta
         | Reason::SourceMissing
         | Reason::FreezeFailed
         | Reason::IdentityConflict) => {
-            TakeError::Ended(TakeResult::Refused(Cause { reason, message }))
+            TakeError::Ended(TakeResult::Refused(Explanation { reason, message }))
         }
         Reason::ProvisioningFailed => not_yet(Reason::SnapshotFailed, message),
         reason => not_yet(reason, message),
@@ -437,7 +426,7 @@ fn naming(snapshot: &PoolSnapshot, message: &str) -> String {
 
 fn refused(snapshot: &PoolSnapshot, reason: Reason, message: &str) -> TakeError {
     let message = naming(snapshot, message);
-    TakeError::Ended(TakeResult::Refused(Cause { reason, message }))
+    TakeError::Ended(TakeResult::Refused(Explanation { reason, message }))
 }
 
 /// The image of a snapshot that was taken before is missing. It may come back with its disk.
@@ -447,7 +436,7 @@ fn lost(snapshot: &PoolSnapshot) -> TakeError {
 }
 
 fn not_yet(reason: Reason, message: String) -> TakeError {
-    TakeError::Ended(TakeResult::NotYet(Cause { reason, message }))
+    TakeError::Ended(TakeResult::NotYet(Explanation { reason, message }))
 }
 
 fn broken(snapshots: &[PoolSnapshot], source: Broken) -> Error {

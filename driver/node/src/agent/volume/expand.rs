@@ -7,7 +7,7 @@
 //!
 //! *Invariant:* the image grows to `status.reserved` and never beyond.
 
-use cistern_crds::{PoolVolume, Reason};
+use cistern_crds::{Explanation, PoolVolume, Reason};
 use kube::runtime::controller::Action;
 
 use super::{
@@ -15,10 +15,7 @@ use super::{
     status::{Own, VolumeOutcome},
 };
 use crate::agent::{
-    ledger::Reservation,
-    reconcile::{NoPool, Reconciliation},
-    reservations::ReservationKind,
-    work::Error,
+    ledger::Reservation, reconcile::Reconciliation, reservations::ReservationKind, work::Error,
 };
 
 impl Reconciliation<'_, PoolVolume> {
@@ -28,7 +25,7 @@ impl Reconciliation<'_, PoolVolume> {
         let pool_state = match self.pool() {
             Ok((pool_state, _)) => pool_state,
             // The pool may be usable again in a moment, and the growth waits.
-            Err(NoPool { reason, message }) => {
+            Err(Explanation { reason, message }) => {
                 return self.end(VolumeOutcome::NotReady { reason, message }).await;
             }
         };
