@@ -84,7 +84,7 @@ pub fn available_pool<'a>(
 impl StorageNode {
     /// The conditions in the status that state whether the node can be used: `TopologyRegistered` and
     /// `AgentReporting`, if the operator has set them.
-    pub fn registration(&self) -> Vec<ConditionUpdate> {
+    fn registration(&self) -> Vec<ConditionUpdate> {
         let conditions = self.status.as_ref().map(|status| &status.conditions[..]);
         [
             ConditionType::TopologyRegistered,
@@ -95,7 +95,13 @@ impl StorageNode {
             let found = condition::find(conditions.unwrap_or_default(), kind)?;
             let reason = Reason::parse(&found.reason).unwrap_or(Reason::OtherProblem);
             let status = ConditionStatus::parse(&found.status)?;
-            Some(ConditionUpdate::new(kind, status, reason, &found.message))
+            let message = match kind {
+                ConditionType::AgentReporting => {
+                    format!("its agent does not report: {}", found.message)
+                }
+                _ => found.message.clone(),
+            };
+            Some(ConditionUpdate::new(kind, status, reason, message))
         })
         .collect()
     }

@@ -6,10 +6,7 @@
 //! the event's name ([`crate::events`]). Findings older than the API server keeps events are not
 //! published, because an earlier operator has published them.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::{Mutex, PoisonError},
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::{DateTime, Duration, Utc};
 use cistern_crds::{
@@ -17,6 +14,7 @@ use cistern_crds::{
     drift::{Drift, Orphan},
 };
 use kube::{Resource as _, ResourceExt as _};
+use parking_lot::Mutex;
 
 use crate::{
     Context, Stop,
@@ -77,11 +75,7 @@ async fn reconcile(
         return Ok(Next::OnChange);
     };
     let all = pending_events(node, (context.now)());
-    let known = published
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .get(name)
-        .cloned();
+    let known = published.lock().get(name).cloned();
     let known = known.unwrap_or_default();
     for PendingEvent { pool, content } in all.iter().filter(|it| !known.contains(&it.content.key)) {
         let pool = pool.as_ref().and_then(|pool| context.cluster.pool(pool));
@@ -91,7 +85,7 @@ async fn reconcile(
         }
     }
     let keys = all.into_iter().map(|it| it.content.key).collect();
-    let mut published = published.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut published = published.lock();
     published.insert(name.to_owned(), keys);
     Ok(Next::OnChange)
 }

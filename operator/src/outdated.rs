@@ -1,13 +1,10 @@
 //! Since when published capacity has been out of date, for the capacity controller and the metrics.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
 use cistern_crds::names;
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::kinds;
@@ -45,20 +42,20 @@ pub struct Outdated(Mutex<HashMap<Slot, Instant>>);
 impl Outdated {
     /// Age of the slot that has been out of date for longest.
     pub fn longest(&self) -> Duration {
-        let slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let slots = self.0.lock();
         let longest = slots.values().map(Instant::elapsed).max();
         longest.unwrap_or_default()
     }
 
     /// Forgets all outdated slots.
     pub(crate) fn forget(&self) {
-        let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = self.0.lock();
         slots.clear();
     }
 
     /// Marks the slot as out of date and returns for how long it has been.
     pub(crate) fn age(&self, slot: &Slot) -> Duration {
-        let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = self.0.lock();
         slots
             .entry(slot.clone())
             .or_insert_with(Instant::now)
@@ -67,7 +64,7 @@ impl Outdated {
 
     /// Marks the slot as up to date and returns for how long it was not.
     pub(crate) fn settle(&self, slot: &Slot) -> Option<Duration> {
-        let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = self.0.lock();
         slots.remove(slot).map(|since| since.elapsed())
     }
 }

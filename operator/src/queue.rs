@@ -6,10 +6,10 @@
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     hash::Hash,
-    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
 /// Keys ordered by the moment at which they are due.
@@ -43,7 +43,7 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
     /// Adds a key that is due after `wait`. A key that waits already keeps the earlier moment.
     pub fn add(&self, key: K, wait: Duration) {
         let moment = Instant::now() + wait;
-        let mut guard = self.lock();
+        let mut guard = self.state.lock();
         let state = &mut *guard;
         match state.due.get(&key) {
             Some(earlier) if *earlier <= moment => return,
@@ -77,13 +77,13 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
 
     /// The work on a key has ended.
     pub fn done(&self, key: &K) {
-        self.lock().taken.remove(key);
+        self.state.lock().taken.remove(key);
         self.changed.notify_one();
     }
 
     /// Takes a key that is due, or says when the next one will be.
     fn take(&self) -> Result<K, Option<Instant>> {
-        let mut guard = self.lock();
+        let mut guard = self.state.lock();
         let state = &mut *guard;
         let next = state
             .order
@@ -99,10 +99,6 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         state.due.remove(&key);
         state.taken.insert(key.clone());
         Ok(key)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State<K>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

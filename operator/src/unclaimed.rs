@@ -9,12 +9,7 @@
 //! ([`cistern_crds::unclaimed`]): its owners are listed after it. This process reports an object once
 //! and never changes it.
 
-use std::{
-    collections::BTreeMap,
-    fmt::Debug,
-    mem,
-    sync::{Mutex, PoisonError},
-};
+use std::{collections::BTreeMap, fmt::Debug, mem};
 
 use chrono::TimeDelta;
 use cistern_client::Rejection;
@@ -28,6 +23,7 @@ use kube::{
     api::{DynamicObject, ListParams},
     core::DeserializeGuard,
 };
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 
 use crate::{
@@ -108,7 +104,7 @@ async fn reconcile(context: &Context, seen: &Seen) -> Result<Next, Error> {
             key: String::new(),
         };
         publish_once(context, &unclaimed.regarding, &body).await?;
-        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = seen.lock();
         seen.insert(unclaimed.uid, true);
     }
     context.metrics.unclaimed().set(reported(seen));
@@ -118,7 +114,7 @@ async fn reconcile(context: &Context, seen: &Seen) -> Result<Next, Error> {
 /// Records the result of a comparison. Returns the unreported objects that the previous comparison
 /// found, too.
 fn due(seen: &Seen, found: Vec<Unclaimed>) -> Vec<Unclaimed> {
-    let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut seen = seen.lock();
     let before = mem::take(&mut *seen);
     let mut unreported = Vec::new();
     for unclaimed in found {
@@ -133,7 +129,7 @@ fn due(seen: &Seen, found: Vec<Unclaimed>) -> Vec<Unclaimed> {
 
 /// The number of unclaimed objects that are reported.
 fn reported(seen: &Seen) -> i64 {
-    let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+    let seen = seen.lock();
     let reported = seen.values().filter(|was_reported| **was_reported).count();
     i64::try_from(reported).unwrap_or(i64::MAX)
 }
@@ -239,7 +235,7 @@ mod tests {
         assert_eq!(uids(due(&seen, found(&["a", "c"]))), ["a"]);
         // The event could not be written.
         assert_eq!(uids(due(&seen, found(&["a"]))), ["a"]);
-        seen.lock().unwrap().insert("a".to_owned(), true);
+        seen.lock().insert("a".to_owned(), true);
         assert!(due(&seen, found(&["a"])).is_empty());
         assert_eq!(reported(&seen), 1);
         // It was claimed in between.

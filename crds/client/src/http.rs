@@ -6,12 +6,7 @@
 
 mod connections;
 
-use std::{
-    collections::BTreeMap,
-    future::Future,
-    io,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::BTreeMap, future::Future, io, sync::Arc};
 
 use axum::{
     Router,
@@ -20,6 +15,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
+use parking_lot::Mutex;
 use prometheus_client::{encoding::text::encode, registry::Registry};
 use tokio::net::TcpListener;
 
@@ -32,31 +28,27 @@ pub struct Readiness {
 impl Readiness {
     /// Waits until `part` is [`Self::done`]. The text is the reason; a later text replaces it.
     pub fn wait_for(&self, part: &'static str, why: impl Into<String>) {
-        self.lock().insert(part, why.into());
+        self.waiting.lock().insert(part, why.into());
     }
 
     /// Records that `part` is ready.
     pub fn done(&self, part: &'static str) {
-        self.lock().remove(part);
+        self.waiting.lock().remove(part);
     }
 
     /// Whether all parts are ready.
     pub fn is_ready(&self) -> bool {
-        self.lock().is_empty()
+        self.waiting.lock().is_empty()
     }
 
     /// The missing parts and their reasons, one per line; empty when ready.
     pub fn report(&self) -> String {
-        let waiting = self.lock();
+        let waiting = self.waiting.lock();
         let lines: Vec<String> = waiting
             .iter()
             .map(|(part, why)| format!("{part}: {why}"))
             .collect();
         lines.join("\n")
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<&'static str, String>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -13,12 +13,10 @@
 //! *Invariant:* there is one entry for each object whose cached copy is older than the last write of
 //! this process, and none for another object.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::HashMap, sync::Arc};
 
 use kube::{Resource, api::ObjectMeta, runtime::watcher::Event};
+use parking_lot::Mutex;
 
 /// The cached copy is older than the last write of this process. An event or a list will update it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +48,7 @@ impl OwnWrites {
             return;
         };
         // Locks before it reads the cache, so that an event that arrives later is handled later.
-        let mut undelivered = self.lock();
+        let mut undelivered = self.undelivered.lock();
         if !cached().is_some_and(|copy| is_older(copy.meta(), written.meta())) {
             return;
         }
@@ -67,7 +65,7 @@ impl OwnWrites {
 
     /// Records an event of a watch. Must be called after the cache has applied the event.
     pub fn saw<K: Resource<DynamicType = ()>>(&self, event: &Event<K>) {
-        let mut undelivered = self.lock();
+        let mut undelivered = self.undelivered.lock();
         match event {
             Event::Apply(object) => forget_delivered(&mut undelivered, object.meta()),
             Event::Delete(object) => {
@@ -93,7 +91,7 @@ impl OwnWrites {
         cached: impl FnOnce() -> Option<Arc<C>>,
     ) -> Result<Option<Arc<C>>, Stale> {
         // Locks before it reads the cache, as above.
-        let undelivered = self.lock();
+        let undelivered = self.undelivered.lock();
         let copy = cached();
         let is_stale = copy.as_ref().is_some_and(|copy| {
             let uid = copy.meta().uid.as_deref().unwrap_or_default();
@@ -103,12 +101,6 @@ impl OwnWrites {
                 .is_some_and(|(copy, written)| copy < written)
         });
         if is_stale { Err(Stale) } else { Ok(copy) }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Undelivered>> {
-        self.undelivered
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -168,7 +160,7 @@ mod tests {
     }
 
     fn count(own: &OwnWrites) -> usize {
-        own.lock().len()
+        own.undelivered.lock().len()
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Exponential back-off.
 
-use std::{collections::HashMap, hash::Hash, sync::Mutex, time::Duration};
+use std::{collections::HashMap, hash::Hash, time::Duration};
+
+use parking_lot::Mutex;
 
 /// Counts consecutive failures of each object. The wait doubles with each failure, up to a limit.
 #[derive(Debug)]
@@ -22,7 +24,7 @@ impl<K: Hash + Eq> Retries<K> {
 
     /// Records a failure and returns how long to wait.
     pub fn failed(&self, object: K) -> Duration {
-        let mut failures = self.lock();
+        let mut failures = self.failures.lock();
         let count = failures.entry(object).or_default();
         let wait = self
             .first
@@ -34,18 +36,12 @@ impl<K: Hash + Eq> Retries<K> {
 
     /// Whether the last attempt for the object failed.
     pub fn has_failed(&self, object: &K) -> bool {
-        self.lock().contains_key(object)
+        self.failures.lock().contains_key(object)
     }
 
     /// Forgets the failures of an object that succeeded or is gone.
     pub fn forget(&self, object: &K) {
-        self.lock().remove(object);
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<K, u32>> {
-        self.failures
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.failures.lock().remove(object);
     }
 }
 

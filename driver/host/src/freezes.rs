@@ -7,9 +7,11 @@
 //! filesystem is frozen after shutdown has begun.
 
 use std::{
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
+
+use parking_lot::{Condvar, Mutex};
 
 /// Number of filesystems that are frozen or about to be.
 #[derive(Debug, Default)]
@@ -32,7 +34,7 @@ pub(crate) struct FreezeGuard(Arc<Freezes>);
 impl Freezes {
     /// Counts a filesystem that is about to be frozen; none when shutdown has begun.
     pub(crate) fn begin(self: &Arc<Self>) -> Option<FreezeGuard> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.end.is_none().then(|| {
             state.frozen = state.frozen.saturating_add(1);
             FreezeGuard(Arc::clone(self))
@@ -40,24 +42,18 @@ impl Freezes {
     }
 
     pub(crate) fn end(&self, limit: Duration) -> usize {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let end = *state.end.get_or_insert_with(|| Instant::now() + limit);
         let left = end.saturating_duration_since(Instant::now());
-        let waited = self
-            .changed
-            .wait_timeout_while(state, left, |state| state.frozen > 0);
-        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        self.changed
+            .wait_while_for(&mut state, |state| state.frozen > 0, left);
         state.frozen
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for FreezeGuard {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
+        let mut state = self.0.state.lock();
         state.frozen = state.frozen.saturating_sub(1);
         drop(state);
         self.0.changed.notify_all();

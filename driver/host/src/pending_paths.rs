@@ -3,9 +3,10 @@
 use std::{
     collections::BTreeSet,
     path::{Path, PathBuf},
-    sync::{Condvar, Mutex, PoisonError},
     time::Duration,
 };
+
+use parking_lot::{Condvar, Mutex};
 
 /// Paths that are being queried, each by one thread.
 #[derive(Debug, Default)]
@@ -18,17 +19,15 @@ impl PendingPaths {
     /// Waits until no other thread queries the path. False when an earlier query has no answer by the
     /// deadline.
     pub(crate) fn begin(&self, path: &Path, deadline: Duration) -> bool {
-        let paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut paths = self.paths.lock();
         let is_pending = |paths: &mut BTreeSet<PathBuf>| paths.contains(path);
-        let waited = self
-            .answered
-            .wait_timeout_while(paths, deadline, is_pending);
-        let (mut paths, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        self.answered
+            .wait_while_for(&mut paths, is_pending, deadline);
         paths.insert(path.to_owned())
     }
 
     pub(crate) fn end(&self, path: &Path) {
-        let mut paths = self.paths.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut paths = self.paths.lock();
         paths.remove(path);
         self.answered.notify_all();
     }

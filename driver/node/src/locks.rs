@@ -3,12 +3,9 @@
 //! *Invariant:* each change of a volume on this node holds its guard for as long as the work
 //! continues, also when the caller has given up (the guard moves into the work).
 
-use std::{
-    collections::HashSet,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use tokio::{sync::Notify, time::timeout};
 
 /// The volumes that are being worked on.
@@ -21,7 +18,7 @@ pub struct VolumeLocks {
 impl VolumeLocks {
     /// Takes the volume's lock if it is free.
     pub fn try_lock(&self, volume: &str) -> Option<VolumeGuard> {
-        let fresh = self.lock().insert(volume.to_owned());
+        let fresh = self.held.lock().insert(volume.to_owned());
         fresh.then(|| VolumeGuard {
             locks: self.clone(),
             volume: volume.to_owned(),
@@ -43,10 +40,6 @@ impl VolumeLocks {
         };
         timeout(patience, locked).await.ok()
     }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashSet<String>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// The lock of one volume. Dropping it releases the lock.
@@ -59,7 +52,7 @@ pub struct VolumeGuard {
 
 impl Drop for VolumeGuard {
     fn drop(&mut self) {
-        self.locks.lock().remove(&self.volume);
+        self.locks.held.lock().remove(&self.volume);
         self.locks.released.notify_waiters();
     }
 }

@@ -2,13 +2,10 @@
 //!
 //! *Invariant:* pure except for its history; the caller passes the time.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
 use cistern_crds::EventReason;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{Subject, problem::Problem};
@@ -56,7 +53,7 @@ impl EventHistory {
         problem: Option<&Problem>,
         now: Instant,
     ) -> PublishDecision {
-        let mut histories = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut histories = self.0.lock();
         let history = histories.entry(subject.clone()).or_default();
         if history.uid.as_deref() != uid {
             *history = SubjectHistory {
@@ -86,7 +83,7 @@ impl EventHistory {
 
     /// Records that the problem was published.
     pub(super) fn mark(&self, subject: &Subject, problem: Problem, now: Instant) {
-        let mut histories = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut histories = self.0.lock();
         if let Some(history) = histories.get_mut(subject) {
             history.last = Some((problem, now));
         }
@@ -94,7 +91,7 @@ impl EventHistory {
 
     /// Forgets a subject that is gone or no longer waits.
     pub(super) fn forget(&self, subject: &Subject) {
-        let mut histories = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut histories = self.0.lock();
         histories.remove(subject);
     }
 }

@@ -3,10 +3,7 @@
 //! *Invariant:* pure except for its history; an issue is identified by kind and reason, so a message
 //! whose numbers change is not published again.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::{BTreeMap, HashMap};
 
 use chrono::{DateTime, Duration, Utc};
 use cistern_crds::{
@@ -14,6 +11,7 @@ use cistern_crds::{
     health::{PoolProblem, PoolSeverity, VolumeProblem, VolumeSeverity},
 };
 use k8s_openapi::api::core::v1::ObjectReference;
+use parking_lot::Mutex;
 
 use super::Subject;
 use crate::events::EventContent;
@@ -133,7 +131,7 @@ impl PublishedIssues {
         name: &str,
         issues: &[HealthIssue],
     ) -> Vec<EventContent> {
-        let subjects = self.lock();
+        let subjects = self.subjects.lock();
         let known = subjects.get(subject).map(|(known, _)| known);
         if let Some(known) = known.filter(|_| issues.is_empty()) {
             return recovery(name, known).into_iter().collect();
@@ -155,7 +153,7 @@ impl PublishedIssues {
     ) {
         let known = issues.iter().map(|issue| (issue.key(), issue.since));
         let known: Known = known.collect();
-        let mut subjects = self.lock();
+        let mut subjects = self.subjects.lock();
         if known.is_empty() {
             subjects.remove(subject);
         } else {
@@ -165,12 +163,12 @@ impl PublishedIssues {
 
     /// Forgets a subject that is gone.
     pub(super) fn forget(&self, subject: &Subject) {
-        self.lock().remove(subject);
+        self.subjects.lock().remove(subject);
     }
 
     /// The object that was published of last when something was wrong with a subject.
     pub(super) fn regarding(&self, subject: &Subject) -> Option<ObjectReference> {
-        let subjects = self.lock();
+        let subjects = self.subjects.lock();
         subjects
             .get(subject)
             .map(|(_, regarding)| regarding.clone())
@@ -178,11 +176,7 @@ impl PublishedIssues {
 
     /// Every subject that something was wrong with.
     pub(super) fn subjects(&self) -> Vec<Subject> {
-        self.lock().keys().cloned().collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<Subject, (Known, ObjectReference)>> {
-        self.subjects.lock().unwrap_or_else(PoisonError::into_inner)
+        self.subjects.lock().keys().cloned().collect()
     }
 }
 

@@ -8,11 +8,12 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use cistern_client::own_writes::is_older;
 use kube::{ResourceExt as _, runtime::watcher::Event};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use super::{Error, ManagedObject, named};
@@ -98,7 +99,7 @@ impl<K: ManagedObject> InFlight<K> {
 }
 
 fn lock<K>(names: &Names<K>) -> MutexGuard<'_, HashMap<String, watch::Sender<Observation<K>>>> {
-    names.lock().unwrap_or_else(PoisonError::into_inner)
+    names.lock()
 }
 
 /// The operation of one RPC on one name. Ends when dropped.

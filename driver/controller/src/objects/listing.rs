@@ -8,17 +8,13 @@
 //! an object that exists throughout is listed exactly once (LV-11, LV-12).
 
 use std::{
-    borrow::Borrow,
-    cmp::Ordering,
-    collections::BTreeSet,
-    num::NonZeroUsize,
-    ops::Bound,
-    sync::{PoisonError, RwLock},
+    borrow::Borrow, cmp::Ordering, collections::BTreeSet, num::NonZeroUsize, ops::Bound,
     time::Duration,
 };
 
 use cistern_crds::{HasImage, names};
 use kube::{ResourceExt as _, runtime::watcher::Event};
+use parking_lot::RwLock;
 use tokio::{sync::watch, time::timeout};
 
 /// Most entries of a page, so that an answer stays below the 4 MiB that callers take.
@@ -131,7 +127,7 @@ impl<L: Listed> Listing<L> {
             Some(token) => Bound::Excluded(token.after.as_str()),
             None => Bound::Unbounded,
         };
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.read();
         let rest = known.as_ref()?.range::<str, _>((start, Bound::Unbounded));
         let mut rest = rest.map(|ById(entry)| entry).filter(|entry| asked(entry));
         let entries: Vec<L> = rest.by_ref().take(most).cloned().collect();
@@ -158,7 +154,7 @@ impl<L: Listed> Listing<L> {
     }
 
     fn contains(&self, id: &str) -> bool {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.read();
         known.as_ref().is_some_and(|known| known.contains(id))
     }
 
@@ -180,7 +176,7 @@ impl<L: Listed> Listing<L> {
     }
 
     fn change(&self, change: impl FnOnce(&mut Option<Known<L>>)) {
-        change(&mut self.known.write().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.known.write());
         self.changes.send_replace(());
     }
 }

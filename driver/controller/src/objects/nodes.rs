@@ -2,15 +2,13 @@
 //!
 //! *Invariant:* the view may be old. It only proposes; the agent of the node decides.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, PoisonError, RwLock},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use cistern_client::http::Readiness;
 use cistern_crds::{Explanation, StorageNode, availability::available_pool};
 use futures::{FutureExt as _, future::BoxFuture};
 use kube::{Client, ResourceExt as _, runtime::watcher::Event};
+use parking_lot::RwLock;
 use tokio::sync::watch;
 
 /// Every StorageNode, as last seen in the watch.
@@ -44,7 +42,7 @@ impl Nodes {
 
     /// All nodes; none before the first list has come.
     pub fn all(&self) -> Option<Vec<Arc<StorageNode>>> {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.read();
         known
             .as_ref()
             .map(|known| known.values().cloned().collect())
@@ -52,7 +50,7 @@ impl Nodes {
 
     /// All nodes by name; none before the first list has come.
     pub fn by_name(&self) -> Option<BTreeMap<String, Arc<StorageNode>>> {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.read();
         known.clone()
     }
 
@@ -70,7 +68,7 @@ impl Nodes {
         node: &str,
         look: impl FnOnce(Option<&StorageNode>) -> T,
     ) -> Option<T> {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = self.known.read();
         let found = known.as_ref()?.get(node);
         Some(look(found.map(Arc::as_ref)))
     }
@@ -99,7 +97,7 @@ impl Nodes {
     }
 
     fn change(&self, change: impl FnOnce(&mut Option<Known>)) {
-        change(&mut self.known.write().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.known.write());
         self.changes.send_replace(());
     }
 }

@@ -9,8 +9,9 @@ use std::{
     collections::BTreeSet,
     io,
     os::fd::{AsFd as _, BorrowedFd},
-    sync::{Mutex, PoisonError},
 };
+
+use parking_lot::Mutex;
 
 use super::{Error, Loop, failed, open};
 use crate::system::{OFlags, System};
@@ -31,7 +32,7 @@ impl Reservation {
         busy: &BTreeSet<u32>,
         free: impl FnOnce(&BTreeSet<u32>) -> io::Result<u32>,
     ) -> io::Result<Self> {
-        let mut reserved = RESERVED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reserved = RESERVED.lock();
         let number = free(&(&*reserved | busy))?;
         reserved.insert(number);
         Ok(Self(number))
@@ -40,7 +41,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let mut reserved = RESERVED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reserved = RESERVED.lock();
         reserved.remove(&self.0);
     }
 }

@@ -3,10 +3,9 @@
 //! This is in memory. Staging and each reconcile of a volume try again and record the result here.
 //! The health of the volume reports it.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-};
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
 
 /// Errors because of which volumes lack blocks, by name of the volume.
 #[derive(Debug, Default)]
@@ -15,20 +14,16 @@ pub struct Unallocated(Mutex<HashMap<String, String>>);
 impl Unallocated {
     /// Records why a volume lacks blocks.
     pub fn lacks(&self, volume: &str, why: String) {
-        self.lock().insert(volume.to_owned(), why);
+        self.0.lock().insert(volume.to_owned(), why);
     }
 
     /// Records that a volume has all of its blocks, or that it is gone.
     pub fn forget(&self, volume: &str) {
-        self.lock().remove(volume);
+        self.0.lock().remove(volume);
     }
 
     /// The error because of which a volume lacks blocks, if it does.
     pub fn of(&self, volume: &str) -> Option<String> {
-        self.lock().get(volume).cloned()
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, String>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().get(volume).cloned()
     }
 }

@@ -10,10 +10,7 @@
 
 mod queue;
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::HashMap, sync::Arc};
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use cistern_crds::{
@@ -21,6 +18,7 @@ use cistern_crds::{
     condition::{self, ConditionUpdate},
 };
 use kube::ResourceExt as _;
+use parking_lot::{Mutex, MutexGuard};
 
 pub use self::queue::{CheckQueue, CheckTurn};
 
@@ -208,7 +206,7 @@ impl Drop for Ticket {
 }
 
 fn lock(volumes: &Mutex<HashMap<String, Check>>) -> MutexGuard<'_, HashMap<String, Check>> {
-    volumes.lock().unwrap_or_else(PoisonError::into_inner)
+    volumes.lock()
 }
 
 #[cfg(test)]

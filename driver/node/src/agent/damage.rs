@@ -5,13 +5,11 @@
 //! kept here until a reconcile writes it there. From then on the status holds it, also for the next
 //! process.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-};
+use std::collections::HashMap;
 
 use cistern_crds::{ConditionType, PoolVolume, Reason, condition};
 use kube::ResourceExt as _;
+use parking_lot::Mutex;
 
 /// Reasons why a filesystem is not mounted until an administrator repairs it.
 pub const REASONS: [Reason; 2] = [Reason::FilesystemDamaged, Reason::TooLargeToCheck];
@@ -32,12 +30,12 @@ impl Damage {
     /// Records a filesystem that was not mounted, for one of [`REASONS`].
     pub fn damaged(&self, volume: &str, reason: Reason, why: String) {
         let seen = Seen::Damaged(reason, why);
-        self.lock().insert(volume.to_owned(), seen);
+        self.0.lock().insert(volume.to_owned(), seen);
     }
 
     /// Records a mounted filesystem. Returns false if it is not known to have been damaged.
     pub fn mounted(&self, name: &str, volume: Option<&PoolVolume>) -> bool {
-        let mut all = self.lock();
+        let mut all = self.0.lock();
         let was_damaged = all.contains_key(name) || volume.is_some_and(|v| reported(v).is_some());
         if was_damaged {
             all.insert(name.to_owned(), Seen::Repaired);
@@ -47,7 +45,7 @@ impl Damage {
 
     /// The reason and the message why a volume's filesystem was not mounted, if it was not.
     pub fn of(&self, volume: &PoolVolume) -> Option<(Reason, String)> {
-        match self.lock().get(&volume.name_any()) {
+        match self.0.lock().get(&volume.name_any()) {
             Some(Seen::Damaged(reason, why)) => Some((*reason, why.clone())),
             Some(Seen::Repaired) => None,
             None => reported(volume),
@@ -56,11 +54,7 @@ impl Damage {
 
     /// Forgets a volume that is gone.
     pub fn forget(&self, volume: &str) {
-        self.lock().remove(volume);
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Seen>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().remove(volume);
     }
 }
 

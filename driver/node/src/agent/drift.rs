@@ -15,17 +15,14 @@ mod elsewhere;
 mod reclaim;
 mod tracker;
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
     StorageNodeStatus,
     drift::{Drift as DriftFinding, LISTED, Orphan},
 };
+use parking_lot::Mutex;
 use tokio::time::sleep;
 
 use self::{
@@ -64,7 +61,7 @@ impl Drift {
     /// The drift by kind and object, as much as a status holds. None before the first comparison:
     /// then the previous status holds.
     pub fn findings(&self) -> Option<Vec<DriftFinding>> {
-        let state = self.lock();
+        let state = self.state.lock();
         let findings = &state.as_ref()?.findings;
         Some(findings.confirmed().take(LISTED).cloned().collect())
     }
@@ -72,7 +69,7 @@ impl Drift {
     /// The unclaimed images of a pool, the oldest orphans first. A status lists the first
     /// [`LISTED`]. None before a comparison has read the pool.
     pub fn orphans(&self, pool_uid: &str) -> Option<Vec<Orphan>> {
-        let state = self.lock();
+        let state = self.state.lock();
         let orphans = state.as_ref()?.orphans.get(pool_uid)?;
         let mut orphans: Vec<Orphan> = orphans.confirmed().cloned().collect();
         orphans.sort_by(|a, b| (a.since, &a.image).cmp(&(b.since, &b.image)));
@@ -86,7 +83,7 @@ impl Drift {
         reported: &StorageNodeStatus,
         pool_uid: &str,
     ) -> BTreeMap<String, DateTime<Utc>> {
-        let mut guard = self.lock();
+        let mut guard = self.state.lock();
         let state = guard.get_or_insert_with(|| State::of(reported));
         let orphans = state.orphans.get(pool_uid).into_iter();
         let orphans = orphans.flat_map(FindingTracker::all);
@@ -95,7 +92,7 @@ impl Drift {
 
     /// Records a comparison. `reported` is the status, for the first one.
     fn note(&self, reported: &StorageNodeStatus, found: Comparison, now: DateTime<Utc>) -> Changes {
-        let mut guard = self.lock();
+        let mut guard = self.state.lock();
         let state = guard.get_or_insert_with(|| State::of(reported));
         let findings = state.findings.note(found.findings, now);
         let mut orphans = BTreeMap::new();
@@ -104,10 +101,6 @@ impl Drift {
             orphans.insert(pool, tracker.note(found, now));
         }
         Changes { findings, orphans }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<State>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -2,10 +2,9 @@
 //!
 //! The agent is the only writer of a PoolVolume's status, and a starting pod does not wait for a write.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-};
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
 
 /// Whether a filesystem fills its image; if not, the error.
 pub type Seen = Result<(), String>;
@@ -17,17 +16,17 @@ pub struct Filesystems(Mutex<HashMap<String, Seen>>);
 impl Filesystems {
     /// Records a result until it is written.
     pub fn saw(&self, volume: &str, seen: Seen) {
-        self.lock().insert(volume.to_owned(), seen);
+        self.0.lock().insert(volume.to_owned(), seen);
     }
 
     /// The unwritten result of a volume.
     pub fn get(&self, volume: &str) -> Option<Seen> {
-        self.lock().get(volume).cloned()
+        self.0.lock().get(volume).cloned()
     }
 
     /// Forgets a written result, unless there is a later one.
     pub fn written(&self, volume: &str, seen: &Seen) {
-        let mut all = self.lock();
+        let mut all = self.0.lock();
         if all.get(volume) == Some(seen) {
             all.remove(volume);
         }
@@ -35,11 +34,7 @@ impl Filesystems {
 
     /// Forgets a volume that is gone.
     pub fn forget(&self, volume: &str) {
-        self.lock().remove(volume);
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Seen>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().remove(volume);
     }
 }
 

@@ -13,16 +13,14 @@ pub mod judgement;
 pub mod rounds;
 pub mod tracker;
 
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, PoisonError},
-};
+use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
     PoolSeverity, PoolVolume, Reason, VolumeSeverity,
     health::{PoolProblem, Problem, VolumeProblem},
 };
+use parking_lot::Mutex;
 
 use kube::ResourceExt as _;
 
@@ -72,7 +70,7 @@ impl Health {
 
     /// Whether a problem of a pool is reported.
     pub fn reports_of_pool(&self, name: &str, reason: Reason) -> bool {
-        let pools = self.pools.lock();
+        let pools = self.pools.0.lock();
         pools
             .get(name)
             .is_some_and(|tracker| tracker.reports(reason))
@@ -100,12 +98,15 @@ impl Health {
     /// What blocks the use of an open pool, as observed by this process. Problems that prevent
     /// opening are excluded: opening the pool detects them.
     pub fn blocker_of(&self, pool: &str) -> Option<Blocker> {
-        self.probes().get(pool)?.blocker.clone()
+        self.probes.lock().get(pool)?.blocker.clone()
     }
 
     /// Whether the last probe of a pool timed out.
     pub fn hangs(&self, pool: &str) -> bool {
-        self.probes().get(pool).is_some_and(|probe| probe.hangs)
+        self.probes
+            .lock()
+            .get(pool)
+            .is_some_and(|probe| probe.hangs)
     }
 
     /// Records a probe of an open pool. Returns whether its usability changed.
@@ -119,7 +120,7 @@ impl Health {
         let mut reasons: Vec<Reason> = seen.iter().map(|observation| observation.reason).collect();
         let hangs = reasons.contains(&Reason::ProbeTimedOut);
         self.observed_pool(pool, reported, (seen, visibility), now);
-        let before = self.probes().get(pool).cloned().unwrap_or_default();
+        let before = self.probes.lock().get(pool).cloned().unwrap_or_default();
         // A problem that was reported before this process started blocks nothing until it is seen
         // again.
         reasons.extend(before.blocker.as_ref().map(|blocker| blocker.reason));
@@ -139,12 +140,8 @@ impl Health {
             blocker: blockers.max_by_key(|blocker| blocker.reason == Reason::FilesystemShutDown),
         };
         let has_changed = probe != before;
-        self.probes().insert(pool.to_owned(), probe);
+        self.probes.lock().insert(pool.to_owned(), probe);
         has_changed
-    }
-
-    fn probes(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Probe>> {
-        self.probes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records an observation of a pool. `reported` is its status, for the first one.
@@ -178,8 +175,8 @@ impl Health {
     /// Forgets the pools that are no longer in the node's spec.
     pub fn retain_pools(&self, names: &[&str]) {
         let keep = |name: &String| names.contains(&name.as_str());
-        self.pools.lock().retain(|name, _| keep(name));
-        self.probes().retain(|name, _| keep(name));
+        self.pools.0.lock().retain(|name, _| keep(name));
+        self.probes.lock().retain(|name, _| keep(name));
     }
 }
 
@@ -210,7 +207,7 @@ impl<Severity: Copy + Ord> ProblemTrackers<Severity> {
         (seen, visibility): (Vec<Observation<Severity>>, Visibility),
         now: DateTime<Utc>,
     ) {
-        let mut all = self.lock();
+        let mut all = self.0.lock();
         let tracker = all.entry(name.to_owned());
         let tracker = tracker.or_insert_with(|| ProblemTracker::resume(reported));
         tracker.observe(seen, visibility, now);
@@ -218,11 +215,11 @@ impl<Severity: Copy + Ord> ProblemTrackers<Severity> {
 
     /// The problems of one object; None before the first observation.
     fn of(&self, name: &str) -> Option<Vec<Problem<Severity>>> {
-        self.lock().get(name).map(ProblemTracker::problems)
+        self.0.lock().get(name).map(ProblemTracker::problems)
     }
 
     fn all(&self) -> BTreeMap<String, Vec<Problem<Severity>>> {
-        let all = self.lock();
+        let all = self.0.lock();
         let each = all
             .iter()
             .map(|(name, tracker)| (name.clone(), tracker.problems()));
@@ -230,11 +227,7 @@ impl<Severity: Copy + Ord> ProblemTrackers<Severity> {
     }
 
     fn forget(&self, name: &str) {
-        self.lock().remove(name);
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, ProblemTracker<Severity>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().remove(name);
     }
 }
 

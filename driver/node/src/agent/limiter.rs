@@ -3,11 +3,9 @@
 //! *Invariant:* work in one pool never waits for work in another: a hanging disk blocks only its
 //! own volumes (R16).
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::HashMap, sync::Arc};
 
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Concurrent volume operations per pool. Each takes a thread, and a mkfs takes disk bandwidth.
@@ -43,7 +41,7 @@ fn semaphore(
     pool: &str,
     width: usize,
 ) -> Arc<Semaphore> {
-    let mut limiter = limiter.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut limiter = limiter.lock();
     let semaphore = limiter.entry(pool.to_owned());
     Arc::clone(semaphore.or_insert_with(|| Arc::new(Semaphore::new(width))))
 }

@@ -5,17 +5,14 @@
 mod images;
 mod open;
 
-use std::{
-    collections::BTreeMap,
-    future,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::BTreeMap, future, sync::Arc};
 
 use cistern_crds::{Bytes, NodePool, NodePoolStatus, PoolOwner, Reason};
 use cistern_host::{
     Pool, PoolStatistics, Stray, Uid,
     pool::{Owner, PoolFile},
 };
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 pub use self::{
@@ -151,18 +148,19 @@ impl PoolAvailability {
 impl Pools {
     /// The pool of this name as of the last reconcile.
     pub fn get(&self, name: &str) -> Option<Arc<PoolState>> {
-        self.lock().get(name).cloned()
+        self.states.lock().get(name).cloned()
     }
 
     /// Every pool as of the last reconcile.
     pub fn all(&self) -> Vec<Arc<PoolState>> {
-        self.lock().values().cloned().collect()
+        self.states.lock().values().cloned().collect()
     }
 
     /// Records the state of a pool. Returns whether it became usable or unusable.
     pub fn set(&self, pool_state: PoolState) -> bool {
         let usable = pool_state.usable().is_some();
         let before = self
+            .states
             .lock()
             .insert(pool_state.spec.name.clone(), Arc::new(pool_state));
         let is_changed = before.is_none_or(|before| before.usable().is_some() != usable);
@@ -194,7 +192,7 @@ impl Pools {
 
     /// Closes a pool, so that it can be remounted.
     pub fn close(&self, name: &str) {
-        if let Some(pool_state) = self.lock().get_mut(name) {
+        if let Some(pool_state) = self.states.lock().get_mut(name) {
             let found =
                 PoolAvailability::unusable(Reason::NotMounted, "the pool is being reopened");
             let spec = pool_state.spec.clone();
@@ -204,15 +202,13 @@ impl Pools {
 
     /// Closes a pool, so that it can be unmounted.
     pub fn release(&self, name: &str) {
-        self.lock().remove(name);
+        self.states.lock().remove(name);
     }
 
     /// Forgets the pools that are no longer in the node's spec.
     pub fn retain(&self, names: &[&str]) {
-        self.lock().retain(|name, _| names.contains(&name.as_str()));
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Arc<PoolState>>> {
-        self.states.lock().unwrap_or_else(PoisonError::into_inner)
+        self.states
+            .lock()
+            .retain(|name, _| names.contains(&name.as_str()));
     }
 }

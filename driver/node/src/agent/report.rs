@@ -6,11 +6,7 @@
 
 mod pool;
 
-use std::{
-    collections::HashSet,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use cistern_client::{Chain, Rejection, Retries, writes};
 use cistern_crds::{
@@ -19,6 +15,7 @@ use cistern_crds::{
     names::AGENT_MANAGER,
 };
 use kube::ResourceExt;
+use parking_lot::Mutex;
 use tokio::{
     sync::Notify,
     time::{sleep, timeout},
@@ -67,11 +64,7 @@ impl Report {
     }
 
     fn written(&self) -> Option<Written> {
-        self.lock().clone()
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Written>> {
-        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+        self.written.lock().clone()
     }
 }
 
@@ -158,7 +151,7 @@ impl Agent {
                 Err(error) => return Err(error),
             }
         }
-        *self.report.lock() = Some(report);
+        *self.report.written.lock() = Some(report);
         Ok(())
     }
 

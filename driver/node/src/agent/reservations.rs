@@ -4,12 +4,10 @@
 //! writes. A reservation is therefore remembered here from before the write until the watch shows
 //! it, so that the same bytes are never reserved twice (R12).
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-};
+use std::collections::HashMap;
 
 use cistern_crds::Bytes;
+use parking_lot::Mutex;
 
 use super::ledger::{Ledger, Refusal, Reservation};
 
@@ -53,7 +51,7 @@ impl Reservations {
         kind: ReservationKind,
         ledger: impl FnOnce(&PendingOfPool) -> Ledger,
     ) -> Result<(), Refusal> {
-        let mut pending = self.lock();
+        let mut pending = self.pending.lock();
         if pending
             .get(uid)
             .is_some_and(|made| made.reservation == reservation)
@@ -74,7 +72,7 @@ impl Reservations {
 
     /// Removes a reservation whose write the API server refused.
     pub fn release(&self, uid: &str) {
-        self.lock().remove(uid);
+        self.pending.lock().remove(uid);
     }
 
     /// Removes the reservations that the watch shows, that are no longer requested, or whose object
@@ -84,17 +82,14 @@ impl Reservations {
     pub fn retain(&self, awaits_reservation: impl Fn(&str, &Reservation) -> bool) {
         // A write in flight was made from an object that requests it, and fails when the object has
         // changed.
-        self.lock()
+        self.pending
+            .lock()
             .retain(|uid, pending| awaits_reservation(uid, &pending.reservation));
     }
 
     /// Pending reservations of a pool.
     pub fn of_pool(&self, pool: &str) -> PendingOfPool {
-        of_pool(&self.lock(), pool)
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Pending>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        of_pool(&self.pending.lock(), pool)
     }
 }
 

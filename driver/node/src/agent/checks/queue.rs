@@ -6,9 +6,10 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
 /// Concurrent checks on a node.
@@ -116,7 +117,7 @@ impl Drop for CheckTurn {
 }
 
 fn lock(queue: &Mutex<State>) -> MutexGuard<'_, State> {
-    queue.lock().unwrap_or_else(PoisonError::into_inner)
+    queue.lock()
 }
 
 #[cfg(test)]

@@ -1,11 +1,9 @@
 //! The images of a pool, as of the last reconcile.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::{Mutex, PoisonError},
-};
+use std::collections::{HashMap, HashSet};
 
 use cistern_crds::Bytes;
+use parking_lot::Mutex;
 
 /// Names of the listed images and the room that each takes while it is unclaimed, less those
 /// removed since.
@@ -23,7 +21,7 @@ impl Images {
     /// Bytes of the unclaimed images: their custom resources were deleted by force or recreated.
     /// They are kept and take their room.
     pub fn unclaimed(&self, claimed: &HashSet<String>) -> Bytes {
-        let listing = self.lock();
+        let listing = self.0.lock();
         let unclaimed = listing
             .sizes
             .iter()
@@ -33,14 +31,14 @@ impl Images {
 
     /// Number of the unclaimed images.
     pub fn count_unclaimed(&self, claimed: &HashSet<String>) -> u64 {
-        let listing = self.lock();
+        let listing = self.0.lock();
         let unclaimed = listing.sizes.keys().filter(|uid| !claimed.contains(*uid));
         unclaimed.count() as u64
     }
 
     /// Records that an image was removed.
     pub fn removed(&self, uid: &str) {
-        let mut listing = self.lock();
+        let mut listing = self.0.lock();
         listing.sizes.remove(uid);
         listing.removed.insert(uid.to_owned());
     }
@@ -50,16 +48,12 @@ impl Images {
         &self,
         list: impl FnOnce() -> Result<HashMap<String, Bytes>, E>,
     ) -> Result<(), E> {
-        self.lock().removed.clear();
+        self.0.lock().removed.clear();
         let mut sizes = list()?;
-        let mut listing = self.lock();
+        let mut listing = self.0.lock();
         sizes.retain(|uid, _| !listing.removed.contains(uid));
         listing.sizes = sizes;
         Ok(())
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Listing> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
