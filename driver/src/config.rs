@@ -10,6 +10,7 @@ use std::{
 
 use cistern_client::logging;
 use clap::{Args, Parser, Subcommand};
+use humantime::parse_duration;
 
 use crate::csi::MAX_NODE_ID;
 
@@ -183,15 +184,11 @@ fn absolute(text: &str) -> Result<PathBuf, Error> {
 }
 
 fn interval(text: &str) -> Result<Duration, Error> {
-    let (number, unit) = text
-        .strip_suffix('s')
-        .map(|number| (number, 1))
-        .or_else(|| text.strip_suffix('m').map(|number| (number, 60)))
-        .ok_or(Error::Interval)?;
-    let seconds: Option<u64> = number.parse().ok();
-    let seconds = seconds.and_then(|seconds| seconds.checked_mul(unit));
-    let seconds = seconds.filter(|seconds| (1..=3600).contains(seconds));
-    seconds.map(Duration::from_secs).ok_or(Error::Interval)
+    let allowed = Duration::from_secs(1)..=Duration::from_hours(1);
+    let interval = parse_duration(text).ok();
+    interval
+        .filter(|interval| allowed.contains(interval))
+        .ok_or(Error::Interval)
 }
 
 fn node_name(text: &str) -> Result<String, Error> {

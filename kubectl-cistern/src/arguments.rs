@@ -4,8 +4,9 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use humantime::parse_duration;
 
-use crate::{duration, output::Format};
+use crate::output::Format;
 
 /// Inspect and repair Cistern storage in a cluster.
 #[derive(Clone, Debug, Parser)]
@@ -65,7 +66,7 @@ pub struct Connection {
     pub system_namespace: String,
 
     /// Timeout of a single request to the API server
-    #[arg(long, global = true, default_value = "30s", value_parser = duration::parse, value_name = "DURATION")]
+    #[arg(long, global = true, default_value = "30s", value_parser = parse_duration, value_name = "DURATION")]
     pub request_timeout: Duration,
 }
 
@@ -86,8 +87,6 @@ pub enum Command {
     Orphans(Orphans),
     /// Release the volumes and snapshots of a node that is permanently lost
     ForgetNode(ForgetNode),
-    /// Print the logs of Cistern's pods, optionally only for one volume
-    Logs(Logs),
     /// Print the completion script of a shell
     #[command(
         after_help = "kubectl completes plugins with a program named kubectl_complete-cistern in the PATH; this script completes kubectl-cistern itself."
@@ -246,7 +245,7 @@ pub struct OrphanArguments {
     #[command(flatten)]
     pub only: Selection,
     /// How long to wait for the node
-    #[arg(long, default_value = "1m", value_parser = duration::parse, value_name = "DURATION")]
+    #[arg(long, default_value = "1m", value_parser = parse_duration, value_name = "DURATION")]
     pub timeout: Duration,
 }
 
@@ -298,62 +297,8 @@ pub struct ForgetNode {
     #[arg(long, value_name = "NAME")]
     pub pool: Option<String>,
     /// How long to wait for the operator to remove the StorageNode
-    #[arg(long, default_value = "1m", value_parser = duration::parse, value_name = "DURATION")]
+    #[arg(long, default_value = "1m", value_parser = parse_duration, value_name = "DURATION")]
     pub timeout: Duration,
-}
-
-/// Flags of `logs`.
-#[derive(Args, Clone, Debug)]
-pub struct Logs {
-    /// Only print lines about this volume; by default from the controller and the node of the volume
-    #[arg(long, value_name = "NAME")]
-    pub volume: Option<String>,
-    /// Print the logs of the node plugin on this node
-    #[arg(long, value_name = "NAME")]
-    pub node: Option<String>,
-    /// Only print the logs of these components
-    #[arg(long, value_enum, value_delimiter = ',')]
-    pub component: Vec<Component>,
-    /// Include sidecar containers
-    #[arg(long)]
-    pub sidecars: bool,
-    /// Stream new log lines
-    #[arg(long, short)]
-    pub follow: bool,
-    /// Only print lines newer than this duration
-    #[arg(long, value_parser = duration::parse, value_name = "DURATION")]
-    pub since: Option<Duration>,
-    /// Number of most recent lines to read from each container
-    #[arg(long, value_name = "LINES")]
-    pub tail: Option<i64>,
-    /// Print the logs of the previous instance of each container
-    #[arg(long, conflicts_with = "follow")]
-    pub previous: bool,
-}
-
-/// A component of Cistern; the value of the component label on its pods.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Component {
-    /// Assigns pools to nodes, publishes capacity, reports events
-    Operator,
-    /// CSI controller service
-    Controller,
-    /// CSI node service and agent
-    Node,
-}
-
-impl Component {
-    /// All components.
-    pub const ALL: [Self; 3] = [Self::Operator, Self::Controller, Self::Node];
-
-    /// Value of the component label on the pods of this component.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Operator => "operator",
-            Self::Controller => "controller",
-            Self::Node => cistern_crds::names::NODE_COMPONENT,
-        }
-    }
 }
 
 #[cfg(test)]

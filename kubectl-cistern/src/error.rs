@@ -5,7 +5,7 @@ use std::{io, time::Duration};
 use cistern_client::Rejection;
 use kube::config::{InferConfigError, KubeconfigError};
 
-use crate::{forget_node, logs, orphans};
+use crate::{forget_node, orphans};
 
 /// Error of a command.
 #[derive(Debug, thiserror::Error)]
@@ -73,9 +73,6 @@ pub enum Error {
     /// Error of `forget-node`.
     #[error(transparent)]
     ForgetNode(#[from] forget_node::Error),
-    /// Error of `logs`.
-    #[error(transparent)]
-    Logs(#[from] logs::Error),
     /// Writing to standard output failed.
     #[error("the output cannot be written")]
     Output(#[from] io::Error),

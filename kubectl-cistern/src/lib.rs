@@ -8,6 +8,7 @@
 //! that lose data ask for confirmation. Every view is a pure function of the listed objects. All text goes
 //! through `output/terminal.rs`, which escapes control characters.
 
+pub mod age;
 pub mod arguments;
 pub mod cluster;
 pub mod condition_state;
@@ -15,11 +16,9 @@ mod confirm;
 pub mod connection;
 pub mod devices;
 pub mod doctor;
-pub mod duration;
 pub mod error;
 pub mod forget_node;
 pub mod issues;
-pub mod logs;
 pub mod orphans;
 pub mod output;
 pub mod pools;
@@ -106,7 +105,6 @@ pub async fn run(arguments: Arguments) -> Result<Verdict, Error> {
         Command::Doctor(flags) => doctor::run(&connection, &flags, printer).await,
         Command::Orphans(flags) => orphans::run(&connection, flags, printer).await,
         Command::ForgetNode(flags) => forget_node::run(&connection, &flags, printer).await,
-        Command::Logs(flags) => logs::run(&connection, &flags).await,
         // Handled above, without a cluster.
         Command::Completion { .. } => Ok(Verdict::Ok),
     }

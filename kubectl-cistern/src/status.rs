@@ -8,10 +8,10 @@ use kube::ResourceExt as _;
 use serde::Serialize;
 
 use crate::{
+    age::age,
     arguments::Selection,
     cluster::Cluster,
     condition_state::ConditionState,
-    duration::age,
     issues::{self, Issue, Severity},
     output::{Cell, Paint, Style, Table, View, bar::bar, counted, human, one_line, wrap},
     pools::{Capacity, PoolOnNode, PoolView, Pools},

@@ -12,10 +12,10 @@ use kube::ResourceExt as _;
 use serde::Serialize;
 
 use crate::{
+    age::age,
     arguments::{Selection, VolumeOrder},
     cluster::Cluster,
     condition_state::ConditionState,
-    duration::age,
     output::{Cell, Paint, Style, Table, View, human},
 };
 

@@ -2,22 +2,27 @@
 
 use std::{collections::HashMap, hash::Hash, time::Duration};
 
+use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
 use parking_lot::Mutex;
 
-/// Counts consecutive failures of each object. The wait doubles with each failure, up to a limit.
+/// The next wait of each object that failed. It doubles with each failure, up to a limit.
 #[derive(Debug)]
 pub struct Retries<K> {
-    failures: Mutex<HashMap<K, u32>>,
-    first: Duration,
+    failures: Mutex<HashMap<K, ExponentialBackoff>>,
+    policy: ExponentialBuilder,
     limit: Duration,
 }
 
 impl<K: Hash + Eq> Retries<K> {
     /// Waits `first` after the first failure and never longer than `limit`.
     pub fn new(first: Duration, limit: Duration) -> Self {
+        let policy = ExponentialBuilder::new()
+            .with_min_delay(first)
+            .with_max_delay(limit)
+            .without_max_times();
         Self {
             failures: Mutex::default(),
-            first,
+            policy,
             limit,
         }
     }
@@ -25,13 +30,10 @@ impl<K: Hash + Eq> Retries<K> {
     /// Records a failure and returns how long to wait.
     pub fn failed(&self, object: K) -> Duration {
         let mut failures = self.failures.lock();
-        let count = failures.entry(object).or_default();
-        let wait = self
-            .first
-            .saturating_mul(2_u32.saturating_pow(*count))
-            .min(self.limit);
-        *count = count.saturating_add(1);
-        wait
+        let waits = failures
+            .entry(object)
+            .or_insert_with(|| self.policy.build());
+        waits.next().unwrap_or(self.limit)
     }
 
     /// Whether the last attempt for the object failed.

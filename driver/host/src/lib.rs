@@ -46,7 +46,7 @@ pub use self::{
     changes::Changes,
     check::Checking,
     grow::ExpandRequest,
-    id::{InvalidUid, InvalidUuid, Uid, Uuid},
+    id::{InvalidUid, Uid, Uuid},
     image::{
         Content, Discarded, Identity, Image, ImageRequest, Owner, SnapshotRecord, SourceImage,
     },

@@ -9,7 +9,7 @@ use cistern_crds::ConditionType;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt as _;
 
-use super::{facts::Facts, report::Check, versions::Version};
+use super::{facts::Facts, report::Check, versions::Version, workloads::node_logs};
 use crate::condition_state::ConditionState;
 
 const KERNEL: &str = "kernel";
@@ -57,7 +57,7 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
         [first, ..] => Check::fail(
             NODES,
             format!("the agent does not report on {}", silent.join(", ")),
-            format!("kubectl cistern logs --node {first}"),
+            node_logs(&facts.namespace, first),
         ),
     });
     checks.extend(kernels(&carrying));

@@ -9,7 +9,11 @@ use k8s_openapi::api::{
 };
 use kube::ResourceExt as _;
 
-use super::{facts::Facts, report::Check, workloads::component};
+use super::{
+    facts::Facts,
+    report::Check,
+    workloads::{component, node_logs},
+};
 
 const DRIVER_OBJECT: &str = "driver";
 const REGISTRATION: &str = "registration";
@@ -27,7 +31,12 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
                 .iter()
                 .filter(|pod| component(*pod) == Some(NODE_COMPONENT));
             let carried = agents.filter_map(|pod| pod.spec.as_ref()?.node_name.clone());
-            registered(nodes, csi_nodes, &carried.collect::<Vec<_>>())
+            registered(
+                nodes,
+                csi_nodes,
+                &carried.collect::<Vec<_>>(),
+                &facts.namespace,
+            )
         }
         (Err(why), ..) | (_, Err(why), _) | (.., Err(why)) => {
             vec![Check::warn(
@@ -92,14 +101,22 @@ fn driver(drivers: &[CSIDriver]) -> Check {
 }
 
 /// Checks that kubelet has registered the driver on each node with the node plugin.
-fn registered(nodes: &[Node], csi_nodes: &[CSINode], carried: &[String]) -> Vec<Check> {
+fn registered(
+    nodes: &[Node],
+    csi_nodes: &[CSINode],
+    carried: &[String],
+    namespace: &str,
+) -> Vec<Check> {
     let of_node: BTreeMap<String, &CSINode> =
         csi_nodes.iter().map(|it| (it.name_any(), it)).collect();
     let mut checks = Vec::new();
     for name in carried {
         let node = nodes.iter().find(|node| node.name_any() == *name);
         let wrong = wrong_on(name, node, of_node.get(name).copied());
-        let logs = format!("kubectl cistern logs --node {name}, and kubelet's own log there");
+        let logs = format!(
+            "{}, and kubelet's own log there",
+            node_logs(namespace, name)
+        );
         checks.extend(wrong.map(|message| Check::fail(REGISTRATION, message, logs)));
     }
     if checks.is_empty() {
@@ -179,7 +196,7 @@ mod tests {
     #[test]
     fn a_node_with_an_agent_needs_registration_topology_key_and_label() {
         let judge = |node: Node, csi: CSINode| {
-            let checks = registered(&[node], &[csi], &["n".to_owned()]);
+            let checks = registered(&[node], &[csi], &["n".to_owned()], "s");
             (checks[0].outcome, checks[0].message.clone())
         };
         let well = judge(node("n"), csi_node(DRIVER, TOPOLOGY_KEY));
@@ -207,6 +224,9 @@ mod tests {
             assert_eq!(outcome, CheckOutcome::Fail);
             assert!(message.contains(words), "{message}");
         }
-        assert_eq!(registered(&[], &[], &[])[0].outcome, CheckOutcome::Fail);
+        assert_eq!(
+            registered(&[], &[], &[], "s")[0].outcome,
+            CheckOutcome::Fail
+        );
     }
 }

@@ -5,7 +5,6 @@ use kube::{ResourceExt as _, api::DynamicObject};
 use std::collections::BTreeMap;
 
 use super::{facts::Facts, report::Check, workloads};
-use crate::arguments::Component;
 
 const SNAPSHOTS: &str = "snapshots";
 const CLASSES: &str = "snapshot classes";
@@ -27,7 +26,11 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
             return vec![Check::warn(SNAPSHOTS, why, "ask a cluster administrator")];
         }
     };
-    let controller = workloads::find(deployments, &facts.namespace, Component::Controller.label());
+    let controller = workloads::find(
+        deployments,
+        &facts.namespace,
+        workloads::CONTROLLER_COMPONENT,
+    );
     let takes = controller.is_some_and(|it| workloads::running(it, "csi-snapshotter").is_some());
     let is_served = |kind: &&str| {
         let name = format!("{kind}.{GROUP}");

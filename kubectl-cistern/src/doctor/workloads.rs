@@ -8,12 +8,11 @@ use k8s_openapi::api::{
 use kube::ResourceExt as _;
 
 use super::{
-    facts::Facts,
+    facts::{Facts, ListResult},
     manifests::{self, Pinned},
     report::Check,
     versions::Version,
 };
-use crate::arguments::Component;
 
 const APPLY: &str = "kubectl apply -k manifests";
 
@@ -22,17 +21,27 @@ pub fn component<K: kube::Resource>(object: &K) -> Option<&str> {
     object.labels().get(COMPONENT_LABEL).map(String::as_str)
 }
 
+/// Value of the component label on the operator's pods and Deployment.
+const OPERATOR_COMPONENT: &str = "operator";
+/// Value of the component label on the controller's pods and Deployment.
+pub const CONTROLLER_COMPONENT: &str = "controller";
+
+/// The command that prints the logs of the node plugin on a node.
+pub fn node_logs(namespace: &str, node: &str) -> String {
+    format!(
+        "kubectl -n {namespace} logs --all-containers $(kubectl -n {namespace} get pod -o name \
+        -l {COMPONENT_LABEL}={NODE_COMPONENT} --field-selector spec.nodeName={node})"
+    )
+}
+
 /// Checks operator, controller, agents and sidecars.
 pub fn examine(facts: &Facts) -> Vec<Check> {
     let mut checks = Vec::new();
     match &facts.deployments {
         Ok(all) => {
-            for (name, part) in [
-                ("operator", Component::Operator),
-                ("controller", Component::Controller),
-            ] {
-                let found = find(all, &facts.namespace, part.label());
-                checks.push(deployment(name, found, &facts.namespace));
+            for component in [OPERATOR_COMPONENT, CONTROLLER_COMPONENT] {
+                let found = find(all, &facts.namespace, component);
+                checks.push(deployment(component, found, &facts.namespace));
             }
         }
         Err(why) => checks.push(Check::warn("operator", why, "ask a cluster administrator")),
@@ -41,11 +50,12 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
         Ok(all) => agents(
             all.iter().find(|it| component(*it) == Some(NODE_COMPONENT)),
             &facts.pods,
+            &facts.namespace,
         ),
         Err(why) => Check::warn("agents", why, "ask a cluster administrator"),
     });
     if let Ok(all) = &facts.deployments
-        && let Some(controller) = find(all, &facts.namespace, Component::Controller.label())
+        && let Some(controller) = find(all, &facts.namespace, CONTROLLER_COMPONENT)
     {
         checks.extend(sidecars(controller));
     }
@@ -81,7 +91,7 @@ fn deployment(name: &'static str, found: Option<&Deployment>, namespace: &str) -
     }
 }
 
-fn agents(found: Option<&DaemonSet>, pods: &Result<Vec<Pod>, String>) -> Check {
+fn agents(found: Option<&DaemonSet>, pods: &ListResult<Pod>, namespace: &str) -> Check {
     const NAME: &str = "agents";
     let Some(found) = found else {
         return Check::fail(NAME, "there is no DaemonSet of the node plugin", APPLY);
@@ -104,7 +114,7 @@ fn agents(found: Option<&DaemonSet>, pods: &Result<Vec<Pod>, String>) -> Check {
         Some(node) => Check::fail(
             NAME,
             format!("{message}; not on {}", nodes.join(", ")),
-            format!("kubectl cistern logs --node {node}"),
+            node_logs(namespace, node),
         ),
         None => Check::fail(
             NAME,
@@ -243,9 +253,13 @@ mod tests {
                 "containers": []}, "status": {"conditions": [{"type": "Ready", "status": ready}]}}),
             )
         };
-        let check = agents(Some(&set), &Ok(vec![pod("a", "True"), pod("b", "False")]));
+        let check = agents(
+            Some(&set),
+            &Ok(vec![pod("a", "True"), pod("b", "False")]),
+            "s",
+        );
         assert_eq!(check.message, "1 of 2 ready; not on b");
-        assert_eq!(check.action, "kubectl cistern logs --node b");
+        assert_eq!(check.action, node_logs("s", "b"));
     }
 
     #[test]

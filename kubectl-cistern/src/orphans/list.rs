@@ -9,9 +9,9 @@ use serde::Serialize;
 
 use super::{Error, unclaimed::UnclaimedView};
 use crate::{
+    age::age,
     arguments::Selection,
     cluster::Cluster,
-    duration::age,
     output::{Paint, Style, Table, View, counted, human, one_line, wrap},
 };
 

@@ -27,7 +27,7 @@ pub(super) fn probe(pool: &Pool) -> Result<(), PoolTrouble> {
     let Some(file) = open(pool).map_err(failed("open"))? else {
         return Ok(());
     };
-    let block = block().map_err(failed("choose what to write to"))?;
+    let block = block();
     system
         .write_block(file.as_fd(), 0, &block)
         .map_err(failed("write"))?;
@@ -69,11 +69,11 @@ fn allocate(system: &dyn System, file: OwnedFd) -> io::Result<Option<OwnedFd>> {
 }
 
 /// A block with new content.
-fn block() -> io::Result<Box<Block>> {
-    let number = Uuid::random()?;
+fn block() -> Box<Block> {
+    let number = Uuid::new_v4();
     let mut block = Box::new(Block([0; Block::SIZE]));
     for (byte, value) in block.0.iter_mut().zip(number.as_bytes().iter().cycle()) {
         *byte = *value;
     }
-    Ok(block)
+    block
 }

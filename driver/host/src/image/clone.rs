@@ -174,7 +174,7 @@ impl Pool {
         progress: Progress<'_>,
     ) -> Result<Uuid, check::Error> {
         let (system, name) = (&*self.system, &request.uid);
-        let new = Uuid::random().map_err(Cause::from)?;
+        let new = Uuid::new_v4();
         match filesystem {
             FilesystemType::Ext4 => {
                 ext4::grow_unmounted(system, file, progress)?;

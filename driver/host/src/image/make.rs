@@ -48,7 +48,7 @@ impl Pool {
             let Some(filesystem) = request.filesystem else {
                 return Ok(Content::Block);
             };
-            let uuid = Uuid::random()?;
+            let uuid = Uuid::new_v4();
             mkfs::volume(system, file, filesystem, uuid, &request.mkfs_options)?;
             let made = superblock::read(system, file)?;
             let is_right = made.is_some_and(|made| {

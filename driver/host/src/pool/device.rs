@@ -255,7 +255,7 @@ fn make(root: &Root, uid: &Uid, number: DeviceNumber, unfinished: bool) -> Resul
     if !still {
         return Err(io::Error::other("it changed while it was looked at").into());
     }
-    let filesystem_uuid = Uuid::random()?;
+    let filesystem_uuid = Uuid::new_v4();
     mkfs::pool_device(
         system,
         device.as_fd(),

@@ -128,7 +128,7 @@ fn make(root: &Root, pools: BorrowedFd<'_>, uid: &Uid, size: Bytes) -> Result<Ow
         .map_err(io)?;
     let complete = || -> Result<(), Error> {
         allocate(root, pools, file.as_fd(), &path, size)?;
-        let filesystem_uuid = Uuid::random().map_err(io)?;
+        let filesystem_uuid = Uuid::new_v4();
         mkfs::pool_image(system, file.as_fd(), filesystem_uuid, &uid.label()).map_err(failed)?;
         system.sync(file.as_fd()).map_err(io)?;
         system
