@@ -23,6 +23,14 @@ pub struct Explanation {
     pub message: String,
 }
 
+impl Explanation {
+    /// A reason with a message for users.
+    pub fn new(reason: Reason, message: impl Into<String>) -> Self {
+        let message = message.into();
+        Self { reason, message }
+    }
+}
+
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)

@@ -223,9 +223,10 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_is_written_in_seconds_or_minutes() {
+    fn an_interval_has_a_unit_and_is_1_second_to_1_hour() {
         assert_eq!(interval("15s"), Ok(Duration::from_secs(15)));
         assert_eq!(interval("2m"), Ok(Duration::from_mins(2)));
+        assert_eq!(interval("1h"), Ok(Duration::from_hours(1)));
         for text in [
             "",
             "s",
@@ -233,7 +234,7 @@ mod tests {
             "0s",
             "-1s",
             "3601s",
-            "1h",
+            "61m",
             "99999999999999999999m",
         ] {
             assert_eq!(interval(text), Err(Error::Interval), "{text}");

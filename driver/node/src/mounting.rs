@@ -10,7 +10,7 @@ pub mod health;
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use cistern_client::Chain;
-use cistern_crds::{FilesystemType, PoolVolume, Reason, names};
+use cistern_crds::{Explanation, FilesystemType, PoolVolume, Reason, names};
 use cistern_host::{
     BlockPublishRequest, BlockStageRequest, Checking, Content, MountOptions, Pool, PublishRequest,
     Root, StageRequest, Staged, Uuid, VolumeStatistics, image, mounting as host, options,
@@ -19,10 +19,10 @@ use cistern_host::{
 use tokio::time::timeout;
 
 use crate::{
-    agent::{Agent, desired::readable, pools::PoolAvailability},
+    agent::{Agent, desired::readable, observations::Growth, pools::PoolAvailability},
     blocking::{self, on_host},
     locks::VolumeGuard,
-    usage::{Usage, Volume},
+    usage::{Unusable, Usage, Volume},
 };
 
 /// How long a call waits for another operation on its volume: longer than taking a snapshot, of which
@@ -183,7 +183,7 @@ impl Mounter {
         let volume = self.volume(&request.volume).await?;
         is_meant(&volume, request.image.as_deref())?;
         if let Err(why) = volume.supports(&request.usage) {
-            return Err(self.refused_or_different(&volume, request.staging, why));
+            return Err(self.refused_or_different(&volume, request.staging, &why));
         }
         let pool = self.pool(&volume).await;
         let (id, root) = (request.volume.clone(), self.agent.root.clone());
@@ -206,8 +206,9 @@ impl Mounter {
             // A condition of the volume reports the error.
             Err(error) => {
                 if let Some(reason) = unfit(error) {
-                    let why = Chain(error).to_string();
-                    self.agent.damage.damaged(&id, reason, why);
+                    let message = Chain(error).to_string();
+                    let why = Explanation { reason, message };
+                    self.agent.observations.damaged(&id, why);
                 }
                 self.agent.enqueue(&id);
             }
@@ -228,14 +229,14 @@ impl Mounter {
                 error = why,
                 "staged a thick volume that lacks blocks"
             );
-            self.agent.unallocated.lacks(volume, why);
+            self.agent.observations.allocated(volume, Some(why));
         }
-        let grown = staged.not_grown.as_ref().map_or(Ok(()), |error| {
+        let growth = staged.not_grown.as_ref().map_or(Growth::Complete, |error| {
             let why = not_grown.map_or_else(|| Chain(error).to_string(), str::to_owned);
             tracing::warn!(volume, error = why, "staged at its old size");
-            Err(why)
+            Growth::Incomplete(why)
         });
-        self.agent.saw_filesystem(volume, grown);
+        self.agent.saw_filesystem(volume, growth);
     }
 
     /// Publishes a staged volume at its target path, without use of its pool.
@@ -244,7 +245,7 @@ impl Mounter {
         let volume = self.volume(&request.volume).await?;
         is_meant(&volume, request.image.as_deref())?;
         if let Err(why) = volume.supports(&request.usage) {
-            return Err(self.refused_or_different(&volume, request.target, why));
+            return Err(self.refused_or_different(&volume, request.target, &why));
         }
         let (id, root) = (request.volume.clone(), self.agent.root.clone());
         let published = on_host(guard, move || publish(&root, &volume, &request));
@@ -309,8 +310,8 @@ impl Mounter {
         let pool_state = self.agent.pools.get(&volume.pool);
         match pool_state.as_ref().map(|pool_state| &pool_state.found) {
             Some(PoolAvailability::Usable(usable)) => Ok(Arc::clone(&usable.pool)),
-            Some(PoolAvailability::Unusable { message, .. }) => Err(refused(format!(
-                "its pool {} cannot be used: {message}",
+            Some(PoolAvailability::Unusable { why, .. }) => Err(refused(format!(
+                "its pool {} cannot be used: {why}",
                 volume.pool
             ))),
             Some(PoolAvailability::Gone) | None => Err(refused(format!(
@@ -347,7 +348,7 @@ impl Mounter {
         if *node != self.agent.node_name {
             return Err(refused(format!("it is on node {node}")));
         }
-        Volume::read(&object).map_err(refused)
+        Volume::read(&object).map_err(|why| refused(why.to_string()))
     }
 
     /// Reads a volume's custom resource from the API server.
@@ -364,7 +365,8 @@ impl Mounter {
 
     /// The error for an unsupported usage, which depends on whether the volume is at the path already
     /// (NSV-06 and NSV-08, NPV-07 and NPV-09).
-    fn refused_or_different(&self, volume: &Volume, path: PathBuf, why: String) -> Error {
+    fn refused_or_different(&self, volume: &Volume, path: PathBuf, why: &Unusable) -> Error {
+        let why = why.to_string();
         let name = volume.name.clone();
         match self.agent.root.mount_points_of(&volume.image) {
             // The device of a raw block volume is in its staging path.
@@ -386,7 +388,7 @@ impl Mounter {
 fn is_meant(volume: &Volume, image: Option<&str>) -> Result<(), Error> {
     volume.is_meant(image).map_err(|why| Error::Contradicted {
         volume: volume.name.clone(),
-        why,
+        why: why.to_string(),
     })
 }
 

@@ -64,33 +64,80 @@ impl fmt::Debug for Usage {
     }
 }
 
+/// Why a volume cannot be used, or not as requested. The messages follow the name of the volume.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unusable {
+    /// The agent has committed the deletion.
+    #[error("its data is being destroyed, as requested")]
+    BeingDestroyed,
+    /// The agent has not created the image yet.
+    #[error("it is not made yet")]
+    NotReady,
+    /// A field of the status cannot be parsed.
+    #[error("its status has no valid {0}")]
+    InvalidStatus(&'static str),
+    /// A raw block volume is requested as a filesystem.
+    #[error("it is a raw block volume and has no filesystem")]
+    NoFilesystem,
+    /// A filesystem volume is requested as a block device.
+    #[error("it has a filesystem and is not given as a block device")]
+    HasFilesystem,
+    /// Another filesystem is requested.
+    #[error("its filesystem is {own} and not {requested}")]
+    OtherFilesystem {
+        /// Filesystem of the volume.
+        own: FilesystemType,
+        /// Filesystem of the request.
+        requested: FilesystemType,
+    },
+    /// The access mode is none of those that the volume was created for.
+    #[error("it was not made for access mode {0:?}")]
+    AccessMode(AccessMode),
+    /// The PersistentVolume names another image.
+    #[error(
+        "its PersistentVolume was made for image {expected}, and the volume has the newer image {own}: look for \
+         {expected} among the orphans of the pools, or restore the data and make a new PersistentVolume"
+    )]
+    OtherImage {
+        /// Image that the PersistentVolume names.
+        expected: String,
+        /// Image of the volume.
+        own: Uid,
+    },
+}
+
 impl Volume {
     /// Reads the status of a volume. Fails with a reason while it cannot be used.
     ///
     /// A deleted custom resource or a deletion request changes nothing: the volume works until the
     /// agent has committed the deletion.
-    pub fn read(object: &PoolVolume) -> Result<Self, String> {
+    pub fn read(object: &PoolVolume) -> Result<Self, Unusable> {
         if object.deletion_committed() {
-            return Err("its data is being destroyed, as requested".to_owned());
+            return Err(Unusable::BeingDestroyed);
         }
         let status = object.status.as_ref();
         let made = status.and_then(|status| Some((status, status.size?, status.image.as_ref()?)));
-        let (status, size, image) = made.ok_or("it is not made yet")?;
-        let invalid = |what: &str| format!("its status has no valid {what}");
+        let (status, size, image) = made.ok_or(Unusable::NotReady)?;
         let content = match object.spec.access_type {
             AccessType::Block => Content::Block,
             AccessType::Filesystem => {
-                let filesystem = status.filesystem.as_ref().ok_or("it is not made yet")?;
+                let filesystem = status.filesystem.as_ref().ok_or(Unusable::NotReady)?;
                 Content::Filesystem {
                     filesystem: filesystem.kind,
-                    uuid: filesystem.uuid.parse().map_err(|_| invalid("filesystem"))?,
+                    uuid: filesystem
+                        .uuid
+                        .parse()
+                        .map_err(|_| Unusable::InvalidStatus("filesystem"))?,
                 }
             }
         };
         Ok(Self {
             name: object.name_any(),
             pool: object.spec.pool_name.clone(),
-            image: image.uid.parse().map_err(|_| invalid("image"))?,
+            image: image
+                .uid
+                .parse()
+                .map_err(|_| Unusable::InvalidStatus("image"))?,
             size,
             content,
             provisioning: object.spec.provisioning,
@@ -99,28 +146,28 @@ impl Volume {
     }
 
     /// Whether the volume supports a usage (NSV-08, NPV-09).
-    pub fn supports(&self, usage: &Usage) -> Result<(), String> {
+    pub fn supports(&self, usage: &Usage) -> Result<(), Unusable> {
         match (self.content, usage.access_type, usage.filesystem) {
             (Content::Block, AccessType::Filesystem, _) => {
-                return Err("it is a raw block volume and has no filesystem".to_owned());
+                return Err(Unusable::NoFilesystem);
             }
             (Content::Filesystem { .. }, AccessType::Block, _) => {
-                return Err("it has a filesystem and is not given as a block device".to_owned());
+                return Err(Unusable::HasFilesystem);
             }
-            (Content::Filesystem { filesystem, .. }, AccessType::Filesystem, Some(asked))
-                if asked != filesystem =>
+            (Content::Filesystem { filesystem, .. }, AccessType::Filesystem, Some(requested))
+                if requested != filesystem =>
             {
-                return Err(format!("its filesystem is {filesystem} and not {asked}"));
+                return Err(Unusable::OtherFilesystem {
+                    own: filesystem,
+                    requested,
+                });
             }
             (Content::Block, AccessType::Block, _)
             | (Content::Filesystem { .. }, AccessType::Filesystem, _) => {}
         }
         let mut made_for = self.access_modes.iter();
         if !made_for.any(|made| made.serves(usage.access_mode)) {
-            return Err(format!(
-                "it was not made for access mode {:?}",
-                usage.access_mode
-            ));
+            return Err(Unusable::AccessMode(usage.access_mode));
         }
         Ok(())
     }
@@ -129,14 +176,12 @@ impl Volume {
     ///
     /// A PoolVolume that is restored from a backup without its image gets a new, empty image. A pod
     /// must not start with it.
-    pub fn is_meant(&self, image: Option<&str>) -> Result<(), String> {
-        let own = self.image.as_str();
+    pub fn is_meant(&self, image: Option<&str>) -> Result<(), Unusable> {
         match image {
-            Some(image) if image != own => Err(format!(
-                "its PersistentVolume was made for image {image}, and the volume has the newer image \
-                 {own}: look for {image} among the orphans of the pools, or restore the data and make \
-                 a new PersistentVolume"
-            )),
+            Some(image) if image != self.image.as_str() => Err(Unusable::OtherImage {
+                expected: image.to_owned(),
+                own: self.image.clone(),
+            }),
             Some(_) | None => Ok(()),
         }
     }
@@ -173,7 +218,12 @@ mod tests {
         let mut broken = ready_volume();
         let image = broken.status.as_mut().unwrap().image.as_mut().unwrap();
         image.uid = "../../etc".to_owned();
-        assert!(Volume::read(&broken).unwrap_err().contains("image"));
+        assert!(
+            Volume::read(&broken)
+                .unwrap_err()
+                .to_string()
+                .contains("image")
+        );
     }
 
     #[test]
@@ -210,6 +260,7 @@ mod tests {
         assert_eq!(volume.is_meant(Some(own)), Ok(()));
         assert_eq!(volume.is_meant(None), Ok(()), "made by an administrator");
         let refused = volume.is_meant(Some("uid-of-another")).unwrap_err();
+        let refused = refused.to_string();
         assert!(refused.contains("uid-of-another") && refused.contains(own));
     }
 

@@ -14,7 +14,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use cistern_crds::{
-    ConditionType, PoolVolume, Reason,
+    ConditionType, Explanation, PoolVolume, Reason,
     condition::{self, ConditionUpdate},
 };
 use kube::ResourceExt as _;
@@ -63,12 +63,7 @@ pub enum CheckOutcome {
     /// The volume can be staged, but its filesystem has not grown: the reason.
     NotGrown(String),
     /// The volume cannot be staged until an administrator repairs it.
-    Unfit {
-        /// Machine-readable reason.
-        reason: Reason,
-        /// Message for users.
-        why: String,
-    },
+    Unfit(Explanation),
     /// The check failed: the error.
     Failed(String),
 }
@@ -109,7 +104,8 @@ impl Checks {
         let Some(Check::Done(outcome)) = volumes.get(volume).cloned() else {
             return None;
         };
-        let lasts = matches!(&outcome, CheckOutcome::Unfit { reason, .. } if *reason == Reason::TooLargeToCheck);
+        let lasts =
+            matches!(&outcome, CheckOutcome::Unfit(why) if why.reason == Reason::TooLargeToCheck);
         if !lasts {
             volumes.remove(volume);
         }
@@ -263,9 +259,11 @@ mod tests {
         };
         let failed = CheckOutcome::Failed("broken".to_owned());
         assert_eq!(end(&failed), [Some(failed.clone()), None]);
-        let unfit = |reason| CheckOutcome::Unfit {
-            reason,
-            why: String::new(),
+        let unfit = |reason| {
+            CheckOutcome::Unfit(Explanation {
+                reason,
+                message: String::new(),
+            })
         };
         let damaged = unfit(Reason::FilesystemDamaged);
         assert_eq!(end(&damaged), [Some(damaged.clone()), None]);

@@ -17,12 +17,11 @@ use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
-    PoolSeverity, PoolVolume, Reason, VolumeSeverity,
+    Explanation, PoolSeverity, PoolVolume, Reason, VolumeSeverity,
     health::{PoolProblem, Problem, VolumeProblem},
 };
-use parking_lot::Mutex;
-
 use kube::ResourceExt as _;
+use parking_lot::Mutex;
 
 use self::tracker::{Observation, ProblemTracker, Visibility};
 use super::volume::status;
@@ -40,16 +39,8 @@ pub struct Health {
 struct Probe {
     /// Its disk did not answer, so that no other operation may use it.
     hangs: bool,
-    blocker: Option<Blocker>,
-}
-
-/// The reason why an open pool must not be used.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Blocker {
-    /// Machine-readable reason.
-    pub reason: Reason,
-    /// Message for users.
-    pub message: String,
+    /// Why the open pool must not be used.
+    blocker: Option<Explanation>,
 }
 
 impl Health {
@@ -97,7 +88,7 @@ impl Health {
 
     /// What blocks the use of an open pool, as observed by this process. Problems that prevent
     /// opening are excluded: opening the pool detects them.
-    pub fn blocker_of(&self, pool: &str) -> Option<Blocker> {
+    pub fn blocker_of(&self, pool: &str) -> Option<Explanation> {
         self.probes.lock().get(pool)?.blocker.clone()
     }
 
@@ -129,7 +120,7 @@ impl Health {
             let is_blocker = is_of_probe(reason)
                 && problem.severity == PoolSeverity::Unreachable
                 && reasons.contains(&reason);
-            is_blocker.then_some(Blocker {
+            is_blocker.then_some(Explanation {
                 reason,
                 message: problem.message,
             })

@@ -8,16 +8,14 @@
 //! *Invariant:* the agent is the only allocator of its node and writes no metadata. The state that
 //! it must remember is in the status that it wrote, and is checked against the disk before use.
 
-pub mod allocation;
 pub mod checks;
-pub mod damage;
 pub mod desired;
 pub mod drift;
-pub mod filesystems;
 pub mod health;
 pub mod ledger;
 pub mod limiter;
 pub mod metrics;
+pub mod observations;
 pub mod outcome;
 pub mod pool_reconcile;
 pub mod pools;
@@ -44,16 +42,14 @@ use tokio::{
 };
 
 use self::{
-    allocation::Unallocated,
     checks::Checks,
-    damage::Damage,
     desired::{AssignedObjects, Desired, Watches, readable},
     drift::Drift,
-    filesystems::{Filesystems, Seen},
     health::Health,
     ledger::{Holder, Refusal, Reservation},
     limiter::PoolLimiter,
     metrics::ReconcileMetrics,
+    observations::{Growth, Observations},
     pools::{PoolState, Pools},
     report::Report,
     reservations::{ReservationKind, Reservations},
@@ -79,12 +75,10 @@ pub struct Agent {
     pub locks: VolumeLocks,
     /// The directory of Cistern on the host.
     pub root: Root,
-    /// Filesystems that are not mounted because they are damaged.
-    pub damage: Damage,
     /// Filesystem checks that wait or run.
     pub checks: Checks,
-    /// Thick volumes that lack blocks.
-    pub unallocated: Unallocated,
+    /// What was observed of volumes in use and is not reported yet.
+    pub observations: Observations,
     /// Problems of pools and volumes.
     pub health: Health,
     /// Drift between the node and the API.
@@ -94,7 +88,6 @@ pub struct Agent {
     snapshots: Work<PoolSnapshot>,
     groups: Work<PoolSnapshotGroup>,
     reservations: Reservations,
-    filesystems: Filesystems,
     limiter: PoolLimiter,
     reconcile_metrics: ReconcileMetrics,
     report: Report,
@@ -160,9 +153,8 @@ impl Parts {
             pools: Pools::default(),
             locks: VolumeLocks::default(),
             root,
-            damage: Damage::default(),
             checks: Checks::default(),
-            unallocated: Unallocated::default(),
+            observations: Observations::default(),
             health: Health::default(),
             drift: Drift::default(),
             nodes: Api::all(client.clone()),
@@ -170,7 +162,6 @@ impl Parts {
             snapshots,
             groups,
             reservations: Reservations::default(),
-            filesystems: Filesystems::default(),
             limiter: PoolLimiter::default(),
             reconcile_metrics: ReconcileMetrics::default(),
             report: Report::default(),
@@ -268,17 +259,17 @@ impl Agent {
     pub fn saw_mounted(&self, volume: &str) {
         let object = self.desired.volume(volume);
         let object = object.as_ref().and_then(|object| readable(object));
-        if self.damage.mounted(volume, object) {
+        if self.observations.mounted(volume, object) {
             self.enqueue(volume);
         }
     }
 
     /// Records whether a volume's filesystem fills its image. A condition reports it if it does
     /// not, or did not before.
-    pub fn saw_filesystem(&self, volume: &str, seen: Seen) {
-        let must_report = seen.is_err() || self.is_filesystem_smaller(volume);
+    pub fn saw_filesystem(&self, volume: &str, growth: Growth) {
+        let must_report = growth != Growth::Complete || self.is_filesystem_smaller(volume);
         if must_report {
-            self.filesystems.saw(volume, seen);
+            self.observations.grew(volume, growth);
             self.enqueue(volume);
         }
     }
@@ -291,7 +282,7 @@ impl Agent {
             condition::find(conditions, ConditionType::Expanded)
                 .is_some_and(|expanded| expanded.reason == Reason::FilesystemSmaller.as_str())
         });
-        reported || self.filesystems.get(volume).is_some()
+        reported || self.observations.growth_of(volume).is_some()
     }
 
     /// Resolves when the pools were reconciled for the first time.

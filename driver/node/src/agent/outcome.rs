@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
-    Bytes, Condition, ConditionStatus, ConditionType, HasImage, Reason,
+    Bytes, Condition, ConditionStatus, ConditionType, Explanation, HasImage, Reason,
     condition::{self, ConditionUpdate},
     names::FINALIZER,
     volume::ImageStatus,
@@ -80,32 +80,17 @@ pub enum ImageOutcome<Own> {
         image: Option<ImageStatus>,
     },
     /// The object is refused and has no image.
-    Refused {
-        /// Machine-readable reason.
-        reason: Reason,
-        /// Message for users.
-        message: String,
-    },
+    Refused(Explanation),
     /// The image exists and belongs to the object.
     Ready(Image),
     /// The image is currently unusable.
-    NotReady {
-        /// Machine-readable reason.
-        reason: Reason,
-        /// Message for users.
-        message: String,
-    },
+    NotReady(Explanation),
     /// The image is unused and is removed next: the deletion is binding from now on.
     DeletionCommitted,
     /// The image is removed and its bytes are free.
     Reclaimed,
     /// The image was not removed.
-    NotReclaimed {
-        /// Machine-readable reason.
-        reason: Reason,
-        /// Message for users.
-        message: String,
-    },
+    NotReclaimed(Explanation),
     /// An outcome that only this kind has.
     Own(Own),
 }
@@ -154,6 +139,7 @@ fn of_outcome<Own>(noun: &str, outcome: &ImageOutcome<Own>) -> [Option<Condition
     let holds = |kind| Some(ConditionUpdate::new(kind, true, Reason::Reconciled, ""));
     let not =
         |kind, reason, message: &str| Some(ConditionUpdate::new(kind, false, reason, message));
+    let refused = |kind, why: &Explanation| not(kind, why.reason, &why.message);
     let kept = not(Reclaimed, Reason::NotRequested, "");
     match outcome {
         ImageOutcome::Rested | ImageOutcome::Own(_) => [None, None, None],
@@ -162,13 +148,9 @@ fn of_outcome<Own>(noun: &str, outcome: &ImageOutcome<Own>) -> [Option<Condition
             holds(Admitted),
             kept,
         ],
-        ImageOutcome::Refused { reason, message } => [
-            not(Ready, *reason, message),
-            not(Admitted, *reason, message),
-            kept,
-        ],
+        ImageOutcome::Refused(why) => [refused(Ready, why), refused(Admitted, why), kept],
         ImageOutcome::Ready(_) => [holds(Ready), holds(Admitted), kept],
-        ImageOutcome::NotReady { reason, message } => [not(Ready, *reason, message), None, kept],
+        ImageOutcome::NotReady(why) => [refused(Ready, why), None, kept],
         ImageOutcome::DeletionCommitted => {
             let message = "the image is being removed";
             [
@@ -185,9 +167,7 @@ fn of_outcome<Own>(noun: &str, outcome: &ImageOutcome<Own>) -> [Option<Condition
                 holds(Reclaimed),
             ]
         }
-        ImageOutcome::NotReclaimed { reason, message } => {
-            [None, None, not(Reclaimed, *reason, message)]
-        }
+        ImageOutcome::NotReclaimed(why) => [None, None, refused(Reclaimed, why)],
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use cistern_client::{Chain, Retries, watches};
-use cistern_crds::{NodePool, NodePoolStatus, Reason, StorageNode, StorageNodeSpec};
+use cistern_crds::{Explanation, NodePool, NodePoolStatus, Reason, StorageNode, StorageNodeSpec};
 use cistern_host::{Expectation, pool::Owner};
 use futures::{StreamExt as _, future::join_all};
 use kube::{Resource as _, ResourceExt as _};
@@ -12,7 +12,6 @@ use tokio::time::{self, Instant};
 use super::{
     Agent, Version,
     desired::{AssignedObjects, Changes, Guarded, name},
-    health::Blocker,
     pools::{self, DesiredPool, PoolAvailability, PoolState, Usable},
 };
 use crate::blocking::on_host;
@@ -209,12 +208,11 @@ async fn find(
 }
 
 /// An open pool, unusable if its health blocks its use.
-fn if_unblocked(usable: Usable, blocker: Option<Blocker>) -> PoolAvailability {
+fn if_unblocked(usable: Usable, blocker: Option<Explanation>) -> PoolAvailability {
     match blocker {
         None => PoolAvailability::Usable(usable),
-        Some(Blocker { reason, message }) => PoolAvailability::Unusable {
-            reason,
-            message,
+        Some(why) => PoolAvailability::Unusable {
+            why,
             open: Some(usable),
             owner: None,
         },

@@ -7,7 +7,7 @@ mod open;
 
 use std::{collections::BTreeMap, future, sync::Arc};
 
-use cistern_crds::{Bytes, NodePool, NodePoolStatus, PoolOwner, Reason};
+use cistern_crds::{Bytes, Explanation, NodePool, NodePoolStatus, PoolOwner, Reason};
 use cistern_host::{
     Pool, PoolStatistics, Stray, Uid,
     pool::{Owner, PoolFile},
@@ -74,10 +74,8 @@ pub enum PoolAvailability {
     Usable(Usable),
     /// The pool is unusable.
     Unusable {
-        /// Machine-readable reason.
-        reason: Reason,
-        /// Message for users.
-        message: String,
+        /// Reason and message for users.
+        why: Explanation,
         /// The pool if it is open nevertheless: probes of its disk detect its recovery.
         open: Option<Usable>,
         /// The node that owns the pool, if it is another one.
@@ -137,8 +135,7 @@ impl PoolAvailability {
     /// An unusable pool that is not open.
     pub fn unusable(reason: Reason, message: impl Into<String>) -> Self {
         Self::Unusable {
-            reason,
-            message: message.into(),
+            why: Explanation::new(reason, message),
             open: None,
             owner: None,
         }

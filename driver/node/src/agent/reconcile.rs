@@ -89,9 +89,9 @@ impl<'a, K: ReconciledImage> Reconciliation<'a, K> {
         let pool_state = self.agent.pools.get(pool).ok_or_else(unknown)?;
         match &pool_state.found {
             PoolAvailability::Usable(usable) => Ok((Arc::clone(&pool_state), usable.clone())),
-            PoolAvailability::Unusable { message, .. } => Err(Explanation {
+            PoolAvailability::Unusable { why, .. } => Err(Explanation {
                 reason: Reason::PoolNotReady,
-                message: format!("pool {pool} on node {node} cannot be used: {message}"),
+                message: format!("pool {pool} on node {node} cannot be used: {why}"),
             }),
             PoolAvailability::Gone => Err(unknown()),
         }
@@ -149,11 +149,10 @@ impl<'a, K: ReconciledImage> Reconciliation<'a, K> {
     pub(super) async fn reclaim(&self) -> Result<Action, Error> {
         let usable = match self.pool() {
             Ok((_, usable)) => usable,
-            Err(Explanation { message, .. }) => {
+            Err(why) => {
                 let reason = Reason::ReclaimFailed;
-                return self
-                    .end(ImageOutcome::NotReclaimed { reason, message })
-                    .await;
+                let why = Explanation { reason, ..why };
+                return self.end(ImageOutcome::NotReclaimed(why)).await;
             }
         };
         let permit = self.agent.limiter.volume(self.object.pool_name()).await;
@@ -206,7 +205,7 @@ impl<'a, K: ReconciledImage> Reconciliation<'a, K> {
             _ => Reason::ReclaimFailed,
         };
         let message = Chain(error).to_string();
-        ImageOutcome::NotReclaimed { reason, message }
+        ImageOutcome::NotReclaimed(Explanation::new(reason, message))
     }
 
     /// Writes the outcome to the status and returns when to reconcile again.
@@ -219,13 +218,13 @@ impl<'a, K: ReconciledImage> Reconciliation<'a, K> {
         let action = match &outcome {
             // The object has changed, and that change triggers the next reconcile.
             _ if !was_written => Action::await_change(),
-            ImageOutcome::NotReady { .. } | ImageOutcome::NotReclaimed { .. } => {
+            ImageOutcome::NotReady(_) | ImageOutcome::NotReclaimed(_) => {
                 return Ok(self.retry_later(&outcome));
             }
             ImageOutcome::Ready(_) => Action::requeue(PERIOD),
             ImageOutcome::Rested
             | ImageOutcome::Admitted { .. }
-            | ImageOutcome::Refused { .. }
+            | ImageOutcome::Refused(_)
             | ImageOutcome::DeletionCommitted
             | ImageOutcome::Reclaimed
             | ImageOutcome::Own(_) => Action::await_change(),

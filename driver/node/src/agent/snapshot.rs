@@ -183,11 +183,7 @@ impl Reconciliation<'_, PoolSnapshot> {
     async fn keep(&self) -> Result<Action, Error> {
         let pool = match self.pool() {
             Ok((_, usable)) => Arc::clone(&usable.pool),
-            Err(Explanation { reason, message }) => {
-                return self
-                    .end(SnapshotOutcome::NotReady { reason, message })
-                    .await;
-            }
+            Err(why) => return self.end(SnapshotOutcome::NotReady(why)).await,
         };
         let (snapshot, formatted) = (self.object.clone(), formatted(self.agent, self.object));
         let permit = self.agent.limiter.volume(&self.object.spec.pool_name).await;
@@ -197,7 +193,7 @@ impl Reconciliation<'_, PoolSnapshot> {
             Err(error) => {
                 self.agent.suspect_pool(&error);
                 let (reason, message) = (error.reason(), Chain(&error).to_string());
-                SnapshotOutcome::NotReady { reason, message }
+                SnapshotOutcome::NotReady(Explanation::new(reason, message))
             }
         };
         self.end(outcome).await
@@ -313,10 +309,10 @@ mod tests {
 
     #[test]
     fn a_refusal_after_the_snapshot_leaves_nothing_reserved() {
-        let refused = SnapshotOutcome::Refused {
+        let refused = SnapshotOutcome::Refused(Explanation {
             reason: Reason::NoSpace,
             message: "full".into(),
-        };
+        });
         let snapshot = admitted_snapshot().after(&refused, at(0));
         assert_eq!(snapshot.status.as_ref().unwrap().reserved, None);
         assert_eq!(phase(&snapshot), ObjectPhase::Rest);

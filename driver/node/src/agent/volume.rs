@@ -64,9 +64,7 @@ impl Kind for PoolVolume {
     }
 
     fn gone(agent: &Agent, name: &str) {
-        agent.damage.forget(name);
-        agent.filesystems.forget(name);
-        agent.unallocated.forget(name);
+        agent.observations.forget(name);
         agent.checks.forget(name);
         agent.health.forget_volume(name);
     }
@@ -119,9 +117,7 @@ impl Reconciliation<'_, PoolVolume> {
     async fn admit(&self) -> Result<Action, Error> {
         let (pool_state, usable) = match self.pool() {
             Ok(found) => found,
-            Err(Explanation { reason, message }) => {
-                return self.refuse(refused(reason, message)).await;
-            }
+            Err(why) => return self.refuse(VolumeOutcome::Refused(why)).await,
         };
         let image = match self.find_own_image(&usable).await? {
             Ok(image) => image,
@@ -165,9 +161,7 @@ impl Reconciliation<'_, PoolVolume> {
     async fn prepare(&self, step: VolumeStep) -> Result<Action, Error> {
         let (pool_state, usable) = match self.pool() {
             Ok(found) => found,
-            Err(Explanation { reason, message }) => {
-                return self.end(VolumeOutcome::NotReady { reason, message }).await;
-            }
+            Err(why) => return self.end(VolumeOutcome::NotReady(why)).await,
         };
         let permit = self.agent.limiter.volume(&self.object.spec.pool_name).await;
         let Some(guard) = self.agent.locks.try_lock(&self.name) else {
@@ -198,9 +192,9 @@ impl Reconciliation<'_, PoolVolume> {
         let outcome = match done {
             Ok(found) => {
                 self.note_allocation(found.not_reallocated.as_ref());
-                match self.agent.damage.of(self.object) {
+                match self.agent.observations.damage_of(self.object) {
                     None => VolumeOutcome::Ready(found.image),
-                    Some((reason, message)) => VolumeOutcome::NotReady { reason, message },
+                    Some(why) => VolumeOutcome::NotReady(why),
                 }
             }
             Err(error) => {
@@ -209,7 +203,7 @@ impl Reconciliation<'_, PoolVolume> {
             }
         };
         match outcome {
-            VolumeOutcome::Refused { .. } => self.refuse(outcome).await,
+            VolumeOutcome::Refused(_) => self.refuse(outcome).await,
             VolumeOutcome::Own(Own::NotGrown { .. }) => match self.write(&outcome).await? {
                 Some(_) => Ok(self.retry_later(&outcome)),
                 None => Ok(Action::await_change()),
@@ -220,19 +214,16 @@ impl Reconciliation<'_, PoolVolume> {
 
     /// Records whether a thick volume has all of its blocks. Its data exists in any case.
     fn note_allocation(&self, not_reallocated: Option<&cistern_host::image::Error>) {
-        match not_reallocated {
-            None => self.agent.unallocated.forget(&self.name),
-            Some(error) => {
-                let (volume, why) = (&self.name, Chain(error).to_string());
-                tracing::warn!(volume, error = why, "a thick volume lacks blocks");
-                self.agent.unallocated.lacks(volume, why);
-            }
+        let missing = not_reallocated.map(|error| Chain(error).to_string());
+        if let Some(error) = &missing {
+            tracing::warn!(volume = self.name, error, "a thick volume lacks blocks");
         }
+        self.agent.observations.allocated(&self.name, missing);
     }
 }
 
 fn refused(reason: Reason, message: String) -> VolumeOutcome {
-    VolumeOutcome::Refused { reason, message }
+    VolumeOutcome::Refused(Explanation::new(reason, message))
 }
 
 /// The outcome of a failed step on the image.
@@ -240,10 +231,12 @@ fn failed(step: VolumeStep, error: &image::Error) -> VolumeOutcome {
     let (reason, message) = (error.reason(), Chain(error).to_string());
     match step {
         // The disk lacks the space that the ledger reserved, and the image is unchanged.
-        VolumeStep::Grow if error.is_no_space() => VolumeOutcome::Own(Own::GrowthRefused {
-            reason: Reason::NoSpace,
-            message,
-        }),
+        VolumeStep::Grow if error.is_no_space() => {
+            VolumeOutcome::Own(Own::GrowthRefused(Explanation {
+                reason: Reason::NoSpace,
+                message,
+            }))
+        }
         VolumeStep::Grow if reason == Reason::ProvisioningFailed => {
             VolumeOutcome::Own(Own::NotGrown { message })
         }
@@ -262,6 +255,6 @@ fn failed(step: VolumeStep, error: &image::Error) -> VolumeOutcome {
         | VolumeStep::AdmitGrowth
         | VolumeStep::Grow
         | VolumeStep::Keep
-        | VolumeStep::Reclaim => VolumeOutcome::NotReady { reason, message },
+        | VolumeStep::Reclaim => VolumeOutcome::NotReady(Explanation::new(reason, message)),
     }
 }

@@ -91,9 +91,9 @@ impl Snapshots for OnNode {
         let pool_state = self.agent.pools.get(&target.pool);
         let pool = match pool_state.as_ref().map(|pool_state| &pool_state.found) {
             Some(PoolAvailability::Usable(usable)) => &usable.pool,
-            Some(PoolAvailability::Unusable { message, .. }) => {
+            Some(PoolAvailability::Unusable { why, .. }) => {
                 return Err(not_ready(format!(
-                    "its pool {} cannot be used: {message}",
+                    "its pool {} cannot be used: {why}",
                     target.pool
                 )));
             }

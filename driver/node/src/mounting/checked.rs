@@ -12,6 +12,7 @@
 use std::{sync::Arc, time::Duration};
 
 use cistern_client::Chain;
+use cistern_crds::Explanation;
 use cistern_host::{Checking, Content, Staged, grow, image, mounting as host};
 use tokio::time::timeout;
 
@@ -60,16 +61,16 @@ impl Mounter {
             Ok(Ok(())) => CheckOutcome::Fit,
             Ok(Err(error)) => CheckOutcome::NotGrown(Chain(&error).to_string()),
             Err(error) => {
-                let why = Chain(&error).to_string();
-                tracing::warn!(volume = request.volume, error = why, "the check failed");
+                let message = Chain(&error).to_string();
+                tracing::warn!(volume = request.volume, error = message, "the check failed");
                 match unfit(&error) {
-                    Some(reason) => CheckOutcome::Unfit { reason, why },
-                    None => CheckOutcome::Failed(why),
+                    Some(reason) => CheckOutcome::Unfit(Explanation::new(reason, message)),
+                    None => CheckOutcome::Failed(message),
                 }
             }
         };
-        if let CheckOutcome::Unfit { reason, why } = &outcome {
-            agent.damage.damaged(&request.volume, *reason, why.clone());
+        if let CheckOutcome::Unfit(why) = &outcome {
+            agent.observations.damaged(&request.volume, why.clone());
         }
         if let Some(ticket) = Arc::into_inner(ticket) {
             ticket.end(outcome);
@@ -150,8 +151,8 @@ pub(super) fn with(
             Ok(staged.map(|staged| (staged, Some(why))))
         }
         (Ok(staged), _) => Ok(staged.map(|staged| (staged, None))),
-        (Err(error), Some(CheckOutcome::Unfit { why, .. })) if is_needed(&error) => {
-            let volume = volume();
+        (Err(error), Some(CheckOutcome::Unfit(why))) if is_needed(&error) => {
+            let (volume, why) = (volume(), why.message);
             Err(Error::Refused { volume, why })
         }
         (Err(error), Some(CheckOutcome::Failed(why))) if is_needed(&error) => {

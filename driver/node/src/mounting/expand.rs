@@ -8,7 +8,7 @@ use cistern_host::{ExpandRequest, grow};
 use futures::FutureExt as _;
 
 use super::{Mounter, finished};
-use crate::{blocking::on_host, usage::Usage};
+use crate::{agent::observations::Growth, blocking::on_host, usage::Usage};
 
 /// A request to grow the device and filesystem of a volume to its image.
 #[derive(Clone, Debug)]
@@ -57,7 +57,10 @@ impl Mounter {
         let volume = self.volume(&request.volume).await?;
         let id = request.volume;
         if let Some(Err(why)) = request.usage.map(|usage| volume.supports(&usage)) {
-            return Err(Error::OtherWay { volume: id, why });
+            return Err(Error::OtherWay {
+                volume: id,
+                why: why.to_string(),
+            });
         }
         let Some(path) = request.path else {
             return Err(Error::NoPath { volume: id });
@@ -77,10 +80,10 @@ impl Mounter {
         let grown = grown.map(|grown| grown.map(Ok::<_, super::Error>));
         let grown = finished(&id, grown).await?;
         match &grown {
-            Ok(_) => self.agent.saw_filesystem(&id, Ok(())),
+            Ok(_) => self.agent.saw_filesystem(&id, Growth::Complete),
             Err(error) if error.leaves_it_smaller() => {
                 let why = Chain(error).to_string();
-                self.agent.saw_filesystem(&id, Err(why));
+                self.agent.saw_filesystem(&id, Growth::Incomplete(why));
             }
             // The request is invalid, or the pool has a problem.
             Err(_) => {}

@@ -15,13 +15,13 @@ use cistern_crds::{
     drift::{LISTED, Orphan, OrphanIdentity},
     volume::SourceKind,
 };
-use cistern_host::{Uid, image};
+use cistern_host::{InvalidUid, Uid, image};
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::elsewhere;
 use crate::{
     agent::{Agent, limiter::Permit, pools::Usable, report::claimed},
-    blocking::on_host,
+    blocking::{Broken, on_host},
     locks::VolumeGuard,
 };
 
@@ -94,14 +94,10 @@ async fn of_pool(agent: &Arc<Agent>, pool: &str, status: &NodePoolStatus) {
                 tracing::warn!(pool, image, name, ?step, "reclaimed an orphaned image");
                 agent.report.request();
             }
-            Err(error) => tracing::warn!(
-                pool,
-                image,
-                name,
-                ?step,
-                error,
-                "cannot remove an orphaned image"
-            ),
+            Err(error) => {
+                let error = Chain(&error);
+                tracing::warn!(pool, image, name, ?step, %error, "cannot remove an orphaned image");
+            }
         }
     }
 }
@@ -174,16 +170,27 @@ async fn acquire(
     })
 }
 
+/// Error of a step on the disk.
+#[derive(Debug, thiserror::Error)]
+enum StepError {
+    #[error(transparent)]
+    Uid(#[from] InvalidUid),
+    #[error(transparent)]
+    Image(#[from] image::Error),
+    #[error(transparent)]
+    Broken(#[from] Broken),
+}
+
 impl DueOrphan {
     /// Runs the step on the disk.
-    async fn take(self, image: &str, now: DateTime<Utc>) -> Result<(), String> {
+    async fn take(self, image: &str, now: DateTime<Utc>) -> Result<(), StepError> {
         let Self {
             step,
             usable,
             permit,
             guard,
         } = self;
-        let uid: Uid = image.parse().map_err(|error| Chain(&error).to_string())?;
+        let uid: Uid = image.parse()?;
         let work = on_host((permit, guard), move || -> Result<(), image::Error> {
             match step {
                 OrphanStep::Discard => usable.pool.discard(&uid, now),
@@ -194,11 +201,7 @@ impl DueOrphan {
                 }
             }
         });
-        match work.await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(Chain(&error).to_string()),
-            Err(error) => Err(Chain(&error).to_string()),
-        }
+        Ok(work.await??)
     }
 }
 

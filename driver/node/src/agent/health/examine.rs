@@ -49,9 +49,7 @@ impl Agent {
         let (reported, now) = (self.reported_of_pool(pool), (self.now)());
         let Some(usable) = pool_state.open() else {
             let seen = match &pool_state.found {
-                PoolAvailability::Unusable {
-                    reason, message, ..
-                } => judgement::of_closed(permit, *reason, message),
+                PoolAvailability::Unusable { why, .. } => judgement::of_closed(permit, why),
                 PoolAvailability::Usable(_) | PoolAvailability::Gone => None,
             };
             let seen = (seen.into_iter().collect(), Visibility::Full);
@@ -118,9 +116,9 @@ impl Agent {
         let (mut seen, visibility) = judgement::of_volume(name, &self.node_name, troubles);
         let of_pool = self.health.of_pool(pool);
         seen.extend(judgement::of_pool_of(name, &of_pool));
-        let damage = self.damage.of(volume);
-        seen.extend(damage.map(|(reason, why)| judgement::of_damage(name, reason, &why)));
-        let lacks = self.unallocated.of(name);
+        let damage = self.observations.damage_of(volume);
+        seen.extend(damage.map(|why| judgement::of_damage(name, &why)));
+        let lacks = self.observations.unallocated(name);
         seen.extend(lacks.map(|why| judgement::of_allocation(name, pool, &why)));
         let reported = volume.status.as_ref().map(|status| &status.problems[..]);
         let now = (self.now)();

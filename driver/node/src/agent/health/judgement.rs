@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use cistern_crds::{PoolSeverity, Reason, VolumeSeverity, health::PoolProblem};
+use cistern_crds::{Explanation, PoolSeverity, Reason, VolumeSeverity, health::PoolProblem};
 use cistern_host::{
     health::{Fill, PoolTrouble, PoolVitals, VolumeTrouble},
     pool::Shortage,
@@ -86,17 +86,13 @@ pub fn is_of_opening(trouble: &PoolTrouble) -> bool {
 }
 
 /// The problem of a pool that could not be opened.
-pub fn of_closed(
-    place: PoolPlace<'_>,
-    reason: Reason,
-    message: &str,
-) -> Option<Observation<PoolSeverity>> {
+pub fn of_closed(place: PoolPlace<'_>, why: &Explanation) -> Option<Observation<PoolSeverity>> {
     // A pool that cannot be removed yet is not unhealthy.
-    (reason != Reason::VolumesRemain).then(|| Observation {
+    (why.reason != Reason::VolumesRemain).then(|| Observation {
         severity: PoolSeverity::Unreachable,
-        reason,
-        message: format!("{place} cannot be used: {message}"),
-        certainty: match reason {
+        reason: why.reason,
+        message: format!("{place} cannot be used: {why}"),
+        certainty: match why.reason {
             Reason::ProbeTimedOut => Certainty::MayPass,
             _ => Certainty::Certain,
         },
@@ -306,10 +302,10 @@ pub fn of_pool_of(volume: &str, problems: &[PoolProblem]) -> Option<Observation<
 }
 
 /// The problem of a volume whose filesystem is not mounted until an administrator repairs it.
-pub fn of_damage(volume: &str, reason: Reason, why: &str) -> Observation<VolumeSeverity> {
+pub fn of_damage(volume: &str, why: &Explanation) -> Observation<VolumeSeverity> {
     Observation {
         severity: VolumeSeverity::Inaccessible,
-        reason,
+        reason: why.reason,
         message: format!("volume {volume}: {why}"),
         certainty: Certainty::Certain,
     }
@@ -443,8 +439,18 @@ mod tests {
 
     #[test]
     fn a_pool_that_cannot_be_removed_yet_is_not_unhealthy() {
-        assert_eq!(of_closed(PLACE, Reason::VolumesRemain, "two images"), None);
-        let missing = of_closed(PLACE, Reason::BackingMissing, "it is gone").unwrap();
+        assert_eq!(
+            of_closed(
+                PLACE,
+                &Explanation::new(Reason::VolumesRemain, "two images")
+            ),
+            None
+        );
+        let missing = of_closed(
+            PLACE,
+            &Explanation::new(Reason::BackingMissing, "it is gone"),
+        )
+        .unwrap();
         assert_eq!(
             missing.message,
             "pool fast on node node-1 cannot be used: it is gone"

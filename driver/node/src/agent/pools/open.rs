@@ -6,7 +6,7 @@
 use std::{path::PathBuf, sync::Arc};
 
 use cistern_client::Chain;
-use cistern_crds::{NodePool, NodePoolStatus, PoolOwner, Reason, names};
+use cistern_crds::{Explanation, NodePool, NodePoolStatus, PoolOwner, Reason, names};
 use cistern_host::{
     Expectation, Pool, PoolDeclaration, Root, Source, Uid, image,
     pool::{self, Broken, Claim, Owner},
@@ -188,8 +188,7 @@ fn unusable(spec: &NodePool, error: &Error) -> PoolAvailability {
         )
     };
     PoolAvailability::Unusable {
-        reason: error.reason(),
-        message: format!("{message}; {advice}"),
+        why: Explanation::new(error.reason(), format!("{message}; {advice}")),
         open: None,
         owner: Some(reported(claim)),
     }

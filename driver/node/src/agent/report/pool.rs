@@ -113,9 +113,7 @@ pub(super) fn with_ready(
         ConditionUpdate::new(ConditionType::Ready, holds, reason, message)
     };
     let finding = match &pool_state.found {
-        PoolAvailability::Unusable {
-            reason, message, ..
-        } => ready(false, *reason, message.clone()),
+        PoolAvailability::Unusable { why, .. } => ready(false, why.reason, why.message.clone()),
         PoolAvailability::Usable(_) | PoolAvailability::Gone if pool_state.spec.retiring => {
             ready(true, Reason::Retiring, closed.unwrap_or_default())
         }

@@ -46,14 +46,14 @@ pub fn after(
                 status.filesystem.clone_from(&image.filesystem);
             }
         }
-        SnapshotOutcome::Refused { .. } => (status.reserved, status.image) = (None, None),
+        SnapshotOutcome::Refused(_) => (status.reserved, status.image) = (None, None),
         SnapshotOutcome::Reclaimed => status.reserved = None,
         SnapshotOutcome::Own(never) => match *never {},
         SnapshotOutcome::Rested
-        | SnapshotOutcome::NotReady { .. }
+        | SnapshotOutcome::NotReady(_)
         // A deletion request of a snapshot is binding immediately.
         | SnapshotOutcome::DeletionCommitted
-        | SnapshotOutcome::NotReclaimed { .. } => {}
+        | SnapshotOutcome::NotReclaimed(_) => {}
     }
     status.observed_generation = snapshot.metadata.generation;
     apply_outcome(

@@ -63,8 +63,7 @@ impl From<Error> for TakeError {
 
 /// The outcome of each snapshot of an attempt that is retried.
 pub fn retried(why: Explanation) -> SnapshotOutcome {
-    let Explanation { reason, message } = why;
-    SnapshotOutcome::NotReady { reason, message }
+    SnapshotOutcome::NotReady(why)
 }
 
 /// Where the images of snapshots come from.
@@ -89,9 +88,7 @@ pub async fn take(
         Err(TakeError::Ended(taken)) => taken,
     };
     let outcome = match taken.clone() {
-        TakeResult::Refused(Explanation { reason, message }) => {
-            SnapshotOutcome::Refused { reason, message }
-        }
+        TakeResult::Refused(why) => SnapshotOutcome::Refused(why),
         TakeResult::NotYet(why) => retried(why),
         TakeResult::Ready(_) | TakeResult::Busy | TakeResult::Overtaken => return Ok(taken),
     };
@@ -162,7 +159,7 @@ async fn admit(
     let refused = |reason, message: String| refused(snapshot, reason, &message);
     let (pool_state, usable) = reconciliation
         .pool()
-        .map_err(|Explanation { reason, message }| refused(reason, message))?;
+        .map_err(|why| refused(why.reason, why.message))?;
     let adopted = reconciliation.find_own_image(&usable).await?;
     let adopted = adopted.map_err(|error| refused(error.reason(), Chain(&error).to_string()))?;
     let (size, image) = match adopted {
@@ -383,7 +380,7 @@ async fn lock_all(
 
 fn pool(agent: &Agent, snapshot: &PoolSnapshot) -> Result<(Arc<PoolState>, Usable), TakeError> {
     let found = Reconciliation::of(agent, snapshot).pool();
-    found.map_err(|Explanation { reason, message }| not_yet(reason, message))
+    found.map_err(|why| TakeError::Ended(TakeResult::NotYet(why)))
 }
 
 /// The result of a disk error for all snapshots. None of them exists.
@@ -408,7 +405,7 @@ fn failed(agent: &Agent, snapshots: &[PoolSnapshot], error: &image::Error) -> Ta
         | Reason::SourceMissing
         | Reason::FreezeFailed
         | Reason::IdentityConflict) => {
-            TakeError::Ended(TakeResult::Refused(Explanation { reason, message }))
+            TakeError::Ended(TakeResult::Refused(Explanation::new(reason, message)))
         }
         Reason::ProvisioningFailed => not_yet(Reason::SnapshotFailed, message),
         reason => not_yet(reason, message),
@@ -426,7 +423,7 @@ fn naming(snapshot: &PoolSnapshot, message: &str) -> String {
 
 fn refused(snapshot: &PoolSnapshot, reason: Reason, message: &str) -> TakeError {
     let message = naming(snapshot, message);
-    TakeError::Ended(TakeResult::Refused(Explanation { reason, message }))
+    TakeError::Ended(TakeResult::Refused(Explanation::new(reason, message)))
 }
 
 /// The image of a snapshot that was taken before is missing. It may come back with its disk.
@@ -436,7 +433,7 @@ fn lost(snapshot: &PoolSnapshot) -> TakeError {
 }
 
 fn not_yet(reason: Reason, message: String) -> TakeError {
-    TakeError::Ended(TakeResult::NotYet(Explanation { reason, message }))
+    TakeError::Ended(TakeResult::NotYet(Explanation::new(reason, message)))
 }
 
 fn broken(snapshots: &[PoolSnapshot], source: Broken) -> Error {

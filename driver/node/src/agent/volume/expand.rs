@@ -21,13 +21,13 @@ use crate::agent::{
 impl Reconciliation<'_, PoolVolume> {
     /// Reserves the bytes of a growth and grows the image, or refuses the growth.
     pub(super) async fn admit_growth(&self) -> Result<Action, Error> {
-        let refused = |reason, message| VolumeOutcome::Own(Own::GrowthRefused { reason, message });
+        let refused = |reason, message| {
+            VolumeOutcome::Own(Own::GrowthRefused(Explanation::new(reason, message)))
+        };
         let pool_state = match self.pool() {
             Ok((pool_state, _)) => pool_state,
             // The pool may be usable again in a moment, and the growth waits.
-            Err(Explanation { reason, message }) => {
-                return self.end(VolumeOutcome::NotReady { reason, message }).await;
-            }
+            Err(why) => return self.end(VolumeOutcome::NotReady(why)).await,
         };
         if let Some(message) = self.agent.closed(&pool_state) {
             return self.refuse(refused(Reason::PoolClosed, message)).await;

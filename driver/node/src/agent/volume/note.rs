@@ -15,12 +15,14 @@ pub(super) async fn note<'a>(
 ) -> Result<Option<Cow<'a, PoolVolume>>, Error> {
     let mut noted = Cow::Borrowed(volume);
     let reconciliation = Reconciliation::of(agent, volume);
-    if let Some(seen) = agent.filesystems.get(&reconciliation.name) {
-        let outcome = VolumeOutcome::Own(Own::Filesystem(seen.clone()));
+    if let Some(growth) = agent.observations.growth_of(&reconciliation.name) {
+        let outcome = VolumeOutcome::Own(Own::Filesystem(growth.clone()));
         let Some(written) = reconciliation.write(&outcome).await? else {
             return Ok(None);
         };
-        agent.filesystems.written(&reconciliation.name, &seen);
+        agent
+            .observations
+            .growth_reported(&reconciliation.name, &growth);
         noted = Cow::Owned(written);
     }
     let health = agent.health.unreported_problems(&noted).map(Own::Health);

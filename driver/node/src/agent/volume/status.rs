@@ -2,14 +2,15 @@
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
-    Bytes, ConditionStatus, ConditionType, PoolVolume, PoolVolumeStatus, Reason, VolumeProblem,
+    Bytes, ConditionStatus, ConditionType, Explanation, PoolVolume, PoolVolumeStatus, Reason,
+    VolumeProblem,
     condition::{self, ConditionUpdate},
     health,
 };
 
 use crate::agent::{
     checks::{self, CheckProgress},
-    filesystems::Seen,
+    observations::Growth,
     outcome::{self, apply_outcome},
 };
 
@@ -25,19 +26,14 @@ pub enum Own {
         size: Bytes,
     },
     /// The growth is refused and the volume keeps its size.
-    GrowthRefused {
-        /// Machine-readable reason.
-        reason: Reason,
-        /// Message for users.
-        message: String,
-    },
+    GrowthRefused(Explanation),
     /// Growing the image failed. The reservation remains.
     NotGrown {
         /// Message for users.
         message: String,
     },
     /// Whether the filesystem fills the grown image, as the Node service saw it.
-    Filesystem(Seen),
+    Filesystem(Growth),
     /// The problems of the volume; empty for a healthy one.
     Health(Vec<VolumeProblem>),
     /// Progress of the check of its filesystem.
@@ -80,17 +76,17 @@ pub fn after(volume: &PoolVolume, outcome: &VolumeOutcome, now: DateTime<Utc>) -
                 status.extents = image.extents;
             }
         }
-        VolumeOutcome::Refused { .. } => (status.reserved, status.image) = (None, None),
+        VolumeOutcome::Refused(_) => (status.reserved, status.image) = (None, None),
         VolumeOutcome::DeletionCommitted => status.deletion_committed = true,
         VolumeOutcome::Reclaimed => status.reserved = None,
         VolumeOutcome::Own(Own::GrowthAdmitted { size }) => status.reserved = Some(*size),
         // Also if the disk lacked the reserved space.
-        VolumeOutcome::Own(Own::GrowthRefused { .. }) => status.reserved = status.size,
+        VolumeOutcome::Own(Own::GrowthRefused(_)) => status.reserved = status.size,
         VolumeOutcome::Own(Own::Health(problems)) => status.problems.clone_from(problems),
         VolumeOutcome::Rested
         | VolumeOutcome::Own(Own::NotGrown { .. } | Own::Filesystem(_) | Own::Checking(_))
-        | VolumeOutcome::NotReady { .. }
-        | VolumeOutcome::NotReclaimed { .. } => {}
+        | VolumeOutcome::NotReady(_)
+        | VolumeOutcome::NotReclaimed(_) => {}
     }
     status.observed_generation = volume.metadata.generation;
     let own = [
@@ -141,14 +137,14 @@ fn healthy(status: &PoolVolumeStatus, outcome: &VolumeOutcome) -> Option<Conditi
         VolumeOutcome::Ready(_)
         | VolumeOutcome::Rested
         | VolumeOutcome::Admitted { .. }
-        | VolumeOutcome::Refused { .. }
-        | VolumeOutcome::NotReady { .. }
+        | VolumeOutcome::Refused(_)
+        | VolumeOutcome::NotReady(_)
         | VolumeOutcome::DeletionCommitted
         | VolumeOutcome::Reclaimed
-        | VolumeOutcome::NotReclaimed { .. }
+        | VolumeOutcome::NotReclaimed(_)
         | VolumeOutcome::Own(
             Own::GrowthAdmitted { .. }
-            | Own::GrowthRefused { .. }
+            | Own::GrowthRefused(_)
             | Own::NotGrown { .. }
             | Own::Filesystem(_)
             | Own::Checking(_),
@@ -193,14 +189,14 @@ fn expanded(volume: &PoolVolume, outcome: &VolumeOutcome) -> Option<ConditionUpd
         VolumeOutcome::Own(Own::GrowthAdmitted { size }) => {
             not(Reason::Pending, format!("the image is growing to {size}"))
         }
-        VolumeOutcome::Own(Own::GrowthRefused { reason, message }) => not(*reason, message.clone()),
+        VolumeOutcome::Own(Own::GrowthRefused(why)) => not(why.reason, why.message.clone()),
         VolumeOutcome::Own(Own::NotGrown { message }) => {
             not(Reason::ExpansionFailed, message.clone())
         }
-        VolumeOutcome::Own(Own::Filesystem(Err(message))) => {
+        VolumeOutcome::Own(Own::Filesystem(Growth::Incomplete(message))) => {
             not(Reason::FilesystemSmaller, message.clone())
         }
-        VolumeOutcome::Own(Own::Filesystem(Ok(())))
+        VolumeOutcome::Own(Own::Filesystem(Growth::Complete))
             if failed == Some(Reason::FilesystemSmaller) =>
         {
             holds()
@@ -217,14 +213,16 @@ fn expanded(volume: &PoolVolume, outcome: &VolumeOutcome) -> Option<ConditionUpd
                 holds()
             }
         }
-        VolumeOutcome::Own(Own::Filesystem(Ok(())) | Own::Health(_) | Own::Checking(_))
+        VolumeOutcome::Own(
+            Own::Filesystem(Growth::Complete) | Own::Health(_) | Own::Checking(_),
+        )
         | VolumeOutcome::Rested
         | VolumeOutcome::Admitted { .. }
-        | VolumeOutcome::Refused { .. }
-        | VolumeOutcome::NotReady { .. }
+        | VolumeOutcome::Refused(_)
+        | VolumeOutcome::NotReady(_)
         | VolumeOutcome::DeletionCommitted
         | VolumeOutcome::Reclaimed
-        | VolumeOutcome::NotReclaimed { .. } => None,
+        | VolumeOutcome::NotReclaimed(_) => None,
     }
 }
 
@@ -294,10 +292,10 @@ mod tests {
             pair("False", Reason::Pending)
         );
 
-        let refused = VolumeOutcome::Refused {
+        let refused = VolumeOutcome::Refused(Explanation {
             reason: Reason::NoSpace,
             message: "full".into(),
-        };
+        });
         let status = after(&wanted_volume(), &refused, at(0));
         assert_eq!(status.reserved, None);
         assert_eq!(
@@ -360,10 +358,10 @@ mod tests {
 
     #[test]
     fn a_refused_growth_keeps_its_reason_and_no_reservation() {
-        let refusal = VolumeOutcome::Own(Own::GrowthRefused {
+        let refusal = VolumeOutcome::Own(Own::GrowthRefused(Explanation {
             reason: Reason::NoSpace,
             message: "full".into(),
-        });
+        }));
         let admission = VolumeOutcome::Own(Own::GrowthAdmitted {
             size: Bytes::gib(2),
         });
@@ -397,7 +395,7 @@ mod tests {
 
     #[test]
     fn a_filesystem_that_has_not_grown_is_reported_until_it_has() {
-        let smaller = VolumeOutcome::Own(Own::Filesystem(Err("mounted".into())));
+        let smaller = VolumeOutcome::Own(Own::Filesystem(Growth::Incomplete("mounted".into())));
         let ready = VolumeOutcome::Ready(of_size(2));
         let volume = grown(&[ready.clone(), smaller.clone(), ready.clone()]);
         assert_eq!(
@@ -405,7 +403,11 @@ mod tests {
             pair("False", Reason::FilesystemSmaller)
         );
         assert_eq!(sizes(&volume), (GIB[2], GIB[2]));
-        let volume = grown(&[ready, smaller, VolumeOutcome::Own(Own::Filesystem(Ok(())))]);
+        let volume = grown(&[
+            ready,
+            smaller,
+            VolumeOutcome::Own(Own::Filesystem(Growth::Complete)),
+        ]);
         assert_eq!(
             condition_of(&volume.status.unwrap(), ConditionType::Expanded),
             pair("True", Reason::Reconciled)
@@ -516,10 +518,10 @@ mod tests {
 
     #[test]
     fn an_admitted_volume_that_cannot_be_made_has_no_reservation() {
-        let refused = VolumeOutcome::Refused {
+        let refused = VolumeOutcome::Refused(Explanation {
             reason: Reason::SourceMissing,
             message: "gone".into(),
-        };
+        });
         let status = after(&admitted_volume(), &refused, at(0));
         assert_eq!((status.reserved, status.image.clone()), (None, None));
         assert_eq!(
@@ -530,10 +532,10 @@ mod tests {
 
     #[test]
     fn a_failing_volume_keeps_its_reservation_and_its_image() {
-        let failed = VolumeOutcome::NotReady {
+        let failed = VolumeOutcome::NotReady(Explanation {
             reason: Reason::ImageMissing,
             message: "gone".into(),
-        };
+        });
         let status = after(&ready_volume(), &failed, at(0));
         assert_eq!(
             condition_of(&status, ConditionType::Ready),
@@ -572,10 +574,10 @@ mod tests {
             condition_of(&status, ConditionType::Reclaimed),
             pair("True", Reason::Reconciled)
         );
-        let busy = VolumeOutcome::NotReclaimed {
+        let busy = VolumeOutcome::NotReclaimed(Explanation {
             reason: Reason::InUse,
             message: "mounted".into(),
-        };
+        });
         let status = after(&ready_volume(), &busy, at(0));
         assert_eq!(status.reserved, Some(Bytes::gib(1)));
         assert_eq!(

@@ -1,0 +1,171 @@
+//! What the Node service and the reconciles observe of volumes in use, until a status reports it.
+//!
+//! The agent is the only writer of a PoolVolume's status, and a starting pod does not wait for a write.
+//! Missing blocks of thick volumes are only in memory: staging and each reconcile try to allocate them
+//! again.
+
+use std::collections::HashMap;
+
+use cistern_crds::{ConditionType, Explanation, PoolVolume, Reason, condition};
+use kube::ResourceExt as _;
+use parking_lot::Mutex;
+
+/// Reasons for which a filesystem is not mounted: it is damaged, or too large to be checked.
+const DAMAGE: [Reason; 2] = [Reason::FilesystemDamaged, Reason::TooLargeToCheck];
+
+/// The latest observations by name of the volume.
+#[derive(Debug, Default)]
+pub struct Observations(Mutex<HashMap<String, Observed>>);
+
+#[derive(Debug, Default)]
+struct Observed {
+    mount: Option<MountResult>,
+    growth: Option<Growth>,
+    /// Why blocks are missing.
+    unallocated: Option<String>,
+}
+
+#[derive(Debug)]
+enum MountResult {
+    /// The filesystem was not mounted, for one of [`DAMAGE`].
+    Damaged(Explanation),
+    /// The filesystem was mounted after a repair.
+    Repaired,
+}
+
+/// The result of growing a filesystem to the size of its image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Growth {
+    /// The filesystem fills its image.
+    Complete,
+    /// The filesystem is smaller than its image, because of the error.
+    Incomplete(String),
+}
+
+impl Observations {
+    /// Records a filesystem that was not mounted because it is damaged or too large to be checked.
+    pub fn damaged(&self, volume: &str, why: Explanation) {
+        self.update(volume, |seen| seen.mount = Some(MountResult::Damaged(why)));
+    }
+
+    /// Records a mounted filesystem. Returns false if it is not known to have been damaged.
+    pub fn mounted(&self, name: &str, volume: Option<&PoolVolume>) -> bool {
+        let mut all = self.0.lock();
+        let is_known = all.get(name).is_some_and(|seen| seen.mount.is_some());
+        let was_damaged = is_known || volume.is_some_and(|v| reported_damage(v).is_some());
+        if was_damaged {
+            all.entry(name.to_owned()).or_default().mount = Some(MountResult::Repaired);
+        }
+        was_damaged
+    }
+
+    /// Why a volume's filesystem was not mounted, if it was not. From the first report on, the status
+    /// holds it, also for the next process.
+    pub fn damage_of(&self, volume: &PoolVolume) -> Option<Explanation> {
+        let all = self.0.lock();
+        let seen = all.get(&volume.name_any());
+        match seen.and_then(|seen| seen.mount.as_ref()) {
+            Some(MountResult::Damaged(why)) => Some(why.clone()),
+            Some(MountResult::Repaired) => None,
+            None => reported_damage(volume),
+        }
+    }
+
+    /// Records the result of growing a filesystem until it is reported.
+    pub fn grew(&self, volume: &str, growth: Growth) {
+        self.update(volume, |seen| seen.growth = Some(growth));
+    }
+
+    /// The unreported result of growing a volume's filesystem.
+    pub fn growth_of(&self, volume: &str) -> Option<Growth> {
+        self.0.lock().get(volume)?.growth.clone()
+    }
+
+    /// Forgets a reported result, unless there is a later one.
+    pub fn growth_reported(&self, volume: &str, growth: &Growth) {
+        self.update(volume, |seen| {
+            seen.growth.take_if(|latest| latest == growth);
+        });
+    }
+
+    /// Records why a thick volume lacks blocks; None if it has all of them.
+    pub fn allocated(&self, volume: &str, missing: Option<String>) {
+        self.update(volume, |seen| seen.unallocated = missing);
+    }
+
+    /// Why a thick volume lacks blocks, if it does.
+    pub fn unallocated(&self, volume: &str) -> Option<String> {
+        self.0.lock().get(volume)?.unallocated.clone()
+    }
+
+    /// Forgets a volume that is gone.
+    pub fn forget(&self, volume: &str) {
+        self.0.lock().remove(volume);
+    }
+
+    fn update(&self, volume: &str, change: impl FnOnce(&mut Observed)) {
+        change(self.0.lock().entry(volume.to_owned()).or_default());
+    }
+}
+
+fn reported_damage(volume: &PoolVolume) -> Option<Explanation> {
+    let status = volume.status.as_ref()?;
+    let ready = condition::find(&status.conditions, ConditionType::Ready)?;
+    let reason = Reason::parse(&ready.reason).filter(|reason| DAMAGE.contains(reason))?;
+    let message = ready.message.clone();
+    Some(Explanation::new(reason, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use cistern_crds::condition::ConditionUpdate;
+
+    use super::*;
+    use crate::testing::{at, ready_volume};
+
+    fn damaged_volume() -> PoolVolume {
+        let mut volume = ready_volume();
+        let reason = Reason::FilesystemDamaged;
+        let finding = ConditionUpdate::new(ConditionType::Ready, false, reason, "broken");
+        let conditions = &mut volume.status.as_mut().unwrap().conditions;
+        condition::set(conditions, &finding, None, at(0));
+        volume
+    }
+
+    fn why(reason: Reason, message: &str) -> Explanation {
+        let message = message.to_owned();
+        Explanation::new(reason, message)
+    }
+
+    #[test]
+    fn damage_is_known_until_the_volume_is_mounted_also_to_the_next_process() {
+        let (well, broken) = (ready_volume(), damaged_volume());
+        let name = well.name_any();
+        let first = Observations::default();
+        assert!(!first.mounted(&name, Some(&well)));
+        let large = why(Reason::TooLargeToCheck, "large");
+        first.damaged(&name, large.clone());
+        assert_eq!(first.damage_of(&well), Some(large));
+
+        let next = Observations::default();
+        let damage = why(Reason::FilesystemDamaged, "broken");
+        assert_eq!(next.damage_of(&broken), Some(damage));
+        assert!(next.mounted(&name, Some(&broken)));
+        // The status still reports the damage.
+        assert_eq!(next.damage_of(&broken), None);
+        assert_eq!(next.damage_of(&well), None);
+    }
+
+    #[test]
+    fn a_growth_that_ends_during_a_write_is_kept() {
+        let observations = Observations::default();
+        let smaller = Growth::Incomplete("mounted".to_owned());
+        observations.grew("a", smaller.clone());
+        assert_eq!(observations.growth_of("a"), Some(smaller.clone()));
+        observations.grew("a", Growth::Complete);
+        observations.growth_reported("a", &smaller);
+        assert_eq!(observations.growth_of("a"), Some(Growth::Complete));
+        observations.growth_reported("a", &Growth::Complete);
+        assert_eq!(observations.growth_of("a"), None);
+    }
+}
