@@ -1,11 +1,10 @@
-//! A real cluster with Cistern in it, wherever it is.
+//! A real cluster that runs Cistern.
 //!
-//! The cluster is the one that `KUBECONFIG` names; no other is ever guessed. Where it is the
-//! harness' own (`CISTERN_HARNESS_CLUSTER`), Cistern is installed from this checkout first, and
-//! what happens to nodes in real life can be done to them.
+//! `KUBECONFIG` names the cluster; there is no default. On the harness' own cluster (`CISTERN_HARNESS_CLUSTER`),
+//! Cistern is first installed from this checkout, and tests may reboot, stop or restart nodes.
 //!
-//! *Invariant:* tests run beside each other, but for those that everybody would notice, which run
-//! alone; and each removes what it made, or keeps it to be looked at when it failed.
+//! *Invariant:* tests run in parallel, except those that disturb other tests, which run alone. Each test removes
+//! the objects it creates, or keeps them for inspection when it fails.
 
 use std::{
     collections::BTreeMap,
@@ -38,16 +37,16 @@ pub use disk::Disk;
 pub use harness::Harness;
 pub use test::Test;
 
-/// Where Cistern is installed.
+/// The namespace of Cistern.
 pub const NAMESPACE: &str = "cistern-system";
-/// On everything that a test makes; the value is the test's name.
+/// The label on every object that a test creates; the value is the test's name.
 pub const TEST_LABEL: &str = "e2e.cistern.storage/test";
 
-/// How long the slowest ordinary thing may take on a busy machine: an image is unpacked, a pod
-/// starts, an object goes.
+/// The time limit for the slowest ordinary operations on a busy machine, such as unpacking an image, starting a
+/// pod or deleting an object.
 pub const PATIENCE: Duration = Duration::from_mins(2);
 
-/// A connection to the cluster. Lives in the runtime of the test that made it.
+/// A connection to the cluster. It belongs to the runtime of the test that created it.
 #[derive(Clone)]
 #[expect(missing_debug_implementations, reason = "kube's client has none")]
 pub struct Cluster {
@@ -56,11 +55,11 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Connects. The first test of a run also installs Cistern, where that is ours to do, and
-    /// removes what earlier runs have kept.
+    /// Connects. On the harness' cluster, the first test of a run also installs Cistern and removes what earlier
+    /// runs have kept.
     ///
     /// # Panics
-    /// When `KUBECONFIG` is not set or Cistern is not there.
+    /// When `KUBECONFIG` is not set or Cistern is not installed.
     pub async fn connect() -> Self {
         static PREPARED: OnceCell<()> = OnceCell::const_new();
         assert!(
@@ -76,17 +75,17 @@ impl Cluster {
         this
     }
 
-    /// The client.
+    /// Returns the Kubernetes client.
     pub fn client(&self) -> Client {
         self.client.clone()
     }
 
-    /// Runs kubectl and gives what it printed.
+    /// Runs kubectl and returns its output.
     pub async fn kubectl<I: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = I>) -> String {
         output(self.kubectl_command(arguments), 2 * PATIENCE).await
     }
 
-    /// The same as a command.
+    /// Returns a kubectl command for this cluster.
     pub fn kubectl_command<I: AsRef<OsStr>>(
         &self,
         arguments: impl IntoIterator<Item = I>,
@@ -96,12 +95,12 @@ impl Cluster {
         command
     }
 
-    /// What is installed in a cluster of the harness.
+    /// The manifests that are installed in a cluster of the harness.
     pub fn manifests() -> PathBuf {
         workspace().join("manifests/kind-snapshots")
     }
 
-    /// Installs Cistern, or installs it again, and waits until all of it runs.
+    /// Installs or reinstalls Cistern and waits until all of it runs.
     pub async fn install(&self) {
         self.apply().await;
         self.wait_until_installed().await;
@@ -138,10 +137,10 @@ impl Cluster {
         }
     }
 
-    /// The names of the nodes that take ordinary pods.
+    /// Returns the names of the nodes that accept ordinary pods.
     ///
     /// # Panics
-    /// When there are fewer than three: the tests need them.
+    /// When there are fewer than three, because the tests need three.
     pub async fn workers(&self) -> [String; 3] {
         let nodes: Api<Node> = Api::all(self.client());
         let nodes = nodes
@@ -168,7 +167,7 @@ impl Cluster {
             .unwrap_or_else(|found| panic!("the tests need three workers, not {found:?}"))
     }
 
-    /// The pods of one component of Cistern, by the name of their node.
+    /// Returns the pods of one component of Cistern by node name.
     pub async fn component(&self, component: &str) -> BTreeMap<String, Pod> {
         let pods: Api<Pod> = Api::namespaced(self.client(), NAMESPACE);
         let selector = format!("{}={component}", cistern_crds::names::COMPONENT_LABEL);
@@ -187,9 +186,9 @@ impl Cluster {
             let running = !self.component("node").await.is_empty();
             self.apply().await;
             if running {
-                // A test that was killed may have taken one away.
+                // A test that was killed may have removed an agent.
                 self.return_agents().await;
-                // The images may be new ones under the same names, and the old ones may not run.
+                // The images may be new under the same names, and the old ones may fail to run.
                 self.kubectl([
                     "--namespace",
                     NAMESPACE,
@@ -211,11 +210,11 @@ impl Cluster {
     }
 }
 
-/// Says that a part of the tests does not run here, past the test runner, which would hide it.
+/// Prints that a part of the tests is skipped. Bypasses the test runner, which would hide the output.
 ///
 /// # Panics
-/// On the harness' own cluster, which has all that the tests need: a test that skips itself there shows
-/// nothing and would pass.
+/// On the harness' own cluster, which has all that the tests need: a skipped test would pass there without
+/// testing anything.
 pub fn skipped(what: &str, reason: &str) {
     use std::io::Write as _;
 
@@ -225,7 +224,7 @@ pub fn skipped(what: &str, reason: &str) {
         "{what} has to be tested on the harness' own cluster: {reason}"
     );
     let count = COUNT.fetch_add(1, Ordering::Relaxed) + 1;
-    // Nothing can be done about a closed standard error.
+    // A closed standard error cannot be handled.
     let _ = writeln!(
         std::io::stderr(),
         "SKIPPED {what}: {reason} ({count} skipped so far)"

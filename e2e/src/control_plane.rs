@@ -1,7 +1,7 @@
 //! A real etcd and kube-apiserver on loopback, without nodes.
 //!
-//! RBAC is on, service account tokens are real (the API server hands them out), nothing schedules or
-//! reconciles: what happens in it, the test and the processes under test do.
+//! RBAC is on and service account tokens are real (the API server issues them). No scheduler and no controller
+//! run: only the test and the processes under test change objects.
 
 use std::{
     net::{Ipv4Addr, SocketAddr, TcpListener},
@@ -26,31 +26,31 @@ use crate::{
 };
 
 const TOKEN: &str = "admin-of-the-test";
-/// Go programs collect garbage at five times what is in use, not at twice: memory is what a small
-/// machine has, and time is what it lacks.
+/// Lets Go programs collect garbage at five times the live heap instead of twice: a small machine has memory to
+/// spare, but little CPU time.
 const GARBAGE: (&str, &str) = ("GOGC", "400");
 const START: Duration = Duration::from_mins(1);
 
-/// An API server with Cistern's custom resources, and the etcd behind it.
+/// An API server with Cistern's custom resources, and its etcd.
 #[derive(Debug)]
 pub struct ControlPlane {
     config: Config,
     kubeconfig: PathBuf,
-    // Dropped in this order: the folder goes when nobody writes there any more.
+    // Dropped in this order: the folder is removed when no process writes there any more.
     apiserver: Process,
     etcd: Process,
     folder: Folder,
 }
 
 impl ControlPlane {
-    /// The one that all tests of this binary share. Objects without a namespace are shared, too:
-    /// give them names of the test's own.
+    /// Returns the control plane that all tests of this binary share. Cluster-scoped objects are shared, too, so
+    /// a test must give them unique names.
     pub async fn shared() -> &'static Self {
         static SHARED: OnceCell<ControlPlane> = OnceCell::const_new();
         SHARED.get_or_init(Self::start).await
     }
 
-    /// A new one, with the custom resources established.
+    /// Starts a new control plane and establishes the custom resources.
     pub async fn start() -> Self {
         let started = Instant::now();
         let (etcd, apiserver) = (tool("etcd").await, tool("kube-apiserver").await);
@@ -73,8 +73,8 @@ impl ControlPlane {
         let tokens = folder.join("tokens.csv");
         std::fs::write(&tokens, format!("{TOKEN},admin,admin,system:masters\n"))
             .expect("the folder is ours");
-        // It makes its own certificates here, and before it reads the service accounts' key: so
-        // its own key serves as that, too.
+        // The API server creates its certificates here before it reads the service account key, so its own key
+        // also serves as that key.
         let certificates = folder.join("certificates");
         let own_key = certificates.join("apiserver.key");
         let mut command = dying_with_us(apiserver);
@@ -96,7 +96,7 @@ impl ControlPlane {
                 "--authorization-mode=RBAC",
                 "--allow-privileged=true",
                 "--endpoint-reconciler-type=none",
-                // Nobody makes the service account that it would want for every pod.
+                // No controller creates the service account that this plugin requires for every pod.
                 "--disable-admission-plugins=ServiceAccount",
             ])
             .env(GARBAGE.0, GARBAGE.1);
@@ -141,38 +141,37 @@ impl ControlPlane {
         this
     }
 
-    /// A client that may do everything. A client lives in the runtime of the test that asked for
-    /// it, so each test asks.
+    /// Returns a client with all permissions. A client belongs to the runtime of its test, so each test gets its own.
     pub fn client(&self) -> Client {
         Client::try_from(self.config.clone()).expect("it worked at the start")
     }
 
-    /// A configuration to be changed, for example to impersonate somebody.
+    /// Returns a client configuration to modify, for example to impersonate a user.
     pub fn config(&self) -> Config {
         self.config.clone()
     }
 
-    /// A kubeconfig for the same user, for other processes.
+    /// Returns a kubeconfig for the same user, for other processes.
     pub fn kubeconfig(&self) -> &std::path::Path {
         &self.kubeconfig
     }
 
-    /// The API server's process: stop it, let it hang, look at its log.
+    /// Returns the API server's process, to stop it, suspend it or read its log.
     pub fn apiserver(&self) -> &Process {
         &self.apiserver
     }
 
-    /// The process of etcd.
+    /// Returns the process of etcd.
     pub fn etcd(&self) -> &Process {
         &self.etcd
     }
 
-    /// The folder that holds all of it.
+    /// Returns the folder of all files.
     pub fn folder(&self) -> &Folder {
         &self.folder
     }
 
-    /// Applies the definitions of the custom resources and waits until they are served.
+    /// Applies the custom resource definitions and waits until they are served.
     pub async fn install_definitions(&self) {
         let api: Api<CustomResourceDefinition> = Api::all(self.client());
         let parameters = PatchParams::apply("cistern-e2e").force();
@@ -204,7 +203,7 @@ impl ControlPlane {
     }
 }
 
-/// The configuration of a client, if the API server says that it is ready.
+/// Returns a client configuration if the API server is ready.
 async fn ready(kubeconfig: &std::path::Path) -> Result<Config, Box<dyn std::error::Error>> {
     let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
     let options = KubeConfigOptions::default();
@@ -216,12 +215,12 @@ async fn ready(kubeconfig: &std::path::Path) -> Result<Config, Box<dyn std::erro
     Ok(config)
 }
 
-/// Free addresses. Every process has a loopback address of its own, made of its id, so no other
-/// test takes a port between now and its use.
+/// Returns free addresses. Each process uses a loopback address derived from its id, so no other test can take a
+/// port before it is used.
 pub fn free_addresses<const COUNT: usize>() -> [SocketAddr; COUNT] {
     let [_, high, middle, low] = std::process::id().to_be_bytes();
     let ip = Ipv4Addr::new(127, 64 + high % 64, middle, low);
-    // All are held until all are known, so that they differ.
+    // All are kept open until all are known, so that they differ.
     let listeners = [(); COUNT]
         .map(|()| TcpListener::bind((ip, 0)).expect("a loopback address has free ports"));
     listeners.map(|listener| listener.local_addr().expect("it is bound"))

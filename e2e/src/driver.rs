@@ -1,7 +1,7 @@
-//! The real driver, both its processes, on one node that lives in this machine.
+//! The real driver, controller and node service, for one node on this machine.
 //!
-//! No kubelet and no operator run: a test calls the CSI sockets as kubelet and the sidecars would,
-//! and declares the pools of the node as the operator would.
+//! No kubelet and no operator run: a test calls the CSI sockets as kubelet and the sidecars do, and declares the
+//! pools of the node as the operator does.
 
 use std::{
     net::SocketAddr,
@@ -41,19 +41,19 @@ const NODE: &str = "node";
 /// `cistern-driver controller` and `cistern-driver node`.
 #[derive(Debug)]
 pub struct Driver {
-    // Dropped in this order: the processes, what they use, where they keep it.
+    // Dropped in this order: the processes, what they use, their files.
     controller: Service,
     node: Service,
     host: Host,
     nodes: Api<StorageNode>,
 }
 
-/// What a test may want otherwise of the processes.
+/// Options of the processes that a test can change.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Which log lines they write.
+    /// The filter of their log lines.
     pub log_level: &'static str,
-    /// How often the node looks at the health of pools and volumes, as its option has it.
+    /// How often the node probes the health of pools and volumes, in the format of its option.
     pub health_interval: &'static str,
 }
 
@@ -66,7 +66,7 @@ impl Default for Options {
     }
 }
 
-/// The node's side of the machine: what is there whether or not the driver runs.
+/// The host state that exists whether or not the driver runs.
 #[derive(Debug)]
 struct Host {
     name: String,
@@ -79,12 +79,12 @@ struct Host {
 }
 
 impl Driver {
-    /// Starts both processes for a node of this name, which carries no pool yet.
+    /// Starts both processes for a node of this name without pools.
     pub async fn start(control_plane: &ControlPlane, node_name: &str) -> Self {
         Self::start_with(control_plane, node_name, Options::default()).await
     }
 
-    /// As [`Self::start`], with other options.
+    /// Starts both processes as [`Self::start`] does, with other options.
     pub async fn start_with(
         control_plane: &ControlPlane,
         node_name: &str,
@@ -127,8 +127,7 @@ impl Driver {
         }
     }
 
-    /// Gives the node a pool of thin and thick volumes in an image file, and waits until it can be
-    /// used.
+    /// Adds a pool of thin and thick volumes in an image file, and waits until it is ready.
     pub async fn add_image_pool(&self, name: &str, size: Bytes) -> NodePoolStatus {
         let pool = NodePool {
             name: name.to_owned(),
@@ -150,7 +149,7 @@ impl Driver {
         self.ready_pool(name).await
     }
 
-    /// Replaces the pools that the node is to carry.
+    /// Replaces the pools in the node's spec.
     pub async fn set_pools(&self, pools: Vec<NodePool>) {
         let patch = Patch::Merge(json!({"spec": {"pools": pools}}));
         self.nodes
@@ -159,8 +158,7 @@ impl Driver {
             .expect("the API server takes the pools");
     }
 
-    /// Waits until the pool can be used and the controller knows it, and gives what the agent says
-    /// of it.
+    /// Waits until the pool is ready and the controller knows it, and returns its status as the agent reports it.
     pub async fn ready_pool(&self, name: &str) -> NodePoolStatus {
         let what = format!("pool {name} to be ready on {}", self.host.name);
         eventually(&what, Duration::from_mins(1), async || {
@@ -169,7 +167,7 @@ impl Driver {
                 Some(pool) if pool.is_ready() => pool,
                 other => return Err(format!("{other:?}")),
             };
-            // Its watch shows a change a moment after the API server has it.
+            // The controller's watch delivers a change shortly after the API server stores it.
             let known = self.room_known_to_controller(name).await;
             if known == pool.thin_room.to_i64() {
                 Ok(pool)
@@ -180,7 +178,7 @@ impl Driver {
         .await
     }
 
-    /// Bytes for thin volumes that the controller tells of the pool on this node.
+    /// Returns the bytes for thin volumes that the controller reports for the pool on this node.
     async fn room_known_to_controller(&self, pool: &str) -> i64 {
         let here = (
             names::TOPOLOGY_KEY.to_owned(),
@@ -200,7 +198,7 @@ impl Driver {
             .available_capacity
     }
 
-    /// The node's custom resource.
+    /// Returns the node's custom resource.
     pub async fn storage_node(&self) -> StorageNode {
         let name = &self.host.name;
         self.nodes
@@ -234,12 +232,12 @@ impl Driver {
         NodeClient::new(self.node.channel().await)
     }
 
-    /// The CSI service of the node that tells of its snapshots' data.
+    /// The CSI snapshot metadata service of the node.
     pub async fn metadata_client(&self) -> SnapshotMetadataClient<Channel> {
         SnapshotMetadataClient::new(self.node.channel().await)
     }
 
-    /// The CSI identity service of both processes.
+    /// The CSI identity services of both processes.
     pub async fn identity_clients(&self) -> [IdentityClient<Channel>; 2] {
         [
             IdentityClient::new(self.controller.channel().await),
@@ -247,22 +245,22 @@ impl Driver {
         ]
     }
 
-    /// The folder that takes kubelet's place: staging and target paths are below it.
+    /// Returns the folder that stands in for kubelet's, which contains staging and target paths.
     pub fn kubelet_root(&self) -> PathBuf {
         self.host.kubelet_root()
     }
 
-    /// The folder of the pools.
+    /// Returns the folder of the pools.
     pub fn storage_root(&self) -> PathBuf {
         self.host.storage_root()
     }
 
-    /// What is mounted below a folder of the node.
+    /// Returns the mounts below a folder of the node.
     pub fn mounts_below(&self, folder: &Path) -> Vec<PathBuf> {
         self.host.mounts.mounts_below(folder)
     }
 
-    /// A command that sees the mounts of the node.
+    /// Returns a command that runs in the node's mount namespace.
     pub fn command_on_node(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         self.host.mounts.command(program)
     }
@@ -274,13 +272,13 @@ impl Driver {
         self.controller.start_again(command).await;
     }
 
-    /// Kills the node's process and starts it again; mounts stay, as they do when a pod restarts.
+    /// Kills the node's process and starts it again. Mounts stay, as when a pod restarts.
     pub async fn restart_node(&mut self) {
         self.kill_node();
         self.start_node().await;
     }
 
-    /// Asks the node's process to end, and waits until it has.
+    /// Stops the node's process with SIGTERM and waits until it has ended.
     ///
     /// # Panics
     /// When it ends with an error.
@@ -298,7 +296,7 @@ impl Driver {
         self.node.start_again(self.host.node_command()).await;
     }
 
-    /// Kills the node's process, ends all mounts, and starts it again: a reboot.
+    /// Simulates a reboot: kills the node's process, unmounts everything, and starts it again.
     pub async fn reboot_node(&mut self) {
         self.node.kill();
         self.host.mounts = MountNamespace::new(self.host.folder.path()).await;
@@ -306,27 +304,26 @@ impl Driver {
         self.node.start_again(self.host.node_command()).await;
     }
 
-    /// Lets `cistern-driver fsck` look at the node.
+    /// Runs `cistern-driver fsck` on the node.
     ///
     /// # Panics
-    /// When it finds something.
+    /// When it reports findings.
     pub async fn fsck(&self) {
         let command = self.host.fsck_command();
         output(command, Duration::from_secs(30)).await;
     }
 
-    /// Ends the driver.
+    /// Stops the driver.
     ///
     /// # Panics
-    /// When `fsck` finds something, a volume is still mounted, a process does not end in peace, or
-    /// a loop device is left.
+    /// When `fsck` reports findings, a volume is still mounted, a process ends with an error, or a loop device is left.
     pub async fn finish(mut self) {
         self.fsck().await;
         let mounts = self.mounts_below(&self.kubelet_root());
         assert_eq!(mounts, Vec::<PathBuf>::new(), "volumes are still mounted");
         self.controller.stop().await;
         self.node.stop().await;
-        // What is mounted now are the pools: they stay, and only a reboot ends them.
+        // Only pools are mounted now. They stay mounted until a reboot.
         self.host.mounts = MountNamespace::new(self.host.folder.path()).await;
         self.host.wait_until_detached().await;
     }
@@ -360,11 +357,11 @@ impl Host {
         command.arg(NODE);
         self.serve(&mut command, NODE, self.node_http);
         self.place(&mut command);
-        // The machine that tests run on may be full; nobody evicts anything here.
+        // The machine that runs the tests may be full, and no kubelet evicts pods here.
         command.arg("--keep-free-percent=0");
         let interval = self.options.health_interval;
         command.arg(format!("--health-interval={interval}"));
-        // Whatever a test does meanwhile, nothing of it is odd.
+        // A short interval shows that no state during a test counts as drift.
         command.arg("--drift-interval=1s");
         command
     }

@@ -1,4 +1,4 @@
-//! Temporary folders that are gone after the test process, however it ended.
+//! Temporary folders that are removed after the test process, however it ends.
 
 use std::{
     io::Write as _,
@@ -9,12 +9,12 @@ use std::{
 
 use crate::process;
 
-/// A temporary folder. Removed when this is dropped, or after the process if it never is.
+/// A temporary folder. Removed when dropped, or after the process if it is never dropped.
 #[derive(Debug)]
 pub struct Folder(tempfile::TempDir);
 
 impl Folder {
-    /// A new folder on the filesystem that holds `/var/tmp`: a disk, not memory.
+    /// Creates a folder on the filesystem of `/var/tmp`, which is a disk, not memory.
     pub fn new() -> Self {
         let folder = tempfile::Builder::new()
             .prefix("cistern-e2e.")
@@ -26,12 +26,12 @@ impl Folder {
         Self(folder)
     }
 
-    /// Where it is.
+    /// Returns its path.
     pub fn path(&self) -> &Path {
         self.0.path()
     }
 
-    /// The path of something in it.
+    /// Returns the path of an entry in it.
     pub fn join(&self, name: impl AsRef<Path>) -> PathBuf {
         self.path().join(name)
     }
@@ -43,11 +43,11 @@ impl Default for Folder {
     }
 }
 
-/// Reads names of folders until this process has ended, and removes those that are left. It tries
-/// a few times, because processes that are just being killed may still write there.
+/// Reads names of folders until this process has ended, and removes those that are left. It retries a few times,
+/// because processes that are being killed may still write there.
 ///
-/// The loop device of a raw block volume ends with no mount, and holds the pool that its image lies
-/// on: a leftover device is detached. The sweep identifies it by the pool's device, whose file is in a folder.
+/// The loop device of a raw block volume does not end with a mount, and keeps the pool with its image in use, so
+/// a leftover device is detached. The sweep identifies it by the pool's device, whose file is in a folder.
 const SWEEP: &str = r#"
 while read -r folder; do set -- "$@" "$folder"; done
 left() {

@@ -1,11 +1,9 @@
-//! What the tests of whole processes stand on: a real API server, the real driver and operator
-//! processes, a real cluster.
+//! Support for tests of whole processes: a real API server, real driver and operator processes, a real cluster.
 //!
-//! *Invariant:* whatever a test starts ends with it, also when it panics or is killed: processes
-//! die with the process that started them, and temporary folders are removed after it.
+//! *Invariant:* everything that a test starts ends with it, also when it panics or is killed. Processes die with
+//! the process that started them, and temporary folders are removed after it.
 //!
-//! Everything here fails by panicking with a message that says what was seen: that is how a test
-//! fails.
+//! All functions fail by panicking with a message that says what they observed, which fails the test.
 
 #![allow(
     clippy::expect_used,

@@ -1,7 +1,7 @@
 //! A mount namespace for the processes of one test node.
 //!
-//! *Invariant:* no mount of a test is seen outside, and all of them end with the test; so do the
-//! loop devices that only they hold.
+//! *Invariant:* no mount of a test is visible outside, and all end with the test, including loop devices that
+//! only those mounts keep in use.
 
 use std::{
     ffi::OsStr,
@@ -13,14 +13,14 @@ use std::{
 
 use crate::{Process, eventually, process::dying_with_us};
 
-/// The namespace. It outlives the processes that run in it, as a host does, until this is dropped.
+/// The namespace. It outlives the processes that run in it, as a host does, until it is dropped.
 #[derive(Debug)]
 pub struct MountNamespace {
     holder: Process,
 }
 
 impl MountNamespace {
-    /// A new one: a copy of ours that hears of no changes and tells none.
+    /// Creates a private copy of the current mount namespace, without mount propagation in either direction.
     pub async fn new(folder: &Path) -> Self {
         let mut command = dying_with_us("unshare");
         command.args([
@@ -48,7 +48,7 @@ impl MountNamespace {
         Self { holder }
     }
 
-    /// A command that runs in it.
+    /// Returns a command that runs in it.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = dying_with_us("nsenter");
         command
@@ -58,7 +58,7 @@ impl MountNamespace {
         command
     }
 
-    /// What is mounted below a folder, in the order of the mount table.
+    /// Returns the mounts below a folder, in the order of the mount table.
     pub fn mounts_below(&self, folder: &Path) -> Vec<PathBuf> {
         let table = format!("/proc/{}/mounts", self.holder.id());
         let table = fs::read_to_string(table).expect("the holder runs");
@@ -71,12 +71,12 @@ impl MountNamespace {
     }
 }
 
-/// Files below a folder that are bound to loop devices.
+/// Returns the files below a folder that are attached to loop devices.
 pub fn attached_below(folder: &Path) -> Vec<PathBuf> {
     let devices = fs::read_dir("/sys/block").expect("/sys is mounted");
     devices
         .filter_map(|device| {
-            // A device that is not bound, or no loop device, has no such file.
+            // Devices that are not attached, or are not loop devices, lack this file.
             let file = device.ok()?.path().join("loop/backing_file");
             fs::read_to_string(file).ok()
         })

@@ -1,7 +1,7 @@
 //! Processes that tests start.
 //!
-//! *Invariant:* a process that is started here does not outlive this one, not even when this one
-//! is killed: the kernel ends it (`PR_SET_PDEATHSIG`).
+//! *Invariant:* a process started here does not outlive this process, even if this process is killed: the kernel
+//! ends it (`PR_SET_PDEATHSIG`).
 
 use std::{
     ffi::OsStr,
@@ -17,8 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::wait::eventually;
 
-/// A process in the background. Killed when this is dropped; the end of its log is then shown if
-/// the test has failed.
+/// A background process. It is killed when dropped; if the test has failed, the end of its log is then shown.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -46,24 +45,24 @@ impl Process {
         }
     }
 
-    /// Its process id. Programs started through [`dying_with_us`] keep it.
+    /// Returns its process id. Programs started through [`dying_with_us`] keep it.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Its exit status, once it has ended.
+    /// Returns its exit status, or none while it runs.
     pub fn exited(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("a child can be waited for")
     }
 
-    /// Ends it with SIGKILL and waits until it is gone.
+    /// Kills it with SIGKILL and waits until it has ended.
     pub fn kill(&mut self) {
-        // An error means that it has ended already.
+        // An error means that it has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Asks it to end with SIGTERM and gives its exit status.
+    /// Stops it with SIGTERM and returns its exit status.
     pub async fn stop(&mut self) -> ExitStatus {
         self.signal(Signal::TERM);
         let what = format!("{} to end after SIGTERM", self.name);
@@ -79,12 +78,12 @@ impl Process {
             .unwrap_or_else(|error| panic!("signalling {}: {error}", self.name));
     }
 
-    /// All that it has written.
+    /// Returns its complete output.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 
-    /// The last lines that it has written.
+    /// Returns the last lines of its output.
     pub fn tail(&self) -> String {
         let log = self.log();
         let lines: Vec<&str> = log.lines().collect();
@@ -103,7 +102,7 @@ impl Drop for Process {
     }
 }
 
-/// A command. All of them come from here.
+/// Creates a command. All commands are created here.
 #[expect(
     clippy::disallowed_methods,
     reason = "the one place of the tests where processes begin"
@@ -112,7 +111,7 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
     Command::new(program)
 }
 
-/// A command whose process the kernel kills when this process ends.
+/// Returns a command whose process the kernel kills when this process ends.
 pub fn dying_with_us(program: impl AsRef<OsStr>) -> Command {
     let mut command = command("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).arg(program);
@@ -133,7 +132,7 @@ pub async fn run(command: Command, deadline: Duration) -> Output {
         .unwrap_or_else(|error| panic!("{line}: {error}"))
 }
 
-/// Runs a command to its end and gives what it wrote to stdout.
+/// Runs a command to its end and returns its standard output.
 ///
 /// # Panics
 /// When it fails or takes longer than the deadline.
@@ -150,7 +149,7 @@ pub async fn output(command: Command, deadline: Duration) -> String {
     stdout
 }
 
-/// One of our own programs, as cargo has built it beside this test.
+/// Returns the path of one of Cistern's programs, as cargo has built it beside this test.
 ///
 /// # Panics
 /// When it has not been built: cargo builds only what the test's own crate depends on.
@@ -163,12 +162,12 @@ pub fn binary(name: &str) -> PathBuf {
     path.unwrap_or_else(|| panic!("{name} is not built: run cargo build --bin {name}"))
 }
 
-/// The folder of the workspace.
+/// Returns the folder of the workspace.
 pub fn workspace() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
-/// The path of a program that the harness builds when it is not there yet.
+/// Returns the path of a program, which the harness builds if it does not exist.
 pub async fn tool(name: &str) -> PathBuf {
     let mut tool = command(workspace().join("e2e/cluster/tool"));
     tool.arg(name);
@@ -179,13 +178,13 @@ pub async fn tool(name: &str) -> PathBuf {
 
 type Job = (Command, mpsc::Sender<io::Result<Child>>);
 
-/// The thread that starts processes. `PR_SET_PDEATHSIG` follows the thread that started a process,
-/// and a test's own thread ends before others are done with what it started.
+/// The thread that starts processes. `PR_SET_PDEATHSIG` applies to the thread that started a process, and a
+/// test's own thread may end while other tests still use the process.
 static STARTER: LazyLock<mpsc::Sender<Job>> = LazyLock::new(|| {
     let (sender, jobs) = mpsc::channel::<Job>();
     std::thread::spawn(move || {
         for (mut command, answer) in jobs {
-            // Nobody waits for the answer only if that thread has ended.
+            // The receiver is gone only if the requesting thread has ended.
             let _ = answer.send(command.spawn());
         }
     });

@@ -1,5 +1,4 @@
-//! `cistern-driver controller` alone: one replica of several. What the agents of the nodes would
-//! write, the test writes.
+//! One replica of `cistern-driver controller`, without agents. The test writes what the nodes' agents would.
 
 use std::process::Command;
 
@@ -21,7 +20,7 @@ const NAME: &str = "controller";
 /// One running controller.
 #[derive(Debug)]
 pub struct Replica {
-    // Dropped in this order: the folder goes when nobody writes there any more.
+    // Dropped in this order: the folder is removed when no process writes there any more.
     service: Service,
     folder: Folder,
 }
@@ -45,27 +44,27 @@ impl Replica {
         }
     }
 
-    /// The process: let it hang, kill it, look at its log.
+    /// Returns the process, to suspend it, kill it or read its log.
     pub fn service(&mut self) -> &mut Service {
         &mut self.service
     }
 
-    /// The folder that holds its socket and its log.
+    /// Returns the folder of its socket and log.
     pub fn folder(&self) -> &Folder {
         &self.folder
     }
 
-    /// A connection to its CSI controller service.
+    /// Connects to its CSI controller service.
     pub async fn client(&self) -> ControllerClient<Channel> {
         ControllerClient::new(self.service.channel().await)
     }
 
-    /// A connection to its CSI group controller service.
+    /// Connects to its CSI group controller service.
     pub async fn group_client(&self) -> GroupControllerClient<Channel> {
         GroupControllerClient::new(self.service.channel().await)
     }
 
-    /// A connection to its CSI identity service.
+    /// Connects to its CSI identity service.
     pub async fn identity_client(&self) -> IdentityClient<Channel> {
         IdentityClient::new(self.service.channel().await)
     }

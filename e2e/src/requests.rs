@@ -6,7 +6,7 @@ use cistern_proto::csi::v1::{
     volume_capability::{AccessMode, AccessType, MountVolume, access_mode::Mode},
 };
 
-/// A filesystem of the default type that one node writes.
+/// A volume with a filesystem of the default type, for a single-node writer.
 pub fn single_node_writer() -> VolumeCapability {
     VolumeCapability {
         access_type: Some(AccessType::Mount(MountVolume::default())),
@@ -16,7 +16,7 @@ pub fn single_node_writer() -> VolumeCapability {
     }
 }
 
-/// A request for a filesystem of a pool, of so many bytes at least.
+/// A request for a filesystem volume in a pool, with at least this size.
 pub fn create_volume(name: &str, pool: &str, size: Bytes) -> CreateVolumeRequest {
     CreateVolumeRequest {
         name: name.to_owned(),
@@ -30,7 +30,7 @@ pub fn create_volume(name: &str, pool: &str, size: Bytes) -> CreateVolumeRequest
     }
 }
 
-/// The same for the claim `data` in the namespace `shop`, which external-provisioner names.
+/// The same request with the names of the claim `data` in the namespace `shop`, which external-provisioner adds.
 pub fn create_claimed_volume(name: &str, pool: &str, size: Bytes) -> CreateVolumeRequest {
     let claim = [
         ("csi.storage.k8s.io/pvc/name", "data"),

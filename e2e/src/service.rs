@@ -1,4 +1,4 @@
-//! One of our processes, as a test sees it: it can be restarted, killed and asked.
+//! One of Cistern's processes, which a test can restart, kill and query.
 
 use std::{
     net::SocketAddr,
@@ -17,7 +17,7 @@ use crate::{Process, eventually};
 
 const START: Duration = Duration::from_secs(30);
 
-/// A process of ours with its health endpoint and, for the driver, its CSI socket.
+/// A process of Cistern with its health endpoint and, for the driver, its CSI socket.
 #[derive(Debug)]
 pub struct Service {
     name: String,
@@ -28,8 +28,8 @@ pub struct Service {
 }
 
 impl Service {
-    /// Starts it and waits until it says that it is ready. Its log is kept in `folder`; it serves
-    /// health at `http` and, if it is the driver, CSI at [`socket`].
+    /// Starts it and waits until it is ready. Its log is in `folder`; it serves health at `http` and, if it is
+    /// the driver, CSI at [`socket`].
     pub async fn start(name: &str, folder: &Path, http: SocketAddr, command: Command) -> Self {
         let log = folder.join(format!("{name}.log"));
         let mut this = Self {
@@ -43,12 +43,12 @@ impl Service {
         this
     }
 
-    /// Ends it with SIGKILL.
+    /// Kills it with SIGKILL.
     pub fn kill(&mut self) {
         self.process.kill();
     }
 
-    /// Asks it to end.
+    /// Stops it with SIGTERM.
     ///
     /// # Panics
     /// When it ends with an error.
@@ -63,7 +63,7 @@ impl Service {
         self.wait_until_ready().await;
     }
 
-    /// A connection to its CSI socket.
+    /// Connects to its CSI socket.
     pub async fn channel(&self) -> Channel {
         Endpoint::from_shared(format!("unix://{}", self.socket.display()))
             .expect("a path makes a URL")
@@ -72,28 +72,27 @@ impl Service {
             .unwrap_or_else(|error| panic!("{}: {error}", self.socket.display()))
     }
 
-    /// Where its CSI socket is.
+    /// Returns the path of its CSI socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Where it serves health and metrics.
+    /// Returns the address of its health and metrics endpoint.
     pub fn http(&self) -> SocketAddr {
         self.http
     }
 
-    /// The process.
+    /// Returns the process.
     pub fn process(&self) -> &Process {
         &self.process
     }
 
-    /// What it answers to `GET path` on its health endpoint: status line, headers and body.
+    /// Returns its response to `GET path` on the health endpoint: status line, headers and body.
     pub async fn get(&self, path: &str) -> std::io::Result<String> {
         get(self.http, path).await
     }
 
-    /// Waits until its metrics hold a line like this: they are counted from what its watches show,
-    /// which is later than what the API server says.
+    /// Waits until its metrics contain such a line. The metrics come from its watches, which lag behind the API server.
     pub async fn shows(&self, metric: &str) {
         let what = format!("{} to show {metric}", self.name);
         eventually(&what, START, async || match self.get("/metrics").await {
@@ -120,7 +119,7 @@ impl Service {
     }
 }
 
-/// What is answered to `GET path`: status line, headers and body.
+/// Returns the response to `GET path`: status line, headers and body.
 pub async fn get(address: SocketAddr, path: &str) -> std::io::Result<String> {
     let mut stream = TcpStream::connect(address).await?;
     let request = format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n");
@@ -130,7 +129,7 @@ pub async fn get(address: SocketAddr, path: &str) -> std::io::Result<String> {
     Ok(answer)
 }
 
-/// Where the process of this name is to serve CSI.
+/// Returns the path of the CSI socket of the process of this name.
 pub fn socket(folder: &Path, name: &str) -> PathBuf {
     folder.join(format!("{name}.sock"))
 }

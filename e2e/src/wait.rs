@@ -1,18 +1,16 @@
-//! Waiting for what a test expects.
+//! Waits for conditions that a test expects.
 //!
-//! *Invariant:* every wait has a deadline, and one that fails says what it waited for and what it
-//! saw instead.
+//! *Invariant:* every wait has a deadline. A wait that fails reports what it waited for and what it observed.
 
 use std::time::{Duration, Instant};
 
-/// How often a condition is looked at.
+/// How often a condition is checked.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// Looks until `look` succeeds and gives what it found. `look` says, when it does not succeed, what
-/// it saw instead.
+/// Calls `look` until it succeeds and returns its result. If `look` does not succeed, it returns what it observed.
 ///
 /// # Panics
-/// After the deadline, with what was seen last.
+/// After the deadline, with the last observation.
 pub async fn eventually<T>(
     what: &str,
     deadline: Duration,
@@ -21,7 +19,7 @@ pub async fn eventually<T>(
     let started = Instant::now();
     let mut seen = "nothing yet".to_owned();
     loop {
-        // The deadline holds for a look that hangs, too.
+        // The deadline also limits a call that hangs.
         let left = deadline.saturating_sub(started.elapsed());
         match tokio::time::timeout(left.max(INTERVAL), look()).await {
             Ok(Ok(found)) => {

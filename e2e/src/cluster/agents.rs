@@ -1,4 +1,4 @@
-//! The agents of the nodes: replaced as by an upgrade, and taken off a node.
+//! Replaces agents as an upgrade does, and removes them from nodes.
 
 use std::panic::AssertUnwindSafe;
 
@@ -11,7 +11,7 @@ use super::{Cluster, NAMESPACE, PATIENCE};
 use crate::eventually;
 
 impl Cluster {
-    /// Replaces the pod of every agent, as an upgrade does, and waits until all of it runs.
+    /// Replaces the pod of every agent, as an upgrade does, and waits until all agents run.
     pub async fn replace_agents(&self) {
         self.kubectl([
             "--namespace",
@@ -24,7 +24,7 @@ impl Cluster {
         self.wait_until_installed().await;
     }
 
-    /// Deletes the pod of a node's agent and waits until there is another.
+    /// Deletes the pod of a node's agent and waits for its replacement.
     pub async fn replace_agent(&self, node: &str) {
         let pods: Api<Pod> = Api::namespaced(self.client(), NAMESPACE);
         let old = self.component("node").await[node].name_any();
@@ -41,14 +41,14 @@ impl Cluster {
         .await;
     }
 
-    /// Takes the agent off a node while `body` runs, and brings it back whatever becomes of that.
+    /// Removes the agent from a node while `body` runs, and restores it whether or not `body` succeeds.
     pub async fn without_agent_on(&self, node: &str, body: impl AsyncFnOnce()) {
         let elsewhere =
             json!({"key": "kubernetes.io/hostname", "operator": "NotIn", "values": [node]});
         let terms = json!({"nodeSelectorTerms": [{"matchExpressions": [elsewhere]}]});
         let affinity =
             json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}});
-        // So that no other agent is replaced.
+        // Prevents the replacement of other agents.
         let on_delete = json!({"type": "OnDelete", "rollingUpdate": null});
         self.patch_agents(&on_delete, &affinity).await;
         let silent = async {

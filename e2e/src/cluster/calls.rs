@@ -1,6 +1,6 @@
-//! How often CreateVolume was called for a claim, as the controllers' logs say.
+//! Counts the calls of CreateVolume for each claim in the controllers' logs.
 //!
-//! A claim that needs more than two calls has been bounced between nodes: the published capacity or
+//! More than two calls for a claim mean that it was rescheduled between nodes because the published capacity or
 //! an answer was wrong.
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use kube::{
 use super::{Cluster, NAMESPACE};
 
 impl Cluster {
-    /// Calls of CreateVolume that ended since then and named a pool whose name begins so, by volume id.
+    /// Counts, by volume id, the CreateVolume calls that ended since then and named a pool with this name prefix.
     pub async fn create_volume_calls(
         &self,
         since: Timestamp,
@@ -34,7 +34,7 @@ impl Cluster {
         let mut calls = BTreeMap::new();
         for pod in list {
             let name = pod.name_any();
-            // A controller that has just been replaced takes its log along.
+            // The log of a controller that was just replaced is lost.
             let Ok(log) = pods.logs(&name, &parameters).await else {
                 continue;
             };
@@ -46,8 +46,8 @@ impl Cluster {
     }
 }
 
-/// The volume of a line that ends a call of CreateVolume in a pool whose name begins so:
-/// `… rpc{rpc="CreateVolume" volume="pvc-1" pool="p"}: the call succeeded code="Ok" elapsed_ms=3`.
+/// Returns the volume of a line that ends a call of CreateVolume in a pool with this name prefix: `…
+/// rpc{rpc="CreateVolume" volume="pvc-1" pool="p"}: the call succeeded code="Ok" elapsed_ms=3`.
 fn ended_call<'a>(line: &'a str, pools: &str) -> Option<&'a str> {
     if !line.contains(r#"rpc="CreateVolume""#) || !line.contains(" elapsed_ms=") {
         return None;

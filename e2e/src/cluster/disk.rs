@@ -1,18 +1,18 @@
-//! A disk of a node that can be pulled out, and that fails or hangs on demand: a loop device over the
-//! file that the program `failing-disk` serves.
+//! A disk of a node that can be removed, and that fails or hangs on demand. It is a loop device over the file
+//! that the program `failing-disk` serves.
 //!
-//! *Invariant:* nothing hangs for longer than its test. The program ends with that, however it ends,
-//! and by itself where the test was killed; the kernel then fails whatever waits for the disk.
+//! *Invariant:* nothing hangs for longer than its test. The program ends with the test, and after a timeout if
+//! the test was killed; the kernel then fails all pending I/O of the disk.
 
 use cistern_crds::Bytes;
 use failing_disk::{Mode, NAME};
 
 use super::{Harness, Test};
 
-/// Loop devices from this number on nobody else takes: free ones are given out from the lowest.
+/// The first loop device number of these disks. Other users get the lowest free numbers.
 const FIRST_DEVICE: u32 = 123;
 
-/// A disk of a node.
+/// A simulated disk of a node.
 #[derive(Clone, Debug)]
 pub struct Disk {
     harness: Harness,
@@ -22,8 +22,8 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Puts a blank disk into a node, for as long as the test and its pools are there. No two that are
-    /// there at a time have the same slot.
+    /// Attaches a blank disk to a node until the test and its pools are removed. Disks that exist at the same
+    /// time must have different slots.
     pub async fn plug_in(
         test: &Test,
         harness: Harness,
@@ -55,43 +55,43 @@ impl Disk {
         this
     }
 
-    /// The names that it may have: one that is pulled out and put back gets the other one, as disks
-    /// do.
+    /// Returns both device names of the disk. A disk that is removed and reinserted gets the other name, as real
+    /// disks do.
     pub fn names(&self) -> [String; 2] {
         [0, 1].map(|other| format!("/dev/loop{}", FIRST_DEVICE + 2 * self.slot + other))
     }
 
-    /// Pulls it out of the node while it is in use.
+    /// Removes the disk from the node while it is in use.
     pub async fn pull_out(&self) {
         self.shell(&self.pulling_out()).await;
     }
 
-    /// Puts it back with all that was on it, under another name.
+    /// Reinserts the disk with its data, under the other name.
     pub async fn put_back(&self) {
         let [_, second] = self.names();
         self.shell(&self.plugging_in(&second)).await;
     }
 
-    /// Sets how it behaves from now on.
+    /// Sets how the disk responds to I/O.
     pub async fn set(&self, mode: Mode) {
         let folder = self.folder();
         self.shell(&format!("echo {mode} >{folder}/{NAME}.mode"))
             .await;
     }
 
-    /// Where all of it lies on the node.
+    /// Returns the folder of the disk's files on the node.
     fn folder(&self) -> String {
         format!("/var/cistern-e2e-disk-{}", self.slot)
     }
 
-    /// The program's unit of systemd.
+    /// Returns the name of the program's systemd unit.
     fn unit(&self) -> String {
         format!("failing-disk-{}", self.slot)
     }
 
     fn plugging_in(&self, device: &str) -> String {
         let (folder, unit, size) = (self.folder(), self.unit(), self.size.0);
-        // What a killed test has left hanging ends by itself.
+        // A disk that a killed test left hanging ends after this time.
         format!(
             "systemd-run --quiet --collect --unit={unit} --property=RuntimeMaxSec=1h \
                {folder}/program {folder}/mount {folder}/{NAME} {size}
@@ -100,8 +100,8 @@ impl Disk {
         )
     }
 
-    /// Ends the program, and with it whatever waits for the disk; then lets go of what is left. A
-    /// device that is in use goes with its last user.
+    /// Ends the program, which fails all pending I/O of the disk, and detaches the devices. A device that is in
+    /// use is detached when its last user closes it.
     fn pulling_out(&self) -> String {
         let (folder, unit, [first, second]) = (self.folder(), self.unit(), self.names());
         format!(

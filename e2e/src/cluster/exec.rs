@@ -1,4 +1,4 @@
-//! Commands in containers.
+//! Runs commands in containers.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::Cluster;
 const DEADLINE: Duration = Duration::from_mins(1);
 
 impl Cluster {
-    /// Runs a command in a container and gives what it printed, as an error if it failed.
+    /// Runs a command in a container and returns its output, as an error if the command failed.
     pub async fn exec(
         &self,
         namespace: &str,
@@ -54,7 +54,7 @@ impl Cluster {
 async fn text(stream: Option<impl AsyncRead + Unpin>) -> String {
     let mut bytes = Vec::new();
     if let Some(mut stream) = stream {
-        // What came before a broken connection is still worth reading.
+        // Output that precedes a broken connection is still useful.
         let _ = stream.read_to_end(&mut bytes).await;
     }
     String::from_utf8_lossy(&bytes).into_owned()

@@ -1,4 +1,4 @@
-//! Findings of `cistern-driver fsck` on the nodes, by test.
+//! Checks the findings of `cistern-driver fsck` on the nodes.
 
 use cistern_crds::{PoolSnapshot, PoolVolume, StoragePool};
 use kube::{Resource, ResourceExt as _};
@@ -7,8 +7,7 @@ use super::{NAMESPACE, PATIENCE, TEST_LABEL, Test, test::list};
 use crate::eventually;
 
 impl Test {
-    /// Waits until `cistern-driver fsck` finds nothing on any node, but for what other tests are just
-    /// breaking there.
+    /// Waits until `cistern-driver fsck` finds nothing on any node, except damage that other running tests cause.
     pub(super) async fn fsck(&self) {
         eventually("fsck to find nothing on any node", PATIENCE, async || {
             for (node, pod) in self.cluster.component("node").await {
@@ -27,7 +26,7 @@ impl Test {
         .await;
     }
 
-    /// Names and UIDs of what is in the pools of others, and of these pools.
+    /// Returns the names and UIDs of other tests' pools and of the objects in them.
     async fn of_others(&self) -> Vec<String> {
         let pools: Vec<StoragePool> = list(&self.all(), "").await;
         let is_ours = |pool: &StoragePool| pool.labels().get(TEST_LABEL) == Some(&self.name);
@@ -52,11 +51,11 @@ fn known<K: Resource>(objects: &[K]) -> impl Iterator<Item = String> {
         .flat_map(|object| object.uid().into_iter().chain([object.name_any()]))
 }
 
-/// Whether each finding in what fsck has printed names one of these. Of what is no report, nobody's
-/// is anything.
+/// Returns whether each finding in the output of fsck names one of these. Output that is no report belongs to no
+/// other test.
 fn is_all_of(others: &[String], printed: &str) -> bool {
     let names = |finding: &str| others.iter().any(|other| finding.contains(other));
-    // A finding is its kind and, indented, what it is about.
+    // A finding is a line with its kind, followed by indented lines with its subject.
     let mut findings = printed
         .split("\n\n")
         .filter(|part| part.contains("\n    "))

@@ -1,4 +1,4 @@
-//! What happens to nodes in real life, done by the harness that made the cluster.
+//! Reboots, stops and accesses nodes through the harness that created the cluster.
 
 use std::{os::unix::fs::symlink, path::Path, time::Duration};
 
@@ -17,12 +17,12 @@ use crate::{
 pub struct Harness(());
 
 impl Harness {
-    /// Whether the cluster is the harness'.
+    /// Returns whether the harness created the cluster.
     pub fn is_there() -> bool {
         variable("CISTERN_HARNESS_CLUSTER").is_some()
     }
 
-    /// The harness, or a loud word about `what` is not tested on somebody else's cluster.
+    /// Returns the harness. On any other cluster, prints that `what` is skipped.
     pub fn or_skip(what: &str) -> Option<Self> {
         if Self::is_there() {
             return Some(Self(()));
@@ -31,17 +31,17 @@ impl Harness {
         None
     }
 
-    /// Ends everything on the node and starts it again; waits until it is Ready.
+    /// Ends all processes of the node and starts it again; waits until it is Ready.
     pub async fn reboot(self, node: &str) {
         self.node(&["reboot", node]).await;
     }
 
-    /// Shuts the node down.
+    /// Shuts down the node.
     pub async fn stop(self, node: &str) {
         self.node(&["stop", node]).await;
     }
 
-    /// Starts a node that was shut down; waits until it is Ready.
+    /// Starts a stopped node; waits until it is Ready.
     pub async fn start(self, node: &str) {
         self.node(&["start", node]).await;
     }
@@ -51,23 +51,23 @@ impl Harness {
         self.node(&["restart-kubelet", node]).await;
     }
 
-    /// Runs a shell script on the node and gives what it printed.
+    /// Runs a shell script on the node and returns its output.
     pub async fn shell(self, node: &str, script: &str) -> String {
         self.node(&["exec", node, "sh", "-euc", script]).await
     }
 
-    /// Puts a program on the node.
+    /// Copies a program to the node.
     pub async fn copy(self, node: &str, program: &Path, to: &str) {
         let program = program.to_str().expect("our own paths are text");
         self.node(&["copy", node, program, to]).await;
     }
 
-    /// A connection to the driver's socket on the node, as kubelet has it.
+    /// Connects to the driver's socket on the node, at kubelet's path.
     pub async fn csi(self, node: &str) -> Result<Channel, String> {
         self.csi_in(node, &format!("plugins/{DRIVER}")).await
     }
 
-    /// A connection to the socket of a controller, as the sidecars of its pod have it.
+    /// Connects to the socket of a controller, as the sidecars in its pod do.
     pub async fn csi_of_controller(self, cluster: &Cluster) -> Result<Channel, String> {
         let pods = cluster.component("controller").await;
         let (node, pod) = pods.iter().next().ok_or("no controller is on any node")?;
@@ -76,11 +76,11 @@ impl Harness {
         self.csi_in(node, &folder).await
     }
 
-    /// A connection to the socket in a folder of kubelet's.
+    /// Connects to the socket in a folder of kubelet.
     async fn csi_in(self, node: &str, folder: &str) -> Result<Channel, String> {
         let process = self.node(&["process", node]).await;
         let folder = format!("/proc/{}/root/var/lib/kubelet/{folder}", process.trim());
-        // The name of a socket has at most 107 bytes.
+        // A socket path has at most 107 bytes.
         let short = Folder::new();
         let link = short.join("csi");
         symlink(folder, &link).expect("the folder is ours");

@@ -1,4 +1,4 @@
-//! What kubelet and the parts of Cistern count, as Prometheus would read it.
+//! Metrics of kubelet and of Cistern's components, in the format that Prometheus scrapes.
 
 use kube::ResourceExt as _;
 
@@ -6,7 +6,7 @@ use super::{Cluster, NAMESPACE, PATIENCE};
 use crate::eventually;
 
 impl Cluster {
-    /// Waits until the agent of a node shows this line.
+    /// Waits until the metrics of a node's agent contain this line.
     pub async fn agent_shows(&self, node: &str, line: &str) {
         eventually(
             &format!("the agent of {node} to show {line}"),
@@ -22,7 +22,7 @@ impl Cluster {
         .await;
     }
 
-    /// Waits until the kubelet of a node shows this line.
+    /// Waits until the metrics of a node's kubelet contain this line.
     pub async fn kubelet_shows(&self, node: &str, line: &str) {
         eventually(
             &format!("the kubelet of {node} to show {line}"),
@@ -35,7 +35,7 @@ impl Cluster {
         .await;
     }
 
-    /// Whether there is this line; if not, those about the same metric.
+    /// Returns whether this line exists; otherwise an error with the lines of the same metric.
     async fn shows(&self, path: &str, line: &str) -> Result<(), String> {
         let request = http::Request::get(path).body(Vec::new());
         let request = request.expect("the path is one of a URL");

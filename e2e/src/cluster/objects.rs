@@ -1,4 +1,4 @@
-//! What a user of Cistern writes, made for a test.
+//! Creates, for a test, the objects that users of Cistern write.
 
 use cistern_crds::{Bytes, PoolVolume, StorageNode, StoragePool, names};
 use k8s_openapi::api::{
@@ -15,28 +15,28 @@ use serde_json::{Value, json};
 use super::{PATIENCE, TEST_LABEL, Test};
 use crate::eventually;
 
-/// When a class makes its volumes.
+/// The volume binding mode of a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Binding {
-    /// As soon as they are claimed.
+    /// The volume is created when it is claimed.
     Immediate,
-    /// When a pod wants to use them.
+    /// The volume is created when a pod uses its claim.
     WaitForFirstConsumer,
 }
 
-/// Appends the numbers 1, 2, 3 … to `/data/log`, each safely on disk before the next, and goes on
-/// where an earlier pod has stopped. It ends when a write fails.
+/// Appends the numbers 1, 2, 3 … to `/data/log` and syncs each before the next. Continues where an earlier pod
+/// stopped. Ends when a write fails.
 const WRITER: &str = "n=0; if [ -s /data/log ]; then n=$(tail -n 1 /data/log); fi
 while echo $((n += 1)) >> /data/log && sync -d /data/log; do sleep 0.1; done; exit 1";
 
 impl Test {
-    /// Declares a pool of image files on some nodes and waits until it can be used on all of them.
+    /// Creates a pool of image files on some nodes and waits until it is ready on all of them.
     pub async fn pool(&self, name: &str, size: Bytes, nodes: &[&str]) -> String {
         let source = json!({"image": {"size": size.to_string()}});
         self.pool_from(name, source, nodes).await
     }
 
-    /// The same with any source.
+    /// Creates a pool as [`Self::pool`] does, with any source.
     pub async fn pool_from(&self, name: &str, source: Value, nodes: &[&str]) -> String {
         let name = self.own(name);
         for node in nodes {
@@ -53,7 +53,7 @@ impl Test {
         name
     }
 
-    /// Waits until the pool can be used on that many nodes, no more and no fewer.
+    /// Waits until the pool is ready on exactly that many nodes.
     pub async fn pool_on(&self, name: &str, nodes: u32) -> StoragePool {
         let pools: Api<StoragePool> = self.all();
         let what = format!("pool {name} to be ready on {nodes} nodes");
@@ -67,8 +67,8 @@ impl Test {
         .await
     }
 
-    /// Waits until the node says that its ledger holds this much for the pool. It says so later than
-    /// the volumes do.
+    /// Waits until the node's status reports this sum in the pool's ledger. The node reports it later than the
+    /// volumes' statuses.
     pub async fn ledger_holds(&self, node: &str, pool: &str, sum: Bytes) {
         let nodes: Api<StorageNode> = self.all();
         let what = format!("the ledger of {node} to hold {sum} for {pool}");
@@ -83,12 +83,12 @@ impl Test {
         .await;
     }
 
-    /// Lets the pool's selector match the node.
+    /// Labels the node so that the pool's selector matches it.
     pub async fn add_to_pool(&self, pool: &str, node: &str) {
         self.label(node, pool, json!("here")).await;
     }
 
-    /// Lets the pool's selector no longer match the node.
+    /// Removes the label, so that the pool's selector no longer matches the node.
     pub async fn remove_from_pool(&self, pool: &str, node: &str) {
         self.label(node, pool, Value::Null).await;
     }
@@ -102,7 +102,7 @@ impl Test {
             .expect("nodes can be labelled");
     }
 
-    /// A class of volumes from a pool, with further parameters.
+    /// Creates a StorageClass for a pool, with additional parameters.
     pub async fn class(
         &self,
         name: &str,
@@ -117,7 +117,7 @@ impl Test {
         self.class_of(name, binding, all).await
     }
 
-    /// A class with just these parameters.
+    /// Creates a StorageClass with exactly these parameters.
     pub async fn class_of(&self, name: &str, binding: Binding, parameters: Value) -> String {
         let name = self.own(name);
         let content = json!({
@@ -131,12 +131,12 @@ impl Test {
         name
     }
 
-    /// Claims a volume.
+    /// Creates a claim.
     pub async fn claim(&self, name: &str, class: &str, size: Bytes) -> PersistentVolumeClaim {
         self.object(name, claim_spec(class, size)).await
     }
 
-    /// Claims a volume in another access mode.
+    /// Creates a claim with a given access mode.
     pub async fn claim_in(
         &self,
         access_mode: &str,
@@ -149,14 +149,14 @@ impl Test {
         self.object(name, spec).await
     }
 
-    /// Claims a raw block volume.
+    /// Creates a claim of a raw block volume.
     pub async fn block_claim(&self, name: &str, class: &str, size: Bytes) -> PersistentVolumeClaim {
         let mut spec = claim_spec(class, size);
         spec["volumeMode"] = json!("Block");
         self.object(name, spec).await
     }
 
-    /// Makes an object with this spec in the test's namespace.
+    /// Creates an object with this spec in the test's namespace.
     pub async fn object<K>(&self, name: &str, spec: Value) -> K
     where
         K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
@@ -169,18 +169,18 @@ impl Test {
             .await
     }
 
-    /// A pod that writes to the volume of a claim without end, on any node.
+    /// Creates a pod that writes endlessly to the volume of a claim, on any node.
     pub async fn writer(&self, name: &str, claim: &str) -> Pod {
         self.pod(name, claim, WRITER, json!({})).await
     }
 
-    /// The same, but it stays when a write fails.
+    /// Creates a writer that keeps running when a write fails.
     pub async fn lasting_writer(&self, name: &str, claim: &str) -> Pod {
         let script = format!("({WRITER}) || sleep 3600");
         self.pod(name, claim, &script, json!({})).await
     }
 
-    /// A pod that runs a shell script with a claim's volume at `/data`.
+    /// Creates a pod that runs a shell script with a claim's volume at `/data`.
     pub async fn pod(&self, name: &str, claim: &str, script: &str, node_selector: Value) -> Pod {
         let volume = json!({"persistentVolumeClaim": {"claimName": claim}});
         let mut spec = pod_spec(script, volume);
@@ -196,7 +196,7 @@ impl Test {
             .await
     }
 
-    /// Waits until the pod runs and gives the name of its node.
+    /// Waits until the pod runs and returns the name of its node.
     pub async fn running(&self, pod: &str) -> String {
         let pods: Api<Pod> = self.namespaced();
         eventually(&format!("pod {pod} to run"), PATIENCE, async || {
@@ -210,7 +210,7 @@ impl Test {
         .await
     }
 
-    /// Waits until the claim has its volume and gives the PoolVolume.
+    /// Waits until the claim is bound and returns the PoolVolume.
     pub async fn bound(&self, claim: &str) -> PoolVolume {
         let claims: Api<PersistentVolumeClaim> = self.namespaced();
         let volume = eventually(
@@ -229,14 +229,14 @@ impl Test {
             },
         )
         .await;
-        // The PersistentVolume, the CSI volume and the PoolVolume have one name.
+        // The PersistentVolume, the CSI volume and the PoolVolume share one name.
         self.all::<PoolVolume>()
             .get(&volume)
             .await
             .expect("a bound claim has a PoolVolume")
     }
 
-    /// Deletes something and waits until it is gone.
+    /// Deletes an object and waits until it is gone.
     pub async fn delete<K>(&self, api: &Api<K>, name: &str)
     where
         K: Resource + Clone + DeserializeOwned + std::fmt::Debug,
@@ -264,10 +264,9 @@ impl Test {
         .await;
     }
 
-    /// Waits for an event about an object that says all of these things, and gives it: its reason and
-    /// its message.
+    /// Waits for an event about an object that contains all of these strings, and returns its reason and message.
     pub async fn event(&self, kind: &str, object: &str, says: &[&str]) -> String {
-        // Events about objects without a namespace are kept in the namespace `default`.
+        // Events about cluster-scoped objects are in the namespace `default`.
         let events: Api<Event> = Api::all(self.cluster.client());
         let about = format!("involvedObject.kind={kind},involvedObject.name={object}");
         let what = format!("an event about {kind} {object} that says {says:?}");
@@ -291,21 +290,21 @@ impl Test {
         .await
     }
 
-    /// The numbers that writers have left: how many there are.
+    /// Counts the numbers that writers have written.
     ///
     /// # Panics
-    /// When one is missing: data was lost.
+    /// When a number is missing, because data was lost.
     pub async fn written(&self, pod: &str) -> u64 {
         self.count_written(pod)
             .await
             .unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Waits until the pod, which writes, has written some more.
+    /// Waits until the writer pod has written more.
     pub async fn writes_go_on(&self, pod: &str) -> u64 {
         let mut before = None;
         eventually(&format!("{pod} to go on writing"), PATIENCE, async || {
-            // While kubelet restarts, nobody can look.
+            // While kubelet restarts, exec fails.
             let now = self.count_written(pod).await?;
             match *before.get_or_insert(now) {
                 before if now > before + 3 => Ok(now),
@@ -321,7 +320,7 @@ impl Test {
             .cluster
             .exec(&self.namespace, pod, "main", &command)
             .await?;
-        // The last line may be half written.
+        // The last line may be incomplete.
         let complete = log.rsplit_once('\n').map_or("", |(complete, _)| complete);
         let mut count = 0;
         for line in complete.lines() {
@@ -331,7 +330,7 @@ impl Test {
         Ok(count)
     }
 
-    /// An API of this test's namespace.
+    /// Returns an API of the test's namespace.
     pub fn namespaced<K>(&self) -> Api<K>
     where
         K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>,
@@ -339,7 +338,7 @@ impl Test {
         Api::namespaced(self.cluster.client(), &self.namespace)
     }
 
-    /// An API of objects without a namespace.
+    /// Returns an API of cluster-scoped objects.
     pub fn all<K>(&self) -> Api<K>
     where
         K: Resource<DynamicType = (), Scope = kube::core::ClusterResourceScope>,
@@ -365,7 +364,7 @@ impl Test {
     }
 }
 
-/// A claim of a `ReadWriteOnce` volume with a filesystem.
+/// Returns the spec of a claim of a `ReadWriteOnce` volume with a filesystem.
 pub fn claim_spec(class: &str, size: Bytes) -> Value {
     json!({
         "storageClassName": class,
@@ -374,7 +373,7 @@ pub fn claim_spec(class: &str, size: Bytes) -> Value {
     })
 }
 
-/// A pod that runs a shell script with a volume at `/data`.
+/// Returns the spec of a pod that runs a shell script with a volume at `/data`.
 pub fn pod_spec(script: &str, mut volume: Value) -> Value {
     volume["name"] = json!("data");
     json!({
@@ -391,7 +390,7 @@ pub fn pod_spec(script: &str, mut volume: Value) -> Value {
     })
 }
 
-/// The label that puts a node into a test's pool.
+/// Returns the label that adds a node to a test's pool.
 pub(super) fn pool_label(pool: &str) -> String {
     format!("e2e.cistern.storage/{pool}")
 }

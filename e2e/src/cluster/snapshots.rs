@@ -1,6 +1,6 @@
-//! Kubernetes' snapshots, as its users write them.
+//! Kubernetes' snapshot objects, as users write them.
 //!
-//! The kinds belong to the distribution, and only what the tests read of them is declared here.
+//! The distribution defines the kinds. Only the fields that the tests use are declared here.
 
 use cistern_crds::{Bytes, PoolSnapshot, PoolSnapshotGroup, names};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::PersistentVolumeClaim};
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::eventually;
 
-/// What somebody asks to be taken.
+/// The spec of a VolumeSnapshot.
 #[derive(CustomResource, Clone, Debug, Serialize, Deserialize)]
 #[kube(
     group = "snapshot.storage.k8s.io",
@@ -35,20 +35,20 @@ pub struct VolumeSnapshotSpec {
     /// The VolumeSnapshotClass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume_snapshot_class_name: Option<String>,
-    /// What it is of.
+    /// The source of the snapshot.
     pub source: SnapshotSource,
 }
 
-/// What a VolumeSnapshot is of.
+/// The source of a VolumeSnapshot.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SnapshotSource {
-    /// The claim.
+    /// The name of the claim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub persistent_volume_claim_name: Option<String>,
 }
 
-/// What somebody asks to be taken together.
+/// The spec of a VolumeGroupSnapshot.
 #[derive(CustomResource, Clone, Debug, Serialize, Deserialize)]
 #[kube(
     group = "groupsnapshot.storage.k8s.io",
@@ -67,28 +67,28 @@ pub struct VolumeGroupSnapshotSpec {
     pub source: Value,
 }
 
-/// What became of a VolumeSnapshot or VolumeGroupSnapshot.
+/// The status of a VolumeSnapshot or VolumeGroupSnapshot.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SnapshotStatus {
-    /// Whether volumes can be made from it.
+    /// Whether volumes can be created from it.
     pub ready_to_use: Option<bool>,
-    /// The least size of those volumes; of a group there is none.
+    /// The minimum size of those volumes; absent for a group.
     pub restore_size: Option<Bytes>,
-    /// The moment that it shows.
+    /// The point in time of the snapshot.
     pub creation_time: Option<String>,
-    /// What went wrong.
+    /// The last error.
     pub error: Option<SnapshotError>,
 }
 
-/// What went wrong with a snapshot.
+/// The error of a snapshot.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SnapshotError {
-    /// The driver's words among others.
+    /// The message, which includes the driver's.
     pub message: Option<String>,
 }
 
-/// What can be done alike with a VolumeSnapshot and a VolumeGroupSnapshot.
+/// Methods that VolumeSnapshot and VolumeGroupSnapshot share.
 pub trait Taken:
     kube::Resource<DynamicType = (), Scope = NamespaceResourceScope>
     + Clone
@@ -112,7 +112,7 @@ impl Taken for VolumeGroupSnapshot {
     }
 }
 
-/// What a claim's volume is made from.
+/// The source of a claim's volume.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
     /// A VolumeSnapshot.
@@ -122,7 +122,7 @@ pub enum Source<'a> {
 }
 
 impl Source<'_> {
-    /// As it stands in a claim.
+    /// Returns the reference for the claim's spec.
     pub fn reference(self) -> Value {
         match self {
             Self::Snapshot(name) => {
@@ -134,7 +134,7 @@ impl Source<'_> {
 }
 
 impl Cluster {
-    /// Whether Cistern is installed with what takes snapshots; the cluster then has their kinds.
+    /// Returns whether Cistern is installed with snapshot support. The cluster then has the snapshot kinds.
     pub async fn takes_snapshots(&self) -> bool {
         let deployments: Api<Deployment> = Api::namespaced(self.client(), NAMESPACE);
         let controller = deployments.get("cistern-controller").await;
@@ -143,7 +143,7 @@ impl Cluster {
         containers.any(|container| container.name == "snapshotter")
     }
 
-    /// Whether snapshots can be tested, or a loud word about `what` is not tested.
+    /// Returns whether snapshots are supported. Otherwise prints that `what` is skipped.
     pub async fn takes_snapshots_or_skip(&self, what: &str) -> bool {
         let takes = self.takes_snapshots().await;
         if !takes {
@@ -154,13 +154,13 @@ impl Cluster {
 }
 
 impl Test {
-    /// A VolumeSnapshotClass with these parameters.
+    /// Creates a VolumeSnapshotClass with these parameters.
     pub async fn snapshot_class(&self, name: &str, parameters: Value) -> String {
         let kind = GroupVersionKind::gvk("snapshot.storage.k8s.io", "v1", "VolumeSnapshotClass");
         self.class_of_snapshots(&kind, name, parameters).await
     }
 
-    /// A VolumeGroupSnapshotClass with these parameters.
+    /// Creates a VolumeGroupSnapshotClass with these parameters.
     pub async fn group_class(&self, name: &str, parameters: Value) -> String {
         let (group, kind) = ("groupsnapshot.storage.k8s.io", "VolumeGroupSnapshotClass");
         let kind = GroupVersionKind::gvk(group, "v1", kind);
@@ -189,26 +189,26 @@ impl Test {
         name
     }
 
-    /// Asks for a snapshot of a claim.
+    /// Creates a snapshot of a claim.
     pub async fn take(&self, name: &str, class: &str, claim: &str) -> VolumeSnapshot {
         let source = json!({"persistentVolumeClaimName": claim});
         let spec = json!({"volumeSnapshotClassName": class, "source": source});
         self.object(name, spec).await
     }
 
-    /// Asks for a snapshot of a claim and waits until it is there.
+    /// Creates a snapshot of a claim and waits until it is ready.
     pub async fn snapshot(&self, name: &str, class: &str, claim: &str) -> VolumeSnapshot {
         self.take(name, class, claim).await;
         self.taken(name).await
     }
 
-    /// Asks for snapshots of all claims of the test at one moment and waits until they are there.
+    /// Creates a group snapshot of all claims of the test and waits until it is ready.
     pub async fn snapshot_group(&self, name: &str, class: &str) -> VolumeGroupSnapshot {
         self.take_group(name, class).await;
         self.taken(name).await
     }
 
-    /// Asks for snapshots of all claims of the test at one moment.
+    /// Creates a group snapshot of all claims of the test.
     pub async fn take_group(&self, name: &str, class: &str) -> VolumeGroupSnapshot {
         let selector = json!({"matchLabels": {TEST_LABEL: self.name}});
         let source = json!({"selector": selector});
@@ -216,7 +216,7 @@ impl Test {
         self.object(name, spec).await
     }
 
-    /// The VolumeSnapshot of a claim in a group.
+    /// Returns the name of the VolumeSnapshot of a claim in a group.
     pub async fn member(&self, group: &VolumeGroupSnapshot, claim: &str) -> String {
         let all = self.namespaced::<VolumeSnapshot>();
         let all = all.list(&ListParams::default()).await;
@@ -248,7 +248,7 @@ impl Test {
         .await
     }
 
-    /// Waits until a snapshot or group says an error with all of these words, and gives it.
+    /// Waits until a snapshot or group reports an error that contains all of these strings, and returns it.
     pub async fn refused<K: Taken>(&self, name: &str, says: &[&str]) -> String {
         let api = self.namespaced::<K>();
         let what = format!("{} {name} to say {says:?}", K::kind(&()));
@@ -264,7 +264,7 @@ impl Test {
         .await
     }
 
-    /// Claims a volume that is made from something.
+    /// Creates a claim with a source for its volume.
     pub async fn claim_from(
         &self,
         source: Source<'_>,
@@ -277,8 +277,8 @@ impl Test {
         self.object(name, spec).await
     }
 
-    /// Deletes the snapshots and groups of the test's namespace and waits until nothing is left of
-    /// them, in Kubernetes or in Cistern.
+    /// Deletes the snapshots and groups of the test's namespace and waits until no object of them is left in
+    /// Kubernetes or Cistern.
     pub(super) async fn remove_snapshots(&self) {
         remove_snapshots_of(&self.cluster, &self.namespace).await;
         let kept = self.all::<PoolSnapshot>();
@@ -292,7 +292,7 @@ impl Test {
             Err(format!("{kept:#?}"))
         })
         .await;
-        // A group says nothing of the test that it was of. On a cluster of our own none is left.
+        // A group does not record its test. On the harness' cluster, none may be left.
         if Harness::is_there() {
             all_gone(&self.all::<PoolSnapshotGroup>(), "").await;
         }
@@ -302,13 +302,13 @@ impl Test {
 /// Deletes the snapshots and groups of a namespace.
 pub(super) async fn remove_snapshots_of(cluster: &Cluster, namespace: &str) {
     if cluster.takes_snapshots().await {
-        // Those in a group go with it.
+        // Group members are deleted with their group.
         remove_all::<VolumeGroupSnapshot>(&Api::namespaced(cluster.client(), namespace), "").await;
         remove_all::<VolumeSnapshot>(&Api::namespaced(cluster.client(), namespace), "").await;
     }
 }
 
-/// Deletes the classes of snapshots with a label.
+/// Deletes the snapshot classes with a label.
 pub(super) async fn remove_snapshot_classes(cluster: &Cluster, label: &str) {
     if cluster.takes_snapshots().await {
         let kinds = "volumesnapshotclasses,volumegroupsnapshotclasses";

@@ -1,4 +1,4 @@
-//! One test on the cluster: what it makes, what must hold after it, and what is shown when it fails.
+//! Runs one test on the cluster: creates its namespace, checks for leftovers, and shows the state when it fails.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,24 +33,24 @@ use tokio::{
 use super::{Cluster, Harness, NAMESPACE, PATIENCE, TEST_LABEL, snapshots};
 use crate::{eventually, process::run};
 
-/// For how many tests a small machine has time beside each other: they mostly wait.
+/// The number of tests that a small machine can run in parallel. They mostly wait.
 const BESIDE: u32 = 4;
-/// A test takes one place, or all of them where it runs alone.
+/// A test takes one permit, or all permits if it runs alone.
 static PLACES: Semaphore = Semaphore::const_new(BESIDE as usize);
-/// Tests that are to run alone. The others let them go first, because one after the other they take
-/// little of a machine, which other steps of `make test` work on at first.
+/// Tests that wait to run alone. Other tests let them run first: one after the other they use little of a machine
+/// that initially also runs other steps of `make test`.
 static ALONE: AtomicU32 = AtomicU32::new(0);
-/// How often a test looks whether it is its turn.
+/// How often a waiting test tries to start.
 const TURN_INTERVAL: Duration = Duration::from_millis(200);
 /// The names of the tests that have run.
 static NAMES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
-/// A test, its namespace, and the cluster.
+/// A test with its namespace and cluster.
 #[expect(missing_debug_implementations, reason = "kube's client has none")]
 pub struct Test {
     /// The cluster.
     pub cluster: Cluster,
-    /// Where its pods and claims are.
+    /// The namespace of its pods and claims.
     pub namespace: String,
     pub(super) name: String,
     started: Timestamp,
@@ -59,7 +59,7 @@ pub struct Test {
     cordoned: Mutex<BTreeSet<String>>,
 }
 
-/// A test that is to run alone, until it has ended.
+/// Counts a test as one that waits to run alone, until it has ended.
 struct Waiting;
 
 impl Waiting {
@@ -75,7 +75,7 @@ impl Drop for Waiting {
     }
 }
 
-/// Waits for so many places at once. No queue: a test that waits for all would hold up the others.
+/// Waits for this many permits. There is no queue, because a test that waits for all permits would block the others.
 async fn turn(places: u32) -> SemaphorePermit<'static> {
     loop {
         let may_run = places == BESIDE || ALONE.load(Ordering::SeqCst) == 0;
@@ -86,24 +86,24 @@ async fn turn(places: u32) -> SemaphorePermit<'static> {
     }
 }
 
-/// A shell script for a node when the test is over.
+/// A shell script that runs on a node after the test.
 struct Afterwards {
     harness: Harness,
     node: String,
     script: String,
-    /// Whether it is for a test that has failed, or for one that has passed.
+    /// Whether it runs after a failed test; otherwise it runs after a successful one.
     failed: bool,
 }
 
 impl Test {
-    /// Runs a test beside a few others. When it passes, all that it made is removed, and nothing may
-    /// be left of it. When it fails, all is kept and its events and our logs are printed.
+    /// Runs a test in parallel with a few others. If it passes, removes all objects it created and checks that
+    /// nothing is left. If it fails, keeps all objects and prints its events and Cistern's logs.
     pub async fn run(name: &str, body: impl AsyncFnOnce(&Self)) {
         let _place = turn(1).await;
         Self::run_now(name, body).await;
     }
 
-    /// The same for a test that others would notice: it replaces agents, say, or takes a node away.
+    /// Runs a test that would disturb others alone, for example one that replaces agents or stops a node.
     pub async fn run_alone(name: &str, body: impl AsyncFnOnce(&Self)) {
         let _waiting = Waiting::new();
         let _places = turn(BESIDE).await;
@@ -143,7 +143,7 @@ impl Test {
         Self {
             namespace: namespace.name_any(),
             name: name.to_owned(),
-            // The API server's clock, which may not be ours.
+            // The API server's clock, which may differ from the local one.
             started: namespace.creation_timestamp().expect("it has been made").0,
             may_repeat: Mutex::default(),
             afterwards: Mutex::default(),
@@ -152,13 +152,13 @@ impl Test {
         }
     }
 
-    /// The name of an object of this test that has no namespace.
+    /// Returns the name of a cluster-scoped object of this test.
     pub fn own(&self, name: &str) -> String {
         format!("{}-{name}", self.name)
     }
 
-    /// This claim cannot be bound and its class does not wait for a pod, so that the provisioner
-    /// asks again and again.
+    /// Allows repeated CreateVolume calls for this claim. It cannot be bound and its class does not wait for a
+    /// pod, so the provisioner retries.
     pub fn may_repeat(&self, claim: &PersistentVolumeClaim) {
         let volume = format!("pvc-{}", claim.uid().expect("it has been made"));
         self.may_repeat
@@ -167,13 +167,13 @@ impl Test {
             .insert(volume);
     }
 
-    /// Runs a shell script on a node when the test has passed and its pools are gone.
+    /// Runs a shell script on a node after the test has passed and its pools are deleted.
     pub fn afterwards(&self, harness: Harness, node: &str, script: &str) {
         self.remember(harness, node, script, false);
     }
 
-    /// Runs a shell script on a node when the test has failed: what is kept to be looked at must not
-    /// hang, and can be removed.
+    /// Runs a shell script on a node after the test has failed: objects that are kept for inspection must not
+    /// hang and must be removable.
     pub fn if_it_fails(&self, harness: Harness, node: &str, script: &str) {
         self.remember(harness, node, script, true);
     }
@@ -195,7 +195,7 @@ impl Test {
         }
     }
 
-    /// Keeps new pods off a node, until [`Test::uncordon`] or the end of the test.
+    /// Keeps new pods off a node until [`Test::uncordon`] or the end of the test.
     pub async fn cordon(&self, node: &str) {
         self.cordoned
             .lock()
@@ -204,7 +204,7 @@ impl Test {
         self.cluster.kubectl(["cordon", node]).await;
     }
 
-    /// Lets pods onto the node again.
+    /// Allows new pods on the node again.
     pub async fn uncordon(&self, node: &str) {
         self.cluster.kubectl(["uncordon", node]).await;
     }
@@ -216,13 +216,13 @@ impl Test {
         }
     }
 
-    /// Calls of CreateVolume since the test began that name a pool of its own, by volume id.
+    /// Counts, by volume id, the CreateVolume calls since the test began that name one of its pools.
     pub async fn create_volume_calls(&self) -> BTreeMap<String, usize> {
         let pools = self.own("");
         self.cluster.create_volume_calls(self.started, &pools).await
     }
 
-    /// No claim took more than two calls of CreateVolume.
+    /// Checks that no claim needed more than two calls of CreateVolume.
     async fn check_calls(&self) {
         let calls = self.create_volume_calls().await;
         let may_repeat = self
@@ -238,14 +238,14 @@ impl Test {
         }
     }
 
-    /// Removes everything in the order in which a user would, and waits for each to go.
+    /// Removes all objects in the order that a user would, and waits for each removal.
     async fn clean_up(&self) {
         remove_all::<Pod>(&self.namespaced(), "").await;
         remove_all::<PersistentVolumeClaim>(&self.namespaced(), "").await;
         self.remove_snapshots().await;
         let label = format!("{TEST_LABEL}={}", self.name);
         self.wait_until_volumes_are_gone().await;
-        // The ledgers are empty while the pools are still there.
+        // Check that the ledgers are empty while the pools still exist.
         for pool in list::<StoragePool>(&self.all(), &label).await {
             self.wait_until_empty(&pool.name_any()).await;
         }
@@ -338,7 +338,7 @@ impl Test {
         .await;
     }
 
-    /// Prints what a person needs to see why the test failed.
+    /// Prints what a developer needs to see why the test failed.
     async fn show(&self) {
         eprintln!(
             "\n=== {} failed; namespace {} is kept",
@@ -397,7 +397,7 @@ impl Test {
     }
 }
 
-/// What a test owns begins with its name, so no name may begin with another.
+/// Reserves a test name. Names of a test's objects begin with its name, so no name may be a prefix of another.
 fn claim_name(name: &str) {
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
     let begins = |a: &str, b: &str| a.starts_with(&format!("{b}-"));
@@ -408,7 +408,7 @@ fn claim_name(name: &str) {
     names.insert(name.to_owned());
 }
 
-/// Removes what the failed tests of earlier runs have kept.
+/// Removes the objects that failed tests of earlier runs have kept.
 pub(super) async fn remove_leftovers(cluster: &Cluster) {
     let namespaces: Api<Namespace> = Api::all(cluster.client());
     for namespace in list(&namespaces, TEST_LABEL).await {
@@ -425,7 +425,7 @@ pub(super) async fn remove_leftovers(cluster: &Cluster) {
     unlabel_nodes(cluster, "").await;
 }
 
-/// Takes the labels off the nodes that put them into the pools of the test.
+/// Removes the labels that add nodes to the pools of the test.
 async fn unlabel_nodes(cluster: &Cluster, test: &str) {
     let nodes: Api<Node> = Api::all(cluster.client());
     let beginning = super::objects::pool_label(test);
@@ -462,7 +462,7 @@ where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
 {
     for object in list(api, label).await {
-        // It may have gone by itself.
+        // The object may already be gone.
         let _ = api
             .delete(&object.name_any(), &DeleteParams::default())
             .await;
@@ -470,7 +470,7 @@ where
     all_gone(api, label).await;
 }
 
-/// Waits until every object with the label is gone; an empty label is every object.
+/// Waits until every object with the label is gone; an empty label matches all objects.
 pub(super) async fn all_gone<K>(api: &Api<K>, label: &str)
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,

@@ -134,7 +134,7 @@ async fn r22_an_unreadable_object_blocks_only_requests_for_space() {
     let node = Fixture::start("agent-unreadable").await;
     let one = node.volume("one", Bytes::mib(64)).await;
     let mut odd = serde_json::to_value(node.desired_volume("odd", Bytes::mib(64))).unwrap();
-    // Legal for the schema, and more than 64 bits of bytes.
+    // Valid for the schema, but the number of bytes exceeds 64 bits.
     odd["spec"]["size"] = "20Ei".into();
     let odd: DynamicObject = serde_json::from_value(odd).unwrap();
     let kind = ApiResource::erase::<cistern_crds::PoolVolume>(&());

@@ -20,7 +20,7 @@ async fn claimed(test: &Test) {
     test.block_claim("claim", &class, SIZE).await;
 }
 
-/// A pod that has the device of the claim at `/dev/data`; gives its node.
+/// Starts a pod with the device of the claim at `/dev/data`; returns its node.
 async fn pod(test: &Test, name: &str, read_only: bool) -> String {
     let claim = json!({"claimName": "claim", "readOnly": read_only});
     let mut spec = pod_spec("sleep 3600", json!({"persistentVolumeClaim": claim}));

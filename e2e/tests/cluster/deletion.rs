@@ -121,7 +121,7 @@ async fn deleting_the_definitions_touches_no_image_and_the_pod_goes_on_writing()
     };
     Test::run_alone("delete-definitions", async |test| {
         let writer = Writer::start(test, harness).await;
-        // Every kind has an object: a definition without objects would be deleted at once.
+        // Every kind has an object: a definition without objects would be deleted immediately.
         let together = test.group_class("together", json!({})).await;
         test.snapshot_group("group", &together).await;
         let writer = writer.with_images(test, 2).await;

@@ -79,7 +79,7 @@ async fn the_plugin_folder_contains_only_the_socket() {
             let folder = format!("/var/lib/kubelet/plugins/{}", names::DRIVER);
             let list = format!("find {folder} -mindepth 1");
             let what = format!("{node} to have the socket alone in {folder}");
-            // Another test may have taken the plugin away for a while.
+            // Another test may have removed the plugin temporarily.
             eventually(&what, PATIENCE, async || {
                 let found = harness.shell(&node, &list).await;
                 if found.trim() == format!("{folder}/csi.sock") {
@@ -99,7 +99,7 @@ async fn lif_03_lif_05_the_plugin_runs_from_its_image_and_is_registered_on_every
     Test::run("everywhere", async |test| {
         for node in names_of_nodes(test).await {
             let what = format!("the plugin to run on {node} and to be registered");
-            // Another test may have taken the plugin away for a while.
+            // Another test may have removed the plugin temporarily.
             eventually(&what, PATIENCE, async || {
                 runs_and_is_registered(test, &node).await
             })
@@ -114,7 +114,7 @@ async fn names_of_nodes(test: &Test) -> Vec<String> {
     nodes.unwrap().iter().map(ResourceExt::name_any).collect()
 }
 
-/// What lacks for the plugin to run from an image on a node and to be registered with its kubelet.
+/// Checks that the plugin runs from an image on a node and is registered with its kubelet; returns what is missing.
 async fn runs_and_is_registered(test: &Test, node: &str) -> Result<(), String> {
     let mut pods: BTreeMap<String, Pod> = test.cluster.component("node").await;
     let pod = pods.remove(node).ok_or("it has no pod")?;

@@ -31,7 +31,7 @@ async fn a_pod_lands_on_a_node_of_the_pool_whichever_way_its_class_binds() {
                 );
                 let volume = volume.name_any();
                 assert_eq!(node_of_persistent_volume(test, &volume).await, node);
-                // The provisioner repeats a call that succeeded when its claim changes meanwhile.
+                // The provisioner repeats a successful call if its claim changes during the call.
                 let calls = test.create_volume_calls().await;
                 assert!(matches!(calls.get(&volume), Some(1..=2)), "{calls:?}");
             }

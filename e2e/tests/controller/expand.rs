@@ -213,7 +213,7 @@ async fn r02_a_refused_size_that_a_killed_controller_left_behind_is_reset_and_re
     asked.await.unwrap().unwrap_err();
     cluster.refuse_growth(&expanding, Reason::NoSpace).await;
 
-    // Meanwhile there is room.
+    // The volume now fits.
     let history = History::of(&cluster.volumes, "left-behind").await;
     let asked = ask(&second, "left-behind", PATIENCE).await;
     let again = cistern_e2e::eventually("the size to be requested again", PATIENCE, async || {

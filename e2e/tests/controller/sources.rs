@@ -210,7 +210,7 @@ async fn a_copy_beside_a_full_or_silent_source_fails_with_a_back_off_and_writes_
             wanted.accessibility_requirements = Some(everywhere.clone());
             let status = create(replica.client().await, wanted, PATIENCE).await;
             let status = status.unwrap_err();
-            // RESOURCE_EXHAUSTED would make the scheduler select a node again without end.
+            // RESOURCE_EXHAUSTED would make the scheduler select a node again endlessly.
             assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
             for part in [&format!("only be on node {}", cluster.node("a")), reason] {
                 assert!(status.message().contains(part), "{status}");

@@ -1,4 +1,4 @@
-//! What Cistern does for a volume, done with the tools that an administrator has.
+//! Does what Cistern does for a volume with the tools of an administrator.
 
 use std::{
     path::{Path, PathBuf},
@@ -19,14 +19,14 @@ const UNMOUNT: &str = "device=$(findmnt --noheadings --output SOURCE staging)
 const REMOVE: &str = "rm image
     rmdir staging target";
 
-/// An image with ext4 in a folder of the node, which stands there by itself otherwise.
+/// An ext4 image in a folder of the node that has no other content.
 pub(crate) struct ByHand<'a> {
     driver: &'a Driver,
     folder: PathBuf,
 }
 
 impl<'a> ByHand<'a> {
-    /// Makes the image.
+    /// Creates the image.
     pub(crate) async fn new(driver: &'a Driver, folder: &Path) -> Self {
         let folder = folder.to_owned();
         let by_hand = Self { driver, folder };
@@ -34,7 +34,7 @@ impl<'a> ByHand<'a> {
         by_hand
     }
 
-    /// Mounts it as kubelet has volumes mounted; where it is then.
+    /// Mounts the image like kubelet mounts volumes; returns the mount point.
     pub(crate) async fn mount(&self) -> PathBuf {
         self.shell(MOUNT).await;
         self.folder.join("target")
@@ -45,13 +45,13 @@ impl<'a> ByHand<'a> {
         self.shell(UNMOUNT).await;
     }
 
-    /// Removes all that was made.
+    /// Removes all files.
     pub(crate) async fn remove(self) {
         self.shell(REMOVE).await;
     }
 
     async fn shell(&self, script: &str) {
-        // Whoever enters a mount namespace stands at its root.
+        // A process that enters a mount namespace starts in its root folder.
         let script = format!("set -e\ncd {}\n{script}", self.folder.display());
         let mut command = self.driver.command_on_node("sh");
         command.args(["-c", &script]);

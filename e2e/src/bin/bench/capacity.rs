@@ -1,4 +1,4 @@
-//! How long after a StorageNode's status the capacity object of the scheduler says the same.
+//! How long the scheduler's capacity object lags behind a StorageNode's status.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::{Figure, NODE, latency, percentile};
 
 const ROUNDS: usize = 10;
 
-/// Makes volumes, each of which takes room away, and looks how soon the capacity object follows.
+/// Creates volumes, each of which reduces the free capacity, and measures how soon the capacity object follows.
 pub(crate) async fn lag(control_plane: &ControlPlane, driver: &Driver) -> Figure {
     let client = control_plane.client();
     let mut samples = Vec::new();
@@ -58,7 +58,7 @@ pub(crate) async fn lag(control_plane: &ControlPlane, driver: &Driver) -> Figure
     }
 }
 
-/// The largest volume that the node's status says it has room for.
+/// The maximum volume size in the node's status.
 async fn room(client: &Client) -> Bytes {
     let api: Api<StorageNode> = Api::all(client.clone());
     let node = api.get(NODE).await.expect("it is there");

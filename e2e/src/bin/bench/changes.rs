@@ -1,5 +1,5 @@
-//! What a large volume in many pieces holds and what of it has changed, as a backup asks for it at
-//! the CSI socket, beside the kernel's own count of the extents.
+//! Lists the allocated and the changed ranges of a large fragmented volume at the CSI socket, as a backup does,
+//! beside the kernel's own count of the extents.
 
 use std::{
     path::{Path, PathBuf},
@@ -16,13 +16,13 @@ use kube::{Api, ResourceExt as _};
 
 use crate::{Figure, latency::milliseconds, percentile, snapshots, snapshots::Image, staging};
 
-/// Gibibytes of the volume, and in how many pieces its data lies.
+/// Size of the volume in gibibytes, and number of extents of its data.
 const IMAGE: (u64, u64) = (1024, 100_000);
-/// Of so many pieces one is written to between two snapshots.
+/// One of this many extents is written between two snapshots.
 const CHANGED: u64 = 2;
 const ROUNDS: usize = 5;
 
-/// Milliseconds until all ranges are listed.
+/// Measures the milliseconds until all ranges are listed.
 pub(crate) async fn figures(
     control_plane: &ControlPlane,
     driver: &Driver,
@@ -98,7 +98,7 @@ async fn holds(driver: &Driver, snapshot: &str) -> f64 {
     elapsed
 }
 
-/// Has the kernel go through the extents of files.
+/// Lets the kernel read the extents of files.
 async fn count(files: &[PathBuf]) -> f64 {
     let mut filefrag = command("filefrag");
     filefrag.args(files);
@@ -107,7 +107,7 @@ async fn count(files: &[PathBuf]) -> f64 {
     milliseconds(started)
 }
 
-/// The image of a snapshot.
+/// Returns the path of a snapshot's image.
 async fn file(control_plane: &ControlPlane, pool: &Path, snapshot: &str) -> PathBuf {
     let snapshots: Api<PoolSnapshot> = Api::all(control_plane.client());
     let found = snapshots.get(snapshot).await.expect("it was cut");

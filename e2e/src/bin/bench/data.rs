@@ -19,8 +19,8 @@ const JOBS: [(&str, u32, &str); 4] = [
     ("randwrite", 32, ">= 0.85"),
 ];
 
-/// Operations in a second, ours beside the plain file's and those of a loop device that was set up
-/// by hand: what lies between those two is the kernel's.
+/// Operations per second of a volume, a plain file, and a loop device that was set up manually. The difference
+/// between the last two is the kernel's.
 pub(crate) async fn figures(driver: &Driver, volume: &str) -> Vec<Figure> {
     let plain = pool_folder(driver);
     let image = ByHand::new(driver, &plain).await;
@@ -28,13 +28,13 @@ pub(crate) async fn figures(driver: &Driver, volume: &str) -> Vec<Figure> {
     let by_hand = image.mount().await;
     let folders = [target, plain.clone(), by_hand];
     for folder in &folders {
-        // What is written first is allocated first, and that is not what is measured.
+        // The first write to a block also allocates it, which is not measured here.
         fio(driver, folder, "write", 32, 2).await;
     }
     let mut figures = Vec::new();
     for (kind, depth, aim) in JOBS {
         let mut measured: [Vec<f64>; 3] = Default::default();
-        // In turns, because the machine's disk does not stay as fast as it is.
+        // In turns, because the speed of the machine's disk varies.
         for _ in 0..ROUNDS {
             for (samples, folder) in measured.iter_mut().zip(&folders) {
                 samples.push(fio(driver, folder, kind, depth, 2).await);
@@ -58,7 +58,7 @@ pub(crate) async fn figures(driver: &Driver, volume: &str) -> Vec<Figure> {
     figures
 }
 
-/// Where the pool is mounted, as a process of the node sees it.
+/// The mount point of the pool in the node's mount namespace.
 fn pool_folder(driver: &Driver) -> PathBuf {
     let pools = driver.storage_root().join("pools");
     let pools = std::fs::read_dir(&pools).expect("the pool is there");

@@ -13,10 +13,10 @@ use kube::{Api, api::PostParams};
 
 use crate::{Figure, POOL, percentile};
 
-/// Size of every volume: an empty ext4 of which little is allocated.
+/// Size of every volume, with an empty ext4 that allocates little.
 const SIZE: i64 = 64 << 20;
 
-/// Milliseconds that creating an object and replacing it takes, for each of `count` objects.
+/// Milliseconds to create an object and to replace it, for each of `count` objects.
 pub(crate) async fn bare_writes(control_plane: &ControlPlane, count: usize) -> Vec<f64> {
     let api: Api<ConfigMap> = Api::namespaced(control_plane.client(), "default");
     let parameters = PostParams::default();
@@ -35,7 +35,7 @@ pub(crate) async fn bare_writes(control_plane: &ControlPlane, count: usize) -> V
     samples
 }
 
-/// Makes volumes one after the other; their ids, and the milliseconds that each took.
+/// Creates volumes one after the other; returns their ids and the milliseconds for each.
 pub(crate) async fn create(driver: &Driver, prefix: &str, count: usize) -> (Vec<String>, Vec<f64>) {
     let mut client = driver.controller_client().await;
     let mut ids = Vec::with_capacity(count);
@@ -59,7 +59,7 @@ pub(crate) async fn create(driver: &Driver, prefix: &str, count: usize) -> (Vec<
     (ids, samples)
 }
 
-/// Deletes volumes one after the other; the milliseconds that each took.
+/// Deletes volumes one after the other; returns the milliseconds for each.
 pub(crate) async fn delete(driver: &Driver, ids: Vec<String>) -> Vec<f64> {
     let mut client = driver.controller_client().await;
     let mut samples = Vec::with_capacity(ids.len());

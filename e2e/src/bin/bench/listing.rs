@@ -1,5 +1,5 @@
-//! ListVolumes over very many volumes, beside the API server's own answer to the same question, and
-//! what the controller needs in memory to know them all.
+//! ListVolumes with very many volumes, beside the API server's own list of them, and the memory that the
+//! controller needs for its cache.
 
 use std::time::Instant;
 
@@ -17,17 +17,16 @@ use crate::{Figure, POOL, latency::milliseconds, memory, percentile};
 
 const VOLUMES: usize = 10_000;
 const PAGE: u32 = 100;
-/// Writers at a time.
+/// Number of concurrent writers.
 const WRITERS: usize = 16;
 
-/// Makes the objects of very many volumes, starts a controller that sees them for the first time,
-/// and turns the pages of its list.
+/// Creates the objects of very many volumes, starts a controller with an empty cache, and reads all pages of its list.
 pub(crate) async fn figures(control_plane: &ControlPlane) -> Vec<Figure> {
     let api: Api<PoolVolume> = Api::all(control_plane.client());
     stream::iter(0..VOLUMES)
         .for_each_concurrent(WRITERS, async |number| add(&api, number).await)
         .await;
-    // Its first list is what a relist is: everything comes at once.
+    // Its first list is the same as a relist: all objects arrive together.
     let mut replica = Replica::start(control_plane).await;
     let ours = pages(&replica).await;
     let beside = bare_pages(&api).await;
@@ -53,7 +52,7 @@ pub(crate) async fn figures(control_plane: &ControlPlane) -> Vec<Figure> {
     ]
 }
 
-/// A volume that is ready, on a node that nobody asks for it.
+/// Creates a volume that is ready, on a node without an agent.
 async fn add(api: &Api<PoolVolume>, number: usize) {
     let name = format!("pvc-{number:08}-0000-4000-8000-000000000000");
     let volume = json!({

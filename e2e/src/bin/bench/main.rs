@@ -1,7 +1,6 @@
-//! `make bench`: what Cistern costs, each figure beside something measured in the same run.
+//! `make bench`: measures the cost of Cistern, each figure beside a reference value from the same run.
 //!
-//! Machines differ and share their cores, so the ratio is the figure to quote. Nothing here passes
-//! or fails.
+//! Machines differ and share their cores, so quote the ratio. No figure passes or fails.
 
 #![allow(
     clippy::expect_used,
@@ -29,9 +28,9 @@ use cistern_e2e::{ControlPlane, Driver, service::Service};
 
 use self::writes::Writes;
 
-/// Volumes whose making is timed, one after the other.
+/// Number of volumes whose creation is timed, one after the other.
 const VOLUMES: usize = 100;
-/// And as many more as make a node full.
+/// Number of additional volumes that fill a node.
 const MORE_VOLUMES: usize = 150;
 const NODE: &str = "bench-node";
 const POOL: &str = "bench";
@@ -60,7 +59,7 @@ impl Figure {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
-    // One part by its name, or all of them.
+    // The name of one part, or none for all parts.
     let asked = std::env::args().nth(1);
     let runs = |part: &str| asked.as_deref().is_none_or(|asked| asked == part);
     let control_plane = ControlPlane::start().await;
@@ -93,7 +92,7 @@ async fn main() {
     driver.finish().await;
 }
 
-/// From when there are none until the last is deleted.
+/// Measures everything from the first volume until the last is deleted.
 async fn volumes(control_plane: &ControlPlane, driver: &Driver, operator: &Service) {
     let mut memory = memory::Memory::new(control_plane, driver);
     memory.idle(operator);

@@ -4,7 +4,7 @@ use cistern_e2e::{ControlPlane, Driver, service::Service};
 
 use crate::{Figure, VOLUMES};
 
-/// What the processes had when they were idle, and beside them an API server of the same run.
+/// The resident memory of the idle processes and of an API server in the same run.
 pub(crate) struct Memory {
     node: u32,
     controller: u32,
@@ -22,7 +22,7 @@ impl Memory {
         }
     }
 
-    /// Remembers the idle figures.
+    /// Stores the idle figures.
     pub(crate) fn idle(&mut self, operator: &Service) {
         self.idle = self
             .processes(operator)
@@ -30,7 +30,7 @@ impl Memory {
             .to_vec();
     }
 
-    /// The figures now, and those that were idle.
+    /// Returns the current figures beside the idle ones.
     pub(crate) fn with_volumes(&self, operator: &Service) -> Vec<Figure> {
         let apiserver = resident(self.apiserver);
         self.processes(operator)
@@ -58,12 +58,12 @@ impl Memory {
     }
 }
 
-/// Mebibytes that a process has in memory.
+/// Resident memory of a process in mebibytes.
 pub(crate) fn resident(process: u32) -> f64 {
     mebibytes(process, "VmRSS:")
 }
 
-/// The most that it ever had.
+/// Peak resident memory of a process in mebibytes.
 pub(crate) fn peak(process: u32) -> f64 {
     mebibytes(process, "VmHWM:")
 }

@@ -1,5 +1,5 @@
-//! The operator's process, and the objects that stand for the rest of the cluster: a Node on which
-//! kubelet has registered the driver and the agent's pod is ready, a pool, and a class.
+//! The operator's process, and the objects that represent the rest of the cluster: a Node with a registered
+//! driver and a ready agent pod, a pool, and a class.
 
 use std::process::Command;
 
@@ -24,14 +24,14 @@ use serde_json::{Value, json};
 
 use crate::{NODE, POOL, POOL_SIZE};
 
-/// The operator's process and where it keeps its log.
+/// The operator's process and the folder of its log.
 pub(crate) struct Operator {
     service: Service,
     _folder: Folder,
 }
 
 impl Operator {
-    /// Starts it and declares the bench's pool on the bench's node.
+    /// Starts it and creates the bench's pool on the bench's node.
     pub(crate) async fn start(control_plane: &ControlPlane) -> Self {
         let client = control_plane.client();
         declare(&client).await;
@@ -47,7 +47,7 @@ impl Operator {
         let spec = json!({
             "nodeSelector": {},
             "source": {"image": {"size": POOL_SIZE}},
-            // Room for the volumes of a whole run on a machine with a small disk: they stay empty.
+            // Enough for the volumes of a whole run on a machine with a small disk, because they stay empty.
             "overcommitPercent": 1000,
         });
         create(&pools, json!({"metadata": {"name": POOL}, "spec": spec})).await;
@@ -57,18 +57,18 @@ impl Operator {
         }
     }
 
-    /// Its process.
+    /// Returns its process.
     pub(crate) fn service(&self) -> &Service {
         &self.service
     }
 
-    /// Ends it.
+    /// Stops it.
     pub(crate) async fn finish(mut self) {
         self.service.stop().await;
     }
 }
 
-/// Makes what the operator finds in any cluster.
+/// Creates the objects that the operator finds in any cluster.
 async fn declare(client: &Client) {
     let namespace: Api<Namespace> = Api::all(client.clone());
     create(&namespace, json!({"metadata": {"name": NAMESPACE}})).await;
@@ -113,7 +113,7 @@ async fn declare(client: &Client) {
         .expect("the pod is there");
 }
 
-/// Makes an object.
+/// Creates an object.
 pub(crate) async fn create<K>(api: &Api<K>, object: Value)
 where
     K: Resource + Clone + std::fmt::Debug + Serialize + DeserializeOwned,

@@ -1,5 +1,4 @@
-//! Snapshots, restores and clones of images in many pieces, through the CSI socket, beside a bare
-//! FICLONE of the same file.
+//! Snapshots, restores and clones of fragmented images through the CSI socket, beside a bare FICLONE of the same file.
 
 use std::{
     fmt, fs,
@@ -28,23 +27,22 @@ use crate::{
 };
 
 const POOL: &str = "bench-snapshots";
-/// What the pool's disk pretends to have: a file that takes only what is written. A volume is never
-/// larger than its pool.
+/// Size of the sparse file behind the pool's disk. A volume is never larger than its pool.
 const DISK: u64 = 1200 << 30;
-/// Each operation is done so often, one after the other.
+/// Repetitions of each operation, one after the other.
 const ROUNDS: usize = 3;
-/// Gibibytes of an image, and in how many pieces its data lies.
+/// Size of an image in gibibytes, and number of extents of its data.
 const IMAGES: [(u64, u64); 4] = [(1, 1_000), (1, 100_000), (64, 1_000), (64, 100_000)];
-/// The end of each image is written in one piece, for a writer to overwrite.
+/// Size of the contiguous area at the end of each image, for a writer to overwrite.
 const AREA: u64 = 128 << 20;
 const BLOCK: u64 = 4096;
 
-/// A volume with data in many pieces.
+/// A volume with fragmented data.
 pub(crate) struct Image {
     pub(crate) volume: String,
-    /// Where it is published.
+    /// The target path of the published volume.
     pub(crate) target: PathBuf,
-    /// Seen from outside of the node's mount namespace.
+    /// The path of the image outside the node's mount namespace.
     file: PathBuf,
     gib: u64,
     extents: u64,
@@ -58,7 +56,7 @@ impl fmt::Display for Image {
 }
 
 impl Image {
-    /// Makes and publishes one.
+    /// Creates and publishes a volume.
     pub(crate) async fn new(
         control_plane: &ControlPlane,
         driver: &Driver,
@@ -80,7 +78,7 @@ impl Image {
         image
     }
 
-    /// Writes one block, leaves a gap, and so on; each of them, or each so many.
+    /// Divides the area into one part per extent, and writes the first block of every `each`-th part.
     pub(crate) async fn write_pieces(&self, driver: &Driver, each: u64) {
         let (area, _) = self.written_area();
         let stride = area / self.extents / BLOCK * BLOCK * each;
@@ -114,13 +112,13 @@ impl Image {
         output(fio, Duration::from_mins(5)).await;
     }
 
-    /// Where a writer finds blocks that are allocated: offset and size.
+    /// Returns offset and size of the allocated area for a writer.
     pub(crate) fn written_area(&self) -> (u64, u64) {
         ((self.gib << 30) - AREA, AREA)
     }
 }
 
-/// Prints all of it.
+/// Prints all figures.
 pub(crate) async fn figures(control_plane: &ControlPlane, driver: &Driver, pool: &Path) {
     for kind @ (gib, _) in IMAGES {
         let image = Image::new(control_plane, driver, pool, kind).await;
@@ -128,7 +126,7 @@ pub(crate) async fn figures(control_plane: &ControlPlane, driver: &Driver, pool:
         let (taken, bare) = copies(driver, &image, pool).await;
         taken.iter().for_each(Figure::print);
         if gib == 1 {
-            // The copies share it by now: a writer would part it into thousands of pieces.
+            // The copies share the area now, and a writer would split it into thousands of extents.
             image.write_area(driver).await;
             let noticed = writer::figures(driver, &image, bare).await;
             noticed.iter().for_each(Figure::print);
@@ -137,7 +135,7 @@ pub(crate) async fn figures(control_plane: &ControlPlane, driver: &Driver, pool:
     }
 }
 
-/// A pool on a disk of its own; its folder, seen from outside of the node's mount namespace.
+/// Creates a pool on its own disk; returns its folder outside the node's mount namespace.
 pub(crate) async fn pool(control_plane: &ControlPlane, driver: &Driver) -> PathBuf {
     let folder = Folder::new();
     let file = folder.join("disk");
@@ -180,7 +178,7 @@ pub(crate) async fn pool(control_plane: &ControlPlane, driver: &Driver) -> PathB
     Path::new(&root).join(folder.strip_prefix("/").expect("it is absolute"))
 }
 
-/// The three ways to copy an image, and the milliseconds of the bare one.
+/// Measures the three ways to copy an image; also returns the milliseconds of the bare copy.
 async fn copies(driver: &Driver, image: &Image, pool: &Path) -> (Vec<Figure>, f64) {
     let volume = &image.volume;
     let [mut taken, mut restored, mut cloned, mut bare] = [const { Vec::new() }; 4];
@@ -194,14 +192,14 @@ async fn copies(driver: &Driver, image: &Image, pool: &Path) -> (Vec<Figure>, f6
         let volume_id = volume.clone();
         let source = source::Type::Volume(VolumeSource { volume_id });
         cloned.push(create(driver, &name("clone"), image.gib, Some(source)).await);
-        // It stays: freeing its blocks in the background would hold up what is measured next.
+        // The file is kept, because freeing its blocks in the background would delay the next measurement.
         bare.push(bare_reflink(&image.file, &pool.join(name("bare"))));
     }
     let bare = percentile(&bare, 50);
     let figure = |(what, samples): (&str, Vec<f64>)| {
         let ours = percentile(&samples, 50);
         let beside = format!("bare FICLONE {bare:.0} ms");
-        // Few extents take less time than the call itself.
+        // With few extents, the copy takes less time than the call itself.
         let (each, aim) = if image.extents < 100_000 {
             (String::new(), "")
         } else {
@@ -225,7 +223,7 @@ async fn copies(driver: &Driver, image: &Image, pool: &Path) -> (Vec<Figure>, f6
     (copies.into_iter().map(figure).collect(), bare)
 }
 
-/// Makes a volume; the milliseconds that it took.
+/// Creates a volume; returns the milliseconds.
 async fn create(driver: &Driver, name: &str, gib: u64, source: Option<source::Type>) -> f64 {
     let mut client = driver.controller_client().await;
     let request = CreateVolumeRequest {
@@ -244,7 +242,7 @@ async fn create(driver: &Driver, name: &str, gib: u64, source: Option<source::Ty
     milliseconds(started)
 }
 
-/// Takes a snapshot; its id.
+/// Takes a snapshot; returns its id.
 pub(crate) async fn snapshot(driver: &Driver, volume: &str, name: &str) -> String {
     let mut client = driver.controller_client().await;
     let request = CreateSnapshotRequest {
@@ -257,7 +255,7 @@ pub(crate) async fn snapshot(driver: &Driver, volume: &str, name: &str) -> Strin
     snapshot.expect("it is required").snapshot_id
 }
 
-/// Milliseconds of the one call that copies the file, and nothing else.
+/// Milliseconds of the single call that copies the file.
 fn bare_reflink(image: &Path, copy: &Path) -> f64 {
     let from = fs::File::open(image).expect("the image is there");
     let to = fs::File::create_new(copy).expect("the folder is ours");
@@ -266,7 +264,7 @@ fn bare_reflink(image: &Path, copy: &Path) -> f64 {
     milliseconds(started)
 }
 
-/// The name of a volume's image.
+/// Returns the name of a volume's image.
 async fn uid(control_plane: &ControlPlane, volume: &str) -> String {
     let volumes: Api<PoolVolume> = Api::all(control_plane.client());
     let found = volumes.get(volume).await.expect("it was made");
@@ -274,7 +272,7 @@ async fn uid(control_plane: &ControlPlane, volume: &str) -> String {
     image.expect("it has an image").uid
 }
 
-/// The bare block device: nothing but the bench decides where its data lies.
+/// A raw block volume, so that only the bench decides the placement of its data.
 fn device() -> VolumeCapability {
     VolumeCapability {
         access_type: Some(AccessType::Block(BlockVolume {})),

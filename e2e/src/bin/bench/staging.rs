@@ -1,4 +1,4 @@
-//! NodeStage and NodePublish, beside losetup and mount typed by hand.
+//! NodeStage and NodePublish, beside manual losetup and mount.
 
 use std::{fs, path::Path, time::Instant};
 
@@ -20,7 +20,7 @@ use crate::{
 const ROUNDS: usize = 10;
 const AT_A_TIME: usize = 10;
 
-/// The median of both ways.
+/// Measures the median of both ways.
 pub(crate) async fn figure(driver: &Driver, volumes: &[String]) -> Figure {
     let (mut ours, mut by_hand) = (Vec::new(), Vec::new());
     let folder = Folder::new();
@@ -46,7 +46,7 @@ pub(crate) async fn figure(driver: &Driver, volumes: &[String]) -> Figure {
     }
 }
 
-/// All volumes, some at a time, as after the reboot of a full node.
+/// Stages all volumes, some in parallel, as after the reboot of a full node.
 pub(crate) async fn crowd(driver: &Driver, volumes: &[String]) -> Figure {
     let samples: Vec<f64> = stream::iter(volumes)
         .map(async |volume| {
@@ -70,12 +70,12 @@ pub(crate) async fn crowd(driver: &Driver, volumes: &[String]) -> Figure {
     }
 }
 
-/// Stages and publishes a filesystem; where it is then.
+/// Stages and publishes a filesystem; returns its target path.
 pub(crate) async fn mount(driver: &Driver, volume: &str) -> std::path::PathBuf {
     publish(driver, volume, &capability()).await
 }
 
-/// Stages and publishes a volume in some way; where it is then.
+/// Stages and publishes a volume with a capability; returns its target path.
 pub(crate) async fn publish(
     driver: &Driver,
     volume: &str,

@@ -1,5 +1,5 @@
-//! What a database notices of a snapshot: one writer, O_DIRECT, 4 KiB at a time, each write waited
-//! for before the next.
+//! The effect of a snapshot on a database: one writer with O_DIRECT and 4 KiB per write, which waits for each
+//! write before the next.
 
 use std::{
     fs,
@@ -12,13 +12,12 @@ use tokio::time::sleep;
 
 use crate::{Figure, snapshots};
 
-/// How long the writer is watched before and after the snapshot.
+/// How long the writer is measured before and after the snapshot.
 const WINDOW: Duration = Duration::from_secs(3);
-/// How long it writes: both windows, and time for a snapshot and for fio to start.
+/// How long it writes: both windows plus time for a snapshot and for fio to start.
 const RUNTIME: Duration = Duration::from_secs(12);
 
-/// Takes a snapshot while a published device is written to; `bare` is how many milliseconds a bare
-/// FICLONE of its image takes.
+/// Takes a snapshot during writes to a published device; `bare` is the milliseconds of a bare FICLONE of its image.
 pub(crate) async fn figures(driver: &Driver, image: &snapshots::Image, bare: f64) -> [Figure; 3] {
     let log = driver.kubelet_root().join("writer");
     let writer = tokio::spawn(write(
@@ -43,7 +42,7 @@ pub(crate) async fn figures(driver: &Driver, image: &snapshots::Image, bare: f64
         ratio: Some(rate / before),
         aim: "",
     };
-    // Whichever write was on its way when the snapshot began ends after it.
+    // A write in progress when the snapshot begins ends after it.
     let stall = log.longest(started, ended + window);
     [
         Figure {
@@ -77,11 +76,11 @@ async fn write(
     output(fio, Duration::from_mins(1)).await;
 }
 
-/// Every write: when it ended, in milliseconds since 1970, and how many milliseconds it took.
+/// The end of every write in milliseconds since 1970, and its duration in milliseconds.
 struct Writes(Vec<(f64, f64)>);
 
 impl Writes {
-    /// As fio has logged them.
+    /// Reads the log of fio.
     fn read(prefix: &Path) -> Self {
         let log = fs::read_to_string(format!("{}_lat.1.log", prefix.display()));
         let log = log.expect("fio has written its log");
@@ -99,19 +98,19 @@ impl Writes {
         self.0.iter().filter(within).map(|&(_, took)| took)
     }
 
-    /// Writes in a second.
+    /// Writes per second.
     #[expect(clippy::cast_precision_loss, reason = "there are some ten thousand")]
     fn rate(&self, from: f64, until: f64) -> f64 {
         self.between(from, until).count() as f64 * 1000.0 / (until - from)
     }
 
-    /// Milliseconds that the slowest took.
+    /// Duration of the slowest write in milliseconds.
     fn longest(&self, from: f64, until: f64) -> f64 {
         self.between(from, until).fold(0.0, f64::max)
     }
 }
 
-/// Milliseconds since 1970, as fio counts them.
+/// Milliseconds since 1970, as in fio's log.
 fn now() -> f64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     milliseconds(now.expect("it is after 1970"))

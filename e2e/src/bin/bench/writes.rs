@@ -4,14 +4,14 @@ use cistern_e2e::ControlPlane;
 
 use crate::Figure;
 
-/// What the API server has counted at some moment.
+/// The API server's counters at one point in time.
 pub(crate) struct Writes {
     taken: f64,
     refused: f64,
 }
 
 impl Writes {
-    /// Until now.
+    /// Reads the current counters.
     pub(crate) async fn until_now(control_plane: &ControlPlane) -> Self {
         let request = http::Request::get("/metrics")
             .body(Vec::new())
@@ -28,7 +28,7 @@ impl Writes {
         }
     }
 
-    /// Those since `before`, for each of `volumes`.
+    /// Returns the writes since `before` for each of `volumes`.
     pub(crate) fn since(
         &self,
         before: &Self,
@@ -49,7 +49,7 @@ impl Writes {
     }
 }
 
-/// The code and the count in a line of the API server's metrics, if it is of writes to PoolVolumes.
+/// Returns code and count of a line of the API server's metrics, if it counts writes to PoolVolumes.
 fn write_of_volume(line: &str) -> Option<(&str, f64)> {
     let labels = line.strip_prefix("apiserver_request_total{")?;
     let is_write = ["POST", "PUT", "PATCH", "APPLY", "DELETE"]

@@ -1,8 +1,8 @@
-//! Which test shows which requirement of CSI: `make requirements`.
+//! `make requirements`: lists the tests that show each CSI requirement.
 //!
 //! Prints for each requirement of `docs/csi-requirements.md` the tests that show it, or the reason in
-//! `docs/csi-requirements-not-applicable.md` why none does. Fails on a requirement that has neither, or
-//! both, and on a test that shows one that does not exist.
+//! `docs/csi-requirements-not-applicable.md` why none does. Fails for a requirement that has neither or both, and
+//! for a test that names an unknown requirement.
 
 #![expect(clippy::print_stdout, reason = "the table is what this prints")]
 
@@ -20,7 +20,8 @@ use cistern_e2e::process::workspace;
 
 use crate::{page::Requirement, tests::Test};
 
-/// What is to be shown now, by the prefix of its ids. The others belong to what is not built yet.
+/// The requirements that must be shown, by the prefix of their ids. The others belong to features that do not
+/// exist yet.
 const COVERED: &[&str] = &[
     "GEN", "FLD", "CON", "SEC", "CAP", "GPI", "GPC", "PRB", "VCP", "CV", "TOP", "DV", "CPV", "CUV",
     "VVC", "LV", "CGV", "GC", "CGC", "CEV", "NSV", "NUS", "NPV", "NUP", "NGS", "NGC", "NGI", "NEV",
@@ -28,7 +29,7 @@ const COVERED: &[&str] = &[
     "SMD", "MDA", "MDD", "VCO", "CLH", "CGH", "NVH", "NSH",
 ];
 
-/// The crates whose tests count.
+/// The crates whose tests are searched.
 const CRATES: [&str; 5] = ["proto", "crds", "driver", "operator", "e2e"];
 
 fn main() -> io::Result<ExitCode> {
@@ -47,7 +48,7 @@ fn main() -> io::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!mistakes.is_empty())))
 }
 
-/// The table, and what is wrong.
+/// Returns the table and the list of errors.
 fn compare(
     requirements: &[Requirement],
     reasons: &BTreeMap<String, String>,
@@ -95,7 +96,7 @@ fn compare(
     (table, mistakes)
 }
 
-/// The tests of all crates, in the order of their files.
+/// Returns the tests of all crates, in the order of their files.
 fn all_tests(workspace: &Path) -> io::Result<Vec<Test>> {
     let mut files = Vec::new();
     for name in CRATES {

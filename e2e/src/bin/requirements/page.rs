@@ -1,22 +1,22 @@
-//! The pages in `docs`: what is required, and what of it does not apply.
+//! Parses the pages in `docs`: the requirements, and those that do not apply.
 
 use std::collections::BTreeMap;
 
 /// One line of the page of requirements.
 #[derive(Debug)]
 pub(crate) struct Requirement {
-    /// As in `CV-07`.
+    /// The id, such as `CV-07`.
     pub(crate) id: String,
-    /// What is required.
+    /// The text after the keyword.
     pub(crate) text: String,
 }
 
-/// The part of an id before its number.
+/// Returns the part of an id before its number.
 pub(crate) fn prefix(id: &str) -> &str {
     id.split_once('-').map_or(id, |(prefix, _)| prefix)
 }
 
-/// Reads lines as `- **CV-07** MUST: …`.
+/// Parses lines such as `- **CV-07** MUST: …`.
 pub(crate) fn requirements(page: &str) -> Vec<Requirement> {
     let line = |line: &str| {
         let (id, text) = line.strip_prefix("- **")?.split_once("**")?;
@@ -28,8 +28,8 @@ pub(crate) fn requirements(page: &str) -> Vec<Requirement> {
     page.lines().filter_map(line).collect()
 }
 
-/// Reads rows as `| CV-26 | the reason |`; one row may name several ids. Those beneath a heading that
-/// ends in "does not meet" are not met, and the others do not apply.
+/// Parses rows such as `| CV-26 | the reason |`; one row may name several ids. Rows below a heading that ends in
+/// "does not meet" are unmet requirements; the others do not apply.
 pub(crate) fn reasons(page: &str) -> BTreeMap<String, String> {
     let mut reasons = BTreeMap::new();
     let mut verdict = "does not apply";

@@ -1,14 +1,13 @@
-//! Tests and the requirements that they show.
+//! Finds tests and the requirements that they show.
 //!
-//! A test is a function under `#[test]` or `#[tokio::test]` that is not ignored. It says which
-//! requirements it shows in its own name (`cv_07_…`), or in a marker directly above it:
+//! A test is a function under `#[test]` or `#[tokio::test]` that is not ignored. It names the requirements that
+//! it shows in its own name (`cv_07_…`), or in a marker directly above it:
 //!
 //! ```text
 //! // Shows: CV-07, GEN-10: what is the same is not made twice.
 //! ```
 //!
-//! *Invariant:* no other comment and no string counts, so that nothing shows a requirement by
-//! mentioning it.
+//! *Invariant:* other comments and strings do not count, so that no test shows a requirement by mentioning it.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -17,7 +16,7 @@ use std::{collections::BTreeSet, fmt};
 pub(crate) struct Test {
     file: String,
     name: String,
-    /// What it names, as in `CV-07`.
+    /// The ids in its name and markers, such as `CV-07`.
     pub(crate) ids: BTreeSet<String>,
 }
 
@@ -27,8 +26,7 @@ impl fmt::Display for Test {
     }
 }
 
-/// The tests of a source file. It is formatted, so that a function ends at a brace as far in as it
-/// began.
+/// Returns the tests of a source file. The file is formatted, so a function ends at a brace with its own indentation.
 pub(crate) fn find(file: &str, source: &str) -> Vec<Test> {
     let lines: Vec<&str> = source.lines().collect();
     let mut tests = Vec::new();
@@ -67,14 +65,14 @@ pub(crate) fn find(file: &str, source: &str) -> Vec<Test> {
     tests
 }
 
-/// The name of the function that a line declares.
+/// Returns the name of the function that a line declares.
 fn name(line: &str) -> Option<&str> {
     let line = line.trim_start();
     let line = line.strip_prefix("async ").unwrap_or(line);
     line.strip_prefix("fn ")?.split(['(', '<']).next()
 }
 
-/// `cv_07_gen_10_…` names CV-07 and GEN-10.
+/// Parses `cv_07_gen_10_…` as CV-07 and GEN-10.
 fn in_name(name: &str) -> BTreeSet<String> {
     let words: Vec<String> = name.split('_').map(str::to_ascii_uppercase).collect();
     let pairs = words.iter().zip(words.iter().skip(1));
@@ -83,7 +81,7 @@ fn in_name(name: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// The ids of a marker: those before the text behind them.
+/// Returns the ids of a marker, which precede its text.
 fn marked(line: &str) -> Option<Vec<String>> {
     let list = line.strip_prefix("// Shows: ")?;
     let list = list.split([':', '.']).next().unwrap_or(list);
@@ -92,7 +90,7 @@ fn marked(line: &str) -> Option<Vec<String>> {
     Some(words.filter_map(id).collect())
 }
 
-/// Two or three capitals, or K8S, and two digits.
+/// Returns an id of two or three capital letters, or K8S, and two digits.
 fn id(prefix: &str, number: &str) -> Option<String> {
     let is_prefix = matches!(prefix.len(), 2 | 3)
         && prefix

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::{HEALTHY, Patient};
 
 const DISK: Bytes = Bytes::gib(1);
-/// Reasons for a failing disk: the probe fails at once, the filesystem when it writes its log.
+/// Reasons for a failing disk: the probe fails immediately, the filesystem when it writes its log.
 const FAILED: [&str; 2] = ["ProbeFailed", "FilesystemShutDown"];
 
 /// A pod that writes to a volume of a pool on a disk.
