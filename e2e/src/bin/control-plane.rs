@@ -1,5 +1,5 @@
-//! Runs a control plane with Cistern's custom resources until it is interrupted, for manual tests: `cargo run -p
-//! cistern-e2e --bin control-plane`.
+//! Runs a control plane with Cistern's custom resources until it is interrupted, for manual tests:
+//! `cargo run -p cistern-e2e --bin control-plane`.
 
 use cistern_e2e::ControlPlane;
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 pub(crate) struct Requirement {
     /// The id, such as `CV-07`.
     pub(crate) id: String,
-    /// The text after the keyword.
+    /// The text after the id, which begins with its keyword, such as `MUST`.
     pub(crate) text: String,
 }
 

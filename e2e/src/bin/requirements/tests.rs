@@ -4,7 +4,7 @@
 //! it shows in its own name (`cv_07_…`), or in a marker directly above it:
 //!
 //! ```text
-//! // Shows: CV-07, GEN-10: what is the same is not made twice.
+//! // Shows: CV-07, GEN-10: a repeated call creates nothing.
 //! ```
 //!
 //! *Invariant:* other comments and strings do not count, so that no test shows a requirement by mentioning it.
