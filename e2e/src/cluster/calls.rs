@@ -46,8 +46,8 @@ impl Cluster {
     }
 }
 
-/// Returns the volume of a line that ends a call of CreateVolume in a pool with this name prefix: `…
-/// rpc{rpc="CreateVolume" volume="pvc-1" pool="p"}: the call succeeded code="Ok" elapsed_ms=3`.
+/// Returns the volume of a line that ends a call of CreateVolume in a pool with this name prefix:
+/// `… rpc{rpc="CreateVolume" volume="pvc-1" pool="p"}: the call succeeded code="Ok" elapsed_ms=3`.
 fn ended_call<'a>(line: &'a str, pools: &str) -> Option<&'a str> {
     if !line.contains(r#"rpc="CreateVolume""#) || !line.contains(" elapsed_ms=") {
         return None;
