@@ -3,7 +3,7 @@
 
 cluster_folder=$cache/clusters/$cluster
 
-# Two scripts that make or remove the same cluster at a time would undo each other's work: the second one waits.
+# Only one script at a time creates or removes a cluster; a second one waits.
 lock_cluster() {
   mkdir -p "$cache/locks"
   exec {cluster_lock}>"$cache/locks/cluster-$cluster"
@@ -17,9 +17,9 @@ nodes_of_cluster() {
   docker ps "$@" --filter "label=io.x-k8s.kind.cluster=$cluster" --format '{{.Names}}' | LC_ALL=C sort
 }
 
-# A loop device belongs to the kernel, not to the container that made it, and every program of the machine shares them:
-# never `losetup -D`. Whose a device is shows only in its backing file, and not by its path, which is that of the
-# container's own mount namespace, but by the file's device and inode.
+# Loop devices belong to the kernel and not to a container, and all programs of the machine share them: never use
+# `losetup -D`. Only the device and inode of the backing file identify the owner; its path is relative to the mount namespace
+# of the container.
 #
 # filesystems_of_node NODE: device numbers ("0:57") of the file systems that only the running node has mounted. Docker
 # mounts the node's root on the host too, but nobody works there.
@@ -31,14 +31,13 @@ filesystems_of_node() {
     <(awk '{ print $3 }' "/proc/$process/mountinfo" | sort -u)
 }
 
-# Loop devices whose backing file has been unlinked: no search finds its inode. But its path, as the kernel shows it,
-# changes when the mount that it was opened through goes away, so a line that is gone afterwards was the node's.
+# Loop devices whose backing file is unlinked, so that no search finds its inode. The path that the kernel shows changes
+# with the end of the mount through which the file was opened. So a line that disappears with the node was the node's.
 unlinked_loops() { losetup --list --noheadings --output NAME,BACK-INO,BACK-MAJ:MIN,BACK-FILE | grep '(deleted)$' || true; }
 
 # detach_loops_of NODE UNLINKED_BEFORE FILESYSTEM...: detaches the loop devices whose backing file is on one of the
 # node's file systems, in one of its volumes, or in a file system on a loop device of the node. The node must have ended,
-# else its devices are in use. Each is asked once, and may refuse, because it has gone meanwhile: a pool's device goes by
-# itself with the last image in it.
+# because its devices are in use before. A detach may fail, because the device of a pool ends with the last image in it.
 detach_loops_of() {
   local node=$1 loop inode filesystem found=1
   local filesystems=" ${*:3} " asked=" "
@@ -60,23 +59,23 @@ detach_loops_of() {
   detach_loops_of_kubelet "$node" $asked
 }
 
-# detach_loops_of_kubelet NODE LOOP...: kubelet holds a raw block volume by a loop device of its own over the volume's
-# device. Where the engine was killed, nothing tells the node's file systems any more. But such a loop device is as long
-# as the volume, and its backing file, a mount of its own that is gone, has the path "/".
+# detach_loops_of_kubelet NODE LOOP...: kubelet holds a raw block volume with another loop device over the volume's
+# device. After a killed engine the node's file systems are unknown. But such a loop device has the size of the volume, and the
+# path of its backing file, whose mount is gone, is "/".
 detach_loops_of_kubelet() {
   local node=$1 loop path volume
   while read -r loop path; do
     [ "$path" = / ] || continue
     for volume in "${@:2}"; do
       [ "$(size_of_loop "$loop")" = "$(size_of_loop "$volume")" ] || continue
-      # It may have gone meanwhile.
+      # The device may be detached already.
       detach_loop "$loop" "$node" || true
       break
     done
   done < <(losetup --list --noheadings --output NAME,BACK-FILE)
 }
 
-# In sectors; 0 of one that is detached, and that is no other's size.
+# The size in sectors; 0 if the device is detached.
 size_of_loop() { cat "/sys/block/${1#/dev/}/size"; }
 
 detach_loop() {
@@ -97,7 +96,7 @@ in_volume_of() {
 # The device number of the file system that a path is on, as losetup prints it.
 mountpoint_device() { findmnt --noheadings --output MAJ:MIN --target "$1" | tr -d ' '; }
 
-# end_node NODE SECONDS: ends everything on the node at once, as a machine that loses its power (0) or restarts.
+# end_node NODE SECONDS: ends all processes of the node, as a machine that loses power (0) or restarts.
 end_node() {
   local filesystems unlinked
   unlinked=$(unlinked_loops)
@@ -112,8 +111,8 @@ start_node() {
 }
 
 # The kernel makes loop devices beyond the first eight when they are opened, and a container has no udev that would make
-# their nodes. (The harness' own node image makes them at its start; kind's official one does not.) Tried again, because
-# a system that is starting kills what it finds.
+# their nodes. (The harness' own node image makes them at its start; kind's official one does not.) This is retried,
+# because a starting systemd kills other processes.
 make_loop_nodes() {
   for _ in $(seq 30); do
     docker exec "$1" bash -c '
@@ -129,8 +128,8 @@ make_loop_nodes() {
 
 kubectl_of_cluster() { "$(program_path kubectl)" --kubeconfig "$cluster_folder/kubeconfig" "$@"; }
 
-# cluster_is_healthy: it came up once, its four nodes run, and they and the system's pods are Ready, or will be in a minute
-# (a node that has just restarted is not yet).
+# cluster_is_healthy: the cluster came up once, its four nodes run, and the nodes and system pods become Ready within a
+# minute.
 cluster_is_healthy() {
   [ -e "$cluster_folder/complete" ] && [ "$(nodes_of_cluster 2>/dev/null | wc -l)" = 4 ] && wait_for_nodes_and_system 60s
 }
@@ -141,7 +140,7 @@ wait_for_nodes_and_system() {
     kubectl_of_cluster wait --for=condition=Ready pods --all --namespace kube-system --timeout="$1"
 }
 
-# remove_cluster: whatever there is of it. Needs no program that the harness builds.
+# remove_cluster: removes all existing parts of the cluster. Needs no program that the harness builds.
 remove_cluster() {
   local node
   for node in $(nodes_of_cluster --all); do
@@ -154,7 +153,7 @@ remove_cluster() {
   rm -rf "$cluster_folder"
 }
 
-# take_down KIND: the cluster, and the private engine when no container uses it any more.
+# take_down KIND: removes the cluster, and the private engine if no container uses it.
 take_down() {
   use_engine "$1"
   if [ "$1" = registry ]; then

@@ -1,6 +1,5 @@
 # shellcheck shell=bash disable=SC2034 # variables for the scripts
-# What every script of the harness shares: where things are kept, how steps are timed and logged, and how something is
-# built once. Sourced, never run.
+# Shared by all scripts of the harness: paths, timed and logged steps, and builds that run once. Sourced, never run.
 
 harness=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 checkout=$(cd "$harness/../.." && pwd)
@@ -53,8 +52,8 @@ step() {
 }
 
 # build_once TITLE PATH RECIPE...: makes PATH by running the recipe as a step, with the path to make as its last
-# argument. What exists is complete, because it gets its name only when the recipe has succeeded; so PATH must hold a
-# key of everything that goes into it. Safe to run from several scripts at a time.
+# argument. An existing PATH is complete, because it is renamed to PATH only after the recipe succeeds. So PATH must
+# contain a key of all inputs. Several scripts can run this concurrently.
 build_once() {
   local title=$1 path=$2 lock
   shift 2
@@ -70,8 +69,8 @@ build_once() {
   exec {lock}>&-
 }
 
-# Scripts that must tidy up define on_exit STATUS. It runs in a trap, where a bare "return" gives the status from before
-# the trap: so functions say "return 0" in the whole harness.
+# Scripts that must clean up define on_exit STATUS. It runs in a trap, where a bare "return" returns the status from before
+# the trap: so all functions of the harness use "return 0".
 on_exit() { :; }
 
 finish() {
