@@ -1,12 +1,12 @@
 # shellcheck shell=bash disable=SC2154 # variables of common.sh
-# The docker engine: the machine's own where that can pull images, else a private one with its own folders, socket and
-# cgroup, which leaves the host's firewall and bridges alone. Sourced, never run.
+# The docker engine: the machine's own if it can pull images, else a private one with its own folders, socket and cgroup,
+# which does not change the host's firewall and bridges. Sourced, never run.
 
 engine_run=/run/cistern-harness # on /run, because the paths of unix sockets must be short
 engine_data=$cache/engine
 engine_process_pattern="^dockerd .*--pidfile $engine_run/dockerd.pid"
 
-# harness_kind: "registry" or "offline". A cluster stays what it was made as.
+# harness_kind: prints "registry" or "offline". An existing cluster keeps its kind.
 harness_kind() {
   if [ -n "${CISTERN_HARNESS:-}" ]; then
     echo "$CISTERN_HARNESS"
@@ -19,7 +19,7 @@ harness_kind() {
   fi
 }
 
-# use_engine KIND: from here on docker and kind talk to this cluster's engine.
+# use_engine KIND: makes docker and kind use this cluster's engine.
 use_engine() {
   export KIND_EXPERIMENTAL_DOCKER_NETWORK=$cluster
   case $1 in
@@ -36,7 +36,7 @@ use_engine() {
   export DOCKER_HOST=unix://$engine_run/docker.sock DOCKER_BUILDKIT=0 DOCKER_CONFIG=$cache/docker-client
 }
 
-# The process that `start_engine` started, and no other: its command line names our pid file.
+# The process that `start_engine` started: its command line contains our pid file.
 engine_process() { pgrep -f -- "$engine_process_pattern"; }
 
 engine_answers() { docker version >/dev/null 2>&1; }
@@ -50,7 +50,7 @@ launch_engine() {
   local runtime=()
   mkdir -p "$engine_run" "$engine_data" "$DOCKER_CONFIG"
   echo '{}' >"$engine_run/config.json" # not the machine's /etc/docker/daemon.json
-  # A killed engine's: docker takes a number in use for a running one, even that of a process that nobody waited for.
+  # The pid file of a killed engine. If its number is in use, also by a zombie process, docker assumes a running engine.
   engine_process >/dev/null || rm -f "$engine_run/dockerd.pid"
   pgrep -f -- "^[^ ]*containerd --config $engine_run/exec/" >/dev/null || rm -f "$engine_run/exec/containerd/containerd.pid"
   note_new_folders
@@ -69,7 +69,7 @@ launch_engine() {
   return 1
 }
 
-# The engine outlives the step, which ends with its process group, and the script, whose locks it must not keep.
+# The engine outlives the step, which ends with its process group, and the script, whose locks it must not inherit.
 run_engine() {
   exec {engine_lock}>&-
   if [ -n "${cluster_lock:-}" ]; then exec {cluster_lock}>&-; fi
@@ -80,7 +80,7 @@ run_engine() {
     --default-address-pool base=172.28.0.0/16,size=24
 }
 
-# Folders that docker makes outside its own: those that did not exist before it goes are to go with it.
+# Folders that docker creates outside its own. Those that did not exist before are removed with the engine.
 note_new_folders() {
   local folder
   for folder in /lib/modules /run/containerd /run/docker /run/mount; do
@@ -98,7 +98,7 @@ remove_new_folders() {
 }
 
 # Every node's systemd, kubelet and containerd takes inotify instances of the one root user, about 60 for a cluster; the
-# kernel's default of 128 lets the third cluster's systemd die at its start. The old limit comes back with the engine's end.
+# kernel's default of 128 makes the third cluster's systemd fail at its start. The end of the engine restores the old limit.
 raise_inotify_limit() {
   local file=/proc/sys/fs/inotify/max_user_instances wanted=1024
   [ "$(cat "$file")" -lt "$wanted" ] || return 0
@@ -119,16 +119,16 @@ lacks_resource_capability() {
   [ $((0x$bounding >> 24 & 1)) = 0 ]
 }
 
-# Containers may be left although no engine runs: it was killed, or the machine restarted.
+# Containers may remain without an engine, if it was killed or the machine restarted.
 engine_has_traces() {
   [ -e "$engine_run" ] || engine_process >/dev/null || compgen -G "$engine_data/containers/*" >/dev/null
 }
 
-# Stops the private engine unless it has containers or another script uses it: every script that does holds a shared lock.
+# Stops the private engine unless it has containers or another script uses it. Every script that uses it holds a shared lock.
 stop_idle_engine() {
   if [ -z "${engine_lock:-}" ] || ! engine_has_traces; then return 0; fi
   flock --exclusive --nonblock "$engine_lock" || return 0
-  # What an interrupted build left.
+  # The rest of an interrupted build.
   docker container prune --force --filter 'label!=io.x-k8s.kind.cluster' >/dev/null 2>&1 || true
   [ -z "$(docker ps --all --quiet 2>/dev/null)" ] || return 0
   step "stopping the docker engine" stop_engine
@@ -142,7 +142,7 @@ stop_engine() {
     sleep 0.1
   done
   if engine_process >/dev/null; then fail "the docker engine does not stop; see $cache/logs/dockerd.log"; fi
-  # What a killed engine left behind: its containerd and the containers' shims.
+  # The containerd and the containers' shims of a killed engine.
   for process in $(pgrep -f -- "^[^ ]*containerd[^ ]* .*$engine_run/exec/" || true); do kill -KILL "$process" 2>/dev/null || true; done
   remove_engine_traces
 }

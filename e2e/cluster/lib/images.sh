@@ -1,10 +1,10 @@
 # shellcheck shell=bash disable=SC2154 # variables of common.sh and programs.sh
-# The images that the harness makes itself, where there is no registry: the base image, the images of the control plane
-# and of the sidecars, the nodes' image, and those of Kubernetes' storage suite. Sourced, never run.
+# The images that the harness builds without a registry: the base image, the images of the control plane and of the
+# sidecars, the nodes' image, and those of Kubernetes' storage suite. Sourced, never run.
 
 pause_version=3.10.2
 suite_busybox=registry.k8s.io/e2e-test-images/busybox:1.37.0-1
-# Under all of these names the storage suite gets the same image; see images/suite/Dockerfile.
+# The storage suite uses one image under all of these names; see images/suite/Dockerfile.
 suite_images=(
   registry.k8s.io/e2e-test-images/agnhost:2.63.0
   registry.k8s.io/e2e-test-images/glibc-dns-testing:2.0.0
@@ -28,14 +28,14 @@ build_images() {
 
 image_exists() { docker image inspect "$1" >/dev/null 2>&1; }
 
-# The version in the name of a program's image: that of its Go module. etcd's images count their own builds.
+# The version in the name of a program's image is that of its Go module. etcd's images have a build number.
 image_version() {
   local folder package
   read -r folder package < <(package_of "$1")
   module_version "$folder" "$package"
 }
 
-# name_of_image PROGRAM: the official one.
+# name_of_image PROGRAM: prints the official name.
 name_of_image() {
   local version
   version=$(image_version "$1")
@@ -49,10 +49,10 @@ name_of_image() {
 
 archive_path() { echo "$cache/images/$(key_of "$@" "$(cat "$harness/lib/make-image")")/${1//[\/:]/_}.tar"; }
 
-# Where the archives are that were built so far.
+# The paths of the archives that are built so far.
 archives=()
 
-# build_archive NAME ENTRYPOINT PART...: see make-image. A file's path must hold a key of its content.
+# build_archive NAME ENTRYPOINT PART...: see make-image. The path of a file must contain a key of its content.
 build_archive() {
   local path
   path=$(archive_path "$@")
@@ -62,7 +62,7 @@ build_archive() {
 
 make_archive() { python3 "$harness/lib/make-image" "${@: -1}" "${@:1:$#-1}"; }
 
-# kubeadm's manifests and the sidecars' both name the programs by their official places.
+# The manifests of kubeadm and of the sidecars name the programs by their official paths.
 build_program_image() {
   local name path
   name=$(name_of_image "$1")
@@ -128,7 +128,7 @@ build_preloaded_images() {
   build_busybox_image "$suite_busybox"
 }
 
-# The base image that every Dockerfile names; made from Debian's packages because there is no registry.
+# The base image of all Dockerfiles, built from Debian packages because there is no registry.
 build_base_image() {
   local key
   key=$(key_of "$(declare -f make_base)")
@@ -136,7 +136,7 @@ build_base_image() {
   image_exists "cistern-harness/debian:$key" || step "base image" import_base "$cache/images/debian-$key.tar" "$key"
 }
 
-# apt is set as in the official image: nothing that is only good for the next installation stays in a layer.
+# apt is configured as in the official image, so that no layer contains package lists or archives.
 make_base() {
   local settings='Acquire::Languages "none"; APT::Keep-Downloaded-Packages "false"; Dir::Cache::pkgcache ""; Dir::Cache::srcpkgcache "";'
   # shellcheck disable=SC2016 # mmdebstrap gives its hooks the folder as $1
@@ -151,7 +151,7 @@ import_base() {
   docker tag debian:bookworm-slim "cistern-harness/debian:$2"
 }
 
-# Sets node_image to the name of the nodes' image, whose tag says what it was made from.
+# Sets node_image to the name of the nodes' image, whose tag is a key of its inputs.
 build_node_image() {
   local program programs=()
   start_engine

