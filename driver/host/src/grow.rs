@@ -24,7 +24,7 @@ use crate::{
     id::Uid,
     image,
     loopdev::{self, Loop},
-    place::Place,
+    mount_target::MountTarget,
     pool::Pool,
     resize::{ext4, grow_xfs, is_full},
     stage_request::StageRequest,
@@ -168,7 +168,11 @@ impl Pool {
     }
 
     /// Returns the place of the request, if the volume is mounted there.
-    fn place_of(&self, request: &ExpandRequest<'_>, bound: &Loop) -> Result<Place<'_>, Error> {
+    fn place_of(
+        &self,
+        request: &ExpandRequest<'_>,
+        bound: &Loop,
+    ) -> Result<MountTarget<'_>, Error> {
         let failed = |source: io::Error| {
             if is_nowhere(&source) {
                 not_there(request)
@@ -176,7 +180,7 @@ impl Pool {
                 failed("inspect the path", request.image)(source)
             }
         };
-        let place = Place::open(&*self.system, request.path).map_err(failed)?;
+        let place = MountTarget::open(&*self.system, request.path).map_err(failed)?;
         let is_there = match request.filesystem {
             Some(_) => place
                 .mounted()
@@ -196,17 +200,17 @@ impl Pool {
     fn is_device(
         &self,
         request: &ExpandRequest<'_>,
-        place: &Place<'_>,
+        place: &MountTarget<'_>,
         bound: &Loop,
     ) -> io::Result<bool> {
         let system = &*self.system;
-        let Some(file) = place.look()? else {
+        let Some(file) = place.find()? else {
             return Ok(false);
         };
         let mut stat = system.stat(file.as_fd())?;
         if stat.kind == FileKind::Directory {
-            let staged = Place::open(system, &request.path.join(request.image.as_str()))?;
-            match staged.look()? {
+            let staged = MountTarget::open(system, &request.path.join(request.image.as_str()))?;
+            match staged.find()? {
                 Some(file) => stat = system.stat(file.as_fd())?,
                 None => return Ok(false),
             }
@@ -313,7 +317,7 @@ fn is_whole(mount: &Mount, bound: &Loop) -> bool {
 /// Grows the filesystem of a loop device that is mounted at a place to the size of the device.
 pub(crate) fn grow_mounted(
     system: &dyn System,
-    place: &Place<'_>,
+    place: &MountTarget<'_>,
     bound: &Loop,
     uid: &Uid,
     filesystem: FilesystemType,

@@ -31,8 +31,8 @@ use crate::{
     id::Uid,
     image::{self, Image},
     loopdev,
+    mount_target::MountTarget,
     options::{self, MountOptions},
-    place::Place,
     pool::Pool,
     root::Root,
     system::{BoundLoop, DeviceNumber, Mount, System},
@@ -196,8 +196,8 @@ impl Root {
     }
 
     /// Unmounts everything at a path; none when its parent does not exist.
-    fn clear(&self, path: &Path) -> Result<Option<Place<'_>>, Error> {
-        let place = match Place::open(&*self.system, path) {
+    fn clear(&self, path: &Path) -> Result<Option<MountTarget<'_>>, Error> {
+        let place = match MountTarget::open(&*self.system, path) {
             Ok(place) => place,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failed("inspect", path)(error)),
@@ -232,9 +232,9 @@ impl Pool {
 }
 
 /// Opens the place at a path that exists.
-fn open<'a>(system: &'a dyn System, path: &Path) -> Result<Place<'a>, Error> {
+fn open<'a>(system: &'a dyn System, path: &Path) -> Result<MountTarget<'a>, Error> {
     let place = open_parent(system, path)?;
-    match place.look().map_err(failed("inspect", path))? {
+    match place.find().map_err(failed("inspect", path))? {
         Some(_) => Ok(place),
         None => Err(Error::PathMissing {
             path: path.to_owned(),
@@ -243,8 +243,8 @@ fn open<'a>(system: &'a dyn System, path: &Path) -> Result<Place<'a>, Error> {
 }
 
 /// Opens the place at a path whose parent exists.
-fn open_parent<'a>(system: &'a dyn System, path: &Path) -> Result<Place<'a>, Error> {
-    Place::open(system, path).map_err(|error| {
+fn open_parent<'a>(system: &'a dyn System, path: &Path) -> Result<MountTarget<'a>, Error> {
+    MountTarget::open(system, path).map_err(|error| {
         if error.kind() == io::ErrorKind::NotFound {
             let path = path.parent().unwrap_or(path).to_owned();
             return Error::PathMissing { path };

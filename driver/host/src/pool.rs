@@ -37,7 +37,7 @@ pub use self::{
 use crate::{
     cause::Cause,
     id::{Uid, Uuid},
-    place::Place,
+    mount_target::MountTarget,
     root::Root,
     system::{DeviceNumber, FileId, System, XfsGeometry},
 };
@@ -338,7 +338,7 @@ impl Pool {
         if let Some(file) = self.file {
             drop(file::check(&self.root, &self.home, file)?);
         }
-        let place = Place::open(&*self.system, &path).map_err(io)?;
+        let place = MountTarget::open(&*self.system, &path).map_err(io)?;
         let not_mounted = |why: &str| Error::NotMounted {
             path: path.clone(),
             why: why.to_owned(),

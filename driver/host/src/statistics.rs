@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use crate::{
     id::Uid,
     loopdev,
-    place::Place,
+    mount_target::MountTarget,
     root::Root,
     system::{DeviceNumber, Space, System},
 };
@@ -153,7 +153,7 @@ fn ask(system: &dyn System, image: &Uid, path: &Path) -> io::Result<Option<Volum
         };
     };
     match mount.device.as_loop() {
-        Some(number) if loopdev::has_image(system, number, image)? => match place.look()? {
+        Some(number) if loopdev::has_image(system, number, image)? => match place.find()? {
             Some(file) => Ok(Some(numbers(&system.space(file.as_fd())?))),
             None => Ok(None),
         },
@@ -163,10 +163,10 @@ fn ask(system: &dyn System, image: &Uid, path: &Path) -> io::Result<Option<Volum
 }
 
 /// The place at a path, if its directory exists.
-fn open<'a>(system: &'a dyn System, path: &Path) -> io::Result<Option<Place<'a>>> {
-    let place = Place::open(system, path);
+fn open<'a>(system: &'a dyn System, path: &Path) -> io::Result<Option<MountTarget<'a>>> {
+    let place = MountTarget::open(system, path);
     // An invalid last component fails only here.
-    let seen = place.and_then(|place| place.look().map(|_| place));
+    let seen = place.and_then(|place| place.find().map(|_| place));
     match seen {
         Ok(place) => Ok(Some(place)),
         Err(error) if is_nowhere(&error) => Ok(None),
@@ -189,7 +189,7 @@ fn is_nowhere(error: &io::Error) -> bool {
 fn ask_device(
     system: &dyn System,
     image: &Uid,
-    place: &Place<'_>,
+    place: &MountTarget<'_>,
 ) -> io::Result<Option<VolumeStatistics>> {
     let Some(number) = place.device()?.and_then(DeviceNumber::as_loop) else {
         return Ok(None);

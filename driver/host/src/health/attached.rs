@@ -11,7 +11,7 @@ use std::{io, os::fd::AsFd as _, path::Path, sync::Arc, thread, time::Duration};
 use self::tables::Attachments;
 use super::{VolumeSubject, VolumeTrouble};
 use crate::{
-    place::Place,
+    mount_target::MountTarget,
     pool,
     root::Root,
     system::{OFlags, System},
@@ -79,7 +79,7 @@ impl Root {
 }
 
 fn ask_xfs(system: &dyn System, mount_point: &Path) -> io::Result<Option<VolumeTrouble>> {
-    let Some(seen) = Place::open(system, mount_point)?.look()? else {
+    let Some(seen) = MountTarget::open(system, mount_point)?.find()? else {
         return Ok(None);
     };
     if pool::has_shut_down(system, seen.as_fd()) {

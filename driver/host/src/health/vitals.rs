@@ -30,8 +30,8 @@ impl Pool {
     /// hangs. No probe is started while an earlier one has not ended.
     pub fn vitals(self: &Arc<Self>, deadline: Duration) -> PoolVitals {
         let pool = Arc::clone(self);
-        let look = move || Ok(pool.look());
-        let answer = self.root().ask_within(&self.path(), deadline, look);
+        let probe = move || Ok(pool.probe());
+        let answer = self.root().ask_within(&self.path(), deadline, probe);
         let trouble = match answer {
             Some(Ok(vitals)) => return vitals,
             Some(Err(error)) => PoolTrouble::failed("start a thread", &error),
@@ -43,7 +43,7 @@ impl Pool {
         }
     }
 
-    fn look(&self) -> PoolVitals {
+    fn probe(&self) -> PoolVitals {
         let mut vitals = PoolVitals::default();
         let troubles = &mut vitals.troubles;
         match self.statistics() {

@@ -13,7 +13,7 @@ use crate::{
     id::{Uid, Uuid},
     image::{self, Discarded, Image, trash},
     layout,
-    place::Place,
+    mount_target::MountTarget,
     pool::marker,
     root::Root,
     stray::Stray,
@@ -43,7 +43,7 @@ impl Root {
         has_file: bool,
     ) -> io::Result<(Option<PoolInventory>, Option<DeviceNumber>)> {
         let mount_point = self.mount_point(home);
-        let mounted = Place::open(&*self.system, &mount_point)?.mounted()?;
+        let mounted = MountTarget::open(&*self.system, &mount_point)?.mounted()?;
         let mut found = PoolInventory {
             uid: home.clone(),
             name: None,

@@ -25,7 +25,7 @@ use crate::{
     id::Uid,
     image::{self, Content},
     loopdev::{self, Loop},
-    place::Place,
+    mount_target::MountTarget,
     pool::Pool,
     root::Root,
     system::{self, DeviceNumber, FileKind, Mount, MountAttrFlags, OFlags, System},
@@ -180,14 +180,14 @@ impl Root {
     fn bind_node(
         &self,
         number: u32,
-        target: &Place<'_>,
+        target: &MountTarget<'_>,
         request: &BlockPublishRequest<'_>,
     ) -> io::Result<()> {
         let system = &*self.system;
         let device = loopdev::open_bound(system, number)?.ok_or(io::ErrorKind::NotFound)?;
         system.set_read_only(device.as_fd(), request.read_only)?;
-        let node = Place::open(system, &request.staging.join(request.image.as_str()))?;
-        let node = node.look()?.ok_or(io::ErrorKind::NotFound)?;
+        let node = MountTarget::open(system, &request.staging.join(request.image.as_str()))?;
+        let node = node.find()?.ok_or(io::ErrorKind::NotFound)?;
         let mount = system.clone_mount(node.as_fd())?;
         // Records how it was published. Only the device flag prevents writes.
         let mut attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
@@ -217,7 +217,7 @@ pub(super) fn unstage(system: &dyn System, staging: &Path) -> Result<(), Error> 
 fn may_be_node(system: &dyn System, image: &Uid, staging: &Path) -> Result<bool, Error> {
     let place = node_place(system, image, staging)?;
     let find = || -> io::Result<bool> {
-        let Some(file) = place.look()? else {
+        let Some(file) = place.find()? else {
             return Ok(false);
         };
         let stat = system.stat(file.as_fd())?;
@@ -290,7 +290,7 @@ fn refuse_another_writability(
 /// not staged there.
 fn staged(system: &dyn System, image: &Uid, staging: &Path) -> Result<Option<u32>, Error> {
     let find = || -> io::Result<Option<u32>> {
-        let place = match Place::open(system, &staging.join(image.as_str())) {
+        let place = match MountTarget::open(system, &staging.join(image.as_str())) {
             Ok(place) => place,
             Err(error) if is_no_directory(&error) => return Ok(None),
             Err(error) => return Err(error),
@@ -314,7 +314,11 @@ fn mounted_at(system: &dyn System, staging: &Path) -> Result<Option<Mount>, Erro
 
 /// Opens the path of the node of an image's device. Its name is that of the image, so it contains
 /// no text of a user.
-fn node_place<'a>(system: &'a dyn System, image: &Uid, staging: &Path) -> Result<Place<'a>, Error> {
+fn node_place<'a>(
+    system: &'a dyn System,
+    image: &Uid,
+    staging: &Path,
+) -> Result<MountTarget<'a>, Error> {
     open_parent(system, &staging.join(image.as_str()))
 }
 
@@ -353,7 +357,7 @@ pub(crate) fn nodes_among(system: &dyn System, mounts: &[Mount]) -> io::Result<V
             continue;
         };
         // Opens it through its directory: the full path may exceed the limit of the kernel.
-        let node = Place::open(system, &mount.mount_point);
+        let node = MountTarget::open(system, &mount.mount_point);
         match node.and_then(|node| node.device()) {
             Ok(device) if device == Some(DeviceNumber::of_loop(number)) => {
                 all.push((number, mount.clone()));

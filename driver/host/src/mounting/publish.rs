@@ -10,7 +10,7 @@ use super::{
     open_parent,
 };
 use crate::{
-    place::Place,
+    mount_target::MountTarget,
     root::Root,
     system::{Mount, System},
 };
@@ -28,7 +28,7 @@ impl Root {
         is_staged(system, &staging, request)?;
         let is_new = target.make_directory(0o750).map_err(failed("make"))?;
         let bind = || -> io::Result<()> {
-            let staged = staging.look()?.ok_or(io::ErrorKind::NotFound)?;
+            let staged = staging.find()?.ok_or(io::ErrorKind::NotFound)?;
             let mount = system.clone_mount(staged.as_fd())?;
             let attributes = request.options.attributes(request.read_only);
             system.set_mount_attributes(mount.as_fd(), attributes)?;
@@ -48,7 +48,7 @@ impl Root {
 /// share.
 fn is_staged(
     system: &dyn System,
-    staging: &Place<'_>,
+    staging: &MountTarget<'_>,
     request: &PublishRequest<'_>,
 ) -> Result<(), Error> {
     let not_staged = |why: &str| Error::NotStaged {

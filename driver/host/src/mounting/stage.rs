@@ -11,7 +11,7 @@ use super::{
 use crate::{
     grow, image,
     loopdev::{self, Loop},
-    place::Place,
+    mount_target::MountTarget,
     pool::Pool,
     root::Root,
     stage_request::StageRequest,
@@ -25,7 +25,7 @@ impl Root {
     pub fn is_staged(&self, request: &StageRequest<'_>) -> Result<bool, Error> {
         let system = &*self.system;
         let find = || {
-            let mount = match Place::open(system, request.staging) {
+            let mount = match MountTarget::open(system, request.staging) {
                 Ok(place) => place.mounted()?,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => None,
                 Err(error) => return Err(error),
@@ -95,7 +95,7 @@ impl Pool {
     /// Grows a filesystem that is mounted at the staging path and did not grow before that.
     fn grow_staged(
         &self,
-        place: &Place<'_>,
+        place: &MountTarget<'_>,
         bound: &Loop,
         unbound: Result<(), grow::Error>,
         request: &StageRequest<'_>,
@@ -186,7 +186,7 @@ fn not_mounted(request: &StageRequest<'_>, error: io::Error) -> Error {
 /// Verifies the mount of [`Pool::stage`]. A superblock that another mount kept alive has its old
 /// options, whatever the new mount requests. The new mount is removed in that case.
 fn verify_staged(
-    place: &Place<'_>,
+    place: &MountTarget<'_>,
     device: DeviceNumber,
     request: &StageRequest<'_>,
 ) -> Result<(), Error> {

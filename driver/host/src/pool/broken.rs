@@ -15,7 +15,7 @@ use super::{Error, Expectation, PoolDeclaration, Source, device, failed, file};
 use crate::{
     id::Uid,
     loopdev,
-    place::Place,
+    mount_target::MountTarget,
     root::Root,
     system::{Mount, System},
 };
@@ -42,7 +42,7 @@ impl Root {
     /// The mount in a pool's place. If it is the pool and has failed, it is unmounted instead.
     pub(super) fn usable_mount(
         &self,
-        place: &Place<'_>,
+        place: &MountTarget<'_>,
         pools: BorrowedFd<'_>,
         declaration: &PoolDeclaration,
         home: &Uid,
@@ -60,7 +60,7 @@ impl Root {
             // The caller inspects it and reports what it is.
             return Ok(Some(mount));
         }
-        match place.take_off() {
+        match place.unmount() {
             Ok(()) => {
                 tracing::warn!(pool = %declaration.name, path = %path.display(), "the pool's filesystem {state} and is mounted again");
                 place.mounted().map_err(look)
@@ -131,12 +131,16 @@ impl Root {
 }
 
 /// Whether the XFS that is mounted at a place has failed, and why.
-fn state_of(system: &dyn System, place: &Place<'_>, mount: &Mount) -> io::Result<Option<Broken>> {
+fn state_of(
+    system: &dyn System,
+    place: &MountTarget<'_>,
+    mount: &Mount,
+) -> io::Result<Option<Broken>> {
     if mount.filesystem != "xfs" {
         return Ok(None);
     }
     // A filesystem that has shut down cannot be opened.
-    let Some(seen) = place.look()? else {
+    let Some(seen) = place.find()? else {
         return Ok(None);
     };
     if has_shut_down(system, seen.as_fd()) {

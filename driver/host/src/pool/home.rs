@@ -25,7 +25,7 @@ use super::{
 use crate::{
     id::{Uid, Uuid},
     loopdev,
-    place::Place,
+    mount_target::MountTarget,
     root::Root,
     superblock,
     system::{Mount, OFlags},
@@ -214,7 +214,7 @@ impl Root {
     }
 
     fn mounted(&self, home: &Uid) -> io::Result<Option<Mount>> {
-        Place::open(&*self.system, &self.mount_point(home))?.mounted()
+        MountTarget::open(&*self.system, &self.mount_point(home))?.mounted()
     }
 
     /// The marker of a pool that is mounted at its home. A disk that hangs blocks the caller only for the

@@ -12,8 +12,8 @@ use crate::{
     id::{Uid, Uuid},
     layout::{IMAGES, TEMPORARY},
     loopdev::Loop,
+    mount_target::{MountTarget, is_busy},
     patience::until,
-    place::{Place, is_busy},
     root::Root,
     system::{DeviceNumber, FileId, Mount, MountAttrFlags, OFlags, Parameter, System, XfsGeometry},
 };
@@ -53,7 +53,7 @@ impl Root {
         let home = self.find_home(pools.as_fd(), declaration, expectation)?;
         let path = self.mount_point(&home);
         let describe = |what: &str| format!("{what} {}", path.display());
-        let place = Place::open(&*self.system, &path).map_err(failed(describe("look at")))?;
+        let place = MountTarget::open(&*self.system, &path).map_err(failed(describe("look at")))?;
         let mounted = self.usable_mount(&place, pools.as_fd(), declaration, &home, expectation)?;
         if mounted.is_none() {
             place
@@ -79,7 +79,7 @@ impl Root {
     /// Opens the mounted filesystem, verifies that it is the pool, and grows it.
     fn enter(
         &self,
-        place: &Place<'_>,
+        place: &MountTarget<'_>,
         home: Uid,
         declaration: &PoolDeclaration,
         expectation: Expectation,
@@ -179,7 +179,7 @@ pub(super) fn mount(
     )
 }
 
-fn attach(system: &dyn System, place: &Place<'_>, backing: &Backing) -> Result<(), Error> {
+fn attach(system: &dyn System, place: &MountTarget<'_>, backing: &Backing) -> Result<(), Error> {
     let operation = format!(
         "mount {} at {}",
         backing.path.display(),

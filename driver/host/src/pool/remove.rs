@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{Error, Expectation, PoolDeclaration, Source, failed, file};
-use crate::{id::Uid, place::Place, root::Root, stray};
+use crate::{id::Uid, mount_target::MountTarget, root::Root, stray};
 
 impl Root {
     /// Unmounts a pool that contains no image, and removes its file if it has one. Every [`Pool`] of it
@@ -26,7 +26,7 @@ impl Root {
         let uid = &self.find_home(pools.as_fd(), declaration, expectation)?;
         let path = self.mount_point(uid);
         let io = |source: io::Error| failed(format!("look at {}", path.display()))(source);
-        let place = Place::open(&*self.system, &path).map_err(io)?;
+        let place = MountTarget::open(&*self.system, &path).map_err(io)?;
         let is_mounted = place.mounted().map_err(io)?.is_some();
         let is_device = matches!(declaration.source, Source::Device { .. });
         let is_there = match &declaration.source {
@@ -76,7 +76,12 @@ impl Root {
         }
     }
 
-    fn remove_files(&self, pools: BorrowedFd<'_>, place: &Place<'_>, uid: &Uid) -> io::Result<()> {
+    fn remove_files(
+        &self,
+        pools: BorrowedFd<'_>,
+        place: &MountTarget<'_>,
+        uid: &Uid,
+    ) -> io::Result<()> {
         for name in [file::name(uid), file::new_name(uid)] {
             match self.system.unlink(pools, name.as_ref()) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

@@ -24,7 +24,7 @@ use std::{
 };
 
 use super::Error;
-use crate::{id::Uid, image::failed, patience, place::is_busy, root::Root, system::System};
+use crate::{id::Uid, image::failed, mount_target::is_busy, patience, root::Root, system::System};
 
 /// How long a filesystem is frozen at most, counted from the request to freeze it. A pod's writers
 /// block for that time: by default kubelet runs a probe three times, 10 seconds apart, before it

@@ -1,4 +1,4 @@
-//! [`Place`]: a path for a mount.
+//! [`MountTarget`]: a path at which a filesystem or a device is mounted.
 //!
 //! *Invariant:* mounts are identified by the kernel's mount ids, without access to the mounted
 //! filesystem, which may hang or be shut down. No part of the path is a symbolic link.
@@ -15,20 +15,20 @@ use crate::{
     system::{DeviceNumber, FileKind, Mount, OFlags, System},
 };
 
-/// How often the mount table is read again when it changed between two reads.
-const LOOKS: u32 = 8;
+/// Limit of reads of the mount table while it changes between two reads.
+const ATTEMPTS: u32 = 8;
 
 /// A name in an open directory.
 #[derive(Debug)]
-pub(crate) struct Place<'a> {
+pub(crate) struct MountTarget<'a> {
     system: &'a dyn System,
     path: PathBuf,
     parent: OwnedFd,
     name: OsString,
 }
 
-impl<'a> Place<'a> {
-    /// The place at an absolute path; `NotFound` if its parent directory does not exist.
+impl<'a> MountTarget<'a> {
+    /// Opens an absolute path; `NotFound` if its parent directory does not exist.
     pub(crate) fn open(system: &'a dyn System, path: &Path) -> io::Result<Self> {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(io::Error::new(
@@ -49,8 +49,8 @@ impl<'a> Place<'a> {
         &self.path
     }
 
-    /// What exists at the place, without following or opening it; None if nothing exists there.
-    pub(crate) fn look(&self) -> io::Result<Option<OwnedFd>> {
+    /// The file at the path, without following or opening it; None if nothing exists there.
+    pub(crate) fn find(&self) -> io::Result<Option<OwnedFd>> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW;
         match self
             .system
@@ -62,10 +62,10 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// The topmost mount at the place, if there is one.
+    /// The topmost mount at the path, if there is one.
     pub(crate) fn mounted(&self) -> io::Result<Option<Mount>> {
-        for _ in 0..LOOKS {
-            let Some(file) = self.look()? else {
+        for _ in 0..ATTEMPTS {
+            let Some(file) = self.find()? else {
                 return Ok(None);
             };
             let id = self.system.mount_id(file.as_fd())?;
@@ -79,10 +79,10 @@ impl<'a> Place<'a> {
             }
             // It was unmounted between the two reads.
         }
-        Err(io::Error::other("the mount table does not come to rest"))
+        Err(io::Error::other("the mount table changes continuously"))
     }
 
-    /// Creates the directory at the place unless it exists. Returns whether it created it.
+    /// Creates the directory at the path unless it exists. Returns whether it created it.
     pub(crate) fn make_directory(&self, mode: u32) -> io::Result<bool> {
         match self
             .system
@@ -91,7 +91,7 @@ impl<'a> Place<'a> {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 let found = self
-                    .look()?
+                    .find()?
                     .map(|file| self.kind(file.as_fd()))
                     .transpose()?;
                 match found {
@@ -103,7 +103,7 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// Creates the empty file at the place unless it exists. Returns whether it created it.
+    /// Creates the empty file at the path unless it exists. Returns whether it created it.
     pub(crate) fn make_file(&self) -> io::Result<bool> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
         match self
@@ -113,7 +113,7 @@ impl<'a> Place<'a> {
             Ok(_) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 let found = self
-                    .look()?
+                    .find()?
                     .map(|file| self.system.stat(file.as_fd()))
                     .transpose()?;
                 match found {
@@ -127,16 +127,16 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// Whether a directory exists at the place.
+    /// Whether a directory exists at the path.
     pub(crate) fn is_directory(&self) -> io::Result<bool> {
-        let found = self.look()?;
+        let found = self.find()?;
         let kind = found.map(|file| self.kind(file.as_fd())).transpose()?;
         Ok(kind == Some(FileKind::Directory))
     }
 
-    /// The block device whose node exists at the place, if there is one.
+    /// The block device whose node exists at the path, if there is one.
     pub(crate) fn device(&self) -> io::Result<Option<DeviceNumber>> {
-        let Some(file) = self.look()? else {
+        let Some(file) = self.find()? else {
             return Ok(None);
         };
         Ok(self.system.stat(file.as_fd())?.device())
@@ -144,30 +144,30 @@ impl<'a> Place<'a> {
 
     /// Attaches a mount.
     pub(crate) fn attach(&self, mount: BorrowedFd<'_>) -> io::Result<()> {
-        let onto = self.look()?.ok_or(io::ErrorKind::NotFound)?;
+        let onto = self.find()?.ok_or(io::ErrorKind::NotFound)?;
         self.system.attach_mount(mount, onto.as_fd())
     }
 
-    /// Unmounts every mount at the place, the topmost first.
+    /// Unmounts every mount at the path, the topmost first.
     pub(crate) fn clear(&self) -> io::Result<()> {
         while self.mounted()?.is_some() {
-            self.take_off()?;
+            self.unmount()?;
         }
         Ok(())
     }
 
-    /// Unmounts the topmost mount at the place. `ResourceBusy` while it is in use.
-    pub(crate) fn take_off(&self) -> io::Result<()> {
+    /// Unmounts the topmost mount at the path. `ResourceBusy` while it is in use.
+    pub(crate) fn unmount(&self) -> io::Result<()> {
         until(
             || self.system.unmount(self.parent.as_fd(), &self.name),
             |result| !is_busy(result),
         )
     }
 
-    /// Removes the empty directory, empty file or symbolic link at the place. Anything else is kept
+    /// Removes the empty directory, empty file or symbolic link at the path. Anything else is kept
     /// and is an error.
     pub(crate) fn remove(&self) -> io::Result<()> {
-        let Some(file) = self.look()? else {
+        let Some(file) = self.find()? else {
             return Ok(());
         };
         let stat = self.system.stat(file.as_fd())?;
@@ -181,7 +181,7 @@ impl<'a> Place<'a> {
             FileKind::SymbolicLink => self.system.unlink(self.parent.as_fd(), &self.name),
             FileKind::File | FileKind::BlockDevice | FileKind::Other => Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "neither a directory nor an empty file stands there",
+                "neither a directory nor an empty file exists there",
             )),
         }
     }
@@ -191,7 +191,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// Whether another process uses it at the moment.
+/// Whether the result is `ResourceBusy`: another process uses the file.
 pub(crate) fn is_busy<T>(result: &io::Result<T>) -> bool {
     matches!(result, Err(error) if error.kind() == io::ErrorKind::ResourceBusy)
 }
