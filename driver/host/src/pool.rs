@@ -31,7 +31,7 @@ pub(crate) use self::broken::has_shut_down;
 use self::marker::Marker;
 pub use self::{
     broken::Broken,
-    owner::{Claim, Owner},
+    owner::{ForeignMarker, Owner},
     resize::{PoolFile, Shortage},
 };
 use crate::{
@@ -58,7 +58,7 @@ pub struct PoolDeclaration {
     /// The node that runs on this host.
     pub node: Owner,
     /// The pool of another node that this node may take over, exactly as its marker states it.
-    pub take_over: Option<Claim>,
+    pub take_over: Option<ForeignMarker>,
     /// The source of its space.
     pub source: Source,
 }
@@ -115,13 +115,13 @@ pub enum Error {
     },
     /// The pool belongs to another node, which may be using it.
     #[error(
-        "the pool on {path} belongs to node {}, as its marker says, and is not used here: two machines that write to one disk destroy it", .claim.owner
+        "the pool on {path} belongs to node {}, as its marker says, and is not used here: two machines that write to one disk destroy it", .foreign.owner
     )]
     OtherNode {
         /// File, device or mount point.
         path: PathBuf,
         /// The content of the pool's marker.
-        claim: Box<Claim>,
+        foreign: Box<ForeignMarker>,
     },
     /// Several candidates claim to be this pool, or one cannot be verified.
     #[error(

@@ -29,8 +29,8 @@ use crate::{
     system::{DeviceNumber, FileKind, Mount, OFlags, System},
 };
 
-/// State of a listed device.
-enum Finding {
+/// What a listed device holds.
+enum DeviceState {
     /// It holds the pool.
     Own,
     /// It holds the pool, but mkfs did not complete.
@@ -118,7 +118,7 @@ fn choose(
     let mut blank = None;
     let mut candidates = Candidates::none();
     for path in paths {
-        let (finding, number) = match look(root, uid, path) {
+        let (state, number) = match inspect(root, uid, path) {
             Ok(found) => found,
             Err(cause) => {
                 devices.push((path.clone(), describe(&cause)));
@@ -128,18 +128,18 @@ fn choose(
         if !seen.insert(number) {
             continue;
         }
-        match finding {
-            Finding::Own => own.push((path.clone(), number)),
-            Finding::Unfinished | Finding::Blank => {
-                blank.get_or_insert((number, matches!(finding, Finding::Unfinished)));
+        match state {
+            DeviceState::Own => own.push((path.clone(), number)),
+            DeviceState::Unfinished | DeviceState::Blank => {
+                blank.get_or_insert((number, matches!(state, DeviceState::Unfinished)));
             }
-            Finding::Labelled(label) => {
-                let marker = peek(system, number, &label);
+            DeviceState::Labelled(label) => {
+                let marker = read_marker(system, number, &label);
                 if !candidates.consider(declaration, path.clone(), number, marker) {
                     devices.push((path.clone(), format!("it holds xfs ({label:?})")));
                 }
             }
-            Finding::Unusable(why) => devices.push((path.clone(), why)),
+            DeviceState::Unusable(why) => devices.push((path.clone(), why)),
         }
     }
     let why = format!("it holds xfs ({:?})", uid.label());
@@ -185,24 +185,28 @@ pub(super) fn only(
 
 /// Inspects a listed device. A device that another process holds cannot be used. If it holds the pool,
 /// no other device is used instead.
-fn look(root: &Root, uid: &Uid, path: &Path) -> Result<(Finding, DeviceNumber), Cause> {
+fn inspect(root: &Root, uid: &Uid, path: &Path) -> Result<(DeviceState, DeviceNumber), Cause> {
     let busy = match unless_busy(|| examine(root, uid, path, OFlags::EXCL)) {
         Err(cause) if cause.is_busy() => cause,
         result => return result,
     };
     match examine(root, uid, path, OFlags::empty()) {
-        Ok((Finding::Own, number)) => Ok((Finding::Own, number)),
+        Ok((DeviceState::Own, number)) => Ok((DeviceState::Own, number)),
         _ => Err(busy),
     }
 }
 
 /// The marker on a device with an XFS, if its label may be that of a pool.
-fn peek(system: &dyn System, number: DeviceNumber, label: &str) -> Result<Option<Marker>, Error> {
+fn read_marker(
+    system: &dyn System,
+    number: DeviceNumber,
+    label: &str,
+) -> Result<Option<Marker>, Error> {
     if !is_label(label) {
         return Ok(None);
     }
     let path = node(system, number).map_err(failed(format!("find device {number}")))?;
-    marker::peek(system, &path)
+    marker::read_unmounted(system, &path)
 }
 
 /// Inspects a device; with `EXCL`, no other process may hold it.
@@ -211,7 +215,7 @@ fn examine(
     uid: &Uid,
     path: &Path,
     flags: OFlags,
-) -> Result<(Finding, DeviceNumber), Cause> {
+) -> Result<(DeviceState, DeviceNumber), Cause> {
     let system = &*root.system;
     let (device, number) = open_device(system, path, OFlags::RDONLY | flags)?;
     let found = superblock::read(system, device.as_fd())?;
@@ -219,27 +223,27 @@ fn examine(
         None if found.is_none() => blank::objection(system, device.as_fd(), number)?,
         objection => objection,
     };
-    let finding = match (objection, found) {
-        (Some(why), _) => Finding::Unusable(why),
+    let state = match (objection, found) {
+        (Some(why), _) => DeviceState::Unusable(why),
         (None, Some(found)) => judge(uid, &found),
-        (None, None) => Finding::Blank,
+        (None, None) => DeviceState::Blank,
     };
-    Ok((finding, number))
+    Ok((state, number))
 }
 
 /// State of a device with a filesystem. The marker is read after it is mounted.
-fn judge(uid: &Uid, found: &Superblock) -> Finding {
+fn judge(uid: &Uid, found: &Superblock) -> DeviceState {
     let is_xfs = found.kind == FilesystemType::Xfs;
     if is_xfs && found.complete && found.label != uid.label() {
-        return Finding::Labelled(found.label.clone());
+        return DeviceState::Labelled(found.label.clone());
     }
     if !is_xfs || found.label != uid.label() {
-        return Finding::Unusable(format!("it holds {} ({:?})", found.kind, found.label));
+        return DeviceState::Unusable(format!("it holds {} ({:?})", found.kind, found.label));
     }
     if found.complete {
-        Finding::Own
+        DeviceState::Own
     } else {
-        Finding::Unfinished
+        DeviceState::Unfinished
     }
 }
 
@@ -250,7 +254,7 @@ fn make(root: &Root, uid: &Uid, number: DeviceNumber, unfinished: bool) -> Resul
     let (device, _) = open_device(system, &path, OFlags::RDWR)?;
     let still = matches!(
         (examine(root, uid, &path, OFlags::EXCL)?.0, unfinished),
-        (Finding::Blank, false) | (Finding::Unfinished, true)
+        (DeviceState::Blank, false) | (DeviceState::Unfinished, true)
     );
     if !still {
         return Err(io::Error::other("it changed while it was looked at").into());

@@ -253,7 +253,7 @@ impl Root {
         }
         let bound = loopdev::attach(system, file.as_fd(), file::name(home).as_ref())
             .map_err(failed(format!("attach {}", path.display())))?;
-        match marker::peek(system, &bound.path)? {
+        match marker::read_unmounted(system, &bound.path)? {
             Some(marker) => Ok(Some(marker)),
             None => Err(foreign("it has no marker")),
         }

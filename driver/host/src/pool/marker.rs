@@ -13,7 +13,7 @@ use std::{
 use cistern_types::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::{Claim, Error, Expectation, Owner, PoolDeclaration, failed, open};
+use super::{Error, Expectation, ForeignMarker, Owner, PoolDeclaration, failed, open};
 use crate::{
     id::{Uid, Uuid},
     layout::{IMAGES, TEMPORARY},
@@ -84,18 +84,18 @@ impl Marker {
         let Some(owner) = self.owner.clone() else {
             return Ok(());
         };
-        let claim = Claim {
+        let foreign = ForeignMarker {
             owner,
             pool: self.pool_uid.clone(),
             filesystem: filesystem_uuid,
         };
-        let is_granted = declaration.take_over.as_ref() == Some(&claim);
-        if is_granted || claim.is_of(&declaration.node, &declaration.uid) {
+        let is_granted = declaration.take_over.as_ref() == Some(&foreign);
+        if is_granted || foreign.is_of(&declaration.node, &declaration.uid) {
             return Ok(());
         }
         Err(Error::OtherNode {
             path: path.to_owned(),
-            claim: Box::new(claim),
+            foreign: Box::new(foreign),
         })
     }
 
@@ -142,7 +142,7 @@ pub(crate) fn read(
 
 /// The marker of a pool that is not mounted; None if there is none. Nothing is written, and the log is
 /// not replayed: the device may belong to another system.
-pub(super) fn peek(system: &dyn System, device: &Path) -> Result<Option<Marker>, Error> {
+pub(super) fn read_unmounted(system: &dyn System, device: &Path) -> Result<Option<Marker>, Error> {
     let io = |source: io::Error| failed(format!("look into {}", device.display()))(source);
     let parameters = [("ro", None), ("norecovery", None)];
     let mount = open::mount(system, device, &parameters).map_err(io)?;
@@ -171,7 +171,7 @@ pub(super) fn settle(
     declaration: &PoolDeclaration,
     expectation: Expectation,
 ) -> Result<(), Error> {
-    let found = match peek(system, device) {
+    let found = match read_unmounted(system, device) {
         // It is mounted elsewhere on this host, so no log is replayed; the marker is read there.
         Err(Error::Failed { source, .. }) if source.is_busy() => return Ok(()),
         result => result?,

@@ -21,7 +21,7 @@ pub struct Owner {
 
 /// The marker of a pool that belongs to another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claim {
+pub struct ForeignMarker {
     /// The node.
     pub owner: Owner,
     /// UID of the StoragePool.
@@ -49,7 +49,7 @@ impl Owner {
     }
 }
 
-impl Claim {
+impl ForeignMarker {
     /// Whether the pool belongs to the node despite a difference. The cluster decides which machine has
     /// the name of a node, so another machine matters only if the pool may be of another cluster.
     pub(super) fn is_of(&self, node: &Owner, pool: &Uid) -> bool {
@@ -90,12 +90,12 @@ mod tests {
     fn a_pool_is_that_of_the_node_of_its_name_unless_machine_and_cluster_are_others() {
         let present = owner("w1", Some("m1"));
         let is_own = |node: &str, machine: Option<&str>, pool: &str| {
-            let claim = Claim {
+            let foreign = ForeignMarker {
                 owner: owner(node, machine),
                 pool: pool.parse().unwrap(),
                 filesystem: Uuid::from_bytes([0; 16]),
             };
-            claim.is_of(&present, &"pool".parse().unwrap())
+            foreign.is_of(&present, &"pool".parse().unwrap())
         };
         assert!(is_own("w1", Some("m1"), "pool"));
         // A restored cluster: the pool has a new UID, the machine is the same.

@@ -41,8 +41,8 @@ impl Root {
                     tracing::warn!(pool = %declaration.name, %what, "the pool goes unseen");
                 }
                 // Its device belongs to that node now, and is not changed.
-                Err(Error::OtherNode { claim, .. }) if !is_mounted && is_device => {
-                    let node = &claim.owner;
+                Err(Error::OtherNode { foreign, .. }) if !is_mounted && is_device => {
+                    let node = &foreign.owner;
                     tracing::warn!(pool = %declaration.name, %node, "the pool has gone to a node");
                 }
                 result => result?,

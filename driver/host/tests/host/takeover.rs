@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use cistern_host::{
     Expectation, Pool, PoolDeclaration,
-    pool::{Claim, Error},
+    pool::{Error, ForeignMarker},
 };
 use cistern_types::{Bytes, FilesystemType, Provisioning};
 
@@ -33,15 +33,15 @@ fn open(
 
 /// What a pool says of itself that is refused, as the error tells it.
 #[track_caller]
-fn refused(result: Result<Pool, Error>, node: &str) -> Claim {
+fn refused(result: Result<Pool, Error>, node: &str) -> ForeignMarker {
     match result {
         Err(error @ Error::OtherNode { .. }) => {
             let text = format!("belongs to node {node} (machine machine-of-{node})");
             assert!(error.to_string().contains(&text), "{error}");
-            let Error::OtherNode { claim, .. } = error else {
+            let Error::OtherNode { foreign, .. } = error else {
                 unreachable!()
             };
-            *claim
+            *foreign
         }
         other => panic!("{other:?}"),
     }
@@ -75,19 +75,19 @@ fn a_pool_of_another_node_is_refused_and_unchanged_until_the_takeover_is_granted
 
         let second = on("w2", &pool);
         let untouched = digest(&file);
-        let claim = refused(open(&machine, &second, Expectation::New), "w1");
+        let foreign = refused(open(&machine, &second, Expectation::New), "w1");
         for expectation in [before, Expectation::Made] {
-            assert_eq!(refused(open(&machine, &second, expectation), "w1"), claim);
+            assert_eq!(refused(open(&machine, &second, expectation), "w1"), foreign);
         }
         // What was granted is another pool.
         let other = PoolDeclaration {
-            take_over: Some(Claim {
+            take_over: Some(ForeignMarker {
                 owner: node("w3"),
-                ..claim.clone()
+                ..foreign.clone()
             }),
             ..second.clone()
         };
-        assert_eq!(refused(open(&machine, &other, before), "w1"), claim);
+        assert_eq!(refused(open(&machine, &other, before), "w1"), foreign);
         assert_eq!(digest(&file), untouched);
         assert!(
             machine
@@ -97,7 +97,7 @@ fn a_pool_of_another_node_is_refused_and_unchanged_until_the_takeover_is_granted
         );
 
         let granted = PoolDeclaration {
-            take_over: Some(claim),
+            take_over: Some(foreign),
             ..second.clone()
         };
         let opened = must(open(&machine, &granted, Expectation::New));

@@ -9,7 +9,7 @@ use cistern_client::Chain;
 use cistern_crds::{Explanation, NodePool, NodePoolStatus, PoolOwner, Reason, names};
 use cistern_host::{
     Expectation, Pool, PoolDeclaration, Root, Source, Uid, image,
-    pool::{self, Broken, Claim, Owner},
+    pool::{self, Broken, ForeignMarker, Owner},
 };
 
 use super::{DesiredPool, Images, PoolAvailability, PoolState, Usable};
@@ -175,38 +175,38 @@ impl Error {
 fn unusable(spec: &NodePool, error: &Error) -> PoolAvailability {
     let message = Chain(error).to_string();
     tracing::warn!(pool = spec.name, reason = %error.reason(), error = message, "the pool cannot be used");
-    let Error::Pool(pool::Error::OtherNode { claim, .. }) = error else {
+    let Error::Pool(pool::Error::OtherNode { foreign, .. }) = error else {
         return PoolAvailability::unusable(error.reason(), message);
     };
-    let advice = if claim.pool.as_str() == spec.uid {
+    let advice = if foreign.pool.as_str() == spec.uid {
         "it is taken over once that Node is gone, or no longer carries the pool".to_owned()
     } else {
         format!(
             "if no other machine uses it, annotate the StorageNode with {}={} once that Node is gone",
             names::TAKE_OVER_ANNOTATION,
-            claim.filesystem
+            foreign.filesystem
         )
     };
     PoolAvailability::Unusable {
         why: Explanation::new(error.reason(), format!("{message}; {advice}")),
         open: None,
-        owner: Some(reported(claim)),
+        owner: Some(reported(foreign)),
     }
 }
 
 /// The owner that a pool records, as reported in the StorageNode.
-fn reported(claim: &Claim) -> PoolOwner {
+fn reported(foreign: &ForeignMarker) -> PoolOwner {
     PoolOwner {
-        node: claim.owner.node.clone(),
-        machine_id: claim.owner.machine.clone(),
-        pool_uid: claim.pool.to_string(),
-        filesystem_uuid: claim.filesystem.to_string(),
+        node: foreign.owner.node.clone(),
+        machine_id: foreign.owner.machine.clone(),
+        pool_uid: foreign.pool.to_string(),
+        filesystem_uuid: foreign.filesystem.to_string(),
     }
 }
 
 /// The pool that the node may take over; None if the annotation names no valid pool.
-fn granted(owner: &PoolOwner) -> Option<Claim> {
-    Some(Claim {
+fn granted(owner: &PoolOwner) -> Option<ForeignMarker> {
+    Some(ForeignMarker {
         owner: Owner {
             node: owner.node.clone(),
             machine: owner.machine_id.clone(),
