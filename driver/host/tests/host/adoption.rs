@@ -12,8 +12,8 @@ use cistern_types::{Bytes, FilesystemType, Provisioning};
 use crate::{
     device::Disk,
     harness::{
-        Machine, POOL_SIZE, Volume, device_pool, image_pool, known, must, open_new, request, uid,
-        unmount,
+        Machine, POOL_SIZE, Volume, device_pool, eventually, image_pool, known, must, open_new,
+        request, uid, unmount,
     },
 };
 
@@ -154,6 +154,11 @@ fn r7_no_pool_is_created_beside_a_file_that_may_be_that_pool() {
     let first = image_pool(POOL_SIZE);
     drop(open_new(&machine));
     unmount(&machine.mount_point(&first));
+    // A process that another test starts may hold the filesystem after the unmount. Its end writes the
+    // superblock again.
+    eventually("the end of the loop device", || {
+        machine.inventory().loops.is_empty()
+    });
     let path = machine.mount_point(&first).with_extension("img");
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.write_all_at(&[0; 512], 0).unwrap();
