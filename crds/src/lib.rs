@@ -8,6 +8,7 @@
     reason = "kube's derive repeats the types in a private module for the schema"
 )]
 
+pub mod attributes;
 pub mod availability;
 pub mod bounds;
 pub mod condition;
@@ -30,6 +31,7 @@ pub mod time;
 pub mod unclaimed;
 pub mod volume;
 
+pub use attributes::{AttributeChanges, VolumeAttributes};
 pub use availability::Explanation;
 pub use cistern_types::{
     Bytes, Consistency, FilesystemType, MkfsOptions, Provisioning, mkfs_options, size,

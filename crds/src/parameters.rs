@@ -6,7 +6,10 @@ use cistern_types::{
     FilesystemType, MkfsOptions, Provisioning, filesystem::UnknownFilesystem, mkfs_options, shorten,
 };
 
-use crate::names::RESERVED_PREFIX;
+use crate::{
+    attributes::{VolumeAttributes, parse_provisioning},
+    names::RESERVED_PREFIX,
+};
 
 /// Parameter that names the StoragePool. Required.
 pub const POOL: &str = "pool";
@@ -55,6 +58,12 @@ pub enum ParametersError {
         /// The key.
         key: String,
     },
+    /// An unknown key of a VolumeAttributesClass (CMV-05).
+    #[error("mutable parameter {key:?} is unknown: Cistern knows \"{PROVISIONING}\"")]
+    UnknownMutable {
+        /// The key.
+        key: String,
+    },
 }
 
 impl Parameters {
@@ -71,9 +80,7 @@ impl Parameters {
         let pool = rest.remove(POOL).unwrap_or_default().to_owned();
         let provisioning = match rest.remove(PROVISIONING) {
             None => Provisioning::default(),
-            Some(value) => value.parse().map_err(|()| ParametersError::Provisioning {
-                value: shorten(value),
-            })?,
+            Some(value) => parse_provisioning(value)?,
         };
         let filesystem = match rest.remove(FSTYPE) {
             None | Some("") => None,
@@ -104,6 +111,13 @@ impl Parameters {
         let read = Self::parse(parameters)?;
         read.mkfs_options(read.filesystem.unwrap_or_default())?;
         Ok(read)
+    }
+
+    /// The attributes of a volume of the class. A VolumeAttributesClass overrides them (CV-18).
+    pub fn attributes(&self) -> VolumeAttributes {
+        VolumeAttributes {
+            provisioning: self.provisioning,
+        }
     }
 
     /// Parses the mkfs options for a filesystem. This is a separate step, because a CSI request names the

@@ -60,6 +60,11 @@ names! {
         ///
         /// When `False`, follow the reason. The volume keeps its previous size and stays usable.
         Expanded,
+        /// PoolVolume: the attributes of the spec are in force, for example those of the claim's
+        /// VolumeAttributesClass.
+        ///
+        /// When `False`, follow the reason. The volume stays usable with its previous attributes.
+        AttributesApplied,
         /// PoolVolume: its filesystem is checked before use, or waits for the check.
         ///
         /// When `True`, wait. The pod starts after the check.
@@ -132,9 +137,15 @@ names! {
         ///
         /// Follow the message. If it persists, check the disk.
         ExpansionFailed,
-        /// The pool on this node does not accept expansions of its volumes.
+        /// Changing the attributes of the volume failed; the agent retries.
         ///
-        /// Wait until the pool is ready, or lower the request.
+        /// Follow the message. If it persists, check the disk, or go back to the former
+        /// VolumeAttributesClass.
+        ModificationFailed,
+        /// The pool on this node does not accept expansions of its volumes, nor changes from thin to
+        /// thick.
+        ///
+        /// Wait until the pool is ready, or take back the request.
         PoolClosed,
         /// The image has grown and its filesystem has not: it grows when the volume is staged next.
         ///
@@ -391,6 +402,12 @@ impl Reason {
     /// Whether an expansion is refused permanently: the controller lowers the requested size again.
     pub const fn refuses_growth(self) -> bool {
         matches!(self, Self::NoSpace | Self::TooLarge | Self::PoolClosed)
+    }
+
+    /// Whether a change of attributes is refused permanently: the controller restores the admitted
+    /// attributes.
+    pub const fn refuses_modification(self) -> bool {
+        matches!(self, Self::NoSpace | Self::Overcommitted | Self::PoolClosed)
     }
 
     /// Whether a snapshot or group snapshot is refused permanently: nothing of it remains, and the

@@ -65,7 +65,7 @@ mod tests {
     fn volume(reserved: Option<Bytes>) -> PoolVolume {
         let spec = json!({
             "requestedName": "pvc-1", "nodeName": "node-1", "poolName": "fast", "size": "1Gi",
-            "accessType": "Block", "accessModes": ["SingleNodeWriter"], "provisioning": "Thin",
+            "accessType": "Block", "accessModes": ["SingleNodeWriter"], "attributes": {"provisioning": "Thin"},
         });
         let mut volume = PoolVolume::desired("pvc-1", serde_json::from_value(spec).unwrap());
         volume.status = Some(PoolVolumeStatus {

@@ -9,7 +9,7 @@
 use crate::{
     AccessMode, AccessType, Bytes, Consistency, FilesystemType, PoolSnapshot, PoolSnapshotGroup,
     PoolSnapshotGroupSpec, PoolSnapshotGroupStatus, PoolSnapshotSpec, PoolSnapshotStatus,
-    PoolVolume, PoolVolumeSpec, PoolVolumeStatus, Provisioning,
+    PoolVolume, PoolVolumeSpec, PoolVolumeStatus, VolumeAttributes,
     snapshot_group::GroupMember,
     volume::{FilesystemStatus, ImageStatus},
 };
@@ -35,7 +35,7 @@ pub fn wanted_volume() -> PoolVolume {
         filesystem: Some(FilesystemType::Ext4),
         mkfs_options: None,
         access_modes: vec![AccessMode::SingleNodeWriter],
-        provisioning: Provisioning::Thin,
+        attributes: VolumeAttributes::default(),
         content_source: None,
         claim: None,
         deletion_requested: false,
@@ -51,6 +51,7 @@ pub fn admitted_volume() -> PoolVolume {
     PoolVolume {
         status: Some(PoolVolumeStatus {
             reserved: Some(Bytes::gib(1)),
+            attributes: Some(VolumeAttributes::default()),
             ..PoolVolumeStatus::default()
         }),
         ..wanted_volume()
@@ -92,7 +93,7 @@ pub fn wanted_snapshot() -> PoolSnapshot {
         source_image: "uid-1".into(),
         access_type: volume.access_type,
         filesystem: volume.filesystem,
-        provisioning: volume.provisioning,
+        provisioning: volume.attributes.provisioning,
         consistency: Consistency::Crash,
         group_name: None,
         deletion_requested: false,

@@ -174,7 +174,7 @@ mod tests {
     fn volume(name: &str, requested: &str) -> PoolVolume {
         let spec = json!({
             "requestedName": requested, "nodeName": "node-1", "poolName": "fast", "size": "1Gi",
-            "accessType": "Block", "accessModes": ["SingleNodeWriter"], "provisioning": "Thin",
+            "accessType": "Block", "accessModes": ["SingleNodeWriter"], "attributes": {"provisioning": "Thin"},
         });
         let mut volume = PoolVolume::desired(name, serde_json::from_value(spec).unwrap());
         volume.metadata.creation_timestamp = Some(time::to_kubernetes(at(0)));

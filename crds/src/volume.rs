@@ -1,12 +1,14 @@
 //! `PoolVolume`: one volume. The controller writes the spec, the node agent writes the status.
 
 use chrono::{DateTime, Utc};
-use cistern_types::{Bytes, FilesystemType, Provisioning};
+use cistern_types::{Bytes, FilesystemType};
 use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    attributes::VolumeAttributes,
+    availability::Explanation,
     condition::{self, Condition, ConditionStatus},
     health::{self, VolumeProblem, VolumeSeverity},
     reason::{ConditionType, Reason},
@@ -37,7 +39,7 @@ use crate::{
     printcolumn = r#"{"name":"Claim","type":"string","jsonPath":".spec.claim.name"}"#,
     printcolumn = r#"{"name":"Source","type":"string","jsonPath":".spec.contentSource.name","priority":1}"#,
     printcolumn = r#"{"name":"Extents","type":"integer","jsonPath":".status.extents","priority":1}"#,
-    printcolumn = r#"{"name":"Provisioning","type":"string","jsonPath":".spec.provisioning","priority":1}"#,
+    printcolumn = r#"{"name":"Provisioning","type":"string","jsonPath":".status.attributes.provisioning","priority":1}"#,
     printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason","priority":1}"#,
     printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
@@ -95,10 +97,10 @@ pub struct PoolVolumeSpec {
     #[x_kube(validation = Rule::new("self == oldSelf").message("accessModes cannot be changed"))]
     pub access_modes: Vec<AccessMode>,
 
-    /// Whether the volume's space is allocated in full at creation (`Thick`) or when it is written
-    /// (`Thin`). Set by the controller; immutable.
-    #[x_kube(validation = Rule::new("self == oldSelf").message("provisioning cannot be changed"))]
-    pub provisioning: Provisioning,
+    /// Attributes that can change while the volume is in use, from the StorageClass and the
+    /// VolumeAttributesClass. Set by the controller. If a change is refused, the controller restores
+    /// `status.attributes`.
+    pub attributes: VolumeAttributes,
 
     /// Snapshot or volume whose data is copied when the volume is created. Set by the controller;
     /// absent for an empty volume; immutable.
@@ -131,6 +133,45 @@ impl PoolVolume {
             && expanded.observed_generation == self.metadata.generation
             && status.reserved.is_some_and(|held| held < self.spec.size);
         refuses.then_some(expanded)
+    }
+
+    /// The attributes that the agent has admitted, and before the admission those that the spec
+    /// requests.
+    pub fn admitted_attributes(&self) -> VolumeAttributes {
+        let status = self.status.as_ref();
+        let admitted = status.and_then(|status| status.attributes);
+        admitted.unwrap_or(self.spec.attributes)
+    }
+
+    /// Why the agent refuses the attributes that the spec requests now, if it does. The
+    /// admitted attributes stay in force, and the controller restores them in the spec.
+    pub fn refused_modification(&self) -> Option<Explanation> {
+        let status = self.status.as_ref()?;
+        let applied = condition::find(&status.conditions, ConditionType::AttributesApplied)?;
+        let reason =
+            Reason::parse(&applied.reason).filter(|reason| reason.refuses_modification())?;
+        let refuses = applied.status == ConditionStatus::False.as_str()
+            && applied.observed_generation == self.metadata.generation
+            && self.admitted_attributes() != self.spec.attributes;
+        refuses.then(|| Explanation::new(reason, &*applied.message))
+    }
+
+    /// Whether admitted attributes are not in force yet.
+    pub fn is_being_modified(&self) -> bool {
+        let Some(status) = self.status.as_ref() else {
+            return false;
+        };
+        status.attributes == Some(self.spec.attributes)
+            && !condition::holds(&status.conditions, ConditionType::AttributesApplied)
+    }
+
+    /// Whether the attributes that the spec requests are in force.
+    pub fn has_requested_attributes(&self) -> bool {
+        let Some(status) = self.status.as_ref() else {
+            return false;
+        };
+        status.attributes == Some(self.spec.attributes)
+            && condition::holds(&status.conditions, ConditionType::AttributesApplied)
     }
 }
 
@@ -247,6 +288,10 @@ pub struct PoolVolumeStatus {
     /// and after the bytes are freed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reserved: Option<Bytes>,
+    /// Attributes that the agent has admitted. They are in force when the condition
+    /// `AttributesApplied` is `True`. Absent before the admission.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attributes: Option<VolumeAttributes>,
     /// Actual size of the volume in bytes. Absent until the volume can be used; raised when the
     /// image has grown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -270,8 +315,8 @@ pub struct PoolVolumeStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "health::problems_schema::<VolumeSeverity>")]
     pub problems: Vec<VolumeProblem>,
-    /// Conditions of type `Ready`, `Healthy`, `Admitted`, `Expanded`, `Checking`, `Reclaimed` and
-    /// `DeletionHeld`.
+    /// Conditions of type `Ready`, `Healthy`, `Admitted`, `Expanded`, `AttributesApplied`, `Checking`,
+    /// `Reclaimed` and `DeletionHeld`.
     #[serde(default)]
     #[schemars(schema_with = "condition::list_schema")]
     pub conditions: Vec<Condition>,

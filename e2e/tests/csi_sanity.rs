@@ -34,22 +34,12 @@ const SKIPPED: &[(&str, &str)] = &[
         NOT_ATTACHED,
     ),
     (
-        "Controller Service [Controller Server] CreateVolume should create volume with a volume attribute class",
-        MODIFY,
-    ),
-    (
-        "Controller Service [Controller Server] CreateVolume should not create volume with an invalid volume attribute class",
-        MODIFY,
-    ),
-    (
         "CreateSnapshot [Controller Server] should succeed when creating a snapshot with accessibility requirements",
         FAULTY,
     ),
-    ("ModifyVolume", MODIFY),
 ];
 /// Go's reflection tells two equal messages apart once one of them was sent.
 const FAULTY: &str = "a fault of csi-sanity: it fails for every driver that reports the topology of a snapshot; Cistern's own tests cover it";
-const MODIFY: &str = "no class of attributes can change a volume";
 const NOT_ATTACHED: &str = "nothing is attached: volumes are on their nodes";
 
 /// All specs of csi-sanity 5.6.0; one of them is switched off in csi-sanity itself.
@@ -148,6 +138,8 @@ async fn run_csi_sanity(
 ) -> Vec<Spec> {
     let folder = driver.kubelet_root();
     let (report, parameters) = (folder.join("report.json"), folder.join("parameters.yaml"));
+    let mutable = folder.join("mutable-parameters.yaml");
+    fs::write(&mutable, format!("provisioning: {provisioning}\n")).unwrap();
     let content = format!(
         "pool: {pool}\nprovisioning: {provisioning}\ncsi.storage.k8s.io/fstype: {filesystem}\n"
     );
@@ -168,6 +160,10 @@ async fn run_csi_sanity(
             folder.join("staging").display().to_string(),
         ),
         ("csi.testvolumeparameters", parameters.display().to_string()),
+        (
+            "csi.testvolumemutableparameters",
+            mutable.display().to_string(),
+        ),
         // The smallest that every filesystem can be made in.
         ("csi.testvolumesize", (300_u64 << 20).to_string()),
         ("csi.testvolumeaccesstype", access_type.to_owned()),

@@ -157,7 +157,7 @@ fn volume(
     object(json!({
         "metadata": {"name": name, "uid": uid, "creationTimestamp": "1970-01-01T00:00:00Z"},
         "spec": {"requestedName": name, "nodeName": "worker-1", "poolName": "fast", "size": "2Gi",
-            "accessType": "Filesystem", "filesystem": "ext4", "provisioning": "Thin",
+            "accessType": "Filesystem", "filesystem": "ext4", "attributes": {"provisioning": "Thin"},
             "accessModes": ["SingleNodeMultiWriter"], "contentSource": source,
             "claim": {"namespace": "shop", "name": claim}},
         "status": {"reserved": "2Gi", "size": "2Gi", "image": image(&uid), "problems": problems,

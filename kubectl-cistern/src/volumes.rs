@@ -166,7 +166,7 @@ impl VolumeView {
             reserved_bytes: status.reserved.unwrap_or_default().0,
             access_type: spec.access_type,
             filesystem: spec.filesystem,
-            provisioning: spec.provisioning,
+            provisioning: volume.admitted_attributes().provisioning,
             source: spec.content_source.clone(),
             image,
             extents: status.extents,

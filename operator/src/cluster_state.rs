@@ -177,7 +177,9 @@ impl ClusterState {
         let mut thick = Count::default();
         for object in self.volumes.state() {
             let spec = object.0.as_ref().map(|volume| &volume.spec);
-            if spec.map_or(true, |spec| is_thick(&spec.pool_name, spec.provisioning)) {
+            if spec.map_or(true, |spec| {
+                is_thick(&spec.pool_name, spec.attributes.provisioning)
+            }) {
                 thick += Count::VOLUME;
             }
         }

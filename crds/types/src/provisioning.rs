@@ -1,6 +1,6 @@
 //! [`Provisioning`]: thin or thick.
 
-use std::str::FromStr;
+use std::{fmt, str::FromStr};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -13,6 +13,16 @@ pub enum Provisioning {
     Thin,
     /// Allocated in full when the volume is created.
     Thick,
+}
+
+impl fmt::Display for Provisioning {
+    /// Writes the value of the parameter `provisioning`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Thin => "thin",
+            Self::Thick => "thick",
+        })
+    }
 }
 
 impl FromStr for Provisioning {

@@ -10,6 +10,7 @@ mod clone;
 mod grow;
 mod identity;
 mod make;
+mod provision;
 pub(crate) mod read;
 pub(crate) mod trash;
 pub(crate) mod unfinished;
@@ -28,7 +29,6 @@ pub use self::{
     trash::Discarded,
 };
 use crate::{
-    allocation,
     cause::Cause,
     check::{self, Checking},
     id::Uid,
@@ -269,22 +269,6 @@ impl Pool {
         let file = self.open_image(uid)?;
         let file = file.map(|file| self.unused(file, uid)).transpose()?;
         remove(file).map_err(failed("remove the file", uid))
-    }
-
-    /// Allocates the holes in a thick volume again: a trim inside the volume, or the initialization
-    /// of its filesystem, punches holes. Does nothing for thin volumes and snapshots.
-    pub fn reallocate(&self, uid: &Uid) -> Result<(), Error> {
-        let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
-        let image =
-            describe(&*self.system, file.as_fd(), uid).map_err(failed("read the identity", uid))?;
-        let is_thick = image.identity.is_some_and(|identity| {
-            identity.provisioning == Provisioning::Thick && identity.owner.volume().is_some()
-        });
-        if !is_thick {
-            return Ok(());
-        }
-        allocation::ensure(&*self.system, file.as_fd(), image.size)
-            .map_err(|source| self.no_space_or("allocate the space", uid, source.into()))
     }
 
     /// Removes unfinished images that an interrupted call left, and returns their number. An image

@@ -22,7 +22,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use cistern_types::{FilesystemType, Provisioning};
+use cistern_types::FilesystemType;
 
 pub use self::block::{BlockPublishRequest, BlockStageRequest};
 use crate::{
@@ -56,8 +56,6 @@ pub struct PublishRequest<'a> {
     pub image: &'a Uid,
     /// The filesystem in it.
     pub filesystem: FilesystemType,
-    /// Whether the image is allocated in full.
-    pub provisioning: Provisioning,
     /// Mount options.
     pub options: &'a MountOptions,
     /// Makes this mount read-only, regardless of the options.
@@ -281,13 +279,12 @@ fn device_of(system: &dyn System, mount: &Mount, image: &Uid) -> io::Result<Opti
 fn difference(
     mount: &Mount,
     filesystem: FilesystemType,
-    provisioning: Provisioning,
     options: &MountOptions,
 ) -> Option<&'static str> {
     if mount.filesystem != filesystem.as_str() {
         return Some("with another filesystem");
     }
-    let is_same = options.match_filesystem(filesystem, provisioning, mount);
+    let is_same = options.match_filesystem(filesystem, mount);
     (!is_same).then_some("with other filesystem options")
 }
 

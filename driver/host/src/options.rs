@@ -199,23 +199,20 @@ impl MountOptions {
     }
 
     /// Whether a mounted filesystem has exactly these supported parameters.
-    pub(crate) fn match_filesystem(
-        &self,
-        filesystem: FilesystemType,
-        provisioning: Provisioning,
-        mount: &Mount,
-    ) -> bool {
+    ///
+    /// Ignores `discard`: it is chosen when the volume is staged, and the volume may have become thin
+    /// or thick since.
+    pub(crate) fn match_filesystem(&self, filesystem: FilesystemType, mount: &Mount) -> bool {
         let shown: BTreeMap<&str, Option<&str>> = mount
             .filesystem_options
             .iter()
             .map(|option| split(option))
-            .filter(|option| is_known(filesystem, *option) || option.0 == DISCARD)
+            .filter(|option| is_known(filesystem, *option))
             .collect();
         let asked: BTreeMap<&str, Option<&str>> = self
             .given()
             // The kernel shows labels in its own format, and never changes them.
             .filter(|(key, _)| !LABELS.contains(key))
-            .chain((provisioning == Provisioning::Thin).then_some((DISCARD, None)))
             .collect();
         shown == asked
     }

@@ -510,7 +510,6 @@ fn publish(root: &Root, volume: &Volume, request: &Publish) -> Result<(), Error>
         Content::Filesystem { filesystem, .. } => root.publish(&PublishRequest {
             image: &volume.image,
             filesystem,
-            provisioning: volume.provisioning,
             options: &request.usage.options(filesystem)?,
             read_only,
             staging: &request.staging,

@@ -140,7 +140,7 @@ impl Volume {
                 .map_err(|_| Unusable::InvalidStatus("image"))?,
             size,
             content,
-            provisioning: object.spec.provisioning,
+            provisioning: object.admitted_attributes().provisioning,
             access_modes: object.spec.access_modes.clone(),
         })
     }

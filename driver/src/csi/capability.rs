@@ -11,7 +11,7 @@ use cistern_proto::csi::v1::{
 };
 
 /// The capabilities of the Controller service. A test compares them with the implementation.
-pub const CONTROLLER: [rpc::Type; 13] = [
+pub const CONTROLLER: [rpc::Type; 14] = [
     rpc::Type::CreateDeleteVolume,
     rpc::Type::ListVolumes,
     rpc::Type::GetCapacity,
@@ -19,6 +19,7 @@ pub const CONTROLLER: [rpc::Type; 13] = [
     rpc::Type::ListSnapshots,
     rpc::Type::CloneVolume,
     rpc::Type::ExpandVolume,
+    rpc::Type::ModifyVolume,
     rpc::Type::GetVolume,
     rpc::Type::SingleNodeMultiWriter,
     rpc::Type::GetSnapshot,

@@ -80,6 +80,22 @@ impl v1::controller_server::Controller for Controller {
         Ok(Response::new(render::expanded(size)))
     }
 
+    async fn controller_modify_volume(
+        &self,
+        request: Request<v1::ControllerModifyVolumeRequest>,
+    ) -> Result<Response<v1::ControllerModifyVolumeResponse>, Status> {
+        let deadline = request::deadline(request.metadata());
+        about_volume(&request.get_ref().volume_id);
+        let asked = request::ModifyVolume::from_request(request.into_inner())?;
+        let volume = self.volumes.get(&asked.volume_id).await.or_status()?;
+        let changes = asked.changes()?;
+        self.volumes
+            .modify(volume, &changes, deadline)
+            .await
+            .or_status()?;
+        Ok(Response::new(v1::ControllerModifyVolumeResponse {}))
+    }
+
     async fn validate_volume_capabilities(
         &self,
         request: Request<v1::ValidateVolumeCapabilitiesRequest>,

@@ -3,8 +3,6 @@
 //! *Invariant:* a volume is rendered in the same way in every response (CV-06, CV-14): one function
 //! renders it, from immutable properties.
 
-use std::collections::BTreeMap;
-
 use chrono::{DateTime, Utc};
 use cistern_controller::{
     objects::listing::{Page, Token},
@@ -163,7 +161,7 @@ pub fn validated(
             volume_context,
             volume_capabilities: request.volume_capabilities,
             parameters,
-            mutable_parameters: BTreeMap::new(),
+            mutable_parameters: request.mutable_parameters,
         }),
         message: String::new(),
     }

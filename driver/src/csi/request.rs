@@ -13,11 +13,15 @@ mod source;
 pub mod topology;
 mod validate;
 
+use std::collections::BTreeMap;
+
 use cistern_controller::{
     objects::listing::PageQuery,
     volumes::{CapacityQuery, SizeRange},
 };
-use cistern_crds::{FilesystemType, PoolVolume, parameters::ParametersError, snapshot_parameters};
+use cistern_crds::{
+    AttributeChanges, FilesystemType, PoolVolume, parameters::ParametersError, snapshot_parameters,
+};
 use cistern_proto::csi::v1;
 
 pub(super) use self::field::{map, name, required, string};
@@ -170,6 +174,37 @@ impl ExpandVolume {
             Some(why) => Err(Error::OtherWay { why }),
             None => Ok(()),
         }
+    }
+}
+
+/// A request to change the attributes of a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModifyVolume {
+    /// The volume id.
+    pub volume_id: String,
+    mutable_parameters: BTreeMap<String, String>,
+}
+
+impl FromRequest<v1::ControllerModifyVolumeRequest> for ModifyVolume {
+    type Error = Error;
+
+    fn from_request(request: v1::ControllerModifyVolumeRequest) -> Result<Self, Error> {
+        map("mutable_parameters", &request.mutable_parameters)?;
+        Ok(Self {
+            volume_id: volume_id(request.volume_id)?,
+            mutable_parameters: request.mutable_parameters,
+        })
+    }
+}
+
+impl ModifyVolume {
+    /// The requested changes. Fails if there are none, or if one is invalid (CMV-03, CMV-05).
+    ///
+    /// This is a separate step, because an unknown volume is reported before missing parameters
+    /// (SAN-08).
+    pub fn changes(&self) -> Result<AttributeChanges, Error> {
+        required("mutable_parameters", self.mutable_parameters.is_empty())?;
+        Ok(AttributeChanges::parse(&self.mutable_parameters)?)
     }
 }
 

@@ -102,6 +102,15 @@ pub(super) fn volume(error: &volumes::Error) -> Code {
         volumes::Error::Placement(PlacementError::TooLarge { .. })
         | volumes::Error::Source(SourceError::TooLarge { .. })
         | volumes::Error::SizeNotPossible { .. } => Code::OutOfRange,
+        // INVALID_ARGUMENT is infeasible to external-resizer, which then waits for another class. A
+        // pool that is full now may have room soon.
+        volumes::Error::AttributesNotPossible { why, .. } => {
+            if why.reason == Reason::Overcommitted {
+                Code::InvalidArgument
+            } else {
+                Code::OutOfRange
+            }
+        }
         // Nothing was started, and the source may be ready soon.
         volumes::Error::Source(SourceError::NotReady { .. }) => Code::Unavailable,
         volumes::Error::Source(SourceError::Unlike { .. }) => Code::InvalidArgument,

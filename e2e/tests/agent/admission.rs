@@ -77,7 +77,7 @@ async fn r12_of_twenty_concurrent_volumes_as_many_are_admitted_as_fit() {
     let size = Bytes(room.0 / 10).round_down_to_mib();
     let ask = |number: usize| {
         let mut desired = node.desired_volume(&number.to_string(), size);
-        desired.spec.provisioning = Provisioning::Thick;
+        desired.spec.attributes.provisioning = Provisioning::Thick;
         let node = &node;
         async move {
             let object = node.create(&desired).await;

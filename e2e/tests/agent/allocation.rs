@@ -15,7 +15,7 @@ use crate::{
 impl Fixture {
     fn thick(&self, name: &str, size: Bytes) -> PoolVolume {
         let mut volume = self.desired_volume(name, size);
-        volume.spec.provisioning = Provisioning::Thick;
+        volume.spec.attributes.provisioning = Provisioning::Thick;
         volume
     }
 

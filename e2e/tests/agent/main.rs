@@ -27,7 +27,7 @@ use std::{path::PathBuf, time::Duration};
 
 use cistern_crds::{
     AccessMode, AccessType, Bytes, ConditionType, FilesystemType, NodePoolStatus, PoolVolume,
-    PoolVolumeSpec, PoolVolumeStatus, Provisioning, condition, names,
+    PoolVolumeSpec, PoolVolumeStatus, VolumeAttributes, condition, names,
 };
 use cistern_e2e::{ControlPlane, Driver, eventually, process::output};
 use kube::{
@@ -72,7 +72,7 @@ impl Fixture {
             filesystem: Some(FilesystemType::Ext4),
             mkfs_options: None,
             access_modes: vec![AccessMode::SingleNodeWriter],
-            provisioning: Provisioning::Thin,
+            attributes: VolumeAttributes::default(),
             content_source: None,
             claim: None,
             deletion_requested: false,

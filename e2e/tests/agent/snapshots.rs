@@ -38,7 +38,7 @@ impl Fixture {
             source_image: status.image.unwrap().uid,
             access_type: volume.access_type,
             filesystem: volume.filesystem,
-            provisioning: volume.provisioning,
+            provisioning: volume.attributes.provisioning,
             consistency: Consistency::Crash,
             group_name: None,
             deletion_requested: false,

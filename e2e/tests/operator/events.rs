@@ -152,7 +152,7 @@ async fn a_claim_whose_filesystem_waits_to_grow_is_reported_and_others_are_not()
                 "accessType": "Filesystem",
                 "filesystem": "ext4",
                 "accessModes": ["SingleNodeWriter"],
-                "provisioning": "Thin",
+                "attributes": {"provisioning": "Thin"},
                 "claim": {"namespace": "default", "name": name},
             },
         });

@@ -53,7 +53,7 @@ async fn add_volume(api: &Objects, claim: (&str, &str), node: &str) {
             "accessType": "Filesystem",
             "filesystem": "ext4",
             "accessModes": ["SingleNodeWriter"],
-            "provisioning": "Thin",
+            "attributes": {"provisioning": "Thin"},
             "claim": {"namespace": DEFAULT, "name": name},
         },
     });

@@ -175,7 +175,7 @@ impl Objects {
                 "accessType": "Filesystem",
                 "filesystem": "ext4",
                 "accessModes": ["SingleNodeWriter"],
-                "provisioning": "Thin",
+                "attributes": {"provisioning": "Thin"},
             },
         });
         create(&self.volumes(), &volume).await

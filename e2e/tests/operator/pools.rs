@@ -206,7 +206,10 @@ async fn a_pool_is_not_overcommitted_while_it_has_thick_volumes_or_snapshots() {
         .add_class("oc", json!({"pool": "oc", "provisioning": "thick"}))
         .await;
     let thick = |name: &str, mut spec: serde_json::Value| {
-        spec["provisioning"] = json!("Thick");
+        match spec.get_mut("attributes") {
+            Some(attributes) => *attributes = json!({"provisioning": "Thick"}),
+            None => spec["provisioning"] = json!("Thick"),
+        }
         json!({"metadata": {"name": name, "finalizers": [names::FINALIZER]}, "spec": spec})
     };
     let volume = api.add_volume("oc-thin", "oc", "oc-1").await;

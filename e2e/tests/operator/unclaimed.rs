@@ -43,7 +43,7 @@ async fn awaited(api: &Objects, name: &str) -> PoolVolume {
         "spec": {
             "requestedName": format!("pvc-{uid}"), "nodeName": "unclaimed-1",
             "poolName": "unclaimed", "size": "1Gi", "accessType": "Block",
-            "accessModes": ["SingleNodeWriter"], "provisioning": "Thin",
+            "accessModes": ["SingleNodeWriter"], "attributes": {"provisioning": "Thin"},
         },
     });
     create(&api.volumes(), &object).await

@@ -19,7 +19,7 @@ use std::{
 
 use cistern_crds::{
     AccessMode, AccessType, Bytes, ConditionType, ContentSource, FilesystemType, HasImage,
-    PoolSnapshot, PoolSnapshotSpec, PoolVolume, PoolVolumeSpec, Provisioning, SourceKind,
+    PoolSnapshot, PoolSnapshotSpec, PoolVolume, PoolVolumeSpec, SourceKind, VolumeAttributes,
     condition, volume::ClaimReference,
 };
 use cistern_e2e::{
@@ -126,7 +126,7 @@ impl Node {
             filesystem: Some(FilesystemType::Ext4),
             mkfs_options: None,
             access_modes: vec![AccessMode::SingleNodeMultiWriter],
-            provisioning: Provisioning::Thin,
+            attributes: VolumeAttributes::default(),
             content_source: source,
             claim: Some(ClaimReference {
                 namespace: "default".to_owned(),
@@ -147,7 +147,7 @@ impl Node {
             source_image: of.image().unwrap().uid.clone(),
             access_type: of.spec.access_type,
             filesystem: of.spec.filesystem,
-            provisioning: of.spec.provisioning,
+            provisioning: of.spec.attributes.provisioning,
             consistency: cistern_crds::Consistency::Crash,
             group_name: None,
             deletion_requested: false,

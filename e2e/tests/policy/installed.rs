@@ -205,7 +205,7 @@ pub(crate) fn volume(name: &str, node: &str) -> Value {
             "accessType": "Filesystem",
             "filesystem": "ext4",
             "accessModes": ["SingleNodeWriter"],
-            "provisioning": "Thin",
+            "attributes": {"provisioning": "Thin"},
         },
     })
 }

@@ -25,6 +25,7 @@ const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitio
 
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/cistern-system/leases";
 const CONTENTS: &str = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents";
+const ATTRIBUTES_CLASSES: &str = "/apis/storage.k8s.io/v1/volumeattributesclasses";
 
 /// Verdicts: empty for an allowed request, or part of the error.
 const ALLOWED: &str = "";
@@ -374,6 +375,9 @@ async fn every_account_has_the_permissions_that_it_needs_and_no_more() {
         ("GET", "/api/v1/secrets", none, NO_RIGHT),
         ("GET", "/api/v1/pods", none, NO_RIGHT),
         ("PATCH", "/api/v1/nodes/a", label, NO_RIGHT),
+        // Reads the classes of modified volumes, without writes.
+        ("GET", ATTRIBUTES_CLASSES, none, ALLOWED),
+        ("POST", ATTRIBUTES_CLASSES, none, NO_RIGHT),
     ];
     check(&controller, rows).await;
 }

@@ -119,7 +119,7 @@ async fn gen_04_gen_05_gen_13_a_request_with_missing_or_illegal_fields_is_refuse
         (
             "CV-27",
             |r| r.mutable_parameters = map(&[("iops", "1")]),
-            "mutable_parameters",
+            "mutable parameter \"iops\"",
         ),
         (
             "CV-30",
@@ -227,7 +227,7 @@ async fn cv_06_cv_14_con_03_ten_equal_calls_have_one_answer_which_a_list_repeats
     }
 }
 
-// Shows: CV-23, TOP-19.
+// Shows: CV-19, CV-23, TOP-19.
 #[tokio::test]
 async fn cv_07_the_same_name_with_other_arguments_is_refused_and_the_volume_stays() {
     let first = create(create_request("taken")).await.unwrap();
@@ -242,6 +242,10 @@ async fn cv_07_the_same_name_with_other_arguments_is_refused_and_the_volume_stay
         }),
         ("parameters", |r| {
             drop(r.parameters.insert("provisioning".into(), "thick".into()))
+        }),
+        // CV-19.
+        ("mutable_parameters", |r| {
+            r.mutable_parameters = map(&[("provisioning", "thick")])
         }),
         ("parameters", |r| {
             drop(r.parameters.insert("pool".into(), "another".into()))

@@ -48,7 +48,7 @@ async fn add(name: &str, problems: &[(&str, &str)]) {
             "accessType": "Filesystem",
             "filesystem": "ext4",
             "accessModes": ["SingleNodeWriter"],
-            "provisioning": "Thin",
+            "attributes": {"provisioning": "Thin"},
         },
     });
     let object = serde_json::from_value(object).unwrap();

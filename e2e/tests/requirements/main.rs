@@ -28,6 +28,7 @@ mod identity;
 mod life;
 mod list;
 mod metadata;
+mod modify;
 mod node;
 mod process;
 mod publish;

@@ -2,7 +2,7 @@
 
 use cistern_crds::{
     AccessMode, Consistency, ContentSource, HasImage, PoolSnapshot, PoolSnapshotSpec, PoolVolume,
-    PoolVolumeSpec, SourceKind,
+    PoolVolumeSpec, SourceKind, VolumeAttributes,
 };
 use kube::ResourceExt as _;
 
@@ -57,7 +57,9 @@ fn volume(choice: &SelectedOrphan, cluster: &Cluster) -> PoolVolume {
         mkfs_options: None,
         // This mode includes the other supported modes.
         access_modes: vec![AccessMode::SingleNodeMultiWriter],
-        provisioning: identity.provisioning,
+        attributes: VolumeAttributes {
+            provisioning: identity.provisioning,
+        },
         content_source: identity
             .source_image
             .as_ref()

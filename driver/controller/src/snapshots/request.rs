@@ -34,7 +34,7 @@ impl NewSnapshot {
             source_image: image.to_owned(),
             access_type: volume.spec.access_type,
             filesystem: volume.spec.filesystem,
-            provisioning: volume.spec.provisioning,
+            provisioning: volume.admitted_attributes().provisioning,
             consistency: self.consistency,
             group_name: None,
             deletion_requested: false,

@@ -71,7 +71,7 @@ impl Volumes {
                 }
                 ExpansionProgress::Waits(said) => {
                     asked = true;
-                    operation.note(self.growing(&volume, &said));
+                    operation.note(self.waiting_for_node(&volume, "make it larger", &said));
                     match self.objects.change(&volume, operation).await? {
                         Some(changed) => Some(changed),
                         None => self.objects.find_again(&volume).await?,
@@ -95,16 +95,21 @@ impl Volumes {
         Ok(changed.await?)
     }
 
-    /// What the expansion waits for.
-    fn growing(&self, volume: &PoolVolume, said: &str) -> String {
+    /// What a change of a volume waits for.
+    pub(super) fn waiting_for_node(
+        &self,
+        volume: &PoolVolume,
+        change: &str,
+        message: &str,
+    ) -> String {
         let node = &volume.spec.node_name;
         match self
             .objects
             .nodes()
             .unavailable(node, &volume.spec.pool_name)
         {
-            Some(unavailable) => format!("node {node} to make it larger: {unavailable}"),
-            None => format!("node {node} to make it larger: {said}"),
+            Some(unavailable) => format!("node {node} to {change}: {unavailable}"),
+            None => format!("node {node} to {change}: {message}"),
         }
     }
 }

@@ -3,6 +3,7 @@
 //! ```text
 //! ensure ── placement ──▶ PoolVolume.spec ──▶ agent ──▶ PoolVolume.status ──▶ watch ──▶ ensure
 //! expand ───────────────▶ spec.size ─▶ agent ─▶ status ─▶ watch ─▶ expand
+//! modify ───────────────▶ spec.attributes ─▶ agent ─▶ status ─▶ watch ─▶ modify
 //! delete ───────────────▶ spec.deletionRequested ─▶ agent ─▶ status ─▶ watch ─▶ delete
 //! ```
 //!
@@ -15,6 +16,7 @@ mod ensure;
 mod expand;
 mod health;
 mod listed;
+mod modify;
 mod placement;
 mod request;
 mod source;
@@ -25,7 +27,7 @@ use std::{
 };
 
 use cistern_client::http::Readiness;
-use cistern_crds::{PoolSnapshot, PoolVolume, StorageNode};
+use cistern_crds::{Explanation, PoolSnapshot, PoolVolume, StorageNode, VolumeAttributes};
 use futures::{FutureExt as _, future::BoxFuture};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::Api;
@@ -65,9 +67,19 @@ pub enum Error {
         /// Why, with the possible size.
         why: String,
     },
+    /// The pool refuses the attributes; those of the volume are unchanged (CMV-05).
+    #[error("volume {volume} cannot have {attributes}: {why}")]
+    AttributesNotPossible {
+        /// Its id.
+        volume: String,
+        /// The refused attributes.
+        attributes: VolumeAttributes,
+        /// Why the agent refuses them.
+        why: Explanation,
+    },
 }
 
-/// Creates, finds, expands and removes volumes.
+/// Creates, finds, changes and removes volumes.
 #[derive(Debug)]
 pub struct Volumes {
     objects: Objects<PoolVolume>,

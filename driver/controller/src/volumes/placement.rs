@@ -105,10 +105,9 @@ fn in_order<'a>(wanted: &NewVolume, nodes: &'a [Arc<StorageNode>]) -> Vec<Candid
     candidates.sort_by_cached_key(|candidate| {
         let value = names::topology_value(&candidate.name);
         let position = order.iter().position(|place| **place == value);
-        let room = candidate
-            .pool
-            .as_ref()
-            .map_or(Bytes::ZERO, |pool| pool.room(wanted.provisioning));
+        let room = candidate.pool.as_ref().map_or(Bytes::ZERO, |pool| {
+            pool.room(wanted.attributes.provisioning)
+        });
         (
             position.unwrap_or(usize::MAX),
             std::cmp::Reverse(room),
@@ -129,7 +128,7 @@ fn misfit(wanted: &NewVolume, candidate: &Candidate<'_>, refusals: &[Refusal]) -
     match &candidate.pool {
         Err(why) => Some(why.to_string()),
         Ok(pool) => {
-            let largest = pool.largest_volume(wanted.provisioning);
+            let largest = pool.largest_volume(wanted.attributes.provisioning);
             (largest < wanted.size.chosen).then(|| format!("has room for {largest}"))
         }
     }

@@ -4,7 +4,7 @@
 
 use cistern_crds::{
     AccessMode, AccessType, Bytes, ContentSource, FilesystemType, HasImage as _, MkfsOptions,
-    PoolVolume, PoolVolumeSpec, Provisioning, names, volume::ClaimReference,
+    PoolVolume, PoolVolumeSpec, VolumeAttributes, names, volume::ClaimReference,
 };
 
 use super::SourceReference;
@@ -26,8 +26,8 @@ pub struct NewVolume {
     pub access_modes: Vec<AccessMode>,
     /// The StoragePool that it comes from.
     pub pool: String,
-    /// Whether its space is reserved in full.
-    pub provisioning: Provisioning,
+    /// The attributes that can change later.
+    pub attributes: VolumeAttributes,
     /// The source to copy; none for an empty volume.
     pub source: Option<SourceReference>,
     /// The PersistentVolumeClaim, if the provisioner passes it.
@@ -92,7 +92,7 @@ impl NewVolume {
                 filesystem: self.filesystem,
                 mkfs_options: self.mkfs_options(),
                 access_modes: self.access_modes.clone(),
-                provisioning: self.provisioning,
+                attributes: self.attributes,
                 content_source,
                 claim: self.claim.clone(),
                 deletion_requested: false,
@@ -129,8 +129,8 @@ impl NewVolume {
                 "it is in pool {}, not {}",
                 spec.pool_name, self.pool
             ))
-        } else if spec.provisioning != self.provisioning {
-            Some(format!("its provisioning is {:?}", spec.provisioning))
+        } else if spec.attributes != self.attributes {
+            Some(format!("its attributes are {}", spec.attributes))
         } else if spec.access_type != self.access_type
             || spec.filesystem != self.filesystem && !inherits
         {
@@ -160,7 +160,7 @@ impl NewVolume {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use cistern_crds::SourceKind;
+    use cistern_crds::{Provisioning, SourceKind};
 
     use super::*;
 
@@ -178,7 +178,7 @@ pub(crate) mod tests {
             mkfs_options: MkfsOptions::default(),
             access_modes: vec![AccessMode::SingleNodeWriter],
             pool: "fast".to_owned(),
-            provisioning: Provisioning::Thin,
+            attributes: VolumeAttributes::default(),
             source: None,
             claim: None,
             requirement: Requirement::default(),
@@ -200,7 +200,7 @@ pub(crate) mod tests {
         let changes: [(&str, Change); 8] = [
             ("another name", |w| w.name = "other".to_owned()),
             ("pool fast", |w| w.pool = "slow".to_owned()),
-            ("Thin", |w| w.provisioning = Provisioning::Thick),
+            ("thin", |w| w.attributes.provisioning = Provisioning::Thick),
             ("ext4", |w| w.filesystem = Some(FilesystemType::Xfs)),
             ("ext4", |w| {
                 w.access_type = AccessType::Block;

@@ -1,14 +1,18 @@
 //! The identity that an image records in its extended attribute: owner and content.
 
-use std::fmt;
+use std::{fmt, io, os::fd::BorrowedFd};
 
 use chrono::{DateTime, Utc};
 use cistern_types::{Bytes, FilesystemType, Provisioning};
 use serde::{Deserialize, Serialize};
 
-use crate::id::{Uid, Uuid};
+use super::IDENTITY;
+use crate::{
+    id::{Uid, Uuid},
+    system::System,
+};
 
-/// Owner and original spec of an image. Never changes.
+/// Owner and original spec of an image. Only the provisioning changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Identity {
@@ -29,6 +33,24 @@ pub struct Identity {
     /// The image that a volume was cloned from; none for an empty volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Uid>,
+}
+
+impl Identity {
+    /// Writes the identity to a file that has none, and syncs it.
+    pub(super) fn write(&self, system: &dyn System, file: BorrowedFd<'_>) -> io::Result<()> {
+        system.set_attribute(file, IDENTITY, &self.serialize()?)?;
+        system.sync(file)
+    }
+
+    /// Replaces the identity of an image and syncs its file.
+    pub(super) fn replace(&self, system: &dyn System, file: BorrowedFd<'_>) -> io::Result<()> {
+        system.replace_attribute(file, IDENTITY, &self.serialize()?)?;
+        system.sync(file)
+    }
+
+    fn serialize(&self) -> io::Result<Vec<u8>> {
+        serde_json::to_vec(self).map_err(io::Error::other)
+    }
 }
 
 /// The object that made an image.

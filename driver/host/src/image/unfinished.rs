@@ -8,7 +8,7 @@ use std::{
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
-use super::{Error, IDENTITY, Identity, failed};
+use super::{Error, Identity, failed};
 use crate::{id::Uid, pool::Pool, system::OFlags};
 
 /// A file that is to become an image. Dropping it removes the file, unless [`Self::keep`] was
@@ -62,10 +62,7 @@ impl<'a> Unfinished<'a> {
 
     /// Writes the identity and syncs the file.
     pub(crate) fn identify(&self, identity: &Identity) -> io::Result<()> {
-        let system = &*self.pool.system;
-        let text = serde_json::to_vec(identity).map_err(io::Error::other)?;
-        system.set_attribute(self.as_fd(), IDENTITY, &text)?;
-        system.sync(self.as_fd())
+        identity.write(&*self.pool.system, self.as_fd())
     }
 
     /// Moves the file among the images.

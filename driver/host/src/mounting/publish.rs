@@ -85,6 +85,5 @@ fn is_published(
 }
 
 fn options_differ(mount: &Mount, request: &PublishRequest<'_>) -> Option<&'static str> {
-    let (filesystem, provisioning) = (request.filesystem, request.provisioning);
-    difference(mount, filesystem, provisioning, request.options)
+    difference(mount, request.filesystem, request.options)
 }

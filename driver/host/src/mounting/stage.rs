@@ -208,14 +208,7 @@ fn verify_staged(
 
 fn is_staged(mount: &Mount, device: DeviceNumber, request: &StageRequest<'_>) -> Result<(), Error> {
     let difference = is_volume(mount, device)
-        .or_else(|| {
-            difference(
-                mount,
-                request.filesystem,
-                request.provisioning,
-                request.options,
-            )
-        })
+        .or_else(|| difference(mount, request.filesystem, request.options))
         .or_else(|| has_attributes(mount, request.options, request.read_only));
     conflict(mount, difference)
 }

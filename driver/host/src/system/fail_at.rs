@@ -189,6 +189,10 @@ impl Files for FailAt {
     fn set_attribute(&self, file: BorrowedFd<'_>, name: &str, value: &[u8]) -> io::Result<()> {
         self.next()?.set_attribute(file, name, value)
     }
+
+    fn replace_attribute(&self, file: BorrowedFd<'_>, name: &str, value: &[u8]) -> io::Result<()> {
+        self.next()?.replace_attribute(file, name, value)
+    }
 }
 
 impl Devices for FailAt {

@@ -176,4 +176,6 @@ pub trait Files {
     fn attribute(&self, file: BorrowedFd<'_>, name: &str) -> io::Result<Option<Vec<u8>>>;
     /// Creates an extended attribute; fails when it exists.
     fn set_attribute(&self, file: BorrowedFd<'_>, name: &str, value: &[u8]) -> io::Result<()>;
+    /// Replaces an extended attribute. Fails when the file does not have it.
+    fn replace_attribute(&self, file: BorrowedFd<'_>, name: &str, value: &[u8]) -> io::Result<()>;
 }

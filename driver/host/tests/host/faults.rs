@@ -79,7 +79,8 @@ fn digest(machine: &Machine) -> String {
     let inventory = machine.inventory();
     let pools = inventory.pools.iter().map(|pool| {
         let images = pool.images.iter().map(|image| {
-            let identity = image.identity.as_ref().map(|found| found.owner.to_string());
+            let identity = image.identity.as_ref();
+            let identity = identity.map(|it| (it.owner.to_string(), it.provisioning));
             (
                 &image.uid,
                 identity,
@@ -134,6 +135,8 @@ fn loops_after(step: Step) -> usize {
         | Step::GrowPool
         | Step::Create
         | Step::Grow
+        | Step::MakeThin
+        | Step::MakeThick
         | Step::Unstage
         | Step::Dismiss
         | Step::CreateDevice
@@ -315,6 +318,21 @@ fn walk_growth(fault: Fault) {
     );
     no_fault(&[Step::Dismiss]);
     reaches(&machine, &empty, "nothing left");
+}
+
+/// A volume becomes thin and thick.
+fn walk_provisioning(fault: Fault) {
+    let machine = Machine::new();
+    without_fault(&machine, Step::MakePool, Expectation::New);
+    let expectation = known(&machine);
+    let no_fault = |step| without_fault(&machine, step, expectation);
+    no_fault(Step::Create);
+    for (step, before) in [
+        (Step::MakeThin, Step::MakeThick),
+        (Step::MakeThick, Step::MakeThin),
+    ] {
+        walk(&machine, step, fault, || expectation, || no_fault(before));
+    }
 }
 
 /// Snapshots of a frozen filesystem, and of a group with a raw block volume.
@@ -525,6 +543,16 @@ fn r15_an_error_at_any_call_of_a_growth_is_recovered_by_the_next_attempt() {
 #[test]
 fn r2_death_at_any_call_of_a_growth_is_recovered_by_the_next_attempt() {
     walk_growth(Fault::Kill);
+}
+
+#[test]
+fn r15_an_error_at_any_call_that_makes_a_volume_thin_or_thick_is_recovered_by_the_next_attempt() {
+    walk_provisioning(Fault::Error);
+}
+
+#[test]
+fn r2_death_at_any_call_that_makes_a_volume_thin_or_thick_is_recovered_by_the_next_attempt() {
+    walk_provisioning(Fault::Kill);
 }
 
 // Shows: NSV-16, NPV-22.

@@ -230,7 +230,6 @@ impl<'a> Volume<'a> {
         PublishRequest {
             image: stage.image,
             filesystem: stage.filesystem,
-            provisioning: stage.provisioning,
             options: stage.options,
             read_only: stage.read_only,
             staging,

@@ -151,6 +151,54 @@ fn a_thick_image_is_fully_allocated_and_reallocated_after_a_trim_inside_it() {
 }
 
 #[test]
+fn a_volume_in_use_becomes_thick_and_thin_again_and_keeps_its_data() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let image = must(pool.create_image(&thin("a")));
+    let (path, size) = (image_path(&machine, &image.uid), image.size);
+    let (volume, staging) = (Volume::new(&image), machine.staging("s"));
+    must(pool.stage(&volume.stage(&staging)));
+    fs::write(staging.join("file"), "kept").unwrap();
+    let missing = size.saturating_sub(Bytes(allocated(&path)));
+    assert_eq!(must(pool.shortfall(&image.uid)), Bytes::ZERO);
+
+    must(pool.provision(&image.uid, Provisioning::Thick));
+    assert!(allocated(&path) >= size.0);
+    let thick = must(pool.image(&image.uid)).unwrap();
+    assert_eq!(thick.identity.unwrap().provisioning, Provisioning::Thick);
+    // A repeated stage finds the mount, which still discards.
+    must(pool.stage(&volume.stage(&staging)));
+
+    must(pool.provision(&image.uid, Provisioning::Thin));
+    eventually("the trim to free the blocks", || {
+        run("fstrim", &[staging.to_str().unwrap()]);
+        allocated(&path) < size.0 - missing.0 / 2
+    });
+    must(pool.reallocate(&image.uid));
+    assert!(allocated(&path) < size.0, "a thin volume was reallocated");
+    assert_eq!(fs::read(staging.join("file")).unwrap(), b"kept");
+    unstage(&machine, &image.uid, &staging);
+}
+
+#[test]
+fn the_bytes_that_a_pool_lacks_for_a_thick_volume_are_known_before_it_becomes_thick() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let image = must(pool.create_image(&thin("a")));
+    let missing = image.size.saturating_sub(image.allocated);
+    let neighbour = take_all(&machine);
+    let lacking = must(pool.shortfall(&image.uid));
+    assert!(lacking > Bytes::ZERO && lacking <= missing, "{lacking}");
+    let error = pool.provision(&image.uid, Provisioning::Thick).unwrap_err();
+    assert!(matches!(error, Error::NoSpace { .. }), "{error}");
+    fs::remove_file(neighbour).unwrap();
+    eventually("the pool to have the space again", || {
+        must(pool.shortfall(&image.uid)) == Bytes::ZERO
+    });
+    must(pool.provision(&image.uid, Provisioning::Thick));
+}
+
+#[test]
 fn the_holes_of_a_volume_are_read_and_filled_a_few_hundred_at_a_time() {
     const BLOCK: u64 = 4096;
     let machine = Machine::new();

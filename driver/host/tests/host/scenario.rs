@@ -9,6 +9,7 @@ use cistern_host::{
     SnapshotRequest, Source, SourceImage, StageRequest, System, Uid, pool::Owner,
 };
 use cistern_types::{Bytes, Consistency, FilesystemType, MkfsOptions, Provisioning};
+use rustix::fs::FallocateFlags;
 
 /// A step in the lifecycle of a pool or a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +29,9 @@ pub(crate) enum Step {
     Unstage,
     /// Grows the volume's image.
     Grow,
+    /// Makes the volume thin, and thick again.
+    MakeThin,
+    MakeThick,
     /// Stages the volume again, which grows its filesystem.
     StageGrown,
     /// Creates and stages a second volume, with XFS, and grows its image. No faults are injected here.
@@ -228,6 +232,8 @@ pub(crate) fn run(
             stage(&open(Bytes::gib(1))?, &volume().uid, &staging)?;
         }
         Step::Grow => drop(open(Bytes::gib(1))?.grow_image(&volume().uid, GROWN)?),
+        Step::MakeThin => make_thin(&open(Bytes::gib(1))?, folder)?,
+        Step::MakeThick => open(Bytes::gib(1))?.provision(&volume().uid, Provisioning::Thick)?,
         Step::Prepare => {
             let (pool, volume) = (open(Bytes::gib(1))?, online_volume());
             pool.create_image(&volume)?;
@@ -325,6 +331,17 @@ fn stage(pool: &Pool, image: &Uid, staging: &Path) -> Result<(), Box<dyn Error>>
     Ok(())
 }
 
+/// Makes the volume thin, and frees blocks as a discard inside the volume does.
+fn make_thin(pool: &Pool, folder: &Path) -> Result<(), Box<dyn Error>> {
+    pool.provision(&volume().uid, Provisioning::Thin)?;
+    let (of_pool, image) = (self::pool(Bytes::ZERO).uid, volume().uid);
+    let path = folder.join(format!("root/pools/{of_pool}/images/{image}"));
+    let file = std::fs::File::options().write(true).open(path)?;
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(&file, flags, 32 << 20, 8 << 20)?;
+    Ok(())
+}
+
 fn from_trash(step: Step, pool: &Pool) -> Result<(), Box<dyn Error>> {
     if step == Step::TakeBack {
         pool.take_back(&volume().uid)?;
@@ -349,7 +366,6 @@ fn publish(root: &Root, staging: &Path, target: &Path) -> Result<(), Box<dyn Err
     root.publish(&PublishRequest {
         image: &volume.uid,
         filesystem: FilesystemType::Ext4,
-        provisioning: volume.provisioning,
         options: &MountOptions::default(),
         read_only: false,
         staging,

@@ -20,7 +20,7 @@ use cistern_host::{
 
 use crate::scenario::Step;
 
-const STEPS: [Step; 35] = [
+const STEPS: [Step; 37] = [
     Step::MakeDevicePool,
     Step::MakePool,
     Step::GrowPool,
@@ -30,6 +30,8 @@ const STEPS: [Step; 35] = [
     Step::Unpublish,
     Step::Unstage,
     Step::Grow,
+    Step::MakeThin,
+    Step::MakeThick,
     Step::StageGrown,
     Step::Prepare,
     Step::Expand,

@@ -69,12 +69,24 @@ pub enum Holder {
 }
 
 impl Reservation {
+    /// The reservation of a volume whose attributes change to those of its spec.
+    pub fn for_change(volume: &PoolVolume) -> Self {
+        let status = volume.status.as_ref();
+        Self {
+            holder: Holder::Volume,
+            size: status
+                .and_then(|status| status.reserved)
+                .unwrap_or_default(),
+            provisioning: volume.spec.attributes.provisioning,
+        }
+    }
+
     /// The reservation of a volume.
     pub fn for_volume(volume: &PoolVolume, size: Bytes) -> Self {
         Self {
             holder: Holder::Volume,
             size,
-            provisioning: volume.spec.provisioning,
+            provisioning: volume.admitted_attributes().provisioning,
         }
     }
 
@@ -126,6 +138,14 @@ pub enum Refusal {
         /// Limit of all reservations, as a percentage of the usable space.
         percent: u32,
     },
+    /// The pool reserves more than it has, so that it cannot guarantee the blocks of a thick volume.
+    #[error(
+        "the pool lacks {size} on this node for the volume to become thick: delete volumes or snapshots of the pool, or enlarge it"
+    )]
+    Lacking {
+        /// Bytes that the pool lacks.
+        size: Bytes,
+    },
     /// The pool holds as many volumes as its limit allows.
     #[error("the pool holds {limit} volumes on this node, its limit")]
     VolumeLimitReached {
@@ -152,7 +172,7 @@ impl Refusal {
         match self {
             Self::TooLarge { .. } => Reason::TooLarge,
             Self::Growth { size, usable, .. } if size > usable => Reason::TooLarge,
-            Self::NoSpace { .. } | Self::Growth { .. } => Reason::NoSpace,
+            Self::NoSpace { .. } | Self::Growth { .. } | Self::Lacking { .. } => Reason::NoSpace,
             Self::Overcommitted { .. } => Reason::Overcommitted,
             Self::VolumeLimitReached { .. } => Reason::VolumeLimitReached,
             Self::SnapshotLimitReached { .. } | Self::SnapshotsOfVolumeReached { .. } => {
@@ -305,6 +325,19 @@ impl Ledger {
         Ok(())
     }
 
+    /// Whether a volume of this ledger can have this provisioning. Its bytes are reserved already.
+    pub fn check_provisioning(&self, provisioning: Provisioning) -> Result<(), Refusal> {
+        if let Some(percent) = self.overcommits(provisioning) {
+            return Err(Refusal::Overcommitted { percent });
+        }
+        match self.reserved.saturating_sub(self.limits.usable) {
+            size if provisioning == Provisioning::Thick && size > Bytes::ZERO => {
+                Err(Refusal::Lacking { size })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Whether an object of this ledger that has `held` bytes reserved can have more.
     pub fn check_growth(&self, held: Bytes, wanted: &Reservation) -> Result<(), Refusal> {
         let (size, usable) = (wanted.size, self.limits.usable);
@@ -391,6 +424,23 @@ mod tests {
             let refusal = ledger.check(&thin(Bytes::gib(5))).unwrap_err();
             assert_eq!(refusal.reason(), Reason::NoSpace);
         }
+    }
+
+    #[test]
+    fn a_volume_becomes_thick_only_in_a_pool_that_has_all_it_reserves() {
+        let held = [thin(Bytes::gib(6)), thin(Bytes::gib(7))];
+        for (limits, reason) in [(LIMITS, Reason::Overcommitted), (EXACT, Reason::NoSpace)] {
+            let ledger = Ledger::new(limits, held.clone(), Bytes::ZERO);
+            let refusal = ledger.check_provisioning(Provisioning::Thick).unwrap_err();
+            assert_eq!(refusal.reason(), reason);
+            assert_eq!(ledger.check_provisioning(Provisioning::Thin), Ok(()));
+        }
+        let ledger = Ledger::new(EXACT, held, Bytes::ZERO);
+        let refusal = ledger.check_provisioning(Provisioning::Thick).unwrap_err();
+        assert!(refusal.to_string().contains("lacks 3Gi"), "{refusal}");
+        let exact = [thin(Bytes::gib(6)), thick(Bytes::gib(4))];
+        let ledger = Ledger::new(EXACT, exact, Bytes::ZERO);
+        assert_eq!(ledger.check_provisioning(Provisioning::Thick), Ok(()));
     }
 
     #[test]

@@ -39,10 +39,11 @@ const PUBLISH_PATIENCE: Duration = Duration::from_secs(5);
 pub(super) const LOCKED: Duration = Duration::from_millis(500);
 
 /// Conditions whose change to true is logged.
-const FINISHED: [ConditionType; 4] = [
+const FINISHED: [ConditionType; 5] = [
     ConditionType::Admitted,
     ConditionType::Ready,
     ConditionType::Expanded,
+    ConditionType::AttributesApplied,
     ConditionType::Reclaimed,
 ];
 

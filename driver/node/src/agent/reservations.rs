@@ -30,6 +30,8 @@ pub enum ReservationKind {
     New,
     /// An existing image. Its bytes are counted whatever the ledger says.
     Adopted,
+    /// A volume whose attributes change. It keeps its bytes.
+    Change,
     /// A volume that grows, or a snapshot that needs more than was estimated.
     Growth {
         /// Bytes that the object has reserved so far.
@@ -63,6 +65,9 @@ impl Reservations {
         match kind {
             ReservationKind::New => ledger(&others).check(&reservation)?,
             ReservationKind::Growth { held } => ledger(&others).check_growth(held, &reservation)?,
+            ReservationKind::Change => {
+                ledger(&others).check_provisioning(reservation.provisioning)?;
+            }
             ReservationKind::Adopted => {}
         }
         let pool = pool.to_owned();

@@ -3,6 +3,7 @@
 mod checked;
 pub mod disk;
 mod expand;
+mod modify;
 mod note;
 pub mod plan;
 pub mod status;
@@ -56,6 +57,7 @@ impl Kind for PoolVolume {
             VolumeStep::Rest => reconciliation.end(VolumeOutcome::Rested).await,
             VolumeStep::Admit => reconciliation.admit().await,
             VolumeStep::AdmitGrowth => reconciliation.admit_growth().await,
+            VolumeStep::AdmitAttributes => reconciliation.admit_attributes().await,
             VolumeStep::Make | VolumeStep::Grow | VolumeStep::Keep => {
                 reconciliation.prepare(step).await
             }
@@ -191,10 +193,13 @@ impl Reconciliation<'_, PoolVolume> {
     ) -> Result<Action, Error> {
         let outcome = match done {
             Ok(found) => {
-                self.note_allocation(found.not_reallocated.as_ref());
-                match self.agent.observations.damage_of(self.object) {
-                    None => VolumeOutcome::Ready(found.image),
-                    Some(why) => VolumeOutcome::NotReady(why),
+                let missing = self.note_allocation(found.not_provisioned.as_ref());
+                match (self.agent.observations.damage_of(self.object), missing) {
+                    (Some(why), _) => VolumeOutcome::NotReady(why),
+                    (None, Some(message)) if self.object.is_being_modified() => {
+                        VolumeOutcome::Own(Own::NotModified { message })
+                    }
+                    (None, _) => VolumeOutcome::Ready(found.image),
                 }
             }
             Err(error) => {
@@ -202,23 +207,39 @@ impl Reconciliation<'_, PoolVolume> {
                 failed(step, &error)
             }
         };
+        self.finish(outcome).await
+    }
+
+    /// Writes an outcome and returns when to reconcile again.
+    async fn finish(&self, outcome: VolumeOutcome) -> Result<Action, Error> {
         match outcome {
-            VolumeOutcome::Refused(_) => self.refuse(outcome).await,
-            VolumeOutcome::Own(Own::NotGrown { .. }) => match self.write(&outcome).await? {
-                Some(_) => Ok(self.retry_later(&outcome)),
-                None => Ok(Action::await_change()),
-            },
+            VolumeOutcome::Refused(_) | VolumeOutcome::Own(Own::AttributesRefused(_)) => {
+                self.refuse(outcome).await
+            }
+            VolumeOutcome::Own(Own::NotGrown { .. } | Own::NotModified { .. }) => {
+                match self.write(&outcome).await? {
+                    Some(_) => Ok(self.retry_later(&outcome)),
+                    None => Ok(Action::await_change()),
+                }
+            }
             outcome => self.end(outcome).await,
         }
     }
 
-    /// Records whether a thick volume has all of its blocks. Its data exists in any case.
-    fn note_allocation(&self, not_reallocated: Option<&cistern_host::image::Error>) {
-        let missing = not_reallocated.map(|error| Chain(error).to_string());
+    /// Records whether a thick volume has all of its blocks, and returns the error if not. Its data
+    /// exists in any case.
+    fn note_allocation(
+        &self,
+        not_provisioned: Option<&cistern_host::image::Error>,
+    ) -> Option<String> {
+        let missing = not_provisioned.map(|error| Chain(error).to_string());
         if let Some(error) = &missing {
             tracing::warn!(volume = self.name, error, "a thick volume lacks blocks");
         }
-        self.agent.observations.allocated(&self.name, missing);
+        self.agent
+            .observations
+            .allocated(&self.name, missing.clone());
+        missing
     }
 }
 
@@ -254,6 +275,7 @@ fn failed(step: VolumeStep, error: &image::Error) -> VolumeOutcome {
         | VolumeStep::Make
         | VolumeStep::AdmitGrowth
         | VolumeStep::Grow
+        | VolumeStep::AdmitAttributes
         | VolumeStep::Keep
         | VolumeStep::Reclaim => VolumeOutcome::NotReady(Explanation::new(reason, message)),
     }

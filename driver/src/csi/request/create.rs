@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use cistern_controller::volumes::NewVolume;
 use cistern_crds::{
-    AccessMode, AccessType, FilesystemType, MkfsOptions, Parameters, names::RESERVED_PREFIX,
-    parameters::MKFS_OPTIONS, volume::ClaimReference,
+    AccessMode, AccessType, AttributeChanges, FilesystemType, MkfsOptions, Parameters,
+    names::RESERVED_PREFIX, parameters::MKFS_OPTIONS, volume::ClaimReference,
 };
 use cistern_proto::csi::v1;
 
@@ -27,14 +27,12 @@ impl FromRequest<v1::CreateVolumeRequest> for NewVolume {
             .volume_content_source
             .map(source::parse)
             .transpose()?;
-        if !request.mutable_parameters.is_empty() {
-            return Err(Error::Unsupported {
-                field: "mutable_parameters",
-            });
-        }
+        map("mutable_parameters", &request.mutable_parameters)?;
+        let changes = AttributeChanges::parse(&request.mutable_parameters)?;
         let capabilities = capabilities(request.volume_capabilities)?;
         let requirement = topology::parse(request.accessibility_requirements)?;
         let parameters = Parameters::parse(&request.parameters)?;
+        let attributes = changes.apply(parameters.attributes());
         let (access_type, asked) = access_type(&capabilities, parameters.filesystem)?;
         let (size, filesystem, mkfs_options) = if source.is_some() {
             // A copy has the size, filesystem and mkfs options of its source.
@@ -54,7 +52,7 @@ impl FromRequest<v1::CreateVolumeRequest> for NewVolume {
             mkfs_options,
             access_modes: access_modes(&capabilities),
             pool: parameters.pool,
-            provisioning: parameters.provisioning,
+            attributes,
             source,
             claim: claim(&request.parameters),
             requirement,

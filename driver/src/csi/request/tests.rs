@@ -56,7 +56,7 @@ fn a_plain_request_becomes_a_volume_with_our_defaults() {
     let wanted = read(|_| {}).unwrap();
     assert_eq!(wanted.name, "pvc-1");
     assert_eq!(
-        (wanted.pool.as_str(), wanted.provisioning),
+        (wanted.pool.as_str(), wanted.attributes.provisioning),
         ("fast", Provisioning::Thin)
     );
     assert_eq!(wanted.filesystem, Some(FilesystemType::Ext4));
@@ -295,13 +295,46 @@ fn a_copy_takes_unset_properties_from_its_source_and_ignores_mkfs_options() {
 }
 
 #[test]
-fn cv_27_fields_that_are_not_announced_are_refused() {
+fn cv_27_unknown_mutable_parameters_are_refused_by_name() {
     let mutable = read(|r| r.mutable_parameters = pairs(&[("XXX_FakeKey", "x")]));
-    assert_eq!(
-        mutable,
-        Err(Error::Unsupported {
-            field: "mutable_parameters"
+    let message = mutable.unwrap_err().to_string();
+    assert!(message.contains("\"XXX_FakeKey\""), "{message}");
+}
+
+#[test]
+fn cv_18_mutable_parameters_override_the_parameters() {
+    for (class, mutable, expected) in [
+        ("thin", "thick", Provisioning::Thick),
+        ("thick", "thin", Provisioning::Thin),
+    ] {
+        let wanted = read(|r| {
+            r.parameters = pairs(&[("pool", "fast"), ("provisioning", class)]);
+            r.mutable_parameters = pairs(&[("provisioning", mutable)]);
+        });
+        assert_eq!(wanted.unwrap().attributes.provisioning, expected);
+    }
+}
+
+#[test]
+fn cmv_02_cmv_03_cmv_05_a_modification_names_a_volume_and_valid_parameters() {
+    let request = |id: &str, parameters: &[(&str, &str)]| {
+        ModifyVolume::from_request(v1::ControllerModifyVolumeRequest {
+            volume_id: id.to_owned(),
+            mutable_parameters: pairs(parameters),
+            ..v1::ControllerModifyVolumeRequest::default()
         })
+    };
+    assert_eq!(request("", &[]), Err(Error::Missing { field: "volume_id" }));
+    let missing = Error::Missing {
+        field: "mutable_parameters",
+    };
+    assert_eq!(request("pvc-1", &[]).unwrap().changes(), Err(missing));
+    let bogus = request("pvc-1", &[("provisioning", "thick"), ("bogus", "x")]);
+    assert!(bogus.unwrap().changes().is_err());
+    let thick = request("pvc-1", &[("provisioning", "thick")]).unwrap();
+    assert_eq!(
+        thick.changes().unwrap().provisioning,
+        Some(Provisioning::Thick)
     );
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use cistern_crds::{
-    Parameters, PoolVolume, PoolVolumeSpec,
+    AttributeChanges, Parameters, PoolVolume, PoolVolumeSpec,
     names::{self, RESERVED_PREFIX},
     parameters::ParametersError,
 };
@@ -22,6 +22,8 @@ pub struct ValidateVolumeCapabilities {
     pub ways: Result<Vec<Capability>, String>,
     /// The expected parameters of the volume, if given.
     pub parameters: Option<Parameters>,
+    /// The expected attributes, where they differ from the parameters.
+    pub changes: AttributeChanges,
     /// The expected image, from the `volume_context`, if given.
     pub image: Option<String>,
 }
@@ -41,9 +43,12 @@ impl FromRequest<v1::ValidateVolumeCapabilitiesRequest> for ValidateVolumeCapabi
             Err(Error::Capability(error)) if !error.is_malformed() => Err(error.to_string()),
             capabilities => Ok(capabilities?),
         };
-        if !request.mutable_parameters.is_empty() {
-            ways = Err("mutable_parameters are not supported".to_owned());
-        }
+        map("mutable_parameters", &request.mutable_parameters)?;
+        let changes =
+            AttributeChanges::parse(&request.mutable_parameters).unwrap_or_else(|error| {
+                ways = Err(error.to_string());
+                AttributeChanges::default()
+            });
         let parameters = match own_parameters(&request.parameters) {
             Ok(parameters) => parameters,
             Err(error) => {
@@ -55,6 +60,7 @@ impl FromRequest<v1::ValidateVolumeCapabilitiesRequest> for ValidateVolumeCapabi
             volume_id,
             ways,
             parameters,
+            changes,
             image: request.volume_context.get(names::IMAGE_CONTEXT).cloned(),
         })
     }
@@ -69,11 +75,16 @@ impl ValidateVolumeCapabilities {
             Err(why) => return Some(why.clone()),
         };
         if let Some(parameters) = &self.parameters
-            && ((&parameters.pool, parameters.provisioning) != (&spec.pool_name, spec.provisioning)
+            && (parameters.pool != spec.pool_name
                 || parameters.filesystem.is_some() && parameters.filesystem != spec.filesystem
                 || !made_with_options_of(parameters, spec))
         {
             return Some("the volume was made with other parameters".to_owned());
+        }
+        let parameters = self.parameters.as_ref();
+        let made_with = parameters.map_or(spec.attributes, Parameters::attributes);
+        if self.changes.apply(made_with) != spec.attributes {
+            return Some(format!("the volume's attributes are {}", spec.attributes));
         }
         let image = volume
             .status

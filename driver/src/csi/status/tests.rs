@@ -86,6 +86,14 @@ fn of_objects() -> Vec<Row> {
     rows.map(of_volume).into()
 }
 
+fn attributes_refused(reason: Reason, message: &str) -> volumes::Error {
+    volumes::Error::AttributesNotPossible {
+        volume: "pvc-1".into(),
+        attributes: cistern_crds::VolumeAttributes::default(),
+        why: cistern_crds::Explanation::new(reason, message),
+    }
+}
+
 fn of_volumes() -> Vec<Row> {
     let placement = |error| volumes::Error::Placement(error);
     vec![
@@ -113,6 +121,16 @@ fn of_volumes() -> Vec<Row> {
                 why: "the volume can grow to 2Gi".into(),
             },
             Code::OutOfRange,
+            false,
+        ),
+        (
+            attributes_refused(Reason::NoSpace, "the pool lacks 2Gi"),
+            Code::OutOfRange,
+            false,
+        ),
+        (
+            attributes_refused(Reason::Overcommitted, "the pool holds thin volumes only"),
+            Code::InvalidArgument,
             false,
         ),
     ]

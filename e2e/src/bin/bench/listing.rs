@@ -67,7 +67,7 @@ async fn add(api: &Api<PoolVolume>, number: usize) {
             "accessType": "Filesystem",
             "filesystem": "ext4",
             "accessModes": ["SingleNodeWriter"],
-            "provisioning": "Thin",
+            "attributes": {"provisioning": "Thin"},
             "claim": {"namespace": "bench", "name": format!("data-{number}")},
         },
     });

@@ -25,7 +25,7 @@ async fn a_copy_has_the_data_its_own_size_and_its_own_provisioning_beside_its_so
         let clone = node
             .volume_from("clone", larger, &source, |desired| {
                 desired.spec.filesystem = Some(filesystem);
-                desired.spec.provisioning = Provisioning::Thick;
+                desired.spec.attributes.provisioning = Provisioning::Thick;
             })
             .await;
         write(&node, &mounted, "later", 1).await;

@@ -161,7 +161,7 @@ async fn a_group_with_a_snapshot_that_does_not_fit_is_refused_and_none_is_taken(
         "rest",
         room.saturating_sub(Bytes::mib(8)).round_down_to_mib(),
     );
-    desired.spec.provisioning = Provisioning::Thick;
+    desired.spec.attributes.provisioning = Provisioning::Thick;
     node.create_ready(&desired).await;
     let name = node
         .create_group(&[&small, &large], Consistency::Crash)

@@ -93,7 +93,7 @@ async fn a_snapshot_needs_space_for_its_data_and_an_existing_source() {
         "rest",
         room.saturating_sub(Bytes::mib(8)).round_down_to_mib(),
     );
-    desired.spec.provisioning = Provisioning::Thick;
+    desired.spec.attributes.provisioning = Provisioning::Thick;
     let rest = node.create_ready(&desired).await;
     // A snapshot of a fully allocated volume keeps only what was written.
     let held = node.snapshot("rest", &rest).await.reserved().unwrap();

@@ -98,7 +98,7 @@ fn room_is_that_of_the_kind_and_overcommitment_makes_no_single_volume_fit() {
     one.status.as_mut().unwrap().pools[0].thick_room = Bytes::gib(2);
     let nodes = [Arc::new(one)];
     let mut thick = request(3, None, &[]);
-    thick.provisioning = Provisioning::Thick;
+    thick.attributes.provisioning = Provisioning::Thick;
     assert!(matches!(
         choose(&thick, &nodes, &[]),
         Err(Error::NoRoom { .. })

@@ -245,6 +245,10 @@ impl Files for Linux {
     fn set_attribute(&self, file: BorrowedFd<'_>, name: &str, value: &[u8]) -> io::Result<()> {
         Ok(fsetxattr(file, name, value, XattrFlags::CREATE)?)
     }
+
+    fn replace_attribute(&self, file: BorrowedFd<'_>, name: &str, value: &[u8]) -> io::Result<()> {
+        Ok(fsetxattr(file, name, value, XattrFlags::REPLACE)?)
+    }
 }
 
 fn try_lock(file: BorrowedFd<'_>, operation: FlockOperation) -> io::Result<bool> {

@@ -15,8 +15,8 @@ use crate::image::{Error, Image, find, is_adopted, is_the_same, name_of};
 pub struct PreparedImage {
     /// The image.
     pub image: Image,
-    /// The error because of which a thick volume may lack blocks, if any.
-    pub not_reallocated: Option<image::Error>,
+    /// The error because of which the image may not be as thin or thick as admitted, if any.
+    pub not_provisioned: Option<image::Error>,
 }
 
 /// Makes the image of a volume, grows it, or checks the existing one. `maximum_extents` is the
@@ -29,13 +29,13 @@ pub fn prepare(
     checking: Checking<'_>,
     now: DateTime<Utc>,
 ) -> Result<PreparedImage, Error> {
-    let (found, not_reallocated) = make(pool, volume, step, maximum_extents, checking, now)?;
+    let (found, not_provisioned) = make(pool, volume, step, maximum_extents, checking, now)?;
     let mut image = Image::read(&found, now)?;
     is_the_same(volume, &image)?;
     image.extents = Some(pool.extent_count(&found.uid)?);
     Ok(PreparedImage {
         image,
-        not_reallocated,
+        not_provisioned,
     })
 }
 
@@ -58,7 +58,7 @@ fn make(
                 size: reserved,
                 filesystem: volume.spec.filesystem,
                 mkfs_options: mkfs_options_of(volume)?,
-                provisioning: volume.spec.provisioning,
+                provisioning: volume.admitted_attributes().provisioning,
                 source: source
                     .map(|it| source_of(it, maximum_extents))
                     .transpose()?,
@@ -75,11 +75,15 @@ fn make(
         | VolumeStep::Admit
         | VolumeStep::Make
         | VolumeStep::AdmitGrowth
+        | VolumeStep::AdmitAttributes
         | VolumeStep::Keep
         | VolumeStep::Reclaim => {
             let image = find(pool, volume)?;
-            let not_reallocated = pool.reallocate(&image.uid).err();
-            Ok((image, not_reallocated))
+            // The image is written to only if it is the volume's.
+            is_the_same(volume, &Image::read(&image, now)?)?;
+            let attributes = volume.admitted_attributes();
+            let not_provisioned = pool.provision(&image.uid, attributes.provisioning).err();
+            Ok((image, not_provisioned))
         }
     }
 }

@@ -26,6 +26,8 @@ pub enum VolumeStep {
     AdmitGrowth,
     /// Grow its image to the reserved size.
     Grow,
+    /// Admit a change of its attributes, or refuse the change.
+    AdmitAttributes,
     /// Check that its image is unchanged.
     Keep,
     /// Destroy its image.
@@ -44,18 +46,29 @@ pub fn next(volume: &PoolVolume) -> VolumeStep {
             match status.size {
                 None => VolumeStep::Make,
                 Some(size) if status.reserved > Some(size) => VolumeStep::Grow,
-                Some(_) if status.reserved >= Some(volume.spec.size) => VolumeStep::Keep,
-                Some(_) if volume.refused_growth().is_some() => VolumeStep::Keep,
-                Some(_) => VolumeStep::AdmitGrowth,
+                Some(_) if awaits_growth(volume) => VolumeStep::AdmitGrowth,
+                Some(_) if awaits_attributes(volume) => VolumeStep::AdmitAttributes,
+                Some(_) => VolumeStep::Keep,
             }
         }
     }
+}
+
+fn awaits_growth(volume: &PoolVolume) -> bool {
+    let reserved = volume.status.as_ref().and_then(|status| status.reserved);
+    reserved < Some(volume.spec.size) && volume.refused_growth().is_none()
+}
+
+fn awaits_attributes(volume: &PoolVolume) -> bool {
+    volume.admitted_attributes() != volume.spec.attributes
+        && volume.refused_modification().is_none()
 }
 
 /// Whether the volume still waits for this reservation.
 pub fn awaits_reservation(volume: &PoolVolume, reservation: &Reservation) -> bool {
     match next(volume) {
         VolumeStep::Admit | VolumeStep::AdmitGrowth => volume.spec.size <= reservation.size,
+        VolumeStep::AdmitAttributes => Reservation::for_change(volume) == *reservation,
         VolumeStep::Rest
         | VolumeStep::Make
         | VolumeStep::Grow
@@ -95,7 +108,7 @@ pub fn serves(volume: &PoolVolume, image: &Image) -> Result<(), Difference> {
 #[cfg(test)]
 mod tests {
     use cistern_crds::{
-        AccessType, Bytes, ConditionType, ContentSource, Reason, SourceKind,
+        AccessType, Bytes, ConditionType, ContentSource, Provisioning, Reason, SourceKind,
         condition::{self, ConditionUpdate},
     };
 
@@ -174,6 +187,51 @@ mod tests {
         assert_eq!(next(&volume), VolumeStep::Grow);
         volume.status.as_mut().unwrap().size = Some(Bytes::gib(2));
         assert_eq!(next(&volume), VolumeStep::AdmitGrowth);
+    }
+
+    fn asked_to_be_thick() -> PoolVolume {
+        let mut volume = ready_volume();
+        volume.spec.attributes.provisioning = Provisioning::Thick;
+        volume.metadata.generation = Some(2);
+        volume
+    }
+
+    #[test]
+    fn a_change_of_attributes_is_admitted_first_and_a_refused_one_is_not_retried() {
+        let volume = asked_to_be_thick();
+        assert_eq!(next(&volume), VolumeStep::AdmitAttributes);
+        let reservation = Reservation::for_change(&volume);
+        assert!(awaits_reservation(&volume, &reservation));
+        let mut larger = volume.clone();
+        larger.spec.size = Bytes::gib(2);
+        assert_eq!(
+            next(&larger),
+            VolumeStep::AdmitGrowth,
+            "one after the other"
+        );
+
+        let mut refused = volume.clone();
+        let finding = ConditionUpdate::new(
+            ConditionType::AttributesApplied,
+            false,
+            Reason::Overcommitted,
+            "",
+        );
+        let conditions = &mut refused.status.as_mut().unwrap().conditions;
+        condition::set(conditions, &finding, Some(2), at(0));
+        assert_eq!(next(&refused), VolumeStep::Keep);
+        assert!(!awaits_reservation(&refused, &reservation));
+        refused.metadata.generation = Some(3);
+        assert_eq!(
+            next(&refused),
+            VolumeStep::AdmitAttributes,
+            "requested again"
+        );
+
+        let mut admitted = volume;
+        admitted.status.as_mut().unwrap().attributes = Some(admitted.spec.attributes);
+        assert_eq!(next(&admitted), VolumeStep::Keep);
+        assert!(!awaits_reservation(&admitted, &reservation));
     }
 
     #[test]

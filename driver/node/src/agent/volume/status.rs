@@ -32,6 +32,15 @@ pub enum Own {
         /// Message for users.
         message: String,
     },
+    /// The attributes of the spec are admitted.
+    AttributesAdmitted,
+    /// The attributes of the spec are refused, and the volume keeps the admitted ones.
+    AttributesRefused(Explanation),
+    /// Applying the admitted attributes to the image failed.
+    NotModified {
+        /// Message for users.
+        message: String,
+    },
     /// Whether the filesystem fills the grown image, as the Node service saw it.
     Filesystem(Growth),
     /// The problems of the volume; empty for a healthy one.
@@ -41,11 +50,12 @@ pub enum Own {
 }
 
 /// The conditions of a volume.
-const CONDITIONS: [ConditionType; 7] = [
+const CONDITIONS: [ConditionType; 8] = [
     ConditionType::Ready,
     ConditionType::Healthy,
     ConditionType::Admitted,
     ConditionType::Expanded,
+    ConditionType::AttributesApplied,
     ConditionType::Checking,
     ConditionType::Reclaimed,
     ConditionType::DeletionHeld,
@@ -60,6 +70,7 @@ pub fn after(volume: &PoolVolume, outcome: &VolumeOutcome, now: DateTime<Utc>) -
     match outcome {
         VolumeOutcome::Admitted { size, image } => {
             status.reserved = Some(*size);
+            status.attributes = Some(volume.spec.attributes);
             status.image.clone_from(image);
         }
         VolumeOutcome::Ready(image) => {
@@ -67,6 +78,7 @@ pub fn after(volume: &PoolVolume, outcome: &VolumeOutcome, now: DateTime<Utc>) -
             // not know. Its size is adopted, because its bytes are in use anyway.
             status.reserved = status.reserved.max(Some(image.size));
             status.size = Some(image.size);
+            status.attributes.get_or_insert(volume.spec.attributes);
             status.image = Some(image.image.clone());
             // The first recorded format time is the most accurate.
             if status.filesystem.is_none() {
@@ -76,21 +88,33 @@ pub fn after(volume: &PoolVolume, outcome: &VolumeOutcome, now: DateTime<Utc>) -
                 status.extents = image.extents;
             }
         }
-        VolumeOutcome::Refused(_) => (status.reserved, status.image) = (None, None),
+        VolumeOutcome::Refused(_) => {
+            (status.reserved, status.attributes, status.image) = (None, None, None);
+        }
         VolumeOutcome::DeletionCommitted => status.deletion_committed = true,
         VolumeOutcome::Reclaimed => status.reserved = None,
         VolumeOutcome::Own(Own::GrowthAdmitted { size }) => status.reserved = Some(*size),
+        VolumeOutcome::Own(Own::AttributesAdmitted) => {
+            status.attributes = Some(volume.spec.attributes);
+        }
         // Also if the disk lacked the reserved space.
         VolumeOutcome::Own(Own::GrowthRefused(_)) => status.reserved = status.size,
         VolumeOutcome::Own(Own::Health(problems)) => status.problems.clone_from(problems),
         VolumeOutcome::Rested
-        | VolumeOutcome::Own(Own::NotGrown { .. } | Own::Filesystem(_) | Own::Checking(_))
+        | VolumeOutcome::Own(
+            Own::NotGrown { .. }
+            | Own::AttributesRefused(_)
+            | Own::NotModified { .. }
+            | Own::Filesystem(_)
+            | Own::Checking(_),
+        )
         | VolumeOutcome::NotReady(_)
         | VolumeOutcome::NotReclaimed(_) => {}
     }
     status.observed_generation = volume.metadata.generation;
     let own = [
         expanded(volume, outcome),
+        attributes_applied(&status, volume, outcome),
         healthy(&status, outcome),
         checking(&status, outcome),
     ];
@@ -146,9 +170,37 @@ fn healthy(status: &PoolVolumeStatus, outcome: &VolumeOutcome) -> Option<Conditi
             Own::GrowthAdmitted { .. }
             | Own::GrowthRefused(_)
             | Own::NotGrown { .. }
+            | Own::AttributesAdmitted
+            | Own::AttributesRefused(_)
+            | Own::NotModified { .. }
             | Own::Filesystem(_)
             | Own::Checking(_),
         ) => None,
+    }
+}
+
+/// The update of `AttributesApplied` for an outcome; None for no change. `status` has the admitted
+/// attributes.
+fn attributes_applied(
+    status: &PoolVolumeStatus,
+    volume: &PoolVolume,
+    outcome: &VolumeOutcome,
+) -> Option<ConditionUpdate> {
+    let kind = ConditionType::AttributesApplied;
+    let not = |reason, message: &str| Some(ConditionUpdate::new(kind, false, reason, message));
+    match outcome {
+        VolumeOutcome::Own(Own::AttributesAdmitted) => not(
+            Reason::Pending,
+            &format!("{} is being applied", volume.spec.attributes),
+        ),
+        VolumeOutcome::Own(Own::AttributesRefused(why)) => not(why.reason, &why.message),
+        VolumeOutcome::Own(Own::NotModified { message }) => {
+            not(Reason::ModificationFailed, message)
+        }
+        VolumeOutcome::Ready(_) if status.attributes == Some(volume.spec.attributes) => {
+            Some(ConditionUpdate::new(kind, true, Reason::Reconciled, ""))
+        }
+        _ => None,
     }
 }
 
@@ -214,7 +266,12 @@ fn expanded(volume: &PoolVolume, outcome: &VolumeOutcome) -> Option<ConditionUpd
             }
         }
         VolumeOutcome::Own(
-            Own::Filesystem(Growth::Complete) | Own::Health(_) | Own::Checking(_),
+            Own::AttributesAdmitted
+            | Own::AttributesRefused(_)
+            | Own::NotModified { .. }
+            | Own::Filesystem(Growth::Complete)
+            | Own::Health(_)
+            | Own::Checking(_),
         )
         | VolumeOutcome::Rested
         | VolumeOutcome::Admitted { .. }
@@ -266,6 +323,7 @@ mod tests {
                 "Healthy",
                 "Admitted",
                 "Expanded",
+                "AttributesApplied",
                 "Checking",
                 "Reclaimed",
                 "DeletionHeld",

@@ -1,0 +1,66 @@
+//! Thin and thick images: allocates an image in full, and changes a thin one to thick and back.
+
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use cistern_types::{Bytes, Provisioning};
+
+use super::{Error, Image, describe, failed};
+use crate::{
+    allocation::{self, Missing},
+    id::Uid,
+    pool::Pool,
+};
+
+impl Pool {
+    /// Makes the image of a volume thin or thick, and allocates the holes of a thick one. Does not
+    /// free the blocks of one that becomes thin: the next discard inside the volume does.
+    ///
+    /// The identity records the change before blocks are allocated, so a call that was interrupted
+    /// is completed by a repeated call, or by [`Pool::reallocate`]. Fails with [`Error::NoSpace`]
+    /// when the pool lacks the blocks.
+    pub fn provision(&self, uid: &Uid, provisioning: Provisioning) -> Result<(), Error> {
+        self.check()?;
+        let (file, image) = self.described(uid)?;
+        if let Some(mut identity) = image.identity.clone()
+            && identity.owner.volume().is_some()
+            && identity.provisioning != provisioning
+        {
+            identity.provisioning = provisioning;
+            identity
+                .replace(&*self.system, file.as_fd())
+                .map_err(failed("write the identity", uid))?;
+        }
+        self.reallocate(uid)
+    }
+
+    /// Allocates the holes in a thick volume again: a trim inside the volume, or the initialization
+    /// of its filesystem, punches holes. Does nothing for thin volumes and snapshots.
+    pub fn reallocate(&self, uid: &Uid) -> Result<(), Error> {
+        let (file, image) = self.described(uid)?;
+        let is_thick = image.identity.is_some_and(|identity| {
+            identity.provisioning == Provisioning::Thick && identity.owner.volume().is_some()
+        });
+        if !is_thick {
+            return Ok(());
+        }
+        allocation::ensure(&*self.system, file.as_fd(), image.size)
+            .map_err(|source| self.no_space_or("allocate the space", uid, source.into()))
+    }
+
+    /// Bytes that the pool lacks now to allocate an image in full; zero if it can.
+    pub fn shortfall(&self, uid: &Uid) -> Result<Bytes, Error> {
+        self.check()?;
+        let (file, image) = self.described(uid)?;
+        let missing = Missing::of(&*self.system, file.as_fd(), image.size)
+            .map_err(failed("count the holes", uid))?;
+        let available = self.statistics()?.available;
+        Ok(missing.size().saturating_sub(available))
+    }
+
+    fn described(&self, uid: &Uid) -> Result<(OwnedFd, Image), Error> {
+        let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
+        let image = describe(&*self.system, file.as_fd(), uid);
+        let image = image.map_err(failed("read the identity", uid))?;
+        Ok((file, image))
+    }
+}

@@ -1,0 +1,99 @@
+//! Changes the attributes of a volume while it is in use.
+//!
+//! ```text
+//! spec.attributes ─▶ ledger ─▶ status.attributes ─▶ image ─▶ AttributesApplied=True
+//!                       └─▶ AttributesApplied=False, and the controller restores spec.attributes
+//! ```
+//!
+//! *Invariant:* the image gets the attributes of the status, never those of the spec.
+
+use std::sync::Arc;
+
+use cistern_client::Chain;
+use cistern_crds::{Bytes, Explanation, PoolVolume, Provisioning, Reason};
+use kube::runtime::controller::Action;
+
+use super::{
+    plan::VolumeStep,
+    status::{Own, VolumeOutcome},
+};
+use crate::{
+    agent::{
+        ledger::{Refusal, Reservation},
+        pools::{PoolState, Usable},
+        reconcile::Reconciliation,
+        reservations::ReservationKind,
+        work::Error,
+    },
+    blocking::on_host,
+    image,
+};
+
+impl Reconciliation<'_, PoolVolume> {
+    /// Admits a change of the attributes and applies it to the image, or refuses the change.
+    pub(super) async fn admit_attributes(&self) -> Result<Action, Error> {
+        let (pool_state, usable) = match self.pool() {
+            Ok(found) => found,
+            // The pool may be usable again in a moment, and the change waits.
+            Err(why) => return self.end(VolumeOutcome::NotReady(why)).await,
+        };
+        let refusal = match self.object.spec.attributes.provisioning {
+            Provisioning::Thin => None,
+            Provisioning::Thick => self.reserve_thick(&pool_state, &usable).await?,
+        };
+        if let Some(refusal) = refusal {
+            return self.finish(VolumeOutcome::Own(refusal)).await;
+        }
+        let admission = VolumeOutcome::Own(Own::AttributesAdmitted);
+        match self.write_reservation(&admission).await? {
+            Some(admitted) => {
+                Reconciliation::of(self.agent, &admitted)
+                    .prepare(VolumeStep::Keep)
+                    .await
+            }
+            None => Ok(Action::await_change()),
+        }
+    }
+
+    /// Reserves the bytes of a volume as thick. Returns why the volume stays thin, if it does.
+    async fn reserve_thick(
+        &self,
+        pool_state: &PoolState,
+        usable: &Usable,
+    ) -> Result<Option<Own>, Error> {
+        if let Some(message) = self.agent.closed(pool_state) {
+            let why = Explanation::new(Reason::PoolClosed, message);
+            return Ok(Some(Own::AttributesRefused(why)));
+        }
+        // The ledger knows what is reserved. Only the disk knows what is free.
+        let lacking = match self.shortfall(usable).await? {
+            Ok(size) => (size > Bytes::ZERO).then_some(Refusal::Lacking { size }),
+            Err(error) => {
+                let message = Chain(&error).to_string();
+                return Ok(Some(Own::NotModified { message }));
+            }
+        };
+        let reserve = || {
+            let reservation = Reservation::for_change(self.object);
+            let kind = ReservationKind::Change;
+            let reserved = self
+                .agent
+                .reserve(self.object, reservation, pool_state, kind);
+            reserved.err()
+        };
+        Ok(lacking.or_else(reserve).map(|refusal| {
+            Own::AttributesRefused(Explanation::new(refusal.reason(), refusal.to_string()))
+        }))
+    }
+
+    /// Bytes that the pool lacks now to allocate the image in full.
+    async fn shortfall(&self, usable: &Usable) -> Result<Result<Bytes, image::Error>, Error> {
+        let (pool, object) = (Arc::clone(&usable.pool), self.object.clone());
+        let permit = self.agent.limiter.volume(&self.object.spec.pool_name).await;
+        let counted = on_host(permit, move || {
+            let image = image::find(&pool, &object)?;
+            Ok(pool.shortfall(&image.uid)?)
+        });
+        counted.await.map_err(|source| self.broken(source))
+    }
+}
