@@ -3,7 +3,7 @@
 //! large that clients that list them run out of memory.
 
 /// Maximum number of conditions in a list.
-pub const CONDITIONS: usize = 8;
+pub const CONDITIONS: usize = 12;
 /// Maximum number of problems in a list.
 pub const PROBLEMS: usize = 8;
 /// Maximum bytes of the message of a condition or a drift finding. A schema counts characters, so it

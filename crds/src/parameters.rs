@@ -3,18 +3,19 @@
 use std::collections::BTreeMap;
 
 use cistern_types::{
-    FilesystemType, MkfsOptions, Provisioning, filesystem::UnknownFilesystem, mkfs_options, shorten,
+    FilesystemType, MkfsOptions, filesystem::UnknownFilesystem, mkfs_options, shorten,
 };
 
 use crate::{
-    attributes::{VolumeAttributes, parse_provisioning},
+    attributes::{
+        AttributeChanges, PROVISIONING, READ_BYTES, READ_IOPS, UNLIMITED, VolumeAttributes,
+        WRITE_BYTES, WRITE_IOPS,
+    },
     names::RESERVED_PREFIX,
 };
 
 /// Parameter that names the StoragePool. Required.
 pub const POOL: &str = "pool";
-/// Parameter for the provisioning: `thin` (default) or `thick`.
-pub const PROVISIONING: &str = "provisioning";
 /// Parameter with options for the mkfs tool, in the syntax of the tool.
 pub const MKFS_OPTIONS: &str = "mkfsOptions";
 /// Parameter of Kubernetes for the filesystem. The provisioner converts it to `fs_type`.
@@ -25,8 +26,8 @@ pub const FSTYPE: &str = "csi.storage.k8s.io/fstype";
 pub struct Parameters {
     /// Name of the StoragePool.
     pub pool: String,
-    /// Whether volumes are thin or thick.
-    pub provisioning: Provisioning,
+    /// The attributes of the volumes. A VolumeAttributesClass overrides them (CV-18).
+    pub attributes: VolumeAttributes,
     /// The filesystem, if the class names one.
     pub filesystem: Option<FilesystemType>,
     mkfs_options: String,
@@ -44,6 +45,18 @@ pub enum ParametersError {
         /// The invalid value, shortened.
         value: String,
     },
+    /// A limit is not a number, or too low.
+    #[error(
+        "parameter \"{parameter}\" is {value:?}: write a number of at least {minimum}, or \"{UNLIMITED}\""
+    )]
+    Limit {
+        /// The parameter.
+        parameter: &'static str,
+        /// The invalid value, shortened.
+        value: String,
+        /// The smallest limit.
+        minimum: String,
+    },
     /// The filesystem is not supported.
     #[error(transparent)]
     Filesystem(#[from] UnknownFilesystem),
@@ -52,14 +65,16 @@ pub enum ParametersError {
     MkfsOptions(mkfs_options::Error),
     /// An unknown key (CV-22).
     #[error(
-        "parameter {key:?} is unknown: Cistern knows \"pool\", \"provisioning\", \"{MKFS_OPTIONS}\" and \"{FSTYPE}\""
+        "parameter {key:?} is unknown: Cistern knows \"pool\", \"{MKFS_OPTIONS}\", \"{FSTYPE}\", \"{PROVISIONING}\", \"{READ_IOPS}\", \"{WRITE_IOPS}\", \"{READ_BYTES}\" and \"{WRITE_BYTES}\""
     )]
     Unknown {
         /// The key.
         key: String,
     },
     /// An unknown key of a VolumeAttributesClass (CMV-05).
-    #[error("mutable parameter {key:?} is unknown: Cistern knows \"{PROVISIONING}\"")]
+    #[error(
+        "mutable parameter {key:?} is unknown: Cistern knows \"{PROVISIONING}\", \"{READ_IOPS}\", \"{WRITE_IOPS}\", \"{READ_BYTES}\" and \"{WRITE_BYTES}\""
+    )]
     UnknownMutable {
         /// The key.
         key: String,
@@ -78,27 +93,23 @@ impl Parameters {
             .map(|(key, value)| (key.as_str(), value.as_str()))
             .collect();
         let pool = rest.remove(POOL).unwrap_or_default().to_owned();
-        let provisioning = match rest.remove(PROVISIONING) {
-            None => Provisioning::default(),
-            Some(value) => parse_provisioning(value)?,
-        };
         let filesystem = match rest.remove(FSTYPE) {
             None | Some("") => None,
             Some(value) => Some(value.parse()?),
         };
         let mkfs_options = rest.remove(MKFS_OPTIONS).unwrap_or_default().to_owned();
-        if let Some(key) = rest
-            .into_keys()
-            .find(|key| !key.starts_with(RESERVED_PREFIX))
-        {
-            return Err(ParametersError::Unknown { key: shorten(key) });
+        let mut attributes = AttributeChanges::default();
+        for (key, value) in rest {
+            if !key.starts_with(RESERVED_PREFIX) && !attributes.take(key, value)? {
+                return Err(ParametersError::Unknown { key: shorten(key) });
+            }
         }
         if pool.is_empty() {
             return Err(ParametersError::PoolMissing);
         }
         Ok(Self {
             pool,
-            provisioning,
+            attributes: attributes.apply(VolumeAttributes::default()),
             filesystem,
             mkfs_options,
         })
@@ -113,13 +124,6 @@ impl Parameters {
         Ok(read)
     }
 
-    /// The attributes of a volume of the class. A VolumeAttributesClass overrides them (CV-18).
-    pub fn attributes(&self) -> VolumeAttributes {
-        VolumeAttributes {
-            provisioning: self.provisioning,
-        }
-    }
-
     /// Parses the mkfs options for a filesystem. This is a separate step, because a CSI request names the
     /// filesystem in another field.
     pub fn mkfs_options(&self, filesystem: FilesystemType) -> Result<MkfsOptions, ParametersError> {
@@ -129,6 +133,8 @@ impl Parameters {
 
 #[cfg(test)]
 mod tests {
+    use cistern_types::Provisioning;
+
     use super::*;
 
     fn parse(pairs: &[(&str, &str)]) -> Result<Parameters, ParametersError> {
@@ -143,7 +149,7 @@ mod tests {
     fn a_full_class_is_read() {
         let read = parse(&[("pool", "fast"), ("provisioning", "thick"), (FSTYPE, "xfs")]).unwrap();
         assert_eq!(read.pool, "fast");
-        assert_eq!(read.provisioning, Provisioning::Thick);
+        assert_eq!(read.attributes.provisioning, Provisioning::Thick);
         assert_eq!(read.filesystem, Some(FilesystemType::Xfs));
     }
 

@@ -1,6 +1,6 @@
 //! `StoragePool`: a pool that an administrator declares.
 
-use cistern_types::Bytes;
+use cistern_types::{Bytes, IoLimits};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -129,6 +129,14 @@ pub struct PoolLimits {
     #[serde(default = "default_maximum_extents")]
     #[schemars(range(min = 1000, max = 100_000_000))]
     pub maximum_extents: u64,
+    /// Maximum I/O of one volume on its node. A volume that requests more, or no limit, gets this.
+    /// Absent by default: no maximum.
+    #[serde(
+        default,
+        rename = "volumeIO",
+        skip_serializing_if = "IoLimits::is_none"
+    )]
+    pub volume_io: IoLimits,
 }
 
 impl Default for PoolLimits {
@@ -138,6 +146,7 @@ impl Default for PoolLimits {
             snapshots: default_snapshots(),
             snapshots_per_volume: default_snapshots_per_volume(),
             maximum_extents: default_maximum_extents(),
+            volume_io: IoLimits::NONE,
         }
     }
 }

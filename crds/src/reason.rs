@@ -65,6 +65,10 @@ names! {
         ///
         /// When `False`, follow the reason. The volume stays usable with its previous attributes.
         AttributesApplied,
+        /// PoolVolume: the limits of its I/O are in force, or it has none.
+        ///
+        /// When `False`, the volume works without limits. Follow the reason.
+        LimitsEnforced,
         /// PoolVolume: its filesystem is checked before use, or waits for the check.
         ///
         /// When `True`, wait. The pod starts after the check.
@@ -142,6 +146,18 @@ names! {
         /// Follow the message. If it persists, check the disk, or go back to the former
         /// VolumeAttributesClass.
         ModificationFailed,
+        /// The requested limit of the volume's I/O is above the maximum of its pool.
+        ///
+        /// Request less, or raise `spec.limits.volumeIO` of the StoragePool.
+        LimitTooHigh,
+        /// The node cannot enforce limits of the volumes' I/O; the message states what it lacks.
+        ///
+        /// Use a node with cgroup v2 and a kernel with `CONFIG_BLK_DEV_THROTTLING`, or remove the limits.
+        LimitsUnavailable,
+        /// Setting the limits of the volume's I/O failed; the agent retries.
+        ///
+        /// Follow the message.
+        LimitsNotSet,
         /// The pool on this node does not accept expansions of its volumes, nor changes from thin to
         /// thick.
         ///
@@ -407,7 +423,10 @@ impl Reason {
     /// Whether a change of attributes is refused permanently: the controller restores the admitted
     /// attributes.
     pub const fn refuses_modification(self) -> bool {
-        matches!(self, Self::NoSpace | Self::Overcommitted | Self::PoolClosed)
+        matches!(
+            self,
+            Self::NoSpace | Self::Overcommitted | Self::PoolClosed | Self::LimitTooHigh
+        )
     }
 
     /// Whether a snapshot or group snapshot is refused permanently: nothing of it remains, and the

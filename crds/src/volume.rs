@@ -315,8 +315,8 @@ pub struct PoolVolumeStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "health::problems_schema::<VolumeSeverity>")]
     pub problems: Vec<VolumeProblem>,
-    /// Conditions of type `Ready`, `Healthy`, `Admitted`, `Expanded`, `AttributesApplied`, `Checking`,
-    /// `Reclaimed` and `DeletionHeld`.
+    /// Conditions of type `Ready`, `Healthy`, `Admitted`, `Expanded`, `AttributesApplied`,
+    /// `LimitsEnforced`, `Checking`, `Reclaimed` and `DeletionHeld`.
     #[serde(default)]
     #[schemars(schema_with = "condition::list_schema")]
     pub conditions: Vec<Condition>,

@@ -234,7 +234,7 @@ fn parameters(class: &StorageClass) -> Option<Parameters> {
 
 /// Capacity and largest volume of a pool, for volumes of a class.
 fn numbers(status: &NodePoolStatus, parameters: &Parameters) -> (Bytes, Bytes) {
-    let kind = parameters.provisioning;
+    let kind = parameters.attributes.provisioning;
     (status.room(kind), status.largest_volume(kind))
 }
 

@@ -168,7 +168,7 @@ fn parameters(cluster: &ClusterState, class: &StorageClass) -> Result<Parameters
         let overcommit = Overcommit::of(pool, || cluster.thick_in(&parameters.pool));
         overcommit.is_for_thin_alone()
     };
-    match parameters.provisioning {
+    match parameters.attributes.provisioning {
         Provisioning::Thick if guard.0.as_ref().is_ok_and(is_thin_alone) => {
             let pool = parameters.pool;
             Err(Problem::Overcommitted { class: name, pool })

@@ -5,12 +5,14 @@
 
 pub mod consistency;
 pub mod filesystem;
+pub mod io_limits;
 pub mod mkfs_options;
 pub mod provisioning;
 pub mod size;
 
 pub use consistency::Consistency;
 pub use filesystem::FilesystemType;
+pub use io_limits::IoLimits;
 pub use mkfs_options::MkfsOptions;
 pub use provisioning::Provisioning;
 pub use size::Bytes;

@@ -189,13 +189,19 @@ impl Mounter {
         let (id, root) = (request.volume.clone(), self.agent.root.clone());
         let checked = self.agent.checks.take(&id);
         let is_checked = checked.is_some();
+        let (io, limits) = (self.agent.io.clone(), self.agent.limits_of(&volume));
         let staged = on_host(guard, move || {
             let checking = if is_checked {
                 Checking::Without
             } else {
                 Checking::Later
             };
-            stage(&root, pool, &volume, &request, checking)
+            let staged = stage(&root, pool, &volume, &request, checking);
+            if staged.is_ok() {
+                // After the growth of the filesystem, and before a pod can use the volume.
+                io.apply(&root, &[limits]);
+            }
+            staged
         });
         let staged = finished(&id, staged).await;
         let staged = checked::with(&id, staged, checked);
@@ -263,8 +269,17 @@ impl Mounter {
     /// Unmounts a volume from its staging path. Succeeds if it is not there (NUS-05, GAP-01).
     pub async fn unstage(&self, volume: &str, staging: PathBuf) -> Result<(), Error> {
         let guard = self.lock(volume).await?;
-        let root = self.agent.root.clone();
-        let done = on_host(guard, move || root.unstage(&staging).map_err(Error::from));
+        let (root, io) = (self.agent.root.clone(), self.agent.io.clone());
+        let limits = self.agent.known_limits(volume);
+        let done = on_host(guard, move || {
+            // What is not written yet is written at the speed of the disk.
+            io.lift(&root, limits.as_slice());
+            let unstaged = root.unstage(&staging).map_err(Error::from);
+            if unstaged.is_err() {
+                io.apply(&root, limits.as_slice());
+            }
+            unstaged
+        });
         let done = finished(volume, done).await;
         // Its deletion may wait for this.
         self.agent.enqueue(volume);

@@ -3,7 +3,8 @@
 use std::fmt;
 
 use cistern_crds::{
-    AccessMode, AccessType, Bytes, FilesystemType, HasImage as _, PoolVolume, Provisioning,
+    AccessMode, AccessType, Bytes, FilesystemType, HasImage as _, IoLimits, PoolVolume,
+    Provisioning,
 };
 use cistern_host::{Content, MountOptions, Uid, options};
 use kube::ResourceExt as _;
@@ -36,6 +37,8 @@ pub struct Volume {
     pub content: Content,
     /// Whether all of its blocks are allocated.
     pub provisioning: Provisioning,
+    /// Limits of its I/O, without those of its pool.
+    pub io_limits: IoLimits,
     access_modes: Vec<AccessMode>,
 }
 
@@ -141,6 +144,7 @@ impl Volume {
             size,
             content,
             provisioning: object.admitted_attributes().provisioning,
+            io_limits: object.admitted_attributes().io_limits,
             access_modes: object.spec.access_modes.clone(),
         })
     }

@@ -237,7 +237,7 @@ pub fn get_capacity(request: v1::GetCapacityRequest) -> Result<Option<CapacityQu
     Ok(Some(CapacityQuery {
         provisioning: parameters
             .as_ref()
-            .map(|p| p.provisioning)
+            .map(|p| p.attributes.provisioning)
             .unwrap_or_default(),
         pool: parameters.map(|parameters| parameters.pool),
         filesystem,

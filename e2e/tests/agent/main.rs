@@ -17,6 +17,7 @@ mod expansion;
 mod health;
 mod hostility;
 mod identity;
+mod io_limits;
 mod node_service;
 mod orphans;
 mod pools;

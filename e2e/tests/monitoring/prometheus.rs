@@ -20,10 +20,11 @@ use crate::{
 
 const DASHBOARD: &str = include_str!("../../../manifests/monitoring/dashboard.json");
 /// Metrics and matchers that have series only during problems that this installation does not have.
-const ONLY_WHEN_WRONG: [&str; 5] = [
+const ONLY_WHEN_WRONG: [&str; 6] = [
     "cistern_operator_gone_node_objects",
     "cistern_volume_problem",
     "cistern_volumes_not_expanded",
+    "cistern_volumes_not_limited",
     "cistern_drift",
     "code!=\"Ok\"",
 ];

@@ -85,6 +85,42 @@ async fn cmv_01_cmv_08_a_volume_in_use_becomes_thick_and_thin_again() {
     volume.end().await;
 }
 
+#[tokio::test]
+async fn cmv_06_cmv_09_a_change_of_one_parameter_leaves_the_others_and_the_volume_as_they_are() {
+    let mut request = create_request("partly-modified");
+    request.parameters.extend(map(&[("readIOPS", "500")]));
+    request.mutable_parameters = map(&[("writeIOPS", "300")]);
+    let volume = Volume::from_request(request).await;
+    let before = objects().await.get("partly-modified").await.unwrap();
+    modify("partly-modified", &[("writeBytesPerSecond", "10Mi")])
+        .await
+        .unwrap();
+    modify("partly-modified", &[("readIOPS", "unlimited")])
+        .await
+        .unwrap();
+    let after = objects().await.get("partly-modified").await.unwrap();
+    let attributes = after.admitted_attributes().to_string();
+    assert_eq!(
+        attributes,
+        "provisioning: thin, writeIOPS: 300, writeBytesPerSecond: 10Mi"
+    );
+    modify(
+        "partly-modified",
+        &[
+            ("writeIOPS", "unlimited"),
+            ("writeBytesPerSecond", "unlimited"),
+        ],
+    )
+    .await
+    .unwrap();
+    let unlimited = objects().await.get("partly-modified").await.unwrap();
+    assert!(unlimited.admitted_attributes().io_limits.is_none());
+    let mut expected = before.spec;
+    expected.attributes = after.spec.attributes;
+    assert_eq!(after.spec, expected);
+    volume.end().await;
+}
+
 // Shows: CMV-02, CMV-03, CMV-04, CMV-06, SAN-08.
 #[tokio::test]
 async fn cmv_05_an_invalid_change_is_refused_and_changes_nothing() {

@@ -59,6 +59,7 @@ fn volume(choice: &SelectedOrphan, cluster: &Cluster) -> PoolVolume {
         access_modes: vec![AccessMode::SingleNodeMultiWriter],
         attributes: VolumeAttributes {
             provisioning: identity.provisioning,
+            ..VolumeAttributes::default()
         },
         content_source: identity
             .source_image

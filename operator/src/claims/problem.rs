@@ -78,7 +78,7 @@ impl VolumeRequest {
         };
         Some(Self {
             pool: parameters.pool,
-            provisioning: parameters.provisioning,
+            provisioning: parameters.attributes.provisioning,
             size: requested.round_up_to_mib()?.max(least),
         })
     }

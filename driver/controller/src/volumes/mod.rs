@@ -73,7 +73,7 @@ pub enum Error {
         /// Its id.
         volume: String,
         /// The refused attributes.
-        attributes: VolumeAttributes,
+        attributes: Box<VolumeAttributes>,
         /// Why the agent refuses them.
         why: Explanation,
     },

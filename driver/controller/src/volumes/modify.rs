@@ -54,7 +54,7 @@ impl Volumes {
                         let volume = volume.name_any();
                         return Err(Error::AttributesNotPossible {
                             volume,
-                            attributes,
+                            attributes: Box::new(attributes),
                             why,
                         });
                     }
@@ -89,7 +89,7 @@ impl Volumes {
     ) -> Result<Option<PoolVolume>, Error> {
         let (name, from) = (volume.name_any(), volume.spec.attributes);
         tracing::info!(volume = name, %from, to = %attributes, "changing spec.attributes of the volume");
-        let change = json!({"spec": {"attributes": attributes}});
+        let change = json!({"spec": {"attributes": attributes.merge_patch()}});
         let changed = self
             .objects
             .patch("change the attributes of", volume, change);
@@ -142,22 +142,23 @@ fn progress(volume: &PoolVolume, changes: &AttributeChanges) -> ModificationProg
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::{Provisioning, Reason, condition::ConditionUpdate};
+    use cistern_crds::{IoLimits, Provisioning, Reason, condition::ConditionUpdate};
 
     use super::*;
     use crate::testing::{at, ready_volume};
 
     const THIN: VolumeAttributes = VolumeAttributes {
         provisioning: Provisioning::Thin,
+        io_limits: IoLimits::NONE,
     };
     const THICK: VolumeAttributes = VolumeAttributes {
         provisioning: Provisioning::Thick,
+        ..THIN
     };
 
     fn to(attributes: VolumeAttributes) -> AttributeChanges {
-        AttributeChanges {
-            provisioning: Some(attributes.provisioning),
-        }
+        let provisioning = attributes.provisioning.to_string();
+        AttributeChanges::parse(&[("provisioning".to_owned(), provisioning)].into()).unwrap()
     }
 
     /// A volume with admitted attributes, and the condition for generation 2.

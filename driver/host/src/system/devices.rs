@@ -1,6 +1,11 @@
 //! Block devices, including loop devices.
 
-use std::{collections::BTreeSet, fmt, io, os::fd::BorrowedFd, path::PathBuf};
+use std::{
+    collections::BTreeSet,
+    fmt, io,
+    os::fd::BorrowedFd,
+    path::{Path, PathBuf},
+};
 
 use super::FileId;
 
@@ -67,6 +72,10 @@ pub struct LoopSettings {
 
 /// Operations on block devices.
 pub trait Devices {
+    /// Reads the limits of the I/O of a cgroup from its file `io.max`.
+    fn io_limits(&self, file: &Path) -> io::Result<String>;
+    /// Sets the limits of one device in the file `io.max` of a cgroup.
+    fn write_io_limits(&self, file: &Path, line: &str) -> io::Result<()>;
     /// Lists names and numbers of all block devices.
     fn block_devices(&self) -> io::Result<Vec<(String, DeviceNumber)>>;
     /// Returns the path of a node of a block device; creates a node if `/dev` has none.

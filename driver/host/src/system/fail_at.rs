@@ -196,6 +196,14 @@ impl Files for FailAt {
 }
 
 impl Devices for FailAt {
+    fn io_limits(&self, file: &Path) -> io::Result<String> {
+        self.next()?.io_limits(file)
+    }
+
+    fn write_io_limits(&self, file: &Path, line: &str) -> io::Result<()> {
+        self.next()?.write_io_limits(file, line)
+    }
+
     fn block_devices(&self) -> io::Result<Vec<(String, DeviceNumber)>> {
         self.next()?.block_devices()
     }

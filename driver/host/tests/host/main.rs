@@ -26,6 +26,7 @@ mod health_volume;
 mod host_filesystem;
 mod image;
 mod inventory;
+mod io_limits;
 mod isolation;
 mod ledger;
 mod moment;

@@ -12,6 +12,7 @@ pub mod checks;
 pub mod desired;
 pub mod drift;
 pub mod health;
+pub mod io_limits;
 pub mod ledger;
 pub mod limiter;
 pub mod metrics;
@@ -46,6 +47,7 @@ use self::{
     desired::{AssignedObjects, Desired, Watches, readable},
     drift::Drift,
     health::Health,
+    io_limits::IoEnforcement,
     ledger::{Holder, Refusal, Reservation},
     limiter::PoolLimiter,
     metrics::ReconcileMetrics,
@@ -89,6 +91,8 @@ pub struct Agent {
     groups: Work<PoolSnapshotGroup>,
     reservations: Reservations,
     limiter: PoolLimiter,
+    /// Limits of the volumes' I/O.
+    pub io: IoEnforcement,
     reconcile_metrics: ReconcileMetrics,
     report: Report,
     /// Requests a reconcile of the pools.
@@ -163,6 +167,7 @@ impl Parts {
             groups,
             reservations: Reservations::default(),
             limiter: PoolLimiter::default(),
+            io: IoEnforcement::find(),
             reconcile_metrics: ReconcileMetrics::default(),
             report: Report::default(),
             reconcile_pools: Notify::new(),

@@ -31,6 +31,7 @@ use super::{
 use crate::{
     blocking::on_host,
     image::{self, Difference, Image, ImageObject},
+    usage::Volume,
 };
 
 impl Kind for PoolVolume {
@@ -69,6 +70,7 @@ impl Kind for PoolVolume {
         agent.observations.forget(name);
         agent.checks.forget(name);
         agent.health.forget_volume(name);
+        agent.io.forget(name);
     }
 }
 
@@ -172,8 +174,15 @@ impl Reconciliation<'_, PoolVolume> {
         let (volume, now) = (self.object.clone(), (self.agent.now)());
         let maximum_extents = pool_state.spec.limits.maximum_extents;
         let pool = Arc::clone(&usable.pool);
+        let (io, root) = (self.agent.io.clone(), self.agent.root.clone());
+        let limits = Volume::read(&volume).ok();
+        let limits = limits.map(|volume| self.agent.limits_of(&volume));
         let work = on_host((permit, guard), move || {
-            disk::prepare(&pool, &volume, step, maximum_extents, Checking::Later, now)
+            let done = disk::prepare(&pool, &volume, step, maximum_extents, Checking::Later, now);
+            if done.is_ok() {
+                io.apply(&root, limits.as_slice());
+            }
+            done
         });
         let done = work.await.map_err(|source| self.broken(source))?;
         match done {

@@ -32,7 +32,7 @@ impl FromRequest<v1::CreateVolumeRequest> for NewVolume {
         let capabilities = capabilities(request.volume_capabilities)?;
         let requirement = topology::parse(request.accessibility_requirements)?;
         let parameters = Parameters::parse(&request.parameters)?;
-        let attributes = changes.apply(parameters.attributes());
+        let attributes = changes.apply(parameters.attributes);
         let (access_type, asked) = access_type(&capabilities, parameters.filesystem)?;
         let (size, filesystem, mkfs_options) = if source.is_some() {
             // A copy has the size, filesystem and mkfs options of its source.

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use cistern_controller::volumes::NewVolume;
 use cistern_crds::{
-    AccessMode, AccessType, Bytes, Provisioning, SourceKind, names,
+    AccessMode, AccessType, Bytes, Provisioning, SourceKind, VolumeAttributes, names,
     parameters::{FSTYPE, MKFS_OPTIONS},
 };
 use proptest::prelude::*;
@@ -332,10 +332,8 @@ fn cmv_02_cmv_03_cmv_05_a_modification_names_a_volume_and_valid_parameters() {
     let bogus = request("pvc-1", &[("provisioning", "thick"), ("bogus", "x")]);
     assert!(bogus.unwrap().changes().is_err());
     let thick = request("pvc-1", &[("provisioning", "thick")]).unwrap();
-    assert_eq!(
-        thick.changes().unwrap().provisioning,
-        Some(Provisioning::Thick)
-    );
+    let thick = thick.changes().unwrap().apply(VolumeAttributes::default());
+    assert_eq!(thick.provisioning, Provisioning::Thick);
 }
 
 #[test]

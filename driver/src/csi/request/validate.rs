@@ -82,7 +82,7 @@ impl ValidateVolumeCapabilities {
             return Some("the volume was made with other parameters".to_owned());
         }
         let parameters = self.parameters.as_ref();
-        let made_with = parameters.map_or(spec.attributes, Parameters::attributes);
+        let made_with = parameters.map_or(spec.attributes, |parameters| parameters.attributes);
         if self.changes.apply(made_with) != spec.attributes {
             return Some(format!("the volume's attributes are {}", spec.attributes));
         }

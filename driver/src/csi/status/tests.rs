@@ -89,7 +89,7 @@ fn of_objects() -> Vec<Row> {
 fn attributes_refused(reason: Reason, message: &str) -> volumes::Error {
     volumes::Error::AttributesNotPossible {
         volume: "pvc-1".into(),
-        attributes: cistern_crds::VolumeAttributes::default(),
+        attributes: Box::default(),
         why: cistern_crds::Explanation::new(reason, message),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    io,
+    fs, io,
     os::fd::{AsFd as _, BorrowedFd},
     path::{Path, PathBuf},
 };
@@ -22,6 +22,14 @@ use crate::ioctl;
 const SECTOR_SIZE: u32 = 4096;
 
 impl Devices for Linux {
+    fn io_limits(&self, file: &Path) -> io::Result<String> {
+        fs::read_to_string(file)
+    }
+
+    fn write_io_limits(&self, file: &Path, line: &str) -> io::Result<()> {
+        fs::write(file, line)
+    }
+
     fn block_devices(&self) -> io::Result<Vec<(String, DeviceNumber)>> {
         sysfs::block_devices()
     }

@@ -152,7 +152,7 @@ impl Agent {
             .unwrap_or_default()
     }
 
-    fn volumes_in(&self, pool: &str) -> Vec<Volume> {
+    pub(in crate::agent) fn volumes_in(&self, pool: &str) -> Vec<Volume> {
         let objects = self.desired.volumes();
         let volumes = objects.iter().filter_map(|object| readable(object));
         let volumes = volumes.filter(|volume| volume.spec.pool_name == pool);

@@ -1,7 +1,8 @@
 //! Periodic health checks: a task for each pool probes it and observes its volumes.
 //!
 //! *Invariant:* a pool whose disk hangs blocks only its own checks (R16) and takes one host thread,
-//! however many checks follow. The checks change nothing but the known health.
+//! however many checks follow. The checks change nothing but the known health and the limits of
+//! the volumes' I/O.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -82,6 +83,7 @@ async fn go_round(
         if !matches!(pool_state.found, PoolAvailability::Gone) {
             agent.examine_pool(&pool_state, deadline).await;
             agent.examine_volumes(&pool_state, deadline).await;
+            agent.enforce_limits(&pool_state).await;
         }
     }
 }

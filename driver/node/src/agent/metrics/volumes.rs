@@ -8,7 +8,10 @@ use cistern_crds::{
 };
 
 use super::{Agent, States, state_set};
-use crate::agent::desired::{Guarded, readable};
+use crate::agent::{
+    desired::{Guarded, readable},
+    io_limits,
+};
 
 impl States for VolumeSeverity {
     const STATES: &'static [(&'static str, Option<Self>)] = &[
@@ -28,7 +31,8 @@ pub(super) fn write(agent: &Agent, gauges: &mut Gauges<'_>) -> fmt::Result {
     claims(&volumes, gauges)?;
     extents(&volumes, gauges)?;
     health(agent, &volumes, gauges)?;
-    not_expanded(&volumes, gauges)
+    not_expanded(&volumes, gauges)?;
+    not_limited(&volumes, gauges)
 }
 
 /// Joins the other metrics with the claim, for alerts and dashboards.
@@ -107,6 +111,16 @@ fn not_expanded(volumes: &[&PoolVolume], gauges: &mut Gauges<'_>) -> fmt::Result
     gauges.write(
         "cistern_volumes_not_expanded",
         "Volumes whose last growth failed or whose filesystem has not grown yet, by reason.",
+        counts.map(|(reason, count)| ([("reason", reason)], count)),
+    )
+}
+
+fn not_limited(volumes: &[&PoolVolume], gauges: &mut Gauges<'_>) -> fmt::Result {
+    let reasons = volumes.iter().filter_map(|it| io_limits::not_enforced(it));
+    let counts = tally(reasons.map(Reason::as_str)).into_iter();
+    gauges.write(
+        "cistern_volumes_not_limited",
+        "Volumes that work without the limits of their I/O, by reason.",
         counts.map(|(reason, count)| ([("reason", reason)], count)),
     )
 }

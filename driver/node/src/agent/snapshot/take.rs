@@ -18,6 +18,7 @@ use kube::ResourceExt;
 use super::{formatted, inspect, status::SnapshotOutcome};
 use crate::agent::{
     Agent,
+    io_limits::LimitedVolume,
     ledger::Reservation,
     outcome::{ObjectPhase, phase, refusal},
     pools::{PoolState, Usable},
@@ -260,12 +261,17 @@ async fn take_or_find(
     }
     let guard = lock_all(agent, snapshots).await?;
     let (root, clock) = (agent.root.clone(), agent.now);
+    let (io, limits) = (agent.io.clone(), limits_of_sources(agent, snapshots));
     let is_settled = origin == Origin::Existing || snapshots.iter().any(is_settled);
     let work = on_host(guard, move || {
         if let Origin::New(consistency) = origin
             && !is_settled
         {
-            take_all(&root, &pending, consistency, clock)?;
+            // A freeze writes out the filesystem, and has a deadline.
+            io.lift(&root, &limits);
+            let taken = take_all(&root, &pending, consistency, clock);
+            io.apply(&root, &limits);
+            taken?;
         }
         let inspected = |it: &PendingSnapshot| inspect(&it.pool, &it.snapshot, it.formatted);
         pending.iter().map(inspected).collect::<Result<Vec<_>, _>>()
@@ -285,6 +291,15 @@ async fn take_or_find(
             Err(take_error)
         }
     }
+}
+
+/// The limits of the volumes that are snapshotted.
+fn limits_of_sources(agent: &Agent, snapshots: &[PoolSnapshot]) -> Vec<LimitedVolume> {
+    let names: BTreeSet<&str> = snapshots.iter().map(|it| &*it.spec.source_volume).collect();
+    let limits = names
+        .into_iter()
+        .filter_map(|name| agent.known_limits(name));
+    limits.collect()
 }
 
 /// Whether the snapshot once had its image, so that it is never taken again.

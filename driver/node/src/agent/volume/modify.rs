@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use cistern_client::Chain;
-use cistern_crds::{Bytes, Explanation, PoolVolume, Provisioning, Reason};
+use cistern_crds::{Bytes, Explanation, IoLimits, PoolVolume, Provisioning, Reason};
 use kube::runtime::controller::Action;
 
 use super::{
@@ -37,9 +37,14 @@ impl Reconciliation<'_, PoolVolume> {
             // The pool may be usable again in a moment, and the change waits.
             Err(why) => return self.end(VolumeOutcome::NotReady(why)).await,
         };
-        let refusal = match self.object.spec.attributes.provisioning {
-            Provisioning::Thin => None,
-            Provisioning::Thick => self.reserve_thick(&pool_state, &usable).await?,
+        let attributes = self.object.spec.attributes;
+        let too_high = limit_too_high(&attributes.io_limits, &pool_state.spec.limits.volume_io);
+        let refusal = match attributes.provisioning {
+            _ if too_high.is_some() => too_high,
+            Provisioning::Thick if !self.is_thick() => {
+                self.reserve_thick(&pool_state, &usable).await?
+            }
+            Provisioning::Thin | Provisioning::Thick => None,
         };
         if let Some(refusal) = refusal {
             return self.finish(VolumeOutcome::Own(refusal)).await;
@@ -53,6 +58,10 @@ impl Reconciliation<'_, PoolVolume> {
             }
             None => Ok(Action::await_change()),
         }
+    }
+
+    fn is_thick(&self) -> bool {
+        self.object.admitted_attributes().provisioning == Provisioning::Thick
     }
 
     /// Reserves the bytes of a volume as thick. Returns why the volume stays thin, if it does.
@@ -96,4 +105,13 @@ impl Reconciliation<'_, PoolVolume> {
         });
         counted.await.map_err(|source| self.broken(source))
     }
+}
+
+/// Refuses a limit above the maximum of the pool. A volume without a limit has that of the pool.
+fn limit_too_high(requested: &IoLimits, maximum: &IoLimits) -> Option<Own> {
+    requested.exceed(maximum).then(|| {
+        let message =
+            format!("a volume of the pool has at most {maximum}, and {requested} is requested");
+        Own::AttributesRefused(Explanation::new(Reason::LimitTooHigh, message))
+    })
 }

@@ -8,7 +8,7 @@ use super::status::{Own, VolumeOutcome};
 use crate::agent::{Agent, reconcile::Reconciliation, work::Error};
 
 /// Writes what was observed since the last reconcile: the filesystem (by the Node service), the health,
-/// and the progress of a check. Returns the volume with the new status; None if the object has changed.
+/// the progress of a check, and whether its limits are in force. Returns the volume with the new status; None if the object has changed.
 pub(super) async fn note<'a>(
     agent: &Agent,
     volume: &'a PoolVolume,
@@ -27,7 +27,8 @@ pub(super) async fn note<'a>(
     }
     let health = agent.health.unreported_problems(&noted).map(Own::Health);
     let checking = agent.checks.unreported_progress(&noted).map(Own::Checking);
-    for observed in [health, checking].into_iter().flatten() {
+    let limits = agent.unreported_limits(&noted).map(Own::Limits);
+    for observed in [health, checking, limits].into_iter().flatten() {
         let outcome = VolumeOutcome::Own(observed);
         let Some(written) = Reconciliation::of(agent, &*noted).write(&outcome).await? else {
             return Ok(None);

@@ -10,6 +10,7 @@ use cistern_crds::{
 
 use crate::agent::{
     checks::{self, CheckProgress},
+    io_limits,
     observations::Growth,
     outcome::{self, apply_outcome},
 };
@@ -47,15 +48,18 @@ pub enum Own {
     Health(Vec<VolumeProblem>),
     /// Progress of the check of its filesystem.
     Checking(CheckProgress),
+    /// Whether the limits of its I/O are in force.
+    Limits(ConditionUpdate),
 }
 
 /// The conditions of a volume.
-const CONDITIONS: [ConditionType; 8] = [
+const CONDITIONS: [ConditionType; 9] = [
     ConditionType::Ready,
     ConditionType::Healthy,
     ConditionType::Admitted,
     ConditionType::Expanded,
     ConditionType::AttributesApplied,
+    ConditionType::LimitsEnforced,
     ConditionType::Checking,
     ConditionType::Reclaimed,
     ConditionType::DeletionHeld,
@@ -106,7 +110,8 @@ pub fn after(volume: &PoolVolume, outcome: &VolumeOutcome, now: DateTime<Utc>) -
             | Own::AttributesRefused(_)
             | Own::NotModified { .. }
             | Own::Filesystem(_)
-            | Own::Checking(_),
+            | Own::Checking(_)
+            | Own::Limits(_),
         )
         | VolumeOutcome::NotReady(_)
         | VolumeOutcome::NotReclaimed(_) => {}
@@ -115,6 +120,7 @@ pub fn after(volume: &PoolVolume, outcome: &VolumeOutcome, now: DateTime<Utc>) -
     let own = [
         expanded(volume, outcome),
         attributes_applied(&status, volume, outcome),
+        limits_enforced(&status, outcome),
         healthy(&status, outcome),
         checking(&status, outcome),
     ];
@@ -174,7 +180,8 @@ fn healthy(status: &PoolVolumeStatus, outcome: &VolumeOutcome) -> Option<Conditi
             | Own::AttributesRefused(_)
             | Own::NotModified { .. }
             | Own::Filesystem(_)
-            | Own::Checking(_),
+            | Own::Checking(_)
+            | Own::Limits(_),
         ) => None,
     }
 }
@@ -200,6 +207,19 @@ fn attributes_applied(
         VolumeOutcome::Ready(_) if status.attributes == Some(volume.spec.attributes) => {
             Some(ConditionUpdate::new(kind, true, Reason::Reconciled, ""))
         }
+        _ => None,
+    }
+}
+
+/// The update of `LimitsEnforced` for an outcome; None for no change. A volume without limits needs
+/// no observation.
+fn limits_enforced(status: &PoolVolumeStatus, outcome: &VolumeOutcome) -> Option<ConditionUpdate> {
+    let is_reported = condition::find(&status.conditions, ConditionType::LimitsEnforced)
+        .is_some_and(|reported| reported.status != ConditionStatus::Unknown.as_str());
+    let is_unlimited = status.attributes.is_some_and(|it| it.io_limits.is_none());
+    match outcome {
+        VolumeOutcome::Own(Own::Limits(update)) => Some(update.clone()),
+        VolumeOutcome::Ready(_) if is_unlimited && !is_reported => Some(io_limits::enforced()),
         _ => None,
     }
 }
@@ -271,7 +291,8 @@ fn expanded(volume: &PoolVolume, outcome: &VolumeOutcome) -> Option<ConditionUpd
             | Own::NotModified { .. }
             | Own::Filesystem(Growth::Complete)
             | Own::Health(_)
-            | Own::Checking(_),
+            | Own::Checking(_)
+            | Own::Limits(_),
         )
         | VolumeOutcome::Rested
         | VolumeOutcome::Admitted { .. }
@@ -324,6 +345,7 @@ mod tests {
                 "Admitted",
                 "Expanded",
                 "AttributesApplied",
+                "LimitsEnforced",
                 "Checking",
                 "Reclaimed",
                 "DeletionHeld",

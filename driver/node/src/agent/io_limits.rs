@@ -1,0 +1,205 @@
+//! Enforces the limits of the volumes' I/O on this node.
+//!
+//! *Invariant:* the limits of an attached volume change only under the volume's lock, so that no
+//! periodic check sets them again while they are lifted for an operation that must end soon.
+
+use std::{collections::HashMap, sync::Arc};
+
+use cistern_client::Chain;
+use cistern_crds::{
+    ConditionStatus, ConditionType, Explanation, IoLimits, PoolVolume, Reason,
+    condition::{self, ConditionUpdate},
+};
+use cistern_host::{Root, Uid, io_limits::IoController};
+use kube::ResourceExt as _;
+use parking_lot::Mutex;
+
+use super::{Agent, desired::readable, pools::PoolState};
+use crate::{blocking::on_host, usage::Volume};
+
+/// Sets the limits of volumes, and remembers which could not be set.
+#[derive(Clone, Debug)]
+pub struct IoEnforcement {
+    /// The message says why no limit is enforced on this node.
+    controller: Result<IoController, Arc<str>>,
+    /// The last error by name of the volume.
+    failures: Arc<Mutex<HashMap<String, String>>>,
+}
+
+/// A volume that is attached, perhaps, and its limits.
+#[derive(Clone, Debug)]
+pub struct LimitedVolume {
+    /// Name of the volume.
+    pub name: String,
+    /// Name of its image.
+    pub image: Uid,
+    /// Its limits, with those of the pool.
+    pub limits: IoLimits,
+}
+
+impl IoEnforcement {
+    /// Enforces limits with the node's controller for I/O, if it has one.
+    pub fn find() -> Self {
+        let controller = IoController::find().map_err(|why| {
+            let why = Chain(&why).to_string();
+            tracing::info!(
+                why,
+                "limits of the volumes' I/O are not enforced on this node"
+            );
+            why.into()
+        });
+        Self {
+            controller,
+            failures: Arc::default(),
+        }
+    }
+
+    /// Sets the limits of those volumes that are attached. Blocks.
+    pub fn apply(&self, root: &Root, volumes: &[LimitedVolume]) {
+        let Ok(controller) = &self.controller else {
+            return;
+        };
+        let wanted = volumes.iter().map(|it| (it.image.clone(), it.limits));
+        let failed = root.limit_io(controller, &wanted.collect());
+        let mut failures = self.failures.lock();
+        for volume in volumes {
+            let error = match &failed {
+                Ok(failed) => failed.get(&volume.image),
+                Err(error) => Some(error),
+            };
+            let Some(error) = error else {
+                failures.remove(&volume.name);
+                continue;
+            };
+            let (name, error) = (&volume.name, Chain(error).to_string());
+            tracing::warn!(volume = name, limits = %volume.limits, error, "cannot set the limits of the volume's I/O");
+            failures.insert(name.clone(), error);
+        }
+    }
+
+    /// Removes the limits of volumes for work that must end soon. Blocks. A failure only makes that
+    /// work slow.
+    pub fn lift(&self, root: &Root, volumes: &[LimitedVolume]) {
+        let unlimited = |volume: &LimitedVolume| LimitedVolume {
+            limits: IoLimits::NONE,
+            ..volume.clone()
+        };
+        let limited = volumes.iter().filter(|volume| !volume.limits.is_none());
+        let unlimited: Vec<_> = limited.map(unlimited).collect();
+        if !unlimited.is_empty() {
+            self.apply(root, &unlimited);
+        }
+    }
+
+    /// Why the limits of a volume are not enforced, if they are not.
+    fn problem(&self, volume: &str, limits: &IoLimits) -> Option<Explanation> {
+        if limits.is_none() {
+            return None;
+        }
+        if let Err(why) = &self.controller {
+            return Some(Explanation::new(Reason::LimitsUnavailable, &**why));
+        }
+        let failures = self.failures.lock();
+        let error = failures.get(volume)?.clone();
+        Some(Explanation::new(Reason::LimitsNotSet, error))
+    }
+
+    /// Forgets a volume that is gone.
+    pub fn forget(&self, volume: &str) {
+        self.failures.lock().remove(volume);
+    }
+}
+
+impl Agent {
+    /// The limits of a volume: its own, and those of its pool.
+    pub fn limits_of(&self, volume: &Volume) -> LimitedVolume {
+        let pool = self.pools.get(&volume.pool);
+        let of_pool = pool.map_or(IoLimits::NONE, |pool| pool.spec.limits.volume_io);
+        LimitedVolume {
+            name: volume.name.clone(),
+            image: volume.image.clone(),
+            limits: volume.io_limits.min(&of_pool),
+        }
+    }
+
+    /// The limits of a volume that the watch shows and that has an image.
+    pub fn known_limits(&self, volume: &str) -> Option<LimitedVolume> {
+        let object = self.desired.volume(volume)?;
+        let volume = Volume::read(readable(&object)?).ok()?;
+        Some(self.limits_of(&volume))
+    }
+
+    /// The update of the condition `LimitsEnforced` that the status of a volume lacks.
+    pub(super) fn unreported_limits(&self, volume: &PoolVolume) -> Option<ConditionUpdate> {
+        let limited = self.limits_of(&Volume::read(volume).ok()?);
+        let update = match self.io.problem(&volume.name_any(), &limited.limits) {
+            None => enforced(),
+            Some(why) => ConditionUpdate::new(
+                ConditionType::LimitsEnforced,
+                false,
+                why.reason,
+                why.message,
+            ),
+        };
+        let reported = volume
+            .status
+            .as_ref()
+            .and_then(|status| condition::find(&status.conditions, ConditionType::LimitsEnforced));
+        let is_reported = reported.is_some_and(|reported| {
+            reported.status == update.status.as_str()
+                && reported.reason == update.reason.as_str()
+                && reported.message == update.message
+        });
+        (!is_reported).then_some(update)
+    }
+
+    /// Sets the limits of a pool's volumes again, where something else has changed them.
+    pub(super) async fn enforce_limits(&self, pool_state: &PoolState) {
+        let mut volumes = Vec::new();
+        let mut guards = Vec::new();
+        let all = self.volumes_in(&pool_state.spec.name).into_iter();
+        let all = all.map(|volume| self.limits_of(&volume));
+        for volume in all.filter(|volume| !volume.limits.is_none()) {
+            // An operation on the volume sets its limits itself.
+            if let Some(guard) = self.locks.try_lock(&volume.name) {
+                guards.push(guard);
+                volumes.push(volume);
+            }
+        }
+        if volumes.is_empty() {
+            return;
+        }
+        let (io, root) = (self.io.clone(), self.root.clone());
+        let applied = on_host(guards, move || {
+            io.apply(&root, &volumes);
+            volumes
+        });
+        match applied.await {
+            Ok(volumes) => {
+                for volume in volumes {
+                    let object = self.desired.volume(&volume.name);
+                    let object = object.as_ref().and_then(|object| readable(object));
+                    if object.is_some_and(|object| self.unreported_limits(object).is_some()) {
+                        self.enqueue(&volume.name);
+                    }
+                }
+            }
+            Err(error) => {
+                tracing::error!(error = %Chain(&error), "setting the limits of volumes panicked");
+            }
+        }
+    }
+}
+
+/// The update for a volume whose limits are in force, or that has none.
+pub(super) fn enforced() -> ConditionUpdate {
+    ConditionUpdate::new(ConditionType::LimitsEnforced, true, Reason::Reconciled, "")
+}
+
+/// Whether a status reports that limits are not in force.
+pub fn not_enforced(volume: &PoolVolume) -> Option<Reason> {
+    let status = volume.status.as_ref()?;
+    let enforced = condition::find(&status.conditions, ConditionType::LimitsEnforced)?;
+    let failed = enforced.status == ConditionStatus::False.as_str();
+    Reason::parse(&enforced.reason).filter(|_| failed)
+}
