@@ -82,16 +82,16 @@ impl Cluster {
             optional::<Event>(connection, warnings),
         )?;
         let unread = &mut own.unread;
-        own.classes = classes.or_note(unread);
+        own.classes = or_note(classes, unread);
         own.classes
             .retain(|class| class.provisioner == names::DRIVER);
-        own.claims = claims.or_note(unread);
-        own.persistent_volumes = persistent_volumes.or_note(unread);
+        own.claims = or_note(claims, unread);
+        own.persistent_volumes = or_note(persistent_volumes, unread);
         own.persistent_volumes
             .retain(|volume| handle(volume).is_some());
-        own.pods = pods.or_note(unread);
+        own.pods = or_note(pods, unread);
         own.pods.retain(|pod| claims_of(pod).next().is_some());
-        own.events = events.or_note(unread);
+        own.events = or_note(events, unread);
         own.forget_claims_of_others();
         Ok(own)
     }
@@ -202,36 +202,26 @@ impl VolumeSnapshots {
     }
 }
 
-/// A list, or the reason why it could not be read.
-enum Optional<K> {
-    Read(Vec<K>),
-    Unread(String),
+/// Returns the list. Notes it if the user may not list the kind.
+fn or_note<K: Resource<DynamicType = ()>>(
+    list: Option<Vec<K>>,
+    unread: &mut Vec<String>,
+) -> Vec<K> {
+    list.unwrap_or_else(|| {
+        let kind = K::plural(&());
+        unread.push(format!("{kind} are not shown: you may not list them"));
+        Vec::new()
+    })
 }
 
-impl<K> Optional<K> {
-    fn or_note(self, unread: &mut Vec<String>) -> Vec<K> {
-        match self {
-            Self::Read(list) => list,
-            Self::Unread(why) => {
-                unread.push(why);
-                Vec::new()
-            }
-        }
-    }
-}
-
-async fn optional<K>(connection: &Connection, select: ListParams) -> Result<Optional<K>, Error>
+/// Lists a kind; None if the user may not list it.
+async fn optional<K>(connection: &Connection, select: ListParams) -> Result<Option<Vec<K>>, Error>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
     match connection.list(connection.everywhere::<K>(), select).await {
-        Ok(list) => Ok(Optional::Read(list)),
-        Err(Error::Denied { .. }) => {
-            let kind = K::plural(&());
-            Ok(Optional::Unread(format!(
-                "{kind} are not shown: you may not list them"
-            )))
-        }
+        Ok(list) => Ok(Some(list)),
+        Err(Error::Denied { .. }) => Ok(None),
         Err(error) => Err(error),
     }
 }
