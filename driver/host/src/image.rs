@@ -7,6 +7,7 @@
 //! read.
 
 mod clone;
+mod conflict;
 mod grow;
 mod identity;
 mod make;
@@ -24,6 +25,7 @@ use cistern_types::{Bytes, FilesystemType, MkfsOptions, Provisioning};
 use rustix::io::Errno;
 
 pub use self::{
+    conflict::{FilesystemConflict, IdentityConflict, Properties},
     identity::{Content, Identity, Owner, SnapshotRecord},
     trash::Discarded,
 };
@@ -123,7 +125,7 @@ pub enum Error {
         /// Its name.
         uid: Uid,
         /// What differs.
-        why: String,
+        why: IdentityConflict,
     },
     /// The image does not contain the filesystem that was made in it.
     #[error("image {uid} does not hold the filesystem that was made in it: {why}")]
@@ -131,7 +133,7 @@ pub enum Error {
         /// Its name.
         uid: Uid,
         /// What differs.
-        why: String,
+        why: FilesystemConflict,
     },
     /// The filesystem is damaged and needs a manual repair.
     #[error(

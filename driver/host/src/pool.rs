@@ -6,6 +6,7 @@
 
 mod blank;
 mod broken;
+mod conflict;
 mod device;
 pub(crate) mod file;
 mod home;
@@ -31,6 +32,7 @@ pub(crate) use self::broken::has_shut_down;
 use self::marker::Marker;
 pub use self::{
     broken::Broken,
+    conflict::{Conflict, HostFault, NotMounted},
     owner::{ForeignMarker, Owner},
     resize::{PoolFile, Shortage},
 };
@@ -111,7 +113,7 @@ pub enum Error {
         /// File, device or mount point.
         path: PathBuf,
         /// What was found.
-        why: String,
+        why: Conflict,
     },
     /// The pool belongs to another node, which may be using it.
     #[error(
@@ -145,7 +147,7 @@ pub enum Error {
         /// The mount point.
         path: PathBuf,
         /// What was found there.
-        why: String,
+        why: NotMounted,
     },
     /// The pool's filesystem is read-only.
     #[error(
@@ -200,7 +202,7 @@ pub enum Error {
         /// Type of the filesystem.
         filesystem: String,
         /// The missing feature.
-        why: String,
+        why: HostFault,
     },
     /// The pool to remove still holds images, or files that are not Cistern's.
     #[error(
@@ -339,14 +341,14 @@ impl Pool {
             drop(file::check(&self.root, &self.home, file)?);
         }
         let place = MountTarget::open(&*self.system, &path).map_err(io)?;
-        let not_mounted = |why: &str| Error::NotMounted {
+        let not_mounted = |why| Error::NotMounted {
             path: path.clone(),
-            why: why.to_owned(),
+            why,
         };
         match place.mounted().map_err(io)? {
             Some(mount) if mount.id == self.mount_id => {}
-            Some(_) => return Err(not_mounted("something else is mounted there")),
-            None => return Err(not_mounted("nothing is mounted there")),
+            Some(_) => return Err(not_mounted(NotMounted::OtherMount)),
+            None => return Err(not_mounted(NotMounted::Nothing)),
         }
         if has_shut_down(&*self.system, self.directory()) {
             return Err(Error::ShutDown { path });
@@ -358,7 +360,7 @@ impl Pool {
         if found.as_ref() != Some(&self.marker) {
             return Err(Error::BackingConflict {
                 path,
-                why: "its marker is not the one that was read before".to_owned(),
+                why: Conflict::MarkerChanged,
             });
         }
         Ok(())

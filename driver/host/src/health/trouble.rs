@@ -6,9 +6,13 @@ use std::{
     time::Duration,
 };
 
-use cistern_types::Bytes;
+use cistern_types::{Bytes, FilesystemType};
 
-use crate::{id::Uid, pool};
+use crate::{
+    id::{Uid, Uuid},
+    image::Owner,
+    pool,
+};
 
 /// A problem of a pool.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -31,7 +35,7 @@ pub enum PoolTrouble {
         /// File or mount point.
         path: PathBuf,
         /// What was found.
-        why: String,
+        why: pool::Conflict,
     },
     /// It is not mounted, or something else is mounted in its place.
     #[error("{path} is not the mounted pool: {why}")]
@@ -39,7 +43,7 @@ pub enum PoolTrouble {
         /// The mount point.
         path: PathBuf,
         /// What was found there.
-        why: String,
+        why: pool::NotMounted,
     },
     /// Its XFS has shut down after an error: it can be neither read nor written until it is mounted
     /// again, which [`Root::open_pool`](crate::Root::open_pool) does as soon as nothing uses it.
@@ -120,6 +124,31 @@ impl From<pool::Error> for PoolTrouble {
     }
 }
 
+/// Why an image is not a volume's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ImageConflict {
+    /// It has no identity, or one that cannot be parsed.
+    #[error("it does not say whose it is")]
+    NoIdentity,
+    /// Another object made it.
+    #[error("it is that of {0}")]
+    Owner(Box<Owner>),
+    /// It was made in the pool with a filesystem of this UUID.
+    #[error("it was made in the pool {0}")]
+    Pool(Uuid),
+    /// It holds another filesystem than the volume's.
+    #[error("it holds the {filesystem} {uuid}")]
+    Filesystem {
+        /// Its type.
+        filesystem: FilesystemType,
+        /// Its UUID.
+        uuid: Uuid,
+    },
+    /// It holds raw data.
+    #[error("it holds no filesystem of ours")]
+    Block,
+}
+
 /// A problem of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VolumeTrouble {
@@ -142,7 +171,7 @@ pub enum VolumeTrouble {
         /// Name of the image.
         image: Uid,
         /// What was found.
-        why: String,
+        why: ImageConflict,
     },
     /// Its image is smaller than the volume: the data behind its end is lost.
     #[error("image {image} has {found} bytes and not {expected}")]

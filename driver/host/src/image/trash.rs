@@ -14,7 +14,7 @@ use std::{
 
 use chrono::{DateTime, Utc};
 
-use super::{Error, Image, describe, failed, open_listed};
+use super::{Error, IdentityConflict, Image, describe, failed, open_listed};
 use crate::{
     id::Uid,
     layout::TRASH,
@@ -57,7 +57,7 @@ impl Pool {
         if !is_known {
             return Err(Error::IdentityConflict {
                 uid: uid.clone(),
-                why: "its identity does not name this image of this pool".to_owned(),
+                why: IdentityConflict::OtherName,
             });
         }
         let _alone = self.unused(file, uid)?;

@@ -10,7 +10,7 @@ use std::{
 
 use cistern_types::{Bytes, FilesystemType, size::GIB};
 
-use super::{Error, Expectation, failed, host, open::Backing};
+use super::{Conflict, Error, Expectation, failed, host, open::Backing};
 use crate::{
     allocation::Missing,
     cause::Cause,
@@ -83,7 +83,7 @@ pub(super) fn check(root: &Root, uid: &Uid, expected: FileId) -> Result<OwnedFd,
     }
     Err(Error::BackingConflict {
         path,
-        why: "it was replaced while the pool is mounted".to_owned(),
+        why: Conflict::Replaced,
     })
 }
 
@@ -223,12 +223,15 @@ fn verify(
         .map_err(failed(format!("read {}", path.display())))?
         .filter(|found| found.kind == FilesystemType::Xfs && found.complete);
     let why = match (found, expectation) {
-        (None, _) => "it holds no XFS".to_owned(),
+        (None, _) => Conflict::NoXfs,
         (Some(found), Expectation::Known { filesystem_uuid }) if found.uuid != filesystem_uuid => {
-            format!("its UUID is {} and not {filesystem_uuid}", found.uuid)
+            Conflict::Uuid {
+                found: found.uuid,
+                expected: filesystem_uuid,
+            }
         }
         (Some(found), Expectation::Made | Expectation::New) if found.label != uid.label() => {
-            format!("its label is {:?}", found.label)
+            Conflict::Label { found: found.label }
         }
         (Some(_), Expectation::Known { .. } | Expectation::Made | Expectation::New) => {
             return Ok(());

@@ -19,7 +19,7 @@ use std::{
 use cistern_types::FilesystemType;
 
 use super::{
-    Error, Expectation, PoolDeclaration, Source, device, failed, file,
+    Conflict, Error, Expectation, PoolDeclaration, Source, device, failed, file,
     marker::{self, Marker},
 };
 use crate::{
@@ -236,9 +236,9 @@ impl Root {
     fn marker_of_file(&self, pools: BorrowedFd<'_>, home: &Uid) -> Result<Option<Marker>, Error> {
         let system = &*self.system;
         let path = file::path(self, home);
-        let foreign = |why: &str| Error::BackingConflict {
+        let foreign = |why| Error::BackingConflict {
             path: path.clone(),
-            why: why.to_owned(),
+            why,
         };
         let io = |source: io::Error| failed(format!("look into {}", path.display()))(source);
         let Some(file) = file::find(system, pools, self, home)? else {
@@ -249,13 +249,13 @@ impl Root {
             found.kind == FilesystemType::Xfs && found.complete && found.label == home.label()
         });
         if !is_pool {
-            return Err(foreign("it holds no pool of this name"));
+            return Err(foreign(Conflict::NoPool));
         }
         let bound = loopdev::attach(system, file.as_fd(), file::name(home).as_ref())
             .map_err(failed(format!("attach {}", path.display())))?;
         match marker::read_unmounted(system, &bound.path)? {
             Some(marker) => Ok(Some(marker)),
-            None => Err(foreign("it has no marker")),
+            None => Err(foreign(Conflict::NoMarker)),
         }
     }
 }
@@ -264,7 +264,7 @@ impl Root {
 pub(super) fn describe(error: &Error) -> String {
     match error {
         Error::Failed { operation, source } => format!("could not {operation}: {source}"),
-        Error::BackingConflict { why, .. } => why.clone(),
+        Error::BackingConflict { why, .. } => why.to_string(),
         other => other.to_string(),
     }
 }

@@ -7,7 +7,10 @@ use std::{
     sync::Arc,
 };
 
-use super::{Error, Expectation, Pool, PoolDeclaration, Source, device, failed, file, marker};
+use super::{
+    Conflict, Error, Expectation, NotMounted, Pool, PoolDeclaration, Source, device, failed, file,
+    marker,
+};
 use crate::{
     id::{Uid, Uuid},
     layout::{IMAGES, TEMPORARY},
@@ -158,11 +161,10 @@ fn is_mount_of(mount: &Mount, backing: &Backing) -> Result<(), Error> {
     }
     Err(Error::NotMounted {
         path: mount.mount_point.clone(),
-        why: format!(
-            "{} from {} is mounted there",
-            mount.filesystem,
-            mount.source.display()
-        ),
+        why: NotMounted::OtherDevice {
+            filesystem: mount.filesystem.clone(),
+            device: mount.source.clone(),
+        },
     })
 }
 
@@ -197,22 +199,25 @@ pub(super) fn verify(
     path: &Path,
     expectation: Expectation,
 ) -> Result<XfsGeometry, Error> {
-    let foreign = |why: String| Error::BackingConflict {
+    let foreign = |why| Error::BackingConflict {
         path: path.to_owned(),
         why,
     };
     let geometry = system
         .xfs_geometry(directory)
         .map_err(failed(format!("ask the filesystem at {}", path.display())))?
-        .ok_or_else(|| foreign("it is not an XFS".to_owned()))?;
+        .ok_or_else(|| foreign(Conflict::NotXfs))?;
     if !geometry.reflink {
-        return Err(foreign("it is an XFS without reflink".to_owned()));
+        return Err(foreign(Conflict::NoReflink));
     }
     let found = Uuid::from_bytes(geometry.uuid);
     match expectation {
-        Expectation::Known { filesystem_uuid } if filesystem_uuid != found => Err(foreign(
-            format!("its UUID is {found} and not {filesystem_uuid}"),
-        )),
+        Expectation::Known { filesystem_uuid } if filesystem_uuid != found => {
+            Err(foreign(Conflict::Uuid {
+                found,
+                expected: filesystem_uuid,
+            }))
+        }
         Expectation::Known { .. } | Expectation::Made | Expectation::New => Ok(geometry),
     }
 }

@@ -2,7 +2,11 @@
 
 use std::{fs, os::fd::AsFd as _};
 
-use cistern_host::{ImageRequest, MountOptions, options};
+use cistern_host::{
+    ImageRequest, MountOptions,
+    mounting::{Difference, Error},
+    options,
+};
 use cistern_types::{Bytes, FilesystemType, MkfsOptions, Provisioning, mkfs_options};
 use rustix::fs::ioctl_ficlone;
 
@@ -118,9 +122,9 @@ fn npv_14_the_kernel_shows_every_supported_mount_option_unchanged() {
             must(pool.stage(&volume.stage(&staging)));
             volume.options = MountOptions::default();
             let other = pool.stage(&volume.stage(&staging));
-            let conflict = cistern_host::mounting::Error::Conflict {
+            let conflict = Error::Conflict {
                 path: staging.clone(),
-                why: String::new(),
+                difference: Difference::FilesystemOptions,
             };
             let is_conflict = other.as_ref().err().map(std::mem::discriminant)
                 == Some(std::mem::discriminant(&conflict));

@@ -163,10 +163,8 @@ fn an_image_that_is_too_small_or_of_another_volume_is_reported() {
     let found = volume.troubles();
     match &found[..] {
         [VolumeTrouble::IdentityConflict { image: named, why }] => {
-            assert_eq!(
-                (named, why.as_str()),
-                (&image, "it is that of volume pvc-b")
-            );
+            assert_eq!(named, &image);
+            assert_eq!(why.to_string(), "it is that of volume pvc-b");
         }
         other => panic!("{other:?}"),
     }
