@@ -241,7 +241,7 @@ mod tests {
 
     fn known(cluster: &Cluster) -> OwnerIndex {
         let mut owners = Owners::default();
-        for volume in &cluster.persistent_volumes {
+        for volume in cluster.persistent_volumes.values() {
             owners.add_volume(volume);
         }
         OwnerIndex {
