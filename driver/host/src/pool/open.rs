@@ -44,7 +44,8 @@ pub(super) struct Backing {
 
 impl Root {
     /// Makes a pool usable: creates it if it is new and no data exists, adopts an existing pool, under
-    /// whichever UID it was created, attaches, mounts, verifies and grows it. Idempotent.
+    /// whichever UID it was created, attaches, mounts and verifies it. The pool grows with its device,
+    /// but an existing file keeps its size until [`Pool::resize_file`]. Idempotent.
     pub fn open_pool(
         &self,
         declaration: &PoolDeclaration,
@@ -79,7 +80,7 @@ impl Root {
         self.enter(&place, home, declaration, expectation, &backing)
     }
 
-    /// Opens the mounted filesystem, verifies that it is the pool, and grows it.
+    /// Opens the mounted filesystem, verifies that it is the pool, and grows it to its device.
     fn enter(
         &self,
         place: &MountTarget<'_>,
@@ -128,11 +129,9 @@ impl Root {
             mount_id,
             marker,
         };
-        match declaration.source {
-            Source::Image { size } => drop(pool.resize_file(size)?),
-            Source::Device { .. } => pool
-                .cover(backing.size)
-                .map_err(failed(format!("grow the filesystem at {}", path.display())))?,
+        if let Source::Device { .. } = declaration.source {
+            pool.cover(backing.size)
+                .map_err(failed(format!("grow the filesystem at {}", path.display())))?;
         }
         Ok(pool)
     }

@@ -290,6 +290,7 @@ fn a_pool_grows_while_its_volumes_are_in_use_and_reports_its_capacity_when_empty
     let larger = image_pool(Bytes::gib(3));
     for _ in 0..2 {
         let grown = must(machine.root().open_pool(&larger, known(&pool)));
+        assert_eq!(must(grown.resize_file(Bytes::gib(3))).shortage, None);
         let numbers = must(grown.statistics());
         assert!(numbers.size > Bytes::mib(2900), "{numbers:?}");
         // All that is free, and what the one image takes.
