@@ -43,6 +43,9 @@ use crate::{
 /// The extended attribute that records the identity of an image. Only root can read or change it.
 const IDENTITY: &str = "trusted.cistern";
 
+/// A tool that fails in a pool with less free space than this lacks space: mkfs writes some MiB.
+const TOOL_SPACE: Bytes = Bytes::mib(16);
+
 /// A request to create the image of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageRequest {
@@ -351,8 +354,15 @@ impl Pool {
         }
     }
 
+    /// Whether the pool lacks the space that a tool needs. Queried before the tool's file is removed.
+    fn is_full(&self) -> bool {
+        self.available()
+            .is_ok_and(|available| available < TOOL_SPACE)
+    }
+
+    /// [`Error::NoSpace`] if that is the cause of a failed step, or else [`Error::Failed`].
     pub(crate) fn no_space_or(&self, operation: &'static str, uid: &Uid, source: Cause) -> Error {
-        if source.is_no_space() {
+        if source.is_no_space() || source.is_failed_tool() && self.is_full() {
             let (uid, pool) = (uid.clone(), self.to_string());
             return Error::NoSpace { uid, pool, source };
         }

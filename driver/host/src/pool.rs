@@ -384,6 +384,11 @@ impl Pool {
         open::open_folder(&*self.system, self.directory(), self.mount_id, name)
     }
 
+    /// Free space of the pool's filesystem.
+    pub(crate) fn available(&self) -> io::Result<Bytes> {
+        Ok(Bytes(self.space()?.available))
+    }
+
     fn geometry(&self) -> io::Result<XfsGeometry> {
         let geometry = self.system.xfs_geometry(self.directory())?;
         geometry.ok_or_else(|| io::Error::other("it is not an XFS"))

@@ -259,14 +259,13 @@ fn make(root: &Root, uid: &Uid, number: DeviceNumber, unfinished: bool) -> Resul
     if !still {
         return Err(io::Error::other("it changed while it was looked at").into());
     }
-    let filesystem_uuid = Uuid::new_v4();
-    mkfs::pool_device(
-        system,
-        device.as_fd(),
-        filesystem_uuid,
-        &uid.label(),
-        unfinished,
-    )?;
+    let (filesystem_uuid, label) = (Uuid::new_v4(), uid.label());
+    let made = mkfs::pool_device(system, device.as_fd(), filesystem_uuid, &label, unfinished);
+    if made.as_ref().is_err_and(Cause::is_failed_tool) {
+        // If another process has opened the device exclusively since, that is the error.
+        open_device(system, &path, OFlags::RDONLY | OFlags::EXCL)?;
+    }
+    made?;
     system.sync(device.as_fd())?;
     tracing::info!(pool = %uid, device = %path.display(), "made the pool's filesystem");
     Ok(())

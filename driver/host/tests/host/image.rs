@@ -3,7 +3,7 @@
 use std::{fs, io::Write as _, os::unix::fs::PermissionsExt as _, path::PathBuf, sync::Arc};
 
 use cistern_host::{
-    BlockStageRequest, Content, ImageRequest, Uid,
+    BlockStageRequest, Cause, Content, ImageRequest, Uid,
     image::Error,
     system::{FailAt, Fault},
 };
@@ -11,8 +11,8 @@ use cistern_types::{Bytes, FilesystemType, Provisioning};
 use rustix::fs::{FallocateFlags, fallocate, removexattr};
 
 use crate::harness::{
-    Machine, POOL_SIZE, Volume, allocated, eventually, image_path, image_pool, known, linux, must,
-    open_new, request, root, run, uid, unstage,
+    Machine, POOL_SIZE, Volume, allocated, chain, eventually, image_path, image_pool, known, linux,
+    must, open_new, request, root, run, uid, unstage,
 };
 
 fn thin(name: &str) -> ImageRequest {
@@ -299,6 +299,32 @@ fn a_full_pool_is_reported_as_full_and_nothing_is_left_behind() {
         .available
         .saturating_sub(must(pool.statistics()).available);
     assert!(lost < Bytes::mib(1), "{lost}");
+}
+
+#[test]
+fn a_tool_that_fails_for_lack_of_space_is_reported_as_a_full_pool() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let neighbour = take_all(&machine);
+    let neighbour = fs::File::options().write(true).open(neighbour).unwrap();
+    let mut failed_tools = 0;
+    for free in [Bytes::ZERO, Bytes::mib(1), Bytes::mib(6), Bytes::mib(40)] {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if free > Bytes::ZERO {
+            fallocate(&neighbour, flags, 0, free.0).unwrap();
+        }
+        for filesystem in FilesystemType::ALL {
+            let request = request("a", Bytes::gib(2), filesystem, Provisioning::Thin);
+            match pool.create_image(&request) {
+                Ok(image) => must(pool.remove_image(&image.uid)),
+                Err(Error::NoSpace { source, .. }) => {
+                    failed_tools += u32::from(matches!(source, Cause::Command(_)));
+                }
+                Err(error) => panic!("{filesystem} with {free}: {}", chain(&error)),
+            }
+        }
+    }
+    assert!(failed_tools > 0);
 }
 
 #[test]
