@@ -123,7 +123,7 @@ pub enum Error {
         limit: u64,
     },
     /// The image of this name belongs to another volume, or was made with another spec.
-    #[error("image {uid} is not what was asked for: {why}; it is left as it is")]
+    #[error("image {uid} does not match the request: {why}; it is not changed")]
     IdentityConflict {
         /// Its name.
         uid: Uid,
@@ -151,7 +151,7 @@ pub enum Error {
         report: String,
     },
     /// The filesystem needs a full check first, which the caller did not allow in this call.
-    #[error("the filesystem in image {uid} has to be checked first")]
+    #[error("the filesystem in image {uid} must be checked first")]
     CheckNeeded {
         /// Name of the image.
         uid: Uid,

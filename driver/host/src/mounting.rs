@@ -108,9 +108,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// A raw block volume is read-only for all pods of a node or for none.
-    #[error(
-        "a block device is read-only for all pods of a node or for none, and it is otherwise at {path}"
-    )]
+    #[error("a block device is read-only for all pods of a node or for none, and {path} differs")]
     Writability {
         /// Another target path.
         path: PathBuf,

@@ -102,13 +102,13 @@ pub enum Expectation {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file or device of a pool that was created before is missing.
-    #[error("{what} is not there: the pool was made once and is not made again; bring it back")]
+    #[error("{what} is missing: the pool was created before and is not created again; restore it")]
     BackingMissing {
         /// File or devices.
         what: String,
     },
     /// The file or device holds something other than this pool.
-    #[error("{path} is not this pool: {why}; it is left as it is")]
+    #[error("{path} is not this pool: {why}; it is not changed")]
     BackingConflict {
         /// File, device or mount point.
         path: PathBuf,
@@ -127,7 +127,7 @@ pub enum Error {
     },
     /// Several candidates claim to be this pool, or one cannot be verified.
     #[error(
-        "it is not certain which is pool {name}, so none is taken and none is made: {}; move away what is not", list(.found)
+        "more than one may be pool {name}, or one cannot be verified, so none is used and none is created: {}; remove those that are not the pool", list(.found)
     )]
     Ambiguous {
         /// Name of the pool.
@@ -194,7 +194,7 @@ pub enum Error {
     },
     /// The filesystem of the host cannot reserve space for the pool's file, or has no direct I/O.
     #[error(
-        "{path} cannot be made: it would lie on {filesystem}, which {why}; put that folder on ext4, XFS or btrfs"
+        "{path} cannot be created: its filesystem is {filesystem}, which {why}; put that folder on ext4, XFS or btrfs"
     )]
     HostFilesystemUnfit {
         /// The file.
@@ -206,7 +206,7 @@ pub enum Error {
     },
     /// The pool to remove still holds images, or files that are not Cistern's.
     #[error(
-        "{count} images or other files remain in {path}: delete their volumes first, and move away what is not Cistern's"
+        "{count} images or other files remain in {path}: delete their volumes first, and remove what is not Cistern's"
     )]
     ImagesRemain {
         /// The mount point.
@@ -242,11 +242,11 @@ fn keeping(percent: u32) -> String {
 
 fn users(images: &[Uid]) -> String {
     if images.is_empty() {
-        return "something that is no volume still has it open".to_owned();
+        return "another process still has it open".to_owned();
     }
     let names: Vec<&str> = images.iter().map(Uid::as_str).collect();
     format!(
-        "end the pods whose volumes are the images {}",
+        "delete the pods whose volumes have the images {}",
         names.join(", ")
     )
 }
@@ -301,7 +301,7 @@ impl Pool {
         self.filesystem_uuid
     }
 
-    /// The device that carries the filesystem: a loop device where the source is an image.
+    /// The device with the filesystem: a loop device if the source is an image.
     pub fn device(&self) -> &std::path::Path {
         &self.device
     }
@@ -336,7 +336,7 @@ impl Pool {
     /// and writable, and its marker names the pool.
     pub fn check(&self) -> Result<(), Error> {
         let path = self.path();
-        let io = |source: io::Error| failed(format!("look at {}", path.display()))(source);
+        let io = |source: io::Error| failed(format!("inspect {}", path.display()))(source);
         if let Some(file) = self.file {
             drop(file::check(&self.root, &self.home, file)?);
         }
@@ -369,7 +369,7 @@ impl Pool {
     /// Reads the sizes of the pool's filesystem.
     pub fn statistics(&self) -> Result<PoolStatistics, Error> {
         let space = self.space().map_err(failed(format!(
-            "ask the space of pool {}",
+            "read the free space of pool {}",
             self.declaration.name
         )))?;
         Ok(PoolStatistics {

@@ -120,7 +120,7 @@ fn judge(
     troubles
 }
 
-/// The reason why an image is not the volume's.
+/// Why an image is not the volume's; None if it is.
 fn disagreement(volume: &VolumeSubject<'_>, found: &Image, pool: Uuid) -> Option<ImageConflict> {
     let Some(identity) = &found.identity else {
         return Some(ImageConflict::NoIdentity);

@@ -1,4 +1,4 @@
-//! The troubles: each is a fact about a pool or volume, displayed as one clause.
+//! Problems of pools and volumes. Each is displayed as one clause.
 
 use std::{
     io,
@@ -24,7 +24,7 @@ pub enum PoolTrouble {
         after: Duration,
     },
     /// Its file or device is missing.
-    #[error("{what} is not there")]
+    #[error("{what} is missing")]
     BackingMissing {
         /// File or devices.
         what: String,
@@ -128,7 +128,7 @@ impl From<pool::Error> for PoolTrouble {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageConflict {
     /// It has no identity, or one that cannot be parsed.
-    #[error("it does not say whose it is")]
+    #[error("it has no valid identity")]
     NoIdentity,
     /// Another object made it.
     #[error("it is that of {0}")]
@@ -145,7 +145,7 @@ pub enum ImageConflict {
         uuid: Uuid,
     },
     /// It holds raw data.
-    #[error("it holds no filesystem of ours")]
+    #[error("it holds raw data")]
     Block,
 }
 
@@ -160,7 +160,7 @@ pub enum VolumeTrouble {
     },
     /// Its image was removed while it is attached: its data is lost when the last user of the device
     /// ends, and can be copied from the device until then.
-    #[error("its image was removed beneath {device}, which alone still holds it")]
+    #[error("its image was removed, and only {device} still holds it")]
     ImageDeleted {
         /// The loop device.
         device: String,
@@ -192,7 +192,7 @@ pub enum VolumeTrouble {
         path: PathBuf,
     },
     /// Its loop device is read-only, but its filesystem is mounted writable.
-    #[error("{device} is read-only, and {path} is to be written")]
+    #[error("{device} is read-only, but {path} is mounted writable")]
     DeviceReadOnly {
         /// The loop device.
         device: String,

@@ -12,7 +12,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IdentityConflict {
     /// It has no identity, or one that cannot be parsed.
-    #[error("it carries no identity")]
+    #[error("it has no valid identity")]
     NoIdentity,
     /// Another object made it.
     #[error("it is {0}")]
@@ -49,7 +49,7 @@ pub enum IdentityConflict {
         size: Bytes,
     },
     /// A source is larger than the volume.
-    #[error("it has {size} and volume {volume} is to have only {wanted}")]
+    #[error("it has {size}, more than the {wanted} of volume {volume}")]
     TooLarge {
         /// Size of the source.
         size: Bytes,
@@ -59,7 +59,7 @@ pub enum IdentityConflict {
         wanted: Bytes,
     },
     /// A source has another filesystem than the volume.
-    #[error("it holds {} and volume {volume} is to have {}", name(*.found), name(*.wanted))]
+    #[error("it holds {}, but volume {volume} needs {}", name(*.found), name(*.wanted))]
     OtherContent {
         /// Filesystem of the source; none for block access.
         found: Option<FilesystemType>,

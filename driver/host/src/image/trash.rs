@@ -84,7 +84,7 @@ impl Pool {
             system.sync(trash.as_fd())?;
             Ok(true)
         };
-        take().map_err(failed("take the file out of the trash", uid))
+        take().map_err(failed("restore the file from the trash", uid))
     }
 
     /// Removes an image from the trash, and frees its space before it returns. Succeeds when it

@@ -87,7 +87,7 @@ pub enum NotMounted {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostFault {
     /// It does not allocate the space of a file in advance.
-    #[error("gives a file no space before it is written: others could take what is promised")]
+    #[error("does not preallocate space for a file, so other files could take it")]
     NoPreallocation,
     /// It has no direct I/O.
     #[error("has no direct I/O with sectors of 4096 bytes ({found})")]

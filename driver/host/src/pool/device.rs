@@ -257,7 +257,7 @@ fn make(root: &Root, uid: &Uid, number: DeviceNumber, unfinished: bool) -> Resul
         (DeviceState::Blank, false) | (DeviceState::Unfinished, true)
     );
     if !still {
-        return Err(io::Error::other("it changed while it was looked at").into());
+        return Err(io::Error::other("it changed while it was inspected").into());
     }
     let (filesystem_uuid, label) = (Uuid::new_v4(), uid.label());
     let made = mkfs::pool_device(system, device.as_fd(), filesystem_uuid, &label, unfinished);
@@ -330,7 +330,9 @@ fn unless_busy<T>(attempt: impl FnMut() -> Result<T, Cause>) -> Result<T, Cause>
 
 fn describe(cause: &Cause) -> String {
     match cause {
-        Cause::Io(error) if error.kind() == io::ErrorKind::NotFound => "it is not there".to_owned(),
+        Cause::Io(error) if error.kind() == io::ErrorKind::NotFound => {
+            "it does not exist".to_owned()
+        }
         _ if cause.is_busy() => "something else holds it".to_owned(),
         Cause::Io(_) | Cause::Command(_) | Cause::Loop(_) => cause.to_string(),
     }

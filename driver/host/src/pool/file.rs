@@ -60,7 +60,7 @@ pub(super) fn open(
         .map_err(failed(format!("attach {}", path.display())))?;
     let stat = system
         .stat(file.as_fd())
-        .map_err(failed(format!("look at {}", path.display())))?;
+        .map_err(failed(format!("inspect {}", path.display())))?;
     Ok(Backing {
         number: bound.device(),
         path: bound.path.clone(),
@@ -75,7 +75,7 @@ pub(super) fn open(
 pub(super) fn check(root: &Root, uid: &Uid, expected: FileId) -> Result<OwnedFd, Error> {
     let system = &*root.system;
     let path = path(root, uid);
-    let io = |error: io::Error| failed(format!("look at {}", path.display()))(error);
+    let io = |error: io::Error| failed(format!("inspect {}", path.display()))(error);
     let pools = root.open_pools().map_err(io)?;
     let file = find(system, pools.as_fd(), root, uid)?.ok_or_else(|| missing(root, uid))?;
     if system.stat(file.as_fd()).map_err(io)?.id == expected {
@@ -200,7 +200,7 @@ fn turn(root: &Root) -> Result<OwnedFd, Error> {
     }
     Err(lock(io::Error::new(
         io::ErrorKind::ResourceBusy,
-        "another pool is taking space of its filesystem; this is tried again",
+        "another pool is allocating space of its filesystem; this is retried",
     )))
 }
 

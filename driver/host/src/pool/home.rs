@@ -104,7 +104,7 @@ impl Root {
         expectation: Expectation,
     ) -> Result<Uid, Error> {
         let uid = &declaration.uid;
-        let look = |source: io::Error| failed("look for the pool")(source);
+        let look = |source: io::Error| failed("find the pool")(source);
         if self.has_file(pools, uid)? || self.mounted(uid).map_err(look)?.is_some() {
             return Ok(uid.clone());
         }
@@ -173,7 +173,7 @@ impl Root {
         declaration: &PoolDeclaration,
         homes: BTreeSet<Uid>,
     ) -> Result<Option<Uid>, Error> {
-        let look = |source: io::Error| failed("look for the pool")(source);
+        let look = |source: io::Error| failed("find the pool")(source);
         let is_image = matches!(declaration.source, Source::Image { .. });
         let mut candidates = Candidates::none();
         for home in homes {
@@ -240,7 +240,7 @@ impl Root {
             path: path.clone(),
             why,
         };
-        let io = |source: io::Error| failed(format!("look into {}", path.display()))(source);
+        let io = |source: io::Error| failed(format!("inspect {}", path.display()))(source);
         let Some(file) = file::find(system, pools, self, home)? else {
             return Ok(None);
         };

@@ -75,7 +75,7 @@ fn filesystem(system: &dyn System, folder: BorrowedFd<'_>) -> io::Result<String>
     let mounts = system.mounts()?.into_iter();
     let mut here = mounts.filter(|mount| mount.id == id);
     Ok(here.next().map_or_else(
-        || "a filesystem that nobody knows".to_owned(),
+        || "an unknown filesystem".to_owned(),
         |mount| mount.filesystem,
     ))
 }

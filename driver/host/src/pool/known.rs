@@ -52,7 +52,7 @@ pub(super) fn find(
             continue;
         }
         let objection = layers::objection(root, device.as_fd(), number, Some(&found));
-        match objection.map_err(failed(format!("look at {}", path.display())))? {
+        match objection.map_err(failed(format!("inspect {}", path.display())))? {
             Some(why) => ruled_out.push((path, why)),
             None => candidates.push((path, number)),
         }

@@ -148,7 +148,7 @@ pub(crate) fn read(
 /// The marker of a pool that is not mounted; None if there is none. Nothing is written, and the log is
 /// not replayed: the device may belong to another system.
 pub(super) fn read_unmounted(system: &dyn System, device: &Path) -> Result<Option<Marker>, Error> {
-    let io = |source: io::Error| failed(format!("look into {}", device.display()))(source);
+    let io = |source: io::Error| failed(format!("inspect {}", device.display()))(source);
     let parameters = [("ro", None), ("norecovery", None)];
     let mount = open::mount(system, device, &parameters).map_err(io)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;

@@ -57,7 +57,7 @@ impl Root {
         let home = self.find_home(pools.as_fd(), declaration, expectation)?;
         let path = self.mount_point(&home);
         let describe = |what: &str| format!("{what} {}", path.display());
-        let place = MountTarget::open(&*self.system, &path).map_err(failed(describe("look at")))?;
+        let place = MountTarget::open(&*self.system, &path).map_err(failed(describe("inspect")))?;
         let mounted = self.usable_mount(&place, pools.as_fd(), declaration, &home, expectation)?;
         if mounted.is_none() {
             place
@@ -204,7 +204,10 @@ pub(super) fn verify(
     };
     let geometry = system
         .xfs_geometry(directory)
-        .map_err(failed(format!("ask the filesystem at {}", path.display())))?
+        .map_err(failed(format!(
+            "query the filesystem at {}",
+            path.display()
+        )))?
         .ok_or_else(|| foreign(Conflict::NotXfs))?;
     if !geometry.reflink {
         return Err(foreign(Conflict::NoReflink));

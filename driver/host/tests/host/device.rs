@@ -229,7 +229,7 @@ fn a_path_that_is_a_device_in_use_or_no_device_is_refused() {
     for (path, expected) in [
         (disk.device.clone(), "something else holds it"),
         (file, "not a block device"),
-        (machine.path("missing"), "it is not there"),
+        (machine.path("missing"), "it does not exist"),
     ] {
         let declaration = device_pool([path]);
         let error = machine

@@ -73,7 +73,7 @@ fn a_pool_is_refused_on_a_filesystem_that_cannot_preallocate_files() {
     run("mkfs.ext4", &["-q", "-F", "-O", features, device]);
     put_root_on(&machine, &[device]);
     let error = refusal(&machine, "ext4");
-    assert!(error.contains("no space before it is written"), "{error}");
+    assert!(error.contains("does not preallocate space"), "{error}");
     unmount(&machine.path("root"));
 }
 
