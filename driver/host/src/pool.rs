@@ -127,7 +127,7 @@ pub enum Error {
     },
     /// Several candidates claim to be this pool, or one cannot be verified.
     #[error(
-        "more than one may be pool {name}, or one cannot be verified, so none is used and none is created: {}; remove those that are not the pool", list(.found)
+        "more than one may be pool {name}, or one cannot be verified, so none is used and none is created: {}; move away those that are not the pool", list(.found)
     )]
     Ambiguous {
         /// Name of the pool.
@@ -206,7 +206,7 @@ pub enum Error {
     },
     /// The pool to remove still holds images, or files that are not Cistern's.
     #[error(
-        "{count} images or other files remain in {path}: delete their volumes first, and remove what is not Cistern's"
+        "{count} images or other files remain in {path}: delete their volumes first, and move away what is not Cistern's"
     )]
     ImagesRemain {
         /// The mount point.

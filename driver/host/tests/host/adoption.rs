@@ -169,7 +169,7 @@ fn r7_no_pool_is_created_beside_a_file_that_may_be_that_pool() {
         .unwrap_err();
     assert!(matches!(error, Error::Ambiguous { .. }), "{error}");
     assert!(
-        error.to_string().contains("move away what is not"),
+        error.to_string().contains("move away those that are not"),
         "{error}"
     );
     assert!(traces(&path) == before);
