@@ -6,6 +6,7 @@
 
 mod blank;
 mod broken;
+mod candidate;
 mod conflict;
 mod device;
 pub(crate) mod file;
@@ -32,6 +33,7 @@ pub(crate) use self::broken::has_shut_down;
 use self::marker::Marker;
 pub use self::{
     broken::Broken,
+    candidate::{Candidate, Unusable},
     conflict::{Conflict, HostFault, NotMounted},
     owner::{ForeignMarker, Owner},
     resize::{PoolFile, Shortage},
@@ -133,13 +135,13 @@ pub enum Error {
         /// Name of the pool.
         name: String,
         /// Each candidate and what is known about it.
-        found: Vec<(PathBuf, String)>,
+        found: Vec<(PathBuf, Candidate)>,
     },
     /// No listed device is blank or holds the pool.
     #[error("no listed device can be used: {}", list(.devices))]
     NoUsableDevice {
         /// Each device and why it cannot be used.
-        devices: Vec<(PathBuf, String)>,
+        devices: Vec<(PathBuf, Unusable)>,
     },
     /// The pool is not mounted, or something else is mounted in its place.
     #[error("{path} is not the mounted pool: {why}")]
@@ -251,8 +253,8 @@ fn users(images: &[Uid]) -> String {
     )
 }
 
-fn list(devices: &[(PathBuf, String)]) -> String {
-    let line = |(path, why): &(PathBuf, String)| format!("{}: {why}", path.display());
+fn list(devices: &[(PathBuf, impl fmt::Display)]) -> String {
+    let line = |(path, why): &(PathBuf, _)| format!("{}: {why}", path.display());
     devices.iter().map(line).collect::<Vec<_>>().join("; ")
 }
 

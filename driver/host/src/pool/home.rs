@@ -19,7 +19,7 @@ use std::{
 use cistern_types::FilesystemType;
 
 use super::{
-    Conflict, Error, Expectation, PoolDeclaration, Source, device, failed, file,
+    Candidate, Conflict, Error, Expectation, PoolDeclaration, Source, device, failed, file,
     marker::{self, Marker},
 };
 use crate::{
@@ -40,7 +40,7 @@ pub(super) struct Candidates<T> {
     /// The pool has been adopted before.
     own: Option<T>,
     returning: Vec<(PathBuf, Marker, T)>,
-    doubts: Vec<(PathBuf, String)>,
+    doubts: Vec<(PathBuf, Candidate)>,
 }
 
 impl<T> Candidates<T> {
@@ -66,12 +66,12 @@ impl<T> Candidates<T> {
                 self.returning.push((at, marker, what));
             }
             Ok(_) => return false,
-            Err(error) => self.doubt(at, describe(&error)),
+            Err(error) => self.doubt(at, Candidate::Unread(Box::new(error))),
         }
         true
     }
 
-    fn doubt(&mut self, at: PathBuf, why: String) {
+    fn doubt(&mut self, at: PathBuf, why: Candidate) {
         self.doubts.push((at, why));
     }
 
@@ -83,13 +83,13 @@ impl<T> Candidates<T> {
         if self.doubts.is_empty() && self.returning.len() <= 1 {
             return Ok(self.returning.pop().map(|(_, _, what)| what));
         }
-        let returning = self.returning.iter().map(|(at, marker, _)| {
-            let why = format!("it is pool {} ({})", marker.pool_name, marker.pool_uid);
-            (at.clone(), why)
+        let returning = self.returning.into_iter().map(|(at, marker, _)| {
+            let (name, uid) = (marker.pool_name, marker.pool_uid);
+            (at, Candidate::Marker { name, uid })
         });
         Err(Error::Ambiguous {
             name: declaration.name.clone(),
-            found: returning.chain(self.doubts.iter().cloned()).collect(),
+            found: returning.chain(self.doubts).collect(),
         })
     }
 }
@@ -153,12 +153,14 @@ impl Root {
         match (found.pop(), found.is_empty()) {
             (Some(last), false) => {
                 found.push(last);
-                let why = || format!("it holds the filesystem {filesystem_uuid}");
                 Err(Error::Ambiguous {
                     name: declaration.name.clone(),
                     found: found
                         .iter()
-                        .map(|home| (self.mount_point(home), why()))
+                        .map(|home| {
+                            let why = Candidate::Filesystem(filesystem_uuid);
+                            (self.mount_point(home), why)
+                        })
                         .collect(),
                 })
             }
@@ -185,15 +187,7 @@ impl Root {
             };
             let counts = candidates.consider(declaration, at.clone(), home, marker);
             if counts && has_file != is_image {
-                let (is, wanted) = if has_file {
-                    ("in a file", "device")
-                } else {
-                    ("on a device", "image")
-                };
-                candidates.doubt(
-                    at,
-                    format!("it lies {is}, and the pool's source is {wanted}"),
-                );
+                candidates.doubt(at, Candidate::OtherSource { in_file: has_file });
             }
         }
         candidates.decide(declaration)
@@ -257,15 +251,6 @@ impl Root {
             Some(marker) => Ok(Some(marker)),
             None => Err(foreign(Conflict::NoMarker)),
         }
-    }
-}
-
-/// The message of an error with its cause.
-pub(super) fn describe(error: &Error) -> String {
-    match error {
-        Error::Failed { operation, source } => format!("could not {operation}: {source}"),
-        Error::BackingConflict { why, .. } => why.to_string(),
-        other => other.to_string(),
     }
 }
 

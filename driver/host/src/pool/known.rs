@@ -14,7 +14,7 @@ use std::{
 use cistern_types::FilesystemType;
 
 use super::{
-    Error, PoolDeclaration,
+    Candidate, Error, PoolDeclaration, Unusable,
     device::{exclusive, only, open_device},
     failed, layers, list,
     open::Backing,
@@ -57,8 +57,7 @@ pub(super) fn find(
             None => candidates.push((path, number)),
         }
     }
-    let why = format!("it holds the filesystem {uuid}");
-    match only(declaration, &candidates, &why)? {
+    match only(declaration, &candidates, || Candidate::Filesystem(uuid))? {
         Some(number) => exclusive(system, number),
         None => Err(missing(paths, uuid, &ruled_out)),
     }
@@ -78,7 +77,7 @@ fn with_identity(system: &dyn System, identity: Option<&str>) -> io::Result<Vec<
     Ok(paths)
 }
 
-fn missing(paths: &[PathBuf], uuid: Uuid, ruled_out: &[(PathBuf, String)]) -> Error {
+fn missing(paths: &[PathBuf], uuid: Uuid, ruled_out: &[(PathBuf, Unusable)]) -> Error {
     let mut what = format!(
         "a device with the filesystem {uuid} (listed: {}",
         join(paths)

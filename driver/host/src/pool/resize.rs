@@ -11,7 +11,7 @@ use std::{
 
 use cistern_types::Bytes;
 
-use super::{Error, Pool, failed, file, home::describe};
+use super::{Error, Pool, candidate::describe, failed, file};
 use crate::{loopdev, patience::until};
 
 /// The size of an image pool's file, and why it differs from the declared size.
