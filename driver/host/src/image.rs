@@ -167,12 +167,12 @@ pub enum Error {
         report: String,
     },
     /// The image is attached, in this or another mount namespace, or is being read.
-    #[error("image {uid} is still {how}")]
+    #[error("image {uid} is still {by}")]
     InUse {
         /// Its name.
         uid: Uid,
         /// How it is used.
-        how: String,
+        by: ImageUse,
     },
     /// The pool's filesystem is full.
     #[error("pool {pool} has no space left for image {uid}")]
@@ -196,6 +196,20 @@ pub enum Error {
         #[source]
         source: Cause,
     },
+}
+
+/// How an image is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ImageUse {
+    /// A loop device is bound to it.
+    #[error("attached as /dev/loop{device}")]
+    Attached {
+        /// Number of the loop device.
+        device: u32,
+    },
+    /// A snapshot, a clone or a check is reading it.
+    #[error("read or checked")]
+    Locked,
 }
 
 impl Pool {
@@ -326,7 +340,7 @@ impl Pool {
         }
         Err(Error::InUse {
             uid: uid.clone(),
-            how: "read or checked".to_owned(),
+            by: ImageUse::Locked,
         })
     }
 
@@ -342,7 +356,9 @@ impl Pool {
             None => Ok(()),
             Some(device) => Err(Error::InUse {
                 uid: uid.clone(),
-                how: format!("attached as {device}"),
+                by: ImageUse::Attached {
+                    device: device.number,
+                },
             }),
         }
     }

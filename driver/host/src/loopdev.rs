@@ -51,7 +51,7 @@ pub enum Error {
         /// Number of the loop device.
         number: u32,
         /// Its actual settings.
-        found: String,
+        found: LoopSettings,
     },
     /// Other processes bound every free device first.
     #[error("no loop device was free in {} attempts", free::ATTEMPTS)]
@@ -148,11 +148,7 @@ pub(crate) fn verify(system: &dyn System, bound: Loop) -> Result<Loop, Error> {
         // Dropping the device detaches it unless it has another user.
         return Err(Error::Unfit {
             number: bound.number,
-            found: format!(
-                "direct I/O {}, sectors of {} bytes",
-                if settings.direct_io { "on" } else { "off" },
-                settings.sector_size
-            ),
+            found: settings,
         });
     }
     Ok(bound)

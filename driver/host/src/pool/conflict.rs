@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use crate::id::{Uid, Uuid};
+use crate::{
+    id::{Uid, Uuid},
+    system::LoopSettings,
+};
 
 /// Why a file, a device or a mounted filesystem is not the pool.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -92,7 +95,7 @@ pub enum HostFault {
     /// It has no direct I/O.
     #[error("has no direct I/O with sectors of 4096 bytes ({found})")]
     NoDirectIo {
-        /// The properties of a loop device on it.
-        found: String,
+        /// The settings of a loop device on it.
+        found: LoopSettings,
     },
 }
