@@ -16,7 +16,8 @@ use cistern_types::FilesystemType;
 use super::{
     Candidate, Error, PoolDeclaration, Unusable,
     device::{exclusive, only, open_device},
-    failed, layers, list,
+    error::list,
+    failed, layers,
     open::Backing,
 };
 use crate::{
