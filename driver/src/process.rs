@@ -116,7 +116,8 @@ pub async fn node(options: config::Node) -> Result {
     agent::metrics::register(&agent.agent(), &mut registry);
     let node = Node::new(Mounter::new(agent.agent()), node_name, options.max_volumes);
     let metadata = Metadata::new(Arc::new(OnNode::new(agent.agent(), client)));
-    let identity = Identity::new(readiness.clone(), Arc::new(tools)).with_snapshot_metadata();
+    let identity =
+        Identity::new(readiness.clone(), Arc::new(command::check_tools)).with_snapshot_metadata();
     let services = Routes::new(IdentityServer::new(identity))
         .add_service(NodeServer::new(node))
         .add_service(SnapshotMetadataServer::new(SnapshotMetadata::new(metadata)));
@@ -180,14 +181,6 @@ pub async fn fsck(options: config::Fsck) -> Result<ExitCode> {
 fn root(location: &config::NodeLocation) -> Root {
     let devices = location.root.join("dev");
     Root::new(&location.root, Arc::new(Linux::new(devices)))
-}
-
-/// Checks that the tools for making volumes are installed (PRB-03).
-fn tools() -> std::result::Result<(), String> {
-    match command::missing_tool() {
-        None => Ok(()),
-        Some(tool) => Err(format!("{tool} is missing: install its package")),
-    }
 }
 
 fn shutdown() -> Result<Shutdown> {

@@ -50,7 +50,7 @@ pub async fn serve(
     let result = tokio::select! {
         result = server => result,
         () = out_of_patience => {
-            tracing::warn!("operations are still running, the process stops without them");
+            tracing::warn!("operations are still running, and the process stops without waiting for them");
             Ok(())
         }
     };

@@ -1,6 +1,10 @@
 //! A snapshot in time of the objects in the cluster that relate to Cistern.
 
-use std::{collections::BTreeMap, fmt::Debug};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Debug,
+    sync::Arc,
+};
 
 use cistern_client::Rejection;
 pub use cistern_crds::unclaimed::handle;
@@ -14,7 +18,7 @@ use k8s_openapi::api::{
     storage::v1::StorageClass,
 };
 use kube::{
-    Api, Resource, ResourceExt as _,
+    Api, Resource, ResourceExt,
     api::{DynamicObject, ListParams},
 };
 use serde::de::DeserializeOwned;
@@ -38,10 +42,10 @@ pub struct Cluster {
     pub classes: Vec<StorageClass>,
     /// Claims of these classes, and claims bound to `persistent_volumes`.
     pub claims: Vec<PersistentVolumeClaim>,
-    /// PersistentVolumes of the Cistern driver.
-    pub persistent_volumes: Vec<PersistentVolume>,
-    /// Pods that use at least one claim.
-    pub pods: Vec<Pod>,
+    /// PersistentVolumes of the Cistern driver, by volume handle.
+    pub persistent_volumes: BTreeMap<String, PersistentVolume>,
+    /// Pods that are neither Succeeded nor Failed, by namespace and name of each claim that they use.
+    pub pods: BTreeMap<(String, String), Vec<Arc<Pod>>>,
     /// Warning events about claims.
     pub events: Vec<Event>,
     /// Messages about kinds that could not be listed and are missing here.
@@ -82,38 +86,35 @@ impl Cluster {
             optional::<Event>(connection, warnings),
         )?;
         let unread = &mut own.unread;
-        own.classes = classes.or_note(unread);
+        own.classes = or_note(classes, unread);
         own.classes
             .retain(|class| class.provisioner == names::DRIVER);
-        own.claims = claims.or_note(unread);
-        own.persistent_volumes = persistent_volumes.or_note(unread);
-        own.persistent_volumes
-            .retain(|volume| handle(volume).is_some());
-        own.pods = pods.or_note(unread);
-        own.pods.retain(|pod| claims_of(pod).next().is_some());
-        own.events = events.or_note(unread);
+        own.claims = or_note(claims, unread);
+        own.persistent_volumes = by_handle(or_note(persistent_volumes, unread));
+        own.pods = by_claim(or_note(pods, unread));
+        own.events = or_note(events, unread);
         own.forget_claims_of_others();
         Ok(own)
     }
 
     /// Keeps claims of Cistern's classes and claims bound to Cistern's PersistentVolumes.
     fn forget_claims_of_others(&mut self) {
-        let (classes, volumes) = (&self.classes, &self.persistent_volumes);
+        let classes: BTreeSet<String> = self.classes.iter().map(ResourceExt::name_any).collect();
+        let volumes = self.persistent_volumes.values();
+        let volumes: BTreeSet<String> = volumes.map(ResourceExt::name_any).collect();
         self.claims.retain(|claim| {
             let Some(spec) = &claim.spec else {
                 return false;
             };
             let class = spec.storage_class_name.as_deref().unwrap_or_default();
             let bound = spec.volume_name.as_deref().unwrap_or_default();
-            classes.iter().any(|ours| ours.name_any() == class)
-                || volumes.iter().any(|ours| ours.name_any() == bound)
+            classes.contains(class) || volumes.contains(bound)
         });
     }
 
     /// Returns the PersistentVolume whose volume handle is `volume`.
     pub fn persistent_volume(&self, volume: &str) -> Option<&PersistentVolume> {
-        let mut all = self.persistent_volumes.iter();
-        all.find(|object| handle(object) == Some(volume))
+        self.persistent_volumes.get(volume)
     }
 
     /// Returns the claim of a volume: the `claimRef` of its PersistentVolume, or else the claim in its spec.
@@ -131,16 +132,43 @@ impl Cluster {
 
     /// Returns pods that use a claim and are neither Succeeded nor Failed.
     pub fn pods_with(&self, claim: &ClaimReference) -> impl Iterator<Item = &Pod> {
-        self.pods.iter().filter(move |pod| {
-            let phase = pod
-                .status
-                .as_ref()
-                .and_then(|status| status.phase.as_deref());
-            pod.namespace().as_deref() == Some(&claim.namespace)
-                && !matches!(phase, Some("Succeeded" | "Failed"))
-                && claims_of(pod).any(|name| name == claim.name)
-        })
+        let claim = (claim.namespace.clone(), claim.name.clone());
+        self.pods
+            .get(&claim)
+            .into_iter()
+            .flatten()
+            .map(|pod| &**pod)
     }
+}
+
+/// Indexes the PersistentVolumes of the Cistern driver by volume handle. The first one of a handle counts.
+pub(crate) fn by_handle(all: Vec<PersistentVolume>) -> BTreeMap<String, PersistentVolume> {
+    let mut volumes = BTreeMap::new();
+    for volume in all {
+        if let Some(handle) = handle(&volume).map(str::to_owned) {
+            volumes.entry(handle).or_insert(volume);
+        }
+    }
+    volumes
+}
+
+/// Indexes pods that have not ended by namespace and name of their claims.
+pub(crate) fn by_claim(all: Vec<Pod>) -> BTreeMap<(String, String), Vec<Arc<Pod>>> {
+    let mut pods: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for pod in all.into_iter().map(Arc::new) {
+        let phase = pod.status.as_ref().and_then(|it| it.phase.as_deref());
+        let Some(namespace) = pod.namespace() else {
+            continue;
+        };
+        if matches!(phase, Some("Succeeded" | "Failed")) {
+            continue;
+        }
+        for name in claims_of(&pod).collect::<BTreeSet<String>>() {
+            let claim = (namespace.clone(), name);
+            pods.entry(claim).or_default().push(Arc::clone(&pod));
+        }
+    }
+    pods
 }
 
 /// Names of the claims that a pod uses, including those of generic ephemeral volumes.
@@ -202,36 +230,83 @@ impl VolumeSnapshots {
     }
 }
 
-/// A list, or the reason why it could not be read.
-enum Optional<K> {
-    Read(Vec<K>),
-    Unread(String),
+/// Returns the list. Notes it if the user may not list the kind.
+fn or_note<K: Resource<DynamicType = ()>>(
+    list: Option<Vec<K>>,
+    unread: &mut Vec<String>,
+) -> Vec<K> {
+    list.unwrap_or_else(|| {
+        let kind = K::plural(&());
+        unread.push(format!("{kind} are not shown: you may not list them"));
+        Vec::new()
+    })
 }
 
-impl<K> Optional<K> {
-    fn or_note(self, unread: &mut Vec<String>) -> Vec<K> {
-        match self {
-            Self::Read(list) => list,
-            Self::Unread(why) => {
-                unread.push(why);
-                Vec::new()
-            }
-        }
-    }
-}
-
-async fn optional<K>(connection: &Connection, select: ListParams) -> Result<Optional<K>, Error>
+/// Lists a kind; None if the user may not list it.
+async fn optional<K>(connection: &Connection, select: ListParams) -> Result<Option<Vec<K>>, Error>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
     match connection.list(connection.everywhere::<K>(), select).await {
-        Ok(list) => Ok(Optional::Read(list)),
-        Err(Error::Denied { .. }) => {
-            let kind = K::plural(&());
-            Ok(Optional::Unread(format!(
-                "{kind} are not shown: you may not list them"
-            )))
-        }
+        Ok(list) => Ok(Some(list)),
+        Err(Error::Denied { .. }) => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::{object, pod};
+
+    #[test]
+    fn the_first_persistent_volume_of_a_handle_counts_and_other_drivers_do_not() {
+        let volume = |name: &str, driver: &str, handle: &str| -> PersistentVolume {
+            object(json!({
+                "metadata": {"name": name},
+                "spec": {"csi": {"driver": driver, "volumeHandle": handle}},
+            }))
+        };
+        let cluster = Cluster {
+            persistent_volumes: by_handle(vec![
+                volume("a", names::DRIVER, "pvc-1"),
+                volume("b", names::DRIVER, "pvc-1"),
+                volume("c", "other", "pvc-2"),
+            ]),
+            ..Cluster::default()
+        };
+        let found = cluster
+            .persistent_volume("pvc-1")
+            .map(ResourceExt::name_any);
+        assert_eq!(found.as_deref(), Some("a"));
+        assert_eq!(cluster.persistent_volume("pvc-2"), None);
+    }
+
+    #[test]
+    fn a_pod_is_found_once_by_each_of_its_claims_until_it_ends() {
+        let mut both = pod("db-0", "data", "Running");
+        let more = pod("x", "more", "Running").spec.unwrap().volumes.unwrap();
+        let volumes = both.spec.as_mut().unwrap().volumes.as_mut().unwrap();
+        volumes.extend(volumes.clone());
+        volumes.extend(more);
+        let cluster = Cluster {
+            pods: by_claim(vec![
+                both,
+                pod("done", "data", "Succeeded"),
+                pod("broken", "data", "Failed"),
+            ]),
+            ..Cluster::default()
+        };
+        let with = |namespace: &str, name: &str| {
+            let (namespace, name) = (namespace.to_owned(), name.to_owned());
+            let claim = ClaimReference { namespace, name };
+            let pods = cluster.pods_with(&claim);
+            pods.map(ResourceExt::name_any).collect::<Vec<_>>()
+        };
+        assert_eq!(with("shop", "data"), ["db-0"]);
+        assert_eq!(with("shop", "more"), ["db-0"]);
+        assert!(with("other", "data").is_empty() && with("shop", "none").is_empty());
     }
 }

@@ -5,6 +5,11 @@
 
 mod moved;
 
+use std::{
+    collections::{HashMap, HashSet},
+    hash::Hash,
+};
+
 use chrono::{DateTime, Duration, Utc};
 use cistern_crds::{
     Condition, ConditionStatus, ConditionType, HasImage, NodePoolStatus, PoolSeverity, PoolVolume,
@@ -25,7 +30,7 @@ const GRACE_PERIOD: Duration = Duration::seconds(60);
 const FEW: usize = 3;
 
 /// Severity of an issue, most severe first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum Severity {
     /// The object does not work.
     Error,
@@ -295,23 +300,25 @@ fn of_stored<K: HasImage>(object: &K, kind: &'static str, now: DateTime<Utc>) ->
 
 /// Combines more than [`FEW`] objects of one pool on one node with the same issue.
 fn gathered(all: &[Issue]) -> Vec<Issue> {
-    let same = |a: &Issue, b: &Issue| {
-        (a.kind, &a.node, &a.pool, &a.reason, a.severity)
-            == (b.kind, &b.node, &b.pool, &b.reason, b.severity)
-    };
-    let mut gathered: Vec<Issue> = Vec::new();
-    for issue in all {
-        let count = all.iter().filter(|other| same(issue, other)).count();
-        if count <= FEW {
-            gathered.push(issue.clone());
-        } else if !gathered.iter().any(|known| same(known, issue)) {
-            gathered.push(Issue {
-                count,
-                ..issue.clone()
-            });
-        }
+    fn group(it: &Issue) -> impl Eq + Hash {
+        (it.kind, &it.node, &it.pool, &it.reason, it.severity)
     }
-    gathered
+    let mut counts = HashMap::new();
+    for issue in all {
+        *counts.entry(group(issue)).or_insert(0_usize) += 1;
+    }
+    let mut seen = HashSet::new();
+    let each = all.iter().filter_map(|issue| {
+        let count = counts.get(&group(issue)).copied().unwrap_or(1);
+        if count <= FEW {
+            return Some(issue.clone());
+        }
+        seen.insert(group(issue)).then(|| Issue {
+            count,
+            ..issue.clone()
+        })
+    });
+    each.collect()
 }
 
 /// Returns an issue if a claim waits for a volume, and not for its first consumer.

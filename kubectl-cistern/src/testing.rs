@@ -5,7 +5,7 @@ use chrono::{DateTime, Utc};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, by_claim, by_handle};
 
 /// Time in seconds since the epoch.
 pub(crate) fn at(second: i64) -> DateTime<Utc> {
@@ -78,16 +78,16 @@ pub(crate) fn cluster() -> Cluster {
             claim("copy", "Bound"),
             claim("more", "Pending"),
         ],
-        persistent_volumes: vec![object(json!({
+        persistent_volumes: by_handle(vec![object(json!({
             "metadata": {"name": "pv-pvc-1"},
             "spec": {"csi": {"driver": "csi.cistern.storage", "volumeHandle": "pvc-1"},
                 "claimRef": {"namespace": "shop", "name": "data"}},
-        }))],
-        pods: vec![
+        }))]),
+        pods: by_claim(vec![
             pod("db-0", "data", "Running"),
             pod("old", "data", "Succeeded"),
             pod("waiting", "more", "Pending"),
-        ],
+        ]),
         events: vec![object(json!({
             "metadata": {"name": "e", "namespace": "shop"}, "type": "Warning", "reason": "NoSpace",
             "message": "no node of pool fast has 50Gi free",
@@ -172,7 +172,7 @@ fn claim(name: &str, phase: &str) -> k8s_openapi::api::core::v1::PersistentVolum
     }))
 }
 
-fn pod(name: &str, claim: &str, phase: &str) -> k8s_openapi::api::core::v1::Pod {
+pub(crate) fn pod(name: &str, claim: &str, phase: &str) -> k8s_openapi::api::core::v1::Pod {
     object(json!({
         "metadata": {"name": name, "namespace": "shop"},
         "spec": {"containers": [], "volumes": [

@@ -19,23 +19,22 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// Whether the cause is a full filesystem.
+    /// Whether the kernel reported a full filesystem to this process. A tool reports only its own failure.
     pub(crate) fn is_no_space(&self) -> bool {
-        self.is(io::ErrorKind::StorageFull, "No space left on device")
+        self.is(io::ErrorKind::StorageFull)
     }
 
-    /// Whether the cause is a device that another process holds.
+    /// Whether the kernel reported to this process that another process holds a device.
     pub(crate) fn is_busy(&self) -> bool {
-        self.is(io::ErrorKind::ResourceBusy, "Device or resource busy")
+        self.is(io::ErrorKind::ResourceBusy)
     }
 
-    /// Whether the kernel returned this error to this process or to a tool. Tools have no exit code for
-    /// it and repeat the kernel's text.
-    fn is(&self, kind: io::ErrorKind, text: &str) -> bool {
-        match self {
-            Self::Io(error) => error.kind() == kind,
-            Self::Command(command::Error::Failed { stderr, .. }) => stderr.contains(text),
-            Self::Command(_) | Self::Loop(_) => false,
-        }
+    /// Whether a tool ran and failed.
+    pub(crate) fn is_failed_tool(&self) -> bool {
+        matches!(self, Self::Command(command::Error::Failed { .. }))
+    }
+
+    fn is(&self, kind: io::ErrorKind) -> bool {
+        matches!(self, Self::Io(error) if error.kind() == kind)
     }
 }

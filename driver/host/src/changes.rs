@@ -30,7 +30,7 @@ use cistern_types::Bytes;
 use self::map::Map;
 use crate::{
     id::Uid,
-    image::{self, failed, read::Reading},
+    image::{self, IdentityConflict, failed, read::Reading},
     pool::Pool,
     system::System,
 };
@@ -95,7 +95,7 @@ impl Pool {
         }
         Err(image::Error::IdentityConflict {
             uid: uid.clone(),
-            why: "its identity is not that of a snapshot".to_owned(),
+            why: IdentityConflict::NotSnapshot,
         })
     }
 }

@@ -140,13 +140,24 @@ const TOOLS: [&str; 8] = [
     "prlimit",
 ];
 
-/// Returns the first tool that is not installed; none when all are. Checks file names only.
-pub fn missing_tool() -> Option<&'static str> {
-    let is_installed = |tool: &&str| {
+/// A tool is not installed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{tool} is missing: install its package")]
+pub struct MissingTool {
+    /// The program.
+    pub tool: &'static str,
+}
+
+/// Fails if a tool is not installed. Checks file names only.
+pub fn check_tools() -> Result<(), MissingTool> {
+    let is_installed = |tool: &str| {
         let mut folders = PATH.split(':').map(Path::new);
         folders.any(|folder| folder.join(tool).is_file())
     };
-    TOOLS.into_iter().find(|tool| !is_installed(tool))
+    match TOOLS.into_iter().find(|tool| !is_installed(tool)) {
+        Some(tool) => Err(MissingTool { tool }),
+        None => Ok(()),
+    }
 }
 
 impl Command {

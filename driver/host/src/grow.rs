@@ -62,7 +62,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// The size of the image is outside the requested range.
-    #[error("image {image} has {size}, which is not in the range that is asked for")]
+    #[error("image {image} has {size}, which is not in the requested range")]
     OutOfRange {
         /// Name of the image.
         image: Uid,
@@ -77,7 +77,7 @@ pub enum Error {
     },
     /// The kernel does not let this process grow the filesystem while it is mounted.
     #[error(
-        "a mounted {filesystem} cannot grow on this node, where the driver lacks CAP_SYS_RESOURCE: it keeps its old size and grows when the volume is staged next, after its last pod here has ended"
+        "a mounted {filesystem} cannot grow on this node, where the driver lacks CAP_SYS_RESOURCE: it keeps its old size and grows when the volume is staged again, after its last pod here has ended"
     )]
     OnlyUnmounted {
         /// Type of the filesystem.

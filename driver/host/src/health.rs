@@ -19,6 +19,6 @@ mod vitals;
 
 pub use self::{
     image::VolumeSubject,
-    trouble::{PoolTrouble, VolumeTrouble},
+    trouble::{ImageConflict, PoolTrouble, VolumeTrouble},
     vitals::{Fill, PoolVitals},
 };

@@ -7,6 +7,8 @@
 //! read.
 
 mod clone;
+mod conflict;
+mod error;
 mod grow;
 mod identity;
 mod make;
@@ -24,13 +26,16 @@ use std::{
 use cistern_types::{Bytes, FilesystemType, MkfsOptions, Provisioning};
 use rustix::io::Errno;
 
+pub(crate) use self::error::failed;
 pub use self::{
+    conflict::{FilesystemConflict, IdentityConflict, Properties},
+    error::{Error, ImageUse},
     identity::{Content, Identity, Owner, SnapshotRecord},
     trash::Discarded,
 };
 use crate::{
     cause::Cause,
-    check::{self, Checking},
+    check::Checking,
     id::Uid,
     loopdev,
     patience::until,
@@ -40,6 +45,9 @@ use crate::{
 
 /// The extended attribute that records the identity of an image. Only root can read or change it.
 const IDENTITY: &str = "trusted.cistern";
+
+/// A tool that fails in a pool with less free space than this lacks space: mkfs writes some MiB.
+const TOOL_SPACE: Bytes = Bytes::mib(16);
 
 /// A request to create the image of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,116 +89,6 @@ pub struct Image {
     pub size: Bytes,
     /// Bytes allocated in the pool, including those shared with other images.
     pub allocated: Bytes,
-}
-
-/// Why an operation on an image failed.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The pool cannot be used.
-    #[error(transparent)]
-    Pool(#[from] pool::Error),
-    /// No image has this name.
-    #[error("image {uid} is not in pool {pool}")]
-    Missing {
-        /// Its name.
-        uid: Uid,
-        /// The pool.
-        pool: String,
-    },
-    /// The source image does not exist.
-    #[error("image {uid}, the source, is not in pool {pool}")]
-    SourceMissing {
-        /// Name of the source.
-        uid: Uid,
-        /// The pool.
-        pool: String,
-    },
-    /// Cloning the image would block its writers for too long.
-    #[error(
-        "image {uid} has {extents} extents, more than the {limit} that are cloned: copy its data to a new volume, where it takes fewer, or raise the pool's limit"
-    )]
-    TooManyExtents {
-        /// Name of the source.
-        uid: Uid,
-        /// Its number of extents.
-        extents: u64,
-        /// The limit for cloning.
-        limit: u64,
-    },
-    /// The image of this name belongs to another volume, or was made with another spec.
-    #[error("image {uid} is not what was asked for: {why}; it is left as it is")]
-    IdentityConflict {
-        /// Its name.
-        uid: Uid,
-        /// What differs.
-        why: String,
-    },
-    /// The image does not contain the filesystem that was made in it.
-    #[error("image {uid} does not hold the filesystem that was made in it: {why}")]
-    FilesystemConflict {
-        /// Its name.
-        uid: Uid,
-        /// What differs.
-        why: String,
-    },
-    /// The filesystem is damaged and needs a manual repair.
-    #[error(
-        "the {filesystem} in image {uid} is damaged and is not mounted: {report}; repair it with {}, or restore the volume from a backup", repair_tool(*.filesystem)
-    )]
-    Damaged {
-        /// Name of the image.
-        uid: Uid,
-        /// Type of the filesystem.
-        filesystem: FilesystemType,
-        /// Output of the tool, or the kernel's error.
-        report: String,
-    },
-    /// The filesystem needs a full check first, which the caller did not allow in this call.
-    #[error("the filesystem in image {uid} has to be checked first")]
-    CheckNeeded {
-        /// Name of the image.
-        uid: Uid,
-    },
-    /// Checking the filesystem needs more memory or processor time than a check may use.
-    #[error(
-        "the filesystem in image {uid} is too large to be checked by the node plugin, whose checks have {} of memory and {:?} of processor time: {report}; run e2fsck -f -p on the image on its node, where it may take more", check::LIMITS.address_space, check::LIMITS.cpu
-    )]
-    TooLargeToCheck {
-        /// Name of the image.
-        uid: Uid,
-        /// Output of the tool.
-        report: String,
-    },
-    /// The image is attached, in this or another mount namespace, or is being read.
-    #[error("image {uid} is still {how}")]
-    InUse {
-        /// Its name.
-        uid: Uid,
-        /// How it is used.
-        how: String,
-    },
-    /// The pool's filesystem is full.
-    #[error("pool {pool} has no space left for image {uid}")]
-    NoSpace {
-        /// Its name.
-        uid: Uid,
-        /// The pool.
-        pool: String,
-        /// Error of the step.
-        #[source]
-        source: Cause,
-    },
-    /// An operation failed.
-    #[error("could not {operation} of image {uid}")]
-    Failed {
-        /// The operation.
-        operation: &'static str,
-        /// Its name.
-        uid: Uid,
-        /// The cause.
-        #[source]
-        source: Cause,
-    },
 }
 
 impl Pool {
@@ -305,7 +203,7 @@ impl Pool {
         }
         Err(Error::InUse {
             uid: uid.clone(),
-            how: "read or checked".to_owned(),
+            by: ImageUse::Locked,
         })
     }
 
@@ -321,7 +219,9 @@ impl Pool {
             None => Ok(()),
             Some(device) => Err(Error::InUse {
                 uid: uid.clone(),
-                how: format!("attached as {device}"),
+                by: ImageUse::Attached {
+                    device: device.number,
+                },
             }),
         }
     }
@@ -333,32 +233,19 @@ impl Pool {
         }
     }
 
+    /// Whether the pool lacks the space that a tool needs. Queried before the tool's file is removed.
+    fn is_full(&self) -> bool {
+        self.available()
+            .is_ok_and(|available| available < TOOL_SPACE)
+    }
+
+    /// [`Error::NoSpace`] if that is the cause of a failed step, or else [`Error::Failed`].
     pub(crate) fn no_space_or(&self, operation: &'static str, uid: &Uid, source: Cause) -> Error {
-        if source.is_no_space() {
+        if source.is_no_space() || source.is_failed_tool() && self.is_full() {
             let (uid, pool) = (uid.clone(), self.to_string());
             return Error::NoSpace { uid, pool, source };
         }
         failed(operation, uid)(source)
-    }
-}
-
-const fn repair_tool(filesystem: FilesystemType) -> &'static str {
-    match filesystem {
-        FilesystemType::Ext4 => "e2fsck",
-        FilesystemType::Xfs => "xfs_repair",
-        FilesystemType::Btrfs => "btrfs check",
-    }
-}
-
-pub(crate) fn failed<E: Into<Cause>>(
-    operation: &'static str,
-    uid: &Uid,
-) -> impl FnOnce(E) -> Error + use<E> {
-    let uid = uid.clone();
-    move |source| Error::Failed {
-        operation,
-        uid,
-        source: source.into(),
     }
 }
 

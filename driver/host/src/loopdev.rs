@@ -51,7 +51,7 @@ pub enum Error {
         /// Number of the loop device.
         number: u32,
         /// Its actual settings.
-        found: String,
+        found: LoopSettings,
     },
     /// Other processes bound every free device first.
     #[error("no loop device was free in {} attempts", free::ATTEMPTS)]
@@ -124,7 +124,7 @@ pub(crate) fn attach(
     file: BorrowedFd<'_>,
     name: &OsStr,
 ) -> Result<Loop, Error> {
-    let id = system.stat(file).map_err(failed("look at the file"))?.id;
+    let id = system.stat(file).map_err(failed("stat the file"))?.id;
     match find(system, id, name)? {
         Some(bound) => verify(system, bound),
         None => bind(system, file),
@@ -148,11 +148,7 @@ pub(crate) fn verify(system: &dyn System, bound: Loop) -> Result<Loop, Error> {
         // Dropping the device detaches it unless it has another user.
         return Err(Error::Unfit {
             number: bound.number,
-            found: format!(
-                "direct I/O {}, sectors of {} bytes",
-                if settings.direct_io { "on" } else { "off" },
-                settings.sector_size
-            ),
+            found: settings,
         });
     }
     Ok(bound)
@@ -170,7 +166,7 @@ pub(crate) fn find(system: &dyn System, file: FileId, name: &OsStr) -> Result<Op
         };
         let status = system
             .loop_status(bound.device.as_fd())
-            .map_err(failed(format!("ask what {bound} is bound to")))?;
+            .map_err(failed(format!("read the status of {bound}")))?;
         if status.is_some_and(|status| status.file == file) {
             return Ok(Some(bound));
         }
@@ -185,7 +181,7 @@ pub(crate) fn status(system: &dyn System, number: u32) -> Result<Option<LoopStat
     };
     system
         .loop_status(device.device.as_fd())
-        .map_err(failed(format!("ask what {device} is bound to")))
+        .map_err(failed(format!("read the status of {device}")))
 }
 
 /// Returns the image, possibly removed, that a loop device is bound to, judged by the path of the

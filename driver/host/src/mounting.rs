@@ -13,6 +13,7 @@
 //! followed. Only empty files and directories are removed.
 
 pub(crate) mod block;
+mod difference;
 mod publish;
 mod stage;
 
@@ -24,15 +25,19 @@ use std::{
 
 use cistern_types::FilesystemType;
 
-pub use self::block::{BlockPublishRequest, BlockStageRequest};
+use self::difference::is_volume;
+pub use self::{
+    block::{BlockPublishRequest, BlockStageRequest},
+    difference::{Difference, NotStaged},
+};
 use crate::{
     cause::Cause,
     grow,
     id::Uid,
-    image::{self, Image},
+    image::{self, IdentityConflict, Image},
     loopdev,
     mount_target::MountTarget,
-    options::{self, MountOptions},
+    options::MountOptions,
     pool::Pool,
     root::Root,
     system::{BoundLoop, DeviceNumber, Mount, System},
@@ -84,15 +89,15 @@ pub enum Error {
         /// The staging path.
         path: PathBuf,
         /// What is at the path instead.
-        why: String,
+        why: NotStaged,
     },
     /// Something else, or the same volume with other options, is mounted at the path.
-    #[error("{path} is mounted already, but {why}")]
+    #[error("{path} is mounted already, but {difference}")]
     Conflict {
         /// The staging or target path.
         path: PathBuf,
         /// What differs.
-        why: String,
+        difference: Difference,
     },
     /// A raw block volume is still published, and is not unstaged.
     #[error("the volume is still published at {path}")]
@@ -101,9 +106,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// A raw block volume is read-only for all pods of a node or for none.
-    #[error(
-        "a block device is read-only for all pods of a node or for none, and it is otherwise at {path}"
-    )]
+    #[error("a block device is read-only for all pods of a node or for none, and {path} differs")]
     Writability {
         /// Another target path.
         path: PathBuf,
@@ -223,7 +226,10 @@ impl Pool {
         }
         Err(image::Error::IdentityConflict {
             uid: uid.clone(),
-            why: format!("it is not volume {volume} of pool {self}"),
+            why: IdentityConflict::OtherVolume {
+                volume: volume.to_owned(),
+                pool: self.to_string(),
+            },
         }
         .into())
     }
@@ -251,44 +257,12 @@ fn open_parent<'a>(system: &'a dyn System, path: &Path) -> Result<MountTarget<'a
     })
 }
 
-fn conflict(mount: &Mount, difference: Option<&str>) -> Result<(), Error> {
-    difference.map_or(Ok(()), |why| {
-        Err(Error::Conflict {
-            path: mount.mount_point.clone(),
-            why: why.to_owned(),
-        })
-    })
-}
-
-fn is_volume(mount: &Mount, device: DeviceNumber) -> Option<&'static str> {
-    (mount.device != device || mount.root != Path::new("/")).then_some("it is not this volume")
-}
-
 /// Returns the loop device of a mount of a whole volume; none when something else is mounted.
 fn device_of(system: &dyn System, mount: &Mount, image: &Uid) -> io::Result<Option<DeviceNumber>> {
     match mount.device.as_loop() {
         Some(number) if loopdev::has_image(system, number, image)? => {
-            Ok(is_volume(mount, mount.device)
-                .is_none()
-                .then_some(mount.device))
+            Ok(is_volume(mount, mount.device).then_some(mount.device))
         }
         Some(_) | None => Ok(None),
     }
-}
-
-fn difference(
-    mount: &Mount,
-    filesystem: FilesystemType,
-    options: &MountOptions,
-) -> Option<&'static str> {
-    if mount.filesystem != filesystem.as_str() {
-        return Some("with another filesystem");
-    }
-    let is_same = options.match_filesystem(filesystem, mount);
-    (!is_same).then_some("with other filesystem options")
-}
-
-fn has_attributes(mount: &Mount, options: &MountOptions, read_only: bool) -> Option<&'static str> {
-    let is_same = options::attributes_of(mount) == options.attributes(read_only);
-    (!is_same).then_some("with other mount options, or not as writable as requested")
 }

@@ -6,7 +6,10 @@
 
 mod blank;
 mod broken;
+mod candidate;
+mod conflict;
 mod device;
+mod error;
 pub(crate) mod file;
 mod home;
 mod host;
@@ -27,15 +30,17 @@ use std::{
 
 use cistern_types::Bytes;
 
-pub(crate) use self::broken::has_shut_down;
 use self::marker::Marker;
 pub use self::{
     broken::Broken,
+    candidate::{Candidate, Unusable},
+    conflict::{Conflict, HostFault, NotMounted},
+    error::Error,
     owner::{ForeignMarker, Owner},
     resize::{PoolFile, Shortage},
 };
+pub(crate) use self::{broken::has_shut_down, error::failed};
 use crate::{
-    cause::Cause,
     id::{Uid, Uuid},
     mount_target::MountTarget,
     root::Root,
@@ -96,164 +101,6 @@ pub enum Expectation {
     Made,
 }
 
-/// Why a pool cannot be used. Each maps to one reason of the pool's condition.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The file or device of a pool that was created before is missing.
-    #[error("{what} is not there: the pool was made once and is not made again; bring it back")]
-    BackingMissing {
-        /// File or devices.
-        what: String,
-    },
-    /// The file or device holds something other than this pool.
-    #[error("{path} is not this pool: {why}; it is left as it is")]
-    BackingConflict {
-        /// File, device or mount point.
-        path: PathBuf,
-        /// What was found.
-        why: String,
-    },
-    /// The pool belongs to another node, which may be using it.
-    #[error(
-        "the pool on {path} belongs to node {}, as its marker says, and is not used here: two machines that write to one disk destroy it", .foreign.owner
-    )]
-    OtherNode {
-        /// File, device or mount point.
-        path: PathBuf,
-        /// The content of the pool's marker.
-        foreign: Box<ForeignMarker>,
-    },
-    /// Several candidates claim to be this pool, or one cannot be verified.
-    #[error(
-        "it is not certain which is pool {name}, so none is taken and none is made: {}; move away what is not", list(.found)
-    )]
-    Ambiguous {
-        /// Name of the pool.
-        name: String,
-        /// Each candidate and what is known about it.
-        found: Vec<(PathBuf, String)>,
-    },
-    /// No listed device is blank or holds the pool.
-    #[error("no listed device can be used: {}", list(.devices))]
-    NoUsableDevice {
-        /// Each device and why it cannot be used.
-        devices: Vec<(PathBuf, String)>,
-    },
-    /// The pool is not mounted, or something else is mounted in its place.
-    #[error("{path} is not the mounted pool: {why}")]
-    NotMounted {
-        /// The mount point.
-        path: PathBuf,
-        /// What was found there.
-        why: String,
-    },
-    /// The pool's filesystem is read-only.
-    #[error(
-        "the filesystem at {path} is read-only: the kernel log says why, and it stays so until it is mounted again"
-    )]
-    ReadOnly {
-        /// The mount point.
-        path: PathBuf,
-    },
-    /// The filesystem has shut down after an error.
-    #[error(
-        "the filesystem at {path} has shut itself down after an error: the kernel log says which, and it stays so until it is mounted again"
-    )]
-    ShutDown {
-        /// The mount point.
-        path: PathBuf,
-    },
-    /// The filesystem must be mounted again, which is not possible while it is in use.
-    #[error(
-        "the filesystem at {path} {state} and is mounted again once nothing uses it: {}", users(.images)
-    )]
-    InUse {
-        /// The mount point.
-        path: PathBuf,
-        /// Why it must be mounted again.
-        state: Broken,
-        /// Names of the images that are attached.
-        images: Vec<Uid>,
-    },
-    /// The pool's file would leave too little room on the filesystem of the host.
-    #[error(
-        "{path} needs {needed} more, and its filesystem lacks {lacking} for that{}: free space there or make the pool smaller",
-        keeping(*kept_percent)
-    )]
-    HostFilesystemFull {
-        /// The file.
-        path: PathBuf,
-        /// What the file still needs.
-        needed: Bytes,
-        /// How much of that the filesystem does not have, rounded up to a GiB.
-        lacking: Bytes,
-        /// Percentage of the filesystem that stays free, so that kubelet evicts no pods.
-        kept_percent: u32,
-    },
-    /// The filesystem of the host cannot reserve space for the pool's file, or has no direct I/O.
-    #[error(
-        "{path} cannot be made: it would lie on {filesystem}, which {why}; put that folder on ext4, XFS or btrfs"
-    )]
-    HostFilesystemUnfit {
-        /// The file.
-        path: PathBuf,
-        /// Type of the filesystem.
-        filesystem: String,
-        /// The missing feature.
-        why: String,
-    },
-    /// The pool to remove still holds images, or files that are not Cistern's.
-    #[error(
-        "{count} images or other files remain in {path}: delete their volumes first, and move away what is not Cistern's"
-    )]
-    ImagesRemain {
-        /// The mount point.
-        path: PathBuf,
-        /// Number of images and files.
-        count: usize,
-    },
-    /// A step failed.
-    #[error("could not {operation}")]
-    Failed {
-        /// What was tried.
-        operation: String,
-        /// Why it failed.
-        #[source]
-        source: Cause,
-    },
-}
-
-pub(crate) fn failed<E: Into<Cause>>(operation: impl Into<String>) -> impl FnOnce(E) -> Error {
-    let operation = operation.into();
-    |source| Error::Failed {
-        operation,
-        source: source.into(),
-    }
-}
-
-fn keeping(percent: u32) -> String {
-    match percent {
-        0 => String::new(),
-        percent => format!(", as {percent} % of it stay free"),
-    }
-}
-
-fn users(images: &[Uid]) -> String {
-    if images.is_empty() {
-        return "something that is no volume still has it open".to_owned();
-    }
-    let names: Vec<&str> = images.iter().map(Uid::as_str).collect();
-    format!(
-        "end the pods whose volumes are the images {}",
-        names.join(", ")
-    )
-}
-
-fn list(devices: &[(PathBuf, String)]) -> String {
-    let line = |(path, why): &(PathBuf, String)| format!("{}: {why}", path.display());
-    devices.iter().map(line).collect::<Vec<_>>().join("; ")
-}
-
 /// Sizes of a pool's filesystem, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolStatistics {
@@ -299,7 +146,7 @@ impl Pool {
         self.filesystem_uuid
     }
 
-    /// The device that carries the filesystem: a loop device where the source is an image.
+    /// The device with the filesystem: a loop device if the source is an image.
     pub fn device(&self) -> &std::path::Path {
         &self.device
     }
@@ -334,19 +181,19 @@ impl Pool {
     /// and writable, and its marker names the pool.
     pub fn check(&self) -> Result<(), Error> {
         let path = self.path();
-        let io = |source: io::Error| failed(format!("look at {}", path.display()))(source);
+        let io = |source: io::Error| failed(format!("inspect {}", path.display()))(source);
         if let Some(file) = self.file {
             drop(file::check(&self.root, &self.home, file)?);
         }
         let place = MountTarget::open(&*self.system, &path).map_err(io)?;
-        let not_mounted = |why: &str| Error::NotMounted {
+        let not_mounted = |why| Error::NotMounted {
             path: path.clone(),
-            why: why.to_owned(),
+            why,
         };
         match place.mounted().map_err(io)? {
             Some(mount) if mount.id == self.mount_id => {}
-            Some(_) => return Err(not_mounted("something else is mounted there")),
-            None => return Err(not_mounted("nothing is mounted there")),
+            Some(_) => return Err(not_mounted(NotMounted::OtherMount)),
+            None => return Err(not_mounted(NotMounted::Nothing)),
         }
         if has_shut_down(&*self.system, self.directory()) {
             return Err(Error::ShutDown { path });
@@ -358,7 +205,7 @@ impl Pool {
         if found.as_ref() != Some(&self.marker) {
             return Err(Error::BackingConflict {
                 path,
-                why: "its marker is not the one that was read before".to_owned(),
+                why: Conflict::MarkerChanged,
             });
         }
         Ok(())
@@ -367,7 +214,7 @@ impl Pool {
     /// Reads the sizes of the pool's filesystem.
     pub fn statistics(&self) -> Result<PoolStatistics, Error> {
         let space = self.space().map_err(failed(format!(
-            "ask the space of pool {}",
+            "read the free space of pool {}",
             self.declaration.name
         )))?;
         Ok(PoolStatistics {
@@ -380,6 +227,11 @@ impl Pool {
     /// Opens a folder in the pool.
     pub(crate) fn open_folder(&self, name: &str) -> io::Result<OwnedFd> {
         open::open_folder(&*self.system, self.directory(), self.mount_id, name)
+    }
+
+    /// Free space of the pool's filesystem.
+    pub(crate) fn available(&self) -> io::Result<Bytes> {
+        Ok(Bytes(self.space()?.available))
     }
 
     fn geometry(&self) -> io::Result<XfsGeometry> {

@@ -25,6 +25,7 @@
 
 mod attachment;
 mod freeze;
+mod not_frozen;
 mod prepared;
 mod thaw;
 
@@ -37,11 +38,11 @@ use std::{
 use chrono::{DateTime, Utc};
 use cistern_types::Consistency;
 
-pub use self::freeze::FREEZE_LIMIT;
 use self::{attachment::Attachment, freeze::Freeze, prepared::Prepared};
+pub use self::{freeze::FREEZE_LIMIT, not_frozen::NotFrozen};
 use crate::{
     id::Uid,
-    image::{self, Image, Owner, SnapshotRecord, failed},
+    image::{self, IdentityConflict, Image, Owner, SnapshotRecord, failed},
     pool::Pool,
     root::Root,
 };
@@ -87,7 +88,7 @@ pub enum Error {
         /// Name of the volume's image.
         uid: Uid,
         /// The cause, and what to do.
-        why: String,
+        why: NotFrozen,
     },
 }
 
@@ -195,7 +196,7 @@ impl Root {
         let written = self.ask_within(uid.as_str().as_ref(), SYNC_LIMIT, sync);
         let written = written.ok_or_else(|| Error::FreezeFailed {
             uid: uid.clone(),
-            why: format!("its filesystem did not sync within {SYNC_LIMIT:?}: try again"),
+            why: NotFrozen::SyncTooSlow,
         })?;
         Ok(written.map_err(failed())?)
     }
@@ -204,9 +205,9 @@ impl Root {
 /// Fails when more than one member of a group could change while the others are frozen, or when a
 /// filesystem-consistent snapshot cannot freeze its filesystem.
 fn refuse_unfrozen(attached: &[(&Uid, Attachment)], consistency: Consistency) -> Result<(), Error> {
-    let freeze_failed = |uid: &Uid, why: &str| Error::FreezeFailed {
+    let freeze_failed = |uid: &Uid, why| Error::FreezeFailed {
         uid: uid.clone(),
-        why: why.to_owned(),
+        why,
     };
     let mut unfrozen = attached.iter().filter(|(_, found)| match found {
         Attachment::None | Attachment::Mounted(_) => false,
@@ -214,20 +215,12 @@ fn refuse_unfrozen(attached: &[(&Uid, Attachment)], consistency: Consistency) ->
     });
     let first = unfrozen.next();
     if let Some((uid, _)) = unfrozen.next() {
-        return Err(freeze_failed(
-            uid,
-            "a group can have one attached volume whose writers cannot be stopped, and this is a \
-             second one; nothing stops those of a raw block volume: snapshot it alone, or while no \
-             pod uses it",
-        ));
+        return Err(freeze_failed(uid, NotFrozen::SecondUnfrozen));
     }
     if let Some((uid, Attachment::Unseen)) = first
         && consistency == Consistency::Filesystem
     {
-        return Err(freeze_failed(
-            uid,
-            "it is attached, but its filesystem is not mounted where the driver sees it: try again",
-        ));
+        return Err(freeze_failed(uid, NotFrozen::Unseen));
     }
     Ok(())
 }
@@ -255,11 +248,11 @@ fn taken_earlier<'a>(
         let owner = image.identity.as_ref().map(|identity| &identity.owner);
         let record = owner.and_then(Owner::snapshot);
         let Some(record) = record.filter(|it| **it == request.record_at(it.time)) else {
-            let owner = owner.map_or_else(|| "without identity".to_owned(), Owner::to_string);
-            return Err(image::Error::IdentityConflict {
-                uid: request.uid.clone(),
-                why: format!("it is {owner}"),
+            let why = owner.map_or(IdentityConflict::NoIdentity, |owner| {
+                IdentityConflict::OtherOwner(Box::new(owner.clone()))
             });
+            let uid = request.uid.clone();
+            return Err(image::Error::IdentityConflict { uid, why });
         };
         found.push((member, record.time));
     }

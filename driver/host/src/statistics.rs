@@ -72,7 +72,7 @@ pub enum Error {
         deadline: Duration,
     },
     /// The filesystem answered with an error.
-    #[error("could not ask the filesystem at {path}")]
+    #[error("could not query the filesystem at {path}")]
     Failed {
         /// The path.
         path: PathBuf,
@@ -140,7 +140,7 @@ impl Root {
     }
 }
 
-/// Queries the filesystem or device at a path; None if the volume is not there.
+/// Queries the filesystem or device at a path; None if the volume is not mounted there.
 fn ask(system: &dyn System, image: &Uid, path: &Path) -> io::Result<Option<VolumeStatistics>> {
     let Some(place) = open(system, path)? else {
         return Ok(None);

@@ -23,9 +23,8 @@ impl Pool {
         discarded: &[Discarded],
     ) -> Result<Vec<Stray>, pool::Error> {
         let (system, directory) = (&*self.system, self.directory());
-        list(system, directory, &self.path(), images, discarded).map_err(pool::failed(format!(
-            "look for strange files in pool {self}"
-        )))
+        list(system, directory, &self.path(), images, discarded)
+            .map_err(pool::failed(format!("find foreign files in pool {self}")))
     }
 }
 

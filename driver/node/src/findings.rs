@@ -1,5 +1,6 @@
 //! Inconsistencies between the node and its custom resources. Pure.
 
+mod index;
 mod kind;
 mod owners;
 
@@ -12,7 +13,7 @@ use cistern_crds::{
 use cistern_host::{Inventory, Owner, PoolInventory, system::BoundLoop};
 use kube::ResourceExt as _;
 
-use self::{kind::finding, owners::image_of};
+use self::{index::Index, kind::finding, owners::image_of};
 pub use self::{
     kind::{Finding, FindingKind},
     owners::Unclaimed,
@@ -36,18 +37,20 @@ pub struct View {
 
 /// All inconsistencies.
 pub fn findings(view: &View) -> Vec<Finding> {
+    let index = Index::new(view);
     let mut all = Vec::new();
     all.extend(view.pools());
-    all.extend(view.unclaimed().iter().map(Unclaimed::finding));
-    all.extend(view.conflicts());
+    all.extend(index.unclaimed.iter().map(Unclaimed::finding));
+    all.extend(view.conflicts(&index));
     let volumes = view.volumes.iter();
-    all.extend(volumes.filter_map(|it| view.object(it, FindingKind::VolumeWithoutImage)));
+    all.extend(volumes.filter_map(|it| view.object(it, &index, FindingKind::VolumeWithoutImage)));
     let snapshots = view.snapshots.iter();
-    all.extend(snapshots.filter_map(|it| view.object(it, FindingKind::SnapshotWithoutImage)));
-    all.extend(view.groups());
-    all.extend(view.ledgers());
-    all.extend(view.loops());
-    all.extend(view.mounts());
+    let missing = FindingKind::SnapshotWithoutImage;
+    all.extend(snapshots.filter_map(|it| view.object(it, &index, missing)));
+    all.extend(view.groups(&index));
+    all.extend(view.ledgers(&index));
+    all.extend(view.loops(&index));
+    all.extend(view.mounts(&index));
     all
 }
 
@@ -117,7 +120,12 @@ impl View {
     }
 
     /// The inconsistency of a volume or snapshot: `missing` if its image is gone.
-    fn object<K: ImageObject>(&self, object: &K, missing: FindingKind) -> Option<Finding> {
+    fn object<K: ImageObject>(
+        &self,
+        object: &K,
+        index: &Index<'_>,
+        missing: FindingKind,
+    ) -> Option<Finding> {
         let name = object.name_any();
         if object.deletion_requested() {
             let reclaimed = condition::holds(object.conditions(), ConditionType::Reclaimed);
@@ -135,12 +143,12 @@ impl View {
         // A pool that is not mounted is one finding of the pool.
         let pool = pool.filter(|pool| pool.is_mounted() && pool.silent.is_none())?;
         let image = image_of(object);
-        let is_there = pool.images.iter().any(|found| found.uid.as_str() == image);
+        let is_there = index.images.contains(&(pool.uid.as_str(), image));
         let message = format!("image {image} is not in pool {pool_name}");
         (object.is_announced() && !is_there).then(|| finding(missing, name, message))
     }
 
-    fn groups(&self) -> Vec<Finding> {
+    fn groups(&self, index: &Index<'_>) -> Vec<Finding> {
         let mut all = Vec::new();
         for group in &self.groups {
             let status = group.status.as_ref();
@@ -149,8 +157,7 @@ impl View {
                 continue;
             }
             for member in &group.spec.members {
-                let mut snapshots = self.snapshots.iter();
-                if !snapshots.any(|it| it.name_any() == member.snapshot) {
+                if !index.snapshots.contains(&member.snapshot) {
                     let (snapshot, volume) = (&member.snapshot, &member.volume);
                     let message = format!("its snapshot {snapshot} of volume {volume} is gone");
                     all.push(finding(
@@ -165,7 +172,7 @@ impl View {
             let Some(name) = &snapshot.spec.group_name else {
                 continue;
             };
-            if !self.groups.iter().any(|group| group.name_any() == *name) {
+            if !index.groups.contains(name) {
                 let message = if snapshot.is_announced() {
                     format!("it belongs to group {name}, which is gone")
                 } else {
@@ -185,8 +192,7 @@ impl View {
     }
 
     /// Compares the reserved bytes in the status with the objects and images that reserve them.
-    fn ledgers(&self) -> Vec<Finding> {
-        let unclaimed = self.unclaimed();
+    fn ledgers(&self, index: &Index<'_>) -> Vec<Finding> {
         let mut all = Vec::new();
         for status in self.statuses() {
             let volumes = reserved(&self.volumes, &status.name);
@@ -195,7 +201,8 @@ impl View {
             if pool.is_some_and(|pool| pool.silent.is_some()) {
                 continue;
             }
-            let unclaimed = unclaimed
+            let unclaimed = index
+                .unclaimed
                 .iter()
                 .filter(|it| it.pool.uid.as_str() == status.uid);
             let unclaimed: Bytes = unclaimed.map(|it| charged_size(it.image)).sum();
@@ -217,14 +224,9 @@ impl View {
         all
     }
 
-    fn loops(&self) -> Vec<Finding> {
-        let mounted = |bound: &BoundLoop| {
-            let mut mounts = self.inventory.mounts.iter();
-            let mut nodes = self.inventory.nodes.iter();
-            mounts.any(|mount| mount.device.as_loop() == Some(bound.number))
-                || nodes.any(|node| node.number == bound.number)
-        };
-        let idle = self.inventory.loops.iter().filter(|bound| !mounted(bound));
+    fn loops(&self, index: &Index<'_>) -> Vec<Finding> {
+        let is_idle = |bound: &&BoundLoop| !index.used_loops.contains(&bound.number);
+        let idle = self.inventory.loops.iter().filter(is_idle);
         idle.map(|bound| {
             let message = format!(
                 "it is bound to {} and neither mounted nor published here: another mount \
@@ -240,7 +242,7 @@ impl View {
         .collect()
     }
 
-    fn mounts(&self) -> Vec<Finding> {
+    fn mounts(&self, index: &Index<'_>) -> Vec<Finding> {
         let images: HashMap<u32, &str> = self
             .inventory
             .loops
@@ -254,7 +256,7 @@ impl View {
         for (number, mount) in mounts.chain(nodes.map(|node| (node.number, &node.mount))) {
             let image = images.get(&number);
             if let Some(image) = image
-                && !self.is_claimed(image)
+                && !index.owners.contains_key(image)
             {
                 let message =
                     format!("image {image} is mounted there, but no custom resource claims it");

@@ -104,8 +104,8 @@ impl v1::controller_server::Controller for Controller {
         about_volume(&request.volume_id);
         let asked = request::ValidateVolumeCapabilities::from_request(request.clone())?;
         let volume = self.volumes.get(&asked.volume_id).await.or_status()?;
-        let contradiction = asked.contradiction(&volume);
-        Ok(Response::new(render::validated(request, contradiction)))
+        let mismatch = asked.mismatch(&volume);
+        Ok(Response::new(render::validated(request, mismatch)))
     }
 
     async fn controller_get_volume(

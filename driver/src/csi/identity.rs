@@ -4,14 +4,15 @@ use std::{fmt, sync::Arc};
 
 use cistern_client::http::Readiness;
 use cistern_crds::names;
+use cistern_host::command::MissingTool;
 use cistern_proto::csi::v1::{
     self,
     plugin_capability::{Service, Type, VolumeExpansion, service, volume_expansion},
 };
 use tonic::{Request, Response, Status};
 
-/// Checks the dependencies of the process. Fails with a remedy if one is missing.
-pub type Check = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
+/// Checks the dependencies of the process (PRB-03).
+pub type Check = Arc<dyn Fn() -> Result<(), MissingTool> + Send + Sync>;
 
 /// The Identity service.
 #[derive(Clone)]
@@ -98,7 +99,8 @@ impl v1::identity_server::Identity for Identity {
         &self,
         _: Request<v1::ProbeRequest>,
     ) -> Result<Response<v1::ProbeResponse>, Status> {
-        (self.dependencies)().map_err(Status::failed_precondition)?;
+        (self.dependencies)()
+            .map_err(|missing| Status::failed_precondition(missing.to_string()))?;
         Ok(Response::new(v1::ProbeResponse {
             ready: Some(self.readiness.is_ready()),
         }))
@@ -111,7 +113,7 @@ mod tests {
 
     use super::*;
 
-    fn identity(readiness: Readiness, check: fn() -> Result<(), String>) -> Identity {
+    fn identity(readiness: Readiness, check: fn() -> Result<(), MissingTool>) -> Identity {
         Identity::new(readiness, Arc::new(check))
     }
 
@@ -132,7 +134,9 @@ mod tests {
 
     #[tokio::test]
     async fn prb_03_a_missing_dependency_is_a_failed_precondition_that_names_it() {
-        let identity = identity(Readiness::default(), || Err("mkfs.xfs is missing".into()));
+        let identity = identity(Readiness::default(), || {
+            Err(MissingTool { tool: "mkfs.xfs" })
+        });
         let status = probe(&identity).await.unwrap_err();
         assert_eq!(status.code(), tonic::Code::FailedPrecondition);
         assert!(status.message().contains("mkfs.xfs"));

@@ -16,7 +16,11 @@ use cistern_proto::csi::v1::{
     volume_content_source::{SnapshotSource, Type, VolumeSource},
 };
 
-use super::{capability::CONTROLLER, health, request::MAX_STRING};
+use super::{
+    capability::CONTROLLER,
+    health,
+    request::{MAX_STRING, Mismatch},
+};
 
 /// Renders a volume.
 pub fn volume(volume: ListedVolume) -> v1::Volume {
@@ -143,9 +147,10 @@ pub fn topology(node: &str) -> v1::Topology {
 /// Renders the confirmation of a query, or why it does not match (VVC-05 to VVC-09).
 pub fn validated(
     request: v1::ValidateVolumeCapabilitiesRequest,
-    contradiction: Option<String>,
+    mismatch: Option<Mismatch>,
 ) -> v1::ValidateVolumeCapabilitiesResponse {
-    if let Some(mut message) = contradiction {
+    if let Some(mismatch) = mismatch {
+        let mut message = mismatch.to_string();
         message.truncate(message.floor_char_boundary(MAX_STRING));
         return v1::ValidateVolumeCapabilitiesResponse {
             confirmed: None,
@@ -191,6 +196,7 @@ pub fn capabilities() -> v1::ControllerGetCapabilitiesResponse {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::csi::{capability, request};
 
     // Shows: CV-14, VCS-11.
     #[test]
@@ -253,7 +259,9 @@ mod tests {
     #[test]
     fn fld_01_a_message_has_at_most_128_bytes() {
         let request = v1::ValidateVolumeCapabilitiesRequest::default();
-        let answer = validated(request, Some("ü".repeat(100)));
+        let mode = "ü".repeat(100);
+        let unsupported = request::Error::Capability(capability::Error::AccessMode { mode });
+        let answer = validated(request, Some(unsupported.into()));
         assert_eq!(answer.message.len(), 128);
         assert_eq!(answer.confirmed, None);
     }

@@ -30,7 +30,11 @@ use self::{
     field::volume_id,
     validate::{difference, own_parameters},
 };
-pub use self::{deadline::deadline, field::MAX_STRING, validate::ValidateVolumeCapabilities};
+pub use self::{
+    deadline::deadline,
+    field::MAX_STRING,
+    validate::{Difference, Mismatch, ValidateVolumeCapabilities},
+};
 use super::capability::{self, Capability};
 
 /// A request that is parsed from a message.
@@ -84,10 +88,10 @@ pub enum Error {
     #[error("the volume capabilities ask for a filesystem and for a block device in one volume")]
     TwoAccessTypes,
     /// The volume does not support the capability of the request (CEV-05, NEV-05).
-    #[error("volume_capability does not fit the volume: {why}")]
+    #[error("volume_capability does not fit the volume: {difference}")]
     OtherWay {
         /// What differs.
-        why: String,
+        difference: Difference,
     },
     /// An invalid or unsupported volume capability.
     #[error(transparent)]
@@ -171,7 +175,7 @@ impl ExpandVolume {
     pub fn check(&self, volume: &PoolVolume) -> Result<(), Error> {
         let way = self.way.as_ref();
         match way.and_then(|way| difference(way, &volume.spec)) {
-            Some(why) => Err(Error::OtherWay { why }),
+            Some(difference) => Err(Error::OtherWay { difference }),
             None => Ok(()),
         }
     }

@@ -18,8 +18,8 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
             checks.push(default(classes));
             checks
         }
-        (Err(why), _) | (_, Err(why)) => {
-            vec![Check::warn(CLASSES, why, "ask a cluster administrator")]
+        (Err(error), _) | (_, Err(error)) => {
+            vec![Check::unread(CLASSES, error)]
         }
     }
 }

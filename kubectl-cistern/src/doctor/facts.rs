@@ -21,8 +21,28 @@ use serde::de::DeserializeOwned;
 
 use crate::{Connection, Error};
 
-/// A list, or the reason why it could not be read.
-pub type ListResult<K> = Result<Vec<K>, String>;
+/// Why a list could not be read. The other checks are not affected.
+#[derive(Debug, thiserror::Error)]
+pub enum ListError {
+    /// The user may not list this kind.
+    #[error("{what}: not allowed")]
+    Denied {
+        /// Description of the request.
+        what: String,
+    },
+    /// The API server returned an error, or an object that this version cannot parse.
+    #[error("{what}")]
+    Api {
+        /// Description of the request.
+        what: String,
+        /// Underlying error.
+        #[source]
+        source: Box<kube::Error>,
+    },
+}
+
+/// A list, or why it could not be read.
+pub type ListResult<K> = Result<Vec<K>, ListError>;
 
 /// Everything that the checks examine, except access reviews.
 #[derive(Debug)]
@@ -126,16 +146,16 @@ where
     tolerated(connection.list(api, ListParams::default()).await)
 }
 
-/// Converts an unknown kind to an empty list, and a denied or unreadable list to a reason.
+/// Converts an unknown kind to an empty list, and a denied or unreadable list to a [`ListError`].
 fn tolerated<K>(list: Result<Vec<K>, Error>) -> Result<ListResult<K>, Error> {
     match list {
         Ok(list) => Ok(Ok(list)),
-        Err(Error::Denied { what, .. }) => Ok(Err(format!("{what}: not allowed"))),
+        Err(Error::Denied { what, .. }) => Ok(Err(ListError::Denied { what })),
         Err(Error::Api { source, .. }) if Rejection::from(&*source) == Rejection::NotFound => {
             Ok(Ok(Vec::new()))
         }
         // An object that this version cannot parse must not prevent the other checks.
-        Err(Error::Api { what, source }) => Ok(Err(format!("{what}: {source}"))),
+        Err(Error::Api { what, source }) => Ok(Err(ListError::Api { what, source })),
         Err(error) => Err(error),
     }
 }

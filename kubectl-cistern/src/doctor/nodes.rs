@@ -24,8 +24,8 @@ const TESTED: Version = Version(6, 1);
 pub fn examine(facts: &Facts) -> Vec<Check> {
     let (nodes, carriers) = match (&facts.nodes, &facts.storage_nodes) {
         (Ok(nodes), Ok(carriers)) => (nodes, carriers),
-        (Err(why), _) | (_, Err(why)) => {
-            return vec![Check::warn(NODES, why, "ask a cluster administrator")];
+        (Err(error), _) | (_, Err(error)) => {
+            return vec![Check::unread(NODES, error)];
         }
     };
     let names: BTreeSet<String> = carriers.iter().map(kube::ResourceExt::name_any).collect();

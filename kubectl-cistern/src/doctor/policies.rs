@@ -22,8 +22,8 @@ const NODE_ACCOUNT: &str = "cistern-node";
 pub fn examine(facts: &Facts) -> Check {
     let (policies, bindings) = match (&facts.policies, &facts.policy_bindings) {
         (Ok(policies), Ok(bindings)) => (policies, bindings),
-        (Err(why), _) | (_, Err(why)) => {
-            return Check::warn(NAME, why, "ask a cluster administrator");
+        (Err(error), _) | (_, Err(error)) => {
+            return Check::unread(NAME, error);
         }
     };
     let judged = manifests::policies()

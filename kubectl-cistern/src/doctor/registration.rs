@@ -23,7 +23,7 @@ const APPLY: &str = "kubectl apply -k manifests";
 pub fn examine(facts: &Facts) -> Vec<Check> {
     let driver = match &facts.drivers {
         Ok(drivers) => driver(drivers),
-        Err(why) => Check::warn(DRIVER_OBJECT, why, "ask a cluster administrator"),
+        Err(error) => Check::unread(DRIVER_OBJECT, error),
     };
     let registration = match (&facts.nodes, &facts.csi_nodes, &facts.pods) {
         (Ok(nodes), Ok(csi_nodes), Ok(pods)) => {
@@ -38,12 +38,8 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
                 &facts.namespace,
             )
         }
-        (Err(why), ..) | (_, Err(why), _) | (.., Err(why)) => {
-            vec![Check::warn(
-                REGISTRATION,
-                why,
-                "ask a cluster administrator",
-            )]
+        (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => {
+            vec![Check::unread(REGISTRATION, error)]
         }
     };
     let mut checks = vec![driver];

@@ -1,5 +1,8 @@
 //! Results of checks and their output.
 
+use std::error::Error;
+
+use cistern_client::Chain;
 use serde::{Serialize, Serializer, ser::SerializeStruct as _};
 
 use crate::{
@@ -55,6 +58,15 @@ impl Check {
             action: action.into(),
             ..Self::ok(name, message)
         }
+    }
+
+    /// Creates the warning that a list which the check needs could not be read.
+    pub fn unread(name: &'static str, error: &(dyn Error + 'static)) -> Self {
+        Self::warn(
+            name,
+            Chain(error).to_string(),
+            "ask a cluster administrator",
+        )
     }
 
     /// Creates a failure.

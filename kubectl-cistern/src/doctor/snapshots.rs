@@ -22,8 +22,8 @@ const HOW: &str =
 pub fn examine(facts: &Facts) -> Vec<Check> {
     let (definitions, deployments) = match (&facts.definitions, &facts.deployments) {
         (Ok(definitions), Ok(deployments)) => (definitions, deployments),
-        (Err(why), _) | (_, Err(why)) => {
-            return vec![Check::warn(SNAPSHOTS, why, "ask a cluster administrator")];
+        (Err(error), _) | (_, Err(error)) => {
+            return vec![Check::unread(SNAPSHOTS, error)];
         }
     };
     let controller = workloads::find(
@@ -46,7 +46,7 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
     if takes && missing.is_empty() {
         checks.extend(match &facts.snapshot_classes {
             Ok(all) => classes(all),
-            Err(why) => vec![Check::warn(CLASSES, why, "ask a cluster administrator")],
+            Err(error) => vec![Check::unread(CLASSES, error)],
         });
     }
     checks

@@ -7,7 +7,7 @@ use crate::{
     Connection, Error,
     arguments::Selection,
     cluster::Cluster,
-    orphans::unclaimed::{OwnerIndex, UnclaimedView},
+    orphans::unclaimed::{OwnerIndex, OwnersUnknown, UnclaimedView},
 };
 
 const CLAIMED: &str = "claimed";
@@ -29,12 +29,12 @@ pub async fn examine(connection: &Connection) -> Result<Vec<Check>, Error> {
     Ok(vec![judge(&unclaimed, known.unread().next())])
 }
 
-fn judge(unclaimed: &[UnclaimedView], unread: Option<&str>) -> Check {
+fn judge(unclaimed: &[UnclaimedView], unread: Option<&OwnersUnknown>) -> Check {
     let names = unclaimed.iter().take(NAMED);
     let names: Vec<String> = names.map(|it| format!("{} {}", it.kind, it.name)).collect();
     match (unclaimed.len(), unread) {
         (0, None) => Check::ok(CLAIMED, "every volume and snapshot is claimed"),
-        (0, Some(why)) => Check::warn(CLAIMED, why, "ask a cluster administrator"),
+        (0, Some(error)) => Check::unread(CLAIMED, error),
         (count, _) => {
             let more = match count.saturating_sub(NAMED) {
                 0 => String::new(),
@@ -54,7 +54,15 @@ mod tests {
     #[test]
     fn unclaimed_objects_are_a_warning_that_names_them_and_the_action() {
         assert_eq!(judge(&[], None).outcome, CheckOutcome::Ok);
-        assert_eq!(judge(&[], Some("not allowed")).outcome, CheckOutcome::Warn);
+        let denied = OwnersUnknown::Denied {
+            what: "cannot list persistentvolumes".to_owned(),
+        };
+        let unknown = judge(&[], Some(&denied));
+        assert_eq!(unknown.outcome, CheckOutcome::Warn);
+        assert_eq!(
+            unknown.message,
+            "cannot list persistentvolumes: not allowed"
+        );
         let one = |number: usize| UnclaimedView {
             kind: "PoolVolume".to_owned(),
             name: format!("pvc-{number}"),

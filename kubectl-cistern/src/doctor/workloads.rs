@@ -44,7 +44,7 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
                 checks.push(deployment(component, found, &facts.namespace));
             }
         }
-        Err(why) => checks.push(Check::warn("operator", why, "ask a cluster administrator")),
+        Err(error) => checks.push(Check::unread("operator", error)),
     }
     checks.push(match &facts.daemon_sets {
         Ok(all) => agents(
@@ -52,7 +52,7 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
             &facts.pods,
             &facts.namespace,
         ),
-        Err(why) => Check::warn("agents", why, "ask a cluster administrator"),
+        Err(error) => Check::unread("agents", error),
     });
     if let Ok(all) = &facts.deployments
         && let Some(controller) = find(all, &facts.namespace, CONTROLLER_COMPONENT)

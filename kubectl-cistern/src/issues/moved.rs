@@ -54,7 +54,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::testing::{cluster, object};
+    use crate::{
+        cluster::by_handle,
+        testing::{cluster, object},
+    };
 
     #[test]
     fn a_persistent_volume_bound_to_the_former_node_of_a_disk_is_reported() {
@@ -71,7 +74,7 @@ mod tests {
                 },
             }))
         };
-        cluster.persistent_volumes = vec![bound_to("the-old-node")];
+        cluster.persistent_volumes = by_handle(vec![bound_to("the-old-node")]);
         let issue = of_volume(&volume, &cluster).unwrap();
         assert_eq!(
             (issue.kind, issue.name.as_str()),
@@ -85,7 +88,8 @@ mod tests {
         );
         assert!(super::super::all(&cluster, crate::testing::at(600)).contains(&issue));
 
-        cluster.persistent_volumes = vec![bound_to(&names::topology_value(volume.node_name()))];
+        let node = names::topology_value(volume.node_name());
+        cluster.persistent_volumes = by_handle(vec![bound_to(&node)]);
         assert_eq!(of_volume(&volume, &cluster), None);
         cluster.persistent_volumes.clear();
         assert_eq!(of_volume(&volume, &cluster), None);

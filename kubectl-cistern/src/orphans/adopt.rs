@@ -46,7 +46,7 @@ pub async fn adopt(
     })
 }
 
-/// AdoptionProgress of an adoption.
+/// Progress of an adoption.
 #[derive(Debug, PartialEq, Eq)]
 enum AdoptionProgress {
     /// The object has this image.

@@ -23,7 +23,7 @@ use std::io;
 use self::{
     custom_resource::CustomResource,
     list::{Orphans, SelectedOrphan},
-    unclaimed::OwnerIndex,
+    unclaimed::{OwnerIndex, OwnersUnknown},
 };
 use crate::{
     Connection, Printer, Verdict,
@@ -163,8 +163,8 @@ pub enum Error {
         kind: String,
         /// Name of the object.
         name: String,
-        /// Reason.
-        why: String,
+        /// Why the owners are not known.
+        why: OwnersUnknown,
     },
     /// The volume is being removed.
     #[error("PoolVolume {name} is being removed: nothing was changed")]
@@ -229,7 +229,7 @@ async fn list(
     let now = chrono::Utc::now();
     let mut view = Orphans::of(&cluster, only, now);
     view.unclaimed = known.unclaimed(&cluster, only, now);
-    view.unread = known.unread().map(str::to_owned).collect();
+    view.unread = known.unread().map(ToString::to_string).collect();
     printer.print(&view, output.format)
 }
 

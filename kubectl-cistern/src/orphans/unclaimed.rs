@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use cistern_client::Rejection;
 use cistern_crds::{
-    HasImage, PoolVolume,
+    HasImage, PoolSnapshot, PoolVolume,
     unclaimed::{Claimable, GRACE, Owners, advice},
     volume::ClaimReference,
 };
@@ -26,13 +26,23 @@ pub struct OwnerIndex {
 }
 
 /// Owners of the objects of one kind.
-#[derive(Debug)]
-enum OwnerList {
-    Owners(Owners),
+type OwnerList = Result<Owners, OwnersUnknown>;
+
+/// Why the owners of a kind are not known.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OwnersUnknown {
     /// The kind of the owners is not installed.
-    NotInstalled,
-    /// The owners could not be listed, for this reason.
-    Unread(String),
+    #[error("the cluster has no {owner}")]
+    NotInstalled {
+        /// Kind of the owners.
+        owner: &'static str,
+    },
+    /// The user may not list the owners.
+    #[error("{what}: not allowed")]
+    Denied {
+        /// Description of the request.
+        what: String,
+    },
 }
 
 /// A volume or snapshot without an owner.
@@ -60,19 +70,17 @@ impl OwnerIndex {
     /// Lists the owners. A kind that may not be listed or is not installed is not an error.
     pub async fn read(connection: &Connection) -> Result<Self, crate::Error> {
         Ok(Self {
-            volumes: read(owners_of_volumes(connection).await)?,
-            snapshots: read(owners_of_snapshots(connection).await)?,
+            volumes: read::<PoolVolume>(owners_of_volumes(connection).await)?,
+            snapshots: read::<PoolSnapshot>(owners_of_snapshots(connection).await)?,
         })
     }
 
-    /// Returns the reasons why owners could not be listed.
-    pub fn unread(&self) -> impl Iterator<Item = &str> {
+    /// Returns why owners could not be listed. A kind that is not installed is no reason.
+    pub fn unread(&self) -> impl Iterator<Item = &OwnersUnknown> {
         [&self.volumes, &self.snapshots]
             .into_iter()
-            .filter_map(|read| match read {
-                OwnerList::Unread(why) => Some(why.as_str()),
-                OwnerList::Owners(_) | OwnerList::NotInstalled => None,
-            })
+            .filter_map(|owners| owners.as_ref().err())
+            .filter(|error| matches!(error, OwnersUnknown::Denied { .. }))
     }
 
     /// Returns the selected objects that are unclaimed.
@@ -83,7 +91,7 @@ impl OwnerIndex {
         now: DateTime<Utc>,
     ) -> Vec<UnclaimedView> {
         let mut all = Vec::new();
-        if let OwnerList::Owners(owners) = &self.volumes {
+        if let Ok(owners) = &self.volumes {
             let volumes = cluster.volumes.iter().filter(|it| is_selected(*it, only));
             let volumes = volumes.filter(|it| owners.leave_unclaimed(*it, now, GRACE));
             all.extend(volumes.map(|it| UnclaimedView {
@@ -91,7 +99,7 @@ impl OwnerIndex {
                 ..view(it)
             }));
         }
-        if let OwnerList::Owners(owners) = &self.snapshots {
+        if let Ok(owners) = &self.snapshots {
             let snapshots = cluster.snapshots.iter().filter(|it| is_selected(*it, only));
             let snapshots = snapshots.filter(|it| owners.leave_unclaimed(*it, now, GRACE));
             all.extend(snapshots.map(view));
@@ -117,11 +125,11 @@ impl OwnerIndex {
                 count: 2,
             }),
             (Some(volume), None) => {
-                self.volumes.refuse_claimed(volume)?;
+                refuse_claimed(&self.volumes, volume)?;
                 Ok(Some(CustomResource::Volume(Box::new(volume.clone()))))
             }
             (None, Some(snapshot)) => {
-                self.snapshots.refuse_claimed(snapshot)?;
+                refuse_claimed(&self.snapshots, snapshot)?;
                 Ok(Some(CustomResource::Snapshot(Box::new(snapshot.clone()))))
             }
             (None, None) => Ok(None),
@@ -129,24 +137,20 @@ impl OwnerIndex {
     }
 }
 
-impl OwnerList {
-    fn refuse_claimed<K: Claimable>(&self, object: &K) -> Result<(), Error> {
-        let (kind, name) = (K::kind(&()).into_owned(), object.name_any());
-        let owner = K::OWNER;
-        match self {
-            Self::Owners(owners) if owners.lack(object) => Ok(()),
-            Self::Owners(_) => Err(Error::Claimed { kind, name, owner }),
-            Self::NotInstalled => Err(Error::OwnerUnknown {
-                kind,
-                name,
-                why: format!("the cluster has no {owner}"),
-            }),
-            Self::Unread(why) => Err(Error::OwnerUnknown {
-                kind,
-                name,
-                why: why.clone(),
-            }),
-        }
+fn refuse_claimed<K: Claimable>(owners: &OwnerList, object: &K) -> Result<(), Error> {
+    let (kind, name) = (K::kind(&()).into_owned(), object.name_any());
+    match owners {
+        Ok(owners) if owners.lack(object) => Ok(()),
+        Ok(_) => Err(Error::Claimed {
+            kind,
+            name,
+            owner: K::OWNER,
+        }),
+        Err(why) => Err(Error::OwnerUnknown {
+            kind,
+            name,
+            why: why.clone(),
+        }),
     }
 }
 
@@ -196,13 +200,13 @@ async fn owners_of_snapshots(connection: &Connection) -> Result<Owners, crate::E
     Ok(owners)
 }
 
-fn read(owners: Result<Owners, crate::Error>) -> Result<OwnerList, crate::Error> {
+fn read<K: Claimable>(owners: Result<Owners, crate::Error>) -> Result<OwnerList, crate::Error> {
     match owners {
-        Ok(owners) => Ok(OwnerList::Owners(owners)),
-        Err(crate::Error::Denied { what, .. }) => {
-            Ok(OwnerList::Unread(format!("{what}: not allowed")))
+        Ok(owners) => Ok(Ok(owners)),
+        Err(crate::Error::Denied { what, .. }) => Ok(Err(OwnersUnknown::Denied { what })),
+        Err(error) if error.rejection() == Some(Rejection::NotFound) => {
+            Ok(Err(OwnersUnknown::NotInstalled { owner: K::OWNER }))
         }
-        Err(error) if error.rejection() == Some(Rejection::NotFound) => Ok(OwnerList::NotInstalled),
         Err(error) => Err(error),
     }
 }
@@ -237,12 +241,14 @@ mod tests {
 
     fn known(cluster: &Cluster) -> OwnerIndex {
         let mut owners = Owners::default();
-        for volume in &cluster.persistent_volumes {
+        for volume in cluster.persistent_volumes.values() {
             owners.add_volume(volume);
         }
         OwnerIndex {
-            volumes: OwnerList::Owners(owners),
-            snapshots: OwnerList::NotInstalled,
+            volumes: Ok(owners),
+            snapshots: Err(OwnersUnknown::NotInstalled {
+                owner: PoolSnapshot::OWNER,
+            }),
         }
     }
 
@@ -280,8 +286,12 @@ mod tests {
         assert!(matches!(refused("pvc-1"), Error::Claimed { .. }));
         assert!(matches!(refused("snap-1"), Error::OwnerUnknown { .. }));
         let unread = OwnerIndex {
-            volumes: OwnerList::Unread("cannot list persistentvolumes: not allowed".to_owned()),
-            snapshots: OwnerList::NotInstalled,
+            volumes: Err(OwnersUnknown::Denied {
+                what: "cannot list persistentvolumes".to_owned(),
+            }),
+            snapshots: Err(OwnersUnknown::NotInstalled {
+                owner: PoolSnapshot::OWNER,
+            }),
         };
         let refused = unread.choose(&cluster, "pvc-2", &all).unwrap_err();
         assert!(matches!(refused, Error::OwnerUnknown { .. }));

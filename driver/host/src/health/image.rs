@@ -4,7 +4,7 @@ use std::{io, os::fd::AsFd as _, path::Path, sync::Arc, time::Duration};
 
 use cistern_types::Bytes;
 
-use super::VolumeTrouble;
+use super::{ImageConflict, VolumeTrouble};
 use crate::{
     id::{Uid, Uuid},
     image::{self, Content, Image},
@@ -120,19 +120,19 @@ fn judge(
     troubles
 }
 
-/// The reason why an image is not the volume's.
-fn disagreement(volume: &VolumeSubject<'_>, found: &Image, pool: Uuid) -> Option<String> {
+/// Why an image is not the volume's; None if it is.
+fn disagreement(volume: &VolumeSubject<'_>, found: &Image, pool: Uuid) -> Option<ImageConflict> {
     let Some(identity) = &found.identity else {
-        return Some("it does not say whose it is".to_owned());
+        return Some(ImageConflict::NoIdentity);
     };
     if identity.owner.volume() != Some(volume.volume) {
-        return Some(format!("it is that of {}", identity.owner));
+        return Some(ImageConflict::Owner(Box::new(identity.owner.clone())));
     }
     if identity.pool_uuid != pool {
-        return Some(format!("it was made in the pool {}", identity.pool_uuid));
+        return Some(ImageConflict::Pool(identity.pool_uuid));
     }
-    (identity.content != volume.content).then(|| match identity.content {
-        Content::Filesystem { filesystem, uuid } => format!("it holds the {filesystem} {uuid}"),
-        Content::Block => "it holds no filesystem of ours".to_owned(),
+    (identity.content != volume.content).then_some(match identity.content {
+        Content::Filesystem { filesystem, uuid } => ImageConflict::Filesystem { filesystem, uuid },
+        Content::Block => ImageConflict::Block,
     })
 }

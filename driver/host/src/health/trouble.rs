@@ -1,4 +1,4 @@
-//! The troubles: each is a fact about a pool or volume, displayed as one clause.
+//! Problems of pools and volumes. Each is displayed as one clause.
 
 use std::{
     io,
@@ -6,9 +6,13 @@ use std::{
     time::Duration,
 };
 
-use cistern_types::Bytes;
+use cistern_types::{Bytes, FilesystemType};
 
-use crate::{id::Uid, pool};
+use crate::{
+    id::{Uid, Uuid},
+    image::Owner,
+    pool,
+};
 
 /// A problem of a pool.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -20,7 +24,7 @@ pub enum PoolTrouble {
         after: Duration,
     },
     /// Its file or device is missing.
-    #[error("{what} is not there")]
+    #[error("{what} is missing")]
     BackingMissing {
         /// File or devices.
         what: String,
@@ -31,7 +35,7 @@ pub enum PoolTrouble {
         /// File or mount point.
         path: PathBuf,
         /// What was found.
-        why: String,
+        why: pool::Conflict,
     },
     /// It is not mounted, or something else is mounted in its place.
     #[error("{path} is not the mounted pool: {why}")]
@@ -39,7 +43,7 @@ pub enum PoolTrouble {
         /// The mount point.
         path: PathBuf,
         /// What was found there.
-        why: String,
+        why: pool::NotMounted,
     },
     /// Its XFS has shut down after an error: it can be neither read nor written until it is mounted
     /// again, which [`Root::open_pool`](crate::Root::open_pool) does as soon as nothing uses it.
@@ -120,6 +124,31 @@ impl From<pool::Error> for PoolTrouble {
     }
 }
 
+/// Why an image is not a volume's.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ImageConflict {
+    /// It has no identity, or one that cannot be parsed.
+    #[error("it has no valid identity")]
+    NoIdentity,
+    /// Another object made it.
+    #[error("it is that of {0}")]
+    Owner(Box<Owner>),
+    /// It was made in the pool with a filesystem of this UUID.
+    #[error("it was made in the pool {0}")]
+    Pool(Uuid),
+    /// It holds another filesystem than the volume's.
+    #[error("it holds the {filesystem} {uuid}")]
+    Filesystem {
+        /// Its type.
+        filesystem: FilesystemType,
+        /// Its UUID.
+        uuid: Uuid,
+    },
+    /// It holds raw data.
+    #[error("it holds raw data")]
+    Block,
+}
+
 /// A problem of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VolumeTrouble {
@@ -131,7 +160,7 @@ pub enum VolumeTrouble {
     },
     /// Its image was removed while it is attached: its data is lost when the last user of the device
     /// ends, and can be copied from the device until then.
-    #[error("its image was removed beneath {device}, which alone still holds it")]
+    #[error("its image was removed, and only {device} still holds it")]
     ImageDeleted {
         /// The loop device.
         device: String,
@@ -142,7 +171,7 @@ pub enum VolumeTrouble {
         /// Name of the image.
         image: Uid,
         /// What was found.
-        why: String,
+        why: ImageConflict,
     },
     /// Its image is smaller than the volume: the data behind its end is lost.
     #[error("image {image} has {found} bytes and not {expected}")]
@@ -163,7 +192,7 @@ pub enum VolumeTrouble {
         path: PathBuf,
     },
     /// Its loop device is read-only, but its filesystem is mounted writable.
-    #[error("{device} is read-only, and {path} is to be written")]
+    #[error("{device} is read-only, but {path} is mounted writable")]
     DeviceReadOnly {
         /// The loop device.
         device: String,

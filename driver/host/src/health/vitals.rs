@@ -87,7 +87,7 @@ impl Pool {
         match self.system.xfs_damage(self.directory()) {
             Ok(None | Some(0)) => {}
             Ok(Some(count)) => troubles.push(PoolTrouble::FilesystemErrors { count }),
-            Err(error) => troubles.push(PoolTrouble::failed("ask the filesystem", &error)),
+            Err(error) => troubles.push(PoolTrouble::failed("query the filesystem", &error)),
         }
     }
 
@@ -95,7 +95,7 @@ impl Pool {
         match self.device_errors() {
             Ok(0) => {}
             Ok(count) => troubles.push(PoolTrouble::DeviceErrors { count }),
-            Err(error) => troubles.push(PoolTrouble::failed("ask the disk", &error)),
+            Err(error) => troubles.push(PoolTrouble::failed("query the disk", &error)),
         }
     }
 }

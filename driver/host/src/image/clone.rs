@@ -17,8 +17,8 @@ use std::os::fd::BorrowedFd;
 use cistern_types::{Bytes, FilesystemType};
 
 use super::{
-    Content, Error, Identity, ImageRequest, SourceImage, failed, read::Reading,
-    unfinished::Unfinished,
+    Content, Error, FilesystemConflict, Identity, IdentityConflict, ImageRequest, SourceImage,
+    failed, read::Reading, unfinished::Unfinished,
 };
 use crate::{
     cause::Cause,
@@ -55,12 +55,11 @@ impl Pool {
         if Bytes(size) > request.size {
             return Err(Error::IdentityConflict {
                 uid: source.uid.clone(),
-                why: format!(
-                    "it has {} and volume {} is to have only {}",
-                    Bytes(size),
-                    request.volume,
-                    request.size
-                ),
+                why: IdentityConflict::TooLarge {
+                    size: Bytes(size),
+                    volume: request.volume.clone(),
+                    wanted: request.size,
+                },
             });
         }
         drop(reading);
@@ -125,24 +124,24 @@ impl Pool {
 
     /// Returns the content type of a source, if it matches the request.
     fn content_for(&self, source: &Reading, request: &ImageRequest) -> Result<Content, Error> {
-        let differs = |why: String| Error::IdentityConflict {
+        let differs = |why| Error::IdentityConflict {
             uid: source.image.uid.clone(),
             why,
         };
         let identity: &Identity = match &source.image.identity {
             Some(identity) if identity.pool_uuid == self.filesystem_uuid() => identity,
-            Some(_) | None => return Err(differs(format!("it is not of pool {self}"))),
+            Some(_) | None => {
+                let pool = self.to_string();
+                return Err(differs(IdentityConflict::OtherPool { pool }));
+            }
         };
         let found = identity.content.filesystem();
         if found != request.filesystem {
-            let name =
-                |kind: Option<FilesystemType>| kind.map_or("no filesystem", FilesystemType::as_str);
-            return Err(differs(format!(
-                "it holds {} and volume {} is to have {}",
-                name(found),
-                request.volume,
-                name(request.filesystem)
-            )));
+            return Err(differs(IdentityConflict::OtherContent {
+                found,
+                volume: request.volume.clone(),
+                wanted: request.filesystem,
+            }));
         }
         Ok(identity.content)
     }
@@ -158,8 +157,8 @@ impl Pool {
             superblock::read(&*self.system, file).map_err(failed("read the filesystem", uid))?;
         let why = match found {
             Some(found) if (found.kind, found.uuid) == expected => return Ok(()),
-            Some(found) => format!("it holds {} {}", found.kind, found.uuid),
-            None => "there is none".to_owned(),
+            Some(found) => FilesystemConflict::of(&found),
+            None => FilesystemConflict::Missing,
         };
         let uid = uid.clone();
         Err(Error::FilesystemConflict { uid, why })

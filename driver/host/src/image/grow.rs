@@ -4,7 +4,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 
 use cistern_types::{Bytes, Provisioning};
 
-use super::{Error, Image, describe, failed};
+use super::{Error, IdentityConflict, Image, describe, failed};
 use crate::{allocation, id::Uid, pool::Pool};
 
 impl Pool {
@@ -21,7 +21,8 @@ impl Pool {
             describe(system, file.as_fd(), uid).map_err(failed("read the identity", uid))?;
         if let Some(snapshot) = before.identity.as_ref().and_then(|it| it.owner.snapshot()) {
             let uid = uid.clone();
-            let why = format!("it is snapshot {}, which never grows", snapshot.name);
+            let snapshot = snapshot.name.clone();
+            let why = IdentityConflict::NeverGrows { snapshot };
             return Err(Error::IdentityConflict { uid, why });
         }
         if before.size < size {

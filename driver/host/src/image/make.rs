@@ -4,7 +4,10 @@ use std::io;
 
 use cistern_types::Provisioning;
 
-use super::{Content, Error, Identity, Image, ImageRequest, Owner, failed, unfinished::Unfinished};
+use super::{
+    Content, Error, Identity, IdentityConflict, Image, ImageRequest, Owner, Properties, failed,
+    unfinished::Unfinished,
+};
 use crate::{allocation, cause::Cause, check::Checking, id::Uuid, mkfs, pool::Pool, superblock};
 
 impl Pool {
@@ -68,31 +71,29 @@ pub(super) fn disagreement(
     image: &Image,
     request: &ImageRequest,
     pool_uuid: Uuid,
-) -> Option<String> {
+) -> Option<IdentityConflict> {
     let Some(identity) = &image.identity else {
-        return Some("it carries no identity".to_owned());
+        return Some(IdentityConflict::NoIdentity);
     };
-    let owner = Owner::Volume(request.volume.clone());
-    let asked = (
-        &owner,
-        &request.uid,
-        pool_uuid,
-        request.size,
-        request.filesystem,
-        request.provisioning,
-        request.source.as_ref().map(|source| &source.uid),
-    );
-    let found = (
-        &identity.owner,
-        &identity.uid,
-        identity.pool_uuid,
-        identity.size,
-        identity.content.filesystem(),
-        identity.provisioning,
-        identity.source.as_ref(),
-    );
-    if asked != found {
-        return Some(format!("it is {found:?} and not {asked:?}"));
+    let (found, asked) = (Properties::of(identity), request.properties(pool_uuid));
+    if found != asked {
+        let (found, asked) = (Box::new(found), Box::new(asked));
+        return Some(IdentityConflict::Differs { found, asked });
     }
-    (image.size < request.size).then(|| format!("it has only {} bytes", image.size))
+    let size = image.size;
+    (size < request.size).then_some(IdentityConflict::TooSmall { size })
+}
+
+impl ImageRequest {
+    fn properties(&self, pool_uuid: Uuid) -> Properties {
+        Properties {
+            owner: Owner::Volume(self.volume.clone()),
+            uid: self.uid.clone(),
+            pool_uuid,
+            size: self.size,
+            filesystem: self.filesystem,
+            provisioning: self.provisioning,
+            source: self.source.as_ref().map(|source| source.uid.clone()),
+        }
+    }
 }

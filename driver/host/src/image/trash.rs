@@ -14,7 +14,7 @@ use std::{
 
 use chrono::{DateTime, Utc};
 
-use super::{Error, Image, describe, failed, open_listed};
+use super::{Error, IdentityConflict, Image, describe, failed, open_listed};
 use crate::{
     id::Uid,
     layout::TRASH,
@@ -57,7 +57,7 @@ impl Pool {
         if !is_known {
             return Err(Error::IdentityConflict {
                 uid: uid.clone(),
-                why: "its identity does not name this image of this pool".to_owned(),
+                why: IdentityConflict::OtherName,
             });
         }
         let _alone = self.unused(file, uid)?;
@@ -84,7 +84,7 @@ impl Pool {
             system.sync(trash.as_fd())?;
             Ok(true)
         };
-        take().map_err(failed("take the file out of the trash", uid))
+        take().map_err(failed("restore the file from the trash", uid))
     }
 
     /// Removes an image from the trash, and frees its space before it returns. Succeeds when it

@@ -20,10 +20,10 @@ use std::{
 
 use cistern_types::Bytes;
 
-use super::{Error, Staged, conflict, failed, open_parent};
+use super::{Difference, Error, NotStaged, Staged, difference::conflict, failed, open_parent};
 use crate::{
     id::Uid,
-    image::{self, Content},
+    image::{self, Content, IdentityConflict},
     loopdev::{self, Loop},
     mount_target::MountTarget,
     pool::Pool,
@@ -66,7 +66,7 @@ impl Pool {
         self.check().map_err(image::Error::from)?;
         let (system, image, staging) = (&*self.system, request.image, request.staging);
         if let Some(mount) = mounted_at(system, staging)? {
-            return conflict(&mount, Some("with a filesystem")).map(|()| Staged::default());
+            return conflict(&mount, Some(Difference::Filesystem)).map(|()| Staged::default());
         }
         if staged(system, image, staging)?.is_some() {
             return Ok(Staged::default());
@@ -84,7 +84,8 @@ impl Pool {
         let (file, image) = self.own_image(uid, request.volume)?;
         let content = image.identity.as_ref().map(|identity| identity.content);
         if content != Some(Content::Block) || image.size < request.size {
-            let why = format!("it is {content:?} and has {} bytes", image.size);
+            let size = image.size;
+            let why = IdentityConflict::NotBlock { content, size };
             let uid = uid.clone();
             return Err(image::Error::IdentityConflict { uid, why }.into());
         }
@@ -154,8 +155,8 @@ impl Root {
             return conflict(
                 &mount,
                 match (is_it, is_same) {
-                    (false, _) => Some("it is not this volume"),
-                    (true, false) => Some("not as writable as requested"),
+                    (false, _) => Some(Difference::OtherVolume),
+                    (true, false) => Some(Difference::Writability),
                     (true, true) => None,
                 },
             );
@@ -163,7 +164,7 @@ impl Root {
         let Some(number) = staged(system, request.image, request.staging)? else {
             return Err(Error::NotStaged {
                 path: request.staging.to_owned(),
-                why: "its device does not exist".to_owned(),
+                why: NotStaged::NoDevice,
             });
         };
         refuse_another_writability(system, number, request)?;

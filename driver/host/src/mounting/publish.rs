@@ -6,8 +6,9 @@
 use std::{io, os::fd::AsFd as _};
 
 use super::{
-    Error, PublishRequest, conflict, device_of, difference, failed, has_attributes, open,
-    open_parent,
+    Difference, Error, NotStaged, PublishRequest, device_of,
+    difference::{conflict, of_filesystem, of_mount},
+    failed, open, open_parent,
 };
 use crate::{
     mount_target::MountTarget,
@@ -51,21 +52,21 @@ fn is_staged(
     staging: &MountTarget<'_>,
     request: &PublishRequest<'_>,
 ) -> Result<(), Error> {
-    let not_staged = |why: &str| Error::NotStaged {
+    let not_staged = |why: NotStaged| Error::NotStaged {
         path: request.staging.to_owned(),
-        why: why.to_owned(),
+        why,
     };
     let failed = || failed("inspect", request.staging);
     let mount = staging.mounted().map_err(failed())?;
-    let mount = mount.ok_or_else(|| not_staged("nothing is mounted there"))?;
+    let mount = mount.ok_or_else(|| not_staged(NotStaged::Nothing))?;
     if device_of(system, &mount, request.image)
         .map_err(failed())?
         .is_none()
     {
-        return Err(not_staged("something else is mounted there"));
+        return Err(not_staged(NotStaged::Other));
     }
     // Another target may use another capability (GAP-02).
-    options_differ(&mount, request).map_or(Ok(()), |why| Err(not_staged(why)))
+    options_differ(&mount, request).map_or(Ok(()), |found| Err(not_staged(found.into())))
 }
 
 fn is_published(
@@ -75,15 +76,15 @@ fn is_published(
 ) -> Result<(), Error> {
     let device =
         device_of(system, mount, request.image).map_err(failed("inspect", request.target))?;
-    let difference = if device.is_none() {
-        Some("it is not this volume")
+    let found = if device.is_none() {
+        Some(Difference::OtherVolume)
     } else {
         options_differ(mount, request)
-            .or_else(|| has_attributes(mount, request.options, request.read_only))
+            .or_else(|| of_mount(mount, request.options, request.read_only))
     };
-    conflict(mount, difference)
+    conflict(mount, found)
 }
 
-fn options_differ(mount: &Mount, request: &PublishRequest<'_>) -> Option<&'static str> {
-    difference(mount, request.filesystem, request.options)
+fn options_differ(mount: &Mount, request: &PublishRequest<'_>) -> Option<Difference> {
+    of_filesystem(mount, request.filesystem, request.options)
 }

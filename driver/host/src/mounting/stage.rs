@@ -6,10 +6,13 @@ use std::{
 };
 
 use super::{
-    Error, Staged, conflict, device_of, difference, failed, has_attributes, is_volume, open,
+    Difference, Error, NotStaged, Staged, device_of,
+    difference::{conflict, is_volume, of_filesystem, of_mount},
+    failed, open,
 };
 use crate::{
-    grow, image,
+    grow,
+    image::{self, FilesystemConflict},
     loopdev::{self, Loop},
     mount_target::MountTarget,
     pool::Pool,
@@ -145,14 +148,14 @@ impl Pool {
         let superblock = superblock::read(system, file.as_fd())
             .map_err(image::failed("read the filesystem", uid))?;
         let why = match superblock {
-            None => Some("there is none".to_owned()),
+            None => Some(FilesystemConflict::Missing),
             Some(found)
                 if (found.kind, found.uuid) != (request.filesystem, request.filesystem_uuid) =>
             {
-                Some(format!("it holds {} {}", found.kind, found.uuid))
+                Some(FilesystemConflict::of(&found))
             }
             Some(found) if found.size > image.size || request.size > image.size => {
-                Some(format!("the image has only {} bytes", image.size))
+                Some(FilesystemConflict::ImageTooSmall { size: image.size })
             }
             Some(_) => None,
         };
@@ -195,7 +198,7 @@ fn verify_staged(
         Some(mount) => is_staged(&mount, device, request),
         None => Err(Error::NotStaged {
             path: place.path().to_owned(),
-            why: "the mount is not visible to the driver".to_owned(),
+            why: NotStaged::Unseen,
         }),
     });
     if verified.is_err()
@@ -207,8 +210,9 @@ fn verify_staged(
 }
 
 fn is_staged(mount: &Mount, device: DeviceNumber, request: &StageRequest<'_>) -> Result<(), Error> {
-    let difference = is_volume(mount, device)
-        .or_else(|| difference(mount, request.filesystem, request.options))
-        .or_else(|| has_attributes(mount, request.options, request.read_only));
-    conflict(mount, difference)
+    let found = (!is_volume(mount, device))
+        .then_some(Difference::OtherVolume)
+        .or_else(|| of_filesystem(mount, request.filesystem, request.options))
+        .or_else(|| of_mount(mount, request.options, request.read_only));
+    conflict(mount, found)
 }

@@ -6,6 +6,7 @@
 
 use std::{io, os::fd::BorrowedFd, time::Duration};
 
+use super::Unusable;
 use crate::{
     cause::Cause,
     command::{Command, STDIN},
@@ -18,32 +19,32 @@ const CHUNK: usize = 1 << 20;
 const DEADLINE: Duration = Duration::from_mins(1);
 /// Exit code of blkid for "nothing found".
 const NOTHING_FOUND: i32 = 2;
+/// Exit code of blkid for several signatures.
+const SEVERAL_FOUND: i32 = 8;
 
 /// The reason why a device is not blank; None if it is blank. The device is open exclusively.
 pub(super) fn objection(
     system: &dyn System,
     device: BorrowedFd<'_>,
     number: DeviceNumber,
-) -> Result<Option<String>, Cause> {
+) -> Result<Option<Unusable>, Cause> {
     if system.has_partitions(number)? {
-        return Ok(Some("it has partitions".to_owned()));
+        return Ok(Some(Unusable::Partitions));
     }
     let size = system.device_size(device)?;
     if size < 2 * MIB {
-        return Ok(Some("it is smaller than 2 MiB".to_owned()));
+        return Ok(Some(Unusable::TooSmall));
     }
     if let Some(found) = signature(system, device, &[])? {
         return Ok(Some(found));
     }
-    for (offset, where_) in [(0, "first"), (size - MIB, "last")] {
+    for (offset, end) in [(0, "first"), (size - MIB, "last")] {
         let bytes = system.read(device, offset, CHUNK)?;
         if bytes.len() != CHUNK {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
         if bytes.iter().any(|byte| *byte != 0) {
-            return Ok(Some(format!(
-                "its {where_} MiB is not zeros: if nothing on it is needed, overwrite that with zeros"
-            )));
+            return Ok(Some(Unusable::NotZeros { end }));
         }
     }
     Ok(None)
@@ -55,7 +56,7 @@ pub(super) fn signature(
     system: &dyn System,
     device: BorrowedFd<'_>,
     usages: &[&str],
-) -> Result<Option<String>, Cause> {
+) -> Result<Option<Unusable>, Cause> {
     let command = Command::new("blkid", DEADLINE)
         .arg("-p")
         .option("-o", "export");
@@ -74,11 +75,10 @@ pub(super) fn signature(
                 output.stdout.lines().find_map(line)
             };
             let found = value("TYPE=").or_else(|| value("PTTYPE="));
-            let found = found.unwrap_or_else(|| output.stdout.trim().replace('\n', " "));
-            Ok(Some(format!("it holds {found}")))
+            let format = found.unwrap_or_else(|| output.stdout.trim().replace('\n', " "));
+            Ok(Some(Unusable::Holds { format }))
         }
-        // 8: several signatures.
-        Some(8) => Ok(Some("it holds the marks of several formats".to_owned())),
+        Some(SEVERAL_FOUND) => Ok(Some(Unusable::SeveralFormats)),
         _ => Err(command.failed(&output).into()),
     }
 }

@@ -49,7 +49,7 @@ impl Root {
         expectation: Expectation,
     ) -> Result<Option<Mount>, Error> {
         let path = place.path();
-        let look = |error: io::Error| failed(format!("look at {}", path.display()))(error);
+        let look = |error: io::Error| failed(format!("inspect {}", path.display()))(error);
         let Some(mount) = place.mounted().map_err(look)? else {
             return Ok(None);
         };
@@ -98,7 +98,7 @@ impl Root {
                     let status = loopdev::status(system, number).map_err(io::Error::other)?;
                     Ok(status.is_some_and(|status| status.file == id))
                 };
-                is_beneath().map_err(failed(format!("look at device {}", mount.device)))
+                is_beneath().map_err(failed(format!("inspect device {}", mount.device)))
             }
             Source::Device { .. } => match state {
                 // Nothing can be read from the device, not even its identity: the disk may be gone, or

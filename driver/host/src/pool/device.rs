@@ -13,7 +13,7 @@ use std::{
 use cistern_types::FilesystemType;
 
 use super::{
-    Error, Expectation, PoolDeclaration, blank, failed,
+    Candidate, Error, Expectation, PoolDeclaration, Unusable, blank, failed,
     home::Candidates,
     known, layers,
     marker::{self, Marker},
@@ -39,8 +39,8 @@ enum DeviceState {
     Blank,
     /// It holds an XFS with another label, which may be the pool before a restore.
     Labelled(String),
-    /// It cannot be used, for this reason.
-    Unusable(String),
+    /// It cannot be used.
+    Unusable(Unusable),
 }
 
 /// The mounted device.
@@ -121,7 +121,7 @@ fn choose(
         let (state, number) = match inspect(root, uid, path) {
             Ok(found) => found,
             Err(cause) => {
-                devices.push((path.clone(), describe(&cause)));
+                devices.push((path.clone(), cause.into()));
                 continue;
             }
         };
@@ -136,14 +136,14 @@ fn choose(
             DeviceState::Labelled(label) => {
                 let marker = read_marker(system, number, &label);
                 if !candidates.consider(declaration, path.clone(), number, marker) {
-                    devices.push((path.clone(), format!("it holds xfs ({label:?})")));
+                    let filesystem = FilesystemType::Xfs;
+                    devices.push((path.clone(), Unusable::Filesystem { filesystem, label }));
                 }
             }
             DeviceState::Unusable(why) => devices.push((path.clone(), why)),
         }
     }
-    let why = format!("it holds xfs ({:?})", uid.label());
-    if let Some(number) = only(declaration, &own, &why)? {
+    if let Some(number) = only(declaration, &own, || Candidate::Label(uid.label()))? {
         return exclusive(system, number);
     }
     if let Some(number) = candidates.decide(declaration)? {
@@ -161,20 +161,17 @@ fn choose(
     exclusive(system, number)
 }
 
-/// The one device that was found; None if there is none. Several are an error, in which `why` states for
-/// each how it was found.
+/// The one device that was found; None if there is none. Several are an error that states `why` for each.
 pub(super) fn only(
     declaration: &PoolDeclaration,
     found: &[(PathBuf, DeviceNumber)],
-    why: &str,
+    why: impl Fn() -> Candidate,
 ) -> Result<Option<DeviceNumber>, Error> {
     match found {
         [] => Ok(None),
         [(_, number)] => Ok(Some(*number)),
         several => {
-            let found = several
-                .iter()
-                .map(|(path, _)| (path.clone(), why.to_owned()));
+            let found = several.iter().map(|(path, _)| (path.clone(), why()));
             Err(Error::Ambiguous {
                 name: declaration.name.clone(),
                 found: found.collect(),
@@ -238,7 +235,10 @@ fn judge(uid: &Uid, found: &Superblock) -> DeviceState {
         return DeviceState::Labelled(found.label.clone());
     }
     if !is_xfs || found.label != uid.label() {
-        return DeviceState::Unusable(format!("it holds {} ({:?})", found.kind, found.label));
+        return DeviceState::Unusable(Unusable::Filesystem {
+            filesystem: found.kind,
+            label: found.label.clone(),
+        });
     }
     if found.complete {
         DeviceState::Own
@@ -257,16 +257,15 @@ fn make(root: &Root, uid: &Uid, number: DeviceNumber, unfinished: bool) -> Resul
         (DeviceState::Blank, false) | (DeviceState::Unfinished, true)
     );
     if !still {
-        return Err(io::Error::other("it changed while it was looked at").into());
+        return Err(io::Error::other("it changed while it was inspected").into());
     }
-    let filesystem_uuid = Uuid::new_v4();
-    mkfs::pool_device(
-        system,
-        device.as_fd(),
-        filesystem_uuid,
-        &uid.label(),
-        unfinished,
-    )?;
+    let (filesystem_uuid, label) = (Uuid::new_v4(), uid.label());
+    let made = mkfs::pool_device(system, device.as_fd(), filesystem_uuid, &label, unfinished);
+    if made.as_ref().is_err_and(Cause::is_failed_tool) {
+        // If another process has opened the device exclusively since, that is the error.
+        open_device(system, &path, OFlags::RDONLY | OFlags::EXCL)?;
+    }
+    made?;
     system.sync(device.as_fd())?;
     tracing::info!(pool = %uid, device = %path.display(), "made the pool's filesystem");
     Ok(())
@@ -327,12 +326,4 @@ fn unless_busy<T>(attempt: impl FnMut() -> Result<T, Cause>) -> Result<T, Cause>
     until(attempt, |result| {
         !result.as_ref().is_err_and(Cause::is_busy)
     })
-}
-
-fn describe(cause: &Cause) -> String {
-    match cause {
-        Cause::Io(error) if error.kind() == io::ErrorKind::NotFound => "it is not there".to_owned(),
-        _ if cause.is_busy() => "something else holds it".to_owned(),
-        Cause::Io(_) | Cause::Command(_) | Cause::Loop(_) => cause.to_string(),
-    }
 }

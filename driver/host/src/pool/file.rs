@@ -10,7 +10,7 @@ use std::{
 
 use cistern_types::{Bytes, FilesystemType, size::GIB};
 
-use super::{Error, Expectation, failed, host, open::Backing};
+use super::{Conflict, Error, Expectation, failed, host, open::Backing};
 use crate::{
     allocation::Missing,
     cause::Cause,
@@ -60,7 +60,7 @@ pub(super) fn open(
         .map_err(failed(format!("attach {}", path.display())))?;
     let stat = system
         .stat(file.as_fd())
-        .map_err(failed(format!("look at {}", path.display())))?;
+        .map_err(failed(format!("inspect {}", path.display())))?;
     Ok(Backing {
         number: bound.device(),
         path: bound.path.clone(),
@@ -75,7 +75,7 @@ pub(super) fn open(
 pub(super) fn check(root: &Root, uid: &Uid, expected: FileId) -> Result<OwnedFd, Error> {
     let system = &*root.system;
     let path = path(root, uid);
-    let io = |error: io::Error| failed(format!("look at {}", path.display()))(error);
+    let io = |error: io::Error| failed(format!("inspect {}", path.display()))(error);
     let pools = root.open_pools().map_err(io)?;
     let file = find(system, pools.as_fd(), root, uid)?.ok_or_else(|| missing(root, uid))?;
     if system.stat(file.as_fd()).map_err(io)?.id == expected {
@@ -83,7 +83,7 @@ pub(super) fn check(root: &Root, uid: &Uid, expected: FileId) -> Result<OwnedFd,
     }
     Err(Error::BackingConflict {
         path,
-        why: "it was replaced while the pool is mounted".to_owned(),
+        why: Conflict::Replaced,
     })
 }
 
@@ -200,7 +200,7 @@ fn turn(root: &Root) -> Result<OwnedFd, Error> {
     }
     Err(lock(io::Error::new(
         io::ErrorKind::ResourceBusy,
-        "another pool is taking space of its filesystem; this is tried again",
+        "another pool is allocating space of its filesystem; this is retried",
     )))
 }
 
@@ -223,12 +223,15 @@ fn verify(
         .map_err(failed(format!("read {}", path.display())))?
         .filter(|found| found.kind == FilesystemType::Xfs && found.complete);
     let why = match (found, expectation) {
-        (None, _) => "it holds no XFS".to_owned(),
+        (None, _) => Conflict::NoXfs,
         (Some(found), Expectation::Known { filesystem_uuid }) if found.uuid != filesystem_uuid => {
-            format!("its UUID is {} and not {filesystem_uuid}", found.uuid)
+            Conflict::Uuid {
+                found: found.uuid,
+                expected: filesystem_uuid,
+            }
         }
         (Some(found), Expectation::Made | Expectation::New) if found.label != uid.label() => {
-            format!("its label is {:?}", found.label)
+            Conflict::Label { found: found.label }
         }
         (Some(_), Expectation::Known { .. } | Expectation::Made | Expectation::New) => {
             return Ok(());

@@ -19,7 +19,7 @@ use std::{
 use cistern_types::FilesystemType;
 
 use super::{
-    Error, Expectation, PoolDeclaration, Source, device, failed, file,
+    Candidate, Conflict, Error, Expectation, PoolDeclaration, Source, device, failed, file,
     marker::{self, Marker},
 };
 use crate::{
@@ -40,7 +40,7 @@ pub(super) struct Candidates<T> {
     /// The pool has been adopted before.
     own: Option<T>,
     returning: Vec<(PathBuf, Marker, T)>,
-    doubts: Vec<(PathBuf, String)>,
+    doubts: Vec<(PathBuf, Candidate)>,
 }
 
 impl<T> Candidates<T> {
@@ -66,12 +66,12 @@ impl<T> Candidates<T> {
                 self.returning.push((at, marker, what));
             }
             Ok(_) => return false,
-            Err(error) => self.doubt(at, describe(&error)),
+            Err(error) => self.doubt(at, Candidate::Unread(Box::new(error))),
         }
         true
     }
 
-    fn doubt(&mut self, at: PathBuf, why: String) {
+    fn doubt(&mut self, at: PathBuf, why: Candidate) {
         self.doubts.push((at, why));
     }
 
@@ -83,13 +83,13 @@ impl<T> Candidates<T> {
         if self.doubts.is_empty() && self.returning.len() <= 1 {
             return Ok(self.returning.pop().map(|(_, _, what)| what));
         }
-        let returning = self.returning.iter().map(|(at, marker, _)| {
-            let why = format!("it is pool {} ({})", marker.pool_name, marker.pool_uid);
-            (at.clone(), why)
+        let returning = self.returning.into_iter().map(|(at, marker, _)| {
+            let (name, uid) = (marker.pool_name, marker.pool_uid);
+            (at, Candidate::Marker { name, uid })
         });
         Err(Error::Ambiguous {
             name: declaration.name.clone(),
-            found: returning.chain(self.doubts.iter().cloned()).collect(),
+            found: returning.chain(self.doubts).collect(),
         })
     }
 }
@@ -104,7 +104,7 @@ impl Root {
         expectation: Expectation,
     ) -> Result<Uid, Error> {
         let uid = &declaration.uid;
-        let look = |source: io::Error| failed("look for the pool")(source);
+        let look = |source: io::Error| failed("find the pool")(source);
         if self.has_file(pools, uid)? || self.mounted(uid).map_err(look)?.is_some() {
             return Ok(uid.clone());
         }
@@ -153,12 +153,14 @@ impl Root {
         match (found.pop(), found.is_empty()) {
             (Some(last), false) => {
                 found.push(last);
-                let why = || format!("it holds the filesystem {filesystem_uuid}");
                 Err(Error::Ambiguous {
                     name: declaration.name.clone(),
                     found: found
                         .iter()
-                        .map(|home| (self.mount_point(home), why()))
+                        .map(|home| {
+                            let why = Candidate::Filesystem(filesystem_uuid);
+                            (self.mount_point(home), why)
+                        })
                         .collect(),
                 })
             }
@@ -173,7 +175,7 @@ impl Root {
         declaration: &PoolDeclaration,
         homes: BTreeSet<Uid>,
     ) -> Result<Option<Uid>, Error> {
-        let look = |source: io::Error| failed("look for the pool")(source);
+        let look = |source: io::Error| failed("find the pool")(source);
         let is_image = matches!(declaration.source, Source::Image { .. });
         let mut candidates = Candidates::none();
         for home in homes {
@@ -185,15 +187,7 @@ impl Root {
             };
             let counts = candidates.consider(declaration, at.clone(), home, marker);
             if counts && has_file != is_image {
-                let (is, wanted) = if has_file {
-                    ("in a file", "device")
-                } else {
-                    ("on a device", "image")
-                };
-                candidates.doubt(
-                    at,
-                    format!("it lies {is}, and the pool's source is {wanted}"),
-                );
+                candidates.doubt(at, Candidate::OtherSource { in_file: has_file });
             }
         }
         candidates.decide(declaration)
@@ -236,11 +230,11 @@ impl Root {
     fn marker_of_file(&self, pools: BorrowedFd<'_>, home: &Uid) -> Result<Option<Marker>, Error> {
         let system = &*self.system;
         let path = file::path(self, home);
-        let foreign = |why: &str| Error::BackingConflict {
+        let foreign = |why| Error::BackingConflict {
             path: path.clone(),
-            why: why.to_owned(),
+            why,
         };
-        let io = |source: io::Error| failed(format!("look into {}", path.display()))(source);
+        let io = |source: io::Error| failed(format!("inspect {}", path.display()))(source);
         let Some(file) = file::find(system, pools, self, home)? else {
             return Ok(None);
         };
@@ -249,23 +243,14 @@ impl Root {
             found.kind == FilesystemType::Xfs && found.complete && found.label == home.label()
         });
         if !is_pool {
-            return Err(foreign("it holds no pool of this name"));
+            return Err(foreign(Conflict::NoPool));
         }
         let bound = loopdev::attach(system, file.as_fd(), file::name(home).as_ref())
             .map_err(failed(format!("attach {}", path.display())))?;
         match marker::read_unmounted(system, &bound.path)? {
             Some(marker) => Ok(Some(marker)),
-            None => Err(foreign("it has no marker")),
+            None => Err(foreign(Conflict::NoMarker)),
         }
-    }
-}
-
-/// The message of an error with its cause.
-pub(super) fn describe(error: &Error) -> String {
-    match error {
-        Error::Failed { operation, source } => format!("could not {operation}: {source}"),
-        Error::BackingConflict { why, .. } => why.clone(),
-        other => other.to_string(),
     }
 }
 

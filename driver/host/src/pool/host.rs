@@ -9,7 +9,7 @@ use std::{
     path::Path,
 };
 
-use super::{Error, failed};
+use super::{Error, HostFault, failed};
 use crate::{
     loopdev,
     system::{OFlags, System},
@@ -48,7 +48,7 @@ fn find_fault(
     system: &dyn System,
     file: BorrowedFd<'_>,
     path: &Path,
-) -> Result<Option<String>, Error> {
+) -> Result<Option<HostFault>, Error> {
     let allocated = || -> io::Result<bool> {
         match system.allocate(file, &(0..SIZE)) {
             Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(false),
@@ -60,14 +60,11 @@ fn find_fault(
         }
     };
     if !allocated().map_err(failed(format!("allocate {}", path.display())))? {
-        let why = "gives a file no space before it is written: others could take what is promised";
-        return Ok(Some(why.to_owned()));
+        return Ok(Some(HostFault::NoPreallocation));
     }
     match loopdev::bind(system, file) {
         Ok(_) => Ok(None),
-        Err(loopdev::Error::Unfit { found, .. }) => Ok(Some(format!(
-            "has no direct I/O with sectors of 4096 bytes ({found})"
-        ))),
+        Err(loopdev::Error::Unfit { found, .. }) => Ok(Some(HostFault::NoDirectIo { found })),
         Err(error) => Err(failed(format!("attach {}", path.display()))(error)),
     }
 }
@@ -78,7 +75,7 @@ fn filesystem(system: &dyn System, folder: BorrowedFd<'_>) -> io::Result<String>
     let mounts = system.mounts()?.into_iter();
     let mut here = mounts.filter(|mount| mount.id == id);
     Ok(here.next().map_or_else(
-        || "a filesystem that nobody knows".to_owned(),
+        || "an unknown filesystem".to_owned(),
         |mount| mount.filesystem,
     ))
 }

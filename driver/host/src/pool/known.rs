@@ -14,9 +14,10 @@ use std::{
 use cistern_types::FilesystemType;
 
 use super::{
-    Error, PoolDeclaration,
+    Candidate, Error, PoolDeclaration, Unusable,
     device::{exclusive, only, open_device},
-    failed, layers, list,
+    error::list,
+    failed, layers,
     open::Backing,
 };
 use crate::{
@@ -52,13 +53,12 @@ pub(super) fn find(
             continue;
         }
         let objection = layers::objection(root, device.as_fd(), number, Some(&found));
-        match objection.map_err(failed(format!("look at {}", path.display())))? {
+        match objection.map_err(failed(format!("inspect {}", path.display())))? {
             Some(why) => ruled_out.push((path, why)),
             None => candidates.push((path, number)),
         }
     }
-    let why = format!("it holds the filesystem {uuid}");
-    match only(declaration, &candidates, &why)? {
+    match only(declaration, &candidates, || Candidate::Filesystem(uuid))? {
         Some(number) => exclusive(system, number),
         None => Err(missing(paths, uuid, &ruled_out)),
     }
@@ -78,7 +78,7 @@ fn with_identity(system: &dyn System, identity: Option<&str>) -> io::Result<Vec<
     Ok(paths)
 }
 
-fn missing(paths: &[PathBuf], uuid: Uuid, ruled_out: &[(PathBuf, String)]) -> Error {
+fn missing(paths: &[PathBuf], uuid: Uuid, ruled_out: &[(PathBuf, Unusable)]) -> Error {
     let mut what = format!(
         "a device with the filesystem {uuid} (listed: {}",
         join(paths)

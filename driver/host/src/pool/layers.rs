@@ -7,7 +7,7 @@ use std::{io, os::fd::BorrowedFd, path::PathBuf};
 
 use cistern_types::FilesystemType;
 
-use super::blank;
+use super::{Unusable, blank};
 use crate::{
     cause::Cause,
     loopdev,
@@ -29,17 +29,14 @@ pub(super) fn objection(
     device: BorrowedFd<'_>,
     number: DeviceNumber,
     found: Option<&Superblock>,
-) -> Result<Option<String>, Cause> {
+) -> Result<Option<Unusable>, Cause> {
     let system = &*root.system;
     let holders = system.holders(number)?;
     if !holders.is_empty() {
-        return Ok(Some(format!("{} is made of it", holders.join(", "))));
+        return Ok(Some(Unusable::Layer { holders }));
     }
     if let Some(file) = own_file(root, number)? {
-        return Ok(Some(format!(
-            "it is a loop device over {}, which is a pool's",
-            file.display()
-        )));
+        return Ok(Some(Unusable::OwnFile { file }));
     }
     match found {
         Some(found) if found.kind == FilesystemType::Xfs && found.complete => {
@@ -65,9 +62,10 @@ fn member(
     system: &dyn System,
     device: BorrowedFd<'_>,
     found: &Superblock,
-) -> Result<Option<String>, Cause> {
+) -> Result<Option<Unusable>, Cause> {
     if system.read(device, MD_OFFSET, MD_MAGIC.len())? == MD_MAGIC {
-        return Ok(Some("it holds linux_raid_member".to_owned()));
+        let format = "linux_raid_member".to_owned();
+        return Ok(Some(Unusable::Holds { format }));
     }
     // The other signatures are behind the filesystem. If the filesystem covers the whole device, the
     // end of the device is data of volumes, which may look like anything.

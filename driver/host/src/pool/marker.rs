@@ -13,7 +13,7 @@ use std::{
 use cistern_types::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::{Error, Expectation, ForeignMarker, Owner, PoolDeclaration, failed, open};
+use super::{Conflict, Error, Expectation, ForeignMarker, Owner, PoolDeclaration, failed, open};
 use crate::{
     id::{Uid, Uuid},
     layout::{IMAGES, TEMPORARY},
@@ -78,7 +78,10 @@ impl Marker {
         if self.pool_uid != declaration.uid && !self.is_returning(declaration) {
             return Err(Error::BackingConflict {
                 path: path.to_owned(),
-                why: format!("it is pool {} ({})", self.pool_name, self.pool_uid),
+                why: Conflict::OtherPool {
+                    name: self.pool_name.clone(),
+                    uid: self.pool_uid.clone(),
+                },
             });
         }
         let Some(owner) = self.owner.clone() else {
@@ -135,7 +138,9 @@ pub(crate) fn read(
     let bytes = system.read(file.as_fd(), 0, LIMIT).map_err(io)?;
     let marker = serde_json::from_slice(&bytes).map_err(|error| Error::BackingConflict {
         path: path.to_owned(),
-        why: format!("its marker cannot be read ({error})"),
+        why: Conflict::UnreadableMarker {
+            error: error.to_string(),
+        },
     })?;
     Ok(Some(marker))
 }
@@ -143,7 +148,7 @@ pub(crate) fn read(
 /// The marker of a pool that is not mounted; None if there is none. Nothing is written, and the log is
 /// not replayed: the device may belong to another system.
 pub(super) fn read_unmounted(system: &dyn System, device: &Path) -> Result<Option<Marker>, Error> {
-    let io = |source: io::Error| failed(format!("look into {}", device.display()))(source);
+    let io = |source: io::Error| failed(format!("inspect {}", device.display()))(source);
     let parameters = [("ro", None), ("norecovery", None)];
     let mount = open::mount(system, device, &parameters).map_err(io)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;
@@ -208,7 +213,7 @@ pub(super) fn settle(
 fn copy(path: &Path) -> Error {
     Error::BackingConflict {
         path: path.to_owned(),
-        why: "it is a copy: its marker names another UUID".to_owned(),
+        why: Conflict::Copy,
     }
 }
 
@@ -222,7 +227,7 @@ pub(crate) fn ensure(
     filesystem_uuid: Uuid,
     expectation: Expectation,
 ) -> Result<Marker, Error> {
-    let foreign = |why: String| Error::BackingConflict {
+    let foreign = |why| Error::BackingConflict {
         path: path.to_owned(),
         why,
     };
@@ -237,14 +242,12 @@ pub(crate) fn ensure(
             replace(system, directory, &marker, settled)
                 .map_err(failed(format!("replace the marker in {}", path.display())))
         }
-        (None, Expectation::Known { .. } | Expectation::Made) => {
-            Err(foreign("it has no marker".to_owned()))
-        }
+        (None, Expectation::Known { .. } | Expectation::Made) => Err(foreign(Conflict::NoMarker)),
         (None, Expectation::New) => {
             if !is_unfinished(system, directory)
                 .map_err(failed(format!("list {}", path.display())))?
             {
-                return Err(foreign("it holds files and has no marker".to_owned()));
+                return Err(foreign(Conflict::FilesWithoutMarker));
             }
             make(system, directory, declaration, filesystem_uuid)
                 .map_err(failed(format!("write the marker in {}", path.display())))

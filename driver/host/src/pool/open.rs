@@ -7,7 +7,10 @@ use std::{
     sync::Arc,
 };
 
-use super::{Error, Expectation, Pool, PoolDeclaration, Source, device, failed, file, marker};
+use super::{
+    Conflict, Error, Expectation, NotMounted, Pool, PoolDeclaration, Source, device, failed, file,
+    marker,
+};
 use crate::{
     id::{Uid, Uuid},
     layout::{IMAGES, TEMPORARY},
@@ -41,7 +44,8 @@ pub(super) struct Backing {
 
 impl Root {
     /// Makes a pool usable: creates it if it is new and no data exists, adopts an existing pool, under
-    /// whichever UID it was created, attaches, mounts, verifies and grows it. Idempotent.
+    /// whichever UID it was created, attaches, mounts and verifies it. The pool grows with its device,
+    /// but an existing file keeps its size until [`Pool::resize_file`]. Idempotent.
     pub fn open_pool(
         &self,
         declaration: &PoolDeclaration,
@@ -53,7 +57,7 @@ impl Root {
         let home = self.find_home(pools.as_fd(), declaration, expectation)?;
         let path = self.mount_point(&home);
         let describe = |what: &str| format!("{what} {}", path.display());
-        let place = MountTarget::open(&*self.system, &path).map_err(failed(describe("look at")))?;
+        let place = MountTarget::open(&*self.system, &path).map_err(failed(describe("inspect")))?;
         let mounted = self.usable_mount(&place, pools.as_fd(), declaration, &home, expectation)?;
         if mounted.is_none() {
             place
@@ -76,7 +80,7 @@ impl Root {
         self.enter(&place, home, declaration, expectation, &backing)
     }
 
-    /// Opens the mounted filesystem, verifies that it is the pool, and grows it.
+    /// Opens the mounted filesystem, verifies that it is the pool, and grows it to its device.
     fn enter(
         &self,
         place: &MountTarget<'_>,
@@ -125,11 +129,9 @@ impl Root {
             mount_id,
             marker,
         };
-        match declaration.source {
-            Source::Image { size } => drop(pool.resize_file(size)?),
-            Source::Device { .. } => pool
-                .cover(backing.size)
-                .map_err(failed(format!("grow the filesystem at {}", path.display())))?,
+        if let Source::Device { .. } = declaration.source {
+            pool.cover(backing.size)
+                .map_err(failed(format!("grow the filesystem at {}", path.display())))?;
         }
         Ok(pool)
     }
@@ -158,11 +160,10 @@ fn is_mount_of(mount: &Mount, backing: &Backing) -> Result<(), Error> {
     }
     Err(Error::NotMounted {
         path: mount.mount_point.clone(),
-        why: format!(
-            "{} from {} is mounted there",
-            mount.filesystem,
-            mount.source.display()
-        ),
+        why: NotMounted::OtherDevice {
+            filesystem: mount.filesystem.clone(),
+            device: mount.source.clone(),
+        },
     })
 }
 
@@ -197,22 +198,28 @@ pub(super) fn verify(
     path: &Path,
     expectation: Expectation,
 ) -> Result<XfsGeometry, Error> {
-    let foreign = |why: String| Error::BackingConflict {
+    let foreign = |why| Error::BackingConflict {
         path: path.to_owned(),
         why,
     };
     let geometry = system
         .xfs_geometry(directory)
-        .map_err(failed(format!("ask the filesystem at {}", path.display())))?
-        .ok_or_else(|| foreign("it is not an XFS".to_owned()))?;
+        .map_err(failed(format!(
+            "query the filesystem at {}",
+            path.display()
+        )))?
+        .ok_or_else(|| foreign(Conflict::NotXfs))?;
     if !geometry.reflink {
-        return Err(foreign("it is an XFS without reflink".to_owned()));
+        return Err(foreign(Conflict::NoReflink));
     }
     let found = Uuid::from_bytes(geometry.uuid);
     match expectation {
-        Expectation::Known { filesystem_uuid } if filesystem_uuid != found => Err(foreign(
-            format!("its UUID is {found} and not {filesystem_uuid}"),
-        )),
+        Expectation::Known { filesystem_uuid } if filesystem_uuid != found => {
+            Err(foreign(Conflict::Uuid {
+                found,
+                expected: filesystem_uuid,
+            }))
+        }
         Expectation::Known { .. } | Expectation::Made | Expectation::New => Ok(geometry),
     }
 }

@@ -25,25 +25,25 @@ impl Root {
             .map_err(failed("open the folder of the pools"))?;
         let uid = &self.find_home(pools.as_fd(), declaration, expectation)?;
         let path = self.mount_point(uid);
-        let io = |source: io::Error| failed(format!("look at {}", path.display()))(source);
+        let io = |source: io::Error| failed(format!("inspect {}", path.display()))(source);
         let place = MountTarget::open(&*self.system, &path).map_err(io)?;
         let is_mounted = place.mounted().map_err(io)?.is_some();
         let is_device = matches!(declaration.source, Source::Device { .. });
         let is_there = match &declaration.source {
             Source::Image { .. } => file::find(&*self.system, pools.as_fd(), self, uid)?.is_some(),
-            // A device that was never recorded holds nothing, and a missing one is not changed.
+            // A device that was never recorded has no pool, and a missing one is not changed.
             Source::Device { .. } => expectation != Expectation::New,
         };
         if is_mounted || is_there {
             match self.refuse_unless_empty(declaration, expectation) {
                 // A pool that is neither present nor mounted cannot be inspected, and is gone already.
                 Err(Error::BackingMissing { what }) if !is_mounted => {
-                    tracing::warn!(pool = %declaration.name, %what, "the pool goes unseen");
+                    tracing::warn!(pool = %declaration.name, %what, "the pool is removed, although its file or device is missing");
                 }
                 // Its device belongs to that node now, and is not changed.
                 Err(Error::OtherNode { foreign, .. }) if !is_mounted && is_device => {
                     let node = &foreign.owner;
-                    tracing::warn!(pool = %declaration.name, %node, "the pool has gone to a node");
+                    tracing::warn!(pool = %declaration.name, %node, "the pool is removed from this node and belongs to another");
                 }
                 result => result?,
             }

@@ -11,7 +11,7 @@ use std::{
 
 use cistern_types::Bytes;
 
-use super::{Error, Pool, failed, file, home::describe};
+use super::{Error, Pool, candidate::describe, failed, file};
 use crate::{loopdev, patience::until};
 
 /// The size of an image pool's file, and why it differs from the declared size.
@@ -56,7 +56,7 @@ impl Pool {
             what: path.display().to_string(),
         })?;
         let file = file::check(&self.root, &self.home, file)?;
-        let look = |error: io::Error| failed(format!("look at {}", path.display()))(error);
+        let look = |error: io::Error| failed(format!("inspect {}", path.display()))(error);
         let size = || self.system.stat(file.as_fd()).map(|stat| Bytes(stat.size));
         let wanted = declared.round_down_to_mib().max(size().map_err(look)?);
         let fitted = self.grow_file(file.as_fd(), wanted);
@@ -78,14 +78,14 @@ impl Pool {
         let path = file::path(&self.root, &self.home);
         let file = file::check(&self.root, &self.home, file)?;
         let stat = self.system.stat(file.as_fd());
-        let stat = stat.map_err(failed(format!("look at {}", path.display())))?;
+        let stat = stat.map_err(failed(format!("inspect {}", path.display())))?;
         Ok(Bytes(stat.size.saturating_sub(stat.allocated)))
     }
 
     /// Fills the holes of the file, enlarges it, and grows the device and the filesystem.
     fn grow_file(&self, file: BorrowedFd<'_>, wanted: Bytes) -> Result<(), Error> {
         let path = file::path(&self.root, &self.home);
-        let look = |error: io::Error| failed(format!("look at {}", path.display()))(error);
+        let look = |error: io::Error| failed(format!("inspect {}", path.display()))(error);
         let pools = self.root.open_pools().map_err(look)?;
         // No other call removes what this call adds to the file.
         let is_locked = |locked: &io::Result<bool>| !matches!(locked, Ok(false));

@@ -23,7 +23,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::Error;
+use super::{Error, NotFrozen};
 use crate::{id::Uid, image::failed, mount_target::is_busy, patience, root::Root, system::System};
 
 /// How long a filesystem is frozen at most, counted from the request to freeze it. A pod's writers
@@ -161,19 +161,15 @@ fn keep_frozen(
     released: &Receiver<()>,
     report_frozen: impl FnOnce(),
 ) -> Result<(), Error> {
-    let freeze_failed = |why: &str| Error::FreezeFailed {
+    let freeze_failed = |why| Error::FreezeFailed {
         uid: uid.clone(),
-        why: why.to_owned(),
+        why,
     };
     // Another snapshot of the volume may be in progress.
     let frozen = patience::until(|| system.freeze(inside.as_fd()), |frozen| !is_busy(frozen));
     match frozen {
         Ok(()) => report_frozen(),
-        Err(_) if is_busy(&frozen) => {
-            return Err(freeze_failed(
-                "another process has frozen its filesystem: try again",
-            ));
-        }
+        Err(_) if is_busy(&frozen) => return Err(freeze_failed(NotFrozen::FrozenByOther)),
         Err(error) => return Err(failed("freeze the filesystem", uid)(error).into()),
     }
     // No message is ever sent: the release drops the sender.
@@ -183,9 +179,7 @@ fn keep_frozen(
     drop(inside);
     match thawed {
         Err(error) => Err(failed("thaw the filesystem", uid)(error).into()),
-        Ok(false) => Err(freeze_failed(
-            "another process has thawed its filesystem: try again",
-        )),
+        Ok(false) => Err(freeze_failed(NotFrozen::ThawedByOther)),
         Ok(true) if is_in_time => Ok(()),
         Ok(true) => Err(too_slow(uid)),
     }
@@ -194,10 +188,7 @@ fn keep_frozen(
 fn too_slow(uid: &Uid) -> Error {
     Error::FreezeFailed {
         uid: uid.clone(),
-        why: format!(
-            "its filesystem had to be frozen for longer than {FREEZE_LIMIT:?}, the limit for \
-             blocking its writers: try again when less is written, or snapshot fewer volumes together"
-        ),
+        why: NotFrozen::FreezeTooLong,
     }
 }
 

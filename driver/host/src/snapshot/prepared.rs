@@ -6,7 +6,9 @@ use chrono::{DateTime, Utc};
 use cistern_types::Bytes;
 
 use super::{Error, Member};
-use crate::image::{self, Identity, Owner, failed, read::Reading, unfinished::Unfinished};
+use crate::image::{
+    self, Identity, IdentityConflict, Owner, failed, read::Reading, unfinished::Unfinished,
+};
 
 /// A member with everything done that can be done before the freeze.
 pub(super) struct Prepared<'a> {
@@ -26,7 +28,10 @@ impl<'a> Prepared<'a> {
         });
         let identity = identity.ok_or_else(|| image::Error::IdentityConflict {
             uid: request.source.clone(),
-            why: format!("it is not volume {} of pool {pool}", request.volume),
+            why: IdentityConflict::OtherVolume {
+                volume: request.volume.clone(),
+                pool: pool.to_string(),
+            },
         })?;
         pool.refuse_extents(&source, request.maximum_extents)?;
         let image = Unfinished::begin(pool, &request.uid)?;

@@ -30,7 +30,7 @@ impl Root {
             match self.thaw(&bound, &image) {
                 Ok(true) => thawed.push(image),
                 Ok(false) => {}
-                // Goes on with the others.
+                // Continues with the others.
                 Err(error) => result = result.and(Err(error)),
             }
         }

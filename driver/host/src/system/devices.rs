@@ -70,6 +70,14 @@ pub struct LoopSettings {
     pub sector_size: u32,
 }
 
+impl fmt::Display for LoopSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let direct_io = if self.direct_io { "on" } else { "off" };
+        let sector_size = self.sector_size;
+        write!(f, "direct I/O {direct_io}, sectors of {sector_size} bytes")
+    }
+}
+
 /// Operations on block devices.
 pub trait Devices {
     /// Reads the limits of the I/O of a cgroup from its file `io.max`.

@@ -11,25 +11,25 @@ use std::{
 
 use super::{DeviceNumber, devices::loop_number};
 
-/// One mount as the kernel tells of it.
+/// One mount in the kernel's mount table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
-    /// The mount's number, unique while it lasts.
+    /// ID of the mount, unique while it exists.
     pub id: u64,
-    /// The mount that it is attached to.
+    /// ID of the mount that it is attached to.
     pub parent: u64,
-    /// The filesystem's device number; of a btrfs on a loop device that of the loop device, as its own
-    /// stands for no device.
+    /// Device number of the filesystem. For a btrfs on a loop device, that of the loop device, because
+    /// btrfs has an anonymous device number.
     pub device: DeviceNumber,
-    /// The folder within the filesystem that is mounted.
+    /// The directory within the filesystem that is mounted.
     pub root: PathBuf,
-    /// Where it is mounted, seen from this process's root.
+    /// Its mount point, relative to this process's root.
     pub mount_point: PathBuf,
     /// Options of the mount: `rw`, `nosuid`, `noatime` …
     pub mount_options: Vec<String>,
-    /// Kernel's name of the filesystem.
+    /// Type of the filesystem.
     pub filesystem: String,
-    /// What the mounter gave as its source.
+    /// Its source, as the process that mounted it passed it.
     pub source: PathBuf,
     /// Options of the filesystem: `rw`, `discard`, `data=journal` …
     pub filesystem_options: Vec<String>,
@@ -41,22 +41,22 @@ impl Mount {
         self.mount_options.iter().any(|o| o == option)
     }
 
-    /// Whether nothing can be written through this mount. (An ext4 that does not let itself be
-    /// written any more, after an error, says so in a word of its own since Linux 6.15.)
+    /// Whether nothing can be written through this mount. (Since Linux 6.15, an ext4 that became
+    /// read-only after an error has an option of its own.)
     pub fn is_read_only(&self) -> bool {
         let mut options = self.filesystem_options.iter();
         self.has("ro") || options.any(|option| option == "ro" || option == "emergency_ro")
     }
 
-    /// Whether its filesystem says that it has shut itself down. An ext4 does, since Linux 6.15; an
-    /// XFS never.
+    /// Whether its filesystem reports that it has shut down. ext4 does since Linux 6.15; XFS never
+    /// does.
     pub fn has_shut_down(&self) -> bool {
         let mut options = self.filesystem_options.iter();
         options.any(|option| option == "shutdown")
     }
 }
 
-/// A line that is not as proc(5) says.
+/// A line that does not have the format of proc(5).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line} of mountinfo cannot be read: {text:?}")]
 pub(crate) struct ParseError {
@@ -64,7 +64,7 @@ pub(crate) struct ParseError {
     text: String,
 }
 
-/// Every mount of a mountinfo file, in its order: of two at one place the later is on top.
+/// Parses all mounts of a mountinfo file, in its order: of two at one mount point, the later is on top.
 pub(crate) fn parse(text: &[u8]) -> Result<Vec<Mount>, ParseError> {
     text.split(|byte| *byte == b'\n')
         .enumerate()
@@ -122,8 +122,8 @@ fn device(field: &[u8]) -> Option<DeviceNumber> {
     })
 }
 
-/// The loop device at a path. That of a btrfs is the kernel's own record of the device beneath it,
-/// and not what a mounter likes to write.
+/// The loop device at a path. For a btrfs, the kernel writes the path of its device, and not the
+/// source that a process passed.
 fn loop_device(source: &Path) -> Option<DeviceNumber> {
     let name = source.file_name()?.to_str()?;
     loop_number(name).map(DeviceNumber::of_loop)

@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-/// The same pool as the cluster knows it after it was restored.
+/// The declaration of the same pool after a restore of the cluster.
 fn returned(pool: &PoolDeclaration) -> PoolDeclaration {
     PoolDeclaration {
         uid: uid("1a2b3c4d-0000-4000-8000-00000000cafe"),
@@ -41,8 +41,8 @@ fn homes(machine: &Machine) -> Vec<String> {
     names
 }
 
-/// What would change if anything were written to a file: the start of it, where superblock and log
-/// of a small XFS are not far, what it has allocated, and when it was written last.
+/// What any write to a file changes: its first bytes, with the superblock and the log of a small XFS,
+/// its allocated size, and its modification time.
 fn traces(path: &PathBuf) -> (Vec<u8>, u64, i64, i64) {
     let file = fs::File::open(path).unwrap();
     let mut bytes = vec![0; 8 << 20];
@@ -68,7 +68,7 @@ fn a_returning_pool_is_adopted_under_its_running_volumes_and_found_after_a_reboo
     let pool = must(machine.root().open_pool(&declaration, Expectation::New));
     must(pool.check());
     assert_eq!(must(pool.images()), std::slice::from_ref(&image));
-    // Nothing was made, moved or mounted, and the volume is where it was.
+    // Nothing was created, moved or mounted, and the volume is in its place.
     assert_eq!((homes(&machine), machine.mounts()), (before, mounts));
     assert_eq!(pool.path(), machine.mount_point(&first));
     must(pool.stage(&staged.stage(&staging)));
@@ -106,7 +106,7 @@ fn a_pool_whose_name_another_pool_of_the_host_has_is_not_adopted() {
         matches!(error, Err(Error::BackingMissing { .. })),
         "{error:?}"
     );
-    // Nor is one of another name, which is a pool of its own.
+    // A pool of another name is not adopted either.
     let other = PoolDeclaration {
         name: "slow".to_owned(),
         ..returned(&first)
@@ -169,7 +169,7 @@ fn r7_no_pool_is_created_beside_a_file_that_may_be_that_pool() {
         .unwrap_err();
     assert!(matches!(error, Error::Ambiguous { .. }), "{error}");
     assert!(
-        error.to_string().contains("move away what is not"),
+        error.to_string().contains("move away those that are not"),
         "{error}"
     );
     assert!(traces(&path) == before);

@@ -1,4 +1,4 @@
-//! Volumes are bound to loop devices concurrently, and one of them may take long.
+//! Volumes are bound to loop devices concurrently, and a slow one delays no other.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// Staged at the same time: more than a machine has free loop devices at its start.
+/// Number of volumes that are staged concurrently: more than the free loop devices of a new machine.
 const AT_ONCE: usize = 12;
 
 fn small(machine: &Machine, name: &str) -> ImageRequest {
@@ -34,7 +34,7 @@ fn small(machine: &Machine, name: &str) -> ImageRequest {
     }
 }
 
-/// A disk hangs while this lives: threads that wait for it end, whatever becomes of the test.
+/// A disk that hangs until this is dropped, so that threads that wait for it always end.
 struct Hang<'a>(&'a FailingDevice);
 
 impl<'a> Hang<'a> {
@@ -73,7 +73,7 @@ fn r16_staging_on_a_hanging_disk_does_not_delay_volumes_of_another_pool() {
     let hung = must(hanging.create_image(&small(&machine, "hung")));
     let free = must(other.create_image(&small(&machine, "free")));
     let staging = ["of-hung", "of-free"].map(|name| machine.staging(name));
-    // What is read of it is in memory from now on: its stage waits when a device is bound to it.
+    // Its metadata is cached from now on, so its stage waits only when a device is bound to it.
     let file = machine.mount_point(&declaration).join("images");
     fs::read(file.join(hung.uid.as_ref())).unwrap();
 

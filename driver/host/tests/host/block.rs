@@ -169,7 +169,7 @@ fn npv_11_a_raw_block_volume_is_staged_published_and_removed_without_leftovers()
         }
         assert_eq!(fs::read_dir(&volume.staging).unwrap().count(), 0);
         assert_eq!(machine.inventory().loops.len(), 1, "the pool's own");
-        // What was written is in the image.
+        // The image has the written data.
         assert_eq!(read(&image_path(&machine, &volume.image.uid)), round);
     }
     must(pool.remove_image(&volume.image.uid));
@@ -226,7 +226,7 @@ fn npv_13_a_device_that_is_published_read_only_cannot_be_written_and_is_writable
     // NPV-07.
     let error = volume.publish(&one, false).unwrap_err();
     assert!(matches!(error, Error::Conflict { .. }), "{error}");
-    // The device is one for all: nobody gets to write behind a reader's back, or loses his right to.
+    // All pods share the device: a reader keeps a read-only device, and a writer a writable one.
     let three = machine.path("kubelet/three");
     let error = volume.publish(&three, false).unwrap_err();
     assert!(matches!(error, Error::Writability { .. }), "{error}");
@@ -238,7 +238,7 @@ fn npv_13_a_device_that_is_published_read_only_cannot_be_written_and_is_writable
     let error = volume.publish(&one, true).unwrap_err();
     assert!(matches!(error, Error::Writability { .. }), "{error}");
     must(volume.unpublish(&three));
-    // What is read-only when it is unstaged does not make the next user of the number read-only.
+    // The next user of the device number gets a writable device.
     must(volume.publish(&one, true));
     let device = loop_of(&one);
     must(volume.unpublish(&one));
@@ -302,7 +302,7 @@ fn an_empty_target_file_is_used_and_any_other_is_left_alone() {
     fs::create_dir(&target).unwrap();
     volume.publish(&target, false).unwrap_err();
     must(volume.unpublish(&target));
-    // A publish that was cut short has left its file.
+    // An interrupted publish has left its file.
     fs::File::create(&target).unwrap();
     must(volume.publish(&target, false));
     must(volume.unpublish(&target));
@@ -321,7 +321,7 @@ fn nus_07_removing_a_device_needs_neither_pool_nor_image() {
     fs::remove_file(image_path(&machine, &volume.image.uid)).unwrap();
     let at = machine.mount_point(&image_pool(Bytes::ZERO));
     rustix::mount::unmount(at, UnmountFlags::DETACH).unwrap();
-    // kubelet's repeats for the pod that runs.
+    // kubelet repeats its calls for the running pod.
     assert!(volume.is_staged());
     must(volume.publish(&target, false));
     for _ in 0..2 {
@@ -391,7 +391,7 @@ fn a_device_of_a_forgotten_stage_does_not_keep_its_image_in_use() {
     let pool = open_new(&machine);
     let volume = Device::new(&machine, &pool, "a");
     must(volume.stage());
-    // kubelet's folder went, as it does with `kubeadm reset`.
+    // kubelet's directory is removed, as by `kubeadm reset`.
     rustix::mount::unmount(
         volume.staging.join(volume.image.uid.as_str()),
         UnmountFlags::empty(),
@@ -412,7 +412,7 @@ fn a_node_whose_device_now_serves_another_image_is_unmounted_and_the_device_is_l
         Device::new(&machine, &pool, "b"),
     );
     must(other.stage());
-    // As if the device of `a` had been detached by hand, and its number given to `b`.
+    // The device of `a` was detached by hand, and `b` has its number.
     let node = volume.staging.join(volume.image.uid.as_str());
     fs::File::create(&node).unwrap();
     mount_bind(other.staging.join(other.image.uid.as_str()), &node).unwrap();

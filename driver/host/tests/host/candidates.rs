@@ -1,4 +1,4 @@
-//! Which device is a pool's: copies, arrays and loop devices of our own show the same filesystem.
+//! Selects the device of a pool: copies, arrays and Cistern's own loop devices show the same filesystem.
 
 use std::{
     fs,
@@ -13,8 +13,8 @@ use crate::{
     harness::{Machine, POOL_SIZE, device_pool, image_pool, known, must, run, uid, unmount},
 };
 
-/// What the kernel tells of a disk beside what it tells of the loop device that stands for it. Ends
-/// with this: the number may become another disk's.
+/// Simulated sysfs attributes of a disk, in addition to those of its loop device. They are removed when
+/// this is dropped, because another disk may get the number.
 struct Attributes(PathBuf);
 
 impl Attributes {
@@ -44,7 +44,7 @@ impl Drop for Attributes {
     }
 }
 
-/// Makes the pool on a disk and takes it off again; the UUID of its filesystem is known then.
+/// Creates the pool on a disk and unmounts it. Returns the expectation with the UUID of its filesystem.
 fn make(machine: &Machine, disk: &Disk) -> Expectation {
     let declaration = device_pool([disk.device.clone()]);
     let pool = must(machine.root().open_pool(&declaration, Expectation::New));
@@ -58,7 +58,7 @@ fn leave(machine: &Machine) {
     unmount(&machine.mount_point(&device_pool([])));
 }
 
-/// A copy of a disk, with so many more bytes at its end.
+/// A copy of a disk with additional bytes at its end.
 fn copy(machine: &Machine, disk: &Disk, name: &str, more: u64) -> Disk {
     run("sync", &[]);
     let to = machine.path(name);
@@ -118,7 +118,7 @@ fn if_two_devices_have_the_filesystem_of_a_pool_neither_is_used_and_both_are_nam
     for expectation in [expectation, Expectation::Made, Expectation::New] {
         assert_eq!(ambiguous(open(&machine, &paths, expectation)), both);
     }
-    // One that something else holds is named as well: nobody knows which of them it has mounted.
+    // A device that another process holds is named as well: it may be the mounted one.
     let at = machine.staging("held");
     run(
         "mount",
@@ -130,7 +130,7 @@ fn if_two_devices_have_the_filesystem_of_a_pool_neither_is_used_and_both_are_nam
     unmount(&at);
     assert!(blank.is_blank());
 
-    // A second name of the same device is no second device.
+    // A second path of the same device is not a second device.
     let link = machine.path("by-id");
     std::os::unix::fs::symlink(&disk.device, &link).unwrap();
     for expectation in [expectation, Expectation::Made, Expectation::New] {
@@ -164,7 +164,7 @@ fn an_unlisted_device_is_probed_only_if_the_pool_was_on_that_disk() {
     missing(open(&device_pool([away.clone()])), "(listed: ");
     missing(open(&with_identity(&[&away], "serial:S2")), "(listed: ");
 
-    // A second path to the same disk: which of them is whole, nobody knows.
+    // With a second path to the same disk, it is unknown which path works.
     let second = copy(&machine, &disk, "second", 0);
     let more_attributes = Attributes::of(&second, "S1", None);
     let listed = with_identity(&[&disk.device], &identity);
@@ -172,7 +172,7 @@ fn an_unlisted_device_is_probed_only_if_the_pool_was_on_that_disk() {
         ambiguous(open(&listed)),
         [disk.device.clone(), second.device.clone()]
     );
-    // A device that is made of both is.
+    // A device that is built on both is used.
     drop((attributes, more_attributes));
     let _said = Attributes::of(&disk, "S1", Some("dm-0"));
     let _said_too = Attributes::of(&second, "S1", Some("dm-0"));
@@ -205,7 +205,7 @@ fn the_device_of_a_pool_is_the_array_and_not_its_member() {
     let [md, drbd, older] = ["md", "drbd", "older"].map(|name| copy(&machine, &array, name, MORE));
     md.write(MD_END, &md_mark(MD_END));
     drbd.write(SIZE + MORE - 4096, &drbd_mark());
-    // mdadm leaves the superblock of the filesystem that was there before.
+    // mdadm does not erase the superblock of the former filesystem.
     older.write(4096, &md_mark(4096));
     for (part, kind) in [
         (&md, "linux_raid_member"),
@@ -218,7 +218,7 @@ fn the_device_of_a_pool_is_the_array_and_not_its_member() {
             let error = open(&machine, &[&part.device], expectation).unwrap_err();
             assert!(matches!(error, Error::NoUsableDevice { .. }), "{error}");
         }
-        // The search goes on.
+        // The search continues with the other devices.
         let pool = must(open(&machine, &[&part.device, &array.device], expectation));
         assert_eq!(pool.device(), array.device);
         drop(pool);
@@ -243,7 +243,7 @@ fn a_loop_device_over_an_image_is_never_the_device_of_a_pool() {
     let machine = Machine::new();
     let disk = Disk::new(&machine, "disk");
     let expectation = make(&machine, &disk);
-    // The volume of another pool, whose user wrote the pool's filesystem into it, or nothing at all.
+    // A volume of another pool. Its user wrote the pool's filesystem into it, or nothing.
     let other = PoolDeclaration {
         uid: uid("0badcafe-0000-4000-8000-00000000beef"),
         name: "slow".to_owned(),
@@ -265,10 +265,10 @@ fn a_loop_device_over_an_image_is_never_the_device_of_a_pool() {
     assert!(empty.is_blank());
 }
 
-/// Where md has its mark on a device of this size, with metadata 1.0.
+/// Offset of the md signature on a device of this size, with metadata 1.0.
 const MD_END: u64 = (SIZE + (1 << 20) - 16 * 512) & !4095;
 
-/// `struct mdp_superblock_1`, as mdadm writes it, to stand at an offset.
+/// `struct mdp_superblock_1` for an offset, as mdadm writes it.
 fn md_mark(offset: u64) -> [u8; 256] {
     let mut mark = [0_u8; 256];
     mark[..4].copy_from_slice(&0xa92b_4efc_u32.to_le_bytes());

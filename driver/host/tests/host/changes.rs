@@ -37,15 +37,15 @@ const BLOCK: u64 = 4096;
 const SIZE: Bytes = Bytes::mib(8);
 const BLOCKS: u64 = SIZE.0 / BLOCK;
 
-/// What is done to a volume.
+/// A change of a volume.
 #[derive(Clone, Debug)]
 enum Operation {
-    /// Blocks of this byte.
+    /// Writes blocks with this byte.
     Write(Range<u64>, u8),
-    /// Every other block of these: more extents than one look tells of.
+    /// Writes every other block: more extents than one query returns.
     Comb(Range<u64>, u8),
     Punch(Range<u64>),
-    /// Zeros that keep their space.
+    /// Writes zeros, which stay allocated.
     Zero(Range<u64>),
     Allocate(Range<u64>),
     Grow,
@@ -147,7 +147,7 @@ impl<'a> Volume<'a> {
     }
 }
 
-/// All ranges of a walk, which must be as they are promised to be.
+/// Returns all ranges of a walk and checks their documented properties.
 fn ranges(changes: Result<Changes, Error>) -> Vec<Range<u64>> {
     let changes = must(changes);
     let size = changes.size().0;
@@ -165,7 +165,7 @@ fn ranges(changes: Result<Changes, Error>) -> Vec<Range<u64>> {
     all
 }
 
-/// An image made of another by copying ranges of a third.
+/// Copies ranges of `target` into a copy of `base`.
 fn patched(base: &[u8], target: &[u8], ranges: &[Range<u64>]) -> Vec<u8> {
     let mut bytes = base.to_vec();
     bytes.resize(target.len(), 0);
@@ -176,7 +176,7 @@ fn patched(base: &[u8], target: &[u8], ranges: &[Range<u64>]) -> Vec<u8> {
     bytes
 }
 
-/// What remains of ranges from the sector of an offset on.
+/// The parts of ranges from the sector of an offset on.
 fn rest(ranges: &[Range<u64>], from: u64) -> Vec<Range<u64>> {
     let from = from - from % BLOCK;
     let cut = |range: &Range<u64>| range.start.max(from)..range.end;
@@ -270,7 +270,7 @@ fn mda_05_mdd_09_unwritten_and_unchanged_ranges_are_not_reported() {
         ranges(pool.changes(&volume.snapshots[1], &volume.snapshots[2], 0)),
         []
     );
-    // What was allocated before and is written now has changed, and nothing else has.
+    // Only what was allocated before and is written now has changed.
     let odd: Vec<_> = (0..1200)
         .step_by(2)
         .map(|block| block * BLOCK..(block + 1) * BLOCK)
@@ -303,7 +303,7 @@ fn mdd_08_freed_zeroed_and_grown_written_ranges_are_reported() {
     assert_eq!(at_the_end.count(), 0);
 }
 
-/// A tool that defragments moves what an image holds to other places while both are looked at.
+/// Simulates a tool that defragments: it moves extents while the images are compared.
 #[test]
 fn r11_changes_are_reported_while_extents_move() {
     let machine = Machine::new();
@@ -358,7 +358,7 @@ fn copied(path: &Path) -> PathBuf {
     copy
 }
 
-/// Has two files of the same bytes lie where the other does.
+/// Swaps the extents of two files with the same bytes.
 fn swap_places(one: &Path, other: &Path) {
     let command = format!("swapext {}", other.display());
     run("xfs_io", &["-c", &command, one.to_str().unwrap()]);
@@ -425,8 +425,8 @@ fn smd_02_a_failed_extent_query_ends_the_walk_with_an_error() {
         known(&pool)
     };
     let [base, target] = ["uid-a-0", "uid-a-1"].map(uid);
-    // Opened over a machine of which one call fails, the same walk ends in an error at each of its
-    // looks, and never as if the list were complete.
+    // With a failure at each of its queries in turn, the same walk ends in an error, and never as if
+    // the list were complete.
     let walked = |at| {
         let system = Arc::new(FailAt::new(Arc::clone(&machine.system), Fault::Error, at));
         let root = root(&machine.folder, Arc::clone(&system) as _);

@@ -98,7 +98,7 @@ fn r2_data_synced_before_a_crash_survives_the_next_stage() {
     for filesystem in FilesystemType::ALL {
         let used = Used::new(filesystem);
         must(used.stage());
-        // In the log and, unless that is replayed, nowhere else.
+        // The file is only in the log until that is replayed.
         let mut file = fs::File::create(used.staging.join("synced")).unwrap();
         file.write_all(b"synced").unwrap();
         file.sync_all().unwrap();
@@ -126,7 +126,7 @@ fn an_ext4_with_harmless_damage_is_repaired_before_it_is_mounted() {
     must(used.stage());
     assert_eq!(used.read("kept"), "kept");
     used.unstage();
-    // Else the kernel would have kept the mark.
+    // Otherwise the kernel would keep the error state.
     let header = run("dumpe2fs", &["-h", used.path().to_str().unwrap()]);
     let state = header
         .lines()
@@ -179,7 +179,7 @@ fn a_full_check_or_a_growth_waits_for_a_call_that_allows_it_and_a_journal_is_rep
     waits(Checking::Without);
     prepared();
 
-    // A crash: only the journal is to be replayed.
+    // After a crash, only the journal is replayed.
     let (path, crashed) = (used.path(), used.path().with_file_name("crashed"));
     clone(&path, &crashed);
     used.unstage();
@@ -192,7 +192,7 @@ fn a_full_check_or_a_growth_waits_for_a_call_that_allows_it_and_a_journal_is_rep
     prepared();
     used.unstage();
 
-    // A larger copy is not even begun.
+    // A larger copy is refused before it begins.
     let source = SourceImage {
         uid: used.image.uid.clone(),
         maximum_extents: 1000,
@@ -215,7 +215,7 @@ fn a_full_check_or_a_growth_waits_for_a_call_that_allows_it_and_a_journal_is_rep
 #[test]
 fn nsv_15_an_ext4_that_needs_manual_repair_is_refused_until_repaired() {
     let used = Used::new(FilesystemType::Ext4);
-    // A file of nothing but names.
+    // A directory whose inode says that it is a file.
     used.debugfs("set_inode_field folder mode 0100644");
     used.debugfs("set_super_value state 2");
     for _ in 0..2 {
@@ -236,7 +236,7 @@ fn nsv_15_a_damaged_xfs_is_refused_and_left_unchanged() {
         .write(true)
         .open(used.path())
         .unwrap();
-    // Within the superblock, but not what tells which filesystem it is.
+    // Within the superblock, but outside its magic number and UUID.
     let place = 180;
     let mut byte = [0];
     file.read_exact_at(&mut byte, place).unwrap();

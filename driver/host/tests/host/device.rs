@@ -15,15 +15,15 @@ use rustix::fs::{Mode, OFlags};
 
 pub(crate) const SIZE: u64 = 320 << 20;
 
-/// A disk of a test: a loop device over a file. It ends with this, also where the test is killed, or
-/// with whatever is mounted from it then.
+/// A disk of a test: a loop device over a file. It is detached when this is dropped, also if the test is
+/// killed, and when its last mount ends.
 pub(crate) struct Disk {
     pub(crate) device: PathBuf,
     file: PathBuf,
     _open: fs::File,
 }
 
-/// All that could have been written of a disk: how much it has, and what stands at both its ends.
+/// What a write to a disk changes: its allocated size, and the bytes at its start and end.
 #[derive(PartialEq)]
 struct Content(u64, Vec<u8>, Vec<u8>);
 
@@ -34,12 +34,12 @@ impl Disk {
         Self::attach(file)
     }
 
-    /// The disk gets the lowest number that is free.
+    /// Binds the disk to the free device with the lowest number.
     pub(crate) fn attach(file: PathBuf) -> Self {
         let device = run("losetup", &["-f", "--show", file.to_str().unwrap()]);
         let device = PathBuf::from(device.trim());
         let open = fs::File::open(&device).unwrap();
-        // One that is open is detached when its last user closes it.
+        // An open device is detached when its last user closes it.
         run("losetup", &["-d", device.to_str().unwrap()]);
         Self {
             device,
@@ -48,7 +48,7 @@ impl Disk {
         }
     }
 
-    /// Takes the disk out, and leaves what is on it.
+    /// Detaches the disk. Its file keeps the data.
     pub(crate) fn detach(self) -> PathBuf {
         self.file.clone()
     }
@@ -79,9 +79,9 @@ impl Disk {
         disk.sync_all().unwrap();
     }
 
-    /// Makes every byte zero again.
+    /// Fills the disk with zeros.
     pub(crate) fn clear(&self) {
-        // A mount that a killed process had to itself ends a moment after it, and is written back.
+        // A mount in the namespace of a killed process ends a moment after it, and is written back.
         eventually("the end of every mount of the disk", || {
             let flags = OFlags::RDONLY | OFlags::EXCL;
             rustix::fs::open(&self.device, flags, Mode::empty()).is_ok()
@@ -125,14 +125,14 @@ fn the_first_blank_device_is_used_and_found_again_under_another_name() {
     let image = request("a", size, FilesystemType::Ext4, Provisioning::Thick);
     let image = must(pool.create_image(&image));
     let expectation = known(&pool);
-    // Adopted while it is mounted, by an agent that does not remember having made it.
+    // A mounted pool is adopted by an agent that has no record of it.
     drop(pool);
     drop(must(
         machine.root().open_pool(&declaration, Expectation::New),
     ));
     leave(&machine);
 
-    // The disk comes back under another number, and its own is another's.
+    // The disk returns with another number, and another disk has its former number.
     let file = second.detach();
     let third = Disk::new(&machine, "third");
     let again = Disk::attach(file);
@@ -144,7 +144,7 @@ fn the_first_blank_device_is_used_and_found_again_under_another_name() {
     drop(pool);
     assert!(third.is_blank());
 
-    // A device stays as it is when its pool goes.
+    // The removal of the pool does not change its device.
     must(machine.root().remove_pool(&declaration, expectation));
     assert_eq!(machine.mounts().len(), 1, "{:?}", machine.mounts());
     let declaration = device_pool([again.device.clone()]);
@@ -204,13 +204,13 @@ fn a_device_with_content_is_refused_with_that_content_named_and_left_unchanged()
     disk.write(512, &lvm_label());
     refused("LVM", "it holds LVM2_member");
 
-    // What blkid does not know is something nevertheless.
+    // Data that blkid does not recognize is not blank.
     disk.write(700_000, b"x");
     refused("something near the start", "its first MiB is not zeros");
     disk.write(SIZE - 5, b"x");
     refused("something at the end", "its last MiB is not zeros");
 
-    // And blank at last.
+    // A blank device is used.
     drop(must(
         machine.root().open_pool(&declaration, Expectation::New),
     ));
@@ -229,7 +229,7 @@ fn a_path_that_is_a_device_in_use_or_no_device_is_refused() {
     for (path, expected) in [
         (disk.device.clone(), "something else holds it"),
         (file, "not a block device"),
-        (machine.path("missing"), "it is not there"),
+        (machine.path("missing"), "it does not exist"),
     ] {
         let declaration = device_pool([path]);
         let error = machine
@@ -255,7 +255,7 @@ fn an_xfs_of_a_pool_that_mkfs_did_not_finish_is_made_again() {
     drop(pool);
     leave(&machine);
 
-    // Of another pool it is not ours to finish.
+    // The unfinished filesystem of another pool is not used.
     run("mkfs.xfs", &["-q", "-f", "-L", "other", disk.path()]);
     disk.write(126, &[1]);
     let error = machine
@@ -273,7 +273,7 @@ fn lvm_label() -> [u8; 512] {
     label[20..24].copy_from_slice(&32_u32.to_le_bytes());
     label[24..32].copy_from_slice(b"LVM2 001");
     label[32..64].copy_from_slice(b"abcdefghijklmnopqrstuvwxyz012345");
-    // CRC-32 without the last inversion, of all that follows it in the sector.
+    // CRC-32, without the final inversion, of the rest of the sector.
     let checksum = label[20..].iter().fold(0xf597_a6cf_u32, |crc, byte| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
             (crc >> 1) ^ (0xedb8_8320 * (crc & 1))

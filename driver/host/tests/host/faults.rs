@@ -1,5 +1,5 @@
-//! Injects a fault at every system call. A later run without the fault ends in the same state as one
-//! that never had it (requirements R2, R6, R15).
+//! Injects a fault at every system call. A later run without a fault ends in the same state as if the
+//! fault had not occurred (requirements R2, R6, R15).
 
 use std::{
     fs,
@@ -129,7 +129,7 @@ fn digest(machine: &Machine) -> String {
 /// How many loop devices are bound after a step: the pool's, and the volume's while it is staged.
 fn loops_after(step: Step) -> usize {
     match step {
-        // The disk of a device pool is not ours.
+        // The loop device of a device pool's disk belongs to the test.
         Step::MakeDevicePool | Step::AdoptDevicePool | Step::RemovePool => 0,
         Step::MakePool
         | Step::GrowPool

@@ -1,8 +1,12 @@
-//! Which filesystems mount at which size, and what the kernel says of their options.
+//! Which filesystems mount at which size, and how the kernel shows their options.
 
 use std::{fs, os::fd::AsFd as _};
 
-use cistern_host::{ImageRequest, MountOptions, options};
+use cistern_host::{
+    ImageRequest, MountOptions,
+    mounting::{Difference, Error},
+    options,
+};
 use cistern_types::{Bytes, FilesystemType, MkfsOptions, Provisioning, mkfs_options};
 use rustix::fs::ioctl_ficlone;
 
@@ -61,7 +65,7 @@ fn an_xfs_one_mib_below_the_smallest_size_is_not_made_and_leaves_nothing() {
     assert!(inventory.pools[0].images.is_empty() && inventory.pools[0].temporary.is_empty());
 }
 
-/// The other half of the invariant of `mkfs_options.rs`: what is let through can be made and mounts.
+/// Shows the invariant of `mkfs_options.rs`: a filesystem with any accepted options can be made and mounted.
 #[test]
 fn each_mkfs_option_makes_a_filesystem_of_the_smallest_size_that_mounts() {
     let machine = Machine::new();
@@ -91,7 +95,7 @@ fn each_mkfs_option_makes_a_filesystem_of_the_smallest_size_that_mounts() {
     }
 }
 
-/// The other half of the invariant of `options.rs`: what is let through is shown as it was given.
+/// Shows the invariant of `options.rs`: the kernel shows every accepted option as it was given.
 #[test]
 fn npv_14_the_kernel_shows_every_supported_mount_option_unchanged() {
     let machine = Machine::new();
@@ -114,13 +118,13 @@ fn npv_14_the_kernel_shows_every_supported_mount_option_unchanged() {
             let staging = machine.staging("globalmount");
             let staged = pool.stage(&volume.stage(&staging));
             must(staged.inspect_err(|_| eprintln!("{filesystem} {option}")));
-            // A second call has only what the kernel shows to go by.
+            // A second call knows only what the kernel shows.
             must(pool.stage(&volume.stage(&staging)));
             volume.options = MountOptions::default();
             let other = pool.stage(&volume.stage(&staging));
-            let conflict = cistern_host::mounting::Error::Conflict {
+            let conflict = Error::Conflict {
                 path: staging.clone(),
-                why: String::new(),
+                difference: Difference::FilesystemOptions,
             };
             let is_conflict = other.as_ref().err().map(std::mem::discriminant)
                 == Some(std::mem::discriminant(&conflict));

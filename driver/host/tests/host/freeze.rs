@@ -94,7 +94,7 @@ fn a_snapshot_of_a_frozen_filesystem_has_unsynced_data_and_needs_no_replay() {
         let options = match filesystem {
             FilesystemType::Ext4 => "ro,loop,noload",
             FilesystemType::Xfs => "ro,loop,norecovery,nouuid",
-            // The kernel takes a copy of a btrfs for its source.
+            // The kernel treats a copy of a btrfs as its source.
             FilesystemType::Btrfs => continue,
         };
         run(

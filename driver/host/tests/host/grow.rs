@@ -40,7 +40,7 @@ fn checksum(path: &Path) -> String {
     run("sha256sum", &[path.to_str().unwrap()])
 }
 
-/// How often an ext4 was mounted since e2fsck looked at all of it.
+/// Number of mounts of an ext4 since its last full check.
 fn stages_since_check(image: &Path) -> u32 {
     let output = run("dumpe2fs", &["-h", image.to_str().unwrap()]);
     let line = output
@@ -49,7 +49,7 @@ fn stages_since_check(image: &Path) -> u32 {
     line.unwrap().trim().parse().unwrap()
 }
 
-/// Whether a mounted ext4 can grow here: it takes a capability that some machines do not give.
+/// Whether a mounted ext4 can grow here: this needs a capability that some machines do not grant.
 fn ext4_grows_online() -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
@@ -112,7 +112,7 @@ fn nev_08_nev_12_nev_13_a_volume_in_use_grows_immediately_or_reports_that_it_gro
             must(machine.root().unpublish(&target));
             unstage(&machine, &image.uid, &staging);
 
-            // The next pod has all of it, whichever way it was taken.
+            // The next pod has the full size in every case.
             let staged = must(pool.stage(&volume.stage(&staging)));
             assert!(staged.not_grown.is_none(), "{:?}", staged.not_grown);
             assert!(seen(&staging) >= before + (130 << 20), "{filesystem}");
@@ -138,7 +138,7 @@ fn offline_a_filesystem_grows_with_its_next_stage_and_only_once() {
         let before = seen(&staging);
         fs::write(staging.join("file"), "kept").unwrap();
         unstage(&machine, &image.uid, &staging);
-        // By as little as can be, by what is too little for a group of ext4, and by much.
+        // By the smallest size, by sizes too small for another group of ext4, and by a large one.
         for mib in [301, 384, 385, 386, 387, 388, 389, 390, 391, 392, 512] {
             must(pool.grow_image(&image.uid, Bytes::mib(mib)));
             for _ in 0..2 {
@@ -301,7 +301,7 @@ fn an_image_is_not_staged_until_a_tool_that_outlived_the_agent_has_ended() {
     let image = volume_of(&pool, FilesystemType::Ext4, Provisioning::Thin);
     let staging = machine.staging("staging");
     let volume = Volume::new(&image);
-    // What a tool that is still running holds: the file that it was given, with its lock.
+    // A tool that is still running holds the file with its lock.
     let tool = fs::File::open(image_path(&machine, &image.uid)).unwrap();
     rustix::fs::flock(&tool, rustix::fs::FlockOperation::LockExclusive).unwrap();
     let error = pool.stage(&volume.stage(&staging)).unwrap_err();
@@ -323,7 +323,7 @@ fn a_filesystem_that_cannot_grow_is_staged_at_its_old_size_and_the_reason_is_rep
     let volume = Volume::new(&image);
     must(pool.stage(&volume.stage(&other)));
     must(pool.grow_image(&image.uid, Bytes::mib(400)));
-    // Bound to its loop device already, so it cannot grow before it is mounted.
+    // It is bound to a loop device, so it cannot grow before it is mounted.
     let before = seen(&other);
     let staged = must(pool.stage(&volume.stage(&staging)));
     if ext4_grows_online() {

@@ -246,7 +246,7 @@ fn a_disk_that_loses_writes_is_reported() {
     assert_eq!(troubles(&pool), []);
 }
 
-/// Takes space from a pool's file where a new pool has nothing, as a trim of the pool does.
+/// Punches a hole into an unused part of a new pool's file, as a trim of the pool does.
 fn punch_hole(file: &Path) {
     let (offset, length) = ("900MiB", "64MiB");
     run("fallocate", &["-p", "-o", offset, "-l", length, text(file)]);
@@ -265,7 +265,7 @@ fn space_that_a_pools_file_has_lost_is_reported_and_reallocated_once_the_disk_ha
     let [PoolTrouble::NotAllocated { missing }] = found[..] else {
         panic!("{found:?}");
     };
-    // The filesystem's own blocks for the file hide a few.
+    // The metadata blocks of the file hide a few.
     assert!(missing > Bytes::mib(60) && missing <= Bytes::mib(64));
 
     // Other files take the space.

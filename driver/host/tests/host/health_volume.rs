@@ -20,7 +20,7 @@ use crate::{
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A volume as its status has it: as it was made.
+/// A volume as its status describes it.
 pub(crate) fn subject(image: &Image) -> VolumeSubject<'_> {
     let identity = image.identity.as_ref().unwrap();
     VolumeSubject {
@@ -84,7 +84,7 @@ impl Attached {
             .remove(0)
     }
 
-    /// With the place where it is staged known.
+    /// With a known staging path.
     fn troubles_staged(&self) -> Vec<VolumeTrouble> {
         let staged = VolumeSubject {
             staging: Some(&self.staging),
@@ -163,10 +163,8 @@ fn an_image_that_is_too_small_or_of_another_volume_is_reported() {
     let found = volume.troubles();
     match &found[..] {
         [VolumeTrouble::IdentityConflict { image: named, why }] => {
-            assert_eq!(
-                (named, why.as_str()),
-                (&image, "it is that of volume pvc-b")
-            );
+            assert_eq!(named, &image);
+            assert_eq!(why.to_string(), "it is that of volume pvc-b");
         }
         other => panic!("{other:?}"),
     }
@@ -243,7 +241,7 @@ fn the_errors_that_an_ext4_has_counted_are_reported() {
         found.pop(),
         Some(VolumeTrouble::FilesystemErrors { count: 1 })
     );
-    // It does not let itself be written any more, and says so since Linux 6.15.
+    // It became read-only, which it reports since Linux 6.15.
     if let Some(trouble) = found.pop() {
         assert_eq!(trouble, VolumeTrouble::MountReadOnly { path });
     }
@@ -272,7 +270,7 @@ fn a_pool_that_shuts_down_is_reported_by_its_volumes_and_they_can_be_unstaged() 
         let declaration = image_pool(POOL_SIZE);
         let pool = volume.machine.mount_point(&declaration);
         run("xfs_io", &["-x", "-c", "shutdown", text(&pool)]);
-        // What the pod writes does not come to the disk any more, and its filesystem counts that.
+        // The pod's writes no longer reach the disk, and its filesystem counts that.
         let file = fs::File::create(volume.target.join("file"));
         let _ = file.and_then(|file| file.sync_all());
         let found = volume.troubles();
@@ -284,7 +282,7 @@ fn a_pool_that_shuts_down_is_reported_by_its_volumes_and_they_can_be_unstaged() 
             .iter()
             .any(|trouble| matches!(trouble, VolumeTrouble::FilesystemErrors { .. }));
         assert!(counted, "{filesystem}: {found:?}");
-        // What is attached of a pool that says nothing is known all the same.
+        // Attached volumes of a pool that does not answer are still examined.
         let inventory = volume.machine.inventory();
         assert!(inventory.pools[0].silent.is_some());
         assert_eq!((inventory.loops.len(), inventory.mounts.len()), (2, 3));
@@ -300,7 +298,7 @@ fn an_interrupted_stage_is_undone_also_where_its_pool_has_shut_down() {
     let image = attach_block(&machine, &pool, &staging, &target);
     let root = machine.root();
     must(root.unpublish(&target));
-    // Its device is kept, and its node is not there yet.
+    // Its device is kept, and its node does not exist yet.
     unmount(staging.join(image.uid.as_str()), UnmountFlags::empty()).unwrap();
     let at = machine.mount_point(&image_pool(POOL_SIZE));
     run("xfs_io", &["-x", "-c", "shutdown", text(&at)]);

@@ -1,4 +1,4 @@
-//! Image pools on filesystems of the host that are not as capable as others.
+//! Image pools on filesystems of the host that lack features.
 
 use std::fs;
 
@@ -21,7 +21,7 @@ fn put_root_on(machine: &Machine, arguments: &[&str]) {
     run("mount", &[arguments, &[text(&at)]].concat());
 }
 
-/// Tries to make a pool, which must be refused by the name of the filesystem with nothing left.
+/// Tries to create a pool. It must be refused with the name of the filesystem, and leave nothing.
 fn refusal(machine: &Machine, filesystem: &str) -> String {
     let root = machine.root();
     let error = root
@@ -50,7 +50,7 @@ fn a_pool_on_a_filesystem_that_does_not_map_its_files_is_found_again_and_grows()
     let expectation = known(&pool);
     drop(pool);
     unmount(&at);
-    // There is not as much room as the file has: it counts as allocated.
+    // The free space is smaller than the file, so its space counts as allocated.
     let pool = must(root.open_pool(&declaration, expectation));
     assert_eq!(must(pool.resize_file(SIZE)).shortage, None);
     let larger = Bytes::mib(400);
@@ -73,7 +73,7 @@ fn a_pool_is_refused_on_a_filesystem_that_cannot_preallocate_files() {
     run("mkfs.ext4", &["-q", "-F", "-O", features, device]);
     put_root_on(&machine, &[device]);
     let error = refusal(&machine, "ext4");
-    assert!(error.contains("no space before it is written"), "{error}");
+    assert!(error.contains("does not preallocate space"), "{error}");
     unmount(&machine.path("root"));
 }
 

@@ -3,7 +3,7 @@
 use std::{fs, io::Write as _, os::unix::fs::PermissionsExt as _, path::PathBuf, sync::Arc};
 
 use cistern_host::{
-    BlockStageRequest, Content, ImageRequest, Uid,
+    BlockStageRequest, Cause, Content, ImageRequest, Uid,
     image::Error,
     system::{FailAt, Fault},
 };
@@ -11,8 +11,8 @@ use cistern_types::{Bytes, FilesystemType, Provisioning};
 use rustix::fs::{FallocateFlags, fallocate, removexattr};
 
 use crate::harness::{
-    Machine, POOL_SIZE, Volume, allocated, eventually, image_path, image_pool, known, linux, must,
-    open_new, request, root, run, uid, unstage,
+    Machine, POOL_SIZE, Volume, allocated, chain, eventually, image_path, image_pool, known, linux,
+    must, open_new, request, root, run, uid, unstage,
 };
 
 fn thin(name: &str) -> ImageRequest {
@@ -105,7 +105,7 @@ fn a_thin_image_allocates_written_blocks_and_frees_deleted_ones() {
     fs::write(staging.join("file"), vec![1; 32 << 20]).unwrap();
     unstage(&machine, &image.uid, &staging);
     let full = allocated(&path);
-    // A discard of what is free gives back the 64 KiB that mkfs.ext4 wrote at the very end.
+    // A discard of free space releases the 64 KiB that mkfs.ext4 wrote at the end.
     assert!(full >= empty + (31 << 20), "{empty} became {full}");
     must(pool.stage(&volume.stage(&staging)));
     fs::remove_file(staging.join("file")).unwrap();
@@ -142,7 +142,7 @@ fn a_thick_image_is_fully_allocated_and_reallocated_after_a_trim_inside_it() {
         });
         run("fstrim", &[staging.to_str().unwrap()]);
         unstage(&machine, &image.uid, &staging);
-        // Staging does it as well.
+        // Staging reallocates as well.
         must(pool.stage(&volume.stage(&staging)));
         assert!(allocated(&path) >= request.size.0);
         unstage(&machine, &image.uid, &staging);
@@ -210,7 +210,7 @@ fn the_holes_of_a_volume_are_read_and_filled_a_few_hundred_at_a_time() {
     let image = must(pool.create_image(&request));
     let path = image_path(&machine, &image.uid);
     let file = fs::File::options().write(true).open(&path).unwrap();
-    // What a discard of every other block of the device does.
+    // As a discard of every other block of the device does.
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     for block in (0..image.size.0 / BLOCK).step_by(2) {
         fallocate(&file, flags, block * BLOCK, BLOCK).unwrap();
@@ -218,8 +218,7 @@ fn the_holes_of_a_volume_are_read_and_filled_a_few_hundred_at_a_time() {
     let half = allocated(&path);
     assert!(half <= image.size.0 / 2 + (1 << 20), "{half}");
 
-    // Whoever reads all holes first needs 32 calls for the 8192 of them, and fails before it has
-    // filled one.
+    // A caller that read all 8192 holes first would need 32 calls, and fail before it filled one.
     let opened = |at| {
         let system = Arc::new(FailAt::new(Arc::clone(&machine.system), Fault::Error, at));
         let root = root(&machine.folder, Arc::clone(&system) as _);
@@ -245,7 +244,7 @@ fn take_all(machine: &Machine) -> PathBuf {
     let file = fs::File::create(&neighbour).unwrap();
     let space = rustix::fs::fstatvfs(&file).unwrap();
     let mut length = space.f_bavail * space.f_frsize;
-    // Some of what is free goes to the filesystem's own records.
+    // The filesystem needs some of the free space for its metadata.
     while fallocate(&file, FallocateFlags::KEEP_SIZE, 0, length).is_err() {
         length -= 1 << 20;
     }
@@ -283,7 +282,7 @@ fn a_thick_volume_that_lost_blocks_is_staged_and_its_shortage_is_reported() {
         assert!(whole.is_none(), "{whole:?}");
     }
     run("fstrim", &[at.to_str().unwrap()]);
-    // What a discard of the device does.
+    // As a discard of the device does.
     let path = image_path(&machine, &device.uid);
     let file = fs::File::options().write(true).open(path).unwrap();
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -350,6 +349,32 @@ fn a_full_pool_is_reported_as_full_and_nothing_is_left_behind() {
 }
 
 #[test]
+fn a_tool_that_fails_for_lack_of_space_is_reported_as_a_full_pool() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let neighbour = take_all(&machine);
+    let neighbour = fs::File::options().write(true).open(neighbour).unwrap();
+    let mut failed_tools = 0;
+    for free in [Bytes::ZERO, Bytes::mib(1), Bytes::mib(6), Bytes::mib(40)] {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if free > Bytes::ZERO {
+            fallocate(&neighbour, flags, 0, free.0).unwrap();
+        }
+        for filesystem in FilesystemType::ALL {
+            let request = request("a", Bytes::gib(2), filesystem, Provisioning::Thin);
+            match pool.create_image(&request) {
+                Ok(image) => must(pool.remove_image(&image.uid)),
+                Err(Error::NoSpace { source, .. }) => {
+                    failed_tools += u32::from(matches!(source, Cause::Command(_)));
+                }
+                Err(error) => panic!("{filesystem} with {free}: {}", chain(&error)),
+            }
+        }
+    }
+    assert!(failed_tools > 0);
+}
+
+#[test]
 fn leftovers_of_a_creation_are_removed_but_not_those_of_a_running_one() {
     let machine = Machine::new();
     let pool = open_new(&machine);
@@ -378,7 +403,7 @@ fn removing_a_volume_whose_creation_was_interrupted_removes_its_leftovers() {
     assert_eq!(fs::read_dir(folder).unwrap().count(), 0);
 }
 
-/// An image that ever held data is neither formatted nor changed, whatever became of it.
+/// An image that ever held data is neither formatted nor changed, whatever its state.
 #[test]
 fn r7_an_unexpected_image_is_refused_and_left_unchanged() {
     let machine = Machine::new();

@@ -35,10 +35,10 @@ fn foreign_files_are_found_with_their_size_and_delay_no_inventory_of_the_pool() 
         (top.join("core"), 5 << 20),
     ] {
         let file = fs::File::create(path).unwrap();
-        // It may be written without anybody being asked again.
+        // Its owner may write to it at any time.
         file.set_len(size).unwrap();
     }
-    // Named as images are, and none.
+    // It has the name of an image and is none.
     fs::create_dir(images.join("folder")).unwrap();
     std::os::unix::fs::symlink("/etc/passwd", images.join("link")).unwrap();
     let pipe = rustix::fs::FileType::Fifo;
@@ -66,7 +66,7 @@ fn foreign_files_are_found_with_their_size_and_delay_no_inventory_of_the_pool() 
     );
     assert_eq!(machine.inventory().pools[0].strays, strays);
 
-    // The pool does not leave while somebody's file is in it.
+    // The pool is not removed while it contains a foreign file.
     let declaration = image_pool(POOL_SIZE);
     let expectation = known(&pool);
     for name in ["notes.txt", "link", "pipe"] {

@@ -16,12 +16,12 @@ use crate::{
     snapshot::{from, snapshot_of, take_snapshot},
 };
 
-/// The unit of what is written: one block of the pool.
+/// The unit of writes: one block of the pool.
 const BLOCK: usize = 4096;
 /// Size of a new volume, in blocks.
 const BLOCKS: usize = 256;
 
-/// A step of a history. Each index is one of the images that are there, or of the blocks of one.
+/// A step of a history. Each index selects an existing image, or a block of one.
 #[derive(Clone, Debug)]
 enum Step {
     Make {
@@ -113,7 +113,7 @@ impl Model<'_> {
         fs::File::options().write(true).open(path).unwrap()
     }
 
-    /// The blocks of a volume from one on, as many as there are.
+    /// Up to `count` blocks of a volume from `first` on.
     fn part(&self, image: u32, first: Index, count: usize) -> std::ops::Range<usize> {
         let blocks = self.images[&image].1.len();
         let first = first.index(blocks);

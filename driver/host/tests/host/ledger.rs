@@ -15,10 +15,10 @@ use crate::{
 const RESERVED_PERCENT: u32 = 5;
 const BLOCK: u64 = 4096;
 
-/// A sequence that visits every number below a power of two once, in no order that helps.
+/// A pseudorandom sequence that visits every number below a power of two once.
 fn scattered(count: u64) -> impl Iterator<Item = u64> {
     let modulus = count.next_power_of_two();
-    // Full period: the multiplier less one is a multiple of four, the increment odd (Knuth).
+    // Full period: the multiplier minus one is a multiple of four, and the increment is odd (Knuth).
     (0..modulus)
         .scan(modulus / 3, move |state, _| {
             *state = state.wrapping_mul(0x5851_f42d).wrapping_add(0x1405_7b7f) % modulus;
@@ -35,7 +35,7 @@ fn a_pool_filled_to_its_last_admitted_byte_accepts_an_overwrite_of_every_block()
     let empty = must(pool.statistics()).empty;
     let usable = empty.saturating_sub(empty.percent(RESERVED_PERCENT));
 
-    // One volume, a snapshot of all it has, and a second volume that takes what is left.
+    // One volume, a snapshot of all of it, and a second volume that takes the remaining space.
     let block = ImageRequest {
         filesystem: None,
         ..request(
@@ -52,7 +52,7 @@ fn a_pool_filled_to_its_last_admitted_byte_accepts_an_overwrite_of_every_block()
         .read(true)
         .open(&path)
         .unwrap();
-    // Written once, so that there is something to be copied on write.
+    // All blocks are written once, so that the next writes copy them.
     let bytes = vec![0xaa; usize::try_from(MIB).unwrap()];
     for offset in (0..image.size.0).step_by(bytes.len()) {
         source.write_all_at(&bytes, offset).unwrap();

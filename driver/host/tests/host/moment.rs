@@ -22,14 +22,14 @@ use crate::{
 };
 
 const BLOCK: usize = 4096;
-/// Blocks that are written, again and again.
+/// Number of blocks that are written repeatedly.
 const BLOCKS: usize = 256;
 
-/// One block, aligned as direct I/O wants it.
+/// One block, aligned for direct I/O.
 #[repr(C, align(4096))]
 struct Aligned([u8; BLOCK]);
 
-/// What the write of a number writes, so that a torn or a foreign block is known.
+/// The content of the write with a sequence number, so that a torn or foreign block is detected.
 fn stamped(sequence: u64) -> Aligned {
     let mut block = Aligned([0; BLOCK]);
     for (index, word) in block.0.chunks_exact_mut(8).enumerate() {
@@ -40,7 +40,7 @@ fn stamped(sequence: u64) -> Aligned {
     block
 }
 
-/// The number of the write that a block is of; 0 when it was never written.
+/// The sequence number of the write that a block contains; 0 when it was never written.
 fn sequence(block: &[u8]) -> u64 {
     let sequence = u64::from_le_bytes(block[..8].try_into().unwrap());
     let is_whole = block
@@ -53,13 +53,13 @@ fn sequence(block: &[u8]) -> u64 {
     sequence
 }
 
-/// The block that a write goes to, in no order that helps.
+/// The block that a write changes, in a pseudorandom order.
 fn place(sequence: u64) -> usize {
     let mixed = sequence.wrapping_mul(0x5851_f42d_4c95_7f2d) >> 33;
     usize::try_from(mixed).unwrap() % BLOCKS
 }
 
-/// Writes one number after the other, each to all files in their order.
+/// Writes the sequence numbers in order, each to all files in their order.
 struct Writer {
     acknowledged: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
@@ -94,7 +94,7 @@ impl Writer {
         self.acknowledged.load(Ordering::SeqCst)
     }
 
-    /// Waits until so many more are written.
+    /// Waits for this many more writes.
     fn goes_on(&self, count: u64) {
         let before = self.acknowledged();
         eventually("more writes", || {
@@ -108,7 +108,7 @@ impl Writer {
     }
 }
 
-/// How many writes what a file holds is of: it holds those and no other, or this panics.
+/// Number of writes that a file contains. Panics if these are not the first ones without a gap.
 fn prefix(file: &File) -> u64 {
     let mut bytes = vec![0; BLOCK * BLOCKS];
     file.read_exact_at(&mut bytes, 0).unwrap();
@@ -122,7 +122,7 @@ fn prefix(file: &File) -> u64 {
     last
 }
 
-/// A raw block volume that is staged, and its device, open as a database opens it.
+/// A staged raw block volume, and its device, opened as a database opens it.
 fn staged_block(machine: &Machine, pool: &Pool, name: &str) -> (Image, File) {
     let image = must(pool.create_image(&ImageRequest {
         uid: machine.uid(name),
@@ -171,7 +171,7 @@ fn r09_a_snapshot_has_every_write_acknowledged_before_it_and_keeps_write_order()
         let taken = must(take_snapshot(&machine, &pool, request, Consistency::Crash));
         let after = (writer.acknowledged(), Utc::now());
         last = prefix(&open(&image_path(&machine, &taken.uid)));
-        // The last may have been written and not yet acknowledged.
+        // The last write may not have been acknowledged yet.
         assert!(
             before.0 <= last && last <= after.0 + 1,
             "{before:?} {last} {after:?}"
@@ -182,7 +182,7 @@ fn r09_a_snapshot_has_every_write_acknowledged_before_it_and_keeps_write_order()
     writer.end();
 }
 
-/// Something that is written to, and how what a snapshot of it holds is read.
+/// A volume that is written to, and how its snapshots are read.
 enum Kind {
     Filesystem(FilesystemType),
     Block,
@@ -209,11 +209,11 @@ impl Written {
         let file = File::create_new(staging.join(NUMBERS)).unwrap();
         file.set_len((BLOCKS * BLOCK) as u64).unwrap();
         file.sync_all().unwrap();
-        // What is written is not direct and never synced: it is the freeze that writes it out.
+        // The writes are buffered and never synced: the freeze writes them to the disk.
         Self { image, file, kind }
     }
 
-    /// How many of the writes a snapshot has.
+    /// Number of writes that a snapshot contains.
     fn prefix(&self, machine: &Machine, pool: &Pool, taken: &Image) -> u64 {
         let Kind::Filesystem(filesystem) = self.kind else {
             return prefix(&open(&image_path(machine, &taken.uid)));
@@ -266,7 +266,7 @@ fn cgs_04_a_group_snapshot_keeps_write_order_across_its_volumes() {
                 .zip(&taken)
                 .map(|(volume, taken)| volume.prefix(&machine, &pool, taken));
             let (first, second) = (found.next().unwrap(), found.next().unwrap());
-            // Each number goes to the first, and when that has it, to the second.
+            // Each number is written to the first volume, and then to the second.
             assert!(
                 second <= first && first <= second + 1 && before <= second,
                 "{before} {first} {second}"

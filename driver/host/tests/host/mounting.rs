@@ -168,7 +168,7 @@ fn npv_07_a_volume_published_with_other_parameters_is_a_conflict_and_stays_uncha
             .root()
             .publish(&Volume::new(&other).publish(&other_staging, &target)),
     );
-    // Several targets, each as it was asked for.
+    // Several targets, each with its own options.
     must(
         machine
             .root()
@@ -197,7 +197,7 @@ fn npv_19_an_unstaged_volume_is_not_published_and_no_target_is_left() {
     not_staged();
     must(pool.stage(&Volume::new(&other).stage(&staging)));
     not_staged();
-    // A path of kubelet's that it did not make.
+    // A path that kubelet did not create.
     let nowhere = machine.path("kubelet/no/where");
     let error = pool.stage(&volume.stage(&nowhere)).unwrap_err();
     assert!(matches!(error, Error::PathMissing { .. }), "{error}");
@@ -297,10 +297,10 @@ fn a_symbolic_link_is_never_followed() {
     }
     let behind = link.join("below");
     machine.root().unpublish(&behind).unwrap_err();
-    // Mounted behind the link: stays. There is nothing to take off the link itself.
+    // The mount behind the link stays: nothing is mounted on the link itself.
     mount_bind(&staging, &victim).unwrap();
     must(machine.root().unstage(&link));
-    // A link holds no data, and the end of a pod does not wait for somebody to remove it.
+    // A link holds no data, and is removed so that the pod can end.
     must(machine.root().unpublish(&link));
     assert!(fs::symlink_metadata(&link).is_err());
     assert!(machine.mounts().contains(&victim));
@@ -322,7 +322,7 @@ fn nus_07_unpublish_and_unstage_need_neither_pool_nor_image() {
     drop(pool);
     let at = machine.mount_point(&image_pool(Bytes::ZERO));
     rustix::mount::unmount(at, UnmountFlags::DETACH).unwrap();
-    // kubelet's repeats for the pod that runs find what is there (NSV-05, NPV-06).
+    // kubelet repeats its calls for the running pod, and they find the mounts (NSV-05, NPV-06).
     assert!(must(machine.root().is_staged(&volume.stage(&staging))));
     must(machine.root().publish(&volume.publish(&staging, &target)));
     let reader = Volume {
@@ -361,7 +361,7 @@ fn a_filesystem_that_has_shut_down_is_still_unmounted() {
     assert!(fs::metadata(&target).is_err(), "it is not shut down");
     must(machine.root().unpublish(&target));
     must(machine.root().unstage(&staging));
-    // And its log is replayed the next time.
+    // Its log is replayed by the next mount.
     must(pool.stage(&volume.stage(&staging)));
     assert!(!is_read_only(&staging));
 }
@@ -393,7 +393,7 @@ fn an_image_mounted_in_another_mount_namespace_is_in_use_until_that_ends() {
     let in_use = matches!(error, image::Error::InUse { .. });
     let error = pool.remove_image(&image.uid).unwrap_err();
     let in_use = in_use && matches!(error, image::Error::InUse { .. });
-    // Staged again meanwhile, it is the same loop device.
+    // If it is staged again in between, it has the same loop device.
     must(pool.stage(&Volume::new(&image).stage(&staging)));
     let loops = machine.inventory().loops.len();
     must(machine.root().unstage(&staging));
@@ -404,7 +404,7 @@ fn an_image_mounted_in_another_mount_namespace_is_in_use_until_that_ends() {
     eventually("the end of the namespace", || {
         pool.check_unused(&image.uid).is_ok()
     });
-    // The question changes nothing.
+    // The check changes nothing.
     must(pool.stage(&Volume::new(&image).stage(&staging)));
     must(machine.root().unstage(&staging));
     must(pool.remove_image(&image.uid));

@@ -80,7 +80,7 @@ fn a_pool_is_created_once_and_found_again_after_a_reboot() {
         (pool.filesystem_uuid(), must(pool.images())),
         (uuid, vec![image])
     );
-    // What was made and never recorded is adopted, with what is in it.
+    // A pool that was created and never recorded is adopted with its content.
     drop(pool);
     let pool = must(machine.root().open_pool(&declaration, Expectation::New));
     assert_eq!(
@@ -110,7 +110,7 @@ fn r7_a_known_pool_whose_file_is_missing_is_not_created_again() {
     assert!(!file.exists());
     fs::rename(&away, &file).unwrap();
     drop(must(machine.root().open_pool(&declaration, expectation)));
-    // Nor is one whose UUID nobody remembers, and what says that it is the pool is taken.
+    // The same applies without a recorded UUID, and a file with the pool's marker is used.
     must(machine.root().open_pool(&declaration, Expectation::Made));
 }
 
@@ -193,7 +193,7 @@ fn r8_a_pool_that_is_not_mounted_is_never_written_at_its_mount_point() {
         "the bare mount point was written"
     );
 
-    // Something else in its place is no better.
+    // Another mount in its place is refused, too.
     mount("none", &at, "tmpfs", MountFlags::empty(), None).unwrap();
     assert!(matches!(pool.check(), Err(Error::NotMounted { .. })));
     let expectation = known(&pool);
@@ -243,7 +243,7 @@ fn r8_a_file_that_is_removed_or_replaced_under_a_mounted_pool_is_noticed() {
     let (file, away) = (file_of(&machine, &declaration), machine.path("away"));
     fs::rename(&file, &away).unwrap();
     assert!(matches!(pool.check(), Err(Error::BackingMissing { .. })));
-    // Nothing goes while it is the only thing that keeps the data.
+    // It is not unmounted while the mount is the only reference to the data.
     let expectation = known(&pool);
     let (root, removal) = (machine.root(), known(&pool));
     root.remove_pool(&declaration, removal).unwrap_err();
@@ -290,9 +290,10 @@ fn a_pool_grows_while_its_volumes_are_in_use_and_reports_its_capacity_when_empty
     let larger = image_pool(Bytes::gib(3));
     for _ in 0..2 {
         let grown = must(machine.root().open_pool(&larger, known(&pool)));
+        assert_eq!(must(grown.resize_file(Bytes::gib(3))).shortage, None);
         let numbers = must(grown.statistics());
         assert!(numbers.size > Bytes::mib(2900), "{numbers:?}");
-        // All that is free, and what the one image takes.
+        // The free space and the space of the one image.
         let taken = must(grown.images())[0].allocated;
         let free_when_empty = numbers.available.saturating_add(taken);
         let off = numbers.empty.0.abs_diff(free_when_empty.0);
@@ -346,12 +347,12 @@ fn a_growth_that_does_not_fit_leaves_the_pool_in_use_at_its_old_size() {
         assert!(shortage.why.contains("its filesystem lacks"), "{shortage}");
         is_as_before(&pool);
     }
-    // So it is opened after a reboot, too, and takes volumes.
+    // It can also be opened after a reboot, and accepts volumes.
     let expectation = leave(&machine, pool);
     let pool = must(machine.root().open_pool(&large, expectation));
     is_as_before(&pool);
     must(pool.create_image(&small("a")));
-    // What is declared smaller is not made smaller, and what fits is made.
+    // A smaller declared size changes nothing, and a size that fits is allocated.
     for (declared, size) in [(POOL_SIZE, POOL_SIZE), (Bytes::gib(2), Bytes::gib(2))] {
         let file = must(pool.resize_file(declared));
         assert_eq!((file.size, file.shortage), (size, None));
@@ -401,7 +402,7 @@ fn pools_allocate_space_of_the_hosts_filesystem_one_at_a_time() {
     let root = machine.root();
     let error = root.open_pool(&declaration, Expectation::New).unwrap_err();
     let text = chain(&error);
-    assert!(text.contains("another pool is taking space"), "{text}");
+    assert!(text.contains("another pool is allocating space"), "{text}");
     assert!(!file_of(&machine, &declaration).exists());
     drop(other);
     must(root.open_pool(&declaration, Expectation::New));
@@ -448,7 +449,7 @@ fn a_pool_is_removed_only_when_it_is_empty() {
         assert_eq!(machine.inventory(), cistern_host::Inventory::default());
         assert!(!file_of(&machine, &declaration).exists());
     }
-    // One that was never made goes as well, and is not made for it.
+    // The removal of a pool that was never created succeeds and creates nothing.
     must(root.remove_pool(&declaration, Expectation::New));
     assert_eq!(machine.inventory(), cistern_host::Inventory::default());
 }

@@ -202,6 +202,17 @@ fn open_again(root: &Root, expectation: Expectation) -> Result<Pool, Box<dyn Err
 /// Size to which both volumes grow.
 const GROWN: Bytes = Bytes::mib(340);
 
+/// Opens the pool and grows its file, as an agent does.
+fn open_and_resize(
+    root: &Root,
+    size: Bytes,
+    expectation: Expectation,
+) -> Result<Pool, cistern_host::pool::Error> {
+    let pool = root.open_pool(&pool(size), expectation)?;
+    pool.resize_file(size)?;
+    Ok(pool)
+}
+
 /// Runs one step, beginning with opening the pool, as an agent does after its start.
 pub(crate) fn run(
     step: Step,
@@ -213,7 +224,7 @@ pub(crate) fn run(
     let kubelet = folder.join("kubelet");
     let (staging, target) = (kubelet.join("globalmount"), kubelet.join("target"));
     let again = |declaration| root.open_pool(&declaration, expectation);
-    let open = |size| again(pool(size));
+    let open = |size| open_and_resize(&root, size, expectation);
     match step {
         Step::MakeDevicePool => {
             drop(again(on_disk(folder, pool(Bytes::ZERO)))?);

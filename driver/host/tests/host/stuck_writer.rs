@@ -1,5 +1,4 @@
-//! A write that does not end: what it is to write, it waits for in memory that nobody fills
-//! (userfaultfd(2)).
+//! A write that does not end: it waits for its data in a page that is never filled (userfaultfd(2)).
 
 #![expect(
     unsafe_code,
@@ -43,7 +42,7 @@ const UFFDIO_API: rustix::ioctl::Opcode = opcode::read_write::<Api>(0xaa, 0x3f);
 const UFFDIO_REGISTER: rustix::ioctl::Opcode = opcode::read_write::<Register>(0xaa, 0);
 const MODE_MISSING: u64 = 1;
 
-/// The write, under way.
+/// The write in progress.
 pub(crate) struct StuckWriter {
     /// While it is open, the page is missing.
     missing: OwnedFd,
@@ -51,10 +50,10 @@ pub(crate) struct StuckWriter {
 }
 
 impl StuckWriter {
-    /// Begins to write a file, and returns when the kernel is in the middle of it.
+    /// Begins to write a file, and returns when the kernel waits for the data.
     pub(crate) fn begin(path: &Path) -> Self {
         let file = fs::File::create(path).unwrap();
-        // SAFETY: a new mapping, and nobody else's.
+        // SAFETY: the mapping is new and has no other user.
         let page = unsafe {
             mmap_anonymous(
                 ptr::null_mut(),
@@ -86,7 +85,7 @@ impl StuckWriter {
             .unwrap();
             missing
         };
-        // SAFETY: the mapping is never unmapped; its bytes are the kernel's to read.
+        // SAFETY: the mapping is never unmapped, and only the kernel reads its bytes.
         let bytes: &'static [u8] = unsafe { slice::from_raw_parts(page.cast(), PAGE) };
         let writer = thread::spawn(move || file.write_all_at(bytes, 0).unwrap());
         // The fault is reported when the kernel waits for the page.
@@ -95,7 +94,7 @@ impl StuckWriter {
         Self { missing, writer }
     }
 
-    /// Lets it end.
+    /// Ends the write.
     pub(crate) fn end(self) {
         drop(self.missing);
         self.writer.join().unwrap();

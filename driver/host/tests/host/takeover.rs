@@ -31,7 +31,7 @@ fn open(
     machine.root().open_pool(pool, expectation)
 }
 
-/// What a pool says of itself that is refused, as the error tells it.
+/// The marker in the error of a refused pool.
 #[track_caller]
 fn refused(result: Result<Pool, Error>, node: &str) -> ForeignMarker {
     match result {
@@ -79,7 +79,7 @@ fn a_pool_of_another_node_is_refused_and_unchanged_until_the_takeover_is_granted
         for expectation in [before, Expectation::Made] {
             assert_eq!(refused(open(&machine, &second, expectation), "w1"), foreign);
         }
-        // What was granted is another pool.
+        // The grant is for another pool.
         let other = PoolDeclaration {
             take_over: Some(ForeignMarker {
                 owner: node("w3"),
@@ -105,11 +105,11 @@ fn a_pool_of_another_node_is_refused_and_unchanged_until_the_takeover_is_granted
         must(opened.check());
         drop(opened);
         unmount(&machine.mount_point(&pool));
-        // It is the second node's now, with or without the grant, and not the first one's.
+        // It now belongs to the second node, with or without the grant, and no longer to the first.
         drop(must(open(&machine, &second, before)));
         unmount(&machine.mount_point(&pool));
         refused(open(&machine, &first, before), "w2");
-        // A device leaves a node that it has left; a file stays where it is.
+        // The former node can forget a pool on a device; a file is kept.
         let removed = machine.root().remove_pool(&first, before);
         assert_eq!(removed.is_ok(), file == machine.path("disk"), "{removed:?}");
         assert_eq!(
@@ -129,7 +129,7 @@ fn the_node_of_a_pool_is_on_the_disk_before_the_pool_is_used() {
     let disk = Disk::new(&machine, "disk");
     let pool = device_pool([disk.device.clone()]);
     let first = on("w1", &pool);
-    // Another machine sees what is on the disk, and not what is in the log.
+    // Another machine sees the disk without the log.
     let seen = |name: &str| {
         let copy = machine.path(name);
         fs::copy(machine.path("disk"), &copy).unwrap();
@@ -164,14 +164,14 @@ fn a_pool_that_names_no_node_belongs_to_the_node_that_finds_it() {
     let opened = must(open(&machine, &first, Expectation::New));
     let expectation = known(&opened);
     drop(opened);
-    // As it was written before nodes were noted.
+    // A marker of a version that did not record nodes.
     let at = machine.mount_point(&pool).join(".cistern-pool");
     let mut marker: serde_json::Value = serde_json::from_slice(&fs::read(&at).unwrap()).unwrap();
     assert!(marker.as_object_mut().unwrap().remove("owner").is_some());
     fs::write(&at, marker.to_string()).unwrap();
     unmount(&machine.mount_point(&pool));
     drop(must(open(&machine, &second, expectation)));
-    // While it is mounted it is refused as well.
+    // It is refused while it is mounted, too.
     refused(open(&machine, &first, expectation), "w2");
     unmount(&machine.mount_point(&pool));
     refused(open(&machine, &first, expectation), "w2");
@@ -188,11 +188,11 @@ fn a_restored_pool_is_adopted_only_by_its_node() {
         ..pool.clone()
     };
     refused(open(&machine, &on("w2", &restored), Expectation::New), "w1");
-    // A node of that name in another cluster, on another machine.
+    // Another cluster has a node of the same name on another machine.
     let mut elsewhere = restored.clone();
     elsewhere.node.machine = Some("another".to_owned());
     refused(open(&machine, &elsewhere, Expectation::New), "w1");
-    // The same machine; and the same pool on a machine that was installed anew.
+    // The same machine, and the same pool on a machine that was reinstalled.
     drop(must(open(&machine, &restored, Expectation::New)));
     unmount(&machine.mount_point(&pool));
     let mut anew = restored.clone();

@@ -1,13 +1,13 @@
 //! Finds the custom resource that an image belongs to.
 
-use std::fmt;
+use std::{collections::HashMap, fmt};
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use cistern_crds::{HasImage, PoolSnapshot, PoolVolume};
 use cistern_host::{Image, Owner, PoolInventory};
 use kube::ResourceExt as _;
 
-use super::{Finding, FindingKind, View, finding};
+use super::{Finding, FindingKind, View, finding, index::Index};
 use crate::image::ImageObject as _;
 
 /// An image that no custom resource claims.
@@ -22,7 +22,8 @@ pub struct Unclaimed<'a> {
 }
 
 /// The custom resource that an image belongs to.
-enum ImageOwner<'a> {
+#[derive(Clone, Copy)]
+pub(super) enum ImageOwner<'a> {
     Volume(&'a PoolVolume),
     Snapshot(&'a PoolSnapshot),
 }
@@ -46,29 +47,42 @@ impl fmt::Display for ImageOwner<'_> {
 }
 
 impl View {
-    /// The owner of an image.
-    fn image_owner(&self, image: &str) -> Option<ImageOwner<'_>> {
-        let volume = self.volumes.iter().find(|it| image_of(*it) == image);
-        let snapshot = || self.snapshots.iter().find(|it| image_of(*it) == image);
-        volume
-            .map(ImageOwner::Volume)
-            .or_else(|| snapshot().map(ImageOwner::Snapshot))
+    /// The owners of all images that a custom resource claims. If several claim one, the first volume
+    /// counts, or else the first snapshot.
+    pub(super) fn owners(&self) -> HashMap<&str, ImageOwner<'_>> {
+        let volumes = self.volumes.iter();
+        let volumes = volumes.map(|it| (image_of(it), ImageOwner::Volume(it)));
+        let snapshots = self.snapshots.iter();
+        let snapshots = snapshots.map(|it| (image_of(it), ImageOwner::Snapshot(it)));
+        let mut owners = HashMap::new();
+        for (image, owner) in volumes.chain(snapshots) {
+            owners.entry(image).or_insert(owner);
+        }
+        owners
     }
 
     /// Whether a custom resource claims an image.
     pub fn is_claimed(&self, image: &str) -> bool {
-        self.image_owner(image).is_some()
+        self.volumes.iter().any(|it| image_of(it) == image)
+            || self.snapshots.iter().any(|it| image_of(it) == image)
     }
 
     /// Images that no custom resource claims, those in the trash included.
     pub fn unclaimed(&self) -> Vec<Unclaimed<'_>> {
+        self.unclaimed_by(&self.owners())
+    }
+
+    pub(super) fn unclaimed_by(
+        &self,
+        owners: &HashMap<&str, ImageOwner<'_>>,
+    ) -> Vec<Unclaimed<'_>> {
         let mut all = Vec::new();
         for pool in &self.inventory.pools {
             let images = pool.images.iter().map(|image| (image, None));
             let discarded = pool.discarded.iter();
             let discarded = discarded.map(|it| (&it.image, Some(it.since)));
             let images = images.chain(discarded);
-            let unclaimed = images.filter(|(image, _)| !self.is_claimed(image.uid.as_str()));
+            let unclaimed = images.filter(|(image, _)| !owners.contains_key(image.uid.as_str()));
             all.extend(unclaimed.map(|(image, discarded)| Unclaimed {
                 pool,
                 image,
@@ -79,7 +93,7 @@ impl View {
     }
 
     /// Images whose identity does not match the custom resource that claims them.
-    pub(super) fn conflicts(&self) -> Vec<Finding> {
+    pub(super) fn conflicts(&self, index: &Index<'_>) -> Vec<Finding> {
         let mut all = Vec::new();
         for (pool, image) in self
             .inventory
@@ -87,7 +101,7 @@ impl View {
             .iter()
             .flat_map(|pool| pool.images.iter().map(move |image| (pool, image)))
         {
-            let Some(image_owner) = self.image_owner(image.uid.as_str()) else {
+            let Some(image_owner) = index.owners.get(image.uid.as_str()) else {
                 continue;
             };
             let owner = image.identity.as_ref().map(|identity| &identity.owner);
@@ -129,10 +143,10 @@ impl Unclaimed<'_> {
 }
 
 /// The name of an object's image.
-pub(super) fn image_of<K: HasImage>(object: &K) -> String {
+pub(super) fn image_of<K: HasImage>(object: &K) -> &str {
     match object.image() {
-        Some(image) => image.uid.clone(),
-        None => object.meta().uid.clone().unwrap_or_default(),
+        Some(image) => &image.uid,
+        None => object.meta().uid.as_deref().unwrap_or_default(),
     }
 }
 

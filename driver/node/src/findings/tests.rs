@@ -398,3 +398,35 @@ fn r06_a_group_without_a_snapshot_and_a_snapshot_without_its_group_are_found() {
     });
     assert_eq!(never_taken, [], "it is being taken");
 }
+
+#[test]
+fn the_first_volume_that_claims_an_image_is_its_owner() {
+    let mut view = clean();
+    let mut second = ready_volume();
+    second.metadata.name = Some("pvc-2".into());
+    view.volumes.push(second);
+    with_snapshot(&mut view);
+    let image = view.snapshots[0].image().unwrap().uid.clone();
+    let owners = view.owners();
+    assert_eq!(owners["uid-1"].to_string(), "PoolVolume pvc-1");
+    let snapshot = format!("PoolSnapshot {}", view.snapshots[0].name_any());
+    assert_eq!(owners[image.as_str()].to_string(), snapshot);
+    assert!(view.is_claimed("uid-1") && !view.is_claimed("uid-2"));
+}
+
+#[test]
+fn an_image_in_another_pool_is_not_the_volumes() {
+    let found = kinds(|view| {
+        let mut other = view.inventory.pools[0].clone();
+        other.uid = "other".parse().unwrap();
+        view.inventory.pools[0].images.clear();
+        view.inventory.pools.push(other);
+    });
+    assert_eq!(
+        found,
+        [
+            FindingKind::PoolWithoutNode,
+            FindingKind::VolumeWithoutImage
+        ]
+    );
+}

@@ -289,21 +289,21 @@ mod tests {
             (
                 of_image(image::Error::FilesystemConflict {
                     uid: uid(),
-                    why: "none".into(),
+                    why: image::FilesystemConflict::Missing,
                 }),
                 Code::FailedPrecondition,
             ),
             (
                 host(host::Error::NotStaged {
                     path: path(),
-                    why: "nothing".into(),
+                    why: host::NotStaged::Nothing,
                 }),
                 Code::FailedPrecondition,
             ),
             (
                 host(host::Error::Conflict {
                     path: path(),
-                    why: "other".into(),
+                    difference: host::Difference::OtherVolume,
                 }),
                 Code::AlreadyExists,
             ),

@@ -1,5 +1,7 @@
 //! Parses a capacity range and chooses the size of a volume.
 
+use std::fmt;
+
 use cistern_controller::volumes::SizeRange;
 use cistern_crds::{AccessType, Bytes, FilesystemType, size::GIB};
 use cistern_proto::csi::v1;
@@ -38,7 +40,7 @@ pub enum Error {
         /// The smallest possible size.
         next: Bytes,
         /// Why no smaller size is possible.
-        why: String,
+        why: Minimum,
     },
     /// More than a response can hold (CV-10).
     #[error("{required} is larger than any volume can be")]
@@ -46,6 +48,34 @@ pub enum Error {
         /// Lower end of the range.
         required: Bytes,
     },
+}
+
+/// What sizes are possible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Minimum {
+    /// Every multiple of 1 MiB.
+    WholeMib,
+    /// Every multiple of 1 MiB that is large enough for the filesystem.
+    Filesystem(FilesystemType),
+}
+
+impl Minimum {
+    fn size(self) -> Bytes {
+        match self {
+            Self::WholeMib => Bytes::mib(1),
+            Self::Filesystem(filesystem) => filesystem.minimum_size(),
+        }
+    }
+}
+
+impl fmt::Display for Minimum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("sizes are whole MiB")?;
+        match self {
+            Self::WholeMib => Ok(()),
+            Self::Filesystem(filesystem) => write!(f, ", and {filesystem} needs {}", self.size()),
+        }
+    }
 }
 
 /// Reads a range and chooses the size of a new volume in it (CV-08 to CV-11, CV-24, CV-25).
@@ -58,7 +88,7 @@ pub fn parse(
     filesystem: Option<FilesystemType>,
 ) -> Result<SizeRange, Error> {
     let (required, limit) = bounds(range)?;
-    let (minimum, why) = minimum(access_type, filesystem);
+    let why = minimum(access_type, filesystem);
     let ceiling = limit.unwrap_or(Bytes(u64::MAX));
     let asked = if required == Bytes::ZERO {
         DEFAULT_SIZE.min(ceiling).round_down_to_mib()
@@ -69,7 +99,7 @@ pub fn parse(
         .round_up_to_mib()
         .filter(|size| i64::try_from(size.0).is_ok())
         .ok_or(Error::TooLarge { required })?
-        .max(minimum);
+        .max(why.size());
     if next > ceiling {
         return Err(Error::Unsatisfiable {
             required,
@@ -98,7 +128,7 @@ pub fn parse_growth(range: v1::CapacityRange) -> Result<SizeRange, Error> {
             required,
             limit,
             next: chosen,
-            why: "sizes are whole MiB".to_owned(),
+            why: Minimum::WholeMib,
         }),
         _ => Ok(SizeRange {
             required,
@@ -124,18 +154,10 @@ pub fn bounds(range: Option<v1::CapacityRange>) -> Result<(Bytes, Option<Bytes>)
     }
 }
 
-fn minimum(access_type: AccessType, filesystem: Option<FilesystemType>) -> (Bytes, String) {
+fn minimum(access_type: AccessType, filesystem: Option<FilesystemType>) -> Minimum {
     match (access_type, filesystem) {
-        (AccessType::Filesystem, Some(filesystem)) => (
-            filesystem.minimum_size(),
-            format!(
-                "sizes are whole MiB, and {filesystem} needs {}",
-                filesystem.minimum_size()
-            ),
-        ),
-        (AccessType::Filesystem, None) | (AccessType::Block, _) => {
-            (Bytes::mib(1), "sizes are whole MiB".to_owned())
-        }
+        (AccessType::Filesystem, Some(filesystem)) => Minimum::Filesystem(filesystem),
+        (AccessType::Filesystem, None) | (AccessType::Block, _) => Minimum::WholeMib,
     }
 }
 

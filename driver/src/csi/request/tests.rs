@@ -369,7 +369,7 @@ fn k8s_01_the_claim_is_read_from_the_provisioners_keys_and_only_a_legal_name_cou
 
 fn validate(
     change: impl FnOnce(&mut v1::ValidateVolumeCapabilitiesRequest),
-) -> Result<Option<String>, Error> {
+) -> Result<Option<Mismatch>, Error> {
     let mut request = v1::ValidateVolumeCapabilitiesRequest {
         volume_id: "pvc-1".to_owned(),
         volume_capabilities: vec![mount("", Mode::SingleNodeWriter)],
@@ -377,7 +377,7 @@ fn validate(
     };
     change(&mut request);
     let volume = read(|_| {}).unwrap().on_node("n1", None);
-    Ok(ValidateVolumeCapabilities::from_request(request)?.contradiction(&volume))
+    Ok(ValidateVolumeCapabilities::from_request(request)?.mismatch(&volume))
 }
 
 #[test]

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use cistern_crds::{
-    AttributeChanges, Parameters, PoolVolume, PoolVolumeSpec,
+    AccessMode, AccessType, AttributeChanges, Parameters, PoolVolume, PoolVolumeSpec,
+    VolumeAttributes,
     names::{self, RESERVED_PREFIX},
     parameters::ParametersError,
 };
@@ -18,14 +19,48 @@ use crate::csi::request::FromRequest;
 pub struct ValidateVolumeCapabilities {
     /// The volume id.
     pub volume_id: String,
-    /// The capabilities, or why Cistern supports them for no volume.
-    pub ways: Result<Vec<Capability>, String>,
+    /// The capabilities, or why Cistern supports the query for no volume.
+    pub capabilities: Result<Vec<Capability>, Error>,
     /// The expected parameters of the volume, if given.
     pub parameters: Option<Parameters>,
     /// The expected attributes, where they differ from the parameters.
     pub changes: AttributeChanges,
     /// The expected image, from the `volume_context`, if given.
     pub image: Option<String>,
+}
+
+/// Why a volume does not match a query.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Mismatch {
+    /// Cistern does not support the query for any volume.
+    #[error(transparent)]
+    Unsupported(#[from] Error),
+    /// The volume does not support a capability.
+    #[error(transparent)]
+    Capability(#[from] Difference),
+    /// It was made with other parameters.
+    #[error("the volume was made with other parameters")]
+    Parameters,
+    /// The volume has these attributes, and others are expected.
+    #[error("the volume's attributes are {0}")]
+    Attributes(Box<VolumeAttributes>),
+    /// The volume context is that of another image.
+    #[error("the volume has another image than its context says")]
+    Image,
+}
+
+/// Why a volume does not support a capability.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Difference {
+    /// The volume has this access type.
+    #[error("the volume's access type is {0:?}")]
+    AccessType(AccessType),
+    /// The volume has another filesystem.
+    #[error("the volume has another filesystem")]
+    Filesystem,
+    /// The volume has only these access modes.
+    #[error("the volume's access modes are {0:?}")]
+    AccessModes(Vec<AccessMode>),
 }
 
 impl FromRequest<v1::ValidateVolumeCapabilitiesRequest> for ValidateVolumeCapabilities {
@@ -39,26 +74,26 @@ impl FromRequest<v1::ValidateVolumeCapabilitiesRequest> for ValidateVolumeCapabi
         )?;
         map("parameters", &request.parameters)?;
         map("volume_context", &request.volume_context)?;
-        let mut ways = match capabilities(request.volume_capabilities) {
-            Err(Error::Capability(error)) if !error.is_malformed() => Err(error.to_string()),
+        let mut capabilities = match capabilities(request.volume_capabilities) {
+            Err(Error::Capability(error)) if !error.is_malformed() => Err(error.into()),
             capabilities => Ok(capabilities?),
         };
         map("mutable_parameters", &request.mutable_parameters)?;
         let changes =
             AttributeChanges::parse(&request.mutable_parameters).unwrap_or_else(|error| {
-                ways = Err(error.to_string());
+                capabilities = Err(error.into());
                 AttributeChanges::default()
             });
         let parameters = match own_parameters(&request.parameters) {
             Ok(parameters) => parameters,
             Err(error) => {
-                ways = Err(error.to_string());
+                capabilities = Err(error.into());
                 None
             }
         };
         Ok(Self {
             volume_id,
-            ways,
+            capabilities,
             parameters,
             changes,
             image: request.volume_context.get(names::IMAGE_CONTEXT).cloned(),
@@ -68,23 +103,23 @@ impl FromRequest<v1::ValidateVolumeCapabilitiesRequest> for ValidateVolumeCapabi
 
 impl ValidateVolumeCapabilities {
     /// Why the volume does not match the query; None if it does (VVC-05, VVC-10).
-    pub fn contradiction(&self, volume: &PoolVolume) -> Option<String> {
+    pub fn mismatch(&self, volume: &PoolVolume) -> Option<Mismatch> {
         let spec = &volume.spec;
-        let ways = match &self.ways {
-            Ok(ways) => ways,
-            Err(why) => return Some(why.clone()),
+        let capabilities = match &self.capabilities {
+            Ok(capabilities) => capabilities,
+            Err(error) => return Some(error.clone().into()),
         };
         if let Some(parameters) = &self.parameters
             && (parameters.pool != spec.pool_name
                 || parameters.filesystem.is_some() && parameters.filesystem != spec.filesystem
                 || !made_with_options_of(parameters, spec))
         {
-            return Some("the volume was made with other parameters".to_owned());
+            return Some(Mismatch::Parameters);
         }
         let parameters = self.parameters.as_ref();
         let made_with = parameters.map_or(spec.attributes, |parameters| parameters.attributes);
         if self.changes.apply(made_with) != spec.attributes {
-            return Some(format!("the volume's attributes are {}", spec.attributes));
+            return Some(Mismatch::Attributes(spec.attributes.into()));
         }
         let image = volume
             .status
@@ -92,26 +127,21 @@ impl ValidateVolumeCapabilities {
             .and_then(|status| status.image.as_ref());
         let image = image.map(|image| &image.uid);
         if self.image.is_some() && self.image.as_ref() != image {
-            return Some("the volume has another image than its context says".to_owned());
+            return Some(Mismatch::Image);
         }
-        ways.iter().find_map(|way| difference(way, spec))
+        let mut differences = capabilities.iter().filter_map(|way| difference(way, spec));
+        differences.next().map(Mismatch::Capability)
     }
 }
 
 /// Why a volume does not support a capability; None if it does.
-pub(super) fn difference(way: &Capability, spec: &PoolVolumeSpec) -> Option<String> {
+pub(super) fn difference(way: &Capability, spec: &PoolVolumeSpec) -> Option<Difference> {
     if way.access_type != spec.access_type {
-        Some(format!(
-            "the volume's access type is {:?}",
-            spec.access_type
-        ))
+        Some(Difference::AccessType(spec.access_type))
     } else if way.filesystem.is_some() && way.filesystem != spec.filesystem {
-        Some("the volume has another filesystem".to_owned())
+        Some(Difference::Filesystem)
     } else if !spec.serves(way.access_mode) {
-        Some(format!(
-            "the volume's access modes are {:?}",
-            spec.access_modes
-        ))
+        Some(Difference::AccessModes(spec.access_modes.clone()))
     } else {
         None
     }

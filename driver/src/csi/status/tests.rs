@@ -1,7 +1,8 @@
 use cistern_controller::objects::silence::Silence;
-use cistern_crds::Bytes;
+use cistern_crds::{Bytes, FilesystemType};
 
 use super::*;
+use crate::csi::request::{Difference, capacity_range::Minimum};
 
 /// Codes after which external-provisioner calls again, even if the claim is gone.
 const CALLED_AGAIN: [Code; 4] = [
@@ -296,7 +297,7 @@ fn gen_05_lv_07_requests_are_invalid_or_out_of_range_and_a_bad_token_is_aborted(
         (Error::TwoAccessTypes, Code::InvalidArgument),
         (
             Error::OtherWay {
-                why: "the volume's access type is Block".into(),
+                difference: Difference::AccessType(cistern_crds::AccessType::Block),
             },
             Code::InvalidArgument,
         ),
@@ -338,7 +339,7 @@ fn gen_05_lv_07_requests_are_invalid_or_out_of_range_and_a_bad_token_is_aborted(
                 required: Bytes::mib(1),
                 limit: Bytes::mib(2),
                 next: Bytes::mib(16),
-                why: "ext4 needs 16Mi".into(),
+                why: Minimum::Filesystem(FilesystemType::Ext4),
             }),
             Code::OutOfRange,
         ),

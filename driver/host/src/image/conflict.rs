@@ -1,0 +1,156 @@
+//! How an image differs from the expected one.
+
+use cistern_types::{Bytes, FilesystemType, Provisioning};
+
+use super::{Content, Identity, Owner};
+use crate::{
+    id::{Uid, Uuid},
+    superblock::Superblock,
+};
+
+/// How the identity or the size of an image differs from the expected one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IdentityConflict {
+    /// It has no identity, or one that cannot be parsed.
+    #[error("it has no valid identity")]
+    NoIdentity,
+    /// Another object made it.
+    #[error("it is {0}")]
+    OtherOwner(Box<Owner>),
+    /// It does not belong to the volume.
+    #[error("it is not volume {volume} of pool {pool}")]
+    OtherVolume {
+        /// Name of the PoolVolume.
+        volume: String,
+        /// The pool.
+        pool: String,
+    },
+    /// It was made in another pool.
+    #[error("it is not of pool {pool}")]
+    OtherPool {
+        /// The expected pool.
+        pool: String,
+    },
+    /// Its identity names another image or another pool.
+    #[error("its identity does not name this image of this pool")]
+    OtherName,
+    /// It was made with other properties.
+    #[error("it is {found:?} and not {asked:?}")]
+    Differs {
+        /// Its properties.
+        found: Box<Properties>,
+        /// The expected properties.
+        asked: Box<Properties>,
+    },
+    /// Its file is smaller than the volume.
+    #[error("it has only {size} bytes")]
+    TooSmall {
+        /// Size of the file.
+        size: Bytes,
+    },
+    /// A source is larger than the volume.
+    #[error("it has {size}, more than the {wanted} of volume {volume}")]
+    TooLarge {
+        /// Size of the source.
+        size: Bytes,
+        /// Name of the PoolVolume.
+        volume: String,
+        /// Size of the volume.
+        wanted: Bytes,
+    },
+    /// A source has another filesystem than the volume.
+    #[error("it holds {}, but volume {volume} needs {}", name(*.found), name(*.wanted))]
+    OtherContent {
+        /// Filesystem of the source; none for block access.
+        found: Option<FilesystemType>,
+        /// Name of the PoolVolume.
+        volume: String,
+        /// Filesystem of the volume; none for block access.
+        wanted: Option<FilesystemType>,
+    },
+    /// It is not the image of a raw block volume of this size.
+    #[error("it is {content:?} and has {size} bytes")]
+    NotBlock {
+        /// Its content; none if it has no identity.
+        content: Option<Content>,
+        /// Size of the file.
+        size: Bytes,
+    },
+    /// It is the image of a volume.
+    #[error("its identity is not that of a snapshot")]
+    NotSnapshot,
+    /// The image of a snapshot does not grow.
+    #[error("it is snapshot {snapshot}, which never grows")]
+    NeverGrows {
+        /// Name of the PoolSnapshot.
+        snapshot: String,
+    },
+}
+
+/// The properties of a volume's image that a request states.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Properties {
+    /// The object that made it.
+    pub owner: Owner,
+    /// Name of the image.
+    pub uid: Uid,
+    /// UUID of the pool's filesystem.
+    pub pool_uuid: Uuid,
+    /// Size of the volume.
+    pub size: Bytes,
+    /// The filesystem; none for block access.
+    pub filesystem: Option<FilesystemType>,
+    /// Whether the image is allocated in full.
+    pub provisioning: Provisioning,
+    /// The image that it was cloned from.
+    pub source: Option<Uid>,
+}
+
+impl Properties {
+    pub(super) fn of(identity: &Identity) -> Self {
+        Self {
+            owner: identity.owner.clone(),
+            uid: identity.uid.clone(),
+            pool_uuid: identity.pool_uuid,
+            size: identity.size,
+            filesystem: identity.content.filesystem(),
+            provisioning: identity.provisioning,
+            source: identity.source.clone(),
+        }
+    }
+}
+
+/// How the filesystem in an image differs from the one that was made in it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FilesystemConflict {
+    /// There is no filesystem.
+    #[error("there is none")]
+    Missing,
+    /// There is another filesystem.
+    #[error("it holds {filesystem} {uuid}")]
+    Other {
+        /// Its type.
+        filesystem: FilesystemType,
+        /// Its UUID.
+        uuid: Uuid,
+    },
+    /// The image is smaller than its filesystem or its volume.
+    #[error("the image has only {size} bytes")]
+    ImageTooSmall {
+        /// Size of the file.
+        size: Bytes,
+    },
+}
+
+impl FilesystemConflict {
+    pub(crate) fn of(found: &Superblock) -> Self {
+        Self::Other {
+            filesystem: found.kind,
+            uuid: found.uuid,
+        }
+    }
+}
+
+fn name(filesystem: Option<FilesystemType>) -> &'static str {
+    filesystem.map_or("no filesystem", FilesystemType::as_str)
+}

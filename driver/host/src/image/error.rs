@@ -1,0 +1,150 @@
+//! Why an operation on an image failed.
+
+use cistern_types::FilesystemType;
+
+use super::{FilesystemConflict, IdentityConflict};
+use crate::{cause::Cause, check, id::Uid, pool};
+
+/// Why an operation on an image failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The pool cannot be used.
+    #[error(transparent)]
+    Pool(#[from] pool::Error),
+    /// No image has this name.
+    #[error("image {uid} is not in pool {pool}")]
+    Missing {
+        /// Its name.
+        uid: Uid,
+        /// The pool.
+        pool: String,
+    },
+    /// The source image does not exist.
+    #[error("image {uid}, the source, is not in pool {pool}")]
+    SourceMissing {
+        /// Name of the source.
+        uid: Uid,
+        /// The pool.
+        pool: String,
+    },
+    /// Cloning the image would block its writers for too long.
+    #[error(
+        "image {uid} has {extents} extents, more than the {limit} that are cloned: copy its data to a new volume, where it takes fewer, or raise the pool's limit"
+    )]
+    TooManyExtents {
+        /// Name of the source.
+        uid: Uid,
+        /// Its number of extents.
+        extents: u64,
+        /// The limit for cloning.
+        limit: u64,
+    },
+    /// The image of this name belongs to another volume, or was made with another spec.
+    #[error("image {uid} does not match the request: {why}; it is not changed")]
+    IdentityConflict {
+        /// Its name.
+        uid: Uid,
+        /// What differs.
+        why: IdentityConflict,
+    },
+    /// The image does not contain the filesystem that was made in it.
+    #[error("image {uid} does not hold the filesystem that was made in it: {why}")]
+    FilesystemConflict {
+        /// Its name.
+        uid: Uid,
+        /// What differs.
+        why: FilesystemConflict,
+    },
+    /// The filesystem is damaged and needs a manual repair.
+    #[error(
+        "the {filesystem} in image {uid} is damaged and is not mounted: {report}; repair it with {}, or restore the volume from a backup", repair_tool(*.filesystem)
+    )]
+    Damaged {
+        /// Name of the image.
+        uid: Uid,
+        /// Type of the filesystem.
+        filesystem: FilesystemType,
+        /// Output of the tool, or the kernel's error.
+        report: String,
+    },
+    /// The filesystem needs a full check first, which the caller did not allow in this call.
+    #[error("the filesystem in image {uid} must be checked first")]
+    CheckNeeded {
+        /// Name of the image.
+        uid: Uid,
+    },
+    /// Checking the filesystem needs more memory or processor time than a check may use.
+    #[error(
+        "the filesystem in image {uid} is too large to be checked by the node plugin, whose checks have {} of memory and {:?} of processor time: {report}; run e2fsck -f -p on the image on its node, where it may take more", check::LIMITS.address_space, check::LIMITS.cpu
+    )]
+    TooLargeToCheck {
+        /// Name of the image.
+        uid: Uid,
+        /// Output of the tool.
+        report: String,
+    },
+    /// The image is attached, in this or another mount namespace, or is being read.
+    #[error("image {uid} is still {by}")]
+    InUse {
+        /// Its name.
+        uid: Uid,
+        /// How it is used.
+        by: ImageUse,
+    },
+    /// The pool's filesystem is full.
+    #[error("pool {pool} has no space left for image {uid}")]
+    NoSpace {
+        /// Its name.
+        uid: Uid,
+        /// The pool.
+        pool: String,
+        /// Error of the step.
+        #[source]
+        source: Cause,
+    },
+    /// An operation failed.
+    #[error("could not {operation} of image {uid}")]
+    Failed {
+        /// The operation.
+        operation: &'static str,
+        /// Its name.
+        uid: Uid,
+        /// The cause.
+        #[source]
+        source: Cause,
+    },
+}
+
+/// How an image is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ImageUse {
+    /// A loop device is bound to it.
+    #[error("attached as /dev/loop{device}")]
+    Attached {
+        /// Number of the loop device.
+        device: u32,
+    },
+    /// A snapshot, a clone or a check is reading it.
+    #[error("read or checked")]
+    Locked,
+}
+
+const fn repair_tool(filesystem: FilesystemType) -> &'static str {
+    match filesystem {
+        FilesystemType::Ext4 => "e2fsck",
+        FilesystemType::Xfs => "xfs_repair",
+        FilesystemType::Btrfs => "btrfs check",
+    }
+}
+
+pub(crate) fn failed<E: Into<Cause>>(
+    operation: &'static str,
+    uid: &Uid,
+) -> impl FnOnce(E) -> Error + use<E> {
+    let uid = uid.clone();
+    move |source| Error::Failed {
+        operation,
+        uid,
+        source: source.into(),
+    }
+}

@@ -1,0 +1,125 @@
+//! What is found on the devices and files that may be a pool.
+
+use std::{fmt, io, path::PathBuf};
+
+use cistern_types::FilesystemType;
+
+use super::Error;
+use crate::{
+    cause::Cause,
+    id::{Uid, Uuid},
+};
+
+/// Why a listed device cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Unusable {
+    /// Its node does not exist.
+    #[error("it does not exist")]
+    Missing,
+    /// Another process has opened it exclusively.
+    #[error("something else holds it")]
+    Busy,
+    /// The kernel knows partitions of it.
+    #[error("it has partitions")]
+    Partitions,
+    /// It is too small for any filesystem.
+    #[error("it is smaller than 2 MiB")]
+    TooSmall,
+    /// It holds a known format.
+    #[error("it holds {format}")]
+    Holds {
+        /// Name of the format that blkid reports.
+        format: String,
+    },
+    /// It holds several known formats.
+    #[error("it holds the signatures of several formats")]
+    SeveralFormats,
+    /// It holds another filesystem than the pool's.
+    #[error("it holds {filesystem} ({label:?})")]
+    Filesystem {
+        /// Type of the filesystem.
+        filesystem: FilesystemType,
+        /// Label of the filesystem.
+        label: String,
+    },
+    /// Its first or last MiB holds data of no known format.
+    #[error("its {end} MiB is not zeros: if nothing on it is needed, overwrite that with zeros")]
+    NotZeros {
+        /// `first` or `last`.
+        end: &'static str,
+    },
+    /// Other block devices are built on it.
+    #[error("{} is made of it", .holders.join(", "))]
+    Layer {
+        /// Names of these devices.
+        holders: Vec<String>,
+    },
+    /// It is a loop device over a file of Cistern.
+    #[error("it is a loop device over {file}, which is a pool's")]
+    OwnFile {
+        /// The file.
+        file: PathBuf,
+    },
+    /// It could not be inspected.
+    #[error(transparent)]
+    Failed(Cause),
+}
+
+impl From<Cause> for Unusable {
+    fn from(cause: Cause) -> Self {
+        match cause {
+            Cause::Io(error) if error.kind() == io::ErrorKind::NotFound => Self::Missing,
+            cause if cause.is_busy() => Self::Busy,
+            cause => Self::Failed(cause),
+        }
+    }
+}
+
+/// Why a device or file may be the pool.
+#[derive(Debug)]
+pub enum Candidate {
+    /// It has the label of the pool.
+    Label(String),
+    /// It has the filesystem of the pool.
+    Filesystem(Uuid),
+    /// Its marker names the pool.
+    Marker {
+        /// Name of the StoragePool.
+        name: String,
+        /// UID of the StoragePool.
+        uid: Uid,
+    },
+    /// It has the pool, but the declared source is of another type.
+    OtherSource {
+        /// Whether the pool is in a file.
+        in_file: bool,
+    },
+    /// It could not be inspected.
+    Unread(Box<Error>),
+}
+
+impl fmt::Display for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Label(label) => write!(f, "it holds xfs ({label:?})"),
+            Self::Filesystem(uuid) => write!(f, "it holds the filesystem {uuid}"),
+            Self::Marker { name, uid } => write!(f, "it is pool {name} ({uid})"),
+            Self::OtherSource { in_file: true } => {
+                f.write_str("it lies in a file, and the pool's source is device")
+            }
+            Self::OtherSource { in_file: false } => {
+                f.write_str("it lies on a device, and the pool's source is image")
+            }
+            Self::Unread(error) => f.write_str(&describe(error)),
+        }
+    }
+}
+
+/// The message of an error with its cause.
+pub(super) fn describe(error: &Error) -> String {
+    match error {
+        Error::Failed { operation, source } => format!("could not {operation}: {source}"),
+        Error::BackingConflict { why, .. } => why.to_string(),
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,101 @@
+//! What is found in a pool's place instead of the pool.
+
+use std::path::PathBuf;
+
+use crate::{
+    id::{Uid, Uuid},
+    system::LoopSettings,
+};
+
+/// Why a file, a device or a mounted filesystem is not the pool.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Conflict {
+    /// A file without an XFS.
+    #[error("it holds no XFS")]
+    NoXfs,
+    /// Another filesystem is mounted.
+    #[error("it is not an XFS")]
+    NotXfs,
+    /// Its XFS cannot clone files.
+    #[error("it is an XFS without reflink")]
+    NoReflink,
+    /// Another filesystem than the recorded one.
+    #[error("its UUID is {found} and not {expected}")]
+    Uuid {
+        /// Its UUID.
+        found: Uuid,
+        /// The recorded UUID.
+        expected: Uuid,
+    },
+    /// A label that is not made from the pool's UID.
+    #[error("its label is {found:?}")]
+    Label {
+        /// Its label.
+        found: String,
+    },
+    /// A file whose label is not made from its name.
+    #[error("it holds no pool of this name")]
+    NoPool,
+    /// The marker is missing.
+    #[error("it has no marker")]
+    NoMarker,
+    /// The marker is missing, and the filesystem is not empty.
+    #[error("it holds files and has no marker")]
+    FilesWithoutMarker,
+    /// The marker cannot be parsed.
+    #[error("its marker cannot be read ({error})")]
+    UnreadableMarker {
+        /// Error of the parser.
+        error: String,
+    },
+    /// The marker changed while the pool is mounted.
+    #[error("its marker is not the one that was read before")]
+    MarkerChanged,
+    /// The marker names another filesystem.
+    #[error("it is a copy: its marker names another UUID")]
+    Copy,
+    /// The marker names another pool.
+    #[error("it is pool {name} ({uid})")]
+    OtherPool {
+        /// Name of its StoragePool.
+        name: String,
+        /// UID of its StoragePool.
+        uid: Uid,
+    },
+    /// Another file has the name of the mounted one.
+    #[error("it was replaced while the pool is mounted")]
+    Replaced,
+}
+
+/// What is found at the mount point of a pool that is not mounted there.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotMounted {
+    /// Nothing.
+    #[error("nothing is mounted there")]
+    Nothing,
+    /// Another mount than that of the open pool.
+    #[error("something else is mounted there")]
+    OtherMount,
+    /// A filesystem on another device.
+    #[error("{filesystem} from {device} is mounted there")]
+    OtherDevice {
+        /// Type of the filesystem.
+        filesystem: String,
+        /// Its device.
+        device: PathBuf,
+    },
+}
+
+/// The feature that the filesystem of the host lacks.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HostFault {
+    /// It does not allocate the space of a file in advance.
+    #[error("does not preallocate space for a file, so other files could take it")]
+    NoPreallocation,
+    /// It has no direct I/O.
+    #[error("has no direct I/O with sectors of 4096 bytes ({found})")]
+    NoDirectIo {
+        /// The settings of a loop device on it.
+        found: LoopSettings,
+    },
+}

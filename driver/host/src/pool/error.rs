@@ -1,0 +1,166 @@
+//! Why a pool cannot be used.
+
+use std::{fmt, path::PathBuf};
+
+use cistern_types::Bytes;
+
+use super::{Broken, Candidate, Conflict, ForeignMarker, HostFault, NotMounted, Unusable};
+use crate::{cause::Cause, id::Uid};
+
+/// Why a pool cannot be used. Each maps to one reason of the pool's condition.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The file or device of a pool that was created before is missing.
+    #[error("{what} is missing: the pool was created before and is not created again; restore it")]
+    BackingMissing {
+        /// File or devices.
+        what: String,
+    },
+    /// The file or device holds something other than this pool.
+    #[error("{path} is not this pool: {why}; it is not changed")]
+    BackingConflict {
+        /// File, device or mount point.
+        path: PathBuf,
+        /// What was found.
+        why: Conflict,
+    },
+    /// The pool belongs to another node, which may be using it.
+    #[error(
+        "the pool on {path} belongs to node {}, as its marker says, and is not used here: two machines that write to one disk destroy it", .foreign.owner
+    )]
+    OtherNode {
+        /// File, device or mount point.
+        path: PathBuf,
+        /// The content of the pool's marker.
+        foreign: Box<ForeignMarker>,
+    },
+    /// Several candidates claim to be this pool, or one cannot be verified.
+    #[error(
+        "more than one may be pool {name}, or one cannot be verified, so none is used and none is created: {}; move away those that are not the pool", list(.found)
+    )]
+    Ambiguous {
+        /// Name of the pool.
+        name: String,
+        /// Each candidate and what is known about it.
+        found: Vec<(PathBuf, Candidate)>,
+    },
+    /// No listed device is blank or holds the pool.
+    #[error("no listed device can be used: {}", list(.devices))]
+    NoUsableDevice {
+        /// Each device and why it cannot be used.
+        devices: Vec<(PathBuf, Unusable)>,
+    },
+    /// The pool is not mounted, or something else is mounted in its place.
+    #[error("{path} is not the mounted pool: {why}")]
+    NotMounted {
+        /// The mount point.
+        path: PathBuf,
+        /// What was found there.
+        why: NotMounted,
+    },
+    /// The pool's filesystem is read-only.
+    #[error(
+        "the filesystem at {path} is read-only: the kernel log says why, and it stays so until it is mounted again"
+    )]
+    ReadOnly {
+        /// The mount point.
+        path: PathBuf,
+    },
+    /// The filesystem has shut down after an error.
+    #[error(
+        "the filesystem at {path} has shut itself down after an error: the kernel log says which, and it stays so until it is mounted again"
+    )]
+    ShutDown {
+        /// The mount point.
+        path: PathBuf,
+    },
+    /// The filesystem must be mounted again, which is not possible while it is in use.
+    #[error(
+        "the filesystem at {path} {state} and is mounted again once nothing uses it: {}", users(.images)
+    )]
+    InUse {
+        /// The mount point.
+        path: PathBuf,
+        /// Why it must be mounted again.
+        state: Broken,
+        /// Names of the images that are attached.
+        images: Vec<Uid>,
+    },
+    /// The pool's file would leave too little room on the filesystem of the host.
+    #[error(
+        "{path} needs {needed} more, and its filesystem lacks {lacking} for that{}: free space there or make the pool smaller",
+        keeping(*kept_percent)
+    )]
+    HostFilesystemFull {
+        /// The file.
+        path: PathBuf,
+        /// What the file still needs.
+        needed: Bytes,
+        /// How much of that the filesystem does not have, rounded up to a GiB.
+        lacking: Bytes,
+        /// Percentage of the filesystem that stays free, so that kubelet evicts no pods.
+        kept_percent: u32,
+    },
+    /// The filesystem of the host cannot reserve space for the pool's file, or has no direct I/O.
+    #[error(
+        "{path} cannot be created: its filesystem is {filesystem}, which {why}; put that folder on ext4, XFS or btrfs"
+    )]
+    HostFilesystemUnfit {
+        /// The file.
+        path: PathBuf,
+        /// Type of the filesystem.
+        filesystem: String,
+        /// The missing feature.
+        why: HostFault,
+    },
+    /// The pool to remove still holds images, or files that are not Cistern's.
+    #[error(
+        "{count} images or other files remain in {path}: delete their volumes first, and move away what is not Cistern's"
+    )]
+    ImagesRemain {
+        /// The mount point.
+        path: PathBuf,
+        /// Number of images and files.
+        count: usize,
+    },
+    /// A step failed.
+    #[error("could not {operation}")]
+    Failed {
+        /// What was tried.
+        operation: String,
+        /// Why it failed.
+        #[source]
+        source: Cause,
+    },
+}
+
+pub(crate) fn failed<E: Into<Cause>>(operation: impl Into<String>) -> impl FnOnce(E) -> Error {
+    let operation = operation.into();
+    |source| Error::Failed {
+        operation,
+        source: source.into(),
+    }
+}
+
+fn keeping(percent: u32) -> String {
+    match percent {
+        0 => String::new(),
+        percent => format!(", as {percent} % of it stay free"),
+    }
+}
+
+fn users(images: &[Uid]) -> String {
+    if images.is_empty() {
+        return "another process still has it open".to_owned();
+    }
+    let names: Vec<&str> = images.iter().map(Uid::as_str).collect();
+    format!(
+        "delete the pods whose volumes have the images {}",
+        names.join(", ")
+    )
+}
+
+pub(super) fn list(devices: &[(PathBuf, impl fmt::Display)]) -> String {
+    let line = |(path, why): &(PathBuf, _)| format!("{}: {why}", path.display());
+    devices.iter().map(line).collect::<Vec<_>>().join("; ")
+}
