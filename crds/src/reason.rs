@@ -483,6 +483,14 @@ names! {
         ///
         /// Follow the message: make room, or lower the request.
         VolumeNotExpanded,
+        /// On a claim: the attributes of its VolumeAttributesClass are not applied to its volume.
+        ///
+        /// Follow the message, or go back to the former VolumeAttributesClass.
+        VolumeNotModified,
+        /// On a claim: its volume works without the limits of its I/O.
+        ///
+        /// Follow the message, or remove the limits.
+        VolumeNotLimited,
 
         // On claims, and on pods that use them.
         /// On claims and pods: the filesystem of the volume is being checked.

@@ -5,7 +5,7 @@ use std::{cmp::Reverse, collections::BTreeMap};
 use chrono::{DateTime, Utc};
 use cistern_crds::{
     AccessType, Bytes, Condition, ConditionStatus, ConditionType, ContentSource, FilesystemType,
-    HasImage as _, PoolVolume, Provisioning, condition, health::VolumeProblem, time,
+    HasImage as _, IoLimits, PoolVolume, Provisioning, condition, health::VolumeProblem, time,
     volume::ClaimReference,
 };
 use kube::ResourceExt as _;
@@ -56,6 +56,9 @@ pub struct VolumeView {
     pub filesystem: Option<FilesystemType>,
     /// Thin, or thick with its full size reserved.
     pub provisioning: Provisioning,
+    /// Limits of its I/O, without those of its pool.
+    #[serde(skip_serializing_if = "IoLimits::is_none")]
+    pub io_limits: IoLimits,
     /// Snapshot or volume from which it was created.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<ContentSource>,
@@ -167,6 +170,7 @@ impl VolumeView {
             access_type: spec.access_type,
             filesystem: spec.filesystem,
             provisioning: volume.admitted_attributes().provisioning,
+            io_limits: volume.admitted_attributes().io_limits,
             source: spec.content_source.clone(),
             image,
             extents: status.extents,
@@ -209,7 +213,14 @@ fn checking(volume: &PoolVolume) -> Option<&Condition> {
 const HEADINGS: [&str; 9] = [
     "CLAIM", "VOLUME", "NODE", "POOL", "SIZE", "TYPE", "STATE", "PODS", "AGE",
 ];
-const WIDE: [&str; 5] = ["IMAGE", "DEVICE", "SOURCE", "PROVISIONING", "EXTENTS"];
+const WIDE: [&str; 6] = [
+    "IMAGE",
+    "DEVICE",
+    "SOURCE",
+    "PROVISIONING",
+    "LIMITS",
+    "EXTENTS",
+];
 
 impl View for Volumes {
     const KIND: &'static str = "VolumeList";
@@ -232,11 +243,14 @@ impl View for Volumes {
             if wide {
                 let source = volume.source.as_ref().map_or("", |source| &source.name);
                 let extents = volume.extents.map(|count| count.to_string());
+                let limits = Some(volume.io_limits).filter(|limits| !limits.is_none());
+                let limits = limits.map_or_else(String::new, |limits| limits.to_string());
                 row.extend([
                     volume.image.as_deref().unwrap_or_default().into(),
                     device,
                     source.into(),
                     format!("{:?}", volume.provisioning).into(),
+                    limits.into(),
                     extents.unwrap_or_default().into(),
                 ]);
             } else if devices {

@@ -14,8 +14,8 @@ mod problem;
 use std::{collections::BTreeMap, time::Duration};
 
 use cistern_crds::{
-    ConditionType, Parameters, PoolVolume, Provisioning, Reason, StorageNode, StoragePool,
-    condition, names,
+    ConditionStatus, ConditionType, Parameters, PoolVolume, Provisioning, Reason, StorageNode,
+    StoragePool, condition, names,
 };
 use k8s_openapi::api::{
     core::v1::{ObjectReference, PersistentVolumeClaim},
@@ -81,7 +81,7 @@ async fn reconcile(
         Subject::Volume(name) => cluster
             .volumes
             .get(&ObjectRef::new(name))
-            .and_then(|guard| growth_problem(guard.0.as_ref().ok()?))
+            .and_then(|guard| volume_problem(guard.0.as_ref().ok()?))
             .map(|(claim, problem)| (claim, Some(problem))),
     };
     let Some((regarding, problem)) = found else {
@@ -124,7 +124,7 @@ fn concerned(cluster: &ClusterState, change: &Change) -> Vec<Subject> {
         Change::Everything | Change::Pool(_) => {
             let classes = cluster.classes.state();
             let classes = classes.iter().map(|class| Subject::Class(class.name_any()));
-            let volumes = cluster.volumes.state_filter(is_not_expanded);
+            let volumes = cluster.volumes.state_filter(is_reportable);
             let volumes = volumes
                 .iter()
                 .map(|volume| Subject::Volume(volume.name_any()));
@@ -194,7 +194,7 @@ fn claim_problem(cluster: &ClusterState, claim: &PersistentVolumeClaim) -> Optio
     requested.problem(&rooms(cluster, &class, &requested))
 }
 
-fn is_not_expanded(volume: &DeserializeGuard<PoolVolume>) -> bool {
+fn is_reportable(volume: &DeserializeGuard<PoolVolume>) -> bool {
     let status = volume
         .0
         .as_ref()
@@ -203,21 +203,33 @@ fn is_not_expanded(volume: &DeserializeGuard<PoolVolume>) -> bool {
     status.is_some_and(|status| !status.conditions.is_empty())
 }
 
-/// Why a volume has not grown, and the claim that it was made for. The resizer
-/// itself reports the errors that it received.
-fn growth_problem(volume: &PoolVolume) -> Option<(ObjectReference, Problem)> {
+/// Why a volume is not as its claim requests, and the claim that it was made for. The resizer itself
+/// reports the errors that it received.
+fn volume_problem(volume: &PoolVolume) -> Option<(ObjectReference, Problem)> {
     let conditions = &volume.status.as_ref()?.conditions;
-    let expanded = condition::find(conditions, ConditionType::Expanded)?;
-    let is_on_node = match Reason::parse(&expanded.reason) {
-        Some(Reason::FilesystemSmaller | Reason::ExpansionFailed) => true,
-        Some(_) | None => false,
+    let message = |kind, is_reported: fn(Reason) -> bool| {
+        let condition = condition::find(conditions, kind)
+            .filter(|condition| condition.status == ConditionStatus::False.as_str())?;
+        let reason = Reason::parse(&condition.reason)?;
+        is_reported(reason).then(|| (volume.name_any(), condition.message.clone()))
     };
-    let regarding = of_volume(volume).filter(|_| is_on_node)?;
-    let problem = Problem::NotExpanded {
-        volume: volume.name_any(),
-        why: expanded.message.clone(),
+    let not_expanded = || {
+        let is_on_node =
+            |reason| matches!(reason, Reason::FilesystemSmaller | Reason::ExpansionFailed);
+        let (volume, why) = message(ConditionType::Expanded, is_on_node)?;
+        Some(Problem::NotExpanded { volume, why })
     };
-    Some((regarding, problem))
+    let not_modified = || {
+        let is_on_node = |reason| reason == Reason::ModificationFailed;
+        let (volume, why) = message(ConditionType::AttributesApplied, is_on_node)?;
+        Some(Problem::NotModified { volume, why })
+    };
+    let not_limited = || {
+        let (volume, why) = message(ConditionType::LimitsEnforced, |_| true)?;
+        Some(Problem::NotLimited { volume, why })
+    };
+    let problem = not_expanded().or_else(not_modified).or_else(not_limited)?;
+    Some((of_volume(volume)?, problem))
 }
 
 /// The claim that a volume was made for, if its spec names one.

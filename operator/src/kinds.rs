@@ -89,10 +89,13 @@ impl WatchedKind for DeserializeGuard<PoolVolume> {
     }
 }
 
-/// The reportable part of a volume's status: failed expansion, a running check, and problems.
+/// The reportable part of a volume's status: failed expansion, attributes and limits that are not in force, a running
+/// check, and problems.
 fn reportable(mut status: PoolVolumeStatus) -> Option<PoolVolumeStatus> {
-    const REPORTED: [(ConditionType, ConditionStatus); 2] = [
+    const REPORTED: [(ConditionType, ConditionStatus); 4] = [
         (ConditionType::Expanded, ConditionStatus::False),
+        (ConditionType::AttributesApplied, ConditionStatus::False),
+        (ConditionType::LimitsEnforced, ConditionStatus::False),
         (ConditionType::Checking, ConditionStatus::True),
     ];
     status.conditions.retain(|condition| {

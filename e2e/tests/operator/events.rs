@@ -137,9 +137,9 @@ async fn a_pool_that_is_ready_nowhere_is_reported_with_the_reason() {
 }
 
 #[tokio::test]
-async fn a_claim_whose_filesystem_waits_to_grow_is_reported_and_others_are_not() {
+async fn a_claim_whose_volume_is_not_as_requested_is_reported_unless_the_resizer_does() {
     let api = Cluster::shared().await.api();
-    let add = async |name: &str, reason: &str| {
+    let add = async |name: &str, kind: ConditionType, reason: Reason| {
         api.add_claim(name, "nobody-made-it", "1Gi").await;
         let uid = api.claims().get(name).await.unwrap().uid().unwrap();
         let volume = json!({
@@ -159,13 +159,7 @@ async fn a_claim_whose_filesystem_waits_to_grow_is_reported_and_others_are_not()
         create(&api.volumes(), &volume).await;
         let since = time::from_kubernetes(&Time(Timestamp::UNIX_EPOCH));
         let mut conditions = Vec::new();
-        let reason = Reason::parse(reason).unwrap();
-        let update = ConditionUpdate::new(
-            ConditionType::Expanded,
-            false,
-            reason,
-            "its next pod grows it",
-        );
+        let update = ConditionUpdate::new(kind, false, reason, "the agent's words");
         condition::set(&mut conditions, &update, None, since);
         let status = Patch::Merge(json!({"status": {"conditions": conditions}}));
         let parameters = PatchParams::default();
@@ -177,12 +171,41 @@ async fn a_claim_whose_filesystem_waits_to_grow_is_reported_and_others_are_not()
         uid
     };
     // The resizer publishes refusals on the claim; the operator does not.
-    let refused = add("ev-refused", "NoSpace").await;
-    let waits = add("ev-grows-later", "FilesystemSmaller").await;
-    let note = api.event(&waits, "VolumeNotExpanded").await;
-    assert_eq!(note, "volume ev-grows-later: its next pod grows it");
+    let (grown, modified) = (ConditionType::Expanded, ConditionType::AttributesApplied);
+    let refused = add("ev-refused", grown, Reason::NoSpace).await;
+    let other = add("ev-unmodified", modified, Reason::Overcommitted).await;
+    let limited = ConditionType::LimitsEnforced;
+    for (name, kind, reason, event) in [
+        (
+            "ev-grows-later",
+            grown,
+            Reason::FilesystemSmaller,
+            "VolumeNotExpanded",
+        ),
+        (
+            "ev-not-modified",
+            modified,
+            Reason::ModificationFailed,
+            "VolumeNotModified",
+        ),
+        (
+            "ev-unlimited",
+            limited,
+            Reason::LimitsUnavailable,
+            "VolumeNotLimited",
+        ),
+    ] {
+        let claim = add(name, kind, reason).await;
+        let note = api.event(&claim, event).await;
+        assert!(
+            note.contains(name) && note.ends_with("the agent's words"),
+            "{note}"
+        );
+        delete(&api.volumes(), name).await;
+    }
     assert_eq!(api.events(&refused).await, []);
-    for name in ["ev-refused", "ev-grows-later"] {
+    assert_eq!(api.events(&other).await, []);
+    for name in ["ev-refused", "ev-unmodified"] {
         delete(&api.volumes(), name).await;
     }
 }

@@ -37,6 +37,10 @@ pub(super) enum Problem {
     TooLarge(Shortage),
     /// The volume is smaller than requested.
     NotExpanded { volume: String, why: String },
+    /// The attributes of the claim are not applied.
+    NotModified { volume: String, why: String },
+    /// The volume works without the limits of its I/O.
+    NotLimited { volume: String, why: String },
 }
 
 /// Requested size, and the best available one.
@@ -136,6 +140,8 @@ impl Problem {
             Self::NoSpace(_) => EventReason::NoSpace,
             Self::TooLarge(_) => EventReason::TooLarge,
             Self::NotExpanded { .. } => EventReason::VolumeNotExpanded,
+            Self::NotModified { .. } => EventReason::VolumeNotModified,
+            Self::NotLimited { .. } => EventReason::VolumeNotLimited,
         }
     }
 
@@ -150,6 +156,7 @@ impl Problem {
             | Self::NoSpace(_)
             | Self::TooLarge(_) => "Provisioning",
             Self::NotExpanded { .. } => "Expanding",
+            Self::NotModified { .. } | Self::NotLimited { .. } => "Modifying",
         }
     }
 
@@ -201,6 +208,12 @@ impl Problem {
                 shortage.node
             ),
             Self::NotExpanded { volume, why } => format!("volume {volume}: {why}"),
+            Self::NotModified { volume, why } => {
+                format!("the attributes of volume {volume} are not applied: {why}")
+            }
+            Self::NotLimited { volume, why } => {
+                format!("volume {volume} works without the limits of its I/O: {why}")
+            }
         }
     }
 }
