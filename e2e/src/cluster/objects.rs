@@ -3,7 +3,7 @@
 use cistern_crds::{Bytes, PoolVolume, StorageNode, StoragePool, names};
 use k8s_openapi::api::{
     core::v1::{Event, Node, PersistentVolumeClaim, Pod},
-    storage::v1::StorageClass,
+    storage::v1::{StorageClass, VolumeAttributesClass},
 };
 use kube::{
     Api, Resource,
@@ -127,6 +127,15 @@ impl Test {
             "parameters": parameters,
         });
         self.create::<StorageClass>(&self.all(), &name, content)
+            .await;
+        name
+    }
+
+    /// Creates a VolumeAttributesClass.
+    pub async fn attributes_class(&self, name: &str, parameters: Value) -> String {
+        let name = self.own(name);
+        let content = json!({"driverName": names::DRIVER, "parameters": parameters});
+        self.create::<VolumeAttributesClass>(&self.all(), &name, content)
             .await;
         name
     }

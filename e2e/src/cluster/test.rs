@@ -15,7 +15,7 @@ use futures::FutureExt as _;
 use k8s_openapi::{
     api::{
         core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod},
-        storage::v1::{CSIStorageCapacity, StorageClass},
+        storage::v1::{CSIStorageCapacity, StorageClass, VolumeAttributesClass},
     },
     jiff::Timestamp,
 };
@@ -251,6 +251,7 @@ impl Test {
         }
         self.fsck().await;
         remove_all::<StorageClass>(&self.all(), &label).await;
+        remove_all::<VolumeAttributesClass>(&self.all(), &label).await;
         snapshots::remove_snapshot_classes(&self.cluster, &label).await;
         remove_all::<StoragePool>(&self.all(), &label).await;
         self.wait_until_capacities_are_gone().await;
@@ -420,6 +421,7 @@ pub(super) async fn remove_leftovers(cluster: &Cluster) {
     }
     remove_all::<Namespace>(&namespaces, TEST_LABEL).await;
     remove_all::<StorageClass>(&Api::all(cluster.client()), TEST_LABEL).await;
+    remove_all::<VolumeAttributesClass>(&Api::all(cluster.client()), TEST_LABEL).await;
     snapshots::remove_snapshot_classes(cluster, TEST_LABEL).await;
     remove_all::<StoragePool>(&Api::all(cluster.client()), TEST_LABEL).await;
     unlabel_nodes(cluster, "").await;

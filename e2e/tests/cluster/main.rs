@@ -18,6 +18,7 @@ mod deletion;
 mod expansion;
 mod groups;
 mod health;
+mod modify;
 mod nodes;
 mod parameters;
 mod placement;
