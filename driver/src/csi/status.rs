@@ -13,7 +13,7 @@ use cistern_controller::{
     objects, snapshots,
     volumes::{self, PlacementError, SourceError},
 };
-use cistern_crds::Reason;
+use cistern_crds::{Explanation, Reason};
 use tonic::{Code, Status};
 
 use super::request::{self, capacity_range, page};
@@ -128,12 +128,18 @@ pub(super) fn volume(error: &volumes::Error) -> Code {
 fn snapshot(error: &snapshots::Error) -> Code {
     match error {
         snapshots::Error::Object(error) => object(error),
-        snapshots::Error::Refused { reason, .. } => match reason {
-            Some(Reason::SourceMissing) => Code::NotFound,
-            Some(_) | None => Code::FailedPrecondition,
-        },
+        snapshots::Error::Refused { why, .. } => copy(why),
         snapshots::Error::OutOfReach { .. } => Code::ResourceExhausted,
         snapshots::Error::Member { .. } => Code::InvalidArgument,
+    }
+}
+
+/// Maps a node's refusal to copy an image to a gRPC code.
+pub(super) fn copy(why: &Explanation) -> Code {
+    if why.reason == Reason::SourceMissing {
+        Code::NotFound
+    } else {
+        Code::FailedPrecondition
     }
 }
 

@@ -11,8 +11,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cistern_crds::{
-    ConditionStatus, ConditionType, HasImage, PoolSnapshot, PoolSnapshotGroup, PoolVolume, Reason,
-    condition, snapshot_group::GroupMember,
+    ConditionStatus, ConditionType, Explanation, HasImage, PoolSnapshot, PoolSnapshotGroup,
+    PoolVolume, Reason, condition, snapshot_group::GroupMember,
 };
 use futures::future::try_join_all;
 use kube::ResourceExt as _;
@@ -98,25 +98,25 @@ impl Groups {
             let why = match progress(&group) {
                 GroupProgress::Taken => return self.taken(&group).await.map(GroupOutcome::Taken),
                 GroupProgress::Leaving => return Ok(GroupOutcome::Changed),
-                GroupProgress::Refused(reason, message) => Some((Some(reason), message)),
+                GroupProgress::Refused(why) => Some(why),
                 GroupProgress::Waits(waits_for) => {
                     operation.note(waits_for);
-                    self.unavailable(&snapshots).map(|message| (None, message))
+                    self.unavailable(&snapshots)
                 }
             };
             // A group that a user deleted is never taken, and created again. What the agent has
             // admitted is waited for: it may be half taken.
             let is_hopeless = why.is_some() || group.metadata.deletion_timestamp.is_some();
             if is_hopeless && !self.is_admitted(&group).await? {
-                let why = why.map(|(reason, message)| refused(&group, &snapshots, reason, message));
+                let why = why.map(|why| refused(&group, &snapshots, why));
                 return Ok(GroupOutcome::Withdraw(Box::new(group), why));
             }
             let node = &group.spec.node_name;
             if let Some(silence) = self.objects.nodes().silence(node) {
                 return Err(silent(&group, silence).into());
             }
-            if let Some((_, message)) = why {
-                operation.note(format!("node {node} to go on: {message}"));
+            if let Some(why) = why {
+                operation.note(format!("node {node} to go on: {why}"));
             }
             tokio::select! {
                 change = operation.change(&group) => match change {
@@ -188,11 +188,10 @@ impl Groups {
     }
 
     /// Why the node takes no snapshot; None if it does.
-    fn unavailable(&self, snapshots: &[PoolSnapshot]) -> Option<String> {
+    fn unavailable(&self, snapshots: &[PoolSnapshot]) -> Option<Explanation> {
         snapshots.iter().find_map(|snapshot| {
             let (node, pool) = (snapshot.node_name(), snapshot.pool_name());
-            let unavailable = self.objects.nodes().unavailable(node, pool)?;
-            Some(unavailable.to_string())
+            self.objects.nodes().unavailable(node, pool)
         })
     }
 
@@ -220,8 +219,8 @@ enum GroupProgress {
     Taken,
     /// Its deletion is requested.
     Leaving,
-    /// The agent refused it; its reason and message.
-    Refused(Reason, String),
+    /// The agent refused it.
+    Refused(Explanation),
     /// It waits for this.
     Waits(String),
 }
@@ -243,7 +242,7 @@ fn progress(group: &PoolSnapshotGroup) -> GroupProgress {
         Some(reason)
             if reason.refuses_snapshot() && ready.status == ConditionStatus::False.as_str() =>
         {
-            GroupProgress::Refused(reason, ready.message.clone())
+            GroupProgress::Refused(Explanation::new(reason, &*ready.message))
         }
         Some(_) | None => {
             GroupProgress::Waits(format!("{}: node {node} to take it", ready.message))
@@ -257,20 +256,14 @@ pub(super) fn is_taken(group: &PoolSnapshotGroup) -> bool {
     status.is_some_and(|status| status.creation_time.is_some())
 }
 
-fn refused(
-    group: &PoolSnapshotGroup,
-    snapshots: &[PoolSnapshot],
-    reason: Option<Reason>,
-    message: String,
-) -> Error {
+fn refused(group: &PoolSnapshotGroup, snapshots: &[PoolSnapshot], why: Explanation) -> Error {
     let pools: BTreeSet<&str> = snapshots.iter().map(HasImage::pool_name).collect();
     let pools: Vec<&str> = pools.into_iter().collect();
     Error::Refused {
         group: group.name_any(),
         node: group.spec.node_name.clone(),
-        reason,
-        message,
-        advice: advice(reason, &pools.join(", ")),
+        advice: advice(why.reason, &pools.join(", ")),
+        why,
     }
 }
 
@@ -333,7 +326,7 @@ mod tests {
             Reason::PoolNotReady,
             Reason::IdentityConflict,
         ] {
-            let refused = GroupProgress::Refused(reason, "the agent's words".to_owned());
+            let refused = GroupProgress::Refused(Explanation::new(reason, "the agent's words"));
             assert_eq!(progress(&said(false, reason)), refused);
         }
         for reason in [Reason::Pending, Reason::SnapshotFailed] {

@@ -17,7 +17,7 @@ mod request;
 use std::{collections::HashSet, sync::Arc};
 
 use cistern_client::http::Readiness;
-use cistern_crds::{PoolSnapshot, PoolSnapshotGroup, Reason};
+use cistern_crds::{Explanation, PoolSnapshot, PoolSnapshotGroup};
 use futures::{
     FutureExt as _,
     future::{BoxFuture, try_join_all},
@@ -48,16 +48,14 @@ pub enum Error {
         places: String,
     },
     /// The node refuses the group. No object remains (CGS-16).
-    #[error("node {node} cannot take group snapshot {group}: {message}: {advice}")]
+    #[error("node {node} cannot take group snapshot {group}: {why}: {advice}")]
     Refused {
         /// Its id.
         group: String,
         /// Where its volumes are.
         node: String,
-        /// The machine-readable reason; none where the agent did not answer.
-        reason: Option<Reason>,
-        /// The message for users.
-        message: String,
+        /// Why it refuses.
+        why: Explanation,
         /// The recommended action.
         advice: String,
     },

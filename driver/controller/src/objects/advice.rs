@@ -3,35 +3,35 @@
 use cistern_crds::Reason;
 
 /// The action that allows the node to copy an image of this pool.
-pub fn advice(reason: Option<Reason>, pool: &str) -> String {
+pub fn advice(reason: Reason, pool: &str) -> String {
     match reason {
-        Some(Reason::NoSpace | Reason::TooLarge) => format!(
+        Reason::NoSpace | Reason::TooLarge => format!(
             "delete snapshots or volumes of StoragePool {pool} on this node, or make the pool larger"
         ),
-        Some(Reason::Overcommitted) => {
+        Reason::Overcommitted => {
             format!("lower spec.overcommitPercent of StoragePool {pool} to 100")
         }
-        Some(Reason::SnapshotLimitReached) => format!(
+        Reason::SnapshotLimitReached => format!(
             "delete some, or raise spec.limits.snapshots (of a node) or spec.limits.snapshotsPerVolume of StoragePool {pool}"
         ),
-        Some(Reason::TooManyExtents) => format!(
+        Reason::TooManyExtents => format!(
             "raise spec.limits.maximumExtents of StoragePool {pool} if the volume's writers may wait that long, or copy the files to a new volume"
         ),
-        Some(Reason::TooLargeToCheck) => {
+        Reason::TooLargeToCheck => {
             "make the copy as large as its source, so that it needs no check, and expand it later"
                 .to_owned()
         }
-        Some(Reason::FreezeFailed) => {
+        Reason::FreezeFailed => {
             "try again when the volume is written less, or use a class with consistency \"crash\""
                 .to_owned()
         }
-        Some(Reason::SourceMissing) => "look at its PoolVolume and its node".to_owned(),
-        Some(Reason::IdentityConflict) => {
+        Reason::SourceMissing => "look at its PoolVolume and its node".to_owned(),
+        Reason::IdentityConflict => {
             "look at what lies in the pool under this identity with `cistern-driver fsck`"
                 .to_owned()
         }
         // It recovers without intervention, or another object holds the advice.
-        Some(_) | None => format!("try again when StoragePool {pool} is ready on this node"),
+        _ => format!("try again when StoragePool {pool} is ready on this node"),
     }
 }
 
@@ -50,7 +50,7 @@ mod tests {
             (Reason::FreezeFailed, "crash"),
             (Reason::PoolNotReady, "ready"),
         ] {
-            let advice = advice(Some(reason), "fast");
+            let advice = advice(reason, "fast");
             assert!(advice.contains(expected), "{advice}");
         }
     }

@@ -25,10 +25,8 @@ pub enum FollowOutcome<L: Listed> {
 pub struct Refusal {
     /// The name of the node.
     pub node: String,
-    /// The machine-readable reason; none where the agent did not answer.
-    pub reason: Option<Reason>,
-    /// The message for users.
-    pub message: String,
+    /// Why it refused.
+    pub why: Explanation,
 }
 
 impl<K: ManagedObject + HasImage> Objects<K> {
@@ -85,13 +83,9 @@ fn progress<L: Listed>(
     unavailable: impl FnOnce(&L::Object) -> Option<Explanation>,
 ) -> ObjectProgress<L> {
     let node = object.node_name();
-    let refusal = |reason, message: String| {
+    let refusal = |why| {
         let node = node.to_owned();
-        ObjectProgress::Withdraw(Some(Refusal {
-            node,
-            reason,
-            message,
-        }))
+        ObjectProgress::Withdraw(Some(Refusal { node, why }))
     };
     if object.deletion_requested() {
         return ObjectProgress::Leaving;
@@ -113,10 +107,11 @@ fn progress<L: Listed>(
     if let Some(admitted) = admitted
         && admitted.status == ConditionStatus::False.as_str()
     {
-        return refusal(Reason::parse(&admitted.reason), admitted.message.clone());
+        let reason = Reason::parse(&admitted.reason).unwrap_or(Reason::OtherProblem);
+        return refusal(Explanation::new(reason, &*admitted.message));
     }
     match unavailable(object) {
-        Some(unavailable) => refusal(None, unavailable.to_string()),
+        Some(unavailable) => refusal(unavailable),
         None => ObjectProgress::Waits(format!("the agent of node {node} to admit it")),
     }
 }
@@ -200,8 +195,7 @@ mod tests {
             let refused = volume(|_, status| admitted(status, false, reason));
             let expected = Refusal {
                 node: "node-1".to_owned(),
-                reason: Some(reason),
-                message: "the agent's words".to_owned(),
+                why: Explanation::new(reason, "the agent's words"),
             };
             assert_eq!(
                 progress(&refused, |_| None),

@@ -117,8 +117,7 @@ impl Snapshots {
         if let Some(unavailable) = self.objects.nodes().unavailable(node, pool) {
             let refusal = Refusal {
                 node: node.clone(),
-                reason: None,
-                message: unavailable.to_string(),
+                why: unavailable,
             };
             return Err(refused(wanted, refusal, pool));
         }
@@ -127,16 +126,11 @@ impl Snapshots {
 }
 
 fn refused(wanted: &NewSnapshot, refusal: Refusal, pool: &str) -> Error {
-    let Refusal {
-        node,
-        reason,
-        message,
-    } = refusal;
+    let Refusal { node, why } = refusal;
     Error::Refused {
         volume: wanted.source_volume.clone(),
         node,
-        reason,
-        message,
-        advice: advice(reason, pool),
+        advice: advice(why.reason, pool),
+        why,
     }
 }

@@ -19,7 +19,7 @@ use std::{
 };
 
 use cistern_client::http::Readiness;
-use cistern_crds::{PoolSnapshot, PoolVolume, Reason};
+use cistern_crds::{Explanation, PoolSnapshot, PoolVolume};
 use futures::{FutureExt as _, future::BoxFuture};
 use tokio::time::Instant;
 
@@ -39,16 +39,14 @@ pub enum Error {
     #[error(transparent)]
     Object(#[from] objects::Error),
     /// The node refuses the snapshot. No object remains (CS-18).
-    #[error("node {node} cannot take a snapshot of volume {volume}: {message}: {advice}")]
+    #[error("node {node} cannot take a snapshot of volume {volume}: {why}: {advice}")]
     Refused {
         /// The volume.
         volume: String,
         /// The node that holds it.
         node: String,
-        /// The machine-readable reason; none where the agent did not answer.
-        reason: Option<Reason>,
-        /// The message for users.
-        message: String,
+        /// Why it refuses.
+        why: Explanation,
         /// The recommended action.
         advice: String,
     },

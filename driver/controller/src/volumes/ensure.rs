@@ -118,7 +118,7 @@ impl Volumes {
         if refusals.len() >= ATTEMPTS {
             let each: Vec<String> = refusals
                 .iter()
-                .map(|refusal| format!("{} refused: {}", refusal.node, refusal.message))
+                .map(|refusal| format!("{} refused: {}", refusal.node, refusal.why))
                 .collect();
             return Err(no_room(each.join("; ")).into());
         }

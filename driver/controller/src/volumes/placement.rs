@@ -1,6 +1,9 @@
 //! Chooses the node for a new volume. Pure: from a request and the nodes as last seen in the watch.
 
-use std::sync::Arc;
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use cistern_crds::{Bytes, Explanation, NodePoolStatus, Reason, StorageNode, names};
 use kube::ResourceExt as _;
@@ -89,22 +92,33 @@ struct Candidate<'a> {
 
 fn in_order<'a>(wanted: &NewVolume, nodes: &'a [Arc<StorageNode>]) -> Vec<Candidate<'a>> {
     let requirement = &wanted.requirement;
+    let requisite = requirement.requisite.as_ref();
+    let allowed: Option<HashSet<&String>> = requisite.map(|values| values.iter().collect());
+    let mut position: HashMap<&String, usize> = HashMap::new();
+    let order = requirement
+        .preferred
+        .iter()
+        .chain(requisite.into_iter().flatten());
+    for (index, value) in order.enumerate() {
+        position.entry(value).or_insert(index);
+    }
+    let is_allowed = |candidate: &Candidate<'_>| {
+        let value = names::topology_value(&candidate.name);
+        allowed
+            .as_ref()
+            .is_none_or(|allowed| allowed.contains(&value))
+    };
     let mut candidates: Vec<Candidate<'_>> = nodes
         .iter()
         .map(|node| Candidate {
             name: node.name_any(),
             pool: node.available_pool(&wanted.pool),
         })
-        .filter(|candidate| requirement.allows(&candidate.name))
-        .collect();
-    let order: Vec<&String> = requirement
-        .preferred
-        .iter()
-        .chain(requirement.requisite.iter().flatten())
+        .filter(is_allowed)
         .collect();
     candidates.sort_by_cached_key(|candidate| {
         let value = names::topology_value(&candidate.name);
-        let position = order.iter().position(|place| **place == value);
+        let position = position.get(&value).copied();
         let room = candidate.pool.as_ref().map_or(Bytes::ZERO, |pool| {
             pool.room(wanted.attributes.provisioning)
         });
@@ -123,7 +137,7 @@ fn misfit(wanted: &NewVolume, candidate: &Candidate<'_>, refusals: &[Refusal]) -
         .iter()
         .find(|refusal| refusal.node == candidate.name)
     {
-        return Some(format!("refused: {}", refusal.message));
+        return Some(format!("refused: {}", refusal.why));
     }
     match &candidate.pool {
         Err(why) => Some(why.to_string()),
@@ -156,7 +170,7 @@ fn verdict(wanted: &NewVolume, candidates: &[Candidate<'_>], refusals: &[Refusal
         .collect();
     let too_large =
         |candidate: &&Candidate<'_>| match refusals.iter().find(|r| r.node == candidate.name) {
-            Some(refusal) => refusal.reason == Some(Reason::TooLarge),
+            Some(refusal) => refusal.why.reason == Reason::TooLarge,
             None => candidate.pool.as_ref().is_ok_and(|pool| pool.usable < size),
         };
     if !carriers.is_empty() && carriers.iter().all(too_large) {

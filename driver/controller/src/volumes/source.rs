@@ -276,18 +276,18 @@ pub(super) fn refused(
     pool: &str,
 ) -> Option<super::Error> {
     let origin = reference.named();
-    match refusal.reason {
-        Some(Reason::SourceMissing) => Some(objects::Error::NotFound { object: origin }.into()),
-        Some(Reason::TooManyExtents | Reason::TooLargeToCheck) => Some(
+    match refusal.why.reason {
+        Reason::SourceMissing => Some(objects::Error::NotFound { object: origin }.into()),
+        Reason::TooManyExtents | Reason::TooLargeToCheck => Some(
             Error::Refused {
                 origin,
                 node: refusal.node.clone(),
-                message: refusal.message.clone(),
-                advice: advice(refusal.reason, pool),
+                message: refusal.why.message.clone(),
+                advice: advice(refusal.why.reason, pool),
             }
             .into(),
         ),
-        Some(_) | None => None,
+        _ => None,
     }
 }
 

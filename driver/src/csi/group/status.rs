@@ -7,7 +7,7 @@
 
 use cistern_client::Chain;
 use cistern_controller::groups;
-use cistern_crds::Reason;
+
 use tonic::{Code, Status};
 
 use super::request;
@@ -35,17 +35,14 @@ fn code(error: &groups::Error) -> Code {
     match error {
         groups::Error::Object(error) => status::object(error),
         groups::Error::SeveralNodes { .. } => Code::FailedPrecondition,
-        groups::Error::Refused { reason, .. } => match reason {
-            Some(Reason::SourceMissing) => Code::NotFound,
-            Some(_) | None => Code::FailedPrecondition,
-        },
+        groups::Error::Refused { why, .. } => status::copy(why),
         groups::Error::OtherMembers { .. } => Code::InvalidArgument,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::{PoolVolume, snapshot_parameters};
+    use cistern_crds::{Explanation, PoolVolume, Reason, snapshot_parameters};
 
     use super::*;
     use crate::csi;
@@ -58,8 +55,7 @@ mod tests {
         let refused = |reason| groups::Error::Refused {
             group: group(),
             node: "n1".to_owned(),
-            reason,
-            message: "need 1Gi, have 512Mi".to_owned(),
+            why: Explanation::new(reason, "need 1Gi, have 512Mi"),
             advice: "make room".to_owned(),
         };
         let others = groups::Error::OtherMembers {
@@ -72,9 +68,9 @@ mod tests {
         let missing = objects::not_found::<PoolVolume>("pvc-1");
         let busy = objects::Error::Busy { object: group() };
         for (error, code) in [
-            (refused(Some(Reason::NoSpace)), Code::FailedPrecondition),
-            (refused(None), Code::FailedPrecondition),
-            (refused(Some(Reason::SourceMissing)), Code::NotFound),
+            (refused(Reason::NoSpace), Code::FailedPrecondition),
+            (refused(Reason::AgentMissing), Code::FailedPrecondition),
+            (refused(Reason::SourceMissing), Code::NotFound),
             (several, Code::FailedPrecondition),
             (others, Code::InvalidArgument),
             (missing.into(), Code::NotFound),

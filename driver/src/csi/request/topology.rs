@@ -1,6 +1,6 @@
 //! Parses the topology of requests into values of Cistern's topology key.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cistern_controller::volumes::Requirement;
 use cistern_crds::names;
@@ -54,7 +54,9 @@ pub fn parse(requirement: Option<v1::TopologyRequirement>) -> Result<Requirement
     if requisite.is_empty() && preferred.is_empty() {
         return Err(Error::EmptyRequirement);
     }
-    if !requisite.is_empty() && !preferred.iter().all(|place| requisite.contains(place)) {
+    // A set: a large cluster lists each of its nodes in both.
+    let allowed: BTreeSet<&Segments> = requisite.iter().collect();
+    if !allowed.is_empty() && !preferred.iter().all(|place| allowed.contains(place)) {
         return Err(Error::PreferredOutside);
     }
     Ok(Requirement {

@@ -225,27 +225,20 @@ fn cs_08_cs_13_ds_05_errors_of_snapshots_have_their_codes() {
     let refused = |reason| Error::Refused {
         volume: "pvc-1".into(),
         node: "n1".into(),
-        reason,
-        message: "full".into(),
+        why: Explanation::new(reason, "full"),
         advice: "make room".into(),
     };
     for (error, code) in [
         (Error::Object(objects::Error::Starting), Code::Unavailable),
-        (refused(Some(Reason::NoSpace)), Code::FailedPrecondition),
+        (refused(Reason::NoSpace), Code::FailedPrecondition),
         (
-            refused(Some(Reason::SnapshotLimitReached)),
+            refused(Reason::SnapshotLimitReached),
             Code::FailedPrecondition,
         ),
-        (
-            refused(Some(Reason::TooManyExtents)),
-            Code::FailedPrecondition,
-        ),
-        (
-            refused(Some(Reason::FreezeFailed)),
-            Code::FailedPrecondition,
-        ),
-        (refused(None), Code::FailedPrecondition),
-        (refused(Some(Reason::SourceMissing)), Code::NotFound),
+        (refused(Reason::TooManyExtents), Code::FailedPrecondition),
+        (refused(Reason::FreezeFailed), Code::FailedPrecondition),
+        (refused(Reason::AgentMissing), Code::FailedPrecondition),
+        (refused(Reason::SourceMissing), Code::NotFound),
         (
             Error::OutOfReach {
                 volume: "pvc-1".into(),

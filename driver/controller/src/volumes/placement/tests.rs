@@ -29,11 +29,10 @@ fn request(gib: u64, requisite: Option<&[&str]>, preferred: &[&str]) -> NewVolum
     wanted
 }
 
-fn refusal(node: &str, reason: Option<Reason>) -> Refusal {
+fn refusal(node: &str, reason: Reason) -> Refusal {
     Refusal {
         node: node.to_owned(),
-        reason,
-        message: "the agent says no".to_owned(),
+        why: Explanation::new(reason, "the agent says no"),
     }
 }
 
@@ -86,7 +85,7 @@ fn what_the_request_asks_for_first_is_explained_when_it_is_passed_over() {
 #[test]
 fn a_node_that_refused_is_not_asked_again() {
     let rooms = nodes(&[("a", 5), ("b", 4)]);
-    let refused = [refusal("a", Some(Reason::NoSpace))];
+    let refused = [refusal("a", Reason::NoSpace)];
     let choice = choose(&request(1, None, &["a"]), &rooms, &refused).unwrap();
     assert_eq!(choice.node, "b");
     assert_eq!(choice.passed_over.unwrap(), "a refused: the agent says no");
@@ -140,14 +139,14 @@ fn cv_10_gc_06_too_large_is_said_only_when_every_node_that_carries_the_pool_know
 
     // So may one whose agent refused for another reason.
     let refused = [
-        refusal("a", Some(Reason::NoSpace)),
-        refusal("b", Some(Reason::TooLarge)),
+        refusal("a", Reason::NoSpace),
+        refusal("b", Reason::TooLarge),
     ];
     let error = choose(&request(10, None, &[]), &full, &refused).unwrap_err();
     assert!(matches!(error, Error::NoRoom { .. }), "{error}");
     let refused = [
-        refusal("a", Some(Reason::TooLarge)),
-        refusal("b", Some(Reason::TooLarge)),
+        refusal("a", Reason::TooLarge),
+        refusal("b", Reason::TooLarge),
     ];
     let error = choose(&request(10, None, &[]), &full, &refused).unwrap_err();
     assert!(matches!(error, Error::TooLarge { .. }), "{error}");
@@ -205,7 +204,7 @@ proptest! {
         refused in some_of(&["a", "b", "c", "d", "e"]),
     ) {
         let named: Vec<_> = ["a", "b", "c", "d", "e"].into_iter().zip(rooms).collect();
-        let refusals: Vec<_> = refused.iter().map(|&node| refusal(node, Some(Reason::NoSpace))).collect();
+        let refusals: Vec<_> = refused.iter().map(|&node| refusal(node, Reason::NoSpace)).collect();
         let fits = |node: &str| {
             named.iter().any(|&(name, room)| name == node && room >= gib)
                 && !refused.contains(&node)

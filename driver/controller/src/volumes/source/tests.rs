@@ -1,4 +1,4 @@
-use cistern_crds::condition::ConditionUpdate;
+use cistern_crds::{Explanation, condition::ConditionUpdate};
 
 use super::*;
 use crate::{
@@ -165,16 +165,18 @@ fn only_refusals_that_no_other_try_would_change_end_a_copy() {
     let ends = |reason| {
         let refusal = Refusal {
             node: "node-1".to_owned(),
-            reason,
-            message: "the agent's words".to_owned(),
+            why: Explanation::new(reason, "the agent's words"),
         };
         refused(&reference(SourceKind::Snapshot), &refusal, "fast").map(|error| error.to_string())
     };
     assert_eq!(
-        ends(Some(Reason::SourceMissing)).unwrap(),
+        ends(Reason::SourceMissing).unwrap(),
         "there is no snapshot snapshot-1"
     );
-    let extents = ends(Some(Reason::TooManyExtents)).unwrap();
+    let extents = ends(Reason::TooManyExtents).unwrap();
     assert!(extents.contains("limits.maximumExtents"), "{extents}");
-    assert_eq!((ends(Some(Reason::NoSpace)), ends(None)), (None, None));
+    assert_eq!(
+        (ends(Reason::NoSpace), ends(Reason::AgentMissing)),
+        (None, None)
+    );
 }
