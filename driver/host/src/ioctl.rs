@@ -25,6 +25,9 @@ pub(crate) use self::{
         EXTENT_ENCODED, EXTENT_NOT_ALIGNED, EXTENT_UNKNOWN, EXTENT_UNWRITTEN, Extent, extent_count,
         extents,
     },
-    filesystems::{btrfs_grow, ext4_grow, freeze, thaw, xfs_geometry, xfs_group_sick, xfs_grow},
+    filesystems::{
+        btrfs_grow, ext4_grow, freeze, thaw, xfs_free_preallocations, xfs_geometry, xfs_group_sick,
+        xfs_grow,
+    },
     mounts::mount_setattr,
 };

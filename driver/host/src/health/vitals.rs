@@ -1,11 +1,14 @@
 //! Probes a pool: reads its state, and writes and reads a block.
 
-use std::{sync::Arc, time::Duration};
+use std::{os::fd::AsFd as _, sync::Arc, time::Duration};
 
 use cistern_types::Bytes;
 
 use super::{PoolTrouble, probe};
-use crate::pool::Pool;
+use crate::pool::{self, Pool, PoolStatistics};
+
+/// Used percent of a pool from which preallocated blocks are freed.
+const LOW_ON_SPACE: u32 = 80;
 
 /// Result of a probe of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -46,7 +49,7 @@ impl Pool {
     fn probe(&self) -> PoolVitals {
         let mut vitals = PoolVitals::default();
         let troubles = &mut vitals.troubles;
-        match self.statistics() {
+        match self.statistics_without_preallocations() {
             Ok(numbers) => {
                 vitals.fill = Some(Fill {
                     available: numbers.available,
@@ -71,6 +74,27 @@ impl Pool {
         }
         self.count_device_errors(troubles);
         vitals
+    }
+
+    /// The space of the pool. Frees preallocated blocks first if the pool is low on space.
+    ///
+    /// XFS preallocates 128 KiB for each overwrite of a shared block. Since Linux 6.12 it keeps them
+    /// while the file is open for writing, as the image of an attached volume is, even when the pool
+    /// is full.
+    fn statistics_without_preallocations(&self) -> Result<PoolStatistics, pool::Error> {
+        let numbers = self.statistics()?;
+        let available = numbers.available;
+        if available > numbers.size.percent(100 - LOW_ON_SPACE) {
+            return Ok(numbers);
+        }
+        if let Err(error) = self.system.free_preallocations(self.images.as_fd()) {
+            tracing::warn!(pool = %self, %error, "cannot free the preallocated blocks of the pool");
+            return Ok(numbers);
+        }
+        let numbers = self.statistics()?;
+        let freed = numbers.available.saturating_sub(available);
+        tracing::debug!(pool = %self, %freed, "freed the preallocated blocks of a pool that is low on space");
+        Ok(numbers)
     }
 
     fn look_at_allocation(&self, troubles: &mut Vec<PoolTrouble>) {

@@ -10,6 +10,10 @@ const FITHAW: Opcode = ioctl::opcode::read_write::<i32>(b'X', 120);
 // xfs/xfs_fs.h: _IOR('X', 126, struct xfs_fsop_geom) and _IOW('X', 110, struct xfs_growfs_data)
 const XFS_IOC_FSGEOMETRY: Opcode = ioctl::opcode::read::<XfsGeometry>(b'X', 126);
 const XFS_IOC_FSGROWFSDATA: Opcode = ioctl::opcode::write::<XfsGrow>(b'X', 110);
+// xfs/xfs_fs.h: _IOR('X', 58, struct xfs_fs_eofblocks), which the kernel reads
+const XFS_IOC_FREE_EOFBLOCKS: Opcode = ioctl::opcode::read::<XfsPreallocations>(b'X', 58);
+// xfs/xfs_fs.h: XFS_EOF_FLAGS_SYNC: wait, and do not skip files that are in use
+const XFS_EOF_FLAGS_SYNC: u32 = 1;
 // xfs/xfs_fs.h: _IOWR('X', 61, struct xfs_ag_geometry)
 const XFS_IOC_AG_GEOMETRY: Opcode = ioctl::opcode::read_write::<XfsGroup>(b'X', 61);
 // fs/ext4/ext4.h: _IOW('f', 16, __u64)
@@ -72,6 +76,20 @@ struct XfsGrow {
     inode_percent: u32,
 }
 
+/// `struct xfs_fs_eofblocks`: which preallocations to free.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct XfsPreallocations {
+    version: u32,
+    flags: u32,
+    uid: u32,
+    gid: u32,
+    project: u32,
+    padding: u32,
+    minimum_file_size: u64,
+    reserved: [u64; 12],
+}
+
 /// `struct btrfs_ioctl_vol_args`.
 #[repr(C)]
 struct BtrfsArguments {
@@ -119,6 +137,28 @@ pub(crate) fn xfs_group_sick(inside: BorrowedFd<'_>, group: u32) -> io::Result<u
         )
     }?;
     Ok(group.sick)
+}
+
+/// Frees the blocks that the XFS of an open file has preallocated, beyond the end of files and for
+/// copy-on-write.
+pub(crate) fn xfs_free_preallocations(inside: BorrowedFd<'_>) -> io::Result<()> {
+    let mut all = XfsPreallocations {
+        version: 1,
+        flags: XFS_EOF_FLAGS_SYNC,
+        uid: 0,
+        gid: 0,
+        project: 0,
+        padding: 0,
+        minimum_file_size: 0,
+        reserved: [0; 12],
+    };
+    // SAFETY: XFS_IOC_FREE_EOFBLOCKS reads a struct xfs_fs_eofblocks.
+    Ok(unsafe {
+        ioctl::ioctl(
+            inside,
+            Updater::<XFS_IOC_FREE_EOFBLOCKS, XfsPreallocations>::new(&mut all),
+        )
+    }?)
 }
 
 /// Grows the XFS of an open file to this number of blocks.
@@ -169,6 +209,8 @@ mod tests {
         assert_eq!(offset_of!(XfsGeometry, sick), 112);
         assert_eq!(size_of::<XfsGroup>(), 128);
         assert_eq!(offset_of!(XfsGroup, sick), 20);
+        assert_eq!(size_of::<XfsPreallocations>(), 128);
+        assert_eq!(offset_of!(XfsPreallocations, minimum_file_size), 24);
         assert_eq!(size_of::<XfsGrow>(), 16);
         assert_eq!(size_of::<BtrfsArguments>(), 4096);
     }
@@ -180,6 +222,7 @@ mod tests {
         assert_eq!(XFS_IOC_FSGEOMETRY, 0x8100_587e);
         assert_eq!(XFS_IOC_FSGROWFSDATA, 0x4010_586e);
         assert_eq!(XFS_IOC_AG_GEOMETRY, 0xc080_583d);
+        assert_eq!(XFS_IOC_FREE_EOFBLOCKS, 0x8080_583a);
         assert_eq!(EXT4_IOC_RESIZE_FS, 0x4008_6610);
         assert_eq!(BTRFS_IOC_RESIZE, 0x5000_9403);
     }

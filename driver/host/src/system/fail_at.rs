@@ -349,6 +349,10 @@ impl Filesystems for FailAt {
         self.next()?.btrfs_errors(uuid)
     }
 
+    fn free_preallocations(&self, inside: BorrowedFd<'_>) -> io::Result<()> {
+        self.next()?.free_preallocations(inside)
+    }
+
     fn grow_xfs(&self, inside: BorrowedFd<'_>, blocks: u64, inode_percent: u32) -> io::Result<()> {
         self.next()?.grow_xfs(inside, blocks, inode_percent)
     }

@@ -72,6 +72,9 @@ pub trait Filesystems {
     /// Counts the errors of the mounted btrfs of this UUID, since it was made or the counters were
     /// reset; none when it is not mounted, or the kernel does not report them (before 5.14).
     fn btrfs_errors(&self, uuid: Uuid) -> io::Result<Option<u64>>;
+    /// Frees the blocks that the XFS of a file has preallocated, beyond the end of files and for
+    /// copy-on-write.
+    fn free_preallocations(&self, inside: BorrowedFd<'_>) -> io::Result<()>;
     /// Grows the XFS of a file.
     fn grow_xfs(&self, inside: BorrowedFd<'_>, blocks: u64, inode_percent: u32) -> io::Result<()>;
     /// Grows the mounted ext4 of a file. `PermissionDenied` without `CAP_SYS_RESOURCE`.

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    os::unix::fs::{FileExt as _, symlink},
+    os::unix::fs::{FileExt as _, OpenOptionsExt as _, symlink},
     path::Path,
     sync::Arc,
     time::Duration,
@@ -12,22 +12,23 @@ use cistern_host::{
     Expectation, ImageRequest, Pool, PoolDeclaration,
     health::{PoolTrouble, VolumeTrouble},
     pool::{Broken, Error},
-    system::{FailAt, Fault},
+    system::{Block, FailAt, Fault},
 };
-use cistern_types::{Bytes, FilesystemType, Provisioning};
+use cistern_types::{Bytes, Consistency, FilesystemType, Provisioning};
 use failing_disk::Mode;
 use rustix::{
-    fs::{FallocateFlags, fallocate},
+    fs::{FallocateFlags, OFlags, fallocate},
     mount::{MountFlags, UnmountFlags, mount_remount},
 };
 
 use crate::{
     failing::{FailingDevice, text},
     harness::{
-        Machine, POOL_SIZE, Volume, device_pool, eventually, image_pool, known, must, open_new,
-        request, root, run, uid, unmount,
+        Machine, POOL_SIZE, Volume, device_pool, eventually, image_path, image_pool, known, must,
+        open_new, request, root, run, uid, unmount,
     },
     health_volume::subject,
+    snapshot::{snapshot_of, take_snapshot},
 };
 
 /// Longer than any disk of these tests takes when it works.
@@ -45,6 +46,56 @@ fn small(machine: &Machine) -> ImageRequest {
 
 fn troubles(pool: &Arc<Pool>) -> Vec<PoolTrouble> {
     pool.vitals(PATIENCE).troubles
+}
+
+/// XFS reserves 128 KiB for each overwrite of a shared block, also when the pool becomes full.
+#[test]
+fn a_pool_low_on_space_frees_what_overwrites_after_a_snapshot_have_preallocated() {
+    const STEP: u64 = 128 << 10;
+    let machine = Machine::new();
+    let pool = Arc::new(open_new(&machine));
+    // The volume, and as much again for preallocations, are more than 80 % of the pool.
+    let size = must(pool.statistics()).size.percent(43).round_down_to_mib();
+    let request = ImageRequest {
+        size,
+        filesystem: None,
+        ..small(&machine)
+    };
+    let image = must(pool.create_image(&request));
+    let path = image_path(&machine, &image.uid);
+    let filled = fs::File::options().write(true).open(&path).unwrap();
+    for offset in (0..size.0).step_by(1 << 20) {
+        filled.write_all_at(&vec![1; 1 << 20], offset).unwrap();
+    }
+    drop(filled);
+    let snapshot = snapshot_of(&image, "s");
+    must(take_snapshot(&machine, &pool, snapshot, Consistency::Crash));
+    run("sync", &["--file-system", path.to_str().unwrap()]);
+    // Open for direct I/O, as a loop device opens it.
+    let direct = i32::try_from(OFlags::DIRECT.bits()).unwrap();
+    let file = fs::File::options()
+        .read(true)
+        .write(true)
+        .custom_flags(direct)
+        .open(&path);
+    let file = file.unwrap();
+    for offset in (0..size.0).step_by(usize::try_from(STEP).unwrap()) {
+        file.write_all_at(&Block([2; Block::SIZE]).0, offset)
+            .unwrap();
+    }
+
+    let before = must(pool.statistics()).available;
+    let vitals = pool.vitals(PATIENCE).fill.unwrap();
+    // Of each 128 KiB only 4 KiB are written.
+    let freed = vitals.available.saturating_sub(before);
+    assert!(
+        freed > size.percent(90),
+        "{freed} of {size}: {before}, then {vitals:?}"
+    );
+    let mut data = vec![0; 8192];
+    let read = fs::File::open(path).unwrap();
+    read.read_exact_at(&mut data, STEP).unwrap();
+    assert_eq!((data[0], data[4096]), (2, 1));
 }
 
 #[test]

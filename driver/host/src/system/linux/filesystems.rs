@@ -155,6 +155,10 @@ impl Filesystems for Linux {
         sysfs::btrfs_errors(uuid)
     }
 
+    fn free_preallocations(&self, inside: BorrowedFd<'_>) -> io::Result<()> {
+        ioctl::xfs_free_preallocations(inside)
+    }
+
     fn grow_xfs(&self, inside: BorrowedFd<'_>, blocks: u64, inode_percent: u32) -> io::Result<()> {
         ioctl::xfs_grow(inside, blocks, inode_percent)
     }
