@@ -5,7 +5,7 @@
 /// Maximum number of conditions in a list.
 pub const CONDITIONS: usize = 9;
 /// Maximum number of problems in a list.
-pub const PROBLEMS: usize = 8;
+pub const PROBLEMS: usize = 6;
 /// Maximum bytes of the message of a condition or a drift finding. A schema counts characters, so it
 /// accepts every text of this many bytes.
 pub const MESSAGE: usize = 1024;
@@ -14,8 +14,8 @@ pub const PROBLEM: usize = 512;
 /// Maximum bytes of the name of a type or reason.
 pub const NAME: usize = 64;
 /// Maximum bytes of all types, reasons and messages of an object, except a StorageNode, in total. With
-/// its other fields the object stays below 17 KiB. `manifests/base/node-policy.yaml` states the same number.
-pub const TEXTS: usize = 14 << 10;
+/// its other fields the object stays below 16 KiB. `manifests/base/node-policy.yaml` states the same number.
+pub const TEXTS: usize = 13 << 10;
 
 /// Truncates the text to at most `bytes` bytes, at a character boundary.
 pub fn truncate(mut text: String, bytes: usize) -> String {

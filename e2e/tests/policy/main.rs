@@ -269,7 +269,7 @@ async fn a_nodes_token_cannot_write_oversized_statuses() {
     // The largest status that the agent writes.
     assert_eq!(write(&status(all, message / 2, problem / 2)).await, Ok(()));
     for (padded, code, words) in [
-        (status(all, message, problem), 403, "14336 bytes at most"),
+        (status(all, message, problem), 403, "13312 bytes at most"),
         (status(all + 1, 1, 1), 422, "must have at most 9 items"),
         (status(1, message + 1, 1), 422, "may not be more than"),
         (status(1, 1, problem + 1), 422, "may not be more than"),
