@@ -146,7 +146,7 @@ async fn ext4_grows_under_a_running_pod_or_with_the_next_one_and_says_so() {
             eprintln!("ext4 waits for its next pod: the nodes lack CAP_SYS_RESOURCE");
             assert_eq!(seen(test, "writer").await, before);
             test.writes_go_on("writer").await;
-            let says = ["CAP_SYS_RESOURCE", "when the volume is staged next"];
+            let says = ["CAP_SYS_RESOURCE", "when the volume is staged again"];
             test.event("PersistentVolumeClaim", "claim", &says).await;
             test.delete(&test.namespaced::<Pod>(), "writer").await;
             test.writer("writer", "claim").await;
