@@ -31,7 +31,7 @@ use crate::{
     control_plane::free_addresses,
     eventually,
     mounts::{MountNamespace, attached_below},
-    process::{binary, dying_with_us, output},
+    process::{binary, dying_with_us, run},
     service::{Service, socket},
 };
 
@@ -304,13 +304,22 @@ impl Driver {
         self.node.start_again(self.host.node_command()).await;
     }
 
-    /// Runs `cistern-driver fsck` on the node.
+    /// Runs `cistern-driver fsck` on the node until it finds nothing. The agent publishes the
+    /// reservations of its pools a moment after they change.
     ///
     /// # Panics
-    /// When it reports findings.
+    /// When findings remain.
     pub async fn fsck(&self) {
-        let command = self.host.fsck_command();
-        output(command, Duration::from_secs(30)).await;
+        eventually(
+            "fsck to find nothing",
+            Duration::from_secs(30),
+            async || {
+                let output = run(self.host.fsck_command(), Duration::from_secs(30)).await;
+                let found = String::from_utf8_lossy(&output.stdout).into_owned();
+                output.status.success().then_some(()).ok_or(found)
+            },
+        )
+        .await;
     }
 
     /// Stops the driver.
