@@ -18,6 +18,7 @@ use crate::condition::{self, Condition};
     shortname = "cpool",
     category = "cistern",
     status = "StoragePoolStatus",
+    derive = "PartialEq",
     doc = "A pool of storage on the disks of a set of nodes. Written by an administrator.",
     validation = Rule::new("size(self.metadata.name) <= 63").message("a pool's name has at most 63 characters"),
     validation = Rule::new("!has(self.spec.source.image) || !has(oldSelf.spec.source.image) || quantity(self.spec.source.image.size).compareTo(quantity(oldSelf.spec.source.image.size)) >= 0 || !has(self.status) || !has(self.status.largestFile) || quantity(self.spec.source.image.size).compareTo(quantity(self.status.largestFile)) >= 0").message("a pool cannot be made smaller than a node has made it (status.largestFile)"),

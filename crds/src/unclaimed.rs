@@ -32,23 +32,61 @@ pub struct Owners {
     waiting: BTreeSet<String>,
 }
 
-impl Owners {
-    /// Adds a PersistentVolume of any origin.
-    pub fn add_volume(&mut self, volume: &PersistentVolume) {
-        self.handles.extend(handle(volume).map(str::to_owned));
+/// A Kubernetes object that claims a volume or snapshot of Cistern, or waits for one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// Claims the object with this handle.
+    Handle(Box<str>),
+    /// The claim or VolumeSnapshot with this UID waits for an object.
+    WaitingUid(Box<str>),
+}
+
+impl Owner {
+    /// A PersistentVolume of this driver.
+    pub fn of_volume(volume: &PersistentVolume) -> Option<Self> {
+        handle(volume).map(|handle| Self::Handle(handle.into()))
     }
 
-    /// Adds a VolumeSnapshotContent of any origin, without its metadata. A content without a handle
-    /// waits for its snapshot.
-    pub fn add_content(&mut self, content: &Value) {
-        if !is_content_of_ours(content) {
-            return;
+    /// The handle of the object that it claims.
+    pub fn handle(&self) -> Option<&str> {
+        match self {
+            Self::Handle(handle) => Some(handle),
+            Self::WaitingUid(_) => None,
         }
+    }
+
+    /// A VolumeSnapshotContent of this driver, without its metadata. One without a handle waits for its
+    /// snapshot.
+    pub fn of_content(content: &Value) -> Option<Self> {
         let waiting = content.pointer("/spec/volumeSnapshotRef/uid");
         match snapshot_handle(content) {
-            Some(handle) => _ = self.handles.insert(handle.to_owned()),
-            None => self.add_waiting(waiting.and_then(Value::as_str).unwrap_or_default()),
+            Some(handle) => Some(Self::Handle(handle.into())),
+            None if is_content_of_ours(content) => {
+                Some(Self::WaitingUid(waiting?.as_str()?.into()))
+            }
+            None => None,
         }
+    }
+}
+
+impl Owners {
+    /// Adds an owner.
+    pub fn add(&mut self, owner: Option<Owner>) {
+        match owner {
+            Some(Owner::Handle(handle)) => _ = self.handles.insert(handle.into()),
+            Some(Owner::WaitingUid(uid)) => self.add_waiting(&uid),
+            None => {}
+        }
+    }
+
+    /// Adds a PersistentVolume of any origin.
+    pub fn add_volume(&mut self, volume: &PersistentVolume) {
+        self.add(Owner::of_volume(volume));
+    }
+
+    /// Adds a VolumeSnapshotContent of any origin, without its metadata.
+    pub fn add_content(&mut self, content: &Value) {
+        self.add(Owner::of_content(content));
     }
 
     /// Adds the UID of a claim that waits for its volume.

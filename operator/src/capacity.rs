@@ -16,15 +16,17 @@ use k8s_openapi::{
         apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference},
     },
 };
-use kube::{Api, Resource as _, ResourceExt as _, api::PostParams, runtime::reflector::ObjectRef};
+use kube::{Api, Resource as _, ResourceExt as _, api::PostParams};
 use serde_json::json;
 
 use crate::{
-    Context, Stop,
+    Context,
     availability::available_pool,
+    cache,
     change::Change,
     cluster_state::ClusterState,
-    controller::{self, Next},
+    controller::{Controller, Next},
+    kinds,
     outdated::{Outdated, Slot},
     registration,
 };
@@ -71,25 +73,28 @@ enum CapacityAction {
     Lower(Published),
 }
 
-/// Runs the controller until `stop`.
-pub async fn run(context: &Context, stop: Stop) {
-    let outdated = &context.outdated;
-    let slots = |change: &Change| concerned(&context.cluster, change);
-    let reconcile = async |slot: &Slot| reconcile(context, outdated, slot).await;
-    let schedule = controller::Schedule::at_once("capacity");
-    let Context {
-        cluster, metrics, ..
-    } = context;
-    controller::run(schedule, cluster, metrics, stop, slots, reconcile).await;
+/// Keeps the capacity objects up to date.
+#[derive(Debug)]
+pub struct CapacityController(pub Context);
+
+impl Controller for CapacityController {
+    type Key = Slot;
+    type Error = Error;
+    const NAME: &'static str = "capacity";
+
+    fn keys(&self, change: &Change) -> Vec<Slot> {
+        concerned(&self.0.cluster, change)
+    }
+
+    async fn reconcile(&self, slot: &Slot) -> Result<Next, Error> {
+        reconcile(&self.0, &self.0.outdated, slot).await
+    }
 }
 
 async fn reconcile(context: &Context, outdated: &Outdated, slot: &Slot) -> Result<Next, Error> {
-    let reference = ObjectRef::new(&slot.object_name()).within(&context.namespace);
+    let key = cache::key(Some(&context.namespace), &slot.object_name());
     let cluster = &context.cluster;
-    let Ok(current) = cluster
-        .own_writes
-        .read(|| cluster.capacities.get(&reference))
-    else {
+    let Ok(current) = cluster.own_writes.read(|| cluster.capacities.get(&key)) else {
         return Ok(Next::OnChange);
     };
     let desired = desired(cluster, slot, current.is_some());
@@ -132,8 +137,7 @@ async fn execute(
             });
             let written = patch_guarded(&api, seen, names::OPERATOR_MANAGER, change).await;
             let cluster = &context.cluster;
-            let reference = ObjectRef::from_obj(seen);
-            let copy = || cluster.capacities.get(&reference);
+            let copy = || cluster.capacities.get(&kinds::key(seen));
             (
                 "update",
                 written.map(|written| cluster.own_writes.wrote(&written, copy)),
@@ -161,13 +165,13 @@ async fn execute(
 /// The slots that a change concerns.
 fn concerned(cluster: &ClusterState, change: &Change) -> Vec<Slot> {
     let classes = || -> Vec<String> {
-        let classes = cluster.classes.state();
+        let classes = cluster.classes.all();
         classes.iter().map(|class| class.name_any()).collect()
     };
     let existing = |of: Option<&str>| -> Vec<Slot> {
         let ours = cluster
             .capacities
-            .state_filter(|object| of.is_none_or(|class| object.storage_class_name == class));
+            .filter(|object| of.is_none_or(|class| object.storage_class_name == class));
         ours.iter().filter_map(|object| Slot::of(object)).collect()
     };
     match change {
@@ -188,9 +192,11 @@ fn concerned(cluster: &ClusterState, change: &Change) -> Vec<Slot> {
             cross(std::slice::from_ref(class), std::slice::from_ref(segment))
         }
         Change::Pool(_)
+        | Change::PoolStatus(_)
         | Change::Volume { .. }
         | Change::Snapshot { .. }
-        | Change::Claim { .. } => Vec::new(),
+        | Change::Claim { .. }
+        | Change::Owner => Vec::new(),
     }
 }
 
@@ -200,8 +206,7 @@ fn concerned(cluster: &ClusterState, change: &Change) -> Vec<Slot> {
 /// moment whenever its pod is replaced.
 fn desired(cluster: &ClusterState, slot: &Slot, exists: bool) -> Option<Published> {
     let class = cluster.class(&slot.class)?;
-    let node = node_of(cluster, &slot.segment)?;
-    cluster.node(&node)?;
+    let node = cluster.node_of_segment(&slot.segment)?;
     let registered = cluster.csi_node(&node).is_some_and(|csi_node| {
         csi_node
             .spec
@@ -238,18 +243,8 @@ fn numbers(status: &NodePoolStatus, parameters: &Parameters) -> (Bytes, Bytes) {
     (status.room(kind), status.largest_volume(kind))
 }
 
-/// The node of a segment.
-fn node_of(cluster: &ClusterState, segment: &str) -> Option<String> {
-    if cluster.node(segment).is_some() {
-        return Some(segment.to_owned());
-    }
-    // A name that is too long for a label is stored as a hash.
-    let mut nodes = cluster.node_names().into_iter();
-    nodes.find(|node| names::topology_value(node) == segment)
-}
-
 fn segments(cluster: &ClusterState) -> Vec<String> {
-    let csi_nodes = cluster.csi_nodes.state();
+    let csi_nodes = cluster.csi_nodes.all();
     let named = csi_nodes.iter().map(|node| node.name_any());
     named.map(|name| names::topology_value(&name)).collect()
 }

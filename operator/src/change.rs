@@ -3,10 +3,12 @@
 /// A change of an object, as reported to the controllers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A kind was listed again, or the changed object is unknown.
+    /// The changed object is unknown.
     Everything,
-    /// A StoragePool.
+    /// A StoragePool, in more than its status.
     Pool(String),
+    /// The status of a StoragePool.
+    PoolStatus(String),
     /// A StorageNode.
     StorageNode(String),
     /// A PoolVolume.
@@ -36,6 +38,8 @@ pub enum Change {
         /// Its name.
         name: String,
     },
+    /// A PersistentVolume or VolumeSnapshotContent of ours.
+    Owner,
     /// A CSIStorageCapacity of ours.
     Capacity {
         /// The StorageClass that it is for.

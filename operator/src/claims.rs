@@ -10,35 +10,34 @@
 
 mod history;
 mod problem;
+mod rooms;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use cistern_crds::{
-    ConditionStatus, ConditionType, Parameters, PoolVolume, Provisioning, Reason, StorageNode,
-    StoragePool, condition, names,
+    ConditionStatus, ConditionType, Parameters, PoolVolume, Provisioning, Reason, StoragePool,
+    condition, names,
 };
 use k8s_openapi::api::{
     core::v1::{ObjectReference, PersistentVolumeClaim},
     storage::v1::StorageClass,
 };
-use kube::{
-    Resource as _, ResourceExt as _, core::DeserializeGuard, runtime::reflector::ObjectRef,
-};
+use kube::{Resource as _, ResourceExt as _};
 use tokio::time::Instant;
 
 use self::{
     history::{EventHistory, PublishDecision, REPEAT},
-    problem::{NodeRoom, Problem, VolumeRequest},
+    problem::{Problem, VolumeRequest},
+    rooms::Rooms,
 };
 use crate::{
-    Context, Stop,
-    availability::available_pool,
+    Context, cache,
     change::Change,
     cluster_state::ClusterState,
-    controller::{self, Next},
+    controller::{Controller, Next},
     events::{self, publish_once},
     overcommit::Overcommit,
-    registration,
+    stored::StoredVolume,
 };
 
 /// Changes are gathered this long: rooms change with every volume.
@@ -46,27 +45,58 @@ const GATHER: Duration = Duration::from_millis(500);
 
 /// Subject of an event.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Subject {
+pub enum Subject {
+    /// A StorageClass.
     Class(String),
-    Claim { namespace: String, name: String },
+    /// A claim that waits for its volume.
+    Claim {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+    /// A volume that is not as its claim requests.
     Volume(String),
 }
 
-/// Runs the controller until `stop`.
-pub async fn run(context: &Context, stop: Stop) {
-    let history = EventHistory::default();
-    let subjects = |change: &Change| concerned(&context.cluster, change);
-    let reconcile = async |subject: &Subject| reconcile(context, &history, subject).await;
-    let schedule = controller::Schedule::gathering("claims", GATHER);
-    let Context {
-        cluster, metrics, ..
-    } = context;
-    controller::run(schedule, cluster, metrics, stop, subjects, reconcile).await;
+/// Writes events about claims, classes and volumes that are not as requested.
+#[derive(Debug)]
+pub struct ClaimsController {
+    context: Context,
+    history: EventHistory,
+    rooms: Rooms,
+}
+
+impl ClaimsController {
+    /// The controller of a cluster.
+    pub fn new(context: Context) -> Self {
+        Self {
+            context,
+            history: EventHistory::default(),
+            rooms: Rooms::default(),
+        }
+    }
+}
+
+impl Controller for ClaimsController {
+    type Key = Subject;
+    type Error = events::Error;
+    const NAME: &'static str = "claims";
+    const GATHER: Duration = GATHER;
+
+    fn keys(&self, change: &Change) -> Vec<Subject> {
+        concerned(&self.context.cluster, &self.rooms, change)
+    }
+
+    async fn reconcile(&self, subject: &Subject) -> Result<Next, events::Error> {
+        reconcile(&self.context, &self.history, &self.rooms, subject).await
+    }
 }
 
 async fn reconcile(
     context: &Context,
     history: &EventHistory,
+    rooms: &Rooms,
     subject: &Subject,
 ) -> Result<Next, events::Error> {
     let cluster = &context.cluster;
@@ -76,12 +106,12 @@ async fn reconcile(
             .map(|class| (class.object_ref(&()), parameters(cluster, &class).err())),
         Subject::Claim { namespace, name } => cluster
             .claims
-            .get(&ObjectRef::new(name).within(namespace))
-            .map(|claim| (claim.object_ref(&()), claim_problem(cluster, &claim))),
+            .get(&cache::key(Some(namespace), name))
+            .map(|claim| (claim.object_ref(&()), claim_problem(cluster, rooms, &claim))),
         Subject::Volume(name) => cluster
             .volumes
-            .get(&ObjectRef::new(name))
-            .and_then(|guard| volume_problem(guard.0.as_ref().ok()?))
+            .get(name)
+            .and_then(|volume| volume_problem(volume.report.as_ref()?))
             .map(|(claim, problem)| (claim, Some(problem))),
     };
     let Some((regarding, problem)) = found else {
@@ -100,48 +130,27 @@ async fn reconcile(
     Ok(Next::After(REPEAT))
 }
 
-/// The subjects that a change concerns.
-fn concerned(cluster: &ClusterState, change: &Change) -> Vec<Subject> {
-    let claims = |of: Option<&str>| {
-        let class = |claim: &PersistentVolumeClaim| {
-            claim
-                .spec
-                .as_ref()
-                .and_then(|spec| spec.storage_class_name.clone())
-        };
-        let claims = cluster.claims.state_filter(|claim| {
-            class(claim).is_some_and(|class| match of {
-                Some(name) => class == name,
-                None => cluster.class(&class).is_some(),
-            })
-        });
-        claims
-            .iter()
-            .map(|claim| Subject::claim(claim))
-            .collect::<Vec<_>>()
-    };
+/// The subjects that a change concerns. Marks the rooms that it makes out of date.
+///
+/// A claim whose volume is being made has no problem. The change of the volume does not concern the
+/// claim, because each problem is looked at once more before it is published.
+fn concerned(cluster: &ClusterState, rooms: &Rooms, change: &Change) -> Vec<Subject> {
     match change {
-        Change::Everything | Change::Pool(_) => {
-            let classes = cluster.classes.state();
-            let classes = classes.iter().map(|class| Subject::Class(class.name_any()));
-            let volumes = cluster.volumes.state_filter(is_reportable);
-            let volumes = volumes
-                .iter()
-                .map(|volume| Subject::Volume(volume.name_any()));
-            claims(None)
-                .into_iter()
-                .chain(classes)
-                .chain(volumes)
-                .collect()
+        Change::Everything => {
+            rooms.forget_all();
+            let volumes = cluster.volumes.keys(is_reportable).into_iter();
+            let volumes = volumes.map(Subject::Volume);
+            declared(cluster).into_iter().chain(volumes).collect()
         }
-        Change::StorageNode(_) | Change::Node(_) => claims(None),
-        Change::Volume { name, .. } => {
-            let mut subjects = claims(None);
-            subjects.push(Subject::Volume(name.clone()));
-            subjects
+        Change::Pool(_) => declared(cluster),
+        Change::StorageNode(node) | Change::Node(node) => {
+            rooms.outdate(node);
+            claims(cluster, |class| cluster.classes.contains(class))
         }
+        Change::Volume { name, .. } => vec![Subject::Volume(name.clone())],
         Change::Class(name) => {
-            let mut subjects = claims(Some(name));
+            rooms.forget(name);
+            let mut subjects = claims(cluster, |class| class == name);
             subjects.push(Subject::Class(name.clone()));
             subjects
         }
@@ -149,8 +158,30 @@ fn concerned(cluster: &ClusterState, change: &Change) -> Vec<Subject> {
             namespace: namespace.clone(),
             name: name.clone(),
         }],
-        Change::Snapshot { .. } | Change::Capacity { .. } => Vec::new(),
+        Change::PoolStatus(_)
+        | Change::Snapshot { .. }
+        | Change::Owner
+        | Change::Capacity { .. } => Vec::new(),
     }
+}
+
+/// Every class of ours, and the claims that wait for its volumes.
+fn declared(cluster: &ClusterState) -> Vec<Subject> {
+    let classes = cluster.classes.all();
+    let classes = classes.iter().map(|class| Subject::Class(class.name_any()));
+    let mut subjects = claims(cluster, |class| cluster.classes.contains(class));
+    subjects.extend(classes);
+    subjects
+}
+
+/// The waiting claims of the classes that a function selects.
+fn claims(cluster: &ClusterState, selects: impl Fn(&String) -> bool) -> Vec<Subject> {
+    let claims = cluster.claims.filter(|claim| {
+        let spec = claim.spec.as_ref();
+        let class = spec.and_then(|spec| spec.storage_class_name.as_ref());
+        class.is_some_and(&selects)
+    });
+    claims.iter().map(|claim| Subject::claim(claim)).collect()
 }
 
 /// Parameters of a class, or the problem that keeps it from provisioning volumes.
@@ -178,7 +209,11 @@ fn parameters(cluster: &ClusterState, class: &StorageClass) -> Result<Parameters
 }
 
 /// The problem that keeps a claim of this driver from being placed.
-fn claim_problem(cluster: &ClusterState, claim: &PersistentVolumeClaim) -> Option<Problem> {
+fn claim_problem(
+    cluster: &ClusterState,
+    rooms: &Rooms,
+    claim: &PersistentVolumeClaim,
+) -> Option<Problem> {
     let spec = claim.spec.as_ref()?;
     let class = cluster.class(spec.storage_class_name.as_deref()?)?;
     let parameters = match parameters(cluster, &class) {
@@ -187,19 +222,15 @@ fn claim_problem(cluster: &ClusterState, claim: &PersistentVolumeClaim) -> Optio
     };
     // A volume that is being made has its room already.
     let volume = names::volume_name(&format!("pvc-{}", claim.uid().unwrap_or_default()));
-    if cluster.volumes.get(&ObjectRef::new(&volume)).is_some() {
+    if cluster.volumes.contains(&volume) {
         return None;
     }
-    let requested = VolumeRequest::of(spec, parameters)?;
-    requested.problem(&rooms(cluster, &class, &requested))
+    let rooms = rooms.of(cluster, &class, &parameters);
+    VolumeRequest::of(spec, parameters)?.problem(&rooms)
 }
 
-fn is_reportable(volume: &DeserializeGuard<PoolVolume>) -> bool {
-    let status = volume
-        .0
-        .as_ref()
-        .ok()
-        .and_then(|volume| volume.status.as_ref());
+fn is_reportable(volume: &StoredVolume) -> bool {
+    let status = volume.report.as_ref().and_then(|it| it.status.as_ref());
     status.is_some_and(|status| !status.conditions.is_empty())
 }
 
@@ -248,38 +279,6 @@ pub fn of_volume(volume: &PoolVolume) -> Option<ObjectReference> {
             .map(str::to_owned),
         ..ObjectReference::default()
     })
-}
-
-/// Room for a claim on each node that carries the pool and that the class allows.
-fn rooms(
-    cluster: &ClusterState,
-    class: &StorageClass,
-    requested: &VolumeRequest,
-) -> BTreeMap<String, NodeRoom> {
-    let room = |node: &StorageNode| {
-        let name = node.name_any();
-        let carried = node
-            .spec
-            .pools
-            .iter()
-            .any(|pool| pool.name == requested.pool);
-        let labels = cluster.node(&name)?.metadata.labels.clone();
-        if !carried || !problem::allows(class, labels.as_ref()) {
-            return None;
-        }
-        let registration = registration::observe(cluster, &name);
-        let room = match available_pool(&requested.pool, Some(node), &registration) {
-            Ok(status) => NodeRoom::Free {
-                largest: status.largest_volume(requested.provisioning),
-                usable: status.usable,
-            },
-            Err(refusal) => NodeRoom::None(refusal),
-        };
-        Some((name, room))
-    };
-    let nodes = cluster.storage_nodes.state();
-    let readable = nodes.iter().filter_map(|guard| guard.0.as_ref().ok());
-    readable.filter_map(room).collect()
 }
 
 impl Subject {

@@ -2,7 +2,11 @@
 //!
 //! *Invariant:* an unreadable object may be anywhere, so it counts everywhere.
 
-use std::{collections::BTreeMap, fmt, ops::AddAssign};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    ops::{AddAssign, SubAssign},
+};
 
 /// A number of volumes and one of snapshots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,6 +39,14 @@ impl AddAssign for Count {
     fn add_assign(&mut self, other: Self) {
         self.volumes += other.volumes;
         self.snapshots += other.snapshots;
+    }
+}
+
+impl SubAssign for Count {
+    /// Stops at zero.
+    fn sub_assign(&mut self, other: Self) {
+        self.volumes = self.volumes.saturating_sub(other.volumes);
+        self.snapshots = self.snapshots.saturating_sub(other.snapshots);
     }
 }
 

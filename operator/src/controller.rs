@@ -12,13 +12,7 @@ use tokio::{
     time::{Instant, error::Elapsed, timeout},
 };
 
-use crate::{
-    Stop,
-    change::Change,
-    cluster_state::ClusterState,
-    metrics::{Metrics, ReconcileOutcome},
-    queue::Queue,
-};
+use crate::{Context, Stop, change::Change, metrics::ReconcileOutcome, queue::Queue};
 
 /// Reconciles of one controller that run at the same time.
 const CONCURRENCY: usize = 8;
@@ -38,43 +32,30 @@ pub enum Next {
     After(Duration),
 }
 
-/// Name of a controller, and how long it batches changes.
-#[derive(Clone, Copy, Debug)]
-pub struct Schedule {
-    name: &'static str,
-    gather: Duration,
-}
+/// A controller: it maps changes to keys, and reconciles each key.
+pub trait Controller: Send + Sync + 'static {
+    /// What is reconciled.
+    type Key: Clone + Debug + Eq + Hash + Ord + Send + Sync;
+    /// Why a reconcile failed.
+    type Error: Error + Send + 'static;
 
-impl Schedule {
-    /// Reconciles every change immediately.
-    pub const fn at_once(name: &'static str) -> Self {
-        Self {
-            name,
-            gather: Duration::ZERO,
-        }
-    }
+    /// Its name in logs and metrics.
+    const NAME: &'static str;
+    /// How long changes are gathered, so that many of them cost one reconcile.
+    const GATHER: Duration = Duration::ZERO;
 
-    /// Changes are gathered for a while, so that many of them cost one reconcile.
-    pub const fn gathering(name: &'static str, gather: Duration) -> Self {
-        Self { name, gather }
-    }
+    /// The keys that a change concerns.
+    fn keys(&self, change: &Change) -> Vec<Self::Key>;
+
+    /// Reconciles a key.
+    fn reconcile(&self, key: &Self::Key) -> impl Future<Output = Result<Next, Self::Error>> + Send;
 }
 
 /// Runs a controller until `stop`, then waits for running reconciles.
-///
-/// `keys` maps a change to keys; `reconcile` reconciles one key.
-pub async fn run<K, E>(
-    schedule: Schedule,
-    cluster: &ClusterState,
-    metrics: &Metrics,
-    stop: Stop,
-    keys: impl Fn(&Change) -> Vec<K>,
-    reconcile: impl AsyncFn(&K) -> Result<Next, E>,
-) where
-    K: Clone + Debug + Eq + Hash + Ord,
-    E: Error + 'static,
-{
-    let Schedule { name, gather } = schedule;
+pub async fn run<C: Controller>(controller: C, context: Context, stop: Stop) {
+    let Context {
+        cluster, metrics, ..
+    } = context;
     let mut changes = cluster.changes();
     tokio::select! {
         () = cluster.ready() => {}
@@ -83,8 +64,8 @@ pub async fn run<K, E>(
     let queue = Queue::default();
     let retries = Retries::new(FIRST_RETRY, LAST_RETRY);
     let add = |change: &Change| {
-        for key in keys(change) {
-            queue.add(key, gather);
+        for key in controller.keys(change) {
+            queue.add(key, C::GATHER);
         }
     };
     add(&Change::Everything);
@@ -99,17 +80,17 @@ pub async fn run<K, E>(
                 Err(RecvError::Closed) => break,
             },
             key = queue.next(), if running.len() < CONCURRENCY => {
-                let reconcile = &reconcile;
+                let controller = &controller;
                 running.push(async move {
                     let began = Instant::now();
-                    let result = timeout(DEADLINE, reconcile(&key)).await;
+                    let result = timeout(DEADLINE, controller.reconcile(&key)).await;
                     (key, result, began.elapsed())
                 });
             }
             Some((key, result, took)) = running.next() => {
                 queue.done(&key);
-                let count = |outcome| metrics.reconciled(name, outcome, took);
-                if let Some(wait) = finish_reconcile(name, &retries, count, &key, &result) {
+                let count = |outcome| metrics.reconciled(C::NAME, outcome, took);
+                if let Some(wait) = finish_reconcile(C::NAME, &retries, count, &key, &result) {
                     queue.add(key, wait);
                 }
             }

@@ -17,9 +17,9 @@ use kube::{Resource as _, ResourceExt as _};
 use parking_lot::Mutex;
 
 use crate::{
-    Context, Stop,
+    Context,
     change::Change,
-    controller::{self, Next},
+    controller::{Controller, Next},
     events::{self, EventContent, publish_once},
 };
 
@@ -40,29 +40,50 @@ struct PendingEvent {
     content: EventContent,
 }
 
-/// Runs the controller until `stop`.
-pub async fn run(context: &Context, stop: Stop) {
-    let published = PublishedKeys::default();
-    let Context {
-        cluster, metrics, ..
-    } = context;
-    let nodes = |change: &Change| match change {
-        Change::Everything => {
-            let nodes = cluster.storage_nodes.state();
-            nodes.iter().map(|node| node.name_any()).collect()
+/// Writes events about drift.
+#[derive(Debug)]
+pub struct DriftController {
+    context: Context,
+    published: PublishedKeys,
+}
+
+impl DriftController {
+    /// The controller of a cluster.
+    pub fn new(context: Context) -> Self {
+        Self {
+            context,
+            published: PublishedKeys::default(),
         }
-        Change::StorageNode(name) => vec![name.clone()],
-        Change::Pool(_)
-        | Change::Volume { .. }
-        | Change::Snapshot { .. }
-        | Change::Node(_)
-        | Change::Class(_)
-        | Change::Claim { .. }
-        | Change::Capacity { .. } => Vec::new(),
-    };
-    let reconcile = async |name: &String| reconcile(context, &published, name).await;
-    let schedule = controller::Schedule::at_once("drift");
-    controller::run(schedule, cluster, metrics, stop, nodes, reconcile).await;
+    }
+}
+
+impl Controller for DriftController {
+    type Key = String;
+    type Error = events::Error;
+    const NAME: &'static str = "drift";
+
+    fn keys(&self, change: &Change) -> Vec<String> {
+        match change {
+            Change::Everything => {
+                let nodes = self.context.cluster.storage_nodes.all();
+                nodes.iter().map(|node| node.name_any()).collect()
+            }
+            Change::StorageNode(name) => vec![name.clone()],
+            Change::Pool(_)
+            | Change::PoolStatus(_)
+            | Change::Volume { .. }
+            | Change::Snapshot { .. }
+            | Change::Node(_)
+            | Change::Class(_)
+            | Change::Claim { .. }
+            | Change::Owner
+            | Change::Capacity { .. } => Vec::new(),
+        }
+    }
+
+    async fn reconcile(&self, name: &String) -> Result<Next, events::Error> {
+        reconcile(&self.context, &self.published, name).await
+    }
 }
 
 async fn reconcile(

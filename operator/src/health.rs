@@ -14,18 +14,15 @@ pub mod summary;
 
 use cistern_crds::{ConditionType, NodePoolStatus, PoolVolume, StorageNode, condition, time};
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
-use kube::{
-    Api, Resource as _, ResourceExt as _, api::ListParams, core::DeserializeGuard,
-    runtime::reflector::ObjectRef,
-};
+use kube::{Api, Resource as _, ResourceExt as _, api::ListParams, core::DeserializeGuard};
 
 use self::issues::{HealthIssue, IssueKind, PublishedIssues};
 use crate::{
-    Context, Stop,
+    Context,
     change::Change,
     claims,
     cluster_state::ClusterState,
-    controller::{self, Next},
+    controller::{Controller, Next},
     events::{self, publish_once},
 };
 
@@ -50,11 +47,16 @@ pub enum Error {
 
 /// Object whose health is reported.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Subject {
+pub enum Subject {
     /// A volume, by the name of its PoolVolume.
     Volume(String),
     /// A pool on a node.
-    Pool { node: String, pool: String },
+    Pool {
+        /// The node.
+        node: String,
+        /// The StoragePool.
+        pool: String,
+    },
     /// The agent of a node.
     Agent(String),
 }
@@ -71,16 +73,33 @@ struct Seen {
     issues: Vec<HealthIssue>,
 }
 
-/// Runs the controller until `stop`.
-pub async fn run(context: &Context, stop: Stop) {
-    let published = PublishedIssues::new((context.now)());
-    let subjects = |change: &Change| concerned(&context.cluster, &published, change);
-    let reconcile = async |subject: &Subject| reconcile(context, &published, subject).await;
-    let schedule = controller::Schedule::at_once("health");
-    let Context {
-        cluster, metrics, ..
-    } = context;
-    controller::run(schedule, cluster, metrics, stop, subjects, reconcile).await;
+/// Writes events about health.
+#[derive(Debug)]
+pub struct HealthController {
+    context: Context,
+    published: PublishedIssues,
+}
+
+impl HealthController {
+    /// The controller of a cluster.
+    pub fn new(context: Context) -> Self {
+        let published = PublishedIssues::new((context.now)());
+        Self { context, published }
+    }
+}
+
+impl Controller for HealthController {
+    type Key = Subject;
+    type Error = Error;
+    const NAME: &'static str = "health";
+
+    fn keys(&self, change: &Change) -> Vec<Subject> {
+        concerned(&self.context.cluster, &self.published, change)
+    }
+
+    async fn reconcile(&self, subject: &Subject) -> Result<Next, Error> {
+        reconcile(&self.context, &self.published, subject).await
+    }
 }
 
 async fn reconcile(
@@ -165,16 +184,17 @@ fn uses(pod: &Pod, claim: &str) -> bool {
 fn observe(cluster: &ClusterState, subject: &Subject) -> Option<Seen> {
     match subject {
         Subject::Volume(name) => {
-            let guard = cluster.volumes.get(&ObjectRef::new(name))?;
-            let volume = guard.0.as_ref().ok()?;
-            let node = &volume.spec.node_name;
-            let problems = volume.status.iter().flat_map(|status| &status.problems);
-            let issues = problems.map(HealthIssue::from).chain(check(volume));
+            let volume = cluster.volumes.get(name)?;
+            let node = volume.location.as_ref()?.node.to_string();
+            let report = volume.report.as_deref();
+            let status = report.and_then(|volume| volume.status.as_ref());
+            let problems = status.into_iter().flat_map(|status| &status.problems);
+            let issues = problems.map(HealthIssue::from);
             Some(Seen {
                 name: format!("volume {name} on node {node}"),
-                node: node.clone(),
-                regarding: claims::of_volume(volume),
-                issues: issues.collect(),
+                node,
+                regarding: report.and_then(claims::of_volume),
+                issues: issues.chain(report.and_then(check)).collect(),
             })
         }
         Subject::Pool { node, pool } => {
@@ -239,11 +259,9 @@ fn concerned(cluster: &ClusterState, published: &PublishedIssues, change: &Chang
             subjects
         }
         Change::Everything => {
-            let volumes = cluster.volumes.state_filter(is_unwell);
-            let volumes = volumes
-                .iter()
-                .map(|volume| Subject::Volume(volume.name_any()));
-            let nodes = cluster.storage_nodes.state();
+            let volumes = cluster.volumes.keys(|volume| volume.report.is_some());
+            let volumes = volumes.into_iter().map(Subject::Volume);
+            let nodes = cluster.storage_nodes.all();
             let nodes = nodes.iter().flat_map(|node| of_node(node));
             published
                 .subjects()
@@ -253,10 +271,12 @@ fn concerned(cluster: &ClusterState, published: &PublishedIssues, change: &Chang
                 .collect()
         }
         Change::Pool(_)
+        | Change::PoolStatus(_)
         | Change::Snapshot { .. }
         | Change::Node(_)
         | Change::Class(_)
         | Change::Claim { .. }
+        | Change::Owner
         | Change::Capacity { .. } => Vec::new(),
     }
 }
@@ -278,15 +298,6 @@ fn of_node(guard: &DeserializeGuard<StorageNode>) -> Vec<Subject> {
 
 fn pools(node: &StorageNode) -> impl Iterator<Item = &NodePoolStatus> {
     node.status.iter().flat_map(|status| &status.pools)
-}
-
-fn is_unwell(guard: &DeserializeGuard<PoolVolume>) -> bool {
-    let status = guard
-        .0
-        .as_ref()
-        .ok()
-        .and_then(|volume| volume.status.as_ref());
-    status.is_some_and(|status| !status.problems.is_empty() || !status.conditions.is_empty())
 }
 
 impl Subject {

@@ -1,152 +1,234 @@
-//! Watched kinds: which fields of each object are cached, and which change it causes.
+//! Watched kinds: what is kept of each object, and which change it causes.
 //!
-//! *Invariant:* every field that a controller reads is kept by its kind's `prune`; other fields take
-//! no memory.
+//! *Invariant:* every field that a controller reads is kept; other fields take no memory.
 
 use std::fmt::Debug;
 
-use cistern_crds::{
-    ConditionStatus, ConditionType, PoolSnapshot, PoolSnapshotSpec, PoolVolume, StorageNode,
-    StoragePool, names, volume::PoolVolumeStatus,
-};
+use cistern_crds::{PoolSnapshot, PoolVolume, StorageNode, StoragePool, names, unclaimed::Owner};
 use k8s_openapi::{
     api::{
         core::v1::{
-            Node, NodeStatus, NodeSystemInfo, PersistentVolumeClaim, Pod, PodSpec, PodStatus,
+            Node, NodeStatus, NodeSystemInfo, PersistentVolume, PersistentVolumeClaim, Pod,
+            PodCondition, PodSpec, PodStatus,
         },
         storage::v1::{CSINode, CSIStorageCapacity, StorageClass},
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
-use kube::{Resource, ResourceExt as _, core::DeserializeGuard};
-use serde::de::DeserializeOwned;
+use kube::{CustomResource, Resource, ResourceExt as _, core::DeserializeGuard};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::{Map, Value, json};
 
-use crate::change::Change;
+use crate::{
+    cache::{self, Difference, Entry, Replaced},
+    change::Change,
+    stored::{StoredSnapshot, StoredVolume},
+};
 
 /// A kind that is watched.
 pub trait WatchedKind:
     Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync
 {
+    /// What is kept of an object.
+    type Entry: Entry + Send + Sync + 'static;
+
     /// Its name in `/readyz` and in logs.
     const NAME: &'static str;
+    /// Whether a cluster without this kind has no such objects. The others have to be installed.
+    const IS_OPTIONAL: bool = false;
 
-    /// Removes the fields that no controller reads. Returns false to treat the object as deleted.
-    fn prune(&mut self) -> bool;
+    /// What is kept of the object; none if no controller reads it, so that it counts as deleted.
+    fn entry(self) -> Option<Self::Entry>;
 
-    /// The change that the object causes.
-    fn change(&self) -> Change;
+    /// The change that a difference causes.
+    fn change(difference: &Difference<Self::Entry>) -> Change;
 }
 
+/// Identifies an object of its kind.
+pub fn key(object: &impl Resource<DynamicType = ()>) -> String {
+    cache::key(object.namespace().as_deref(), &object.name_any())
+}
+
+/// Whether two versions of an object differ in their resource version alone.
+fn is_same<K: Resource + Clone + PartialEq>(one: &K, other: &K) -> bool {
+    let mut other = other.clone();
+    let version = &one.meta().resource_version;
+    other.meta_mut().resource_version.clone_from(version);
+    *one == other
+}
+
+/// Whether two versions of a pool differ in nothing but their status.
+fn has_same_declaration(one: &StoragePool, other: &StoragePool) -> bool {
+    let status = other.status.clone();
+    let one = StoragePool {
+        status,
+        ..one.clone()
+    };
+    is_same(&one, other)
+}
+
+/// Whether two versions of an object that may be unreadable differ in their resource version alone.
+fn is_same_guarded<K: Resource + Clone + PartialEq>(
+    one: &DeserializeGuard<K>,
+    other: &DeserializeGuard<K>,
+) -> bool {
+    match (&one.0, &other.0) {
+        (Ok(one), Ok(other)) => is_same(one, other),
+        (Err(one), Err(other)) => {
+            let version = |metadata: &ObjectMeta| (metadata.uid.clone(), metadata.generation);
+            one.error == other.error && version(&one.metadata) == version(&other.metadata)
+        }
+        (Ok(_), Err(_)) | (Err(_), Ok(_)) => false,
+    }
+}
+
+macro_rules! entries {
+    ($is_same:path: $($kind:ty),+) => { $(
+        impl Entry for $kind {
+            fn is_same(&self, other: &Self) -> bool {
+                $is_same(self, other)
+            }
+        }
+    )+ };
+}
+
+entries!(is_same: Node, CSINode, Pod, StorageClass, PersistentVolumeClaim, CSIStorageCapacity);
+entries!(is_same_guarded: DeserializeGuard<StoragePool>, DeserializeGuard<StorageNode>);
+
 impl WatchedKind for DeserializeGuard<StoragePool> {
+    type Entry = Self;
+
     const NAME: &'static str = "storagepools";
 
-    fn prune(&mut self) -> bool {
+    fn entry(mut self) -> Option<Self> {
         self.managed_fields_mut().clear();
-        true
+        Some(self)
     }
 
-    fn change(&self) -> Change {
-        Change::Pool(self.name_any())
+    fn change(difference: &Difference<Self>) -> Change {
+        let key = difference.key.to_string();
+        if let Replaced::Changed(before, now) = &difference.entries
+            && let (Ok(before), Ok(now)) = (&before.0, &now.0)
+            && has_same_declaration(before, now)
+        {
+            return Change::PoolStatus(key);
+        }
+        Change::Pool(key)
     }
 }
 
 impl WatchedKind for DeserializeGuard<StorageNode> {
+    type Entry = Self;
+
     const NAME: &'static str = "storagenodes";
 
-    fn prune(&mut self) -> bool {
+    fn entry(mut self) -> Option<Self> {
         self.managed_fields_mut().clear();
-        true
+        Some(self)
     }
 
-    fn change(&self) -> Change {
-        Change::StorageNode(self.name_any())
+    fn change(difference: &Difference<Self>) -> Change {
+        Change::StorageNode(difference.key.to_string())
     }
 }
 
 impl WatchedKind for DeserializeGuard<PoolVolume> {
+    type Entry = StoredVolume;
+
     const NAME: &'static str = "poolvolumes";
 
-    fn prune(&mut self) -> bool {
-        *self.meta_mut() = identity(self.meta());
-        if let Ok(volume) = &mut self.0 {
-            volume.status = volume.status.take().and_then(reportable);
-            if volume.status.is_none() {
-                volume.spec.claim = None;
-            }
-        }
-        true
+    fn entry(self) -> Option<StoredVolume> {
+        Some(StoredVolume::of_volume(self))
     }
 
-    fn change(&self) -> Change {
-        match &self.0 {
-            Ok(volume) => Change::Volume {
-                name: volume.name_any(),
-                pool: volume.spec.pool_name.clone(),
-                node: volume.spec.node_name.clone(),
+    fn change(difference: &Difference<StoredVolume>) -> Change {
+        match &difference.entry().location {
+            Some(location) => Change::Volume {
+                name: difference.key.to_string(),
+                pool: location.pool.to_string(),
+                node: location.node.to_string(),
             },
-            Err(_) => Change::Everything,
+            None => Change::Everything,
         }
     }
-}
-
-/// The reportable part of a volume's status: failed expansion, attributes and limits that are not in force, a running
-/// check, and problems.
-fn reportable(mut status: PoolVolumeStatus) -> Option<PoolVolumeStatus> {
-    const REPORTED: [(ConditionType, ConditionStatus); 4] = [
-        (ConditionType::Expanded, ConditionStatus::False),
-        (ConditionType::AttributesApplied, ConditionStatus::False),
-        (ConditionType::LimitsEnforced, ConditionStatus::False),
-        (ConditionType::Checking, ConditionStatus::True),
-    ];
-    status.conditions.retain(|condition| {
-        let mut reported = REPORTED.iter();
-        reported
-            .any(|(kind, is)| condition.type_ == kind.as_str() && condition.status == is.as_str())
-    });
-    let is_well = status.conditions.is_empty() && status.problems.is_empty();
-    (!is_well).then(|| PoolVolumeStatus {
-        conditions: status.conditions,
-        problems: status.problems,
-        ..PoolVolumeStatus::default()
-    })
 }
 
 impl WatchedKind for DeserializeGuard<PoolSnapshot> {
+    type Entry = StoredSnapshot;
+
     const NAME: &'static str = "poolsnapshots";
 
-    fn prune(&mut self) -> bool {
-        *self.meta_mut() = identity(self.meta());
-        if let Ok(snapshot) = &mut self.0 {
-            snapshot.status = None;
-            let spec = &mut snapshot.spec;
-            *spec = PoolSnapshotSpec {
-                requested_name: String::new(),
-                node_name: std::mem::take(&mut spec.node_name),
-                pool_name: std::mem::take(&mut spec.pool_name),
-                source_volume: String::new(),
-                source_image: String::new(),
-                group_name: None,
-                ..*spec
-            };
-        }
-        true
+    fn entry(self) -> Option<StoredSnapshot> {
+        Some(StoredSnapshot::of_snapshot(&self))
     }
 
-    fn change(&self) -> Change {
-        match &self.0 {
-            Ok(snapshot) => Change::Snapshot {
-                pool: snapshot.spec.pool_name.clone(),
-                node: snapshot.spec.node_name.clone(),
+    fn change(difference: &Difference<StoredSnapshot>) -> Change {
+        match &difference.entry().location {
+            Some(location) => Change::Snapshot {
+                pool: location.pool.to_string(),
+                node: location.node.to_string(),
             },
-            Err(_) => Change::Everything,
+            None => Change::Everything,
         }
+    }
+}
+
+impl Entry for Owner {
+    fn is_same(&self, other: &Self) -> bool {
+        self == other
+    }
+}
+
+impl WatchedKind for PersistentVolume {
+    type Entry = Owner;
+
+    const NAME: &'static str = "persistentvolumes";
+
+    fn entry(self) -> Option<Owner> {
+        Owner::of_volume(&self)
+    }
+
+    fn change(_: &Difference<Owner>) -> Change {
+        Change::Owner
+    }
+}
+
+/// What owns a snapshot in Kubernetes. Not part of Kubernetes itself.
+#[derive(CustomResource, Clone, Debug, Deserialize, Serialize)]
+#[kube(
+    group = "snapshot.storage.k8s.io",
+    version = "v1",
+    kind = "VolumeSnapshotContent",
+    status = "Value",
+    schema = "disabled"
+)]
+pub struct VolumeSnapshotContentSpec {
+    /// Every field.
+    #[serde(flatten)]
+    pub fields: Map<String, Value>,
+}
+
+impl WatchedKind for VolumeSnapshotContent {
+    type Entry = Owner;
+
+    const NAME: &'static str = "volumesnapshotcontents";
+    const IS_OPTIONAL: bool = true;
+
+    fn entry(self) -> Option<Owner> {
+        Owner::of_content(&json!({"spec": self.spec, "status": self.status}))
+    }
+
+    fn change(_: &Difference<Owner>) -> Change {
+        Change::Owner
     }
 }
 
 impl WatchedKind for Node {
+    type Entry = Self;
+
     const NAME: &'static str = "nodes";
 
-    fn prune(&mut self) -> bool {
+    fn entry(mut self) -> Option<Self> {
         self.metadata = ObjectMeta {
             labels: self.metadata.labels.take(),
             ..identity(&self.metadata)
@@ -159,34 +241,38 @@ impl WatchedKind for Node {
             }),
             ..NodeStatus::default()
         });
-        true
+        Some(self)
     }
 
-    fn change(&self) -> Change {
-        Change::Node(self.name_any())
+    fn change(difference: &Difference<Self>) -> Change {
+        Change::Node(difference.key.to_string())
     }
 }
 
 impl WatchedKind for CSINode {
+    type Entry = Self;
+
     const NAME: &'static str = "csinodes";
 
-    fn prune(&mut self) -> bool {
+    fn entry(mut self) -> Option<Self> {
         self.metadata = identity(&self.metadata);
         self.spec
             .drivers
             .retain(|driver| driver.name == names::DRIVER);
-        true
+        Some(self)
     }
 
-    fn change(&self) -> Change {
-        Change::Node(self.name_any())
+    fn change(difference: &Difference<Self>) -> Change {
+        Change::Node(difference.key.to_string())
     }
 }
 
 impl WatchedKind for Pod {
+    type Entry = Self;
+
     const NAME: &'static str = "pods";
 
-    fn prune(&mut self) -> bool {
+    fn entry(mut self) -> Option<Self> {
         self.metadata = ObjectMeta {
             deletion_timestamp: self.metadata.deletion_timestamp.take(),
             ..identity(&self.metadata)
@@ -197,41 +283,53 @@ impl WatchedKind for Pod {
             node_name,
             ..PodSpec::default()
         });
-        let mut conditions = self.status.take().and_then(|status| status.conditions);
-        if let Some(conditions) = &mut conditions {
-            conditions.retain(|condition| condition.type_ == "Ready");
-        }
+        let conditions = self.status.take().and_then(|status| status.conditions);
+        let ready = conditions.into_iter().flatten();
+        let ready = ready.filter(|condition| condition.type_ == "Ready");
+        let ready = ready.map(|condition| PodCondition {
+            type_: condition.type_,
+            status: condition.status,
+            ..PodCondition::default()
+        });
         self.status = Some(PodStatus {
-            conditions,
+            conditions: Some(ready.collect()),
             ..PodStatus::default()
         });
-        on_a_node
+        on_a_node.then_some(self)
     }
 
-    fn change(&self) -> Change {
-        let node = self.spec.as_ref().and_then(|spec| spec.node_name.clone());
+    fn change(difference: &Difference<Self>) -> Change {
+        let node = difference
+            .entry()
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.node_name.clone());
         Change::Node(node.unwrap_or_default())
     }
 }
 
 impl WatchedKind for StorageClass {
+    type Entry = Self;
+
     const NAME: &'static str = "storageclasses";
 
-    fn prune(&mut self) -> bool {
+    fn entry(mut self) -> Option<Self> {
         self.metadata = identity(&self.metadata);
         self.mount_options = None;
-        self.provisioner == names::DRIVER
+        (self.provisioner == names::DRIVER).then_some(self)
     }
 
-    fn change(&self) -> Change {
-        Change::Class(self.name_any())
+    fn change(difference: &Difference<Self>) -> Change {
+        Change::Class(difference.key.to_string())
     }
 }
 
 impl WatchedKind for PersistentVolumeClaim {
+    type Entry = Self;
+
     const NAME: &'static str = "persistentvolumeclaims";
 
-    fn prune(&mut self) -> bool {
+    fn entry(mut self) -> Option<Self> {
         self.metadata = identity(&self.metadata);
         let phase = self.status.take().and_then(|status| status.phase);
         let bound = self.spec.as_ref().is_none_or(|spec| {
@@ -240,33 +338,37 @@ impl WatchedKind for PersistentVolumeClaim {
                 .is_some_and(|name| !name.is_empty())
                 || spec.storage_class_name.is_none()
         });
-        !bound && phase.is_none_or(|phase| phase == "Pending")
+        (!bound && phase.is_none_or(|phase| phase == "Pending")).then_some(self)
     }
 
-    fn change(&self) -> Change {
+    fn change(difference: &Difference<Self>) -> Change {
+        let claim = difference.entry();
         Change::Claim {
-            namespace: self.namespace().unwrap_or_default(),
-            name: self.name_any(),
+            namespace: claim.namespace().unwrap_or_default(),
+            name: claim.name_any(),
         }
     }
 }
 
 impl WatchedKind for CSIStorageCapacity {
+    type Entry = Self;
+
     const NAME: &'static str = "csistoragecapacities";
 
-    fn prune(&mut self) -> bool {
+    fn entry(mut self) -> Option<Self> {
         self.metadata = ObjectMeta {
             labels: self.metadata.labels.take(),
             owner_references: self.metadata.owner_references.take(),
             ..identity(&self.metadata)
         };
-        true
+        Some(self)
     }
 
-    fn change(&self) -> Change {
+    fn change(difference: &Difference<Self>) -> Change {
+        let capacity = difference.entry();
         Change::Capacity {
-            class: self.storage_class_name.clone(),
-            segment: segment(self).unwrap_or_default().to_owned(),
+            class: capacity.storage_class_name.clone(),
+            segment: segment(capacity).unwrap_or_default().to_owned(),
         }
     }
 }
@@ -278,7 +380,7 @@ pub fn segment(capacity: &CSIStorageCapacity) -> Option<&str> {
 }
 
 /// The metadata that identifies an object and its version.
-fn identity(meta: &ObjectMeta) -> ObjectMeta {
+pub(crate) fn identity(meta: &ObjectMeta) -> ObjectMeta {
     ObjectMeta {
         name: meta.name.clone(),
         namespace: meta.namespace.clone(),
@@ -290,15 +392,22 @@ fn identity(meta: &ObjectMeta) -> ObjectMeta {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1::{PersistentVolumeClaimSpec, PersistentVolumeClaimStatus};
-    use serde_json::json;
+    use std::sync::Arc;
 
     use super::*;
+    use k8s_openapi::api::core::v1::{PersistentVolumeClaimSpec, PersistentVolumeClaimStatus};
+
+    fn appeared<E>(entry: E) -> Difference<E> {
+        Difference {
+            key: "x".into(),
+            entries: Replaced::Added(Arc::new(entry)),
+        }
+    }
 
     #[test]
     fn only_claims_that_wait_for_a_volume_are_kept() {
         let claim = |class: Option<&str>, volume: Option<&str>, phase: Option<&str>| {
-            let mut claim = PersistentVolumeClaim {
+            let claim = PersistentVolumeClaim {
                 spec: Some(PersistentVolumeClaimSpec {
                     storage_class_name: class.map(str::to_owned),
                     volume_name: volume.map(str::to_owned),
@@ -310,7 +419,7 @@ mod tests {
                 }),
                 ..PersistentVolumeClaim::default()
             };
-            claim.prune()
+            claim.entry().is_some()
         };
         assert!(claim(Some("fast"), None, None));
         assert!(claim(Some("fast"), None, Some("Pending")));
@@ -320,27 +429,51 @@ mod tests {
     }
 
     #[test]
-    fn only_the_pool_and_node_of_a_snapshot_are_kept() {
-        let mut snapshot: DeserializeGuard<PoolSnapshot> = serde_json::from_value(json!({
+    fn only_the_location_of_a_snapshot_is_kept() {
+        let snapshot: DeserializeGuard<PoolSnapshot> = serde_json::from_value(json!({
             "metadata": {"name": "s", "uid": "u", "labels": {"x": "y"}},
             "spec": {
-                "requestedName": "s", "nodeName": "w1", "poolName": "fast",
+                "requestedName": "snapshot-s", "nodeName": "w1", "poolName": "fast",
                 "sourceVolume": "v", "sourceImage": "i", "accessType": "Block",
                 "provisioning": "Thin", "groupName": "g",
             },
             "status": {"reserved": "1Gi"},
         }))
         .unwrap();
-        assert!(snapshot.prune());
+        let kept = snapshot.entry().unwrap();
         let expected = Change::Snapshot {
             pool: "fast".to_owned(),
             node: "w1".to_owned(),
         };
-        assert_eq!(snapshot.change(), expected);
-        let left = snapshot.0.unwrap();
-        assert_eq!((&left.metadata.labels, &left.status), (&None, &None));
-        assert_eq!(left.spec.source_volume + &left.spec.source_image, "");
-        assert_eq!(left.spec.group_name, None);
+        assert_eq!(
+            <DeserializeGuard<PoolSnapshot>>::change(&appeared(kept.clone())),
+            expected
+        );
+        assert_eq!(kept.requested_name.as_deref(), Some("snapshot-s"));
+    }
+
+    #[test]
+    fn a_heartbeat_of_a_node_changes_nothing() {
+        let node = |version: &str, heartbeat: &str, ready: &str| -> Node {
+            let node: Node = serde_json::from_value(json!({
+                "metadata": {"name": "w1", "resourceVersion": version, "labels": {"disk": "nvme"}},
+                "status": {
+                    "conditions": [{"type": "Ready", "status": ready, "lastHeartbeatTime": heartbeat}],
+                    "nodeInfo": {
+                        "machineID": "m", "architecture": "", "bootID": "", "containerRuntimeVersion": "",
+                        "kernelVersion": "", "kubeProxyVersion": "", "kubeletVersion": "",
+                        "operatingSystem": "", "osImage": "", "systemUUID": "",
+                    },
+                },
+            }))
+            .unwrap();
+            node.entry().unwrap()
+        };
+        let before = node("1", "2026-01-01T00:00:00Z", "True");
+        assert!(before.is_same(&node("2", "2026-01-01T00:00:10Z", "True")));
+        let mut other = before.clone();
+        other.metadata.labels = None;
+        assert!(!before.is_same(&other));
     }
 
     #[test]
@@ -355,6 +488,6 @@ mod tests {
             class: "fast".to_owned(),
             segment: "w1".to_owned(),
         };
-        assert_eq!(object.change(), expected);
+        assert_eq!(CSIStorageCapacity::change(&appeared(object)), expected);
     }
 }

@@ -1,12 +1,14 @@
 //! The operator manages the cluster-wide state of storage; agents manage the state of each node.
 //!
-//! Each controller is one file of the same shape: context, `Error`, `run`, `reconcile`, then the
-//! pure functions that decide. They share one view of the cluster ([`cluster_state`]) and meet only in the
+//! Each controller is one file of the same shape: `Error`, the [`controller::Controller`], `reconcile`, then
+//! the pure functions that decide. They share one view of the cluster ([`cluster_state`]) and meet only in the
 //! API server.
 //!
 //! *Invariant:* nothing here touches a node, and nothing is kept on disk.
 
 pub mod availability;
+pub mod by_node;
+pub mod cache;
 pub mod capacity;
 pub mod change;
 pub mod claims;
@@ -17,6 +19,7 @@ pub mod controller;
 pub mod drift;
 pub mod events;
 pub mod health;
+pub mod indexes;
 pub mod kinds;
 pub mod leader;
 pub mod metrics;
@@ -26,6 +29,7 @@ pub mod overcommit;
 pub mod pool;
 pub mod queue;
 pub mod registration;
+pub mod stored;
 pub mod topology;
 pub mod unclaimed;
 pub mod watch;
@@ -33,20 +37,20 @@ pub mod watch;
 #[cfg(test)]
 mod testing;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, panic, sync::Arc, time::Duration};
 
 use chrono::{DateTime, Utc};
 use cistern_client::http::Readiness;
-use futures::{
-    FutureExt as _,
-    future::{BoxFuture, Shared},
-};
+use futures::future::{BoxFuture, Shared};
 use kube::Client;
 use prometheus_client::registry::Registry;
+use tokio::task::JoinSet;
 
 use crate::{
-    cluster_state::ClusterState, config::Config, leader::Candidate, metrics::Metrics,
-    outdated::Outdated,
+    capacity::CapacityController, claims::ClaimsController, cluster_state::ClusterState,
+    config::Config, controller::Controller, drift::DriftController, health::HealthController,
+    leader::Candidate, metrics::Metrics, node::NodeController, outdated::Outdated,
+    pool::PoolController, topology::TopologyController, unclaimed::UnclaimedController,
 };
 
 /// Resolves when the process is to end.
@@ -83,7 +87,7 @@ impl fmt::Debug for Context {
 pub struct Operator {
     context: Context,
     candidate: Candidate,
-    watches: BoxFuture<'static, ()>,
+    watches: JoinSet<()>,
 }
 
 impl fmt::Debug for Operator {
@@ -120,7 +124,7 @@ impl Operator {
         Self {
             context,
             candidate,
-            watches: watches.boxed(),
+            watches,
         }
     }
 
@@ -133,21 +137,57 @@ impl Operator {
         } = self;
         let controllers = async || {
             context.outdated.forget();
-            tokio::join!(
-                pool::run(&context, stop.clone()),
-                node::run(&context, stop.clone()),
-                topology::run(&context, stop.clone()),
-                capacity::run(&context, stop.clone()),
-                drift::run(&context, stop.clone()),
-                claims::run(&context, stop.clone()),
-                health::run(&context, stop.clone()),
-                unclaimed::run(&context, stop.clone()),
-            );
+            until_ended(controllers(&context, &stop)).await;
         };
         tokio::select! {
             // The watches run until the last controller has finished its reconciles.
             () = candidate.lead(stop.clone(), controllers) => {}
-            () = watches => {}
+            () = until_ended(watches) => {}
+        }
+    }
+}
+
+/// Starts every controller in a task of its own, so that a large one does not delay the others. They end
+/// when the set is dropped.
+fn controllers(context: &Context, stop: &Stop) -> JoinSet<()> {
+    let mut running = JoinSet::new();
+    let mut start = Starter {
+        context,
+        stop,
+        running: &mut running,
+    };
+    start.controller(PoolController::new);
+    start.controller(NodeController::new);
+    start.controller(TopologyController);
+    start.controller(CapacityController);
+    start.controller(DriftController::new);
+    start.controller(ClaimsController::new);
+    start.controller(HealthController::new);
+    start.controller(UnclaimedController::new);
+    running
+}
+
+struct Starter<'a> {
+    context: &'a Context,
+    stop: &'a Stop,
+    running: &'a mut JoinSet<()>,
+}
+
+impl Starter<'_> {
+    fn controller<C: Controller>(&mut self, new: impl FnOnce(Context) -> C) {
+        let context = self.context.clone();
+        let run = controller::run(new(context.clone()), context, self.stop.clone());
+        self.running.spawn(run);
+    }
+}
+
+/// Waits until every task has ended. A panic in one of them ends the process.
+async fn until_ended(mut tasks: JoinSet<()>) {
+    while let Some(ended) = tasks.join_next().await {
+        if let Err(error) = ended
+            && error.is_panic()
+        {
+            panic::resume_unwind(error.into_panic());
         }
     }
 }

@@ -15,7 +15,8 @@ use futures::FutureExt as _;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
-#[tokio::main(flavor = "current_thread")]
+// Two threads, so that a probe is answered while a large list is read.
+#[tokio::main(worker_threads = 2)]
 async fn main() -> ExitCode {
     match start(Config::parse()).await {
         Ok(()) => ExitCode::SUCCESS,

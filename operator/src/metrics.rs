@@ -158,7 +158,7 @@ impl Collector for ClusterCollector {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut gauges = Gauges::onto(encoder);
         let leads = self.leading.get() == 1;
-        let mut nodes = self.cluster.storage_nodes.state();
+        let mut nodes = self.cluster.storage_nodes.all();
         nodes.retain(|_| leads);
         let (present, gone): (Vec<_>, Vec<_>) = nodes
             .into_iter()

@@ -32,10 +32,10 @@ use tokio::sync::Mutex;
 
 use self::takeover::Granted;
 use crate::{
-    Context, Stop,
+    Context,
     change::Change,
     contents::{Contents, Count},
-    controller::{self, Next},
+    controller::{Controller, Next},
     overcommit::{self, Overcommit},
     pool::declared,
 };
@@ -102,34 +102,54 @@ struct View<'a> {
     thick_in: &'a dyn Fn(&str) -> Count,
 }
 
-/// Runs the controller until `stop`.
-pub async fn run(context: &Context, stop: Stop) {
-    let names = |change: &Change| match change {
-        Change::Everything | Change::Pool(_) => context.cluster.node_names(),
-        Change::StorageNode(name) | Change::Node(name) => {
-            let mut names = takeover::waiting_for(&context.cluster, name);
-            names.push(name.clone());
-            names
+/// Keeps the specs of the StorageNodes up to date.
+#[derive(Debug)]
+pub struct NodeController {
+    context: Context,
+    /// Held while something is granted, so that no two nodes are granted the same.
+    granting: Mutex<()>,
+}
+
+impl NodeController {
+    /// The controller of a cluster.
+    pub fn new(context: Context) -> Self {
+        Self {
+            context,
+            granting: Mutex::new(()),
         }
-        Change::Volume { pool, node, .. } | Change::Snapshot { pool, node } => {
-            let mut names = overcommit::outdated(&context.cluster, pool);
-            names.push(node.clone());
-            names
+    }
+}
+
+impl Controller for NodeController {
+    type Key = String;
+    type Error = Error;
+    const NAME: &'static str = "node";
+
+    fn keys(&self, change: &Change) -> Vec<String> {
+        let cluster = &self.context.cluster;
+        match change {
+            Change::Everything | Change::Pool(_) => cluster.node_names(),
+            Change::StorageNode(name) | Change::Node(name) => {
+                let mut names = takeover::waiting_for(cluster, name);
+                names.push(name.clone());
+                names
+            }
+            Change::Volume { pool, node, .. } | Change::Snapshot { pool, node } => {
+                let mut names = overcommit::outdated(cluster, pool);
+                names.push(node.clone());
+                names
+            }
+            Change::PoolStatus(_)
+            | Change::Class(_)
+            | Change::Claim { .. }
+            | Change::Owner
+            | Change::Capacity { .. } => Vec::new(),
         }
-        Change::Class(_) | Change::Claim { .. } | Change::Capacity { .. } => Vec::new(),
-    };
-    let granting = Mutex::new(());
-    let reconcile = async |name: &String| reconcile(context, &granting, name).await;
-    let schedule = controller::Schedule::at_once("node");
-    controller::run(
-        schedule,
-        &context.cluster,
-        &context.metrics,
-        stop,
-        names,
-        reconcile,
-    )
-    .await;
+    }
+
+    async fn reconcile(&self, name: &String) -> Result<Next, Error> {
+        reconcile(&self.context, &self.granting, name).await
+    }
 }
 
 /// `granting` is held while something is granted, so that no two nodes are granted the same.

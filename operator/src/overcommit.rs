@@ -105,7 +105,7 @@ pub fn outdated(cluster: &ClusterState, pool: &str) -> Vec<String> {
         return Vec::new();
     }
     let in_force = Overcommit::of(declared, || cluster.thick_in(pool)).in_force();
-    let nodes = cluster.storage_nodes.state_filter(|guard| {
+    let nodes = cluster.storage_nodes.filter(|guard| {
         let node = guard.0.as_ref().ok();
         let mut entries = node.into_iter().flat_map(|node| &node.spec.pools);
         entries.any(|entry| entry.name == pool && entry.overcommit_percent != in_force)

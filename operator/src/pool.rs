@@ -3,30 +3,31 @@
 //! *Invariant:* a pool's finalizer stays until no StorageNode names the pool and no PoolVolume
 //! or PoolSnapshot lies in it.
 
+mod shares;
 mod summary;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use cistern_client::writes::{patch_guarded, patch_status_guarded, remove_finalizer};
-use cistern_crds::{Reason, StoragePool, StoragePoolStatus, names};
+use cistern_crds::{StoragePool, StoragePoolStatus, names};
 use kube::{
     Api, Resource as _, ResourceExt as _,
     api::{ApiResource, DynamicObject},
-    core::{DeserializeGuard, Selector, SelectorExt as _},
+    core::{DeserializeGuard, Selector},
 };
 use serde_json::json;
-use summary::{Declaration, PoolNodeState, Share, summarize};
 
+use self::{
+    shares::Shares,
+    summary::{Declaration, summarize},
+};
 use crate::{
-    Context, Stop,
-    availability::available_pool,
+    Context,
     change::Change,
     cluster_state::ClusterState,
-    controller::{self, Next},
+    controller::{Controller, Next},
     events::{self, publish_once},
-    health::{self, summary::PoolHealth},
     overcommit::Overcommit,
-    registration,
 };
 
 /// Changes are gathered this long, so that many changed volumes or snapshots cause few status writes.
@@ -51,29 +52,70 @@ pub enum Error {
     Event(#[from] events::Error),
 }
 
-/// Runs the controller until `stop`.
-pub async fn run(context: &Context, stop: Stop) {
-    let names = |change: &Change| match change {
-        Change::Pool(name)
-        | Change::Volume { pool: name, .. }
-        | Change::Snapshot { pool: name, .. } => vec![name.clone()],
-        Change::Everything | Change::StorageNode(_) | Change::Node(_) => {
-            let pools = context.cluster.pools.state();
-            pools.iter().map(|pool| pool.name_any()).collect()
-        }
-        Change::Class(_) | Change::Claim { .. } | Change::Capacity { .. } => Vec::new(),
-    };
-    let reconcile = async |name: &String| reconcile(context, name).await;
-    let schedule = controller::Schedule::gathering("pool", GATHER);
-    let Context {
-        cluster, metrics, ..
-    } = context;
-    controller::run(schedule, cluster, metrics, stop, names, reconcile).await;
+/// Keeps the finalizers and the status of the StoragePools up to date.
+#[derive(Debug)]
+pub struct PoolController {
+    context: Context,
+    shares: Shares,
 }
 
-async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
+impl PoolController {
+    /// The controller of a cluster.
+    pub fn new(context: Context) -> Self {
+        Self {
+            context,
+            shares: Shares::default(),
+        }
+    }
+}
+
+impl Controller for PoolController {
+    type Key = String;
+    type Error = Error;
+    const NAME: &'static str = "pool";
+    const GATHER: Duration = GATHER;
+
+    fn keys(&self, change: &Change) -> Vec<String> {
+        concerned(&self.context.cluster, &self.shares, change)
+    }
+
+    async fn reconcile(&self, name: &String) -> Result<Next, Error> {
+        reconcile(&self.context, &self.shares, name).await
+    }
+}
+
+/// The names of the pools that a change concerns. Marks the shares that it makes out of date.
+fn concerned(cluster: &ClusterState, shares: &Shares, change: &Change) -> Vec<String> {
+    let every = || {
+        let pools = cluster.pools.all();
+        pools.iter().map(|pool| pool.name_any()).collect()
+    };
+    match change {
+        Change::Pool(name)
+        | Change::PoolStatus(name)
+        | Change::Volume { pool: name, .. }
+        | Change::Snapshot { pool: name, .. } => vec![name.clone()],
+        Change::StorageNode(node) | Change::Node(node) => {
+            shares.outdate(node);
+            every()
+        }
+        Change::Everything => {
+            shares.outdate_all();
+            every()
+        }
+        Change::Class(_) | Change::Claim { .. } | Change::Owner | Change::Capacity { .. } => {
+            Vec::new()
+        }
+    }
+}
+
+async fn reconcile(context: &Context, shares: &Shares, name: &str) -> Result<Next, Error> {
     let own_writes = &context.cluster.own_writes;
-    let Ok(Some(pool)) = own_writes.read(|| context.cluster.pool(name)) else {
+    let Ok(pool) = own_writes.read(|| context.cluster.pool(name)) else {
+        return Ok(Next::OnChange);
+    };
+    let Some(pool) = pool else {
+        shares.forget(name);
         return Ok(Next::OnChange);
     };
     let wrote = |written| own_writes.wrote(&written, || context.cluster.pool(name));
@@ -85,7 +127,7 @@ async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
             source,
         }
     };
-    let shares = shares(&context.cluster, &pool);
+    let shares = shares.of(&context.cluster, &pool);
     let kept = context.cluster.contents_of(name);
     let manager = names::OPERATOR_MANAGER;
     match finalizer_action(&pool, shares.is_empty() && kept.is_empty()) {
@@ -181,66 +223,6 @@ async fn current_status(
     let raw = api.get(&pool.name_any()).await?;
     let status = raw.data.get("status").cloned().unwrap_or_default();
     Ok(serde_json::from_value(status).unwrap_or_default())
-}
-
-/// The pool's part of every node that has one or should have one, by name of the node.
-fn shares(cluster: &ClusterState, pool: &DeserializeGuard<StoragePool>) -> Vec<Share> {
-    let selector = match declared(pool) {
-        Ok((_, selector)) if pool.meta().deletion_timestamp.is_none() => Some(selector),
-        Ok(_) | Err(_) => None,
-    };
-    let nodes = cluster.node_names().into_iter();
-    nodes
-        .filter_map(|node| share(cluster, pool, selector.as_ref(), node))
-        .collect()
-}
-
-/// The pool's part of one node; `selector` says whether the node is to have one.
-fn share(
-    cluster: &ClusterState,
-    pool: &DeserializeGuard<StoragePool>,
-    selector: Option<&Selector>,
-    name: String,
-) -> Option<Share> {
-    let (pool, uid) = (pool.name_any(), pool.uid().unwrap_or_default());
-    let node = cluster.node(&name);
-    let guard = cluster.storage_node(&name);
-    let storage_node = guard.as_ref().and_then(|guard| guard.0.as_ref().ok());
-    let carried = storage_node.is_some_and(|n| n.spec.pools.iter().any(|p| p.uid == uid));
-    let reported = storage_node.and_then(|n| n.status.as_ref());
-    let reported = reported.and_then(|status| status.pools.iter().find(|p| p.uid == uid));
-    let desired = selector.zip(node.as_ref()).is_some_and(|(selector, node)| {
-        let labels = node.metadata.labels.as_ref();
-        selector.matches(labels.unwrap_or(&BTreeMap::new()))
-    });
-    // Of a Node that is gone only what its StorageNode still carries counts: there are volumes in it.
-    let reported = reported.filter(|_| carried || node.is_some());
-    let state = if desired {
-        let registration = registration::observe(cluster, &name);
-        match available_pool(&pool, storage_node, &registration) {
-            Ok(_) => PoolNodeState::Ready,
-            Err(refusal) => PoolNodeState::NotReady(refusal),
-        }
-    } else if carried || reported.is_some() {
-        PoolNodeState::Leaving {
-            node_is_gone: node.is_none(),
-        }
-    } else {
-        return None;
-    };
-    let health = match storage_node {
-        Some(node) => health::summary::of_pool_on(node, reported),
-        None => PoolHealth::Unknown(
-            Reason::Pending,
-            format!("there is no StorageNode {name} yet"),
-        ),
-    };
-    Some(Share {
-        node: name,
-        state,
-        health,
-        status: reported.cloned(),
-    })
 }
 
 #[cfg(test)]

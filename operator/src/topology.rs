@@ -19,11 +19,11 @@ use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
 use crate::{
-    Context, Stop,
+    Context,
     availability::available_pool,
     change::Change,
     contents::Contents,
-    controller::{self, Next},
+    controller::{Controller, Next},
     health,
     registration::{self, Registration},
 };
@@ -51,32 +51,37 @@ pub enum Error {
     },
 }
 
-/// Runs the controller until `stop`.
-pub async fn run(context: &Context, stop: Stop) {
-    let names = |change: &Change| match change {
-        Change::Everything => {
-            let nodes = context.cluster.storage_nodes.state();
-            nodes.iter().map(|node| node.name_any()).collect()
+/// Keeps the conditions of the StorageNodes up to date.
+#[derive(Debug)]
+pub struct TopologyController(pub Context);
+
+impl Controller for TopologyController {
+    type Key = String;
+    type Error = Error;
+    const NAME: &'static str = "topology";
+
+    fn keys(&self, change: &Change) -> Vec<String> {
+        match change {
+            Change::Everything => {
+                let nodes = self.0.cluster.storage_nodes.all();
+                nodes.iter().map(|node| node.name_any()).collect()
+            }
+            Change::StorageNode(name)
+            | Change::Node(name)
+            | Change::Volume { node: name, .. }
+            | Change::Snapshot { node: name, .. } => vec![name.clone()],
+            Change::Pool(_)
+            | Change::PoolStatus(_)
+            | Change::Class(_)
+            | Change::Claim { .. }
+            | Change::Owner
+            | Change::Capacity { .. } => Vec::new(),
         }
-        Change::StorageNode(name)
-        | Change::Node(name)
-        | Change::Volume { node: name, .. }
-        | Change::Snapshot { node: name, .. } => vec![name.clone()],
-        Change::Pool(_) | Change::Class(_) | Change::Claim { .. } | Change::Capacity { .. } => {
-            Vec::new()
-        }
-    };
-    let reconcile = async |name: &String| reconcile(context, name).await;
-    let schedule = controller::Schedule::at_once("topology");
-    controller::run(
-        schedule,
-        &context.cluster,
-        &context.metrics,
-        stop,
-        names,
-        reconcile,
-    )
-    .await;
+    }
+
+    async fn reconcile(&self, name: &String) -> Result<Next, Error> {
+        reconcile(&self.0, name).await
+    }
 }
 
 async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {

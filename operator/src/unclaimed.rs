@@ -2,20 +2,29 @@
 //! remedy.
 //!
 //! ```text
-//! PoolVolumes, PoolSnapshots ─▶ claims that wait ─▶ PersistentVolumes, contents ─▶ events for objects found twice in a row
+//! the caches show an object without an owner that is not reported yet?
+//!   └▶ list PoolVolumes, PoolSnapshots ─▶ list PersistentVolumes, contents ─▶ events for objects found twice in a row
 //! ```
+//!
+//! The caches may be some seconds old, so what they show is compared with the API server before it is
+//! reported. As long as every object has an owner, nothing is listed.
 //!
 //! *Invariants:* an object that is being created or removed is never unclaimed
 //! ([`cistern_crds::unclaimed`]): its owners are listed after it. This process reports an object once
 //! and never changes it.
 
-use std::{collections::BTreeMap, fmt::Debug, mem};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    fmt::Debug,
+    mem,
+    sync::Arc,
+};
 
 use chrono::TimeDelta;
 use cistern_client::Rejection;
 use cistern_crds::{
     EventReason, PoolSnapshot, PoolVolume,
-    unclaimed::{Claimable, Owners, advice, contents},
+    unclaimed::{Claimable, Owner, Owners, advice, contents},
 };
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume};
 use kube::{
@@ -27,10 +36,12 @@ use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 
 use crate::{
-    Context, Stop,
+    Context,
+    cache::Cache,
     change::Change,
-    controller::{self, Next},
+    controller::{Controller, Next},
     events::{self, EventContent, publish_once},
+    stored::Stored,
 };
 
 /// Objects in one answer to a list.
@@ -70,30 +81,65 @@ struct Unclaimed {
     note: String,
 }
 
-/// Runs the controller until `stop`.
-pub async fn run(context: &Context, stop: Stop) {
-    let seen = Seen::default();
-    let Context {
-        cluster, metrics, ..
-    } = context;
-    // Only time makes something unclaimed.
-    let keys = |change: &Change| match change {
-        Change::Everything => vec![()],
-        Change::Pool(_)
-        | Change::StorageNode(_)
-        | Change::Volume { .. }
-        | Change::Snapshot { .. }
-        | Change::Node(_)
-        | Change::Class(_)
-        | Change::Claim { .. }
-        | Change::Capacity { .. } => Vec::new(),
-    };
-    let reconcile = async |(): &()| reconcile(context, &seen).await;
-    let schedule = controller::Schedule::at_once("unclaimed");
-    controller::run(schedule, cluster, metrics, stop, keys, reconcile).await;
+/// Reports unclaimed volumes and snapshots.
+#[derive(Debug)]
+pub struct UnclaimedController {
+    context: Context,
+    seen: Seen,
+}
+
+impl UnclaimedController {
+    /// The controller of a cluster.
+    pub fn new(context: Context) -> Self {
+        Self {
+            context,
+            seen: Seen::default(),
+        }
+    }
+}
+
+impl Controller for UnclaimedController {
+    type Key = ();
+    type Error = Error;
+    const NAME: &'static str = "unclaimed";
+
+    /// Only time makes something unclaimed.
+    fn keys(&self, change: &Change) -> Vec<()> {
+        match change {
+            Change::Everything => vec![()],
+            Change::Pool(_)
+            | Change::PoolStatus(_)
+            | Change::StorageNode(_)
+            | Change::Volume { .. }
+            | Change::Snapshot { .. }
+            | Change::Node(_)
+            | Change::Class(_)
+            | Change::Claim { .. }
+            | Change::Owner
+            | Change::Capacity { .. } => Vec::new(),
+        }
+    }
+
+    async fn reconcile(&self, (): &()) -> Result<Next, Error> {
+        reconcile(&self.context, &self.seen).await
+    }
 }
 
 async fn reconcile(context: &Context, seen: &Seen) -> Result<Next, Error> {
+    let ownerless = ownerless(context);
+    let is_reported = |uid: &str| seen.lock().get(uid) == Some(&true);
+    if ownerless.iter().all(|uid| is_reported(uid)) {
+        let mut seen = seen.lock();
+        seen.retain(|uid, _| ownerless.contains(uid.as_str()));
+    } else {
+        report(context, seen).await?;
+    }
+    context.metrics.unclaimed().set(reported(seen));
+    Ok(Next::After(context.unclaimed_after / COMPARISONS))
+}
+
+/// Compares all objects with their owners as the API server has them, and publishes the events.
+async fn report(context: &Context, seen: &Seen) -> Result<(), Error> {
     let found = find(context).await?;
     for unclaimed in due(seen, found) {
         let body = EventContent {
@@ -107,8 +153,44 @@ async fn reconcile(context: &Context, seen: &Seen) -> Result<Next, Error> {
         let mut seen = seen.lock();
         seen.insert(unclaimed.uid, true);
     }
-    context.metrics.unclaimed().set(reported(seen));
-    Ok(Next::After(context.unclaimed_after / COMPARISONS))
+    Ok(())
+}
+
+/// The UIDs of the objects that are old enough and have no owner in the caches.
+fn ownerless(context: &Context) -> BTreeSet<String> {
+    let cluster = &context.cluster;
+    let mut volume_owners = cluster.volume_owners.all();
+    for claim in cluster.claims.all() {
+        let uid = claim.uid().unwrap_or_default();
+        volume_owners.push(Arc::new(Owner::WaitingUid(uid.into())));
+    }
+    let mut found = without_owner(context, &cluster.volumes, &volume_owners);
+    let snapshot_owners = cluster.snapshot_owners.all();
+    found.extend(without_owner(context, &cluster.snapshots, &snapshot_owners));
+    found
+}
+
+fn without_owner<R>(
+    context: &Context,
+    objects: &Cache<Stored<R>>,
+    owners: &[Arc<Owner>],
+) -> BTreeSet<String> {
+    let handles: HashSet<&str> = owners.iter().filter_map(|owner| owner.handle()).collect();
+    let latest = (context.now)() - grace(context);
+    let objects = objects.entries(|name, object| {
+        object.created.is_some_and(|created| created <= latest) && !handles.contains(name)
+    });
+    let waits_for = |owner: &Arc<Owner>, name: &str| match &**owner {
+        Owner::WaitingUid(uid) => !uid.is_empty() && name.ends_with(&**uid),
+        Owner::Handle(_) => false,
+    };
+    let ownerless = objects.iter().filter(|(name, object)| {
+        let requested = object.requested_name.as_deref().unwrap_or(name);
+        !owners.iter().any(|owner| waits_for(owner, requested))
+    });
+    ownerless
+        .map(|(_, object)| object.uid.to_string())
+        .collect()
 }
 
 /// Records the result of a comparison. Returns the unreported objects that the previous comparison
@@ -151,7 +233,7 @@ async fn find(context: &Context) -> Result<Vec<Unclaimed>, Error> {
     })
     .await?;
     let mut owners = Owners::default();
-    for claim in context.cluster.claims.state() {
+    for claim in context.cluster.claims.all() {
         owners.add_waiting(&claim.uid().unwrap_or_default());
     }
     let api = Api::<PersistentVolume>::all(client());

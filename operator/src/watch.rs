@@ -1,74 +1,105 @@
-//! Runs one watch: it writes events to the store, sends changes to the controllers, and reports errors
-//! in `/readyz`.
+//! Runs one watch: it writes events to the cache, sends differences to the controllers, and reports
+//! errors in `/readyz`.
 //!
 //! *Invariant:* a watch never ends: every error, also a kind that is not installed, is reported and
 //! retried.
 
 use std::{pin::pin, sync::Arc};
 
-use cistern_client::{OwnWrites, http::Readiness, watches};
+use cistern_client::{
+    http::Readiness,
+    own_writes::{self, OwnWrites},
+    watches,
+};
 use futures::StreamExt as _;
 use kube::{
     Api,
     runtime::{
         WatchStreamExt as _,
-        reflector::store::Writer,
         watcher::{self, Event, watcher},
     },
 };
 use tokio::sync::broadcast;
 
-use crate::{change::Change, kinds::WatchedKind};
+use crate::{
+    cache::{Cache, Difference, Writer},
+    change::Change,
+    kinds::{self, WatchedKind},
+};
 
-/// Watches a kind and never returns.
+/// What the watches of all kinds share.
+#[derive(Clone, Debug)]
+pub struct Shared {
+    /// Receives what has changed.
+    pub changes: broadcast::Sender<Change>,
+    /// Waits for the first list of each kind.
+    pub readiness: Readiness,
+    /// Writes of this process that the caches do not contain yet.
+    pub own_writes: Arc<OwnWrites>,
+}
+
+/// Watches a kind and never returns. `index` gets each difference before the controllers do.
 pub async fn watch<K: WatchedKind + 'static>(
     api: Api<K>,
     config: watcher::Config,
-    mut writer: Writer<K>,
-    changes: broadcast::Sender<Change>,
-    readiness: Readiness,
-    own_writes: Arc<OwnWrites>,
+    cache: Cache<K::Entry>,
+    index: impl Fn(&Difference<K::Entry>),
+    shared: Shared,
 ) {
+    let mut writer = Writer::new(&cache);
     let mut stream = pin!(watcher(api, config).backoff(watches::backoff()));
     while let Some(event) = stream.next().await {
-        match event.map(keep) {
-            Ok(Some(event)) => {
-                writer.apply_watcher_event(&event);
-                own_writes.saw(&event);
-                // There is no receiver before the controllers run; they begin with everything.
-                let _ = announcement(&event).map(|change| changes.send(change));
-                if matches!(event, Event::InitDone) {
-                    readiness.done(K::NAME);
+        match event {
+            Ok(event) => {
+                let is_complete = matches!(event, Event::InitDone);
+                apply_event(&mut writer, event, &index, &shared);
+                if is_complete {
+                    shared.readiness.done(K::NAME);
                 }
             }
-            Ok(None) => {}
-            Err(error) => report::<K>(&readiness, &error),
+            // It stays so until the kind is installed, so the watch goes on.
+            Err(error) if K::IS_OPTIONAL && watches::is_not_installed(&error) => {
+                for event in [Event::<K>::Init, Event::InitDone] {
+                    apply_event(&mut writer, event, &index, &shared);
+                }
+                shared.readiness.done(K::NAME);
+            }
+            Err(error) => report::<K>(&shared.readiness, &error),
         }
     }
 }
 
-/// The event for the store: an object that no controller reads counts as deleted.
-fn keep<K: WatchedKind>(event: Event<K>) -> Option<Event<K>> {
-    match event {
-        Event::Apply(mut object) => Some(if object.prune() {
-            Event::Apply(object)
-        } else {
-            Event::Delete(object)
-        }),
-        Event::InitApply(mut object) => object.prune().then_some(Event::InitApply(object)),
-        Event::Delete(mut object) => {
-            object.prune();
-            Some(Event::Delete(object))
+/// Applies an event to the cache and the index, then announces what has changed.
+fn apply_event<K: WatchedKind>(
+    writer: &mut Writer<K::Entry>,
+    event: Event<K>,
+    index: &impl Fn(&Difference<K::Entry>),
+    shared: &Shared,
+) {
+    let seen = own_writes::versions(&event);
+    let is_complete = matches!(event, Event::InitDone);
+    let differences = match event {
+        Event::Init => {
+            writer.begin_list();
+            Vec::new()
         }
-        Event::Init | Event::InitDone => Some(event),
+        Event::InitDone => writer.end_list(),
+        Event::InitApply(object) | Event::Apply(object) => {
+            let key = kinds::key(&object);
+            Vec::from_iter(writer.replace(&key, object.entry()))
+        }
+        Event::Delete(object) => Vec::from_iter(writer.replace(&kinds::key(&object), None)),
+    };
+    differences.iter().for_each(index);
+    let mut changes: Vec<Change> = differences.iter().map(K::change).collect();
+    // A reconcile that met a copy from before an own write ended without a result. It is repeated, also
+    // if the copies do not differ.
+    if shared.own_writes.saw::<K>(&seen) && (is_complete || changes.is_empty()) {
+        changes.push(Change::Everything);
     }
-}
-
-fn announcement<K: WatchedKind>(event: &Event<K>) -> Option<Change> {
-    match event {
-        Event::Apply(object) | Event::Delete(object) => Some(object.change()),
-        Event::InitDone => Some(Change::Everything),
-        Event::Init | Event::InitApply(_) => None,
+    for change in changes {
+        // There is no receiver before the controllers run; they begin with everything.
+        let _ = shared.changes.send(change);
     }
 }
 

@@ -63,24 +63,28 @@ impl OwnWrites {
         entry.is_being_listed = false;
     }
 
-    /// Records an event of a watch. Must be called after the cache has applied the event.
-    pub fn saw<K: Resource<DynamicType = ()>>(&self, event: &Event<K>) {
+    /// Records an event of a watch on kind `K`, of which only the identity and version of the object are
+    /// used. Must be called after the cache has applied the event. Returns whether a copy is no longer
+    /// stale because of it.
+    pub fn saw<K: Resource<DynamicType = ()>>(&self, event: &Event<ObjectMeta>) -> bool {
         let mut undelivered = self.undelivered.lock();
+        let before = undelivered.len();
         match event {
-            Event::Apply(object) => forget_delivered(&mut undelivered, object.meta()),
-            Event::Delete(object) => {
-                undelivered.remove(object.meta().uid.as_deref().unwrap_or_default());
+            Event::Apply(metadata) => forget_delivered(&mut undelivered, metadata),
+            Event::Delete(metadata) => {
+                undelivered.remove(metadata.uid.as_deref().unwrap_or_default());
             }
             Event::Init => {
                 for entry in undelivered.values_mut() {
                     entry.is_being_listed |= entry.kind == K::kind(&());
                 }
             }
-            // The cache applies a list when it is complete.
+            // A cache may apply a list only when it is complete.
             Event::InitApply(_) => {}
             Event::InitDone => undelivered
                 .retain(|_, entry| !(entry.is_being_listed && entry.kind == K::kind(&()))),
         }
+        undelivered.len() < before
     }
 
     /// Reads the cached copy of an object. Fails if it is older than the last write of this process.
@@ -101,6 +105,22 @@ impl OwnWrites {
                 .is_some_and(|(copy, written)| copy < written)
         });
         if is_stale { Err(Stale) } else { Ok(copy) }
+    }
+}
+
+/// The event with the identity and version of its object alone, for [`OwnWrites::saw`].
+pub fn versions<K: Resource>(event: &Event<K>) -> Event<ObjectMeta> {
+    let version = |object: &K| ObjectMeta {
+        uid: object.meta().uid.clone(),
+        resource_version: object.meta().resource_version.clone(),
+        ..ObjectMeta::default()
+    };
+    match event {
+        Event::Init => Event::Init,
+        Event::InitDone => Event::InitDone,
+        Event::InitApply(object) => Event::InitApply(version(object)),
+        Event::Apply(object) => Event::Apply(version(object)),
+        Event::Delete(object) => Event::Delete(version(object)),
     }
 }
 
@@ -147,6 +167,10 @@ mod tests {
         pool("one", version)
     }
 
+    fn meta(version: &str) -> ObjectMeta {
+        one(version).metadata
+    }
+
     fn is_stale(own: &OwnWrites, cached: StoragePool) -> bool {
         own.read(|| Some(Arc::new(cached))).is_err()
     }
@@ -167,14 +191,14 @@ mod tests {
     fn a_copy_is_stale_until_the_watch_delivers_the_own_write_or_a_later_version() {
         let own = behind();
         assert!(is_stale(&own, one("8")));
-        own.saw(&Event::Apply(one("8")));
+        own.saw::<StoragePool>(&Event::Apply(meta("8")));
         assert!(is_stale(&own, one("9")));
         assert!(!is_stale(&own, pool("another", "1")));
-        own.saw(&Event::Apply(one("10")));
+        own.saw::<StoragePool>(&Event::Apply(meta("10")));
         assert!(!is_stale(&own, one("10")));
         let own = behind();
         assert!(!is_stale(&own, one("11")), "another client wrote later");
-        own.saw(&Event::Apply(one("11")));
+        own.saw::<StoragePool>(&Event::Apply(meta("11")));
         assert_eq!(count(&own), 0);
         let gone = own.read(|| None::<Arc<StoragePool>>);
         assert!(matches!(gone, Ok(None)));
@@ -183,10 +207,10 @@ mod tests {
     #[test]
     fn a_delivered_or_deleted_object_is_forgotten() {
         let own = behind();
-        own.saw(&Event::Apply(one("10")));
+        own.saw::<StoragePool>(&Event::Apply(meta("10")));
         assert_eq!(count(&own), 0);
         let own = behind();
-        own.saw(&Event::Delete(one("12")));
+        own.saw::<StoragePool>(&Event::Delete(meta("12")));
         assert_eq!(count(&own), 0);
         // The event arrived before the response to the write.
         own.wrote(&one("10"), || Some(Arc::new(one("10"))));
@@ -201,37 +225,37 @@ mod tests {
     fn the_last_of_several_writes_is_waited_for() {
         let own = behind();
         own.wrote(&one("12"), || Some(Arc::new(one("9"))));
-        own.saw(&Event::Apply(one("10")));
+        own.saw::<StoragePool>(&Event::Apply(meta("10")));
         assert!(is_stale(&own, one("10")));
         // A write that changed nothing returns the existing version.
         own.wrote(&one("10"), || Some(Arc::new(one("10"))));
         assert!(is_stale(&own, one("10")));
-        own.saw(&Event::Apply(one("12")));
+        own.saw::<StoragePool>(&Event::Apply(meta("12")));
         assert!(!is_stale(&own, one("12")));
     }
 
     #[test]
     fn a_complete_list_that_began_after_the_write_ends_the_wait_whatever_it_shows() {
         let own = behind();
-        own.saw(&Event::<PoolSnapshot>::Init);
-        own.saw(&Event::<PoolSnapshot>::InitDone);
+        own.saw::<PoolSnapshot>(&Event::Init);
+        own.saw::<PoolSnapshot>(&Event::InitDone);
         assert!(is_stale(&own, one("9")), "a list of another kind");
-        own.saw(&Event::<StoragePool>::InitDone);
+        own.saw::<StoragePool>(&Event::InitDone);
         assert!(is_stale(&own, one("9")), "a list that began before");
         // A store that was restored from a backup has smaller versions.
-        own.saw(&Event::<StoragePool>::Init);
-        own.saw(&Event::InitApply(one("3")));
+        own.saw::<StoragePool>(&Event::Init);
+        own.saw::<StoragePool>(&Event::InitApply(meta("3")));
         assert!(
             is_stale(&own, one("9")),
             "the cache shows no part of a list"
         );
-        own.saw(&Event::<StoragePool>::InitDone);
+        own.saw::<StoragePool>(&Event::InitDone);
         assert!(!is_stale(&own, one("3")));
 
         let own = behind();
-        own.saw(&Event::<StoragePool>::Init);
+        own.saw::<StoragePool>(&Event::Init);
         own.wrote(&one("11"), || Some(Arc::new(one("9"))));
-        own.saw(&Event::<StoragePool>::InitDone);
+        own.saw::<StoragePool>(&Event::InitDone);
         assert!(is_stale(&own, one("9")), "a write during the list");
     }
 

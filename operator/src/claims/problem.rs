@@ -10,10 +10,11 @@ use cistern_crds::{
 };
 use k8s_openapi::api::{core::v1::PersistentVolumeClaimSpec, storage::v1::StorageClass};
 
+use super::rooms::RoomSummary;
 use crate::events::EventContent;
 
 /// Nodes that a note names.
-const NAMED: usize = 4;
+pub(super) const NAMED: usize = 4;
 
 /// Why a claim stays Pending, why a class can make no volume, or why a volume has not grown.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,35 +88,21 @@ impl VolumeRequest {
         })
     }
 
-    /// The problem that keeps it from being placed on any of these nodes.
-    pub(super) fn problem(&self, rooms: &BTreeMap<String, NodeRoom>) -> Option<Problem> {
+    /// The problem that keeps it from being placed on any node.
+    pub(super) fn problem(&self, rooms: &RoomSummary) -> Option<Problem> {
         let pool = self.pool.clone();
-        if rooms.is_empty() {
+        if !rooms.is_carried {
             return Some(Problem::NoNodes { pool });
         }
-        let free = |choose: fn(Bytes, Bytes) -> Bytes| {
-            rooms
-                .iter()
-                .filter_map(|(node, room)| match room {
-                    NodeRoom::Free { largest, usable } => Some((choose(*largest, *usable), node)),
-                    NodeRoom::None(_) => None,
-                })
-                .max_by_key(|(bytes, _)| *bytes)
-        };
-        let (Some(largest), Some(usable)) = (free(|largest, _| largest), free(|_, usable| usable))
-        else {
-            let describe = |(node, room): (&String, &NodeRoom)| match room {
-                NodeRoom::None(refusal) => Some(format!("{node}: {}", refusal.message)),
-                NodeRoom::Free { .. } => None,
-            };
-            let nodes = rooms.iter().filter_map(describe).collect();
+        let (Some(largest), Some(usable)) = (&rooms.largest, &rooms.usable) else {
+            let nodes = rooms.refused.clone();
             return Some(Problem::NotReady { pool, nodes });
         };
-        let shortage = |(best, node): (Bytes, &String)| Shortage {
+        let shortage = |(best, node): &(Bytes, String)| Shortage {
             pool,
             requested: self.size,
             provisioning: self.provisioning,
-            best,
+            best: *best,
             node: node.clone(),
         };
         if self.size <= largest.0 {
@@ -189,10 +176,9 @@ impl Problem {
                 "no node that the claim may go to carries StoragePool {pool}: look at the pool's node selector and the class' allowed topologies"
             ),
             Self::NotReady { pool, nodes } => {
-                let named: Vec<&str> = nodes.iter().take(NAMED).map(String::as_str).collect();
                 format!(
                     "StoragePool {pool} takes no volumes on any node: {}",
-                    named.join("; ")
+                    nodes.join("; ")
                 )
             }
             Self::NoSpace(shortage) => format!(
@@ -254,6 +240,8 @@ pub(super) fn allows(class: &StorageClass, labels: Option<&BTreeMap<String, Stri
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use cistern_crds::{Reason, parameters::FSTYPE};
     use serde_json::json;
 
@@ -282,10 +270,11 @@ mod tests {
     }
 
     fn problem(size: u64, rooms: &[(&str, NodeRoom)]) -> Option<Problem> {
-        let rooms = rooms
-            .iter()
-            .map(|(node, room)| ((*node).to_owned(), room.clone()));
-        requested(Bytes::gib(size)).problem(&rooms.collect())
+        let rooms = rooms.iter();
+        let rooms = rooms.map(|(node, room)| ((*node).to_owned(), Arc::new(room.clone())));
+        let rooms: Vec<_> = rooms.collect();
+        let summary = RoomSummary::of(rooms.iter().map(|(node, room)| (node, room)));
+        requested(Bytes::gib(size)).problem(&summary)
     }
 
     #[test]

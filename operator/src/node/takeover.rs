@@ -42,7 +42,7 @@ pub(super) fn waiting_for(cluster: &ClusterState, name: &str) -> Vec<String> {
         let mut pools = node.status.iter().flat_map(|status| &status.pools);
         pools.any(|pool| pool.belongs_to.as_ref().is_some_and(|it| it.node == name))
     };
-    let all = cluster.storage_nodes.state();
+    let all = cluster.storage_nodes.all();
     let waiting = all.iter().filter_map(|guard| guard.0.as_ref().ok());
     waiting
         .filter(|node| waits(node))

@@ -2,6 +2,8 @@
 //!
 //! *Invariant:* pure; a status that says the same as before is equal to it.
 
+use std::sync::Arc;
+
 use chrono::{DateTime, Utc};
 use cistern_crds::{
     Bytes, ConditionType, Explanation, NodePoolStatus, Provisioning, Reason, StoragePool,
@@ -83,7 +85,7 @@ impl Declaration {
 pub(super) fn summarize(
     declaration: &Declaration,
     current: &StoragePoolStatus,
-    shares: &[Share],
+    shares: &[Arc<Share>],
     kept: &Contents,
     now: DateTime<Utc>,
 ) -> StoragePoolStatus {
@@ -116,7 +118,10 @@ pub(super) fn summarize(
         nodes_summary: format!("{nodes_ready}/{nodes}"),
         usable: reported().map(|status| status.usable).sum(),
         reserved: legible(reported().map(|status| status.reserved).sum()),
-        largest_volume: ready.filter_map(largest).max().unwrap_or(Bytes::ZERO),
+        largest_volume: ready
+            .filter_map(|share| largest(share))
+            .max()
+            .unwrap_or(Bytes::ZERO),
         // On a node that is gone, too: it may come back with its file.
         largest_file: shares
             .iter()
@@ -138,7 +143,7 @@ fn legible(sum: Bytes) -> Bytes {
 }
 
 /// `Ready`: every node that the selector matches takes volumes of the pool.
-fn readiness(declaration: &Declaration, shares: &[Share], kept: &Contents) -> ConditionUpdate {
+fn readiness(declaration: &Declaration, shares: &[Arc<Share>], kept: &Contents) -> ConditionUpdate {
     let finding = |holds: bool, reason, message: String| {
         ConditionUpdate::new(ConditionType::Ready, holds, reason, message)
     };
@@ -179,7 +184,7 @@ fn readiness(declaration: &Declaration, shares: &[Share], kept: &Contents) -> Co
         );
         return finding(false, Reason::NodesNotReady, message);
     }
-    let reason = if shares.iter().any(Share::is_gone) {
+    let reason = if shares.iter().any(|share| share.is_gone()) {
         Reason::NodeGone
     } else if leaving.is_empty() {
         Reason::Reconciled
@@ -194,7 +199,7 @@ fn readiness(declaration: &Declaration, shares: &[Share], kept: &Contents) -> Co
 }
 
 /// `Healthy`: nothing is known to be wrong with the pool on any node that has it.
-fn health(shares: &[Share]) -> ConditionUpdate {
+fn health(shares: &[Arc<Share>]) -> ConditionUpdate {
     let parts = shares
         .iter()
         .map(|share| (share.node.clone(), share.health.clone()));
@@ -202,7 +207,7 @@ fn health(shares: &[Share]) -> ConditionUpdate {
 }
 
 /// `DeletionHeld`: the pool is being deleted, and the message says what blocks it.
-fn deletion(declaration: &Declaration, shares: &[Share], kept: &Contents) -> ConditionUpdate {
+fn deletion(declaration: &Declaration, shares: &[Arc<Share>], kept: &Contents) -> ConditionUpdate {
     let finding = |holds: bool, reason, message: String| {
         ConditionUpdate::new(ConditionType::DeletionHeld, holds, reason, message)
     };
@@ -248,7 +253,7 @@ fn deletion(declaration: &Declaration, shares: &[Share], kept: &Contents) -> Con
 }
 
 /// Each node that still has a part of the pool and should not, and what it holds.
-fn leaving(shares: &[Share], kept: &Contents) -> Vec<String> {
+fn leaving(shares: &[Arc<Share>], kept: &Contents) -> Vec<String> {
     let describe = |share: &Share| {
         let PoolNodeState::Leaving { node_is_gone } = share.state else {
             return None;
@@ -264,7 +269,8 @@ fn leaving(shares: &[Share], kept: &Contents) -> Vec<String> {
             ),
         })
     };
-    shares.iter().filter_map(describe).collect()
+    let shares = shares.iter();
+    shares.filter_map(|share| describe(share)).collect()
 }
 
 fn enumerate(items: &[String]) -> String {
@@ -298,17 +304,17 @@ mod tests {
         }
     }
 
-    fn share(node: &str, state: PoolNodeState, room: Option<Bytes>) -> Share {
+    fn share(node: &str, state: PoolNodeState, room: Option<Bytes>) -> Arc<Share> {
         let status = room.and_then(|room| {
             let node = storage_node(node).with_room("fast", room).build();
             node.status.unwrap().pools.pop()
         });
-        Share {
+        Arc::new(Share {
             node: node.to_owned(),
             state,
             health: PoolHealth::Healthy,
             status,
-        }
+        })
     }
 
     fn refusal(message: &str) -> PoolNodeState {
@@ -327,7 +333,11 @@ mod tests {
         contents
     }
 
-    fn status(declaration: &Declaration, shares: &[Share], kept: &Contents) -> StoragePoolStatus {
+    fn status(
+        declaration: &Declaration,
+        shares: &[Arc<Share>],
+        kept: &Contents,
+    ) -> StoragePoolStatus {
         summarize(
             declaration,
             &StoragePoolStatus::default(),

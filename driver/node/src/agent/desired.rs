@@ -6,7 +6,10 @@
 
 use std::{collections::HashMap, fmt, sync::Arc};
 
-use cistern_client::{OwnWrites, watches};
+use cistern_client::{
+    own_writes::{OwnWrites, versions},
+    watches,
+};
 use cistern_crds::{
     HasImage, PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, volume::ImageStatus,
 };
@@ -124,7 +127,7 @@ where
     let changes = or_none(events, K::kind(&()).into_owned(), definition)
         .modify(prune)
         .reflect(writer)
-        .inspect_ok(move |event| own_writes.saw(event))
+        .inspect_ok(move |event| _ = own_writes.saw::<Guarded<K>>(&versions(event)))
         .touched_objects()
         .boxed();
     (store, changes)

@@ -1,0 +1,155 @@
+//! The part of a StoragePool on each node, computed anew only for the nodes that have changed.
+//!
+//! *Invariant:* a share is computed from the caches alone.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use cistern_crds::{NodePoolStatus, Reason, StoragePool};
+use kube::{
+    Resource as _, ResourceExt as _,
+    core::{DeserializeGuard, Selector, SelectorExt as _},
+};
+use parking_lot::Mutex;
+
+use super::{
+    declared,
+    summary::{PoolNodeState, Share},
+};
+use crate::{
+    availability::available_pool,
+    by_node::ByNode,
+    cluster_state::ClusterState,
+    health::{self, summary::PoolHealth},
+    registration,
+};
+
+/// The shares of every pool, by name.
+#[derive(Debug, Default)]
+pub(super) struct Shares(Mutex<HashMap<String, SharesOfPool>>);
+
+#[derive(Debug)]
+struct SharesOfPool {
+    declaration: DeclarationVersion,
+    shares: ByNode<Share>,
+}
+
+/// What of a StoragePool the shares depend on: its UID, the generation of its spec, and whether it is
+/// being deleted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct DeclarationVersion(Option<String>, Option<i64>, bool);
+
+impl Shares {
+    /// A node, or what the operator knows about it, has changed.
+    pub(super) fn outdate(&self, node: &str) {
+        for pool in self.0.lock().values_mut() {
+            pool.shares.outdate(node);
+        }
+    }
+
+    /// Every share is out of date.
+    pub(super) fn outdate_all(&self) {
+        self.0.lock().clear();
+    }
+
+    /// The pool's part of every node that has one or should have one, by name of the node.
+    pub(super) fn of(
+        &self,
+        cluster: &ClusterState,
+        pool: &DeserializeGuard<StoragePool>,
+    ) -> Vec<Arc<Share>> {
+        let metadata = pool.meta();
+        let declaration = DeclarationVersion(
+            metadata.uid.clone(),
+            metadata.generation,
+            metadata.deletion_timestamp.is_some(),
+        );
+        let fresh = || SharesOfPool {
+            declaration: declaration.clone(),
+            shares: ByNode::default(),
+        };
+        let mut pools = self.0.lock();
+        let known = pools.entry(pool.name_any()).or_insert_with(fresh);
+        if known.declaration != declaration {
+            *known = fresh();
+        }
+        let selector = match declared(pool) {
+            Ok((_, selector)) if metadata.deletion_timestamp.is_none() => Some(selector),
+            Ok(_) | Err(_) => None,
+        };
+        let share = |node: &str| share(cluster, pool, selector.as_ref(), node);
+        known.shares.refresh(|| cluster.node_names(), share);
+        let shares = known.shares.values();
+        shares.map(|(_, share)| Arc::clone(share)).collect()
+    }
+
+    /// Forgets a pool that is gone.
+    pub(super) fn forget(&self, pool: &str) {
+        self.0.lock().remove(pool);
+    }
+}
+
+/// The pool's part of one node; `selector` says whether the node is to have one.
+fn share(
+    cluster: &ClusterState,
+    pool: &DeserializeGuard<StoragePool>,
+    selector: Option<&Selector>,
+    name: &str,
+) -> Option<Share> {
+    let (pool, uid) = (pool.name_any(), pool.uid().unwrap_or_default());
+    let node = cluster.node(name);
+    let guard = cluster.storage_node(name);
+    let storage_node = guard.as_ref().and_then(|guard| guard.0.as_ref().ok());
+    let carried = storage_node.is_some_and(|n| n.spec.pools.iter().any(|p| p.uid == uid));
+    let reported = storage_node.and_then(|n| n.status.as_ref());
+    let reported = reported.and_then(|status| status.pools.iter().find(|p| p.uid == uid));
+    let desired = selector.zip(node.as_ref()).is_some_and(|(selector, node)| {
+        let labels = node.metadata.labels.as_ref();
+        selector.matches(labels.unwrap_or(&BTreeMap::new()))
+    });
+    // Of a Node that is gone only what its StorageNode still carries counts: there are volumes in it.
+    let reported = reported.filter(|_| carried || node.is_some());
+    let state = if desired {
+        let registration = registration::observe(cluster, name);
+        match available_pool(&pool, storage_node, &registration) {
+            Ok(_) => PoolNodeState::Ready,
+            Err(refusal) => PoolNodeState::NotReady(refusal),
+        }
+    } else if carried || reported.is_some() {
+        PoolNodeState::Leaving {
+            node_is_gone: node.is_none(),
+        }
+    } else {
+        return None;
+    };
+    let health = match storage_node {
+        Some(node) => health::summary::of_pool_on(node, reported),
+        None => PoolHealth::Unknown(
+            Reason::Pending,
+            format!("there is no StorageNode {name} yet"),
+        ),
+    };
+    Some(Share {
+        node: name.to_owned(),
+        state,
+        health,
+        status: reported.map(numbers),
+    })
+}
+
+/// The part of an agent's report that is summed up.
+fn numbers(status: &NodePoolStatus) -> NodePoolStatus {
+    NodePoolStatus {
+        size: status.size,
+        usable: status.usable,
+        reserved: status.reserved,
+        reserved_for_snapshots: status.reserved_for_snapshots,
+        thin_room: status.thin_room,
+        thick_room: status.thick_room,
+        volumes: status.volumes,
+        snapshots: status.snapshots,
+        ..NodePoolStatus::default()
+    }
+}

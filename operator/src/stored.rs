@@ -1,0 +1,201 @@
+//! What is kept of a PoolVolume or PoolSnapshot: where it is, and what is to be reported about it.
+//!
+//! There are by far more of them than of any other kind, and most of them are well.
+//!
+//! *Invariant:* an object that cannot be read has no location, so it counts everywhere.
+
+use chrono::{DateTime, Utc};
+use cistern_crds::{
+    ConditionStatus, ConditionType, HasImage, PoolSnapshot, PoolVolume, Provisioning, time,
+    unclaimed::Claimable, volume::PoolVolumeStatus,
+};
+use kube::{ResourceExt as _, core::DeserializeGuard};
+
+use crate::cache::Entry;
+
+/// What is kept of an object of a pool. `R` holds what is to be reported about it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stored<R> {
+    /// None for an object that cannot be read.
+    pub location: Option<Location>,
+    /// Its UID.
+    pub uid: Box<str>,
+    /// When it was created.
+    pub created: Option<DateTime<Utc>>,
+    /// The name of the CSI request; none where it is the name of the object.
+    pub requested_name: Option<Box<str>>,
+    /// None where nothing is to be reported.
+    pub report: Option<Box<R>>,
+}
+
+/// Where an object is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Location {
+    /// The node that holds it.
+    pub node: Box<str>,
+    /// The StoragePool that holds it.
+    pub pool: Box<str>,
+    /// Whether its space is allocated in full.
+    pub thick: bool,
+}
+
+/// What is kept of a PoolVolume.
+pub type StoredVolume = Stored<PoolVolume>;
+/// What is kept of a PoolSnapshot. Nothing is reported about snapshots.
+pub type StoredSnapshot = Stored<()>;
+
+impl<R> Default for Stored<R> {
+    fn default() -> Self {
+        Self {
+            location: None,
+            uid: Box::default(),
+            created: None,
+            requested_name: None,
+            report: None,
+        }
+    }
+}
+
+impl<R: PartialEq> Entry for Stored<R> {
+    fn is_same(&self, other: &Self) -> bool {
+        self == other
+    }
+}
+
+impl StoredVolume {
+    /// What is kept of a volume.
+    pub fn of_volume(object: DeserializeGuard<PoolVolume>) -> Self {
+        let Ok(volume) = object.0 else {
+            return Self::default();
+        };
+        let provisioning = volume.spec.attributes.provisioning;
+        let stored = Self::of(&volume, provisioning);
+        Self {
+            report: reportable(volume).map(Box::new),
+            ..stored
+        }
+    }
+}
+
+impl StoredSnapshot {
+    /// What is kept of a snapshot.
+    pub fn of_snapshot(object: &DeserializeGuard<PoolSnapshot>) -> Self {
+        let Ok(snapshot) = &object.0 else {
+            return Self::default();
+        };
+        Self::of(snapshot, snapshot.spec.provisioning)
+    }
+}
+
+impl<R> Stored<R> {
+    fn of(object: &(impl HasImage + Claimable), provisioning: Provisioning) -> Self {
+        let created = object.meta().creation_timestamp.as_ref();
+        let requested = object.requested_name();
+        Self {
+            location: Some(Location {
+                node: object.node_name().into(),
+                pool: object.pool_name().into(),
+                thick: provisioning == Provisioning::Thick,
+            }),
+            uid: object.uid().unwrap_or_default().into(),
+            created: created.map(time::from_kubernetes),
+            requested_name: (requested != object.name_any()).then(|| requested.into()),
+            report: None,
+        }
+    }
+}
+
+/// The reportable part of a volume: its problems, a check that is running, and what is not applied of
+/// its size, attributes and limits.
+fn reportable(mut volume: PoolVolume) -> Option<PoolVolume> {
+    const REPORTED: [(ConditionType, ConditionStatus); 4] = [
+        (ConditionType::Expanded, ConditionStatus::False),
+        (ConditionType::AttributesApplied, ConditionStatus::False),
+        (ConditionType::LimitsEnforced, ConditionStatus::False),
+        (ConditionType::Checking, ConditionStatus::True),
+    ];
+    let mut status = volume.status.take()?;
+    status.conditions.retain(|condition| {
+        let mut reported = REPORTED.iter();
+        reported
+            .any(|(kind, is)| condition.type_ == kind.as_str() && condition.status == is.as_str())
+    });
+    if status.conditions.is_empty() && status.problems.is_empty() {
+        return None;
+    }
+    volume.metadata = crate::kinds::identity(&volume.metadata);
+    volume.metadata.resource_version = None;
+    volume.status = Some(PoolVolumeStatus {
+        conditions: status.conditions,
+        problems: status.problems,
+        ..PoolVolumeStatus::default()
+    });
+    Some(volume)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn volume(conditions: &Value) -> DeserializeGuard<PoolVolume> {
+        serde_json::from_value(json!({
+            "metadata": {
+                "name": "pvc-1", "uid": "u", "resourceVersion": "7", "labels": {"x": "y"},
+                "creationTimestamp": "2026-01-01T00:00:00Z",
+            },
+            "spec": {
+                "requestedName": "pvc-1", "nodeName": "w1", "poolName": "fast", "size": "1Gi",
+                "accessType": "Block", "accessModes": ["SingleNodeWriter"],
+                "attributes": {"provisioning": "Thick"},
+            },
+            "status": {"reserved": "1Gi", "conditions": conditions},
+        }))
+        .unwrap()
+    }
+
+    fn condition(kind: &str, status: &str) -> Value {
+        json!({
+            "type": kind, "status": status, "reason": "Reconciled", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        })
+    }
+
+    #[test]
+    fn only_the_location_of_a_volume_that_is_well_is_kept() {
+        let well = json!([condition("Ready", "True"), condition("Expanded", "True")]);
+        let stored = StoredVolume::of_volume(volume(&well));
+        let location = stored.location.unwrap();
+        assert_eq!((&*location.node, &*location.pool), ("w1", "fast"));
+        assert!(location.thick);
+        assert_eq!((&*stored.uid, stored.requested_name), ("u", None));
+        assert_eq!(stored.report, None);
+    }
+
+    #[test]
+    fn what_is_to_be_reported_about_a_volume_is_kept() {
+        let unwell = json!([condition("Ready", "True"), condition("Expanded", "False")]);
+        let report = StoredVolume::of_volume(volume(&unwell)).report.unwrap();
+        let conditions = report.status.unwrap().conditions;
+        assert_eq!(conditions.len(), 1);
+        assert_eq!(conditions[0].type_, "Expanded");
+        assert_eq!(report.metadata.resource_version, None);
+    }
+
+    #[test]
+    fn a_write_that_no_controller_reads_changes_nothing() {
+        let before = StoredVolume::of_volume(volume(&json!([condition("Ready", "False")])));
+        let after = StoredVolume::of_volume(volume(&json!([condition("Ready", "True")])));
+        assert!(before.is_same(&after));
+        let expanded = json!([condition("Expanded", "False")]);
+        assert!(!before.is_same(&StoredVolume::of_volume(volume(&expanded))));
+    }
+
+    #[test]
+    fn r22_an_unreadable_object_is_anywhere() {
+        let broken: DeserializeGuard<PoolSnapshot> =
+            serde_json::from_value(json!({"metadata": {"name": "s"}, "spec": {}})).unwrap();
+        assert_eq!(StoredSnapshot::of_snapshot(&broken).location, None);
+    }
+}
