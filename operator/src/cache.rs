@@ -6,7 +6,7 @@
 //! *Invariant:* only a difference to the entry before is reported, so an object that is written again
 //! without a change that a controller reads causes no work.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, mem, sync::Arc};
 
 use parking_lot::RwLock;
 use tokio::sync::watch;
@@ -206,16 +206,12 @@ impl<E: Entry> Writer<E> {
             return entries.remove(key).map(|listed| listed.entry);
         };
         let list = self.list;
-        match entries.get_mut(key) {
-            Some(listed) => {
-                listed.list = list;
-                Some(std::mem::replace(&mut listed.entry, entry))
-            }
-            None => {
-                entries.insert(key.into(), Listed { entry, list });
-                None
-            }
+        if let Some(listed) = entries.get_mut(key) {
+            listed.list = list;
+            return Some(mem::replace(&mut listed.entry, entry));
         }
+        entries.insert(key.into(), Listed { entry, list });
+        None
     }
 }
 

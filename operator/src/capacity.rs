@@ -94,7 +94,10 @@ impl Controller for CapacityController {
 async fn reconcile(context: &Context, outdated: &Outdated, slot: &Slot) -> Result<Next, Error> {
     let key = cache::key(Some(&context.namespace), &slot.object_name());
     let cluster = &context.cluster;
-    let Ok(current) = cluster.own_writes.read(|| cluster.capacities.get(&key)) else {
+    let (namespace, name) = (&context.namespace, slot.object_name());
+    let copy = || cluster.capacities.get(&key);
+    let own_writes = &cluster.own_writes;
+    let Ok(current) = own_writes.read_or_created(Some(namespace), &name, copy) else {
         return Ok(Next::OnChange);
     };
     let desired = desired(cluster, slot, current.is_some());
@@ -127,7 +130,12 @@ async fn execute(
                 ..PostParams::default()
             };
             let created = api.create(&parameters, &object(slot, published)).await;
-            ("create", created.map(drop))
+            let cluster = &context.cluster;
+            let created = created.map(|created| {
+                let copy = || cluster.capacities.get(&kinds::key(&created));
+                cluster.own_writes.created(&created, copy);
+            });
+            ("create", created)
         }
         (CapacityAction::Raise(published) | CapacityAction::Lower(published), Some(seen)) => {
             let change = json!({

@@ -6,7 +6,8 @@
 //! called. And kubelet does not report a filesystem that waits for the next pod to grow.
 //!
 //! *Invariant:* an event is written when a problem has lasted for a while and is new or has changed,
-//! not with every reconcile.
+//! not with every reconcile, and one event of each reason exists for an object. All of them together are
+//! written at a limited rate, however many claims wait.
 
 mod history;
 mod problem;
@@ -35,7 +36,7 @@ use crate::{
     change::Change,
     cluster_state::ClusterState,
     controller::{Controller, Next},
-    events::{self, publish_once},
+    events::{self, publish_or_update},
     overcommit::Overcommit,
     stored::StoredVolume,
 };
@@ -125,7 +126,8 @@ async fn reconcile(
         (PublishDecision::Wait(rest), _) => return Ok(Next::After(rest)),
         (PublishDecision::Publish | PublishDecision::Skip, _) => return Ok(Next::OnChange),
     };
-    publish_once(context, &regarding, &problem.event((context.now)())).await?;
+    let count = history.count(subject, &problem) + 1;
+    publish_or_update(context, &regarding, &problem.event(), count).await?;
     history.mark(subject, problem, Instant::now());
     Ok(Next::After(REPEAT))
 }

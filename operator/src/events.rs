@@ -1,4 +1,5 @@
-//! Events for users: each is written once, by the first operator that reports it.
+//! Events for users: each is written once, by the first operator that reports it, or updated while its
+//! problem lasts.
 //!
 //! *Invariant:* the event's name identifies its contents, so the API server, which keeps events for an
 //! hour, rejects duplicates: an operator that has just started publishes no event twice.
@@ -6,11 +7,18 @@
 use cistern_client::Rejection;
 use cistern_crds::{EventReason, names};
 use k8s_openapi::{
-    api::{core::v1::ObjectReference, events::v1::Event},
+    api::{
+        core::v1::{Event as CoreEvent, ObjectReference},
+        events::v1::Event,
+    },
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
     jiff::Timestamp,
 };
-use kube::{Api, api::PostParams};
+use kube::{
+    Api,
+    api::{Patch, PatchParams, PostParams},
+};
+use serde_json::json;
 
 use crate::Context;
 
@@ -62,6 +70,42 @@ pub async fn publish_once(
             Ok(true)
         }
         Err(error) if Rejection::from(&error) == Rejection::AlreadyExists => Ok(false),
+        Err(source) => Err(Error {
+            subject: describe(regarding),
+            source,
+        }),
+    }
+}
+
+/// Publishes the event about an object that has this reason and key, or updates it. `count` is how often
+/// it was published, with this time.
+pub async fn publish_or_update(
+    context: &Context,
+    regarding: &ObjectReference,
+    body: &EventContent,
+    count: i32,
+) -> Result<(), Error> {
+    if publish_once(context, regarding, body).await? {
+        return Ok(());
+    }
+    let namespace = regarding.namespace.as_deref().unwrap_or(DEFAULT);
+    let event = event(&context.instance, namespace, regarding, body);
+    // In the newer API of events, a note cannot be changed.
+    let api = Api::<CoreEvent>::namespaced(context.client.clone(), namespace);
+    let change = json!({
+        "message": event.note,
+        "series": {"count": count.max(2), "lastObservedTime": event.event_time},
+    });
+    let name = event.metadata.name.unwrap_or_default();
+    match api
+        .patch(&name, &PatchParams::default(), &Patch::Merge(change))
+        .await
+    {
+        Ok(_) => Ok(()),
+        // It has expired meanwhile.
+        Err(error) if Rejection::from(&error) == Rejection::NotFound => {
+            publish_once(context, regarding, body).await.map(drop)
+        }
         Err(source) => Err(Error {
             subject: describe(regarding),
             source,

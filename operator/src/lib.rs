@@ -33,6 +33,7 @@ pub mod stored;
 pub mod topology;
 pub mod unclaimed;
 pub mod watch;
+pub mod write_locks;
 
 #[cfg(test)]
 mod testing;
@@ -51,6 +52,7 @@ use crate::{
     config::Config, controller::Controller, drift::DriftController, health::HealthController,
     leader::Candidate, metrics::Metrics, node::NodeController, outdated::Outdated,
     pool::PoolController, topology::TopologyController, unclaimed::UnclaimedController,
+    write_locks::WriteLocks,
 };
 
 /// Resolves when the process is to end.
@@ -69,6 +71,8 @@ pub struct Context {
     pub cluster: ClusterState,
     /// Capacities whose published values are out of date.
     pub outdated: Arc<Outdated>,
+    /// Locks of the StorageNodes, whose spec and status two controllers write.
+    pub storage_node_locks: Arc<WriteLocks>,
     /// Counters.
     pub metrics: Metrics,
     /// Minimum age of a volume or snapshot before it is reported as unclaimed.
@@ -117,6 +121,7 @@ impl Operator {
             instance: config.pod_name.clone(),
             cluster,
             outdated,
+            storage_node_locks: Arc::default(),
             metrics,
             unclaimed_after: config.unclaimed_after,
             now: Utc::now,

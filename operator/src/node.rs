@@ -154,8 +154,10 @@ impl Controller for NodeController {
 
 /// `granting` is held while something is granted, so that no two nodes are granted the same.
 async fn reconcile(context: &Context, granting: &Mutex<()>, name: &str) -> Result<Next, Error> {
+    let _lock = context.storage_node_locks.lock(name).await;
     let cluster = &context.cluster;
-    let Ok(guard) = cluster.own_writes.read(|| cluster.storage_node(name)) else {
+    let copy = || cluster.storage_node(name);
+    let Ok(guard) = cluster.own_writes.read_or_created(None, name, copy) else {
         return Ok(Next::OnChange);
     };
     let storage_node = match guard.as_deref().map(|guard| &guard.0) {
@@ -211,7 +213,9 @@ async fn execute(
                 ..PostParams::default()
             };
             let created = api.create(&parameters, &new(name, spec)).await;
-            ("create", created.map(drop))
+            let own_writes = &cluster.own_writes;
+            let created = created.map(|it| own_writes.created(&it, || cluster.storage_node(name)));
+            ("create", created)
         }
         (StorageNodeAction::Write(spec), Some(seen)) => {
             let mut finalizers = seen.finalizers().to_vec();

@@ -6,7 +6,7 @@
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
-    ConditionStatus, ConditionType, HasImage, PoolSnapshot, PoolVolume, Provisioning, time,
+    ConditionStatus, ConditionType, PoolSnapshot, PoolVolume, Provisioning, time,
     unclaimed::Claimable, volume::PoolVolumeStatus,
 };
 use kube::{ResourceExt as _, core::DeserializeGuard};
@@ -88,7 +88,7 @@ impl StoredSnapshot {
 }
 
 impl<R> Stored<R> {
-    fn of(object: &(impl HasImage + Claimable), provisioning: Provisioning) -> Self {
+    fn of(object: &impl Claimable, provisioning: Provisioning) -> Self {
         let created = object.meta().creation_timestamp.as_ref();
         let requested = object.requested_name();
         Self {

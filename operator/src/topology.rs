@@ -85,6 +85,7 @@ impl Controller for TopologyController {
 }
 
 async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
+    let _lock = context.storage_node_locks.lock(name).await;
     let own_writes = &context.cluster.own_writes;
     let Ok(Some(guard)) = own_writes.read(|| context.cluster.storage_node(name)) else {
         return Ok(Next::OnChange);

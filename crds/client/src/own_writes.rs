@@ -11,7 +11,8 @@
 //! based on an old copy.
 //!
 //! *Invariant:* there is one entry for each object whose cached copy is older than the last write of
-//! this process, and none for another object.
+//! this process, or that this process has created and the cache does not contain. There is none for
+//! another object.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -32,6 +33,8 @@ pub struct OwnWrites {
 #[derive(Debug)]
 struct Undelivered {
     kind: String,
+    /// The name of an object that the cache does not contain yet, after its namespace if it has one.
+    created: Option<String>,
     version: u64,
     /// Whether the watch has started a list since the write.
     is_being_listed: bool,
@@ -54,13 +57,30 @@ impl OwnWrites {
         }
         let entry = undelivered
             .entry(uid.clone())
-            .or_insert_with(|| Undelivered {
-                kind: K::kind(&()).into_owned(),
-                version,
-                is_being_listed: false,
-            });
+            .or_insert_with(|| Undelivered::of::<K>(version));
         entry.version = entry.version.max(version);
         entry.is_being_listed = false;
+    }
+
+    /// Records the object that was created. `cached` returns the copy with its name in the cache.
+    pub fn created<K, C>(&self, written: &K, cached: impl FnOnce() -> Option<Arc<C>>)
+    where
+        K: Resource<DynamicType = ()>,
+    {
+        let (Some(uid), Some(version)) = (&written.meta().uid, version(written.meta())) else {
+            return;
+        };
+        let mut undelivered = self.undelivered.lock();
+        if cached().is_some() {
+            return;
+        }
+        let meta = written.meta();
+        let created = named(meta.namespace.as_deref(), meta.name.as_deref());
+        let entry = Undelivered {
+            created: Some(created),
+            ..Undelivered::of::<K>(version)
+        };
+        undelivered.insert(uid.clone(), entry);
     }
 
     /// Records an event of a watch on kind `K`, of which only the identity and version of the object are
@@ -96,7 +116,32 @@ impl OwnWrites {
     ) -> Result<Option<Arc<C>>, Stale> {
         // Locks before it reads the cache, as above.
         let undelivered = self.undelivered.lock();
-        let copy = cached();
+        Self::check(&undelivered, cached())
+    }
+
+    /// The same for an object that this process creates. Also fails if the cache does not contain the
+    /// object that this process has created with this name.
+    pub fn read_or_created<C: Resource<DynamicType = ()>>(
+        &self,
+        namespace: Option<&str>,
+        name: &str,
+        cached: impl FnOnce() -> Option<Arc<C>>,
+    ) -> Result<Option<Arc<C>>, Stale> {
+        let undelivered = self.undelivered.lock();
+        let copy = Self::check(&undelivered, cached())?;
+        let (kind, name) = (C::kind(&()), named(namespace, Some(name)));
+        let is_created =
+            |entry: &Undelivered| entry.kind == kind && entry.created.as_ref() == Some(&name);
+        if copy.is_none() && undelivered.values().any(is_created) {
+            return Err(Stale);
+        }
+        Ok(copy)
+    }
+
+    fn check<C: Resource>(
+        undelivered: &HashMap<String, Undelivered>,
+        copy: Option<Arc<C>>,
+    ) -> Result<Option<Arc<C>>, Stale> {
         let is_stale = copy.as_ref().is_some_and(|copy| {
             let uid = copy.meta().uid.as_deref().unwrap_or_default();
             let written = undelivered.get(uid).map(|entry| entry.version);
@@ -130,6 +175,23 @@ pub fn is_older(copy: &ObjectMeta, than: &ObjectMeta) -> bool {
         && version(copy)
             .zip(version(than))
             .is_some_and(|(copy, than)| copy < than)
+}
+
+impl Undelivered {
+    fn of<K: Resource<DynamicType = ()>>(version: u64) -> Self {
+        Self {
+            kind: K::kind(&()).into_owned(),
+            created: None,
+            version,
+            is_being_listed: false,
+        }
+    }
+}
+
+/// Identifies an object of its kind.
+fn named(namespace: Option<&str>, name: Option<&str>) -> String {
+    let (namespace, name) = (namespace.unwrap_or_default(), name.unwrap_or_default());
+    format!("{namespace}/{name}")
 }
 
 fn forget_delivered(undelivered: &mut HashMap<String, Undelivered>, copy: &ObjectMeta) {
@@ -219,6 +281,36 @@ mod tests {
         // The cache has another object with the same name.
         own.wrote(&one("10"), || Some(Arc::new(pool("two", "11"))));
         assert_eq!(count(&own), 0);
+    }
+
+    #[test]
+    fn an_object_that_was_created_is_waited_for_and_not_created_again() {
+        let read = |own: &OwnWrites, cached: Option<&str>| {
+            let cached = || cached.map(|version| Arc::new(one(version)));
+            own.read_or_created(None, "fast", cached)
+        };
+        let own = OwnWrites::default();
+        assert!(matches!(read(&own, None), Ok(None)));
+        own.created(&one("10"), || None::<Arc<StoragePool>>);
+        assert_eq!(read(&own, None).map(drop), Err(Stale));
+        let another = own.read_or_created(None, "slow", || None::<Arc<StoragePool>>);
+        assert!(matches!(another, Ok(None)));
+        let another = own.read_or_created(None, "fast", || None::<Arc<PoolSnapshot>>);
+        assert!(matches!(another, Ok(None)));
+        assert!(own.saw::<StoragePool>(&Event::Apply(meta("10"))));
+        assert!(read(&own, Some("10")).is_ok());
+        // It is deleted later, and may be created again.
+        assert!(matches!(read(&own, None), Ok(None)));
+        // The event arrived before the response.
+        own.created(&one("12"), || Some(Arc::new(one("12"))));
+        assert_eq!(count(&own), 0);
+        own.created(&one("12"), || None::<Arc<StoragePool>>);
+        own.saw::<StoragePool>(&Event::Init);
+        own.saw::<StoragePool>(&Event::InitDone);
+        assert!(
+            matches!(read(&own, None), Ok(None)),
+            "it was deleted before the list"
+        );
     }
 
     #[test]

@@ -5,6 +5,7 @@ use cistern_crds::{
     condition::{self, ConditionUpdate},
     time,
 };
+use cistern_e2e::eventually;
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use kube::{
     ResourceExt as _,
@@ -13,7 +14,7 @@ use kube::{
 use serde_json::json;
 
 use crate::{
-    cluster::Cluster,
+    cluster::{Cluster, SOON},
     objects::{change, create, delete},
 };
 
@@ -51,6 +52,37 @@ async fn a_claim_that_fits_nowhere_gets_one_event_with_pool_sizes_and_node() {
     assert_eq!(api.events(&uid("ev-waits").await).await.len(), 1);
     assert_eq!(api.events(&uid("ev-never").await).await.len(), 1);
     assert_eq!(api.events(&uid("ev-fits").await).await, []);
+}
+
+#[tokio::test]
+async fn the_event_about_a_claim_that_waits_is_updated_when_its_numbers_change() {
+    let mut cluster = Cluster::start().await;
+    let api = cluster.api();
+    api.add_node("up-1", &[("up", "yes")]).await;
+    api.add_pool("up", &[("up", "yes")]).await;
+    api.carried("up-1", "up").await;
+    api.report("up-1", "up", Bytes::gib(5)).await;
+    api.pool_is("up", "True", "Reconciled").await;
+    api.add_class("up", json!({"pool": "up"})).await;
+    api.add_claim("up-waits", "up", "7Gi").await;
+    let uid = api.claims().get("up-waits").await.unwrap().uid().unwrap();
+    let note = api.event(&uid, "NoSpace").await;
+    assert!(note.contains("5Gi"), "{note}");
+
+    // An operator that has just started has published nothing yet, so it need not wait to update it.
+    let command = cluster.operator_command();
+    cluster.operator.kill();
+    api.report("up-1", "up", Bytes::gib(3)).await;
+    cluster.operator.start_again(command).await;
+    eventually("the event names the new size", SOON, async || {
+        let events = api.events(&uid).await;
+        match events.as_slice() {
+            [(reason, note)] if reason == "NoSpace" && note.contains("3Gi") => Ok(()),
+            _ => Err(format!("{events:?}")),
+        }
+    })
+    .await;
+    cluster.operator.stop().await;
 }
 
 #[tokio::test]

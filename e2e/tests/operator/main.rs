@@ -20,6 +20,7 @@ mod gone;
 mod health;
 mod leader;
 mod objects;
+mod own_writes;
 mod pools;
 mod process;
 mod unclaimed;

@@ -18,10 +18,19 @@ const UPDATE: Duration = Duration::from_mins(1);
 /// Interval at which a lasting problem is published again: the API server deletes an event after an
 /// hour.
 pub(super) const REPEAT: Duration = Duration::from_mins(45);
+/// Interval between any two events, so that very many claims with a problem do not load the API server.
+const PACE: Duration = Duration::from_millis(100);
 
 /// Published problems of each existing subject.
 #[derive(Debug, Default)]
-pub(super) struct EventHistory(Mutex<HashMap<Subject, SubjectHistory>>);
+pub(super) struct EventHistory(Mutex<Histories>);
+
+#[derive(Debug, Default)]
+struct Histories {
+    subjects: HashMap<Subject, SubjectHistory>,
+    /// When the next event may be written.
+    free: Option<Instant>,
+}
 
 #[derive(Clone, Debug, Default, PartialEq)]
 struct SubjectHistory {
@@ -31,6 +40,10 @@ struct SubjectHistory {
     lasting: Option<(EventReason, Instant)>,
     /// The last published problem, and when.
     last: Option<(Problem, Instant)>,
+    /// How often a problem with the reason of the last one was published.
+    count: i32,
+    /// When the next event about it may be written.
+    turn: Option<Instant>,
 }
 
 /// Whether to publish an event now.
@@ -53,8 +66,9 @@ impl EventHistory {
         problem: Option<&Problem>,
         now: Instant,
     ) -> PublishDecision {
-        let mut histories = self.0.lock();
-        let history = histories.entry(subject.clone()).or_default();
+        let mut guard = self.0.lock();
+        let Histories { subjects, free } = &mut *guard;
+        let history = subjects.entry(subject.clone()).or_default();
         if history.uid.as_deref() != uid {
             *history = SubjectHistory {
                 uid: uid.map(str::to_owned),
@@ -63,6 +77,7 @@ impl EventHistory {
         }
         let Some(problem) = problem else {
             history.lasting = None;
+            history.turn = None;
             return PublishDecision::Skip;
         };
         let since = match history.lasting {
@@ -75,24 +90,47 @@ impl EventHistory {
             Some((last, published)) if last.reason() == problem.reason() => *published + UPDATE,
             Some(_) | None => now,
         };
-        match due.max(since + SETTLE).saturating_duration_since(now) {
+        let due = due.max(since + SETTLE);
+        if due > now {
+            return PublishDecision::Wait(due - now);
+        }
+        let turn = *history.turn.get_or_insert_with(|| {
+            let turn = free.map_or(now, |free| free.max(now));
+            *free = Some(turn + PACE);
+            turn
+        });
+        match turn.saturating_duration_since(now) {
             Duration::ZERO => PublishDecision::Publish,
             rest => PublishDecision::Wait(rest),
         }
     }
 
+    /// How often a problem with this reason was published without another one in between.
+    pub(super) fn count(&self, subject: &Subject, problem: &Problem) -> i32 {
+        let histories = self.0.lock();
+        let history = histories.subjects.get(subject);
+        let history = history.filter(|history| match &history.last {
+            Some((last, _)) => last.reason() == problem.reason(),
+            None => false,
+        });
+        history.map_or(0, |history| history.count)
+    }
+
     /// Records that the problem was published.
     pub(super) fn mark(&self, subject: &Subject, problem: Problem, now: Instant) {
+        let count = self.count(subject, &problem).saturating_add(1);
         let mut histories = self.0.lock();
-        if let Some(history) = histories.get_mut(subject) {
+        if let Some(history) = histories.subjects.get_mut(subject) {
             history.last = Some((problem, now));
+            history.count = count;
+            history.turn = None;
         }
     }
 
     /// Forgets a subject that is gone or no longer waits.
     pub(super) fn forget(&self, subject: &Subject) {
         let mut histories = self.0.lock();
-        histories.remove(subject);
+        histories.subjects.remove(subject);
     }
 }
 
@@ -167,5 +205,29 @@ mod tests {
         assert_eq!(turn("2"), PublishDecision::Wait(SETTLE));
         published.forget(&subject);
         assert_eq!(turn("2"), PublishDecision::Wait(SETTLE));
+    }
+
+    #[test]
+    fn events_about_very_many_claims_are_written_at_a_limited_rate() {
+        let published = EventHistory::default();
+        let claim = |number: u32| Subject::Volume(number.to_string());
+        let start = Instant::now();
+        let problem = missing("a");
+        let turn = |number, after| {
+            published.consider(&claim(number), Some("1"), Some(&problem), start + after)
+        };
+        for number in 0..1000 {
+            turn(number, Duration::ZERO);
+        }
+        let waits: Vec<_> = (0..1000).map(|number| turn(number, SETTLE)).collect();
+        assert_eq!(waits[0], PublishDecision::Publish);
+        assert_eq!(waits[999], PublishDecision::Wait(PACE * 999));
+        // Each keeps its turn.
+        assert_eq!(turn(5, SETTLE + PACE), PublishDecision::Wait(PACE * 4));
+        assert_eq!(turn(5, SETTLE + PACE * 5), PublishDecision::Publish);
+        published.mark(&claim(5), problem.clone(), start + SETTLE + PACE * 5);
+        assert_eq!(published.count(&claim(5), &problem), 1);
+        let after = turn(5, SETTLE + PACE * 5);
+        assert_eq!(after, PublishDecision::Wait(REPEAT));
     }
 }

@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 
-use chrono::{DateTime, Utc};
 use cistern_crds::{
     Bytes, EventReason, Explanation, Parameters, Provisioning, parameters::ParametersError,
 };
@@ -147,14 +146,14 @@ impl Problem {
         }
     }
 
-    /// The event that reports the problem; `now` makes its name unique.
-    pub(super) fn event(&self, now: DateTime<Utc>) -> EventContent {
+    /// The event that reports the problem. The object has one for each reason, which is updated.
+    pub(super) fn event(&self) -> EventContent {
         EventContent {
             is_warning: true,
             reason: self.reason(),
             action: self.action(),
             note: self.note(),
-            key: now.to_rfc3339(),
+            key: String::new(),
         }
     }
 
