@@ -174,6 +174,15 @@ pub fn list_schema(generator: &mut SchemaGenerator) -> Schema {
     })
 }
 
+/// The same for an object whose status has one writer. The list is replaced as a whole, so the API server
+/// does not record who wrote which field of each condition, which takes more room than the conditions.
+pub fn owned_list_schema(generator: &mut SchemaGenerator) -> Schema {
+    let mut schema = list_schema(generator);
+    schema.remove("x-kubernetes-list-map-keys");
+    schema.insert("x-kubernetes-list-type".to_owned(), "atomic".into());
+    schema
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -137,6 +137,6 @@ pub struct PoolSnapshotStatus {
     pub filesystem: Option<FilesystemStatus>,
     /// Conditions of type `Ready`, `Admitted`, `Reclaimed` and `DeletionHeld`.
     #[serde(default)]
-    #[schemars(schema_with = "condition::list_schema")]
+    #[schemars(schema_with = "condition::owned_list_schema")]
     pub conditions: Vec<Condition>,
 }

@@ -318,7 +318,7 @@ pub struct PoolVolumeStatus {
     /// Conditions of type `Ready`, `Healthy`, `Admitted`, `Expanded`, `AttributesApplied`,
     /// `LimitsEnforced`, `Checking`, `Reclaimed` and `DeletionHeld`.
     #[serde(default)]
-    #[schemars(schema_with = "condition::list_schema")]
+    #[schemars(schema_with = "condition::owned_list_schema")]
     pub conditions: Vec<Condition>,
 }
 

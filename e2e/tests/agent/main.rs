@@ -21,6 +21,7 @@ mod io_limits;
 mod node_service;
 mod orphans;
 mod pools;
+mod size;
 mod snapshots;
 mod takeover;
 
