@@ -120,6 +120,28 @@ impl ClusterState {
         (cluster, watches.running)
     }
 
+    /// Empty caches that no watch fills.
+    #[cfg(test)]
+    pub(crate) fn unwatched() -> Self {
+        Self {
+            pools: Cache::default(),
+            storage_nodes: Cache::default(),
+            volumes: Cache::default(),
+            snapshots: Cache::default(),
+            nodes: Cache::default(),
+            csi_nodes: Cache::default(),
+            agents: Cache::default(),
+            classes: Cache::default(),
+            claims: Cache::default(),
+            volume_owners: Cache::default(),
+            snapshot_owners: Cache::default(),
+            capacities: Cache::default(),
+            own_writes: Arc::default(),
+            changes: broadcast::channel(1).0,
+            indexes: Arc::default(),
+        }
+    }
+
     /// Subscribes to all changes from now on.
     pub fn changes(&self) -> broadcast::Receiver<Change> {
         self.changes.subscribe()

@@ -453,6 +453,26 @@ mod tests {
     }
 
     #[test]
+    fn the_status_of_a_pool_is_no_change_of_its_declaration() {
+        let pool = testing::pool("fast", &[]);
+        let change = |change: fn(&mut StoragePool)| {
+            let mut now = pool.clone();
+            change(&mut now);
+            let [before, now] = [pool.clone(), now].map(|it| Arc::new(DeserializeGuard(Ok(it))));
+            <DeserializeGuard<StoragePool>>::change(&Difference {
+                key: "fast".into(),
+                entries: Replaced::Changed(before, now),
+            })
+        };
+        let written = change(|pool| pool.status = Some(StoragePoolStatus::default()));
+        assert_eq!(written, Change::PoolStatus("fast".to_owned()));
+        let declared = change(|pool| pool.spec.overcommit_percent = 200);
+        assert_eq!(declared, Change::Pool("fast".to_owned()));
+        let deleted = change(|pool| pool.metadata.finalizers = None);
+        assert_eq!(deleted, Change::Pool("fast".to_owned()));
+    }
+
+    #[test]
     fn a_heartbeat_of_a_node_changes_nothing() {
         let node = |version: &str, heartbeat: &str, ready: &str| -> Node {
             let node: Node = serde_json::from_value(json!({

@@ -13,7 +13,10 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta},
 };
 
-use crate::registration::Registration;
+use crate::{
+    cache::{Cache, Entry, Writer},
+    registration::Registration,
+};
 
 /// A moment that never changes.
 pub(crate) fn moment() -> DateTime<Utc> {
@@ -66,6 +69,11 @@ pub(crate) fn node(name: &str, labels: &[(&str, &str)]) -> Node {
         },
         ..Node::default()
     }
+}
+
+/// Puts an object into a cache, as its watch does.
+pub(crate) fn put<E: Entry>(cache: &Cache<E>, name: &str, entry: E) {
+    Writer::new(cache).replace(name, Some(entry));
 }
 
 /// The registration of a node on which all is well.

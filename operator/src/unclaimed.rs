@@ -20,7 +20,7 @@ use std::{
     sync::Arc,
 };
 
-use chrono::TimeDelta;
+use chrono::{DateTime, TimeDelta, Utc};
 use cistern_client::Rejection;
 use cistern_crds::{
     EventReason, PoolSnapshot, PoolVolume,
@@ -164,19 +164,20 @@ fn ownerless(context: &Context) -> BTreeSet<String> {
         let uid = claim.uid().unwrap_or_default();
         volume_owners.push(Arc::new(Owner::WaitingUid(uid.into())));
     }
-    let mut found = without_owner(context, &cluster.volumes, &volume_owners);
+    let latest = (context.now)() - grace(context);
+    let mut found = without_owner(&cluster.volumes, &volume_owners, latest);
     let snapshot_owners = cluster.snapshot_owners.all();
-    found.extend(without_owner(context, &cluster.snapshots, &snapshot_owners));
+    found.extend(without_owner(&cluster.snapshots, &snapshot_owners, latest));
     found
 }
 
+/// The UIDs of the objects that were created no later than `latest` and have no owner.
 fn without_owner<R>(
-    context: &Context,
     objects: &Cache<Stored<R>>,
     owners: &[Arc<Owner>],
+    latest: DateTime<Utc>,
 ) -> BTreeSet<String> {
     let handles: HashSet<&str> = owners.iter().filter_map(|owner| owner.handle()).collect();
-    let latest = (context.now)() - grace(context);
     let objects = objects.entries(|name, object| {
         object.created.is_some_and(|created| created <= latest) && !handles.contains(name)
     });
@@ -296,6 +297,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::put;
 
     fn found(uids: &[&str]) -> Vec<Unclaimed> {
         let one = |uid: &&str| Unclaimed {
@@ -325,5 +327,32 @@ mod tests {
         assert_eq!(reported(&seen), 0);
         assert!(due(&seen, found(&["a"])).is_empty());
         assert_eq!(uids(due(&seen, found(&["a"]))), ["a"]);
+    }
+
+    #[test]
+    fn only_an_old_object_that_nothing_claims_or_waits_for_is_compared_with_the_api_server() {
+        let objects = Cache::<Stored<()>>::default();
+        let at = |minute| DateTime::from_timestamp(minute * 60, 0);
+        for (name, requested, minute) in [
+            ("claimed", None, 1),
+            ("waited-for", Some("pvc-uid-1"), 1),
+            ("young", None, 9),
+            ("lost", None, 1),
+        ] {
+            let stored = Stored {
+                uid: name.into(),
+                created: at(minute),
+                requested_name: requested.map(Into::into),
+                ..Stored::default()
+            };
+            put(&objects, name, stored);
+        }
+        let owners = [
+            Owner::Handle("claimed".into()),
+            Owner::WaitingUid("uid-1".into()),
+            Owner::WaitingUid("".into()),
+        ];
+        let found = without_owner(&objects, &owners.map(Arc::new), at(5).unwrap());
+        assert_eq!(Vec::from_iter(found), ["lost"]);
     }
 }

@@ -133,3 +133,77 @@ fn room(
         },
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use cistern_crds::names;
+    use kube::core::DeserializeGuard;
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::{self, put, storage_node};
+
+    #[test]
+    fn the_room_of_a_node_is_computed_anew_when_the_node_has_changed() {
+        let cluster = ClusterState::unwatched();
+        for node in ["w1", "w2"] {
+            put(
+                &cluster.nodes,
+                node,
+                testing::node(node, &[(names::TOPOLOGY_KEY, node)]),
+            );
+            let registered = json!({
+                "metadata": {"name": node},
+                "spec": {"drivers": [
+                    {"name": names::DRIVER, "nodeID": node, "topologyKeys": [names::TOPOLOGY_KEY]},
+                ]},
+            });
+            put(
+                &cluster.csi_nodes,
+                node,
+                serde_json::from_value(registered).unwrap(),
+            );
+        }
+        let report = |node: &str, room: u64| {
+            let node = storage_node(node).carrying("fast");
+            let node = node.with_room("fast", Bytes::gib(room)).build();
+            put(
+                &cluster.storage_nodes,
+                &node.name_any(),
+                DeserializeGuard(Ok(node)),
+            );
+        };
+        report("w1", 3);
+        report("w2", 5);
+        let class: StorageClass = serde_json::from_value(json!({
+            "metadata": {"name": "fast"}, "provisioner": names::DRIVER, "parameters": {"pool": "fast"},
+        }))
+        .unwrap();
+        let parameters = Parameters::of_class(class.parameters.iter().flatten()).unwrap();
+        let rooms = Rooms::default();
+        let refused = || rooms.of(&cluster, &class, &parameters).refused.len();
+        // No agent runs, so that each node refuses with its reason.
+        assert_eq!(refused(), 2);
+        let node = storage_node("w2").build();
+        put(&cluster.storage_nodes, "w2", DeserializeGuard(Ok(node)));
+        assert_eq!(refused(), 2, "the change of w2 has not come yet");
+        rooms.outdate("w2");
+        assert_eq!(refused(), 1, "w2 no longer carries the pool");
+        rooms.outdate("w1");
+        let before = rooms.of(&cluster, &class, &parameters);
+        let after = rooms.of(&cluster, &class, &parameters);
+        assert!(Arc::ptr_eq(&before, &after), "nothing has changed");
+    }
+
+    #[test]
+    fn only_the_first_nodes_that_refuse_are_kept() {
+        let refusal = |number: u32| {
+            let why = cistern_crds::Explanation::new(cistern_crds::Reason::AgentMissing, "gone");
+            (number.to_string(), Arc::new(NodeRoom::None(why)))
+        };
+        let rooms: Vec<_> = (0..1000).map(refusal).collect();
+        let summary = RoomSummary::of(rooms.iter().map(|(node, room)| (node, room)));
+        assert!(summary.is_carried && summary.largest.is_none());
+        assert_eq!(summary.refused.len(), NAMED);
+    }
+}

@@ -153,3 +153,64 @@ fn numbers(status: &NodePoolStatus) -> NodePoolStatus {
         ..NodePoolStatus::default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use cistern_crds::Bytes;
+
+    use super::*;
+    use crate::testing::{self, put, storage_node};
+
+    fn reserved(shares: &[Arc<Share>]) -> Vec<(String, Option<Bytes>)> {
+        let reserved = |share: &Arc<Share>| {
+            let reserved = share.status.as_ref().map(|status| status.reserved);
+            (share.node.clone(), reserved)
+        };
+        shares.iter().map(reserved).collect()
+    }
+
+    #[test]
+    fn the_share_of_a_node_is_computed_anew_when_the_node_or_the_declaration_has_changed() {
+        let cluster = ClusterState::unwatched();
+        let report = |node: &str, room: u64| {
+            let node = storage_node(node).carrying("fast");
+            let node = node.with_room("fast", Bytes::gib(room)).build();
+            put(
+                &cluster.storage_nodes,
+                &node.name_any(),
+                DeserializeGuard(Ok(node)),
+            );
+        };
+        for node in ["w1", "w2"] {
+            put(
+                &cluster.nodes,
+                node,
+                testing::node(node, &[("disk", "nvme")]),
+            );
+            report(node, 9);
+        }
+        let mut pool = testing::pool("fast", &[("disk", "nvme")]);
+        let shares = Shares::default();
+        let of = |pool: &StoragePool| {
+            reserved(&shares.of(&cluster, &DeserializeGuard(Ok(pool.clone()))))
+        };
+        let expected = |w1, w2| {
+            [("w1", w1), ("w2", w2)].map(|(node, gib)| (node.to_owned(), Some(Bytes::gib(gib))))
+        };
+        assert_eq!(of(&pool), expected(1, 1));
+        report("w1", 8);
+        report("w2", 7);
+        shares.outdate("w2");
+        assert_eq!(
+            of(&pool),
+            expected(1, 3),
+            "the change of w1 has not come yet"
+        );
+        pool.metadata.generation = Some(2);
+        assert_eq!(
+            of(&pool),
+            expected(2, 3),
+            "another spec may select other nodes"
+        );
+    }
+}
