@@ -52,6 +52,9 @@ requirements: ## List the test of each CSI requirement; fails if one has none
 bench: ## Benchmarks, each with a reference measured in the same run (root)
 	e2e/steps bench
 
+bench-scale: ## Operator and controller with many nodes and volumes; SIZES="10x1000 ... 1000x100000" sets others (root)
+	e2e/steps bench-scale
+
 storage-suite: ## Kubernetes' own storage tests on the running cluster
 	e2e/cluster/prepare --what storage-suite
 	e2e/cluster/load storage-suite
@@ -85,4 +88,4 @@ $(DENY):
 clean: ## Remove cargo's output (the cache of programs and images is kept)
 	cargo clean
 
-.PHONY: help kubectl-plugin requirements bench storage-suite setup build generate fmt check test test-host test-vm test-api test-cluster cluster-up cluster-down images demo lint-scripts deny clean
+.PHONY: help kubectl-plugin requirements bench bench-scale storage-suite setup build generate fmt check test test-host test-vm test-api test-cluster cluster-up cluster-down images demo lint-scripts deny clean

@@ -36,6 +36,7 @@ const START: Duration = Duration::from_mins(1);
 pub struct ControlPlane {
     config: Config,
     kubeconfig: PathBuf,
+    etcd_address: SocketAddr,
     // Dropped in this order: the folder is removed when no process writes there any more.
     apiserver: Process,
     etcd: Process,
@@ -129,6 +130,7 @@ impl ControlPlane {
         let this = Self {
             config,
             kubeconfig,
+            etcd_address: client,
             apiserver,
             etcd,
             folder,
@@ -164,6 +166,19 @@ impl ControlPlane {
     /// Returns the process of etcd.
     pub fn etcd(&self) -> &Process {
         &self.etcd
+    }
+
+    /// Returns where etcd serves its clients, with HTTP and without TLS.
+    pub fn etcd_address(&self) -> SocketAddr {
+        self.etcd_address
+    }
+
+    /// Returns the API server's metrics.
+    pub async fn metrics(&self) -> String {
+        let request = http::Request::get("/metrics").body(Vec::new());
+        let request = request.expect("it is a request");
+        let metrics = self.client().request_text(request).await;
+        metrics.expect("the API server has metrics")
     }
 
     /// Returns the folder of all files.

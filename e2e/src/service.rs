@@ -121,9 +121,27 @@ impl Service {
 
 /// Returns the response to `GET path`: status line, headers and body.
 pub async fn get(address: SocketAddr, path: &str) -> std::io::Result<String> {
+    exchange(address, "GET", path, "").await
+}
+
+/// Returns the response to `POST path`: status line, headers and body.
+pub async fn post(address: SocketAddr, path: &str, body: &str) -> std::io::Result<String> {
+    exchange(address, "POST", path, body).await
+}
+
+async fn exchange(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> std::io::Result<String> {
     let mut stream = TcpStream::connect(address).await?;
-    let request = format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await?;
+    let length = body.len();
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await?;
+    stream.write_all(body.as_bytes()).await?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await?;
     Ok(answer)

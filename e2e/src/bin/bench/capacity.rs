@@ -3,11 +3,16 @@
 use std::time::{Duration, Instant};
 
 use cistern_crds::{Bytes, StorageNode};
-use cistern_e2e::{ControlPlane, Driver, cluster::NAMESPACE, eventually};
+use cistern_e2e::{
+    ControlPlane, Driver,
+    cluster::NAMESPACE,
+    eventually,
+    measure::{milliseconds, percentile},
+};
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use kube::{Api, Client};
 
-use crate::{Figure, NODE, latency, percentile};
+use crate::{Figure, NODE, latency};
 
 const ROUNDS: usize = 10;
 
@@ -32,7 +37,7 @@ pub(crate) async fn lag(control_plane: &ControlPlane, driver: &Driver) -> Figure
             },
         )
         .await;
-        samples.push(latency::milliseconds(started));
+        samples.push(milliseconds(started));
         before = room(&client).await;
         latency::delete(driver, ids).await;
         eventually(

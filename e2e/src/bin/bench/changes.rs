@@ -9,12 +9,13 @@ use std::{
 use cistern_crds::PoolSnapshot;
 use cistern_e2e::{
     ControlPlane, Driver,
+    measure::{milliseconds, percentile},
     process::{command, output},
 };
 use cistern_proto::csi::v1::{GetMetadataAllocatedRequest, GetMetadataDeltaRequest};
 use kube::{Api, ResourceExt as _};
 
-use crate::{Figure, latency::milliseconds, percentile, snapshots, snapshots::Image, staging};
+use crate::{Figure, snapshots, snapshots::Image, staging};
 
 /// Size of the volume in gibibytes, and number of extents of its data.
 const IMAGE: (u64, u64) = (1024, 100_000);

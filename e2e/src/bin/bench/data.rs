@@ -5,9 +5,9 @@ use std::{
     time::Duration,
 };
 
-use cistern_e2e::{Driver, process::output};
+use cistern_e2e::{Driver, measure::percentile, process::output};
 
-use crate::{Figure, by_hand::ByHand, percentile, staging};
+use crate::{Figure, by_hand::ByHand, staging};
 
 const ROUNDS: usize = 5;
 

@@ -3,7 +3,10 @@
 use std::time::Instant;
 
 use cistern_crds::parameters::POOL as POOL_PARAMETER;
-use cistern_e2e::{ControlPlane, Driver};
+use cistern_e2e::{
+    ControlPlane, Driver,
+    measure::{milliseconds, percentile},
+};
 use cistern_proto::csi::v1::{
     CapacityRange, CreateVolumeRequest, DeleteVolumeRequest, VolumeCapability,
     volume_capability::{AccessMode, AccessType, MountVolume, access_mode::Mode},
@@ -11,7 +14,7 @@ use cistern_proto::csi::v1::{
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, api::PostParams};
 
-use crate::{Figure, POOL, percentile};
+use crate::{Figure, POOL};
 
 /// Size of every volume, with an empty ext4 that allocates little.
 const SIZE: i64 = 64 << 20;
@@ -104,8 +107,4 @@ pub(crate) fn capability() -> VolumeCapability {
         }),
         access_type: Some(AccessType::Mount(MountVolume::default())),
     }
-}
-
-pub(crate) fn milliseconds(started: Instant) -> f64 {
-    started.elapsed().as_secs_f64() * 1000.0
 }

@@ -3,17 +3,17 @@
 
 use std::time::Instant;
 
-use cistern_crds::{PoolVolume, names};
-use cistern_e2e::{ControlPlane, Replica};
+use cistern_crds::PoolVolume;
+use cistern_e2e::{
+    ControlPlane, Replica,
+    measure::{self, milliseconds, percentile},
+    objects,
+};
 use cistern_proto::csi::v1::ListVolumesRequest;
 use futures::{StreamExt as _, stream};
-use kube::{
-    Api,
-    api::{ListParams, Patch, PatchParams, PostParams},
-};
-use serde_json::json;
+use kube::{Api, api::ListParams};
 
-use crate::{Figure, POOL, latency::milliseconds, memory, percentile};
+use crate::{Figure, POOL};
 
 const VOLUMES: usize = 10_000;
 const PAGE: u32 = 100;
@@ -31,7 +31,7 @@ pub(crate) async fn figures(control_plane: &ControlPlane) -> Vec<Figure> {
     let ours = pages(&replica).await;
     let beside = bare_pages(&api).await;
     let process = replica.service().process().id();
-    let [steady, peak] = [memory::resident(process), memory::peak(process)];
+    let [steady, peak] = [measure::resident(process), measure::peak(process)];
     replica.service().stop().await;
     let [ours, beside] = [ours, beside].map(|samples| percentile(&samples, 50));
     vec![
@@ -55,40 +55,8 @@ pub(crate) async fn figures(control_plane: &ControlPlane) -> Vec<Figure> {
 /// Creates a volume that is ready, on a node without an agent.
 async fn add(api: &Api<PoolVolume>, number: usize) {
     let name = format!("pvc-{number:08}-0000-4000-8000-000000000000");
-    let volume = json!({
-        "apiVersion": "cistern.storage/v1alpha1",
-        "kind": "PoolVolume",
-        "metadata": {"name": name, "finalizers": [names::FINALIZER]},
-        "spec": {
-            "requestedName": name,
-            "nodeName": format!("node-{}", number % 100),
-            "poolName": POOL,
-            "size": "1Gi",
-            "accessType": "Filesystem",
-            "filesystem": "ext4",
-            "accessModes": ["SingleNodeWriter"],
-            "attributes": {"provisioning": "Thin"},
-            "claim": {"namespace": "bench", "name": format!("data-{number}")},
-        },
-    });
-    let status = json!({"status": {
-        "observedGeneration": 1,
-        "reserved": "1Gi",
-        "size": "1Gi",
-        "image": {"uid": name, "poolUuid": name, "sectorSize": 4096},
-        "filesystem": {"type": "ext4", "uuid": name, "formatTime": "2026-01-01T00:00:00Z"},
-        "conditions": [{
-            "type": "Ready", "status": "True", "reason": "Reconciled", "message": "the volume can be used",
-            "lastTransitionTime": "2026-01-01T00:00:00Z",
-        }],
-    }});
-    let volume = serde_json::from_value(volume).expect("it is a volume");
-    api.create(&PostParams::default(), &volume)
-        .await
-        .expect("it is new");
-    api.patch_status(&name, &PatchParams::default(), &Patch::Merge(status))
-        .await
-        .expect("it is there");
+    let node = format!("node-{}", number % 100);
+    objects::create_ready_volume(api, &name, (&node, POOL), number).await;
 }
 
 /// Milliseconds of each page of the controller's list.

@@ -65,7 +65,7 @@ async fn main() {
     let control_plane = ControlPlane::start().await;
     control_plane.install_definitions().await;
     let driver = Driver::start(&control_plane, NODE).await;
-    let operator = operator::Operator::start(&control_plane).await;
+    let operator = operator::start(&control_plane).await;
     driver.ready_pool(POOL).await;
     println!(
         "{:<44} {:>14}  {:<40} {:>7}  aim",
@@ -121,11 +121,4 @@ async fn volumes(control_plane: &ControlPlane, driver: &Driver, operator: &Servi
     latency::figures("DeleteVolume", &deleted, &bare, "").for_each(|f| f.print());
     let gone = Writes::until_now(control_plane).await;
     gone.since(&before, "delete", count, "<= 4").print();
-}
-
-/// The value below which `percent` of the sorted samples lie.
-fn percentile(samples: &[f64], percent: usize) -> f64 {
-    let mut sorted = samples.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted[(sorted.len() * percent / 100).min(sorted.len() - 1)]
 }

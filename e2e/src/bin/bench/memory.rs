@@ -1,6 +1,6 @@
 //! Resident memory of the three processes, idle and with volumes.
 
-use cistern_e2e::{ControlPlane, Driver, service::Service};
+use cistern_e2e::{ControlPlane, Driver, measure::resident, service::Service};
 
 use crate::{Figure, VOLUMES};
 
@@ -56,23 +56,4 @@ impl Memory {
             ("operator", operator.process().id()),
         ]
     }
-}
-
-/// Resident memory of a process in mebibytes.
-pub(crate) fn resident(process: u32) -> f64 {
-    mebibytes(process, "VmRSS:")
-}
-
-/// Peak resident memory of a process in mebibytes.
-pub(crate) fn peak(process: u32) -> f64 {
-    mebibytes(process, "VmHWM:")
-}
-
-fn mebibytes(process: u32, figure: &str) -> f64 {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
-    let line = status.lines().find_map(|line| line.strip_prefix(figure));
-    let kibibytes = line
-        .and_then(|line| line.trim().strip_suffix(" kB"))
-        .expect("the kernel counts in kB");
-    kibibytes.parse::<f64>().expect("a number") / 1024.0
 }

@@ -9,6 +9,8 @@ use std::{
 use cistern_crds::{Bytes, PoolVolume, StoragePool, parameters::POOL as POOL_PARAMETER};
 use cistern_e2e::{
     ControlPlane, Driver, Folder,
+    measure::{milliseconds, percentile},
+    objects,
     process::{command, output},
 };
 use cistern_proto::csi::v1::{
@@ -20,11 +22,7 @@ use cistern_proto::csi::v1::{
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
-use crate::{
-    Figure,
-    latency::{self, milliseconds},
-    operator, percentile, staging, writer,
-};
+use crate::{Figure, latency, staging, writer};
 
 const POOL: &str = "bench-snapshots";
 /// Size of the sparse file behind the pool's disk. A volume is never larger than its pool.
@@ -163,7 +161,7 @@ pub(crate) async fn pool(control_plane: &ControlPlane, driver: &Driver) -> PathB
         // The images stay nearly empty.
         "overcommitPercent": 1000,
     });
-    operator::create(&pools, json!({"metadata": {"name": POOL}, "spec": spec})).await;
+    objects::create(&pools, json!({"metadata": {"name": POOL}, "spec": spec})).await;
     driver.ready_pool(POOL).await;
     // The kernel keeps both for as long as the pool is mounted.
     losetup(&["--detach", device]).await;

@@ -2,7 +2,10 @@
 
 use std::{fs, path::Path, time::Instant};
 
-use cistern_e2e::{Driver, Folder};
+use cistern_e2e::{
+    Driver, Folder,
+    measure::{milliseconds, percentile},
+};
 use cistern_proto::csi::v1::{
     NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest,
     NodeUnstageVolumeRequest, VolumeCapability,
@@ -10,12 +13,7 @@ use cistern_proto::csi::v1::{
 
 use futures::{StreamExt as _, stream};
 
-use crate::{
-    Figure,
-    by_hand::ByHand,
-    latency::{capability, milliseconds},
-    percentile,
-};
+use crate::{Figure, by_hand::ByHand, latency::capability};
 
 const ROUNDS: usize = 10;
 const AT_A_TIME: usize = 10;

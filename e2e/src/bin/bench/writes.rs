@@ -13,11 +13,7 @@ pub(crate) struct Writes {
 impl Writes {
     /// Reads the current counters.
     pub(crate) async fn until_now(control_plane: &ControlPlane) -> Self {
-        let request = http::Request::get("/metrics")
-            .body(Vec::new())
-            .expect("it is a request");
-        let metrics = control_plane.client().request_text(request).await;
-        let metrics = metrics.expect("the API server has metrics");
+        let metrics = control_plane.metrics().await;
         let writes = metrics.lines().filter_map(write_of_volume);
         let (taken, refused): (Vec<_>, Vec<_>) =
             writes.partition(|(code, _)| code.starts_with('2'));

@@ -1,0 +1,130 @@
+//! Objects of a cluster that tests write in place of an administrator, kubelet and the agents.
+
+use cistern_crds::{PoolVolume, names};
+use k8s_openapi::api::{
+    core::v1::{Namespace, Node, Pod},
+    storage::v1::{CSIDriver, CSINode, StorageClass},
+};
+use kube::{
+    Api, Client, Resource,
+    api::{Patch, PatchParams, PostParams},
+};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+
+use crate::cluster::NAMESPACE;
+
+/// When everything has happened.
+pub const TIME: &str = "2026-01-01T00:00:00Z";
+
+/// Creates an object.
+pub async fn create<K>(api: &Api<K>, object: Value)
+where
+    K: Resource + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
+{
+    let object = serde_json::from_value(object).expect("it is of this kind");
+    api.create(&PostParams::default(), &object)
+        .await
+        .expect("it is new");
+}
+
+/// Creates Cistern's namespace and its CSIDriver.
+pub async fn create_namespace(client: &Client) {
+    let namespace: Api<Namespace> = Api::all(client.clone());
+    create(&namespace, json!({"metadata": {"name": NAMESPACE}})).await;
+    let driver: Api<CSIDriver> = Api::all(client.clone());
+    let ours = json!({"metadata": {"name": names::DRIVER}, "spec": {}});
+    create(&driver, ours).await;
+}
+
+/// Creates a class for the volumes of a pool.
+pub async fn create_class(client: &Client, name: &str, pool: &str) {
+    let class: Api<StorageClass> = Api::all(client.clone());
+    let ours = json!({
+        "metadata": {"name": name},
+        "provisioner": names::DRIVER,
+        "parameters": {"pool": pool},
+        "volumeBindingMode": "WaitForFirstConsumer",
+    });
+    create(&class, ours).await;
+}
+
+/// Creates a Node where the driver is registered, and the pod of its agent, which is ready.
+pub async fn create_node(client: &Client, name: &str, agent: &str) {
+    let node: Api<Node> = Api::all(client.clone());
+    let labels = json!({names::TOPOLOGY_KEY: names::topology_value(name)});
+    create(&node, json!({"metadata": {"name": name, "labels": labels}})).await;
+    let csi_node: Api<CSINode> = Api::all(client.clone());
+    let registered = json!({"drivers": [
+        {"name": names::DRIVER, "nodeID": name, "topologyKeys": [names::TOPOLOGY_KEY]},
+    ]});
+    create(
+        &csi_node,
+        json!({"metadata": {"name": name}, "spec": registered}),
+    )
+    .await;
+    let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
+    let pod = json!({
+        "metadata": {
+            "name": agent,
+            "labels": {names::COMPONENT_LABEL: names::NODE_COMPONENT},
+        },
+        "spec": {"nodeName": name, "containers": [{"name": "driver", "image": "x"}]},
+    });
+    create(&pods, pod).await;
+    let ready = json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}});
+    pods.patch_status(agent, &PatchParams::default(), &Patch::Merge(ready))
+        .await
+        .expect("the pod is there");
+}
+
+/// Creates a volume of 1 GiB that is ready, for the claim `data-NUMBER`.
+pub async fn create_ready_volume(
+    api: &Api<PoolVolume>,
+    name: &str,
+    (node, pool): (&str, &str),
+    number: usize,
+) {
+    let volume = json!({
+        "apiVersion": "cistern.storage/v1alpha1",
+        "kind": "PoolVolume",
+        "metadata": {"name": name, "finalizers": [names::FINALIZER]},
+        "spec": {
+            "requestedName": name,
+            "nodeName": node,
+            "poolName": pool,
+            "size": "1Gi",
+            "accessType": "Filesystem",
+            "filesystem": "ext4",
+            "accessModes": ["SingleNodeWriter"],
+            "attributes": {"provisioning": "Thin"},
+            "claim": {"namespace": "bench", "name": format!("data-{number}")},
+        },
+    });
+    create(api, volume).await;
+    let mut status = made(name);
+    status["reserved"] = json!("1Gi");
+    let status = json!({"status": status});
+    api.patch_status(name, &PatchParams::default(), &Patch::Merge(status))
+        .await
+        .expect("it is there");
+}
+
+/// The status that the agent adds to an admitted volume of 1 GiB once it can be used.
+pub fn made(name: &str) -> Value {
+    json!({
+        "observedGeneration": 1,
+        "size": "1Gi",
+        "image": {"uid": name, "poolUuid": name, "sectorSize": 4096},
+        "filesystem": {"type": "ext4", "uuid": name, "formatTime": TIME},
+        "conditions": [condition("Ready", "Reconciled", "the volume can be used")],
+    })
+}
+
+/// A condition that holds.
+pub fn condition(kind: &str, reason: &str, message: &str) -> Value {
+    json!({
+        "type": kind, "status": "True", "reason": reason, "message": message,
+        "lastTransitionTime": TIME,
+    })
+}
