@@ -201,6 +201,7 @@ fn concerned(cluster: &ClusterState, change: &Change) -> Vec<Slot> {
         }
         Change::Pool(_)
         | Change::PoolStatus(_)
+        | Change::AttributesClass(_)
         | Change::Volume { .. }
         | Change::Snapshot { .. }
         | Change::Claim { .. }

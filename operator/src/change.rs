@@ -31,6 +31,8 @@ pub enum Change {
     Node(String),
     /// A StorageClass.
     Class(String),
+    /// A VolumeAttributesClass.
+    AttributesClass(String),
     /// A PersistentVolumeClaim.
     Claim {
         /// Its namespace.

@@ -16,11 +16,11 @@ mod rooms;
 use std::time::Duration;
 
 use cistern_crds::{
-    ConditionStatus, ConditionType, Parameters, PoolVolume, Provisioning, Reason, StoragePool,
-    condition, names,
+    AttributeChanges, ConditionStatus, ConditionType, Parameters, PoolVolume, Provisioning, Reason,
+    StoragePool, condition, names,
 };
 use k8s_openapi::api::{
-    core::v1::{ObjectReference, PersistentVolumeClaim},
+    core::v1::{ObjectReference, PersistentVolumeClaim, PersistentVolumeClaimSpec},
     storage::v1::StorageClass,
 };
 use kube::{Resource as _, ResourceExt as _};
@@ -104,7 +104,7 @@ async fn reconcile(
     let found = match subject {
         Subject::Class(name) => cluster
             .class(name)
-            .map(|class| (class.object_ref(&()), parameters(cluster, &class).err())),
+            .map(|class| (class.object_ref(&()), class_problem(cluster, &class))),
         Subject::Claim { namespace, name } => cluster
             .claims
             .get(&cache::key(Some(namespace), name))
@@ -144,7 +144,7 @@ fn concerned(cluster: &ClusterState, rooms: &Rooms, change: &Change) -> Vec<Subj
             let volumes = volumes.map(Subject::Volume);
             declared(cluster).into_iter().chain(volumes).collect()
         }
-        Change::Pool(_) => declared(cluster),
+        Change::Pool(_) | Change::AttributesClass(_) => declared(cluster),
         Change::StorageNode(node) | Change::Node(node) => {
             rooms.outdate(node);
             claims(cluster, |class| cluster.classes.contains(class))
@@ -187,12 +187,17 @@ fn claims(cluster: &ClusterState, selects: impl Fn(&String) -> bool) -> Vec<Subj
 }
 
 /// Parameters of a class, or the problem that keeps it from provisioning volumes.
-fn parameters(cluster: &ClusterState, class: &StorageClass) -> Result<Parameters, Problem> {
+fn parameters(
+    cluster: &ClusterState,
+    class: &StorageClass,
+    changes: &AttributeChanges,
+) -> Result<Parameters, Problem> {
     let name = class.name_any();
-    let parameters = match Parameters::of_class(class.parameters.iter().flatten()) {
+    let mut parameters = match Parameters::of_class(class.parameters.iter().flatten()) {
         Ok(parameters) => parameters,
         Err(error) => return Err(Problem::Parameters { class: name, error }),
     };
+    parameters.attributes = changes.apply(parameters.attributes);
     let Some(guard) = cluster.pool(&parameters.pool) else {
         let pool = parameters.pool;
         return Err(Problem::PoolMissing { class: name, pool });
@@ -210,6 +215,22 @@ fn parameters(cluster: &ClusterState, class: &StorageClass) -> Result<Parameters
     }
 }
 
+fn class_problem(cluster: &ClusterState, class: &StorageClass) -> Option<Problem> {
+    parameters(cluster, class, &AttributeChanges::default()).err()
+}
+
+/// What the VolumeAttributesClass of a claim changes. The provisioner reports one that is missing or
+/// wrong.
+fn attribute_changes(
+    cluster: &ClusterState,
+    claim: &PersistentVolumeClaimSpec,
+) -> AttributeChanges {
+    let name = claim.volume_attributes_class_name.as_deref();
+    let class = name.and_then(|name| cluster.attributes_classes.get(name));
+    let parameters = class.and_then(|class| class.parameters.clone());
+    AttributeChanges::parse(&parameters.unwrap_or_default()).unwrap_or_default()
+}
+
 /// The problem that keeps a claim of this driver from being placed.
 fn claim_problem(
     cluster: &ClusterState,
@@ -218,7 +239,8 @@ fn claim_problem(
 ) -> Option<Problem> {
     let spec = claim.spec.as_ref()?;
     let class = cluster.class(spec.storage_class_name.as_deref()?)?;
-    let parameters = match parameters(cluster, &class) {
+    let changes = attribute_changes(cluster, spec);
+    let parameters = match parameters(cluster, &class, &changes) {
         Ok(parameters) => parameters,
         Err(problem) => return Some(problem),
     };

@@ -11,7 +11,7 @@ use cistern_client::{OwnWrites, http::Readiness, watches};
 use cistern_crds::{PoolSnapshot, PoolVolume, StorageNode, StoragePool, names, unclaimed::Owner};
 use k8s_openapi::api::{
     core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod},
-    storage::v1::{CSINode, CSIStorageCapacity, StorageClass},
+    storage::v1::{CSINode, CSIStorageCapacity, StorageClass, VolumeAttributesClass},
 };
 use kube::{Api, Client, ResourceExt as _, core::DeserializeGuard, runtime::watcher};
 use tokio::{sync::broadcast, task::JoinSet};
@@ -48,6 +48,8 @@ pub struct ClusterState {
     pub agents: Cache<Pod>,
     /// The StorageClasses of our driver.
     pub classes: Cache<StorageClass>,
+    /// The VolumeAttributesClasses of our driver.
+    pub attributes_classes: Cache<VolumeAttributesClass>,
     /// The claims that wait for a volume, of any provisioner.
     pub claims: Cache<PersistentVolumeClaim>,
     /// The PersistentVolumes of our driver.
@@ -105,6 +107,7 @@ impl ClusterState {
                 move |pod| pods.agents.apply(pod),
             ),
             classes: watches.add::<StorageClass>(),
+            attributes_classes: watches.add::<VolumeAttributesClass>(),
             claims: watches.add::<PersistentVolumeClaim>(),
             volume_owners: watches.add::<PersistentVolume>(),
             snapshot_owners: watches.add::<VolumeSnapshotContent>(),
@@ -132,6 +135,7 @@ impl ClusterState {
             csi_nodes: Cache::default(),
             agents: Cache::default(),
             classes: Cache::default(),
+            attributes_classes: Cache::default(),
             claims: Cache::default(),
             volume_owners: Cache::default(),
             snapshot_owners: Cache::default(),
@@ -158,6 +162,7 @@ impl ClusterState {
             self.csi_nodes.complete(),
             self.agents.complete(),
             self.classes.complete(),
+            self.attributes_classes.complete(),
             self.claims.complete(),
             self.volume_owners.complete(),
             self.snapshot_owners.complete(),

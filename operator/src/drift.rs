@@ -75,6 +75,7 @@ impl Controller for DriftController {
             | Change::Snapshot { .. }
             | Change::Node(_)
             | Change::Class(_)
+            | Change::AttributesClass(_)
             | Change::Claim { .. }
             | Change::Owner
             | Change::Capacity { .. } => Vec::new(),

@@ -275,6 +275,7 @@ fn concerned(cluster: &ClusterState, published: &PublishedIssues, change: &Chang
         | Change::Snapshot { .. }
         | Change::Node(_)
         | Change::Class(_)
+        | Change::AttributesClass(_)
         | Change::Claim { .. }
         | Change::Owner
         | Change::Capacity { .. } => Vec::new(),

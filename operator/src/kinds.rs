@@ -11,7 +11,7 @@ use k8s_openapi::{
             Node, NodeStatus, NodeSystemInfo, PersistentVolume, PersistentVolumeClaim, Pod,
             PodCondition, PodSpec, PodStatus,
         },
-        storage::v1::{CSINode, CSIStorageCapacity, StorageClass},
+        storage::v1::{CSINode, CSIStorageCapacity, StorageClass, VolumeAttributesClass},
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
@@ -92,7 +92,7 @@ macro_rules! entries {
     )+ };
 }
 
-entries!(is_same: Node, CSINode, Pod, StorageClass, PersistentVolumeClaim, CSIStorageCapacity);
+entries!(is_same: Node, CSINode, Pod, StorageClass, VolumeAttributesClass, PersistentVolumeClaim, CSIStorageCapacity);
 entries!(is_same_guarded: DeserializeGuard<StoragePool>, DeserializeGuard<StorageNode>);
 
 impl WatchedKind for DeserializeGuard<StoragePool> {
@@ -324,6 +324,22 @@ impl WatchedKind for StorageClass {
     }
 }
 
+impl WatchedKind for VolumeAttributesClass {
+    type Entry = Self;
+
+    const NAME: &'static str = "volumeattributesclasses";
+    const IS_OPTIONAL: bool = true;
+
+    fn entry(mut self) -> Option<Self> {
+        self.metadata = identity(&self.metadata);
+        (self.driver_name == names::DRIVER).then_some(self)
+    }
+
+    fn change(difference: &Difference<Self>) -> Change {
+        Change::AttributesClass(difference.key.to_string())
+    }
+}
+
 impl WatchedKind for PersistentVolumeClaim {
     type Entry = Self;
 
@@ -395,6 +411,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::testing;
+    use cistern_crds::StoragePoolStatus;
     use k8s_openapi::api::core::v1::{PersistentVolumeClaimSpec, PersistentVolumeClaimStatus};
 
     fn appeared<E>(entry: E) -> Difference<E> {

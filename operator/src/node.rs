@@ -141,6 +141,7 @@ impl Controller for NodeController {
             }
             Change::PoolStatus(_)
             | Change::Class(_)
+            | Change::AttributesClass(_)
             | Change::Claim { .. }
             | Change::Owner
             | Change::Capacity { .. } => Vec::new(),

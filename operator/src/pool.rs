@@ -103,9 +103,11 @@ fn concerned(cluster: &ClusterState, shares: &Shares, change: &Change) -> Vec<St
             shares.outdate_all();
             every()
         }
-        Change::Class(_) | Change::Claim { .. } | Change::Owner | Change::Capacity { .. } => {
-            Vec::new()
-        }
+        Change::Class(_)
+        | Change::AttributesClass(_)
+        | Change::Claim { .. }
+        | Change::Owner
+        | Change::Capacity { .. } => Vec::new(),
     }
 }
 

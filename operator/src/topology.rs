@@ -73,6 +73,7 @@ impl Controller for TopologyController {
             Change::Pool(_)
             | Change::PoolStatus(_)
             | Change::Class(_)
+            | Change::AttributesClass(_)
             | Change::Claim { .. }
             | Change::Owner
             | Change::Capacity { .. } => Vec::new(),

@@ -114,6 +114,7 @@ impl Controller for UnclaimedController {
             | Change::Snapshot { .. }
             | Change::Node(_)
             | Change::Class(_)
+            | Change::AttributesClass(_)
             | Change::Claim { .. }
             | Change::Owner
             | Change::Capacity { .. } => Vec::new(),
@@ -332,7 +333,7 @@ mod tests {
     #[test]
     fn only_an_old_object_that_nothing_claims_or_waits_for_is_compared_with_the_api_server() {
         let objects = Cache::<Stored<()>>::default();
-        let at = |minute| DateTime::from_timestamp(minute * 60, 0);
+        let at = |minute: i64| DateTime::from_timestamp(minute * 60, 0);
         for (name, requested, minute) in [
             ("claimed", None, 1),
             ("waited-for", Some("pvc-uid-1"), 1),

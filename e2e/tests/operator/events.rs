@@ -1,14 +1,17 @@
 //! Events on claims and classes say why a claim waits.
 
 use cistern_crds::{
-    Bytes, ConditionType, PoolVolume, Reason,
+    Bytes, ConditionType, PoolVolume, Reason, StoragePool,
     condition::{self, ConditionUpdate},
-    time,
+    names, time,
 };
 use cistern_e2e::eventually;
-use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
+use k8s_openapi::{
+    api::storage::v1::VolumeAttributesClass, apimachinery::pkg::apis::meta::v1::Time,
+    jiff::Timestamp,
+};
 use kube::{
-    ResourceExt as _,
+    Api, ResourceExt as _,
     api::{Patch, PatchParams},
 };
 use serde_json::json;
@@ -111,6 +114,43 @@ async fn a_wrong_class_is_reported_on_the_class_and_on_its_claims() {
             assert!(note.contains(part), "{note}");
         }
     }
+}
+
+#[tokio::test]
+async fn a_claim_is_judged_by_the_provisioning_of_its_volume_attributes_class() {
+    let api = Cluster::shared().await.api();
+    let pools = Api::<StoragePool>::all(api.client.clone());
+    api.add_node("at-1", &[("at", "yes")]).await;
+    api.add_pool("at", &[("at", "yes")]).await;
+    change(&pools, "at", json!({"spec": {"overcommitPercent": 200}})).await;
+    api.carried("at-1", "at").await;
+    api.report("at-1", "at", Bytes::gib(9)).await;
+    api.add_class("at", json!({"pool": "at"})).await;
+    let thick = json!({
+        "metadata": {"name": "at-thick"},
+        "driverName": names::DRIVER,
+        "parameters": {"provisioning": "thick"},
+    });
+    create(
+        &Api::<VolumeAttributesClass>::all(api.client.clone()),
+        &thick,
+    )
+    .await;
+    api.add_claim("at-thin", "at", "1Gi").await;
+    let claim = json!({
+        "metadata": {"name": "at-waits"},
+        "spec": {
+            "storageClassName": "at",
+            "volumeAttributesClassName": "at-thick",
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    });
+    let uid = create(&api.claims(), &claim).await.uid().unwrap();
+    let note = api.event(&uid, "PoolOvercommitted").await;
+    assert!(note.contains("StoragePool at"), "{note}");
+    let thin = api.claims().get("at-thin").await.unwrap().uid().unwrap();
+    assert_eq!(api.events(&thin).await, []);
 }
 
 #[tokio::test]

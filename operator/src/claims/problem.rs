@@ -25,7 +25,7 @@ pub(super) enum Problem {
     },
     /// The class names a pool that does not exist.
     PoolMissing { class: String, pool: String },
-    /// The class asks for thick volumes, and its pool holds thin ones only.
+    /// A thick volume is requested, and the pool of the class holds thin ones only.
     Overcommitted { class: String, pool: String },
     /// No node that the claim may go to carries the pool.
     NoNodes { pool: String },
@@ -169,7 +169,7 @@ impl Problem {
                 "StorageClass {class} names StoragePool {pool}, which does not exist: create the pool, or delete the class and create it with another"
             ),
             Self::Overcommitted { class, pool } => format!(
-                "StorageClass {class} asks for thick volumes, and StoragePool {pool} allows overcommitment (overcommitPercent), so it holds thin volumes only: lower that to 100, or use a class with provisioning: thin"
+                "a thick volume of StorageClass {class} is requested, and StoragePool {pool} allows overcommitment (overcommitPercent), so it holds thin volumes only: lower that to 100, or use classes with provisioning: thin"
             ),
             Self::NoNodes { pool } => format!(
                 "no node that the claim may go to carries StoragePool {pool}: look at the pool's node selector and the class' allowed topologies"

@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use cistern_crds::{Bytes, Parameters, StorageNode};
+use cistern_crds::{Bytes, Parameters, Provisioning, StorageNode};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
@@ -18,9 +18,9 @@ use crate::{
     availability::available_pool, by_node::ByNode, cluster_state::ClusterState, registration,
 };
 
-/// The rooms of every class, by its name.
+/// The rooms of every class, by its name and the provisioning of the volume.
 #[derive(Debug, Default)]
-pub(super) struct Rooms(Mutex<HashMap<String, RoomsOfClass>>);
+pub(super) struct Rooms(Mutex<HashMap<(String, Provisioning), RoomsOfClass>>);
 
 #[derive(Debug, Default)]
 struct RoomsOfClass {
@@ -51,7 +51,7 @@ impl Rooms {
 
     /// Forgets a class that has changed or is gone.
     pub(super) fn forget(&self, class: &str) {
-        self.0.lock().remove(class);
+        self.0.lock().retain(|(name, _), _| name != class);
     }
 
     /// Forgets every class.
@@ -67,7 +67,9 @@ impl Rooms {
         parameters: &Parameters,
     ) -> Arc<RoomSummary> {
         let mut classes = self.0.lock();
-        let known = classes.entry(class.name_any()).or_default();
+        let known = classes
+            .entry((class.name_any(), parameters.attributes.provisioning))
+            .or_default();
         let all = || {
             let nodes = cluster.storage_nodes.all();
             nodes.iter().map(|node| node.name_any()).collect()
