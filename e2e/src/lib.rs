@@ -28,6 +28,7 @@ pub mod replica;
 pub mod requests;
 pub mod service;
 pub mod wait;
+pub mod zram;
 
 pub use cluster::{Cluster, Harness, Test};
 pub use control_plane::ControlPlane;
@@ -37,3 +38,4 @@ pub use operator::Operator;
 pub use process::Process;
 pub use replica::Replica;
 pub use wait::eventually;
+pub use zram::Zram;

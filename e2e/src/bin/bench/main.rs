@@ -15,10 +15,13 @@ mod by_hand;
 mod capacity;
 mod changes;
 mod data;
+mod fast_disk;
 mod latency;
 mod listing;
+mod load;
 mod memory;
 mod operator;
+mod pools;
 mod snapshots;
 mod staging;
 mod writer;
@@ -51,7 +54,7 @@ impl Figure {
             .ratio
             .map_or_else(String::new, |ratio| format!("{ratio:.2}"));
         println!(
-            "{:<44} {:>14}  {:<40} {ratio:>7}  {}",
+            "{:<54} {:>14}  {:<50} {ratio:>7}  {}",
             self.what, self.ours, self.beside, self.aim
         );
     }
@@ -68,7 +71,7 @@ async fn main() {
     let operator = operator::start(&control_plane).await;
     driver.ready_pool(POOL).await;
     println!(
-        "{:<44} {:>14}  {:<40} {:>7}  aim",
+        "{:<54} {:>14}  {:<50} {:>7}  aim",
         "figure", "cistern", "beside it", "ratio"
     );
     if runs("volumes") {
@@ -87,6 +90,19 @@ async fn main() {
             let changes = changes::figures(&control_plane, &driver, &pool).await;
             changes.iter().for_each(Figure::print);
         }
+    }
+    // They are removed last, because the driver has a pool there.
+    let disks = runs("fast-disk").then(fast_disk::Disks::new);
+    if runs("disk") {
+        fast_disk::of_the_machine(&control_plane, &driver).await;
+    }
+    match &disks {
+        Some(Ok(disks)) => {
+            let folder = disks.pool(&control_plane, &driver).await;
+            disks.figures(&driver, &folder).await;
+        }
+        Some(Err(reason)) => println!("fast-disk is left out: {reason}"),
+        None => {}
     }
     operator.finish().await;
     driver.finish().await;

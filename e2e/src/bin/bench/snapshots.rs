@@ -6,11 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cistern_crds::{Bytes, PoolVolume, StoragePool, parameters::POOL as POOL_PARAMETER};
+use cistern_crds::{Bytes, PoolVolume, parameters::POOL as POOL_PARAMETER};
 use cistern_e2e::{
     ControlPlane, Driver, Folder,
     measure::{milliseconds, percentile},
-    objects,
     process::{command, output},
 };
 use cistern_proto::csi::v1::{
@@ -19,10 +18,9 @@ use cistern_proto::csi::v1::{
     volume_capability::{AccessType, BlockVolume},
     volume_content_source::{self as source, SnapshotSource, VolumeSource},
 };
-use kube::{Api, ResourceExt as _};
-use serde_json::json;
+use kube::Api;
 
-use crate::{Figure, latency, staging, writer};
+use crate::{Figure, latency, pools, staging, writer};
 
 const POOL: &str = "bench-snapshots";
 /// Size of the sparse file behind the pool's disk. A volume is never larger than its pool.
@@ -154,26 +152,11 @@ pub(crate) async fn pool(control_plane: &ControlPlane, driver: &Driver) -> PathB
     ];
     let device = losetup(&device).await;
     let device = device.trim_end();
-    let pools: Api<StoragePool> = Api::all(control_plane.client());
-    let spec = json!({
-        "nodeSelector": {},
-        "source": {"device": {"paths": [device]}},
-        // The images stay nearly empty.
-        "overcommitPercent": 1000,
-    });
-    objects::create(&pools, json!({"metadata": {"name": POOL}, "spec": spec})).await;
-    driver.ready_pool(POOL).await;
+    let folder_of_pool = pools::on_device(control_plane, driver, POOL, Path::new(device)).await;
     // The kernel keeps both for as long as the pool is mounted.
     losetup(&["--detach", device]).await;
     drop(folder);
-
-    let uid = pools.get(POOL).await.expect("it is there").uid();
-    let folder = driver
-        .storage_root()
-        .join("pools")
-        .join(uid.expect("it has one"));
-    let root = format!("/proc/{}/root", driver.node().process().id());
-    Path::new(&root).join(folder.strip_prefix("/").expect("it is absolute"))
+    pools::outside(driver, &folder_of_pool)
 }
 
 /// Measures the three ways to copy an image; also returns the milliseconds of the bare copy.
