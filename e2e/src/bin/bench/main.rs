@@ -15,6 +15,7 @@ mod by_hand;
 mod capacity;
 mod changes;
 mod data;
+mod extents;
 mod fast_disk;
 mod latency;
 mod listing;
@@ -24,6 +25,7 @@ mod operator;
 mod pools;
 mod snapshots;
 mod staging;
+mod stall;
 mod writer;
 mod writes;
 
@@ -92,16 +94,21 @@ async fn main() {
         }
     }
     // They are removed last, because the driver has a pool there.
-    let disks = runs("fast-disk").then(fast_disk::Disks::new);
+    let disks = (runs("fast-disk") || runs("extents")).then(fast_disk::Disks::new);
     if runs("disk") {
         fast_disk::of_the_machine(&control_plane, &driver).await;
     }
     match &disks {
         Some(Ok(disks)) => {
             let folder = disks.pool(&control_plane, &driver).await;
-            disks.figures(&driver, &folder).await;
+            if runs("fast-disk") {
+                disks.figures(&driver, &folder).await;
+            }
+            if runs("extents") {
+                extents::figures(&driver, &folder).await;
+            }
         }
-        Some(Err(reason)) => println!("fast-disk is left out: {reason}"),
+        Some(Err(reason)) => println!("fast-disk and extents are left out: {reason}"),
         None => {}
     }
     operator.finish().await;
