@@ -25,6 +25,15 @@ pub fn cpu_seconds(process: u32) -> f64 {
     (ticks(11) + ticks(12)) / TICKS
 }
 
+/// Seconds that the processors of this machine have been idle, in total.
+pub fn idle_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/stat").expect("Linux has it");
+    // cpu user nice system idle iowait ...
+    let fields: Vec<&str> = stat.split_whitespace().take(6).collect();
+    let ticks = |index: usize| fields[index].parse::<f64>().expect("a number");
+    (ticks(4) + ticks(5)) / TICKS
+}
+
 /// The value below which `percent` of the samples lie.
 pub fn percentile(samples: &[f64], percent: usize) -> f64 {
     let mut sorted = samples.to_vec();

@@ -7,7 +7,7 @@ use std::{
 
 use cistern_e2e::{
     ControlPlane,
-    measure::{cpu_seconds, metric, milliseconds},
+    measure::{cpu_seconds, idle_seconds, metric, milliseconds},
     service::{self, Service},
 };
 use tokio::time::timeout;
@@ -21,6 +21,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) struct Counters {
     at: Instant,
     cpu: [f64; 3],
+    idle: f64,
     requests: [f64; 2],
     /// Events that the operator has written since its start.
     pub(crate) events: f64,
@@ -34,6 +35,8 @@ pub(crate) struct Passed {
     pub(crate) seconds: f64,
     /// Cores of operator, controller and API server.
     pub(crate) cores: [f64; 3],
+    /// Cores that nobody used. Without any, the latencies are those of a machine that is too small, or shared.
+    pub(crate) idle: f64,
     /// Requests of operator and controller to the API server.
     pub(crate) requests: [f64; 2],
     /// Events that the operator has written.
@@ -58,6 +61,7 @@ impl Counters {
         Self {
             at: Instant::now(),
             cpu: [processes[0], processes[1], apiservers].map(cpu_seconds),
+            idle: idle_seconds(),
             requests: [requests(&operators), requests(&controllers)],
             events: metric(&operators, "cistern_operator_events_total", &[]),
             watch_events: metric(&apiserver, "apiserver_watch_events_total", &[]),
@@ -72,6 +76,7 @@ impl Counters {
         Passed {
             seconds,
             cores: [cores(0), cores(1), cores(2)],
+            idle: (self.idle - before.idle) / seconds,
             requests: [requests(0), requests(1)],
             events: self.events - before.events,
             watch_events: self.watch_events - before.watch_events,

@@ -162,9 +162,10 @@ fn processes(services: &[&Service; 2], idle: &Passed, loaded: &Passed) -> Vec<Ro
     let [operator, controller] = services.map(|service| service.process().id());
     vec![
         Row::new("operator: cores, heartbeats only", idle.cores[0], "").growing(),
-        Row::new("operator: cores, load", loaded.cores[0], "<= 0.5").growing(),
-        Row::new("controller: cores, load", loaded.cores[1], "").growing(),
+        Row::new("operator: cores, load", loaded.cores[0], "<= 0.5"),
+        Row::new("controller: cores, load", loaded.cores[1], ""),
         Row::new("API server: cores, load", loaded.cores[2], ""),
+        Row::new("machine: idle cores, load", loaded.idle, ""),
         Row::new("operator: memory, MiB", resident(operator), "<= 256").growing(),
         Row::new("operator: peak memory, MiB", peak(operator), "<= 256").growing(),
         Row::new("controller: memory, MiB", resident(controller), "<= 128").growing(),
@@ -202,6 +203,7 @@ fn calls(outcome: &Outcome, lag: &[f64], loaded: &Passed) -> Vec<Row> {
         }
     };
     let volumes = outcome.created.len() as f64;
+    let cpu = |process: usize| loaded.cores[process] * loaded.seconds * 1000.0 / volumes;
     let failed: usize = outcome.failed.values().sum();
     vec![
         Row::new(
@@ -217,6 +219,19 @@ fn calls(outcome: &Outcome, lag: &[f64], loaded: &Passed) -> Vec<Row> {
         Row::new("capacity lag p50, ms", of(lag, 50), "<= 1000"),
         Row::new("capacity lag p99, ms", of(lag, 99), "<= 1000"),
         Row::new("capacity lag, longest, ms", of(lag, 100), ""),
+        // Unlike the cores, comparable also where the machine is too slow for the rate.
+        Row::new(
+            "operator: CPU per volume made and deleted, ms",
+            cpu(0),
+            "<= 50 at ten a second",
+        )
+        .growing(),
+        Row::new(
+            "controller: CPU per volume made and deleted, ms",
+            cpu(1),
+            "",
+        )
+        .growing(),
         Row::new(
             "operator: requests per volume made and deleted",
             loaded.requests[0] / volumes,
