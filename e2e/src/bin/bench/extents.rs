@@ -11,10 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cistern_e2e::{Driver, process::output};
+use cistern_e2e::{Driver, measure::milliseconds, process::output};
 use tokio::time::sleep;
 
-use crate::{Figure, latency::milliseconds, pools, stall::Writer};
+use crate::{Figure, pools, stall::Writer};
 
 /// Size of the image. A volume of 16 GiB has 32 times the extents, and its snapshot takes 32 times as long.
 const SIZE: u64 = 512 << 20;

@@ -9,10 +9,10 @@ use std::{
 use crate::{
     Figure, POOL, latency,
     load::{self, Cost, Load},
-    percentile, pools, staging,
+    pools, staging,
 };
 use cistern_crds::Bytes;
-use cistern_e2e::{ControlPlane, Driver, Zram, process::output, requests};
+use cistern_e2e::{ControlPlane, Driver, Zram, measure::percentile, process::output, requests};
 use cistern_proto::csi::v1::{
     VolumeCapability,
     volume_capability::{AccessType, BlockVolume},

@@ -3,11 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use cistern_crds::StoragePool;
-use cistern_e2e::{ControlPlane, Driver};
+use cistern_e2e::{ControlPlane, Driver, objects};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
-
-use crate::operator;
 
 /// Creates a pool on a device; returns its folder in the node's mount namespace.
 pub(crate) async fn on_device(
@@ -23,7 +21,7 @@ pub(crate) async fn on_device(
         // The volumes stay nearly empty.
         "overcommitPercent": 1000,
     });
-    operator::create(&pools, json!({"metadata": {"name": name}, "spec": spec})).await;
+    objects::create(&pools, json!({"metadata": {"name": name}, "spec": spec})).await;
     driver.ready_pool(name).await;
     folder(control_plane, driver, name).await
 }

@@ -14,7 +14,7 @@ use std::{
 
 use rustix::fs::OFlags;
 
-use crate::latency::milliseconds;
+use cistern_e2e::measure::milliseconds;
 
 const BLOCK: usize = 4096;
 
