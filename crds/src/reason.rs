@@ -230,10 +230,11 @@ names! {
         ///
         /// Delete snapshots, or raise `spec.limits` of the StoragePool.
         SnapshotLimitReached,
-        /// The image has more extents than the pool's limit allows to copy.
+        /// The image has more extents than the pool's limits allow to copy: copying them would block
+        /// its writers for too long.
         ///
         /// Delete old snapshots of the volume, copy its data to a new volume, or raise
-        /// `spec.limits.maximumExtents` of the StoragePool.
+        /// `spec.limits.maximumExtents` or `spec.limits.maximumStallMilliseconds` of the StoragePool.
         TooManyExtents,
         /// The source of the snapshot or volume is not on the disk.
         ///

@@ -4,6 +4,7 @@
 //! *Invariant:* nothing here does I/O, and no Kubernetes crate is needed.
 
 pub mod consistency;
+pub mod extent_limits;
 pub mod filesystem;
 pub mod io_limits;
 pub mod mkfs_options;
@@ -11,6 +12,7 @@ pub mod provisioning;
 pub mod size;
 
 pub use consistency::Consistency;
+pub use extent_limits::ExtentLimits;
 pub use filesystem::FilesystemType;
 pub use io_limits::IoLimits;
 pub use mkfs_options::MkfsOptions;

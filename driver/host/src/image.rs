@@ -23,7 +23,7 @@ use std::{
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
-use cistern_types::{Bytes, FilesystemType, MkfsOptions, Provisioning};
+use cistern_types::{Bytes, ExtentLimits, FilesystemType, MkfsOptions, Provisioning};
 use rustix::io::Errno;
 
 pub(crate) use self::error::failed;
@@ -74,8 +74,8 @@ pub struct ImageRequest {
 pub struct SourceImage {
     /// Name of the image.
     pub uid: Uid,
-    /// Largest number of extents that is cloned: more would block its writers for too long.
-    pub maximum_extents: u64,
+    /// Limits of what is cloned: more would block its writers for too long.
+    pub extent_limits: ExtentLimits,
 }
 
 /// An image on the disk.

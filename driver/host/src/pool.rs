@@ -10,6 +10,7 @@ mod candidate;
 mod conflict;
 mod device;
 mod error;
+mod extent_cost;
 pub(crate) mod file;
 mod home;
 mod host;
@@ -30,7 +31,6 @@ use std::{
 
 use cistern_types::Bytes;
 
-use self::marker::Marker;
 pub use self::{
     broken::Broken,
     candidate::{Candidate, Unusable},
@@ -40,6 +40,7 @@ pub use self::{
     resize::{PoolFile, Shortage},
 };
 pub(crate) use self::{broken::has_shut_down, error::failed};
+use self::{extent_cost::ExtentCost, marker::Marker};
 use crate::{
     id::{Uid, Uuid},
     mount_target::MountTarget,
@@ -133,6 +134,7 @@ pub struct Pool {
     directory: OwnedFd,
     mount_id: u64,
     marker: Marker,
+    pub(crate) extent_cost: ExtentCost,
 }
 
 impl Pool {

@@ -36,7 +36,7 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
-use cistern_types::Consistency;
+use cistern_types::{Consistency, ExtentLimits};
 
 use self::{attachment::Attachment, freeze::Freeze, prepared::Prepared};
 pub use self::{freeze::FREEZE_LIMIT, not_frozen::NotFrozen};
@@ -62,9 +62,8 @@ pub struct SnapshotRequest {
     pub volume: String,
     /// Image of the source volume.
     pub source: Uid,
-    /// Largest number of extents that is cloned: more would block the source's writers for too
-    /// long.
-    pub maximum_extents: u64,
+    /// Limits of what is cloned: more would block the source's writers for too long.
+    pub extent_limits: ExtentLimits,
 }
 
 /// One member of a group of snapshots.

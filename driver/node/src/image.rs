@@ -146,7 +146,9 @@ impl Error {
                 image::Error::Pool(_) => Reason::PoolNotReady,
                 image::Error::Missing { .. } => Reason::ImageMissing,
                 image::Error::SourceMissing { .. } => Reason::SourceMissing,
-                image::Error::TooManyExtents { .. } => Reason::TooManyExtents,
+                image::Error::TooManyExtents { .. } | image::Error::StallTooLong { .. } => {
+                    Reason::TooManyExtents
+                }
                 image::Error::IdentityConflict { .. } => Reason::IdentityConflict,
                 image::Error::FilesystemConflict { .. } => Reason::FilesystemConflict,
                 image::Error::Damaged { .. } => Reason::FilesystemDamaged,
@@ -169,6 +171,7 @@ impl Error {
                 image::Error::Missing { uid, .. }
                 | image::Error::SourceMissing { uid, .. }
                 | image::Error::TooManyExtents { uid, .. }
+                | image::Error::StallTooLong { uid, .. }
                 | image::Error::IdentityConflict { uid, .. }
                 | image::Error::FilesystemConflict { uid, .. }
                 | image::Error::Damaged { uid, .. }

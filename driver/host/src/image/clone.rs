@@ -43,9 +43,8 @@ impl Pool {
         let reading = self.read_source(&source.uid)?;
         let original = self.content_for(&reading, request)?;
         let progress = self.may_check(&reading, original, request.size, checking)?;
-        self.refuse_extents(&reading, source.maximum_extents)?;
-        system
-            .reflink(reading.as_fd(), image.as_fd())
+        let extents = self.refuse_extents(&reading, source.extent_limits)?;
+        self.copy_extents(&reading, image.as_fd(), extents)
             .map_err(|error| self.no_space_or("clone the source", name, error.into()))?;
         let size = system
             .stat(image.as_fd())

@@ -1,5 +1,7 @@
 //! Why an operation on an image failed.
 
+use std::time::Duration;
+
 use cistern_types::FilesystemType;
 
 use super::{FilesystemConflict, IdentityConflict};
@@ -38,6 +40,20 @@ pub enum Error {
         extents: u64,
         /// The limit for cloning.
         limit: u64,
+    },
+    /// Cloning the image would block its writers for longer than the pool allows.
+    #[error(
+        "image {uid} has {extents} extents, and cloning it would block its writers for {} ms, more than {} ms: copy its data to a new volume, where it takes fewer, or raise the pool's limit", stall.as_millis(), limit.as_millis()
+    )]
+    StallTooLong {
+        /// Name of the source.
+        uid: Uid,
+        /// Its number of extents.
+        extents: u64,
+        /// How long its writers would be blocked.
+        stall: Duration,
+        /// The limit for cloning.
+        limit: Duration,
     },
     /// The image of this name belongs to another volume, or was made with another spec.
     #[error("image {uid} does not match the request: {why}; it is not changed")]

@@ -9,9 +9,10 @@
 use std::{
     io,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    time::Instant,
 };
 
-use cistern_types::Bytes;
+use cistern_types::{Bytes, ExtentLimits};
 
 use super::{Error, Image, describe, failed};
 use crate::{
@@ -101,21 +102,48 @@ impl Pool {
         })
     }
 
-    /// Fails when cloning an image would block its writers for too long.
-    pub(crate) fn refuse_extents(&self, source: &Reading, maximum: u64) -> Result<(), Error> {
+    /// Returns the number of extents of an image; fails when cloning it would block its writers for too
+    /// long.
+    pub(crate) fn refuse_extents(
+        &self,
+        source: &Reading,
+        limits: ExtentLimits,
+    ) -> Result<u64, Error> {
         let uid = &source.image.uid;
         let extents = self
             .system
             .extent_count(source.as_fd())
             .map_err(failed("count the extents", uid))?;
-        if extents <= maximum {
-            return Ok(());
+        if extents > limits.number {
+            return Err(Error::TooManyExtents {
+                uid: uid.clone(),
+                extents,
+                limit: limits.number,
+            });
         }
-        Err(Error::TooManyExtents {
-            uid: uid.clone(),
-            extents,
-            limit: maximum,
-        })
+        let stall = self.extent_cost.of(extents);
+        match limits.stall {
+            Some(limit) if stall > limit => Err(Error::StallTooLong {
+                uid: uid.clone(),
+                extents,
+                stall,
+                limit,
+            }),
+            Some(_) | None => Ok(extents),
+        }
+    }
+
+    /// Clones an image with this number of extents into an empty file, and measures what an extent costs.
+    pub(crate) fn copy_extents(
+        &self,
+        source: &Reading,
+        copy: BorrowedFd<'_>,
+        extents: u64,
+    ) -> io::Result<()> {
+        let started = Instant::now();
+        self.system.reflink(source.as_fd(), copy)?;
+        self.extent_cost.measured(extents, started.elapsed());
+        Ok(())
     }
 
     /// Opens an image and locks it exclusively. A tool that inherits the file keeps the lock, even

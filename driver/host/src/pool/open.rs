@@ -8,8 +8,8 @@ use std::{
 };
 
 use super::{
-    Conflict, Error, Expectation, NotMounted, Pool, PoolDeclaration, Source, device, failed, file,
-    marker,
+    Conflict, Error, Expectation, NotMounted, Pool, PoolDeclaration, Source, device,
+    extent_cost::ExtentCost, failed, file, marker,
 };
 use crate::{
     id::{Uid, Uuid},
@@ -128,6 +128,7 @@ impl Root {
             directory,
             mount_id,
             marker,
+            extent_cost: ExtentCost::default(),
         };
         if let Source::Device { .. } = declaration.source {
             pool.cover(backing.size)

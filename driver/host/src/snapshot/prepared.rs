@@ -14,6 +14,7 @@ use crate::image::{
 pub(super) struct Prepared<'a> {
     member: &'a Member<'a>,
     pub(super) source: Reading,
+    extents: u64,
     identity: Identity,
     image: Unfinished<'a>,
 }
@@ -33,11 +34,12 @@ impl<'a> Prepared<'a> {
                 pool: pool.to_string(),
             },
         })?;
-        pool.refuse_extents(&source, request.maximum_extents)?;
+        let extents = pool.refuse_extents(&source, request.extent_limits)?;
         let image = Unfinished::begin(pool, &request.uid)?;
         Ok(Self {
             member,
             source,
+            extents,
             identity,
             image,
         })
@@ -46,8 +48,7 @@ impl<'a> Prepared<'a> {
     /// Clones the source.
     pub(super) fn reflink(&self) -> Result<(), image::Error> {
         let (pool, uid) = (self.member.pool, &self.member.request.uid);
-        pool.system
-            .reflink(self.source.as_fd(), self.image.as_fd())
+        pool.copy_extents(&self.source, self.image.as_fd(), self.extents)
             .map_err(|source| pool.no_space_or("clone the source", uid, source.into()))
     }
 

@@ -11,7 +11,7 @@ use std::{
 use cistern_host::{
     Checking, Image, ImageRequest, Pool, SourceImage, StageRequest, image, mounting,
 };
-use cistern_types::{Bytes, FilesystemType, Provisioning};
+use cistern_types::{Bytes, ExtentLimits, FilesystemType, Provisioning};
 use rustix::fs::ioctl_ficlone;
 
 use crate::harness::{
@@ -195,7 +195,7 @@ fn a_full_check_or_a_growth_waits_for_a_call_that_allows_it_and_a_journal_is_rep
     // A larger copy is refused before it begins.
     let source = SourceImage {
         uid: used.image.uid.clone(),
-        maximum_extents: 1000,
+        extent_limits: ExtentLimits::number(1000),
     };
     let copy = ImageRequest {
         source: Some(source),

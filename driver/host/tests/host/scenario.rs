@@ -8,7 +8,7 @@ use cistern_host::{
     ImageRequest, Linux, Member, MountOptions, Pool, PoolDeclaration, PublishRequest, Root,
     SnapshotRequest, Source, SourceImage, StageRequest, System, Uid, pool::Owner,
 };
-use cistern_types::{Bytes, Consistency, FilesystemType, MkfsOptions, Provisioning};
+use cistern_types::{Bytes, Consistency, ExtentLimits, FilesystemType, MkfsOptions, Provisioning};
 use rustix::fs::FallocateFlags;
 
 /// A step in the lifecycle of a pool or a volume.
@@ -174,7 +174,7 @@ fn restored() -> ImageRequest {
         size: GROWN,
         source: Some(SourceImage {
             uid: uid("uid-s"),
-            maximum_extents: u64::MAX,
+            extent_limits: ExtentLimits::number(u64::MAX),
         }),
         ..online_volume()
     }
@@ -186,7 +186,7 @@ fn snapshot_member<'a>(pool: &'a Pool, source: &ImageRequest, name: &str) -> Mem
         uid: uid(&format!("uid-{name}")),
         volume: source.volume.clone(),
         source: source.uid.clone(),
-        maximum_extents: u64::MAX,
+        extent_limits: ExtentLimits::number(u64::MAX),
     };
     Member { pool, request }
 }

@@ -5,6 +5,7 @@ use std::{
     io::Write as _,
     os::unix::fs::{FileExt as _, PermissionsExt as _},
     path::Path,
+    time::Duration,
 };
 
 use chrono::{DateTime, Utc};
@@ -12,7 +13,9 @@ use cistern_host::{
     BlockStageRequest, Content, Expectation, Image, ImageRequest, Member, Pool, SnapshotRequest,
     SourceImage, image, mounting, snapshot,
 };
-use cistern_types::{Bytes, Consistency, FilesystemType, MkfsOptions, Provisioning, mkfs_options};
+use cistern_types::{
+    Bytes, Consistency, ExtentLimits, FilesystemType, MkfsOptions, Provisioning, mkfs_options,
+};
 use rustix::fs::FallocateFlags;
 
 use crate::harness::{
@@ -31,7 +34,7 @@ pub(crate) fn snapshot_of(source: &Image, name: &str) -> SnapshotRequest {
         uid: uid(&format!("uid-{name}")),
         volume: identity.owner.volume().unwrap().to_owned(),
         source: source.uid.clone(),
-        maximum_extents: MAXIMUM_EXTENTS,
+        extent_limits: ExtentLimits::number(MAXIMUM_EXTENTS),
     }
 }
 
@@ -55,7 +58,7 @@ pub(crate) fn from(source: &Image, request: ImageRequest) -> ImageRequest {
     ImageRequest {
         source: Some(SourceImage {
             uid: source.uid.clone(),
-            maximum_extents: MAXIMUM_EXTENTS,
+            extent_limits: ExtentLimits::number(MAXIMUM_EXTENTS),
         }),
         ..request
     }
@@ -323,6 +326,34 @@ fn conflicts(result: Result<Image, image::Error>) {
 }
 
 #[test]
+fn an_image_whose_copy_would_block_its_writers_for_too_long_is_refused() {
+    let machine = Machine::new();
+    let pool = open_new(&machine);
+    let source = block(&machine, &pool, "a");
+    // One extent, at 20 µs until the first copy of a fragmented image is measured.
+    let limits = |micros| ExtentLimits {
+        stall: Some(Duration::from_micros(micros)),
+        ..ExtentLimits::number(1)
+    };
+    let mut request = snapshot_of(&source, "s");
+    request.extent_limits = limits(19);
+    let taken = take_snapshot(&machine, &pool, request.clone(), Consistency::Crash);
+    let error = taken.map_err(of_image).unwrap_err();
+    let is_it = matches!(error, image::Error::StallTooLong { extents: 1, .. });
+    assert!(is_it, "{error}");
+    let mut wanted = from(&source, wanted_block("b", Bytes::mib(1)));
+    wanted.source.as_mut().unwrap().extent_limits = limits(19);
+    let error = pool.create_image(&wanted).unwrap_err();
+    assert!(
+        matches!(error, image::Error::StallTooLong { .. }),
+        "{error}"
+    );
+
+    request.extent_limits = limits(20);
+    take_snapshot(&machine, &pool, request, Consistency::Crash).unwrap();
+}
+
+#[test]
 fn sources_that_cannot_be_snapshotted_or_cloned_are_refused_and_leave_nothing() {
     let machine = Machine::new();
     let pool = open_new(&machine);
@@ -339,13 +370,13 @@ fn sources_that_cannot_be_snapshotted_or_cloned_are_refused_and_leave_nothing() 
 
     let clone = |limit, change: fn(&mut ImageRequest)| {
         let mut wanted = from(&source, wanted_block("b", Bytes::mib(1)));
-        wanted.source.as_mut().unwrap().maximum_extents = limit;
+        wanted.source.as_mut().unwrap().extent_limits = ExtentLimits::number(limit);
         change(&mut wanted);
         pool.create_image(&wanted)
     };
     let taken = |limit, change: fn(&mut SnapshotRequest)| {
         let mut request = snapshot_of(&source, "s");
-        request.maximum_extents = limit;
+        request.extent_limits = ExtentLimits::number(limit);
         change(&mut request);
         take_snapshot(&machine, &pool, request, Consistency::Crash).map_err(of_image)
     };

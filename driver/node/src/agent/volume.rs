@@ -172,13 +172,13 @@ impl Reconciliation<'_, PoolVolume> {
             return Ok(Action::requeue(LOCKED));
         };
         let (volume, now) = (self.object.clone(), (self.agent.now)());
-        let maximum_extents = pool_state.spec.limits.maximum_extents;
+        let extent_limits = pool_state.spec.limits.extents();
         let pool = Arc::clone(&usable.pool);
         let (io, root) = (self.agent.io.clone(), self.agent.root.clone());
         let limits = Volume::read(&volume).ok();
         let limits = limits.map(|volume| self.agent.limits_of(&volume));
         let work = on_host((permit, guard), move || {
-            let done = disk::prepare(&pool, &volume, step, maximum_extents, Checking::Later, now);
+            let done = disk::prepare(&pool, &volume, step, extent_limits, Checking::Later, now);
             if done.is_ok() {
                 io.apply(&root, limits.as_slice());
             }
@@ -187,8 +187,7 @@ impl Reconciliation<'_, PoolVolume> {
         let done = work.await.map_err(|source| self.broken(source))?;
         match done {
             Err(error) if error.reason() == Reason::CheckWaiting => {
-                self.prepare_checked(step, usable.pool, maximum_extents)
-                    .await
+                self.prepare_checked(step, usable.pool, extent_limits).await
             }
             done => self.conclude(step, done).await,
         }

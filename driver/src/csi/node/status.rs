@@ -90,6 +90,7 @@ fn of_host(error: &host::Error) -> Code {
             | image::Error::Missing { .. }
             | image::Error::SourceMissing { .. }
             | image::Error::TooManyExtents { .. }
+            | image::Error::StallTooLong { .. }
             | image::Error::IdentityConflict { .. }
             | image::Error::FilesystemConflict { .. }
             | image::Error::Damaged { .. }

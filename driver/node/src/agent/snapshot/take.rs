@@ -8,7 +8,9 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use chrono::{DateTime, Utc};
 use cistern_client::Chain;
-use cistern_crds::{Bytes, Consistency, Explanation, HasImage, PoolSnapshot, Provisioning, Reason};
+use cistern_crds::{
+    Bytes, Consistency, Explanation, ExtentLimits, HasImage, PoolSnapshot, Provisioning, Reason,
+};
 use cistern_host::{
     Pool, Root, Uid,
     snapshot::{Member, SnapshotRequest},
@@ -239,7 +241,7 @@ async fn of_source<T: Send + 'static>(
 struct PendingSnapshot {
     snapshot: PoolSnapshot,
     pool: Arc<Pool>,
-    maximum_extents: u64,
+    extent_limits: ExtentLimits,
     formatted: DateTime<Utc>,
 }
 
@@ -255,7 +257,7 @@ async fn take_or_find(
         pending.push(PendingSnapshot {
             snapshot: snapshot.clone(),
             pool: usable.pool,
-            maximum_extents: pool_state.spec.limits.maximum_extents,
+            extent_limits: pool_state.spec.limits.extents(),
             formatted: formatted(agent, snapshot),
         });
     }
@@ -322,7 +324,7 @@ fn take_all(
                 uid: image::name_of(&it.snapshot)?,
                 volume: spec.source_volume.clone(),
                 source: spec.source_image.parse()?,
-                maximum_extents: it.maximum_extents,
+                extent_limits: it.extent_limits,
             },
         })
     });

@@ -6,7 +6,7 @@
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use cistern_client::Chain;
-use cistern_crds::PoolVolume;
+use cistern_crds::{ExtentLimits, PoolVolume};
 use cistern_host::{Checking, Pool};
 use kube::runtime::controller::Action;
 use tokio::time::sleep;
@@ -32,7 +32,7 @@ impl Reconciliation<'_, PoolVolume> {
         &self,
         step: VolumeStep,
         pool: Arc<Pool>,
-        maximum_extents: u64,
+        extent_limits: ExtentLimits,
     ) -> Result<Action, Error> {
         let agent = self.agent;
         let Some(ticket) = agent.checks.begin(&self.name) else {
@@ -49,7 +49,7 @@ impl Reconciliation<'_, PoolVolume> {
             let work = move || {
                 let progress = |percent| _ = ticket.reached(percent);
                 let checking = Checking::Now(&progress);
-                disk::prepare(&pool, &volume, step, maximum_extents, checking, now)
+                disk::prepare(&pool, &volume, step, extent_limits, checking, now)
             };
             Some(on_host((turn, guard), work).await)
         };

@@ -3,7 +3,7 @@
 //! *Invariant:* an image is made only under the UID of the PoolVolume.
 
 use chrono::{DateTime, Utc};
-use cistern_crds::{ContentSource, MkfsOptions, PoolVolume, mkfs_options};
+use cistern_crds::{ContentSource, ExtentLimits, MkfsOptions, PoolVolume, mkfs_options};
 use cistern_host::{Checking, ImageRequest, InvalidUid, Pool, SourceImage, image};
 use kube::ResourceExt as _;
 
@@ -19,17 +19,17 @@ pub struct PreparedImage {
     pub not_provisioned: Option<image::Error>,
 }
 
-/// Makes the image of a volume, grows it, or checks the existing one. `maximum_extents` is the
+/// Makes the image of a volume, grows it, or checks the existing one. `extent_limits` are the
 /// pool's limit for clones.
 pub fn prepare(
     pool: &Pool,
     volume: &PoolVolume,
     step: VolumeStep,
-    maximum_extents: u64,
+    extent_limits: ExtentLimits,
     checking: Checking<'_>,
     now: DateTime<Utc>,
 ) -> Result<PreparedImage, Error> {
-    let (found, not_provisioned) = make(pool, volume, step, maximum_extents, checking, now)?;
+    let (found, not_provisioned) = make(pool, volume, step, extent_limits, checking, now)?;
     let mut image = Image::read(&found, now)?;
     is_the_same(volume, &image)?;
     image.extents = Some(pool.extent_count(&found.uid)?);
@@ -43,7 +43,7 @@ fn make(
     pool: &Pool,
     volume: &PoolVolume,
     step: VolumeStep,
-    maximum_extents: u64,
+    extent_limits: ExtentLimits,
     checking: Checking<'_>,
     now: DateTime<Utc>,
 ) -> Result<(image::Image, Option<image::Error>), Error> {
@@ -59,9 +59,7 @@ fn make(
                 filesystem: volume.spec.filesystem,
                 mkfs_options: mkfs_options_of(volume)?,
                 provisioning: volume.admitted_attributes().provisioning,
-                source: source
-                    .map(|it| source_of(it, maximum_extents))
-                    .transpose()?,
+                source: source.map(|it| source_of(it, extent_limits)).transpose()?,
             };
             Ok((pool.create_image_checking(&request, checking)?, None))
         }
@@ -88,10 +86,13 @@ fn make(
     }
 }
 
-fn source_of(source: &ContentSource, maximum_extents: u64) -> Result<SourceImage, InvalidUid> {
+fn source_of(
+    source: &ContentSource,
+    extent_limits: ExtentLimits,
+) -> Result<SourceImage, InvalidUid> {
     Ok(SourceImage {
         uid: source.image.parse()?,
-        maximum_extents,
+        extent_limits,
     })
 }
 
