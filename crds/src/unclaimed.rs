@@ -47,14 +47,6 @@ impl Owner {
         handle(volume).map(|handle| Self::Handle(handle.into()))
     }
 
-    /// The handle of the object that it claims.
-    pub fn handle(&self) -> Option<&str> {
-        match self {
-            Self::Handle(handle) => Some(handle),
-            Self::WaitingUid(_) => None,
-        }
-    }
-
     /// A VolumeSnapshotContent of this driver, without its metadata. One without a handle waits for its
     /// snapshot.
     pub fn of_content(content: &Value) -> Option<Self> {
@@ -96,12 +88,17 @@ impl Owners {
         }
     }
 
-    /// Whether no Kubernetes object claims an object or waits for it, regardless of its age.
-    pub fn lack<K: Claimable>(&self, object: &K) -> bool {
+    /// Whether a Kubernetes object claims the object with this name, or waits for the one of this CSI
+    /// request.
+    pub fn own(&self, name: &str, requested_name: &str) -> bool {
         // The names of CSI requests end in the UID of the claim or VolumeSnapshot.
         let mut waiting = self.waiting.iter();
-        let is_waited_for = waiting.any(|uid| object.requested_name().ends_with(uid.as_str()));
-        !is_waited_for && !self.handles.contains(&object.name_any()) && !object.is_under_way()
+        self.handles.contains(name) || waiting.any(|uid| requested_name.ends_with(uid.as_str()))
+    }
+
+    /// Whether no Kubernetes object claims an object or waits for it, regardless of its age.
+    pub fn lack<K: Claimable>(&self, object: &K) -> bool {
+        !self.own(&object.name_any(), object.requested_name()) && !object.is_under_way()
     }
 
     /// Whether an object is unclaimed. `grace` is [`GRACE`], except in tests.

@@ -92,9 +92,9 @@ impl Controller for CapacityController {
 }
 
 async fn reconcile(context: &Context, outdated: &Outdated, slot: &Slot) -> Result<Next, Error> {
-    let key = cache::key(Some(&context.namespace), &slot.object_name());
     let cluster = &context.cluster;
     let (namespace, name) = (&context.namespace, slot.object_name());
+    let key = cache::key(Some(namespace), &name);
     let copy = || cluster.capacities.get(&key);
     let own_writes = &cluster.own_writes;
     let Ok(current) = own_writes.read_or_created(Some(namespace), &name, copy) else {

@@ -14,24 +14,19 @@
 //! and never changes it.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet},
     fmt::Debug,
     mem,
-    sync::Arc,
 };
 
 use chrono::{DateTime, TimeDelta, Utc};
 use cistern_client::Rejection;
 use cistern_crds::{
     EventReason, PoolSnapshot, PoolVolume,
-    unclaimed::{Claimable, Owner, Owners, advice, contents},
+    unclaimed::{Claimable, Owner, Owners, advice},
 };
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume};
-use kube::{
-    Api, ResourceExt as _,
-    api::{DynamicObject, ListParams},
-    core::DeserializeGuard,
-};
+use kube::{Api, ResourceExt as _, api::ListParams, core::DeserializeGuard};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 
@@ -41,13 +36,12 @@ use crate::{
     change::Change,
     controller::{Controller, Next},
     events::{self, EventContent, publish_once},
+    kinds::{VolumeSnapshotContent, WatchedKind as _},
     stored::Stored,
 };
 
 /// Objects in one answer to a list.
 const PAGE: u32 = 500;
-/// Kind that claims snapshots.
-const CONTENTS: &str = "volumesnapshotcontents";
 /// Comparisons during the minimum age of an unclaimed object.
 const COMPARISONS: u32 = 3;
 /// Action of these events.
@@ -160,36 +154,41 @@ async fn report(context: &Context, seen: &Seen) -> Result<(), Error> {
 /// The UIDs of the objects that are old enough and have no owner in the caches.
 fn ownerless(context: &Context) -> BTreeSet<String> {
     let cluster = &context.cluster;
-    let mut volume_owners = cluster.volume_owners.all();
-    for claim in cluster.claims.all() {
-        let uid = claim.uid().unwrap_or_default();
-        volume_owners.push(Arc::new(Owner::WaitingUid(uid.into())));
-    }
     let latest = (context.now)() - grace(context);
-    let mut found = without_owner(&cluster.volumes, &volume_owners, latest);
-    let snapshot_owners = cluster.snapshot_owners.all();
-    found.extend(without_owner(&cluster.snapshots, &snapshot_owners, latest));
+    let owners = owners_in(&cluster.volume_owners, claims_that_wait(context));
+    let mut found = without_owner(&cluster.volumes, &owners, latest);
+    let owners = owners_in(&cluster.snapshot_owners, Owners::default());
+    found.extend(without_owner(&cluster.snapshots, &owners, latest));
     found
+}
+
+/// The claims that wait for a volume.
+fn claims_that_wait(context: &Context) -> Owners {
+    let mut owners = Owners::default();
+    for claim in context.cluster.claims.all() {
+        owners.add_waiting(&claim.uid().unwrap_or_default());
+    }
+    owners
+}
+
+fn owners_in(cache: &Cache<Owner>, mut owners: Owners) -> Owners {
+    for owner in cache.all() {
+        owners.add(Some((*owner).clone()));
+    }
+    owners
 }
 
 /// The UIDs of the objects that were created no later than `latest` and have no owner.
 fn without_owner<R>(
     objects: &Cache<Stored<R>>,
-    owners: &[Arc<Owner>],
+    owners: &Owners,
     latest: DateTime<Utc>,
 ) -> BTreeSet<String> {
-    let handles: HashSet<&str> = owners.iter().filter_map(|owner| owner.handle()).collect();
-    let objects = objects.entries(|name, object| {
-        object.created.is_some_and(|created| created <= latest) && !handles.contains(name)
-    });
-    let waits_for = |owner: &Arc<Owner>, name: &str| match &**owner {
-        Owner::WaitingUid(uid) => !uid.is_empty() && name.ends_with(&**uid),
-        Owner::Handle(_) => false,
-    };
-    let ownerless = objects.iter().filter(|(name, object)| {
+    let ownerless = objects.entries(|name, object| {
         let requested = object.requested_name.as_deref().unwrap_or(name);
-        !owners.iter().any(|owner| waits_for(owner, requested))
+        object.created.is_some_and(|created| created <= latest) && !owners.own(name, requested)
     });
+    let ownerless = ownerless.into_iter();
     ownerless
         .map(|(_, object)| object.uid.to_string())
         .collect()
@@ -234,16 +233,17 @@ async fn find(context: &Context) -> Result<Vec<Unclaimed>, Error> {
         snapshots.extend(old(context, it.0.ok()));
     })
     .await?;
-    let mut owners = Owners::default();
-    for claim in context.cluster.claims.all() {
-        owners.add_waiting(&claim.uid().unwrap_or_default());
-    }
+    let mut owners = claims_that_wait(context);
     let api = Api::<PersistentVolume>::all(client());
     each("persistentvolumes", &api, |it| owners.add_volume(&it)).await?;
     let mut found = unclaimed(context, &owners, &volumes);
-    let api = Api::<DynamicObject>::all_with(client(), &contents());
+    let api = Api::<VolumeSnapshotContent>::all(client());
     let mut owners = Owners::default();
-    match each(CONTENTS, &api, |it| owners.add_content(&it.data)).await {
+    match each(VolumeSnapshotContent::NAME, &api, |it| {
+        owners.add(it.entry());
+    })
+    .await
+    {
         Ok(()) => found.extend(unclaimed(context, &owners, &snapshots)),
         // Kubernetes' kinds for snapshots are not installed, so no object can claim a snapshot.
         Err(Error::List { source, .. }) if Rejection::from(&source) == Rejection::NotFound => {}
@@ -348,12 +348,15 @@ mod tests {
             };
             put(&objects, name, stored);
         }
-        let owners = [
+        let mut owners = Owners::default();
+        for owner in [
             Owner::Handle("claimed".into()),
             Owner::WaitingUid("uid-1".into()),
             Owner::WaitingUid("".into()),
-        ];
-        let found = without_owner(&objects, &owners.map(Arc::new), at(5).unwrap());
+        ] {
+            owners.add(Some(owner));
+        }
+        let found = without_owner(&objects, &owners, at(5).unwrap());
         assert_eq!(Vec::from_iter(found), ["lost"]);
     }
 }

@@ -129,10 +129,13 @@ impl OwnWrites {
     ) -> Result<Option<Arc<C>>, Stale> {
         let undelivered = self.undelivered.lock();
         let copy = Self::check(&undelivered, cached())?;
+        if copy.is_some() {
+            return Ok(copy);
+        }
         let (kind, name) = (C::kind(&()), named(namespace, Some(name)));
         let is_created =
             |entry: &Undelivered| entry.kind == kind && entry.created.as_ref() == Some(&name);
-        if copy.is_none() && undelivered.values().any(is_created) {
+        if undelivered.values().any(is_created) {
             return Err(Stale);
         }
         Ok(copy)

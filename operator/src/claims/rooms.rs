@@ -3,10 +3,7 @@
 //!
 //! *Invariant:* a room is computed from the caches alone.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-};
+use std::{collections::HashMap, sync::Arc};
 
 use cistern_crds::{Bytes, Parameters, Provisioning, StorageNode};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -120,8 +117,8 @@ fn room(
     let node: &StorageNode = guard.0.as_ref().ok()?;
     let mut carried = node.spec.pools.iter();
     let is_carried = carried.any(|pool| pool.name == parameters.pool);
-    let labels: Option<BTreeMap<_, _>> = cluster.node(name)?.metadata.labels.clone();
-    if !is_carried || !problem::allows(class, labels.as_ref()) {
+    let kubernetes_node = cluster.node(name)?;
+    if !is_carried || !problem::allows(class, kubernetes_node.metadata.labels.as_ref()) {
         return None;
     }
     let registration = registration::observe(cluster, name);

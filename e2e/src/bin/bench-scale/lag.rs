@@ -30,7 +30,7 @@ struct State {
 impl Lag {
     /// An agent is about to report this room.
     pub(crate) fn reported(&self, class: &str, node: &str, room: Bytes) {
-        let mut state = self.0.lock().expect("nobody panics with it");
+        let mut state = self.0.lock().expect("no thread panics while it holds it");
         let slot = (class.to_owned(), node.to_owned());
         if state.published.get(&slot) == Some(&room) {
             state.behind.remove(&slot);
@@ -43,13 +43,13 @@ impl Lag {
 
     /// The number of capacity objects.
     pub(crate) fn objects(&self) -> usize {
-        let state = self.0.lock().expect("nobody panics with it");
+        let state = self.0.lock().expect("no thread panics while it holds it");
         state.published.len()
     }
 
     /// Milliseconds of every change that was published. One that was not counts until now.
     pub(crate) fn samples(&self) -> Vec<f64> {
-        let state = self.0.lock().expect("nobody panics with it");
+        let state = self.0.lock().expect("no thread panics while it holds it");
         let behind = state.behind.values();
         let behind = behind.map(|(_, since)| milliseconds(*since));
         state.samples.iter().copied().chain(behind).collect()
@@ -79,7 +79,7 @@ impl Lag {
         let Some(capacity) = capacity.and_then(|it| it.0.parse::<Bytes>().ok()) else {
             return;
         };
-        let mut state = self.0.lock().expect("nobody panics with it");
+        let mut state = self.0.lock().expect("no thread panics while it holds it");
         let slot = (object.storage_class_name.clone(), node.clone());
         if let Some((_, since)) = state
             .behind

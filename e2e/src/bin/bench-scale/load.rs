@@ -99,7 +99,12 @@ impl Load {
         let all = u32::try_from(WORKERS).expect("a hundred");
         // All have ended when none holds a permit.
         drop(workers.acquire_many(all).await);
-        std::mem::take(&mut *self.outcome.lock().expect("nobody panics with it"))
+        std::mem::take(
+            &mut *self
+                .outcome
+                .lock()
+                .expect("no thread panics while it holds it"),
+        )
     }
 
     async fn create(&self, number: usize) {
@@ -117,7 +122,10 @@ impl Load {
         self.outcome().created.push(elapsed);
         let volume = persistent_volume(&made.volume_id, &node, pool);
         objects::create(&self.persistent, volume).await;
-        let mut present = self.present.lock().expect("nobody panics with it");
+        let mut present = self
+            .present
+            .lock()
+            .expect("no thread panics while it holds it");
         present.push_back(made.volume_id);
     }
 
@@ -125,7 +133,7 @@ impl Load {
         let next = self
             .present
             .lock()
-            .expect("nobody panics with it")
+            .expect("no thread panics while it holds it")
             .pop_front();
         let Some(name) = next else { return };
         let request = DeleteVolumeRequest {
@@ -172,6 +180,8 @@ impl Load {
     }
 
     fn outcome(&self) -> std::sync::MutexGuard<'_, Outcome> {
-        self.outcome.lock().expect("nobody panics with it")
+        self.outcome
+            .lock()
+            .expect("no thread panics while it holds it")
     }
 }

@@ -104,7 +104,10 @@ impl Probes {
                 } else {
                     f64::INFINITY
                 };
-                samples.lock().expect("nobody panics with it").push(took);
+                samples
+                    .lock()
+                    .expect("no thread panics while it holds it")
+                    .push(took);
             }
         }
     }
@@ -112,7 +115,9 @@ impl Probes {
     /// The slowest answer of operator and controller in milliseconds, and how many were missing.
     pub(crate) fn worst(&self) -> [(f64, usize); 2] {
         [0, 1].map(|process| {
-            let samples = self.0[process].lock().expect("nobody panics with it");
+            let samples = self.0[process]
+                .lock()
+                .expect("no thread panics while it holds it");
             let missing = samples.iter().filter(|took| took.is_infinite()).count();
             let answered = samples.iter().copied().filter(|took| took.is_finite());
             (answered.fold(0.0, f64::max), missing)
