@@ -34,8 +34,8 @@ pub mod volume;
 pub use attributes::{AttributeChanges, VolumeAttributes};
 pub use availability::Explanation;
 pub use cistern_types::{
-    Bytes, Consistency, ExtentLimits, FilesystemType, IoLimits, MkfsOptions, Provisioning,
-    mkfs_options, size,
+    Bytes, Consistency, ExtentLimits, ExtentSize, FilesystemType, IoLimits, MkfsOptions,
+    Provisioning, mkfs_options, size,
 };
 pub use condition::{Condition, ConditionStatus};
 pub use conditions_page::conditions_page;

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use cistern_types::{
-    FilesystemType, MkfsOptions, filesystem::UnknownFilesystem, mkfs_options, shorten,
+    ExtentSize, FilesystemType, MkfsOptions, extent_size::UnknownExtentSize,
+    filesystem::UnknownFilesystem, mkfs_options, shorten,
 };
 
 use crate::{
@@ -18,6 +19,8 @@ use crate::{
 pub const POOL: &str = "pool";
 /// Parameter with options for the mkfs tool, in the syntax of the tool.
 pub const MKFS_OPTIONS: &str = "mkfsOptions";
+/// Parameter with the unit in which the pool allocates space.
+pub const EXTENT_SIZE: &str = "extentSize";
 /// Parameter of Kubernetes for the filesystem. The provisioner converts it to `fs_type`.
 pub const FSTYPE: &str = "csi.storage.k8s.io/fstype";
 
@@ -31,6 +34,8 @@ pub struct Parameters {
     /// The filesystem, if the class names one.
     pub filesystem: Option<FilesystemType>,
     mkfs_options: String,
+    /// The extent size hint, if the class has one.
+    pub extent_size: Option<ExtentSize>,
 }
 
 /// Why parameters are invalid. Each message names the remedy.
@@ -63,9 +68,12 @@ pub enum ParametersError {
     /// The mkfs options are not supported for the filesystem.
     #[error("parameter \"{MKFS_OPTIONS}\": {0}")]
     MkfsOptions(mkfs_options::Error),
+    /// The extent size is not supported.
+    #[error("parameter \"{EXTENT_SIZE}\": {0}")]
+    ExtentSize(#[from] UnknownExtentSize),
     /// An unknown key (CV-22).
     #[error(
-        "parameter {key:?} is unknown: Cistern knows \"pool\", \"{MKFS_OPTIONS}\", \"{FSTYPE}\", \"{PROVISIONING}\", \"{READ_IOPS}\", \"{WRITE_IOPS}\", \"{READ_BYTES}\" and \"{WRITE_BYTES}\""
+        "parameter {key:?} is unknown: Cistern knows \"pool\", \"{MKFS_OPTIONS}\", \"{EXTENT_SIZE}\", \"{FSTYPE}\", \"{PROVISIONING}\", \"{READ_IOPS}\", \"{WRITE_IOPS}\", \"{READ_BYTES}\" and \"{WRITE_BYTES}\""
     )]
     Unknown {
         /// The key.
@@ -98,6 +106,10 @@ impl Parameters {
             Some(value) => Some(value.parse()?),
         };
         let mkfs_options = rest.remove(MKFS_OPTIONS).unwrap_or_default().to_owned();
+        let extent_size = match rest.remove(EXTENT_SIZE) {
+            None | Some("") => None,
+            Some(value) => Some(value.parse()?),
+        };
         let mut attributes = AttributeChanges::default();
         for (key, value) in rest {
             if !key.starts_with(RESERVED_PREFIX) && !attributes.take(key, value)? {
@@ -112,6 +124,7 @@ impl Parameters {
             attributes: attributes.apply(VolumeAttributes::default()),
             filesystem,
             mkfs_options,
+            extent_size,
         })
     }
 
@@ -179,6 +192,18 @@ mod tests {
             of_class(&[("pool", "p"), (MKFS_OPTIONS, "")])
                 .unwrap()
                 .is_empty()
+        );
+    }
+
+    #[test]
+    fn the_extent_size_of_a_class_is_read() {
+        let read = |value| parse(&[("pool", "p"), (EXTENT_SIZE, value)]);
+        assert_eq!(read("").unwrap().extent_size, None);
+        assert_eq!(read("1Mi").unwrap().extent_size, Some(ExtentSize::Mib1));
+        let error = read("1M").unwrap_err().to_string();
+        assert!(
+            error.starts_with("parameter \"extentSize\": \"1M\""),
+            "{error}"
         );
     }
 

@@ -34,6 +34,7 @@ pub fn wanted_volume() -> PoolVolume {
         access_type: AccessType::Filesystem,
         filesystem: Some(FilesystemType::Ext4),
         mkfs_options: None,
+        extent_size: None,
         access_modes: vec![AccessMode::SingleNodeWriter],
         attributes: VolumeAttributes::default(),
         content_source: None,

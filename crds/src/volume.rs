@@ -1,7 +1,7 @@
 //! `PoolVolume`: one volume. The controller writes the spec, the node agent writes the status.
 
 use chrono::{DateTime, Utc};
-use cistern_types::{Bytes, FilesystemType};
+use cistern_types::{Bytes, ExtentSize, FilesystemType};
 use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
@@ -91,6 +91,12 @@ pub struct PoolVolumeSpec {
     #[schemars(length(min = 1, max = 256))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("mkfsOptions cannot be changed"))]
     pub mkfs_options: Option<String>,
+
+    /// Unit in which the pool allocates the volume's space, from the StorageClass: the extent size
+    /// hint of XFS. Set by the controller; absent if the class has none; immutable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("extentSize cannot be changed"))]
+    pub extent_size: Option<ExtentSize>,
 
     /// Access modes that the volume supports. Set by the controller; immutable.
     #[schemars(schema_with = "access_modes_schema")]

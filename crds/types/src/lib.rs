@@ -5,6 +5,7 @@
 
 pub mod consistency;
 pub mod extent_limits;
+pub mod extent_size;
 pub mod filesystem;
 pub mod io_limits;
 pub mod mkfs_options;
@@ -13,6 +14,7 @@ pub mod size;
 
 pub use consistency::Consistency;
 pub use extent_limits::ExtentLimits;
+pub use extent_size::ExtentSize;
 pub use filesystem::FilesystemType;
 pub use io_limits::IoLimits;
 pub use mkfs_options::MkfsOptions;

@@ -23,7 +23,7 @@ use std::{
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
-use cistern_types::{Bytes, ExtentLimits, FilesystemType, MkfsOptions, Provisioning};
+use cistern_types::{Bytes, ExtentLimits, ExtentSize, FilesystemType, MkfsOptions, Provisioning};
 use rustix::io::Errno;
 
 pub(crate) use self::error::failed;
@@ -62,6 +62,8 @@ pub struct ImageRequest {
     pub filesystem: Option<FilesystemType>,
     /// Options for mkfs. They are not stored.
     pub mkfs_options: MkfsOptions,
+    /// The extent size hint; none for the default of the kernel. It is a property of the file.
+    pub extent_size: Option<ExtentSize>,
     /// Whether the image is allocated in full.
     pub provisioning: Provisioning,
     /// The image to clone; none for an empty volume.

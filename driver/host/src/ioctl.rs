@@ -23,7 +23,7 @@ pub(crate) use self::{
     extents::{
         EXTENT_DATA_ENCRYPTED, EXTENT_DATA_INLINE, EXTENT_DATA_TAIL, EXTENT_DELALLOC,
         EXTENT_ENCODED, EXTENT_NOT_ALIGNED, EXTENT_UNKNOWN, EXTENT_UNWRITTEN, Extent, extent_count,
-        extents,
+        extents, set_extent_size,
     },
     filesystems::{
         btrfs_grow, ext4_grow, freeze, thaw, xfs_free_preallocations, xfs_geometry, xfs_group_sick,

@@ -73,6 +73,7 @@ impl Fixture {
             access_type: AccessType::Filesystem,
             filesystem: Some(FilesystemType::Ext4),
             mkfs_options: None,
+            extent_size: None,
             access_modes: vec![AccessMode::SingleNodeWriter],
             attributes: VolumeAttributes::default(),
             content_source: None,

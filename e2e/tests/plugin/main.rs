@@ -125,6 +125,7 @@ impl Node {
             access_type: AccessType::Filesystem,
             filesystem: Some(FilesystemType::Ext4),
             mkfs_options: None,
+            extent_size: None,
             access_modes: vec![AccessMode::SingleNodeMultiWriter],
             attributes: VolumeAttributes::default(),
             content_source: source,

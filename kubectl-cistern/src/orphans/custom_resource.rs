@@ -55,6 +55,7 @@ fn volume(choice: &SelectedOrphan, cluster: &Cluster) -> PoolVolume {
         access_type: identity.access_type,
         filesystem: identity.filesystem,
         mkfs_options: None,
+        extent_size: None,
         // This mode includes the other supported modes.
         access_modes: vec![AccessMode::SingleNodeMultiWriter],
         attributes: VolumeAttributes {

@@ -3,8 +3,8 @@
 //! *Invariant:* every [`NewVolume`] is validated; nothing here carries secrets or mount flags.
 
 use cistern_crds::{
-    AccessMode, AccessType, Bytes, ContentSource, FilesystemType, HasImage as _, MkfsOptions,
-    PoolVolume, PoolVolumeSpec, VolumeAttributes, names, volume::ClaimReference,
+    AccessMode, AccessType, Bytes, ContentSource, ExtentSize, FilesystemType, HasImage as _,
+    MkfsOptions, PoolVolume, PoolVolumeSpec, VolumeAttributes, names, volume::ClaimReference,
 };
 
 use super::SourceReference;
@@ -22,6 +22,8 @@ pub struct NewVolume {
     pub filesystem: Option<FilesystemType>,
     /// mkfs options; empty for a copy.
     pub mkfs_options: MkfsOptions,
+    /// The extent size hint of the image; None for the default of the kernel.
+    pub extent_size: Option<ExtentSize>,
     /// Access modes, sorted and without duplicates.
     pub access_modes: Vec<AccessMode>,
     /// The StoragePool that it comes from.
@@ -91,6 +93,7 @@ impl NewVolume {
                 access_type: self.access_type,
                 filesystem: self.filesystem,
                 mkfs_options: self.mkfs_options(),
+                extent_size: self.extent_size,
                 access_modes: self.access_modes.clone(),
                 attributes: self.attributes,
                 content_source,
@@ -140,6 +143,11 @@ impl NewVolume {
             Some(format!("it is {kind}"))
         } else if spec.mkfs_options != self.mkfs_options() {
             Some("its filesystem was made with other options".to_owned())
+        } else if spec.extent_size != self.extent_size {
+            let size = spec
+                .extent_size
+                .map(|size| format!("its extent size is {size}"));
+            Some(size.unwrap_or_else(|| "it has no extent size".to_owned()))
         } else if !self.access_modes.iter().all(|mode| spec.serves(*mode)) {
             Some(format!("its access modes are {:?}", spec.access_modes))
         } else if !self.size.contains(spec.size) {
@@ -176,6 +184,7 @@ pub(crate) mod tests {
             access_type: AccessType::Filesystem,
             filesystem: Some(FilesystemType::Ext4),
             mkfs_options: MkfsOptions::default(),
+            extent_size: None,
             access_modes: vec![AccessMode::SingleNodeWriter],
             pool: "fast".to_owned(),
             attributes: VolumeAttributes::default(),
@@ -197,7 +206,7 @@ pub(crate) mod tests {
     fn cv_07_top_19_whatever_differs_is_named() {
         let wanted = wanted("pvc-1");
         let existing = wanted.on_node("n1", None);
-        let changes: [(&str, Change); 8] = [
+        let changes: [(&str, Change); 9] = [
             ("another name", |w| w.name = "other".to_owned()),
             ("pool fast", |w| w.pool = "slow".to_owned()),
             ("thin", |w| w.attributes.provisioning = Provisioning::Thick),
@@ -209,6 +218,7 @@ pub(crate) mod tests {
             ("other options", |w| {
                 w.mkfs_options = MkfsOptions::parse(FilesystemType::Ext4, "-I 512").unwrap();
             }),
+            ("no extent size", |w| w.extent_size = Some(ExtentSize::Mib1)),
             ("1Gi", |w| w.size.required = Bytes::gib(2)),
             ("node n1", |w| {
                 w.requirement.requisite = Some(vec!["n2".to_owned()]);

@@ -2,10 +2,14 @@
 
 use std::{io, ops::Range, os::fd::BorrowedFd};
 
-use rustix::ioctl::{self, Getter, Opcode, Updater};
+use rustix::ioctl::{self, Getter, Opcode, Setter, Updater};
 
 // linux/fs.h: _IOR('X', 31, struct fsxattr)
 const FS_IOC_FSGETXATTR: Opcode = ioctl::opcode::read::<FileAttributes>(b'X', 31);
+// linux/fs.h: _IOW('X', 32, struct fsxattr)
+const FS_IOC_FSSETXATTR: Opcode = ioctl::opcode::write::<FileAttributes>(b'X', 32);
+/// `extent_size` is set.
+const FS_XFLAG_EXTSIZE: u32 = 0x800;
 // linux/fiemap.h: _IOWR('f', 11, struct fiemap)
 const FS_IOC_FIEMAP: Opcode = ioctl::opcode::read_write::<FiemapHead>(b'f', 11);
 
@@ -90,10 +94,26 @@ pub(crate) const EXTENT_UNWRITTEN: u32 = 0x800;
 /// Counts the extents of a file on XFS, including unwritten ones, from its inode. (FIEMAP would
 /// look up whether each is shared, and block other callers that clone or free blocks.)
 pub(crate) fn extent_count(file: BorrowedFd<'_>) -> io::Result<u64> {
+    Ok(attributes(file)?.extents.into())
+}
+
+/// Sets the extent size hint of a file on XFS, in bytes. Fails with `EINVAL` if the file has extents.
+pub(crate) fn set_extent_size(file: BorrowedFd<'_>, size: u32) -> io::Result<()> {
+    let mut attributes = attributes(file)?;
+    attributes.flags |= FS_XFLAG_EXTSIZE;
+    attributes.extent_size = size;
+    // SAFETY: FS_IOC_FSSETXATTR reads a struct fsxattr.
+    Ok(unsafe {
+        ioctl::ioctl(
+            file,
+            Setter::<FS_IOC_FSSETXATTR, FileAttributes>::new(attributes),
+        )
+    }?)
+}
+
+fn attributes(file: BorrowedFd<'_>) -> io::Result<FileAttributes> {
     // SAFETY: FS_IOC_FSGETXATTR fills a struct fsxattr.
-    let attributes =
-        unsafe { ioctl::ioctl(file, Getter::<FS_IOC_FSGETXATTR, FileAttributes>::new()) }?;
-    Ok(attributes.extents.into())
+    Ok(unsafe { ioctl::ioctl(file, Getter::<FS_IOC_FSGETXATTR, FileAttributes>::new()) }?)
 }
 
 /// Returns the first extents of a part of a file, including unwritten ones, and whether they are
@@ -138,5 +158,6 @@ mod tests {
     fn the_ioctl_numbers_match_the_kernel() {
         assert_eq!(FS_IOC_FIEMAP, 0xc020_660b);
         assert_eq!(FS_IOC_FSGETXATTR, 0x801c_581f);
+        assert_eq!(FS_IOC_FSSETXATTR, 0x401c_5820);
     }
 }

@@ -162,6 +162,10 @@ impl Files for FailAt {
         self.next()?.allocate(file, part)
     }
 
+    fn set_extent_size(&self, file: BorrowedFd<'_>, size: u64) -> io::Result<()> {
+        self.next()?.set_extent_size(file, size)
+    }
+
     fn extent_count(&self, file: BorrowedFd<'_>) -> io::Result<u64> {
         self.next()?.extent_count(file)
     }

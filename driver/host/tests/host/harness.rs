@@ -185,6 +185,7 @@ pub(crate) fn request(
         size,
         filesystem: Some(filesystem),
         mkfs_options: MkfsOptions::default(),
+        extent_size: None,
         provisioning,
         source: None,
     }

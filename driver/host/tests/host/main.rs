@@ -15,6 +15,7 @@ mod candidates;
 mod changes;
 mod damage;
 mod device;
+mod extent_size;
 mod failing;
 mod faults;
 mod filesystems;

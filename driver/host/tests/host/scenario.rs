@@ -8,7 +8,9 @@ use cistern_host::{
     ImageRequest, Linux, Member, MountOptions, Pool, PoolDeclaration, PublishRequest, Root,
     SnapshotRequest, Source, SourceImage, StageRequest, System, Uid, pool::Owner,
 };
-use cistern_types::{Bytes, Consistency, ExtentLimits, FilesystemType, MkfsOptions, Provisioning};
+use cistern_types::{
+    Bytes, Consistency, ExtentLimits, ExtentSize, FilesystemType, MkfsOptions, Provisioning,
+};
 use rustix::fs::FallocateFlags;
 
 /// A step in the lifecycle of a pool or a volume.
@@ -135,6 +137,7 @@ pub(crate) fn volume() -> ImageRequest {
         size: Bytes::mib(64),
         filesystem: Some(FilesystemType::Ext4),
         mkfs_options: MkfsOptions::default(),
+        extent_size: None,
         provisioning: Provisioning::Thick,
         source: None,
     }
@@ -148,6 +151,7 @@ fn online_volume() -> ImageRequest {
         size: Bytes::mib(300),
         filesystem: Some(FilesystemType::Xfs),
         mkfs_options: MkfsOptions::default(),
+        extent_size: Some(ExtentSize::Mib1),
         provisioning: Provisioning::Thin,
         source: None,
     }
@@ -161,6 +165,7 @@ fn device(folder: &Path) -> ImageRequest {
         size: Bytes::mib(8),
         filesystem: None,
         mkfs_options: MkfsOptions::default(),
+        extent_size: None,
         provisioning: Provisioning::Thick,
         source: None,
     }

@@ -50,6 +50,7 @@ impl FromRequest<v1::CreateVolumeRequest> for NewVolume {
             access_type,
             filesystem,
             mkfs_options,
+            extent_size: parameters.extent_size,
             access_modes: access_modes(&capabilities),
             pool: parameters.pool,
             attributes,

@@ -210,6 +210,11 @@ impl Files for Linux {
         }
     }
 
+    fn set_extent_size(&self, file: BorrowedFd<'_>, size: u64) -> io::Result<()> {
+        let size = size.try_into().map_err(|_| io::Error::from(Errno::INVAL))?;
+        ioctl::set_extent_size(file, size)
+    }
+
     fn extent_count(&self, file: BorrowedFd<'_>) -> io::Result<u64> {
         ioctl::extent_count(file)
     }

@@ -58,6 +58,7 @@ fn make(
                 size: reserved,
                 filesystem: volume.spec.filesystem,
                 mkfs_options: mkfs_options_of(volume)?,
+                extent_size: volume.spec.extent_size,
                 provisioning: volume.admitted_attributes().provisioning,
                 source: source.map(|it| source_of(it, extent_limits)).transpose()?,
             };
