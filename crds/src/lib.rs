@@ -21,6 +21,7 @@ pub mod node;
 pub mod parameters;
 pub mod pool;
 pub mod reason;
+mod reference_page;
 pub mod removal;
 pub mod snapshot;
 pub mod snapshot_group;
@@ -48,6 +49,7 @@ pub use node::{
 pub use parameters::Parameters;
 pub use pool::{PoolLimits, PoolSource, StoragePool, StoragePoolSpec, StoragePoolStatus};
 pub use reason::{ConditionType, EventReason, Reason};
+pub use reference_page::reference_page;
 pub use snapshot::{PoolSnapshot, PoolSnapshotSpec, PoolSnapshotStatus};
 pub use snapshot_group::{PoolSnapshotGroup, PoolSnapshotGroupSpec, PoolSnapshotGroupStatus};
 pub use snapshot_parameters::SnapshotParameters;

@@ -20,14 +20,20 @@ fn checked_in_definitions_are_not_stale() {
 }
 
 #[test]
-fn the_checked_in_page_about_conditions_is_not_stale() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/conditions.md");
-    let checked_in = fs::read_to_string(path).unwrap_or_default();
-    assert_eq!(
-        checked_in,
-        cistern_crds::conditions_page(),
-        "docs/conditions.md is stale: run `make generate`"
-    );
+fn checked_in_pages_are_not_stale() {
+    for (page, text) in [
+        ("conditions.md", cistern_crds::conditions_page()),
+        ("custom-resources.md", cistern_crds::reference_page()),
+    ] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../docs")
+            .join(page);
+        let checked_in = fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            checked_in == text,
+            "docs/{page} is stale: run `make generate`"
+        );
+    }
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Writes the CustomResourceDefinitions to one folder, a file each, and the page about conditions to
-//! another: `crdgen crds docs`.
+//! Writes the CustomResourceDefinitions to one folder, a file each, and the pages about custom resources and
+//! conditions to another: `crdgen crds docs`.
 
 use std::{error::Error, fs, path::PathBuf};
 
@@ -17,5 +17,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         )?;
     }
     fs::write(docs.join("conditions.md"), cistern_crds::conditions_page())?;
+    fs::write(
+        docs.join("custom-resources.md"),
+        cistern_crds::reference_page(),
+    )?;
     Ok(())
 }

@@ -29,6 +29,8 @@ pub struct ParseError {
 impl Bytes {
     /// Zero bytes.
     pub const ZERO: Self = Self(0);
+    /// The pattern of a quantity in the schemas of the custom resources.
+    pub const PATTERN: &str = r"^[0-9]+(\.[0-9]{1,18})?(k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$";
 
     /// `count` mebibytes.
     pub const fn mib(count: u64) -> Self {
@@ -168,7 +170,7 @@ impl JsonSchema for Bytes {
         json_schema!({
             "type": "string",
             "maxLength": 32,
-            "pattern": r"^[0-9]+(\.[0-9]{1,18})?(k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$",
+            "pattern": Self::PATTERN,
         })
     }
 }
