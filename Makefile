@@ -2,6 +2,7 @@
 SHELL := /bin/bash
 CACHE := $(or $(CISTERN_CACHE),$(HOME)/.cache/cistern)
 DENY := $(CACHE)/cargo-deny-0.20.2/bin/cargo-deny
+MDBOOK := $(CACHE)/mdbook-0.5.4/bin/mdbook
 KUBECONFIG_OF_CLUSTER := $(CACHE)/clusters/$(or $(CISTERN_CLUSTER),cistern)/kubeconfig
 SCRIPTS := $(shell grep -rlE '^\#!/bin/(ba)?sh|^\# shellcheck shell=' e2e .ci --include='*' --exclude-dir=src --exclude-dir=tests)
 
@@ -21,9 +22,18 @@ kubectl-plugin: ## Compile the kubectl plugin, and print how to install it
 	@echo 'Copy it to a folder in your PATH, for example:  sudo install $(or $(CARGO_TARGET_DIR),target)/release/kubectl-cistern /usr/local/bin/'
 	@echo 'Completion for the command kubectl-cistern:  source <(kubectl-cistern completion bash)'
 
-generate: ## Write crds/*.yaml and docs/conditions.md from the Rust types, and the alert rules for prometheus-operator
+generate: ## Write crds/*.yaml and two pages of docs from the Rust types, and the alert rules for prometheus-operator
 	cargo run --quiet --package cistern-crds --bin crdgen crds docs
 	e2e/prometheus-rule >manifests/monitoring/prometheus-operator/rules.yaml
+
+# The book is built from a copy, with the documents at the same places as in the repository, so that links out of docs/ work in it.
+docs: $(MDBOOK) ## Build the book of docs/ into target/book
+	rm -rf target/book target/book-source
+	mkdir -p target/book-source
+	cp -r *.md LICENSE docs manifests docs/book.toml target/book-source
+	sed -E 's#\]\(([a-z])#](docs/\1#; s#\]\(\.\./#](#' docs/SUMMARY.md >target/book-source/SUMMARY.md
+	rm target/book-source/docs/SUMMARY.md target/book-source/docs/book.toml
+	$(MDBOOK) build --dest-dir $(CURDIR)/target/book target/book-source
 
 fmt: ## Format the code
 	cargo fmt --all
@@ -85,7 +95,11 @@ $(DENY):
 	CARGO_TARGET_DIR=$(CACHE)/build-cargo-deny cargo install --quiet --locked cargo-deny --version 0.20.2 --root $(CACHE)/cargo-deny-0.20.2
 	rm -rf $(CACHE)/build-cargo-deny
 
+$(MDBOOK):
+	CARGO_TARGET_DIR=$(CACHE)/build-mdbook cargo install --quiet --locked mdbook --version 0.5.4 --root $(CACHE)/mdbook-0.5.4
+	rm -rf $(CACHE)/build-mdbook
+
 clean: ## Remove cargo's output (the cache of programs and images is kept)
 	cargo clean
 
-.PHONY: help kubectl-plugin requirements bench bench-scale storage-suite setup build generate fmt check test test-host test-vm test-api test-cluster cluster-up cluster-down images demo lint-scripts deny clean
+.PHONY: help docs kubectl-plugin requirements bench bench-scale storage-suite setup build generate fmt check test test-host test-vm test-api test-cluster cluster-up cluster-down images demo lint-scripts deny clean

@@ -18,7 +18,7 @@ use cistern_e2e::{
 };
 use serde_json::Value;
 
-/// What csi-sanity skips, by the beginning of the specs' names, and why that is right. The README
+/// What csi-sanity skips, by the beginning of the specs' names, and why that is right. `docs/csi.md`
 /// has it, too.
 const SKIPPED: &[(&str, &str)] = &[
     (
@@ -81,7 +81,7 @@ async fn check(name: &str, provisioning: &str, filesystem: &str) {
         .filter(|spec| !["passed", "skipped", "pending"].contains(&spec.state.as_str()))
         .collect();
     assert!(failed.is_empty(), "{failed:#?}");
-    assert_eq!(table_of_skipped(&specs), table_in_readme());
+    assert_eq!(table_of_skipped(&specs), documented());
     driver.finish().await;
 }
 
@@ -112,11 +112,10 @@ fn faulty() -> String {
     names.join("|")
 }
 
-/// The rows of the README's table of what is skipped.
-fn table_in_readme() -> Vec<String> {
-    let readme = include_str!("../../README.md");
-    let (_, section) = readme.split_once("\n## Conformance\n").unwrap();
-    let (section, _) = section.split_once("\n## ").unwrap();
+/// The rows of the table of what is skipped.
+fn documented() -> Vec<String> {
+    let page = include_str!("../../docs/csi.md");
+    let (_, section) = page.split_once("\n## csi-sanity\n").unwrap();
     let rows = section.lines().filter(|line| line.starts_with("| "));
     // The first is the heading.
     rows.skip(1).map(str::to_owned).collect()
