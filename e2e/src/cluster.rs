@@ -231,6 +231,11 @@ pub fn skipped(what: &str, reason: &str) {
     );
 }
 
+/// Returns whether the test of the documents writes the output that it sees into them (`CISTERN_WRITE_SAMPLES`).
+pub fn writes_samples() -> bool {
+    variable("CISTERN_WRITE_SAMPLES").is_some()
+}
+
 #[expect(
     clippy::disallowed_methods,
     reason = "the one place of the tests that reads the environment"

@@ -17,6 +17,7 @@
 
 pub mod cluster;
 pub mod control_plane;
+pub mod document;
 pub mod driver;
 pub mod folder;
 pub mod measure;
@@ -32,6 +33,7 @@ pub mod zram;
 
 pub use cluster::{Cluster, Harness, Test};
 pub use control_plane::ControlPlane;
+pub use document::Document;
 pub use driver::Driver;
 pub use folder::Folder;
 pub use operator::Operator;

@@ -15,6 +15,7 @@ mod access_modes;
 mod block;
 mod capacity;
 mod deletion;
+mod documents;
 mod expansion;
 mod groups;
 mod health;

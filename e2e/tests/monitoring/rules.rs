@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 
-use cistern_e2e::process::{command, output, tool, workspace};
+use cistern_e2e::{
+    Document,
+    process::{command, output, tool, workspace},
+};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -10,6 +13,9 @@ const RULES: &str = include_str!("../../../manifests/monitoring/rules.yaml");
 const FOR_PROMETHEUS_OPERATOR: &str =
     include_str!("../../../manifests/monitoring/prometheus-operator/rules.yaml");
 const RUNBOOK: &str = include_str!("../../../docs/runbook.md");
+const DASHBOARD: &str = include_str!("../../../manifests/monitoring/dashboard.json");
+/// The runbook in the repository.
+const RUNBOOK_URL: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/docs/runbook.md");
 const SOON: Duration = Duration::from_secs(30);
 
 /// A file of alerting rules.
@@ -83,6 +89,7 @@ fn every_alert_has_a_severity_texts_and_its_section_in_the_runbook() {
         .filter_map(|line| line.strip_prefix("## "))
         .collect();
     let alerts = alerts();
+    let page = Document::read("docs/runbook.md");
     for alert in &alerts {
         let (name, annotations) = (&alert.name, &alert.annotations);
         let severity = alert.labels["severity"].as_str().unwrap();
@@ -90,14 +97,18 @@ fn every_alert_has_a_severity_texts_and_its_section_in_the_runbook() {
         for words in ["summary", "description"] {
             assert!(annotations[words].as_str().is_some(), "{name}: {words}");
         }
-        let section = format!(
-            "https://cistern.storage/docs/runbook.md#{}",
-            name.to_lowercase()
-        );
+        let section = format!("{RUNBOOK_URL}#{}", name.to_lowercase());
+        assert!(page.anchors.contains(&name.to_lowercase()), "{name}");
         assert_eq!(annotations["runbook_url"], section.as_str(), "{name}");
     }
     let names: BTreeSet<&str> = alerts.iter().map(|alert| alert.name.as_str()).collect();
     assert_eq!(names, sections);
+}
+
+#[test]
+fn the_dashboard_links_to_the_runbook() {
+    let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
+    assert_eq!(dashboard["links"][0]["url"], RUNBOOK_URL);
 }
 
 #[test]

@@ -1,0 +1,137 @@
+//! The documentation: every relative link leads to a file and a heading, the book contains every page, and every
+//! block of commands in README and quick start says how it is tested. `cluster/documents.rs` runs them.
+
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::unwrap_used,
+    reason = "a test fails by panicking"
+)]
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Component, Path, PathBuf},
+};
+
+use cistern_e2e::{
+    Document,
+    document::{Block, Treatment},
+    process::workspace,
+};
+
+/// The Markdown files outside of `docs`.
+const OTHERS: [&str; 6] = [
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "e2e/cluster/README.md",
+    "proto/README.md",
+];
+
+fn documents() -> Vec<Document> {
+    let pages = pages().into_iter().map(|page| Path::new("docs").join(page));
+    let others = OTHERS.iter().map(PathBuf::from);
+    pages.chain(others).map(Document::read).collect()
+}
+
+/// The names of the pages in `docs`.
+fn pages() -> BTreeSet<String> {
+    let names = fs::read_dir(workspace().join("docs"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.ends_with(".md")).collect()
+}
+
+#[test]
+fn every_relative_link_leads_to_a_file_and_a_heading() {
+    let mut dead = Vec::new();
+    for document in documents() {
+        for link in &document.links {
+            if link.target.contains("://") || link.target.starts_with("mailto:") {
+                continue;
+            }
+            let (path, anchor) = link.target.split_once('#').unwrap_or((&link.target, ""));
+            if let Err(why) = follow(&document, path, anchor) {
+                let place = format!("{}:{}", document.path.display(), link.line);
+                dead.push(format!("{place}: {}: {why}", link.target));
+            }
+        }
+    }
+    assert!(dead.is_empty(), "dead links:\n{}", dead.join("\n"));
+}
+
+fn follow(from: &Document, path: &str, anchor: &str) -> Result<(), String> {
+    let target = if path.is_empty() {
+        from.path.clone()
+    } else {
+        normal(&from.path.parent().unwrap().join(path))
+    };
+    if !workspace().join(&target).exists() {
+        return Err("no such file".to_owned());
+    }
+    let found = anchor.is_empty() || Document::read(&target).anchors.contains(anchor);
+    found
+        .then_some(())
+        .ok_or_else(|| "no such heading".to_owned())
+}
+
+fn normal(path: &Path) -> PathBuf {
+    let mut normal = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => {
+                assert!(normal.pop(), "{} leaves the repository", path.display());
+            }
+            part => normal.push(part),
+        }
+    }
+    normal
+}
+
+#[test]
+fn the_book_contains_every_page_once() {
+    let summary = Document::read("docs/SUMMARY.md");
+    let mut pages = pages();
+    pages.remove("SUMMARY.md");
+    for link in &summary.links {
+        let ours = !link.target.starts_with("../");
+        assert!(
+            !ours || pages.remove(&link.target),
+            "docs/SUMMARY.md:{}: {} is no page, or is listed twice",
+            link.line,
+            link.target
+        );
+    }
+    assert!(pages.is_empty(), "docs/SUMMARY.md does not list {pages:?}");
+}
+
+#[test]
+fn every_command_of_readme_and_quick_start_is_run_or_has_a_reason() {
+    for path in ["README.md", "docs/quickstart.md"] {
+        let document = Document::read(path);
+        let place = |block: &Block| format!("{path}:{}", block.line);
+        let mut before: Option<&Block> = None;
+        for block in &document.blocks {
+            match block.language.as_str() {
+                "sh" => {}
+                "text" => assert!(
+                    before.is_some_and(|it| it.language == "sh"),
+                    "{}: a block of output follows its commands",
+                    place(block)
+                ),
+                other => panic!("{}: a block is sh or text, not {other:?}", place(block)),
+            }
+            if let Treatment::DryRun { reason } | Treatment::NotRun { reason } = &block.treatment {
+                assert!(!reason.is_empty(), "{}: no reason is given", place(block));
+                eprintln!("{}: not run as written: {reason}", place(block));
+            }
+            before = Some(block);
+        }
+        let clean_ups = document.blocks.iter();
+        let clean_ups = clean_ups.filter(|block| block.treatment == Treatment::CleanUp);
+        assert_eq!(clean_ups.count(), 1, "{path}: one block is the clean-up");
+    }
+}
