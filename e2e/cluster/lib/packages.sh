@@ -9,6 +9,16 @@ packages_of() {
   vm) echo busybox-static debian-archive-keyring mmdebstrap qemu-system-x86 ;;
   control-plane | sanity) echo ca-certificates prometheus ;;
   cluster | storage-suite) echo busybox-static ca-certificates docker.io gcc iptables jq libc6-dev mmdebstrap procps python3 runc util-linux zstd ;;
+  images) echo binutils ca-certificates debian-archive-keyring gcc jq python3 ;;
+  release) echo "$(packages_of images) $(compilers)" ;;
+  esac
+}
+
+# The compiler for the architecture that the machine does not have.
+compilers() {
+  case $(dpkg --print-architecture) in
+  amd64) echo gcc-aarch64-linux-gnu ;;
+  arm64) echo gcc-x86-64-linux-gnu ;;
   esac
 }
 

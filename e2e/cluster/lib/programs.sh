@@ -4,12 +4,13 @@
 
 programs_of() {
   case $1 in
-  check | host | vm | bench) ;;
+  check) echo actionlint ;;
+  host | vm | bench | images | release) ;;
   control-plane) echo etcd kube-apiserver kubectl ;;
   sanity) echo csi-sanity ;;
   cluster) echo kind "${node_programs[@]}" "${image_programs[@]}" ;;
   storage-suite) echo ginkgo e2e.test agnhost ;;
-  *) fail "no group is called $1; there are check, host, vm, bench, control-plane, sanity, cluster and storage-suite" ;;
+  *) fail "no group is called $1; there are check, host, vm, bench, control-plane, sanity, cluster, storage-suite, images and release" ;;
   esac
 }
 
