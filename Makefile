@@ -3,8 +3,9 @@ SHELL := /bin/bash
 CACHE := $(or $(CISTERN_CACHE),$(HOME)/.cache/cistern)
 DENY := $(CACHE)/cargo-deny-0.20.2/bin/cargo-deny
 MDBOOK := $(CACHE)/mdbook-0.5.4/bin/mdbook
+SBOM := $(CACHE)/cargo-cyclonedx-0.5.9/bin/cargo-cyclonedx
 KUBECONFIG_OF_CLUSTER := $(CACHE)/clusters/$(or $(CISTERN_CLUSTER),cistern)/kubeconfig
-SCRIPTS := $(shell grep -rlE '^\#!/bin/(ba)?sh|^\# shellcheck shell=' e2e .ci --include='*' --exclude-dir=src --exclude-dir=tests)
+SCRIPTS := $(shell grep -rlE '^\#!/bin/(ba)?sh|^\# shellcheck shell=' e2e release .ci --include='*' --exclude-dir=src --exclude-dir=tests)
 
 .DEFAULT_GOAL := help
 
@@ -85,8 +86,12 @@ demo: ## Install Cistern on a kind cluster, and show a volume that outlives its 
 	e2e/cluster/build-images
 	KUBECONFIG=$(KUBECONFIG_OF_CLUSTER) e2e/demo
 
-lint-scripts: # shellcheck
+release: ## Images, manifests, plugin, SBOM and checksums in dist; VERSION=v0.1.0 states the tag; ARCHITECTURES=amd64 makes one only
+	@VERSION='$(VERSION)' release/make
+
+lint-scripts: # shellcheck, and actionlint for the workflows
 	@shellcheck --external-sources --source-path=e2e/cluster $(SCRIPTS)
+	@"$$(e2e/cluster/tool actionlint)"
 
 deny: $(DENY)
 	@$(DENY) --config .deny.toml --log-level error check --hide-inclusion-graph bans licenses sources
@@ -99,7 +104,14 @@ $(MDBOOK):
 	CARGO_TARGET_DIR=$(CACHE)/build-mdbook cargo install --quiet --locked mdbook --version 0.5.4 --root $(CACHE)/mdbook-0.5.4
 	rm -rf $(CACHE)/build-mdbook
 
+sbom-tool: $(SBOM)
+	@echo $(SBOM)
+
+$(SBOM):
+	CARGO_TARGET_DIR=$(CACHE)/build-cargo-cyclonedx cargo install --quiet --locked cargo-cyclonedx --version 0.5.9 --root $(CACHE)/cargo-cyclonedx-0.5.9 >&2
+	rm -rf $(CACHE)/build-cargo-cyclonedx
+
 clean: ## Remove cargo's output (the cache of programs and images is kept)
 	cargo clean
 
-.PHONY: help docs kubectl-plugin requirements bench bench-scale storage-suite setup build generate fmt check test test-host test-vm test-api test-cluster cluster-up cluster-down images demo lint-scripts deny clean
+.PHONY: help docs kubectl-plugin requirements bench bench-scale storage-suite setup build generate fmt check test test-host test-vm test-api test-cluster cluster-up cluster-down images demo release lint-scripts deny sbom-tool clean

@@ -1,0 +1,298 @@
+//! What `make release` makes, from the debug binaries: without Docker, without a registry.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking"
+)]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use cistern_e2e::{
+    ControlPlane, Folder,
+    process::{binary, command, output, run, tool, workspace},
+};
+use serde_json::Value;
+use tokio::sync::OnceCell;
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+const IMAGES: &str = "registry.example/storage";
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+/// The first run compiles the program that makes the SBOM.
+const PATIENCE: Duration = Duration::from_mins(20);
+const SOON: Duration = Duration::from_mins(1);
+/// Programs of the driver's image; the driver runs most of them.
+const TOOLS: [&str; 12] = [
+    "mkfs.ext4",
+    "mkfs.xfs",
+    "mkfs.btrfs",
+    "blkid",
+    "e2fsck",
+    "resize2fs",
+    "prlimit",
+    "xfs_db",
+    "xfs_repair",
+    "dumpe2fs",
+    "debugfs",
+    "btrfs",
+];
+
+#[tokio::test]
+async fn an_image_archive_is_a_valid_layout_whose_binary_runs() {
+    let release = Release::shared().await;
+    for target in ["driver", "operator"] {
+        let (layout, root) = (Folder::new(), Folder::new());
+        let archive = release.file(&format!("cistern-{target}-v{VERSION}.oci.tar"));
+        unpack(&archive, layout.path()).await;
+        assert_eq!(
+            json(&layout.join("oci-layout"))["imageLayoutVersion"],
+            "1.0.0"
+        );
+        let named = &json(&layout.join("index.json"))["manifests"][0];
+        let name = format!("{IMAGES}/{target}:v{VERSION}");
+        assert_eq!(named["annotations"]["io.containerd.image.name"], name);
+        assert_eq!(named["mediaType"], INDEX);
+
+        let index = json(&blob(&layout, named).await);
+        let [of_this_machine] = index["manifests"].as_array().unwrap().as_slice() else {
+            panic!("one architecture was asked for: {index}");
+        };
+        assert_eq!(of_this_machine["platform"]["architecture"], architecture());
+        let manifest = json(&blob(&layout, of_this_machine).await);
+        let config = json(&blob(&layout, &manifest["config"]).await);
+        let layers = manifest["layers"].as_array().unwrap();
+        let contents = config["rootfs"]["diff_ids"].as_array().unwrap();
+        assert_eq!(layers.len(), contents.len());
+        for (layer, content) in layers.iter().zip(contents) {
+            let layer = blob(&layout, layer).await;
+            assert_eq!(digest_of_content(&layer).await, *content);
+            unpack(&layer, root.path()).await;
+        }
+
+        let labels = &config["config"]["Labels"];
+        let label = |name: &str| labels[format!("org.opencontainers.image.{name}")].clone();
+        assert_eq!(label("version"), format!("v{VERSION}"));
+        assert!(label("revision").as_str().unwrap().len() >= 40, "{labels}");
+        let entrypoint = config["config"]["Entrypoint"][0].as_str().unwrap();
+        let said = output(inside(&root, &[entrypoint, "--version"]), SOON).await;
+        assert_eq!(said.trim(), format!("cistern-{target} {VERSION}"));
+        for tool in TOOLS.iter().filter(|_| target == "driver") {
+            let status = run(inside(&root, &[tool, "-V"]), SOON).await;
+            // Not found, or without one of its libraries.
+            assert_ne!(status.status.code(), Some(127), "{tool}: {status:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_manifests_name_the_version_and_an_api_server_takes_them() {
+    let release = Release::shared().await;
+    let control_plane = ControlPlane::start().await;
+    let kubectl = tool("kubectl").await;
+    let on_it = |arguments: &[&str]| {
+        let mut command = command(&kubectl);
+        command.arg("--kubeconfig").arg(control_plane.kubeconfig());
+        command.args(arguments);
+        command
+    };
+    // Nothing is created by a dry run, so the namespace must exist before it.
+    output(on_it(&["create", "namespace", "cistern-system"]), SOON).await;
+    for (file, sidecar) in [
+        ("install.yaml", "csi-provisioner"),
+        ("install-snapshots.yaml", "csi-snapshotter"),
+    ] {
+        let path = release.file(file);
+        let content = fs::read_to_string(&path).unwrap();
+        for target in ["driver", "operator"] {
+            let image = format!("image: {IMAGES}/{target}:v{VERSION}\n");
+            assert!(content.contains(&image), "{file} lacks {image}");
+        }
+        assert!(!content.contains("image: cistern/") && content.contains(sidecar));
+        let mut apply = on_it(&[
+            "apply",
+            "--server-side",
+            "--force-conflicts",
+            "--dry-run=server",
+        ]);
+        apply.arg("--filename").arg(&path);
+        let applied = output(apply, SOON).await;
+        for object in ["poolvolumes.cistern.storage", "daemonset.apps/cistern-node"] {
+            assert!(applied.contains(object), "{file}: {applied}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_checksums_cover_every_file() {
+    let release = Release::shared().await;
+    let mut check = command("sha256sum");
+    check.args(["--check", "--strict", "SHA256SUMS"]);
+    check.current_dir(release.0.path());
+    let checked = output(check, SOON).await;
+    for entry in fs::read_dir(release.0.path()).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(
+            name == "SHA256SUMS" || checked.contains(&format!("{name}: OK\n")),
+            "{name}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn krew_finds_the_plugin_by_the_checksum_of_its_archive() {
+    let release = Release::shared().await;
+    let manifest = fs::read_to_string(release.file("krew-cistern.yaml")).unwrap();
+    let manifest: Value = serde_saphyr::from_str(&manifest).unwrap();
+    assert_eq!(manifest["spec"]["version"], format!("v{VERSION}"));
+    let platform = &manifest["spec"]["platforms"][0];
+    assert_eq!(platform["selector"]["matchLabels"]["arch"], architecture());
+    let (_, name) = platform["uri"].as_str().unwrap().rsplit_once('/').unwrap();
+    let archive = release.file(name);
+    let digest = digest(&archive).await;
+    assert_eq!(platform["sha256"], digest.strip_prefix("sha256:").unwrap());
+
+    let folder = Folder::new();
+    unpack(&archive, folder.path()).await;
+    let licence = fs::read_to_string(folder.join("LICENSE")).unwrap();
+    assert!(licence.contains("Apache License"));
+    let mut plugin = command(folder.join(platform["bin"].as_str().unwrap()));
+    plugin.arg("--version");
+    assert!(output(plugin, SOON).await.contains(VERSION));
+}
+
+#[tokio::test]
+async fn the_sbom_lists_crates_and_the_packages_of_the_image() {
+    let release = Release::shared().await;
+    for (crate_name, wanted) in [
+        ("driver", &["tonic", "xfsprogs", "libc6"][..]),
+        ("operator", &["kube", "libc6"]),
+        ("kubectl-cistern", &["kube"]),
+    ] {
+        let sbom = json(&release.file(&format!("sbom-{crate_name}.cdx.json")));
+        assert_eq!(sbom["bomFormat"], "CycloneDX");
+        let components = sbom["components"].as_array().unwrap();
+        for name in wanted {
+            let found = components
+                .iter()
+                .any(|it| it["name"] == *name && it["version"].is_string());
+            assert!(found, "the SBOM of {crate_name} lacks {name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_tag_that_is_not_the_version_is_refused() {
+    let mut make = command(workspace().join("release/make"));
+    make.env("VERSION", "v99.0.0");
+    let made = run(make, SOON).await;
+    let said = String::from_utf8_lossy(&made.stderr).into_owned();
+    assert!(
+        !made.status.success() && said.contains("Cargo.toml states v"),
+        "{said}"
+    );
+}
+
+#[tokio::test]
+async fn a_binary_that_the_images_cannot_run_is_refused() {
+    let root = Folder::new();
+    fs::create_dir(root.join("libraries")).unwrap();
+    // A program defines no version of the C library, as an older library lacks the newest.
+    fs::copy("/bin/true", root.join("libraries/libc.so.6")).unwrap();
+    let mut check = command(workspace().join("release/check-binaries"));
+    check.arg(root.path()).arg("/bin/true");
+    let checked = run(check, SOON).await;
+    let said = String::from_utf8_lossy(&checked.stderr).into_owned();
+    assert!(
+        !checked.status.success() && said.contains("/bin/true needs GLIBC_"),
+        "{said}"
+    );
+}
+
+/// The folder of a release that all tests of this binary share.
+struct Release(Folder);
+
+impl Release {
+    async fn shared() -> &'static Self {
+        static SHARED: OnceCell<Release> = OnceCell::const_new();
+        SHARED.get_or_init(Self::make).await
+    }
+
+    async fn make() -> Self {
+        let folder = Folder::new();
+        let binaries = binary("cistern-driver").parent().unwrap().to_owned();
+        let mut make = command(workspace().join("release/make"));
+        make.env("VERSION", format!("v{VERSION}"))
+            .env("ARCHITECTURES", architecture())
+            .env("IMAGES", IMAGES)
+            .env("OUTPUT", folder.path())
+            .env("BINARIES", binaries);
+        output(make, PATIENCE).await;
+        Self(folder)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+/// Returns this machine's architecture as Kubernetes calls it.
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "aarch64" => "arm64",
+        _ => "amd64",
+    }
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+/// Returns the path of the blob that a descriptor names, after a check of its digest and size.
+async fn blob(layout: &Folder, descriptor: &Value) -> PathBuf {
+    let digest_of_descriptor = descriptor["digest"].as_str().unwrap();
+    let path = layout.join(format!("blobs/{}", digest_of_descriptor.replace(':', "/")));
+    assert_eq!(digest(&path).await, digest_of_descriptor);
+    assert_eq!(descriptor["size"], fs::metadata(&path).unwrap().len());
+    path
+}
+
+async fn digest(path: &Path) -> String {
+    let mut sum = command("sha256sum");
+    sum.arg(path);
+    let said = output(sum, SOON).await;
+    format!("sha256:{}", said.split(' ').next().unwrap())
+}
+
+/// Returns the digest of what a compressed file contains.
+async fn digest_of_content(path: &Path) -> String {
+    let mut sum = command("bash");
+    sum.args(["-o", "pipefail", "-ec", "gunzip <\"$0\" | sha256sum"])
+        .arg(path);
+    let said = output(sum, SOON).await;
+    format!("sha256:{}", said.split(' ').next().unwrap())
+}
+
+async fn unpack(archive: &Path, folder: &Path) {
+    let mut tar = command("tar");
+    tar.arg("--extract")
+        .arg("--file")
+        .arg(archive)
+        .arg("--directory")
+        .arg(folder);
+    output(tar, SOON).await;
+}
+
+/// Returns a command that runs in an unpacked image.
+fn inside(root: &Folder, arguments: &[&str]) -> Command {
+    let mut chroot = command("chroot");
+    chroot.arg(root.path()).args(arguments);
+    chroot
+        .env_clear()
+        .env("PATH", "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+    chroot
+}
