@@ -81,6 +81,8 @@ pub enum Command {
     Volumes(Volumes),
     /// Show volumes, their snapshots, and the volumes created from them as a tree
     Snapshots(Snapshots),
+    /// Serve a live page with pools, nodes, volumes and problems to a browser on this machine
+    Ui(Ui),
     /// Check the installation and suggest fixes
     Doctor(Doctor),
     /// List, adopt or reclaim images that no volume or snapshot claims
@@ -190,6 +192,20 @@ pub struct Snapshots {
     /// Output format.
     #[command(flatten)]
     pub output: Output,
+}
+
+/// Flags of `ui`.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct Ui {
+    /// TCP port on the loopback address; 0 selects a free port
+    #[arg(long, default_value_t = 0, value_name = "NUMBER")]
+    pub port: u16,
+    /// Listen on ::1 instead of 127.0.0.1
+    #[arg(long)]
+    pub ipv6: bool,
+    /// Open the page in the default browser
+    #[arg(long)]
+    pub open: bool,
 }
 
 /// Flags of `doctor`.

@@ -52,6 +52,24 @@ pub struct Cluster {
     pub unread: Vec<String>,
 }
 
+/// Lists of Kubernetes objects that may use Cistern's own. None: the user may not list the kind.
+#[derive(Clone, Debug, Default)]
+pub struct Users {
+    /// All StorageClasses.
+    pub classes: Option<Vec<StorageClass>>,
+    /// All PersistentVolumeClaims.
+    pub claims: Option<Vec<PersistentVolumeClaim>>,
+    /// All PersistentVolumes.
+    pub persistent_volumes: Option<Vec<PersistentVolume>>,
+    /// All pods.
+    pub pods: Option<Vec<Pod>>,
+    /// Events that [`CLAIM_WARNINGS`] selects.
+    pub events: Option<Vec<Event>>,
+}
+
+/// Field selector of warning events about claims.
+pub const CLAIM_WARNINGS: &str = "involvedObject.kind=PersistentVolumeClaim,type=Warning";
+
 impl Cluster {
     /// Lists Cistern's own objects.
     pub async fn own(connection: &Connection) -> Result<Self, Error> {
@@ -75,26 +93,36 @@ impl Cluster {
     /// Lists Cistern's own objects and the Kubernetes objects that use them. Kinds that the user may not
     /// list are left empty and reported in `unread`.
     pub async fn with_users(connection: &Connection) -> Result<Self, Error> {
-        let warnings = "involvedObject.kind=PersistentVolumeClaim,type=Warning";
-        let warnings = ListParams::default().fields(warnings);
-        let (mut own, classes, claims, persistent_volumes, pods, events) = tokio::try_join!(
+        let (own, classes, claims, persistent_volumes, pods, events) = tokio::try_join!(
             Self::own(connection),
-            optional::<StorageClass>(connection, ListParams::default()),
-            optional::<PersistentVolumeClaim>(connection, ListParams::default()),
-            optional::<PersistentVolume>(connection, ListParams::default()),
-            optional::<Pod>(connection, ListParams::default()),
-            optional::<Event>(connection, warnings),
+            optional(connection, ListParams::default()),
+            optional(connection, ListParams::default()),
+            optional(connection, ListParams::default()),
+            optional(connection, ListParams::default()),
+            optional(connection, ListParams::default().fields(CLAIM_WARNINGS)),
         )?;
-        let unread = &mut own.unread;
-        own.classes = or_note(classes, unread);
-        own.classes
+        Ok(own.with(Users {
+            classes,
+            claims,
+            persistent_volumes,
+            pods,
+            events,
+        }))
+    }
+
+    /// Adds the Kubernetes objects that use Cistern's own. Missing kinds are reported in `unread`.
+    #[must_use]
+    pub fn with(mut self, users: Users) -> Self {
+        let unread = &mut self.unread;
+        self.classes = or_note(users.classes, unread);
+        self.classes
             .retain(|class| class.provisioner == names::DRIVER);
-        own.claims = or_note(claims, unread);
-        own.persistent_volumes = by_handle(or_note(persistent_volumes, unread));
-        own.pods = by_claim(or_note(pods, unread));
-        own.events = or_note(events, unread);
-        own.forget_claims_of_others();
-        Ok(own)
+        self.claims = or_note(users.claims, unread);
+        self.persistent_volumes = by_handle(or_note(users.persistent_volumes, unread));
+        self.pods = by_claim(or_note(users.pods, unread));
+        self.events = or_note(users.events, unread);
+        self.forget_claims_of_others();
+        self
     }
 
     /// Keeps claims of Cistern's classes and claims bound to Cistern's PersistentVolumes.

@@ -51,6 +51,11 @@ impl Connection {
         })
     }
 
+    /// Returns the URL of the API server.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
     /// Returns the client. Callers await its requests in [`Self::ask`].
     pub fn client(&self) -> Client {
         self.client.clone()
@@ -124,6 +129,17 @@ impl Connection {
             result => result,
         }
     }
+}
+
+/// Returns the name of the kubeconfig's context in use. None in a pod, where there is no kubeconfig.
+pub fn context(flags: &arguments::Connection) -> Option<String> {
+    flags.context.clone().or_else(|| {
+        let kubeconfig = match &flags.kubeconfig {
+            Some(path) => Kubeconfig::read_from(path),
+            None => Kubeconfig::read(),
+        };
+        kubeconfig.ok()?.current_context
+    })
 }
 
 async fn config(flags: &arguments::Connection) -> Result<Config, Error> {

@@ -67,6 +67,17 @@ pub enum Error {
         #[source]
         source: Box<kube::Error>,
     },
+    /// The server of `ui` cannot use its address.
+    #[error(
+        "the page cannot be served on {address}: choose another --port, or none for a free one"
+    )]
+    Listen {
+        /// Address and port.
+        address: std::net::SocketAddr,
+        /// Underlying error.
+        #[source]
+        source: io::Error,
+    },
     /// Error of `orphans`.
     #[error(transparent)]
     Orphans(#[from] orphans::Error),

@@ -2,11 +2,13 @@
 //!
 //! ```text
 //! flags ─▶ connection ─▶ cluster (listed objects) ─▶ view (pure) ─▶ text, JSON or YAML
+//!                            └─ ui: the same, watched ─▶ view (pure) ─▶ JSON ─▶ page in a browser
 //! ```
 //!
 //! *Invariant:* only `orphans adopt`, `orphans reclaim` and `forget-node` change the cluster, and commands
 //! that lose data ask for confirmation. Every view is a pure function of the listed objects. All text goes
-//! through `output/terminal.rs`, which escapes control characters.
+//! through `output/terminal.rs`, which escapes control characters; in the page of `ui` all of it is text, never
+//! HTML.
 
 pub mod age;
 pub mod arguments;
@@ -26,6 +28,7 @@ pub mod snapshots;
 pub mod status;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod ui;
 pub mod volumes;
 
 use std::io::{self, Write as _};
@@ -101,6 +104,10 @@ pub async fn run(arguments: Arguments) -> Result<Verdict, Error> {
             let volume = flags.volume.as_deref();
             let view = snapshots::Origins::of(&cluster, &flags.only, volume, flags.all, Utc::now());
             printer.print(&view, flags.output.format)
+        }
+        Command::Ui(flags) => {
+            let context = connection::context(&arguments.connection);
+            ui::run(&connection, context, flags, printer).await
         }
         Command::Doctor(flags) => doctor::run(&connection, &flags, printer).await,
         Command::Orphans(flags) => orphans::run(&connection, flags, printer).await,

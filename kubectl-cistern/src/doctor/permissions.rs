@@ -116,9 +116,13 @@ fn own_questions(namespace: &str) -> Vec<Question> {
     let own = cistern_crds::names::GROUP;
     let everywhere = [
         (own, "storagepools", "list"),
+        (own, "storagepools", "watch"),
         (own, "storagenodes", "list"),
+        (own, "storagenodes", "watch"),
         (own, "poolvolumes", "list"),
+        (own, "poolvolumes", "watch"),
         (own, "poolsnapshots", "list"),
+        (own, "poolsnapshots", "watch"),
         (own, "poolvolumes", "create"),
         (own, "poolvolumes", "patch"),
         (own, "poolvolumes", "delete"),
@@ -129,9 +133,16 @@ fn own_questions(namespace: &str) -> Vec<Question> {
         (own, "poolsnapshotgroups", "delete"),
         ("", "nodes", "get"),
         ("", "persistentvolumes", "list"),
+        ("", "persistentvolumes", "watch"),
         ("", "persistentvolumeclaims", "list"),
+        ("", "persistentvolumeclaims", "watch"),
         ("snapshot.storage.k8s.io", "volumesnapshotcontents", "list"),
         ("", "pods", "list"),
+        ("", "pods", "watch"),
+        ("", "events", "list"),
+        ("", "events", "watch"),
+        ("storage.k8s.io", "storageclasses", "list"),
+        ("storage.k8s.io", "storageclasses", "watch"),
     ];
     let mut questions: Vec<Question> = everywhere
         .into_iter()
@@ -291,7 +302,7 @@ mod tests {
         let check = yours(&missing[..2], missing.len());
         assert_eq!(
             check.message,
-            "you may not list storagepools.cistern.storage, list storagenodes.cistern.storage"
+            "you may not list storagepools.cistern.storage, watch storagepools.cistern.storage"
         );
     }
 }

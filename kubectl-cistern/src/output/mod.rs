@@ -55,13 +55,24 @@ struct Document<'a, V> {
     view: &'a V,
 }
 
+impl<'a, V: View> Document<'a, V> {
+    const fn of(view: &'a V) -> Self {
+        Self {
+            api_version: API_VERSION,
+            kind: V::KIND,
+            view,
+        }
+    }
+}
+
+/// Renders a view as JSON without spaces, for the page of `ui`.
+pub fn compact<V: View>(view: &V) -> io::Result<Vec<u8>> {
+    Ok(serde_json::to_vec(&Document::of(view))?)
+}
+
 /// Renders a view.
 pub fn render<V: View>(view: &V, format: Format, paint: Paint) -> io::Result<String> {
-    let document = Document {
-        api_version: API_VERSION,
-        kind: V::KIND,
-        view,
-    };
+    let document = Document::of(view);
     match format {
         Format::Table => Ok(view.text(false, paint)),
         Format::Wide => Ok(view.text(true, paint)),

@@ -1,0 +1,140 @@
+//! The JSON documents of the page: the views of `status`, `volumes` and `snapshots`, and the session, which is the
+//! state of the connection.
+//!
+//! *Invariant:* a document is built only when it is requested, at most once in [`AT_MOST`], and only if something
+//! has changed or [`AT_LEAST`] has passed, because some problems appear by time alone. Its tag changes only with
+//! its content.
+
+use std::{
+    io,
+    time::{Duration, Instant},
+};
+
+use axum::body::Bytes;
+use chrono::Utc;
+use sha2::{Digest as _, Sha256};
+use tokio::sync::Mutex;
+
+use super::following::Following;
+use crate::{
+    Error,
+    arguments::Selection,
+    cluster::Cluster,
+    output::compact,
+    snapshots::Origins,
+    status::Status,
+    volumes::{Devices, Volumes},
+};
+
+/// Shortest time between two builds of a document.
+const AT_MOST: Duration = Duration::from_secs(1);
+/// Longest time for which an unchanged cluster has the same document.
+const AT_LEAST: Duration = Duration::from_secs(15);
+
+/// The documents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The view of `status`.
+    Status,
+    /// The view of `volumes`.
+    Volumes,
+    /// The view of `snapshots`.
+    Snapshots,
+}
+
+/// A document with its tag.
+#[derive(Clone, Debug)]
+pub struct Document {
+    /// Value of the header ETag.
+    pub tag: String,
+    /// JSON.
+    pub body: Bytes,
+}
+
+/// A document, and of what it was built.
+#[derive(Debug)]
+struct Built {
+    at: Instant,
+    changes: u64,
+    document: Document,
+}
+
+/// The documents of a cluster.
+#[derive(Debug)]
+pub struct Documents {
+    following: Following,
+    built: [Mutex<Option<Built>>; 3],
+}
+
+impl Documents {
+    /// Documents of the cluster that is followed.
+    pub fn of(following: Following) -> Self {
+        Self {
+            following,
+            built: Default::default(),
+        }
+    }
+
+    /// Returns the state of the connection. It is small and changes by itself, so it is always built.
+    pub fn session(&self) -> Result<Document, Error> {
+        let body = serde_json::to_vec(&self.following.session()).map_err(io::Error::from)?;
+        Ok(Document::of(body))
+    }
+
+    /// Returns a document. Concurrent requests for one share its build.
+    pub async fn get(&self, kind: Kind) -> Result<Document, Error> {
+        let [status, volumes, snapshots] = &self.built;
+        let built = match kind {
+            Kind::Status => status,
+            Kind::Volumes => volumes,
+            Kind::Snapshots => snapshots,
+        };
+        let mut built = built.lock().await;
+        let changes = self.following.changes();
+        if let Some(built) = &*built {
+            let age = built.at.elapsed();
+            let is_current = built.changes == changes && age < AT_LEAST;
+            if is_current || age < AT_MOST {
+                return Ok(built.document.clone());
+            }
+        }
+        let document = self.build(kind).await?;
+        *built = Some(Built {
+            at: Instant::now(),
+            changes,
+            document: document.clone(),
+        });
+        Ok(document)
+    }
+
+    /// Builds a document on another thread, because a large one would delay watches and requests.
+    async fn build(&self, kind: Kind) -> Result<Document, Error> {
+        let cluster = self.following.cluster();
+        let document =
+            tokio::task::spawn_blocking(move || render(kind, &cluster).map(Document::of));
+        Ok(document.await.map_err(io::Error::other)??)
+    }
+}
+
+impl Document {
+    fn of(body: Vec<u8>) -> Self {
+        let digest: String = Sha256::digest(&body)
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        Self {
+            tag: format!("\"{digest}\""),
+            body: body.into(),
+        }
+    }
+}
+
+/// Renders the view of a document.
+fn render(kind: Kind, cluster: &Cluster) -> io::Result<Vec<u8>> {
+    let (all, now) = (Selection::default(), Utc::now());
+    match kind {
+        Kind::Status => compact(&Status::of(cluster, now)),
+        Kind::Volumes => compact(&Volumes::of(cluster, &all, None, &Devices::new(), now)),
+        Kind::Snapshots => compact(&Origins::of(cluster, &all, None, false, now)),
+    }
+}
