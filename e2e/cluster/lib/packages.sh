@@ -6,6 +6,7 @@ packages_of() {
   check) echo prometheus shellcheck ;;
   host) echo btrfs-progs e2fsprogs fdisk mount util-linux xfsprogs ;;
   bench) echo fio ;;
+  browser) echo chromium chromium-driver fonts-dejavu-core ;;
   vm) echo busybox-static debian-archive-keyring mmdebstrap qemu-system-x86 ;;
   control-plane | sanity) echo ca-certificates prometheus ;;
   cluster | storage-suite) echo busybox-static ca-certificates docker.io gcc iptables jq libc6-dev mmdebstrap procps python3 runc util-linux zstd ;;

@@ -7,8 +7,10 @@
     reason = "a test fails by panicking"
 )]
 
+mod browser;
 mod doctor;
 mod orphans;
+mod ui;
 mod usage;
 mod views;
 
