@@ -31,9 +31,13 @@ export function badge(text, tone) {
 /** Fills `parent` with items, each of which is drawn again only if it has changed. Keeps focus and selection. */
 export function fill(parent, items, key, draw) {
   const known = new Map([...parent.children].map((child) => [child.dataset.key, child]));
+  const times = new Map();
   let place = parent.firstElementChild;
   for (const item of items) {
-    const name = key(item);
+    // Two items may have the same key, such as two findings about one file.
+    const time = (times.get(key(item)) ?? 0) + 1;
+    times.set(key(item), time);
+    const name = `${key(item)}\n${time}`;
     const content = JSON.stringify(item);
     let child = known.get(name);
     known.delete(name);
