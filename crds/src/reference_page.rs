@@ -59,7 +59,9 @@ fn section(
                 .join(", "),
         ),
     ];
-    lines.iter().for_each(|line| write(page, line));
+    for line in &lines {
+        write(page, line);
+    }
     let rules = messages(&schema);
     if !rules.is_empty() {
         write(
