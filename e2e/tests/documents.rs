@@ -42,7 +42,8 @@ fn pages() -> BTreeSet<String> {
     let names = fs::read_dir(workspace().join("docs"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    names.filter(|name| name.ends_with(".md")).collect()
+    let is_page = |name: &String| Path::new(name).extension() == Some("md".as_ref());
+    names.filter(is_page).collect()
 }
 
 #[test]
