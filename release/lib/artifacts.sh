@@ -33,6 +33,7 @@ make_manifest() {
   } >"$overlay/kustomization.yaml"
   {
     printf '# Cistern %s:  kubectl apply --server-side -f %s\n' "$version" "$1"
+    printf '# To remove Cistern, do not delete all that is in this file: it contains the definitions of pools and volumes.\n'
     "$kubectl" kustomize "$overlay"
   } >"$output/$1"
 }
