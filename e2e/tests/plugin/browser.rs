@@ -39,7 +39,7 @@ impl Ui {
             .arg("ui")
             .args(words);
         let process = Process::start("ui", &folder.join("ui.log"), command);
-        let url = printed(&process, "http://").await;
+        let url = printed(&process, &["http://"]).await;
         Self {
             process,
             url,
@@ -48,14 +48,32 @@ impl Ui {
     }
 }
 
-/// Waits for a line of a process that starts with `start`, and returns the line.
-async fn printed(process: &Process, start: &str) -> String {
-    eventually(&format!("a line with {start}"), SOON, async || {
+/// Starts chromedriver and returns its port. It takes a free port of IPv6, which another program may have on IPv4,
+/// and then it ends.
+async fn chromedriver(folder: &Folder) -> (Process, String) {
+    const STARTED: &str = "ChromeDriver was started successfully on port ";
+    const ATTEMPTS: usize = 5;
+    for _ in 0..ATTEMPTS {
+        let mut command = dying_with_us("unshare");
+        command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
+        command.args(["chromedriver", "--port=0"]);
+        let process = Process::start("chromedriver", &folder.join("chromedriver.log"), command);
+        let line = printed(&process, &[STARTED, "IPv4 port not available"]).await;
+        if let Some(port) = line.strip_prefix(STARTED) {
+            return (process, port.trim_end_matches('.').to_owned());
+        }
+    }
+    panic!("chromedriver has found no free port {ATTEMPTS} times");
+}
+
+/// Waits for a line of a process that starts with one of `starts`, and returns the line.
+async fn printed(process: &Process, starts: &[&str]) -> String {
+    eventually(&format!("a line with {starts:?}"), SOON, async || {
         let log = process.log();
         // A line without a line break is not complete.
         let line = log
             .split_inclusive('\n')
-            .find(|line| line.starts_with(start) && line.ends_with('\n'));
+            .find(|line| line.ends_with('\n') && starts.iter().any(|it| line.starts_with(it)));
         line.map(|line| line.trim_end().to_owned()).ok_or(log)
     })
     .await
@@ -73,14 +91,7 @@ impl Browser {
     /// Starts Chromium and opens a page.
     pub(crate) async fn open(url: &str, scheme: Scheme) -> Self {
         let folder = Folder::new();
-        let mut command = dying_with_us("unshare");
-        command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
-        command.args(["chromedriver", "--port=0"]);
-        let chromedriver =
-            Process::start("chromedriver", &folder.join("chromedriver.log"), command);
-        let started = "ChromeDriver was started successfully on port ";
-        let line = printed(&chromedriver, started).await;
-        let port = line.trim_start_matches(started).trim_end_matches('.');
+        let (chromedriver, port) = chromedriver(&folder).await;
 
         let profile = folder.join("profile");
         let scheme = match scheme {
@@ -110,6 +121,8 @@ impl Browser {
         }
         let client = WebDriver::new(format!("http://127.0.0.1:{port}"), capabilities);
         let client = client.await.unwrap();
+        // The session ends with its processes. A request for that would wait two minutes in `drop`.
+        client.clone().leak().unwrap();
         client.goto(url).await.unwrap();
         Self {
             client,
@@ -161,10 +174,5 @@ impl Browser {
     /// Returns what is visible, as PNG.
     pub(crate) async fn screenshot(&self) -> Vec<u8> {
         self.client.screenshot_as_png().await.unwrap()
-    }
-
-    /// Closes the window and ends Chromium.
-    pub(crate) async fn close(self) {
-        self.client.quit().await.unwrap();
     }
 }

@@ -73,7 +73,6 @@ async fn the_page_shows_pools_volumes_and_problems_and_follows_changes() {
     let mut back = node.driver.command_on_node("mv");
     back.arg(node.images().join(kept)).arg(&image);
     output(back, SOON).await;
-    browser.close().await;
     assert!(ui.process.stop().await.success());
     node.remove(&snapshot).await;
     node.remove(&second).await;
@@ -200,7 +199,6 @@ async fn the_colours_follow_the_preferred_scheme() {
     let colour = "getComputedStyle(document.body).backgroundColor";
     let light = Browser::open(&ui.url, Scheme::Light).await;
     assert_eq!(light.get(colour).await, "rgb(245, 247, 249)");
-    light.close().await;
     let dark = Browser::open(&ui.url, Scheme::Dark).await;
     assert_eq!(dark.get(colour).await, "rgb(13, 18, 23)");
 }

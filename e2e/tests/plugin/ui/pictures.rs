@@ -29,9 +29,11 @@ async fn report<K>(api: &Api<K>, name: &str, status: Value)
 where
     K: Clone + serde::de::DeserializeOwned,
 {
-    let status = Patch::Merge(json!({"status": status}));
-    let reported = api.patch_status(name, &PatchParams::default(), &status);
-    reported.await.unwrap();
+    let (status, parameters) = (
+        Patch::Merge(json!({"status": status})),
+        PatchParams::default(),
+    );
+    api.patch_status(name, &parameters, &status).await.unwrap();
 }
 
 fn failing(kind: &str, reason: &str, message: &str) -> Value {
@@ -169,7 +171,6 @@ async fn pictures() {
     light.get("[...document.querySelectorAll('.problem a')].find(it => it.innerText.includes('Volume')).click()").await;
     light.shows(&["Data loss", "Used by pods"]).await;
     keep("ui-problem.png", &light.screenshot().await);
-    light.close().await;
 
     let dark = Browser::open(&format!("{}#nodes", ui.url), Scheme::Dark).await;
     dark.shows(&["Pools on nodes (12)", "Not ready", "Live"])
