@@ -4,7 +4,7 @@
 mod large;
 mod pictures;
 
-use cistern_crds::StorageNode;
+use cistern_crds::{StorageNode, StoragePool};
 use cistern_e2e::{ControlPlane, process::output};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use kube::{
@@ -29,6 +29,9 @@ const ACTIVE: &str = "document.getElementById(document.activeElement.getAttribut
 #[tokio::test]
 async fn the_page_shows_pools_volumes_and_problems_and_follows_changes() {
     let node = Node::start("plugin-ui").await;
+    let spec = json!({"nodeSelector": {}, "source": {"image": {"size": "1Gi"}}});
+    let pool = json!({"metadata": {"name": "plugin-ui"}, "spec": spec});
+    create(&node.all::<StoragePool>(), pool).await;
     let volume = node.volume("ui-one", None).await;
     let kubeconfig = ControlPlane::shared().await.kubeconfig();
     let mut ui = Ui::start(kubeconfig, &[]).await;
