@@ -189,10 +189,10 @@ async fn the_sbom_lists_crates_and_the_packages_of_the_image() {
 async fn a_tag_that_is_not_the_version_is_refused() {
     let mut make = command(workspace().join("release/make"));
     make.env("VERSION", "v99.0.0");
-    let made = run(make, SOON).await;
-    let said = String::from_utf8_lossy(&made.stderr).into_owned();
+    let ended = run(make, SOON).await;
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
     assert!(
-        !made.status.success() && said.contains("Cargo.toml states v"),
+        !ended.status.success() && said.contains("Cargo.toml states v"),
         "{said}"
     );
 }

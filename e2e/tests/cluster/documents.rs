@@ -151,7 +151,7 @@ fn shape(text: &str) -> Vec<String> {
 
 fn word(word: &str) -> &str {
     let differs = |c: char| c.is_ascii_digit() || "█▒·".contains(c);
-    if word.contains(differs) || word.ends_with("-worker") {
+    if word.contains(differs) || word.ends_with("-worker") || word.ends_with("-control-plane") {
         "*"
     } else {
         word

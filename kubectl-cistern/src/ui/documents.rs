@@ -6,6 +6,7 @@
 //! its content.
 
 use std::{
+    fmt::Write as _,
     io,
     time::{Duration, Instant},
 };
@@ -118,12 +119,14 @@ impl Documents {
 
 impl Document {
     fn of(body: Vec<u8>) -> Self {
-        let digest: String = Sha256::digest(&body)
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
+        let mut tag = String::from("\"");
+        for byte in Sha256::digest(&body) {
+            // Writing to a String cannot fail.
+            let _ = write!(tag, "{byte:02x}");
+        }
+        tag.push('"');
         Self {
-            tag: format!("\"{digest}\""),
+            tag,
             body: body.into(),
         }
     }

@@ -105,7 +105,7 @@ async fn volumes(control_plane: &ControlPlane) {
         let claim = format!("data-{}-{}", USERS[number % 5], number / 5);
         let name = format!(
             "pvc-{:08x}",
-            0x9e37_79b9_u32.wrapping_mul(number as u32 + 1)
+            0x9e37_79b9_u32.wrapping_mul(u32::try_from(number).unwrap() + 1)
         );
         let pool = if number % 4 == 0 { "bulk" } else { "fast" };
         let volume = json!({
