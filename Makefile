@@ -96,20 +96,15 @@ lint-scripts: # shellcheck, and actionlint for the workflows
 deny: $(DENY)
 	@$(DENY) --config .deny.toml --log-level error check --hide-inclusion-graph bans licenses sources
 
-$(DENY):
-	CARGO_TARGET_DIR=$(CACHE)/build-cargo-deny cargo install --quiet --locked cargo-deny --version 0.20.2 --root $(CACHE)/cargo-deny-0.20.2
-	rm -rf $(CACHE)/build-cargo-deny
-
-$(MDBOOK):
-	CARGO_TARGET_DIR=$(CACHE)/build-mdbook cargo install --quiet --locked mdbook --version 0.5.4 --root $(CACHE)/mdbook-0.5.4
-	rm -rf $(CACHE)/build-mdbook
-
 sbom-tool: $(SBOM)
 	@echo $(SBOM)
 
-$(SBOM):
-	CARGO_TARGET_DIR=$(CACHE)/build-cargo-cyclonedx cargo install --quiet --locked cargo-cyclonedx --version 0.5.9 --root $(CACHE)/cargo-cyclonedx-0.5.9 >&2
-	rm -rf $(CACHE)/build-cargo-cyclonedx
+# The folder of each program is named after its crate and version. Nothing goes to standard output: sbom-tool prints a path there.
+$(DENY) $(MDBOOK) $(SBOM): crate = $(notdir $@)
+$(DENY) $(MDBOOK) $(SBOM): root = $(patsubst %/bin/,%,$(dir $@))
+$(DENY) $(MDBOOK) $(SBOM):
+	CARGO_TARGET_DIR=$(CACHE)/build-$(crate) cargo install --quiet --locked $(crate) --version $(patsubst $(crate)-%,%,$(notdir $(root))) --root $(root) >&2
+	rm -rf $(CACHE)/build-$(crate)
 
 clean: ## Remove cargo's output (the cache of programs and images is kept)
 	cargo clean

@@ -185,7 +185,7 @@ async fn missing_rights_and_an_outage_are_explained() {
         .until("document.querySelector('#banner').hidden")
         .await;
 
-    // Nobody is the page's server any more.
+    // The page has no server any more.
     drop(ui);
     browser.shows(&["Disconnected", "Start it again"]).await;
 
