@@ -37,12 +37,12 @@ impl Harness {
     }
 
     /// Shuts down the node.
-    pub async fn stop(self, node: &str) {
+    pub(super) async fn stop(self, node: &str) {
         self.node(&["stop", node]).await;
     }
 
     /// Starts a stopped node; waits until it is Ready.
-    pub async fn start(self, node: &str) {
+    pub(super) async fn start(self, node: &str) {
         self.node(&["start", node]).await;
     }
 

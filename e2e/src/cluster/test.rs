@@ -57,6 +57,7 @@ pub struct Test {
     may_repeat: Mutex<BTreeSet<String>>,
     afterwards: Mutex<Vec<Afterwards>>,
     cordoned: Mutex<BTreeSet<String>>,
+    stopped: Mutex<Vec<(Harness, String)>>,
 }
 
 /// Counts a test as one that waits to run alone, until it has ended.
@@ -122,6 +123,7 @@ impl Test {
         test.uncordon_all().await;
         if let Err(panic) = ended {
             test.show().await;
+            test.start_stopped_nodes().await;
             test.tidy_nodes(true).await;
             std::panic::resume_unwind(panic);
         }
@@ -148,6 +150,7 @@ impl Test {
             may_repeat: Mutex::default(),
             afterwards: Mutex::default(),
             cordoned: Mutex::default(),
+            stopped: Mutex::default(),
             cluster,
         }
     }
@@ -193,6 +196,36 @@ impl Test {
         for last in scripts.iter().filter(|last| last.failed == failed) {
             last.harness.shell(&last.node, &last.script).await;
         }
+    }
+
+    /// Shuts down a node until [`Test::start_node`]. A failed test starts it too, because the tests after it need all
+    /// nodes.
+    pub async fn stop_node(&self, harness: Harness, node: &str) {
+        self.stopped
+            .lock()
+            .expect("nobody panics with it")
+            .push((harness, node.to_owned()));
+        harness.stop(node).await;
+    }
+
+    /// Starts a node that [`Test::stop_node`] has shut down and waits until it is Ready.
+    pub async fn start_node(&self, harness: Harness, node: &str) {
+        harness.start(node).await;
+        self.stopped
+            .lock()
+            .expect("nobody panics with it")
+            .retain(|(_, stopped)| stopped != node);
+    }
+
+    async fn start_stopped_nodes(&self) {
+        let stopped = std::mem::take(&mut *self.stopped.lock().expect("nobody panics with it"));
+        if stopped.is_empty() {
+            return;
+        }
+        for (harness, node) in stopped {
+            harness.start(&node).await;
+        }
+        self.cluster.wait_until_installed().await;
     }
 
     /// Keeps new pods off a node until [`Test::uncordon`] or the end of the test.

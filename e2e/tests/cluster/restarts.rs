@@ -139,8 +139,8 @@ async fn data_survives_a_reboot_after_which_the_pools_device_has_another_name() 
         test.running("writer").await;
         let before = test.writes_go_on("writer").await;
 
-        harness.stop(&node).await;
-        harness.start(&node).await;
+        test.stop_node(harness, &node).await;
+        test.start_node(harness, &node).await;
         harness.shell(&node, &attach(names[1])).await;
         come_back(test, before).await;
     })
@@ -155,12 +155,13 @@ async fn volumes_are_made_while_the_node_of_the_leading_operator_is_down() {
     Test::run_alone("operator-lost", async |test| {
         let leases: Api<Lease> = Api::namespaced(test.cluster.client(), NAMESPACE);
         let leader = async || {
-            let lease = leases.get("cistern-operator").await.unwrap();
-            lease.spec.unwrap().holder_identity
+            let lease = leases.get("cistern-operator").await;
+            let lease = lease.map_err(|error| error.to_string())?;
+            Ok::<_, String>(lease.spec.and_then(|spec| spec.holder_identity))
         };
         let what = "one of two operators on two nodes to lead";
         let (first, lost) = eventually(what, PATIENCE, async || {
-            let (pods, leader) = (test.cluster.component("operator").await, leader().await);
+            let (pods, leader) = (test.cluster.component("operator").await, leader().await?);
             let mut leads = pods
                 .iter()
                 .filter(|(_, pod)| Some(pod.name_any()) == leader);
@@ -172,11 +173,11 @@ async fn volumes_are_made_while_the_node_of_the_leading_operator_is_down() {
         .await;
         let workers = test.cluster.workers().await;
         let node = workers.into_iter().find(|node| *node != lost).unwrap();
-        harness.stop(&lost).await;
+        test.stop_node(harness, &lost).await;
         eventually(
             "another operator to lead",
             PATIENCE,
-            async || match leader().await {
+            async || match leader().await? {
                 Some(leader) if Some(&leader) != first.as_ref() => Ok(()),
                 other => Err(format!("{other:?}")),
             },
@@ -187,7 +188,7 @@ async fn volumes_are_made_while_the_node_of_the_leading_operator_is_down() {
         test.claim("claim", &class, Bytes::mib(100)).await;
         test.writer("writer", "claim").await;
         assert_eq!(test.running("writer").await, node);
-        harness.start(&lost).await;
+        test.start_node(harness, &lost).await;
         test.cluster.wait_until_installed().await;
     })
     .await;
