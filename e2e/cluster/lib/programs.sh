@@ -8,9 +8,10 @@ programs_of() {
   host | vm | bench | browser | images | release) ;;
   control-plane) echo etcd kube-apiserver kubectl ;;
   sanity) echo csi-sanity ;;
+  chart) echo helm ;;
   cluster) echo kind "${node_programs[@]}" "${image_programs[@]}" ;;
   storage-suite) echo ginkgo e2e.test agnhost ;;
-  *) fail "no group is called $1; there are check, host, vm, bench, browser, control-plane, sanity, cluster, storage-suite, images and release" ;;
+  *) fail "no group is called $1; there are check, host, vm, bench, browser, control-plane, sanity, chart, cluster, storage-suite, images and release" ;;
   esac
 }
 
