@@ -33,6 +33,12 @@ const SOON: Duration = Duration::from_mins(2);
 /// The tag that the manifests have in the repository, where the chart has the version of a release.
 const DEV: &[&str] = &["image.driver.tag=dev", "image.operator.tag=dev"];
 
+/// Kinds of the cluster to which kustomize gives a namespace.
+const POLICIES: &[&str] = &[
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+];
+
 /// Objects by kind, namespace and name.
 type Objects = BTreeMap<String, Value>;
 
@@ -198,25 +204,43 @@ async fn rendered_by_kustomize(choice: &Choice) -> Objects {
     std::fs::write(folder.join("kustomization.yaml"), overlay.to_string()).unwrap();
     let mut kustomize = command(tool("kubectl").await);
     kustomize.arg("kustomize").arg(folder.path());
-    objects(&output(kustomize, SOON).await)
+    let built = output(kustomize, SOON).await;
+    // Kustomize takes these kinds of the cluster for namespaced ones. The API server ignores the namespace.
+    let mut objects = Objects::new();
+    for mut object in documents(&built) {
+        if POLICIES.contains(&object["kind"].as_str().unwrap()) {
+            object["metadata"]
+                .as_object_mut()
+                .unwrap()
+                .remove("namespace");
+        }
+        add(&mut objects, object);
+    }
+    objects
 }
 
 /// Returns the objects of a stream of YAML documents.
 fn objects(yaml: &str) -> Objects {
     let mut objects = Objects::new();
-    for object in serde_saphyr::from_multiple::<Value>(yaml).unwrap() {
-        if object.is_null() {
-            continue;
-        }
-        let metadata = &object["metadata"];
-        let name = format!(
-            "{} {}/{}",
-            object["kind"], metadata["namespace"], metadata["name"]
-        );
-        let twice = objects.insert(name.clone(), object);
-        assert!(twice.is_none(), "{name} is there twice");
+    for object in documents(yaml) {
+        add(&mut objects, object);
     }
     objects
+}
+
+fn documents(yaml: &str) -> impl Iterator<Item = Value> {
+    let documents: Vec<Value> = serde_saphyr::from_multiple(yaml).unwrap();
+    documents.into_iter().filter(|document| !document.is_null())
+}
+
+fn add(objects: &mut Objects, object: Value) {
+    let metadata = &object["metadata"];
+    let name = format!(
+        "{} {}/{}",
+        object["kind"], metadata["namespace"], metadata["name"]
+    );
+    let twice = objects.insert(name.clone(), object);
+    assert!(twice.is_none(), "{name} is there twice");
 }
 
 #[tokio::test]
