@@ -272,7 +272,7 @@ async fn pools_and_definitions_survive_the_release() {
         "apiVersion": "cistern.storage/v1alpha1",
         "kind": "StoragePool",
         "metadata": {"name": "kept"},
-        "spec": {"source": {"image": {"size": "2Gi"}}},
+        "spec": {"nodeSelector": {"matchLabels": {"pool": "kept"}}, "source": {"image": {"size": "2Gi"}}},
     }))
     .unwrap();
     eventually("the definitions to be served", SOON, async || {
@@ -291,7 +291,7 @@ async fn pools_and_definitions_survive_the_release() {
     let deployments: Api<k8s_openapi::api::apps::v1::Deployment> =
         Api::namespaced(client.clone(), "storage");
     let operator = deployments.get("cistern-operator").await.unwrap();
-    assert_eq!(operator.spec.unwrap().replicas, Some(3));
+    assert_eq!(operator.spec.replicas, Some(3));
     let daemon_sets: Api<k8s_openapi::api::apps::v1::DaemonSet> =
         Api::namespaced(client.clone(), "storage");
     let node = daemon_sets.get("cistern-node").await.unwrap();
@@ -373,21 +373,18 @@ fn row(line: &str) -> Option<(String, String)> {
 /// Adds every value that is no group of values, with its default as the table writes it.
 fn leaves(path: &str, value: &Value, into: &mut BTreeMap<String, String>) {
     let group = value.as_object().filter(|map| !map.is_empty());
-    match group.filter(|_| !path.ends_with("nodeSelector")) {
-        Some(map) => {
-            for (key, value) in map {
-                let dot = if path.is_empty() { "" } else { "." };
-                leaves(&format!("{path}{dot}{key}"), value, into);
-            }
+    if let Some(map) = group.filter(|_| !path.ends_with("nodeSelector")) {
+        for (key, value) in map {
+            let dot = if path.is_empty() { "" } else { "." };
+            leaves(&format!("{path}{dot}{key}"), value, into);
         }
-        None => {
-            let default = match value {
-                Value::String(text) if !text.is_empty() => text.clone(),
-                other => other.to_string(),
-            };
-            into.insert(path.to_owned(), default);
-        }
+        return;
     }
+    let default = match value {
+        Value::String(text) if !text.is_empty() => text.clone(),
+        other => other.to_string(),
+    };
+    into.insert(path.to_owned(), default);
 }
 
 fn chart() -> PathBuf {

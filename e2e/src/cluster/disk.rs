@@ -89,6 +89,8 @@ impl Disk {
         format!("failing-disk-{}", self.slot)
     }
 
+    /// Starts the program and attaches the device. A previous use of the device may still hold it, and ends when its
+    /// last user closes it.
     fn plugging_in(&self, device: &str) -> String {
         let (folder, unit, size) = (self.folder(), self.unit(), self.size.0);
         // A disk that a killed test left hanging ends after this time.
@@ -96,6 +98,10 @@ impl Disk {
             "systemd-run --quiet --collect --unit={unit} --property=RuntimeMaxSec=1h \
                {folder}/program {folder}/mount {folder}/{NAME} {size}
              for attempt in $(seq 100); do ! mountpoint -q {folder}/mount || break; sleep 0.1; done
+             for attempt in $(seq 300); do
+               losetup {device} {folder}/mount/{NAME} 2>/dev/null && exit
+               sleep 0.1
+             done
              losetup {device} {folder}/mount/{NAME}"
         )
     }

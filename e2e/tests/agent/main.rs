@@ -40,6 +40,8 @@ use serde_json::{Value, json};
 
 /// Time limit for everything that the agent does.
 const SOON: Duration = Duration::from_secs(30);
+/// Scripts read and write up to a gibibyte, on a disk that other tests use too.
+const SCRIPT: Duration = Duration::from_mins(3);
 
 /// A node with one pool of the minimum size. The pool has the name of the node.
 struct Fixture {
@@ -207,7 +209,7 @@ impl Fixture {
             .args(["-euc", script])
             .arg(self.images())
             .args(arguments);
-        output(command, SOON).await
+        output(command, SCRIPT).await
     }
 
     /// Ends the test: removes every snapshot and volume, and checks that nothing is left.
