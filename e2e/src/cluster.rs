@@ -29,6 +29,7 @@ pub mod exec;
 pub mod fsck;
 pub mod harness;
 pub mod metrics;
+pub mod nodes;
 pub mod objects;
 pub mod snapshots;
 pub mod test;

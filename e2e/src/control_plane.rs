@@ -53,6 +53,13 @@ impl ControlPlane {
 
     /// Starts a new control plane and establishes the custom resources.
     pub async fn start() -> Self {
+        let this = Self::start_without_definitions().await;
+        this.install_definitions().await;
+        this
+    }
+
+    /// Starts a new control plane that does not know the custom resources.
+    pub async fn start_without_definitions() -> Self {
         let started = Instant::now();
         let (etcd, apiserver) = (tool("etcd").await, tool("kube-apiserver").await);
         let folder = Folder::new();
@@ -135,7 +142,6 @@ impl ControlPlane {
             etcd,
             folder,
         };
-        this.install_definitions().await;
         eprintln!(
             "etcd and kube-apiserver have started in {:.1} s",
             started.elapsed().as_secs_f32()

@@ -20,7 +20,7 @@ impl Folder {
             .prefix("cistern-e2e.")
             .tempdir_in("/var/tmp")
             .expect("no folder can be made in /var/tmp");
-        let mut sweeper = SWEEPER.lock().expect("nobody panics with it");
+        let mut sweeper = SWEEPER.lock().expect("no holder of the lock panics");
         let names = sweeper.stdin.as_mut().expect("it is piped");
         writeln!(names, "{}", folder.path().display()).expect("the sweeper has ended");
         Self(folder)

@@ -4,6 +4,9 @@
 
 use std::time::{Duration, Instant};
 
+use kube::{Api, Resource};
+use serde::de::DeserializeOwned;
+
 /// How often a condition is checked.
 const INTERVAL: Duration = Duration::from_millis(50);
 
@@ -39,4 +42,21 @@ pub async fn eventually<T>(
         );
         tokio::time::sleep(INTERVAL).await;
     }
+}
+
+/// Waits until an object is gone. A failed read is repeated.
+///
+/// # Panics
+/// After the deadline.
+pub async fn gone<K>(api: &Api<K>, name: &str, deadline: Duration)
+where
+    K: Resource + Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let what = format!("{name} to be gone");
+    eventually(&what, deadline, async || match api.get_opt(name).await {
+        Ok(None) => Ok(()),
+        Ok(Some(object)) => Err(format!("{:?}", object.meta())),
+        Err(error) => Err(error.to_string()),
+    })
+    .await;
 }

@@ -98,11 +98,12 @@ impl Disk {
             "systemd-run --quiet --collect --unit={unit} --property=RuntimeMaxSec=1h \
                {folder}/program {folder}/mount {folder}/{NAME} {size}
              for attempt in $(seq 100); do ! mountpoint -q {folder}/mount || break; sleep 0.1; done
-             for attempt in $(seq 300); do
-               losetup {device} {folder}/mount/{NAME} 2>/dev/null && exit
+             attempts=300
+             until error=$(losetup {device} {folder}/mount/{NAME} 2>&1); do
+               attempts=$((attempts - 1))
+               [ $attempts != 0 ] || {{ echo \"$error\" >&2; exit 1; }}
                sleep 0.1
-             done
-             losetup {device} {folder}/mount/{NAME}"
+             done"
         )
     }
 

@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::{PATIENCE, TEST_LABEL, Test};
-use crate::eventually;
+use crate::{eventually, gone};
 
 /// The volume binding mode of a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -261,16 +261,7 @@ impl Test {
     where
         K: Resource + Clone + DeserializeOwned + std::fmt::Debug,
     {
-        eventually(
-            &format!("{name} to be gone"),
-            PATIENCE,
-            async || match api.get_opt(name).await {
-                Ok(None) => Ok(()),
-                Ok(Some(object)) => Err(format!("{:?}", object.meta())),
-                Err(error) => Err(error.to_string()),
-            },
-        )
-        .await;
+        gone(api, name, PATIENCE).await;
     }
 
     /// Waits for an event about an object that contains all of these strings, and returns its reason and message.

@@ -30,7 +30,7 @@ use tokio::{
     time::sleep,
 };
 
-use super::{Cluster, Harness, NAMESPACE, PATIENCE, TEST_LABEL, snapshots};
+use super::{Cluster, NAMESPACE, PATIENCE, TEST_LABEL, nodes::ChangedNodes, snapshots};
 use crate::{eventually, process::run};
 
 /// The number of tests that a small machine can run in parallel. They mostly wait.
@@ -55,9 +55,7 @@ pub struct Test {
     pub(super) name: String,
     started: Timestamp,
     may_repeat: Mutex<BTreeSet<String>>,
-    afterwards: Mutex<Vec<Afterwards>>,
-    cordoned: Mutex<BTreeSet<String>>,
-    stopped: Mutex<Vec<(Harness, String)>>,
+    pub(super) changed_nodes: Mutex<ChangedNodes>,
 }
 
 /// Counts a test as one that waits to run alone, until it has ended.
@@ -85,15 +83,6 @@ async fn turn(places: u32) -> SemaphorePermit<'static> {
         }
         sleep(TURN_INTERVAL).await;
     }
-}
-
-/// A shell script that runs on a node after the test.
-struct Afterwards {
-    harness: Harness,
-    node: String,
-    script: String,
-    /// Whether it runs after a failed test; otherwise it runs after a successful one.
-    failed: bool,
 }
 
 impl Test {
@@ -148,9 +137,7 @@ impl Test {
             // The API server's clock, which may differ from the local one.
             started: namespace.creation_timestamp().expect("it has been made").0,
             may_repeat: Mutex::default(),
-            afterwards: Mutex::default(),
-            cordoned: Mutex::default(),
-            stopped: Mutex::default(),
+            changed_nodes: Mutex::default(),
             cluster,
         }
     }
@@ -166,87 +153,8 @@ impl Test {
         let volume = format!("pvc-{}", claim.uid().expect("it has been made"));
         self.may_repeat
             .lock()
-            .expect("nobody panics with it")
+            .expect("no holder of the lock panics")
             .insert(volume);
-    }
-
-    /// Runs a shell script on a node after the test has passed and its pools are deleted.
-    pub fn afterwards(&self, harness: Harness, node: &str, script: &str) {
-        self.remember(harness, node, script, false);
-    }
-
-    /// Runs a shell script on a node after the test has failed: objects that are kept for inspection must not
-    /// hang and must be removable.
-    pub fn if_it_fails(&self, harness: Harness, node: &str, script: &str) {
-        self.remember(harness, node, script, true);
-    }
-
-    fn remember(&self, harness: Harness, node: &str, script: &str, failed: bool) {
-        let mut scripts = self.afterwards.lock().expect("nobody panics with it");
-        scripts.push(Afterwards {
-            harness,
-            node: node.to_owned(),
-            script: script.to_owned(),
-            failed,
-        });
-    }
-
-    async fn tidy_nodes(&self, failed: bool) {
-        let scripts = std::mem::take(&mut *self.afterwards.lock().expect("nobody panics with it"));
-        for last in scripts.iter().filter(|last| last.failed == failed) {
-            last.harness.shell(&last.node, &last.script).await;
-        }
-    }
-
-    /// Shuts down a node until [`Test::start_node`]. A failed test starts it too, because the tests after it need all
-    /// nodes.
-    pub async fn stop_node(&self, harness: Harness, node: &str) {
-        self.stopped
-            .lock()
-            .expect("nobody panics with it")
-            .push((harness, node.to_owned()));
-        harness.stop(node).await;
-    }
-
-    /// Starts a node that [`Test::stop_node`] has shut down and waits until it is Ready.
-    pub async fn start_node(&self, harness: Harness, node: &str) {
-        harness.start(node).await;
-        self.stopped
-            .lock()
-            .expect("nobody panics with it")
-            .retain(|(_, stopped)| stopped != node);
-    }
-
-    async fn start_stopped_nodes(&self) {
-        let stopped = std::mem::take(&mut *self.stopped.lock().expect("nobody panics with it"));
-        if stopped.is_empty() {
-            return;
-        }
-        for (harness, node) in stopped {
-            harness.start(&node).await;
-        }
-        self.cluster.wait_until_installed().await;
-    }
-
-    /// Keeps new pods off a node until [`Test::uncordon`] or the end of the test.
-    pub async fn cordon(&self, node: &str) {
-        self.cordoned
-            .lock()
-            .expect("nobody panics with it")
-            .insert(node.to_owned());
-        self.cluster.kubectl(["cordon", node]).await;
-    }
-
-    /// Allows new pods on the node again.
-    pub async fn uncordon(&self, node: &str) {
-        self.cluster.kubectl(["uncordon", node]).await;
-    }
-
-    async fn uncordon_all(&self) {
-        let cordoned = std::mem::take(&mut *self.cordoned.lock().expect("nobody panics with it"));
-        for node in cordoned {
-            self.uncordon(&node).await;
-        }
     }
 
     /// Counts, by volume id, the CreateVolume calls since the test began that name one of its pools.
@@ -261,7 +169,7 @@ impl Test {
         let may_repeat = self
             .may_repeat
             .lock()
-            .expect("nobody panics with it")
+            .expect("no holder of the lock panics")
             .clone();
         for (volume, count) in calls {
             assert!(

@@ -3,7 +3,8 @@
 use std::{path::Path, time::Duration};
 
 use cistern_e2e::{
-    ControlPlane, Folder,
+    ControlPlane,
+    kustomize::overlay,
     process::{command, output, tool, workspace},
 };
 use kube::{Client, core::response::Status};
@@ -30,19 +31,11 @@ impl Installed {
     /// Starts one with the manifests in another namespace, set by kustomize, and with the network
     /// policy.
     pub(crate) async fn start_in(namespace: &str) -> Self {
-        let folder = Folder::new();
-        // Kustomize does not accept absolute paths.
-        let up = "../".repeat(folder.path().components().count() - 1);
-        let workspace = workspace().canonicalize().unwrap();
-        let manifests = format!("{up}{}/manifests", &workspace.to_str().unwrap()[1..]);
-        let overlay = json!({
-            "apiVersion": "kustomize.config.k8s.io/v1beta1",
-            "kind": "Kustomization",
+        let folder = overlay(json!({
             "namespace": namespace,
-            "resources": [format!("{manifests}/snapshots")],
-            "components": [format!("{manifests}/components/network-policy")],
-        });
-        std::fs::write(folder.join("kustomization.yaml"), overlay.to_string()).unwrap();
+            "resources": ["snapshots"],
+            "components": ["components/network-policy"],
+        }));
         Self::with(folder.path(), namespace).await
     }
 

@@ -1,0 +1,66 @@
+//! The values of the chart: their schema and their documentation.
+
+use std::collections::BTreeMap;
+
+use cistern_e2e::process::run;
+use serde_json::Value;
+
+use crate::{SOON, template};
+
+const README: &str = include_str!("../../../charts/cistern/README.md");
+const VALUES: &str = include_str!("../../../charts/cistern/values.yaml");
+
+#[tokio::test]
+async fn the_schema_refuses_what_is_no_value() {
+    for (value, names) in [
+        ("kubeletroot=/data", "kubeletroot"),
+        ("image.driver.tags=v1", "tags"),
+        ("node.tolerations[0].efect=NoSchedule", "efect"),
+        ("controller.replicas=many", "replicas"),
+        ("kubeletRoot=data", "kubeletRoot"),
+        ("image.driver.digest=sha256:short", "digest"),
+        ("logFormat=xml", "logFormat"),
+    ] {
+        let mut helm = template().await;
+        helm.args(["--set", value]);
+        let refused = run(helm, SOON).await;
+        let stderr = String::from_utf8_lossy(&refused.stderr);
+        assert!(!refused.status.success(), "{value} is taken");
+        assert!(stderr.contains("schema"), "{value}: {stderr}");
+        assert!(stderr.contains(names), "{value}: {stderr}");
+    }
+}
+
+#[test]
+fn the_readme_has_every_value_with_its_default() {
+    let values: Value = serde_saphyr::from_str(VALUES).unwrap();
+    let mut expected = BTreeMap::new();
+    leaves("", &values, &mut expected);
+    let rows: BTreeMap<String, String> = README.lines().filter_map(row).collect();
+    assert_eq!(rows, expected);
+}
+
+/// Reads a row of the table: the value and its default.
+fn row(line: &str) -> Option<(String, String)> {
+    let mut cells = line.strip_prefix("| `")?.split(" | ");
+    let name = cells.next()?.trim_end_matches('`');
+    let default = cells.next()?.trim_matches('`');
+    Some((name.to_owned(), default.to_owned()))
+}
+
+/// Adds every value that is no group of values, with its default as the table writes it.
+fn leaves(path: &str, value: &Value, into: &mut BTreeMap<String, String>) {
+    let group = value.as_object().filter(|map| !map.is_empty());
+    if let Some(map) = group.filter(|_| !path.ends_with("nodeSelector")) {
+        for (key, value) in map {
+            let dot = if path.is_empty() { "" } else { "." };
+            leaves(&format!("{path}{dot}{key}"), value, into);
+        }
+        return;
+    }
+    let default = match value {
+        Value::String(text) if !text.is_empty() => text.clone(),
+        other => other.to_string(),
+    };
+    into.insert(path.to_owned(), default);
+}
