@@ -10,6 +10,8 @@ pub const DRIVER: &str = "csi.cistern.storage";
 pub const GROUP: &str = "cistern.storage";
 /// The only topology key. Its value is [`topology_value`] of the node's name.
 pub const TOPOLOGY_KEY: &str = "topology.cistern.storage/node";
+/// Label that cluster-autoscaler gives to the template of a new node, with the value `true`.
+pub const TEMPLATE_NODE_LABEL: &str = "cluster-autoscaler.kubernetes.io/template-node";
 /// Finalizer that holds an object until its data is removed (volumes) or nothing depends on it (pools,
 /// nodes).
 pub const FINALIZER: &str = "cistern.storage/data";

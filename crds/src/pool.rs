@@ -22,6 +22,7 @@ use crate::condition::{self, Condition};
     status = "StoragePoolStatus",
     derive = "PartialEq",
     doc = "A pool of storage on the disks of a set of nodes. Written by an administrator.",
+    validation = Rule::new("!has(self.spec.autoscaling) || has(self.spec.autoscaling.usableOnNewNode) || has(self.spec.source.image)").message("the usable bytes of a device on a new node are unknown: set spec.autoscaling.usableOnNewNode"),
     validation = Rule::new("size(self.metadata.name) <= 63").message("a pool's name has at most 63 characters"),
     validation = Rule::new("!has(self.spec.source.image) || !has(oldSelf.spec.source.image) || quantity(self.spec.source.image.size).compareTo(quantity(oldSelf.spec.source.image.size)) >= 0 || !has(self.status) || !has(self.status.largestFile) || quantity(self.spec.source.image.size).compareTo(quantity(self.status.largestFile)) >= 0").message("a pool cannot be made smaller than a node has made it (status.largestFile)"),
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
@@ -66,6 +67,12 @@ pub struct StoragePoolSpec {
     #[serde(default)]
     pub limits: PoolLimits,
 
+    /// Publishes the capacity that the pool would have on a node that the cluster autoscaler adds, so
+    /// that a pending claim can cause a new node. Absent by default: the autoscaler then assumes
+    /// that a new node has no capacity. Set by an administrator.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub autoscaling: Option<PoolAutoscaling>,
+
     /// Enables the removal of orphaned images, in hours. After this time an image that no custom
     /// resource claims, and that states its own identity, moves to a trash folder of the pool;
     /// after the same time again it is deleted. Absent by default: orphans are kept forever. Set by
@@ -109,6 +116,18 @@ pub struct DeviceSource {
     /// If several devices hold the pool's filesystem, the node uses none.
     #[schemars(schema_with = "paths_schema")]
     pub paths: Vec<String>,
+}
+
+/// What the cluster autoscaler may expect of a new node.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PoolAutoscaling {
+    /// Bytes that are usable for volumes on a new node, before `overcommitPercent`. Default: what
+    /// the image file provides, which is its size without the share of the filesystem and
+    /// `reservedPercent`. Required if the source is a device. A value larger than what new nodes
+    /// have makes the autoscaler add nodes that do not help.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usable_on_new_node: Option<Bytes>,
 }
 
 /// Limits of a pool on each of its nodes.
@@ -170,6 +189,21 @@ impl PoolLimits {
             number: self.maximum_extents,
             stall: stall.map(Duration::from_millis),
         }
+    }
+}
+
+impl StoragePoolSpec {
+    /// Bytes that are usable for volumes on a node that the cluster autoscaler adds; `None` if the
+    /// autoscaler shall assume nothing.
+    pub fn usable_on_new_node(&self) -> Option<Bytes> {
+        let stated = self.autoscaling.as_ref()?.usable_on_new_node;
+        stated.or_else(|| {
+            let size = self.source.image.as_ref()?.size;
+            // XFS takes a log and its trees; this is a little more than that.
+            let metadata = size.percent(3).saturating_add(Bytes::mib(128));
+            let empty = size.saturating_sub(metadata);
+            Some(empty.saturating_sub(empty.percent(self.reserved_percent)))
+        })
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use cistern_crds::Bytes;
+use cistern_crds::{Bytes, pool::StoragePoolSpec};
 use cistern_e2e::{
     ControlPlane, Driver, eventually,
     process::output,
@@ -14,7 +14,32 @@ use cistern_proto::csi::v1::{
     DeleteVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
     NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
 };
+use serde_json::json;
 use tonic::Code;
+
+#[tokio::test]
+async fn a_new_image_pool_has_at_least_the_capacity_that_is_published_for_new_nodes() {
+    let control_plane = ControlPlane::shared().await;
+    let driver = Driver::start(control_plane, "node-of-autoscaling").await;
+    for size in [1, 8] {
+        let name = format!("autoscaling-{size}");
+        let made = driver.add_image_pool(&name, Bytes::gib(size)).await;
+        let spec: StoragePoolSpec = serde_json::from_value(json!({
+            "nodeSelector": {},
+            "source": {"image": {"size": Bytes::gib(size)}},
+            "autoscaling": {},
+        }))
+        .unwrap();
+        let published = spec.usable_on_new_node().unwrap();
+        assert!(published <= made.usable, "{published} and {}", made.usable);
+        // It is not far less either, or a claim that fits would not cause a new node.
+        assert!(
+            made.usable.percent(80) < published,
+            "{published} and {}",
+            made.usable
+        );
+    }
+}
 
 #[tokio::test]
 async fn data_survives_the_death_of_the_agent_and_of_the_node_until_its_volume_is_deleted() {

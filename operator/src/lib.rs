@@ -30,6 +30,7 @@ pub mod pool;
 pub mod queue;
 pub mod registration;
 pub mod stored;
+pub mod template_capacity;
 pub mod topology;
 pub mod unclaimed;
 pub mod watch;
@@ -51,8 +52,8 @@ use crate::{
     capacity::CapacityController, claims::ClaimsController, cluster_state::ClusterState,
     config::Config, controller::Controller, drift::DriftController, health::HealthController,
     leader::Candidate, metrics::Metrics, node::NodeController, outdated::Outdated,
-    pool::PoolController, topology::TopologyController, unclaimed::UnclaimedController,
-    write_locks::WriteLocks,
+    pool::PoolController, template_capacity::TemplateCapacityController,
+    topology::TopologyController, unclaimed::UnclaimedController, write_locks::WriteLocks,
 };
 
 /// Resolves when the process is to end.
@@ -165,6 +166,7 @@ fn controllers(context: &Context, stop: &Stop) -> JoinSet<()> {
     start.controller(NodeController::new);
     start.controller(TopologyController);
     start.controller(CapacityController);
+    start.controller(TemplateCapacityController);
     start.controller(DriftController::new);
     start.controller(ClaimsController::new);
     start.controller(HealthController::new);

@@ -50,6 +50,7 @@ pub(crate) fn pool(name: &str, labels: &[(&str, &str)]) -> StoragePool {
             overcommit_percent: 100,
             reserved_percent: 5,
             limits: PoolLimits::default(),
+            autoscaling: None,
             reclaim_orphans_after_hours: None,
         },
         status: None,

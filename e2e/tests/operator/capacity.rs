@@ -135,3 +135,52 @@ async fn published_capacity_follows_the_reports_of_the_agent() {
         .await;
     }
 }
+
+#[tokio::test]
+async fn capacity_of_new_nodes_is_published_for_the_autoscaler_while_the_pool_asks_for_it() {
+    let api = Cluster::shared().await.api();
+    api.add_pool("grown", &[("grown", "yes")]).await;
+    api.add_class("grown", json!({"pool": "grown"})).await;
+    // Returns the objects with their labels and GiB when there are as many as expected.
+    let published = async |what: &str, expected: &[(&str, u64)]| {
+        eventually(what, SOON, async || {
+            let objects = api.capacity_objects("grown").await;
+            let found = objects.iter().filter_map(|object| {
+                let labels = object.node_topology.as_ref()?.match_labels.as_ref()?;
+                let template = labels.get(names::TEMPLATE_NODE_LABEL)?;
+                let bytes: Bytes = object.capacity.as_ref()?.0.parse().ok()?;
+                Some((template.as_str(), labels.get("grown")?.as_str(), bytes))
+            });
+            let found: Vec<_> = found.collect();
+            let expected = expected
+                .iter()
+                .map(|(label, gib)| ("true", *label, Bytes::gib(*gib)));
+            if found.iter().copied().eq(expected) {
+                Ok(())
+            } else {
+                Err(format!("{found:?}"))
+            }
+        })
+        .await;
+    };
+    let set =
+        async |spec: serde_json::Value| change(&api.pools(), "grown", json!({"spec": spec})).await;
+
+    // Off by default.
+    published("no capacity of new nodes", &[]).await;
+    set(json!({"autoscaling": {"usableOnNewNode": "50Gi"}})).await;
+    published("50 GiB on a new node", &[("yes", 50)]).await;
+    set(json!({"overcommitPercent": 200})).await;
+    published("100 GiB for thin volumes", &[("yes", 100)]).await;
+    set(json!({"nodeSelector": {"matchLabels": {"grown": "more"}}})).await;
+    published("other new nodes", &[("more", 100)]).await;
+    let object = api.capacity_objects("grown").await.remove(0);
+    delete(&api.capacity_api(), &object.name_any()).await;
+    published("the object to be back", &[("more", 100)]).await;
+    set(json!({"autoscaling": null})).await;
+    published("no capacity of new nodes again", &[]).await;
+    set(json!({"autoscaling": {"usableOnNewNode": "1Gi"}})).await;
+    published("1 GiB on a new node", &[("more", 2)]).await;
+    delete(&api.classes(), "grown").await;
+    published("no capacity of a class that is gone", &[]).await;
+}

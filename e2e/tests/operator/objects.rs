@@ -65,6 +65,10 @@ impl Objects {
         Api::all(self.client.clone())
     }
 
+    pub(crate) fn capacity_api(&self) -> Api<CSIStorageCapacity> {
+        Api::namespaced(self.client.clone(), SYSTEM)
+    }
+
     pub(crate) fn claims(&self) -> Api<PersistentVolumeClaim> {
         Api::namespaced(self.client.clone(), DEFAULT)
     }
@@ -322,8 +326,8 @@ impl Objects {
 
     /// Returns the capacity objects of a class.
     pub(crate) async fn capacity_objects(&self, class: &str) -> Vec<CSIStorageCapacity> {
-        let api: Api<CSIStorageCapacity> = Api::namespaced(self.client.clone(), SYSTEM);
-        let mut objects = api.list(&ListParams::default()).await.unwrap().items;
+        let objects = self.capacity_api().list(&ListParams::default()).await;
+        let mut objects = objects.unwrap().items;
         objects.retain(|object| object.storage_class_name == class);
         objects
     }
