@@ -128,6 +128,29 @@ async fn the_manifests_name_the_version_and_an_api_server_takes_them() {
 }
 
 #[tokio::test]
+async fn the_chart_renders_the_same_objects_as_its_folder_with_the_images_of_the_version() {
+    let release = Release::shared().await;
+    let helm = tool("helm").await;
+    let packed = release.file(&format!("cistern-chart-v{VERSION}.tgz"));
+    let mut template = command(&helm);
+    template.args(["template", "cistern"]).arg(packed);
+    let rendered = output(template, SOON).await;
+    for target in ["driver", "operator"] {
+        let image = format!("{IMAGES}/{target}:v{VERSION}");
+        assert!(rendered.contains(&image), "the chart lacks {image}");
+    }
+
+    let mut template = command(&helm);
+    template
+        .args(["template", "cistern"])
+        .arg(workspace().join("charts/cistern"));
+    for target in ["driver", "operator"] {
+        template.arg(format!("--set=image.{target}.repository={IMAGES}/{target}"));
+    }
+    assert_eq!(rendered, output(template, SOON).await);
+}
+
+#[tokio::test]
 async fn the_checksums_cover_every_file() {
     let release = Release::shared().await;
     let mut check = command("sha256sum");

@@ -38,6 +38,23 @@ make_manifest() {
   } >"$output/$1"
 }
 
+# reproducible_archive FOLDER NAME...: prints a compressed archive of files and folders in a folder.
+reproducible_archive() {
+  tar --create --directory "$1" --sort=name --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --mtime="@$SOURCE_DATE_EPOCH" \
+    --format=gnu "${@:2}" | gzip --no-name -9
+}
+
+# The chart in charts/ has links to the manifests. The archive has files, and the images of this version.
+make_chart() {
+  local chart=$work/chart/cistern
+  mkdir -p "$work/chart"
+  cp --recursive --dereference "$checkout/charts/cistern" "$chart"
+  find "$chart/files" -name kustomization.yaml -delete
+  sed -i "s|^version: .*|version: ${version#v}|; s|^appVersion: .*|appVersion: $version|" "$chart/Chart.yaml"
+  sed -i "s|repository: cistern/|repository: $images/|" "$chart/values.yaml"
+  reproducible_archive "$work/chart" cistern >"$output/cistern-chart-$version.tgz"
+}
+
 plugin_archive() { echo "kubectl-cistern-$version-linux-$1.tar.gz"; }
 
 make_plugin() {
@@ -46,8 +63,7 @@ make_plugin() {
   cp "$work/$1/builder/kubectl-cistern" LICENSE "$folder"
   chmod 755 "$folder/kubectl-cistern"
   chmod 644 "$folder/LICENSE"
-  tar --create --directory "$folder" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" \
-    --format=gnu kubectl-cistern LICENSE | gzip --no-name -9 >"$output/$(plugin_archive "$1")"
+  reproducible_archive "$folder" kubectl-cistern LICENSE >"$output/$(plugin_archive "$1")"
 }
 
 # krew installs the plugin as `kubectl cistern`, from the archive whose checksum the manifest states.
