@@ -6,6 +6,9 @@ use crate::names::RESERVED_PREFIX;
 
 /// Parameter for the consistency of a snapshot: `crash` (default) or `filesystem`.
 pub const CONSISTENCY: &str = "consistency";
+/// Parameter that repeats the field of the class with this name, and has no effect. Classes of Kubernetes' own storage
+/// tests have it.
+pub const DELETION_POLICY: &str = "deletionPolicy";
 
 /// The parameters of a snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,6 +23,14 @@ pub enum Error {
     /// `consistency` has an unknown value.
     #[error("parameter \"{CONSISTENCY}\" is {value:?}: write \"crash\" or \"filesystem\"")]
     Consistency {
+        /// The invalid value, shortened.
+        value: String,
+    },
+    /// `deletionPolicy` is no deletion policy of Kubernetes.
+    #[error(
+        "parameter \"{DELETION_POLICY}\" is {value:?}: remove it, and set the class's own field to \"Delete\" or \"Retain\""
+    )]
+    DeletionPolicy {
         /// The invalid value, shortened.
         value: String,
     },
@@ -44,6 +55,11 @@ impl SnapshotParameters {
                 (CONSISTENCY, other) => {
                     let value = shorten(other);
                     return Err(Error::Consistency { value });
+                }
+                (DELETION_POLICY, "Delete" | "Retain") => {}
+                (DELETION_POLICY, other) => {
+                    let value = shorten(other);
+                    return Err(Error::DeletionPolicy { value });
                 }
                 (key, _) if key.starts_with(RESERVED_PREFIX) => {}
                 (key, _) => return Err(Error::Unknown { key: shorten(key) }),
@@ -79,5 +95,15 @@ mod tests {
         ));
         let error = parse(&[("consistency", "Crash")]).unwrap_err();
         assert!(error.to_string().contains("\"filesystem\""), "{error}");
+    }
+
+    #[test]
+    fn a_parameter_that_repeats_the_deletion_policy_has_no_effect() {
+        for policy in ["Delete", "Retain"] {
+            let read = parse(&[("deletionPolicy", policy)]).unwrap();
+            assert_eq!(read, SnapshotParameters::default());
+        }
+        let error = parse(&[("deletionPolicy", "Keep")]).unwrap_err();
+        assert!(error.to_string().contains("\"Retain\""), "{error}");
     }
 }

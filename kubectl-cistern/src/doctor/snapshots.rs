@@ -1,6 +1,6 @@
 //! Checks the optional components for snapshots. Pure.
 
-use cistern_crds::{SnapshotParameters, names::DRIVER};
+use cistern_crds::{SnapshotParameters, names::DRIVER, snapshot_parameters::DELETION_POLICY};
 use kube::{ResourceExt as _, api::DynamicObject};
 use std::collections::BTreeMap;
 
@@ -96,7 +96,15 @@ fn classes(all: &[DynamicObject]) -> Vec<Check> {
         let parameters = class.data.get("parameters").cloned().unwrap_or_default();
         let parameters: BTreeMap<String, String> =
             serde_json::from_value(parameters).unwrap_or_default();
-        let error = SnapshotParameters::parse(&parameters).err()?;
+        let stated = parameters.get(DELETION_POLICY);
+        let policy = text(class, DELETION_POLICY);
+        let error = match SnapshotParameters::parse(&parameters) {
+            Err(error) => error.to_string(),
+            Ok(_) if stated.is_some_and(|it| *it != policy) => {
+                format!("parameter \"{DELETION_POLICY}\" has no effect, and differs from the class's own field {policy:?}")
+            }
+            Ok(_) => return None,
+        };
         let name = class.name_any();
         let action = format!("kubectl delete volumesnapshotclass {name}, then recreate it");
         Some(Check::fail(CLASSES, format!("{name}: {error}"), action))
@@ -134,7 +142,7 @@ mod tests {
     fn class(driver: &str, parameters: &Value) -> DynamicObject {
         object(
             json!({"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotClass",
-            "metadata": {"name": "c"}, "driver": driver, "parameters": parameters}),
+            "metadata": {"name": "c"}, "driver": driver, "deletionPolicy": "Delete", "parameters": parameters}),
         )
     }
 
@@ -150,6 +158,10 @@ mod tests {
             judged(&[class(DRIVER, &json!({"consistency": "best"}))]),
             CheckOutcome::Fail
         );
+        let same = class(DRIVER, &json!({"deletionPolicy": "Delete"}));
+        assert_eq!(judged(&[same]), CheckOutcome::Ok);
+        let another = class(DRIVER, &json!({"deletionPolicy": "Retain"}));
+        assert_eq!(judged(&[another]), CheckOutcome::Fail);
         assert_eq!(judged(&[class("other", &Value::Null)]), CheckOutcome::Warn);
     }
 }
