@@ -71,6 +71,13 @@ storage-suite: ## Kubernetes' own storage tests on the running cluster
 	e2e/cluster/load storage-suite
 	KUBECONFIG=$(KUBECONFIG_OF_CLUSTER) e2e/storage-suite/run
 
+conformance: ## All of Kubernetes' own storage tests, on a kind cluster; takes more than an hour; RUNS="btrfs one-node" selects (root)
+	e2e/cluster/prepare --what cluster storage-suite
+	e2e/cluster/up
+	e2e/cluster/build-images
+	e2e/cluster/load storage-suite
+	KUBECONFIG=$(KUBECONFIG_OF_CLUSTER) e2e/storage-suite/conformance $(RUNS)
+
 cluster-up: ## Bring up a kind cluster with three workers; needs no registry
 	e2e/cluster/up
 
@@ -81,6 +88,7 @@ images: ## Build the images and load them into the cluster
 	e2e/cluster/build-images
 
 demo: ## Install Cistern on a kind cluster, and show a volume that outlives its pod
+	@e2e/demo --plan
 	e2e/cluster/prepare --what cluster
 	e2e/cluster/up
 	e2e/cluster/build-images
@@ -109,4 +117,4 @@ $(DENY) $(MDBOOK) $(SBOM):
 clean: ## Remove cargo's output (the cache of programs and images is kept)
 	cargo clean
 
-.PHONY: help docs kubectl-plugin requirements bench bench-scale storage-suite setup build generate fmt check test test-host test-vm test-api test-cluster cluster-up cluster-down images demo release lint-scripts deny sbom-tool clean
+.PHONY: help docs kubectl-plugin requirements bench bench-scale storage-suite conformance setup build generate fmt check test test-host test-vm test-api test-cluster cluster-up cluster-down images demo release lint-scripts deny sbom-tool clean
