@@ -5,28 +5,25 @@
 //! time of one write; a pool that refuses volumes shows as zero. Only objects with our label are
 //! touched.
 
+pub(crate) mod object;
+
 use std::time::Duration;
 
-use cistern_client::writes::{delete_exactly, patch_guarded};
-use cistern_crds::{Bytes, NodePoolStatus, Parameters, StorageNode, names};
+use cistern_crds::{Bytes, NodePoolStatus, Parameters, names};
 use k8s_openapi::{
     api::storage::v1::{CSIStorageCapacity, StorageClass},
-    apimachinery::pkg::{
-        api::resource::Quantity,
-        apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference},
-    },
+    apimachinery::pkg::apis::meta::v1::LabelSelector,
 };
-use kube::{Api, Resource as _, ResourceExt as _, api::PostParams};
+use kube::{Resource as _, ResourceExt as _};
 use serde_json::json;
 
 use crate::{
     Context,
     availability::available_pool,
-    cache,
+    capacity::object::{Published, Write},
     change::Change,
     cluster_state::ClusterState,
     controller::{Controller, Next},
-    kinds,
     outdated::{Outdated, Slot},
     registration,
 };
@@ -45,20 +42,12 @@ pub enum Error {
         verb: &'static str,
         /// Name of the StorageClass.
         class: String,
-        /// The node's value of the topology key.
+        /// The node's value of the topology key, or what else the object is for.
         segment: String,
         /// The API server's answer.
         #[source]
         source: kube::Error,
     },
-}
-
-/// Contents of a capacity object.
-#[derive(Clone, Debug, Default, PartialEq)]
-struct Published {
-    capacity: Bytes,
-    maximum: Bytes,
-    owner: Option<OwnerReference>,
 }
 
 /// Action that reconciles one slot.
@@ -92,15 +81,10 @@ impl Controller for CapacityController {
 }
 
 async fn reconcile(context: &Context, outdated: &Outdated, slot: &Slot) -> Result<Next, Error> {
-    let cluster = &context.cluster;
-    let (namespace, name) = (&context.namespace, slot.object_name());
-    let key = cache::key(Some(namespace), &name);
-    let copy = || cluster.capacities.get(&key);
-    let own_writes = &cluster.own_writes;
-    let Ok(current) = own_writes.read_or_created(Some(namespace), &name, copy) else {
+    let Ok(current) = object::current(context, &slot.object_name()) else {
         return Ok(Next::OnChange);
     };
-    let desired = desired(cluster, slot, current.is_some());
+    let desired = desired(&context.cluster, slot, current.is_some());
     let action = plan(current.as_deref(), desired);
     if action == CapacityAction::Keep {
         outdated.settle(slot);
@@ -122,38 +106,17 @@ async fn execute(
     seen: Option<&CSIStorageCapacity>,
     action: CapacityAction,
 ) -> Result<(), Error> {
-    let api = Api::<CSIStorageCapacity>::namespaced(context.client.clone(), &context.namespace);
-    let (verb, result) = match (action, seen) {
-        (CapacityAction::Create(published), _) => {
-            let parameters = PostParams {
-                field_manager: Some(names::OPERATOR_MANAGER.to_owned()),
-                ..PostParams::default()
-            };
-            let created = api.create(&parameters, &object(slot, published)).await;
-            let cluster = &context.cluster;
-            let created = created.map(|created| {
-                let copy = || cluster.capacities.get(&kinds::key(&created));
-                cluster.own_writes.created(&created, copy);
-            });
-            ("create", created)
-        }
+    let write = match (action, seen) {
+        (CapacityAction::Create(published), _) => Write::Create(Box::new(object(slot, published))),
         (CapacityAction::Raise(published) | CapacityAction::Lower(published), Some(seen)) => {
             let change = json!({
                 "metadata": {"ownerReferences": published.owner.as_slice()},
                 "capacity": published.capacity,
                 "maximumVolumeSize": published.maximum,
             });
-            let written = patch_guarded(&api, seen, names::OPERATOR_MANAGER, change).await;
-            let cluster = &context.cluster;
-            let copy = || cluster.capacities.get(&kinds::key(seen));
-            (
-                "update",
-                written.map(|written| cluster.own_writes.wrote(&written, copy)),
-            )
+            Write::Update(seen, change)
         }
-        (CapacityAction::Delete, Some(seen)) => {
-            ("delete", delete_exactly(&api, seen).await.map(drop))
-        }
+        (CapacityAction::Delete, Some(seen)) => Write::Delete(seen),
         (
             CapacityAction::Keep
             | CapacityAction::Delete
@@ -162,12 +125,7 @@ async fn execute(
             _,
         ) => return Ok(()),
     };
-    result.map_err(|source| Error::Write {
-        verb,
-        class: slot.class.clone(),
-        segment: slot.segment.clone(),
-        source,
-    })
+    write.execute(context, &slot.class, &slot.segment).await
 }
 
 /// The slots that a change concerns.
@@ -238,16 +196,17 @@ fn desired(cluster: &ClusterState, slot: &Slot, exists: bool) -> Option<Publishe
     Some(Published {
         capacity,
         maximum,
-        owner: storage_node.map(owner),
+        owner: storage_node.and_then(|node| node.owner_ref(&())),
     })
 }
 
-fn parameters(class: &StorageClass) -> Option<Parameters> {
+/// The parameters of a class, if they are valid.
+pub(crate) fn parameters(class: &StorageClass) -> Option<Parameters> {
     Parameters::of_class(class.parameters.iter().flatten()).ok()
 }
 
 /// Capacity and largest volume of a pool, for volumes of a class.
-fn numbers(status: &NodePoolStatus, parameters: &Parameters) -> (Bytes, Bytes) {
+pub(crate) fn numbers(status: &NodePoolStatus, parameters: &Parameters) -> (Bytes, Bytes) {
     let kind = parameters.attributes.provisioning;
     (status.room(kind), status.largest_volume(kind))
 }
@@ -269,38 +228,13 @@ fn cross(classes: &[String], segments: &[String]) -> Vec<Slot> {
         .collect()
 }
 
-/// Exactly one owner: an object with two is never collected, as the other may live.
-fn owner(node: &StorageNode) -> OwnerReference {
-    OwnerReference {
-        api_version: StorageNode::api_version(&()).into_owned(),
-        kind: StorageNode::kind(&()).into_owned(),
-        name: node.name_any(),
-        uid: node.uid().unwrap_or_default(),
-        ..OwnerReference::default()
-    }
-}
-
 fn object(slot: &Slot, published: Published) -> CSIStorageCapacity {
-    let label = (
-        names::MANAGED_BY_LABEL.to_owned(),
-        names::OPERATOR_MANAGER.to_owned(),
-    );
     let segment = (names::TOPOLOGY_KEY.to_owned(), slot.segment.clone());
-    CSIStorageCapacity {
-        metadata: ObjectMeta {
-            name: Some(slot.object_name()),
-            labels: Some([label].into()),
-            owner_references: published.owner.map(|owner| vec![owner]),
-            ..ObjectMeta::default()
-        },
-        storage_class_name: slot.class.clone(),
-        node_topology: Some(LabelSelector {
-            match_labels: Some([segment].into()),
-            match_expressions: None,
-        }),
-        capacity: Some(Quantity(published.capacity.to_string())),
-        maximum_volume_size: Some(Quantity(published.maximum.to_string())),
-    }
+    let nodes = LabelSelector {
+        match_labels: Some([segment].into()),
+        match_expressions: None,
+    };
+    published.object(slot.object_name(), &slot.class, nodes)
 }
 
 /// Computes the action for one slot.
@@ -309,7 +243,7 @@ fn plan(current: Option<&CSIStorageCapacity>, desired: Option<Published>) -> Cap
         (None, None) => return CapacityAction::Keep,
         (None, Some(desired)) => return CapacityAction::Create(desired),
         (Some(_), None) => return CapacityAction::Delete,
-        (Some(current), Some(desired)) => (published(current), desired),
+        (Some(current), Some(desired)) => (Published::of(current), desired),
     };
     if current.as_ref() == Some(&desired) {
         return CapacityAction::Keep;
@@ -331,22 +265,10 @@ fn delay(action: &CapacityAction, age: Duration) -> Option<Duration> {
     left.filter(|_| matches!(action, CapacityAction::Raise(_)))
 }
 
-/// Parses an object; `None` if the operator would not write it like this.
-fn published(object: &CSIStorageCapacity) -> Option<Published> {
-    let bytes = |quantity: &Option<Quantity>| quantity.as_ref()?.0.parse().ok();
-    let owners = object.owner_references();
-    if owners.len() > 1 {
-        return None;
-    }
-    Some(Published {
-        capacity: bytes(&object.capacity)?,
-        maximum: bytes(&object.maximum_volume_size)?,
-        owner: owners.first().cloned(),
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
     use super::*;
     use crate::testing::storage_node;
 
@@ -434,7 +356,7 @@ mod tests {
             plan(Some(&silent), Some(said(1, 1))),
             CapacityAction::Lower(said(1, 1))
         );
-        let node = owner(&storage_node("w1").build());
+        let node = storage_node("w1").build().owner_ref(&()).unwrap();
         let mut owned = object(&slot(), said(1, 1));
         owned.metadata.owner_references = Some(vec![node.clone(), node]);
         assert_eq!(

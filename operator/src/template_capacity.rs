@@ -6,41 +6,25 @@
 //!
 //! *Invariant:* these objects select template nodes only, so they never count for a node of the cluster.
 
-use cistern_client::writes::{delete_exactly, patch_guarded};
-use cistern_crds::{Bytes, Parameters, Provisioning, StoragePool, names};
+use cistern_crds::{Bytes, NodePoolStatus, Provisioning, StoragePool, names};
 use k8s_openapi::{
-    api::storage::v1::CSIStorageCapacity,
-    apimachinery::pkg::{
-        api::resource::Quantity,
-        apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference},
-    },
+    api::storage::v1::CSIStorageCapacity, apimachinery::pkg::apis::meta::v1::LabelSelector,
 };
-use kube::{Api, Resource as _, ResourceExt as _, api::PostParams};
+use kube::{Resource as _, ResourceExt as _};
 use serde_json::json;
 
 use crate::{
-    Context, cache,
+    Context,
+    capacity::{
+        Error, numbers,
+        object::{self, Published, Write},
+        parameters,
+    },
     change::Change,
     cluster_state::ClusterState,
     controller::{Controller, Next},
     kinds, pool,
 };
-
-/// Why the capacity of a class on new nodes is not up to date.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The API server refused a write.
-    #[error("cannot {verb} the capacity of StorageClass {class} on new nodes")]
-    Write {
-        /// What was tried.
-        verb: &'static str,
-        /// Name of the StorageClass.
-        class: String,
-        /// The API server's answer.
-        #[source]
-        source: kube::Error,
-    },
-}
 
 /// Keeps the capacity of new nodes up to date, by class.
 #[derive(Debug)]
@@ -61,49 +45,25 @@ impl Controller for TemplateCapacityController {
 }
 
 async fn reconcile(context: &Context, class: &str) -> Result<Next, Error> {
-    let (cluster, namespace) = (&context.cluster, &context.namespace);
-    let name = object_name(class);
-    let key = cache::key(Some(namespace), &name);
-    let own_writes = &cluster.own_writes;
-    let copy = || cluster.capacities.get(&key);
-    let Ok(current) = own_writes.read_or_created(Some(namespace), &name, copy) else {
+    let Ok(current) = object::current(context, &object_name(class)) else {
         return Ok(Next::OnChange);
     };
-    let api = Api::<CSIStorageCapacity>::namespaced(context.client.clone(), namespace);
-    let failed = |verb| {
-        let class = class.to_owned();
-        move |source| Error::Write {
-            verb,
-            class,
-            source,
-        }
-    };
-    match (current.as_deref(), desired(cluster, class)) {
-        (None, Some(desired)) => {
-            let parameters = PostParams {
-                field_manager: Some(names::OPERATOR_MANAGER.to_owned()),
-                ..PostParams::default()
-            };
-            let created = api.create(&parameters, &desired).await;
-            let created = created.map_err(failed("create"))?;
-            own_writes.created(&created, || cluster.capacities.get(&kinds::key(&created)));
-        }
+    let write = match (current.as_deref(), desired(&context.cluster, class)) {
+        (None, Some(desired)) => Write::Create(Box::new(desired)),
         // A selector cannot be changed. The deletion is a change that leads to a new object.
         (Some(current), desired) if desired.as_ref().is_none_or(|it| !same_nodes(current, it)) => {
-            let deleted = delete_exactly(&api, current).await;
-            deleted.map_err(failed("delete"))?;
+            Write::Delete(current)
         }
         (Some(current), Some(desired)) if !same_numbers(current, &desired) => {
             let change = json!({
                 "capacity": desired.capacity,
                 "maximumVolumeSize": desired.maximum_volume_size,
             });
-            let written = patch_guarded(&api, current, names::OPERATOR_MANAGER, change).await;
-            let written = written.map_err(failed("update"))?;
-            own_writes.wrote(&written, || cluster.capacities.get(&kinds::key(current)));
+            Write::Update(current, change)
         }
-        (None, None) | (Some(_), _) => {}
-    }
+        (None, None) | (Some(_), _) => return Ok(Next::OnChange),
+    };
+    write.execute(context, class, "new nodes").await?;
     Ok(Next::OnChange)
 }
 
@@ -111,13 +71,8 @@ async fn reconcile(context: &Context, class: &str) -> Result<Next, Error> {
 fn concerned(cluster: &ClusterState, change: &Change) -> Vec<String> {
     let classes_of = |pool: Option<&str>| -> Vec<String> {
         let classes = cluster.classes.filter(|class| {
-            pool.is_none_or(|pool| {
-                class
-                    .parameters
-                    .as_ref()
-                    .and_then(|it| it.get("pool"))
-                    .is_some_and(|it| it == pool)
-            })
+            let is_of = |name| parameters(class).is_some_and(|it| it.pool == name);
+            pool.is_none_or(is_of)
         });
         classes.iter().map(|class| class.name_any()).collect()
     };
@@ -146,21 +101,22 @@ fn concerned(cluster: &ClusterState, change: &Change) -> Vec<String> {
 
 /// The object of a class; `None` if its pool publishes nothing for new nodes.
 fn desired(cluster: &ClusterState, class: &str) -> Option<CSIStorageCapacity> {
-    let parameters = cluster.class(class)?.parameters.clone();
-    let parameters = Parameters::of_class(parameters.iter().flatten()).ok()?;
+    let class_object = cluster.class(class)?;
+    let parameters = parameters(&class_object)?;
     let guard = cluster.pool(&parameters.pool)?;
     let (pool, _) = pool::declared(&guard).ok()?;
     if pool.metadata.deletion_timestamp.is_some() {
         return None;
     }
     let usable = pool.spec.usable_on_new_node()?;
-    let room = room(pool, usable, parameters.attributes.provisioning);
-    Some(object(
-        class,
-        pool,
-        room,
-        room.min(usable).round_down_to_mib(),
-    ))
+    let empty = NodePoolStatus {
+        usable,
+        thin_room: room(pool, usable, Provisioning::Thin),
+        thick_room: room(pool, usable, Provisioning::Thick),
+        ..NodePoolStatus::default()
+    };
+    let (room, maximum) = numbers(&empty, &parameters);
+    Some(object(class, pool, room, maximum))
 }
 
 /// What a new node has room for, in total.
@@ -174,34 +130,17 @@ fn room(pool: &StoragePool, usable: Bytes, provisioning: Provisioning) -> Bytes 
 }
 
 fn object(class: &str, pool: &StoragePool, room: Bytes, maximum: Bytes) -> CSIStorageCapacity {
-    let label = (names::MANAGED_BY_LABEL, names::OPERATOR_MANAGER);
     let mut nodes = pool.spec.node_selector.clone();
     nodes
         .match_labels
         .get_or_insert_default()
         .insert(names::TEMPLATE_NODE_LABEL.to_owned(), "true".to_owned());
-    CSIStorageCapacity {
-        metadata: ObjectMeta {
-            name: Some(object_name(class)),
-            labels: Some([(label.0.to_owned(), label.1.to_owned())].into()),
-            owner_references: Some(vec![owner(pool)]),
-            ..ObjectMeta::default()
-        },
-        storage_class_name: class.to_owned(),
-        node_topology: Some(nodes),
-        capacity: Some(Quantity(room.to_string())),
-        maximum_volume_size: Some(Quantity(maximum.to_string())),
-    }
-}
-
-fn owner(pool: &StoragePool) -> OwnerReference {
-    OwnerReference {
-        api_version: StoragePool::api_version(&()).into_owned(),
-        kind: StoragePool::kind(&()).into_owned(),
-        name: pool.name_any(),
-        uid: pool.uid().unwrap_or_default(),
-        ..OwnerReference::default()
-    }
+    let published = Published {
+        capacity: room,
+        maximum,
+        owner: pool.owner_ref(&()),
+    };
+    published.object(object_name(class), class, nodes)
 }
 
 fn object_name(class: &str) -> String {
@@ -219,17 +158,15 @@ fn same_nodes(left: &CSIStorageCapacity, right: &CSIStorageCapacity) -> bool {
     selector(left) == selector(right) && left.owner_references() == right.owner_references()
 }
 
-/// The API server may write a quantity in other words.
 fn same_numbers(left: &CSIStorageCapacity, right: &CSIStorageCapacity) -> bool {
-    let numbers = |object: &CSIStorageCapacity| {
-        let bytes = |quantity: &Option<Quantity>| quantity.as_ref()?.0.parse::<Bytes>().ok();
-        (bytes(&object.capacity), bytes(&object.maximum_volume_size))
-    };
+    let numbers = |object| Published::of(object).map(|it| (it.capacity, it.maximum));
     numbers(left) == numbers(right)
 }
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
     use super::*;
 
     fn pool(spec: &serde_json::Value) -> StoragePool {
