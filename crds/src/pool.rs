@@ -22,7 +22,7 @@ use crate::condition::{self, Condition};
     status = "StoragePoolStatus",
     derive = "PartialEq",
     doc = "A pool of storage on the disks of a set of nodes. Written by an administrator.",
-    validation = Rule::new("!has(self.spec.autoscaling) || has(self.spec.autoscaling.usableOnNewNode) || has(self.spec.source.image)").message("the usable bytes of a device on a new node are unknown: set spec.autoscaling.usableOnNewNode"),
+    validation = Rule::new("!has(self.spec.autoscaling) || has(self.spec.autoscaling.usableOnNewNode) || has(self.spec.source.image)").message("autoscaling of a pool on devices needs usableOnNewNode"),
     validation = Rule::new("size(self.metadata.name) <= 63").message("a pool's name has at most 63 characters"),
     validation = Rule::new("!has(self.spec.source.image) || !has(oldSelf.spec.source.image) || quantity(self.spec.source.image.size).compareTo(quantity(oldSelf.spec.source.image.size)) >= 0 || !has(self.status) || !has(self.status.largestFile) || quantity(self.spec.source.image.size).compareTo(quantity(self.status.largestFile)) >= 0").message("a pool cannot be made smaller than a node has made it (status.largestFile)"),
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
@@ -202,9 +202,15 @@ impl StoragePoolSpec {
             // XFS takes a log and its trees; this is a little more than that.
             let metadata = size.percent(3).saturating_add(Bytes::mib(128));
             let empty = size.saturating_sub(metadata);
-            Some(empty.saturating_sub(empty.percent(self.reserved_percent)))
+            Some(usable_of(empty, self.reserved_percent))
         })
     }
+}
+
+/// What is usable for volumes of a filesystem that had `empty` bytes free when it was made or grown.
+pub fn usable_of(empty: Bytes, reserved_percent: u32) -> Bytes {
+    let set_aside = empty.percent(reserved_percent);
+    empty.saturating_sub(set_aside).round_down_to_mib()
 }
 
 /// Observed state of the pool. The operator writes every field; numbers are 0 until it has done so.

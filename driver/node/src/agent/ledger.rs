@@ -14,7 +14,7 @@
 
 use std::collections::HashMap;
 
-use cistern_crds::{Bytes, PoolSnapshot, PoolVolume, Provisioning, Reason};
+use cistern_crds::{Bytes, PoolSnapshot, PoolVolume, Provisioning, Reason, pool::usable_of};
 
 /// The limits of a pool's reservations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,9 +34,8 @@ pub struct Limits {
 impl Limits {
     /// The limits of a pool that had `empty` bytes free when it was made or grown.
     pub fn new(empty: Bytes, pool: &cistern_crds::NodePool) -> Self {
-        let set_aside = empty.percent(pool.reserved_percent);
         Self {
-            usable: empty.saturating_sub(set_aside).round_down_to_mib(),
+            usable: usable_of(empty, pool.reserved_percent),
             overcommit_percent: pool.overcommit_percent,
             volume_limit: pool.limits.volumes,
             snapshot_limit: pool.limits.snapshots,
