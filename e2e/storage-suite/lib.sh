@@ -17,5 +17,11 @@ run_suite() {
     --kubectl-path="$kubectl" --report-dir="$results"
 }
 
-# The suite looks for files relative to its own source.
-absolute() { sed "s|FromFile: |&$1/|" "$2"; }
+# make_pool FILE: makes the pool of the tests from pool.yaml or, with -, from what standard input makes of it.
+make_pool() {
+  "$kubectl" apply --filename "$1"
+  "$kubectl" wait --for=condition=Ready --timeout=120s storagepool/storage-suite
+}
+
+# absolute FILE: prints a driver definition of this folder. The suite looks for files relative to its own source.
+absolute() { sed "s|FromFile: |&$PWD/|" "$1"; }

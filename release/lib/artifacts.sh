@@ -38,7 +38,7 @@ make_manifest() {
   } >"$output/$1"
 }
 
-# reproducible_archive FOLDER NAME...: prints a compressed archive of files and folders in a folder.
+# reproducible_archive FOLDER [TAR_OPTION...] NAME...: prints a compressed archive of files and folders in a folder.
 reproducible_archive() {
   tar --create --directory "$1" --sort=name --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --mtime="@$SOURCE_DATE_EPOCH" \
     --format=gnu "${@:2}" | gzip --no-name -9
@@ -49,10 +49,9 @@ make_chart() {
   local chart=$work/chart/cistern
   mkdir -p "$work/chart"
   cp --recursive --dereference "$checkout/charts/cistern" "$chart"
-  find "$chart/files" -name kustomization.yaml -delete
   sed -i "s|^version: .*|version: ${version#v}|; s|^appVersion: .*|appVersion: $version|" "$chart/Chart.yaml"
   sed -i "s|repository: cistern/|repository: $images/|" "$chart/values.yaml"
-  reproducible_archive "$work/chart" cistern >"$output/cistern-chart-$version.tgz"
+  reproducible_archive "$work/chart" --exclude-from="$chart/.helmignore" cistern >"$output/cistern-chart-$version.tgz"
 }
 
 plugin_archive() { echo "kubectl-cistern-$version-linux-$1.tar.gz"; }

@@ -110,8 +110,8 @@ pub(crate) async fn measure(
     let mut rows = vec![
         Row::new("operator: ready after its start, s", ready, "").growing(),
         Row::new("operator: settled after it was ready, s", settled, "").growing(),
+        Row::new("events until it has settled", start.events, ""),
     ];
-    rows.push(Row::new("events until it has settled", start.events, ""));
     let services = [operator.service(), replica.service()];
     rows.extend(processes(&services, &idle.since(&start), &end.since(&idle)));
     rows.extend(calls(&outcome, &lag.samples(), &end.since(&idle)));
