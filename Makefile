@@ -42,6 +42,11 @@ fmt: ## Format the code
 check: ## The quick checks: format, lints, unit tests, generated files, requirements, licences
 	e2e/steps check
 
+check-moving: ## Check the model of moving with all parts together, in minutes, and write its counterexamples
+	cargo run --quiet --locked --package cistern-model
+	cargo run --quiet --locked --package cistern-model -- mutations >target/counterexamples.md
+	mv target/counterexamples.md model/counterexamples.md
+
 test: ## Everything: check, host, virtual machine, API server, csi-sanity, and the cluster's tests on kind
 	e2e/steps test
 
@@ -117,4 +122,4 @@ $(DENY) $(MDBOOK) $(SBOM):
 clean: ## Remove cargo's output (the cache of programs and images is kept)
 	cargo clean
 
-.PHONY: help docs kubectl-plugin requirements bench bench-scale storage-suite conformance setup build generate fmt check test test-host test-vm test-api test-cluster cluster-up cluster-down images demo release lint-scripts deny sbom-tool clean
+.PHONY: help docs kubectl-plugin requirements bench bench-scale storage-suite conformance setup build generate fmt check check-moving test test-host test-vm test-api test-cluster cluster-up cluster-down images demo release lint-scripts deny sbom-tool clean
