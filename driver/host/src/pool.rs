@@ -4,6 +4,8 @@
 //! written; and every access goes through the open directory of the mounted filesystem, so that a
 //! bare mount point is never written by mistake.
 
+mod adoption;
+mod backing;
 mod blank;
 mod broken;
 mod candidate;
@@ -12,6 +14,7 @@ mod device;
 mod error;
 mod extent_cost;
 pub(crate) mod file;
+mod filesystem;
 mod home;
 mod host;
 mod known;
@@ -228,7 +231,7 @@ impl Pool {
 
     /// Opens a folder in the pool.
     pub(crate) fn open_folder(&self, name: &str) -> io::Result<OwnedFd> {
-        open::open_folder(&*self.system, self.directory(), self.mount_id, name)
+        filesystem::open_folder(&*self.system, self.directory(), self.mount_id, name)
     }
 
     /// Free space of the pool's filesystem.

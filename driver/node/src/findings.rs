@@ -41,7 +41,7 @@ pub fn findings(view: &View) -> Vec<Finding> {
     let mut all = Vec::new();
     all.extend(view.pools());
     all.extend(index.unclaimed.iter().map(Unclaimed::finding));
-    all.extend(view.conflicts(&index));
+    all.extend(view.conflicts(&index.owners));
     let volumes = view.volumes.iter();
     all.extend(volumes.filter_map(|it| view.object(it, &index, FindingKind::VolumeWithoutImage)));
     let snapshots = view.snapshots.iter();

@@ -11,7 +11,7 @@ use std::{
 
 use rustix::io::Errno;
 
-use super::{Error, Expectation, PoolDeclaration, Source, device, failed, file};
+use super::{Error, Expectation, PoolDeclaration, Source, backing, failed, file};
 use crate::{
     id::Uid,
     loopdev,
@@ -104,7 +104,7 @@ impl Root {
                 // Nothing can be read from the device, not even its identity: the disk may be gone, or
                 // have returned under another name.
                 Broken::ShutDown => Ok(true),
-                Broken::ReadOnly => device::is_pool(system, mount.device, home, expectation),
+                Broken::ReadOnly => backing::is_pool(system, mount.device, home, expectation),
             },
         }
     }

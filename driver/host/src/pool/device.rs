@@ -6,27 +6,26 @@
 use std::{
     collections::BTreeSet,
     io,
-    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    os::fd::AsFd as _,
     path::{Path, PathBuf},
 };
 
 use cistern_types::FilesystemType;
 
 use super::{
-    Candidate, Error, Expectation, PoolDeclaration, Unusable, blank, failed,
-    home::Candidates,
-    known, layers,
+    Candidate, Error, Expectation, PoolDeclaration, Unusable,
+    adoption::{Candidates, only},
+    backing::{Backing, exclusive, node, open_device, unless_busy},
+    blank, failed, known, layers,
     marker::{self, Marker},
-    open::Backing,
 };
 use crate::{
     cause::Cause,
     id::{Uid, Uuid, is_label},
     mkfs,
-    patience::until,
     root::Root,
     superblock::{self, Superblock},
-    system::{DeviceNumber, FileKind, Mount, OFlags, System},
+    system::{DeviceNumber, OFlags, System},
 };
 
 /// What a listed device holds.
@@ -41,41 +40,6 @@ enum DeviceState {
     Labelled(String),
     /// It cannot be used.
     Unusable(Unusable),
-}
-
-/// The mounted device.
-pub(super) fn of_mount(system: &dyn System, mount: &Mount) -> Result<Backing, Error> {
-    let number = mount.device;
-    let open = || -> io::Result<Backing> {
-        let path = node(system, number)?;
-        let (device, _) = open_device(system, &path, OFlags::RDONLY)?;
-        backing(system, device.as_fd(), number, path)
-    };
-    open().map_err(failed(format!("open the mounted device {number}")))
-}
-
-/// The superblock on a device, also if it is mounted.
-pub(super) fn superblock(
-    system: &dyn System,
-    number: DeviceNumber,
-) -> io::Result<Option<Superblock>> {
-    let (device, _) = open_device(system, &node(system, number)?, OFlags::RDONLY)?;
-    superblock::read(system, device.as_fd())
-}
-
-/// Whether the mounted device holds the pool, by its superblock.
-pub(super) fn is_pool(
-    system: &dyn System,
-    number: DeviceNumber,
-    uid: &Uid,
-    expectation: Expectation,
-) -> Result<bool, Error> {
-    let found = self::superblock(system, number)
-        .map_err(failed(format!("read the mounted device {number}")))?;
-    Ok(found.is_some_and(|found| match expectation {
-        Expectation::Known { filesystem_uuid } => found.uuid == filesystem_uuid,
-        Expectation::Made | Expectation::New => found.label == uid.label(),
-    }))
 }
 
 /// Use of a blank device.
@@ -159,25 +123,6 @@ fn choose(
     unless_busy(|| make(root, uid, number, unfinished))
         .map_err(failed(format!("make the pool on device {number}")))?;
     exclusive(system, number)
-}
-
-/// The one device that was found; None if there is none. Several are an error that states `why` for each.
-pub(super) fn only(
-    declaration: &PoolDeclaration,
-    found: &[(PathBuf, DeviceNumber)],
-    why: impl Fn() -> Candidate,
-) -> Result<Option<DeviceNumber>, Error> {
-    match found {
-        [] => Ok(None),
-        [(_, number)] => Ok(Some(*number)),
-        several => {
-            let found = several.iter().map(|(path, _)| (path.clone(), why()));
-            Err(Error::Ambiguous {
-                name: declaration.name.clone(),
-                found: found.collect(),
-            })
-        }
-    }
 }
 
 /// Inspects a listed device. A device that another process holds cannot be used. If it holds the pool,
@@ -269,61 +214,4 @@ fn make(root: &Root, uid: &Uid, number: DeviceNumber, unfinished: bool) -> Resul
     system.sync(device.as_fd())?;
     tracing::info!(pool = %uid, device = %path.display(), "made the pool's filesystem");
     Ok(())
-}
-
-/// Opens a device exclusively, to mount it.
-pub(super) fn exclusive(system: &dyn System, number: DeviceNumber) -> Result<Backing, Error> {
-    let open = || -> Result<Backing, Cause> {
-        let path = node(system, number)?;
-        let (device, _) = open_device(system, &path, OFlags::RDONLY | OFlags::EXCL)?;
-        Ok(backing(system, device.as_fd(), number, path)?)
-    };
-    unless_busy(open).map_err(failed(format!("open device {number}")))
-}
-
-fn backing(
-    system: &dyn System,
-    device: BorrowedFd<'_>,
-    number: DeviceNumber,
-    path: PathBuf,
-) -> io::Result<Backing> {
-    Ok(Backing {
-        number,
-        path,
-        size: system.device_size(device)?,
-        file: None,
-        identity: system.device_identity(number)?,
-        _bound: None,
-    })
-}
-
-/// The path of a device by the kernel's own name for it.
-fn node(system: &dyn System, number: DeviceNumber) -> io::Result<PathBuf> {
-    let mut all = system.block_devices()?.into_iter();
-    let (name, _) = all
-        .find(|(_, found)| *found == number)
-        .ok_or(io::ErrorKind::NotFound)?;
-    system.device_path(&name, number)
-}
-
-pub(super) fn open_device(
-    system: &dyn System,
-    path: &Path,
-    flags: OFlags,
-) -> io::Result<(OwnedFd, DeviceNumber)> {
-    let device = system.open_following(path, flags | OFlags::NONBLOCK)?;
-    let stat = system.stat(device.as_fd())?;
-    if stat.kind != FileKind::BlockDevice {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "not a block device",
-        ));
-    }
-    Ok((device, stat.node))
-}
-
-fn unless_busy<T>(attempt: impl FnMut() -> Result<T, Cause>) -> Result<T, Cause> {
-    until(attempt, |result| {
-        !result.as_ref().is_err_and(Cause::is_busy)
-    })
 }

@@ -10,7 +10,7 @@ use std::{
 
 use cistern_types::{Bytes, FilesystemType, size::GIB};
 
-use super::{Conflict, Error, Expectation, failed, host, open::Backing};
+use super::{Conflict, Error, Expectation, backing::Backing, failed, host};
 use crate::{
     allocation::Missing,
     cause::Cause,

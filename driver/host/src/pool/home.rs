@@ -12,14 +12,15 @@ use std::{
     collections::BTreeSet,
     io,
     os::fd::{AsFd as _, BorrowedFd},
-    path::PathBuf,
     time::Duration,
 };
 
 use cistern_types::FilesystemType;
 
 use super::{
-    Candidate, Conflict, Error, Expectation, PoolDeclaration, Source, device, failed, file,
+    Candidate, Conflict, Error, Expectation, PoolDeclaration, Source,
+    adoption::Candidates,
+    backing, failed, file,
     marker::{self, Marker},
 };
 use crate::{
@@ -33,66 +34,6 @@ use crate::{
 
 /// Time limit for reading the marker of a mounted pool.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Candidates for a pool whose StoragePool was recreated.
-#[derive(Debug)]
-pub(super) struct Candidates<T> {
-    /// The pool has been adopted before.
-    own: Option<T>,
-    returning: Vec<(PathBuf, Marker, T)>,
-    doubts: Vec<(PathBuf, Candidate)>,
-}
-
-impl<T> Candidates<T> {
-    pub(super) const fn none() -> Self {
-        Self {
-            own: None,
-            returning: Vec::new(),
-            doubts: Vec::new(),
-        }
-    }
-
-    /// Records the marker at a path, or why it cannot be read. Returns whether it is a candidate.
-    pub(super) fn consider(
-        &mut self,
-        declaration: &PoolDeclaration,
-        at: PathBuf,
-        what: T,
-        marker: Result<Option<Marker>, Error>,
-    ) -> bool {
-        match marker {
-            Ok(Some(marker)) if marker.pool_uid == declaration.uid => self.own = Some(what),
-            Ok(Some(marker)) if marker.is_returning(declaration) => {
-                self.returning.push((at, marker, what));
-            }
-            Ok(_) => return false,
-            Err(error) => self.doubt(at, Candidate::Unread(Box::new(error))),
-        }
-        true
-    }
-
-    fn doubt(&mut self, at: PathBuf, why: Candidate) {
-        self.doubts.push((at, why));
-    }
-
-    /// The one candidate that is the pool; None if there is none.
-    pub(super) fn decide(mut self, declaration: &PoolDeclaration) -> Result<Option<T>, Error> {
-        if self.own.is_some() {
-            return Ok(self.own);
-        }
-        if self.doubts.is_empty() && self.returning.len() <= 1 {
-            return Ok(self.returning.pop().map(|(_, _, what)| what));
-        }
-        let returning = self.returning.into_iter().map(|(at, marker, _)| {
-            let (name, uid) = (marker.pool_name, marker.pool_uid);
-            (at, Candidate::Marker { name, uid })
-        });
-        Err(Error::Ambiguous {
-            name: declaration.name.clone(),
-            found: returning.chain(self.doubts).collect(),
-        })
-    }
-}
 
 impl Root {
     /// The UID that names the pool's file and mount point: its own, or that of the StoragePool that
@@ -133,7 +74,7 @@ impl Root {
             let found = match file::find(system, pools, self, home)? {
                 Some(file) => superblock::read(system, file.as_fd()),
                 None => match self.mounted(home) {
-                    Ok(Some(mount)) => device::superblock(system, mount.device),
+                    Ok(Some(mount)) => backing::superblock(system, mount.device),
                     Ok(None) => Ok(None),
                     Err(error) => Err(error),
                 },
@@ -251,92 +192,5 @@ impl Root {
             Some(marker) => Ok(Some(marker)),
             None => Err(foreign(Conflict::NoMarker)),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use cistern_types::Bytes;
-
-    use super::*;
-    use crate::pool::Owner;
-
-    fn declared() -> PoolDeclaration {
-        PoolDeclaration {
-            uid: "new".parse().unwrap(),
-            name: "fast".to_owned(),
-            others: vec!["other".parse().unwrap()],
-            node: Owner {
-                node: "w1".to_owned(),
-                machine: None,
-            },
-            take_over: None,
-            source: Source::Image {
-                size: Bytes::gib(1),
-            },
-        }
-    }
-
-    fn marker(uid: &str, name: &str) -> Marker {
-        Marker {
-            pool_uid: uid.parse().unwrap(),
-            pool_name: name.to_owned(),
-            filesystem_uuid: Uuid::from_bytes([0; 16]),
-            size: Bytes::gib(1),
-            empty: Bytes::gib(1),
-            owner: None,
-        }
-    }
-
-    /// The decision about some markers, by their position.
-    fn decide(markers: Vec<Result<Option<Marker>, Error>>) -> Result<Option<usize>, Error> {
-        let (declared, mut candidates) = (declared(), Candidates::none());
-        for (position, marker) in markers.into_iter().enumerate() {
-            candidates.consider(&declared, format!("/{position}").into(), position, marker);
-        }
-        candidates.decide(&declared)
-    }
-
-    fn unreadable() -> Error {
-        failed("read it")(io::Error::from(io::ErrorKind::TimedOut))
-    }
-
-    #[test]
-    fn one_pool_of_the_name_is_taken_unless_the_host_is_to_carry_it_as_another() {
-        let (old, slow) = (marker("old", "fast"), marker("slow", "slow"));
-        let other = marker("other", "fast");
-        let found = decide(vec![
-            Ok(Some(slow)),
-            Ok(Some(other)),
-            Ok(None),
-            Ok(Some(old)),
-        ]);
-        assert_eq!(found.unwrap(), Some(3));
-        assert_eq!(decide(vec![Ok(None)]).unwrap(), None);
-    }
-
-    #[test]
-    fn what_was_adopted_before_is_the_pool_whatever_else_is_there() {
-        let (old, new) = (marker("old", "fast"), marker("new", "fast"));
-        let found = decide(vec![Ok(Some(old)), Ok(Some(new)), Err(unreadable())]);
-        assert_eq!(found.unwrap(), Some(1));
-    }
-
-    #[test]
-    fn two_of_the_name_or_a_doubt_are_refused_and_each_is_named() {
-        let (old, older) = (marker("old", "fast"), marker("older", "fast"));
-        let error = decide(vec![Ok(Some(old.clone())), Ok(Some(older))]).unwrap_err();
-        let text = error.to_string();
-        assert!(text.contains("/0: it is pool fast (old)"), "{text}");
-        assert!(text.contains("/1: it is pool fast (older)"), "{text}");
-        let error = decide(vec![Ok(Some(old)), Err(unreadable())]).unwrap_err();
-        assert!(
-            error.to_string().contains("/1: could not read it"),
-            "{error}"
-        );
-        assert!(matches!(
-            decide(vec![Err(unreadable())]),
-            Err(Error::Ambiguous { .. })
-        ));
     }
 }

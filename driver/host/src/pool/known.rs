@@ -15,10 +15,10 @@ use cistern_types::FilesystemType;
 
 use super::{
     Candidate, Error, PoolDeclaration, Unusable,
-    device::{exclusive, only, open_device},
+    adoption::only,
+    backing::{Backing, exclusive, open_device},
     error::list,
     failed, layers,
-    open::Backing,
 };
 use crate::{
     id::Uuid,

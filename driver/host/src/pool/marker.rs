@@ -13,7 +13,9 @@ use std::{
 use cistern_types::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::{Conflict, Error, Expectation, ForeignMarker, Owner, PoolDeclaration, failed, open};
+use super::{
+    Conflict, Error, Expectation, ForeignMarker, Owner, PoolDeclaration, failed, filesystem,
+};
 use crate::{
     id::{Uid, Uuid},
     layout::{IMAGES, TEMPORARY},
@@ -150,7 +152,7 @@ pub(crate) fn read(
 pub(super) fn read_unmounted(system: &dyn System, device: &Path) -> Result<Option<Marker>, Error> {
     let io = |source: io::Error| failed(format!("inspect {}", device.display()))(source);
     let parameters = [("ro", None), ("norecovery", None)];
-    let mount = open::mount(system, device, &parameters).map_err(io)?;
+    let mount = filesystem::mount(system, device, &parameters).map_err(io)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;
     let directory = system
         .open_beneath(mount.as_fd(), ".".as_ref(), flags)
@@ -192,12 +194,12 @@ pub(super) fn settle(
         return Ok(());
     }
     let io = |source: io::Error| failed(format!("mount {}", device.display()))(source);
-    let mount = open::mount(system, device, &[]).map_err(io)?;
+    let mount = filesystem::mount(system, device, &[]).map_err(io)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;
     let directory = system
         .open_beneath(mount.as_fd(), ".".as_ref(), flags)
         .map_err(io)?;
-    let geometry = open::verify(system, directory.as_fd(), device, expectation)?;
+    let geometry = filesystem::verify(system, directory.as_fd(), device, expectation)?;
     let uuid = Uuid::from_bytes(geometry.uuid);
     ensure(
         system,

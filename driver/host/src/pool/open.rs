@@ -1,46 +1,23 @@
 //! Makes a pool usable: finds or creates it, mounts it and verifies it.
 
-use std::{
-    io,
-    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{io, os::fd::AsFd as _, sync::Arc};
 
 use super::{
-    Conflict, Error, Expectation, NotMounted, Pool, PoolDeclaration, Source, device,
-    extent_cost::ExtentCost, failed, file, marker,
+    Error, Expectation, NotMounted, Pool, PoolDeclaration, Source,
+    backing::{self, Backing},
+    device,
+    extent_cost::ExtentCost,
+    failed, file,
+    filesystem::{mount, open_folder, verify},
+    marker,
 };
 use crate::{
     id::{Uid, Uuid},
     layout::{IMAGES, TEMPORARY},
-    loopdev::Loop,
-    mount_target::{MountTarget, is_busy},
-    patience::until,
+    mount_target::MountTarget,
     root::Root,
-    system::{DeviceNumber, FileId, Mount, MountAttrFlags, OFlags, Parameter, System, XfsGeometry},
+    system::{Mount, OFlags, System},
 };
-
-/// Access times of images are not used and would cost a write for each read. A pool contains no
-/// programs and no devices.
-const ATTRIBUTES: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOATIME
-    .union(MountAttrFlags::MOUNT_ATTR_NOSUID)
-    .union(MountAttrFlags::MOUNT_ATTR_NODEV)
-    .union(MountAttrFlags::MOUNT_ATTR_NOEXEC);
-
-/// The block device under a pool: a loop device over its file, or a device of its own.
-#[derive(Debug)]
-pub(super) struct Backing {
-    pub(super) number: DeviceNumber,
-    pub(super) path: PathBuf,
-    pub(super) size: u64,
-    /// The file behind it, if there is one.
-    pub(super) file: Option<FileId>,
-    /// Stable identity of the device.
-    pub(super) identity: Option<String>,
-    /// Keeps a loop device bound until it is mounted.
-    pub(super) _bound: Option<Loop>,
-}
 
 impl Root {
     /// Makes a pool usable: creates it if it is new and no data exists, adopts an existing pool, under
@@ -67,7 +44,7 @@ impl Root {
         let backing = match &declaration.source {
             Source::Image { size } => file::open(self, pools.as_fd(), &home, *size, expectation)?,
             Source::Device { paths, identity } => match &mounted {
-                Some(mount) => device::of_mount(&*self.system, mount)?,
+                Some(mount) => backing::of_mount(&*self.system, mount)?,
                 None => device::open(self, declaration, paths, identity.as_deref(), expectation)?,
             },
         };
@@ -138,23 +115,6 @@ impl Root {
     }
 }
 
-/// Opens a folder of a pool. Fails if something is mounted over it.
-pub(super) fn open_folder(
-    system: &dyn System,
-    directory: BorrowedFd<'_>,
-    mount_id: u64,
-    name: &str,
-) -> io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-    let folder = system.open_beneath(directory, name.as_ref(), flags)?;
-    if system.mount_id(folder.as_fd())? != mount_id {
-        return Err(io::Error::other(
-            "something is mounted over a pool's folder",
-        ));
-    }
-    Ok(folder)
-}
-
 fn is_mount_of(mount: &Mount, backing: &Backing) -> Result<(), Error> {
     if mount.device == backing.number {
         return Ok(());
@@ -168,19 +128,6 @@ fn is_mount_of(mount: &Mount, backing: &Backing) -> Result<(), Error> {
     })
 }
 
-/// Mounts the filesystem of a pool without attaching it to a path. Retries while the device is busy: a
-/// search for an adoptable pool may be reading it, or an unmount may not have completed.
-pub(super) fn mount(
-    system: &dyn System,
-    device: &Path,
-    parameters: &[Parameter<'_>],
-) -> io::Result<OwnedFd> {
-    until(
-        || system.mount_filesystem("xfs", device, parameters, ATTRIBUTES),
-        |mounted| !is_busy(mounted),
-    )
-}
-
 fn attach(system: &dyn System, place: &MountTarget<'_>, backing: &Backing) -> Result<(), Error> {
     let operation = format!(
         "mount {} at {}",
@@ -190,37 +137,4 @@ fn attach(system: &dyn System, place: &MountTarget<'_>, backing: &Backing) -> Re
     mount(system, &backing.path, &[])
         .and_then(|mount| place.attach(mount.as_fd()))
         .map_err(failed(operation))
-}
-
-/// Verifies that the mounted filesystem is an XFS with reflink and, if known, with this UUID.
-pub(super) fn verify(
-    system: &dyn System,
-    directory: BorrowedFd<'_>,
-    path: &Path,
-    expectation: Expectation,
-) -> Result<XfsGeometry, Error> {
-    let foreign = |why| Error::BackingConflict {
-        path: path.to_owned(),
-        why,
-    };
-    let geometry = system
-        .xfs_geometry(directory)
-        .map_err(failed(format!(
-            "query the filesystem at {}",
-            path.display()
-        )))?
-        .ok_or_else(|| foreign(Conflict::NotXfs))?;
-    if !geometry.reflink {
-        return Err(foreign(Conflict::NoReflink));
-    }
-    let found = Uuid::from_bytes(geometry.uuid);
-    match expectation {
-        Expectation::Known { filesystem_uuid } if filesystem_uuid != found => {
-            Err(foreign(Conflict::Uuid {
-                found,
-                expected: filesystem_uuid,
-            }))
-        }
-        Expectation::Known { .. } | Expectation::Made | Expectation::New => Ok(geometry),
-    }
 }

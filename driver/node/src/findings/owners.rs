@@ -7,7 +7,7 @@ use cistern_crds::{HasImage, PoolSnapshot, PoolVolume};
 use cistern_host::{Image, Owner, PoolInventory};
 use kube::ResourceExt as _;
 
-use super::{Finding, FindingKind, View, finding, index::Index};
+use super::{Finding, FindingKind, View, finding};
 use crate::image::ImageObject as _;
 
 /// An image that no custom resource claims.
@@ -93,7 +93,7 @@ impl View {
     }
 
     /// Images whose identity does not match the custom resource that claims them.
-    pub(super) fn conflicts(&self, index: &Index<'_>) -> Vec<Finding> {
+    pub(super) fn conflicts(&self, owners: &HashMap<&str, ImageOwner<'_>>) -> Vec<Finding> {
         let mut all = Vec::new();
         for (pool, image) in self
             .inventory
@@ -101,7 +101,7 @@ impl View {
             .iter()
             .flat_map(|pool| pool.images.iter().map(move |image| (pool, image)))
         {
-            let Some(image_owner) = index.owners.get(image.uid.as_str()) else {
+            let Some(image_owner) = owners.get(image.uid.as_str()) else {
                 continue;
             };
             let owner = image.identity.as_ref().map(|identity| &identity.owner);
