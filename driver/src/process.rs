@@ -112,7 +112,7 @@ pub async fn node(options: config::Node) -> Result {
         drift: options.drift_interval,
     };
     // Runs before anything can wait for a filesystem or unmount one.
-    agent.agent().thaw().await;
+    agent.agent().node().thaw().await;
     agent::metrics::register(&agent.agent(), &mut registry);
     let node = Node::new(Mounter::new(agent.agent()), node_name, options.max_volumes);
     let metadata = Metadata::new(Arc::new(OnNode::new(agent.agent(), client)));
@@ -130,7 +130,7 @@ pub async fn node(options: config::Node) -> Result {
     let registrar = Registrar::new(endpoint).into_routes();
     let listener = TcpListener::bind(options.service.http).await?;
     tracing::info!(node = node_name, csi = %endpoint.display(), http = %listener.local_addr()?, "serving");
-    let root = agent.agent().root.clone();
+    let root = agent.agent().node().root.clone();
     let thawing = shutdown.clone().then(|()| thawed(&root));
     let serving = future::try_join4(
         server::serve(csi, services, operations.clone(), shutdown.clone()).err_into::<Failure>(),

@@ -19,7 +19,7 @@ use cistern_host::{
 use tokio::time::timeout;
 
 use crate::{
-    agent::{Agent, desired::readable, observations::Growth, pools::PoolAvailability},
+    agent::{Agent, desired::readable, io_limits, observations::Growth},
     blocking::{self, on_host},
     locks::VolumeGuard,
     usage::{Unusable, Usage, Volume},
@@ -186,10 +186,13 @@ impl Mounter {
             return Err(self.refused_or_different(&volume, request.staging, &why));
         }
         let pool = self.pool(&volume).await;
-        let (id, root) = (request.volume.clone(), self.agent.root.clone());
+        let (id, root) = (request.volume.clone(), self.agent.node.root.clone());
         let checked = self.agent.checks.take(&id);
         let is_checked = checked.is_some();
-        let (io, limits) = (self.agent.io.clone(), self.agent.limits_of(&volume));
+        let (io, limits) = (
+            self.agent.io.clone(),
+            io_limits::of(&volume, &self.agent.pools),
+        );
         let staged = on_host(guard, move || {
             let checking = if is_checked {
                 Checking::Without
@@ -253,7 +256,7 @@ impl Mounter {
         if let Err(why) = volume.supports(&request.usage) {
             return Err(self.refused_or_different(&volume, request.target, &why));
         }
-        let (id, root) = (request.volume.clone(), self.agent.root.clone());
+        let (id, root) = (request.volume.clone(), self.agent.node.root.clone());
         let published = on_host(guard, move || publish(&root, &volume, &request));
         finished(&id, published).await
     }
@@ -261,7 +264,7 @@ impl Mounter {
     /// Unpublishes a volume from a target path. Succeeds if it is not there (NUP-05, GAP-01).
     pub async fn unpublish(&self, volume: &str, target: PathBuf) -> Result<(), Error> {
         let guard = self.lock(volume).await?;
-        let root = self.agent.root.clone();
+        let root = self.agent.node.root.clone();
         let done = on_host(guard, move || root.unpublish(&target).map_err(Error::from));
         finished(volume, done).await
     }
@@ -269,8 +272,8 @@ impl Mounter {
     /// Unmounts a volume from its staging path. Succeeds if it is not there (NUS-05, GAP-01).
     pub async fn unstage(&self, volume: &str, staging: PathBuf) -> Result<(), Error> {
         let guard = self.lock(volume).await?;
-        let (root, io) = (self.agent.root.clone(), self.agent.io.clone());
-        let limits = self.agent.known_limits(volume);
+        let (root, io) = (self.agent.node.root.clone(), self.agent.io.clone());
+        let limits = io_limits::known(&self.agent, volume);
         let done = on_host(guard, move || {
             // What is not written yet is written at the speed of the disk.
             io.lift(&root, limits.as_slice());
@@ -294,7 +297,7 @@ impl Mounter {
                 volume: volume.to_owned(),
             });
         }
-        let (root, image) = (self.agent.root.clone(), found.image);
+        let (root, image) = (self.agent.node.root.clone(), found.image);
         let asked = on_host((), move || {
             root.statistics_of(&image, &path, STATISTICS_DEADLINE)
         });
@@ -312,27 +315,18 @@ impl Mounter {
 
     /// The pool of a volume, if it can be used.
     async fn pool(&self, volume: &Volume) -> Result<Arc<Pool>, Error> {
-        if timeout(PATIENCE, self.agent.pools_reconciled())
+        if timeout(PATIENCE, self.agent.pools.reconciled())
             .await
             .is_err()
         {
             return Err(Error::Starting);
         }
-        let refused = |why: String| Error::Refused {
-            volume: volume.name.clone(),
-            why,
-        };
-        let pool_state = self.agent.pools.get(&volume.pool);
-        match pool_state.as_ref().map(|pool_state| &pool_state.found) {
-            Some(PoolAvailability::Usable(usable)) => Ok(Arc::clone(&usable.pool)),
-            Some(PoolAvailability::Unusable { why, .. }) => Err(refused(format!(
-                "its pool {} cannot be used: {why}",
-                volume.pool
-            ))),
-            Some(PoolAvailability::Gone) | None => Err(refused(format!(
-                "this node does not carry its pool {}",
-                volume.pool
-            ))),
+        match self.agent.pools.usable(&volume.pool) {
+            Ok((_, usable)) => Ok(usable.pool),
+            Err(unavailable) => Err(Error::Refused {
+                volume: volume.name.clone(),
+                why: unavailable.to_string(),
+            }),
         }
     }
 
@@ -360,7 +354,7 @@ impl Mounter {
         let fetched = self.fetch(id).await?;
         let object = fetched.ok_or_else(not_found)?;
         let node = &object.spec.node_name;
-        if *node != self.agent.node_name {
+        if *node != self.agent.node.name {
             return Err(refused(format!("it is on node {node}")));
         }
         Volume::read(&object).map_err(|why| refused(why.to_string()))
@@ -383,7 +377,7 @@ impl Mounter {
     fn refused_or_different(&self, volume: &Volume, path: PathBuf, why: &Unusable) -> Error {
         let why = why.to_string();
         let name = volume.name.clone();
-        match self.agent.root.mount_points_of(&volume.image) {
+        match self.agent.node.root.mount_points_of(&volume.image) {
             // The device of a raw block volume is in its staging path.
             Ok(mounted) if mounted.iter().any(|at| at.starts_with(&path)) => Error::Different {
                 volume: name,

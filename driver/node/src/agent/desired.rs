@@ -4,7 +4,11 @@
 //! from them, and outdated objects would make it reserve bytes twice. An object that this version
 //! cannot read stops no watch (R21, R22).
 
-use std::{collections::HashMap, fmt, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    sync::Arc,
+};
 
 use cistern_client::{
     own_writes::{OwnWrites, versions},
@@ -15,7 +19,7 @@ use cistern_crds::{
 };
 use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use kube::{
-    Api, Client, ResourceExt as _,
+    Api, Client, ResourceExt,
     api::ObjectMeta,
     core::DeserializeGuard,
     runtime::{
@@ -266,6 +270,14 @@ impl AssignedObjects {
     /// The readable snapshots.
     pub fn snapshots(&self) -> impl Iterator<Item = &PoolSnapshot> {
         self.snapshots.iter().filter_map(|object| readable(object))
+    }
+
+    /// Names of the images that these objects claim: each its own, and the one that it has adopted.
+    pub fn claimed_images(&self) -> HashSet<String> {
+        let volumes = self.volumes().filter_map(ResourceExt::uid);
+        let snapshots = self.snapshots().filter_map(ResourceExt::uid);
+        let images = self.images().map(|image| image.uid.clone());
+        volumes.chain(snapshots).chain(images).collect()
     }
 
     /// The images in the status of these objects.

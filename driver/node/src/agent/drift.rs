@@ -13,7 +13,7 @@
 mod compare;
 mod elsewhere;
 mod reclaim;
-mod tracker;
+mod tracked;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -25,11 +25,11 @@ use cistern_crds::{
 use parking_lot::Mutex;
 use tokio::time::sleep;
 
-use self::{
-    reclaim::Reclaims,
-    tracker::{FindingChanges, FindingTracker},
+use self::{reclaim::Reclaims, tracked::compared};
+use super::{
+    Agent,
+    tracker::{Changes, Tracker},
 };
-use super::Agent;
 
 /// A comparison with a new finding is followed by the next after this fraction of the interval.
 const CONFIRMED_AFTER: u32 = 10;
@@ -44,9 +44,9 @@ pub struct Drift {
 
 #[derive(Debug, Default)]
 struct State {
-    findings: FindingTracker<DriftFinding>,
+    findings: Tracker<DriftFinding>,
     /// By UID of the pool.
-    orphans: BTreeMap<String, FindingTracker<Orphan>>,
+    orphans: BTreeMap<String, Tracker<Orphan>>,
 }
 
 /// The findings of one comparison.
@@ -63,7 +63,7 @@ impl Drift {
     pub fn findings(&self) -> Option<Vec<DriftFinding>> {
         let state = self.state.lock();
         let findings = &state.as_ref()?.findings;
-        Some(findings.confirmed().take(LISTED).cloned().collect())
+        Some(findings.reported().take(LISTED).cloned().collect())
     }
 
     /// The unclaimed images of a pool, the oldest orphans first. A status lists the first
@@ -71,7 +71,7 @@ impl Drift {
     pub fn orphans(&self, pool_uid: &str) -> Option<Vec<Orphan>> {
         let state = self.state.lock();
         let orphans = state.as_ref()?.orphans.get(pool_uid)?;
-        let mut orphans: Vec<Orphan> = orphans.confirmed().cloned().collect();
+        let mut orphans: Vec<Orphan> = orphans.reported().cloned().collect();
         orphans.sort_by(|a, b| (a.since, &a.image).cmp(&(b.since, &b.image)));
         Some(orphans)
     }
@@ -86,32 +86,37 @@ impl Drift {
         let mut guard = self.state.lock();
         let state = guard.get_or_insert_with(|| State::of(reported));
         let orphans = state.orphans.get(pool_uid).into_iter();
-        let orphans = orphans.flat_map(FindingTracker::all);
+        let orphans = orphans.flat_map(Tracker::all);
         orphans.map(|it| (it.image.clone(), it.since)).collect()
     }
 
     /// Records a comparison. `reported` is the status, for the first one.
-    fn note(&self, reported: &StorageNodeStatus, found: Comparison, now: DateTime<Utc>) -> Changes {
+    fn note(
+        &self,
+        reported: &StorageNodeStatus,
+        found: Comparison,
+        now: DateTime<Utc>,
+    ) -> ComparisonChanges {
         let mut guard = self.state.lock();
         let state = guard.get_or_insert_with(|| State::of(reported));
-        let findings = state.findings.note(found.findings, now);
+        let findings = compared(&mut state.findings, found.findings, now);
         let mut orphans = BTreeMap::new();
         for (pool, found) in found.orphans {
             let tracker = state.orphans.entry(pool.clone()).or_default();
-            orphans.insert(pool, tracker.note(found, now));
+            orphans.insert(pool, compared(tracker, found, now));
         }
-        Changes { findings, orphans }
+        ComparisonChanges { findings, orphans }
     }
 }
 
 /// The changes of a comparison.
 #[derive(Debug)]
-struct Changes {
-    findings: FindingChanges<DriftFinding>,
-    orphans: BTreeMap<String, FindingChanges<Orphan>>,
+struct ComparisonChanges {
+    findings: Changes<DriftFinding>,
+    orphans: BTreeMap<String, Changes<Orphan>>,
 }
 
-impl Changes {
+impl ComparisonChanges {
     /// Whether a finding is new and the next comparison must confirm it.
     fn is_open(&self) -> bool {
         self.findings.is_open || self.orphans.values().any(|changes| changes.is_open)
@@ -161,9 +166,9 @@ impl State {
     fn of(reported: &StorageNodeStatus) -> Self {
         let pools = reported.pools.iter();
         Self {
-            findings: FindingTracker::restore(&reported.drift),
+            findings: Tracker::resume(&reported.drift),
             orphans: pools
-                .map(|pool| (pool.uid.clone(), FindingTracker::restore(&pool.orphans)))
+                .map(|pool| (pool.uid.clone(), Tracker::resume(&pool.orphans)))
                 .collect(),
         }
     }
@@ -171,7 +176,7 @@ impl State {
 
 /// Compares periodically until dropped.
 pub async fn run(agent: &Arc<Agent>, interval: Duration) {
-    agent.pools_reconciled().await;
+    agent.pools.reconciled().await;
     let mut reclaims = Reclaims::default();
     loop {
         let is_open = Box::pin(compare::compare(agent)).await;

@@ -1,7 +1,7 @@
-//! Health of the pools and volumes of this node.
+//! Health of the pools of this node. That of the volumes is part of what is observed of them.
 //!
 //! ```text
-//! rounds ─▶ what the host sees ─▶ judgement ─▶ tracker ─▶ Health ─▶ status, CSI, metrics
+//! rounds ─▶ what the host sees ─▶ judgement ─▶ tracker ─▶ Health, Observations ─▶ status, CSI, metrics
 //! (a task for each pool)           (pure)       (pure)
 //! ```
 //!
@@ -10,28 +10,25 @@
 
 mod examine;
 pub mod judgement;
+pub mod problems;
 pub mod rounds;
-pub mod tracker;
 
 use std::collections::BTreeMap;
 
 use chrono::{DateTime, Utc};
-use cistern_crds::{
-    Explanation, PoolSeverity, PoolVolume, Reason, VolumeSeverity,
-    health::{PoolProblem, Problem, VolumeProblem},
-};
-use kube::ResourceExt as _;
+use cistern_crds::{Explanation, PoolSeverity, Reason, health::PoolProblem};
 use parking_lot::Mutex;
 
-use self::tracker::{Observation, ProblemTracker, Visibility};
-use super::volume::status;
+use self::problems::{ProblemTracker, Seen};
 
-/// The known problems of this node. It holds only observed objects.
+/// The known problems of the pools of this node. It holds only observed pools.
 #[derive(Debug, Default)]
-pub struct Health {
-    pools: ProblemTrackers<PoolSeverity>,
-    volumes: ProblemTrackers<VolumeSeverity>,
-    probes: Mutex<BTreeMap<String, Probe>>,
+pub struct Health(Mutex<BTreeMap<String, PoolHealth>>);
+
+#[derive(Debug, Default)]
+struct PoolHealth {
+    problems: ProblemTracker<PoolSeverity>,
+    probe: Probe,
 }
 
 /// The result of the last probe of a pool.
@@ -44,60 +41,49 @@ struct Probe {
 }
 
 impl Health {
-    /// Problems of a volume; empty also before the first observation.
-    pub fn of_volume(&self, name: &str) -> Vec<VolumeProblem> {
-        self.volumes.of(name).unwrap_or_default()
-    }
-
-    /// Problems of a pool; empty also before the first observation.
-    pub fn of_pool(&self, name: &str) -> Vec<PoolProblem> {
-        self.pools.of(name).unwrap_or_default()
-    }
-
     /// Problems of a pool; None before the first observation.
-    pub fn known_of_pool(&self, name: &str) -> Option<Vec<PoolProblem>> {
-        self.pools.of(name)
-    }
-
-    /// Whether a problem of a pool is reported.
-    pub fn reports_of_pool(&self, name: &str, reason: Reason) -> bool {
-        let pools = self.pools.0.lock();
-        pools
-            .get(name)
-            .is_some_and(|tracker| tracker.reports(reason))
-    }
-
-    /// Problems of a volume, if its status reports others. None for a volume that was not observed
-    /// or whose data is being destroyed.
-    pub fn unreported_problems(&self, volume: &PoolVolume) -> Option<Vec<VolumeProblem>> {
-        let problems = self.volumes.of(&volume.name_any())?;
-        let status = volume.status.as_ref()?;
-        let has_changed = !status::reports(status, &problems);
-        (has_changed && !volume.spec.deletion_requested).then_some(problems)
-    }
-
-    /// Problems of every observed volume, by name.
-    pub fn volumes(&self) -> BTreeMap<String, Vec<VolumeProblem>> {
-        self.volumes.all()
+    pub fn known_of(&self, pool: &str) -> Option<Vec<PoolProblem>> {
+        self.0.lock().get(pool).map(|pool| pool.problems.problems())
     }
 
     /// Problems of every observed pool, by name.
-    pub fn pools(&self) -> BTreeMap<String, Vec<PoolProblem>> {
-        self.pools.all()
+    pub fn all(&self) -> BTreeMap<String, Vec<PoolProblem>> {
+        let pools = self.0.lock();
+        let each = pools
+            .iter()
+            .map(|(name, pool)| (name.clone(), pool.problems.problems()));
+        each.collect()
+    }
+
+    /// Whether a problem of a pool is reported.
+    pub fn reports(&self, pool: &str, reason: Reason) -> bool {
+        let pools = self.0.lock();
+        pools
+            .get(pool)
+            .is_some_and(|pool| pool.problems.reports(reason))
     }
 
     /// What blocks the use of an open pool, as observed by this process. Problems that prevent
     /// opening are excluded: opening the pool detects them.
     pub fn blocker_of(&self, pool: &str) -> Option<Explanation> {
-        self.probes.lock().get(pool)?.blocker.clone()
+        self.0.lock().get(pool)?.probe.blocker.clone()
     }
 
     /// Whether the last probe of a pool timed out.
     pub fn hangs(&self, pool: &str) -> bool {
-        self.probes
-            .lock()
-            .get(pool)
-            .is_some_and(|probe| probe.hangs)
+        let pools = self.0.lock();
+        pools.get(pool).is_some_and(|pool| pool.probe.hangs)
+    }
+
+    /// Records an observation of a pool. `reported` is its status, for the first one.
+    pub fn observed(
+        &self,
+        pool: &str,
+        reported: &[PoolProblem],
+        seen: Seen<PoolSeverity>,
+        now: DateTime<Utc>,
+    ) {
+        self.update(pool, reported, |pool| pool.problems.saw(seen, now));
     }
 
     /// Records a probe of an open pool. Returns whether its usability changed.
@@ -105,69 +91,57 @@ impl Health {
         &self,
         pool: &str,
         reported: &[PoolProblem],
-        (seen, visibility): (Vec<Observation<PoolSeverity>>, Visibility),
+        seen: Seen<PoolSeverity>,
         now: DateTime<Utc>,
     ) -> bool {
-        let mut reasons: Vec<Reason> = seen.iter().map(|observation| observation.reason).collect();
+        self.update(pool, reported, |pool| pool.probed(seen, now))
+    }
+
+    /// Forgets the pools that are no longer in the node's spec.
+    pub fn retain(&self, names: &[&str]) {
+        self.0
+            .lock()
+            .retain(|name, _| names.contains(&name.as_str()));
+    }
+
+    fn update<T>(
+        &self,
+        pool: &str,
+        reported: &[PoolProblem],
+        change: impl FnOnce(&mut PoolHealth) -> T,
+    ) -> T {
+        let mut pools = self.0.lock();
+        let health = pools.entry(pool.to_owned());
+        change(health.or_insert_with(|| PoolHealth {
+            problems: ProblemTracker::resume(reported),
+            probe: Probe::default(),
+        }))
+    }
+}
+
+impl PoolHealth {
+    fn probed(&mut self, seen: Seen<PoolSeverity>, now: DateTime<Utc>) -> bool {
+        let mut reasons: Vec<Reason> = seen.0.iter().map(|it| it.reason).collect();
         let hangs = reasons.contains(&Reason::ProbeTimedOut);
-        self.observed_pool(pool, reported, (seen, visibility), now);
-        let before = self.probes.lock().get(pool).cloned().unwrap_or_default();
+        self.problems.saw(seen, now);
         // A problem that was reported before this process started blocks nothing until it is seen
         // again.
-        reasons.extend(before.blocker.as_ref().map(|blocker| blocker.reason));
-        let blockers = self.of_pool(pool).into_iter().filter_map(|problem| {
+        reasons.extend(self.probe.blocker.as_ref().map(|blocker| blocker.reason));
+        let blockers = self.problems.problems().into_iter().filter_map(|problem| {
             let reason = Reason::parse(&problem.reason)?;
             let is_blocker = is_of_probe(reason)
                 && problem.severity == PoolSeverity::Unreachable
                 && reasons.contains(&reason);
-            is_blocker.then_some(Explanation {
-                reason,
-                message: problem.message,
-            })
+            is_blocker.then(|| Explanation::new(reason, problem.message))
         });
         let probe = Probe {
             hangs,
             // A message that says how to recover takes precedence.
             blocker: blockers.max_by_key(|blocker| blocker.reason == Reason::FilesystemShutDown),
         };
-        let has_changed = probe != before;
-        self.probes.lock().insert(pool.to_owned(), probe);
+        let has_changed = probe != self.probe;
+        self.probe = probe;
         has_changed
-    }
-
-    /// Records an observation of a pool. `reported` is its status, for the first one.
-    pub fn observed_pool(
-        &self,
-        name: &str,
-        reported: &[PoolProblem],
-        (seen, visibility): (Vec<Observation<PoolSeverity>>, Visibility),
-        now: DateTime<Utc>,
-    ) {
-        self.pools.observe(name, reported, (seen, visibility), now);
-    }
-
-    /// Records an observation of a volume, as [`Self::observed_pool`] does.
-    pub fn observed_volume(
-        &self,
-        name: &str,
-        reported: &[VolumeProblem],
-        (seen, visibility): (Vec<Observation<VolumeSeverity>>, Visibility),
-        now: DateTime<Utc>,
-    ) {
-        self.volumes
-            .observe(name, reported, (seen, visibility), now);
-    }
-
-    /// Forgets a volume that is gone.
-    pub fn forget_volume(&self, name: &str) {
-        self.volumes.forget(name);
-    }
-
-    /// Forgets the pools that are no longer in the node's spec.
-    pub fn retain_pools(&self, names: &[&str]) {
-        let keep = |name: &String| names.contains(&name.as_str());
-        self.pools.0.lock().retain(|name, _| keep(name));
-        self.probes.lock().retain(|name, _| keep(name));
     }
 }
 
@@ -179,57 +153,17 @@ fn is_of_probe(reason: Reason) -> bool {
     )
 }
 
-/// The problems of all volumes, or of all pools, by name.
-#[derive(Debug)]
-struct ProblemTrackers<Severity>(Mutex<BTreeMap<String, ProblemTracker<Severity>>>);
-
-impl<Severity> Default for ProblemTrackers<Severity> {
-    fn default() -> Self {
-        Self(Mutex::default())
-    }
-}
-
-impl<Severity: Copy + Ord> ProblemTrackers<Severity> {
-    /// Records an observation of one object. `reported` is its status, for the first one.
-    fn observe(
-        &self,
-        name: &str,
-        reported: &[Problem<Severity>],
-        (seen, visibility): (Vec<Observation<Severity>>, Visibility),
-        now: DateTime<Utc>,
-    ) {
-        let mut all = self.0.lock();
-        let tracker = all.entry(name.to_owned());
-        let tracker = tracker.or_insert_with(|| ProblemTracker::resume(reported));
-        tracker.observe(seen, visibility, now);
-    }
-
-    /// The problems of one object; None before the first observation.
-    fn of(&self, name: &str) -> Option<Vec<Problem<Severity>>> {
-        self.0.lock().get(name).map(ProblemTracker::problems)
-    }
-
-    fn all(&self) -> BTreeMap<String, Vec<Problem<Severity>>> {
-        let all = self.0.lock();
-        let each = all
-            .iter()
-            .map(|(name, tracker)| (name.clone(), tracker.problems()));
-        each.collect()
-    }
-
-    fn forget(&self, name: &str) {
-        self.0.lock().remove(name);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use cistern_crds::PoolSeverity::Unreachable;
 
-    use super::{tracker::Certainty, *};
-    use crate::testing::at;
+    use super::{problems::Observation, *};
+    use crate::{
+        agent::tracker::{Certainty, Visibility},
+        testing::at,
+    };
 
-    fn seen(reason: Reason) -> (Vec<Observation<PoolSeverity>>, Visibility) {
+    fn seen(reason: Reason) -> Seen<PoolSeverity> {
         let observation = Observation {
             severity: Unreachable,
             reason,
@@ -239,7 +173,7 @@ mod tests {
         (vec![observation], Visibility::Full)
     }
 
-    fn well() -> (Vec<Observation<PoolSeverity>>, Visibility) {
+    fn well() -> Seen<PoolSeverity> {
         (Vec::new(), Visibility::Full)
     }
 
@@ -270,11 +204,11 @@ mod tests {
         };
         let reported = [reported];
         health.probed("slow", &reported, well(), at(10));
-        assert_eq!(health.of_pool("slow"), reported);
+        assert_eq!(health.known_of("slow").unwrap(), reported);
         assert_eq!(health.blocker_of("slow"), None);
         health.probed("slow", &reported, seen(Reason::ProbeFailed), at(20));
         assert!(health.blocker_of("slow").is_some());
-        assert_eq!(health.of_pool("slow")[0].since, at(0));
+        assert_eq!(health.known_of("slow").unwrap()[0].since, at(0));
     }
 
     #[test]

@@ -10,18 +10,26 @@ use cistern_crds::{
     ConditionStatus, ConditionType, Explanation, IoLimits, PoolVolume, Reason,
     condition::{self, ConditionUpdate},
 };
-use cistern_host::{Root, Uid, io_limits::IoController};
+use cistern_host::{
+    Root, Uid,
+    io_limits::{IoController, Unavailable},
+};
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
 
-use super::{Agent, desired::readable, pools::PoolState};
+use super::{
+    Agent,
+    desired::readable,
+    pools::{PoolState, Pools},
+    volume::volumes_of,
+};
 use crate::{blocking::on_host, usage::Volume};
 
 /// Sets the limits of volumes, and remembers which could not be set.
 #[derive(Clone, Debug)]
 pub struct IoEnforcement {
-    /// The message says why no limit is enforced on this node.
-    controller: Result<IoController, Arc<str>>,
+    /// The error says why no limit is enforced on this node.
+    controller: Result<IoController, Arc<Unavailable>>,
     /// The last error by name of the volume.
     failures: Arc<Mutex<HashMap<String, String>>>,
 }
@@ -41,12 +49,11 @@ impl IoEnforcement {
     /// Enforces limits with the node's controller for I/O, if it has one.
     pub fn find() -> Self {
         let controller = IoController::find().map_err(|why| {
-            let why = Chain(&why).to_string();
             tracing::info!(
-                why,
+                why = %Chain(&why),
                 "limits of the volumes' I/O are not enforced on this node"
             );
-            why.into()
+            Arc::new(why)
         });
         Self {
             controller,
@@ -97,7 +104,8 @@ impl IoEnforcement {
             return None;
         }
         if let Err(why) = &self.controller {
-            return Some(Explanation::new(Reason::LimitsUnavailable, &**why));
+            let message = Chain(&**why).to_string();
+            return Some(Explanation::new(Reason::LimitsUnavailable, message));
         }
         let failures = self.failures.lock();
         let error = failures.get(volume)?.clone();
@@ -110,83 +118,79 @@ impl IoEnforcement {
     }
 }
 
-impl Agent {
-    /// The limits of a volume: its own, and those of its pool.
-    pub fn limits_of(&self, volume: &Volume) -> LimitedVolume {
-        let pool = self.pools.get(&volume.pool);
-        let of_pool = pool.map_or(IoLimits::NONE, |pool| pool.spec.limits.volume_io);
-        LimitedVolume {
-            name: volume.name.clone(),
-            image: volume.image.clone(),
-            limits: volume.io_limits.min(&of_pool),
+/// The limits of a volume: its own, and those of its pool.
+pub fn of(volume: &Volume, pools: &Pools) -> LimitedVolume {
+    let pool = pools.get(&volume.pool);
+    let of_pool = pool.map_or(IoLimits::NONE, |pool| pool.spec.limits.volume_io);
+    LimitedVolume {
+        name: volume.name.clone(),
+        image: volume.image.clone(),
+        limits: volume.io_limits.min(&of_pool),
+    }
+}
+
+/// The limits of a volume that the watch shows and that has an image.
+pub fn known(agent: &Agent, volume: &str) -> Option<LimitedVolume> {
+    let object = agent.desired.volume(volume)?;
+    let volume = Volume::read(readable(&object)?).ok()?;
+    Some(of(&volume, &agent.pools))
+}
+
+/// The update of the condition `LimitsEnforced` that the status of a volume lacks.
+pub(super) fn unreported(agent: &Agent, volume: &PoolVolume) -> Option<ConditionUpdate> {
+    let limited = of(&Volume::read(volume).ok()?, &agent.pools);
+    let update = match agent.io.problem(&volume.name_any(), &limited.limits) {
+        None => enforced(),
+        Some(why) => {
+            let kind = ConditionType::LimitsEnforced;
+            ConditionUpdate::new(kind, false, why.reason, why.message)
+        }
+    };
+    let reported = volume
+        .status
+        .as_ref()
+        .and_then(|status| condition::find(&status.conditions, ConditionType::LimitsEnforced));
+    let is_reported = reported.is_some_and(|reported| {
+        reported.status == update.status.as_str()
+            && reported.reason == update.reason.as_str()
+            && reported.message == update.message
+    });
+    (!is_reported).then_some(update)
+}
+
+/// Sets the limits of a pool's volumes again, where something else has changed them.
+pub(super) async fn enforce(agent: &Agent, pool_state: &PoolState) {
+    let mut volumes = Vec::new();
+    let mut guards = Vec::new();
+    let all = volumes_of(&agent.desired, &pool_state.spec.name).into_iter();
+    let all = all.map(|volume| of(&volume, &agent.pools));
+    for volume in all.filter(|volume| !volume.limits.is_none()) {
+        // An operation on the volume sets its limits itself.
+        if let Some(guard) = agent.locks.try_lock(&volume.name) {
+            guards.push(guard);
+            volumes.push(volume);
         }
     }
-
-    /// The limits of a volume that the watch shows and that has an image.
-    pub fn known_limits(&self, volume: &str) -> Option<LimitedVolume> {
-        let object = self.desired.volume(volume)?;
-        let volume = Volume::read(readable(&object)?).ok()?;
-        Some(self.limits_of(&volume))
+    if volumes.is_empty() {
+        return;
     }
-
-    /// The update of the condition `LimitsEnforced` that the status of a volume lacks.
-    pub(super) fn unreported_limits(&self, volume: &PoolVolume) -> Option<ConditionUpdate> {
-        let limited = self.limits_of(&Volume::read(volume).ok()?);
-        let update = match self.io.problem(&volume.name_any(), &limited.limits) {
-            None => enforced(),
-            Some(why) => ConditionUpdate::new(
-                ConditionType::LimitsEnforced,
-                false,
-                why.reason,
-                why.message,
-            ),
-        };
-        let reported = volume
-            .status
-            .as_ref()
-            .and_then(|status| condition::find(&status.conditions, ConditionType::LimitsEnforced));
-        let is_reported = reported.is_some_and(|reported| {
-            reported.status == update.status.as_str()
-                && reported.reason == update.reason.as_str()
-                && reported.message == update.message
-        });
-        (!is_reported).then_some(update)
-    }
-
-    /// Sets the limits of a pool's volumes again, where something else has changed them.
-    pub(super) async fn enforce_limits(&self, pool_state: &PoolState) {
-        let mut volumes = Vec::new();
-        let mut guards = Vec::new();
-        let all = self.volumes_in(&pool_state.spec.name).into_iter();
-        let all = all.map(|volume| self.limits_of(&volume));
-        for volume in all.filter(|volume| !volume.limits.is_none()) {
-            // An operation on the volume sets its limits itself.
-            if let Some(guard) = self.locks.try_lock(&volume.name) {
-                guards.push(guard);
-                volumes.push(volume);
-            }
-        }
-        if volumes.is_empty() {
-            return;
-        }
-        let (io, root) = (self.io.clone(), self.root.clone());
-        let applied = on_host(guards, move || {
-            io.apply(&root, &volumes);
-            volumes
-        });
-        match applied.await {
-            Ok(volumes) => {
-                for volume in volumes {
-                    let object = self.desired.volume(&volume.name);
-                    let object = object.as_ref().and_then(|object| readable(object));
-                    if object.is_some_and(|object| self.unreported_limits(object).is_some()) {
-                        self.enqueue(&volume.name);
-                    }
+    let (io, root) = (agent.io.clone(), agent.node.root.clone());
+    let applied = on_host(guards, move || {
+        io.apply(&root, &volumes);
+        volumes
+    });
+    match applied.await {
+        Ok(volumes) => {
+            for volume in volumes {
+                let object = agent.desired.volume(&volume.name);
+                let object = object.as_deref().and_then(readable);
+                if object.is_some_and(|object| unreported(agent, object).is_some()) {
+                    agent.enqueue(&volume.name);
                 }
             }
-            Err(error) => {
-                tracing::error!(error = %Chain(&error), "setting the limits of volumes panicked");
-            }
+        }
+        Err(error) => {
+            tracing::error!(error = %Chain(&error), "setting the limits of volumes panicked");
         }
     }
 }

@@ -33,24 +33,24 @@ const BOUNDS: [f64; 8] = [0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 30.0, 120.0];
 
 /// Registers all metrics with the label `node`.
 pub fn register(agent: &Arc<Agent>, registry: &mut Registry) {
-    let node = ("node".into(), agent.node_name.clone().into());
+    let node = ("node".into(), agent.node.name.clone().into());
     let registry = registry.sub_registry_with_label(node);
     registry.register(
         "cistern_agent_reconciles",
         "Reconciles of objects and pools, by outcome",
-        agent.reconcile_metrics.ended.clone(),
+        agent.metrics.ended.clone(),
     );
     registry.register_with_unit(
         "cistern_agent_reconcile_duration",
         "Duration of the reconciles of objects and pools",
         Unit::Seconds,
-        agent.reconcile_metrics.durations.clone(),
+        agent.metrics.durations.clone(),
     );
     registry.register_with_unit(
         "cistern_pool_probe_duration",
         "Duration of the probes of a pool, which write, sync and read back a block",
         Unit::Seconds,
-        agent.reconcile_metrics.probes.clone(),
+        agent.metrics.probes.clone(),
     );
     registry.register_collector(Box::new(Snapshot {
         agent: Arc::clone(agent),

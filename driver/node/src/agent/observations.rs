@@ -1,14 +1,23 @@
-//! What the Node service and the reconciles observe of volumes in use, until a status reports it.
+//! What the Node service, the reconciles and the health checks observe of volumes in use, until a status
+//! reports it.
 //!
 //! The agent is the only writer of a PoolVolume's status, and a starting pod does not wait for a write.
 //! Missing blocks of thick volumes are only in memory: staging and each reconcile try to allocate them
 //! again.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
-use cistern_crds::{ConditionType, Explanation, PoolVolume, Reason, condition};
+use chrono::{DateTime, Utc};
+use cistern_crds::{
+    ConditionType, Explanation, PoolVolume, Reason, VolumeProblem, VolumeSeverity, condition,
+};
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
+
+use super::{
+    health::problems::{ProblemTracker, Seen},
+    volume::status,
+};
 
 /// Reasons for which a filesystem is not mounted: it is damaged, or too large to be checked.
 const DAMAGE: [Reason; 2] = [Reason::FilesystemDamaged, Reason::TooLargeToCheck];
@@ -23,6 +32,8 @@ struct Observed {
     growth: Option<Growth>,
     /// Why blocks are missing.
     unallocated: Option<String>,
+    /// The problems that the health checks saw; None before the first check.
+    problems: Option<ProblemTracker<VolumeSeverity>>,
 }
 
 #[derive(Debug)]
@@ -48,7 +59,7 @@ impl Observations {
         self.update(volume, |seen| seen.mount = Some(MountResult::Damaged(why)));
     }
 
-    /// Records a mounted filesystem. Returns false if it is not known to have been damaged.
+    /// Records a mounted filesystem. Returns whether the status must report it: it was damaged.
     pub fn mounted(&self, name: &str, volume: Option<&PoolVolume>) -> bool {
         let mut all = self.0.lock();
         let is_known = all.get(name).is_some_and(|seen| seen.mount.is_some());
@@ -71,9 +82,16 @@ impl Observations {
         }
     }
 
-    /// Records the result of growing a filesystem until it is reported.
-    pub fn grew(&self, volume: &str, growth: Growth) {
-        self.update(volume, |seen| seen.growth = Some(growth));
+    /// Records the result of growing a filesystem. Returns whether the status must report it: the
+    /// filesystem does not fill its image, or did not before.
+    pub fn grew(&self, name: &str, growth: Growth, volume: Option<&PoolVolume>) -> bool {
+        let must_report = growth != Growth::Complete
+            || volume.is_some_and(reports_smaller)
+            || self.growth_of(name).is_some();
+        if must_report {
+            self.update(name, |seen| seen.growth = Some(growth));
+        }
+        must_report
     }
 
     /// The unreported result of growing a volume's filesystem.
@@ -98,6 +116,47 @@ impl Observations {
         self.0.lock().get(volume)?.unallocated.clone()
     }
 
+    /// Records an examination of a volume. `reported` is its status, for the first one.
+    pub fn examined(
+        &self,
+        volume: &str,
+        reported: &[VolumeProblem],
+        seen: Seen<VolumeSeverity>,
+        now: DateTime<Utc>,
+    ) {
+        self.update(volume, |it| {
+            let problems = &mut it.problems;
+            let tracker = problems.get_or_insert_with(|| ProblemTracker::resume(reported));
+            tracker.saw(seen, now);
+        });
+    }
+
+    /// Problems of a volume; None before the first examination.
+    pub fn problems_of(&self, volume: &str) -> Option<Vec<VolumeProblem>> {
+        let all = self.0.lock();
+        let problems = all.get(volume)?.problems.as_ref()?;
+        Some(problems.problems())
+    }
+
+    /// Problems of a volume, if its status reports others. None for a volume that was not examined
+    /// or whose data is being destroyed.
+    pub fn unreported_problems(&self, volume: &PoolVolume) -> Option<Vec<VolumeProblem>> {
+        let problems = self.problems_of(&volume.name_any())?;
+        let status = volume.status.as_ref()?;
+        let has_changed = !status::reports(status, &problems);
+        (has_changed && !volume.spec.deletion_requested).then_some(problems)
+    }
+
+    /// Problems of every examined volume, by name.
+    pub fn problems(&self) -> BTreeMap<String, Vec<VolumeProblem>> {
+        let all = self.0.lock();
+        let each = all.iter().filter_map(|(name, seen)| {
+            let problems = seen.problems.as_ref()?.problems();
+            Some((name.clone(), problems))
+        });
+        each.collect()
+    }
+
     /// Forgets a volume that is gone.
     pub fn forget(&self, volume: &str) {
         self.0.lock().remove(volume);
@@ -106,6 +165,14 @@ impl Observations {
     fn update(&self, volume: &str, change: impl FnOnce(&mut Observed)) {
         change(self.0.lock().entry(volume.to_owned()).or_default());
     }
+}
+
+/// Whether a status reports a filesystem that is smaller than its image.
+fn reports_smaller(volume: &PoolVolume) -> bool {
+    let status = volume.status.as_ref();
+    let conditions = status.map_or(&[][..], |status| &status.conditions);
+    condition::find(conditions, ConditionType::Expanded)
+        .is_some_and(|expanded| expanded.reason == Reason::FilesystemSmaller.as_str())
 }
 
 fn reported_damage(volume: &PoolVolume) -> Option<Explanation> {
@@ -160,9 +227,11 @@ mod tests {
     fn a_growth_that_ends_during_a_write_is_kept() {
         let observations = Observations::default();
         let smaller = Growth::Incomplete("mounted".to_owned());
-        observations.grew("a", smaller.clone());
+        assert!(!observations.grew("a", Growth::Complete, None));
+        assert_eq!(observations.growth_of("a"), None);
+        assert!(observations.grew("a", smaller.clone(), None));
         assert_eq!(observations.growth_of("a"), Some(smaller.clone()));
-        observations.grew("a", Growth::Complete);
+        assert!(observations.grew("a", Growth::Complete, None));
         observations.growth_reported("a", &smaller);
         assert_eq!(observations.growth_of("a"), Some(Growth::Complete));
         observations.growth_reported("a", &Growth::Complete);

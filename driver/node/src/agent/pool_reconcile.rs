@@ -10,9 +10,9 @@ use kube::{Resource as _, ResourceExt as _};
 use tokio::time::{self, Instant};
 
 use super::{
-    Agent, Version,
+    Agent,
     desired::{AssignedObjects, Changes, Guarded, name},
-    pools::{self, DesiredPool, PoolAvailability, PoolState, Usable},
+    pools::{self, DesiredPool, NodeVersion, PoolAvailability, PoolState, Usable},
 };
 use crate::blocking::on_host;
 
@@ -35,7 +35,7 @@ pub async fn on_changes(agent: &Agent, mut changes: Changes<Guarded<StorageNode>
                 let metadata = object.meta();
                 let version = (metadata.uid.clone(), metadata.generation);
                 if seen.replace(version.clone()) != Some(version) {
-                    agent.reconcile_pools.notify_one();
+                    agent.pools.request_reconcile();
                 }
             }
             Err(error) => {
@@ -58,28 +58,25 @@ pub async fn run(agent: &Arc<Agent>) {
         let next = Instant::now() + wait;
         time::sleep(PAUSE).await;
         // A request that arrived during the reconcile is kept and ends the wait immediately.
-        let _ = time::timeout_at(next, agent.reconcile_pools.notified()).await;
+        let _ = time::timeout_at(next, agent.pools.reconcile_requested()).await;
     }
 }
 
 /// Reconciles every pool once and returns how long to wait before the next time.
 async fn reconcile_pools(agent: &Arc<Agent>, retries: &Retries<String>) -> Duration {
     let Some((version, spec, observed)) = desired_pools(agent) else {
-        // Callers that wait for the first reconcile proceed.
-        agent
-            .pools_reconciled
-            .send_modify(|pools_reconciled| _ = pools_reconciled.get_or_insert_default());
+        agent.pools.set_reconciled(None);
         return PERIOD;
     };
     let status = agent.report.last().unwrap_or(observed);
     let node = Owner {
-        node: agent.node_name.clone(),
+        node: agent.node.name.clone(),
         machine: spec.machine_id,
     };
     let pools = spec.pools;
     let names: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
     agent.pools.retain(&names);
-    agent.health.retain_pools(&names);
+    agent.health.retain(&names);
     let mut all = agent.desired.by_pool();
     let reconciles: Vec<_> = DesiredPool::all(&node, &pools, &status)
         .into_iter()
@@ -90,9 +87,7 @@ async fn reconcile_pools(agent: &Arc<Agent>, retries: &Retries<String>) -> Durat
             async move {
                 let began = Instant::now();
                 let usable = reconcile_pool(agent, &desired, before, &assigned).await;
-                agent
-                    .reconcile_metrics
-                    .pool_reconciled(usable, began.into_std());
+                agent.metrics.pool_reconciled(usable, began.into_std());
                 usable
             }
         })
@@ -105,16 +100,16 @@ async fn reconcile_pools(agent: &Arc<Agent>, retries: &Retries<String>) -> Durat
             wait = wait.min(retries.failed(pool.name.clone()));
         }
     }
-    agent.pools_reconciled.send_replace(Some(version));
+    agent.pools.set_reconciled(Some(version));
     wait
 }
 
 /// The spec of the StorageNode and the last reported status of its pools.
-fn desired_pools(agent: &Agent) -> Option<(Version, StorageNodeSpec, Vec<NodePoolStatus>)> {
+fn desired_pools(agent: &Agent) -> Option<(NodeVersion, StorageNodeSpec, Vec<NodePoolStatus>)> {
     let node = agent.desired.node()?;
     match &node.0 {
         Ok(node) => Some((
-            Version {
+            NodeVersion {
                 uid: node.uid().unwrap_or_default(),
                 generation: node.metadata.generation,
             },
@@ -152,7 +147,7 @@ async fn reconcile_pool(
     let expectation = pools::expectation(status, assigned);
     let found = if leaves {
         drop(before);
-        let (root, copy) = (agent.root.clone(), desired.clone());
+        let (root, copy) = (agent.node.root.clone(), desired.clone());
         on_pool_disk(agent, spec, move || {
             pools::remove(&root, &copy, expectation)
         })
@@ -167,10 +162,10 @@ async fn reconcile_pool(
     };
     if agent.pools.set(pool_state) {
         for object in &assigned.volumes {
-            agent.volumes.enqueue(&name(object));
+            agent.work.volumes.enqueue(&name(object));
         }
         for object in &assigned.snapshots {
-            agent.snapshots.enqueue(&name(object));
+            agent.work.snapshots.enqueue(&name(object));
         }
     }
     is_reconciled
@@ -195,7 +190,7 @@ async fn find(
             expectation,
             pool_state: before,
         };
-        pools::probe(&agent_below.root, &copy, before, || {
+        pools::probe(&agent_below.node.root, &copy, before, || {
             agent_below.pools.close(&copy.spec.name);
         })
     };
@@ -225,7 +220,7 @@ async fn on_pool_disk(
     spec: &NodePool,
     work: impl FnOnce() -> PoolAvailability + Send + 'static,
 ) -> PoolAvailability {
-    let Some(permit) = agent.limiter.pool(&spec.uid) else {
+    let Some(permit) = agent.pools.permit_alone(&spec.uid) else {
         let message = "an earlier probe of the pool has not returned: its disk may hang";
         return PoolAvailability::unusable(Reason::ProbeTimedOut, message);
     };

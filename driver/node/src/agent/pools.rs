@@ -1,24 +1,26 @@
-//! The pools of this node as of the last reconcile.
+//! The pools of this node as of the last reconcile, and the work in them.
 //!
 //! *Invariant:* an unusable pool takes no volumes and is not written to.
 
 mod images;
+mod limiter;
 mod open;
+mod state;
 
 use std::{collections::BTreeMap, future, sync::Arc};
 
-use cistern_crds::{Bytes, Explanation, NodePool, NodePoolStatus, PoolOwner, Reason};
-use cistern_host::{
-    Pool, PoolStatistics, Stray, Uid,
-    pool::{Owner, PoolFile},
-};
+use cistern_crds::{Explanation, Reason};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
+use self::limiter::PoolLimiter;
 pub use self::{
     images::Images,
-    open::{Before, expectation, probe, remove},
+    limiter::Permit,
+    open::{Before, DesiredPool, expectation, probe, remove},
+    state::{PoolAvailability, PoolState, Usable},
 };
+use crate::image;
 
 /// The pools by name of the StoragePool.
 #[derive(Debug, Default)]
@@ -26,126 +28,61 @@ pub struct Pools {
     states: Mutex<BTreeMap<String, Arc<PoolState>>>,
     /// Notified when a pool becomes usable or unusable.
     changed: Notify,
+    limiter: PoolLimiter,
+    /// Requests a reconcile of the pools.
+    requested: Notify,
+    /// The StorageNode that the last reconcile used; None before the first.
+    reconciled: watch::Sender<Option<NodeVersion>>,
 }
 
-/// One pool as of the last reconcile.
-#[derive(Debug)]
-pub struct PoolState {
-    /// The spec at that time.
-    pub spec: NodePool,
-    /// What the reconcile found.
-    pub found: PoolAvailability,
+/// UID and generation of a StorageNode; both are unset without one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeVersion {
+    /// UID of the StorageNode.
+    pub uid: String,
+    /// Its generation.
+    pub generation: Option<i64>,
 }
 
-/// A desired pool, with the other pools of the node.
-#[derive(Clone, Debug)]
-pub struct DesiredPool {
-    /// The pool.
-    pub spec: NodePool,
-    /// UIDs of the other pools of the node.
-    pub others: Vec<Uid>,
-    /// Last known identity of the pool's device, from the status.
-    pub device_identity: Option<String>,
-    /// The node.
-    pub node: Owner,
-}
-
-impl DesiredPool {
-    /// The desired pools of a node, with their last status.
-    pub fn all(node: &Owner, specs: &[NodePool], known: &[NodePoolStatus]) -> Vec<Self> {
-        let desired = |spec: &NodePool| {
-            let others = specs.iter().filter(|other| other.uid != spec.uid);
-            let known = known.iter().find(|status| status.uid == spec.uid);
-            Self {
-                spec: spec.clone(),
-                others: others.filter_map(|other| other.uid.parse().ok()).collect(),
-                node: node.clone(),
-                device_identity: known.and_then(|status| status.device_identity.clone()),
-            }
-        };
-        specs.iter().map(desired).collect()
-    }
-}
-
-/// Whether a pool is usable.
-#[derive(Clone, Debug)]
-pub enum PoolAvailability {
-    /// The pool is usable.
-    Usable(Usable),
+/// Why a pool cannot be used. The messages follow the name of a volume or snapshot in it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unavailable {
     /// The pool is unusable.
+    #[error("its pool {pool} cannot be used: {why}")]
     Unusable {
-        /// Reason and message for users.
+        /// Name of the pool.
+        pool: String,
+        /// Why it is unusable.
         why: Explanation,
-        /// The pool if it is open nevertheless: probes of its disk detect its recovery.
-        open: Option<Usable>,
-        /// The node that owns the pool, if it is another one.
-        owner: Option<PoolOwner>,
     },
-    /// The pool was to be removed and is removed.
-    Gone,
-}
-
-/// A usable pool.
-#[derive(Clone, Debug)]
-pub struct Usable {
-    /// The pool.
-    pub pool: Arc<Pool>,
-    /// Space statistics of its filesystem.
-    pub statistics: PoolStatistics,
-    /// Its backing file, if the source is an image.
-    pub file: Option<PoolFile>,
-    /// The images in it.
-    pub images: Arc<Images>,
-    /// Foreign files in the pool.
-    pub strays: Vec<Stray>,
-}
-
-impl Usable {
-    /// Bytes of the foreign files. They take room without a reservation.
-    pub fn stray_bytes(&self) -> Bytes {
-        self.strays.iter().filter_map(|stray| stray.size).sum()
-    }
-
-    /// A foreign entry of unknown size.
-    pub fn uncounted(&self) -> Option<&Stray> {
-        self.strays.iter().find(|stray| stray.size.is_none())
-    }
-}
-
-impl PoolState {
-    /// The pool, if it is usable.
-    pub fn usable(&self) -> Option<&Usable> {
-        match &self.found {
-            PoolAvailability::Usable(usable) => Some(usable),
-            PoolAvailability::Unusable { .. } | PoolAvailability::Gone => None,
-        }
-    }
-
-    /// The pool, if it is open, usable or not.
-    pub fn open(&self) -> Option<&Usable> {
-        match &self.found {
-            PoolAvailability::Usable(usable) => Some(usable),
-            PoolAvailability::Unusable { open, .. } => open.as_ref(),
-            PoolAvailability::Gone => None,
-        }
-    }
-}
-
-impl PoolAvailability {
-    /// An unusable pool that is not open.
-    pub fn unusable(reason: Reason, message: impl Into<String>) -> Self {
-        Self::Unusable {
-            why: Explanation::new(reason, message),
-            open: None,
-            owner: None,
-        }
-    }
+    /// The node does not have the pool.
+    #[error("this node does not carry its pool {pool}")]
+    Unknown {
+        /// Name of the pool.
+        pool: String,
+    },
 }
 
 impl Pools {
     /// The pool of this name as of the last reconcile.
     pub fn get(&self, name: &str) -> Option<Arc<PoolState>> {
         self.states.lock().get(name).cloned()
+    }
+
+    /// The pool of this name, if it is usable.
+    pub fn usable(&self, name: &str) -> Result<(Arc<PoolState>, Usable), Unavailable> {
+        let pool = name.to_owned();
+        let Some(pool_state) = self.get(name) else {
+            return Err(Unavailable::Unknown { pool });
+        };
+        match &pool_state.found {
+            PoolAvailability::Usable(usable) => Ok((Arc::clone(&pool_state), usable.clone())),
+            PoolAvailability::Unusable { why, .. } => {
+                let why = why.clone();
+                Err(Unavailable::Unusable { pool, why })
+            }
+            PoolAvailability::Gone => Err(Unavailable::Unknown { pool }),
+        }
     }
 
     /// Every pool as of the last reconcile.
@@ -207,5 +144,52 @@ impl Pools {
         self.states
             .lock()
             .retain(|name, _| names.contains(&name.as_str()));
+    }
+
+    /// Waits for a permit to work on a volume of the pool.
+    pub async fn permit(&self, name: &str) -> Option<Permit> {
+        self.limiter.volume(name).await
+    }
+
+    /// A permit to work on the pool with this UID itself; None while earlier work has not returned.
+    pub fn permit_alone(&self, uid: &str) -> Option<Permit> {
+        self.limiter.pool(uid)
+    }
+
+    /// Requests a reconcile of the pools.
+    pub fn request_reconcile(&self) {
+        self.requested.notify_one();
+    }
+
+    /// Requests a reconcile of the pools after an error that points to a pool.
+    pub fn suspect(&self, error: &image::Error) {
+        if error.reason() == Reason::PoolNotReady {
+            self.request_reconcile();
+        }
+    }
+
+    /// Resolves when a reconcile is requested. One request that nobody waited for is kept.
+    pub async fn reconcile_requested(&self) {
+        self.requested.notified().await;
+    }
+
+    /// Records the end of a reconcile, and the StorageNode that it used, if there was one.
+    pub fn set_reconciled(&self, version: Option<NodeVersion>) {
+        self.reconciled.send_modify(|last| match version {
+            Some(version) => *last = Some(version),
+            // Callers that wait for the first reconcile proceed.
+            None => _ = last.get_or_insert_default(),
+        });
+    }
+
+    /// Resolves when the pools were reconciled for the first time.
+    pub async fn reconciled(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.reconciles().wait_for(Option::is_some).await;
+    }
+
+    /// The StorageNode that the last reconcile used; changes after each reconcile.
+    pub fn reconciles(&self) -> watch::Receiver<Option<NodeVersion>> {
+        self.reconciled.subscribe()
     }
 }

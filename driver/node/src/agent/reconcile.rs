@@ -22,7 +22,8 @@ use tokio::time::timeout;
 use super::{
     Agent,
     outcome::ImageOutcome,
-    pools::{PoolAvailability, PoolState, Usable},
+    pools::{Permit, PoolState, Unavailable, Usable},
+    report,
     work::{Error, Kind, named},
 };
 use crate::{
@@ -82,20 +83,23 @@ impl<'a, K: ReconciledImage> Reconciliation<'a, K> {
 
     /// The pool of the object, if it is usable.
     pub(super) fn pool(&self) -> Result<(Arc<PoolState>, Usable), Explanation> {
-        let (pool, node) = (self.object.pool_name(), &self.agent.node_name);
-        let unknown = || Explanation {
-            reason: Reason::PoolUnknown,
-            message: format!("node {node} does not carry pool {pool}"),
-        };
-        let pool_state = self.agent.pools.get(pool).ok_or_else(unknown)?;
-        match &pool_state.found {
-            PoolAvailability::Usable(usable) => Ok((Arc::clone(&pool_state), usable.clone())),
-            PoolAvailability::Unusable { why, .. } => Err(Explanation {
-                reason: Reason::PoolNotReady,
-                message: format!("pool {pool} on node {node} cannot be used: {why}"),
-            }),
-            PoolAvailability::Gone => Err(unknown()),
-        }
+        let node = &self.agent.node.name;
+        let found = self.agent.pools.usable(self.object.pool_name());
+        found.map_err(|unavailable| match unavailable {
+            Unavailable::Unknown { pool } => {
+                let message = format!("node {node} does not carry pool {pool}");
+                Explanation::new(Reason::PoolUnknown, message)
+            }
+            Unavailable::Unusable { pool, why } => {
+                let message = format!("pool {pool} on node {node} cannot be used: {why}");
+                Explanation::new(Reason::PoolNotReady, message)
+            }
+        })
+    }
+
+    /// A permit to work in the pool of the object.
+    pub(super) async fn permit(&self) -> Option<Permit> {
+        self.agent.pools.permit(self.object.pool_name()).await
     }
 
     /// Finds the image of a predecessor with the same name and another UID.
@@ -103,9 +107,9 @@ impl<'a, K: ReconciledImage> Reconciliation<'a, K> {
         &self,
         usable: &Usable,
     ) -> Result<Result<Option<Image>, image::Error>, Error> {
-        let (object, now) = (self.object.clone(), (self.agent.now)());
+        let (object, now) = (self.object.clone(), (self.agent.node.now)());
         let pool = Arc::clone(&usable.pool);
-        let permit = self.agent.limiter.volume(self.object.pool_name()).await;
+        let permit = self.permit().await;
         let work = on_host(permit, move || image::find_adoptable(&pool, &object, now));
         let found = work.await.map_err(|source| self.broken(source))?;
         if let Ok(Some(image)) = &found {
@@ -126,8 +130,7 @@ impl<'a, K: ReconciledImage> Reconciliation<'a, K> {
         match &written {
             Ok(Some(_)) => self.agent.report.request(),
             Err(error) if error.was_refused() => {
-                let uid = self.object.uid().unwrap_or_default();
-                self.agent.reservations.release(&uid);
+                self.agent.admission.withdraw(self.object);
                 self.agent.report.request();
             }
             Ok(None) | Err(_) => {}
@@ -136,7 +139,7 @@ impl<'a, K: ReconciledImage> Reconciliation<'a, K> {
     }
 
     pub(super) async fn refuse(&self, refusal: ImageOutcome<K::Own>) -> Result<Action, Error> {
-        self.agent.publish_before_refusal().await;
+        publish_before_refusal(self.agent).await;
         let (kind, name, pool) = (K::NOUN, &self.name, self.object.pool_name());
         tracing::info!(kind, name, pool, ?refusal, "refused the object");
         self.end(refusal).await
@@ -156,7 +159,7 @@ impl<'a, K: ReconciledImage> Reconciliation<'a, K> {
                 return self.end(ImageOutcome::NotReclaimed(why)).await;
             }
         };
-        let permit = self.agent.limiter.volume(self.object.pool_name()).await;
+        let permit = self.permit().await;
         let Some(guard) = self.agent.locks.try_lock(&self.object.volume()) else {
             return Ok(Action::requeue(LOCKED));
         };
@@ -200,7 +203,7 @@ impl<'a, K: ReconciledImage> Reconciliation<'a, K> {
 
     /// The outcome of a failed removal.
     fn not_reclaimed(&self, error: &image::Error) -> ImageOutcome<K::Own> {
-        self.agent.suspect_pool(error);
+        self.agent.pools.suspect(error);
         let reason = match error.reason() {
             Reason::InUse => Reason::InUse,
             _ => Reason::ReclaimFailed,
@@ -252,7 +255,7 @@ impl<'a, K: ReconciledImage> Reconciliation<'a, K> {
     /// Writes the status if it changed. Returns None when the object has changed since: the write
     /// is guarded by its resource version.
     pub(super) async fn write(&self, outcome: &ImageOutcome<K::Own>) -> Result<Option<K>, Error> {
-        let after = self.object.after(outcome, (self.agent.now)());
+        let after = self.object.after(outcome, (self.agent.node.now)());
         if self.object.has_status_of(&after) {
             return Ok(Some(after));
         }
@@ -267,7 +270,7 @@ impl<'a, K: ReconciledImage> Reconciliation<'a, K> {
     fn log_finished(&self, after: &K) {
         let holds = |object: &K, kind| condition::holds(object.conditions(), kind);
         let (kind, name, volume) = (K::NOUN, &self.name, self.object.volume());
-        let (pool, node) = (self.object.pool_name(), &self.agent.node_name);
+        let (pool, node) = (self.object.pool_name(), &self.agent.node.name);
         let elapsed_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
         for condition in FINISHED {
             if holds(after, condition) && !holds(self.object, condition) {
@@ -284,27 +287,18 @@ impl<'a, K: ReconciledImage> Reconciliation<'a, K> {
     }
 }
 
-impl Agent {
-    /// Publishes the room of the pools before the agent refuses an object for lack of it.
-    ///
-    /// The scheduler then looks for another node. By then the published room must show the reason
-    /// for the refusal, or the same node is chosen again.
-    pub(super) async fn publish_before_refusal(&self) {
-        match timeout(PUBLISH_PATIENCE, self.publish()).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => {
-                tracing::warn!(error = %Chain(&error), "cannot publish the room of the pools before a refusal");
-            }
-            Err(_) => {
-                tracing::warn!("the room of the pools is not published in time for a refusal");
-            }
+/// Publishes the room of the pools before the agent refuses an object for lack of it.
+///
+/// The scheduler then looks for another node. By then the published room must show the reason for the
+/// refusal, or the same node is chosen again.
+async fn publish_before_refusal(agent: &Agent) {
+    match timeout(PUBLISH_PATIENCE, report::publish(agent)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            tracing::warn!(error = %Chain(&error), "cannot publish the room of the pools before a refusal");
         }
-    }
-
-    /// Requests a reconcile of the pools after an error that points to a pool.
-    pub(super) fn suspect_pool(&self, error: &image::Error) {
-        if error.reason() == Reason::PoolNotReady {
-            self.reconcile_pools.notify_one();
+        Err(_) => {
+            tracing::warn!("the room of the pools is not published in time for a refusal");
         }
     }
 }

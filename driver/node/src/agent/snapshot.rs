@@ -26,8 +26,8 @@ use self::{
 };
 use super::{
     Agent,
+    admission::Reservation,
     desired::readable,
-    ledger::Reservation,
     outcome::{ObjectPhase, phase},
     reconcile::{LOCKED, ReconciledImage, Reconciliation},
     work::{Error, Kind, Work},
@@ -46,7 +46,7 @@ impl Kind for PoolSnapshot {
     }
 
     fn work(agent: &Agent) -> &Work<Self> {
-        &agent.snapshots
+        &agent.work.snapshots
     }
 
     async fn reconcile(agent: &Agent, snapshot: &Self) -> Result<Action, Error> {
@@ -55,7 +55,7 @@ impl Kind for PoolSnapshot {
         tracing::debug!(snapshot = reconciliation.name, pool, ?phase, "reconciling");
         if let Some(group) = &snapshot.spec.group_name {
             // The group waits for its snapshots.
-            agent.groups.enqueue(group);
+            agent.work.groups.enqueue(group);
         }
         match phase {
             ObjectPhase::Rest if snapshot.spec.deletion_requested => Ok(Action::await_change()),
@@ -175,7 +175,7 @@ fn formatted(agent: &Agent, snapshot: &PoolSnapshot) -> DateTime<Utc> {
     let volume = agent.desired.volume(&snapshot.spec.source_volume);
     let volume = volume.as_deref().and_then(readable);
     let filesystem = volume.and_then(|volume| volume.status.as_ref()?.filesystem.as_ref());
-    filesystem.map_or_else(agent.now, |filesystem| filesystem.format_time)
+    filesystem.map_or_else(agent.node.now, |filesystem| filesystem.format_time)
 }
 
 impl Reconciliation<'_, PoolSnapshot> {
@@ -186,12 +186,12 @@ impl Reconciliation<'_, PoolSnapshot> {
             Err(why) => return self.end(SnapshotOutcome::NotReady(why)).await,
         };
         let (snapshot, formatted) = (self.object.clone(), formatted(self.agent, self.object));
-        let permit = self.agent.limiter.volume(&self.object.spec.pool_name).await;
+        let permit = self.permit().await;
         let work = on_host(permit, move || inspect(&pool, &snapshot, formatted));
         let outcome = match work.await.map_err(|source| self.broken(source))? {
             Ok(image) => SnapshotOutcome::Ready(image),
             Err(error) => {
-                self.agent.suspect_pool(&error);
+                self.agent.pools.suspect(&error);
                 let (reason, message) = (error.reason(), Chain(&error).to_string());
                 SnapshotOutcome::NotReady(Explanation::new(reason, message))
             }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use cistern_client::Chain;
-use cistern_crds::{Bytes, Explanation, PoolVolume, Reason, volume::FilesystemStatus};
+use cistern_crds::{Explanation, PoolVolume, Reason, volume::FilesystemStatus};
 use cistern_host::{Checking, Owner};
 use kube::{ResourceExt as _, runtime::controller::Action};
 
@@ -23,9 +23,9 @@ use self::{
 };
 use super::{
     Agent,
-    ledger::Reservation,
+    desired::{Desired, readable},
+    io_limits,
     reconcile::{LOCKED, ReconciledImage, Reconciliation},
-    reservations::ReservationKind,
     work::{Error, Kind, Work},
 };
 use crate::{
@@ -43,7 +43,7 @@ impl Kind for PoolVolume {
     }
 
     fn work(agent: &Agent) -> &Work<Self> {
-        &agent.volumes
+        &agent.work.volumes
     }
 
     async fn reconcile(agent: &Agent, volume: &Self) -> Result<Action, Error> {
@@ -69,7 +69,6 @@ impl Kind for PoolVolume {
     fn gone(agent: &Agent, name: &str) {
         agent.observations.forget(name);
         agent.checks.forget(name);
-        agent.health.forget_volume(name);
         agent.io.forget(name);
     }
 }
@@ -126,27 +125,15 @@ impl Reconciliation<'_, PoolVolume> {
         let image = match self.find_own_image(&usable).await? {
             Ok(image) => image,
             Err(error) => {
-                let message = Chain(&error).to_string();
-                return self.refuse(refused(error.reason(), message)).await;
+                let why = Explanation::new(error.reason(), Chain(&error).to_string());
+                return self.refuse(VolumeOutcome::Refused(why)).await;
             }
         };
-        let kind = match (&image, self.agent.closed(&pool_state)) {
-            (Some(_), _) => ReservationKind::Adopted,
-            (None, None) => ReservationKind::New,
-            (None, Some(message)) => {
-                return self.refuse(refused(Reason::PoolNotReady, message)).await;
-            }
+        let admission = &self.agent.admission;
+        let size = match admission.volume(self.object, &pool_state, image.as_ref()) {
+            Ok(size) => size,
+            Err(why) => return self.refuse(VolumeOutcome::Refused(why)).await,
         };
-        let on_disk = image.as_ref().map_or(Bytes::ZERO, |image| image.size);
-        let size = self.object.spec.size.max(on_disk);
-        let reservation = Reservation::for_volume(self.object, size);
-        if let Err(refusal) = self
-            .agent
-            .reserve(self.object, reservation, &pool_state, kind)
-        {
-            let message = refusal.to_string();
-            return self.refuse(refused(refusal.reason(), message)).await;
-        }
         let image = image.map(|image| image.image);
         match self
             .write_reservation(&VolumeOutcome::Admitted { size, image })
@@ -167,16 +154,16 @@ impl Reconciliation<'_, PoolVolume> {
             Ok(found) => found,
             Err(why) => return self.end(VolumeOutcome::NotReady(why)).await,
         };
-        let permit = self.agent.limiter.volume(&self.object.spec.pool_name).await;
+        let permit = self.permit().await;
         let Some(guard) = self.agent.locks.try_lock(&self.name) else {
             return Ok(Action::requeue(LOCKED));
         };
-        let (volume, now) = (self.object.clone(), (self.agent.now)());
+        let (volume, now) = (self.object.clone(), (self.agent.node.now)());
         let extent_limits = pool_state.spec.limits.extents();
         let pool = Arc::clone(&usable.pool);
-        let (io, root) = (self.agent.io.clone(), self.agent.root.clone());
+        let (io, root) = (self.agent.io.clone(), self.agent.node.root.clone());
         let limits = Volume::read(&volume).ok();
-        let limits = limits.map(|volume| self.agent.limits_of(&volume));
+        let limits = limits.map(|volume| io_limits::of(&volume, &self.agent.pools));
         let work = on_host((permit, guard), move || {
             let done = disk::prepare(&pool, &volume, step, extent_limits, Checking::Later, now);
             if done.is_ok() {
@@ -211,7 +198,7 @@ impl Reconciliation<'_, PoolVolume> {
                 }
             }
             Err(error) => {
-                self.agent.suspect_pool(&error);
+                self.agent.pools.suspect(&error);
                 failed(step, &error)
             }
         };
@@ -251,8 +238,12 @@ impl Reconciliation<'_, PoolVolume> {
     }
 }
 
-fn refused(reason: Reason, message: String) -> VolumeOutcome {
-    VolumeOutcome::Refused(Explanation::new(reason, message))
+/// The volumes of a pool that have an image and are not being destroyed.
+pub(super) fn volumes_of(desired: &Desired, pool: &str) -> Vec<Volume> {
+    let objects = desired.volumes();
+    let volumes = objects.iter().filter_map(|object| readable(object));
+    let volumes = volumes.filter(|volume| volume.spec.pool_name == pool);
+    volumes.filter_map(|it| Volume::read(it).ok()).collect()
 }
 
 /// The outcome of a failed step on the image.
@@ -276,7 +267,7 @@ fn failed(step: VolumeStep, error: &image::Error) -> VolumeOutcome {
                 Reason::SourceMissing | Reason::TooManyExtents | Reason::TooLargeToCheck
             ) =>
         {
-            refused(reason, message)
+            VolumeOutcome::Refused(Explanation::new(reason, message))
         }
         VolumeStep::Rest
         | VolumeStep::Admit

@@ -13,7 +13,7 @@ use std::{
 };
 
 use cistern_client::{Chain, OwnWrites, Rejection, Retries, own_writes::Stale, watches};
-use cistern_crds::names::AGENT_MANAGER;
+use cistern_crds::{PoolSnapshot, PoolSnapshotGroup, PoolVolume, names::AGENT_MANAGER};
 use futures::{Stream, StreamExt as _, stream};
 use kube::{
     Api, Client, ResourceExt as _,
@@ -31,7 +31,7 @@ use tokio::{sync::mpsc, time::timeout};
 
 use super::{
     Agent,
-    desired::{Changes, Guarded, name, readable},
+    desired::{Changes, Desired, Guarded, name, readable},
     metrics::ReconcileResult,
 };
 use crate::blocking;
@@ -85,8 +85,48 @@ pub struct Work<K: Kind> {
     queue: mpsc::UnboundedSender<String>,
 }
 
-/// Names of enqueued objects.
-pub type Requests = mpsc::UnboundedReceiver<String>;
+/// Names of enqueued objects of one kind.
+type Names = mpsc::UnboundedReceiver<String>;
+
+/// The work queues of all kinds.
+#[derive(Debug)]
+pub struct WorkQueues {
+    /// The queue of the PoolVolumes.
+    pub volumes: Work<PoolVolume>,
+    /// The queue of the PoolSnapshots.
+    pub snapshots: Work<PoolSnapshot>,
+    /// The queue of the PoolSnapshotGroups.
+    pub groups: Work<PoolSnapshotGroup>,
+}
+
+/// The receiving ends of [`WorkQueues`].
+#[derive(Debug)]
+pub struct Requests {
+    pub(super) volumes: Names,
+    pub(super) snapshots: Names,
+    pub(super) groups: Names,
+}
+
+impl WorkQueues {
+    /// Creates empty work queues.
+    pub(super) fn new(client: &Client, desired: &Desired) -> (Self, Requests) {
+        let own_writes = desired.own_writes();
+        let (volumes, volume_names) = Work::new(client, desired.volume_store(), own_writes);
+        let (snapshots, snapshot_names) = Work::new(client, desired.snapshot_store(), own_writes);
+        let (groups, group_names) = Work::new(client, desired.group_store(), own_writes);
+        let queues = Self {
+            volumes,
+            snapshots,
+            groups,
+        };
+        let requests = Requests {
+            volumes: volume_names,
+            snapshots: snapshot_names,
+            groups: group_names,
+        };
+        (queues, requests)
+    }
+}
 
 /// The reason why a reconcile failed. It is retried.
 #[derive(Debug, thiserror::Error)]
@@ -135,12 +175,11 @@ impl Error {
 }
 
 impl<K: Kind> Work<K> {
-    /// Creates an empty work queue.
-    pub(super) fn new(
+    fn new(
         client: &Client,
         copies: Store<Guarded<K>>,
         own_writes: &Arc<OwnWrites>,
-    ) -> (Self, Requests) {
+    ) -> (Self, Names) {
         let (queue, requests) = mpsc::unbounded_channel();
         let work = Self {
             api: Api::all(client.clone()),
@@ -204,10 +243,10 @@ pub(super) fn named<K: Kind>(object: &K) -> String {
 
 /// Reconciles every object of a kind that changed, was enqueued, or whose wait is over.
 pub(super) async fn run<K: Kind>(
-    agent: Arc<Agent>,
+    agent: &Arc<Agent>,
     store: Store<Guarded<K>>,
     changes: Changes<Guarded<K>>,
-    requests: Requests,
+    requests: Names,
 ) {
     let reconciles = applier(
         |object, agent: Arc<Agent>| Box::pin(reconcile_cached::<K>(object, agent)),
@@ -217,7 +256,7 @@ pub(super) async fn run<K: Kind>(
             tracing::warn!(kind = K::NOUN, name, error = %Chain(error), ?wait, "the reconcile failed");
             Action::requeue(wait)
         },
-        Arc::clone(&agent),
+        Arc::clone(agent),
         store,
         queue(changes, requests),
         // No limit of its own: each pool has a limit.
@@ -229,9 +268,9 @@ pub(super) async fn run<K: Kind>(
                 Ok(_) | Err(controller::Error::ReconcilerFailed(..)) => {}
                 // The object is gone. A reconcile of the pools finds what it left on the disk.
                 Err(controller::Error::ObjectNotFound(object)) => {
-                    K::work(&agent).retries.forget(&object.name);
-                    K::gone(&agent, &object.name);
-                    agent.reconcile_pools.notify_one();
+                    K::work(agent).retries.forget(&object.name);
+                    K::gone(agent, &object.name);
+                    agent.pools.request_reconcile();
                     agent.report.request();
                 }
                 Err(controller::Error::QueueError(error)) => {
@@ -253,7 +292,7 @@ async fn reconcile_cached<K: Kind>(
     agent: Arc<Agent>,
 ) -> Result<Action, Error> {
     // Before that the pools are unknown.
-    agent.pools_reconciled().await;
+    agent.pools.reconciled().await;
     // The received copy may be older than the cached one.
     let name = name(&object);
     let copies = &K::work(&agent).copies;
@@ -273,7 +312,7 @@ async fn reconcile_cached<K: Kind>(
             Ok(_) if is_failing() => ReconcileResult::retried,
             Ok(_) => ReconcileResult::done,
         };
-        agent.reconcile_metrics.ended(K::NOUN, outcome, began);
+        agent.metrics.ended(K::NOUN, outcome, began);
         return result;
     }
     tracing::error!(
@@ -304,7 +343,7 @@ async fn in_pool<K: Kind>(
 
 fn queue<K: Kind>(
     changes: Changes<Guarded<K>>,
-    requests: Requests,
+    requests: Names,
 ) -> impl Stream<Item = Result<ReconcileRequest<Guarded<K>>, watcher::Error>> {
     let requests = stream::unfold(requests, async |mut requests| {
         let name = requests.recv().await?;

@@ -8,7 +8,7 @@ use kube::{Api, Client};
 use tokio::time::timeout;
 
 use super::{Error, Snapshot, Snapshots, Walk};
-use crate::agent::{Agent, desired::readable, pools::PoolAvailability};
+use crate::agent::{Agent, desired::readable, pools::Usable};
 
 /// How long a call waits for the first reconcile of the pools after a start, and for the API server.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -40,7 +40,7 @@ impl OnNode {
             .map_err(|elapsed| silent(elapsed.into()))?
             .map_err(|error| silent(error.into()))?;
         match fetched {
-            Some(object) if object.spec.node_name == self.agent.node_name => {
+            Some(object) if object.spec.node_name == self.agent.node.name => {
                 Snapshot::read(&object)
             }
             elsewhere => Err(Error::NotFound {
@@ -60,7 +60,7 @@ impl Snapshots for OnNode {
                     node: None,
                 });
             }
-            if timeout(PATIENCE, self.agent.pools_reconciled())
+            if timeout(PATIENCE, self.agent.pools.reconciled())
                 .await
                 .is_err()
             {
@@ -84,26 +84,11 @@ impl Snapshots for OnNode {
     }
 
     fn walk(&self, base: Option<&Snapshot>, target: &Snapshot, from: u64) -> Result<Walk, Error> {
-        let not_ready = |why: String| Error::NotReady {
+        let found = self.agent.pools.usable(&target.pool);
+        let (_, Usable { pool, .. }) = found.map_err(|unavailable| Error::NotReady {
             snapshot: target.id.clone(),
-            why,
-        };
-        let pool_state = self.agent.pools.get(&target.pool);
-        let pool = match pool_state.as_ref().map(|pool_state| &pool_state.found) {
-            Some(PoolAvailability::Usable(usable)) => &usable.pool,
-            Some(PoolAvailability::Unusable { why, .. }) => {
-                return Err(not_ready(format!(
-                    "its pool {} cannot be used: {why}",
-                    target.pool
-                )));
-            }
-            Some(PoolAvailability::Gone) | None => {
-                return Err(not_ready(format!(
-                    "this node does not carry its pool {}",
-                    target.pool
-                )));
-            }
-        };
+            why: unavailable.to_string(),
+        })?;
         let changes = match base {
             Some(base) => pool.changes(&base.image, &target.image, from)?,
             None => pool.allocated(&target.image, from)?,

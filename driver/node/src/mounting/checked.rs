@@ -99,7 +99,7 @@ impl Mounter {
         let Content::Filesystem { filesystem, uuid } = volume.content else {
             return Ok(Ok(()));
         };
-        ticket.run((agent.now)());
+        ticket.run((agent.node.now)());
         agent.enqueue(&request.volume);
         let (id, ticket, request) = (request.volume.clone(), Arc::clone(ticket), request.clone());
         let checked = on_host((turn, guard), move || {

@@ -38,7 +38,7 @@ pub struct Examined {
 impl Mounter {
     /// The problems of each pool of this node, by name.
     pub fn pools_health(&self) -> Vec<(String, Vec<PoolProblem>)> {
-        self.agent.health.pools().into_iter().collect()
+        self.agent.health.all().into_iter().collect()
     }
 
     /// The problems of a volume of this node, whether or not it was ever published (NVH-05).
@@ -48,7 +48,11 @@ impl Mounter {
         paths: VolumePaths,
     ) -> Result<Vec<VolumeProblem>, Error> {
         let object = self.object(volume).await?;
-        let mut problems = self.agent.health.of_volume(volume);
+        let mut problems = self
+            .agent
+            .observations
+            .problems_of(volume)
+            .unwrap_or_default();
         let reason = Reason::MountMissing;
         let is_known = problems.iter().any(|p| p.reason == reason.as_str());
         if !is_known && let Some(missing) = self.missing(&object, paths).await? {
@@ -66,7 +70,11 @@ impl Mounter {
     /// kubelet reports only the former to users (NGS-11).
     pub async fn examine(&self, volume: &str, path: PathBuf) -> Result<Examined, Error> {
         let asked = self.statistics(volume, path).await;
-        let mut problems = self.agent.health.of_volume(volume);
+        let mut problems = self
+            .agent
+            .observations
+            .problems_of(volume)
+            .unwrap_or_default();
         let statistics = match asked {
             Ok(found) => Some(found),
             Err(Error::Statistics(
@@ -95,7 +103,7 @@ impl Mounter {
             return Ok(object.clone());
         }
         let fetched = self.fetch(id).await?;
-        let here = fetched.filter(|object| object.spec.node_name == self.agent.node_name);
+        let here = fetched.filter(|object| object.spec.node_name == self.agent.node.name);
         here.ok_or_else(|| not_found(id))
     }
 
@@ -113,7 +121,7 @@ impl Mounter {
         let Some(image) = image.filter(|_| paths != VolumePaths::default()) else {
             return Ok(None);
         };
-        let root = self.agent.root.clone();
+        let root = self.agent.node.root.clone();
         let listed = on_host((), move || root.mount_points_of(&image));
         let mounted = finished(&object.name_any(), listed).await?;
         // The device of a raw block volume is in its staging path.
@@ -127,7 +135,7 @@ impl Mounter {
             severity: VolumeSeverity::Inaccessible,
             reason: reason.to_string(),
             message,
-            since: (self.agent.now)(),
+            since: (self.agent.node.now)(),
         }
     }
 }

@@ -31,7 +31,7 @@ pub(super) async fn compare(agent: &Arc<Agent>) -> bool {
     let Some((node, view)) = view(agent, inventory) else {
         return false;
     };
-    let now = (agent.now)();
+    let now = (agent.node.now)();
     let mut found = found(&view, now);
     let reported = node.status.unwrap_or_default();
     if let Err(error) = elsewhere::mark(agent, &reported, &mut found.orphans).await {
@@ -42,7 +42,7 @@ pub(super) async fn compare(agent: &Arc<Agent>) -> bool {
     changes.log();
     if changes.has_changes() {
         // The content of a pool may have changed, and the ledger counts it.
-        agent.reconcile_pools.notify_one();
+        agent.pools.request_reconcile();
     }
     agent.report.request();
     changes.is_open()
@@ -54,7 +54,7 @@ async fn inventory(agent: &Arc<Agent>) -> Option<Inventory> {
         tracing::warn!("an earlier comparison of this node still runs");
         return None;
     };
-    let root = agent.root.clone();
+    let root = agent.node.root.clone();
     match timeout(DEADLINE, on_host(permit, move || root.inventory())).await {
         Ok(Ok(Ok(inventory))) => return Some(inventory),
         Ok(Ok(Err(error))) => {

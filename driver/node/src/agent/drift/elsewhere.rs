@@ -61,7 +61,7 @@ pub(super) async fn mark(
         for orphan in orphans.iter_mut().take(LISTED) {
             if let Some(identity) = &orphan.identity {
                 let node = node_of(agent, identity).await?;
-                orphan.belongs_to = node.filter(|node| *node != agent.node_name);
+                orphan.belongs_to = node.filter(|node| *node != agent.node.name);
             }
         }
     }
@@ -75,8 +75,8 @@ pub(super) async fn node_of(
     identity: &OrphanIdentity,
 ) -> Result<Option<String>, Error> {
     match identity.kind {
-        SourceKind::Volume => ask(&agent.volumes.api, &identity.name).await,
-        SourceKind::Snapshot => ask(&agent.snapshots.api, &identity.name).await,
+        SourceKind::Volume => ask(&agent.work.volumes.api, &identity.name).await,
+        SourceKind::Snapshot => ask(&agent.work.snapshots.api, &identity.name).await,
     }
 }
 

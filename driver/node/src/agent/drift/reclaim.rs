@@ -20,7 +20,10 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use super::elsewhere;
 use crate::{
-    agent::{Agent, limiter::Permit, pools::Usable, report::claimed},
+    agent::{
+        Agent,
+        pools::{Permit, Usable},
+    },
     blocking::{Broken, on_host},
     locks::VolumeGuard,
 };
@@ -89,7 +92,7 @@ async fn of_pool(agent: &Arc<Agent>, pool: &str, status: &NodePoolStatus) {
                 return;
             }
         }
-        match held.take(image, (agent.now)()).await {
+        match held.take(image, (agent.node.now)()).await {
             Ok(()) => {
                 tracing::warn!(pool, image, name, ?step, "reclaimed an orphaned image");
                 agent.report.request();
@@ -128,7 +131,8 @@ fn due(orphan: &Orphan, after: TimeDelta, now: DateTime<Utc>) -> Option<OrphanSt
 /// Whether an object claims the image by now, or has the name that the image carries.
 fn is_claimed_now(agent: &Agent, pool: &str, orphan: &Orphan, identity: &OrphanIdentity) -> bool {
     let assigned = agent.desired.by_pool().remove(pool);
-    let is_claimed = assigned.is_some_and(|assigned| claimed(&assigned).contains(&orphan.image));
+    let is_claimed =
+        assigned.is_some_and(|assigned| assigned.claimed_images().contains(&orphan.image));
     let name = &identity.name;
     is_claimed
         || match identity.kind {
@@ -156,11 +160,15 @@ async fn acquire(
     // because an open pool cannot be unmounted.
     let pool_state = agent.pools.get(pool)?;
     let hours = pool_state.spec.reclaim_orphans_after_hours?;
-    let step = due(orphan, TimeDelta::hours(i64::from(hours)), (agent.now)())?;
+    let step = due(
+        orphan,
+        TimeDelta::hours(i64::from(hours)),
+        (agent.node.now)(),
+    )?;
     let usable = pool_state.usable()?.clone();
     drop(pool_state);
     let volume = identity.source_volume.as_ref().unwrap_or(&identity.name);
-    let permit = agent.limiter.volume(pool).await;
+    let permit = agent.pools.permit(pool).await;
     let guard = agent.locks.try_lock(volume)?;
     Some(DueOrphan {
         step,

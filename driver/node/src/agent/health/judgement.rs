@@ -10,15 +10,13 @@ use cistern_host::{
     pool::Shortage,
 };
 
-use super::tracker::{Certainty, Observation, Visibility};
+use super::problems::{Observation, Seen};
+use crate::agent::tracker::{Certainty, Visibility};
 
 /// Used percent of a pool's filesystem from which it is nearly full.
 const NEARLY_FULL: u64 = 90;
 /// Used percent down to which it stays nearly full.
 const NO_LONGER: u64 = 85;
-
-/// Observations, and how much could be seen.
-pub type Seen<Severity> = (Vec<Observation<Severity>>, Visibility);
 
 /// A pool on a node.
 #[derive(Clone, Copy, Debug)]

@@ -12,14 +12,18 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use crate::agent::{Agent, Version, pools::PoolAvailability};
+use super::examine;
+use crate::agent::{
+    Agent, io_limits,
+    pools::{NodeVersion, PoolAvailability},
+};
 
 /// Longest time that a disk may take to answer.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Checks every pool periodically until dropped.
 pub async fn run(agent: &Arc<Agent>, every: Duration) {
-    let mut pools_reconciled = agent.pools_reconciled.subscribe();
+    let mut reconciles = agent.pools.reconciles();
     let mut tasks = JoinSet::new();
     let mut running = HashMap::<String, AbortHandle>::new();
     loop {
@@ -28,25 +32,20 @@ pub async fn run(agent: &Arc<Agent>, every: Duration) {
             let stays = pools.iter().any(|pool_state| pool_state.spec.name == *name);
             if !stays {
                 task.abort();
-                agent.reconcile_metrics.forget_pool(name);
+                agent.metrics.forget_pool(name);
             }
             stays && !task.is_finished()
         });
         for pool_state in &pools {
             let name = &pool_state.spec.name;
             if !running.contains_key(name) {
-                let rounds = go_round(
-                    Arc::clone(agent),
-                    name.clone(),
-                    every,
-                    pools_reconciled.clone(),
-                );
+                let rounds = go_round(Arc::clone(agent), name.clone(), every, reconciles.clone());
                 running.insert(name.clone(), tasks.spawn(rounds));
             }
         }
         while tasks.try_join_next().is_some() {}
         // The sender lives as long as the agent.
-        if pools_reconciled.changed().await.is_err() {
+        if reconciles.changed().await.is_err() {
             return;
         }
     }
@@ -57,7 +56,7 @@ async fn go_round(
     agent: Arc<Agent>,
     pool: String,
     every: Duration,
-    mut pools_reconciled: watch::Receiver<Option<Version>>,
+    mut reconciles: watch::Receiver<Option<NodeVersion>>,
 ) {
     let mut ticks = interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -66,7 +65,7 @@ async fn go_round(
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
-            changed = pools_reconciled.changed() => {
+            changed = reconciles.changed() => {
                 let usable = agent.pools.get(&pool).map(|pool_state| pool_state.usable().is_some());
                 if changed.is_err() {
                     return;
@@ -81,9 +80,9 @@ async fn go_round(
         };
         was_usable = Some(pool_state.usable().is_some());
         if !matches!(pool_state.found, PoolAvailability::Gone) {
-            agent.examine_pool(&pool_state, deadline).await;
-            agent.examine_volumes(&pool_state, deadline).await;
-            agent.enforce_limits(&pool_state).await;
+            examine::pool(&agent, &pool_state, deadline).await;
+            examine::volumes(&agent, &pool_state, deadline).await;
+            io_limits::enforce(&agent, &pool_state).await;
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::agent::desired::readable;
 
 pub(super) fn write(agent: &Agent, gauges: &mut Gauges<'_>) -> fmt::Result {
     // If the loop devices cannot be listed, the gauge has no samples.
-    let loops = agent.root.count_loops().ok();
+    let loops = agent.node.root.count_loops().ok();
     let states = loops.map(|loops| [("in_use", loops.in_use), ("leaked", loops.leaked)]);
     gauges.write(
         "cistern_loop_devices",

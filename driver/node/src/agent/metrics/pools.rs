@@ -7,8 +7,8 @@ use cistern_crds::{NodePoolStatus, PoolProblem, PoolSeverity};
 
 use super::{Agent, States, state_set};
 use crate::agent::{
+    desired::AssignedObjects,
     pools::{Images, PoolState},
-    report::claimed,
 };
 
 impl States for PoolSeverity {
@@ -115,12 +115,15 @@ const NUMBERS: &[Number] = &[
 
 pub(super) fn write(agent: &Agent, gauges: &mut Gauges<'_>) -> fmt::Result {
     let statuses = agent.report.last().unwrap_or_default().into_iter();
-    let mut seen = agent.health.pools();
+    let mut seen = agent.health.all();
     let assigned = agent.desired.by_pool();
     let pools: Vec<Known> = statuses
         .map(|status| Known {
             pool_state: agent.pools.get(&status.name),
-            claimed: assigned.get(&status.name).map(claimed).unwrap_or_default(),
+            claimed: assigned
+                .get(&status.name)
+                .map(AssignedObjects::claimed_images)
+                .unwrap_or_default(),
             problems: seen
                 .remove(&status.name)
                 .unwrap_or_else(|| status.problems.clone()),

@@ -72,7 +72,7 @@ fn extents(volumes: &[&PoolVolume], gauges: &mut Gauges<'_>) -> fmt::Result {
 
 fn health(agent: &Agent, volumes: &[&PoolVolume], gauges: &mut Gauges<'_>) -> fmt::Result {
     // The last observation. A volume that was not observed since a restart has its status.
-    let mut seen = agent.health.volumes();
+    let mut seen = agent.observations.problems();
     let known: Vec<(&PoolVolume, Vec<VolumeProblem>)> = volumes
         .iter()
         .map(|volume| {

@@ -12,8 +12,38 @@ use cistern_host::{
     pool::{self, Broken, ForeignMarker, Owner},
 };
 
-use super::{DesiredPool, Images, PoolAvailability, PoolState, Usable};
+use super::{Images, PoolAvailability, PoolState, Usable};
 use crate::{agent::desired::AssignedObjects, findings::charged_size};
+
+/// A desired pool, with the other pools of the node.
+#[derive(Clone, Debug)]
+pub struct DesiredPool {
+    /// The pool.
+    pub spec: NodePool,
+    /// UIDs of the other pools of the node.
+    pub others: Vec<Uid>,
+    /// Last known identity of the pool's device, from the status.
+    pub device_identity: Option<String>,
+    /// The node.
+    pub node: Owner,
+}
+
+impl DesiredPool {
+    /// The desired pools of a node, with their last status.
+    pub fn all(node: &Owner, specs: &[NodePool], known: &[NodePoolStatus]) -> Vec<Self> {
+        let desired = |spec: &NodePool| {
+            let others = specs.iter().filter(|other| other.uid != spec.uid);
+            let known = known.iter().find(|status| status.uid == spec.uid);
+            Self {
+                spec: spec.clone(),
+                others: others.filter_map(|other| other.uid.parse().ok()).collect(),
+                node: node.clone(),
+                device_identity: known.and_then(|status| status.device_identity.clone()),
+            }
+        };
+        specs.iter().map(desired).collect()
+    }
+}
 
 /// What is known of a pool before its reconcile.
 #[derive(Debug)]

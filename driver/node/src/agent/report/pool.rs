@@ -6,11 +6,9 @@ use cistern_crds::{
     condition::{self, ConditionUpdate},
     health,
 };
-use kube::ResourceExt;
 
 use crate::agent::{
-    desired::AssignedObjects,
-    ledger::Ledger,
+    admission::{Closed, Ledger},
     pools::{PoolAvailability, PoolState, Usable},
 };
 
@@ -19,7 +17,7 @@ pub(super) fn status(
     pool_state: &PoolState,
     before: Option<&NodePoolStatus>,
     ledger: &Ledger,
-    closed: Option<&str>,
+    closed: Option<&Closed>,
 ) -> Option<NodePoolStatus> {
     let mut status = before.cloned().unwrap_or_default();
     status.name.clone_from(&pool_state.spec.name);
@@ -76,49 +74,25 @@ pub(super) fn summary(pools: &[NodePoolStatus]) -> String {
     each.collect::<Vec<_>>().join(", ")
 }
 
-/// The message of a retiring pool, with the objects that it still holds.
-pub(super) fn leaving(assigned: &AssignedObjects) -> String {
-    let volumes = assigned.volumes().map(ResourceExt::name_any).collect();
-    let snapshots = assigned.snapshots().map(ResourceExt::name_any).collect();
-    let held = [named("volumes", volumes), named("snapshots", snapshots)];
-    let held: Vec<String> = held.into_iter().flatten().collect();
-    if held.is_empty() {
-        return "the pool leaves this node as soon as it is empty".to_owned();
-    }
-    let held = held.join("; ");
-    format!("the pool leaves this node when it is empty; it still holds {held}")
-}
-
-/// The first names as text; None for no names.
-fn named(kind: &str, mut names: Vec<String>) -> Option<String> {
-    const NAMED: usize = 5;
-    names.sort_unstable();
-    let more = match names.len().saturating_sub(NAMED) {
-        0 => String::new(),
-        count => format!(" and {count} more"),
-    };
-    names.truncate(NAMED);
-    (!names.is_empty()).then(|| format!("{kind} {}{more}", names.join(", ")))
-}
-
 /// Sets the `Ready` condition.
 pub(super) fn with_ready(
     mut status: NodePoolStatus,
     pool_state: &PoolState,
-    closed: Option<String>,
+    closed: Option<&Closed>,
     generation: Option<i64>,
     now: DateTime<Utc>,
 ) -> NodePoolStatus {
     let ready = |holds: bool, reason, message: String| {
         ConditionUpdate::new(ConditionType::Ready, holds, reason, message)
     };
+    let message = closed.map(Closed::to_string).unwrap_or_default();
     let finding = match &pool_state.found {
         PoolAvailability::Unusable { why, .. } => ready(false, why.reason, why.message.clone()),
         PoolAvailability::Usable(_) | PoolAvailability::Gone if pool_state.spec.retiring => {
-            ready(true, Reason::Retiring, closed.unwrap_or_default())
+            ready(true, Reason::Retiring, message)
         }
         PoolAvailability::Usable(_) | PoolAvailability::Gone => {
-            ready(true, Reason::Reconciled, closed.unwrap_or_default())
+            ready(true, Reason::Reconciled, message)
         }
     };
     condition::set(&mut status.conditions, &finding, generation, now);
@@ -195,18 +169,5 @@ mod tests {
         let pools = [pool("fast", true), pool("slow", false)];
         assert_eq!(summary(&pools), "fast: 2Gi, slow: not ready");
         assert_eq!(summary(&[]), "");
-    }
-
-    #[test]
-    fn a_retiring_pool_names_the_first_objects_that_it_holds() {
-        assert!(leaving(&AssignedObjects::default()).ends_with("as soon as it is empty"));
-        let names = ["pvc-2", "pvc-1"].map(str::to_owned).to_vec();
-        assert_eq!(named("volumes", names).unwrap(), "volumes pvc-1, pvc-2");
-        let many = (0..1000)
-            .map(|number| format!("snapshot-{number}"))
-            .collect();
-        let message = named("snapshots", many).unwrap();
-        assert!(message.ends_with(" and 995 more"), "{message}");
-        assert_eq!(named("snapshots", Vec::new()), None);
     }
 }

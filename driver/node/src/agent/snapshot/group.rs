@@ -33,7 +33,7 @@ impl Kind for PoolSnapshotGroup {
     }
 
     fn work(agent: &Agent) -> &Work<Self> {
-        &agent.groups
+        &agent.work.groups
     }
 
     async fn reconcile(agent: &Agent, group: &Self) -> Result<Action, Error> {
@@ -95,7 +95,7 @@ fn awaits_its_image(snapshot: &PoolSnapshot) -> bool {
 /// When to reconcile a group again after an attempt.
 fn next(agent: &Agent, group: &PoolSnapshotGroup, taken: &TakeResult) -> Action {
     let name = group.name_any();
-    let retries = &agent.groups.retries;
+    let retries = &agent.work.groups.retries;
     match taken {
         TakeResult::Busy => Action::requeue(LOCKED),
         TakeResult::Overtaken => Action::await_change(),
@@ -136,14 +136,14 @@ async fn write(
     group: &PoolSnapshotGroup,
     taken: Option<&TakeResult>,
 ) -> Result<(), Error> {
-    let status = after(group, taken, (agent.now)());
+    let status = after(group, taken, (agent.node.now)());
     if group.status.as_ref() != Some(&status) {
         let written = PoolSnapshotGroup {
             status: Some(status),
             ..group.clone()
         };
         // A change of the object triggers the next reconcile.
-        agent.groups.write(&written).await?;
+        agent.work.groups.write(&written).await?;
     }
     Ok(())
 }

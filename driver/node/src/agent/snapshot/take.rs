@@ -20,12 +20,10 @@ use kube::ResourceExt;
 use super::{formatted, inspect, status::SnapshotOutcome};
 use crate::agent::{
     Agent,
-    io_limits::LimitedVolume,
-    ledger::Reservation,
+    io_limits::{self, LimitedVolume},
     outcome::{ObjectPhase, phase, refusal},
     pools::{PoolState, Usable},
     reconcile::Reconciliation,
-    reservations::ReservationKind,
     work::Error,
 };
 use crate::{
@@ -135,7 +133,7 @@ async fn attempt(
     }
     let images = take_or_find(agent, snapshots, origin).await?;
     reserve_growth(agent, snapshots, &images).await?;
-    let mut moment = (agent.now)();
+    let mut moment = (agent.node.now)();
     for (snapshot, image) in snapshots.iter().zip(images) {
         moment = image.owner.snapshot().map_or(moment, |record| record.time);
         let reconciliation = Reconciliation::of(agent, snapshot);
@@ -159,28 +157,26 @@ async fn admit(
     origin: Origin,
 ) -> Result<PoolSnapshot, TakeError> {
     let reconciliation = Reconciliation::of(agent, snapshot);
-    let refused = |reason, message: String| refused(snapshot, reason, &message);
-    let (pool_state, usable) = reconciliation
-        .pool()
-        .map_err(|why| refused(why.reason, why.message))?;
+    let found = reconciliation.pool();
+    let (pool_state, usable) = found.map_err(|why| refused(snapshot, &why))?;
     let adopted = reconciliation.find_own_image(&usable).await?;
-    let adopted = adopted.map_err(|error| refused(error.reason(), Chain(&error).to_string()))?;
+    let adopted = adopted.map_err(|error| {
+        let message = Chain(&error).to_string();
+        refused(snapshot, &Explanation::new(error.reason(), message))
+    })?;
     let (size, image) = match adopted {
         Some(image) => {
-            let reservation = Reservation::for_snapshot(snapshot, image.allocated);
-            let reserved =
-                agent.reserve(snapshot, reservation, &pool_state, ReservationKind::Adopted);
-            reserved.map_err(|error| refused(error.reason(), error.to_string()))?;
+            let admitted = agent
+                .admission
+                .adopted_snapshot(snapshot, &pool_state, image.allocated);
+            admitted.map_err(|why| refused(snapshot, &why))?;
             (image.allocated, Some(image.image))
         }
         None if origin == Origin::Existing => return Err(lost(snapshot)),
-        None => match agent.closed(&pool_state) {
-            None => (
-                reserve_new(&reconciliation, &pool_state, &usable).await?,
-                None,
-            ),
-            Some(message) => return Err(refused(Reason::PoolNotReady, message)),
-        },
+        None => (
+            reserve_new(&reconciliation, &pool_state, &usable).await?,
+            None,
+        ),
     };
     let admitted = reconciliation
         .write_reservation(&SnapshotOutcome::Admitted { size, image })
@@ -198,25 +194,28 @@ async fn reserve_new(
     pool_state: &PoolState,
     usable: &Usable,
 ) -> Result<Bytes, TakeError> {
-    let snapshot = reconciliation.object;
-    let reservation = |size| {
-        let reservation = Reservation::for_snapshot(snapshot, size);
-        reconciliation
-            .agent
-            .reserve(snapshot, reservation, pool_state, ReservationKind::New)
-    };
+    let (snapshot, admission) = (reconciliation.object, &reconciliation.agent.admission);
+    // Before anything is read from the disk.
+    if let Some(closed) = admission.closed(pool_state) {
+        let why = Explanation::new(Reason::PoolNotReady, closed.to_string());
+        return Err(refused(snapshot, &why));
+    }
     if snapshot.spec.provisioning == Provisioning::Thin {
         let allocated = |pool: &Pool, source: &Uid| {
             let image = pool.image(source)?;
             Ok(image.map(|image| image.allocated))
         };
         let allocated = of_source(reconciliation, usable, allocated).await?;
-        if let Some(allocated) = allocated.filter(|allocated| reservation(*allocated).is_ok()) {
+        if let Some(allocated) = allocated.filter(|allocated| {
+            let admitted = admission.snapshot(snapshot, pool_state, *allocated);
+            admitted.is_ok()
+        }) {
             return Ok(allocated);
         }
     }
     let written = of_source(reconciliation, usable, Pool::written).await?;
-    reservation(written).map_err(|error| refused(snapshot, error.reason(), &error.to_string()))?;
+    let admitted = admission.snapshot(snapshot, pool_state, written);
+    admitted.map_err(|why| refused(snapshot, &why))?;
     Ok(written)
 }
 
@@ -228,7 +227,7 @@ async fn of_source<T: Send + 'static>(
 ) -> Result<T, TakeError> {
     let (agent, snapshot) = (reconciliation.agent, reconciliation.object);
     let (pool, source) = (Arc::clone(&usable.pool), snapshot.spec.source_image.clone());
-    let permit = agent.limiter.volume(&snapshot.spec.pool_name).await;
+    let permit = reconciliation.permit().await;
     let work = on_host(permit, move || {
         let source: Uid = source.parse()?;
         Ok::<_, image::Error>(ask(&pool, &source)?)
@@ -262,7 +261,7 @@ async fn take_or_find(
         });
     }
     let guard = lock_all(agent, snapshots).await?;
-    let (root, clock) = (agent.root.clone(), agent.now);
+    let (root, clock) = (agent.node.root.clone(), agent.node.now);
     let (io, limits) = (agent.io.clone(), limits_of_sources(agent, snapshots));
     let is_settled = origin == Origin::Existing || snapshots.iter().any(is_settled);
     let work = on_host(guard, move || {
@@ -281,7 +280,7 @@ async fn take_or_find(
     match work.await.map_err(|source| broken(snapshots, source))? {
         Ok(images) => Ok(images),
         Err(error) if is_settled => {
-            agent.suspect_pool(&error);
+            agent.pools.suspect(&error);
             Err(not_yet(error.reason(), Chain(&error).to_string()))
         }
         Err(error) => {
@@ -300,7 +299,7 @@ fn limits_of_sources(agent: &Agent, snapshots: &[PoolSnapshot]) -> Vec<LimitedVo
     let names: BTreeSet<&str> = snapshots.iter().map(|it| &*it.spec.source_volume).collect();
     let limits = names
         .into_iter()
-        .filter_map(|name| agent.known_limits(name));
+        .filter_map(|name| io_limits::known(agent, name));
     limits.collect()
 }
 
@@ -346,11 +345,10 @@ async fn reserve_growth(
             continue;
         }
         let (pool_state, _) = pool(agent, snapshot)?;
-        let reservation = Reservation::for_snapshot(snapshot, image.allocated);
-        let kind = ReservationKind::Growth { held };
-        if let Err(error) = agent.reserve(snapshot, reservation, &pool_state, kind) {
+        let admission = &agent.admission;
+        if let Err(why) = admission.larger_snapshot(snapshot, &pool_state, image.allocated) {
             discard(agent, snapshots).await?;
-            return Err(refused(snapshot, error.reason(), &error.to_string()));
+            return Err(refused(snapshot, &why));
         }
     }
     Ok(())
@@ -390,7 +388,7 @@ async fn lock_all(
     let pools: BTreeSet<&str> = snapshots.iter().map(HasImage::pool_name).collect();
     let mut permits = Vec::new();
     for pool in pools {
-        permits.push(agent.limiter.volume(pool).await);
+        permits.push(agent.pools.permit(pool).await);
     }
     Ok((permits, guards))
 }
@@ -402,7 +400,7 @@ fn pool(agent: &Agent, snapshot: &PoolSnapshot) -> Result<(Arc<PoolState>, Usabl
 
 /// The result of a disk error for all snapshots. None of them exists.
 fn failed(agent: &Agent, snapshots: &[PoolSnapshot], error: &image::Error) -> TakeError {
-    agent.suspect_pool(error);
+    agent.pools.suspect(error);
     let about = |snapshot: &&PoolSnapshot| {
         let uid = error.uid().map(Uid::as_str);
         uid.is_some()
@@ -438,9 +436,9 @@ fn naming(snapshot: &PoolSnapshot, message: &str) -> String {
     }
 }
 
-fn refused(snapshot: &PoolSnapshot, reason: Reason, message: &str) -> TakeError {
-    let message = naming(snapshot, message);
-    TakeError::Ended(TakeResult::Refused(Explanation::new(reason, message)))
+fn refused(snapshot: &PoolSnapshot, why: &Explanation) -> TakeError {
+    let message = naming(snapshot, &why.message);
+    TakeError::Ended(TakeResult::Refused(Explanation::new(why.reason, message)))
 }
 
 /// The image of a snapshot that was taken before is missing. It may come back with its disk.

@@ -44,7 +44,7 @@ impl Reconciliation<'_, PoolVolume> {
         let work = async {
             let turn = agent.checks.queue.turn(namespace).await;
             let guard = agent.locks.try_lock(&self.name)?;
-            let now = (agent.now)();
+            let now = (agent.node.now)();
             ticket.run(now);
             let work = move || {
                 let progress = |percent| _ = ticket.reached(percent);

@@ -19,10 +19,9 @@ use super::{
 };
 use crate::{
     agent::{
-        ledger::{Refusal, Reservation},
+        admission::Refusal,
         pools::{PoolState, Usable},
         reconcile::Reconciliation,
-        reservations::ReservationKind,
         work::Error,
     },
     blocking::on_host,
@@ -70,35 +69,27 @@ impl Reconciliation<'_, PoolVolume> {
         pool_state: &PoolState,
         usable: &Usable,
     ) -> Result<Option<Own>, Error> {
-        if let Some(message) = self.agent.closed(pool_state) {
-            let why = Explanation::new(Reason::PoolClosed, message);
+        let admission = &self.agent.admission;
+        if let Some(closed) = admission.closed(pool_state) {
+            let why = Explanation::new(Reason::PoolClosed, closed.to_string());
             return Ok(Some(Own::AttributesRefused(why)));
         }
         // The ledger knows what is reserved. Only the disk knows what is free.
-        let lacking = match self.shortfall(usable).await? {
-            Ok(size) => (size > Bytes::ZERO).then_some(Refusal::Lacking { size }),
+        let admitted = match self.shortfall(usable).await? {
+            Ok(Bytes::ZERO) => admission.change(self.object, pool_state),
+            Ok(size) => Err(Refusal::Lacking { size }.into()),
             Err(error) => {
                 let message = Chain(&error).to_string();
                 return Ok(Some(Own::NotModified { message }));
             }
         };
-        let reserve = || {
-            let reservation = Reservation::for_change(self.object);
-            let kind = ReservationKind::Change;
-            let reserved = self
-                .agent
-                .reserve(self.object, reservation, pool_state, kind);
-            reserved.err()
-        };
-        Ok(lacking.or_else(reserve).map(|refusal| {
-            Own::AttributesRefused(Explanation::new(refusal.reason(), refusal.to_string()))
-        }))
+        Ok(admitted.err().map(Own::AttributesRefused))
     }
 
     /// Bytes that the pool lacks now to allocate the image in full.
     async fn shortfall(&self, usable: &Usable) -> Result<Result<Bytes, image::Error>, Error> {
         let (pool, object) = (Arc::clone(&usable.pool), self.object.clone());
-        let permit = self.agent.limiter.volume(&self.object.spec.pool_name).await;
+        let permit = self.permit().await;
         let counted = on_host(permit, move || {
             let image = image::find(&pool, &object)?;
             Ok(pool.shortfall(&image.uid)?)

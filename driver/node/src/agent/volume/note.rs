@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use cistern_crds::PoolVolume;
 
 use super::status::{Own, VolumeOutcome};
-use crate::agent::{Agent, reconcile::Reconciliation, work::Error};
+use crate::agent::{Agent, io_limits, reconcile::Reconciliation, work::Error};
 
 /// Writes what was observed since the last reconcile: the filesystem (by the Node service), the health,
 /// the progress of a check, and whether its limits are in force. Returns the volume with the new status; None if the object has changed.
@@ -25,9 +25,12 @@ pub(super) async fn note<'a>(
             .growth_reported(&reconciliation.name, &growth);
         noted = Cow::Owned(written);
     }
-    let health = agent.health.unreported_problems(&noted).map(Own::Health);
+    let health = agent
+        .observations
+        .unreported_problems(&noted)
+        .map(Own::Health);
     let checking = agent.checks.unreported_progress(&noted).map(Own::Checking);
-    let limits = agent.unreported_limits(&noted).map(Own::Limits);
+    let limits = io_limits::unreported(agent, &noted).map(Own::Limits);
     for observed in [health, checking, limits].into_iter().flatten() {
         let outcome = VolumeOutcome::Own(observed);
         let Some(written) = Reconciliation::of(agent, &*noted).write(&outcome).await? else {

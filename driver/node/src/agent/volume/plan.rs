@@ -6,12 +6,13 @@
 use cistern_crds::{PoolVolume, PoolVolumeStatus};
 use cistern_host::Owner;
 
-use crate::agent::{
-    ledger::Reservation,
-    outcome::{ObjectPhase, phase},
+use crate::{
+    agent::{
+        admission::Reservation,
+        outcome::{ObjectPhase, phase},
+    },
+    image::{Difference, Image},
 };
-
-use crate::image::{Difference, Image};
 
 /// The next step for a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@ const VOLUMES_PER_POOL: usize = 8;
 
 /// Semaphores of each pool, by name.
 #[derive(Debug, Default)]
-pub struct PoolLimiter {
+pub(super) struct PoolLimiter {
     volumes: Mutex<HashMap<String, Arc<Semaphore>>>,
     pools: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
@@ -23,7 +23,7 @@ pub type Permit = OwnedSemaphorePermit;
 
 impl PoolLimiter {
     /// Waits for a permit to work on a volume of the pool.
-    pub async fn volume(&self, pool: &str) -> Option<Permit> {
+    pub(super) async fn volume(&self, pool: &str) -> Option<Permit> {
         semaphore(&self.volumes, pool, VOLUMES_PER_POOL)
             .acquire_owned()
             .await
@@ -31,7 +31,7 @@ impl PoolLimiter {
     }
 
     /// A permit to work on the pool itself; None while earlier work has not returned.
-    pub fn pool(&self, pool: &str) -> Option<Permit> {
+    pub(super) fn pool(&self, pool: &str) -> Option<Permit> {
         semaphore(&self.pools, pool, 1).try_acquire_owned().ok()
     }
 }

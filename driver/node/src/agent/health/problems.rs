@@ -1,23 +1,11 @@
-//! Tracks the problems of one volume or pool. Pure.
-//!
-//! ```text
-//!            seen, certain                 not seen              not seen
-//! (nothing) ─────────────▶ reported ────────────────▶ reported ────────────▶ (nothing)
-//!     │ ▲                     ▲  ▲                       │
-//!     │ │ not seen            │  └───────────────────────┘
-//!     │ │       seen again    │            seen
-//!     └─▶ suspected ──────────┘
-//!   seen, may pass
-//! ```
-//!
-//! *Invariant:* a problem is reported with the time at which it was first seen, for as long as it
-//! lasts. Only an observation that could see its absence clears it.
+//! The problems of one volume or pool. Pure.
+
+use std::cmp::Reverse;
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{Reason, bounds, health::Problem};
 
-/// Consecutive observations without a problem before it is cleared.
-const CLEAN_OBSERVATIONS: u8 = 2;
+use crate::agent::tracker::{Certainty, Trackable, Tracker, Visibility};
 
 /// A problem that one observation saw.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,116 +20,48 @@ pub struct Observation<Severity> {
     pub certainty: Certainty,
 }
 
-/// Whether an observation may be transient.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Certainty {
-    /// The problem exists.
-    Certain,
-    /// A healthy object may look like this for a moment. The problem must be seen twice in a row.
-    MayPass,
-}
+/// Observations of a volume or pool, and how much could be seen.
+pub type Seen<Severity> = (Vec<Observation<Severity>>, Visibility);
 
-/// How much an observation could see.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Visibility {
-    /// A problem that was not seen does not exist.
-    Full,
-    /// The observation was obstructed: a problem that was not seen may exist.
-    Partial,
+impl<Severity: Copy + Ord + std::fmt::Debug> Trackable for Problem<Severity> {
+    /// The most severe first, and in the order of the reasons.
+    type Key = (Reverse<Severity>, Option<Reason>, String);
+
+    const CLEARED_AFTER: u8 = 2;
+
+    fn key(&self) -> Self::Key {
+        let reason = Reason::parse(&self.reason);
+        (Reverse(self.severity), reason, self.reason.clone())
+    }
+
+    fn since(&mut self) -> &mut DateTime<Utc> {
+        &mut self.since
+    }
 }
 
 /// The problems of one volume or pool.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProblemTracker<Severity> {
-    tracked: Vec<Tracked<Severity>>,
-}
+pub type ProblemTracker<Severity> = Tracker<Problem<Severity>>;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Tracked<Severity> {
-    problem: Problem<Severity>,
-    state: ProblemState,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ProblemState {
-    /// The last observation saw it for the first time.
-    Suspected,
-    /// It is reported. Counts consecutive observations that did not see it.
-    Reported { clean_observations: u8 },
-}
-
-impl<Severity> Default for ProblemTracker<Severity> {
-    fn default() -> Self {
-        Self {
-            tracked: Vec::new(),
-        }
-    }
-}
-
-impl<Severity: Copy + Ord> ProblemTracker<Severity> {
-    /// Restores the problems of a status: a problem that outlasts a restart of the agent keeps its
-    /// start time.
-    pub fn resume(reported: &[Problem<Severity>]) -> Self {
-        let tracked = reported.iter().map(|problem| Tracked {
-            problem: problem.clone(),
-            state: ProblemState::Reported {
-                clean_observations: 0,
-            },
-        });
-        Self {
-            tracked: tracked.collect(),
-        }
-    }
-
+impl<Severity: Copy + Ord + std::fmt::Debug> ProblemTracker<Severity> {
     /// Records an observation.
-    pub fn observe(
-        &mut self,
-        seen: Vec<Observation<Severity>>,
-        visibility: Visibility,
-        now: DateTime<Utc>,
-    ) {
-        let mut seen = distinct(seen);
-        self.tracked.retain_mut(|tracked| {
-            match seen
-                .iter()
-                .position(|observation| observation.is(&tracked.problem))
-            {
-                Some(index) => {
-                    tracked.problem.message = seen.swap_remove(index).message;
-                    tracked.state = ProblemState::Reported {
-                        clean_observations: 0,
-                    };
-                    true
-                }
-                None => visibility == Visibility::Partial || tracked.was_not_seen(),
-            }
+    pub fn saw(&mut self, (seen, visibility): Seen<Severity>, now: DateTime<Utc>) {
+        let seen = distinct(seen).into_iter().map(|observation| {
+            let problem = Problem {
+                severity: observation.severity,
+                reason: observation.reason.to_string(),
+                message: observation.message,
+                since: now,
+            };
+            (problem, observation.certainty)
         });
-        seen.sort_by(|one, other| {
-            let order = other.severity.cmp(&one.severity);
-            order.then_with(|| one.reason.cmp(&other.reason))
-        });
-        self.tracked
-            .extend(seen.into_iter().map(|observation| Tracked {
-                state: match observation.certainty {
-                    Certainty::Certain => ProblemState::Reported {
-                        clean_observations: 0,
-                    },
-                    Certainty::MayPass => ProblemState::Suspected,
-                },
-                problem: Problem {
-                    severity: observation.severity,
-                    reason: observation.reason.to_string(),
-                    message: observation.message,
-                    since: now,
-                },
-            }));
+        self.observe(seen, visibility, now);
     }
 
     /// The reported problems, the oldest first; the most severe if there are more than a status
     /// holds.
     pub fn problems(&self) -> Vec<Problem<Severity>> {
-        let reported = self.tracked.iter().filter(|tracked| tracked.is_reported());
-        let mut problems: Vec<_> = reported.map(|tracked| tracked.problem.clone()).collect();
+        let mut problems: Vec<_> = self.reported().cloned().collect();
+        problems.sort_by_key(|problem| problem.since);
         while problems.len() > bounds::PROBLEMS {
             let least = problems
                 .iter()
@@ -156,31 +76,8 @@ impl<Severity: Copy + Ord> ProblemTracker<Severity> {
 
     /// Whether a problem is reported.
     pub fn reports(&self, reason: Reason) -> bool {
-        let mut reported = self.tracked.iter().filter(|tracked| tracked.is_reported());
-        reported.any(|tracked| tracked.problem.reason == reason.as_str())
-    }
-}
-
-impl<Severity> Tracked<Severity> {
-    fn is_reported(&self) -> bool {
-        matches!(self.state, ProblemState::Reported { .. })
-    }
-
-    /// Counts an observation without the problem. Returns whether it is kept.
-    fn was_not_seen(&mut self) -> bool {
-        match &mut self.state {
-            ProblemState::Suspected => false,
-            ProblemState::Reported { clean_observations } => {
-                *clean_observations += 1;
-                *clean_observations < CLEAN_OBSERVATIONS
-            }
-        }
-    }
-}
-
-impl<Severity: PartialEq> Observation<Severity> {
-    fn is(&self, problem: &Problem<Severity>) -> bool {
-        self.severity == problem.severity && self.reason.as_str() == problem.reason
+        let mut reported = self.reported();
+        reported.any(|problem| problem.reason == reason.as_str())
     }
 }
 
@@ -245,7 +142,7 @@ mod tests {
     fn reported(observations: &[Vec<Observation<VolumeSeverity>>]) -> Vec<Vec<String>> {
         let mut tracker = ProblemTracker::default();
         let each = observations.iter().zip(0..).map(|(seen, number)| {
-            tracker.observe(seen.clone(), Visibility::Full, at(number * 10));
+            tracker.saw((seen.clone(), Visibility::Full), at(number * 10));
             let problems = tracker.problems().into_iter();
             problems.map(|problem| problem.reason).collect()
         });
@@ -279,34 +176,34 @@ mod tests {
     #[test]
     fn clh_05_a_problem_is_reported_with_its_start_time_for_as_long_as_it_lasts() {
         let mut tracker = ProblemTracker::default();
-        tracker.observe(unmounted(), Visibility::Full, at(10));
-        tracker.observe(unmounted(), Visibility::Full, at(20));
+        tracker.saw((unmounted(), Visibility::Full), at(10));
+        tracker.saw((unmounted(), Visibility::Full), at(20));
         let mut both = unmounted();
         both.extend(gone());
-        tracker.observe(both, Visibility::Full, at(30));
+        tracker.saw((both, Visibility::Full), at(30));
         let since = |tracker: &ProblemTracker<_>| {
             let problems = tracker.problems().into_iter();
             problems.map(|problem| problem.since).collect::<Vec<_>>()
         };
         assert_eq!(since(&tracker), [at(10), at(30)]);
         let mut resumed = ProblemTracker::resume(&tracker.problems());
-        resumed.observe(unmounted(), Visibility::Full, at(40));
+        resumed.saw((unmounted(), Visibility::Full), at(40));
         assert_eq!(since(&resumed), [at(10), at(30)]);
-        resumed.observe(unmounted(), Visibility::Full, at(50));
+        resumed.saw((unmounted(), Visibility::Full), at(50));
         assert_eq!(since(&resumed), [at(10)]);
     }
 
     #[test]
     fn a_partial_observation_clears_no_problem() {
         let mut tracker = ProblemTracker::default();
-        tracker.observe(gone(), Visibility::Full, at(0));
-        tracker.observe(unmounted(), Visibility::Full, at(10));
+        tracker.saw((gone(), Visibility::Full), at(0));
+        tracker.saw((unmounted(), Visibility::Full), at(10));
         for second in [20, 30, 40] {
-            tracker.observe(vec![], Visibility::Partial, at(second));
+            tracker.saw((vec![], Visibility::Partial), at(second));
         }
         assert!(tracker.reports(Reason::ImageMissing));
         assert!(!tracker.reports(Reason::MountMissing));
-        tracker.observe(unmounted(), Visibility::Full, at(50));
+        tracker.saw((unmounted(), Visibility::Full), at(50));
         assert!(!tracker.reports(Reason::ImageMissing));
         assert!(tracker.reports(Reason::MountMissing));
     }
@@ -325,9 +222,9 @@ mod tests {
         ];
         let degraded = |reason| observation(Degraded, reason, Certainty::Certain);
         let mut tracker = ProblemTracker::default();
-        tracker.observe(reasons.map(degraded).to_vec(), Visibility::Full, at(0));
+        tracker.saw((reasons.map(degraded).to_vec(), Visibility::Full), at(0));
         assert_eq!(tracker.problems().len(), bounds::PROBLEMS);
-        tracker.observe(gone(), Visibility::Partial, at(10));
+        tracker.saw((gone(), Visibility::Partial), at(10));
         let reported = tracker.problems();
         assert_eq!(reported.len(), bounds::PROBLEMS);
         assert!(reported.iter().any(|problem| problem.severity == DataLoss));
@@ -343,7 +240,7 @@ mod tests {
             Certainty::Certain,
         ));
         let mut tracker = ProblemTracker::default();
-        tracker.observe(seen.clone(), Visibility::Full, at(0));
+        tracker.saw((seen.clone(), Visibility::Full), at(0));
         let messages: Vec<String> = tracker
             .problems()
             .into_iter()
@@ -352,7 +249,7 @@ mod tests {
         let twice = "it is ImageMissing; it is ImageMissing";
         assert_eq!(messages, [twice, "it is ImageMissing"]);
         seen[0].message = "ü".repeat(1000);
-        tracker.observe(seen, Visibility::Full, at(0));
+        tracker.saw((seen, Visibility::Full), at(0));
         assert_eq!(tracker.problems()[0].message.len(), bounds::PROBLEM);
     }
 }

@@ -6,14 +6,14 @@
 
 use std::collections::HashMap;
 
-use cistern_crds::Bytes;
+use cistern_crds::{Bytes, Reason};
 use parking_lot::Mutex;
 
-use super::ledger::{Ledger, Refusal, Reservation};
+use super::{Ledger, Refusal, Reservation};
 
 /// Pending reservations by UID of the custom resource.
 #[derive(Debug, Default)]
-pub struct Reservations {
+pub(super) struct Reservations {
     pending: Mutex<HashMap<String, Pending>>,
 }
 
@@ -25,18 +25,34 @@ struct Pending {
 
 /// What a reservation is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReservationKind {
+pub(super) enum ReservationKind {
     /// A new volume or snapshot. It must fit.
     New,
     /// An existing image. Its bytes are counted whatever the ledger says.
     Adopted,
     /// A volume whose attributes change. It keeps its bytes.
     Change,
-    /// A volume that grows, or a snapshot that needs more than was estimated.
+    /// A volume that grows.
     Growth {
-        /// Bytes that the object has reserved so far.
+        /// Bytes that the volume has reserved so far.
         held: Bytes,
     },
+    /// A snapshot that was taken and needs more than was estimated.
+    Excess {
+        /// Bytes that the snapshot has reserved so far.
+        held: Bytes,
+    },
+}
+
+impl ReservationKind {
+    /// The reason for which a pool that takes nothing new refuses it. None for what exists already.
+    pub(super) fn refused_by_closed_pool(self) -> Option<Reason> {
+        match self {
+            Self::New => Some(Reason::PoolNotReady),
+            Self::Growth { .. } | Self::Change => Some(Reason::PoolClosed),
+            Self::Adopted | Self::Excess { .. } => None,
+        }
+    }
 }
 
 impl Reservations {
@@ -45,7 +61,7 @@ impl Reservations {
     /// `ledger` is built from the watched objects and the pending reservations while the lock is
     /// held, so that no concurrent reservation interferes. An object that already has the same
     /// reservation keeps it.
-    pub fn reserve(
+    pub(super) fn reserve(
         &self,
         uid: &str,
         pool: &str,
@@ -64,7 +80,9 @@ impl Reservations {
         others.remove(uid);
         match kind {
             ReservationKind::New => ledger(&others).check(&reservation)?,
-            ReservationKind::Growth { held } => ledger(&others).check_growth(held, &reservation)?,
+            ReservationKind::Growth { held } | ReservationKind::Excess { held } => {
+                ledger(&others).check_growth(held, &reservation)?;
+            }
             ReservationKind::Change => {
                 ledger(&others).check_provisioning(reservation.provisioning)?;
             }
@@ -76,7 +94,7 @@ impl Reservations {
     }
 
     /// Removes a reservation whose write the API server refused.
-    pub fn release(&self, uid: &str) {
+    pub(super) fn release(&self, uid: &str) {
         self.pending.lock().remove(uid);
     }
 
@@ -84,7 +102,7 @@ impl Reservations {
     /// is gone.
     ///
     /// `awaits_reservation` says whether the object with a UID still waits for its reservation.
-    pub fn retain(&self, awaits_reservation: impl Fn(&str, &Reservation) -> bool) {
+    pub(super) fn retain(&self, awaits_reservation: impl Fn(&str, &Reservation) -> bool) {
         // A write in flight was made from an object that requests it, and fails when the object has
         // changed.
         self.pending
@@ -93,13 +111,13 @@ impl Reservations {
     }
 
     /// Pending reservations of a pool.
-    pub fn of_pool(&self, pool: &str) -> PendingOfPool {
+    pub(super) fn of_pool(&self, pool: &str) -> PendingOfPool {
         of_pool(&self.pending.lock(), pool)
     }
 }
 
 /// Pending reservations of one pool, by UID of the custom resource.
-pub type PendingOfPool = HashMap<String, Reservation>;
+pub(super) type PendingOfPool = HashMap<String, Reservation>;
 
 fn of_pool(pending: &HashMap<String, Pending>, pool: &str) -> PendingOfPool {
     pending
@@ -111,12 +129,12 @@ fn of_pool(pending: &HashMap<String, Pending>, pool: &str) -> PendingOfPool {
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::{Provisioning, Reason};
+    use cistern_crds::Provisioning;
 
     use super::*;
     use crate::{
         agent::{
-            ledger::{Holder, Limits},
+            admission::{Holder, ledger::Limits},
             volume::plan,
         },
         testing::{admitted_volume, ready_volume, wanted_volume},

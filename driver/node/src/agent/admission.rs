@@ -1,0 +1,242 @@
+//! Admission: which volume, snapshot, growth or change of a volume gets bytes of a pool.
+//!
+//! ```text
+//! watched objects ──────────────┐
+//! pending reservations ─────────┼─▶ ledger ─▶ reservation, or the reason of the refusal
+//! unclaimed images, other files ┘
+//! ```
+//!
+//! *Invariant:* every decision is made here, against all reservations of the pool. A pool that takes
+//! nothing new keeps what it has: an existing image is counted in any case.
+
+mod closed;
+mod ledger;
+mod refusal;
+mod reservation;
+mod reservations;
+
+use std::{collections::HashMap, sync::Arc};
+
+use cistern_crds::{
+    Bytes, Explanation, HasImage, NodePoolStatus, PoolSnapshot, PoolVolume, Reason,
+};
+
+pub use self::{
+    closed::Closed,
+    ledger::Ledger,
+    refusal::Refusal,
+    reservation::{Holder, Reservation},
+};
+use self::{
+    ledger::Limits,
+    reservations::{PendingOfPool, ReservationKind, Reservations},
+};
+use super::{
+    desired::{AssignedObjects, Desired},
+    health::Health,
+    pools::PoolState,
+    snapshot, volume,
+};
+use crate::image::Image;
+
+/// Decides who may reserve bytes of the pools of this node.
+#[derive(Debug)]
+pub struct Admission {
+    desired: Desired,
+    health: Arc<Health>,
+    reservations: Reservations,
+}
+
+impl Admission {
+    pub(super) fn new(desired: Desired, health: Arc<Health>) -> Self {
+        Self {
+            desired,
+            health,
+            reservations: Reservations::default(),
+        }
+    }
+
+    /// Reserves and returns the bytes of a new volume. `adopted` is its image, if it exists already.
+    pub fn volume(
+        &self,
+        volume: &PoolVolume,
+        pool: &PoolState,
+        adopted: Option<&Image>,
+    ) -> Result<Bytes, Explanation> {
+        let (kind, on_disk) = match adopted {
+            Some(image) => (ReservationKind::Adopted, image.size),
+            None => (ReservationKind::New, Bytes::ZERO),
+        };
+        let size = volume.spec.size.max(on_disk);
+        self.reserve(volume, pool, Reservation::for_volume(volume, size), kind)?;
+        Ok(size)
+    }
+
+    /// Reserves the bytes to which a volume grows.
+    pub fn growth(&self, volume: &PoolVolume, pool: &PoolState) -> Result<(), Explanation> {
+        let held = volume.reserved().unwrap_or_default();
+        let wanted = Reservation::for_volume(volume, volume.spec.size);
+        self.reserve(volume, pool, wanted, ReservationKind::Growth { held })
+    }
+
+    /// Reserves the bytes of a volume with the attributes of its spec.
+    pub fn change(&self, volume: &PoolVolume, pool: &PoolState) -> Result<(), Explanation> {
+        let wanted = Reservation::for_change(volume);
+        self.reserve(volume, pool, wanted, ReservationKind::Change)
+    }
+
+    /// Reserves the bytes that a new snapshot is expected to hold.
+    pub fn snapshot(
+        &self,
+        snapshot: &PoolSnapshot,
+        pool: &PoolState,
+        expected: Bytes,
+    ) -> Result<(), Explanation> {
+        let wanted = Reservation::for_snapshot(snapshot, expected);
+        self.reserve(snapshot, pool, wanted, ReservationKind::New)
+    }
+
+    /// Reserves the bytes of a snapshot whose image exists already.
+    pub fn adopted_snapshot(
+        &self,
+        snapshot: &PoolSnapshot,
+        pool: &PoolState,
+        allocated: Bytes,
+    ) -> Result<(), Explanation> {
+        let wanted = Reservation::for_snapshot(snapshot, allocated);
+        self.reserve(snapshot, pool, wanted, ReservationKind::Adopted)
+    }
+
+    /// Reserves the bytes of a snapshot that was taken and holds more than was expected.
+    pub fn larger_snapshot(
+        &self,
+        snapshot: &PoolSnapshot,
+        pool: &PoolState,
+        allocated: Bytes,
+    ) -> Result<(), Explanation> {
+        let held = snapshot.reserved().unwrap_or_default();
+        let wanted = Reservation::for_snapshot(snapshot, allocated);
+        self.reserve(snapshot, pool, wanted, ReservationKind::Excess { held })
+    }
+
+    /// Withdraws the reservation of an object, because the API server has rejected its status.
+    pub fn withdraw(&self, object: &impl HasImage) {
+        let uid = object.meta().uid.as_deref().unwrap_or_default();
+        self.reservations.release(uid);
+    }
+
+    /// Why a pool takes no new volumes, snapshots and growths, if it takes none.
+    pub fn closed(&self, pool: &PoolState) -> Option<Closed> {
+        let assigned = self.desired.by_pool().remove(&pool.spec.name);
+        self.closed_with(pool, &assigned.unwrap_or_default())
+    }
+
+    /// As [`Self::closed`], for the objects of the pool.
+    pub fn closed_with(&self, pool: &PoolState, assigned: &AssignedObjects) -> Option<Closed> {
+        if pool.spec.retiring {
+            return Some(Closed::retiring(assigned));
+        }
+        if self.health.reports(&pool.spec.name, Reason::NotAllocated) {
+            return Some(Closed::NotAllocated);
+        }
+        if let Some(stray) = pool.usable().and_then(|usable| usable.uncounted()) {
+            return Some(Closed::Stray(stray.path.clone()));
+        }
+        self.desired.unreadable().map(Closed::Unreadable)
+    }
+
+    /// The ledger of a pool, for its status. `before` is the last status.
+    pub fn ledger(
+        &self,
+        pool: &PoolState,
+        before: Option<&NodePoolStatus>,
+        assigned: &AssignedObjects,
+    ) -> Ledger {
+        let pending = self.reservations.of_pool(&pool.spec.name);
+        ledger_of(pool, before, assigned, &pending)
+    }
+
+    /// Drops the pending reservations that the watch shows.
+    pub fn drop_observed(&self, all: &HashMap<String, AssignedObjects>) {
+        let volumes = by_uid(all.values().flat_map(AssignedObjects::volumes));
+        let snapshots = by_uid(all.values().flat_map(AssignedObjects::snapshots));
+        self.reservations
+            .retain(|uid, reservation| match reservation.holder {
+                Holder::Volume => volumes
+                    .get(uid)
+                    .is_some_and(|volume| volume::plan::awaits_reservation(volume, reservation)),
+                Holder::Snapshot { .. } => snapshots
+                    .get(uid)
+                    .is_some_and(|snapshot| snapshot::awaits_reservation(snapshot, reservation)),
+            });
+    }
+
+    fn reserve(
+        &self,
+        object: &impl HasImage,
+        pool: &PoolState,
+        wanted: Reservation,
+        kind: ReservationKind,
+    ) -> Result<(), Explanation> {
+        let (uid, name) = (object.meta().uid.as_deref(), &pool.spec.name);
+        let mut all = self.desired.by_pool();
+        self.drop_observed(&all);
+        let assigned = all.remove(name).unwrap_or_default();
+        if let Some(reason) = kind.refused_by_closed_pool()
+            && let Some(why) = self.closed_with(pool, &assigned)
+        {
+            return Err(Explanation::new(reason, why.to_string()));
+        }
+        let ledger = |pending: &PendingOfPool| ledger_of(pool, None, &assigned, pending);
+        let uid = uid.unwrap_or_default();
+        Ok(self.reservations.reserve(uid, name, wanted, kind, ledger)?)
+    }
+}
+
+/// The ledger of a pool: the watched objects, the pending reservations, and the unclaimed bytes on the
+/// disk.
+fn ledger_of(
+    pool: &PoolState,
+    before: Option<&NodePoolStatus>,
+    assigned: &AssignedObjects,
+    pending: &PendingOfPool,
+) -> Ledger {
+    let empty = match pool.usable() {
+        Some(usable) => usable.statistics.empty,
+        None => before.map_or(Bytes::ZERO, |before| before.empty),
+    };
+    let mut pending = pending.clone();
+    let mut reservations = observed(assigned.volumes(), Reservation::for_volume, &mut pending);
+    reservations.extend(observed(
+        assigned.snapshots(),
+        Reservation::for_snapshot,
+        &mut pending,
+    ));
+    let unclaimed = pool.usable().map_or(Bytes::ZERO, |usable| {
+        let images = usable.images.unclaimed(&assigned.claimed_images());
+        images.saturating_add(usable.stray_bytes())
+    });
+    let reservations = reservations.into_iter().chain(pending.into_values());
+    Ledger::new(Limits::new(empty, &pool.spec), reservations, unclaimed)
+}
+
+/// The reservations that the watch shows. A pending reservation of the same object is removed from
+/// the rest, because it replaces a smaller one.
+fn observed<'a, K: HasImage + 'a>(
+    objects: impl Iterator<Item = &'a K>,
+    reservation: fn(&K, Bytes) -> Reservation,
+    pending: &mut PendingOfPool,
+) -> Vec<Reservation> {
+    let reservations = objects.filter_map(|object| {
+        let held = object.reserved()?;
+        let more = pending.remove(object.meta().uid.as_deref().unwrap_or_default());
+        let more = more.map_or(Bytes::ZERO, |more| more.size);
+        Some(reservation(object, held.max(more)))
+    });
+    reservations.collect()
+}
+
+fn by_uid<'a, K: HasImage>(objects: impl Iterator<Item = &'a K>) -> HashMap<&'a str, &'a K> {
+    let with_uid = objects.filter_map(|object| Some((object.meta().uid.as_deref()?, object)));
+    with_uid.collect()
+}

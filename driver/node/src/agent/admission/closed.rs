@@ -1,0 +1,83 @@
+//! Why a pool takes nothing new.
+
+use std::path::PathBuf;
+
+use kube::ResourceExt;
+
+use crate::agent::desired::AssignedObjects;
+
+/// Names that a message lists of each kind.
+const NAMED: usize = 5;
+
+/// The reason why a usable pool takes no new volumes, snapshots and growths.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Closed {
+    /// The pool leaves the node, and still holds these objects.
+    #[error("{}", leaving(.volumes, .snapshots))]
+    Retiring {
+        /// Names of its PoolVolumes.
+        volumes: Vec<String>,
+        /// Names of its PoolSnapshots.
+        snapshots: Vec<String>,
+    },
+    /// The host's filesystem lacks blocks for the pool's file.
+    #[error("part of the pool's file is not allocated")]
+    NotAllocated,
+    /// The pool holds a foreign entry that the ledger cannot count.
+    #[error("{} does not belong to Cistern and its size is unknown: move it away", .0.display())]
+    Stray(PathBuf),
+    /// The ledger does not count the bytes of an object, because it cannot be read.
+    #[error("{0} cannot be read by this version, so its size is unknown")]
+    Unreadable(String),
+}
+
+impl Closed {
+    /// A retiring pool with its objects.
+    pub(super) fn retiring(assigned: &AssignedObjects) -> Self {
+        Self::Retiring {
+            volumes: assigned.volumes().map(ResourceExt::name_any).collect(),
+            snapshots: assigned.snapshots().map(ResourceExt::name_any).collect(),
+        }
+    }
+}
+
+fn leaving(volumes: &[String], snapshots: &[String]) -> String {
+    let held = [named("volumes", volumes), named("snapshots", snapshots)];
+    let held: Vec<String> = held.into_iter().flatten().collect();
+    if held.is_empty() {
+        return "the pool leaves this node as soon as it is empty".to_owned();
+    }
+    let held = held.join("; ");
+    format!("the pool leaves this node when it is empty; it still holds {held}")
+}
+
+/// The first names as text; None for no names.
+fn named(kind: &str, names: &[String]) -> Option<String> {
+    let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
+    names.sort_unstable();
+    let more = match names.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        count => format!(" and {count} more"),
+    };
+    names.truncate(NAMED);
+    (!names.is_empty()).then(|| format!("{kind} {}{more}", names.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_retiring_pool_names_the_first_objects_that_it_holds() {
+        let empty = Closed::retiring(&AssignedObjects::default()).to_string();
+        assert!(empty.ends_with("as soon as it is empty"), "{empty}");
+        let names = ["pvc-2", "pvc-1"].map(str::to_owned);
+        assert_eq!(named("volumes", &names).unwrap(), "volumes pvc-1, pvc-2");
+        let many: Vec<String> = (0..1000)
+            .map(|number| format!("snapshot-{number}"))
+            .collect();
+        let message = named("snapshots", &many).unwrap();
+        assert!(message.ends_with(" and 995 more"), "{message}");
+        assert_eq!(named("snapshots", &[]), None);
+    }
+}

@@ -1,0 +1,228 @@
+//! The ledger of one pool on this node: its reservations, and whether one more volume or snapshot
+//! fits.
+//!
+//! It is computed from the custom resources each time, so it cannot drift.
+//!
+//! A requested growth counts from its admission on. A refused growth does not count.
+//!
+//! A snapshot reserves the bytes that its image had allocated when it was taken: its source may
+//! overwrite all of them, and then both images need their own blocks.
+//!
+//! *Invariants:* all reservations together stay within `usable × overcommit`, and no volume is larger
+//! than `usable` (R12). An overcommitted pool holds thin volumes only. A pool that holds a thick
+//! volume, or a snapshot of one, is not overcommitted, whatever its spec says.
+
+use std::collections::HashMap;
+
+use cistern_crds::{Bytes, Provisioning, pool::usable_of};
+
+use super::{Holder, Refusal, Reservation};
+
+/// The limits of a pool's reservations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Space for volumes and snapshots: the free space of the empty pool less `reservedPercent`.
+    pub usable: Bytes,
+    /// Limit of all reservations, as a percentage of `usable`; at least 100.
+    pub overcommit_percent: u32,
+    /// Highest number of volumes.
+    pub volume_limit: u32,
+    /// Highest number of snapshots.
+    pub snapshot_limit: u32,
+    /// Highest number of snapshots of one volume.
+    pub snapshots_per_volume: u32,
+}
+
+impl Limits {
+    /// The limits of a pool that had `empty` bytes free when it was made or grown.
+    pub fn new(empty: Bytes, pool: &cistern_crds::NodePool) -> Self {
+        Self {
+            usable: usable_of(empty, pool.reserved_percent),
+            overcommit_percent: pool.overcommit_percent,
+            volume_limit: pool.limits.volumes,
+            snapshot_limit: pool.limits.snapshots,
+            snapshots_per_volume: pool.limits.snapshots_per_volume,
+        }
+    }
+}
+
+/// The reservations of one pool on this node, as sums.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ledger {
+    limits: Limits,
+    reserved: Bytes,
+    /// Whether a thick volume, or a snapshot of one, has a reservation.
+    holds_thick: bool,
+    reserved_for_snapshots: Bytes,
+    volumes: u32,
+    snapshots: u32,
+    /// Number of snapshots by the image that they are taken from.
+    snapshots_of: HashMap<String, u32>,
+}
+
+impl Ledger {
+    /// Sums up the reservations and the bytes of images that no custom resource claims.
+    pub fn new(
+        limits: Limits,
+        reservations: impl IntoIterator<Item = Reservation>,
+        unclaimed: Bytes,
+    ) -> Self {
+        let empty = Self {
+            limits,
+            reserved: unclaimed,
+            holds_thick: false,
+            reserved_for_snapshots: Bytes::ZERO,
+            volumes: 0,
+            snapshots: 0,
+            snapshots_of: HashMap::new(),
+        };
+        reservations.into_iter().fold(empty, Self::with)
+    }
+
+    /// Adds a reservation without a check.
+    #[must_use]
+    pub fn with(mut self, reservation: Reservation) -> Self {
+        let size = reservation.size;
+        self.reserved = self.reserved.saturating_add(size);
+        self.holds_thick |= reservation.provisioning == Provisioning::Thick;
+        match reservation.holder {
+            Holder::Volume => self.volumes = self.volumes.saturating_add(1),
+            Holder::Snapshot { source } => {
+                self.reserved_for_snapshots = self.reserved_for_snapshots.saturating_add(size);
+                self.snapshots = self.snapshots.saturating_add(1);
+                let of_volume = self.snapshots_of.entry(source).or_default();
+                *of_volume = of_volume.saturating_add(1);
+            }
+        }
+        self
+    }
+
+    /// Space for volumes and snapshots, without overcommitment.
+    pub fn usable(&self) -> Bytes {
+        self.limits.usable
+    }
+
+    /// All reserved bytes, with those of unclaimed images.
+    pub fn reserved(&self) -> Bytes {
+        self.reserved
+    }
+
+    /// Bytes reserved for snapshots: part of [`Self::reserved`].
+    pub fn reserved_for_snapshots(&self) -> Bytes {
+        self.reserved_for_snapshots
+    }
+
+    /// Number of volumes with a reservation.
+    pub fn volumes(&self) -> u32 {
+        self.volumes
+    }
+
+    /// Number of snapshots with a reservation.
+    pub fn snapshots(&self) -> u32 {
+        self.snapshots
+    }
+
+    /// Room for more volumes with this provisioning, in total.
+    pub fn room(&self, provisioning: Provisioning) -> Bytes {
+        if self.volumes >= self.limits.volume_limit {
+            return Bytes::ZERO;
+        }
+        self.free(provisioning)
+    }
+
+    /// Limit of all reservations, as a percentage of [`Self::usable`].
+    fn percent(&self) -> u32 {
+        if self.holds_thick {
+            100
+        } else {
+            self.limits.overcommit_percent
+        }
+    }
+
+    /// The percentage of overcommitment that rules out this provisioning. Only thick volumes are
+    /// ruled out, because their blocks must exist.
+    fn overcommits(&self, provisioning: Provisioning) -> Option<u32> {
+        let percent = self.percent();
+        (provisioning == Provisioning::Thick && percent > 100).then_some(percent)
+    }
+
+    /// Unreserved bytes, for volumes and snapshots.
+    fn free(&self, provisioning: Provisioning) -> Bytes {
+        if self.overcommits(provisioning).is_some() {
+            return Bytes::ZERO;
+        }
+        let ceiling = self.limits.usable.percent(self.percent());
+        ceiling.saturating_sub(self.reserved)
+    }
+
+    /// Whether one more volume or snapshot fits.
+    pub fn check(&self, reservation: &Reservation) -> Result<(), Refusal> {
+        let (size, limits) = (reservation.size, &self.limits);
+        if let Some(percent) = self.overcommits(reservation.provisioning) {
+            return Err(Refusal::Overcommitted { percent });
+        }
+        match &reservation.holder {
+            Holder::Volume => {
+                let (usable, limit) = (limits.usable, limits.volume_limit);
+                if size > usable {
+                    return Err(Refusal::TooLarge { size, usable });
+                }
+                if self.volumes >= limit {
+                    return Err(Refusal::VolumeLimitReached { limit });
+                }
+            }
+            Holder::Snapshot { source } => {
+                let limit = limits.snapshot_limit;
+                if self.snapshots >= limit {
+                    return Err(Refusal::SnapshotLimitReached { limit });
+                }
+                let limit = limits.snapshots_per_volume;
+                if self.snapshots_of.get(source).copied().unwrap_or(0) >= limit {
+                    return Err(Refusal::SnapshotsOfVolumeReached { limit });
+                }
+            }
+        }
+        let room = self.free(reservation.provisioning);
+        if size > room {
+            return Err(Refusal::NoSpace { size, room });
+        }
+        Ok(())
+    }
+
+    /// Whether a volume of this ledger can have this provisioning. Its bytes are reserved already.
+    pub fn check_provisioning(&self, provisioning: Provisioning) -> Result<(), Refusal> {
+        if let Some(percent) = self.overcommits(provisioning) {
+            return Err(Refusal::Overcommitted { percent });
+        }
+        match self.reserved.saturating_sub(self.limits.usable) {
+            size if provisioning == Provisioning::Thick && size > Bytes::ZERO => {
+                Err(Refusal::Lacking { size })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether an object of this ledger that has `held` bytes reserved can have more.
+    pub fn check_growth(&self, held: Bytes, wanted: &Reservation) -> Result<(), Refusal> {
+        let (size, usable) = (wanted.size, self.limits.usable);
+        let reach = held.saturating_add(self.free(wanted.provisioning));
+        let largest = match wanted.holder {
+            Holder::Volume => usable.min(reach).round_down_to_mib().max(held),
+            Holder::Snapshot { .. } if size > reach => {
+                return Err(Refusal::NoSpace { size, room: reach });
+            }
+            Holder::Snapshot { .. } => return Ok(()),
+        };
+        if size > largest {
+            return Err(Refusal::Growth {
+                size,
+                largest,
+                usable,
+            });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

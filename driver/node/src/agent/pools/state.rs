@@ -1,0 +1,92 @@
+//! One pool as of the last reconcile.
+
+use std::sync::Arc;
+
+use cistern_crds::{Bytes, Explanation, NodePool, PoolOwner, Reason};
+use cistern_host::{Pool, PoolStatistics, Stray, pool::PoolFile};
+
+use super::Images;
+
+/// One pool as of the last reconcile.
+#[derive(Debug)]
+pub struct PoolState {
+    /// The spec at that time.
+    pub spec: NodePool,
+    /// What the reconcile found.
+    pub found: PoolAvailability,
+}
+
+/// Whether a pool is usable.
+#[derive(Clone, Debug)]
+pub enum PoolAvailability {
+    /// The pool is usable.
+    Usable(Usable),
+    /// The pool is unusable.
+    Unusable {
+        /// Reason and message for users.
+        why: Explanation,
+        /// The pool if it is open nevertheless: probes of its disk detect its recovery.
+        open: Option<Usable>,
+        /// The node that owns the pool, if it is another one.
+        owner: Option<PoolOwner>,
+    },
+    /// The pool was to be removed and is removed.
+    Gone,
+}
+
+/// A usable pool.
+#[derive(Clone, Debug)]
+pub struct Usable {
+    /// The pool.
+    pub pool: Arc<Pool>,
+    /// Space statistics of its filesystem.
+    pub statistics: PoolStatistics,
+    /// Its backing file, if the source is an image.
+    pub file: Option<PoolFile>,
+    /// The images in it.
+    pub images: Arc<Images>,
+    /// Foreign files in the pool.
+    pub strays: Vec<Stray>,
+}
+
+impl Usable {
+    /// Bytes of the foreign files. They take room without a reservation.
+    pub fn stray_bytes(&self) -> Bytes {
+        self.strays.iter().filter_map(|stray| stray.size).sum()
+    }
+
+    /// A foreign entry of unknown size.
+    pub fn uncounted(&self) -> Option<&Stray> {
+        self.strays.iter().find(|stray| stray.size.is_none())
+    }
+}
+
+impl PoolState {
+    /// The pool, if it is usable.
+    pub fn usable(&self) -> Option<&Usable> {
+        match &self.found {
+            PoolAvailability::Usable(usable) => Some(usable),
+            PoolAvailability::Unusable { .. } | PoolAvailability::Gone => None,
+        }
+    }
+
+    /// The pool, if it is open, usable or not.
+    pub fn open(&self) -> Option<&Usable> {
+        match &self.found {
+            PoolAvailability::Usable(usable) => Some(usable),
+            PoolAvailability::Unusable { open, .. } => open.as_ref(),
+            PoolAvailability::Gone => None,
+        }
+    }
+}
+
+impl PoolAvailability {
+    /// An unusable pool that is not open.
+    pub fn unusable(reason: Reason, message: impl Into<String>) -> Self {
+        Self::Unusable {
+            why: Explanation::new(reason, message),
+            open: None,
+            owner: None,
+        }
+    }
+}
