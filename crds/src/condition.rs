@@ -76,6 +76,11 @@ impl ConditionUpdate {
             message: message.into(),
         }
     }
+
+    /// The condition is true, and there is nothing to say about it.
+    pub fn reconciled(kind: ConditionType) -> Self {
+        Self::new(kind, true, Reason::Reconciled, "")
+    }
 }
 
 /// Applies an update to a list. The transition time changes only with the status.
@@ -120,6 +125,11 @@ pub fn holding(conditions: &[Condition], kind: ConditionType) -> Option<&Conditi
 /// Whether the list has a condition of this type with the status `True`.
 pub fn holds(conditions: &[Condition], kind: ConditionType) -> bool {
     holding(conditions, kind).is_some()
+}
+
+/// The condition of this type, if the list has one with the status `False`.
+pub fn failing(conditions: &[Condition], kind: ConditionType) -> Option<&Condition> {
+    find(conditions, kind).filter(|c| c.status == ConditionStatus::False.as_str())
 }
 
 /// Descriptions of a condition's fields, shorter than those of Kubernetes.

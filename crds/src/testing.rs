@@ -9,7 +9,8 @@
 use crate::{
     AccessMode, AccessType, Bytes, Consistency, FilesystemType, PoolSnapshot, PoolSnapshotGroup,
     PoolSnapshotGroupSpec, PoolSnapshotGroupStatus, PoolSnapshotSpec, PoolSnapshotStatus,
-    PoolVolume, PoolVolumeSpec, PoolVolumeStatus, VolumeAttributes,
+    PoolVolume, PoolVolumeSpec, PoolVolumeStatus, Provisioning, SourceKind, VolumeAttributes,
+    drift::OrphanIdentity,
     snapshot_group::GroupMember,
     volume::{FilesystemStatus, ImageStatus},
 };
@@ -149,4 +150,19 @@ pub fn ready_group() -> PoolSnapshotGroup {
         ..PoolSnapshotGroupStatus::default()
     });
     group
+}
+
+/// The identity of the image of a raw block volume.
+pub fn orphan_identity() -> OrphanIdentity {
+    OrphanIdentity {
+        kind: SourceKind::Volume,
+        name: "pvc-1".to_owned(),
+        source_volume: None,
+        source_image: None,
+        creation_time: None,
+        volume_size: Bytes::gib(1),
+        access_type: AccessType::Block,
+        filesystem: None,
+        provisioning: Provisioning::Thin,
+    }
 }

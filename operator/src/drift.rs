@@ -229,10 +229,7 @@ fn of(
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::{
-        AccessType, Bytes, Provisioning, SourceKind, StorageNodeSpec, StorageNodeStatus,
-        drift::OrphanIdentity,
-    };
+    use cistern_crds::{Bytes, StorageNodeSpec, StorageNodeStatus};
 
     use super::*;
 
@@ -305,17 +302,7 @@ mod tests {
         let mut node = node(&[], &[1, 2]);
         let orphans = &mut node.status.as_mut().unwrap().pools[0].orphans;
         orphans[0].belongs_to = Some("node-0".to_owned());
-        orphans[0].identity = Some(OrphanIdentity {
-            kind: SourceKind::Volume,
-            name: "pvc-1".to_owned(),
-            source_volume: None,
-            source_image: None,
-            creation_time: None,
-            volume_size: Bytes::gib(1),
-            access_type: AccessType::Block,
-            filesystem: None,
-            provisioning: Provisioning::Thin,
-        });
+        orphans[0].identity = Some(cistern_crds::testing::orphan_identity());
         let published = pending_events(&node, at(30));
         let reasons: Vec<_> = published.iter().map(|it| it.content.reason).collect();
         assert_eq!(

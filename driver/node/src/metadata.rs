@@ -14,13 +14,15 @@ pub mod on_node;
 use std::{fmt, ops::Range, sync::Arc};
 
 use chrono::{DateTime, Utc};
-use cistern_client::Chain;
 use cistern_crds::{Bytes, ConditionType, PoolSnapshot, condition};
-use cistern_host::{Uid, image};
+use cistern_host::{InvalidUid, Uid, image};
 use futures::{future::BoxFuture, stream::BoxStream};
 use kube::ResourceExt as _;
 
-use crate::blocking::{self, on_host};
+use crate::{
+    agent::pools::Unavailable,
+    blocking::{self, on_host},
+};
 
 /// Finds and reads snapshots.
 pub trait Snapshots: fmt::Debug + Send + Sync {
@@ -91,7 +93,7 @@ pub enum Error {
         /// The snapshot.
         snapshot: String,
         /// The reason.
-        why: String,
+        why: NotReady,
     },
     /// The API server did not answer, or with an error.
     #[error("cannot read PoolSnapshot {snapshot}")]
@@ -110,7 +112,7 @@ pub enum Error {
         /// Id of the later snapshot.
         target: String,
         /// The reason.
-        why: String,
+        why: Incomparable,
     },
     /// The offset is beyond the end of the snapshot (SMD-11).
     #[error("starting_offset {from} is beyond the end of snapshot {snapshot}, which has {size} bytes", size = .size.0)]
@@ -128,6 +130,42 @@ pub enum Error {
     /// The work panicked.
     #[error(transparent)]
     Broken(#[from] blocking::Broken),
+}
+
+/// Why a snapshot cannot be read now. The messages follow the name of the snapshot.
+#[derive(Debug, thiserror::Error)]
+pub enum NotReady {
+    /// The agent has not reconciled its pools yet.
+    #[error("the node plugin has just started and has not reconciled its pools yet")]
+    Starting,
+    /// The agent has not taken the snapshot yet.
+    #[error("it is not taken yet")]
+    NotTaken,
+    /// Its condition `Ready` is not true: the message.
+    #[error("{0}")]
+    Condition(String),
+    /// Its custom resource names its image with an invalid UID.
+    #[error(transparent)]
+    Uid(#[from] InvalidUid),
+    /// Its pool cannot be used.
+    #[error(transparent)]
+    Pool(#[from] Unavailable),
+}
+
+/// Why two snapshots cannot be compared.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Incomparable {
+    /// They are not of one volume.
+    #[error("they are of different volumes")]
+    Volumes,
+    /// The base is the later one.
+    #[error("it was taken at {base}, after that at {target}: exchange them")]
+    Order {
+        /// When the base was taken.
+        base: DateTime<Utc>,
+        /// When the target was taken.
+        target: DateTime<Utc>,
+    },
 }
 
 fn elsewhere(node: Option<&str>) -> String {
@@ -185,15 +223,17 @@ impl Snapshot {
                 node: None,
             });
         }
-        let not_ready = |why: &str| Error::NotReady {
+        let not_ready = |why| Error::NotReady {
             snapshot: id.clone(),
-            why: why.to_owned(),
+            why,
         };
-        let unfinished = || not_ready("it is not taken yet");
+        let unfinished = || not_ready(NotReady::NotTaken);
         let status = object.status.as_ref().ok_or_else(unfinished)?;
         let image = status.image.as_ref().ok_or_else(unfinished)?;
         match condition::find(&status.conditions, ConditionType::Ready) {
-            Some(ready) if ready.status != "True" => return Err(not_ready(&ready.message)),
+            Some(ready) if ready.status != "True" => {
+                return Err(not_ready(NotReady::Condition(ready.message.clone())));
+            }
             Some(_) => {}
             None => return Err(unfinished()),
         }
@@ -202,7 +242,7 @@ impl Snapshot {
             image: image
                 .uid
                 .parse()
-                .map_err(|error| not_ready(&Chain(&error).to_string()))?,
+                .map_err(|error: InvalidUid| not_ready(error.into()))?,
             source_image: object.spec.source_image.clone(),
             size: status.size.ok_or_else(unfinished)?,
             creation_time: status.creation_time.ok_or_else(unfinished)?,
@@ -213,12 +253,12 @@ impl Snapshot {
     /// Whether the other is a later snapshot of the same volume, or the same snapshot (MDD-07).
     fn precedes(&self, target: &Self) -> Result<(), Error> {
         let why = if self.source_image != target.source_image || self.pool != target.pool {
-            "they are of different volumes".to_owned()
+            Incomparable::Volumes
         } else if self.creation_time > target.creation_time {
-            format!(
-                "it was taken at {}, after that at {}: exchange them",
-                self.creation_time, target.creation_time
-            )
+            Incomparable::Order {
+                base: self.creation_time,
+                target: target.creation_time,
+            }
         } else {
             return Ok(());
         };

@@ -18,7 +18,7 @@ mod reservations;
 use std::{collections::HashMap, sync::Arc};
 
 use cistern_crds::{
-    Bytes, Explanation, HasImage, NodePoolStatus, PoolSnapshot, PoolVolume, Reason,
+    Bytes, Explanation, HasImage, IoLimits, NodePoolStatus, PoolSnapshot, PoolVolume, Reason,
 };
 
 pub use self::{
@@ -45,6 +45,17 @@ pub struct Admission {
     desired: Desired,
     health: Arc<Health>,
     reservations: Reservations,
+}
+
+/// The image of a snapshot when its bytes are reserved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SnapshotImage {
+    /// It is not made yet, and its size is an estimate.
+    Expected,
+    /// It exists, and the snapshot adopts it.
+    Adopted,
+    /// It was made just now, and holds more than the estimate.
+    Taken,
 }
 
 impl Admission {
@@ -85,44 +96,28 @@ impl Admission {
         self.reserve(volume, pool, wanted, ReservationKind::Change)
     }
 
-    /// Reserves the bytes that a new snapshot is expected to hold.
+    /// Reserves the bytes of a snapshot.
     pub fn snapshot(
         &self,
         snapshot: &PoolSnapshot,
         pool: &PoolState,
-        expected: Bytes,
-    ) -> Result<(), Explanation> {
-        let wanted = Reservation::for_snapshot(snapshot, expected);
-        self.reserve(snapshot, pool, wanted, ReservationKind::New)
-    }
-
-    /// Reserves the bytes of a snapshot whose image exists already.
-    pub fn adopted_snapshot(
-        &self,
-        snapshot: &PoolSnapshot,
-        pool: &PoolState,
-        allocated: Bytes,
-    ) -> Result<(), Explanation> {
-        let wanted = Reservation::for_snapshot(snapshot, allocated);
-        self.reserve(snapshot, pool, wanted, ReservationKind::Adopted)
-    }
-
-    /// Reserves the bytes of a snapshot that was taken and holds more than was expected.
-    pub fn larger_snapshot(
-        &self,
-        snapshot: &PoolSnapshot,
-        pool: &PoolState,
-        allocated: Bytes,
+        size: Bytes,
+        image: SnapshotImage,
     ) -> Result<(), Explanation> {
         let held = snapshot.reserved().unwrap_or_default();
-        let wanted = Reservation::for_snapshot(snapshot, allocated);
-        self.reserve(snapshot, pool, wanted, ReservationKind::Excess { held })
+        let kind = match image {
+            SnapshotImage::Expected => ReservationKind::New,
+            SnapshotImage::Adopted => ReservationKind::Adopted,
+            SnapshotImage::Taken => ReservationKind::Excess { held },
+        };
+        let wanted = Reservation::for_snapshot(snapshot, size);
+        self.reserve(snapshot, pool, wanted, kind)
     }
 
     /// Withdraws the reservation of an object, because the API server has rejected its status.
     pub fn withdraw(&self, object: &impl HasImage) {
         let uid = object.meta().uid.as_deref().unwrap_or_default();
-        self.reservations.release(uid);
+        self.reservations.release(object.pool_name(), uid);
     }
 
     /// Why a pool takes no new volumes, snapshots and growths, if it takes none.
@@ -153,7 +148,7 @@ impl Admission {
         assigned: &AssignedObjects,
     ) -> Ledger {
         let pending = self.reservations.of_pool(&pool.spec.name);
-        ledger_of(pool, before, assigned, &pending)
+        ledger_of(pool, before, assigned, pending)
     }
 
     /// Drops the pending reservations that the watch shows.
@@ -187,10 +182,21 @@ impl Admission {
         {
             return Err(Explanation::new(reason, why.to_string()));
         }
-        let ledger = |pending: &PendingOfPool| ledger_of(pool, None, &assigned, pending);
+        let ledger = |pending| ledger_of(pool, None, &assigned, pending);
         let uid = uid.unwrap_or_default();
         Ok(self.reservations.reserve(uid, name, wanted, kind, ledger)?)
     }
+}
+
+/// Refuses a limit above the maximum of the pool. A volume without a limit has that of the pool.
+pub fn check_limits(requested: &IoLimits, pool: &PoolState) -> Result<(), Explanation> {
+    let maximum = &pool.spec.limits.volume_io;
+    if requested.exceed(maximum) {
+        let message =
+            format!("a volume of the pool has at most {maximum}, and {requested} is requested");
+        return Err(Explanation::new(Reason::LimitTooHigh, message));
+    }
+    Ok(())
 }
 
 /// The ledger of a pool: the watched objects, the pending reservations, and the unclaimed bytes on the
@@ -199,13 +205,12 @@ fn ledger_of(
     pool: &PoolState,
     before: Option<&NodePoolStatus>,
     assigned: &AssignedObjects,
-    pending: &PendingOfPool,
+    mut pending: PendingOfPool,
 ) -> Ledger {
     let empty = match pool.usable() {
         Some(usable) => usable.statistics.empty,
         None => before.map_or(Bytes::ZERO, |before| before.empty),
     };
-    let mut pending = pending.clone();
     let mut reservations = observed(assigned.volumes(), Reservation::for_volume, &mut pending);
     reservations.extend(observed(
         assigned.snapshots(),

@@ -18,7 +18,7 @@ use cistern_crds::{
     condition::{self, ConditionUpdate},
 };
 use kube::ResourceExt as _;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 pub use self::queue::{CheckQueue, CheckTurn};
 
@@ -91,7 +91,7 @@ impl Checks {
 
     /// Progress of a volume's check.
     pub fn progress(&self, volume: &str) -> CheckProgress {
-        match lock(&self.volumes).get(volume) {
+        match self.volumes.lock().get(volume) {
             Some(Check::Pending(progress)) => *progress,
             Some(Check::Done(_)) | None => CheckProgress::None,
         }
@@ -100,7 +100,7 @@ impl Checks {
     /// Takes the outcome of a volume's last check. A filesystem that is too large stays recorded:
     /// another check would end in the same way.
     pub fn take(&self, volume: &str) -> Option<CheckOutcome> {
-        let mut volumes = lock(&self.volumes);
+        let mut volumes = self.volumes.lock();
         let Some(Check::Done(outcome)) = volumes.get(volume).cloned() else {
             return None;
         };
@@ -114,7 +114,7 @@ impl Checks {
 
     /// Forgets the outcome of a volume that was staged or is gone.
     pub fn forget(&self, volume: &str) {
-        let mut volumes = lock(&self.volumes);
+        let mut volumes = self.volumes.lock();
         if matches!(volumes.get(volume), Some(Check::Done(_))) {
             volumes.remove(volume);
         }
@@ -172,7 +172,7 @@ impl Ticket {
     /// Records the progress. Returns whether it must be reported.
     pub fn reached(&self, percent: u8) -> bool {
         let reached = percent - percent % PROGRESS_STEP;
-        let mut volumes = lock(&self.volumes);
+        let mut volumes = self.volumes.lock();
         match volumes.get_mut(&self.volume) {
             Some(Check::Pending(CheckProgress::Runs { percent, .. })) if *percent < reached => {
                 *percent = reached;
@@ -188,21 +188,17 @@ impl Ticket {
     }
 
     fn set(&self, check: Check) {
-        lock(&self.volumes).insert(self.volume.clone(), check);
+        self.volumes.lock().insert(self.volume.clone(), check);
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let mut volumes = lock(&self.volumes);
+        let mut volumes = self.volumes.lock();
         if matches!(volumes.get(&self.volume), Some(Check::Pending(_))) {
             volumes.remove(&self.volume);
         }
     }
-}
-
-fn lock(volumes: &Mutex<HashMap<String, Check>>) -> MutexGuard<'_, HashMap<String, Check>> {
-    volumes.lock()
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use cistern_client::Chain;
 use cistern_crds::{
-    ConditionStatus, ConditionType, Explanation, IoLimits, PoolVolume, Reason,
+    ConditionType, Explanation, IoLimits, PoolVolume, Reason,
     condition::{self, ConditionUpdate},
 };
 use cistern_host::{
@@ -139,17 +139,13 @@ pub fn known(agent: &Agent, volume: &str) -> Option<LimitedVolume> {
 /// The update of the condition `LimitsEnforced` that the status of a volume lacks.
 pub(super) fn unreported(agent: &Agent, volume: &PoolVolume) -> Option<ConditionUpdate> {
     let limited = of(&Volume::read(volume).ok()?, &agent.pools);
+    let kind = ConditionType::LimitsEnforced;
     let update = match agent.io.problem(&volume.name_any(), &limited.limits) {
-        None => enforced(),
-        Some(why) => {
-            let kind = ConditionType::LimitsEnforced;
-            ConditionUpdate::new(kind, false, why.reason, why.message)
-        }
+        None => ConditionUpdate::reconciled(kind),
+        Some(why) => ConditionUpdate::new(kind, false, why.reason, why.message),
     };
-    let reported = volume
-        .status
-        .as_ref()
-        .and_then(|status| condition::find(&status.conditions, ConditionType::LimitsEnforced));
+    let status = volume.status.as_ref();
+    let reported = status.and_then(|status| condition::find(&status.conditions, kind));
     let is_reported = reported.is_some_and(|reported| {
         reported.status == update.status.as_str()
             && reported.reason == update.reason.as_str()
@@ -195,15 +191,9 @@ pub(super) async fn enforce(agent: &Agent, pool_state: &PoolState) {
     }
 }
 
-/// The update for a volume whose limits are in force, or that has none.
-pub(super) fn enforced() -> ConditionUpdate {
-    ConditionUpdate::new(ConditionType::LimitsEnforced, true, Reason::Reconciled, "")
-}
-
 /// Whether a status reports that limits are not in force.
 pub fn not_enforced(volume: &PoolVolume) -> Option<Reason> {
     let status = volume.status.as_ref()?;
-    let enforced = condition::find(&status.conditions, ConditionType::LimitsEnforced)?;
-    let failed = enforced.status == ConditionStatus::False.as_str();
-    Reason::parse(&enforced.reason).filter(|_| failed)
+    let failing = condition::failing(&status.conditions, ConditionType::LimitsEnforced)?;
+    Reason::parse(&failing.reason)
 }

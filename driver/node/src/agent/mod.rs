@@ -48,7 +48,7 @@ use self::{
     observations::{Growth, Observations},
     pools::Pools,
     report::Report,
-    work::{Requests, WorkQueues},
+    work::WorkQueues,
 };
 use crate::locks::VolumeLocks;
 
@@ -142,7 +142,6 @@ pub struct Intervals {
 pub struct Parts {
     agent: Arc<Agent>,
     watches: Watches,
-    requests: Requests,
 }
 
 impl fmt::Debug for Parts {
@@ -155,7 +154,6 @@ impl Parts {
     /// Creates the agent of one node.
     pub fn new(client: &Client, node_name: &str, root: Root, now: fn() -> DateTime<Utc>) -> Self {
         let (desired, watches) = desired::watch(client, node_name);
-        let (work, requests) = WorkQueues::new(client, &desired);
         let health = Arc::<Health>::default();
         let agent = Agent {
             node: LocalNode {
@@ -170,7 +168,7 @@ impl Parts {
             io: IoEnforcement::find(),
             admission: Admission::new(desired.clone(), Arc::clone(&health)),
             drift: Drift::default(),
-            work,
+            work: WorkQueues::new(client, &desired),
             report: Report::new(client),
             metrics: ReconcileMetrics::default(),
             desired,
@@ -179,7 +177,6 @@ impl Parts {
         Self {
             agent: Arc::new(agent),
             watches,
-            requests,
         }
     }
 
@@ -191,8 +188,7 @@ impl Parts {
     /// Runs the agent until dropped, with these intervals for the periodic work.
     pub async fn run(self, readiness: &Readiness, intervals: Intervals) {
         readiness.wait_for(AGENT, "the pools of the node are not reconciled yet");
-        let (agent, watches, requests) = (self.agent, self.watches, self.requests);
-        let desired = &agent.desired;
+        let Self { agent, watches } = self;
         let ready = async {
             agent.pools.reconciled().await;
             readiness.done(AGENT);
@@ -203,24 +199,9 @@ impl Parts {
             report::run(&agent),
             health::rounds::run(&agent, intervals.health),
             drift::run(&agent, intervals.drift),
-            work::run(
-                &agent,
-                desired.volume_store(),
-                watches.volumes,
-                requests.volumes
-            ),
-            work::run(
-                &agent,
-                desired.snapshot_store(),
-                watches.snapshots,
-                requests.snapshots
-            ),
-            work::run(
-                &agent,
-                desired.group_store(),
-                watches.groups,
-                requests.groups
-            ),
+            work::run(&agent, watches.volumes),
+            work::run(&agent, watches.snapshots),
+            work::run(&agent, watches.groups),
             ready,
         );
     }

@@ -48,10 +48,9 @@ pub fn phase(object: &impl HasImage) -> ObjectPhase {
 
 /// The condition that refuses an object permanently, if any.
 pub fn refusal(object: &impl HasImage) -> Option<&Condition> {
-    let admitted = condition::find(object.conditions(), ConditionType::Admitted)?;
+    let admitted = condition::failing(object.conditions(), ConditionType::Admitted)?;
     let is_refused = !object.deletion_requested()
         && object.reserved().is_none()
-        && admitted.status == ConditionStatus::False.as_str()
         && Reason::parse(&admitted.reason).is_none_or(is_final);
     is_refused.then_some(admitted)
 }
@@ -136,7 +135,7 @@ pub fn apply_updates<K: Kind>(
 fn of_outcome<Own>(noun: &str, outcome: &ImageOutcome<Own>) -> [Option<ConditionUpdate>; 3] {
     use ConditionType::{Admitted, Ready, Reclaimed};
 
-    let holds = |kind| Some(ConditionUpdate::new(kind, true, Reason::Reconciled, ""));
+    let holds = |kind| Some(ConditionUpdate::reconciled(kind));
     let not =
         |kind, reason, message: &str| Some(ConditionUpdate::new(kind, false, reason, message));
     let refused = |kind, why: &Explanation| not(kind, why.reason, &why.message);

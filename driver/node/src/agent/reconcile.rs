@@ -16,7 +16,7 @@ use std::{
 use chrono::{DateTime, Utc};
 use cistern_client::Chain;
 use cistern_crds::{ConditionType, Explanation, Reason, condition};
-use kube::{ResourceExt as _, runtime::controller::Action};
+use kube::{ResourceExt as _, core::object::HasStatus, runtime::controller::Action};
 use tokio::time::timeout;
 
 use super::{
@@ -49,16 +49,20 @@ const FINISHED: [ConditionType; 5] = [
 ];
 
 /// A custom resource whose image the agent reconciles.
-pub trait ReconciledImage: Kind + ImageObject {
+pub trait ReconciledImage: Kind + ImageObject + HasStatus<Status: PartialEq> {
     /// Outcomes that only this kind has.
     type Own: Clone + fmt::Debug + Send + Sync;
 
+    /// The status after a step. Equal to the present one if nothing changed.
+    fn status_after(&self, outcome: &ImageOutcome<Self::Own>, now: DateTime<Utc>) -> Self::Status;
+
     /// The object with its status after a step.
     #[must_use]
-    fn after(&self, outcome: &ImageOutcome<Self::Own>, now: DateTime<Utc>) -> Self;
-
-    /// Whether both objects have the same status.
-    fn has_status_of(&self, other: &Self) -> bool;
+    fn after(&self, outcome: &ImageOutcome<Self::Own>, now: DateTime<Utc>) -> Self {
+        let mut after = self.clone();
+        *after.status_mut() = Some(self.status_after(outcome, now));
+        after
+    }
 }
 
 /// One reconcile of one object, as it was at the start.
@@ -256,7 +260,7 @@ impl<'a, K: ReconciledImage> Reconciliation<'a, K> {
     /// is guarded by its resource version.
     pub(super) async fn write(&self, outcome: &ImageOutcome<K::Own>) -> Result<Option<K>, Error> {
         let after = self.object.after(outcome, (self.agent.node.now)());
-        if self.object.has_status_of(&after) {
+        if self.object.status() == after.status() {
             return Ok(Some(after));
         }
         let written = K::work(self.agent).write(&after).await?;

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use cistern_client::Chain;
-use cistern_crds::{Explanation, PoolSnapshot, volume::FilesystemStatus};
+use cistern_crds::{Explanation, PoolSnapshot, PoolSnapshotStatus, volume::FilesystemStatus};
 use cistern_host::{Owner, SnapshotRecord};
 use kube::{ResourceExt as _, runtime::controller::Action};
 
@@ -85,15 +85,8 @@ impl Kind for PoolSnapshot {
 impl ReconciledImage for PoolSnapshot {
     type Own = Own;
 
-    fn after(&self, outcome: &SnapshotOutcome, now: DateTime<Utc>) -> Self {
-        Self {
-            status: Some(status::after(self, outcome, now)),
-            ..self.clone()
-        }
-    }
-
-    fn has_status_of(&self, other: &Self) -> bool {
-        self.status == other.status
+    fn status_after(&self, outcome: &SnapshotOutcome, now: DateTime<Utc>) -> PoolSnapshotStatus {
+        status::after(self, outcome, now)
     }
 }
 
@@ -297,11 +290,10 @@ mod tests {
         let status = snapshot.status.clone().unwrap();
         assert_eq!(status.creation_time, Some(at(300)));
         assert_eq!(status.reserved, Some(Bytes::mib(64)));
-        assert!(snapshot.after(&ready, at(60)).has_status_of(&snapshot));
-        assert!(
-            snapshot
-                .after(&SnapshotOutcome::Rested, at(120))
-                .has_status_of(&snapshot)
+        assert_eq!(snapshot.after(&ready, at(60)).status, snapshot.status);
+        assert_eq!(
+            snapshot.after(&SnapshotOutcome::Rested, at(120)).status,
+            snapshot.status
         );
         let kinds: Vec<_> = status.conditions.iter().map(|c| c.type_.as_str()).collect();
         assert_eq!(kinds, ["Ready", "Admitted", "Reclaimed", "DeletionHeld"]);

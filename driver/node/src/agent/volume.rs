@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use cistern_client::Chain;
-use cistern_crds::{Explanation, PoolVolume, Reason, volume::FilesystemStatus};
+use cistern_crds::{Explanation, PoolVolume, PoolVolumeStatus, Reason, volume::FilesystemStatus};
 use cistern_host::{Checking, Owner};
 use kube::{ResourceExt as _, runtime::controller::Action};
 
@@ -76,15 +76,8 @@ impl Kind for PoolVolume {
 impl ReconciledImage for PoolVolume {
     type Own = Own;
 
-    fn after(&self, outcome: &VolumeOutcome, now: DateTime<Utc>) -> Self {
-        Self {
-            status: Some(status::after(self, outcome, now)),
-            ..self.clone()
-        }
-    }
-
-    fn has_status_of(&self, other: &Self) -> bool {
-        self.status == other.status
+    fn status_after(&self, outcome: &VolumeOutcome, now: DateTime<Utc>) -> PoolVolumeStatus {
+        status::after(self, outcome, now)
     }
 }
 

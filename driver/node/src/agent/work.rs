@@ -27,7 +27,10 @@ use kube::{
     },
 };
 use serde::{Serialize, de::DeserializeOwned};
-use tokio::{sync::mpsc, time::timeout};
+use tokio::{
+    sync::{Mutex, mpsc},
+    time::timeout,
+};
 
 use super::{
     Agent,
@@ -82,11 +85,11 @@ pub struct Work<K: Kind> {
     pub(super) retries: Retries<String>,
     copies: Store<Guarded<K>>,
     own_writes: Arc<OwnWrites>,
+    /// Names of enqueued objects.
     queue: mpsc::UnboundedSender<String>,
+    /// The other end of `queue`.
+    queued: Mutex<mpsc::UnboundedReceiver<String>>,
 }
-
-/// Names of enqueued objects of one kind.
-type Names = mpsc::UnboundedReceiver<String>;
 
 /// The work queues of all kinds.
 #[derive(Debug)]
@@ -99,32 +102,15 @@ pub struct WorkQueues {
     pub groups: Work<PoolSnapshotGroup>,
 }
 
-/// The receiving ends of [`WorkQueues`].
-#[derive(Debug)]
-pub struct Requests {
-    pub(super) volumes: Names,
-    pub(super) snapshots: Names,
-    pub(super) groups: Names,
-}
-
 impl WorkQueues {
     /// Creates empty work queues.
-    pub(super) fn new(client: &Client, desired: &Desired) -> (Self, Requests) {
+    pub(super) fn new(client: &Client, desired: &Desired) -> Self {
         let own_writes = desired.own_writes();
-        let (volumes, volume_names) = Work::new(client, desired.volume_store(), own_writes);
-        let (snapshots, snapshot_names) = Work::new(client, desired.snapshot_store(), own_writes);
-        let (groups, group_names) = Work::new(client, desired.group_store(), own_writes);
-        let queues = Self {
-            volumes,
-            snapshots,
-            groups,
-        };
-        let requests = Requests {
-            volumes: volume_names,
-            snapshots: snapshot_names,
-            groups: group_names,
-        };
-        (queues, requests)
+        Self {
+            volumes: Work::new(client, desired.volume_store(), own_writes),
+            snapshots: Work::new(client, desired.snapshot_store(), own_writes),
+            groups: Work::new(client, desired.group_store(), own_writes),
+        }
     }
 }
 
@@ -175,25 +161,21 @@ impl Error {
 }
 
 impl<K: Kind> Work<K> {
-    fn new(
-        client: &Client,
-        copies: Store<Guarded<K>>,
-        own_writes: &Arc<OwnWrites>,
-    ) -> (Self, Names) {
-        let (queue, requests) = mpsc::unbounded_channel();
-        let work = Self {
+    fn new(client: &Client, copies: Store<Guarded<K>>, own_writes: &Arc<OwnWrites>) -> Self {
+        let (queue, queued) = mpsc::unbounded_channel();
+        Self {
             api: Api::all(client.clone()),
             retries: Retries::new(BACK_OFF.0, BACK_OFF.1),
             copies,
             own_writes: Arc::clone(own_writes),
             queue,
-        };
-        (work, requests)
+            queued: Mutex::new(queued),
+        }
     }
 
     /// Enqueues an object.
     pub fn enqueue(&self, name: &str) {
-        // The receiver lives as long as the process.
+        // The receiver lives as long as `self`.
         let _ = self.queue.send(name.to_owned());
     }
 
@@ -242,12 +224,8 @@ pub(super) fn named<K: Kind>(object: &K) -> String {
 }
 
 /// Reconciles every object of a kind that changed, was enqueued, or whose wait is over.
-pub(super) async fn run<K: Kind>(
-    agent: &Arc<Agent>,
-    store: Store<Guarded<K>>,
-    changes: Changes<Guarded<K>>,
-    requests: Names,
-) {
+pub(super) async fn run<K: Kind>(agent: &Arc<Agent>, changes: Changes<Guarded<K>>) {
+    let work = K::work(agent);
     let reconciles = applier(
         |object, agent: Arc<Agent>| Box::pin(reconcile_cached::<K>(object, agent)),
         |object: Arc<Guarded<K>>, error: &Error, agent: Arc<Agent>| {
@@ -257,8 +235,8 @@ pub(super) async fn run<K: Kind>(
             Action::requeue(wait)
         },
         Arc::clone(agent),
-        store,
-        queue(changes, requests),
+        work.copies.clone(),
+        queue(Arc::clone(agent), changes),
         // No limit of its own: each pool has a limit.
         controller::Config::default(),
     );
@@ -268,7 +246,7 @@ pub(super) async fn run<K: Kind>(
                 Ok(_) | Err(controller::Error::ReconcilerFailed(..)) => {}
                 // The object is gone. A reconcile of the pools finds what it left on the disk.
                 Err(controller::Error::ObjectNotFound(object)) => {
-                    K::work(agent).retries.forget(&object.name);
+                    work.retries.forget(&object.name);
                     K::gone(agent, &object.name);
                     agent.pools.request_reconcile();
                     agent.report.request();
@@ -341,13 +319,14 @@ async fn in_pool<K: Kind>(
     }
 }
 
+/// The changed and the enqueued objects.
 fn queue<K: Kind>(
+    agent: Arc<Agent>,
     changes: Changes<Guarded<K>>,
-    requests: Names,
 ) -> impl Stream<Item = Result<ReconcileRequest<Guarded<K>>, watcher::Error>> {
-    let requests = stream::unfold(requests, async |mut requests| {
-        let name = requests.recv().await?;
-        Some((Ok(ObjectRef::new(&name).into()), requests))
+    let enqueued = stream::unfold(agent, async |agent| {
+        let name = K::work(&agent).queued.lock().await.recv().await?;
+        Some((Ok(ObjectRef::new(&name).into()), agent))
     });
-    stream::select(trigger_self(changes, ()), requests.boxed())
+    stream::select(trigger_self(changes, ()), enqueued.boxed())
 }

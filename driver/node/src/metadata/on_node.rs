@@ -7,7 +7,7 @@ use futures::{FutureExt as _, future::BoxFuture};
 use kube::{Api, Client};
 use tokio::time::timeout;
 
-use super::{Error, Snapshot, Snapshots, Walk};
+use super::{Error, NotReady, Snapshot, Snapshots, Walk};
 use crate::agent::{Agent, desired::readable, pools::Usable};
 
 /// How long a call waits for the first reconcile of the pools after a start, and for the API server.
@@ -66,8 +66,7 @@ impl Snapshots for OnNode {
             {
                 return Err(Error::NotReady {
                     snapshot: id.to_owned(),
-                    why: "the node plugin has just started and has not reconciled its pools yet"
-                        .to_owned(),
+                    why: NotReady::Starting,
                 });
             }
             let known = self.agent.desired.snapshot(id);
@@ -87,7 +86,7 @@ impl Snapshots for OnNode {
         let found = self.agent.pools.usable(&target.pool);
         let (_, Usable { pool, .. }) = found.map_err(|unavailable| Error::NotReady {
             snapshot: target.id.clone(),
-            why: unavailable.to_string(),
+            why: unavailable.into(),
         })?;
         let changes = match base {
             Some(base) => pool.changes(&base.image, &target.image, from)?,

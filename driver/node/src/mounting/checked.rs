@@ -16,7 +16,7 @@ use cistern_crds::Explanation;
 use cistern_host::{Checking, Content, Staged, grow, image, mounting as host};
 use tokio::time::timeout;
 
-use super::{Error, LOCK_PATIENCE, Mounter, Stage, stage_request, unfit};
+use super::{Error, LOCK_PATIENCE, Mounter, Refusal, Stage, stage::stage_request};
 use crate::agent::checks::{self, CheckOutcome, Ticket};
 use crate::blocking::{on_host, to_its_end};
 
@@ -63,7 +63,7 @@ impl Mounter {
             Err(error) => {
                 let message = Chain(&error).to_string();
                 tracing::warn!(volume = request.volume, error = message, "the check failed");
-                match unfit(&error) {
+                match error.unfit() {
                     Some(reason) => CheckOutcome::Unfit(Explanation::new(reason, message)),
                     None => CheckOutcome::Failed(message),
                 }
@@ -152,7 +152,7 @@ pub(super) fn with(
         }
         (Ok(staged), _) => Ok(staged.map(|staged| (staged, None))),
         (Err(error), Some(CheckOutcome::Unfit(why))) if is_needed(&error) => {
-            let (volume, why) = (volume(), why.message);
+            let (volume, why) = (volume(), Refusal::Unfit(why));
             Err(Error::Refused { volume, why })
         }
         (Err(error), Some(CheckOutcome::Failed(why))) if is_needed(&error) => {

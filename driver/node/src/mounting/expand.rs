@@ -8,7 +8,11 @@ use cistern_host::{ExpandRequest, grow};
 use futures::FutureExt as _;
 
 use super::{Mounter, finished};
-use crate::{agent::observations::Growth, blocking::on_host, usage::Usage};
+use crate::{
+    agent::observations::Growth,
+    blocking::on_host,
+    usage::{Unusable, Usage},
+};
 
 /// A request to grow the device and filesystem of a volume to its image.
 #[derive(Clone, Debug)]
@@ -37,7 +41,7 @@ pub enum Error {
         /// The volume.
         volume: String,
         /// What differs.
-        why: String,
+        why: Unusable,
     },
     /// The `volume_path` of the request is not an absolute path (NEV-14).
     #[error("volume {volume} cannot be at volume_path, which is not an absolute path")]
@@ -57,10 +61,7 @@ impl Mounter {
         let volume = self.volume(&request.volume).await?;
         let id = request.volume;
         if let Some(Err(why)) = request.usage.map(|usage| volume.supports(&usage)) {
-            return Err(Error::OtherWay {
-                volume: id,
-                why: why.to_string(),
-            });
+            return Err(Error::OtherWay { volume: id, why });
         }
         let Some(path) = request.path else {
             return Err(Error::NoPath { volume: id });

@@ -58,7 +58,7 @@ mod tests {
             (
                 metadata::Error::NotReady {
                     snapshot: snapshot(),
-                    why: "it is not taken yet".to_owned(),
+                    why: metadata::NotReady::NotTaken,
                 },
                 Code::Unavailable,
             ),
@@ -73,7 +73,7 @@ mod tests {
                 metadata::Error::NotComparable {
                     base: snapshot(),
                     target: snapshot(),
-                    why: "they are of different volumes".to_owned(),
+                    why: metadata::Incomparable::Volumes,
                 },
                 Code::InvalidArgument,
             ),

@@ -117,6 +117,7 @@ mod tests {
 
     use cistern_crds::{FilesystemType, parameters::ParametersError};
     use cistern_host::options;
+    use cistern_node::usage::Unusable;
 
     use super::*;
     use crate::csi::request as fields;
@@ -178,7 +179,7 @@ mod tests {
             (
                 mounting::Error::Refused {
                     volume: volume(),
-                    why: "its pool cannot be used".into(),
+                    why: Unusable::NotReady.into(),
                 }
                 .into(),
                 Code::Unavailable,
@@ -186,7 +187,7 @@ mod tests {
             (
                 expand::Error::OtherWay {
                     volume: volume(),
-                    why: "it has a filesystem".into(),
+                    why: Unusable::HasFilesystem,
                 },
                 Code::InvalidArgument,
             ),
@@ -261,7 +262,7 @@ mod tests {
             (
                 mounting::Error::Refused {
                     volume: volume(),
-                    why: "full".into(),
+                    why: Unusable::NotReady.into(),
                 },
                 Code::FailedPrecondition,
             ),
@@ -269,7 +270,7 @@ mod tests {
                 mounting::Error::Different {
                     volume: volume(),
                     path: path(),
-                    why: "read-only".into(),
+                    why: Unusable::HasFilesystem,
                 },
                 Code::AlreadyExists,
             ),

@@ -11,17 +11,12 @@ use parking_lot::Mutex;
 
 use super::{Ledger, Refusal, Reservation};
 
-/// Pending reservations by UID of the custom resource.
+/// Pending reservations by name of the pool.
 #[derive(Debug, Default)]
-pub(super) struct Reservations {
-    pending: Mutex<HashMap<String, Pending>>,
-}
+pub(super) struct Reservations(Mutex<HashMap<String, PendingOfPool>>);
 
-#[derive(Clone, Debug)]
-struct Pending {
-    pool: String,
-    reservation: Reservation,
-}
+/// Pending reservations of one pool, by UID of the custom resource.
+pub(super) type PendingOfPool = HashMap<String, Reservation>;
 
 /// What a reservation is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,35 +62,34 @@ impl Reservations {
         pool: &str,
         reservation: Reservation,
         kind: ReservationKind,
-        ledger: impl FnOnce(&PendingOfPool) -> Ledger,
+        ledger: impl FnOnce(PendingOfPool) -> Ledger,
     ) -> Result<(), Refusal> {
-        let mut pending = self.pending.lock();
-        if pending
-            .get(uid)
-            .is_some_and(|made| made.reservation == reservation)
-        {
+        let mut pending = self.0.lock();
+        let of_pool = pending.entry(pool.to_owned()).or_default();
+        if of_pool.get(uid) == Some(&reservation) {
             return Ok(());
         }
-        let mut others = of_pool(&pending, pool);
+        let mut others = of_pool.clone();
         others.remove(uid);
         match kind {
-            ReservationKind::New => ledger(&others).check(&reservation)?,
+            ReservationKind::New => ledger(others).check(&reservation)?,
             ReservationKind::Growth { held } | ReservationKind::Excess { held } => {
-                ledger(&others).check_growth(held, &reservation)?;
+                ledger(others).check_growth(held, &reservation)?;
             }
             ReservationKind::Change => {
-                ledger(&others).check_provisioning(reservation.provisioning)?;
+                ledger(others).check_provisioning(reservation.provisioning)?;
             }
             ReservationKind::Adopted => {}
         }
-        let pool = pool.to_owned();
-        pending.insert(uid.to_owned(), Pending { pool, reservation });
+        of_pool.insert(uid.to_owned(), reservation);
         Ok(())
     }
 
     /// Removes a reservation whose write the API server refused.
-    pub(super) fn release(&self, uid: &str) {
-        self.pending.lock().remove(uid);
+    pub(super) fn release(&self, pool: &str, uid: &str) {
+        if let Some(of_pool) = self.0.lock().get_mut(pool) {
+            of_pool.remove(uid);
+        }
     }
 
     /// Removes the reservations that the watch shows, that are no longer requested, or whose object
@@ -105,26 +99,15 @@ impl Reservations {
     pub(super) fn retain(&self, awaits_reservation: impl Fn(&str, &Reservation) -> bool) {
         // A write in flight was made from an object that requests it, and fails when the object has
         // changed.
-        self.pending
-            .lock()
-            .retain(|uid, pending| awaits_reservation(uid, &pending.reservation));
+        for of_pool in self.0.lock().values_mut() {
+            of_pool.retain(|uid, reservation| awaits_reservation(uid, reservation));
+        }
     }
 
     /// Pending reservations of a pool.
     pub(super) fn of_pool(&self, pool: &str) -> PendingOfPool {
-        of_pool(&self.pending.lock(), pool)
+        self.0.lock().get(pool).cloned().unwrap_or_default()
     }
-}
-
-/// Pending reservations of one pool, by UID of the custom resource.
-pub(super) type PendingOfPool = HashMap<String, Reservation>;
-
-fn of_pool(pending: &HashMap<String, Pending>, pool: &str) -> PendingOfPool {
-    pending
-        .iter()
-        .filter(|(_, entry)| entry.pool == pool)
-        .map(|(uid, entry)| (uid.clone(), entry.reservation.clone()))
-        .collect()
 }
 
 #[cfg(test)]
@@ -156,7 +139,7 @@ mod tests {
 
     fn make(reservations: &Reservations, uid: &str, kind: ReservationKind) -> Result<(), Refusal> {
         let ledger =
-            |pending: &PendingOfPool| Ledger::new(LIMITS, pending.values().cloned(), Bytes::ZERO);
+            |pending: PendingOfPool| Ledger::new(LIMITS, pending.into_values(), Bytes::ZERO);
         reservations.reserve(uid, "fast", RESERVATION, kind, ledger)
     }
 
@@ -185,7 +168,7 @@ mod tests {
         assert_eq!(make(&reservations, "uid-1", ReservationKind::New), Ok(()));
         let refusal = make(&reservations, "uid-2", ReservationKind::New).unwrap_err();
         assert_eq!(refusal.reason(), Reason::NoSpace);
-        reservations.release("uid-1");
+        reservations.release("fast", "uid-1");
         assert_eq!(make(&reservations, "uid-2", ReservationKind::New), Ok(()));
     }
 
@@ -223,7 +206,7 @@ mod tests {
         let reservations = Reservations::default();
         let ask = |gib| {
             let held = Bytes::gib(1);
-            let ledger = |pending: &PendingOfPool| {
+            let ledger = |pending: PendingOfPool| {
                 assert!(
                     pending.is_empty(),
                     "its own growth does not count against it"

@@ -215,26 +215,16 @@ impl DueOrphan {
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::{AccessType, Bytes, Provisioning};
+    use cistern_crds::Bytes;
 
     use super::*;
-    use crate::testing::at;
+    use crate::testing::{at, orphan_identity};
 
     fn orphan(since: i64, trashed_since: Option<i64>) -> Orphan {
         Orphan {
             image: "uid-1".to_owned(),
             size: Bytes::gib(1),
-            identity: Some(OrphanIdentity {
-                kind: SourceKind::Volume,
-                name: "pvc-1".to_owned(),
-                source_volume: None,
-                source_image: None,
-                creation_time: None,
-                volume_size: Bytes::gib(1),
-                access_type: AccessType::Block,
-                filesystem: None,
-                provisioning: Provisioning::Thin,
-            }),
+            identity: Some(orphan_identity()),
             since: at(since),
             belongs_to: None,
             trashed_since: trashed_since.map(at),

@@ -175,28 +175,22 @@ fn of_fill(
     let used = fill.size.0.saturating_sub(fill.available.0);
     let percent = used.saturating_mul(100).checked_div(fill.size.0)?;
     let is_full = percent >= NEARLY_FULL || was_nearly_full && percent > NO_LONGER;
-    is_full.then(|| Observation {
-        severity: PoolSeverity::Degraded,
-        reason: Reason::NearlyFull,
-        message: place.says(
+    is_full.then(|| Observation::certain(PoolSeverity::Degraded, Reason::NearlyFull, place.says(
             &format!("{percent} % of its filesystem are in use"),
             "delete snapshots or volumes, or make the pool larger, before writes to thin volumes fail",
-        ),
-        certainty: Certainty::Certain,
-    })
+        )))
 }
 
 /// The problem of an image pool whose file is not as declared.
 pub fn of_shortage(place: PoolPlace<'_>, shortage: &Shortage) -> Observation<PoolSeverity> {
-    Observation {
-        severity: PoolSeverity::Degraded,
-        reason: Reason::GrowthDoesNotFit,
-        message: place.says(
+    Observation::certain(
+        PoolSeverity::Degraded,
+        Reason::GrowthDoesNotFit,
+        place.says(
             shortage,
             "the pool goes on as it is until there is space, or spec.source.image.size is lowered",
         ),
-        certainty: Certainty::Certain,
-    }
+    )
 }
 
 /// Problems of a volume.
@@ -291,36 +285,33 @@ fn meaning(trouble: &VolumeTrouble) -> (VolumeSeverity, Reason, Certainty, &'sta
 pub fn of_pool_of(volume: &str, problems: &[PoolProblem]) -> Option<Observation<VolumeSeverity>> {
     let is_unreachable = |it: &&PoolProblem| it.severity == PoolSeverity::Unreachable;
     let problem = problems.iter().find(is_unreachable)?;
-    Some(Observation {
-        severity: VolumeSeverity::Inaccessible,
-        reason: Reason::PoolNotReady,
-        message: format!("volume {volume}: {}", problem.message),
-        certainty: Certainty::Certain,
-    })
+    Some(Observation::certain(
+        VolumeSeverity::Inaccessible,
+        Reason::PoolNotReady,
+        format!("volume {volume}: {}", problem.message),
+    ))
 }
 
 /// The problem of a volume whose filesystem is not mounted until an administrator repairs it.
 pub fn of_damage(volume: &str, why: &Explanation) -> Observation<VolumeSeverity> {
-    Observation {
-        severity: VolumeSeverity::Inaccessible,
-        reason: why.reason,
-        message: format!("volume {volume}: {why}"),
-        certainty: Certainty::Certain,
-    }
+    Observation::certain(
+        VolumeSeverity::Inaccessible,
+        why.reason,
+        format!("volume {volume}: {why}"),
+    )
 }
 
 /// The problem of a thick volume that lacks blocks.
 pub fn of_allocation(volume: &str, pool: &str, why: &str) -> Observation<VolumeSeverity> {
-    Observation {
-        severity: VolumeSeverity::Degraded,
-        reason: Reason::BlocksMissing,
-        message: format!(
+    Observation::certain(
+        VolumeSeverity::Degraded,
+        Reason::BlocksMissing,
+        format!(
             "volume {volume} is thick and lacks blocks, so that writes to it can fail: {why}; delete \
              volumes or snapshots of pool {pool} on this node, or make the pool larger, and the \
              blocks are allocated again"
         ),
-        certainty: Certainty::Certain,
-    }
+    )
 }
 
 #[cfg(test)]

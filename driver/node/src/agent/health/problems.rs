@@ -20,6 +20,18 @@ pub struct Observation<Severity> {
     pub certainty: Certainty,
 }
 
+impl<Severity> Observation<Severity> {
+    /// A problem of which one observation suffices.
+    pub fn certain(severity: Severity, reason: Reason, message: String) -> Self {
+        Self {
+            severity,
+            reason,
+            message,
+            certainty: Certainty::Certain,
+        }
+    }
+}
+
 /// Observations of a volume or pool, and how much could be seen.
 pub type Seen<Severity> = (Vec<Observation<Severity>>, Visibility);
 

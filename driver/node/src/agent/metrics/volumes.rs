@@ -3,9 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use cistern_client::metrics::{Gauges, tally};
-use cistern_crds::{
-    ConditionStatus, ConditionType, PoolVolume, Reason, VolumeProblem, VolumeSeverity, condition,
-};
+use cistern_crds::{ConditionType, PoolVolume, Reason, VolumeProblem, VolumeSeverity, condition};
 
 use super::{Agent, States, state_set};
 use crate::agent::{
@@ -128,9 +126,8 @@ fn not_limited(volumes: &[&PoolVolume], gauges: &mut Gauges<'_>) -> fmt::Result 
 /// The reason why the last growth of a volume failed, if it did. A growth in progress has not failed.
 fn failure(volume: &PoolVolume) -> Option<Reason> {
     let status = volume.status.as_ref()?;
-    let expanded = condition::find(&status.conditions, ConditionType::Expanded)?;
-    let failed = expanded.status == ConditionStatus::False.as_str();
-    Reason::parse(&expanded.reason).filter(|reason| failed && *reason != Reason::Pending)
+    let failing = condition::failing(&status.conditions, ConditionType::Expanded)?;
+    Reason::parse(&failing.reason).filter(|reason| *reason != Reason::Pending)
 }
 
 fn reported(volume: &PoolVolume) -> &[VolumeProblem] {

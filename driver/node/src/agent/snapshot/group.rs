@@ -6,7 +6,7 @@
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
-    ConditionType, PoolSnapshot, PoolSnapshotGroup, PoolSnapshotGroupStatus, Reason,
+    ConditionType, PoolSnapshot, PoolSnapshotGroup, PoolSnapshotGroupStatus,
     condition::ConditionUpdate,
 };
 use kube::{ResourceExt as _, runtime::controller::Action};
@@ -155,25 +155,15 @@ fn after(
     now: DateTime<Utc>,
 ) -> PoolSnapshotGroupStatus {
     let mut status = group.status.clone().unwrap_or_default();
-    let not = |reason, message: &str| {
-        Some(ConditionUpdate::new(
-            ConditionType::Ready,
-            false,
-            reason,
-            message,
-        ))
-    };
+    let kind = ConditionType::Ready;
     let ready = match taken {
         Some(TakeResult::Ready(moment)) => {
             status.creation_time = Some(*moment);
-            Some(ConditionUpdate::new(
-                ConditionType::Ready,
-                true,
-                Reason::Reconciled,
-                "",
-            ))
+            Some(ConditionUpdate::reconciled(kind))
         }
-        Some(TakeResult::Refused(why) | TakeResult::NotYet(why)) => not(why.reason, &why.message),
+        Some(TakeResult::Refused(why) | TakeResult::NotYet(why)) => {
+            Some(ConditionUpdate::new(kind, false, why.reason, &why.message))
+        }
         // The result is not known yet.
         Some(TakeResult::Busy | TakeResult::Overtaken) | None => None,
     };
@@ -186,7 +176,7 @@ fn after(
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::condition;
+    use cistern_crds::{Reason, condition};
 
     use super::*;
     use crate::testing::{at, ready_group};

@@ -20,6 +20,7 @@ use kube::ResourceExt;
 use super::{formatted, inspect, status::SnapshotOutcome};
 use crate::agent::{
     Agent,
+    admission::SnapshotImage,
     io_limits::{self, LimitedVolume},
     outcome::{ObjectPhase, phase, refusal},
     pools::{PoolState, Usable},
@@ -166,11 +167,12 @@ async fn admit(
     })?;
     let (size, image) = match adopted {
         Some(image) => {
+            let (size, image_is) = (image.allocated, SnapshotImage::Adopted);
             let admitted = agent
                 .admission
-                .adopted_snapshot(snapshot, &pool_state, image.allocated);
+                .snapshot(snapshot, &pool_state, size, image_is);
             admitted.map_err(|why| refused(snapshot, &why))?;
-            (image.allocated, Some(image.image))
+            (size, Some(image.image))
         }
         None if origin == Origin::Existing => return Err(lost(snapshot)),
         None => (
@@ -207,14 +209,15 @@ async fn reserve_new(
         };
         let allocated = of_source(reconciliation, usable, allocated).await?;
         if let Some(allocated) = allocated.filter(|allocated| {
-            let admitted = admission.snapshot(snapshot, pool_state, *allocated);
+            let admitted =
+                admission.snapshot(snapshot, pool_state, *allocated, SnapshotImage::Expected);
             admitted.is_ok()
         }) {
             return Ok(allocated);
         }
     }
     let written = of_source(reconciliation, usable, Pool::written).await?;
-    let admitted = admission.snapshot(snapshot, pool_state, written);
+    let admitted = admission.snapshot(snapshot, pool_state, written, SnapshotImage::Expected);
     admitted.map_err(|why| refused(snapshot, &why))?;
     Ok(written)
 }
@@ -340,13 +343,14 @@ async fn reserve_growth(
     images: &[Image],
 ) -> Result<(), TakeError> {
     for (snapshot, image) in snapshots.iter().zip(images) {
-        let held = snapshot.reserved().unwrap_or_default();
-        if is_settled(snapshot) || image.allocated <= held {
+        if is_settled(snapshot) || Some(image.allocated) <= snapshot.reserved() {
             continue;
         }
         let (pool_state, _) = pool(agent, snapshot)?;
         let admission = &agent.admission;
-        if let Err(why) = admission.larger_snapshot(snapshot, &pool_state, image.allocated) {
+        if let Err(why) =
+            admission.snapshot(snapshot, &pool_state, image.allocated, SnapshotImage::Taken)
+        {
             discard(agent, snapshots).await?;
             return Err(refused(snapshot, &why));
         }

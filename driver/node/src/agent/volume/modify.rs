@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use cistern_client::Chain;
-use cistern_crds::{Bytes, Explanation, IoLimits, PoolVolume, Provisioning, Reason};
+use cistern_crds::{Bytes, Explanation, PoolVolume, Provisioning, Reason};
 use kube::runtime::controller::Action;
 
 use super::{
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     agent::{
-        admission::Refusal,
+        admission::{self, Refusal},
         pools::{PoolState, Usable},
         reconcile::Reconciliation,
         work::Error,
@@ -37,13 +37,12 @@ impl Reconciliation<'_, PoolVolume> {
             Err(why) => return self.end(VolumeOutcome::NotReady(why)).await,
         };
         let attributes = self.object.spec.attributes;
-        let too_high = limit_too_high(&attributes.io_limits, &pool_state.spec.limits.volume_io);
-        let refusal = match attributes.provisioning {
-            _ if too_high.is_some() => too_high,
-            Provisioning::Thick if !self.is_thick() => {
+        let refusal = match admission::check_limits(&attributes.io_limits, &pool_state) {
+            Err(why) => Some(Own::AttributesRefused(why)),
+            Ok(()) if attributes.provisioning == Provisioning::Thick && !self.is_thick() => {
                 self.reserve_thick(&pool_state, &usable).await?
             }
-            Provisioning::Thin | Provisioning::Thick => None,
+            Ok(()) => None,
         };
         if let Some(refusal) = refusal {
             return self.finish(VolumeOutcome::Own(refusal)).await;
@@ -96,13 +95,4 @@ impl Reconciliation<'_, PoolVolume> {
         });
         counted.await.map_err(|source| self.broken(source))
     }
-}
-
-/// Refuses a limit above the maximum of the pool. A volume without a limit has that of the pool.
-fn limit_too_high(requested: &IoLimits, maximum: &IoLimits) -> Option<Own> {
-    requested.exceed(maximum).then(|| {
-        let message =
-            format!("a volume of the pool has at most {maximum}, and {requested} is requested");
-        Own::AttributesRefused(Explanation::new(Reason::LimitTooHigh, message))
-    })
 }

@@ -1,0 +1,178 @@
+//! Stages a volume: mounts it at its staging path, or puts its device there; and unstages it.
+
+use std::{path::PathBuf, sync::Arc};
+
+use cistern_client::Chain;
+use cistern_crds::{Explanation, FilesystemType};
+use cistern_host::{
+    BlockStageRequest, Checking, Content, MountOptions, Pool, Root, StageRequest, Staged, Uuid,
+};
+
+use super::{Error, Mounter, checked, finished, is_meant};
+use crate::{
+    agent::{io_limits, observations::Growth},
+    blocking::on_host,
+    usage::{Usage, Volume},
+};
+
+/// A request to stage a volume.
+#[derive(Clone, Debug)]
+pub struct Stage {
+    /// The volume id.
+    pub volume: String,
+    /// Staging path, where it is mounted once for the node: a directory that the caller made.
+    pub staging: PathBuf,
+    /// The requested usage.
+    pub usage: Usage,
+    /// Name of the image in the `volume_context` of its PersistentVolume, if any.
+    pub image: Option<String>,
+}
+
+impl Mounter {
+    /// Stages a volume whose filesystem needs no check, or was checked before.
+    pub(super) async fn stage_now(&self, request: Stage) -> Result<(), Error> {
+        let guard = self.lock(&request.volume).await?;
+        let volume = self.volume(&request.volume).await?;
+        is_meant(&volume, request.image.as_deref())?;
+        if let Err(why) = volume.supports(&request.usage) {
+            return Err(self.refused_or_different(&volume, request.staging, why));
+        }
+        let pool = self.pool(&volume).await;
+        let (id, root) = (request.volume.clone(), self.agent.node.root.clone());
+        let checked = self.agent.checks.take(&id);
+        let is_checked = checked.is_some();
+        let (io, limits) = (
+            self.agent.io.clone(),
+            io_limits::of(&volume, &self.agent.pools),
+        );
+        let staged = on_host(guard, move || {
+            let checking = if is_checked {
+                Checking::Without
+            } else {
+                Checking::Later
+            };
+            let staged = stage(&root, pool, &volume, &request, checking);
+            if staged.is_ok() {
+                // After the growth of the filesystem, and before a pod can use the volume.
+                io.apply(&root, &[limits]);
+            }
+            staged
+        });
+        let staged = finished(&id, staged).await;
+        let staged = checked::with(&id, staged, checked);
+        match &staged {
+            Ok(None) => {}
+            Ok(Some((staged, not_grown))) => self.note(&id, staged, not_grown.as_deref()),
+            Err(error) if checked::is_needed(error) => {}
+            // A condition of the volume reports the error.
+            Err(error) => {
+                if let Some(reason) = error.unfit() {
+                    let message = Chain(error).to_string();
+                    let why = Explanation { reason, message };
+                    self.agent.observations.damaged(&id, why);
+                }
+                self.agent.enqueue(&id);
+            }
+        }
+        if staged.is_ok() {
+            self.agent.checks.forget(&id);
+            self.agent.saw_mounted(&id);
+        }
+        staged.map(drop)
+    }
+
+    /// Records missing blocks and a failed growth of a staged volume.
+    fn note(&self, volume: &str, staged: &Staged, not_grown: Option<&str>) {
+        if let Some(error) = &staged.not_reallocated {
+            let why = Chain(error).to_string();
+            tracing::warn!(
+                volume,
+                error = why,
+                "staged a thick volume that lacks blocks"
+            );
+            self.agent.observations.allocated(volume, Some(why));
+        }
+        let growth = staged.not_grown.as_ref().map_or(Growth::Complete, |error| {
+            let why = not_grown.map_or_else(|| Chain(error).to_string(), str::to_owned);
+            tracing::warn!(volume, error = why, "staged at its old size");
+            Growth::Incomplete(why)
+        });
+        self.agent.saw_filesystem(volume, growth);
+    }
+
+    /// Unmounts a volume from its staging path. Succeeds if it is not there (NUS-05, GAP-01).
+    pub async fn unstage(&self, volume: &str, staging: PathBuf) -> Result<(), Error> {
+        let guard = self.lock(volume).await?;
+        let (root, io) = (self.agent.node.root.clone(), self.agent.io.clone());
+        let limits = io_limits::known(&self.agent, volume);
+        let done = on_host(guard, move || {
+            // What is not written yet is written at the speed of the disk.
+            io.lift(&root, limits.as_slice());
+            let unstaged = root.unstage(&staging).map_err(Error::from);
+            if unstaged.is_err() {
+                io.apply(&root, limits.as_slice());
+            }
+            unstaged
+        });
+        let done = finished(volume, done).await;
+        // Its deletion may wait for this.
+        self.agent.enqueue(volume);
+        done
+    }
+}
+
+/// Stages a volume. A staged volume stays staged, also when its pool or image has become unusable,
+/// because kubelet repeats the call for running pods. Returns what the volume lacks; None if that was
+/// not checked, as for a read-only volume, which does not grow.
+fn stage(
+    root: &Root,
+    pool: Result<Arc<Pool>, Error>,
+    volume: &Volume,
+    request: &Stage,
+    checking: Checking<'_>,
+) -> Result<Option<Staged>, Error> {
+    match volume.content {
+        Content::Block => {
+            if !root.is_block_staged(&volume.image, &request.staging)? {
+                let staged = pool?.stage_block(&BlockStageRequest {
+                    image: &volume.image,
+                    volume: &volume.name,
+                    size: volume.size,
+                    staging: &request.staging,
+                })?;
+                return Ok(Some(staged));
+            }
+            Ok(None)
+        }
+        Content::Filesystem { filesystem, uuid } => {
+            let options = request.usage.options(filesystem)?;
+            let stage = stage_request(volume, request, (filesystem, uuid), &options, checking);
+            let staged = pool.and_then(|pool| Ok(pool.stage(&stage)?));
+            match staged {
+                Err(_) if root.is_staged(&stage)? => Ok(None),
+                staged => Ok(Some(staged?).filter(|_| !stage.read_only)),
+            }
+        }
+    }
+}
+
+pub(super) fn stage_request<'a>(
+    volume: &'a Volume,
+    request: &'a Stage,
+    (filesystem, filesystem_uuid): (FilesystemType, Uuid),
+    options: &'a MountOptions,
+    checking: Checking<'a>,
+) -> StageRequest<'a> {
+    StageRequest {
+        image: &volume.image,
+        volume: &volume.name,
+        filesystem,
+        filesystem_uuid,
+        size: volume.size,
+        provisioning: volume.provisioning,
+        options,
+        read_only: request.usage.is_read_only(),
+        checking,
+        staging: &request.staging,
+    }
+}
