@@ -15,6 +15,7 @@ pub mod cluster;
 mod collect;
 pub mod collection;
 mod ending;
+pub mod goal;
 pub mod guard;
 pub mod kubelet;
 pub mod mutation;

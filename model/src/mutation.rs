@@ -30,7 +30,9 @@ impl Mutation {
     /// none.
     pub fn counterexample(&self) -> Option<Vec<Step>> {
         let protocol = || Protocol::without(self.scenario.clone(), &[self.guard]);
-        let checker = protocol().checker().finish_when(HasDiscoveries::Any);
+        let checker = protocol()
+            .checker()
+            .finish_when(HasDiscoveries::AnyFailures);
         let checker = checker.spawn_bfs().join();
         let path = checker.discovery(self.property.text())?;
         let mut steps = path.into_actions();

@@ -8,6 +8,7 @@ use crate::{
     agent::AgentStep,
     cluster::{ClusterStep, Fault, Request},
     collection::EPOCHS,
+    goal,
     guard::Guard,
     kubelet::KubeletStep,
     operator::Decision,
@@ -217,7 +218,9 @@ impl Model for Protocol {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        property::of(&self.scenario)
+        let mut all = property::of(&self.scenario);
+        all.extend(goal::of(&self.scenario));
+        all
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::{
     cluster::{BOUND, Fault},
     collection::{ByEpoch, ByNode},
+    goal::Goal,
     property::Name,
     state::{
         Budget, Disk, Fence, Image, Kubelet, Machine, Node, PersistentVolume, Purpose, Replica,
@@ -72,6 +73,8 @@ pub struct Scenario {
     pub any_client: bool,
     /// A workload uses the volume.
     pub workload: bool,
+    /// The ends that are reached in it.
+    pub goals: &'static [Goal],
     /// Properties that do not apply, each for a reason that the scenario states.
     pub without: &'static [Name],
 }
@@ -96,6 +99,7 @@ const QUIET: Scenario = Scenario {
     one_disk: false,
     any_client: false,
     workload: false,
+    goals: &[],
     without: &[],
 };
 
@@ -134,6 +138,7 @@ impl Scenario {
             ..NOTHING
         },
         orphans: true,
+        goals: &[Goal::Moved, Goal::Undone, Goal::Deleted],
         ..QUIET
     };
 
@@ -152,6 +157,7 @@ impl Scenario {
             FaultKind::CutOff,
         ],
         orphans: true,
+        goals: &[Goal::Moved, Goal::Undone],
         ..QUIET
     };
 
@@ -166,6 +172,7 @@ impl Scenario {
         },
         faults: &[FaultKind::Overlap],
         workload: true,
+        goals: &[Goal::Moved],
         ..QUIET
     };
 
@@ -178,6 +185,7 @@ impl Scenario {
             ..NOTHING
         },
         workload: true,
+        goals: &[Goal::Moved, Goal::Deleted],
         ..QUIET
     };
 
@@ -191,6 +199,7 @@ impl Scenario {
             ..NOTHING
         },
         faults: &[FaultKind::LoseDisk],
+        goals: &[Goal::Moved, Goal::Undone, Goal::Blocked],
         ..QUIET
     };
 
@@ -203,6 +212,7 @@ impl Scenario {
             ..NOTHING
         },
         orphans: true,
+        goals: &[Goal::Moved, Goal::Undone, Goal::Returned],
         ..QUIET
     };
 
@@ -215,6 +225,7 @@ impl Scenario {
             ..NOTHING
         },
         two_operators: true,
+        goals: &[Goal::Moved, Goal::Undone],
         ..QUIET
     };
 
@@ -228,6 +239,7 @@ impl Scenario {
         },
         one_disk: true,
         workload: true,
+        goals: &[Goal::Moved],
         ..QUIET
     };
 
@@ -243,6 +255,7 @@ impl Scenario {
         faults: &[FaultKind::CutOff],
         standby: true,
         workload: true,
+        goals: &[Goal::Moved],
         ..QUIET
     };
 
@@ -257,6 +270,7 @@ impl Scenario {
         any_client: true,
         workload: true,
         without: &[Name::End],
+        goals: &[Goal::Moved, Goal::Undone],
         ..QUIET
     };
 
@@ -274,6 +288,7 @@ impl Scenario {
         faults: &FaultKind::ALL,
         orphans: true,
         workload: true,
+        goals: &[Goal::Moved, Goal::Undone, Goal::Deleted, Goal::Blocked],
         ..QUIET
     };
 
@@ -288,6 +303,7 @@ impl Scenario {
         },
         faults: &FaultKind::ALL,
         orphans: true,
+        goals: &[Goal::Moved, Goal::Undone, Goal::Returned, Goal::Blocked],
         ..QUIET
     };
 
@@ -301,6 +317,7 @@ impl Scenario {
         },
         two_operators: true,
         workload: true,
+        goals: &[Goal::Moved, Goal::Undone],
         ..QUIET
     };
 
@@ -313,6 +330,7 @@ impl Scenario {
             ..NOTHING
         },
         two_operators: true,
+        goals: &[Goal::Moved, Goal::Undone, Goal::Returned],
         ..QUIET
     };
 
@@ -326,6 +344,7 @@ impl Scenario {
         },
         one_disk: true,
         workload: true,
+        goals: &[Goal::Moved, Goal::Returned],
         ..QUIET
     };
 
@@ -346,6 +365,7 @@ impl Scenario {
         ],
         standby: true,
         workload: true,
+        goals: &[Goal::Moved],
         ..QUIET
     };
 
