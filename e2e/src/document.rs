@@ -40,6 +40,8 @@ pub struct Link {
 pub struct Block {
     /// Line of its fence in the file, counted from 1.
     pub line: usize,
+    /// The heading above it.
+    pub heading: String,
     /// The language behind the fence.
     pub language: String,
     /// Its text.
@@ -100,6 +102,7 @@ impl Document {
         };
         let mut seen = BTreeMap::new();
         let mut heading: Option<String> = None;
+        let mut section = String::new();
         let mut block: Option<Block> = None;
         let mut comment = None;
         for (event, range) in Parser::new_ext(text, Options::ENABLE_TABLES).into_offset_iter() {
@@ -113,6 +116,7 @@ impl Document {
                     };
                     block = Some(Block {
                         line,
+                        heading: section.clone(),
                         language,
                         text: String::new(),
                         treatment: comment.take().unwrap_or_default(),
@@ -121,8 +125,8 @@ impl Document {
                 Event::End(TagEnd::CodeBlock) => this.blocks.extend(block.take()),
                 Event::Start(Tag::Heading { .. }) => heading = Some(String::new()),
                 Event::End(TagEnd::Heading(_)) => {
-                    let title = heading.take().unwrap_or_default();
-                    this.anchors.insert(anchor(&title, &mut seen));
+                    section = heading.take().unwrap_or_default();
+                    this.anchors.insert(anchor(&section, &mut seen));
                 }
                 Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => {
                     let target = dest_url.to_string();

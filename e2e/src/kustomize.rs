@@ -1,16 +1,24 @@
 //! Overlays of the manifests, for tests that render or install a variant.
 
+use std::{fs, path::Path};
+
 use serde_json::{Value, json};
 
 use crate::{Folder, process::workspace};
 
 /// Writes an overlay and returns its folder. The `resources` and `components` of the content are paths in `manifests`.
-pub fn overlay(mut content: Value) -> Folder {
+pub fn overlay(content: Value) -> Folder {
     let folder = Folder::new();
+    write(folder.path(), &workspace().join("manifests"), content);
+    folder
+}
+
+/// Writes an overlay into an existing folder. The `resources` and `components` are paths in these manifests.
+pub fn write(folder: &Path, manifests: &Path, mut content: Value) {
     // Kustomize does not accept absolute paths.
-    let up = "../".repeat(folder.path().components().count() - 1);
-    let manifests = workspace().join("manifests").canonicalize();
-    let manifests = manifests.expect("the manifests are in the workspace");
+    let up = "../".repeat(folder.components().count() - 1);
+    let manifests = manifests.canonicalize();
+    let manifests = manifests.expect("the manifests exist");
     let manifests = manifests.to_str().expect("our own paths are text");
     for key in ["resources", "components"] {
         for path in content[key].as_array_mut().into_iter().flatten() {
@@ -20,7 +28,5 @@ pub fn overlay(mut content: Value) -> Folder {
     }
     content["apiVersion"] = json!("kustomize.config.k8s.io/v1beta1");
     content["kind"] = json!("Kustomization");
-    std::fs::write(folder.join("kustomization.yaml"), content.to_string())
-        .expect("the folder is ours");
-    folder
+    fs::write(folder.join("kustomization.yaml"), content.to_string()).expect("the folder is ours");
 }

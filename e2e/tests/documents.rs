@@ -1,5 +1,5 @@
 //! The documentation: every relative link leads to a file and a heading, the book contains every page, and every
-//! block of commands in README and quick start says how it is tested. `cluster/documents.rs` runs them.
+//! block of commands in the pages whose commands tests run says how. `cluster/documents.rs` and `upgrade` run them.
 
 #![allow(
     clippy::expect_used,
@@ -110,8 +110,13 @@ fn the_book_contains_every_page_once() {
 }
 
 #[test]
-fn every_command_of_readme_and_quick_start_is_run_or_has_a_reason() {
-    for path in ["README.md", "docs/quickstart.md"] {
+fn every_command_of_the_pages_that_tests_run_is_run_or_has_a_reason() {
+    for (path, clean_up) in [
+        ("README.md", 1),
+        ("docs/quickstart.md", 1),
+        ("docs/upgrade.md", 0),
+        ("docs/uninstall.md", 0),
+    ] {
         let document = Document::read(path);
         let place = |block: &Block| format!("{path}:{}", block.line);
         let mut before: Option<&Block> = None;
@@ -133,6 +138,6 @@ fn every_command_of_readme_and_quick_start_is_run_or_has_a_reason() {
         }
         let clean_ups = document.blocks.iter();
         let clean_ups = clean_ups.filter(|block| block.treatment == Treatment::CleanUp);
-        assert_eq!(clean_ups.count(), 1, "{path}: one block is the clean-up");
+        assert_eq!(clean_ups.count(), clean_up, "{path}: blocks of clean-up");
     }
 }

@@ -35,12 +35,33 @@ impl Cluster {
         .await;
     }
 
-    /// Returns whether this line exists; otherwise an error with the lines of the same metric.
-    async fn shows(&self, path: &str, line: &str) -> Result<(), String> {
+    /// Returns the size in bytes that kubelet last read from the driver for the volume of a claim.
+    pub async fn volume_capacity(
+        &self,
+        node: &str,
+        namespace: &str,
+        claim: &str,
+    ) -> Result<f64, String> {
+        let series = format!(
+            "kubelet_volume_stats_capacity_bytes{{namespace=\"{namespace}\",persistentvolumeclaim=\"{claim}\"}} "
+        );
+        let path = format!("/api/v1/nodes/{node}/proxy/metrics");
+        let text = self.scrape(&path).await?;
+        let value = text.lines().find_map(|line| line.strip_prefix(&series));
+        let value = value.ok_or_else(|| format!("no {series}"))?;
+        value.parse().map_err(|error| format!("{value}: {error}"))
+    }
+
+    async fn scrape(&self, path: &str) -> Result<String, String> {
         let request = http::Request::get(path).body(Vec::new());
         let request = request.expect("the path is one of a URL");
         let text = self.client().request_text(request).await;
-        let text = text.map_err(|error| error.to_string())?;
+        text.map_err(|error| error.to_string())
+    }
+
+    /// Returns whether this line exists; otherwise an error with the lines of the same metric.
+    async fn shows(&self, path: &str, line: &str) -> Result<(), String> {
+        let text = self.scrape(path).await?;
         if text.lines().any(|found| found == line) {
             return Ok(());
         }

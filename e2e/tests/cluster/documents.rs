@@ -1,15 +1,6 @@
 //! The commands of README and quick start work as written, and their output has the shape that the pages show.
 
-use std::{env, fs, time::Duration};
-
-use cistern_e2e::{
-    Document, Harness, Test, cluster,
-    document::{Block, Treatment},
-    process::{binary, command, run, tool, workspace},
-};
-
-/// The time limit of a block. Its commands have shorter ones.
-const DEADLINE: Duration = Duration::from_mins(5);
+use cistern_e2e::{Harness, Page, Test};
 
 #[tokio::test]
 async fn the_commands_of_readme_and_quick_start_work_as_written() {
@@ -18,142 +9,9 @@ async fn the_commands_of_readme_and_quick_start_work_as_written() {
         return;
     };
     Test::run_alone("documents", async |_| {
-        let kubectl = tool("kubectl").await;
-        let plugin = binary("kubectl-cistern");
-        let folders = [kubectl.parent().unwrap(), plugin.parent().unwrap()];
-        let path = env::join_paths(folders).unwrap();
-        let path = format!(
-            "{}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-            path.display()
-        );
         for page in ["docs/quickstart.md", "README.md"] {
-            Page::read(page, &path).run().await;
+            Page::read(page).await.run().await;
         }
     })
     .await;
-}
-
-/// A page and its output so far.
-struct Page<'a> {
-    document: Document,
-    /// `PATH` of its commands.
-    path: &'a str,
-}
-
-impl<'a> Page<'a> {
-    fn read(page: &str, path: &'a str) -> Self {
-        let document = Document::read(page);
-        Self { document, path }
-    }
-
-    /// Runs the blocks in their order, after the clean-up of an earlier run that has failed.
-    async fn run(&self) {
-        let blocks = &self.document.blocks;
-        for block in blocks
-            .iter()
-            .filter(|it| it.treatment == Treatment::CleanUp)
-        {
-            self.output(block, &block.text).await;
-        }
-        let mut output = String::new();
-        let mut samples = Vec::new();
-        for block in blocks {
-            match &block.treatment {
-                _ if block.language == "text" => {
-                    self.compare(block, &output);
-                    samples.push((block, output.clone()));
-                }
-                Treatment::Run | Treatment::CleanUp => {
-                    output = self.output(block, &block.text).await;
-                }
-                Treatment::DryRun { reason } => {
-                    eprintln!(
-                        "{}: asked of the API server only: {reason}",
-                        self.place(block)
-                    );
-                    let text = block.text.replace('\n', " --dry-run=server\n");
-                    output = self.output(block, &text).await;
-                }
-                Treatment::NotRun { reason } => {
-                    eprintln!("{}: NOT RUN: {reason}", self.place(block));
-                }
-            }
-        }
-        if cluster::writes_samples() {
-            self.write(&samples);
-        }
-    }
-
-    fn place(&self, block: &Block) -> String {
-        format!("{}:{}", self.document.path.display(), block.line)
-    }
-
-    /// Runs a text in a shell and returns its standard output.
-    async fn output(&self, block: &Block, text: &str) -> String {
-        let mut shell = command("bash");
-        shell
-            .args(["-euo", "pipefail", "-c", text])
-            .current_dir(workspace())
-            .env("PATH", self.path);
-        let ended = run(shell, DEADLINE).await;
-        let (output, errors) = (
-            String::from_utf8_lossy(&ended.stdout),
-            String::from_utf8_lossy(&ended.stderr),
-        );
-        assert!(
-            ended.status.success(),
-            "{}: the block fails with {}:\n{text}\n{output}{errors}",
-            self.place(block),
-            ended.status
-        );
-        output.into_owned()
-    }
-
-    /// Compares a sample with the output of the block before it.
-    fn compare(&self, sample: &Block, output: &str) {
-        if !cluster::writes_samples() {
-            assert!(
-                shape(&sample.text) == shape(output),
-                "{}: the output has another shape than this sample; write it again with CISTERN_WRITE_SAMPLES=1:\n{output}",
-                self.place(sample)
-            );
-        }
-    }
-
-    /// Replaces the samples of the page with the output, from the last one to the first.
-    fn write(&self, samples: &[(&Block, String)]) {
-        let file = workspace().join(&self.document.path);
-        let text = fs::read_to_string(&file).unwrap();
-        let mut lines: Vec<&str> = text.lines().collect();
-        for (block, output) in samples.iter().rev() {
-            let length = block.text.lines().count();
-            lines.splice(block.line..block.line + length, output.trim_end().lines());
-        }
-        fs::write(file, lines.join("\n") + "\n").unwrap();
-    }
-}
-
-/// Returns the words of each line. Numbers, names of nodes and other words that differ between two runs are
-/// equal, and so are several such lines in a row.
-fn shape(text: &str) -> Vec<String> {
-    let mut lines: Vec<String> = text
-        .lines()
-        .map(|line| {
-            line.split_whitespace()
-                .map(word)
-                .collect::<Vec<_>>()
-                .join(" ")
-        })
-        .collect();
-    lines.dedup();
-    lines
-}
-
-fn word(word: &str) -> &str {
-    let differs = |c: char| c.is_ascii_digit() || "█▒·".contains(c);
-    if word.contains(differs) || word.ends_with("-worker") || word.ends_with("-control-plane") {
-        "*"
-    } else {
-        word
-    }
 }

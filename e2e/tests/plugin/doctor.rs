@@ -162,7 +162,7 @@ async fn bring_up(client: &Client) {
     let pods: Api<Pod> = Api::namespaced(client.clone(), SYSTEM);
     let pod = json!({
         "metadata": {"name": "agent", "labels": {names::COMPONENT_LABEL: names::NODE_COMPONENT}},
-        "spec": {"nodeName": "n", "containers": [{"name": "driver", "image": "x"}]},
+        "spec": {"nodeName": "n", "containers": [{"name": "driver", "image": "cistern/driver:dev"}]},
     });
     create(&pods, pod).await;
 

@@ -45,6 +45,7 @@ fn examine(facts: &Facts) -> Vec<report::Check> {
     checks.push(policies::examine(facts));
     checks.extend(registration::examine(facts));
     checks.extend(workloads::examine(facts));
+    checks.push(versions::parts(facts));
     checks.extend(nodes::examine(facts));
     checks.extend(classes::examine(facts));
     checks.extend(snapshots::examine(facts));

@@ -153,7 +153,7 @@ pub fn running<'a>(deployment: &'a Deployment, program: &str) -> Option<&'a Cont
 }
 
 /// Splits an image into name and tag. Ignores digests and the port of a registry.
-fn split(image: &str) -> (&str, &str) {
+pub fn split(image: &str) -> (&str, &str) {
     let name = image.split('@').next().unwrap_or_default();
     match name.rsplit_once(':') {
         Some((name, version)) if !version.contains('/') => (name, version),
