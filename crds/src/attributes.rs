@@ -8,8 +8,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::parameters::ParametersError;
-
 /// Parameter for the provisioning: `thin` (default) or `thick`.
 pub const PROVISIONING: &str = "provisioning";
 /// Parameter with the maximum number of read operations per second.
@@ -62,6 +60,31 @@ impl fmt::Display for VolumeAttributes {
     }
 }
 
+/// Why the parameters of attributes are invalid. Each message names the remedy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// `provisioning` has this unknown value, shortened.
+    #[error("parameter \"{PROVISIONING}\" is {0:?}: write \"thin\" or \"thick\"")]
+    Provisioning(String),
+    /// A limit is not a number, or too low.
+    #[error(
+        "parameter \"{parameter}\" is {value:?}: write a number of at least {minimum}, or \"{UNLIMITED}\""
+    )]
+    Limit {
+        /// One of the parameters for limits.
+        parameter: &'static str,
+        /// The invalid value, shortened.
+        value: String,
+        /// The smallest allowed value, as a person writes it.
+        minimum: String,
+    },
+    /// The key, shortened, is no parameter of a VolumeAttributesClass (CMV-05).
+    #[error(
+        "mutable parameter {0:?} is unknown: Cistern knows \"{PROVISIONING}\", \"{READ_IOPS}\", \"{WRITE_IOPS}\", \"{READ_BYTES}\" and \"{WRITE_BYTES}\""
+    )]
+    Unknown(String),
+}
+
 /// The attributes that a request names. It leaves the others unchanged (CMV-06).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AttributeChanges {
@@ -94,18 +117,18 @@ impl<T: Copy> LimitChange<T> {
 impl AttributeChanges {
     /// Parses the parameters of a VolumeAttributesClass: the `mutable_parameters` of CSI. Fails with
     /// the first parameter that is unknown or has an invalid value (CMV-05, CV-27).
-    pub fn parse(parameters: &BTreeMap<String, String>) -> Result<Self, ParametersError> {
+    pub fn parse(parameters: &BTreeMap<String, String>) -> Result<Self, Error> {
         let mut changes = Self::default();
         for (key, value) in parameters {
             if !changes.take(key, value)? {
-                return Err(ParametersError::UnknownMutable { key: shorten(key) });
+                return Err(Error::Unknown(shorten(key)));
             }
         }
         Ok(changes)
     }
 
     /// Takes a parameter. Returns false if it is not an attribute.
-    pub(crate) fn take(&mut self, key: &str, value: &str) -> Result<bool, ParametersError> {
+    pub(crate) fn take(&mut self, key: &str, value: &str) -> Result<bool, Error> {
         match key {
             PROVISIONING => self.provisioning = Some(provisioning(value)?),
             READ_IOPS => self.read_iops = operations(READ_IOPS, value)?,
@@ -133,13 +156,13 @@ impl AttributeChanges {
     }
 }
 
-fn provisioning(value: &str) -> Result<Provisioning, ParametersError> {
-    value.parse().map_err(|()| ParametersError::Provisioning {
-        value: shorten(value),
-    })
+fn provisioning(value: &str) -> Result<Provisioning, Error> {
+    value
+        .parse()
+        .map_err(|()| Error::Provisioning(shorten(value)))
 }
 
-fn operations(parameter: &'static str, value: &str) -> Result<LimitChange<u64>, ParametersError> {
+fn operations(parameter: &'static str, value: &str) -> Result<LimitChange<u64>, Error> {
     let minimum = IoLimits::MINIMUM_OPERATIONS;
     match value.parse() {
         _ if value == UNLIMITED => Ok(LimitChange::Remove),
@@ -148,7 +171,7 @@ fn operations(parameter: &'static str, value: &str) -> Result<LimitChange<u64>, 
     }
 }
 
-fn bytes(parameter: &'static str, value: &str) -> Result<LimitChange<Bytes>, ParametersError> {
+fn bytes(parameter: &'static str, value: &str) -> Result<LimitChange<Bytes>, Error> {
     let minimum = IoLimits::MINIMUM_BYTES;
     match value.parse() {
         _ if value == UNLIMITED => Ok(LimitChange::Remove),
@@ -157,8 +180,8 @@ fn bytes(parameter: &'static str, value: &str) -> Result<LimitChange<Bytes>, Par
     }
 }
 
-fn invalid(parameter: &'static str, value: &str, minimum: String) -> ParametersError {
-    ParametersError::Limit {
+fn invalid(parameter: &'static str, value: &str, minimum: String) -> Error {
+    Error::Limit {
         parameter,
         value: shorten(value),
         minimum,
@@ -169,7 +192,7 @@ fn invalid(parameter: &'static str, value: &str, minimum: String) -> ParametersE
 mod tests {
     use super::*;
 
-    fn parse(pairs: &[(&str, &str)]) -> Result<AttributeChanges, ParametersError> {
+    fn parse(pairs: &[(&str, &str)]) -> Result<AttributeChanges, Error> {
         let pairs = pairs.iter();
         AttributeChanges::parse(
             &pairs

@@ -16,7 +16,7 @@ use crate::{
 /// Status of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConditionStatus {
-    /// The condition holds.
+    /// What the condition names is the case.
     True,
     /// The condition does not hold.
     False,

@@ -9,8 +9,8 @@ use cistern_types::{
 
 use crate::{
     attributes::{
-        AttributeChanges, PROVISIONING, READ_BYTES, READ_IOPS, UNLIMITED, VolumeAttributes,
-        WRITE_BYTES, WRITE_IOPS,
+        self, AttributeChanges, PROVISIONING, READ_BYTES, READ_IOPS, VolumeAttributes, WRITE_BYTES,
+        WRITE_IOPS,
     },
     names::RESERVED_PREFIX,
 };
@@ -44,24 +44,9 @@ pub enum ParametersError {
     /// `pool` is missing or empty.
     #[error("parameter \"pool\" is missing: name the StoragePool that the volumes come from")]
     PoolMissing,
-    /// `provisioning` has an unknown value.
-    #[error("parameter \"provisioning\" is {value:?}: write \"thin\" or \"thick\"")]
-    Provisioning {
-        /// The invalid value, shortened.
-        value: String,
-    },
-    /// A limit is not a number, or too low.
-    #[error(
-        "parameter \"{parameter}\" is {value:?}: write a number of at least {minimum}, or \"{UNLIMITED}\""
-    )]
-    Limit {
-        /// The parameter.
-        parameter: &'static str,
-        /// The invalid value, shortened.
-        value: String,
-        /// The smallest limit.
-        minimum: String,
-    },
+    /// The attributes are invalid.
+    #[error(transparent)]
+    Attributes(#[from] attributes::Error),
     /// The filesystem is not supported.
     #[error(transparent)]
     Filesystem(#[from] UnknownFilesystem),
@@ -71,22 +56,11 @@ pub enum ParametersError {
     /// The extent size is not supported.
     #[error("parameter \"{EXTENT_SIZE}\": {0}")]
     ExtentSize(#[from] UnknownExtentSize),
-    /// An unknown key (CV-22).
+    /// The key, shortened, is no parameter of a StorageClass (CV-22).
     #[error(
-        "parameter {key:?} is unknown: Cistern knows \"pool\", \"{MKFS_OPTIONS}\", \"{EXTENT_SIZE}\", \"{FSTYPE}\", \"{PROVISIONING}\", \"{READ_IOPS}\", \"{WRITE_IOPS}\", \"{READ_BYTES}\" and \"{WRITE_BYTES}\""
+        "parameter {0:?} is unknown: Cistern knows \"pool\", \"{MKFS_OPTIONS}\", \"{EXTENT_SIZE}\", \"{FSTYPE}\", \"{PROVISIONING}\", \"{READ_IOPS}\", \"{WRITE_IOPS}\", \"{READ_BYTES}\" and \"{WRITE_BYTES}\""
     )]
-    Unknown {
-        /// The key.
-        key: String,
-    },
-    /// An unknown key of a VolumeAttributesClass (CMV-05).
-    #[error(
-        "mutable parameter {key:?} is unknown: Cistern knows \"{PROVISIONING}\", \"{READ_IOPS}\", \"{WRITE_IOPS}\", \"{READ_BYTES}\" and \"{WRITE_BYTES}\""
-    )]
-    UnknownMutable {
-        /// The key.
-        key: String,
-    },
+    Unknown(String),
 }
 
 impl Parameters {
@@ -113,7 +87,7 @@ impl Parameters {
         let mut attributes = AttributeChanges::default();
         for (key, value) in rest {
             if !key.starts_with(RESERVED_PREFIX) && !attributes.take(key, value)? {
-                return Err(ParametersError::Unknown { key: shorten(key) });
+                return Err(ParametersError::Unknown(shorten(key)));
             }
         }
         if pool.is_empty() {

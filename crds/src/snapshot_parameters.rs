@@ -37,7 +37,7 @@ pub enum Error {
     /// An unknown key (CS-17).
     #[error("parameter {key:?} is unknown: snapshots know \"{CONSISTENCY}\"")]
     Unknown {
-        /// The key.
+        /// The unknown key, shortened.
         key: String,
     },
 }

@@ -29,21 +29,21 @@ pub enum Error {
     /// Another process answers there.
     #[error("another process serves on {path}: end it first")]
     Live {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
     },
     /// The path holds a foreign file.
     #[error("{path} is not a socket: move it away")]
     Foreign {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
     /// A system call failed.
     #[error("cannot listen on {path}")]
     Listen {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// The error.
+        /// The error of the system call.
         #[source]
         source: io::Error,
     },

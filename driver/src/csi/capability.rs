@@ -37,7 +37,7 @@ const MAX_MOUNT_FLAGS: usize = 4096;
 pub struct Capability {
     /// Filesystem or raw block device.
     pub access_type: AccessType,
-    /// The access mode.
+    /// How many pods use the volume, and whether they write.
     pub access_mode: AccessMode,
     /// The filesystem; None if the driver chooses (VCP-12).
     pub filesystem: Option<FilesystemType>,
@@ -61,7 +61,7 @@ pub enum Error {
     /// A required part is missing (VCP-01, FLD-13, FLD-15).
     #[error("a volume capability lacks its {part}")]
     Missing {
-        /// The field.
+        /// Name of the field in the CSI message.
         part: &'static str,
     },
     /// The mount flags are too long (FLD-05).

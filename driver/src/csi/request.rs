@@ -20,7 +20,8 @@ use cistern_controller::{
     volumes::{CapacityQuery, SizeRange},
 };
 use cistern_crds::{
-    AttributeChanges, FilesystemType, PoolVolume, parameters::ParametersError, snapshot_parameters,
+    AttributeChanges, FilesystemType, PoolVolume, attributes, parameters::ParametersError,
+    snapshot_parameters,
 };
 use cistern_proto::csi::v1;
 
@@ -53,13 +54,13 @@ pub enum Error {
     /// A required field is missing (GEN-04).
     #[error("{field} is required")]
     Missing {
-        /// The field.
+        /// Name of the field in the CSI message.
         field: &'static str,
     },
     /// A field is too long (FLD-14).
     #[error("{field} is longer than {limit} bytes")]
     TooLong {
-        /// The field.
+        /// Name of the field in the CSI message.
         field: &'static str,
         /// Its maximum length in bytes.
         limit: usize,
@@ -67,13 +68,13 @@ pub enum Error {
     /// A control character in a name (FLD-12).
     #[error("name contains the control character U+{code:04X}")]
     ControlCharacter {
-        /// Its code point.
+        /// The Unicode code point of the character.
         code: u32,
     },
     /// An optional part of the protocol that the driver does not announce (VCS-04, CV-27).
     #[error("{field} is not supported")]
     Unsupported {
-        /// The field.
+        /// Name of the field in the CSI message.
         field: &'static str,
     },
     /// Two filesystems for one volume (CV-04).
@@ -81,7 +82,7 @@ pub enum Error {
     Contradiction {
         /// One filesystem.
         one: FilesystemType,
-        /// The other filesystem.
+        /// The filesystem that contradicts it.
         other: FilesystemType,
     },
     /// A filesystem and a block device for one volume (CV-04).
@@ -99,6 +100,9 @@ pub enum Error {
     /// Invalid parameters of a volume (CV-17, CV-22).
     #[error(transparent)]
     Parameters(#[from] ParametersError),
+    /// Invalid mutable parameters of a volume (CV-27, CMV-05).
+    #[error(transparent)]
+    Attributes(#[from] attributes::Error),
     /// Invalid parameters of a snapshot (CS-17).
     #[error(transparent)]
     SnapshotParameters(#[from] snapshot_parameters::Error),
@@ -143,9 +147,9 @@ pub fn list_volume_health(
 /// A request to expand a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpandVolume {
-    /// The volume id.
+    /// The id of the volume to change.
     pub volume_id: String,
-    /// The requested size.
+    /// The sizes that serve the request.
     pub size: SizeRange,
     /// The capability of the request, if given.
     way: Option<Capability>,
@@ -184,7 +188,7 @@ impl ExpandVolume {
 /// A request to change the attributes of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModifyVolume {
-    /// The volume id.
+    /// The id of the volume to change.
     pub volume_id: String,
     mutable_parameters: BTreeMap<String, String>,
 }

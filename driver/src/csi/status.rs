@@ -56,6 +56,7 @@ impl From<request::Error> for Status {
             | request::Error::Capability(_)
             | request::Error::OtherWay { .. }
             | request::Error::Parameters(_)
+            | request::Error::Attributes(_)
             | request::Error::SnapshotParameters(_)
             | request::Error::Topology(_)
             | request::Error::Page(page::Error::Negative { .. }) => Code::InvalidArgument,

@@ -29,7 +29,7 @@ pub enum Error {
     /// A duplicate volume.
     #[error("volume {volume} is duplicate in source_volume_ids")]
     Twice {
-        /// Its id.
+        /// The volume id.
         volume: String,
     },
     /// A parameter that snapshots do not know (CS-17).

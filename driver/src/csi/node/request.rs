@@ -33,7 +33,7 @@ pub enum Error {
     /// An invalid path (NSV-12, NPV-18, FLD-16).
     #[error("{field} must be an absolute path of at most {MAX_PATH} bytes without .. in it")]
     Path {
-        /// The field.
+        /// Name of the field in the CSI message.
         field: &'static str,
     },
     /// An invalid or unsupported volume capability.
@@ -44,25 +44,25 @@ pub enum Error {
 /// `NodeUnstageVolume`.
 #[derive(Clone, Debug)]
 pub struct Unstage {
-    /// The volume.
+    /// The volume id.
     pub volume: String,
-    /// Its staging path.
+    /// `staging_target_path`: where the volume is mounted for the node.
     pub staging: PathBuf,
 }
 
 /// `NodeUnpublishVolume`.
 #[derive(Clone, Debug)]
 pub struct Unpublish {
-    /// The volume.
+    /// The volume id.
     pub volume: String,
-    /// Its target path.
+    /// `target_path`: where the volume is mounted for one pod.
     pub target: PathBuf,
 }
 
 /// `NodeGetVolumeStats`.
 #[derive(Clone, Debug)]
 pub struct Statistics {
-    /// The volume.
+    /// The volume id.
     pub volume: String,
     /// Path where it is staged or published. Its syntax is not checked, because an unknown volume is
     /// NOT_FOUND with any path (SAN-04).
@@ -72,7 +72,7 @@ pub struct Statistics {
 /// `NodeGetVolumeHealth`.
 #[derive(Clone, Debug)]
 pub struct VolumeHealth {
-    /// The volume.
+    /// The volume id.
     pub volume: String,
     /// Its paths, as far as the caller gives them (NVH-06).
     pub paths: VolumePaths,

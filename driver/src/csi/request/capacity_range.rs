@@ -15,7 +15,7 @@ pub enum Error {
     /// A negative size (CV-11, FLD-11).
     #[error("{field} is {value}: a size is not negative")]
     Negative {
-        /// The field.
+        /// Name of the field in the CSI message.
         field: &'static str,
         /// Value of the request.
         value: i64,

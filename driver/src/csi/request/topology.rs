@@ -27,13 +27,13 @@ pub enum Error {
     /// An invalid value (TOP-13).
     #[error("the value of topology key {key} is malformed")]
     Value {
-        /// The key.
+        /// The topology key of the request.
         key: String,
     },
     /// A duplicate key. Keys are case-insensitive (TOP-12).
     #[error("topology key {key} is duplicate")]
     Duplicate {
-        /// The key.
+        /// The topology key of the request.
         key: String,
     },
     /// A preferred topology outside the requisite ones (TOP-15).

@@ -17,7 +17,7 @@ use crate::csi::request::FromRequest;
 /// A query whether a volume supports capabilities. An unsupported capability is no error here (VVC-09).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValidateVolumeCapabilities {
-    /// The volume id.
+    /// The id of the volume that the capabilities are compared with.
     pub volume_id: String,
     /// The capabilities, or why Cistern supports the query for no volume.
     pub capabilities: Result<Vec<Capability>, Error>,

@@ -299,6 +299,10 @@ fn gen_05_lv_07_requests_are_invalid_or_out_of_range_and_a_bad_token_is_aborted(
             Code::InvalidArgument,
         ),
         (
+            Error::Attributes(cistern_crds::attributes::Error::Unknown("bogus".into())),
+            Code::InvalidArgument,
+        ),
+        (
             Error::SnapshotParameters(cistern_crds::snapshot_parameters::Error::Unknown {
                 key: "bogus".into(),
             }),
