@@ -6,7 +6,7 @@ use serde::Serialize;
 /// `status` of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum ConditionState {
-    /// The condition holds.
+    /// What the condition names is the case.
     True,
     /// The condition does not hold.
     False,

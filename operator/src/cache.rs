@@ -50,13 +50,13 @@ impl<E> Default for Cache<E> {
 }
 
 impl<E> Cache<E> {
-    /// The entry of an object by its [`key`].
+    /// The entry of an object by its [`key`](crate::identity::key).
     pub fn get(&self, key: &str) -> Option<Arc<E>> {
         let entries = self.0.entries.read();
         entries.get(key).map(|listed| Arc::clone(&listed.entry))
     }
 
-    /// Whether there is an entry with this [`key`].
+    /// Whether there is an entry with this [`key`](crate::identity::key).
     pub fn contains(&self, key: &str) -> bool {
         self.0.entries.read().contains_key(key)
     }
@@ -98,20 +98,12 @@ impl<E> Cache<E> {
     }
 }
 
-/// Identifies an object of a kind: its name, after its namespace if it has one.
-pub fn key(namespace: Option<&str>, name: &str) -> String {
-    match namespace {
-        Some(namespace) => format!("{namespace}/{name}"),
-        None => name.to_owned(),
-    }
-}
-
 /// A difference between an entry and its successor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference<E> {
-    /// The [`key`] of the object.
+    /// The [`key`](crate::identity::key) of the object.
     pub key: Box<str>,
-    /// The entries.
+    /// The entry before and now.
     pub entries: Replaced<E>,
 }
 
@@ -127,7 +119,7 @@ pub enum Replaced<E> {
 }
 
 impl<E> Difference<E> {
-    /// The entry before.
+    /// The entry before; None for a new object.
     pub fn before(&self) -> Option<&Arc<E>> {
         match &self.entries {
             Replaced::Added(_) => None,
@@ -135,7 +127,7 @@ impl<E> Difference<E> {
         }
     }
 
-    /// The entry now.
+    /// The entry now; None for an object that is gone.
     pub fn now(&self) -> Option<&Arc<E>> {
         match &self.entries {
             Replaced::Added(now) | Replaced::Changed(_, now) => Some(now),

@@ -64,19 +64,19 @@ enum CapacityAction {
 
 /// Keeps the capacity objects up to date.
 #[derive(Debug)]
-pub struct CapacityController(pub Context);
+pub struct CapacityController;
 
 impl Controller for CapacityController {
     type Key = Slot;
     type Error = Error;
     const NAME: &'static str = "capacity";
 
-    fn keys(&self, change: &Change) -> Vec<Slot> {
-        concerned(&self.0.cluster, change)
+    fn keys(&self, context: &Context, change: &Change) -> Vec<Slot> {
+        concerned(&context.cluster, change)
     }
 
-    async fn reconcile(&self, slot: &Slot) -> Result<Next, Error> {
-        reconcile(&self.0, &self.0.outdated, slot).await
+    async fn reconcile(&self, context: &Context, slot: &Slot) -> Result<Next, Error> {
+        reconcile(context, &context.outdated, slot).await
     }
 }
 

@@ -13,7 +13,7 @@ pub enum Change {
     StorageNode(String),
     /// A PoolVolume.
     Volume {
-        /// Its name.
+        /// Name of the object.
         name: String,
         /// The StoragePool that it comes from.
         pool: String,
@@ -35,9 +35,9 @@ pub enum Change {
     AttributesClass(String),
     /// A PersistentVolumeClaim.
     Claim {
-        /// Its namespace.
+        /// Namespace of the claim.
         namespace: String,
-        /// Its name.
+        /// Name of the object.
         name: String,
     },
     /// A PersistentVolume or VolumeSnapshotContent of ours.

@@ -32,11 +32,12 @@ use self::{
     rooms::Rooms,
 };
 use crate::{
-    Context, cache,
+    Context,
     change::Change,
     cluster_state::ClusterState,
     controller::{Controller, Next},
     events::{self, publish_or_update},
+    identity,
     overcommit::Overcommit,
     stored::StoredVolume,
 };
@@ -51,9 +52,9 @@ pub enum Subject {
     Class(String),
     /// A claim that waits for its volume.
     Claim {
-        /// Its namespace.
+        /// Namespace of the claim.
         namespace: String,
-        /// Its name.
+        /// Name of the claim.
         name: String,
     },
     /// A volume that is not as its claim requests.
@@ -61,22 +62,10 @@ pub enum Subject {
 }
 
 /// Writes events about claims, classes and volumes that are not as requested.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ClaimsController {
-    context: Context,
     history: EventHistory,
     rooms: Rooms,
-}
-
-impl ClaimsController {
-    /// The controller of a cluster.
-    pub fn new(context: Context) -> Self {
-        Self {
-            context,
-            history: EventHistory::default(),
-            rooms: Rooms::default(),
-        }
-    }
 }
 
 impl Controller for ClaimsController {
@@ -85,12 +74,12 @@ impl Controller for ClaimsController {
     const NAME: &'static str = "claims";
     const GATHER: Duration = GATHER;
 
-    fn keys(&self, change: &Change) -> Vec<Subject> {
-        concerned(&self.context.cluster, &self.rooms, change)
+    fn keys(&self, context: &Context, change: &Change) -> Vec<Subject> {
+        concerned(&context.cluster, &self.rooms, change)
     }
 
-    async fn reconcile(&self, subject: &Subject) -> Result<Next, events::Error> {
-        reconcile(&self.context, &self.history, &self.rooms, subject).await
+    async fn reconcile(&self, context: &Context, subject: &Subject) -> Result<Next, events::Error> {
+        reconcile(context, &self.history, &self.rooms, subject).await
     }
 }
 
@@ -107,7 +96,7 @@ async fn reconcile(
             .map(|class| (class.object_ref(&()), class_problem(cluster, &class))),
         Subject::Claim { namespace, name } => cluster
             .claims
-            .get(&cache::key(Some(namespace), name))
+            .get(&identity::key(Some(namespace), name))
             .map(|claim| (claim.object_ref(&()), claim_problem(cluster, rooms, &claim))),
         Subject::Volume(name) => cluster
             .volumes

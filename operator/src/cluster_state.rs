@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use cistern_client::{OwnWrites, http::Readiness, watches};
+use cistern_client::{OwnWrites, http::Readiness};
 use cistern_crds::{PoolSnapshot, PoolVolume, StorageNode, StoragePool, names, unclaimed::Owner};
 use k8s_openapi::api::{
     core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod},
@@ -21,7 +21,7 @@ use crate::{
     change::Change,
     contents::{Contents, Count},
     indexes::{AgentIndex, ContentsIndex, LongNames},
-    kinds::{VolumeSnapshotContent, WatchedKind},
+    kinds::{WatchedKind, kubernetes::VolumeSnapshotContent},
     stored::{StoredSnapshot, StoredVolume},
     watch::{Shared, watch},
 };
@@ -86,7 +86,7 @@ impl ClusterState {
             },
         };
         let index = || Arc::clone(&indexes);
-        let labelled = |key, value| every().labels(&format!("{key}={value}"));
+        let labelled = |key, value| watcher::Config::default().labels(&format!("{key}={value}"));
         let agents = labelled(names::COMPONENT_LABEL, names::NODE_COMPONENT);
         let capacities = labelled(names::MANAGED_BY_LABEL, names::OPERATOR_MANAGER);
         let [volumes, snapshots, pods, nodes] = [index(), index(), index(), index()];
@@ -243,10 +243,6 @@ impl ClusterState {
     }
 }
 
-fn every() -> watcher::Config {
-    watcher::Config::default().page_size(watches::PAGE)
-}
-
 /// Starts the watches that fill the caches.
 struct Watches {
     client: Client,
@@ -265,7 +261,11 @@ impl Watches {
         &mut self,
         index: impl Fn(&Difference<K::Entry>) + Send + Sync + 'static,
     ) -> Cache<K::Entry> {
-        self.start(Api::<K>::all(self.client.clone()), every(), index)
+        self.start(
+            Api::<K>::all(self.client.clone()),
+            watcher::Config::default(),
+            index,
+        )
     }
 
     fn start<K: WatchedKind + 'static>(

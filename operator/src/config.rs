@@ -1,12 +1,9 @@
 //! Configuration of the operator: flags and environment variables, read only here.
 
-use std::{
-    net::SocketAddr,
-    num::{NonZeroU32, ParseIntError},
-    time::Duration,
-};
+use std::net::SocketAddr;
 
 use cistern_client::logging;
+use cistern_crds::unclaimed;
 use clap::Parser;
 
 /// Cistern's operator: pools to nodes, topology, capacity, and events for users.
@@ -34,20 +31,15 @@ pub struct Config {
     #[arg(
         long,
         env = "UNCLAIMED_AFTER_SECONDS",
-        default_value = "900",
-        value_parser = seconds,
+        default_value_t = unclaimed::GRACE.num_seconds(),
+        value_parser = clap::value_parser!(i64).range(1..=u32::MAX.into()),
         value_name = "SECONDS"
     )]
-    pub unclaimed_after: Duration,
+    pub unclaimed_after: i64,
 
     /// Logs
     #[command(flatten)]
     pub logging: logging::Options,
-}
-
-fn seconds(text: &str) -> Result<Duration, ParseIntError> {
-    let seconds: NonZeroU32 = text.parse()?;
-    Ok(Duration::from_secs(seconds.get().into()))
 }
 
 #[cfg(test)]

@@ -35,7 +35,7 @@ pub enum Next {
 /// A controller: it maps changes to keys, and reconciles each key.
 pub trait Controller: Send + Sync + 'static {
     /// What is reconciled.
-    type Key: Clone + Debug + Eq + Hash + Ord + Send + Sync;
+    type Key: Clone + Debug + Eq + Hash + Send + Sync;
     /// Why a reconcile failed.
     type Error: Error + Send + 'static;
 
@@ -45,51 +45,52 @@ pub trait Controller: Send + Sync + 'static {
     const GATHER: Duration = Duration::ZERO;
 
     /// The keys that a change concerns.
-    fn keys(&self, change: &Change) -> Vec<Self::Key>;
+    fn keys(&self, context: &Context, change: &Change) -> Vec<Self::Key>;
 
     /// Reconciles a key.
-    fn reconcile(&self, key: &Self::Key) -> impl Future<Output = Result<Next, Self::Error>> + Send;
+    fn reconcile(
+        &self,
+        context: &Context,
+        key: &Self::Key,
+    ) -> impl Future<Output = Result<Next, Self::Error>> + Send;
 }
 
 /// Runs a controller until `stop`, then waits for running reconciles.
 pub async fn run<C: Controller>(controller: C, context: Context, stop: Stop) {
-    let Context {
-        cluster, metrics, ..
-    } = context;
-    let mut changes = cluster.changes();
+    let mut changes = context.cluster.changes();
     tokio::select! {
-        () = cluster.ready() => {}
+        () = context.cluster.ready() => {}
         () = stop.clone() => return,
     }
-    let queue = Queue::default();
+    let mut queue = Queue::default();
     let retries = Retries::new(FIRST_RETRY, LAST_RETRY);
-    let add = |change: &Change| {
-        for key in controller.keys(change) {
+    let add = |queue: &Queue<C::Key>, change: &Change| {
+        for key in controller.keys(&context, change) {
             queue.add(key, C::GATHER);
         }
     };
-    add(&Change::Everything);
+    add(&queue, &Change::Everything);
     let mut running = FuturesUnordered::new();
     loop {
         tokio::select! {
             () = stop.clone() => break,
             change = changes.recv() => match change {
-                Ok(change) => add(&change),
+                Ok(change) => add(&queue, &change),
                 // The missed changes are unknown, so everything is reconciled again.
-                Err(RecvError::Lagged(_)) => add(&Change::Everything),
+                Err(RecvError::Lagged(_)) => add(&queue, &Change::Everything),
                 Err(RecvError::Closed) => break,
             },
-            key = queue.next(), if running.len() < CONCURRENCY => {
-                let controller = &controller;
+            Some(key) = queue.next(), if running.len() < CONCURRENCY => {
+                let (controller, context) = (&controller, &context);
                 running.push(async move {
                     let began = Instant::now();
-                    let result = timeout(DEADLINE, controller.reconcile(&key)).await;
+                    let result = timeout(DEADLINE, controller.reconcile(context, &key)).await;
                     (key, result, began.elapsed())
                 });
             }
             Some((key, result, took)) = running.next() => {
                 queue.done(&key);
-                let count = |outcome| metrics.reconciled(C::NAME, outcome, took);
+                let count = |outcome| context.metrics.reconciled(C::NAME, outcome, took);
                 if let Some(wait) = finish_reconcile(C::NAME, &retries, count, &key, &result) {
                     queue.add(key, wait);
                 }

@@ -41,20 +41,9 @@ struct PendingEvent {
 }
 
 /// Writes events about drift.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct DriftController {
-    context: Context,
     published: PublishedKeys,
-}
-
-impl DriftController {
-    /// The controller of a cluster.
-    pub fn new(context: Context) -> Self {
-        Self {
-            context,
-            published: PublishedKeys::default(),
-        }
-    }
 }
 
 impl Controller for DriftController {
@@ -62,28 +51,16 @@ impl Controller for DriftController {
     type Error = events::Error;
     const NAME: &'static str = "drift";
 
-    fn keys(&self, change: &Change) -> Vec<String> {
+    fn keys(&self, context: &Context, change: &Change) -> Vec<String> {
         match change {
-            Change::Everything => {
-                let nodes = self.context.cluster.storage_nodes.all();
-                nodes.iter().map(|node| node.name_any()).collect()
-            }
+            Change::Everything => context.cluster.storage_nodes.keys(|_| true),
             Change::StorageNode(name) => vec![name.clone()],
-            Change::Pool(_)
-            | Change::PoolStatus(_)
-            | Change::Volume { .. }
-            | Change::Snapshot { .. }
-            | Change::Node(_)
-            | Change::Class(_)
-            | Change::AttributesClass(_)
-            | Change::Claim { .. }
-            | Change::Owner
-            | Change::Capacity { .. } => Vec::new(),
+            _ => Vec::new(),
         }
     }
 
-    async fn reconcile(&self, name: &String) -> Result<Next, events::Error> {
-        reconcile(&self.context, &self.published, name).await
+    async fn reconcile(&self, context: &Context, name: &String) -> Result<Next, events::Error> {
+        reconcile(context, &self.published, name).await
     }
 }
 

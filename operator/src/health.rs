@@ -12,6 +12,7 @@
 mod issues;
 pub mod summary;
 
+use chrono::{DateTime, Utc};
 use cistern_crds::{ConditionType, NodePoolStatus, PoolVolume, StorageNode, condition, time};
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use kube::{Api, Resource as _, ResourceExt as _, api::ListParams, core::DeserializeGuard};
@@ -52,7 +53,7 @@ pub enum Subject {
     Volume(String),
     /// A pool on a node.
     Pool {
-        /// The node.
+        /// Name of the Node.
         node: String,
         /// The StoragePool.
         pool: String,
@@ -76,15 +77,14 @@ struct Seen {
 /// Writes events about health.
 #[derive(Debug)]
 pub struct HealthController {
-    context: Context,
     published: PublishedIssues,
 }
 
 impl HealthController {
-    /// The controller of a cluster.
-    pub fn new(context: Context) -> Self {
-        let published = PublishedIssues::new((context.now)());
-        Self { context, published }
+    /// The controller, which does not publish issues that are older than this moment.
+    pub fn new(began: DateTime<Utc>) -> Self {
+        let published = PublishedIssues::new(began);
+        Self { published }
     }
 }
 
@@ -93,12 +93,12 @@ impl Controller for HealthController {
     type Error = Error;
     const NAME: &'static str = "health";
 
-    fn keys(&self, change: &Change) -> Vec<Subject> {
-        concerned(&self.context.cluster, &self.published, change)
+    fn keys(&self, context: &Context, change: &Change) -> Vec<Subject> {
+        concerned(&context.cluster, &self.published, change)
     }
 
-    async fn reconcile(&self, subject: &Subject) -> Result<Next, Error> {
-        reconcile(&self.context, &self.published, subject).await
+    async fn reconcile(&self, context: &Context, subject: &Subject) -> Result<Next, Error> {
+        reconcile(context, &self.published, subject).await
     }
 }
 

@@ -13,12 +13,14 @@ pub mod capacity;
 pub mod change;
 pub mod claims;
 pub mod cluster_state;
+pub mod comparison;
 pub mod config;
 pub mod contents;
 pub mod controller;
 pub mod drift;
 pub mod events;
 pub mod health;
+pub mod identity;
 pub mod indexes;
 pub mod kinds;
 pub mod leader;
@@ -39,9 +41,9 @@ pub mod write_locks;
 #[cfg(test)]
 mod testing;
 
-use std::{fmt, panic, sync::Arc, time::Duration};
+use std::{fmt, panic, sync::Arc};
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use cistern_client::http::Readiness;
 use futures::future::{BoxFuture, Shared};
 use kube::Client;
@@ -77,8 +79,8 @@ pub struct Context {
     /// Counters.
     pub metrics: Metrics,
     /// Minimum age of a volume or snapshot before it is reported as unclaimed.
-    pub unclaimed_after: Duration,
-    /// The clock.
+    pub unclaimed_after: TimeDelta,
+    /// The current time; tests set another.
     pub now: fn() -> DateTime<Utc>,
 }
 
@@ -124,7 +126,7 @@ impl Operator {
             outdated,
             storage_node_locks: Arc::default(),
             metrics,
-            unclaimed_after: config.unclaimed_after,
+            unclaimed_after: TimeDelta::seconds(config.unclaimed_after),
             now: Utc::now,
         };
         Self {
@@ -162,15 +164,15 @@ fn controllers(context: &Context, stop: &Stop) -> JoinSet<()> {
         stop,
         running: &mut running,
     };
-    start.controller(PoolController::new);
-    start.controller(NodeController::new);
+    start.controller(PoolController::default());
+    start.controller(NodeController::default());
     start.controller(TopologyController);
     start.controller(CapacityController);
     start.controller(TemplateCapacityController);
-    start.controller(DriftController::new);
-    start.controller(ClaimsController::new);
-    start.controller(HealthController::new);
-    start.controller(UnclaimedController::new);
+    start.controller(DriftController::default());
+    start.controller(ClaimsController::default());
+    start.controller(HealthController::new((context.now)()));
+    start.controller(UnclaimedController::default());
     running
 }
 
@@ -181,9 +183,8 @@ struct Starter<'a> {
 }
 
 impl Starter<'_> {
-    fn controller<C: Controller>(&mut self, new: impl FnOnce(Context) -> C) {
-        let context = self.context.clone();
-        let run = controller::run(new(context.clone()), context, self.stop.clone());
+    fn controller(&mut self, controller: impl Controller) {
+        let run = controller::run(controller, self.context.clone(), self.stop.clone());
         self.running.spawn(run);
     }
 }

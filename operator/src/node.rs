@@ -37,7 +37,7 @@ use crate::{
     contents::{Contents, Count},
     controller::{Controller, Next},
     overcommit::{self, Overcommit},
-    pool::declared,
+    pool::declaration::declared,
 };
 
 /// Why a StorageNode's spec is not up to date.
@@ -103,21 +103,10 @@ struct View<'a> {
 }
 
 /// Keeps the specs of the StorageNodes up to date.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct NodeController {
-    context: Context,
     /// Held while something is granted, so that no two nodes are granted the same.
     granting: Mutex<()>,
-}
-
-impl NodeController {
-    /// The controller of a cluster.
-    pub fn new(context: Context) -> Self {
-        Self {
-            context,
-            granting: Mutex::new(()),
-        }
-    }
 }
 
 impl Controller for NodeController {
@@ -125,8 +114,8 @@ impl Controller for NodeController {
     type Error = Error;
     const NAME: &'static str = "node";
 
-    fn keys(&self, change: &Change) -> Vec<String> {
-        let cluster = &self.context.cluster;
+    fn keys(&self, context: &Context, change: &Change) -> Vec<String> {
+        let cluster = &context.cluster;
         match change {
             Change::Everything | Change::Pool(_) => cluster.node_names(),
             Change::StorageNode(name) | Change::Node(name) => {
@@ -148,8 +137,8 @@ impl Controller for NodeController {
         }
     }
 
-    async fn reconcile(&self, name: &String) -> Result<Next, Error> {
-        reconcile(&self.context, &self.granting, name).await
+    async fn reconcile(&self, context: &Context, name: &String) -> Result<Next, Error> {
+        reconcile(context, &self.granting, name).await
     }
 }
 

@@ -7,7 +7,7 @@ use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::kinds;
+use crate::kinds::kubernetes;
 
 /// Identifies one capacity object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,7 +23,7 @@ impl Slot {
     pub(crate) fn of(object: &CSIStorageCapacity) -> Option<Self> {
         Some(Self {
             class: object.storage_class_name.clone(),
-            segment: kinds::segment(object)?.to_owned(),
+            segment: kubernetes::segment(object)?.to_owned(),
         })
     }
 

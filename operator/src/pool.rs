@@ -3,6 +3,7 @@
 //! *Invariant:* a pool's finalizer stays until no StorageNode names the pool and no PoolVolume
 //! or PoolSnapshot lies in it.
 
+pub mod declaration;
 mod shares;
 mod summary;
 
@@ -13,7 +14,7 @@ use cistern_crds::{StoragePool, StoragePoolStatus, names};
 use kube::{
     Api, Resource as _, ResourceExt as _,
     api::{ApiResource, DynamicObject},
-    core::{DeserializeGuard, Selector},
+    core::DeserializeGuard,
 };
 use serde_json::json;
 
@@ -53,20 +54,9 @@ pub enum Error {
 }
 
 /// Keeps the finalizers and the status of the StoragePools up to date.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct PoolController {
-    context: Context,
     shares: Shares,
-}
-
-impl PoolController {
-    /// The controller of a cluster.
-    pub fn new(context: Context) -> Self {
-        Self {
-            context,
-            shares: Shares::default(),
-        }
-    }
 }
 
 impl Controller for PoolController {
@@ -75,12 +65,12 @@ impl Controller for PoolController {
     const NAME: &'static str = "pool";
     const GATHER: Duration = GATHER;
 
-    fn keys(&self, change: &Change) -> Vec<String> {
-        concerned(&self.context.cluster, &self.shares, change)
+    fn keys(&self, context: &Context, change: &Change) -> Vec<String> {
+        concerned(&context.cluster, &self.shares, change)
     }
 
-    async fn reconcile(&self, name: &String) -> Result<Next, Error> {
-        reconcile(&self.context, &self.shares, name).await
+    async fn reconcile(&self, context: &Context, name: &String) -> Result<Next, Error> {
+        reconcile(context, &self.shares, name).await
     }
 }
 
@@ -168,29 +158,6 @@ async fn reconcile(context: &Context, shares: &Shares, name: &str) -> Result<Nex
     Ok(Next::OnChange)
 }
 
-/// The pool and its selector, or the error in the spec that the schema does not detect.
-pub fn declared(pool: &DeserializeGuard<StoragePool>) -> Result<(&StoragePool, Selector), String> {
-    let pool = pool.0.as_ref().map_err(|invalid| invalid.error.clone())?;
-    let selector = &pool.spec.node_selector;
-    for requirement in selector.match_expressions.iter().flatten() {
-        let set = matches!(requirement.operator.as_str(), "In" | "NotIn");
-        if set == requirement.values.as_deref().unwrap_or_default().is_empty() {
-            return Err(format!(
-                "nodeSelector: {} {} {}",
-                requirement.key,
-                requirement.operator,
-                if set {
-                    "needs values"
-                } else {
-                    "takes no values"
-                }
-            ));
-        }
-    }
-    let selector = Selector::try_from(selector.clone()).map_err(|error| error.to_string())?;
-    Ok((pool, selector))
-}
-
 /// Action on the finalizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FinalizerAction {
@@ -229,35 +196,10 @@ async fn current_status(
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelectorRequirement, Time};
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
     use super::*;
     use crate::testing;
-
-    fn with_requirement(operator: &str, values: Option<&[&str]>) -> Result<(), String> {
-        let mut pool = testing::pool("fast", &[]);
-        pool.spec.node_selector.match_expressions = Some(vec![LabelSelectorRequirement {
-            key: "disk".to_owned(),
-            operator: operator.to_owned(),
-            values: values.map(|values| values.iter().map(|v| (*v).to_owned()).collect()),
-        }]);
-        declared(&DeserializeGuard(Ok(pool))).map(drop)
-    }
-
-    #[test]
-    fn a_selector_that_passes_the_schema_and_makes_no_sense_is_named() {
-        assert_eq!(with_requirement("In", Some(&["nvme"])), Ok(()));
-        assert_eq!(with_requirement("Exists", None), Ok(()));
-        for (operator, values) in [
-            ("In", None),
-            ("NotIn", Some(&[] as &[&str])),
-            ("Exists", Some(&["x"])),
-            ("Is", None),
-        ] {
-            let error = with_requirement(operator, values).unwrap_err();
-            assert!(!error.is_empty(), "{operator}");
-        }
-    }
 
     #[test]
     fn a_pool_keeps_its_finalizer_from_the_first_reconcile_until_nothing_is_left() {

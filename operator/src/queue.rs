@@ -1,104 +1,66 @@
-//! Work queue of keys.
+//! Work queue of keys, on kube's scheduler.
 //!
 //! *Invariant:* a key is handed out to one worker at a time, and a key that is added while it is
 //! being worked on is handed out once more afterwards.
 
-use std::{
-    collections::{BTreeSet, HashMap, HashSet},
-    hash::Hash,
-    time::Duration,
+use std::{collections::HashSet, fmt, hash::Hash, pin::Pin, time::Duration};
+
+use futures::{
+    StreamExt as _,
+    channel::mpsc::{self, UnboundedReceiver, UnboundedSender},
 };
+use kube::runtime::scheduler::{ScheduleRequest, Scheduler, scheduler};
+use tokio::time::Instant;
 
-use parking_lot::Mutex;
-use tokio::{sync::Notify, time::Instant};
-
-/// Keys ordered by the moment at which they are due.
-#[derive(Debug)]
+/// Keys in the order of the moments at which they are due.
 pub struct Queue<K> {
-    state: Mutex<State<K>>,
-    changed: Notify,
-}
-
-#[derive(Debug)]
-struct State<K> {
-    order: BTreeSet<(Instant, K)>,
-    due: HashMap<K, Instant>,
+    requests: UnboundedSender<ScheduleRequest<K>>,
+    scheduler: Pin<Box<Scheduler<K, UnboundedReceiver<ScheduleRequest<K>>>>>,
     taken: HashSet<K>,
 }
 
-impl<K> Default for Queue<K> {
+impl<K> fmt::Debug for Queue<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Queue")
+    }
+}
+
+impl<K: Clone + Eq + Hash> Default for Queue<K> {
     fn default() -> Self {
+        let (requests, added) = mpsc::unbounded();
         Self {
-            state: Mutex::new(State {
-                order: BTreeSet::new(),
-                due: HashMap::new(),
-                taken: HashSet::new(),
-            }),
-            changed: Notify::new(),
+            requests,
+            scheduler: Box::pin(scheduler(added)),
+            taken: HashSet::new(),
         }
     }
 }
 
-impl<K: Clone + Eq + Hash + Ord> Queue<K> {
+impl<K: Clone + Eq + Hash> Queue<K> {
     /// Adds a key that is due after `wait`. A key that waits already keeps the earlier moment.
-    pub fn add(&self, key: K, wait: Duration) {
-        let moment = Instant::now() + wait;
-        let mut guard = self.state.lock();
-        let state = &mut *guard;
-        match state.due.get(&key) {
-            Some(earlier) if *earlier <= moment => return,
-            Some(later) => state.order.remove(&(*later, key.clone())),
-            None => false,
-        };
-        state.order.insert((moment, key.clone()));
-        state.due.insert(key, moment);
-        drop(guard);
-        self.changed.notify_one();
+    pub fn add(&self, message: K, wait: Duration) {
+        let run_at = Instant::now() + wait;
+        // The receiver lives as long as `self`.
+        let _ = self
+            .requests
+            .unbounded_send(ScheduleRequest { message, run_at });
     }
 
-    /// Waits for the next key that is due and not being worked on. [`Self::done`] gives it back.
+    /// Waits for the next key that is due and not being worked on. [`Self::done`] gives it back. None
+    /// never comes, because `self` holds a sender.
     ///
     /// Cancelling the wait loses nothing.
-    pub async fn next(&self) -> K {
-        loop {
-            let changed = self.changed.notified();
-            match self.take() {
-                Ok(key) => return key,
-                Err(Some(moment)) => {
-                    tokio::select! {
-                        () = tokio::time::sleep_until(moment) => {}
-                        () = changed => {}
-                    }
-                }
-                Err(None) => changed.await,
-            }
-        }
+    pub async fn next(&mut self) -> Option<K> {
+        let taken = &self.taken;
+        let due = self.scheduler.as_mut();
+        let key = due.hold_unless(|key| !taken.contains(key)).next().await?;
+        self.taken.insert(key.clone());
+        Some(key)
     }
 
     /// The work on a key has ended.
-    pub fn done(&self, key: &K) {
-        self.state.lock().taken.remove(key);
-        self.changed.notify_one();
-    }
-
-    /// Takes a key that is due, or says when the next one will be.
-    fn take(&self) -> Result<K, Option<Instant>> {
-        let mut guard = self.state.lock();
-        let state = &mut *guard;
-        let next = state
-            .order
-            .iter()
-            .find(|(_, key)| !state.taken.contains(key));
-        let Some((moment, key)) = next.cloned() else {
-            return Err(None);
-        };
-        if moment > Instant::now() {
-            return Err(Some(moment));
-        }
-        state.order.remove(&(moment, key.clone()));
-        state.due.remove(&key);
-        state.taken.insert(key.clone());
-        Ok(key)
+    pub fn done(&mut self, key: &K) {
+        self.taken.remove(key);
     }
 }
 
@@ -108,7 +70,7 @@ mod tests {
 
     const NOW: Duration = Duration::ZERO;
 
-    async fn nothing_is_due(queue: &Queue<&'static str>) -> bool {
+    async fn nothing_is_due(queue: &mut Queue<&'static str>) -> bool {
         tokio::time::timeout(Duration::from_millis(1), queue.next())
             .await
             .is_err()
@@ -116,38 +78,40 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_key_added_many_times_comes_once_at_the_earliest_moment() {
-        let queue = Queue::default();
+        let mut queue = Queue::default();
         let start = Instant::now();
         for wait in [30, 10, 20] {
             queue.add("a", Duration::from_secs(wait));
         }
-        assert_eq!(queue.next().await, "a");
+        assert_eq!(queue.next().await, Some("a"));
         assert_eq!(start.elapsed().as_secs(), 10);
         queue.done(&"a");
-        assert!(nothing_is_due(&queue).await);
+        assert!(nothing_is_due(&mut queue).await);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_key_is_never_handed_out_twice_at_the_same_time() {
-        let queue = Queue::default();
+        let mut queue = Queue::default();
         queue.add("a", NOW);
-        assert_eq!(queue.next().await, "a");
+        assert_eq!(queue.next().await, Some("a"));
         queue.add("a", NOW);
         queue.add("b", NOW);
-        assert_eq!(queue.next().await, "b");
-        assert!(nothing_is_due(&queue).await);
+        assert_eq!(queue.next().await, Some("b"));
+        assert!(nothing_is_due(&mut queue).await);
         queue.done(&"a");
-        assert_eq!(queue.next().await, "a");
+        assert_eq!(queue.next().await, Some("a"));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_key_that_is_due_later_does_not_hide_one_that_is_added_meanwhile() {
-        let queue = std::sync::Arc::new(Queue::default());
+        let mut queue = Queue::default();
         queue.add("late", Duration::from_mins(1));
-        let other = queue.clone();
-        let waiter = tokio::spawn(async move { other.next().await });
+        let requests = queue.requests.clone();
+        let waiter = tokio::spawn(async move { queue.next().await });
         tokio::task::yield_now().await;
-        queue.add("now", NOW);
-        assert_eq!(waiter.await.unwrap(), "now");
+        let (message, run_at) = ("now", Instant::now());
+        let added = requests.unbounded_send(ScheduleRequest { message, run_at });
+        added.unwrap();
+        assert_eq!(waiter.await.unwrap(), Some("now"));
     }
 }

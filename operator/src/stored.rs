@@ -11,7 +11,7 @@ use cistern_crds::{
 };
 use kube::{ResourceExt as _, core::DeserializeGuard};
 
-use crate::cache::Entry;
+use crate::{cache::Entry, identity};
 
 /// What is kept of an object of a pool. `R` holds what is to be reported about it.
 #[derive(Clone, Debug, PartialEq)]
@@ -123,7 +123,7 @@ fn reportable(mut volume: PoolVolume) -> Option<PoolVolume> {
     if status.conditions.is_empty() && status.problems.is_empty() {
         return None;
     }
-    volume.metadata = crate::kinds::identity(&volume.metadata);
+    volume.metadata = identity::metadata(&volume.metadata);
     volume.metadata.resource_version = None;
     volume.status = Some(PoolVolumeStatus {
         conditions: status.conditions,

@@ -23,24 +23,25 @@ use crate::{
     change::Change,
     cluster_state::ClusterState,
     controller::{Controller, Next},
-    kinds, pool,
+    kinds::kubernetes,
+    pool::declaration::declared,
 };
 
 /// Keeps the capacity of new nodes up to date, by class.
 #[derive(Debug)]
-pub struct TemplateCapacityController(pub Context);
+pub struct TemplateCapacityController;
 
 impl Controller for TemplateCapacityController {
     type Key = String;
     type Error = Error;
     const NAME: &'static str = "template-capacity";
 
-    fn keys(&self, change: &Change) -> Vec<String> {
-        concerned(&self.0.cluster, change)
+    fn keys(&self, context: &Context, change: &Change) -> Vec<String> {
+        concerned(&context.cluster, change)
     }
 
-    async fn reconcile(&self, class: &String) -> Result<Next, Error> {
-        reconcile(&self.0, class).await
+    async fn reconcile(&self, context: &Context, class: &String) -> Result<Next, Error> {
+        reconcile(context, class).await
     }
 }
 
@@ -78,7 +79,9 @@ fn concerned(cluster: &ClusterState, change: &Change) -> Vec<String> {
     };
     match change {
         Change::Everything => {
-            let objects = cluster.capacities.filter(|it| kinds::segment(it).is_none());
+            let objects = cluster
+                .capacities
+                .filter(|it| kubernetes::segment(it).is_none());
             let mut classes = classes_of(None);
             classes.extend(objects.iter().map(|it| it.storage_class_name.clone()));
             classes
@@ -104,7 +107,7 @@ fn desired(cluster: &ClusterState, class: &str) -> Option<CSIStorageCapacity> {
     let class_object = cluster.class(class)?;
     let parameters = parameters(&class_object)?;
     let guard = cluster.pool(&parameters.pool)?;
-    let (pool, _) = pool::declared(&guard).ok()?;
+    let (pool, _) = declared(&guard).ok()?;
     if pool.metadata.deletion_timestamp.is_some() {
         return None;
     }

@@ -53,19 +53,16 @@ pub enum Error {
 
 /// Keeps the conditions of the StorageNodes up to date.
 #[derive(Debug)]
-pub struct TopologyController(pub Context);
+pub struct TopologyController;
 
 impl Controller for TopologyController {
     type Key = String;
     type Error = Error;
     const NAME: &'static str = "topology";
 
-    fn keys(&self, change: &Change) -> Vec<String> {
+    fn keys(&self, context: &Context, change: &Change) -> Vec<String> {
         match change {
-            Change::Everything => {
-                let nodes = self.0.cluster.storage_nodes.all();
-                nodes.iter().map(|node| node.name_any()).collect()
-            }
+            Change::Everything => context.cluster.storage_nodes.keys(|_| true),
             Change::StorageNode(name)
             | Change::Node(name)
             | Change::Volume { node: name, .. }
@@ -80,8 +77,8 @@ impl Controller for TopologyController {
         }
     }
 
-    async fn reconcile(&self, name: &String) -> Result<Next, Error> {
-        reconcile(&self.0, name).await
+    async fn reconcile(&self, context: &Context, name: &String) -> Result<Next, Error> {
+        reconcile(context, name).await
     }
 }
 

@@ -19,7 +19,7 @@ use std::{
     mem,
 };
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, Utc};
 use cistern_client::Rejection;
 use cistern_crds::{
     EventReason, PoolSnapshot, PoolVolume,
@@ -36,14 +36,14 @@ use crate::{
     change::Change,
     controller::{Controller, Next},
     events::{self, EventContent, publish_once},
-    kinds::{VolumeSnapshotContent, WatchedKind as _},
+    kinds::{WatchedKind as _, kubernetes::VolumeSnapshotContent},
     stored::Stored,
 };
 
 /// Objects in one answer to a list.
 const PAGE: u32 = 500;
 /// Comparisons during the minimum age of an unclaimed object.
-const COMPARISONS: u32 = 3;
+const COMPARISONS: i32 = 3;
 /// Action of these events.
 const ACTION: &str = "ComparingClaims";
 
@@ -76,20 +76,9 @@ struct Unclaimed {
 }
 
 /// Reports unclaimed volumes and snapshots.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct UnclaimedController {
-    context: Context,
     seen: Seen,
-}
-
-impl UnclaimedController {
-    /// The controller of a cluster.
-    pub fn new(context: Context) -> Self {
-        Self {
-            context,
-            seen: Seen::default(),
-        }
-    }
 }
 
 impl Controller for UnclaimedController {
@@ -98,25 +87,12 @@ impl Controller for UnclaimedController {
     const NAME: &'static str = "unclaimed";
 
     /// Only time makes something unclaimed.
-    fn keys(&self, change: &Change) -> Vec<()> {
-        match change {
-            Change::Everything => vec![()],
-            Change::Pool(_)
-            | Change::PoolStatus(_)
-            | Change::StorageNode(_)
-            | Change::Volume { .. }
-            | Change::Snapshot { .. }
-            | Change::Node(_)
-            | Change::Class(_)
-            | Change::AttributesClass(_)
-            | Change::Claim { .. }
-            | Change::Owner
-            | Change::Capacity { .. } => Vec::new(),
-        }
+    fn keys(&self, _: &Context, change: &Change) -> Vec<()> {
+        Vec::from_iter((*change == Change::Everything).then_some(()))
     }
 
-    async fn reconcile(&self, (): &()) -> Result<Next, Error> {
-        reconcile(&self.context, &self.seen).await
+    async fn reconcile(&self, context: &Context, (): &()) -> Result<Next, Error> {
+        reconcile(context, &self.seen).await
     }
 }
 
@@ -130,7 +106,8 @@ async fn reconcile(context: &Context, seen: &Seen) -> Result<Next, Error> {
         report(context, seen).await?;
     }
     context.metrics.unclaimed().set(reported(seen));
-    Ok(Next::After(context.unclaimed_after / COMPARISONS))
+    let wait = context.unclaimed_after / COMPARISONS;
+    Ok(Next::After(wait.to_std().unwrap_or_default()))
 }
 
 /// Compares all objects with their owners as the API server has them, and publishes the events.
@@ -154,7 +131,7 @@ async fn report(context: &Context, seen: &Seen) -> Result<(), Error> {
 /// The UIDs of the objects that are old enough and have no owner in the caches.
 fn ownerless(context: &Context) -> BTreeSet<String> {
     let cluster = &context.cluster;
-    let latest = (context.now)() - grace(context);
+    let latest = (context.now)() - context.unclaimed_after;
     let owners = owners_in(&cluster.volume_owners, claims_that_wait(context));
     let mut found = without_owner(&cluster.volumes, &owners, latest);
     let owners = owners_in(&cluster.snapshot_owners, Owners::default());
@@ -258,13 +235,14 @@ fn old<K: Claimable>(context: &Context, object: Option<K>) -> Option<K> {
     let mut object = object?;
     object.meta_mut().managed_fields = None;
     no_owners
-        .leave_unclaimed(&object, (context.now)(), grace(context))
+        .leave_unclaimed(&object, (context.now)(), context.unclaimed_after)
         .then_some(object)
 }
 
 fn unclaimed<K: Claimable>(context: &Context, owners: &Owners, objects: &[K]) -> Vec<Unclaimed> {
     let objects = objects.iter();
-    let objects = objects.filter(|it| owners.leave_unclaimed(*it, (context.now)(), grace(context)));
+    let objects =
+        objects.filter(|it| owners.leave_unclaimed(*it, (context.now)(), context.unclaimed_after));
     objects
         .map(|object| Unclaimed {
             regarding: object.object_ref(&()),
@@ -272,10 +250,6 @@ fn unclaimed<K: Claimable>(context: &Context, owners: &Owners, objects: &[K]) ->
             note: advice(object),
         })
         .collect()
-}
-
-fn grace(context: &Context) -> TimeDelta {
-    TimeDelta::from_std(context.unclaimed_after).unwrap_or(TimeDelta::MAX)
 }
 
 /// Visits every object of a kind, page by page.

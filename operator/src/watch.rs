@@ -14,17 +14,15 @@ use cistern_client::{
 use futures::StreamExt as _;
 use kube::{
     Api,
-    runtime::{
-        WatchStreamExt as _,
-        watcher::{self, Event, watcher},
-    },
+    runtime::watcher::{self, Event},
 };
 use tokio::sync::broadcast;
 
 use crate::{
     cache::{Cache, Difference, Writer},
     change::Change,
-    kinds::{self, WatchedKind},
+    identity,
+    kinds::WatchedKind,
 };
 
 /// What the watches of all kinds share.
@@ -47,7 +45,7 @@ pub async fn watch<K: WatchedKind + 'static>(
     shared: Shared,
 ) {
     let mut writer = Writer::new(&cache);
-    let mut stream = pin!(watcher(api, config).backoff(watches::backoff()));
+    let mut stream = pin!(watches::events(api, config));
     while let Some(event) = stream.next().await {
         match event {
             Ok(event) => {
@@ -85,10 +83,10 @@ fn apply_event<K: WatchedKind>(
         }
         Event::InitDone => writer.end_list(),
         Event::InitApply(object) | Event::Apply(object) => {
-            let key = kinds::key(&object);
+            let key = identity::key_of(&object);
             Vec::from_iter(writer.replace(&key, object.entry()))
         }
-        Event::Delete(object) => Vec::from_iter(writer.replace(&kinds::key(&object), None)),
+        Event::Delete(object) => Vec::from_iter(writer.replace(&identity::key_of(&object), None)),
     };
     differences.iter().for_each(index);
     let mut changes: Vec<Change> = differences.iter().map(K::change).collect();
@@ -104,12 +102,7 @@ fn apply_event<K: WatchedKind>(
 }
 
 fn report<K: WatchedKind>(readiness: &Readiness, error: &watcher::Error) {
-    let text = watches::explain::<K>(error);
-    tracing::warn!(
-        watch = K::NAME,
-        error = text,
-        "watch failed, it is tried again"
-    );
+    let text = watches::log_failure::<K>(error);
     // Only a first list that failed is sure to be followed by an event that ends the wait.
     if matches!(error, watcher::Error::InitialListFailed(_)) {
         readiness.wait_for(K::NAME, text);

@@ -1,18 +1,34 @@
-//! Settings of all watches: page size, back-off and error messages.
+//! How all processes watch: page size, back-off and error messages.
 
-use std::time::Duration;
+use std::{fmt::Debug, time::Duration};
 
 use backon::ExponentialBuilder;
+use futures::Stream;
 use kube::{
-    Resource,
-    runtime::watcher::{self, ExponentialBackoff},
+    Api, Resource,
+    runtime::{
+        WatchStreamExt as _,
+        watcher::{self, ExponentialBackoff, watcher},
+    },
 };
+use serde::de::DeserializeOwned;
 
 use crate::{Chain, Rejection};
 
 /// Objects in a page of the first list. Only a small part of most objects is cached, so a page can take
 /// more memory than all objects before it.
 pub const PAGE: u32 = 100;
+
+/// The events of the selected objects. The stream never ends: it tries again after each error.
+pub fn events<K>(
+    api: Api<K>,
+    selection: watcher::Config,
+) -> impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    watcher(api, selection.page_size(PAGE)).backoff(backoff())
+}
 
 /// Waits of a watch after consecutive failures: 1 s at first, at most 10 s. After an outage of the API
 /// server, pods that wait for a volume wait for the watches, too.
@@ -31,6 +47,13 @@ pub fn backoff() -> ExponentialBackoff {
 pub fn is_not_installed(error: &watcher::Error) -> bool {
     matches!(error, watcher::Error::InitialListFailed(source)
         if Rejection::from(source) == Rejection::NotFound)
+}
+
+/// Logs that a watch has failed and is tried again, and returns the message.
+pub fn log_failure<K: Resource<DynamicType = ()>>(error: &watcher::Error) -> String {
+    let (kind, message) = (K::kind(&()), explain::<K>(error));
+    tracing::warn!(%kind, error = message, "watch failed, it is tried again");
+    message
 }
 
 /// Message for users about a failed watch. Names the remedy if the kind is not installed, for which the

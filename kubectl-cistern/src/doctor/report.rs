@@ -17,11 +17,11 @@ const WIDTH: usize = 100;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum CheckOutcome {
-    /// The check passed.
+    /// The check found no problem.
     Ok,
     /// It works but needs attention, or the check could not run.
     Warn,
-    /// The check failed.
+    /// The check found a problem that keeps Cistern from working.
     Fail,
 }
 

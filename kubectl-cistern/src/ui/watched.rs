@@ -12,7 +12,7 @@ use kube::{
     runtime::{
         WatchStreamExt as _,
         reflector::{self, Store},
-        watcher::{self, Event, watcher},
+        watcher::{self, Event},
     },
 };
 use parking_lot::Mutex;
@@ -57,9 +57,7 @@ where
         let state = Arc::new(Mutex::new(State::Listing));
         let reported = Arc::clone(&state);
         tasks.spawn(async move {
-            let stream = watcher(api, config)
-                .modify(prune)
-                .backoff(watches::backoff());
+            let stream = watches::events(api, config).modify(prune);
             let mut stream = std::pin::pin!(reflector::reflector(writer, stream));
             while let Some(event) = stream.next().await {
                 let mut state = reported.lock();

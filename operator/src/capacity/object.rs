@@ -21,7 +21,7 @@ use kube::{Api, ResourceExt as _, api::PostParams};
 use serde_json::Value;
 
 use super::Error;
-use crate::{Context, cache, kinds};
+use crate::{Context, identity};
 
 /// Contents of a capacity object.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -80,7 +80,7 @@ pub(crate) fn current(
     name: &str,
 ) -> Result<Option<Arc<CSIStorageCapacity>>, Stale> {
     let (cluster, namespace) = (&context.cluster, Some(context.namespace.as_str()));
-    let copy = || cluster.capacities.get(&cache::key(namespace, name));
+    let copy = || cluster.capacities.get(&identity::key(namespace, name));
     cluster.own_writes.read_or_created(namespace, name, copy)
 }
 
@@ -103,7 +103,7 @@ impl Write<'_> {
     ) -> Result<(), Error> {
         let api = Api::<CSIStorageCapacity>::namespaced(context.client.clone(), &context.namespace);
         let cluster = &context.cluster;
-        let copy = |object: &CSIStorageCapacity| cluster.capacities.get(&kinds::key(object));
+        let copy = |object: &CSIStorageCapacity| cluster.capacities.get(&identity::key_of(object));
         let (verb, result) = match self {
             Self::Create(object) => {
                 let parameters = PostParams {

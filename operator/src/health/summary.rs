@@ -29,7 +29,7 @@ pub enum PoolHealth {
     Healthy,
     /// The health is unknown.
     Unknown(Reason, String),
-    /// The worst problem.
+    /// There are problems. The severity, reason and message are those of the worst one.
     Unhealthy(PoolSeverity, Reason, String),
 }
 

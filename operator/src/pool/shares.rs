@@ -15,7 +15,7 @@ use kube::{
 use parking_lot::Mutex;
 
 use super::{
-    declared,
+    declaration::declared,
     summary::{PoolNodeState, Share},
 };
 use crate::{

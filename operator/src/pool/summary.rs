@@ -13,7 +13,7 @@ use cistern_crds::{
 };
 use kube::{Resource as _, ResourceExt as _, core::DeserializeGuard};
 
-use super::declared;
+use super::declaration::{InvalidDeclaration, declared};
 use crate::{
     contents::Contents,
     health::{self, summary::PoolHealth},
@@ -29,7 +29,7 @@ pub(super) struct Declaration {
     name: String,
     generation: Option<i64>,
     deleted: bool,
-    invalid: Option<String>,
+    invalid: Option<InvalidDeclaration>,
     /// Whether its source is a file on each node.
     is_image: bool,
     /// None where the spec cannot be read.
@@ -445,7 +445,10 @@ mod tests {
         let no_nodes = status(&declaration(), &[], &kept(&[]));
         assert_eq!(condition_of(&no_nodes, ConditionType::Ready).1, "NoNodes");
         let invalid = Declaration {
-            invalid: Some("nodeSelector: disk In needs values".to_owned()),
+            invalid: Some(InvalidDeclaration::ValuesMissing(
+                "disk".into(),
+                "In".into(),
+            )),
             ..declaration()
         };
         let (_, reason, message) =
