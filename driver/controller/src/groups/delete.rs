@@ -7,11 +7,10 @@ use cistern_crds::{
     PoolSnapshotGroup,
     removal::{RemovalStep, step},
 };
-use kube::ResourceExt as _;
 use tokio::time::Instant;
 
-use super::{Error, GroupQuery, Groups, ensure::is_taken};
-use crate::objects::{self, in_flight::Operation};
+use super::{Error, GroupQuery, Groups};
+use crate::objects::in_flight::Operation;
 
 impl Groups {
     /// Destroys the data of all snapshots of the group and removes their objects. Succeeds if the group
@@ -99,47 +98,5 @@ impl Groups {
         snapshots.remove(&mut operation).await?;
         self.snapshots.until_shown(id, false).await;
         Ok(())
-    }
-
-    /// Removes a group that was not taken. False if it was by now: a caller may know it.
-    pub(super) async fn withdraw(
-        &self,
-        group: PoolSnapshotGroup,
-        operation: &mut Operation<PoolSnapshotGroup>,
-    ) -> Result<bool, Error> {
-        let mut current = Some(group);
-        // Once the deletion is requested, no agent takes it any more.
-        while let Some(group) = current.take_if(|group| !group.spec.deletion_requested) {
-            if is_taken(&group) {
-                return Ok(false);
-            }
-            current = self.objects.advance(&group, RemovalStep::Ask).await?;
-        }
-        if let Some(group) = current {
-            self.finish_removal(group, operation).await?;
-        }
-        Ok(true)
-    }
-
-    /// Finishes the removal of a group, or returns what it waits for.
-    pub(super) async fn finish_removal(
-        &self,
-        group: PoolSnapshotGroup,
-        operation: &mut Operation<PoolSnapshotGroup>,
-    ) -> Result<(), Error> {
-        let waits_for = match self.remove(group, operation).await {
-            Ok(None) => return Ok(()),
-            Ok(Some(held)) => format!(
-                "the finalizers {} to be removed from an old object",
-                held.finalizers().join(", ")
-            ),
-            // The error is final for the caller, and objects remain.
-            Err(Error::Object(in_use @ objects::Error::InUse { .. })) => {
-                format!("the end of an old one: {in_use}")
-            }
-            Err(error) => return Err(error),
-        };
-        operation.note(waits_for);
-        Err(operation.pending().into())
     }
 }

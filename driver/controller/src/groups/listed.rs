@@ -9,7 +9,7 @@ use crate::{objects::listing::Listed as _, snapshots::ListedSnapshot};
 /// A group that was taken.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ListedGroup {
-    /// Its id.
+    /// The group snapshot id: the name of the PoolSnapshotGroup.
     pub id: String,
     /// The common time of its snapshots.
     pub creation_time: DateTime<Utc>,

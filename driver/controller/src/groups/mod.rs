@@ -11,6 +11,7 @@
 
 mod delete;
 mod ensure;
+mod follow;
 mod listed;
 mod request;
 
@@ -50,19 +51,19 @@ pub enum Error {
     /// The node refuses the group. No object remains (CGS-16).
     #[error("node {node} cannot take group snapshot {group}: {why}: {advice}")]
     Refused {
-        /// Its id.
+        /// The group snapshot id.
         group: String,
         /// Where its volumes are.
         node: String,
         /// Why it refuses.
         why: Explanation,
-        /// The recommended action.
+        /// What a user can do about it.
         advice: String,
     },
     /// The caller knows other snapshots than the group has (DGS-08, GGS-07).
     #[error("snapshot_ids are not the snapshots of group snapshot {group}: {why}")]
     OtherMembers {
-        /// Its id.
+        /// The group snapshot id.
         group: String,
         /// The first thing that differs.
         why: String,

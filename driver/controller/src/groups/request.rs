@@ -11,7 +11,7 @@ use cistern_crds::{
 use kube::ResourceExt as _;
 
 use super::Error;
-use crate::{snapshots::NewSnapshot, volumes::Requirement};
+use crate::{objects::ensure::Request, snapshots::NewSnapshot, volumes::Requirement};
 
 /// A requested group, which may exist already.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,10 +49,13 @@ impl NewGroup {
         object.metadata.finalizers = Some(vec![names::FINALIZER.to_owned()]);
         object
     }
+}
 
-    /// Why the existing group of this name is incompatible with the request; None if it is compatible
-    /// (CGS-06).
-    pub fn difference(&self, existing: &PoolSnapshotGroup) -> Option<String> {
+impl Request for NewGroup {
+    type Object = PoolSnapshotGroup;
+
+    /// Compares all (CGS-06).
+    fn difference(&self, existing: &PoolSnapshotGroup) -> Option<String> {
         let spec = &existing.spec;
         let volumes = || spec.members.iter().map(|member| &member.volume);
         if spec.requested_name != self.name {

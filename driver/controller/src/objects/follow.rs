@@ -6,45 +6,46 @@ use cistern_crds::{ConditionStatus, ConditionType, Explanation, HasImage, Reason
 use kube::Resource as _;
 
 use super::{
-    Error, ManagedObject, Objects, in_flight::Operation, listing::Listed, silence::silent,
+    Error, ManagedObject, Objects,
+    ensure::{FollowOutcome, Lifecycle},
+    in_flight::Operation,
+    listing::Listed,
+    silence::silent,
 };
-
-/// How following an object ended.
-#[derive(Debug)]
-pub enum FollowOutcome<L: Listed> {
-    /// The image exists.
-    Ready(L),
-    /// The object has changed: read it again.
-    Changed,
-    /// No agent has admitted it, and its node will not; the reason where the node refused.
-    Withdraw(Box<L::Object>, Option<Refusal>),
-}
 
 /// A node that refused an object, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The name of the node.
     pub node: String,
+    /// The StoragePool that the object was to be in.
+    pub pool: String,
     /// Why it refused.
     pub why: Explanation,
 }
 
-impl<K: ManagedObject + HasImage> Objects<K> {
-    /// Follows an object until it is created, refused or replaced. Fails where the agent that has
-    /// admitted it is silent.
-    pub async fn follow<L: Listed<Object = K>>(
+impl<T: Listed<Object: ManagedObject> + Send> Lifecycle<T> for Objects<T::Object> {
+    type Object = T::Object;
+    type Refusal = Refusal;
+    type Error = Error;
+
+    fn objects(&self) -> &Self {
+        self
+    }
+
+    async fn follow(
         &self,
-        mut object: K,
-        operation: &mut Operation<K>,
-    ) -> Result<FollowOutcome<L>, Error> {
+        mut object: T::Object,
+        operation: &mut Operation<T::Object>,
+    ) -> Result<FollowOutcome<T, T::Object, Refusal>, Error> {
         let mut nodes = self.nodes.subscribe();
         loop {
-            let unavailable = |object: &K| {
+            let unavailable = |object: &T::Object| {
                 self.nodes
                     .unavailable(object.node_name(), object.pool_name())
             };
             match progress(&object, unavailable) {
-                ObjectProgress::Ready(made) => return Ok(FollowOutcome::Ready(made)),
+                ObjectProgress::Ready(made) => return Ok(FollowOutcome::Made(made)),
                 ObjectProgress::Withdraw(refusal) => {
                     return Ok(FollowOutcome::Withdraw(Box::new(object), refusal));
                 }
@@ -63,6 +64,22 @@ impl<K: ManagedObject + HasImage> Objects<K> {
                 _ = nodes.changed() => {}
             }
         }
+    }
+
+    async fn withdraw(
+        &self,
+        object: T::Object,
+        _operation: &mut Operation<T::Object>,
+    ) -> Result<bool, Error> {
+        self.withdraw(object).await
+    }
+
+    async fn finish_removal(
+        &self,
+        object: T::Object,
+        operation: &mut Operation<T::Object>,
+    ) -> Result<(), Error> {
+        self.finish_removal(object, operation).await
     }
 }
 
@@ -84,8 +101,8 @@ fn progress<L: Listed>(
 ) -> ObjectProgress<L> {
     let node = object.node_name();
     let refusal = |why| {
-        let node = node.to_owned();
-        ObjectProgress::Withdraw(Some(Refusal { node, why }))
+        let (node, pool) = (node.to_owned(), object.pool_name().to_owned());
+        ObjectProgress::Withdraw(Some(Refusal { node, pool, why }))
     };
     if object.deletion_requested() {
         return ObjectProgress::Leaving;
@@ -195,6 +212,7 @@ mod tests {
             let refused = volume(|_, status| admitted(status, false, reason));
             let expected = Refusal {
                 node: "node-1".to_owned(),
+                pool: "fast".to_owned(),
                 why: Explanation::new(reason, "the agent's words"),
             };
             assert_eq!(

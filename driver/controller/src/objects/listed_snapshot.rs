@@ -9,7 +9,7 @@ use crate::objects::listing::Listed;
 /// A snapshot that was taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedSnapshot {
-    /// Its id.
+    /// The snapshot id: the name of the PoolSnapshot.
     pub id: Box<str>,
     /// The id of the volume that it is of.
     pub source_volume: Box<str>,

@@ -28,13 +28,13 @@ const LAG: Duration = Duration::from_secs(2);
 
 /// The listed fields of an object: all that is kept of it in memory.
 pub trait Listed: Clone {
-    /// The custom resource.
+    /// The custom resource that the fields are from.
     type Object: HasImage;
 
     /// None for an object that cannot be used yet, or whose data is gone.
     fn of(object: &Self::Object) -> Option<Self>;
 
-    /// Its id.
+    /// The CSI id: the name of the custom resource.
     fn id(&self) -> &str;
 }
 

@@ -2,7 +2,7 @@
 //! by name, and waiting for their agents.
 //!
 //! ```text
-//! watch ─▶ in_flight ─▶ the RPC that works on the name: follow, removal
+//! watch ─▶ in_flight ─▶ the RPC that works on the name: ensure, follow, removal
 //!       └▶ listing ────▶ pages
 //! ```
 //!
@@ -10,6 +10,7 @@
 //! on. After a crash or a cancelled call, a repeat of the same call resumes at any point.
 
 pub mod advice;
+pub(crate) mod ensure;
 pub mod follow;
 pub mod in_flight;
 pub mod listed_snapshot;
@@ -52,13 +53,13 @@ pub enum Error {
     /// Another operation of this process works on the object.
     #[error("another operation on {object} is running")]
     Busy {
-        /// The object.
+        /// Noun and id of the object.
         object: String,
     },
     /// The deadline has passed. The work stays as it is, and a repeated call resumes it.
     #[error("{object} is waiting for {waits_for}")]
     Pending {
-        /// The object.
+        /// Noun and id of the object.
         object: String,
         /// What it waits for.
         waits_for: String,
@@ -66,7 +67,7 @@ pub enum Error {
     /// The agent does not report. The work stays as it is, and a repeated call resumes it.
     #[error("{object} has to wait until its node is back: {silence}")]
     Silent {
-        /// The object.
+        /// Noun and id of the object.
         object: String,
         /// The node of the agent, and for how long it is silent.
         silence: Silence,
@@ -74,7 +75,7 @@ pub enum Error {
     /// An object of this name exists and differs from the request (CV-07, CS-05).
     #[error("{object} exists and is not what is asked for: {difference}")]
     Different {
-        /// The object.
+        /// Noun and id of the object.
         object: String,
         /// The first thing that differs.
         difference: String,
@@ -88,7 +89,7 @@ pub enum Error {
     /// The object is used on its node; its data is untouched (DV-04, DS-04).
     #[error("{object} is in use on node {node}: {message}")]
     InUse {
-        /// The object.
+        /// Noun and id of the object.
         object: String,
         /// The node that holds it.
         node: String,
@@ -110,18 +111,33 @@ pub trait ManagedObject:
 {
     /// The noun in messages to callers.
     const NOUN: &'static str;
+
+    /// Whether its spec requests its deletion.
+    fn is_leaving(&self) -> bool;
 }
 
 impl ManagedObject for PoolVolume {
     const NOUN: &'static str = "volume";
+
+    fn is_leaving(&self) -> bool {
+        self.spec.deletion_requested
+    }
 }
 
 impl ManagedObject for PoolSnapshot {
     const NOUN: &'static str = "snapshot";
+
+    fn is_leaving(&self) -> bool {
+        self.spec.deletion_requested
+    }
 }
 
 impl ManagedObject for PoolSnapshotGroup {
     const NOUN: &'static str = "group snapshot";
+
+    fn is_leaving(&self) -> bool {
+        self.spec.deletion_requested
+    }
 }
 
 /// Names an object in messages to callers.

@@ -1,18 +1,24 @@
 //! The controller's one watch on each kind, shared by every RPC.
 
-use std::fmt::Debug;
+use std::{
+    collections::{BTreeSet, HashSet},
+    fmt::Debug,
+    sync::Arc,
+};
 
 use cistern_client::{http::Readiness, watches};
 use futures::{Stream, StreamExt as _, future};
 use kube::{
     Api, Client, Resource,
     core::DeserializeGuard,
-    runtime::{
-        WatchStreamExt as _, watcher,
-        watcher::{Config, Event},
-    },
+    runtime::watcher::{Config, Event},
 };
 use serde::de::DeserializeOwned;
+
+use super::{
+    ManagedObject, Objects,
+    listing::{Listed, Listing},
+};
 
 /// Passes the watch events of a kind to `apply_event` as long as it is polled. `readiness` waits for
 /// `part` from this call until the first list is complete.
@@ -36,6 +42,24 @@ where
     })
 }
 
+/// Watches a kind for its list and for its operations in flight, as [`watch`] does.
+pub fn watch_listed<T>(
+    objects: &Objects<T::Object>,
+    listing: &Arc<Listing<T>>,
+    readiness: Readiness,
+    part: &'static str,
+) -> impl Future<Output = ()> + use<T>
+where
+    T: Listed<Object: ManagedObject> + Send + Sync + 'static,
+{
+    let (mut listed, mut unfinished) = (HashSet::new(), BTreeSet::new());
+    let (in_flight, listing) = (objects.in_flight().clone(), Arc::clone(listing));
+    watch::<T::Object>(objects.client(), readiness, part, move |event| {
+        listing.apply_event(&event, &mut unfinished);
+        in_flight.apply_event(event, &mut listed);
+    })
+}
+
 /// The watch events of a kind. Errors are logged and retried, and an unreadable object is skipped, so
 /// that it does not hide the others.
 fn events<K>(client: Client) -> impl Stream<Item = Event<K>>
@@ -43,18 +67,15 @@ where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     let api: Api<DeserializeGuard<K>> = Api::all(client);
-    watcher(api, Config::default().page_size(watches::PAGE))
-        .backoff(watches::backoff())
-        .filter_map(|event| {
-            future::ready(match event {
-                Ok(event) => readable(event),
-                Err(error) => {
-                    let (kind, error) = (K::kind(&()), watches::explain::<K>(&error));
-                    tracing::warn!(%kind, error, "watch failed, it is tried again");
-                    None
-                }
-            })
+    watches::events(api, Config::default()).filter_map(|event| {
+        future::ready(match event {
+            Ok(event) => readable(event),
+            Err(error) => {
+                watches::log_failure::<K>(&error);
+                None
+            }
         })
+    })
 }
 
 fn readable<K: Resource<DynamicType = ()>>(event: Event<DeserializeGuard<K>>) -> Option<Event<K>> {

@@ -5,6 +5,7 @@
 //! ([`objects::Error::Pending`]).
 
 use cistern_crds::{HasImage as _, PoolSnapshot, PoolVolume};
+use futures::FutureExt as _;
 use kube::ResourceExt as _;
 use tokio::time::Instant;
 
@@ -13,7 +14,8 @@ use crate::{
     objects::{
         self,
         advice::advice,
-        follow::{FollowOutcome, Refusal},
+        ensure::{Attempt, attempt},
+        follow::Refusal,
         in_flight::Operation,
         listing::Listed as _,
         named, not_found,
@@ -41,39 +43,19 @@ impl Snapshots {
         wanted: &NewSnapshot,
         operation: &mut Operation<PoolSnapshot>,
     ) -> Result<ListedSnapshot, Error> {
-        // A refusal from before this call may be stale: ask the agent once more.
-        let mut asked = false;
         loop {
-            let mut found = self.objects.find(operation.name()).await?;
-            if found.is_none() {
-                asked = true;
-                found = self.create(wanted).await?;
-            }
-            // None: another replica was faster, so read again.
-            let Some(snapshot) = found else { continue };
-            if snapshot.spec.deletion_requested {
-                self.objects.finish_removal(snapshot, operation).await?;
-                continue;
-            }
-            if let Some(difference) = wanted.difference(&snapshot) {
-                let object = named::<PoolSnapshot>(operation.name());
-                return Err(objects::Error::Different { object, difference }.into());
-            }
-            let pool = snapshot.spec.pool_name.clone();
-            match self.objects.follow(snapshot, operation).await? {
-                FollowOutcome::Ready(snapshot) => {
+            let create = || self.create(wanted).boxed();
+            match attempt(&self.objects, wanted, operation, create).await? {
+                Attempt::Made(snapshot) => {
                     self.listing.until_shown(operation.name(), true).await;
                     return Ok(snapshot);
                 }
-                FollowOutcome::Changed => {}
-                FollowOutcome::Withdraw(snapshot, refusal) => {
-                    operation
-                        .note("the API server to remove a snapshot that no agent has admitted");
-                    let withdrawn = self.objects.withdraw(*snapshot).await?;
-                    if let Some(refusal) = refusal.filter(|_| withdrawn && asked) {
-                        return Err(refused(wanted, refusal, &pool));
-                    }
-                }
+                Attempt::Refused {
+                    refusal,
+                    is_new: true,
+                } => return Err(refused(wanted, refusal)),
+                // The agent is asked once more.
+                Attempt::Refused { is_new: false, .. } => {}
             }
         }
     }
@@ -117,20 +99,21 @@ impl Snapshots {
         if let Some(unavailable) = self.objects.nodes().unavailable(node, pool) {
             let refusal = Refusal {
                 node: node.clone(),
+                pool: pool.clone(),
                 why: unavailable,
             };
-            return Err(refused(wanted, refusal, pool));
+            return Err(refused(wanted, refusal));
         }
         Ok((volume, image))
     }
 }
 
-fn refused(wanted: &NewSnapshot, refusal: Refusal, pool: &str) -> Error {
-    let Refusal { node, why } = refusal;
+fn refused(wanted: &NewSnapshot, refusal: Refusal) -> Error {
+    let Refusal { node, pool, why } = refusal;
     Error::Refused {
         volume: wanted.source_volume.clone(),
         node,
-        advice: advice(why.reason, pool),
+        advice: advice(why.reason, &pool),
         why,
     }
 }

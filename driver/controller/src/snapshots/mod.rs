@@ -13,10 +13,7 @@
 mod ensure;
 mod request;
 
-use std::{
-    collections::{BTreeSet, HashSet},
-    sync::Arc,
-};
+use std::sync::Arc;
 
 use cistern_client::http::Readiness;
 use cistern_crds::{Explanation, PoolSnapshot, PoolVolume};
@@ -29,7 +26,7 @@ use crate::objects::{
     self, Objects,
     listing::{Listed as _, Listing, Page},
     not_found,
-    watch::watch,
+    watch::watch_listed,
 };
 
 /// Why an operation on a snapshot failed.
@@ -41,13 +38,13 @@ pub enum Error {
     /// The node refuses the snapshot. No object remains (CS-18).
     #[error("node {node} cannot take a snapshot of volume {volume}: {why}: {advice}")]
     Refused {
-        /// The volume.
+        /// The volume id.
         volume: String,
         /// The node that holds it.
         node: String,
         /// Why it refuses.
         why: Explanation,
-        /// The recommended action.
+        /// What a user can do about it.
         advice: String,
     },
     /// A snapshot can be used only on its volume's node (CS-13).
@@ -55,7 +52,7 @@ pub enum Error {
         "a snapshot of volume {volume} can only be used on node {node}, which accessibility_requirements leave out"
     )]
     OutOfReach {
-        /// The volume.
+        /// The volume id.
         volume: String,
         /// The node that holds it.
         node: String,
@@ -65,7 +62,7 @@ pub enum Error {
         "snapshot {snapshot} belongs to group snapshot {group}: delete that, and all of its snapshots go"
     )]
     Member {
-        /// Its id.
+        /// The snapshot id.
         snapshot: String,
         /// The group's id.
         group: String,
@@ -77,7 +74,7 @@ pub enum Error {
 pub struct Snapshots {
     objects: Objects<PoolSnapshot>,
     volumes: Objects<PoolVolume>,
-    listing: Listing<ListedSnapshot>,
+    listing: Arc<Listing<ListedSnapshot>>,
 }
 
 impl Snapshots {
@@ -88,20 +85,14 @@ impl Snapshots {
         volumes: Objects<PoolVolume>,
         readiness: Readiness,
     ) -> (Arc<Self>, BoxFuture<'static, ()>) {
-        let client = objects.client();
-        let snapshots = Arc::new(Self {
+        let listing = Arc::default();
+        let watch = watch_listed(&objects, &listing, readiness, "watch of PoolSnapshots");
+        let snapshots = Self {
             objects,
             volumes,
-            listing: Listing::default(),
-        });
-        let (mut listed, mut unfinished) = (HashSet::new(), BTreeSet::new());
-        let watching = Arc::clone(&snapshots);
-        let part = "watch of PoolSnapshots";
-        let watch = watch::<PoolSnapshot>(client, readiness, part, move |event| {
-            watching.listing.apply_event(&event, &mut unfinished);
-            watching.objects.in_flight().apply_event(event, &mut listed);
-        });
-        (snapshots, watch.boxed())
+            listing,
+        };
+        (Arc::new(snapshots), watch.boxed())
     }
 
     /// The snapshot of an id, as the API server has it: it includes the work of other replicas.

@@ -3,7 +3,10 @@
 use cistern_crds::{Consistency, PoolSnapshot, PoolSnapshotSpec, PoolVolume, names};
 use kube::ResourceExt as _;
 
-use crate::{objects::listing::PageQuery, volumes::Requirement};
+use crate::{
+    objects::{ensure::Request, listing::PageQuery},
+    volumes::Requirement,
+};
 
 /// A requested snapshot, which may exist already.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,13 +44,14 @@ impl NewSnapshot {
         };
         PoolSnapshot::desired(&self.id(), spec)
     }
+}
 
-    /// Why the existing snapshot of this name is incompatible with the request; None if it is compatible
-    /// (CS-04, CS-05).
-    ///
-    /// The consistency is not compared: a class may be replaced between two attempts, and the name
-    /// identifies the snapshot that was taken.
-    pub fn difference(&self, existing: &PoolSnapshot) -> Option<String> {
+impl Request for NewSnapshot {
+    type Object = PoolSnapshot;
+
+    /// Compares all but the consistency: a class may be replaced between two attempts, and the name
+    /// identifies the snapshot that was taken (CS-04, CS-05).
+    fn difference(&self, existing: &PoolSnapshot) -> Option<String> {
         let spec = &existing.spec;
         if spec.requested_name != self.name {
             Some("it was made under another name".to_owned())

@@ -5,15 +5,17 @@
 //! ([`objects::Error::Pending`]).
 
 use cistern_crds::{PoolVolume, names::SELECTED_NODE_ANNOTATION};
+use futures::FutureExt as _;
 use kube::ResourceExt as _;
 use tokio::time::Instant;
 
 use super::{Error, ListedVolume, NewVolume, Volumes, placement, source};
 use crate::objects::{
-    self, failed,
-    follow::{FollowOutcome, Refusal},
+    self,
+    ensure::{Attempt, attempt},
+    failed,
+    follow::Refusal,
     in_flight::Operation,
-    named,
 };
 
 /// Nodes that one call tries. The caller repeats, and by then the published capacity has changed.
@@ -42,36 +44,14 @@ impl Volumes {
     ) -> Result<ListedVolume, Error> {
         let mut refusals = Vec::new();
         loop {
-            let found = match self.objects.find(operation.name()).await? {
-                Some(volume) => Some(volume),
-                None => self.create(wanted, &refusals).await?,
-            };
-            // None: another replica was faster, so read again.
-            let Some(volume) = found else { continue };
-            if volume.spec.deletion_requested {
-                self.objects.finish_removal(volume, operation).await?;
-                continue;
-            }
-            if wanted.is_left_behind(&volume) {
-                operation.note("the API server to remove a volume from a node that is not allowed");
-                self.objects.withdraw(volume).await?;
-                continue;
-            }
-            if let Some(difference) = wanted.difference(&volume) {
-                let object = named::<PoolVolume>(operation.name());
-                return Err(objects::Error::Different { object, difference }.into());
-            }
-            match self.objects.follow(volume, operation).await? {
-                FollowOutcome::Ready(volume) => {
+            let create = || self.create(wanted, &refusals).boxed();
+            match attempt(&self.objects, wanted, operation, create).await? {
+                Attempt::Made(volume) => {
                     self.listing.until_shown(operation.name(), true).await;
                     return Ok(volume);
                 }
-                FollowOutcome::Changed => {}
-                FollowOutcome::Withdraw(volume, refusal) => {
-                    operation.note("the API server to remove a volume that no agent has admitted");
-                    if self.objects.withdraw(*volume).await? {
-                        refusals.extend(not_final(wanted, refusal)?);
-                    }
+                Attempt::Refused { refusal, .. } => {
+                    refusals.push(unless_final(wanted, refusal)?);
                 }
             }
         }
@@ -151,9 +131,9 @@ impl Volumes {
 }
 
 /// A refusal that other nodes, or the same one later, need not repeat.
-fn not_final(wanted: &NewVolume, refusal: Option<Refusal>) -> Result<Option<Refusal>, Error> {
-    let source = wanted.source.as_ref().zip(refusal.as_ref());
-    match source.and_then(|(source, refusal)| source::refused(source, refusal, &wanted.pool)) {
+fn unless_final(wanted: &NewVolume, refusal: Refusal) -> Result<Refusal, Error> {
+    let source = wanted.source.as_ref();
+    match source.and_then(|source| source::refused(source, &refusal)) {
         Some(error) => Err(error),
         None => Ok(refusal),
     }

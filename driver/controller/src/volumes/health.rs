@@ -16,7 +16,7 @@ use super::ListedVolume;
 /// A volume and its problems.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExaminedVolume {
-    /// The volume.
+    /// The volume, as the watch shows it.
     pub volume: ListedVolume,
     /// Its problems; empty if none is known.
     pub problems: Vec<VolumeProblem>,

@@ -9,9 +9,9 @@ use crate::objects::listing::Listed;
 /// A volume that can be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedVolume {
-    /// Its id.
+    /// The volume id: the name of the PoolVolume.
     pub id: Box<str>,
-    /// Its size.
+    /// Actual size in bytes.
     pub size: Bytes,
     /// The node that holds it.
     pub node: Box<str>,

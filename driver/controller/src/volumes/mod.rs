@@ -21,10 +21,7 @@ mod placement;
 mod request;
 mod source;
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use cistern_client::http::Readiness;
 use cistern_crds::{Explanation, PoolSnapshot, PoolVolume, StorageNode, VolumeAttributes};
@@ -44,7 +41,7 @@ use crate::objects::{
     self, Objects,
     listing::{Listed as _, Listing, Page, PageQuery},
     not_found,
-    watch::watch,
+    watch::watch_listed,
 };
 
 /// Why an operation on a volume failed.
@@ -62,7 +59,7 @@ pub enum Error {
     /// The volume cannot have such a size; its size is unchanged (CEV-07).
     #[error("volume {volume} cannot have the size that is asked for: {why}")]
     SizeNotPossible {
-        /// Its id.
+        /// The volume id.
         volume: String,
         /// Why, with the possible size.
         why: String,
@@ -70,9 +67,9 @@ pub enum Error {
     /// The pool refuses the attributes; those of the volume are unchanged (CMV-05).
     #[error("volume {volume} cannot have {attributes}: {why}")]
     AttributesNotPossible {
-        /// Its id.
+        /// The volume id.
         volume: String,
-        /// The refused attributes.
+        /// The attributes that the request leads to.
         attributes: Box<VolumeAttributes>,
         /// Why the agent refuses them.
         why: Explanation,
@@ -84,7 +81,7 @@ pub enum Error {
 pub struct Volumes {
     objects: Objects<PoolVolume>,
     snapshots: Objects<PoolSnapshot>,
-    listing: Listing<ListedVolume>,
+    listing: Arc<Listing<ListedVolume>>,
 }
 
 impl Volumes {
@@ -95,19 +92,14 @@ impl Volumes {
         snapshots: Objects<PoolSnapshot>,
         readiness: Readiness,
     ) -> (Arc<Self>, BoxFuture<'static, ()>) {
-        let client = objects.client();
-        let volumes = Arc::new(Self {
+        let listing = Arc::default();
+        let watch = watch_listed(&objects, &listing, readiness, "watch of PoolVolumes");
+        let volumes = Self {
             objects,
             snapshots,
-            listing: Listing::default(),
-        });
-        let (mut listed, mut unfinished) = (HashSet::new(), BTreeSet::new());
-        let watching = Arc::clone(&volumes);
-        let watch = watch::<PoolVolume>(client, readiness, "watch of PoolVolumes", move |event| {
-            watching.listing.apply_event(&event, &mut unfinished);
-            watching.objects.in_flight().apply_event(event, &mut listed);
-        });
-        (volumes, watch.boxed())
+            listing,
+        };
+        (Arc::new(volumes), watch.boxed())
     }
 
     /// The volume of an id, as the API server has it: it includes the work of other replicas.

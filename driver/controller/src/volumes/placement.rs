@@ -17,7 +17,7 @@ const NAMED: usize = 4;
 /// A node for the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Choice {
-    /// Its name.
+    /// Name of the StorageNode.
     pub node: String,
     /// Why it is not the node that the request prefers; None if it is.
     pub passed_over: Option<String>,
@@ -29,9 +29,9 @@ pub enum Error {
     /// Not now: a deletion, a larger pool, a returning node or another pool can change that.
     #[error("no node can take a volume of {size} from pool {pool}: {why}")]
     NoRoom {
-        /// The pool.
+        /// Name of the StoragePool.
         pool: String,
-        /// The requested size.
+        /// Size of the requested volume in bytes.
         size: Bytes,
         /// The reason of each node.
         why: String,
@@ -41,9 +41,9 @@ pub enum Error {
         "{size} is more than pool {pool} can hold on any node: the largest volume is {largest}"
     )]
     TooLarge {
-        /// The pool.
+        /// Name of the StoragePool.
         pool: String,
-        /// The requested size.
+        /// Size of the requested volume in bytes.
         size: Bytes,
         /// The largest volume that a node could hold.
         largest: Bytes,

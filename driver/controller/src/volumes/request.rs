@@ -8,6 +8,7 @@ use cistern_crds::{
 };
 
 use super::SourceReference;
+use crate::objects::ensure::Request;
 
 /// A requested volume, which may exist already.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,7 +35,7 @@ pub struct NewVolume {
     pub source: Option<SourceReference>,
     /// The PersistentVolumeClaim, if the provisioner passes it.
     pub claim: Option<ClaimReference>,
-    /// The allowed nodes.
+    /// The nodes on which it may be.
     pub requirement: Requirement,
 }
 
@@ -108,15 +109,6 @@ impl NewVolume {
         (!self.mkfs_options.is_empty()).then(|| self.mkfs_options.to_string())
     }
 
-    /// Why the existing volume of this name is incompatible with the request; None if it is compatible
-    /// (CV-07, CV-23, TOP-19). The claim is informative, and is not compared.
-    pub fn difference(&self, existing: &PoolVolume) -> Option<String> {
-        let node = &existing.spec.node_name;
-        let elsewhere = || format!("it is on node {node}");
-        let unlike = self.unlike(existing);
-        unlike.or_else(|| (!self.requirement.allows(node)).then(elsewhere))
-    }
-
     /// Why the volume is incompatible with the request, regardless of its node.
     fn unlike(&self, existing: &PoolVolume) -> Option<String> {
         let spec = &existing.spec;
@@ -156,10 +148,21 @@ impl NewVolume {
             None
         }
     }
+}
 
-    /// Whether the existing volume of this name matches the request, has not been admitted by an agent,
-    /// and is on a node that the request no longer allows.
-    pub fn is_left_behind(&self, existing: &PoolVolume) -> bool {
+impl Request for NewVolume {
+    type Object = PoolVolume;
+
+    /// Compares all but the claim, which is informative (CV-07, CV-23, TOP-19).
+    fn difference(&self, existing: &PoolVolume) -> Option<String> {
+        let node = &existing.spec.node_name;
+        let elsewhere = || format!("it is on node {node}");
+        let unlike = self.unlike(existing);
+        unlike.or_else(|| (!self.requirement.allows(node)).then(elsewhere))
+    }
+
+    /// True if the volume is on a node that the request no longer allows, and matches it otherwise.
+    fn is_left_behind(&self, existing: &PoolVolume) -> bool {
         existing.reserved().is_none()
             && !self.requirement.allows(&existing.spec.node_name)
             && self.unlike(existing).is_none()

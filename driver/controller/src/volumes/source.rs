@@ -19,7 +19,7 @@ use crate::objects::{
 pub struct SourceReference {
     /// Which of the two.
     pub kind: SourceKind,
-    /// Its id.
+    /// The snapshot id or volume id.
     pub id: Box<str>,
 }
 
@@ -48,7 +48,7 @@ pub enum Error {
     /// The source is not ready yet (VCS-13).
     #[error("{origin} is not ready to be copied: {why}")]
     NotReady {
-        /// The source.
+        /// Kind and id of the source.
         origin: String,
         /// What it waits for.
         why: String,
@@ -56,7 +56,7 @@ pub enum Error {
     /// The requested volume is incompatible with the source (VCS-04).
     #[error("a volume made from {origin} cannot be what is asked for: {why}")]
     Unlike {
-        /// The source.
+        /// Kind and id of the source.
         origin: String,
         /// The difference, and the compatible value.
         why: String,
@@ -64,11 +64,11 @@ pub enum Error {
     /// The source is larger than the requested limit (VCS-07).
     #[error("{origin} has {size}, and the volume may have at most {limit}")]
     TooLarge {
-        /// The source.
+        /// Kind and id of the source.
         origin: String,
-        /// Its size.
+        /// Size of the source in bytes.
         size: Bytes,
-        /// The requested limit.
+        /// Largest size that the request allows, in bytes.
         limit: Bytes,
     },
     /// Its node cannot take a copy now, and no other node can. No object remains.
@@ -76,11 +76,11 @@ pub enum Error {
         "a volume of {size} made from {origin} can only be on node {node}, which cannot take it now: {why}"
     )]
     NoRoom {
-        /// The source.
+        /// Kind and id of the source.
         origin: String,
-        /// Its node.
+        /// Name of the node that holds the source.
         node: String,
-        /// The requested size.
+        /// Size of the requested copy in bytes.
         size: Bytes,
         /// Why its node cannot take it.
         why: String,
@@ -88,11 +88,11 @@ pub enum Error {
     /// The node refuses the copy. No object remains.
     #[error("node {node} cannot copy {origin}: {message}: {advice}")]
     Refused {
-        /// The source.
+        /// Kind and id of the source.
         origin: String,
-        /// Its node.
+        /// Name of the node that holds the source.
         node: String,
-        /// The reason.
+        /// The message of the agent.
         message: String,
         /// What to do.
         advice: String,
@@ -270,11 +270,7 @@ fn not_ready<K: HasImage>(reference: &SourceReference, object: &K) -> Error {
 }
 
 /// Why a node's refusal of a copy is final; None if the refusal is handled like that of any volume.
-pub(super) fn refused(
-    reference: &SourceReference,
-    refusal: &Refusal,
-    pool: &str,
-) -> Option<super::Error> {
+pub(super) fn refused(reference: &SourceReference, refusal: &Refusal) -> Option<super::Error> {
     let origin = reference.named();
     match refusal.why.reason {
         Reason::SourceMissing => Some(objects::Error::NotFound { object: origin }.into()),
@@ -283,7 +279,7 @@ pub(super) fn refused(
                 origin,
                 node: refusal.node.clone(),
                 message: refusal.why.message.clone(),
-                advice: advice(refusal.why.reason, pool),
+                advice: advice(refusal.why.reason, &refusal.pool),
             }
             .into(),
         ),

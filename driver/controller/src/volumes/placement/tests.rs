@@ -32,6 +32,7 @@ fn request(gib: u64, requisite: Option<&[&str]>, preferred: &[&str]) -> NewVolum
 fn refusal(node: &str, reason: Reason) -> Refusal {
     Refusal {
         node: node.to_owned(),
+        pool: "fast".to_owned(),
         why: Explanation::new(reason, "the agent says no"),
     }
 }

@@ -2,6 +2,7 @@ use cistern_crds::{Explanation, condition::ConditionUpdate};
 
 use super::*;
 use crate::{
+    objects::ensure::Request as _,
     testing::{at, ready_snapshot, ready_volume, wanted_snapshot, wanted_volume},
     volumes::request::tests::wanted,
 };
@@ -165,9 +166,10 @@ fn only_refusals_that_no_other_try_would_change_end_a_copy() {
     let ends = |reason| {
         let refusal = Refusal {
             node: "node-1".to_owned(),
+            pool: "fast".to_owned(),
             why: Explanation::new(reason, "the agent's words"),
         };
-        refused(&reference(SourceKind::Snapshot), &refusal, "fast").map(|error| error.to_string())
+        refused(&reference(SourceKind::Snapshot), &refusal).map(|error| error.to_string())
     };
     assert_eq!(
         ends(Reason::SourceMissing).unwrap(),

@@ -1,0 +1,307 @@
+//! Follows a group until its snapshots are taken, refused or removed.
+//!
+//! ```text
+//! group ─▶ a snapshot for each volume ─▶ agent admits all and takes them together ─▶ taken
+//!                                    └─▶ agent refuses one ─▶ all of it is removed ─▶ refused
+//! ```
+//!
+//! *Invariant:* an admitted group is waited for and never withdrawn.
+
+use std::collections::BTreeSet;
+
+use cistern_crds::{
+    ConditionStatus, ConditionType, Explanation, HasImage, PoolSnapshot, PoolSnapshotGroup, Reason,
+    condition, removal::RemovalStep, snapshot_group::GroupMember,
+};
+use futures::future::try_join_all;
+use kube::ResourceExt as _;
+
+use super::{Error, Groups, ListedGroup, request};
+use crate::objects::{
+    self, Objects,
+    advice::advice,
+    ensure::{FollowOutcome, Lifecycle},
+    in_flight::Operation,
+    named,
+    silence::silent,
+};
+
+impl Lifecycle<ListedGroup> for Groups {
+    type Object = PoolSnapshotGroup;
+    type Refusal = Error;
+    type Error = Error;
+
+    fn objects(&self) -> &Objects<PoolSnapshotGroup> {
+        &self.objects
+    }
+
+    /// Creates the group's snapshots, and waits until the agent has taken or refused them all.
+    async fn follow(
+        &self,
+        mut group: PoolSnapshotGroup,
+        operation: &mut Operation<PoolSnapshotGroup>,
+    ) -> Result<FollowOutcome<ListedGroup, PoolSnapshotGroup, Error>, Error> {
+        let snapshots = match self.ask_for_snapshots(&group).await {
+            // The volumes have changed since the group was requested.
+            Err(
+                why @ (Error::SeveralNodes { .. } | Error::Object(objects::Error::NotFound { .. })),
+            ) => return Ok(FollowOutcome::Withdraw(Box::new(group), Some(why))),
+            snapshots => snapshots?,
+        };
+        let mut nodes = self.objects.nodes().subscribe();
+        loop {
+            let why = match progress(&group) {
+                GroupProgress::Taken => return self.taken(&group).await.map(FollowOutcome::Made),
+                GroupProgress::Leaving => return Ok(FollowOutcome::Changed),
+                GroupProgress::Refused(why) => Some(why),
+                GroupProgress::Waits(waits_for) => {
+                    operation.note(waits_for);
+                    self.unavailable(&snapshots)
+                }
+            };
+            // A group that a user deleted is never taken, and created again. What the agent has
+            // admitted is waited for: it may be half taken.
+            let is_hopeless = why.is_some() || group.metadata.deletion_timestamp.is_some();
+            if is_hopeless && !self.is_admitted(&group).await? {
+                let why = why.map(|why| refused(&group, &snapshots, why));
+                return Ok(FollowOutcome::Withdraw(Box::new(group), why));
+            }
+            let node = &group.spec.node_name;
+            if let Some(silence) = self.objects.nodes().silence(node) {
+                return Err(silent(&group, silence).into());
+            }
+            if let Some(why) = why {
+                operation.note(format!("node {node} to go on: {why}"));
+            }
+            tokio::select! {
+                change = operation.change(&group) => match change {
+                    Some(changed) => group = changed,
+                    None => return Ok(FollowOutcome::Changed),
+                },
+                // The sender lives as long as `self`.
+                _ = nodes.changed() => {}
+            }
+        }
+    }
+
+    /// False if the group was taken by now: a caller may know it.
+    async fn withdraw(
+        &self,
+        group: PoolSnapshotGroup,
+        operation: &mut Operation<PoolSnapshotGroup>,
+    ) -> Result<bool, Error> {
+        let mut current = Some(group);
+        // Once the deletion is requested, no agent takes it any more.
+        while let Some(group) = current.take_if(|group| !group.spec.deletion_requested) {
+            if is_taken(&group) {
+                return Ok(false);
+            }
+            current = self.objects.advance(&group, RemovalStep::Ask).await?;
+        }
+        if let Some(group) = current {
+            self.finish_removal(group, operation).await?;
+        }
+        Ok(true)
+    }
+
+    async fn finish_removal(
+        &self,
+        group: PoolSnapshotGroup,
+        operation: &mut Operation<PoolSnapshotGroup>,
+    ) -> Result<(), Error> {
+        let waits_for = match self.remove(group, operation).await {
+            Ok(None) => return Ok(()),
+            Ok(Some(held)) => format!(
+                "the finalizers {} to be removed from an old object",
+                held.finalizers().join(", ")
+            ),
+            // The error is final for the caller, and objects remain.
+            Err(Error::Object(in_use @ objects::Error::InUse { .. })) => {
+                format!("the end of an old one: {in_use}")
+            }
+            Err(error) => return Err(error),
+        };
+        operation.note(waits_for);
+        Err(operation.pending().into())
+    }
+}
+
+impl Groups {
+    /// Makes sure that there is a snapshot for each volume of a group that is not taken yet.
+    async fn ask_for_snapshots(
+        &self,
+        group: &PoolSnapshotGroup,
+    ) -> Result<Vec<PoolSnapshot>, Error> {
+        match progress(group) {
+            GroupProgress::Waits(_) => {}
+            GroupProgress::Taken | GroupProgress::Leaving | GroupProgress::Refused(..) => {
+                return Ok(Vec::new());
+            }
+        }
+        let members = group.spec.members.iter();
+        try_join_all(members.map(|member| self.ask_for_snapshot(group, member))).await
+    }
+
+    async fn ask_for_snapshot(
+        &self,
+        group: &PoolSnapshotGroup,
+        member: &GroupMember,
+    ) -> Result<PoolSnapshot, Error> {
+        let snapshots = self.snapshots.objects();
+        loop {
+            match snapshots.find(&member.snapshot).await? {
+                // It belongs to an older group of this name, whose removal was interrupted.
+                Some(snapshot) if snapshot.spec.deletion_requested => {
+                    let mut operation = snapshots.begin(&member.snapshot)?;
+                    snapshots.finish_removal(snapshot, &mut operation).await?;
+                    continue;
+                }
+                Some(snapshot) => return Ok(snapshot),
+                None => {}
+            }
+            let (volume, image) = self.snapshots.volume(&member.volume).await?;
+            let node = &group.spec.node_name;
+            if volume.spec.node_name != *node {
+                let places = format!("{} is not on node {node} any more", member.volume);
+                return Err(Error::SeveralNodes { places });
+            }
+            let desired = request::member(group, &volume, &image);
+            if let Some(snapshot) = snapshots.create(&desired).await? {
+                return Ok(snapshot);
+            }
+        }
+    }
+
+    /// A group that was taken, as its snapshots are now.
+    async fn taken(&self, group: &PoolSnapshotGroup) -> Result<ListedGroup, Error> {
+        for member in &group.spec.members {
+            self.snapshots.until_shown(&member.snapshot, true).await;
+        }
+        let listed = ListedGroup::of(group, &self.snapshots_of(group).await?);
+        let missing = || objects::Error::Different {
+            object: named::<PoolSnapshotGroup>(&group.name_any()),
+            difference: "its snapshots were removed".to_owned(),
+        };
+        Ok(listed.ok_or_else(missing)?)
+    }
+
+    /// Why the node takes no snapshot; None if it does.
+    fn unavailable(&self, snapshots: &[PoolSnapshot]) -> Option<Explanation> {
+        snapshots.iter().find_map(|snapshot| {
+            let (node, pool) = (snapshot.node_name(), snapshot.pool_name());
+            self.objects.nodes().unavailable(node, pool)
+        })
+    }
+
+    /// Whether the agent has begun, so that it must finish.
+    async fn is_admitted(&self, group: &PoolSnapshotGroup) -> Result<bool, Error> {
+        let snapshots = self.snapshots_of(group).await?;
+        Ok(snapshots
+            .iter()
+            .any(|snapshot| snapshot.reserved().is_some()))
+    }
+}
+
+/// Progress of taking a group.
+#[derive(Debug, PartialEq, Eq)]
+enum GroupProgress {
+    Taken,
+    /// Its deletion is requested.
+    Leaving,
+    /// The agent refused it.
+    Refused(Explanation),
+    /// It waits for this.
+    Waits(String),
+}
+
+fn progress(group: &PoolSnapshotGroup) -> GroupProgress {
+    let status = group.status.clone().unwrap_or_default();
+    if group.spec.deletion_requested {
+        return GroupProgress::Leaving;
+    }
+    // It was taken, regardless of later changes.
+    if is_taken(group) {
+        return GroupProgress::Taken;
+    }
+    let node = &group.spec.node_name;
+    let Some(ready) = condition::find(&status.conditions, ConditionType::Ready) else {
+        return GroupProgress::Waits(format!("the agent of node {node} to take it"));
+    };
+    match Reason::parse(&ready.reason) {
+        Some(reason)
+            if reason.refuses_snapshot() && ready.status == ConditionStatus::False.as_str() =>
+        {
+            GroupProgress::Refused(Explanation::new(reason, &*ready.message))
+        }
+        Some(_) | None => {
+            GroupProgress::Waits(format!("{}: node {node} to take it", ready.message))
+        }
+    }
+}
+
+/// Whether a caller may have received it in a response.
+fn is_taken(group: &PoolSnapshotGroup) -> bool {
+    let status = group.status.as_ref();
+    status.is_some_and(|status| status.creation_time.is_some())
+}
+
+fn refused(group: &PoolSnapshotGroup, snapshots: &[PoolSnapshot], why: Explanation) -> Error {
+    let pools: BTreeSet<&str> = snapshots.iter().map(HasImage::pool_name).collect();
+    let pools: Vec<&str> = pools.into_iter().collect();
+    Error::Refused {
+        group: group.name_any(),
+        node: group.spec.node_name.clone(),
+        advice: advice(why.reason, &pools.join(", ")),
+        why,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cistern_crds::{PoolSnapshotGroupStatus, condition::ConditionUpdate};
+
+    use super::*;
+    use crate::{groups::request::tests::wanted, testing::at};
+
+    fn said(status: bool, reason: Reason) -> PoolSnapshotGroup {
+        let mut group = wanted("daily", &["a", "b"]).on_node("n1");
+        let mut status_of_group = PoolSnapshotGroupStatus::default();
+        let finding =
+            ConditionUpdate::new(ConditionType::Ready, status, reason, "the agent's words");
+        condition::set(&mut status_of_group.conditions, &finding, None, at(0));
+        group.status = Some(status_of_group);
+        group
+    }
+
+    #[test]
+    fn a_group_is_taken_once_it_has_its_moment_whatever_happens_to_it_later() {
+        let mut group = said(false, Reason::ImageMissing);
+        group.status.as_mut().unwrap().creation_time = Some(at(5));
+        assert_eq!(progress(&group), GroupProgress::Taken);
+        group.spec.deletion_requested = true;
+        assert_eq!(progress(&group), GroupProgress::Leaving);
+    }
+
+    #[test]
+    fn a_refusal_carries_the_agents_words_and_what_is_tried_again_is_none() {
+        for reason in [
+            Reason::NoSpace,
+            Reason::SnapshotLimitReached,
+            Reason::TooManyExtents,
+            Reason::SourceMissing,
+            Reason::FreezeFailed,
+            Reason::PoolUnknown,
+            Reason::PoolNotReady,
+            Reason::IdentityConflict,
+        ] {
+            let refused = GroupProgress::Refused(Explanation::new(reason, "the agent's words"));
+            assert_eq!(progress(&said(false, reason)), refused);
+        }
+        for reason in [Reason::Pending, Reason::SnapshotFailed] {
+            let waits = progress(&said(false, reason));
+            assert!(matches!(&waits, GroupProgress::Waits(said) if said.contains("words")));
+        }
+        let fresh = wanted("daily", &["a"]).on_node("n1");
+        assert!(matches!(progress(&fresh), GroupProgress::Waits(_)));
+    }
+}
