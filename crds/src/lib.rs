@@ -26,7 +26,7 @@ pub mod removal;
 pub mod snapshot;
 pub mod snapshot_group;
 pub mod snapshot_parameters;
-#[cfg(feature = "testing")]
+#[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod time;
 pub mod unclaimed;

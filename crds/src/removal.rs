@@ -57,17 +57,12 @@ pub fn step<K: Resource>(object: &K, is_asked: bool, is_left: bool) -> RemovalSt
 #[cfg(test)]
 mod tests {
     use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
-    use serde_json::json;
 
     use super::*;
-    use crate::{Bytes, PoolVolume, PoolVolumeStatus};
+    use crate::{Bytes, PoolVolume, PoolVolumeStatus, testing::volume_spec};
 
     fn volume(reserved: Option<Bytes>) -> PoolVolume {
-        let spec = json!({
-            "requestedName": "pvc-1", "nodeName": "node-1", "poolName": "fast", "size": "1Gi",
-            "accessType": "Block", "accessModes": ["SingleNodeWriter"], "attributes": {"provisioning": "Thin"},
-        });
-        let mut volume = PoolVolume::desired("pvc-1", serde_json::from_value(spec).unwrap());
+        let mut volume = PoolVolume::desired("pvc-1", volume_spec("pvc-1", "node-1", "fast"));
         volume.status = Some(PoolVolumeStatus {
             reserved,
             ..PoolVolumeStatus::default()

@@ -15,6 +15,7 @@ use crate::{
     volume::{FilesystemStatus, ImageStatus},
 };
 use chrono::{DateTime, Utc};
+
 /// UUID of the filesystem of the pool that holds the images.
 pub const POOL_UUID: &str = "11111111-1111-4111-8111-111111111111";
 /// UUID of the filesystem of [`ready_volume`].
@@ -25,12 +26,12 @@ pub fn at(second: i64) -> DateTime<Utc> {
     DateTime::from_timestamp(second, 0).unwrap()
 }
 
-/// A requested volume without a status.
-pub fn wanted_volume() -> PoolVolume {
-    let spec = PoolVolumeSpec {
-        requested_name: "pvc-1".into(),
-        node_name: "node-1".into(),
-        pool_name: "fast".into(),
+/// The spec of a thin ext4 volume of 1 GiB.
+pub fn volume_spec(requested_name: &str, node: &str, pool: &str) -> PoolVolumeSpec {
+    PoolVolumeSpec {
+        requested_name: requested_name.into(),
+        node_name: node.into(),
+        pool_name: pool.into(),
         size: Bytes::gib(1),
         access_type: AccessType::Filesystem,
         filesystem: Some(FilesystemType::Ext4),
@@ -41,8 +42,12 @@ pub fn wanted_volume() -> PoolVolume {
         content_source: None,
         claim: None,
         deletion_requested: false,
-    };
-    let mut volume = PoolVolume::new("pvc-1", spec);
+    }
+}
+
+/// A requested volume without a status.
+pub fn wanted_volume() -> PoolVolume {
+    let mut volume = PoolVolume::new("pvc-1", volume_spec("pvc-1", "node-1", "fast"));
     volume.metadata.uid = Some("uid-1".into());
     volume.metadata.generation = Some(1);
     volume

@@ -200,29 +200,27 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::Bytes;
+    use crate::{
+        Bytes, PoolSnapshotSpec,
+        testing::{volume_spec, wanted_snapshot},
+    };
 
     fn at(minute: i64) -> DateTime<Utc> {
         DateTime::from_timestamp(minute * 60, 0).unwrap()
     }
 
     fn volume(name: &str, requested: &str) -> PoolVolume {
-        let spec = json!({
-            "requestedName": requested, "nodeName": "node-1", "poolName": "fast", "size": "1Gi",
-            "accessType": "Block", "accessModes": ["SingleNodeWriter"], "attributes": {"provisioning": "Thin"},
-        });
-        let mut volume = PoolVolume::desired(name, serde_json::from_value(spec).unwrap());
+        let mut volume = PoolVolume::desired(name, volume_spec(requested, "node-1", "fast"));
         volume.metadata.creation_timestamp = Some(time::to_kubernetes(at(0)));
         volume
     }
 
     fn snapshot(name: &str, requested: &str) -> PoolSnapshot {
-        let spec = json!({
-            "requestedName": requested, "nodeName": "node-1", "poolName": "fast",
-            "sourceVolume": "pvc-1", "sourceImage": "i", "accessType": "Block",
-            "provisioning": "Thin",
-        });
-        let mut snapshot = PoolSnapshot::desired(name, serde_json::from_value(spec).unwrap());
+        let spec = PoolSnapshotSpec {
+            requested_name: requested.to_owned(),
+            ..wanted_snapshot().spec
+        };
+        let mut snapshot = PoolSnapshot::desired(name, spec);
         snapshot.metadata.creation_timestamp = Some(time::to_kubernetes(at(0)));
         snapshot
     }

@@ -1,6 +1,8 @@
 //! Objects of a cluster that tests write in place of an administrator, kubelet and the agents.
 
-use cistern_crds::{PoolVolume, names};
+use cistern_crds::{
+    PoolVolume, PoolVolumeSpec, names, testing::volume_spec, volume::ClaimReference,
+};
 use k8s_openapi::api::{
     core::v1::{Namespace, Node, Pod},
     storage::v1::{CSIDriver, CSINode, StorageClass},
@@ -85,23 +87,14 @@ pub async fn create_ready_volume(
     (node, pool): (&str, &str),
     number: usize,
 ) {
-    let volume = json!({
-        "apiVersion": "cistern.storage/v1alpha1",
-        "kind": "PoolVolume",
-        "metadata": {"name": name, "finalizers": [names::FINALIZER]},
-        "spec": {
-            "requestedName": name,
-            "nodeName": node,
-            "poolName": pool,
-            "size": "1Gi",
-            "accessType": "Filesystem",
-            "filesystem": "ext4",
-            "accessModes": ["SingleNodeWriter"],
-            "attributes": {"provisioning": "Thin"},
-            "claim": {"namespace": "bench", "name": format!("data-{number}")},
-        },
-    });
-    create(api, volume).await;
+    let spec = PoolVolumeSpec {
+        claim: Some(ClaimReference {
+            namespace: "bench".to_owned(),
+            name: format!("data-{number}"),
+        }),
+        ..volume_spec(name, node, pool)
+    };
+    create(api, json!(PoolVolume::desired(name, spec))).await;
     let mut status = made(name);
     status["reserved"] = json!("1Gi");
     let status = json!({"status": status});

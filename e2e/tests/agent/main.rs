@@ -28,8 +28,8 @@ mod takeover;
 use std::{path::PathBuf, time::Duration};
 
 use cistern_crds::{
-    AccessMode, AccessType, Bytes, ConditionType, FilesystemType, NodePoolStatus, PoolVolume,
-    PoolVolumeSpec, PoolVolumeStatus, VolumeAttributes, condition, names,
+    AccessType, Bytes, ConditionType, NodePoolStatus, PoolVolume, PoolVolumeSpec, PoolVolumeStatus,
+    condition, testing::volume_spec,
 };
 use cistern_e2e::{ControlPlane, Driver, eventually, process::output};
 use kube::{
@@ -68,23 +68,10 @@ impl Fixture {
     /// The object of a thin ext4 volume.
     fn desired_volume(&self, volume: &str, size: Bytes) -> PoolVolume {
         let spec = PoolVolumeSpec {
-            requested_name: volume.to_owned(),
-            node_name: self.name.clone(),
-            pool_name: self.name.clone(),
             size,
-            access_type: AccessType::Filesystem,
-            filesystem: Some(FilesystemType::Ext4),
-            mkfs_options: None,
-            extent_size: None,
-            access_modes: vec![AccessMode::SingleNodeWriter],
-            attributes: VolumeAttributes::default(),
-            content_source: None,
-            claim: None,
-            deletion_requested: false,
+            ..volume_spec(volume, &self.name, &self.name)
         };
-        let mut object = PoolVolume::new(&format!("{}-{volume}", self.name), spec);
-        object.metadata.finalizers = Some(vec![names::FINALIZER.to_owned()]);
-        object
+        PoolVolume::desired(&format!("{}-{volume}", self.name), spec)
     }
 
     async fn create(&self, desired: &PoolVolume) -> PoolVolume {

@@ -5,7 +5,9 @@ use cistern_crds::{
     Bytes, Condition, ConditionType, HasImage, NodePoolStatus, PoolSnapshot, PoolVolume, Reason,
     StorageNode, StoragePool,
     condition::{self, ConditionUpdate},
-    names, time,
+    names,
+    testing::volume_spec,
+    time,
 };
 use cistern_e2e::eventually;
 use k8s_openapi::{
@@ -169,20 +171,8 @@ impl Objects {
 
     /// Creates a volume of 1 GiB as the driver's controller does.
     pub(crate) async fn add_volume(&self, name: &str, pool: &str, node: &str) -> PoolVolume {
-        let volume = json!({
-            "metadata": {"name": name, "finalizers": [names::FINALIZER]},
-            "spec": {
-                "requestedName": name,
-                "nodeName": node,
-                "poolName": pool,
-                "size": "1Gi",
-                "accessType": "Filesystem",
-                "filesystem": "ext4",
-                "accessModes": ["SingleNodeWriter"],
-                "attributes": {"provisioning": "Thin"},
-            },
-        });
-        create(&self.volumes(), &volume).await
+        let volume = PoolVolume::desired(name, volume_spec(name, node, pool));
+        create(&self.volumes(), &json!(volume)).await
     }
 
     /// Creates a snapshot of a deleted volume as the driver's controller does.
