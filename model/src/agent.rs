@@ -4,7 +4,7 @@
 use crate::{
     guard::Guard,
     protocol::Protocol,
-    state::{Epoch, Fence, Image, Kind, Node, Replica, State, Status, View, Volume},
+    state::{Epoch, Fence, Image, Kind, Node, State, Status, View, Volume},
 };
 
 /// A step of an agent.
@@ -228,141 +228,19 @@ impl Protocol {
             .filter(|(former, image)| may(*former) && !image.copy)
             .last()
     }
-
-    /// Keeps, fills and removes an image that is not the volume's own.
-    fn replica(&self, state: &mut State, node: Node, epoch: Epoch, step: AgentStep) -> Option<()> {
-        let replica = state.machines.of(node).view?.replicas.at(epoch)?;
-        let image = state.image(node, epoch);
-        state.disk(node)?;
-        match step {
-            AgentStep::Reserve(_) if !replica.reserved && !replica.deletion => {
-                report_replica(state, node, epoch, |replica| replica.reserved = true)
-            }
-            AgentStep::Pass(_) if !replica.deletion => {
-                let is_missing = replica.complete && image.is_none();
-                if !replica.reserved && self.holds(Guard::CopyNeedsReservation)
-                    || is_missing && self.holds(Guard::CompleteIsNotCopiedAgain)
-                {
-                    return None;
-                }
-                self.pass(state, node, epoch, replica)
-            }
-            AgentStep::ReportComplete(_) => {
-                let image = image.filter(|image| image.copy && image.complete)?;
-                if replica.complete || !image.synced && self.holds(Guard::CopyIsSynced) {
-                    return None;
-                }
-                report_replica(state, node, epoch, |replica| replica.complete = true)
-            }
-            AgentStep::RemoveCopy(_) if replica.deletion && image.is_some() => {
-                let is_attached = state.machines.of(node).staged == Some(epoch);
-                if is_attached && self.holds(Guard::RemoveNeedsNothingAttached) {
-                    return None;
-                }
-                state.put_image(node, epoch, None);
-                Some(())
-            }
-            AgentStep::ReportRemoved(_) if replica.deletion && image.is_none() => {
-                let is_current = state.replicas.of(node).at(epoch) == Some(replica);
-                if !is_current || !state.machines.of(node).is_connected() {
-                    return None;
-                }
-                state.replicas.of_mut(node).put(epoch, None);
-                state
-                    .machines
-                    .of_mut(node)
-                    .view
-                    .as_mut()?
-                    .replicas
-                    .put(epoch, None);
-                Some(())
-            }
-            _ => None,
-        }
-    }
-
-    /// One pass from the other node. The last one is served of a closed image.
-    fn pass(&self, state: &mut State, node: Node, epoch: Epoch, replica: Replica) -> Option<()> {
-        use crate::state::Purpose;
-        let reaches = |node| state.machines.of(node).is_connected();
-        let source = state.image(node.other(), epoch.checked_sub(1)?)?;
-        let present = state.image(node, epoch);
-        let is_done = present.is_some_and(|image| !image.copy || image.complete);
-        let is_final = source.fence == Fence::Closed || !self.holds(Guard::LastPassNeedsTheFence);
-        // A standby copy is complete at the end of each pass, because a pass is applied to a reflink of the last one.
-        let follows = replica.purpose == Purpose::Standby;
-        if !Node::ALL.into_iter().all(reaches)
-            || source.copy
-            || is_done && !follows
-            || present.is_some_and(|image| !image.copy)
-        {
-            return None;
-        }
-        let copy = Image {
-            copy: true,
-            complete: is_final || follows,
-            version: source.version,
-            fence: Fence::Closed,
-            synced: follows,
-        };
-        state.put_image(node, epoch, Some(copy));
-        Some(())
-    }
-
-    /// Removes the image of a volume whose deletion is requested.
-    fn reclaim(&self, state: &mut State, node: Node, step: AgentStep) -> Option<()> {
-        let volume = seen_volume(state, node)?;
-        let epoch = volume.epoch;
-        let is_asked = volume.deletion && volume.target.is_none() && self.is_ready(&volume);
-        let is_committed = volume.status.deletion_committed;
-        let is_attached = state.machines.of(node).staged == Some(epoch);
-        match step {
-            AgentStep::CommitDeletion if is_asked && !is_committed && !is_attached => {
-                report(state, node, |status| status.deletion_committed = true)
-            }
-            AgentStep::Reclaim if is_asked && is_committed => {
-                state.image(node, epoch)?;
-                state.put_image(node, epoch, None);
-                Some(())
-            }
-            AgentStep::ReportReclaimed if is_asked && is_committed => {
-                state.disk(node)?;
-                if state.image(node, epoch).is_some() {
-                    return None;
-                }
-                report(state, node, |_| {})?;
-                state.volume = None;
-                state.machines.of_mut(node).view.as_mut()?.volume = None;
-                Some(())
-            }
-            _ => None,
-        }
-    }
-
-    fn reclaim_orphan(&self, state: &mut State, node: Node, epoch: Epoch) -> Option<()> {
-        let view = state.machines.of(node).view?;
-        let image = state.image(node, epoch)?;
-        let is_attached = state.machines.of(node).staged == Some(epoch);
-        let is_of_volume = view
-            .volume
-            .is_some_and(|volume| volume.epoch == epoch || volume.epoch > epoch && !image.copy);
-        let is_of_replica =
-            view.replicas.at(epoch).is_some() && self.holds(Guard::ReplicaOwnsItsImage);
-        if is_attached || is_of_volume || is_of_replica || !self.scenario.orphans {
-            return None;
-        }
-        state.put_image(node, epoch, None);
-        Some(())
-    }
 }
 
 /// The volume, if the agent's watch shows it on its node.
-fn seen_volume(state: &State, node: Node) -> Option<Volume> {
+pub(crate) fn seen_volume(state: &State, node: Node) -> Option<Volume> {
     state.machines.of(node).view?.volume
 }
 
 /// Writes the volume's status. It fails if the volume is not the one that was seen.
-fn report(state: &mut State, node: Node, change: impl FnOnce(&mut Status)) -> Option<()> {
+pub(crate) fn report(
+    state: &mut State,
+    node: Node,
+    change: impl FnOnce(&mut Status),
+) -> Option<()> {
     let mut volume = seen_volume(state, node)?;
     if state.volume != Some(volume) || !state.machines.of(node).is_connected() {
         return None;
@@ -370,24 +248,5 @@ fn report(state: &mut State, node: Node, change: impl FnOnce(&mut Status)) -> Op
     change(&mut volume.status);
     state.volume = Some(volume);
     state.machines.of_mut(node).view.as_mut()?.volume = Some(volume);
-    Some(())
-}
-
-/// Writes the status of a replica. It fails if the replica is not the one that was seen.
-fn report_replica(
-    state: &mut State,
-    node: Node,
-    epoch: Epoch,
-    change: impl FnOnce(&mut Replica),
-) -> Option<()> {
-    let mut replica = state.machines.of(node).view?.replicas.at(epoch)?;
-    if state.replicas.of(node).at(epoch) != Some(replica) || !state.machines.of(node).is_connected()
-    {
-        return None;
-    }
-    change(&mut replica);
-    state.replicas.of_mut(node).put(epoch, Some(replica));
-    let view = state.machines.of_mut(node).view.as_mut()?;
-    view.replicas.put(epoch, Some(replica));
     Some(())
 }
