@@ -55,6 +55,7 @@ impl Controller for DriftController {
         match change {
             Change::Everything => context.cluster.storage_nodes.keys(|_| true),
             Change::StorageNode(name) => vec![name.clone()],
+            // Only the status of StorageNodes reports drift.
             _ => Vec::new(),
         }
     }
@@ -128,9 +129,9 @@ fn orphans(node: &str, pool: &NodePoolStatus) -> Option<PendingEvent> {
     let newest = orphans.iter().max_by_key(|orphan| orphan.since)?;
     let (named, name) = (some(&orphans), &pool.name);
     let text = format!(
-        "no custom resource refers to {named} in pool {name} on node {node}: they are kept and take their room; \
-         create a custom resource of that name and spec to have one back, or set \
-         spec.reclaimOrphansAfterHours of the StoragePool to be rid of them"
+        "no custom resource refers to {named} in pool {name} on node {node}: they are kept and use space; \
+         to restore one, create a custom resource of that name and spec; to remove them, set \
+         spec.reclaimOrphansAfterHours of the StoragePool"
     );
     Some(of(
         Some(name.clone()),

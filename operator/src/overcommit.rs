@@ -68,8 +68,8 @@ impl Overcommit {
         let Self { asked, thick } = self;
         format!(
             "overcommitPercent {asked} is refused and {EXACT} stays in force: the pool holds {thick} \
-             with provisioning thick, whose space has to be there; it comes into force when they \
-             are gone, or take it back"
+             with provisioning thick, whose space must be allocated; it takes effect when they \
+             are gone; or set it to {EXACT}"
         )
     }
 

@@ -46,7 +46,7 @@ fn topology(name: &str, node: Option<&Node>, csi_node: Option<&CSINode>) -> Cond
     });
     if !registered {
         let message = format!(
-            "kubelet on {name} has not registered the driver {}: look at the node plugin's pod there",
+            "kubelet on {name} has not registered the driver {}: check the pod of the node plugin there",
             names::DRIVER
         );
         return finding(false, Reason::DriverNotRegistered, message);
@@ -90,7 +90,7 @@ fn agent<'a>(name: &str, pods: impl Iterator<Item = &'a Pod>) -> ConditionUpdate
         return finding(false, Reason::AgentNotReady, message);
     }
     let message = format!(
-        "no pod of the node plugin runs on {name}: look at the DaemonSet's selector and tolerations"
+        "no pod of the node plugin runs on {name}: check the selector and the tolerations of the DaemonSet"
     );
     finding(false, Reason::AgentMissing, message)
 }

@@ -27,9 +27,9 @@ pub(super) enum Problem {
     PoolMissing { class: String, pool: String },
     /// A thick volume is requested, and the pool of the class holds thin ones only.
     Overcommitted { class: String, pool: String },
-    /// No node that the claim may go to carries the pool.
+    /// No node that the claim allows carries the pool.
     NoNodes { pool: String },
-    /// The pool takes no volumes on any node that the claim may go to.
+    /// The pool takes no volumes on any node that the claim allows.
     NotReady { pool: String, nodes: Vec<String> },
     /// No node has room now.
     NoSpace(Shortage),
@@ -172,7 +172,7 @@ impl Problem {
                 "a thick volume of StorageClass {class} is requested, and StoragePool {pool} allows overcommitment (overcommitPercent), so it holds thin volumes only: lower that to 100, or use classes with provisioning: thin"
             ),
             Self::NoNodes { pool } => format!(
-                "no node that the claim may go to carries StoragePool {pool}: look at the pool's node selector and the class' allowed topologies"
+                "no node that the claim allows carries StoragePool {pool}: check the node selector of the pool and the allowed topologies of the class"
             ),
             Self::NotReady { pool, nodes } => {
                 format!(

@@ -235,7 +235,7 @@ fn deletion(declaration: &Declaration, shares: &[Arc<Share>], kept: &Contents) -
         .map(|share| {
             let node = &share.node;
             format!(
-                "; Node {node} is gone: `kubectl cistern forget-node {node}` gives up what is on it"
+                "; Node {node} is gone: `kubectl cistern forget-node {node}` abandons the data on it"
             )
         })
         .take(NAMED)

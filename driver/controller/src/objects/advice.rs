@@ -25,10 +25,9 @@ pub fn advice(reason: Reason, pool: &str) -> String {
             "try again when the volume is written less, or use a class with consistency \"crash\""
                 .to_owned()
         }
-        Reason::SourceMissing => "look at its PoolVolume and its node".to_owned(),
+        Reason::SourceMissing => "check its PoolVolume and its node".to_owned(),
         Reason::IdentityConflict => {
-            "look at what lies in the pool under this identity with `cistern-driver fsck`"
-                .to_owned()
+            "run `cistern-driver fsck` to find what has this identity in the pool".to_owned()
         }
         // It recovers without intervention, or another object holds the advice.
         _ => format!("try again when StoragePool {pool} is ready on this node"),

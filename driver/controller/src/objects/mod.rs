@@ -73,7 +73,7 @@ pub enum Error {
         silence: Silence,
     },
     /// An object of this name exists and differs from the request (CV-07, CS-05).
-    #[error("{object} exists and is not what is asked for: {difference}")]
+    #[error("{object} exists and differs from the request: {difference}")]
     Different {
         /// Noun and id of the object.
         object: String,

@@ -57,7 +57,7 @@ pub enum Error {
     #[error(transparent)]
     Source(#[from] source::Error),
     /// The volume cannot have such a size; its size is unchanged (CEV-07).
-    #[error("volume {volume} cannot have the size that is asked for: {why}")]
+    #[error("volume {volume} cannot have the requested size: {why}")]
     SizeNotPossible {
         /// The volume id.
         volume: String,

@@ -262,8 +262,8 @@ fn not_ready<K: HasImage>(reference: &SourceReference, object: &K) -> Error {
     let ready = condition::find(object.conditions(), ConditionType::Ready);
     let node = object.node_name();
     let why = match ready {
-        Some(ready) => format!("node {node} says {}: {}", ready.reason, ready.message),
-        None => format!("node {node} has not said anything of it yet"),
+        Some(ready) => format!("node {node} reports {}: {}", ready.reason, ready.message),
+        None => format!("node {node} has not reported on it yet"),
     };
     let origin = reference.named();
     Error::NotReady { origin, why }
