@@ -42,7 +42,7 @@ fmt: ## Format the code
 check: ## The quick checks: format, lints, unit tests, generated files, requirements, licences
 	e2e/steps check
 
-check-moving: ## Check the model of moving with all parts together, in minutes, and write its counterexamples
+check-moving: ## Check the model of moving with all parts together, which takes long, and write its counterexamples
 	cargo run --quiet --locked --package cistern-model
 	cargo run --quiet --locked --package cistern-model -- mutations >target/counterexamples.md
 	mv target/counterexamples.md model/counterexamples.md

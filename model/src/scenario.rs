@@ -109,7 +109,7 @@ impl Scenario {
         Self::ANY_CLIENT,
     ];
 
-    /// The parts together, and more than one fault, in minutes.
+    /// The parts together, and more than one fault: millions of states.
     pub const THOROUGH: [Self; 6] = [
         Self::USED_AND_FAILING,
         Self::FAILING_TWICE,
