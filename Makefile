@@ -96,14 +96,14 @@ demo: ## Install Cistern on a kind cluster, and show a volume that outlives its 
 	@e2e/demo --plan
 	e2e/cluster/prepare --what cluster
 	e2e/cluster/up
-	e2e/cluster/build-images
+	PROFILE=quick e2e/cluster/build-images
 	KUBECONFIG=$(KUBECONFIG_OF_CLUSTER) e2e/demo
 
 release: ## Images, manifests, plugin, SBOM and checksums in dist; VERSION=v0.1.0 states the tag; ARCHITECTURES=amd64 makes one only
 	@VERSION='$(VERSION)' release/make
 
 lint-scripts: # shellcheck, and actionlint for the workflows
-	@shellcheck --external-sources --source-path=e2e/cluster $(SCRIPTS)
+	@shellcheck --external-sources --source-path=e2e/cluster --source-path=e2e/offline $(SCRIPTS)
 	@"$$(e2e/cluster/tool actionlint)"
 
 deny: $(DENY)

@@ -43,37 +43,16 @@ impl Default for Folder {
     }
 }
 
-/// Reads names of folders until this process has ended, and removes those that are left. It retries a few times,
-/// because processes that are being killed may still write there.
-///
-/// The loop device of a raw block volume does not end with a mount, and keeps the pool with its image in use, so
-/// a leftover device is detached. The sweep identifies it by the pool's device, whose file is in a folder.
-const SWEEP: &str = r#"
-while read -r folder; do set -- "$@" "$folder"; done
-left() {
-  losetup --noheadings --output NAME,MAJ:MIN,BACK-MAJ:MIN,BACK-FILE | awk -v folder="$1/" '
-    { below[$1] = $3 }
-    index($4, folder) == 1 { pools[$2] }
-    END { for (name in below) if (below[name] in pools) print name }'
-}
-for folder; do left "$folder" | xargs --no-run-if-empty losetup --detach; done
-for _ in 1 2 3 4 5 6 7 8 9 10; do
-  rm -rf -- "$@" && exit
-  sleep 0.2
-done
-"#;
-
-/// Its standard input closes when this process ends.
+/// Removes the folders that are left when this process has ended, which closes its standard input.
 static SWEEPER: LazyLock<Mutex<Child>> = LazyLock::new(|| {
     use std::os::unix::process::CommandExt as _;
 
-    let mut command = process::command("sh");
+    let mut command = process::command(process::workspace().join("e2e/scripts/sweep-folders"));
     command
-        .args(["-c", SWEEP, "sweeper"])
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         // An interrupt from the terminal ends the test, not the sweeper.
         .process_group(0);
-    Mutex::new(command.spawn().expect("sh cannot be started"))
+    Mutex::new(command.spawn().expect("the sweeper cannot be started"))
 });

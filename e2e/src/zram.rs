@@ -16,20 +16,6 @@ const CONTROL: &str = "/sys/class/zram-control";
 /// better than a machine without memory.
 const MEMORY: &str = "2G";
 
-/// Waits until this process has ended or dropped the disk, and removes the device. Pools and volumes on it end with
-/// their mounts, which takes as long as the last copy of a file. A loop device over one of its files does not end by
-/// itself.
-const REMOVE: &str = r#"
-read -r _
-for _ in $(seq 600); do
-  losetup --noheadings --output NAME,BACK-MAJ:MIN | awk -v disk="$2" '$2 == disk { print $1 }' |
-    xargs --no-run-if-empty losetup --detach
-  echo "$1" >/sys/class/zram-control/hot_remove && exit
-  sleep 0.2
-done
-exit 1
-"#;
-
 /// The disk. It is removed when dropped, or after the process if it is never dropped.
 #[derive(Debug)]
 pub struct Zram {
@@ -86,9 +72,9 @@ fn remover(number: &str, block: &Path) -> io::Result<Child> {
     use std::os::unix::process::CommandExt as _;
 
     let device = fs::read_to_string(block.join("dev"))?;
-    let mut command = process::command("sh");
+    let mut command = process::command(process::workspace().join("e2e/scripts/remove-zram"));
     command
-        .args(["-c", REMOVE, "remover", number, device.trim()])
+        .args([number, device.trim()])
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null())

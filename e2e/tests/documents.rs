@@ -22,12 +22,13 @@ use cistern_e2e::{
 };
 
 /// The Markdown files outside of `docs`.
-const OTHERS: [&str; 6] = [
+const OTHERS: [&str; 7] = [
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
     "e2e/cluster/README.md",
+    "e2e/offline/README.md",
     "proto/README.md",
 ];
 

@@ -21,14 +21,14 @@ nodes_of_cluster() {
 # `losetup -D`. Only the device and inode of the backing file identify the owner; its path is relative to the mount namespace
 # of the container.
 #
-# filesystems_of_node NODE: device numbers ("0:57") of the file systems that only the running node has mounted. Docker
-# mounts the node's root on the host too, but nobody works there.
+# filesystems_of_node NODE: device numbers ("0:57") of the file systems that only the running node has mounted, and of its
+# root, which the engine mounts on the host too.
 filesystems_of_node() {
-  local process root
-  read -r process root < <(docker inspect --format '{{.State.Pid}} {{.GraphDriver.Data.MergedDir}}' "$1")
+  local process
+  process=$(docker inspect --format '{{.State.Pid}}' "$1")
   [ "$process" != 0 ] || return 0
-  comm -13 <(awk -v root="$root" '$5 != root { print $3 }' /proc/self/mountinfo | sort -u) \
-    <(awk '{ print $3 }' "/proc/$process/mountinfo" | sort -u)
+  awk '$5 == "/" { print $3 }' "/proc/$process/mountinfo"
+  comm -13 <(awk '{ print $3 }' /proc/self/mountinfo | sort -u) <(awk '{ print $3 }' "/proc/$process/mountinfo" | sort -u)
 }
 
 # Loop devices whose backing file is unlinked, so that no search finds its inode. The path that the kernel shows changes
@@ -79,6 +79,7 @@ detach_loops_of_kubelet() {
 size_of_loop() { cat "/sys/block/${1#/dev/}/size"; }
 
 detach_loop() {
+  need_root "detaching $1 of $2"
   say "detaching $1 of $2"
   losetup --detach "$1"
 }
@@ -153,15 +154,11 @@ remove_cluster() {
   rm -rf "$cluster_folder"
 }
 
-# take_down KIND: removes the cluster, and the private engine if no container uses it.
+# take_down: removes the cluster, and the private engine if no container uses it.
 take_down() {
-  use_engine "$1"
-  if [ "$1" = registry ]; then
-    remove_cluster
-    return 0
-  fi
-  engine_has_traces || return 0
+  use_engine
+  may_have_clusters || return 0
   start_engine
   step "removing cluster $cluster" remove_cluster
-  stop_idle_engine
+  leave_engine
 }

@@ -21,7 +21,7 @@ key_of() { printf '%s\0' "$@" | sha256sum | cut -c1-16; }
 
 # key_of_files PATH...: a short key of the files' names and contents; folders are taken with everything in them.
 key_of_files() {
-  find "$@" -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sed "s|$harness/||" | sha256sum | cut -c1-16
+  find "$@" -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sed "s|$harness/||; s|$checkout/||" | sha256sum | cut -c1-16
 }
 
 # The process group of the step that runs now, so that an interrupt ends it at once. Its leader is the step's subshell.

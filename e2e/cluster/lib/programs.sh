@@ -9,15 +9,11 @@ programs_of() {
   control-plane) echo etcd kube-apiserver kubectl ;;
   sanity) echo csi-sanity ;;
   chart) echo helm ;;
-  cluster) echo kind "${node_programs[@]}" "${image_programs[@]}" ;;
-  storage-suite) echo ginkgo e2e.test agnhost ;;
+  cluster) echo kind kubectl "$(programs_of_nodes)" ;;
+  storage-suite) echo ginkgo e2e.test "$(programs_of_suite)" ;;
   *) fail "no group is called $1; there are check, host, vm, bench, browser, control-plane, sanity, chart, cluster, storage-suite, images and release" ;;
   esac
 }
-
-node_programs=(kubeadm kubelet kubectl containerd containerd-shim-runc-v2 ctr crictl)
-image_programs=(etcd kube-apiserver kube-controller-manager kube-scheduler kube-proxy coredns
-  csi-provisioner csi-resizer csi-snapshotter snapshot-controller)
 
 # package_of PROGRAM: "MODULE_FOLDER PACKAGE", from the "tool" lines of the go.mod files.
 package_of() {
@@ -44,6 +40,19 @@ module_version() {
     { sub(/^require /, "") }
     $2 ~ /^v[0-9]/ && index(package, $1 "/") == 1 && length($1) > length(module) { module = $1; version = $2 }
     END { print version }' "$harness/go/$1/go.mod"
+}
+
+# name_of_image PROGRAM: prints the official name of its image. The version is that of the Go module; etcd's images have a
+# build number.
+name_of_image() {
+  local folder package version
+  read -r folder package < <(package_of "$1")
+  version=$(module_version "$folder" "$package")
+  case $1 in
+  etcd) echo "registry.k8s.io/etcd:${version#v}-0" ;;
+  csi-* | snapshot-controller) echo "registry.k8s.io/sig-storage/$1:$version" ;;
+  *) echo "registry.k8s.io/$1:$version" ;;
+  esac
 }
 
 # program_path PROGRAM: where the built program is kept.

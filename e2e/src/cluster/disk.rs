@@ -11,6 +11,9 @@ use super::{Harness, Test};
 
 /// The first loop device number of these disks. Other users get the lowest free numbers.
 const FIRST_DEVICE: u32 = 123;
+/// Scripts for the node, which end with a newline.
+const PLUG_IN: &str = include_str!("../../scripts/plug-in-disk");
+const PULL_OUT: &str = include_str!("../../scripts/pull-out-disk");
 
 /// A simulated disk of a node.
 #[derive(Clone, Debug)]
@@ -38,12 +41,12 @@ impl Disk {
             slot,
         };
         let (folder, unit, [first, second]) = (this.folder(), this.unit(), this.names());
-        let remove = format!("{}; rm -rf {folder}", this.pulling_out());
+        let remove = format!("{}rm -rf {folder}", this.pulling_out());
         this.shell(&remove).await;
         test.afterwards(harness, node, &remove);
         let plug_in = this.plugging_in(&second);
         let heal = format!(
-            "echo {} >{folder}/{NAME}.mode; systemctl is-active --quiet {unit} || {{ {plug_in}; }}",
+            "echo {} >{folder}/{NAME}.mode; systemctl is-active --quiet {unit} || {{\n{plug_in}}}",
             Mode::Ok
         );
         test.if_it_fails(harness, node, &heal);
@@ -89,36 +92,16 @@ impl Disk {
         format!("failing-disk-{}", self.slot)
     }
 
-    /// Starts the program and attaches the device. A previous use of the device may still hold it, and ends when its
-    /// last user closes it.
+    /// Starts the program and attaches the device.
     fn plugging_in(&self, device: &str) -> String {
         let (folder, unit, size) = (self.folder(), self.unit(), self.size.0);
-        // A disk that a killed test left hanging ends after this time.
-        format!(
-            "systemd-run --quiet --collect --unit={unit} --property=RuntimeMaxSec=1h \
-               {folder}/program {folder}/mount {folder}/{NAME} {size}
-             for attempt in $(seq 100); do ! mountpoint -q {folder}/mount || break; sleep 0.1; done
-             attempts=300
-             until error=$(losetup {device} {folder}/mount/{NAME} 2>&1); do
-               attempts=$((attempts - 1))
-               [ $attempts != 0 ] || {{ echo \"$error\" >&2; exit 1; }}
-               sleep 0.1
-             done"
-        )
+        format!("folder={folder} unit={unit} size={size} name={NAME} device={device}\n{PLUG_IN}")
     }
 
-    /// Ends the program, which fails all pending I/O of the disk, and detaches the devices. A device that is in
-    /// use is detached when its last user closes it.
+    /// Ends the program and detaches the devices.
     fn pulling_out(&self) -> String {
         let (folder, unit, [first, second]) = (self.folder(), self.unit(), self.names());
-        format!(
-            "systemctl kill --signal=KILL {unit} 2>/dev/null || true
-             for attempt in $(seq 100); do systemctl is-active --quiet {unit} || break; sleep 0.1; done
-             for device in {first} {second}; do
-               ! losetup $device >/dev/null 2>&1 || losetup --detach $device
-             done
-             umount --lazy {folder}/mount 2>/dev/null || true"
-        )
+        format!("folder={folder} unit={unit} first={first} second={second}\n{PULL_OUT}")
     }
 
     async fn shell(&self, script: &str) {

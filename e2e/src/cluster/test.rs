@@ -1,4 +1,8 @@
 //! Runs one test on the cluster: creates its namespace, checks for leftovers, and shows the state when it fails.
+//!
+//! The tests take turns here and not in groups of cargo-nextest. There each test is a process of its own, so the installation
+//! of Cistern that all share would need a step outside of the tests; and where no package has it, it costs a cold machine
+//! ten minutes of compilation, which is more than these forty lines are worth.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -85,8 +85,9 @@ async fn expanded(test: &Test, status: &str, reason: &str) -> PoolVolume {
 
 /// Size of the filesystem in the pod, in bytes.
 async fn seen(test: &Test, pod: &str) -> u64 {
-    let blocks = test.shell(pod, "df -k /data | tail -1 | awk '{print $2}'");
-    let blocks: u64 = blocks.await.unwrap().trim().parse().unwrap();
+    let table = test.shell(pod, "df -k /data").await.unwrap();
+    let line = table.lines().last().unwrap();
+    let blocks: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
     blocks * 1024
 }
 

@@ -82,8 +82,9 @@ async fn remove_snapshot(test: &Test, name: &str) {
 
 /// Size of the filesystem in the pod, in bytes.
 async fn seen(test: &Test, pod: &str) -> u64 {
-    let blocks = test.shell(pod, "df -k /data | tail -1 | awk '{print $2}'");
-    let blocks: u64 = blocks.await.unwrap().trim().parse().unwrap();
+    let table = test.shell(pod, "df -k /data").await.unwrap();
+    let line = table.lines().last().unwrap();
+    let blocks: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
     blocks * 1024
 }
 
@@ -307,9 +308,13 @@ async fn a_snapshot_of_a_frozen_filesystem_contains_unsynced_writes() {
         test.claim_from(source, "restored", &classes.volumes, SIZE)
             .await;
         read(test, "restored").await;
-        let sum = "cat /data/file-* | awk '{ sum += $1 } END { print sum }'";
-        let sum = test.shell("reads-restored", sum).await.unwrap();
-        assert_eq!(sum.trim(), "1275");
+        let numbers = test.shell("reads-restored", "cat /data/file-*");
+        let numbers = numbers.await.unwrap();
+        let sum: u32 = numbers
+            .lines()
+            .map(|line| line.parse::<u32>().unwrap())
+            .sum();
+        assert_eq!(sum, 1275);
     })
     .await;
 }

@@ -1,32 +1,13 @@
 # shellcheck shell=bash disable=SC2154 # variables of common.sh
-# The docker engine: the machine's own if it can pull images, else a private one with its own folders, socket and cgroup,
-# which does not change the host's firewall and bridges. Sourced, never run.
+# A private docker engine with its own folders, socket and cgroup, which does not change the host's firewall and bridges.
+# Sourced, never run.
 
 engine_run=/run/cistern-harness # on /run, because the paths of unix sockets must be short
 engine_data=$cache/engine
 engine_process_pattern="^dockerd .*--pidfile $engine_run/dockerd.pid"
 
-# harness_kind: prints "registry" or "offline". An existing cluster keeps its kind.
-harness_kind() {
-  if [ -n "${CISTERN_HARNESS:-}" ]; then
-    echo "$CISTERN_HARNESS"
-  elif [ -e "$cache/clusters/$cluster/harness" ]; then
-    cat "$cache/clusters/$cluster/harness"
-  elif timeout 10 docker info >/dev/null 2>&1 && timeout 60 docker pull --quiet registry.k8s.io/pause:3.10 >/dev/null 2>&1; then
-    echo registry
-  else
-    echo offline
-  fi
-}
-
-# use_engine KIND: makes docker and kind use this cluster's engine.
+# Makes docker and kind use this engine. It need not run.
 use_engine() {
-  export KIND_EXPERIMENTAL_DOCKER_NETWORK=$cluster
-  case $1 in
-  registry) return ;;
-  offline) ;;
-  *) fail "CISTERN_HARNESS must be registry or offline, not $1" ;;
-  esac
   need_root "the private docker engine"
   if [ -z "${engine_lock:-}" ]; then
     mkdir -p "$cache/locks"
@@ -56,7 +37,7 @@ launch_engine() {
   note_new_folders
   raise_inotify_limit
   if lacks_resource_capability; then
-    cp "$harness/lib/runc-without-resource" "$engine_run" # so that the engine does not depend on the checkout
+    cp "$offline/lib/runc-without-resource" "$engine_run" # so that the engine does not depend on the checkout
     runtime=(--add-runtime "limited=$engine_run/runc-without-resource" --default-runtime limited)
   fi
   run_engine "${runtime[@]}" >"$cache/logs/dockerd.log" 2>&1 </dev/null &
@@ -120,12 +101,14 @@ lacks_resource_capability() {
 }
 
 # Containers may remain without an engine, if it was killed or the machine restarted.
+may_have_clusters() { engine_has_traces; }
+
 engine_has_traces() {
   [ -e "$engine_run" ] || engine_process >/dev/null || compgen -G "$engine_data/containers/*" >/dev/null
 }
 
-# Stops the private engine unless it has containers or another script uses it. Every script that uses it holds a shared lock.
-stop_idle_engine() {
+# Stops the engine unless it has containers or another script uses it. Every script that uses it holds a shared lock.
+leave_engine() {
   if [ -z "${engine_lock:-}" ] || ! engine_has_traces; then return 0; fi
   flock --exclusive --nonblock "$engine_lock" || return 0
   # The rest of an interrupted build.

@@ -11,43 +11,9 @@ suite_images=(
   registry.k8s.io/e2e-test-images/nginx:1.15-4
 )
 
-build_images() {
-  case $1 in
-  cluster)
-    [ "$(harness_kind)" = offline ] || return 0
-    use_engine offline
-    build_node_image
-    ;;
-  storage-suite)
-    [ "$(harness_kind)" = offline ] || return 0
-    use_engine offline
-    build_suite_images
-    ;;
-  esac
-}
-
 image_exists() { docker image inspect "$1" >/dev/null 2>&1; }
 
-# The version in the name of a program's image is that of its Go module. etcd's images have a build number.
-image_version() {
-  local folder package
-  read -r folder package < <(package_of "$1")
-  module_version "$folder" "$package"
-}
-
-# name_of_image PROGRAM: prints the official name.
-name_of_image() {
-  local version
-  version=$(image_version "$1")
-  case $1 in
-  etcd) echo "registry.k8s.io/etcd:${version#v}-0" ;;
-  coredns) echo "registry.k8s.io/coredns/coredns:$version" ;;
-  csi-* | snapshot-controller) echo "registry.k8s.io/sig-storage/$1:$version" ;;
-  *) echo "registry.k8s.io/$1:$version" ;;
-  esac
-}
-
-archive_path() { echo "$cache/images/$(key_of "$@" "$(cat "$harness/lib/make-image")")/${1//[\/:]/_}.tar"; }
+archive_path() { echo "$cache/images/$(key_of "$@" "$(cat "$offline/lib/make-image")")/${1//[\/:]/_}.tar"; }
 
 # The paths of the archives that are built so far.
 archives=()
@@ -60,7 +26,7 @@ build_archive() {
   archives+=("$path")
 }
 
-make_archive() { python3 "$harness/lib/make-image" "${@: -1}" "${@:1:$#-1}"; }
+make_archive() { python3 "$offline/lib/make-image" "${@: -1}" "${@:1:$#-1}"; }
 
 # The manifests of kubeadm and of the sidecars name the programs by their official paths.
 build_program_image() {
@@ -76,14 +42,14 @@ build_program_image() {
 
 build_kube_proxy_image() {
   local root=$cache/images/kube-proxy-root
-  root+=-$(key_of "$(key_of_files "$harness/images/kube-proxy")" "$2").tar
+  root+=-$(key_of "$(key_of_files "$offline/images/kube-proxy")" "$2").tar
   build_once "file system of kube-proxy" "$root" make_kube_proxy_root "$2"
   build_archive "$1" '' "$root"
 }
 
 make_kube_proxy_root() {
   local context=$2.context container
-  stage_context "$context" "$harness/images/kube-proxy" "$1"
+  stage_context "$context" "$offline/images/kube-proxy" "$1"
   docker build --network host --tag cistern-harness/kube-proxy "$context"
   rm -rf "$context"
   container=$(docker create cistern-harness/kube-proxy /none)
@@ -112,12 +78,12 @@ build_busybox_image() {
 
 build_pause_image() {
   local program
-  program=$cache/programs/pause-$(key_of_files "$harness/images/pause.c")/pause
+  program=$cache/programs/pause-$(key_of_files "$offline/images/pause.c")/pause
   build_once pause "$program" compile_pause
   build_archive "registry.k8s.io/pause:$pause_version" /pause "pause=$program"
 }
 
-compile_pause() { gcc -static -Os -Wall -Wextra -o "$1" "$harness/images/pause.c"; }
+compile_pause() { gcc -static -Os -Wall -Wextra -o "$1" "$offline/images/pause.c"; }
 
 # The images that every node has from the start.
 build_preloaded_images() {
@@ -158,13 +124,13 @@ build_node_image() {
   build_base_image
   build_preloaded_images
   for program in "${node_programs[@]}"; do programs+=("$(program_path "$program")"); done
-  node_image=cistern-harness/node:$(key_of "$(key_of_files "$harness/images/node")" "${archives[@]}" "${programs[@]}")
+  node_image=cistern-harness/node:$(key_of "$(key_of_files "$offline/images/node")" "${archives[@]}" "${programs[@]}")
   image_exists "$node_image" || step "node image" make_node_image
 }
 
 make_node_image() {
   local context=$cache/images/node-context
-  stage_context "$context" "$harness/images/node"
+  stage_context "$context" "$offline/images/node"
   mkdir "$context/programs" "$context/images"
   cp -l "${programs[@]}" "$context/programs"
   cp -l "${archives[@]}" "$context/images"
@@ -176,14 +142,14 @@ make_node_image() {
 build_suite_images() {
   start_engine
   build_base_image
-  suite_archive=$cache/images/storage-suite-$(key_of "$(key_of_files "$harness/images/suite")" "$(program_path agnhost)" \
+  suite_archive=$cache/images/storage-suite-$(key_of "$(key_of_files "$offline/images/suite")" "$(program_path agnhost)" \
     "${suite_images[@]}").tar
   build_once "images of the storage suite" "$suite_archive" make_suite_archive
 }
 
 make_suite_archive() {
   local context=$1.context
-  stage_context "$context" "$harness/images/suite" "$(program_path agnhost)"
+  stage_context "$context" "$offline/images/suite" "$(program_path agnhost)"
   docker build --network host "${suite_images[@]/#/--tag=}" "$context"
   rm -rf "$context"
   docker save --output "$1" "${suite_images[@]}"

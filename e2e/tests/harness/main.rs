@@ -1,6 +1,13 @@
 //! Tests of the harness: its scripts remove loop devices, and no test is skipped silently.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::unwrap_used,
+    reason = "a test fails by panicking"
+)]
+
+mod ways;
 
 use std::{fs, path::Path, time::Duration};
 
@@ -11,23 +18,6 @@ use cistern_e2e::{
     mounts::MountNamespace,
     process::{command, dying_with_us, output, run, workspace},
 };
-
-/// Leaves the loop devices of a node with a raw block volume: the pool's device, which is detached
-/// automatically with the pool's last image; the image's device; and kubelet's device, which keeps that open.
-const NODE: &str = r#"
-cd "$0"
-truncate --size 64M pool.img
-mkfs.ext4 -q pool.img
-pool=$(losetup --find --show pool.img)
-mkdir pool
-mount "$pool" pool
-losetup --detach "$pool"
-truncate --size 8M pool/image
-image=$(losetup --find --show pool/image)
-touch published
-mount --bind "$image" published
-echo "$pool $image $(losetup --find --show published)"
-"#;
 
 /// `docker` only prints the path of the node's volume: neither the engine nor the node runs.
 const CLEANING: &str = r#"
@@ -44,8 +34,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 async fn the_loop_devices_of_a_node_that_was_killed_with_its_engine_are_detached() {
     let folder = Folder::new();
     let node = MountNamespace::new(folder.path()).await;
-    let mut leave = node.command("bash");
-    leave.args(["-euc", NODE]).arg(folder.path());
+    let mut leave = node.command(workspace().join("e2e/scripts/leave-loop-devices"));
+    leave.arg(folder.path());
     let made = output(leave, PATIENCE).await;
     // This removes all mounts, but no device.
     drop(node);
