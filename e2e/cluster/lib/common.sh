@@ -27,6 +27,9 @@ key_of_files() {
 # The process group of the step that runs now, so that an interrupt ends it at once. Its leader is the step's subshell.
 running_step=
 
+# The process group of what runs beside the steps. It ends with the script.
+in_background=
+
 # step TITLE COMMAND...: runs the command in a process group of its own with its output in a log, and prints how long it
 # took. The command may be a function; it runs in a subshell with errexit on, so never call step in a condition.
 step() {
@@ -82,6 +85,7 @@ finish() {
     wait "$running_step" 2>/dev/null || true
     running_step=
   fi
+  [ -z "$in_background" ] || kill -TERM -- "-$in_background" 2>/dev/null || true
   on_exit "$status"
   exit "$status"
 }

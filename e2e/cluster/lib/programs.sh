@@ -1,4 +1,4 @@
-# shellcheck shell=bash disable=SC2154 # variables of common.sh
+# shellcheck shell=bash disable=SC2034,SC2154 # variables of common.sh
 # The programs that are built from Go modules. Which there are, and in which versions, is said in go/*/go.mod: one
 # module for each set of programs whose libraries agree. Sourced, never run.
 
@@ -89,6 +89,27 @@ go_build() {
   cd "$harness/go/$folder" || return
   CGO_ENABLED=0 GOFLAGS='' GOWORK=off nice -n 5 \
     "$go" "${command[@]}" -trimpath -ldflags "$(linker_flags "$folder" "$package")" -o "$output" "$package"
+}
+
+# download_modules PROGRAM...: starts the download of the modules of missing programs. Downloads wait for the network and
+# builds for the processors, so this runs beside them. If it fails, the build downloads what it needs.
+download_modules() {
+  local program path folder go folders=()
+  for program in "$@"; do
+    path=$(program_path "$program")
+    [ ! -e "$path" ] || continue
+    read -r folder _ < <(package_of "$program")
+    [[ " ${folders[*]} " == *" $folder "* ]] || folders+=("$folder")
+  done
+  [ ${#folders[@]} != 0 ] || return 0
+  go=$(go_program)
+  mkdir -p "$cache/logs"
+  set -m
+  for folder in "${folders[@]}"; do
+    cd "$harness/go/$folder" && GOFLAGS='' GOWORK=off "$go" mod download
+  done >"$cache/logs/downloads.log" 2>&1 </dev/null &
+  in_background=$!
+  set +m
 }
 
 build_programs() {

@@ -5,8 +5,9 @@
 # UNTESTED: written on machines without a registry. What does not need one is tested in e2e/tests/harness.
 #
 # The node image has one home, go/kind/go.mod: every release of kind contains the name of its image with its digest, which is
-# also what its release notes list (https://github.com/kubernetes-sigs/kind/releases). The other images are those of
-# Cistern's manifests, and of the sources of snapshot-controller and of the storage suite.
+# also what its release notes list (https://github.com/kubernetes-sigs/kind/releases). Its Kubernetes may be one minor version
+# newer than that of go/kubernetes, which the offline way runs. The other images are those of Cistern's manifests, and of the
+# sources of snapshot-controller and of the storage suite.
 
 kind_arguments=()
 suite_archive=
