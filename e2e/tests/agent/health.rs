@@ -72,6 +72,33 @@ impl Fixture {
     }
 }
 
+/// The log of the node plugin from one moment on.
+struct LogSince {
+    bytes: usize,
+}
+
+impl LogSince {
+    fn now(node: &Fixture) -> Self {
+        let bytes = node.driver.node().process().log().len();
+        Self { bytes }
+    }
+
+    /// Asserts that the problem is reported within three probes of the pool. The first of them may have begun
+    /// before it.
+    fn has_a_problem_within_three_probes(&self, node: &Fixture, pool: &str, problem: &str) {
+        let log = node.driver.node().process().log();
+        let later = log.get(self.bytes..).unwrap();
+        let (before, _) = later.split_once(problem).unwrap();
+        let is_probe = |line: &&str| line.contains("probed the pool") && line.contains(pool);
+        let probes = before.lines().filter(is_probe).count();
+        assert!((1..=3).contains(&probes), "{probes} probes in {before}");
+    }
+}
+
+/// The pool's or the volume's line in the log.
+const POOL: &str = "the pool has a problem";
+const VOLUME: &str = "the volume has a problem";
+
 /// Whether a pool is published as neither ready nor healthy, and has no room.
 fn is_unavailable(pool: &NodePoolStatus) -> bool {
     let not = |kind| condition::find(&pool.conditions, kind).is_some_and(|it| it.status == "False");
@@ -110,6 +137,7 @@ async fn a_pool_whose_disk_fails_accepts_no_volumes_until_it_recovers_and_other_
     )
     .await;
 
+    let log = LogSince::now(&node);
     disk.set(Mode::Eio);
     let failed = |pool: &NodePoolStatus| {
         let mut problems = pool.problems.iter();
@@ -119,6 +147,7 @@ async fn a_pool_whose_disk_fails_accepts_no_volumes_until_it_recovers_and_other_
     let is_failed = |pool: &NodePoolStatus| is_unavailable(pool) && failed(pool).is_some();
     let reported = disk.pool_until(&node, "to be unreachable", is_failed);
     let since = failed(&reported.await);
+    log.has_a_problem_within_three_probes(&node, disk.pool(), POOL);
     let not_ready = has_condition(ConditionType::Healthy, "False", "PoolNotReady");
     node.until(&name, "to be inaccessible", not_ready).await;
     node.serves_others("meanwhile").await;
@@ -178,9 +207,11 @@ async fn r16_a_pool_whose_disk_hangs_delays_no_others_and_accumulates_no_threads
     kubelet.publish("target", &[], false).await.unwrap();
     let before = threads(&node);
 
+    let log = LogSince::now(&node);
     disk.set(Mode::Hang);
     let hangs = |pool: &NodePoolStatus| is_unreachable(pool, "ProbeTimedOut");
     disk.pool_until(&node, "to be unreachable", hangs).await;
+    log.has_a_problem_within_three_probes(&node, disk.pool(), POOL);
     let not_ready = has_condition(ConditionType::Healthy, "False", "PoolNotReady");
     node.until(&object.name_any(), "to be inaccessible", not_ready)
         .await;
@@ -289,9 +320,11 @@ async fn a_pool_that_became_read_only_is_mounted_again_as_soon_as_nothing_uses_i
         },
     )
     .await;
+    let log = LogSince::now(&node);
     node.shell("mount -o remount,ro $0/..", &[]).await;
     let read_only = |pool: &NodePoolStatus| is_unreachable(pool, "ReadOnly");
     node.pool_until("to be read-only", read_only).await;
+    log.has_a_problem_within_three_probes(&node, &node.name, POOL);
     user.kill().unwrap();
     user.wait().unwrap();
     let after = node.pool_until("to recover", is_healthy).await;
@@ -362,5 +395,25 @@ async fn errors_that_a_filesystem_counts_are_reported_until_it_is_checked() {
     kubelet.stage(&[]).await.unwrap();
     node.until_healthy(&kubelet.volume).await;
     kubelet.unstage().await.unwrap();
+    node.finish().await;
+}
+
+#[tokio::test]
+async fn a_volume_that_became_read_only_under_its_pod_is_reported_within_three_probes() {
+    let node = Fixture::probing_often("agent-health-volume-read-only").await;
+    let kubelet = KubeletVolume::new(&node).await;
+    kubelet.stage(&[]).await.unwrap();
+    kubelet.publish("target", &[], false).await.unwrap();
+    node.until_healthy(&kubelet.volume).await;
+    let log = LogSince::now(&node);
+    let staging = text(&kubelet.staging);
+    node.shell("mount -o remount,ro $1", &[&staging]).await;
+    let degraded = VolumeSeverity::Degraded;
+    node.until_problem(&kubelet.volume, degraded, "MountReadOnly")
+        .await;
+    log.has_a_problem_within_three_probes(&node, &node.name, VOLUME);
+    kubelet.unpublish("target").await.unwrap();
+    kubelet.unstage().await.unwrap();
+    node.until_healthy(&kubelet.volume).await;
     node.finish().await;
 }

@@ -60,6 +60,8 @@ async fn probe(agent: &Agent, pool_state: &PoolState, deadline: Duration) {
     match on_host((), move || opened.vitals(deadline)).await {
         Ok(vitals) => {
             agent.metrics.probed(pool, began.elapsed());
+            let troubles = vitals.troubles.len();
+            tracing::debug!(pool, troubles, "probed the pool");
             let was_nearly_full = agent.health.reports(pool, Reason::NearlyFull);
             let (mut seen, visibility) = judgement::of_vitals(permit, &vitals, was_nearly_full);
             let shortage = usable.file.as_ref().and_then(|it| it.shortage.as_ref());

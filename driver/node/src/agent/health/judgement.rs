@@ -321,6 +321,7 @@ mod tests {
     use cistern_crds::Bytes;
 
     use super::*;
+    use crate::agent::health::problems::ProblemTracker;
 
     const PLACE: PoolPlace<'_> = PoolPlace {
         pool: "fast",
@@ -395,6 +396,43 @@ mod tests {
             );
             assert_eq!(visibility == Visibility::Partial, is_hung);
         }
+    }
+
+    #[test]
+    fn every_fault_of_a_disk_is_reported_by_the_second_probe_that_sees_it_at_the_latest() {
+        let probes = |trouble: PoolTrouble| {
+            let vitals = PoolVitals {
+                fill: None,
+                troubles: vec![trouble],
+            };
+            let mut tracker = ProblemTracker::default();
+            (1..4).find(|_| {
+                let seen = of_vitals(PLACE, &vitals, false);
+                tracker.saw(seen, chrono::DateTime::default());
+                !tracker.problems().is_empty()
+            })
+        };
+        let failed = PoolTrouble::Failed {
+            operation: "sync".to_owned(),
+            error: "Input/output error".to_owned(),
+        };
+        assert_eq!(probes(failed), Some(1));
+        assert_eq!(probes(PoolTrouble::ReadOnly), Some(1));
+        assert_eq!(probes(PoolTrouble::ShutDown), Some(1));
+        // A disk may be busy for a moment.
+        let after = Duration::from_secs(10);
+        assert_eq!(probes(PoolTrouble::Hung { after }), Some(2));
+
+        let read_only = VolumeTrouble::MountReadOnly {
+            path: "/staging".into(),
+        };
+        let mut tracker = ProblemTracker::default();
+        let reported = [1, 2].map(|_| {
+            let seen = of_volume("pvc-1", "node-1", std::slice::from_ref(&read_only));
+            tracker.saw(seen, chrono::DateTime::default());
+            !tracker.problems().is_empty()
+        });
+        assert_eq!(reported, [false, true]);
     }
 
     #[test]

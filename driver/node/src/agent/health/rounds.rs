@@ -1,8 +1,9 @@
 //! Periodic health checks: a task for each pool probes it and observes its volumes.
 //!
 //! *Invariant:* a pool whose disk hangs blocks only its own checks (R16) and takes one host thread,
-//! however many checks follow. The checks change nothing but the known health and the limits of
-//! the volumes' I/O.
+//! however many checks follow. A probe has at most one interval to answer, and a problem is reported by the
+//! second probe that sees it at the latest: so it is reported within three intervals. The checks change
+//! nothing but the known health and the limits of the volumes' I/O.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -60,7 +61,7 @@ async fn go_round(
 ) {
     let mut ticks = interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let deadline = every.min(DEADLINE);
+    let deadline = deadline(every);
     let mut was_usable = None;
     loop {
         tokio::select! {
@@ -83,6 +84,24 @@ async fn go_round(
             examine::pool(&agent, &pool_state, deadline).await;
             examine::volumes(&agent, &pool_state, deadline).await;
             io_limits::enforce(&agent, &pool_state).await;
+        }
+    }
+}
+
+/// How long the disk of a pool that is probed at this interval may take to answer.
+fn deadline(every: Duration) -> Duration {
+    every.min(DEADLINE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_probe_ends_before_the_next_is_due() {
+        for seconds in [1, 9, 10, 11, 3600] {
+            let every = Duration::from_secs(seconds);
+            assert!(deadline(every) <= every && deadline(every) <= DEADLINE);
         }
     }
 }
