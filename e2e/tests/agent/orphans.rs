@@ -24,10 +24,23 @@ use crate::{
 };
 
 /// The objects of the images of a node, without UIDs and status.
-struct Backup {
+pub(crate) struct Backup {
     volumes: Vec<PoolVolume>,
     snapshots: Vec<PoolSnapshot>,
     groups: Vec<PoolSnapshotGroup>,
+}
+
+impl Backup {
+    /// The same objects with the name of another node.
+    pub(crate) fn moved_to(mut self, node: &str) -> Self {
+        let volumes = self.volumes.iter_mut().map(|it| &mut it.spec.node_name);
+        let snapshots = self.snapshots.iter_mut().map(|it| &mut it.spec.node_name);
+        let groups = self.groups.iter_mut().map(|it| &mut it.spec.node_name);
+        for name in volumes.chain(snapshots).chain(groups) {
+            node.clone_into(name);
+        }
+        self
+    }
 }
 
 /// Deletes the objects that a field selector matches, despite their finalizers. Returns them as a backup
@@ -83,7 +96,7 @@ impl Fixture {
 
     /// Deletes every custom resource of the node, and restores it from a backup.
     async fn restore(&self) {
-        let backup = self.delete_all().await;
+        let backup = self.delete_all_of(&self.name).await;
         let node = format!("metadata.name={}", self.name);
         let mut nodes = back_up_and_delete::<StorageNode>(&self.api(), &node).await;
         // The operator names the pools by the UIDs that the StoragePools have now.
@@ -94,17 +107,17 @@ impl Fixture {
         recreate(&self.api(), nodes).await;
     }
 
-    /// Deletes every custom resource of an image of the node, and returns a backup.
-    async fn delete_all(&self) -> Backup {
-        let ours = format!("spec.nodeName={}", self.name);
+    /// Deletes every custom resource of an image of a node, and returns a backup.
+    pub(crate) async fn delete_all_of(&self, node: &str) -> Backup {
+        let its = format!("spec.nodeName={node}");
         Backup {
-            volumes: back_up_and_delete(&self.api(), &ours).await,
-            snapshots: back_up_and_delete(&self.api(), &ours).await,
-            groups: back_up_and_delete(&self.api(), &ours).await,
+            volumes: back_up_and_delete(&self.api(), &its).await,
+            snapshots: back_up_and_delete(&self.api(), &its).await,
+            groups: back_up_and_delete(&self.api(), &its).await,
         }
     }
 
-    async fn restore_backup(&self, backup: Backup) {
+    pub(crate) async fn restore_backup(&self, backup: Backup) {
         recreate(&self.api(), backup.groups).await;
         recreate(&self.api(), backup.snapshots).await;
         recreate(&self.api(), backup.volumes).await;
@@ -291,7 +304,7 @@ async fn snapshots_restored_after_the_creation_time_of_their_group_adopt_their_i
     let image = lost.image().unwrap().uid.clone();
     node.shell("mv $0/$1 $0/../../kept", &[&image]).await;
 
-    let mut backup = node.delete_all().await;
+    let mut backup = node.delete_all_of(&node.name).await;
     let snapshots = std::mem::take(&mut backup.snapshots);
     node.restore_backup(backup).await;
     let patch = Patch::Merge(json!({"status": group_before.status}));
@@ -340,7 +353,7 @@ async fn objects_restored_before_their_pool_is_ready_have_their_data_once_it_is(
     node.driver.reboot_node().await;
     node.pool_until("to report BackingMissing", is_not_ready("BackingMissing"))
         .await;
-    let backup = node.delete_all().await;
+    let backup = node.delete_all_of(&node.name).await;
     node.restore_backup(backup).await;
     for was in [&one, &two] {
         let refused = has_condition(ConditionType::Admitted, "False", "PoolNotReady");
@@ -372,7 +385,7 @@ async fn a_volume_restored_without_its_image_is_not_mistaken_for_the_original() 
     let one = node.volume("one", Bytes::mib(64)).await;
     let image = status(&one).image.unwrap().uid;
     node.shell("mv $0/$1 $0/../../kept", &[&image]).await;
-    let backup = node.delete_all().await;
+    let backup = node.delete_all_of(&node.name).await;
     let volumes = backup.volumes.clone();
     node.restore_backup(backup).await;
     let recreated = node.until_restored(&one).await;
@@ -563,7 +576,7 @@ impl Fixture {
     }
 
     /// Waits until restored snapshots and their group have their images and creation times again.
-    async fn until_snapshots_restored(
+    pub(crate) async fn until_snapshots_restored(
         &self,
         members: &[PoolSnapshot],
         alone: &PoolSnapshot,

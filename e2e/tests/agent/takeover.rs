@@ -1,16 +1,20 @@
-//! A disk moves to another node. The test acts as the operator, which grants the takeover, and as the
-//! administrator, who moves the volume objects.
+//! A disk moves to another node. The tests act as the operator, which grants the takeover, and as the
+//! administrator, who moves the objects.
 
 use std::path::{Path, PathBuf};
 
 use cistern_crds::{
-    Bytes, ConditionType, NodePool, NodePoolStatus, PoolVolume, Reason, condition,
-    pool::DeviceSource,
+    Bytes, ConditionType, Consistency, HasImage as _, NodePool, NodePoolStatus, PoolOwner,
+    PoolVolume, Reason, condition, pool::DeviceSource,
 };
 use cistern_e2e::{Folder, eventually, process::dying_with_us};
 use kube::ResourceExt as _;
 
-use crate::{Fixture, SOON, has_condition, status};
+use crate::{
+    Fixture, SOON, has_condition,
+    snapshots::{stage, sums, unstage, write},
+    status,
+};
 
 /// A disk that two nodes can access: a loop device over a file that belongs to neither.
 struct Disk {
@@ -73,24 +77,45 @@ async fn pool_until(
     .await
 }
 
+fn is_refused(pool: &NodePoolStatus) -> bool {
+    let ready = condition::find(&pool.conditions, ConditionType::Ready);
+    ready.is_some_and(|it| it.reason == Reason::BelongsToOtherNode.as_str())
+}
+
+/// Grants a node the takeover of a pool, and waits until the pool is ready there.
+async fn grant(
+    node: &Fixture,
+    name: &str,
+    pools: &[NodePool],
+    owner: &PoolOwner,
+) -> NodePoolStatus {
+    let mut pools = pools.to_vec();
+    for pool in &mut pools {
+        pool.take_over = (pool.name == name).then(|| owner.clone());
+    }
+    node.driver.set_pools(pools).await;
+    node.driver.ready_pool(name).await
+}
+
+/// Creates a volume in a pool and waits until it is ready.
+async fn volume_in(node: &Fixture, pool: &str, name: &str) -> PoolVolume {
+    let mut desired = node.desired_volume(name, Bytes::mib(64));
+    pool.clone_into(&mut desired.spec.pool_name);
+    node.create_ready(&desired).await
+}
+
 #[tokio::test]
 async fn a_disk_that_moves_to_another_node_is_refused_until_granted_and_keeps_its_volumes() {
     let (old, new) = tokio::join!(Fixture::start("agent-old"), Fixture::start("agent-new"));
     let (name, disk) = ("agent-moved", Disk::new(&old).await);
     add_device_pool(&old, name, &disk.device).await;
     let before = old.driver.ready_pool(name).await;
-    let mut desired = old.desired_volume("volume", Bytes::mib(64));
-    desired.spec.pool_name = name.to_owned();
-    let volume = old.create_ready(&desired).await;
+    let volume = volume_in(&old, name, "volume").await;
     let volumes = old.volumes.clone();
     // The old node is switched off.
     old.driver.finish().await;
 
     let pools = add_device_pool(&new, name, &disk.device).await;
-    let is_refused = |pool: &NodePoolStatus| {
-        let ready = condition::find(&pool.conditions, ConditionType::Ready);
-        ready.is_some_and(|it| it.reason == Reason::BelongsToOtherNode.as_str())
-    };
     let found = pool_until(&new, name, is_refused).await;
     let ready = condition::find(&found.conditions, ConditionType::Ready).unwrap();
     assert!(
@@ -121,14 +146,7 @@ async fn a_disk_that_moves_to_another_node_is_refused_until_granted_and_keeps_it
     new.until(&moved.name_any(), "to wait for its pool", waits)
         .await;
 
-    let grant = |mut pool: NodePool| {
-        pool.take_over = (pool.name == name).then(|| owner.clone());
-        pool
-    };
-    new.driver
-        .set_pools(pools.clone().into_iter().map(grant).collect())
-        .await;
-    let taken = new.driver.ready_pool(name).await;
+    let taken = grant(&new, name, &pools, &owner).await;
     assert_eq!(
         (taken.belongs_to, taken.filesystem_uuid),
         (None, before.filesystem_uuid)
@@ -147,5 +165,68 @@ async fn a_disk_that_moves_to_another_node_is_refused_until_granted_and_keeps_it
         "agent-new"
     );
     new.remove(&moved.name_any()).await;
+    new.driver.finish().await;
+}
+
+#[tokio::test]
+async fn snapshots_and_groups_move_with_their_disk_and_can_be_restored_and_deleted() {
+    let (old, new) = tokio::join!(Fixture::start("agent-left"), Fixture::start("agent-joined"));
+    let (name, disk) = ("agent-moved-snapshots", Disk::new(&old).await);
+    add_device_pool(&old, name, &disk.device).await;
+    old.driver.ready_pool(name).await;
+    let one = volume_in(&old, name, "one").await;
+    let two = volume_in(&old, name, "two").await;
+    let mounted = stage(&old, &one, "one").await;
+    write(&old, &mounted, "data", 4).await;
+    let at_the_snapshot = sums(&old, &mounted).await;
+    let alone = old.snapshot("alone", &one).await;
+    let group = old.create_group(&[&one, &two], Consistency::Crash).await;
+    let (group_before, members) = old.answered_group(&group).await;
+    write(&old, &mounted, "later", 1).await;
+    let at_the_end = sums(&old, &mounted).await;
+    unstage(&old, &one, "one").await;
+    old.driver.finish().await;
+
+    // The administrator moves the disk and creates each object again with the name of the new node.
+    let pools = add_device_pool(&new, name, &disk.device).await;
+    let refused = pool_until(&new, name, is_refused).await;
+    let backup = new.delete_all_of("agent-left").await;
+    new.restore_backup(backup.moved_to("agent-joined")).await;
+    grant(&new, name, &pools, &refused.belongs_to.unwrap()).await;
+    let ready = has_condition(ConditionType::Ready, "True", "Reconciled");
+    for was in [&one, &two] {
+        let is = new.until(&was.name_any(), "to be adopted", &ready).await;
+        assert_eq!(is.image(), was.image());
+    }
+    new.until_snapshots_restored(&members, &alone, &group_before)
+        .await;
+
+    let mounted = stage(&new, &one, "one").await;
+    assert_eq!(sums(&new, &mounted).await, at_the_end);
+    unstage(&new, &one, "one").await;
+    let member = members
+        .iter()
+        .find(|it| it.spec.source_volume == one.name_any());
+    let mut volumes = vec![one.name_any(), two.name_any()];
+    for (copy, snapshot) in [("of-alone", &alone), ("of-member", member.unwrap())] {
+        let snapshot = new.get_snapshot(&snapshot.name_any()).await;
+        let size = Bytes::mib(64);
+        let copied = new.volume_from(copy, size, &snapshot, |copied| {
+            name.clone_into(&mut copied.spec.pool_name);
+        });
+        let copied = copied.await;
+        let mounted = stage(&new, &copied, copy).await;
+        assert_eq!(sums(&new, &mounted).await, at_the_snapshot, "{copy}");
+        unstage(&new, &copied, copy).await;
+        volumes.push(copied.name_any());
+    }
+
+    new.remove_group(&group).await;
+    new.remove_snapshot(&alone.name_any()).await;
+    for volume in volumes {
+        new.remove(&volume).await;
+    }
+    pool_until(&new, name, |pool| pool.reserved == Bytes::ZERO).await;
+    new.driver.set_pools(pools).await;
     new.driver.finish().await;
 }
