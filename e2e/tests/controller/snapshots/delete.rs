@@ -1,9 +1,13 @@
 //! DeleteSnapshot.
 
+use std::time::Duration;
+
 use cistern_crds::{PoolSnapshot, PoolSnapshotSpec};
 use cistern_e2e::{ControlPlane, Replica};
+use futures::{StreamExt as _, stream};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::json;
+use tokio::time::timeout;
 use tonic::Code;
 
 use super::{Snapshots, forget, get, taken, volume};
@@ -11,6 +15,7 @@ use crate::{
     cluster::{Cluster, PATIENCE},
     create,
     history::History,
+    request,
     sources::{copy, of_snapshot},
 };
 
@@ -149,4 +154,52 @@ async fn r02_a_deletion_that_stopped_after_any_step_is_finished_by_a_repeat() {
         asked.await.unwrap().unwrap();
         assert!(snapshots.is_gone(&name).await, "after {steps} steps");
     }
+}
+
+/// Snapshots on the silent node.
+const MANY: usize = 80;
+/// Workers that csi-snapshotter has by default.
+const WORKERS: usize = 10;
+/// Deadline of each call of csi-snapshotter. A call that waits for its agent takes nearly as long.
+const CALL: Duration = Duration::from_mins(1);
+
+#[tokio::test]
+async fn many_deletions_on_a_silent_node_do_not_delay_a_snapshot_on_another() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "starved", &[("a", 5), ("b", 0)]).await;
+    let replica = Replica::start(control_plane).await;
+    volume(&cluster, replica.client().await, "starved-a").await;
+    stream::iter(0..MANY)
+        .for_each_concurrent(WORKERS, async |number| {
+            let name = format!("starved-{number}");
+            taken(&cluster, replica.client().await, &name, "starved-a").await;
+        })
+        .await;
+    cluster.set_room("a", 0).await;
+    cluster.set_room("b", 5).await;
+    let wanted = request("starved-b", &cluster.pool);
+    let asked = tokio::spawn(create(replica.client().await, wanted, PATIENCE));
+    cluster.make("starved-b", "b").await;
+    asked.await.unwrap().unwrap();
+
+    cluster.silence("a").await;
+    // The snapshot waits behind all deletions, in one queue.
+    let work = async {
+        stream::iter(0..MANY)
+            .for_each_concurrent(WORKERS, async |number| {
+                let name = format!("starved-{number}");
+                let answer = forget(replica.client().await, &name, CALL).await;
+                cluster.assert_silent("a", answer);
+            })
+            .await;
+        taken(
+            &cluster,
+            replica.client().await,
+            "starved-there",
+            "starved-b",
+        )
+        .await;
+    };
+    let done = timeout(CALL, work).await;
+    done.expect("all calls together end before one that waits for its agent");
 }
