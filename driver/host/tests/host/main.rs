@@ -38,3 +38,4 @@ mod snapshot;
 mod stuck_writer;
 mod takeover;
 mod trash;
+mod trim;
