@@ -1,6 +1,6 @@
 //! Size limits of statuses. The schemas enforce them, writers truncate their texts to them, and the
 //! admission policy of the nodes counts the bytes: a compromised node cannot make its objects so
-//! large that clients that list them run out of memory.
+//! large that clients that list them run out of memory. `node_size.rs` applies them to a StorageNode.
 
 /// Maximum number of conditions in a list.
 pub const CONDITIONS: usize = 9;
@@ -14,8 +14,26 @@ pub const PROBLEM: usize = 512;
 /// Maximum bytes of the name of a type or reason.
 pub const NAME: usize = 64;
 /// Maximum bytes of all types, reasons and messages of an object, except a StorageNode, in total. With
-/// its other fields the object stays below 16 KiB. `manifests/base/node-policy.yaml` states the same number.
+/// its other fields the object stays below 16 KiB. `manifests/base/node-policy.yaml` states the same numbers.
 pub const TEXTS: usize = 13 << 10;
+
+/// Maximum bytes of a time, with nanoseconds and an offset. Without it a fraction has any number of digits.
+pub const TIME: usize = 40;
+/// Maximum bytes of the path of a device in a status.
+pub const DEVICE: usize = 512;
+/// Maximum bytes of the identity of a disk.
+pub const DEVICE_IDENTITY: usize = 256;
+/// Bytes that an entry of a list in the status of a StorageNode counts beside its texts; an orphan counts
+/// them twice. They are those of its times, numbers and field names.
+pub const ENTRY: usize = 128;
+/// Maximum bytes that the status of a StorageNode with one pool counts, see
+/// [`StorageNodeStatus::counted_bytes`](crate::StorageNodeStatus::counted_bytes). As JSON it stays below
+/// 16 KiB.
+pub const FIRST_POOL: usize = 14 << 10;
+/// Bytes that the status of a StorageNode may count more for each further pool, which needs most of them
+/// for its identity, its two conditions and its problems. The operator assigns the pools: a node reports no more of
+/// them than its spec lists.
+pub const FURTHER_POOL: usize = 3 << 10;
 
 /// Truncates the text to at most `bytes` bytes, at a character boundary.
 pub fn truncate(mut text: String, bytes: usize) -> String {
@@ -44,5 +62,7 @@ mod tests {
         assert!(conditions + problems <= TEXTS);
         let policy = include_str!("../../manifests/base/node-policy.yaml");
         assert!(policy.contains(&format!("<= {TEXTS}")));
+        let of_node = format!("<= {} + {FURTHER_POOL} *", FIRST_POOL - FURTHER_POOL);
+        assert!(policy.contains(&of_node), "{of_node}");
     }
 }

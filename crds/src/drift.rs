@@ -87,14 +87,14 @@ pub struct Drift {
 /// Maximum number of orphans of a pool, and of drift findings of a node, in a status.
 pub const LISTED: usize = 64;
 
-/// Schema of a list of orphans: a map list keyed by `image`.
+/// Schema of a list of orphans: atomic, because one writer writes it. The API server keeps one entry for
+/// the list among the managed fields, not one for each orphan.
 pub(crate) fn orphans_schema(generator: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",
         "maxItems": LISTED,
         "items": Orphan::json_schema(generator),
-        "x-kubernetes-list-type": "map",
-        "x-kubernetes-list-map-keys": ["image"],
+        "x-kubernetes-list-type": "atomic",
     })
 }
 

@@ -18,6 +18,7 @@ pub mod has_image;
 pub mod health;
 pub mod names;
 pub mod node;
+mod node_size;
 pub mod parameters;
 pub mod pool;
 pub mod reason;
@@ -78,24 +79,28 @@ pub fn definitions() -> Vec<CustomResourceDefinition> {
                 .as_mut()
                 .and_then(|s| s.open_api_v3_schema.as_mut())
             {
-                drop_foreign_formats(schema);
+                suit_api_server(schema);
             }
         }
     }
     definitions
 }
 
-/// Removes the formats of Rust's unsigned numbers, about which the API server warns.
-fn drop_foreign_formats(schema: &mut JSONSchemaProps) {
+/// Removes the formats of Rust's unsigned numbers, about which the API server warns, and bounds times,
+/// whose format the API server accepts with any number of digits.
+fn suit_api_server(schema: &mut JSONSchemaProps) {
     schema.format.take_if(|format| format.starts_with("uint"));
+    if schema.format.as_deref() == Some("date-time") {
+        schema.max_length = i64::try_from(bounds::TIME).ok();
+    }
     for property in schema
         .properties
         .iter_mut()
         .flat_map(|properties| properties.values_mut())
     {
-        drop_foreign_formats(property);
+        suit_api_server(property);
     }
     if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
-        drop_foreign_formats(items);
+        suit_api_server(items);
     }
 }

@@ -8,6 +8,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    bounds,
     condition::{self, Condition, ConditionStatus},
     drift::{self, Drift, Orphan},
     health::{self, PoolProblem, PoolSeverity},
@@ -131,6 +132,10 @@ pub struct StorageNodeStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "drift::drift_schema")]
     pub drift: Vec<Drift>,
+    /// Number of inconsistencies that `drift` has no room for. Written by the agent; absent if it lists
+    /// all of them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unlisted_drift: u32,
     /// Conditions of type `Ready`, `Healthy`, `TopologyRegistered`, `AgentReporting` and
     /// `DeletionHeld`. Written by the operator; absent until it has processed the node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -172,13 +177,13 @@ pub struct NodePoolStatus {
     pub filesystem_uuid: Option<String>,
     /// Path of the block device in use. Absent if the source is an image file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 1024))]
+    #[schemars(length(max = bounds::DEVICE))]
     pub device: Option<String>,
     /// Identity of the disk that does not depend on its path: world-wide name or serial number.
     /// Besides the listed paths, the agent considers only the device with this identity. Absent if
     /// the source is an image file or the disk has no identity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 1024))]
+    #[schemars(length(max = bounds::DEVICE_IDENTITY))]
     pub device_identity: Option<String>,
     /// Owner of the pool found on the disk, if it is another node; the pool is then not used.
     /// Absent otherwise.
@@ -220,6 +225,9 @@ pub struct NodePoolStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "drift::orphans_schema")]
     pub orphans: Vec<Orphan>,
+    /// Number of such images that `orphans` has no room for. Absent if it lists all of them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unlisted_orphans: u32,
     /// Conditions of type `Ready` and `Healthy` of the pool on this node.
     #[serde(default)]
     #[schemars(schema_with = "condition::list_schema")]
@@ -230,6 +238,12 @@ impl NodePoolStatus {
     /// Whether the pool can be used on the node.
     pub fn is_ready(&self) -> bool {
         condition::holds(&self.conditions, ConditionType::Ready)
+    }
+
+    /// Number of orphans, also of those that the status does not list.
+    pub fn orphan_count(&self) -> usize {
+        let unlisted = usize::try_from(self.unlisted_orphans).unwrap_or(usize::MAX);
+        self.orphans.len().saturating_add(unlisted)
     }
 
     /// Bytes available for new volumes with this provisioning, in total.
@@ -245,6 +259,14 @@ impl NodePoolStatus {
     pub fn largest_volume(&self, provisioning: Provisioning) -> Bytes {
         self.room(provisioning).min(self.usable).round_down_to_mib()
     }
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 fn segments_schema(_: &mut SchemaGenerator) -> Schema {

@@ -37,11 +37,13 @@ fn checked_in_pages_are_not_stale() {
 }
 
 #[test]
-fn every_string_list_and_map_of_a_spec_is_bounded() {
+fn every_string_list_and_map_of_a_spec_or_status_is_bounded() {
     for definition in cistern_crds::definitions() {
         let schema = serde_json::to_value(&definition.spec.versions[0].schema).unwrap();
-        let spec = &schema["openAPIV3Schema"]["properties"]["spec"];
-        unbounded(&definition.spec.names.kind, spec);
+        for part in ["spec", "status"] {
+            let path = format!("{}.{part}", definition.spec.names.kind);
+            unbounded(&path, &schema["openAPIV3Schema"]["properties"][part]);
+        }
     }
 }
 

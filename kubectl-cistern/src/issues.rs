@@ -232,11 +232,16 @@ fn of_pool_on_node(node: &str, pool: &NodePoolStatus) -> Vec<Issue> {
         .find(|ready| all.iter().all(|issue| issue.reason != ready.reason))
         .filter(|ready| ready.reason != Reason::Retiring.as_str());
     all.extend(ready.map(|ready| Issue::by(ready, Severity::Error, "Pool", &pool.name)));
-    if !pool.orphans.is_empty() {
+    if pool.orphan_count() > 0 {
         let size = human(pool.orphans.iter().map(|orphan| orphan.size).sum());
-        let images = counted(pool.orphans.len(), "image");
+        let images = counted(pool.orphan_count(), "image");
+        let least = if pool.unlisted_orphans > 0 {
+            "at least "
+        } else {
+            ""
+        };
         all.push(Issue {
-            message: format!("{images} of {size} unclaimed: see `kubectl cistern orphans`"),
+            message: format!("{images} of {least}{size} unclaimed: see `kubectl cistern orphans`"),
             since: pool.orphans.iter().map(|orphan| orphan.since).min(),
             ..Issue::new(Severity::Warning, "Pool", &pool.name, "Orphans")
         });

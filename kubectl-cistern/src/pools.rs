@@ -197,7 +197,7 @@ impl PoolOnNode {
             healthy: ConditionState::of(&said.conditions, ConditionType::Healthy),
             message: ready.map_or(silent, |ready| ready.message.clone()),
             capacity: Capacity::from(&said),
-            orphans: said.orphans.len(),
+            orphans: said.orphan_count(),
             device: said.device,
             filesystem_uuid: said.filesystem_uuid,
             problems: said.problems,

@@ -127,7 +127,8 @@ fn orphans(node: &str, pool: &NodePoolStatus) -> Option<PendingEvent> {
     let orphans = pool.orphans.iter();
     let orphans: Vec<_> = orphans.filter(|it| it.belongs_to.is_none()).collect();
     let newest = orphans.iter().max_by_key(|orphan| orphan.since)?;
-    let (named, name) = (some(&orphans), &pool.name);
+    let named = some(&orphans, pool.unlisted_orphans);
+    let name = &pool.name;
     let text = format!(
         "no custom resource refers to {named} in pool {name} on node {node}: they are kept and use space; \
          to restore one, create a custom resource of that name and spec; to remove them, set \
@@ -147,7 +148,7 @@ fn of_others(node: &str, pool: &NodePoolStatus) -> Option<PendingEvent> {
     let orphans = pool.orphans.iter();
     let orphans: Vec<_> = orphans.filter(|it| it.belongs_to.is_some()).collect();
     let newest = orphans.iter().max_by_key(|orphan| orphan.since)?;
-    let (named, name) = (some(&orphans), &pool.name);
+    let (named, name) = (some(&orphans, 0), &pool.name);
     let text = format!(
         "in pool {name} on node {node} there are images of volumes and snapshots of other nodes: \
          {named}: they are kept, and nothing can use them here; give the node its old name, or move \
@@ -163,10 +164,11 @@ fn of_others(node: &str, pool: &NodePoolStatus) -> Option<PendingEvent> {
     ))
 }
 
-/// The first of some images, and how many more there are.
-fn some(orphans: &[&Orphan]) -> String {
+/// The first of some images, and how many more there are, with those that the status does not list.
+fn some(orphans: &[&Orphan], unlisted: u32) -> String {
     let named: Vec<String> = orphans.iter().take(NAMED).map(|it| describe(it)).collect();
-    named.join(", ") + &more(orphans.len(), NAMED)
+    let unlisted = usize::try_from(unlisted).unwrap_or(usize::MAX);
+    named.join(", ") + &more(orphans.len().saturating_add(unlisted), NAMED)
 }
 
 fn describe(orphan: &Orphan) -> String {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cistern_crds::{Bytes, bounds};
+use cistern_crds::{Bytes, StorageNodeStatus, bounds, drift, names};
 use cistern_e2e::{
     ControlPlane, Folder, Process, control_plane::free_addresses, eventually, service::get,
 };
@@ -257,12 +257,78 @@ async fn an_operator_lists_a_thousand_volumes_of_the_largest_status_within_its_m
         .await;
 
     cluster.operator.start_again(command).await;
+    assert_within_memory_limit(&cluster);
+    cluster.operator.stop().await;
+}
+
+#[tokio::test]
+async fn an_operator_lists_a_thousand_storage_nodes_of_the_largest_status_within_its_memory() {
+    const POOLS: usize = 2;
+    let mut cluster = Cluster::start().await;
+    let command = cluster.operator_command();
+    cluster.operator.kill();
+    let pools: Vec<_> = (0..POOLS)
+        .map(|index| {
+            json!({"name": format!("pool-{index}"), "uid": "u", "overcommitPercent": 100,
+                "reservedPercent": 5, "source": {"image": {"size": "1Gi"}}})
+        })
+        .collect();
+    let status = &largest_storage_node(POOLS);
+    let nodes = &cluster.api().storage_nodes();
+    stream::iter(0..1000)
+        .for_each_concurrent(16, async |index| {
+            let name = format!("padded-{index}");
+            let object = json!({"metadata": {"name": name},
+                "spec": {"topology": {names::TOPOLOGY_KEY: name}, "pools": pools}});
+            create(nodes, &object).await;
+            // A compromised node writes under more names than the agent's.
+            for manager in ["cistern-agent", "x", "y", "z"] {
+                let body = json!({"apiVersion": "cistern.storage/v1alpha1", "kind": "StorageNode",
+                    "metadata": {"name": name}, "status": status});
+                let parameters = PatchParams::apply(manager).force();
+                let patch = Patch::Apply(body);
+                nodes
+                    .patch_status(&name, &parameters, &patch)
+                    .await
+                    .unwrap();
+            }
+        })
+        .await;
+
+    cluster.operator.start_again(command).await;
+    assert_within_memory_limit(&cluster);
+    cluster.operator.stop().await;
+}
+
+/// Returns a status that counts all bytes that it may, most of them in orphans, of which most can be listed.
+fn largest_storage_node(pools: usize) -> StorageNodeStatus {
+    let since = "2026-01-01T00:00:00Z";
+    let pools: Vec<_> = (0..pools)
+        .map(|index| {
+            let orphans: Vec<_> = (0..drift::LISTED)
+                .map(|image| {
+                    json!({"image": format!("{image:0>36}"), "size": "1Gi", "since": since, "identity": {
+                        "kind": "Snapshot", "name": "n", "sourceVolume": "v", "sourceImage": "i",
+                        "creationTime": since, "volumeSize": "1Gi", "accessType": "Block",
+                        "provisioning": "Thin"}})
+                })
+                .collect();
+            json!({"name": format!("pool-{index}"), "uid": "u", "orphans": orphans})
+        })
+        .collect();
+    let mut status: StorageNodeStatus = serde_json::from_value(json!({"pools": pools})).unwrap();
+    status.shorten();
+    assert!(status.counted_bytes() + 512 > status.allowed_bytes());
+    status
+}
+
+/// Asserts that the operator has never used more memory than the limit of its Deployment.
+fn assert_within_memory_limit(cluster: &Cluster) {
     let about = format!("/proc/{}/status", cluster.operator.process().id());
     let about = std::fs::read_to_string(about).unwrap();
     let peak = about.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let peak = peak.unwrap().trim().trim_end_matches(" kB");
-    // The memory limit of the Deployment, in KiB.
+    // In KiB.
     let limit = 256 << 10;
     assert!(peak.parse::<u64>().unwrap() < limit, "{peak} kB");
-    cluster.operator.stop().await;
 }

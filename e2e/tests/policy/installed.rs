@@ -236,13 +236,20 @@ pub(crate) fn group(name: &str, node: &str) -> Value {
     })
 }
 
-/// Returns a StorageNode.
+/// Returns a StorageNode that carries the pools `p` and `q`.
 pub(crate) fn node(name: &str) -> Value {
+    let pool = |name: &str| {
+        json!({"name": name, "uid": "u", "overcommitPercent": 100, "reservedPercent": 5,
+            "source": {"image": {"size": "1Gi"}}})
+    };
     json!({
         "apiVersion": "cistern.storage/v1alpha1",
         "kind": "StorageNode",
         "metadata": {"name": name},
-        "spec": {"topology": {"topology.cistern.storage/node": name}},
+        "spec": {
+            "topology": {"topology.cistern.storage/node": name},
+            "pools": [pool("p"), pool("q")],
+        },
     })
 }
 

@@ -10,10 +10,11 @@
 
 mod installed;
 mod network;
+mod storage_nodes;
 
 use std::time::Duration;
 
-use cistern_crds::bounds;
+use cistern_crds::{StorageNodeStatus, bounds};
 use cistern_e2e::eventually;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::ResourceExt as _;
@@ -297,6 +298,58 @@ async fn a_nodes_token_cannot_write_oversized_statuses() {
     );
     // A field manager that already wrote can still write.
     let rows: &[Row<'_>] = &[("APPLY as m0", "poolvolumes/on-a/status", &applied, ALLOWED)];
+    check(node_a, rows).await;
+}
+
+#[tokio::test]
+async fn a_nodes_token_cannot_write_an_oversized_storage_node() {
+    let cluster = Installed::start().await;
+    let node_a = &cluster.agent_on("a").await;
+    await_node_policy(node_a).await;
+    let write = async |status: &StorageNodeStatus| {
+        let status = &json!({"status": status});
+        let answer = ask(node_a, "PATCH", "storagenodes/a/status", status).await;
+        answer
+            .map_err(|status| (status.code, status.message))
+            .map(drop)
+    };
+    let too_large = "counts 14336 bytes at most, and 3072 more for each further pool";
+    let padded = [1, 2].map(storage_nodes::padded);
+    for status in &padded {
+        // Exactly as much as is permitted.
+        assert_eq!(write(status).await, Ok(()));
+        let larger = storage_nodes::each_with_one_byte_more(status);
+        for (place, larger) in &larger {
+            let (code, message) = write(larger).await.expect_err(place);
+            assert!(
+                code == 403 && message.contains(too_large),
+                "{place}: {message}"
+            );
+        }
+        // What the agent writes in place of a larger status.
+        for (place, mut larger) in larger {
+            larger.shorten();
+            assert_eq!(write(&larger).await, Ok(()), "{place}");
+        }
+    }
+    let (code, message) = write(&storage_nodes::padded(3)).await.unwrap_err();
+    let unassigned = "reports no more pools than its spec lists";
+    assert!(code == 403 && message.contains(unassigned), "{message}");
+
+    // A time has as many digits as it likes for the API server.
+    let since = format!("2026-01-01T00:00:00.{}Z", "0".repeat(100_000));
+    let drift = json!([{"kind": "Stray", "object": "x", "message": "x", "since": since}]);
+    let condition = json!([{"type": "Ready", "status": "True", "reason": "Reconciled",
+        "message": "x", "lastTransitionTime": since}]);
+    let long = "may not be more than 40 bytes";
+    let drift = &json!({"status": {"drift": drift}});
+    let condition = &json!({"status": {"conditions": condition}});
+    let rows: &[Row<'_>] = &[
+        ("PATCH", "storagenodes/a/status", drift, long),
+        ("PATCH", "storagenodes/a/status", condition, long),
+        ("PATCH", "poolvolumes/on-a/status", condition, long),
+        ("PATCH", "poolsnapshots/on-a/status", condition, long),
+    ];
     check(node_a, rows).await;
 }
 

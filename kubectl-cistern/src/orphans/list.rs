@@ -3,7 +3,9 @@
 use std::fmt;
 
 use chrono::{DateTime, Utc};
-use cistern_crds::{Bytes, Drift, Orphan, SourceKind, StorageNode, drift::OrphanIdentity};
+use cistern_crds::{
+    Bytes, Drift, NodePoolStatus, Orphan, SourceKind, StorageNode, drift::OrphanIdentity,
+};
 use kube::ResourceExt as _;
 use serde::Serialize;
 
@@ -22,6 +24,8 @@ pub struct Orphans {
     pub items: Vec<OrphanView>,
     /// Drift on the nodes.
     pub drift: Vec<DriftView>,
+    /// Number of orphaned images and drift findings that the status of their node has no room for.
+    pub unlisted: usize,
     /// Volumes and snapshots without an owner in Kubernetes.
     pub unclaimed: Vec<UnclaimedView>,
     /// Reasons why unclaimed volumes or snapshots could not be determined.
@@ -107,20 +111,40 @@ fn all<'a>(
     cluster: &'a Cluster,
     only: &'a Selection,
 ) -> impl Iterator<Item = (&'a StorageNode, &'a str, &'a Orphan)> {
-    let nodes = cluster.nodes.iter();
-    let nodes = nodes.filter(|node| {
-        only.node
-            .as_ref()
-            .is_none_or(|name| *name == node.name_any())
-    });
-    nodes.flat_map(|node| {
-        let pools = node.status.iter().flat_map(|status| &status.pools);
-        let pools = pools.filter(|pool| only.pool.as_ref().is_none_or(|name| *name == pool.name));
-        pools.flat_map(move |pool| {
+    nodes(cluster, only).flat_map(|node| {
+        pools(node, only).flat_map(move |pool| {
             let orphans = pool.orphans.iter();
             orphans.map(move |orphan| (node, pool.name.as_str(), orphan))
         })
     })
+}
+
+fn nodes<'a>(cluster: &'a Cluster, only: &'a Selection) -> impl Iterator<Item = &'a StorageNode> {
+    let nodes = cluster.nodes.iter();
+    nodes.filter(|node| {
+        only.node
+            .as_ref()
+            .is_none_or(|name| *name == node.name_any())
+    })
+}
+
+fn pools<'a>(
+    node: &'a StorageNode,
+    only: &'a Selection,
+) -> impl Iterator<Item = &'a NodePoolStatus> {
+    let pools = node.status.iter().flat_map(|status| &status.pools);
+    pools.filter(|pool| only.pool.as_ref().is_none_or(|name| *name == pool.name))
+}
+
+/// Counts the orphans and findings that statuses have no room for.
+fn unlisted(cluster: &Cluster, only: &Selection) -> usize {
+    let of_node = |node: &StorageNode| {
+        let orphans = pools(node, only).map(|pool| u64::from(pool.unlisted_orphans));
+        let drift = node.status.as_ref().map_or(0, |it| it.unlisted_drift);
+        orphans.sum::<u64>() + u64::from(drift)
+    };
+    let count: u64 = nodes(cluster, only).map(of_node).sum();
+    usize::try_from(count).unwrap_or(usize::MAX)
 }
 
 /// Returns the orphan whose image, or the volume or snapshot recorded in it, has this name.
@@ -176,13 +200,7 @@ impl Orphans {
             })
             .collect();
         items.sort_by(|a, b| (&a.node, &a.pool, &a.image).cmp(&(&b.node, &b.pool, &b.image)));
-        let nodes = cluster.nodes.iter();
-        let nodes = nodes.filter(|node| {
-            only.node
-                .as_ref()
-                .is_none_or(|name| *name == node.name_any())
-        });
-        let drift = nodes.flat_map(|node| {
+        let drift = nodes(cluster, only).flat_map(|node| {
             let drift = node.status.iter().flat_map(|status| &status.drift);
             drift.map(|drift| DriftView {
                 node: node.name_any(),
@@ -192,6 +210,7 @@ impl Orphans {
         Self {
             items,
             drift: drift.collect(),
+            unlisted: unlisted(cluster, only),
             unclaimed: Vec::new(),
             unread: Vec::new(),
             now,
@@ -213,6 +232,12 @@ impl View for Orphans {
             let message = wrap(&drift.message, 100, 4);
             let object = one_line(&drift.object);
             parts.push(format!("  {kind}: {object} on {node}\n    {message}\n"));
+        }
+        if self.unlisted > 0 {
+            let count = self.unlisted;
+            parts.push(format!(
+                "\n{count} more on the nodes, for which their status has no room: it lists them as others are resolved.\n"
+            ));
         }
         if !self.unclaimed.is_empty() {
             let objects = counted(self.unclaimed.len(), "object");
@@ -316,6 +341,17 @@ Adopt an image with `kubectl cistern orphans adopt IMAGE`; remove it with `… r
         );
         let json = serde_json::to_value(view).unwrap();
         assert_eq!(json["drift"][0]["kind"], "LoopWithoutUse");
+    }
+
+    #[test]
+    fn orphans_and_drift_beyond_the_room_of_a_status_are_counted() {
+        let mut cluster = cluster();
+        let status = cluster.nodes[0].status.as_mut().unwrap();
+        (status.unlisted_drift, status.pools[0].unlisted_orphans) = (2, 40);
+        let view = Orphans::of(&cluster, &Selection::default(), at(0));
+        assert_eq!(view.unlisted, 42);
+        let text = view.text(false, Paint::plain());
+        assert!(text.contains("\n42 more on the nodes"), "{text}");
     }
 
     #[test]

@@ -20,7 +20,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use chrono::{DateTime, Utc};
 use cistern_crds::{
     StorageNodeStatus,
-    drift::{Drift as DriftFinding, LISTED, Orphan},
+    drift::{Drift as DriftFinding, Orphan},
 };
 use parking_lot::Mutex;
 use tokio::time::sleep;
@@ -58,16 +58,15 @@ struct Comparison {
 }
 
 impl Drift {
-    /// The drift by kind and object, as much as a status holds. None before the first comparison:
-    /// then the previous status holds.
+    /// The drift by kind and object. None before the first comparison: then the previous status holds.
     pub fn findings(&self) -> Option<Vec<DriftFinding>> {
         let state = self.state.lock();
         let findings = &state.as_ref()?.findings;
-        Some(findings.reported().take(LISTED).cloned().collect())
+        Some(findings.reported().cloned().collect())
     }
 
-    /// The unclaimed images of a pool, the oldest orphans first. A status lists the first
-    /// [`LISTED`]. None before a comparison has read the pool.
+    /// The unclaimed images of a pool, the oldest orphans first. A status lists the first of them. None
+    /// before a comparison has read the pool.
     pub fn orphans(&self, pool_uid: &str) -> Option<Vec<Orphan>> {
         let state = self.state.lock();
         let orphans = state.as_ref()?.orphans.get(pool_uid)?;

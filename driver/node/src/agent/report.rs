@@ -11,7 +11,7 @@ use std::{sync::Arc, time::Duration};
 use cistern_client::{Chain, Rejection, Retries, writes};
 use cistern_crds::{
     NodePool, NodePoolStatus, StorageNode, StorageNodeStatus,
-    drift::{Drift, LISTED},
+    drift::{LISTED, Orphan},
     names::AGENT_MANAGER,
 };
 use kube::{Api, Client, ResourceExt as _};
@@ -43,11 +43,10 @@ pub struct Report {
 /// A report, and the StorageNode that it is for.
 #[derive(Clone, Debug, PartialEq)]
 struct Written {
+    /// UID of the StorageNode.
     node: String,
-    observed_generation: Option<i64>,
-    pools: Vec<NodePoolStatus>,
-    summary: String,
-    drift: Vec<Drift>,
+    /// Without conditions, which the operator writes.
+    status: StorageNodeStatus,
 }
 
 impl Report {
@@ -67,7 +66,7 @@ impl Report {
 
     /// The last reported pools.
     pub fn last(&self) -> Option<Vec<NodePoolStatus>> {
-        Some(self.written()?.pools)
+        Some(self.written()?.status.pools)
     }
 
     fn written(&self) -> Option<Written> {
@@ -112,50 +111,48 @@ pub async fn publish(agent: &Agent) -> Result<(), kube::Error> {
     let Some(reconciled) = agent.pools.reconciles().borrow().clone() else {
         return Ok(());
     };
-    let status = node.status.clone().unwrap_or_default();
-    let observed = Written {
+    let mut observed = Written {
         node: node.uid().unwrap_or_default(),
-        observed_generation: status.observed_generation,
-        pools: status.pools,
-        summary: status.pools_summary,
-        drift: status.drift,
+        status: node.status.clone().unwrap_or_default(),
     };
+    let conditions = std::mem::take(&mut observed.status.conditions);
     let last = agent.report.written();
     // The last report is the best known state, also for a recreated StorageNode.
-    let known = last.as_ref().unwrap_or(&observed);
+    let known = &last.as_ref().unwrap_or(&observed).status;
     // The observed generation is that of the last pool reconcile, which may be older than this
     // spec.
     let answers = reconciled.uid == observed.node;
     let observed_generation = reconciled.generation.filter(|_| answers);
     let pools = pool_statuses(agent, &node.spec.pools, &known.pools, observed_generation);
+    let (drift, unlisted_drift) = match agent.drift.findings() {
+        Some(findings) => listed(findings),
+        None => (known.drift.clone(), known.unlisted_drift),
+    };
+    let mut status = StorageNodeStatus {
+        observed_generation,
+        pools_summary: summary(&pools),
+        pools,
+        drift,
+        unlisted_drift,
+        // They count towards the size of the object.
+        conditions,
+    };
+    status.shorten();
+    status.conditions.clear();
     let report = Written {
         node: observed.node.clone(),
-        observed_generation,
-        summary: summary(&pools),
-        pools,
-        drift: agent
-            .drift
-            .findings()
-            .unwrap_or_else(|| known.drift.clone()),
+        status,
     };
     let is_written = match &last {
         Some(last) if last.node == report.node => *last == report,
         Some(_) | None => observed == report,
     };
     if !is_written {
-        let status = StorageNodeStatus {
-            observed_generation: report.observed_generation,
-            pools: report.pools.clone(),
-            pools_summary: report.summary.clone(),
-            drift: report.drift.clone(),
-            // Written by the operator.
-            conditions: Vec::new(),
-        };
         let applied = writes::apply_status(
             &agent.report.nodes,
             &agent.node.name,
             AGENT_MANAGER,
-            &status,
+            &report.status,
         );
         match applied.await {
             Ok(_) => {}
@@ -208,13 +205,21 @@ fn with_orphans(
     mut status: NodePoolStatus,
     assigned: &AssignedObjects,
 ) -> NodePoolStatus {
-    if let Some(orphans) = agent.drift.orphans(&status.uid) {
-        status.orphans = orphans;
-    }
-    status.orphans.truncate(LISTED);
     let claimed = assigned.claimed_images();
+    let is_orphan = |orphan: &Orphan| !claimed.contains(&orphan.image);
+    match agent.drift.orphans(&status.uid) {
+        Some(mut orphans) => {
+            orphans.retain(is_orphan);
+            (status.orphans, status.unlisted_orphans) = listed(orphans);
+        }
+        None => status.orphans.retain(is_orphan),
+    }
     status
-        .orphans
-        .retain(|orphan| !claimed.contains(&orphan.image));
-    status
+}
+
+/// The entries that a status lists at most, and the number of the others.
+fn listed<T>(mut all: Vec<T>) -> (Vec<T>, u32) {
+    let unlisted = all.len().saturating_sub(LISTED);
+    all.truncate(LISTED);
+    (all, u32::try_from(unlisted).unwrap_or(u32::MAX))
 }

@@ -12,7 +12,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use cistern_client::Chain;
 use cistern_crds::{
     NodePoolStatus,
-    drift::{LISTED, Orphan, OrphanIdentity},
+    drift::{Orphan, OrphanIdentity},
     volume::SourceKind,
 };
 use cistern_host::{InvalidUid, Uid, image};
@@ -71,7 +71,7 @@ impl Reclaims {
 
 async fn of_pool(agent: &Arc<Agent>, pool: &str, status: &NodePoolStatus) {
     let orphans = agent.drift.orphans(&status.uid).unwrap_or_default();
-    for orphan in reported(&orphans, &status.orphans) {
+    for orphan in reported(&orphans, status) {
         let Some(identity) = &orphan.identity else {
             continue;
         };
@@ -105,13 +105,21 @@ async fn of_pool(agent: &Arc<Agent>, pool: &str, status: &NodePoolStatus) {
     }
 }
 
-/// The orphans that the status lists with the same start time, and those beyond its capacity.
-fn reported<'a>(orphans: &'a [Orphan], listed: &[Orphan]) -> impl Iterator<Item = &'a Orphan> {
+/// The orphans that the status lists with the same start time, and, if it has no room for some, those
+/// after the number that it lists.
+fn reported<'a>(
+    orphans: &'a [Orphan],
+    status: &NodePoolStatus,
+) -> impl Iterator<Item = &'a Orphan> {
     let is_listed = |orphan: &Orphan| {
-        let mut listed = listed.iter();
+        let mut listed = status.orphans.iter();
         listed.any(|reported| reported.image == orphan.image && reported.since == orphan.since)
     };
-    let (listed, beyond) = orphans.split_at(orphans.len().min(LISTED));
+    let room = match status.unlisted_orphans {
+        0 => orphans.len(),
+        _ => status.orphans.len().min(orphans.len()),
+    };
+    let (listed, beyond) = orphans.split_at(room);
     listed
         .iter()
         .filter(move |orphan| is_listed(orphan))
@@ -258,14 +266,23 @@ mod tests {
                 ..orphan(number, None)
             })
             .collect();
-        let (listed, beyond) = orphans.split_at(LISTED);
-        assert_eq!(reported(&orphans, listed).count(), 100);
-        // The status does not list it, or with another start time.
-        assert_eq!(reported(&orphans, &listed[1..]).count(), 99);
+        let removed = |listed: &[Orphan], unlisted_orphans| {
+            let status = NodePoolStatus {
+                orphans: listed.to_vec(),
+                unlisted_orphans,
+                ..NodePoolStatus::default()
+            };
+            reported(&orphans, &status).count()
+        };
+        let listed = &orphans[..40];
+        assert_eq!(removed(listed, 60), 100);
+        // The status lists one with another start time.
         let mut younger = listed.to_vec();
         younger[0].since = at(1000);
-        assert_eq!(reported(&orphans, &younger).count(), 99);
-        assert_eq!(reported(listed, &[]).count(), 0);
-        assert_eq!(reported(&orphans, &[]).count(), beyond.len());
+        assert_eq!(removed(&younger, 60), 99);
+        // The status has room, and does not list them yet.
+        assert_eq!(removed(listed, 0), 40);
+        assert_eq!(removed(&listed[1..], 0), 39);
+        assert_eq!(removed(&[], 0), 0);
     }
 }

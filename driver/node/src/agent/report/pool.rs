@@ -3,6 +3,7 @@
 use chrono::{DateTime, Utc};
 use cistern_crds::{
     Bytes, ConditionStatus, ConditionType, NodePoolStatus, PoolProblem, Provisioning, Reason,
+    bounds,
     condition::{self, ConditionUpdate},
     health,
 };
@@ -41,9 +42,11 @@ pub(super) fn status(
             status.empty = statistics.empty;
             status.size = file.as_ref().map_or(statistics.size, |file| file.size);
             let is_device = pool_state.spec.source.device.is_some();
-            status.device = is_device.then(|| pool.device().display().to_string());
-            // The schema rejects a longer identity.
-            let identity = pool.device_identity().filter(|text| text.len() <= 1024);
+            // The schema rejects longer texts.
+            let device = is_device.then(|| pool.device().display().to_string());
+            status.device = device.map(|path| bounds::truncate(path, bounds::DEVICE));
+            let identity = pool.device_identity();
+            let identity = identity.filter(|text| text.len() <= bounds::DEVICE_IDENTITY);
             status.device_identity = identity.map(str::to_owned);
         }
     }

@@ -1,0 +1,253 @@
+//! Size of the status of a StorageNode: how it is counted, and what is left out of one that is too large.
+//!
+//! *Invariant:* `manifests/base/node-policy.yaml` counts the same and refuses what is larger. A shortened
+//! status keeps what identifies a pool and every number; it loses the last orphans and drift findings, whose
+//! number it states, and then the ends of messages.
+
+use crate::{
+    bounds::{self, ENTRY, FIRST_POOL, FURTHER_POOL},
+    condition::Condition,
+    drift::{Drift, Orphan},
+    health::PoolProblem,
+    node::{NodePoolStatus, PoolOwner, StorageNodeStatus},
+};
+
+/// Bytes to which all messages are truncated, one after another, until the status is small enough.
+const MESSAGES: [usize; 5] = [512, 256, 128, 64, 0];
+
+impl StorageNodeStatus {
+    /// Bytes that count towards [`Self::allowed_bytes`]: all texts, and a fixed number for each
+    /// entry of a list.
+    pub fn counted_bytes(&self) -> usize {
+        let pools: usize = self.pools.iter().map(of_pool).sum();
+        let drift: usize = self.drift.iter().map(of_finding).sum();
+        self.pools_summary.len() + of_conditions(&self.conditions) + drift + pools
+    }
+
+    /// Bytes that a status with this number of pools may count.
+    pub fn allowed_bytes(&self) -> usize {
+        FIRST_POOL - FURTHER_POOL + FURTHER_POOL * self.pools.len().max(1)
+    }
+
+    /// Shortens the agent's part until the status has a permitted size.
+    pub fn shorten(&mut self) {
+        let allowed = self.allowed_bytes();
+        let mut counted = self.counted_bytes();
+        while counted > allowed
+            && let Some(bytes) = self.drop_last_of_longest_list()
+        {
+            counted -= bytes;
+        }
+        for message in MESSAGES {
+            if self.counted_bytes() <= allowed {
+                return;
+            }
+            self.truncate_messages(message);
+        }
+    }
+
+    /// Removes the last entry of the longest list of orphans or drift, and counts it as unlisted. Returns
+    /// its bytes; None if all lists are empty.
+    fn drop_last_of_longest_list(&mut self) -> Option<usize> {
+        let longest = self.pools.iter_mut().max_by_key(|pool| pool.orphans.len());
+        match longest {
+            Some(pool) if pool.orphans.len() >= self.drift.len() => {
+                let orphan = pool.orphans.pop()?;
+                pool.unlisted_orphans += 1;
+                Some(of_orphan(&orphan))
+            }
+            Some(_) | None => {
+                let finding = self.drift.pop()?;
+                self.unlisted_drift += 1;
+                Some(of_finding(&finding))
+            }
+        }
+    }
+
+    fn truncate_messages(&mut self, bytes: usize) {
+        for pool in &mut self.pools {
+            let conditions = pool.conditions.iter_mut().map(|it| &mut it.message);
+            let problems = pool.problems.iter_mut().map(|it| &mut it.message);
+            for message in conditions.chain(problems) {
+                *message = bounds::truncate(std::mem::take(message), bytes);
+            }
+        }
+    }
+}
+
+fn of_pool(pool: &NodePoolStatus) -> usize {
+    let identity = [&pool.filesystem_uuid, &pool.device, &pool.device_identity].map(Option::as_ref);
+    let problems: usize = pool.problems.iter().map(of_problem).sum();
+    let orphans: usize = pool.orphans.iter().map(of_orphan).sum();
+    pool.name.len()
+        + pool.uid.len()
+        + identity.into_iter().map(length).sum::<usize>()
+        + pool.belongs_to.as_ref().map_or(0, of_owner)
+        + of_conditions(&pool.conditions)
+        + problems
+        + orphans
+}
+
+fn of_owner(owner: &PoolOwner) -> usize {
+    let uuids = owner.pool_uid.len() + owner.filesystem_uuid.len();
+    owner.node.len() + length(owner.machine_id.as_ref()) + uuids
+}
+
+fn of_conditions(conditions: &[Condition]) -> usize {
+    let each = conditions.iter();
+    each.map(|it| ENTRY + it.type_.len() + it.reason.len() + it.message.len())
+        .sum()
+}
+
+fn of_problem(problem: &PoolProblem) -> usize {
+    ENTRY + problem.reason.len() + problem.message.len()
+}
+
+fn of_finding(finding: &Drift) -> usize {
+    ENTRY + finding.kind.len() + finding.object.len() + finding.message.len()
+}
+
+fn of_orphan(orphan: &Orphan) -> usize {
+    let identity = orphan.identity.as_ref().map_or(0, |it| {
+        it.name.len() + length(it.source_volume.as_ref()) + length(it.source_image.as_ref())
+    });
+    2 * ENTRY + orphan.image.len() + length(orphan.belongs_to.as_ref()) + identity
+}
+
+fn length(text: Option<&String>) -> usize {
+    text.map_or(0, String::len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{condition::ConditionStatus, drift::LISTED, health::PoolSeverity, time};
+    use chrono::DateTime;
+    use cistern_types::Bytes;
+
+    /// Bytes of the longest type or reason, see [`bounds`].
+    const OWN_NAME: usize = 24;
+
+    fn text(bytes: usize) -> String {
+        "x".repeat(bytes)
+    }
+
+    fn condition(number: usize) -> Condition {
+        Condition {
+            type_: format!("{number:0>OWN_NAME$}"),
+            status: ConditionStatus::Unknown.as_str().to_owned(),
+            reason: text(OWN_NAME),
+            message: text(bounds::MESSAGE),
+            observed_generation: Some(i64::MAX),
+            last_transition_time: time::to_kubernetes(DateTime::default()),
+        }
+    }
+
+    fn orphan(number: usize) -> Orphan {
+        Orphan {
+            image: format!("{number:0>36}"),
+            size: Bytes(u64::MAX),
+            identity: None,
+            since: DateTime::default(),
+            belongs_to: Some(text(40)),
+            trashed_since: Some(DateTime::default()),
+        }
+    }
+
+    fn finding() -> Drift {
+        Drift {
+            kind: text(OWN_NAME),
+            object: text(100),
+            message: text(200),
+            since: DateTime::default(),
+        }
+    }
+
+    /// A pool about which everything is reported that an agent can report.
+    fn largest_pool() -> NodePoolStatus {
+        let problem = PoolProblem {
+            severity: PoolSeverity::Unreachable,
+            reason: text(OWN_NAME),
+            message: text(bounds::PROBLEM),
+            since: DateTime::default(),
+        };
+        NodePoolStatus {
+            name: text(63),
+            uid: text(64),
+            filesystem_uuid: Some(text(64)),
+            device: Some(text(bounds::DEVICE)),
+            device_identity: Some(text(bounds::DEVICE_IDENTITY)),
+            belongs_to: Some(PoolOwner {
+                node: text(253),
+                machine_id: Some(text(64)),
+                pool_uid: text(64),
+                filesystem_uuid: text(64),
+            }),
+            conditions: (0..2).map(condition).collect(),
+            problems: vec![problem; bounds::PROBLEMS],
+            orphans: (0..LISTED).map(orphan).collect(),
+            ..NodePoolStatus::default()
+        }
+    }
+
+    fn largest_status(pools: usize) -> StorageNodeStatus {
+        StorageNodeStatus {
+            pools: vec![largest_pool(); pools],
+            pools_summary: text(76 * pools),
+            drift: vec![finding(); LISTED],
+            // Those of the operator.
+            conditions: (0..5).map(condition).collect(),
+            ..StorageNodeStatus::default()
+        }
+    }
+
+    #[test]
+    fn the_largest_status_that_an_agent_can_report_is_shortened_to_its_bound() {
+        for pools in [0, 1, 2, 7, 64] {
+            let mut status = largest_status(pools);
+            let conditions = status.conditions.clone();
+            status.shorten();
+            assert!(status.counted_bytes() <= status.allowed_bytes(), "{pools}");
+            assert_eq!(status.conditions, conditions, "they are not the agent's");
+            for pool in &status.pools {
+                assert_eq!(pool.device, largest_pool().device);
+                assert_eq!(pool.problems.len(), bounds::PROBLEMS);
+                assert_eq!(pool.orphan_count(), LISTED);
+            }
+            let unlisted = usize::try_from(status.unlisted_drift).unwrap();
+            assert_eq!(status.drift.len() + unlisted, LISTED);
+        }
+    }
+
+    #[test]
+    fn a_node_with_one_pool_lists_dozens_of_orphans_and_keeps_its_messages() {
+        let mut status = largest_status(1);
+        status.drift.clear();
+        status.conditions.clear();
+        status.pools[0].problems.clear();
+        status.shorten();
+        assert_eq!(status.pools[0].conditions, largest_pool().conditions);
+        assert!((24..LISTED).contains(&status.pools[0].orphans.len()));
+        // The oldest are listed.
+        assert_eq!(status.pools[0].orphans[0], orphan(0));
+    }
+
+    #[test]
+    fn a_status_within_its_bound_is_not_changed() {
+        let mut status = largest_status(3);
+        status.shorten();
+        let before = status.clone();
+        status.shorten();
+        assert_eq!(status, before);
+    }
+
+    #[test]
+    fn the_largest_status_of_a_node_with_one_pool_is_below_16_kib() {
+        let mut status = largest_status(1);
+        status.pools[0].problems.clear();
+        status.shorten();
+        assert!(status.counted_bytes() > FIRST_POOL - 512);
+        let bytes = serde_json::to_string(&status).unwrap().len();
+        assert!(bytes < 16 << 10, "{bytes}");
+    }
+}
