@@ -1,5 +1,6 @@
 //! The documentation: every relative link leads to a file and a heading, the book contains every page, and every
 //! block of commands in the pages whose commands tests run says how. `cluster/documents.rs` and `upgrade` run them.
+//! Every test that the page about reliability names exists.
 
 #![allow(
     clippy::expect_used,
@@ -63,6 +64,39 @@ fn every_relative_link_leads_to_a_file_and_a_heading() {
         }
     }
     assert!(dead.is_empty(), "dead links:\n{}", dead.join("\n"));
+}
+
+#[test]
+fn every_test_that_the_page_about_reliability_names_exists() {
+    let sources: String = ["crds", "driver", "operator", "kubectl-cistern", "e2e"]
+        .iter()
+        .map(|folder| sources_below(&workspace().join(folder)))
+        .collect();
+    let page = fs::read_to_string(workspace().join("docs/reliability.md")).unwrap();
+    let (_, hazards) = page.split_once("## Hazards").unwrap();
+    let tests = hazards
+        .lines()
+        .filter_map(|row| row.trim_end_matches(" |").rsplit_once(" | "))
+        .flat_map(|(_, tests)| tests.split('`').skip(1).step_by(2));
+    let names: Vec<&str> = tests.filter_map(|path| path.rsplit("::").next()).collect();
+    assert!(names.len() > 50, "{names:?}");
+    let is_missing = |name: &&&str| !sources.contains(&format!("fn {name}("));
+    let missing: Vec<_> = names.iter().filter(is_missing).collect();
+    assert!(missing.is_empty(), "no such tests: {missing:#?}");
+}
+
+/// The text of every Rust file below a folder.
+fn sources_below(folder: &Path) -> String {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    let texts = entries.map(|entry| {
+        let (path, kind) = (entry.path(), entry.file_type().unwrap());
+        match path.extension() {
+            _ if kind.is_dir() => sources_below(&path),
+            Some(extension) if extension == "rs" => fs::read_to_string(path).unwrap(),
+            _ => String::new(),
+        }
+    });
+    texts.collect()
 }
 
 fn follow(from: &Document, path: &str, anchor: &str) -> Result<(), String> {
