@@ -1,4 +1,4 @@
-//! Whether a node takes new volumes of a pool, and why not.
+//! Whether a pool can be used on a node, whether it takes new volumes there, and why not.
 //!
 //! The status of a pool, the published capacity, the events on claims, and the controller's choice of a
 //! node share this decision.
@@ -37,14 +37,14 @@ impl fmt::Display for Explanation {
     }
 }
 
-/// Status of the pool `pool` on `node`, if the node takes new volumes of it.
+/// Status of the pool `pool` on `node`, if the pool can be used there.
 ///
 /// `registration` are the conditions that the operator sets for the node: an absent condition does not
 /// make the node unavailable, because the operator has not observed the node yet.
 ///
 /// # Errors
 ///
-/// Why the node takes no new volume. The message states what is wrong and does not name the node, so it
+/// Why the pool cannot be used. The message states what is wrong and does not name the node, so it
 /// can follow the node's name.
 pub fn available_pool<'a>(
     pool: &str,
@@ -89,6 +89,26 @@ pub fn available_pool<'a>(
     }
 }
 
+/// Status of the pool `pool` on `node`, if the node takes new volumes of it: the pool is available there, as
+/// [`available_pool`] defines, and not cordoned.
+///
+/// # Errors
+///
+/// As [`available_pool`], and [`Reason::Cordoned`].
+pub fn pool_for_new_volumes<'a>(
+    pool: &str,
+    node: Option<&'a StorageNode>,
+    registration: &[&ConditionUpdate],
+) -> Result<&'a NodePoolStatus, Explanation> {
+    let status = available_pool(pool, node, registration)?;
+    let mut entries = node.iter().flat_map(|node| &node.spec.pools);
+    if entries.any(|entry| entry.name == pool && entry.cordoned) {
+        let message = format!("pool {pool} is cordoned there: `kubectl cistern uncordon`");
+        return Err(Explanation::new(Reason::Cordoned, message));
+    }
+    Ok(status)
+}
+
 impl StorageNode {
     /// The conditions in the status that state whether the node can be used: `TopologyRegistered` and
     /// `AgentReporting`, if the operator has set them.
@@ -114,10 +134,18 @@ impl StorageNode {
         .collect()
     }
 
-    /// Status of a pool on this node, if the node takes new volumes of it. See [`available_pool`].
+    /// Status of a pool on this node, if it can be used. See [`available_pool`].
     pub fn available_pool(&self, pool: &str) -> Result<&NodePoolStatus, Explanation> {
         let registration = self.registration();
         let registration: Vec<_> = registration.iter().collect();
         available_pool(pool, Some(self), &registration)
+    }
+
+    /// Status of a pool on this node, if the node takes new volumes of it. See
+    /// [`pool_for_new_volumes`].
+    pub fn pool_for_new_volumes(&self, pool: &str) -> Result<&NodePoolStatus, Explanation> {
+        let registration = self.registration();
+        let registration: Vec<_> = registration.iter().collect();
+        pool_for_new_volumes(pool, Some(self), &registration)
     }
 }

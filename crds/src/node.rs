@@ -78,6 +78,10 @@ pub struct NodePool {
     /// orphans are kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reclaim_orphans_after_hours: Option<u32>,
+    /// True if the pool takes no new volumes on this node; default false. Its volumes keep working, can
+    /// grow, and can be snapshotted. Set by the operator from `cordonedNodes` of the StoragePool.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cordoned: bool,
     /// True if the pool no longer belongs to this node; default false. It then takes no new
     /// volumes, and the agent removes it once it is empty.
     #[serde(default)]
@@ -198,6 +202,13 @@ pub struct NodePoolStatus {
     /// Bytes that were free when the pool's filesystem was created or last grown.
     #[serde(default)]
     pub empty: Bytes,
+    /// Bytes of the pool's filesystem that are physically in use. Blocks that images share count
+    /// once. Written again when it has changed by 1 % of `empty`.
+    #[serde(default)]
+    pub used: Bytes,
+    /// Bytes of the pool's filesystem that are physically free. Written together with `used`.
+    #[serde(default)]
+    pub free: Bytes,
     /// Bytes that the ledger reserves for volumes and snapshots.
     #[serde(default)]
     pub reserved: Bytes,

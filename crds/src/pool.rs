@@ -33,6 +33,8 @@ use crate::condition::{self, Condition};
     printcolumn = r#"{"name":"Largest","type":"string","jsonPath":".status.largestVolume","description":"The largest volume that any node of the pool has room for"}"#,
     printcolumn = r#"{"name":"Volumes","type":"integer","jsonPath":".status.volumes"}"#,
     printcolumn = r#"{"name":"Snapshots","type":"integer","jsonPath":".status.snapshots"}"#,
+    printcolumn = r#"{"name":"Used","type":"string","jsonPath":".status.used","description":"What images physically take, on all nodes","priority":1}"#,
+    printcolumn = r#"{"name":"Free","type":"string","jsonPath":".status.free","description":"What is physically free, on all nodes","priority":1}"#,
     printcolumn = r#"{"name":"In Snapshots","type":"string","jsonPath":".status.reservedForSnapshots","priority":1}"#,
     printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason","priority":1}"#,
     printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
@@ -72,6 +74,13 @@ pub struct StoragePoolSpec {
     /// that a new node has no capacity. Set by an administrator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autoscaling: Option<PoolAutoscaling>,
+
+    /// Names of nodes on which the pool takes no new volumes, at most 256. The volumes there keep
+    /// working, can grow, and can be snapshotted. Absent by default. Set by an administrator, or by
+    /// `kubectl cistern cordon`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "cordoned_schema")]
+    pub cordoned_nodes: Vec<String>,
 
     /// Enables the removal of orphaned images, in hours. After this time an image that no custom
     /// resource claims, and that states its own identity, moves to a trash folder of the pool;
@@ -237,6 +246,13 @@ pub struct StoragePoolStatus {
     /// Bytes that the ledgers reserve for volumes and snapshots, summed over all nodes.
     #[serde(default)]
     pub reserved: Bytes,
+    /// Bytes of the nodes' pools that are physically in use, summed over all nodes; each node reports
+    /// a change of 1 %.
+    #[serde(default)]
+    pub used: Bytes,
+    /// Bytes of the nodes' pools that are physically free, summed over all nodes, as `used`.
+    #[serde(default)]
+    pub free: Bytes,
     /// Size in bytes of the largest thin volume that a single node has room for.
     #[serde(default)]
     pub largest_volume: Bytes,
@@ -326,6 +342,15 @@ fn requirement_schema() -> Schema {
                 "items": {"type": "string", "maxLength": 63},
             },
         },
+    })
+}
+
+fn cordoned_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "maxItems": 256,
+        "x-kubernetes-list-type": "set",
+        "items": {"type": "string", "minLength": 1, "maxLength": 253},
     })
 }
 

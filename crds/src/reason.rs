@@ -133,6 +133,11 @@ names! {
         ///
         /// Follow the conditions of the pool: `kubectl describe storagenode`.
         PoolNotReady,
+        /// The pool takes no new volumes on this node, because `spec.cordonedNodes` of the StoragePool
+        /// names the node. Existing volumes work, can grow, and can be snapshotted.
+        ///
+        /// Use another node, or `kubectl cistern uncordon`.
+        Cordoned,
         /// Creating the image failed; the agent retries.
         ///
         /// Follow the message. If it persists, check the disk.

@@ -38,6 +38,7 @@ use crate::{
     printcolumn = r#"{"name":"Namespace","type":"string","jsonPath":".spec.claim.namespace"}"#,
     printcolumn = r#"{"name":"Claim","type":"string","jsonPath":".spec.claim.name"}"#,
     printcolumn = r#"{"name":"Source","type":"string","jsonPath":".spec.contentSource.name","priority":1}"#,
+    printcolumn = r#"{"name":"Allocated","type":"string","jsonPath":".status.allocated","description":"What the image physically takes, with what it shares","priority":1}"#,
     printcolumn = r#"{"name":"Extents","type":"integer","jsonPath":".status.extents","priority":1}"#,
     printcolumn = r#"{"name":"Provisioning","type":"string","jsonPath":".status.attributes.provisioning","priority":1}"#,
     printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason","priority":1}"#,
@@ -313,6 +314,11 @@ pub struct PoolVolumeStatus {
     /// `spec.deletionRequested` cannot be set back, and the volume cannot be staged.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub deletion_committed: bool,
+    /// Bytes of the pool that are allocated to the image, including those that it shares with
+    /// snapshots and clones. Written again when it has changed by 5 % of the volume's size, or with
+    /// another change. Absent until the image exists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allocated: Option<Bytes>,
     /// Approximate number of extents of the image in the pool; it determines the cost of a
     /// snapshot. Absent until it is counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -140,6 +140,7 @@ impl Driver {
             reserved_percent: 5,
             limits: PoolLimits::default(),
             reclaim_orphans_after_hours: None,
+            cordoned: false,
             retiring: false,
             take_over: None,
         };

@@ -5,8 +5,9 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use humantime::parse_duration;
+use kube::core::Selector;
 
-use crate::output::Format;
+use crate::{output::Format, selector};
 
 /// Inspect and repair Cistern storage in a cluster.
 #[derive(Clone, Debug, Parser)]
@@ -81,17 +82,23 @@ pub enum Command {
     Volumes(Volumes),
     /// Show volumes, their snapshots, and the volumes created from them as a tree
     Snapshots(Snapshots),
+    /// Show the space that pools and volumes use, and what they read and write each second
+    Top(Top),
     /// Serve a live page with pools, nodes, volumes and problems to a browser on this machine
     Ui(Ui),
     /// Check the installation and suggest fixes
     Doctor(Doctor),
     /// List, adopt or reclaim images that no volume or snapshot claims
     Orphans(Orphans),
+    /// Make a pool take no new volumes on a node; its volumes there keep working
+    Cordon(Cordon),
+    /// Make a pool take new volumes on a node again
+    Uncordon(Cordon),
     /// Release the volumes and snapshots of a node that is permanently lost
     ForgetNode(ForgetNode),
     /// Print the completion script of a shell
     #[command(
-        after_help = "kubectl completes plugins with a program named kubectl_complete-cistern in the PATH; this script completes kubectl-cistern itself."
+        after_help = "This script completes kubectl-cistern itself. For kubectl, link kubectl_complete-cistern to kubectl-cistern in the PATH."
     )]
     Completion {
         /// Name of the shell
@@ -107,6 +114,20 @@ pub struct Output {
     pub format: Format,
 }
 
+/// Flags that select how a list is printed.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct ListOutput {
+    /// Output format.
+    #[command(flatten)]
+    pub output: Output,
+    /// Print the table without its headings
+    #[arg(long)]
+    pub no_headers: bool,
+    /// Print again after each change, until Ctrl-C
+    #[arg(long, short)]
+    pub watch: bool,
+}
+
 /// Flags of `status`.
 #[derive(Args, Clone, Debug)]
 pub struct Status {
@@ -114,8 +135,11 @@ pub struct Status {
     #[command(flatten)]
     pub output: Output,
     /// Exit with 1 if there are warnings, and with 2 if there are errors
-    #[arg(long)]
+    #[arg(long, conflicts_with = "watch")]
     pub exit_code: bool,
+    /// Print again after each change, until Ctrl-C
+    #[arg(long, short)]
+    pub watch: bool,
 }
 
 /// Flags that select objects by pool and node.
@@ -135,9 +159,12 @@ pub struct Pools {
     /// Pool and node to which the output is restricted.
     #[command(flatten)]
     pub only: Selection,
+    /// Only show pools with these labels, such as `tier=fast,!old`
+    #[arg(long, short = 'l', value_name = "LABELS", value_parser = selector::parse)]
+    pub selector: Option<Selector>,
     /// Output format.
     #[command(flatten)]
-    pub output: Output,
+    pub output: ListOutput,
 }
 
 /// Flags of `volumes`.
@@ -152,12 +179,15 @@ pub struct Volumes {
     /// Sort order
     #[arg(long, value_enum, default_value_t = VolumeOrder::Claim)]
     pub sort: VolumeOrder,
+    /// Only show volumes whose claim has these labels, such as `app=db,!old`
+    #[arg(long, short = 'l', value_name = "LABELS", value_parser = selector::parse)]
+    pub selector: Option<Selector>,
     /// Show loop devices; requires permission to exec into Cistern's pods
-    #[arg(long)]
+    #[arg(long, conflicts_with = "watch")]
     pub devices: bool,
     /// Output format.
     #[command(flatten)]
-    pub output: Output,
+    pub output: ListOutput,
 }
 
 /// Sort order of volumes.
@@ -191,7 +221,90 @@ pub struct Snapshots {
     pub all: bool,
     /// Output format.
     #[command(flatten)]
-    pub output: Output,
+    pub output: ListOutput,
+}
+
+/// Flags of `top`.
+#[derive(Args, Clone, Debug)]
+#[command(
+    after_help = "Reads the metrics of the agents through the API server: the right `get` of `pods/proxy` \
+    in Cistern's namespace."
+)]
+pub struct Top {
+    /// What to show.
+    #[command(subcommand)]
+    pub subject: TopSubject,
+    /// Time between the two samples, over which rates are measured
+    #[arg(long, global = true, default_value = "2s", value_parser = interval, value_name = "DURATION")]
+    pub interval: Duration,
+    /// Sort order
+    #[arg(long, global = true, value_enum, default_value_t = TopOrder::Name)]
+    pub sort: TopOrder,
+}
+
+/// What `top` shows.
+#[derive(Clone, Debug, Subcommand)]
+pub enum TopSubject {
+    /// Show pools, in total and on each node
+    Pools(Pools),
+    /// Show volumes
+    Volumes(TopVolumes),
+}
+
+/// Flags of `top volumes`.
+#[derive(Args, Clone, Debug)]
+pub struct TopVolumes {
+    /// Pool and node to which the output is restricted.
+    #[command(flatten)]
+    pub only: Selection,
+    /// Only show volumes whose claim is in this namespace
+    #[arg(long, short, value_name = "NAME")]
+    pub namespace: Option<String>,
+    /// Only show volumes whose claim has these labels, such as `app=db,!old`
+    #[arg(long, short = 'l', value_name = "LABELS", value_parser = selector::parse)]
+    pub selector: Option<Selector>,
+    /// Output format.
+    #[command(flatten)]
+    pub output: ListOutput,
+}
+
+impl Top {
+    /// Node to which the output is restricted.
+    pub fn node(&self) -> Option<&str> {
+        let (TopSubject::Pools(Pools { only, .. }) | TopSubject::Volumes(TopVolumes { only, .. })) =
+            &self.subject;
+        only.node.as_deref()
+    }
+
+    /// How the list is printed.
+    pub const fn output(&self) -> ListOutput {
+        match &self.subject {
+            TopSubject::Pools(pools) => pools.output,
+            TopSubject::Volumes(volumes) => volumes.output,
+        }
+    }
+}
+
+/// Sort order of `top`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TopOrder {
+    /// By name of the pool, or of the claim
+    Name,
+    /// Most reads and writes first
+    Operations,
+    /// Most bytes read and written first
+    Throughput,
+    /// Most space first
+    Used,
+}
+
+/// Parses the time between two samples.
+fn interval(text: &str) -> Result<Duration, String> {
+    let interval = parse_duration(text).map_err(|error| error.to_string())?;
+    if interval.is_zero() {
+        return Err("rates need some time between two samples".to_owned());
+    }
+    Ok(interval)
 }
 
 /// Flags of `ui`.
@@ -304,6 +417,15 @@ pub struct Reclaim {
     pub yes: bool,
 }
 
+/// Arguments of `cordon` and `uncordon`.
+#[derive(Args, Clone, Debug)]
+pub struct Cordon {
+    /// Name of the StoragePool
+    pub pool: String,
+    /// Name of the node
+    pub node: String,
+}
+
 /// Flags of `forget-node`.
 #[derive(Args, Clone, Debug)]
 pub struct ForgetNode {
@@ -346,7 +468,9 @@ mod tests {
             panic!("{:?}", read.command);
         };
         assert_eq!(volumes.namespace.as_deref(), Some("b"));
-        assert_eq!(volumes.output.format, Format::Json);
+        assert_eq!(volumes.output.output.format, Format::Json);
+        let words = ["kubectl-cistern", "top", "pools", "--interval", "0s"];
+        assert!(Arguments::try_parse_from(words).is_err());
         let words = ["kubectl-cistern", "status", "--context=a", "--no-color"];
         let read = Arguments::try_parse_from(words).unwrap();
         assert!(read.no_color.is_some());

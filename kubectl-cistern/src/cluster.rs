@@ -20,6 +20,7 @@ use k8s_openapi::api::{
 use kube::{
     Api, Resource, ResourceExt,
     api::{DynamicObject, ListParams},
+    core::{Selector, SelectorExt as _},
 };
 use serde::de::DeserializeOwned;
 
@@ -156,6 +157,18 @@ impl Cluster {
                 Some(ClaimReference { namespace, name })
             });
         bound.or_else(|| volume.spec.claim.clone())
+    }
+
+    /// Returns whether a claim exists and has labels that a selector selects.
+    pub fn selects(&self, labels: &Selector, claim: Option<&ClaimReference>) -> bool {
+        let found = claim.and_then(|claim| {
+            let mut claims = self.claims.iter();
+            claims.find(|found| {
+                found.metadata.name.as_deref() == Some(&claim.name)
+                    && found.metadata.namespace.as_deref() == Some(&claim.namespace)
+            })
+        });
+        found.is_some_and(|found| labels.matches(found.labels()))
     }
 
     /// Returns pods that use a claim and are neither Succeeded nor Failed.
@@ -310,6 +323,25 @@ mod tests {
             .map(ResourceExt::name_any);
         assert_eq!(found.as_deref(), Some("a"));
         assert_eq!(cluster.persistent_volume("pvc-2"), None);
+    }
+
+    #[test]
+    fn a_claim_is_selected_by_its_labels_and_a_volume_without_one_never() {
+        let mut cluster = crate::testing::cluster();
+        let claim = cluster.claims.iter_mut().find(|it| it.name_any() == "data");
+        let labels = claim.unwrap().labels_mut();
+        labels.insert("app".to_owned(), "db".to_owned());
+        let claim = |name: &str| ClaimReference {
+            namespace: "shop".to_owned(),
+            name: name.to_owned(),
+        };
+        let selected = |selector: &str, claim: Option<&ClaimReference>| {
+            cluster.selects(&crate::selector::parse(selector).unwrap(), claim)
+        };
+        assert!(selected("app=db", Some(&claim("data"))));
+        assert!(!selected("app=db", Some(&claim("copy"))));
+        assert!(selected("!app", Some(&claim("copy"))));
+        assert!(!selected("!app", Some(&claim("none"))) && !selected("!app", None));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::{io, time::Duration};
 use cistern_client::Rejection;
 use kube::config::{InferConfigError, KubeconfigError};
 
-use crate::{forget_node, orphans};
+use crate::{cordon, forget_node, orphans, top};
 
 /// Error of a command.
 #[derive(Debug, thiserror::Error)]
@@ -81,6 +81,12 @@ pub enum Error {
     /// Error of `orphans`.
     #[error(transparent)]
     Orphans(#[from] orphans::Error),
+    /// Error of `cordon` and `uncordon`.
+    #[error(transparent)]
+    Cordon(#[from] cordon::Error),
+    /// Error of `top`.
+    #[error(transparent)]
+    Top(#[from] top::TopError),
     /// Error of `forget-node`.
     #[error(transparent)]
     ForgetNode(#[from] forget_node::Error),

@@ -5,29 +5,34 @@
 //!                            └─ ui: the same, watched ─▶ view (pure) ─▶ JSON ─▶ page in a browser
 //! ```
 //!
-//! *Invariant:* only `orphans adopt`, `orphans reclaim` and `forget-node` change the cluster, and commands
-//! that lose data ask for confirmation. Every view is a pure function of the listed objects. All text goes
+//! *Invariant:* only `orphans adopt`, `orphans reclaim`, `cordon`, `uncordon` and `forget-node` change the
+//! cluster, and commands that lose data ask for confirmation. Every view is a pure function of the listed objects. All text goes
 //! through `output/terminal.rs`, which escapes control characters; in the page of `ui` all of it is text, never
 //! HTML.
 
 pub mod age;
 pub mod arguments;
 pub mod cluster;
+pub mod completion;
 pub mod condition_state;
 mod confirm;
 pub mod connection;
+pub mod cordon;
 pub mod devices;
 pub mod doctor;
 pub mod error;
 pub mod forget_node;
 pub mod issues;
+mod list;
 pub mod orphans;
 pub mod output;
 pub mod pools;
+pub mod selector;
 pub mod snapshots;
 pub mod status;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod top;
 pub mod ui;
 pub mod volumes;
 
@@ -38,10 +43,10 @@ use clap::CommandFactory as _;
 
 pub use self::{arguments::Arguments, connection::Connection, error::Error};
 use self::{
-    arguments::Command,
+    arguments::{Command, ListOutput},
     cluster::Cluster,
     issues::Severity,
-    output::{Format, Paint, Terminal, View, one_line},
+    output::{Format, Paint, Screen, Terminal, View, one_line},
 };
 
 /// Field manager of the plugin's writes.
@@ -93,24 +98,29 @@ pub async fn run(arguments: Arguments) -> Result<Verdict, Error> {
     match arguments.command {
         Command::Status(flags) => status(&connection, &flags, printer).await,
         Command::Pools(flags) => {
+            let view =
+                |cluster: &Cluster| pools::Pools::of(cluster, &flags.only, flags.selector.as_ref());
             let cluster = Cluster::own(&connection).await?;
-            let view = pools::Pools::of(&cluster, &flags.only);
-            printer.print(&view, flags.output.format)
+            list::show(&connection, cluster, flags.output, printer, view).await
         }
         Command::Volumes(flags) => volumes(&connection, &flags, printer).await,
         Command::Snapshots(flags) => {
+            let view = |cluster: &Cluster| {
+                let volume = flags.volume.as_deref();
+                snapshots::Origins::of(cluster, &flags.only, volume, flags.all, Utc::now())
+            };
             let cluster = Cluster::with_users(&connection).await?;
-            print_notes(&cluster.unread);
-            let volume = flags.volume.as_deref();
-            let view = snapshots::Origins::of(&cluster, &flags.only, volume, flags.all, Utc::now());
-            printer.print(&view, flags.output.format)
+            list::show(&connection, cluster, flags.output, printer, view).await
         }
+        Command::Top(flags) => top::run(&connection, &flags, printer).await,
         Command::Ui(flags) => {
             let context = connection::context(&arguments.connection);
             ui::run(&connection, context, flags, printer).await
         }
         Command::Doctor(flags) => doctor::run(&connection, &flags, printer).await,
         Command::Orphans(flags) => orphans::run(&connection, flags, printer).await,
+        Command::Cordon(flags) => cordon::run(&connection, &flags, true, printer).await,
+        Command::Uncordon(flags) => cordon::run(&connection, &flags, false, printer).await,
         Command::ForgetNode(flags) => forget_node::run(&connection, &flags, printer).await,
         // Handled above, without a cluster.
         Command::Completion { .. } => Ok(Verdict::Ok),
@@ -123,6 +133,15 @@ async fn status(
     printer: Printer,
 ) -> Result<Verdict, Error> {
     let cluster = Cluster::with_users(connection).await?;
+    if flags.watch {
+        let output = ListOutput {
+            output: flags.output,
+            no_headers: false,
+            watch: true,
+        };
+        let view = |cluster: &Cluster| status::Status::of(cluster, Utc::now());
+        return list::show(connection, cluster, output, printer, view).await;
+    }
     print_notes(&cluster.unread);
     let view = status::Status::of(&cluster, Utc::now());
     printer.print(&view, flags.output.format)?;
@@ -151,11 +170,17 @@ async fn volumes(
         };
         devices = devices::read(connection, &nodes, &mut cluster.unread).await?;
     }
-    print_notes(&cluster.unread);
-    let namespace = flags.namespace.as_deref();
-    let mut view = volumes::Volumes::of(&cluster, &flags.only, namespace, &devices, Utc::now());
-    view.sort(flags.sort);
-    printer.print(&view, flags.output.format)
+    let view = |cluster: &Cluster| {
+        let namespace = flags.namespace.as_deref();
+        let mut view = volumes::Volumes::of(cluster, &flags.only, namespace, &devices, Utc::now());
+        if let Some(selector) = &flags.selector {
+            view.items
+                .retain(|volume| cluster.selects(selector, volume.claim.as_ref()));
+        }
+        view.sort(flags.sort);
+        view
+    };
+    list::show(connection, cluster, flags.output, printer, view).await
 }
 
 /// Prints notes to standard error.
@@ -163,6 +188,11 @@ fn print_notes(notes: &[String]) {
     for note in notes {
         print_diagnostic("note", note);
     }
+}
+
+/// Prints a text without colours to standard output.
+pub fn print(text: &str) -> io::Result<()> {
+    Terminal::stdout(Paint::plain()).write_all(text.as_bytes())
 }
 
 /// Prints one line to standard error, with the prefix `what`.
@@ -180,9 +210,14 @@ pub struct Printer {
 impl Printer {
     /// Prints a view in a format.
     pub fn print<V: View>(self, view: &V, format: Format) -> Result<Verdict, Error> {
-        let text = output::render(view, format, self.paint)?;
+        let text = output::render(view, format, true, self.paint)?;
         self.write(&text)?;
         Ok(Verdict::Ok)
+    }
+
+    /// Returns standard output for a view that may be shown again.
+    pub const fn screen(self, output: ListOutput) -> Screen {
+        Screen::new(self.paint, output)
     }
 
     /// Prints a text.

@@ -1,13 +1,22 @@
-//! Entry point of `kubectl cistern`: runs the command and sets the exit code.
+//! Entry point of `kubectl cistern`: runs the command and sets the exit code. Under the name that kubectl looks
+//! for to complete words, it completes them.
 
-use std::process::ExitCode;
+use std::{env, path::Path, process::ExitCode};
 
 use cistern_client::Chain;
 use clap::Parser as _;
-use kubectl_cistern::{Arguments, FAILED, print_diagnostic, run};
+use kubectl_cistern::{Arguments, FAILED, completion, print, print_diagnostic, run};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
+    let mut words = env::args_os().map(|word| word.to_string_lossy().into_owned());
+    let program = words.next().unwrap_or_default();
+    if Path::new(&program).file_name() == Some(completion::PROGRAM.as_ref()) {
+        let words: Vec<String> = words.collect();
+        // The shell may have closed the pipe.
+        let _ = print(&completion::answer(&words));
+        return ExitCode::SUCCESS;
+    }
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(message) => {

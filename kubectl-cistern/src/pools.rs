@@ -5,7 +5,10 @@ use cistern_crds::{
     StoragePoolSpec, condition,
     health::{PoolProblem, PoolSeverity},
 };
-use kube::ResourceExt as _;
+use kube::{
+    ResourceExt as _,
+    core::{Selector, SelectorExt as _},
+};
 use serde::Serialize;
 
 use crate::{
@@ -58,6 +61,8 @@ pub struct PoolOnNode {
     pub ready: ConditionState,
     /// Condition Healthy on this node.
     pub healthy: ConditionState,
+    /// Whether it takes no new volumes on this node, by `cordonedNodes` of the StoragePool.
+    pub cordoned: bool,
     /// Message of the condition Ready.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
@@ -86,6 +91,10 @@ pub struct Capacity {
     pub reserved_bytes: u64,
     /// Part of `reserved_bytes` that is reserved for snapshots.
     pub reserved_for_snapshots_bytes: u64,
+    /// Space that is physically in use, to about 1 %.
+    pub used_bytes: u64,
+    /// Space that is physically free, to about 1 %.
+    pub free_bytes: u64,
     /// Size of the largest thin volume that fits on one node.
     pub largest_volume_bytes: u64,
     /// Number of volumes.
@@ -104,6 +113,8 @@ impl Capacity {
             reserved_for_snapshots_bytes: self
                 .reserved_for_snapshots_bytes
                 .saturating_add(other.reserved_for_snapshots_bytes),
+            used_bytes: self.used_bytes.saturating_add(other.used_bytes),
+            free_bytes: self.free_bytes.saturating_add(other.free_bytes),
             largest_volume_bytes: self.largest_volume_bytes.max(other.largest_volume_bytes),
             volumes: self.volumes.saturating_add(other.volumes),
             snapshots: self.snapshots.saturating_add(other.snapshots),
@@ -122,6 +133,8 @@ impl From<&NodePoolStatus> for Capacity {
             usable_bytes: pool.usable.0,
             reserved_bytes: pool.reserved.0,
             reserved_for_snapshots_bytes: pool.reserved_for_snapshots.0,
+            used_bytes: pool.used.0,
+            free_bytes: pool.free.0,
             largest_volume_bytes: pool.largest_volume(cistern_crds::Provisioning::Thin).0,
             volumes: pool.volumes,
             snapshots: pool.snapshots,
@@ -131,7 +144,7 @@ impl From<&NodePoolStatus> for Capacity {
 
 impl Pools {
     /// Collects the selected pools of a cluster.
-    pub fn of(cluster: &Cluster, only: &Selection) -> Self {
+    pub fn of(cluster: &Cluster, only: &Selection, labels: Option<&Selector>) -> Self {
         let mut items: Vec<PoolView> = cluster
             .pools
             .iter()
@@ -140,6 +153,7 @@ impl Pools {
                     .as_ref()
                     .is_none_or(|name| *name == pool.name_any())
             })
+            .filter(|pool| labels.is_none_or(|labels| labels.matches(pool.labels())))
             .map(|pool| PoolView::of(pool, &cluster.nodes, only.node.as_deref()))
             .filter(|pool| only.node.is_none() || !pool.nodes.is_empty())
             .collect();
@@ -181,9 +195,11 @@ impl PoolOnNode {
     fn of(pool: &str, node: &StorageNode) -> Option<Self> {
         let mut said = node.status.iter().flat_map(|status| &status.pools);
         let said = said.find(|said| said.name == pool).cloned();
-        if said.is_none() && !node.spec.pools.iter().any(|wanted| wanted.name == pool) {
+        let wanted = node.spec.pools.iter().find(|wanted| wanted.name == pool);
+        if said.is_none() && wanted.is_none() {
             return None;
         }
+        let cordoned = wanted.is_some_and(|wanted| wanted.cordoned);
         let said = said.unwrap_or_default();
         let silence = node.status.as_ref().and_then(StorageNodeStatus::silence);
         if let Some((Reason::NodeGone, gone)) = silence {
@@ -195,6 +211,7 @@ impl PoolOnNode {
             node: node.name_any(),
             ready: ConditionState::of(&said.conditions, ConditionType::Ready),
             healthy: ConditionState::of(&said.conditions, ConditionType::Healthy),
+            cordoned,
             message: ready.map_or(silent, |ready| ready.message.clone()),
             capacity: Capacity::from(&said),
             orphans: said.orphan_count(),
@@ -210,6 +227,7 @@ impl PoolOnNode {
             node: node.name_any(),
             ready: ConditionState::False,
             healthy: ConditionState::Unknown,
+            cordoned: false,
             message: message.to_owned(),
             capacity: Capacity::default(),
             orphans: 0,
@@ -234,17 +252,19 @@ fn source(spec: &StoragePoolSpec) -> String {
     }
 }
 
-const HEADINGS: [&str; 8] = [
+const HEADINGS: [&str; 9] = [
     "POOL",
     "READY",
     "HEALTHY",
     "USABLE",
     "RESERVED",
+    "USED",
     "LARGEST",
     "VOLUMES",
     "SNAPSHOTS",
 ];
-const WIDE: [&str; 5] = [
+const WIDE: [&str; 6] = [
+    "FREE",
     "IN SNAPSHOTS",
     "OVERCOMMIT",
     "SOURCE",
@@ -276,6 +296,7 @@ impl View for Pools {
             if wide {
                 let orphans = pool.nodes.iter().map(|node| node.orphans).sum::<usize>();
                 row.extend([
+                    free(pool.capacity),
                     in_snapshots(pool.capacity),
                     format!("{} %", pool.overcommit_percent).into(),
                     pool.source.as_str().into(),
@@ -295,6 +316,10 @@ impl View for Pools {
         }
         table.render(paint)
     }
+
+    fn has_headings(&self) -> bool {
+        !self.items.is_empty()
+    }
 }
 
 fn on_node(node: &PoolOnNode, branch: &str, wide: bool) -> Vec<Cell> {
@@ -302,14 +327,16 @@ fn on_node(node: &PoolOnNode, branch: &str, wide: bool) -> Vec<Cell> {
         (Style::Faint, format!("{branch} ")),
         (Style::Plain, node.node.clone()),
     ]);
-    let mut row = vec![
-        name,
-        Cell::condition(node.ready),
-        Cell::condition(node.healthy),
-    ];
+    let ready = if node.cordoned && node.ready == ConditionState::True {
+        Cell::new("Cordoned", Style::Warning)
+    } else {
+        Cell::condition(node.ready)
+    };
+    let mut row = vec![name, ready, Cell::condition(node.healthy)];
     row.extend(numbers(node.capacity));
     if wide {
         row.extend([
+            free(node.capacity),
             in_snapshots(node.capacity),
             "".into(),
             node.device.as_deref().unwrap_or_default().into(),
@@ -320,7 +347,7 @@ fn on_node(node: &PoolOnNode, branch: &str, wide: bool) -> Vec<Cell> {
     row
 }
 
-fn numbers(capacity: Capacity) -> [Cell; 5] {
+fn numbers(capacity: Capacity) -> [Cell; 6] {
     let size = |bytes| human(Bytes(bytes));
     let reserved = match capacity.percent() {
         Some(percent) => format!("{} ({percent} %)", size(capacity.reserved_bytes)),
@@ -329,10 +356,15 @@ fn numbers(capacity: Capacity) -> [Cell; 5] {
     [
         size(capacity.usable_bytes).into(),
         reserved.into(),
+        size(capacity.used_bytes).into(),
         size(capacity.largest_volume_bytes).into(),
         capacity.volumes.to_string().into(),
         capacity.snapshots.to_string().into(),
     ]
+}
+
+fn free(capacity: Capacity) -> Cell {
+    human(Bytes(capacity.free_bytes)).into()
 }
 
 fn in_snapshots(capacity: Capacity) -> Cell {
@@ -346,14 +378,14 @@ mod tests {
 
     #[test]
     fn the_nodes_of_a_pool_are_listed_below_it() {
-        let text = Pools::of(&cluster(), &Selection::default()).text(false, Paint::plain());
+        let text = Pools::of(&cluster(), &Selection::default(), None).text(false, Paint::plain());
         assert_eq!(
             text,
             "\
-POOL          READY   HEALTHY   USABLE   RESERVED     LARGEST   VOLUMES   SNAPSHOTS
-fast          1/2     False     20Gi     6Gi (30 %)   4Gi       2         1
-├─ worker-1   True    True      10Gi     6Gi (60 %)   4Gi       2         1
-└─ worker-2   False   False     10Gi     0 (0 %)      0         0         0
+POOL          READY   HEALTHY   USABLE   RESERVED     USED    LARGEST   VOLUMES   SNAPSHOTS
+fast          1/2     False     20Gi     6Gi (30 %)   2.5Gi   4Gi       2         1
+├─ worker-1   True    True      10Gi     6Gi (60 %)   2.5Gi   4Gi       2         1
+└─ worker-2   False   False     10Gi     0 (0 %)      0       0         0         0
 "
         );
     }
@@ -364,7 +396,7 @@ fast          1/2     False     20Gi     6Gi (30 %)   4Gi       2         1
         let gone = condition("Healthy", "Unknown", "NodeGone", "Node worker-2 is gone");
         let status = cluster.nodes[1].status.as_mut().unwrap();
         status.conditions = vec![object(gone)];
-        let pools = Pools::of(&cluster, &Selection::default());
+        let pools = Pools::of(&cluster, &Selection::default(), None);
         let pool = &pools.items[0];
         assert_eq!(pool.capacity.usable_bytes, 10 << 30);
         assert_eq!(pool.nodes[1].message, "Node worker-2 is gone");
@@ -376,21 +408,51 @@ fast          1/2     False     20Gi     6Gi (30 %)   4Gi       2         1
             pool: Some("fast".to_owned()),
             node: Some("worker-2".to_owned()),
         };
-        let pools = Pools::of(&cluster(), &only);
+        let pools = Pools::of(&cluster(), &only, None);
         assert_eq!(pools.items.len(), 1);
         assert_eq!(pools.items[0].nodes.len(), 1);
         let none = Selection {
             pool: Some("slow".to_owned()),
             node: None,
         };
-        assert!(Pools::of(&cluster(), &none).items.is_empty());
+        assert!(Pools::of(&cluster(), &none, None).items.is_empty());
+    }
+
+    #[test]
+    fn a_cordoned_pool_says_so_in_place_of_ready() {
+        let mut cluster = cluster();
+        let entry = serde_json::json!({"name": "fast", "uid": "uid-of-fast", "cordoned": true,
+            "source": {"image": {"size": "11Gi"}}, "overcommitPercent": 100, "reservedPercent": 5});
+        for node in &mut cluster.nodes {
+            node.spec.pools = vec![object(entry.clone())];
+        }
+        let pools = Pools::of(&cluster, &Selection::default(), None);
+        let text = pools.text(false, Paint::plain());
+        assert!(text.contains("worker-1   Cordoned   True"), "{text}");
+        assert!(text.contains("worker-2   False      False"), "{text}");
+    }
+
+    #[test]
+    fn pools_are_filtered_by_their_labels() {
+        let mut cluster = cluster();
+        cluster.pools[0]
+            .labels_mut()
+            .insert("tier".to_owned(), "fast".to_owned());
+        let count = |selector: &str| {
+            let selector = crate::selector::parse(selector).unwrap();
+            let pools = Pools::of(&cluster, &Selection::default(), Some(&selector));
+            pools.items.len()
+        };
+        assert_eq!((count("tier=fast"), count("tier=slow")), (1, 0));
     }
 
     #[test]
     fn json_contains_sizes_in_bytes() {
-        let pools = Pools::of(&cluster(), &Selection::default());
+        let pools = Pools::of(&cluster(), &Selection::default(), None);
         let json = serde_json::to_value(&pools).unwrap();
         assert_eq!(json["items"][0]["usableBytes"], 20_u64 << 30);
+        assert_eq!(json["items"][0]["usedBytes"], 2560_u64 << 20);
+        assert_eq!(json["items"][0]["freeBytes"], 8_u64 << 30);
         assert_eq!(
             json["items"][0]["nodes"][1]["problems"][0]["severity"],
             "Unreachable"

@@ -225,6 +225,10 @@ impl View for Origins {
         }
         table.render(paint)
     }
+
+    fn has_headings(&self) -> bool {
+        !self.origins.is_empty()
+    }
 }
 
 impl Origins {

@@ -90,7 +90,7 @@ impl Status {
         let mut nodes: Vec<NodeView> = cluster.nodes.iter().map(NodeView::of).collect();
         nodes.sort_by(|a, b| a.name.cmp(&b.name));
         Self {
-            pools: Pools::of(cluster, &Selection::default()).items,
+            pools: Pools::of(cluster, &Selection::default(), None).items,
             nodes,
             volumes: cluster.volumes.len(),
             snapshots: cluster.snapshots.len(),
@@ -139,7 +139,7 @@ impl View for Status {
 }
 
 fn pools(pools: &[PoolView], wide: bool) -> Table {
-    let mut table = Table::new(&[
+    let mut headings = vec![
         "POOL",
         "NODES",
         "RESERVED",
@@ -148,7 +148,12 @@ fn pools(pools: &[PoolView], wide: bool) -> Table {
         "VOLUMES",
         "SNAPSHOTS",
         "HOLD",
-    ]);
+    ];
+    if wide {
+        headings.push("USED");
+    }
+    let used = |capacity: Capacity| wide.then(|| human(Bytes(capacity.used_bytes)).into());
+    let mut table = Table::new(&headings);
     for pool in pools {
         let style = match pool.ready {
             ConditionState::True => Style::Good,
@@ -160,6 +165,7 @@ fn pools(pools: &[PoolView], wide: bool) -> Table {
             Cell::new(ready, style),
         ];
         row.extend(capacity(pool.capacity));
+        row.extend(used(pool.capacity));
         table.row(row);
         // With one node, its row would repeat the row of the pool.
         if pool.nodes.len() < 2 {
@@ -181,6 +187,7 @@ fn pools(pools: &[PoolView], wide: bool) -> Table {
                 " ".into(),
             ];
             row.extend(capacity(node.capacity));
+            row.extend(used(node.capacity));
             table.row(row);
         }
         if hidden > 0 {
@@ -326,6 +333,8 @@ Problems (4):
 "
         );
         assert!(text.lines().all(|line| line.chars().count() <= 100));
+        let wide = Status::of(&cluster(), at(600)).text(true, Paint::plain());
+        assert!(wide.contains("2Gi    2.5Gi\n"), "{wide}");
     }
 
     #[test]

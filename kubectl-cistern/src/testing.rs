@@ -109,7 +109,8 @@ fn node(name: &str, pool: &Value) -> cistern_crds::StorageNode {
 }
 
 fn healthy_pool() -> Value {
-    json!({"name": "fast", "uid": "uid-of-fast", "usable": "10Gi", "reserved": "6Gi", "thinRoom": "4Gi",
+    json!({"name": "fast", "uid": "uid-of-fast", "usable": "10Gi", "used": "2560Mi", "free": "8Gi",
+        "reserved": "6Gi", "thinRoom": "4Gi",
         "thickRoom": "4Gi", "volumes": 2, "snapshots": 1, "reservedForSnapshots": "2Gi",
         "orphans": [
             {"image": "uid-of-lost", "size": "1Gi", "since": "1970-01-01T00:00:00Z", "identity": {
@@ -160,7 +161,7 @@ fn volume(
             "accessType": "Filesystem", "filesystem": "ext4", "attributes": {"provisioning": "Thin"},
             "accessModes": ["SingleNodeMultiWriter"], "contentSource": source,
             "claim": {"namespace": "shop", "name": claim}},
-        "status": {"reserved": "2Gi", "size": "2Gi", "image": image(&uid), "problems": problems,
+        "status": {"reserved": "2Gi", "size": "2Gi", "allocated": "1280Mi", "image": image(&uid), "problems": problems,
             "conditions": conditions},
     }))
 }

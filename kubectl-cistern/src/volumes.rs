@@ -49,6 +49,9 @@ pub struct VolumeView {
     pub size_bytes: u64,
     /// Space that the node's ledger reserves for it.
     pub reserved_bytes: u64,
+    /// Space of the pool that its image takes, with what it shares with other images.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allocated_bytes: Option<u64>,
     /// Filesystem or raw block.
     pub access_type: AccessType,
     /// Type of the filesystem.
@@ -167,6 +170,7 @@ impl VolumeView {
             node: spec.node_name.clone(),
             size_bytes: status.size.unwrap_or(spec.size).0,
             reserved_bytes: status.reserved.unwrap_or_default().0,
+            allocated_bytes: status.allocated.map(|allocated| allocated.0),
             access_type: spec.access_type,
             filesystem: spec.filesystem,
             provisioning: volume.admitted_attributes().provisioning,
@@ -210,8 +214,8 @@ fn checking(volume: &PoolVolume) -> Option<&Condition> {
     condition::holding(volume.conditions(), ConditionType::Checking)
 }
 
-const HEADINGS: [&str; 9] = [
-    "CLAIM", "VOLUME", "NODE", "POOL", "SIZE", "TYPE", "STATE", "PODS", "AGE",
+const HEADINGS: [&str; 10] = [
+    "CLAIM", "VOLUME", "NODE", "POOL", "SIZE", "USED", "TYPE", "STATE", "PODS", "AGE",
 ];
 const WIDE: [&str; 6] = [
     "IMAGE",
@@ -266,6 +270,10 @@ impl View for Volumes {
         }
         text
     }
+
+    fn has_headings(&self) -> bool {
+        !self.items.is_empty()
+    }
 }
 
 impl VolumeView {
@@ -284,6 +292,10 @@ impl VolumeView {
             self.node.as_str().into(),
             self.pool.as_str().into(),
             human(Bytes(self.size_bytes)).into(),
+            self.allocated_bytes
+                .map(|allocated| human(Bytes(allocated)))
+                .unwrap_or_default()
+                .into(),
             filesystem.into(),
             Cell::new(&self.state, style),
             few(&self.pods).into(),
@@ -334,9 +346,9 @@ mod tests {
         assert_eq!(
             without_devices.text(false, Paint::plain()),
             "\
-CLAIM       VOLUME   NODE       POOL   SIZE   TYPE   STATE      PODS   AGE
-shop/copy   pvc-2    worker-1   fast   2Gi    ext4   DataLoss   -      10m
-shop/data   pvc-1    worker-1   fast   2Gi    ext4   Ready      db-0   10m
+CLAIM       VOLUME   NODE       POOL   SIZE   USED    TYPE   STATE      PODS   AGE
+shop/copy   pvc-2    worker-1   fast   2Gi    1.2Gi   ext4   DataLoss   -      10m
+shop/data   pvc-1    worker-1   fast   2Gi    1.2Gi   ext4   Ready      db-0   10m
 "
         );
         let wide = volumes(None).text(true, Paint::plain());
@@ -388,6 +400,7 @@ shop/data   pvc-1    worker-1   fast   2Gi    ext4   Ready      db-0   10m
         assert_eq!(item["image"], "uid-of-pvc-1");
         assert_eq!(item["device"], "/dev/loop7");
         assert_eq!(item["sizeBytes"], 2_u64 << 30);
+        assert_eq!(item["allocatedBytes"], 1280_u64 << 20);
         assert_eq!(json["items"][0]["problems"][0]["reason"], "ImageMissing");
         assert_eq!(json["items"][0]["source"]["kind"], "Snapshot");
     }

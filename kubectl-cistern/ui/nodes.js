@@ -86,6 +86,8 @@ function describe(item, { status }) {
       ["Agent reports", node.agent],
       ["Driver registered", node.registered],
       ["Volumes", el("a", { href: `#volumes?q=${encodeURIComponent(item.name)}` }, count(node.volumes))],
+      ["Physically used", place ? size(place.usedBytes) : ""],
+      ["Physically free", place ? size(place.freeBytes) : ""],
       ["Largest new volume", place ? size(place.largestVolumeBytes) : ""],
       ["Device", place?.device],
       ["Filesystem", place?.filesystemUuid],

@@ -73,6 +73,7 @@ function describe(volume) {
       ["Pool", volume.pool],
       ["Size", size(volume.sizeBytes)],
       ["Reserved", size(volume.reservedBytes)],
+      ["Allocated", volume.allocatedBytes === undefined ? "" : size(volume.allocatedBytes)],
       ["Type", volume.filesystem ?? "block"],
       ["Provisioning", volume.provisioning],
       ["I/O limits", limits(volume)],

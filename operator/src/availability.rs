@@ -1,10 +1,10 @@
-//! Whether a node takes new volumes of a pool, with the registration that the operator observes now.
+//! Whether a pool can be used on a node, and whether it takes new volumes there, with the registration that the operator observes now.
 
 use cistern_crds::{Explanation, NodePoolStatus, StorageNode, availability};
 
 use crate::registration::Registration;
 
-/// Status of the pool `pool` on `node`, if the node takes new volumes of it.
+/// Status of the pool `pool` on `node`, if the pool can be used there.
 ///
 /// The conditions in the status may be older than the caches, so the observed registration counts.
 pub fn available_pool<'a>(
@@ -14,6 +14,16 @@ pub fn available_pool<'a>(
 ) -> Result<&'a NodePoolStatus, Explanation> {
     let Registration { topology, agent } = registration;
     availability::available_pool(pool, node, &[topology, agent])
+}
+
+/// Status of the pool `pool` on `node`, if the node takes new volumes of it.
+pub fn pool_for_new_volumes<'a>(
+    pool: &str,
+    node: Option<&'a StorageNode>,
+    registration: &Registration,
+) -> Result<&'a NodePoolStatus, Explanation> {
+    let Registration { topology, agent } = registration;
+    availability::pool_for_new_volumes(pool, node, &[topology, agent])
 }
 
 #[cfg(test)]
@@ -55,6 +65,19 @@ mod tests {
         assert_eq!(refused(Some(&broken), registered("w1")), Reason::ReadOnly);
         let silent = refused(Some(&ready), unregistered("w1"));
         assert_eq!(silent, Reason::DriverNotRegistered);
+    }
+
+    #[test]
+    fn a_cordoned_pool_can_be_used_and_takes_no_new_volumes() {
+        let node = storage_node("w1")
+            .carrying("fast")
+            .cordoned("fast")
+            .with_room("fast", Bytes::gib(3))
+            .build();
+        let registration = registered("w1");
+        assert!(available_pool("fast", Some(&node), &registration).is_ok());
+        let refusal = pool_for_new_volumes("fast", Some(&node), &registration).unwrap_err();
+        assert_eq!(refusal.reason, Reason::Cordoned);
     }
 
     #[test]

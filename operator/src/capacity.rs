@@ -19,7 +19,7 @@ use serde_json::json;
 
 use crate::{
     Context,
-    availability::available_pool,
+    availability::pool_for_new_volumes,
     capacity::object::{Published, Write},
     change::Change,
     cluster_state::ClusterState,
@@ -188,7 +188,7 @@ fn desired(cluster: &ClusterState, slot: &Slot, exists: bool) -> Option<Publishe
     let storage_node = guard.as_ref().and_then(|guard| guard.0.as_ref().ok());
     let offered = |parameters: &Parameters| {
         let registration = registration::observe(cluster, &node);
-        available_pool(&parameters.pool, storage_node, &registration).ok()
+        pool_for_new_volumes(&parameters.pool, storage_node, &registration).ok()
     };
     let (capacity, maximum) = parameters(&class)
         .and_then(|parameters| Some(numbers(offered(&parameters)?, &parameters)))

@@ -372,6 +372,11 @@ fn entry_for(
         reserved_percent: pool.spec.reserved_percent,
         limits: pool.spec.limits.clone(),
         reclaim_orphans_after_hours: pool.spec.reclaim_orphans_after_hours,
+        cordoned: pool
+            .spec
+            .cordoned_nodes
+            .iter()
+            .any(|node| node == view.name),
         retiring: false,
         take_over: view.granted.get(&uid).cloned(),
     };

@@ -51,6 +51,7 @@ pub(crate) fn pool(name: &str, labels: &[(&str, &str)]) -> StoragePool {
             reserved_percent: 5,
             limits: PoolLimits::default(),
             autoscaling: None,
+            cordoned_nodes: Vec::new(),
             reclaim_orphans_after_hours: None,
         },
         status: None,
@@ -135,9 +136,17 @@ impl StorageNodeBuilder {
             reserved_percent: 5,
             limits: PoolLimits::default(),
             reclaim_orphans_after_hours: None,
+            cordoned: false,
             retiring: false,
             take_over: None,
         });
+        self
+    }
+
+    /// The pool takes no new volumes.
+    pub(crate) fn cordoned(mut self, pool: &str) -> Self {
+        let mut pools = self.0.spec.pools.iter_mut();
+        pools.find(|entry| entry.name == pool).unwrap().cordoned = true;
         self
     }
 
@@ -156,6 +165,8 @@ impl StorageNodeBuilder {
             filesystem_uuid: Some("filesystem".to_owned()),
             size: Bytes::gib(10),
             usable: Bytes::gib(10),
+            used: Bytes::gib(1),
+            free: Bytes::gib(9),
             reserved: Bytes::gib(10).saturating_sub(room),
             thin_room: room,
             thick_room: room,

@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, fmt};
 
 use prometheus_client::{
     encoding::{DescriptorEncoder, EncodeGaugeValue, EncodeLabelSet, EncodeMetric as _},
-    metrics::{MetricType, gauge::ConstGauge, info::Info},
+    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge, info::Info},
     registry::Registry,
 };
 
@@ -47,6 +47,23 @@ impl<'a> Gauges<'a> {
             .encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (labels, number) in samples {
             ConstGauge::new(number).encode(gauge.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+
+    /// Writes a counter that the kernel keeps: its name without `_total`, its help text, and a number for each
+    /// set of labels.
+    pub fn write_counter<L: EncodeLabelSet>(
+        &mut self,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = (L, u64)>,
+    ) -> fmt::Result {
+        let mut counter = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (labels, number) in samples {
+            ConstCounter::new(number).encode(counter.encode_family(&labels)?)?;
         }
         Ok(())
     }
@@ -91,6 +108,7 @@ mod tests {
                 .into_iter()
                 .map(|(kind, count)| ([("kind", kind)], count));
             gauges.write("fruit", "Fruit by kind.", samples)?;
+            gauges.write_counter("eaten", "Fruit eaten.", [([("kind", "plum")], 3)])?;
             gauges.write_one("nuts", "Nuts.", None::<u64>)
         }
     }
@@ -102,6 +120,7 @@ mod tests {
         let mut text = String::new();
         encode(&mut text, &registry).unwrap();
         assert!(text.contains("fruit{kind=\"pear\"} 2\n"), "{text}");
+        assert!(text.contains("eaten_total{kind=\"plum\"} 3\n"), "{text}");
         assert!(text.contains("# TYPE nuts gauge\n"), "{text}");
     }
 

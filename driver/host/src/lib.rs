@@ -15,6 +15,7 @@ pub mod grow;
 pub mod health;
 pub mod image;
 pub mod inventory;
+pub mod io_counters;
 pub mod io_limits;
 pub mod loopdev;
 pub mod mounting;

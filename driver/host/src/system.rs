@@ -22,7 +22,7 @@ pub use rustix::{fs::OFlags, mount::MountAttrFlags};
 pub use self::fail_at::{FailAt, Fault};
 pub(crate) use self::{devices::loop_number, linux::is_damage};
 pub use self::{
-    devices::{BoundLoop, DeviceNumber, Devices, LoopSettings, LoopStatus},
+    devices::{BoundLoop, DeviceNumber, Devices, IoCounters, LoopSettings, LoopStatus},
     files::{Block, Extent, FileId, FileKind, Files, Placement, Space, Stat},
     filesystems::{Filesystems, Parameter, XfsGeometry},
     linux::Linux,

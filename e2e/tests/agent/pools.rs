@@ -35,6 +35,36 @@ async fn a_pool_grows_while_it_is_used() {
 }
 
 #[tokio::test]
+async fn r05_what_is_physically_used_is_reported_beside_what_is_reserved() {
+    let node = Fixture::start("agent-used").await;
+    let empty = node.pool().await.unwrap();
+    assert!(empty.used < Bytes::mib(10), "{empty:?}");
+    assert!(empty.free >= empty.usable, "{empty:?}");
+    let object = node.volume("one", Bytes::mib(512)).await;
+    let thin = status(&object).allocated.unwrap();
+    assert!(thin < Bytes::mib(100), "{thin}");
+    // A change of the spec makes the agent look again, earlier than its period.
+    let look_again = async |snapshots: u32| {
+        let mut spec = node.driver.storage_node().await.spec.pools;
+        spec[0].limits.snapshots = snapshots;
+        node.driver.set_pools(spec).await;
+    };
+    let image = object.uid().unwrap();
+    node.shell("fallocate --length 300M $0/$1", &[&image]).await;
+    look_again(1).await;
+    let used = |pool: &NodePoolStatus| pool.used > Bytes::mib(300);
+    let pool = node.pool_until("to report what is used", used).await;
+    assert!(pool.free < Bytes::gib(1), "{pool:?}");
+    assert_eq!(pool.reserved, Bytes::mib(512));
+    let metrics = node.driver.node().get("/metrics").await.unwrap();
+    let of_volume = |metric: &str| metric.starts_with("cistern_volume_allocated_bytes{");
+    let served = metrics.lines().find(|metric| of_volume(metric)).unwrap();
+    let bytes: u64 = served.rsplit(' ').next().unwrap().parse().unwrap();
+    assert!(bytes >= 300 << 20, "{served}");
+    node.finish().await;
+}
+
+#[tokio::test]
 async fn a_growth_that_does_not_fit_leaves_the_pool_in_use_and_can_be_withdrawn() {
     let mut node = Fixture::probing_often("agent-pool-too-large").await;
     let resize = async |node: &Fixture, size| {
@@ -76,6 +106,49 @@ async fn a_growth_that_does_not_fit_leaves_the_pool_in_use_and_can_be_withdrawn(
         pool.is_ready() && condition::holds(&pool.conditions, ConditionType::Healthy)
     };
     node.pool_until("to be healthy again", is_healthy).await;
+    node.finish().await;
+}
+
+#[tokio::test]
+async fn a_cordoned_pool_takes_no_new_volumes_and_its_volumes_grow_and_are_snapshotted() {
+    let node = Fixture::start("agent-cordoned").await;
+    let object = node.volume("one", Bytes::mib(64)).await;
+    let cordon = async |cordoned: bool| {
+        let mut spec = node.driver.storage_node().await.spec.pools;
+        spec[0].cordoned = cordoned;
+        node.driver.set_pools(spec).await;
+    };
+    cordon(true).await;
+    let closed = |pool: &NodePoolStatus| pool.thin_room == Bytes::ZERO;
+    let pool = node.pool_until("to close", closed).await;
+    assert_eq!(pool.thick_room, Bytes::ZERO);
+    let ready = condition::find(&pool.conditions, ConditionType::Ready).unwrap();
+    assert_eq!((&*ready.status, &*ready.reason), ("True", "Cordoned"));
+    let late = node
+        .create(&node.desired_volume("late", Bytes::mib(64)))
+        .await;
+    let refused = has_condition(ConditionType::Admitted, "False", "Cordoned");
+    node.until(&late.name_any(), "to be refused", refused).await;
+    node.force_delete(&late.name_any()).await;
+
+    let grown = serde_json::json!({"spec": {"size": "128Mi"}});
+    node.patch(&object.name_any(), grown).await;
+    let has_grown = |volume: &_| status(volume).size == Some(Bytes::mib(128));
+    node.until(&object.name_any(), "to grow", has_grown).await;
+    let snapshot = node.snapshot("s", &object).await;
+    node.remove_snapshot(&snapshot.name_any()).await;
+    let kubelet = KubeletVolume::of(&node, &object);
+    kubelet.stage(&[]).await.unwrap();
+    kubelet.unstage().await.unwrap();
+    drop(kubelet);
+    // The volume of an existing image is not new.
+    node.force_delete(&object.name_any()).await;
+    let again = node.volume("one", Bytes::mib(128)).await;
+    assert_eq!(status(&again).image, status(&object).image);
+
+    cordon(false).await;
+    node.pool_until("to open", |pool| !closed(pool)).await;
+    node.volume("two", Bytes::mib(64)).await;
     node.finish().await;
 }
 

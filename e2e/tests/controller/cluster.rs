@@ -64,6 +64,7 @@ impl Cluster {
                 reserved_percent: 5,
                 limits: PoolLimits::default(),
                 reclaim_orphans_after_hours: None,
+                cordoned: false,
                 retiring: false,
                 take_over: None,
             });

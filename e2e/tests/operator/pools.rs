@@ -16,6 +16,37 @@ use crate::{
 };
 
 #[tokio::test]
+async fn a_cordoned_node_is_told_so_and_the_pool_says_what_is_used_and_where_it_is_cordoned() {
+    let api = Cluster::shared().await.api();
+    api.add_node("cor-1", &[("cor", "yes")]).await;
+    api.add_pool("cor", &[("cor", "yes")]).await;
+    api.carried("cor-1", "cor").await;
+    api.report("cor-1", "cor", Bytes::gib(9)).await;
+    api.pool_is("cor", "True", "Reconciled").await;
+    let node = api.storage_nodes().get("cor-1").await.unwrap();
+    let mut reported = node.status.unwrap().pools;
+    (reported[0].used, reported[0].free) = (Bytes::gib(1), Bytes::gib(8));
+    api.report_pools("cor-1", &reported).await;
+    let cordoned = json!({"spec": {"cordonedNodes": ["cor-1", "cor-9"]}});
+    change(&api.pools(), "cor", cordoned).await;
+    api.storage_node("cor-1 to be cordoned", "cor-1", |node| {
+        node.spec.pools.first().filter(|it| it.cordoned).map(drop)
+    })
+    .await;
+    eventually("the pool to say so", SOON, async || {
+        let status = api.pools().get("cor").await.unwrap().status.unwrap();
+        let ready = cistern_crds::condition::find(&status.conditions, ConditionType::Ready);
+        let says = ready.is_some_and(|it| it.message.ends_with("; cordoned: cor-1"));
+        if says && (status.used, status.free) == (Bytes::gib(1), Bytes::gib(8)) {
+            Ok(())
+        } else {
+            Err(format!("{status:?}"))
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_pool_follows_its_selector_and_leaves_a_node_only_when_it_is_empty() {
     let api = Cluster::shared().await.api();
     api.add_node("sel-1", &[("sel", "yes")]).await;

@@ -8,8 +8,10 @@
 )]
 
 mod browser;
+mod cordon;
 mod doctor;
 mod orphans;
+mod top;
 mod ui;
 mod usage;
 mod views;

@@ -19,6 +19,26 @@ async fn kubectl_finds_the_plugin_by_its_name() {
 }
 
 #[tokio::test]
+async fn kubectl_completes_the_words_of_the_plugin() {
+    let folder = Folder::new();
+    let plugin = binary("kubectl-cistern");
+    for name in ["kubectl-cistern", "kubectl_complete-cistern"] {
+        std::os::unix::fs::symlink(&plugin, folder.join(name)).unwrap();
+    }
+    let kubectl = tool("kubectl").await;
+    let complete = async |words: &[&str]| {
+        let mut kubectl = command(&kubectl);
+        kubectl.args(["__complete", "cistern"]).args(words);
+        kubectl.env("PATH", folder.path());
+        output(kubectl, SOON).await
+    };
+    let commands = complete(&["vol"]).await;
+    assert!(commands.starts_with("volumes\tList volumes"), "{commands}");
+    let values = complete(&["top", "pools", "--sort", "th"]).await;
+    assert!(values.starts_with("throughput\n:4\n"), "{values}");
+}
+
+#[tokio::test]
 async fn a_closed_pipe_is_no_error() {
     let mut shell = command("bash");
     let script = "\"$0\" completion bash | true; echo ${PIPESTATUS[0]}";

@@ -14,8 +14,8 @@ use serde_json::json;
 
 use crate::{Node, Plugin, copy_of, create};
 
-/// Creates a PersistentVolume bound to the claim of the same name, and a pod that uses the claim.
-async fn put_to_use(node: &Node, volume: &str) {
+/// Creates a PersistentVolume bound to the claim of the same name.
+pub(crate) async fn bind(node: &Node, volume: &str) {
     let requirement = json!({"key": TOPOLOGY_KEY, "operator": "In", "values": [node.name]});
     let persistent_volume = json!({
         "metadata": {"name": volume},
@@ -27,6 +27,11 @@ async fn put_to_use(node: &Node, volume: &str) {
         },
     });
     create(&node.all::<PersistentVolume>(), persistent_volume).await;
+}
+
+/// Binds a volume to its claim, and creates a pod that uses the claim.
+async fn put_to_use(node: &Node, volume: &str) {
+    bind(node, volume).await;
     let pods: Api<Pod> = Api::namespaced(node.client.clone(), "default");
     let pod = json!({
         "metadata": {"name": format!("pod-{volume}")},

@@ -5,6 +5,7 @@
 
 pub mod bar;
 pub mod paint;
+pub mod screen;
 pub mod size;
 pub mod table;
 pub mod terminal;
@@ -16,6 +17,7 @@ use serde::Serialize;
 
 pub use self::{
     paint::{Paint, Style},
+    screen::Screen,
     size::human,
     table::{Cell, Table},
     terminal::{Terminal, one_line},
@@ -44,6 +46,11 @@ pub trait View: Serialize {
 
     /// Renders the table, which ends with a line break; `wide` adds columns.
     fn text(&self, wide: bool, paint: Paint) -> String;
+
+    /// Returns whether the text begins with a line of headings.
+    fn has_headings(&self) -> bool {
+        false
+    }
 }
 
 #[derive(Serialize)]
@@ -70,12 +77,24 @@ pub fn compact<V: View>(view: &V) -> io::Result<Vec<u8>> {
     Ok(serde_json::to_vec(&Document::of(view))?)
 }
 
-/// Renders a view.
-pub fn render<V: View>(view: &V, format: Format, paint: Paint) -> io::Result<String> {
+/// Renders a view, the table of a list with or without its headings.
+pub fn render<V: View>(
+    view: &V,
+    format: Format,
+    headings: bool,
+    paint: Paint,
+) -> io::Result<String> {
     let document = Document::of(view);
+    let table = |wide| {
+        let text = view.text(wide, paint);
+        match text.split_once('\n') {
+            Some((_, rest)) if !headings && view.has_headings() => rest.to_owned(),
+            Some(_) | None => text,
+        }
+    };
     match format {
-        Format::Table => Ok(view.text(false, paint)),
-        Format::Wide => Ok(view.text(true, paint)),
+        Format::Table => Ok(table(false)),
+        Format::Wide => Ok(table(true)),
         Format::Json => Ok(serde_json::to_string_pretty(&document)? + "\n"),
         Format::Yaml => serde_saphyr::to_string(&document).map_err(io::Error::other),
     }
@@ -123,6 +142,20 @@ mod tests {
             let word = paint.of(Style::Good, self.first_word);
             format!("{word}{}\n", if wide { ", world" } else { "" })
         }
+
+        fn has_headings(&self) -> bool {
+            self.first_word == "HEADING"
+        }
+    }
+
+    #[test]
+    fn a_list_is_rendered_without_its_headings_and_another_text_in_full() {
+        let rendered = |first_word, format| {
+            render(&Greeting { first_word }, format, false, Paint::plain()).unwrap()
+        };
+        assert_eq!(rendered("HEADING", Format::Table), "");
+        assert_eq!(rendered("hello", Format::Wide), "hello, world\n");
+        assert!(rendered("HEADING", Format::Json).contains("HEADING"));
     }
 
     #[test]
@@ -130,7 +163,7 @@ mod tests {
         let greeting = Greeting {
             first_word: "hello",
         };
-        let render = |format| render(&greeting, format, Paint::plain()).unwrap();
+        let render = |format| render(&greeting, format, true, Paint::plain()).unwrap();
         assert_eq!(render(Format::Table), "hello\n");
         assert_eq!(render(Format::Wide), "hello, world\n");
         let json: serde_json::Value = serde_json::from_str(&render(Format::Json)).unwrap();

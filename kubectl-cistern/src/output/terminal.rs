@@ -1,6 +1,7 @@
 //! Writers for standard output and standard error. All output of the plugin goes through them.
 //!
-//! *Invariant:* output contains no control characters except line breaks, tabs and the plugin's colours.
+//! *Invariant:* output contains no control characters except line breaks, tabs, the plugin's colours, and
+//! what clears the screen for `--watch`.
 //! Nodes write messages and logs, and an attacker who controls a node could otherwise move the cursor, hide
 //! lines or answer prompts in the user's place.
 
@@ -36,6 +37,11 @@ impl<W: Write> Terminal<W> {
     /// Wraps a writer.
     pub const fn new(inner: W, paint: Paint) -> Self {
         Self { inner, paint }
+    }
+
+    /// Clears the screen, and begins at its top.
+    pub fn clear(&mut self) -> io::Result<()> {
+        self.inner.write_all(b"\x1b[H\x1b[2J\x1b[3J")
     }
 }
 

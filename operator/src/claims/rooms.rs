@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use super::problem::{self, NAMED, NodeRoom};
 use crate::{
-    availability::available_pool, by_node::ByNode, cluster_state::ClusterState, registration,
+    availability::pool_for_new_volumes, by_node::ByNode, cluster_state::ClusterState, registration,
 };
 
 /// The rooms of every class, by its name and the provisioning of the volume.
@@ -123,7 +123,7 @@ fn room(
     }
     let registration = registration::observe(cluster, name);
     Some(
-        match available_pool(&parameters.pool, Some(node), &registration) {
+        match pool_for_new_volumes(&parameters.pool, Some(node), &registration) {
             Ok(status) => NodeRoom::Free {
                 largest: status.largest_volume(parameters.attributes.provisioning),
                 usable: status.usable,

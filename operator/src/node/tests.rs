@@ -138,6 +138,21 @@ fn a_changed_pool_reaches_the_node() {
 }
 
 #[test]
+fn a_pool_is_cordoned_on_the_nodes_that_its_spec_names_and_on_no_other() {
+    let mut elsewhere = pool("fast", FAST);
+    elsewhere.spec.cordoned_nodes = vec!["w2".to_owned()];
+    let case = Case::labelled(FAST).declaring(elsewhere).having(carrying());
+    assert_eq!(case.plan(), StorageNodeAction::Keep);
+    let mut here = pool("fast", FAST);
+    here.spec.cordoned_nodes = vec!["w2".to_owned(), "w1".to_owned()];
+    let case = Case::labelled(FAST).declaring(here).having(carrying());
+    let StorageNodeAction::Write(spec) = case.plan() else {
+        panic!("{:?}", case.plan());
+    };
+    assert!(spec.pools[0].cordoned && !spec.pools[0].retiring);
+}
+
+#[test]
 fn a_pool_that_no_longer_matches_or_is_deleted_retires_and_comes_back() {
     let unlabelled = Case::labelled(&[])
         .declaring(pool("fast", FAST))

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use cistern_crds::{NodePoolStatus, Reason, StoragePool};
+use cistern_crds::{NodePoolStatus, Reason, StorageNode, StoragePool};
 use kube::{
     Resource as _, ResourceExt as _,
     core::{DeserializeGuard, Selector, SelectorExt as _},
@@ -114,7 +114,9 @@ fn share(
     let state = if desired {
         let registration = registration::observe(cluster, name);
         match available_pool(&pool, storage_node, &registration) {
-            Ok(_) => PoolNodeState::Ready,
+            Ok(_) => PoolNodeState::Ready {
+                cordoned: is_cordoned(storage_node, &uid),
+            },
             Err(refusal) => PoolNodeState::NotReady(refusal),
         }
     } else if carried || reported.is_some() {
@@ -139,11 +141,19 @@ fn share(
     })
 }
 
+/// Whether the spec of a node says that a pool takes no new volumes there.
+fn is_cordoned(node: Option<&StorageNode>, uid: &str) -> bool {
+    let mut entries = node.iter().flat_map(|node| &node.spec.pools);
+    entries.any(|entry| entry.uid == uid && entry.cordoned)
+}
+
 /// The part of an agent's report that is summed up.
 fn numbers(status: &NodePoolStatus) -> NodePoolStatus {
     NodePoolStatus {
         size: status.size,
         usable: status.usable,
+        used: status.used,
+        free: status.free,
         reserved: status.reserved,
         reserved_for_snapshots: status.reserved_for_snapshots,
         thin_room: status.thin_room,

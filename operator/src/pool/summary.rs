@@ -50,8 +50,11 @@ pub(super) struct Share {
 /// State of the pool on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum PoolNodeState {
-    /// The node is to carry the pool and takes volumes.
-    Ready,
+    /// The node is to carry the pool, which can be used there.
+    Ready {
+        /// Whether it takes no new volumes.
+        cordoned: bool,
+    },
     /// The node is to carry the pool and cannot.
     NotReady(Explanation),
     /// The node should not carry the pool and still does.
@@ -91,7 +94,7 @@ pub(super) fn summarize(
 ) -> StoragePoolStatus {
     let ready = shares
         .iter()
-        .filter(|share| share.state == PoolNodeState::Ready);
+        .filter(|share| matches!(share.state, PoolNodeState::Ready { .. }));
     let leaving = shares
         .iter()
         .filter(|share| matches!(share.state, PoolNodeState::Leaving { .. }));
@@ -118,6 +121,8 @@ pub(super) fn summarize(
         nodes_summary: format!("{nodes_ready}/{nodes}"),
         usable: reported().map(|status| status.usable).sum(),
         reserved: legible(reported().map(|status| status.reserved).sum()),
+        used: reported().map(|status| status.used).sum(),
+        free: reported().map(|status| status.free).sum(),
         largest_volume: ready
             .filter_map(|share| largest(share))
             .max()
@@ -142,7 +147,7 @@ fn legible(sum: Bytes) -> Bytes {
     sum.round_up_to_mib().unwrap_or(sum)
 }
 
-/// `Ready`: every node that the selector matches takes volumes of the pool.
+/// `Ready`: the pool can be used on every node that the selector matches.
 fn readiness(declaration: &Declaration, shares: &[Arc<Share>], kept: &Contents) -> ConditionUpdate {
     let finding = |holds: bool, reason, message: String| {
         ConditionUpdate::new(ConditionType::Ready, holds, reason, message)
@@ -162,16 +167,18 @@ fn readiness(declaration: &Declaration, shares: &[Arc<Share>], kept: &Contents) 
             PoolNodeState::NotReady(refusal) => {
                 Some(format!("{}: {}", share.node, refusal.message))
             }
-            PoolNodeState::Ready | PoolNodeState::Leaving { .. } => None,
+            PoolNodeState::Ready { .. } | PoolNodeState::Leaving { .. } => None,
         })
         .collect();
     let leaving = leaving(shares, kept);
     let nodes = shares.len() - leaving.len();
-    let tail = if leaving.is_empty() {
-        String::new()
-    } else {
-        format!("; no longer selected: {}", enumerate(&leaving))
-    };
+    let cordoned = cordoned(shares);
+    let tail = [("no longer selected", &leaving), ("cordoned", &cordoned)];
+    let tail = tail.iter().filter(|(_, nodes)| !nodes.is_empty());
+    let tail: Vec<String> = tail
+        .map(|(what, nodes)| format!("; {what}: {}", enumerate(nodes)))
+        .collect();
+    let tail = tail.concat();
     if nodes == 0 {
         let message = format!("the selector matches no node{tail}");
         return finding(false, Reason::NoNodes, message);
@@ -196,6 +203,13 @@ fn readiness(declaration: &Declaration, shares: &[Arc<Share>], kept: &Contents) 
         reason,
         format!("{nodes} of {nodes} nodes are ready{tail}"),
     )
+}
+
+/// The nodes on which the pool takes no new volumes, and would otherwise.
+fn cordoned(shares: &[Arc<Share>]) -> Vec<String> {
+    let state = PoolNodeState::Ready { cordoned: true };
+    let cordoned = shares.iter().filter(|share| share.state == state);
+    cordoned.map(|share| share.node.clone()).collect()
 }
 
 /// `Healthy`: nothing is known to be wrong with the pool on any node that has it.
@@ -355,8 +369,16 @@ mod tests {
     #[test]
     fn the_sum_of_the_nodes_is_the_pool() {
         let shares = [
-            share("w1", PoolNodeState::Ready, Some(Bytes::gib(4))),
-            share("w2", PoolNodeState::Ready, Some(Bytes::gib(7))),
+            share(
+                "w1",
+                PoolNodeState::Ready { cordoned: false },
+                Some(Bytes::gib(4)),
+            ),
+            share(
+                "w2",
+                PoolNodeState::Ready { cordoned: false },
+                Some(Bytes::gib(7)),
+            ),
             share("w3", refusal("pod x on w3 is not ready"), None),
         ];
         let status = status(&declaration(), &shares, &kept(&[]));
@@ -367,6 +389,7 @@ mod tests {
             (status.usable, status.reserved),
             (Bytes::gib(20), Bytes::gib(9))
         );
+        assert_eq!((status.used, status.free), (Bytes::gib(2), Bytes::gib(18)));
         assert_eq!(status.largest_volume, Bytes::gib(7));
         let (holds, reason, message) = condition_of(&status, ConditionType::Ready);
         assert_eq!(
@@ -381,7 +404,11 @@ mod tests {
 
     #[test]
     fn r5_the_same_cluster_state_gives_an_equal_status_at_any_time() {
-        let shares = [share("w1", PoolNodeState::Ready, Some(Bytes::gib(4)))];
+        let shares = [share(
+            "w1",
+            PoolNodeState::Ready { cordoned: false },
+            Some(Bytes::gib(4)),
+        )];
         let first = status(&declaration(), &shares, &kept(&[]));
         let later = moment() + chrono::Duration::hours(1);
         let second = summarize(&declaration(), &first, &shares, &kept(&[]), later);
@@ -391,7 +418,11 @@ mod tests {
     #[test]
     fn a_node_that_leaves_is_named_with_what_it_holds() {
         let shares = [
-            share("w1", PoolNodeState::Ready, Some(Bytes::gib(4))),
+            share(
+                "w1",
+                PoolNodeState::Ready { cordoned: false },
+                Some(Bytes::gib(4)),
+            ),
             share(
                 "w2",
                 PoolNodeState::Leaving {
@@ -414,7 +445,11 @@ mod tests {
     fn a_node_that_is_gone_is_no_room_and_the_pool_says_what_to_do() {
         let gone = PoolNodeState::Leaving { node_is_gone: true };
         let shares = [
-            share("w1", PoolNodeState::Ready, Some(Bytes::gib(4))),
+            share(
+                "w1",
+                PoolNodeState::Ready { cordoned: false },
+                Some(Bytes::gib(4)),
+            ),
             share("w2", gone, Some(Bytes::gib(4))),
         ];
         let left = kept(&[("w2", 2, 1)]);
@@ -438,6 +473,24 @@ mod tests {
         let (_, reason, message) = condition_of(&held, ConditionType::DeletionHeld);
         assert_eq!(reason, "VolumesRemain");
         assert!(message.contains(advice), "{message}");
+    }
+
+    #[test]
+    fn a_pool_that_is_cordoned_on_a_node_is_ready_and_says_so() {
+        let cordoned = PoolNodeState::Ready { cordoned: true };
+        let shares = [
+            share(
+                "w1",
+                PoolNodeState::Ready { cordoned: false },
+                Some(Bytes::gib(4)),
+            ),
+            share("w2", cordoned, Some(Bytes::ZERO)),
+        ];
+        let status = status(&declaration(), &shares, &kept(&[]));
+        let (holds, reason, message) = condition_of(&status, ConditionType::Ready);
+        assert_eq!((holds.as_str(), reason.as_str()), ("True", "Reconciled"));
+        assert_eq!(message, "2 of 2 nodes are ready; cordoned: w2");
+        assert_eq!(status.nodes_summary, "2/2");
     }
 
     #[test]

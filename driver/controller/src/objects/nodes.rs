@@ -130,6 +130,7 @@ pub(crate) mod tests {
             reserved_percent: 5,
             limits: PoolLimits::default(),
             reclaim_orphans_after_hours: None,
+            cordoned: false,
             retiring: false,
             take_over: None,
         });
@@ -172,6 +173,12 @@ pub(crate) mod tests {
         let mut retiring = fit.clone();
         retiring.spec.pools[0].retiring = true;
         assert_eq!(reason(&retiring, "fast"), Reason::Retiring);
+        let mut cordoned = fit.clone();
+        cordoned.spec.pools[0].cordoned = true;
+        // Its volumes can be used.
+        assert!(cordoned.available_pool("fast").is_ok());
+        let refused = cordoned.pool_for_new_volumes("fast").unwrap_err();
+        assert_eq!(refused.reason, Reason::Cordoned);
 
         let mut silent = fit.clone();
         set(

@@ -51,7 +51,7 @@ pub(super) fn capacity(query: &CapacityQuery, nodes: &[Arc<StorageNode>]) -> Cap
         let declared = node.spec.pools.iter().map(|pool| pool.name.as_str());
         for pool in declared
             .filter(asked)
-            .filter_map(|name| node.available_pool(name).ok())
+            .filter_map(|name| node.pool_for_new_volumes(name).ok())
         {
             sum.available = sum.available.saturating_add(pool.room(query.provisioning));
             sum.maximum = sum.maximum.max(pool.largest_volume(query.provisioning));

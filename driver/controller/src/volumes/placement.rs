@@ -112,7 +112,7 @@ fn in_order<'a>(wanted: &NewVolume, nodes: &'a [Arc<StorageNode>]) -> Vec<Candid
         .iter()
         .map(|node| Candidate {
             name: node.name_any(),
-            pool: node.available_pool(&wanted.pool),
+            pool: node.pool_for_new_volumes(&wanted.pool),
         })
         .filter(is_allowed)
         .collect();

@@ -61,6 +61,20 @@ pub struct LoopStatus {
     pub read_only: bool,
 }
 
+/// Counters of the I/O of a block device since the kernel made it. A loop device keeps them when it is
+/// bound to another file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IoCounters {
+    /// Completed reads.
+    pub reads: u64,
+    /// Bytes that were read.
+    pub read_bytes: u64,
+    /// Completed writes, without discards.
+    pub writes: u64,
+    /// Bytes that were written.
+    pub written_bytes: u64,
+}
+
 /// Queue settings of a loop device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoopSettings {
@@ -121,6 +135,8 @@ pub trait Devices {
     /// Whether a bound loop device stays bound when its last user closes it (autoclear is off).
     /// Accesses neither the device nor its file.
     fn is_kept(&self, number: u32) -> io::Result<bool>;
+    /// Returns the counters of a loop device; none when it does not exist. Does not open it.
+    fn loop_counters(&self, number: u32) -> io::Result<Option<IoCounters>>;
     /// Returns the queue settings of a loop device.
     fn loop_settings(&self, number: u32) -> io::Result<LoopSettings>;
     /// Keeps a loop device bound when its last user closes it: turns autoclear off.

@@ -20,8 +20,8 @@ use std::{
 use rustix::process::{Signal, getpid, kill_process};
 
 use super::{
-    Block, BoundLoop, DeviceNumber, Devices, Extent, Files, Filesystems, LoopSettings, LoopStatus,
-    Mount, MountAttrFlags, OFlags, Parameter, Space, Stat, System, XfsGeometry,
+    Block, BoundLoop, DeviceNumber, Devices, Extent, Files, Filesystems, IoCounters, LoopSettings,
+    LoopStatus, Mount, MountAttrFlags, OFlags, Parameter, Space, Stat, System, XfsGeometry,
 };
 use crate::{
     command::{self, Command},
@@ -266,6 +266,10 @@ impl Devices for FailAt {
 
     fn is_kept(&self, number: u32) -> io::Result<bool> {
         self.next()?.is_kept(number)
+    }
+
+    fn loop_counters(&self, number: u32) -> io::Result<Option<IoCounters>> {
+        self.next()?.loop_counters(number)
     }
 
     fn loop_settings(&self, number: u32) -> io::Result<LoopSettings> {

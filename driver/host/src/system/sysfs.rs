@@ -13,7 +13,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::{BoundLoop, DeviceNumber, LoopSettings};
+use super::{BoundLoop, DeviceNumber, IoCounters, LoopSettings};
 use crate::id::Uuid;
 
 /// Attributes that identify a disk: of NVMe, of SCSI and ATA, of a mapping, of an array, of virtio,
@@ -248,6 +248,33 @@ pub(super) fn is_kept(loop_number: u32) -> io::Result<bool> {
     Ok(number(&format!("/sys/block/loop{loop_number}/loop/autoclear"))? == Some(0))
 }
 
+/// Bytes of the sectors that the kernel counts, whatever those of the device are.
+const COUNTED_SECTOR: u64 = 512;
+
+/// Returns the counters of a loop device; none when it does not exist.
+pub(super) fn loop_counters(number: u32) -> io::Result<Option<IoCounters>> {
+    let Some(text) = text(&format!("/sys/block/loop{number}/stat"))? else {
+        return Ok(None);
+    };
+    let counters = counters(&text).ok_or_else(|| io::Error::other("the counters are not numbers"));
+    counters.map(Some)
+}
+
+/// Parses `stat` of a block device: for reads and for writes the completed, the merged, the sectors, and
+/// the milliseconds.
+fn counters(text: &str) -> Option<IoCounters> {
+    let mut numbers = text.split_ascii_whitespace().map(str::parse::<u64>);
+    let mut next = |skipped| numbers.nth(skipped)?.ok();
+    let (reads, read) = (next(0)?, next(1)?);
+    let (writes, written) = (next(1)?, next(1)?);
+    Some(IoCounters {
+        reads,
+        read_bytes: read.checked_mul(COUNTED_SECTOR)?,
+        writes,
+        written_bytes: written.checked_mul(COUNTED_SECTOR)?,
+    })
+}
+
 /// Returns the queue settings of a loop device.
 pub(super) fn loop_settings(number: u32) -> io::Result<LoopSettings> {
     let read = |attribute: &str| {
@@ -286,6 +313,20 @@ mod tests {
         assert!(number(path).is_err());
         // A path beneath a device without the attribute.
         assert_eq!(number(&format!("{path}/device/ioerr_cnt")).unwrap(), None);
+    }
+
+    #[test]
+    fn the_counters_of_a_device_are_those_of_its_reads_and_writes() {
+        let text = "  12   3   80   9   20   1   160   7   0   5   16   0   0   0   0";
+        let expected = IoCounters {
+            reads: 12,
+            read_bytes: 80 * 512,
+            writes: 20,
+            written_bytes: 160 * 512,
+        };
+        assert_eq!(counters(text), Some(expected));
+        assert_eq!(counters("1 2 3"), None);
+        assert_eq!(counters("1 2 3 4 5 6 many 8"), None);
     }
 
     #[test]

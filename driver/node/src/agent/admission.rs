@@ -76,6 +76,11 @@ impl Admission {
     ) -> Result<Bytes, Explanation> {
         let (kind, on_disk) = match adopted {
             Some(image) => (ReservationKind::Adopted, image.size),
+            None if pool.spec.cordoned => {
+                let why = self.closed_to_volumes(pool, &self.assigned_to(pool));
+                let why = why.unwrap_or(Closed::Cordoned);
+                return Err(Explanation::new(why.reason(), why.to_string()));
+            }
             None => (ReservationKind::New, Bytes::ZERO),
         };
         let size = volume.spec.size.max(on_disk);
@@ -122,12 +127,26 @@ impl Admission {
 
     /// Why a pool takes no new volumes, snapshots and growths, if it takes none.
     pub fn closed(&self, pool: &PoolState) -> Option<Closed> {
+        self.closed_with(pool, &self.assigned_to(pool))
+    }
+
+    /// Why a pool with these objects takes no new volumes, if it takes none.
+    pub fn closed_to_volumes(
+        &self,
+        pool: &PoolState,
+        assigned: &AssignedObjects,
+    ) -> Option<Closed> {
+        let closed = self.closed_with(pool, assigned);
+        closed.or_else(|| pool.spec.cordoned.then_some(Closed::Cordoned))
+    }
+
+    fn assigned_to(&self, pool: &PoolState) -> AssignedObjects {
         let assigned = self.desired.by_pool().remove(&pool.spec.name);
-        self.closed_with(pool, &assigned.unwrap_or_default())
+        assigned.unwrap_or_default()
     }
 
     /// As [`Self::closed`], for the objects of the pool.
-    pub fn closed_with(&self, pool: &PoolState, assigned: &AssignedObjects) -> Option<Closed> {
+    fn closed_with(&self, pool: &PoolState, assigned: &AssignedObjects) -> Option<Closed> {
         if pool.spec.retiring {
             return Some(Closed::retiring(assigned));
         }

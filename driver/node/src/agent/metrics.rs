@@ -7,6 +7,7 @@
 //! *Invariant:* at most one series for each pool and each volume of the node, times a few fixed label
 //! values.
 
+mod io;
 mod node;
 mod pools;
 mod volumes;

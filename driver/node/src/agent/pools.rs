@@ -15,7 +15,7 @@ use tokio::sync::{Notify, watch};
 
 use self::limiter::PoolLimiter;
 pub use self::{
-    images::Images,
+    images::{ImageSizes, Images},
     limiter::Permit,
     open::{Before, DesiredPool, expectation, probe, remove},
     state::{PoolAvailability, PoolState, Usable},

@@ -189,7 +189,7 @@ fn pool_statuses(
             };
             let assigned = assigned.get(&spec.name).unwrap_or(&nothing);
             let ledger = agent.admission.ledger(&pool_state, before, assigned);
-            let closed = agent.admission.closed_with(&pool_state, assigned);
+            let closed = agent.admission.closed_to_volumes(&pool_state, assigned);
             let status = status(&pool_state, before, &ledger, closed.as_ref())?;
             let status = with_orphans(agent, status, assigned);
             let status = with_ready(status, &pool_state, closed.as_ref(), generation, now);

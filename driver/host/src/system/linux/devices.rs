@@ -11,7 +11,8 @@ use rustix::{fs::OFlags, io::Errno};
 
 use super::{
     super::{
-        BoundLoop, DeviceNumber, Devices, FileId, Files as _, LoopSettings, LoopStatus, sysfs,
+        BoundLoop, DeviceNumber, Devices, FileId, Files as _, IoCounters, LoopSettings, LoopStatus,
+        sysfs,
     },
     Linux,
 };
@@ -108,6 +109,10 @@ impl Devices for Linux {
 
     fn is_kept(&self, number: u32) -> io::Result<bool> {
         sysfs::is_kept(number)
+    }
+
+    fn loop_counters(&self, number: u32) -> io::Result<Option<IoCounters>> {
+        sysfs::loop_counters(number)
     }
 
     fn loop_settings(&self, number: u32) -> io::Result<LoopSettings> {

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use cistern_crds::Reason;
 use kube::ResourceExt;
 
 use crate::agent::desired::AssignedObjects;
@@ -9,7 +10,7 @@ use crate::agent::desired::AssignedObjects;
 /// Names that a message lists of each kind.
 const NAMED: usize = 5;
 
-/// The reason why a usable pool takes no new volumes, snapshots and growths.
+/// The reason why a usable pool takes no new volumes, and, unless it is cordoned, no snapshots and growths.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Closed {
     /// The pool leaves the node, and still holds these objects.
@@ -26,12 +27,28 @@ pub enum Closed {
     /// The pool holds a foreign entry that the ledger cannot count.
     #[error("{} does not belong to Cistern and its size is unknown: move it away", .0.display())]
     Stray(PathBuf),
+    /// The StoragePool names the node in `spec.cordonedNodes`. Only new volumes are refused.
+    #[error(
+        "the pool takes no new volumes on this node, because spec.cordonedNodes of the StoragePool names it; \
+         its volumes work, can grow, and can be snapshotted"
+    )]
+    Cordoned,
     /// The ledger does not count the bytes of an object, because it cannot be read.
     #[error("{0} cannot be read by this version, so its size is unknown")]
     Unreadable(String),
 }
 
 impl Closed {
+    /// Reason of the refusal of a new volume.
+    pub(super) const fn reason(&self) -> Reason {
+        match self {
+            Self::Cordoned => Reason::Cordoned,
+            Self::Retiring { .. } | Self::NotAllocated | Self::Stray(_) | Self::Unreadable(_) => {
+                Reason::PoolNotReady
+            }
+        }
+    }
+
     /// A retiring pool with its objects.
     pub(super) fn retiring(assigned: &AssignedObjects) -> Self {
         Self::Retiring {

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 use cistern_client::metrics::{Gauges, tally};
 use cistern_crds::{ConditionType, PoolVolume, Reason, VolumeProblem, VolumeSeverity, condition};
 
-use super::{Agent, States, state_set};
+use super::{Agent, States, io, state_set};
 use crate::agent::{
     desired::{Guarded, readable},
     io_limits,
@@ -28,6 +28,9 @@ pub(super) fn write(agent: &Agent, gauges: &mut Gauges<'_>) -> fmt::Result {
         .collect();
     claims(&volumes, gauges)?;
     extents(&volumes, gauges)?;
+    sizes(&volumes, gauges)?;
+    allocated(agent, &volumes, gauges)?;
+    io::write(agent, &volumes, gauges)?;
     health(agent, &volumes, gauges)?;
     not_expanded(&volumes, gauges)?;
     not_limited(&volumes, gauges)
@@ -65,6 +68,28 @@ fn extents(volumes: &[&PoolVolume], gauges: &mut Gauges<'_>) -> fmt::Result {
         "cistern_volume_extents",
         "Approximate number of extents of a volume's image, which determines the cost of a snapshot.",
         extents,
+    )
+}
+
+fn sizes(volumes: &[&PoolVolume], gauges: &mut Gauges<'_>) -> fmt::Result {
+    let sizes = volumes.iter().filter_map(|volume| {
+        let size = volume.status.as_ref()?.size?;
+        Some((of(volume), size.0))
+    });
+    gauges.write("cistern_volume_size_bytes", "Size of a volume.", sizes)
+}
+
+fn allocated(agent: &Agent, volumes: &[&PoolVolume], gauges: &mut Gauges<'_>) -> fmt::Result {
+    let allocated = volumes.iter().filter_map(|volume| {
+        let image = volume.status.as_ref()?.image.as_ref()?;
+        let pool_state = agent.pools.get(&volume.spec.pool_name)?;
+        let allocated = pool_state.usable()?.images.allocated(&image.uid)?;
+        Some((of(volume), allocated.0))
+    });
+    gauges.write(
+        "cistern_volume_allocated_bytes",
+        "Physical space that a volume's image takes, at the last reconcile of its pool, with shared blocks.",
+        allocated,
     )
 }
 
@@ -135,7 +160,8 @@ fn reported(volume: &PoolVolume) -> &[VolumeProblem] {
     status.map_or(&[], |status| &status.problems)
 }
 
-fn of(volume: &PoolVolume) -> [(&'static str, &str); 2] {
+/// The labels of a volume.
+pub(super) fn of(volume: &PoolVolume) -> [(&'static str, &str); 2] {
     [
         ("volume", name(volume)),
         ("pool", volume.spec.pool_name.as_str()),

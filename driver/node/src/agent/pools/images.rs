@@ -5,14 +5,22 @@ use std::collections::{HashMap, HashSet};
 use cistern_crds::Bytes;
 use parking_lot::Mutex;
 
-/// Names of the listed images and the room that each takes while it is unclaimed, less those
-/// removed since.
+/// Names of the listed images and their sizes, less those removed since.
 #[derive(Debug, Default)]
 pub struct Images(Mutex<Listing>);
 
+/// Sizes of an image in the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageSizes {
+    /// The room that it takes while it is unclaimed.
+    pub charged: Bytes,
+    /// Allocated bytes, including those that it shares with other images.
+    pub allocated: Bytes,
+}
+
 #[derive(Debug, Default)]
 struct Listing {
-    sizes: HashMap<String, Bytes>,
+    sizes: HashMap<String, ImageSizes>,
     /// Removed since the listing began, which may still have seen them.
     removed: HashSet<String>,
 }
@@ -26,7 +34,12 @@ impl Images {
             .sizes
             .iter()
             .filter(|(uid, _)| !claimed.contains(*uid));
-        unclaimed.map(|(_, size)| *size).sum()
+        unclaimed.map(|(_, sizes)| sizes.charged).sum()
+    }
+
+    /// Allocated bytes of an image.
+    pub fn allocated(&self, uid: &str) -> Option<Bytes> {
+        Some(self.0.lock().sizes.get(uid)?.allocated)
     }
 
     /// Number of the unclaimed images.
@@ -46,7 +59,7 @@ impl Images {
     /// Replaces the listing with the result of `list`.
     pub(super) fn refresh<E>(
         &self,
-        list: impl FnOnce() -> Result<HashMap<String, Bytes>, E>,
+        list: impl FnOnce() -> Result<HashMap<String, ImageSizes>, E>,
     ) -> Result<(), E> {
         self.0.lock().removed.clear();
         let mut sizes = list()?;
@@ -63,20 +76,24 @@ mod tests {
 
     use super::*;
 
+    fn sizes(charged: u64, allocated: u64) -> ImageSizes {
+        let (charged, allocated) = (Bytes::gib(charged), Bytes::gib(allocated));
+        ImageSizes { charged, allocated }
+    }
+
     #[test]
     fn unclaimed_images_take_room_until_they_are_removed() {
-        let sizes = [
-            ("a".to_owned(), Bytes::gib(1)),
-            ("b".to_owned(), Bytes::gib(2)),
-        ];
+        let sizes = [("a".to_owned(), sizes(4, 1)), ("b".to_owned(), sizes(2, 2))];
         let images = Images::default();
         images
             .refresh(|| Ok::<_, Infallible>(sizes.into()))
             .unwrap();
         let claimed = HashSet::from(["a".to_owned()]);
         assert_eq!(images.unclaimed(&claimed), Bytes::gib(2));
+        assert_eq!(images.allocated("a"), Some(Bytes::gib(1)));
         images.removed("b");
         assert_eq!(images.unclaimed(&claimed), Bytes::ZERO);
+        assert_eq!(images.allocated("b"), None);
     }
 
     #[test]
@@ -84,7 +101,7 @@ mod tests {
         let images = Images::default();
         let list = || {
             images.removed("a");
-            Ok::<_, Infallible>([("a".to_owned(), Bytes::gib(1))].into())
+            Ok::<_, Infallible>([("a".to_owned(), sizes(1, 1))].into())
         };
         images.refresh(list).unwrap();
         assert_eq!(images.unclaimed(&HashSet::new()), Bytes::ZERO);

@@ -12,7 +12,7 @@ use cistern_host::{
     pool::{self, Broken, ForeignMarker, Owner},
 };
 
-use super::{Images, PoolAvailability, PoolState, Usable};
+use super::{ImageSizes, Images, PoolAvailability, PoolState, Usable};
 use crate::{agent::desired::AssignedObjects, findings::charged_size};
 
 /// A desired pool, with the other pools of the node.
@@ -148,8 +148,13 @@ fn survey(pool: Arc<Pool>, images: Arc<Images>, spec: &NodePool) -> Result<Usabl
         let discarded = pool.discarded()?;
         strays = pool.strays(&found, &discarded)?;
         found.extend(discarded.into_iter().map(|it| it.image));
-        let sizes = found.iter();
-        let sizes = sizes.map(|image| (image.uid.to_string(), charged_size(image)));
+        let sizes = found.iter().map(|image| {
+            let sizes = ImageSizes {
+                charged: charged_size(image),
+                allocated: image.allocated,
+            };
+            (image.uid.to_string(), sizes)
+        });
         Ok::<_, Error>(sizes.collect())
     })?;
     Ok(Usable {

@@ -7,11 +7,16 @@ use cistern_crds::{
     condition::{self, ConditionUpdate},
     health,
 };
+use cistern_host::PoolStatistics;
 
 use crate::agent::{
     admission::{Closed, Ledger},
     pools::{PoolAvailability, PoolState, Usable},
 };
+
+/// The least change of the free space that is worth a write, in percent of the empty filesystem:
+/// every write to a thin volume changes it.
+const FREE_MOVED: u32 = 1;
 
 /// The status of a pool without its conditions; None for a pool that is gone.
 pub(super) fn status(
@@ -39,6 +44,7 @@ pub(super) fn status(
             ..
         }) => {
             status.filesystem_uuid = Some(pool.filesystem_uuid().to_string());
+            note_use(&mut status, statistics);
             status.empty = statistics.empty;
             status.size = file.as_ref().map_or(statistics.size, |file| file.size);
             let is_device = pool_state.spec.source.device.is_some();
@@ -62,6 +68,20 @@ pub(super) fn status(
     status.thin_room = room(Provisioning::Thin);
     status.thick_room = room(Provisioning::Thick);
     Some(status)
+}
+
+/// Notes what is physically in use, if that has changed noticeably since it was noted. At rest a
+/// filesystem takes and frees some blocks, too.
+fn note_use(status: &mut NodePoolStatus, statistics: &PoolStatistics) {
+    let PoolStatistics {
+        empty, available, ..
+    } = *statistics;
+    let moved = Bytes(status.free.0.abs_diff(available.0));
+    if status.empty != empty || moved >= empty.percent(FREE_MOVED) {
+        let used = empty.saturating_sub(available);
+        status.used = used.round_up_to_mib().unwrap_or(used);
+        status.free = available.round_down_to_mib();
+    }
 }
 
 /// All pools in one text, for a column of kubectl.
@@ -93,6 +113,9 @@ pub(super) fn with_ready(
         PoolAvailability::Unusable { why, .. } => ready(false, why.reason, why.message.clone()),
         PoolAvailability::Usable(_) | PoolAvailability::Gone if pool_state.spec.retiring => {
             ready(true, Reason::Retiring, message)
+        }
+        PoolAvailability::Usable(_) | PoolAvailability::Gone if pool_state.spec.cordoned => {
+            ready(true, Reason::Cordoned, message)
         }
         PoolAvailability::Usable(_) | PoolAvailability::Gone => {
             ready(true, Reason::Reconciled, message)
@@ -155,6 +178,29 @@ mod tests {
         let well = reported(sick, Some(Vec::new()));
         assert_eq!(healthy(&well), ("True".into(), "Reconciled".into()));
         assert!(well.problems.is_empty());
+    }
+
+    #[test]
+    fn r05_what_is_in_use_is_reported_again_only_when_it_has_changed_by_one_percent() {
+        let mut status = NodePoolStatus::default();
+        let mut seen = |empty: u64, available: u64| {
+            let statistics = PoolStatistics {
+                size: Bytes::gib(11),
+                empty: Bytes::mib(empty),
+                available: Bytes(available),
+            };
+            note_use(&mut status, &statistics);
+            status.empty = statistics.empty;
+            (status.used, status.free)
+        };
+        let (mib, one) = (1 << 20, Bytes::mib(1));
+        assert_eq!(seen(1000, 1000 * mib), (Bytes::ZERO, Bytes::mib(1000)));
+        assert_eq!(seen(1000, 991 * mib), (Bytes::ZERO, Bytes::mib(1000)));
+        assert_eq!(seen(1000, 989 * mib + 1), (Bytes::mib(11), Bytes::mib(989)));
+        assert_eq!(seen(1000, 998 * mib), (Bytes::mib(11), Bytes::mib(989)));
+        assert_eq!(seen(1000, 999 * mib), (one, Bytes::mib(999)));
+        // The pool has grown by less than that.
+        assert_eq!(seen(1001, 1000 * mib), (one, Bytes::mib(1000)));
     }
 
     #[test]

@@ -10,10 +10,13 @@ use cistern_crds::{
 };
 
 use self::conditions::{attributes_applied, checking, expanded, healthy, limits_enforced};
-use crate::agent::{
-    checks::CheckProgress,
-    observations::Growth,
-    outcome::{self, apply_outcome},
+use crate::{
+    agent::{
+        checks::CheckProgress,
+        observations::Growth,
+        outcome::{self, apply_outcome},
+    },
+    image::Image,
 };
 
 /// The outcome of a reconcile step of a volume.
@@ -68,6 +71,9 @@ const CONDITIONS: [ConditionType; 9] = [
 /// Smallest change of the extent count that is written. Smaller changes come with every write of a
 /// database.
 const EXTENTS_MOVED: u64 = 1000;
+
+/// Smallest change of the allocated bytes that is written by itself, in percent of the volume's size.
+const ALLOCATED_MOVED: u32 = 5;
 
 /// The status of a volume after a step. Equal to the previous one if nothing changed.
 pub fn after(volume: &PoolVolume, outcome: &VolumeOutcome, now: DateTime<Utc>) -> PoolVolumeStatus {
@@ -133,7 +139,23 @@ pub fn after(volume: &PoolVolume, outcome: &VolumeOutcome, now: DateTime<Utc>) -
         &CONDITIONS,
         now,
     );
+    if let VolumeOutcome::Ready(image) = outcome {
+        let is_written_anyway = volume.status.as_ref() != Some(&status);
+        note_allocated(&mut status, image, is_written_anyway);
+    }
     status
+}
+
+/// Notes the allocated bytes of the image, if they are worth a write or are written anyway.
+fn note_allocated(status: &mut PoolVolumeStatus, image: &Image, is_written_anyway: bool) {
+    let moved = status
+        .allocated
+        .map(|before| Bytes(before.0.abs_diff(image.allocated.0)));
+    let is_worth_it = moved.is_none_or(|moved| moved >= image.size.percent(ALLOCATED_MOVED));
+    if is_worth_it || is_written_anyway {
+        let exact = image.allocated;
+        status.allocated = Some(exact.round_up_to_mib().unwrap_or(exact));
+    }
 }
 
 /// Whether a count of extents is worth a write: it changed by a quarter and by [`EXTENTS_MOVED`].

@@ -288,6 +288,32 @@ fn an_extent_count_is_written_only_after_a_noticeable_change() {
 }
 
 #[test]
+fn r05_allocated_bytes_are_written_if_they_changed_by_five_percent_or_with_another_change() {
+    let seen = |volume: &PoolVolume, allocated: u64| {
+        let image = Image {
+            size: Bytes::mib(1000),
+            allocated: Bytes(allocated),
+            ..image()
+        };
+        let status = after(volume, &VolumeOutcome::Ready(image), at(0));
+        PoolVolume {
+            status: Some(status),
+            ..volume.clone()
+        }
+    };
+    let allocated = |volume: &PoolVolume| volume.status.as_ref().unwrap().allocated.unwrap();
+    let mib = 1 << 20;
+    let first = seen(&ready_volume(), 100 * mib + 1);
+    assert_eq!(allocated(&first), Bytes::mib(101));
+    assert_eq!(seen(&first, 150 * mib), first);
+    assert_eq!(allocated(&seen(&first, 151 * mib)), Bytes::mib(151));
+    assert_eq!(allocated(&seen(&first, 51 * mib)), Bytes::mib(51));
+    let mut changed = first;
+    changed.metadata.generation = Some(9);
+    assert_eq!(allocated(&seen(&changed, 102 * mib)), Bytes::mib(102));
+}
+
+#[test]
 fn an_admitted_volume_that_cannot_be_made_has_no_reservation() {
     let refused = VolumeOutcome::Refused(Explanation {
         reason: Reason::SourceMissing,

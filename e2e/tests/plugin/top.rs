@@ -1,0 +1,299 @@
+//! `kubectl cistern top`, and the flags of lists.
+
+use std::net::{IpAddr, UdpSocket};
+
+use cistern_crds::{
+    StoragePool,
+    names::{COMPONENT_LABEL, IMAGE_CONTEXT, NODE_COMPONENT},
+};
+use cistern_e2e::{Process, eventually, process::command};
+use cistern_proto::csi::v1::{NodeStageVolumeRequest, NodeUnstageVolumeRequest};
+use k8s_openapi::api::{
+    core::v1::{Namespace, PersistentVolumeClaim, Pod},
+    rbac::v1::{Role, RoleBinding},
+};
+use kube::{
+    Api, ResourceExt as _,
+    api::{DeleteParams, Patch, PatchParams},
+};
+use serde_json::{Value, json};
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::{Node, SOON, create, merge};
+
+/// The address of this machine. The API server refuses to connect to a pod on the loopback address.
+fn own_address() -> IpAddr {
+    // Selects a route and sends nothing; the address is one for documentation.
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    socket.connect("203.0.113.1:9").unwrap();
+    socket.local_addr().unwrap().ip()
+}
+
+/// Lets the API server reach the agent as the pod `agent` of a namespace.
+async fn agent_as_pod(node: &Node, namespace: &str) {
+    let listener = TcpListener::bind((own_address(), 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let agent = node.driver.node().http();
+    tokio::spawn(async move {
+        while let Ok((mut caller, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut agent = TcpStream::connect(agent).await.unwrap();
+                // A caller that goes away is no error.
+                let _ = tokio::io::copy_bidirectional(&mut caller, &mut agent).await;
+            });
+        }
+    });
+    let spec = json!({"metadata": {"name": namespace}});
+    create(&node.all::<Namespace>(), spec).await;
+    let pods: Api<Pod> = Api::namespaced(node.client.clone(), namespace);
+    let ports = json!([{"name": "metrics", "containerPort": address.port()}]);
+    let pod = json!({
+        "metadata": {"name": "agent", "labels": {COMPONENT_LABEL: NODE_COMPONENT}},
+        "spec": {
+            "nodeName": node.name,
+            "containers": [{"name": "driver", "image": "x", "ports": ports}],
+        },
+    });
+    create(&pods, pod).await;
+    let ip = address.ip().to_string();
+    let status = json!({"status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]}});
+    let status = Patch::Merge(status);
+    let parameters = PatchParams::default();
+    let patched = pods.patch_status("agent", &parameters, &status).await;
+    patched.unwrap();
+}
+
+#[tokio::test]
+async fn top_shows_the_space_and_the_io_of_volumes_and_pools_to_those_who_may_reach_the_agents() {
+    let namespace = "plugin-top";
+    let node = Node::start(namespace).await;
+    agent_as_pod(&node, namespace).await;
+    let volume = node.volume("top-one", None).await;
+    node.volume("top-two", None).await;
+    let staging = node.driver.kubelet_root().join("staging");
+    std::fs::create_dir_all(&staging).unwrap();
+    let (path, image) = (staging.to_str().unwrap().to_owned(), volume.uid().unwrap());
+    let mut client = node.driver.node_client().await;
+    let request = NodeStageVolumeRequest {
+        volume_id: volume.name_any(),
+        staging_target_path: path.clone(),
+        volume_capability: Some(cistern_e2e::requests::single_node_writer()),
+        volume_context: [(IMAGE_CONTEXT.to_owned(), image)].into(),
+        ..NodeStageVolumeRequest::default()
+    };
+    client.node_stage_volume(request).await.unwrap();
+    let mut writer = node.driver.command_on_node("sh");
+    let script = "while dd if=/dev/zero of=$0/file bs=64k count=64 oflag=direct; do :; done";
+    writer.args(["-c", script]).arg(&staging);
+    let mut writer = Process::start("writer", &node.driver.kubelet_root().join("log"), writer);
+
+    let top = |subject: &'static str| {
+        let words = ["top", subject, "--system-namespace", namespace];
+        let words = [&words[..], &["--interval", "500ms"]].concat();
+        let plugin = &node.plugin;
+        async move { plugin.json(&words).await["items"].clone() }
+    };
+    let volumes = eventually("top to show the writes", SOON, async || {
+        let items = top("volumes").await;
+        match items[0]["writtenBytesPerSecond"].as_f64() {
+            Some(rate) if rate > 0.0 => Ok(items),
+            _ => Err(items.to_string()),
+        }
+    })
+    .await;
+    assert_eq!(volumes[0]["name"], "top-one");
+    assert_eq!(volumes[0]["sizeBytes"], 64 << 20);
+    assert!(volumes[0]["writesPerSecond"].as_f64().unwrap() > 0.0);
+    // It is not attached.
+    assert_eq!(volumes[1]["name"], "top-two");
+    assert_eq!(volumes[1].get("writesPerSecond"), None);
+    let pools = top("pools").await;
+    assert_eq!(pools[0]["nodes"][0]["node"], node.name);
+    assert_eq!(pools[0]["reservedBytes"], 128 << 20);
+    assert!(
+        pools[0]["writesPerSecond"].as_f64().unwrap() > 0.0,
+        "{pools}"
+    );
+    assert!(
+        pools[0]["freeBytes"].as_u64().unwrap() > 500 << 20,
+        "{pools}"
+    );
+    writer.kill();
+
+    as_a_user(&node, namespace).await;
+    eventually("the volume to be unstaged", SOON, async || {
+        let request = NodeUnstageVolumeRequest {
+            volume_id: volume.name_any(),
+            staging_target_path: path.clone(),
+        };
+        // The last dd may still run.
+        let unstaged = client.clone().node_unstage_volume(request).await;
+        unstaged.map_err(|error| error.to_string())
+    })
+    .await;
+    let pods: Api<Pod> = Api::namespaced(node.client.clone(), namespace);
+    let now = DeleteParams::default().grace_period(0);
+    pods.delete("agent", &now).await.unwrap();
+    let nothing = node
+        .plugin
+        .run(&["top", "pools", "--system-namespace", namespace])
+        .await;
+    assert_eq!(nothing.code, 3);
+    assert!(
+        nothing.stderr.contains("there is no running agent"),
+        "{}",
+        nothing.stderr
+    );
+    for name in ["top-one", "top-two"] {
+        let volume = node.ready::<cistern_crds::PoolVolume>(name).await;
+        node.remove(&volume).await;
+    }
+    node.driver.finish().await;
+}
+
+/// A user needs one right more than those of `view`.
+async fn as_a_user(node: &Node, namespace: &str) {
+    let group = "rbac.authorization.k8s.io";
+    let subjects = json!([{"kind": "User", "name": "top-user", "apiGroup": group}]);
+    let permission = json!({"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]});
+    let roles = Api::<Role>::namespaced(node.client.clone(), namespace);
+    let bindings = Api::<RoleBinding>::namespaced(node.client.clone(), namespace);
+    // The part of `view` that matters. Without a controller manager nothing fills that role.
+    let role = json!({"metadata": {"name": "view"}, "rules": [permission]});
+    create(&roles, role).await;
+    let role = json!({"kind": "Role", "name": "view", "apiGroup": group});
+    let binding = json!({"metadata": {"name": "view"}, "roleRef": role, "subjects": subjects});
+    create(&bindings, binding).await;
+    let words = [
+        "top",
+        "volumes",
+        "--system-namespace",
+        namespace,
+        "--as",
+        "top-user",
+    ];
+    eventually("the missing right to be named", SOON, async || {
+        let denied = node.plugin.run(&words).await;
+        match denied.code {
+            3 if denied.stderr.contains("`get` of `pods/proxy`") => Ok(()),
+            _ => Err(format!("{}{}", denied.stdout, denied.stderr)),
+        }
+    })
+    .await;
+
+    let permission = json!({"apiGroups": [""], "resources": ["pods/proxy"], "verbs": ["get"]});
+    let role = json!({"metadata": {"name": "top"}, "rules": [permission]});
+    create(&roles, role).await;
+    let role = json!({"kind": "Role", "name": "top", "apiGroup": group});
+    let binding = json!({"metadata": {"name": "top"}, "roleRef": role, "subjects": subjects});
+    create(&bindings, binding).await;
+    eventually("the right to be in force", SOON, async || {
+        let allowed = node.plugin.run(&words).await;
+        match allowed.code {
+            0 if allowed.stdout.contains("default/top-one") => Ok(()),
+            _ => Err(format!("{}{}", allowed.stdout, allowed.stderr)),
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn lists_are_selected_by_labels_and_printed_without_headings() {
+    let node = Node::start("plugin-labels").await;
+    let spec = json!({"nodeSelector": {}, "source": {"image": {"size": "1Gi"}}});
+    let pool = json!({"metadata": {"name": node.name, "labels": {"tier": "fast"}}, "spec": spec});
+    create(&node.all::<StoragePool>(), pool).await;
+    let words = |list: &'static str, selector| [list, "-l", selector, "--node", "plugin-labels"];
+    let words_without_headings = [&words("pools", "tier=fast")[..], &["--no-headers"]].concat();
+    let text = node.plugin.text(&words_without_headings).await;
+    assert!(
+        text.starts_with("plugin-labels ") && text.lines().count() == 2,
+        "{text}"
+    );
+    let nothing = node
+        .plugin
+        .json(&words("pools", "tier notin (fast),tier"))
+        .await;
+    assert_eq!(nothing["items"], json!([]));
+
+    let (one, two) = (
+        node.volume("labels-one", None).await,
+        node.volume("labels-two", None).await,
+    );
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(node.client.clone(), "default");
+    for (name, app) in [("labels-one", "db"), ("labels-two", "web")] {
+        let spec = json!({
+            "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "64Mi"}},
+            "storageClassName": "none", "volumeName": name,
+        });
+        let claim = json!({"metadata": {"name": name, "labels": {"app": app}}, "spec": spec});
+        create(&claims, claim).await;
+        crate::views::bind(&node, name).await;
+    }
+    let found = node
+        .plugin
+        .json(&words("volumes", "app in (db, cache)"))
+        .await;
+    let names: Vec<&Value> = found["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|it| &it["name"])
+        .collect();
+    assert_eq!(names, ["labels-one"]);
+    let bad = node.plugin.run(&["volumes", "-l", "app in (db"]).await;
+    assert_eq!(bad.code, 3);
+    assert!(bad.stderr.contains("closing parenthesis"), "{}", bad.stderr);
+    node.remove(&one).await;
+    node.remove(&two).await;
+    node.driver.finish().await;
+}
+
+#[tokio::test]
+async fn a_watched_list_is_printed_again_after_a_change() {
+    let node = Node::start("plugin-watch").await;
+    let mut watch = command(cistern_e2e::process::binary("kubectl-cistern"));
+    watch.arg("--kubeconfig").arg(&node.plugin.kubeconfig);
+    watch.args([
+        "volumes",
+        "--watch",
+        "--no-headers",
+        "--node",
+        "plugin-watch",
+    ]);
+    let log = node.driver.kubelet_root().join("watch");
+    let mut watch = Process::start("watch", &log, watch);
+    let shows = async |text: &str| {
+        eventually(&format!("the list to show {text:?}"), SOON, async || {
+            let printed = std::fs::read_to_string(&log).unwrap_or_default();
+            if printed.contains(text) {
+                Ok(())
+            } else {
+                Err(printed)
+            }
+        })
+        .await;
+    };
+    shows("There are no such volumes.").await;
+    let volume = node.volume("watch-one", None).await;
+    shows("default/watch-one").await;
+    shows("Ready").await;
+    let annotated = json!({"metadata": {"annotations": {"a": "b"}}});
+    merge(
+        &node.all::<cistern_crds::PoolVolume>(),
+        "watch-one",
+        annotated,
+    )
+    .await;
+    node.remove(&volume).await;
+    shows("Deleting").await;
+    watch.kill();
+    // What looks the same is not printed again.
+    let printed = std::fs::read_to_string(&log).unwrap();
+    let blocks: Vec<&str> = printed.split("\n\n").collect();
+    assert!(
+        blocks.windows(2).all(|two| two[0].trim() != two[1].trim()),
+        "{printed}"
+    );
+    node.driver.finish().await;
+}

@@ -1,0 +1,53 @@
+//! Where a command shows its view: once, or again after each change.
+
+use std::io::{self, IsTerminal as _, Write as _};
+
+use super::{Format, Paint, Terminal, View, render};
+use crate::{Error, arguments::ListOutput};
+
+/// Standard output of a command that may show its view again.
+#[derive(Debug)]
+pub struct Screen {
+    paint: Paint,
+    output: ListOutput,
+    shown: Option<String>,
+}
+
+impl Screen {
+    /// A screen on which nothing is shown.
+    pub const fn new(paint: Paint, output: ListOutput) -> Self {
+        Self {
+            paint,
+            output,
+            shown: None,
+        }
+    }
+
+    /// Shows a view, unless it looks like the one before. A terminal shows it in place of that one.
+    pub fn show<V: View>(&mut self, view: &V) -> Result<(), Error> {
+        let format = self.output.output.format;
+        let text = render(view, format, !self.output.no_headers, self.paint)?;
+        if self.shown.as_ref() == Some(&text) {
+            return Ok(());
+        }
+        let mut stdout = Terminal::stdout(self.paint);
+        if self.output.watch && io::stdout().is_terminal() {
+            stdout.clear()?;
+        } else if self.shown.is_some() {
+            stdout.write_all(separator(format).as_bytes())?;
+        }
+        stdout.write_all(text.as_bytes())?;
+        stdout.flush()?;
+        self.shown = Some(text);
+        Ok(())
+    }
+}
+
+/// What separates two documents in a file.
+const fn separator(format: Format) -> &'static str {
+    match format {
+        Format::Table | Format::Wide => "\n",
+        Format::Json => "",
+        Format::Yaml => "---\n",
+    }
+}

@@ -1,0 +1,224 @@
+//! `top`: space and I/O of pools and volumes, from the metrics of the agents.
+//!
+//! ```text
+//! pods of the agents ─▶ proxy of the API server ─▶ /metrics, twice ─▶ rates ─▶ views (pure)
+//! ```
+//!
+//! *Invariant:* it only reads. The status of the objects has no rates and only rounded sizes, because each
+//! change of a status is a write to the API server.
+
+pub mod exposition;
+pub mod pools;
+pub mod rates;
+#[cfg(test)]
+pub(crate) mod testing;
+pub mod volumes;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Instant,
+};
+
+use cistern_client::Chain;
+use cistern_crds::{
+    Bytes, StoragePool,
+    names::{COMPONENT_LABEL, NODE_COMPONENT},
+};
+use futures::{StreamExt as _, stream};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use kube::{Resource, ResourceExt as _, api::ListParams, core::Selector};
+use serde::de::DeserializeOwned;
+use tokio::time::sleep;
+
+use self::{
+    exposition::Exposition,
+    pools::TopPools,
+    rates::{NodeMetrics, Rates},
+    volumes::{TopVolumes, Wanted},
+};
+use crate::{
+    Connection, Error, Printer, Verdict,
+    arguments::{self, TopSubject},
+    output::{Cell, human},
+    print_notes,
+};
+
+/// Agents that are asked concurrently.
+const AT_ONCE: usize = 32;
+/// Name of the port with the metrics in the agent's pod.
+const PORT: &str = "metrics";
+
+/// Why `top` has nothing to show.
+#[derive(Debug, thiserror::Error)]
+pub enum TopError {
+    /// No agent answers.
+    #[error("no agent answers: {why}")]
+    NoAnswer {
+        /// Why the first one does not.
+        why: String,
+    },
+    /// There are no agents.
+    #[error(
+        "there is no running agent in namespace {namespace}: is Cistern installed there (--system-namespace)?"
+    )]
+    NoAgents {
+        /// The namespace.
+        namespace: String,
+    },
+}
+
+/// Samples the metrics and prints a view of them, again and again with `--watch`.
+pub async fn run(
+    connection: &Connection,
+    flags: &arguments::Top,
+    printer: Printer,
+) -> Result<Verdict, Error> {
+    let mut before = sample(connection, flags.node()).await?;
+    let mut screen = printer.screen(flags.output());
+    loop {
+        sleep(flags.interval).await;
+        let after = sample(connection, flags.node()).await?;
+        match &flags.subject {
+            TopSubject::Pools(subject) => {
+                let pools = selected::<StoragePool>(connection, subject.selector.as_ref()).await?;
+                let pools = pools.map(|all| all.into_iter().map(|(_, name)| name).collect());
+                let (only, pools) = (&subject.only, pools.as_ref());
+                let view = TopPools::of(&before, &after, only, pools, flags.sort);
+                screen.show(&view)?;
+            }
+            TopSubject::Volumes(subject) => {
+                let selector = subject.selector.as_ref();
+                let wanted = Wanted {
+                    only: subject.only.clone(),
+                    namespace: subject.namespace.as_deref(),
+                    claims: selected::<PersistentVolumeClaim>(connection, selector).await?,
+                };
+                let view = TopVolumes::of(&before, &after, &wanted, flags.sort);
+                screen.show(&view)?;
+            }
+        }
+        if !flags.output().watch {
+            return Ok(Verdict::Ok);
+        }
+        before = after;
+    }
+}
+
+/// Namespace and name of the objects that a label selector selects; None without a selector.
+async fn selected<K>(
+    connection: &Connection,
+    selector: Option<&Selector>,
+) -> Result<Option<BTreeSet<(String, String)>>, Error>
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
+{
+    let Some(selector) = selector else {
+        return Ok(None);
+    };
+    let parameters = ListParams::default().labels_from(selector);
+    let all = connection
+        .list(connection.everywhere::<K>(), parameters)
+        .await?;
+    let key = |object: &K| (object.namespace().unwrap_or_default(), object.name_any());
+    Ok(Some(all.iter().map(key).collect()))
+}
+
+/// Reads the metrics of all agents, or of that of one node. Agents that do not answer are reported in notes.
+async fn sample(
+    connection: &Connection,
+    only: Option<&str>,
+) -> Result<BTreeMap<String, NodeMetrics>, Error> {
+    let agents = ListParams::default().labels(&format!("{COMPONENT_LABEL}={NODE_COMPONENT}"));
+    let agents = connection
+        .list(connection.in_system::<Pod>(), agents)
+        .await?;
+    let asked = agents.iter().filter_map(address);
+    let asked: Vec<_> = asked
+        .filter(|(node, _)| only.is_none_or(|only| only == node))
+        .collect();
+    if asked.is_empty() {
+        let namespace = connection.system_namespace.clone();
+        return Err(TopError::NoAgents { namespace }.into());
+    }
+    let answers = stream::iter(asked)
+        .map(|(node, pod)| async move {
+            let metrics = read(connection, &node, &pod).await;
+            metrics.map(|metrics| NodeMetrics {
+                node,
+                at: Instant::now(),
+                metrics,
+            })
+        })
+        .buffer_unordered(AT_ONCE)
+        .collect::<Vec<_>>()
+        .await;
+    let (mut all, mut notes) = (BTreeMap::new(), Vec::new());
+    for answer in answers {
+        match answer {
+            Ok(answer) => _ = all.insert(answer.node.clone(), answer),
+            // The others would be denied, too.
+            Err(error @ Error::Denied { .. }) => return Err(error),
+            Err(error) => notes.push(Chain(&error).to_string()),
+        }
+    }
+    notes.sort_unstable();
+    match notes.first() {
+        Some(why) if all.is_empty() => Err(TopError::NoAnswer { why: why.clone() }.into()),
+        _ => {
+            print_notes(&notes);
+            Ok(all)
+        }
+    }
+}
+
+/// The node of a running agent, and the name and port of its pod.
+fn address(pod: &Pod) -> Option<(String, String)> {
+    let spec = pod.spec.as_ref()?;
+    let mut ports = spec
+        .containers
+        .iter()
+        .flat_map(|it| it.ports.iter().flatten());
+    let port = ports.find(|port| port.name.as_deref() == Some(PORT))?;
+    let is_running = pod.status.as_ref()?.phase.as_deref() == Some("Running");
+    let node = spec.node_name.clone().filter(|_| is_running)?;
+    Some((node, format!("{}:{}", pod.name_any(), port.container_port)))
+}
+
+/// Reads the metrics of one agent through the API server.
+async fn read(connection: &Connection, node: &str, pod: &str) -> Result<Exposition, Error> {
+    let namespace = &connection.system_namespace;
+    let what = format!(
+        "cannot read the metrics of the agent on {node} (the right `get` of `pods/proxy` in namespace {namespace})"
+    );
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}/proxy/metrics");
+    let request = http::Request::get(path).body(Vec::new());
+    let request = request.map_err(kube::Error::HttpError);
+    let client = connection.client();
+    let text = async { client.request_text(request?).await };
+    let text = connection.ask(what, text).await?;
+    Ok(Exposition::parse(&text))
+}
+
+/// Cells of the rates; empty for a volume that is not attached.
+fn rate_cells(rates: Option<Rates>) -> [Cell; 4] {
+    let Some(rates) = rates else {
+        return Default::default();
+    };
+    let size = |bytes: f64| Cell::from(human(Bytes(whole(bytes))));
+    [
+        whole(rates.reads_per_second).to_string().into(),
+        whole(rates.writes_per_second).to_string().into(),
+        size(rates.read_bytes_per_second),
+        size(rates.written_bytes_per_second),
+    ]
+}
+
+/// Rounds a rate, which is not negative.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a rate is positive and far below the largest number"
+)]
+fn whole(rate: f64) -> u64 {
+    rate.round() as u64
+}
