@@ -68,6 +68,9 @@ requirements: ## List the test of each CSI requirement; fails if one has none
 bench: ## Benchmarks, each with a reference measured in the same run (root)
 	e2e/steps bench
 
+bench-bulk: ## Many pods with volumes at a time on kind, beside as many without; PODS="50 200" sets how many (root)
+	e2e/steps bench-bulk
+
 bench-scale: ## Operator and controller with many nodes and volumes; SIZES="10x1000 ... 1000x100000" sets others (root)
 	e2e/steps bench-scale
 
@@ -122,4 +125,4 @@ $(DENY) $(MDBOOK) $(SBOM):
 clean: ## Remove cargo's output (the cache of programs and images is kept)
 	cargo clean
 
-.PHONY: help docs kubectl-plugin requirements bench bench-scale storage-suite conformance setup build generate fmt check check-moving test test-host test-vm test-api test-cluster cluster-up cluster-down images demo release lint-scripts deny sbom-tool clean
+.PHONY: help docs kubectl-plugin requirements bench bench-bulk bench-scale storage-suite conformance setup build generate fmt check check-moving test test-host test-vm test-api test-cluster cluster-up cluster-down images demo release lint-scripts deny sbom-tool clean
