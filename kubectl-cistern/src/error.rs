@@ -50,7 +50,9 @@ pub enum Error {
         kind: String,
     },
     /// The API server denied the request.
-    #[error("{what}: not allowed; request the ClusterRole `view`, or use another --context")]
+    #[error(
+        "{what}: not allowed; request the ClusterRole `view` (`edit` for changes), or use another --context"
+    )]
     Denied {
         /// Description of the request.
         what: String,
