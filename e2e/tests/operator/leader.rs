@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cistern_e2e::eventually;
-use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::{apps::v1::Deployment, coordination::v1::Lease, core::v1::PodSpec};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
@@ -104,4 +104,39 @@ async fn an_operator_that_loses_its_lease_stops_its_controllers_and_competes_aga
     held_by(&cluster, "the-operator").await;
     api.pool_is("lease", "False", "NoNodes").await;
     cluster.operator.stop().await;
+}
+
+/// Pod spec of the operator in the manifests.
+fn installed() -> PodSpec {
+    let manifest = include_str!("../../../manifests/base/operator.yaml");
+    let deployment = manifest.split("\n---\n").next().unwrap();
+    let deployment: Deployment = serde_saphyr::from_str(deployment).unwrap();
+    let spec = deployment.spec.unwrap();
+    assert_eq!(spec.replicas, Some(2));
+    spec.template.spec.unwrap()
+}
+
+#[test]
+fn the_replicas_prefer_different_nodes() {
+    let affinity = installed().affinity.and_then(|it| it.pod_anti_affinity);
+    let preferred = affinity.and_then(|it| it.preferred_during_scheduling_ignored_during_execution);
+    let keys: Vec<String> = preferred
+        .into_iter()
+        .flatten()
+        .map(|term| term.pod_affinity_term.topology_key)
+        .collect();
+    assert_eq!(keys, ["kubernetes.io/hostname"]);
+}
+
+#[test]
+fn a_replica_on_a_lost_node_is_replaced_after_half_a_minute() {
+    let tolerations = installed().tolerations.unwrap_or_default();
+    for condition in ["not-ready", "unreachable"] {
+        let key = format!("node.kubernetes.io/{condition}");
+        let mut evictions = tolerations.iter().filter(|it| {
+            it.key.as_ref() == Some(&key) && it.effect.as_deref() == Some("NoExecute")
+        });
+        let seconds = evictions.next().and_then(|it| it.toleration_seconds);
+        assert_eq!(seconds, Some(30), "{key}");
+    }
 }
