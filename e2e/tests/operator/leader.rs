@@ -111,7 +111,7 @@ fn installed() -> PodSpec {
     let manifest = include_str!("../../../manifests/base/operator.yaml");
     let deployment = manifest.split("\n---\n").next().unwrap();
     let deployment: Deployment = serde_saphyr::from_str(deployment).unwrap();
-    let spec = deployment.spec.unwrap();
+    let spec = deployment.spec;
     assert_eq!(spec.replicas, Some(2));
     spec.template.spec.unwrap()
 }
