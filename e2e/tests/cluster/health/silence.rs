@@ -1,7 +1,5 @@
 //! A node whose agent does not report.
 
-use std::time::Duration;
-
 use cistern_crds::{Bytes, ConditionType, StorageNode, StoragePool, condition};
 use cistern_e2e::{
     Harness, Test,
@@ -18,7 +16,6 @@ use kube::{
     api::{DeleteParams, ListParams},
 };
 use serde_json::json;
-use tokio::time::timeout;
 
 #[tokio::test]
 async fn a_pool_without_a_reporting_agent_is_unknown_and_takes_no_volumes_until_the_agent_returns()
@@ -55,10 +52,9 @@ async fn a_pool_without_a_reporting_agent_is_unknown_and_takes_no_volumes_until_
     .await;
 }
 
-/// Several times the number of workers that the snapshotter has by default.
-const MANY: usize = 80;
-/// Less than one deletion takes that waits for its agent.
-const ONE_DELETION: Duration = Duration::from_secs(50);
+/// Six times the number of workers that the snapshotter has by default. If each deletion waited a minute
+/// for its agent, the snapshot on the other node would wait longer than the test.
+const MANY: usize = 60;
 
 #[tokio::test]
 async fn deletions_that_wait_for_a_silent_node_do_not_block_snapshots_of_another() {
@@ -91,12 +87,7 @@ async fn deletions_that_wait_for_a_silent_node_do_not_block_snapshots_of_another
                     let (name, parameters) = (name(number), DeleteParams::default());
                     kept.delete(&name, &parameters).await.unwrap();
                 }
-                let taken = test.snapshot("there", &snapshots, "there");
-                let taken = timeout(ONE_DELETION, taken).await;
-                assert!(
-                    taken.is_ok(),
-                    "deletions on {silent} delay a snapshot on {there}"
-                );
+                test.snapshot("there", &snapshots, "there").await;
             })
             .await;
         for number in 0..MANY {
