@@ -2,7 +2,8 @@
 
 use chrono::{DateTime, Utc};
 
-/// Formats the time since `since` like kubectl: `42s`, `5m`, `3h20m`, `12d`.
+/// Formats the time since `since` like kubectl: `42s`, `5m`, `3h20m`, `12d`. A time in the future
+/// has the age `0s`.
 pub fn age(since: DateTime<Utc>, now: DateTime<Utc>) -> String {
     let seconds = (now - since).num_seconds().max(0);
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);

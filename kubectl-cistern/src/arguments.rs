@@ -269,14 +269,14 @@ pub struct TopVolumes {
 }
 
 impl Top {
-    /// Node to which the output is restricted.
+    /// Returns the node to which the output is restricted; `None` for all nodes.
     pub fn node(&self) -> Option<&str> {
         let (TopSubject::Pools(Pools { only, .. }) | TopSubject::Volumes(TopVolumes { only, .. })) =
             &self.subject;
         only.node.as_deref()
     }
 
-    /// How the list is printed.
+    /// Returns the flags that select how the list is printed.
     pub const fn output(&self) -> ListOutput {
         match &self.subject {
             TopSubject::Pools(pools) => pools.output,
@@ -298,7 +298,8 @@ pub enum TopOrder {
     Used,
 }
 
-/// Parses the time between two samples.
+/// Parses the time between two samples. Fails with a message for the user if the text is not a
+/// duration, or if it is zero.
 fn interval(text: &str) -> Result<Duration, String> {
     let interval = parse_duration(text).map_err(|error| error.to_string())?;
     if interval.is_zero() {

@@ -1,4 +1,4 @@
-//! A snapshot in time of the objects in the cluster that relate to Cistern.
+//! The objects in the cluster that relate to Cistern, at the time of the list requests.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -49,11 +49,12 @@ pub struct Cluster {
     pub pods: BTreeMap<(String, String), Vec<Arc<Pod>>>,
     /// Warning events about claims.
     pub events: Vec<Event>,
-    /// Messages about kinds that could not be listed and are missing here.
+    /// Notes for the user about kinds or loop devices that could not be read.
     pub unread: Vec<String>,
 }
 
-/// Lists of Kubernetes objects that may use Cistern's own. None: the user may not list the kind.
+/// Lists of the Kubernetes objects that may use Cistern's objects. A list is `None` if the user may
+/// not list the kind.
 #[derive(Clone, Debug, Default)]
 pub struct Users {
     /// All StorageClasses.
@@ -72,7 +73,7 @@ pub struct Users {
 pub const CLAIM_WARNINGS: &str = "involvedObject.kind=PersistentVolumeClaim,type=Warning";
 
 impl Cluster {
-    /// Lists Cistern's own objects.
+    /// Lists Cistern's own objects. Fails if the CRDs are not installed, or if a request fails.
     pub async fn own(connection: &Connection) -> Result<Self, Error> {
         let (pools, nodes, volumes, snapshots, groups) = tokio::try_join!(
             connection.own(),
@@ -91,8 +92,9 @@ impl Cluster {
         })
     }
 
-    /// Lists Cistern's own objects and the Kubernetes objects that use them. Kinds that the user may not
-    /// list are left empty and reported in `unread`.
+    /// Lists Cistern's own objects and the Kubernetes objects that use them. Kubernetes kinds that
+    /// the user may not list are left empty and reported in `unread`. Fails if Cistern's own
+    /// objects cannot be listed, or if another request fails for a reason other than denied access.
     pub async fn with_users(connection: &Connection) -> Result<Self, Error> {
         let (own, classes, claims, persistent_volumes, pods, events) = tokio::try_join!(
             Self::own(connection),
@@ -111,7 +113,8 @@ impl Cluster {
         }))
     }
 
-    /// Adds the Kubernetes objects that use Cistern's own. Missing kinds are reported in `unread`.
+    /// Adds the Kubernetes objects that use Cistern's objects. Kinds that are `None` are reported
+    /// in `unread`.
     #[must_use]
     pub fn with(mut self, users: Users) -> Self {
         let unread = &mut self.unread;
@@ -193,7 +196,8 @@ pub(crate) fn by_handle(all: Vec<PersistentVolume>) -> BTreeMap<String, Persiste
     volumes
 }
 
-/// Indexes pods that have not ended by namespace and name of their claims.
+/// Indexes pods by namespace and name of their claims. Leaves out pods that are Succeeded or
+/// Failed.
 pub(crate) fn by_claim(all: Vec<Pod>) -> BTreeMap<(String, String), Vec<Arc<Pod>>> {
     let mut pods: BTreeMap<_, Vec<_>> = BTreeMap::new();
     for pod in all.into_iter().map(Arc::new) {
@@ -223,7 +227,8 @@ fn claims_of(pod: &Pod) -> impl Iterator<Item = String> {
     })
 }
 
-/// Lists all VolumeSnapshotContents, of all drivers.
+/// Lists the VolumeSnapshotContents of all drivers. Fails if the kind is not installed, if the user
+/// may not list it, or if the request fails.
 pub async fn contents(connection: &Connection) -> Result<Vec<DynamicObject>, Error> {
     let kind = unclaimed::contents();
     let what = format!("cannot list {}", kind.plural);
@@ -237,8 +242,9 @@ pub async fn contents(connection: &Connection) -> Result<Vec<DynamicObject>, Err
 pub struct VolumeSnapshots(BTreeMap<String, String>);
 
 impl VolumeSnapshots {
-    /// Lists them. The result is empty if the kind is not installed, and also if the user may not list it;
-    /// the latter is reported in `unread`.
+    /// Lists the VolumeSnapshotContents. The result is empty if the kind is not installed, or if
+    /// the user may not list it; a denial is reported in `unread`. Fails if the request fails for
+    /// another reason.
     pub async fn read(connection: &Connection, unread: &mut Vec<String>) -> Result<Self, Error> {
         match contents(connection).await {
             Ok(contents) => Ok(Self::of_contents(&contents)),
@@ -265,13 +271,15 @@ impl VolumeSnapshots {
         Self(each.collect())
     }
 
-    /// Returns the VolumeSnapshot of a PoolSnapshot, as `NAMESPACE/NAME`.
+    /// Returns the VolumeSnapshot of a PoolSnapshot, as `NAMESPACE/NAME`; `None` if no
+    /// VolumeSnapshotContent names it.
     pub fn of(&self, snapshot: &str) -> Option<String> {
         self.0.get(snapshot).cloned()
     }
 }
 
-/// Returns the list. Notes it if the user may not list the kind.
+/// Returns the list. If the user may not list the kind, returns an empty list and adds a note to
+/// `unread`.
 fn or_note<K: Resource<DynamicType = ()>>(
     list: Option<Vec<K>>,
     unread: &mut Vec<String>,
@@ -283,7 +291,7 @@ fn or_note<K: Resource<DynamicType = ()>>(
     })
 }
 
-/// Lists a kind; None if the user may not list it.
+/// Lists a kind; `None` if the user may not list it.
 async fn optional<K>(connection: &Connection, select: ListParams) -> Result<Option<Vec<K>>, Error>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,

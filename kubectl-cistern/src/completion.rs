@@ -1,7 +1,8 @@
-//! Completion of the plugin's words by kubectl, which asks a program named `kubectl_complete-cistern`. Pure.
+//! Completions for kubectl, which runs the program `kubectl_complete-cistern` to get them. Pure.
 //!
-//! kubectl passes the words after `kubectl cistern`, of which the last is to be completed, and expects one
-//! completion in each line, with its description behind a tab, and then a directive.
+//! kubectl passes the words after `kubectl cistern`. The last word is the one to complete. kubectl
+//! expects one completion per line, with an optional description after a tab, and a directive in
+//! the last line.
 
 use clap::{Arg, Command, CommandFactory as _};
 
@@ -9,12 +10,12 @@ use crate::Arguments;
 
 /// Name under which kubectl looks for the program.
 pub const PROGRAM: &str = "kubectl_complete-cistern";
-/// Tells kubectl's shell not to complete names of files.
+/// Directive: the shell does not complete file names.
 const NO_FILES: &str = ":4";
-/// Lets kubectl's shell complete names of files.
+/// Directive: the shell completes file names.
 const FILES: &str = ":0";
 
-/// Returns the answer to kubectl.
+/// Returns the completions of the last of `words`, in the format of kubectl.
 pub fn answer(words: &[String]) -> String {
     let (last, before) = words
         .split_last()
@@ -39,7 +40,8 @@ pub fn answer(words: &[String]) -> String {
     lines.join("\n") + "\n"
 }
 
-/// The command that words select, and the option whose value comes next, if one does.
+/// Returns the command that the words select. If the last of them is an option that takes a value,
+/// returns the option, too.
 fn position<'a>(root: &'a Command, words: &[String]) -> (&'a Command, Option<&'a Arg>) {
     let (mut command, mut option) = (root, None);
     for word in words {
@@ -55,14 +57,14 @@ fn position<'a>(root: &'a Command, words: &[String]) -> (&'a Command, Option<&'a
     (command, option)
 }
 
-/// The option with this long name, if it takes a value.
+/// Returns the option with this long name if it takes a value.
 fn long<'a>(command: &'a Command, word: &str) -> Option<&'a Arg> {
     let name = word.strip_prefix("--")?;
     let mut all = command.get_arguments();
     all.find(|it| it.get_long() == Some(name) && takes_value(it))
 }
 
-/// The option with this short name, if it takes a value.
+/// Returns the option with this short name if it takes a value.
 fn short<'a>(command: &'a Command, word: &str) -> Option<&'a Arg> {
     let mut characters = word.strip_prefix('-')?.chars();
     let name = characters
@@ -72,12 +74,13 @@ fn short<'a>(command: &'a Command, word: &str) -> Option<&'a Arg> {
     all.find(|it| it.get_short() == Some(name) && takes_value(it))
 }
 
-/// Whether a value follows in the next word.
+/// Returns whether the option takes its value from the next word.
 fn takes_value(argument: &Arg) -> bool {
     argument.get_action().takes_values() && !argument.is_require_equals_set()
 }
 
-/// The values of an option; the names of files if any text is one.
+/// Returns the possible values of an option. If there is no list of them, the shell completes file
+/// names.
 fn of_values(option: &Arg, last: &str, begun: &str) -> String {
     let values = option.get_possible_values();
     if values.is_empty() {
@@ -103,7 +106,7 @@ fn flags(command: &Command) -> Vec<String> {
     each.collect()
 }
 
-/// Subcommands, and the values of operands that have a list of them.
+/// Returns the subcommands, and the possible values of positional arguments.
 fn operands(command: &Command) -> Vec<String> {
     let commands = command.get_subcommands().filter(|it| !it.is_hide_set());
     let commands = commands.map(|it| {
@@ -152,7 +155,7 @@ mod tests {
         assert_eq!(complete(&["volumes", "--sort", "si"]), ["size", ":4"]);
         assert_eq!(complete(&["volumes", "--sort=si"]), ["--sort=size", ":4"]);
         assert_eq!(complete(&["pools", "-o", "j"]), ["json", ":4"]);
-        // The value of an option is no command.
+        // The value of an option is not a command.
         assert_eq!(complete(&["--context", "top", "sta"]), ["status", ":4"]);
     }
 

@@ -3,10 +3,10 @@
 use cistern_crds::{Condition, ConditionStatus, ConditionType, condition};
 use serde::Serialize;
 
-/// `status` of a condition.
+/// Status of a condition. An absent condition is `Unknown`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum ConditionState {
-    /// What the condition names is the case.
+    /// The condition holds.
     True,
     /// The condition does not hold.
     False,
@@ -15,7 +15,7 @@ pub enum ConditionState {
 }
 
 impl ConditionState {
-    /// Returns the status of the condition of a type.
+    /// Returns the status of the condition of this type.
     pub fn of(conditions: &[Condition], kind: ConditionType) -> Self {
         match condition::find(conditions, kind) {
             Some(found) if found.status == ConditionStatus::True.as_str() => Self::True,

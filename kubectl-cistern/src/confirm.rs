@@ -4,8 +4,9 @@ use std::io::{self, BufRead, Write};
 
 use crate::output::one_line;
 
-/// Prints `question`, which lists what is lost, and reads one line. Returns whether the line is exactly
-/// `name`.
+/// Prints `question`, which lists what is lost, and reads one line. Returns whether the line is
+/// `name`, apart from surrounding spaces. Fails if the question cannot be written or the line
+/// cannot be read.
 pub(crate) fn is_typed(
     question: &str,
     name: &str,

@@ -35,7 +35,9 @@ impl Debug for Connection {
 }
 
 impl Connection {
-    /// Creates a client from the flags and the environment. Sends no request yet.
+    /// Creates a client from the flags and the environment. Sends no request. Fails if there is
+    /// neither a kubeconfig nor a service account of a pod, or if the kubeconfig or the selected
+    /// context cannot be used.
     pub async fn open(flags: &arguments::Connection) -> Result<Self, Error> {
         let mut config = config(flags).await?;
         if let Some(user) = &flags.impersonate {
@@ -74,7 +76,8 @@ impl Connection {
         Api::all(self.client())
     }
 
-    /// Awaits a request until the request timeout. `what` describes the request in error messages.
+    /// Awaits a request. `what` describes the request in error messages. Fails if the API server
+    /// does not answer before the request timeout, cannot be reached, or returns an error.
     pub async fn ask<T>(
         &self,
         what: impl Into<String>,
@@ -90,8 +93,8 @@ impl Connection {
         }
     }
 
-    /// Lists all objects that the parameters select, page by page. The future is boxed because callers run
-    /// many lists concurrently.
+    /// Lists all objects that the parameters select, page by page. Fails if the request for a page
+    /// fails. The future is boxed because callers run many lists concurrently.
     pub fn list<'a, K>(
         &'a self,
         api: Api<K>,
@@ -115,7 +118,8 @@ impl Connection {
         })
     }
 
-    /// Lists all objects of one of Cistern's kinds.
+    /// Lists all objects of one of Cistern's kinds. Fails with [`Error::NotInstalled`] if the
+    /// cluster does not have the kind, and if a request fails.
     pub async fn own<K>(&self) -> Result<Vec<K>, Error>
     where
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
@@ -131,7 +135,8 @@ impl Connection {
     }
 }
 
-/// Returns the name of the kubeconfig's context in use. None in a pod, where there is no kubeconfig.
+/// Returns the name of the context in use: `--context`, or the current context of the kubeconfig.
+/// `None` if there is no readable kubeconfig, as in a pod.
 pub fn context(flags: &arguments::Connection) -> Option<String> {
     flags.context.clone().or_else(|| {
         let kubeconfig = match &flags.kubeconfig {

@@ -1,4 +1,4 @@
-//! `cordon` and `uncordon`: whether a pool takes new volumes on a node.
+//! `cordon` and `uncordon`: set whether a pool takes new volumes on a node.
 //!
 //! *Invariant:* only `spec.cordonedNodes` of the StoragePool is written, and only if the pool is still the
 //! version that was read. No volume is touched.
@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::{Connection, MANAGER, Printer, Verdict, arguments};
 
-/// Attempts to write, if other clients change the pool meanwhile.
+/// Maximum number of writes if other clients change the pool at the same time.
 const ATTEMPTS: u32 = 5;
 
 /// Error of `cordon` and `uncordon`.
@@ -30,7 +30,7 @@ pub enum Error {
         /// Name of the node.
         node: String,
     },
-    /// Other clients change the pool all the time.
+    /// Another client changed the pool during each attempt.
     #[error("StoragePool {pool} was changed by others at each attempt: repeat the command")]
     Contended {
         /// Name of the pool.
@@ -38,7 +38,9 @@ pub enum Error {
     },
 }
 
-/// Makes the pool take no new volumes on the node, or take them again.
+/// Cordons the pool on the node, or uncordons it. Fails if the pool does not exist, if other
+/// clients change it during each attempt, or if a request fails. `cordon` also fails if the node
+/// does not carry the pool.
 pub async fn run(
     connection: &Connection,
     flags: &arguments::Cordon,
@@ -77,7 +79,7 @@ pub async fn run(
     Err(Error::Contended { pool }.into())
 }
 
-/// Returns an error unless the node carries the pool: a typing error would cordon nothing.
+/// Fails unless the node carries the pool: a mistyped name would cordon nothing.
 async fn refuse_if_not_there(
     connection: &Connection,
     pool: &str,
@@ -94,7 +96,7 @@ async fn refuse_if_not_there(
     Err(Error::NotThere { pool, node }.into())
 }
 
-/// The cordoned nodes after the change; None if nothing changes.
+/// Returns the cordoned nodes after the change; `None` if nothing changes.
 fn changed(nodes: &[String], node: &str, cordoned: bool) -> Option<Vec<String>> {
     let is_cordoned = nodes.iter().any(|it| it == node);
     if is_cordoned == cordoned {

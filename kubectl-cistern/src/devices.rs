@@ -23,10 +23,11 @@ const COMMAND: [&str; 3] = [
     "-c",
     "grep -s . /sys/block/loop*/loop/backing_file || true",
 ];
-/// Nodes that are queried concurrently.
+/// Maximum number of nodes that are queried at the same time.
 const AT_ONCE: usize = 8;
 
-/// Queries the node plugins of these nodes. Failures are reported in `unread`.
+/// Reads the loop devices of these nodes. Nodes that cannot be read are reported in `unread`. Fails
+/// if the pods of the node plugin cannot be listed.
 pub async fn read(
     connection: &Connection,
     nodes: &BTreeSet<String>,

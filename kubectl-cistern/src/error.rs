@@ -1,4 +1,4 @@
-//! Errors of commands; their messages say what to do.
+//! Errors of commands. If the user can act, the message suggests an action.
 
 use std::{io, time::Duration};
 
@@ -92,13 +92,13 @@ pub enum Error {
     /// Error of `forget-node`.
     #[error(transparent)]
     ForgetNode(#[from] forget_node::Error),
-    /// Writing to standard output failed.
+    /// An input or output operation failed, in most cases a write to standard output.
     #[error("the output cannot be written")]
     Output(#[from] io::Error),
 }
 
 impl Error {
-    /// Converts an error of the API server; `what` describes the request.
+    /// Converts the error of a request to the API server at `url`. `what` describes the request.
     pub fn asking(what: impl Into<String>, url: &str, source: kube::Error) -> Self {
         let what = what.into();
         let source = Box::new(source);
@@ -112,7 +112,8 @@ impl Error {
         }
     }
 
-    /// Returns why the API server rejected the request, if it answered.
+    /// Returns why the API server rejected the request; `None` for [`Self::Denied`] and for errors
+    /// that are not answers of the API server.
     pub fn rejection(&self) -> Option<Rejection> {
         match self {
             Self::Api { source, .. } => Some(Rejection::from(&**source)),

@@ -105,7 +105,10 @@ pub enum Error {
     },
 }
 
-/// Runs the command.
+/// Releases the volumes and snapshots of the node or pool, after confirmation. Fails if the node
+/// answers or the pool is usable, if the user does not confirm, if another client changes an
+/// object, if the operator does not remove the StorageNode before the timeout, or if a request
+/// fails.
 pub async fn run(
     connection: &Connection,
     flags: &arguments::ForgetNode,
@@ -131,7 +134,7 @@ pub async fn run(
     Ok(Verdict::Ok)
 }
 
-/// Returns an error if the node or the pool can still be used.
+/// Fails if the node, or the pool on it if one is named, can still be used.
 async fn refuse(
     connection: &Connection,
     node: &str,
@@ -143,7 +146,7 @@ async fn refuse(
     }
 }
 
-/// Returns an error unless the agent reports that the pool is unusable.
+/// Fails unless the agent reports that the pool is unusable.
 async fn refuse_if_usable(
     connection: &Connection,
     node: &str,
@@ -169,7 +172,7 @@ fn is_unusable(node: &StorageNode, pool: &str) -> bool {
     })
 }
 
-/// Returns an error if the Node exists or its agent is ready: its data is not lost.
+/// Fails if the Node exists or its agent is ready, because its data is not lost.
 async fn refuse_if_it_answers(connection: &Connection, node: &str) -> Result<(), crate::Error> {
     let what = format!("cannot read Node {node}");
     let nodes = connection.everywhere::<Node>();
@@ -200,7 +203,8 @@ async fn refuse_if_it_answers(connection: &Connection, node: &str) -> Result<(),
     }
 }
 
-/// Prints what is lost and asks for its name.
+/// Prints what is lost and asks the user to type its name. Fails if the answer is not that name, or
+/// if it cannot be read.
 fn confirm(
     loss: &Loss,
     answers: &mut impl BufRead,
@@ -214,7 +218,7 @@ fn confirm(
     }
 }
 
-/// Waits until the operator has removed the StorageNode.
+/// Waits until the operator has removed the StorageNode. Fails if it still exists after `timeout`.
 async fn await_removal(
     connection: &Connection,
     node: &str,

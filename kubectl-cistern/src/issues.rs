@@ -24,7 +24,7 @@ use crate::{
     output::{counted, human},
 };
 
-/// Time after its creation in which an object may be pending.
+/// Time after its creation during which a pending object is not an issue.
 const GRACE_PERIOD: Duration = Duration::seconds(60);
 /// Largest number of objects with the same issue that are reported individually.
 const FEW: usize = 3;
@@ -42,23 +42,23 @@ pub enum Severity {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Issue {
-    /// Severity.
+    /// Severity of the issue.
     pub severity: Severity,
-    /// Kind of the object.
+    /// Kind of the object: a Kubernetes kind, `Pool` for a pool on one node, `Claim`, or `Drift`.
     pub kind: &'static str,
     /// Name of the object; of a claim `NAMESPACE/NAME`.
     pub name: String,
-    /// Node of the object.
+    /// Node of the object; absent if the object is not on one node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Pool of the object.
+    /// Pool of the object; absent if the object is not in one pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
     /// Reason in CamelCase, for programs.
     pub reason: String,
     /// Description and suggested action, for people.
     pub message: String,
-    /// Time since which the issue exists.
+    /// Time at which the issue began; absent if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<DateTime<Utc>>,
     /// Number of objects with this issue, including the named one.
@@ -107,7 +107,7 @@ impl Issue {
     }
 }
 
-/// Returns all issues of a cluster.
+/// Returns all issues of a cluster, most severe first.
 pub fn all(cluster: &Cluster, now: DateTime<Utc>) -> Vec<Issue> {
     let mut all: Vec<Issue> = cluster.nodes.iter().flat_map(of_node).collect();
     let pools_with_issues: Vec<String> =
@@ -165,7 +165,7 @@ fn failing<'a>(
         .filter_map(|kind| condition::find(conditions, *kind));
     let mut known: Vec<&str> = Vec::new();
     found.filter(move |condition| {
-        // Not ready and not healthy for the same reason is one issue.
+        // Ready and Healthy with the same reason are one issue.
         let is_new_reason = !known.contains(&condition.reason.as_str());
         known.push(&condition.reason);
         condition.status != ConditionStatus::True.as_str() && is_new_reason
@@ -303,7 +303,8 @@ fn of_stored<K: HasImage>(object: &K, kind: &'static str, now: DateTime<Utc>) ->
     all.into_iter().map(at).collect()
 }
 
-/// Combines more than [`FEW`] objects of one pool on one node with the same issue.
+/// Combines the issues of more than [`FEW`] objects into one, if kind, node, pool, reason and
+/// severity are equal.
 fn gathered(all: &[Issue]) -> Vec<Issue> {
     fn group(it: &Issue) -> impl Eq + Hash {
         (it.kind, &it.node, &it.pool, &it.reason, it.severity)
@@ -326,7 +327,8 @@ fn gathered(all: &[Issue]) -> Vec<Issue> {
     each.collect()
 }
 
-/// Returns an issue if a claim waits for a volume, and not for its first consumer.
+/// Returns an issue if a claim is pending for longer than [`GRACE_PERIOD`] and does not wait for
+/// its first consumer: a node is selected, a pod uses the claim, or its class binds immediately.
 fn of_claim(claim: &PersistentVolumeClaim, cluster: &Cluster, now: DateTime<Utc>) -> Option<Issue> {
     let phase = claim.status.as_ref()?.phase.as_deref()?;
     let created = claim

@@ -5,10 +5,11 @@
 //!                            └─ ui: the same, watched ─▶ view (pure) ─▶ JSON ─▶ page in a browser
 //! ```
 //!
-//! *Invariant:* only `orphans adopt`, `orphans reclaim`, `cordon`, `uncordon` and `forget-node` change the
-//! cluster, and commands that lose data ask for confirmation. Every view is a pure function of the listed objects. All text goes
-//! through `output/terminal.rs`, which escapes control characters; in the page of `ui` all of it is text, never
-//! HTML.
+//! *Invariant:* only `orphans adopt`, `orphans reclaim`, `cordon`, `uncordon` and `forget-node`
+//! change the cluster. Commands that lose data ask for confirmation; only `orphans reclaim` can
+//! skip it, with `--yes`. Every view is a pure function of the listed objects. All text from the
+//! cluster goes through `output/terminal.rs`, which escapes control characters. The page of `ui`
+//! shows it as text, never as HTML.
 
 pub mod age;
 pub mod arguments;
@@ -55,19 +56,19 @@ const MANAGER: &str = "kubectl-cistern";
 /// Exit code of a command that failed.
 pub const FAILED: u8 = 3;
 
-/// Result of a command that succeeded.
+/// Result of a command that succeeded. It determines the exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
-    /// No problem was found, or the command checks nothing.
+    /// No problem was found, or the command does not report problems in its exit code.
     Ok,
-    /// There are warnings.
+    /// The command found warnings, but no errors.
     Warnings,
-    /// There are errors.
+    /// The command found at least one error.
     Failures,
 }
 
 impl Verdict {
-    /// Returns the exit code of the process.
+    /// Returns the exit code of the process, 0 to 2. A command that fails exits with [`FAILED`].
     pub const fn exit_code(self) -> u8 {
         match self {
             Self::Ok => 0,
@@ -77,7 +78,8 @@ impl Verdict {
     }
 }
 
-/// Runs a command.
+/// Runs the command that the arguments select. Fails if no cluster is configured, if a request
+/// fails, if the command fails, or if its output cannot be written.
 pub async fn run(arguments: Arguments) -> Result<Verdict, Error> {
     let no_color = arguments.no_color.is_some_and(|value| !value.is_empty());
     let printer = Printer {
@@ -190,7 +192,7 @@ fn print_notes(notes: &[String]) {
     }
 }
 
-/// Prints a text without colours to standard output.
+/// Prints a text without colours to standard output. Fails if standard output cannot be written.
 pub fn print(text: &str) -> io::Result<()> {
     Terminal::stdout(Paint::plain()).write_all(text.as_bytes())
 }
@@ -201,26 +203,27 @@ pub fn print_diagnostic(what: &str, text: &str) {
     let _ = writeln!(Terminal::stderr(), "{what}: {}", one_line(text));
 }
 
-/// Prints results to standard output.
+/// Prints results to standard output, with colours if it is a terminal and they are not disabled.
 #[derive(Clone, Copy, Debug)]
 pub struct Printer {
     paint: Paint,
 }
 
 impl Printer {
-    /// Prints a view in a format.
+    /// Prints a view in a format and returns [`Verdict::Ok`]. Fails if the view cannot be
+    /// serialized, or if standard output cannot be written.
     pub fn print<V: View>(self, view: &V, format: Format) -> Result<Verdict, Error> {
         let text = output::render(view, format, true, self.paint)?;
         self.write(&text)?;
         Ok(Verdict::Ok)
     }
 
-    /// Returns standard output for a view that may be shown again.
+    /// Returns the screen of a list command, which `--watch` updates.
     pub const fn screen(self, output: ListOutput) -> Screen {
         Screen::new(self.paint, output)
     }
 
-    /// Prints a text.
+    /// Prints a text and flushes it. Fails if standard output cannot be written.
     pub fn write(self, text: &str) -> Result<(), Error> {
         let mut stdout = Terminal::stdout(self.paint);
         stdout.write_all(text.as_bytes())?;

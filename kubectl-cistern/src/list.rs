@@ -1,4 +1,4 @@
-//! Shows a view of the cluster, once, or again after each change.
+//! Shows a view of the cluster once, or again after each change.
 
 use std::time::Duration;
 
@@ -9,11 +9,13 @@ use crate::{
     print_diagnostic, print_notes, ui::following::Following,
 };
 
-/// Time between two looks at what the watches have brought. No request is sent for it.
+/// Interval at which `--watch` checks whether the watches received changes. The check sends no
+/// request.
 const REDRAW: Duration = Duration::from_millis(500);
 
-/// Shows a view of a cluster that was read. With `--watch`, follows the cluster by watches until the process
-/// is interrupted.
+/// Shows a view of a listed cluster. With `--watch`, watches the cluster and shows the view after
+/// each change, until the process is interrupted. Fails if the view cannot be serialized, or if
+/// standard output cannot be written.
 pub(crate) async fn show<V: View>(
     connection: &Connection,
     cluster: Cluster,

@@ -1,5 +1,5 @@
-//! Entry point of `kubectl cistern`: runs the command and sets the exit code. Under the name that kubectl looks
-//! for to complete words, it completes them.
+//! Entry point of `kubectl cistern`: runs the command and sets the exit code. If the program is
+//! started as `kubectl_complete-cistern`, it prints completions for kubectl instead.
 
 use std::{env, path::Path, process::ExitCode};
 

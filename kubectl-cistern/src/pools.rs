@@ -31,7 +31,7 @@ pub struct Pools {
 pub struct PoolView {
     /// Name of the StoragePool.
     pub name: String,
-    /// Source of its space: `image 2Gi`, `device`.
+    /// Source of its space, such as `image 2Gi` or `device`.
     pub source: String,
     /// Percentage of the capacity that may be reserved for thin volumes.
     pub overcommit_percent: u32,
@@ -39,15 +39,15 @@ pub struct PoolView {
     pub ready: ConditionState,
     /// Condition Healthy: no problem is known.
     pub healthy: ConditionState,
-    /// Number of nodes on which it is ready.
+    /// Number of `nodes` on which it is ready.
     pub nodes_ready: u32,
     /// Message of the condition Ready.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// Sum over its nodes.
+    /// Sum over `nodes`; `largest_volume_bytes` is the maximum instead.
     #[serde(flatten)]
     pub capacity: Capacity,
-    /// Its state on each node, sorted by name of the node.
+    /// State of the pool on each selected node, sorted by name of the node.
     pub nodes: Vec<PoolOnNode>,
 }
 
@@ -61,15 +61,16 @@ pub struct PoolOnNode {
     pub ready: ConditionState,
     /// Condition Healthy on this node.
     pub healthy: ConditionState,
-    /// Whether it takes no new volumes on this node, by `cordonedNodes` of the StoragePool.
+    /// Whether `cordonedNodes` of the StoragePool excludes this node from new volumes.
     pub cordoned: bool,
-    /// Message of the condition Ready.
+    /// Message of the condition Ready. If the agent has not reported or the node is gone, a message
+    /// about that.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// Device, if the pool is on a device.
+    /// Path of the block device; absent if the source of the pool is an image file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// UUID of the pool's filesystem.
+    /// UUID of the pool's filesystem; absent until the pool is created.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub filesystem_uuid: Option<String>,
     /// Capacity on this node.
@@ -77,7 +78,7 @@ pub struct PoolOnNode {
     pub capacity: Capacity,
     /// Problems that the agent reports.
     pub problems: Vec<PoolProblem>,
-    /// Number of orphaned images.
+    /// Number of orphaned images, including those that the status has no room for.
     pub orphans: usize,
 }
 
@@ -87,13 +88,13 @@ pub struct PoolOnNode {
 pub struct Capacity {
     /// Space for volumes and snapshots.
     pub usable_bytes: u64,
-    /// Reserved part of `usable_bytes`.
+    /// Space that the ledger reserves. With overcommit, it can exceed `usable_bytes`.
     pub reserved_bytes: u64,
     /// Part of `reserved_bytes` that is reserved for snapshots.
     pub reserved_for_snapshots_bytes: u64,
-    /// Space that is physically in use, to about 1 %.
+    /// Space that is physically in use, accurate to about 1 %.
     pub used_bytes: u64,
-    /// Space that is physically free, to about 1 %.
+    /// Space that is physically free, accurate to about 1 %.
     pub free_bytes: u64,
     /// Size of the largest thin volume that fits on one node.
     pub largest_volume_bytes: u64,
@@ -104,7 +105,7 @@ pub struct Capacity {
 }
 
 impl Capacity {
-    /// Adds the capacity of another pool or node.
+    /// Adds the capacity of another pool or node. The largest volume is the larger of the two.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {

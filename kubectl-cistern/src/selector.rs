@@ -1,8 +1,9 @@
-//! Label selectors as kubectl takes them: `app=db,tier!=cache,zone in (a, b),!temporary`. Pure.
+//! Parses label selectors in the syntax of kubectl: `app=db,tier!=cache,zone in (a, b),!temporary`.
+//! Pure.
 
 use kube::core::{Expression, Selector};
 
-/// Parses a label selector; the error says what is wrong.
+/// Parses a label selector. Fails with a message for the user if a requirement is malformed.
 pub fn parse(text: &str) -> Result<Selector, String> {
     let requirements = requirements(text);
     requirements

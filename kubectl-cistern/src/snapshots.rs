@@ -42,20 +42,20 @@ pub struct Origin {
     pub pool: String,
     /// Name of the node.
     pub node: String,
-    /// Claim; only of a volume.
+    /// Claim of a volume; absent for a snapshot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim: Option<ClaimReference>,
-    /// Snapshot group; only of a snapshot.
+    /// Snapshot group of a snapshot; absent for a volume, and for a snapshot without a group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// Name of the source, if the source is gone.
+    /// Name of the source, if the source no longer exists.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lost_source: Option<String>,
-    /// Size of the volume, or of a volume restored from the snapshot.
+    /// Size in bytes of the volume, or of a volume restored from the snapshot.
     pub size_bytes: u64,
-    /// Space that the node's ledger reserves for it.
+    /// Bytes that the node's ledger reserves for it; 0 before the admission.
     pub reserved_bytes: u64,
-    /// Creation time of a snapshot's data.
+    /// Time at which a snapshot was taken; absent for a volume, and until the agent reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub taken: Option<DateTime<Utc>>,
     /// Condition Ready.
@@ -123,7 +123,9 @@ fn image_of<K: HasImage>(object: &K) -> String {
 }
 
 impl Origins {
-    /// Builds the selected trees of a cluster; trees without branches only if `all`.
+    /// Builds the trees whose root `only` selects. With `volume`, builds only the tree that
+    /// contains this volume. Leaves out objects without a source and without copies, unless `all`
+    /// or `volume` is set.
     pub fn of(
         cluster: &Cluster,
         only: &Selection,
@@ -160,7 +162,7 @@ impl Origins {
     }
 }
 
-/// Builds the trees.
+/// Builds the trees: matches the source of each member with the image of another.
 fn grow(members: Vec<Member>) -> Vec<Origin> {
     let images: BTreeSet<String> = members.iter().map(|member| member.image.clone()).collect();
     let mut branches: BTreeMap<String, Vec<Member>> = BTreeMap::new();
@@ -198,7 +200,8 @@ fn branch_out(member: Member, branches: &mut BTreeMap<String, Vec<Member>>) -> O
     origin
 }
 
-/// Sorts snapshots by creation time, and all objects by name.
+/// Sorts snapshots by creation time, and other objects by name. Objects without a creation time are
+/// first.
 fn sort(origins: &mut [Origin]) {
     origins.sort_by(|a, b| (a.taken, &a.name).cmp(&(b.taken, &b.name)));
 }

@@ -19,7 +19,8 @@ use crate::{
 
 /// Width of a bar in characters.
 const BAR: usize = 20;
-/// Maximum number of nodes per pool; of more nodes, those that are not ready or fullest are shown.
+/// Maximum number of nodes per pool. Of more nodes, those that are not ready are selected first,
+/// and then the fullest. The table of nodes leaves out healthy nodes if there are more.
 const LINES: usize = 10;
 /// Characters per line of text.
 const WIDTH: usize = 100;
@@ -58,7 +59,7 @@ pub struct NodeView {
     pub agent: ConditionState,
     /// Condition TopologyRegistered: kubelet has registered the driver.
     pub registered: ConditionState,
-    /// Sum over its pools.
+    /// Sum over its pools; `largest_volume_bytes` is the maximum instead.
     #[serde(flatten)]
     pub capacity: Capacity,
 }
@@ -99,7 +100,7 @@ impl Status {
         }
     }
 
-    /// Returns the severity of the most severe issue.
+    /// Returns the severity of the most severe issue; `None` if there are no issues.
     pub fn worst(&self) -> Option<Severity> {
         self.issues.iter().map(|issue| issue.severity).min()
     }

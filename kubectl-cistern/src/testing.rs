@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, by_claim, by_handle};
 
-/// Time in seconds since the epoch.
+/// Returns the time `second` seconds after the Unix epoch.
 pub(crate) fn at(second: i64) -> DateTime<Utc> {
     DateTime::from_timestamp(second, 0).unwrap()
 }
@@ -17,7 +17,7 @@ pub(crate) fn object<K: DeserializeOwned>(value: Value) -> K {
     serde_json::from_value(value).unwrap()
 }
 
-/// A condition with its last transition at second 100.
+/// Returns a condition with its last transition at second 100.
 pub(crate) fn condition(kind: &str, status: &str, reason: &str, message: &str) -> Value {
     json!({"type": kind, "status": status, "reason": reason, "message": message,
         "lastTransitionTime": "1970-01-01T00:01:40Z"})
@@ -27,7 +27,7 @@ fn well(kind: &str) -> Value {
     condition(kind, "True", "Reconciled", "")
 }
 
-/// The cluster that the module describes.
+/// Returns the cluster that the module describes.
 pub(crate) fn cluster() -> Cluster {
     Cluster {
         pools: vec![object(json!({

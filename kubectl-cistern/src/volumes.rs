@@ -19,68 +19,71 @@ use crate::{
     output::{Cell, Paint, Style, Table, View, human},
 };
 
-/// Sorted list of volumes.
+/// List of volumes.
 #[derive(Clone, Debug, Serialize)]
 pub struct Volumes {
-    /// Volumes.
+    /// Volumes in display order.
     pub items: Vec<VolumeView>,
     /// Time at which the objects were listed.
     #[serde(skip)]
     pub now: DateTime<Utc>,
 }
 
-/// A volume.
+/// A volume, with the objects that use it.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeView {
     /// Name of the PoolVolume, which is the CSI volume ID.
     pub name: String,
-    /// Claim.
+    /// Claim that uses the volume; absent if none is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim: Option<ClaimReference>,
-    /// Name of the PersistentVolume.
+    /// Name of the PersistentVolume; absent if there is none, or if the user may not list the kind.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub persistent_volume: Option<String>,
     /// Name of the pool.
     pub pool: String,
     /// Name of the node.
     pub node: String,
-    /// Size; before the volume is created, the requested size.
+    /// Size in bytes; the requested size until the volume is created.
     pub size_bytes: u64,
-    /// Space that the node's ledger reserves for it.
+    /// Bytes that the node's ledger reserves for it; 0 before the admission.
     pub reserved_bytes: u64,
-    /// Space of the pool that its image takes, with what it shares with other images.
+    /// Bytes of the pool that are allocated to its image, including extents that it shares with
+    /// other images. Absent until the image exists.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allocated_bytes: Option<u64>,
     /// Filesystem or raw block.
     pub access_type: AccessType,
-    /// Type of the filesystem.
+    /// Type of the filesystem; absent for a raw block volume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub filesystem: Option<FilesystemType>,
     /// Thin, or thick with its full size reserved.
     pub provisioning: Provisioning,
-    /// Limits of its I/O, without those of its pool.
+    /// Limits of its I/O. The limits of its pool apply as well, and are not included.
     #[serde(skip_serializing_if = "IoLimits::is_none")]
     pub io_limits: IoLimits,
-    /// Snapshot or volume from which it was created.
+    /// Snapshot or volume from which it was created; absent if it was created empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<ContentSource>,
-    /// Name of the image in the pool.
+    /// Name of the image in the pool; absent until the image exists.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
-    /// Approximate number of extents of the image.
+    /// Approximate number of extents of the image; absent until the agent has counted them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub extents: Option<u64>,
-    /// Loop device, if it has one and `--devices` was set.
+    /// Path of the loop device, such as `/dev/loop7`; absent without `--devices`, and if the image
+    /// has no loop device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// Names of the pods that use it.
+    /// Names of the pods that use its claim and are neither Succeeded nor Failed.
     pub pods: Vec<String>,
     /// Condition Ready.
     pub ready: ConditionState,
     /// Condition Healthy: no problem is known.
     pub healthy: ConditionState,
-    /// Summary in one word: `Ready`, `Deleting`, `Checking`, the highest severity, or a reason.
+    /// Summary in one word: `Ready`, `Pending`, `Deleting`, `Checking`, the highest severity of the
+    /// problems, or the reason of the condition Ready.
     pub state: String,
     /// Progress of the filesystem check, while a check is pending or running.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -92,7 +95,7 @@ pub struct VolumeView {
     pub created: Option<DateTime<Utc>>,
 }
 
-/// Loop devices by node and name of the image.
+/// Paths of loop devices, by name of the node and name of the image.
 pub type Devices = BTreeMap<(String, String), String>;
 
 impl Volumes {
@@ -129,7 +132,7 @@ impl Volumes {
         this
     }
 
-    /// Sorts the volumes; equal ones by claim.
+    /// Sorts the volumes in this order, and by claim where it is equal.
     pub fn sort(&mut self, order: VolumeOrder) {
         let claim = |volume: &VolumeView| {
             let claim = volume.claim.clone();

@@ -1,4 +1,4 @@
-//! A snapshot in time of the objects that the checks examine.
+//! The objects that the checks examine, at the time of the list requests.
 
 use std::fmt::Debug;
 
@@ -44,10 +44,10 @@ pub enum ListError {
 /// A list, or why it could not be read.
 pub type ListResult<K> = Result<Vec<K>, ListError>;
 
-/// Everything that the checks examine, except access reviews.
+/// All objects that the checks examine, except access reviews and owners of volumes and snapshots.
 #[derive(Debug)]
 pub struct Facts {
-    /// `gitVersion` that the API server reports.
+    /// Version of the API server, its `gitVersion`, such as `v1.33.2`.
     pub server_version: String,
     /// Namespace in which Cistern is expected.
     pub namespace: String,
@@ -80,7 +80,9 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Lists all objects. A list that the user may not read is not an error.
+    /// Lists all objects. If a list is denied or the API server returns an error for it, records
+    /// the error instead of the list. Fails if the API server does not answer, or does not report
+    /// its version.
     pub async fn read(connection: &Connection) -> Result<Self, Error> {
         let client = connection.client();
         let version = client.apiserver_version();

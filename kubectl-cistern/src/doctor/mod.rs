@@ -23,7 +23,9 @@ pub mod workloads;
 use self::{facts::Facts, report::Report};
 use crate::{Connection, Error, Printer, Verdict, arguments};
 
-/// Checks the installation.
+/// Checks the installation, prints the report and returns its verdict. Fails if the API server does
+/// not answer, if a request fails in a way that no check reports, or if the output cannot be
+/// written.
 pub async fn run(
     connection: &Connection,
     flags: &arguments::Doctor,

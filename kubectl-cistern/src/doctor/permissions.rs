@@ -18,7 +18,7 @@ use crate::{Connection, Error};
 
 const ACCOUNTS: &str = "accounts";
 const YOURS: &str = "your rights";
-/// Access reviews that run concurrently.
+/// Maximum number of access reviews at the same time.
 const AT_ONCE: usize = 16;
 
 /// One permission to review. Without `account`, it concerns the current user.
@@ -28,8 +28,9 @@ struct Question {
     attributes: ResourceAttributes,
 }
 
-/// Checks the permissions that the manifests grant to Cistern's accounts, and those that the plugin needs
-/// from the current user.
+/// Checks the permissions that the manifests grant to Cistern's accounts, and those that the plugin
+/// needs from the current user. Fails if a review fails. If the user may not review the accounts,
+/// the result is a warning instead.
 pub async fn examine(connection: &Connection) -> Result<Vec<Check>, Error> {
     let namespace = &connection.system_namespace;
     let rights = manifests::rights(false);
@@ -111,7 +112,7 @@ fn attributes(group: &str, resource: &str, verb: &str, name: Option<String>) -> 
     }
 }
 
-/// Permissions that the plugin needs from the current user.
+/// Returns the permissions of the current user that are reviewed.
 fn own_questions(namespace: &str) -> Vec<Question> {
     let own = cistern_crds::names::GROUP;
     let everywhere = [
@@ -206,7 +207,7 @@ async fn is_allowed(connection: &Connection, question: &Question) -> Result<bool
     Ok(status.is_some_and(|status| status.allowed))
 }
 
-/// Groups that the API server assigns to every service account.
+/// Returns the groups that the API server assigns to a service account.
 fn groups(account: &str) -> Vec<String> {
     let namespace = account.split(':').nth(2).unwrap_or_default();
     vec![

@@ -90,7 +90,7 @@ fn effective(spec: &PolicySpec) -> PolicySpec {
     spec
 }
 
-/// Whether a binding enforces at least the actions of another; it may have more, such as Audit.
+/// Returns whether a binding equals the wanted one, apart from additional actions such as Audit.
 fn enforces(found: &BindingSpec, wanted: &BindingSpec) -> bool {
     let mut actions = wanted.validation_actions.iter();
     let everywhere = BindingSpec {

@@ -19,7 +19,7 @@ const WIDTH: usize = 100;
 pub enum CheckOutcome {
     /// The check found no problem.
     Ok,
-    /// It works but needs attention, or the check could not run.
+    /// Cistern works but needs attention, or the check could not run.
     Warn,
     /// The check found a problem that keeps Cistern from working.
     Fail,
@@ -31,7 +31,7 @@ pub enum CheckOutcome {
 pub struct Check {
     /// Name of the check; stable, for programs.
     pub name: &'static str,
-    /// Result.
+    /// Result of the check.
     pub outcome: CheckOutcome,
     /// Observation, for people.
     pub message: String,
@@ -60,7 +60,7 @@ impl Check {
         }
     }
 
-    /// Creates the warning that a list which the check needs could not be read.
+    /// Creates a warning that the check could not run, because it could not read a list.
     pub fn unread(name: &'static str, error: &(dyn Error + 'static)) -> Self {
         Self::warn(
             name,
@@ -81,12 +81,12 @@ impl Check {
 /// All checks.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// In display order.
+    /// Checks in display order.
     pub checks: Vec<Check>,
 }
 
 impl Report {
-    /// Returns the worst result.
+    /// Returns the worst result; [`CheckOutcome::Ok`] if there are no checks.
     pub fn outcome(&self) -> CheckOutcome {
         let outcomes = self.checks.iter().map(|check| check.outcome);
         outcomes.max().unwrap_or(CheckOutcome::Ok)

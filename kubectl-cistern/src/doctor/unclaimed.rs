@@ -11,10 +11,12 @@ use crate::{
 };
 
 const CLAIMED: &str = "claimed";
-/// Objects that the message names.
+/// Maximum number of objects that the message names.
 const NAMED: usize = 3;
 
-/// Lists volumes and snapshots, and then their owners.
+/// Checks that all volumes and snapshots are claimed. Lists their owners after them. Fails if the
+/// API server does not answer, or if the owners cannot be listed for a reason other than denied
+/// access or a missing kind.
 pub async fn examine(connection: &Connection) -> Result<Vec<Check>, Error> {
     let cluster = match Cluster::own(connection).await {
         Ok(cluster) => cluster,

@@ -52,10 +52,11 @@ pub fn server(version: &str) -> Check {
     }
 }
 
-/// The containers of operator, controller and node plugin that run Cistern's own programs.
+/// Names of the containers that run Cistern's own programs, in the pods of operator, controller and
+/// node plugin.
 const OWN_CONTAINERS: [&str; 2] = ["operator", "driver"];
 
-/// Checks that all of Cistern's pods have one version. During an upgrade they do not.
+/// Checks that all of Cistern's pods have the same version. They differ during an upgrade.
 pub fn parts(facts: &Facts) -> Check {
     match &facts.pods {
         Ok(pods) => one_version(pods),
@@ -66,7 +67,8 @@ pub fn parts(facts: &Facts) -> Check {
 const PARTS: &str = "versions";
 
 fn one_version(pods: &[Pod]) -> Check {
-    // The number of pods by component and version. Pods that are ending are replaced already.
+    // The number of pods by component and version. Pods that are being deleted do not count,
+    // because their successors do.
     let mut counts: BTreeMap<&str, BTreeMap<&str, usize>> = BTreeMap::new();
     let running = pods
         .iter()
@@ -92,7 +94,7 @@ fn one_version(pods: &[Pod]) -> Check {
     }
 }
 
-/// Returns the tag of the pod's image of Cistern. Images that are named only by a digest tell no version.
+/// Returns the tag of the pod's image of Cistern; `None` if a digest alone identifies the image.
 fn version_of(pod: &Pod) -> Option<&str> {
     let mut containers = pod.spec.as_ref()?.containers.iter();
     let own = containers.find(|it| OWN_CONTAINERS.contains(&it.name.as_str()))?;
@@ -154,7 +156,7 @@ mod tests {
             "the parts have different versions: controller v0.2.0 (1), node v0.1.0 (1) and v0.2.0 (1), operator v0.2.0 (1)"
         );
 
-        // The old agent is ending.
+        // The old agent is being deleted.
         all.last_mut().unwrap().metadata.deletion_timestamp = object(json!("2026-01-01T00:00:00Z"));
         assert_eq!(one_version(&all).outcome, CheckOutcome::Ok);
     }

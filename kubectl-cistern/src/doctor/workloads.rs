@@ -16,7 +16,7 @@ use super::{
 
 const APPLY: &str = "kubectl apply -k manifests";
 
-/// Returns the component label of an object.
+/// Returns the value of the component label of an object.
 pub fn component<K: kube::Resource>(object: &K) -> Option<&str> {
     object.labels().get(COMPONENT_LABEL).map(String::as_str)
 }
@@ -26,7 +26,7 @@ const OPERATOR_COMPONENT: &str = "operator";
 /// Value of the component label on the controller's pods and Deployment.
 pub const CONTROLLER_COMPONENT: &str = "controller";
 
-/// The command that prints the logs of the node plugin on a node.
+/// Returns the command that prints the logs of the node plugin on a node.
 pub fn node_logs(namespace: &str, node: &str) -> String {
     format!(
         "kubectl -n {namespace} logs --all-containers $(kubectl -n {namespace} get pod -o name \
@@ -62,7 +62,7 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
     checks
 }
 
-/// Returns the Deployment of a component.
+/// Returns the Deployment of a component in a namespace.
 pub fn find<'a>(all: &'a [Deployment], namespace: &str, part: &str) -> Option<&'a Deployment> {
     all.iter()
         .find(|it| it.namespace().as_deref() == Some(namespace) && component(*it) == Some(part))

@@ -15,13 +15,13 @@ use crate::{
 pub(super) struct Loss {
     /// Name of the node.
     node: String,
-    /// Name of the pool, if only that is released.
+    /// Name of the pool, if only this pool is released. `None` releases the whole node.
     pool: Option<String>,
     /// Volumes, each with its claim.
     pub(super) volumes: Vec<(PoolVolume, Option<ClaimReference>)>,
     /// Snapshots, each with its VolumeSnapshot as `NAMESPACE/NAME`.
     pub(super) snapshots: Vec<(PoolSnapshot, Option<String>)>,
-    /// Groups. They have no data of their own.
+    /// Snapshot groups. They have no data of their own.
     pub(super) groups: Vec<PoolSnapshotGroup>,
 }
 
@@ -43,7 +43,8 @@ impl Loss {
                 };
                 snapshots.clone().filter(is_member)
             };
-            // A group is lost with the last of its snapshots.
+            // A group is lost if all of its snapshots are. A group without snapshots is lost only
+            // with the node.
             let is_lost = pool.is_none() || members().next().is_some();
             let goes = is_lost && members().all(|it| is_in(it, node, pool));
             group.spec.node_name == node && goes

@@ -14,7 +14,8 @@ use serde::de::DeserializeOwned;
 use super::{Error, loss::Loss};
 use crate::{Connection, MANAGER};
 
-/// Releases all objects; groups after the snapshots that were taken with them.
+/// Releases all objects, and groups after the snapshots that were taken with them. Stops and fails
+/// at the first object that another client changed or that cannot be written.
 pub(super) async fn release(connection: &Connection, loss: &Loss) -> Result<(), crate::Error> {
     for (volume, _) in &loss.volumes {
         one(connection, volume).await?;
@@ -28,7 +29,8 @@ pub(super) async fn release(connection: &Connection, loss: &Loss) -> Result<(), 
     Ok(())
 }
 
-/// Deletes an object at the listed version and removes the finalizer. A missing object is not an error.
+/// Deletes an object at the listed version and removes the finalizer. Succeeds if the object is
+/// missing. Fails if another client changed it.
 async fn one<K>(connection: &Connection, object: &K) -> Result<(), crate::Error>
 where
     K: Resource<DynamicType = (), Scope = ClusterResourceScope> + Clone + Debug + DeserializeOwned,

@@ -27,6 +27,8 @@ pub(super) trait Adoptable: HasImage + Clone + Debug + Serialize + DeserializeOw
 impl<K: HasImage + Clone + Debug + Serialize + DeserializeOwned> Adoptable for K {}
 
 /// Creates the custom resource of the image and returns it once the agent has adopted the image.
+/// Fails if an object of this name exists, if the agent refuses it, if the image no longer exists,
+/// if the agent does not adopt it before the timeout, or if a request fails.
 pub async fn adopt(
     connection: &Connection,
     cluster: &Cluster,
@@ -49,13 +51,13 @@ pub async fn adopt(
 /// Progress of an adoption.
 #[derive(Debug, PartialEq, Eq)]
 enum AdoptionProgress {
-    /// The object has this image.
+    /// The agent has adopted the image.
     Adopted,
-    /// The object has another image: this one.
+    /// The object has another image, with this name.
     OtherImage(String),
     /// The agent refuses the object, with this message.
     Refused(String),
-    /// The object waits, with this message.
+    /// The agent has not decided yet, for this reason.
     Waits(String),
 }
 
@@ -82,6 +84,8 @@ fn adoption_progress<K: HasImage>(object: &K, image: &str) -> AdoptionProgress {
     }
 }
 
+/// Creates the object and returns it once the agent has adopted the image. If that fails before the
+/// admission, removes the object again. Fails in the same cases as [`adopt`].
 pub(super) async fn adopt_until<K: Adoptable>(
     connection: &Connection,
     desired: &K,

@@ -5,7 +5,8 @@ use std::io::{BufRead, Write};
 use super::Error;
 use crate::{confirm::is_typed, output::one_line};
 
-/// Prints what is going to be removed and asks for its name.
+/// Prints what is to be removed and asks the user to type its name. Fails if the answer is not that
+/// name, or if the prompt cannot be written or the answer cannot be read.
 pub fn confirm(
     what: &str,
     name: &str,

@@ -9,7 +9,7 @@ use kube::ResourceExt as _;
 use super::list::SelectedOrphan;
 use crate::cluster::Cluster;
 
-/// A PoolVolume or a PoolSnapshot.
+/// The custom resource of an image.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CustomResource {
     /// A PoolVolume.
@@ -27,7 +27,7 @@ impl CustomResource {
         }
     }
 
-    /// Returns the kind.
+    /// Returns the kind: `PoolVolume` or `PoolSnapshot`.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Volume(_) => "PoolVolume",
@@ -35,7 +35,7 @@ impl CustomResource {
         }
     }
 
-    /// Returns the name.
+    /// Returns the name of the object.
     pub fn name(&self) -> String {
         match self {
             Self::Volume(volume) => volume.name_any(),

@@ -20,11 +20,12 @@ use crate::{
 /// Orphaned images, drift, and unclaimed objects.
 #[derive(Clone, Debug, Serialize)]
 pub struct Orphans {
-    /// Orphaned images.
+    /// Orphaned images, sorted by node, pool and name of the image.
     pub items: Vec<OrphanView>,
     /// Drift on the nodes.
     pub drift: Vec<DriftView>,
-    /// Number of orphaned images and drift findings that the status of their node has no room for.
+    /// Number of orphaned images and drift findings that the statuses of the nodes have no room
+    /// for.
     pub unlisted: usize,
     /// Volumes and snapshots without an owner in Kubernetes.
     pub unclaimed: Vec<UnclaimedView>,
@@ -51,9 +52,9 @@ pub struct OrphanView {
     /// Identity that is recorded in the image. An image without identity cannot be adopted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub identity: Option<OrphanIdentity>,
-    /// Time since which it is an orphan.
+    /// Time at which the agent first observed it without a custom resource.
     pub since: DateTime<Utc>,
-    /// The other node on which its custom resource is.
+    /// Name of the node on which its custom resource is, if that is another node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub belongs_to: Option<String>,
 }
@@ -147,7 +148,9 @@ fn unlisted(cluster: &Cluster, only: &Selection) -> usize {
     usize::try_from(count).unwrap_or(usize::MAX)
 }
 
-/// Returns the orphan whose image, or the volume or snapshot recorded in it, has this name.
+/// Returns the orphan whose image, or the volume or snapshot recorded in it, has this name. Fails
+/// if no orphan or several orphans match, if the image has no identity, or if its custom resource
+/// is on another node.
 pub fn choose(cluster: &Cluster, name: &str, only: &Selection) -> Result<SelectedOrphan, Error> {
     let is_meant = |orphan: &Orphan| {
         let identity = orphan.identity.as_ref();
@@ -186,7 +189,7 @@ pub fn choose(cluster: &Cluster, name: &str, only: &Selection) -> Result<Selecte
 }
 
 impl Orphans {
-    /// Collects the orphans and the drift of a cluster.
+    /// Collects the orphans and the drift of a cluster. The caller sets `unclaimed` and `unread`.
     pub fn of(cluster: &Cluster, only: &Selection, now: DateTime<Utc>) -> Self {
         let mut items: Vec<OrphanView> = all(cluster, only)
             .map(|(node, pool, orphan)| OrphanView {

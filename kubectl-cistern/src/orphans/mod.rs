@@ -40,13 +40,13 @@ pub enum Error {
     /// No orphan has this name.
     #[error("no orphan is called {name:?}: see `kubectl cistern orphans`")]
     Unknown {
-        /// Requested name.
+        /// Name in the arguments.
         name: String,
     },
     /// Several orphans have this name.
     #[error("{count} orphans are called {name:?}: name the image, or --pool and --node")]
     Ambiguous {
-        /// Requested name.
+        /// Name in the arguments.
         name: String,
         /// Number of orphans.
         count: usize,
@@ -117,7 +117,7 @@ pub enum Error {
     TimedOut {
         /// Name of the object.
         name: String,
-        /// Message of the condition on which it waits.
+        /// Message of the condition that the object waits for.
         waits_for: String,
     },
     /// The agent admitted the object, but did not report its image before the timeout.
@@ -129,7 +129,7 @@ pub enum Error {
         kind: String,
         /// Name of the object.
         name: String,
-        /// Message of the condition on which it waits.
+        /// Message of the condition that the object waits for.
         waits_for: String,
     },
     /// The agent did not remove the image before the timeout.
@@ -141,7 +141,7 @@ pub enum Error {
         kind: String,
         /// Name of the object.
         name: String,
-        /// Message of the condition on which it waits.
+        /// Message of the condition that the object waits for.
         waits_for: String,
     },
     /// An object of Kubernetes owns the volume or snapshot, or waits for it.
@@ -194,7 +194,8 @@ pub enum Error {
     },
 }
 
-/// Runs a subcommand.
+/// Runs a subcommand; the default is `list`. Fails with an [`Error`] if the orphan cannot be
+/// adopted or reclaimed, if a request fails, or if the output cannot be written.
 pub async fn run(
     connection: &Connection,
     flags: arguments::Orphans,

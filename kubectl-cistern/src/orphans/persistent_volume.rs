@@ -1,4 +1,4 @@
-//! PersistentVolume of an adopted volume.
+//! Builds and creates the PersistentVolume of an adopted volume.
 
 use std::collections::BTreeMap;
 
@@ -19,10 +19,10 @@ use kube::{ResourceExt as _, api::PostParams};
 use super::Error;
 use crate::{Connection, cluster::Cluster};
 
-/// Annotation with the provisioner. Kubernetes needs it to expand and delete the volume like any other.
+/// Annotation with the provisioner. Kubernetes needs it to expand and delete the volume.
 const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 
-/// Parses `NAMESPACE/NAME`.
+/// Parses `NAMESPACE/NAME`. Fails if the slash or one of the two is missing.
 pub fn parse_claim(text: &str) -> Result<ClaimReference, Error> {
     match text.split_once('/') {
         Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() => {
@@ -37,8 +37,8 @@ pub fn parse_claim(text: &str) -> Result<ClaimReference, Error> {
     }
 }
 
-/// Returns the PersistentVolume of a volume. Its reclaim policy is Retain, so that deleting the claim by
-/// mistake does not lose recovered data.
+/// Returns the PersistentVolume of a volume, bound to `claim` if there is one. Its reclaim policy
+/// is Retain, so that deleting the claim by mistake does not lose recovered data.
 pub fn of(volume: &PoolVolume, class: &str, claim: Option<&ClaimReference>) -> PersistentVolume {
     let spec = &volume.spec;
     let size = volume
@@ -106,7 +106,7 @@ fn on_node(node: &str) -> VolumeNodeAffinity {
     }
 }
 
-/// Creates the PersistentVolume, unless the volume has one.
+/// Creates the PersistentVolume, unless the volume has one. Fails if the request fails.
 pub async fn create(
     connection: &Connection,
     cluster: &Cluster,

@@ -1,4 +1,5 @@
-//! Removes an image through `spec.deletionRequested` of its custom resource, the only way to remove one.
+//! Removes an image through `spec.deletionRequested` of its custom resource. The plugin removes
+//! images in no other way.
 
 use std::time::Duration;
 
@@ -20,7 +21,8 @@ use super::{
 };
 use crate::{Connection, MANAGER, cluster::Cluster};
 
-/// Adopts the image and removes it.
+/// Adopts the image and removes it. Fails if the adoption fails, if the agent does not remove the
+/// image before the timeout, or if a request fails.
 pub async fn reclaim(
     connection: &Connection,
     cluster: &Cluster,
@@ -32,7 +34,8 @@ pub async fn reclaim(
     remove_until(connection, &adopted, deadline).await
 }
 
-/// Removes a volume or snapshot that has its image.
+/// Removes a volume or snapshot that has its image. Fails if the agent does not remove the image
+/// before the timeout, or if a request fails.
 pub async fn remove_object(
     connection: &Connection,
     object: &CustomResource,
@@ -52,8 +55,8 @@ async fn remove_until(
     }
 }
 
-/// Removes an object and its image in the same steps as the CSI controller. Succeeds if the object is
-/// gone, or if the name belongs to another object.
+/// Removes an object and its image in the same steps as the CSI controller. Succeeds if the object
+/// is gone, if the name belongs to another object, or if only foreign finalizers hold the object.
 async fn remove<K: Adoptable>(
     connection: &Connection,
     seen: &K,
@@ -88,8 +91,8 @@ async fn remove<K: Adoptable>(
     }
 }
 
-/// Executes a step that writes, guarded by the resource version of `object`. Returns the resulting object;
-/// `None` if it is gone.
+/// Executes a step that writes, guarded by the resource version of `object`. Returns the resulting
+/// object; `None` if it is gone. Fails if the request fails, also because of a conflict.
 pub(super) async fn execute<K: Adoptable>(
     connection: &Connection,
     api: &Api<K>,

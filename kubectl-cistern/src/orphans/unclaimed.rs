@@ -18,7 +18,8 @@ use crate::{
     cluster::{Cluster, contents},
 };
 
-/// Owners of volumes and snapshots; listed after the volumes and snapshots.
+/// Owners of volumes and snapshots. They are listed after the volumes and snapshots: otherwise the
+/// owner of a new volume could be missing.
 #[derive(Debug)]
 pub struct OwnerIndex {
     volumes: OwnerList,
@@ -59,7 +60,7 @@ pub struct UnclaimedView {
     pub node: String,
     /// Space that the node's ledger reserves for it, in bytes.
     pub reserved_bytes: u64,
-    /// Claim for which a volume was created.
+    /// Claim for which a volume was created; absent for a snapshot, and if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim: Option<ClaimReference>,
     /// Explanation and suggested action.
@@ -67,7 +68,8 @@ pub struct UnclaimedView {
 }
 
 impl OwnerIndex {
-    /// Lists the owners. A kind that may not be listed or is not installed is not an error.
+    /// Lists the owners. Records a kind that the user may not list or that is not installed. Fails
+    /// on any other error of a request.
     pub async fn read(connection: &Connection) -> Result<Self, crate::Error> {
         Ok(Self {
             volumes: read::<PoolVolume>(owners_of_volumes(connection).await)?,
@@ -75,7 +77,7 @@ impl OwnerIndex {
         })
     }
 
-    /// Returns why owners could not be listed. A kind that is not installed is no reason.
+    /// Returns the reasons why owners could not be listed. Leaves out kinds that are not installed.
     pub fn unread(&self) -> impl Iterator<Item = &OwnersUnknown> {
         [&self.volumes, &self.snapshots]
             .into_iter()
@@ -107,8 +109,9 @@ impl OwnerIndex {
         all
     }
 
-    /// Returns the volume or snapshot of a name, of any age. Returns an error if it is claimed, or if its
-    /// owner cannot be determined.
+    /// Returns the selected volume or snapshot with this name, regardless of its age; `None` if
+    /// there is none. Fails if both a volume and a snapshot have the name, if the object is
+    /// claimed, or if its owner cannot be determined.
     pub fn choose(
         &self,
         cluster: &Cluster,
@@ -174,7 +177,8 @@ fn view<K: Claimable>(object: &K) -> UnclaimedView {
 async fn owners_of_volumes(connection: &Connection) -> Result<Owners, crate::Error> {
     let mut owners = Owners::default();
     let all = ListParams::default;
-    // Claims are listed before PersistentVolumes: a claim that is bound in between has its PersistentVolume.
+    // Claims are listed before PersistentVolumes. If a claim is bound after its list request, the
+    // second list contains its PersistentVolume.
     let claims = connection.everywhere::<PersistentVolumeClaim>();
     for claim in connection.list(claims, all()).await? {
         let bound = claim
@@ -221,7 +225,8 @@ pub fn describe(object: &CustomResource) -> String {
     format!("{kind} {name} in pool {pool} on {node}")
 }
 
-/// Returns the volume that needs a PersistentVolume; an error if it is a snapshot or is being removed.
+/// Returns the volume that needs a PersistentVolume. Fails if the object is a snapshot, or if it is
+/// being removed.
 pub fn as_volume(object: CustomResource) -> Result<Box<PoolVolume>, Error> {
     match object {
         CustomResource::Volume(volume) if !volume.spec.deletion_requested => Ok(volume),

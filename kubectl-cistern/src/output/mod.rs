@@ -72,12 +72,14 @@ impl<'a, V: View> Document<'a, V> {
     }
 }
 
-/// Renders a view as JSON without spaces, for the page of `ui`.
+/// Renders a view as JSON without spaces, for the page of `ui`. Fails if the view cannot be
+/// serialized.
 pub fn compact<V: View>(view: &V) -> io::Result<Vec<u8>> {
     Ok(serde_json::to_vec(&Document::of(view))?)
 }
 
-/// Renders a view, the table of a list with or without its headings.
+/// Renders a view in a format. Without `headings`, the table of a list has no line of headings.
+/// Fails if the view cannot be serialized as JSON or YAML.
 pub fn render<V: View>(
     view: &V,
     format: Format,
@@ -100,7 +102,7 @@ pub fn render<V: View>(
     }
 }
 
-/// `1 volume`, `2 volumes`.
+/// Formats a number of things, with a plural in `s`: `1 volume`, `2 volumes`.
 pub fn counted(count: usize, noun: &str) -> String {
     let plural = if count == 1 { "" } else { "s" };
     format!("{count} {noun}{plural}")

@@ -51,7 +51,7 @@ impl Paint {
         self.colours
     }
 
-    /// Applies a style to a text within one line.
+    /// Applies a style to a text, and escapes its control characters and line breaks.
     pub fn of(self, style: Style, text: &str) -> String {
         let text = one_line(text);
         match begin(style) {
@@ -76,7 +76,7 @@ const fn begin(style: Style) -> Option<&'static str> {
     }
 }
 
-/// Returns the painter's escape sequence with which a text begins.
+/// Returns the escape sequence at the start of a text, if it is one that the painter writes.
 pub fn sequence(text: &str) -> Option<&'static str> {
     let styles = [
         Style::Good,

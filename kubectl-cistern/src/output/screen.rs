@@ -1,4 +1,4 @@
-//! Where a command shows its view: once, or again after each change.
+//! Shows the view of a command on standard output: once, or again after each change.
 
 use std::io::{self, IsTerminal as _, Write as _};
 
@@ -14,7 +14,7 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// A screen on which nothing is shown.
+    /// Creates a screen that has shown no view yet.
     pub const fn new(paint: Paint, output: ListOutput) -> Self {
         Self {
             paint,
@@ -23,7 +23,9 @@ impl Screen {
         }
     }
 
-    /// Shows a view, unless it looks like the one before. A terminal shows it in place of that one.
+    /// Shows a view, unless its text is the same as before. With `--watch` on a terminal, it
+    /// replaces the text before. Fails if the view cannot be serialized, or if standard output
+    /// cannot be written.
     pub fn show<V: View>(&mut self, view: &V) -> Result<(), Error> {
         let format = self.output.output.format;
         let text = render(view, format, !self.output.no_headers, self.paint)?;
@@ -43,7 +45,7 @@ impl Screen {
     }
 }
 
-/// What separates two documents in a file.
+/// Returns the separator of two views, if standard output is not a terminal.
 const fn separator(format: Format) -> &'static str {
     match format {
         Format::Table | Format::Wide => "\n",

@@ -9,7 +9,7 @@ use crate::condition_state::ConditionState;
 /// Spaces between columns.
 const GAP: usize = 3;
 
-/// Rows below headings.
+/// Rows of cells below headings.
 #[derive(Clone, Debug)]
 pub struct Table {
     headings: Vec<&'static str>,
@@ -30,7 +30,7 @@ impl Cell {
 
     /// Creates a cell of several parts.
     pub fn of(parts: Vec<(Style, String)>) -> Self {
-        // Escaped here, so that widths are computed from the displayed text.
+        // The text is escaped here, so that widths are computed from the displayed text.
         let shown = |(style, text): (Style, String)| (style, one_line(&text).into_owned());
         Self {
             parts: parts.into_iter().map(shown).collect(),

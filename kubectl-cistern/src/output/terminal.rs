@@ -1,9 +1,10 @@
-//! Writers for standard output and standard error. All output of the plugin goes through them.
+//! Writers for standard output and standard error. All output of the plugin goes through them,
+//! except the completion script and the messages of the argument parser.
 //!
-//! *Invariant:* output contains no control characters except line breaks, tabs, the plugin's colours, and
-//! what clears the screen for `--watch`.
-//! Nodes write messages and logs, and an attacker who controls a node could otherwise move the cursor, hide
-//! lines or answer prompts in the user's place.
+//! *Invariant:* output contains no control characters except line breaks, tabs, the plugin's
+//! colours, and the sequences that clear the screen for `--watch`. Nodes write messages and logs.
+//! An attacker who controls a node could otherwise move the cursor, hide lines or answer prompts in
+//! place of the user.
 
 use std::{
     borrow::Cow,
@@ -20,7 +21,8 @@ pub struct Terminal<W> {
 }
 
 impl Terminal<StdoutLock<'static>> {
-    /// Returns standard output. Colours pass if the painter has colours.
+    /// Returns standard output. It passes the escape sequences of colours only if the painter has
+    /// colours.
     pub fn stdout(paint: Paint) -> Self {
         Self::new(io::stdout().lock(), paint)
     }
@@ -39,7 +41,8 @@ impl<W: Write> Terminal<W> {
         Self { inner, paint }
     }
 
-    /// Clears the screen, and begins at its top.
+    /// Clears the screen and the scrollback, and moves the cursor to the top. Fails if the inner
+    /// writer fails.
     pub fn clear(&mut self) -> io::Result<()> {
         self.inner.write_all(b"\x1b[H\x1b[2J\x1b[3J")
     }
@@ -62,7 +65,7 @@ impl<W: Write> Write for Terminal<W> {
     }
 }
 
-/// Escapes a foreign text within one line, including line breaks and tabs.
+/// Escapes a text from the cluster for one line of output, including line breaks and tabs.
 pub fn one_line(text: &str) -> Cow<'_, str> {
     escaped(text, |_| 0)
 }

@@ -2,20 +2,20 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-/// The samples of one answer, by name of the metric.
+/// The samples of one response, by name of the metric.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Exposition(HashMap<String, Vec<Sample>>);
 
-/// One sample.
+/// A value of a metric, with its labels.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
     labels: BTreeMap<String, String>,
-    /// Its value.
+    /// Value, in the unit of the metric.
     pub value: f64,
 }
 
 impl Sample {
-    /// Its value as a number of bytes.
+    /// Returns the value as a number of bytes.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -25,14 +25,14 @@ impl Sample {
         self.value as u64
     }
 
-    /// The value of a label; empty if it has none.
+    /// Returns the value of a label; empty if the sample does not have the label.
     pub fn label(&self, name: &str) -> &str {
         self.labels.get(name).map_or("", String::as_str)
     }
 }
 
 impl Exposition {
-    /// Parses an answer. Lines that are no samples are skipped.
+    /// Parses a response. Skips lines that are not samples.
     pub fn parse(text: &str) -> Self {
         let mut all = HashMap::<String, Vec<Sample>>::new();
         for line in text.lines().filter(|line| !line.starts_with('#')) {
@@ -43,13 +43,13 @@ impl Exposition {
         Self(all)
     }
 
-    /// The samples of a metric.
+    /// Returns the samples of a metric; empty if the response does not contain the metric.
     pub fn of(&self, name: &str) -> &[Sample] {
         self.0.get(name).map_or(&[], Vec::as_slice)
     }
 }
 
-/// Parses `name{label="value",…} number`.
+/// Parses `name{label="value",…} number`. Returns `None` for any other line.
 fn sample(line: &str) -> Option<(&str, Sample)> {
     let end = line.find(['{', ' '])?;
     let (name, rest) = line.split_at(end);
@@ -69,7 +69,8 @@ fn sample(line: &str) -> Option<(&str, Sample)> {
     Some((name, Sample { labels, value }))
 }
 
-/// Reads a value up to its closing quotation mark, and returns the text behind that.
+/// Reads a value up to its closing quotation mark. Returns the value and the text after the mark;
+/// `None` if the mark is missing.
 fn quoted_value(text: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut characters = text.char_indices();

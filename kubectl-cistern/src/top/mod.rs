@@ -4,8 +4,8 @@
 //! pods of the agents ─▶ proxy of the API server ─▶ /metrics, twice ─▶ rates ─▶ views (pure)
 //! ```
 //!
-//! *Invariant:* it only reads. The status of the objects has no rates and only rounded sizes, because each
-//! change of a status is a write to the API server.
+//! *Invariant:* `top` only reads. It reads metrics because the status of the objects has no rates
+//! and only rounded sizes: each change of a status is a write to the API server.
 
 pub mod exposition;
 pub mod pools;
@@ -43,31 +43,33 @@ use crate::{
     print_notes,
 };
 
-/// Agents that are asked concurrently.
+/// Maximum number of agents that are queried at the same time.
 const AT_ONCE: usize = 32;
 /// Name of the port with the metrics in the agent's pod.
 const PORT: &str = "metrics";
 
-/// Why `top` has nothing to show.
+/// Error of `top`.
 #[derive(Debug, thiserror::Error)]
 pub enum TopError {
-    /// No agent answers.
+    /// None of the agents answers.
     #[error("no agent answers: {why}")]
     NoAnswer {
-        /// Why the first one does not.
+        /// Error message of one of the agents.
         why: String,
     },
-    /// There are no agents.
+    /// No agent is running, or none on the selected node.
     #[error(
         "there is no running agent in namespace {namespace}: is Cistern installed there (--system-namespace)?"
     )]
     NoAgents {
-        /// The namespace.
+        /// Namespace in which Cistern is expected.
         namespace: String,
     },
 }
 
-/// Samples the metrics and prints a view of them, again and again with `--watch`.
+/// Samples the metrics twice and prints a view with the rates. With `--watch`, repeats this until
+/// the process is interrupted. Fails if no agent answers, if a request is denied, if a list request
+/// fails, or if standard output cannot be written.
 pub async fn run(
     connection: &Connection,
     flags: &arguments::Top,
@@ -104,7 +106,8 @@ pub async fn run(
     }
 }
 
-/// Namespace and name of the objects that a label selector selects; None without a selector.
+/// Returns the namespace and name of the objects that a label selector selects; `None` without a
+/// selector.
 async fn selected<K>(
     connection: &Connection,
     selector: Option<&Selector>,
@@ -123,7 +126,8 @@ where
     Ok(Some(all.iter().map(key).collect()))
 }
 
-/// Reads the metrics of all agents, or of that of one node. Agents that do not answer are reported in notes.
+/// Reads the metrics of all agents, or of the agent on the node `only`. Prints a note about each
+/// agent that does not answer. Fails if no agent runs, if none answers, or if access is denied.
 async fn sample(
     connection: &Connection,
     only: Option<&str>,
@@ -156,7 +160,7 @@ async fn sample(
     for answer in answers {
         match answer {
             Ok(answer) => _ = all.insert(answer.node.clone(), answer),
-            // The others would be denied, too.
+            // Requests to the other agents are denied as well.
             Err(error @ Error::Denied { .. }) => return Err(error),
             Err(error) => notes.push(Chain(&error).to_string()),
         }
@@ -171,7 +175,8 @@ async fn sample(
     }
 }
 
-/// The node of a running agent, and the name and port of its pod.
+/// Returns the node of an agent, and its pod and port as `POD:PORT`; `None` if the agent is not
+/// running or serves no metrics.
 fn address(pod: &Pod) -> Option<(String, String)> {
     let spec = pod.spec.as_ref()?;
     let mut ports = spec
@@ -184,7 +189,7 @@ fn address(pod: &Pod) -> Option<(String, String)> {
     Some((node, format!("{}:{}", pod.name_any(), port.container_port)))
 }
 
-/// Reads the metrics of one agent through the API server.
+/// Reads the metrics of one agent through the API server. Fails if the request fails.
 async fn read(connection: &Connection, node: &str, pod: &str) -> Result<Exposition, Error> {
     let namespace = &connection.system_namespace;
     let what = format!(
@@ -199,7 +204,7 @@ async fn read(connection: &Connection, node: &str, pod: &str) -> Result<Expositi
     Ok(Exposition::parse(&text))
 }
 
-/// Cells of the rates; empty for a volume that is not attached.
+/// Returns the cells of the rates; empty if there are none, because the volume is not attached.
 fn rate_cells(rates: Option<Rates>) -> [Cell; 4] {
     let Some(rates) = rates else {
         return Default::default();
@@ -213,7 +218,7 @@ fn rate_cells(rates: Option<Rates>) -> [Cell; 4] {
     ]
 }
 
-/// Rounds a rate, which is not negative.
+/// Rounds a rate to a whole number. A rate is never negative.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

@@ -17,30 +17,30 @@ use crate::{
 /// List of pools.
 #[derive(Clone, Debug, Serialize)]
 pub struct TopPools {
-    /// Pools.
+    /// Pools in the requested order.
     pub items: Vec<TopPool>,
 }
 
-/// A pool.
+/// Usage of a pool.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TopPool {
     /// Name of the StoragePool.
     pub name: String,
-    /// Sum over its nodes.
+    /// Sum over `nodes`.
     #[serde(flatten)]
     pub usage: PoolUsage,
-    /// The pool on each node, sorted by name of the node.
+    /// Usage on each node, in the requested order; sorted by name of the node where it is equal.
     pub nodes: Vec<TopPoolOnNode>,
 }
 
-/// A pool on one node.
+/// Usage of a pool on one node.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TopPoolOnNode {
     /// Name of the node.
     pub node: String,
-    /// Its usage.
+    /// Usage on this node.
     #[serde(flatten)]
     pub usage: PoolUsage,
 }
@@ -51,11 +51,11 @@ pub struct TopPoolOnNode {
 pub struct PoolUsage {
     /// Space for volumes and snapshots.
     pub usable_bytes: u64,
-    /// What the ledger reserves.
+    /// Space that the ledger reserves.
     pub reserved_bytes: u64,
-    /// Physically in use.
+    /// Space that is physically in use.
     pub used_bytes: u64,
-    /// Physically free.
+    /// Space that is physically free.
     pub free_bytes: u64,
     /// I/O of its attached volumes.
     #[serde(flatten)]
@@ -75,7 +75,8 @@ impl PoolUsage {
 }
 
 impl TopPools {
-    /// Collects the pools of all nodes from two samples of their metrics. `pools` are the selected ones.
+    /// Collects the pools of the selected nodes from two samples of their metrics. `pools` has the
+    /// names of the selected pools; `None` selects all.
     pub fn of(
         before: &BTreeMap<String, NodeMetrics>,
         after: &BTreeMap<String, NodeMetrics>,

@@ -11,23 +11,23 @@ use super::exposition::Exposition;
 pub struct NodeMetrics {
     /// Name of the node.
     pub node: String,
-    /// When the answer arrived.
+    /// Time at which the response arrived.
     pub at: Instant,
-    /// What the agent answered.
+    /// Metrics in the response of the agent.
     pub metrics: Exposition,
 }
 
-/// I/O of a volume, or of all volumes of a pool, for each second.
+/// I/O per second of a volume, or of all volumes of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Rates {
-    /// Completed reads.
+    /// Number of completed reads.
     pub reads_per_second: f64,
-    /// Completed writes.
+    /// Number of completed writes.
     pub writes_per_second: f64,
-    /// Bytes that were read.
+    /// Number of bytes read.
     pub read_bytes_per_second: f64,
-    /// Bytes that were written.
+    /// Number of bytes written.
     pub written_bytes_per_second: f64,
 }
 
@@ -46,19 +46,19 @@ impl Add for Rates {
 }
 
 impl Rates {
-    /// Reads and writes together.
+    /// Returns the sum of reads and writes per second.
     pub fn operations(self) -> f64 {
         self.reads_per_second + self.writes_per_second
     }
 
-    /// Bytes in both directions together.
+    /// Returns the sum of bytes read and written per second.
     pub fn bytes(self) -> f64 {
         self.read_bytes_per_second + self.written_bytes_per_second
     }
 }
 
-/// Rates of the attached volumes of a node, by name of the volume. A volume that was attached to another
-/// device in between has none.
+/// Returns the rates of the attached volumes of a node, by name of the volume. A volume whose loop
+/// device changed between the samples has no rates, and neither has one whose counters decreased.
 pub fn of_volumes(before: &NodeMetrics, after: &NodeMetrics) -> BTreeMap<String, Rates> {
     let seconds = after.at.saturating_duration_since(before.at).as_secs_f64();
     let mut all = BTreeMap::<String, Rates>::new();

@@ -78,12 +78,12 @@ fn nodes(seconds: u64, first: [u64; 4], second: [u64; 4]) -> BTreeMap<String, No
     ])
 }
 
-/// The first samples.
+/// Returns the first samples.
 pub(crate) fn before() -> BTreeMap<String, NodeMetrics> {
     nodes(0, [1000, 100, 4000, 1000], [0, 0, 0, 0])
 }
 
-/// The second samples.
+/// Returns the second samples.
 pub(crate) fn after() -> BTreeMap<String, NodeMetrics> {
     nodes(2, [1100, 120, 4400, 3048], [0, 400, 0, 1600])
 }

@@ -14,15 +14,15 @@ use crate::{
 /// List of volumes.
 #[derive(Clone, Debug, Serialize)]
 pub struct TopVolumes {
-    /// Volumes.
+    /// Volumes in the requested order.
     pub items: Vec<TopVolume>,
 }
 
-/// A volume.
+/// Usage of a volume.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TopVolume {
-    /// Claim.
+    /// Claim that uses the volume; absent if none is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim: Option<ClaimReference>,
     /// Name of the PoolVolume.
@@ -31,25 +31,26 @@ pub struct TopVolume {
     pub node: String,
     /// Name of the pool.
     pub pool: String,
-    /// Size; absent until the volume is created.
+    /// Size in bytes; absent until the volume is created.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
-    /// Space of the pool that its image takes, with what it shares; absent while the pool cannot be used.
+    /// Bytes of the pool that are allocated to its image, including extents that it shares. Absent
+    /// while the pool cannot be used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allocated_bytes: Option<u64>,
-    /// Its I/O; absent while it is not attached.
+    /// I/O of the volume; absent unless it was attached in both samples.
     #[serde(flatten)]
     pub rates: Option<Rates>,
 }
 
-/// Which volumes to show.
+/// Selection of volumes.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted<'a> {
-    /// Pool and node.
+    /// Pool and node of the volumes.
     pub only: Selection,
-    /// Namespace of the claim.
+    /// Namespace of the claim; `None` selects all volumes.
     pub namespace: Option<&'a str>,
-    /// Claims, by namespace and name, if a label selector is given.
+    /// Namespace and name of the claims that the label selector selects; `None` without a selector.
     pub claims: Option<BTreeSet<(String, String)>>,
 }
 
@@ -71,7 +72,7 @@ impl Wanted<'_> {
 }
 
 impl TopVolumes {
-    /// Collects the volumes of all nodes from two samples of their metrics.
+    /// Collects the selected volumes from two samples of the metrics of their nodes.
     pub fn of(
         before: &BTreeMap<String, NodeMetrics>,
         after: &BTreeMap<String, NodeMetrics>,

@@ -1,13 +1,16 @@
 //! Opens the page in the default browser.
 //!
-//! *Invariant:* the URL, which contains the token, is no argument of a process: other users of the machine
-//! could read it there. The browser gets a file that only this user can read, and that redirects to the URL.
+//! *Invariant:* the URL contains the token and is never an argument of a process, because other
+//! users of the machine can read arguments. The browser opens a file that only this user can read
+//! and that redirects to the URL.
 
 use std::io::{self, Write as _};
 
 use tempfile::NamedTempFile;
 
-/// Starts the default browser. The file must be kept until the browser has read it.
+/// Starts the default browser with a file that redirects to `url`. The caller must keep the
+/// returned file until the browser has read it. Fails if the file cannot be written, or if no
+/// browser can be started.
 pub fn open(url: &str) -> io::Result<NamedTempFile> {
     let mut file = tempfile::Builder::new()
         .prefix("kubectl-cistern-")
@@ -18,7 +21,8 @@ pub fn open(url: &str) -> io::Result<NamedTempFile> {
     Ok(file)
 }
 
-/// `url` has only characters that HTML does not interpret.
+/// Returns a document that redirects to `url`, which has only characters that HTML does not
+/// interpret.
 fn redirect(url: &str) -> String {
     format!(
         "<!doctype html><meta charset=\"utf-8\"><meta name=\"referrer\" content=\"no-referrer\">\

@@ -1,9 +1,9 @@
 //! The JSON documents of the page: the views of `status`, `volumes` and `snapshots`, and the session, which is the
 //! state of the connection.
 //!
-//! *Invariant:* a document is built only when it is requested, at most once in [`AT_MOST`], and only if something
-//! has changed or [`AT_LEAST`] has passed, because some problems appear by time alone. Its tag changes only with
-//! its content.
+//! *Invariant:* a document is built only on request, at most once per [`AT_MOST`], and only if an
+//! object has changed or [`AT_LEAST`] has passed: some problems appear without a change. The tag of
+//! a document changes only with its content.
 
 use std::{
     fmt::Write as _,
@@ -32,7 +32,7 @@ const AT_MOST: Duration = Duration::from_secs(1);
 /// Longest time for which an unchanged cluster has the same document.
 const AT_LEAST: Duration = Duration::from_secs(15);
 
-/// The documents.
+/// Kind of a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The view of `status`.
@@ -48,11 +48,11 @@ pub enum Kind {
 pub struct Document {
     /// Value of the header ETag.
     pub tag: String,
-    /// JSON.
+    /// Content of the document, in JSON.
     pub body: Bytes,
 }
 
-/// A document, and of what it was built.
+/// A document, with the time and the number of changes at which it was built.
 #[derive(Debug)]
 struct Built {
     at: Instant,
@@ -68,7 +68,7 @@ pub struct Documents {
 }
 
 impl Documents {
-    /// Documents of the cluster that is followed.
+    /// Creates the documents of a watched cluster. Builds none of them yet.
     pub fn of(following: Following) -> Self {
         Self {
             following,
@@ -76,13 +76,15 @@ impl Documents {
         }
     }
 
-    /// Returns the state of the connection. It is small and changes by itself, so it is always built.
+    /// Returns the state of the connection. It is small and changes without a change of an object,
+    /// so it is built for each request. Fails if it cannot be serialized.
     pub fn session(&self) -> Result<Document, Error> {
         let body = serde_json::to_vec(&self.following.session()).map_err(io::Error::from)?;
         Ok(Document::of(body))
     }
 
-    /// Returns a document. Concurrent requests for one share its build.
+    /// Returns a document. Concurrent requests for the same document share one build. Fails if the
+    /// document cannot be serialized.
     pub async fn get(&self, kind: Kind) -> Result<Document, Error> {
         let [status, volumes, snapshots] = &self.built;
         let built = match kind {

@@ -1,7 +1,7 @@
-//! The cluster, followed by watches, and the state of the connection.
+//! Watches a cluster, and checks the connection to it.
 //!
-//! *Invariant:* each kind is listed once; afterwards the API server sends only changes. A list at an interval
-//! would read every pod and every volume of the cluster again and again.
+//! *Invariant:* each kind is listed once; afterwards the API server sends only changes. Lists at an
+//! interval would read all pods and all volumes of the cluster each time.
 
 use std::{
     sync::{
@@ -29,21 +29,21 @@ use crate::{
     cluster::{CLAIM_WARNINGS, Cluster, Users},
 };
 
-/// Time between two requests that only tell whether the API server answers.
+/// Interval and timeout of the requests that check whether the API server answers.
 const PULSE: Duration = Duration::from_secs(5);
 
 /// The state of the connection, for the page.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Session {
-    /// Context of the kubeconfig.
+    /// Name of the kubeconfig context; absent if there is no kubeconfig.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub context: Option<String>,
     /// URL of the API server.
     pub server: String,
     /// Kinds whose first list is not complete.
     pub listing: Vec<String>,
-    /// Messages about kinds that are not shown, or not live.
+    /// Messages about kinds that are not shown, or whose changes are not shown.
     pub notes: Vec<String>,
     /// The outage of the API server, if it does not answer.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -59,7 +59,7 @@ pub struct Outage {
     pub message: String,
 }
 
-/// The cluster. Its watches end when this is dropped.
+/// A watched cluster. Its watches end when this is dropped.
 #[derive(Debug)]
 pub struct Following {
     context: Option<String>,
@@ -79,7 +79,8 @@ pub struct Following {
 }
 
 impl Following {
-    /// Starts to follow a cluster.
+    /// Starts the watches and the check of the connection. `context` is the name of the kubeconfig
+    /// context.
     pub fn start(connection: &Connection, context: Option<String>) -> Self {
         let (mut tasks, changes) = (JoinSet::new(), Arc::new(AtomicU64::new(0)));
         let outage = Arc::new(Mutex::new(None));
@@ -122,12 +123,12 @@ impl Following {
         }
     }
 
-    /// Returns a number that grows with every change.
+    /// Returns a number that grows with every event of a watch.
     pub fn changes(&self) -> u64 {
         self.changes.load(Ordering::Relaxed)
     }
 
-    /// Returns the objects as they are known now.
+    /// Returns copies of the objects, as of the latest events of the watches.
     pub fn cluster(&self) -> Cluster {
         let own = Cluster {
             pools: self.pools.objects(),
@@ -168,7 +169,8 @@ impl Following {
 }
 
 impl Session {
-    /// Adds what the page must say about a kind.
+    /// Adds a kind whose first list is not complete, or a note about a kind that is not shown or
+    /// not live.
     fn add<K>(&mut self, watched: &Watched<K>)
     where
         K: Resource<DynamicType = ()>
@@ -197,7 +199,8 @@ impl Session {
     }
 }
 
-/// Records whether the API server answers.
+/// Requests the version of the API server at an interval, and records an outage while it does not
+/// answer.
 async fn examine(connection: Connection, outage: Arc<Mutex<Option<Outage>>>) {
     let client = connection.client();
     loop {
@@ -223,7 +226,7 @@ async fn examine(connection: Connection, outage: Arc<Mutex<Option<Outage>>>) {
     }
 }
 
-/// Removes what no view needs and what takes the most memory.
+/// Removes the fields that take the most memory and that no view needs.
 fn bare<K: Resource>(object: &mut K) {
     let meta = object.meta_mut();
     meta.managed_fields = None;
@@ -232,7 +235,7 @@ fn bare<K: Resource>(object: &mut K) {
     }
 }
 
-/// Keeps of a pod its names, its volumes and its phase.
+/// Keeps only the metadata without annotations, the volumes and the phase of a pod.
 fn only_volumes(pod: &mut Pod) {
     bare(pod);
     pod.metadata.annotations = None;

@@ -4,8 +4,9 @@
 //! API server ─ watches ─▶ following ─▶ views of the commands ─▶ documents (JSON, ETag) ─▶ server ─▶ page
 //! ```
 //!
-//! *Invariant:* it only reads. The page shows the JSON of `status`, `volumes` and `snapshots`, and nothing else
-//! from the cluster. The server listens on loopback only, and answers only requests that know its token.
+//! *Invariant:* `ui` only reads. The page shows the JSON of `status`, `volumes` and `snapshots`,
+//! and nothing else from the cluster. The server listens on loopback only, and serves only requests
+//! whose URL contains its token.
 
 pub mod browser;
 pub mod documents;
@@ -26,7 +27,8 @@ use tokio::net::TcpListener;
 use self::{documents::Documents, following::Following, server::Token};
 use crate::{Connection, Error, Printer, Verdict, arguments, print_diagnostic};
 
-/// Serves the page until SIGINT or SIGTERM.
+/// Serves the page until SIGINT or SIGTERM. Fails if the user may not list StoragePools, if Cistern
+/// is not installed, if the port is in use, or if the URL cannot be printed.
 pub async fn run(
     connection: &Connection,
     context: Option<String>,
@@ -34,7 +36,8 @@ pub async fn run(
     printer: Printer,
 ) -> Result<Verdict, Error> {
     let ended = shutdown::requested()?;
-    // Reports a wrong kubeconfig, missing rights or a missing installation here, as other commands do.
+    // This request fails for a wrong kubeconfig, denied access or a missing installation, before
+    // the server starts.
     connection.own::<StoragePool>().await?;
     let listener = listen(flags).await?;
     let token = Token::random();

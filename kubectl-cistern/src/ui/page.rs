@@ -5,7 +5,7 @@
 pub struct PageFile {
     /// Name in the URL. The page itself has the empty name.
     pub name: &'static str,
-    /// Media type.
+    /// Value of the header Content-Type.
     pub media_type: &'static str,
     /// Content.
     pub content: &'static str,

@@ -1,8 +1,9 @@
 //! The HTTP server of the page.
 //!
-//! *Invariant:* every request passes [`guard`]. It must name a loopback host, so that no other site can reach
-//! the server through a DNS name of its own; it must only read; and it must know the token, so that other users
-//! of the machine cannot read the cluster. The browser loads nothing for the page from anywhere else.
+//! *Invariant:* every request passes [`guard`]. Its host must be loopback, so that no other site
+//! can reach the server through a DNS name of that site. Its method must be GET or HEAD. Its path
+//! must contain the token, so that other users of the machine cannot read the cluster. The page
+//! loads nothing from other hosts.
 
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ use super::{
     page::FILES,
 };
 
-/// Headers of all answers.
+/// Headers of all responses.
 const HEADERS: [(HeaderName, &str); 6] = [
     (
         header::CONTENT_SECURITY_POLICY,
@@ -64,7 +65,7 @@ impl Token {
         &self.0
     }
 
-    /// Compares in constant time.
+    /// Compares in constant time, so that response times reveal nothing about the token.
     fn is(&self, other: &str) -> bool {
         self.0.as_bytes().ct_eq(other.as_bytes()).into()
     }
@@ -79,7 +80,8 @@ pub fn router(token: Token, documents: Arc<Documents>) -> Router {
         .layer(middleware::from_fn_with_state(token, guard))
 }
 
-/// Refuses what the module forbids, and adds the headers to all answers.
+/// Rejects requests that violate the invariant of this module, and adds [`HEADERS`] to all
+/// responses.
 async fn guard(State(token): State<Token>, request: Request, next: Next) -> Response {
     let known = request.uri().path().split('/').nth(1);
     let mut response = if !is_loopback(&request) {
@@ -108,8 +110,8 @@ async fn guard(State(token): State<Token>, request: Request, next: Next) -> Resp
     response
 }
 
-/// Whether the Host header, and the host of the request line if it has one, are loopback. Any port will do: a
-/// tunnel may use another one.
+/// Returns whether the Host header, and the host of the request line if it has one, are loopback.
+/// The port is not checked, because a tunnel may use another one.
 fn is_loopback(request: &Request) -> bool {
     let mut hosts = request.headers().get_all(header::HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else {
@@ -142,7 +144,7 @@ async fn named(
     }
 }
 
-/// Answers without a body if the client has the document already.
+/// Returns a response with the document, or without a body if the client already has the document.
 fn answer(document: &Document, known: Option<&HeaderValue>) -> Response {
     let tag = (header::ETAG, document.tag.as_str());
     if known.is_some_and(|known| known == document.tag.as_str()) {
@@ -168,7 +170,7 @@ mod tests {
 
     const GOOD: &str = "0123";
 
-    /// Sends a request without a server in between.
+    /// Sends a request to the router, without a server.
     async fn ask(method: &str, path: &str, headers: &[(&str, &str)]) -> Response {
         let documents = Documents::of(Following::of_cluster(crate::testing::cluster()));
         let router = router(Token(GOOD.to_owned()), Arc::new(documents));

@@ -1,4 +1,4 @@
-//! One kind of objects, watched: listed once, then kept current by events.
+//! Watches one kind of objects: lists it once, and then applies the events of the watch.
 
 use std::sync::{
     Arc,
@@ -24,17 +24,17 @@ use tokio::task::JoinSet;
 pub enum State {
     /// The first list is not complete.
     Listing,
-    /// The objects are complete and followed.
+    /// The first list is complete, and changes are received.
     Live,
     /// The user may not list the kind.
     ListDenied,
     /// The user may list the kind, but not watch it; the objects are those of the first list.
     WatchDenied,
-    /// The kind cannot be listed.
+    /// The kind cannot be listed, for this reason.
     Failed(String),
 }
 
-/// The objects of a kind.
+/// The objects of a watched kind.
 #[derive(Clone, Debug)]
 pub struct Watched<K: Resource<DynamicType = ()> + Clone + 'static> {
     store: Store<K>,
@@ -45,7 +45,8 @@ impl<K> Watched<K>
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned + Send + Sync,
 {
-    /// Starts a watch among `tasks`. `prune` removes what no view needs; `changes` counts the events.
+    /// Starts a watch as one of `tasks`. `prune` removes fields that no view needs. `changes`
+    /// counts the events.
     pub fn start(
         tasks: &mut JoinSet<()>,
         api: Api<K>,
@@ -68,7 +69,7 @@ where
         Self { store, state }
     }
 
-    /// Objects that do not change, for tests.
+    /// Creates objects that do not change, for tests.
     #[cfg(test)]
     pub fn fixed(objects: Vec<K>) -> Self {
         let (store, mut writer) = reflector::store();
@@ -91,7 +92,7 @@ where
         all.iter().map(|object| (**object).clone()).collect()
     }
 
-    /// Returns copies of the objects, or None if the user may not list them.
+    /// Returns copies of the objects; `None` if the user may not list them.
     pub fn allowed(&self) -> Option<Vec<K>> {
         (self.state() != State::ListDenied).then(|| self.objects())
     }
@@ -104,8 +105,8 @@ fn after<K>(state: &State, event: &Result<Event<K>, watcher::Error>) -> State {
         Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_)) => State::Live,
         Err(watcher::Error::InitialListFailed(error)) if is_denied(error) => State::ListDenied,
         Err(watcher::Error::WatchStartFailed(error)) if is_denied(error) => State::WatchDenied,
-        // Later failures keep the objects. No event tells that such a failure is over, so the
-        // session examines the API server by itself.
+        // Later failures keep the objects. No event reports the end of such a failure. The session
+        // therefore checks the API server with requests of its own.
         Err(error @ watcher::Error::InitialListFailed(_)) if *state != State::Live => {
             State::Failed(Chain(error).to_string())
         }
