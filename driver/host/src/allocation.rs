@@ -1,9 +1,9 @@
 //! Allocates a file in full.
 //!
-//! *Invariants:* only its holes are allocated. XFS needs free space for the whole requested range,
-//! however little of it is missing, so that a thick volume could not be reallocated in a pool that
-//! is more than half full. Memory does not grow with the number of holes, which a tenant controls:
-//! holes are read and filled a few hundred at a time.
+//! *Invariants:* only the holes of a file are allocated. XFS requires free space for the whole
+//! range of a call, even if most of it is allocated already. So a call for the whole file would
+//! fail for a thick volume in a pool that is more than half full. Memory does not grow with the
+//! number of holes, which a tenant controls: holes are read and filled a few hundred at a time.
 
 use std::{io, ops::Range, os::fd::BorrowedFd};
 
@@ -11,14 +11,14 @@ use cistern_types::Bytes;
 
 use crate::system::{Extent, System};
 
-/// The space that a file lacks up to a size.
+/// The bytes that a file lacks up to a size.
 pub(crate) struct Missing {
     up_to: Bytes,
     lacking: Bytes,
 }
 
 impl Missing {
-    /// Counts the holes of a file.
+    /// Counts the bytes of a file up to `size` that are not allocated.
     pub(crate) fn of(system: &dyn System, file: BorrowedFd<'_>, size: Bytes) -> io::Result<Self> {
         let mut lacking = Bytes::ZERO;
         let counted = for_each_hole(system, file, size, |hole| {
@@ -38,7 +38,7 @@ impl Missing {
         })
     }
 
-    /// Returns the missing bytes.
+    /// Number of missing bytes.
     pub(crate) fn size(&self) -> Bytes {
         self.lacking
     }

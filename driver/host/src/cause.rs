@@ -7,10 +7,10 @@ use crate::{command, loopdev};
 /// Why a step failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Cause {
-    /// The kernel refused.
+    /// A system call failed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// A tool failed.
+    /// A tool did not start, failed, or exceeded its deadline.
     #[error(transparent)]
     Command(#[from] command::Error),
     /// A loop device cannot be attached, or has wrong properties.

@@ -35,10 +35,10 @@ use crate::{
     system::System,
 };
 
-/// Alignment of ranges: the sector size of every volume.
+/// Alignment of the reported ranges in bytes: the sector size of every volume.
 const SECTOR: u64 = 4096;
-/// How often a part is read whose extents move in between, before all of its data is reported as
-/// different.
+/// Number of attempts to read a part whose extents move meanwhile. After the last attempt, all data
+/// of the part is reported as different.
 const TRIES: usize = 3;
 
 /// Iterates over the byte ranges in which a snapshot's image differs from zeros or from another
@@ -62,13 +62,15 @@ pub struct Changes {
 
 impl Pool {
     /// Returns the parts of a snapshot's image that hold data, from the sector of an offset on. All
-    /// other parts are zeros.
+    /// other parts are zeros. Fails if the image is missing, cannot be read, or is not that of a
+    /// snapshot.
     pub fn allocated(&self, snapshot: &Uid, from: u64) -> Result<Changes, image::Error> {
         self.walk(None, snapshot, from)
     }
 
     /// Returns the parts in which a snapshot's image differs from a base, from the sector of an
-    /// offset on. The base counts as zeros beyond its end.
+    /// offset on. The base counts as zeros beyond its end. Fails if either image is missing, cannot
+    /// be read, or is not that of a snapshot.
     pub fn changes(&self, base: &Uid, snapshot: &Uid, from: u64) -> Result<Changes, image::Error> {
         self.walk(Some(base), snapshot, from)
     }
@@ -165,8 +167,8 @@ enum Side {
     Target,
 }
 
-/// Compares the first part of the rest of two images; `read` maps the first extents of one. Returns
-/// the differences and the end of that part.
+/// Compares the first part of `rest`: as much as one read of each image covers. `read` maps the
+/// first extents of one image. Returns the differences and the end of that part.
 fn compare(
     rest: Range<u64>,
     mut read: impl FnMut(Side, Range<u64>) -> io::Result<Map>,

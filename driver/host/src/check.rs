@@ -16,7 +16,7 @@ use crate::{
     system::System,
 };
 
-/// A check reads every inode of a filesystem that may have terabytes.
+/// Deadline of a check, which reads every inode: a filesystem can have terabytes.
 const DEADLINE: Duration = Duration::from_hours(6);
 /// Limits of a check or growth on the node. Its demand depends on the tenant who wrote the
 /// filesystem. Two at a time leave enough of the memory limit in the manifest to the agent.

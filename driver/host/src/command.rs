@@ -123,7 +123,7 @@ pub enum Error {
     Deadline {
         /// Program and arguments.
         command: String,
-        /// Its deadline.
+        /// Deadline of the tool.
         deadline: Duration,
     },
 }
@@ -144,7 +144,7 @@ const TOOLS: [&str; 8] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{tool} is missing: install its package")]
 pub struct MissingTool {
-    /// The program.
+    /// Name of the program.
     pub tool: &'static str,
 }
 

@@ -1,7 +1,7 @@
 //! Counts the filesystems that this process has frozen, for its shutdown.
 //!
-//! Writers of a frozen filesystem block until it is thawed. When the process that froze it exits,
-//! only the next start thaws it, which may never come: the DaemonSet may be deleted.
+//! Writers of a frozen filesystem block until it is thawed. If the process that froze it exits,
+//! only the next process thaws it. There may be none, because the DaemonSet may be deleted.
 //!
 //! *Invariant:* a filesystem is counted from before it is frozen until it is thawed, and no
 //! filesystem is frozen after shutdown has begun.

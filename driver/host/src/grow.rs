@@ -58,7 +58,7 @@ pub enum Error {
     NotThere {
         /// Name of the image.
         image: Uid,
-        /// The path.
+        /// Staging or target path in the request.
         path: PathBuf,
     },
     /// The size of the image is outside the requested range.
@@ -72,7 +72,7 @@ pub enum Error {
     /// The mount is read-only.
     #[error("{path} is read-only: the filesystem grows when the volume is staged for writing")]
     ReadOnly {
-        /// The path.
+        /// Path of the mount.
         path: PathBuf,
     },
     /// The kernel does not let this process grow the filesystem while it is mounted.
@@ -94,14 +94,14 @@ pub enum Error {
         /// Output of the tool.
         report: String,
     },
-    /// An operation failed.
+    /// A step failed.
     #[error("could not {operation} of image {image}")]
     Failed {
-        /// The operation.
+        /// What was tried.
         operation: &'static str,
         /// Name of the image.
         image: Uid,
-        /// The cause.
+        /// Why it failed.
         #[source]
         source: Cause,
     },
@@ -134,7 +134,9 @@ impl Error {
 
 impl Pool {
     /// Expands a volume in use to the size of its image: the loop device, and the filesystem on it.
-    /// Returns the new size. A repeated call changes nothing (NEV-08, NEV-15).
+    /// Returns the new size. A repeated call changes nothing (NEV-08, NEV-15). Fails if the image
+    /// or its pool cannot be used, if the volume is not at the path, if the size of the image is
+    /// outside the requested range, or if the device or the filesystem does not grow.
     pub fn expand(&self, request: &ExpandRequest<'_>) -> Result<Bytes, Error> {
         self.check().map_err(image::Error::from)?;
         let (system, uid) = (&*self.system, request.image);

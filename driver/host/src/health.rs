@@ -7,9 +7,9 @@
 //!         attached:    is its loop device right, is it mounted, is its filesystem healthy
 //! ```
 //!
-//! *Invariants:* only one block of the pool's probe file is written. No caller waits longer than the
-//! deadline, and a hang blocks one thread for each pool and mount, however often it is probed. A failed
-//! check is itself a trouble. Severity and duration are decided by the caller.
+//! *Invariants:* only one block of the pool's probe file is written. No caller waits longer than
+//! the deadline. A hang blocks one thread for each pool and mount, however often it is probed. A
+//! failed check is itself a trouble. The caller decides on severity and duration.
 
 mod attached;
 mod image;

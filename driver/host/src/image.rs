@@ -46,7 +46,8 @@ use crate::{
 /// The extended attribute that records the identity of an image. Only root can read or change it.
 const IDENTITY: &str = "trusted.cistern";
 
-/// A tool that fails in a pool with less free space than this lacks space: mkfs writes some MiB.
+/// A tool that fails counts as short of space if the pool has less free space than this: mkfs
+/// writes some MiB.
 const TOOL_SPACE: Bytes = Bytes::mib(16);
 
 /// A request to create the image of a volume.
@@ -94,13 +95,13 @@ pub struct Image {
 }
 
 impl Pool {
-    /// Lists all images of the pool.
+    /// Lists all images of the pool. Fails if the pool cannot be read.
     pub fn images(&self) -> Result<Vec<Image>, Error> {
         let failed = pool::failed(format!("list the images of pool {self}"));
         Ok(list(&*self.system, self.images.as_fd()).map_err(failed)?)
     }
 
-    /// Returns one image; none when it does not exist.
+    /// Returns one image; none when it does not exist. Fails if it cannot be opened or read.
     pub fn image(&self, uid: &Uid) -> Result<Option<Image>, Error> {
         let failed = failed("read the identity", uid);
         match self.open_image(uid)? {
@@ -112,11 +113,14 @@ impl Pool {
     }
 
     /// Creates an image, whole or not at all. Returns an existing one that matches the request.
+    /// Fails if an existing image does not match, if the source cannot be cloned, or if the pool
+    /// lacks space.
     pub fn create_image(&self, request: &ImageRequest) -> Result<Image, Error> {
         self.create_image_checking(request, Checking::UNSEEN)
     }
 
-    /// Like [`Self::create_image`]. An ext4 that is cloned to a larger size needs a full check.
+    /// Like [`Self::create_image`]. An ext4 that is cloned to a larger size needs a full check: if
+    /// `checking` does not allow it, the call fails with [`Error::CheckNeeded`].
     pub fn create_image_checking(
         &self,
         request: &ImageRequest,
@@ -171,8 +175,8 @@ impl Pool {
         remove(file).map_err(failed("remove the file", uid))
     }
 
-    /// Removes unfinished images that an interrupted call left, and returns their number. An image
-    /// that is being made now stays.
+    /// Removes the unfinished images of interrupted calls, and returns their number. Keeps an image
+    /// that is being made now. Fails if the folder cannot be read, or an image cannot be removed.
     pub fn sweep(&self) -> Result<usize, Error> {
         let failed = pool::failed(format!("sweep the unfinished images of pool {self}"));
         Ok(sweep(&*self.system, self.temporary.as_fd()).map_err(failed)?)

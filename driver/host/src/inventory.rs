@@ -16,10 +16,10 @@ use crate::{
     system::{BoundLoop, DeviceNumber, FileId, Mount, OFlags, System},
 };
 
-/// Everything of Cistern on this host.
+/// The pools, loop devices and mounts of Cistern on this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inventory {
-    /// Its pools.
+    /// The pools that are mounted or have a file on this host.
     pub pools: Vec<PoolInventory>,
     /// Loop devices over files of its pools, and over the files that pools lie in.
     pub loops: Vec<BoundLoop>,
@@ -65,9 +65,9 @@ pub struct PoolInventory {
     pub silent: Option<String>,
     /// Whether it has a file on this host.
     pub has_file: bool,
-    /// Its images.
+    /// Images in the pool, without those in the trash.
     pub images: Vec<Image>,
-    /// Its images in the trash.
+    /// Images in the trash.
     pub discarded: Vec<Discarded>,
     /// Images whose creation is in progress or was interrupted.
     pub temporary: Vec<PathBuf>,
@@ -76,15 +76,15 @@ pub struct PoolInventory {
 }
 
 impl PoolInventory {
-    /// Whether it is mounted, also if it does not answer.
+    /// Whether it is mounted, even if it does not answer.
     pub fn is_mounted(&self) -> bool {
         self.filesystem_uuid.is_some() || self.silent.is_some()
     }
 }
 
 impl Root {
-    /// Counts the loop devices over files of this folder by their names. It reads only the kernel's
-    /// tables, so a disk that hangs does not block it.
+    /// Counts the loop devices over files of this folder by their paths. It reads only the kernel's
+    /// tables, so a disk that hangs does not block it. Fails if a table cannot be read.
     pub fn count_loops(&self) -> io::Result<LoopCount> {
         let (system, pools) = (&*self.system, self.pools_path());
         let mounts = system.mounts()?;
@@ -103,7 +103,8 @@ impl Root {
         })
     }
 
-    /// Lists everything of Cistern on this host that is visible to this process.
+    /// Lists everything of Cistern on this host that is visible to this process. Fails if the
+    /// folder of the pools or the kernel's tables cannot be read.
     pub fn inventory(&self) -> io::Result<Inventory> {
         let system = &*self.system;
         let pools = self.open_pools()?;
@@ -176,9 +177,9 @@ struct Own {
 impl Own {
     fn has(&self, bound: &BoundLoop, file: FileId) -> bool {
         let is_image = self.pool_devices.contains(&file.device) && is_in_images(bound);
-        // The file of a pool that was removed is known by its name alone. One that is there is not:
-        // nodes that are containers on one machine have their pools under the same path, and the
-        // kernel shows every loop device to all of them.
+        // A removed file of a pool is identified by its path alone. The path does not identify an
+        // existing file: nodes that are containers on one machine have their pools under the same
+        // path, and the kernel shows every loop device to all of them.
         let is_removed =
             loopdev::is_deleted(bound) && bound.backing_file.starts_with(&self.pools_path);
         is_image || self.pool_files.contains(&file) || is_removed
@@ -193,7 +194,7 @@ impl Own {
 /// The loop devices over files of this root.
 fn loops_over(system: &dyn System, own: &Own) -> io::Result<Vec<BoundLoop>> {
     let mut all = Vec::new();
-    // By name first: opening a device keeps it bound while another process detaches it.
+    // Filters by name first: an open device stays bound while another process detaches it.
     let named = system.bound_loops()?.into_iter();
     for bound in named.filter(|bound| is_in_images(bound) || is_pool_file(bound)) {
         let is_ours = match loopdev::status(system, bound.number) {

@@ -16,13 +16,14 @@ pub struct VolumeIo {
     pub image: Uid,
     /// Number of the loop device.
     pub loop_number: u32,
-    /// Its counters.
+    /// Counters of the device since the kernel made it.
     pub counters: IoCounters,
 }
 
 impl Root {
-    /// Reads the counters of the loop devices over images of this folder, which are known by their names.
-    /// It opens no device and no file, so a disk that hangs does not block it.
+    /// Reads the counters of the loop devices over images of this folder. Identifies the images by
+    /// their paths, and opens no device and no file, so a disk that hangs does not block it. Fails
+    /// if the kernel's tables cannot be read.
     pub fn volume_io(&self) -> io::Result<Vec<VolumeIo>> {
         let pools = self.pools_path();
         let mut all = Vec::new();

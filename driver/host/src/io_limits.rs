@@ -62,14 +62,15 @@ pub enum Unavailable {
 }
 
 impl IoController {
-    /// Finds the cgroup that holds all pods, above the one of this process.
+    /// Finds the cgroup that holds all pods, above the one of this process. Fails with the reason
+    /// why limits cannot be enforced on this node.
     pub fn find() -> Result<Self, Unavailable> {
         let own = fs::read_to_string("/proc/self/cgroup")?;
         Self::below(Path::new(CGROUPS), &own)
     }
 
-    /// Finds the cgroup below a mount point of cgroup v2; `own` is the text of
-    /// `/proc/self/cgroup` (cgroups(7)).
+    /// Finds the cgroup below a mount point of cgroup v2; `own` is the text of `/proc/self/cgroup`
+    /// (cgroups(7)). Fails with the reason why limits cannot be enforced.
     pub fn below(mount: &Path, own: &str) -> Result<Self, Unavailable> {
         let own = own
             .lines()
@@ -92,7 +93,8 @@ impl IoController {
         }
     }
 
-    /// Sets the limits of a device and reads them back. Fails if the kernel has other limits then.
+    /// Sets the limits of a device and reads them back. Fails if the kernel then reports other
+    /// limits.
     fn set(&self, system: &dyn System, device: DeviceNumber, limits: &IoLimits) -> io::Result<()> {
         system.write_io_limits(&self.file, &line(device, limits))?;
         let found = self
@@ -116,7 +118,7 @@ impl IoController {
     }
 }
 
-/// A line for `io.max`. Removes the limits that are absent.
+/// Returns the line for `io.max` that sets these limits and removes those that are absent.
 fn line(device: DeviceNumber, limits: &IoLimits) -> String {
     let mut line = device.to_string();
     for (name, limit) in [
@@ -159,7 +161,8 @@ fn parse(line: &str) -> Option<(DeviceNumber, IoLimits)> {
 
 impl Root {
     /// Sets the limits of the attached images among `wanted`, and removes those of loop devices
-    /// that are bound to nothing. Returns the errors by image.
+    /// that are bound to nothing. Returns the errors by image. Fails if the current limits or the
+    /// loop devices cannot be read, or if limits cannot be removed.
     pub fn limit_io(
         &self,
         controller: &IoController,

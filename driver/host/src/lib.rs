@@ -1,11 +1,11 @@
-//! Everything that touches one Linux host: pools, volume images, loop devices and mounts.
+//! All operations on one Linux host: pools, volume images, loop devices and mounts.
 //!
-//! [`Root`] is the folder of Cistern on the host and the way in: [`Root::open_pool`] makes a pool
-//! usable, [`Pool`] makes, removes, stages and publishes volumes, and [`Root`] unpublishes and unstages
-//! them and takes their snapshots.
-//! All calls are synchronous and idempotent: each asks the kernel which steps are done already.
+//! [`Root`] is the folder of Cistern on the host and the entry point: [`Root::open_pool`] makes a
+//! pool usable, [`Pool`] makes, removes, stages and publishes volumes, and [`Root`] unpublishes and
+//! unstages them and takes their snapshots. All calls are synchronous and idempotent: each asks the
+//! kernel which steps are done already.
 //!
-//! *Invariants:* no Kubernetes or gRPC crate is used here; nothing is remembered between calls; and
+//! *Invariants:* no Kubernetes or gRPC crate is used here; no state is kept between calls; and
 //! every effect on the machine goes through [`system::System`].
 
 pub mod changes;

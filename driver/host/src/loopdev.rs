@@ -33,7 +33,7 @@ const SETTINGS: LoopSettings = LoopSettings {
 /// A loop device that stays bound to a file while this value lives.
 #[derive(Debug)]
 pub(crate) struct Loop {
-    /// Its number.
+    /// Number of the device.
     pub(crate) number: u32,
     /// Path of its device node.
     pub(crate) path: PathBuf,
@@ -56,12 +56,12 @@ pub enum Error {
     /// Other processes bound every free device first.
     #[error("no loop device was free in {} attempts", free::ATTEMPTS)]
     Exhausted,
-    /// An operation failed.
+    /// A step failed.
     #[error("could not {operation}")]
     Failed {
-        /// The operation.
+        /// What was tried.
         operation: String,
-        /// The cause.
+        /// Why it failed.
         #[source]
         source: io::Error,
     },
@@ -118,7 +118,8 @@ impl fmt::Display for Loop {
     }
 }
 
-/// The loop device that is bound to a file, a new one if there is none. `name` is the file's.
+/// Returns the loop device that is bound to a file; binds a free one if there is none. `name` is
+/// the name of the file.
 pub(crate) fn attach(
     system: &dyn System,
     file: BorrowedFd<'_>,
@@ -131,7 +132,7 @@ pub(crate) fn attach(
     }
 }
 
-/// Binds a file that is not bound to a loop device.
+/// Binds a free loop device to a file that has none.
 pub(crate) fn bind(system: &dyn System, file: BorrowedFd<'_>) -> Result<Loop, Error> {
     // While it binds a device, the kernel locks it and syncs the file. If the disk hangs, every
     // request for a free device waits for that one. A sync beforehand blocks no other caller.
@@ -154,7 +155,7 @@ pub(crate) fn verify(system: &dyn System, bound: Loop) -> Result<Loop, Error> {
     Ok(bound)
 }
 
-/// Finds the loop device of a file, also one that another process bound. `name` is the name of the
+/// Finds the loop device of a file, even if another process bound it. `name` is the name of the
 /// file.
 pub(crate) fn find(system: &dyn System, file: FileId, name: &OsStr) -> Result<Option<Loop>, Error> {
     let all = system

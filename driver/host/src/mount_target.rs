@@ -62,7 +62,7 @@ impl<'a> MountTarget<'a> {
         }
     }
 
-    /// The topmost mount at the path, if there is one.
+    /// The topmost mount at the path; None if nothing is mounted there.
     pub(crate) fn mounted(&self) -> io::Result<Option<Mount>> {
         for _ in 0..ATTEMPTS {
             let Some(file) = self.find()? else {
@@ -134,7 +134,7 @@ impl<'a> MountTarget<'a> {
         Ok(kind == Some(FileKind::Directory))
     }
 
-    /// The block device whose node exists at the path, if there is one.
+    /// The block device whose node exists at the path; None if there is no such node.
     pub(crate) fn device(&self) -> io::Result<Option<DeviceNumber>> {
         let Some(file) = self.find()? else {
             return Ok(None);
@@ -164,8 +164,8 @@ impl<'a> MountTarget<'a> {
         )
     }
 
-    /// Removes the empty directory, empty file or symbolic link at the path. Anything else is kept
-    /// and is an error.
+    /// Removes the empty directory, empty file or symbolic link at the path. Keeps anything else,
+    /// and fails.
     pub(crate) fn remove(&self) -> io::Result<()> {
         let Some(file) = self.find()? else {
             return Ok(());

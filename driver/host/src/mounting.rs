@@ -105,10 +105,11 @@ pub enum Error {
         /// The target path, or a path of kubelet for the same pod.
         path: PathBuf,
     },
-    /// A raw block volume is read-only for all pods of a node or for none.
+    /// Another target path has the device in the other write mode: a raw block volume is read-only
+    /// for all pods of a node or for none.
     #[error("a block device is read-only for all pods of a node or for none, and {path} differs")]
     Writability {
-        /// Another target path.
+        /// A target path with the other write mode.
         path: PathBuf,
     },
     /// The mount at the path is in use.
@@ -126,12 +127,12 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    /// An operation failed.
+    /// A step failed.
     #[error("could not {operation}")]
     Failed {
-        /// The operation.
+        /// What was tried.
         operation: String,
-        /// The cause.
+        /// Why it failed.
         #[source]
         source: Cause,
     },
@@ -147,7 +148,8 @@ fn failed<E: Into<Cause>>(operation: &str, path: &Path) -> impl FnOnce(E) -> Err
 
 impl Root {
     /// Lists the paths at which a whole volume is mounted, or the node of its device, as far as
-    /// this process sees: at or below its staging path, and at its target paths.
+    /// this process sees: at or below its staging path, and at its target paths. Fails if the
+    /// kernel's tables cannot be read.
     pub fn mount_points_of(&self, image: &Uid) -> Result<Vec<PathBuf>, Error> {
         let system = &*self.system;
         let find = || -> io::Result<Vec<PathBuf>> {
@@ -172,7 +174,8 @@ impl Root {
     }
 
     /// Unmounts everything at a target path and removes the directory or file at it. Succeeds when
-    /// the path does not exist.
+    /// the path does not exist. Fails if a mount is in use, or if what is at the path cannot be
+    /// removed.
     pub fn unpublish(&self, target: &Path) -> Result<(), Error> {
         let Some(place) = self.clear(target)? else {
             return Ok(());
@@ -185,7 +188,8 @@ impl Root {
 
     /// Unmounts everything at a staging path, device nodes included. Its directory stays: the
     /// caller made it. The unmount syncs the filesystem, and the loop device detaches from its file
-    /// unless another mount namespace holds it.
+    /// unless another mount namespace holds it. Fails if a mount is in use, or if a raw block
+    /// volume is still published.
     pub fn unstage(&self, staging: &Path) -> Result<(), Error> {
         let Some(place) = self.clear(staging)? else {
             return Ok(());
@@ -235,7 +239,7 @@ impl Pool {
     }
 }
 
-/// Opens the place at a path that exists.
+/// Opens a path. Fails with [`Error::PathMissing`] if it does not exist.
 fn open<'a>(system: &'a dyn System, path: &Path) -> Result<MountTarget<'a>, Error> {
     let place = open_parent(system, path)?;
     match place.find().map_err(failed("inspect", path))? {
@@ -246,7 +250,7 @@ fn open<'a>(system: &'a dyn System, path: &Path) -> Result<MountTarget<'a>, Erro
     }
 }
 
-/// Opens the place at a path whose parent exists.
+/// Opens a path. Fails with [`Error::PathMissing`] if its parent does not exist.
 fn open_parent<'a>(system: &'a dyn System, path: &Path) -> Result<MountTarget<'a>, Error> {
     MountTarget::open(system, path).map_err(|error| {
         if error.kind() == io::ErrorKind::NotFound {

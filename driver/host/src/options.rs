@@ -11,7 +11,7 @@ use cistern_types::{FilesystemType, Provisioning};
 
 use crate::system::{Mount, MountAttrFlags, Parameter};
 
-/// Always set, because the content of a volume is not trusted by the host.
+/// Attributes of every mount, because the host does not trust the content of a volume.
 const ALWAYS: MountAttrFlags =
     MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NODEV);
 
@@ -23,9 +23,9 @@ const ATTRIBUTES: [(&str, MountAttrFlags); 5] = [
     ("noexec", MountAttrFlags::MOUNT_ATTR_NOEXEC),
     ("nodiratime", MountAttrFlags::MOUNT_ATTR_NODIRATIME),
 ];
-/// Whether reading a file updates its access time. The last one given counts; the first is the
-/// default. With it a read causes no write, takes no space in a pool with snapshots, and causes no
-/// wear.
+/// Options that decide whether reading a file updates its access time. The last given one counts.
+/// The first is the default: a read then causes no write, takes no space in a pool with snapshots,
+/// and causes no wear.
 const ACCESS_TIMES: [(&str, MountAttrFlags); 3] = [
     ("noatime", MountAttrFlags::MOUNT_ATTR_NOATIME),
     ("relatime", MountAttrFlags::MOUNT_ATTR_RELATIME),
@@ -64,7 +64,7 @@ const BTRFS: [Known; 8] = [
     Known("nodatacow", Values::None),
     Known("user_subvol_rm_allowed", Values::None),
 ];
-/// With a level, because the kernel adds it when none is given.
+/// Algorithms and levels. A level is required where the kernel adds one if none is given.
 const COMPRESSIONS: Values = Values::OneOf(&["lzo", "zlib:3", "zstd:1", "zstd:3", "zstd:9"]);
 /// btrfs options of which the last one given counts: each undoes the others.
 const EXCLUSIVE: [&str; 3] = ["compress", "compress-force", "nodatacow"];
@@ -104,7 +104,8 @@ pub struct Unsupported {
 }
 
 impl MountOptions {
-    /// Parses the options. Each string may hold several, separated by commas, or one label.
+    /// Parses the options. Each string may hold several, separated by commas, or one label. Fails
+    /// with the first option that is not supported.
     pub fn parse<'a>(
         filesystem: FilesystemType,
         options: impl IntoIterator<Item = &'a str>,
@@ -188,7 +189,7 @@ impl MountOptions {
             (Provisioning::Thick, FilesystemType::Ext4 | FilesystemType::Xfs) => {}
         }
         match filesystem {
-            // Mounts the top-level subvolume, whatever default a pod has set.
+            // Mounts the top-level subvolume, even if a pod has set another default.
             FilesystemType::Btrfs => all.push(("subvolid", Some("5"))),
             FilesystemType::Ext4 | FilesystemType::Xfs => {}
         }

@@ -162,7 +162,7 @@ impl Pool {
         self.device_identity.as_deref()
     }
 
-    /// Where it is mounted.
+    /// Mount point of the pool.
     pub fn path(&self) -> PathBuf {
         self.root.mount_point(&self.home)
     }
@@ -171,7 +171,7 @@ impl Pool {
         &self.root
     }
 
-    /// The root of its filesystem, open.
+    /// The open root directory of its filesystem.
     pub(crate) fn directory(&self) -> BorrowedFd<'_> {
         self.directory.as_fd()
     }
@@ -182,8 +182,8 @@ impl Pool {
         Ok(now.saturating_sub(self.errors_before))
     }
 
-    /// Verifies that this is still the pool: its file exists, its filesystem is mounted in its place
-    /// and writable, and its marker names the pool.
+    /// Verifies that this is still the pool: its file exists, its filesystem is mounted in its
+    /// place and writable, and its marker names the pool. Fails with the first difference.
     pub fn check(&self) -> Result<(), Error> {
         let path = self.path();
         let io = |source: io::Error| failed(format!("inspect {}", path.display()))(source);
@@ -216,7 +216,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Reads the sizes of the pool's filesystem.
+    /// Reads the sizes of the pool's filesystem. Fails if the filesystem does not report them.
     pub fn statistics(&self) -> Result<PoolStatistics, Error> {
         let space = self.space().map_err(failed(format!(
             "read the free space of pool {}",

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! <root>/pools/<pool uid>.img        an image pool's file, allocated in full; it keeps its name when
-//!                                    its StoragePool comes back with another UID (pool/home.rs)
+//!                                    its StoragePool is recreated with another UID (pool/home.rs)
 //! <root>/pools/<pool uid>.img.new    a file that is being created
 //! <root>/pools/<pool uid>/           where the pool's XFS is mounted
 //!        .cistern-pool               the marker: the pool and its node
@@ -45,7 +45,7 @@ pub struct Root {
 }
 
 impl Root {
-    /// The folder, an absolute path without symbolic links.
+    /// Returns the root of a folder, given by an absolute path without symbolic links.
     pub fn new(directory: impl Into<PathBuf>, system: Arc<dyn System>) -> Self {
         Self {
             system,

@@ -93,7 +93,8 @@ pub enum Error {
 
 impl Root {
     /// Takes snapshots of one or several volumes at one point in time: all of them, or none. They
-    /// are on the disk when it returns, in the order of the members.
+    /// are on the disk when it returns, in the order of the members. Fails if an image or its pool
+    /// cannot be used, or if a filesystem cannot be frozen.
     ///
     /// A repeated call returns the existing snapshots with their time. When only some exist, they
     /// were never published: the call removes them and takes all again. Do not call this for a
@@ -175,7 +176,7 @@ impl Root {
         let freeze = Freeze::begin(self, mounted)?;
         let time = clock();
         let cloned = members.iter().try_for_each(Prepared::reflink);
-        // Also when cloning failed: the filesystems are thawed when this returns.
+        // Ends the freeze even if cloning failed, so that the filesystems are thawed.
         let stayed_frozen = freeze.end();
         cloned?;
         stayed_frozen?;

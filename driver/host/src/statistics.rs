@@ -44,11 +44,11 @@ pub struct FilesystemStatistics {
     pub used: Bytes,
     /// Space that a pod can still write.
     pub available: Bytes,
-    /// Inodes.
+    /// Number of inodes.
     pub inodes: u64,
-    /// Inodes in use.
+    /// Number of inodes in use.
     pub inodes_used: u64,
-    /// Free inodes.
+    /// Number of free inodes.
     pub inodes_free: u64,
 }
 
@@ -60,30 +60,32 @@ pub enum Error {
     NotThere {
         /// Name of the image.
         image: Uid,
-        /// The path.
+        /// Staging or target path of the query.
         path: PathBuf,
     },
     /// The filesystem does not answer.
     #[error("the filesystem at {path} did not answer within {deadline:?}")]
     Hung {
-        /// The path.
+        /// Staging or target path of the query.
         path: PathBuf,
-        /// The deadline.
+        /// The deadline that has passed.
         deadline: Duration,
     },
     /// The filesystem answered with an error.
     #[error("could not query the filesystem at {path}")]
     Failed {
-        /// The path.
+        /// Staging or target path of the query.
         path: PathBuf,
-        /// What it answered.
+        /// Error of the filesystem.
         #[source]
         source: io::Error,
     },
 }
 
 impl Root {
-    /// Reads the space of a volume at its staging or target path.
+    /// Reads the space of a volume at its staging or target path. Fails if the volume is not
+    /// mounted there, or if its filesystem does not answer by the deadline or answers with an
+    /// error.
     pub fn statistics_of(
         &self,
         image: &Uid,

@@ -16,7 +16,8 @@ use crate::{
 };
 
 impl Pool {
-    /// Lists the files in the pool that are not Cistern's: everything besides these images.
+    /// Lists the files in the pool that are not Cistern's: everything besides these images. Fails
+    /// if the pool cannot be read.
     pub fn strays(
         &self,
         images: &[Image],
@@ -53,7 +54,7 @@ pub(crate) fn list(
                 folder.as_fd(),
                 &path.join(name),
                 |name, kind| {
-                    // An image that was created a moment ago is not in the list yet.
+                    // The list of images may lack one that was created after it was read.
                     is_named(name) && kind == FileKind::File
                 },
                 &known,

@@ -9,7 +9,8 @@ use cistern_types::{Bytes, FilesystemType};
 
 use crate::{id::Uuid, system::System};
 
-/// Bytes from the start that hold the superblocks of ext4 and XFS; as many hold that of btrfs.
+/// Bytes to read: those at the start hold the superblocks of ext4 and XFS, those at
+/// [`BTRFS_OFFSET`] that of btrfs.
 const LENGTH: usize = 4096;
 /// Where the superblock of ext4 begins.
 const EXT4_OFFSET: usize = 1024;
@@ -25,11 +26,11 @@ const EXT4_CLEAN: u16 = 1;
 /// The contents of a superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Superblock {
-    /// Which filesystem.
+    /// Type of the filesystem.
     pub kind: FilesystemType,
-    /// Its UUID.
+    /// UUID of the filesystem.
     pub uuid: Uuid,
-    /// Its label.
+    /// Label of the filesystem.
     pub label: String,
     /// Size in bytes.
     pub size: Bytes,

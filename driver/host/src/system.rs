@@ -30,7 +30,7 @@ pub use self::{
 };
 use crate::command::{self, Command};
 
-/// The machine.
+/// All operations on the machine.
 pub trait System: Files + Devices + Filesystems + Send + Sync + fmt::Debug {
     /// Runs a tool to completion with a file as its standard input.
     fn run(

@@ -4,7 +4,7 @@ use std::future::Future;
 
 use tracing::{Instrument as _, Span};
 
-/// Runs a future to completion, even if the caller stops waiting.
+/// Runs a future to completion, even if the caller stops waiting. Fails if the future panics.
 pub async fn to_its_end<T>(work: impl Future<Output = T> + Send + 'static) -> Result<T, Broken>
 where
     T: Send + 'static,
@@ -17,7 +17,7 @@ where
 #[error("a task on the host ended in a panic")]
 pub struct Broken(#[source] tokio::task::JoinError);
 
-/// Runs work to completion on a thread of its own.
+/// Runs work to completion on a thread of its own. Fails if the work panics.
 ///
 /// The work owns `guard`, so that a cancelled caller neither interrupts a change nor starts it
 /// twice.

@@ -35,7 +35,7 @@ pub struct View {
     pub inventory: Inventory,
 }
 
-/// All inconsistencies.
+/// Returns all inconsistencies between the two sides.
 pub fn findings(view: &View) -> Vec<Finding> {
     let index = Index::new(view);
     let mut all = Vec::new();
@@ -295,8 +295,9 @@ fn image_name(backing_file: &Path) -> Option<&str> {
     folder.ends_with("/images").then_some(name)
 }
 
-/// The room that an unclaimed image takes: that of its custom resource. A volume may be written to
-/// its full size, and a snapshot never exceeds its allocated bytes.
+/// Bytes that the ledger counts for an unclaimed image: as many as its custom resource has
+/// reserved. A volume may be written to its full size, and a snapshot never exceeds its allocated
+/// bytes.
 pub fn charged_size(image: &cistern_host::Image) -> Bytes {
     let owner = image.identity.as_ref().map(|identity| &identity.owner);
     match owner {

@@ -21,9 +21,9 @@ pub enum Error {
     /// The API server returned an error.
     #[error("cannot read the custom resources of node {node}")]
     Api {
-        /// The node.
+        /// Name of the node.
         node: String,
-        /// The error.
+        /// Error of the request.
         #[source]
         source: Box<kube::Error>,
     },
@@ -56,7 +56,8 @@ impl Report {
     }
 }
 
-/// Compares the node with its custom resources.
+/// Compares the node with its custom resources. Fails if the host cannot be inspected, or if the
+/// API server returns an error.
 pub async fn check(client: Client, node: &str, root: Root) -> Result<Report, Error> {
     let failed = |source| Error::Api {
         node: node.to_owned(),

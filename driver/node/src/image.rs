@@ -162,7 +162,7 @@ impl Error {
         }
     }
 
-    /// The image that the error is about, if it is about one.
+    /// The image that the error is about; None if it is about none.
     pub fn uid(&self) -> Option<&Uid> {
         match self {
             Self::Snapshot(snapshot::Error::FreezeFailed { uid, .. }) => Some(uid),
@@ -245,7 +245,7 @@ impl Image {
         }
     }
 
-    /// Whether the image has this access type and filesystem.
+    /// Checks that the image has this access type and filesystem. Fails with the first difference.
     pub fn holds(
         &self,
         access_type: AccessType,
@@ -266,7 +266,8 @@ impl Image {
     }
 }
 
-/// Whether the image is the one that the spec and the status describe.
+/// Checks that the image is the one that the spec and the status describe. Fails with the first
+/// difference.
 pub fn is_the_same<K: ImageObject>(object: &K, image: &Image) -> Result<(), Difference> {
     object.is_served_by(image)?;
     if let Some(known) = object.image()
@@ -285,7 +286,8 @@ pub fn is_the_same<K: ImageObject>(object: &K, image: &Image) -> Result<(), Diff
     }
 }
 
-/// The name of an object's image: the UID of the object that made it.
+/// The name of an object's image: the UID of the object that made it. Fails if the custom resource
+/// has an invalid UID.
 pub fn name_of<K: ImageObject>(object: &K) -> Result<Uid, InvalidUid> {
     match object.image() {
         Some(image) => image.uid.parse(),
@@ -338,7 +340,8 @@ fn claimed(pool: &Pool, uid: &Uid) -> Result<Option<image::Image>, image::Error>
     }
 }
 
-/// The image that was made for an object. Blocks.
+/// Returns the image that was made for an object. Restores it from the trash if it is there. Fails
+/// if it does not exist. Blocks.
 pub fn find<K: ImageObject>(pool: &Pool, object: &K) -> Result<image::Image, Error> {
     let uid = name_of(object)?;
     let missing = || image::Error::Missing {
@@ -355,7 +358,8 @@ pub fn check_removable<K: ImageObject>(pool: &Pool, object: &K) -> Result<(), Er
     Ok(pool.check_unused(&uid)?)
 }
 
-/// Removes the image of an object and returns its name. Succeeds if the image is gone already. Blocks.
+/// Removes the image of an object and returns its name. Succeeds if the image is gone already.
+/// Fails if it is in use or belongs to another object. Blocks.
 pub fn destroy<K: ImageObject>(pool: &Pool, object: &K) -> Result<Uid, Error> {
     let uid = removable(pool, object)?;
     // Also without an image, because an unfinished one may exist.

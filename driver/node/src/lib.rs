@@ -8,7 +8,7 @@
 //! fsck     → custom resources, cistern-host (inventory)
 //! ```
 //!
-//! *Invariant:* this crate and the controller meet in the custom resources and nowhere else.
+//! *Invariant:* this crate and the controller communicate only through the custom resources.
 
 pub mod agent;
 pub mod blocking;

@@ -1,7 +1,7 @@
 //! One operation at a time per volume.
 //!
 //! *Invariant:* each change of a volume on this node holds its guard for as long as the work
-//! continues, also when the caller has given up (the guard moves into the work).
+//! continues, even if the caller has stopped waiting (the guard moves into the work).
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ pub struct VolumeLocks {
 }
 
 impl VolumeLocks {
-    /// Takes the volume's lock if it is free.
+    /// Takes the volume's lock; None if another operation holds it.
     pub fn try_lock(&self, volume: &str) -> Option<VolumeGuard> {
         let fresh = self.held.lock().insert(volume.to_owned());
         fresh.then(|| VolumeGuard {
@@ -25,7 +25,7 @@ impl VolumeLocks {
         })
     }
 
-    /// Takes the volume's lock, and waits a short time while it is held.
+    /// Takes the volume's lock; None if it is not released within `patience`.
     pub async fn lock_within(&self, volume: &str, patience: Duration) -> Option<VolumeGuard> {
         let locked = async {
             loop {

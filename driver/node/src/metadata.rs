@@ -26,7 +26,7 @@ use crate::{
 
 /// Finds and reads snapshots.
 pub trait Snapshots: fmt::Debug + Send + Sync {
-    /// Finds a snapshot that can be read.
+    /// Finds a snapshot that can be read. Fails if it is not on this node or cannot be read now.
     fn find<'a>(&'a self, id: &'a str) -> BoxFuture<'a, Result<Snapshot, Error>>;
 
     /// Starts a walk from an offset through the data of a snapshot, or through its differences from
@@ -90,15 +90,15 @@ pub enum Error {
     /// The snapshot cannot be read now.
     #[error("snapshot {snapshot} cannot be read now: {why}; try again")]
     NotReady {
-        /// The snapshot.
+        /// Id of the snapshot.
         snapshot: String,
-        /// The reason.
+        /// Why it cannot be read.
         why: NotReady,
     },
-    /// The API server did not answer, or with an error.
+    /// The API server did not answer, or answered with an error.
     #[error("cannot read PoolSnapshot {snapshot}")]
     Api {
-        /// The snapshot.
+        /// Id of the snapshot.
         snapshot: String,
         /// The error of the API server, or a timeout.
         #[source]
@@ -111,17 +111,17 @@ pub enum Error {
         base: String,
         /// Id of the later snapshot.
         target: String,
-        /// The reason.
+        /// Why they cannot be compared.
         why: Incomparable,
     },
     /// The offset is beyond the end of the snapshot (SMD-11).
     #[error("starting_offset {from} is beyond the end of snapshot {snapshot}, which has {size} bytes", size = .size.0)]
     OutOfRange {
-        /// The snapshot.
+        /// Id of the snapshot.
         snapshot: String,
         /// The requested offset in bytes.
         from: u64,
-        /// Its size.
+        /// Size of the snapshot.
         size: Bytes,
     },
     /// An image cannot be read.
@@ -158,7 +158,7 @@ pub enum Incomparable {
     /// They are not of one volume.
     #[error("they are of different volumes")]
     Volumes,
-    /// The base is the later one.
+    /// The base was taken after the target.
     #[error("it was taken at {base}, after that at {target}: exchange them")]
     Order {
         /// When the base was taken.
@@ -184,7 +184,8 @@ impl Metadata {
         Self { snapshots }
     }
 
-    /// Starts the stream that a query requests.
+    /// Starts the stream that a query requests. Fails if a snapshot cannot be read now, if the two
+    /// cannot be compared, or if the offset is beyond the end.
     pub async fn stream_ranges(&self, query: Query) -> Result<RangeStream, Error> {
         let base = match &query.base {
             Some(id) => Some(self.snapshots.find(id).await?),
@@ -213,7 +214,8 @@ impl Metadata {
 }
 
 impl Snapshot {
-    /// Reads the status of a snapshot.
+    /// Reads the status of a snapshot. Fails if the snapshot is not ready, or if its deletion is
+    /// requested.
     pub fn read(object: &PoolSnapshot) -> Result<Self, Error> {
         let id = object.name_any();
         if object.spec.deletion_requested {

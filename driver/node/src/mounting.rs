@@ -29,8 +29,8 @@ use crate::{
     usage::{Unusable, Volume},
 };
 
-/// How long a call waits for another operation on its volume: longer than taking a snapshot, of which
-/// the caller does not know, and shorter than kubelet's timeout of 2 min.
+/// How long a call waits for another operation on its volume. This is longer than taking a
+/// snapshot, which kubelet does not know of, and shorter than kubelet's timeout of 2 min.
 const LOCK_PATIENCE: Duration = Duration::from_mins(1);
 /// How long a call waits for the first reconcile of the pools after a start, and for the API server.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -67,8 +67,9 @@ impl Mounter {
         finished(volume, asked).await
     }
 
-    /// Takes the lock of a volume. Waits for a reconcile of the agent; only another call takes longer
-    /// (CON-09).
+    /// Takes the lock of a volume. Waits while the agent reconciles the volume. Fails with
+    /// [`Error::Busy`] if the lock is not released within [`LOCK_PATIENCE`]: then another call
+    /// holds it (CON-09).
     async fn lock(&self, volume: &str) -> Result<VolumeGuard, Error> {
         let locked = self.agent.locks.lock_within(volume, LOCK_PATIENCE).await;
         locked.ok_or_else(|| Error::Busy {
@@ -159,7 +160,7 @@ impl Mounter {
     }
 }
 
-/// Whether the volume is the one that its PersistentVolume was made for.
+/// Fails unless the volume is the one that its PersistentVolume was made for.
 fn is_meant(volume: &Volume, image: Option<&str>) -> Result<(), Error> {
     volume.is_meant(image).map_err(|why| Error::Contradicted {
         volume: volume.name.clone(),

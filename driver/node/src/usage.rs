@@ -43,12 +43,12 @@ pub struct Volume {
 }
 
 impl Usage {
-    /// Whether the access mode is read-only, whatever `readonly` says (NPV-17).
+    /// Whether the access mode is read-only, regardless of `readonly` (NPV-17).
     pub fn is_read_only(&self) -> bool {
         self.access_mode.is_read_only()
     }
 
-    /// The mount options for a volume with this filesystem (VCP-13).
+    /// The mount options for a volume with this filesystem (VCP-13). Fails if one is not supported.
     pub fn options(
         &self,
         filesystem: FilesystemType,
@@ -149,7 +149,7 @@ impl Volume {
         })
     }
 
-    /// Whether the volume supports a usage (NSV-08, NPV-09).
+    /// Checks that the volume supports a usage (NSV-08, NPV-09). Fails with the first difference.
     pub fn supports(&self, usage: &Usage) -> Result<(), Unusable> {
         match (self.content, usage.access_type, usage.filesystem) {
             (Content::Block, AccessType::Filesystem, _) => {
@@ -176,7 +176,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Whether the volume is the one that a PersistentVolume was made for, if that names an image.
+    /// Checks that the volume is the one that a PersistentVolume was made for, if that names an
+    /// image. Fails if it names another image.
     ///
     /// A PoolVolume that is restored from a backup without its image gets a new, empty image. A pod
     /// must not start with it.

@@ -81,12 +81,12 @@ impl Map {
         map
     }
 
-    /// Returns the ranges that are not certainly the same in another file.
+    /// Returns the ranges in which another file may differ.
     pub(super) fn differences(&self, other: &Self) -> Vec<Range<u64>> {
         self.ranges(other, |one, other| !one.is_surely(other))
     }
 
-    /// Returns the ranges that are not certainly zeros in both files.
+    /// Returns the ranges in which at least one of the files may differ from zeros.
     pub(super) fn either(&self, other: &Self) -> Vec<Range<u64>> {
         self.ranges(other, |one, other| {
             !(one.is_surely_zeros() && other.is_surely_zeros())
@@ -152,7 +152,7 @@ impl Segment {
     }
 }
 
-/// The segments that are still ahead.
+/// The segments that the walk has not passed yet.
 struct Walk<'a>(&'a [Segment]);
 
 impl Walk<'_> {

@@ -18,8 +18,9 @@ use crate::{
 };
 
 impl Root {
-    /// The troubles of each of these volumes as far as it is attached, in their order. Accesses no pool.
-    /// Returns by the deadline, also if a filesystem hangs.
+    /// Returns the troubles of each of these volumes, in the order of `volumes`, as far as its loop
+    /// device, mounts and filesystem show them. Accesses no pool. Returns by the deadline, even if
+    /// a filesystem hangs.
     pub fn examine_attached(
         &self,
         volumes: &[VolumeSubject<'_>],

@@ -23,14 +23,14 @@ pub struct VolumeSubject<'a> {
     pub size: Bytes,
     /// Its content.
     pub content: Content,
-    /// Its staging path, if the caller knows it.
+    /// Its staging path; None if the caller does not know it.
     pub staging: Option<&'a Path>,
 }
 
 impl Pool {
-    /// The troubles of each of these volumes of the pool, in their order. Returns by the deadline, also
-    /// if the disk hangs. While it hangs, each call takes that long; use
-    /// [`Root::examine_attached`](crate::Root::examine_attached) instead.
+    /// Returns the troubles of each of these volumes of the pool, in the order of `volumes`.
+    /// Returns by the deadline, even if the disk hangs. While the disk hangs, each call takes that
+    /// long; use [`Root::examine_attached`](crate::Root::examine_attached) instead.
     pub fn examine(
         self: &Arc<Self>,
         volumes: &[VolumeSubject<'_>],

@@ -26,7 +26,7 @@ pub enum PoolTrouble {
     /// Its file or device is missing.
     #[error("{what} is missing")]
     BackingMissing {
-        /// File or devices.
+        /// Path of the file, or paths of the devices.
         what: String,
     },
     /// Its file, or the mounted filesystem, is no longer the pool's.
@@ -34,7 +34,7 @@ pub enum PoolTrouble {
     BackingConflict {
         /// File or mount point.
         path: PathBuf,
-        /// What was found.
+        /// How it differs from the pool.
         why: pool::Conflict,
     },
     /// It is not mounted, or something else is mounted in its place.
@@ -76,13 +76,13 @@ pub enum PoolTrouble {
     /// The kernel has found damaged parts of its XFS.
     #[error("the kernel has found {count} parts of its filesystem to be damaged")]
     FilesystemErrors {
-        /// Their number.
+        /// Number of damaged parts.
         count: u64,
     },
     /// Its disk has failed requests since the pool was opened.
     #[error("its disk has failed {count} requests")]
     DeviceErrors {
-        /// Their number. It never decreases while the pool is open.
+        /// Number of failed requests. It never decreases while the pool is open.
         count: u64,
     },
 }
@@ -139,9 +139,9 @@ pub enum ImageConflict {
     /// It holds another filesystem than the volume's.
     #[error("it holds the {filesystem} {uuid}")]
     Filesystem {
-        /// Its type.
+        /// Type of the filesystem in the image.
         filesystem: FilesystemType,
-        /// Its UUID.
+        /// UUID of the filesystem in the image.
         uuid: Uuid,
     },
     /// It holds raw data.
@@ -162,7 +162,7 @@ pub enum VolumeTrouble {
     /// ends, and can be copied from the device until then.
     #[error("its image was removed, and only {device} still holds it")]
     ImageDeleted {
-        /// The loop device.
+        /// Path of the loop device.
         device: String,
     },
     /// The image with its name belongs to another volume, or has other content.
@@ -170,7 +170,7 @@ pub enum VolumeTrouble {
     IdentityConflict {
         /// Name of the image.
         image: Uid,
-        /// What was found.
+        /// How the image differs.
         why: ImageConflict,
     },
     /// Its image is smaller than the volume: the data behind its end is lost.
@@ -178,7 +178,7 @@ pub enum VolumeTrouble {
     ImageTooSmall {
         /// Name of the image.
         image: Uid,
-        /// Its size in bytes.
+        /// Size of the image in bytes.
         found: Bytes,
         /// Size of the volume in bytes.
         expected: Bytes,
@@ -186,17 +186,17 @@ pub enum VolumeTrouble {
     /// A pod has the node of a loop device that is no longer bound to the image.
     #[error("{device}, whose node is at {path}, is not bound to its image")]
     DeviceMissing {
-        /// The loop device.
+        /// Path of the loop device.
         device: String,
-        /// Path of its node.
+        /// Path where the node of the device is mounted.
         path: PathBuf,
     },
     /// Its loop device is read-only, but its filesystem is mounted writable.
     #[error("{device} is read-only, but {path} is mounted writable")]
     DeviceReadOnly {
-        /// The loop device.
+        /// Path of the loop device.
         device: String,
-        /// Its mount point.
+        /// Mount point of the filesystem.
         path: PathBuf,
     },
     /// It is in use, and not mounted where it is staged.
@@ -208,13 +208,13 @@ pub enum VolumeTrouble {
     /// Its filesystem became read-only under a writable mount.
     #[error("its filesystem became read-only at {path}")]
     MountReadOnly {
-        /// Its mount point.
+        /// Mount point of the filesystem.
         path: PathBuf,
     },
     /// Its filesystem has counted errors, of its own or of its device.
     #[error("its filesystem has counted {count} errors")]
     FilesystemErrors {
-        /// Their number since it was created or repaired.
+        /// Number of errors since the filesystem was created or repaired.
         count: u64,
     },
     /// Its filesystem has shut down after an error, until it is mounted again.
@@ -223,7 +223,7 @@ pub enum VolumeTrouble {
     /// Its image or its filesystem does not answer.
     #[error("{path} has not answered for {} s", .after.as_secs_f32())]
     Hung {
-        /// The pool or the mount.
+        /// Mount point of the pool or of the volume.
         path: PathBuf,
         /// The deadline that has passed.
         after: Duration,

@@ -7,15 +7,15 @@ use cistern_types::Bytes;
 use super::{PoolTrouble, probe};
 use crate::pool::{self, Pool, PoolStatistics};
 
-/// Used percent of a pool from which preallocated blocks are freed.
+/// Percentage of used space from which a probe frees preallocated blocks.
 const LOW_ON_SPACE: u32 = 80;
 
 /// Result of a probe of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolVitals {
-    /// Its space; None if it does not answer.
+    /// Space of the pool; None if it could not be read.
     pub fill: Option<Fill>,
-    /// Its troubles.
+    /// Troubles of the pool; empty if it is healthy.
     pub troubles: Vec<PoolTrouble>,
 }
 
@@ -29,8 +29,8 @@ pub struct Fill {
 }
 
 impl Pool {
-    /// Probes the pool, and writes a block and reads it back. Returns by the deadline, also if its disk
-    /// hangs. No probe is started while an earlier one has not ended.
+    /// Probes the pool: reads its state, writes a block and reads it back. Returns by the deadline,
+    /// even if its disk hangs. Starts no probe while an earlier one has not ended.
     pub fn vitals(self: &Arc<Self>, deadline: Duration) -> PoolVitals {
         let pool = Arc::clone(self);
         let probe = move || Ok(pool.probe());

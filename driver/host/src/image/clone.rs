@@ -94,8 +94,8 @@ impl Pool {
     }
 
     /// Returns the progress callback for the check of a clone; fails when the clone needs a check
-    /// that is not allowed. Runs before the clone, so that the source's writers do not wait for one
-    /// that fails.
+    /// that is not allowed. Runs before the clone, so that a clone that would fail does not block
+    /// the source's writers.
     fn may_check<'a>(
         &self,
         source: &Reading,

@@ -22,13 +22,13 @@ pub enum IdentityConflict {
     OtherVolume {
         /// Name of the PoolVolume.
         volume: String,
-        /// The pool.
+        /// Name of the expected StoragePool.
         pool: String,
     },
     /// It was made in another pool.
     #[error("it is not of pool {pool}")]
     OtherPool {
-        /// The expected pool.
+        /// Name of the expected StoragePool.
         pool: String,
     },
     /// Its identity names another image or another pool.
@@ -37,7 +37,7 @@ pub enum IdentityConflict {
     /// It was made with other properties.
     #[error("it is {found:?} and not {asked:?}")]
     Differs {
-        /// Its properties.
+        /// Properties that the image records.
         found: Box<Properties>,
         /// The expected properties.
         asked: Box<Properties>,
@@ -129,9 +129,9 @@ pub enum FilesystemConflict {
     /// There is another filesystem.
     #[error("it holds {filesystem} {uuid}")]
     Other {
-        /// Its type.
+        /// Type of the filesystem in the image.
         filesystem: FilesystemType,
-        /// Its UUID.
+        /// UUID of the filesystem in the image.
         uuid: Uuid,
     },
     /// The image is smaller than its filesystem or its volume.

@@ -16,9 +16,9 @@ pub enum Error {
     /// No image has this name.
     #[error("image {uid} is not in pool {pool}")]
     Missing {
-        /// Its name.
+        /// Name of the image.
         uid: Uid,
-        /// The pool.
+        /// Name of the StoragePool.
         pool: String,
     },
     /// The source image does not exist.
@@ -26,10 +26,10 @@ pub enum Error {
     SourceMissing {
         /// Name of the source.
         uid: Uid,
-        /// The pool.
+        /// Name of the StoragePool.
         pool: String,
     },
-    /// Cloning the image would block its writers for too long.
+    /// The image has more extents than the pool's limit for cloning.
     #[error(
         "image {uid} has {extents} extents, more than the {limit} that are cloned: copy its data to a new volume, where it takes fewer, or raise the pool's limit"
     )]
@@ -38,7 +38,7 @@ pub enum Error {
         uid: Uid,
         /// Its number of extents.
         extents: u64,
-        /// The limit for cloning.
+        /// Highest number of extents of an image that is cloned.
         limit: u64,
     },
     /// Cloning the image would block its writers for longer than the pool allows.
@@ -52,13 +52,13 @@ pub enum Error {
         extents: u64,
         /// How long its writers would be blocked.
         stall: Duration,
-        /// The limit for cloning.
+        /// Longest time for which cloning may block writers.
         limit: Duration,
     },
     /// The image of this name belongs to another volume, or was made with another spec.
     #[error("image {uid} does not match the request: {why}; it is not changed")]
     IdentityConflict {
-        /// Its name.
+        /// Name of the image.
         uid: Uid,
         /// What differs.
         why: IdentityConflict,
@@ -66,7 +66,7 @@ pub enum Error {
     /// The image does not contain the filesystem that was made in it.
     #[error("image {uid} does not hold the filesystem that was made in it: {why}")]
     FilesystemConflict {
-        /// Its name.
+        /// Name of the image.
         uid: Uid,
         /// What differs.
         why: FilesystemConflict,
@@ -102,7 +102,7 @@ pub enum Error {
     /// The image is attached, in this or another mount namespace, or is being read.
     #[error("image {uid} is still {by}")]
     InUse {
-        /// Its name.
+        /// Name of the image.
         uid: Uid,
         /// How it is used.
         by: ImageUse,
@@ -110,22 +110,22 @@ pub enum Error {
     /// The pool's filesystem is full.
     #[error("pool {pool} has no space left for image {uid}")]
     NoSpace {
-        /// Its name.
+        /// Name of the image.
         uid: Uid,
-        /// The pool.
+        /// Name of the StoragePool.
         pool: String,
-        /// Error of the step.
+        /// Why the step failed.
         #[source]
         source: Cause,
     },
-    /// An operation failed.
+    /// A step failed.
     #[error("could not {operation} of image {uid}")]
     Failed {
-        /// The operation.
+        /// What was tried.
         operation: &'static str,
-        /// Its name.
+        /// Name of the image.
         uid: Uid,
-        /// The cause.
+        /// Why it failed.
         #[source]
         source: Cause,
     },

@@ -10,7 +10,7 @@ use crate::{allocation, id::Uid, pool::Pool};
 impl Pool {
     /// Grows an image to at least this size and syncs it; allocates a thick one. Does not change
     /// one that is large enough. Restores the old size when the pool lacks the space
-    /// ([`Error::NoSpace`]).
+    /// ([`Error::NoSpace`]). Fails if the image is missing or is that of a snapshot.
     ///
     /// A pod that uses the volume sees the new size only after [`Pool::expand`].
     pub fn grow_image(&self, uid: &Uid, size: Bytes) -> Result<Image, Error> {

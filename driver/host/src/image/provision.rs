@@ -34,7 +34,8 @@ impl Pool {
     }
 
     /// Allocates the holes in a thick volume again: a trim inside the volume, or the initialization
-    /// of its filesystem, punches holes. Does nothing for thin volumes and snapshots.
+    /// of its filesystem, punches holes. Does nothing for thin volumes and snapshots. Fails if the
+    /// image is missing, and with [`Error::NoSpace`] if the pool lacks the blocks.
     pub fn reallocate(&self, uid: &Uid) -> Result<(), Error> {
         let (file, image) = self.described(uid)?;
         let is_thick = image.identity.is_some_and(|identity| {
@@ -47,7 +48,8 @@ impl Pool {
             .map_err(|source| self.no_space_or("allocate the space", uid, source.into()))
     }
 
-    /// Bytes that the pool lacks now to allocate an image in full; zero if it can.
+    /// Returns the bytes that the pool lacks now to allocate an image in full; zero if it has
+    /// enough. Fails if the image is missing, or the pool cannot be used.
     pub fn shortfall(&self, uid: &Uid) -> Result<Bytes, Error> {
         self.check()?;
         let (file, image) = self.described(uid)?;

@@ -38,7 +38,8 @@ impl Reading {
 }
 
 impl Pool {
-    /// Counts the extents of an image. Cloning blocks its writers for 10 to 20 µs per extent.
+    /// Counts the extents of an image. Cloning blocks its writers for 10 to 20 µs per extent. Fails
+    /// if the image is missing or cannot be read.
     pub fn extent_count(&self, uid: &Uid) -> Result<u64, Error> {
         let file = self.open_image(uid)?.ok_or_else(|| self.missing(uid))?;
         self.system
@@ -47,7 +48,7 @@ impl Pool {
     }
 
     /// Counts the written bytes of an image, which a snapshot of it shares: XFS does not clone
-    /// space that was allocated and never written.
+    /// space that was allocated and never written. Fails if the image is missing or cannot be read.
     pub fn written(&self, uid: &Uid) -> Result<Bytes, Error> {
         let source = self.read_source(uid)?;
         let (size, mut at, mut written) = (source.image.size.0, 0, 0_u64);

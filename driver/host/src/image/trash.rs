@@ -32,7 +32,7 @@ pub struct Discarded {
 }
 
 impl Pool {
-    /// Lists all images in the trash.
+    /// Lists all images in the trash. Fails if the trash cannot be read.
     pub fn discarded(&self) -> Result<Vec<Discarded>, Error> {
         let list = pool::failed(format!("list the trash of pool {self}"));
         let all = || match self.trash()? {
@@ -72,7 +72,8 @@ impl Pool {
             .map_err(failed("move the file to the trash", uid))
     }
 
-    /// Restores an image from the trash; returns whether it was there.
+    /// Restores an image from the trash; returns whether it was there. Fails if it cannot be moved,
+    /// for example because an image of its name exists.
     pub fn take_back(&self, uid: &Uid) -> Result<bool, Error> {
         let take = || -> io::Result<bool> {
             let Some((trash, name)) = self.find_discarded(uid)? else {
@@ -104,7 +105,7 @@ impl Pool {
             return Ok(());
         };
         let file = self.unused(file, uid)?;
-        // If it was restored since, the name no longer exists and the image is left alone.
+        // If the image was restored meanwhile, the name no longer exists, and the image is kept.
         system
             .unlink(trash.as_fd(), &name)
             .and_then(|()| system.sync(trash.as_fd()))

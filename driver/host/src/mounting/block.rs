@@ -60,8 +60,10 @@ pub struct BlockPublishRequest<'a> {
 }
 
 impl Pool {
-    /// Binds an image to a loop device and mounts the device node in the staging directory. Also
-    /// when a thick volume lacks blocks that its pool cannot allocate: its data is complete.
+    /// Binds an image to a loop device and mounts the device node in the staging directory. Stages
+    /// a thick volume even if it lacks blocks that its pool cannot allocate: its data is complete.
+    /// Fails if the pool cannot be used, if the image is not that of the volume, or if a filesystem
+    /// is mounted at the staging path.
     pub fn stage_block(&self, request: &BlockStageRequest<'_>) -> Result<Staged, Error> {
         self.check().map_err(image::Error::from)?;
         let (system, image, staging) = (&*self.system, request.image, request.staging);
@@ -134,13 +136,15 @@ impl Pool {
 }
 
 impl Root {
-    /// Whether a raw block volume is staged at a path. Does not access its pool.
+    /// Whether a raw block volume is staged at a path. Does not access its pool. Fails if the path
+    /// cannot be inspected.
     pub fn is_block_staged(&self, image: &Uid, staging: &Path) -> Result<bool, Error> {
         Ok(staged(&*self.system, image, staging)?.is_some())
     }
 
-    /// Mounts the node of a staged raw block volume at a target path. An existing one stays,
-    /// whatever the state of the pool.
+    /// Mounts the node of a staged raw block volume at a target path. A repeated call leaves the
+    /// mount as it is, even if the pool has failed. Fails if the volume is not staged, if something
+    /// else is mounted at the target path, or if another target path has the other write mode.
     pub fn publish_block(&self, request: &BlockPublishRequest<'_>) -> Result<(), Error> {
         let system = &*self.system;
         let target = open_parent(system, request.target)?;
@@ -214,7 +218,7 @@ pub(super) fn unstage(system: &dyn System, staging: &Path) -> Result<(), Error> 
 }
 
 /// Whether the file at the path of a node can be Cistern's: a device, or the empty file made for
-/// one. Anything else is left alone.
+/// one. No other file is touched.
 fn may_be_node(system: &dyn System, image: &Uid, staging: &Path) -> Result<bool, Error> {
     let place = node_place(system, image, staging)?;
     let find = || -> io::Result<bool> {
@@ -376,7 +380,7 @@ pub(crate) fn named_number(mount: &Mount) -> Option<u32> {
     system::loop_number(&node_name(&mount.root)?)
 }
 
-/// Returns the name of the mounted file, also if it was removed.
+/// Returns the name of the mounted file, even if it was removed.
 fn node_name(root: &Path) -> Option<String> {
     let text = root.to_str()?;
     let text = text.strip_suffix("//deleted").unwrap_or(text);

@@ -17,7 +17,8 @@ use crate::{
 };
 
 impl Root {
-    /// Mounts a staged volume at a target path, which it creates if needed.
+    /// Mounts a staged volume at a target path, which it creates if needed. Fails if the volume is
+    /// not staged with these options, or if something else is mounted at the target path.
     pub fn publish(&self, request: &PublishRequest<'_>) -> Result<(), Error> {
         let system = &*self.system;
         let target = open_parent(system, request.target)?;

@@ -46,7 +46,9 @@ impl Root {
 impl Pool {
     /// Mounts the filesystem of an image at the staging path, and grows it if it is smaller than
     /// the image. If it cannot grow, or if a thick volume lacks blocks that its pool cannot
-    /// allocate, it is mounted all the same: its data is complete.
+    /// allocate, it is mounted all the same: its data is complete. Fails if the pool cannot be
+    /// used, if the image is not that of the volume, if its filesystem is damaged or needs a check
+    /// that the request does not allow, or if something else is mounted at the path.
     pub fn stage(&self, request: &StageRequest<'_>) -> Result<Staged, Error> {
         self.check().map_err(image::Error::from)?;
         let place = open(&*self.system, request.staging)?;
@@ -186,8 +188,9 @@ fn not_mounted(request: &StageRequest<'_>, error: io::Error) -> Error {
     damaged.into()
 }
 
-/// Verifies the mount of [`Pool::stage`]. A superblock that another mount kept alive has its old
-/// options, whatever the new mount requests. The new mount is removed in that case.
+/// Verifies the mount of [`Pool::stage`]. If another mount has kept the superblock in use, the new
+/// mount has the superblock's old options instead of the requested ones. The new mount is removed
+/// in that case.
 fn verify_staged(
     place: &MountTarget<'_>,
     device: DeviceNumber,

@@ -11,7 +11,7 @@ use crate::system::DeviceNumber;
 /// Candidates for a pool whose StoragePool was recreated.
 #[derive(Debug)]
 pub(super) struct Candidates<T> {
-    /// The pool has been adopted before.
+    /// The candidate whose marker has the UID of the StoragePool: it was adopted before.
     own: Option<T>,
     returning: Vec<(PathBuf, Marker, T)>,
     doubts: Vec<(PathBuf, Candidate)>,

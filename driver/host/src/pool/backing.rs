@@ -22,7 +22,7 @@ pub(super) struct Backing {
     pub(super) number: DeviceNumber,
     pub(super) path: PathBuf,
     pub(super) size: u64,
-    /// The file behind it, if there is one.
+    /// The file behind it; None for a device of its own.
     pub(super) file: Option<FileId>,
     /// Stable identity of the device.
     pub(super) identity: Option<String>,
@@ -30,7 +30,7 @@ pub(super) struct Backing {
     pub(super) _bound: Option<Loop>,
 }
 
-/// The mounted device.
+/// The device under a mount.
 pub(super) fn of_mount(system: &dyn System, mount: &Mount) -> Result<Backing, Error> {
     let number = mount.device;
     let open = || -> io::Result<Backing> {
@@ -41,7 +41,7 @@ pub(super) fn of_mount(system: &dyn System, mount: &Mount) -> Result<Backing, Er
     open().map_err(failed(format!("open the mounted device {number}")))
 }
 
-/// The superblock on a device, also if it is mounted.
+/// Reads the superblock on a device, even if it is mounted.
 pub(super) fn superblock(
     system: &dyn System,
     number: DeviceNumber,
@@ -100,7 +100,7 @@ pub(super) fn node(system: &dyn System, number: DeviceNumber) -> io::Result<Path
     system.device_path(&name, number)
 }
 
-/// Opens a block device, whatever its name refers to.
+/// Opens the block device of a path, and returns its number. Fails for any other file.
 pub(super) fn open_device(
     system: &dyn System,
     path: &Path,

@@ -1,8 +1,8 @@
 //! Proves that a device holds no data, before a filesystem is created on it.
 //!
-//! *Invariant:* "unknown" is never "blank". A device is blank if no other process holds it, the kernel
-//! knows no partition of it, blkid finds nothing, and its first and last MiB, which contain the
-//! signature of every format known to Linux, are zeros.
+//! *Invariant:* a device is blank only if no other process holds it, the kernel knows no partition
+//! of it, blkid finds nothing, and its first and last MiB, which contain the signature of every
+//! format known to Linux, are zeros. A check that fails is an error and never means "blank".
 
 use std::{io, os::fd::BorrowedFd, time::Duration};
 

@@ -57,7 +57,7 @@ pub enum Unusable {
     /// It is a loop device over a file of Cistern.
     #[error("it is a loop device over {file}, which is a pool's")]
     OwnFile {
-        /// The file.
+        /// Path of the file.
         file: PathBuf,
     },
     /// It could not be inspected.

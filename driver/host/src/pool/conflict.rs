@@ -10,7 +10,7 @@ use crate::{
 /// Why a file, a device or a mounted filesystem is not the pool.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Conflict {
-    /// A file without an XFS.
+    /// The file holds no XFS.
     #[error("it holds no XFS")]
     NoXfs,
     /// Another filesystem is mounted.
@@ -19,21 +19,21 @@ pub enum Conflict {
     /// Its XFS cannot clone files.
     #[error("it is an XFS without reflink")]
     NoReflink,
-    /// Another filesystem than the recorded one.
+    /// The filesystem is not the recorded one.
     #[error("its UUID is {found} and not {expected}")]
     Uuid {
-        /// Its UUID.
+        /// UUID that was found.
         found: Uuid,
         /// The recorded UUID.
         expected: Uuid,
     },
-    /// A label that is not made from the pool's UID.
+    /// The label is not made from the pool's UID.
     #[error("its label is {found:?}")]
     Label {
-        /// Its label.
+        /// Label that was found.
         found: String,
     },
-    /// A file whose label is not made from its name.
+    /// The label of a file is not made from the file's name.
     #[error("it holds no pool of this name")]
     NoPool,
     /// The marker is missing.
@@ -70,18 +70,18 @@ pub enum Conflict {
 /// What is found at the mount point of a pool that is not mounted there.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotMounted {
-    /// Nothing.
+    /// Nothing is mounted there.
     #[error("nothing is mounted there")]
     Nothing,
-    /// Another mount than that of the open pool.
+    /// Another mount than that of the open pool is there.
     #[error("something else is mounted there")]
     OtherMount,
-    /// A filesystem on another device.
+    /// A filesystem of another device is mounted there.
     #[error("{filesystem} from {device} is mounted there")]
     OtherDevice {
         /// Type of the filesystem.
         filesystem: String,
-        /// Its device.
+        /// Device of that filesystem.
         device: PathBuf,
     },
 }

@@ -42,7 +42,7 @@ enum DeviceState {
     Unusable(Unusable),
 }
 
-/// Use of a blank device.
+/// Whether the pool is created on a blank device.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Blank {
     Taken,
@@ -195,7 +195,8 @@ fn judge(uid: &Uid, found: &Superblock) -> DeviceState {
 fn make(root: &Root, uid: &Uid, number: DeviceNumber, unfinished: bool) -> Result<(), Cause> {
     let system = &*root.system;
     let path = node(system, number)?;
-    // Not exclusively, because mkfs.xfs opens it exclusively; it is proved blank again directly before.
+    // Does not open the device exclusively, because mkfs.xfs does. The next step inspects it again,
+    // exclusively.
     let (device, _) = open_device(system, &path, OFlags::RDWR)?;
     let still = matches!(
         (examine(root, uid, &path, OFlags::EXCL)?.0, unfinished),

@@ -13,7 +13,7 @@ pub enum Error {
     /// The file or device of a pool that was created before is missing.
     #[error("{what} is missing: the pool was created before and is not created again; restore it")]
     BackingMissing {
-        /// File or devices.
+        /// Path of the file, or paths of the devices.
         what: String,
     },
     /// The file or device holds something other than this pool.
@@ -21,7 +21,7 @@ pub enum Error {
     BackingConflict {
         /// File, device or mount point.
         path: PathBuf,
-        /// What was found.
+        /// How it differs from the pool.
         why: Conflict,
     },
     /// The pool belongs to another node, which may be using it.
@@ -92,11 +92,11 @@ pub enum Error {
         keeping(*kept_percent)
     )]
     HostFilesystemFull {
-        /// The file.
+        /// Path of the pool's file.
         path: PathBuf,
-        /// What the file still needs.
+        /// Bytes of the file that are not allocated yet.
         needed: Bytes,
-        /// How much of that the filesystem does not have, rounded up to a GiB.
+        /// Bytes that must become free on the filesystem of the host, rounded up to a GiB.
         lacking: Bytes,
         /// Percentage of the filesystem that stays free, so that kubelet evicts no pods.
         kept_percent: u32,
@@ -106,7 +106,7 @@ pub enum Error {
         "{path} cannot be created: its filesystem is {filesystem}, which {why}; put that folder on ext4, XFS or btrfs"
     )]
     HostFilesystemUnfit {
-        /// The file.
+        /// Path of the pool's file.
         path: PathBuf,
         /// Type of the filesystem.
         filesystem: String,

@@ -1,19 +1,19 @@
-//! What copying an extent costs in a pool, measured by the copies that were made there.
+//! Measures how long the copy of an extent takes in a pool, by the copies that were made there.
 //!
-//! *Invariant:* before the first measurement the cost is the highest that is usual, so a limit of time is
-//! rather too strict than too lax.
+//! *Invariant:* until the first measurement, the cost is the highest usual one, so that a time
+//! limit is too strict rather than too lax.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
-/// Nanoseconds before the first measurement.
+/// Cost of an extent in nanoseconds before the first measurement.
 const USUAL: u64 = 20_000;
-/// Copies of fewer extents are not measured: their time is that of the call.
+/// Copies of fewer extents are not measured: most of their time is that of the call.
 const FEWEST: u64 = 1000;
 
-/// Nanoseconds of one extent: an average in which the last copy counts for a quarter.
+/// Cost of an extent in nanoseconds: an average in which the last copy counts for a quarter.
 #[derive(Debug)]
 pub(crate) struct ExtentCost(AtomicU64);
 
@@ -24,19 +24,19 @@ impl Default for ExtentCost {
 }
 
 impl ExtentCost {
-    /// A copy of an image with so many extents has taken so long.
+    /// Records how long a copy of an image with this number of extents took.
     pub(crate) fn measured(&self, extents: u64, took: Duration) {
         if extents < FEWEST {
             return;
         }
         let last = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX) / extents;
         let average = |before: u64| before / 4 * 3 + last / 4;
-        // Of two copies at the same time, the order does not matter.
+        // If two copies end at the same time, their order does not matter.
         let before = self.0.load(Ordering::Relaxed);
         self.0.store(average(before), Ordering::Relaxed);
     }
 
-    /// How long a copy of an image with so many extents blocks its writers.
+    /// Estimates how long a copy of an image with this number of extents blocks its writers.
     pub(crate) fn of(&self, extents: u64) -> Duration {
         let cost = self.0.load(Ordering::Relaxed);
         Duration::from_nanos(cost.saturating_mul(extents))

@@ -1,4 +1,4 @@
-//! Locates a pool on its host, also if its StoragePool was recreated as another object.
+//! Locates a pool on its host, even if its StoragePool was recreated as another object.
 //!
 //! A cluster that is restored from a backup has the same pools under new UIDs. The pool on the disk has
 //! its name in its marker, and is adopted by replacing the marker. File and mount point keep the UID of
@@ -60,8 +60,8 @@ impl Root {
         Ok(found.unwrap_or_else(|| uid.clone()))
     }
 
-    /// The home of the pool whose filesystem is known. The identity is verified after it is opened. A
-    /// superblock can be read also if the filesystem has shut down.
+    /// The home of the pool whose filesystem is known. The identity is verified after it is opened.
+    /// A superblock can be read even if the filesystem has shut down.
     fn find_filesystem(
         &self,
         pools: BorrowedFd<'_>,

@@ -1,7 +1,8 @@
 //! Detects block devices that are only a layer: another device is built on top of them, or they are
 //! built on a file of Cistern. Such a device shows the filesystem of a pool, and is not the pool.
 //!
-//! *Invariant:* nothing is written, and "unknown" is an error.
+//! *Invariant:* nothing is written. An inspection that fails is an error, and never means that a
+//! device is no layer.
 
 use std::{io, os::fd::BorrowedFd, path::PathBuf};
 
@@ -67,8 +68,8 @@ fn member(
         let format = "linux_raid_member".to_owned();
         return Ok(Some(Unusable::Holds { format }));
     }
-    // The other signatures are behind the filesystem. If the filesystem covers the whole device, the
-    // end of the device is data of volumes, which may look like anything.
+    // The other signatures are behind the filesystem. If the filesystem covers the whole device,
+    // the end of the device holds data of volumes, which can contain any signature.
     let behind = system.device_size(device)?.saturating_sub(found.size.0);
     if behind < BLOCK {
         return Ok(None);

@@ -20,9 +20,11 @@ use crate::{
 };
 
 impl Root {
-    /// Makes a pool usable: creates it if it is new and no data exists, adopts an existing pool, under
-    /// whichever UID it was created, attaches, mounts and verifies it. The pool grows with its device,
-    /// but an existing file keeps its size until [`Pool::resize_file`]. Idempotent.
+    /// Makes a pool usable: finds it, under whichever UID it was created, or creates it if it is
+    /// new and no data exists; then attaches, mounts and verifies it. The pool grows with its
+    /// device, but an existing file keeps its size until [`Pool::resize_file`]. Idempotent. Fails
+    /// if the pool is missing, if several candidates may be the pool, if other data or another
+    /// node's pool is in its place, or if a step fails.
     pub fn open_pool(
         &self,
         declaration: &PoolDeclaration,

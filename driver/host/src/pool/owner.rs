@@ -22,7 +22,7 @@ pub struct Owner {
 /// The marker of a pool that belongs to another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForeignMarker {
-    /// The node.
+    /// The node that owns the pool.
     pub owner: Owner,
     /// UID of the StoragePool.
     pub pool: Uid,

@@ -11,8 +11,9 @@ use super::{Error, Expectation, PoolDeclaration, Source, failed, file};
 use crate::{id::Uid, mount_target::MountTarget, root::Root, stray};
 
 impl Root {
-    /// Unmounts a pool that contains no image, and removes its file if it has one. Every [`Pool`] of it
-    /// must have been dropped, because an open one keeps it mounted. Idempotent.
+    /// Unmounts a pool that contains no image, and removes its file if it has one. Every [`Pool`]
+    /// of it must have been dropped, because an open one keeps it mounted. Idempotent. Fails if
+    /// images or foreign files remain, or if a step fails.
     ///
     /// [`Pool`]: super::Pool
     pub fn remove_pool(

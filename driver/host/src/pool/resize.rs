@@ -17,21 +17,21 @@ use crate::{loopdev, patience::until};
 /// The size of an image pool's file, and why it differs from the declared size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolFile {
-    /// Its size.
+    /// Size of the file.
     pub size: Bytes,
-    /// Why the size is not the declared one, if it is not.
+    /// Why the file could not be grown to the declared size and allocated in full; None if it was.
     pub shortage: Option<Shortage>,
 }
 
-/// Why the file of an image pool does not have the declared size.
+/// Why the file of an image pool is smaller than declared, or not allocated in full.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("its file has {size} and cannot {}: {why}", lacks(*size, *wanted))]
 pub struct Shortage {
     /// The size that the file has and keeps.
     pub size: Bytes,
-    /// The declared size.
+    /// The declared size, or the present size of the file if that is larger.
     pub wanted: Bytes,
-    /// The obstacle.
+    /// Error of the step that failed, for users.
     pub why: String,
 }
 

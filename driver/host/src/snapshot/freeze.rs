@@ -1,10 +1,11 @@
 //! Freezes filesystems while they are cloned.
 //!
-//! One thread per filesystem freezes it, waits, and thaws it: when it is released, which also
-//! happens when the owner of the [`Freeze`] panics, or when the time limit is reached, whatever the
-//! owner is doing. FIFREEZE cannot be cancelled: a freeze that takes too long is given up, and its
-//! thread thaws the filesystem as soon as the call returns. A process that shuts down waits for the
-//! thaw ([`Root::end_freezes`]); [`Root::thaw_all`] thaws what a killed process left frozen.
+//! One thread per filesystem freezes it, waits, and thaws it when it is released or when the time
+//! limit is reached. A panic of the owner of the [`Freeze`] releases it, too. FIFREEZE cannot be
+//! cancelled: the caller stops waiting for a freeze that takes too long, and the thread thaws the
+//! filesystem as soon as the call returns. A process that shuts down waits for the thaw
+//! ([`Root::end_freezes`]); [`Root::thaw_all`] thaws the filesystems that a killed process left
+//! frozen.
 //!
 //! *Invariants:* this module thaws what it freezes. [`Freeze::end`] succeeds only if all
 //! filesystems were frozen from before [`Freeze::begin`] returned until `end` was called.

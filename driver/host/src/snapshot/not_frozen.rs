@@ -8,7 +8,7 @@ pub enum NotFrozen {
     /// The sync before the freeze took too long.
     #[error("its filesystem did not sync within {SYNC_LIMIT:?}: try again")]
     SyncTooSlow,
-    /// It is the second member of a group that cannot be frozen.
+    /// It is the second attached member of a group whose writers cannot be stopped.
     #[error(
         "a group can have one attached volume whose writers cannot be stopped, and this is a second one; nothing stops those of a raw block volume: snapshot it alone, or while no pod uses it"
     )]
@@ -24,7 +24,7 @@ pub enum NotFrozen {
     /// Another process has thawed it before its release.
     #[error("another process has thawed its filesystem: try again")]
     ThawedByOther,
-    /// It was thawed before its release, or is not frozen in time.
+    /// It was not frozen in time, or was thawed at the time limit.
     #[error(
         "its filesystem had to be frozen for longer than {FREEZE_LIMIT:?}, the limit for blocking its writers: try again when less is written, or snapshot fewer volumes together"
     )]

@@ -14,7 +14,8 @@ use crate::{
 impl Root {
     /// Thaws the filesystem of every image that has a mount visible to this process, and returns
     /// the images that were frozen. Call this when a process starts, before anything is unmounted:
-    /// a filesystem that is frozen and no longer mounted cannot be thawed.
+    /// a filesystem that is frozen and no longer mounted cannot be thawed. If one fails, thaws the
+    /// others and then returns the first error.
     pub fn thaw_all(&self) -> Result<Vec<Uid>, Error> {
         let all = self
             .system

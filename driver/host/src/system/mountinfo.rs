@@ -1,7 +1,7 @@
 //! Parser of `/proc/<pid>/mountinfo` (proc(5)).
 //!
 //! *Invariant:* no line makes it panic; a line that it cannot read is an error and never skipped,
-//! because "not mounted" may be taken for "free to use".
+//! because a caller may use a device that does not appear to be mounted.
 
 use std::{
     ffi::OsString,

@@ -248,7 +248,7 @@ pub(super) fn is_kept(loop_number: u32) -> io::Result<bool> {
     Ok(number(&format!("/sys/block/loop{loop_number}/loop/autoclear"))? == Some(0))
 }
 
-/// Bytes of the sectors that the kernel counts, whatever those of the device are.
+/// Bytes of the sectors in the kernel's counters, independent of the sector size of the device.
 const COUNTED_SECTOR: u64 = 512;
 
 /// Returns the counters of a loop device; none when it does not exist.

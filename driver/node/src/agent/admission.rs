@@ -6,8 +6,8 @@
 //! unclaimed images, other files ┘
 //! ```
 //!
-//! *Invariant:* every decision is made here, against all reservations of the pool. A pool that takes
-//! nothing new keeps what it has: an existing image is counted in any case.
+//! *Invariant:* every decision is made here, against all reservations of the pool. An existing
+//! image is counted even if its pool takes nothing new.
 
 mod closed;
 mod ledger;
@@ -67,7 +67,8 @@ impl Admission {
         }
     }
 
-    /// Reserves and returns the bytes of a new volume. `adopted` is its image, if it exists already.
+    /// Reserves and returns the bytes of a new volume. `adopted` is its image, if it exists
+    /// already. Fails with the reason of the refusal.
     pub fn volume(
         &self,
         volume: &PoolVolume,
@@ -88,20 +89,21 @@ impl Admission {
         Ok(size)
     }
 
-    /// Reserves the bytes to which a volume grows.
+    /// Reserves the bytes to which a volume grows. Fails with the reason of the refusal.
     pub fn growth(&self, volume: &PoolVolume, pool: &PoolState) -> Result<(), Explanation> {
         let held = volume.reserved().unwrap_or_default();
         let wanted = Reservation::for_volume(volume, volume.spec.size);
         self.reserve(volume, pool, wanted, ReservationKind::Growth { held })
     }
 
-    /// Reserves the bytes of a volume with the attributes of its spec.
+    /// Reserves the bytes of a volume with the attributes of its spec. Fails with the reason of the
+    /// refusal.
     pub fn change(&self, volume: &PoolVolume, pool: &PoolState) -> Result<(), Explanation> {
         let wanted = Reservation::for_change(volume);
         self.reserve(volume, pool, wanted, ReservationKind::Change)
     }
 
-    /// Reserves the bytes of a snapshot.
+    /// Reserves the bytes of a snapshot. Fails with the reason of the refusal.
     pub fn snapshot(
         &self,
         snapshot: &PoolSnapshot,
@@ -119,18 +121,18 @@ impl Admission {
         self.reserve(snapshot, pool, wanted, kind)
     }
 
-    /// Withdraws the reservation of an object, because the API server has rejected its status.
+    /// Withdraws the reservation of an object whose status the API server has rejected.
     pub fn withdraw(&self, object: &impl HasImage) {
         let uid = object.meta().uid.as_deref().unwrap_or_default();
         self.reservations.release(object.pool_name(), uid);
     }
 
-    /// Why a pool takes no new volumes, snapshots and growths, if it takes none.
+    /// Why a pool takes no new volumes, snapshots and growths; None if it takes them.
     pub fn closed(&self, pool: &PoolState) -> Option<Closed> {
         self.closed_with(pool, &self.assigned_to(pool))
     }
 
-    /// Why a pool with these objects takes no new volumes, if it takes none.
+    /// Why a pool with these objects takes no new volumes; None if it takes them.
     pub fn closed_to_volumes(
         &self,
         pool: &PoolState,
@@ -207,7 +209,8 @@ impl Admission {
     }
 }
 
-/// Refuses a limit above the maximum of the pool. A volume without a limit has that of the pool.
+/// Fails if a requested limit exceeds the maximum of the pool. A volume without a limit has that of
+/// the pool.
 pub fn check_limits(requested: &IoLimits, pool: &PoolState) -> Result<(), Explanation> {
     let maximum = &pool.spec.limits.volume_io;
     if requested.exceed(maximum) {

@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 
 pub use self::queue::{CheckQueue, CheckTurn};
 
-/// Percentage steps in which the progress is reported. Each is a write.
+/// Step of the reported progress in percent. Each step is a write to the API server.
 const PROGRESS_STEP: u8 = 5;
 
 /// The checks of this node.
@@ -60,11 +60,11 @@ pub enum CheckProgress {
 pub enum CheckOutcome {
     /// The volume can be staged.
     Fit,
-    /// The volume can be staged, but its filesystem has not grown: the reason.
+    /// The volume can be staged, but its filesystem has not grown, for this reason.
     NotGrown(String),
     /// The volume cannot be staged until an administrator repairs it.
     Unfit(Explanation),
-    /// The check failed: the error.
+    /// The check failed with this error.
     Failed(String),
 }
 

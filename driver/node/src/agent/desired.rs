@@ -44,7 +44,7 @@ pub struct Desired {
     own_writes: Arc<OwnWrites>,
 }
 
-/// Changed objects of a watch. Errors are transient: the watch goes on.
+/// Changed objects of a watch. Errors are transient: the watch continues.
 pub type Changes<K> = std::pin::Pin<Box<dyn Stream<Item = Result<K, watcher::Error>> + Send>>;
 
 /// The watches of [`Desired`], which is up to date only while all of them are polled.
@@ -60,7 +60,7 @@ pub struct Watches {
     pub groups: Changes<Guarded<PoolSnapshotGroup>>,
 }
 
-/// The volumes and snapshots that belong in one pool of this node.
+/// The volumes and snapshots of one pool of this node.
 #[derive(Clone, Debug, Default)]
 pub struct AssignedObjects {
     /// PoolVolumes of the pool.
@@ -137,8 +137,8 @@ where
     (store, changes)
 }
 
-/// Replaces the first list with an empty one if the kind is not defined. The watch goes on listing and
-/// sees the objects once the kind is defined.
+/// Replaces the first list with an empty one if the kind is not defined. The watch continues to
+/// list, and sees the objects once the kind is defined.
 fn or_none<K: Send + 'static>(
     events: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send,
     kind: String,
@@ -168,7 +168,7 @@ fn or_none<K: Send + 'static>(
 }
 
 impl Desired {
-    /// Resolves when every first list has arrived.
+    /// Resolves when every first list has arrived. Fails if a watch was dropped before that.
     pub async fn complete(&self) -> Result<(), reflector::store::WriterDropped> {
         self.node.wait_until_ready().await?;
         self.volumes.wait_until_ready().await?;
@@ -176,17 +176,17 @@ impl Desired {
         self.groups.wait_until_ready().await
     }
 
-    /// The StorageNode of this node, if there is one.
+    /// The StorageNode of this node; None if it does not exist.
     pub fn node(&self) -> Option<Arc<Guarded<StorageNode>>> {
         self.node.get(&ObjectRef::new(&self.node_name))
     }
 
-    /// The PoolVolume of a volume id, if it is on this node and readable.
+    /// The PoolVolume with a volume id; None if it is not on this node or not readable.
     pub fn volume(&self, id: &str) -> Option<Arc<Guarded<PoolVolume>>> {
         readable_one(&self.volumes, id)
     }
 
-    /// The PoolSnapshot of a snapshot id, if it is on this node and readable.
+    /// The PoolSnapshot with a snapshot id; None if it is not on this node or not readable.
     pub fn snapshot(&self, id: &str) -> Option<Arc<Guarded<PoolSnapshot>>> {
         readable_one(&self.snapshots, id)
     }
@@ -214,7 +214,8 @@ impl Desired {
         all
     }
 
-    /// An unreadable object, which may hold an unknown number of bytes in any pool.
+    /// Kind and name of an object that cannot be read, if there is one. It may hold an unknown
+    /// number of bytes in any pool.
     pub fn unreadable(&self) -> Option<String> {
         let named = |kind, name: String| format!("{kind} {name}");
         let volume = self.volumes.find(|object| object.0.is_err());

@@ -75,8 +75,8 @@ impl Drift {
         Some(orphans)
     }
 
-    /// Since when images of a pool are orphans, by name, as far as known. `reported` is the status, for
-    /// the first comparison.
+    /// The start times of the orphans of a pool, by name of the image. `reported` is the status,
+    /// for the first comparison.
     fn since(
         &self,
         reported: &StorageNodeStatus,

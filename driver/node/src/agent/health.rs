@@ -1,4 +1,4 @@
-//! Health of the pools of this node. That of the volumes is part of what is observed of them.
+//! Health of the pools of this node. [`super::observations`] has the health of the volumes.
 //!
 //! ```text
 //! rounds ─▶ what the host sees ─▶ judgement ─▶ tracker ─▶ Health, Observations ─▶ status, CSI, metrics

@@ -34,19 +34,20 @@ pub struct IoEnforcement {
     failures: Arc<Mutex<HashMap<String, String>>>,
 }
 
-/// A volume that is attached, perhaps, and its limits.
+/// A volume, attached or not, and its limits.
 #[derive(Clone, Debug)]
 pub struct LimitedVolume {
     /// Name of the volume.
     pub name: String,
     /// Name of its image.
     pub image: Uid,
-    /// Its limits, with those of the pool.
+    /// The stricter of its own limits and those of its pool.
     pub limits: IoLimits,
 }
 
 impl IoEnforcement {
-    /// Enforces limits with the node's controller for I/O, if it has one.
+    /// Enforces limits with the node's controller for I/O. If the node has none, no limit is
+    /// enforced.
     pub fn find() -> Self {
         let controller = IoController::find().map_err(|why| {
             tracing::info!(
@@ -98,7 +99,7 @@ impl IoEnforcement {
         }
     }
 
-    /// Why the limits of a volume are not enforced, if they are not.
+    /// Why the limits of a volume are not enforced; None if they are.
     fn problem(&self, volume: &str, limits: &IoLimits) -> Option<Explanation> {
         if limits.is_none() {
             return None;
@@ -118,7 +119,7 @@ impl IoEnforcement {
     }
 }
 
-/// The limits of a volume: its own, and those of its pool.
+/// The limits of a volume: the stricter of its own and those of its pool.
 pub fn of(volume: &Volume, pools: &Pools) -> LimitedVolume {
     let pool = pools.get(&volume.pool);
     let of_pool = pool.map_or(IoLimits::NONE, |pool| pool.spec.limits.volume_io);

@@ -29,7 +29,8 @@ use prometheus_client::{
 
 use super::Agent;
 
-/// Upper bounds in seconds, from a reconcile without changes over a mkfs to a slow disk.
+/// Upper bounds of the histogram buckets in seconds: from a reconcile without changes, over a mkfs,
+/// to a slow disk.
 const BOUNDS: [f64; 8] = [0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 30.0, 120.0];
 
 /// Registers all metrics with the label `node`.
@@ -74,7 +75,7 @@ pub enum ReconcileResult {
     done,
     /// The object is not in its desired state, and the reconcile is retried. Its conditions say why.
     retried,
-    /// The reconcile broke off, most often because the API server rejected a status.
+    /// The reconcile failed, most often because the API server rejected a status.
     failed,
 }
 

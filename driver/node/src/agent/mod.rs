@@ -57,7 +57,7 @@ const AGENT: &str = "agent";
 
 /// The parts of the agent, each with one job. The Node service uses some of them.
 pub struct Agent {
-    /// The node.
+    /// The node that the agent runs on.
     pub(crate) node: LocalNode,
     /// Desired state from the watches.
     pub(crate) desired: Desired,
@@ -73,7 +73,7 @@ pub struct Agent {
     pub(crate) health: Arc<Health>,
     /// Limits of the volumes' I/O.
     pub(crate) io: IoEnforcement,
-    /// Who may reserve bytes of the pools.
+    /// Decides who may reserve bytes of the pools.
     admission: Admission,
     /// Drift between the node and the API.
     drift: Drift,
@@ -103,7 +103,7 @@ impl Agent {
         self.work.volumes.enqueue(volume);
     }
 
-    /// Reads a PoolVolume from the API server, for one that is newer than the watch.
+    /// Reads a PoolVolume from the API server, because it may be newer there than in the watch.
     pub(crate) async fn fetch(&self, volume: &str) -> Result<Option<PoolVolume>, kube::Error> {
         self.work.volumes.api.get_opt(volume).await
     }

@@ -70,8 +70,8 @@ impl Observations {
         was_damaged
     }
 
-    /// Why a volume's filesystem was not mounted, if it was not. From the first report on, the status
-    /// holds it, also for the next process.
+    /// Why a volume's filesystem was not mounted; None if it was mounted. The status holds the
+    /// reason from the first report on, so that the next process reads it there.
     pub fn damage_of(&self, volume: &PoolVolume) -> Option<Explanation> {
         let all = self.0.lock();
         let seen = all.get(&volume.name_any());
@@ -111,7 +111,7 @@ impl Observations {
         self.update(volume, |seen| seen.unallocated = missing);
     }
 
-    /// Why a thick volume lacks blocks, if it does.
+    /// Why a thick volume lacks blocks; None if it has all of them.
     pub fn unallocated(&self, volume: &str) -> Option<String> {
         self.0.lock().get(volume)?.unallocated.clone()
     }

@@ -55,11 +55,11 @@ pub fn refusal(object: &impl HasImage) -> Option<&Condition> {
     is_refused.then_some(admitted)
 }
 
-/// Whether a refusal is permanent, whatever the disk holds.
+/// Whether a refusal is permanent, regardless of what is on the disk.
 ///
-/// A refusal by an agent that could not read the pool is not: an object restored from a backup has
-/// its image there. The controller does not wait for that. It withdraws the object that it has just
-/// made and asks another node.
+/// A refusal by an agent that could not read the pool is not permanent: an object restored from a
+/// backup has its image there. The controller does not wait for that. It withdraws the object that
+/// it has just created and tries another node.
 fn is_final(reason: Reason) -> bool {
     use Reason::{PoolNotReady, PoolUnknown, ProvisioningFailed};
 
@@ -170,7 +170,8 @@ fn of_outcome<Own>(noun: &str, outcome: &ImageOutcome<Own>) -> [Option<Condition
     }
 }
 
-/// Whether a deleted object is held. `is_requested` is whether its data is to be destroyed.
+/// The update of `DeletionHeld`: whether the deletion of an object waits for a request to destroy
+/// its data. `is_requested` says whether there is such a request.
 pub fn deletion_held<K: Kind>(object: &K, is_requested: bool) -> ConditionUpdate {
     let kind = ConditionType::DeletionHeld;
     if object.meta().deletion_timestamp.is_none() {

@@ -171,7 +171,7 @@ async fn reconcile_pool(
     is_reconciled
 }
 
-/// Opens a desired pool. A pool whose disk hangs is left alone, because the work would hang as
+/// Opens a desired pool. A pool whose disk hangs is not touched, because the work would hang as
 /// well. An unhealthy pool is opened, so that its recovery is detected, but not used.
 async fn find(
     agent: &Arc<Agent>,

@@ -40,7 +40,7 @@ pub struct Pools {
 pub struct NodeVersion {
     /// UID of the StorageNode.
     pub uid: String,
-    /// Its generation.
+    /// Generation of the StorageNode.
     pub generation: Option<i64>,
 }
 
@@ -69,7 +69,8 @@ impl Pools {
         self.states.lock().get(name).cloned()
     }
 
-    /// The pool of this name, if it is usable.
+    /// Returns the pool of this name. Fails with the reason if it is unusable, or if the node does
+    /// not have it.
     pub fn usable(&self, name: &str) -> Result<(Arc<PoolState>, Usable), Unavailable> {
         let pool = name.to_owned();
         let Some(pool_state) = self.get(name) else {
@@ -168,12 +169,13 @@ impl Pools {
         }
     }
 
-    /// Resolves when a reconcile is requested. One request that nobody waited for is kept.
+    /// Resolves when a reconcile is requested. One request that arrives while nothing waits is
+    /// kept.
     pub async fn reconcile_requested(&self) {
         self.requested.notified().await;
     }
 
-    /// Records the end of a reconcile, and the StorageNode that it used, if there was one.
+    /// Records the end of a reconcile, and the StorageNode that it used; None without one.
     pub fn set_reconciled(&self, version: Option<NodeVersion>) {
         self.reconciled.send_modify(|last| match version {
             Some(version) => *last = Some(version),

@@ -34,7 +34,7 @@ use crate::{
 /// How often a healthy image is reconciled: blocks that fstrim punched out of a thick volume are
 /// allocated again, and a missing image is detected.
 const PERIOD: Duration = Duration::from_mins(10);
-/// How long a refusal waits until the room that explains it is published.
+/// How long the agent waits, before it writes a refusal, until the room of the pools is published.
 const PUBLISH_PATIENCE: Duration = Duration::from_secs(5);
 /// When to retry while another operation holds the volume.
 pub(super) const LOCKED: Duration = Duration::from_millis(500);
@@ -85,7 +85,7 @@ impl<'a, K: ReconciledImage> Reconciliation<'a, K> {
         }
     }
 
-    /// The pool of the object, if it is usable.
+    /// The pool of the object. Fails with the reason if it cannot be used.
     pub(super) fn pool(&self) -> Result<(Arc<PoolState>, Usable), Explanation> {
         let node = &self.agent.node.name;
         let found = self.agent.pools.usable(self.object.pool_name());

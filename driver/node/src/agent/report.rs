@@ -99,7 +99,8 @@ pub async fn run(agent: &Arc<Agent>) {
     }
 }
 
-/// Updates the status of the StorageNode if it changed.
+/// Updates the status of the StorageNode if it changed. Fails if the API server does not accept the
+/// write.
 pub async fn publish(agent: &Agent) -> Result<(), kube::Error> {
     let _writing = agent.report.writing.lock().await;
     let Some(object) = agent.desired.node() else {
@@ -199,7 +200,7 @@ fn pool_statuses(
         .collect()
 }
 
-/// Adds the unclaimed images, less those that are claimed by now.
+/// Adds the unclaimed images, without those that an object claims now.
 fn with_orphans(
     agent: &Agent,
     mut status: NodePoolStatus,

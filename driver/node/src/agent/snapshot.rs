@@ -5,8 +5,8 @@
 //! reserve what was written to the source ─▶ take ─▶ reserve what was allocated ─▶ status
 //! ```
 //!
-//! *Invariant:* a snapshot that became ready is never taken again: from then on a missing image is
-//! missing. A refused snapshot has nothing on the disk and nothing in the ledger.
+//! *Invariant:* a snapshot that became ready is never taken again, even if its image is missing
+//! later. A refused snapshot has nothing on the disk and nothing in the ledger.
 
 pub mod group;
 pub mod status;

@@ -214,8 +214,8 @@ impl Reconciliation<'_, PoolVolume> {
         }
     }
 
-    /// Records whether a thick volume has all of its blocks, and returns the error if not. Its data
-    /// exists in any case.
+    /// Records whether a thick volume has all of its blocks, and returns the error if not. The data
+    /// of the volume is complete in both cases.
     fn note_allocation(
         &self,
         not_provisioned: Option<&cistern_host::image::Error>,

@@ -81,7 +81,7 @@ pub trait Kind:
 pub struct Work<K: Kind> {
     /// Client for the kind.
     pub(super) api: Api<K>,
-    /// Waits of failed objects.
+    /// Back-off of failed objects.
     pub(super) retries: Retries<String>,
     copies: Store<Guarded<K>>,
     own_writes: Arc<OwnWrites>,
@@ -117,12 +117,12 @@ impl WorkQueues {
 /// The reason why a reconcile failed. It is retried.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The API server rejected the status, or its answer is unknown.
+    /// The API server rejected the status, or the request failed.
     #[error("cannot write the status of {object}")]
     Write {
         /// Kind and name.
         object: String,
-        /// The answer of the API server.
+        /// Error of the request.
         #[source]
         source: Box<kube::Error>,
     },
@@ -137,7 +137,7 @@ pub enum Error {
     Broken {
         /// Kind and name.
         object: String,
-        /// The panic.
+        /// Error of the panic.
         #[source]
         source: blocking::Broken,
     },

@@ -13,11 +13,11 @@ use crate::image::ImageObject as _;
 /// An image that no custom resource claims.
 #[derive(Clone, Copy, Debug)]
 pub struct Unclaimed<'a> {
-    /// Its pool.
+    /// The pool of the image.
     pub pool: &'a PoolInventory,
     /// The image.
     pub image: &'a Image,
-    /// When it was moved to the trash, if it is there.
+    /// When it was moved to the trash; None if it is not there.
     pub discarded: Option<DateTime<Utc>>,
 }
 

@@ -10,8 +10,8 @@ use futures::{StreamExt as _, TryStreamExt as _, stream, stream::BoxStream};
 use super::{Error, Walk};
 use crate::blocking::on_host;
 
-/// Probes of the image between two checks whether the caller still reads. A probe takes less than a
-/// millisecond.
+/// Number of probes of the image between two checks that the caller still reads. A probe takes less
+/// than a millisecond.
 const PROBES: usize = 32;
 
 /// The ranges of a walk in batches of `most`. The last batch may be smaller, and no batch is empty. Each
@@ -44,7 +44,7 @@ struct Batches {
 }
 
 impl Batches {
-    /// The next batch; empty if it takes longer, None at the end.
+    /// Returns the next batch: empty if [`PROBES`] probes do not fill it, None at the end.
     fn fill(&mut self) -> Result<Option<Vec<Range<u64>>>, Error> {
         for _ in 0..PROBES {
             if self.has_ended || self.found.len() >= self.most {

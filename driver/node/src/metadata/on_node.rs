@@ -29,7 +29,7 @@ impl OnNode {
         }
     }
 
-    /// Reads a snapshot from the API server, for one that is newer than the watch or on another node.
+    /// Reads a snapshot from the API server: it may be newer than the watch, or on another node.
     async fn fetch(&self, id: &str) -> Result<Snapshot, Error> {
         let silent = |source: Box<dyn std::error::Error + Send + Sync>| Error::Api {
             snapshot: id.to_owned(),

@@ -24,7 +24,8 @@ use crate::blocking::{on_host, to_its_end};
 const PATIENCE: Duration = Duration::from_secs(30);
 
 impl Mounter {
-    /// Mounts a volume at its staging path, or puts its device there.
+    /// Mounts a volume at its staging path, or puts its device there. Fails while the volume's
+    /// filesystem is being checked, and if the volume cannot be staged.
     pub async fn stage(&self, request: Stage) -> Result<(), Error> {
         self.is_not_checked(&request.volume)?;
         let staged = self.stage_now(request.clone()).await;
@@ -52,7 +53,7 @@ impl Mounter {
         }
     }
 
-    /// Checks a volume's filesystem when it is its turn.
+    /// Waits for its turn, and checks the filesystem of a volume.
     async fn check(self, ticket: Ticket, request: Stage) {
         let agent = Arc::clone(&self.agent);
         agent.enqueue(&request.volume);
@@ -138,8 +139,9 @@ pub(super) fn is_needed(error: &Error) -> bool {
     )
 }
 
-/// Combines the result of staging with the outcome of the check before it: the reason why the
-/// filesystem has not grown, and the error instead of another check that would fail in the same way.
+/// Combines the result of staging with the outcome of the check before it. Adds the reason why the
+/// filesystem has not grown. If staging needs the check again and the check has failed, returns the
+/// error of the check, because another check would fail in the same way.
 pub(super) fn with(
     volume: &str,
     staged: Result<Option<Staged>, Error>,

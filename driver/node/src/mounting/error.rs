@@ -13,7 +13,7 @@ pub enum Error {
     /// Another operation on the volume is running.
     #[error("another operation on volume {volume} is running")]
     Busy {
-        /// The volume.
+        /// The volume id.
         volume: String,
     },
     /// The work continues because it takes long or the disk does not answer.
@@ -21,7 +21,7 @@ pub enum Error {
         "the work on volume {volume} has not ended after {after:?} and continues; if the disk of its pool does not answer, the conditions of the PoolVolume say so"
     )]
     Unfinished {
-        /// The volume.
+        /// The volume id.
         volume: String,
         /// How long the call waited.
         after: Duration,
@@ -29,7 +29,7 @@ pub enum Error {
     /// The check of its filesystem waits or runs.
     #[error("volume {volume} cannot be staged yet: {why}")]
     Checking {
-        /// The volume.
+        /// The volume id.
         volume: String,
         /// Progress of the check.
         why: String,
@@ -37,9 +37,9 @@ pub enum Error {
     /// The check of its filesystem failed.
     #[error("the filesystem of volume {volume} could not be checked: {why}")]
     NotChecked {
-        /// The volume.
+        /// The volume id.
         volume: String,
-        /// The error of the check.
+        /// Error of the check.
         why: String,
     },
     /// There is no such volume on this node.
@@ -54,24 +54,25 @@ pub enum Error {
     /// The watch does not show the volume, and the API server cannot be read.
     #[error("cannot read PoolVolume {volume}")]
     Api {
-        /// The volume.
+        /// The volume id.
         volume: String,
         /// The error of the API server or of the connection, or a timeout.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The state of the volume or its pool rules out the operation, or the volume the usage.
+    /// The state of the volume or of its pool does not permit the operation, or the volume does not
+    /// support the requested usage.
     #[error("volume {volume} cannot be used like this: {why}")]
     Refused {
-        /// The volume.
+        /// The volume id.
         volume: String,
-        /// The reason.
+        /// Why the volume cannot be used.
         why: Refusal,
     },
     /// The `volume_context` is that of another volume (NSV-17, NPV-20).
     #[error("volume_context contradicts volume {volume}: {why}")]
     Contradicted {
-        /// The volume.
+        /// The volume id.
         volume: String,
         /// What differs.
         why: Unusable,
@@ -79,7 +80,7 @@ pub enum Error {
     /// The volume is at the path already, with other parameters.
     #[error("volume {volume} is at {path} already, but {why}")]
     Different {
-        /// The volume.
+        /// The volume id.
         volume: String,
         /// The staging or target path.
         path: PathBuf,
@@ -98,9 +99,9 @@ pub enum Error {
     /// The work on the host panicked.
     #[error("the work on volume {volume} broke off")]
     Broken {
-        /// The volume.
+        /// The volume id.
         volume: String,
-        /// The panic.
+        /// Error of the panic.
         #[source]
         source: blocking::Broken,
     },
@@ -109,7 +110,7 @@ pub enum Error {
 /// Why a volume cannot be used now, or not as requested. The messages follow the name of the volume.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The volume does not permit the usage, or none at all.
+    /// The volume does not support the requested usage, or cannot be used at all.
     #[error(transparent)]
     Usage(#[from] Unusable),
     /// Its pool cannot be used.
@@ -123,7 +124,7 @@ pub enum Refusal {
     Published {
         /// The target path of the other pod.
         path: PathBuf,
-        /// The access mode.
+        /// The requested access mode.
         mode: AccessMode,
     },
     /// An administrator must repair its filesystem.
@@ -132,7 +133,8 @@ pub enum Refusal {
 }
 
 impl Error {
-    /// The reason why an administrator must repair a filesystem before it is staged, if that is so.
+    /// The reason why an administrator must repair a filesystem before it is staged; None for any
+    /// other error.
     pub(super) fn unfit(&self) -> Option<Reason> {
         match self {
             Self::Host(host::Error::Image(image::Error::Damaged { .. })) => {

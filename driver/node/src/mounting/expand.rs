@@ -38,7 +38,7 @@ pub enum Error {
     /// The volume does not match the `volume_capability` of the request (NEV-05).
     #[error("volume {volume} is not as volume_capability says: {why}")]
     OtherWay {
-        /// The volume.
+        /// The volume id.
         volume: String,
         /// What differs.
         why: Unusable,
@@ -46,7 +46,7 @@ pub enum Error {
     /// The `volume_path` of the request is not an absolute path (NEV-14).
     #[error("volume {volume} cannot be at volume_path, which is not an absolute path")]
     NoPath {
-        /// The volume.
+        /// The volume id.
         volume: String,
     },
     /// The loop device or the filesystem did not grow.
@@ -55,7 +55,9 @@ pub enum Error {
 }
 
 impl Mounter {
-    /// Grows a volume in use to its image, and returns its new size.
+    /// Grows a volume in use to its image, and returns its new size. Fails if another operation
+    /// holds the volume, if the volume does not match the request, or if the device or the
+    /// filesystem does not grow.
     pub async fn expand(&self, request: Expand) -> Result<Bytes, Error> {
         let guard = self.lock(&request.volume).await?;
         let volume = self.volume(&request.volume).await?;

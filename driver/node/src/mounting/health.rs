@@ -41,7 +41,8 @@ impl Mounter {
         self.agent.health.all().into_iter().collect()
     }
 
-    /// The problems of a volume of this node, whether or not it was ever published (NVH-05).
+    /// The problems of a volume of this node, whether or not it was ever published (NVH-05). Fails
+    /// if the volume is not on this node, or if the API server or the host cannot be read.
     pub async fn volume_health(
         &self,
         volume: &str,

@@ -28,7 +28,9 @@ pub struct Publish {
 }
 
 impl Mounter {
-    /// Publishes a staged volume at its target path, without use of its pool.
+    /// Publishes a staged volume at its target path. Does not access its pool. Fails if another
+    /// operation holds the volume, if the volume does not support the usage, if another pod uses it
+    /// and its access mode allows one pod, or if it is not staged as requested.
     pub async fn publish(&self, request: Publish) -> Result<(), Error> {
         let guard = self.lock(&request.volume).await?;
         let volume = self.volume(&request.volume).await?;
@@ -41,7 +43,8 @@ impl Mounter {
         finished(&id, published).await
     }
 
-    /// Unpublishes a volume from a target path. Succeeds if it is not there (NUP-05, GAP-01).
+    /// Unpublishes a volume from a target path. Succeeds if it is not there (NUP-05, GAP-01). Fails
+    /// if another operation holds the volume, or if the mount is in use.
     pub async fn unpublish(&self, volume: &str, target: PathBuf) -> Result<(), Error> {
         let guard = self.lock(volume).await?;
         let root = self.agent.node.root.clone();

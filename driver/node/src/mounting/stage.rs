@@ -100,7 +100,8 @@ impl Mounter {
         self.agent.saw_filesystem(volume, growth);
     }
 
-    /// Unmounts a volume from its staging path. Succeeds if it is not there (NUS-05, GAP-01).
+    /// Unmounts a volume from its staging path. Succeeds if it is not there (NUS-05, GAP-01). Fails
+    /// if another operation holds the volume, or if the mount is in use.
     pub async fn unstage(&self, volume: &str, staging: PathBuf) -> Result<(), Error> {
         let guard = self.lock(volume).await?;
         let (root, io) = (self.agent.node.root.clone(), self.agent.io.clone());
@@ -121,9 +122,9 @@ impl Mounter {
     }
 }
 
-/// Stages a volume. A staged volume stays staged, also when its pool or image has become unusable,
-/// because kubelet repeats the call for running pods. Returns what the volume lacks; None if that was
-/// not checked, as for a read-only volume, which does not grow.
+/// Stages a volume. A staged volume stays staged, even if its pool or image has become unusable,
+/// because kubelet repeats the call for running pods. Returns what the volume lacks; None if that
+/// was not checked, as for a read-only volume, which does not grow.
 fn stage(
     root: &Root,
     pool: Result<Arc<Pool>, Error>,

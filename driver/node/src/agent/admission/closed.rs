@@ -7,10 +7,11 @@ use kube::ResourceExt;
 
 use crate::agent::desired::AssignedObjects;
 
-/// Names that a message lists of each kind.
+/// Highest number of names of each kind that a message lists.
 const NAMED: usize = 5;
 
-/// The reason why a usable pool takes no new volumes, and, unless it is cordoned, no snapshots and growths.
+/// The reason why a usable pool takes no new volumes. Unless the pool is only cordoned, it takes no
+/// snapshots and growths either.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Closed {
     /// The pool leaves the node, and still holds these objects.

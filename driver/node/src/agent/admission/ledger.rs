@@ -102,7 +102,7 @@ impl Ledger {
         self.limits.usable
     }
 
-    /// All reserved bytes, with those of unclaimed images.
+    /// All reserved bytes, including those of unclaimed images.
     pub fn reserved(&self) -> Bytes {
         self.reserved
     }
@@ -155,7 +155,7 @@ impl Ledger {
         ceiling.saturating_sub(self.reserved)
     }
 
-    /// Whether one more volume or snapshot fits.
+    /// Checks that one more volume or snapshot fits. Fails with the reason if it does not.
     pub fn check(&self, reservation: &Reservation) -> Result<(), Refusal> {
         let (size, limits) = (reservation.size, &self.limits);
         if let Some(percent) = self.overcommits(reservation.provisioning) {
@@ -189,7 +189,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Whether a volume of this ledger can have this provisioning. Its bytes are reserved already.
+    /// Checks that a volume of this ledger can have this provisioning. Its bytes are reserved
+    /// already. Fails with the reason if it cannot.
     pub fn check_provisioning(&self, provisioning: Provisioning) -> Result<(), Refusal> {
         if let Some(percent) = self.overcommits(provisioning) {
             return Err(Refusal::Overcommitted { percent });
@@ -202,7 +203,8 @@ impl Ledger {
         }
     }
 
-    /// Whether an object of this ledger that has `held` bytes reserved can have more.
+    /// Checks that an object of this ledger that has `held` bytes reserved can have more. Fails
+    /// with the reason if it cannot.
     pub fn check_growth(&self, held: Bytes, wanted: &Reservation) -> Result<(), Refusal> {
         let (size, usable) = (wanted.size, self.limits.usable);
         let reach = held.saturating_add(self.free(wanted.provisioning));

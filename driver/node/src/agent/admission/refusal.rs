@@ -50,19 +50,19 @@ pub enum Refusal {
     /// The pool holds as many volumes as its limit allows.
     #[error("the pool holds {limit} volumes on this node, its limit")]
     VolumeLimitReached {
-        /// The limit.
+        /// Highest number of volumes in the pool.
         limit: u32,
     },
     /// The pool holds as many snapshots as its limit allows.
     #[error("the pool holds {limit} snapshots on this node, its limit")]
     SnapshotLimitReached {
-        /// The limit.
+        /// Highest number of snapshots in the pool.
         limit: u32,
     },
     /// The volume has as many snapshots as the pool's limit allows.
     #[error("the volume has {limit} snapshots, as many as its pool allows")]
     SnapshotsOfVolumeReached {
-        /// The limit.
+        /// Highest number of snapshots of one volume.
         limit: u32,
     },
 }

@@ -1,4 +1,4 @@
-//! What an object sets aside in a pool.
+//! The bytes of a pool that the ledger sets aside for an object.
 
 use cistern_crds::{Bytes, PoolSnapshot, PoolVolume, Provisioning};
 

@@ -23,7 +23,7 @@ pub(super) type PendingOfPool = HashMap<String, Reservation>;
 pub(super) enum ReservationKind {
     /// A new volume or snapshot. It must fit.
     New,
-    /// An existing image. Its bytes are counted whatever the ledger says.
+    /// An existing image. Its bytes are reserved even if the ledger has no room for them.
     Adopted,
     /// A volume whose attributes change. It keeps its bytes.
     Change,
@@ -40,7 +40,8 @@ pub(super) enum ReservationKind {
 }
 
 impl ReservationKind {
-    /// The reason for which a pool that takes nothing new refuses it. None for what exists already.
+    /// Reason of the refusal by a pool that takes nothing new; None for an image that exists
+    /// already.
     pub(super) fn refused_by_closed_pool(self) -> Option<Reason> {
         match self {
             Self::New => Some(Reason::PoolNotReady),

@@ -27,7 +27,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// The node of an object that this version cannot read.
 const UNKNOWN: &str = "unknown";
 
-/// It is not known whether an object exists.
+/// The reason why it is not known whether an object exists.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     /// The API server refused the request.

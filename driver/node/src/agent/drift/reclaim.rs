@@ -1,10 +1,10 @@
 //! Removes orphaned images from pools that have opted in: first to the trash, and later from there,
 //! each after `reclaimOrphansAfterHours`.
 //!
-//! *Invariants:* an image is removed only after it was an orphan for that time, by its entry in the
-//! status or, if the status is full, by the comparisons of this process; only if it carries an
-//! identity; never while an object of its name exists, readable or not, on any node (the API server
-//! is asked before each step); and never from a pool that has not opted in.
+//! *Invariants:* an image is removed only if it carries an identity and was an orphan for that
+//! time, by its entry in the status or, if the status is full, by the comparisons of this process.
+//! No image is removed while an object of its name exists, readable or not, on any node: the API
+//! server is asked before each step. No image is removed from a pool that has not opted in.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -105,8 +105,8 @@ async fn of_pool(agent: &Arc<Agent>, pool: &str, status: &NodePoolStatus) {
     }
 }
 
-/// The orphans that the status lists with the same start time, and, if it has no room for some, those
-/// after the number that it lists.
+/// Returns the orphans that the status lists with the same start time. If the status has no room
+/// for all, adds the orphans after the number that it lists.
 fn reported<'a>(
     orphans: &'a [Orphan],
     status: &NodePoolStatus,
@@ -136,7 +136,7 @@ fn due(orphan: &Orphan, after: TimeDelta, now: DateTime<Utc>) -> Option<OrphanSt
     (now.signed_duration_since(since) >= after).then_some(step)
 }
 
-/// Whether an object claims the image by now, or has the name that the image carries.
+/// Whether an object now claims the image, or has the name in the identity of the image.
 fn is_claimed_now(agent: &Agent, pool: &str, orphan: &Orphan, identity: &OrphanIdentity) -> bool {
     let assigned = agent.desired.by_pool().remove(pool);
     let is_claimed =

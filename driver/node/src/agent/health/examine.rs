@@ -110,7 +110,7 @@ pub(super) async fn volumes(agent: &Agent, pool_state: &PoolState, deadline: Dur
 
 /// Records the observation of a volume, and enqueues the volume if its status must change.
 fn judge(agent: &Agent, pool: &str, name: &str, troubles: &[VolumeTrouble]) {
-    // Skips a volume that is being changed or removed by now, which explains the observation.
+    // Skips a volume that is now being changed or removed, which explains the observation.
     let Some(object) = agent.desired.volume(name) else {
         return;
     };

@@ -13,9 +13,9 @@ use cistern_host::{
 use super::problems::{Observation, Seen};
 use crate::agent::tracker::{Certainty, Visibility};
 
-/// Used percent of a pool's filesystem from which it is nearly full.
+/// Percentage of used space from which a pool's filesystem is nearly full.
 const NEARLY_FULL: u64 = 90;
-/// Used percent down to which it stays nearly full.
+/// A nearly full pool stays nearly full above this percentage of used space.
 const NO_LONGER: u64 = 85;
 
 /// A pool on a node.

@@ -1,9 +1,9 @@
 //! Periodic health checks: a task for each pool probes it and observes its volumes.
 //!
 //! *Invariant:* a pool whose disk hangs blocks only its own checks (R16) and takes one host thread,
-//! however many checks follow. A probe has at most one interval to answer, and a problem is reported by the
-//! second probe that sees it at the latest: so it is reported within three intervals. The checks change
-//! nothing but the known health and the limits of the volumes' I/O.
+//! however many checks follow. A probe has at most one interval to answer, and the second probe
+//! that sees a problem reports it at the latest, so a problem is reported within three intervals.
+//! The checks change only the known health and the limits of the volumes' I/O.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 

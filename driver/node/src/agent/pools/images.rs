@@ -12,7 +12,7 @@ pub struct Images(Mutex<Listing>);
 /// Sizes of an image in the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageSizes {
-    /// The room that it takes while it is unclaimed.
+    /// Bytes that the ledger counts for it while it is unclaimed.
     pub charged: Bytes,
     /// Allocated bytes, including those that it shares with other images.
     pub allocated: Bytes,
@@ -21,13 +21,13 @@ pub struct ImageSizes {
 #[derive(Debug, Default)]
 struct Listing {
     sizes: HashMap<String, ImageSizes>,
-    /// Removed since the listing began, which may still have seen them.
+    /// Images that were removed since the listing began, and that it may still contain.
     removed: HashSet<String>,
 }
 
 impl Images {
     /// Bytes of the unclaimed images: their custom resources were deleted by force or recreated.
-    /// They are kept and take their room.
+    /// The agent keeps these images, and the ledger counts them.
     pub fn unclaimed(&self, claimed: &HashSet<String>) -> Bytes {
         let listing = self.0.lock();
         let unclaimed = listing

@@ -18,13 +18,13 @@ use crate::{agent::desired::AssignedObjects, findings::charged_size};
 /// A desired pool, with the other pools of the node.
 #[derive(Clone, Debug)]
 pub struct DesiredPool {
-    /// The pool.
+    /// Spec of the pool.
     pub spec: NodePool,
     /// UIDs of the other pools of the node.
     pub others: Vec<Uid>,
     /// Last known identity of the pool's device, from the status.
     pub device_identity: Option<String>,
-    /// The node.
+    /// The node that carries the pool.
     pub node: Owner,
 }
 
@@ -50,7 +50,7 @@ impl DesiredPool {
 pub struct Before {
     /// Whether the pool may be made or must exist.
     pub expectation: Expectation,
-    /// State of the last reconcile, if it is the same pool.
+    /// State of the last reconcile; None without one, or if it was of another pool.
     pub pool_state: Option<Arc<PoolState>>,
 }
 
@@ -85,7 +85,7 @@ pub fn remove(root: &Root, desired: &DesiredPool, expectation: Expectation) -> P
     }
 }
 
-/// What a pool that existed before must match.
+/// Whether a pool may be made, or which existing filesystem it must have.
 pub fn expectation(status: Option<&NodePoolStatus>, assigned: &AssignedObjects) -> Expectation {
     let in_status = status.and_then(|status| status.filesystem_uuid.as_deref());
     let mut in_images = assigned.images().map(|image| image.pool_uuid.as_str());

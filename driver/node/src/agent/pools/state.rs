@@ -27,7 +27,7 @@ pub enum PoolAvailability {
         why: Explanation,
         /// The pool if it is open nevertheless: probes of its disk detect its recovery.
         open: Option<Usable>,
-        /// The node that owns the pool, if it is another one.
+        /// The other node that owns the pool; None if no other does.
         owner: Option<PoolOwner>,
     },
     /// The pool was to be removed and is removed.
@@ -37,7 +37,7 @@ pub enum PoolAvailability {
 /// A usable pool.
 #[derive(Clone, Debug)]
 pub struct Usable {
-    /// The pool.
+    /// The open pool.
     pub pool: Arc<Pool>,
     /// Space statistics of its filesystem.
     pub statistics: PoolStatistics,
@@ -62,7 +62,7 @@ impl Usable {
 }
 
 impl PoolState {
-    /// The pool, if it is usable.
+    /// The pool; None if it is not usable.
     pub fn usable(&self) -> Option<&Usable> {
         match &self.found {
             PoolAvailability::Usable(usable) => Some(usable),
@@ -70,7 +70,7 @@ impl PoolState {
         }
     }
 
-    /// The pool, if it is open, usable or not.
+    /// The pool, usable or not; None if it is not open.
     pub fn open(&self) -> Option<&Usable> {
         match &self.found {
             PoolAvailability::Usable(usable) => Some(usable),

@@ -70,8 +70,9 @@ pub(super) fn status(
     Some(status)
 }
 
-/// Notes what is physically in use, if that has changed noticeably since it was noted. At rest a
-/// filesystem takes and frees some blocks, too.
+/// Records the used and free space, if the free space has changed by [`FREE_MOVED`] percent since
+/// the last record, or the empty size of the pool has changed. An idle filesystem takes and frees
+/// some blocks, too.
 fn note_use(status: &mut NodePoolStatus, statistics: &PoolStatistics) {
     let PoolStatistics {
         empty, available, ..

@@ -68,7 +68,7 @@ pub fn retried(why: Explanation) -> SnapshotOutcome {
     SnapshotOutcome::NotReady(why)
 }
 
-/// Where the images of snapshots come from.
+/// Whether snapshots are taken now, or were taken before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// The snapshots are taken now, unless their images exist already.
@@ -78,7 +78,8 @@ pub enum Origin {
     Existing,
 }
 
-/// Takes the snapshots that are not taken yet, and writes the outcome of each.
+/// Takes the snapshots that are not taken yet, and writes the outcome of each. Fails if a status
+/// cannot be written, or if the work on the disk panics.
 pub async fn take(
     agent: &Agent,
     mut snapshots: Vec<PoolSnapshot>,
@@ -94,7 +95,7 @@ pub async fn take(
         TakeResult::NotYet(why) => retried(why),
         TakeResult::Ready(_) | TakeResult::Busy | TakeResult::Overtaken => return Ok(taken),
     };
-    // A snapshot that became ready is unchanged, whatever the result of the others.
+    // A snapshot that became ready keeps its status, regardless of the result of the others.
     for snapshot in snapshots.iter().filter(|it| !it.is_announced()) {
         let reconciliation = Reconciliation::of(agent, snapshot);
         tracing::info!(

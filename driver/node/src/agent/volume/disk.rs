@@ -15,12 +15,13 @@ use crate::image::{Error, Image, find, is_adopted, is_the_same, name_of};
 pub struct PreparedImage {
     /// The image.
     pub image: Image,
-    /// The error because of which the image may not be as thin or thick as admitted, if any.
+    /// Why the image may not have the admitted provisioning; None if it has.
     pub not_provisioned: Option<image::Error>,
 }
 
 /// Makes the image of a volume, grows it, or checks the existing one. `extent_limits` are the
-/// pool's limit for clones.
+/// pool's limit for clones. Fails if the image does not match the volume, or if a step on the disk
+/// fails.
 pub fn prepare(
     pool: &Pool,
     volume: &PoolVolume,

@@ -62,7 +62,8 @@ impl Reconciliation<'_, PoolVolume> {
         self.object.admitted_attributes().provisioning == Provisioning::Thick
     }
 
-    /// Reserves the bytes of a volume as thick. Returns why the volume stays thin, if it does.
+    /// Reserves the bytes of a volume as thick. Returns why the volume stays thin; None if its
+    /// bytes are reserved.
     async fn reserve_thick(
         &self,
         pool_state: &PoolState,

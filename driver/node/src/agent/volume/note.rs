@@ -7,8 +7,9 @@ use cistern_crds::PoolVolume;
 use super::status::{Own, VolumeOutcome};
 use crate::agent::{Agent, io_limits, reconcile::Reconciliation, work::Error};
 
-/// Writes what was observed since the last reconcile: the filesystem (by the Node service), the health,
-/// the progress of a check, and whether its limits are in force. Returns the volume with the new status; None if the object has changed.
+/// Writes what was observed since the last reconcile: the filesystem (by the Node service), the
+/// health, the progress of a check, and whether its limits are in force. Returns the volume with
+/// the new status; None if the object has changed.
 pub(super) async fn note<'a>(
     agent: &Agent,
     volume: &'a PoolVolume,

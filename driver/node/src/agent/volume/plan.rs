@@ -78,7 +78,8 @@ pub fn awaits_reservation(volume: &PoolVolume, reservation: &Reservation) -> boo
     }
 }
 
-/// Whether the image matches the spec in name, source, size, access type and filesystem.
+/// Checks that the image matches the spec in name, source, size, access type and filesystem. Fails
+/// with the first difference.
 pub fn serves(volume: &PoolVolume, image: &Image) -> Result<(), Difference> {
     let spec = &volume.spec;
     let name = volume.metadata.name.clone().unwrap_or_default();

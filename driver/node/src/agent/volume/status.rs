@@ -108,7 +108,7 @@ pub fn after(volume: &PoolVolume, outcome: &VolumeOutcome, now: DateTime<Utc>) -
         VolumeOutcome::Own(Own::AttributesAdmitted) => {
             status.attributes = Some(volume.spec.attributes);
         }
-        // Also if the disk lacked the reserved space.
+        // Applies also if the disk lacked the reserved space.
         VolumeOutcome::Own(Own::GrowthRefused(_)) => status.reserved = status.size,
         VolumeOutcome::Own(Own::Health(problems)) => status.problems.clone_from(problems),
         VolumeOutcome::Rested
@@ -146,7 +146,8 @@ pub fn after(volume: &PoolVolume, outcome: &VolumeOutcome, now: DateTime<Utc>) -
     status
 }
 
-/// Notes the allocated bytes of the image, if they are worth a write or are written anyway.
+/// Records the allocated bytes of the image, if they have changed enough or if the status is
+/// written anyway.
 fn note_allocated(status: &mut PoolVolumeStatus, image: &Image, is_written_anyway: bool) {
     let moved = status
         .allocated
@@ -158,7 +159,8 @@ fn note_allocated(status: &mut PoolVolumeStatus, image: &Image, is_written_anywa
     }
 }
 
-/// Whether a count of extents is worth a write: it changed by a quarter and by [`EXTENTS_MOVED`].
+/// Whether a count of extents has changed enough for a write: by a quarter and by
+/// [`EXTENTS_MOVED`].
 fn has_moved(before: Option<u64>, counted: Option<u64>) -> bool {
     match (before, counted) {
         (_, None) => false,
