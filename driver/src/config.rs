@@ -41,7 +41,7 @@ pub enum Mode {
 #[derive(Args, Clone, Debug)]
 pub struct Service {
     /// Socket to serve CSI on, as in `unix:///path/to/name.sock`
-    // Required, and never guessed (ENV-01).
+    // Required: there is no default (ENV-01).
     #[arg(long, env = "CSI_ENDPOINT", value_name = "URL")]
     pub endpoint: Endpoint,
     /// Address of /healthz, /readyz and /metrics; port 0 takes any

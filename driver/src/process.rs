@@ -56,7 +56,8 @@ pub type Result<T = ()> = std::result::Result<T, Failure>;
 /// Resolves when the process is asked to stop.
 type Shutdown = Shared<BoxFuture<'static, ()>>;
 
-/// Runs the controller until the process is asked to stop.
+/// Runs the controller until the process is asked to stop. Fails if it cannot start to serve, or if
+/// a server or the watches end before.
 pub async fn controller(options: config::Service) -> Result {
     let shutdown = shutdown()?;
     let readiness = Readiness::default();
@@ -92,7 +93,8 @@ pub async fn controller(options: config::Service) -> Result {
     }
 }
 
-/// Runs the node plugin and its agent until the process is asked to stop.
+/// Runs the node plugin and its agent until the process is asked to stop. Fails if it cannot start
+/// to serve, or if a server or the agent ends before.
 pub async fn node(options: config::Node) -> Result {
     let shutdown = shutdown()?;
     let readiness = Readiness::default();
@@ -137,19 +139,20 @@ pub async fn node(options: config::Node) -> Result {
         server::serve(registration, registrar, operations, shutdown.clone()).err_into::<Failure>(),
         http::serve(listener, readiness.clone(), Arc::new(registry), shutdown)
             .err_into::<Failure>(),
-        // The agent still runs, and writes the outcome of a snapshot.
+        // The agent runs until this has ended, so that it can write the outcome of a snapshot.
         thawing.map(Ok),
     );
     let ended = tokio::select! {
         served = serving => served.map(drop),
         () = agent.run(&readiness, intervals) => Err("the watches have ended".into()),
     };
-    // Also after a failure of a server.
+    // Repeated, because a failure above ends the first wait early.
     thawed(&root).await;
     ended
 }
 
-/// Waits until no filesystem is frozen, for as long as a freeze may last. Prevents further freezes.
+/// Prevents further freezes, and waits until no filesystem is frozen, at most as long as a freeze
+/// may last.
 async fn thawed(root: &Root) {
     let root = root.clone();
     match on_host((), move || root.end_freezes(FREEZE_LIMIT)).await {
@@ -163,8 +166,8 @@ async fn thawed(root: &Root) {
     }
 }
 
-/// Compares this node with its custom resources and prints the findings. Exit code 0 without findings,
-/// 1 with findings.
+/// Compares this node with its custom resources and prints the findings. Exit code 0 without
+/// findings, 1 with findings. Fails if the comparison fails, or if the findings cannot be printed.
 pub async fn fsck(options: config::Fsck) -> Result<ExitCode> {
     let client = Client::try_default().await?;
     let report = fsck::check(client, &options.location.node_name, root(&options.location)).await?;

@@ -31,7 +31,8 @@ use crate::socket::Socket;
 /// How long running operations may take to end after the process is asked to stop.
 const GRACE: Duration = Duration::from_secs(20);
 
-/// Serves until `shutdown`, waits for running operations, and removes the socket's file.
+/// Serves until `shutdown`, waits for running operations, and removes the socket's file. Fails if
+/// the gRPC server fails.
 pub async fn serve(
     socket: Socket,
     services: Routes,
@@ -251,7 +252,7 @@ impl Operation {
             None => tracing::info!(code = code_name, elapsed_ms, "the call succeeded"),
             Some(error) => tracing::warn!(code = code_name, elapsed_ms, error, "the call failed"),
         });
-        // An unknown method must not become a time series of its own.
+        // An unknown method must not create a time series.
         let known = code != Code::Unimplemented;
         let labels = Labels {
             method: if known { &self.method } else { "other" }.to_owned(),

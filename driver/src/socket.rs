@@ -1,8 +1,8 @@
 //! A UNIX socket that is removed at the end of the process.
 //!
-//! *Invariant:* the directory contains nothing but the socket (FSY-02). A socket is never taken from a
-//! process that answers (PRT-07). A process that waits for a hanging disk keeps its sockets after
-//! SIGKILL but does not answer, so it loses them.
+//! *Invariant:* the directory contains nothing but the socket (FSY-02). The socket of a process
+//! that answers is never replaced (PRT-07). A process that waits for a hanging disk keeps its
+//! sockets after SIGKILL but does not answer, so its sockets are replaced.
 
 use std::{
     fs, io,
@@ -26,13 +26,13 @@ const STEP: Duration = Duration::from_millis(50);
 /// Why the process cannot listen on a socket.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Another process answers there.
+    /// Another process serves on the path.
     #[error("another process serves on {path}: end it first")]
     Live {
         /// Path of the socket.
         path: PathBuf,
     },
-    /// The path holds a foreign file.
+    /// The path names a file that is not a socket.
     #[error("{path} is not a socket: move it away")]
     Foreign {
         /// Path of the file.
@@ -65,9 +65,12 @@ pub struct SocketFile {
     identity: (u64, u64),
 }
 
-/// Listens at `path`, for root alone. Removes the socket of a dead process first, and that of a process
-/// that does not answer within two seconds. Makes the last directory of the path if it is missing, like
+/// Listens at `path`, for root alone. First removes the socket of a process that has ended or does
+/// not answer within two seconds. Creates the last directory of the path if it is missing, such as
 /// kubelet's directory for this driver on a new node.
+///
+/// Fails if another process serves on the path, if the path names another file, or if a system call
+/// fails.
 pub async fn bind(path: &Path) -> Result<Socket, Error> {
     let failed = |source| Error::Listen {
         path: path.to_owned(),
@@ -125,7 +128,8 @@ async fn remove_dead(path: &Path) -> Result<(), Error> {
     fs::remove_file(path).map_err(failed)
 }
 
-/// Whether a process listens at the path and answers. Never resolves if it listens and does not answer.
+/// Whether a process listens at the path and answers. Never resolves if a process listens and does
+/// not answer.
 async fn is_served(path: &Path) -> io::Result<bool> {
     while let Err(error) = UnixStream::connect(path).await {
         match error.kind() {

@@ -1,12 +1,14 @@
-//! Whether a pool can be used on a node, and whether it takes new volumes there, with the registration that the operator observes now.
+//! Whether a pool can be used on a node, and whether it takes new volumes there. Uses the
+//! registration that the operator observes now.
 
 use cistern_crds::{Explanation, NodePoolStatus, StorageNode, availability};
 
 use crate::registration::Registration;
 
-/// Status of the pool `pool` on `node`, if the pool can be used there.
+/// Status of the pool `pool` on `node`. Fails with the reason if the pool cannot be used there.
 ///
-/// The conditions in the status may be older than the caches, so the observed registration counts.
+/// The conditions in the status may be older than the caches, so the observed registration takes
+/// precedence.
 pub fn available_pool<'a>(
     pool: &str,
     node: Option<&'a StorageNode>,
@@ -16,7 +18,8 @@ pub fn available_pool<'a>(
     availability::available_pool(pool, node, &[topology, agent])
 }
 
-/// Status of the pool `pool` on `node`, if the node takes new volumes of it.
+/// Status of the pool `pool` on `node`. Fails with the reason if the node takes no new volumes of
+/// it.
 pub fn pool_for_new_volumes<'a>(
     pool: &str,
     node: Option<&'a StorageNode>,

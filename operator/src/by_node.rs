@@ -1,6 +1,6 @@
-//! Values of the nodes, each computed anew only after its node has changed.
+//! One value for each node. A value is recomputed only after its node has changed.
 //!
-//! *Invariant:* after [`ByNode::refresh`] every value is as it would be if all were computed anew.
+//! *Invariant:* after [`ByNode::refresh`] the values are the same as if all had been recomputed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,15 +32,15 @@ impl<T> Default for ByNode<T> {
 }
 
 impl<T> ByNode<T> {
-    /// A node has changed.
+    /// Marks the value of a node that has changed as out of date.
     pub fn outdate(&mut self, node: &str) {
         if let Outdated::These(nodes) = &mut self.outdated {
             nodes.insert(node.to_owned());
         }
     }
 
-    /// Computes what is out of date, and returns whether anything was. `all` names every node, and
-    /// `compute` returns none for a node without a value.
+    /// Recomputes the values that are out of date, and returns whether there were any. `all` lists
+    /// every node, and `compute` returns None for a node without a value.
     pub fn refresh(
         &mut self,
         all: impl FnOnce() -> Vec<String>,

@@ -1,19 +1,19 @@
-//! The entries of one kind, as its watch has shown them.
+//! The cached entries of one kind, as its watch has delivered them.
 //!
-//! A list that is in progress changes the entries one by one, so no second copy of all entries is held
-//! in memory. What the list does not contain is removed at its end.
+//! A list in progress changes the entries one by one, so memory holds no second copy of all
+//! entries. At its end, the entries that it does not contain are removed.
 //!
-//! *Invariant:* only a difference to the entry before is reported, so an object that is written again
-//! without a change that a controller reads causes no work.
+//! *Invariant:* only differences are reported, so a write that changes no field that a controller
+//! reads causes no work.
 
 use std::{collections::HashMap, mem, sync::Arc};
 
 use parking_lot::RwLock;
 use tokio::sync::watch;
 
-/// What is kept of an object.
+/// The part of an object that the cache keeps.
 pub trait Entry {
-    /// Whether no controller can tell the two apart.
+    /// Whether both are equal in every field that a controller reads.
     fn is_same(&self, other: &Self) -> bool;
 }
 
@@ -30,7 +30,7 @@ struct Shared<E> {
 #[derive(Debug)]
 struct Listed<E> {
     entry: Arc<E>,
-    /// The last list that contained it.
+    /// Number of the last list that contained the object.
     list: u64,
 }
 
@@ -110,11 +110,11 @@ pub struct Difference<E> {
 /// The entry of an object before and now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Replaced<E> {
-    /// There was none.
+    /// There was no entry before.
     Added(Arc<E>),
-    /// It differs from the one before, which comes first.
+    /// The entry has changed. Holds the earlier and the current one.
     Changed(Arc<E>, Arc<E>),
-    /// There is none any more.
+    /// The entry is removed. Holds the last one.
     Removed(Arc<E>),
 }
 
@@ -151,7 +151,7 @@ pub struct Writer<E> {
 }
 
 impl<E: Entry> Writer<E> {
-    /// The writer of an empty cache.
+    /// Creates the writer of an empty cache.
     pub fn new(cache: &Cache<E>) -> Self {
         Self {
             cache: cache.clone(),
@@ -159,12 +159,13 @@ impl<E: Entry> Writer<E> {
         }
     }
 
-    /// A list begins.
+    /// Starts a list.
     pub fn begin_list(&mut self) {
         self.list += 1;
     }
 
-    /// A list is complete: removes what it did not contain, and returns it.
+    /// Completes a list: removes the entries that it did not contain, and returns these
+    /// differences.
     pub fn end_list(&mut self) -> Vec<Difference<E>> {
         let mut entries = self.cache.0.entries.write();
         let gone = entries.extract_if(|_, listed| listed.list != self.list);
@@ -178,7 +179,8 @@ impl<E: Entry> Writer<E> {
         gone
     }
 
-    /// Replaces the entry of an object; none if no controller reads the object, or if it is gone.
+    /// Replaces the entry of an object. `entry` is None if no controller reads the object, or if it
+    /// is gone. Returns None if nothing differs.
     pub fn replace(&mut self, key: &str, entry: Option<E>) -> Option<Difference<E>> {
         let now = entry.map(Arc::new);
         let entries = match (self.exchange(key, now.as_ref()), now) {

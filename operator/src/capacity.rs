@@ -1,9 +1,9 @@
-//! Capacity for the scheduler: one CSIStorageCapacity for each class of ours and each node where
-//! the driver is registered, pushed as the agents report.
+//! Capacity for the scheduler: one CSIStorageCapacity for each StorageClass of this driver and each
+//! node where the driver is registered. Each report of an agent updates it.
 //!
 //! *Invariant:* a published number is never larger than the agent's last report, except for the
-//! time of one write; a pool that refuses volumes shows as zero. Only objects with our label are
-//! touched.
+//! time of one write. A pool that refuses volumes shows as zero. The operator writes only objects
+//! with its label.
 
 pub(crate) mod object;
 
@@ -38,13 +38,13 @@ pub enum Error {
     /// The API server refused a write.
     #[error("cannot {verb} the capacity of StorageClass {class} on {segment}")]
     Write {
-        /// What was tried.
+        /// The attempted action, as a verb.
         verb: &'static str,
         /// Name of the StorageClass.
         class: String,
-        /// The node's value of the topology key, or what else the object is for.
+        /// The node's value of the topology key, or a text for the nodes that do not exist yet.
         segment: String,
-        /// The API server's answer.
+        /// The error of the API server or of the connection.
         #[source]
         source: kube::Error,
     },
@@ -169,8 +169,8 @@ fn concerned(cluster: &ClusterState, change: &Change) -> Vec<Slot> {
 
 /// Desired contents of the slot's object; `None` if the object should not exist.
 ///
-/// An existing object stays while its class and its Node exist: the driver leaves CSINode for a
-/// moment whenever its pod is replaced.
+/// An existing object stays while its class and its Node exist, because the driver is missing in
+/// CSINode for a moment whenever its pod is replaced.
 fn desired(cluster: &ClusterState, slot: &Slot, exists: bool) -> Option<Published> {
     let class = cluster.class(&slot.class)?;
     let node = cluster.node_of_segment(&slot.segment)?;
@@ -259,7 +259,8 @@ fn plan(current: Option<&CSIStorageCapacity>, desired: Option<Published>) -> Cap
     }
 }
 
-/// How long an action waits for more of its kind when the object has been out of date for `age`.
+/// How long to delay an action, to batch it with later ones; None for no delay. The object has been
+/// out of date for `age`.
 fn delay(action: &CapacityAction, age: Duration) -> Option<Duration> {
     let left = GROWTH_DELAY.checked_sub(age).filter(|left| !left.is_zero());
     left.filter(|_| matches!(action, CapacityAction::Raise(_)))

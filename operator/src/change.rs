@@ -3,9 +3,9 @@
 /// A change of an object, as reported to the controllers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The changed object is unknown.
+    /// Any object may have changed.
     Everything,
-    /// A StoragePool, in more than its status.
+    /// A StoragePool, not only in its status.
     Pool(String),
     /// The status of a StoragePool.
     PoolStatus(String),
@@ -40,9 +40,9 @@ pub enum Change {
         /// Name of the object.
         name: String,
     },
-    /// A PersistentVolume or VolumeSnapshotContent of ours.
+    /// A PersistentVolume or VolumeSnapshotContent of this driver.
     Owner,
-    /// A CSIStorageCapacity of ours.
+    /// A CSIStorageCapacity of the operator.
     Capacity {
         /// The StorageClass that it is for.
         class: String,

@@ -5,9 +5,9 @@
 //! late binding the scheduler chooses no node, and CreateVolume, which would refuse it, is never
 //! called. And kubelet does not report a filesystem that waits for the next pod to grow.
 //!
-//! *Invariant:* an event is written when a problem has lasted for a while and is new or has changed,
-//! not with every reconcile, and one event of each reason exists for an object. All of them together are
-//! written at a limited rate, however many claims wait.
+//! *Invariant:* an event is not written with every reconcile, but when a problem has lasted for a
+//! while and is new or has changed. An object has one event of each reason. The rate of all events
+//! together is limited, regardless of the number of waiting claims.
 
 mod history;
 mod problem;
@@ -42,7 +42,7 @@ use crate::{
     stored::StoredVolume,
 };
 
-/// Changes are gathered this long: rooms change with every volume.
+/// How long changes are gathered, because rooms change with every volume.
 const GATHER: Duration = Duration::from_millis(500);
 
 /// Subject of an event.
@@ -123,8 +123,8 @@ async fn reconcile(
 
 /// The subjects that a change concerns. Marks the rooms that it makes out of date.
 ///
-/// A claim whose volume is being made has no problem. The change of the volume does not concern the
-/// claim, because each problem is looked at once more before it is published.
+/// A claim whose volume is being created has no problem. The change of the volume does not concern
+/// the claim, because each problem is checked again before it is published.
 fn concerned(cluster: &ClusterState, rooms: &Rooms, change: &Change) -> Vec<Subject> {
     match change {
         Change::Everything => {
@@ -156,7 +156,7 @@ fn concerned(cluster: &ClusterState, rooms: &Rooms, change: &Change) -> Vec<Subj
     }
 }
 
-/// Every class of ours, and the claims that wait for its volumes.
+/// Every StorageClass of this driver, and the claims that wait for its volumes.
 fn declared(cluster: &ClusterState) -> Vec<Subject> {
     let classes = cluster.classes.all();
     let classes = classes.iter().map(|class| Subject::Class(class.name_any()));
@@ -208,8 +208,8 @@ fn class_problem(cluster: &ClusterState, class: &StorageClass) -> Option<Problem
     parameters(cluster, class, &AttributeChanges::default()).err()
 }
 
-/// What the VolumeAttributesClass of a claim changes. The provisioner reports one that is missing or
-/// wrong.
+/// The attributes that the VolumeAttributesClass of a claim changes. Empty if the class is missing
+/// or invalid, which the provisioner reports.
 fn attribute_changes(
     cluster: &ClusterState,
     claim: &PersistentVolumeClaimSpec,
@@ -284,7 +284,7 @@ pub fn of_volume(volume: &PoolVolume) -> Option<ObjectReference> {
         kind: Some("PersistentVolumeClaim".to_owned()),
         namespace: Some(claim.namespace.clone()),
         name: Some(claim.name.clone()),
-        // As the provisioner names its volumes.
+        // The provisioner names a volume by the UID of its claim.
         uid: volume
             .spec
             .requested_name

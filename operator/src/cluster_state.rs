@@ -26,7 +26,8 @@ use crate::{
     watch::{Shared, watch},
 };
 
-/// Changes that a slow controller may lag behind before it reconciles everything again.
+/// Maximum number of changes that a controller may lag behind. A slower one reconciles everything
+/// again.
 const CHANGES: usize = 4096;
 
 /// Caches of all watched objects. Clones share them.
@@ -170,7 +171,7 @@ impl ClusterState {
         );
     }
 
-    /// A StoragePool.
+    /// The StoragePool with this name.
     pub fn pool(&self, name: &str) -> Option<Arc<DeserializeGuard<StoragePool>>> {
         self.pools.get(name)
     }
@@ -182,12 +183,12 @@ impl ClusterState {
         pools
     }
 
-    /// A StorageNode.
+    /// The StorageNode with this name.
     pub fn storage_node(&self, name: &str) -> Option<Arc<DeserializeGuard<StorageNode>>> {
         self.storage_nodes.get(name)
     }
 
-    /// A Node.
+    /// The Node with this name.
     pub fn node(&self, name: &str) -> Option<Arc<Node>> {
         self.nodes.get(name)
     }
@@ -200,12 +201,12 @@ impl ClusterState {
         self.indexes.long_names.node(segment)
     }
 
-    /// A CSINode.
+    /// The CSINode of the Node with this name.
     pub fn csi_node(&self, name: &str) -> Option<Arc<CSINode>> {
         self.csi_nodes.get(name)
     }
 
-    /// A StorageClass of our driver.
+    /// The StorageClass of our driver with this name.
     pub fn class(&self, name: &str) -> Option<Arc<StorageClass>> {
         self.classes.get(name)
     }
@@ -230,7 +231,7 @@ impl ClusterState {
         self.indexes.contents.thick_in(pool)
     }
 
-    /// Names of all present and former Nodes.
+    /// Names of all Nodes, CSINodes and StorageNodes, which include Nodes that are gone.
     pub fn node_names(&self) -> Vec<String> {
         let (nodes, storage_nodes) = (self.nodes.all(), self.storage_nodes.all());
         let csi_nodes = self.csi_nodes.all();
@@ -256,7 +257,7 @@ impl Watches {
         self.add_indexed::<K>(|_| {})
     }
 
-    /// The same, and passes each difference to an index.
+    /// Watches every object of a kind, and passes each difference to an index.
     fn add_indexed<K: WatchedKind + 'static>(
         &mut self,
         index: impl Fn(&Difference<K::Entry>) + Send + Sync + 'static,

@@ -8,7 +8,7 @@ use std::{
     ops::{AddAssign, SubAssign},
 };
 
-/// A number of volumes and one of snapshots.
+/// A number of volumes and a number of snapshots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
     /// PoolVolumes.

@@ -14,9 +14,10 @@ use tokio::{
 
 use crate::{Context, Stop, change::Change, metrics::ReconcileOutcome, queue::Queue};
 
-/// Reconciles of one controller that run at the same time.
+/// Maximum number of concurrent reconciles of one controller.
 const CONCURRENCY: usize = 8;
-/// A reconcile that takes longer is given up and tried again; its writes may have happened.
+/// Maximum duration of a reconcile. A longer one is cancelled and tried again; its writes may have
+/// happened.
 const DEADLINE: Duration = Duration::from_secs(30);
 /// The wait after a first failure; it doubles with each further one.
 const FIRST_RETRY: Duration = Duration::from_millis(200);
@@ -39,7 +40,7 @@ pub trait Controller: Send + Sync + 'static {
     /// Why a reconcile failed.
     type Error: Error + Send + 'static;
 
-    /// Its name in logs and metrics.
+    /// Name of the controller in logs and metrics.
     const NAME: &'static str;
     /// How long changes are gathered, so that many of them cost one reconcile.
     const GATHER: Duration = Duration::ZERO;
@@ -135,7 +136,7 @@ where
     Some(wait)
 }
 
-/// What the API server's error below this one means, if there is one.
+/// Classifies the error of the API server among the sources of an error; None if there is none.
 fn rejection(error: &(dyn Error + 'static)) -> Option<Rejection> {
     let mut cause = Some(error);
     while let Some(error) = cause {

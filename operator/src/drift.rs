@@ -27,7 +27,7 @@ use crate::{
 const EVENT_TTL: Duration = Duration::hours(1);
 /// Action of these events.
 const ACTION: &str = "ComparingNode";
-/// Names that a note mentions.
+/// Maximum number of names in a note.
 const NAMED: usize = 3;
 
 /// Keys of the events that this process has published, by node.
@@ -143,7 +143,7 @@ fn orphans(node: &str, pool: &NodePoolStatus) -> Option<PendingEvent> {
     ))
 }
 
-/// The images of a pool on a node whose objects are on another node.
+/// The event about images of a pool on a node whose objects are on another node.
 fn of_others(node: &str, pool: &NodePoolStatus) -> Option<PendingEvent> {
     let orphans = pool.orphans.iter();
     let orphans: Vec<_> = orphans.filter(|it| it.belongs_to.is_some()).collect();
@@ -164,7 +164,8 @@ fn of_others(node: &str, pool: &NodePoolStatus) -> Option<PendingEvent> {
     ))
 }
 
-/// The first of some images, and how many more there are, with those that the status does not list.
+/// Names the first of some images and counts the rest, including the `unlisted` ones that the
+/// status omits.
 fn some(orphans: &[&Orphan], unlisted: u32) -> String {
     let named: Vec<String> = orphans.iter().take(NAMED).map(|it| describe(it)).collect();
     let unlisted = usize::try_from(unlisted).unwrap_or(usize::MAX);

@@ -35,7 +35,7 @@ const DEFAULT: &str = "default";
 pub struct Error {
     /// Kind and name of the object that the event is about.
     pub subject: String,
-    /// The API server's answer.
+    /// The error of the API server or of the connection.
     #[source]
     pub source: kube::Error,
 }
@@ -43,7 +43,7 @@ pub struct Error {
 /// Contents of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventContent {
-    /// Whether something is wrong.
+    /// Whether the type of the event is `Warning`; otherwise it is `Normal`.
     pub is_warning: bool,
     /// Reason; `docs/conditions.md` lists them.
     pub reason: EventReason,
@@ -56,6 +56,7 @@ pub struct EventContent {
 }
 
 /// Publishes an event about an object, unless it exists. Returns whether it was published now.
+/// Fails if the API server rejects the event or does not answer.
 pub async fn publish_once(
     context: &Context,
     regarding: &ObjectReference,
@@ -77,8 +78,9 @@ pub async fn publish_once(
     }
 }
 
-/// Publishes the event about an object that has this reason and key, or updates it. `count` is how often
-/// it was published, with this time.
+/// Publishes the event about an object that has this reason and key, or updates it. `count` is the
+/// number of publications, including this one. Fails if the API server rejects the event or does
+/// not answer.
 pub async fn publish_or_update(
     context: &Context,
     regarding: &ObjectReference,
@@ -90,7 +92,7 @@ pub async fn publish_or_update(
     }
     let namespace = regarding.namespace.as_deref().unwrap_or(DEFAULT);
     let event = event(&context.instance, namespace, regarding, body);
-    // In the newer API of events, a note cannot be changed.
+    // The newer API of events does not allow changes of a note.
     let api = Api::<CoreEvent>::namespaced(context.client.clone(), namespace);
     let change = json!({
         "message": event.note,
@@ -102,7 +104,7 @@ pub async fn publish_or_update(
         .await
     {
         Ok(_) => Ok(()),
-        // It has expired meanwhile.
+        // The event has expired meanwhile.
         Err(error) if Rejection::from(&error) == Rejection::NotFound => {
             publish_once(context, regarding, body).await.map(drop)
         }

@@ -2,10 +2,10 @@
 //! the StoragePool and the StorageNode of a pool. One event when an issue begins, with the remedy,
 //! and one when all issues have ended.
 //!
-//! This process and, by the names of the events, the API server ([`crate::events`]) know what is
-//! published. The API server keeps events for an hour; so after a start no older issue is published,
-//! because an earlier operator published it and the event has expired. Conditions show lasting
-//! issues. Only a recovery while no operator runs is lost.
+//! This process records the published issues, and the API server rejects duplicates by the names of
+//! the events ([`crate::events`]). The API server keeps events for an hour. After a start, an older
+//! issue is not published, because an earlier operator published it and the event has expired.
+//! Conditions show lasting issues. A recovery while no operator runs is not published.
 //!
 //! *Invariant:* only changes are published.
 
@@ -33,14 +33,14 @@ pub enum Error {
     /// The API server refused an event.
     #[error(transparent)]
     Event(#[from] events::Error),
-    /// The API server did not say which pods use a volume.
+    /// The pods that use a volume cannot be listed.
     #[error("cannot list the pods on node {node} in namespace {namespace}")]
     Pods {
         /// The node of the volume.
         node: String,
         /// The namespace of its claim.
         namespace: String,
-        /// The API server's answer.
+        /// The error of the API server or of the connection.
         #[source]
         source: kube::Error,
     },
@@ -65,11 +65,11 @@ pub enum Subject {
 /// Current state of a subject.
 #[derive(Debug)]
 struct Seen {
-    /// Name for messages.
+    /// Name of the subject in messages.
     name: String,
-    /// The node that it is on.
+    /// The node of the subject.
     node: String,
-    /// Object of the event; absent where it is no longer known.
+    /// Object of the event; None if it is not known.
     regarding: Option<ObjectReference>,
     issues: Vec<HealthIssue>,
 }
@@ -81,7 +81,8 @@ pub struct HealthController {
 }
 
 impl HealthController {
-    /// The controller, which does not publish issues that are older than this moment.
+    /// Creates the controller. It does not publish issues whose events have expired at this time,
+    /// because an earlier operator published them.
     pub fn new(began: DateTime<Utc>) -> Self {
         let published = PublishedIssues::new(began);
         Self { published }
@@ -140,7 +141,7 @@ async fn recipients(
         Subject::Volume(_) => {
             let namespace = regarding.namespace.clone().unwrap_or_default();
             let pods = Api::<Pod>::namespaced(context.client.clone(), &namespace);
-            // Few are on one node, and the API server has them in memory.
+            // A node has few pods, and the API server reads them from memory.
             let on_node = ListParams::default()
                 .fields(&format!("spec.nodeName={node}"))
                 .match_any();
@@ -180,7 +181,7 @@ fn uses(pod: &Pod, claim: &str) -> bool {
     names_it && !matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// Current state of the subject; `None` where it is gone or unreadable.
+/// Current state of the subject; `None` if it is gone or unreadable.
 fn observe(cluster: &ClusterState, subject: &Subject) -> Option<Seen> {
     match subject {
         Subject::Volume(name) => {
@@ -221,7 +222,8 @@ fn observe(cluster: &ClusterState, subject: &Subject) -> Option<Seen> {
     }
 }
 
-/// The filesystem of a volume is being checked, or waits for that, so its pods wait.
+/// The issue of a volume whose filesystem is being checked or waits for a check, so that its pods
+/// wait.
 fn check(volume: &PoolVolume) -> Option<HealthIssue> {
     let conditions = &volume.status.as_ref()?.conditions;
     let checking = condition::holding(conditions, ConditionType::Checking)?;
@@ -233,13 +235,14 @@ fn check(volume: &PoolVolume) -> Option<HealthIssue> {
     })
 }
 
-/// The agent of a node is not heard of, by what the StorageNode says.
+/// The issue of a node whose agent is silent, from the conditions of its StorageNode.
 fn silence(node: &StorageNode) -> Option<HealthIssue> {
     let (_, healthy) = node.status.as_ref()?.silence()?;
     let kind = IssueKind::AgentSilent;
     Some(HealthIssue {
         kind,
-        // Whether its pod is not ready or not there does not matter to the reader.
+        // One reason for a pod that is not ready and for a missing pod: the difference does not
+        // matter to the reader.
         reason: kind.event_reason().to_string(),
         message: healthy.message.clone(),
         since: time::from_kubernetes(&healthy.last_transition_time),

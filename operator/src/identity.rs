@@ -1,4 +1,4 @@
-//! What identifies an object.
+//! The keys and the metadata that identify an object.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Resource, ResourceExt as _};

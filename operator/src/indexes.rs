@@ -1,5 +1,5 @@
-//! Indexes of the cached objects, kept up to date with each difference, so that no decision about one
-//! node or pool reads the objects of all.
+//! Indexes of the cached objects, kept up to date with each difference, so that a decision about
+//! one node or pool does not read all objects.
 //!
 //! *Invariant:* an index holds nothing that its cache does not hold.
 
@@ -29,7 +29,7 @@ struct Counts {
     by_node: HashMap<String, BTreeMap<String, Count>>,
     /// By pool, then by node.
     by_pool: HashMap<String, BTreeMap<String, Count>>,
-    /// The thick ones by pool.
+    /// The thick objects by pool.
     thick: HashMap<String, Count>,
     unreadable: Count,
 }
@@ -61,7 +61,7 @@ impl ContentsIndex {
         thick
     }
 
-    /// Counts a difference of volumes or snapshots.
+    /// Counts a difference of volumes or snapshots. `one` is the count of one such object.
     pub fn apply<R>(&self, one: Count, difference: &Difference<Stored<R>>) {
         let mut counts = self.0.write();
         if let Some(before) = difference.before() {

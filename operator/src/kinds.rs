@@ -1,4 +1,4 @@
-//! Watched kinds: what is kept of each object, and which change it causes.
+//! Watched kinds: the cached part of each object, and the change that a difference causes.
 //!
 //! *Invariant:* every field that a controller reads is kept; other fields take no memory.
 
@@ -19,15 +19,16 @@ use crate::{
 pub trait WatchedKind:
     Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync
 {
-    /// What is kept of an object.
+    /// The cached part of an object.
     type Entry: Entry + Send + Sync + 'static;
 
-    /// Its name in `/readyz` and in logs.
+    /// Name of the kind in `/readyz` and in logs.
     const NAME: &'static str;
     /// Whether a cluster without this kind has no such objects. The others have to be installed.
     const IS_OPTIONAL: bool = false;
 
-    /// What is kept of the object; none if no controller reads it, so that it counts as deleted.
+    /// Reduces an object to its cached part. None if no controller reads the object, which then
+    /// counts as deleted.
     fn entry(self) -> Option<Self::Entry>;
 
     /// The change that a difference causes.

@@ -1,10 +1,11 @@
-//! Leader election: of all replicas one runs the controllers, the one that holds the Lease
-//! `cistern-operator`. The others watch the cluster and wait until the Lease is released or expires.
+//! Leader election: only the replica that holds the Lease `cistern-operator` runs the controllers.
+//! The others watch the cluster and wait until the Lease is released or expires.
 //!
-//! *Invariant:* every write to the Lease carries the resourceVersion that was read, so of two replicas
-//! one is refused. A leader stops its controllers [`RENEW_DEADLINE`] after it began to send the last
-//! renewal that succeeded; another replica takes the Lease [`DURATION`] after it has seen that renewal.
-//! Each counts on its own monotonic clock, and no wall clocks are compared.
+//! *Invariant:* every write to the Lease carries the resourceVersion that was read, so the API
+//! server rejects one of two concurrent writes. A leader stops its controllers [`RENEW_DEADLINE`]
+//! after it began to send the last renewal that succeeded; another replica takes the Lease
+//! [`DURATION`] after it has seen that renewal. Each replica uses its own monotonic clock, and no
+//! wall clocks are compared.
 
 use std::{error::Error, time::Duration};
 
@@ -68,8 +69,8 @@ struct LeaseObservation {
 }
 
 impl Candidate {
-    /// A candidate. `identity` is one that no other running replica has: the name of the pod.
-    /// `leading` is 1 while this replica leads, and else 0.
+    /// Creates a candidate. `identity` is unique among the running replicas: the name of the pod.
+    /// `leading` is 1 while this replica leads, and otherwise 0.
     pub fn new(
         client: Client,
         namespace: &str,
@@ -86,8 +87,8 @@ impl Candidate {
         }
     }
 
-    /// Runs `work` while this replica leads, until `work` ends, which it does after `stop`. Work that
-    /// is under way when the Lease is lost is cancelled.
+    /// Runs `work` while this replica leads, and returns when `work` ends, which it does after
+    /// `stop`. If the Lease is lost, cancels `work` and waits for the Lease again.
     pub async fn lead(&self, stop: Stop, work: impl AsyncFn()) {
         loop {
             let term = tokio::select! {
@@ -97,7 +98,7 @@ impl Candidate {
             tracing::info!(identity = self.identity, "this replica leads");
             self.leading.set(1);
             let is_lost = tokio::select! {
-                // Where both have something to do, the loss comes first.
+                // If both are ready, the loss of the Lease takes precedence.
                 biased;
                 () = self.renew_until_lost(term) => true,
                 () = work() => false,
@@ -132,7 +133,7 @@ impl Candidate {
         }
     }
 
-    /// Takes the Lease if it is free.
+    /// Takes the Lease if it is free; `None` if another replica holds it.
     async fn attempt(&self, seen: &mut LeaseObservation) -> Result<Option<HeldLease>, LeaseError> {
         let renewed = Instant::now();
         let found = self.leases.get_opt(NAME).await;
@@ -226,7 +227,8 @@ impl Candidate {
         let written = patch_guarded(&self.leases, &term.lease, manager, change.clone()).await;
         let lease = match written {
             Ok(lease) => lease,
-            // Changed meanwhile: by an earlier renewal whose answer was lost, or by another replica.
+            // The Lease has changed: by an earlier renewal whose response was lost, or by another
+            // replica.
             Err(error) if Rejection::from(&error) == Rejection::Conflict => {
                 let found = self.leases.get_opt(NAME).await.map_err(failed)?;
                 let Some(found) = found.filter(|found| self.holds(found)) else {
@@ -249,7 +251,8 @@ impl Candidate {
         holder == Some(&self.identity)
     }
 
-    /// Gives the Lease up, so that another replica takes over immediately. Without an answer it expires.
+    /// Releases the Lease, so that another replica takes over immediately. If the API server does
+    /// not answer, the Lease expires.
     async fn release(&self) {
         let release = async {
             let found = self.leases.get_opt(NAME).await?;
@@ -288,7 +291,7 @@ fn is_free(spec: Option<&LeaseSpec>, identity: &str, unchanged: Duration) -> boo
     let holder = spec.and_then(|spec| spec.holder_identity.as_deref());
     match holder {
         None | Some("") => true,
-        // This pod, whose container was started again.
+        // This pod after a restart of its container.
         Some(holder) if holder == identity => true,
         Some(_) => {
             let seconds = spec.and_then(|spec| spec.lease_duration_seconds);

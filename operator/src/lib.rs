@@ -1,8 +1,8 @@
 //! The operator manages the cluster-wide state of storage; agents manage the state of each node.
 //!
-//! Each controller is one file of the same shape: `Error`, the [`controller::Controller`], `reconcile`, then
-//! the pure functions that decide. They share one view of the cluster ([`cluster_state`]) and meet only in the
-//! API server.
+//! Each controller is one file with the same structure: `Error`, the [`controller::Controller`],
+//! `reconcile`, then the pure functions that decide. The controllers share one view of the cluster
+//! ([`cluster_state`]), and affect each other only through the API server.
 //!
 //! *Invariant:* nothing here touches a node, and nothing is kept on disk.
 
@@ -64,11 +64,11 @@ pub type Stop = Shared<BoxFuture<'static, ()>>;
 /// Dependencies that all controllers share. Clones share everything.
 #[derive(Clone)]
 pub struct Context {
-    /// The API server.
+    /// The client of the API server.
     pub client: Client,
     /// Namespace of the operator.
     pub namespace: String,
-    /// The name of our pod, for events.
+    /// The name of the operator's pod, for events.
     pub instance: String,
     /// Cached view of the cluster.
     pub cluster: ClusterState,
@@ -76,7 +76,7 @@ pub struct Context {
     pub outdated: Arc<Outdated>,
     /// Locks of the StorageNodes, whose spec and status two controllers write.
     pub storage_node_locks: Arc<WriteLocks>,
-    /// Counters.
+    /// The metrics of the operator.
     pub metrics: Metrics,
     /// Minimum age of a volume or snapshot before it is reported as unclaimed.
     pub unclaimed_after: TimeDelta,
@@ -90,7 +90,7 @@ impl fmt::Debug for Context {
     }
 }
 
-/// Every controller, before it runs.
+/// The watches and controllers, before they run.
 pub struct Operator {
     context: Context,
     candidate: Candidate,
@@ -155,8 +155,8 @@ impl Operator {
     }
 }
 
-/// Starts every controller in a task of its own, so that a large one does not delay the others. They end
-/// when the set is dropped.
+/// Starts every controller in its own task, so that a controller with much work does not delay the
+/// others. The tasks end when the set is dropped.
 fn controllers(context: &Context, stop: &Stop) -> JoinSet<()> {
     let mut running = JoinSet::new();
     let mut start = Starter {

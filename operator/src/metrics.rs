@@ -14,12 +14,12 @@ use prometheus_client::{
 
 use crate::{cluster_state::ClusterState, outdated::Outdated};
 
-/// Upper bounds of the publish lag in seconds; the aim is one second.
+/// Upper bounds of the publish lag in seconds; the target is one second.
 const LAG_BOUNDS: [f64; 9] = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
 /// Upper bounds of a reconcile in seconds: one that writes nothing, one write, a slow API server.
 const RECONCILE_BOUNDS: [f64; 7] = [0.001, 0.01, 0.05, 0.25, 1.0, 5.0, 30.0];
 
-/// The operator's metrics. Copies count into the same numbers.
+/// The operator's metrics. Clones share the same values.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     reconciles: Family<Reconcile, Counter>,
@@ -58,7 +58,7 @@ struct Reported {
 }
 
 impl Metrics {
-    /// Makes the metrics and registers them.
+    /// Creates the metrics and registers them.
     pub fn new(registry: &mut Registry) -> Self {
         let metrics = Self {
             reconciles: Family::default(),
@@ -97,17 +97,17 @@ impl Metrics {
         metrics
     }
 
-    /// 1 while this replica leads.
+    /// The gauge that is 1 while this replica leads.
     pub fn leading(&self) -> Gauge {
         self.leading.clone()
     }
 
-    /// Unclaimed volumes and snapshots, as the last comparison found them.
+    /// The gauge of unclaimed volumes and snapshots, which the last comparison has set.
     pub fn unclaimed(&self) -> &Gauge {
         &self.unclaimed
     }
 
-    /// A reconcile has ended, after so long.
+    /// Records the outcome and the duration of a reconcile.
     pub fn reconciled(&self, controller: &'static str, outcome: ReconcileOutcome, took: Duration) {
         let labels = Reconcile {
             controller,
@@ -118,12 +118,12 @@ impl Metrics {
         durations.observe(took.as_secs_f64());
     }
 
-    /// An event was written.
+    /// Counts a written event by its reason.
     pub fn reported(&self, reason: &'static str) {
         self.events.get_or_create(&Reported { reason }).inc();
     }
 
-    /// A capacity object was written this long after the change was seen.
+    /// Records the lag of a written capacity object: the time since the change was observed.
     pub fn published(&self, lag: Duration) {
         self.lag.observe(lag.as_secs_f64());
     }

@@ -9,11 +9,11 @@
 //! ```
 //!
 //! *Invariant:* an entry is dropped only when neither the agent's status nor a PoolVolume or
-//! PoolSnapshot refers to it, and the agent has seen that it is to go: it may be making the pool
-//! right now. The write that drops it is refused if the agent has written meanwhile. A pool whose
-//! spec cannot be read changes nothing. A StorageNode is never removed while its Node exists. Once the
-//! Node is gone, only PoolVolumes and PoolSnapshots keep it: a pool that comes back says itself what
-//! it is.
+//! PoolSnapshot refers to it, and the agent has observed that it is retiring: until then, the agent
+//! may be creating the pool. The API server rejects the write that drops it if the agent has
+//! written meanwhile. A pool whose spec cannot be read changes nothing. A StorageNode is never
+//! removed while its Node exists. Once the Node is gone, only PoolVolumes and PoolSnapshots keep
+//! it: its marker identifies an empty pool that comes back.
 
 mod takeover;
 
@@ -46,27 +46,27 @@ pub enum Error {
     /// The API server refused a write.
     #[error("cannot {verb} StorageNode {node}")]
     Write {
-        /// What was tried.
+        /// The attempted action, as a verb.
         verb: &'static str,
         /// Name of the StorageNode.
         node: String,
-        /// The API server's answer.
+        /// The error of the API server or of the connection.
         #[source]
         source: kube::Error,
     },
     /// The StorageNodes cannot be listed.
     #[error("cannot list the StorageNodes")]
     List {
-        /// The API server's answer.
+        /// The error of the API server or of the connection.
         #[source]
         source: kube::Error,
     },
-    /// The object does not have the form of a StorageNode.
+    /// The object cannot be decoded as a StorageNode.
     #[error("StorageNode {node} cannot be read ({why}): correct it by hand")]
     Unreadable {
         /// Name of the StorageNode.
         node: String,
-        /// What is wrong.
+        /// The message of the decoder.
         why: String,
     },
 }
@@ -94,18 +94,18 @@ struct View<'a> {
     pools: &'a [Arc<DeserializeGuard<StoragePool>>],
     /// Whether an agent runs that may be creating the pools of the spec.
     agent: bool,
-    /// What is kept on the node by pool, counted only if it matters.
+    /// Volumes and snapshots on the node by pool, counted only when read.
     kept: &'a dyn Deref<Target = Contents>,
-    /// What the node may take over.
+    /// The pools that the node may take over.
     granted: &'a Granted,
-    /// Counts what a pool holds on all nodes that is thick, or may be.
+    /// Counts the objects of a pool on all nodes that are or may be thick.
     thick_in: &'a dyn Fn(&str) -> Count,
 }
 
 /// Keeps the specs of the StorageNodes up to date.
 #[derive(Debug, Default)]
 pub struct NodeController {
-    /// Held while something is granted, so that no two nodes are granted the same.
+    /// Held while a takeover is granted, so that no two nodes are granted the same pool.
     granting: Mutex<()>,
 }
 
@@ -142,7 +142,7 @@ impl Controller for NodeController {
     }
 }
 
-/// `granting` is held while something is granted, so that no two nodes are granted the same.
+/// `granting` is held while a takeover is granted, so that no two nodes are granted the same pool.
 async fn reconcile(context: &Context, granting: &Mutex<()>, name: &str) -> Result<Next, Error> {
     let _lock = context.storage_node_locks.lock(name).await;
     let cluster = &context.cluster;
@@ -217,7 +217,7 @@ async fn execute(
             ("update", written.map(wrote))
         }
         (StorageNodeAction::Delete, Some(seen)) => {
-            // The finalizer goes once the mark has come back as a change.
+            // The finalizer is removed after the watch has delivered the deletion as a change.
             let left = delete_exactly(&api, seen).await;
             ("delete", left.map(|left| left.into_iter().for_each(wrote)))
         }
@@ -295,8 +295,8 @@ fn plan(view: &View<'_>) -> StorageNodeAction {
     }
 }
 
-/// Whether the finalizer of a deleted StorageNode may be removed. With its Node gone, deleting it
-/// gives up the disks; volumes and snapshots are not given up that way.
+/// Whether the finalizer of a deleted StorageNode may be removed. If the Node is gone, the deletion
+/// gives up its disks, but no volumes or snapshots.
 fn is_given_up(view: &View<'_>, current: &StorageNode, desired: &StorageNodeSpec) -> bool {
     let reported = current
         .status
@@ -306,13 +306,13 @@ fn is_given_up(view: &View<'_>, current: &StorageNode, desired: &StorageNodeSpec
     (empty || view.node.is_none()) && view.kept.is_empty()
 }
 
-/// Which machine the node is, or was when it was last there.
+/// The machine id that the Node reports, or the last one that it reported.
 fn machine_id(view: &View<'_>) -> Option<String> {
     let info = view
         .node
         .and_then(|node| node.status.as_ref()?.node_info.as_ref());
     let reported = info.map(|info| info.machine_id.clone());
-    // What the schema does not take identifies nothing.
+    // An id that the schema rejects identifies no machine.
     let reported = reported.filter(|id| !id.is_empty() && id.len() <= 64);
     reported.or_else(|| view.storage_node?.spec.machine_id.clone())
 }
@@ -349,15 +349,15 @@ fn entry_for(
     guard: &DeserializeGuard<StoragePool>,
     current: Option<&NodePool>,
 ) -> Option<NodePool> {
-    // What cannot be understood changes nothing.
+    // An invalid StoragePool changes nothing.
     let Ok((pool, selector)) = declared(guard) else {
         return current.cloned();
     };
     let uid = pool.uid().unwrap_or_default();
     if let Some(earlier) = current.filter(|entry| entry.uid != uid) {
-        // An earlier pool of the same name keeps its place until the agent has removed it. What
-        // holds something cannot be: it is this pool, from before the cluster was restored, and the
-        // agent adopts it.
+        // An earlier pool of the same name keeps its entry until the agent has removed it. A pool
+        // with volumes or snapshots cannot be an earlier one: it is this pool, from before the
+        // cluster was restored, and the agent adopts it.
         let is_this = !view.kept.at(&pool.name_any()).is_zero();
         if !is_this && (reports(view, &earlier.uid) || !is_answered(view, earlier)) {
             return Some(retire(view, earlier.clone()));
@@ -384,7 +384,7 @@ fn entry_for(
     let matches = view
         .node
         .is_some_and(|node| selector.matches(node.metadata.labels.as_ref().unwrap_or(&no_labels)));
-    // A pool is spread over nodes only once our finalizer keeps it from vanishing.
+    // A pool is assigned to nodes only once the operator's finalizer protects it from deletion.
     let kept = pool
         .finalizers()
         .iter()
@@ -397,7 +397,8 @@ fn entry_for(
         .then(|| retire(view, current.cloned().unwrap_or_else(fresh)))
 }
 
-/// The entry of a pool that the node should not carry. Without a Node, no agent could act on it.
+/// The entry of a pool that the node should not carry. It does not become retiring if the Node is
+/// gone, because no agent could act on it.
 fn retire(view: &View<'_>, entry: NodePool) -> NodePool {
     NodePool {
         retiring: entry.retiring || view.node.is_some(),
@@ -418,8 +419,8 @@ fn is_answered(view: &View<'_>, entry: &NodePool) -> bool {
     entry.retiring && answer == Some(true)
 }
 
-/// Whether something on the node is still the pool's. Of a Node that is gone only volumes and
-/// snapshots count: no agent exists that could remove an empty pool.
+/// Whether the node still holds a part of the pool. If the Node is gone, only volumes and snapshots
+/// count, because no agent could remove an empty pool.
 fn is_held(view: &View<'_>, name: &str, uid: &str) -> bool {
     (view.node.is_some() && reports(view, uid)) || view.kept.may_be_at(name)
 }

@@ -1,4 +1,5 @@
-//! Since when published capacity has been out of date, for the capacity controller and the metrics.
+//! Records since when published capacity has been out of date, for the capacity controller and the
+//! metrics.
 
 use std::{collections::HashMap, time::Duration};
 

@@ -4,7 +4,7 @@
 //! thin volumes only. The schema cannot see volumes; so a percentage over 100 comes into force when
 //! the last thick volume, and the last snapshot of one, has left the pool.
 //!
-//! *Invariant:* this only limits the nodes' specs. The agent of a node, which alone allocates, uses
+//! *Invariant:* this only limits the nodes' specs. Only the agent of a node allocates, and it uses
 //! its own ledger.
 
 use chrono::{DateTime, Utc};
@@ -73,7 +73,7 @@ impl Overcommit {
         )
     }
 
-    /// The event about a refusal; `None` where the status already shows it.
+    /// The event about a refusal; `None` if the status already shows it.
     pub fn refusal_event(
         self,
         before: &StoragePoolStatus,
@@ -92,7 +92,7 @@ impl Overcommit {
     }
 }
 
-/// The nodes whose spec has another percentage for a pool than the one in force. Empty where the
+/// The nodes whose spec has another percentage for a pool than the one in force. Empty if the
 /// pool's spec requests no overcommitment.
 pub fn outdated(cluster: &ClusterState, pool: &str) -> Vec<String> {
     let Some(guard) = cluster.pool(pool) else {

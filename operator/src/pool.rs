@@ -1,7 +1,7 @@
-//! StoragePools: the finalizer, and a status that sums up what the agents say.
+//! StoragePools: the finalizer, and a status that sums up the agents' reports.
 //!
-//! *Invariant:* a pool's finalizer stays until no StorageNode names the pool and no PoolVolume
-//! or PoolSnapshot lies in it.
+//! *Invariant:* a pool's finalizer stays until no StorageNode names the pool and no PoolVolume or
+//! PoolSnapshot is in it.
 
 pub mod declaration;
 mod shares;
@@ -31,7 +31,8 @@ use crate::{
     overcommit::Overcommit,
 };
 
-/// Changes are gathered this long, so that many changed volumes or snapshots cause few status writes.
+/// How long changes are gathered, so that many changed volumes or snapshots cause few status
+/// writes.
 const GATHER: Duration = Duration::from_millis(300);
 
 /// Why a StoragePool is not up to date.
@@ -40,11 +41,11 @@ pub enum Error {
     /// The API server refused a read or a write.
     #[error("cannot {verb} StoragePool {pool}")]
     Api {
-        /// What was tried.
+        /// The attempted action, as a verb.
         verb: &'static str,
         /// Name of the StoragePool.
         pool: String,
-        /// The API server's answer.
+        /// The error of the API server or of the connection.
         #[source]
         source: kube::Error,
     },
@@ -128,7 +129,7 @@ async fn reconcile(context: &Context, shares: &Shares, name: &str) -> Result<Nex
             finalizers.push(names::FINALIZER.to_owned());
             let change = json!({"metadata": {"finalizers": finalizers}});
             let held = patch_guarded(&api, &pool, manager, change).await;
-            // What was written comes back as a change.
+            // The watch delivers the write as a change, which causes the next reconcile.
             held.map(wrote).map_err(failed("add the finalizer of"))?;
             return Ok(Next::OnChange);
         }
@@ -228,7 +229,7 @@ mod tests {
             finalizer_action(&guard(true, true), true),
             FinalizerAction::Remove
         );
-        // Deleted before it was ever held: there is nothing to release.
+        // Deleted before the finalizer was added: there is nothing to release.
         assert_eq!(
             finalizer_action(&guard(false, true), true),
             FinalizerAction::Keep

@@ -12,7 +12,7 @@ use futures::{
 use kube::runtime::scheduler::{ScheduleRequest, Scheduler, scheduler};
 use tokio::time::Instant;
 
-/// Keys in the order of the moments at which they are due.
+/// Keys in the order of their due times.
 pub struct Queue<K> {
     requests: UnboundedSender<ScheduleRequest<K>>,
     scheduler: Pin<Box<Scheduler<K, UnboundedReceiver<ScheduleRequest<K>>>>>,
@@ -37,7 +37,8 @@ impl<K: Clone + Eq + Hash> Default for Queue<K> {
 }
 
 impl<K: Clone + Eq + Hash> Queue<K> {
-    /// Adds a key that is due after `wait`. A key that waits already keeps the earlier moment.
+    /// Adds a key that is due after `wait`. A key that is already queued keeps the earlier due
+    /// time.
     pub fn add(&self, message: K, wait: Duration) {
         let run_at = Instant::now() + wait;
         // The receiver lives as long as `self`.
@@ -46,10 +47,10 @@ impl<K: Clone + Eq + Hash> Queue<K> {
             .unbounded_send(ScheduleRequest { message, run_at });
     }
 
-    /// Waits for the next key that is due and not being worked on. [`Self::done`] gives it back. None
-    /// never comes, because `self` holds a sender.
+    /// Waits for the next key that is due and not being worked on. Call [`Self::done`] after the
+    /// work. Never returns None, because `self` holds a sender.
     ///
-    /// Cancelling the wait loses nothing.
+    /// Cancel-safe: no key is lost.
     pub async fn next(&mut self) -> Option<K> {
         let taken = &self.taken;
         let due = self.scheduler.as_mut();
@@ -58,7 +59,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         Some(key)
     }
 
-    /// The work on a key has ended.
+    /// Records that the work on a key has ended.
     pub fn done(&mut self, key: &K) {
         self.taken.remove(key);
     }

@@ -1,6 +1,6 @@
 //! Registration of a node: whether kubelet knows the driver there, and whether its agent is ready.
 //!
-//! *Invariant:* nothing but the caches is read.
+//! *Invariant:* only the caches are read.
 
 use cistern_crds::{ConditionType, Reason, condition::ConditionUpdate, names};
 use k8s_openapi::api::{
@@ -29,7 +29,8 @@ pub fn observe(cluster: &ClusterState, name: &str) -> Registration {
     }
 }
 
-/// `TopologyRegistered`: CSINode lists our driver with our key, and the label has our value.
+/// `TopologyRegistered`: CSINode lists the driver with Cistern's topology key, and the label of the
+/// Node has the expected value.
 fn topology(name: &str, node: Option<&Node>, csi_node: Option<&CSINode>) -> ConditionUpdate {
     let finding = |holds: bool, reason, message: String| {
         ConditionUpdate::new(ConditionType::TopologyRegistered, holds, reason, message)

@@ -1,6 +1,6 @@
-//! What is kept of a PoolVolume or PoolSnapshot: where it is, and what is to be reported about it.
+//! The cached part of a PoolVolume or PoolSnapshot: its location, and its reportable problems.
 //!
-//! There are by far more of them than of any other kind, and most of them are well.
+//! There are far more of them than of any other kind, and most of them have no problems.
 //!
 //! *Invariant:* an object that cannot be read has no location, so it counts everywhere.
 
@@ -13,18 +13,18 @@ use kube::{ResourceExt as _, core::DeserializeGuard};
 
 use crate::{cache::Entry, identity};
 
-/// What is kept of an object of a pool. `R` holds what is to be reported about it.
+/// The cached part of an object of a pool. `R` holds its reportable problems.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stored<R> {
     /// None for an object that cannot be read.
     pub location: Option<Location>,
-    /// Its UID.
+    /// UID of the object; empty if the object cannot be read.
     pub uid: Box<str>,
-    /// When it was created.
+    /// Creation time; None if the object cannot be read.
     pub created: Option<DateTime<Utc>>,
-    /// The name of the CSI request; none where it is the name of the object.
+    /// The name of the CSI request; None if it is the name of the object.
     pub requested_name: Option<Box<str>>,
-    /// None where nothing is to be reported.
+    /// None if there is nothing to report.
     pub report: Option<Box<R>>,
 }
 
@@ -39,9 +39,9 @@ pub struct Location {
     pub thick: bool,
 }
 
-/// What is kept of a PoolVolume.
+/// The cached part of a PoolVolume.
 pub type StoredVolume = Stored<PoolVolume>;
-/// What is kept of a PoolSnapshot. Nothing is reported about snapshots.
+/// The cached part of a PoolSnapshot. Nothing is reported about snapshots.
 pub type StoredSnapshot = Stored<()>;
 
 impl<R> Default for Stored<R> {
@@ -63,7 +63,7 @@ impl<R: PartialEq> Entry for Stored<R> {
 }
 
 impl StoredVolume {
-    /// What is kept of a volume.
+    /// Reduces a volume to its cached part.
     pub fn of_volume(object: DeserializeGuard<PoolVolume>) -> Self {
         let Ok(volume) = object.0 else {
             return Self::default();
@@ -78,7 +78,7 @@ impl StoredVolume {
 }
 
 impl StoredSnapshot {
-    /// What is kept of a snapshot.
+    /// Reduces a snapshot to its cached part.
     pub fn of_snapshot(object: &DeserializeGuard<PoolSnapshot>) -> Self {
         let Ok(snapshot) = &object.0 else {
             return Self::default();
@@ -105,8 +105,8 @@ impl<R> Stored<R> {
     }
 }
 
-/// The reportable part of a volume: its problems, a check that is running, and what is not applied of
-/// its size, attributes and limits.
+/// The reportable part of a volume: its problems, a check that is running, and the conditions of a
+/// size, attributes or limits that are not applied. None if it has none of these.
 fn reportable(mut volume: PoolVolume) -> Option<PoolVolume> {
     const REPORTED: [(ConditionType, ConditionStatus); 4] = [
         (ConditionType::Expanded, ConditionStatus::False),

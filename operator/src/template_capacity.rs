@@ -122,7 +122,7 @@ fn desired(cluster: &ClusterState, class: &str) -> Option<CSIStorageCapacity> {
     Some(object(class, pool, room, maximum))
 }
 
-/// What a new node has room for, in total.
+/// Total room of a new node for volumes with this provisioning, in bytes.
 fn room(pool: &StoragePool, usable: Bytes, provisioning: Provisioning) -> Bytes {
     match (provisioning, pool.spec.overcommit_percent) {
         (Provisioning::Thin, percent) => usable.percent(percent),
@@ -154,7 +154,7 @@ fn object_name(class: &str) -> String {
 fn same_nodes(left: &CSIStorageCapacity, right: &CSIStorageCapacity) -> bool {
     let selector = |object: &CSIStorageCapacity| -> LabelSelector {
         let mut selector = object.node_topology.clone().unwrap_or_default();
-        // The API server leaves out what is empty.
+        // The API server omits an empty list.
         selector.match_expressions = selector.match_expressions.filter(|it| !it.is_empty());
         selector
     };

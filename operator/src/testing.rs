@@ -18,7 +18,7 @@ use crate::{
     registration::Registration,
 };
 
-/// A moment that never changes.
+/// A fixed time.
 pub(crate) fn moment() -> DateTime<Utc> {
     DateTime::from_timestamp(1_800_000_000, 0).unwrap()
 }
@@ -28,7 +28,7 @@ pub(crate) fn uid(pool: &str) -> String {
     format!("uid-of-{pool}")
 }
 
-/// A pool of 10 GiB over the nodes that match `labels`, held by our finalizer.
+/// A pool of 10 GiB on the nodes that match `labels`, with the operator's finalizer.
 pub(crate) fn pool(name: &str, labels: &[(&str, &str)]) -> StoragePool {
     let labels = labels
         .iter()
@@ -78,7 +78,7 @@ pub(crate) fn put<E: Entry>(cache: &Cache<E>, name: &str, entry: E) {
     Writer::new(cache).replace(name, Some(entry));
 }
 
-/// The registration of a node on which all is well.
+/// The registration of a node without problems.
 pub(crate) fn registered(node: &str) -> Registration {
     let well =
         |kind| ConditionUpdate::new(kind, true, Reason::Reconciled, format!("{node} is well"));
@@ -88,7 +88,7 @@ pub(crate) fn registered(node: &str) -> Registration {
     }
 }
 
-/// The registration of a node that kubelet has not seen the driver on.
+/// The registration of a node on which kubelet has not registered the driver.
 pub(crate) fn unregistered(node: &str) -> Registration {
     let mut registration = registered(node);
     registration.topology = ConditionUpdate::new(
@@ -100,7 +100,7 @@ pub(crate) fn unregistered(node: &str) -> Registration {
     registration
 }
 
-/// A StorageNode to be filled.
+/// Builds a StorageNode.
 #[derive(Clone, Debug)]
 pub(crate) struct StorageNodeBuilder(StorageNode);
 

@@ -1,10 +1,9 @@
 //! Topology registration: whether a node can be used, as conditions on its StorageNode.
 //!
-//! Where: CSINode and the Node's label (kubelet writes both when the driver registers) and the
-//! readiness of the node plugin's pod. There are no heartbeats.
+//! Sources are CSINode and the Node's label, which kubelet writes when the driver registers, and
+//! the readiness of the node plugin's pod. There are no heartbeats.
 //!
-//! *Invariant:* the conditions are the operator's, `status.pools` the agent's; neither writes the
-//! other's part.
+//! *Invariant:* only the operator writes the conditions, and only the agent writes `status.pools`.
 
 use std::time::Duration;
 
@@ -45,7 +44,7 @@ pub enum Error {
     Write {
         /// Name of the StorageNode.
         node: String,
-        /// The API server's answer.
+        /// The error of the API server or of the connection.
         #[source]
         source: kube::Error,
     },
@@ -88,7 +87,7 @@ async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
     let Ok(Some(guard)) = own_writes.read(|| context.cluster.storage_node(name)) else {
         return Ok(Next::OnChange);
     };
-    // One that cannot be read is reported by the controller that owns its spec.
+    // The controller that owns its spec reports an object that cannot be read.
     let Ok(node) = &guard.0 else {
         return Ok(Next::OnChange);
     };
@@ -96,7 +95,7 @@ async fn reconcile(context: &Context, name: &str) -> Result<Next, Error> {
     let kept = context.cluster.contents_on(name);
     let current = node.status.clone().unwrap_or_default().conditions;
     let (conditions, wait) = summarize(node, &registration, &kept, (context.now)());
-    // An agent's silence becomes unhealthy by time alone.
+    // Time alone makes the health of a node with a silent agent unknown.
     let next = wait.map_or(Next::OnChange, Next::After);
     if conditions == current {
         return Ok(next);
@@ -208,7 +207,7 @@ fn deletion(node: &StorageNode, registration: &Registration) -> ConditionUpdate 
     finding(true, Reason::VolumesRemain, message)
 }
 
-/// What remains of a node that is gone, and what to do about it.
+/// Message about the contents of a node that is gone, with the remedy.
 fn left_behind(node: &StorageNode, kept: &Contents) -> String {
     let name = node.name_any();
     if kept.is_empty() {

@@ -40,7 +40,7 @@ use crate::{
     stored::Stored,
 };
 
-/// Objects in one answer to a list.
+/// Maximum number of objects in one page of a list.
 const PAGE: u32 = 500;
 /// Comparisons during the minimum age of an unclaimed object.
 const COMPARISONS: i32 = 3;
@@ -55,7 +55,7 @@ pub enum Error {
     List {
         /// Plural name of the kind.
         kind: &'static str,
-        /// The API server's answer.
+        /// The error of the API server or of the connection.
         #[source]
         source: kube::Error,
     },
@@ -86,7 +86,7 @@ impl Controller for UnclaimedController {
     type Error = Error;
     const NAME: &'static str = "unclaimed";
 
-    /// Only time makes something unclaimed.
+    /// Ignores changes of single objects, because only time makes an object unclaimed.
     fn keys(&self, _: &Context, change: &Change) -> Vec<()> {
         Vec::from_iter((*change == Change::Everything).then_some(()))
     }

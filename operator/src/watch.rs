@@ -28,7 +28,7 @@ use crate::{
 /// What the watches of all kinds share.
 #[derive(Clone, Debug)]
 pub struct Shared {
-    /// Receives what has changed.
+    /// Sends the changes to the controllers.
     pub changes: broadcast::Sender<Change>,
     /// Waits for the first list of each kind.
     pub readiness: Readiness,
@@ -55,7 +55,8 @@ pub async fn watch<K: WatchedKind + 'static>(
                     shared.readiness.done(K::NAME);
                 }
             }
-            // It stays so until the kind is installed, so the watch goes on.
+            // An optional kind that is not installed has no objects. The watch continues, because
+            // the kind may be installed later.
             Err(error) if K::IS_OPTIONAL && watches::is_not_installed(&error) => {
                 for event in [Event::<K>::Init, Event::InitDone] {
                     apply_event(&mut writer, event, &index, &shared);
@@ -90,20 +91,20 @@ fn apply_event<K: WatchedKind>(
     };
     differences.iter().for_each(index);
     let mut changes: Vec<Change> = differences.iter().map(K::change).collect();
-    // A reconcile that met a copy from before an own write ended without a result. It is repeated, also
-    // if the copies do not differ.
+    // A reconcile that read a copy from before an own write has ended without a result. It is
+    // repeated, also if the copies do not differ.
     if shared.own_writes.saw::<K>(&seen) && (is_complete || changes.is_empty()) {
         changes.push(Change::Everything);
     }
     for change in changes {
-        // There is no receiver before the controllers run; they begin with everything.
+        // There is no receiver before the controllers run. They first reconcile everything.
         let _ = shared.changes.send(change);
     }
 }
 
 fn report<K: WatchedKind>(readiness: &Readiness, error: &watcher::Error) {
     let text = watches::log_failure::<K>(error);
-    // Only a first list that failed is sure to be followed by an event that ends the wait.
+    // Only after a failed first list is an event certain to follow that ends the wait.
     if matches!(error, watcher::Error::InitialListFailed(_)) {
         readiness.wait_for(K::NAME, text);
     }

@@ -1,7 +1,7 @@
-//! Locks for objects that two controllers write, so that one does not write from a copy that the other is
-//! just replacing.
+//! Locks for objects that two controllers write, so that a controller does not write from a copy
+//! that another one is replacing.
 //!
-//! *Invariant:* a controller holds at most one of them, so they cannot block each other.
+//! *Invariant:* a reconcile holds at most one of them, so there is no deadlock.
 
 use std::{
     array,
@@ -10,7 +10,7 @@ use std::{
 
 use tokio::sync::{Mutex, MutexGuard};
 
-/// Locks that share all names among them. Two names with the same lock only wait for each other.
+/// Number of locks that all names share. Two names with the same lock only wait for each other.
 const LOCKS: usize = 64;
 
 /// The locks of all objects of a kind.

@@ -1,8 +1,8 @@
 //! `/healthz`, `/readyz` and `/metrics` of a process.
 //!
-//! `/healthz` reports that the process answers. `/readyz` reports that it can do its work, or the reasons
-//! why it cannot. Both use only the state of the process, so they are cheap and never hang. The number
-//! and duration of connections are limited: see `connections.rs`.
+//! `/healthz` reports that the process responds. `/readyz` reports that it is ready, or why it is
+//! not. Both use only the state of the process, so they are cheap and never hang. The number and
+//! duration of connections are limited: see `connections.rs`.
 
 mod connections;
 
@@ -26,7 +26,8 @@ pub struct Readiness {
 }
 
 impl Readiness {
-    /// Waits until `part` is [`Self::done`]. The text is the reason; a later text replaces it.
+    /// Marks `part` as not ready until [`Self::done`]. `why` is the reason in the report; a later
+    /// call replaces it.
     pub fn wait_for(&self, part: &'static str, why: impl Into<String>) {
         self.waiting.lock().insert(part, why.into());
     }
@@ -52,7 +53,8 @@ impl Readiness {
     }
 }
 
-/// Serves health and metrics until `shutdown`.
+/// Serves health and metrics until `shutdown`. Never fails: errors of connections are logged or
+/// ignored.
 pub async fn serve(
     listener: TcpListener,
     readiness: Readiness,

@@ -38,7 +38,8 @@ pub struct Error {
     source: tracing_subscriber::filter::ParseError,
 }
 
-/// Starts logging for the whole process. A second call changes nothing.
+/// Starts logging for the whole process. A second call changes nothing. Fails if the log level is
+/// invalid.
 pub fn start(options: &Options) -> Result<(), Error> {
     let filter = EnvFilter::try_new(&options.log_level).map_err(|source| Error {
         level: options.log_level.clone(),

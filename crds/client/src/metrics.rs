@@ -25,17 +25,18 @@ pub fn register(registry: &mut Registry, version: &'static str) {
     vitals::register(registry);
 }
 
-/// Writes gauges with current values. A gauge without samples is written, too.
+/// Writes gauges with current values. A gauge without samples is written as well.
 #[derive(Debug)]
 pub struct Gauges<'a>(DescriptorEncoder<'a>);
 
 impl<'a> Gauges<'a> {
-    /// Writes to the encoder of a collector.
+    /// Creates a writer on the encoder of a collector.
     pub fn onto(encoder: DescriptorEncoder<'a>) -> Self {
         Self(encoder)
     }
 
     /// Writes a gauge: its name with the unit, its help text, and a number for each set of labels.
+    /// Fails if the encoder fails.
     pub fn write<L: EncodeLabelSet, N: EncodeGaugeValue>(
         &mut self,
         name: &str,
@@ -51,8 +52,8 @@ impl<'a> Gauges<'a> {
         Ok(())
     }
 
-    /// Writes a counter that the kernel keeps: its name without `_total`, its help text, and a number for each
-    /// set of labels.
+    /// Writes a counter that the kernel keeps: its name without `_total`, its help text, and a
+    /// number for each set of labels. Fails if the encoder fails.
     pub fn write_counter<L: EncodeLabelSet>(
         &mut self,
         name: &str,
@@ -68,7 +69,8 @@ impl<'a> Gauges<'a> {
         Ok(())
     }
 
-    /// Writes a gauge without labels. Without a number it has no sample.
+    /// Writes a gauge without labels. It has no sample if `number` is None. Fails if the encoder
+    /// fails.
     pub fn write_one<N: EncodeGaugeValue>(
         &mut self,
         name: &str,

@@ -4,11 +4,13 @@
 //! repeats work, and its next write is rejected. So a reconcile reads its copy with
 //! [`OwnWrites::read`], and waits for the event of the own write if the copy is older.
 //!
-//! Resource versions of one kind are compared as integers. Kubernetes documents this since 1.35, and
-//! the versions in etcd have always been ascending. Correctness does not depend on it: a version that
-//! is no integer makes no copy stale; a complete list that began after the write ends the wait in any
-//! case, also when the store was restored from a backup; and the API server rejects a write that is
-//! based on an old copy.
+//! Resource versions of one kind are compared as integers. Kubernetes documents this since 1.35,
+//! and the versions in etcd have always been ascending. Correctness does not depend on it:
+//!
+//! - A version that is not an integer makes no copy stale.
+//! - A complete list that began after the write ends the wait in any case, also when the store was
+//!   restored from a backup.
+//! - The API server rejects a write that is based on an old copy.
 //!
 //! *Invariant:* there is one entry for each object whose cached copy is older than the last write of
 //! this process, or that this process has created and the cache does not contain. There is none for
@@ -83,9 +85,9 @@ impl OwnWrites {
         undelivered.insert(uid.clone(), entry);
     }
 
-    /// Records an event of a watch on kind `K`, of which only the identity and version of the object are
-    /// used. Must be called after the cache has applied the event. Returns whether a copy is no longer
-    /// stale because of it.
+    /// Records an event of a watch on kind `K`, with the identity and version of its object. Must
+    /// be called after the cache has applied the event. Returns whether the event ends the wait for
+    /// an own write.
     pub fn saw<K: Resource<DynamicType = ()>>(&self, event: &Event<ObjectMeta>) -> bool {
         let mut undelivered = self.undelivered.lock();
         let before = undelivered.len();
@@ -114,13 +116,14 @@ impl OwnWrites {
         &self,
         cached: impl FnOnce() -> Option<Arc<C>>,
     ) -> Result<Option<Arc<C>>, Stale> {
-        // Locks before it reads the cache, as above.
+        // Locks before it reads the cache, as in `wrote`.
         let undelivered = self.undelivered.lock();
         Self::check(&undelivered, cached())
     }
 
-    /// The same for an object that this process creates. Also fails if the cache does not contain the
-    /// object that this process has created with this name.
+    /// Reads the cached copy of an object that this process may have created. Fails if the copy is
+    /// older than the last write of this process, or if the cache lacks the object that this
+    /// process has created with this name.
     pub fn read_or_created<C: Resource<DynamicType = ()>>(
         &self,
         namespace: Option<&str>,
@@ -156,7 +159,7 @@ impl OwnWrites {
     }
 }
 
-/// The event with the identity and version of its object alone, for [`OwnWrites::saw`].
+/// Reduces an event to the identity and version of its object, for [`OwnWrites::saw`].
 pub fn versions<K: Resource>(event: &Event<K>) -> Event<ObjectMeta> {
     let version = |object: &K| ObjectMeta {
         uid: object.meta().uid.clone(),

@@ -14,7 +14,8 @@ pub struct Retries<K> {
 }
 
 impl<K: Hash + Eq> Retries<K> {
-    /// Waits `first` after the first failure and never longer than `limit`.
+    /// Creates a back-off without failures. The wait after a first failure is `first`; no wait is
+    /// longer than `limit`.
     pub fn new(first: Duration, limit: Duration) -> Self {
         let policy = ExponentialBuilder::new()
             .with_min_delay(first)

@@ -1,4 +1,4 @@
-//! How all processes watch: page size, back-off and error messages.
+//! The watches of all processes: page size, back-off and error messages.
 
 use std::{fmt::Debug, time::Duration};
 
@@ -19,7 +19,8 @@ use crate::{Chain, Rejection};
 /// more memory than all objects before it.
 pub const PAGE: u32 = 100;
 
-/// The events of the selected objects. The stream never ends: it tries again after each error.
+/// The events of the selected objects. The stream never ends: after each error, it yields the error
+/// and tries again.
 pub fn events<K>(
     api: Api<K>,
     selection: watcher::Config,
@@ -30,8 +31,8 @@ where
     watcher(api, selection.page_size(PAGE)).backoff(backoff())
 }
 
-/// Waits of a watch after consecutive failures: 1 s at first, at most 10 s. After an outage of the API
-/// server, pods that wait for a volume wait for the watches, too.
+/// Waits of a watch after consecutive failures: 1 s at first, at most 10 s. They are short, because
+/// pods that wait for a volume after an outage of the API server also wait for the watches.
 pub fn backoff() -> ExponentialBackoff {
     // The jitter at most doubles a wait.
     let waits = ExponentialBuilder::new()

@@ -23,7 +23,7 @@ pub enum Rejection {
     Conflict,
     /// The schema or a rule rejects the object (422, 400).
     Invalid,
-    /// Not allowed (401, 403).
+    /// The client is not authenticated or not authorized (401, 403).
     Denied,
     /// Any other error: the API server is busy or unreachable, or the outcome is unknown.
     Unavailable,
@@ -47,7 +47,8 @@ impl From<&kube::Error> for Rejection {
 
 /// Changes part of an object if it is still the version that was read.
 ///
-/// `change` is a merge patch. The object must have a resourceVersion.
+/// `change` is a merge patch. The object must have a resourceVersion. Fails if another client has
+/// changed or deleted the object, or if the API server rejects the write or does not answer.
 pub async fn patch_guarded<K>(
     api: &Api<K>,
     seen: &K,
@@ -63,7 +64,8 @@ where
 
 /// Changes part of an object's status if it is still the version that was read.
 ///
-/// For a status with one writer; `change` is a merge patch.
+/// For a status with one writer; `change` is a merge patch. Fails if another client has changed or
+/// deleted the object, or if the API server rejects the write or does not answer.
 pub async fn patch_status_guarded<K>(
     api: &Api<K>,
     seen: &K,
@@ -78,10 +80,11 @@ where
         .await
 }
 
-/// Applies the part of an object's status that `manager` owns. Takes back fields of that part that
-/// another manager has changed, with a warning that names them.
+/// Applies the part of an object's status that `manager` owns. If another manager has changed
+/// fields of that part, logs a warning that names them and overwrites them.
 ///
 /// `status` contains all fields that the manager owns. Fields that it omits are no longer owned.
+/// Fails if the object is gone, or if the API server rejects the write or does not answer.
 pub async fn apply_status<K>(
     api: &Api<K>,
     name: &str,
@@ -130,7 +133,8 @@ fn conflicts(error: &kube::Error) -> String {
 
 /// Deletes an object if it is still the version that was read. Succeeds if it is gone.
 ///
-/// Returns the object if finalizers hold it; None if it is gone.
+/// Returns the object if finalizers hold it; None if it is gone. Fails if another client has
+/// changed the object, or if the API server rejects the deletion or does not answer.
 pub async fn delete_exactly<K>(api: &Api<K>, seen: &K) -> Result<Option<K>, kube::Error>
 where
     K: Resource + Clone + DeserializeOwned + Debug,
@@ -152,7 +156,8 @@ where
 }
 
 /// Removes one finalizer from an object if it is still the version that was read. Succeeds if the
-/// object is gone.
+/// object is gone or lacks the finalizer. Fails if another client has changed the object, or if the
+/// API server rejects the write or does not answer.
 pub async fn remove_finalizer<K>(
     api: &Api<K>,
     seen: &K,

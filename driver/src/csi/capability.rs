@@ -32,7 +32,7 @@ pub const CONTROLLER: [rpc::Type; 14] = [
 /// Maximum total length of all mount flags in bytes (FLD-05).
 const MAX_MOUNT_FLAGS: usize = 4096;
 
-/// A way to use a volume that Cistern supports.
+/// A supported use of a volume: access type, access mode, filesystem and mount flags.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capability {
     /// Filesystem or raw block device.
@@ -79,7 +79,8 @@ pub enum Error {
     /// An unknown filesystem (VCP-12).
     #[error(transparent)]
     Filesystem(#[from] ParametersError),
-    /// `VOLUME_MOUNT_GROUP` is not announced, because kubelet applies fsGroup itself (VCP-11).
+    /// The capability has a `volume_mount_group`. The driver does not announce
+    /// `VOLUME_MOUNT_GROUP`, because kubelet applies fsGroup itself (VCP-11).
     #[error("volume_mount_group is not supported: the group is set by kubelet (fsGroup)")]
     MountGroup,
 }

@@ -1,4 +1,4 @@
-//! CSI Controller: parse, call, render.
+//! The CSI Controller service: parses each request, calls the controller, and renders the result.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// Creates the service.
+    /// Creates the service on the volumes and snapshots of a cluster.
     pub fn new(volumes: Arc<Volumes>, snapshots: Arc<Snapshots>) -> Self {
         Self { volumes, snapshots }
     }

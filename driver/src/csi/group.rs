@@ -1,4 +1,5 @@
-//! CSI GroupController: parse, call, render.
+//! The CSI GroupController service: parses each request, calls the controller, and renders the
+//! result.
 
 mod request;
 mod status;
@@ -25,7 +26,7 @@ pub struct GroupController {
 }
 
 impl GroupController {
-    /// Creates the service.
+    /// Creates the service on the group snapshots of a cluster.
     pub fn new(groups: Arc<Groups>) -> Self {
         Self { groups }
     }
@@ -83,7 +84,7 @@ impl v1::group_controller_server::GroupController for GroupController {
     }
 }
 
-/// Renders a group (CGS-09). Its snapshots are rendered as single ones.
+/// Renders a group (CGS-09). Each of its snapshots is rendered like a single snapshot.
 fn render(group: ListedGroup) -> v1::VolumeGroupSnapshot {
     v1::VolumeGroupSnapshot {
         group_snapshot_id: group.id,

@@ -59,8 +59,9 @@ pub fn volume(id: &str, problems: &[VolumeProblem]) -> v1::VolumeHealth {
     }
 }
 
-/// All problems of the pools of a node, by name. A problem of several pools is one entry. It
-/// affects every use: pools are not made for one kind of volume, so no capability is named.
+/// Renders the problems of the pools of a node. `pools` holds the name and the problems of each
+/// pool. A problem that several pools have is one entry. An entry names no capability, because a
+/// pool is not limited to one kind of volume.
 pub fn pools(pools: &[(String, Vec<PoolProblem>)]) -> v1::NodeGetStorageHealthResponse {
     let mut entries = BTreeMap::<_, Vec<(&str, &str)>>::new();
     for (pool, problem) in pools
@@ -86,7 +87,8 @@ pub fn pools(pools: &[(String, Vec<PoolProblem>)]) -> v1::NodeGetStorageHealthRe
     }
 }
 
-/// The problem of the first of these pools, and the other pools that have it.
+/// The message of the first pool's problem, followed by the other pools that have the same problem.
+/// Each item of `pools` is the name of a pool and the message of its problem.
 fn of_several(pools: &[(&str, &str)]) -> String {
     let others = match pools {
         [] | [_] => String::new(),

@@ -1,4 +1,5 @@
-//! CSI Identity, the same in both modes except for services that only nodes have (GPI, GPC, PRB).
+//! The CSI Identity service of both modes (GPI, GPC, PRB). Only the node plugin announces the
+//! services that need access to a node.
 
 use std::{fmt, sync::Arc};
 
@@ -155,7 +156,7 @@ mod tests {
         );
         let inner = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
         assert!(info.name.chars().all(inner));
-        // csi-sanity wants letters at both ends.
+        // csi-sanity requires a letter at both ends.
         let ends = [info.name.chars().next(), info.name.chars().last()];
         assert!(ends.iter().all(|c| c.unwrap().is_ascii_alphabetic()));
     }

@@ -1,4 +1,5 @@
-//! CSI SnapshotMetadata: parse, call, render.
+//! The CSI SnapshotMetadata service: parses each request, reads the snapshots, and renders the
+//! ranges.
 
 mod request;
 mod status;
@@ -13,8 +14,8 @@ use tonic::{Request, Response, Status, codegen::BoxStream};
 use crate::csi::status::OrStatus as _;
 use crate::server::{Subject, about};
 
-/// Ranges have any length: a volume that was written sequentially is one range, instead of millions of
-/// blocks of a fixed length (SMD-09).
+/// Ranges have a variable length: a volume that was written sequentially is one range, instead of
+/// millions of blocks of a fixed length (SMD-09).
 const KIND: BlockMetadataType = BlockMetadataType::VariableLength;
 
 /// Serves the ranges of snapshots that hold data or have changed.

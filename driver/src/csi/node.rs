@@ -1,4 +1,4 @@
-//! CSI Node: parse, call, render.
+//! The CSI Node service: parses each request, calls the mounter, and renders the result.
 
 pub mod request;
 mod status;
@@ -168,7 +168,7 @@ impl v1::node_server::Node for Node {
     }
 }
 
-/// The statistics of a volume; only the size for a block device (NGS-13).
+/// Renders the statistics of a volume. A block device has only its size (NGS-13).
 fn usage(found: VolumeStatistics) -> Vec<v1::VolumeUsage> {
     let inodes = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
     match found {

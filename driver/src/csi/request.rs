@@ -38,7 +38,7 @@ pub use self::{
 };
 use super::capability::{self, Capability};
 
-/// A request that is parsed from a message.
+/// A typed request that is parsed from a CSI message.
 pub(super) trait FromRequest<M>: Sized {
     /// Why a message is refused.
     type Error;
@@ -80,9 +80,9 @@ pub enum Error {
     /// Two filesystems for one volume (CV-04).
     #[error("the volume capabilities ask for filesystem {one} and for {other} in one volume")]
     Contradiction {
-        /// One filesystem.
+        /// The filesystem of the parameters or of an earlier capability.
         one: FilesystemType,
-        /// The filesystem that contradicts it.
+        /// The different filesystem of a later capability.
         other: FilesystemType,
     },
     /// A filesystem and a block device for one volume (CV-04).
@@ -117,27 +117,32 @@ pub enum Error {
     Page(#[from] page::Error),
 }
 
-/// The volume id of a request to delete (DV-02).
+/// Parses a request to delete a volume, and returns the volume id (DV-02). Fails if the id is
+/// missing or too long.
 pub fn delete_volume(request: v1::DeleteVolumeRequest) -> Result<String, Error> {
     volume_id(request.volume_id)
 }
 
-/// The volume id of a request to read one (CGV-02).
+/// Parses a request to read a volume, and returns the volume id (CGV-02). Fails if the id is
+/// missing or too long.
 pub fn get_volume(request: v1::ControllerGetVolumeRequest) -> Result<String, Error> {
     volume_id(request.volume_id)
 }
 
-/// Parses the pagination fields of a list of volumes.
+/// Parses the pagination fields of a list of volumes. Fails if the limit is negative or the token
+/// is unknown.
 pub fn list_volumes(request: &v1::ListVolumesRequest) -> Result<PageQuery, Error> {
     Ok(page::parse(request.max_entries, &request.starting_token)?)
 }
 
-/// The volume id of a request for health.
+/// Parses a request for the health of a volume, and returns the volume id. Fails if the id is
+/// missing or too long.
 pub fn get_volume_health(request: v1::ControllerGetVolumeHealthRequest) -> Result<String, Error> {
     volume_id(request.volume_id)
 }
 
-/// Parses the pagination fields of a list of unhealthy volumes.
+/// Parses the pagination fields of a list of unhealthy volumes. Fails if the limit is negative or
+/// the token is unknown.
 pub fn list_volume_health(
     request: &v1::ControllerListVolumeHealthRequest,
 ) -> Result<PageQuery, Error> {
@@ -216,8 +221,8 @@ impl ModifyVolume {
     }
 }
 
-/// Parses a capacity request. Returns None if no volume could serve it, so that there is no capacity
-/// (GC-03).
+/// Parses a capacity request. Returns None if no volume can serve it, so that the capacity is zero
+/// (GC-03). Fails if a field is malformed, too long or has an invalid value.
 pub fn get_capacity(request: v1::GetCapacityRequest) -> Result<Option<CapacityQuery>, Error> {
     map("parameters", &request.parameters)?;
     let place = request.accessible_topology.map(topology::parse_one);

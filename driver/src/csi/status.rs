@@ -99,7 +99,7 @@ pub(super) fn volume(error: &volumes::Error) -> Code {
         // pod back to the scheduler, which is right for every lack of room.
         volumes::Error::Placement(PlacementError::NoRoom { .. }) => Code::ResourceExhausted,
         // For an expansion this code is final to external-resizer, which then lets users request a
-        // smaller size. RESOURCE_EXHAUSTED would hold them to the size that does not fit.
+        // smaller size. With RESOURCE_EXHAUSTED they could not lower a size that does not fit.
         volumes::Error::Placement(PlacementError::TooLarge { .. })
         | volumes::Error::Source(SourceError::TooLarge { .. })
         | volumes::Error::SizeNotPossible { .. } => Code::OutOfRange,

@@ -13,9 +13,9 @@ use tonic::transport::Server;
 
 use super::*;
 
-/// With the name of [`socket_path`].
+/// The connection to a socket with the name of [`socket_path`].
 const WITH_AT: &[u8] = include_bytes!("../../tests/fixtures/registration-at.bin");
-/// With the customary name.
+/// The connection to a socket with the customary name.
 const WITH_DASH: &[u8] = include_bytes!("../../tests/fixtures/registration-dash.bin");
 /// Length of the client's last frame, GOAWAY. A server that reads it may close before it answers.
 const GOAWAY: usize = 42;
@@ -59,7 +59,7 @@ fn count(frames: &[(u8, u32)], kind: u8, stream: u32) -> usize {
         .count()
 }
 
-/// An answer is HEADERS, DATA, HEADERS.
+/// Whether a stream has ended. A response is HEADERS, DATA, HEADERS.
 fn has_ended(frames: &[(u8, u32)], stream: u32) -> bool {
     count(frames, HEADERS, stream) == 2 || count(frames, RST_STREAM, stream) > 0
 }

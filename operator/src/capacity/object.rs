@@ -1,7 +1,7 @@
-//! The capacity object: its contents, and how it is written, for nodes of the cluster and for new ones.
+//! The contents of a capacity object and its writes, for nodes of the cluster and for new nodes.
 //!
-//! *Invariant:* every object has our label, and every write is guarded and remembered until the watch
-//! has delivered it.
+//! *Invariant:* every object has the operator's label, and every write is guarded and recorded
+//! until the watch has delivered it.
 
 use std::sync::Arc;
 
@@ -28,13 +28,13 @@ use crate::{Context, identity};
 pub(crate) struct Published {
     pub(crate) capacity: Bytes,
     pub(crate) maximum: Bytes,
-    /// Exactly one: an object with two owners is never collected, as the other may live.
+    /// At most one: the garbage collector keeps an object as long as one of its owners exists.
     pub(crate) owner: Option<OwnerReference>,
 }
 
 impl Published {
-    /// Parses an object; `None` if the operator would not write it like this. The API server may write
-    /// a quantity in other words.
+    /// Parses an object; `None` if the operator would not write it in this form. The API server may
+    /// format a quantity differently.
     pub(crate) fn of(object: &CSIStorageCapacity) -> Option<Self> {
         let bytes = |quantity: &Option<Quantity>| quantity.as_ref()?.0.parse().ok();
         let owners = object.owner_references();
@@ -74,7 +74,7 @@ impl Published {
     }
 }
 
-/// The object with this name, or an error if the cache lacks a write of the operator.
+/// The cached object with this name. Fails if the cache lacks a write of the operator.
 pub(crate) fn current(
     context: &Context,
     name: &str,
@@ -88,13 +88,14 @@ pub(crate) fn current(
 #[derive(Debug)]
 pub(crate) enum Write<'a> {
     Create(Box<CSIStorageCapacity>),
-    /// Merges a change into the object that was seen.
+    /// Merges a patch into the object that was read.
     Update(&'a CSIStorageCapacity, Value),
     Delete(&'a CSIStorageCapacity),
 }
 
 impl Write<'_> {
-    /// Writes the object of a class; `segment` names its nodes in the error.
+    /// Writes the object of a class; `segment` names its nodes in the error. Fails if the object
+    /// has changed, or if the API server rejects the write or does not answer.
     pub(crate) async fn execute(
         self,
         context: &Context,

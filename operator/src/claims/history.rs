@@ -18,7 +18,8 @@ const UPDATE: Duration = Duration::from_mins(1);
 /// Interval at which a lasting problem is published again: the API server deletes an event after an
 /// hour.
 pub(super) const REPEAT: Duration = Duration::from_mins(45);
-/// Interval between any two events, so that very many claims with a problem do not load the API server.
+/// Minimum interval between two events of any subjects, so that very many claims with a problem do
+/// not load the API server.
 const PACE: Duration = Duration::from_millis(100);
 
 /// Published problems of each existing subject.
@@ -28,7 +29,7 @@ pub(super) struct EventHistory(Mutex<Histories>);
 #[derive(Debug, Default)]
 struct Histories {
     subjects: HashMap<Subject, SubjectHistory>,
-    /// When the next event may be written.
+    /// The earliest time for the next event of any subject that has no reserved time yet.
     free: Option<Instant>,
 }
 
@@ -42,7 +43,7 @@ struct SubjectHistory {
     last: Option<(Problem, Instant)>,
     /// How often a problem with the reason of the last one was published.
     count: i32,
-    /// When the next event about it may be written.
+    /// The time that is reserved for the next event about the subject.
     turn: Option<Instant>,
 }
 
@@ -222,7 +223,7 @@ mod tests {
         let waits: Vec<_> = (0..1000).map(|number| turn(number, SETTLE)).collect();
         assert_eq!(waits[0], PublishDecision::Publish);
         assert_eq!(waits[999], PublishDecision::Wait(PACE * 999));
-        // Each keeps its turn.
+        // Each subject keeps its reserved time.
         assert_eq!(turn(5, SETTLE + PACE), PublishDecision::Wait(PACE * 4));
         assert_eq!(turn(5, SETTLE + PACE * 5), PublishDecision::Publish);
         published.mark(&claim(5), problem.clone(), start + SETTLE + PACE * 5);

@@ -12,13 +12,13 @@ use k8s_openapi::api::{core::v1::PersistentVolumeClaimSpec, storage::v1::Storage
 use super::rooms::RoomSummary;
 use crate::events::EventContent;
 
-/// Nodes that a note names.
+/// Maximum number of nodes that a note names.
 pub(super) const NAMED: usize = 4;
 
 /// Why a claim stays Pending, why a class can make no volume, or why a volume has not grown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Problem {
-    /// The class' parameters are wrong.
+    /// The parameters of the class are invalid.
     Parameters {
         class: String,
         error: ParametersError,
@@ -39,7 +39,7 @@ pub(super) enum Problem {
     NotExpanded { volume: String, why: String },
     /// The attributes of the claim are not applied.
     NotModified { volume: String, why: String },
-    /// The volume works without the limits of its I/O.
+    /// The volume works, but its I/O limits are not enforced.
     NotLimited { volume: String, why: String },
 }
 
@@ -64,7 +64,7 @@ pub(super) struct VolumeRequest {
 /// Room of one node for the claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NodeRoom {
-    /// The largest volume now, and the largest ever.
+    /// The largest volume that fits now, and the largest that the node could ever hold, in bytes.
     Free { largest: Bytes, usable: Bytes },
     /// The node takes no volumes of the pool.
     None(Explanation),

@@ -1,5 +1,5 @@
-//! The room that each node has for the claims of a class: computed once for a class and anew only for
-//! the nodes that have changed, however many claims wait.
+//! The room that each node has for the claims of a class. It is computed once for a class, and
+//! recomputed only for nodes that have changed, regardless of the number of waiting claims.
 //!
 //! *Invariant:* a room is computed from the caches alone.
 
@@ -25,7 +25,7 @@ struct RoomsOfClass {
     summary: Arc<RoomSummary>,
 }
 
-/// What the rooms of all nodes mean for a claim.
+/// The rooms of all nodes, summed up for a claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct RoomSummary {
     /// Whether a node that the class allows carries the pool.
@@ -39,7 +39,8 @@ pub(super) struct RoomSummary {
 }
 
 impl Rooms {
-    /// A node, or what the operator knows about it, has changed.
+    /// Marks the rooms of a node as out of date, because the node or its cached objects have
+    /// changed.
     pub(super) fn outdate(&self, node: &str) {
         for class in self.0.lock().values_mut() {
             class.nodes.outdate(node);
@@ -105,8 +106,8 @@ impl RoomSummary {
     }
 }
 
-/// Room on a node for volumes of a class; none where the node does not carry the pool, or where the
-/// class does not allow the node.
+/// Room on a node for volumes of a class; None if the node does not carry the pool, or if the class
+/// does not allow the node.
 fn room(
     cluster: &ClusterState,
     class: &StorageClass,
@@ -181,7 +182,7 @@ mod tests {
         let parameters = Parameters::of_class(class.parameters.iter().flatten()).unwrap();
         let rooms = Rooms::default();
         let refused = || rooms.of(&cluster, &class, &parameters).refused.len();
-        // No agent runs, so that each node refuses with its reason.
+        // No agent runs, so each node refuses with its reason.
         assert_eq!(refused(), 2);
         let node = storage_node("w2").build();
         put(&cluster.storage_nodes, "w2", DeserializeGuard(Ok(node)));

@@ -26,21 +26,21 @@ const ACTION: &str = "WatchingHealth";
 pub(super) enum IssueKind {
     /// The filesystem of a volume is being checked before it is used.
     VolumeChecking,
-    /// A volume works, but not as well as it should.
+    /// A volume works, but has problems.
     VolumeDegraded,
     /// A volume cannot be used.
     VolumeInaccessible,
-    /// Data of a volume is gone, or will be.
+    /// Data of a volume is lost, or will be lost.
     VolumeDataLoss,
-    /// A pool on a node works, but not as well as it should.
+    /// A pool on a node works, but has problems.
     PoolDegraded,
     /// A pool on a node cannot be read or written.
     PoolUnreachable,
-    /// The agent of a node is not heard of.
+    /// The agent of a node does not report.
     AgentSilent,
 }
 
-/// One thing that is wrong with a subject.
+/// One problem of a subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HealthIssue {
     pub(super) kind: IssueKind,
@@ -49,7 +49,7 @@ pub(super) struct HealthIssue {
     pub(super) since: DateTime<Utc>,
 }
 
-/// Published issues of a subject, and since when.
+/// Published issues of a subject by kind and reason, and when each began.
 type Known = BTreeMap<(IssueKind, String), DateTime<Utc>>;
 
 /// Published issues of every unhealthy subject.
@@ -116,7 +116,7 @@ impl From<&PoolProblem> for HealthIssue {
 }
 
 impl PublishedIssues {
-    /// Nothing yet, from this moment on.
+    /// Creates an empty history. Issues whose events have expired at this time are never due.
     pub(super) fn new(now: DateTime<Utc>) -> Self {
         Self {
             since: now,
@@ -166,7 +166,7 @@ impl PublishedIssues {
         self.subjects.lock().remove(subject);
     }
 
-    /// The object that was published of last when something was wrong with a subject.
+    /// The object of the last event about an issue of a subject.
     pub(super) fn regarding(&self, subject: &Subject) -> Option<ObjectReference> {
         let subjects = self.subjects.lock();
         subjects
@@ -174,7 +174,7 @@ impl PublishedIssues {
             .map(|(_, regarding)| regarding.clone())
     }
 
-    /// Every subject that something was wrong with.
+    /// Every subject with published issues.
     pub(super) fn subjects(&self) -> Vec<Subject> {
         self.subjects.lock().keys().cloned().collect()
     }
@@ -196,7 +196,8 @@ impl HealthIssue {
     }
 }
 
-/// A message about something, which as a rule begins with what it is about.
+/// Adds the name of its object to a message, unless the message already begins with its kind and
+/// name.
 fn naming(name: &str, message: &str) -> String {
     let mut words = name.split(' ');
     let what = [words.next(), words.next()]
@@ -223,7 +224,7 @@ fn recovery(name: &str, known: &Known) -> Option<EventContent> {
         reason: worst.recovery_reason(),
         action: ACTION,
         note,
-        // Another recovery follows another problem.
+        // A later recovery is another event, because its last issue began later.
         key: last.to_rfc3339(),
     })
 }
@@ -269,7 +270,7 @@ mod tests {
         let second = publish(&published, &[worse, gone.clone()]);
         assert_eq!(second.len(), 1);
         assert_eq!(second[0].0, EventReason::VolumeDataLoss);
-        // One of two is over: the other is what counts, and was published.
+        // One of two issues has ended, and the other was published before.
         assert_eq!(publish(&published, std::slice::from_ref(&slow)), []);
         publish(&published, &[slow, gone]);
         let note =
@@ -316,7 +317,7 @@ mod tests {
         let due = publish(&published, &[old, new]);
         assert_eq!(due.len(), 1);
         assert_eq!(due[0].0, EventReason::PoolDegraded);
-        // Its end is due.
+        // The end of the new issue is due.
         assert_eq!(publish(&published, &[])[0].0, EventReason::PoolRecovered);
     }
 

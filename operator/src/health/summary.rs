@@ -1,5 +1,5 @@
-//! `Healthy` of a StorageNode and of a StoragePool, summed up from what the agents say of each pool on
-//! each node.
+//! The condition `Healthy` of a StorageNode and of a StoragePool, summed up from the agents'
+//! reports of each pool on each node.
 //!
 //! *Invariant:* pure. Unhealthy takes precedence over unknown, and unknown over healthy; nothing on a
 //! node whose agent is silent is healthy.
@@ -16,8 +16,8 @@ use kube::ResourceExt as _;
 
 use crate::registration::Registration;
 
-/// How long an agent may be silent: a new pod of the node plugin takes seconds, and no pool becomes
-/// worse by it.
+/// How long an agent may be silent before the health is unknown. A new pod of the node plugin
+/// starts within seconds, and the pools work meanwhile.
 const GRACE: Duration = Duration::minutes(1);
 /// Nodes or pools that a message names before it counts the rest.
 const NAMED: usize = 4;
@@ -33,8 +33,8 @@ pub enum PoolHealth {
     Unhealthy(PoolSeverity, Reason, String),
 }
 
-/// `Healthy` of a StorageNode, whose conditions say by now whether its agent reports; and when to look
-/// again, where time alone will change it.
+/// `Healthy` of a StorageNode, and how long to wait before it is computed again, if time alone
+/// changes it. `conditions` must contain the current `AgentReporting`.
 pub fn of_node(
     node: &StorageNode,
     conditions: &[Condition],
@@ -83,7 +83,7 @@ pub fn of_node(
     (sum_up(&pools.collect::<Vec<_>>(), well), wait)
 }
 
-/// `Healthy` of a StoragePool, from how it is on each of its nodes.
+/// `Healthy` of a StoragePool, from its health on each of its nodes.
 pub fn of_nodes(nodes: &[(String, PoolHealth)]) -> ConditionUpdate {
     sum_up(nodes, |nodes| match nodes {
         0 => "no node carries the pool".to_owned(),
@@ -92,7 +92,7 @@ pub fn of_nodes(nodes: &[(String, PoolHealth)]) -> ConditionUpdate {
     })
 }
 
-/// How a pool on a node is: by what its agent says of it, where its agent is heard of.
+/// Health of a pool on a node, from the report of the agent. Unknown if the agent is silent.
 pub fn of_pool_on(node: &StorageNode, status: Option<&NodePoolStatus>) -> PoolHealth {
     match node.status.as_ref().and_then(StorageNodeStatus::silence) {
         Some((reason, healthy)) => PoolHealth::Unknown(reason, healthy.message.clone()),
@@ -109,7 +109,7 @@ fn of_pool(status: Option<&NodePoolStatus>) -> PoolHealth {
     match problems.max_by_key(|problem| problem.severity) {
         Some(worst) => PoolHealth::Unhealthy(
             worst.severity,
-            // Written by a newer version; the message explains it.
+            // A newer version wrote an unknown reason; the message explains it.
             Reason::parse(&worst.reason).unwrap_or(Reason::OtherProblem),
             worst.message.clone(),
         ),
@@ -120,7 +120,8 @@ fn of_pool(status: Option<&NodePoolStatus>) -> PoolHealth {
     }
 }
 
-/// `Healthy` of something with these parts; `well` says that so many of them are.
+/// `Healthy` of an object with these named parts. `well` returns the message for a number of parts
+/// that are all healthy.
 fn sum_up(parts: &[(String, PoolHealth)], well: impl Fn(usize) -> String) -> ConditionUpdate {
     let finding = |status: ConditionStatus, reason, message: String| {
         ConditionUpdate::new(ConditionType::Healthy, status, reason, message)
@@ -135,7 +136,7 @@ fn sum_up(parts: &[(String, PoolHealth)], well: impl Fn(usize) -> String) -> Con
             }
         }
     }
-    // The worst first, and each as it came.
+    // The worst first; parts of the same severity keep their order.
     unhealthy.sort_by_key(|(severity, ..)| std::cmp::Reverse(*severity));
     let unhealthy = unhealthy.into_iter();
     let unhealthy: Vec<_> = unhealthy
@@ -187,7 +188,7 @@ mod tests {
         }
     }
 
-    /// A node with these pools, each with what is wrong with it.
+    /// A node with these pools, each with its problems.
     fn node(pools: &[(&str, &[Problem<PoolSeverity>])]) -> StorageNode {
         let mut node = storage_node("w1");
         for (pool, _) in pools {

@@ -1,4 +1,4 @@
-//! What is kept of the custom resources of Cistern.
+//! The cached part of Cistern's custom resources.
 
 use cistern_crds::{PoolSnapshot, PoolVolume, StorageNode, StoragePool};
 use kube::{ResourceExt as _, core::DeserializeGuard};

@@ -1,4 +1,4 @@
-//! What is kept of the objects of Kubernetes and of the CSI sidecars.
+//! The cached part of the objects of Kubernetes and of the CSI sidecars.
 
 use cistern_crds::{names, unclaimed::Owner};
 use k8s_openapi::{

@@ -1,8 +1,8 @@
-//! Which node may take over a pool that says that it belongs to another.
+//! Which node may take over a pool whose marker names another owner.
 //!
-//! *Invariants:* a pool is granted to one node at a time, and only if the node that it belongs to is
-//! gone or does not carry it. One that this cluster does not know is granted only if an administrator consents:
-//! its node may be that of another cluster, and be writing to the disk.
+//! *Invariants:* a pool is granted to one node at a time, and only if the node that it belongs to
+//! is gone or does not carry it. A pool that this cluster does not know is granted only if an
+//! administrator consents, because a node of another cluster may be writing to the disk.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -11,7 +11,7 @@ use kube::{Api, Client, ResourceExt as _, api::ListParams, core::DeserializeGuar
 
 use crate::cluster_state::ClusterState;
 
-/// By UID of the StoragePool: what a node may take over.
+/// The pools that a node may take over: their recorded owners, by UID of the StoragePool.
 pub(super) type Granted = BTreeMap<String, PoolOwner>;
 
 /// State of the node that owns a pool.
@@ -21,11 +21,11 @@ enum Other {
     Gone,
     /// It exists, and does not carry the pool.
     WithoutPool,
-    /// It carries the pool, or may.
+    /// It carries the pool, or may carry it.
     Carrying,
 }
 
-/// What a node may take over, as far as is known here.
+/// The pools that a node may take over, according to the caches.
 pub(super) fn granted(cluster: &ClusterState, node: &StorageNode) -> Granted {
     let pools = node.status.iter().flat_map(|status| &status.pools);
     let grants = pools.filter_map(|pool| {
@@ -36,7 +36,7 @@ pub(super) fn granted(cluster: &ClusterState, node: &StorageNode) -> Granted {
     grants.collect()
 }
 
-/// The nodes that wait for one to be gone, or to give up a pool.
+/// The nodes that wait until the node `name` is gone or no longer carries a pool.
 pub(super) fn waiting_for(cluster: &ClusterState, name: &str) -> Vec<String> {
     let waits = |node: &StorageNode| {
         let mut pools = node.status.iter().flat_map(|status| &status.pools);
@@ -50,8 +50,9 @@ pub(super) fn waiting_for(cluster: &ClusterState, name: &str) -> Vec<String> {
         .collect()
 }
 
-/// Takes back what has been granted to another node meanwhile. What is seen of the cluster may be
-/// older than a grant, so the API server is asked.
+/// Removes the pools that have been granted to another node meanwhile. The caches may be older than
+/// such a grant, so the StorageNodes are listed from the API server. Fails if they cannot be
+/// listed.
 pub(super) async fn without_contested(
     client: &Client,
     name: &str,
@@ -98,7 +99,7 @@ fn look(cluster: &ClusterState, name: &str, pool: &NodePoolStatus) -> Other {
     }
 }
 
-/// Whether a node is to carry a pool, or still does.
+/// Whether the spec or the status of a node contains a pool.
 fn carries(node: &StorageNode, pool: &NodePoolStatus) -> bool {
     let is_it = |name: &str, uid: &str| name == pool.name || uid == pool.uid;
     let mut desired = node.spec.pools.iter();

@@ -83,7 +83,7 @@ fn deleted_node(mut node: StorageNode) -> StorageNode {
     node
 }
 
-/// `w1` as it is when it carries `fast` and all is well.
+/// The StorageNode `w1`, which carries `fast` without problems.
 fn carrying() -> StorageNode {
     storage_node("w1")
         .carrying("fast")
@@ -200,7 +200,7 @@ fn a_pool_that_the_agent_may_be_making_is_not_dropped_before_it_answers() {
         let gone = deleted(pool("fast", FAST));
         Case::labelled(FAST).declaring(gone).having(node)
     };
-    // It has said nothing yet, or it answered before it could know that the pool is to go.
+    // The agent has not reported yet, or it reported before the pool was retiring.
     assert_eq!(case(entry.clone().build()).written(), ["fast!"]);
     assert_eq!(case(entry.clone().answered().build()).written(), ["fast!"]);
     let retiring = entry.retiring("fast");
@@ -331,7 +331,7 @@ fn a_storage_node_goes_with_its_node_once_nothing_is_left() {
     assert_eq!(gone(carrying()).plan(), StorageNodeAction::Delete);
     let never_made = storage_node("w1").carrying("fast").build();
     assert_eq!(gone(never_made.clone()).plan(), StorageNodeAction::Delete);
-    // With data it may return with its disks: nothing is retired meanwhile.
+    // A node with data may return with its disks, so nothing is retired meanwhile.
     for node in [never_made, carrying()] {
         for count in [Count::VOLUME, Count::SNAPSHOT] {
             let case = gone(node.clone()).holding("fast", count);

@@ -1,4 +1,4 @@
-//! What a StoragePool declares, if it can be understood.
+//! Reads the declaration of a StoragePool, and detects errors that its schema does not.
 
 use cistern_crds::StoragePool;
 use kube::core::{DeserializeGuard, Selector};
@@ -12,7 +12,8 @@ pub enum InvalidDeclaration {
     /// A requirement of the node selector, by key and operator, lacks values.
     #[error("nodeSelector: {0} {1} needs values")]
     ValuesMissing(String, String),
-    /// A requirement of the node selector, by key and operator, has values that mean nothing.
+    /// A requirement of the node selector, by key and operator, has values that its operator does
+    /// not use.
     #[error("nodeSelector: {0} {1} takes no values")]
     ValuesUnexpected(String, String),
     /// The node selector has an unknown operator. Holds the message of the parser.
@@ -20,7 +21,7 @@ pub enum InvalidDeclaration {
     Selector(String),
 }
 
-/// The pool and its node selector.
+/// The pool and its node selector. Fails if the pool cannot be read, or if the selector is invalid.
 pub fn declared(
     pool: &DeserializeGuard<StoragePool>,
 ) -> Result<(&StoragePool, Selector), InvalidDeclaration> {

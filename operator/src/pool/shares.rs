@@ -1,4 +1,4 @@
-//! The part of a StoragePool on each node, computed anew only for the nodes that have changed.
+//! The part of a StoragePool on each node, recomputed only for the nodes that have changed.
 //!
 //! *Invariant:* a share is computed from the caches alone.
 
@@ -36,20 +36,21 @@ struct SharesOfPool {
     shares: ByNode<Share>,
 }
 
-/// What of a StoragePool the shares depend on: its UID, the generation of its spec, and whether it is
-/// being deleted.
+/// The properties of a StoragePool that the shares depend on: its UID, the generation of its spec,
+/// and whether it is being deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct DeclarationVersion(Option<String>, Option<i64>, bool);
 
 impl Shares {
-    /// A node, or what the operator knows about it, has changed.
+    /// Marks the shares of a node as out of date, because the node or its cached objects have
+    /// changed.
     pub(super) fn outdate(&self, node: &str) {
         for pool in self.0.lock().values_mut() {
             pool.shares.outdate(node);
         }
     }
 
-    /// Every share is out of date.
+    /// Marks every share as out of date.
     pub(super) fn outdate_all(&self) {
         self.0.lock().clear();
     }
@@ -91,7 +92,8 @@ impl Shares {
     }
 }
 
-/// The pool's part of one node; `selector` says whether the node is to have one.
+/// The share of one node; None if the node has no part of the pool and `selector` does not match
+/// it.
 fn share(
     cluster: &ClusterState,
     pool: &DeserializeGuard<StoragePool>,
@@ -109,7 +111,8 @@ fn share(
         let labels = node.metadata.labels.as_ref();
         selector.matches(labels.unwrap_or(&BTreeMap::new()))
     });
-    // Of a Node that is gone only what its StorageNode still carries counts: there are volumes in it.
+    // If the Node is gone, a report counts only for a pool that the spec of the StorageNode still
+    // has, because such a pool has volumes or snapshots.
     let reported = reported.filter(|_| carried || node.is_some());
     let state = if desired {
         let registration = registration::observe(cluster, name);
@@ -141,7 +144,7 @@ fn share(
     })
 }
 
-/// Whether the spec of a node says that a pool takes no new volumes there.
+/// Whether the spec of a node cordons a pool, so that it takes no new volumes there.
 fn is_cordoned(node: Option<&StorageNode>, uid: &str) -> bool {
     let mut entries = node.iter().flat_map(|node| &node.spec.pools);
     entries.any(|entry| entry.uid == uid && entry.cordoned)

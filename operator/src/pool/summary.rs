@@ -1,6 +1,6 @@
 //! A StoragePool's status, computed from its part of every node.
 //!
-//! *Invariant:* pure; a status that says the same as before is equal to it.
+//! *Invariant:* pure; without a change, the computed status is equal to the current one.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ pub(super) struct Declaration {
     invalid: Option<InvalidDeclaration>,
     /// Whether its source is a file on each node.
     is_image: bool,
-    /// None where the spec cannot be read.
+    /// None if the spec cannot be read.
     overcommit: Option<Overcommit>,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct Share {
     pub(super) state: PoolNodeState,
     /// State of the pool on the node.
     pub(super) health: PoolHealth,
-    /// What the agent says, if it has said something.
+    /// The report of the agent; None if it has not reported the pool.
     pub(super) status: Option<NodePoolStatus>,
 }
 
@@ -84,7 +84,7 @@ impl Declaration {
     }
 }
 
-/// The status as it should be.
+/// Computes the desired status.
 pub(super) fn summarize(
     declaration: &Declaration,
     current: &StoragePoolStatus,
@@ -98,7 +98,7 @@ pub(super) fn summarize(
     let leaving = shares
         .iter()
         .filter(|share| matches!(share.state, PoolNodeState::Leaving { .. }));
-    // The last report of a Node that is gone is not available room.
+    // The last report of a Node that is gone does not count as available room.
     let present = || shares.iter().filter(|share| !share.is_gone());
     let reported = || present().filter_map(|share| share.status.as_ref());
     let nodes = count(shares.len() - leaving.count());
@@ -127,7 +127,7 @@ pub(super) fn summarize(
             .filter_map(|share| largest(share))
             .max()
             .unwrap_or(Bytes::ZERO),
-        // On a node that is gone, too: it may come back with its file.
+        // Includes Nodes that are gone, because a node may come back with its file.
         largest_file: shares
             .iter()
             .filter_map(|share| share.status.as_ref())
@@ -142,7 +142,7 @@ pub(super) fn summarize(
     }
 }
 
-/// Rounds a sum for display: snapshots reserve any number of bytes.
+/// Rounds a sum up to 1 MiB for display, because snapshots reserve any number of bytes.
 fn legible(sum: Bytes) -> Bytes {
     sum.round_up_to_mib().unwrap_or(sum)
 }
@@ -205,7 +205,7 @@ fn readiness(declaration: &Declaration, shares: &[Arc<Share>], kept: &Contents) 
     )
 }
 
-/// The nodes on which the pool takes no new volumes, and would otherwise.
+/// The nodes on which the pool is ready, but takes no new volumes.
 fn cordoned(shares: &[Arc<Share>]) -> Vec<String> {
     let state = PoolNodeState::Ready { cordoned: true };
     let cordoned = shares.iter().filter(|share| share.state == state);

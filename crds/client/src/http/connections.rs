@@ -49,8 +49,8 @@ pub(super) async fn serve(
                 tokio::time::sleep(BACKOFF).await;
             }
         }
-        // Runs the accepted connection before the next one is accepted: in a flood of idle connections
-        // a probe is answered before other connections replace it.
+        // Runs the accepted connection before the next one is accepted, so that a probe in a flood
+        // of idle connections is answered before other connections replace it.
         tokio::task::yield_now().await;
     }
 }
@@ -81,7 +81,7 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 #[derive(Default)]
 struct Open {
     tasks: JoinSet<()>,
-    /// In the order of their acceptance.
+    /// The handle of each connection, oldest first.
     order: VecDeque<AbortHandle>,
 }
 

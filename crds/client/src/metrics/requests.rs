@@ -16,10 +16,10 @@ use prometheus_client::{
 };
 use tower::{Layer, Service};
 
-/// Upper bounds in seconds.
+/// Upper bounds of the buckets of the duration in seconds.
 const BOUNDS: [f64; 8] = [0.005, 0.025, 0.1, 0.25, 1.0, 2.5, 10.0, 30.0];
 
-/// Measures every request of a client. A watch ends here when it starts to stream.
+/// Measures every request of a client. For a watch, this is the time until its stream begins.
 #[derive(Clone, Debug)]
 pub struct Requests {
     durations: Family<Labels, Histogram, fn() -> Histogram>,
@@ -46,7 +46,8 @@ impl Requests {
         Self { durations }
     }
 
-    /// Creates a client from the environment or the pod's service account, whose requests are counted.
+    /// Creates a client from the environment or the pod's service account, and counts its requests.
+    /// Fails if there is no configuration, or if it is invalid.
     pub async fn connect(self) -> Result<Client, kube::Error> {
         let config = Config::infer().await.map_err(kube::Error::InferConfig)?;
         Ok(ClientBuilder::try_from(config)?.with_layer(&self).build())

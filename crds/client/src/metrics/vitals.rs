@@ -11,7 +11,7 @@ use super::Gauges;
 
 /// Registers `process_resident_memory_bytes`, `process_open_fds` and `process_start_time_seconds`.
 pub(super) fn register(registry: &mut Registry) {
-    // A few milliseconds late, which does not matter for detecting restarts.
+    // The process started a few milliseconds earlier. This does not matter for detecting restarts.
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
     registry.register_collector(Box::new(Vitals {
         started: since_epoch.unwrap_or_default().as_secs_f64(),

@@ -1,7 +1,7 @@
 //! Removes a group with all of its snapshots.
 //!
-//! *Invariant:* the snapshots are removed one by one and the group last, so that a snapshot in use keeps
-//! the ones after it, and a repeated call finds the rest.
+//! *Invariant:* the snapshots are removed one by one and the group last. If a snapshot is in use,
+//! the snapshots after it stay, and a repeated call finds them.
 
 use cistern_crds::{
     PoolSnapshotGroup,
@@ -16,7 +16,9 @@ impl Groups {
     /// Destroys the data of all snapshots of the group and removes their objects. Succeeds if the group
     /// does not exist (DGS-05), and finishes an interrupted removal.
     ///
-    /// When the deadline passes, the state stays as it is and a repeated call resumes.
+    /// Fails if the query names other snapshots than the group has, if a snapshot is in use, if its
+    /// agent is silent, or if a request to the API server fails. Also fails at the deadline: the
+    /// state stays as it is, and a repeated call resumes.
     pub async fn delete(&self, query: &GroupQuery, deadline: Instant) -> Result<(), Error> {
         let removing = async |operation: &mut _| match self.objects.find(&query.id).await? {
             Some(group) => {
@@ -30,7 +32,9 @@ impl Groups {
             .await
     }
 
-    /// Removes a group completely; returns the object where foreign finalizers keep it.
+    /// Removes a group and all of its snapshots. Returns the object if foreign finalizers keep it.
+    /// Fails if a snapshot is in use, if its agent is silent, or if a request to the API server
+    /// fails.
     pub(super) async fn remove(
         &self,
         group: PoolSnapshotGroup,
@@ -67,8 +71,8 @@ impl Groups {
         Ok(())
     }
 
-    /// Removes the snapshots of a group whose object a user removed by force: no other call can remove
-    /// them (DS-05).
+    /// Removes the snapshots of a group whose object a user removed by force, because no other call
+    /// can remove them (DS-05).
     async fn remove_left_over(
         &self,
         query: &GroupQuery,

@@ -18,7 +18,10 @@ use crate::objects::{
 impl Groups {
     /// Ensures that the group is taken (CGS-05).
     ///
-    /// When the deadline passes, the state stays as it is and a repeated call resumes.
+    /// Fails if a different group has this name, if a volume does not exist, if the volumes are on
+    /// several nodes, if their node refuses the group or its agent is silent, or if a request to
+    /// the API server fails. Also fails at the deadline: the state stays as it is, and a repeated
+    /// call resumes.
     pub async fn ensure(&self, wanted: &NewGroup, deadline: Instant) -> Result<ListedGroup, Error> {
         let ensuring = async |operation: &mut _| self.ensure_ready(wanted, operation).await;
         self.objects
@@ -39,13 +42,13 @@ impl Groups {
                     refusal,
                     is_new: true,
                 } => return Err(refusal),
-                // The agent is asked once more.
+                // The refusal may be out of date, so the agent is asked once more.
                 Attempt::Refused { is_new: false, .. } => {}
             }
         }
     }
 
-    /// Writes the spec. None when the object exists by now.
+    /// Creates the object. Returns None if it exists meanwhile.
     async fn create(&self, wanted: &NewGroup) -> Result<Option<PoolSnapshotGroup>, Error> {
         let volumes =
             try_join_all(wanted.volumes.iter().map(|id| self.snapshots.volume(id))).await?;
@@ -58,7 +61,7 @@ impl Groups {
     }
 }
 
-/// The node that has all of the volumes.
+/// The node that has all of the volumes. Fails if they are on several nodes.
 fn one_node(volumes: &[(PoolVolume, String)]) -> Result<String, Error> {
     let mut places: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for (volume, _) in volumes {

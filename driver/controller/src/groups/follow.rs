@@ -5,7 +5,7 @@
 //!                                    └─▶ agent refuses one ─▶ all of it is removed ─▶ refused
 //! ```
 //!
-//! *Invariant:* an admitted group is waited for and never withdrawn.
+//! *Invariant:* the controller waits for an admitted group and never withdraws it.
 
 use std::collections::BTreeSet;
 
@@ -59,8 +59,8 @@ impl Lifecycle<ListedGroup> for Groups {
                     self.unavailable(&snapshots)
                 }
             };
-            // A group that a user deleted is never taken, and created again. What the agent has
-            // admitted is waited for: it may be half taken.
+            // A group that a user deleted is never taken: it is removed and created again. An
+            // admitted group stays, because some of its snapshots may be taken.
             let is_hopeless = why.is_some() || group.metadata.deletion_timestamp.is_some();
             if is_hopeless && !self.is_admitted(&group).await? {
                 let why = why.map(|why| refused(&group, &snapshots, why));
@@ -84,14 +84,15 @@ impl Lifecycle<ListedGroup> for Groups {
         }
     }
 
-    /// False if the group was taken by now: a caller may know it.
+    /// Removes a group that is not taken. Returns false if it was taken meanwhile, because a caller
+    /// may know it.
     async fn withdraw(
         &self,
         group: PoolSnapshotGroup,
         operation: &mut Operation<PoolSnapshotGroup>,
     ) -> Result<bool, Error> {
         let mut current = Some(group);
-        // Once the deletion is requested, no agent takes it any more.
+        // No agent takes a group whose deletion is requested.
         while let Some(group) = current.take_if(|group| !group.spec.deletion_requested) {
             if is_taken(&group) {
                 return Ok(false);
@@ -115,7 +116,7 @@ impl Lifecycle<ListedGroup> for Groups {
                 "the finalizers {} to be removed from an old object",
                 held.finalizers().join(", ")
             ),
-            // The error is final for the caller, and objects remain.
+            // This error would be final for the caller, but objects remain.
             Err(Error::Object(in_use @ objects::Error::InUse { .. })) => {
                 format!("the end of an old one: {in_use}")
             }
@@ -127,7 +128,7 @@ impl Lifecycle<ListedGroup> for Groups {
 }
 
 impl Groups {
-    /// Makes sure that there is a snapshot for each volume of a group that is not taken yet.
+    /// Ensures that a PoolSnapshot exists for each volume of a group that is not taken yet.
     async fn ask_for_snapshots(
         &self,
         group: &PoolSnapshotGroup,
@@ -172,7 +173,7 @@ impl Groups {
         }
     }
 
-    /// A group that was taken, as its snapshots are now.
+    /// The listed fields of a taken group, with the current state of its snapshots.
     async fn taken(&self, group: &PoolSnapshotGroup) -> Result<ListedGroup, Error> {
         for member in &group.spec.members {
             self.snapshots.until_shown(&member.snapshot, true).await;
@@ -193,7 +194,7 @@ impl Groups {
         })
     }
 
-    /// Whether the agent has begun, so that it must finish.
+    /// Whether the agent has admitted a snapshot of the group, and so must finish the group.
     async fn is_admitted(&self, group: &PoolSnapshotGroup) -> Result<bool, Error> {
         let snapshots = self.snapshots_of(group).await?;
         Ok(snapshots
@@ -210,7 +211,7 @@ enum GroupProgress {
     Leaving,
     /// The agent refused it.
     Refused(Explanation),
-    /// It waits for this.
+    /// The group waits for this event.
     Waits(String),
 }
 
@@ -219,7 +220,7 @@ fn progress(group: &PoolSnapshotGroup) -> GroupProgress {
     if group.spec.deletion_requested {
         return GroupProgress::Leaving;
     }
-    // It was taken, regardless of later changes.
+    // A group that was taken counts as taken, regardless of later changes.
     if is_taken(group) {
         return GroupProgress::Taken;
     }
@@ -239,7 +240,7 @@ fn progress(group: &PoolSnapshotGroup) -> GroupProgress {
     }
 }
 
-/// Whether a caller may have received it in a response.
+/// Whether the group was taken, so that a caller may have received it in a response.
 fn is_taken(group: &PoolSnapshotGroup) -> bool {
     let status = group.status.as_ref();
     status.is_some_and(|status| status.creation_time.is_some())

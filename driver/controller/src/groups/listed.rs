@@ -13,14 +13,15 @@ pub struct ListedGroup {
     pub id: String,
     /// The common time of its snapshots.
     pub creation_time: DateTime<Utc>,
-    /// Whether all of it can be used now (CGS-10, CGS-17).
+    /// Whether all of its snapshots exist and can be used now (CGS-10, CGS-17).
     pub is_ready: bool,
     /// Its snapshots, in the order of their volumes' names.
     pub snapshots: Vec<ListedSnapshot>,
 }
 
 impl ListedGroup {
-    /// None for a group that was not taken yet, or of which nothing is left.
+    /// Reads the listed fields. None for a group that was not taken yet, or that has no snapshots
+    /// left.
     pub fn of(group: &PoolSnapshotGroup, snapshots: &[PoolSnapshot]) -> Option<Self> {
         let status = group.status.as_ref()?;
         let snapshots: Vec<_> = snapshots.iter().filter_map(ListedSnapshot::of).collect();

@@ -45,7 +45,7 @@ pub enum Error {
          take a group for each node"
     )]
     SeveralNodes {
-        /// Which volumes are on which node.
+        /// Each node and its volumes.
         places: String,
     },
     /// The node refuses the group. No object remains (CGS-16).
@@ -53,9 +53,9 @@ pub enum Error {
     Refused {
         /// The group snapshot id.
         group: String,
-        /// Where its volumes are.
+        /// The node of its volumes.
         node: String,
-        /// Why it refuses.
+        /// Reason and message of the refusal.
         why: Explanation,
         /// What a user can do about it.
         advice: String,
@@ -65,7 +65,7 @@ pub enum Error {
     OtherMembers {
         /// The group snapshot id.
         group: String,
-        /// The first thing that differs.
+        /// The first difference.
         why: String,
     },
 }
@@ -78,8 +78,8 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// The groups of a cluster and their watch. Poll it as long as the process serves.
-    /// `readiness` is complete after the first list.
+    /// Creates the groups of a cluster, and the future of their watch. Poll the future as long as
+    /// the process serves. `readiness` waits for the first list.
     pub fn new(
         objects: Objects<PoolSnapshotGroup>,
         snapshots: Arc<Snapshots>,
@@ -95,8 +95,9 @@ impl Groups {
         (groups, watch.boxed())
     }
 
-    /// The requested group, as the API server has it. A group that is not taken yet is not found
-    /// (GGS-04).
+    /// Reads the requested group from the API server. Fails if it does not exist or is not taken
+    /// yet (GGS-04), if the query names other snapshots than it has, or if a request to the API
+    /// server fails.
     pub async fn get(&self, query: &GroupQuery) -> Result<ListedGroup, Error> {
         let missing = || not_found::<PoolSnapshotGroup>(&query.id);
         let found = self.objects.find(&query.id).await?.ok_or_else(missing)?;

@@ -54,7 +54,7 @@ impl NewGroup {
 impl Request for NewGroup {
     type Object = PoolSnapshotGroup;
 
-    /// Compares all (CGS-06).
+    /// Compares the name, the volumes and the consistency (CGS-06).
     fn difference(&self, existing: &PoolSnapshotGroup) -> Option<String> {
         let spec = &existing.spec;
         let volumes = || spec.members.iter().map(|member| &member.volume);
@@ -86,7 +86,7 @@ pub(super) fn member(group: &PoolSnapshotGroup, volume: &PoolVolume, image: &str
     snapshot
 }
 
-/// A group, and the snapshots that the caller takes for its members.
+/// A query for a group, with the snapshots that the caller expects in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupQuery {
     /// The group snapshot id.
@@ -96,9 +96,10 @@ pub struct GroupQuery {
 }
 
 impl GroupQuery {
-    /// Fails where the snapshots are not those of the group (DGS-08, GGS-07).
+    /// Fails if the snapshots are not those of the group (DGS-08, GGS-07).
     ///
-    /// Snapshots that are gone already count: a deletion may have been interrupted.
+    /// The spec of the group decides, so snapshots that an interrupted deletion has removed count
+    /// as well.
     pub(super) fn check(&self, group: &PoolSnapshotGroup) -> Result<(), Error> {
         let members = group.spec.members.iter().map(|member| &member.snapshot);
         let members: BTreeSet<&String> = members.collect();

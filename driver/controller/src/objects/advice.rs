@@ -29,7 +29,7 @@ pub fn advice(reason: Reason, pool: &str) -> String {
         Reason::IdentityConflict => {
             "run `cistern-driver fsck` to find what has this identity in the pool".to_owned()
         }
-        // It recovers without intervention, or another object holds the advice.
+        // The pool recovers without intervention, or another object shows the advice.
         _ => format!("try again when StoragePool {pool} is ready on this node"),
     }
 }

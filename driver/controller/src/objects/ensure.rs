@@ -6,8 +6,8 @@
 //!   └── its removal is finished, or it has changed
 //! ```
 //!
-//! *Invariant:* a refusal leaves no object behind: an object that no agent has admitted is withdrawn
-//! first, and an admitted one stays and the error says so ([`Error::Pending`]).
+//! *Invariant:* a refusal leaves no object behind: an object that no agent has admitted is
+//! withdrawn first. An admitted object stays, and the error is not final ([`Error::Pending`]).
 
 use futures::future::BoxFuture;
 
@@ -21,24 +21,25 @@ pub(crate) trait Request: Sync {
     /// Why the existing object of this name is incompatible with the request; None if it is compatible.
     fn difference(&self, existing: &Self::Object) -> Option<String>;
 
-    /// Whether the existing object has to be created again in another place. None was admitted.
+    /// Whether the existing object must be removed and created again in another place. True only
+    /// for an object that no agent has admitted.
     fn is_left_behind(&self, _existing: &Self::Object) -> bool {
         false
     }
 }
 
-/// The end of following an object that an agent has to make.
+/// The outcome of following an object until an agent has made it.
 #[derive(Debug)]
 pub(crate) enum FollowOutcome<T, K, R> {
     /// The agent has made it.
     Made(T),
     /// The object has changed: read it again.
     Changed,
-    /// No agent has admitted it, and its node will not; the refusal where the node refused.
+    /// No agent has admitted the object, and none will. Holds the refusal if the node refused it.
     Withdraw(Box<K>, Option<R>),
 }
 
-/// The end of an attempt to make an object.
+/// The outcome of an attempt to make an object.
 #[derive(Debug)]
 pub(crate) enum Attempt<T, R> {
     /// The agent has made it, now or earlier.
@@ -52,7 +53,8 @@ pub(crate) enum Attempt<T, R> {
     },
 }
 
-/// How the objects of a kind are followed and removed. `T` is what a caller gets of an object.
+/// How the objects of a kind are followed and removed. `T` is the form in which a caller gets an
+/// object.
 pub(crate) trait Lifecycle<T: Send>: Sync {
     /// The custom resource that the request leads to.
     type Object: ManagedObject;
@@ -72,14 +74,16 @@ pub(crate) trait Lifecycle<T: Send>: Sync {
         operation: &mut Operation<Self::Object>,
     ) -> impl Future<Output = Result<FollowOutcome<T, Self::Object, Self::Refusal>, Self::Error>> + Send;
 
-    /// Removes an object that no agent has admitted. False if one has by now.
+    /// Removes an object that no agent has admitted. Returns false if one has admitted it
+    /// meanwhile.
     fn withdraw(
         &self,
         object: Self::Object,
         operation: &mut Operation<Self::Object>,
     ) -> impl Future<Output = Result<bool, Self::Error>> + Send;
 
-    /// Finishes the removal of an object whose name is requested again. Fails with what it waits for.
+    /// Finishes the removal of an object whose name is requested again. Fails with
+    /// [`Error::Pending`] if the removal has to wait.
     fn finish_removal(
         &self,
         object: Self::Object,
@@ -87,8 +91,9 @@ pub(crate) trait Lifecycle<T: Send>: Sync {
     ) -> impl Future<Output = Result<(), Self::Error>> + Send;
 }
 
-/// Ensures that an object exists as requested, until a node refuses it. `create` writes a new object,
-/// and returns None if another replica has created it by now.
+/// Ensures that an object exists as requested, until a node refuses it. `create` writes a new
+/// object, and returns None if another replica has created it meanwhile. Fails if the existing
+/// object differs from the request, and with every error of `create` and `lifecycle`.
 pub(crate) async fn attempt<'a, T: Send, L: Lifecycle<T>, E: From<Error> + From<L::Error>>(
     lifecycle: &L,
     wanted: &impl Request<Object = L::Object>,

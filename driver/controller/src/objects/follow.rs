@@ -1,6 +1,6 @@
 //! Waits until the agent has created what an object specifies, or refuses to.
 //!
-//! *Invariant:* an admitted object is waited for and never withdrawn.
+//! *Invariant:* the controller waits for an admitted object and never withdraws it.
 
 use cistern_crds::{ConditionStatus, ConditionType, Explanation, HasImage, Reason, condition};
 use kube::Resource as _;
@@ -18,9 +18,9 @@ use super::{
 pub struct Refusal {
     /// The name of the node.
     pub node: String,
-    /// The StoragePool that the object was to be in.
+    /// The StoragePool of the object.
     pub pool: String,
-    /// Why it refused.
+    /// Reason and message of the refusal.
     pub why: Explanation,
 }
 
@@ -83,15 +83,15 @@ impl<T: Listed<Object: ManagedObject> + Send> Lifecycle<T> for Objects<T::Object
     }
 }
 
-/// How far the creation of an object is.
+/// Progress of the creation of an object.
 #[derive(Debug, PartialEq, Eq)]
 enum ObjectProgress<L> {
     Ready(L),
     /// Its deletion is requested.
     Leaving,
-    /// No agent has admitted it, and its node will not; the refusal where the node refused.
+    /// No agent has admitted the object, and none will. Holds the refusal if the node refused it.
     Withdraw(Option<Refusal>),
-    /// It waits for this event.
+    /// The object waits for this event.
     Waits(String),
 }
 
@@ -107,7 +107,7 @@ fn progress<L: Listed>(
     if object.deletion_requested() {
         return ObjectProgress::Leaving;
     }
-    // It exists, regardless of later changes.
+    // An object that was made counts as made, regardless of later changes.
     if let Some(made) = L::of(object) {
         return ObjectProgress::Ready(made);
     }
@@ -116,7 +116,7 @@ fn progress<L: Listed>(
         let message = ready.map_or("", |ready| ready.message.as_str());
         return ObjectProgress::Waits(format!("node {node} to make it: {message}"));
     }
-    // A user deleted the object: no agent admits it any more.
+    // No agent admits an object that a user deleted.
     if object.meta().deletion_timestamp.is_some() {
         return ObjectProgress::Withdraw(None);
     }

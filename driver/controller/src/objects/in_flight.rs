@@ -3,8 +3,9 @@
 //! An RPC registers the name that it works on. This excludes other RPCs of this process and
 //! delivers what the watch observes of the object. Nothing else is kept in memory.
 //!
-//! *Invariant:* a registered name orders nothing between replicas; only guarded writes do. An
-//! observation may be old or missing: it triggers a check, and writes carry the resourceVersion.
+//! *Invariant:* a registered name does not exclude other replicas; only guarded writes separate
+//! them. An observation may be old or missing: it triggers a check, and writes carry the
+//! resourceVersion.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -42,7 +43,7 @@ impl<K> Default for InFlight<K> {
 }
 
 impl<K: ManagedObject> InFlight<K> {
-    /// Begins an operation on a name; none if another one is in flight.
+    /// Begins an operation on a name. Returns None if another one is in flight.
     pub fn begin(&self, name: &str) -> Option<Operation<K>> {
         let mut names = self.lock();
         if names.contains_key(name) {
@@ -130,7 +131,8 @@ impl<K: ManagedObject> Operation<K> {
         self.waits_for = waits_for.into();
     }
 
-    /// The object at its next change; none once it seems to be gone. Cancel-safe.
+    /// Waits for the next change of the object, and returns the changed object; None if it seems to
+    /// be gone. Cancel-safe.
     ///
     /// Skips observations older than `seen`.
     pub async fn change(&mut self, seen: &K) -> Option<K> {

@@ -11,17 +11,17 @@ use crate::objects::listing::Listed;
 pub struct ListedSnapshot {
     /// The snapshot id: the name of the PoolSnapshot.
     pub id: Box<str>,
-    /// The id of the volume that it is of.
+    /// The id of its source volume.
     pub source_volume: Box<str>,
     /// The node that holds it.
     pub node: Box<str>,
-    /// The id of the group that it belongs to, if it does.
+    /// The id of its group snapshot; None for a single snapshot.
     pub group: Option<Box<str>>,
     /// Size of the volume when the snapshot was taken.
     pub size: Bytes,
     /// The time of the snapshot.
     pub creation_time: DateTime<Utc>,
-    /// Whether volumes can be made from it now.
+    /// Whether it can be the source of a new volume now.
     pub ready: bool,
 }
 

@@ -1,8 +1,8 @@
 //! The objects of a kind in the order of their ids, listed page by page.
 //!
-//! An object is listed from when it can first be used, which is when the call that created it answers,
-//! until its data is gone. Only the listed fields are kept, so that ten thousand take a few
-//! megabytes, and a page costs as much as it has entries.
+//! An object is listed from the time when it can first be used until its data is gone. The call
+//! that creates it returns when it can be used. Only the listed fields are kept, so ten thousand
+//! objects take a few megabytes, and the cost of a page depends on its entries alone.
 //!
 //! *Invariant:* a page begins after a name, whether or not an object of that name is still there. So
 //! an object that exists throughout is listed exactly once (LV-11, LV-12).
@@ -17,13 +17,14 @@ use kube::{ResourceExt as _, runtime::watcher::Event};
 use parking_lot::RwLock;
 use tokio::{sync::watch, time::timeout};
 
-/// Most entries of a page, so that an answer stays below the 4 MiB that callers take.
+/// Maximum number of entries of a page. A response with this number stays below 4 MiB, the limit of
+/// callers.
 const MAX_PAGE: usize = 10_000;
 
-/// Prefix of every token, which identifies the way of paging.
+/// Prefix of every token. It identifies the format of the token.
 const TOKEN: &str = "after:";
 
-/// How long an answer waits for the watch to show what the operation has done.
+/// How long a response waits at most until the watch has delivered the change of the operation.
 const LAG: Duration = Duration::from_secs(2);
 
 /// The listed fields of an object: all that is kept of it in memory.
@@ -31,21 +32,21 @@ pub trait Listed: Clone {
     /// The custom resource that the fields are from.
     type Object: HasImage;
 
-    /// None for an object that cannot be used yet, or whose data is gone.
+    /// Reads the listed fields. None for an object that cannot be used yet, or whose data is gone.
     fn of(object: &Self::Object) -> Option<Self>;
 
     /// The CSI id: the name of the custom resource.
     fn id(&self) -> &str;
 }
 
-/// Which entries come next: opaque to callers (LV-04).
+/// Where the next page begins. Opaque to callers (LV-04).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
     after: String,
 }
 
 impl Token {
-    /// Parses a token of an earlier page; none for anything else (LV-07).
+    /// Parses a token of an earlier page; None for any other text (LV-07).
     pub fn parse(text: &str) -> Option<Self> {
         let after = text.strip_prefix(TOKEN)?;
         names::is_id(after).then(|| Self {
@@ -77,12 +78,12 @@ impl PageQuery {
     }
 }
 
-/// Some of the entries.
+/// One page of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page<L> {
     /// In the order of their ids.
     pub entries: Vec<L>,
-    /// Where the rest begins, if there is any.
+    /// The token of the next page; None on the last page.
     pub next: Option<Token>,
 }
 
@@ -120,7 +121,7 @@ impl<L> Default for Listing<L> {
 }
 
 impl<L: Listed> Listing<L> {
-    /// A page of the requested entries; none before the first list has come.
+    /// A page of the entries that `asked` selects; None before the first list is complete.
     pub fn page(&self, query: &PageQuery, asked: impl Fn(&L) -> bool) -> Option<Page<L>> {
         let most = query.most.map_or(MAX_PAGE, |most| most.get().min(MAX_PAGE));
         let start = match &query.start {
@@ -138,13 +139,14 @@ impl<L: Listed> Listing<L> {
         Some(Page { entries, next })
     }
 
-    /// Waits until the list shows the change of an object, so that the caller finds it there. Usually
-    /// the watch reported the change, so the wait is short.
+    /// Waits until the list contains the object, or no longer contains it if `listed` is false, so
+    /// that the caller finds its change in the list. Waits at most [`LAG`], and usually not at all,
+    /// because the operation ended when the watch delivered the change.
     pub async fn until_shown(&self, id: &str, listed: bool) {
         let _ = timeout(LAG, self.until(id, listed)).await;
     }
 
-    /// Waits until the object is listed, or until it is not.
+    /// Waits until the object is listed, or until it is not if `listed` is false.
     async fn until(&self, id: &str, listed: bool) {
         let mut changes = self.changes.subscribe();
         while self.contains(id) != listed {

@@ -38,7 +38,7 @@ use self::{
 /// Why an operation on an object failed. `object` is its noun and its id.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The nodes are not known yet, so nothing can be placed or counted.
+    /// The first list of the nodes or objects is not complete yet.
     #[error("the controller has just started and does not know the cluster yet")]
     Starting,
     /// The request to the API server failed; whether it took effect is unknown.
@@ -77,7 +77,7 @@ pub enum Error {
     Different {
         /// Noun and id of the object.
         object: String,
-        /// The first thing that differs.
+        /// The first difference.
         difference: String,
     },
     /// There is no such object.
@@ -161,7 +161,7 @@ pub struct Objects<K> {
 }
 
 impl<K: ManagedObject> Objects<K> {
-    /// The objects of a cluster. `nodes` says which nodes have an agent that acts on them.
+    /// The objects of a cluster. `nodes` shows which nodes have an agent that acts on them.
     pub fn new(client: Client, nodes: Arc<Nodes>) -> Self {
         Self {
             api: Api::all(client),
@@ -195,7 +195,9 @@ impl<K: ManagedObject> Objects<K> {
 
     /// Runs the only operation of this process on a name.
     ///
-    /// When the deadline passes, the state stays as it is and a repeated call resumes.
+    /// Fails with [`Error::Busy`] if another operation of this process on the name is in flight,
+    /// and with every error of `work`. Fails with [`Error::Pending`] at the deadline: the state
+    /// stays as it is, and a repeated call resumes.
     pub async fn run_exclusive<T, E: From<Error>>(
         &self,
         id: &str,
@@ -210,8 +212,9 @@ impl<K: ManagedObject> Objects<K> {
         }
     }
 
-    /// The object as the API server has it now. An id that no object of Cistern can have is not
-    /// requested: it would become part of a path.
+    /// Reads an object from the API server. Returns None for an id that no object of Cistern can
+    /// have, without a request: the id would become part of its path. Fails if a request to the API
+    /// server fails.
     pub async fn find(&self, id: &str) -> Result<Option<K>, Error> {
         if !names::is_id(id) {
             return Ok(None);
@@ -220,13 +223,15 @@ impl<K: ManagedObject> Objects<K> {
         found.map_err(failed(|| format!("read {} {id}", K::kind(&()))))
     }
 
-    /// The same object as it is now; none when it is gone, also if a successor has its name.
+    /// Reads the same object again. Returns None if it is gone, also if another object has its name
+    /// now. Fails if a request to the API server fails.
     pub async fn find_again(&self, object: &K) -> Result<Option<K>, Error> {
         let found = self.find(&object.name_any()).await?;
         Ok(found.filter(|found| found.uid() == object.uid()))
     }
 
-    /// Creates an object; none where another of its name exists.
+    /// Creates an object. Returns None if an object of its name exists. Fails if the API server
+    /// rejects it, or if the request fails.
     pub async fn create(&self, object: &K) -> Result<Option<K>, Error> {
         let parameters = PostParams {
             field_manager: Some(names::CONTROLLER_MANAGER.to_owned()),
@@ -241,7 +246,9 @@ impl<K: ManagedObject> Objects<K> {
         }
     }
 
-    /// Patches an object and returns it, also after a conflicting write; none when it is gone.
+    /// Patches an object and returns it. After a conflicting write, returns the object without the
+    /// patch, as it is now. Returns None if it is gone. Fails if the API server rejects the patch,
+    /// or if the request fails.
     pub async fn patch(&self, action: &str, object: &K, change: Value) -> Result<Option<K>, Error> {
         let manager = names::CONTROLLER_MANAGER;
         let patched = writes::patch_guarded(&self.api, object, manager, change).await;
@@ -255,13 +262,15 @@ impl<K: ManagedObject> Objects<K> {
         self.unless_conflict(action, object, patched).await
     }
 
-    /// Deletes exactly this object. Returns it as long as finalizers keep it.
+    /// Deletes this version of the object. Returns the object if finalizers keep it, and the object
+    /// as it is now after a conflicting write. Fails if the API server rejects the deletion, or if
+    /// the request fails.
     pub async fn delete(&self, object: &K) -> Result<Option<K>, Error> {
         let deleted = writes::delete_exactly(&self.api, object).await;
         self.unless_conflict("remove", object, deleted).await
     }
 
-    /// The object after a write, or as read after a conflict.
+    /// The object after a write. After a conflict, reads it again.
     async fn unless_conflict(
         &self,
         action: &str,

@@ -1,6 +1,7 @@
 //! The controller's view of the StorageNodes: which node can take a volume of a pool.
 //!
-//! *Invariant:* the view may be old. It only proposes; the agent of the node decides.
+//! *Invariant:* the view may be old. The controller only proposes a node; the agent of the node
+//! decides.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -21,8 +22,8 @@ pub struct Nodes {
 type Known = BTreeMap<String, Arc<StorageNode>>;
 
 impl Nodes {
-    /// The nodes of a cluster and their watch. Poll it as long as the process serves.
-    /// `readiness` is complete after the first list.
+    /// Creates the nodes of a cluster, and the future of their watch. Poll the future as long as
+    /// the process serves. `readiness` waits for the first list.
     pub fn watched(client: Client, readiness: Readiness) -> (Arc<Self>, BoxFuture<'static, ()>) {
         let nodes = Arc::new(Self::new());
         let (watching, mut unfinished) = (Arc::clone(&nodes), Known::new());
@@ -40,7 +41,7 @@ impl Nodes {
         }
     }
 
-    /// All nodes; none before the first list has come.
+    /// All nodes; None before the first list is complete.
     pub fn all(&self) -> Option<Vec<Arc<StorageNode>>> {
         let known = self.known.read();
         known
@@ -48,13 +49,14 @@ impl Nodes {
             .map(|known| known.values().cloned().collect())
     }
 
-    /// All nodes by name; none before the first list has come.
+    /// All nodes by name; None before the first list is complete.
     pub fn by_name(&self) -> Option<BTreeMap<String, Arc<StorageNode>>> {
         let known = self.known.read();
         known.clone()
     }
 
-    /// Why the node takes no new volume of the pool; None if it does.
+    /// Why the pool cannot be used on the node; None if it can, and before the first list is
+    /// complete.
     pub fn unavailable(&self, node: &str, pool: &str) -> Option<Explanation> {
         self.inspect(node, |node| match node {
             Some(node) => node.available_pool(pool).err(),
@@ -62,7 +64,8 @@ impl Nodes {
         })?
     }
 
-    /// Runs `look` on a node, which may be gone; none before the first list has come.
+    /// Runs `look` on a node, or on None if it does not exist. Returns None before the first list
+    /// is complete.
     pub fn inspect<T>(
         &self,
         node: &str,
@@ -73,7 +76,7 @@ impl Nodes {
         Some(look(found.map(Arc::as_ref)))
     }
 
-    /// Marked changed at every change from now on.
+    /// Subscribes to all changes from now on.
     pub fn subscribe(&self) -> watch::Receiver<()> {
         self.changes.subscribe()
     }

@@ -1,8 +1,8 @@
 //! Removes an object and its image.
 //!
-//! *Invariant:* the next step follows from the object alone ([`cistern_crds::removal`]), so that
-//! the next call resumes. A volume in use is unchanged: its deletion is no longer desired when
-//! the caller gets the error.
+//! *Invariant:* the object alone determines the next step ([`cistern_crds::removal`]), so that the
+//! next call resumes. A volume in use is unchanged: the call withdraws the request for its deletion
+//! before it returns the error.
 
 use std::time::Duration;
 
@@ -22,8 +22,9 @@ use super::{Error, ManagedObject, Objects, in_flight::Operation, named};
 const LET_GO: Duration = Duration::from_secs(5);
 
 impl<K: ManagedObject + HasImage> Objects<K> {
-    /// Destroys the data and removes the object. Succeeds if the object does not exist (DV-03, DS-03),
-    /// and finishes an interrupted removal (DV-08).
+    /// Destroys the data and removes the object. Succeeds if the object does not exist (DV-03,
+    /// DS-03), and finishes an interrupted removal (DV-08). Fails if the object stays in use, if
+    /// its agent is silent, or if a request to the API server fails.
     pub async fn remove(&self, operation: &mut Operation<K>) -> Result<(), Error> {
         let mut current = self.find(operation.name()).await?;
         // Deadline for an object in use, from when it is first seen in use.
@@ -81,8 +82,9 @@ impl<K: ManagedObject + HasImage> Objects<K> {
         }
     }
 
-    /// Removes an object that no agent has admitted. False if one has by now, or if the object has
-    /// foreign finalizers: check again.
+    /// Removes an object that no agent has admitted. Returns false if one has admitted it
+    /// meanwhile, or if foreign finalizers keep it: check again. Fails if a request to the API
+    /// server fails.
     pub async fn withdraw(&self, object: K) -> Result<bool, Error> {
         let mut current = Some(object);
         while let Some(object) = current {
@@ -97,7 +99,9 @@ impl<K: ManagedObject + HasImage> Objects<K> {
         Ok(true)
     }
 
-    /// Finishes the removal of an object whose name is requested again, or returns what it waits for.
+    /// Finishes the removal of an object whose name is requested again. Fails with
+    /// [`Error::Pending`] if the removal waits for the agent or for foreign finalizers, and if a
+    /// request to the API server fails.
     pub async fn finish_removal(
         &self,
         object: K,
@@ -136,7 +140,8 @@ impl<K: ManagedObject + HasImage> Objects<K> {
 }
 
 impl<K: ManagedObject> Objects<K> {
-    /// Performs one step and returns the object: None if it is gone; read again after a conflict.
+    /// Performs one step and returns the object as it is now; None if it is gone. Fails if a
+    /// request to the API server fails.
     pub async fn advance(&self, object: &K, step: RemovalStep) -> Result<Option<K>, Error> {
         let change = match step {
             RemovalStep::Ask => json!({"spec": {"deletionRequested": true}}),

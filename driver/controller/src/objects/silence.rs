@@ -1,7 +1,7 @@
-//! Nodes whose agent is silent: calls that wait for one of them are answered immediately.
+//! Nodes whose agent is silent: calls that wait for such a node fail immediately.
 //!
-//! *Invariant:* an agent is silent only if the operator's condition says so, or its node has no
-//! StorageNode. An answer reverts nothing: the spec is still set when the agent reports again.
+//! *Invariant:* an agent is silent only if the operator's condition shows it, or if its node has no
+//! StorageNode. The error reverts nothing: the spec is still set when the agent reports again.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use cistern_crds::{
@@ -24,7 +24,7 @@ pub struct Silence {
 }
 
 impl Nodes {
-    /// The silence of a node's agent; none while it reports, and before the first list has come.
+    /// The silence of a node's agent; None while it reports, and before the first list is complete.
     pub fn silence(&self, node: &str) -> Option<Silence> {
         self.inspect(node, |found| match found {
             Some(found) => of_node(found, Utc::now()),
@@ -50,8 +50,8 @@ impl Nodes {
 }
 
 impl<K: ManagedObject + HasImage> Objects<K> {
-    /// The object at its next change; none once it seems to be gone. Fails when the agent of
-    /// its node is or becomes silent.
+    /// Waits for the next change of the object, and returns the changed object; None if it seems to
+    /// be gone. Fails if the agent of its node is or becomes silent.
     pub async fn change(
         &self,
         object: &K,

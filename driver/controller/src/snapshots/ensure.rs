@@ -1,7 +1,7 @@
 //! Takes a snapshot, or returns the existing one.
 //!
 //! *Invariant:* a final error leaves no object behind: an object that no agent has admitted is
-//! withdrawn first, and an admitted one stays and the error says so
+//! withdrawn first. An admitted object stays, and the error is not final
 //! ([`objects::Error::Pending`]).
 
 use cistern_crds::{HasImage as _, PoolSnapshot, PoolVolume};
@@ -26,7 +26,9 @@ use crate::{
 impl Snapshots {
     /// Ensures that the snapshot is taken (CS-04, CS-06).
     ///
-    /// When the deadline passes, the state stays as it is and a repeated call resumes.
+    /// Fails if a different snapshot has this name, if the volume does not exist, if its node is
+    /// not allowed, refuses the snapshot or has a silent agent, or if a request to the API server
+    /// fails. Also fails at the deadline: the state stays as it is, and a repeated call resumes.
     pub async fn ensure(
         &self,
         wanted: &NewSnapshot,
@@ -54,13 +56,13 @@ impl Snapshots {
                     refusal,
                     is_new: true,
                 } => return Err(refused(wanted, refusal)),
-                // The agent is asked once more.
+                // The refusal may be out of date, so the agent is asked once more.
                 Attempt::Refused { is_new: false, .. } => {}
             }
         }
     }
 
-    /// Writes the spec. None when the object exists by now.
+    /// Creates the object. Returns None if it exists meanwhile.
     async fn create(&self, wanted: &NewSnapshot) -> Result<Option<PoolSnapshot>, Error> {
         let (volume, image) = self.source(wanted).await?;
         let created = self.objects.create(&wanted.of(&volume, &image)).await?;
@@ -71,7 +73,9 @@ impl Snapshots {
         Ok(created)
     }
 
-    /// The source volume and the name of its image. A volume under deletion counts as not found.
+    /// Reads the source volume and the name of its image. Fails if the volume does not exist,
+    /// cannot be used yet or is under deletion, if its agent has not reported the image, or if a
+    /// request to the API server fails.
     pub async fn volume(&self, id: &str) -> Result<(PoolVolume, String), objects::Error> {
         let found = self.volumes.find(id).await?;
         let volume = found

@@ -8,7 +8,7 @@
 //! A snapshot is on the node of its volume, so no node is chosen.
 //!
 //! *Invariant:* a snapshot is never taken again under its name, regardless of its volume. A
-//! repeated call gets its answer from the object, and always the same one.
+//! repeated call reads its response from the object, so it is always the same.
 
 mod ensure;
 mod request;
@@ -42,7 +42,7 @@ pub enum Error {
         volume: String,
         /// The node that holds it.
         node: String,
-        /// Why it refuses.
+        /// Reason and message of the refusal.
         why: Explanation,
         /// What a user can do about it.
         advice: String,
@@ -78,8 +78,8 @@ pub struct Snapshots {
 }
 
 impl Snapshots {
-    /// The snapshots of a cluster and their watch. Poll it as long as the process serves.
-    /// `readiness` is complete after the first list.
+    /// Creates the snapshots of a cluster, and the future of their watch. Poll the future as long
+    /// as the process serves. `readiness` waits for the first list.
     pub fn new(
         objects: Objects<PoolSnapshot>,
         volumes: Objects<PoolVolume>,
@@ -95,15 +95,16 @@ impl Snapshots {
         (Arc::new(snapshots), watch.boxed())
     }
 
-    /// The snapshot of an id, as the API server has it: it includes the work of other replicas.
-    /// A snapshot that is not taken yet is not found.
+    /// Reads a snapshot from the API server, so that it includes the work of other replicas. Fails
+    /// if it does not exist or is not taken yet, or if a request to the API server fails.
     pub async fn describe(&self, id: &str) -> Result<ListedSnapshot, Error> {
         let found = self.objects.find(id).await?;
         let snapshot = found.as_ref().and_then(ListedSnapshot::of);
         Ok(snapshot.ok_or_else(|| not_found::<PoolSnapshot>(id))?)
     }
 
-    /// A page of the requested snapshots, from memory; a single one is read from the API server (LS-05).
+    /// A page of the requested snapshots, from memory; a single one is read from the API server
+    /// (LS-05). Fails before the first list is complete, or if a request to the API server fails.
     pub async fn list(&self, query: &SnapshotQuery) -> Result<Page<ListedSnapshot>, Error> {
         let of_source = |snapshot: &ListedSnapshot| {
             let source = query.source_volume.as_deref();
@@ -125,7 +126,9 @@ impl Snapshots {
     /// Destroys the snapshot's data and removes its object. Succeeds if the snapshot does not exist
     /// (DS-03), and finishes an interrupted removal.
     ///
-    /// When the deadline passes, the state stays as it is and a repeated call resumes.
+    /// Fails if the snapshot belongs to a group, if it is in use, if its agent is silent, or if a
+    /// request to the API server fails. Also fails at the deadline: the state stays as it is, and a
+    /// repeated call resumes.
     pub async fn delete(&self, id: &str, deadline: Instant) -> Result<(), Error> {
         let removing = async |operation: &mut _| {
             let found = self.objects.find(id).await?;
@@ -140,12 +143,12 @@ impl Snapshots {
         self.objects.run_exclusive(id, deadline, removing).await
     }
 
-    /// Their custom resources.
+    /// The custom resources of the snapshots.
     pub fn objects(&self) -> &Objects<PoolSnapshot> {
         &self.objects
     }
 
-    /// Waits until the list shows what was done with a snapshot.
+    /// Waits until the list contains a snapshot, or no longer contains it if `listed` is false.
     pub async fn until_shown(&self, id: &str, listed: bool) {
         self.listing.until_shown(id, listed).await;
     }

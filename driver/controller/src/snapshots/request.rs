@@ -17,7 +17,7 @@ pub struct NewSnapshot {
     pub source_volume: String,
     /// The consistency: crash or filesystem.
     pub consistency: Consistency,
-    /// The nodes where it has to be usable.
+    /// The nodes on which the snapshot must be usable.
     pub requirement: Requirement,
 }
 
@@ -72,7 +72,7 @@ pub struct SnapshotQuery {
     pub snapshot: Option<String>,
     /// Only those of the volume of this id.
     pub source_volume: Option<String>,
-    /// Which part of those.
+    /// The requested page of these.
     pub page: PageQuery,
 }
 

@@ -1,36 +1,36 @@
-//! How much room there is for new volumes. Pure: from the nodes as the watch last showed them.
+//! Computes the room for new volumes. Pure: from the nodes as last seen in the watch.
 
 use std::sync::Arc;
 
 use cistern_crds::{Bytes, FilesystemType, Provisioning, StorageNode, names};
 use kube::ResourceExt as _;
 
-/// Which room is meant.
+/// The volumes for which room is requested.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CapacityQuery {
-    /// Of one pool, or of all together.
+    /// The pool of the volumes; None for the sum of all pools.
     pub pool: Option<String>,
-    /// For volumes of this kind.
+    /// Whether the volumes are thick or thin.
     pub provisioning: Provisioning,
-    /// For volumes with this filesystem, where that is known.
+    /// The filesystem of the volumes; None if it is unknown.
     pub filesystem: Option<FilesystemType>,
-    /// On the nodes with one of these topology values; none for all nodes.
+    /// The topology values of the nodes; None for all nodes.
     pub places: Option<Vec<String>>,
 }
 
 /// Room for new volumes (GC-02, GC-06, GC-07).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
-    /// All together.
+    /// The sum of the room on all nodes in bytes.
     pub available: Bytes,
-    /// For the largest single volume.
+    /// The size of the largest possible volume in bytes.
     pub maximum: Bytes,
-    /// The size of the smallest; none where it is not known.
+    /// The size of the smallest possible volume in bytes; None if it is unknown.
     pub minimum: Option<Bytes>,
 }
 
-/// Sums up the room that the agents publish. A pool that takes no volume counts as zero, so that the
-/// capacity never invites a request that would be refused.
+/// Sums up the room that the agents publish. A pool that takes no volumes counts as zero, so that
+/// the capacity does not lead to requests that are refused.
 pub(super) fn capacity(query: &CapacityQuery, nodes: &[Arc<StorageNode>]) -> Capacity {
     let minimum = query.filesystem.map(FilesystemType::minimum_size);
     let mut sum = Capacity {

@@ -1,7 +1,7 @@
 //! Creates a volume, or returns the existing one.
 //!
 //! *Invariant:* a final error leaves no object behind: an object that no agent has admitted is
-//! withdrawn first, and an admitted one stays and the error says so
+//! withdrawn first. An admitted object stays, and the error is not final
 //! ([`objects::Error::Pending`]).
 
 use cistern_crds::{PoolVolume, names::SELECTED_NODE_ANNOTATION};
@@ -18,13 +18,16 @@ use crate::objects::{
     in_flight::Operation,
 };
 
-/// Nodes that one call tries. The caller repeats, and by then the published capacity has changed.
+/// Maximum number of nodes that one call tries. The caller repeats the call, and the published
+/// capacity has changed by then.
 const ATTEMPTS: usize = 5;
 
 impl Volumes {
     /// Ensures that the volume exists and can be used (CV-06, CV-29).
     ///
-    /// When the deadline passes, the state stays as it is and a repeated call resumes.
+    /// Fails if a different volume has this name, if its source cannot be copied, if no node takes
+    /// it, if the agent of its node is silent, or if a request to the API server fails. Also fails
+    /// at the deadline: the state stays as it is, and a repeated call resumes.
     pub async fn ensure(
         &self,
         wanted: &NewVolume,
@@ -57,7 +60,7 @@ impl Volumes {
         }
     }
 
-    /// Chooses a node and writes the spec. None when the object exists by now.
+    /// Chooses a node and creates the object. Returns None if the object exists meanwhile.
     ///
     /// Reads the source each time: it may have grown since a node refused to copy it.
     async fn create(
@@ -87,8 +90,8 @@ impl Volumes {
         Ok(created)
     }
 
-    /// The first node with room; but where the scheduler has chosen the node of the pod, no other:
-    /// the scheduler has to choose again, knowing the pod.
+    /// Chooses the first node with room. If the scheduler has chosen a node for the pod, chooses no
+    /// other node and fails: the scheduler must choose again, because only it knows the pod.
     async fn choose(&self, wanted: &NewVolume, refusals: &[Refusal]) -> Result<String, Error> {
         let no_room = |why: String| placement::Error::NoRoom {
             pool: wanted.pool.clone(),
@@ -130,7 +133,8 @@ impl Volumes {
     }
 }
 
-/// A refusal that other nodes, or the same one later, need not repeat.
+/// Returns a refusal that other nodes, or the same node later, may not repeat. Fails if the refusal
+/// is final.
 fn unless_final(wanted: &NewVolume, refusal: Refusal) -> Result<Refusal, Error> {
     let source = wanted.source.as_ref();
     match source.and_then(|source| source::refused(source, &refusal)) {

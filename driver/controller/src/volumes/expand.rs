@@ -19,7 +19,9 @@ use crate::objects::{in_flight::Operation, not_found};
 impl Volumes {
     /// Ensures that a volume has a size in the range, and returns it (CEV-08, CEV-13).
     ///
-    /// When the deadline passes, the state stays as it is and a repeated call resumes.
+    /// Fails if the volume is larger than the limit or is gone, if its node refuses the size, if
+    /// the agent is silent, or if a request to the API server fails. Also fails at the deadline:
+    /// the state stays as it is, and a repeated call resumes.
     pub async fn expand(
         &self,
         volume: PoolVolume,
@@ -124,15 +126,15 @@ fn impossible(volume: &PoolVolume, why: String) -> Error {
 /// Progress of an expansion.
 #[derive(Debug, PartialEq, Eq)]
 enum ExpansionProgress {
-    /// The volume has a requested size, this one.
+    /// The volume has a size in the requested range, this one.
     Done(Bytes),
     /// The volume is larger than the limit. Volumes never shrink.
     TooLarge(Bytes),
     /// Its deletion is requested.
     Leaving,
-    /// The spec does not request such a size, or it was reset.
+    /// The spec requests less than the chosen size, perhaps because it was reset.
     Ask,
-    /// The agent will not grow it to the size in the spec.
+    /// The agent refuses the size in the spec.
     Refused {
         /// Size in the spec.
         desired: Bytes,

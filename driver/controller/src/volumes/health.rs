@@ -23,7 +23,8 @@ pub struct ExaminedVolume {
 }
 
 impl ExaminedVolume {
-    /// Adds the problems of the volume's node, which may be gone.
+    /// Adds the problems of the volume, of its pool and of its node. `node` is None if the
+    /// StorageNode is gone.
     pub fn on(volume: ListedVolume, node: Option<&StorageNode>) -> Self {
         let problems = problems(&volume, node);
         Self { volume, problems }

@@ -17,7 +17,7 @@ pub struct ListedVolume {
     pub node: Box<str>,
     /// The pool that it is in.
     pub pool: Box<str>,
-    /// The name of its image.
+    /// The name of its image; None if the agent has not reported it.
     pub image: Option<Box<str>>,
     /// The problems that its node reports.
     pub problems: Box<[VolumeProblem]>,

@@ -61,7 +61,7 @@ pub enum Error {
     SizeNotPossible {
         /// The volume id.
         volume: String,
-        /// Why, with the possible size.
+        /// The reason, and the possible size.
         why: String,
     },
     /// The pool refuses the attributes; those of the volume are unchanged (CMV-05).
@@ -85,8 +85,8 @@ pub struct Volumes {
 }
 
 impl Volumes {
-    /// The volumes of a cluster and their watch. Poll it as long as the process serves.
-    /// `readiness` is complete after the first list.
+    /// Creates the volumes of a cluster, and the future of their watch. Poll the future as long as
+    /// the process serves. `readiness` waits for the first list.
     pub fn new(
         objects: Objects<PoolVolume>,
         snapshots: Objects<PoolSnapshot>,
@@ -102,15 +102,17 @@ impl Volumes {
         (Arc::new(volumes), watch.boxed())
     }
 
-    /// The volume of an id, as the API server has it: it includes the work of other replicas.
-    /// A volume that cannot be used yet is not found.
+    /// Reads a volume from the API server, so that it includes the work of other replicas. Fails if
+    /// it does not exist or cannot be used yet, or if a request to the API server fails.
     pub async fn get(&self, id: &str) -> Result<PoolVolume, Error> {
         let found = self.objects.find(id).await?;
         let volume = found.filter(|volume| ListedVolume::of(volume).is_some());
         Ok(volume.ok_or_else(|| not_found::<PoolVolume>(id))?)
     }
 
-    /// The volume with its listed fields and its problems.
+    /// Reads the listed fields and the problems of a volume. Fails if it does not exist or cannot
+    /// be used yet, if the first list of the nodes is not complete, or if a request to the API
+    /// server fails.
     pub async fn describe(&self, id: &str) -> Result<ExaminedVolume, Error> {
         let found = self.objects.find(id).await?;
         let volume = found.as_ref().and_then(ListedVolume::of);
@@ -119,7 +121,7 @@ impl Volumes {
         Ok(examined(volume, &nodes))
     }
 
-    /// A page of all volumes, from memory.
+    /// A page of all volumes, from memory. Fails before the first lists are complete.
     pub fn list(&self, query: &PageQuery) -> Result<Page<ExaminedVolume>, Error> {
         let nodes = self.storage_nodes()?;
         let page = self.listing.page(query, |_| true);
@@ -127,7 +129,8 @@ impl Volumes {
         Ok(page.map(|volume| examined(volume, &nodes)))
     }
 
-    /// A page of the volumes with problems, from memory (CLH-07).
+    /// A page of the volumes with problems, from memory (CLH-07). Fails before the first lists are
+    /// complete.
     pub fn list_unwell(&self, query: &PageQuery) -> Result<Page<ExaminedVolume>, Error> {
         let nodes = self.storage_nodes()?;
         let unwell = |volume: &ListedVolume| {
@@ -139,7 +142,7 @@ impl Volumes {
         Ok(page.map(|volume| examined(volume, &nodes)))
     }
 
-    /// Room for new volumes.
+    /// Computes the room for new volumes. Fails before the first list of the nodes is complete.
     pub fn capacity(&self, query: &CapacityQuery) -> Result<Capacity, Error> {
         let nodes = self.objects.nodes().all().ok_or(objects::Error::Starting)?;
         Ok(capacity::capacity(query, &nodes))

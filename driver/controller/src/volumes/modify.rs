@@ -22,7 +22,9 @@ use crate::objects::{in_flight::Operation, not_found};
 impl Volumes {
     /// Ensures that the changes to a volume's attributes are in force (CMV-07).
     ///
-    /// When the deadline passes, the state stays as it is and a repeated call resumes.
+    /// Fails if the agent refuses the attributes or is silent, if the volume is gone, or if a
+    /// request to the API server fails. Also fails at the deadline: the state stays as it is, and a
+    /// repeated call resumes.
     pub async fn modify(
         &self,
         volume: PoolVolume,
@@ -104,7 +106,7 @@ enum ModificationProgress {
     Done,
     /// Deletion of the volume is requested.
     Leaving,
-    /// The spec does not request these attributes, or they were taken back.
+    /// The spec does not request these attributes, or they were restored.
     Ask(VolumeAttributes),
     /// The agent refuses the attributes of the spec.
     Refused {

@@ -11,7 +11,7 @@ use kube::ResourceExt as _;
 use super::request::NewVolume;
 use crate::objects::follow::Refusal;
 
-/// Most nodes that an error names.
+/// Maximum number of nodes that an error names.
 const NAMED: usize = 4;
 
 /// A node for the volume.
@@ -19,14 +19,16 @@ const NAMED: usize = 4;
 pub(super) struct Choice {
     /// Name of the StorageNode.
     pub node: String,
-    /// Why it is not the node that the request prefers; None if it is.
+    /// Why it is not the node that the request prefers most; None if it is, or if the request
+    /// prefers none.
     pub passed_over: Option<String>,
 }
 
 /// Why no node can take the volume.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Not now: a deletion, a larger pool, a returning node or another pool can change that.
+    /// No node can take it now. A deletion, a larger pool, a returning node or another pool can
+    /// change that.
     #[error("no node can take a volume of {size} from pool {pool}: {why}")]
     NoRoom {
         /// Name of the StoragePool.
@@ -50,7 +52,8 @@ pub enum Error {
     },
 }
 
-/// Chooses the first node in the order of the request that has room and has not refused.
+/// Chooses the first node in the order of the request that has room and has not refused. Fails if
+/// there is none.
 ///
 /// The order is that of `preferred` and then of `requisite`; without any, the node with the most
 /// room comes first (TOP-06, TOP-21, TOP-23, TOP-24). Topology values without a node that carries the
@@ -159,8 +162,8 @@ fn carries(candidate: &Candidate<'_>) -> bool {
     )
 }
 
-/// Too large only if every node that carries the pool reports so: a node that is silent or not ready may
-/// be able to hold more.
+/// The error if no node fits. The volume is too large only if every node that carries the pool
+/// reports so: a node that is silent or not ready may be able to hold more.
 fn verdict(wanted: &NewVolume, candidates: &[Candidate<'_>], refusals: &[Refusal]) -> Error {
     let pool = wanted.pool.clone();
     let size = wanted.size.chosen;

@@ -31,7 +31,7 @@ pub struct NewVolume {
     pub pool: String,
     /// The attributes that can change later.
     pub attributes: VolumeAttributes,
-    /// The source to copy; none for an empty volume.
+    /// The source to copy; None for an empty volume.
     pub source: Option<SourceReference>,
     /// The PersistentVolumeClaim, if the provisioner passes it.
     pub claim: Option<ClaimReference>,
@@ -104,7 +104,7 @@ impl NewVolume {
         )
     }
 
-    /// As the custom resource holds them.
+    /// The mkfs options as text for the custom resource; None if there are none.
     fn mkfs_options(&self) -> Option<String> {
         (!self.mkfs_options.is_empty()).then(|| self.mkfs_options.to_string())
     }

@@ -17,7 +17,7 @@ use crate::objects::{
 /// A snapshot or a volume, as a request names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceReference {
-    /// Which of the two.
+    /// Whether the source is a snapshot or a volume.
     pub kind: SourceKind,
     /// The snapshot id or volume id.
     pub id: Box<str>,
@@ -94,7 +94,7 @@ pub enum Error {
         node: String,
         /// The message of the agent.
         message: String,
-        /// What to do.
+        /// What a user can do about it.
         advice: String,
     },
 }
@@ -121,10 +121,11 @@ impl Source {
         }
     }
 
-    /// The request completed for a copy: at least as large as the source, with its filesystem and its
-    /// node, regardless of other preferences.
+    /// Completes the request for a copy: at least as large as the source, with its filesystem and
+    /// its node, regardless of other preferences.
     ///
-    /// mkfs options are dropped: they apply to empty volumes only.
+    /// mkfs options apply to empty volumes only. Fails if the request is incompatible with the
+    /// source, if its limit is too small, or if it does not allow the node of the source.
     pub(super) fn complete(&self, wanted: &NewVolume) -> Result<NewVolume, super::Error> {
         if let Some(why) = self.difference(wanted) {
             let origin = self.reference.named();
@@ -202,7 +203,8 @@ impl Source {
 }
 
 impl Volumes {
-    /// Reads the source from the API server (VCS-03, VCS-13). A source under deletion is not found.
+    /// Reads the source from the API server (VCS-03, VCS-13). Fails if the source does not exist or
+    /// is under deletion, if it is not ready to be copied, or if a request to the API server fails.
     pub(super) async fn source(&self, reference: &SourceReference) -> Result<Source, super::Error> {
         match reference.kind {
             SourceKind::Snapshot => {

@@ -29,10 +29,10 @@ pub enum Error {
     /// A duplicate volume.
     #[error("volume {volume} is duplicate in source_volume_ids")]
     Twice {
-        /// The volume id.
+        /// The id of the duplicate volume.
         volume: String,
     },
-    /// A parameter that snapshots do not know (CS-17).
+    /// Invalid parameters of the snapshots (CS-17).
     #[error(transparent)]
     Parameters(#[from] ParametersError),
 }
@@ -66,12 +66,14 @@ impl FromRequest<v1::CreateVolumeGroupSnapshotRequest> for NewGroup {
     }
 }
 
-/// The group of a request to delete (DGS-02).
+/// Parses a request to delete a group (DGS-02). Fails if the group id is missing, or if an id is
+/// too long.
 pub(super) fn delete(request: v1::DeleteVolumeGroupSnapshotRequest) -> Result<GroupQuery, Error> {
     query(request.group_snapshot_id, request.snapshot_ids)
 }
 
-/// The group of a request to read one (GGS-02).
+/// Parses a request to read a group (GGS-02). Fails if the group id is missing, or if an id is too
+/// long.
 pub(super) fn get(request: v1::GetVolumeGroupSnapshotRequest) -> Result<GroupQuery, Error> {
     query(request.group_snapshot_id, request.snapshot_ids)
 }

@@ -5,8 +5,8 @@ use cistern_proto::csi::v1;
 
 use crate::csi::request::{self, required, string};
 
-/// Highest number of ranges in a message, less than 32 KiB, whatever the request allows (SMD-08,
-/// SMD-15).
+/// Maximum number of ranges in a message, also if the request allows more (SMD-08, SMD-15). A
+/// message with this number is smaller than 32 KiB.
 const MOST: usize = 1024;
 
 /// Why a request is refused.
@@ -21,7 +21,7 @@ pub enum Error {
         /// Value of the request.
         value: i32,
     },
-    /// A negative offset, which has a code of its own (SMD-11).
+    /// A negative offset. Its gRPC code differs from that of other invalid fields (SMD-11).
     #[error("starting_offset is {value}, before the beginning of the snapshot")]
     OutOfRange {
         /// Value of the request.
@@ -29,13 +29,15 @@ pub enum Error {
     },
 }
 
-/// Parses a request for the ranges that hold data (MDA-02).
+/// Parses a request for the ranges that hold data (MDA-02). Fails if the id is missing or too long,
+/// or if the offset or the limit is negative.
 pub(super) fn allocated(request: v1::GetMetadataAllocatedRequest) -> Result<Query, Error> {
     let target = id("snapshot_id", request.snapshot_id)?;
     query(None, target, request.starting_offset, request.max_results)
 }
 
-/// Parses a request for the changed ranges (MDD-02, MDD-03).
+/// Parses a request for the changed ranges (MDD-02, MDD-03). Fails if an id is missing or too long,
+/// or if the offset or the limit is negative.
 pub(super) fn delta(request: v1::GetMetadataDeltaRequest) -> Result<Query, Error> {
     let base = id("base_snapshot_id", request.base_snapshot_id)?;
     let target = id("target_snapshot_id", request.target_snapshot_id)?;
@@ -55,7 +57,7 @@ fn id(field: &'static str, id: String) -> Result<String, Error> {
 
 fn query(base: Option<String>, target: String, from: i64, most: i32) -> Result<Query, Error> {
     let most = match usize::try_from(most).map_err(|_| Error::Negative { value: most })? {
-        // Not given (FLD-08).
+        // Zero means not given (FLD-08).
         0 => MOST,
         most => most.min(MOST),
     };

@@ -1,7 +1,7 @@
 //! Maps the errors of snapshot metadata to gRPC codes.
 //!
-//! A caller resumes a broken stream at its last offset, whatever the code. After UNAVAILABLE it waits
-//! first.
+//! After every code, a caller resumes a broken stream at its last offset. After UNAVAILABLE it
+//! waits first.
 #![warn(clippy::wildcard_enum_match_arm)]
 
 use cistern_client::Chain;

@@ -27,7 +27,7 @@ pub enum Error {
     /// A field is missing or too long (GEN-04, FLD-14).
     #[error(transparent)]
     Field(#[from] request::Error),
-    /// No staging path, which has a code of its own (NPV-05).
+    /// The staging path is missing. This error has its own gRPC code (NPV-05).
     #[error("staging_target_path is required: the volume must be staged before it is published")]
     NotStaged,
     /// An invalid path (NSV-12, NPV-18, FLD-16).
@@ -41,7 +41,7 @@ pub enum Error {
     Capability(#[from] capability::Error),
 }
 
-/// `NodeUnstageVolume`.
+/// A valid `NodeUnstageVolume` request.
 #[derive(Clone, Debug)]
 pub struct Unstage {
     /// The volume id.
@@ -50,7 +50,7 @@ pub struct Unstage {
     pub staging: PathBuf,
 }
 
-/// `NodeUnpublishVolume`.
+/// A valid `NodeUnpublishVolume` request.
 #[derive(Clone, Debug)]
 pub struct Unpublish {
     /// The volume id.
@@ -59,22 +59,22 @@ pub struct Unpublish {
     pub target: PathBuf,
 }
 
-/// `NodeGetVolumeStats`.
+/// A valid `NodeGetVolumeStats` request.
 #[derive(Clone, Debug)]
 pub struct Statistics {
     /// The volume id.
     pub volume: String,
-    /// Path where it is staged or published. Its syntax is not checked, because an unknown volume is
-    /// NOT_FOUND with any path (SAN-04).
+    /// Path at which the volume is staged or published. Its syntax is not checked, because an
+    /// unknown volume is NOT_FOUND with any path (SAN-04).
     pub path: PathBuf,
 }
 
-/// `NodeGetVolumeHealth`.
+/// A valid `NodeGetVolumeHealth` request.
 #[derive(Clone, Debug)]
 pub struct VolumeHealth {
     /// The volume id.
     pub volume: String,
-    /// Its paths, as far as the caller gives them (NVH-06).
+    /// The paths of the volume that the request gives; each is optional (NVH-06).
     pub paths: VolumePaths,
 }
 

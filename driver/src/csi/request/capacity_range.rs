@@ -20,12 +20,13 @@ pub enum Error {
         /// Value of the request.
         value: i64,
     },
-    /// A reversed range, which is an invalid value and no impossible size (CV-24, GAP-11).
+    /// The lower end exceeds the upper end. This is an invalid value, not an impossible size
+    /// (CV-24, GAP-11).
     #[error("required_bytes {required} is more than limit_bytes {limit}")]
     Empty {
-        /// Lower end of the range.
+        /// Lower end of the requested range in bytes.
         required: Bytes,
-        /// Upper end of the range.
+        /// Upper end of the requested range in bytes.
         limit: Bytes,
     },
     /// The smallest size that serves the request is beyond its limit (CV-09, CV-10).
@@ -33,24 +34,24 @@ pub enum Error {
         "no size from {required} to {limit} is possible: the next possible size is {next} ({why})"
     )]
     Unsatisfiable {
-        /// Lower end of the range.
+        /// Lower end of the requested range in bytes.
         required: Bytes,
-        /// Upper end of the range.
+        /// Upper end of the requested range in bytes.
         limit: Bytes,
-        /// The smallest possible size.
+        /// The smallest possible size in bytes that is at least `required`.
         next: Bytes,
         /// Why no smaller size is possible.
         why: Minimum,
     },
-    /// More than a response can hold (CV-10).
+    /// The size exceeds the `int64` of the response (CV-10).
     #[error("{required} is larger than any volume can be")]
     TooLarge {
-        /// Lower end of the range.
+        /// Lower end of the requested range in bytes.
         required: Bytes,
     },
 }
 
-/// What sizes are possible.
+/// Which sizes are possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Minimum {
     /// Every multiple of 1 MiB.
@@ -80,8 +81,8 @@ impl fmt::Display for Minimum {
 
 /// Reads a range and chooses the size of a new volume in it (CV-08 to CV-11, CV-24, CV-25).
 ///
-/// Sizes are multiples of 1 MiB and at least the minimum of the filesystem. The size is rounded up as
-/// far as the limit allows.
+/// Sizes are multiples of 1 MiB and at least the minimum of the filesystem. The size is rounded up
+/// as far as the limit allows. Fails if the range is invalid, or if it contains no possible size.
 pub fn parse(
     range: Option<v1::CapacityRange>,
     access_type: AccessType,
@@ -115,8 +116,9 @@ pub fn parse(
     })
 }
 
-/// Reads the range of an expansion or of a copy, which must be at least as large as the volume or its
-/// source (CEV-03, CEV-07, VCS-07).
+/// Reads the range of an expansion or of a copy, which must be at least as large as the volume or
+/// its source (CEV-03, CEV-07, VCS-07). Fails if the range is invalid, or if it contains no
+/// multiple of 1 MiB.
 pub fn parse_growth(range: v1::CapacityRange) -> Result<SizeRange, Error> {
     let (required, limit) = bounds(Some(range))?;
     let chosen = required
@@ -138,7 +140,8 @@ pub fn parse_growth(range: v1::CapacityRange) -> Result<SizeRange, Error> {
     }
 }
 
-/// The ends of a range. Zero means not given (FLD-08), also when both are zero (GAP-12).
+/// The ends of a range. Zero means not given (FLD-08), also when both are zero (GAP-12). Fails if
+/// an end is negative, or if the lower end exceeds the upper end.
 pub fn bounds(range: Option<v1::CapacityRange>) -> Result<(Bytes, Option<Bytes>), Error> {
     let range = range.unwrap_or_default();
     let bytes = |field, value: i64| {

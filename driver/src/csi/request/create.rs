@@ -61,9 +61,11 @@ impl FromRequest<v1::CreateVolumeRequest> for NewVolume {
     }
 }
 
-/// The access type and filesystem that serve all capabilities (CV-04); no filesystem if none is named. A
-/// filesystem in the parameters does not apply to block volumes, because a class may serve claims of
-/// both kinds.
+/// The access type and filesystem that serve all capabilities (CV-04). The filesystem is None if
+/// neither a capability nor `chosen`, the filesystem of the parameters, names one. `chosen` does
+/// not apply to block volumes, because a class may serve claims of both kinds.
+///
+/// Fails if the capabilities have two access types, or if they and `chosen` name two filesystems.
 pub(super) fn access_type(
     capabilities: &[Capability],
     mut chosen: Option<FilesystemType>,

@@ -16,7 +16,8 @@ pub enum Error {
     Token,
 }
 
-/// Reads a page's limits. Zero and empty mean not given (FLD-08).
+/// Parses the pagination fields. Zero and an empty token mean not given (FLD-08). Fails if the
+/// limit is negative or the token is unknown.
 pub fn parse(max_entries: i32, starting_token: &str) -> Result<PageQuery, Error> {
     let most = usize::try_from(max_entries).map_err(|_| Error::Negative { value: max_entries })?;
     let start = match starting_token {

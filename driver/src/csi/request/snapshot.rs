@@ -24,17 +24,20 @@ impl FromRequest<v1::CreateSnapshotRequest> for NewSnapshot {
     }
 }
 
-/// The snapshot id of a request to delete (DS-02).
+/// Parses a request to delete a snapshot, and returns the snapshot id (DS-02). Fails if the id is
+/// missing or too long.
 pub fn delete_snapshot(request: v1::DeleteSnapshotRequest) -> Result<String, Error> {
     id("snapshot_id", request.snapshot_id)
 }
 
-/// The snapshot id of a request to read one (GS-02).
+/// Parses a request to read a snapshot, and returns the snapshot id (GS-02). Fails if the id is
+/// missing or too long.
 pub fn get_snapshot(request: v1::GetSnapshotRequest) -> Result<String, Error> {
     id("snapshot_id", request.snapshot_id)
 }
 
-/// Parses the filter and the pagination fields of a list of snapshots. Empty means not given (FLD-08).
+/// Parses the filter and the pagination fields of a list of snapshots. Empty means not given
+/// (FLD-08). Fails if an id is too long, the limit is negative or the token is unknown.
 pub fn list_snapshots(request: v1::ListSnapshotsRequest) -> Result<SnapshotQuery, Error> {
     string("snapshot_id", &request.snapshot_id)?;
     string("source_volume_id", &request.source_volume_id)?;

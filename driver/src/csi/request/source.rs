@@ -6,7 +6,8 @@ use cistern_proto::csi::v1::{self, volume_content_source::Type};
 
 use super::{Error, required, string};
 
-/// Parses the source of a new volume (VCS-01, VCS-02).
+/// Parses the source of a new volume (VCS-01, VCS-02). Fails if the kind or the id is missing, or
+/// if the id is too long.
 pub(super) fn parse(source: v1::VolumeContentSource) -> Result<SourceReference, Error> {
     let (kind, field, id) = match source.r#type {
         None => {

@@ -392,8 +392,8 @@ fn vvc_02_vvc_03_vcp_01_a_malformed_query_is_an_error() {
 fn vvc_05_vvc_09_vvc_10_a_mismatch_is_reported_without_an_error() {
     let confirmed: [fn(&mut v1::ValidateVolumeCapabilitiesRequest); 5] = [
         |_| {},
-        // The modes of `ReadWriteOnce` and `ReadWriteOncePod`, whatever the volume was made with, and
-        // read-only.
+        // The modes of `ReadWriteOnce` and `ReadWriteOncePod`, regardless of the modes of the
+        // volume, and read-only.
         |r| {
             r.volume_capabilities = vec![
                 mount("", Mode::SingleNodeSingleWriter),

@@ -44,7 +44,8 @@ pub enum Error {
 /// The segments of one topology, with keys in lower case.
 type Segments = BTreeMap<String, String>;
 
-/// Parses the topology requirement of a new volume. None allows every node (TOP-24).
+/// Parses the topology requirement of a new volume. None allows every node (TOP-24). Fails if the
+/// requirement is empty, if a topology is invalid, or if a preferred topology is not requisite.
 pub fn parse(requirement: Option<v1::TopologyRequirement>) -> Result<Requirement, Error> {
     let Some(requirement) = requirement else {
         return Ok(Requirement::default());
@@ -65,7 +66,8 @@ pub fn parse(requirement: Option<v1::TopologyRequirement>) -> Result<Requirement
     })
 }
 
-/// Parses one topology. Returns None if it has foreign segments, so that no node matches.
+/// Parses one topology. Returns None if it has foreign segments, so that no node matches. Fails if
+/// it has no segments, or if a key or value is invalid or duplicate.
 pub fn parse_one(topology: v1::Topology) -> Result<Option<String>, Error> {
     segments(topology).map(value)
 }
@@ -113,7 +115,7 @@ fn is_key(key: &str) -> bool {
     }
 }
 
-/// Domain notation: lower-case labels between dots (TOP-10).
+/// Whether the prefix of a key is in domain notation: lower-case labels between dots (TOP-10).
 fn is_prefix(prefix: &str) -> bool {
     let inner = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-';
     let label = |label: &str| {
@@ -125,7 +127,8 @@ fn is_prefix(prefix: &str) -> bool {
     prefix.len() <= MAX && prefix.split('.').all(label)
 }
 
-/// Alphanumeric ends, and inside also `-`, `_` and `.` (TOP-09, TOP-13).
+/// Whether a word begins and ends with an alphanumeric character, and otherwise has only these and
+/// `-`, `_` and `.` (TOP-09, TOP-13).
 fn is_word(word: &str) -> bool {
     let inner = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.');
     let end = |c: Option<u8>| c.is_some_and(|c| c.is_ascii_alphanumeric());

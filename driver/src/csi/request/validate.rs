@@ -19,7 +19,7 @@ use crate::csi::request::FromRequest;
 pub struct ValidateVolumeCapabilities {
     /// The id of the volume that the capabilities are compared with.
     pub volume_id: String,
-    /// The capabilities, or why Cistern supports the query for no volume.
+    /// The capabilities, or why no volume of Cistern supports them.
     pub capabilities: Result<Vec<Capability>, Error>,
     /// The expected parameters of the volume, if given.
     pub parameters: Option<Parameters>,
@@ -52,7 +52,7 @@ pub enum Mismatch {
 /// Why a volume does not support a capability.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Difference {
-    /// The volume has this access type.
+    /// The volume has another access type, this one.
     #[error("the volume's access type is {0:?}")]
     AccessType(AccessType),
     /// The volume has another filesystem.
@@ -157,7 +157,8 @@ fn made_with_options_of(parameters: &Parameters, spec: &PoolVolumeSpec) -> bool 
     })
 }
 
-/// The parameters, if there are any besides those that the sidecars add (K8S-01).
+/// The parameters; None if there are only those that the sidecars add (K8S-01). Fails if a
+/// parameter is unknown or invalid.
 pub(super) fn own_parameters(
     map: &BTreeMap<String, String>,
 ) -> Result<Option<Parameters>, ParametersError> {
