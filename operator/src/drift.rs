@@ -169,7 +169,8 @@ fn of_others(node: &str, pool: &NodePoolStatus) -> Option<PendingEvent> {
 fn some(orphans: &[&Orphan], unlisted: u32) -> String {
     let named: Vec<String> = orphans.iter().take(NAMED).map(|it| describe(it)).collect();
     let unlisted = usize::try_from(unlisted).unwrap_or(usize::MAX);
-    named.join(", ") + &more(orphans.len().saturating_add(unlisted), NAMED)
+    let count = orphans.len().saturating_add(unlisted);
+    named.join(", ") + &more(count, named.len())
 }
 
 fn describe(orphan: &Orphan) -> String {
@@ -276,6 +277,18 @@ mod tests {
         );
         assert!(note.contains("reclaimOrphansAfterHours"), "{note}");
         assert_eq!(published[0].pool.as_deref(), Some("fast"));
+    }
+
+    #[test]
+    fn a_note_counts_the_images_that_the_status_omits() {
+        let mut node = node(&[], &[1]);
+        node.status.as_mut().unwrap().pools[0].unlisted_orphans = 5;
+        let published = pending_events(&node, at(30));
+        let text = &published[0].content.note;
+        assert!(
+            text.contains("uid-1") && text.contains("and 5 more"),
+            "{text}"
+        );
     }
 
     #[test]
