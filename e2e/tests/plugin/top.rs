@@ -286,7 +286,17 @@ async fn a_watched_list_is_printed_again_after_a_change() {
     )
     .await;
     node.remove(&volume).await;
-    shows("Deleting").await;
+    let what = "the list to show that the volume is gone";
+    eventually(what, SOON, async || {
+        let printed = std::fs::read_to_string(&log).unwrap_or_default();
+        let last = printed.trim_end().lines().last().unwrap_or_default();
+        if last == "There are no such volumes." {
+            Ok(())
+        } else {
+            Err(printed)
+        }
+    })
+    .await;
     watch.kill();
     // What looks the same is not printed again.
     let printed = std::fs::read_to_string(&log).unwrap();

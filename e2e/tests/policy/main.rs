@@ -37,6 +37,8 @@ const NO_NODE: &str = "does not say which node";
 const KEPT: &str = "cannot be taken back";
 /// Allowed, but the kind does not exist: Kubernetes' snapshot definitions are not installed.
 const ABSENT: &str = "page not found";
+/// The schema refuses a time.
+const TOO_LONG: &str = "may not be more than 40 bytes";
 
 /// Method, path, body and verdict.
 type Row<'a> = (&'static str, &'a str, &'a Value, &'static str);
@@ -341,14 +343,13 @@ async fn a_nodes_token_cannot_write_an_oversized_storage_node() {
     let drift = json!([{"kind": "Stray", "object": "x", "message": "x", "since": since}]);
     let condition = json!([{"type": "Ready", "status": "True", "reason": "Reconciled",
         "message": "x", "lastTransitionTime": since}]);
-    let long = "may not be more than 40 bytes";
     let drift = &json!({"status": {"drift": drift}});
     let condition = &json!({"status": {"conditions": condition}});
     let rows: &[Row<'_>] = &[
-        ("PATCH", "storagenodes/a/status", drift, long),
-        ("PATCH", "storagenodes/a/status", condition, long),
-        ("PATCH", "poolvolumes/on-a/status", condition, long),
-        ("PATCH", "poolsnapshots/on-a/status", condition, long),
+        ("PATCH", "storagenodes/a/status", drift, TOO_LONG),
+        ("PATCH", "storagenodes/a/status", condition, TOO_LONG),
+        ("PATCH", "poolvolumes/on-a/status", condition, TOO_LONG),
+        ("PATCH", "poolsnapshots/on-a/status", condition, TOO_LONG),
     ];
     check(node_a, rows).await;
 }
@@ -597,7 +598,11 @@ async fn check(client: &kube::Client, rows: &[Row<'_>]) {
         let (right, answer) = match ask(client, method, path, body).await {
             Ok(_) => (*verdict == ALLOWED, "allowed".to_owned()),
             Err(status) => {
-                let code = if *verdict == ABSENT { 404 } else { 403 };
+                let code = match *verdict {
+                    ABSENT => 404,
+                    TOO_LONG => 422,
+                    _ => 403,
+                };
                 let refused = status.code == code && status.message.contains(verdict);
                 (*verdict != ALLOWED && refused, status.message)
             }
