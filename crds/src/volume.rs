@@ -270,7 +270,7 @@ pub enum SourceKind {
 }
 
 /// Reference to a PersistentVolumeClaim.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ClaimReference {
     /// Namespace of the claim.

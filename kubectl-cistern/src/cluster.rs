@@ -162,16 +162,11 @@ impl Cluster {
         bound.or_else(|| volume.spec.claim.clone())
     }
 
-    /// Returns whether a claim exists and has labels that a selector selects.
-    pub fn selects(&self, labels: &Selector, claim: Option<&ClaimReference>) -> bool {
-        let found = claim.and_then(|claim| {
-            let mut claims = self.claims.iter();
-            claims.find(|found| {
-                found.metadata.name.as_deref() == Some(&claim.name)
-                    && found.metadata.namespace.as_deref() == Some(&claim.namespace)
-            })
-        });
-        found.is_some_and(|found| labels.matches(found.labels()))
+    /// Returns the claims that exist and have labels that a selector selects.
+    pub fn claims_with(&self, labels: &Selector) -> BTreeSet<ClaimReference> {
+        let claims = self.claims.iter();
+        let selected = claims.filter(|claim| labels.matches(claim.labels()));
+        selected.map(claim_reference).collect()
     }
 
     /// Returns pods that use a claim and are neither Succeeded nor Failed.
@@ -194,6 +189,14 @@ pub(crate) fn by_handle(all: Vec<PersistentVolume>) -> BTreeMap<String, Persiste
         }
     }
     volumes
+}
+
+/// Returns the reference to a claim.
+pub fn claim_reference(claim: &PersistentVolumeClaim) -> ClaimReference {
+    ClaimReference {
+        namespace: claim.namespace().unwrap_or_default(),
+        name: claim.name_any(),
+    }
 }
 
 /// Indexes pods by namespace and name of their claims. Leaves out pods that are Succeeded or
@@ -344,7 +347,8 @@ mod tests {
             name: name.to_owned(),
         };
         let selected = |selector: &str, claim: Option<&ClaimReference>| {
-            cluster.selects(&crate::selector::parse(selector).unwrap(), claim)
+            let claims = cluster.claims_with(&crate::selector::parse(selector).unwrap());
+            claim.is_some_and(|claim| claims.contains(claim))
         };
         assert!(selected("app=db", Some(&claim("data"))));
         assert!(!selected("app=db", Some(&claim("copy"))));

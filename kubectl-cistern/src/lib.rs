@@ -40,6 +40,7 @@ pub mod volumes;
 use std::io::{self, Write as _};
 
 use chrono::Utc;
+use cistern_crds::volume::ClaimReference;
 use clap::CommandFactory as _;
 
 pub use self::{arguments::Arguments, connection::Connection, error::Error};
@@ -176,8 +177,10 @@ async fn volumes(
         let namespace = flags.namespace.as_deref();
         let mut view = volumes::Volumes::of(cluster, &flags.only, namespace, &devices, Utc::now());
         if let Some(selector) = &flags.selector {
+            let claims = cluster.claims_with(selector);
+            let is_selected = |claim: &ClaimReference| claims.contains(claim);
             view.items
-                .retain(|volume| cluster.selects(selector, volume.claim.as_ref()));
+                .retain(|volume| volume.claim.as_ref().is_some_and(is_selected));
         }
         view.sort(flags.sort);
         view

@@ -25,7 +25,7 @@ use cistern_crds::{
     names::{COMPONENT_LABEL, NODE_COMPONENT},
 };
 use futures::{StreamExt as _, stream};
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use kube::{Resource, ResourceExt as _, api::ListParams, core::Selector};
 use serde::de::DeserializeOwned;
 use tokio::time::sleep;
@@ -39,6 +39,7 @@ use self::{
 use crate::{
     Connection, Error, Printer, Verdict,
     arguments::{self, TopSubject},
+    cluster::claim_reference,
     output::{Cell, human},
     print_notes,
 };
@@ -82,8 +83,8 @@ pub async fn run(
         let after = sample(connection, flags.node()).await?;
         match &flags.subject {
             TopSubject::Pools(subject) => {
-                let pools = selected::<StoragePool>(connection, subject.selector.as_ref()).await?;
-                let pools = pools.map(|all| all.into_iter().map(|(_, name)| name).collect());
+                let name = |pool: &StoragePool| pool.name_any();
+                let pools = selected(connection, subject.selector.as_ref(), name).await?;
                 let (only, pools) = (&subject.only, pools.as_ref());
                 let view = TopPools::of(&before, &after, only, pools, flags.sort);
                 screen.show(&view)?;
@@ -93,7 +94,7 @@ pub async fn run(
                 let wanted = Wanted {
                     only: subject.only.clone(),
                     namespace: subject.namespace.as_deref(),
-                    claims: selected::<PersistentVolumeClaim>(connection, selector).await?,
+                    claims: selected(connection, selector, claim_reference).await?,
                 };
                 let view = TopVolumes::of(&before, &after, &wanted, flags.sort);
                 screen.show(&view)?;
@@ -106,12 +107,13 @@ pub async fn run(
     }
 }
 
-/// Returns the namespace and name of the objects that a label selector selects; `None` without a
-/// selector.
-async fn selected<K>(
+/// Lists the objects that a label selector selects, and returns what `key` makes of each; `None`
+/// without a selector. Fails if the list request fails.
+async fn selected<K, T: Ord>(
     connection: &Connection,
     selector: Option<&Selector>,
-) -> Result<Option<BTreeSet<(String, String)>>, Error>
+    key: impl Fn(&K) -> T,
+) -> Result<Option<BTreeSet<T>>, Error>
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
 {
@@ -122,7 +124,6 @@ where
     let all = connection
         .list(connection.everywhere::<K>(), parameters)
         .await?;
-    let key = |object: &K| (object.namespace().unwrap_or_default(), object.name_any());
     Ok(Some(all.iter().map(key).collect()))
 }
 

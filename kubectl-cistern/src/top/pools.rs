@@ -1,14 +1,11 @@
 //! `top pools`: space and I/O of each pool, in total and on each node. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use cistern_crds::Bytes;
 use serde::Serialize;
 
-use super::{
-    exposition::Exposition,
-    rates::{self, NodeMetrics, Rates},
-};
+use super::rates::{self, NodeMetrics, Rates};
 use crate::{
     arguments::{Selection, TopOrder},
     output::{Cell, Paint, Style, Table, View, human},
@@ -131,19 +128,17 @@ fn of_node(before: Option<&NodeMetrics>, after: &NodeMetrics) -> BTreeMap<String
             *set(usage) = sample.bytes();
         }
     }
+    let volumes = after.metrics.of("cistern_volume_info").iter();
+    let volumes = volumes.map(|sample| (sample.label("volume"), sample.label("pool")));
+    let pools: HashMap<&str, &str> = volumes.collect();
     let rates = before.map(|before| rates::of_volumes(before, after));
     for (volume, rates) in rates.unwrap_or_default() {
-        if let Some(usage) = pool_of(&after.metrics, &volume).and_then(|pool| all.get_mut(pool)) {
+        let pool = pools.get(volume.as_str());
+        if let Some(usage) = pool.and_then(|pool| all.get_mut(*pool)) {
             usage.rates = usage.rates + rates;
         }
     }
     all
-}
-
-fn pool_of<'a>(metrics: &'a Exposition, volume: &str) -> Option<&'a str> {
-    let mut volumes = metrics.of("cistern_volume_info").iter();
-    let found = volumes.find(|sample| sample.label("volume") == volume);
-    found.map(|sample| sample.label("pool"))
 }
 
 type Field = fn(&mut PoolUsage) -> &mut u64;

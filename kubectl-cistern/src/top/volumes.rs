@@ -50,8 +50,8 @@ pub struct Wanted<'a> {
     pub only: Selection,
     /// Namespace of the claim; `None` selects all volumes.
     pub namespace: Option<&'a str>,
-    /// Namespace and name of the claims that the label selector selects; `None` without a selector.
-    pub claims: Option<BTreeSet<(String, String)>>,
+    /// Claims that the label selector selects; `None` without a selector.
+    pub claims: Option<BTreeSet<ClaimReference>>,
 }
 
 impl Wanted<'_> {
@@ -61,9 +61,7 @@ impl Wanted<'_> {
         };
         let claim = volume.claim.as_ref();
         let namespace = claim.map(|claim| claim.namespace.as_str());
-        let claim = claim.map(|claim| (claim.namespace.clone(), claim.name.clone()));
-        let is_selected =
-            |claims: &BTreeSet<_>| claim.as_ref().is_some_and(|claim| claims.contains(claim));
+        let is_selected = |claims: &BTreeSet<_>| claim.is_some_and(|claim| claims.contains(claim));
         is(&self.only.pool, &volume.pool)
             && is(&self.only.node, &volume.node)
             && (self.namespace.is_none() || namespace == self.namespace)
@@ -84,7 +82,6 @@ impl TopVolumes {
         let mut items: Vec<TopVolume> = items.filter(|it| wanted.includes(it)).collect();
         let key = |volume: &TopVolume| {
             let claim = volume.claim.clone();
-            let claim = claim.map(|claim| (claim.namespace, claim.name));
             (claim.is_none(), claim, volume.name.clone())
         };
         items.sort_by_cached_key(key);
@@ -230,7 +227,10 @@ shop/data   pvc-1    worker-1   fast   2Gi    1Gi     50        10         200Ki
             ..Wanted::default()
         };
         assert_eq!(names(&in_shop, TopOrder::Name), ["pvc-2", "pvc-1"]);
-        let claims = BTreeSet::from([("shop".to_owned(), "data".to_owned())]);
+        let claims = BTreeSet::from([ClaimReference {
+            namespace: "shop".to_owned(),
+            name: "data".to_owned(),
+        }]);
         let labelled = Wanted {
             claims: Some(claims),
             ..Wanted::default()
