@@ -3,8 +3,25 @@
 
 use kube::core::{Expression, Selector};
 
-/// Parses a label selector. Fails with a message for the user if a requirement is malformed.
-pub fn parse(text: &str) -> Result<Selector, String> {
+/// Why a label selector is malformed.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SelectorError {
+    /// A list of values is not closed.
+    #[error("`{0}` lacks the closing parenthesis")]
+    Unclosed(String),
+    /// A list of values follows no operator.
+    #[error("`{0}` has neither `in` nor `notin`")]
+    NoOperator(String),
+    /// A requirement names no label.
+    #[error("a label has no name")]
+    NoName,
+    /// A text contains characters that no label has.
+    #[error("`{0}` is neither a name nor a value of a label")]
+    Characters(String),
+}
+
+/// Parses a label selector. Fails if a requirement is malformed.
+pub fn parse(text: &str) -> Result<Selector, SelectorError> {
     let requirements = requirements(text);
     requirements
         .into_iter()
@@ -26,19 +43,19 @@ fn requirements(text: &str) -> Vec<&str> {
     text.split(is_separator).collect()
 }
 
-fn expression(text: &str) -> Result<Expression, String> {
+fn expression(text: &str) -> Result<Expression, SelectorError> {
     if let Some(absent) = text.strip_prefix('!') {
         return Ok(Expression::DoesNotExist(key(absent)?));
     }
     if let Some((left, list)) = text.split_once('(') {
         let list = list
             .strip_suffix(')')
-            .ok_or_else(|| format!("`{text}` lacks the closing parenthesis"))?;
+            .ok_or_else(|| SelectorError::Unclosed(text.to_owned()))?;
         let values = list.split(',').map(value).collect::<Result<_, _>>()?;
         return match left.trim().rsplit_once(char::is_whitespace) {
             Some((name, "in")) => Ok(Expression::In(key(name)?, values)),
             Some((name, "notin")) => Ok(Expression::NotIn(key(name)?, values)),
-            Some(_) | None => Err(format!("`{text}` has neither `in` nor `notin`")),
+            Some(_) | None => Err(SelectorError::NoOperator(text.to_owned())),
         };
     }
     if let Some((name, other)) = text.split_once("!=") {
@@ -51,20 +68,20 @@ fn expression(text: &str) -> Result<Expression, String> {
     }
 }
 
-fn key(text: &str) -> Result<String, String> {
+fn key(text: &str) -> Result<String, SelectorError> {
     match value(text)? {
-        empty if empty.is_empty() => Err("a label has no name".to_owned()),
+        empty if empty.is_empty() => Err(SelectorError::NoName),
         name => Ok(name),
     }
 }
 
-fn value(text: &str) -> Result<String, String> {
+fn value(text: &str) -> Result<String, SelectorError> {
     let text = text.trim();
     let is_allowed = |it: char| it.is_ascii_alphanumeric() || "-_./".contains(it);
     if text.chars().all(is_allowed) {
         Ok(text.to_owned())
     } else {
-        Err(format!("`{text}` is neither a name nor a value of a label"))
+        Err(SelectorError::Characters(text.to_owned()))
     }
 }
 
