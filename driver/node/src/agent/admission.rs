@@ -77,9 +77,9 @@ impl Admission {
     ) -> Result<Bytes, Explanation> {
         let (kind, on_disk) = match adopted {
             Some(image) => (ReservationKind::Adopted, image.size),
-            None if pool.spec.cordoned => {
-                let why = self.closed_to_volumes(pool, &self.assigned_to(pool));
-                let why = why.unwrap_or(Closed::Cordoned);
+            None if pool.spec.cordoned
+                && let Some(why) = self.closed_to_volumes(pool, &self.assigned_to(pool)) =>
+            {
                 return Err(Explanation::new(why.reason(), why.to_string()));
             }
             None => (ReservationKind::New, Bytes::ZERO),
