@@ -302,6 +302,8 @@ fn count(number: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const READY: PoolNodeState = PoolNodeState::Ready { cordoned: false };
     use crate::{
         contents::Count,
         testing::{moment, storage_node},
@@ -369,16 +371,8 @@ mod tests {
     #[test]
     fn the_sum_of_the_nodes_is_the_pool() {
         let shares = [
-            share(
-                "w1",
-                PoolNodeState::Ready { cordoned: false },
-                Some(Bytes::gib(4)),
-            ),
-            share(
-                "w2",
-                PoolNodeState::Ready { cordoned: false },
-                Some(Bytes::gib(7)),
-            ),
+            share("w1", READY, Some(Bytes::gib(4))),
+            share("w2", READY, Some(Bytes::gib(7))),
             share("w3", refusal("pod x on w3 is not ready"), None),
         ];
         let status = status(&declaration(), &shares, &kept(&[]));
@@ -404,11 +398,7 @@ mod tests {
 
     #[test]
     fn r5_the_same_cluster_state_gives_an_equal_status_at_any_time() {
-        let shares = [share(
-            "w1",
-            PoolNodeState::Ready { cordoned: false },
-            Some(Bytes::gib(4)),
-        )];
+        let shares = [share("w1", READY, Some(Bytes::gib(4)))];
         let first = status(&declaration(), &shares, &kept(&[]));
         let later = moment() + chrono::Duration::hours(1);
         let second = summarize(&declaration(), &first, &shares, &kept(&[]), later);
@@ -418,11 +408,7 @@ mod tests {
     #[test]
     fn a_node_that_leaves_is_named_with_what_it_holds() {
         let shares = [
-            share(
-                "w1",
-                PoolNodeState::Ready { cordoned: false },
-                Some(Bytes::gib(4)),
-            ),
+            share("w1", READY, Some(Bytes::gib(4))),
             share(
                 "w2",
                 PoolNodeState::Leaving {
@@ -445,11 +431,7 @@ mod tests {
     fn a_node_that_is_gone_is_no_room_and_the_pool_says_what_to_do() {
         let gone = PoolNodeState::Leaving { node_is_gone: true };
         let shares = [
-            share(
-                "w1",
-                PoolNodeState::Ready { cordoned: false },
-                Some(Bytes::gib(4)),
-            ),
+            share("w1", READY, Some(Bytes::gib(4))),
             share("w2", gone, Some(Bytes::gib(4))),
         ];
         let left = kept(&[("w2", 2, 1)]);
@@ -479,11 +461,7 @@ mod tests {
     fn a_pool_that_is_cordoned_on_a_node_is_ready_and_says_so() {
         let cordoned = PoolNodeState::Ready { cordoned: true };
         let shares = [
-            share(
-                "w1",
-                PoolNodeState::Ready { cordoned: false },
-                Some(Bytes::gib(4)),
-            ),
+            share("w1", READY, Some(Bytes::gib(4))),
             share("w2", cordoned, Some(Bytes::ZERO)),
         ];
         let status = status(&declaration(), &shares, &kept(&[]));
