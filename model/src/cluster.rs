@@ -54,7 +54,7 @@ pub enum Fault {
     CrashAgent(Node),
     /// The machine loses power, and starts again.
     PowerFailure(Node),
-    /// The node reaches nobody.
+    /// The node is cut off from the API server and the other nodes.
     CutOff(Node),
     /// A new agent process starts beside the old one.
     Overlap(Node),

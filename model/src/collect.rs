@@ -8,7 +8,7 @@ use crate::{
 };
 
 impl Protocol {
-    /// The replicas that are handed over to the volume, and those that nobody needs.
+    /// The replicas that are handed over to the volume, and those that are not needed.
     pub(crate) fn decide_replicas(&self, state: &State, all: &mut Vec<Decision>) {
         for node in Node::ALL {
             for (epoch, replica) in state.replicas.of(node).iter() {
@@ -53,7 +53,7 @@ impl Protocol {
         is_cancelled || is_given_up && !self.holds(Guard::CancelIsWrittenFirst)
     }
 
-    /// Whether nobody needs the image of a replica any more.
+    /// Whether the image of a replica is no longer needed.
     fn is_over(&self, state: &State, node: Node, epoch: Epoch, replica: &Replica) -> bool {
         if !self.holds(Guard::ReplicasAreCollected) {
             return false;

@@ -78,7 +78,7 @@ impl Protocol {
         volume.status.ready && (is_current || !self.holds(Guard::StatusOfAnotherEpochIsEmpty))
     }
 
-    /// The steps that the parties take by themselves once nothing breaks and nobody asks for more.
+    /// The steps that the parties take by themselves once nothing fails and no user requests more.
     pub(crate) fn own_steps(&self, state: &State, steps: &mut Vec<Step>) {
         let second = self.scenario.two_operators.then_some(Node::B);
         for operator in [Some(Node::A), second].into_iter().flatten() {

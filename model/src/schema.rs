@@ -1,4 +1,4 @@
-//! What the schema of PoolVolume allows, whoever asks: the rule of the commit.
+//! What the schema of PoolVolume allows for every writer: the rule of the commit.
 
 use crate::{
     guard::Guard,
