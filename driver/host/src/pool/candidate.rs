@@ -94,6 +94,8 @@ pub enum Candidate {
         /// Whether the pool is in a file.
         in_file: bool,
     },
+    /// It has the label of some pool, and another process holds it, so its marker is not read.
+    Held(String),
     /// It could not be inspected.
     Unread(Box<Error>),
 }
@@ -110,6 +112,7 @@ impl fmt::Display for Candidate {
             Self::OtherSource { in_file: false } => {
                 f.write_str("it lies on a device, and the pool's source is image")
             }
+            Self::Held(label) => write!(f, "it holds xfs ({label:?}), and something else holds it"),
             Self::Unread(error) => f.write_str(&describe(error)),
         }
     }

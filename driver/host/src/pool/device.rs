@@ -38,6 +38,8 @@ enum DeviceState {
     Blank,
     /// It holds an XFS with another label, which may be the pool before a restore.
     Labelled(String),
+    /// Another process holds it, and it has an XFS with the label of some pool.
+    Held(String),
     /// It cannot be used.
     Unusable(Unusable),
 }
@@ -104,6 +106,13 @@ fn choose(
                     devices.push((path.clone(), Unusable::Filesystem { filesystem, label }));
                 }
             }
+            DeviceState::Held(label) => {
+                // The marker of a pool that is mounted is read before the devices are.
+                if !is_mounted_pool(root, number)? {
+                    candidates.doubt(path.clone(), Candidate::Held(label));
+                }
+                devices.push((path.clone(), Unusable::Busy));
+            }
             DeviceState::Unusable(why) => devices.push((path.clone(), why)),
         }
     }
@@ -126,7 +135,7 @@ fn choose(
 }
 
 /// Inspects a listed device. A device that another process holds cannot be used. If it holds the pool,
-/// no other device is used instead.
+/// or may hold it, no other device is used instead.
 fn inspect(root: &Root, uid: &Uid, path: &Path) -> Result<(DeviceState, DeviceNumber), Cause> {
     let busy = match unless_busy(|| examine(root, uid, path, OFlags::EXCL)) {
         Err(cause) if cause.is_busy() => cause,
@@ -134,8 +143,21 @@ fn inspect(root: &Root, uid: &Uid, path: &Path) -> Result<(DeviceState, DeviceNu
     };
     match examine(root, uid, path, OFlags::empty()) {
         Ok((DeviceState::Own, number)) => Ok((DeviceState::Own, number)),
+        Ok((DeviceState::Labelled(label), number)) if is_label(&label) => {
+            Ok((DeviceState::Held(label), number))
+        }
         _ => Err(busy),
     }
+}
+
+/// Whether a device is mounted as a pool of this host.
+fn is_mounted_pool(root: &Root, number: DeviceNumber) -> Result<bool, Error> {
+    let mounts = root.system.mounts();
+    let mounts = mounts.map_err(failed("read the mount table"))?;
+    let pools = root.pools_path();
+    Ok(mounts
+        .iter()
+        .any(|mount| mount.device == number && mount.mount_point.parent() == Some(pools.as_path())))
 }
 
 /// The marker on a device with an XFS, if its label may be that of a pool.

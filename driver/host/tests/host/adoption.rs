@@ -193,6 +193,7 @@ fn a_returning_device_pool_is_adopted_before_a_blank_device_is_used() {
         assert_eq!(pool.path(), machine.mount_point(at));
         drop(pool);
         unmount(&machine.mount_point(at));
+        drop(disk.hold());
     }
     assert!(blank.is_blank());
     // Under a third UID it is not mounted when it is found.
@@ -207,10 +208,8 @@ fn a_returning_device_pool_is_adopted_before_a_blank_device_is_used() {
     assert!(blank.is_blank());
 }
 
-#[test]
-fn r7_of_two_devices_of_one_name_none_is_adopted() {
-    let machine = Machine::new();
-    let disks = [Disk::new(&machine, "one"), Disk::new(&machine, "two")];
+/// Creates a pool named fast on each disk, each under a UID of its own, and leaves it unmounted.
+fn create_on_each(machine: &Machine, disks: &[Disk]) {
     for (disk, name) in disks.iter().zip(["one", "two"]) {
         let declaration = PoolDeclaration {
             uid: uid(&format!("{name}-{name}-{name}-{name}")),
@@ -220,9 +219,59 @@ fn r7_of_two_devices_of_one_name_none_is_adopted() {
             machine.root().open_pool(&declaration, Expectation::New),
         ));
         unmount(&machine.mount_point(&declaration));
+        drop(disk.hold());
     }
+}
+
+#[test]
+fn r7_of_two_devices_of_one_name_none_is_adopted() {
+    let machine = Machine::new();
+    let disks = [Disk::new(&machine, "one"), Disk::new(&machine, "two")];
+    create_on_each(&machine, &disks);
     let paths = disks.each_ref().map(|disk| disk.device.clone());
     let declaration = returned(&device_pool(paths));
     let error = machine.root().open_pool(&declaration, Expectation::New);
     assert!(matches!(error, Err(Error::Ambiguous { .. })), "{error:?}");
+}
+
+#[test]
+fn r7_no_device_is_adopted_while_another_process_holds_one_that_may_be_the_pool() {
+    let machine = Machine::new();
+    let disks = [Disk::new(&machine, "one"), Disk::new(&machine, "two")];
+    create_on_each(&machine, &disks);
+    let holder = disks[0].hold();
+    let paths = disks.each_ref().map(|disk| disk.device.clone());
+    let declaration = returned(&device_pool(paths));
+    for expectation in [Expectation::New, Expectation::Made] {
+        let error = machine.root().open_pool(&declaration, expectation);
+        assert!(matches!(error, Err(Error::Ambiguous { .. })), "{error:?}");
+        let text = error.unwrap_err().to_string();
+        let expected = format!("{}: it holds xfs (\"oneoneoneone\")", disks[0].path());
+        assert!(text.contains(&expected), "{text}");
+        assert!(text.contains("something else holds it"), "{text}");
+    }
+    drop(holder);
+}
+
+#[test]
+fn a_device_that_is_mounted_as_another_pool_does_not_stop_a_pool_from_being_adopted() {
+    let machine = Machine::new();
+    let disks = [Disk::new(&machine, "slow"), Disk::new(&machine, "fast")];
+    let slow = PoolDeclaration {
+        uid: uid("51ee51ee-0000-4000-8000-00000000beef"),
+        name: "slow".to_owned(),
+        ..device_pool([disks[0].device.clone()])
+    };
+    let mounted = must(machine.root().open_pool(&slow, Expectation::New));
+    let first = device_pool([disks[1].device.clone()]);
+    drop(must(machine.root().open_pool(&first, Expectation::New)));
+    unmount(&machine.mount_point(&first));
+    let paths = disks.each_ref().map(|disk| disk.device.clone());
+    let declaration = PoolDeclaration {
+        others: vec![slow.uid.clone()],
+        ..returned(&device_pool(paths))
+    };
+    let pool = must(machine.root().open_pool(&declaration, Expectation::New));
+    assert_eq!(pool.device(), disks[1].device);
+    drop((pool, mounted));
 }

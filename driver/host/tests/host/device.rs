@@ -2,7 +2,10 @@
 
 use std::{
     fs,
-    os::unix::fs::{FileExt as _, symlink},
+    os::{
+        fd::OwnedFd,
+        unix::fs::{FileExt as _, symlink},
+    },
     path::PathBuf,
 };
 
@@ -79,13 +82,21 @@ impl Disk {
         disk.sync_all().unwrap();
     }
 
-    /// Fills the disk with zeros.
-    pub(crate) fn clear(&self) {
-        // A mount in the namespace of a killed process ends a moment after it, and is written back.
+    /// Opens the disk exclusively. A mount in the namespace of another process, of a test that was killed
+    /// or of a tool that another test starts, ends a moment after it.
+    pub(crate) fn hold(&self) -> OwnedFd {
+        let mut held = None;
         eventually("the end of every mount of the disk", || {
             let flags = OFlags::RDONLY | OFlags::EXCL;
-            rustix::fs::open(&self.device, flags, Mode::empty()).is_ok()
+            held = rustix::fs::open(&self.device, flags, Mode::empty()).ok();
+            held.is_some()
         });
+        held.unwrap()
+    }
+
+    /// Fills the disk with zeros.
+    pub(crate) fn clear(&self) {
+        drop(self.hold());
         run("blkdiscard", &["-f", self.path()]);
         assert!(self.is_blank());
     }
