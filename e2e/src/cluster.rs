@@ -26,6 +26,7 @@ pub mod agents;
 pub mod calls;
 pub mod disk;
 pub mod exec;
+pub mod failed;
 pub mod fsck;
 pub mod harness;
 pub mod metrics;

@@ -5,7 +5,7 @@
 use cistern_crds::{Bytes, PoolSnapshot, PoolSnapshotGroup, names};
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::PersistentVolumeClaim};
 use kube::{
-    Api, CustomResource, ResourceExt as _,
+    Api, CustomResource, ResourceExt,
     api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, PostParams},
     core::NamespaceResourceScope,
 };
@@ -16,7 +16,7 @@ use super::{
     Cluster, Harness, NAMESPACE, PATIENCE, TEST_LABEL, Test,
     objects::claim_spec,
     skipped,
-    test::{all_gone, remove_all},
+    test::{list, remove_all},
 };
 use crate::eventually;
 
@@ -292,11 +292,35 @@ impl Test {
             Err(format!("{kept:#?}"))
         })
         .await;
-        // A group does not record its test. On the harness' cluster, none may be left.
+        // A group does not record its test. On the harness' cluster, none may be left but those of other tests.
         if Harness::is_there() {
-            all_gone(&self.all::<PoolSnapshotGroup>(), "").await;
+            self.no_group_is_left().await;
         }
     }
+
+    /// Waits until each PoolSnapshotGroup belongs to a VolumeGroupSnapshot, which another test uses or has kept.
+    async fn no_group_is_left(&self) {
+        let (groups, asked_for) = (
+            self.all::<PoolSnapshotGroup>(),
+            Api::<VolumeGroupSnapshot>::all(self.cluster.client()),
+        );
+        eventually("the test's groups to be gone", PATIENCE, async || {
+            let asked_for = list(&asked_for, "").await;
+            let mut left = list(&groups, "").await;
+            left.retain(|group| !is_of_one_of(group, &asked_for));
+            if left.is_empty() {
+                return Ok(());
+            }
+            Err(format!("{left:#?}"))
+        })
+        .await;
+    }
+}
+
+/// Whether the name that the snapshotter requested for the group is that of one of these objects.
+fn is_of_one_of(group: &PoolSnapshotGroup, asked_for: &[VolumeGroupSnapshot]) -> bool {
+    let mut uids = asked_for.iter().filter_map(ResourceExt::uid);
+    uids.any(|uid| group.spec.requested_name.ends_with(&uid))
 }
 
 /// Deletes the snapshots and groups of a namespace.

@@ -94,17 +94,18 @@ impl Test {
     /// nothing is left. If it fails, keeps all objects and prints its events and Cistern's logs.
     pub async fn run(name: &str, body: impl AsyncFnOnce(&Self)) {
         let _place = turn(1).await;
-        Self::run_now(name, body).await;
+        Self::run_now(name, false, body).await;
     }
 
-    /// Runs a test that would disturb others alone, for example one that replaces agents or stops a node.
+    /// Runs a test that would disturb others alone, for example one that replaces agents or stops a node. If it
+    /// fails, also installs what it may have removed.
     pub async fn run_alone(name: &str, body: impl AsyncFnOnce(&Self)) {
         let _waiting = Waiting::new();
         let _places = turn(BESIDE).await;
-        Self::run_now(name, body).await;
+        Self::run_now(name, true, body).await;
     }
 
-    async fn run_now(name: &str, body: impl AsyncFnOnce(&Self)) {
+    async fn run_now(name: &str, alone: bool, body: impl AsyncFnOnce(&Self)) {
         let test = Self::start(name).await;
         let begun = Instant::now();
         let checked = async {
@@ -118,6 +119,9 @@ impl Test {
             test.show().await;
             test.start_stopped_nodes().await;
             test.tidy_nodes(true).await;
+            if alone {
+                test.restore_cistern().await;
+            }
             std::panic::resume_unwind(panic);
         }
         eprintln!("{name} took {:.1} s", begun.elapsed().as_secs_f32());
@@ -418,7 +422,7 @@ where
 }
 
 /// Waits until every object with the label is gone; an empty label matches all objects.
-pub(super) async fn all_gone<K>(api: &Api<K>, label: &str)
+async fn all_gone<K>(api: &Api<K>, label: &str)
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
 {

@@ -5,6 +5,7 @@ use cistern_e2e::{
     Harness, Test,
     cluster::{
         Cluster, NAMESPACE, PATIENCE,
+        failed::{ALLOW_DELETION, DEFINITIONS},
         objects::Binding::{Immediate, WaitForFirstConsumer},
         snapshots::VolumeGroupSnapshot,
     },
@@ -28,6 +29,8 @@ async fn a_claim_deleted_while_its_volume_is_being_made_leaves_nothing() {
         let pool = test.pool("pool", Bytes::gib(1), &[&node]).await;
         let class = test.class("class", &pool, Immediate, &[]).await;
         // The brackets keep the pattern from matching the shell that it is given to.
+        let resume = "pkill -CONT -f 'cistern-driver nod[e]'";
+        test.if_it_fails(harness, &node, &format!("{resume} || true"));
         harness
             .shell(&node, "pkill -STOP -f 'cistern-driver nod[e]'")
             .await;
@@ -47,9 +50,7 @@ async fn a_claim_deleted_while_its_volume_is_being_made_leaves_nothing() {
             .delete("claim", &DeleteParams::default())
             .await
             .unwrap();
-        harness
-            .shell(&node, "pkill -CONT -f 'cistern-driver nod[e]'")
-            .await;
+        harness.shell(&node, resume).await;
 
         test.gone(&claims, "claim").await;
         test.gone(&volumes, &volume).await;
@@ -91,7 +92,7 @@ async fn uninstalling_touches_no_image_and_installing_again_finds_every_volume()
         let command = ["delete", "--kustomize", everything.to_str().unwrap()];
         let output = run(test.cluster.kubectl_command(command), 2 * PATIENCE).await;
         let said = String::from_utf8_lossy(&output.stderr);
-        assert!(said.contains("cistern.storage/allow-deletion"), "{said}");
+        assert!(said.contains(ALLOW_DELETION), "{said}");
         let definitions = test.all::<CustomResourceDefinition>();
         for definition in cistern_crds::definitions() {
             let definition = definitions.get(&definition.name_any()).await.unwrap();
@@ -120,18 +121,18 @@ async fn deleting_the_definitions_touches_no_image_and_the_pod_goes_on_writing()
         return;
     };
     Test::run_alone("delete-definitions", async |test| {
+        test.no_failed_test_keeps_volumes().await;
         let writer = Writer::start(test, harness).await;
         // Every kind has an object: a definition without objects would be deleted immediately.
         let together = test.group_class("together", json!({})).await;
         test.snapshot_group("group", &together).await;
         let writer = writer.with_images(test, 2).await;
-        let definitions = "--selector=app.kubernetes.io/part-of=cistern";
-        let meant = "cistern.storage/allow-deletion=true";
+        let meant = format!("{ALLOW_DELETION}=true");
         test.cluster
-            .kubectl(["annotate", "crd", definitions, meant])
+            .kubectl(["annotate", "crd", DEFINITIONS, &meant])
             .await;
         test.cluster
-            .kubectl(["delete", "crd", definitions, "--wait=false"])
+            .kubectl(["delete", "crd", DEFINITIONS, "--wait=false"])
             .await;
         writer.deletion_is_blocked_and_volume_works(test).await;
 

@@ -1,5 +1,7 @@
 //! Restore of the cluster's objects from a backup: every object is new, and the data is unchanged.
 
+use std::panic::AssertUnwindSafe;
+
 use cistern_crds::{Bytes, PoolSnapshot, PoolVolume};
 use cistern_e2e::{
     Harness, Test,
@@ -8,6 +10,7 @@ use cistern_e2e::{
     },
     eventually,
 };
+use futures::FutureExt as _;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, ResourceExt as _,
@@ -45,9 +48,16 @@ async fn objects_restored_under_a_running_pod_find_every_pool_volume_and_snapsho
         let found = harness.shell(&node, images).await;
 
         let dump = dump(&test.cluster).await;
-        lose_all(&test.cluster, &dump).await;
-        test.writes_go_on("writer").await;
+        let lost = async {
+            lose_all(&test.cluster, &dump).await;
+            test.writes_go_on("writer").await;
+        };
+        let lost = AssertUnwindSafe(lost).catch_unwind().await;
+        // Also after a failure: images without objects would make every later test fail.
         restore(&test.cluster, dump).await;
+        if let Err(panic) = lost {
+            std::panic::resume_unwind(panic);
+        }
 
         test.pool_on(&pool, 1).await;
         are_what_they_were(test, &pool).await;
@@ -120,7 +130,11 @@ async fn restore(cluster: &Cluster, dump: Vec<(&str, Vec<DynamicObject>)>) {
     for (kind, objects) in dump {
         let api = api(cluster, kind);
         for object in objects {
-            api.create(&PostParams::default(), &object).await.unwrap();
+            match api.create(&PostParams::default(), &object).await {
+                // It was not lost.
+                Err(kube::Error::Api(status)) if status.is_already_exists() => {}
+                created => _ = created.unwrap(),
+            }
         }
     }
     scale(cluster, ["2", "2"]).await;
