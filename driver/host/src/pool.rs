@@ -17,6 +17,7 @@ pub(crate) mod file;
 mod filesystem;
 mod home;
 mod host;
+mod inspection;
 mod known;
 mod layers;
 pub(crate) mod marker;

@@ -1,12 +1,13 @@
 //! Decides which of several candidates is a pool.
 //!
 //! *Invariants:* a pool is adopted only if exactly one candidate has its name. Two candidates, or one
-//! that cannot be read, are refused, and the error names each.
+//! that cannot be read, are refused, and the error names each. A device that cannot be read is a
+//! candidate.
 
-use std::path::PathBuf;
+use std::{io, path::PathBuf};
 
-use super::{Candidate, Error, PoolDeclaration, marker::Marker};
-use crate::system::DeviceNumber;
+use super::{Candidate, Error, PoolDeclaration, failed, marker::Marker};
+use crate::system::{DeviceNumber, System};
 
 /// Candidates for a pool whose StoragePool was recreated.
 #[derive(Debug)]
@@ -69,35 +70,64 @@ impl<T> Candidates<T> {
     }
 }
 
-/// The one device that was found; None if there is none. Several are an error that states `why` for each.
-pub(super) fn only(
-    declaration: &PoolDeclaration,
-    found: &[(PathBuf, DeviceNumber)],
-    why: impl Fn() -> Candidate,
-) -> Result<Option<DeviceNumber>, Error> {
-    match found {
-        [] => Ok(None),
-        [(_, number)] => Ok(Some(*number)),
-        several => {
-            let found = several.iter().map(|(path, _)| (path.clone(), why()));
-            Err(Error::Ambiguous {
-                name: declaration.name.clone(),
-                found: found.collect(),
-            })
+/// Devices that hold the pool, and devices that may, because they cannot be read.
+pub(super) struct Devices<'a> {
+    pub(super) system: &'a dyn System,
+    /// Identity of the device that held the pool last.
+    pub(super) identity: Option<&'a str>,
+    pub(super) found: Vec<(PathBuf, DeviceNumber)>,
+    pub(super) unread: Vec<(PathBuf, io::Error)>,
+}
+
+impl<'a> Devices<'a> {
+    pub(super) const fn none(system: &'a dyn System, identity: Option<&'a str>) -> Self {
+        Self {
+            system,
+            identity,
+            found: Vec::new(),
+            unread: Vec::new(),
         }
+    }
+
+    /// The one device that holds the pool; None if there is none. Several are an error that states `why`
+    /// for each. So is one beside a device that cannot be read, whose copy it may be, unless it has the
+    /// identity of the pool's device.
+    pub(super) fn only(
+        &mut self,
+        declaration: &PoolDeclaration,
+        why: impl Fn() -> Candidate,
+    ) -> Result<Option<DeviceNumber>, Error> {
+        match self.found[..] {
+            [] => return Ok(None),
+            [(_, number)] if self.unread.is_empty() || self.is_known(number)? => {
+                return Ok(Some(number));
+            }
+            _ => {}
+        }
+        let found = self.found.drain(..).map(|(path, _)| (path, why()));
+        let unread = self.unread.drain(..);
+        let unread = unread.map(|(path, error)| (path, Candidate::unread(error)));
+        Err(Error::Ambiguous {
+            name: declaration.name.clone(),
+            found: found.chain(unread).collect(),
+        })
+    }
+
+    fn is_known(&self, number: DeviceNumber) -> Result<bool, Error> {
+        let found = self.system.device_identity(number);
+        let found = found.map_err(failed(format!("identify device {number}")))?;
+        Ok(self.identity.is_some() && found.as_deref() == self.identity)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-
     use cistern_types::Bytes;
 
     use super::*;
     use crate::{
         id::Uuid,
-        pool::{Owner, Source, failed},
+        pool::{Owner, Source},
     };
 
     fn declared() -> PoolDeclaration {

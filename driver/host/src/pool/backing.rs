@@ -6,6 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use rustix::io::Errno;
+
 use super::{Error, Expectation, failed};
 use crate::{
     cause::Cause,
@@ -115,6 +117,16 @@ pub(super) fn open_device(
         ));
     }
     Ok((device, stat.node))
+}
+
+/// Whether opening failed because no device is there, or no medium in it. After any other error a device
+/// may hold a pool.
+pub(super) fn has_no_content(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    matches!(
+        errno,
+        Some(Errno::NOENT | Errno::NOTDIR | Errno::NXIO | Errno::NODEV | Errno::NOMEDIUM)
+    ) || error.kind() == io::ErrorKind::InvalidInput
 }
 
 /// Repeats an attempt while another process holds the device.

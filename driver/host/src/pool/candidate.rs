@@ -4,7 +4,7 @@ use std::{fmt, io, path::PathBuf};
 
 use cistern_types::FilesystemType;
 
-use super::Error;
+use super::{Error, failed};
 use crate::{
     cause::Cause,
     id::{Uid, Uuid},
@@ -98,6 +98,13 @@ pub enum Candidate {
     Held(String),
     /// It could not be inspected.
     Unread(Box<Error>),
+}
+
+impl Candidate {
+    /// A device whose content is unknown, because reading it failed.
+    pub(super) fn unread(cause: impl Into<Cause>) -> Self {
+        Self::Unread(Box::new(failed("read it")(cause)))
+    }
 }
 
 impl fmt::Display for Candidate {

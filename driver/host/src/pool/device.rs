@@ -3,20 +3,17 @@
 //! *Invariant:* a listed path is resolved once. After that the device is identified by its number, so
 //! that a symbolic link that changes cannot replace the inspected device.
 
-use std::{
-    collections::BTreeSet,
-    io,
-    os::fd::AsFd as _,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeSet, io, os::fd::AsFd as _, path::PathBuf};
 
 use cistern_types::FilesystemType;
 
 use super::{
     Candidate, Error, Expectation, PoolDeclaration, Unusable,
-    adoption::{Candidates, only},
+    adoption::{Candidates, Devices},
     backing::{Backing, exclusive, node, open_device, unless_busy},
-    blank, failed, known, layers,
+    failed,
+    inspection::{DeviceState, examine, inspect, is_certain, is_mounted_pool},
+    known,
     marker::{self, Marker},
 };
 use crate::{
@@ -24,25 +21,8 @@ use crate::{
     id::{Uid, Uuid, is_label},
     mkfs,
     root::Root,
-    superblock::{self, Superblock},
     system::{DeviceNumber, OFlags, System},
 };
-
-/// What a listed device holds.
-enum DeviceState {
-    /// It holds the pool.
-    Own,
-    /// It holds the pool, but mkfs did not complete.
-    Unfinished,
-    /// Blank.
-    Blank,
-    /// It holds an XFS with another label, which may be the pool before a restore.
-    Labelled(String),
-    /// Another process holds it, and it has an XFS with the label of some pool.
-    Held(String),
-    /// It cannot be used.
-    Unusable(Unusable),
-}
 
 /// Whether the pool is created on a blank device.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -64,8 +44,8 @@ pub(super) fn open(
         Expectation::Known { filesystem_uuid } => {
             known::find(root, declaration, paths, identity, filesystem_uuid)
         }
-        Expectation::Made => choose(root, declaration, paths, Blank::Left),
-        Expectation::New => choose(root, declaration, paths, Blank::Taken),
+        Expectation::Made => choose(root, declaration, paths, identity, Blank::Left),
+        Expectation::New => choose(root, declaration, paths, identity, Blank::Taken),
     }
 }
 
@@ -76,16 +56,22 @@ fn choose(
     root: &Root,
     declaration: &PoolDeclaration,
     paths: &[PathBuf],
+    identity: Option<&str>,
     blank_device: Blank,
 ) -> Result<Backing, Error> {
     let system = &*root.system;
     let uid = &declaration.uid;
-    let (mut seen, mut own, mut devices) = (BTreeSet::new(), Vec::new(), Vec::new());
+    let (mut seen, mut devices) = (BTreeSet::new(), Vec::new());
+    let mut own = Devices::none(system, identity);
     let mut blank = None;
     let mut candidates = Candidates::none();
     for path in paths {
         let (state, number) = match inspect(root, uid, path) {
             Ok(found) => found,
+            Err(Cause::Io(error)) if !is_certain(&error) => {
+                own.unread.push((path.clone(), error));
+                continue;
+            }
             Err(cause) => {
                 devices.push((path.clone(), cause.into()));
                 continue;
@@ -95,7 +81,7 @@ fn choose(
             continue;
         }
         match state {
-            DeviceState::Own => own.push((path.clone(), number)),
+            DeviceState::Own => own.found.push((path.clone(), number)),
             DeviceState::Unfinished | DeviceState::Blank => {
                 blank.get_or_insert((number, matches!(state, DeviceState::Unfinished)));
             }
@@ -116,8 +102,11 @@ fn choose(
             DeviceState::Unusable(why) => devices.push((path.clone(), why)),
         }
     }
-    if let Some(number) = only(declaration, &own, || Candidate::Label(uid.label()))? {
+    if let Some(number) = own.only(declaration, || Candidate::Label(uid.label()))? {
         return exclusive(system, number);
+    }
+    for (path, error) in own.unread {
+        candidates.doubt(path, Candidate::unread(error));
     }
     if let Some(number) = candidates.decide(declaration)? {
         return exclusive(system, number);
@@ -134,32 +123,6 @@ fn choose(
     exclusive(system, number)
 }
 
-/// Inspects a listed device. A device that another process holds cannot be used. If it holds the pool,
-/// or may hold it, no other device is used instead.
-fn inspect(root: &Root, uid: &Uid, path: &Path) -> Result<(DeviceState, DeviceNumber), Cause> {
-    let busy = match unless_busy(|| examine(root, uid, path, OFlags::EXCL)) {
-        Err(cause) if cause.is_busy() => cause,
-        result => return result,
-    };
-    match examine(root, uid, path, OFlags::empty()) {
-        Ok((DeviceState::Own, number)) => Ok((DeviceState::Own, number)),
-        Ok((DeviceState::Labelled(label), number)) if is_label(&label) => {
-            Ok((DeviceState::Held(label), number))
-        }
-        _ => Err(busy),
-    }
-}
-
-/// Whether a device is mounted as a pool of this host.
-fn is_mounted_pool(root: &Root, number: DeviceNumber) -> Result<bool, Error> {
-    let mounts = root.system.mounts();
-    let mounts = mounts.map_err(failed("read the mount table"))?;
-    let pools = root.pools_path();
-    Ok(mounts
-        .iter()
-        .any(|mount| mount.device == number && mount.mount_point.parent() == Some(pools.as_path())))
-}
-
 /// The marker on a device with an XFS, if its label may be that of a pool.
 fn read_marker(
     system: &dyn System,
@@ -171,47 +134,6 @@ fn read_marker(
     }
     let path = node(system, number).map_err(failed(format!("find device {number}")))?;
     marker::read_unmounted(system, &path)
-}
-
-/// Inspects a device; with `EXCL`, no other process may hold it.
-fn examine(
-    root: &Root,
-    uid: &Uid,
-    path: &Path,
-    flags: OFlags,
-) -> Result<(DeviceState, DeviceNumber), Cause> {
-    let system = &*root.system;
-    let (device, number) = open_device(system, path, OFlags::RDONLY | flags)?;
-    let found = superblock::read(system, device.as_fd())?;
-    let objection = match layers::objection(root, device.as_fd(), number, found.as_ref())? {
-        None if found.is_none() => blank::objection(system, device.as_fd(), number)?,
-        objection => objection,
-    };
-    let state = match (objection, found) {
-        (Some(why), _) => DeviceState::Unusable(why),
-        (None, Some(found)) => judge(uid, &found),
-        (None, None) => DeviceState::Blank,
-    };
-    Ok((state, number))
-}
-
-/// State of a device with a filesystem. The marker is read after it is mounted.
-fn judge(uid: &Uid, found: &Superblock) -> DeviceState {
-    let is_xfs = found.kind == FilesystemType::Xfs;
-    if is_xfs && found.complete && found.label != uid.label() {
-        return DeviceState::Labelled(found.label.clone());
-    }
-    if !is_xfs || found.label != uid.label() {
-        return DeviceState::Unusable(Unusable::Filesystem {
-            filesystem: found.kind,
-            label: found.label.clone(),
-        });
-    }
-    if found.complete {
-        DeviceState::Own
-    } else {
-        DeviceState::Unfinished
-    }
 }
 
 fn make(root: &Root, uid: &Uid, number: DeviceNumber, unfinished: bool) -> Result<(), Cause> {

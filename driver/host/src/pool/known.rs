@@ -1,8 +1,9 @@
 //! Finds the device of an existing pool by the UUID of its filesystem.
 //!
 //! *Invariants:* every candidate is inspected, and if there are several, none is used: a copy, a
-//! snapshot of a storage array and a second path to the same disk have the same UUID. Besides the
-//! listed paths, only devices with the identity of the pool's device are opened.
+//! snapshot of a storage array and a second path to the same disk have the same UUID. While a device
+//! cannot be read, a candidate is used only if it has the identity of the pool's device: it may be a
+//! copy of the other. Besides the listed paths, only devices with that identity are opened.
 
 use std::{
     collections::BTreeSet,
@@ -15,12 +16,13 @@ use cistern_types::FilesystemType;
 
 use super::{
     Candidate, Error, PoolDeclaration, Unusable,
-    adoption::only,
-    backing::{Backing, exclusive, open_device},
+    adoption::Devices,
+    backing::{Backing, exclusive, has_no_content, open_device},
     error::list,
     failed, layers,
 };
 use crate::{
+    cause::Cause,
     id::Uuid,
     root::Root,
     superblock,
@@ -37,31 +39,44 @@ pub(super) fn find(
 ) -> Result<Backing, Error> {
     let system = &*root.system;
     let others = with_identity(system, identity).map_err(failed("list the block devices"))?;
-    let (mut seen, mut candidates, mut ruled_out) = (BTreeSet::new(), Vec::new(), Vec::new());
+    let (mut seen, mut ruled_out) = (BTreeSet::new(), Vec::new());
+    let mut devices = Devices::none(system, identity);
     for path in paths.iter().cloned().chain(others) {
-        // Many devices cannot be opened, and the pool need not be on one of them.
-        let Ok((device, number)) = open_device(system, &path, OFlags::RDONLY) else {
-            continue;
+        let (device, number) = match open_device(system, &path, OFlags::RDONLY) {
+            Ok(opened) => opened,
+            Err(error) if has_no_content(&error) => continue,
+            Err(error) => {
+                devices.unread.push((path, error));
+                continue;
+            }
         };
-        let found = superblock::read(system, device.as_fd()).ok().flatten();
+        if !seen.insert(number) {
+            continue;
+        }
+        let found = match superblock::read(system, device.as_fd()) {
+            Ok(found) => found,
+            Err(error) => {
+                devices.unread.push((path, error));
+                continue;
+            }
+        };
         let Some(found) = found.filter(|found| {
             found.kind == FilesystemType::Xfs && found.complete && found.uuid == uuid
         }) else {
             continue;
         };
-        if !seen.insert(number) {
-            continue;
-        }
         let objection = layers::objection(root, device.as_fd(), number, Some(&found));
         match objection.map_err(failed(format!("inspect {}", path.display())))? {
             Some(why) => ruled_out.push((path, why)),
-            None => candidates.push((path, number)),
+            None => devices.found.push((path, number)),
         }
     }
-    match only(declaration, &candidates, || Candidate::Filesystem(uuid))? {
-        Some(number) => exclusive(system, number),
-        None => Err(missing(paths, uuid, &ruled_out)),
+    if let Some(number) = devices.only(declaration, || Candidate::Filesystem(uuid))? {
+        return exclusive(system, number);
     }
+    let unread = devices.unread.into_iter();
+    ruled_out.extend(unread.map(|(path, error)| (path, Unusable::from(Cause::from(error)))));
+    Err(missing(paths, uuid, &ruled_out))
 }
 
 /// The devices with an identity, by the kernel's own names.

@@ -6,10 +6,12 @@ use std::{
 };
 
 use cistern_host::{Expectation, Pool, PoolDeclaration, Source, pool::Error};
+use failing_disk::Mode;
 use rustix::mount::{MountFlags, UnmountFlags, mount};
 
 use crate::{
     device::{Disk, SIZE},
+    failing::FailingDevice,
     harness::{Machine, POOL_SIZE, device_pool, image_pool, known, must, run, uid, unmount},
 };
 
@@ -59,10 +61,10 @@ fn leave(machine: &Machine) {
 }
 
 /// A copy of a disk with additional bytes at its end.
-fn copy(machine: &Machine, disk: &Disk, name: &str, more: u64) -> Disk {
-    run("sync", &[]);
+fn copy(machine: &Machine, disk: &Path, name: &str, more: u64) -> Disk {
+    run("sync", &[disk.to_str().unwrap()]);
     let to = machine.path(name);
-    let mut from = fs::File::open(&disk.device).unwrap();
+    let mut from = fs::File::open(disk).unwrap();
     let mut file = fs::File::create(&to).unwrap();
     std::io::copy(&mut from, &mut file).unwrap();
     file.set_len(SIZE + more).unwrap();
@@ -108,11 +110,55 @@ fn missing(result: Result<Pool, Error>, why: &str) {
 }
 
 #[test]
+fn a_copy_is_not_used_while_the_disk_of_the_pool_cannot_be_read() {
+    let machine = Machine::new();
+    let disk = FailingDevice::new(&machine);
+    let pool = must(open(&machine, &[&disk.path], Expectation::New));
+    let expectation = known(&pool);
+    drop(pool);
+    leave(&machine);
+    let twin = copy(&machine, &disk.path, "twin", 0);
+    let paths: [&Path; 2] = [&disk.path, &twin.device];
+    disk.set(Mode::Eio);
+    for expectation in [expectation, Expectation::Made, Expectation::New] {
+        assert!(ambiguous(open(&machine, &paths, expectation)).contains(&disk.path));
+    }
+    missing(
+        open(&machine, &paths[..1], expectation),
+        "Input/output error",
+    );
+    // The identity of the pool's disk leaves no doubt.
+    let attributes = Attributes::of(&twin, "twin", None);
+    let declaration = with_identity(&paths, "serial:twin");
+    let pool = must(machine.root().open_pool(&declaration, expectation));
+    assert_eq!(pool.device(), twin.device);
+    drop(pool);
+    leave(&machine);
+    drop(attributes);
+}
+
+#[test]
+fn no_pool_is_created_while_a_listed_disk_cannot_be_read() {
+    let machine = Machine::new();
+    let (disk, blank) = (FailingDevice::new(&machine), Disk::new(&machine, "blank"));
+    disk.set(Mode::Eio);
+    let paths: [&Path; 2] = [&disk.path, &blank.device];
+    let refused = ambiguous(open(&machine, &paths, Expectation::New));
+    assert_eq!(refused, std::slice::from_ref(&disk.path));
+    assert!(blank.is_blank());
+    disk.set(Mode::Ok);
+    let pool = must(open(&machine, &paths, Expectation::New));
+    assert_eq!(pool.device(), disk.path);
+    drop(pool);
+    leave(&machine);
+}
+
+#[test]
 fn if_two_devices_have_the_filesystem_of_a_pool_neither_is_used_and_both_are_named() {
     let machine = Machine::new();
     let (blank, disk) = (Disk::new(&machine, "blank"), Disk::new(&machine, "disk"));
     let expectation = make(&machine, &disk);
-    let twin = copy(&machine, &disk, "twin", 0);
+    let twin = copy(&machine, &disk.device, "twin", 0);
     let paths: [&Path; 3] = [&blank.device, &disk.device, &twin.device];
     let both = [disk.device.clone(), twin.device.clone()];
     for expectation in [expectation, Expectation::Made, Expectation::New] {
@@ -165,7 +211,7 @@ fn an_unlisted_device_is_probed_only_if_the_pool_was_on_that_disk() {
     missing(open(&with_identity(&[&away], "serial:S2")), "(listed: ");
 
     // With a second path to the same disk, it is unknown which path works.
-    let second = copy(&machine, &disk, "second", 0);
+    let second = copy(&machine, &disk.device, "second", 0);
     let more_attributes = Attributes::of(&second, "S1", None);
     let listed = with_identity(&[&disk.device], &identity);
     assert_eq!(
@@ -177,7 +223,7 @@ fn an_unlisted_device_is_probed_only_if_the_pool_was_on_that_disk() {
     let _said = Attributes::of(&disk, "S1", Some("dm-0"));
     let _said_too = Attributes::of(&second, "S1", Some("dm-0"));
     missing(open(&listed), "dm-0 is made of it");
-    let made_of_both = copy(&machine, &disk, "made-of-both", 0);
+    let made_of_both = copy(&machine, &disk.device, "made-of-both", 0);
     let listed = with_identity(&[&disk.device, &made_of_both.device], &identity);
     let pool = must(open(&listed));
     assert_eq!(pool.device(), made_of_both.device);
@@ -202,7 +248,8 @@ fn the_device_of_a_pool_is_the_array_and_not_its_member() {
     let machine = Machine::new();
     let array = Disk::new(&machine, "array");
     let expectation = make(&machine, &array);
-    let [md, drbd, older] = ["md", "drbd", "older"].map(|name| copy(&machine, &array, name, MORE));
+    let [md, drbd, older] =
+        ["md", "drbd", "older"].map(|name| copy(&machine, &array.device, name, MORE));
     md.write(MD_END, &md_mark(MD_END));
     drbd.write(SIZE + MORE - 4096, &drbd_mark());
     // mdadm does not erase the superblock of the former filesystem.

@@ -1,0 +1,111 @@
+//! Inspects a listed device: whether it holds the pool, is blank, or cannot be used. Nothing is written.
+
+use std::{io, os::fd::AsFd as _, path::Path};
+
+use cistern_types::FilesystemType;
+
+use super::{
+    Error, Unusable,
+    backing::{has_no_content, open_device, unless_busy},
+    blank, failed, layers,
+};
+use crate::{
+    cause::Cause,
+    id::{Uid, is_label},
+    root::Root,
+    superblock::{self, Superblock},
+    system::{DeviceNumber, OFlags},
+};
+
+/// What a listed device holds.
+pub(super) enum DeviceState {
+    /// It holds the pool.
+    Own,
+    /// It holds the pool, but mkfs did not complete.
+    Unfinished,
+    /// Blank.
+    Blank,
+    /// It holds an XFS with another label, which may be the pool before a restore.
+    Labelled(String),
+    /// Another process holds it, and it has an XFS with the label of some pool.
+    Held(String),
+    /// It cannot be used.
+    Unusable(Unusable),
+}
+
+/// Inspects a listed device. A device that another process holds cannot be used. If it holds the pool,
+/// or may hold it, no other device is used instead.
+pub(super) fn inspect(
+    root: &Root,
+    uid: &Uid,
+    path: &Path,
+) -> Result<(DeviceState, DeviceNumber), Cause> {
+    let busy = match unless_busy(|| examine(root, uid, path, OFlags::EXCL)) {
+        Err(cause) if cause.is_busy() => cause,
+        result => return result,
+    };
+    match examine(root, uid, path, OFlags::empty()) {
+        Ok((DeviceState::Own, number)) => Ok((DeviceState::Own, number)),
+        Ok((DeviceState::Labelled(label), number)) if is_label(&label) => {
+            Ok((DeviceState::Held(label), number))
+        }
+        Err(cause) if !cause.is_busy() => Err(cause),
+        _ => Err(busy),
+    }
+}
+
+/// Whether a device that cannot be inspected is not the pool: none is there, or another process holds it.
+pub(super) fn is_certain(error: &io::Error) -> bool {
+    has_no_content(error) || error.kind() == io::ErrorKind::ResourceBusy
+}
+
+/// Whether a device is mounted as a pool of this host.
+pub(super) fn is_mounted_pool(root: &Root, number: DeviceNumber) -> Result<bool, Error> {
+    let mounts = root.system.mounts();
+    let mounts = mounts.map_err(failed("read the mount table"))?;
+    let pools = root.pools_path();
+    Ok(mounts
+        .iter()
+        .any(|mount| mount.device == number && mount.mount_point.parent() == Some(pools.as_path())))
+}
+
+/// Inspects a device; with `EXCL`, no other process may hold it.
+pub(super) fn examine(
+    root: &Root,
+    uid: &Uid,
+    path: &Path,
+    flags: OFlags,
+) -> Result<(DeviceState, DeviceNumber), Cause> {
+    let system = &*root.system;
+    let (device, number) = open_device(system, path, OFlags::RDONLY | flags)?;
+    let found = superblock::read(system, device.as_fd())?;
+    let objection = match layers::objection(root, device.as_fd(), number, found.as_ref())? {
+        None if found.is_none() => blank::objection(system, device.as_fd(), number)?,
+        objection => objection,
+    };
+    let state = match (objection, found) {
+        (Some(why), _) => DeviceState::Unusable(why),
+        (None, Some(found)) => judge(uid, &found),
+        (None, None) => DeviceState::Blank,
+    };
+    Ok((state, number))
+}
+
+/// State of a device with a filesystem. The marker is read after it is mounted.
+fn judge(uid: &Uid, found: &Superblock) -> DeviceState {
+    let is_xfs = found.kind == FilesystemType::Xfs;
+    if is_xfs && found.complete && found.label != uid.label() {
+        return DeviceState::Labelled(found.label.clone());
+    }
+    if !is_xfs || found.label != uid.label() {
+        return DeviceState::Unusable(Unusable::Filesystem {
+            filesystem: found.kind,
+            label: found.label.clone(),
+        });
+    }
+    if found.complete {
+        DeviceState::Own
+    } else {
+        DeviceState::Unfinished
+    }
+}
