@@ -4,14 +4,15 @@
 //! *Invariants:* an image is removed only if it carries an identity and was an orphan for that
 //! time, by its entry in the status or, if the status is full, by the comparisons of this process.
 //! No image is removed while an object of its name exists, readable or not, on any node: the API
-//! server is asked before each step. No image is removed from a pool that has not opted in.
+//! server is asked before each step. No image is removed from a pool that has not opted in, or that
+//! has opted out while its orphan waited.
 
 use std::{collections::HashMap, sync::Arc};
 
 use chrono::{DateTime, TimeDelta, Utc};
 use cistern_client::Chain;
 use cistern_crds::{
-    NodePoolStatus,
+    NodePoolStatus, StorageNode,
     drift::{Orphan, OrphanIdentity},
     volume::SourceKind,
 };
@@ -22,10 +23,11 @@ use super::elsewhere;
 use crate::{
     agent::{
         Agent,
-        pools::{Permit, Usable},
+        desired::readable,
+        pools::{Permit, Pools, Usable},
     },
     blocking::{Broken, on_host},
-    locks::VolumeGuard,
+    locks::{VolumeGuard, VolumeLocks},
 };
 
 /// A step of the removal of an orphan.
@@ -75,13 +77,16 @@ async fn of_pool(agent: &Arc<Agent>, pool: &str, status: &NodePoolStatus) {
         let Some(identity) = &orphan.identity else {
             continue;
         };
-        let Some(held) = acquire(agent, pool, orphan, identity).await else {
+        let due_now = || {
+            let node = agent.desired.node()?;
+            due_in(readable(&node)?, &status.uid, orphan, (agent.node.now)())
+        };
+        let volume = identity.source_volume.as_ref().unwrap_or(&identity.name);
+        let turn = turn(&agent.pools, pool, &agent.locks, volume, due_now);
+        let Some(turn) = turn.await else {
             continue;
         };
-        if is_claimed_now(agent, pool, orphan, identity) {
-            continue;
-        }
-        let (image, name, step) = (&orphan.image, &identity.name, held.step);
+        let (image, name) = (&orphan.image, &identity.name);
         match elsewhere::node_of(agent, identity).await {
             Ok(None) => {}
             Ok(Some(_)) => continue,
@@ -92,7 +97,15 @@ async fn of_pool(agent: &Arc<Agent>, pool: &str, status: &NodePoolStatus) {
                 return;
             }
         }
-        match held.take(image, (agent.node.now)()).await {
+        // Read after every wait: an object may claim the image now, and the pool may have opted out or been
+        // closed.
+        if is_claimed_now(agent, pool, orphan, identity) {
+            continue;
+        }
+        let (Some(step), Some(usable)) = (due_now(), open(agent, pool, &status.uid)) else {
+            continue;
+        };
+        match turn.take(step, usable, image, (agent.node.now)()).await {
             Ok(()) => {
                 tracing::warn!(pool, image, name, ?step, "reclaimed an orphaned image");
                 agent.report.request();
@@ -149,41 +162,47 @@ fn is_claimed_now(agent: &Agent, pool: &str, orphan: &Orphan, identity: &OrphanI
         }
 }
 
-/// An orphan that is due, with the lock of its volume.
-struct DueOrphan {
-    step: OrphanStep,
-    usable: Usable,
+/// The step that is due for an orphan of the pool with this UID, as the StorageNode declares the pool;
+/// none if it has not opted in.
+fn due_in(
+    node: &StorageNode,
+    pool_uid: &str,
+    orphan: &Orphan,
+    now: DateTime<Utc>,
+) -> Option<OrphanStep> {
+    let pool = node.spec.pools.iter().find(|pool| pool.uid == pool_uid)?;
+    let hours = pool.reclaim_orphans_after_hours?;
+    due(orphan, TimeDelta::hours(i64::from(hours)), now)
+}
+
+/// The pool of this name and UID; None if it is not usable.
+fn open(agent: &Agent, pool: &str, uid: &str) -> Option<Usable> {
+    let pool_state = agent.pools.get(pool)?;
+    let is_same = pool_state.spec.uid == uid;
+    pool_state.usable().filter(|_| is_same).cloned()
+}
+
+/// The turn of an orphan: a permit of its pool, and the lock of its volume.
+#[derive(Debug)]
+struct Turn {
     permit: Option<Permit>,
     guard: VolumeGuard,
 }
 
-/// Waits for a permit of the pool. None if no step is due or the volume is locked.
-async fn acquire(
-    agent: &Agent,
+/// Waits for a permit of the pool. None if no step is due before the wait or after it, or if the volume
+/// is locked. Does not keep the pool open, because an open pool cannot be unmounted.
+async fn turn(
+    pools: &Pools,
     pool: &str,
-    orphan: &Orphan,
-    identity: &OrphanIdentity,
-) -> Option<DueOrphan> {
-    // Reads the current state, because the pool may have opted out meanwhile. Dropped before the wait,
-    // because an open pool cannot be unmounted.
-    let pool_state = agent.pools.get(pool)?;
-    let hours = pool_state.spec.reclaim_orphans_after_hours?;
-    let step = due(
-        orphan,
-        TimeDelta::hours(i64::from(hours)),
-        (agent.node.now)(),
-    )?;
-    let usable = pool_state.usable()?.clone();
-    drop(pool_state);
-    let volume = identity.source_volume.as_ref().unwrap_or(&identity.name);
-    let permit = agent.pools.permit(pool).await;
-    let guard = agent.locks.try_lock(volume)?;
-    Some(DueOrphan {
-        step,
-        usable,
-        permit,
-        guard,
-    })
+    locks: &VolumeLocks,
+    volume: &str,
+    due_now: impl Fn() -> Option<OrphanStep>,
+) -> Option<Turn> {
+    due_now()?;
+    let permit = pools.permit(pool).await;
+    due_now()?;
+    let guard = locks.try_lock(volume)?;
+    Some(Turn { permit, guard })
 }
 
 /// Error of a step on the disk.
@@ -197,15 +216,16 @@ enum StepError {
     Broken(#[from] Broken),
 }
 
-impl DueOrphan {
+impl Turn {
     /// Runs the step on the disk.
-    async fn take(self, image: &str, now: DateTime<Utc>) -> Result<(), StepError> {
-        let Self {
-            step,
-            usable,
-            permit,
-            guard,
-        } = self;
+    async fn take(
+        self,
+        step: OrphanStep,
+        usable: Usable,
+        image: &str,
+        now: DateTime<Utc>,
+    ) -> Result<(), StepError> {
+        let Self { permit, guard } = self;
         let uid: Uid = image.parse()?;
         let work = on_host((permit, guard), move || -> Result<(), image::Error> {
             match step {
@@ -224,6 +244,9 @@ impl DueOrphan {
 #[cfg(test)]
 mod tests {
     use cistern_crds::Bytes;
+    use futures::FutureExt as _;
+    use parking_lot::Mutex;
+    use serde_json::json;
 
     use super::*;
     use crate::testing::{at, orphan_identity};
@@ -256,6 +279,48 @@ mod tests {
         let mut strange = orphan(0, None);
         strange.identity = None;
         assert_eq!(due(&strange, TimeDelta::hours(1), at(1_000_000)), None);
+    }
+
+    /// A node whose pool reclaims orphans after this many hours.
+    fn node(hours: Option<u32>) -> StorageNode {
+        let mut node: StorageNode = serde_json::from_value(json!({
+            "metadata": {"name": "a"},
+            "spec": {"topology": {}, "pools": [{
+                "name": "fast", "uid": "u", "source": {"image": {"size": "1Gi"}},
+                "overcommitPercent": 100, "reservedPercent": 5,
+            }]},
+        }))
+        .unwrap();
+        node.spec.pools[0].reclaim_orphans_after_hours = hours;
+        node
+    }
+
+    #[test]
+    fn no_step_is_due_in_a_pool_that_has_opted_out_or_has_another_uid() {
+        let due_in = |hours, uid| due_in(&node(hours), uid, &orphan(0, None), at(7200));
+        assert_eq!(due_in(Some(1), "u"), Some(OrphanStep::Discard));
+        assert_eq!(due_in(Some(3), "u"), None);
+        assert_eq!(due_in(None, "u"), None);
+        assert_eq!(due_in(Some(1), "another"), None);
+    }
+
+    #[tokio::test]
+    async fn an_orphan_whose_pool_opts_out_while_it_waits_for_its_turn_is_kept() {
+        for (hours, is_taken) in [(Some(1), true), (Some(3), false), (None, false)] {
+            let (pools, locks) = (Pools::default(), VolumeLocks::default());
+            let declared = Mutex::new(node(Some(1)));
+            let orphan = orphan(0, None);
+            let due_now = || due_in(&declared.lock(), "u", &orphan, at(7200));
+            let mut busy = Vec::new();
+            while let Some(permit) = pools.permit("fast").now_or_never() {
+                busy.push(permit);
+            }
+            let mut turn = Box::pin(turn(&pools, "fast", &locks, "pvc-1", due_now));
+            assert!(turn.as_mut().now_or_never().is_none(), "it waits");
+            *declared.lock() = node(hours);
+            busy.clear();
+            assert_eq!(turn.await.is_some(), is_taken, "{hours:?}");
+        }
     }
 
     #[test]
