@@ -184,11 +184,11 @@ pub fn deletion_held<K: Kind>(object: &K, is_requested: bool) -> ConditionUpdate
     let resource = K::kind(&()).to_lowercase();
     let name = object.meta().name.as_deref().unwrap_or_default();
     let message = format!(
-        "the object is being deleted, but nothing asks for the {noun}'s data to be destroyed, so \
-         both stay and the {noun} goes on working. To destroy the data, delete the {noun}'s \
-         {claim}, or: kubectl patch {resource} {name} --type merge -p \
-         '{{\"spec\":{{\"deletionRequested\":true}}}}'. To keep the data and have a fresh object, \
-         take the finalizer {FINALIZER} off and create the object again with the same name and spec"
+        "the object is being deleted, but the deletion of its data was not requested: the {noun} keeps \
+         its data and can be used. To delete the data, delete the {claim} of the {noun}, or run: \
+         kubectl patch {resource} {name} --type merge -p '{{\"spec\":{{\"deletionRequested\":true}}}}'. \
+         To keep the data with a new object, remove the finalizer {FINALIZER} from this object, and \
+         create it again with the same name and spec"
     );
     ConditionUpdate::new(kind, true, Reason::DeletionNotRequested, message)
 }

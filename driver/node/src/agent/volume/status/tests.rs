@@ -392,10 +392,18 @@ fn a_deleted_object_without_a_deletion_request_is_held_and_names_the_remedy() {
         (held.status.as_str(), held.reason.as_str()),
         ("True", "DeletionNotRequested")
     );
+    let (kept, remedy) = held.message.split_once(". ").unwrap();
+    assert_eq!(
+        kept,
+        "the object is being deleted, but the deletion of its data was not requested: the volume keeps \
+         its data and can be used"
+    );
     assert!(
-        held.message.contains("kubectl patch poolvolume pvc-1"),
-        "{}",
-        held.message
+        remedy.starts_with(
+            "To delete the data, delete the PersistentVolumeClaim of the volume, or run: kubectl patch \
+             poolvolume pvc-1 --type merge -p '{\"spec\":{\"deletionRequested\":true}}'. "
+        ),
+        "{remedy}"
     );
     assert_eq!(
         condition_of(&status, ConditionType::Ready),
