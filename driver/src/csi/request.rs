@@ -80,10 +80,21 @@ pub enum Error {
     /// Two filesystems for one volume (CV-04).
     #[error("the volume capabilities ask for filesystem {one} and for {other} in one volume")]
     Contradiction {
-        /// The filesystem of the parameters or of an earlier capability.
+        /// The filesystem of a capability.
         one: FilesystemType,
         /// The different filesystem of a later capability.
         other: FilesystemType,
+    },
+    /// A filesystem in the parameters and another in a capability (CV-04).
+    #[error(
+        "parameter \"csi.storage.k8s.io/fstype\" of the class asks for filesystem {class}, and a volume \
+         capability for {capability}"
+    )]
+    ContradictsClass {
+        /// The filesystem of the parameters.
+        class: FilesystemType,
+        /// The different filesystem of the capability.
+        capability: FilesystemType,
     },
     /// A filesystem and a block device for one volume (CV-04).
     #[error("the volume capabilities ask for a filesystem and for a block device in one volume")]
@@ -237,7 +248,11 @@ pub fn get_capacity(request: v1::GetCapacityRequest) -> Result<Option<CapacityQu
     } else {
         match capabilities(request.volume_capabilities).and_then(|c| access_type(&c, named)) {
             Err(Error::Capability(error)) if !error.is_malformed() => return Ok(None),
-            Err(Error::Contradiction { .. } | Error::TwoAccessTypes) => return Ok(None),
+            Err(
+                Error::Contradiction { .. }
+                | Error::ContradictsClass { .. }
+                | Error::TwoAccessTypes,
+            ) => return Ok(None),
             chosen => {
                 let (access_type, asked) = chosen?;
                 or_default(access_type, asked)

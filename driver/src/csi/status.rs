@@ -52,6 +52,7 @@ impl From<request::Error> for Status {
             | request::Error::ControlCharacter { .. }
             | request::Error::Unsupported { .. }
             | request::Error::Contradiction { .. }
+            | request::Error::ContradictsClass { .. }
             | request::Error::TwoAccessTypes
             | request::Error::Capability(_)
             | request::Error::OtherWay { .. }

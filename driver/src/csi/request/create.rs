@@ -68,7 +68,7 @@ impl FromRequest<v1::CreateVolumeRequest> for NewVolume {
 /// Fails if the capabilities have two access types, or if they and `chosen` name two filesystems.
 pub(super) fn access_type(
     capabilities: &[Capability],
-    mut chosen: Option<FilesystemType>,
+    chosen: Option<FilesystemType>,
 ) -> Result<(AccessType, Option<FilesystemType>), Error> {
     let is_block = |capability: &Capability| capability.access_type == AccessType::Block;
     if capabilities.iter().any(is_block) {
@@ -77,16 +77,17 @@ pub(super) fn access_type(
             .then_some((AccessType::Block, None))
             .ok_or(Error::TwoAccessTypes);
     }
-    for other in capabilities
-        .iter()
-        .filter_map(|capability| capability.filesystem)
-    {
-        match chosen.replace(other) {
-            Some(one) if one != other => return Err(Error::Contradiction { one, other }),
-            Some(_) | None => {}
-        }
+    let mut named = capabilities.iter().filter_map(|it| it.filesystem);
+    let first = named.next();
+    if let Some((one, other)) = first.and_then(|one| Some((one, named.find(|it| *it != one)?))) {
+        return Err(Error::Contradiction { one, other });
     }
-    Ok((AccessType::Filesystem, chosen))
+    match (chosen, first) {
+        (Some(class), Some(capability)) if class != capability => {
+            Err(Error::ContradictsClass { class, capability })
+        }
+        _ => Ok((AccessType::Filesystem, first.or(chosen))),
+    }
 }
 
 /// The filesystem of an empty volume.

@@ -185,8 +185,35 @@ fn cv_04_one_bad_capability_refuses_all_and_two_filesystems_contradict() {
             r.volume_capabilities = vec![mount("ext4", Mode::SingleNodeWriter)];
             r.parameters.insert(FSTYPE.to_owned(), "xfs".to_owned());
         }),
-        Err(Error::Contradiction { .. })
+        Err(Error::ContradictsClass { .. })
     ));
+}
+
+#[test]
+fn a_capability_that_contradicts_its_class_is_told_from_two_that_contradict_each_other() {
+    let capabilities = |types: &[&str]| {
+        let types = types.iter();
+        types
+            .map(|it| mount(it, Mode::SingleNodeWriter))
+            .collect::<Vec<_>>()
+    };
+    let refused = |class: &str, types: &[&str]| {
+        let wanted = read(|r| {
+            r.volume_capabilities = capabilities(types);
+            r.parameters.insert(FSTYPE.to_owned(), class.to_owned());
+        });
+        wanted.unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused("xfs", &["ext4"]),
+        "parameter \"csi.storage.k8s.io/fstype\" of the class asks for filesystem xfs, and a volume \
+         capability for ext4"
+    );
+    // The class agrees with one of them.
+    assert_eq!(
+        refused("xfs", &["xfs", "ext4"]),
+        "the volume capabilities ask for filesystem xfs and for ext4 in one volume"
+    );
 }
 
 #[test]

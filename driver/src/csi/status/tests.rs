@@ -287,6 +287,13 @@ fn gen_05_lv_07_requests_are_invalid_or_out_of_range_and_a_bad_token_is_aborted(
             },
             Code::InvalidArgument,
         ),
+        (
+            Error::ContradictsClass {
+                class: cistern_crds::FilesystemType::Ext4,
+                capability: cistern_crds::FilesystemType::Xfs,
+            },
+            Code::InvalidArgument,
+        ),
         (Error::TwoAccessTypes, Code::InvalidArgument),
         (
             Error::OtherWay {
