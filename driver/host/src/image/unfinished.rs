@@ -83,14 +83,21 @@ impl<'a> Unfinished<'a> {
 
 impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
-        let folder = match self.location {
-            Location::Temporary => &self.pool.temporary,
-            Location::Images => &self.pool.images,
+        let (pool, name) = (self.pool, self.uid.as_ref());
+        let (system, temporary, images) =
+            (&*pool.system, pool.temporary.as_fd(), pool.images.as_fd());
+        // Errors are ignored: the sweep removes what stays among the temporary files.
+        match self.location {
             Location::Kept => return,
-        };
-        // Frees space and name immediately. Errors are ignored: the next sweep does the same.
-        let system = &*self.pool.system;
-        let _ = system.unlink(folder.as_fd(), self.uid.as_ref());
+            Location::Temporary => _ = system.unlink(temporary, name),
+            // No sweep looks among the images, so the file leaves them first, by a call that needs no
+            // space of its own.
+            Location::Images if system.rename(images, name, temporary, name).is_ok() => {
+                let _ = system.unlink(temporary, name);
+            }
+            Location::Images => _ = system.unlink(images, name),
+        }
+        // Frees the space immediately, even if a tool still has the file open.
         let _ = system.truncate(self.file.as_fd(), 0);
     }
 }
