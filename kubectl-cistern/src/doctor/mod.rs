@@ -11,6 +11,7 @@ pub mod definitions;
 pub mod facts;
 pub mod manifests;
 pub mod nodes;
+pub mod parts;
 pub mod permissions;
 pub mod policies;
 pub mod registration;
@@ -47,7 +48,7 @@ fn examine(facts: &Facts) -> Vec<report::Check> {
     checks.push(policies::examine(facts));
     checks.extend(registration::examine(facts));
     checks.extend(workloads::examine(facts));
-    checks.push(versions::parts(facts));
+    checks.push(parts::versions(facts));
     checks.extend(nodes::examine(facts));
     checks.extend(classes::examine(facts));
     checks.extend(snapshots::examine(facts));
