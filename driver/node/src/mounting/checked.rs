@@ -13,10 +13,10 @@ use std::{sync::Arc, time::Duration};
 
 use cistern_client::Chain;
 use cistern_crds::Explanation;
-use cistern_host::{Checking, Content, Staged, grow, image, mounting as host};
+use cistern_host::{Checking, Content, grow};
 use tokio::time::timeout;
 
-use super::{Error, LOCK_PATIENCE, Mounter, Refusal, Stage, stage::stage_request};
+use super::{Error, LOCK_PATIENCE, Mounter, Stage, stage::stage_request};
 use crate::agent::checks::{self, CheckOutcome, Ticket};
 use crate::blocking::{on_host, to_its_end};
 
@@ -29,7 +29,7 @@ impl Mounter {
     pub async fn stage(&self, request: Stage) -> Result<(), Error> {
         self.is_not_checked(&request.volume)?;
         let staged = self.stage_now(request.clone()).await;
-        if !staged.as_ref().is_err_and(is_needed) {
+        if !staged.as_ref().is_err_and(Error::needs_check) {
             return staged;
         }
         let volume = request.volume.clone();
@@ -128,39 +128,5 @@ impl Mounter {
         claim
             .map(|claim| claim.namespace.clone())
             .unwrap_or_default()
-    }
-}
-
-/// Whether a volume was not staged because its filesystem has to be checked first.
-pub(super) fn is_needed(error: &Error) -> bool {
-    matches!(
-        error,
-        Error::Host(host::Error::Image(image::Error::CheckNeeded { .. }))
-    )
-}
-
-/// Combines the result of staging with the outcome of the check before it. Adds the reason why the
-/// filesystem has not grown. If staging needs the check again and the check has failed, returns the
-/// error of the check, because another check would fail in the same way.
-pub(super) fn with(
-    volume: &str,
-    staged: Result<Option<Staged>, Error>,
-    checked: Option<CheckOutcome>,
-) -> Result<Option<(Staged, Option<String>)>, Error> {
-    let volume = || volume.to_owned();
-    match (staged, checked) {
-        (Ok(staged), Some(CheckOutcome::NotGrown(why))) => {
-            Ok(staged.map(|staged| (staged, Some(why))))
-        }
-        (Ok(staged), _) => Ok(staged.map(|staged| (staged, None))),
-        (Err(error), Some(CheckOutcome::Unfit(why))) if is_needed(&error) => {
-            let (volume, why) = (volume(), Refusal::Unfit(why));
-            Err(Error::Refused { volume, why })
-        }
-        (Err(error), Some(CheckOutcome::Failed(why))) if is_needed(&error) => {
-            let volume = volume();
-            Err(Error::NotChecked { volume, why })
-        }
-        (Err(error), _) => Err(error),
     }
 }

@@ -133,6 +133,14 @@ pub enum Refusal {
 }
 
 impl Error {
+    /// Whether a volume was not staged because its filesystem has to be checked first.
+    pub(super) fn needs_check(&self) -> bool {
+        matches!(
+            self,
+            Self::Host(host::Error::Image(image::Error::CheckNeeded { .. }))
+        )
+    }
+
     /// The reason why an administrator must repair a filesystem before it is staged; None for any
     /// other error.
     pub(super) fn unfit(&self) -> Option<Reason> {

@@ -8,9 +8,9 @@ use cistern_host::{
     BlockStageRequest, Checking, Content, MountOptions, Pool, Root, StageRequest, Staged, Uuid,
 };
 
-use super::{Error, Mounter, checked, finished, is_meant};
+use super::{Error, Mounter, Refusal, finished, is_meant};
 use crate::{
-    agent::{io_limits, observations::Growth},
+    agent::{checks::CheckOutcome, io_limits, observations::Growth},
     blocking::on_host,
     usage::{Usage, Volume},
 };
@@ -59,11 +59,11 @@ impl Mounter {
             staged
         });
         let staged = finished(&id, staged).await;
-        let staged = checked::with(&id, staged, checked);
+        let staged = with_check(&id, staged, checked);
         match &staged {
             Ok(None) => {}
             Ok(Some((staged, not_grown))) => self.note(&id, staged, not_grown.as_deref()),
-            Err(error) if checked::is_needed(error) => {}
+            Err(error) if error.needs_check() => {}
             // A condition of the volume reports the error.
             Err(error) => {
                 if let Some(reason) = error.unfit() {
@@ -119,6 +119,32 @@ impl Mounter {
         // Its deletion may wait for this.
         self.agent.enqueue(volume);
         done
+    }
+}
+
+/// Combines the result of staging with the outcome of the check before it. Adds the reason why the
+/// filesystem has not grown. If staging needs the check again and the check has failed, returns the
+/// error of the check, because another check would fail in the same way.
+fn with_check(
+    volume: &str,
+    staged: Result<Option<Staged>, Error>,
+    checked: Option<CheckOutcome>,
+) -> Result<Option<(Staged, Option<String>)>, Error> {
+    let volume = || volume.to_owned();
+    match (staged, checked) {
+        (Ok(staged), Some(CheckOutcome::NotGrown(why))) => {
+            Ok(staged.map(|staged| (staged, Some(why))))
+        }
+        (Ok(staged), _) => Ok(staged.map(|staged| (staged, None))),
+        (Err(error), Some(CheckOutcome::Unfit(why))) if error.needs_check() => {
+            let (volume, why) = (volume(), Refusal::Unfit(why));
+            Err(Error::Refused { volume, why })
+        }
+        (Err(error), Some(CheckOutcome::Failed(why))) if error.needs_check() => {
+            let volume = volume();
+            Err(Error::NotChecked { volume, why })
+        }
+        (Err(error), _) => Err(error),
     }
 }
 
