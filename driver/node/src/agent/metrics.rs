@@ -8,6 +8,7 @@
 //! values.
 
 mod io;
+mod labels;
 mod node;
 mod pools;
 mod volumes;
@@ -19,7 +20,6 @@ use std::{
 };
 
 use cistern_client::metrics::Gauges;
-use cistern_crds::health::Problem;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeLabelSet, EncodeLabelValue},
@@ -151,56 +151,5 @@ impl Collector for Snapshot {
         pools::write(&self.agent, &mut gauges)?;
         volumes::write(&self.agent, &mut gauges)?;
         node::write(&self.agent, &mut gauges)
-    }
-}
-
-/// Severities as values of a label: healthy first, then by rising severity.
-trait States: Copy + Ord + 'static {
-    const STATES: &'static [(&'static str, Option<Self>)];
-
-    /// The value of the label.
-    fn label(self) -> &'static str {
-        let mut states = Self::STATES.iter();
-        states
-            .find(|(_, severity)| *severity == Some(self))
-            .map_or("unknown", |(label, _)| label)
-    }
-}
-
-/// A state set: 1 for the state of the most severe problem, 0 for all others.
-fn state_set<S: States>(problems: &[Problem<S>]) -> impl Iterator<Item = (&'static str, u64)> {
-    let worst = problems.iter().map(|problem| problem.severity).max();
-    let states = S::STATES.iter();
-    states.map(move |(label, severity)| (*label, u64::from(*severity == worst)))
-}
-
-#[cfg(test)]
-mod tests {
-    use chrono::DateTime;
-    use cistern_crds::health::VolumeSeverity;
-
-    use super::*;
-
-    #[test]
-    fn exactly_one_state_holds_and_it_is_that_of_the_worst_problem() {
-        let problem = |severity| Problem {
-            severity,
-            reason: "ImageMissing".to_owned(),
-            message: String::new(),
-            since: DateTime::default(),
-        };
-        let holding = |problems: &[_]| -> Vec<&str> {
-            let states = state_set::<VolumeSeverity>(problems);
-            states
-                .filter(|(_, holds)| *holds == 1)
-                .map(|it| it.0)
-                .collect()
-        };
-        assert_eq!(holding(&[]), ["healthy"]);
-        let degraded = problem(VolumeSeverity::Degraded);
-        assert_eq!(holding(std::slice::from_ref(&degraded)), ["degraded"]);
-        let lost = problem(VolumeSeverity::DataLoss);
-        assert_eq!(holding(&[lost, degraded]), ["data_loss"]);
-        assert_eq!(VolumeSeverity::Inaccessible.label(), "inaccessible");
     }
 }

@@ -6,7 +6,8 @@ use cistern_client::metrics::Gauges;
 use cistern_crds::PoolVolume;
 use cistern_host::{io_counters::VolumeIo, system::IoCounters};
 
-use super::Agent;
+use super::labels;
+use crate::agent::Agent;
 
 /// Name without `_total`, help text and value of a counter.
 type Counter = (&'static str, &'static str, fn(&IoCounters) -> u64);
@@ -62,7 +63,7 @@ pub(super) fn write(
         .collect();
     for (name, help, number) in COUNTERS {
         let samples = attached.iter().map(|(volume, device, counters)| {
-            let [volume, pool] = super::volumes::of(volume);
+            let [volume, pool] = labels::of_volume(volume);
             (
                 [volume, pool, ("device", device.as_str())],
                 number(counters),

@@ -4,8 +4,7 @@ use std::fmt;
 
 use cistern_client::metrics::{Gauges, tally};
 
-use super::Agent;
-use crate::agent::desired::readable;
+use crate::agent::{Agent, desired::readable};
 
 pub(super) fn write(agent: &Agent, gauges: &mut Gauges<'_>) -> fmt::Result {
     // If the loop devices cannot be listed, the gauge has no samples.

@@ -3,21 +3,14 @@
 use std::{collections::HashSet, fmt, sync::Arc};
 
 use cistern_client::metrics::Gauges;
-use cistern_crds::{NodePoolStatus, PoolProblem, PoolSeverity};
+use cistern_crds::{NodePoolStatus, PoolProblem};
 
-use super::{Agent, States, state_set};
+use super::labels::{States as _, state_set};
 use crate::agent::{
+    Agent,
     desired::AssignedObjects,
     pools::{Images, PoolState},
 };
-
-impl States for PoolSeverity {
-    const STATES: &'static [(&'static str, Option<Self>)] = &[
-        ("healthy", None),
-        ("degraded", Some(Self::Degraded)),
-        ("unreachable", Some(Self::Unreachable)),
-    ];
-}
 
 /// The last status of a pool, and its state in memory.
 struct Known {

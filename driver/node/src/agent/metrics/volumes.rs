@@ -3,22 +3,17 @@
 use std::{fmt, sync::Arc};
 
 use cistern_client::metrics::{Gauges, tally};
-use cistern_crds::{ConditionType, PoolVolume, Reason, VolumeProblem, VolumeSeverity, condition};
+use cistern_crds::{ConditionType, PoolVolume, Reason, VolumeProblem, condition};
 
-use super::{Agent, States, io, state_set};
+use super::{
+    io,
+    labels::{States as _, name, of_volume, state_set},
+};
 use crate::agent::{
+    Agent,
     desired::{Guarded, readable},
     io_limits,
 };
-
-impl States for VolumeSeverity {
-    const STATES: &'static [(&'static str, Option<Self>)] = &[
-        ("healthy", None),
-        ("degraded", Some(Self::Degraded)),
-        ("inaccessible", Some(Self::Inaccessible)),
-        ("data_loss", Some(Self::DataLoss)),
-    ];
-}
 
 pub(super) fn write(agent: &Agent, gauges: &mut Gauges<'_>) -> fmt::Result {
     let objects = agent.desired.volumes();
@@ -62,7 +57,7 @@ fn claims(volumes: &[&PoolVolume], gauges: &mut Gauges<'_>) -> fmt::Result {
 fn extents(volumes: &[&PoolVolume], gauges: &mut Gauges<'_>) -> fmt::Result {
     let extents = volumes.iter().filter_map(|volume| {
         let extents = volume.status.as_ref()?.extents?;
-        Some((of(volume), extents))
+        Some((of_volume(volume), extents))
     });
     gauges.write(
         "cistern_volume_extents",
@@ -74,7 +69,7 @@ fn extents(volumes: &[&PoolVolume], gauges: &mut Gauges<'_>) -> fmt::Result {
 fn sizes(volumes: &[&PoolVolume], gauges: &mut Gauges<'_>) -> fmt::Result {
     let sizes = volumes.iter().filter_map(|volume| {
         let size = volume.status.as_ref()?.size?;
-        Some((of(volume), size.0))
+        Some((of_volume(volume), size.0))
     });
     gauges.write("cistern_volume_size_bytes", "Size of a volume.", sizes)
 }
@@ -84,7 +79,7 @@ fn allocated(agent: &Agent, volumes: &[&PoolVolume], gauges: &mut Gauges<'_>) ->
         let image = volume.status.as_ref()?.image.as_ref()?;
         let pool_state = agent.pools.get(&volume.spec.pool_name)?;
         let allocated = pool_state.usable()?.images.allocated(&image.uid)?;
-        Some((of(volume), allocated.0))
+        Some((of_volume(volume), allocated.0))
     });
     gauges.write(
         "cistern_volume_allocated_bytes",
@@ -104,7 +99,7 @@ fn health(agent: &Agent, volumes: &[&PoolVolume], gauges: &mut Gauges<'_>) -> fm
         })
         .collect();
     let states = known.iter().flat_map(|(volume, problems)| {
-        let [name, pool] = of(volume);
+        let [name, pool] = of_volume(volume);
         let states = state_set(problems);
         states.map(move |(state, holds)| ([name, pool, ("state", state)], holds))
     });
@@ -114,7 +109,7 @@ fn health(agent: &Agent, volumes: &[&PoolVolume], gauges: &mut Gauges<'_>) -> fm
         states,
     )?;
     let problems = known.iter().flat_map(|(volume, problems)| {
-        let [name, pool] = of(volume);
+        let [name, pool] = of_volume(volume);
         problems.iter().map(move |problem| {
             let severity = ("severity", problem.severity.label());
             let reason = ("reason", problem.reason.as_str());
@@ -158,16 +153,4 @@ fn failure(volume: &PoolVolume) -> Option<Reason> {
 fn reported(volume: &PoolVolume) -> &[VolumeProblem] {
     let status = volume.status.as_ref();
     status.map_or(&[], |status| &status.problems)
-}
-
-/// The labels of a volume.
-pub(super) fn of(volume: &PoolVolume) -> [(&'static str, &str); 2] {
-    [
-        ("volume", name(volume)),
-        ("pool", volume.spec.pool_name.as_str()),
-    ]
-}
-
-fn name(volume: &PoolVolume) -> &str {
-    volume.metadata.name.as_deref().unwrap_or_default()
 }
