@@ -35,7 +35,6 @@ use super::{
     desired::{AssignedObjects, Desired},
     health::Health,
     pools::PoolState,
-    snapshot, volume,
 };
 use crate::image::Image;
 
@@ -180,10 +179,10 @@ impl Admission {
             .retain(|uid, reservation| match reservation.holder {
                 Holder::Volume => volumes
                     .get(uid)
-                    .is_some_and(|volume| volume::plan::awaits_reservation(volume, reservation)),
+                    .is_some_and(|volume| reservation.is_awaited_by_volume(volume)),
                 Holder::Snapshot { .. } => snapshots
                     .get(uid)
-                    .is_some_and(|snapshot| snapshot::awaits_reservation(snapshot, reservation)),
+                    .is_some_and(|snapshot| reservation.is_awaited_by_snapshot(snapshot)),
             });
     }
 

@@ -30,6 +30,8 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 
+use crate::usage::Volume;
+
 /// A custom resource, readable by this version or not.
 pub type Guarded<K> = DeserializeGuard<K>;
 
@@ -194,6 +196,14 @@ impl Desired {
     /// Every PoolVolume of this node.
     pub fn volumes(&self) -> Vec<Arc<Guarded<PoolVolume>>> {
         self.volumes.state()
+    }
+
+    /// The volumes of a pool that have an image and are not being destroyed.
+    pub fn volumes_of(&self, pool: &str) -> Vec<Volume> {
+        let objects = self.volumes();
+        let volumes = objects.iter().filter_map(|object| readable(object));
+        let volumes = volumes.filter(|volume| volume.spec.pool_name == pool);
+        volumes.filter_map(|it| Volume::read(it).ok()).collect()
     }
 
     /// The readable volumes and snapshots of this node, by name of the pool.

@@ -10,7 +10,6 @@
 
 mod examine;
 pub mod judgement;
-pub mod problems;
 pub mod rounds;
 
 use std::collections::BTreeMap;
@@ -19,7 +18,7 @@ use chrono::{DateTime, Utc};
 use cistern_crds::{Explanation, PoolSeverity, Reason, health::PoolProblem};
 use parking_lot::Mutex;
 
-use self::problems::{ProblemTracker, Seen};
+use super::problems::{ProblemTracker, Seen};
 
 /// The known problems of the pools of this node. It holds only observed pools.
 #[derive(Debug, Default)]
@@ -157,9 +156,12 @@ fn is_of_probe(reason: Reason) -> bool {
 mod tests {
     use cistern_crds::PoolSeverity::Unreachable;
 
-    use super::{problems::Observation, *};
+    use super::*;
     use crate::{
-        agent::tracker::{Certainty, Visibility},
+        agent::{
+            problems::Observation,
+            tracker::{Certainty, Visibility},
+        },
         testing::at,
     };
 

@@ -21,7 +21,6 @@ use super::{
     Agent,
     desired::readable,
     pools::{PoolState, Pools},
-    volume::volumes_of,
 };
 use crate::{blocking::on_host, usage::Volume};
 
@@ -159,7 +158,7 @@ pub(super) fn unreported(agent: &Agent, volume: &PoolVolume) -> Option<Condition
 pub(super) async fn enforce(agent: &Agent, pool_state: &PoolState) {
     let mut volumes = Vec::new();
     let mut guards = Vec::new();
-    let all = volumes_of(&agent.desired, &pool_state.spec.name).into_iter();
+    let all = agent.desired.volumes_of(&pool_state.spec.name).into_iter();
     let all = all.map(|volume| of(&volume, &agent.pools));
     for volume in all.filter(|volume| !volume.limits.is_none()) {
         // An operation on the volume sets its limits itself.

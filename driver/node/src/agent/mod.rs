@@ -6,6 +6,18 @@
 //! periodic checks, Node service ──▶ observations, health ──▶ their status
 //! ```
 //!
+//! [`Agent`] holds the parts, and a part uses the others through it. A part refers only to parts above it:
+//!
+//! ```text
+//! desired, plan, tracker, checks
+//! pools ─▶ desired; problems ─▶ tracker
+//! observations ─▶ problems; io_limits ─▶ pools; health ─▶ problems, pools, io_limits
+//! admission ─▶ plan, pools, health; metrics ─▶ pools, io_limits
+//! report ─▶ admission; work ─▶ metrics; outcome ─▶ work
+//! reconcile ─▶ work, outcome, report; drift ─▶ work, tracker
+//! volume, snapshot ─▶ plan, reconcile, admission, observations, io_limits
+//! ```
+//!
 //! *Invariant:* the agent is the only allocator of its node and writes no metadata. The state that
 //! it must remember is in the status that it wrote, and is checked against the disk before use.
 
@@ -19,8 +31,10 @@ pub mod local_node;
 pub mod metrics;
 pub mod observations;
 pub mod outcome;
+pub mod plan;
 pub mod pool_reconcile;
 pub mod pools;
+pub mod problems;
 pub mod reconcile;
 pub mod report;
 pub mod snapshot;

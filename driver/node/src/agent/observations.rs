@@ -9,15 +9,13 @@ use std::collections::{BTreeMap, HashMap};
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
-    ConditionType, Explanation, PoolVolume, Reason, VolumeProblem, VolumeSeverity, condition,
+    ConditionType, Explanation, PoolVolume, PoolVolumeStatus, Reason, VolumeProblem,
+    VolumeSeverity, condition, health,
 };
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
 
-use super::{
-    health::problems::{ProblemTracker, Seen},
-    volume::status,
-};
+use super::problems::{ProblemTracker, Seen};
 
 /// Reasons for which a filesystem is not mounted: it is damaged, or too large to be checked.
 const DAMAGE: [Reason; 2] = [Reason::FilesystemDamaged, Reason::TooLargeToCheck];
@@ -143,7 +141,7 @@ impl Observations {
     pub fn unreported_problems(&self, volume: &PoolVolume) -> Option<Vec<VolumeProblem>> {
         let problems = self.problems_of(&volume.name_any())?;
         let status = volume.status.as_ref()?;
-        let has_changed = !status::reports(status, &problems);
+        let has_changed = !reports(status, &problems);
         (has_changed && !volume.spec.deletion_requested).then_some(problems)
     }
 
@@ -165,6 +163,14 @@ impl Observations {
     fn update(&self, volume: &str, change: impl FnOnce(&mut Observed)) {
         change(self.0.lock().entry(volume.to_owned()).or_default());
     }
+}
+
+/// Whether a status reports exactly these problems.
+pub fn reports(status: &PoolVolumeStatus, problems: &[VolumeProblem]) -> bool {
+    let finding = health::healthy(problems);
+    let condition = condition::find(&status.conditions, ConditionType::Healthy);
+    status.problems == problems
+        && condition.is_some_and(|condition| condition.status == finding.status.as_str())
 }
 
 /// Whether a status reports a filesystem that is smaller than its image.

@@ -11,61 +11,6 @@ use cistern_crds::{
 use super::work::Kind;
 use crate::image::Image;
 
-/// The lifecycle phase of an object of any kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ObjectPhase {
-    /// The agent has nothing to do.
-    Rest,
-    /// The agent reserves its bytes or refuses it.
-    Admit,
-    /// Its bytes are reserved, and its image must match its spec.
-    Admitted,
-    /// The agent destroys its image.
-    Reclaim,
-}
-
-/// The phase of an object, from the object alone. [`ObjectPhase::Reclaim`] depends only on
-/// `spec.deletionRequested`.
-pub fn phase(object: &impl HasImage) -> ObjectPhase {
-    let admitted = object.reserved().is_some();
-    if object.deletion_requested() {
-        // An object that was never admitted has no image, and the controller removes it.
-        return if admitted {
-            ObjectPhase::Reclaim
-        } else {
-            ObjectPhase::Rest
-        };
-    }
-    if admitted {
-        return ObjectPhase::Admitted;
-    }
-    if refusal(object).is_some() || object.meta().deletion_timestamp.is_some() {
-        ObjectPhase::Rest
-    } else {
-        ObjectPhase::Admit
-    }
-}
-
-/// The condition that refuses an object permanently, if any.
-pub fn refusal(object: &impl HasImage) -> Option<&Condition> {
-    let admitted = condition::failing(object.conditions(), ConditionType::Admitted)?;
-    let is_refused = !object.deletion_requested()
-        && object.reserved().is_none()
-        && Reason::parse(&admitted.reason).is_none_or(is_final);
-    is_refused.then_some(admitted)
-}
-
-/// Whether a refusal is permanent, regardless of what is on the disk.
-///
-/// A refusal by an agent that could not read the pool is not permanent: an object restored from a
-/// backup has its image there. The controller does not wait for that. It withdraws the object that
-/// it has just created and tries another node.
-fn is_final(reason: Reason) -> bool {
-    use Reason::{PoolNotReady, PoolUnknown, ProvisioningFailed};
-
-    !matches!(reason, PoolUnknown | PoolNotReady | ProvisioningFailed)
-}
-
 /// The outcome of a reconcile step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ImageOutcome<Own> {

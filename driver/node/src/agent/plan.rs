@@ -1,18 +1,66 @@
-//! The next step for a volume, and whether an image on the disk is the volume's. Pure.
+//! The next step for an object, from the object alone. Pure.
 //!
 //! *Invariant:* [`VolumeStep::Make`] is never the next step of a volume that was ready once: a missing
 //! image stays missing until an administrator acts.
 
-use cistern_crds::{PoolVolume, PoolVolumeStatus};
-use cistern_host::Owner;
-
-use crate::{
-    agent::{
-        admission::Reservation,
-        outcome::{ObjectPhase, phase},
-    },
-    image::{Difference, Image},
+use cistern_crds::{
+    Condition, ConditionType, HasImage, PoolVolume, PoolVolumeStatus, Reason, condition,
 };
+
+/// The lifecycle phase of an object of any kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ObjectPhase {
+    /// The agent has nothing to do.
+    Rest,
+    /// The agent reserves its bytes or refuses it.
+    Admit,
+    /// Its bytes are reserved, and its image must match its spec.
+    Admitted,
+    /// The agent destroys its image.
+    Reclaim,
+}
+
+/// The phase of an object, from the object alone. [`ObjectPhase::Reclaim`] depends only on
+/// `spec.deletionRequested`.
+pub fn phase(object: &impl HasImage) -> ObjectPhase {
+    let admitted = object.reserved().is_some();
+    if object.deletion_requested() {
+        // An object that was never admitted has no image, and the controller removes it.
+        return if admitted {
+            ObjectPhase::Reclaim
+        } else {
+            ObjectPhase::Rest
+        };
+    }
+    if admitted {
+        return ObjectPhase::Admitted;
+    }
+    if refusal(object).is_some() || object.meta().deletion_timestamp.is_some() {
+        ObjectPhase::Rest
+    } else {
+        ObjectPhase::Admit
+    }
+}
+
+/// The condition that refuses an object permanently, if any.
+pub fn refusal(object: &impl HasImage) -> Option<&Condition> {
+    let admitted = condition::failing(object.conditions(), ConditionType::Admitted)?;
+    let is_refused = !object.deletion_requested()
+        && object.reserved().is_none()
+        && Reason::parse(&admitted.reason).is_none_or(is_final);
+    is_refused.then_some(admitted)
+}
+
+/// Whether a refusal is permanent, regardless of what is on the disk.
+///
+/// A refusal by an agent that could not read the pool is not permanent: an object restored from a
+/// backup has its image there. The controller does not wait for that. It withdraws the object that
+/// it has just created and tries another node.
+fn is_final(reason: Reason) -> bool {
+    use Reason::{PoolNotReady, PoolUnknown, ProvisioningFailed};
+
+    !matches!(reason, PoolUnknown | PoolNotReady | ProvisioningFailed)
+}
 
 /// The next step for a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,61 +113,14 @@ fn awaits_attributes(volume: &PoolVolume) -> bool {
         && volume.refused_modification().is_none()
 }
 
-/// Whether the volume still waits for this reservation.
-pub fn awaits_reservation(volume: &PoolVolume, reservation: &Reservation) -> bool {
-    match next(volume) {
-        VolumeStep::Admit | VolumeStep::AdmitGrowth => volume.spec.size <= reservation.size,
-        VolumeStep::AdmitAttributes => Reservation::for_change(volume) == *reservation,
-        VolumeStep::Rest
-        | VolumeStep::Make
-        | VolumeStep::Grow
-        | VolumeStep::Keep
-        | VolumeStep::Reclaim => false,
-    }
-}
-
-/// Checks that the image matches the spec in name, source, size, access type and filesystem. Fails
-/// with the first difference.
-pub fn serves(volume: &PoolVolume, image: &Image) -> Result<(), Difference> {
-    let spec = &volume.spec;
-    let name = volume.metadata.name.clone().unwrap_or_default();
-    if image.owner.volume() != Some(&name) {
-        return Err(image.differs(
-            "owner",
-            image.owner.to_string(),
-            Owner::Volume(name).to_string(),
-        ));
-    }
-    let expected = spec.content_source.as_ref().map(|source| &source.image);
-    if image.source.as_ref() != expected {
-        let text = |source: Option<&String>| source.map_or_else(|| "none".to_owned(), Clone::clone);
-        return Err(image.differs("source", text(image.source.as_ref()), text(expected)));
-    }
-    // A larger image is the result of an interrupted growth.
-    let granted = volume
-        .status
-        .as_ref()
-        .and_then(|status| status.size.or(status.reserved));
-    let expected = granted.unwrap_or(spec.size);
-    if image.size < expected {
-        return Err(image.differs("size", image.size.to_string(), expected.to_string()));
-    }
-    image.holds(spec.access_type, spec.filesystem)
-}
-
 #[cfg(test)]
 mod tests {
-    use cistern_crds::{
-        AccessType, Bytes, ConditionType, ContentSource, Provisioning, Reason, SourceKind,
-        condition::{self, ConditionUpdate},
-    };
+    use cistern_crds::{Bytes, Provisioning, condition::ConditionUpdate};
 
     use super::*;
     use crate::{
-        image::is_the_same,
-        testing::{
-            admitted_volume, at, being_deleted, image_of_volume, ready_volume, wanted_volume,
-        },
+        agent::admission::Reservation,
+        testing::{admitted_volume, at, being_deleted, ready_volume, wanted_volume},
     };
 
     fn with_deletion_requested(mut volume: PoolVolume) -> PoolVolume {
@@ -155,10 +156,7 @@ mod tests {
         volume.spec.size = Bytes::gib(2);
         volume.metadata.generation = Some(2);
         assert_eq!(next(&volume), VolumeStep::AdmitGrowth);
-        assert!(awaits_reservation(
-            &volume,
-            &Reservation::for_volume(&volume, Bytes::gib(2))
-        ));
+        assert!(Reservation::for_volume(&volume, Bytes::gib(2)).is_awaited_by_volume(&volume));
         assert_eq!(
             next(&being_deleted(volume.clone())),
             VolumeStep::AdmitGrowth
@@ -173,10 +171,7 @@ mod tests {
         let conditions = &mut refused.status.as_mut().unwrap().conditions;
         condition::set(conditions, &finding, Some(2), at(0));
         assert_eq!(next(&refused), VolumeStep::Keep);
-        assert!(!awaits_reservation(
-            &refused,
-            &Reservation::for_volume(&refused, Bytes::gib(2))
-        ));
+        assert!(!Reservation::for_volume(&refused, Bytes::gib(2)).is_awaited_by_volume(&refused));
         refused.metadata.generation = Some(3);
         assert_eq!(next(&refused), VolumeStep::AdmitGrowth, "requested again");
         refused.spec.size = Bytes::gib(1);
@@ -203,7 +198,7 @@ mod tests {
         let volume = asked_to_be_thick();
         assert_eq!(next(&volume), VolumeStep::AdmitAttributes);
         let reservation = Reservation::for_change(&volume);
-        assert!(awaits_reservation(&volume, &reservation));
+        assert!(reservation.is_awaited_by_volume(&volume));
         let mut larger = volume.clone();
         larger.spec.size = Bytes::gib(2);
         assert_eq!(
@@ -222,7 +217,7 @@ mod tests {
         let conditions = &mut refused.status.as_mut().unwrap().conditions;
         condition::set(conditions, &finding, Some(2), at(0));
         assert_eq!(next(&refused), VolumeStep::Keep);
-        assert!(!awaits_reservation(&refused, &reservation));
+        assert!(!reservation.is_awaited_by_volume(&refused));
         refused.metadata.generation = Some(3);
         assert_eq!(
             next(&refused),
@@ -233,7 +228,7 @@ mod tests {
         let mut admitted = volume;
         admitted.status.as_mut().unwrap().attributes = Some(admitted.spec.attributes);
         assert_eq!(next(&admitted), VolumeStep::Keep);
-        assert!(!awaits_reservation(&admitted, &reservation));
+        assert!(!reservation.is_awaited_by_volume(&admitted));
     }
 
     #[test]
@@ -279,59 +274,5 @@ mod tests {
             );
             assert_eq!(next(&being_deleted(unread)), VolumeStep::Rest, "{reason}");
         }
-    }
-
-    #[test]
-    fn every_part_of_an_images_identity_must_agree() {
-        let check = |change: fn(&mut Image)| {
-            let mut image = image_of_volume();
-            change(&mut image);
-            let difference = is_the_same(&ready_volume(), &image);
-            difference.map_err(|difference| difference.reason())
-        };
-        let conflict = Err(Reason::IdentityConflict);
-        assert_eq!(check(|_| {}), Ok(()));
-        let other = |image: &mut Image| image.owner = Owner::Volume("pvc-2".into());
-        assert_eq!(check(other), conflict);
-        assert_eq!(check(|image| image.source = Some("uid-0".into())), conflict);
-        assert_eq!(check(|image| image.size = Bytes::mib(1023)), conflict);
-        assert_eq!(
-            check(|image| image.access_type = AccessType::Block),
-            conflict
-        );
-        assert_eq!(check(|image| image.filesystem = None), conflict);
-        assert_eq!(
-            check(|image| image.image.pool_uuid = "other".into()),
-            conflict
-        );
-        // An interrupted growth is no conflict.
-        assert_eq!(check(|image| image.size = Bytes::gib(2)), Ok(()));
-        let other_filesystem = check(|image| {
-            let filesystem = image.filesystem.as_mut().unwrap();
-            filesystem.uuid = "33333333-3333-4333-8333-333333333333".into();
-        });
-        assert_eq!(other_filesystem, Err(Reason::FilesystemConflict));
-    }
-
-    #[test]
-    fn an_image_with_another_source_is_not_adopted() {
-        let mut volume = wanted_volume();
-        volume.spec.content_source = Some(ContentSource {
-            kind: SourceKind::Snapshot,
-            name: "snapshot-1".into(),
-            image: "uid-0".into(),
-        });
-        let mut image = image_of_volume();
-        assert!(serves(&volume, &image).is_err());
-        image.source = Some("uid-0".into());
-        assert_eq!(serves(&volume, &image), Ok(()));
-    }
-
-    #[test]
-    fn an_image_smaller_than_the_requested_size_is_not_adopted() {
-        let mut volume = wanted_volume();
-        assert_eq!(serves(&volume, &image_of_volume()), Ok(()));
-        volume.spec.size = Bytes::gib(2);
-        assert!(serves(&volume, &image_of_volume()).is_err());
     }
 }

@@ -3,36 +3,30 @@
 mod checked;
 pub mod disk;
 mod expand;
+mod identity;
 mod modify;
 mod note;
-pub mod plan;
 pub mod status;
 
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use cistern_client::Chain;
-use cistern_crds::{Explanation, PoolVolume, PoolVolumeStatus, Reason, volume::FilesystemStatus};
-use cistern_host::{Checking, Owner};
-use kube::{ResourceExt as _, runtime::controller::Action};
+use cistern_crds::{Explanation, PoolVolume, PoolVolumeStatus, Reason};
+use cistern_host::Checking;
+use kube::runtime::controller::Action;
 
 use self::{
     disk::PreparedImage,
-    plan::VolumeStep,
     status::{Own, VolumeOutcome},
 };
 use super::{
-    Agent,
-    desired::{Desired, readable},
-    io_limits,
+    Agent, io_limits,
+    plan::{self, VolumeStep},
     reconcile::{LOCKED, ReconciledImage, Reconciliation},
     work::{Error, Kind, Work},
 };
-use crate::{
-    blocking::on_host,
-    image::{self, Difference, Image, ImageObject},
-    usage::Volume,
-};
+use crate::{blocking::on_host, image, usage::Volume};
 
 impl Kind for PoolVolume {
     const NOUN: &'static str = "volume";
@@ -78,33 +72,6 @@ impl ReconciledImage for PoolVolume {
 
     fn status_after(&self, outcome: &VolumeOutcome, now: DateTime<Utc>) -> PoolVolumeStatus {
         status::after(self, outcome, now)
-    }
-}
-
-impl ImageObject for PoolVolume {
-    fn noun() -> &'static str {
-        Self::NOUN
-    }
-
-    fn is_announced(&self) -> bool {
-        let status = self.status.as_ref();
-        status.is_some_and(|status| status.size.is_some())
-    }
-
-    fn volume(&self) -> String {
-        self.name_any()
-    }
-
-    fn is_named(&self, owner: &Owner) -> bool {
-        owner.volume() == self.metadata.name.as_deref()
-    }
-
-    fn is_served_by(&self, image: &Image) -> Result<(), Difference> {
-        plan::serves(self, image)
-    }
-
-    fn filesystem(&self) -> Option<&FilesystemStatus> {
-        self.status.as_ref()?.filesystem.as_ref()
     }
 }
 
@@ -229,14 +196,6 @@ impl Reconciliation<'_, PoolVolume> {
             .allocated(&self.name, missing.clone());
         missing
     }
-}
-
-/// The volumes of a pool that have an image and are not being destroyed.
-pub(super) fn volumes_of(desired: &Desired, pool: &str) -> Vec<Volume> {
-    let objects = desired.volumes();
-    let volumes = objects.iter().filter_map(|object| readable(object));
-    let volumes = volumes.filter(|volume| volume.spec.pool_name == pool);
-    volumes.filter_map(|it| Volume::read(it).ok()).collect()
 }
 
 /// The outcome of a failed step on the image.

@@ -2,6 +2,11 @@
 
 use cistern_crds::{Bytes, PoolSnapshot, PoolVolume, Provisioning};
 
+use crate::{
+    agent::plan::{self, ObjectPhase, VolumeStep},
+    image::ImageObject as _,
+};
+
 /// A reservation of bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
@@ -55,5 +60,59 @@ impl Reservation {
             size,
             provisioning: snapshot.spec.provisioning,
         }
+    }
+
+    /// Whether a volume still waits for this reservation.
+    pub fn is_awaited_by_volume(&self, volume: &PoolVolume) -> bool {
+        match plan::next(volume) {
+            VolumeStep::Admit | VolumeStep::AdmitGrowth => volume.spec.size <= self.size,
+            VolumeStep::AdmitAttributes => Self::for_change(volume) == *self,
+            VolumeStep::Rest
+            | VolumeStep::Make
+            | VolumeStep::Grow
+            | VolumeStep::Keep
+            | VolumeStep::Reclaim => false,
+        }
+    }
+
+    /// Whether a snapshot still waits for this reservation. The size of a snapshot is known only
+    /// when it is taken, so it may need more than its first reservation.
+    pub fn is_awaited_by_snapshot(&self, snapshot: &PoolSnapshot) -> bool {
+        let held = snapshot.status.as_ref().and_then(|status| status.reserved);
+        match plan::phase(snapshot) {
+            ObjectPhase::Admit => true,
+            ObjectPhase::Admitted => !snapshot.is_announced() && held < Some(self.size),
+            ObjectPhase::Rest | ObjectPhase::Reclaim => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cistern_crds::{
+        ConditionType, Reason,
+        condition::{self, ConditionUpdate},
+    };
+
+    use super::*;
+    use crate::testing::{admitted_snapshot, at, ready_snapshot, wanted_snapshot};
+
+    #[test]
+    fn a_reservation_is_kept_until_the_snapshot_has_it_or_is_refused() {
+        let reservation = |mib| Reservation::for_snapshot(&wanted_snapshot(), Bytes::mib(mib));
+        assert!(reservation(64).is_awaited_by_snapshot(&wanted_snapshot()));
+        assert!(!reservation(64).is_awaited_by_snapshot(&admitted_snapshot()));
+        // It needs more than was estimated.
+        assert!(reservation(65).is_awaited_by_snapshot(&admitted_snapshot()));
+        assert!(!reservation(65).is_awaited_by_snapshot(&ready_snapshot()));
+        let mut deleted = admitted_snapshot();
+        deleted.spec.deletion_requested = true;
+        assert!(!reservation(65).is_awaited_by_snapshot(&deleted));
+        let mut refused = wanted_snapshot();
+        let status = refused.status.get_or_insert_default();
+        let finding = ConditionUpdate::new(ConditionType::Admitted, false, Reason::NoSpace, "");
+        condition::set(&mut status.conditions, &finding, None, at(0));
+        assert!(!reservation(64).is_awaited_by_snapshot(&refused));
+        assert_eq!(plan::phase(&refused), ObjectPhase::Rest);
     }
 }

@@ -117,10 +117,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        agent::{
-            admission::{Holder, ledger::Limits},
-            volume::plan,
-        },
+        agent::admission::{Holder, ledger::Limits},
         testing::{admitted_volume, ready_volume, wanted_volume},
     };
 
@@ -190,10 +187,10 @@ mod tests {
         let reservations = Reservations::default();
         make(&reservations, "uid-1", ReservationKind::New).unwrap();
         let not_yet = wanted_volume();
-        reservations.retain(|_, reservation| plan::awaits_reservation(&not_yet, reservation));
+        reservations.retain(|_, reservation| reservation.is_awaited_by_volume(&not_yet));
         assert_eq!(reservations.of_pool("fast").len(), 1);
         let shown = admitted_volume();
-        reservations.retain(|_, reservation| plan::awaits_reservation(&shown, reservation));
+        reservations.retain(|_, reservation| reservation.is_awaited_by_volume(&shown));
         assert!(reservations.of_pool("fast").is_empty());
     }
 
@@ -225,7 +222,7 @@ mod tests {
         let sees = |gib| {
             let mut volume = ready_volume();
             volume.spec.size = Bytes::gib(gib);
-            reservations.retain(|_, reservation| plan::awaits_reservation(&volume, reservation));
+            reservations.retain(|_, reservation| reservation.is_awaited_by_volume(&volume));
         };
         let pending = || reservations.of_pool("fast").values().next().map(|p| p.size);
         ask(6).unwrap();
@@ -244,7 +241,7 @@ mod tests {
         let mut shown = ready_volume();
         shown.spec.size = Bytes::gib(8);
         shown.status.as_mut().unwrap().reserved = Some(Bytes::gib(8));
-        reservations.retain(|_, reservation| plan::awaits_reservation(&shown, reservation));
+        reservations.retain(|_, reservation| reservation.is_awaited_by_volume(&shown));
         assert_eq!(pending(), None, "the watch shows it");
     }
 

@@ -16,7 +16,6 @@ use crate::{
         desired::readable,
         pools::{PoolAvailability, PoolState},
         tracker::Visibility,
-        volume::volumes_of,
     },
     blocking::on_host,
     usage::Volume,
@@ -86,7 +85,7 @@ pub(super) async fn volumes(agent: &Agent, pool_state: &PoolState, deadline: Dur
     let pool = &pool_state.spec.name;
     let open = pool_state.open().map(|usable| Arc::clone(&usable.pool));
     let open = open.filter(|_| !agent.health.hangs(pool));
-    let (root, volumes) = (agent.node.root.clone(), volumes_of(&agent.desired, pool));
+    let (root, volumes) = (agent.node.root.clone(), agent.desired.volumes_of(pool));
     let examined = on_host((), move || {
         let subjects: Vec<_> = volumes.iter().map(subject).collect();
         let troubles = match open {

@@ -10,8 +10,10 @@ use cistern_host::{
     pool::Shortage,
 };
 
-use super::problems::{Observation, Seen};
-use crate::agent::tracker::{Certainty, Visibility};
+use crate::agent::{
+    problems::{Observation, Seen},
+    tracker::{Certainty, Visibility},
+};
 
 /// Percentage of used space from which a pool's filesystem is nearly full.
 const NEARLY_FULL: u64 = 90;
@@ -321,7 +323,7 @@ mod tests {
     use cistern_crds::Bytes;
 
     use super::*;
-    use crate::agent::health::problems::ProblemTracker;
+    use crate::agent::problems::ProblemTracker;
 
     const PLACE: PoolPlace<'_> = PoolPlace {
         pool: "fast",

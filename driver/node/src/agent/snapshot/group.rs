@@ -15,7 +15,8 @@ use super::take::{Origin, TakeResult, take};
 use crate::agent::{
     Agent,
     desired::readable,
-    outcome::{ObjectPhase, apply_updates, deletion_held, phase},
+    outcome::{apply_updates, deletion_held},
+    plan::{ObjectPhase, phase},
     reconcile::LOCKED,
     work::{Error, Kind, Work},
 };

@@ -22,7 +22,7 @@ use crate::agent::{
     Agent,
     admission::SnapshotImage,
     io_limits::{self, LimitedVolume},
-    outcome::{ObjectPhase, phase, refusal},
+    plan::{ObjectPhase, phase, refusal},
     pools::{PoolState, Usable},
     reconcile::Reconciliation,
     work::Error,

@@ -13,11 +13,11 @@ use tokio::time::sleep;
 
 use super::{
     disk,
-    plan::VolumeStep,
     status::{Own, VolumeOutcome},
 };
 use crate::agent::{
     desired::readable,
+    plan::VolumeStep,
     reconcile::{LOCKED, Reconciliation},
     work::Error,
 };

@@ -7,8 +7,10 @@ use cistern_crds::{ContentSource, ExtentLimits, MkfsOptions, PoolVolume, mkfs_op
 use cistern_host::{Checking, ImageRequest, InvalidUid, Pool, SourceImage, image};
 use kube::ResourceExt as _;
 
-use super::plan::VolumeStep;
-use crate::image::{Error, Image, find, is_adopted, is_the_same, name_of};
+use crate::{
+    agent::plan::VolumeStep,
+    image::{Error, Image, find, is_adopted, is_the_same, name_of},
+};
 
 /// The image of a volume after a step.
 #[derive(Debug)]

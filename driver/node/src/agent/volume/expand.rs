@@ -10,11 +10,8 @@
 use cistern_crds::PoolVolume;
 use kube::runtime::controller::Action;
 
-use super::{
-    plan::VolumeStep,
-    status::{Own, VolumeOutcome},
-};
-use crate::agent::{reconcile::Reconciliation, work::Error};
+use super::status::{Own, VolumeOutcome};
+use crate::agent::{plan::VolumeStep, reconcile::Reconciliation, work::Error};
 
 impl Reconciliation<'_, PoolVolume> {
     /// Reserves the bytes of a growth and grows the image, or refuses the growth.

@@ -13,13 +13,11 @@ use cistern_client::Chain;
 use cistern_crds::{Bytes, Explanation, PoolVolume, Provisioning, Reason};
 use kube::runtime::controller::Action;
 
-use super::{
-    plan::VolumeStep,
-    status::{Own, VolumeOutcome},
-};
+use super::status::{Own, VolumeOutcome};
 use crate::{
     agent::{
         admission::{self, Refusal},
+        plan::VolumeStep,
         pools::{PoolState, Usable},
         reconcile::Reconciliation,
         work::Error,

@@ -5,8 +5,7 @@ mod conditions;
 use chrono::{DateTime, Utc};
 use cistern_crds::{
     Bytes, ConditionType, Explanation, PoolVolume, PoolVolumeStatus, VolumeProblem,
-    condition::{self, ConditionUpdate},
-    health,
+    condition::ConditionUpdate,
 };
 
 use self::conditions::{attributes_applied, checking, expanded, healthy, limits_enforced};
@@ -170,14 +169,6 @@ fn has_moved(before: Option<u64>, counted: Option<u64>) -> bool {
             moved >= EXTENTS_MOVED && moved.saturating_mul(4) >= before
         }
     }
-}
-
-/// Whether a status reports exactly these problems.
-pub fn reports(status: &PoolVolumeStatus, problems: &[VolumeProblem]) -> bool {
-    let finding = health::healthy(problems);
-    let condition = condition::find(&status.conditions, ConditionType::Healthy);
-    status.problems == problems
-        && condition.is_some_and(|condition| condition.status == finding.status.as_str())
 }
 
 #[cfg(test)]

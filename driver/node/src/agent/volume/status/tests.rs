@@ -1,7 +1,8 @@
-use cistern_crds::{HasImage as _, Reason, VolumeSeverity};
+use cistern_crds::{HasImage as _, Reason, VolumeSeverity, condition};
 
 use super::*;
 use crate::{
+    agent::observations::reports,
     image::Image,
     testing::{
         admitted_volume, at, being_deleted, image_of_volume as image, ready_volume, wanted_volume,
