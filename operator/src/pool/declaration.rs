@@ -16,7 +16,10 @@ pub enum InvalidDeclaration {
     /// not use.
     #[error("nodeSelector: {0} {1} takes no values")]
     ValuesUnexpected(String, String),
-    /// The node selector has an unknown operator. Holds the message of the parser.
+    /// A requirement of the node selector, by key and operator, has an unknown operator.
+    #[error("nodeSelector: {0} {1} has an unknown operator: use In, NotIn, Exists or DoesNotExist")]
+    UnknownOperator(String, String),
+    /// The node selector is invalid for another reason. Holds the message of the parser.
     #[error("{0}")]
     Selector(String),
 }
@@ -33,13 +36,14 @@ pub fn declared(
         let (key, operator) = (requirement.key.clone(), requirement.operator.clone());
         let has_values = requirement.values.as_ref().is_some_and(|it| !it.is_empty());
         match (operator.as_str(), has_values) {
-            ("In" | "NotIn", true) | ("Exists" | "DoesNotExist", false) => {}
             ("In" | "NotIn", false) => {
                 return Err(InvalidDeclaration::ValuesMissing(key, operator));
             }
-            (_, true) => return Err(InvalidDeclaration::ValuesUnexpected(key, operator)),
-            // The parser refuses the operator.
-            (_, false) => {}
+            ("Exists" | "DoesNotExist", true) => {
+                return Err(InvalidDeclaration::ValuesUnexpected(key, operator));
+            }
+            ("In" | "NotIn", true) | ("Exists" | "DoesNotExist", false) => {}
+            _ => return Err(InvalidDeclaration::UnknownOperator(key, operator)),
         }
     }
     let selector = Selector::try_from(selector.clone());
@@ -76,6 +80,15 @@ mod tests {
         ] {
             let error = with_requirement(operator, values).unwrap_err();
             assert!(!error.to_string().is_empty(), "{operator}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_operator_is_named_with_and_without_values() {
+        for values in [None, Some(&["x"] as &[&str])] {
+            let error = with_requirement("Is", values).unwrap_err();
+            let named = InvalidDeclaration::UnknownOperator("disk".to_owned(), "Is".to_owned());
+            assert_eq!(error, named, "{values:?}");
         }
     }
 }
