@@ -57,6 +57,9 @@ pub struct OrphanView {
     /// Name of the node on which its custom resource is, if that is another node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub belongs_to: Option<String>,
+    /// Time at which the agent moved it to the trash; absent if it is not there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trashed_since: Option<DateTime<Utc>>,
 }
 
 /// Drift on a node.
@@ -200,6 +203,7 @@ impl Orphans {
                 identity: orphan.identity.clone(),
                 since: orphan.since,
                 belongs_to: orphan.belongs_to.clone(),
+                trashed_since: orphan.trashed_since,
             })
             .collect();
         items.sort_by(|a, b| (&a.node, &a.pool, &a.image).cmp(&(&b.node, &b.pool, &b.image)));
@@ -268,11 +272,13 @@ impl Orphans {
         }
         let mut table = Table::new(&["IMAGE", "IS", "POOL", "NODE", "SIZE", "AGE"]);
         for orphan in &self.items {
-            let what = named(orphan.identity.as_ref());
-            let what = match &orphan.belongs_to {
-                None => what,
-                Some(node) => format!("{what}, belongs to {node}"),
-            };
+            let mut what = named(orphan.identity.as_ref());
+            if let Some(node) = &orphan.belongs_to {
+                what = format!("{what}, belongs to {node}");
+            }
+            if orphan.trashed_since.is_some() {
+                what.push_str(", in the trash");
+            }
             table.row(vec![
                 orphan.image.as_str().into(),
                 what.into(),
@@ -326,6 +332,19 @@ Adopt an image with `kubectl cistern orphans adopt IMAGE`; remove it with `… r
             "image uid-of-lost on worker-1 belongs to node worker-0, which has volume pvc-lost: give \
              the node its old name, or move the disk back; to give up the image, delete that first"
         );
+    }
+
+    #[test]
+    fn an_image_in_the_trash_is_listed_with_the_time_since_when() {
+        let mut cluster = cluster();
+        let status = cluster.nodes[0].status.as_mut().unwrap();
+        status.pools[0].orphans[0].trashed_since = Some(at(60));
+        let view = Orphans::of(&cluster, &Selection::default(), at(600));
+        let text = view.text(false, Paint::plain());
+        assert!(text.contains("volume pvc-lost, in the trash "), "{text}");
+        let json = serde_json::to_value(view).unwrap();
+        assert_eq!(json["items"][0]["trashedSince"], "1970-01-01T00:01:00Z");
+        assert_eq!(json["items"][1].get("trashedSince"), None);
     }
 
     #[test]
