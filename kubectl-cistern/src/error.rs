@@ -80,6 +80,9 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// The server of `ui` ended by itself.
+    #[error("the page can no longer be served: run the command again")]
+    Serving(#[source] io::Error),
     /// Error of `orphans`.
     #[error(transparent)]
     Orphans(#[from] orphans::Error),
@@ -92,9 +95,15 @@ pub enum Error {
     /// Error of `forget-node`.
     #[error(transparent)]
     ForgetNode(#[from] forget_node::Error),
-    /// An input or output operation failed, in most cases a write to standard output.
+    /// Standard output cannot be written.
     #[error("the output cannot be written")]
-    Output(#[from] io::Error),
+    Output(#[source] io::Error),
+    /// A view cannot be rendered as JSON or YAML.
+    #[error("the output cannot be rendered: please report this, with the command and its --output")]
+    Rendering(#[source] io::Error),
+    /// The process cannot wait for the signals that end it.
+    #[error("the signals that end the command cannot be waited for")]
+    Signals(#[source] io::Error),
 }
 
 impl Error {
@@ -124,5 +133,22 @@ impl Error {
     /// Returns whether the reader of standard output closed the pipe.
     pub fn is_broken_pipe(&self) -> bool {
         matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_failed_write_of_the_output_is_called_one() {
+        let closed = || io::Error::from(io::ErrorKind::BrokenPipe);
+        let output = Error::Output(closed());
+        assert!(output.is_broken_pipe());
+        assert_eq!(output.to_string(), "the output cannot be written");
+        for other in [Error::Rendering, Error::Signals, Error::Serving].map(|of| of(closed())) {
+            assert!(!other.is_broken_pipe(), "{other}");
+            assert!(!other.to_string().contains("written"), "{other}");
+        }
     }
 }

@@ -94,7 +94,7 @@ pub async fn run(arguments: Arguments) -> Result<Verdict, Error> {
             "kubectl-cistern",
             &mut script,
         );
-        io::stdout().write_all(&script)?;
+        io::stdout().write_all(&script).map_err(Error::Output)?;
         return Ok(Verdict::Ok);
     }
     let connection = Connection::open(&arguments.connection).await?;
@@ -216,7 +216,7 @@ impl Printer {
     /// Prints a view in a format and returns [`Verdict::Ok`]. Fails if the view cannot be
     /// serialized, or if standard output cannot be written.
     pub fn print<V: View>(self, view: &V, format: Format) -> Result<Verdict, Error> {
-        let text = output::render(view, format, true, self.paint)?;
+        let text = output::render(view, format, true, self.paint).map_err(Error::Rendering)?;
         self.write(&text)?;
         Ok(Verdict::Ok)
     }
@@ -229,7 +229,7 @@ impl Printer {
     /// Prints a text and flushes it. Fails if standard output cannot be written.
     pub fn write(self, text: &str) -> Result<(), Error> {
         let mut stdout = Terminal::stdout(self.paint);
-        stdout.write_all(text.as_bytes())?;
-        Ok(stdout.flush()?)
+        let written = stdout.write_all(text.as_bytes());
+        written.and_then(|()| stdout.flush()).map_err(Error::Output)
     }
 }

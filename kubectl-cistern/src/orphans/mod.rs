@@ -317,7 +317,8 @@ async fn adopt(
     match flags.persistent_volume {
         PersistentVolumeAction::None => {}
         PersistentVolumeAction::Print => {
-            let text = serde_saphyr::to_string(&manifest).map_err(io::Error::other)?;
+            let text = serde_saphyr::to_string(&manifest).map_err(io::Error::other);
+            let text = text.map_err(crate::Error::Rendering)?;
             printer.write(&text)?;
         }
         PersistentVolumeAction::Create => {

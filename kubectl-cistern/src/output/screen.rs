@@ -28,20 +28,25 @@ impl Screen {
     /// cannot be written.
     pub fn show<V: View>(&mut self, view: &V) -> Result<(), Error> {
         let format = self.output.output.format;
-        let text = render(view, format, !self.output.no_headers, self.paint)?;
+        let text = render(view, format, !self.output.no_headers, self.paint);
+        let text = text.map_err(Error::Rendering)?;
         if self.shown.as_ref() == Some(&text) {
             return Ok(());
         }
+        self.write(&text).map_err(Error::Output)?;
+        self.shown = Some(text);
+        Ok(())
+    }
+
+    fn write(&self, text: &str) -> io::Result<()> {
         let mut stdout = Terminal::stdout(self.paint);
         if self.output.watch && io::stdout().is_terminal() {
             stdout.clear()?;
         } else if self.shown.is_some() {
-            stdout.write_all(separator(format).as_bytes())?;
+            stdout.write_all(separator(self.output.output.format).as_bytes())?;
         }
         stdout.write_all(text.as_bytes())?;
-        stdout.flush()?;
-        self.shown = Some(text);
-        Ok(())
+        stdout.flush()
     }
 }
 

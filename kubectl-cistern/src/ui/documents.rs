@@ -79,7 +79,8 @@ impl Documents {
     /// Returns the state of the connection. It is small and changes without a change of an object,
     /// so it is built for each request. Fails if it cannot be serialized.
     pub fn session(&self) -> Result<Document, Error> {
-        let body = serde_json::to_vec(&self.following.session()).map_err(io::Error::from)?;
+        let body = serde_json::to_vec(&self.following.session());
+        let body = body.map_err(|error| Error::Rendering(error.into()))?;
         Ok(Document::of(body))
     }
 
@@ -115,7 +116,8 @@ impl Documents {
         let cluster = self.following.cluster();
         let document =
             tokio::task::spawn_blocking(move || render(kind, &cluster).map(Document::of));
-        Ok(document.await.map_err(io::Error::other)??)
+        let document = document.await.map_err(io::Error::other);
+        document.flatten().map_err(Error::Rendering)
     }
 }
 

@@ -35,13 +35,14 @@ pub async fn run(
     flags: arguments::Ui,
     printer: Printer,
 ) -> Result<Verdict, Error> {
-    let ended = shutdown::requested()?;
+    let ended = shutdown::requested().map_err(Error::Signals)?;
     // This request fails for a wrong kubeconfig, denied access or a missing installation, before
     // the server starts.
     connection.own::<StoragePool>().await?;
     let listener = listen(flags).await?;
+    let address = listener.local_addr().map_err(Error::Serving)?;
     let token = Token::random();
-    let url = format!("http://{}/{}/", listener.local_addr()?, token.as_str());
+    let url = format!("http://{address}/{}/", token.as_str());
     let following = Following::start(connection, context);
     let router = server::router(token, Arc::new(Documents::of(following)));
     printer.write(&format!("{url}\n"))?;
@@ -57,7 +58,7 @@ pub async fn run(
         })
     });
     tokio::select! {
-        served = axum::serve(listener, router) => served?,
+        served = axum::serve(listener, router) => served.map_err(Error::Serving)?,
         () = ended => {}
     }
     Ok(Verdict::Ok)
