@@ -20,7 +20,7 @@ use tokio::time::timeout;
 pub use self::{
     error::{Error, Refusal},
     publish::Publish,
-    stage::Stage,
+    stage::{Stage, unstage},
 };
 use crate::{
     agent::{Agent, desired::readable},

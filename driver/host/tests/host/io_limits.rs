@@ -3,78 +3,26 @@
 use std::{
     collections::HashMap,
     fs,
-    path::{Path, PathBuf},
-    sync::atomic::{AtomicU32, Ordering},
-    time::Instant,
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
 };
 
 use cistern_host::{
     BlockStageRequest, Image, ImageRequest, Pool, Uid,
-    io_limits::IoController,
     system::{Devices as _, Linux},
 };
 use cistern_types::{Bytes, FilesystemType, IoLimits, Provisioning};
 
-use crate::harness::{Machine, Volume, must, open_new, request, run, unstage};
-
-const CGROUPS: &str = "/sys/fs/cgroup";
-
-/// A cgroup of all pods with two pods, of the test's own.
-struct Pods(PathBuf);
-
-impl Pods {
-    fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let this = Self(Path::new(CGROUPS).join(format!("test-{number}/kubepods")));
-        for pod in ["a", "b"] {
-            fs::create_dir_all(this.0.join(pod)).unwrap();
-        }
-        // Writeback is charged to a cgroup that has both controllers.
-        let parent = this.0.parent().unwrap();
-        for folder in [Path::new(CGROUPS), parent, &this.0] {
-            fs::write(folder.join("cgroup.subtree_control"), "+io +memory").unwrap();
-        }
-        this
-    }
-
-    fn controller(&self) -> IoController {
-        let own = self.0.strip_prefix(CGROUPS).unwrap().join("a");
-        let own = format!("0::/{}\n", own.display());
-        must(IoController::below(Path::new(CGROUPS), &own))
-    }
-
-    /// Runs a script in both pods at the same time, with the name of the pod as `$1`, and returns
-    /// the seconds that they take together.
-    fn run(&self, script: &str) -> f64 {
-        let started = Instant::now();
-        std::thread::scope(|scope| {
-            for pod in ["a", "b"] {
-                let procs = self.0.join(pod).join("cgroup.procs");
-                let script = format!("echo $$ >{}; {script}", procs.display());
-                scope.spawn(move || run("sh", &["-euc", &script, "sh", pod]));
-            }
-        });
-        started.elapsed().as_secs_f64()
-    }
-}
-
-impl Drop for Pods {
-    fn drop(&mut self) {
-        for folder in ["a", "b", "", ".."] {
-            let _ = fs::remove_dir(self.0.join(folder));
-        }
-    }
-}
+use crate::{
+    cgroups::Pods,
+    harness::{Machine, Volume, must, open_new, request, run, unstage},
+};
 
 fn limit(machine: &Machine, pods: &Pods, image: &Uid, limits: IoLimits) {
     let wanted = HashMap::from([(image.clone(), limits)]);
     let failed = machine.root().limit_io(&pods.controller(), &wanted);
     assert!(failed.as_ref().is_ok_and(HashMap::is_empty), "{failed:?}");
-}
-
-fn io_max(pods: &Pods) -> String {
-    fs::read_to_string(pods.0.join("io.max")).unwrap()
 }
 
 fn written_at_most(bytes: Bytes) -> IoLimits {
@@ -115,7 +63,7 @@ fn limits_of_an_attached_volume_are_set_and_removed_and_those_of_others_are_left
         write_bytes_per_second: Some(Bytes::mib(4)),
     };
     limit(&machine, &pods, &image.uid, all);
-    let line = io_max(&pods);
+    let line = pods.io_max();
     assert!(
         line.starts_with("7:")
             && line.ends_with(" rbps=3145728 wbps=4194304 riops=100 wiops=200\n"),
@@ -123,9 +71,9 @@ fn limits_of_an_attached_volume_are_set_and_removed_and_those_of_others_are_left
     );
     // The next round finds what it wants, and a change in the class is one line again.
     limit(&machine, &pods, &image.uid, all);
-    assert_eq!(io_max(&pods), line);
+    assert_eq!(pods.io_max(), line);
     limit(&machine, &pods, &image.uid, IoLimits::NONE);
-    assert_eq!(io_max(&pods), "");
+    assert_eq!(pods.io_max(), "");
 
     // Another program's device keeps its limits, and one that is bound to nothing loses them.
     let pools_own = machine.inventory().loops;
@@ -134,36 +82,115 @@ fn limits_of_an_attached_volume_are_set_and_removed_and_those_of_others_are_left
         .iter()
         .find(|it| it.backing_file.extension().is_some())
         .unwrap();
-    let max = pods.0.join("io.max");
-    fs::write(&max, format!("7:{} wiops=77", other.number)).unwrap();
+    pods.set_io_max(&format!("7:{} wiops=77", other.number));
     limit(&machine, &pods, &image.uid, all);
     unstage(&machine, &image.uid, &staging);
-    assert_eq!(io_max(&pods).lines().count(), 2, "{pools_own:?}");
+    assert_eq!(pods.io_max().lines().count(), 2, "{pools_own:?}");
     limit(&machine, &pods, &image.uid, all);
-    let left = io_max(&pods);
+    let left = pods.io_max();
     assert!(
         left.contains("wiops=77") && left.lines().count() == 1,
         "{left}"
     );
 }
 
+/// What two pods do to a limited device together.
+#[derive(Debug)]
+struct Measured {
+    /// Amount of the pods' statistic in a second.
+    rate: f64,
+    /// Amount of the pods' statistic.
+    amount: u64,
+    /// Bytes written to the device by others than the pods: journal and metadata, which the kernel
+    /// writes for all cgroups.
+    others_wrote: u64,
+}
+
+/// Runs a script in both pods and measures a statistic of theirs.
+fn measure(pods: &Pods, statistic: &str, script: &str) -> Measured {
+    let device = pods.limited_device();
+    let now = || pods.statistic(&device, statistic);
+    let others = || written(&device) - pods.statistic(&device, "wbytes");
+    let (begin, others_begin) = (now(), others());
+    // From the first change to the last: starting the programs takes time as well.
+    let mut changes = vec![(Instant::now(), begin)];
+    thread::scope(|scope| {
+        let pods = scope.spawn(|| pods.run(script));
+        while !pods.is_finished() {
+            let amount = now();
+            if changes.last().is_some_and(|(_, last)| *last != amount) {
+                changes.push((Instant::now(), amount));
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+    });
+    let ((from, first), (to, last)) = (changes[1], changes[changes.len() - 1]);
+    #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+    let rate = (last - first) as f64 / (to - from).as_secs_f64();
+    Measured {
+        rate,
+        amount: now() - begin,
+        others_wrote: others() - others_begin,
+    }
+}
+
+/// Number of processes in each pod: some always wait for the limit, so a slow machine reaches it.
+const PROCESSES: u64 = 4;
+
+/// A script that runs a command in several processes, with the number of each in `$process`.
+fn at_once(command: &str) -> String {
+    let numbers: Vec<_> = (0..PROCESSES).map(|it| it.to_string()).collect();
+    format!(
+        "for process in {}; do {command} & done; wait",
+        numbers.join(" ")
+    )
+}
+
+/// Bytes written to a device by everyone.
+fn written(device: &str) -> u64 {
+    let statistics = fs::read_to_string(format!("/sys/dev/block/{device}/stat")).unwrap();
+    let sectors: u64 = statistics
+        .split_whitespace()
+        .nth(6)
+        .unwrap()
+        .parse()
+        .unwrap();
+    sectors * 512
+}
+
+/// Asserts that a rate is within 10 % of the limit. The machine is many times faster.
+#[track_caller]
+fn assert_is_limited(what: &str, measured: &Measured, limit: u32) {
+    let ratio = measured.rate / f64::from(limit);
+    let (percent, others) = (100. * ratio, Bytes(measured.others_wrote));
+    eprintln!("{what}: {percent:.1} % of the limit; journal and metadata apart: {others}");
+    assert!((0.9..=1.1).contains(&ratio), "{what}: {measured:?}");
+}
+
 #[test]
 #[ignore = "needs cgroup v2, which the virtual machine has"]
 fn a_limit_holds_for_two_pods_together_with_direct_and_with_buffered_writes() {
+    const LIMIT: u32 = 2 << 20;
+    const DATA: u64 = 20 << 20;
     let machine = Machine::new();
     let pool = open_new(&machine);
     let pods = Pods::new();
     let (image, staging) = staged(&machine, &pool);
-    limit(&machine, &pods, &image.uid, written_at_most(Bytes::mib(4)));
+    let limits = written_at_most(Bytes(LIMIT.into()));
+    limit(&machine, &pods, &image.uid, limits);
     for (kind, flags) in [("direct", "oflag=direct"), ("buffered", "conv=fsync")] {
-        let script = format!(
-            "dd if=/dev/zero of={}/$1 bs=256k count=48 {flags} 2>/dev/null",
-            staging.display()
+        let write = format!(
+            "dd if=/dev/zero of={}/$1.$process bs=256k count={} {flags} 2>/dev/null",
+            staging.display(),
+            DATA / (256 << 10) / (2 * PROCESSES)
         );
-        let seconds = pods.run(&script);
-        // 24 MiB at 4 MiB/s take 6 s. A slow machine takes longer, and a broken limit less.
-        assert!(seconds >= 5.4, "{kind}: 24 MiB in {seconds:.1} s");
-        run("sh", &["-c", &format!("rm {}/[ab]", staging.display())]);
+        let script = at_once(&write);
+        let measured = measure(&pods, "wbytes", &script);
+        assert_is_limited(kind, &measured, LIMIT);
+        // All data counts, and little else.
+        let data = DATA..=DATA + (1 << 20);
+        assert!(data.contains(&measured.amount), "{kind}: {measured:?}");
+        run("sh", &["-c", &format!("rm {}/[ab].*", staging.display())]);
     }
     limit(&machine, &pods, &image.uid, IoLimits::NONE);
     unstage(&machine, &image.uid, &staging);
@@ -198,15 +225,12 @@ fn the_operations_of_a_raw_block_volume_are_limited() {
         ..IoLimits::NONE
     };
     limit(&machine, &pods, &image.uid, limits);
-    let device = {
-        let line = io_max(&pods);
-        let minor = line.split([':', ' ']).nth(1).unwrap().to_owned();
-        format!("/dev/loop{minor}")
-    };
-    let script = format!("dd if={device} of=/dev/null bs=4k count=150 iflag=direct 2>/dev/null");
-    let seconds = pods.run(&script);
-    // 300 reads at 50 each second take 6 s.
-    assert!(seconds >= 5.4, "300 reads in {seconds:.1} s");
+    let minor = pods.limited_device().replace("7:", "");
+    let read =
+        format!("dd if=/dev/loop{minor} of=/dev/null bs=4k count=50 iflag=direct 2>/dev/null");
+    let measured = measure(&pods, "rios", &at_once(&read));
+    assert_is_limited("reads", &measured, 50);
+    assert_eq!(measured.amount, 50 * 2 * PROCESSES);
     limit(&machine, &pods, &image.uid, IoLimits::NONE);
     must(machine.root().unstage(&staging));
 }

@@ -12,6 +12,7 @@ mod adoption;
 mod binding;
 mod block;
 mod candidates;
+mod cgroups;
 mod changes;
 mod damage;
 mod device;

@@ -3,16 +3,18 @@
 //! *Invariant:* the limits of an attached volume change only under the volume's lock, so that no
 //! periodic check sets them again while they are lifted for an operation that must end soon.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, path::Path, sync::Arc};
 
+use chrono::{DateTime, Utc};
 use cistern_client::Chain;
 use cistern_crds::{
-    ConditionType, Explanation, IoLimits, PoolVolume, Reason,
+    ConditionType, Consistency, Explanation, IoLimits, PoolVolume, Reason,
     condition::{self, ConditionUpdate},
 };
 use cistern_host::{
-    Root, Uid,
+    Member, Root, Uid,
     io_limits::{IoController, Unavailable},
+    mounting, snapshot,
 };
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
@@ -84,9 +86,41 @@ impl IoEnforcement {
         }
     }
 
-    /// Removes the limits of volumes for work that must end soon. Blocks. A failure only makes that
-    /// work slow.
-    pub fn lift(&self, root: &Root, volumes: &[LimitedVolume]) {
+    /// Takes snapshots ([`Root::take_snapshots`]) without the limits of their volumes, because
+    /// writing out and freezing a filesystem has a deadline. Then sets the limits again. Blocks.
+    pub fn take_snapshots(
+        &self,
+        root: &Root,
+        volumes: &[LimitedVolume],
+        members: &[Member<'_>],
+        consistency: Consistency,
+        clock: fn() -> DateTime<Utc>,
+    ) -> Result<(), snapshot::Error> {
+        self.lift(root, volumes);
+        let taken = root.take_snapshots(members, consistency, clock);
+        self.apply(root, volumes);
+        taken.map(drop)
+    }
+
+    /// Unmounts a volume from its staging path ([`Root::unstage`]) without its limits, because what
+    /// is not written yet has to be written before kubelet's timeout. Sets the limits again if the
+    /// volume stays mounted. Blocks.
+    pub fn unstage(
+        &self,
+        root: &Root,
+        volume: &[LimitedVolume],
+        staging: &Path,
+    ) -> Result<(), mounting::Error> {
+        self.lift(root, volume);
+        let unstaged = root.unstage(staging);
+        if unstaged.is_err() {
+            self.apply(root, volume);
+        }
+        unstaged
+    }
+
+    /// Removes the limits of volumes. A failure only makes the work that follows slow.
+    fn lift(&self, root: &Root, volumes: &[LimitedVolume]) {
         let unlimited = |volume: &LimitedVolume| LimitedVolume {
             limits: IoLimits::NONE,
             ..volume.clone()

@@ -10,7 +10,11 @@ use cistern_host::{
 
 use super::{Error, Mounter, Refusal, finished, is_meant};
 use crate::{
-    agent::{checks::CheckOutcome, io_limits, observations::Growth},
+    agent::{
+        checks::CheckOutcome,
+        io_limits::{self, IoEnforcement, LimitedVolume},
+        observations::Growth,
+    },
     blocking::on_host,
     usage::{Usage, Volume},
 };
@@ -106,16 +110,7 @@ impl Mounter {
         let guard = self.lock(volume).await?;
         let (root, io) = (self.agent.node.root.clone(), self.agent.io.clone());
         let limits = io_limits::known(&self.agent, volume);
-        let done = on_host(guard, move || {
-            // What is not written yet is written at the speed of the disk.
-            io.lift(&root, limits.as_slice());
-            let unstaged = root.unstage(&staging).map_err(Error::from);
-            if unstaged.is_err() {
-                io.apply(&root, limits.as_slice());
-            }
-            unstaged
-        });
-        let done = finished(volume, done).await;
+        let done = unstage(volume, guard, root, io, limits, staging).await;
         // Its deletion may wait for this.
         self.agent.enqueue(volume);
         done
@@ -146,6 +141,22 @@ fn with_check(
         }
         (Err(error), _) => Err(error),
     }
+}
+
+/// Unmounts a volume from its staging path, without the limits of its I/O, and then drops `guard`.
+/// Fails with [`Error::Unfinished`] if that takes longer than kubelet waits; it continues then.
+pub async fn unstage<G: Send + 'static>(
+    volume: &str,
+    guard: G,
+    root: Root,
+    io: IoEnforcement,
+    limits: Option<LimitedVolume>,
+    staging: PathBuf,
+) -> Result<(), Error> {
+    let done = on_host(guard, move || {
+        io.unstage(&root, limits.as_slice(), &staging)
+    });
+    finished(volume, done).await
 }
 
 /// Stages a volume. A staged volume stays staged, even if its pool or image has become unusable,

@@ -12,7 +12,7 @@ use cistern_crds::{
     Bytes, Consistency, Explanation, ExtentLimits, HasImage, PoolSnapshot, Provisioning, Reason,
 };
 use cistern_host::{
-    Pool, Root, Uid,
+    Pool, Uid,
     snapshot::{Member, SnapshotRequest},
 };
 use kube::ResourceExt;
@@ -272,11 +272,7 @@ async fn take_or_find(
         if let Origin::New(consistency) = origin
             && !is_settled
         {
-            // A freeze writes out the filesystem, and has a deadline.
-            io.lift(&root, &limits);
-            let taken = take_all(&root, &pending, consistency, clock);
-            io.apply(&root, &limits);
-            taken?;
+            io.take_snapshots(&root, &limits, &members(&pending)?, consistency, clock)?;
         }
         let inspected = |it: &PendingSnapshot| inspect(&it.pool, &it.snapshot, it.formatted);
         pending.iter().map(inspected).collect::<Result<Vec<_>, _>>()
@@ -312,12 +308,7 @@ fn is_settled(snapshot: &PoolSnapshot) -> bool {
     snapshot.is_announced() || image::is_adopted(snapshot)
 }
 
-fn take_all(
-    root: &Root,
-    pending: &[PendingSnapshot],
-    consistency: Consistency,
-    clock: fn() -> DateTime<Utc>,
-) -> Result<(), image::Error> {
+fn members(pending: &[PendingSnapshot]) -> Result<Vec<Member<'_>>, image::Error> {
     let members = pending.iter().map(|it| {
         let spec = &it.snapshot.spec;
         Ok(Member {
@@ -331,9 +322,7 @@ fn take_all(
             },
         })
     });
-    let members = members.collect::<Result<Vec<_>, image::Error>>()?;
-    root.take_snapshots(&members, consistency, clock)?;
-    Ok(())
+    members.collect()
 }
 
 /// Reserves the bytes that were allocated beyond the estimates, because pods went on writing. If they
