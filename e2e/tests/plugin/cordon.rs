@@ -9,7 +9,7 @@ use crate::{Plugin, create};
 #[tokio::test]
 async fn a_pool_is_cordoned_on_one_of_its_nodes_and_uncordoned() {
     let control_plane = cistern_e2e::ControlPlane::shared().await;
-    let plugin = Plugin::of(control_plane);
+    let plugin = Plugin::with(crate::rights::kubeconfig(control_plane).await);
     let pools: Api<StoragePool> = Api::all(control_plane.client());
     let nodes: Api<StorageNode> = Api::all(control_plane.client());
     let source = json!({"image": {"size": "1Gi"}});

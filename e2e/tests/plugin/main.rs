@@ -11,6 +11,7 @@ mod browser;
 mod cordon;
 mod doctor;
 mod orphans;
+mod rights;
 mod top;
 mod ui;
 mod usage;
@@ -109,7 +110,7 @@ impl Node {
         driver.add_image_pool(name, Bytes::gib(1)).await;
         Self {
             driver,
-            plugin: Plugin::of(control_plane),
+            plugin: Plugin::with(rights::kubeconfig(control_plane).await),
             client: control_plane.client(),
             name: name.to_owned(),
         }

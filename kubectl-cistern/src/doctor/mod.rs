@@ -18,6 +18,7 @@ pub mod registration;
 pub mod report;
 pub mod snapshots;
 pub mod unclaimed;
+mod used;
 pub mod versions;
 pub mod workloads;
 

@@ -1,5 +1,7 @@
 //! Checks the permissions of Cistern's service accounts and of the current user.
 
+use std::collections::BTreeSet;
+
 use futures::{StreamExt as _, stream};
 use k8s_openapi::api::{
     authorization::v1::{
@@ -13,6 +15,7 @@ use kube::api::PostParams;
 use super::{
     manifests::{self, Rights},
     report::Check,
+    used::{USED, Used},
 };
 use crate::{Connection, Error};
 
@@ -114,52 +117,36 @@ fn attributes(group: &str, resource: &str, verb: &str, name: Option<String>) -> 
 
 /// Returns the permissions of the current user that are reviewed.
 fn own_questions(namespace: &str) -> Vec<Question> {
-    let own = cistern_crds::names::GROUP;
-    let everywhere = [
-        (own, "storagepools", "list"),
-        (own, "storagepools", "watch"),
-        (own, "storagenodes", "list"),
-        (own, "storagenodes", "watch"),
-        (own, "poolvolumes", "list"),
-        (own, "poolvolumes", "watch"),
-        (own, "poolsnapshots", "list"),
-        (own, "poolsnapshots", "watch"),
-        (own, "poolvolumes", "create"),
-        (own, "poolvolumes", "patch"),
-        (own, "poolvolumes", "delete"),
-        (own, "poolsnapshots", "patch"),
-        (own, "poolsnapshots", "delete"),
-        (own, "poolsnapshotgroups", "list"),
-        (own, "poolsnapshotgroups", "patch"),
-        (own, "poolsnapshotgroups", "delete"),
-        ("", "nodes", "get"),
-        ("", "persistentvolumes", "list"),
-        ("", "persistentvolumes", "watch"),
-        ("", "persistentvolumeclaims", "list"),
-        ("", "persistentvolumeclaims", "watch"),
-        ("snapshot.storage.k8s.io", "volumesnapshotcontents", "list"),
-        ("", "pods", "list"),
-        ("", "pods", "watch"),
-        ("", "events", "list"),
-        ("", "events", "watch"),
-        ("storage.k8s.io", "storageclasses", "list"),
-        ("storage.k8s.io", "storageclasses", "watch"),
-    ];
-    let mut questions: Vec<Question> = everywhere
-        .into_iter()
-        .map(|(group, resource, verb)| Question {
+    let questions = USED.iter().flat_map(|used| {
+        let namespace = used.in_system.then(|| namespace.to_owned());
+        used.verbs.iter().map(move |verb| Question {
             account: None,
-            attributes: attributes(group, resource, verb, None),
+            attributes: ResourceAttributes {
+                namespace: namespace.clone(),
+                ..attributes(used.group, used.resource, verb, None)
+            },
         })
-        .collect();
-    questions.push(Question {
-        account: None,
-        attributes: ResourceAttributes {
-            namespace: Some(namespace.to_owned()),
-            ..attributes("", "pods/log", "get", None)
-        },
     });
-    questions
+    questions.collect()
+}
+
+/// Returns the commands that use one of these permissions, sorted.
+fn commands(refused: &[Question]) -> BTreeSet<&'static str> {
+    let is_refused = |used: &&Used| {
+        refused.iter().any(|it| {
+            let verb = it.attributes.verb.as_deref().unwrap_or_default();
+            let same = attributes(used.group, used.resource, verb, None);
+            used.verbs.contains(&verb)
+                && (&same.group, &same.resource, &same.subresource)
+                    == (
+                        &it.attributes.group,
+                        &it.attributes.resource,
+                        &it.attributes.subresource,
+                    )
+        })
+    };
+    let used = USED.iter().filter(is_refused);
+    used.flat_map(|used| used.commands).copied().collect()
 }
 
 /// Reviews all permissions and returns those that are denied.
@@ -257,11 +244,21 @@ fn yours(refused: &[Question], asked: usize) -> Check {
             format!("you have all {asked} permissions that this plugin uses"),
         ),
         some => {
-            let each: Vec<String> = some.iter().map(ToString::to_string).collect();
+            // One in all namespaces and one in that of Cistern may have the same words.
+            let mut each: Vec<String> = Vec::new();
+            for permission in some.iter().map(ToString::to_string) {
+                if !each.contains(&permission) {
+                    each.push(permission);
+                }
+            }
+            let commands: Vec<&str> = commands(some).into_iter().collect();
             Check::warn(
                 YOURS,
                 format!("you may not {}", each.join(", ")),
-                "some commands of this plugin will not work for you",
+                format!(
+                    "these commands work in part or not at all for you: {}",
+                    commands.join(", ")
+                ),
             )
         }
     }
@@ -304,6 +301,19 @@ mod tests {
         assert_eq!(
             check.message,
             "you may not list storagepools.cistern.storage, watch storagepools.cistern.storage"
+        );
+        assert!(
+            check.action.contains("pools, snapshots"),
+            "{}",
+            check.action
+        );
+        let only_cordon = missing
+            .iter()
+            .find(|it| it.to_string().starts_with("patch storagepools"));
+        let check = yours(&[only_cordon.unwrap().clone()], missing.len());
+        assert_eq!(
+            check.action,
+            "these commands work in part or not at all for you: cordon, uncordon"
         );
     }
 }

@@ -1,0 +1,156 @@
+//! The permissions that the commands use.
+//!
+//! *Invariant:* a command needs no other permission. The tests of the plugin run it as a user who has these
+//! and no more.
+
+use cistern_crds::names::GROUP as OWN;
+
+/// A kind of permission, and the commands that use it.
+pub(super) struct Used {
+    /// API group of the resource; empty for the core group.
+    pub(super) group: &'static str,
+    /// The resource, with `/` and a subresource if there is one.
+    pub(super) resource: &'static str,
+    /// Whether it is used in Cistern's namespace only.
+    pub(super) in_system: bool,
+    /// The verbs.
+    pub(super) verbs: &'static [&'static str],
+    /// The commands.
+    pub(super) commands: &'static [&'static str],
+}
+
+const fn of(
+    commands: &'static [&'static str],
+    group: &'static str,
+    resource: &'static str,
+    verbs: &'static [&'static str],
+) -> Used {
+    Used {
+        group,
+        resource,
+        in_system: false,
+        verbs,
+        commands,
+    }
+}
+
+const fn in_system(
+    commands: &'static [&'static str],
+    group: &'static str,
+    resource: &'static str,
+    verbs: &'static [&'static str],
+) -> Used {
+    Used {
+        in_system: true,
+        ..of(commands, group, resource, verbs)
+    }
+}
+
+const VIEWS: &[&str] = &["status", "pools", "volumes", "snapshots", "ui"];
+const READERS: &[&str] = &[
+    "status",
+    "pools",
+    "volumes",
+    "snapshots",
+    "ui",
+    "orphans",
+    "forget-node",
+];
+const DOCTOR: &[&str] = &["doctor"];
+const CORDON: &[&str] = &["cordon", "uncordon"];
+const REMOVAL: &[&str] = &["orphans", "forget-node"];
+const SNAPSHOT: &str = "snapshot.storage.k8s.io";
+const ADMISSION: &str = "admissionregistration.k8s.io";
+const LIST: &[&str] = &["list"];
+const WATCH: &[&str] = &["list", "watch"];
+
+/// Every permission that a command uses.
+pub(super) const USED: &[Used] = &[
+    of(VIEWS, OWN, "storagepools", WATCH),
+    of(READERS, OWN, "storagenodes", WATCH),
+    of(READERS, OWN, "poolvolumes", WATCH),
+    of(READERS, OWN, "poolsnapshots", WATCH),
+    of(READERS, OWN, "poolsnapshotgroups", LIST),
+    of(READERS, "", "persistentvolumes", WATCH),
+    of(READERS, "", "persistentvolumeclaims", WATCH),
+    of(VIEWS, "", "pods", WATCH),
+    of(VIEWS, "", "events", WATCH),
+    of(VIEWS, "storage.k8s.io", "storageclasses", WATCH),
+    of(
+        &["snapshots", "orphans", "forget-node"],
+        SNAPSHOT,
+        "volumesnapshotcontents",
+        LIST,
+    ),
+    in_system(
+        &["top", "volumes", "forget-node", "doctor"],
+        "",
+        "pods",
+        LIST,
+    ),
+    in_system(&["top"], "", "pods/proxy", &["get"]),
+    // The connection of an exec is a `get`, and from Kubernetes 1.35 on it also takes `create`.
+    in_system(&["volumes"], "", "pods/exec", &["get", "create"]),
+    of(CORDON, OWN, "storagepools", &["get", "patch"]),
+    of(&["cordon", "forget-node"], OWN, "storagenodes", &["get"]),
+    of(&["forget-node"], "", "nodes", &["get"]),
+    of(&["orphans"], OWN, "poolvolumes", &["get", "create"]),
+    of(&["orphans"], OWN, "poolsnapshots", &["get", "create"]),
+    of(&["orphans"], "", "persistentvolumes", &["create"]),
+    of(REMOVAL, OWN, "poolvolumes", &["patch", "delete"]),
+    of(REMOVAL, OWN, "poolsnapshots", &["patch", "delete"]),
+    of(
+        &["forget-node"],
+        OWN,
+        "poolsnapshotgroups",
+        &["patch", "delete"],
+    ),
+    of(
+        DOCTOR,
+        "apiextensions.k8s.io",
+        "customresourcedefinitions",
+        LIST,
+    ),
+    of(DOCTOR, ADMISSION, "validatingadmissionpolicies", LIST),
+    of(DOCTOR, ADMISSION, "validatingadmissionpolicybindings", LIST),
+    of(DOCTOR, "storage.k8s.io", "csidrivers", LIST),
+    of(DOCTOR, "storage.k8s.io", "csinodes", LIST),
+    of(DOCTOR, "", "nodes", LIST),
+    of(DOCTOR, "apps", "deployments", LIST),
+    in_system(DOCTOR, "apps", "daemonsets", LIST),
+    of(DOCTOR, SNAPSHOT, "volumesnapshotclasses", LIST),
+    of(
+        DOCTOR,
+        "authorization.k8s.io",
+        "subjectaccessreviews",
+        &["create"],
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+    use crate::arguments::Arguments;
+
+    #[test]
+    fn every_permission_names_commands_of_the_program() {
+        let program = Arguments::command();
+        for used in USED {
+            assert!(!used.commands.is_empty(), "{}", used.resource);
+            for command in used.commands {
+                assert!(program.find_subcommand(command).is_some(), "{command}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_command_that_asks_the_api_server_names_its_permissions() {
+        for command in Arguments::command().get_subcommands() {
+            let name = command.get_name();
+            let named = USED.iter().any(|used| used.commands.contains(&name));
+            assert!(named || name == "completion", "{name}");
+        }
+    }
+}
