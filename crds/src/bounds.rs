@@ -23,17 +23,24 @@ pub const TIME: usize = 40;
 pub const DEVICE: usize = 512;
 /// Maximum bytes of the identity of a disk.
 pub const DEVICE_IDENTITY: usize = 256;
-/// Bytes that an entry of a list in the status of a StorageNode counts beside its texts; an orphan counts
-/// them twice. They are those of its times, numbers and field names.
-pub const ENTRY: usize = 128;
+/// Maximum number of pools of a node. A StorageNode with as many stays below the 1.5 MiB that etcd accepts
+/// even if JSON escapes every byte, and the operator keeps 1,000 of them in its memory.
+pub const POOLS: usize = 16;
+/// Bytes that a pool in the status of a StorageNode counts beside its texts and lists: those of its numbers
+/// and field names.
+pub const POOL: usize = 1 << 10;
+/// Bytes that a condition, problem or drift finding in the status of a StorageNode counts beside its
+/// texts: those of its times, numbers and field names.
+pub const ENTRY: usize = 192;
+/// Bytes that an orphan in the status of a StorageNode counts beside its texts.
+pub const ORPHAN: usize = 512;
 /// Maximum bytes that the status of a StorageNode with one pool counts, see
-/// [`StorageNodeStatus::counted_bytes`](crate::StorageNodeStatus::counted_bytes). As JSON it stays below
-/// 16 KiB.
-pub const FIRST_POOL: usize = 14 << 10;
+/// [`StorageNodeStatus::counted_bytes`](crate::StorageNodeStatus::counted_bytes).
+pub const FIRST_POOL: usize = 16 << 10;
 /// Bytes that the status of a StorageNode may count more for each further pool, which needs most of them
-/// for its identity, its two conditions and its problems. The operator assigns the pools: a node reports no more of
-/// them than its spec lists.
-pub const FURTHER_POOL: usize = 3 << 10;
+/// for its identity, its numbers, its two conditions and its problems. The operator assigns the pools: a node
+/// reports no more of them than its spec lists.
+pub const FURTHER_POOL: usize = 5 << 10;
 
 /// Truncates the text to at most `bytes` bytes, at a character boundary.
 pub fn truncate(mut text: String, bytes: usize) -> String {
@@ -64,5 +71,14 @@ mod tests {
         assert!(policy.contains(&format!("<= {TEXTS}")));
         let of_node = format!("<= {} + {FURTHER_POOL} *", FIRST_POOL - FURTHER_POOL);
         assert!(policy.contains(&of_node), "{of_node}");
+        for counted in [
+            format!("map(c, {ENTRY} + "),
+            format!("map(d, {ENTRY} + "),
+            format!("map(q, {ENTRY} + "),
+            format!("map(o, {ORPHAN} + "),
+            format!("pools.map(p, {POOL} + "),
+        ] {
+            assert!(policy.contains(&counted), "{counted}");
+        }
     }
 }

@@ -292,7 +292,7 @@ fn segments_schema(_: &mut SchemaGenerator) -> Schema {
 fn pools_schema<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",
-        "maxItems": 64,
+        "maxItems": bounds::POOLS,
         "items": T::json_schema(generator),
         "x-kubernetes-list-type": "map",
         "x-kubernetes-list-map-keys": ["name"],

@@ -5,7 +5,7 @@
 //! number it states, and then the ends of messages.
 
 use crate::{
-    bounds::{self, ENTRY, FIRST_POOL, FURTHER_POOL},
+    bounds::{self, ENTRY, FIRST_POOL, FURTHER_POOL, ORPHAN, POOL},
     condition::Condition,
     drift::{Drift, Orphan},
     health::PoolProblem,
@@ -16,8 +16,8 @@ use crate::{
 const MESSAGES: [usize; 5] = [512, 256, 128, 64, 0];
 
 impl StorageNodeStatus {
-    /// Bytes that count towards [`Self::allowed_bytes`]: all texts, and a fixed number for each
-    /// entry of a list.
+    /// Bytes that count towards [`Self::allowed_bytes`]: all texts, and a fixed number for each pool and
+    /// each entry of a list, which covers its numbers, times and field names.
     pub fn counted_bytes(&self) -> usize {
         let pools: usize = self.pools.iter().map(of_pool).sum();
         let drift: usize = self.drift.iter().map(of_finding).sum();
@@ -53,12 +53,12 @@ impl StorageNodeStatus {
         match longest {
             Some(pool) if pool.orphans.len() >= self.drift.len() => {
                 let orphan = pool.orphans.pop()?;
-                pool.unlisted_orphans += 1;
+                pool.unlisted_orphans = pool.unlisted_orphans.saturating_add(1);
                 Some(of_orphan(&orphan))
             }
             Some(_) | None => {
                 let finding = self.drift.pop()?;
-                self.unlisted_drift += 1;
+                self.unlisted_drift = self.unlisted_drift.saturating_add(1);
                 Some(of_finding(&finding))
             }
         }
@@ -79,7 +79,7 @@ fn of_pool(pool: &NodePoolStatus) -> usize {
     let identity = [&pool.filesystem_uuid, &pool.device, &pool.device_identity].map(Option::as_ref);
     let problems: usize = pool.problems.iter().map(of_problem).sum();
     let orphans: usize = pool.orphans.iter().map(of_orphan).sum();
-    pool.name.len()
+    POOL + pool.name.len()
         + pool.uid.len()
         + identity.into_iter().map(length).sum::<usize>()
         + pool.belongs_to.as_ref().map_or(0, of_owner)
@@ -111,7 +111,7 @@ fn of_orphan(orphan: &Orphan) -> usize {
     let identity = orphan.identity.as_ref().map_or(0, |it| {
         it.name.len() + length(it.source_volume.as_ref()) + length(it.source_image.as_ref())
     });
-    2 * ENTRY + orphan.image.len() + length(orphan.belongs_to.as_ref()) + identity
+    ORPHAN + orphan.image.len() + length(orphan.belongs_to.as_ref()) + identity
 }
 
 fn length(text: Option<&String>) -> usize {
@@ -121,12 +121,18 @@ fn length(text: Option<&String>) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{condition::ConditionStatus, drift::LISTED, health::PoolSeverity, time};
+    use crate::{
+        condition::ConditionStatus, drift::LISTED, drift::OrphanIdentity, health::PoolSeverity,
+        time, volume::SourceKind,
+    };
     use chrono::DateTime;
-    use cistern_types::Bytes;
+    use cistern_types::{Bytes, FilesystemType, Provisioning};
+    use serde_json::{Value, json};
 
     /// Bytes of the longest type or reason, see [`bounds`].
     const OWN_NAME: usize = 24;
+    /// A number with as many digits as the largest.
+    const UNLISTED: u32 = 4_000_000_000;
 
     fn text(bytes: usize) -> String {
         "x".repeat(bytes)
@@ -147,7 +153,17 @@ mod tests {
         Orphan {
             image: format!("{number:0>36}"),
             size: Bytes(u64::MAX),
-            identity: None,
+            identity: Some(OrphanIdentity {
+                kind: SourceKind::Snapshot,
+                name: text(63),
+                source_volume: Some(text(63)),
+                source_image: Some(text(64)),
+                creation_time: Some(DateTime::default()),
+                volume_size: Bytes(u64::MAX),
+                access_type: crate::AccessType::Filesystem,
+                filesystem: Some(FilesystemType::Btrfs),
+                provisioning: Provisioning::Thick,
+            }),
             since: DateTime::default(),
             belongs_to: Some(text(40)),
             trashed_since: Some(DateTime::default()),
@@ -163,7 +179,7 @@ mod tests {
         }
     }
 
-    /// A pool about which everything is reported that an agent can report.
+    /// A pool about which everything is reported that an agent can report, in every field.
     fn largest_pool() -> NodePoolStatus {
         let problem = PoolProblem {
             severity: PoolSeverity::Unreachable,
@@ -186,7 +202,18 @@ mod tests {
             conditions: (0..2).map(condition).collect(),
             problems: vec![problem; bounds::PROBLEMS],
             orphans: (0..LISTED).map(orphan).collect(),
-            ..NodePoolStatus::default()
+            size: Bytes(u64::MAX),
+            usable: Bytes(u64::MAX),
+            empty: Bytes(u64::MAX),
+            used: Bytes(u64::MAX),
+            free: Bytes(u64::MAX),
+            reserved: Bytes(u64::MAX),
+            thin_room: Bytes(u64::MAX),
+            thick_room: Bytes(u64::MAX),
+            volumes: u32::MAX,
+            snapshots: u32::MAX,
+            reserved_for_snapshots: Bytes(u64::MAX),
+            unlisted_orphans: UNLISTED,
         }
     }
 
@@ -197,13 +224,36 @@ mod tests {
             drift: vec![finding(); LISTED],
             // Those of the operator.
             conditions: (0..5).map(condition).collect(),
-            ..StorageNodeStatus::default()
+            observed_generation: Some(i64::MAX),
+            unlisted_drift: UNLISTED,
         }
     }
 
+    /// JSON in which each size and time has as many bytes as the schema permits.
+    fn padded(value: &mut Value) {
+        match value {
+            Value::String(text) if text.parse::<Bytes>().is_ok() => *text = "9".repeat(32),
+            Value::String(text) if DateTime::parse_from_rfc3339(text).is_ok() => {
+                *text = "9".repeat(bounds::TIME);
+            }
+            Value::Array(items) => items.iter_mut().for_each(padded),
+            Value::Object(fields) => fields.values_mut().for_each(padded),
+            _ => {}
+        }
+    }
+
+    fn json_bytes(status: &StorageNodeStatus) -> usize {
+        let mut value = json!(status);
+        padded(&mut value);
+        value.to_string().len()
+    }
+
+    /// Bytes of the JSON of a status without pools and entries.
+    const ENVELOPE: usize = 256;
+
     #[test]
     fn the_largest_status_that_an_agent_can_report_is_shortened_to_its_bound() {
-        for pools in [0, 1, 2, 7, 64] {
+        for pools in [0, 1, 2, 7, bounds::POOLS] {
             let mut status = largest_status(pools);
             let conditions = status.conditions.clone();
             status.shorten();
@@ -212,22 +262,26 @@ mod tests {
             for pool in &status.pools {
                 assert_eq!(pool.device, largest_pool().device);
                 assert_eq!(pool.problems.len(), bounds::PROBLEMS);
-                assert_eq!(pool.orphan_count(), LISTED);
+                let unlisted = pool.unlisted_orphans - UNLISTED;
+                assert_eq!(
+                    pool.orphans.len(),
+                    LISTED - usize::try_from(unlisted).unwrap()
+                );
             }
-            let unlisted = usize::try_from(status.unlisted_drift).unwrap();
+            let unlisted = usize::try_from(status.unlisted_drift - UNLISTED).unwrap();
             assert_eq!(status.drift.len() + unlisted, LISTED);
         }
     }
 
     #[test]
-    fn a_node_with_one_pool_lists_dozens_of_orphans_and_keeps_its_messages() {
+    fn a_node_with_one_pool_lists_a_dozen_orphans_and_keeps_its_messages() {
         let mut status = largest_status(1);
         status.drift.clear();
         status.conditions.clear();
         status.pools[0].problems.clear();
         status.shorten();
         assert_eq!(status.pools[0].conditions, largest_pool().conditions);
-        assert!((24..LISTED).contains(&status.pools[0].orphans.len()));
+        assert!((12..LISTED).contains(&status.pools[0].orphans.len()));
         // The oldest are listed.
         assert_eq!(status.pools[0].orphans[0], orphan(0));
     }
@@ -242,12 +296,38 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_status_of_a_node_with_one_pool_is_below_16_kib() {
-        let mut status = largest_status(1);
-        status.pools[0].problems.clear();
+    fn the_counted_bytes_cover_the_json_of_every_field_at_its_maximum() {
+        for pools in [0, 1, 2, bounds::POOLS] {
+            let largest = largest_status(pools);
+            let mut without_lists = largest.clone();
+            without_lists.drift.clear();
+            for pool in &mut without_lists.pools {
+                pool.orphans.clear();
+                pool.problems.clear();
+                pool.conditions.clear();
+            }
+            let mut shortened = largest.clone();
+            shortened.shorten();
+            for status in [largest, without_lists, shortened] {
+                let (json, counted) = (json_bytes(&status), status.counted_bytes());
+                assert!(
+                    json <= counted + ENVELOPE,
+                    "{pools} pools: {json} > {counted}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn etcd_accepts_the_largest_status_even_if_every_byte_is_escaped() {
+        // As `\u0001`.
+        const ESCAPED: usize = 6;
+        const ETCD: usize = 3 << 19;
+        let mut status = largest_status(bounds::POOLS);
         status.shorten();
-        assert!(status.counted_bytes() > FIRST_POOL - 512);
-        let bytes = serde_json::to_string(&status).unwrap().len();
-        assert!(bytes < 16 << 10, "{bytes}");
+        assert!(status.counted_bytes() > status.allowed_bytes() / 4 * 3);
+        // The other half is for the spec and the managed fields.
+        assert!(ESCAPED * status.allowed_bytes() < ETCD / 2);
+        assert!(ESCAPED * (status.allowed_bytes() + 48 * FURTHER_POOL) > ETCD);
     }
 }

@@ -12,7 +12,8 @@
 //! PoolSnapshot refers to it, and the agent has observed that it is retiring: until then, the agent
 //! may be creating the pool. The API server rejects the write that drops it if the agent has
 //! written meanwhile. A pool whose spec cannot be read changes nothing. A StorageNode is never
-//! removed while its Node exists. Once the Node is gone, only PoolVolumes and PoolSnapshots keep
+//! removed while its Node exists. A pool that would exceed the maximum number of a node waits until another
+//! has left it. Once the Node is gone, only PoolVolumes and PoolSnapshots keep
 //! it: its marker identifies an empty pool that comes back.
 
 mod takeover;
@@ -20,7 +21,7 @@ mod takeover;
 use std::{cell::LazyCell, collections::BTreeMap, ops::Deref, sync::Arc};
 
 use cistern_client::writes::{delete_exactly, patch_guarded, remove_finalizer};
-use cistern_crds::{NodePool, StorageNode, StorageNodeSpec, StoragePool, names};
+use cistern_crds::{NodePool, StorageNode, StorageNodeSpec, StoragePool, bounds, names};
 use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api, Resource as _, ResourceExt as _,
@@ -325,12 +326,14 @@ fn carried(view: &View<'_>) -> Vec<NodePool> {
         .iter()
         .map(|entry| (entry.name.as_str(), entry))
         .collect();
-    let mut carried = BTreeMap::new();
+    let (mut carried, mut additional) = (BTreeMap::new(), Vec::new());
     for guard in view.pools {
         let name = guard.name_any();
-        let entry = current.get(name.as_str()).copied();
-        if let Some(entry) = entry_for(view, guard, entry) {
-            carried.insert(name, entry);
+        let before = current.get(name.as_str()).copied();
+        match entry_for(view, guard, before) {
+            Some(entry) if before.is_none() => additional.push((name, entry)),
+            Some(entry) => _ = carried.insert(name, entry),
+            None => {}
         }
     }
     for (name, entry) in current {
@@ -340,6 +343,13 @@ fn carried(view: &View<'_>) -> Vec<NodePool> {
             carried.insert(name.to_owned(), retire(view, entry.clone()));
         }
     }
+    let room = bounds::POOLS.saturating_sub(carried.len());
+    if additional.len() > room {
+        // After a restore of the cluster, a pool with volumes or snapshots has no entry either.
+        additional.sort_by_key(|(name, _)| view.kept.at(name).is_zero());
+        additional.truncate(room);
+    }
+    carried.extend(additional);
     carried.into_values().collect()
 }
 

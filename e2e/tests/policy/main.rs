@@ -315,7 +315,7 @@ async fn a_nodes_token_cannot_write_an_oversized_storage_node() {
             .map_err(|status| (status.code, status.message))
             .map(drop)
     };
-    let too_large = "counts 14336 bytes at most, and 3072 more for each further pool";
+    let too_large = "counts 16384 bytes at most, and 5120 more for each further pool";
     let padded = [1, 2].map(storage_nodes::padded);
     for status in &padded {
         // Exactly as much as is permitted.

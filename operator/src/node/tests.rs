@@ -444,3 +444,55 @@ fn a_node_is_not_overcommitted_while_its_pool_holds_thick_volumes() {
     case.thick = Count::SNAPSHOT;
     assert_eq!(percent(&case), 100);
 }
+
+#[test]
+fn a_node_with_the_maximum_number_of_pools_takes_another_once_one_has_left() {
+    let names: Vec<String> = (0..bounds::POOLS + 2)
+        .map(|it| format!("p{it:02}"))
+        .collect();
+    let mut case = Case::labelled(FAST);
+    for name in &names {
+        case = case.declaring(pool(name, FAST));
+    }
+    // In the order of the names, and first those that hold something.
+    assert_eq!(case.written(), names[..bounds::POOLS]);
+    let case = case.holding("p17", Count::VOLUME);
+    let first = [&names[..bounds::POOLS - 1], &names[17..]].concat();
+    assert_eq!(case.written(), first);
+
+    // Those that the node carries stay, and a place that becomes free is taken.
+    let carried = |names: &[String]| {
+        let mut node = storage_node("w1");
+        for name in names {
+            node = node.carrying(name);
+        }
+        node.build()
+    };
+    let last = &names[2..];
+    let mut case = Case {
+        storage_node: Some(carried(last)),
+        ..case
+    };
+    case.kept = Contents::default();
+    assert_eq!(pools_of(&case), last);
+    let case = case.having(carried(&names[3..]));
+    assert_eq!(pools_of(&case), [&names[..1], &names[3..]].concat());
+}
+
+/// Names of the pools that the node is to carry.
+fn pools_of(case: &Case) -> Vec<String> {
+    match case.plan() {
+        StorageNodeAction::Create(spec) | StorageNodeAction::Write(spec) => {
+            spec.pools.into_iter().map(|entry| entry.name).collect()
+        }
+        StorageNodeAction::Keep => {
+            let node = case.storage_node.as_ref().unwrap();
+            node.spec
+                .pools
+                .iter()
+                .map(|entry| entry.name.clone())
+                .collect()
+        }
+        other => panic!("{other:?}"),
+    }
+}

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use cistern_crds::{NodePoolStatus, Reason, StorageNode, StoragePool};
+use cistern_crds::{Explanation, NodePoolStatus, Reason, StorageNode, StoragePool, bounds};
 use kube::{
     Resource as _, ResourceExt as _,
     core::{DeserializeGuard, Selector, SelectorExt as _},
@@ -116,7 +116,9 @@ fn share(
     let reported = reported.filter(|_| carried || node.is_some());
     let state = if desired {
         let registration = registration::observe(cluster, name);
+        let node_is_full = storage_node.is_some_and(|n| n.spec.pools.len() >= bounds::POOLS);
         match available_pool(&pool, storage_node, &registration) {
+            Err(_) if node_is_full && !carried => PoolNodeState::NotReady(full()),
             Ok(_) => PoolNodeState::Ready {
                 cordoned: is_cordoned(storage_node, &uid),
             },
@@ -142,6 +144,15 @@ fn share(
         health,
         status: reported.map(numbers),
     })
+}
+
+/// The reason why a node cannot carry one more pool.
+fn full() -> Explanation {
+    let message = format!(
+        "the node carries {} pools, and cannot carry more: remove it from the nodes of this pool or of another",
+        bounds::POOLS
+    );
+    Explanation::new(Reason::Pending, message)
 }
 
 /// Whether the spec of a node cordons a pool, so that it takes no new volumes there.
@@ -180,6 +191,35 @@ mod tests {
             (share.node.clone(), reserved)
         };
         shares.iter().map(reserved).collect()
+    }
+
+    #[test]
+    fn a_pool_that_its_node_has_no_place_for_says_so() {
+        let cluster = ClusterState::unwatched();
+        let mut node = storage_node("w1");
+        for number in 0..bounds::POOLS {
+            node = node.carrying(&format!("p{number}"));
+        }
+        let node = DeserializeGuard(Ok(node.build()));
+        put(&cluster.storage_nodes, "w1", node);
+        put(
+            &cluster.nodes,
+            "w1",
+            testing::node("w1", &[("disk", "nvme")]),
+        );
+        let pool = testing::pool("fast", &[("disk", "nvme")]);
+        let shares = Shares::default().of(&cluster, &DeserializeGuard(Ok(pool)));
+        let [share] = &shares[..] else {
+            panic!("{shares:?}");
+        };
+        let PoolNodeState::NotReady(why) = &share.state else {
+            panic!("{:?}", share.state);
+        };
+        assert!(
+            why.message
+                .starts_with("the node carries 16 pools, and cannot carry more"),
+            "{why}"
+        );
     }
 
     #[test]
