@@ -9,8 +9,9 @@
 //! status of the StorageNode and the PoolVolumes, from which a restarted agent resumes.
 
 mod examine;
-pub mod judgement;
+pub mod pool_judgement;
 pub mod rounds;
+pub mod volume_judgement;
 
 use std::collections::BTreeMap;
 

@@ -27,6 +27,7 @@ pub mod desired;
 pub mod drift;
 pub mod health;
 pub mod io_limits;
+pub mod kind;
 pub mod local_node;
 pub mod metrics;
 pub mod observations;

@@ -8,7 +8,7 @@ use cistern_crds::{
     volume::ImageStatus,
 };
 
-use super::work::Kind;
+use super::kind::Kind;
 use crate::image::Image;
 
 /// The outcome of a reconcile step.

@@ -2,6 +2,7 @@
 //!
 //! *Invariant:* an unusable pool takes no volumes and is not written to.
 
+mod declaration;
 mod images;
 mod limiter;
 mod open;
@@ -15,9 +16,10 @@ use tokio::sync::{Notify, watch};
 
 use self::limiter::PoolLimiter;
 pub use self::{
+    declaration::DesiredPool,
     images::{ImageSizes, Images},
     limiter::Permit,
-    open::{Before, DesiredPool, expectation, probe, remove},
+    open::{Before, expectation, probe, remove},
     state::{PoolAvailability, PoolState, Usable},
 };
 use crate::image;

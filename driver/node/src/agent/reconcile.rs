@@ -21,10 +21,11 @@ use tokio::time::timeout;
 
 use super::{
     Agent,
+    kind::named,
     outcome::ImageOutcome,
     pools::{Permit, PoolState, Unavailable, Usable},
     report,
-    work::{Error, Kind, named},
+    work::{Error, Reconcile},
 };
 use crate::{
     blocking::{self, on_host},
@@ -49,7 +50,7 @@ const FINISHED: [ConditionType; 5] = [
 ];
 
 /// A custom resource whose image the agent reconciles.
-pub trait ReconciledImage: Kind + ImageObject + HasStatus<Status: PartialEq> {
+pub trait ReconciledImage: Reconcile + ImageObject + HasStatus<Status: PartialEq> {
     /// Outcomes that only this kind has.
     type Own: Clone + fmt::Debug + Send + Sync;
 

@@ -21,25 +21,19 @@ use cistern_crds::{Explanation, PoolSnapshot, PoolSnapshotStatus};
 use kube::runtime::controller::Action;
 
 use self::{
+    identity::{formatted, inspect},
     status::{Own, SnapshotOutcome},
     take::{Origin, TakeResult},
 };
 use super::{
     Agent,
-    desired::readable,
     plan::{ObjectPhase, phase},
     reconcile::{LOCKED, ReconciledImage, Reconciliation},
-    work::{Error, Kind, Work},
+    work::{Error, Reconcile, Work},
 };
-use crate::{
-    blocking::on_host,
-    image::{self, Image, ImageObject as _},
-};
+use crate::{blocking::on_host, image::ImageObject as _};
 
-impl Kind for PoolSnapshot {
-    const NOUN: &'static str = "snapshot";
-    const CLAIM: &'static str = "VolumeSnapshot or VolumeGroupSnapshot";
-
+impl Reconcile for PoolSnapshot {
     fn pool(&self) -> Option<&str> {
         Some(&self.spec.pool_name)
     }
@@ -72,13 +66,13 @@ impl Kind for PoolSnapshot {
                         Action::await_change()
                     }
                     TakeResult::Busy => Action::requeue(LOCKED),
-                    TakeResult::NotYet(why) => reconciliation.retry_later(&take::retried(why)),
+                    TakeResult::NotYet(why) => {
+                        reconciliation.retry_later(&SnapshotOutcome::NotReady(why))
+                    }
                 })
             }
         }
     }
-
-    fn gone(_: &Agent, _: &str) {}
 }
 
 impl ReconciledImage for PoolSnapshot {
@@ -87,14 +81,6 @@ impl ReconciledImage for PoolSnapshot {
     fn status_after(&self, outcome: &SnapshotOutcome, now: DateTime<Utc>) -> PoolSnapshotStatus {
         status::after(self, outcome, now)
     }
-}
-
-/// Format time of a snapshot's filesystem, from its volume if that still exists.
-fn formatted(agent: &Agent, snapshot: &PoolSnapshot) -> DateTime<Utc> {
-    let volume = agent.desired.volume(&snapshot.spec.source_volume);
-    let volume = volume.as_deref().and_then(readable);
-    let filesystem = volume.and_then(|volume| volume.status.as_ref()?.filesystem.as_ref());
-    filesystem.map_or_else(agent.node.now, |filesystem| filesystem.format_time)
 }
 
 impl Reconciliation<'_, PoolSnapshot> {
@@ -117,17 +103,6 @@ impl Reconciliation<'_, PoolSnapshot> {
         };
         self.end(outcome).await
     }
-}
-
-/// Reads the image of a snapshot, if it exists and is the snapshot's. Blocks.
-fn inspect(
-    pool: &cistern_host::Pool,
-    snapshot: &PoolSnapshot,
-    formatted: DateTime<Utc>,
-) -> Result<Image, image::Error> {
-    let image = Image::read(&image::find(pool, snapshot)?, formatted)?;
-    image::is_the_same(snapshot, &image)?;
-    Ok(image)
 }
 
 #[cfg(test)]

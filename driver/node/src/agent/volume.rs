@@ -24,14 +24,11 @@ use super::{
     Agent, io_limits,
     plan::{self, VolumeStep},
     reconcile::{LOCKED, ReconciledImage, Reconciliation},
-    work::{Error, Kind, Work},
+    work::{Error, Reconcile, Work},
 };
 use crate::{blocking::on_host, image, usage::Volume};
 
-impl Kind for PoolVolume {
-    const NOUN: &'static str = "volume";
-    const CLAIM: &'static str = "PersistentVolumeClaim";
-
+impl Reconcile for PoolVolume {
     fn pool(&self) -> Option<&str> {
         Some(&self.spec.pool_name)
     }
@@ -95,13 +92,20 @@ impl Reconciliation<'_, PoolVolume> {
             Err(why) => return self.refuse(VolumeOutcome::Refused(why)).await,
         };
         let image = image.map(|image| image.image);
-        match self
-            .write_reservation(&VolumeOutcome::Admitted { size, image })
-            .await?
-        {
+        let admission = VolumeOutcome::Admitted { size, image };
+        self.prepare_admitted(&admission, VolumeStep::Make).await
+    }
+
+    /// Writes an admission to the status, and does the step that it permits.
+    async fn prepare_admitted(
+        &self,
+        admission: &VolumeOutcome,
+        step: VolumeStep,
+    ) -> Result<Action, Error> {
+        match self.write_reservation(admission).await? {
             Some(admitted) => {
                 Reconciliation::of(self.agent, &admitted)
-                    .prepare(VolumeStep::Make)
+                    .prepare(step)
                     .await
             }
             None => Ok(Action::await_change()),

@@ -5,64 +5,37 @@
 //! the agent's own last write. A status is written only to the object that it was made from: the
 //! write is guarded by its resource version.
 
+mod queue;
+
 use std::{
-    fmt,
     future::Future,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use cistern_client::{Chain, OwnWrites, Rejection, Retries, own_writes::Stale, watches};
-use cistern_crds::{PoolSnapshot, PoolSnapshotGroup, PoolVolume, names::AGENT_MANAGER};
+use cistern_client::{Chain, own_writes::Stale, watches};
 use futures::{Stream, StreamExt as _, stream};
-use kube::{
-    Api, Client, ResourceExt as _,
-    api::PostParams,
-    core::ClusterResourceScope,
-    runtime::{
-        applier,
-        controller::{self, Action, ReconcileRequest, trigger_self},
-        reflector::{ObjectRef, Store},
-        watcher,
-    },
-};
-use serde::{Serialize, de::DeserializeOwned};
-use tokio::{
-    sync::{Mutex, mpsc},
-    time::timeout,
+use kube::runtime::{
+    applier,
+    controller::{self, Action, ReconcileRequest, trigger_self},
+    reflector::ObjectRef,
+    watcher,
 };
 
+pub use self::queue::{Error, Work, WorkQueues};
 use super::{
     Agent,
-    desired::{Changes, Desired, Guarded, name, readable},
+    desired::{Changes, Guarded, name, readable},
+    kind::Kind,
     metrics::ReconcileResult,
 };
-use crate::blocking;
 
-/// First and longest wait before a failed object is retried.
-const BACK_OFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_mins(2));
-/// Deadline for a write to the API server.
-const WRITE_DEADLINE: Duration = Duration::from_secs(30);
 /// When to retry an object whose copy is older than the agent's own write. The event that delivers
 /// the write comes sooner; after a list there may be none.
 const STALE: Duration = Duration::from_secs(5);
 
-/// A kind of custom resource whose status the agent writes.
-pub trait Kind:
-    kube::Resource<DynamicType = (), Scope = ClusterResourceScope>
-    + Clone
-    + fmt::Debug
-    + Serialize
-    + DeserializeOwned
-    + Send
-    + Sync
-    + 'static
-{
-    /// Name of the kind in messages.
-    const NOUN: &'static str;
-    /// The object that users delete to remove it.
-    const CLAIM: &'static str;
-
+/// A kind of custom resource whose objects the agent reconciles.
+pub trait Reconcile: Kind {
     /// Name of the pool that a reconcile works in; None if it is not one pool.
     fn pool(&self) -> Option<&str>;
 
@@ -73,158 +46,11 @@ pub trait Kind:
     fn reconcile(agent: &Agent, object: &Self) -> impl Future<Output = Result<Action, Error>>;
 
     /// Handles the deletion of an object.
-    fn gone(agent: &Agent, name: &str);
-}
-
-/// The work queue of one kind.
-#[derive(Debug)]
-pub struct Work<K: Kind> {
-    /// Client for the kind.
-    pub(super) api: Api<K>,
-    /// Back-off of failed objects.
-    pub(super) retries: Retries<String>,
-    copies: Store<Guarded<K>>,
-    own_writes: Arc<OwnWrites>,
-    /// Names of enqueued objects.
-    queue: mpsc::UnboundedSender<String>,
-    /// The other end of `queue`.
-    queued: Mutex<mpsc::UnboundedReceiver<String>>,
-}
-
-/// The work queues of all kinds.
-#[derive(Debug)]
-pub struct WorkQueues {
-    /// The queue of the PoolVolumes.
-    pub volumes: Work<PoolVolume>,
-    /// The queue of the PoolSnapshots.
-    pub snapshots: Work<PoolSnapshot>,
-    /// The queue of the PoolSnapshotGroups.
-    pub groups: Work<PoolSnapshotGroup>,
-}
-
-impl WorkQueues {
-    /// Creates empty work queues.
-    pub(super) fn new(client: &Client, desired: &Desired) -> Self {
-        let own_writes = desired.own_writes();
-        Self {
-            volumes: Work::new(client, desired.volume_store(), own_writes),
-            snapshots: Work::new(client, desired.snapshot_store(), own_writes),
-            groups: Work::new(client, desired.group_store(), own_writes),
-        }
-    }
-}
-
-/// The reason why a reconcile failed. It is retried.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The API server rejected the status, or the request failed.
-    #[error("cannot write the status of {object}")]
-    Write {
-        /// Kind and name.
-        object: String,
-        /// Error of the request.
-        #[source]
-        source: Box<kube::Error>,
-    },
-    /// The API server did not answer. The status may be written or not.
-    #[error("the API server does not answer the status write of {object}")]
-    Silent {
-        /// Kind and name.
-        object: String,
-    },
-    /// The work on the disk panicked.
-    #[error("the work on {object} panicked")]
-    Broken {
-        /// Kind and name.
-        object: String,
-        /// Error of the panic.
-        #[source]
-        source: blocking::Broken,
-    },
-}
-
-impl Error {
-    /// Whether the API server rejected the write, so that nothing of it remains.
-    pub(super) fn was_refused(&self) -> bool {
-        match self {
-            Self::Write { source, .. } => match Rejection::from(&**source) {
-                Rejection::Unavailable => false,
-                Rejection::NotFound
-                | Rejection::AlreadyExists
-                | Rejection::Conflict
-                | Rejection::Invalid
-                | Rejection::Denied => true,
-            },
-            Self::Silent { .. } | Self::Broken { .. } => false,
-        }
-    }
-}
-
-impl<K: Kind> Work<K> {
-    fn new(client: &Client, copies: Store<Guarded<K>>, own_writes: &Arc<OwnWrites>) -> Self {
-        let (queue, queued) = mpsc::unbounded_channel();
-        Self {
-            api: Api::all(client.clone()),
-            retries: Retries::new(BACK_OFF.0, BACK_OFF.1),
-            copies,
-            own_writes: Arc::clone(own_writes),
-            queue,
-            queued: Mutex::new(queued),
-        }
-    }
-
-    /// Enqueues an object.
-    pub fn enqueue(&self, name: &str) {
-        // The receiver lives as long as `self`.
-        let _ = self.queue.send(name.to_owned());
-    }
-
-    /// Writes the status of an object. Returns None when the object has changed.
-    pub(super) async fn write(&self, object: &K) -> Result<Option<K>, Error> {
-        let parameters = PostParams {
-            field_manager: Some(AGENT_MANAGER.to_owned()),
-            ..PostParams::default()
-        };
-        let (name, named) = (object.name_any(), self::named(object));
-        let written = self.api.replace_status(&name, &parameters, object);
-        let Ok(answer) = timeout(WRITE_DEADLINE, written).await else {
-            return Err(Error::Silent { object: named });
-        };
-        match answer {
-            Ok(written) => {
-                let copy = || self.copies.get(&ObjectRef::new(&name));
-                self.own_writes.wrote(&written, copy);
-                Ok(Some(written))
-            }
-            Err(error) => match Rejection::from(&error) {
-                Rejection::NotFound | Rejection::Conflict => {
-                    let version = object.resource_version();
-                    tracing::debug!(
-                        object = named,
-                        version,
-                        "the object has changed, the status is not written"
-                    );
-                    Ok(None)
-                }
-                Rejection::AlreadyExists
-                | Rejection::Invalid
-                | Rejection::Denied
-                | Rejection::Unavailable => Err(Error::Write {
-                    object: named,
-                    source: Box::new(error),
-                }),
-            },
-        }
-    }
-}
-
-/// Kind and name of an object, for messages.
-pub(super) fn named<K: Kind>(object: &K) -> String {
-    format!("{} {}", K::NOUN, object.name_any())
+    fn gone(_: &Agent, _: &str) {}
 }
 
 /// Reconciles every object of a kind that changed, was enqueued, or whose wait is over.
-pub(super) async fn run<K: Kind>(agent: &Arc<Agent>, changes: Changes<Guarded<K>>) {
+pub(super) async fn run<K: Reconcile>(agent: &Arc<Agent>, changes: Changes<Guarded<K>>) {
     let work = K::work(agent);
     let reconciles = applier(
         |object, agent: Arc<Agent>| Box::pin(reconcile_cached::<K>(object, agent)),
@@ -265,7 +91,7 @@ pub(super) async fn run<K: Kind>(agent: &Arc<Agent>, changes: Changes<Guarded<K>
         .await;
 }
 
-async fn reconcile_cached<K: Kind>(
+async fn reconcile_cached<K: Reconcile>(
     object: Arc<Guarded<K>>,
     agent: Arc<Agent>,
 ) -> Result<Action, Error> {
@@ -305,7 +131,7 @@ async fn reconcile_cached<K: Kind>(
 
 /// Reconciles an object while its pool is usable. Work on a hanging disk may never end, and
 /// continues in the background.
-async fn in_pool<K: Kind>(
+async fn in_pool<K: Reconcile>(
     agent: &Agent,
     object: &K,
     reconciliation: impl Future<Output = Result<Action, Error>>,
@@ -320,7 +146,7 @@ async fn in_pool<K: Kind>(
 }
 
 /// The changed and the enqueued objects.
-fn queue<K: Kind>(
+fn queue<K: Reconcile>(
     agent: Arc<Agent>,
     changes: Changes<Guarded<K>>,
 ) -> impl Stream<Item = Result<ReconcileRequest<Guarded<K>>, watcher::Error>> {

@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use crate::agent::{
     Agent,
     desired::{Guarded, readable},
-    work::Kind,
+    kind::Kind,
 };
 
 /// Deadline for a response of the API server.

@@ -9,7 +9,10 @@ use cistern_client::Chain;
 use cistern_crds::{Reason, health::PoolProblem};
 use cistern_host::health::{VolumeSubject, VolumeTrouble};
 
-use super::judgement::{self, PoolPlace};
+use super::{
+    pool_judgement::{self, PoolPlace},
+    volume_judgement,
+};
 use crate::{
     agent::{
         Agent,
@@ -46,7 +49,7 @@ async fn probe(agent: &Agent, pool_state: &PoolState, deadline: Duration) {
     let (reported, now) = (reported_of_pool(agent, pool), (agent.node.now)());
     let Some(usable) = pool_state.open() else {
         let seen = match &pool_state.found {
-            PoolAvailability::Unusable { why, .. } => judgement::of_closed(permit, why),
+            PoolAvailability::Unusable { why, .. } => pool_judgement::of_closed(permit, why),
             PoolAvailability::Usable(_) | PoolAvailability::Gone => None,
         };
         let seen = (seen.into_iter().collect(), Visibility::Full);
@@ -62,10 +65,11 @@ async fn probe(agent: &Agent, pool_state: &PoolState, deadline: Duration) {
             let troubles = vitals.troubles.len();
             tracing::debug!(pool, troubles, "probed the pool");
             let was_nearly_full = agent.health.reports(pool, Reason::NearlyFull);
-            let (mut seen, visibility) = judgement::of_vitals(permit, &vitals, was_nearly_full);
+            let (mut seen, visibility) =
+                pool_judgement::of_vitals(permit, &vitals, was_nearly_full);
             let shortage = usable.file.as_ref().and_then(|it| it.shortage.as_ref());
-            seen.extend(shortage.map(|it| judgement::of_shortage(permit, it)));
-            let has_changed = vitals.troubles.iter().any(judgement::is_of_opening);
+            seen.extend(shortage.map(|it| pool_judgement::of_shortage(permit, it)));
+            let has_changed = vitals.troubles.iter().any(pool_judgement::is_of_opening);
             if agent
                 .health
                 .probed(pool, &reported, (seen, visibility), now)
@@ -116,13 +120,13 @@ fn judge(agent: &Agent, pool: &str, name: &str, troubles: &[VolumeTrouble]) {
     let Some(volume) = readable(&object).filter(|it| !it.spec.deletion_requested) else {
         return;
     };
-    let (mut seen, visibility) = judgement::of_volume(name, &agent.node.name, troubles);
+    let (mut seen, visibility) = volume_judgement::of_volume(name, &agent.node.name, troubles);
     let of_pool = agent.health.known_of(pool).unwrap_or_default();
-    seen.extend(judgement::of_pool_of(name, &of_pool));
+    seen.extend(volume_judgement::of_pool_of(name, &of_pool));
     let damage = agent.observations.damage_of(volume);
-    seen.extend(damage.map(|why| judgement::of_damage(name, &why)));
+    seen.extend(damage.map(|why| volume_judgement::of_damage(name, &why)));
     let lacks = agent.observations.unallocated(name);
-    seen.extend(lacks.map(|why| judgement::of_allocation(name, pool, &why)));
+    seen.extend(lacks.map(|why| volume_judgement::of_allocation(name, pool, &why)));
     let reported = volume.status.as_ref().map(|status| &status.problems[..]);
     let now = (agent.node.now)();
     let reported = reported.unwrap_or_default();

@@ -3,47 +3,21 @@
 //! *Invariant:* a pool is made only if the StorageNode's status never held its filesystem and no
 //! PoolVolume or PoolSnapshot of this node names it.
 
-use std::{path::PathBuf, sync::Arc};
+use std::sync::Arc;
 
 use cistern_client::Chain;
-use cistern_crds::{Explanation, NodePool, NodePoolStatus, PoolOwner, Reason, names};
+use cistern_crds::{Explanation, NodePool, NodePoolStatus, Reason, names};
 use cistern_host::{
-    Expectation, Pool, PoolDeclaration, Root, Source, Uid, image,
-    pool::{self, Broken, ForeignMarker, Owner},
+    Expectation, Pool, Root, image,
+    pool::{self, Broken},
 };
 
-use super::{ImageSizes, Images, PoolAvailability, PoolState, Usable};
+use super::{
+    declaration::{DesiredPool, InvalidSpec, declaration, reported},
+    images::{ImageSizes, Images},
+    state::{PoolAvailability, PoolState, Usable},
+};
 use crate::{agent::desired::AssignedObjects, findings::charged_size};
-
-/// A desired pool, with the other pools of the node.
-#[derive(Clone, Debug)]
-pub struct DesiredPool {
-    /// Spec of the pool.
-    pub spec: NodePool,
-    /// UIDs of the other pools of the node.
-    pub others: Vec<Uid>,
-    /// Last known identity of the pool's device, from the status.
-    pub device_identity: Option<String>,
-    /// The node that carries the pool.
-    pub node: Owner,
-}
-
-impl DesiredPool {
-    /// The desired pools of a node, with their last status.
-    pub fn all(node: &Owner, specs: &[NodePool], known: &[NodePoolStatus]) -> Vec<Self> {
-        let desired = |spec: &NodePool| {
-            let others = specs.iter().filter(|other| other.uid != spec.uid);
-            let known = known.iter().find(|status| status.uid == spec.uid);
-            Self {
-                spec: spec.clone(),
-                others: others.filter_map(|other| other.uid.parse().ok()).collect(),
-                node: node.clone(),
-                device_identity: known.and_then(|status| status.device_identity.clone()),
-            }
-        };
-        specs.iter().map(desired).collect()
-    }
-}
 
 /// What is known of a pool before its reconcile.
 #[derive(Debug)]
@@ -72,10 +46,9 @@ pub fn probe(
 /// Removes an empty pool from the node. Blocks. The pool must not be open.
 pub fn remove(root: &Root, desired: &DesiredPool, expectation: Expectation) -> PoolAvailability {
     let spec = &desired.spec;
-    let removed = declaration(desired).and_then(|declaration| {
-        root.remove_pool(&declaration, expectation)?;
-        Ok(())
-    });
+    let removed = declaration(desired)
+        .map_err(Error::from)
+        .and_then(|declaration| Ok(root.remove_pool(&declaration, expectation)?));
     match removed {
         Ok(()) => {
             tracing::info!(pool = spec.name, "removed the pool from this node");
@@ -168,8 +141,8 @@ fn survey(pool: Arc<Pool>, images: Arc<Images>, spec: &NodePool) -> Result<Usabl
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("the pool's spec is invalid: {why}")]
-    Spec { why: &'static str },
+    #[error(transparent)]
+    Spec(#[from] InvalidSpec),
     #[error(transparent)]
     Pool(#[from] pool::Error),
     #[error(transparent)]
@@ -179,7 +152,7 @@ enum Error {
 impl Error {
     fn reason(&self) -> Reason {
         match self {
-            Self::Spec { .. } => Reason::InvalidSpec,
+            Self::Spec(_) => Reason::InvalidSpec,
             Self::Images(_) => Reason::PoolFailed,
             Self::Pool(error) => match error {
                 pool::Error::BackingMissing { .. } => Reason::BackingMissing,
@@ -227,60 +200,6 @@ fn unusable(spec: &NodePool, error: &Error) -> PoolAvailability {
         open: None,
         owner: Some(reported(foreign)),
     }
-}
-
-/// The owner that a pool records, as reported in the StorageNode.
-fn reported(foreign: &ForeignMarker) -> PoolOwner {
-    PoolOwner {
-        node: foreign.owner.node.clone(),
-        machine_id: foreign.owner.machine.clone(),
-        pool_uid: foreign.pool.to_string(),
-        filesystem_uuid: foreign.filesystem.to_string(),
-    }
-}
-
-/// The pool that the node may take over; None if the annotation names no valid pool.
-fn granted(owner: &PoolOwner) -> Option<ForeignMarker> {
-    Some(ForeignMarker {
-        owner: Owner {
-            node: owner.node.clone(),
-            machine: owner.machine_id.clone(),
-        },
-        pool: owner.pool_uid.parse().ok()?,
-        filesystem: owner.filesystem_uuid.parse().ok()?,
-    })
-}
-
-fn declaration(desired: &DesiredPool) -> Result<PoolDeclaration, Error> {
-    let DesiredPool {
-        spec,
-        others,
-        device_identity,
-        node,
-    } = desired;
-    let invalid = |why| Error::Spec { why };
-    let uid: Uid = spec
-        .uid
-        .parse()
-        .map_err(|_| invalid("its uid is not a UID of Kubernetes"))?;
-    let source = match (&spec.source.image, &spec.source.device) {
-        (Some(image), None) => Source::Image { size: image.size },
-        (None, Some(device)) => Source::Device {
-            paths: device.paths.iter().map(PathBuf::from).collect(),
-            identity: device_identity.clone(),
-        },
-        (Some(_), Some(_)) | (None, None) => {
-            return Err(invalid("a source is exactly one of image and device"));
-        }
-    };
-    Ok(PoolDeclaration {
-        uid,
-        name: spec.name.clone(),
-        others: others.clone(),
-        node: node.clone(),
-        take_over: spec.take_over.as_ref().and_then(granted),
-        source,
-    })
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cistern_crds::{Bytes, Explanation, NodePool, PoolOwner, Reason};
 use cistern_host::{Pool, PoolStatistics, Stray, pool::PoolFile};
 
-use super::Images;
+use super::images::Images;
 
 /// One pool as of the last reconcile.
 #[derive(Debug)]

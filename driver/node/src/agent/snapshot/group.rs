@@ -18,17 +18,14 @@ use crate::agent::{
     outcome::{apply_updates, deletion_held},
     plan::{ObjectPhase, phase},
     reconcile::LOCKED,
-    work::{Error, Kind, Work},
+    work::{Error, Reconcile, Work},
 };
 use crate::image::ImageObject as _;
 
 /// The conditions of a group.
 const CONDITIONS: [ConditionType; 2] = [ConditionType::Ready, ConditionType::DeletionHeld];
 
-impl Kind for PoolSnapshotGroup {
-    const NOUN: &'static str = "group of snapshots";
-    const CLAIM: &'static str = "VolumeGroupSnapshot";
-
+impl Reconcile for PoolSnapshotGroup {
     fn pool(&self) -> Option<&str> {
         None
     }
@@ -56,8 +53,6 @@ impl Kind for PoolSnapshotGroup {
         write(agent, group, Some(&taken)).await?;
         Ok(next(agent, group, &taken))
     }
-
-    fn gone(_: &Agent, _: &str) {}
 }
 
 /// The moment at which the snapshots of the group were taken. None before that.

@@ -1,12 +1,13 @@
-//! Whether an image on the disk is the snapshot's. Pure.
+//! Whether an image on the disk is the snapshot's.
 
+use chrono::{DateTime, Utc};
 use cistern_crds::{PoolSnapshot, volume::FilesystemStatus};
 use cistern_host::{Owner, SnapshotRecord};
 use kube::ResourceExt as _;
 
 use crate::{
-    agent::work::Kind as _,
-    image::{Difference, Image, ImageObject},
+    agent::{Agent, desired::readable, kind::Kind as _},
+    image::{self, Difference, Image, ImageObject},
 };
 
 impl ImageObject for PoolSnapshot {
@@ -71,15 +72,31 @@ fn serves(snapshot: &PoolSnapshot, image: &Image) -> Result<(), Difference> {
     image.holds(spec.access_type, spec.filesystem)
 }
 
+/// Format time of a snapshot's filesystem, from its volume if that still exists.
+pub(super) fn formatted(agent: &Agent, snapshot: &PoolSnapshot) -> DateTime<Utc> {
+    let volume = agent.desired.volume(&snapshot.spec.source_volume);
+    let volume = volume.as_deref().and_then(readable);
+    let filesystem = volume.and_then(|volume| volume.status.as_ref()?.filesystem.as_ref());
+    filesystem.map_or_else(agent.node.now, |filesystem| filesystem.format_time)
+}
+
+/// Reads the image of a snapshot, if it exists and is the snapshot's. Blocks.
+pub(super) fn inspect(
+    pool: &cistern_host::Pool,
+    snapshot: &PoolSnapshot,
+    formatted: DateTime<Utc>,
+) -> Result<Image, image::Error> {
+    let image = Image::read(&image::find(pool, snapshot)?, formatted)?;
+    image::is_the_same(snapshot, &image)?;
+    Ok(image)
+}
+
 #[cfg(test)]
 mod tests {
     use cistern_crds::{Bytes, Reason};
 
     use super::*;
-    use crate::{
-        image,
-        testing::{at, image_of_snapshot, image_of_volume, ready_snapshot, wanted_snapshot},
-    };
+    use crate::testing::{at, image_of_snapshot, image_of_volume, ready_snapshot, wanted_snapshot};
 
     #[test]
     fn every_part_of_a_snapshots_identity_must_agree() {

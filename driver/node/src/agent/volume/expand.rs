@@ -27,13 +27,6 @@ impl Reconciliation<'_, PoolVolume> {
         }
         let size = self.object.spec.size;
         let admission = VolumeOutcome::Own(Own::GrowthAdmitted { size });
-        match self.write_reservation(&admission).await? {
-            Some(admitted) => {
-                Reconciliation::of(self.agent, &admitted)
-                    .prepare(VolumeStep::Grow)
-                    .await
-            }
-            None => Ok(Action::await_change()),
-        }
+        self.prepare_admitted(&admission, VolumeStep::Grow).await
     }
 }

@@ -5,7 +5,7 @@ use cistern_host::Owner;
 use kube::ResourceExt as _;
 
 use crate::{
-    agent::work::Kind as _,
+    agent::kind::Kind as _,
     image::{Difference, Image, ImageObject},
 };
 

@@ -46,14 +46,7 @@ impl Reconciliation<'_, PoolVolume> {
             return self.finish(VolumeOutcome::Own(refusal)).await;
         }
         let admission = VolumeOutcome::Own(Own::AttributesAdmitted);
-        match self.write_reservation(&admission).await? {
-            Some(admitted) => {
-                Reconciliation::of(self.agent, &admitted)
-                    .prepare(VolumeStep::Keep)
-                    .await
-            }
-            None => Ok(Action::await_change()),
-        }
+        self.prepare_admitted(&admission, VolumeStep::Keep).await
     }
 
     fn is_thick(&self) -> bool {

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use cistern_crds::PoolVolume;
+use kube::ResourceExt as _;
 
 use super::status::{Own, VolumeOutcome};
 use crate::agent::{Agent, io_limits, reconcile::Reconciliation, work::Error};
@@ -14,29 +15,24 @@ pub(super) async fn note<'a>(
     agent: &Agent,
     volume: &'a PoolVolume,
 ) -> Result<Option<Cow<'a, PoolVolume>>, Error> {
+    let observations = &agent.observations;
+    let growth = observations.growth_of(&volume.name_any());
+    let observed = [
+        growth.map(Own::Filesystem),
+        observations.unreported_problems(volume).map(Own::Health),
+        agent.checks.unreported_progress(volume).map(Own::Checking),
+        io_limits::unreported(agent, volume).map(Own::Limits),
+    ];
     let mut noted = Cow::Borrowed(volume);
-    let reconciliation = Reconciliation::of(agent, volume);
-    if let Some(growth) = agent.observations.growth_of(&reconciliation.name) {
-        let outcome = VolumeOutcome::Own(Own::Filesystem(growth.clone()));
+    for observed in observed.into_iter().flatten() {
+        let outcome = VolumeOutcome::Own(observed);
+        let reconciliation = Reconciliation::of(agent, &*noted);
         let Some(written) = reconciliation.write(&outcome).await? else {
             return Ok(None);
         };
-        agent
-            .observations
-            .growth_reported(&reconciliation.name, &growth);
-        noted = Cow::Owned(written);
-    }
-    let health = agent
-        .observations
-        .unreported_problems(&noted)
-        .map(Own::Health);
-    let checking = agent.checks.unreported_progress(&noted).map(Own::Checking);
-    let limits = io_limits::unreported(agent, &noted).map(Own::Limits);
-    for observed in [health, checking, limits].into_iter().flatten() {
-        let outcome = VolumeOutcome::Own(observed);
-        let Some(written) = Reconciliation::of(agent, &*noted).write(&outcome).await? else {
-            return Ok(None);
-        };
+        if let VolumeOutcome::Own(Own::Filesystem(growth)) = &outcome {
+            observations.growth_reported(&reconciliation.name, growth);
+        }
         noted = Cow::Owned(written);
     }
     Ok(Some(noted))

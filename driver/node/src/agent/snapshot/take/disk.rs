@@ -1,0 +1,161 @@
+//! Makes the images of snapshots at one moment, finds them, or removes all of them.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use chrono::{DateTime, Utc};
+use cistern_client::Chain;
+use cistern_crds::{ExtentLimits, HasImage, PoolSnapshot, Reason};
+use cistern_host::{
+    Pool,
+    snapshot::{Member, SnapshotRequest},
+};
+use kube::ResourceExt as _;
+
+use super::attempt::{Origin, TakeError, TakeResult, broken, failed, not_yet};
+use crate::{
+    agent::{
+        Agent,
+        io_limits::{self, LimitedVolume},
+        pools::{PoolState, Usable},
+        reconcile::Reconciliation,
+        snapshot::identity::{formatted, inspect},
+    },
+    blocking::on_host,
+    image::{self, Image, ImageObject},
+};
+
+/// How long to wait for the lock of a volume.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+
+/// One snapshot to be taken or found.
+struct PendingSnapshot {
+    snapshot: PoolSnapshot,
+    pool: Arc<Pool>,
+    extent_limits: ExtentLimits,
+    formatted: DateTime<Utc>,
+}
+
+/// Takes all snapshots, or finds those that were taken before.
+pub(super) async fn take_or_find(
+    agent: &Agent,
+    snapshots: &[PoolSnapshot],
+    origin: Origin,
+) -> Result<Vec<Image>, TakeError> {
+    let mut pending = Vec::new();
+    for snapshot in snapshots {
+        let (pool_state, usable) = pool(agent, snapshot)?;
+        pending.push(PendingSnapshot {
+            snapshot: snapshot.clone(),
+            pool: usable.pool,
+            extent_limits: pool_state.spec.limits.extents(),
+            formatted: formatted(agent, snapshot),
+        });
+    }
+    let guard = lock_all(agent, snapshots).await?;
+    let (root, clock) = (agent.node.root.clone(), agent.node.now);
+    let (io, limits) = (agent.io.clone(), limits_of_sources(agent, snapshots));
+    let is_settled = origin == Origin::Existing || snapshots.iter().any(is_settled);
+    let work = on_host(guard, move || {
+        if let Origin::New(consistency) = origin
+            && !is_settled
+        {
+            io.take_snapshots(&root, &limits, &members(&pending)?, consistency, clock)?;
+        }
+        let inspected = |it: &PendingSnapshot| inspect(&it.pool, &it.snapshot, it.formatted);
+        pending.iter().map(inspected).collect::<Result<Vec<_>, _>>()
+    });
+    match work.await.map_err(|source| broken(snapshots, source))? {
+        Ok(images) => Ok(images),
+        Err(error) if is_settled => {
+            agent.pools.suspect(&error);
+            Err(not_yet(error.reason(), Chain(&error).to_string()))
+        }
+        Err(error) => {
+            let take_error = failed(agent, snapshots, &error);
+            if let TakeError::Ended(TakeResult::Refused(_)) = take_error {
+                // The new images may be the ones that are wrong.
+                discard(agent, snapshots).await?;
+            }
+            Err(take_error)
+        }
+    }
+}
+
+/// The limits of the volumes that are snapshotted.
+fn limits_of_sources(agent: &Agent, snapshots: &[PoolSnapshot]) -> Vec<LimitedVolume> {
+    let names: BTreeSet<&str> = snapshots.iter().map(|it| &*it.spec.source_volume).collect();
+    let limits = names
+        .into_iter()
+        .filter_map(|name| io_limits::known(agent, name));
+    limits.collect()
+}
+
+/// Whether the snapshot once had its image, so that it is never taken again.
+pub(super) fn is_settled(snapshot: &PoolSnapshot) -> bool {
+    snapshot.is_announced() || image::is_adopted(snapshot)
+}
+
+fn members(pending: &[PendingSnapshot]) -> Result<Vec<Member<'_>>, image::Error> {
+    let members = pending.iter().map(|it| {
+        let spec = &it.snapshot.spec;
+        Ok(Member {
+            pool: &it.pool,
+            request: SnapshotRequest {
+                snapshot: it.snapshot.name_any(),
+                uid: image::name_of(&it.snapshot)?,
+                volume: spec.source_volume.clone(),
+                source: spec.source_image.parse()?,
+                extent_limits: it.extent_limits,
+            },
+        })
+    });
+    members.collect()
+}
+
+/// Removes images that were taken and never became ready.
+pub(super) async fn discard(agent: &Agent, snapshots: &[PoolSnapshot]) -> Result<(), TakeError> {
+    let mut taken = Vec::new();
+    for snapshot in snapshots {
+        taken.push((pool(agent, snapshot)?.1, snapshot.clone()));
+    }
+    let guard = lock_all(agent, snapshots).await?;
+    let work = on_host(guard, move || {
+        taken.iter().try_for_each(|(usable, snapshot)| {
+            let uid = image::destroy(&usable.pool, snapshot)?;
+            usable.images.removed(uid.as_str());
+            Ok::<_, image::Error>(())
+        })
+    });
+    let done = work.await.map_err(|source| broken(snapshots, source))?;
+    done.map_err(|error| not_yet(Reason::SnapshotFailed, Chain(&error).to_string()))
+}
+
+/// Takes the lock of each volume, so that no growth or staging runs at the same time, and a permit
+/// for each pool.
+async fn lock_all(
+    agent: &Agent,
+    snapshots: &[PoolSnapshot],
+) -> Result<impl Send + use<>, TakeError> {
+    // Locks are taken in one order, and a holder of a permit waits for no lock.
+    let volumes: BTreeSet<String> = snapshots.iter().map(ImageObject::volume).collect();
+    let mut guards = Vec::new();
+    for volume in volumes {
+        let guard = agent.locks.lock_within(&volume, LOCK_PATIENCE).await;
+        guards.push(guard.ok_or(TakeResult::Busy)?);
+    }
+    let pools: BTreeSet<&str> = snapshots.iter().map(HasImage::pool_name).collect();
+    let mut permits = Vec::new();
+    for pool in pools {
+        permits.push(agent.pools.permit(pool).await);
+    }
+    Ok((permits, guards))
+}
+
+/// The pool of a snapshot. The attempt is retried if it cannot be used.
+pub(super) fn pool(
+    agent: &Agent,
+    snapshot: &PoolSnapshot,
+) -> Result<(Arc<PoolState>, Usable), TakeError> {
+    let found = Reconciliation::of(agent, snapshot).pool();
+    found.map_err(|why| TakeResult::NotYet(why).into())
+}
