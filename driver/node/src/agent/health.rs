@@ -9,6 +9,7 @@
 //! status of the StorageNode and the PoolVolumes, from which a restarted agent resumes.
 
 mod examine;
+mod limits;
 pub mod pool_judgement;
 pub mod rounds;
 pub mod volume_judgement;

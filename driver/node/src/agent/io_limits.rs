@@ -20,11 +20,10 @@ use kube::ResourceExt as _;
 use parking_lot::Mutex;
 
 use super::{
-    Agent,
-    desired::readable,
-    pools::{PoolState, Pools},
+    desired::{Desired, readable},
+    pools::Pools,
 };
-use crate::{blocking::on_host, usage::Volume};
+use crate::usage::Volume;
 
 /// Sets the limits of volumes, and remembers which could not be set.
 #[derive(Clone, Debug)]
@@ -146,6 +145,24 @@ impl IoEnforcement {
         Some(Explanation::new(Reason::LimitsNotSet, error))
     }
 
+    /// The update of the condition `LimitsEnforced` that the status of a volume lacks.
+    pub fn unreported(&self, volume: &PoolVolume, pools: &Pools) -> Option<ConditionUpdate> {
+        let limited = of(&Volume::read(volume).ok()?, pools);
+        let kind = ConditionType::LimitsEnforced;
+        let update = match self.problem(&volume.name_any(), &limited.limits) {
+            None => ConditionUpdate::reconciled(kind),
+            Some(why) => ConditionUpdate::new(kind, false, why.reason, why.message),
+        };
+        let status = volume.status.as_ref();
+        let reported = status.and_then(|status| condition::find(&status.conditions, kind));
+        let is_reported = reported.is_some_and(|reported| {
+            reported.status == update.status.as_str()
+                && reported.reason == update.reason.as_str()
+                && reported.message == update.message
+        });
+        (!is_reported).then_some(update)
+    }
+
     /// Forgets a volume that is gone.
     pub fn forget(&self, volume: &str) {
         self.failures.lock().remove(volume);
@@ -164,65 +181,10 @@ pub fn of(volume: &Volume, pools: &Pools) -> LimitedVolume {
 }
 
 /// The limits of a volume that the watch shows and that has an image.
-pub fn known(agent: &Agent, volume: &str) -> Option<LimitedVolume> {
-    let object = agent.desired.volume(volume)?;
+pub fn known(volume: &str, desired: &Desired, pools: &Pools) -> Option<LimitedVolume> {
+    let object = desired.volume(volume)?;
     let volume = Volume::read(readable(&object)?).ok()?;
-    Some(of(&volume, &agent.pools))
-}
-
-/// The update of the condition `LimitsEnforced` that the status of a volume lacks.
-pub(super) fn unreported(agent: &Agent, volume: &PoolVolume) -> Option<ConditionUpdate> {
-    let limited = of(&Volume::read(volume).ok()?, &agent.pools);
-    let kind = ConditionType::LimitsEnforced;
-    let update = match agent.io.problem(&volume.name_any(), &limited.limits) {
-        None => ConditionUpdate::reconciled(kind),
-        Some(why) => ConditionUpdate::new(kind, false, why.reason, why.message),
-    };
-    let status = volume.status.as_ref();
-    let reported = status.and_then(|status| condition::find(&status.conditions, kind));
-    let is_reported = reported.is_some_and(|reported| {
-        reported.status == update.status.as_str()
-            && reported.reason == update.reason.as_str()
-            && reported.message == update.message
-    });
-    (!is_reported).then_some(update)
-}
-
-/// Sets the limits of a pool's volumes again, where something else has changed them.
-pub(super) async fn enforce(agent: &Agent, pool_state: &PoolState) {
-    let mut volumes = Vec::new();
-    let mut guards = Vec::new();
-    let all = agent.desired.volumes_of(&pool_state.spec.name).into_iter();
-    let all = all.map(|volume| of(&volume, &agent.pools));
-    for volume in all.filter(|volume| !volume.limits.is_none()) {
-        // An operation on the volume sets its limits itself.
-        if let Some(guard) = agent.locks.try_lock(&volume.name) {
-            guards.push(guard);
-            volumes.push(volume);
-        }
-    }
-    if volumes.is_empty() {
-        return;
-    }
-    let (io, root) = (agent.io.clone(), agent.node.root.clone());
-    let applied = on_host(guards, move || {
-        io.apply(&root, &volumes);
-        volumes
-    });
-    match applied.await {
-        Ok(volumes) => {
-            for volume in volumes {
-                let object = agent.desired.volume(&volume.name);
-                let object = object.as_deref().and_then(readable);
-                if object.is_some_and(|object| unreported(agent, object).is_some()) {
-                    agent.enqueue(&volume.name);
-                }
-            }
-        }
-        Err(error) => {
-            tracing::error!(error = %Chain(&error), "setting the limits of volumes panicked");
-        }
-    }
+    Some(of(&volume, pools))
 }
 
 /// Whether a status reports that limits are not in force.

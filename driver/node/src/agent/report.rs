@@ -5,23 +5,24 @@
 //! filesystem) are reported again even when the pool cannot be found.
 
 mod pool;
+mod written;
 
 use std::{sync::Arc, time::Duration};
 
 use cistern_client::{Chain, Rejection, Retries, writes};
 use cistern_crds::{
-    NodePool, NodePoolStatus, StorageNode, StorageNodeStatus,
+    NodePool, NodePoolStatus, StorageNodeStatus,
     drift::{LISTED, Orphan},
     names::AGENT_MANAGER,
 };
-use kube::{Api, Client, ResourceExt as _};
-use parking_lot::Mutex;
-use tokio::{
-    sync::Notify,
-    time::{sleep, timeout},
-};
+use kube::ResourceExt as _;
+use tokio::time::{sleep, timeout};
 
-use self::pool::{status, summary, with_healthy, with_ready};
+pub use self::written::Report;
+use self::{
+    pool::{status, summary, with_healthy, with_ready},
+    written::Written,
+};
 use super::{
     Agent,
     desired::{AssignedObjects, readable},
@@ -29,50 +30,6 @@ use super::{
 
 /// Deadline for a write to the API server.
 const WRITE_DEADLINE: Duration = Duration::from_secs(30);
-
-/// The last written report, and the request to write again.
-#[derive(Debug)]
-pub struct Report {
-    nodes: Api<StorageNode>,
-    requested: Notify,
-    /// Held during a write, so that older numbers never overwrite newer ones.
-    writing: tokio::sync::Mutex<()>,
-    written: Mutex<Option<Written>>,
-}
-
-/// A report, and the StorageNode that it is for.
-#[derive(Clone, Debug, PartialEq)]
-struct Written {
-    /// UID of the StorageNode.
-    node: String,
-    /// Without conditions, which the operator writes.
-    status: StorageNodeStatus,
-}
-
-impl Report {
-    pub(super) fn new(client: &Client) -> Self {
-        Self {
-            nodes: Api::all(client.clone()),
-            requested: Notify::new(),
-            writing: tokio::sync::Mutex::default(),
-            written: Mutex::default(),
-        }
-    }
-
-    /// Requests an update of the status.
-    pub fn request(&self) {
-        self.requested.notify_one();
-    }
-
-    /// The last reported pools.
-    pub fn last(&self) -> Option<Vec<NodePoolStatus>> {
-        Some(self.written()?.status.pools)
-    }
-
-    fn written(&self) -> Option<Written> {
-        self.written.lock().clone()
-    }
-}
 
 /// Keeps the status up to date until dropped.
 pub async fn run(agent: &Arc<Agent>) {

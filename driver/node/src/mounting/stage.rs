@@ -109,7 +109,7 @@ impl Mounter {
     pub async fn unstage(&self, volume: &str, staging: PathBuf) -> Result<(), Error> {
         let guard = self.lock(volume).await?;
         let (root, io) = (self.agent.node.root.clone(), self.agent.io.clone());
-        let limits = io_limits::known(&self.agent, volume);
+        let limits = io_limits::known(volume, &self.agent.desired, &self.agent.pools);
         let done = unstage(volume, guard, root, io, limits, staging).await;
         // Its deletion may wait for this.
         self.agent.enqueue(volume);

@@ -12,7 +12,7 @@ use cistern_crds::{
 use cistern_host::{Content, Identity, Inventory, Owner};
 use tokio::time::timeout;
 
-use super::{Comparison, elsewhere};
+use super::{elsewhere, state::Comparison};
 use crate::{
     agent::{Agent, desired::readable},
     blocking::on_host,

@@ -13,9 +13,9 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use super::examine;
+use super::{examine, limits};
 use crate::agent::{
-    Agent, io_limits,
+    Agent,
     pools::{NodeVersion, PoolAvailability},
 };
 
@@ -83,7 +83,7 @@ async fn go_round(
         if !matches!(pool_state.found, PoolAvailability::Gone) {
             examine::pool(&agent, &pool_state, deadline).await;
             examine::volumes(&agent, &pool_state, deadline).await;
-            io_limits::enforce(&agent, &pool_state).await;
+            limits::enforce(&agent, &pool_state).await;
         }
     }
 }

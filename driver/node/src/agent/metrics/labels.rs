@@ -1,5 +1,8 @@
-//! The labels of pools and volumes that several metrics share.
+//! The labels and the health that the metrics of pools and volumes share.
 
+use std::fmt;
+
+use cistern_client::metrics::Gauges;
 use cistern_crds::{PoolSeverity, PoolVolume, VolumeSeverity, health::Problem};
 
 /// Severities as values of a label: healthy first, then by rising severity.
@@ -32,10 +35,40 @@ impl States for VolumeSeverity {
     ];
 }
 
+/// The labels of a pool or volume, and its problems.
+pub(super) type WithProblems<'a, S> = (Vec<(&'a str, &'a str)>, &'a [Problem<S>]);
+
+/// Writes the state of health and the problems of each pool or volume, after its labels.
+pub(super) fn write_health<S: States>(
+    gauges: &mut Gauges<'_>,
+    noun: &str,
+    all: &[WithProblems<'_, S>],
+) -> fmt::Result {
+    let states = all.iter().flat_map(|(labels, problems)| {
+        let states = state_set(problems);
+        states.map(move |(state, holds)| ([&labels[..], &[("state", state)]].concat(), holds))
+    });
+    gauges.write(
+        &format!("cistern_{noun}_health"),
+        &format!("The health of a {noun}: 1 for its current state, 0 for the others."),
+        states,
+    )?;
+    let problems = all.iter().flat_map(|(labels, problems)| {
+        problems.iter().map(move |problem| {
+            let severity = ("severity", problem.severity.label());
+            let reason = ("reason", problem.reason.as_str());
+            ([&labels[..], &[severity, reason]].concat(), 1_u64)
+        })
+    });
+    gauges.write(
+        &format!("cistern_{noun}_problem"),
+        &format!("1 for each current problem of a {noun}."),
+        problems,
+    )
+}
+
 /// A state set: 1 for the state of the most severe problem, 0 for all others.
-pub(super) fn state_set<S: States>(
-    problems: &[Problem<S>],
-) -> impl Iterator<Item = (&'static str, u64)> {
+fn state_set<S: States>(problems: &[Problem<S>]) -> impl Iterator<Item = (&'static str, u64)> {
     let worst = problems.iter().map(|problem| problem.severity).max();
     let states = S::STATES.iter();
     states.map(move |(label, severity)| (*label, u64::from(*severity == worst)))

@@ -5,7 +5,7 @@ use std::{collections::HashSet, fmt, sync::Arc};
 use cistern_client::metrics::Gauges;
 use cistern_crds::{NodePoolStatus, PoolProblem};
 
-use super::labels::{States as _, state_set};
+use super::labels::write_health;
 use crate::agent::{
     Agent,
     desired::AssignedObjects,
@@ -145,33 +145,9 @@ pub(super) fn write(agent: &Agent, gauges: &mut Gauges<'_>) -> fmt::Result {
         "Room for more volumes with this provisioning, in total; 0 while the pool takes none.",
         rooms,
     )?;
-    health(&pools, gauges)
-}
-
-fn health(pools: &[Known], gauges: &mut Gauges<'_>) -> fmt::Result {
-    let states = pools.iter().flat_map(|pool| {
-        let name = pool.status.name.as_str();
-        let states = state_set(&pool.problems);
-        states.map(move |(state, holds)| ([("pool", name), ("state", state)], holds))
+    let health = pools.iter().map(|pool| {
+        let labels = vec![("pool", pool.status.name.as_str())];
+        (labels, &pool.problems[..])
     });
-    gauges.write(
-        "cistern_pool_health",
-        "The health of a pool: 1 for its current state, 0 for the others.",
-        states,
-    )?;
-    let problems = pools.iter().flat_map(|pool| {
-        pool.problems.iter().map(move |problem| {
-            let labels = [
-                ("pool", pool.status.name.as_str()),
-                ("severity", problem.severity.label()),
-                ("reason", problem.reason.as_str()),
-            ];
-            (labels, 1_u64)
-        })
-    });
-    gauges.write(
-        "cistern_pool_problem",
-        "1 for each current problem of a pool.",
-        problems,
-    )
+    write_health(gauges, "pool", &health.collect::<Vec<_>>())
 }

@@ -7,7 +7,7 @@ use cistern_crds::{ConditionType, PoolVolume, Reason, VolumeProblem, condition};
 
 use super::{
     io,
-    labels::{States as _, name, of_volume, state_set},
+    labels::{name, of_volume, write_health},
 };
 use crate::agent::{
     Agent,
@@ -98,29 +98,10 @@ fn health(agent: &Agent, volumes: &[&PoolVolume], gauges: &mut Gauges<'_>) -> fm
             (*volume, seen.unwrap_or_else(|| reported(volume).to_vec()))
         })
         .collect();
-    let states = known.iter().flat_map(|(volume, problems)| {
-        let [name, pool] = of_volume(volume);
-        let states = state_set(problems);
-        states.map(move |(state, holds)| ([name, pool, ("state", state)], holds))
-    });
-    gauges.write(
-        "cistern_volume_health",
-        "The health of a volume: 1 for its current state, 0 for the others.",
-        states,
-    )?;
-    let problems = known.iter().flat_map(|(volume, problems)| {
-        let [name, pool] = of_volume(volume);
-        problems.iter().map(move |problem| {
-            let severity = ("severity", problem.severity.label());
-            let reason = ("reason", problem.reason.as_str());
-            ([name, pool, severity, reason], 1_u64)
-        })
-    });
-    gauges.write(
-        "cistern_volume_problem",
-        "1 for each current problem of a volume.",
-        problems,
-    )
+    let health = known
+        .iter()
+        .map(|(volume, problems)| (of_volume(volume).to_vec(), &problems[..]));
+    write_health(gauges, "volume", &health.collect::<Vec<_>>())
 }
 
 fn not_expanded(volumes: &[&PoolVolume], gauges: &mut Gauges<'_>) -> fmt::Result {

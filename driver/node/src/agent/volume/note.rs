@@ -6,7 +6,7 @@ use cistern_crds::PoolVolume;
 use kube::ResourceExt as _;
 
 use super::status::{Own, VolumeOutcome};
-use crate::agent::{Agent, io_limits, reconcile::Reconciliation, work::Error};
+use crate::agent::{Agent, reconcile::Reconciliation, work::Error};
 
 /// Writes what was observed since the last reconcile: the filesystem (by the Node service), the
 /// health, the progress of a check, and whether its limits are in force. Returns the volume with
@@ -21,7 +21,7 @@ pub(super) async fn note<'a>(
         growth.map(Own::Filesystem),
         observations.unreported_problems(volume).map(Own::Health),
         agent.checks.unreported_progress(volume).map(Own::Checking),
-        io_limits::unreported(agent, volume).map(Own::Limits),
+        agent.io.unreported(volume, &agent.pools).map(Own::Limits),
     ];
     let mut noted = Cow::Borrowed(volume);
     for observed in observed.into_iter().flatten() {

@@ -86,7 +86,7 @@ fn limits_of_sources(agent: &Agent, snapshots: &[PoolSnapshot]) -> Vec<LimitedVo
     let names: BTreeSet<&str> = snapshots.iter().map(|it| &*it.spec.source_volume).collect();
     let limits = names
         .into_iter()
-        .filter_map(|name| io_limits::known(agent, name));
+        .filter_map(|name| io_limits::known(name, &agent.desired, &agent.pools));
     limits.collect()
 }
 
