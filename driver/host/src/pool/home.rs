@@ -28,7 +28,7 @@ use crate::{
     loopdev,
     mount_target::MountTarget,
     root::Root,
-    superblock,
+    superblock::{self, Superblock},
     system::{Mount, OFlags},
 };
 
@@ -70,42 +70,39 @@ impl Root {
         filesystem_uuid: Uuid,
     ) -> Result<Option<Uid>, Error> {
         let system = &*self.system;
-        let holds_it = |home: &Uid| -> Result<bool, Error> {
-            let found = match file::find(system, pools, self, home)? {
+        let look = |home: &Uid| -> Result<io::Result<Option<Superblock>>, Error> {
+            Ok(match file::find(system, pools, self, home)? {
                 Some(file) => superblock::read(system, file.as_fd()),
                 None => match self.mounted(home) {
                     Ok(Some(mount)) => backing::superblock(system, mount.device),
                     Ok(None) => Ok(None),
                     Err(error) => Err(error),
                 },
-            };
-            // An unreadable file is not the pool: a known pool is never created again.
-            Ok(found
-                .ok()
-                .flatten()
-                .is_some_and(|found| found.uuid == filesystem_uuid))
+            })
         };
-        let mut found = Vec::new();
+        let (mut found, mut unread) = (Vec::new(), Vec::new());
         for home in homes {
-            if holds_it(&home)? {
-                found.push(home);
+            match look(&home)? {
+                Ok(Some(seen)) if seen.uuid == filesystem_uuid => found.push(home),
+                Ok(_) => {}
+                Err(error) => unread.push((self.mount_point(&home), Candidate::unread(error))),
             }
         }
-        match (found.pop(), found.is_empty()) {
-            (Some(last), false) => {
-                found.push(last);
+        match (&found[..], unread.is_empty()) {
+            ([only], true) => Ok(Some(only.clone())),
+            // A known pool is never created again, so what cannot be read needs no refusal here.
+            ([], _) => Ok(None),
+            // One of them is a copy, or the one that cannot be read may be the pool.
+            _ => {
+                let found = found.iter().map(|home| {
+                    let why = Candidate::Filesystem(filesystem_uuid);
+                    (self.mount_point(home), why)
+                });
                 Err(Error::Ambiguous {
                     name: declaration.name.clone(),
-                    found: found
-                        .iter()
-                        .map(|home| {
-                            let why = Candidate::Filesystem(filesystem_uuid);
-                            (self.mount_point(home), why)
-                        })
-                        .collect(),
+                    found: found.chain(unread).collect(),
                 })
             }
-            (only, _) => Ok(only),
         }
     }
 

@@ -4,16 +4,21 @@ use std::{
     fs,
     os::unix::fs::{FileExt as _, MetadataExt as _},
     path::PathBuf,
+    sync::Arc,
 };
 
-use cistern_host::{Expectation, Pool, PoolDeclaration, pool::Error};
+use cistern_host::{
+    Expectation, Pool, PoolDeclaration,
+    pool::Error,
+    system::{FailAt, Fault},
+};
 use cistern_types::{Bytes, FilesystemType, Provisioning};
 
 use crate::{
     device::Disk,
     harness::{
         Machine, POOL_SIZE, Volume, device_pool, eventually, image_pool, known, must, open_new,
-        request, uid, unmount,
+        request, root, uid, unmount,
     },
 };
 
@@ -146,6 +151,35 @@ fn r7_of_two_pools_of_one_name_none_is_adopted_changed_or_created_again() {
     }
     assert!(files.each_ref().map(traces) == before);
     assert_eq!(homes(&machine).len(), 4);
+}
+
+#[test]
+fn r7_a_copy_of_a_file_is_not_used_while_the_file_cannot_be_read() {
+    let machine = Machine::new();
+    let first = image_pool(POOL_SIZE);
+    let pool = open_new(&machine);
+    let expectation = known(&pool);
+    drop(pool);
+    unmount(&machine.mount_point(&first));
+    eventually("the end of the loop device", || {
+        machine.inventory().loops.is_empty()
+    });
+    let file = machine.mount_point(&first).with_extension("img");
+    let copy = file.with_file_name("0badcafe-0000-4000-8000-00000000beef.img");
+    fs::copy(&file, &copy).unwrap();
+    let before = [&file, &copy].map(traces);
+    // Each call fails once, also those that read one of the two.
+    for at in 1.. {
+        let system = Arc::new(FailAt::new(Arc::clone(&machine.system), Fault::Error, at));
+        let root = root(&machine.folder, Arc::clone(&system) as _);
+        let opened = root.open_pool(&returned(&first), expectation);
+        assert!(opened.is_err(), "call {at} failed: {opened:?}");
+        if !system.has_failed() {
+            assert!(matches!(opened, Err(Error::Ambiguous { .. })), "{opened:?}");
+            break;
+        }
+    }
+    assert!([&file, &copy].map(traces) == before);
 }
 
 #[test]
