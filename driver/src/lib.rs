@@ -9,6 +9,7 @@
 
 pub mod config;
 pub mod csi;
+pub mod inspection;
 pub mod process;
 pub mod registration;
 pub mod server;

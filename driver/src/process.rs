@@ -43,6 +43,7 @@ use crate::{
         controller::Controller, group::GroupController, identity::Identity,
         metadata::SnapshotMetadata, node::Node,
     },
+    inspection::Inspection,
     registration::{self, Registrar},
     server, socket,
 };
@@ -83,7 +84,12 @@ pub async fn controller(options: config::Service) -> Result {
     tracing::info!(csi = %options.endpoint.path().display(), http = %listener.local_addr()?, "serving");
     let serving = future::try_join(
         server::serve(csi, services, operations, shutdown.clone()).err_into::<Failure>(),
-        http::serve(listener, readiness, Arc::new(registry), shutdown).err_into::<Failure>(),
+        http::serve(
+            listener,
+            http::routes(readiness, Arc::new(registry)),
+            shutdown,
+        )
+        .err_into::<Failure>(),
     );
     tokio::select! {
         served = serving => served.map(drop),
@@ -117,6 +123,7 @@ pub async fn node(options: config::Node) -> Result {
     agent.agent().node().thaw().await;
     agent::metrics::register(&agent.agent(), &mut registry);
     let node = Node::new(Mounter::new(agent.agent()), node_name, options.max_volumes);
+    let inspection = Inspection::new(client.clone(), node_name, root(&options.location)).routes();
     let metadata = Metadata::new(Arc::new(OnNode::new(agent.agent(), client)));
     let identity =
         Identity::new(readiness.clone(), Arc::new(command::check_tools)).with_snapshot_metadata();
@@ -137,8 +144,12 @@ pub async fn node(options: config::Node) -> Result {
     let serving = future::try_join4(
         server::serve(csi, services, operations.clone(), shutdown.clone()).err_into::<Failure>(),
         server::serve(registration, registrar, operations, shutdown.clone()).err_into::<Failure>(),
-        http::serve(listener, readiness.clone(), Arc::new(registry), shutdown)
-            .err_into::<Failure>(),
+        http::serve(
+            listener,
+            http::routes(readiness.clone(), Arc::new(registry)).merge(inspection),
+            shutdown,
+        )
+        .err_into::<Failure>(),
         // The agent runs until this has ended, so that it can write the outcome of a snapshot.
         thawing.map(Ok),
     );

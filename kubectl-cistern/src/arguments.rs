@@ -16,7 +16,8 @@ use crate::{output::Format, selector};
     bin_name = "kubectl cistern",
     version,
     after_help = "Exit codes: 0 success; 1 warnings found; 2 errors found (1 and 2: doctor, and status \
-    --exit-code);\n3 the command failed: cluster unreachable, access denied, or invalid flags."
+    --exit-code);\n3 the command failed: cluster unreachable, access denied, or invalid flags.\n\
+    `fsck` uses 1 and 2 as its help says."
 )]
 pub struct Arguments {
     /// Cluster and user.
@@ -88,6 +89,8 @@ pub enum Command {
     Ui(Ui),
     /// Check the installation and suggest fixes
     Doctor(Doctor),
+    /// Compare the disks and mounts of all nodes with the custom resources; changes nothing
+    Fsck(Fsck),
     /// List, adopt or reclaim images that no volume or snapshot claims
     Orphans(Orphans),
     /// Make a pool take no new volumes on a node; its volumes there keep working
@@ -107,7 +110,7 @@ pub enum Command {
 }
 
 /// Flags that select the output format.
-#[derive(Args, Clone, Copy, Debug)]
+#[derive(Args, Clone, Copy, Debug, Default)]
 pub struct Output {
     /// Output format
     #[arg(long = "output", short = 'o', value_enum, default_value_t = Format::Table)]
@@ -325,6 +328,24 @@ pub struct Ui {
 /// Flags of `doctor`.
 #[derive(Args, Clone, Debug)]
 pub struct Doctor {
+    /// Output format.
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// Flags of `fsck`.
+#[derive(Args, Clone, Debug, Default)]
+#[command(
+    after_help = "Exit codes: 0 no findings; 1 findings; 2 a node could not be asked; 3 the command failed.\n\
+    Asks the agents through the API server: the right `get` of `pods/proxy` in Cistern's namespace."
+)]
+pub struct Fsck {
+    /// Only ask the agent on this node
+    #[arg(long, value_name = "NAME", conflicts_with = "selector")]
+    pub node: Option<String>,
+    /// Only ask the agents on Nodes with these labels, such as `zone=a,!old`
+    #[arg(long, short = 'l', value_name = "LABELS", value_parser = selector::parse)]
+    pub selector: Option<Selector>,
     /// Output format.
     #[command(flatten)]
     pub output: Output,

@@ -22,6 +22,7 @@ const PAGE: u32 = 500;
 #[derive(Clone)]
 pub struct Connection {
     client: Client,
+    proxy_client: Client,
     url: String,
     patience: Duration,
     /// Namespace in which Cistern is installed.
@@ -44,9 +45,13 @@ impl Connection {
             config.auth_info.impersonate = Some(user.clone());
         }
         let url = config.cluster_url.to_string();
-        let client = Client::try_from(config).map_err(|source| Error::Client(Box::new(source)))?;
+        let client =
+            |config| Client::try_from(config).map_err(|source| Error::Client(Box::new(source)));
+        let mut without_retries = config.clone();
+        without_retries.default_retry = false;
         Ok(Self {
-            client,
+            client: client(config)?,
+            proxy_client: client(without_retries)?,
             url,
             patience: flags.request_timeout,
             system_namespace: flags.system_namespace.clone(),
@@ -61,6 +66,12 @@ impl Connection {
     /// Returns the client. Callers await its requests in [`Self::ask`].
     pub fn client(&self) -> Client {
         self.client.clone()
+    }
+
+    /// Returns the client for requests that the API server forwards to a pod. It does not repeat
+    /// them: if the pod does not answer, the reason would only come after the request timeout.
+    pub fn proxy_client(&self) -> Client {
+        self.proxy_client.clone()
     }
 
     /// Returns the API of a kind in Cistern's namespace.

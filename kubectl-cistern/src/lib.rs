@@ -12,6 +12,7 @@
 //! shows it as text, never as HTML.
 
 pub mod age;
+pub mod agents;
 pub mod arguments;
 pub mod cluster;
 pub mod completion;
@@ -23,6 +24,7 @@ pub mod devices;
 pub mod doctor;
 pub mod error;
 pub mod forget_node;
+pub mod fsck;
 pub mod issues;
 mod list;
 pub mod orphans;
@@ -62,9 +64,9 @@ pub const FAILED: u8 = 3;
 pub enum Verdict {
     /// No problem was found, or the command does not report problems in its exit code.
     Ok,
-    /// The command found warnings, but no errors.
+    /// The command found warnings, or `fsck` inconsistencies, but no errors.
     Warnings,
-    /// The command found at least one error.
+    /// The command found at least one error, or `fsck` could not ask a node.
     Failures,
 }
 
@@ -120,6 +122,7 @@ pub async fn run(arguments: Arguments) -> Result<Verdict, Error> {
             let context = connection::context(&arguments.connection);
             ui::run(&connection, context, flags, printer).await
         }
+        Command::Fsck(flags) => fsck::run(&connection, &flags, printer).await,
         Command::Doctor(flags) => doctor::run(&connection, &flags, printer).await,
         Command::Orphans(flags) => orphans::run(&connection, flags, printer).await,
         Command::Cordon(flags) => cordon::run(&connection, &flags, true, printer).await,

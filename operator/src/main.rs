@@ -42,7 +42,11 @@ async fn start(config: Config) -> Result<(), Box<dyn Error>> {
         "the operator starts"
     );
     let operator = Operator::new(client, &config, &mut registry, &readiness);
-    let server = http::serve(listener, readiness, Arc::new(registry), stop.clone());
+    let server = http::serve(
+        listener,
+        http::routes(readiness, Arc::new(registry)),
+        stop.clone(),
+    );
     let ((), result) = tokio::join!(operator.run(stop), server);
     tracing::info!("the operator has stopped");
     Ok(result?)

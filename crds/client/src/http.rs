@@ -1,8 +1,8 @@
 //! `/healthz`, `/readyz` and `/metrics` of a process.
 //!
 //! `/healthz` reports that the process responds. `/readyz` reports that it is ready, or why it is
-//! not. Both use only the state of the process, so they are cheap and never hang. The number and
-//! duration of connections are limited: see `connections.rs`.
+//! not. All use only the state of the process, so they are cheap and never hang. A process may serve
+//! more paths. The number and duration of connections are limited: see `connections.rs`.
 
 mod connections;
 
@@ -53,18 +53,20 @@ impl Readiness {
     }
 }
 
-/// Serves health and metrics until `shutdown`. Never fails: errors of connections are logged or
-/// ignored.
-pub async fn serve(
-    listener: TcpListener,
-    readiness: Readiness,
-    metrics: Arc<Registry>,
-    shutdown: impl Future<Output = ()> + Send + 'static,
-) -> io::Result<()> {
-    let router = Router::new()
+/// The paths that every process serves: health and metrics.
+pub fn routes(readiness: Readiness, metrics: Arc<Registry>) -> Router {
+    Router::new()
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(ready).with_state(readiness))
-        .route("/metrics", get(exposition).with_state(metrics));
+        .route("/metrics", get(exposition).with_state(metrics))
+}
+
+/// Serves `router` until `shutdown`. Never fails: errors of connections are logged or ignored.
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    shutdown: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
     connections::serve(listener, router, shutdown).await;
     Ok(())
 }
@@ -114,8 +116,7 @@ mod tests {
         readiness.wait_for("watch", "the first list has not come");
         let server = serve(
             listener,
-            readiness.clone(),
-            Arc::default(),
+            routes(readiness.clone(), Arc::default()),
             std::future::pending(),
         );
         let server = tokio::spawn(server);

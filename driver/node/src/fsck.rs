@@ -47,9 +47,23 @@ pub struct Report {
     loops: usize,
     mounts: usize,
     findings: Vec<Finding>,
+    /// Number of further findings.
+    #[serde(skip_serializing_if = "is_zero")]
+    unlisted: usize,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+const fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 impl Report {
+    /// Keeps the first `limit` findings and counts the others.
+    pub fn shorten(&mut self, limit: usize) {
+        self.unlisted = self.findings.len().saturating_sub(limit);
+        self.findings.truncate(limit);
+    }
+
     /// Whether there are no findings.
     pub fn is_clean(&self) -> bool {
         self.findings.is_empty()
@@ -94,6 +108,7 @@ pub async fn check(client: Client, node: &str, root: Root) -> Result<Report, Err
         loops: view.inventory.loops.len(),
         mounts: view.inventory.mounts.len(),
         findings: findings(&view),
+        unlisted: 0,
     })
 }
 

@@ -7,9 +7,11 @@
     reason = "a test fails by panicking"
 )]
 
+mod agent_pod;
 mod browser;
 mod cordon;
 mod doctor;
+mod fsck;
 mod orphans;
 mod rights;
 mod top;

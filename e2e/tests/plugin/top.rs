@@ -1,67 +1,16 @@
 //! `kubectl cistern top`, and the flags of lists.
 
-use std::net::{IpAddr, UdpSocket};
-
-use cistern_crds::{
-    StoragePool,
-    names::{COMPONENT_LABEL, IMAGE_CONTEXT, NODE_COMPONENT},
-};
+use cistern_crds::{StoragePool, names::IMAGE_CONTEXT};
 use cistern_e2e::{Process, eventually, process::command};
 use cistern_proto::csi::v1::{NodeStageVolumeRequest, NodeUnstageVolumeRequest};
 use k8s_openapi::api::{
-    core::v1::{Namespace, PersistentVolumeClaim, Pod},
+    core::v1::{PersistentVolumeClaim, Pod},
     rbac::v1::{Role, RoleBinding},
 };
-use kube::{
-    Api, ResourceExt as _,
-    api::{DeleteParams, Patch, PatchParams},
-};
+use kube::{Api, ResourceExt as _, api::DeleteParams};
 use serde_json::{Value, json};
-use tokio::net::{TcpListener, TcpStream};
 
-use crate::{Node, SOON, create, merge};
-
-/// The address of this machine. The API server refuses to connect to a pod on the loopback address.
-fn own_address() -> IpAddr {
-    // Selects a route and sends nothing; the address is one for documentation.
-    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-    socket.connect("203.0.113.1:9").unwrap();
-    socket.local_addr().unwrap().ip()
-}
-
-/// Lets the API server reach the agent as the pod `agent` of a namespace.
-async fn agent_as_pod(node: &Node, namespace: &str) {
-    let listener = TcpListener::bind((own_address(), 0)).await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let agent = node.driver.node().http();
-    tokio::spawn(async move {
-        while let Ok((mut caller, _)) = listener.accept().await {
-            tokio::spawn(async move {
-                let mut agent = TcpStream::connect(agent).await.unwrap();
-                // A caller that goes away is no error.
-                let _ = tokio::io::copy_bidirectional(&mut caller, &mut agent).await;
-            });
-        }
-    });
-    let spec = json!({"metadata": {"name": namespace}});
-    create(&node.all::<Namespace>(), spec).await;
-    let pods: Api<Pod> = Api::namespaced(node.client.clone(), namespace);
-    let ports = json!([{"name": "metrics", "containerPort": address.port()}]);
-    let pod = json!({
-        "metadata": {"name": "agent", "labels": {COMPONENT_LABEL: NODE_COMPONENT}},
-        "spec": {
-            "nodeName": node.name,
-            "containers": [{"name": "driver", "image": "x", "ports": ports}],
-        },
-    });
-    create(&pods, pod).await;
-    let ip = address.ip().to_string();
-    let status = json!({"status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}]}});
-    let status = Patch::Merge(status);
-    let parameters = PatchParams::default();
-    let patched = pods.patch_status("agent", &parameters, &status).await;
-    patched.unwrap();
-}
+use crate::{Node, SOON, agent_pod::agent_as_pod, create, merge};
 
 #[tokio::test]
 async fn top_shows_the_space_and_the_io_of_volumes_and_pools_to_those_who_may_reach_the_agents() {

@@ -83,12 +83,14 @@ pub(super) const USED: &[Used] = &[
         LIST,
     ),
     in_system(
-        &["top", "volumes", "forget-node", "doctor"],
+        &["top", "volumes", "forget-node", "doctor", "fsck"],
         "",
         "pods",
         LIST,
     ),
-    in_system(&["top"], "", "pods/proxy", &["get"]),
+    in_system(&["top", "fsck"], "", "pods/proxy", &["get"]),
+    of(&["fsck"], OWN, "storagenodes", LIST),
+    of(&["fsck"], "", "nodes", LIST),
     // The connection of an exec is a `get`, and from Kubernetes 1.35 on it also takes `create`.
     in_system(&["volumes"], "", "pods/exec", &["get", "create"]),
     of(CORDON, OWN, "storagepools", &["get", "patch"]),

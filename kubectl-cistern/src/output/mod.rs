@@ -27,9 +27,10 @@ pub use self::{
 pub const API_VERSION: &str = "kubectl.cistern.storage/v1";
 
 /// Output format.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// Human-readable table
+    #[default]
     Table,
     /// Table with additional columns
     Wide,

@@ -20,12 +20,8 @@ use std::{
 };
 
 use cistern_client::Chain;
-use cistern_crds::{
-    Bytes, StoragePool,
-    names::{COMPONENT_LABEL, NODE_COMPONENT},
-};
+use cistern_crds::{Bytes, StoragePool};
 use futures::{StreamExt as _, stream};
-use k8s_openapi::api::core::v1::Pod;
 use kube::{Resource, ResourceExt as _, api::ListParams, core::Selector};
 use serde::de::DeserializeOwned;
 use tokio::time::sleep;
@@ -38,16 +34,12 @@ use self::{
 };
 use crate::{
     Connection, Error, Printer, Verdict,
+    agents::{self, AT_ONCE},
     arguments::{self, TopSubject},
     cluster::claim_reference,
     output::{Cell, human},
     print_notes,
 };
-
-/// Maximum number of agents that are queried at the same time.
-const AT_ONCE: usize = 32;
-/// Name of the port with the metrics in the agent's pod.
-const PORT: &str = "metrics";
 
 /// Error of `top`.
 #[derive(Debug, thiserror::Error)]
@@ -133,21 +125,15 @@ async fn sample(
     connection: &Connection,
     only: Option<&str>,
 ) -> Result<BTreeMap<String, NodeMetrics>, Error> {
-    let agents = ListParams::default().labels(&format!("{COMPONENT_LABEL}={NODE_COMPONENT}"));
-    let agents = connection
-        .list(connection.in_system::<Pod>(), agents)
-        .await?;
-    let asked = agents.iter().filter_map(address);
-    let asked: Vec<_> = asked
-        .filter(|(node, _)| only.is_none_or(|only| only == node))
-        .collect();
+    let mut asked = agents::running(connection).await?;
+    asked.retain(|node, _| only.is_none_or(|only| only == node));
     if asked.is_empty() {
         let namespace = connection.system_namespace.clone();
         return Err(TopError::NoAgents { namespace }.into());
     }
     let answers = stream::iter(asked)
-        .map(|(node, pod)| async move {
-            let metrics = read(connection, &node, &pod).await;
+        .map(|(node, address)| async move {
+            let metrics = read(connection, &node, &address).await;
             metrics.map(|metrics| NodeMetrics {
                 node,
                 at: Instant::now(),
@@ -176,32 +162,10 @@ async fn sample(
     }
 }
 
-/// Returns the node of an agent, and its pod and port as `POD:PORT`; `None` if the agent is not
-/// running or serves no metrics.
-fn address(pod: &Pod) -> Option<(String, String)> {
-    let spec = pod.spec.as_ref()?;
-    let mut ports = spec
-        .containers
-        .iter()
-        .flat_map(|it| it.ports.iter().flatten());
-    let port = ports.find(|port| port.name.as_deref() == Some(PORT))?;
-    let is_running = pod.status.as_ref()?.phase.as_deref() == Some("Running");
-    let node = spec.node_name.clone().filter(|_| is_running)?;
-    Some((node, format!("{}:{}", pod.name_any(), port.container_port)))
-}
-
 /// Reads the metrics of one agent through the API server. Fails if the request fails.
-async fn read(connection: &Connection, node: &str, pod: &str) -> Result<Exposition, Error> {
-    let namespace = &connection.system_namespace;
-    let what = format!(
-        "cannot read the metrics of the agent on {node} (the right `get` of `pods/proxy` in namespace {namespace})"
-    );
-    let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}/proxy/metrics");
-    let request = http::Request::get(path).body(Vec::new());
-    let request = request.map_err(kube::Error::HttpError);
-    let client = connection.client();
-    let text = async { client.request_text(request?).await };
-    let text = connection.ask(what, text).await?;
+async fn read(connection: &Connection, node: &str, address: &str) -> Result<Exposition, Error> {
+    let what = format!("cannot read the metrics of the agent on {node}");
+    let text = agents::get(connection, address, "metrics", &what).await?;
     Ok(Exposition::parse(&text))
 }
 
