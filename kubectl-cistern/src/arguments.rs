@@ -17,7 +17,7 @@ use crate::{output::Format, selector};
     version,
     after_help = "Exit codes: 0 success; 1 warnings found; 2 errors found (1 and 2: doctor, and status \
     --exit-code);\n3 the command failed: cluster unreachable, access denied, or invalid flags.\n\
-    `fsck` uses 1 and 2 as its help says."
+    `fsck` and `support-bundle` use 1 and 2 as their help says."
 )]
 pub struct Arguments {
     /// Cluster and user.
@@ -91,6 +91,8 @@ pub enum Command {
     Doctor(Doctor),
     /// Compare the disks and mounts of all nodes with the custom resources; changes nothing
     Fsck(Fsck),
+    /// Collect what others need to understand a problem in one file
+    SupportBundle(SupportBundle),
     /// List, adopt or reclaim images that no volume or snapshot claims
     Orphans(Orphans),
     /// Make a pool take no new volumes on a node; its volumes there keep working
@@ -349,6 +351,17 @@ pub struct Fsck {
     /// Output format.
     #[command(flatten)]
     pub output: Output,
+}
+
+/// Flags of `support-bundle`.
+#[derive(Args, Clone, Debug)]
+#[command(
+    after_help = "Exit codes: 0 success; 1 something could not be collected, which index.json names; 3 the command failed."
+)]
+pub struct SupportBundle {
+    /// File to write, which must not exist (default: cistern-support-bundle-TIME.tar.gz in this directory)
+    #[arg(long, short, value_name = "FILE")]
+    pub file: Option<PathBuf>,
 }
 
 /// Flags of `orphans`.

@@ -5,7 +5,7 @@ use std::{io, time::Duration};
 use cistern_client::Rejection;
 use kube::config::{InferConfigError, KubeconfigError};
 
-use crate::{cordon, forget_node, orphans, top};
+use crate::{cordon, forget_node, orphans, support_bundle, top};
 
 /// Error of a command.
 #[derive(Debug, thiserror::Error)]
@@ -92,6 +92,9 @@ pub enum Error {
     /// Error of `top`.
     #[error(transparent)]
     Top(#[from] top::TopError),
+    /// Error of `support-bundle`.
+    #[error(transparent)]
+    SupportBundle(#[from] support_bundle::Error),
     /// Error of `forget-node`.
     #[error(transparent)]
     ForgetNode(#[from] forget_node::Error),

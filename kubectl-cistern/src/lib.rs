@@ -33,6 +33,7 @@ pub mod pools;
 pub mod selector;
 pub mod snapshots;
 pub mod status;
+pub mod support_bundle;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod top;
@@ -124,6 +125,7 @@ pub async fn run(arguments: Arguments) -> Result<Verdict, Error> {
         }
         Command::Fsck(flags) => fsck::run(&connection, &flags, printer).await,
         Command::Doctor(flags) => doctor::run(&connection, &flags, printer).await,
+        Command::SupportBundle(flags) => support_bundle::run(&connection, &flags, printer).await,
         Command::Orphans(flags) => orphans::run(&connection, flags, printer).await,
         Command::Cordon(flags) => cordon::run(&connection, &flags, true, printer).await,
         Command::Uncordon(flags) => cordon::run(&connection, &flags, false, printer).await,

@@ -14,6 +14,7 @@ mod doctor;
 mod fsck;
 mod orphans;
 mod rights;
+mod support_bundle;
 mod top;
 mod ui;
 mod usage;

@@ -25,21 +25,26 @@ pub mod workloads;
 use self::{facts::Facts, report::Report};
 use crate::{Connection, Error, Printer, Verdict, arguments};
 
-/// Checks the installation, prints the report and returns its verdict. Fails if the API server does
-/// not answer, if a request fails in a way that no check reports, or if the output cannot be
-/// written.
+/// Checks the installation, prints the report and returns its verdict. Fails like [`read`], and if
+/// the output cannot be written.
 pub async fn run(
     connection: &Connection,
     flags: &arguments::Doctor,
     printer: Printer,
 ) -> Result<Verdict, Error> {
+    let report = read(connection).await?;
+    printer.print(&report, flags.output.format)?;
+    Ok(report.verdict())
+}
+
+/// Checks the installation. Fails if the API server does not answer, or if a request fails in a way
+/// that no check reports.
+pub async fn read(connection: &Connection) -> Result<Report, Error> {
     let facts = Facts::read(connection).await?;
     let mut checks = examine(&facts);
     checks.extend(unclaimed::examine(connection).await?);
     checks.extend(permissions::examine(connection).await?);
-    let report = Report { checks };
-    printer.print(&report, flags.output.format)?;
-    Ok(report.verdict())
+    Ok(Report { checks })
 }
 
 /// Runs all checks that need only the facts.

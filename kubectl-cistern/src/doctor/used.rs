@@ -56,7 +56,11 @@ const READERS: &[&str] = &[
     "orphans",
     "forget-node",
 ];
-const DOCTOR: &[&str] = &["doctor"];
+// The bundle contains the report of `doctor`.
+const DOCTOR: &[&str] = &["doctor", BUNDLE_COMMAND];
+const FSCK: &[&str] = &["fsck", BUNDLE_COMMAND];
+const BUNDLE: &[&str] = &[BUNDLE_COMMAND];
+const BUNDLE_COMMAND: &str = "support-bundle";
 const CORDON: &[&str] = &["cordon", "uncordon"];
 const REMOVAL: &[&str] = &["orphans", "forget-node"];
 const SNAPSHOT: &str = "snapshot.storage.k8s.io";
@@ -83,14 +87,32 @@ pub(super) const USED: &[Used] = &[
         LIST,
     ),
     in_system(
-        &["top", "volumes", "forget-node", "doctor", "fsck"],
+        &[
+            "top",
+            "volumes",
+            "forget-node",
+            "doctor",
+            "fsck",
+            BUNDLE_COMMAND,
+        ],
         "",
         "pods",
         LIST,
     ),
-    in_system(&["top", "fsck"], "", "pods/proxy", &["get"]),
-    of(&["fsck"], OWN, "storagenodes", LIST),
+    in_system(&["top", "fsck", BUNDLE_COMMAND], "", "pods/proxy", &["get"]),
+    in_system(BUNDLE, "", "pods/log", &["get"]),
+    of(FSCK, OWN, "storagenodes", LIST),
     of(&["fsck"], "", "nodes", LIST),
+    of(BUNDLE, OWN, "storagepools", LIST),
+    of(BUNDLE, OWN, "poolvolumes", LIST),
+    of(BUNDLE, OWN, "poolsnapshots", LIST),
+    of(BUNDLE, OWN, "poolsnapshotgroups", LIST),
+    of(BUNDLE, "", "persistentvolumes", LIST),
+    of(BUNDLE, "", "persistentvolumeclaims", LIST),
+    of(BUNDLE, "", "events", LIST),
+    of(BUNDLE, "storage.k8s.io", "storageclasses", LIST),
+    of(BUNDLE, "storage.k8s.io", "csistoragecapacities", LIST),
+    of(BUNDLE, SNAPSHOT, "volumesnapshotcontents", LIST),
     // The connection of an exec is a `get`, and from Kubernetes 1.35 on it also takes `create`.
     in_system(&["volumes"], "", "pods/exec", &["get", "create"]),
     of(CORDON, OWN, "storagepools", &["get", "patch"]),
