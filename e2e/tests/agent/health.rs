@@ -84,14 +84,14 @@ impl LogSince {
     }
 
     /// Asserts that the problem is reported within three probes of the pool. The first of them may have begun
-    /// before it.
+    /// before it, and a reconcile may find it before any.
     fn has_a_problem_within_three_probes(&self, node: &Fixture, pool: &str, problem: &str) {
         let log = node.driver.node().process().log();
         let later = log.get(self.bytes..).unwrap();
         let (before, _) = later.split_once(problem).unwrap();
         let is_probe = |line: &&str| line.contains("probed the pool") && line.contains(pool);
         let probes = before.lines().filter(is_probe).count();
-        assert!((1..=3).contains(&probes), "{probes} probes in {before}");
+        assert!(probes <= 3, "{probes} probes in {before}");
     }
 }
 
