@@ -116,7 +116,8 @@ fn faulty() -> String {
 fn documented() -> Vec<String> {
     let page = include_str!("../../docs/csi.md");
     let (_, section) = page.split_once("\n## csi-sanity\n").unwrap();
-    let rows = section.lines().filter(|line| line.starts_with("| "));
+    let lines = section.lines().take_while(|line| !line.starts_with("## "));
+    let rows = lines.filter(|line| line.starts_with("| "));
     // The first is the heading.
     rows.skip(1).map(str::to_owned).collect()
 }

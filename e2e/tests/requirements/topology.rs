@@ -58,7 +58,7 @@ async fn top_17_top_18_every_answer_has_the_topology_that_the_node_of_the_volume
     assert!(
         documented
             .trim_start()
-            .starts_with(&format!("One key, `{key}`."))
+            .starts_with(&format!("There is one key, `{key}`."))
     );
     let (prefix, name) = key.split_once('/').unwrap();
     assert!(
