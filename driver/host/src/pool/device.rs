@@ -142,18 +142,22 @@ fn make(root: &Root, uid: &Uid, number: DeviceNumber, unfinished: bool) -> Resul
     // Does not open the device exclusively, because mkfs.xfs does. The next step inspects it again,
     // exclusively.
     let (device, _) = open_device(system, &path, OFlags::RDWR)?;
-    let still = matches!(
-        (examine(root, uid, &path, OFlags::EXCL)?.0, unfinished),
-        (DeviceState::Blank, false) | (DeviceState::Unfinished, true)
-    );
-    if !still {
+    let is_unchanged = || -> Result<bool, Cause> {
+        let (state, _) = examine(root, uid, &path, OFlags::EXCL)?;
+        Ok(matches!(
+            (state, unfinished),
+            (DeviceState::Blank, false) | (DeviceState::Unfinished, true)
+        ))
+    };
+    if !is_unchanged()? {
         return Err(io::Error::other("it changed while it was inspected").into());
     }
     let (filesystem_uuid, label) = (Uuid::new_v4(), uid.label());
-    let made = mkfs::pool_device(system, device.as_fd(), filesystem_uuid, &label, unfinished);
-    if made.as_ref().is_err_and(Cause::is_failed_tool) {
-        // If another process has opened the device exclusively since, that is the error.
-        open_device(system, &path, OFlags::RDONLY | OFlags::EXCL)?;
+    let attempt = || mkfs::pool_device(system, device.as_fd(), filesystem_uuid, &label, unfinished);
+    let mut made = attempt();
+    // Another process may have held the device while mkfs opened it. If it still does, that is the error.
+    if made.as_ref().is_err_and(Cause::is_failed_tool) && is_unchanged()? {
+        made = attempt();
     }
     made?;
     system.sync(device.as_fd())?;

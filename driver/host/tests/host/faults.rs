@@ -47,7 +47,10 @@ fn with_fault(
     let system = Arc::new(FailAt::new(Arc::clone(&machine.system), fault, at));
     let result = scenario::run(step, &machine.folder, Arc::clone(&system) as _, expectation);
     if !system.has_failed() {
-        result.unwrap_or_else(|error| panic!("{step:?}: an error without a fault: {error}"));
+        result.unwrap_or_else(|error| {
+            let why = crate::harness::chain(&*error);
+            panic!("{step:?}: an error without a fault: {why}")
+        });
         return false;
     }
     true
