@@ -20,7 +20,7 @@ use cistern_host::{
 };
 use cistern_types::{Bytes, FilesystemType, MkfsOptions, Provisioning};
 use rustix::{
-    fs::{CWD, FileType, Mode, makedev, mknodat},
+    fs::{CWD, FileType, Mode, OFlags, makedev, mknodat},
     mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change},
     thread::UnshareFlags,
 };
@@ -314,10 +314,25 @@ pub(crate) fn unstage(machine: &Machine, image: &Uid, staging: &Path) {
 }
 
 /// Unmounts, as an administrator or a reboot does. Retries, because processes that other tests start
-/// briefly hold files of this one.
+/// briefly hold files of this one. Their copies of the mount end a moment later, and with the last
+/// of them the filesystem writes its superblock.
 #[track_caller]
 pub(crate) fn unmount(path: &Path) {
+    let device = rustix::fs::stat(path).map(|stat| stat.st_dev);
     eventually("the end of the mount", || {
         rustix::mount::unmount(path, UnmountFlags::empty()).is_ok()
+    });
+    let Ok(device) = device else { return };
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let mounts = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+    if major != 7 || mounts.contains(&format!(" {major}:{minor} ")) {
+        return;
+    }
+    let file = || fs::read(format!("/sys/block/loop{minor}/loop/backing_file")).ok();
+    let bound = file();
+    eventually("the end of the filesystem", || {
+        let flags = OFlags::RDONLY | OFlags::EXCL;
+        let open = || rustix::fs::open(format!("/dev/loop{minor}"), flags, Mode::empty());
+        bound.is_none() || file() != bound || !matches!(open(), Err(rustix::io::Errno::BUSY))
     });
 }
