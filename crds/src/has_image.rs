@@ -7,7 +7,7 @@ use crate::{
     condition::Condition,
     names,
     snapshot::{PoolSnapshot, PoolSnapshotSpec},
-    volume::{ImageStatus, PoolVolume, PoolVolumeSpec},
+    volume::{FilesystemStatus, ImageStatus, PoolVolume, PoolVolumeSpec},
 };
 
 /// A custom resource that represents one image on one node. The agent makes the image after it has
@@ -27,6 +27,10 @@ pub trait HasImage: kube::Resource<DynamicType = (), Scope = ClusterResourceScop
     fn reserved(&self) -> Option<Bytes>;
     /// The image; None until it is made or adopted.
     fn image(&self) -> Option<&ImageStatus>;
+    /// Size of the volume, or of the snapshot's volume at that moment; None until it was ready once.
+    fn size(&self) -> Option<Bytes>;
+    /// The filesystem in the image; None until the image exists, and for raw block volumes.
+    fn filesystem(&self) -> Option<&FilesystemStatus>;
     /// The conditions, which the agent writes.
     fn conditions(&self) -> &[Condition];
 }
@@ -66,6 +70,14 @@ macro_rules! has_image {
 
             fn image(&self) -> Option<&ImageStatus> {
                 self.status.as_ref()?.image.as_ref()
+            }
+
+            fn size(&self) -> Option<Bytes> {
+                self.status.as_ref()?.size
+            }
+
+            fn filesystem(&self) -> Option<&FilesystemStatus> {
+                self.status.as_ref()?.filesystem.as_ref()
             }
 
             fn conditions(&self) -> &[Condition] {

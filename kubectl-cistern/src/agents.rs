@@ -58,6 +58,12 @@ pub async fn get(
     connection.ask(what, text).await
 }
 
+/// Asks the agent of `node` at `address` for its metrics. Fails if the request fails.
+pub async fn metrics(connection: &Connection, node: &str, address: &str) -> Result<String, Error> {
+    let what = format!("cannot read the metrics of the agent on {node}");
+    get(connection, address, "metrics", &what).await
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;

@@ -46,7 +46,9 @@ pub trait ImageObject: HasImage {
     fn noun() -> &'static str;
 
     /// Whether the object was ready once, so that users may depend on it.
-    fn is_announced(&self) -> bool;
+    fn is_announced(&self) -> bool {
+        self.size().is_some()
+    }
 
     /// Name of the volume whose lock the agent holds while it changes the image.
     fn volume(&self) -> String;
@@ -58,9 +60,6 @@ pub trait ImageObject: HasImage {
     ///
     /// The pool is not compared: the image was found in a pool whose own identity was checked.
     fn is_served_by(&self, image: &Image) -> Result<(), Difference>;
-
-    /// The filesystem recorded in the status.
-    fn filesystem(&self) -> Option<&FilesystemStatus>;
 }
 
 /// The reason why an image does not belong to an object.

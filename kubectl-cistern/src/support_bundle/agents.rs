@@ -17,8 +17,7 @@ pub(super) async fn collect(connection: &Connection, contents: &mut Contents) {
     };
     let mut answers = stream::iter(running)
         .map(|(node, address)| async move {
-            let what = format!("cannot read the metrics of the agent on {node}");
-            let text = agents::get(connection, &address, "metrics", &what).await;
+            let text = agents::metrics(connection, &node, &address).await;
             (format!("metrics/{node}.txt"), text)
         })
         .buffered(AT_ONCE);

@@ -1,4 +1,4 @@
-//! Removes what nobody needs to understand a problem, and what may be confidential. Pure.
+//! Removes what does not help to understand a problem, and what may be confidential. Pure.
 
 use serde_json::Value;
 

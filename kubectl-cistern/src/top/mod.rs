@@ -164,8 +164,7 @@ async fn sample(
 
 /// Reads the metrics of one agent through the API server. Fails if the request fails.
 async fn read(connection: &Connection, node: &str, address: &str) -> Result<Exposition, Error> {
-    let what = format!("cannot read the metrics of the agent on {node}");
-    let text = agents::get(connection, address, "metrics", &what).await?;
+    let text = agents::metrics(connection, node, address).await?;
     Ok(Exposition::parse(&text))
 }
 

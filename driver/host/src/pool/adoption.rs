@@ -6,8 +6,7 @@
 
 use std::{io, path::PathBuf};
 
-use super::{Candidate, Error, PoolDeclaration, failed, marker::Marker};
-use crate::system::{DeviceNumber, System};
+use super::{Candidate, Error, PoolDeclaration, marker::Marker};
 
 /// Candidates for a pool whose StoragePool was recreated.
 #[derive(Debug)]
@@ -70,39 +69,37 @@ impl<T> Candidates<T> {
     }
 }
 
-/// Devices that hold the pool, and devices that may, because they cannot be read.
-pub(super) struct Devices<'a> {
-    pub(super) system: &'a dyn System,
-    /// Identity of the device that held the pool last.
-    pub(super) identity: Option<&'a str>,
-    pub(super) found: Vec<(PathBuf, DeviceNumber)>,
+/// Devices or files that hold the pool, and those that may, because they cannot be read.
+#[derive(Debug)]
+pub(super) struct Matches<T> {
+    pub(super) found: Vec<(PathBuf, T)>,
     pub(super) unread: Vec<(PathBuf, io::Error)>,
 }
 
-impl<'a> Devices<'a> {
-    pub(super) const fn none(system: &'a dyn System, identity: Option<&'a str>) -> Self {
+impl<T> Matches<T> {
+    pub(super) const fn none() -> Self {
         Self {
-            system,
-            identity,
             found: Vec::new(),
             unread: Vec::new(),
         }
     }
 
-    /// The one device that holds the pool; None if there is none. Several are an error that states `why`
-    /// for each. So is one beside a device that cannot be read, whose copy it may be, unless it has the
-    /// identity of the pool's device.
+    /// The one that holds the pool; None if there is none. Several are an error that states `why` for
+    /// each. So is one beside another that cannot be read, whose copy it may be, unless `is_known`
+    /// recognizes it.
     pub(super) fn only(
         &mut self,
         declaration: &PoolDeclaration,
         why: impl Fn() -> Candidate,
-    ) -> Result<Option<DeviceNumber>, Error> {
-        match self.found[..] {
-            [] => return Ok(None),
-            [(_, number)] if self.unread.is_empty() || self.is_known(number)? => {
-                return Ok(Some(number));
-            }
-            _ => {}
+        is_known: impl FnOnce(&T) -> Result<bool, Error>,
+    ) -> Result<Option<T>, Error> {
+        let is_certain = match &self.found[..] {
+            [] => true,
+            [(_, only)] => self.unread.is_empty() || is_known(only)?,
+            _ => false,
+        };
+        if is_certain {
+            return Ok(self.found.pop().map(|(_, only)| only));
         }
         let found = self.found.drain(..).map(|(path, _)| (path, why()));
         let unread = self.unread.drain(..);
@@ -111,12 +108,6 @@ impl<'a> Devices<'a> {
             name: declaration.name.clone(),
             found: found.chain(unread).collect(),
         })
-    }
-
-    fn is_known(&self, number: DeviceNumber) -> Result<bool, Error> {
-        let found = self.system.device_identity(number);
-        let found = found.map_err(failed(format!("identify device {number}")))?;
-        Ok(self.identity.is_some() && found.as_deref() == self.identity)
     }
 }
 
@@ -127,7 +118,7 @@ mod tests {
     use super::*;
     use crate::{
         id::Uuid,
-        pool::{Owner, Source},
+        pool::{Owner, Source, failed},
     };
 
     fn declared() -> PoolDeclaration {

@@ -129,6 +129,17 @@ pub(super) fn has_no_content(error: &io::Error) -> bool {
     ) || error.kind() == io::ErrorKind::InvalidInput
 }
 
+/// Whether a device has the identity of the one that held the pool last.
+pub(super) fn has_identity(
+    system: &dyn System,
+    number: DeviceNumber,
+    identity: Option<&str>,
+) -> Result<bool, Error> {
+    let found = system.device_identity(number);
+    let found = found.map_err(failed(format!("identify device {number}")))?;
+    Ok(identity.is_some() && found.as_deref() == identity)
+}
+
 /// Repeats an attempt while another process holds the device.
 pub(super) fn unless_busy<T>(attempt: impl FnMut() -> Result<T, Cause>) -> Result<T, Cause> {
     until(attempt, |result| {

@@ -9,8 +9,8 @@ use cistern_types::FilesystemType;
 
 use super::{
     Candidate, Error, Expectation, PoolDeclaration, Unusable,
-    adoption::{Candidates, Devices},
-    backing::{Backing, exclusive, node, open_device, unless_busy},
+    adoption::{Candidates, Matches},
+    backing::{Backing, exclusive, has_identity, node, open_device, unless_busy},
     failed,
     inspection::{DeviceState, examine, inspect, is_certain, is_mounted_pool},
     known,
@@ -62,7 +62,7 @@ fn choose(
     let system = &*root.system;
     let uid = &declaration.uid;
     let (mut seen, mut devices) = (BTreeSet::new(), Vec::new());
-    let mut own = Devices::none(system, identity);
+    let mut own = Matches::none();
     let mut blank = None;
     let mut candidates = Candidates::none();
     for path in paths {
@@ -94,15 +94,17 @@ fn choose(
             }
             DeviceState::Held(label) => {
                 // The marker of a pool that is mounted is read before the devices are.
-                if !is_mounted_pool(root, number)? {
+                if is_mounted_pool(root, number)? {
+                    devices.push((path.clone(), Unusable::Busy));
+                } else {
                     candidates.doubt(path.clone(), Candidate::Held(label));
                 }
-                devices.push((path.clone(), Unusable::Busy));
             }
             DeviceState::Unusable(why) => devices.push((path.clone(), why)),
         }
     }
-    if let Some(number) = own.only(declaration, || Candidate::Label(uid.label()))? {
+    let is_known = |number: &_| has_identity(system, *number, identity);
+    if let Some(number) = own.only(declaration, || Candidate::Label(uid.label()), is_known)? {
         return exclusive(system, number);
     }
     for (path, error) in own.unread {

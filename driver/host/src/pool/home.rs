@@ -19,7 +19,7 @@ use cistern_types::FilesystemType;
 
 use super::{
     Candidate, Conflict, Error, Expectation, PoolDeclaration, Source,
-    adoption::Candidates,
+    adoption::{Candidates, Matches},
     backing, failed, file,
     marker::{self, Marker},
 };
@@ -80,30 +80,18 @@ impl Root {
                 },
             })
         };
-        let (mut found, mut unread) = (Vec::new(), Vec::new());
+        let mut matches = Matches::none();
         for home in homes {
+            let path = self.mount_point(&home);
             match look(&home)? {
-                Ok(Some(seen)) if seen.uuid == filesystem_uuid => found.push(home),
+                Ok(Some(seen)) if seen.uuid == filesystem_uuid => matches.found.push((path, home)),
                 Ok(_) => {}
-                Err(error) => unread.push((self.mount_point(&home), Candidate::unread(error))),
+                Err(error) => matches.unread.push((path, error)),
             }
         }
-        match (&found[..], unread.is_empty()) {
-            ([only], true) => Ok(Some(only.clone())),
-            // A known pool is never created again, so what cannot be read needs no refusal here.
-            ([], _) => Ok(None),
-            // One of them is a copy, or the one that cannot be read may be the pool.
-            _ => {
-                let found = found.iter().map(|home| {
-                    let why = Candidate::Filesystem(filesystem_uuid);
-                    (self.mount_point(home), why)
-                });
-                Err(Error::Ambiguous {
-                    name: declaration.name.clone(),
-                    found: found.chain(unread).collect(),
-                })
-            }
-        }
+        // A known pool is never created again, so what cannot be read is refused only beside a match.
+        let why = || Candidate::Filesystem(filesystem_uuid);
+        matches.only(declaration, why, |_| Ok(false))
     }
 
     /// The home of the pool whose marker names it.

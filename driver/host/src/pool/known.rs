@@ -16,8 +16,8 @@ use cistern_types::FilesystemType;
 
 use super::{
     Candidate, Error, PoolDeclaration, Unusable,
-    adoption::Devices,
-    backing::{Backing, exclusive, has_no_content, open_device},
+    adoption::Matches,
+    backing::{Backing, exclusive, has_identity, has_no_content, open_device},
     error::list,
     failed, layers,
 };
@@ -40,7 +40,7 @@ pub(super) fn find(
     let system = &*root.system;
     let others = with_identity(system, identity).map_err(failed("list the block devices"))?;
     let (mut seen, mut ruled_out) = (BTreeSet::new(), Vec::new());
-    let mut devices = Devices::none(system, identity);
+    let mut devices = Matches::none();
     for path in paths.iter().cloned().chain(others) {
         let (device, number) = match open_device(system, &path, OFlags::RDONLY) {
             Ok(opened) => opened,
@@ -71,7 +71,8 @@ pub(super) fn find(
             None => devices.found.push((path, number)),
         }
     }
-    if let Some(number) = devices.only(declaration, || Candidate::Filesystem(uuid))? {
+    let is_known = |number: &_| has_identity(system, *number, identity);
+    if let Some(number) = devices.only(declaration, || Candidate::Filesystem(uuid), is_known)? {
         return exclusive(system, number);
     }
     let unread = devices.unread.into_iter();

@@ -227,7 +227,6 @@ fn a_returning_device_pool_is_adopted_before_a_blank_device_is_used() {
         assert_eq!(pool.path(), machine.mount_point(at));
         drop(pool);
         unmount(&machine.mount_point(at));
-        drop(disk.hold());
     }
     assert!(blank.is_blank());
     // Under a third UID it is not mounted when it is found.
@@ -253,7 +252,6 @@ fn create_on_each(machine: &Machine, disks: &[Disk]) {
             machine.root().open_pool(&declaration, Expectation::New),
         ));
         unmount(&machine.mount_point(&declaration));
-        drop(disk.hold());
     }
 }
 

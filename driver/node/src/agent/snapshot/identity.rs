@@ -1,7 +1,7 @@
 //! Whether an image on the disk is the snapshot's.
 
 use chrono::{DateTime, Utc};
-use cistern_crds::{PoolSnapshot, volume::FilesystemStatus};
+use cistern_crds::PoolSnapshot;
 use cistern_host::{Owner, SnapshotRecord};
 use kube::ResourceExt as _;
 
@@ -15,11 +15,6 @@ impl ImageObject for PoolSnapshot {
         Self::NOUN
     }
 
-    fn is_announced(&self) -> bool {
-        let status = self.status.as_ref();
-        status.is_some_and(|status| status.size.is_some())
-    }
-
     fn volume(&self) -> String {
         self.spec.source_volume.clone()
     }
@@ -30,10 +25,6 @@ impl ImageObject for PoolSnapshot {
 
     fn is_served_by(&self, image: &Image) -> Result<(), Difference> {
         serves(self, image)
-    }
-
-    fn filesystem(&self) -> Option<&FilesystemStatus> {
-        self.status.as_ref()?.filesystem.as_ref()
     }
 }
 

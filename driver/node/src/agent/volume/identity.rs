@@ -1,6 +1,6 @@
 //! Whether an image on the disk is the volume's. Pure.
 
-use cistern_crds::{PoolVolume, volume::FilesystemStatus};
+use cistern_crds::PoolVolume;
 use cistern_host::Owner;
 use kube::ResourceExt as _;
 
@@ -14,11 +14,6 @@ impl ImageObject for PoolVolume {
         Self::NOUN
     }
 
-    fn is_announced(&self) -> bool {
-        let status = self.status.as_ref();
-        status.is_some_and(|status| status.size.is_some())
-    }
-
     fn volume(&self) -> String {
         self.name_any()
     }
@@ -29,10 +24,6 @@ impl ImageObject for PoolVolume {
 
     fn is_served_by(&self, image: &Image) -> Result<(), Difference> {
         serves(self, image)
-    }
-
-    fn filesystem(&self) -> Option<&FilesystemStatus> {
-        self.status.as_ref()?.filesystem.as_ref()
     }
 }
 
