@@ -23,6 +23,17 @@ pub const TIME: usize = 40;
 pub const DEVICE: usize = 512;
 /// Maximum bytes of the identity of a disk.
 pub const DEVICE_IDENTITY: usize = 256;
+/// Maximum number of disks in the status of a StorageNode.
+pub const DISKS: usize = 32;
+/// Maximum bytes of the path of a disk in the status of a StorageNode.
+pub const DISK_PATH: usize = 256;
+/// Maximum bytes of a text about a disk in the status of a StorageNode.
+pub const DISK_TEXT: usize = 128;
+/// Bytes that a disk counts beside its texts.
+pub const DISK: usize = 144;
+/// Maximum bytes that the disks of a node count. They do not count towards [`FIRST_POOL`], so that the
+/// pools have as much room on a node with many disks.
+pub const ALL_DISKS: usize = 10 << 10;
 /// Maximum number of pools of a node. A StorageNode with as many stays below the 1.5 MiB that etcd accepts
 /// even if JSON escapes every byte, and the operator keeps 1,000 of them in its memory.
 pub const POOLS: usize = 16;
@@ -77,6 +88,8 @@ mod tests {
             format!("map(q, {ENTRY} + "),
             format!("map(o, {ORPHAN} + "),
             format!("pools.map(p, {POOL} + "),
+            format!("map(k, {DISK} + "),
+            format!("variables.disks.sum() <= {ALL_DISKS}"),
         ] {
             assert!(policy.contains(&counted), "{counted}");
         }

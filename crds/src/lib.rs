@@ -13,6 +13,7 @@ pub mod availability;
 pub mod bounds;
 pub mod condition;
 mod conditions_page;
+pub mod disk;
 pub mod drift;
 pub mod has_image;
 pub mod health;
@@ -41,6 +42,7 @@ pub use cistern_types::{
 };
 pub use condition::{Condition, ConditionStatus};
 pub use conditions_page::conditions_page;
+pub use disk::Disk;
 pub use drift::{Drift, Orphan};
 pub use has_image::HasImage;
 pub use health::{PoolProblem, PoolSeverity, VolumeProblem, VolumeSeverity};

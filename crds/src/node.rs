@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     bounds,
     condition::{self, Condition, ConditionStatus},
+    disk::{self, Disk},
     drift::{self, Drift, Orphan},
     health::{self, PoolProblem, PoolSeverity},
     pool::{PoolLimits, PoolSource},
@@ -112,7 +113,7 @@ pub struct PoolOwner {
     pub filesystem_uuid: String,
 }
 
-/// Observed state of the node. The agent writes `pools`, `poolsSummary`, `drift` and
+/// Observed state of the node. The agent writes `pools`, `poolsSummary`, `drift`, `disks` and
 /// `observedGeneration`; the operator writes `conditions`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -140,6 +141,15 @@ pub struct StorageNodeStatus {
     /// all of them.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub unlisted_drift: u32,
+    /// Disks of the node, first those on which a pool can be created, then in the order of their paths, at
+    /// most 32. Written by the agent when they change; absent until it has read them, or if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "disk::disks_schema")]
+    pub disks: Vec<Disk>,
+    /// Number of disks that `disks` has no room for. Written by the agent; absent if it lists all of
+    /// them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unlisted_disks: u32,
     /// Conditions of type `Ready`, `Healthy`, `TopologyRegistered`, `AgentReporting` and
     /// `DeletionHeld`. Written by the operator; absent until it has processed the node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

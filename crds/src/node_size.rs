@@ -2,11 +2,12 @@
 //!
 //! *Invariant:* `manifests/base/node-policy.yaml` counts the same and refuses what is larger. A shortened
 //! status keeps what identifies a pool and every number; it loses the last orphans and drift findings, whose
-//! number it states, and then the ends of messages.
+//! number it states, and then the ends of messages. The disks have a size of their own, and lose the last.
 
 use crate::{
-    bounds::{self, ENTRY, FIRST_POOL, FURTHER_POOL, ORPHAN, POOL},
+    bounds::{self, ALL_DISKS, DISK, DISKS, ENTRY, FIRST_POOL, FURTHER_POOL, ORPHAN, POOL},
     condition::Condition,
+    disk::Disk,
     drift::{Drift, Orphan},
     health::PoolProblem,
     node::{NodePoolStatus, PoolOwner, StorageNodeStatus},
@@ -29,8 +30,14 @@ impl StorageNodeStatus {
         FIRST_POOL - FURTHER_POOL + FURTHER_POOL * self.pools.len().max(1)
     }
 
+    /// Bytes of the disks, which may be [`ALL_DISKS`].
+    pub fn disk_bytes(&self) -> usize {
+        self.disks.iter().map(of_disk).sum()
+    }
+
     /// Shortens the agent's part until the status has a permitted size.
     pub fn shorten(&mut self) {
+        self.drop_last_disks();
         let allowed = self.allowed_bytes();
         let mut counted = self.counted_bytes();
         while counted > allowed
@@ -43,6 +50,17 @@ impl StorageNodeStatus {
                 return;
             }
             self.truncate_messages(message);
+        }
+    }
+
+    /// Removes the last disks until the others have a permitted size, and counts them as unlisted.
+    fn drop_last_disks(&mut self) {
+        let mut counted = self.disk_bytes();
+        while (counted > ALL_DISKS || self.disks.len() > DISKS)
+            && let Some(disk) = self.disks.pop()
+        {
+            counted -= of_disk(&disk);
+            self.unlisted_disks = self.unlisted_disks.saturating_add(1);
         }
     }
 
@@ -105,6 +123,18 @@ fn of_problem(problem: &PoolProblem) -> usize {
 
 fn of_finding(finding: &Drift) -> usize {
     ENTRY + finding.kind.len() + finding.object.len() + finding.message.len()
+}
+
+fn of_disk(disk: &Disk) -> usize {
+    let texts = [
+        &disk.path,
+        &disk.model,
+        &disk.serial,
+        &disk.pool,
+        &disk.unusable,
+    ];
+    let texts = texts.map(Option::as_ref).into_iter().map(length);
+    DISK + disk.name.len() + texts.sum::<usize>()
 }
 
 fn of_orphan(orphan: &Orphan) -> usize {
@@ -217,6 +247,19 @@ mod tests {
         }
     }
 
+    fn disk() -> Disk {
+        Disk {
+            name: text(bounds::NAME),
+            path: Some(text(bounds::DISK_PATH)),
+            model: Some(text(bounds::DISK_TEXT)),
+            serial: Some(text(bounds::DISK_TEXT)),
+            size: Bytes(u64::MAX),
+            rotational: false,
+            pool: Some(text(63)),
+            unusable: Some(text(bounds::DISK_TEXT)),
+        }
+    }
+
     fn largest_status(pools: usize) -> StorageNodeStatus {
         StorageNodeStatus {
             pools: vec![largest_pool(); pools],
@@ -226,6 +269,8 @@ mod tests {
             conditions: (0..5).map(condition).collect(),
             observed_generation: Some(i64::MAX),
             unlisted_drift: UNLISTED,
+            disks: vec![disk(); DISKS],
+            unlisted_disks: UNLISTED,
         }
     }
 
@@ -270,6 +315,10 @@ mod tests {
             }
             let unlisted = usize::try_from(status.unlisted_drift - UNLISTED).unwrap();
             assert_eq!(status.drift.len() + unlisted, LISTED);
+            assert!((8..DISKS).contains(&status.disks.len()));
+            assert!(status.disk_bytes() <= ALL_DISKS);
+            let unlisted = usize::try_from(status.unlisted_disks - UNLISTED).unwrap();
+            assert_eq!(status.disks.len() + unlisted, DISKS);
         }
     }
 
@@ -284,6 +333,26 @@ mod tests {
         assert!((12..LISTED).contains(&status.pools[0].orphans.len()));
         // The oldest are listed.
         assert_eq!(status.pools[0].orphans[0], orphan(0));
+    }
+
+    #[test]
+    fn a_node_with_thirty_two_usual_disks_lists_them_all() {
+        let usual = Disk {
+            name: "nvme10n1".to_owned(),
+            path: Some("/dev/disk/by-id/nvme-eui.0025385b21404321".to_owned()),
+            model: Some("SAMSUNG MZVL21T0HCLR-00B00".to_owned()),
+            serial: Some("S676NF0R123456".to_owned()),
+            size: Bytes::gib(953),
+            rotational: false,
+            pool: None,
+            unusable: Some("it holds xfs (\"3f2a91c07d5e\")".to_owned()),
+        };
+        let mut status = StorageNodeStatus {
+            disks: vec![usual; DISKS + 1],
+            ..StorageNodeStatus::default()
+        };
+        status.shorten();
+        assert_eq!((status.disks.len(), status.unlisted_disks), (DISKS, 1));
     }
 
     #[test]
@@ -309,7 +378,8 @@ mod tests {
             let mut shortened = largest.clone();
             shortened.shorten();
             for status in [largest, without_lists, shortened] {
-                let (json, counted) = (json_bytes(&status), status.counted_bytes());
+                let counted = status.counted_bytes() + status.disk_bytes();
+                let json = json_bytes(&status);
                 assert!(
                     json <= counted + ENVELOPE,
                     "{pools} pools: {json} > {counted}"
@@ -327,7 +397,8 @@ mod tests {
         status.shorten();
         assert!(status.counted_bytes() > status.allowed_bytes() / 4 * 3);
         // The other half is for the spec and the managed fields.
-        assert!(ESCAPED * status.allowed_bytes() < ETCD / 2);
-        assert!(ESCAPED * (status.allowed_bytes() + 48 * FURTHER_POOL) > ETCD);
+        let allowed = status.allowed_bytes() + ALL_DISKS;
+        assert!(ESCAPED * allowed < ETCD / 2);
+        assert!(ESCAPED * (allowed + 48 * FURTHER_POOL) > ETCD);
     }
 }

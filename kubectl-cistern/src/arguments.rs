@@ -83,6 +83,8 @@ pub enum Command {
     Volumes(Volumes),
     /// Show volumes, their snapshots, and the volumes created from them as a tree
     Snapshots(Snapshots),
+    /// List the disks of the nodes, and print a StoragePool that uses the blank ones; changes nothing
+    Discover(Discover),
     /// Show the space that pools and volumes use, and what they read and write each second
     Top(Top),
     /// Serve a live page with pools, nodes, volumes and problems to a browser on this machine
@@ -227,6 +229,26 @@ pub struct Snapshots {
     /// Output format.
     #[command(flatten)]
     pub output: ListOutput,
+}
+
+/// Flags of `discover`.
+#[derive(Args, Clone, Debug)]
+pub struct Discover {
+    /// Print a StoragePool of this name to apply, which uses the usable disks, as YAML or JSON
+    #[arg(long, value_name = "NAME", conflicts_with = "no_headers")]
+    pub pool: Option<String>,
+    /// Only show disks of this node
+    #[arg(long, value_name = "NAME", conflicts_with = "selector")]
+    pub node: Option<String>,
+    /// Only show disks of Nodes with these labels, such as `storage=local`, which are also those of the StoragePool
+    #[arg(long, short = 'l', value_name = "LABELS", value_parser = selector::parse)]
+    pub selector: Option<Selector>,
+    /// Output format.
+    #[command(flatten)]
+    pub output: Output,
+    /// Print the table without its headings
+    #[arg(long)]
+    pub no_headers: bool,
 }
 
 /// Flags of `top`.

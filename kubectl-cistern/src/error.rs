@@ -5,7 +5,7 @@ use std::{io, time::Duration};
 use cistern_client::Rejection;
 use kube::config::{InferConfigError, KubeconfigError};
 
-use crate::{cordon, forget_node, orphans, support_bundle, top};
+use crate::{cordon, discover, forget_node, orphans, support_bundle, top};
 
 /// Error of a command.
 #[derive(Debug, thiserror::Error)]
@@ -86,6 +86,9 @@ pub enum Error {
     /// Error of `orphans`.
     #[error(transparent)]
     Orphans(#[from] orphans::Error),
+    /// No StoragePool can use the disks.
+    #[error(transparent)]
+    Discover(#[from] discover::NoDeclaration),
     /// Error of `cordon` and `uncordon`.
     #[error(transparent)]
     Cordon(#[from] cordon::Error),

@@ -21,6 +21,7 @@ mod confirm;
 pub mod connection;
 pub mod cordon;
 pub mod devices;
+pub mod discover;
 pub mod doctor;
 pub mod error;
 pub mod forget_node;
@@ -118,6 +119,7 @@ pub async fn run(arguments: Arguments) -> Result<Verdict, Error> {
             let cluster = Cluster::with_users(&connection).await?;
             list::show(&connection, cluster, flags.output, printer, view).await
         }
+        Command::Discover(flags) => discover::run(&connection, &flags, printer).await,
         Command::Top(flags) => top::run(&connection, &flags, printer).await,
         Command::Ui(flags) => {
             let context = connection::context(&arguments.connection);

@@ -11,6 +11,7 @@ mod broken;
 mod candidate;
 mod conflict;
 mod device;
+mod disks;
 mod error;
 mod extent_cost;
 pub(crate) mod file;
@@ -228,6 +229,11 @@ impl Pool {
             empty: self.marker.empty_at(Bytes(space.size)),
             available: Bytes(space.available),
         })
+    }
+
+    /// Number of the device under the pool's filesystem.
+    pub fn device_number(&self) -> DeviceNumber {
+        self.disk
     }
 
     /// Opens a folder in the pool.

@@ -5,6 +5,7 @@
 //! `FailAt` injects failures into its calls.
 
 mod devices;
+mod disk;
 mod extent;
 #[cfg(feature = "faults")]
 mod fail_at;
@@ -23,6 +24,7 @@ pub use self::fail_at::{FailAt, Fault};
 pub(crate) use self::{devices::loop_number, linux::is_damage};
 pub use self::{
     devices::{BoundLoop, DeviceNumber, Devices, IoCounters, LoopSettings, LoopStatus},
+    disk::Disk,
     files::{Block, Extent, FileId, FileKind, Files, Placement, Space, Stat},
     filesystems::{Filesystems, Parameter, XfsGeometry},
     linux::Linux,

@@ -324,8 +324,13 @@ fn largest_storage_node(pools: usize) -> StorageNodeStatus {
             json!({"name": format!("pool-{index}"), "uid": "u", "orphans": orphans})
         })
         .collect();
-    let mut status: StorageNodeStatus = serde_json::from_value(json!({"pools": pools})).unwrap();
+    // As many disks as possible.
+    let disk = json!({"name": "d", "size": "1Gi", "rotational": false, "model": "m".repeat(128)});
+    let disks = vec![disk; bounds::DISKS];
+    let status = json!({"pools": pools, "disks": disks});
+    let mut status: StorageNodeStatus = serde_json::from_value(status).unwrap();
     status.shorten();
+    assert_eq!(status.disks.len(), bounds::DISKS);
     assert!(status.counted_bytes() + 768 > status.allowed_bytes());
     status
 }

@@ -10,6 +10,7 @@
 mod agent_pod;
 mod browser;
 mod cordon;
+mod discover;
 mod doctor;
 mod fsck;
 mod orphans;

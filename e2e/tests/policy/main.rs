@@ -322,6 +322,11 @@ async fn a_nodes_token_cannot_write_an_oversized_storage_node() {
         assert_eq!(write(status).await, Ok(()));
         let larger = storage_nodes::each_with_one_byte_more(status);
         for (place, larger) in &larger {
+            let too_large = if place.starts_with("disk") {
+                "the disks in the status of a StorageNode count 10240 bytes at most"
+            } else {
+                too_large
+            };
             let (code, message) = write(larger).await.expect_err(place);
             assert!(
                 code == 403 && message.contains(too_large),

@@ -1,6 +1,6 @@
 //! Statuses of StorageNodes that are exactly as large as is permitted.
 
-use cistern_crds::{Orphan, StorageNodeStatus};
+use cistern_crds::{Orphan, StorageNodeStatus, bounds};
 use serde_json::{Value, json};
 
 const SINCE: &str = "2026-01-01T00:00:00Z";
@@ -14,6 +14,7 @@ pub(crate) fn padded(pools: u8) -> StorageNodeStatus {
         "conditions": [condition()],
         "drift": [finding(), finding()],
         "pools": pools,
+        "disks": [disk()],
     });
     let mut status: StorageNodeStatus = serde_json::from_value(status).unwrap();
     let missing = |status: &StorageNodeStatus| status.allowed_bytes() - status.counted_bytes();
@@ -27,6 +28,7 @@ pub(crate) fn padded(pools: u8) -> StorageNodeStatus {
     }
     // A text of the schema holds 1024 characters, some of which are set already.
     let rest = missing(&status);
+    fill_disks(&mut status);
     status.drift[0].message.push_str(&"x".repeat(rest / 2));
     status.drift[0]
         .object
@@ -39,7 +41,7 @@ pub(crate) fn each_with_one_byte_more(
     status: &StorageNodeStatus,
 ) -> Vec<(&'static str, StorageNodeStatus)> {
     type Place = fn(&mut StorageNodeStatus) -> &mut String;
-    let places: [(&'static str, Place); 22] = [
+    let places: [(&'static str, Place); 28] = [
         ("summary", |it| &mut it.pools_summary),
         ("condition type", |it| &mut it.conditions[0].type_),
         ("condition reason", |it| &mut it.conditions[0].reason),
@@ -84,6 +86,12 @@ pub(crate) fn each_with_one_byte_more(
             let identity = orphan_of(it).identity.as_mut().unwrap();
             identity.source_volume.as_mut().unwrap()
         }),
+        ("disk", |it| &mut it.disks[0].name),
+        ("disk's path", |it| it.disks[0].path.as_mut().unwrap()),
+        ("disk's model", |it| it.disks[0].model.as_mut().unwrap()),
+        ("disk's serial", |it| it.disks[0].serial.as_mut().unwrap()),
+        ("disk's pool", |it| it.disks[0].pool.as_mut().unwrap()),
+        ("disk's fault", |it| it.disks[0].unusable.as_mut().unwrap()),
     ];
     let longer = places.into_iter().map(|(name, place)| {
         let mut status = status.clone();
@@ -101,6 +109,33 @@ fn orphan_of(status: &mut StorageNodeStatus) -> &mut Orphan {
         .orphans
         .first_mut()
         .unwrap()
+}
+
+/// Adds disks until they count as many bytes as they may.
+fn fill_disks(status: &mut StorageNodeStatus) {
+    let missing = |status: &StorageNodeStatus| bounds::ALL_DISKS - status.disk_bytes();
+    let mut serials = 0;
+    while missing(status) > 1000 {
+        let mut disk = status.disks[0].clone();
+        disk.serial = Some("s".repeat(128));
+        disk.path = Some("x".repeat(256));
+        status.disks.push(disk);
+        serials += 1;
+    }
+    assert!(serials + 1 < bounds::DISKS);
+    let mut rest = missing(status);
+    for disk in &mut status.disks {
+        let model = disk.model.as_mut().unwrap();
+        let more = rest.min(100);
+        model.push_str(&"x".repeat(more));
+        rest -= more;
+    }
+    assert_eq!(missing(status), 0);
+}
+
+fn disk() -> Value {
+    json!({"name": "d", "path": "ü", "model": "ü", "serial": "ü", "size": "1Gi", "rotational": true,
+        "pool": "p", "unusable": "ü"})
 }
 
 fn pool(name: u8) -> Value {

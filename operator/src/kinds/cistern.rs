@@ -40,6 +40,11 @@ impl WatchedKind for DeserializeGuard<StorageNode> {
 
     fn entry(mut self) -> Option<Self> {
         self.managed_fields_mut().clear();
+        if let Ok(node) = &mut self.0
+            && let Some(status) = &mut node.status
+        {
+            status.disks = Vec::new();
+        }
         Some(self)
     }
 

@@ -1,8 +1,8 @@
 //! Proves that a device holds no data, before a filesystem is created on it.
 //!
-//! *Invariant:* a device is blank only if no other process holds it, the kernel knows no partition
-//! of it, blkid finds nothing, and its first and last MiB, which contain the signature of every
-//! format known to Linux, are zeros. A check that fails is an error and never means "blank".
+//! *Invariant:* a device is blank only if no other process holds it, it can be written, the kernel knows
+//! no partition of it, blkid finds nothing, and its first and last MiB, which contain the signature of
+//! every format known to Linux, are zeros. A check that fails is an error and never means "blank".
 
 use std::{io, os::fd::BorrowedFd, time::Duration};
 
@@ -30,6 +30,9 @@ pub(super) fn objection(
 ) -> Result<Option<Unusable>, Cause> {
     if system.has_partitions(number)? {
         return Ok(Some(Unusable::Partitions));
+    }
+    if system.is_read_only(number)? {
+        return Ok(Some(Unusable::ReadOnly));
     }
     let size = system.device_size(device)?;
     if size < 2 * MIB {

@@ -8,6 +8,7 @@ use super::{Error, failed};
 use crate::{
     cause::Cause,
     id::{Uid, Uuid},
+    superblock::Superblock,
 };
 
 /// Why a listed device cannot be used.
@@ -19,6 +20,15 @@ pub enum Unusable {
     /// Another process has opened it exclusively.
     #[error("something else holds it")]
     Busy,
+    /// Its medium can be removed.
+    #[error("it is removable")]
+    Removable,
+    /// It is read-only.
+    #[error("it is read-only")]
+    ReadOnly,
+    /// Nothing in `/dev/disk/by-id` names it.
+    #[error("it has no name in /dev/disk/by-id")]
+    NoStableName,
     /// The kernel knows partitions of it.
     #[error("it has partitions")]
     Partitions,
@@ -63,6 +73,16 @@ pub enum Unusable {
     /// It could not be inspected.
     #[error(transparent)]
     Failed(Cause),
+}
+
+impl Unusable {
+    /// It holds this filesystem.
+    pub(super) fn filesystem(found: &Superblock) -> Self {
+        Self::Filesystem {
+            filesystem: found.kind,
+            label: found.label.clone(),
+        }
+    }
 }
 
 impl From<Cause> for Unusable {

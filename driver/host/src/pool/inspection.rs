@@ -1,6 +1,10 @@
 //! Inspects a listed device: whether it holds the pool, is blank, or cannot be used. Nothing is written.
 
-use std::{io, os::fd::AsFd as _, path::Path};
+use std::{
+    io,
+    os::fd::{AsFd as _, BorrowedFd},
+    path::Path,
+};
 
 use cistern_types::FilesystemType;
 
@@ -76,19 +80,56 @@ pub(super) fn examine(
     path: &Path,
     flags: OFlags,
 ) -> Result<(DeviceState, DeviceNumber), Cause> {
-    let system = &*root.system;
-    let (device, number) = open_device(system, path, OFlags::RDONLY | flags)?;
-    let found = superblock::read(system, device.as_fd())?;
-    let objection = match layers::objection(root, device.as_fd(), number, found.as_ref())? {
-        None if found.is_none() => blank::objection(system, device.as_fd(), number)?,
-        objection => objection,
-    };
-    let state = match (objection, found) {
-        (Some(why), _) => DeviceState::Unusable(why),
-        (None, Some(found)) => judge(uid, &found),
-        (None, None) => DeviceState::Blank,
+    let (device, number) = open_device(&*root.system, path, OFlags::RDONLY | flags)?;
+    let state = match read(root, device.as_fd(), number)? {
+        Content::Unusable(why) => DeviceState::Unusable(why),
+        Content::Filesystem(found) => judge(uid, &found),
+        Content::Blank => DeviceState::Blank,
     };
     Ok((state, number))
+}
+
+/// What a device holds, whichever pool it is listed for.
+enum Content {
+    Blank,
+    Filesystem(Superblock),
+    Unusable(Unusable),
+}
+
+fn read(root: &Root, device: BorrowedFd<'_>, number: DeviceNumber) -> Result<Content, Cause> {
+    let system = &*root.system;
+    let found = superblock::read(system, device)?;
+    let objection = match layers::objection(root, device, number, found.as_ref())? {
+        None if found.is_none() => blank::objection(system, device, number)?,
+        objection => objection,
+    };
+    Ok(match (objection, found) {
+        (Some(why), _) => Content::Unusable(why),
+        (None, Some(found)) => Content::Filesystem(found),
+        (None, None) => Content::Blank,
+    })
+}
+
+/// Why no pool can be created on the device of a path; None if it is blank and nothing holds it. A blank
+/// device is opened exclusively only for a moment, because whoever wants to use it would fail meanwhile.
+pub(super) fn objection(
+    root: &Root,
+    path: &Path,
+    expected: DeviceNumber,
+) -> Result<Option<Unusable>, Cause> {
+    let system = &*root.system;
+    let (device, number) = open_device(system, path, OFlags::RDONLY)?;
+    if number != expected {
+        return Err(io::Error::other("its path leads to another device now").into());
+    }
+    match read(root, device.as_fd(), number)? {
+        Content::Unusable(why) => return Ok(Some(why)),
+        Content::Filesystem(found) => return Ok(Some(Unusable::filesystem(&found))),
+        Content::Blank => {}
+    }
+    drop(device);
+    let held = unless_busy(|| Ok(open_device(system, path, OFlags::RDONLY | OFlags::EXCL)?));
+    held.map(|_| None)
 }
 
 /// State of a device with a filesystem. The marker is read after it is mounted.
@@ -98,10 +139,7 @@ fn judge(uid: &Uid, found: &Superblock) -> DeviceState {
         return DeviceState::Labelled(found.label.clone());
     }
     if !is_xfs || found.label != uid.label() {
-        return DeviceState::Unusable(Unusable::Filesystem {
-            filesystem: found.kind,
-            label: found.label.clone(),
-        });
+        return DeviceState::Unusable(Unusable::filesystem(found));
     }
     if found.complete {
         DeviceState::Own

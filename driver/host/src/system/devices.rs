@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::FileId;
+use super::{Disk, FileId};
 
 /// Major and minor number of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -118,6 +118,8 @@ pub trait Devices {
     /// world-wide name or serial number of its disk, and its partition number. None when its driver
     /// reports neither, as for a loop device. Does not open it.
     fn device_identity(&self, device: DeviceNumber) -> io::Result<Option<String>>;
+    /// Lists the disks of the machine. Opens none.
+    fn disks(&self) -> io::Result<Vec<Disk>>;
     /// Whether a block device has partitions known to the kernel.
     fn has_partitions(&self, device: DeviceNumber) -> io::Result<bool>;
     /// Lists the bound loop devices.

@@ -20,8 +20,9 @@ use std::{
 use rustix::process::{Signal, getpid, kill_process};
 
 use super::{
-    Block, BoundLoop, DeviceNumber, Devices, Extent, Files, Filesystems, IoCounters, LoopSettings,
-    LoopStatus, Mount, MountAttrFlags, OFlags, Parameter, Space, Stat, System, XfsGeometry,
+    Block, BoundLoop, DeviceNumber, Devices, Disk, Extent, Files, Filesystems, IoCounters,
+    LoopSettings, LoopStatus, Mount, MountAttrFlags, OFlags, Parameter, Space, Stat, System,
+    XfsGeometry,
 };
 use crate::{
     command::{self, Command},
@@ -238,6 +239,10 @@ impl Devices for FailAt {
 
     fn device_identity(&self, device: DeviceNumber) -> io::Result<Option<String>> {
         self.next()?.device_identity(device)
+    }
+
+    fn disks(&self) -> io::Result<Vec<Disk>> {
+        self.next()?.disks()
     }
 
     fn has_partitions(&self, device: DeviceNumber) -> io::Result<bool> {

@@ -160,7 +160,7 @@ pub(super) fn btrfs_errors(uuid: Uuid) -> io::Result<Option<u64>> {
 }
 
 /// Reads a file of one line; none when it does not exist or is empty.
-fn text(path: &str) -> io::Result<Option<String>> {
+pub(super) fn text(path: &str) -> io::Result<Option<String>> {
     match fs::read(path) {
         Ok(bytes) => {
             let text = String::from_utf8_lossy(&bytes);
@@ -173,7 +173,7 @@ fn text(path: &str) -> io::Result<Option<String>> {
 }
 
 /// Reads a file with one number, decimal or with `0x`; none when it does not exist.
-fn number(path: &str) -> io::Result<Option<u64>> {
+pub(super) fn number(path: &str) -> io::Result<Option<u64>> {
     let Some(text) = text(path)? else {
         return Ok(None);
     };

@@ -5,7 +5,7 @@
 
 use std::{
     fs,
-    os::unix::fs::MetadataExt as _,
+    os::unix::fs::{MetadataExt as _, symlink},
     path::{Path, PathBuf},
     process::Command,
     sync::Arc,
@@ -88,6 +88,27 @@ impl Machine {
         for (path, major, minor) in [("/dev/loop-control", 10, 237), ("/dev/null", 1, 3)] {
             let (kind, mode) = (FileType::CharacterDevice, Mode::RUSR | Mode::WUSR);
             mknodat(CWD, path, kind, mode, makedev(major, minor)).unwrap();
+        }
+    }
+
+    /// Names devices in `/dev/disk/by-id`, as udev does, for this test alone.
+    pub(crate) fn name_by_id(names: &[(&str, &Path)]) {
+        let folder = Path::new("/dev/disk");
+        fs::create_dir_all(folder).unwrap();
+        let mounts = fs::read_to_string("/proc/thread-self/mounts").unwrap();
+        if !mounts.contains("by-id-of-a-test /dev/disk ") {
+            mount(
+                "by-id-of-a-test",
+                folder,
+                "tmpfs",
+                MountFlags::empty(),
+                None,
+            )
+            .unwrap();
+            fs::create_dir(folder.join("by-id")).unwrap();
+        }
+        for (name, device) in names {
+            symlink(device, folder.join("by-id").join(name)).unwrap();
         }
     }
 

@@ -13,7 +13,7 @@
 //! pools ─▶ desired; problems ─▶ tracker
 //! observations ─▶ problems; io_limits ─▶ desired, pools; health ─▶ problems, pools, io_limits
 //! admission ─▶ plan, pools, health; metrics ─▶ pools, io_limits
-//! report ─▶ admission; outcome ─▶ kind; work ─▶ kind, metrics; drift ─▶ kind, tracker
+//! disks ─▶ pools; report ─▶ admission, disks; outcome ─▶ kind; work ─▶ kind, metrics; drift ─▶ kind, tracker
 //! reconcile ─▶ work, outcome, report
 //! volume, snapshot ─▶ plan, reconcile, admission, observations, io_limits
 //! ```
@@ -24,6 +24,7 @@
 pub mod admission;
 pub mod checks;
 pub mod desired;
+pub mod disks;
 pub mod drift;
 pub mod health;
 pub mod io_limits;
@@ -107,6 +108,7 @@ impl Parts {
             report::run(&agent),
             health::rounds::run(&agent, intervals.health),
             drift::run(&agent, intervals.drift),
+            disks::run(&agent, intervals.drift),
             work::run(&agent, watches.volumes),
             work::run(&agent, watches.snapshots),
             work::run(&agent, watches.groups),

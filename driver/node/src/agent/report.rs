@@ -86,12 +86,19 @@ pub async fn publish(agent: &Agent) -> Result<(), kube::Error> {
         Some(findings) => listed(findings),
         None => (known.drift.clone(), known.unlisted_drift),
     };
+    let (disks, unlisted_disks) = match agent.disks.known() {
+        // Shortening counts what has no room.
+        Some(disks) => (disks, 0),
+        None => (known.disks.clone(), known.unlisted_disks),
+    };
     let mut status = StorageNodeStatus {
         observed_generation,
         pools_summary: summary(&pools),
         pools,
         drift,
         unlisted_drift,
+        disks,
+        unlisted_disks,
         // They count towards the size of the object.
         conditions,
     };

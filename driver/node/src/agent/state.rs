@@ -11,6 +11,7 @@ use super::{
     admission::Admission,
     checks::Checks,
     desired::{self, Desired, Watches, readable},
+    disks::Disks,
     drift::Drift,
     health::Health,
     io_limits::IoEnforcement,
@@ -43,6 +44,8 @@ pub struct Agent {
     pub(crate) io: IoEnforcement,
     /// Decides who may reserve bytes of the pools.
     pub(super) admission: Admission,
+    /// The disks of the node.
+    pub(super) disks: Disks,
     /// Drift between the node and the API.
     pub(super) drift: Drift,
     /// Objects that are to be reconciled.
@@ -82,6 +85,7 @@ impl Agent {
             observations: Observations::default(),
             io: IoEnforcement::find(),
             admission: Admission::new(desired.clone(), Arc::clone(&health)),
+            disks: Disks::default(),
             drift: Drift::default(),
             work: WorkQueues::new(client, &desired),
             report: Report::new(client),

@@ -11,8 +11,8 @@ use rustix::{fs::OFlags, io::Errno};
 
 use super::{
     super::{
-        BoundLoop, DeviceNumber, Devices, FileId, Files as _, IoCounters, LoopSettings, LoopStatus,
-        sysfs,
+        BoundLoop, DeviceNumber, Devices, Disk, FileId, Files as _, IoCounters, LoopSettings,
+        LoopStatus, disk, sysfs,
     },
     Linux,
 };
@@ -61,6 +61,10 @@ impl Devices for Linux {
 
     fn device_identity(&self, device: DeviceNumber) -> io::Result<Option<String>> {
         Ok(sysfs::device_identity(device))
+    }
+
+    fn disks(&self) -> io::Result<Vec<Disk>> {
+        disk::disks()
     }
 
     fn has_partitions(&self, device: DeviceNumber) -> io::Result<bool> {

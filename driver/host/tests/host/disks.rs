@@ -1,0 +1,149 @@
+//! The disks that an agent reports. Loop devices with names in `/dev/disk/by-id` stand for disks.
+
+use std::{
+    fs,
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    device::{Disk, SIZE},
+    harness::{Machine, device_pool, run},
+};
+use cistern_host::{Expectation, Root, system};
+use cistern_types::Bytes;
+use rustix::fs::OFlags;
+
+/// Path of a disk by its name.
+fn by_id(name: &str) -> PathBuf {
+    Path::new("/dev/disk/by-id").join(name)
+}
+
+/// The disk of the name.
+fn listed(root: &Root, name: &str) -> system::Disk {
+    let path = Some(by_id(name));
+    let disks = root.disks().unwrap().into_iter();
+    let mut found = disks.filter(|disk| disk.path == path);
+    found.next().unwrap_or_else(|| panic!("{name} is listed"))
+}
+
+/// Why no pool can be created on the disk of the name.
+fn objection(root: &Root, name: &str) -> Option<String> {
+    let objection = root.objection_to(&listed(root, name));
+    objection.map(|why| why.to_string())
+}
+
+#[test]
+fn a_blank_disk_with_a_stable_name_is_usable_and_each_other_says_why_not() {
+    let machine = Machine::new();
+    let root = machine.root();
+    let new = |name: &str| Disk::new(&machine, name);
+    let [blank, ext4, table, noise] = ["blank", "ext4", "table", "noise"].map(new);
+    run("mkfs.ext4", &["-q", "-L", "mine", ext4.path()]);
+    // The signature of a DOS partition table.
+    table.write(510, &[0x55, 0xaa]);
+    noise.write(4096 * 3, b"x");
+    Machine::name_by_id(&[
+        ("wwn-blank", &blank.device),
+        ("ata-blank-serial", &blank.device),
+        ("wwn-ext4", &ext4.device),
+        ("wwn-table", &table.device),
+        ("wwn-noise", &noise.device),
+    ]);
+    assert_eq!(objection(&root, "wwn-blank"), None);
+    let says = |name: &str, what: &str| {
+        let objection = objection(&root, name).unwrap();
+        assert!(objection.contains(what), "{name}: {objection}");
+    };
+    says("wwn-ext4", "it holds ext4 (\"mine\")");
+    says("wwn-table", "it holds dos");
+    says("wwn-noise", "its first MiB is not zeros");
+    run("blockdev", &["--setro", blank.path()]);
+    says("wwn-blank", "it is read-only");
+    run("blockdev", &["--setrw", blank.path()]);
+    assert_eq!(objection(&root, "wwn-blank"), None);
+    assert!(blank.is_blank());
+}
+
+#[test]
+fn a_device_is_a_disk_by_its_hardware_or_by_its_name() {
+    let machine = Machine::new();
+    let root = machine.root();
+    let [disk, made, nameless] = ["a", "b", "c"].map(|name| Disk::new(&machine, name));
+    Machine::name_by_id(&[
+        ("wwn-of-a", &disk.device),
+        ("dm-name-of-b", &made.device),
+        ("lvm-pv-uuid-of-b", &made.device),
+        ("md-uuid-of-b", &made.device),
+    ]);
+    let disks = root.disks().unwrap();
+    let find = |path: &Path| {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        disks.iter().find(|disk| disk.name == name)
+    };
+    assert_eq!(find(&made.device), None);
+    assert_eq!(find(&nameless.device), None);
+    let found = find(&disk.device).unwrap();
+    assert_eq!(found.path, Some(by_id("wwn-of-a")));
+    assert_eq!(found.size, Bytes(SIZE));
+    assert!(!found.removable);
+    // A disk whose link is gone is not opened by another name.
+    let mut unnamed = found.clone();
+    unnamed.path = None;
+    let objection = root.objection_to(&unnamed).unwrap().to_string();
+    assert!(objection.contains("no name in /dev/disk/by-id"));
+    let mut removable = found.clone();
+    removable.removable = true;
+    let objection = root.objection_to(&removable).unwrap().to_string();
+    assert!(objection.contains("it is removable"));
+}
+
+#[test]
+fn a_blank_disk_that_something_holds_is_not_usable_and_is_left_to_its_holder() {
+    let machine = Machine::new();
+    let root = machine.root();
+    let disk = Disk::new(&machine, "disk");
+    Machine::name_by_id(&[("wwn-disk", &disk.device)]);
+    let mut exclusively = fs::OpenOptions::new();
+    exclusively
+        .read(true)
+        .write(true)
+        .custom_flags(OFlags::EXCL.bits().cast_signed());
+    let held = exclusively.open(&disk.device).unwrap();
+    let said = objection(&root, "wwn-disk").unwrap();
+    assert!(said.contains("something else holds it"), "{said}");
+    drop(held);
+    assert_eq!(objection(&root, "wwn-disk"), None);
+    // It is free again at once.
+    drop(exclusively.open(&disk.device).unwrap());
+}
+
+#[test]
+fn a_path_that_leads_to_another_device_since_the_list_was_made_is_not_judged() {
+    let machine = Machine::new();
+    let root = machine.root();
+    let [one, other] = ["one", "other"].map(|name| Disk::new(&machine, name));
+    Machine::name_by_id(&[("wwn-disk", &one.device)]);
+    let before = listed(&root, "wwn-disk");
+    fs::remove_file(by_id("wwn-disk")).unwrap();
+    Machine::name_by_id(&[("wwn-disk", &other.device)]);
+    let said = root.objection_to(&before).unwrap().to_string();
+    assert!(said.contains("leads to another device now"), "{said}");
+    fs::remove_file(by_id("wwn-disk")).unwrap();
+    let said = root.objection_to(&before).unwrap().to_string();
+    assert!(said.contains("it does not exist"), "{said}");
+}
+
+#[test]
+fn the_disk_of_an_open_pool_is_not_usable_and_a_look_at_it_does_not_disturb_the_pool() {
+    let machine = Machine::new();
+    let root = machine.root();
+    let disk = Disk::new(&machine, "disk");
+    Machine::name_by_id(&[("wwn-disk", &disk.device)]);
+    let declaration = device_pool([by_id("wwn-disk")]);
+    let pool = root.open_pool(&declaration, Expectation::New).unwrap();
+    assert_eq!(pool.device_number(), listed(&root, "wwn-disk").number);
+    let said = objection(&root, "wwn-disk").unwrap();
+    assert!(said.contains("it holds xfs"), "{said}");
+    pool.check().unwrap();
+}

@@ -1,0 +1,138 @@
+//! The disks that the agent reports. Loop devices that have names in `/dev/disk/by-id` of the node alone
+//! stand for disks.
+
+use std::path::PathBuf;
+
+use cistern_crds::{Bytes, Disk, StorageNodeStatus};
+use cistern_e2e::{
+    ControlPlane, Driver, Folder, eventually, process::dying_with_us, process::output,
+};
+use serde_json::{Value, json};
+
+use crate::{SCRIPT, SOON};
+
+/// Makes the names in `/dev/disk/by-id` visible in the mount namespace of the node alone.
+const OWN_NAMES: &str = "mkdir -p /dev/disk
+mountpoint -q /dev/disk || mount -t tmpfs names /dev/disk
+mkdir -p /dev/disk/by-id";
+
+/// A disk of a node: a loop device over a file.
+pub(crate) struct NodeDisk {
+    pub(crate) device: PathBuf,
+    pub(crate) path: String,
+    _folder: Folder,
+}
+
+impl NodeDisk {
+    /// Attaches a disk with this name in `/dev/disk/by-id` of the node.
+    pub(crate) async fn attach(driver: &Driver, name: &str, size: Bytes) -> Self {
+        let folder = Folder::new();
+        let file = folder.join("disk");
+        std::fs::File::create(&file)
+            .unwrap()
+            .set_len(size.0)
+            .unwrap();
+        let script = format!(
+            "{OWN_NAMES}
+            device=$(losetup --find --show {})
+            ln -s $device /dev/disk/by-id/{name}
+            echo $device",
+            file.display()
+        );
+        let device = shell(driver, &script).await;
+        Self {
+            device: PathBuf::from(device.trim()),
+            path: format!("/dev/disk/by-id/{name}"),
+            _folder: folder,
+        }
+    }
+}
+
+impl Drop for NodeDisk {
+    fn drop(&mut self) {
+        let mut detach = dying_with_us("losetup");
+        let detached = detach.arg("--detach").arg(&self.device).status();
+        assert!(detached.is_ok_and(|status| status.success()) || std::thread::panicking());
+    }
+}
+
+/// Runs a script on the node.
+pub(crate) async fn shell(driver: &Driver, script: &str) -> String {
+    let mut command = driver.command_on_node("sh");
+    command.args(["-euc", script]);
+    output(command, SCRIPT).await
+}
+
+async fn status(driver: &Driver) -> StorageNodeStatus {
+    driver.storage_node().await.status.unwrap_or_default()
+}
+
+/// Waits until the disk is reported as expected.
+pub(crate) async fn disk_until(
+    driver: &Driver,
+    disk: &NodeDisk,
+    expected: impl Fn(&Disk) -> bool,
+) -> Disk {
+    eventually(&disk.path, SOON, async || {
+        let disks = status(driver).await.disks;
+        let mut found = disks.iter();
+        match found.find(|it| it.path.as_ref() == Some(&disk.path)) {
+            Some(found) if expected(found) => Ok(found.clone()),
+            _ => Err(format!("{disks:#?}")),
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_node_reports_its_disks_and_why_no_pool_can_be_created_on_some() {
+    let driver = Driver::start(ControlPlane::shared().await, "disks").await;
+    // The agent writes the status of a node without pools, too.
+    let disk = NodeDisk::attach(&driver, "wwn-disks", Bytes::gib(2)).await;
+    let found = disk_until(&driver, &disk, Disk::is_usable).await;
+    assert_eq!((found.size, found.pool), (Bytes::gib(2), None));
+    let name = disk.device.file_name().unwrap().to_str().unwrap();
+    assert_eq!(found.name, name);
+    // The usable disks come first, whatever else the machine has.
+    assert_eq!(status(&driver).await.disks[0].path, Some(disk.path.clone()));
+
+    shell(&driver, &format!("mkfs.ext4 -q {}", disk.path)).await;
+    let found = disk_until(&driver, &disk, |disk| !disk.is_usable()).await;
+    assert_eq!(found.unusable.as_deref(), Some("it holds ext4 (\"\")"));
+
+    // A disk that is removed is not reported any more.
+    shell(&driver, &format!("rm {}", disk.path)).await;
+    eventually("the disk to be gone", SOON, async || {
+        let disks = status(&driver).await.disks;
+        if disks.iter().any(|it| it.path.as_ref() == Some(&disk.path)) {
+            Err(format!("{disks:#?}"))
+        } else {
+            Ok(())
+        }
+    })
+    .await;
+    driver.finish().await;
+}
+
+/// Adds a pool on a device to the node's spec.
+async fn add_pool(driver: &Driver, name: &str, device: Value) {
+    let pool = json!({"name": name, "uid": format!("uid-of-{name}"), "source": {"device": device},
+        "overcommitPercent": 100, "reservedPercent": 5});
+    let mut pools = driver.storage_node().await.spec.pools;
+    pools.push(serde_json::from_value(pool).unwrap());
+    driver.set_pools(pools).await;
+}
+
+#[tokio::test]
+async fn a_disk_that_becomes_a_pool_is_reported_with_the_name_of_the_pool() {
+    let driver = Driver::start(ControlPlane::shared().await, "pool-of-disk").await;
+    let disk = NodeDisk::attach(&driver, "wwn-pool-of-disk", Bytes::gib(1)).await;
+    disk_until(&driver, &disk, Disk::is_usable).await;
+    add_pool(&driver, "pool-of-disk", json!({"paths": [disk.path]})).await;
+    driver.ready_pool("pool-of-disk").await;
+    let found = disk_until(&driver, &disk, |disk| disk.pool.is_some()).await;
+    assert_eq!(found.pool.as_deref(), Some("pool-of-disk"));
+    let reason = "pool pool-of-disk uses it";
+    assert_eq!(found.unusable.as_deref(), Some(reason));
+    driver.finish().await;
+}

@@ -1,0 +1,162 @@
+//! The StoragePool that uses the blank disks of a list. Pure.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+};
+
+use cistern_crds::StoragePool;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::core::{Expression, Selector};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::{Disks, HOSTNAME};
+use crate::Error;
+
+/// Maximum number of paths of a pool, as in the schema of a StoragePool.
+const PATHS: usize = 16;
+/// Maximum number of values of a requirement, as in the schema of a StoragePool.
+const NODES: usize = 256;
+
+/// Why no StoragePool can use the disks.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoDeclaration {
+    /// No disk is blank.
+    #[error("none of the listed disks is usable: `kubectl cistern discover` says why")]
+    NoDisk,
+    /// A StoragePool has room for fewer paths.
+    #[error(
+        "{paths} disks are usable, and a pool lists {PATHS} paths at most: select fewer nodes with --node or --selector, \
+        and declare a pool for each of them"
+    )]
+    TooManyPaths {
+        /// Number of different paths.
+        paths: usize,
+    },
+    /// A StoragePool has room for fewer nodes.
+    #[error(
+        "{nodes} nodes have a usable disk, and a requirement lists {NODES} names at most: select them by a label \
+        with --selector"
+    )]
+    TooManyNodes {
+        /// Number of nodes.
+        nodes: usize,
+    },
+}
+
+/// A StoragePool to apply.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct Declaration(Value);
+
+impl Declaration {
+    /// The StoragePool of this name that uses the usable disks. It selects nodes by `selector`, or else by their
+    /// host names. Fails if there is none, or too many for one StoragePool.
+    pub(super) fn of(
+        name: &str,
+        disks: &Disks,
+        selector: Option<&Selector>,
+        hostnames: &BTreeMap<String, String>,
+    ) -> Result<Self, NoDeclaration> {
+        let paths: BTreeSet<&str> = disks
+            .usable()
+            .filter_map(|disk| disk.path.as_deref())
+            .collect();
+        match paths.len() {
+            0 => return Err(NoDeclaration::NoDisk),
+            1..=PATHS => {}
+            paths => return Err(NoDeclaration::TooManyPaths { paths }),
+        }
+        let nodes = disks.usable_nodes();
+        let hostname = |node: &str| {
+            hostnames
+                .get(node)
+                .cloned()
+                .unwrap_or_else(|| node.to_owned())
+        };
+        let selector = match selector {
+            Some(selector) => selector.clone(),
+            None if nodes.len() > NODES => {
+                let nodes = nodes.len();
+                return Err(NoDeclaration::TooManyNodes { nodes });
+            }
+            None => {
+                let names = nodes.into_iter().map(hostname).collect();
+                Expression::In(HOSTNAME.to_owned(), names).into()
+            }
+        };
+        Ok(Self(json!({
+            "apiVersion": <StoragePool as kube::Resource>::api_version(&()),
+            "kind": <StoragePool as kube::Resource>::kind(&()),
+            "metadata": {"name": name},
+            "spec": {
+                "nodeSelector": LabelSelector::from(selector),
+                "source": {"device": {"paths": paths}},
+            },
+        })))
+    }
+
+    /// The manifest as YAML or JSON. Fails if it cannot be serialized.
+    pub(super) fn render(&self, as_json: bool) -> Result<String, Error> {
+        let rendered = if as_json {
+            let text = serde_json::to_string_pretty(&self.0).map_err(io::Error::from);
+            text.map(|text| text + "\n")
+        } else {
+            serde_saphyr::to_string(&self.0).map_err(io::Error::other)
+        };
+        rendered.map_err(Error::Rendering)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::tests::{node, nodes},
+        *,
+    };
+
+    #[test]
+    fn the_pool_lists_each_usable_disk_once_and_selects_its_nodes_by_host_name() {
+        let disks = Disks::of(&nodes());
+        let hostnames = [("worker-2".to_owned(), "host-2".to_owned())].into();
+        let pool = Declaration::of("fast", &disks, None, &hostnames).unwrap();
+        let parsed: StoragePool = serde_json::from_value(pool.0.clone()).unwrap();
+        let paths =
+            ["nvme-eui.1", "nvme-eui.2", "wwn-3"].map(|name| format!("/dev/disk/by-id/{name}"));
+        assert_eq!(parsed.spec.source.device.unwrap().paths, paths);
+        let requirements = parsed.spec.node_selector.match_expressions.unwrap();
+        assert_eq!(requirements[0].key, HOSTNAME);
+        let values = requirements[0].values.clone().unwrap();
+        assert_eq!(values, ["host-2", "worker-1"]);
+        let yaml: Value = serde_saphyr::from_str(&pool.render(false).unwrap()).unwrap();
+        let json: Value = serde_json::from_str(&pool.render(true).unwrap()).unwrap();
+        assert_eq!((&yaml, &json), (&pool.0, &pool.0));
+    }
+
+    #[test]
+    fn the_callers_label_selects_the_nodes() {
+        let disks = Disks::of(&nodes());
+        let selector = crate::selector::parse("storage=local").unwrap();
+        let pool = Declaration::of("fast", &disks, Some(&selector), &BTreeMap::new()).unwrap();
+        let selector = &pool.0["spec"]["nodeSelector"];
+        assert_eq!(selector["matchLabels"], json!({"storage": "local"}));
+    }
+
+    #[test]
+    fn a_pool_that_the_schema_would_refuse_is_not_printed() {
+        let of = |disks: &Disks| Declaration::of("fast", disks, None, &BTreeMap::new());
+        let nothing = Disks::of(&[node("n", &json!([]))]);
+        assert_eq!(of(&nothing), Err(NoDeclaration::NoDisk));
+        let disk = |number: usize| {
+            json!({"name": "sda", "path": format!("/dev/disk/by-id/wwn-{number}"), "size": "1Gi",
+                "rotational": false})
+        };
+        let many: Vec<Value> = (0..17).map(disk).collect();
+        let many = Disks::of(&[node("n", &json!(many))]);
+        assert_eq!(of(&many), Err(NoDeclaration::TooManyPaths { paths: 17 }));
+        let same = (0..257).map(|number| node(&format!("n{number}"), &json!([disk(1)])));
+        let same: Vec<_> = same.collect();
+        let same = Disks::of(&same);
+        assert_eq!(of(&same), Err(NoDeclaration::TooManyNodes { nodes: 257 }));
+    }
+}
