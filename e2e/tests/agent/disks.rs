@@ -136,3 +136,34 @@ async fn a_disk_that_becomes_a_pool_is_reported_with_the_name_of_the_pool() {
     assert_eq!(found.unusable.as_deref(), Some(reason));
     driver.finish().await;
 }
+
+#[tokio::test]
+async fn a_pool_selects_its_disk_by_size_and_keeps_it() {
+    let driver = Driver::start(ControlPlane::shared().await, "selected").await;
+    let small = NodeDisk::attach(&driver, "wwn-selected-1", Bytes::gib(1)).await;
+    let wanted = NodeDisk::attach(&driver, "wwn-selected-2", Bytes::gib(2)).await;
+    let other = NodeDisk::attach(&driver, "wwn-selected-3", Bytes::gib(2)).await;
+    let selector = json!({"selector": {"minimumSize": "1536Mi", "maximumSize": "3Gi"}});
+    add_pool(&driver, "selected", selector).await;
+    let pool = driver.ready_pool("selected").await;
+    assert_eq!(pool.device.as_deref(), wanted.device.to_str());
+    let of_pool = |disk: &Disk| disk.pool.as_deref() == Some("selected");
+    disk_until(&driver, &wanted, of_pool).await;
+    for blank in [&small, &other] {
+        disk_until(&driver, blank, Disk::is_usable).await;
+    }
+
+    // A pool that exists is found by its UUID, and no other disk takes its place.
+    let first = shell(
+        &driver,
+        "cd /dev/disk/by-id; ln -s $(readlink wwn-selected-3) wwn-selected-0",
+    );
+    first.await;
+    let mut driver = driver;
+    driver.restart_node().await;
+    let again = driver.ready_pool("selected").await;
+    assert_eq!(again.filesystem_uuid, pool.filesystem_uuid);
+    assert_eq!(again.device, pool.device);
+    disk_until(&driver, &small, Disk::is_usable).await;
+    driver.finish().await;
+}

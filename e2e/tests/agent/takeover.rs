@@ -56,6 +56,7 @@ async fn add_device_pool(node: &Fixture, name: &str, device: &Path) -> Vec<NodeP
     declared.source.image = None;
     declared.source.device = Some(DeviceSource {
         paths: vec![device.to_str().unwrap().to_owned()],
+        ..DeviceSource::default()
     });
     pools.push(declared);
     node.driver.set_pools(pools.clone()).await;

@@ -5,7 +5,7 @@ use cistern_e2e::ControlPlane;
 use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api, Client,
-    api::{DeleteParams, Patch, PatchParams},
+    api::{DeleteParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
 
@@ -126,4 +126,42 @@ async fn blank_disks_become_a_pool_that_the_api_server_accepts() {
         let nodes: Api<StorageNode> = Api::all(client.clone());
         nodes.delete(name, &now).await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn a_device_is_either_listed_or_selected_by_at_least_one_requirement() {
+    let client = ControlPlane::shared().await.client();
+    let pools: Api<StoragePool> = Api::all(client);
+    let of = |device: Value| {
+        let source = json!({"device": device});
+        let spec = json!({"nodeSelector": {"matchLabels": {"a": "b"}}, "source": source});
+        json!({"metadata": {"name": "select"}, "spec": spec})
+    };
+    let path = "/dev/disk/by-id/wwn-1";
+    for (device, expected) in [
+        (json!({}), "exactly one of paths and selector"),
+        (
+            json!({"paths": [path], "selector": {"rotational": true}}),
+            "exactly one of paths and selector",
+        ),
+        (json!({"selector": {}}), "at least one requirement"),
+        (json!({"selector": {"model": ""}}), "model"),
+    ] {
+        let pool = serde_json::from_value(of(device.clone())).unwrap();
+        let refused = pools.create(&PostParams::default(), &pool).await;
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains(expected), "{device}: {refused}");
+    }
+    let selector =
+        json!({"minimumSize": "1Gi", "maximumSize": "2Ti", "model": "Fast*", "rotational": false});
+    create(&pools, of(json!({"selector": selector}))).await;
+    // The selector and the list can be exchanged for each other.
+    let listed = json!({"spec": {"source": {"device": {"selector": null, "paths": [path]}}}});
+    let parameters = PatchParams::default();
+    let changed = pools
+        .patch("select", &parameters, &Patch::Merge(&listed))
+        .await;
+    assert_eq!(changed.unwrap().spec.source.device.unwrap().paths, [path]);
+    let deleted = pools.delete("select", &DeleteParams::default()).await;
+    deleted.unwrap();
 }

@@ -2,15 +2,43 @@
 //!
 //! *Invariants:* nothing is written. A disk without a stable name and a removable one are not opened. What is blank is decided as for the listed devices of a pool.
 
-use std::io;
+use std::{collections::BTreeSet, io, os::fd::AsFd as _, path::PathBuf};
 
-use super::{Unusable, inspection};
-use crate::{root::Root, system::Disk};
+use super::{Unusable, backing::has_no_content, inspection};
+use crate::{
+    root::Root,
+    system::{Disk, OFlags},
+};
 
 impl Root {
     /// Lists the disks of the host, by the kernel's names. Opens none of them.
     pub fn disks(&self) -> io::Result<Vec<Disk>> {
         self.system.disks()
+    }
+
+    /// The paths of the disks that a pool may use, in the order of their names: those that have a stable name,
+    /// are not removable, and meet the condition, without the devices of the paths in `except`. Opens no
+    /// device. Fails if one of these paths cannot be followed, unless nothing is there.
+    pub fn matching_disks(
+        &self,
+        matches: impl Fn(&Disk) -> bool,
+        except: &[PathBuf],
+    ) -> io::Result<Vec<PathBuf>> {
+        let mut others = BTreeSet::new();
+        for path in except {
+            let found = self.system.open_following(path, OFlags::PATH);
+            match found.and_then(|device| self.system.stat(device.as_fd())) {
+                Ok(stat) => _ = others.insert(stat.node),
+                Err(error) if has_no_content(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let disks = self.disks()?.into_iter();
+        let disks =
+            disks.filter(|disk| !disk.removable && !others.contains(&disk.number) && matches(disk));
+        let mut paths: Vec<PathBuf> = disks.filter_map(|disk| disk.path).collect();
+        paths.sort();
+        Ok(paths)
     }
 
     /// Why no pool can be created on a disk; None if it is blank and nothing holds it. Blocks if the disk

@@ -45,7 +45,7 @@ pub enum Error {
         found: Vec<(PathBuf, Candidate)>,
     },
     /// No listed device is blank or holds the pool.
-    #[error("no listed device can be used: {}", list(.devices))]
+    #[error("no device can be used: {}", list_or(.devices, "the node has no disk that matches"))]
     NoUsableDevice {
         /// Each device and why it cannot be used.
         devices: Vec<(PathBuf, Unusable)>,
@@ -158,6 +158,14 @@ fn users(images: &[Uid]) -> String {
         "delete the pods whose volumes have the images {}",
         names.join(", ")
     )
+}
+
+/// The list, or the text if it is empty, as it can be for disks that are selected.
+fn list_or(devices: &[(PathBuf, impl fmt::Display)], nothing: &str) -> String {
+    if devices.is_empty() {
+        return nothing.to_owned();
+    }
+    list(devices)
 }
 
 pub(super) fn list(devices: &[(PathBuf, impl fmt::Display)]) -> String {

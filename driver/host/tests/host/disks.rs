@@ -8,10 +8,12 @@ use std::{
 
 use crate::{
     device::{Disk, SIZE},
+    failing::FailingDevice,
     harness::{Machine, device_pool, run},
 };
-use cistern_host::{Expectation, Root, system};
+use cistern_host::{Expectation, Root, pool::Error, system};
 use cistern_types::Bytes;
+use failing_disk::Mode;
 use rustix::fs::OFlags;
 
 /// Path of a disk by its name.
@@ -146,4 +148,65 @@ fn the_disk_of_an_open_pool_is_not_usable_and_a_look_at_it_does_not_disturb_the_
     let said = objection(&root, "wwn-disk").unwrap();
     assert!(said.contains("it holds xfs"), "{said}");
     pool.check().unwrap();
+}
+
+/// Opens a pool on the disks of the size of a test, and returns the device that it uses.
+fn open_on_matching(root: &Root, except: &[PathBuf]) -> Result<PathBuf, Error> {
+    let paths = root.matching_disks(|disk| disk.size == Bytes(SIZE), except);
+    let declaration = device_pool(paths.unwrap());
+    let pool = root.open_pool(&declaration, Expectation::New)?;
+    Ok(pool.device().to_owned())
+}
+
+#[test]
+fn a_pool_takes_the_first_blank_disk_that_matches_and_that_no_other_pool_lists() {
+    let machine = Machine::new();
+    let root = machine.root();
+    let new = |name: &str| Disk::new(&machine, name);
+    let [foreign, listed, free, later] = ["foreign", "listed", "free", "later"].map(new);
+    run("mkfs.ext4", &["-q", foreign.path()]);
+    Machine::name_by_id(&[
+        ("wwn-1", &foreign.device),
+        ("wwn-2", &listed.device),
+        ("wwn-3", &free.device),
+        ("wwn-4", &later.device),
+        ("ata-listed", &listed.device),
+    ]);
+    // The other pool lists the disk by another of its names, and one that is not there.
+    let except = [by_id("ata-listed"), by_id("ata-not-here")];
+    let any = root.matching_disks(|_| true, &except).unwrap();
+    assert_eq!(any, ["wwn-1", "wwn-3", "wwn-4"].map(by_id));
+    assert_eq!(
+        root.matching_disks(|disk| disk.size > Bytes(SIZE), &[])
+            .unwrap(),
+        [""; 0].map(by_id)
+    );
+    assert_eq!(open_on_matching(&root, &except).unwrap(), free.device);
+    assert!(listed.is_blank() && later.is_blank());
+}
+
+#[test]
+fn no_pool_is_created_while_a_disk_that_matches_cannot_be_read() {
+    let machine = Machine::new();
+    let root = machine.root();
+    let blank = Disk::new(&machine, "blank");
+    let failing = FailingDevice::new(&machine);
+    Machine::name_by_id(&[("wwn-1", &blank.device), ("wwn-2", &failing.path)]);
+    failing.set(Mode::Eio);
+    match open_on_matching(&root, &[]) {
+        Err(Error::Ambiguous { found, .. }) => assert_eq!(found[0].0, by_id("wwn-2")),
+        other => panic!("{other:?}"),
+    }
+    assert!(blank.is_blank());
+    failing.set(Mode::Ok);
+    assert_eq!(open_on_matching(&root, &[]).unwrap(), blank.device);
+}
+
+#[test]
+fn a_pool_that_matches_no_disk_says_so() {
+    let machine = Machine::new();
+    let root = machine.root();
+    Machine::name_by_id(&[]);
+    let said = open_on_matching(&root, &[]).unwrap_err().to_string();
+    assert!(said.contains("the node has no disk that matches"), "{said}");
 }

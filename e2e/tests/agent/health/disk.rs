@@ -36,6 +36,7 @@ impl Disk {
         declared.source.image = None;
         declared.source.device = Some(DeviceSource {
             paths: vec![device.to_str().unwrap().to_owned()],
+            ..DeviceSource::default()
         });
         pools.push(declared);
         node.driver.set_pools(pools).await;

@@ -1,11 +1,12 @@
 //! A pool as the StorageNode declares it, and its owner, in terms of the host.
 
-use std::path::PathBuf;
+use std::{io, path::PathBuf};
 
-use cistern_crds::{NodePool, NodePoolStatus, PoolOwner};
+use cistern_crds::{NodePool, NodePoolStatus, PoolOwner, pool::DeviceSource};
 use cistern_host::{
-    PoolDeclaration, Source, Uid,
+    PoolDeclaration, Root, Source, Uid,
     pool::{ForeignMarker, Owner},
+    system::Disk,
 };
 
 /// A desired pool, with the other pools of the node.
@@ -15,6 +16,8 @@ pub struct DesiredPool {
     pub spec: NodePool,
     /// UIDs of the other pools of the node.
     pub others: Vec<Uid>,
+    /// Paths that the other pools list.
+    pub listed_elsewhere: Vec<PathBuf>,
     /// Last known identity of the pool's device, from the status.
     pub device_identity: Option<String>,
     /// The node that carries the pool.
@@ -25,11 +28,16 @@ impl DesiredPool {
     /// The desired pools of a node, with their last status.
     pub fn all(node: &Owner, specs: &[NodePool], known: &[NodePoolStatus]) -> Vec<Self> {
         let desired = |spec: &NodePool| {
-            let others = specs.iter().filter(|other| other.uid != spec.uid);
+            let others = || specs.iter().filter(|other| other.uid != spec.uid);
+            let listed = others().filter_map(|other| other.source.device.as_ref());
+            let listed = listed.flat_map(|device| &device.paths);
             let known = known.iter().find(|status| status.uid == spec.uid);
             Self {
                 spec: spec.clone(),
-                others: others.filter_map(|other| other.uid.parse().ok()).collect(),
+                others: others()
+                    .filter_map(|other| other.uid.parse().ok())
+                    .collect(),
+                listed_elsewhere: listed.map(PathBuf::from).collect(),
                 node: node.clone(),
                 device_identity: known.and_then(|status| status.device_identity.clone()),
             }
@@ -38,10 +46,16 @@ impl DesiredPool {
     }
 }
 
-/// The spec of a pool cannot be used, because of the reason.
+/// A pool cannot be declared to the host.
 #[derive(Debug, thiserror::Error)]
-#[error("the pool's spec is invalid: {0}")]
-pub(super) struct InvalidSpec(&'static str);
+pub(super) enum Undeclared {
+    /// The spec of the pool cannot be used, because of the reason.
+    #[error("the pool's spec is invalid: {0}")]
+    InvalidSpec(&'static str),
+    /// The disks that match its selector are not known.
+    #[error("the disks of the node cannot be listed")]
+    Disks(#[source] io::Error),
+}
 
 /// The owner that a pool records, as reported in the StorageNode.
 pub(super) fn reported(foreign: &ForeignMarker) -> PoolOwner {
@@ -65,26 +79,33 @@ fn granted(owner: &PoolOwner) -> Option<ForeignMarker> {
     })
 }
 
-/// The pool as the host opens it. Fails if the spec is invalid.
-pub(super) fn declaration(desired: &DesiredPool) -> Result<PoolDeclaration, InvalidSpec> {
+/// The pool as the host opens it. Fails if the spec is invalid, or if the disks cannot be listed from which it
+/// selects.
+pub(super) fn declaration(
+    root: &Root,
+    desired: &DesiredPool,
+) -> Result<PoolDeclaration, Undeclared> {
     let DesiredPool {
         spec,
         others,
+        listed_elsewhere,
         device_identity,
         node,
     } = desired;
     let uid: Uid = spec
         .uid
         .parse()
-        .map_err(|_| InvalidSpec("its uid is not a UID of Kubernetes"))?;
+        .map_err(|_| Undeclared::InvalidSpec("its uid is not a UID of Kubernetes"))?;
     let source = match (&spec.source.image, &spec.source.device) {
         (Some(image), None) => Source::Image { size: image.size },
         (None, Some(device)) => Source::Device {
-            paths: device.paths.iter().map(PathBuf::from).collect(),
+            paths: candidates(root, device, listed_elsewhere)?,
             identity: device_identity.clone(),
         },
         (Some(_), Some(_)) | (None, None) => {
-            return Err(InvalidSpec("a source is exactly one of image and device"));
+            return Err(Undeclared::InvalidSpec(
+                "a source is exactly one of image and device",
+            ));
         }
     };
     Ok(PoolDeclaration {
@@ -95,4 +116,18 @@ pub(super) fn declaration(desired: &DesiredPool) -> Result<PoolDeclaration, Inva
         take_over: spec.take_over.as_ref().and_then(granted),
         source,
     })
+}
+
+/// The devices that may be the pool's: those that it lists or selects.
+fn candidates(
+    root: &Root,
+    device: &DeviceSource,
+    listed_elsewhere: &[PathBuf],
+) -> Result<Vec<PathBuf>, Undeclared> {
+    let Some(selector) = &device.selector else {
+        return Ok(device.paths.iter().map(PathBuf::from).collect());
+    };
+    let matches = |disk: &Disk| selector.matches(disk.size, disk.model.as_deref(), disk.rotational);
+    let paths = root.matching_disks(matches, listed_elsewhere);
+    paths.map_err(Undeclared::Disks)
 }

@@ -13,7 +13,7 @@ use cistern_host::{
 };
 
 use super::{
-    declaration::{DesiredPool, InvalidSpec, declaration, reported},
+    declaration::{DesiredPool, Undeclared, declaration, reported},
     images::{ImageSizes, Images},
     state::{PoolAvailability, PoolState, Usable},
 };
@@ -46,7 +46,7 @@ pub fn probe(
 /// Removes an empty pool from the node. Blocks. The pool must not be open.
 pub fn remove(root: &Root, desired: &DesiredPool, expectation: Expectation) -> PoolAvailability {
     let spec = &desired.spec;
-    let removed = declaration(desired)
+    let removed = declaration(root, desired)
         .map_err(Error::from)
         .and_then(|declaration| Ok(root.remove_pool(&declaration, expectation)?));
     match removed {
@@ -98,7 +98,7 @@ fn open(
         }
     }
     close_open();
-    let pool = root.open_pool(&declaration(desired)?, before.expectation)?;
+    let pool = root.open_pool(&declaration(root, desired)?, before.expectation)?;
     survey(Arc::new(pool), images, spec)
 }
 
@@ -142,7 +142,7 @@ fn survey(pool: Arc<Pool>, images: Arc<Images>, spec: &NodePool) -> Result<Usabl
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error(transparent)]
-    Spec(#[from] InvalidSpec),
+    Declaration(#[from] Undeclared),
     #[error(transparent)]
     Pool(#[from] pool::Error),
     #[error(transparent)]
@@ -152,8 +152,8 @@ enum Error {
 impl Error {
     fn reason(&self) -> Reason {
         match self {
-            Self::Spec(_) => Reason::InvalidSpec,
-            Self::Images(_) => Reason::PoolFailed,
+            Self::Declaration(Undeclared::InvalidSpec(_)) => Reason::InvalidSpec,
+            Self::Declaration(Undeclared::Disks(_)) | Self::Images(_) => Reason::PoolFailed,
             Self::Pool(error) => match error {
                 pool::Error::BackingMissing { .. } => Reason::BackingMissing,
                 pool::Error::BackingConflict { .. } => Reason::BackingConflict,
