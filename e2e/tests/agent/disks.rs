@@ -7,6 +7,7 @@ use cistern_crds::{Bytes, Disk, StorageNodeStatus};
 use cistern_e2e::{
     ControlPlane, Driver, Folder, eventually, process::dying_with_us, process::output,
 };
+use failing_disk::{FailingDisk, Mode};
 use serde_json::{Value, json};
 
 use crate::{SCRIPT, SOON};
@@ -70,13 +71,13 @@ async fn status(driver: &Driver) -> StorageNodeStatus {
 /// Waits until the disk is reported as expected.
 pub(crate) async fn disk_until(
     driver: &Driver,
-    disk: &NodeDisk,
+    path: &str,
     expected: impl Fn(&Disk) -> bool,
 ) -> Disk {
-    eventually(&disk.path, SOON, async || {
+    eventually(path, SOON, async || {
         let disks = status(driver).await.disks;
         let mut found = disks.iter();
-        match found.find(|it| it.path.as_ref() == Some(&disk.path)) {
+        match found.find(|it| it.path.as_deref() == Some(path)) {
             Some(found) if expected(found) => Ok(found.clone()),
             _ => Err(format!("{disks:#?}")),
         }
@@ -89,7 +90,7 @@ async fn a_node_reports_its_disks_and_why_no_pool_can_be_created_on_some() {
     let driver = Driver::start(ControlPlane::shared().await, "disks").await;
     // The agent writes the status of a node without pools, too.
     let disk = NodeDisk::attach(&driver, "wwn-disks", Bytes::gib(2)).await;
-    let found = disk_until(&driver, &disk, Disk::is_usable).await;
+    let found = disk_until(&driver, &disk.path, Disk::is_usable).await;
     assert_eq!((found.size, found.pool), (Bytes::gib(2), None));
     let name = disk.device.file_name().unwrap().to_str().unwrap();
     assert_eq!(found.name, name);
@@ -97,7 +98,7 @@ async fn a_node_reports_its_disks_and_why_no_pool_can_be_created_on_some() {
     assert_eq!(status(&driver).await.disks[0].path, Some(disk.path.clone()));
 
     shell(&driver, &format!("mkfs.ext4 -q {}", disk.path)).await;
-    let found = disk_until(&driver, &disk, |disk| !disk.is_usable()).await;
+    let found = disk_until(&driver, &disk.path, |disk| !disk.is_usable()).await;
     assert_eq!(found.unusable.as_deref(), Some("it holds ext4 (\"\")"));
 
     // A disk that is removed is not reported any more.
@@ -127,10 +128,10 @@ async fn add_pool(driver: &Driver, name: &str, device: Value) {
 async fn a_disk_that_becomes_a_pool_is_reported_with_the_name_of_the_pool() {
     let driver = Driver::start(ControlPlane::shared().await, "pool-of-disk").await;
     let disk = NodeDisk::attach(&driver, "wwn-pool-of-disk", Bytes::gib(1)).await;
-    disk_until(&driver, &disk, Disk::is_usable).await;
+    disk_until(&driver, &disk.path, Disk::is_usable).await;
     add_pool(&driver, "pool-of-disk", json!({"paths": [disk.path]})).await;
     driver.ready_pool("pool-of-disk").await;
-    let found = disk_until(&driver, &disk, |disk| disk.pool.is_some()).await;
+    let found = disk_until(&driver, &disk.path, |disk| disk.pool.is_some()).await;
     assert_eq!(found.pool.as_deref(), Some("pool-of-disk"));
     let reason = "pool pool-of-disk uses it";
     assert_eq!(found.unusable.as_deref(), Some(reason));
@@ -148,9 +149,9 @@ async fn a_pool_selects_its_disk_by_size_and_keeps_it() {
     let pool = driver.ready_pool("selected").await;
     assert_eq!(pool.device.as_deref(), wanted.device.to_str());
     let of_pool = |disk: &Disk| disk.pool.as_deref() == Some("selected");
-    disk_until(&driver, &wanted, of_pool).await;
+    disk_until(&driver, &wanted.path, of_pool).await;
     for blank in [&small, &other] {
-        disk_until(&driver, blank, Disk::is_usable).await;
+        disk_until(&driver, &blank.path, Disk::is_usable).await;
     }
 
     // A pool that exists is found by its UUID, and no other disk takes its place.
@@ -164,6 +165,34 @@ async fn a_pool_selects_its_disk_by_size_and_keeps_it() {
     let again = driver.ready_pool("selected").await;
     assert_eq!(again.filesystem_uuid, pool.filesystem_uuid);
     assert_eq!(again.device, pool.device);
-    disk_until(&driver, &small, Disk::is_usable).await;
+    disk_until(&driver, &small.path, Disk::is_usable).await;
+    driver.finish().await;
+}
+
+#[tokio::test]
+async fn r16_a_disk_that_hangs_is_reported_and_the_others_are_read() {
+    let driver = Driver::start(ControlPlane::shared().await, "hanging-disk").await;
+    let folder = Folder::new();
+    let command = driver.command_on_node(failing_disk::program().unwrap());
+    let disk = FailingDisk::start(command, folder.path(), Bytes::mib(512).0).unwrap();
+    let script = format!("losetup --find --show {}", disk.path().display());
+    let device = shell(&driver, &script).await;
+    let device = device.trim();
+    disk.set(Mode::Hang).unwrap();
+    let other = NodeDisk::attach(&driver, "wwn-hanging-2", Bytes::gib(1)).await;
+    let path = "/dev/disk/by-id/wwn-hanging-1";
+    shell(&driver, &format!("ln -s {device} {path}")).await;
+    let hangs = |disk: &Disk| {
+        let reason = disk.unusable.as_deref().unwrap_or_default();
+        reason.starts_with("it has not answered")
+    };
+    disk_until(&driver, path, hangs).await;
+    // What changes on another disk is seen meanwhile.
+    disk_until(&driver, &other.path, Disk::is_usable).await;
+    shell(&driver, &format!("mkfs.ext4 -q {}", other.path)).await;
+    disk_until(&driver, &other.path, |disk| !disk.is_usable()).await;
+    disk.set(Mode::Ok).unwrap();
+    disk_until(&driver, path, Disk::is_usable).await;
+    shell(&driver, &format!("rm {path}; losetup --detach {device}")).await;
     driver.finish().await;
 }
