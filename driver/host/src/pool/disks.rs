@@ -1,6 +1,7 @@
 //! Lists the disks of the host, and says on which of them a pool can be created.
 //!
-//! *Invariants:* nothing is written. A disk without a stable name and a removable one are not opened. What is blank is decided as for the listed devices of a pool.
+//! *Invariants:* nothing is written. A disk without a stable name and a removable one are not opened. What
+//! is blank is decided as for the listed devices of a pool.
 
 use std::{collections::BTreeSet, io, os::fd::AsFd as _, path::PathBuf};
 

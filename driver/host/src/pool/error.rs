@@ -44,7 +44,7 @@ pub enum Error {
         /// Each candidate and what is known about it.
         found: Vec<(PathBuf, Candidate)>,
     },
-    /// No listed device is blank or holds the pool.
+    /// No listed device or selected disk is blank or holds the pool.
     #[error("no device can be used: {}", list_or(.devices, "the node has no disk that matches"))]
     NoUsableDevice {
         /// Each device and why it cannot be used.
