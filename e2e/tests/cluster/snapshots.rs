@@ -329,9 +329,12 @@ async fn a_filesystem_that_a_killed_agent_left_frozen_is_written_again_once_the_
         writer(test, &classes).await;
         let node = test.running("writer").await;
         // The state that an agent leaves if it is killed at this point.
-        let mounted = "findmnt --noheadings --output TARGET --list \
-            | grep '^/var/lib/kubelet/plugins/kubernetes.io/csi/csi.cistern.storage/.*/globalmount$'";
-        let mounted = harness.shell(&node, mounted).await.trim().to_owned();
+        let handle = test.bound("claim").await.name_any();
+        let mounted = format!(
+            "findmnt --noheadings --output TARGET --list \
+             | grep \"/$(printf {handle} | sha256sum | cut -d ' ' -f 1)/globalmount$\""
+        );
+        let mounted = harness.shell(&node, &mounted).await.trim().to_owned();
         harness
             .shell(&node, &format!("fsfreeze --freeze {mounted}"))
             .await;

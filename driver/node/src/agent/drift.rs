@@ -24,21 +24,46 @@ use self::reclaim::Reclaims;
 pub use self::state::Drift;
 use super::Agent;
 
-/// A comparison with a new finding is followed by the next after this fraction of the interval.
-const CONFIRMED_AFTER: u32 = 10;
+/// A comparison that differs from the one before is followed by the next after this fraction of the
+/// interval.
+const SOONEST: u32 = 10;
 
 /// Compares periodically until dropped.
 pub async fn run(agent: &Arc<Agent>, interval: Duration) {
     agent.pools.reconciled().await;
     let mut reclaims = Reclaims::default();
+    let mut wait = interval;
     loop {
-        let is_open = Box::pin(compare::compare(agent)).await;
+        let has_changes = Box::pin(compare::compare(agent)).await;
         reclaims.begin(agent);
-        let wait = if is_open {
-            interval / CONFIRMED_AFTER
-        } else {
-            interval
-        };
+        wait = next_wait(wait, has_changes, interval);
         sleep(wait).await;
+    }
+}
+
+/// The time until the next comparison. While nothing changes, it doubles up to the interval. So a new
+/// finding is soon confirmed, and one that lasted for a moment does not stay in the status for long.
+fn next_wait(wait: Duration, has_changes: bool, interval: Duration) -> Duration {
+    if has_changes {
+        interval / SOONEST
+    } else {
+        interval.min(wait * 2)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comparisons_are_frequent_after_a_change_and_rare_while_nothing_changes() {
+        let interval = Duration::from_mins(5);
+        let changes = [false, true, true, false, false, false, false, false, true];
+        let mut wait = interval;
+        let waits = changes.map(|has_changes| {
+            wait = next_wait(wait, has_changes, interval);
+            wait.as_secs()
+        });
+        assert_eq!(waits, [300, 30, 30, 60, 120, 240, 300, 300, 30]);
     }
 }

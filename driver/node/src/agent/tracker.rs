@@ -81,6 +81,13 @@ pub struct Changes<T> {
     pub is_open: bool,
 }
 
+impl<T> Changes<T> {
+    /// Whether a finding is new, confirmed or gone.
+    pub fn has_any(&self) -> bool {
+        self.is_open || !self.added.is_empty() || !self.removed.is_empty()
+    }
+}
+
 impl<T: Trackable> Default for Tracker<T> {
     fn default() -> Self {
         let tracked = BTreeMap::new();

@@ -22,7 +22,8 @@ use crate::{
 /// Deadline for reading the host. Each pool has a deadline of its own.
 const DEADLINE: Duration = Duration::from_mins(5);
 
-/// Compares once and records the findings. Returns whether another comparison must confirm them.
+/// Compares once and records the findings. Returns whether they differ from those of the comparison
+/// before.
 pub(super) async fn compare(agent: &Arc<Agent>) -> bool {
     // Reads the disk first: images made afterwards have their custom resource already.
     let Some(inventory) = inventory(agent).await else {
@@ -45,7 +46,7 @@ pub(super) async fn compare(agent: &Arc<Agent>) -> bool {
         agent.pools.request_reconcile();
     }
     agent.report.request();
-    changes.is_open()
+    changes.has_changes()
 }
 
 /// The state of the node. None while an earlier read runs, or if it cannot be read.

@@ -94,18 +94,10 @@ pub(super) struct ComparisonChanges {
 }
 
 impl ComparisonChanges {
-    /// Whether a finding is new and the next comparison must confirm it.
-    pub(super) fn is_open(&self) -> bool {
-        self.findings.is_open || self.orphans.values().any(|changes| changes.is_open)
-    }
-
-    /// Whether anything changed since the last comparison.
+    /// Whether anything changed since the last comparison: a finding is new, confirmed or gone.
     pub(super) fn has_changes(&self) -> bool {
-        let has_gone = self
-            .orphans
-            .values()
-            .any(|changes| !changes.removed.is_empty());
-        self.is_open() || has_gone || !self.findings.removed.is_empty()
+        let mut orphans = self.orphans.values();
+        self.findings.has_any() || orphans.any(Changes::has_any)
     }
 
     pub(super) fn log(&self) {
