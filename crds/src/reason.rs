@@ -109,6 +109,11 @@ names! {
         Reconciled,
 
         // Volumes.
+        /// The volume becomes thick and its space is being allocated; the message states the start time
+        /// and the progress.
+        ///
+        /// No action is needed. Pods can use the volume meanwhile.
+        Allocating,
         /// The pool has too little room left for the object.
         ///
         /// Delete volumes or snapshots of the pool, enlarge the pool, or request less.
@@ -499,6 +504,14 @@ names! {
         VolumeNotLimited,
 
         // On claims, and on pods that use them.
+        /// On claims and pods: the volume becomes thick and its space is being allocated.
+        ///
+        /// No action is needed. Pods can use the volume meanwhile.
+        VolumeAllocating,
+        /// On claims and pods: the allocation has ended.
+        ///
+        /// No action is needed.
+        VolumeAllocated,
         /// On claims and pods: the filesystem of the volume is being checked.
         ///
         /// Wait. The pod starts after the check.

@@ -172,6 +172,18 @@ impl PoolVolume {
             && !condition::holds(&status.conditions, ConditionType::AttributesApplied)
     }
 
+    /// The condition that reports a check of the filesystem that waits or runs.
+    pub fn checking(&self) -> Option<&Condition> {
+        condition::holding(&self.status.as_ref()?.conditions, ConditionType::Checking)
+    }
+
+    /// The condition that reports that the volume becomes thick and its space is being allocated.
+    pub fn allocating(&self) -> Option<&Condition> {
+        let conditions = &self.status.as_ref()?.conditions;
+        let applied = condition::failing(conditions, ConditionType::AttributesApplied)?;
+        (Reason::parse(&applied.reason) == Some(Reason::Allocating)).then_some(applied)
+    }
+
     /// Whether the attributes that the spec requests are in force.
     pub fn has_requested_attributes(&self) -> bool {
         let Some(status) = self.status.as_ref() else {

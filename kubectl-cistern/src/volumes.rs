@@ -4,7 +4,7 @@ use std::{cmp::Reverse, collections::BTreeMap};
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
-    AccessType, Bytes, Condition, ConditionStatus, ConditionType, ContentSource, FilesystemType,
+    AccessType, Bytes, ConditionStatus, ConditionType, ContentSource, FilesystemType,
     HasImage as _, IoLimits, PoolVolume, Provisioning, condition, health::VolumeProblem, time,
     volume::ClaimReference,
 };
@@ -88,6 +88,9 @@ pub struct VolumeView {
     /// Progress of the filesystem check, while a check is pending or running.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checking: Option<String>,
+    /// Progress of the allocation, while a volume that becomes thick is being allocated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allocating: Option<String>,
     /// Problems that the agent reports.
     pub problems: Vec<VolumeProblem>,
     /// Creation time of the PoolVolume.
@@ -185,7 +188,8 @@ impl VolumeView {
             ready: ConditionState::of(&status.conditions, ConditionType::Ready),
             healthy: ConditionState::of(&status.conditions, ConditionType::Healthy),
             state: state(volume),
-            checking: checking(volume).map(|checking| checking.message.clone()),
+            checking: volume.checking().map(|checking| checking.message.clone()),
+            allocating: volume.allocating().map(|it| it.message.clone()),
             problems: status.problems,
             created: volume
                 .creation_timestamp()
@@ -205,16 +209,11 @@ fn state(volume: &PoolVolume) -> String {
     let ready = condition::find(volume.conditions(), ConditionType::Ready);
     match (problems.map(|problem| problem.severity).max(), ready) {
         (Some(worst), _) => format!("{worst:?}"),
-        (None, _) if checking(volume).is_some() => "Checking".to_owned(),
+        (None, _) if volume.checking().is_some() => "Checking".to_owned(),
         (None, Some(ready)) if ready.status == ConditionStatus::True.as_str() => "Ready".to_owned(),
         (None, Some(ready)) => ready.reason.clone(),
         (None, None) => "Pending".to_owned(),
     }
-}
-
-/// Returns the condition Checking, if it holds.
-fn checking(volume: &PoolVolume) -> Option<&Condition> {
-    condition::holding(volume.conditions(), ConditionType::Checking)
 }
 
 const HEADINGS: [&str; 10] = [
@@ -267,8 +266,8 @@ impl View for Volumes {
         }
         let mut text = table.render(paint);
         for volume in &self.items {
-            if let Some(checking) = &volume.checking {
-                text.extend([&volume.name, ": ", checking, "\n"]);
+            for progress in volume.checking.iter().chain(&volume.allocating) {
+                text.extend([&volume.name, ": ", progress, "\n"]);
             }
         }
         text
@@ -363,26 +362,45 @@ shop/data   pvc-1    worker-1   fast   2Gi    1.2Gi   ext4   Ready      db-0   1
         );
     }
 
-    #[test]
-    fn a_volume_that_is_being_checked_shows_its_progress() {
+    /// The table of a cluster where a volume reports work with this condition.
+    fn table_with(update: &condition::ConditionUpdate) -> String {
         let mut cluster = cluster();
         let volume = cluster
             .volumes
             .iter_mut()
             .find(|it| it.name_any() == "pvc-1");
         let conditions = &mut volume.unwrap().status.as_mut().unwrap().conditions;
-        let message = "the filesystem is being checked: 35 % are done";
-        let kind = ConditionType::Checking;
-        let finding = condition::ConditionUpdate::new(kind, true, Reason::CheckRunning, message);
-        condition::set(conditions, &finding, None, at(0));
+        condition::set(conditions, update, None, at(0));
         let only = Selection::default();
         let volumes = Volumes::of(&cluster, &only, None, &Devices::new(), at(600));
-        let text = volumes.text(false, Paint::plain());
-        assert!(text.contains("ext4   Checking   db-0"), "{text}");
-        assert!(
-            text.ends_with("pvc-1: the filesystem is being checked: 35 % are done\n"),
-            "{text}"
-        );
+        volumes.text(false, Paint::plain())
+    }
+
+    #[test]
+    fn a_volume_on_which_work_goes_on_shows_its_progress() {
+        for (kind, is_true, reason, state) in [
+            (
+                ConditionType::Checking,
+                true,
+                Reason::CheckRunning,
+                "Checking",
+            ),
+            (
+                ConditionType::AttributesApplied,
+                false,
+                Reason::Allocating,
+                "Ready   ",
+            ),
+        ] {
+            let message = "it goes on: 35 % are done";
+            let update = condition::ConditionUpdate::new(kind, is_true, reason, message);
+            let text = table_with(&update);
+            assert!(text.contains(&format!("ext4   {state}   db-0")), "{text}");
+            assert!(
+                text.ends_with("pvc-1: it goes on: 35 % are done\n"),
+                "{text}"
+            );
+        }
     }
 
     #[test]

@@ -66,6 +66,7 @@ function describe(volume) {
     facts: [
       ["State", badge(words(volume.state), tone(volume))],
       ["Check", volume.checking],
+      ["Allocation", volume.allocating],
       ["Claim", volume.claimName],
       ["Used by pods", volume.pods.join(", ") || "none"],
       ["PersistentVolume", volume.persistentVolume],

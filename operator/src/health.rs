@@ -13,7 +13,7 @@ mod issues;
 pub mod summary;
 
 use chrono::{DateTime, Utc};
-use cistern_crds::{ConditionType, NodePoolStatus, PoolVolume, StorageNode, condition, time};
+use cistern_crds::{NodePoolStatus, PoolVolume, StorageNode, time};
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use kube::{Api, Resource as _, ResourceExt as _, api::ListParams, core::DeserializeGuard};
 
@@ -195,7 +195,7 @@ fn observe(cluster: &ClusterState, subject: &Subject) -> Option<Seen> {
                 name: format!("volume {name} on node {node}"),
                 node,
                 regarding: report.and_then(claims::of_volume),
-                issues: issues.chain(report.and_then(check)).collect(),
+                issues: issues.chain(report.into_iter().flat_map(work)).collect(),
             })
         }
         Subject::Pool { node, pool } => {
@@ -222,16 +222,18 @@ fn observe(cluster: &ClusterState, subject: &Subject) -> Option<Seen> {
     }
 }
 
-/// The issue of a volume whose filesystem is being checked or waits for a check, so that its pods
-/// wait.
-fn check(volume: &PoolVolume) -> Option<HealthIssue> {
-    let conditions = &volume.status.as_ref()?.conditions;
-    let checking = condition::holding(conditions, ConditionType::Checking)?;
-    Some(HealthIssue {
-        kind: IssueKind::VolumeChecking,
-        reason: checking.reason.clone(),
-        message: checking.message.clone(),
-        since: time::from_kubernetes(&checking.last_transition_time),
+/// The issues of a volume on which work goes on that takes long.
+fn work(volume: &PoolVolume) -> impl Iterator<Item = HealthIssue> {
+    let allocating = volume.allocating();
+    let allocating = allocating.map(|it| (IssueKind::VolumeAllocating, it));
+    let checking = volume.checking();
+    let checking = checking.map(|it| (IssueKind::VolumeChecking, it));
+    let reported = allocating.into_iter().chain(checking);
+    reported.map(|(kind, condition)| HealthIssue {
+        kind,
+        reason: condition.reason.clone(),
+        message: condition.message.clone(),
+        since: time::from_kubernetes(&condition.last_transition_time),
     })
 }
 

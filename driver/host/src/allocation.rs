@@ -9,7 +9,10 @@ use std::{io, ops::Range, os::fd::BorrowedFd};
 
 use cistern_types::Bytes;
 
-use crate::system::{Extent, System};
+use crate::{
+    progress::{self, Progress},
+    system::{Extent, System},
+};
 
 /// The bytes that a file lacks up to a size.
 pub(crate) struct Missing {
@@ -45,13 +48,23 @@ impl Missing {
 
     /// Allocates the missing space.
     pub(crate) fn allocate(self, system: &dyn System, file: BorrowedFd<'_>) -> io::Result<()> {
-        ensure(system, file, self.up_to)
+        ensure(system, file, self.up_to, progress::UNSEEN)
     }
 }
 
-/// Allocates a file in full up to a size.
-pub(crate) fn ensure(system: &dyn System, file: BorrowedFd<'_>, size: Bytes) -> io::Result<()> {
-    match for_each_hole(system, file, size, |hole| system.allocate(file, hole)) {
+/// Allocates a file in full up to a size. The progress is how far the file has no holes.
+pub(crate) fn ensure(
+    system: &dyn System,
+    file: BorrowedFd<'_>,
+    size: Bytes,
+    progress: Progress<'_>,
+) -> io::Result<()> {
+    let allocate = |hole: &Range<u64>| {
+        system.allocate(file, hole)?;
+        progress(progress::percent(hole.end, size.0));
+        Ok(())
+    };
+    match for_each_hole(system, file, size, allocate) {
         // Allocated parts keep their space.
         Err(error) if error.kind() == io::ErrorKind::Unsupported => {
             system.allocate(file, &(0..size.0))

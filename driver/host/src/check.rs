@@ -13,6 +13,7 @@ use cistern_types::Bytes;
 use crate::{
     cause::Cause,
     command::{Command, Limits, STDIN},
+    progress::{self, Progress},
     system::System,
 };
 
@@ -26,9 +27,6 @@ pub(crate) const LIMITS: Limits = Limits {
 };
 /// Start of each pass of e2fsck in percent of the whole, as in its own progress bar.
 const PASSES: [u64; 6] = [0, 70, 90, 92, 95, 100];
-
-/// Callback for the progress of a check, in percent.
-pub type Progress<'a> = &'a dyn Fn(u8);
 
 /// Whether a call may check a filesystem in full, and grow an unmounted one: both can take hours.
 #[derive(Clone, Copy)]
@@ -45,7 +43,7 @@ pub enum Checking<'a> {
 
 impl Checking<'static> {
     /// Yes, without reports of progress.
-    pub const UNSEEN: Self = Self::Now(&|_| {});
+    pub const UNSEEN: Self = Self::Now(progress::UNSEEN);
 }
 
 impl fmt::Debug for Checking<'_> {

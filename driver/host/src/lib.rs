@@ -35,6 +35,7 @@ mod mkfs;
 mod mount_target;
 mod patience;
 mod pending_paths;
+mod progress;
 mod renew;
 mod resize;
 mod root;
@@ -56,6 +57,7 @@ pub use self::{
     mounting::{BlockPublishRequest, BlockStageRequest, PublishRequest, Staged},
     options::MountOptions,
     pool::{Expectation, Pool, PoolDeclaration, PoolStatistics, Source},
+    progress::Progress,
     root::{KEPT_PERCENT, Root},
     snapshot::{Member, SnapshotRequest},
     stage_request::StageRequest,

@@ -136,3 +136,63 @@ async fn a_thick_volume_that_lacks_blocks_is_staged_and_reported_until_they_are_
     kubelet.unstage().await.unwrap();
     node.finish().await;
 }
+
+/// Makes the image `$1` alternate between blocks and holes of 4 KiB, from its first block by reflinks.
+const MAKE_HOLES: &str = "cd $0
+    xfs_io -c 'pwrite -q 0 4k' $1
+    for power in $(seq 13 28); do
+        size=$((1 << power))
+        xfs_io -c \"reflink -q $1 0 $size $size\" $1
+    done";
+
+/// Freezes the pool as soon as `$2` bytes are allocated to the image `$1`, until there is a file `$3`.
+/// Does not leave it frozen if the test fails.
+const FREEZE_WHILE_ALLOCATING: &str = "until [ $(($(stat -c %b $0/$1) * 512)) -ge $2 ]; do :; done
+    fsfreeze --freeze $0
+    for _ in $(seq 600); do [ -e $3 ] && break; sleep 0.1; done
+    fsfreeze --unfreeze $0";
+
+#[tokio::test]
+async fn the_progress_of_a_volume_that_becomes_thick_is_reported_until_it_is_allocated() {
+    let node = Fixture::start("agent-progress").await;
+    let size = Bytes::mib(512);
+    let volume = node.block_volume("device", size).await;
+    let (name, image) = (volume.name_any(), status(&volume).image.unwrap().uid);
+    node.shell(MAKE_HOLES, &[&image]).await;
+    let full_of_holes = node.allocated(&volume).await;
+    // The map of the extents takes a little more.
+    assert!((size.0 / 2..size.percent(55).0).contains(&full_of_holes));
+
+    let seen = node.driver.kubelet_root().join("seen");
+    let some = (full_of_holes + Bytes::mib(20).0).to_string();
+    let seen_path = text(&seen);
+    let arguments = [&image, &some, &seen_path].map(String::as_str);
+    let freeze = node.shell(FREEZE_WHILE_ALLOCATING, &arguments);
+    let watch = async {
+        let thick = serde_json::json!({"spec": {"attributes": {"provisioning": "Thick"}}});
+        node.patch(&name, thick).await;
+        let is_under_way = |object: &PoolVolume| percent_of(object).is_some_and(|it| it > 0);
+        let object = node
+            .until(&name, "to report its progress", is_under_way)
+            .await;
+        std::fs::write(&seen, "").unwrap();
+        object
+    };
+    let (_, object) = tokio::join!(freeze, watch);
+    assert!(percent_of(&object) < Some(100), "{:?}", object.status);
+    // Pods can use it meanwhile.
+    assert!(has_condition(ConditionType::Ready, "True", "Reconciled")(
+        &object
+    ));
+
+    let applied = has_condition(ConditionType::AttributesApplied, "True", "Reconciled");
+    node.until(&name, "to be thick", applied).await;
+    assert!(node.allocated(&volume).await >= size.0);
+    node.finish().await;
+}
+
+/// The percentage in the condition of a volume that is being allocated.
+fn percent_of(object: &PoolVolume) -> Option<u8> {
+    let (_, progress) = object.allocating()?.message.split_once("Z: ")?;
+    progress.split_once(" % are done")?.0.parse().ok()
+}

@@ -125,29 +125,54 @@ async fn a_volume_problem_is_reported_once_on_its_claim_and_its_pods_and_so_is_i
 
 #[tokio::test]
 async fn a_pod_whose_volume_is_being_checked_gets_events_at_the_start_and_the_end() {
+    let runs = ("True", "CheckRunning");
+    let ended = ("False", "NotChecking");
+    let events = ("VolumeChecking", "VolumeChecked");
+    begins_and_ends("checked", "Checking", [runs, ended], events).await;
+}
+
+#[tokio::test]
+async fn a_pod_whose_volume_is_being_allocated_gets_events_at_the_start_and_the_end() {
+    let runs = ("False", "Allocating");
+    let ended = ("True", "Reconciled");
+    let events = ("VolumeAllocating", "VolumeAllocated");
+    begins_and_ends("thickened", "AttributesApplied", [runs, ended], events).await;
+}
+
+/// Sets a condition of a volume to a status and reason, and then to others. Pod and claim get an event
+/// for each, and no warning.
+async fn begins_and_ends(
+    name: &str,
+    kind: &str,
+    [begun, ended]: [(&str, &str); 2],
+    (begins, ends): (&str, &str),
+) {
     let api = Cluster::shared().await.api();
-    let (claim, pod) = add_claim_in_use(&api, "checked", "checked-1").await;
-    add_volume(&api, ("checked", &claim), "checked-1").await;
-    let set_condition = async |status: &str, reason: &str, message: &str| {
+    let worker = format!("{name}-1");
+    let (claim, pod) = add_claim_in_use(&api, name, &worker).await;
+    add_volume(&api, (name, &claim), &worker).await;
+    let set_condition = async |(status, reason): (&str, &str), message: &str| {
         let condition = json!({
-            "type": "Checking", "status": status, "reason": reason, "message": message,
+            "type": kind, "status": status, "reason": reason, "message": message,
             "lastTransitionTime": ago(0).0,
         });
         let patch = Patch::Merge(json!({"status": {"conditions": [condition]}}));
         let (volumes, parameters) = (api.volumes(), PatchParams::default());
-        let written = volumes.patch_status("checked", &parameters, &patch);
+        let written = volumes.patch_status(name, &parameters, &patch);
         written.await.unwrap();
     };
-    let message = "the filesystem is being checked since noon";
-    set_condition("True", "CheckRunning", message).await;
+    let message = "it goes on since noon";
+    set_condition(begun, message).await;
     for uid in [&pod, &claim] {
-        let note = api.event(uid, "VolumeChecking").await;
+        let note = api.event(uid, begins).await;
         assert!(note.contains(message), "{note}");
     }
-    set_condition("False", "NotChecking", "").await;
-    api.event(&pod, "VolumeChecked").await;
+    // A later step of the progress is no event.
+    set_condition(begun, "it goes on since noon: 35 % are done").await;
+    set_condition(ended, "").await;
+    api.event(&pod, ends).await;
     assert_eq!(types(&api, &pod).await, ["Normal", "Normal"]);
-    delete(&api.volumes(), "checked").await;
+    delete(&api.volumes(), name).await;
 }
 
 /// Returns the types of the events about an object, `Normal` or `Warning`, oldest first.

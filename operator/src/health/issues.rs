@@ -24,6 +24,8 @@ const ACTION: &str = "WatchingHealth";
 /// Kind of a health issue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum IssueKind {
+    /// The space of a volume that becomes thick is being allocated.
+    VolumeAllocating,
     /// The filesystem of a volume is being checked before it is used.
     VolumeChecking,
     /// A volume works, but has problems.
@@ -63,6 +65,7 @@ impl IssueKind {
     /// Reason of the event when the issue begins.
     pub(super) const fn event_reason(self) -> EventReason {
         match self {
+            Self::VolumeAllocating => EventReason::VolumeAllocating,
             Self::VolumeChecking => EventReason::VolumeChecking,
             Self::VolumeDegraded => EventReason::VolumeDegraded,
             Self::VolumeInaccessible => EventReason::VolumeInaccessible,
@@ -73,9 +76,15 @@ impl IssueKind {
         }
     }
 
+    /// Whether it is work that takes long, and not a problem.
+    const fn is_progress(self) -> bool {
+        matches!(self, Self::VolumeAllocating | Self::VolumeChecking)
+    }
+
     /// Reason of the event when all issues have ended.
     const fn recovery_reason(self) -> EventReason {
         match self {
+            Self::VolumeAllocating => EventReason::VolumeAllocated,
             Self::VolumeChecking => EventReason::VolumeChecked,
             Self::VolumeDegraded | Self::VolumeInaccessible | Self::VolumeDataLoss => {
                 EventReason::VolumeRecovered
@@ -187,7 +196,7 @@ impl HealthIssue {
 
     fn event(&self, name: &str) -> EventContent {
         EventContent {
-            is_warning: self.kind != IssueKind::VolumeChecking,
+            is_warning: !self.kind.is_progress(),
             reason: self.kind.event_reason(),
             action: ACTION,
             note: naming(name, &self.message),
@@ -216,6 +225,7 @@ fn recovery(name: &str, known: &Known) -> Option<EventContent> {
     let last = known.values().max()?;
     let reasons: Vec<&str> = known.keys().map(|(_, reason)| reason.as_str()).collect();
     let note = match worst {
+        IssueKind::VolumeAllocating => format!("the allocation of {name} has ended"),
         IssueKind::VolumeChecking => format!("the check of {name} has ended"),
         _ => format!("{name} has recovered; resolved: {}", reasons.join(", ")),
     };
@@ -284,22 +294,31 @@ mod tests {
     }
 
     #[test]
-    fn a_check_is_no_warning_and_neither_is_its_end() {
-        let published = PublishedIssues::new(moment());
+    fn work_that_takes_long_is_no_warning_and_neither_is_its_end() {
+        use EventReason::{VolumeAllocated, VolumeAllocating, VolumeChecked, VolumeChecking};
         let waits = issue(IssueKind::VolumeChecking, "CheckWaiting", 1);
         let runs = issue(IssueKind::VolumeChecking, "CheckRunning", 1);
-        for issue in [waits, runs] {
-            let due =
-                published.due_events(&subject(), "volume pvc-1", std::slice::from_ref(&issue));
-            assert_eq!((due.len(), due[0].reason), (1, EventReason::VolumeChecking));
-            assert!(!due[0].is_warning);
-            published.mark(&subject(), &[issue], ObjectReference::default());
+        let allocates = issue(IssueKind::VolumeAllocating, "Allocating", 1);
+        for (issues, begin, end, note) in [
+            (vec![waits, runs], VolumeChecking, VolumeChecked, "check"),
+            (
+                vec![allocates],
+                VolumeAllocating,
+                VolumeAllocated,
+                "allocation",
+            ),
+        ] {
+            let published = PublishedIssues::new(moment());
+            for issue in issues {
+                let due =
+                    published.due_events(&subject(), "volume pvc-1", std::slice::from_ref(&issue));
+                assert_eq!((due.len(), due[0].reason), (1, begin));
+                assert!(!due[0].is_warning);
+                published.mark(&subject(), &[issue], ObjectReference::default());
+            }
+            let note = format!("the {note} of volume pvc-1 on node w1 has ended");
+            assert_eq!(publish(&published, &[]), [(end, note)]);
         }
-        let end = "the check of volume pvc-1 on node w1 has ended".to_owned();
-        assert_eq!(
-            publish(&published, &[]),
-            [(EventReason::VolumeChecked, end)]
-        );
     }
 
     #[test]

@@ -22,9 +22,10 @@ use super::{
 };
 use crate::{
     cause::Cause,
-    check::{self, Checking, Progress},
+    check::{self, Checking},
     id::{Uid, Uuid},
     pool::Pool,
+    progress::{self, Progress},
     renew,
     resize::{detached, ext4},
     superblock,
@@ -116,7 +117,7 @@ impl Pool {
                 if needs_check().map_err(failed("read the filesystem", uid))? {
                     return Err(Error::CheckNeeded { uid: uid.clone() });
                 }
-                Ok(&|_| {})
+                Ok(progress::UNSEEN)
             }
         }
     }

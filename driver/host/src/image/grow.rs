@@ -5,7 +5,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use cistern_types::{Bytes, Provisioning};
 
 use super::{Error, IdentityConflict, Image, describe, failed};
-use crate::{allocation, id::Uid, pool::Pool};
+use crate::{allocation, id::Uid, pool::Pool, progress};
 
 impl Pool {
     /// Grows an image to at least this size and syncs it; allocates a thick one. Does not change
@@ -44,7 +44,7 @@ impl Pool {
         let extended = match provisioning {
             Provisioning::Thin => system.truncate(file, size.0),
             // Allocating beyond the end of the file grows it.
-            Provisioning::Thick => allocation::ensure(system, file, size),
+            Provisioning::Thick => allocation::ensure(system, file, size, progress::UNSEEN),
         };
         let Err(source) = extended else {
             return Ok(());

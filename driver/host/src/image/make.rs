@@ -8,7 +8,9 @@ use super::{
     Content, Error, Identity, IdentityConflict, Image, ImageRequest, Owner, Properties, failed,
     unfinished::Unfinished,
 };
-use crate::{allocation, cause::Cause, check::Checking, id::Uuid, mkfs, pool::Pool, superblock};
+use crate::{
+    allocation, cause::Cause, check::Checking, id::Uuid, mkfs, pool::Pool, progress, superblock,
+};
 
 impl Pool {
     /// Makes an image that does not exist yet.
@@ -29,7 +31,7 @@ impl Pool {
             Provisioning::Thin => {}
             // After mkfs, which punches holes.
             Provisioning::Thick => {
-                allocation::ensure(&*self.system, image.as_fd(), request.size)
+                allocation::ensure(&*self.system, image.as_fd(), request.size, progress::UNSEEN)
                     .map_err(|source| no_space_or("allocate the space", source.into()))?;
             }
         }

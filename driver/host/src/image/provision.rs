@@ -9,6 +9,7 @@ use crate::{
     allocation::{self, Missing},
     id::Uid,
     pool::Pool,
+    progress::{self, Progress},
 };
 
 impl Pool {
@@ -17,8 +18,14 @@ impl Pool {
     ///
     /// The identity records the change before blocks are allocated, so a call that was interrupted
     /// is completed by a repeated call, or by [`Pool::reallocate`]. Fails with [`Error::NoSpace`]
-    /// when the pool lacks the blocks.
-    pub fn provision(&self, uid: &Uid, provisioning: Provisioning) -> Result<(), Error> {
+    /// when the pool lacks the blocks. Reports the progress, because an image of very many holes takes
+    /// minutes.
+    pub fn provision(
+        &self,
+        uid: &Uid,
+        provisioning: Provisioning,
+        progress: Progress<'_>,
+    ) -> Result<(), Error> {
         self.check()?;
         let (file, image) = self.described(uid)?;
         if let Some(mut identity) = image.identity.clone()
@@ -30,13 +37,17 @@ impl Pool {
                 .replace(&*self.system, file.as_fd())
                 .map_err(failed("write the identity", uid))?;
         }
-        self.reallocate(uid)
+        self.fill(uid, progress)
     }
 
     /// Allocates the holes in a thick volume again: a trim inside the volume, or the initialization
     /// of its filesystem, punches holes. Does nothing for thin volumes and snapshots. Fails if the
     /// image is missing, and with [`Error::NoSpace`] if the pool lacks the blocks.
     pub fn reallocate(&self, uid: &Uid) -> Result<(), Error> {
+        self.fill(uid, progress::UNSEEN)
+    }
+
+    fn fill(&self, uid: &Uid, progress: Progress<'_>) -> Result<(), Error> {
         let (file, image) = self.described(uid)?;
         let is_thick = image.identity.is_some_and(|identity| {
             identity.provisioning == Provisioning::Thick && identity.owner.volume().is_some()
@@ -44,7 +55,7 @@ impl Pool {
         if !is_thick {
             return Ok(());
         }
-        allocation::ensure(&*self.system, file.as_fd(), image.size)
+        allocation::ensure(&*self.system, file.as_fd(), image.size, progress)
             .map_err(|source| self.no_space_or("allocate the space", uid, source.into()))
     }
 

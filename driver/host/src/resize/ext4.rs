@@ -8,6 +8,7 @@ use crate::{
     cause::Cause,
     check,
     command::{Command, STDIN},
+    progress::Progress,
     system::System,
 };
 
@@ -50,7 +51,7 @@ pub(crate) fn is_full(system: &dyn System, file: BorrowedFd<'_>, size: Bytes) ->
 pub(crate) fn grow_unmounted(
     system: &dyn System,
     file: BorrowedFd<'_>,
-    progress: check::Progress<'_>,
+    progress: Progress<'_>,
 ) -> Result<(), check::Error> {
     let size = system.stat(file).map_err(Cause::from)?.size;
     if is_full(system, file, Bytes(size)).map_err(Cause::from)? {

@@ -1,6 +1,8 @@
 //! Creating, reallocating and removing images.
 
-use std::{fs, io::Write as _, os::unix::fs::PermissionsExt as _, path::PathBuf, sync::Arc};
+use std::{
+    cell::RefCell, fs, io::Write as _, os::unix::fs::PermissionsExt as _, path::PathBuf, sync::Arc,
+};
 
 use cistern_host::{
     BlockStageRequest, Cause, Content, ImageRequest, Uid,
@@ -162,14 +164,24 @@ fn a_volume_in_use_becomes_thick_and_thin_again_and_keeps_its_data() {
     let missing = size.saturating_sub(Bytes(allocated(&path)));
     assert_eq!(must(pool.shortfall(&image.uid)), Bytes::ZERO);
 
-    must(pool.provision(&image.uid, Provisioning::Thick));
+    let reached = RefCell::new(Vec::new());
+    let progress = |percent: u8| {
+        let is_allocated = allocated(&path) >= size.percent(u32::from(percent)).0;
+        reached.borrow_mut().push((percent, is_allocated));
+    };
+    must(pool.provision(&image.uid, Provisioning::Thick, &progress));
+    let reached = reached.into_inner();
+    let percentages: Vec<u8> = reached.iter().map(|(percent, _)| *percent).collect();
+    assert!(percentages.is_sorted(), "{percentages:?}");
+    assert!(percentages.len() > 1 && percentages.last() <= Some(&100));
+    assert!(reached.iter().all(|(_, is_allocated)| *is_allocated));
     assert!(allocated(&path) >= size.0);
     let thick = must(pool.image(&image.uid)).unwrap();
     assert_eq!(thick.identity.unwrap().provisioning, Provisioning::Thick);
     // A repeated stage finds the mount, which still discards.
     must(pool.stage(&volume.stage(&staging)));
 
-    must(pool.provision(&image.uid, Provisioning::Thin));
+    must(pool.provision(&image.uid, Provisioning::Thin, &|_| {}));
     eventually("the trim to free the blocks", || {
         run("fstrim", &[staging.to_str().unwrap()]);
         allocated(&path) < size.0 - missing.0 / 2
@@ -189,13 +201,15 @@ fn the_bytes_that_a_pool_lacks_for_a_thick_volume_are_known_before_it_becomes_th
     let neighbour = take_all(&machine);
     let lacking = must(pool.shortfall(&image.uid));
     assert!(lacking > Bytes::ZERO && lacking <= missing, "{lacking}");
-    let error = pool.provision(&image.uid, Provisioning::Thick).unwrap_err();
+    let error = pool
+        .provision(&image.uid, Provisioning::Thick, &|_| {})
+        .unwrap_err();
     assert!(matches!(error, Error::NoSpace { .. }), "{error}");
     fs::remove_file(neighbour).unwrap();
     eventually("the pool to have the space again", || {
         must(pool.shortfall(&image.uid)) == Bytes::ZERO
     });
-    must(pool.provision(&image.uid, Provisioning::Thick));
+    must(pool.provision(&image.uid, Provisioning::Thick, &|_| {}));
 }
 
 #[test]

@@ -249,7 +249,7 @@ pub(crate) fn run(
         }
         Step::Grow => drop(open(Bytes::gib(1))?.grow_image(&volume().uid, GROWN)?),
         Step::MakeThin => make_thin(&open(Bytes::gib(1))?, folder)?,
-        Step::MakeThick => open(Bytes::gib(1))?.provision(&volume().uid, Provisioning::Thick)?,
+        Step::MakeThick => make_thick(&open(Bytes::gib(1))?)?,
         Step::Prepare => {
             let (pool, volume) = (open(Bytes::gib(1))?, online_volume());
             pool.create_image(&volume)?;
@@ -347,9 +347,13 @@ fn stage(pool: &Pool, image: &Uid, staging: &Path) -> Result<(), Box<dyn Error>>
     Ok(())
 }
 
+fn make_thick(pool: &Pool) -> Result<(), cistern_host::image::Error> {
+    pool.provision(&volume().uid, Provisioning::Thick, &|_| {})
+}
+
 /// Makes the volume thin, and frees blocks as a discard inside the volume does.
 fn make_thin(pool: &Pool, folder: &Path) -> Result<(), Box<dyn Error>> {
-    pool.provision(&volume().uid, Provisioning::Thin)?;
+    pool.provision(&volume().uid, Provisioning::Thin, &|_| {})?;
     let (of_pool, image) = (self::pool(Bytes::ZERO).uid, volume().uid);
     let path = folder.join(format!("root/pools/{of_pool}/images/{image}"));
     let file = std::fs::File::options().write(true).open(path)?;

@@ -12,7 +12,7 @@ mod queue;
 
 use std::{collections::HashMap, sync::Arc};
 
-use chrono::{DateTime, SecondsFormat, Utc};
+use chrono::{DateTime, Utc};
 use cistern_crds::{
     ConditionType, Explanation, PoolVolume, Reason,
     condition::{self, ConditionUpdate},
@@ -21,9 +21,7 @@ use kube::ResourceExt as _;
 use parking_lot::Mutex;
 
 pub use self::queue::{CheckQueue, CheckTurn};
-
-/// Step of the reported progress in percent. Each step is a write to the API server.
-const PROGRESS_STEP: u8 = 5;
+use super::progress::Progress;
 
 /// The checks of this node.
 #[derive(Debug, Default)]
@@ -47,12 +45,7 @@ pub enum CheckProgress {
     /// The check waits for its turn.
     Waits,
     /// The check runs.
-    Runs {
-        /// Start time.
-        since: DateTime<Utc>,
-        /// Completed percentage.
-        percent: u8,
-    },
+    Runs(Progress),
 }
 
 /// The outcome of the check of a volume that is to be staged.
@@ -147,14 +140,12 @@ pub fn finding(progress: CheckProgress) -> ConditionUpdate {
             "the filesystem has to be checked before it is used, and waits for its turn: a node \
              checks two at a time, one of each namespace",
         ),
-        CheckProgress::Runs { since, percent } => ConditionUpdate::new(
+        CheckProgress::Runs(progress) => ConditionUpdate::new(
             kind,
             true,
             Reason::CheckRunning,
             format!(
-                "the filesystem is being checked since {}: {percent} % are done; it can be used when \
-                 that has ended",
-                since.to_rfc3339_opts(SecondsFormat::Secs, true)
+                "the filesystem is being checked {progress}; it can be used when that has ended"
             ),
         ),
     }
@@ -163,21 +154,14 @@ pub fn finding(progress: CheckProgress) -> ConditionUpdate {
 impl Ticket {
     /// Marks the check as running.
     pub fn run(&self, now: DateTime<Utc>) {
-        self.set(Check::Pending(CheckProgress::Runs {
-            since: now,
-            percent: 0,
-        }));
+        self.set(Check::Pending(CheckProgress::Runs(Progress::begun(now))));
     }
 
     /// Records the progress. Returns whether it must be reported.
     pub fn reached(&self, percent: u8) -> bool {
-        let reached = percent - percent % PROGRESS_STEP;
         let mut volumes = self.volumes.lock();
         match volumes.get_mut(&self.volume) {
-            Some(Check::Pending(CheckProgress::Runs { percent, .. })) if *percent < reached => {
-                *percent = reached;
-                true
-            }
+            Some(Check::Pending(CheckProgress::Runs(progress))) => progress.reach(percent),
             Some(_) | None => false,
         }
     }

@@ -15,13 +15,15 @@
 //! admission ─▶ plan, pools, health; metrics ─▶ pools, io_limits
 //! disks ─▶ pools; report ─▶ admission, disks; outcome ─▶ kind; work ─▶ kind, metrics; drift ─▶ kind, tracker
 //! reconcile ─▶ work, outcome, report
-//! volume, snapshot ─▶ plan, reconcile, admission, observations, io_limits
+//! checks, allocations ─▶ progress
+//! volume, snapshot ─▶ plan, reconcile, admission, observations, io_limits, checks, allocations
 //! ```
 //!
 //! *Invariant:* the agent is the only allocator of its node and writes no metadata. The state that
 //! it must remember is in the status that it wrote, and is checked against the disk before use.
 
 pub mod admission;
+pub mod allocations;
 pub mod checks;
 pub mod desired;
 pub mod disks;
@@ -37,6 +39,7 @@ pub mod plan;
 pub mod pool_reconcile;
 pub mod pools;
 pub mod problems;
+pub mod progress;
 pub mod reconcile;
 pub mod report;
 pub mod snapshot;

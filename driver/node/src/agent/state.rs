@@ -9,6 +9,7 @@ use kube::Client;
 
 use super::{
     admission::Admission,
+    allocations::Allocations,
     checks::Checks,
     desired::{self, Desired, Watches, readable},
     disks::Disks,
@@ -36,6 +37,8 @@ pub struct Agent {
     pub(crate) locks: VolumeLocks,
     /// Filesystem checks that wait or run.
     pub(crate) checks: Checks,
+    /// Allocations of volumes that become thick.
+    pub(crate) allocations: Allocations,
     /// What was observed of volumes in use.
     pub(crate) observations: Observations,
     /// Problems of the pools.
@@ -82,6 +85,7 @@ impl Agent {
             pools: Pools::default(),
             locks: VolumeLocks::default(),
             checks: Checks::default(),
+            allocations: Allocations::default(),
             observations: Observations::default(),
             io: IoEnforcement::find(),
             admission: Admission::new(desired.clone(), Arc::clone(&health)),

@@ -6,6 +6,7 @@ mod expand;
 mod identity;
 mod modify;
 mod note;
+mod progress;
 pub mod status;
 
 use std::sync::Arc;
@@ -128,19 +129,34 @@ impl Reconciliation<'_, PoolVolume> {
         let (io, root) = (self.agent.io.clone(), self.agent.node.root.clone());
         let limits = Volume::read(&volume).ok();
         let limits = limits.map(|volume| io_limits::of(&volume, &self.agent.pools));
+        let allocation = self.agent.allocations.begin(&self.name, now);
         let work = on_host((permit, guard), move || {
-            let done = disk::prepare(&pool, &volume, step, extent_limits, Checking::Later, now);
+            let progress = |percent| allocation.reached(percent);
+            let checking = Checking::Later;
+            let done = disk::prepare(
+                &pool,
+                &volume,
+                step,
+                extent_limits,
+                checking,
+                &progress,
+                now,
+            );
             if done.is_ok() {
                 io.apply(&root, limits.as_slice());
             }
             done
         });
-        let done = work.await.map_err(|source| self.broken(source))?;
-        match done {
+        let Some((done, object)) = self.report_while(work).await else {
+            return Ok(Action::requeue(LOCKED));
+        };
+        let reported = Reconciliation::of(self.agent, &object);
+        match done.map_err(|source| self.broken(source))? {
             Err(error) if error.reason() == Reason::CheckWaiting => {
-                self.prepare_checked(step, usable.pool, extent_limits).await
+                let (pool, limits) = (usable.pool, extent_limits);
+                reported.prepare_checked(step, pool, limits).await
             }
-            done => self.conclude(step, done).await,
+            done => reported.conclude(step, done).await,
         }
     }
 

@@ -4,7 +4,7 @@
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{ContentSource, ExtentLimits, MkfsOptions, PoolVolume, mkfs_options};
-use cistern_host::{Checking, ImageRequest, InvalidUid, Pool, SourceImage, image};
+use cistern_host::{Checking, ImageRequest, InvalidUid, Pool, Progress, SourceImage, image};
 use kube::ResourceExt as _;
 
 use crate::{
@@ -22,7 +22,7 @@ pub struct PreparedImage {
 }
 
 /// Makes the image of a volume, grows it, or checks the existing one. `extent_limits` are the
-/// pool's limit for clones. Fails if the image does not match the volume, or if a step on the disk
+/// pool's limit for clones, `progress` that of the allocation of a volume that becomes thick. Fails if the image does not match the volume, or if a step on the disk
 /// fails.
 pub fn prepare(
     pool: &Pool,
@@ -30,9 +30,11 @@ pub fn prepare(
     step: VolumeStep,
     extent_limits: ExtentLimits,
     checking: Checking<'_>,
+    progress: Progress<'_>,
     now: DateTime<Utc>,
 ) -> Result<PreparedImage, Error> {
-    let (found, not_provisioned) = make(pool, volume, step, extent_limits, checking, now)?;
+    let (found, not_provisioned) =
+        make(pool, volume, step, extent_limits, checking, progress, now)?;
     let mut image = Image::read(&found, now)?;
     is_the_same(volume, &image)?;
     image.extents = Some(pool.extent_count(&found.uid)?);
@@ -48,6 +50,7 @@ fn make(
     step: VolumeStep,
     extent_limits: ExtentLimits,
     checking: Checking<'_>,
+    progress: Progress<'_>,
     now: DateTime<Utc>,
 ) -> Result<(image::Image, Option<image::Error>), Error> {
     let reserved = volume.status.as_ref().and_then(|status| status.reserved);
@@ -84,7 +87,9 @@ fn make(
             // The image is written to only if it is the volume's.
             is_the_same(volume, &Image::read(&image, now)?)?;
             let attributes = volume.admitted_attributes();
-            let not_provisioned = pool.provision(&image.uid, attributes.provisioning).err();
+            let not_provisioned = pool
+                .provision(&image.uid, attributes.provisioning, progress)
+                .err();
             Ok((image, not_provisioned))
         }
     }

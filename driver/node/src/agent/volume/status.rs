@@ -14,6 +14,7 @@ use crate::{
         checks::CheckProgress,
         observations::Growth,
         outcome::{self, apply_outcome},
+        progress::Progress,
     },
     image::Image,
 };
@@ -38,6 +39,8 @@ pub enum Own {
     },
     /// The attributes of the spec are admitted.
     AttributesAdmitted,
+    /// Progress of the allocation of a volume that becomes thick.
+    Allocating(Progress),
     /// The attributes of the spec are refused, and the volume keeps the admitted ones.
     AttributesRefused(Explanation),
     /// Applying the admitted attributes to the image failed.
@@ -113,6 +116,7 @@ pub fn after(volume: &PoolVolume, outcome: &VolumeOutcome, now: DateTime<Utc>) -
         VolumeOutcome::Rested
         | VolumeOutcome::Own(
             Own::NotGrown { .. }
+            | Own::Allocating(_)
             | Own::AttributesRefused(_)
             | Own::NotModified { .. }
             | Own::Filesystem(_)

@@ -9,6 +9,7 @@ use cistern_crds::{
 
 use super::{Own, VolumeOutcome};
 use crate::agent::{
+    allocations,
     checks::{self, CheckProgress},
     observations::Growth,
 };
@@ -43,6 +44,9 @@ pub(super) fn attributes_applied(
             Reason::Pending,
             &format!("{} is being applied", volume.spec.attributes),
         ),
+        VolumeOutcome::Own(Own::Allocating(progress)) => {
+            Some(allocations::finding(volume, *progress))
+        }
         VolumeOutcome::Own(Own::AttributesRefused(why)) => not(why.reason, &why.message),
         VolumeOutcome::Own(Own::NotModified { message }) => {
             not(Reason::ModificationFailed, message)

@@ -1,4 +1,4 @@
-use cistern_crds::{HasImage as _, Reason, VolumeSeverity, condition};
+use cistern_crds::{HasImage as _, Provisioning, Reason, VolumeSeverity, condition};
 
 use super::*;
 use crate::{
@@ -226,10 +226,7 @@ fn a_check_is_reported_while_it_lasts_and_changes_no_other_condition() {
         pair("False", Reason::NotChecking)
     );
     volume.status = Some(before.clone());
-    let runs = CheckProgress::Runs {
-        since: at(10),
-        percent: 35,
-    };
+    let runs = CheckProgress::Runs(Progress::begun(at(10)));
     for (progress, reason) in [
         (CheckProgress::Waits, Reason::CheckWaiting),
         (runs, Reason::CheckRunning),
@@ -415,4 +412,24 @@ fn a_deleted_object_without_a_deletion_request_is_held_and_names_the_remedy() {
     let status = after(&volume, &VolumeOutcome::Reclaimed, at(0));
     let expected = pair("False", Reason::DeletionRequested);
     assert_eq!(condition_of(&status, ConditionType::DeletionHeld), expected);
+}
+
+#[test]
+fn the_progress_of_an_allocation_is_reported_until_it_ends() {
+    let mut volume = ready_volume();
+    volume.spec.attributes.provisioning = Provisioning::Thick;
+    let admitted = VolumeOutcome::Own(Own::AttributesAdmitted);
+    volume.status = Some(after(&volume, &admitted, at(400)));
+    let allocating = VolumeOutcome::Own(Own::Allocating(Progress::begun(at(401))));
+    volume.status = Some(after(&volume, &allocating, at(405)));
+    let kind = ConditionType::AttributesApplied;
+    let applied = condition::find(volume.conditions(), kind).unwrap();
+    assert_eq!(applied.reason, Reason::Allocating.to_string());
+    assert!(applied.message.contains("0 % are done"), "{applied:?}");
+    assert!(volume.is_being_modified());
+    let status = after(&volume, &VolumeOutcome::Ready(image()), at(410));
+    assert_eq!(
+        condition_of(&status, kind),
+        pair("True", Reason::Reconciled)
+    );
 }
