@@ -22,6 +22,7 @@ pub mod node;
 mod node_size;
 pub mod parameters;
 pub mod pool;
+pub mod pool_names;
 pub mod reason;
 mod reference_page;
 pub mod removal;
@@ -51,6 +52,7 @@ pub use node::{
 };
 pub use parameters::Parameters;
 pub use pool::{PoolLimits, PoolSource, StoragePool, StoragePoolSpec, StoragePoolStatus};
+pub use pool_names::PoolNames;
 pub use reason::{ConditionType, EventReason, Reason};
 pub use reference_page::reference_page;
 pub use snapshot::{PoolSnapshot, PoolSnapshotSpec, PoolSnapshotStatus};

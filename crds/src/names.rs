@@ -115,6 +115,12 @@ pub fn is_id(name: &str) -> bool {
         && name.bytes().last().is_some_and(alphanumeric)
 }
 
+/// Whether a StoragePool can have this name: DNS labels that are separated by dots, together at most 63
+/// characters, which its schema enforces.
+pub fn is_pool_name(name: &str) -> bool {
+    name.len() <= 63 && name.split('.').all(is_id)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -13,9 +13,10 @@ use crate::{
         WRITE_IOPS,
     },
     names::RESERVED_PREFIX,
+    pool_names::{InvalidPoolNames, PoolNames},
 };
 
-/// Parameter that names the StoragePool. Required.
+/// Parameter that names the StoragePool, or several that are separated by commas. Required.
 pub const POOL: &str = "pool";
 /// Parameter with options for the mkfs tool, in the syntax of the tool.
 pub const MKFS_OPTIONS: &str = "mkfsOptions";
@@ -27,8 +28,8 @@ pub const FSTYPE: &str = "csi.storage.k8s.io/fstype";
 /// The parameters of a StorageClass of Cistern.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameters {
-    /// Name of the StoragePool.
-    pub pool: String,
+    /// The StoragePools. A volume comes from one of them.
+    pub pools: PoolNames,
     /// The attributes of the volumes. A VolumeAttributesClass overrides them (CV-18).
     pub attributes: VolumeAttributes,
     /// The filesystem, if the class names one.
@@ -42,8 +43,11 @@ pub struct Parameters {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParametersError {
     /// `pool` is missing or empty.
-    #[error("parameter \"pool\" is missing: name the StoragePool that the volumes come from")]
+    #[error("parameter \"{POOL}\" is missing: name the StoragePool that the volumes come from")]
     PoolMissing,
+    /// The names of the pools are invalid.
+    #[error("parameter \"{POOL}\": {0}")]
+    Pools(#[from] InvalidPoolNames),
     /// The attributes are invalid.
     #[error(transparent)]
     Attributes(#[from] attributes::Error),
@@ -58,7 +62,7 @@ pub enum ParametersError {
     ExtentSize(#[from] UnknownExtentSize),
     /// The key, shortened, is no parameter of a StorageClass (CV-22).
     #[error(
-        "parameter {0:?} is unknown: Cistern knows \"pool\", \"{MKFS_OPTIONS}\", \"{EXTENT_SIZE}\", \"{FSTYPE}\", \"{PROVISIONING}\", \"{READ_IOPS}\", \"{WRITE_IOPS}\", \"{READ_BYTES}\" and \"{WRITE_BYTES}\""
+        "parameter {0:?} is unknown: Cistern knows \"{POOL}\", \"{MKFS_OPTIONS}\", \"{EXTENT_SIZE}\", \"{FSTYPE}\", \"{PROVISIONING}\", \"{READ_IOPS}\", \"{WRITE_IOPS}\", \"{READ_BYTES}\" and \"{WRITE_BYTES}\""
     )]
     Unknown(String),
 }
@@ -74,7 +78,7 @@ impl Parameters {
             .into_iter()
             .map(|(key, value)| (key.as_str(), value.as_str()))
             .collect();
-        let pool = rest.remove(POOL).unwrap_or_default().to_owned();
+        let pools = rest.remove(POOL).unwrap_or_default();
         let filesystem = match rest.remove(FSTYPE) {
             None | Some("") => None,
             Some(value) => Some(value.parse()?),
@@ -90,11 +94,11 @@ impl Parameters {
                 return Err(ParametersError::Unknown(shorten(key)));
             }
         }
-        if pool.is_empty() {
+        if pools.is_empty() {
             return Err(ParametersError::PoolMissing);
         }
         Ok(Self {
-            pool,
+            pools: pools.parse()?,
             attributes: attributes.apply(VolumeAttributes::default()),
             filesystem,
             mkfs_options,
@@ -135,9 +139,16 @@ mod tests {
     #[test]
     fn a_full_class_is_read() {
         let read = parse(&[("pool", "fast"), ("provisioning", "thick"), (FSTYPE, "xfs")]).unwrap();
-        assert_eq!(read.pool, "fast");
+        assert_eq!(read.pools, PoolNames::only("fast"));
         assert_eq!(read.attributes.provisioning, Provisioning::Thick);
         assert_eq!(read.filesystem, Some(FilesystemType::Xfs));
+    }
+
+    #[test]
+    fn a_class_may_name_several_pools() {
+        let read = parse(&[("pool", "nvme-0,nvme-1")]).unwrap();
+        assert!(read.pools.contains("nvme-0") && read.pools.contains("nvme-1"));
+        assert!(!read.pools.contains("nvme-0,nvme-1"));
     }
 
     #[test]
@@ -192,6 +203,11 @@ mod tests {
     fn cv_17_illegal_values_are_refused() {
         assert_eq!(parse(&[]), Err(ParametersError::PoolMissing));
         assert_eq!(parse(&[("pool", "")]), Err(ParametersError::PoolMissing));
+        let error = parse(&[("pool", "p,p")]).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "parameter \"pool\": StoragePool p is named twice: name each pool once"
+        );
         assert!(parse(&[("pool", "p"), ("provisioning", "Thin")]).is_err());
         assert!(parse(&[("pool", "p"), (FSTYPE, "ntfs")]).is_err());
     }

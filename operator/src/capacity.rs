@@ -186,13 +186,12 @@ fn desired(cluster: &ClusterState, slot: &Slot, exists: bool) -> Option<Publishe
     }
     let guard = cluster.storage_node(&node);
     let storage_node = guard.as_ref().and_then(|guard| guard.0.as_ref().ok());
-    let offered = |parameters: &Parameters| {
+    let of_class = |parameters: Parameters| {
         let registration = registration::observe(cluster, &node);
-        pool_for_new_volumes(&parameters.pool, storage_node, &registration).ok()
+        let offered = |pool| pool_for_new_volumes(pool, storage_node, &registration).ok();
+        numbers(parameters.pools.iter().filter_map(offered), &parameters)
     };
-    let (capacity, maximum) = parameters(&class)
-        .and_then(|parameters| Some(numbers(offered(&parameters)?, &parameters)))
-        .unwrap_or_default();
+    let (capacity, maximum) = parameters(&class).map(of_class).unwrap_or_default();
     Some(Published {
         capacity,
         maximum,
@@ -205,10 +204,19 @@ pub(crate) fn parameters(class: &StorageClass) -> Option<Parameters> {
     Parameters::of_class(class.parameters.iter().flatten()).ok()
 }
 
-/// Capacity and largest volume of a pool, for volumes of a class.
-pub(crate) fn numbers(status: &NodePoolStatus, parameters: &Parameters) -> (Bytes, Bytes) {
+/// Capacity and largest volume of the pools on a node, for volumes of a class. The capacity is their sum;
+/// a volume is in one of them.
+pub(crate) fn numbers<'a>(
+    pools: impl Iterator<Item = &'a NodePoolStatus>,
+    parameters: &Parameters,
+) -> (Bytes, Bytes) {
     let kind = parameters.attributes.provisioning;
-    (status.room(kind), status.largest_volume(kind))
+    pools.fold((Bytes::ZERO, Bytes::ZERO), |(capacity, maximum), pool| {
+        (
+            capacity.saturating_add(pool.room(kind)),
+            maximum.max(pool.largest_volume(kind)),
+        )
+    })
 }
 
 fn segments(cluster: &ClusterState) -> Vec<String> {
@@ -367,6 +375,26 @@ mod tests {
     }
 
     #[test]
+    fn the_pools_of_a_class_add_up_and_the_largest_volume_is_that_of_one() {
+        let node = storage_node("w1")
+            .carrying("nvme-0")
+            .with_room("nvme-0", Bytes::gib(8))
+            .carrying("nvme-1")
+            .with_room("nvme-1", Bytes::gib(5));
+        let pools = node.build().status.unwrap().pools;
+        let pair = ("pool".to_owned(), "nvme-0,nvme-1".to_owned());
+        let parameters = Parameters::parse(&std::collections::BTreeMap::from([pair])).unwrap();
+        assert_eq!(
+            numbers(pools.iter(), &parameters),
+            (Bytes::gib(13), Bytes::gib(8))
+        );
+        assert_eq!(
+            numbers(std::iter::empty(), &parameters),
+            (Bytes::ZERO, Bytes::ZERO)
+        );
+    }
+
+    #[test]
     fn thick_volumes_get_the_thick_room_and_no_volume_exceeds_the_pool() {
         let node = storage_node("w1")
             .carrying("fast")
@@ -380,9 +408,9 @@ mod tests {
             let map = pairs.map(|(key, value)| (key.to_owned(), value.to_owned()));
             Parameters::parse(&std::collections::BTreeMap::from(map)).unwrap()
         };
-        let thick = numbers(&status, &parameters("thick"));
+        let thick = numbers(std::iter::once(&status), &parameters("thick"));
         assert_eq!(thick, (Bytes::gib(2), Bytes::gib(2)));
-        let thin = numbers(&status, &parameters("thin"));
+        let thin = numbers(std::iter::once(&status), &parameters("thin"));
         assert_eq!(thin, (Bytes::gib(30), Bytes::gib(10)));
     }
 }

@@ -175,37 +175,46 @@ fn claims(cluster: &ClusterState, selects: impl Fn(&String) -> bool) -> Vec<Subj
     claims.iter().map(|claim| Subject::claim(claim)).collect()
 }
 
-/// Parameters of a class, or the problem that keeps it from provisioning volumes.
-fn parameters(
+/// Parameters of a class, or the problem with them.
+fn parameters(class: &StorageClass) -> Result<Parameters, Problem> {
+    let parsed = Parameters::of_class(class.parameters.iter().flatten());
+    parsed.map_err(|error| Problem::Parameters {
+        class: class.name_any(),
+        error,
+    })
+}
+
+/// The problem that keeps a pool from volumes of a class on every node.
+fn pool_problem(
     cluster: &ClusterState,
     class: &StorageClass,
-    changes: &AttributeChanges,
-) -> Result<Parameters, Problem> {
-    let name = class.name_any();
-    let mut parameters = match Parameters::of_class(class.parameters.iter().flatten()) {
-        Ok(parameters) => parameters,
-        Err(error) => return Err(Problem::Parameters { class: name, error }),
+    pool: &str,
+    provisioning: Provisioning,
+) -> Option<Problem> {
+    let (class, name) = (class.name_any(), pool.to_owned());
+    let Some(guard) = cluster.pool(pool) else {
+        return Some(Problem::PoolMissing { class, pool: name });
     };
-    parameters.attributes = changes.apply(parameters.attributes);
-    let Some(guard) = cluster.pool(&parameters.pool) else {
-        let pool = parameters.pool;
-        return Err(Problem::PoolMissing { class: name, pool });
+    let is_thin_alone = |declared: &StoragePool| {
+        Overcommit::of(declared, || cluster.thick_in(pool)).is_for_thin_alone()
     };
-    let is_thin_alone = |pool: &StoragePool| {
-        let overcommit = Overcommit::of(pool, || cluster.thick_in(&parameters.pool));
-        overcommit.is_for_thin_alone()
-    };
-    match parameters.attributes.provisioning {
+    match provisioning {
         Provisioning::Thick if guard.0.as_ref().is_ok_and(is_thin_alone) => {
-            let pool = parameters.pool;
-            Err(Problem::Overcommitted { class: name, pool })
+            Some(Problem::Overcommitted { class, pool: name })
         }
-        Provisioning::Thick | Provisioning::Thin => Ok(parameters),
+        Provisioning::Thick | Provisioning::Thin => None,
     }
 }
 
+/// The problem that keeps a class from volumes, in all its pools or in the first one that has a problem.
 fn class_problem(cluster: &ClusterState, class: &StorageClass) -> Option<Problem> {
-    parameters(cluster, class, &AttributeChanges::default()).err()
+    let parameters = match parameters(class) {
+        Ok(parameters) => parameters,
+        Err(problem) => return Some(problem),
+    };
+    let provisioning = parameters.attributes.provisioning;
+    let of_pool = |pool| pool_problem(cluster, class, pool, provisioning);
+    parameters.pools.iter().find_map(of_pool)
 }
 
 /// The attributes that the VolumeAttributesClass of a claim changes. Empty if the class is missing
@@ -228,18 +237,27 @@ fn claim_problem(
 ) -> Option<Problem> {
     let spec = claim.spec.as_ref()?;
     let class = cluster.class(spec.storage_class_name.as_deref()?)?;
-    let changes = attribute_changes(cluster, spec);
-    let parameters = match parameters(cluster, &class, &changes) {
+    let mut parameters = match parameters(&class) {
         Ok(parameters) => parameters,
         Err(problem) => return Some(problem),
     };
+    parameters.attributes = attribute_changes(cluster, spec).apply(parameters.attributes);
     // A volume that is being made has its room already.
     let volume = names::volume_name(&format!("pvc-{}", claim.uid().unwrap_or_default()));
     if cluster.volumes.contains(&volume) {
         return None;
     }
-    let rooms = rooms.of(cluster, &class, &parameters);
-    VolumeRequest::of(spec, parameters)?.problem(&rooms)
+    let request = VolumeRequest::of(spec, &parameters)?;
+    let provisioning = request.provisioning;
+    let in_pool = |pool: &str| {
+        pool_problem(cluster, &class, pool, provisioning).or_else(|| {
+            let rooms = rooms.of(cluster, &class, pool, provisioning);
+            request.problem(pool, &rooms)
+        })
+    };
+    // A claim that fits into one of the pools has no problem.
+    let problems: Option<Vec<Problem>> = parameters.pools.iter().map(in_pool).collect();
+    request.problem_of_all(problems?)
 }
 
 fn is_reportable(volume: &StoredVolume) -> bool {

@@ -1,12 +1,13 @@
 //! Capacity of nodes that do not exist yet, for the cluster autoscaler: one CSIStorageCapacity for each
-//! class of a pool with `spec.autoscaling`.
+//! class and each of its pools with `spec.autoscaling`. The pools of a class may be on other nodes, so their
+//! numbers are not added: an object selects the nodes of one pool, and a volume is in one pool.
 //!
 //! The autoscaler simulates the scheduler with a template of a new node. The template has the labels of
 //! its node group and [`names::TEMPLATE_NODE_LABEL`], and no agent.
 //!
 //! *Invariant:* these objects select template nodes only, so they never count for a node of the cluster.
 
-use cistern_crds::{Bytes, NodePoolStatus, Provisioning, StoragePool, names};
+use cistern_crds::{Bytes, NodePoolStatus, Parameters, Provisioning, StoragePool, names};
 use k8s_openapi::{
     api::storage::v1::CSIStorageCapacity, apimachinery::pkg::apis::meta::v1::LabelSelector,
 };
@@ -46,10 +47,40 @@ impl Controller for TemplateCapacityController {
 }
 
 async fn reconcile(context: &Context, class: &str) -> Result<Next, Error> {
-    let Ok(current) = object::current(context, &object_name(class)) else {
-        return Ok(Next::OnChange);
+    let class_object = context.cluster.class(class);
+    let parameters = class_object.as_deref().and_then(parameters);
+    let mut expected = Vec::new();
+    for pool in parameters.iter().flat_map(|it| it.pools.iter()) {
+        let name = object_name(class, pool);
+        let desired = parameters
+            .as_ref()
+            .and_then(|parameters| desired(&context.cluster, class, pool, parameters));
+        publish(context, class, &name, desired).await?;
+        expected.push(name);
+    }
+    // Of a class that is gone, or that was made again with other pools.
+    let others = context.cluster.capacities.filter(|it| {
+        it.storage_class_name == class
+            && kubernetes::segment(it).is_none()
+            && !expected.contains(&it.name_any())
+    });
+    for other in others {
+        publish(context, class, &other.name_any(), None).await?;
+    }
+    Ok(Next::OnChange)
+}
+
+/// Makes an object as desired.
+async fn publish(
+    context: &Context,
+    class: &str,
+    name: &str,
+    desired: Option<CSIStorageCapacity>,
+) -> Result<(), Error> {
+    let Ok(current) = object::current(context, name) else {
+        return Ok(());
     };
-    let write = match (current.as_deref(), desired(&context.cluster, class)) {
+    let write = match (current.as_deref(), desired) {
         (None, Some(desired)) => Write::Create(Box::new(desired)),
         // A selector cannot be changed. The deletion is a change that leads to a new object.
         (Some(current), desired) if desired.as_ref().is_none_or(|it| !same_nodes(current, it)) => {
@@ -62,17 +93,16 @@ async fn reconcile(context: &Context, class: &str) -> Result<Next, Error> {
             });
             Write::Update(current, change)
         }
-        (None, None) | (Some(_), _) => return Ok(Next::OnChange),
+        (None, None) | (Some(_), _) => return Ok(()),
     };
-    write.execute(context, class, "new nodes").await?;
-    Ok(Next::OnChange)
+    write.execute(context, class, "new nodes").await
 }
 
 /// The classes that a change concerns.
 fn concerned(cluster: &ClusterState, change: &Change) -> Vec<String> {
     let classes_of = |pool: Option<&str>| -> Vec<String> {
         let classes = cluster.classes.filter(|class| {
-            let is_of = |name| parameters(class).is_some_and(|it| it.pool == name);
+            let is_of = |name| parameters(class).is_some_and(|it| it.pools.contains(name));
             pool.is_none_or(is_of)
         });
         classes.iter().map(|class| class.name_any()).collect()
@@ -102,11 +132,14 @@ fn concerned(cluster: &ClusterState, change: &Change) -> Vec<String> {
     }
 }
 
-/// The object of a class; `None` if its pool publishes nothing for new nodes.
-fn desired(cluster: &ClusterState, class: &str) -> Option<CSIStorageCapacity> {
-    let class_object = cluster.class(class)?;
-    let parameters = parameters(&class_object)?;
-    let guard = cluster.pool(&parameters.pool)?;
+/// The object of a class for one of its pools; `None` if the pool publishes nothing for new nodes.
+fn desired(
+    cluster: &ClusterState,
+    class: &str,
+    pool: &str,
+    parameters: &Parameters,
+) -> Option<CSIStorageCapacity> {
+    let guard = cluster.pool(pool)?;
     let (pool, _) = declared(&guard).ok()?;
     if pool.metadata.deletion_timestamp.is_some() {
         return None;
@@ -118,7 +151,7 @@ fn desired(cluster: &ClusterState, class: &str) -> Option<CSIStorageCapacity> {
         thick_room: room(pool, usable, Provisioning::Thick),
         ..NodePoolStatus::default()
     };
-    let (room, maximum) = numbers(&empty, &parameters);
+    let (room, maximum) = numbers(std::iter::once(&empty), parameters);
     Some(object(class, pool, room, maximum))
 }
 
@@ -143,11 +176,13 @@ fn object(class: &str, pool: &StoragePool, room: Bytes, maximum: Bytes) -> CSISt
         maximum,
         owner: pool.owner_ref(&()),
     };
-    published.object(object_name(class), class, nodes)
+    let name = object_name(class, &pool.name_any());
+    published.object(name, class, nodes)
 }
 
-fn object_name(class: &str) -> String {
-    format!("csisc-new-node-{}", names::short_hash(class))
+fn object_name(class: &str, pool: &str) -> String {
+    let both = format!("{class}/{pool}");
+    format!("csisc-new-node-{}", names::short_hash(&both))
 }
 
 /// Whether both objects are for the same nodes and belong to the same pool.
@@ -217,6 +252,18 @@ mod tests {
         assert!(same_numbers(&current, &desired) && same_nodes(&current, &desired));
         current.capacity = Some(Quantity("6Gi".to_owned()));
         assert!(!same_numbers(&current, &desired));
+    }
+
+    #[test]
+    fn each_pool_of_a_class_has_an_object_of_its_own() {
+        let of = |class, pool: &StoragePool| object(class, pool, Bytes::gib(1), Bytes::gib(1));
+        let first = pool(&image_pool());
+        let mut second = first.clone();
+        second.metadata.name = Some("slow".to_owned());
+        let made = [of("gold", &first), of("gold", &second), of("fast", &first)];
+        let names: std::collections::BTreeSet<_> =
+            made.iter().map(kube::ResourceExt::name_any).collect();
+        assert_eq!(names.len(), 3);
     }
 
     #[test]

@@ -43,7 +43,7 @@ impl v1::controller_server::Controller for Controller {
         let wanted = NewVolume::from_request(request.into_inner())?;
         let volume = self.volumes.ensure(&wanted, deadline).await.or_status()?;
         about(Subject {
-            pool: Some(&wanted.pool),
+            pool: Some(&volume.pool),
             node: Some(&volume.node),
             ..Subject::default()
         });

@@ -267,7 +267,7 @@ pub fn get_capacity(request: v1::GetCapacityRequest) -> Result<Option<CapacityQu
             .as_ref()
             .map(|p| p.attributes.provisioning)
             .unwrap_or_default(),
-        pool: parameters.map(|parameters| parameters.pool),
+        pools: parameters.map(|parameters| parameters.pools),
         filesystem,
         places,
     }))

@@ -50,31 +50,29 @@ impl Cluster {
             nodes: Api::all(control_plane.client()),
         };
         for &(node, gib) in rooms {
-            let mut object = StorageNode::new(&this.node(node), StorageNodeSpec::default());
-            object.spec.pools.push(NodePool {
-                name: this.pool.clone(),
-                uid: this.pool_uid(),
-                source: PoolSource {
-                    image: Some(ImageSource {
-                        size: Bytes::gib(20),
-                    }),
-                    device: None,
-                },
-                overcommit_percent: 100,
-                reserved_percent: 5,
-                limits: PoolLimits::default(),
-                reclaim_orphans_after_hours: None,
-                cordoned: false,
-                retiring: false,
-                take_over: None,
-            });
-            this.nodes
-                .create(&PostParams::default(), &object)
-                .await
-                .unwrap();
-            this.set_room(node, gib).await;
+            this.add_node(node, &[(pool, gib)]).await;
         }
         this
+    }
+
+    /// Declares a node that carries these pools, each with its room in GiB.
+    pub(crate) async fn add_node(&self, node: &str, pools: &[(&str, u64)]) {
+        let mut object = StorageNode::new(&self.node(node), StorageNodeSpec::default());
+        object.spec.pools = pools.iter().map(|(pool, _)| declared(pool)).collect();
+        let parameters = PostParams::default();
+        self.nodes.create(&parameters, &object).await.unwrap();
+        self.report(node, pools).await;
+    }
+
+    /// Cordons a pool on a node, as the operator does.
+    pub(crate) async fn cordon(&self, node: &str, pool: &str) {
+        let name = self.node(node);
+        let mut pools = self.nodes.get(&name).await.unwrap().spec.pools;
+        let entry = pools.iter_mut().find(|entry| entry.name == pool).unwrap();
+        entry.cordoned = true;
+        let patch = Patch::Merge(json!({"spec": {"pools": pools}}));
+        let parameters = PatchParams::default();
+        self.nodes.patch(&name, &parameters, &patch).await.unwrap();
     }
 
     /// Returns the full name of a node of this test.
@@ -84,17 +82,24 @@ impl Cluster {
 
     /// Writes the agent's report of a ready pool of 10 GiB with `gib` GiB of room.
     pub(crate) async fn set_room(&self, node: &str, gib: u64) {
-        let mut pool = NodePoolStatus {
-            name: self.pool.clone(),
-            uid: self.pool_uid(),
-            usable: Bytes::gib(10),
-            thin_room: Bytes::gib(gib),
-            thick_room: Bytes::gib(gib),
-            ..NodePoolStatus::default()
-        };
-        let ready = ConditionUpdate::new(ConditionType::Ready, true, Reason::Reconciled, "ready");
-        set(&mut pool.conditions, &ready, None);
-        self.set_node_status(node, json!({"pools": [pool]})).await;
+        self.report(node, &[(&self.pool, gib)]).await;
+    }
+
+    /// Writes the agent's report of ready pools of 10 GiB, each with its room in GiB.
+    pub(crate) async fn report(&self, node: &str, pools: &[(&str, u64)]) {
+        let reports: Vec<_> = pools.iter().map(|(pool, gib)| ready(pool, *gib)).collect();
+        self.set_node_status(node, json!({"pools": reports})).await;
+    }
+
+    /// Writes the agent's report of a pool that is not ready beside the ready ones.
+    pub(crate) async fn report_broken(&self, node: &str, broken: &str, pools: &[(&str, u64)]) {
+        let mut report = ready(broken, 10);
+        let why = "its disk does not answer";
+        let finding = ConditionUpdate::new(ConditionType::Ready, false, Reason::ReadOnly, why);
+        set(&mut report.conditions, &finding, None);
+        let mut reports: Vec<_> = pools.iter().map(|(pool, gib)| ready(pool, *gib)).collect();
+        reports.push(report);
+        self.set_node_status(node, json!({"pools": reports})).await;
     }
 
     /// Asserts that a call failed because the agent on a node is silent.
@@ -141,10 +146,6 @@ impl Cluster {
             .unwrap();
     }
 
-    fn pool_uid(&self) -> String {
-        format!("uid-of-{}", self.pool)
-    }
-
     /// Waits until the volume is placed on this node.
     pub(crate) async fn placed(&self, volume: &str, node: &str) -> PoolVolume {
         let node = self.node(node);
@@ -153,6 +154,17 @@ impl Cluster {
             volume,
             |found| found.spec.node_name == node && !found.spec.deletion_requested,
         )
+        .await
+    }
+
+    /// Waits until the volume is placed in this pool of this node.
+    pub(crate) async fn placed_in(&self, volume: &str, node: &str, pool: &str) -> PoolVolume {
+        let node = self.node(node);
+        let what = format!("{volume} to be placed in {pool} on {node}");
+        self.seen(&what, volume, |found| {
+            let spec = &found.spec;
+            spec.node_name == node && spec.pool_name == pool && !spec.deletion_requested
+        })
         .await
     }
 
@@ -273,6 +285,42 @@ impl Cluster {
         let admitted = self.admit(&placed).await.unwrap();
         self.finish(&admitted).await.unwrap()
     }
+}
+
+/// The entry of a pool in the spec of a node.
+fn declared(pool: &str) -> NodePool {
+    NodePool {
+        name: pool.to_owned(),
+        uid: format!("uid-of-{pool}"),
+        source: PoolSource {
+            image: Some(ImageSource {
+                size: Bytes::gib(20),
+            }),
+            device: None,
+        },
+        overcommit_percent: 100,
+        reserved_percent: 5,
+        limits: PoolLimits::default(),
+        reclaim_orphans_after_hours: None,
+        cordoned: false,
+        retiring: false,
+        take_over: None,
+    }
+}
+
+/// The agent's report of a ready pool of 10 GiB with `gib` GiB of room.
+fn ready(pool: &str, gib: u64) -> NodePoolStatus {
+    let mut report = NodePoolStatus {
+        name: pool.to_owned(),
+        uid: format!("uid-of-{pool}"),
+        usable: Bytes::gib(10),
+        thin_room: Bytes::gib(gib),
+        thick_room: Bytes::gib(gib),
+        ..NodePoolStatus::default()
+    };
+    let finding = ConditionUpdate::new(ConditionType::Ready, true, Reason::Reconciled, "ready");
+    set(&mut report.conditions, &finding, None);
+    report
 }
 
 /// Waits until an object matches.

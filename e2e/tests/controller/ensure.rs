@@ -123,7 +123,6 @@ async fn cv_10_gc_06_a_size_beyond_every_node_is_out_of_range_and_an_unknown_poo
         (sized(11), Code::OutOfRange),
         (sized(4), Code::ResourceExhausted),
         (request("sizes", "no-such-pool"), Code::ResourceExhausted),
-        (request("sizes", "Not A Name/.."), Code::ResourceExhausted),
     ] {
         let status = create(replica.client().await, wanted, PATIENCE)
             .await

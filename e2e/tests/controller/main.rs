@@ -16,6 +16,7 @@ mod expand;
 mod group;
 mod history;
 mod replicas;
+mod several_pools;
 mod snapshots;
 mod sources;
 

@@ -41,7 +41,7 @@ pub(crate) fn of_snapshot(id: &str) -> v1::VolumeContentSource {
     }
 }
 
-fn of_volume(id: &str) -> v1::VolumeContentSource {
+pub(crate) fn of_volume(id: &str) -> v1::VolumeContentSource {
     let volume_id = id.to_owned();
     v1::VolumeContentSource {
         r#type: Some(Type::Volume(VolumeSource { volume_id })),

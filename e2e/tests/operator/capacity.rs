@@ -90,6 +90,56 @@ async fn every_class_of_the_driver_has_a_capacity_object_on_every_node_with_the_
 }
 
 #[tokio::test]
+async fn a_class_of_several_pools_publishes_their_sum_and_the_largest_volume_of_one() {
+    let api = Cluster::shared().await.api();
+    api.add_node("adds-1", &[("adds", "yes")]).await;
+    let mut reports = Vec::new();
+    for (pool, room) in [("adds-a", 7), ("adds-b", 4)] {
+        api.add_pool(pool, &[("adds", "yes")]).await;
+        reports.push(api.ready_report("adds-1", pool, Bytes::gib(room)).await);
+    }
+    api.report_pools("adds-1", &reports).await;
+    api.add_class("adds", json!({"pool": "adds-a,adds-b"}))
+        .await;
+    api.add_class("adds-alone", json!({"pool": "adds-b"})).await;
+    let published = async |class: &str, capacity: u64, largest: u64| {
+        let what = format!("{capacity} and {largest} GiB for {class}");
+        eventually(&what, SOON, async || {
+            let found = api.capacities(class).await;
+            let expected = (
+                "adds-1".to_owned(),
+                Bytes::gib(capacity),
+                Bytes::gib(largest),
+            );
+            if found.contains(&expected) {
+                Ok(())
+            } else {
+                Err(format!("{found:?}"))
+            }
+        })
+        .await;
+    };
+    published("adds", 11, 7).await;
+    published("adds-alone", 4, 4).await;
+
+    // A cordoned pool takes nothing new, and the other one still does.
+    let cordoned = json!({"spec": {"cordonedNodes": ["adds-1"]}});
+    change(&api.pools(), "adds-a", cordoned).await;
+    published("adds", 4, 4).await;
+    reports[1].thin_room = Bytes::gib(1);
+    api.report_pools("adds-1", &reports).await;
+    published("adds", 1, 1).await;
+    published("adds-alone", 1, 1).await;
+    change(
+        &api.pools(),
+        "adds-a",
+        json!({"spec": {"cordonedNodes": null}}),
+    )
+    .await;
+    published("adds", 8, 7).await;
+}
+
+#[tokio::test]
 async fn a_class_with_wrong_parameters_has_no_capacity_anywhere() {
     let api = Cluster::shared().await.api();
     api.add_node("wrong-1", &[("wrong", "yes")]).await;
@@ -151,7 +201,8 @@ async fn capacity_of_new_nodes_is_published_for_the_autoscaler_while_the_pool_as
                 let bytes: Bytes = object.capacity.as_ref()?.0.parse().ok()?;
                 Some((template.as_str(), labels.get("grown")?.as_str(), bytes))
             });
-            let found: Vec<_> = found.collect();
+            let mut found: Vec<_> = found.collect();
+            found.sort_unstable();
             let expected = expected
                 .iter()
                 .map(|(label, gib)| ("true", *label, Bytes::gib(*gib)));
@@ -181,6 +232,19 @@ async fn capacity_of_new_nodes_is_published_for_the_autoscaler_while_the_pool_as
     published("no capacity of new nodes again", &[]).await;
     set(json!({"autoscaling": {"usableOnNewNode": "1Gi"}})).await;
     published("1 GiB on a new node", &[("more", 2)]).await;
+
+    // A class of several pools has an object for each, because their nodes may differ.
+    api.add_pool("grown-too", &[("grown", "too")]).await;
+    let autoscaling = json!({"spec": {"autoscaling": {"usableOnNewNode": "5Gi"}}});
+    change(&api.pools(), "grown-too", autoscaling).await;
     delete(&api.classes(), "grown").await;
     published("no capacity of a class that is gone", &[]).await;
+    api.add_class("grown", json!({"pool": "grown,grown-too"}))
+        .await;
+    published("both pools on new nodes", &[("more", 2), ("too", 5)]).await;
+    delete(&api.classes(), "grown").await;
+    api.add_class("grown", json!({"pool": "grown-too"})).await;
+    published("only the pool of the new class", &[("too", 5)]).await;
+    delete(&api.classes(), "grown").await;
+    published("no capacity of a class that is gone again", &[]).await;
 }

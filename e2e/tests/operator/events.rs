@@ -58,6 +58,39 @@ async fn a_claim_that_fits_nowhere_gets_one_event_with_pool_sizes_and_node() {
 }
 
 #[tokio::test]
+async fn a_claim_that_fits_into_no_pool_of_its_class_gets_the_reason_of_each() {
+    let api = Cluster::shared().await.api();
+    api.add_node("each-1", &[("each", "yes")]).await;
+    let mut reports = Vec::new();
+    for (pool, room) in [("each-a", 2), ("each-b", 5)] {
+        api.add_pool(pool, &[("each", "yes")]).await;
+        reports.push(api.ready_report("each-1", pool, Bytes::gib(room)).await);
+    }
+    api.report_pools("each-1", &reports).await;
+    for pool in ["each-a", "each-b"] {
+        api.pool_is(pool, "True", "Reconciled").await;
+    }
+    let pools = json!({"pool": "each-a,each-b,each-missing"});
+    let class = api.add_class("each", pools).await;
+    api.add_claim("each-fits", "each", "4Gi").await;
+    api.add_claim("each-waits", "each", "7Gi").await;
+    let uid = async |name: &str| api.claims().get(name).await.unwrap().uid().unwrap();
+    let note = api.event(&uid("each-waits").await, "NoSpace").await;
+    for part in [
+        "7Gi",
+        "each-a: the largest that fits now is 2Gi on node each-1",
+        "each-b: the largest that fits now is 5Gi on node each-1",
+        "each-missing: it does not exist",
+    ] {
+        assert!(note.contains(part), "{part} in {note}");
+    }
+    // The class itself names the pool that is missing, and its volumes come from the others.
+    let note = api.event(&class.uid().unwrap(), "PoolMissing").await;
+    assert!(note.contains("each-missing"), "{note}");
+    assert_eq!(api.events(&uid("each-fits").await).await, []);
+}
+
+#[tokio::test]
 async fn the_event_about_a_claim_that_waits_is_updated_when_its_numbers_change() {
     let mut cluster = Cluster::start().await;
     let api = cluster.api();

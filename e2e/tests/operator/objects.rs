@@ -205,6 +205,12 @@ impl Objects {
 
     /// Reports a ready pool of 10 GiB with `room` for new volumes, as the agent does.
     pub(crate) async fn report(&self, node: &str, pool: &str, room: Bytes) {
+        let status = self.ready_report(node, pool, room).await;
+        self.report_pools(node, &[status]).await;
+    }
+
+    /// Returns the report of a ready pool of 10 GiB with `room` for new volumes, once the node carries it.
+    pub(crate) async fn ready_report(&self, node: &str, pool: &str, room: Bytes) -> NodePoolStatus {
         let entry = self.carried(node, pool).await;
         let mut status = NodePoolStatus {
             name: pool.to_owned(),
@@ -221,7 +227,7 @@ impl Objects {
         let ready = ConditionUpdate::new(ConditionType::Ready, true, Reason::Reconciled, "ready");
         let since = time::from_kubernetes(&Time(Timestamp::UNIX_EPOCH));
         condition::set(&mut status.conditions, &ready, None, since);
-        self.report_pools(node, &[status]).await;
+        status
     }
 
     /// Writes the status of a node with these pools, as the agent does.

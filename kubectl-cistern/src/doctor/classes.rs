@@ -58,13 +58,17 @@ fn judge(class: &StorageClass, pools: &[StoragePool]) -> Option<Check> {
             return Some(Check::fail(CLASSES, format!("{name}: {error}"), action));
         }
     };
-    if !pools.iter().any(|pool| pool.name_any() == parameters.pool) {
-        let message = format!("{name}: there is no StoragePool {}", parameters.pool);
-        return Some(Check::fail(
-            CLASSES,
-            message,
-            "create the pool, or recreate the class",
-        ));
+    let exists = |name: &&str| pools.iter().any(|pool| pool.name_any() == *name);
+    let missing: Vec<&str> = parameters.pools.iter().filter(|it| !exists(it)).collect();
+    if !missing.is_empty() {
+        let message = format!("{name}: there is no StoragePool {}", missing.join(", "));
+        let action = "create the pool, or recreate the class";
+        // Volumes still come from the others.
+        return Some(if missing.len() < parameters.pools.count() {
+            Check::warn(CLASSES, message, action)
+        } else {
+            Check::fail(CLASSES, message, action)
+        });
     }
     if class.allow_volume_expansion != Some(true) {
         let message = format!("{name}: its volumes cannot be expanded");
@@ -162,6 +166,25 @@ mod tests {
             )
         );
         assert_eq!(judged(&[])[0].0, CheckOutcome::Warn);
+    }
+
+    #[test]
+    fn a_class_of_several_pools_of_which_one_is_missing_is_a_warning() {
+        let some = class("some", &json!({"pool": "slow,fast"}), false);
+        let none = class("none", &json!({"pool": "slow,slower"}), false);
+        assert_eq!(
+            judged(&[some, none]),
+            [
+                (
+                    CheckOutcome::Warn,
+                    "some: there is no StoragePool slow".to_owned()
+                ),
+                (
+                    CheckOutcome::Fail,
+                    "none: there is no StoragePool slow, slower".to_owned()
+                ),
+            ]
+        );
     }
 
     #[test]

@@ -35,6 +35,11 @@ pub(super) enum Problem {
     NoSpace(Shortage),
     /// No node could ever hold it.
     TooLarge(Shortage),
+    /// None of the pools of the class takes it, each for a reason of its own.
+    InNoPool {
+        requested: String,
+        problems: Vec<Problem>,
+    },
     /// The volume is smaller than requested.
     NotExpanded { volume: String, why: String },
     /// The attributes of the claim are not applied.
@@ -56,7 +61,6 @@ pub(super) struct Shortage {
 /// A claim's requested volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct VolumeRequest {
-    pub(super) pool: String,
     pub(super) provisioning: Provisioning,
     size: Bytes,
 }
@@ -72,7 +76,7 @@ pub(super) enum NodeRoom {
 
 impl VolumeRequest {
     /// Parses a claim; `None` if its size cannot be read.
-    pub(super) fn of(spec: &PersistentVolumeClaimSpec, parameters: Parameters) -> Option<Self> {
+    pub(super) fn of(spec: &PersistentVolumeClaimSpec, parameters: &Parameters) -> Option<Self> {
         let requests = spec.resources.as_ref()?.requests.as_ref()?;
         let requested: Bytes = requests.get("storage")?.0.parse().ok()?;
         let least = if spec.volume_mode.as_deref() == Some("Block") {
@@ -81,15 +85,14 @@ impl VolumeRequest {
             parameters.filesystem.unwrap_or_default().minimum_size()
         };
         Some(Self {
-            pool: parameters.pool,
             provisioning: parameters.attributes.provisioning,
             size: requested.round_up_to_mib()?.max(least),
         })
     }
 
-    /// The problem that keeps it from being placed on any node.
-    pub(super) fn problem(&self, rooms: &RoomSummary) -> Option<Problem> {
-        let pool = self.pool.clone();
+    /// The problem that keeps it from being placed in a pool on any node.
+    pub(super) fn problem(&self, pool: &str, rooms: &RoomSummary) -> Option<Problem> {
+        let pool = pool.to_owned();
         if !rooms.is_carried {
             return Some(Problem::NoNodes { pool });
         }
@@ -112,11 +115,23 @@ impl VolumeRequest {
             Some(Problem::TooLarge(shortage(usable)))
         }
     }
+
+    /// The problem of a claim, from those of all pools of its class.
+    pub(super) fn problem_of_all(&self, mut problems: Vec<Problem>) -> Option<Problem> {
+        if problems.len() > 1 {
+            let requested = format!("{} ({})", self.size, self.provisioning);
+            return Some(Problem::InNoPool {
+                requested,
+                problems,
+            });
+        }
+        problems.pop()
+    }
 }
 
 impl Problem {
     /// Reason of the event.
-    pub(super) const fn reason(&self) -> EventReason {
+    pub(super) fn reason(&self) -> EventReason {
         match self {
             Self::Parameters { .. } => EventReason::InvalidParameters,
             Self::PoolMissing { .. } => EventReason::PoolMissing,
@@ -125,6 +140,7 @@ impl Problem {
             Self::NotReady { .. } => EventReason::PoolNotReady,
             Self::NoSpace(_) => EventReason::NoSpace,
             Self::TooLarge(_) => EventReason::TooLarge,
+            Self::InNoPool { problems, .. } => most_hopeful(problems),
             Self::NotExpanded { .. } => EventReason::VolumeNotExpanded,
             Self::NotModified { .. } => EventReason::VolumeNotModified,
             Self::NotLimited { .. } => EventReason::VolumeNotLimited,
@@ -140,7 +156,8 @@ impl Problem {
             | Self::NoNodes { .. }
             | Self::NotReady { .. }
             | Self::NoSpace(_)
-            | Self::TooLarge(_) => "Provisioning",
+            | Self::TooLarge(_)
+            | Self::InNoPool { .. } => "Provisioning",
             Self::NotExpanded { .. } => "Expanding",
             Self::NotModified { .. } | Self::NotLimited { .. } => "Modifying",
         }
@@ -181,17 +198,25 @@ impl Problem {
                 )
             }
             Self::NoSpace(shortage) => format!(
-                "{}: the largest that fits now is {} on node {}; delete volumes, or give the pool more space or nodes",
+                "{}: {}; delete volumes, or give the pool more space or nodes",
                 shortage.requested(),
-                shortage.best,
-                shortage.node
+                shortage.fits_now()
             ),
             Self::TooLarge(shortage) => format!(
-                "{}: the most that a node could hold is {} on node {}; ask for less, or give the pool more space",
+                "{}: {}; ask for less, or give the pool more space",
                 shortage.requested(),
-                shortage.best,
-                shortage.node
+                shortage.fits_at_most()
             ),
+            Self::InNoPool {
+                requested,
+                problems,
+            } => {
+                let causes: Vec<String> = problems.iter().filter_map(Self::cause).collect();
+                format!(
+                    "no StoragePool of the class takes {requested}: {}",
+                    causes.join("; ")
+                )
+            }
             Self::NotExpanded { volume, why } => format!("volume {volume}: {why}"),
             Self::NotModified { volume, why } => {
                 format!("the attributes of volume {volume} are not applied: {why}")
@@ -203,15 +228,64 @@ impl Problem {
     }
 }
 
-impl Shortage {
-    fn requested(&self) -> String {
-        let kind = match self.provisioning {
-            Provisioning::Thin => "thin",
-            Provisioning::Thick => "thick",
+impl Problem {
+    /// Name of the pool, and why it does not take the claim; None if the problem is not about one pool.
+    fn cause(&self) -> Option<String> {
+        let (pool, why) = match self {
+            Self::PoolMissing { pool, .. } => (pool, "it does not exist".to_owned()),
+            Self::Overcommitted { pool, .. } => (
+                pool,
+                "it allows overcommitment, so it holds thin volumes only".to_owned(),
+            ),
+            Self::NoNodes { pool } => (pool, "no node that the claim allows carries it".to_owned()),
+            Self::NotReady { pool, nodes } => (pool, nodes.join(", ")),
+            Self::NoSpace(shortage) => (&shortage.pool, shortage.fits_now()),
+            Self::TooLarge(shortage) => (&shortage.pool, shortage.fits_at_most()),
+            Self::Parameters { .. }
+            | Self::InNoPool { .. }
+            | Self::NotExpanded { .. }
+            | Self::NotModified { .. }
+            | Self::NotLimited { .. } => return None,
         };
+        Some(format!("{pool}: {why}"))
+    }
+}
+
+/// The reason among those of several pools that is nearest to a place for the claim.
+fn most_hopeful(problems: &[Problem]) -> EventReason {
+    let order = [
+        EventReason::NoSpace,
+        EventReason::TooLarge,
+        EventReason::PoolNotReady,
+        EventReason::PoolOvercommitted,
+        EventReason::NoNodes,
+    ];
+    let is_there = |reason: &EventReason| problems.iter().any(|it| it.reason() == *reason);
+    let found = order.into_iter().find(is_there);
+    found.unwrap_or(EventReason::PoolMissing)
+}
+
+impl Shortage {
+    /// The largest volume that has room now.
+    fn fits_now(&self) -> String {
         format!(
-            "no node of StoragePool {} has room for {} ({kind})",
-            self.pool, self.requested
+            "the largest that fits now is {} on node {}",
+            self.best, self.node
+        )
+    }
+
+    /// The largest volume that a node could ever hold.
+    fn fits_at_most(&self) -> String {
+        format!(
+            "the most that a node could hold is {} on node {}",
+            self.best, self.node
+        )
+    }
+
+    fn requested(&self) -> String {
+        format!(
+            "no node of StoragePool {} has room for {} ({})",
+            self.pool, self.requested, self.provisioning
         )
     }
 }
@@ -248,7 +322,6 @@ mod tests {
 
     fn requested(size: Bytes) -> VolumeRequest {
         VolumeRequest {
-            pool: "fast".to_owned(),
             provisioning: Provisioning::Thin,
             size,
         }
@@ -269,11 +342,15 @@ mod tests {
     }
 
     fn problem(size: u64, rooms: &[(&str, NodeRoom)]) -> Option<Problem> {
+        in_pool("fast", size, rooms)
+    }
+
+    fn in_pool(pool: &str, size: u64, rooms: &[(&str, NodeRoom)]) -> Option<Problem> {
         let rooms = rooms.iter();
         let rooms = rooms.map(|(node, room)| ((*node).to_owned(), Arc::new(room.clone())));
         let rooms: Vec<_> = rooms.collect();
         let summary = RoomSummary::of(rooms.iter().map(|(node, room)| (node, room)));
-        requested(Bytes::gib(size)).problem(&summary)
+        requested(Bytes::gib(size)).problem(pool, &summary)
     }
 
     #[test]
@@ -310,6 +387,45 @@ mod tests {
     }
 
     #[test]
+    fn the_note_names_the_reason_of_each_pool_of_the_class() {
+        let of_pools = |problems: &[Option<Problem>]| {
+            let problems = problems.iter().flatten().cloned().collect();
+            requested(Bytes::gib(8)).problem_of_all(problems).unwrap()
+        };
+        let full = in_pool("nvme-0", 8, &[("w1", free(3, 9))]);
+        let small = in_pool("nvme-1", 8, &[("w1", free(2, 4))]);
+        let missing = Some(Problem::PoolMissing {
+            class: "gold".to_owned(),
+            pool: "nvme-2".to_owned(),
+        });
+        let silent = in_pool("nvme-3", 8, &[("w1", broken())]);
+        let found = of_pools(&[
+            missing.clone(),
+            small.clone(),
+            full.clone(),
+            silent.clone(),
+            in_pool("nvme-4", 8, &[]),
+        ]);
+        assert_eq!(found.reason(), EventReason::NoSpace);
+        assert_eq!(
+            found.note(),
+            "no StoragePool of the class takes 8Gi (thin): nvme-2: it does not exist; \
+             nvme-1: the most that a node could hold is 4Gi on node w1; \
+             nvme-0: the largest that fits now is 3Gi on node w1; \
+             nvme-3: w1: no pod of the node plugin runs; \
+             nvme-4: no node that the claim allows carries it"
+        );
+        for (problems, reason) in [
+            ([small.clone(), silent.clone()], EventReason::TooLarge),
+            ([missing.clone(), silent], EventReason::PoolNotReady),
+            ([missing.clone(), missing], EventReason::PoolMissing),
+        ] {
+            assert_eq!(of_pools(&problems).reason(), reason);
+        }
+        assert_eq!(of_pools(std::slice::from_ref(&full)), full.unwrap());
+    }
+
+    #[test]
     fn the_size_is_what_the_driver_would_make_of_it() {
         let size = |text: &str, mode: &str, filesystem: Option<&str>| {
             let spec: PersistentVolumeClaimSpec = serde_json::from_value(json!({
@@ -320,7 +436,7 @@ mod tests {
             let pairs = [("pool", "fast"), (FSTYPE, filesystem.unwrap_or_default())];
             let pairs = pairs.map(|(key, value)| (key.to_owned(), value.to_owned()));
             let parameters = Parameters::of_class(&BTreeMap::from(pairs)).unwrap();
-            VolumeRequest::of(&spec, parameters).map(|requested| requested.size)
+            VolumeRequest::of(&spec, &parameters).map(|requested| requested.size)
         };
         assert_eq!(size("1", "Filesystem", None), Some(Bytes::mib(16)));
         assert_eq!(size("1", "Filesystem", Some("xfs")), Some(Bytes::mib(300)));

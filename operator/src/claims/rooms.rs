@@ -1,11 +1,11 @@
-//! The room that each node has for the claims of a class. It is computed once for a class, and
-//! recomputed only for nodes that have changed, regardless of the number of waiting claims.
+//! The room that each node has for the claims of a class. It is computed once for each pool of a class,
+//! and recomputed only for nodes that have changed, regardless of the number of waiting claims.
 //!
 //! *Invariant:* a room is computed from the caches alone.
 
 use std::{collections::HashMap, sync::Arc};
 
-use cistern_crds::{Bytes, Parameters, Provisioning, StorageNode};
+use cistern_crds::{Bytes, Provisioning, StorageNode};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
@@ -15,12 +15,13 @@ use crate::{
     availability::pool_for_new_volumes, by_node::ByNode, cluster_state::ClusterState, registration,
 };
 
-/// The rooms of every class, by its name and the provisioning of the volume.
+/// The rooms in the pools of every class, by the names of class and pool and the provisioning of the
+/// volume.
 #[derive(Debug, Default)]
-pub(super) struct Rooms(Mutex<HashMap<(String, Provisioning), RoomsOfClass>>);
+pub(super) struct Rooms(Mutex<HashMap<(String, String, Provisioning), RoomsOfPool>>);
 
 #[derive(Debug, Default)]
-struct RoomsOfClass {
+struct RoomsOfPool {
     nodes: ByNode<NodeRoom>,
     summary: Arc<RoomSummary>,
 }
@@ -42,14 +43,14 @@ impl Rooms {
     /// Marks the rooms of a node as out of date, because the node or its cached objects have
     /// changed.
     pub(super) fn outdate(&self, node: &str) {
-        for class in self.0.lock().values_mut() {
-            class.nodes.outdate(node);
+        for pool in self.0.lock().values_mut() {
+            pool.nodes.outdate(node);
         }
     }
 
     /// Forgets a class that has changed or is gone.
     pub(super) fn forget(&self, class: &str) {
-        self.0.lock().retain(|(name, _), _| name != class);
+        self.0.lock().retain(|(name, ..), _| name != class);
     }
 
     /// Forgets every class.
@@ -57,22 +58,23 @@ impl Rooms {
         self.0.lock().clear();
     }
 
-    /// The rooms for volumes of a class with these parameters.
+    /// The rooms in a pool for volumes of a class with this provisioning.
     pub(super) fn of(
         &self,
         cluster: &ClusterState,
         class: &StorageClass,
-        parameters: &Parameters,
+        pool: &str,
+        provisioning: Provisioning,
     ) -> Arc<RoomSummary> {
-        let mut classes = self.0.lock();
-        let known = classes
-            .entry((class.name_any(), parameters.attributes.provisioning))
+        let mut pools = self.0.lock();
+        let known = pools
+            .entry((class.name_any(), pool.to_owned(), provisioning))
             .or_default();
         let all = || {
             let nodes = cluster.storage_nodes.all();
             nodes.iter().map(|node| node.name_any()).collect()
         };
-        let room = |node: &str| room(cluster, class, parameters, node);
+        let room = |node: &str| room(cluster, class, pool, provisioning, node);
         if known.nodes.refresh(all, room) {
             known.summary = Arc::new(RoomSummary::of(known.nodes.values()));
         }
@@ -106,27 +108,28 @@ impl RoomSummary {
     }
 }
 
-/// Room on a node for volumes of a class; None if the node does not carry the pool, or if the class
+/// Room in a pool on a node for volumes of a class; None if the node does not carry the pool, or if the class
 /// does not allow the node.
 fn room(
     cluster: &ClusterState,
     class: &StorageClass,
-    parameters: &Parameters,
+    pool: &str,
+    provisioning: Provisioning,
     name: &str,
 ) -> Option<NodeRoom> {
     let guard = cluster.storage_node(name)?;
     let node: &StorageNode = guard.0.as_ref().ok()?;
     let mut carried = node.spec.pools.iter();
-    let is_carried = carried.any(|pool| pool.name == parameters.pool);
+    let is_carried = carried.any(|entry| entry.name == pool);
     let kubernetes_node = cluster.node(name)?;
     if !is_carried || !problem::allows(class, kubernetes_node.metadata.labels.as_ref()) {
         return None;
     }
     let registration = registration::observe(cluster, name);
     Some(
-        match pool_for_new_volumes(&parameters.pool, Some(node), &registration) {
+        match pool_for_new_volumes(pool, Some(node), &registration) {
             Ok(status) => NodeRoom::Free {
-                largest: status.largest_volume(parameters.attributes.provisioning),
+                largest: status.largest_volume(provisioning),
                 usable: status.usable,
             },
             Err(refusal) => NodeRoom::None(refusal),
@@ -179,9 +182,9 @@ mod tests {
             "metadata": {"name": "fast"}, "provisioner": names::DRIVER, "parameters": {"pool": "fast"},
         }))
         .unwrap();
-        let parameters = Parameters::of_class(class.parameters.iter().flatten()).unwrap();
         let rooms = Rooms::default();
-        let refused = || rooms.of(&cluster, &class, &parameters).refused.len();
+        let of_pool = |pool| rooms.of(&cluster, &class, pool, Provisioning::Thin);
+        let refused = || of_pool("fast").refused.len();
         // No agent runs, so each node refuses with its reason.
         assert_eq!(refused(), 2);
         let node = storage_node("w2").build();
@@ -190,9 +193,12 @@ mod tests {
         rooms.outdate("w2");
         assert_eq!(refused(), 1, "w2 no longer carries the pool");
         rooms.outdate("w1");
-        let before = rooms.of(&cluster, &class, &parameters);
-        let after = rooms.of(&cluster, &class, &parameters);
+        let (before, after) = (of_pool("fast"), of_pool("fast"));
         assert!(Arc::ptr_eq(&before, &after), "nothing has changed");
+        assert!(
+            !of_pool("slow").is_carried,
+            "each pool has rooms of its own"
+        );
     }
 
     #[test]

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use cistern_crds::{Bytes, FilesystemType, Provisioning, StorageNode, names};
+use cistern_crds::{Bytes, FilesystemType, PoolNames, Provisioning, StorageNode, names};
 use kube::ResourceExt as _;
 
 /// The volumes for which room is requested.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CapacityQuery {
-    /// The pool of the volumes; None for the sum of all pools.
-    pub pool: Option<String>,
+    /// The pools that the volumes may come from; None for all pools.
+    pub pools: Option<PoolNames>,
     /// Whether the volumes are thick or thin.
     pub provisioning: Provisioning,
     /// The filesystem of the volumes; None if it is unknown.
@@ -21,9 +21,9 @@ pub struct CapacityQuery {
 /// Room for new volumes (GC-02, GC-06, GC-07).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
-    /// The sum of the room on all nodes in bytes.
+    /// The sum of the room of all pools on all nodes in bytes.
     pub available: Bytes,
-    /// The size of the largest possible volume in bytes.
+    /// The size of the largest possible volume in bytes: that of one pool on one node.
     pub maximum: Bytes,
     /// The size of the smallest possible volume in bytes; None if it is unknown.
     pub minimum: Option<Bytes>,
@@ -47,7 +47,10 @@ pub(super) fn capacity(query: &CapacityQuery, nodes: &[Arc<StorageNode>]) -> Cap
         if !counts(&names::topology_value(&node.name_any())) {
             continue;
         }
-        let asked = |name: &&str| query.pool.as_ref().is_none_or(|pool| pool == name);
+        let asked = |name: &&str| {
+            let pools = query.pools.as_ref();
+            pools.is_none_or(|pools| pools.contains(name))
+        };
         let declared = node.spec.pools.iter().map(|pool| pool.name.as_str());
         for pool in declared
             .filter(asked)
@@ -72,7 +75,7 @@ mod tests {
 
     fn query(pool: Option<&str>, places: Option<&[&str]>) -> CapacityQuery {
         CapacityQuery {
-            pool: pool.map(str::to_owned),
+            pools: pool.map(|pools| pools.parse().unwrap()),
             places: places.map(|places| places.iter().map(|&p| p.to_owned()).collect()),
             ..CapacityQuery::default()
         }
@@ -109,6 +112,30 @@ mod tests {
                 (found.available, found.maximum),
                 (Bytes::gib(available), Bytes::gib(maximum)),
                 "{pool:?} in {places:?}"
+            );
+        }
+    }
+
+    // Shows: GC-06, GC-08.
+    #[test]
+    fn gc_04_several_pools_add_up_and_the_largest_volume_is_that_of_one() {
+        let mut two = node("a", Bytes::gib(3), Bytes::gib(10));
+        let entry = &mut two.spec.pools;
+        entry.push(entry[0].clone());
+        (entry[1].name, entry[1].uid) = ("slow".to_owned(), "uid-slow".to_owned());
+        let reports = &mut two.status.as_mut().unwrap().pools;
+        reports.push(reports[0].clone());
+        (reports[1].name, reports[1].uid) = ("slow".to_owned(), "uid-slow".to_owned());
+        reports[1].thin_room = Bytes::gib(4);
+        let nodes = [Arc::new(two)];
+        for (pools, available, maximum) in
+            [("fast", 3, 3), ("fast,slow", 7, 4), ("slow,gone", 4, 4)]
+        {
+            let found = capacity(&query(Some(pools), Some(&["a"])), &nodes);
+            assert_eq!(
+                (found.available, found.maximum),
+                (Bytes::gib(available), Bytes::gib(maximum)),
+                "{pools}"
             );
         }
     }

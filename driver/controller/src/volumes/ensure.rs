@@ -4,12 +4,16 @@
 //! withdrawn first. An admitted object stays, and the error is not final
 //! ([`objects::Error::Pending`]).
 
-use cistern_crds::{PoolVolume, names::SELECTED_NODE_ANNOTATION};
+use cistern_crds::{PoolVolume, PoolVolumeSpec, names::SELECTED_NODE_ANNOTATION};
 use futures::FutureExt as _;
 use kube::ResourceExt as _;
 use tokio::time::Instant;
 
-use super::{Error, ListedVolume, NewVolume, Volumes, placement, source};
+use super::{
+    Error, ListedVolume, NewVolume, Volumes,
+    placement::{self, Choice},
+    source,
+};
 use crate::objects::{
     self,
     ensure::{Attempt, attempt},
@@ -18,7 +22,7 @@ use crate::objects::{
     in_flight::Operation,
 };
 
-/// Maximum number of nodes that one call tries. The caller repeats the call, and the published
+/// Maximum number of pools and nodes that one call tries. The caller repeats the call, and the published
 /// capacity has changed by then.
 const ATTEMPTS: usize = 5;
 
@@ -39,7 +43,7 @@ impl Volumes {
             .await
     }
 
-    /// Tries one node after another until one has created the volume.
+    /// Tries one pool of one node after another until an agent has created the volume.
     async fn ensure_ready(
         &self,
         wanted: &NewVolume,
@@ -68,50 +72,54 @@ impl Volumes {
         wanted: &NewVolume,
         refusals: &[Refusal],
     ) -> Result<Option<PoolVolume>, Error> {
-        let (node, object) = match &wanted.source {
+        let object = match &wanted.source {
             None => {
-                let node = self.choose(wanted, refusals).await?;
-                let object = wanted.on_node(&node, None);
-                (node, object)
+                let Choice { node, pool, .. } = self.choose(wanted, refusals).await?;
+                wanted.in_pool(&pool, &node, None)
             }
             Some(reference) => {
                 let source = self.source(reference).await?;
                 let wanted = source.complete(wanted)?;
                 let chosen = self.choose(&wanted, refusals).await;
-                let node = chosen.map_err(|error| source.misplaced(error))?;
-                let object = wanted.on_node(&node, Some(source.content()));
-                (node, object)
+                let Choice { node, pool, .. } = chosen.map_err(|error| source.misplaced(error))?;
+                wanted.in_pool(&pool, &node, Some(source.content()))
             }
         };
         let created = self.objects.create(&object).await?;
         if let Some(volume) = &created {
-            tracing::info!(volume = volume.name_any(), node, "volume placed");
+            let PoolVolumeSpec {
+                node_name,
+                pool_name,
+                ..
+            } = &volume.spec;
+            let volume = volume.name_any();
+            tracing::info!(volume, node = node_name, pool = pool_name, "volume placed");
         }
         Ok(created)
     }
 
-    /// Chooses the first node with room. If the scheduler has chosen a node for the pod, chooses no
+    /// Chooses the first node with room, and its pool. If the scheduler has chosen a node for the pod, chooses no
     /// other node and fails: the scheduler must choose again, because only it knows the pod.
-    async fn choose(&self, wanted: &NewVolume, refusals: &[Refusal]) -> Result<String, Error> {
+    async fn choose(&self, wanted: &NewVolume, refusals: &[Refusal]) -> Result<Choice, Error> {
         let no_room = |why: String| placement::Error::NoRoom {
-            pool: wanted.pool.clone(),
+            pools: wanted.pools.clone(),
             size: wanted.size.chosen,
             why,
         };
         if refusals.len() >= ATTEMPTS {
             let each: Vec<String> = refusals
                 .iter()
-                .map(|refusal| format!("{} refused: {}", refusal.node, refusal.why))
+                .map(|Refusal { node, pool, why }| format!("{node} refused in pool {pool}: {why}"))
                 .collect();
             return Err(no_room(each.join("; ")).into());
         }
         let nodes = self.objects.nodes().all().ok_or(objects::Error::Starting)?;
         let choice = placement::choose(wanted, &nodes, refusals)?;
-        match choice.passed_over {
+        match &choice.passed_over {
             Some(why) if self.scheduler_has_chosen(wanted).await? => {
                 Err(no_room(format!("{why}, and the scheduler has chosen it")).into())
             }
-            Some(_) | None => Ok(choice.node),
+            Some(_) | None => Ok(choice),
         }
     }
 
@@ -133,7 +141,7 @@ impl Volumes {
     }
 }
 
-/// Returns a refusal that other nodes, or the same node later, may not repeat. Fails if the refusal
+/// Returns a refusal that other pools and nodes, or the same pool later, may not repeat. Fails if the refusal
 /// is final.
 fn unless_final(wanted: &NewVolume, refusal: Refusal) -> Result<Refusal, Error> {
     let source = wanted.source.as_ref();

@@ -1,24 +1,29 @@
-//! Chooses the node for a new volume. Pure: from a request and the nodes as last seen in the watch.
+//! Chooses the node and the pool for a new volume. Pure: from a request and the nodes as last seen in the
+//! watch.
 
 use std::{
+    cmp::Reverse,
     collections::{HashMap, HashSet},
     sync::Arc,
 };
 
-use cistern_crds::{Bytes, Explanation, NodePoolStatus, Reason, StorageNode, names};
+use cistern_crds::{Bytes, Explanation, NodePoolStatus, PoolNames, Reason, StorageNode, names};
 use kube::ResourceExt as _;
 
 use super::request::NewVolume;
 use crate::objects::follow::Refusal;
 
-/// Maximum number of nodes that an error names.
+/// Maximum number of pools on nodes that an error names, unless the class has more pools: an error always
+/// says why each pool of at least one node cannot take the volume.
 const NAMED: usize = 4;
 
-/// A node for the volume.
+/// A node and a pool for the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Choice {
     /// Name of the StorageNode.
     pub node: String,
+    /// Name of the StoragePool.
+    pub pool: String,
     /// Why it is not the node that the request prefers most; None if it is, or if the request
     /// prefers none.
     pub passed_over: Option<String>,
@@ -29,34 +34,32 @@ pub(super) struct Choice {
 pub enum Error {
     /// No node can take it now. A deletion, a larger pool, a returning node or another pool can
     /// change that.
-    #[error("no node can take a volume of {size} from pool {pool}: {why}")]
+    #[error("no node can take a volume of {size} from {pools}: {why}")]
     NoRoom {
-        /// Name of the StoragePool.
-        pool: String,
+        /// The StoragePools of the class.
+        pools: PoolNames,
         /// Size of the requested volume in bytes.
         size: Bytes,
-        /// The reason of each node.
+        /// The reason of each node and pool.
         why: String,
     },
     /// No node could hold it, even with an empty pool (CV-10, GC-06).
-    #[error(
-        "{size} is more than pool {pool} can hold on any node: the largest volume is {largest}"
-    )]
+    #[error("{size} is more than any node can hold in {pools}: the largest volume is {largest}")]
     TooLarge {
-        /// Name of the StoragePool.
-        pool: String,
+        /// The StoragePools of the class.
+        pools: PoolNames,
         /// Size of the requested volume in bytes.
         size: Bytes,
-        /// The largest volume that a node could hold.
+        /// The largest volume that a pool on a node could hold.
         largest: Bytes,
     },
 }
 
-/// Chooses the first node in the order of the request that has room and has not refused. Fails if
-/// there is none.
+/// Chooses the first node in the order of the request that has room and has not refused, and on it the
+/// pool with the most room. Fails if there is none.
 ///
-/// The order is that of `preferred` and then of `requisite`; without any, the node with the most
-/// room comes first (TOP-06, TOP-21, TOP-23, TOP-24). Topology values without a node that carries the
+/// The order of the nodes is that of `preferred` and then of `requisite`; without any, the node with the
+/// most room comes first (TOP-06, TOP-21, TOP-23, TOP-24). Topology values without a node that carries a
 /// pool are skipped: the caller lists them from Node labels, which may be older than the pool.
 pub(super) fn choose(
     wanted: &NewVolume,
@@ -70,30 +73,30 @@ pub(super) fn choose(
     };
     let first = wanted.requirement.preferred.first();
     let passed_over = first
-        .filter(|&first| *first != names::topology_value(&chosen.name))
+        .filter(|&first| *first != names::topology_value(&chosen.node))
         .map(|first| {
-            let found = candidates
-                .iter()
-                .find(|c| names::topology_value(&c.name) == *first);
-            let why = found.and_then(|candidate| misfit(wanted, candidate, refusals));
-            format!(
-                "{first} {}",
-                why.unwrap_or_else(|| format!("does not carry pool {}", wanted.pool))
-            )
+            let is_first = |c: &&Candidate<'_>| names::topology_value(&c.node) == *first;
+            let on_first: Vec<&Candidate<'_>> = candidates.iter().filter(is_first).collect();
+            match on_first[..] {
+                [] => format!("{first} does not carry {}", wanted.pools),
+                _ => format!("{first} {}", why_not(wanted, &on_first, refusals)),
+            }
         });
     Ok(Choice {
-        node: chosen.name.clone(),
+        node: chosen.node.clone(),
+        pool: chosen.pool.to_owned(),
         passed_over,
     })
 }
 
-/// A node that the request allows, and the state of the pool there.
+/// A pool on a node that the request allows, and its state there.
 struct Candidate<'a> {
-    name: String,
-    pool: Result<&'a NodePoolStatus, Explanation>,
+    node: String,
+    pool: &'a str,
+    status: Result<&'a NodePoolStatus, Explanation>,
 }
 
-fn in_order<'a>(wanted: &NewVolume, nodes: &'a [Arc<StorageNode>]) -> Vec<Candidate<'a>> {
+fn in_order<'a>(wanted: &'a NewVolume, nodes: &'a [Arc<StorageNode>]) -> Vec<Candidate<'a>> {
     let requirement = &wanted.requirement;
     let requisite = requirement.requisite.as_ref();
     let allowed: Option<HashSet<&String>> = requisite.map(|values| values.iter().collect());
@@ -105,56 +108,68 @@ fn in_order<'a>(wanted: &NewVolume, nodes: &'a [Arc<StorageNode>]) -> Vec<Candid
     for (index, value) in order.enumerate() {
         position.entry(value).or_insert(index);
     }
-    let is_allowed = |candidate: &Candidate<'_>| {
-        let value = names::topology_value(&candidate.name);
+    let is_allowed = |node: &&Arc<StorageNode>| {
+        let value = names::topology_value(&node.name_any());
         allowed
             .as_ref()
             .is_none_or(|allowed| allowed.contains(&value))
     };
-    let mut candidates: Vec<Candidate<'_>> = nodes
-        .iter()
-        .map(|node| Candidate {
-            name: node.name_any(),
-            pool: node.pool_for_new_volumes(&wanted.pool),
+    let on_node = |node: &'a Arc<StorageNode>| {
+        wanted.pools.iter().map(move |pool| Candidate {
+            node: node.name_any(),
+            pool,
+            status: node.pool_for_new_volumes(pool),
         })
-        .filter(is_allowed)
-        .collect();
+    };
+    let mut candidates: Vec<Candidate<'_>> =
+        nodes.iter().filter(is_allowed).flat_map(on_node).collect();
+    // The sort is stable: of pools with equal room, the first of the class comes first.
     candidates.sort_by_cached_key(|candidate| {
-        let value = names::topology_value(&candidate.name);
+        let value = names::topology_value(&candidate.node);
         let position = position.get(&value).copied();
-        let room = candidate.pool.as_ref().map_or(Bytes::ZERO, |pool| {
+        let room = candidate.status.as_ref().map_or(Bytes::ZERO, |pool| {
             pool.room(wanted.attributes.provisioning)
         });
         (
             position.unwrap_or(usize::MAX),
-            std::cmp::Reverse(room),
-            candidate.name.clone(),
+            Reverse(room),
+            candidate.node.clone(),
         )
     });
     candidates
 }
 
-/// Why the node cannot take the volume; None if it can.
+/// Why the pool on the node cannot take the volume; None if it can. Names the pool if the class has
+/// several.
 fn misfit(wanted: &NewVolume, candidate: &Candidate<'_>, refusals: &[Refusal]) -> Option<String> {
-    if let Some(refusal) = refusals
-        .iter()
-        .find(|refusal| refusal.node == candidate.name)
-    {
-        return Some(format!("refused: {}", refusal.why));
+    let here = if wanted.pools.are_several() {
+        format!(" in pool {}", candidate.pool)
+    } else {
+        String::new()
+    };
+    if let Some(refusal) = refused(candidate, refusals) {
+        return Some(format!("refused{here}: {}", refusal.why));
     }
-    match &candidate.pool {
+    match &candidate.status {
         Err(why) => Some(why.to_string()),
         Ok(pool) => {
             let largest = pool.largest_volume(wanted.attributes.provisioning);
-            (largest < wanted.size.chosen).then(|| format!("has room for {largest}"))
+            (largest < wanted.size.chosen).then(|| format!("has room for {largest}{here}"))
         }
     }
+}
+
+/// The refusal of the agent for this pool.
+fn refused<'a>(candidate: &Candidate<'_>, refusals: &'a [Refusal]) -> Option<&'a Refusal> {
+    refusals
+        .iter()
+        .find(|refusal| refusal.node == candidate.node && refusal.pool == candidate.pool)
 }
 
 /// Whether the node carries the pool, and keeps it.
 fn carries(candidate: &Candidate<'_>) -> bool {
     !matches!(
-        &candidate.pool,
+        &candidate.status,
         Err(Explanation {
             reason: Reason::PoolUnknown | Reason::Retiring,
             ..
@@ -162,47 +177,70 @@ fn carries(candidate: &Candidate<'_>) -> bool {
     )
 }
 
-/// The error if no node fits. The volume is too large only if every node that carries the pool
-/// reports so: a node that is silent or not ready may be able to hold more.
+/// Why no pool of a node can take the volume. What applies to the node and so to all its pools is said
+/// once.
+fn why_not(wanted: &NewVolume, on_node: &[&Candidate<'_>], refusals: &[Refusal]) -> String {
+    let each = on_node.iter();
+    let mut each: Vec<String> = each.filter_map(|it| misfit(wanted, it, refusals)).collect();
+    each.dedup();
+    each.join(", ")
+}
+
+/// The error if no node fits. The volume is too large only if every pool of every node reports so: a
+/// node that is silent or not ready may be able to hold more.
 fn verdict(wanted: &NewVolume, candidates: &[Candidate<'_>], refusals: &[Refusal]) -> Error {
-    let pool = wanted.pool.clone();
+    let pools = wanted.pools.clone();
     let size = wanted.size.chosen;
     let carriers: Vec<&Candidate<'_>> = candidates
         .iter()
         .filter(|candidate| carries(candidate))
         .collect();
-    let too_large =
-        |candidate: &&Candidate<'_>| match refusals.iter().find(|r| r.node == candidate.name) {
-            Some(refusal) => refusal.why.reason == Reason::TooLarge,
-            None => candidate.pool.as_ref().is_ok_and(|pool| pool.usable < size),
-        };
+    let too_large = |candidate: &&Candidate<'_>| match refused(candidate, refusals) {
+        Some(refusal) => refusal.why.reason == Reason::TooLarge,
+        None => candidate
+            .status
+            .as_ref()
+            .is_ok_and(|pool| pool.usable < size),
+    };
     if !carriers.is_empty() && carriers.iter().all(too_large) {
         let usable =
-            |candidate: &&Candidate<'_>| candidate.pool.as_ref().ok().map(|pool| pool.usable);
+            |candidate: &&Candidate<'_>| candidate.status.as_ref().ok().map(|pool| pool.usable);
         let largest = carriers.iter().filter_map(usable).max().unwrap_or_default();
         return Error::TooLarge {
-            pool,
+            pools,
             size,
             largest: largest.round_down_to_mib(),
         };
     }
     let why = if carriers.is_empty() {
-        "no node that may be used carries the pool".to_owned()
+        format!("no node that may be used carries {pools}")
     } else {
-        let each = carriers.iter().take(NAMED).filter_map(|candidate| {
-            Some(format!(
-                "{} {}",
-                candidate.name,
-                misfit(wanted, candidate, refusals)?
-            ))
-        });
-        let mut each: Vec<String> = each.collect();
-        if carriers.len() > NAMED {
-            each.push(format!("and {} more", carriers.len() - NAMED));
-        }
-        each.join("; ")
+        of_each_node(wanted, &carriers, refusals)
     };
-    Error::NoRoom { pool, size, why }
+    Error::NoRoom { pools, size, why }
+}
+
+/// The reasons of the first nodes, and how many more there are.
+fn of_each_node(wanted: &NewVolume, carriers: &[&Candidate<'_>], refusals: &[Refusal]) -> String {
+    let mut nodes: Vec<(&str, Vec<&Candidate<'_>>)> = Vec::new();
+    let mut index: HashMap<&str, usize> = HashMap::new();
+    for &candidate in carriers {
+        let next = nodes.len();
+        let at = *index.entry(&candidate.node).or_insert(next);
+        match nodes.get_mut(at) {
+            Some((_, pools)) => pools.push(candidate),
+            None => nodes.push((&candidate.node, vec![candidate])),
+        }
+    }
+    let named = (NAMED / wanted.pools.count()).max(1);
+    let reason = |(node, pools): &(&str, Vec<&Candidate<'_>>)| {
+        format!("{node} {}", why_not(wanted, pools, refusals))
+    };
+    let mut each: Vec<String> = nodes.iter().take(named).map(reason).collect();
+    if nodes.len() > named {
+        each.push(format!("and {} more", nodes.len() - named));
+    }
+    each.join("; ")
 }
 
 #[cfg(test)]

@@ -4,7 +4,8 @@
 
 use cistern_crds::{
     AccessMode, AccessType, Bytes, ContentSource, ExtentSize, FilesystemType, HasImage as _,
-    MkfsOptions, PoolVolume, PoolVolumeSpec, VolumeAttributes, names, volume::ClaimReference,
+    MkfsOptions, PoolNames, PoolVolume, PoolVolumeSpec, VolumeAttributes, names,
+    volume::ClaimReference,
 };
 
 use super::SourceReference;
@@ -27,8 +28,8 @@ pub struct NewVolume {
     pub extent_size: Option<ExtentSize>,
     /// Access modes, sorted and without duplicates.
     pub access_modes: Vec<AccessMode>,
-    /// The StoragePool that it comes from.
-    pub pool: String,
+    /// The StoragePools that it may come from.
+    pub pools: PoolNames,
     /// The attributes that can change later.
     pub attributes: VolumeAttributes,
     /// The source to copy; None for an empty volume.
@@ -82,14 +83,19 @@ impl NewVolume {
         names::volume_name(&self.name)
     }
 
-    /// The custom resource for this volume on a node.
-    pub fn on_node(&self, node: &str, content_source: Option<ContentSource>) -> PoolVolume {
+    /// The custom resource for this volume in a pool of a node.
+    pub fn in_pool(
+        &self,
+        pool: &str,
+        node: &str,
+        content_source: Option<ContentSource>,
+    ) -> PoolVolume {
         PoolVolume::desired(
             &self.id(),
             PoolVolumeSpec {
                 requested_name: self.name.clone(),
                 node_name: node.to_owned(),
-                pool_name: self.pool.clone(),
+                pool_name: pool.to_owned(),
                 size: self.size.chosen,
                 access_type: self.access_type,
                 filesystem: self.filesystem,
@@ -119,10 +125,10 @@ impl NewVolume {
         } else if made_from != self.source {
             let source = made_from.map(|source| format!("it was made from {}", source.named()));
             Some(source.unwrap_or_else(|| "it was made empty".to_owned()))
-        } else if spec.pool_name != self.pool {
+        } else if !self.pools.contains(&spec.pool_name) {
             Some(format!(
-                "it is in pool {}, not {}",
-                spec.pool_name, self.pool
+                "it is in pool {}, not in {}",
+                spec.pool_name, self.pools
             ))
         } else if spec.attributes != self.attributes {
             Some(format!("its attributes are {}", spec.attributes))
@@ -189,7 +195,7 @@ pub(crate) mod tests {
             mkfs_options: MkfsOptions::default(),
             extent_size: None,
             access_modes: vec![AccessMode::SingleNodeWriter],
-            pool: "fast".to_owned(),
+            pools: PoolNames::only("fast"),
             attributes: VolumeAttributes::default(),
             source: None,
             claim: None,
@@ -200,7 +206,19 @@ pub(crate) mod tests {
     #[test]
     fn cv_06_a_volume_is_what_its_own_request_asks_for() {
         let wanted = wanted("pvc-1");
-        assert_eq!(wanted.difference(&wanted.on_node("n1", None)), None);
+        assert_eq!(wanted.difference(&wanted.in_pool("fast", "n1", None)), None);
+    }
+
+    #[test]
+    fn cv_06_a_volume_in_any_pool_of_its_class_is_what_the_request_asks_for() {
+        let mut wanted = wanted("pvc-1");
+        wanted.pools = "nvme-0,nvme-1".parse().unwrap();
+        for pool in ["nvme-0", "nvme-1"] {
+            assert_eq!(wanted.difference(&wanted.in_pool(pool, "n1", None)), None);
+        }
+        let difference = wanted.difference(&wanted.in_pool("nvme-2", "n1", None));
+        let expected = "it is in pool nvme-2, not in any of the pools nvme-0, nvme-1";
+        assert_eq!(difference.as_deref(), Some(expected));
     }
 
     type Change = fn(&mut NewVolume);
@@ -208,10 +226,10 @@ pub(crate) mod tests {
     #[test]
     fn cv_07_top_19_whatever_differs_is_named() {
         let wanted = wanted("pvc-1");
-        let existing = wanted.on_node("n1", None);
+        let existing = wanted.in_pool("fast", "n1", None);
         let changes: [(&str, Change); 9] = [
             ("another name", |w| w.name = "other".to_owned()),
-            ("pool fast", |w| w.pool = "slow".to_owned()),
+            ("pool fast", |w| w.pools = "slow,slower".parse().unwrap()),
             ("thin", |w| w.attributes.provisioning = Provisioning::Thick),
             ("ext4", |w| w.filesystem = Some(FilesystemType::Xfs)),
             ("ext4", |w| {
@@ -238,7 +256,7 @@ pub(crate) mod tests {
     #[test]
     fn only_what_no_agent_has_admitted_at_an_excluded_node_is_left_behind() {
         let mut wanted = wanted("pvc-1");
-        let mut existing = wanted.on_node("n1", None);
+        let mut existing = wanted.in_pool("fast", "n1", None);
         assert!(!wanted.is_left_behind(&existing));
         wanted.requirement.requisite = Some(vec!["n2".to_owned()]);
         assert!(wanted.is_left_behind(&existing));
@@ -263,7 +281,7 @@ pub(crate) mod tests {
             name: "s-1".to_owned(),
             image: "uid-1".to_owned(),
         };
-        let existing = copy.on_node("n1", Some(content));
+        let existing = copy.in_pool("fast", "n1", Some(content));
         assert_eq!(copy.difference(&existing), None);
         copy.filesystem = None;
         assert_eq!(copy.difference(&existing), None, "the source's filesystem");
@@ -276,14 +294,14 @@ pub(crate) mod tests {
             copy.source = Some(other);
             assert!(copy.difference(&existing).is_some());
         }
-        let existing = empty.on_node("n1", None);
+        let existing = empty.in_pool("fast", "n1", None);
         assert_eq!(copy.difference(&existing).unwrap(), "it was made empty");
     }
 
     #[test]
     fn cv_07_what_was_made_to_be_read_is_not_what_is_to_be_written() {
         let mut wanted = wanted("pvc-1");
-        let mut existing = wanted.on_node("n1", None);
+        let mut existing = wanted.in_pool("fast", "n1", None);
         existing.spec.access_modes = vec![AccessMode::SingleNodeReaderOnly];
         let difference = wanted.difference(&existing).unwrap();
         assert!(difference.contains("SingleNodeReaderOnly"), "{difference}");
@@ -294,7 +312,7 @@ pub(crate) mod tests {
     #[test]
     fn cv_06_a_claim_whose_mode_has_another_name_since_an_upgrade_finds_its_volume() {
         let mut wanted = wanted("pvc-1");
-        let existing = wanted.on_node("n1", None);
+        let existing = wanted.in_pool("fast", "n1", None);
         wanted.access_modes = vec![AccessMode::SingleNodeMultiWriter];
         assert_eq!(wanted.difference(&existing), None);
     }
@@ -302,7 +320,7 @@ pub(crate) mod tests {
     #[test]
     fn cv_23_an_existing_size_within_the_range_is_compatible() {
         let mut wanted = wanted("pvc-1");
-        let existing = wanted.on_node("n1", None);
+        let existing = wanted.in_pool("fast", "n1", None);
         wanted.size = SizeRange {
             required: Bytes::mib(512),
             limit: Some(Bytes::gib(2)),

@@ -4,8 +4,8 @@
 //! and at least as large. A later object with the source's name is not the source.
 
 use cistern_crds::{
-    AccessType, Bytes, ConditionType, ContentSource, FilesystemType, HasImage, PoolSnapshot,
-    PoolVolume, Reason, SourceKind, condition, names,
+    AccessType, Bytes, ConditionType, ContentSource, FilesystemType, HasImage, PoolNames,
+    PoolSnapshot, PoolVolume, Reason, SourceKind, condition, names,
 };
 
 use super::{ListedVolume, NewVolume, Requirement, Volumes, placement};
@@ -121,8 +121,8 @@ impl Source {
         }
     }
 
-    /// Completes the request for a copy: at least as large as the source, with its filesystem and
-    /// its node, regardless of other preferences.
+    /// Completes the request for a copy: at least as large as the source, with its filesystem, its node
+    /// and its pool, regardless of other preferences.
     ///
     /// mkfs options apply to empty volumes only. Fails if the request is incompatible with the
     /// source, if its limit is too small, or if it does not allow the node of the source.
@@ -144,6 +144,7 @@ impl Source {
         let mut completed = wanted.clone();
         completed.size.chosen = chosen;
         completed.filesystem = self.filesystem;
+        completed.pools = PoolNames::only(&self.pool);
         if !wanted.requirement.allows(&self.node) {
             let why = "accessibility_requirements leave it out".to_owned();
             return Err(self.no_room(chosen, why).into());
@@ -177,10 +178,10 @@ impl Source {
     }
 
     fn difference(&self, wanted: &NewVolume) -> Option<String> {
-        if wanted.pool != self.pool {
+        if !wanted.pools.contains(&self.pool) {
             return Some(format!(
-                "it is in StoragePool {}, and {} is asked for: use a class of {}",
-                self.pool, wanted.pool, self.pool
+                "it is in StoragePool {}, and its class asks for {}: use a class of {}",
+                self.pool, wanted.pools, self.pool
             ));
         }
         match (self.access_type, wanted.access_type) {

@@ -52,7 +52,7 @@ impl FromRequest<v1::CreateVolumeRequest> for NewVolume {
             mkfs_options,
             extent_size: parameters.extent_size,
             access_modes: access_modes(&capabilities),
-            pool: parameters.pool,
+            pools: parameters.pools,
             attributes,
             source,
             claim: claim(&request.parameters),

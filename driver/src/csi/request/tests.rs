@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use cistern_controller::volumes::NewVolume;
 use cistern_crds::{
-    AccessMode, AccessType, Bytes, Provisioning, SourceKind, VolumeAttributes, names,
+    AccessMode, AccessType, Bytes, PoolNames, Provisioning, SourceKind, VolumeAttributes, names,
     parameters::{FSTYPE, MKFS_OPTIONS},
 };
 use proptest::prelude::*;
@@ -56,8 +56,8 @@ fn a_plain_request_becomes_a_volume_with_our_defaults() {
     let wanted = read(|_| {}).unwrap();
     assert_eq!(wanted.name, "pvc-1");
     assert_eq!(
-        (wanted.pool.as_str(), wanted.attributes.provisioning),
-        ("fast", Provisioning::Thin)
+        (wanted.pools, wanted.attributes.provisioning),
+        (PoolNames::only("fast"), Provisioning::Thin)
     );
     assert_eq!(wanted.filesystem, Some(FilesystemType::Ext4));
     assert_eq!(wanted.access_modes, [AccessMode::SingleNodeWriter]);
@@ -403,7 +403,7 @@ fn validate(
         ..v1::ValidateVolumeCapabilitiesRequest::default()
     };
     change(&mut request);
-    let volume = read(|_| {}).unwrap().on_node("n1", None);
+    let volume = read(|_| {}).unwrap().in_pool("fast", "n1", None);
     Ok(ValidateVolumeCapabilities::from_request(request)?.mismatch(&volume))
 }
 
@@ -417,7 +417,7 @@ fn vvc_02_vvc_03_vcp_01_a_malformed_query_is_an_error() {
 
 #[test]
 fn vvc_05_vvc_09_vvc_10_a_mismatch_is_reported_without_an_error() {
-    let confirmed: [fn(&mut v1::ValidateVolumeCapabilitiesRequest); 5] = [
+    let confirmed: [fn(&mut v1::ValidateVolumeCapabilitiesRequest); 6] = [
         |_| {},
         // The modes of `ReadWriteOnce` and `ReadWriteOncePod`, regardless of the modes of the
         // volume, and read-only.
@@ -430,6 +430,7 @@ fn vvc_05_vvc_09_vvc_10_a_mismatch_is_reported_without_an_error() {
         },
         |r| r.volume_capabilities = vec![mount("ext4", Mode::SingleNodeWriter)],
         |r| r.parameters = pairs(&[("pool", "fast"), ("csi.storage.k8s.io/pvc/name", "x")]),
+        |r| r.parameters = pairs(&[("pool", "slow,fast")]),
         |r| r.volume_context = pairs(&[("storage.kubernetes.io/csiProvisionerIdentity", "x")]),
     ];
     for (row, change) in confirmed.into_iter().enumerate() {
@@ -442,7 +443,7 @@ fn vvc_05_vvc_09_vvc_10_a_mismatch_is_reported_without_an_error() {
         },
         |r| r.volume_capabilities = vec![block()],
         |r| r.volume_capabilities = vec![mount("xfs", Mode::SingleNodeWriter)],
-        |r| r.parameters = pairs(&[("pool", "slow")]),
+        |r| r.parameters = pairs(&[("pool", "slow,slower")]),
         |r| r.parameters = pairs(&[("pool", "fast"), ("provisioning", "thick")]),
         |r| r.parameters = pairs(&[("pool", "fast"), ("bogus", "x")]),
         |r| r.mutable_parameters = pairs(&[("a", "b")]),
@@ -503,7 +504,7 @@ fn gc_03_gc_04_gc_05_a_capacity_request_becomes_a_query() {
         ..v1::GetCapacityRequest::default()
     })
     .unwrap();
-    assert_eq!(query.pool.as_deref(), Some("fast"));
+    assert_eq!(query.pools, Some(PoolNames::only("fast")));
     assert_eq!(query.filesystem, Some(FilesystemType::Xfs));
     assert_eq!(query.places, Some(vec!["n1".to_owned()]));
 

@@ -110,7 +110,7 @@ impl ValidateVolumeCapabilities {
             Err(error) => return Some(error.clone().into()),
         };
         if let Some(parameters) = &self.parameters
-            && (parameters.pool != spec.pool_name
+            && (!parameters.pools.contains(&spec.pool_name)
                 || parameters.filesystem.is_some() && parameters.filesystem != spec.filesystem
                 || !made_with_options_of(parameters, spec))
         {

@@ -1,5 +1,5 @@
 use cistern_controller::objects::silence::Silence;
-use cistern_crds::{Bytes, FilesystemType};
+use cistern_crds::{Bytes, FilesystemType, PoolNames};
 
 use super::*;
 use crate::csi::request::{Difference, capacity_range::Minimum};
@@ -100,7 +100,7 @@ fn of_volumes() -> Vec<Row> {
     vec![
         (
             placement(PlacementError::NoRoom {
-                pool: "fast".into(),
+                pools: PoolNames::only("fast"),
                 size: Bytes::gib(1),
                 why: "full".into(),
             }),
@@ -109,7 +109,7 @@ fn of_volumes() -> Vec<Row> {
         ),
         (
             placement(PlacementError::TooLarge {
-                pool: "fast".into(),
+                pools: PoolNames::only("fast"),
                 size: Bytes::gib(2),
                 largest: Bytes::gib(1),
             }),

@@ -156,9 +156,9 @@ fn cv_10_gc_06_too_large_is_said_only_when_every_node_that_carries_the_pool_know
 #[test]
 fn cv_16_a_pool_that_no_allowed_node_carries_is_no_room_because_it_may_be_declared_later() {
     let mut elsewhere = request(1, None, &[]);
-    elsewhere.pool = "slow".to_owned();
+    elsewhere.pools = PoolNames::only("slow");
     let error = choose(&elsewhere, &nodes(&[("a", 5)]), &[]).unwrap_err();
-    assert!(matches!(&error, Error::NoRoom { why, .. } if why.contains("carries the pool")));
+    assert!(matches!(&error, Error::NoRoom { why, .. } if why.contains("carries pool slow")));
     assert!(matches!(
         choose(&elsewhere, &[], &[]),
         Err(Error::NoRoom { .. })
@@ -178,6 +178,7 @@ fn top_13_a_node_with_a_long_name_is_found_by_its_hash() {
         choice.unwrap(),
         Choice {
             node: long,
+            pool: "fast".to_owned(),
             passed_over: None
         }
     );
@@ -189,6 +190,155 @@ fn an_error_over_many_nodes_stays_short() {
     let many: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 1)).collect();
     let error = choose(&request(5, None, &[]), &nodes(&many), &[]).unwrap_err();
     assert!(error.to_string().len() < 400 && error.to_string().contains("and 96 more"));
+}
+
+/// A node that carries `pools`, by name and gibibytes of room.
+fn node_of(name: &str, pools: &[(&str, u64)]) -> Arc<StorageNode> {
+    let mut made = node(name, Bytes::ZERO, Bytes::gib(10));
+    let entry = made.spec.pools.remove(0);
+    let status = made.status.as_mut().unwrap();
+    let report = status.pools.remove(0);
+    for &(pool, room) in pools {
+        let uid = format!("uid-{pool}");
+        let mut entry = entry.clone();
+        (entry.name, entry.uid) = (pool.to_owned(), uid.clone());
+        made.spec.pools.push(entry);
+        let mut report = report.clone();
+        (report.name, report.uid) = (pool.to_owned(), uid);
+        (report.thin_room, report.thick_room) = (Bytes::gib(room), Bytes::gib(room));
+        status.pools.push(report);
+    }
+    Arc::new(made)
+}
+
+/// A request for a volume of a class with two pools.
+fn of_two_pools(gib: u64, preferred: &[&str]) -> NewVolume {
+    let mut wanted = request(gib, None, preferred);
+    wanted.pools = "nvme-0,nvme-1".parse().unwrap();
+    wanted
+}
+
+fn place(choice: &Choice) -> (&str, &str) {
+    (&choice.node, &choice.pool)
+}
+
+// Shows: TOP-06, TOP-24.
+#[test]
+fn of_several_pools_the_one_with_the_most_room_on_the_first_node_that_fits_is_chosen() {
+    let nodes = [
+        node_of("a", &[("nvme-0", 2), ("nvme-1", 4)]),
+        node_of("b", &[("nvme-0", 9), ("nvme-1", 1)]),
+        node_of("c", &[("nvme-1", 7), ("other", 10)]),
+    ];
+    for (gib, preferred, expected) in [
+        (1, &["a", "b"][..], Some(("a", "nvme-1"))),
+        (4, &["a", "b"], Some(("a", "nvme-1"))),
+        (5, &["a", "c", "b"], Some(("c", "nvme-1"))),
+        (1, &[], Some(("b", "nvme-0"))),
+        (9, &[], Some(("b", "nvme-0"))),
+        (10, &[], None),
+    ] {
+        let choice = choose(&of_two_pools(gib, preferred), &nodes, &[]).ok();
+        assert_eq!(
+            choice.as_ref().map(place),
+            expected,
+            "{gib}Gi by {preferred:?}"
+        );
+    }
+    // Of equal pools, the first of the class.
+    let equal = [node_of("a", &[("nvme-1", 3), ("nvme-0", 3)])];
+    let choice = choose(&of_two_pools(1, &[]), &equal, &[]).unwrap();
+    assert_eq!(place(&choice), ("a", "nvme-0"));
+}
+
+#[test]
+fn another_pool_of_the_node_is_used_when_one_is_cordoned_not_ready_or_has_refused() {
+    type Change = fn(&mut StorageNode);
+    let changes: [Change; 3] = [
+        |node| node.spec.pools[0].cordoned = true,
+        |node| node.spec.pools[0].retiring = true,
+        |node| {
+            let pool = &mut node.status.as_mut().unwrap().pools[0];
+            set(&mut pool.conditions, ConditionType::Ready, false);
+        },
+    ];
+    let whole = node_of("a", &[("nvme-0", 5), ("nvme-1", 3)]);
+    let wanted = of_two_pools(1, &["a"]);
+    for change in changes {
+        let mut broken = (*whole).clone();
+        change(&mut broken);
+        let choice = choose(&wanted, &[Arc::new(broken)], &[]).unwrap();
+        assert_eq!(place(&choice), ("a", "nvme-1"));
+        assert_eq!(choice.passed_over, None, "it is the preferred node");
+    }
+    let mut full = refusal("a", Reason::NoSpace);
+    full.pool = "nvme-0".to_owned();
+    let choice = choose(&wanted, &[whole], &[full]).unwrap();
+    assert_eq!(place(&choice), ("a", "nvme-1"));
+}
+
+#[test]
+fn an_error_names_the_reason_of_each_pool() {
+    let mut cordoned = (*node_of("a", &[("nvme-0", 3), ("nvme-1", 5)])).clone();
+    cordoned.spec.pools[1].cordoned = true;
+    let nodes = [Arc::new(cordoned), node_of("b", &[("nvme-0", 2)])];
+    let error = choose(&of_two_pools(4, &["a"]), &nodes, &[]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "no node can take a volume of 4Gi from any of the pools nvme-0, nvme-1: \
+         a has room for 3Gi in pool nvme-0, \
+         pool nvme-1 is cordoned there: `kubectl cistern uncordon`; \
+         b has room for 2Gi in pool nvme-0"
+    );
+    let mut full = refusal("b", Reason::NoSpace);
+    full.pool = "nvme-0".to_owned();
+    let error = choose(&of_two_pools(2, &["b"]), &nodes[1..], &[full]).unwrap_err();
+    let refused = "b refused in pool nvme-0: the agent says no";
+    assert!(error.to_string().ends_with(refused), "{error}");
+}
+
+#[test]
+fn what_keeps_all_pools_of_a_node_from_use_is_said_once() {
+    let mut silent = (*node_of("a", &[("nvme-0", 3), ("nvme-1", 5)])).clone();
+    set(
+        &mut silent.status.as_mut().unwrap().conditions,
+        ConditionType::AgentReporting,
+        false,
+    );
+    let error = choose(&of_two_pools(1, &[]), &[Arc::new(silent)], &[]).unwrap_err();
+    let text = error.to_string();
+    assert_eq!(
+        text.matches("its agent does not report").count(),
+        1,
+        "{text}"
+    );
+}
+
+// Shows: CV-10, GC-06.
+#[test]
+fn no_volume_is_larger_than_the_largest_pool_of_its_class() {
+    let nodes = [node_of("a", &[("nvme-0", 10), ("nvme-1", 10)])];
+    let error = choose(&of_two_pools(11, &[]), &nodes, &[]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "11Gi is more than any node can hold in any of the pools nvme-0, nvme-1: \
+         the largest volume is 10Gi"
+    );
+}
+
+#[test]
+fn an_error_names_every_pool_of_one_node_if_the_class_has_many() {
+    let names: Vec<String> = (0..16).map(|number| format!("nvme-{number}")).collect();
+    let pools: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 1)).collect();
+    let nodes = ["a", "b", "c"].map(|name| node_of(name, &pools));
+    let mut wanted = request(5, None, &[]);
+    wanted.pools = names.join(",").parse().unwrap();
+    let text = choose(&wanted, &nodes, &[]).unwrap_err().to_string();
+    assert_eq!(text.matches("has room for 1Gi").count(), 16, "{text}");
+    assert!(
+        text.ends_with("; and 2 more") && text.len() < 1024,
+        "{text}"
+    );
 }
 
 fn some_of(names: &'static [&'static str]) -> impl Strategy<Value = Vec<&'static str>> {
@@ -213,7 +363,7 @@ proptest! {
         };
         let wanted = request(gib, requisite.as_deref(), &preferred);
         match choose(&wanted, &nodes(&named), &refusals) {
-            Ok(Choice { node, passed_over }) => {
+            Ok(Choice { node, passed_over, .. }) => {
                 prop_assert!(fits(&node));
                 let first = preferred.iter().find(|place| fits(place));
                 prop_assert!(first.is_none_or(|first| *first == node));

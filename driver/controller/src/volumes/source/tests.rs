@@ -43,7 +43,7 @@ fn vcs_10_what_a_request_leaves_open_is_as_the_source_has_it() {
     let completed = source().complete(&copy()).unwrap();
     assert_eq!(completed.size.chosen, Bytes::gib(1));
     assert_eq!(completed.filesystem, Some(FilesystemType::Ext4));
-    let object = completed.on_node("node-1", Some(source().content()));
+    let object = completed.in_pool("fast", "node-1", Some(source().content()));
     let content = object.spec.content_source.as_ref().unwrap();
     assert_eq!(
         (content.kind, content.name.as_str(), content.image.as_str()),
@@ -75,7 +75,9 @@ fn vcs_07_vcs_08_a_copy_is_never_smaller_and_may_be_larger() {
 fn vcs_04_what_a_copy_cannot_be_is_refused_with_what_to_ask_for() {
     type Change = fn(&mut NewVolume);
     let changes: [(&str, Change); 3] = [
-        ("use a class of fast", |w| w.pool = "slow".to_owned()),
+        ("use a class of fast", |w| {
+            w.pools = "slow,slower".parse().unwrap();
+        }),
         ("fstype is ext4", |w| {
             w.filesystem = Some(FilesystemType::Xfs);
         }),
@@ -115,9 +117,17 @@ fn a_copy_goes_to_its_source_whatever_is_preferred_and_nowhere_else() {
 }
 
 #[test]
+fn a_copy_stays_in_the_pool_of_its_source_which_must_be_one_of_its_class() {
+    let mut several = copy();
+    several.pools = "slow,fast".parse().unwrap();
+    let completed = source().complete(&several).unwrap();
+    assert_eq!(completed.pools, PoolNames::only("fast"));
+}
+
+#[test]
 fn a_copy_without_room_at_its_source_names_the_node_and_keeps_the_reason() {
     let full = placement::Error::NoRoom {
-        pool: "fast".to_owned(),
+        pools: PoolNames::only("fast"),
         size: Bytes::gib(2),
         why: "node-1 has room for 1Gi".to_owned(),
     };
@@ -126,7 +136,7 @@ fn a_copy_without_room_at_its_source_names_the_node_and_keeps_the_reason() {
         assert!(error.contains(said), "{error}");
     }
     let too_large = placement::Error::TooLarge {
-        pool: "fast".to_owned(),
+        pools: PoolNames::only("fast"),
         size: Bytes::gib(2),
         largest: Bytes::gib(1),
     };
