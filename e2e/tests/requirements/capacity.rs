@@ -1,12 +1,17 @@
 //! GC: GetCapacity.
 
+use std::time::Duration;
+
 use cistern_crds::{Bytes, names::TOPOLOGY_KEY};
+use cistern_e2e::eventually;
 use cistern_proto::csi::v1::{
     GetCapacityRequest, GetCapacityResponse, Topology, volume_capability::access_mode::Mode,
 };
 use tonic::{Code, Status};
 
 use crate::{POOL, block, code, controller, create, create_request, delete, map, mounted, range};
+
+const PATIENCE: Duration = Duration::from_mins(1);
 
 type Change = fn(&mut GetCapacityRequest);
 
@@ -123,6 +128,17 @@ async fn gc_06_gc_07_gc_11_the_limits_are_those_of_create_volume() {
         };
         assert_eq!(code(&create(request).await), expected, "{name}");
         delete(name).await.unwrap();
+        // The node reports its room a moment after the deletion.
+        eventually("the room to be free again", PATIENCE, async || {
+            let found = ask(of_the_pool)
+                .await
+                .map_err(|status| status.to_string())?;
+            let maximum = bytes(found.maximum_volume_size);
+            (maximum == most)
+                .then_some(())
+                .ok_or_else(|| maximum.to_string())
+        })
+        .await;
     }
     driver.finish().await;
     let open = ask(|request| request.volume_capabilities.clear())
