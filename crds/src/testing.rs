@@ -7,10 +7,12 @@
 )]
 
 use crate::{
-    AccessMode, AccessType, Bytes, Consistency, FilesystemType, PoolSnapshot, PoolSnapshotGroup,
-    PoolSnapshotGroupSpec, PoolSnapshotGroupStatus, PoolSnapshotSpec, PoolSnapshotStatus,
-    PoolVolume, PoolVolumeSpec, PoolVolumeStatus, Provisioning, SourceKind, VolumeAttributes,
+    AccessMode, AccessType, Bytes, Consistency, FilesystemType, NodePool, PoolLimits, PoolSnapshot,
+    PoolSnapshotGroup, PoolSnapshotGroupSpec, PoolSnapshotGroupStatus, PoolSnapshotSpec,
+    PoolSnapshotStatus, PoolSource, PoolVolume, PoolVolumeSpec, PoolVolumeStatus, Provisioning,
+    SourceKind, VolumeAttributes,
     drift::OrphanIdentity,
+    pool::ImageSource,
     snapshot_group::GroupMember,
     volume::{FilesystemStatus, ImageStatus},
 };
@@ -24,6 +26,30 @@ pub const FILESYSTEM_UUID: &str = "22222222-2222-4222-8222-222222222222";
 /// A point in time, in seconds since the epoch.
 pub fn at(second: i64) -> DateTime<Utc> {
     DateTime::from_timestamp(second, 0).unwrap()
+}
+
+/// The entry of a pool in the spec of a StorageNode, with the defaults of a StoragePool.
+pub fn node_pool(name: &str, uid: &str, source: PoolSource) -> NodePool {
+    NodePool {
+        name: name.to_owned(),
+        uid: uid.to_owned(),
+        source,
+        overcommit_percent: 100,
+        reserved_percent: 5,
+        limits: PoolLimits::default(),
+        reclaim_orphans_after_hours: None,
+        cordoned: false,
+        retiring: false,
+        take_over: None,
+    }
+}
+
+/// The source of a pool in an image file of this size.
+pub fn image_source(size: Bytes) -> PoolSource {
+    PoolSource {
+        image: Some(ImageSource { size }),
+        device: None,
+    }
 }
 
 /// The spec of a thin ext4 volume of 1 GiB.

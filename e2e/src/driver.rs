@@ -11,8 +11,8 @@ use std::{
 };
 
 use cistern_crds::{
-    Bytes, NodePool, NodePoolStatus, PoolLimits, PoolSource, StorageNode, StorageNodeSpec, names,
-    pool::ImageSource,
+    Bytes, NodePool, NodePoolStatus, StorageNode, StorageNodeSpec, names,
+    testing::{image_source, node_pool},
 };
 use cistern_proto::csi::v1::{
     GetCapacityRequest, Topology, controller_client::ControllerClient,
@@ -129,21 +129,7 @@ impl Driver {
 
     /// Adds a pool of thin and thick volumes in an image file, and waits until it is ready.
     pub async fn add_image_pool(&self, name: &str, size: Bytes) -> NodePoolStatus {
-        let pool = NodePool {
-            name: name.to_owned(),
-            uid: format!("uid-of-{name}"),
-            source: PoolSource {
-                image: Some(ImageSource { size }),
-                device: None,
-            },
-            overcommit_percent: 100,
-            reserved_percent: 5,
-            limits: PoolLimits::default(),
-            reclaim_orphans_after_hours: None,
-            cordoned: false,
-            retiring: false,
-            take_over: None,
-        };
+        let pool = node_pool(name, &format!("uid-of-{name}"), image_source(size));
         let mut pools = self.storage_node().await.spec.pools;
         pools.push(pool);
         self.set_pools(pools).await;

@@ -2,11 +2,11 @@
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
-    Bytes, ConditionType, NodePool, NodePoolStatus, PoolLimits, PoolSource, Reason, StorageNode,
+    Bytes, ConditionType, NodePoolStatus, PoolLimits, PoolSource, Reason, StorageNode,
     StorageNodeSpec, StorageNodeStatus, StoragePool, StoragePoolSpec,
     condition::{self, ConditionUpdate},
     names,
-    pool::ImageSource,
+    testing::{image_source, node_pool},
 };
 use k8s_openapi::{
     api::core::v1::Node,
@@ -128,18 +128,10 @@ pub(crate) fn storage_node(name: &str) -> StorageNodeBuilder {
 impl StorageNodeBuilder {
     /// The spec names the pool.
     pub(crate) fn carrying(mut self, pool: &str) -> Self {
-        self.0.spec.pools.push(NodePool {
-            name: pool.to_owned(),
-            uid: uid(pool),
-            source: source(),
-            overcommit_percent: 100,
-            reserved_percent: 5,
-            limits: PoolLimits::default(),
-            reclaim_orphans_after_hours: None,
-            cordoned: false,
-            retiring: false,
-            take_over: None,
-        });
+        self.0
+            .spec
+            .pools
+            .push(node_pool(pool, &uid(pool), source()));
         self
     }
 
@@ -201,10 +193,5 @@ impl StorageNodeBuilder {
 }
 
 fn source() -> PoolSource {
-    PoolSource {
-        image: Some(ImageSource {
-            size: Bytes::gib(10),
-        }),
-        device: None,
-    }
+    image_source(Bytes::gib(10))
 }

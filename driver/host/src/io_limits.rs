@@ -136,11 +136,7 @@ fn line(device: DeviceNumber, limits: &IoLimits) -> String {
 
 fn parse(line: &str) -> Option<(DeviceNumber, IoLimits)> {
     let mut words = line.split_whitespace();
-    let (major, minor) = words.next()?.split_once(':')?;
-    let device = DeviceNumber {
-        major: major.parse().ok()?,
-        minor: minor.parse().ok()?,
-    };
+    let device = DeviceNumber::parse(words.next()?)?;
     let mut limits = IoLimits::NONE;
     for word in words {
         let (name, value) = word.split_once('=')?;

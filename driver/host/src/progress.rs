@@ -3,7 +3,7 @@
 /// Callback for the completed percentage of some work. It never decreases.
 pub type Progress<'a> = &'a dyn Fn(u8);
 
-/// For work whose progress nobody sees.
+/// For work whose progress is not reported.
 pub(crate) const UNSEEN: Progress<'static> = &|_| {};
 
 /// The percentage of the whole, rounded down.

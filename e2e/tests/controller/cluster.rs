@@ -4,11 +4,11 @@
 use std::{fmt::Debug, time::Duration};
 
 use cistern_crds::{
-    Bytes, Condition, ConditionType, HasImage, NodePool, NodePoolStatus, PoolLimits, PoolSnapshot,
-    PoolSource, PoolVolume, Reason, StorageNode, StorageNodeSpec,
+    Bytes, Condition, ConditionType, HasImage, NodePool, NodePoolStatus, PoolSnapshot, PoolVolume,
+    Reason, StorageNode, StorageNodeSpec,
     condition::{self, ConditionUpdate},
     names,
-    pool::ImageSource,
+    testing::{image_source, node_pool},
     time::from_kubernetes,
 };
 use cistern_e2e::{ControlPlane, eventually};
@@ -289,23 +289,8 @@ impl Cluster {
 
 /// The entry of a pool in the spec of a node.
 fn declared(pool: &str) -> NodePool {
-    NodePool {
-        name: pool.to_owned(),
-        uid: format!("uid-of-{pool}"),
-        source: PoolSource {
-            image: Some(ImageSource {
-                size: Bytes::gib(20),
-            }),
-            device: None,
-        },
-        overcommit_percent: 100,
-        reserved_percent: 5,
-        limits: PoolLimits::default(),
-        reclaim_orphans_after_hours: None,
-        cordoned: false,
-        retiring: false,
-        take_over: None,
-    }
+    let source = image_source(Bytes::gib(20));
+    node_pool(pool, &format!("uid-of-{pool}"), source)
 }
 
 /// The agent's report of a ready pool of 10 GiB with `gib` GiB of room.

@@ -1,17 +1,15 @@
 //! GC: GetCapacity.
 
-use std::time::Duration;
-
 use cistern_crds::{Bytes, names::TOPOLOGY_KEY};
-use cistern_e2e::eventually;
 use cistern_proto::csi::v1::{
     GetCapacityRequest, GetCapacityResponse, Topology, volume_capability::access_mode::Mode,
 };
 use tonic::{Code, Status};
 
-use crate::{POOL, block, code, controller, create, create_request, delete, map, mounted, range};
-
-const PATIENCE: Duration = Duration::from_mins(1);
+use crate::{
+    POOL, block, code, controller, create, create_request, delete, delete::room_when, map, mounted,
+    range,
+};
 
 type Change = fn(&mut GetCapacityRequest);
 
@@ -110,6 +108,10 @@ async fn gc_06_gc_07_gc_11_the_limits_are_those_of_create_volume() {
         bytes(answer.minimum_volume_size),
         bytes(answer.maximum_volume_size),
     );
+    let largest = async || {
+        let answer = ask(of_the_pool).await.unwrap();
+        answer.maximum_volume_size.unwrap()
+    };
     let below = Bytes(least.0 - 1);
     for (name, capacity_range, out_of_range) in [
         ("least", range(Bytes::ZERO, least), false),
@@ -129,16 +131,7 @@ async fn gc_06_gc_07_gc_11_the_limits_are_those_of_create_volume() {
         assert_eq!(code(&create(request).await), expected, "{name}");
         delete(name).await.unwrap();
         // The node reports its room a moment after the deletion.
-        eventually("the room to be free again", PATIENCE, async || {
-            let found = ask(of_the_pool)
-                .await
-                .map_err(|status| status.to_string())?;
-            let maximum = bytes(found.maximum_volume_size);
-            (maximum == most)
-                .then_some(())
-                .ok_or_else(|| maximum.to_string())
-        })
-        .await;
+        room_when(&largest, |room| Some(room) == answer.maximum_volume_size).await;
     }
     driver.finish().await;
     let open = ask(|request| request.volume_capabilities.clear())

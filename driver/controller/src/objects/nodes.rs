@@ -109,10 +109,9 @@ impl Nodes {
 pub(crate) mod tests {
     use chrono::DateTime;
     use cistern_crds::{
-        Bytes, ConditionType, NodePool, NodePoolStatus, PoolLimits, PoolSource, Reason,
-        StorageNodeSpec, StorageNodeStatus,
+        Bytes, ConditionType, NodePoolStatus, Reason, StorageNodeSpec, StorageNodeStatus,
         condition::{self, ConditionUpdate},
-        pool::ImageSource,
+        testing::{image_source, node_pool},
     };
 
     use super::*;
@@ -120,23 +119,8 @@ pub(crate) mod tests {
     /// A node that carries pool `fast` with this much room and this much usable space.
     pub(crate) fn node(name: &str, room: Bytes, usable: Bytes) -> StorageNode {
         let mut node = StorageNode::new(name, StorageNodeSpec::default());
-        node.spec.pools.push(NodePool {
-            name: "fast".to_owned(),
-            uid: "uid-fast".to_owned(),
-            source: PoolSource {
-                image: Some(ImageSource {
-                    size: Bytes::gib(100),
-                }),
-                device: None,
-            },
-            overcommit_percent: 100,
-            reserved_percent: 5,
-            limits: PoolLimits::default(),
-            reclaim_orphans_after_hours: None,
-            cordoned: false,
-            retiring: false,
-            take_over: None,
-        });
+        let source = image_source(Bytes::gib(100));
+        node.spec.pools.push(node_pool("fast", "uid-fast", source));
         let mut pool = NodePoolStatus {
             name: "fast".to_owned(),
             uid: "uid-fast".to_owned(),

@@ -111,7 +111,7 @@ fn read(root: &Root, device: BorrowedFd<'_>, number: DeviceNumber) -> Result<Con
 }
 
 /// Why no pool can be created on the device of a path; None if it is blank and nothing holds it. A blank
-/// device is opened exclusively only for a moment, because whoever wants to use it would fail meanwhile.
+/// device is opened exclusively only for a moment, because another program that wants to use it would fail meanwhile.
 pub(super) fn objection(
     root: &Root,
     path: &Path,

@@ -24,6 +24,15 @@ impl DeviceNumber {
         Self { major: 7, minor }
     }
 
+    /// Reads `MAJOR:MINOR`, as the kernel and this type write it. None if the text is something else.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let (major, minor) = text.split_once(':')?;
+        Some(Self {
+            major: major.parse().ok()?,
+            minor: minor.parse().ok()?,
+        })
+    }
+
     /// Returns the name of the node that Cistern makes for the device, which is unique to its
     /// number.
     pub(crate) fn node_name(self) -> String {

@@ -54,7 +54,8 @@ pub(super) fn disks() -> io::Result<Vec<Disk>> {
         let name = entry?.file_name().to_string_lossy().into_owned();
         let folder = format!("/sys/block/{name}");
         // A hidden path to an NVMe disk has none, and a disk that has just gone.
-        let Some(number) = text(&format!("{folder}/dev"))?.and_then(|text| parse_number(&text))
+        let Some(number) =
+            text(&format!("{folder}/dev"))?.and_then(|text| DeviceNumber::parse(&text))
         else {
             continue;
         };
@@ -141,15 +142,6 @@ fn rank(name: &str) -> (usize, usize, &str) {
     let mut kinds = WORLD_WIDE.iter();
     let kind = kinds.position(|prefix| name.starts_with(prefix));
     (kind.unwrap_or(WORLD_WIDE.len()), name.len(), name)
-}
-
-/// `MAJOR:MINOR`.
-fn parse_number(text: &str) -> Option<DeviceNumber> {
-    let (major, minor) = text.split_once(':')?;
-    Some(DeviceNumber {
-        major: major.parse().ok()?,
-        minor: minor.parse().ok()?,
-    })
 }
 
 #[cfg(test)]

@@ -93,7 +93,7 @@ mod tests {
         let applied = ConditionUpdate::reconciled(ConditionType::AttributesApplied);
         let conditions = &mut volume.status.as_mut().unwrap().conditions;
         condition::set(conditions, &applied, None, at(0));
-        // An allocation that nobody waits for: a trim has freed blocks of a thick volume.
+        // The agent allocates again what a trim has freed in a thick volume: no request waits for it.
         assert_eq!(allocations.unreported_progress(&volume), None);
         volume.spec.attributes.provisioning = Provisioning::Thick;
         let status = volume.status.get_or_insert_default();

@@ -56,19 +56,17 @@ pub async fn run(agent: &Arc<Agent>, interval: Duration) {
     let mut reconciles = agent.pools.reconciles();
     let mut last = BTreeMap::new();
     let mut complete: Option<Instant> = None;
+    let period = interval.min(PERIOD);
     loop {
-        let is_due = complete.is_none_or(|at| at.elapsed() >= interval.min(PERIOD));
-        if is_due {
+        if complete.is_none_or(|at| at.elapsed() >= period) {
             last.clear();
             complete = Some(Instant::now());
         }
         match listed(agent).await {
             Some(listed) => {
                 last = examined(agent, listed, last).await;
-                if agent
-                    .disks
-                    .set(last.values().map(|(_, disk)| disk.clone()).collect())
-                {
+                let disks = last.values().map(|(_, disk)| disk.clone());
+                if agent.disks.set(disks.collect()) {
                     agent.report.request();
                 }
             }
@@ -77,10 +75,8 @@ pub async fn run(agent: &Arc<Agent>, interval: Duration) {
         }
         sleep(PAUSE).await;
         // The sender lives as long as the agent.
-        if timeout(interval.min(PERIOD), reconciles.changed())
-            .await
-            .is_ok_and(|changed| changed.is_err())
-        {
+        let changed = timeout(period, reconciles.changed()).await;
+        if changed.is_ok_and(|changed| changed.is_err()) {
             return;
         }
     }

@@ -1,6 +1,6 @@
 use std::path::PathBuf;
 
-use cistern_crds::{NodePool, PoolLimits, PoolSource, StorageNodeSpec, StorageNodeStatus};
+use cistern_crds::{PoolSource, StorageNodeSpec, StorageNodeStatus, testing::node_pool};
 use cistern_host::{
     Content, Discarded, Identity, Image, Owner, SnapshotRecord, Stray, Uid,
     inventory::NodeInventory,
@@ -53,21 +53,14 @@ fn clean() -> View {
     let mut node = StorageNode::new(
         "node-1",
         StorageNodeSpec {
-            pools: vec![NodePool {
-                name: "fast".into(),
-                uid: "pool-uid".into(),
-                source: PoolSource {
+            pools: vec![node_pool(
+                "fast",
+                "pool-uid",
+                PoolSource {
                     image: None,
                     device: None,
                 },
-                overcommit_percent: 100,
-                reserved_percent: 5,
-                limits: PoolLimits::default(),
-                reclaim_orphans_after_hours: None,
-                cordoned: false,
-                retiring: false,
-                take_over: None,
-            }],
+            )],
             ..StorageNodeSpec::default()
         },
     );
