@@ -37,10 +37,11 @@ async fn pod_of_two(test: &Test, name: &str, claims: [&str; 2], script: &str) {
     test.running(name).await;
 }
 
-/// Number of complete lines in each of the two logs.
+/// Number of complete lines in each of the two logs; 0 for one that the pod has not begun yet.
 async fn written(test: &Test, pod: &str) -> [u64; 2] {
     let lines = async |log: &str| {
-        let lines = test.shell(pod, &format!("grep -c . {log} || true")).await;
+        let script = format!("cat {log} 2>/dev/null | grep -c . || true");
+        let lines = test.shell(pod, &script).await;
         lines.unwrap().trim().parse::<u64>().unwrap()
     };
     // The second log, which may be behind, is counted first.
