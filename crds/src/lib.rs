@@ -21,6 +21,7 @@ pub mod names;
 pub mod node;
 mod node_size;
 pub mod parameters;
+mod place;
 pub mod pool;
 pub mod pool_names;
 pub mod reason;

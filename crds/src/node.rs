@@ -89,7 +89,8 @@ pub struct NodePool {
     pub retiring: bool,
     /// Permits the node to take over the pool whose owner is exactly this
     /// (`status.pools[].belongsTo`). Set by the operator once the other node is gone or no longer
-    /// carries the pool; absent otherwise.
+    /// carries the pool, until the volumes and snapshots in it name this node; absent otherwise. The pool
+    /// takes nothing new meanwhile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub take_over: Option<PoolOwner>,
 }
@@ -199,6 +200,10 @@ pub struct NodePoolStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = bounds::DEVICE_IDENTITY))]
     pub device_identity: Option<String>,
+    /// How often a node has taken over the pool from another one, as the marker on the disk states it.
+    /// Absent means never.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub takeovers: u32,
     /// Owner of the pool found on the disk, if it is another node; the pool is then not used.
     /// Absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -286,7 +291,7 @@ impl NodePoolStatus {
     clippy::trivially_copy_pass_by_ref,
     reason = "serde passes a reference"
 )]
-fn is_zero(number: &u32) -> bool {
+pub(crate) fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 

@@ -223,6 +223,7 @@ mod tests {
             filesystem_uuid: Some(text(64)),
             device: Some(text(bounds::DEVICE)),
             device_identity: Some(text(bounds::DEVICE_IDENTITY)),
+            takeovers: u32::MAX,
             belongs_to: Some(PoolOwner {
                 node: text(253),
                 machine_id: Some(text(64)),

@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     condition::{self, Condition},
+    node::is_zero,
+    place,
     volume::{AccessType, FilesystemStatus, ImageStatus},
 };
 
@@ -25,6 +27,7 @@ use crate::{
     derive = "PartialEq",
     doc = "A point-in-time copy of one volume. Written by Cistern; deleting the object deletes no data.",
     selectable = ".spec.nodeName",
+    validation = Rule::new(place::IMAGE_RULE).message(place::IMAGE_MESSAGE),
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
     printcolumn = r#"{"name":"Volume","type":"string","jsonPath":".spec.sourceVolume"}"#,
     printcolumn = r#"{"name":"Pool","type":"string","jsonPath":".spec.poolName"}"#,
@@ -51,9 +54,9 @@ pub struct PoolSnapshotSpec {
     #[x_kube(validation = Rule::new("self == oldSelf").message("requestedName cannot be changed"))]
     pub requested_name: String,
 
-    /// Name of the Node that holds the volume and the snapshot. Set by the controller; immutable.
+    /// Name of the Node that holds the snapshot. Set by the controller; changed by the operator if the
+    /// disk is in another machine.
     #[schemars(length(min = 1, max = 253))]
-    #[x_kube(validation = Rule::new("self == oldSelf").message("nodeName cannot be changed"))]
     pub node_name: String,
 
     /// Name of the StoragePool of the volume and the snapshot. Set by the controller; immutable.
@@ -106,6 +109,16 @@ pub struct PoolSnapshotSpec {
     #[serde(default)]
     #[x_kube(validation = Rule::new("self || !oldSelf").message("deletionRequested cannot be taken back"))]
     pub deletion_requested: bool,
+
+    /// How often `nodeName` has changed. A status of another epoch describes the object on its former
+    /// node. Set by the operator; absent means 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub epoch: u32,
+
+    /// The number of takeovers of the pool (`status.pools[].takeovers` of the StorageNode) with which
+    /// `nodeName` was last changed. Set by the operator; absent means 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub takeovers: u32,
 }
 
 /// Observed state of the snapshot. The node agent writes every field.
@@ -116,6 +129,13 @@ pub struct PoolSnapshotStatus {
     /// snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
+    /// The epoch that this status describes. The object is used only if it is that of the spec. Absent
+    /// means 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub epoch: u32,
+    /// The number of takeovers of the pool with which the agent has verified the image. Absent means 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub takeovers: u32,
     /// Bytes that the node's ledger reserves for the snapshot: what the source image had allocated
     /// when the snapshot was taken. The agent writes it before it changes the disk: this write
     /// admits the snapshot. Absent before the admission and after the bytes are freed.

@@ -7,7 +7,11 @@ use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-use crate::condition::{self, Condition};
+use crate::{
+    condition::{self, Condition},
+    node::is_zero,
+    place,
+};
 
 /// Maximum number of volumes in a group.
 pub const MAX_MEMBERS: usize = 64;
@@ -25,6 +29,7 @@ pub const MAX_MEMBERS: usize = 64;
     derive = "PartialEq",
     doc = "Snapshots of several volumes of one node, taken at one point in time. Written by Cistern; the data is in its snapshots.",
     selectable = ".spec.nodeName",
+    validation = Rule::new(place::GROUP_RULE).message(place::GROUP_MESSAGE),
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
     printcolumn = r#"{"name":"Node","type":"string","jsonPath":".spec.nodeName"}"#,
     printcolumn = r#"{"name":"Taken","type":"date","jsonPath":".status.creationTime"}"#,
@@ -39,9 +44,9 @@ pub struct PoolSnapshotGroupSpec {
     #[x_kube(validation = Rule::new("self == oldSelf").message("requestedName cannot be changed"))]
     pub requested_name: String,
 
-    /// Name of the Node that holds every volume of the group. Set by the controller; immutable.
+    /// Name of the Node that holds every volume of the group. Set by the controller; changed by the operator
+    /// if all of its snapshots are on another node.
     #[schemars(length(min = 1, max = 253))]
-    #[x_kube(validation = Rule::new("self == oldSelf").message("nodeName cannot be changed"))]
     pub node_name: String,
 
     /// Consistency of the snapshots, from the group snapshot class; default `Crash`. Set by the
@@ -60,6 +65,10 @@ pub struct PoolSnapshotGroupSpec {
     #[serde(default)]
     #[x_kube(validation = Rule::new("self || !oldSelf").message("deletionRequested cannot be taken back"))]
     pub deletion_requested: bool,
+
+    /// How often `nodeName` has changed. Set by the operator; absent means 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub epoch: u32,
 }
 
 /// One volume of a group.

@@ -68,6 +68,8 @@ pub fn volume_spec(requested_name: &str, node: &str, pool: &str) -> PoolVolumeSp
         content_source: None,
         claim: None,
         deletion_requested: false,
+        epoch: 0,
+        takeovers: 0,
     }
 }
 
@@ -130,6 +132,8 @@ pub fn wanted_snapshot() -> PoolSnapshot {
         consistency: Consistency::Crash,
         group_name: None,
         deletion_requested: false,
+        epoch: 0,
+        takeovers: 0,
     };
     let mut snapshot = PoolSnapshot::new("snapshot-1", spec);
     snapshot.metadata.uid = Some("uid-of-snapshot-1".into());
@@ -174,6 +178,7 @@ pub fn ready_group() -> PoolSnapshotGroup {
             snapshot: "snapshot-1".into(),
         }],
         deletion_requested: false,
+        epoch: 0,
     };
     let mut group = PoolSnapshotGroup::new("group-1", spec);
     group.status = Some(PoolSnapshotGroupStatus {

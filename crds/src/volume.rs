@@ -11,6 +11,8 @@ use crate::{
     availability::Explanation,
     condition::{self, Condition, ConditionStatus},
     health::{self, VolumeProblem, VolumeSeverity},
+    node::is_zero,
+    place,
     reason::{ConditionType, Reason},
 };
 
@@ -28,6 +30,7 @@ use crate::{
     doc = "One volume of a pool. Written by Cistern; deleting the object deletes no data.",
     selectable = ".spec.nodeName",
     validation = Rule::new("quantity(self.spec.size).compareTo(quantity(oldSelf.spec.size)) >= 0 || has(self.status) && has(self.status.reserved) && quantity(self.spec.size).compareTo(quantity(self.status.reserved)) >= 0").message("a volume cannot be made smaller than its reservation (status.reserved)"),
+    validation = Rule::new(place::IMAGE_RULE).message(place::IMAGE_MESSAGE),
     validation = Rule::new("self.spec.deletionRequested || !oldSelf.spec.deletionRequested || !has(self.status) || !has(self.status.deletionCommitted) || !self.status.deletionCommitted").message("deletionRequested cannot be taken back once the agent removes the data (status.deletionCommitted)"),
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
     printcolumn = r#"{"name":"Healthy","type":"string","jsonPath":".status.conditions[?(@.type==\"Healthy\")].status"}"#,
@@ -60,9 +63,9 @@ pub struct PoolVolumeSpec {
     #[x_kube(validation = Rule::new("self == oldSelf").message("requestedName cannot be changed"))]
     pub requested_name: String,
 
-    /// Name of the Node that holds the volume. Set by the controller; immutable.
+    /// Name of the Node that holds the volume. Set by the controller; changed by the operator if the disk
+    /// is in another machine.
     #[schemars(length(min = 1, max = 253))]
-    #[x_kube(validation = Rule::new("self == oldSelf").message("nodeName cannot be changed"))]
     pub node_name: String,
 
     /// Name of the StoragePool that provides the space. Set by the controller; immutable.
@@ -127,6 +130,16 @@ pub struct PoolVolumeSpec {
     /// in use.
     #[serde(default)]
     pub deletion_requested: bool,
+
+    /// How often `nodeName` has changed. A status of another epoch describes the object on its former
+    /// node. Set by the operator; absent means 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub epoch: u32,
+
+    /// The number of takeovers of the pool (`status.pools[].takeovers` of the StorageNode) with which
+    /// `nodeName` was last changed. Set by the operator; absent means 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub takeovers: u32,
 }
 
 impl PoolVolume {
@@ -302,6 +315,13 @@ pub struct PoolVolumeStatus {
     /// volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
+    /// The epoch that this status describes. The object is used only if it is that of the spec. Absent
+    /// means 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub epoch: u32,
+    /// The number of takeovers of the pool with which the agent has verified the image. Absent means 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub takeovers: u32,
     /// Bytes that the node's ledger reserves for the volume. The agent writes it before it changes
     /// the disk, also for an expansion: this write admits the volume. Absent before the admission
     /// and after the bytes are freed.

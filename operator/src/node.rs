@@ -16,6 +16,7 @@
 //! has left it. Once the Node is gone, only PoolVolumes and PoolSnapshots keep
 //! it: its marker identifies an empty pool that comes back.
 
+mod follow;
 mod takeover;
 
 use std::{cell::LazyCell, collections::BTreeMap, ops::Deref, sync::Arc};
@@ -62,6 +63,9 @@ pub enum Error {
         #[source]
         source: kube::Error,
     },
+    /// The objects in a pool that the node has taken over do not follow.
+    #[error(transparent)]
+    Follow(#[from] follow::Error),
     /// The object cannot be decoded as a StorageNode.
     #[error("StorageNode {node} cannot be read ({why}): correct it by hand")]
     Unreadable {
@@ -162,6 +166,10 @@ async fn reconcile(context: &Context, granting: &Mutex<()>, name: &str) -> Resul
         }
     };
     let mut granted = storage_node.map_or_else(Granted::new, |it| takeover::granted(cluster, it));
+    let following = match storage_node {
+        Some(node) => follow::follow(context, node).await?,
+        None => Granted::new(),
+    };
     let mut granting_now = None;
     if let Some(storage_node) = storage_node.filter(|_| !granted.is_empty()) {
         granting_now = Some(granting.lock().await);
@@ -169,6 +177,12 @@ async fn reconcile(context: &Context, granting: &Mutex<()>, name: &str) -> Resul
             .await
             .map_err(|source| Error::List { source })?;
     }
+    let next = if following.is_empty() {
+        Next::OnChange
+    } else {
+        Next::After(follow::AGAIN)
+    };
+    granted.extend(following);
     let action = plan(&View {
         name,
         granted: &granted,
@@ -181,7 +195,7 @@ async fn reconcile(context: &Context, granting: &Mutex<()>, name: &str) -> Resul
     });
     execute(context, name, storage_node, action).await?;
     drop(granting_now);
-    Ok(Next::OnChange)
+    Ok(next)
 }
 
 async fn execute(

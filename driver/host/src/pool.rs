@@ -153,6 +153,11 @@ impl Pool {
         self.filesystem_uuid
     }
 
+    /// How often a node has taken over the pool from another one.
+    pub fn takeovers(&self) -> u32 {
+        self.marker.takeovers
+    }
+
     /// The device with the filesystem: a loop device if the source is an image.
     pub fn device(&self) -> &std::path::Path {
         &self.device

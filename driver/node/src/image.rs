@@ -38,6 +38,8 @@ pub struct Image {
     pub source: Option<String>,
     /// Number of its extents, if they were counted.
     pub extents: Option<u64>,
+    /// The number of takeovers of its pool.
+    pub takeovers: u32,
 }
 
 /// A custom resource that represents one image.
@@ -197,8 +199,18 @@ impl Error {
 }
 
 impl Image {
-    /// Reads an image of the pool. Fails if it has no valid identity.
-    pub fn read(image: &image::Image, now: DateTime<Utc>) -> Result<Self, Difference> {
+    /// Reads an image of a pool. Fails if it has no valid identity.
+    pub fn read(pool: &Pool, image: &image::Image, now: DateTime<Utc>) -> Result<Self, Difference> {
+        let takeovers = pool.takeovers();
+        Self::taken_over(takeovers, image, now)
+    }
+
+    /// Reads an image of a pool that was taken over this often.
+    pub(crate) fn taken_over(
+        takeovers: u32,
+        image: &image::Image,
+        now: DateTime<Utc>,
+    ) -> Result<Self, Difference> {
         let Some(identity) = &image.identity else {
             return Err(Difference::Identity {
                 uid: image.uid.to_string(),
@@ -231,6 +243,7 @@ impl Image {
             filesystem,
             source: identity.source.as_ref().map(ToString::to_string),
             extents: None,
+            takeovers,
         })
     }
 
@@ -325,7 +338,7 @@ pub fn find_adoptable<K: ImageObject>(
         });
     }
     let uid = image.uid.clone();
-    let image = Image::read(&image, now)?;
+    let image = Image::read(pool, &image, now)?;
     object.is_served_by(&image)?;
     pool.take_back(&uid)?;
     Ok(Some(image))

@@ -77,7 +77,7 @@ impl Mounter {
         })
     }
 
-    /// The pool of a volume, if it can be used.
+    /// The pool of a volume, if it can be used and the volume was verified in it.
     async fn pool(&self, volume: &Volume) -> Result<Arc<Pool>, Error> {
         if timeout(PATIENCE, self.agent.pools.reconciled())
             .await
@@ -85,13 +85,15 @@ impl Mounter {
         {
             return Err(Error::Starting);
         }
-        match self.agent.pools.usable(&volume.pool) {
-            Ok((_, usable)) => Ok(usable.pool),
-            Err(unavailable) => Err(Error::Refused {
-                volume: volume.name.clone(),
-                why: unavailable.into(),
-            }),
-        }
+        let refused = |why| Error::Refused {
+            volume: volume.name.clone(),
+            why,
+        };
+        let found = self.agent.pools.usable(&volume.pool);
+        let (_, usable) = found.map_err(|unavailable| refused(unavailable.into()))?;
+        let verified = volume.is_verified(usable.pool.takeovers());
+        verified.map_err(|why| refused(why.into()))?;
+        Ok(usable.pool)
     }
 
     /// Reads a volume from the watch. Reads it from the API server if it is newer than the watch, or if

@@ -39,6 +39,8 @@ pub struct Volume {
     pub provisioning: Provisioning,
     /// Limits of its I/O, without those of its pool.
     pub io_limits: IoLimits,
+    /// The number of takeovers of its pool with which its image was verified.
+    takeovers: u32,
     access_modes: Vec<AccessMode>,
 }
 
@@ -76,6 +78,9 @@ pub enum Unusable {
     /// The agent has not created the image yet.
     #[error("it is not made yet")]
     NotReady,
+    /// Its image was last verified on another node, or before the pool was taken over.
+    #[error("its disk was in another machine, and its image is not verified on this node yet")]
+    NotVerified,
     /// A field of the status cannot be parsed.
     #[error("its status has no valid {0}")]
     InvalidStatus(&'static str),
@@ -121,6 +126,9 @@ impl Volume {
         let status = object.status.as_ref();
         let made = status.and_then(|status| Some((status, status.size?, status.image.as_ref()?)));
         let (status, size, image) = made.ok_or(Unusable::NotReady)?;
+        if status.epoch != object.spec.epoch {
+            return Err(Unusable::NotVerified);
+        }
         let content = match object.spec.access_type {
             AccessType::Block => Content::Block,
             AccessType::Filesystem => {
@@ -145,8 +153,19 @@ impl Volume {
             content,
             provisioning: object.admitted_attributes().provisioning,
             io_limits: object.admitted_attributes().io_limits,
+            takeovers: status.takeovers,
             access_modes: object.spec.access_modes.clone(),
         })
+    }
+
+    /// Checks that the image was verified in its pool after the last takeover of the pool. A node that
+    /// acts on an older view must not use a volume that another node has used since.
+    pub fn is_verified(&self, takeovers: u32) -> Result<(), Unusable> {
+        if self.takeovers == takeovers {
+            Ok(())
+        } else {
+            Err(Unusable::NotVerified)
+        }
     }
 
     /// Checks that the volume supports a usage (NSV-08, NPV-09). Fails with the first difference.
@@ -216,6 +235,19 @@ mod tests {
         assert!(Volume::read(&deleted).is_ok());
         deleted.status.as_mut().unwrap().deletion_committed = true;
         assert!(Volume::read(&deleted).is_err());
+    }
+
+    #[test]
+    fn a_volume_whose_disk_was_in_another_machine_is_used_once_it_is_verified_there() {
+        let mut moved = ready_volume();
+        (moved.spec.epoch, moved.spec.takeovers) = (1, 1);
+        assert_eq!(Volume::read(&moved), Err(Unusable::NotVerified));
+        let status = moved.status.as_mut().unwrap();
+        (status.epoch, status.takeovers) = (1, 1);
+        let verified = Volume::read(&moved).unwrap();
+        assert_eq!(verified.is_verified(1), Ok(()));
+        // The disk was away once more, and this view is older than that.
+        assert_eq!(verified.is_verified(3), Err(Unusable::NotVerified));
     }
 
     #[test]

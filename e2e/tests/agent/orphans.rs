@@ -24,23 +24,10 @@ use crate::{
 };
 
 /// The objects of the images of a node, without UIDs and status.
-pub(crate) struct Backup {
+struct Backup {
     volumes: Vec<PoolVolume>,
     snapshots: Vec<PoolSnapshot>,
     groups: Vec<PoolSnapshotGroup>,
-}
-
-impl Backup {
-    /// The same objects with the name of another node.
-    pub(crate) fn moved_to(mut self, node: &str) -> Self {
-        let volumes = self.volumes.iter_mut().map(|it| &mut it.spec.node_name);
-        let snapshots = self.snapshots.iter_mut().map(|it| &mut it.spec.node_name);
-        let groups = self.groups.iter_mut().map(|it| &mut it.spec.node_name);
-        for name in volumes.chain(snapshots).chain(groups) {
-            node.clone_into(name);
-        }
-        self
-    }
 }
 
 /// Deletes the objects that a field selector matches, despite their finalizers. Returns them as a backup
@@ -108,7 +95,7 @@ impl Fixture {
     }
 
     /// Deletes every custom resource of an image of a node, and returns a backup.
-    pub(crate) async fn delete_all_of(&self, node: &str) -> Backup {
+    async fn delete_all_of(&self, node: &str) -> Backup {
         let its = format!("spec.nodeName={node}");
         Backup {
             volumes: back_up_and_delete(&self.api(), &its).await,
@@ -117,7 +104,7 @@ impl Fixture {
         }
     }
 
-    pub(crate) async fn restore_backup(&self, backup: Backup) {
+    async fn restore_backup(&self, backup: Backup) {
         recreate(&self.api(), backup.groups).await;
         recreate(&self.api(), backup.snapshots).await;
         recreate(&self.api(), backup.volumes).await;

@@ -42,6 +42,8 @@ impl Fixture {
             consistency: Consistency::Crash,
             group_name: None,
             deletion_requested: false,
+            epoch: 0,
+            takeovers: 0,
         };
         let mut object = PoolSnapshot::new(&format!("{}-{name}", self.name), spec);
         object.metadata.finalizers = Some(vec![names::FINALIZER.to_owned()]);

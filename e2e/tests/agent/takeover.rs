@@ -8,7 +8,12 @@ use cistern_crds::{
     PoolVolume, Reason, condition, pool::DeviceSource,
 };
 use cistern_e2e::{Folder, eventually, process::dying_with_us};
-use kube::ResourceExt as _;
+use kube::{
+    Api, ResourceExt as _,
+    api::{Patch, PatchParams},
+};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 
 use crate::{
     Fixture, SOON, has_condition,
@@ -169,8 +174,26 @@ async fn a_disk_that_moves_to_another_node_is_refused_until_granted_and_keeps_it
     new.driver.finish().await;
 }
 
+async fn patch<K>(api: &Api<K>, name: &str, change: Value)
+where
+    K: Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let change = Patch::Merge(change);
+    let patched = api.patch(name, &PatchParams::default(), &change).await;
+    patched.unwrap();
+}
+
+/// Moves an object to a node that has taken over its pool once, as the operator does.
+async fn move_to<K>(node: &Fixture, api: &Api<K>, name: &str)
+where
+    K: Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let place = json!({"spec": {"nodeName": node.name, "epoch": 1, "takeovers": 1}});
+    patch(api, name, place).await;
+}
+
 #[tokio::test]
-async fn snapshots_and_groups_move_with_their_disk_and_can_be_restored_and_deleted() {
+async fn volumes_snapshots_and_groups_that_follow_their_disk_are_verified_used_and_deleted() {
     let (old, new) = tokio::join!(Fixture::start("agent-left"), Fixture::start("agent-joined"));
     let (name, disk) = ("agent-moved-snapshots", Disk::new(&old).await);
     add_device_pool(&old, name, &disk.device).await;
@@ -188,19 +211,66 @@ async fn snapshots_and_groups_move_with_their_disk_and_can_be_restored_and_delet
     unstage(&old, &one, "one").await;
     old.driver.finish().await;
 
-    // The administrator moves the disk and creates each object again with the name of the new node.
     let pools = add_device_pool(&new, name, &disk.device).await;
     let refused = pool_until(&new, name, is_refused).await;
-    let backup = new.delete_all_of("agent-left").await;
-    new.restore_backup(backup.moved_to("agent-joined")).await;
-    grant(&new, name, &pools, &refused.belongs_to.unwrap()).await;
-    let ready = has_condition(ConditionType::Ready, "True", "Reconciled");
-    for was in [&one, &two] {
-        let is = new.until(&was.name_any(), "to be adopted", &ready).await;
-        assert_eq!(is.image(), was.image());
+    let taken = grant(&new, name, &pools, &refused.belongs_to.unwrap()).await;
+    assert_eq!(taken.takeovers, 1);
+
+    // The ledger does not count what has not followed, so nothing new is admitted.
+    let mut waiting = new.desired_volume("waiting", Bytes::mib(64));
+    name.clone_into(&mut waiting.spec.pool_name);
+    let waiting = new.create(&waiting).await.name_any();
+    let waits = has_condition(ConditionType::Admitted, "False", "PoolNotReady");
+    new.until(&waiting, "to wait for the others", waits).await;
+
+    // The operator moves each object.
+    for volume in [&one, &two] {
+        move_to(&new, &new.volumes, &volume.name_any()).await;
     }
-    new.until_snapshots_restored(&members, &alone, &group_before)
+    for snapshot in members.iter().chain([&alone]) {
+        move_to(&new, &new.snapshots(), &snapshot.name_any()).await;
+    }
+    let place = json!({"spec": {"nodeName": new.name, "epoch": 1}});
+    patch(&new.groups(), &group, place).await;
+    for was in [&one, &two] {
+        let is_verified = |is: &PoolVolume| {
+            let status = status(is);
+            (status.epoch, status.takeovers) == (1, 1)
+        };
+        let is = new
+            .until(&was.name_any(), "to be verified", is_verified)
+            .await;
+        let (was_status, is_status) = (status(was), status(&is));
+        assert_eq!((is.uid(), is.image()), (was.uid(), was.image()));
+        assert_eq!(is_status.reserved, was_status.reserved);
+        assert_eq!(is_status.filesystem, was_status.filesystem);
+    }
+    for was in members.iter().chain([&alone]) {
+        let what = format!("snapshot {} to be verified", was.name_any());
+        eventually(&what, SOON, async || {
+            let is = new.get_snapshot(&was.name_any()).await;
+            let status = is.status.clone().unwrap_or_default();
+            if (status.epoch, status.takeovers) == (1, 1) {
+                assert_eq!((is.uid(), is.image()), (was.uid(), was.image()));
+                return Ok(());
+            }
+            Err(format!("{status:#?}"))
+        })
         .await;
+    }
+    let group_now = new.groups().get(&group).await.unwrap();
+    let moment = group_now.status.unwrap().creation_time;
+    assert_eq!(moment, group_before.status.unwrap().creation_time);
+    let counted = |pool: &NodePoolStatus| pool.volumes == 2 && pool.snapshots == 3;
+    let counted = pool_until(&new, name, counted).await;
+    assert!(counted.orphans.is_empty(), "{:#?}", counted.orphans);
+    assert_eq!(counted.thin_room, Bytes::ZERO);
+    new.driver.set_pools(pools.clone()).await;
+    // The controller withdraws the refused one, and asks again.
+    new.force_delete(&waiting).await;
+    pool_until(&new, name, |pool| pool.thin_room > Bytes::ZERO).await;
+    let later = volume_in(&new, name, "later").await;
+    new.remove(&later.name_any()).await;
 
     let mounted = stage(&new, &one, "one").await;
     assert_eq!(sums(&new, &mounted).await, at_the_end);

@@ -443,6 +443,7 @@ async fn an_object_that_was_created_by_hand_is_not_used_as_a_group() {
                 snapshot: names::group_member_name("set-hand", &volumes[0]),
             }],
             deletion_requested: false,
+            epoch: 0,
         },
     );
     object.metadata.finalizers = Some(vec![names::FINALIZER.to_owned()]);

@@ -23,4 +23,5 @@ mod objects;
 mod own_writes;
 mod pools;
 mod process;
+mod takeover;
 mod unclaimed;

@@ -178,7 +178,11 @@ impl Objects {
     /// Creates a snapshot of a deleted volume as the driver's controller does.
     pub(crate) async fn add_snapshot(&self, name: &str, pool: &str, node: &str) -> PoolSnapshot {
         let snapshot = json!({
-            "metadata": {"name": name, "finalizers": [names::FINALIZER]},
+            "metadata": {
+                "name": name,
+                "finalizers": [names::FINALIZER],
+                "labels": {(names::POOL_LABEL): pool},
+            },
             "spec": {
                 "requestedName": name,
                 "nodeName": node,

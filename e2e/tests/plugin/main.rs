@@ -143,6 +143,8 @@ impl Node {
                 name: name.to_owned(),
             }),
             deletion_requested: false,
+            epoch: 0,
+            takeovers: 0,
         };
         self.create_ready(PoolVolume::desired(name, spec)).await
     }
@@ -161,6 +163,8 @@ impl Node {
             consistency: cistern_crds::Consistency::Crash,
             group_name: None,
             deletion_requested: false,
+            epoch: 0,
+            takeovers: 0,
         };
         self.create_ready(PoolSnapshot::desired(name, spec)).await
     }

@@ -34,6 +34,11 @@ const NO_RIGHT: &str = "cannot ";
 const FOREIGN: &str = "belongs to node";
 const ONLY_STATUS: &str = "writes the status of its objects and nothing else";
 const NO_NODE: &str = "does not say which node";
+const NO_METADATA: &str = "changes no metadata";
+const ONLY_LOCATION: &str = "and nothing else of its spec";
+const NO_LOCATION: &str = "does not change the node";
+/// The schema refuses a change of the node.
+const STAYS: &str = "nodeName cannot be changed";
 const KEPT: &str = "cannot be taken back";
 /// Allowed, but the kind does not exist: Kubernetes' snapshot definitions are not installed.
 const ABSENT: &str = "page not found";
@@ -360,6 +365,69 @@ async fn a_nodes_token_cannot_write_an_oversized_storage_node() {
 }
 
 #[tokio::test]
+async fn a_volume_moves_only_by_the_operator_and_only_with_a_later_takeover_and_the_next_epoch() {
+    let cluster = Installed::start().await;
+    let (admin, account) = (
+        &cluster.admin(),
+        "system:serviceaccount:cistern-system:cistern-",
+    );
+    let operator = &cluster.user(&format!("{account}operator"));
+    let controller = &cluster.user(&format!("{account}controller"));
+    let to = |node: &str, epoch: u32, takeovers: u32| json!({"spec": {"nodeName": node, "epoch": epoch, "takeovers": takeovers}});
+    let size = &json!({"spec": {"size": "2Gi"}});
+    let deletion = &json!({"spec": {"deletionRequested": true}});
+    let finalizers = &json!({"metadata": {"finalizers": ["x.y/z"]}});
+    eventually(
+        "the policy to be enforced",
+        Duration::from_secs(30),
+        async || match ask(operator, "PATCH", "poolvolumes/on-a", size).await {
+            Err(status) if status.message.contains(ONLY_LOCATION) => Ok(()),
+            other => Err(format!("{other:?}")),
+        },
+    )
+    .await;
+    for path in ["poolvolumes/on-a", "poolsnapshots/on-a"] {
+        let status = &format!("{path}/status");
+        // An agent has verified the image after the second takeover.
+        let verified = &json!({"status": {"takeovers": 2}});
+        let rows: &[Row<'_>] = &[
+            ("PATCH", path, &json!({"spec": {"nodeName": "b"}}), STAYS),
+            ("PATCH", path, &to("b", 1, 0), STAYS),
+            ("PATCH", path, &to("b", 2, 1), STAYS),
+            ("PATCH", path, &to("a", 1, 1), STAYS),
+            ("PATCH", status, verified, ALLOWED),
+            ("PATCH", path, &to("b", 1, 2), STAYS),
+        ];
+        check(admin, rows).await;
+        check(controller, &[("PATCH", path, &to("b", 1, 3), NO_LOCATION)]).await;
+        let rows: &[Row<'_>] = &[
+            ("PATCH", path, deletion, ONLY_LOCATION),
+            ("PATCH", path, finalizers, NO_METADATA),
+            ("PATCH", path, &to("b", 1, 3), ALLOWED),
+            // A late operator repeats an earlier decision.
+            ("PATCH", path, &to("c", 1, 3), STAYS),
+            ("PATCH", path, &to("c", 2, 3), STAYS),
+            ("PATCH", path, &to("a", 2, 4), ALLOWED),
+        ];
+        check(operator, rows).await;
+        check(controller, &[("PATCH", path, deletion, ALLOWED)]).await;
+    }
+    let path = "poolsnapshotgroups/on-a";
+    let group_to = |node: &str, epoch: u32| json!({"spec": {"nodeName": node, "epoch": epoch}});
+    check(
+        controller,
+        &[("PATCH", path, &group_to("b", 1), NO_LOCATION)],
+    )
+    .await;
+    let rows: &[Row<'_>] = &[
+        ("PATCH", path, &json!({"spec": {"nodeName": "b"}}), STAYS),
+        ("PATCH", path, &group_to("a", 1), STAYS),
+        ("PATCH", path, &group_to("b", 1), ALLOWED),
+    ];
+    check(operator, rows).await;
+}
+
+#[tokio::test]
 async fn every_account_has_the_permissions_that_it_needs_and_no_more() {
     let cluster = Installed::start().await;
     let none = &Value::Null;
@@ -377,11 +445,11 @@ async fn every_account_has_the_permissions_that_it_needs_and_no_more() {
     let rows: &[Row<'_>] = &[
         ("PATCH", "storagepools/p", label, ALLOWED),
         ("POST", "storagenodes", &node("c"), ALLOWED),
-        ("PATCH", "poolvolumes/on-a", label, NO_RIGHT),
+        ("PATCH", "poolvolumes/on-a", label, NO_METADATA),
         ("PATCH", "poolvolumes/on-a/status", status, NO_RIGHT),
         ("DELETE", "poolvolumes/on-a", none, NO_RIGHT),
         ("GET", "poolsnapshots", none, ALLOWED),
-        ("PATCH", "poolsnapshots/on-a", label, NO_RIGHT),
+        ("PATCH", "poolsnapshots/on-a", label, NO_METADATA),
         ("PATCH", "poolsnapshots/on-a/status", status, NO_RIGHT),
         ("DELETE", "poolsnapshotgroups/on-a", none, NO_RIGHT),
         ("GET", "/api/v1/secrets", none, NO_RIGHT),
@@ -605,7 +673,7 @@ async fn check(client: &kube::Client, rows: &[Row<'_>]) {
             Err(status) => {
                 let code = match *verdict {
                     ABSENT => 404,
-                    TOO_LONG => 422,
+                    TOO_LONG | STAYS => 422,
                     _ => 403,
                 };
                 let refused = status.code == code && status.message.contains(verdict);

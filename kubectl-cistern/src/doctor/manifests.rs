@@ -16,8 +16,9 @@ const RIGHTS: [&str; 4] = [
     include_str!("../../../manifests/base/node-rbac.yaml"),
     include_str!("../../../manifests/components/snapshots/rbac.yaml"),
 ];
-const POLICIES: [&str; 2] = [
+const POLICIES: [&str; 3] = [
     include_str!("../../../manifests/base/node-policy.yaml"),
+    include_str!("../../../manifests/base/location-policy.yaml"),
     include_str!("../../../manifests/crds/deletion-policy.yaml"),
 ];
 

@@ -76,6 +76,8 @@ fn volume(choice: &SelectedOrphan, cluster: &Cluster) -> PoolVolume {
                 })
             }),
         deletion_requested: false,
+        epoch: 0,
+        takeovers: 0,
     };
     PoolVolume::desired(&identity.name, spec)
 }
@@ -116,6 +118,8 @@ fn snapshot(choice: &SelectedOrphan) -> PoolSnapshot {
         consistency: Consistency::default(),
         group_name: None,
         deletion_requested: false,
+        epoch: 0,
+        takeovers: 0,
     };
     PoolSnapshot::desired(&identity.name, spec)
 }

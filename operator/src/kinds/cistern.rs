@@ -8,7 +8,7 @@ use crate::{
     cache::{Difference, Replaced},
     change::Change,
     comparison::has_same_declaration,
-    stored::{StoredSnapshot, StoredVolume},
+    stored::{Stored, StoredSnapshot, StoredVolume},
 };
 
 impl WatchedKind for DeserializeGuard<StoragePool> {
@@ -64,6 +64,8 @@ impl WatchedKind for DeserializeGuard<PoolVolume> {
 
     fn change(difference: &Difference<StoredVolume>) -> Change {
         match &difference.entry().location {
+            // Two nodes are concerned.
+            Some(_) if has_moved(difference) => Change::Everything,
             Some(location) => Change::Volume {
                 name: difference.key.to_string(),
                 pool: location.pool.to_string(),
@@ -85,12 +87,22 @@ impl WatchedKind for DeserializeGuard<PoolSnapshot> {
 
     fn change(difference: &Difference<StoredSnapshot>) -> Change {
         match &difference.entry().location {
+            Some(_) if has_moved(difference) => Change::Everything,
             Some(location) => Change::Snapshot {
                 pool: location.pool.to_string(),
                 node: location.node.to_string(),
             },
             None => Change::Everything,
         }
+    }
+}
+
+/// Whether the node of an object has changed.
+fn has_moved<R>(difference: &Difference<Stored<R>>) -> bool {
+    let node = |stored: &Stored<R>| Some(stored.location.as_ref()?.node.clone());
+    match &difference.entries {
+        Replaced::Changed(before, now) => node(before) != node(now),
+        Replaced::Added(_) | Replaced::Removed(_) => false,
     }
 }
 

@@ -44,6 +44,7 @@ impl NewGroup {
             consistency: self.consistency,
             members: self.volumes.iter().map(member).collect(),
             deletion_requested: false,
+            epoch: 0,
         };
         let mut object = PoolSnapshotGroup::new(&id, spec);
         object.metadata.finalizers = Some(vec![names::FINALIZER.to_owned()]);

@@ -41,6 +41,8 @@ impl NewSnapshot {
             consistency: self.consistency,
             group_name: None,
             deletion_requested: false,
+            epoch: 0,
+            takeovers: 0,
         };
         PoolSnapshot::desired(&self.id(), spec)
     }

@@ -106,6 +106,8 @@ impl NewVolume {
                 content_source,
                 claim: self.claim.clone(),
                 deletion_requested: false,
+                epoch: 0,
+                takeovers: 0,
             },
         )
     }

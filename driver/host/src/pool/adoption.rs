@@ -144,6 +144,7 @@ mod tests {
             filesystem_uuid: Uuid::from_bytes([0; 16]),
             size: Bytes::gib(1),
             empty: Bytes::gib(1),
+            takeovers: 0,
             owner: None,
         }
     }

@@ -44,6 +44,10 @@ pub(crate) struct Marker {
     /// The node that carries the pool. None in pools of versions that did not record it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) owner: Option<Owner>,
+    /// How often a node has taken over the pool from another one. Never lowered: it tells the latest
+    /// node from those that carried the pool before.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) takeovers: u32,
 }
 
 impl Marker {
@@ -59,9 +63,12 @@ impl Marker {
     fn settled(&self, declaration: &PoolDeclaration) -> Self {
         let present = &declaration.node;
         let owner = self.owner.as_ref().unwrap_or(present).completed(present);
+        let foreign = self.foreign();
+        let is_taken_over = foreign.is_some_and(|it| !it.is_of(present, &declaration.uid));
         Self {
             pool_uid: declaration.uid.clone(),
             owner: Some(owner),
+            takeovers: self.takeovers.saturating_add(u32::from(is_taken_over)),
             ..self.clone()
         }
     }
@@ -86,13 +93,8 @@ impl Marker {
                 },
             });
         }
-        let Some(owner) = self.owner.clone() else {
+        let Some(foreign) = self.foreign() else {
             return Ok(());
-        };
-        let foreign = ForeignMarker {
-            owner,
-            pool: self.pool_uid.clone(),
-            filesystem: filesystem_uuid,
         };
         let is_granted = declaration.take_over.as_ref() == Some(&foreign);
         if is_granted || foreign.is_of(&declaration.node, &declaration.uid) {
@@ -101,6 +103,15 @@ impl Marker {
         Err(Error::OtherNode {
             path: path.to_owned(),
             foreign: Box::new(foreign),
+        })
+    }
+
+    /// The marker as one of another node may be granted. None if it names no node.
+    fn foreign(&self) -> Option<ForeignMarker> {
+        Some(ForeignMarker {
+            owner: self.owner.clone()?,
+            pool: self.pool_uid.clone(),
+            filesystem: self.filesystem_uuid,
         })
     }
 
@@ -212,6 +223,14 @@ pub(super) fn settle(
     .map(drop)
 }
 
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
 fn copy(path: &Path) -> Error {
     Error::BackingConflict {
         path: path.to_owned(),
@@ -295,6 +314,7 @@ fn make(
         size: Bytes(space.size),
         empty: Bytes(space.available),
         owner: Some(declaration.node.clone()),
+        takeovers: 0,
     };
     prepare(system, directory, &marker)?;
     system.rename(directory, NEW_NAME.as_ref(), directory, NAME.as_ref())?;
@@ -354,6 +374,7 @@ mod tests {
             size: Bytes::mib(960),
             empty: Bytes::mib(921),
             owner: None,
+            takeovers: 0,
         };
         assert_eq!(marker.empty_at(marker.size), marker.empty);
         // Measured on Linux 6.18: an XFS of 960 MiB (1 GiB without its log) grown to 3008 MiB.

@@ -62,6 +62,7 @@ fn a_pool_of_another_node_is_refused_and_unchanged_until_the_takeover_is_granted
     for (pool, file) in [(device, file), (image, image_file)] {
         let first = on("w1", &pool);
         let opened = must(open(&machine, &first, Expectation::New));
+        assert_eq!(opened.takeovers(), 0);
         let volume = request(
             "a",
             Bytes::mib(16),
@@ -103,11 +104,16 @@ fn a_pool_of_another_node_is_refused_and_unchanged_until_the_takeover_is_granted
         let opened = must(open(&machine, &granted, Expectation::New));
         assert_eq!(must(opened.images()), [volume]);
         must(opened.check());
+        assert_eq!(opened.takeovers(), 1);
         drop(opened);
         unmount(&machine.mount_point(&pool));
         // It now belongs to the second node, with or without the grant, and no longer to the first.
-        drop(must(open(&machine, &second, before)));
-        unmount(&machine.mount_point(&pool));
+        for declaration in [&granted, &second] {
+            let opened = must(open(&machine, declaration, before));
+            assert_eq!(opened.takeovers(), 1, "counted once");
+            drop(opened);
+            unmount(&machine.mount_point(&pool));
+        }
         refused(open(&machine, &first, before), "w2");
         // The former node can forget a pool on a device; a file is kept.
         let removed = machine.root().remove_pool(&first, before);

@@ -151,6 +151,10 @@ impl Admission {
         if pool.spec.retiring {
             return Some(Closed::retiring(assigned));
         }
+        if let Some(owner) = &pool.spec.take_over {
+            let node = owner.node.clone();
+            return Some(Closed::Following { node });
+        }
         if self.health.reports(&pool.spec.name, Reason::NotAllocated) {
             return Some(Closed::NotAllocated);
         }

@@ -37,6 +37,7 @@ impl Fixture {
             consistency,
             members: members.collect(),
             deletion_requested: false,
+            epoch: 0,
         };
         let mut group = PoolSnapshotGroup::new(&name, spec);
         group.metadata.finalizers = Some(vec![names::FINALIZER.to_owned()]);

@@ -22,6 +22,15 @@ pub enum Closed {
         /// Names of its PoolSnapshots.
         snapshots: Vec<String>,
     },
+    /// The node has taken over the pool, and objects in it still name the node that carried it before.
+    /// The ledger does not count them yet.
+    #[error(
+        "the volumes and snapshots in the pool still name node {node}: they follow to this node first"
+    )]
+    Following {
+        /// Name of the node that carried the pool.
+        node: String,
+    },
     /// The host's filesystem lacks blocks for the pool's file.
     #[error("part of the pool's file is not allocated")]
     NotAllocated,
@@ -44,9 +53,11 @@ impl Closed {
     pub(super) const fn reason(&self) -> Reason {
         match self {
             Self::Cordoned => Reason::Cordoned,
-            Self::Retiring { .. } | Self::NotAllocated | Self::Stray(_) | Self::Unreadable(_) => {
-                Reason::PoolNotReady
-            }
+            Self::Retiring { .. }
+            | Self::Following { .. }
+            | Self::NotAllocated
+            | Self::Stray(_)
+            | Self::Unreadable(_) => Reason::PoolNotReady,
         }
     }
 

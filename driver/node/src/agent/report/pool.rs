@@ -44,6 +44,7 @@ pub(super) fn status(
             ..
         }) => {
             status.filesystem_uuid = Some(pool.filesystem_uuid().to_string());
+            status.takeovers = pool.takeovers();
             note_use(&mut status, statistics);
             status.empty = statistics.empty;
             status.size = file.as_ref().map_or(statistics.size, |file| file.size);

@@ -41,6 +41,7 @@ pub fn after(
             status.size = Some(image.size);
             status.creation_time = image.owner.snapshot().map(|record| record.time);
             status.image = Some(image.image.clone());
+            (status.epoch, status.takeovers) = (snapshot.spec.epoch, image.takeovers);
             // The first recorded format time is the most accurate.
             if status.filesystem.is_none() {
                 status.filesystem.clone_from(&image.filesystem);

@@ -93,6 +93,7 @@ pub fn after(volume: &PoolVolume, outcome: &VolumeOutcome, now: DateTime<Utc>) -
             status.size = Some(image.size);
             status.attributes.get_or_insert(volume.spec.attributes);
             status.image = Some(image.image.clone());
+            (status.epoch, status.takeovers) = (volume.spec.epoch, image.takeovers);
             // The first recorded format time is the most accurate.
             if status.filesystem.is_none() {
                 status.filesystem.clone_from(&image.filesystem);

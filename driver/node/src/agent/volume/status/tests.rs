@@ -48,6 +48,25 @@ fn every_known_condition_is_set_by_the_first_status() {
 }
 
 #[test]
+fn only_a_verified_image_gives_the_status_the_epoch_of_the_spec() {
+    let mut volume = ready_volume();
+    (volume.spec.epoch, volume.spec.takeovers) = (1, 1);
+    let place = |outcome| {
+        let status = after(&volume, &outcome, at(0));
+        (status.epoch, status.takeovers)
+    };
+    let missing = Explanation::new(Reason::ImageMissing, "missing");
+    assert_eq!(place(VolumeOutcome::NotReady(missing)), (0, 0));
+    // The disk was away once more since the operator moved the volume.
+    let takeovers = 3;
+    let verified = VolumeOutcome::Ready(Image {
+        takeovers,
+        ..image()
+    });
+    assert_eq!(place(verified), (1, 3));
+}
+
+#[test]
 fn admission_reserves_and_a_refusal_reserves_nothing() {
     let admitted = VolumeOutcome::Admitted {
         size: Bytes::gib(1),

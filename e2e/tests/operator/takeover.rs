@@ -1,0 +1,196 @@
+//! A disk is in another machine: what is on it follows. The tests act as the agents.
+
+use cistern_crds::{Bytes, NodePoolStatus, PoolOwner, PoolSnapshot, PoolSnapshotGroup, PoolVolume};
+use kube::{
+    Api, ResourceExt as _,
+    api::{Patch, PatchParams},
+};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::{
+    cluster::{Cluster, SOON},
+    objects::{Objects, create, delete},
+};
+use cistern_e2e::eventually;
+
+/// UUID of the filesystem of a pool that [`Objects::report`] reports.
+const FILESYSTEM: &str = "6b3f1a52-0000-4000-8000-000000000000";
+
+/// Two nodes with a pool, of which the first carries the disk.
+struct Move<'a> {
+    api: &'a Objects,
+    pool: &'a str,
+    old: String,
+    new: String,
+}
+
+impl<'a> Move<'a> {
+    async fn begin(api: &'a Objects, pool: &'a str) -> Self {
+        let [old, new] = ["old", "new"].map(|name| format!("{pool}-{name}"));
+        for node in [&old, &new] {
+            api.add_node(node, &[(pool, "yes")]).await;
+        }
+        api.add_pool(pool, &[(pool, "yes")]).await;
+        api.report(&old, pool, Bytes::gib(9)).await;
+        Self {
+            api,
+            pool,
+            old,
+            new,
+        }
+    }
+
+    /// The owner that the marker names as long as the old node has the disk.
+    async fn owner(&self) -> PoolOwner {
+        PoolOwner {
+            node: self.old.clone(),
+            machine_id: None,
+            pool_uid: self.api.carried(&self.old, self.pool).await.uid,
+            filesystem_uuid: FILESYSTEM.to_owned(),
+        }
+    }
+
+    /// The old machine leaves the cluster, and the new node finds the disk. Waits for the grant.
+    async fn move_disk(&self) {
+        let (api, owner) = (self.api, self.owner().await);
+        let found = NodePoolStatus {
+            belongs_to: Some(owner.clone()),
+            filesystem_uuid: None,
+            ..api.ready_report(&self.new, self.pool, Bytes::ZERO).await
+        };
+        api.report_pools(&self.new, &[found]).await;
+        delete(&api.nodes(), &self.old).await;
+        delete(&api.pods(), &format!("agent-{}", self.old)).await;
+        api.storage_node("the grant", &self.new, |node| {
+            (node.spec.pools.first()?.take_over.as_ref() == Some(&owner)).then_some(())
+        })
+        .await;
+    }
+
+    /// The agent of the new node has written the marker.
+    async fn take_over(&self, takeovers: u32) {
+        let taken = NodePoolStatus {
+            takeovers,
+            ..self
+                .api
+                .ready_report(&self.new, self.pool, Bytes::ZERO)
+                .await
+        };
+        self.api.report_pools(&self.new, &[taken]).await;
+    }
+
+    async fn until_the_grant_is_gone(&self) {
+        let what = "the end of the grant";
+        self.api
+            .storage_node(what, &self.new, |node| {
+                node.spec.pools.first()?.take_over.is_none().then_some(())
+            })
+            .await;
+    }
+}
+
+/// Writes the status of an object as the agent does.
+async fn set_status<K>(api: &Api<K>, name: &str, status: Value)
+where
+    K: Clone + DeserializeOwned + std::fmt::Debug,
+{
+    let patch = Patch::Merge(json!({"status": status}));
+    api.patch_status(name, &PatchParams::default(), &patch)
+        .await
+        .unwrap();
+}
+
+/// The status of an object with an image in a filesystem.
+fn made(filesystem: &str) -> Value {
+    let uid = "6b3f1a52-0000-4000-8000-000000000001";
+    json!({
+        "reserved": "1Gi", "size": "1Gi",
+        "image": {"uid": uid, "poolUuid": filesystem, "sectorSize": 4096},
+    })
+}
+
+async fn volume_on(found: &Move<'_>, name: &str, filesystem: &str) {
+    found.api.add_volume(name, found.pool, &found.old).await;
+    set_status(&found.api.volumes(), name, made(filesystem)).await;
+}
+
+#[tokio::test]
+async fn volumes_snapshots_and_groups_follow_their_disk_to_the_node_that_took_it_over() {
+    let api = Cluster::shared().await.api();
+    let found = Move::begin(&api, "follow").await;
+    volume_on(&found, "follow-volume", FILESYSTEM).await;
+    let another = "6b3f1a52-0000-4000-8000-00000000000f";
+    volume_on(&found, "follow-elsewhere", another).await;
+    api.add_volume("follow-unmade", "follow", &found.old).await;
+    let client = api.volumes().into_client();
+    let snapshots = Api::<PoolSnapshot>::all(client.clone());
+    api.add_snapshot("follow-snapshot", "follow", &found.old)
+        .await;
+    set_status(&snapshots, "follow-snapshot", made(FILESYSTEM)).await;
+    let groups = Api::<PoolSnapshotGroup>::all(client);
+    let group = json!({
+        "apiVersion": "cistern.storage/v1alpha1", "kind": "PoolSnapshotGroup",
+        "metadata": {"name": "follow-group"},
+        "spec": {
+            "requestedName": "follow-group", "nodeName": found.old,
+            "members": [{"volume": "gone", "snapshot": "follow-snapshot"}],
+        },
+    });
+    create(&groups, &group).await;
+
+    found.move_disk().await;
+    let volumes = api.volumes();
+    let before = volumes.get("follow-volume").await.unwrap();
+    assert_eq!(
+        before.spec.node_name, found.old,
+        "not before the marker is written"
+    );
+    found.take_over(1).await;
+    found.until_the_grant_is_gone().await;
+
+    let place = |volume: PoolVolume| {
+        let spec = volume.spec;
+        (spec.node_name, spec.epoch, spec.takeovers)
+    };
+    let moved = volumes.get("follow-volume").await.unwrap();
+    assert_eq!(moved.uid(), before.uid());
+    assert_eq!(place(moved), (found.new.clone(), 1, 1));
+    for stays in ["follow-elsewhere", "follow-unmade"] {
+        let volume = volumes.get(stays).await.unwrap();
+        assert_eq!(place(volume), (found.old.clone(), 0, 0), "{stays}");
+    }
+    let snapshot = snapshots.get("follow-snapshot").await.unwrap().spec;
+    assert_eq!(
+        (&snapshot.node_name, snapshot.epoch, snapshot.takeovers),
+        (&found.new, 1, 1)
+    );
+    let group = groups.get("follow-group").await.unwrap().spec;
+    assert_eq!((group.node_name, group.epoch), (found.new.clone(), 1));
+
+    // Nothing keeps the old StorageNode once the others are removed.
+    for stays in ["follow-elsewhere", "follow-unmade"] {
+        api.remove::<PoolVolume>(stays).await;
+    }
+    eventually("the old StorageNode to go", SOON, async || {
+        match api.storage_nodes().get_opt(&found.old).await.unwrap() {
+            None => Ok(()),
+            Some(node) => Err(format!("{node:#?}")),
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_volume_that_was_verified_after_a_later_takeover_does_not_follow_an_earlier_one() {
+    let api = Cluster::shared().await.api();
+    let found = Move::begin(&api, "late").await;
+    volume_on(&found, "late-volume", FILESYSTEM).await;
+    found.move_disk().await;
+    // The disk has returned, and its agent has verified the volume.
+    set_status(&api.volumes(), "late-volume", json!({"takeovers": 2})).await;
+    found.take_over(1).await;
+    found.until_the_grant_is_gone().await;
+    let spec = api.volumes().get("late-volume").await.unwrap().spec;
+    assert_eq!((spec.node_name, spec.epoch), (found.old.clone(), 0));
+}

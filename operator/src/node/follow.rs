@@ -1,0 +1,362 @@
+//! Moves the volumes and snapshots of a disk that is in another machine to its node.
+//!
+//! ```text
+//! granted ─▶ the agent writes the marker, and reports one takeover more
+//!            ─▶ each PoolVolume and PoolSnapshot of that filesystem names the new node
+//!               ─▶ each group whose snapshots are all there ─▶ the grant is removed
+//! ```
+//!
+//! What is in the filesystem is known by its UUID in the status of the image. An object whose image was
+//! never made has none, and stays.
+//!
+//! *Invariants:* an object follows only to the node that was granted the takeover and has reported it.
+//! The API server refuses a change of the node unless the number of takeovers is greater than the one in
+//! the status of the object, so a late change cannot undo a later takeover (`docs/design-moving.md`). The
+//! grant stays until everything has followed, and meanwhile the pool takes nothing new.
+
+use std::{collections::HashSet, fmt::Debug, time::Duration};
+
+use cistern_client::{Rejection, writes::patch_guarded};
+use cistern_crds::{
+    HasImage, NodePool, NodePoolStatus, PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode,
+    names,
+};
+use kube::{
+    Api, ResourceExt as _,
+    api::ListParams,
+    core::{ClusterResourceScope, DeserializeGuard},
+};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::takeover::Granted;
+use crate::Context;
+
+/// Maximum number of objects in one page of a list.
+const PAGE: u32 = 500;
+/// Maximum number of objects of each kind that one reconcile moves, so that it ends in time.
+const AT_ONCE: usize = 500;
+/// When to look again while objects follow.
+pub(super) const AGAIN: Duration = Duration::from_secs(2);
+
+/// Why the objects of a pool do not follow.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The API server refused a list.
+    #[error("cannot list the {kind} of pool {pool}, which node {node} has taken over")]
+    List {
+        /// Plural name of the kind.
+        kind: String,
+        /// Name of the StoragePool.
+        pool: String,
+        /// Name of the node.
+        node: String,
+        /// The error of the API server or of the connection.
+        #[source]
+        source: kube::Error,
+    },
+    /// The API server refused a change.
+    #[error("cannot move {object} to node {node}, which has its disk")]
+    Write {
+        /// Kind and name.
+        object: String,
+        /// Name of the node.
+        node: String,
+        /// The error of the API server or of the connection.
+        #[source]
+        source: kube::Error,
+    },
+}
+
+/// A pool that a node has taken over, and whose objects follow.
+#[derive(Clone, Copy, Debug)]
+struct TakenOver<'a> {
+    node: &'a str,
+    pool: &'a str,
+    filesystem_uuid: &'a str,
+    takeovers: u32,
+}
+
+/// The objects of one kind that are to follow.
+struct Following<K> {
+    objects: Vec<K>,
+    /// Whether there may be more.
+    more: bool,
+}
+
+/// The kinds with an image, as far as following their disk goes.
+trait Follows:
+    HasImage + kube::Resource<Scope = ClusterResourceScope> + Clone + Debug + DeserializeOwned
+{
+    /// The epoch in the spec.
+    fn epoch(&self) -> u32;
+    /// The larger number of takeovers in spec and status.
+    fn takeovers(&self) -> u32;
+}
+
+macro_rules! follows {
+    ($($kind:ty),+) => { $(
+        impl Follows for $kind {
+            fn epoch(&self) -> u32 {
+                self.spec.epoch
+            }
+
+            fn takeovers(&self) -> u32 {
+                let reported = self.status.as_ref().map_or(0, |status| status.takeovers);
+                self.spec.takeovers.max(reported)
+            }
+        }
+    )+ };
+}
+
+follows!(PoolVolume, PoolSnapshot);
+
+/// Moves what is in the pools that a node has taken over. Returns the grants that have to stay, because
+/// something is still to follow.
+pub(super) async fn follow(context: &Context, node: &StorageNode) -> Result<Granted, Error> {
+    let mut granted = Granted::new();
+    let name = node.name_any();
+    for (entry, status) in taken_over(node) {
+        let pool = TakenOver {
+            node: &name,
+            pool: &entry.name,
+            filesystem_uuid: status.filesystem_uuid.as_deref().unwrap_or_default(),
+            takeovers: status.takeovers,
+        };
+        let volumes = move_all::<PoolVolume>(context, pool).await?;
+        let snapshots = move_all::<PoolSnapshot>(context, pool).await?;
+        let is_done = status.is_ready() && volumes && snapshots;
+        if is_done {
+            move_groups(context, pool).await?;
+            tracing::info!(
+                node = name,
+                pool = entry.name,
+                "all volumes and snapshots have followed their disk"
+            );
+        } else if let Some(owner) = &entry.take_over {
+            granted.insert(entry.uid.clone(), owner.clone());
+        }
+    }
+    Ok(granted)
+}
+
+/// The pools that a node was granted and has taken over.
+fn taken_over(node: &StorageNode) -> Vec<(&NodePool, &NodePoolStatus)> {
+    let reported = node.status.iter().flat_map(|status| &status.pools);
+    let reported: Vec<&NodePoolStatus> = reported.collect();
+    let each = node.spec.pools.iter().filter_map(|entry| {
+        let owner = entry.take_over.as_ref()?;
+        let status = reported.iter().find(|status| status.uid == entry.uid)?;
+        let is_here = status.belongs_to.is_none()
+            && status.filesystem_uuid.as_ref() == Some(&owner.filesystem_uuid);
+        is_here.then_some((entry, *status))
+    });
+    each.collect()
+}
+
+/// Whether an object is on a disk that a node has taken over, and still names another node.
+fn is_to_follow(object: &impl Follows, pool: TakenOver<'_>) -> bool {
+    let image = object.image();
+    object.node_name() != pool.node
+        && object.pool_name() == pool.pool
+        && image.is_some_and(|image| image.pool_uuid == pool.filesystem_uuid)
+        && object.takeovers() < pool.takeovers
+}
+
+/// Moves the objects of a kind. Returns whether none is left.
+async fn move_all<K: Follows>(context: &Context, pool: TakenOver<'_>) -> Result<bool, Error> {
+    let api = Api::<K>::all(context.client.clone());
+    let found = find::<K>(context, pool).await?;
+    let mut left = found.more;
+    for object in &found.objects {
+        let change = json!({"spec": {
+            "nodeName": pool.node,
+            "epoch": object.epoch().saturating_add(1),
+            "takeovers": pool.takeovers,
+        }});
+        left |= !write(&api, object, pool.node, change).await?;
+    }
+    Ok(!left)
+}
+
+/// The objects of a kind that are to follow. One that this version cannot read stays.
+async fn find<K: Follows>(context: &Context, pool: TakenOver<'_>) -> Result<Following<K>, Error> {
+    let api = Api::<DeserializeGuard<K>>::all(context.client.clone());
+    let label = format!("{}={}", names::POOL_LABEL, pool.pool);
+    let mut parameters = elsewhere(pool.node).labels(&label).limit(PAGE);
+    let mut objects = Vec::new();
+    loop {
+        let page = api.list(&parameters).await;
+        let page = page.map_err(|source| pool.cannot_list::<K>(source))?;
+        let readable = page.items.into_iter().filter_map(|object| object.0.ok());
+        objects.extend(readable.filter(|object| is_to_follow(object, pool)));
+        parameters.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+        let is_last = parameters.continue_token.is_none();
+        if is_last || objects.len() >= AT_ONCE {
+            return Ok(Following {
+                objects,
+                more: !is_last,
+            });
+        }
+    }
+}
+
+/// Moves the groups of snapshots that are on other nodes although all of their snapshots are here.
+async fn move_groups(context: &Context, pool: TakenOver<'_>) -> Result<(), Error> {
+    let api = Api::<PoolSnapshotGroup>::all(context.client.clone());
+    let guarded = Api::<DeserializeGuard<PoolSnapshotGroup>>::all(context.client.clone());
+    let groups = guarded.list(&elsewhere(pool.node)).await;
+    let groups = groups.map_err(|source| pool.cannot_list::<PoolSnapshotGroup>(source))?;
+    let groups: Vec<PoolSnapshotGroup> = groups
+        .items
+        .into_iter()
+        .filter_map(|it| it.0.ok())
+        .collect();
+    if groups.is_empty() {
+        return Ok(());
+    }
+    let here = format!("spec.nodeName={}", pool.node);
+    let snapshots = Api::<DeserializeGuard<PoolSnapshot>>::all(context.client.clone());
+    let snapshots = snapshots.list(&ListParams::default().fields(&here)).await;
+    let snapshots = snapshots.map_err(|source| pool.cannot_list::<PoolSnapshot>(source))?;
+    let here: HashSet<String> = snapshots
+        .items
+        .iter()
+        .map(kube::ResourceExt::name_any)
+        .collect();
+    for group in groups {
+        let mut members = group.spec.members.iter();
+        if members.all(|member| here.contains(&member.snapshot)) {
+            let epoch = group.spec.epoch.saturating_add(1);
+            let change = json!({"spec": {"nodeName": pool.node, "epoch": epoch}});
+            write(&api, &group, pool.node, change).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes a change of the node. Returns whether it was written: another client may have changed the
+/// object, or the schema may refuse it because of a later takeover.
+async fn write<K>(api: &Api<K>, object: &K, node: &str, change: Value) -> Result<bool, Error>
+where
+    K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    let named = format!("{} {}", K::kind(&()), object.name_any());
+    match patch_guarded(api, object, names::OPERATOR_MANAGER, change).await {
+        Ok(_) => {
+            tracing::info!(
+                object = named,
+                node,
+                "moved it to the node that has its disk"
+            );
+            Ok(true)
+        }
+        Err(error)
+            if matches!(
+                Rejection::from(&error),
+                Rejection::Conflict | Rejection::NotFound
+            ) =>
+        {
+            Ok(false)
+        }
+        Err(source) => Err(Error::Write {
+            object: named,
+            node: node.to_owned(),
+            source,
+        }),
+    }
+}
+
+/// Selects the objects of other nodes.
+fn elsewhere(node: &str) -> ListParams {
+    ListParams::default().fields(&format!("spec.nodeName!={node}"))
+}
+
+impl TakenOver<'_> {
+    fn cannot_list<K: kube::Resource<DynamicType = ()>>(&self, source: kube::Error) -> Error {
+        Error::List {
+            kind: K::plural(&()).into_owned(),
+            pool: self.pool.to_owned(),
+            node: self.node.to_owned(),
+            source,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cistern_crds::{PoolOwner, testing::ready_volume};
+
+    use super::*;
+    use crate::testing::storage_node;
+
+    const UUID: &str = "0e3c8a3e-9f2b-4c55-8d21-000000000001";
+
+    fn pool(takeovers: u32) -> TakenOver<'static> {
+        TakenOver {
+            node: "node-2",
+            pool: "fast",
+            filesystem_uuid: UUID,
+            takeovers,
+        }
+    }
+
+    fn volume() -> PoolVolume {
+        let mut volume = ready_volume();
+        let image = volume.status.as_mut().unwrap().image.as_mut().unwrap();
+        UUID.clone_into(&mut image.pool_uuid);
+        volume
+    }
+
+    #[test]
+    fn a_volume_follows_its_filesystem_to_another_node() {
+        assert!(is_to_follow(&volume(), pool(1)));
+        let mut other = volume();
+        "slow".clone_into(&mut other.spec.pool_name);
+        assert!(!is_to_follow(&other, pool(1)), "another pool");
+        let mut here = volume();
+        "node-2".clone_into(&mut here.spec.node_name);
+        assert!(!is_to_follow(&here, pool(1)), "it is there");
+        assert!(
+            !is_to_follow(&ready_volume(), pool(1)),
+            "another filesystem"
+        );
+        let mut unmade = volume();
+        unmade.status.as_mut().unwrap().image = None;
+        assert!(!is_to_follow(&unmade, pool(1)), "it has no image");
+    }
+
+    #[test]
+    fn a_volume_that_was_verified_after_the_takeover_does_not_follow() {
+        let mut returned = volume();
+        returned.status.as_mut().unwrap().takeovers = 2;
+        assert!(!is_to_follow(&returned, pool(1)) && !is_to_follow(&returned, pool(2)));
+        assert!(is_to_follow(&returned, pool(3)));
+        let mut moved = volume();
+        moved.spec.takeovers = 2;
+        assert!(!is_to_follow(&moved, pool(2)));
+    }
+
+    #[test]
+    fn a_pool_is_taken_over_once_the_agent_reports_the_granted_filesystem_as_its_own() {
+        let owner = |uuid: &str| PoolOwner {
+            node: "node-1".to_owned(),
+            machine_id: None,
+            pool_uid: "uid".to_owned(),
+            filesystem_uuid: uuid.to_owned(),
+        };
+        let mut node = storage_node("node-2")
+            .with_room("fast", cistern_crds::Bytes::gib(1))
+            .carrying("fast")
+            .build();
+        let status = &mut node.status.as_mut().unwrap().pools[0];
+        status.filesystem_uuid = Some(UUID.to_owned());
+        assert!(taken_over(&node).is_empty(), "no grant");
+        node.spec.pools[0].take_over = Some(owner("another"));
+        assert!(taken_over(&node).is_empty());
+        node.spec.pools[0].take_over = Some(owner(UUID));
+        assert_eq!(taken_over(&node).len(), 1);
+        node.status.as_mut().unwrap().pools[0].belongs_to = Some(owner(UUID));
+        assert!(taken_over(&node).is_empty(), "not yet");
+    }
+}
