@@ -35,6 +35,7 @@ pub mod testing;
 pub mod time;
 pub mod unclaimed;
 pub mod volume;
+pub mod volume_move;
 
 pub use attributes::{AttributeChanges, VolumeAttributes};
 pub use availability::Explanation;
@@ -62,6 +63,7 @@ pub use snapshot_parameters::SnapshotParameters;
 pub use volume::{
     AccessMode, AccessType, ContentSource, PoolVolume, PoolVolumeSpec, PoolVolumeStatus, SourceKind,
 };
+pub use volume_move::{VolumeMove, VolumeMoveSpec, VolumeMoveStatus};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray,
@@ -76,6 +78,7 @@ pub fn definitions() -> Vec<CustomResourceDefinition> {
         PoolVolume::crd(),
         PoolSnapshot::crd(),
         PoolSnapshotGroup::crd(),
+        VolumeMove::crd(),
     ];
     for definition in &mut definitions {
         for version in &mut definition.spec.versions {

@@ -43,6 +43,8 @@ pub const RESERVED_PREFIX: &str = "csi.storage.k8s.io/";
 /// stays the same when the PoolVolume is restored from a backup.
 pub const IMAGE_CONTEXT: &str = "cistern.storage/image";
 
+/// Annotation of a PersistentVolume that is being replaced: UID of the VolumeMove.
+pub const MOVE_ANNOTATION: &str = "cistern.storage/move";
 /// Annotation that the scheduler sets on a claim once it has chosen the node.
 pub const SELECTED_NODE_ANNOTATION: &str = "volume.kubernetes.io/selected-node";
 

@@ -380,6 +380,16 @@ names! {
         /// Follow the message.
         OtherProblem,
 
+        // Moves of volumes, set by the operator.
+        /// Pods that use the volume are still bound to another node.
+        ///
+        /// Delete the pods that the message names.
+        PodsRemain,
+        /// The PersistentVolume of a moved volume cannot be replaced.
+        ///
+        /// Follow the message. The volume itself has moved.
+        PersistentVolumeConflict,
+
         // Nodes and pools, set by the operator.
         /// kubelet has not registered the driver on the node.
         ///
@@ -502,6 +512,12 @@ names! {
         ///
         /// Follow the message, or remove the limits.
         VolumeNotLimited,
+
+        /// On a claim: its volume has moved to the node that has its disk, and the PersistentVolume names
+        /// that node.
+        ///
+        /// No action is needed. Pods are scheduled to that node.
+        VolumeMoved,
 
         // On claims, and on pods that use them.
         /// On claims and pods: the volume becomes thick and its space is being allocated.

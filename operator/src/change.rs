@@ -29,6 +29,8 @@ pub enum Change {
     },
     /// A Node, its CSINode, or the pod of its agent.
     Node(String),
+    /// A VolumeMove.
+    Move(String),
     /// A StorageClass.
     Class(String),
     /// A VolumeAttributesClass.

@@ -8,7 +8,9 @@
 use std::sync::Arc;
 
 use cistern_client::{OwnWrites, http::Readiness};
-use cistern_crds::{PoolSnapshot, PoolVolume, StorageNode, StoragePool, names, unclaimed::Owner};
+use cistern_crds::{
+    PoolSnapshot, PoolVolume, StorageNode, StoragePool, VolumeMove, names, unclaimed::Owner,
+};
 use k8s_openapi::api::{
     core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod},
     storage::v1::{CSINode, CSIStorageCapacity, StorageClass, VolumeAttributesClass},
@@ -41,6 +43,8 @@ pub struct ClusterState {
     pub volumes: Cache<StoredVolume>,
     /// Every PoolSnapshot.
     pub snapshots: Cache<StoredSnapshot>,
+    /// Every VolumeMove.
+    pub moves: Cache<VolumeMove>,
     /// Every Node.
     pub nodes: Cache<Node>,
     /// Every CSINode.
@@ -100,6 +104,7 @@ impl ClusterState {
             snapshots: watches.add_indexed::<DeserializeGuard<PoolSnapshot>>(move |difference| {
                 snapshots.contents.apply(Count::SNAPSHOT, difference);
             }),
+            moves: watches.add::<VolumeMove>(),
             nodes: watches.add_indexed::<Node>(move |node| nodes.long_names.apply(node)),
             csi_nodes: watches.add::<CSINode>(),
             agents: watches.start::<Pod>(
@@ -132,6 +137,7 @@ impl ClusterState {
             storage_nodes: Cache::default(),
             volumes: Cache::default(),
             snapshots: Cache::default(),
+            moves: Cache::default(),
             nodes: Cache::default(),
             csi_nodes: Cache::default(),
             agents: Cache::default(),
@@ -159,6 +165,7 @@ impl ClusterState {
             self.storage_nodes.complete(),
             self.volumes.complete(),
             self.snapshots.complete(),
+            self.moves.complete(),
             self.nodes.complete(),
             self.csi_nodes.complete(),
             self.agents.complete(),

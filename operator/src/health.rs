@@ -280,6 +280,7 @@ fn concerned(cluster: &ClusterState, published: &PublishedIssues, change: &Chang
         | Change::Snapshot { .. }
         | Change::Node(_)
         | Change::Class(_)
+        | Change::Move(_)
         | Change::AttributesClass(_)
         | Change::Claim { .. }
         | Change::Owner

@@ -25,6 +25,7 @@ pub mod indexes;
 pub mod kinds;
 pub mod leader;
 pub mod metrics;
+pub mod moves;
 pub mod node;
 pub mod outdated;
 pub mod overcommit;
@@ -53,8 +54,8 @@ use tokio::task::JoinSet;
 use crate::{
     capacity::CapacityController, claims::ClaimsController, cluster_state::ClusterState,
     config::Config, controller::Controller, drift::DriftController, health::HealthController,
-    leader::Candidate, metrics::Metrics, node::NodeController, outdated::Outdated,
-    pool::PoolController, template_capacity::TemplateCapacityController,
+    leader::Candidate, metrics::Metrics, moves::MovesController, node::NodeController,
+    outdated::Outdated, pool::PoolController, template_capacity::TemplateCapacityController,
     topology::TopologyController, unclaimed::UnclaimedController, write_locks::WriteLocks,
 };
 
@@ -173,6 +174,7 @@ fn controllers(context: &Context, stop: &Stop) -> JoinSet<()> {
     start.controller(ClaimsController::default());
     start.controller(HealthController::new((context.now)()));
     start.controller(UnclaimedController::default());
+    start.controller(MovesController);
     running
 }
 

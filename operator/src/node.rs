@@ -134,6 +134,7 @@ impl Controller for NodeController {
                 names
             }
             Change::PoolStatus(_)
+            | Change::Move(_)
             | Change::Class(_)
             | Change::AttributesClass(_)
             | Change::Claim { .. }

@@ -95,6 +95,7 @@ fn concerned(cluster: &ClusterState, shares: &Shares, change: &Change) -> Vec<St
             every()
         }
         Change::Class(_)
+        | Change::Move(_)
         | Change::AttributesClass(_)
         | Change::Claim { .. }
         | Change::Owner

@@ -69,6 +69,7 @@ impl Controller for TopologyController {
             Change::Pool(_)
             | Change::PoolStatus(_)
             | Change::Class(_)
+            | Change::Move(_)
             | Change::AttributesClass(_)
             | Change::Claim { .. }
             | Change::Owner

@@ -20,6 +20,7 @@ mod expansion;
 mod groups;
 mod health;
 mod modify;
+mod moves;
 mod nodes;
 mod parameters;
 mod placement;

@@ -1,6 +1,10 @@
 //! A disk is in another machine: what is on it follows. The tests act as the agents.
 
-use cistern_crds::{Bytes, NodePoolStatus, PoolOwner, PoolSnapshot, PoolSnapshotGroup, PoolVolume};
+use cistern_crds::{
+    Bytes, ConditionType, NodePoolStatus, PoolOwner, PoolSnapshot, PoolSnapshotGroup, PoolVolume,
+    VolumeMove, condition, names,
+};
+use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
 use kube::{
     Api, ResourceExt as _,
     api::{Patch, PatchParams},
@@ -10,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::{
     cluster::{Cluster, SOON},
-    objects::{Objects, create, delete},
+    objects::{Objects, change, create, delete},
 };
 use cistern_e2e::eventually;
 
@@ -193,4 +197,155 @@ async fn a_volume_that_was_verified_after_a_later_takeover_does_not_follow_an_ea
     found.until_the_grant_is_gone().await;
     let spec = api.volumes().get("late-volume").await.unwrap().spec;
     assert_eq!((spec.node_name, spec.epoch), (found.old.clone(), 0));
+}
+
+/// A PersistentVolume as external-provisioner makes it, bound to the claim `default/{name}`.
+async fn persistent_volume(found: &Move<'_>, name: &str, finalizers: &[&str]) -> PersistentVolume {
+    let object = json!({
+        "apiVersion": "v1", "kind": "PersistentVolume",
+        "metadata": {
+            "name": format!("pv-of-{name}"),
+            "labels": {"team": "a"},
+            "annotations": {"pv.kubernetes.io/provisioned-by": names::DRIVER},
+            "finalizers": finalizers,
+        },
+        "spec": {
+            "capacity": {"storage": "1Gi"},
+            "accessModes": ["ReadWriteOnce"],
+            "persistentVolumeReclaimPolicy": "Delete",
+            "storageClassName": "of-nobody",
+            "mountOptions": ["noatime"],
+            "claimRef": {
+                "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": "default",
+                "name": name, "uid": format!("uid-of-{name}"),
+            },
+            "csi": {
+                "driver": names::DRIVER, "volumeHandle": name, "fsType": "ext4",
+                "volumeAttributes": {(names::IMAGE_CONTEXT): "6b3f1a52-0000-4000-8000-000000000001"},
+            },
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [
+                {"key": names::TOPOLOGY_KEY, "operator": "In", "values": [found.old]},
+            ]}]}},
+        },
+    });
+    create(&persistent_volumes(found.api), &object).await
+}
+
+fn persistent_volumes(api: &Objects) -> Api<PersistentVolume> {
+    Api::all(api.client.clone())
+}
+
+/// Waits until there is a PersistentVolume of this name that names the node, and no VolumeMove.
+async fn followed(found: &Move<'_>, volume: &str) -> PersistentVolume {
+    let moves = Api::<VolumeMove>::all(found.api.client.clone());
+    eventually(&format!("{volume} to have moved"), SOON, async || {
+        let (api, name) = (persistent_volumes(found.api), format!("pv-of-{volume}"));
+        let moving = moves.get_opt(volume).await.unwrap();
+        let is = api.get_opt(&name).await.unwrap();
+        let affinity = json!(
+            is.as_ref()
+                .and_then(|is| is.spec.as_ref()?.node_affinity.clone())
+        );
+        match (is, moving) {
+            (Some(is), None) if affinity.to_string().contains(&found.new) => Ok(is),
+            (_, moving) => Err(format!("{affinity} {moving:#?}")),
+        }
+    })
+    .await
+}
+
+/// Waits until the move of a volume waits for a reason, and returns its message.
+async fn waits(found: &Move<'_>, volume: &str, reason: &str) -> String {
+    let moves = Api::<VolumeMove>::all(found.api.client.clone());
+    eventually(
+        &format!("{volume} to wait for {reason}"),
+        SOON,
+        async || {
+            let moving = moves.get_opt(volume).await.unwrap();
+            let conditions = moving
+                .as_ref()
+                .and_then(|it| Some(&it.status.as_ref()?.conditions));
+            let ready = conditions.and_then(|it| condition::find(it, ConditionType::Ready));
+            match ready {
+                Some(ready) if ready.reason == reason => Ok(ready.message.clone()),
+                _ => Err(format!("{moving:#?}")),
+            }
+        },
+    )
+    .await
+}
+
+#[tokio::test]
+async fn the_persistent_volume_of_a_volume_that_follows_is_replaced_under_its_name_and_claim() {
+    let api = Cluster::shared().await.api();
+    let found = Move::begin(&api, "bound").await;
+    volume_on(&found, "bound-volume", FILESYSTEM).await;
+    let provisioner = "external-provisioner.volume.kubernetes.io/finalizer";
+    let before = persistent_volume(&found, "bound-volume", &[provisioner]).await;
+    found.move_disk().await;
+    found.take_over(1).await;
+
+    let after = followed(&found, "bound-volume").await;
+    assert_ne!(
+        after.uid(),
+        before.uid(),
+        "the API server allows no change of the affinity"
+    );
+    let volume = api.volumes().get("bound-volume").await.unwrap();
+    assert_eq!(volume.spec.node_name, found.new);
+    let mut expected = before.spec.unwrap();
+    let is = after.spec.clone().unwrap();
+    assert_eq!(
+        is.claim_ref.as_ref().unwrap().uid.as_deref(),
+        Some("uid-of-bound-volume")
+    );
+    expected.node_affinity.clone_from(&is.node_affinity);
+    expected.claim_ref.clone_from(&is.claim_ref);
+    assert_eq!(is, expected, "the reclaim policy, too");
+    assert_eq!(after.labels(), before.metadata.labels.as_ref().unwrap());
+    assert_eq!(
+        after.annotations(),
+        before.metadata.annotations.as_ref().unwrap()
+    );
+    assert!(after.finalizers().contains(&provisioner.to_owned()));
+}
+
+#[tokio::test]
+async fn a_persistent_volume_that_is_in_use_or_held_waits_and_says_what_to_do() {
+    let api = Cluster::shared().await.api();
+    let found = Move::begin(&api, "held").await;
+    api.add_node("held-elsewhere", &[]).await;
+    volume_on(&found, "held-volume", FILESYSTEM).await;
+    let hold = "backup.example/hold";
+    let before = persistent_volume(&found, "held-volume", &[hold]).await;
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "held"},
+        "spec": {
+            "nodeName": "held-elsewhere",
+            "automountServiceAccountToken": false,
+            "containers": [{"name": "main", "image": "none"}],
+            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "held-volume"}}],
+        },
+    });
+    let pods = Api::<Pod>::namespaced(api.client.clone(), "default");
+    create(&pods, &pod).await;
+    found.move_disk().await;
+    found.take_over(1).await;
+
+    let message = waits(&found, "held-volume", "PersistentVolumeConflict").await;
+    assert!(message.contains(hold), "{message}");
+    let released = json!({"metadata": {"finalizers": null}});
+    change(&persistent_volumes(&api), &before.name_any(), released).await;
+    let message = waits(&found, "held-volume", "PodsRemain").await;
+    assert!(message.contains("default/held"), "{message}");
+    let unchanged = persistent_volumes(&api)
+        .get(&before.name_any())
+        .await
+        .unwrap();
+    assert_eq!(
+        (unchanged.uid(), unchanged.spec),
+        (before.uid(), before.spec)
+    );
+    delete(&pods, "held").await;
+    followed(&found, "held-volume").await;
 }

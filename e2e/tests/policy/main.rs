@@ -12,7 +12,7 @@ mod installed;
 mod network;
 mod storage_nodes;
 
-use std::time::Duration;
+use std::{cell::Cell, time::Duration};
 
 use cistern_crds::{StorageNodeStatus, bounds};
 use cistern_e2e::eventually;
@@ -36,6 +36,8 @@ const ONLY_STATUS: &str = "writes the status of its objects and nothing else";
 const NO_NODE: &str = "does not say which node";
 const NO_METADATA: &str = "changes no metadata";
 const ONLY_LOCATION: &str = "and nothing else of its spec";
+const ONLY_OURS: &str = "PersistentVolumes of csi.cistern.storage only";
+const ONLY_NODE: &str = "the node and the reclaim policy";
 const NO_LOCATION: &str = "does not change the node";
 /// The schema refuses a change of the node.
 const STAYS: &str = "nodeName cannot be changed";
@@ -374,18 +376,9 @@ async fn a_volume_moves_only_by_the_operator_and_only_with_a_later_takeover_and_
     let operator = &cluster.user(&format!("{account}operator"));
     let controller = &cluster.user(&format!("{account}controller"));
     let to = |node: &str, epoch: u32, takeovers: u32| json!({"spec": {"nodeName": node, "epoch": epoch, "takeovers": takeovers}});
-    let size = &json!({"spec": {"size": "2Gi"}});
     let deletion = &json!({"spec": {"deletionRequested": true}});
     let finalizers = &json!({"metadata": {"finalizers": ["x.y/z"]}});
-    eventually(
-        "the policy to be enforced",
-        Duration::from_secs(30),
-        async || match ask(operator, "PATCH", "poolvolumes/on-a", size).await {
-            Err(status) if status.message.contains(ONLY_LOCATION) => Ok(()),
-            other => Err(format!("{other:?}")),
-        },
-    )
-    .await;
+    await_location_policy(operator).await;
     for path in ["poolvolumes/on-a", "poolsnapshots/on-a"] {
         let status = &format!("{path}/status");
         // An agent has verified the image after the second takeover.
@@ -428,6 +421,66 @@ async fn a_volume_moves_only_by_the_operator_and_only_with_a_later_takeover_and_
 }
 
 #[tokio::test]
+async fn the_operator_replaces_persistent_volumes_of_this_driver_only() {
+    let cluster = Installed::start().await;
+    let admin = &cluster.admin();
+    let operator = &cluster.user("system:serviceaccount:cistern-system:cistern-operator");
+    let object = |name: &str, driver: &str| {
+        json!({
+            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
+            "spec": {
+                "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
+                "persistentVolumeReclaimPolicy": "Delete",
+                "csi": {"driver": driver, "volumeHandle": name},
+            },
+        })
+    };
+    let volumes = "/api/v1/persistentvolumes";
+    let [ours, others] = ["ours", "others"].map(|name| format!("{volumes}/{name}"));
+    let retain = &json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}});
+    let larger = &json!({"spec": {"capacity": {"storage": "2Gi"}}});
+    // A write that changes nothing is always allowed.
+    let sizes = Cell::new(1024);
+    let other = &object("others", "csi.example.com");
+    check(admin, &[("POST", volumes, other, ALLOWED)]).await;
+    eventually(
+        "the policy to be enforced",
+        Duration::from_secs(30),
+        async || {
+            sizes.set(sizes.get() + 1);
+            let size = format!("{}Mi", sizes.get());
+            let other = json!({"spec": {"capacity": {"storage": size}}});
+            match ask(operator, "PATCH", &others, &other).await {
+                Err(status) if status.message.contains(ONLY_OURS) => Ok(()),
+                answer => Err(format!("{answer:?}")),
+            }
+        },
+    )
+    .await;
+    let none = &Value::Null;
+    let rows: &[Row<'_>] = &[
+        (
+            "POST",
+            volumes,
+            &object("ours", "csi.cistern.storage"),
+            ALLOWED,
+        ),
+        ("PATCH", &ours, retain, ALLOWED),
+        ("PATCH", &ours, larger, ONLY_NODE),
+        ("DELETE", &ours, none, ALLOWED),
+        (
+            "POST",
+            volumes,
+            &object("new", "csi.example.com"),
+            ONLY_OURS,
+        ),
+        ("PATCH", &others, retain, ONLY_OURS),
+        ("DELETE", &others, none, ONLY_OURS),
+    ];
+    check(operator, rows).await;
+}
+
+#[tokio::test]
 async fn every_account_has_the_permissions_that_it_needs_and_no_more() {
     let cluster = Installed::start().await;
     let none = &Value::Null;
@@ -440,6 +493,7 @@ async fn every_account_has_the_permissions_that_it_needs_and_no_more() {
         "kind": "Lease",
         "metadata": {"name": "cistern-operator"},
     });
+    await_location_policy(&operator).await;
     let [its_lease, another] =
         ["cistern-operator", "csi-cistern-storage"].map(|name| format!("{LEASES}/{name}"));
     let rows: &[Row<'_>] = &[
@@ -476,10 +530,7 @@ async fn every_account_has_the_permissions_that_it_needs_and_no_more() {
         ),
         ("DELETE", "/api/v1/namespaces/default/pods", none, NO_RIGHT),
         ("PATCH", "/api/v1/nodes/a", label, NO_RIGHT),
-        ("DELETE", "/api/v1/persistentvolumes/x", none, NO_RIGHT),
-        // Reads what claims volumes and snapshots, without writes.
         ("GET", "/api/v1/persistentvolumes", none, ALLOWED),
-        ("PATCH", "/api/v1/persistentvolumes/x", label, NO_RIGHT),
         ("GET", CONTENTS, none, ABSENT),
         ("DELETE", CONTENTS, none, NO_RIGHT),
     ];
@@ -687,6 +738,25 @@ async fn check(client: &kube::Client, rows: &[Row<'_>]) {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Waits until the policy of the operator's changes is enforced.
+async fn await_location_policy(operator: &kube::Client) {
+    // A write that changes nothing is always allowed.
+    let sizes = Cell::new(1024);
+    eventually(
+        "the policy to take effect",
+        Duration::from_secs(30),
+        async || {
+            sizes.set(sizes.get() + 1);
+            let size = json!({"spec": {"size": format!("{}Mi", sizes.get())}});
+            match ask(operator, "PATCH", "poolvolumes/on-a", &size).await {
+                Err(status) if status.message.contains(ONLY_LOCATION) => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        },
+    )
+    .await;
 }
 
 /// Waits until the policy is enforced, which is a moment after its creation. Until then RBAC alone applies.

@@ -139,7 +139,12 @@ mod tests {
     fn every_policy_of_the_manifests_is_known_with_its_binding() {
         let names: Vec<Option<String>> =
             policies().into_iter().map(|it| it.metadata.name).collect();
-        let expected = ["nodes.cistern.storage", "definitions.cistern.storage"];
+        let expected = [
+            "nodes.cistern.storage",
+            "locations.cistern.storage",
+            "persistentvolumes.cistern.storage",
+            "definitions.cistern.storage",
+        ];
         assert_eq!(names, expected.map(|name| Some(name.to_owned())));
         let bound: Vec<String> = policy_bindings()
             .into_iter()

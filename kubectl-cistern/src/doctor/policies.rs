@@ -66,6 +66,9 @@ fn trouble(wanted: &Policy, policies: &[Policy], bindings: &[Binding]) -> Option
 fn danger(name: &str) -> &'static str {
     match name {
         "nodes.cistern.storage" => "the token of one node can speak for another",
+        "persistentvolumes.cistern.storage" => {
+            "the operator can write PersistentVolumes of other drivers"
+        }
         "locations.cistern.storage" => {
             "the operator and the controller can change more of a volume than they need to"
         }

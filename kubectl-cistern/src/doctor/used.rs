@@ -108,6 +108,7 @@ pub(super) const USED: &[Used] = &[
     of(BUNDLE, OWN, "poolvolumes", LIST),
     of(BUNDLE, OWN, "poolsnapshots", LIST),
     of(BUNDLE, OWN, "poolsnapshotgroups", LIST),
+    of(BUNDLE, OWN, "volumemoves", LIST),
     of(BUNDLE, "", "persistentvolumes", LIST),
     of(BUNDLE, "", "persistentvolumeclaims", LIST),
     of(BUNDLE, "", "events", LIST),

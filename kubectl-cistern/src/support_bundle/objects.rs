@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cistern_client::{Chain, Rejection};
 use cistern_crds::{
-    PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, StoragePool,
+    PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, StoragePool, VolumeMove,
     names::{DRIVER, GROUP},
 };
 use futures::{StreamExt as _, stream};
@@ -66,6 +66,7 @@ fn kinds(namespace: &str) -> Vec<(String, String)> {
         kind::<PoolVolume>(None),
         kind::<PoolSnapshot>(None),
         kind::<PoolSnapshotGroup>(None),
+        kind::<VolumeMove>(None),
         kind::<StorageClass>(None),
         kind::<PersistentVolume>(None),
         kind::<PersistentVolumeClaim>(None),

@@ -1,6 +1,7 @@
 //! The cached part of Cistern's custom resources.
 
-use cistern_crds::{PoolSnapshot, PoolVolume, StorageNode, StoragePool};
+use cistern_crds::{PoolSnapshot, PoolVolume, StorageNode, StoragePool, VolumeMove};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{ResourceExt as _, core::DeserializeGuard};
 
 use super::WatchedKind;
@@ -8,6 +9,7 @@ use crate::{
     cache::{Difference, Replaced},
     change::Change,
     comparison::has_same_declaration,
+    identity,
     stored::{Stored, StoredSnapshot, StoredVolume},
 };
 
@@ -94,6 +96,27 @@ impl WatchedKind for DeserializeGuard<PoolSnapshot> {
             },
             None => Change::Everything,
         }
+    }
+}
+
+impl WatchedKind for VolumeMove {
+    type Entry = Self;
+
+    const NAME: &'static str = "volumemoves";
+    // An upgrade may apply the definitions last.
+    const IS_OPTIONAL: bool = true;
+
+    fn entry(mut self) -> Option<Self> {
+        self.metadata = ObjectMeta {
+            deletion_timestamp: self.metadata.deletion_timestamp.take(),
+            ..identity::metadata(&self.metadata)
+        };
+        self.status = None;
+        Some(self)
+    }
+
+    fn change(difference: &Difference<Self>) -> Change {
+        Change::Move(difference.key.to_string())
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! granted ─▶ the agent writes the marker, and reports one takeover more
+//!            ─▶ a VolumeMove for each PoolVolume, so that its PersistentVolume follows (`moves`)
 //!            ─▶ each PoolVolume and PoolSnapshot of that filesystem names the new node
 //!               ─▶ each group whose snapshots are all there ─▶ the grant is removed
 //! ```
@@ -30,7 +31,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::takeover::Granted;
-use crate::Context;
+use crate::{Context, moves};
 
 /// Maximum number of objects in one page of a list.
 const PAGE: u32 = 500;
@@ -55,6 +56,9 @@ pub enum Error {
         #[source]
         source: kube::Error,
     },
+    /// The API server refused a VolumeMove.
+    #[error(transparent)]
+    Begin(#[from] moves::Error),
     /// The API server refused a change.
     #[error("cannot move {object} to node {node}, which has its disk")]
     Write {
@@ -92,10 +96,12 @@ trait Follows:
     fn epoch(&self) -> u32;
     /// The larger number of takeovers in spec and status.
     fn takeovers(&self) -> u32;
+    /// Prepares what has to be done once the object is on the node.
+    async fn prepare(&self, context: &Context, node: &str) -> Result<(), Error>;
 }
 
 macro_rules! follows {
-    ($($kind:ty),+) => { $(
+    ($($kind:ty { $prepare:item })+) => { $(
         impl Follows for $kind {
             fn epoch(&self) -> u32 {
                 self.spec.epoch
@@ -105,11 +111,25 @@ macro_rules! follows {
                 let reported = self.status.as_ref().map_or(0, |status| status.takeovers);
                 self.spec.takeovers.max(reported)
             }
+
+            $prepare
         }
     )+ };
 }
 
-follows!(PoolVolume, PoolSnapshot);
+follows!(
+    PoolVolume {
+        async fn prepare(&self, context: &Context, node: &str) -> Result<(), Error> {
+            Ok(moves::begin(context, self, node).await?)
+        }
+    }
+    PoolSnapshot {
+        // Nothing binds a snapshot to a node but its object.
+        async fn prepare(&self, _: &Context, _: &str) -> Result<(), Error> {
+            Ok(())
+        }
+    }
+);
 
 /// Moves what is in the pools that a node has taken over. Returns the grants that have to stay, because
 /// something is still to follow.
@@ -174,6 +194,7 @@ async fn move_all<K: Follows>(context: &Context, pool: TakenOver<'_>) -> Result<
             "epoch": object.epoch().saturating_add(1),
             "takeovers": pool.takeovers,
         }});
+        object.prepare(context, pool.node).await?;
         left |= !write(&api, object, pool.node, change).await?;
     }
     Ok(!left)

@@ -1,0 +1,92 @@
+//! The PersistentVolume of a volume whose node changes follows, and its claim stays bound.
+
+use cistern_crds::{Bytes, PoolVolume, VolumeMove, VolumeMoveSpec, names};
+use cistern_e2e::{
+    Test,
+    cluster::{PATIENCE, objects::Binding::WaitForFirstConsumer},
+    eventually,
+};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use kube::{
+    ResourceExt as _,
+    api::{Patch, PatchParams, PostParams},
+};
+use serde_json::json;
+
+/// Moves a volume as the operator does for a disk that is in another machine. Here, the disk stays.
+async fn move_volume(test: &Test, volume: &str, node: &str, epoch: u32) {
+    let volumes = test.all::<PoolVolume>();
+    let spec = VolumeMoveSpec {
+        volume_name: volume.to_owned(),
+        from_node: volumes.get(volume).await.unwrap().spec.node_name,
+        to_node: node.to_owned(),
+        epoch,
+    };
+    let mut object = VolumeMove::new(volume, spec);
+    object.metadata.finalizers = Some(vec![names::FINALIZER.to_owned()]);
+    let place = json!({"spec": {"nodeName": node, "epoch": epoch, "takeovers": epoch}});
+    volumes
+        .patch(volume, &PatchParams::default(), &Patch::Merge(place))
+        .await
+        .unwrap();
+    let moves = test.all::<VolumeMove>();
+    moves.create(&PostParams::default(), &object).await.unwrap();
+    test.gone(&moves, volume).await;
+}
+
+#[tokio::test]
+async fn a_claim_stays_bound_while_its_volume_changes_its_node_and_its_pod_finds_the_data() {
+    Test::run("moves", async |test| {
+        let [first, second, _] = test.cluster.workers().await;
+        let pool = test.pool("pool", Bytes::gib(1), &[&first, &second]).await;
+        let class = test.class("class", &pool, WaitForFirstConsumer, &[]).await;
+        let claim = test.claim("claim", &class, Bytes::mib(64)).await;
+        let script = "echo kept >/data/file && sync && sleep 3600";
+        let on_first = json!({"kubernetes.io/hostname": first});
+        test.pod("before", "claim", script, on_first).await;
+        test.running("before").await;
+        eventually("the pod to have written", PATIENCE, async || {
+            let found = test.shell("before", "cat /data/file").await?;
+            if found.trim() == "kept" {
+                Ok(())
+            } else {
+                Err(found)
+            }
+        })
+        .await;
+        test.delete(&test.namespaced::<Pod>(), "before").await;
+        let volume = test.bound("claim").await.name_any();
+
+        let claims = test.namespaced::<PersistentVolumeClaim>();
+        let bound = claims.get("claim").await.unwrap().spec.unwrap();
+        let name = bound.volume_name.unwrap();
+        let persistent_volumes = test.all::<PersistentVolume>();
+        let before = persistent_volumes.get(&name).await.unwrap();
+        for (epoch, node) in [(1, &second), (2, &first)] {
+            move_volume(test, &volume, node, epoch).await;
+            let after = persistent_volumes.get(&name).await.unwrap();
+            let affinity = json!(after.spec.as_ref().unwrap().node_affinity);
+            assert!(affinity.to_string().contains(node.as_str()), "{affinity}");
+            assert_ne!(after.uid(), before.uid());
+            eventually("the claim to be bound again", PATIENCE, async || {
+                let is = claims
+                    .get("claim")
+                    .await
+                    .map_err(|error| error.to_string())?;
+                let phase = is.status.as_ref().and_then(|status| status.phase.clone());
+                assert_eq!(is.uid(), claim.uid());
+                match phase.as_deref() {
+                    Some("Bound") => Ok(()),
+                    other => Err(format!("{other:?}")),
+                }
+            })
+            .await;
+        }
+        let script = "grep -q kept /data/file && sleep 3600";
+        test.pod("after", "claim", script, json!({})).await;
+        assert_eq!(test.running("after").await, first);
+        let found = test.shell("after", "cat /data/file").await.unwrap();
+        assert_eq!(found.trim(), "kept");
+    })
+    .await;
+}

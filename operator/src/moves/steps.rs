@@ -1,0 +1,132 @@
+//! The next step of a move, from what the API server has. Pure.
+
+use cistern_crds::{Explanation, PoolVolume, Reason, VolumeMove, names};
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::ResourceExt as _;
+use serde_json::{Value, json};
+
+use super::volume::{again, node_of, pointed_at, saved_in};
+
+/// Finalizers that Kubernetes and external-provisioner give to a PersistentVolume. Only these are removed.
+const KNOWN_FINALIZERS: [&str; 2] = [
+    "kubernetes.io/pv-protection",
+    "external-provisioner.volume.kubernetes.io/finalizer",
+];
+
+/// The next step of a move.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Step {
+    /// Wait, because of this.
+    Wait(Explanation),
+    /// Give the PersistentVolume this node affinity, or save it if that is not allowed.
+    Repoint(Value),
+    /// Make sure that the deletion of the PersistentVolume deletes no data, and that it is known as ours.
+    Retain,
+    /// Delete the PersistentVolume.
+    Delete,
+    /// Remove the finalizers of the deleted PersistentVolume.
+    Strip,
+    /// Create the PersistentVolume again.
+    Create(Box<PersistentVolume>),
+    /// Nothing is left to do.
+    End,
+}
+
+/// What is known of a move.
+pub(super) struct View<'a> {
+    pub(super) object: &'a VolumeMove,
+    pub(super) volume: Option<&'a PoolVolume>,
+    pub(super) persistent_volume: Option<&'a PersistentVolume>,
+    /// Whether the takeover is granted, so that the volume may still follow.
+    pub(super) is_granted: bool,
+    /// The pods in the way.
+    pub(super) pods: &'a [String],
+}
+
+/// The next step of a move.
+pub(super) fn next(view: &View<'_>) -> Step {
+    let Some(volume) = view.volume else {
+        // Its data is gone, so nobody misses the PersistentVolume.
+        return Step::End;
+    };
+    if volume.spec.epoch < view.object.spec.epoch {
+        return if view.is_granted {
+            wait(Reason::Pending, "the volume has not moved yet".to_owned())
+        } else {
+            Step::End
+        };
+    }
+    let node = &volume.spec.node_name;
+    match view.persistent_volume {
+        Some(found) => replace(view, found, node),
+        None => create(view.object, node),
+    }
+}
+
+/// The step with the PersistentVolume that is there.
+fn replace(view: &View<'_>, found: &PersistentVolume, node: &str) -> Step {
+    let name = found.name_any();
+    let value = names::topology_value(node);
+    if node_of(found).is_none_or(|found| found == value) {
+        return Step::End;
+    }
+    let uid = found.uid();
+    let saved = saved_in(view.object);
+    let saved_uid = saved.and_then(|it| it.pointer("/metadata/uid")?.as_str());
+    let is_saved = saved_uid == uid.as_deref();
+    let mark = found.annotations().get(names::MOVE_ANNOTATION);
+    let is_ours = mark.is_some() && mark.map(String::as_str) == view.object.uid().as_deref();
+    let is_terminating = found.metadata.deletion_timestamp.is_some();
+    if is_terminating && !is_ours {
+        let message = format!("PersistentVolume {name} is being deleted: wait, or create it again");
+        return wait(Reason::PersistentVolumeConflict, message);
+    }
+    if let Some(foreign) = foreign_finalizer(found) {
+        let message = format!(
+            "PersistentVolume {name} has the finalizer {foreign}, and cannot be replaced: remove it"
+        );
+        return wait(Reason::PersistentVolumeConflict, message);
+    }
+    if !view.pods.is_empty() && !is_terminating {
+        let message = format!(
+            "pods that use the volume are bound to another node than {node}, which has its disk: {}",
+            view.pods.join(", ")
+        );
+        return wait(Reason::PodsRemain, message);
+    }
+    match (is_saved, is_ours, is_terminating) {
+        (false, _, _) => {
+            let affinity = found.spec.as_ref().and_then(|it| it.node_affinity.as_ref());
+            affinity.map_or(Step::End, |it| Step::Repoint(json!(pointed_at(it, node))))
+        }
+        (true, false, _) => Step::Retain,
+        (true, true, false) => Step::Delete,
+        (true, true, true) => Step::Strip,
+    }
+}
+
+/// The step without a PersistentVolume: it was deleted for this move, or there was none.
+fn create(object: &VolumeMove, node: &str) -> Step {
+    match saved_in(object) {
+        None => Step::End,
+        Some(saved) => again(saved, node).map_or_else(
+            || {
+                let message = "the saved PersistentVolume cannot be read: create it by hand from status.persistentVolume";
+                wait(Reason::PersistentVolumeConflict, message.to_owned())
+            },
+            |again| Step::Create(Box::new(again)),
+        ),
+    }
+}
+
+fn foreign_finalizer(volume: &PersistentVolume) -> Option<&str> {
+    let mut finalizers = volume.finalizers().iter().map(String::as_str);
+    finalizers.find(|finalizer| !KNOWN_FINALIZERS.contains(finalizer))
+}
+
+fn wait(reason: Reason, message: String) -> Step {
+    Step::Wait(Explanation::new(reason, message))
+}
+
+#[cfg(test)]
+mod tests;

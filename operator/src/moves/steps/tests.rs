@@ -1,0 +1,172 @@
+use cistern_crds::{VolumeMoveSpec, VolumeMoveStatus, testing::ready_volume};
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
+
+use super::{
+    super::volume::{saved, uses},
+    *,
+};
+
+fn object() -> VolumeMove {
+    let spec = VolumeMoveSpec {
+        volume_name: "pvc-1".to_owned(),
+        from_node: "node-1".to_owned(),
+        to_node: "node-2".to_owned(),
+        epoch: 1,
+    };
+    let mut object = VolumeMove::new("pvc-1", spec);
+    object.metadata.uid = Some("uid-of-the-move".to_owned());
+    object
+}
+
+fn moved() -> PoolVolume {
+    let mut volume = ready_volume();
+    "node-2".clone_into(&mut volume.spec.node_name);
+    volume.spec.epoch = 1;
+    volume
+}
+
+fn persistent_volume(node: &str) -> PersistentVolume {
+    serde_json::from_value(json!({
+        "metadata": {
+            "name": "pvc-1", "uid": "uid-of-the-pv", "resourceVersion": "7",
+            "labels": {"team": "a"},
+            "annotations": {"pv.kubernetes.io/provisioned-by": names::DRIVER},
+            "finalizers": ["kubernetes.io/pv-protection"],
+        },
+        "spec": {
+            "persistentVolumeReclaimPolicy": "Delete",
+            "storageClassName": "fast",
+            "mountOptions": ["noatime"],
+            "csi": {"driver": names::DRIVER, "volumeHandle": "pvc-1"},
+            "claimRef": {
+                "namespace": "default", "name": "data", "uid": "uid-of-the-claim",
+                "resourceVersion": "5",
+            },
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [
+                {"key": names::TOPOLOGY_KEY, "operator": "In", "values": [node]},
+                {"key": "zone", "operator": "In", "values": ["a"]},
+            ]}]}},
+        },
+    }))
+    .unwrap()
+}
+
+fn step(object: &VolumeMove, found: Option<&PersistentVolume>) -> Step {
+    next(&View {
+        object,
+        volume: Some(&moved()),
+        persistent_volume: found,
+        is_granted: true,
+        pods: &[],
+    })
+}
+
+fn waits_for(step: &Step) -> Option<Reason> {
+    match step {
+        Step::Wait(why) => Some(why.reason),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_persistent_volume_is_saved_before_anything_and_each_state_leads_to_the_next() {
+    let (mut object, mut found) = (object(), persistent_volume("node-1"));
+    let Step::Repoint(affinity) = step(&object, Some(&found)) else {
+        panic!("it is pointed at the node, or saved");
+    };
+    assert_eq!(
+        affinity.pointer("/required/nodeSelectorTerms/0/matchExpressions/0/values"),
+        Some(&json!(["node-2"]))
+    );
+    object.status = Some(VolumeMoveStatus {
+        persistent_volume: Some(saved(&found)),
+        conditions: Vec::new(),
+    });
+    assert_eq!(step(&object, Some(&found)), Step::Retain);
+    found
+        .spec
+        .as_mut()
+        .unwrap()
+        .persistent_volume_reclaim_policy = Some("Retain".to_owned());
+    let mark = (names::MOVE_ANNOTATION.to_owned(), object.uid().unwrap());
+    found.annotations_mut().extend([mark]);
+    assert_eq!(step(&object, Some(&found)), Step::Delete);
+    found.metadata.deletion_timestamp = Some(Time(Timestamp::default()));
+    assert_eq!(step(&object, Some(&found)), Step::Strip);
+
+    let Step::Create(again) = step(&object, None) else {
+        panic!("it is created again");
+    };
+    assert_eq!(node_of(&again), Some("node-2"));
+    let before = persistent_volume("node-2");
+    let mut expected = before.clone();
+    (expected.metadata.uid, expected.metadata.resource_version) = (None, None);
+    let spec = expected.spec.as_mut().unwrap();
+    spec.claim_ref.as_mut().unwrap().resource_version = None;
+    assert_eq!(*again, expected, "all but the node is as it was");
+    assert_eq!(step(&object, Some(&again)), Step::End);
+}
+
+#[test]
+fn a_move_begins_when_its_volume_has_moved_and_ends_when_it_will_not() {
+    let (object, found, before) = (object(), persistent_volume("node-1"), ready_volume());
+    let view = |is_granted| View {
+        object: &object,
+        volume: Some(&before),
+        persistent_volume: Some(&found),
+        is_granted,
+        pods: &[],
+    };
+    assert_eq!(waits_for(&next(&view(true))), Some(Reason::Pending));
+    assert_eq!(next(&view(false)), Step::End);
+    let gone = View {
+        volume: None,
+        ..view(true)
+    };
+    assert_eq!(next(&gone), Step::End);
+    // The volume has no PersistentVolume, or one that no node is named in.
+    assert_eq!(step(&object, None), Step::End);
+    let mut anywhere = persistent_volume("node-1");
+    anywhere.spec.as_mut().unwrap().node_affinity = None;
+    assert_eq!(step(&object, Some(&anywhere)), Step::End);
+}
+
+#[test]
+fn a_persistent_volume_in_use_or_held_by_others_is_not_touched() {
+    let object = object();
+    let found = persistent_volume("node-1");
+    let pods = ["default/web-0".to_owned()];
+    let used = next(&View {
+        object: &object,
+        volume: Some(&moved()),
+        persistent_volume: Some(&found),
+        is_granted: true,
+        pods: &pods,
+    });
+    assert_eq!(waits_for(&used), Some(Reason::PodsRemain));
+    let mut held = found.clone();
+    held.finalizers_mut().push("backup.example/hold".to_owned());
+    let conflict = Some(Reason::PersistentVolumeConflict);
+    assert_eq!(waits_for(&step(&object, Some(&held))), conflict);
+    let mut deleted = found;
+    deleted.metadata.deletion_timestamp = Some(Time(Timestamp::default()));
+    assert_eq!(waits_for(&step(&object, Some(&deleted))), conflict);
+}
+
+#[test]
+fn a_pod_uses_a_claim_by_name_or_by_an_ephemeral_volume_until_it_has_ended() {
+    let pod = |phase: &str, volume: Value| {
+        let pod = json!({
+            "metadata": {"name": "web"},
+            "spec": {"containers": [], "volumes": [volume]},
+            "status": {"phase": phase},
+        });
+        serde_json::from_value(pod).unwrap()
+    };
+    let claim = json!({"name": "x", "persistentVolumeClaim": {"claimName": "data"}});
+    assert!(uses(&pod("Running", claim.clone()), "data"));
+    assert!(!uses(&pod("Succeeded", claim), "data"));
+    let ephemeral = json!({"name": "scratch", "ephemeral": {}});
+    assert!(uses(&pod("Pending", ephemeral.clone()), "web-scratch"));
+    assert!(!uses(&pod("Pending", ephemeral), "data"));
+}
