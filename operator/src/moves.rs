@@ -312,11 +312,16 @@ impl<'a> Move<'a> {
         Ok(Next::OnChange)
     }
 
-    /// Names of the pods that use the volume and are bound to another node that exists.
+    /// Names of the pods that use the volume and are bound to another node that exists. They are listed only
+    /// while the PersistentVolume names another node.
     async fn pods_elsewhere(&self) -> Result<Vec<String>, Error> {
         let (Some(volume), Some(claim)) = (&self.volume, self.claim()) else {
             return Ok(Vec::new());
         };
+        let bound_to = self.persistent_volume.as_ref().and_then(volume::node_of);
+        if bound_to == Some(&names::topology_value(&volume.spec.node_name)) {
+            return Ok(Vec::new());
+        }
         let namespace = claim.namespace.as_deref().unwrap_or_default();
         let api = Api::<Pod>::namespaced(self.context.client.clone(), namespace);
         let pods = api.list(&ListParams::default()).await;

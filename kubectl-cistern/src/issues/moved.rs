@@ -18,7 +18,7 @@ pub(super) fn of_volume(volume: &PoolVolume, cluster: &Cluster) -> Option<Issue>
     }
     let message = format!(
         "it is bound to node {}, but its volume {name} is on node {node}: no pod can use it until the \
-        PersistentVolume is recreated for that node",
+        PersistentVolume is recreated for that node; if the operator waits with that, the VolumeMove {name} says why",
         nodes.join(", ")
     );
     let issue = Issue::new(
