@@ -23,6 +23,11 @@ pub trait HasImage: kube::Resource<DynamicType = (), Scope = ClusterResourceScop
     fn deletion_committed(&self) -> bool {
         self.deletion_requested()
     }
+    /// How often its node has changed.
+    fn epoch(&self) -> u32;
+    /// The number of takeovers of its pool up to which its location is known: the larger one of spec and
+    /// status.
+    fn takeovers(&self) -> u32;
     /// Bytes that the node's ledger reserves for it; None before the admission and after the removal.
     fn reserved(&self) -> Option<Bytes>;
     /// The image; None until it is made or adopted.
@@ -63,6 +68,15 @@ macro_rules! has_image {
             }
 
             $($own)?
+
+            fn epoch(&self) -> u32 {
+                self.spec.epoch
+            }
+
+            fn takeovers(&self) -> u32 {
+                let verified = self.status.as_ref().map_or(0, |status| status.takeovers);
+                self.spec.takeovers.max(verified)
+            }
 
             fn reserved(&self) -> Option<Bytes> {
                 self.status.as_ref()?.reserved

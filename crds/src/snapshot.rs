@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     condition::{self, Condition},
+    location,
     node::is_zero,
-    place,
     volume::{AccessType, FilesystemStatus, ImageStatus},
 };
 
@@ -27,7 +27,7 @@ use crate::{
     derive = "PartialEq",
     doc = "A point-in-time copy of one volume. Written by Cistern; deleting the object deletes no data.",
     selectable = ".spec.nodeName",
-    validation = Rule::new(place::IMAGE_RULE).message(place::IMAGE_MESSAGE),
+    validation = Rule::new(location::IMAGE_RULE).message(location::IMAGE_MESSAGE),
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
     printcolumn = r#"{"name":"Volume","type":"string","jsonPath":".spec.sourceVolume"}"#,
     printcolumn = r#"{"name":"Pool","type":"string","jsonPath":".spec.poolName"}"#,

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     condition::{self, Condition},
+    location,
     node::is_zero,
-    place,
 };
 
 /// Maximum number of volumes in a group.
@@ -29,7 +29,7 @@ pub const MAX_MEMBERS: usize = 64;
     derive = "PartialEq",
     doc = "Snapshots of several volumes of one node, taken at one point in time. Written by Cistern; the data is in its snapshots.",
     selectable = ".spec.nodeName",
-    validation = Rule::new(place::GROUP_RULE).message(place::GROUP_MESSAGE),
+    validation = Rule::new(location::GROUP_RULE).message(location::GROUP_MESSAGE),
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
     printcolumn = r#"{"name":"Node","type":"string","jsonPath":".spec.nodeName"}"#,
     printcolumn = r#"{"name":"Taken","type":"date","jsonPath":".status.creationTime"}"#,

@@ -11,8 +11,8 @@ use crate::{
     availability::Explanation,
     condition::{self, Condition, ConditionStatus},
     health::{self, VolumeProblem, VolumeSeverity},
+    location,
     node::is_zero,
-    place,
     reason::{ConditionType, Reason},
 };
 
@@ -30,7 +30,7 @@ use crate::{
     doc = "One volume of a pool. Written by Cistern; deleting the object deletes no data.",
     selectable = ".spec.nodeName",
     validation = Rule::new("quantity(self.spec.size).compareTo(quantity(oldSelf.spec.size)) >= 0 || has(self.status) && has(self.status.reserved) && quantity(self.spec.size).compareTo(quantity(self.status.reserved)) >= 0").message("a volume cannot be made smaller than its reservation (status.reserved)"),
-    validation = Rule::new(place::IMAGE_RULE).message(place::IMAGE_MESSAGE),
+    validation = Rule::new(location::IMAGE_RULE).message(location::IMAGE_MESSAGE),
     validation = Rule::new("self.spec.deletionRequested || !oldSelf.spec.deletionRequested || !has(self.status) || !has(self.status.deletionCommitted) || !self.status.deletionCommitted").message("deletionRequested cannot be taken back once the agent removes the data (status.deletionCommitted)"),
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
     printcolumn = r#"{"name":"Healthy","type":"string","jsonPath":".status.conditions[?(@.type==\"Healthy\")].status"}"#,

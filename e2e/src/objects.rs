@@ -30,6 +30,29 @@ where
         .expect("it is new");
 }
 
+/// Applies a merge patch to an object.
+pub async fn change<K>(api: &Api<K>, name: &str, change: Value) -> K
+where
+    K: Clone + std::fmt::Debug + DeserializeOwned,
+{
+    let parameters = PatchParams::default();
+    let changed = api.patch(name, &parameters, &Patch::Merge(change)).await;
+    changed.expect("it can be changed")
+}
+
+/// Applies a merge patch to the status of an object.
+pub async fn write_status<K>(api: &Api<K>, name: &str, status: Value)
+where
+    K: Clone + std::fmt::Debug + DeserializeOwned,
+{
+    let (parameters, status) = (
+        PatchParams::default(),
+        Patch::Merge(json!({"status": status})),
+    );
+    let written = api.patch_status(name, &parameters, &status).await;
+    written.expect("its status can be written");
+}
+
 /// Creates Cistern's namespace and its CSIDriver.
 pub async fn create_namespace(client: &Client) {
     let namespace: Api<Namespace> = Api::all(client.clone());
@@ -74,10 +97,8 @@ pub async fn create_node(client: &Client, name: &str, agent: &str) {
         "spec": {"nodeName": name, "containers": [{"name": "driver", "image": "x"}]},
     });
     create(&pods, pod).await;
-    let ready = json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}});
-    pods.patch_status(agent, &PatchParams::default(), &Patch::Merge(ready))
-        .await
-        .expect("the pod is there");
+    let ready = json!({"conditions": [{"type": "Ready", "status": "True"}]});
+    write_status(&pods, agent, ready).await;
 }
 
 /// Creates a volume of 1 GiB that is ready, for the claim `data-NUMBER`.
@@ -97,10 +118,7 @@ pub async fn create_ready_volume(
     create(api, json!(PoolVolume::desired(name, spec))).await;
     let mut status = made(name);
     status["reserved"] = json!("1Gi");
-    let status = json!({"status": status});
-    api.patch_status(name, &PatchParams::default(), &Patch::Merge(status))
-        .await
-        .expect("it is there");
+    write_status(api, name, status).await;
 }
 
 /// The status that the agent adds to an admitted volume of 1 GiB once it can be used.

@@ -25,6 +25,7 @@ use crate::{
     cluster_state::ClusterState,
     controller::{Controller, Next},
     events::{self, publish_once},
+    pods::uses,
 };
 
 /// Why an event was not published.
@@ -163,24 +164,6 @@ async fn recipients(
     Ok(recipients)
 }
 
-/// Whether a pod uses a claim and has not ended.
-fn uses(pod: &Pod, claim: &str) -> bool {
-    let phase = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref());
-    let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
-    let mut volumes = volumes.into_iter().flatten();
-    let names_it = volumes.any(|volume| match &volume.persistent_volume_claim {
-        Some(source) => source.claim_name == claim,
-        // The claim of a generic ephemeral volume has this name.
-        None => {
-            volume.ephemeral.is_some() && claim == format!("{}-{}", pod.name_any(), volume.name)
-        }
-    });
-    names_it && !matches!(phase, Some("Succeeded" | "Failed"))
-}
-
 /// Current state of the subject; `None` if it is gone or unreadable.
 fn observe(cluster: &ClusterState, subject: &Subject) -> Option<Seen> {
     match subject {
@@ -313,33 +296,5 @@ impl Subject {
             Self::Volume(_) => false,
             Self::Pool { node, .. } | Self::Agent(node) => node == name,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn a_pod_gets_events_while_it_uses_the_claim_whichever_way_it_names_it() {
-        let pod = |volumes: serde_json::Value, phase: &str| -> Pod {
-            serde_json::from_value(json!({
-                "metadata": {"name": "web-0"},
-                "spec": {"containers": [], "volumes": volumes},
-                "status": {"phase": phase},
-            }))
-            .unwrap()
-        };
-        let named = json!([
-            {"name": "tmp", "emptyDir": {}},
-            {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
-        ]);
-        assert!(uses(&pod(named.clone(), "Running"), "data"));
-        assert!(!uses(&pod(named.clone(), "Running"), "other"));
-        assert!(!uses(&pod(named, "Succeeded"), "data"));
-        let ephemeral = json!([{"name": "scratch", "ephemeral": {}}]);
-        assert!(uses(&pod(ephemeral, "Pending"), "web-0-scratch"));
     }
 }

@@ -29,6 +29,8 @@ pub mod moves;
 pub mod node;
 pub mod outdated;
 pub mod overcommit;
+pub mod pages;
+pub mod pods;
 pub mod pool;
 pub mod queue;
 pub mod registration;

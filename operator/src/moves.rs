@@ -15,41 +15,22 @@
 //! its reclaim policy: while it is `Retain`, its deletion deletes no data. It is not deleted while a pod that
 //! uses it is bound to another node that exists.
 
+mod advance;
 mod steps;
 mod volume;
 
-use std::time::Duration;
+use cistern_client::{Rejection, writes::patch_guarded};
+use cistern_crds::{PoolVolume, VolumeMove, VolumeMoveSpec, names};
+use kube::{Api, ResourceExt as _, api::PostParams};
+use serde_json::json;
 
-use cistern_client::{
-    Rejection,
-    writes::{delete_exactly, patch_guarded, patch_status_guarded, remove_finalizer},
-};
-use cistern_crds::{
-    ConditionType, EventReason, Explanation, PoolVolume, VolumeMove, VolumeMoveSpec,
-    condition::{self, ConditionUpdate},
-    names,
-};
-use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, Pod};
-use kube::{
-    Api, ResourceExt as _,
-    api::{ListParams, PostParams},
-};
-use serde_json::{Value, json};
-
-use self::steps::{Step, View, next};
+use self::advance::Move;
 use crate::{
     Context,
     change::Change,
     controller::{Controller, Next},
-    events::{self, EventContent, publish_once},
+    events,
 };
-
-/// When to look again at a move that waits.
-const WAIT: Duration = Duration::from_secs(5);
-/// Between two steps.
-const AT_ONCE: Duration = Duration::from_millis(10);
-/// Action of the event at the end of a move.
-const ACTION: &str = "Moving";
 
 /// Why a move does not advance.
 #[derive(Debug, thiserror::Error)]
@@ -134,236 +115,5 @@ pub async fn begin(context: &Context, volume: &PoolVolume, node: &str) -> Result
             written.map(drop).map_err(|it| failed("update", it))
         }
         Err(error) => Err(failed("create", error)),
-    }
-}
-
-/// A move, with what the API server has of it.
-struct Move<'a> {
-    context: &'a Context,
-    object: VolumeMove,
-    volume: Option<PoolVolume>,
-    persistent_volume: Option<PersistentVolume>,
-}
-
-impl<'a> Move<'a> {
-    /// Reads a move; None if there is none.
-    async fn read(context: &'a Context, name: &str) -> Result<Option<Self>, Error> {
-        let failed = |object: &str| {
-            let object = object.to_owned();
-            move |source| Error::Api {
-                verb: "get",
-                object,
-                volume: name.to_owned(),
-                source,
-            }
-        };
-        let client = &context.client;
-        let moves = Api::<VolumeMove>::all(client.clone());
-        let Some(object) = moves
-            .get_opt(name)
-            .await
-            .map_err(failed("its VolumeMove"))?
-        else {
-            return Ok(None);
-        };
-        let volumes = Api::<PoolVolume>::all(client.clone());
-        let volume = volumes.get_opt(&object.spec.volume_name);
-        let volume = volume.await.map_err(failed("the PoolVolume"))?;
-        let persistent_volumes = Api::<PersistentVolume>::all(client.clone());
-        let persistent_volume = match volume::name(context, &object) {
-            Some(name) => persistent_volumes.get_opt(&name).await,
-            None => Ok(None),
-        };
-        let persistent_volume = persistent_volume.map_err(failed("its PersistentVolume"))?;
-        Ok(Some(Self {
-            context,
-            object,
-            volume,
-            persistent_volume,
-        }))
-    }
-
-    /// Takes the next step.
-    async fn advance(&self) -> Result<Next, Error> {
-        let pods = self.pods_elsewhere().await?;
-        let step = next(&View {
-            object: &self.object,
-            volume: self.volume.as_ref(),
-            persistent_volume: self.persistent_volume.as_ref(),
-            is_granted: self.is_granted(),
-            pods: &pods,
-        });
-        tracing::debug!(volume = self.name(), ?step, "moving the PersistentVolume");
-        match (step, &self.persistent_volume) {
-            (Step::Wait(why), _) => {
-                self.report(why).await?;
-                return Ok(Next::After(WAIT));
-            }
-            (Step::Repoint(affinity), Some(seen)) => self.repoint(seen, affinity).await?,
-            (Step::Retain, Some(seen)) => {
-                let change = json!({
-                    "metadata": {"annotations": {(names::MOVE_ANNOTATION): self.object.uid()}},
-                    "spec": {"persistentVolumeReclaimPolicy": "Retain"},
-                });
-                self.patch(seen, change).await?;
-            }
-            (Step::Delete, Some(seen)) => {
-                let deleted = delete_exactly(&self.persistent_volumes(), seen).await;
-                deleted.map_err(|error| self.failed("delete", error))?;
-            }
-            (Step::Strip, Some(seen)) => {
-                let change = json!({"metadata": {"finalizers": null, "uid": seen.uid()}});
-                match self.patch(seen, change).await {
-                    Err(Error::Api { source, .. })
-                        if Rejection::from(&source) == Rejection::NotFound => {}
-                    result => result?,
-                }
-            }
-            (Step::Create(again), _) => {
-                let (api, parameters) = (self.persistent_volumes(), PostParams::default());
-                match api.create(&parameters, &again).await {
-                    Err(error) if Rejection::from(&error) == Rejection::AlreadyExists => {}
-                    result => _ = result.map_err(|error| self.failed("create", error))?,
-                }
-            }
-            (Step::End, _) => return self.end().await,
-            (Step::Repoint(_) | Step::Retain | Step::Delete | Step::Strip, None) => {}
-        }
-        Ok(Next::After(AT_ONCE))
-    }
-
-    /// Changes the node affinity where the API server allows that, and otherwise saves the
-    /// PersistentVolume before it is replaced.
-    async fn repoint(&self, seen: &PersistentVolume, affinity: Value) -> Result<(), Error> {
-        let change = json!({"spec": {"nodeAffinity": affinity}});
-        match self.patch(seen, change).await {
-            Err(Error::Api { source, .. }) if Rejection::from(&source) == Rejection::Invalid => {
-                let api = Api::<VolumeMove>::all(self.context.client.clone());
-                let change = json!({"persistentVolume": volume::saved(seen)});
-                let manager = names::OPERATOR_MANAGER;
-                let saved = patch_status_guarded(&api, &self.object, manager, change).await;
-                saved.map(drop).map_err(|error| self.failed("save", error))
-            }
-            result => result,
-        }
-    }
-
-    async fn patch(&self, seen: &PersistentVolume, change: Value) -> Result<(), Error> {
-        let api = self.persistent_volumes();
-        let patched = patch_guarded(&api, seen, names::OPERATOR_MANAGER, change).await;
-        patched
-            .map(drop)
-            .map_err(|error| self.failed("update", error))
-    }
-
-    /// Writes why the move waits.
-    async fn report(&self, why: Explanation) -> Result<(), Error> {
-        let before = self.object.status.clone().unwrap_or_default().conditions;
-        let mut conditions = before.clone();
-        let update = ConditionUpdate::new(ConditionType::Ready, false, why.reason, why.message);
-        let generation = self.object.metadata.generation;
-        condition::set(&mut conditions, &update, generation, (self.context.now)());
-        if conditions == before {
-            return Ok(());
-        }
-        let api = Api::<VolumeMove>::all(self.context.client.clone());
-        let change = json!({"conditions": conditions});
-        let manager = names::OPERATOR_MANAGER;
-        let written = patch_status_guarded(&api, &self.object, manager, change).await;
-        written
-            .map(drop)
-            .map_err(|error| self.failed("update", error))
-    }
-
-    /// Reports that the PersistentVolume has followed, and removes the VolumeMove.
-    async fn end(&self) -> Result<Next, Error> {
-        if let (Some(volume), Some(claim)) = (&self.volume, self.claim())
-            && volume.spec.epoch >= self.object.spec.epoch
-        {
-            let node = &volume.spec.node_name;
-            let body = EventContent {
-                is_warning: false,
-                reason: EventReason::VolumeMoved,
-                action: ACTION,
-                note: format!(
-                    "volume {} is on node {node} now, with its disk",
-                    self.name()
-                ),
-                key: volume.spec.epoch.to_string(),
-            };
-            publish_once(self.context, claim, &body).await?;
-        }
-        let api = Api::<VolumeMove>::all(self.context.client.clone());
-        let manager = names::OPERATOR_MANAGER;
-        let ended = async {
-            let left = if self.object.metadata.deletion_timestamp.is_some() {
-                Some(self.object.clone())
-            } else {
-                delete_exactly(&api, &self.object).await?
-            };
-            match left {
-                Some(left) => remove_finalizer(&api, &left, manager, names::FINALIZER).await,
-                None => Ok(()),
-            }
-        };
-        ended
-            .await
-            .map_err(|error| self.failed("end the move of", error))?;
-        Ok(Next::OnChange)
-    }
-
-    /// Names of the pods that use the volume and are bound to another node that exists. They are listed only
-    /// while the PersistentVolume names another node.
-    async fn pods_elsewhere(&self) -> Result<Vec<String>, Error> {
-        let (Some(volume), Some(claim)) = (&self.volume, self.claim()) else {
-            return Ok(Vec::new());
-        };
-        let bound_to = self.persistent_volume.as_ref().and_then(volume::node_of);
-        if bound_to == Some(&names::topology_value(&volume.spec.node_name)) {
-            return Ok(Vec::new());
-        }
-        let namespace = claim.namespace.as_deref().unwrap_or_default();
-        let api = Api::<Pod>::namespaced(self.context.client.clone(), namespace);
-        let pods = api.list(&ListParams::default()).await;
-        let pods = pods.map_err(|error| self.failed("list the pods of", error))?;
-        let name = claim.name.as_deref().unwrap_or_default();
-        let elsewhere = pods.items.into_iter().filter(|pod| {
-            let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
-            let exists = |node: &&str| self.context.cluster.node(node).is_some();
-            let node = node.filter(exists);
-            node.is_some_and(|node| node != volume.spec.node_name) && volume::uses(pod, name)
-        });
-        let named = elsewhere.map(|pod| format!("{namespace}/{}", pod.name_any()));
-        Ok(named.collect())
-    }
-
-    /// Whether the takeover that the move is for stays granted, so that the volume may still follow.
-    fn is_granted(&self) -> bool {
-        let node = self.context.cluster.storage_node(&self.object.spec.to_node);
-        let pools = node.iter().filter_map(|guard| guard.0.as_ref().ok());
-        let mut pools = pools.flat_map(|node| &node.spec.pools);
-        pools.any(|pool| pool.take_over.is_some())
-    }
-
-    fn claim(&self) -> Option<&ObjectReference> {
-        let spec = self.persistent_volume.as_ref()?.spec.as_ref()?;
-        spec.claim_ref.as_ref()
-    }
-
-    fn persistent_volumes(&self) -> Api<PersistentVolume> {
-        Api::all(self.context.client.clone())
-    }
-
-    fn name(&self) -> &str {
-        &self.object.spec.volume_name
-    }
-
-    fn failed(&self, verb: &'static str, source: kube::Error) -> Error {
-        Error::Api {
-            verb,
-            object: "its PersistentVolume".to_owned(),
-            volume: self.name().to_owned(),
-            source,
-        }
     }
 }

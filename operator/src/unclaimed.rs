@@ -37,11 +37,10 @@ use crate::{
     controller::{Controller, Next},
     events::{self, EventContent, publish_once},
     kinds::{WatchedKind as _, kubernetes::VolumeSnapshotContent},
+    pages,
     stored::Stored,
 };
 
-/// Maximum number of objects in one page of a list.
-const PAGE: u32 = 500;
 /// Comparisons during the minimum age of an unclaimed object.
 const COMPARISONS: i32 = 3;
 /// Action of these events.
@@ -252,21 +251,13 @@ fn unclaimed<K: Claimable>(context: &Context, owners: &Owners, objects: &[K]) ->
         .collect()
 }
 
-/// Visits every object of a kind, page by page.
-async fn each<K>(kind: &'static str, api: &Api<K>, mut visit: impl FnMut(K)) -> Result<(), Error>
+/// Visits every object of a kind.
+async fn each<K>(kind: &'static str, api: &Api<K>, visit: impl FnMut(K)) -> Result<(), Error>
 where
     K: Clone + Debug + DeserializeOwned,
 {
-    let mut parameters = ListParams::default().limit(PAGE);
-    loop {
-        let page = api.list(&parameters).await;
-        let page = page.map_err(|source| Error::List { kind, source })?;
-        page.items.into_iter().for_each(&mut visit);
-        match page.metadata.continue_ {
-            Some(more) if !more.is_empty() => parameters.continue_token = Some(more),
-            Some(_) | None => return Ok(()),
-        }
-    }
+    let visited = pages::each(api, ListParams::default(), visit).await;
+    visited.map_err(|source| Error::List { kind, source })
 }
 
 #[cfg(test)]

@@ -199,16 +199,10 @@ impl Error {
 }
 
 impl Image {
-    /// Reads an image of a pool. Fails if it has no valid identity.
-    pub fn read(pool: &Pool, image: &image::Image, now: DateTime<Utc>) -> Result<Self, Difference> {
-        let takeovers = pool.takeovers();
-        Self::taken_over(takeovers, image, now)
-    }
-
-    /// Reads an image of a pool that was taken over this often.
-    pub(crate) fn taken_over(
-        takeovers: u32,
+    /// Reads an image of a pool that was taken over this often. Fails if it has no valid identity.
+    pub fn read(
         image: &image::Image,
+        takeovers: u32,
         now: DateTime<Utc>,
     ) -> Result<Self, Difference> {
         let Some(identity) = &image.identity else {
@@ -338,7 +332,7 @@ pub fn find_adoptable<K: ImageObject>(
         });
     }
     let uid = image.uid.clone();
-    let image = Image::read(pool, &image, now)?;
+    let image = Image::read(&image, pool.takeovers(), now)?;
     object.is_served_by(&image)?;
     pool.take_back(&uid)?;
     Ok(Some(image))

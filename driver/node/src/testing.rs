@@ -40,5 +40,5 @@ fn image_of(uid: &str, owner: Owner, format_time: i64) -> Image {
         size: Bytes::gib(1),
         allocated: Bytes::mib(64),
     };
-    Image::taken_over(0, &found, at(format_time)).unwrap()
+    Image::read(&found, 0, at(format_time)).unwrap()
 }

@@ -32,10 +32,14 @@ use cistern_crds::{
     AccessType, Bytes, ConditionType, NodePoolStatus, PoolVolume, PoolVolumeSpec, PoolVolumeStatus,
     condition, testing::volume_spec,
 };
-use cistern_e2e::{ControlPlane, Driver, eventually, process::output};
+use cistern_e2e::{
+    ControlPlane, Driver, eventually,
+    objects::{change, write_status},
+    process::output,
+};
 use kube::{
     Api, ResourceExt as _,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, ListParams, PostParams},
 };
 use serde_json::{Value, json};
 
@@ -143,17 +147,12 @@ impl Fixture {
     }
 
     async fn patch(&self, volume: &str, patch: Value) {
-        let (parameters, patch) = (PatchParams::default(), Patch::Merge(patch));
-        let patched = self.volumes.patch(volume, &parameters, &patch);
-        patched.await.unwrap();
+        change(&self.volumes, volume, patch).await;
     }
 
     /// Patches a volume's status in place of the agent, which is stopped.
     async fn write_status(&self, volume: &str, status: Value) {
-        let patch = Patch::Merge(json!({"status": status}));
-        let parameters = PatchParams::default();
-        let written = self.volumes.patch_status(volume, &parameters, &patch);
-        written.await.unwrap();
+        write_status(&self.volumes, volume, status).await;
     }
 
     /// Removes the finalizer and deletes the object. The controller never does that before the data

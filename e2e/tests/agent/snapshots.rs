@@ -13,10 +13,13 @@ use cistern_crds::{
     Bytes, ConditionType, Consistency, ContentSource, HasImage, PoolLimits, PoolSnapshot,
     PoolSnapshotSpec, PoolSnapshotStatus, PoolVolume, Reason, SourceKind, condition, names,
 };
-use cistern_e2e::eventually;
+use cistern_e2e::{
+    eventually,
+    objects::{change, write_status},
+};
 use kube::{
     Api, ResourceExt as _,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, ListParams, PostParams},
 };
 use serde_json::{Value, json};
 
@@ -99,18 +102,12 @@ impl Fixture {
     }
 
     pub(crate) async fn patch_snapshot(&self, name: &str, patch: Value) {
-        let (parameters, patch) = (PatchParams::default(), Patch::Merge(patch));
-        let snapshots = self.snapshots();
-        let patched = snapshots.patch(name, &parameters, &patch);
-        patched.await.unwrap();
+        change(&self.snapshots(), name, patch).await;
     }
 
     /// Patches a snapshot's status in place of the agent, which is stopped.
     pub(crate) async fn write_snapshot_status(&self, name: &str, status: Value) {
-        let patch = Patch::Merge(json!({"status": status}));
-        let (snapshots, parameters) = (self.snapshots(), PatchParams::default());
-        let written = snapshots.patch_status(name, &parameters, &patch);
-        written.await.unwrap();
+        write_status(&self.snapshots(), name, status).await;
     }
 
     /// Removes the finalizer and deletes the object.

@@ -7,13 +7,10 @@ use cistern_crds::{
     Bytes, ConditionType, Consistency, HasImage as _, NodePool, NodePoolStatus, PoolOwner,
     PoolVolume, Reason, condition, pool::DeviceSource,
 };
-use cistern_e2e::{Folder, eventually, process::dying_with_us};
-use kube::{
-    Api, ResourceExt as _,
-    api::{Patch, PatchParams},
-};
+use cistern_e2e::{Folder, eventually, objects::change, process::dying_with_us};
+use kube::{Api, ResourceExt as _};
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::{
     Fixture, SOON, has_condition,
@@ -174,22 +171,13 @@ async fn a_disk_that_moves_to_another_node_is_refused_until_granted_and_keeps_it
     new.driver.finish().await;
 }
 
-async fn patch<K>(api: &Api<K>, name: &str, change: Value)
-where
-    K: Clone + DeserializeOwned + std::fmt::Debug,
-{
-    let change = Patch::Merge(change);
-    let patched = api.patch(name, &PatchParams::default(), &change).await;
-    patched.unwrap();
-}
-
 /// Moves an object to a node that has taken over its pool once, as the operator does.
 async fn move_to<K>(node: &Fixture, api: &Api<K>, name: &str)
 where
     K: Clone + DeserializeOwned + std::fmt::Debug,
 {
-    let place = json!({"spec": {"nodeName": node.name, "epoch": 1, "takeovers": 1}});
-    patch(api, name, place).await;
+    let location = json!({"spec": {"nodeName": node.name, "epoch": 1, "takeovers": 1}});
+    change(api, name, location).await;
 }
 
 #[tokio::test]
@@ -230,8 +218,8 @@ async fn volumes_snapshots_and_groups_that_follow_their_disk_are_verified_used_a
     for snapshot in members.iter().chain([&alone]) {
         move_to(&new, &new.snapshots(), &snapshot.name_any()).await;
     }
-    let place = json!({"spec": {"nodeName": new.name, "epoch": 1}});
-    patch(&new.groups(), &group, place).await;
+    let location = json!({"spec": {"nodeName": new.name, "epoch": 1}});
+    change(&new.groups(), &group, location).await;
     for was in [&one, &two] {
         let is_verified = |is: &PoolVolume| {
             let status = status(is);

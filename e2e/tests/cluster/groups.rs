@@ -37,7 +37,8 @@ async fn pod_of_two(test: &Test, name: &str, claims: [&str; 2], script: &str) {
     test.running(name).await;
 }
 
-/// Number of complete lines in each of the two logs; 0 for one that the pod has not begun yet.
+/// Number of complete lines in each of the two logs; 0 for one that the pod has not begun yet. `grep` fails if it
+/// counts none.
 async fn written(test: &Test, pod: &str) -> [u64; 2] {
     let lines = async |log: &str| {
         let script = format!("cat {log} 2>/dev/null | grep -c . || true");

@@ -6,7 +6,7 @@ use cistern_crds::{
     health::{PoolProblem, Problem, healthy},
     names, time,
 };
-use cistern_e2e::eventually;
+use cistern_e2e::{eventually, objects::write_status};
 use k8s_openapi::{
     api::{core::v1::Pod, events::v1::Event},
     apimachinery::pkg::apis::meta::v1::Time,
@@ -71,10 +71,7 @@ async fn set_problems(api: &Objects, volume: &str, problems: &[(&str, &str, i64)
         })
     };
     let problems: Vec<Value> = problems.iter().map(problem).collect();
-    let patch = Patch::Merge(json!({"status": {"problems": problems}}));
-    let (volumes, parameters) = (api.volumes(), PatchParams::default());
-    let written = volumes.patch_status(volume, &parameters, &patch);
-    written.await.unwrap();
+    write_status(&api.volumes(), volume, json!({"problems": problems})).await;
 }
 
 fn ago(minutes: i64) -> Time {
@@ -156,10 +153,7 @@ async fn begins_and_ends(
             "type": kind, "status": status, "reason": reason, "message": message,
             "lastTransitionTime": ago(0).0,
         });
-        let patch = Patch::Merge(json!({"status": {"conditions": [condition]}}));
-        let (volumes, parameters) = (api.volumes(), PatchParams::default());
-        let written = volumes.patch_status(name, &parameters, &patch);
-        written.await.unwrap();
+        write_status(&api.volumes(), name, json!({"conditions": [condition]})).await;
     };
     let message = "it goes on since noon";
     set_condition(begun, message).await;

@@ -10,6 +10,7 @@ use cistern_crds::{
     time,
 };
 use cistern_e2e::eventually;
+pub(crate) use cistern_e2e::objects::change;
 use k8s_openapi::{
     api::{
         core::v1::{Node, PersistentVolumeClaim, Pod},
@@ -402,17 +403,6 @@ where
     object["kind"] = json!(K::kind(&()));
     let object: K = serde_json::from_value(object).unwrap();
     api.create(&PostParams::default(), &object).await.unwrap()
-}
-
-/// Applies a merge patch to an object.
-pub(crate) async fn change<K>(api: &Api<K>, name: &str, change: Value) -> K
-where
-    K: Clone + DeserializeOwned + std::fmt::Debug,
-{
-    let parameters = PatchParams::default();
-    api.patch(name, &parameters, &Patch::Merge(change))
-        .await
-        .unwrap()
 }
 
 /// Deletes an object without a grace period.

@@ -2,21 +2,20 @@
 
 use cistern_crds::{
     Bytes, ConditionType, NodePoolStatus, PoolOwner, PoolSnapshot, PoolSnapshotGroup, PoolVolume,
-    VolumeMove, condition, names,
+    VolumeMove, condition, names, persistent_volume::nodes_of,
+};
+use cistern_e2e::{
+    eventually,
+    objects::{change, write_status},
 };
 use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
-use kube::{
-    Api, ResourceExt as _,
-    api::{Patch, PatchParams},
-};
-use serde::de::DeserializeOwned;
+use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 
 use crate::{
     cluster::{Cluster, SOON},
-    objects::{Objects, change, create, delete},
+    objects::{Objects, create, delete},
 };
-use cistern_e2e::eventually;
 
 /// UUID of the filesystem of a pool that [`Objects::report`] reports.
 const FILESYSTEM: &str = "6b3f1a52-0000-4000-8000-000000000000";
@@ -94,17 +93,6 @@ impl<'a> Move<'a> {
     }
 }
 
-/// Writes the status of an object as the agent does.
-async fn set_status<K>(api: &Api<K>, name: &str, status: Value)
-where
-    K: Clone + DeserializeOwned + std::fmt::Debug,
-{
-    let patch = Patch::Merge(json!({"status": status}));
-    api.patch_status(name, &PatchParams::default(), &patch)
-        .await
-        .unwrap();
-}
-
 /// The status of an object with an image in a filesystem.
 fn made(filesystem: &str) -> Value {
     let uid = "6b3f1a52-0000-4000-8000-000000000001";
@@ -116,7 +104,7 @@ fn made(filesystem: &str) -> Value {
 
 async fn volume_on(found: &Move<'_>, name: &str, filesystem: &str) {
     found.api.add_volume(name, found.pool, &found.old).await;
-    set_status(&found.api.volumes(), name, made(filesystem)).await;
+    write_status(&found.api.volumes(), name, made(filesystem)).await;
 }
 
 #[tokio::test]
@@ -131,7 +119,7 @@ async fn volumes_snapshots_and_groups_follow_their_disk_to_the_node_that_took_it
     let snapshots = Api::<PoolSnapshot>::all(client.clone());
     api.add_snapshot("follow-snapshot", "follow", &found.old)
         .await;
-    set_status(&snapshots, "follow-snapshot", made(FILESYSTEM)).await;
+    write_status(&snapshots, "follow-snapshot", made(FILESYSTEM)).await;
     let groups = Api::<PoolSnapshotGroup>::all(client);
     let group = json!({
         "apiVersion": "cistern.storage/v1alpha1", "kind": "PoolSnapshotGroup",
@@ -192,7 +180,7 @@ async fn a_volume_that_was_verified_after_a_later_takeover_does_not_follow_an_ea
     volume_on(&found, "late-volume", FILESYSTEM).await;
     found.move_disk().await;
     // The disk has returned, and its agent has verified the volume.
-    set_status(&api.volumes(), "late-volume", json!({"takeovers": 2})).await;
+    write_status(&api.volumes(), "late-volume", json!({"takeovers": 2})).await;
     found.take_over(1).await;
     found.until_the_grant_is_gone().await;
     let spec = api.volumes().get("late-volume").await.unwrap().spec;
@@ -213,7 +201,7 @@ async fn persistent_volume(found: &Move<'_>, name: &str, finalizers: &[&str]) ->
             "capacity": {"storage": "1Gi"},
             "accessModes": ["ReadWriteOnce"],
             "persistentVolumeReclaimPolicy": "Delete",
-            "storageClassName": "of-nobody",
+            "storageClassName": "none",
             "mountOptions": ["noatime"],
             "claimRef": {
                 "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": "default",
@@ -242,13 +230,9 @@ async fn followed(found: &Move<'_>, volume: &str) -> PersistentVolume {
         let (api, name) = (persistent_volumes(found.api), format!("pv-of-{volume}"));
         let moving = moves.get_opt(volume).await.unwrap();
         let is = api.get_opt(&name).await.unwrap();
-        let affinity = json!(
-            is.as_ref()
-                .and_then(|is| is.spec.as_ref()?.node_affinity.clone())
-        );
         match (is, moving) {
-            (Some(is), None) if affinity.to_string().contains(&found.new) => Ok(is),
-            (_, moving) => Err(format!("{affinity} {moving:#?}")),
+            (Some(is), None) if nodes_of(&is) == [&found.new] => Ok(is),
+            (is, moving) => Err(format!("{is:#?} {moving:#?}")),
         }
     })
     .await

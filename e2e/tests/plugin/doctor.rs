@@ -4,6 +4,7 @@
 use cistern_crds::{StorageNode, StoragePool, names};
 use cistern_e2e::{
     ControlPlane,
+    objects::write_status,
     process::{command, output, tool, workspace},
 };
 use k8s_openapi::{
@@ -20,7 +21,6 @@ use kube::{
     Api, Client,
     api::{DeleteParams, Patch, PatchParams},
 };
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::{Answer, Plugin, SOON, create};
@@ -139,7 +139,7 @@ async fn bring_up(client: &Client) {
     let info = json!({"architecture": "amd64", "bootID": "", "containerRuntimeVersion": "",
         "kernelVersion": "6.12.41", "kubeProxyVersion": "", "kubeletVersion": "v1.33.0", "machineID": "",
         "operatingSystem": "linux", "osImage": "", "systemUUID": ""});
-    status(
+    write_status(
         &Api::<Node>::all(client.clone()),
         "n",
         json!({"nodeInfo": info}),
@@ -153,12 +153,12 @@ async fn bring_up(client: &Client) {
     let deployments: Api<Deployment> = Api::namespaced(client.clone(), SYSTEM);
     for (name, replicas) in [("cistern-operator", 2), ("cistern-controller", 2)] {
         let ready = json!({"replicas": replicas, "readyReplicas": replicas});
-        status(&deployments, name, ready).await;
+        write_status(&deployments, name, ready).await;
     }
     let agents: Api<DaemonSet> = Api::namespaced(client.clone(), SYSTEM);
     let ready = json!({"desiredNumberScheduled": 1, "currentNumberScheduled": 1, "numberReady": 1,
         "numberMisscheduled": 0});
-    status(&agents, "cistern-node", ready).await;
+    write_status(&agents, "cistern-node", ready).await;
     let pods: Api<Pod> = Api::namespaced(client.clone(), SYSTEM);
     let pod = json!({
         "metadata": {"name": "agent", "labels": {names::COMPONENT_LABEL: names::NODE_COMPONENT}},
@@ -177,18 +177,8 @@ async fn bring_up(client: &Client) {
     .await;
     let reporting = json!({"type": "AgentReporting", "status": "True", "reason": "Reconciled",
         "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"});
-    status(&nodes, "n", json!({"conditions": [reporting]})).await;
+    write_status(&nodes, "n", json!({"conditions": [reporting]})).await;
     let class = json!({"metadata": {"name": "fast"}, "provisioner": names::DRIVER,
         "parameters": {"pool": "fast"}, "allowVolumeExpansion": true});
     create(&Api::<StorageClass>::all(client.clone()), class).await;
-}
-
-async fn status<K>(api: &Api<K>, name: &str, status: Value)
-where
-    K: Clone + DeserializeOwned + std::fmt::Debug,
-{
-    let patch = Patch::Merge(json!({"status": status}));
-    api.patch_status(name, &PatchParams::default(), &patch)
-        .await
-        .unwrap();
 }

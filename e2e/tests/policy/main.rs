@@ -9,10 +9,11 @@
 )]
 
 mod installed;
+mod locations;
 mod network;
 mod storage_nodes;
 
-use std::{cell::Cell, time::Duration};
+use std::time::Duration;
 
 use cistern_crds::{StorageNodeStatus, bounds};
 use cistern_e2e::eventually;
@@ -35,10 +36,6 @@ const FOREIGN: &str = "belongs to node";
 const ONLY_STATUS: &str = "writes the status of its objects and nothing else";
 const NO_NODE: &str = "does not say which node";
 const NO_METADATA: &str = "changes no metadata";
-const ONLY_LOCATION: &str = "and nothing else of its spec";
-const ONLY_OURS: &str = "PersistentVolumes of csi.cistern.storage only";
-const ONLY_NODE: &str = "the node and the reclaim policy";
-const NO_LOCATION: &str = "does not change the node";
 /// The schema refuses a change of the node.
 const STAYS: &str = "nodeName cannot be changed";
 const KEPT: &str = "cannot be taken back";
@@ -367,120 +364,6 @@ async fn a_nodes_token_cannot_write_an_oversized_storage_node() {
 }
 
 #[tokio::test]
-async fn a_volume_moves_only_by_the_operator_and_only_with_a_later_takeover_and_the_next_epoch() {
-    let cluster = Installed::start().await;
-    let (admin, account) = (
-        &cluster.admin(),
-        "system:serviceaccount:cistern-system:cistern-",
-    );
-    let operator = &cluster.user(&format!("{account}operator"));
-    let controller = &cluster.user(&format!("{account}controller"));
-    let to = |node: &str, epoch: u32, takeovers: u32| json!({"spec": {"nodeName": node, "epoch": epoch, "takeovers": takeovers}});
-    let deletion = &json!({"spec": {"deletionRequested": true}});
-    let finalizers = &json!({"metadata": {"finalizers": ["x.y/z"]}});
-    await_location_policy(operator).await;
-    for path in ["poolvolumes/on-a", "poolsnapshots/on-a"] {
-        let status = &format!("{path}/status");
-        // An agent has verified the image after the second takeover.
-        let verified = &json!({"status": {"takeovers": 2}});
-        let rows: &[Row<'_>] = &[
-            ("PATCH", path, &json!({"spec": {"nodeName": "b"}}), STAYS),
-            ("PATCH", path, &to("b", 1, 0), STAYS),
-            ("PATCH", path, &to("b", 2, 1), STAYS),
-            ("PATCH", path, &to("a", 1, 1), STAYS),
-            ("PATCH", status, verified, ALLOWED),
-            ("PATCH", path, &to("b", 1, 2), STAYS),
-        ];
-        check(admin, rows).await;
-        check(controller, &[("PATCH", path, &to("b", 1, 3), NO_LOCATION)]).await;
-        let rows: &[Row<'_>] = &[
-            ("PATCH", path, deletion, ONLY_LOCATION),
-            ("PATCH", path, finalizers, NO_METADATA),
-            ("PATCH", path, &to("b", 1, 3), ALLOWED),
-            // A late operator repeats an earlier decision.
-            ("PATCH", path, &to("c", 1, 3), STAYS),
-            ("PATCH", path, &to("c", 2, 3), STAYS),
-            ("PATCH", path, &to("a", 2, 4), ALLOWED),
-        ];
-        check(operator, rows).await;
-        check(controller, &[("PATCH", path, deletion, ALLOWED)]).await;
-    }
-    let path = "poolsnapshotgroups/on-a";
-    let group_to = |node: &str, epoch: u32| json!({"spec": {"nodeName": node, "epoch": epoch}});
-    check(
-        controller,
-        &[("PATCH", path, &group_to("b", 1), NO_LOCATION)],
-    )
-    .await;
-    let rows: &[Row<'_>] = &[
-        ("PATCH", path, &json!({"spec": {"nodeName": "b"}}), STAYS),
-        ("PATCH", path, &group_to("a", 1), STAYS),
-        ("PATCH", path, &group_to("b", 1), ALLOWED),
-    ];
-    check(operator, rows).await;
-}
-
-#[tokio::test]
-async fn the_operator_replaces_persistent_volumes_of_this_driver_only() {
-    let cluster = Installed::start().await;
-    let admin = &cluster.admin();
-    let operator = &cluster.user("system:serviceaccount:cistern-system:cistern-operator");
-    let object = |name: &str, driver: &str| {
-        json!({
-            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
-            "spec": {
-                "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
-                "persistentVolumeReclaimPolicy": "Delete",
-                "csi": {"driver": driver, "volumeHandle": name},
-            },
-        })
-    };
-    let volumes = "/api/v1/persistentvolumes";
-    let [ours, others] = ["ours", "others"].map(|name| format!("{volumes}/{name}"));
-    let retain = &json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}});
-    let larger = &json!({"spec": {"capacity": {"storage": "2Gi"}}});
-    // A write that changes nothing is always allowed.
-    let sizes = Cell::new(1024);
-    let other = &object("others", "csi.example.com");
-    check(admin, &[("POST", volumes, other, ALLOWED)]).await;
-    eventually(
-        "the policy to be enforced",
-        Duration::from_secs(30),
-        async || {
-            sizes.set(sizes.get() + 1);
-            let size = format!("{}Mi", sizes.get());
-            let other = json!({"spec": {"capacity": {"storage": size}}});
-            match ask(operator, "PATCH", &others, &other).await {
-                Err(status) if status.message.contains(ONLY_OURS) => Ok(()),
-                answer => Err(format!("{answer:?}")),
-            }
-        },
-    )
-    .await;
-    let none = &Value::Null;
-    let rows: &[Row<'_>] = &[
-        (
-            "POST",
-            volumes,
-            &object("ours", "csi.cistern.storage"),
-            ALLOWED,
-        ),
-        ("PATCH", &ours, retain, ALLOWED),
-        ("PATCH", &ours, larger, ONLY_NODE),
-        ("DELETE", &ours, none, ALLOWED),
-        (
-            "POST",
-            volumes,
-            &object("new", "csi.example.com"),
-            ONLY_OURS,
-        ),
-        ("PATCH", &others, retain, ONLY_OURS),
-        ("DELETE", &others, none, ONLY_OURS),
-    ];
-    check(operator, rows).await;
-}
-
-#[tokio::test]
 async fn every_account_has_the_permissions_that_it_needs_and_no_more() {
     let cluster = Installed::start().await;
     let none = &Value::Null;
@@ -493,7 +376,7 @@ async fn every_account_has_the_permissions_that_it_needs_and_no_more() {
         "kind": "Lease",
         "metadata": {"name": "cistern-operator"},
     });
-    await_location_policy(&operator).await;
+    locations::await_policy(&operator).await;
     let [its_lease, another] =
         ["cistern-operator", "csi-cistern-storage"].map(|name| format!("{LEASES}/{name}"));
     let rows: &[Row<'_>] = &[
@@ -738,25 +621,6 @@ async fn check(client: &kube::Client, rows: &[Row<'_>]) {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-}
-
-/// Waits until the policy of the operator's changes is enforced.
-async fn await_location_policy(operator: &kube::Client) {
-    // A write that changes nothing is always allowed.
-    let sizes = Cell::new(1024);
-    eventually(
-        "the policy to take effect",
-        Duration::from_secs(30),
-        async || {
-            sizes.set(sizes.get() + 1);
-            let size = json!({"spec": {"size": format!("{}Mi", sizes.get())}});
-            match ask(operator, "PATCH", "poolvolumes/on-a", &size).await {
-                Err(status) if status.message.contains(ONLY_LOCATION) => Ok(()),
-                other => Err(format!("{other:?}")),
-            }
-        },
-    )
-    .await;
 }
 
 /// Waits until the policy is enforced, which is a moment after its creation. Until then RBAC alone applies.

@@ -1,8 +1,7 @@
 //! Finds volumes whose disk has moved: their PersistentVolume has the node affinity of another node, so no
 //! pod that uses them can be scheduled. Pure.
 
-use cistern_crds::{HasImage as _, PoolVolume, names};
-use k8s_openapi::api::core::v1::PersistentVolume;
+use cistern_crds::{HasImage as _, PoolVolume, names, persistent_volume::nodes_of};
 use kube::ResourceExt as _;
 
 use super::{Issue, Severity};
@@ -29,24 +28,6 @@ pub(super) fn of_volume(volume: &PoolVolume, cluster: &Cluster) -> Option<Issue>
     );
     let issue = Issue { message, ..issue };
     Some(issue.at(node, volume.pool_name()))
-}
-
-/// Returns the nodes in the node affinity of a PersistentVolume, by Cistern's topology key.
-fn nodes_of(volume: &PersistentVolume) -> Vec<&str> {
-    let affinity = volume
-        .spec
-        .as_ref()
-        .and_then(|spec| spec.node_affinity.as_ref());
-    let required = affinity.and_then(|affinity| affinity.required.as_ref());
-    let terms = required.map_or(&[][..], |required| &required.node_selector_terms);
-    let expressions = terms
-        .iter()
-        .flat_map(|term| term.match_expressions.iter().flatten());
-    expressions
-        .filter(|it| it.key == names::TOPOLOGY_KEY && it.operator == "In")
-        .flat_map(|it| it.values.iter().flatten())
-        .map(String::as_str)
-        .collect()
 }
 
 #[cfg(test)]

@@ -122,9 +122,11 @@ impl WatchedKind for VolumeMove {
 
 /// Whether the node of an object has changed.
 fn has_moved<R>(difference: &Difference<Stored<R>>) -> bool {
-    let node = |stored: &Stored<R>| Some(stored.location.as_ref()?.node.clone());
     match &difference.entries {
-        Replaced::Changed(before, now) => node(before) != node(now),
+        Replaced::Changed(before, now) => {
+            let [before, now] = [before, now].map(|it| it.location.as_ref());
+            before.map(|it| &it.node) != now.map(|it| &it.node)
+        }
         Replaced::Added(_) | Replaced::Removed(_) => false,
     }
 }

@@ -45,8 +45,13 @@ pub(super) struct View<'a> {
 
 /// The next step of a move.
 pub(super) fn next(view: &View<'_>) -> Step {
+    if view.persistent_volume.is_none()
+        && let Some(saved) = saved_in(view.object)
+    {
+        return create(saved, view.volume);
+    }
+    // Without a volume, the data is gone.
     let Some(volume) = view.volume else {
-        // Its data is gone, so nobody misses the PersistentVolume.
         return Step::End;
     };
     if volume.spec.epoch < view.object.spec.epoch {
@@ -56,10 +61,9 @@ pub(super) fn next(view: &View<'_>) -> Step {
             Step::End
         };
     }
-    let node = &volume.spec.node_name;
     match view.persistent_volume {
-        Some(found) => replace(view, found, node),
-        None => create(view.object, node),
+        Some(found) => replace(view, found, &volume.spec.node_name),
+        None => Step::End,
     }
 }
 
@@ -105,18 +109,17 @@ fn replace(view: &View<'_>, found: &PersistentVolume, node: &str) -> Step {
     }
 }
 
-/// The step without a PersistentVolume: it was deleted for this move, or there was none.
-fn create(object: &VolumeMove, node: &str) -> Step {
-    match saved_in(object) {
-        None => Step::End,
-        Some(saved) => again(saved, node).map_or_else(
-            || {
-                let message = "the saved PersistentVolume cannot be read: create it by hand from status.persistentVolume";
-                wait(Reason::PersistentVolumeConflict, message.to_owned())
-            },
-            |again| Step::Create(Box::new(again)),
-        ),
-    }
+/// The step after the PersistentVolume was deleted for this move. It is created again whatever has become of
+/// the volume: without it, the claim is lost, and its reclaim policy is not followed.
+fn create(saved: &Value, volume: Option<&PoolVolume>) -> Step {
+    let node = volume.map(|volume| volume.spec.node_name.as_str());
+    again(saved, node).map_or_else(
+        || {
+            let message = "the saved PersistentVolume cannot be read: create it by hand from status.persistentVolume";
+            wait(Reason::PersistentVolumeConflict, message.to_owned())
+        },
+        |again| Step::Create(Box::new(again)),
+    )
 }
 
 fn foreign_finalizer(volume: &PersistentVolume) -> Option<&str> {

@@ -1,8 +1,11 @@
 //! The PersistentVolume of a volume: its name, what is saved of it, and its node affinity. Pure.
 
-use cistern_crds::{VolumeMove, names, unclaimed::Owner};
-use k8s_openapi::api::core::v1::{PersistentVolume, Pod, VolumeNodeAffinity};
-use kube::ResourceExt as _;
+use cistern_crds::{
+    VolumeMove, names,
+    persistent_volume::{names_nodes, nodes_of},
+    unclaimed::Owner,
+};
+use k8s_openapi::api::core::v1::{PersistentVolume, VolumeNodeAffinity};
 use serde_json::{Value, json};
 
 use crate::Context;
@@ -37,36 +40,28 @@ pub(super) fn saved(volume: &PersistentVolume) -> Value {
     })
 }
 
-/// The saved PersistentVolume as it is created again for a node. None if what was saved cannot be read.
-pub(super) fn again(saved: &Value, node: &str) -> Option<PersistentVolume> {
+/// The saved PersistentVolume as it is created again for a node, or for its former one if the volume is
+/// gone. None if what was saved cannot be read.
+pub(super) fn again(saved: &Value, node: Option<&str>) -> Option<PersistentVolume> {
     let mut volume: PersistentVolume = serde_json::from_value(saved.clone()).ok()?;
     volume.metadata.uid = None;
     let spec = volume.spec.as_mut()?;
     let affinity = spec.node_affinity.as_ref()?;
-    spec.node_affinity = Some(pointed_at(affinity, node));
+    if let Some(node) = node {
+        spec.node_affinity = Some(pointed_at(affinity, node));
+    }
     if let Some(claim) = &mut spec.claim_ref {
         claim.resource_version = None;
     }
     Some(volume)
 }
 
-/// The value of our topology key in the affinity of a PersistentVolume. None if it has none, or more
-/// than one.
+/// The node that a PersistentVolume names. None if it names none, or more than one.
 pub(super) fn node_of(volume: &PersistentVolume) -> Option<&str> {
-    let required = volume
-        .spec
-        .as_ref()?
-        .node_affinity
-        .as_ref()?
-        .required
-        .as_ref()?;
-    let terms = required.node_selector_terms.iter();
-    let expressions = terms.flat_map(|term| term.match_expressions.iter().flatten());
-    let mut values = expressions
-        .filter(|expression| expression.key == names::TOPOLOGY_KEY)
-        .flat_map(|expression| expression.values.iter().flatten());
-    let value = values.next()?;
-    values.next().is_none().then_some(value)
+    match nodes_of(volume)[..] {
+        [node] => Some(node),
+        _ => None,
+    }
 }
 
 /// The same affinity with another node. Other requirements of an administrator stay.
@@ -75,28 +70,9 @@ pub(super) fn pointed_at(affinity: &VolumeNodeAffinity, node: &str) -> VolumeNod
     let terms = affinity.required.iter_mut();
     let terms = terms.flat_map(|required| &mut required.node_selector_terms);
     for expression in terms.flat_map(|term| term.match_expressions.iter_mut().flatten()) {
-        if expression.key == names::TOPOLOGY_KEY {
+        if names_nodes(expression) {
             expression.values = Some(vec![names::topology_value(node)]);
         }
     }
     affinity
-}
-
-/// Whether a pod that has not ended uses a claim, also by an ephemeral volume.
-pub(super) fn uses(pod: &Pod, claim: &str) -> bool {
-    let phase = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref());
-    let has_ended = matches!(phase, Some("Succeeded" | "Failed"));
-    let volumes = pod
-        .spec
-        .iter()
-        .flat_map(|spec| spec.volumes.iter().flatten());
-    let mut claims = volumes.map(|volume| match &volume.persistent_volume_claim {
-        Some(source) => source.claim_name.clone(),
-        None if volume.ephemeral.is_some() => format!("{}-{}", pod.name_any(), volume.name),
-        None => String::new(),
-    });
-    !has_ended && claims.any(|name| name == claim)
 }

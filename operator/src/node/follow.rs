@@ -22,19 +22,13 @@ use cistern_crds::{
     HasImage, NodePool, NodePoolStatus, PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode,
     names,
 };
-use kube::{
-    Api, ResourceExt as _,
-    api::ListParams,
-    core::{ClusterResourceScope, DeserializeGuard},
-};
+use kube::{Api, ResourceExt as _, api::ListParams, core::DeserializeGuard};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::takeover::Granted;
-use crate::{Context, moves};
+use crate::{Context, moves, pages};
 
-/// Maximum number of objects in one page of a list.
-const PAGE: u32 = 500;
 /// Maximum number of objects of each kind that one reconcile moves, so that it ends in time.
 const AT_ONCE: usize = 500;
 /// When to look again while objects follow.
@@ -81,56 +75,6 @@ struct TakenOver<'a> {
     takeovers: u32,
 }
 
-/// The objects of one kind that are to follow.
-struct Following<K> {
-    objects: Vec<K>,
-    /// Whether there may be more.
-    more: bool,
-}
-
-/// The kinds with an image, as far as following their disk goes.
-trait Follows:
-    HasImage + kube::Resource<Scope = ClusterResourceScope> + Clone + Debug + DeserializeOwned
-{
-    /// The epoch in the spec.
-    fn epoch(&self) -> u32;
-    /// The larger number of takeovers in spec and status.
-    fn takeovers(&self) -> u32;
-    /// Prepares what has to be done once the object is on the node.
-    async fn prepare(&self, context: &Context, node: &str) -> Result<(), Error>;
-}
-
-macro_rules! follows {
-    ($($kind:ty { $prepare:item })+) => { $(
-        impl Follows for $kind {
-            fn epoch(&self) -> u32 {
-                self.spec.epoch
-            }
-
-            fn takeovers(&self) -> u32 {
-                let reported = self.status.as_ref().map_or(0, |status| status.takeovers);
-                self.spec.takeovers.max(reported)
-            }
-
-            $prepare
-        }
-    )+ };
-}
-
-follows!(
-    PoolVolume {
-        async fn prepare(&self, context: &Context, node: &str) -> Result<(), Error> {
-            Ok(moves::begin(context, self, node).await?)
-        }
-    }
-    PoolSnapshot {
-        // Nothing binds a snapshot to a node but its object.
-        async fn prepare(&self, _: &Context, _: &str) -> Result<(), Error> {
-            Ok(())
-        }
-    }
-);
-
 /// Moves what is in the pools that a node has taken over. Returns the grants that have to stay, because
 /// something is still to follow.
 pub(super) async fn follow(context: &Context, node: &StorageNode) -> Result<Granted, Error> {
@@ -143,9 +87,8 @@ pub(super) async fn follow(context: &Context, node: &StorageNode) -> Result<Gran
             filesystem_uuid: status.filesystem_uuid.as_deref().unwrap_or_default(),
             takeovers: status.takeovers,
         };
-        let volumes = move_all::<PoolVolume>(context, pool).await?;
-        let snapshots = move_all::<PoolSnapshot>(context, pool).await?;
-        let is_done = status.is_ready() && volumes && snapshots;
+        // A pool that is not ready is looked at again when that changes.
+        let is_done = status.is_ready() && move_contents(context, pool).await?;
         if is_done {
             move_groups(context, pool).await?;
             tracing::info!(
@@ -158,6 +101,18 @@ pub(super) async fn follow(context: &Context, node: &StorageNode) -> Result<Gran
         }
     }
     Ok(granted)
+}
+
+/// Moves the volumes and snapshots of a pool. Returns whether none is left.
+async fn move_contents(context: &Context, pool: TakenOver<'_>) -> Result<bool, Error> {
+    let volumes = find::<PoolVolume>(context, pool).await?;
+    for volume in &volumes {
+        moves::begin(context, volume, pool.node).await?;
+    }
+    let volumes = move_all(context, pool, &volumes).await?;
+    let snapshots = find::<PoolSnapshot>(context, pool).await?;
+    let snapshots = move_all(context, pool, &snapshots).await?;
+    Ok(volumes && snapshots)
 }
 
 /// The pools that a node was granted and has taken over.
@@ -175,7 +130,7 @@ fn taken_over(node: &StorageNode) -> Vec<(&NodePool, &NodePoolStatus)> {
 }
 
 /// Whether an object is on a disk that a node has taken over, and still names another node.
-fn is_to_follow(object: &impl Follows, pool: TakenOver<'_>) -> bool {
+fn is_to_follow(object: &impl HasImage, pool: TakenOver<'_>) -> bool {
     let image = object.image();
     object.node_name() != pool.node
         && object.pool_name() == pool.pool
@@ -183,68 +138,73 @@ fn is_to_follow(object: &impl Follows, pool: TakenOver<'_>) -> bool {
         && object.takeovers() < pool.takeovers
 }
 
-/// Moves the objects of a kind. Returns whether none is left.
-async fn move_all<K: Follows>(context: &Context, pool: TakenOver<'_>) -> Result<bool, Error> {
+/// Moves objects. Returns whether none is left.
+async fn move_all<K>(context: &Context, pool: TakenOver<'_>, found: &[K]) -> Result<bool, Error>
+where
+    K: HasImage + Clone + Debug + DeserializeOwned,
+{
     let api = Api::<K>::all(context.client.clone());
-    let found = find::<K>(context, pool).await?;
-    let mut left = found.more;
-    for object in &found.objects {
+    let mut are_moved = found.len() < AT_ONCE;
+    for object in found {
         let change = json!({"spec": {
             "nodeName": pool.node,
             "epoch": object.epoch().saturating_add(1),
             "takeovers": pool.takeovers,
         }});
-        object.prepare(context, pool.node).await?;
-        left |= !write(&api, object, pool.node, change).await?;
+        are_moved &= write(&api, object, pool.node, change).await?;
     }
-    Ok(!left)
+    Ok(are_moved)
 }
 
-/// The objects of a kind that are to follow. One that this version cannot read stays.
-async fn find<K: Follows>(context: &Context, pool: TakenOver<'_>) -> Result<Following<K>, Error> {
-    let api = Api::<DeserializeGuard<K>>::all(context.client.clone());
+/// The objects of a kind that are to follow, [`AT_ONCE`] at most. One that this version cannot read stays.
+async fn find<K>(context: &Context, pool: TakenOver<'_>) -> Result<Vec<K>, Error>
+where
+    K: HasImage + Clone + Debug + DeserializeOwned,
+{
     let label = format!("{}={}", names::POOL_LABEL, pool.pool);
-    let mut parameters = elsewhere(pool.node).labels(&label).limit(PAGE);
-    let mut objects = Vec::new();
-    loop {
-        let page = api.list(&parameters).await;
-        let page = page.map_err(|source| pool.cannot_list::<K>(source))?;
-        let readable = page.items.into_iter().filter_map(|object| object.0.ok());
-        objects.extend(readable.filter(|object| is_to_follow(object, pool)));
-        parameters.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
-        let is_last = parameters.continue_token.is_none();
-        if is_last || objects.len() >= AT_ONCE {
-            return Ok(Following {
-                objects,
-                more: !is_last,
-            });
-        }
-    }
+    let parameters = elsewhere(pool.node).labels(&label);
+    let mut found = Vec::new();
+    list(context, pool, parameters, |object: DeserializeGuard<K>| {
+        let object = object.0.ok().filter(|object| is_to_follow(object, pool));
+        found.extend(object.filter(|_| found.len() < AT_ONCE));
+    })
+    .await?;
+    Ok(found)
+}
+
+/// Visits every object that the parameters select, readable or not.
+async fn list<K>(
+    context: &Context,
+    pool: TakenOver<'_>,
+    parameters: ListParams,
+    visit: impl FnMut(DeserializeGuard<K>),
+) -> Result<(), Error>
+where
+    K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    let api = Api::<DeserializeGuard<K>>::all(context.client.clone());
+    let listed = pages::each(&api, parameters, visit).await;
+    listed.map_err(|source| Error::List {
+        kind: K::plural(&()).into_owned(),
+        pool: pool.pool.to_owned(),
+        node: pool.node.to_owned(),
+        source,
+    })
 }
 
 /// Moves the groups of snapshots that are on other nodes although all of their snapshots are here.
 async fn move_groups(context: &Context, pool: TakenOver<'_>) -> Result<(), Error> {
-    let api = Api::<PoolSnapshotGroup>::all(context.client.clone());
-    let guarded = Api::<DeserializeGuard<PoolSnapshotGroup>>::all(context.client.clone());
-    let groups = guarded.list(&elsewhere(pool.node)).await;
-    let groups = groups.map_err(|source| pool.cannot_list::<PoolSnapshotGroup>(source))?;
-    let groups: Vec<PoolSnapshotGroup> = groups
-        .items
-        .into_iter()
-        .filter_map(|it| it.0.ok())
-        .collect();
+    let mut groups = Vec::<PoolSnapshotGroup>::new();
+    let visit = |group: DeserializeGuard<PoolSnapshotGroup>| groups.extend(group.0.ok());
+    list(context, pool, elsewhere(pool.node), visit).await?;
     if groups.is_empty() {
         return Ok(());
     }
-    let here = format!("spec.nodeName={}", pool.node);
-    let snapshots = Api::<DeserializeGuard<PoolSnapshot>>::all(context.client.clone());
-    let snapshots = snapshots.list(&ListParams::default().fields(&here)).await;
-    let snapshots = snapshots.map_err(|source| pool.cannot_list::<PoolSnapshot>(source))?;
-    let here: HashSet<String> = snapshots
-        .items
-        .iter()
-        .map(kube::ResourceExt::name_any)
-        .collect();
+    let mut here = HashSet::new();
+    let on_node = ListParams::default().fields(&format!("spec.nodeName={}", pool.node));
+    let visit = |snapshot: DeserializeGuard<PoolSnapshot>| _ = here.insert(snapshot.name_any());
+    list(context, pool, on_node, visit).await?;
+    let api = Api::<PoolSnapshotGroup>::all(context.client.clone());
     for group in groups {
         let mut members = group.spec.members.iter();
         if members.all(|member| here.contains(&member.snapshot)) {
@@ -291,17 +251,6 @@ where
 /// Selects the objects of other nodes.
 fn elsewhere(node: &str) -> ListParams {
     ListParams::default().fields(&format!("spec.nodeName!={node}"))
-}
-
-impl TakenOver<'_> {
-    fn cannot_list<K: kube::Resource<DynamicType = ()>>(&self, source: kube::Error) -> Error {
-        Error::List {
-            kind: K::plural(&()).into_owned(),
-            pool: self.pool.to_owned(),
-            node: self.node.to_owned(),
-            source,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,10 +1,7 @@
 use cistern_crds::{VolumeMoveSpec, VolumeMoveStatus, testing::ready_volume};
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
-use super::{
-    super::volume::{saved, uses},
-    *,
-};
+use super::{super::volume::saved, *};
 
 fn object() -> VolumeMove {
     let spec = VolumeMoveSpec {
@@ -154,19 +151,27 @@ fn a_persistent_volume_in_use_or_held_by_others_is_not_touched() {
 }
 
 #[test]
-fn a_pod_uses_a_claim_by_name_or_by_an_ephemeral_volume_until_it_has_ended() {
-    let pod = |phase: &str, volume: Value| {
-        let pod = json!({
-            "metadata": {"name": "web"},
-            "spec": {"containers": [], "volumes": [volume]},
-            "status": {"phase": phase},
+fn a_saved_persistent_volume_is_created_again_also_without_its_volume() {
+    let mut object = object();
+    object.status = Some(VolumeMoveStatus {
+        persistent_volume: Some(saved(&persistent_volume("node-1"))),
+        conditions: Vec::new(),
+    });
+    let without = |volume, is_granted| {
+        let step = next(&View {
+            object: &object,
+            volume,
+            persistent_volume: None,
+            is_granted,
+            pods: &[],
         });
-        serde_json::from_value(pod).unwrap()
+        let Step::Create(again) = step else {
+            panic!("{step:?}");
+        };
+        node_of(&again).map(str::to_owned)
     };
-    let claim = json!({"name": "x", "persistentVolumeClaim": {"claimName": "data"}});
-    assert!(uses(&pod("Running", claim.clone()), "data"));
-    assert!(!uses(&pod("Succeeded", claim), "data"));
-    let ephemeral = json!({"name": "scratch", "ephemeral": {}});
-    assert!(uses(&pod("Pending", ephemeral.clone()), "web-scratch"));
-    assert!(!uses(&pod("Pending", ephemeral), "data"));
+    assert_eq!(without(None, false).as_deref(), Some("node-1"));
+    // A later takeover continues the move, and its volume has not moved yet.
+    let before = ready_volume();
+    assert_eq!(without(Some(&before), false).as_deref(), Some("node-1"));
 }

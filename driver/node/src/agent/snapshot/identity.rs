@@ -77,7 +77,7 @@ pub(super) fn inspect(
     snapshot: &PoolSnapshot,
     formatted: DateTime<Utc>,
 ) -> Result<Image, image::Error> {
-    let image = Image::read(pool, &image::find(pool, snapshot)?, formatted)?;
+    let image = Image::read(&image::find(pool, snapshot)?, pool.takeovers(), formatted)?;
     image::is_the_same(snapshot, &image)?;
     Ok(image)
 }

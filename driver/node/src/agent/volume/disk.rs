@@ -35,7 +35,7 @@ pub fn prepare(
 ) -> Result<PreparedImage, Error> {
     let (found, not_provisioned) =
         make(pool, volume, step, extent_limits, checking, progress, now)?;
-    let mut image = Image::read(pool, &found, now)?;
+    let mut image = Image::read(&found, pool.takeovers(), now)?;
     is_the_same(volume, &image)?;
     image.extents = Some(pool.extent_count(&found.uid)?);
     Ok(PreparedImage {
@@ -73,7 +73,7 @@ fn make(
         VolumeStep::Grow => {
             let image = find(pool, volume)?;
             // The image is written to only if it is the volume's.
-            is_the_same(volume, &Image::read(pool, &image, now)?)?;
+            is_the_same(volume, &Image::read(&image, pool.takeovers(), now)?)?;
             Ok((pool.grow_image(&image.uid, reserved)?, None))
         }
         VolumeStep::Rest
@@ -85,7 +85,7 @@ fn make(
         | VolumeStep::Reclaim => {
             let image = find(pool, volume)?;
             // The image is written to only if it is the volume's.
-            is_the_same(volume, &Image::read(pool, &image, now)?)?;
+            is_the_same(volume, &Image::read(&image, pool.takeovers(), now)?)?;
             let attributes = volume.admitted_attributes();
             let not_provisioned = pool
                 .provision(&image.uid, attributes.provisioning, progress)

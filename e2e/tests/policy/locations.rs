@@ -1,0 +1,149 @@
+//! Which account changes the node of a volume, snapshot or group, and of a PersistentVolume.
+
+use std::{cell::Cell, time::Duration};
+
+use cistern_e2e::eventually;
+use serde_json::{Value, json};
+
+use crate::{
+    ALLOWED, NO_METADATA, Row, STAYS, check,
+    installed::{Installed, ask},
+};
+
+const ONLY_LOCATION: &str = "and nothing else of its spec";
+const ONLY_OURS: &str = "PersistentVolumes of csi.cistern.storage only";
+const ONLY_NODE: &str = "the node and the reclaim policy";
+const NO_LOCATION: &str = "does not change the node";
+
+#[tokio::test]
+async fn a_volume_moves_only_by_the_operator_and_only_with_a_later_takeover_and_the_next_epoch() {
+    let cluster = Installed::start().await;
+    let (admin, account) = (
+        &cluster.admin(),
+        "system:serviceaccount:cistern-system:cistern-",
+    );
+    let operator = &cluster.user(&format!("{account}operator"));
+    let controller = &cluster.user(&format!("{account}controller"));
+    let to = |node: &str, epoch: u32, takeovers: u32| json!({"spec": {"nodeName": node, "epoch": epoch, "takeovers": takeovers}});
+    let deletion = &json!({"spec": {"deletionRequested": true}});
+    let finalizers = &json!({"metadata": {"finalizers": ["x.y/z"]}});
+    await_policy(operator).await;
+    for path in ["poolvolumes/on-a", "poolsnapshots/on-a"] {
+        let status = &format!("{path}/status");
+        // An agent has verified the image after the second takeover.
+        let verified = &json!({"status": {"takeovers": 2}});
+        let rows: &[Row<'_>] = &[
+            ("PATCH", path, &json!({"spec": {"nodeName": "b"}}), STAYS),
+            ("PATCH", path, &to("b", 1, 0), STAYS),
+            ("PATCH", path, &to("b", 2, 1), STAYS),
+            ("PATCH", path, &to("a", 1, 1), STAYS),
+            ("PATCH", status, verified, ALLOWED),
+            ("PATCH", path, &to("b", 1, 2), STAYS),
+        ];
+        check(admin, rows).await;
+        check(controller, &[("PATCH", path, &to("b", 1, 3), NO_LOCATION)]).await;
+        let rows: &[Row<'_>] = &[
+            ("PATCH", path, deletion, ONLY_LOCATION),
+            ("PATCH", path, finalizers, NO_METADATA),
+            ("PATCH", path, &to("b", 1, 3), ALLOWED),
+            // A late operator repeats an earlier decision.
+            ("PATCH", path, &to("c", 1, 3), STAYS),
+            ("PATCH", path, &to("c", 2, 3), STAYS),
+            ("PATCH", path, &to("a", 2, 4), ALLOWED),
+        ];
+        check(operator, rows).await;
+        check(controller, &[("PATCH", path, deletion, ALLOWED)]).await;
+    }
+    let path = "poolsnapshotgroups/on-a";
+    let group_to = |node: &str, epoch: u32| json!({"spec": {"nodeName": node, "epoch": epoch}});
+    check(
+        controller,
+        &[("PATCH", path, &group_to("b", 1), NO_LOCATION)],
+    )
+    .await;
+    let rows: &[Row<'_>] = &[
+        ("PATCH", path, &json!({"spec": {"nodeName": "b"}}), STAYS),
+        ("PATCH", path, &group_to("a", 1), STAYS),
+        ("PATCH", path, &group_to("b", 1), ALLOWED),
+    ];
+    check(operator, rows).await;
+}
+
+#[tokio::test]
+async fn the_operator_replaces_persistent_volumes_of_this_driver_only() {
+    let cluster = Installed::start().await;
+    let admin = &cluster.admin();
+    let operator = &cluster.user("system:serviceaccount:cistern-system:cistern-operator");
+    let object = |name: &str, driver: &str| {
+        json!({
+            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
+            "spec": {
+                "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
+                "persistentVolumeReclaimPolicy": "Delete",
+                "csi": {"driver": driver, "volumeHandle": name},
+            },
+        })
+    };
+    let volumes = "/api/v1/persistentvolumes";
+    let [ours, others] = ["ours", "others"].map(|name| format!("{volumes}/{name}"));
+    let retain = &json!({"spec": {"persistentVolumeReclaimPolicy": "Retain"}});
+    let larger = &json!({"spec": {"capacity": {"storage": "2Gi"}}});
+    // A write that changes nothing is always allowed.
+    let sizes = Cell::new(1024);
+    let other = &object("others", "csi.example.com");
+    check(admin, &[("POST", volumes, other, ALLOWED)]).await;
+    eventually(
+        "the policy to be enforced",
+        Duration::from_secs(30),
+        async || {
+            sizes.set(sizes.get() + 1);
+            let size = format!("{}Mi", sizes.get());
+            let other = json!({"spec": {"capacity": {"storage": size}}});
+            match ask(operator, "PATCH", &others, &other).await {
+                Err(status) if status.message.contains(ONLY_OURS) => Ok(()),
+                answer => Err(format!("{answer:?}")),
+            }
+        },
+    )
+    .await;
+    let none = &Value::Null;
+    let rows: &[Row<'_>] = &[
+        (
+            "POST",
+            volumes,
+            &object("ours", "csi.cistern.storage"),
+            ALLOWED,
+        ),
+        ("PATCH", &ours, retain, ALLOWED),
+        ("PATCH", &ours, larger, ONLY_NODE),
+        ("DELETE", &ours, none, ALLOWED),
+        (
+            "POST",
+            volumes,
+            &object("new", "csi.example.com"),
+            ONLY_OURS,
+        ),
+        ("PATCH", &others, retain, ONLY_OURS),
+        ("DELETE", &others, none, ONLY_OURS),
+    ];
+    check(operator, rows).await;
+}
+
+/// Waits until the policy of the operator's changes is enforced.
+pub(crate) async fn await_policy(operator: &kube::Client) {
+    // A write that changes nothing is always allowed.
+    let sizes = Cell::new(1024);
+    eventually(
+        "the policy to take effect",
+        Duration::from_secs(30),
+        async || {
+            sizes.set(sizes.get() + 1);
+            let size = json!({"spec": {"size": format!("{}Mi", sizes.get())}});
+            match ask(operator, "PATCH", "poolvolumes/on-a", &size).await {
+                Err(status) if status.message.contains(ONLY_LOCATION) => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        },
+    )
+    .await;
+}
