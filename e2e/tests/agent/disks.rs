@@ -1,7 +1,7 @@
 //! The disks that the agent reports. Loop devices that have names in `/dev/disk/by-id` of the node alone
 //! stand for disks.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use cistern_crds::{Bytes, Disk, StorageNodeStatus};
 use cistern_e2e::{
@@ -17,9 +17,48 @@ const OWN_NAMES: &str = "mkdir -p /dev/disk
 mountpoint -q /dev/disk || mount -t tmpfs names /dev/disk
 mkdir -p /dev/disk/by-id";
 
+/// A loop device that a test made, which it detaches also when it fails: no other test then finds a device
+/// whose file is gone.
+pub(crate) struct LoopDevice(PathBuf);
+
+impl LoopDevice {
+    /// Takes over what `losetup --find --show` has printed.
+    pub(crate) fn new(printed: &str) -> Self {
+        Self(printed.trim().into())
+    }
+
+    /// Its path in `/dev`.
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The file that it shows, unless it is detached.
+    fn file(&self) -> Option<String> {
+        let name = self.0.file_name()?;
+        let block = Path::new("/sys/block").join(name);
+        std::fs::read_to_string(block.join("loop/backing_file")).ok()
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let file = self.file();
+        let mut detach = dying_with_us("losetup");
+        let output = detach.arg("--detach").arg(&self.0).output();
+        // The kernel detaches a device that is still mounted with its last mount, and has nothing left to do if
+        // that was before.
+        let detached = output.as_ref().is_ok_and(|output| output.status.success());
+        assert!(
+            detached || file.is_none() || self.file() != file || std::thread::panicking(),
+            "{}: {output:?}",
+            self.0.display()
+        );
+    }
+}
+
 /// A disk of a node: a loop device over a file.
 pub(crate) struct NodeDisk {
-    pub(crate) device: PathBuf,
+    pub(crate) device: LoopDevice,
     pub(crate) path: String,
     _folder: Folder,
 }
@@ -42,18 +81,10 @@ impl NodeDisk {
         );
         let device = shell(driver, &script).await;
         Self {
-            device: PathBuf::from(device.trim()),
+            device: LoopDevice::new(&device),
             path: format!("/dev/disk/by-id/{name}"),
             _folder: folder,
         }
-    }
-}
-
-impl Drop for NodeDisk {
-    fn drop(&mut self) {
-        let mut detach = dying_with_us("losetup");
-        let detached = detach.arg("--detach").arg(&self.device).status();
-        assert!(detached.is_ok_and(|status| status.success()) || std::thread::panicking());
     }
 }
 
@@ -92,7 +123,7 @@ async fn a_node_reports_its_disks_and_why_no_pool_can_be_created_on_some() {
     let disk = NodeDisk::attach(&driver, "wwn-disks", Bytes::gib(2)).await;
     let found = disk_until(&driver, &disk.path, Disk::is_usable).await;
     assert_eq!((found.size, found.pool), (Bytes::gib(2), None));
-    let name = disk.device.file_name().unwrap().to_str().unwrap();
+    let name = disk.device.path().file_name().unwrap().to_str().unwrap();
     assert_eq!(found.name, name);
     // The usable disks come first, whatever else the machine has.
     assert_eq!(status(&driver).await.disks[0].path, Some(disk.path.clone()));
@@ -147,7 +178,7 @@ async fn a_pool_selects_its_disk_by_size_and_keeps_it() {
     let selector = json!({"selector": {"minimumSize": "1536Mi", "maximumSize": "3Gi"}});
     add_pool(&driver, "selected", selector).await;
     let pool = driver.ready_pool("selected").await;
-    assert_eq!(pool.device.as_deref(), wanted.device.to_str());
+    assert_eq!(pool.device.as_deref(), wanted.device.path().to_str());
     let of_pool = |disk: &Disk| disk.pool.as_deref() == Some("selected");
     disk_until(&driver, &wanted.path, of_pool).await;
     for blank in [&small, &other] {
@@ -177,11 +208,15 @@ async fn r16_a_disk_that_hangs_is_reported_and_the_others_are_read() {
     let disk = FailingDisk::start(command, folder.path(), Bytes::mib(512).0).unwrap();
     let script = format!("losetup --find --show {}", disk.path().display());
     let device = shell(&driver, &script).await;
-    let device = device.trim();
+    let device = LoopDevice::new(&device);
     disk.set(Mode::Hang).unwrap();
     let other = NodeDisk::attach(&driver, "wwn-hanging-2", Bytes::gib(1)).await;
     let path = "/dev/disk/by-id/wwn-hanging-1";
-    shell(&driver, &format!("ln -s {device} {path}")).await;
+    shell(
+        &driver,
+        &format!("ln -s {} {path}", device.path().display()),
+    )
+    .await;
     let hangs = |disk: &Disk| {
         let reason = disk.unusable.as_deref().unwrap_or_default();
         reason.starts_with("it has not answered")
@@ -193,6 +228,6 @@ async fn r16_a_disk_that_hangs_is_reported_and_the_others_are_read() {
     disk_until(&driver, &other.path, |disk| !disk.is_usable()).await;
     disk.set(Mode::Ok).unwrap();
     disk_until(&driver, path, Disk::is_usable).await;
-    shell(&driver, &format!("rm {path}; losetup --detach {device}")).await;
+    shell(&driver, &format!("rm {path}")).await;
     driver.finish().await;
 }

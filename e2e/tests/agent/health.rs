@@ -321,7 +321,8 @@ async fn a_pool_that_became_read_only_is_mounted_again_as_soon_as_nothing_uses_i
     )
     .await;
     let log = LogSince::now(&node);
-    node.shell("mount -o remount,ro $0/..", &[]).await;
+    let pool = node.images().join("..");
+    node.remount_read_only(&pool).await;
     let read_only = |pool: &NodePoolStatus| is_unreachable(pool, "ReadOnly");
     node.pool_until("to be read-only", read_only).await;
     log.has_a_problem_within_three_probes(&node, &node.name, POOL);
@@ -406,8 +407,7 @@ async fn a_volume_that_became_read_only_under_its_pod_is_reported_within_three_p
     kubelet.publish("target", &[], false).await.unwrap();
     node.until_healthy(&kubelet.volume).await;
     let log = LogSince::now(&node);
-    let staging = text(&kubelet.staging);
-    node.shell("mount -o remount,ro $1", &[&staging]).await;
+    node.remount_read_only(&kubelet.staging).await;
     let degraded = VolumeSeverity::Degraded;
     node.until_problem(&kubelet.volume, degraded, "MountReadOnly")
         .await;

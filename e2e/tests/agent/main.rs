@@ -26,7 +26,10 @@ mod size;
 mod snapshots;
 mod takeover;
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use cistern_crds::{
     AccessType, Bytes, ConditionType, NodePoolStatus, PoolVolume, PoolVolumeSpec, PoolVolumeStatus,
@@ -197,6 +200,15 @@ impl Fixture {
             .arg(self.images())
             .args(arguments);
         output(command, SCRIPT).await
+    }
+
+    /// Makes the filesystem of a folder read-only, as the kernel does on errors. The kernel refuses
+    /// while the agent or a program that it starts has a file open for writing.
+    async fn remount_read_only(&self, folder: &Path) {
+        let script = "for attempt in $(seq 100); do
+              ! mount -o remount,ro \"$1\" || exit 0; sleep 0.1
+            done; exit 1";
+        self.shell(script, &[folder.to_str().unwrap()]).await;
     }
 
     /// Ends the test: removes every snapshot and volume, and checks that nothing is left.

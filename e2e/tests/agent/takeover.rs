@@ -1,26 +1,28 @@
 //! A disk moves to another node. The tests act as the operator, which grants the takeover, and as the
 //! administrator, who moves the objects.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use cistern_crds::{
     Bytes, ConditionType, Consistency, HasImage as _, NodePool, NodePoolStatus, PoolOwner,
     PoolVolume, Reason, condition, pool::DeviceSource,
 };
-use cistern_e2e::{Folder, eventually, objects::change, process::dying_with_us};
+use cistern_e2e::{Folder, eventually, objects::change};
 use kube::{Api, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use crate::{
-    Fixture, SOON, has_condition,
+    Fixture, SOON,
+    disks::LoopDevice,
+    has_condition,
     snapshots::{stage, sums, unstage, write},
     status,
 };
 
 /// A disk that two nodes can access: a loop device over a file that belongs to neither.
 struct Disk {
-    device: PathBuf,
+    device: LoopDevice,
     _folder: Folder,
 }
 
@@ -35,17 +37,9 @@ impl Disk {
         let script = "losetup --find --show $1";
         let device = node.shell(script, &[file.to_str().unwrap()]).await;
         Self {
-            device: PathBuf::from(device.trim()),
+            device: LoopDevice::new(&device),
             _folder: folder,
         }
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        let mut detach = dying_with_us("losetup");
-        let detached = detach.arg("--detach").arg(&self.device).status();
-        assert!(detached.is_ok_and(|status| status.success()) || std::thread::panicking());
     }
 }
 
@@ -111,14 +105,14 @@ async fn volume_in(node: &Fixture, pool: &str, name: &str) -> PoolVolume {
 async fn a_disk_that_moves_to_another_node_is_refused_until_granted_and_keeps_its_volumes() {
     let (old, new) = tokio::join!(Fixture::start("agent-old"), Fixture::start("agent-new"));
     let (name, disk) = ("agent-moved", Disk::new(&old).await);
-    add_device_pool(&old, name, &disk.device).await;
+    add_device_pool(&old, name, disk.device.path()).await;
     let before = old.driver.ready_pool(name).await;
     let volume = volume_in(&old, name, "volume").await;
     let volumes = old.volumes.clone();
     // The old node is switched off.
     old.driver.finish().await;
 
-    let pools = add_device_pool(&new, name, &disk.device).await;
+    let pools = add_device_pool(&new, name, disk.device.path()).await;
     let found = pool_until(&new, name, is_refused).await;
     let ready = condition::find(&found.conditions, ConditionType::Ready).unwrap();
     assert!(
@@ -184,7 +178,7 @@ where
 async fn volumes_snapshots_and_groups_that_follow_their_disk_are_verified_used_and_deleted() {
     let (old, new) = tokio::join!(Fixture::start("agent-left"), Fixture::start("agent-joined"));
     let (name, disk) = ("agent-moved-snapshots", Disk::new(&old).await);
-    add_device_pool(&old, name, &disk.device).await;
+    add_device_pool(&old, name, disk.device.path()).await;
     old.driver.ready_pool(name).await;
     let one = volume_in(&old, name, "one").await;
     let two = volume_in(&old, name, "two").await;
@@ -199,7 +193,7 @@ async fn volumes_snapshots_and_groups_that_follow_their_disk_are_verified_used_a
     unstage(&old, &one, "one").await;
     old.driver.finish().await;
 
-    let pools = add_device_pool(&new, name, &disk.device).await;
+    let pools = add_device_pool(&new, name, disk.device.path()).await;
     let refused = pool_until(&new, name, is_refused).await;
     let taken = grant(&new, name, &pools, &refused.belongs_to.unwrap()).await;
     assert_eq!(taken.takeovers, 1);

@@ -21,7 +21,7 @@ use cistern_host::{
 use cistern_types::{Bytes, FilesystemType, MkfsOptions, Provisioning};
 use rustix::{
     fs::{CWD, FileType, Mode, OFlags, makedev, mknodat},
-    mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change},
+    mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, mount_remount},
     thread::UnshareFlags,
 };
 
@@ -332,6 +332,15 @@ pub(crate) fn released(machine: &Machine, image: &Uid) {
 pub(crate) fn unstage(machine: &Machine, image: &Uid, staging: &Path) {
     must(machine.root().unstage(staging));
     released(machine, image);
+}
+
+/// Makes a filesystem read-only, as the kernel does on errors. Retries, because processes that other
+/// tests start briefly hold files that this one has opened for writing, and the kernel then refuses.
+#[track_caller]
+pub(crate) fn remount_read_only(path: &Path) {
+    eventually("a filesystem that no file is open for writing on", || {
+        mount_remount(path, MountFlags::RDONLY, "").is_ok()
+    });
 }
 
 /// Unmounts, as an administrator or a reboot does. Retries, because processes that other tests start

@@ -25,7 +25,7 @@ use crate::{
     failing::{FailingDevice, text},
     harness::{
         Machine, POOL_SIZE, Volume, device_pool, eventually, image_path, image_pool, known, must,
-        open_new, request, root, run, uid, unmount,
+        open_new, remount_read_only, request, root, run, uid, unmount,
     },
     health_volume::subject,
     snapshot::{snapshot_of, take_snapshot},
@@ -395,7 +395,7 @@ fn r8_a_read_only_or_missing_pool_is_reported_until_it_recovers() {
     let declaration = image_pool(POOL_SIZE);
     let pool = Arc::new(open_new(&machine));
     let at = machine.mount_point(&declaration);
-    mount_remount(&at, MountFlags::RDONLY, "").unwrap();
+    remount_read_only(&at);
     assert_eq!(troubles(&pool), [PoolTrouble::ReadOnly]);
     mount_remount(&at, MountFlags::empty(), "").unwrap();
     assert_eq!(troubles(&pool), []);

@@ -13,8 +13,8 @@ use rustix::mount::{MountFlags, UnmountFlags, mount_remount, unmount};
 use crate::{
     failing::text,
     harness::{
-        Machine, POOL_SIZE, Volume, image_path, image_pool, known, must, open_new, request, root,
-        run, unstage,
+        Machine, POOL_SIZE, Volume, image_path, image_pool, known, must, open_new,
+        remount_read_only, request, root, run, unstage,
     },
 };
 
@@ -193,7 +193,7 @@ fn a_read_only_filesystem_of_a_writable_volume_is_reported() {
         FilesystemType::Btrfs,
     ] {
         let volume = Attached::new(filesystem);
-        mount_remount(&volume.staging, MountFlags::RDONLY, "").unwrap();
+        remount_read_only(&volume.staging);
         let path = volume.target.clone();
         assert_eq!(
             volume.troubles(),

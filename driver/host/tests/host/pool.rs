@@ -9,12 +9,12 @@ use cistern_host::{
 use cistern_types::{Bytes, FilesystemType, Provisioning};
 use rustix::{
     fs::FlockOperation,
-    mount::{MountFlags, UnmountFlags, mount, mount_remount},
+    mount::{MountFlags, UnmountFlags, mount},
 };
 
 use crate::harness::{
     DISK_SIZE, Machine, POOL_SIZE, Volume, allocated, chain, eventually, image_pool, known, must,
-    open_new, request, run, uid, unmount,
+    open_new, remount_read_only, request, run, uid, unmount,
 };
 
 fn small(name: &str) -> ImageRequest {
@@ -214,7 +214,7 @@ fn r8_a_read_only_pool_is_reported_accepts_nothing_and_is_remounted_once_unused(
     let declaration = image_pool(POOL_SIZE);
     let pool = open_new(&machine);
     let at = machine.mount_point(&declaration);
-    mount_remount(&at, MountFlags::RDONLY, "").unwrap();
+    remount_read_only(&at);
     for error in [
         pool.check().unwrap_err(),
         pool_error(pool.create_image(&small("a"))),

@@ -3,15 +3,16 @@
 use std::path::PathBuf;
 
 use cistern_crds::{Bytes, NodePool, NodePoolStatus, PoolVolume, pool::DeviceSource};
-use cistern_e2e::{eventually, process::dying_with_us};
+use cistern_e2e::eventually;
 use failing_disk::{FailingDisk, Mode};
 
-use crate::{Fixture, SOON};
+use crate::{Fixture, SOON, disks::LoopDevice};
 
 /// The disk, the loop device over it, and the pool on that.
 pub(super) struct Disk {
+    // Dropped before the file, which it holds open.
+    _device: LoopDevice,
     file: FailingDisk,
-    device: PathBuf,
     pool: String,
 }
 
@@ -28,22 +29,22 @@ impl Disk {
         let file = disk.path();
         let script = "losetup --find --show $1";
         let device = node.shell(script, &[file.to_str().unwrap()]).await;
-        let device = PathBuf::from(device.trim());
+        let device = LoopDevice::new(&device);
         let mut pools = node.driver.storage_node().await.spec.pools;
         let mut declared = pools[0].clone();
         declared.name.clone_from(&pool);
         declared.uid = format!("uid-of-{pool}");
         declared.source.image = None;
         declared.source.device = Some(DeviceSource {
-            paths: vec![device.to_str().unwrap().to_owned()],
+            paths: vec![device.path().to_str().unwrap().to_owned()],
             ..DeviceSource::default()
         });
         pools.push(declared);
         node.driver.set_pools(pools).await;
         node.driver.ready_pool(&pool).await;
         Self {
+            _device: device,
             file: disk,
-            device,
             pool,
         }
     }
@@ -116,15 +117,5 @@ impl Disk {
         .await;
         pools.retain(|pool| pool.name != self.pool);
         node.driver.set_pools(pools).await;
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        // Also after a failed test: the kernel detaches the device with its last mount, so that no other
-        // test finds a device whose file is gone.
-        let mut detach = dying_with_us("losetup");
-        let detached = detach.arg("--detach").arg(&self.device).status();
-        assert!(detached.is_ok_and(|status| status.success()) || std::thread::panicking());
     }
 }
