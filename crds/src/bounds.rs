@@ -21,6 +21,8 @@ pub const TEXTS: usize = 13 << 10;
 pub const TIME: usize = 40;
 /// Maximum bytes of the path of a device in a status.
 pub const DEVICE: usize = 512;
+/// Maximum characters of the directory of an image pool.
+pub const DIRECTORY: usize = 512;
 /// Maximum bytes of the identity of a disk.
 pub const DEVICE_IDENTITY: usize = 256;
 /// Maximum number of disks in the status of a StorageNode.

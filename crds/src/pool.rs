@@ -39,6 +39,7 @@ use crate::{
     printcolumn = r#"{"name":"Used","type":"string","jsonPath":".status.used","description":"What images physically take, on all nodes","priority":1}"#,
     printcolumn = r#"{"name":"Free","type":"string","jsonPath":".status.free","description":"What is physically free, on all nodes","priority":1}"#,
     printcolumn = r#"{"name":"In Snapshots","type":"string","jsonPath":".status.reservedForSnapshots","priority":1}"#,
+    printcolumn = r#"{"name":"Directory","type":"string","jsonPath":".spec.source.image.directory","description":"The directory of the pool's image files, if it is not the default one","priority":1}"#,
     printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason","priority":1}"#,
     printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
@@ -52,7 +53,9 @@ pub struct StoragePoolSpec {
 
     /// Where the space on each node comes from: an image file or a block device. Set by an
     /// administrator; required; the kind of source is immutable.
+    // Rules of the StoragePool alone: in a StorageNode, the entry of a pool becomes that of its successor.
     #[x_kube(validation = Rule::new("has(self.image) == has(oldSelf.image)").message("a pool's kind of source cannot be changed: declare another pool"))]
+    #[x_kube(validation = Rule::new(SAME_DIRECTORY_RULE).message("a pool's directory cannot be changed: declare another pool"))]
     pub source: PoolSource,
 
     /// How much may be reserved for thin volumes, in percent of the usable space; default 100. A
@@ -108,7 +111,7 @@ pub struct PoolSource {
     pub device: Option<DeviceSource>,
 }
 
-/// A pool in a file under `/var/lib/cistern` on the node.
+/// A pool in a file on each node, by default under `/var/lib/cistern`.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageSource {
@@ -117,6 +120,33 @@ pub struct ImageSource {
     /// without room for a larger file keeps its current one.
     #[x_kube(validation = Rule::new("quantity(self).compareTo(quantity('1Gi')) >= 0").message("a pool has at least 1Gi"))]
     pub size: Bytes,
+    /// Directory of each node in which the image file is, for example `/data/cistern` on a disk that is
+    /// mounted at `/data`: an absolute path without symbolic links, at most 512 characters. It must exist, and the
+    /// node plugin must allow it, or a directory above it (`POOL_DIRECTORIES`). Immutable. Absent by default:
+    /// the file is under `/var/lib/cistern`. Set by an administrator.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 2, max = bounds::DIRECTORY))]
+    #[x_kube(validation = Rule::new(DIRECTORY_RULE).message("a directory is an absolute path without '.', '..', control characters, ':' and a slash at its end"))]
+    pub directory: Option<String>,
+}
+
+/// The directory of an image is the former one.
+const SAME_DIRECTORY_RULE: &str = "!has(self.image) || !has(oldSelf.image) || (has(self.image.directory) == has(oldSelf.image.directory) && (!has(self.image.directory) || self.image.directory == oldSelf.image.directory))";
+
+/// What [`is_directory`] requires, as a rule of the schema.
+const DIRECTORY_RULE: &str = r"self.matches(r'^(/[^/:\x00-\x1f\x7f\x{80}-\x{9f}]+)+$') && !self.split('/').exists(part, part == '.' || part == '..')";
+
+/// Whether a text names a directory of a host in only one way: an absolute path without empty, `.` and `..`
+/// parts and control characters, within [`bounds::DIRECTORY`]. A colon is not allowed, because no container
+/// can mount a path with one.
+pub fn is_directory(text: &str) -> bool {
+    let is_part = |part: &str| !matches!(part, "" | "." | "..");
+    let is_letter = |letter: char| letter != ':' && !letter.is_control();
+    text.chars().count() <= bounds::DIRECTORY
+        && text.chars().all(is_letter)
+        && text
+            .strip_prefix('/')
+            .is_some_and(|parts| parts.split('/').all(is_part))
 }
 
 /// A pool on a block device: exactly one of these fields says which devices are candidates. Each node
@@ -414,6 +444,21 @@ fn paths_schema(_: &mut SchemaGenerator) -> Schema {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_directory_is_an_absolute_path_that_is_written_in_only_one_way() {
+        let longest = format!("/{}", "\u{fc}".repeat(bounds::DIRECTORY - 1));
+        for text in ["/data", "/data/cistern", "/a.b/..c/.d/e f/\u{fc}", &longest] {
+            assert!(is_directory(text), "{text}");
+        }
+        let too_long = format!("{longest}d");
+        for text in [
+            "", "/", "data", "./data", "/data/", "//data", "/data//x", "/data/..", "/../data",
+            "/./data", "/data/.", "/a:b", "/a\nb", "/a\0", "/a\u{85}", "/a\u{7f}", &too_long,
+        ] {
+            assert!(!is_directory(text), "{text:?}");
+        }
+    }
 
     #[test]
     fn a_disk_is_selected_if_it_meets_every_requirement() {

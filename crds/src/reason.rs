@@ -263,7 +263,8 @@ names! {
         // A pool on a node.
         /// The pool's image file or device is missing.
         ///
-        /// Bring the disk back under one of the paths of the StoragePool.
+        /// Bring the disk back under one of the paths of the StoragePool, or mount it again if the
+        /// StoragePool names a directory of it.
         BackingMissing,
         /// The pool's image file or device holds something that is not this pool.
         ///
@@ -294,6 +295,18 @@ names! {
         ///
         /// Put the image file on XFS, ext4 or btrfs, or use a device.
         HostFilesystemUnfit,
+        /// The node does not allow pools in `spec.source.image.directory` of the StoragePool.
+        ///
+        /// Add the directory to `POOL_DIRECTORIES` of the node plugin, and mount it there, as
+        /// `node.poolDirectories` of the chart does; or declare a pool in another directory.
+        DirectoryNotAllowed,
+        /// `spec.source.image.directory` of the StoragePool does not exist on the node, is not a directory,
+        /// is reached by a symbolic link, or is in a pool or volume; or a new pool would be on the filesystem
+        /// of `/var/lib/cistern`.
+        ///
+        /// Mount the disk and create the directory, or declare a pool in another directory. If the disk is
+        /// mounted already, delete the pod of the node plugin, which may not see it.
+        DirectoryUnusable,
         /// An operation on the pool failed; the message states which.
         ///
         /// Follow the message. If it persists, check the disk.

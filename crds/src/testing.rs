@@ -47,7 +47,10 @@ pub fn node_pool(name: &str, uid: &str, source: PoolSource) -> NodePool {
 /// The source of a pool in an image file of this size.
 pub fn image_source(size: Bytes) -> PoolSource {
     PoolSource {
-        image: Some(ImageSource { size }),
+        image: Some(ImageSource {
+            size,
+            directory: None,
+        }),
         device: None,
     }
 }

@@ -9,6 +9,7 @@ use std::{
 };
 
 use cistern_client::logging;
+use cistern_crds::pool::is_directory;
 use clap::{Args, Parser, Subcommand};
 use humantime::parse_duration;
 
@@ -72,7 +73,7 @@ pub struct Node {
     // kubelet is enough for a StatefulSet with two volumes per pod on one node.
     #[arg(long, env = "MAX_VOLUMES", default_value_t = 256, value_name = "COUNT")]
     pub max_volumes: u32,
-    /// Share of the disk under --root that image pools leave free, in percent
+    /// Share of a filesystem of the host that the image pools on it leave free, in percent
     #[arg(long, env = "KEEP_FREE_PERCENT", default_value_t = cistern_host::KEPT_PERCENT, value_parser = clap::value_parser!(u32).range(..100), value_name = "PERCENT")]
     pub keep_free_percent: u32,
     /// Interval between health probes of pools and volumes, as in `15s`
@@ -101,6 +102,10 @@ pub struct NodeLocation {
     /// Folder of the pools, the same path inside and outside the container
     #[arg(long, env = "STORAGE_ROOT", default_value = "/var/lib/cistern", value_parser = absolute, value_name = "PATH")]
     pub root: PathBuf,
+    /// Directories in which, and below which, a StoragePool may put its image file, separated by colons;
+    /// the same paths inside and outside the container
+    #[arg(long, env = "POOL_DIRECTORIES", value_delimiter = ':', value_parser = pool_directory, value_name = "PATHS")]
+    pub pool_directories: Vec<PathBuf>,
     /// kubelet's root folder, the same path inside and outside the container
     #[arg(long, env = "KUBELET_ROOT", default_value = "/var/lib/kubelet", value_parser = absolute, value_name = "PATH")]
     pub kubelet_root: PathBuf,
@@ -166,6 +171,11 @@ pub enum Error {
     /// The path of a directory is relative.
     #[error("the path must be absolute")]
     Path,
+    /// The path of a directory for pools is not absolute, or has several spellings.
+    #[error(
+        "write absolute paths that are separated by colons, without '.', '..' and a slash at their end, as in /data:/mnt/disks; / itself is not allowed"
+    )]
+    PoolDirectory,
     /// The interval is invalid or out of range.
     #[error("write a duration of 1s to 1h, as in 15s or 2m")]
     Interval,
@@ -180,6 +190,14 @@ fn absolute(text: &str) -> Result<PathBuf, Error> {
         Ok(path)
     } else {
         Err(Error::Path)
+    }
+}
+
+fn pool_directory(text: &str) -> Result<PathBuf, Error> {
+    if is_directory(text) {
+        Ok(text.into())
+    } else {
+        Err(Error::PoolDirectory)
     }
 }
 
@@ -238,6 +256,28 @@ mod tests {
             "99999999999999999999m",
         ] {
             assert_eq!(interval(text), Err(Error::Interval), "{text}");
+        }
+    }
+
+    #[test]
+    fn pools_may_be_in_no_directory_unless_the_directories_are_listed() {
+        let parse = |arguments: &[&str]| {
+            let common = ["cistern-driver", "fsck", "--node-name=w1"];
+            let config = Config::try_parse_from(common.iter().chain(arguments)).ok()?;
+            let Mode::Fsck(fsck) = config.mode else {
+                return None;
+            };
+            Some(fsck.location.pool_directories)
+        };
+        assert_eq!(parse(&[]), Some(Vec::new()));
+        let both = vec!["/data".into(), "/mnt/disks".into()];
+        assert_eq!(parse(&["--pool-directories=/data:/mnt/disks"]), Some(both));
+        for text in ["/", "data", "/data:", "/data/", "/data/../etc"] {
+            assert_eq!(
+                parse(&[&format!("--pool-directories={text}")]),
+                None,
+                "{text}"
+            );
         }
     }
 

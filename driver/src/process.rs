@@ -195,6 +195,7 @@ pub async fn fsck(options: config::Fsck) -> Result<ExitCode> {
 fn root(location: &config::NodeLocation) -> Root {
     let devices = location.root.join("dev");
     Root::new(&location.root, Arc::new(Linux::new(devices)))
+        .allowing(location.pool_directories.iter().cloned())
 }
 
 fn shutdown() -> Result<Shutdown> {

@@ -242,6 +242,11 @@ impl Driver {
         self.host.storage_root()
     }
 
+    /// Returns the directory in which pools may be, beside the folder of the pools. It is not created.
+    pub fn pool_directory(&self) -> PathBuf {
+        self.host.pool_directory()
+    }
+
     /// Returns the mounts below a folder of the node.
     pub fn mounts_below(&self, folder: &Path) -> Vec<PathBuf> {
         self.host.mounts.mounts_below(folder)
@@ -334,6 +339,10 @@ impl Host {
         self.folder.join("kubelet")
     }
 
+    fn pool_directory(&self) -> PathBuf {
+        self.folder.join("data")
+    }
+
     fn make_folders(&self) {
         let registry = self.kubelet_root().join("plugins_registry");
         for folder in [self.storage_root(), registry] {
@@ -383,6 +392,10 @@ impl Host {
             .arg(format!("--node-name={}", self.name))
             .arg(format!("--root={}", self.storage_root().display()))
             .arg(format!("--kubelet-root={}", self.kubelet_root().display()))
+            .arg(format!(
+                "--pool-directories={}",
+                self.pool_directory().display()
+            ))
             .env("KUBECONFIG", &self.kubeconfig);
     }
 

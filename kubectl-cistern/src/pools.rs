@@ -247,7 +247,10 @@ impl PoolOnNode {
 /// Describes the source of a pool's space.
 fn source(spec: &StoragePoolSpec) -> String {
     match (&spec.source.image, &spec.source.device) {
-        (Some(image), _) => format!("image {}", image.size),
+        (Some(image), _) => match &image.directory {
+            Some(directory) => format!("image {} in {directory}", image.size),
+            None => format!("image {}", image.size),
+        },
         (None, Some(_)) => "device".to_owned(),
         (None, None) => String::new(),
     }
@@ -389,6 +392,19 @@ fast          1/2     False     20Gi     6Gi (30 %)   2.5Gi   4Gi       2       
 └─ worker-2   False   False     10Gi     0 (0 %)      0       0         0         0
 "
         );
+    }
+
+    #[test]
+    fn the_source_of_a_pool_names_its_directory() {
+        let mut cluster = cluster();
+        let source = |cluster: &_| {
+            let pools = Pools::of(cluster, &Selection::default(), None);
+            pools.items[0].source.clone()
+        };
+        assert_eq!(source(&cluster), "image 11Gi");
+        let image = cluster.pools[0].spec.source.image.as_mut().unwrap();
+        image.directory = Some("/data/cistern".to_owned());
+        assert_eq!(source(&cluster), "image 11Gi in /data/cistern");
     }
 
     #[test]

@@ -25,7 +25,10 @@
 {{- with $resources }}{{ $_ := set $container "resources" . }}{{ end -}}
 {{- include "cistern.container" (dict "root" $.root "container" $container) -}}
 {{- end -}}
-{{- if eq $component "node" }}{{ include "cistern.kubeletRoot" (dict "root" .root "pod" $pod) }}{{ end -}}
+{{- if eq $component "node" -}}
+{{- include "cistern.kubeletRoot" (dict "root" .root "pod" $pod) -}}
+{{- with $chosen.poolDirectories }}{{ include "cistern.poolDirectories" (dict "directories" . "pod" $pod) }}{{ end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* cistern.container sets the image, and how Cistern's own processes log. */}}
@@ -58,5 +61,20 @@
 {{- end -}}
 {{- range $volume := .pod.volumes -}}
 {{- if eq $volume.name "kubelet" }}{{ $_ := set $volume.hostPath "path" $path }}{{ end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* cistern.poolDirectories adds what manifests/components/pool-directory adds for one directory. */}}
+{{- define "cistern.poolDirectories" -}}
+{{- $pod := .pod -}}
+{{- $container := first $pod.containers -}}
+{{- $variable := dict "name" "POOL_DIRECTORIES" "value" (join ":" .directories) -}}
+{{- $_ := set $container "env" (prepend $container.env $variable) -}}
+{{- range $index, $path := .directories -}}
+{{- $name := printf "pool-directory-%d" $index -}}
+{{- $mount := dict "name" $name "mountPath" $path "mountPropagation" "HostToContainer" -}}
+{{- $_ := set $container "volumeMounts" (prepend $container.volumeMounts $mount) -}}
+{{- $volume := dict "name" $name "hostPath" (dict "path" $path "type" "DirectoryOrCreate") -}}
+{{- $_ := set $pod "volumes" (prepend $pod.volumes $volume) -}}
 {{- end -}}
 {{- end -}}

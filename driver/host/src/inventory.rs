@@ -83,7 +83,8 @@ impl PoolInventory {
 }
 
 impl Root {
-    /// Counts the loop devices over files of this folder by their paths. It reads only the kernel's
+    /// Counts the loop devices over files of this folder, and over those of pools in allowed directories, by
+    /// their paths. It reads only the kernel's
     /// tables, so a disk that hangs does not block it. Fails if a table cannot be read.
     pub fn count_loops(&self) -> io::Result<LoopCount> {
         let (system, pools) = (&*self.system, self.pools_path());
@@ -95,7 +96,13 @@ impl Root {
             })
         };
         let bound = system.bound_loops()?.into_iter();
-        let ours = bound.filter(|bound| bound.backing_file.starts_with(&pools));
+        let is_ours = |bound: &BoundLoop| {
+            let mut allowed = self.allowed.iter();
+            bound.backing_file.starts_with(&pools)
+                || loopdev::is_pool(&bound.backing_file)
+                    && allowed.any(|directory| bound.backing_file.starts_with(directory))
+        };
+        let ours = bound.filter(is_ours);
         let (used, leaked): (Vec<_>, Vec<_>) = ours.partition(is_used);
         Ok(LoopCount {
             in_use: used.len() as u64,
@@ -136,7 +143,14 @@ impl Root {
             {
                 own.pool_files.insert(system.stat(file.as_fd())?.id);
             }
-            let (found, device) = self.look_at_pool(&uid, has_file)?;
+            let (mut found, device) = self.look_at_pool(&uid, has_file)?;
+            // The file of a mounted pool may be in a directory that its StoragePool names.
+            if let Some(file) = device.and_then(|device| file_under(system, device, &uid)) {
+                own.pool_files.insert(file);
+                if let Some(pool) = &mut found {
+                    pool.has_file = true;
+                }
+            }
             own.pool_devices.extend(device);
             let silent = found.iter().filter(|pool| pool.silent.is_some());
             own.silent
@@ -189,6 +203,18 @@ impl Own {
         let mut silent = self.silent.iter();
         silent.any(|mount_point| bound.backing_file.starts_with(mount_point))
     }
+}
+
+/// The file of a pool that a loop device is bound to. None for another device, or if the disk under the file
+/// does not answer.
+fn file_under(system: &dyn System, device: DeviceNumber, home: &Uid) -> Option<FileId> {
+    let number = device.as_loop()?;
+    let backing_file = system.backing_file(number).ok()??;
+    let name = pool::file::name(home);
+    if !loopdev::is_named(&backing_file, name.as_ref()) {
+        return None;
+    }
+    Some(loopdev::status(system, number).ok()??.file)
 }
 
 /// The loop devices over files of this root.

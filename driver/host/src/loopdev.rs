@@ -17,7 +17,7 @@ use std::{
 use rustix::io::Errno;
 
 use crate::{
-    id::Uid,
+    id::{Uid, Uuid},
     layout,
     system::{BoundLoop, DeviceNumber, FileId, LoopSettings, LoopStatus, OFlags, System},
 };
@@ -202,6 +202,16 @@ pub(crate) fn is_in_pool(backing_file: &Path, pool: &Uid) -> bool {
     image_of(backing_file).is_some() && folder.and_then(Path::file_name) == Some(pool.as_ref())
 }
 
+/// Whether the file behind a loop device, possibly removed, is that of a pool, judged by its name: the UUID
+/// that is the UID of a StoragePool.
+pub(crate) fn is_pool(backing_file: &Path) -> bool {
+    let path = backing_file.to_str();
+    let path = path.map(|path| path.strip_suffix(DELETED).unwrap_or(path));
+    let name = path.and_then(|path| Path::new(path).file_name()?.to_str());
+    name.and_then(|name| name.strip_suffix(".img"))
+        .is_some_and(|uid| uid.parse::<Uuid>().is_ok())
+}
+
 /// Whether a loop device is bound to an image.
 pub(crate) fn has_image(system: &dyn System, number: u32, image: &Uid) -> io::Result<bool> {
     let backing_file = system.backing_file(number)?;
@@ -221,7 +231,12 @@ pub(crate) fn open_bound(system: &dyn System, number: u32) -> io::Result<Option<
 
 /// Whether the file behind a loop device has this name, or had it when it was removed.
 pub(crate) fn has_name(bound: &BoundLoop, name: &OsStr) -> bool {
-    let found = bound.backing_file.as_os_str().as_encoded_bytes();
+    is_named(&bound.backing_file, name)
+}
+
+/// Whether a file behind a loop device has this name, or had it when it was removed.
+pub(crate) fn is_named(backing_file: &Path, name: &OsStr) -> bool {
+    let found = backing_file.as_os_str().as_encoded_bytes();
     let found = found.strip_suffix(DELETED.as_bytes()).unwrap_or(found);
     found
         .strip_suffix(name.as_encoded_bytes())

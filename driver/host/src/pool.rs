@@ -16,6 +16,7 @@ mod error;
 mod extent_cost;
 pub(crate) mod file;
 mod filesystem;
+mod folder;
 mod home;
 mod host;
 mod inspection;
@@ -39,13 +40,13 @@ use cistern_types::Bytes;
 pub use self::{
     broken::Broken,
     candidate::{Candidate, Unusable},
-    conflict::{Conflict, HostFault, NotMounted},
+    conflict::{Conflict, DirectoryFault, HostFault, NotMounted},
     error::Error,
     owner::{ForeignMarker, Owner},
     resize::{PoolFile, Shortage},
 };
 pub(crate) use self::{broken::has_shut_down, error::failed};
-use self::{extent_cost::ExtentCost, marker::Marker};
+use self::{extent_cost::ExtentCost, folder::Folder, marker::Marker};
 use crate::{
     id::{Uid, Uuid},
     mount_target::MountTarget,
@@ -77,10 +78,12 @@ pub struct PoolDeclaration {
 /// The source of a pool's space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A file beneath [`Root`] of this size.
+    /// A file of this size.
     Image {
         /// Its size, rounded down to a MiB.
         size: Bytes,
+        /// The directory of the host with the file, an absolute path; None beneath [`Root`].
+        directory: Option<PathBuf>,
     },
     /// The listed device that holds the pool, or else the first blank one.
     Device {
@@ -178,6 +181,11 @@ impl Pool {
         &self.root
     }
 
+    /// The directory with its file, if it has one.
+    fn folder(&self) -> Result<Folder, Error> {
+        self.root.folder_of(&self.declaration)
+    }
+
     /// The open root directory of its filesystem.
     pub(crate) fn directory(&self) -> BorrowedFd<'_> {
         self.directory.as_fd()
@@ -195,7 +203,7 @@ impl Pool {
         let path = self.path();
         let io = |source: io::Error| failed(format!("inspect {}", path.display()))(source);
         if let Some(file) = self.file {
-            drop(file::check(&self.root, &self.home, file)?);
+            drop(file::check(&self.root, &self.folder()?, &self.home, file)?);
         }
         let place = MountTarget::open(&*self.system, &path).map_err(io)?;
         let not_mounted = |why| Error::NotMounted {

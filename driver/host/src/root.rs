@@ -2,7 +2,9 @@
 //!
 //! ```text
 //! <root>/pools/<pool uid>.img        an image pool's file, allocated in full; it keeps its name when
-//!                                    its StoragePool is recreated with another UID (pool/home.rs)
+//!                                    its StoragePool is recreated with another UID (pool/home.rs);
+//!                                    in the directory that the StoragePool names, if it names one
+//!                                    (pool/folder.rs)
 //! <root>/pools/<pool uid>.img.new    a file that is being created
 //! <root>/pools/<pool uid>/           where the pool's XFS is mounted
 //!        .cistern-pool               the marker: the pool and its node
@@ -36,8 +38,10 @@ pub const KEPT_PERCENT: u32 = 15;
 pub struct Root {
     pub(crate) system: Arc<dyn System>,
     directory: PathBuf,
-    /// Percentage of the folder's filesystem that image pools leave free.
+    /// Percentage of a filesystem of the host that image pools leave free.
     pub(crate) kept_percent: u32,
+    /// Directories in which, and below which, a StoragePool may put the file of an image pool.
+    pub(crate) allowed: Arc<[PathBuf]>,
     /// Paths that are being queried, and have not answered yet.
     pub(crate) pending_paths: Arc<PendingPaths>,
     /// Filesystems that are frozen for a snapshot.
@@ -51,6 +55,7 @@ impl Root {
             system,
             directory: directory.into(),
             kept_percent: KEPT_PERCENT,
+            allowed: Arc::default(),
             pending_paths: Arc::default(),
             freezes: Arc::default(),
         }
@@ -60,6 +65,14 @@ impl Root {
     #[must_use]
     pub fn keeping(mut self, percent: u32) -> Self {
         self.kept_percent = percent;
+        self
+    }
+
+    /// Allows image pools to have their files in these directories, and in those below them; default
+    /// none. Each is an absolute path without symbolic links.
+    #[must_use]
+    pub fn allowing(mut self, directories: impl IntoIterator<Item = PathBuf>) -> Self {
+        self.allowed = directories.into_iter().collect();
         self
     }
 
@@ -90,7 +103,7 @@ impl Root {
         self.open_directory(&self.pools_path())
     }
 
-    fn open_directory(&self, path: &Path) -> io::Result<OwnedFd> {
+    pub(crate) fn open_directory(&self, path: &Path) -> io::Result<OwnedFd> {
         self.system.open(path, OFlags::RDONLY | OFlags::DIRECTORY)
     }
 }

@@ -13,6 +13,7 @@ mod allocation;
 mod block;
 mod damage;
 mod deletion;
+mod directory;
 mod disks;
 mod expansion;
 mod health;

@@ -21,6 +21,7 @@ async fn a_pool_grows_while_it_is_used() {
     let mut spec = node.driver.storage_node().await.spec.pools;
     spec[0].source.image = Some(ImageSource {
         size: Bytes::gib(2),
+        directory: None,
     });
     node.driver.set_pools(spec).await;
     let grown = |pool: &NodePoolStatus| pool.size == Bytes::gib(2);
@@ -69,7 +70,10 @@ async fn a_growth_that_does_not_fit_leaves_the_pool_in_use_and_can_be_withdrawn(
     let mut node = Fixture::probing_often("agent-pool-too-large").await;
     let resize = async |node: &Fixture, size| {
         let mut spec = node.driver.storage_node().await.spec.pools;
-        spec[0].source.image = Some(ImageSource { size });
+        spec[0].source.image = Some(ImageSource {
+            size,
+            directory: None,
+        });
         node.driver.set_pools(spec).await;
     };
     let too_large = |pool: &NodePoolStatus| {

@@ -32,6 +32,15 @@ struct Choice {
     overlay: Value,
 }
 
+/// The ConfigMap by which an overlay states a path to a component.
+fn stated_path(name: &str, path: &str) -> Value {
+    json!([{
+        "name": name,
+        "literals": [format!("path={path}")],
+        "options": {"annotations": {"config.kubernetes.io/local-config": "true"}},
+    }])
+}
+
 fn choices() -> Vec<Choice> {
     let choice = |name, namespace, values: &[&'static str], overlay| Choice {
         name,
@@ -40,11 +49,8 @@ fn choices() -> Vec<Choice> {
         overlay,
     };
     let base = json!(["crds", "base"]);
-    let kubelet = json!([{
-        "name": "cistern-kubelet-root",
-        "literals": ["path=/data/kubelet"],
-        "options": {"annotations": {"config.kubernetes.io/local-config": "true"}},
-    }]);
+    let kubelet = stated_path("cistern-kubelet-root", "/data/kubelet");
+    let directory = stated_path("cistern-pool-directory", "/data");
     let digest = "sha256:0123456789012345678901234567890123456789012345678901234567890123";
     let images = json!([
         {"name": "cistern/driver", "newName": "registry.example/driver", "newTag": "v9"},
@@ -100,6 +106,16 @@ fn choices() -> Vec<Choice> {
                 "resources": base,
                 "components": ["components/kubelet-root"],
                 "configMapGenerator": kubelet,
+            }),
+        ),
+        choice(
+            "a directory for pools",
+            "cistern-system",
+            &["node.poolDirectories={/data}"],
+            json!({
+                "resources": base,
+                "components": ["components/pool-directory"],
+                "configMapGenerator": directory,
             }),
         ),
         choice(

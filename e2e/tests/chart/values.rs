@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cistern_e2e::process::run;
+use cistern_e2e::process::{output, run};
 use serde_json::Value;
 
 use crate::{SOON, template};
@@ -20,6 +20,10 @@ async fn the_schema_refuses_what_is_no_value() {
         ("kubeletRoot=data", "kubeletRoot"),
         ("image.driver.digest=sha256:short", "digest"),
         ("logFormat=xml", "logFormat"),
+        ("node.poolDirectories={/}", "poolDirectories"),
+        ("node.poolDirectories={data}", "poolDirectories"),
+        ("node.poolDirectories={/data/../etc}", "poolDirectories"),
+        ("node.poolDirectories={/data:/etc}", "poolDirectories"),
     ] {
         let mut helm = template().await;
         helm.args(["--set", value]);
@@ -28,6 +32,32 @@ async fn the_schema_refuses_what_is_no_value() {
         assert!(!refused.status.success(), "{value} is taken");
         assert!(stderr.contains("schema"), "{value}: {stderr}");
         assert!(stderr.contains(names), "{value}: {stderr}");
+    }
+}
+
+#[tokio::test]
+async fn every_directory_for_pools_is_mounted_at_its_own_path_and_allowed() {
+    let mut helm = template().await;
+    helm.args(["--set", "node.poolDirectories={/data,/mnt/disks}"]);
+    let rendered = output(helm, SOON).await;
+    let objects: Vec<Value> = serde_saphyr::from_multiple(&rendered).unwrap();
+    let mut sets = objects.iter().filter(|it| it["kind"] == "DaemonSet");
+    let pod = &sets.next().unwrap()["spec"]["template"]["spec"];
+    let of = |list: &Value, name: &str| {
+        let mut found = list.as_array().unwrap().iter();
+        found.find(|it| it["name"] == name).unwrap().clone()
+    };
+    let driver = &pod["containers"][0];
+    let variable = of(&driver["env"], "POOL_DIRECTORIES");
+    assert_eq!(variable["value"], "/data:/mnt/disks");
+    for (name, path) in [
+        ("pool-directory-0", "/data"),
+        ("pool-directory-1", "/mnt/disks"),
+    ] {
+        let mount = of(&driver["volumeMounts"], name);
+        assert_eq!(mount["mountPath"], path);
+        assert_eq!(mount["mountPropagation"], "HostToContainer");
+        assert_eq!(of(&pod["volumes"], name)["hostPath"]["path"], path);
     }
 }
 

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 /// Environment variables whose values stay: those of Cistern's manifests, which hold no credentials.
-const KNOWN_VARIABLES: [&str; 10] = [
+const KNOWN_VARIABLES: [&str; 11] = [
     "CSI_ENDPOINT",
     "DRIFT_INTERVAL",
     "HEALTH_INTERVAL",
@@ -13,6 +13,7 @@ const KNOWN_VARIABLES: [&str; 10] = [
     "LOG_LEVEL",
     "MAX_VOLUMES",
     "NODE_NAME",
+    "POOL_DIRECTORIES",
     "STORAGE_ROOT",
 ];
 /// Replaces the value of another environment variable.

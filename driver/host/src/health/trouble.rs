@@ -115,6 +115,8 @@ impl From<pool::Error> for PoolTrouble {
             | Error::Ambiguous { .. }
             | Error::HostFilesystemFull { .. }
             | Error::HostFilesystemUnfit { .. }
+            | Error::DirectoryNotAllowed { .. }
+            | Error::DirectoryUnusable { .. }
             | Error::ImagesRemain { .. }
             | Error::InUse { .. } => Self::Failed {
                 operation: "verify the pool".to_owned(),

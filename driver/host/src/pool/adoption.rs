@@ -133,6 +133,7 @@ mod tests {
             take_over: None,
             source: Source::Image {
                 size: Bytes::gib(1),
+                directory: None,
             },
         }
     }

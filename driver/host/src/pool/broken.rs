@@ -11,7 +11,7 @@ use std::{
 
 use rustix::io::Errno;
 
-use super::{Error, Expectation, PoolDeclaration, Source, backing, failed, file};
+use super::{Error, Expectation, PoolDeclaration, Source, backing, failed, file, folder::Folder};
 use crate::{
     id::Uid,
     loopdev,
@@ -43,7 +43,7 @@ impl Root {
     pub(super) fn usable_mount(
         &self,
         place: &MountTarget<'_>,
-        pools: BorrowedFd<'_>,
+        folder: &Folder,
         declaration: &PoolDeclaration,
         home: &Uid,
         expectation: Expectation,
@@ -56,7 +56,7 @@ impl Root {
         let Some(state) = state_of(&*self.system, place, &mount).map_err(look)? else {
             return Ok(Some(mount));
         };
-        if !self.may_go(state, pools, &mount, declaration, home, expectation)? {
+        if !self.may_go(state, folder, &mount, declaration, home, expectation)? {
             // The caller inspects it and reports what it is.
             return Ok(Some(mount));
         }
@@ -78,7 +78,7 @@ impl Root {
     fn may_go(
         &self,
         state: Broken,
-        pools: BorrowedFd<'_>,
+        folder: &Folder,
         mount: &Mount,
         declaration: &PoolDeclaration,
         home: &Uid,
@@ -87,7 +87,7 @@ impl Root {
         let system = &*self.system;
         match &declaration.source {
             Source::Image { .. } => {
-                let Some(file) = file::find(system, pools, self, home)? else {
+                let Some(file) = file::find(system, folder, home)? else {
                     return Ok(false);
                 };
                 let is_beneath = || -> io::Result<bool> {

@@ -114,6 +114,8 @@ pub enum Candidate {
         /// Whether the pool is in a file.
         in_file: bool,
     },
+    /// It has the pool, but in another directory than the declared one.
+    OtherDirectory,
     /// It has the label of some pool, and another process holds it, so its marker is not read.
     Held(String),
     /// It could not be inspected.
@@ -138,6 +140,9 @@ impl fmt::Display for Candidate {
             }
             Self::OtherSource { in_file: false } => {
                 f.write_str("it lies on a device, and the pool's source is image")
+            }
+            Self::OtherDirectory => {
+                f.write_str("it is not in the directory that the pool's source names")
             }
             Self::Held(label) => write!(f, "it holds xfs ({label:?}), and something else holds it"),
             Self::Unread(error) => f.write_str(&describe(error)),

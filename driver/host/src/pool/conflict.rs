@@ -99,3 +99,25 @@ pub enum HostFault {
         found: LoopSettings,
     },
 }
+
+/// Why a directory of the host cannot hold the file of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DirectoryFault {
+    /// It does not exist.
+    #[error("it does not exist: mount its disk, and create it there")]
+    Missing,
+    /// Something else than a directory is there, or in its path.
+    #[error("it is not a directory")]
+    NoDirectory,
+    /// A part of its path is a symbolic link, which may lead out of the allowed directory.
+    #[error("a part of its path is a symbolic link: name the directory itself")]
+    SymbolicLink,
+    /// It is in the filesystem of a pool or volume of this host.
+    #[error("it is in a pool or volume of Cistern: name a directory of another filesystem")]
+    InPool,
+    /// It is on the filesystem of the folder of the pools, as the mount point of a missing disk usually is.
+    #[error(
+        "it is on the same filesystem as the default folder of the pools, so its disk is probably not mounted: mount the disk, or declare a pool without a directory"
+    )]
+    DefaultFilesystem,
+}

@@ -4,7 +4,10 @@ use std::{fmt, path::PathBuf};
 
 use cistern_types::Bytes;
 
-use super::{Broken, Candidate, Conflict, ForeignMarker, HostFault, NotMounted, Unusable};
+use super::{
+    Broken, Candidate, Conflict, DirectoryFault, ForeignMarker, HostFault, NotMounted, Unusable,
+    known::join,
+};
 use crate::{cause::Cause, id::Uid};
 
 /// Why a pool cannot be used. Each maps to one reason of the pool's condition.
@@ -113,6 +116,27 @@ pub enum Error {
         /// The missing feature.
         why: HostFault,
     },
+    /// The node does not allow pools in the directory that the StoragePool names.
+    #[error(
+        "node {node} does not allow pools in {} ({}): add that directory, or one above it, to POOL_DIRECTORIES of the node plugin and mount it there, as node.poolDirectories of the chart does; or declare a pool in another directory",
+        .directory.display(), allowing(.allowed)
+    )]
+    DirectoryNotAllowed {
+        /// The directory of the StoragePool.
+        directory: PathBuf,
+        /// Name of the node.
+        node: String,
+        /// The directories that the node allows.
+        allowed: Vec<PathBuf>,
+    },
+    /// The directory that the StoragePool names cannot hold the file of a pool.
+    #[error("the pool's file cannot be in {}: {why}", .directory.display())]
+    DirectoryUnusable {
+        /// The directory of the StoragePool.
+        directory: PathBuf,
+        /// Why it cannot be used.
+        why: DirectoryFault,
+    },
     /// The pool to remove still holds images, or files that are not Cistern's.
     #[error(
         "{count} images or other files remain in {path}: delete their volumes first, and move away what is not Cistern's"
@@ -147,6 +171,13 @@ fn keeping(percent: u32) -> String {
         0 => String::new(),
         percent => format!(", as {percent} % of it stay free"),
     }
+}
+
+fn allowing(directories: &[PathBuf]) -> String {
+    if directories.is_empty() {
+        return "it allows no directory".to_owned();
+    }
+    format!("it allows {}", join(directories))
 }
 
 fn users(images: &[Uid]) -> String {

@@ -2,6 +2,7 @@
 //! loop device.
 
 use std::{
+    ffi::OsStr,
     io,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
@@ -10,7 +11,7 @@ use std::{
 
 use cistern_types::{Bytes, FilesystemType, size::GIB};
 
-use super::{Conflict, Error, Expectation, backing::Backing, failed, host};
+use super::{Conflict, Error, Expectation, backing::Backing, failed, folder::Folder, host};
 use crate::{
     allocation::Missing,
     cause::Cause,
@@ -29,6 +30,11 @@ pub(crate) fn name(pool: &Uid) -> String {
     format!("{pool}.img")
 }
 
+/// The UID of which a name of a file is made; None if the file is not that of a pool.
+pub(crate) fn uid_of(name: &OsStr) -> Option<Uid> {
+    name.to_str()?.strip_suffix(".img")?.parse().ok()
+}
+
 pub(crate) fn new_name(pool: &Uid) -> String {
     format!("{pool}.img.new")
 }
@@ -37,21 +43,21 @@ pub(crate) fn new_name(pool: &Uid) -> String {
 /// size. An existing file keeps its size; [`Pool::resize_file`](super::Pool::resize_file) enlarges it.
 pub(super) fn open(
     root: &Root,
-    pools: BorrowedFd<'_>,
+    folder: &Folder,
     uid: &Uid,
     size: Bytes,
     expectation: Expectation,
 ) -> Result<Backing, Error> {
     let system = &*root.system;
-    let path = path(root, uid);
+    let path = folder.file(uid);
     let size = size.round_down_to_mib();
-    let file = match (find(system, pools, root, uid)?, expectation) {
+    let file = match (find(system, folder, uid)?, expectation) {
         (Some(file), _) => file,
-        (None, Expectation::Known { .. } | Expectation::Made) => return Err(missing(root, uid)),
-        (None, Expectation::New) => make(root, pools, uid, size)?,
+        (None, Expectation::Known { .. } | Expectation::Made) => return Err(missing(folder, uid)),
+        (None, Expectation::New) => make(root, folder, uid, size)?,
     };
     verify(system, file.as_fd(), path.clone(), uid, expectation)?;
-    match allocate(root, pools, file.as_fd(), &path, Bytes::ZERO) {
+    match allocate(root, folder, file.as_fd(), &path, Bytes::ZERO) {
         // The pool works. `Pool::resize_file` reports what its file lacks.
         Err(Error::HostFilesystemFull { .. }) => {}
         result => result?,
@@ -72,12 +78,16 @@ pub(super) fn open(
 }
 
 /// Opens the file. Fails if it is missing, or was replaced.
-pub(super) fn check(root: &Root, uid: &Uid, expected: FileId) -> Result<OwnedFd, Error> {
+pub(super) fn check(
+    root: &Root,
+    folder: &Folder,
+    uid: &Uid,
+    expected: FileId,
+) -> Result<OwnedFd, Error> {
     let system = &*root.system;
-    let path = path(root, uid);
+    let path = folder.file(uid);
     let io = |error: io::Error| failed(format!("inspect {}", path.display()))(error);
-    let pools = root.open_pools().map_err(io)?;
-    let file = find(system, pools.as_fd(), root, uid)?.ok_or_else(|| missing(root, uid))?;
+    let file = find(system, folder, uid)?.ok_or_else(|| missing(folder, uid))?;
     if system.stat(file.as_fd()).map_err(io)?.id == expected {
         return Ok(file);
     }
@@ -89,56 +99,57 @@ pub(super) fn check(root: &Root, uid: &Uid, expected: FileId) -> Result<OwnedFd,
 
 pub(super) fn find(
     system: &dyn System,
-    pools: BorrowedFd<'_>,
-    root: &Root,
+    folder: &Folder,
     uid: &Uid,
 ) -> Result<Option<OwnedFd>, Error> {
-    match system.open_beneath(pools, name(uid).as_ref(), OFlags::RDWR) {
+    let Some(directory) = folder.directory() else {
+        return Ok(None);
+    };
+    match system.open_beneath(directory, name(uid).as_ref(), OFlags::RDWR) {
         Ok(file) => Ok(Some(file)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(failed(format!("open {}", path(root, uid).display()))(error)),
+        Err(error) => Err(failed(format!("open {}", folder.file(uid).display()))(
+            error,
+        )),
     }
 }
 
-pub(super) fn path(root: &Root, uid: &Uid) -> PathBuf {
-    root.pools_path().join(name(uid))
-}
-
-fn missing(root: &Root, uid: &Uid) -> Error {
+fn missing(folder: &Folder, uid: &Uid) -> Error {
     Error::BackingMissing {
-        what: path(root, uid).display().to_string(),
+        what: folder.file(uid).display().to_string(),
     }
 }
 
 /// Creates the file in full under a temporary name, and then renames it.
-fn make(root: &Root, pools: BorrowedFd<'_>, uid: &Uid, size: Bytes) -> Result<OwnedFd, Error> {
+fn make(root: &Root, folder: &Folder, uid: &Uid, size: Bytes) -> Result<OwnedFd, Error> {
     let system = &*root.system;
-    let path = path(root, uid);
+    let path = folder.file(uid);
+    let directory = folder.for_new_file(root)?;
     let new_name = new_name(uid);
     let failed = |cause: Cause| failed(format!("make {}", path.display()))(cause);
     let io = |error: io::Error| failed(error.into());
-    match system.unlink(pools, new_name.as_ref()) {
+    match system.unlink(directory, new_name.as_ref()) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io(error)),
         _ => {}
     }
-    host::verify(system, pools, new_name.as_ref(), &path)?;
+    host::verify(system, directory, new_name.as_ref(), &path)?;
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
     let file = system
-        .open_beneath(pools, new_name.as_ref(), flags)
+        .open_beneath(directory, new_name.as_ref(), flags)
         .map_err(io)?;
     let complete = || -> Result<(), Error> {
-        allocate(root, pools, file.as_fd(), &path, size)?;
+        allocate(root, folder, file.as_fd(), &path, size)?;
         let filesystem_uuid = Uuid::new_v4();
         mkfs::pool_image(system, file.as_fd(), filesystem_uuid, &uid.label()).map_err(failed)?;
         system.sync(file.as_fd()).map_err(io)?;
         system
-            .rename(pools, new_name.as_ref(), pools, name(uid).as_ref())
+            .rename(directory, new_name.as_ref(), directory, name(uid).as_ref())
             .map_err(io)?;
-        system.sync(pools).map_err(io)
+        system.sync(directory).map_err(io)
     };
     if let Err(error) = complete() {
         // The space is released until the next attempt. A failure to release it does no harm.
-        let _ = system.unlink(pools, new_name.as_ref());
+        let _ = system.unlink(directory, new_name.as_ref());
         return Err(error);
     }
     tracing::info!(pool = %uid, path = %path.display(), %size, "made the pool's file");
@@ -149,7 +160,7 @@ fn make(root: &Root, pools: BorrowedFd<'_>, uid: &Uid, size: Bytes) -> Result<Ow
 /// host. Blocks that the file has lost are reallocated in any case.
 pub(super) fn allocate(
     root: &Root,
-    pools: BorrowedFd<'_>,
+    folder: &Folder,
     file: BorrowedFd<'_>,
     path: &Path,
     size: Bytes,
@@ -165,7 +176,7 @@ pub(super) fn allocate(
     }
     // No other pool allocates space until the file has its own.
     let _turn = turn(root)?;
-    let space = system.space(pools).map_err(failed)?;
+    let space = system.space(folder.existing()?).map_err(failed)?;
     let kept_percent = if size > before { root.kept_percent } else { 0 };
     let kept = Bytes(space.size).percent(kept_percent);
     let lacking = needed.saturating_add(kept);
@@ -187,8 +198,9 @@ pub(super) fn allocate(
     }
 }
 
-/// Waits until no other pool allocates space of the host's filesystem. No other pool does while the
-/// returned lock is held: all image pools of a host are in one folder.
+/// Waits until no other pool allocates space of a filesystem of the host. No other pool does while the
+/// returned lock is held. It is that of the folder of the pools whatever directory a pool is in, because two
+/// directories may be on one filesystem.
 fn turn(root: &Root) -> Result<OwnedFd, Error> {
     let folder = root.pools_path();
     let lock = |error: io::Error| failed(format!("lock {}", folder.display()))(error);
@@ -200,7 +212,7 @@ fn turn(root: &Root) -> Result<OwnedFd, Error> {
     }
     Err(lock(io::Error::new(
         io::ErrorKind::ResourceBusy,
-        "another pool is allocating space of its filesystem; this is retried",
+        "another pool is allocating space of a filesystem of the host; this is retried",
     )))
 }
 

@@ -6,14 +6,10 @@
 //! that use volumes of the pool are not affected.
 //!
 //! *Invariants:* a pool is adopted only if exactly one candidate has its name, and no pool is created
-//! while a candidate exists or cannot be read. The search writes nothing.
+//! while a candidate exists or cannot be read. The search writes nothing. It knows every mounted pool, and
+//! the files in the directory that the pool names and in the folder of the pools.
 
-use std::{
-    collections::BTreeSet,
-    io,
-    os::fd::{AsFd as _, BorrowedFd},
-    time::Duration,
-};
+use std::{collections::BTreeSet, io, os::fd::AsFd as _, time::Duration};
 
 use cistern_types::FilesystemType;
 
@@ -21,6 +17,7 @@ use super::{
     Candidate, Conflict, Error, Expectation, PoolDeclaration, Source,
     adoption::{Candidates, Matches},
     backing, failed, file,
+    folder::Folder,
     marker::{self, Marker},
 };
 use crate::{
@@ -37,25 +34,24 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Root {
     /// The UID that names the pool's file and mount point: its own, or that of the StoragePool that
-    /// created it.
+    /// created it. `folder` is the directory for its file.
     pub(super) fn find_home(
         &self,
-        pools: BorrowedFd<'_>,
+        folder: &Folder,
         declaration: &PoolDeclaration,
         expectation: Expectation,
     ) -> Result<Uid, Error> {
         let uid = &declaration.uid;
-        let look = |source: io::Error| failed("find the pool")(source);
-        if self.has_file(pools, uid)? || self.mounted(uid).map_err(look)?.is_some() {
+        if self.has_file(folder, uid)? || self.mounted(uid).map_err(look)?.is_some() {
             return Ok(uid.clone());
         }
-        let mut homes = self.homes(pools).map_err(look)?;
+        let mut homes = self.homes(folder).map_err(look)?;
         homes.retain(|home| home != uid && !declaration.others.contains(home));
         let found = match expectation {
             Expectation::Known { filesystem_uuid } => {
-                self.find_filesystem(pools, declaration, homes, filesystem_uuid)?
+                self.find_filesystem(folder, declaration, homes, filesystem_uuid)?
             }
-            Expectation::Made | Expectation::New => self.find_marker(pools, declaration, homes)?,
+            Expectation::Made | Expectation::New => self.find_marker(folder, declaration, homes)?,
         };
         Ok(found.unwrap_or_else(|| uid.clone()))
     }
@@ -64,14 +60,14 @@ impl Root {
     /// A superblock can be read even if the filesystem has shut down.
     fn find_filesystem(
         &self,
-        pools: BorrowedFd<'_>,
+        folder: &Folder,
         declaration: &PoolDeclaration,
         homes: BTreeSet<Uid>,
         filesystem_uuid: Uuid,
     ) -> Result<Option<Uid>, Error> {
         let system = &*self.system;
         let look = |home: &Uid| -> Result<io::Result<Option<Superblock>>, Error> {
-            Ok(match file::find(system, pools, self, home)? {
+            Ok(match file::find(system, folder, home)? {
                 Some(file) => superblock::read(system, file.as_fd()),
                 None => match self.mounted(home) {
                     Ok(Some(mount)) => backing::superblock(system, mount.device),
@@ -97,40 +93,81 @@ impl Root {
     /// The home of the pool whose marker names it.
     fn find_marker(
         &self,
-        pools: BorrowedFd<'_>,
+        folder: &Folder,
         declaration: &PoolDeclaration,
         homes: BTreeSet<Uid>,
     ) -> Result<Option<Uid>, Error> {
-        let look = |source: io::Error| failed("find the pool")(source);
         let is_image = matches!(declaration.source, Source::Image { .. });
         let mut candidates = Candidates::none();
         for home in homes {
-            let has_file = self.has_file(pools, &home)?;
-            let (at, marker) = match self.mounted(&home).map_err(look)?.is_some() {
-                true => (self.mount_point(&home), self.marker_of_mounted(&home)),
-                false if has_file => (file::path(self, &home), self.marker_of_file(pools, &home)),
-                false => continue,
+            let has_file = self.has_file(folder, &home)?;
+            let mounted = self.mounted(&home).map_err(look)?;
+            let (at, marker) = match &mounted {
+                Some(_) => (self.mount_point(&home), self.marker_of_mounted(&home)),
+                None if has_file => (folder.file(&home), self.marker_of_file(folder, &home)),
+                None => continue,
             };
+            let is_elsewhere = !has_file && self.is_file(mounted.as_ref(), &home).map_err(look)?;
             let counts = candidates.consider(declaration, at.clone(), home, marker);
-            if counts && has_file != is_image {
-                candidates.doubt(at, Candidate::OtherSource { in_file: has_file });
+            if counts && is_elsewhere && is_image {
+                candidates.doubt(at, Candidate::OtherDirectory);
+            } else if counts && (has_file || is_elsewhere) != is_image {
+                let in_file = has_file || is_elsewhere;
+                candidates.doubt(at, Candidate::OtherSource { in_file });
             }
+        }
+        if folder.path() != self.pools_path() {
+            self.doubt_default_files(declaration, &mut candidates)?;
         }
         candidates.decide(declaration)
     }
 
-    /// All UIDs with a file or mount point.
-    fn homes(&self, pools: BorrowedFd<'_>) -> io::Result<BTreeSet<Uid>> {
-        let names = self.system.list(pools)?.into_iter();
-        let uids = names.filter_map(|name| {
-            let name = name.to_str()?;
-            name.strip_suffix(".img").unwrap_or(name).parse().ok()
-        });
-        Ok(uids.collect())
+    /// Doubts the files of the pool in the folder of the pools, although it names another directory.
+    fn doubt_default_files(
+        &self,
+        declaration: &PoolDeclaration,
+        candidates: &mut Candidates<Uid>,
+    ) -> Result<(), Error> {
+        let folder = self.default_folder()?;
+        for home in folder.files(&*self.system).map_err(look)? {
+            let is_others = declaration.others.contains(&home);
+            if is_others || self.mounted(&home).map_err(look)?.is_some() {
+                continue;
+            }
+            let at = folder.file(&home);
+            match self.marker_of_file(&folder, &home) {
+                Ok(Some(marker))
+                    if marker.pool_uid == declaration.uid || marker.is_returning(declaration) =>
+                {
+                    candidates.doubt(at, Candidate::OtherDirectory);
+                }
+                Ok(_) => {}
+                Err(error) => candidates.doubt(at, Candidate::Unread(Box::new(error))),
+            }
+        }
+        Ok(())
     }
 
-    fn has_file(&self, pools: BorrowedFd<'_>, home: &Uid) -> Result<bool, Error> {
-        Ok(file::find(&*self.system, pools, self, home)?.is_some())
+    /// All UIDs with a file or mount point.
+    fn homes(&self, folder: &Folder) -> io::Result<BTreeSet<Uid>> {
+        let names = self.system.list(self.open_pools()?.as_fd())?.into_iter();
+        let mut homes = folder.files(&*self.system)?;
+        homes.extend(names.filter_map(|name| name.to_str()?.parse().ok()));
+        Ok(homes)
+    }
+
+    fn has_file(&self, folder: &Folder, home: &Uid) -> Result<bool, Error> {
+        Ok(file::find(&*self.system, folder, home)?.is_some())
+    }
+
+    /// Whether a pool that is mounted at its home lies in a file.
+    fn is_file(&self, mounted: Option<&Mount>, home: &Uid) -> io::Result<bool> {
+        let Some(number) = mounted.and_then(|mount| mount.device.as_loop()) else {
+            return Ok(false);
+        };
+        let backing_file = self.system.backing_file(number)?;
+        let name = file::name(home);
+        Ok(backing_file.is_some_and(|file| loopdev::is_named(&file, name.as_ref())))
     }
 
     fn mounted(&self, home: &Uid) -> io::Result<Option<Mount>> {
@@ -153,15 +190,15 @@ impl Root {
     }
 
     /// The marker in a file that is not mounted. Every file here is a pool of Cistern.
-    fn marker_of_file(&self, pools: BorrowedFd<'_>, home: &Uid) -> Result<Option<Marker>, Error> {
+    fn marker_of_file(&self, folder: &Folder, home: &Uid) -> Result<Option<Marker>, Error> {
         let system = &*self.system;
-        let path = file::path(self, home);
+        let path = folder.file(home);
         let foreign = |why| Error::BackingConflict {
             path: path.clone(),
             why,
         };
         let io = |source: io::Error| failed(format!("inspect {}", path.display()))(source);
-        let Some(file) = file::find(system, pools, self, home)? else {
+        let Some(file) = file::find(system, folder, home)? else {
             return Ok(None);
         };
         let found = superblock::read(system, file.as_fd()).map_err(io)?;
@@ -178,4 +215,8 @@ impl Root {
             None => Err(foreign(Conflict::NoMarker)),
         }
     }
+}
+
+fn look(source: io::Error) -> Error {
+    failed("find the pool")(source)
 }

@@ -47,13 +47,16 @@ pub(super) fn objection(
     }
 }
 
-/// The file in a pool that a loop device is bound to, whose content a user of a volume controls.
-fn own_file(root: &Root, number: DeviceNumber) -> io::Result<Option<PathBuf>> {
+/// The file of Cistern that a loop device is bound to: one in a pool, whose content a user of a volume
+/// controls, or one that a pool is in.
+pub(super) fn own_file(root: &Root, number: DeviceNumber) -> io::Result<Option<PathBuf>> {
     let Some(number) = number.as_loop() else {
         return Ok(None);
     };
     let pools = root.pools_path();
-    let is_ours = |file: &PathBuf| file.starts_with(&pools) || loopdev::image_of(file).is_some();
+    let is_ours = |file: &PathBuf| {
+        file.starts_with(&pools) || loopdev::image_of(file).is_some() || loopdev::is_pool(file)
+    };
     Ok(root.system.backing_file(number)?.filter(is_ours))
 }
 

@@ -30,21 +30,29 @@ impl Root {
         declaration: &PoolDeclaration,
         expectation: Expectation,
     ) -> Result<Pool, Error> {
-        let pools = self
-            .open_pools()
+        // The mount point of every pool is in the folder of the pools.
+        self.open_pools()
             .map_err(failed("open the folder of the pools"))?;
-        let home = self.find_home(pools.as_fd(), declaration, expectation)?;
+        let folder = self.verified_folder(declaration)?;
+        let home = self.find_home(&folder, declaration, expectation)?;
         let path = self.mount_point(&home);
         let describe = |what: &str| format!("{what} {}", path.display());
         let place = MountTarget::open(&*self.system, &path).map_err(failed(describe("inspect")))?;
-        let mounted = self.usable_mount(&place, pools.as_fd(), declaration, &home, expectation)?;
+        let mounted = self.usable_mount(&place, &folder, declaration, &home, expectation)?;
         if mounted.is_none() {
             place
                 .make_directory(0o700)
                 .map_err(failed(describe("make the directory")))?;
         }
         let backing = match &declaration.source {
-            Source::Image { size } => file::open(self, pools.as_fd(), &home, *size, expectation)?,
+            Source::Image { size, .. } => {
+                // The file of a mounted pool is not made again.
+                let expectation = match (expectation, &mounted) {
+                    (Expectation::New, Some(_)) => Expectation::Made,
+                    (expectation, _) => expectation,
+                };
+                file::open(self, &folder, &home, *size, expectation)?
+            }
             Source::Device { paths, identity } => match &mounted {
                 Some(mount) => backing::of_mount(&*self.system, mount)?,
                 None => device::open(self, declaration, paths, identity.as_deref(), expectation)?,

@@ -7,7 +7,7 @@ use std::{
     os::fd::{AsFd as _, BorrowedFd},
 };
 
-use super::{Error, Expectation, PoolDeclaration, Source, failed, file};
+use super::{Error, Expectation, PoolDeclaration, Source, failed, file, folder::Folder};
 use crate::{id::Uid, mount_target::MountTarget, root::Root, stray};
 
 impl Root {
@@ -24,14 +24,17 @@ impl Root {
         let pools = self
             .open_pools()
             .map_err(failed("open the folder of the pools"))?;
-        let uid = &self.find_home(pools.as_fd(), declaration, expectation)?;
+        let Some(folder) = self.folder_to_clear(declaration, expectation)? else {
+            return Ok(());
+        };
+        let uid = &self.find_home(&folder, declaration, expectation)?;
         let path = self.mount_point(uid);
         let io = |source: io::Error| failed(format!("inspect {}", path.display()))(source);
         let place = MountTarget::open(&*self.system, &path).map_err(io)?;
         let is_mounted = place.mounted().map_err(io)?.is_some();
         let is_device = matches!(declaration.source, Source::Device { .. });
         let is_there = match &declaration.source {
-            Source::Image { .. } => file::find(&*self.system, pools.as_fd(), self, uid)?.is_some(),
+            Source::Image { .. } => file::find(&*self.system, &folder, uid)?.is_some(),
             // A device that was never recorded has no pool, and a missing one is not changed.
             Source::Device { .. } => expectation != Expectation::New,
         };
@@ -52,8 +55,30 @@ impl Root {
         place
             .clear()
             .map_err(failed(format!("unmount {}", path.display())))?;
-        self.remove_files(pools.as_fd(), &place, uid)
+        self.remove_files(pools.as_fd(), &folder, &place, uid)
             .map_err(failed(format!("remove {}", path.display())))
+    }
+
+    /// The directory of a pool's file. None if it cannot be used, and the pool was never made: then there is
+    /// nothing to remove.
+    fn folder_to_clear(
+        &self,
+        declaration: &PoolDeclaration,
+        expectation: Expectation,
+    ) -> Result<Option<Folder>, Error> {
+        let refused = match self.verified_folder(declaration) {
+            Err(error @ (Error::DirectoryNotAllowed { .. } | Error::DirectoryUnusable { .. })) => {
+                error
+            }
+            result => return result.map(Some),
+        };
+        let path = self.mount_point(&declaration.uid);
+        let mounted = MountTarget::open(&*self.system, &path).and_then(|place| place.mounted());
+        let mounted = mounted.map_err(failed(format!("inspect {}", path.display())))?;
+        if expectation == Expectation::New && mounted.is_none() {
+            return Ok(None);
+        }
+        Err(refused)
     }
 
     fn refuse_unless_empty(
@@ -80,14 +105,18 @@ impl Root {
     fn remove_files(
         &self,
         pools: BorrowedFd<'_>,
+        folder: &Folder,
         place: &MountTarget<'_>,
         uid: &Uid,
     ) -> io::Result<()> {
-        for name in [file::name(uid), file::new_name(uid)] {
-            match self.system.unlink(pools, name.as_ref()) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
+        if let Some(directory) = folder.directory() {
+            for name in [file::name(uid), file::new_name(uid)] {
+                match self.system.unlink(directory, name.as_ref()) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    _ => {}
+                }
             }
+            self.system.sync(directory)?;
         }
         place.remove()?;
         self.system.sync(pools)

@@ -11,7 +11,7 @@ use std::{
 
 use cistern_types::Bytes;
 
-use super::{Error, Pool, candidate::describe, failed, file};
+use super::{Error, Pool, candidate::describe, failed, file, folder::Folder};
 use crate::{loopdev, patience::until};
 
 /// The size of an image pool's file, and why it differs from the declared size.
@@ -51,15 +51,16 @@ impl Pool {
     /// # Errors
     /// If the file is missing or is not the pool's.
     pub fn resize_file(&self, declared: Bytes) -> Result<PoolFile, Error> {
-        let path = file::path(&self.root, &self.home);
+        let folder = self.folder()?;
+        let path = folder.file(&self.home);
         let file = self.file.ok_or_else(|| Error::BackingMissing {
             what: path.display().to_string(),
         })?;
-        let file = file::check(&self.root, &self.home, file)?;
+        let file = file::check(&self.root, &folder, &self.home, file)?;
         let look = |error: io::Error| failed(format!("inspect {}", path.display()))(error);
         let size = || self.system.stat(file.as_fd()).map(|stat| Bytes(stat.size));
         let wanted = declared.round_down_to_mib().max(size().map_err(look)?);
-        let fitted = self.grow_file(file.as_fd(), wanted);
+        let fitted = self.grow_file(&folder, file.as_fd(), wanted);
         let size = size().map_err(look)?;
         let shortage = fitted.err().map(|error| Shortage {
             size,
@@ -75,25 +76,25 @@ impl Pool {
         let Some(file) = self.file else {
             return Ok(Bytes::ZERO);
         };
-        let path = file::path(&self.root, &self.home);
-        let file = file::check(&self.root, &self.home, file)?;
+        let folder = self.folder()?;
+        let path = folder.file(&self.home);
+        let file = file::check(&self.root, &folder, &self.home, file)?;
         let stat = self.system.stat(file.as_fd());
         let stat = stat.map_err(failed(format!("inspect {}", path.display())))?;
         Ok(Bytes(stat.size.saturating_sub(stat.allocated)))
     }
 
     /// Fills the holes of the file, enlarges it, and grows the device and the filesystem.
-    fn grow_file(&self, file: BorrowedFd<'_>, wanted: Bytes) -> Result<(), Error> {
-        let path = file::path(&self.root, &self.home);
+    fn grow_file(&self, folder: &Folder, file: BorrowedFd<'_>, wanted: Bytes) -> Result<(), Error> {
+        let path = folder.file(&self.home);
         let look = |error: io::Error| failed(format!("inspect {}", path.display()))(error);
-        let pools = self.root.open_pools().map_err(look)?;
         // No other call removes what this call adds to the file.
         let is_locked = |locked: &io::Result<bool>| !matches!(locked, Ok(false));
         if !until(|| self.system.try_lock(file), is_locked).map_err(look)? {
             let busy = io::Error::from(io::ErrorKind::ResourceBusy);
             return Err(failed(format!("lock {}", path.display()))(busy));
         }
-        let allocate = |size| file::allocate(&self.root, pools.as_fd(), file, &path, size);
+        let allocate = |size| file::allocate(&self.root, folder, file, &path, size);
         let before = self.system.stat(file).map_err(look)?;
         if before.allocated < before.size {
             allocate(Bytes(before.size))?;

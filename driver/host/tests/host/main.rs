@@ -16,6 +16,7 @@ mod cgroups;
 mod changes;
 mod damage;
 mod device;
+mod directory;
 mod disks;
 mod extent_size;
 mod failing;

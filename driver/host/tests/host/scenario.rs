@@ -125,7 +125,10 @@ pub(crate) fn pool(size: Bytes) -> PoolDeclaration {
         others: Vec::new(),
         node: node("w1"),
         take_over: None,
-        source: Source::Image { size },
+        source: Source::Image {
+            size,
+            directory: None,
+        },
     }
 }
 

@@ -2,7 +2,10 @@
 
 use std::{io, path::PathBuf};
 
-use cistern_crds::{NodePool, NodePoolStatus, PoolOwner, pool::DeviceSource};
+use cistern_crds::{
+    NodePool, NodePoolStatus, PoolOwner,
+    pool::{DeviceSource, ImageSource, is_directory},
+};
 use cistern_host::{
     PoolDeclaration, Root, Source, Uid,
     pool::{ForeignMarker, Owner},
@@ -97,7 +100,10 @@ pub(super) fn declaration(
         .parse()
         .map_err(|_| Undeclared::InvalidSpec("its uid is not a UID of Kubernetes"))?;
     let source = match (&spec.source.image, &spec.source.device) {
-        (Some(image), None) => Source::Image { size: image.size },
+        (Some(image), None) => Source::Image {
+            size: image.size,
+            directory: directory(image)?,
+        },
         (None, Some(device)) => Source::Device {
             paths: candidates(root, device, listed_elsewhere)?,
             identity: device_identity.clone(),
@@ -116,6 +122,16 @@ pub(super) fn declaration(
         take_over: spec.take_over.as_ref().and_then(granted),
         source,
     })
+}
+
+/// The directory of an image. Checked again, because a schema can be replaced.
+fn directory(image: &ImageSource) -> Result<Option<PathBuf>, Undeclared> {
+    match &image.directory {
+        Some(text) if !is_directory(text) => Err(Undeclared::InvalidSpec(
+            "source.image.directory is not an absolute path without '.', '..', control characters and ':'",
+        )),
+        directory => Ok(directory.as_ref().map(PathBuf::from)),
+    }
 }
 
 /// The devices that may be the pool's: those that it lists or selects.

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use cistern_client::Chain;
-use cistern_crds::{Explanation, NodePool, NodePoolStatus, Reason, names};
+use cistern_crds::{Explanation, NodePool, NodePoolStatus, Reason, names, pool::PoolSource};
 use cistern_host::{
     Expectation, Pool, Root, image,
     pool::{self, Broken},
@@ -85,7 +85,8 @@ fn open(
     // An open pool is resized with its file and need not be reopened.
     let is_held = pool_state.is_some_and(|pool_state| {
         let (held, source) = (&pool_state.spec.source, &spec.source);
-        held.device == source.device && held.image.is_some() == source.image.is_some()
+        let directory = |it: &PoolSource| it.image.as_ref().map(|image| image.directory.clone());
+        held.device == source.device && directory(held) == directory(source)
     });
     drop(before.pool_state);
     if let Some(usable) = usable.filter(|_| is_held) {
@@ -173,6 +174,8 @@ impl Error {
                 } => Reason::FilesystemShutDown,
                 pool::Error::HostFilesystemFull { .. } => Reason::HostFilesystemFull,
                 pool::Error::HostFilesystemUnfit { .. } => Reason::HostFilesystemUnfit,
+                pool::Error::DirectoryNotAllowed { .. } => Reason::DirectoryNotAllowed,
+                pool::Error::DirectoryUnusable { .. } => Reason::DirectoryUnusable,
                 pool::Error::ImagesRemain { .. } => Reason::VolumesRemain,
                 pool::Error::Failed { .. } => Reason::PoolFailed,
             },
