@@ -36,6 +36,10 @@ pub const DISK: usize = 144;
 /// Maximum bytes that the disks of a node count. They do not count towards [`FIRST_POOL`], so that the
 /// pools have as much room on a node with many disks.
 pub const ALL_DISKS: usize = 10 << 10;
+/// Maximum number of replaced disks of a StoragePool.
+pub const REPLACED_DISKS: usize = 256;
+/// Maximum number of replaced disks of a pool on one node, so that a StorageNode with many pools stays small.
+pub const REPLACED_ON_NODE: usize = 8;
 /// Maximum number of pools of a node. A StorageNode with as many stays below the 1.5 MiB that etcd accepts
 /// even if JSON escapes every byte, and the operator keeps 1,000 of them in its memory.
 pub const POOLS: usize = 16;

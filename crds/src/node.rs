@@ -13,7 +13,7 @@ use crate::{
     disk::{self, Disk},
     drift::{self, Drift, Orphan},
     health::{self, PoolProblem, PoolSeverity},
-    pool::{PoolLimits, PoolSource},
+    pool::{PoolLimits, PoolSource, ReplacedDisk, replaced_schema},
     reason::{ConditionType, Reason},
 };
 
@@ -83,8 +83,13 @@ pub struct NodePool {
     /// grow, and can be snapshotted. Set by the operator from `cordonedNodes` of the StoragePool.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cordoned: bool,
-    /// True if the pool no longer belongs to this node; default false. It then takes no new
-    /// volumes, and the agent removes it once it is empty.
+    /// Former disks of the pool on this node, which are not used again: the last 8 of `replacedDisks` of
+    /// the StoragePool that name the node. Set by the operator; absent if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "replaced_on_node_schema")]
+    pub replaced_disks: Vec<ReplacedDisk>,
+    /// True if the pool no longer belongs to this node, or its disk is being replaced; default false. It
+    /// then takes no new volumes, and the agent removes it once it is empty.
     #[serde(default)]
     pub retiring: bool,
     /// Permits the node to take over the pool whose owner is exactly this
@@ -301,6 +306,10 @@ fn segments_schema(_: &mut SchemaGenerator) -> Schema {
         "maxProperties": 8,
         "additionalProperties": {"type": "string", "maxLength": 63},
     })
+}
+
+fn replaced_on_node_schema(generator: &mut SchemaGenerator) -> Schema {
+    replaced_schema(generator, bounds::REPLACED_ON_NODE)
 }
 
 /// Schema of a map list keyed by `name`, so that server-side apply merges it.

@@ -26,6 +26,7 @@ use crate::{
     derive = "PartialEq",
     doc = "A pool of storage on the disks of a set of nodes. Written by an administrator.",
     validation = Rule::new("!has(self.spec.autoscaling) || has(self.spec.autoscaling.usableOnNewNode) || has(self.spec.source.image)").message("autoscaling of a pool on devices needs usableOnNewNode"),
+    validation = Rule::new("!has(self.spec.replacedDisks) || has(self.spec.source.device)").message("only a pool on devices has replaced disks"),
     validation = Rule::new("size(self.metadata.name) <= 63").message("a pool's name has at most 63 characters"),
     validation = Rule::new("!has(self.spec.source.image) || !has(oldSelf.spec.source.image) || quantity(self.spec.source.image.size).compareTo(quantity(oldSelf.spec.source.image.size)) >= 0 || !has(self.status) || !has(self.status.largestFile) || quantity(self.spec.source.image.size).compareTo(quantity(self.status.largestFile)) >= 0").message("a pool cannot be made smaller than a node has made it (status.largestFile)"),
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
@@ -88,6 +89,15 @@ pub struct StoragePoolSpec {
     #[schemars(schema_with = "cordoned_schema")]
     pub cordoned_nodes: Vec<String>,
 
+    /// Former disks of the pool, at most 256, each with its node: a disk that is dead, or that is to be exchanged. While
+    /// the node reports the filesystem of a listed disk, the pool takes no new volumes there. Once no
+    /// volume, snapshot or readable image of it is left, the node creates the pool on another, blank disk.
+    /// A listed disk is never used again, and never changed. Absent by default. Set by an
+    /// administrator, or by `kubectl cistern replace-disk`. Remove the entry of a disk that no longer exists.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "replaced_disks_schema")]
+    pub replaced_disks: Vec<ReplacedDisk>,
+
     /// Enables the removal of orphaned images, in hours. After this time an image that no custom
     /// resource claims, and that states its own identity, moves to a trash folder of the pool;
     /// after the same time again it is deleted. Absent by default: orphans are kept forever. Set by
@@ -95,6 +105,24 @@ pub struct StoragePoolSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 87_600))]
     pub reclaim_orphans_after_hours: Option<u32>,
+}
+
+/// A former disk of a pool on a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplacedDisk {
+    /// Name of the node.
+    #[schemars(length(min = 1, max = 253))]
+    pub node: String,
+    /// UUID of the pool's filesystem on the disk: `status.pools[].filesystemUuid` of the StorageNode.
+    #[schemars(schema_with = "uuid_schema")]
+    pub filesystem_uuid: String,
+    /// Identity of the disk: `status.pools[].deviceIdentity` of the StorageNode. With it, a disk that cannot
+    /// be read and stays in the machine does not prevent the creation of the pool on another. Absent if the
+    /// disk has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = bounds::DEVICE_IDENTITY))]
+    pub device_identity: Option<String>,
 }
 
 /// Source of a pool's space: exactly one of these fields.
@@ -279,6 +307,19 @@ impl PoolLimits {
 }
 
 impl StoragePoolSpec {
+    /// The former disks of the pool on a node, the last [`bounds::REPLACED_ON_NODE`] of them.
+    pub fn replaced_on(&self, node: &str) -> Vec<ReplacedDisk> {
+        let listed = self.replaced_disks.iter().filter(|disk| disk.node == node);
+        let mut listed: Vec<_> = listed.cloned().collect();
+        listed.split_off(listed.len().saturating_sub(bounds::REPLACED_ON_NODE))
+    }
+
+    /// Whether a filesystem is on a former disk of the pool, of any node.
+    pub fn is_replaced(&self, filesystem_uuid: &str) -> bool {
+        let mut listed = self.replaced_disks.iter();
+        listed.any(|disk| disk.filesystem_uuid == filesystem_uuid)
+    }
+
     /// Bytes that are usable for volumes on a node that the cluster autoscaler adds; `None` if the
     /// autoscaler shall assume nothing.
     pub fn usable_on_new_node(&self) -> Option<Bytes> {
@@ -428,6 +469,30 @@ fn cordoned_schema(_: &mut SchemaGenerator) -> Schema {
         "maxItems": 256,
         "x-kubernetes-list-type": "set",
         "items": {"type": "string", "minLength": 1, "maxLength": 253},
+    })
+}
+
+fn replaced_disks_schema(generator: &mut SchemaGenerator) -> Schema {
+    replaced_schema(generator, bounds::REPLACED_DISKS)
+}
+
+/// Schema of a map list of replaced disks, keyed by `filesystemUuid`.
+pub(crate) fn replaced_schema(generator: &mut SchemaGenerator, items: usize) -> Schema {
+    json_schema!({
+        "type": "array",
+        "maxItems": items,
+        "items": ReplacedDisk::json_schema(generator),
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["filesystemUuid"],
+    })
+}
+
+/// Schema of a UUID as the agents write it.
+fn uuid_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "string",
+        "maxLength": 36,
+        "pattern": "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$",
     })
 }
 

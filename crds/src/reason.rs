@@ -311,7 +311,7 @@ names! {
         ///
         /// Follow the message. If it persists, check the disk.
         PoolFailed,
-        /// The pool no longer belongs to this node and is removed once it is empty.
+        /// The pool no longer belongs to this node, or leaves its disk there, and is removed once it is empty.
         ///
         /// Delete or move the volumes that the message names.
         Retiring,

@@ -39,6 +39,7 @@ pub fn node_pool(name: &str, uid: &str, source: PoolSource) -> NodePool {
         limits: PoolLimits::default(),
         reclaim_orphans_after_hours: None,
         cordoned: false,
+        replaced_disks: Vec::new(),
         retiring: false,
         take_over: None,
     }

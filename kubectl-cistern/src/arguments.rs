@@ -101,6 +101,13 @@ pub enum Command {
     Cordon(Cordon),
     /// Make a pool take new volumes on a node again
     Uncordon(Cordon),
+    /// Replace the disk of a pool on a node; asks before it gives up volumes on a dead disk
+    #[command(
+        after_help = "The disk is listed in spec.replacedDisks of the StoragePool. The node then creates the pool on \
+        another blank disk that the StoragePool lists or selects, once the former disk is removed from the machine, cannot \
+        be read, or is empty. Nothing on it is changed. The command refuses while the pool works and has volumes or snapshots."
+    )]
+    ReplaceDisk(ReplaceDisk),
     /// Release the volumes and snapshots of a node that is permanently lost
     ForgetNode(ForgetNode),
     /// Print the completion script of a shell
@@ -477,6 +484,15 @@ pub struct Reclaim {
 /// Arguments of `cordon` and `uncordon`.
 #[derive(Args, Clone, Debug)]
 pub struct Cordon {
+    /// Name of the StoragePool
+    pub pool: String,
+    /// Name of the node
+    pub node: String,
+}
+
+/// Arguments of `replace-disk`.
+#[derive(Args, Clone, Debug)]
+pub struct ReplaceDisk {
     /// Name of the StoragePool
     pub pool: String,
     /// Name of the node

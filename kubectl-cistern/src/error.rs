@@ -5,7 +5,7 @@ use std::{io, time::Duration};
 use cistern_client::Rejection;
 use kube::config::{InferConfigError, KubeconfigError};
 
-use crate::{cordon, discover, forget_node, orphans, support_bundle, top};
+use crate::{discover, forget_node, orphans, replace_disk, storage_pool, support_bundle, top};
 
 /// Error of a command.
 #[derive(Debug, thiserror::Error)]
@@ -89,9 +89,12 @@ pub enum Error {
     /// No StoragePool can use the disks.
     #[error(transparent)]
     Discover(#[from] discover::NoDeclaration),
-    /// Error of `cordon` and `uncordon`.
+    /// A StoragePool is not changed.
     #[error(transparent)]
-    Cordon(#[from] cordon::Error),
+    StoragePool(#[from] storage_pool::Error),
+    /// Error of `replace-disk`.
+    #[error(transparent)]
+    ReplaceDisk(#[from] replace_disk::Error),
     /// Error of `top`.
     #[error(transparent)]
     Top(#[from] top::TopError),

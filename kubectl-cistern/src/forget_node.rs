@@ -10,8 +10,8 @@
 //! not exist and no agent on it is ready, or the agent reports that the pool is unusable. The command never
 //! sets `spec.deletionRequested`: if the disks come back, the images on them are orphans and are kept.
 
-mod loss;
-mod release;
+pub(crate) mod loss;
+pub(crate) mod release;
 
 use std::{
     io::{self, BufRead, Write},
@@ -162,7 +162,8 @@ async fn refuse_if_usable(
     Err(Error::Usable { node, pool }.into())
 }
 
-fn is_unusable(node: &StorageNode, pool: &str) -> bool {
+/// Whether the agent reports that the pool is unusable.
+pub(crate) fn is_unusable(node: &StorageNode, pool: &str) -> bool {
     let mut pools = node.status.iter().flat_map(|status| &status.pools);
     let ready = pools
         .find(|status| status.name == pool)

@@ -5,8 +5,8 @@
 //!                            └─ ui: the same, watched ─▶ view (pure) ─▶ JSON ─▶ page in a browser
 //! ```
 //!
-//! *Invariant:* only `orphans adopt`, `orphans reclaim`, `cordon`, `uncordon` and `forget-node`
-//! change the cluster. Commands that lose data ask for confirmation; only `orphans reclaim` can
+//! *Invariant:* only `orphans adopt`, `orphans reclaim`, `cordon`, `uncordon`, `replace-disk` and
+//! `forget-node` change the cluster. Commands that lose data ask for confirmation; only `orphans reclaim` can
 //! skip it, with `--yes`. Every view is a pure function of the listed objects. All text from the
 //! cluster goes through `output/terminal.rs`, which escapes control characters. The page of `ui`
 //! shows it as text, never as HTML.
@@ -31,9 +31,11 @@ mod list;
 pub mod orphans;
 pub mod output;
 pub mod pools;
+pub mod replace_disk;
 pub mod selector;
 pub mod snapshots;
 pub mod status;
+pub mod storage_pool;
 pub mod support_bundle;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -131,6 +133,7 @@ pub async fn run(arguments: Arguments) -> Result<Verdict, Error> {
         Command::Orphans(flags) => orphans::run(&connection, flags, printer).await,
         Command::Cordon(flags) => cordon::run(&connection, &flags, true, printer).await,
         Command::Uncordon(flags) => cordon::run(&connection, &flags, false, printer).await,
+        Command::ReplaceDisk(flags) => replace_disk::run(&connection, &flags, printer).await,
         Command::ForgetNode(flags) => forget_node::run(&connection, &flags, printer).await,
         // Handled above, without a cluster.
         Command::Completion { .. } => Ok(Verdict::Ok),

@@ -1,10 +1,10 @@
 //! Assigns pools to nodes: writes each StorageNode's spec, and creates and deletes the object.
 //!
 //! ```text
-//!  selector matches            no longer matches, or the pool is being deleted
-//!  ───────────────▶ carried ─────────────────────────────────────────────────▶ retiring
+//!                    no longer matches, the pool is being deleted, or its disk is replaced
+//!  selector matches ─▶ carried ────────────────────────────────────────────────▶ retiring
 //!                      ▲                                                           │
-//!                      └──────────────── matches again ───────────────────────────┤
+//!                      └── matches again, or the agent's status lacks that disk ──┤
 //!       the agent's answer to "retiring" lacks it, and nothing kept: dropped ◀─────┘
 //! ```
 //!
@@ -22,7 +22,9 @@ mod takeover;
 use std::{cell::LazyCell, collections::BTreeMap, ops::Deref, sync::Arc};
 
 use cistern_client::writes::{delete_exactly, patch_guarded, remove_finalizer};
-use cistern_crds::{NodePool, StorageNode, StorageNodeSpec, StoragePool, bounds, names};
+use cistern_crds::{
+    NodePool, NodePoolStatus, StorageNode, StorageNodeSpec, StoragePool, bounds, names,
+};
 use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api, Resource as _, ResourceExt as _,
@@ -402,6 +404,7 @@ fn entry_for(
             .cordoned_nodes
             .iter()
             .any(|node| node == view.name),
+        replaced_disks: pool.spec.replaced_on(view.name),
         retiring: false,
         take_over: view.granted.get(&uid).cloned(),
     };
@@ -415,7 +418,12 @@ fn entry_for(
         .iter()
         .any(|name| name == names::FINALIZER);
     if matches && kept && pool.meta().deletion_timestamp.is_none() {
-        return Some(fresh());
+        let entry = fresh();
+        // The pool comes back once the agent no longer reports the filesystem of the former disk.
+        return Some(match reported_filesystem(view, &uid) {
+            Some(filesystem) if pool.spec.is_replaced(filesystem) => retire(view, entry),
+            Some(_) | None => entry,
+        });
     }
     let unanswered = current.is_some_and(|entry| !is_answered(view, entry));
     (unanswered || is_held(view, &pool.name_any(), &uid))
@@ -452,8 +460,17 @@ fn is_held(view: &View<'_>, name: &str, uid: &str) -> bool {
 
 /// Whether the agent reports a pool of this UID.
 fn reports(view: &View<'_>, uid: &str) -> bool {
-    let status = view.storage_node.and_then(|node| node.status.as_ref());
-    status.is_some_and(|status| status.pools.iter().any(|pool| pool.uid == uid))
+    reported(view, uid).is_some()
+}
+
+/// The filesystem that the agent reports of a pool.
+fn reported_filesystem<'a>(view: &View<'a>, uid: &str) -> Option<&'a str> {
+    reported(view, uid)?.filesystem_uuid.as_deref()
+}
+
+fn reported<'a>(view: &View<'a>, uid: &str) -> Option<&'a NodePoolStatus> {
+    let status = view.storage_node.and_then(|node| node.status.as_ref())?;
+    status.pools.iter().find(|pool| pool.uid == uid)
 }
 
 fn is_deleted(node: &StorageNode) -> bool {

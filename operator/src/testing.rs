@@ -52,6 +52,7 @@ pub(crate) fn pool(name: &str, labels: &[(&str, &str)]) -> StoragePool {
             limits: PoolLimits::default(),
             autoscaling: None,
             cordoned_nodes: Vec::new(),
+            replaced_disks: Vec::new(),
             reclaim_orphans_after_hours: None,
         },
         status: None,

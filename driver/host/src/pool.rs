@@ -26,6 +26,7 @@ pub(crate) mod marker;
 mod open;
 mod owner;
 mod remove;
+mod replaced;
 mod resize;
 
 use std::{
@@ -43,6 +44,7 @@ pub use self::{
     conflict::{Conflict, DirectoryFault, HostFault, NotMounted},
     error::Error,
     owner::{ForeignMarker, Owner},
+    replaced::ReplacedDisk,
     resize::{PoolFile, Shortage},
 };
 pub(crate) use self::{broken::has_shut_down, error::failed};
@@ -71,6 +73,8 @@ pub struct PoolDeclaration {
     pub node: Owner,
     /// The pool of another node that this node may take over, exactly as its marker states it.
     pub take_over: Option<ForeignMarker>,
+    /// Former disks of the pool. It is neither adopted nor created on one of them.
+    pub replaced: Vec<ReplacedDisk>,
     /// The source of its space.
     pub source: Source,
 }

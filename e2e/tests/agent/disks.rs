@@ -1,12 +1,8 @@
 //! The disks that the agent reports. Loop devices that have names in `/dev/disk/by-id` of the node alone
 //! stand for disks.
 
-use std::path::{Path, PathBuf};
-
 use cistern_crds::{Bytes, Disk, StorageNodeStatus};
-use cistern_e2e::{
-    ControlPlane, Driver, Folder, eventually, process::dying_with_us, process::output,
-};
+use cistern_e2e::{ControlPlane, Driver, Folder, LoopDevice, eventually, process::output};
 use failing_disk::{FailingDisk, Mode};
 use serde_json::{Value, json};
 
@@ -16,45 +12,6 @@ use crate::{SCRIPT, SOON};
 const OWN_NAMES: &str = "mkdir -p /dev/disk
 mountpoint -q /dev/disk || mount -t tmpfs names /dev/disk
 mkdir -p /dev/disk/by-id";
-
-/// A loop device that a test made, which it detaches also when it fails: no other test then finds a device
-/// whose file is gone.
-pub(crate) struct LoopDevice(PathBuf);
-
-impl LoopDevice {
-    /// Takes over what `losetup --find --show` has printed.
-    pub(crate) fn new(printed: &str) -> Self {
-        Self(printed.trim().into())
-    }
-
-    /// Its path in `/dev`.
-    pub(crate) fn path(&self) -> &Path {
-        &self.0
-    }
-
-    /// The file that it shows, unless it is detached.
-    fn file(&self) -> Option<String> {
-        let name = self.0.file_name()?;
-        let block = Path::new("/sys/block").join(name);
-        std::fs::read_to_string(block.join("loop/backing_file")).ok()
-    }
-}
-
-impl Drop for LoopDevice {
-    fn drop(&mut self) {
-        let file = self.file();
-        let mut detach = dying_with_us("losetup");
-        let output = detach.arg("--detach").arg(&self.0).output();
-        // The kernel detaches a device that is still mounted with its last mount, and has nothing left to do if
-        // that was before.
-        let detached = output.as_ref().is_ok_and(|output| output.status.success());
-        assert!(
-            detached || file.is_none() || self.file() != file || std::thread::panicking(),
-            "{}: {output:?}",
-            self.0.display()
-        );
-    }
-}
 
 /// A disk of a node: a loop device over a file.
 pub(crate) struct NodeDisk {

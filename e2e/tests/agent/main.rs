@@ -23,6 +23,7 @@ mod io_limits;
 mod node_service;
 mod orphans;
 mod pools;
+mod replaced;
 mod size;
 mod snapshots;
 mod takeover;

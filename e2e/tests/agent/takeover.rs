@@ -7,15 +7,13 @@ use cistern_crds::{
     Bytes, ConditionType, Consistency, HasImage as _, NodePool, NodePoolStatus, PoolOwner,
     PoolVolume, Reason, condition, pool::DeviceSource,
 };
-use cistern_e2e::{Folder, eventually, objects::change};
+use cistern_e2e::{Folder, LoopDevice, eventually, objects::change};
 use kube::{Api, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use crate::{
-    Fixture, SOON,
-    disks::LoopDevice,
-    has_condition,
+    Fixture, SOON, has_condition,
     snapshots::{stage, sums, unstage, write},
     status,
 };

@@ -1,6 +1,11 @@
 //! An API server with Cistern's manifests, and the operator's process with the permissions from them.
 
-use std::{path::PathBuf, process::Command, time::Duration};
+use std::{
+    io::Write as _,
+    path::PathBuf,
+    process::{Command, Stdio},
+    time::Duration,
+};
 
 use cistern_e2e::{
     ControlPlane, Folder,
@@ -113,4 +118,26 @@ pub(crate) fn operator_command(
         .env("UNCLAIMED_AFTER_SECONDS", "3")
         .env("LOG_LEVEL", "info,cistern_operator=debug");
     command
+}
+
+/// Runs `kubectl cistern` with an answer to its prompt. Returns exit code and output.
+pub(crate) async fn plugin(cluster: &Cluster, words: &[&str], answer: &str) -> (i32, String) {
+    let mut command = command(binary("kubectl-cistern"));
+    command
+        .arg("--kubeconfig")
+        .arg(cluster.control_plane.kubeconfig())
+        .args(words)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    // A program that refuses does not read its standard input.
+    let _ = stdin.write_all(answer.as_bytes());
+    drop(stdin);
+    let ended = tokio::task::spawn_blocking(|| child.wait_with_output());
+    let output = ended.await.unwrap().unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    let code = output.status.code().unwrap();
+    (code, String::from_utf8_lossy(&text).into_owned())
 }

@@ -1,49 +1,20 @@
 //! A deleted node: what the operator removes, what it keeps, and how a user gives that up.
 
-use std::{io::Write as _, process::Stdio};
-
 use cistern_crds::{
     Bytes, ConditionType, NodePoolStatus, PoolSnapshot, PoolVolume, Reason,
     condition::{self, ConditionUpdate},
     time,
 };
-use cistern_e2e::{
-    Driver,
-    process::{binary, command},
-    requests::create_claimed_volume,
-};
+use cistern_e2e::{Driver, requests::create_claimed_volume};
 use cistern_proto::csi::v1::{CreateSnapshotRequest, DeleteSnapshotRequest, DeleteVolumeRequest};
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use kube::ResourceExt as _;
 use serde_json::json;
 
 use crate::{
-    cluster::Cluster,
+    cluster::{Cluster, plugin},
     objects::{Objects, condition_message, create, delete, gone},
 };
-
-/// Runs `kubectl cistern forget-node` with an answer to its prompt. Returns exit code and output.
-async fn forget(cluster: &Cluster, words: &[&str], answer: &str) -> (i32, String) {
-    let mut command = command(binary("kubectl-cistern"));
-    command
-        .arg("--kubeconfig")
-        .arg(cluster.control_plane.kubeconfig())
-        .arg("forget-node")
-        .args(words)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    let mut stdin = child.stdin.take().unwrap();
-    // A program that refuses does not read its standard input.
-    let _ = stdin.write_all(answer.as_bytes());
-    drop(stdin);
-    let ended = tokio::task::spawn_blocking(|| child.wait_with_output());
-    let output = ended.await.unwrap().unwrap();
-    let text = [output.stdout, output.stderr].concat();
-    let code = output.status.code().unwrap();
-    (code, String::from_utf8_lossy(&text).into_owned())
-}
 
 /// Waits until the conditions of the StorageNode report `NodeGone`, and returns the message of `Ready`.
 async fn node_gone_message(api: &Objects, node: &str) -> String {
@@ -94,14 +65,14 @@ async fn a_storage_node_with_volumes_outlives_its_node_until_a_user_types_its_na
     let (volume, snapshot) = fill(&driver).await;
 
     // The command refuses first because the Node exists, then because of the agent's pod.
-    let (code, output) = forget(cluster, &["gone-1"], "gone-1\n").await;
+    let (code, output) = plugin(cluster, &["forget-node", "gone-1"], "gone-1\n").await;
     assert!(
         code == 3 && output.contains("Node gone-1 exists"),
         "{output}"
     );
     driver.kill_node();
     delete(&api.nodes(), "gone-1").await;
-    let (code, output) = forget(cluster, &["gone-1"], "gone-1\n").await;
+    let (code, output) = plugin(cluster, &["forget-node", "gone-1"], "gone-1\n").await;
     assert!(code == 3 && output.contains("agent-gone-1"), "{output}");
     delete(&api.pods(), "agent-gone-1").await;
 
@@ -128,7 +99,7 @@ async fn a_storage_node_with_volumes_outlives_its_node_until_a_user_types_its_na
         message.contains("forget-node gone-1").then_some(())
     })
     .await;
-    let (code, output) = forget(cluster, &["gone-1"], "yes\n").await;
+    let (code, output) = plugin(cluster, &["forget-node", "gone-1"], "yes\n").await;
     assert!(
         code == 3 && output.contains("nothing was changed"),
         "{output}"
@@ -139,7 +110,7 @@ async fn a_storage_node_with_volumes_outlives_its_node_until_a_user_types_its_na
     let kept = api.volumes().get(&volume).await.unwrap();
     assert!(kept.metadata.deletion_timestamp.is_none(), "{kept:?}");
 
-    let (code, output) = forget(cluster, &["gone-1"], "gone-1\n").await;
+    let (code, output) = plugin(cluster, &["forget-node", "gone-1"], "gone-1\n").await;
     assert_eq!(code, 0, "{output}");
     gone(&api.storage_nodes(), "gone-1").await;
     let volumes: Option<PoolVolume> = api.volumes().get_opt(&volume).await.unwrap();
@@ -161,7 +132,7 @@ async fn a_storage_node_with_volumes_outlives_its_node_until_a_user_types_its_na
     // The disk is unchanged.
     let image = driver.storage_root().join(format!("pools/{pool}.img"));
     assert!(image.exists());
-    let (code, output) = forget(cluster, &["gone-1"], "").await;
+    let (code, output) = plugin(cluster, &["forget-node", "gone-1"], "").await;
     assert!(
         code == 3 && output.contains("no StorageNode is called"),
         "{output}"
@@ -207,20 +178,20 @@ async fn a_pool_whose_disk_failed_is_forgotten_without_the_other_pools() {
         api.report_pools("dead-1", &[status]).await;
     };
     report(true, Reason::Reconciled).await;
-    let words = ["dead-1", "--pool", "dead"];
-    let (code, output) = forget(cluster, &words, "dead-1/dead\n").await;
+    let words = ["forget-node", "dead-1", "--pool", "dead"];
+    let (code, output) = plugin(cluster, &words, "dead-1/dead\n").await;
     assert!(
         code == 3 && output.contains("not reported as unusable"),
         "{output}"
     );
     report(false, Reason::NoUsableDevice).await;
     // The name of the node alone is not accepted: it would give up the other pool, too.
-    let (code, output) = forget(cluster, &words, "dead-1\n").await;
+    let (code, output) = plugin(cluster, &words, "dead-1\n").await;
     assert!(
         code == 3 && output.contains("nothing was changed"),
         "{output}"
     );
-    let (code, output) = forget(cluster, &words, "dead-1/dead\n").await;
+    let (code, output) = plugin(cluster, &words, "dead-1/dead\n").await;
     assert_eq!(code, 0, "{output}");
     assert!(
         api.volumes()

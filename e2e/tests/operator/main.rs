@@ -23,5 +23,6 @@ mod objects;
 mod own_writes;
 mod pools;
 mod process;
+mod replaced;
 mod takeover;
 mod unclaimed;

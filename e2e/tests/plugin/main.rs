@@ -14,6 +14,7 @@ mod discover;
 mod doctor;
 mod fsck;
 mod orphans;
+mod replace_disk;
 mod rights;
 mod support_bundle;
 mod top;
@@ -22,7 +23,9 @@ mod usage;
 mod views;
 
 use std::{
+    io::Write as _,
     path::{Path, PathBuf},
+    process::{Child, Stdio},
     time::Duration,
 };
 
@@ -82,6 +85,22 @@ impl Plugin {
         }
     }
 
+    /// Starts the program with `answer` on standard input.
+    fn start(&self, words: &[&str], answer: &str) -> Child {
+        let mut command = command(binary("kubectl-cistern"));
+        command
+            .arg("--kubeconfig")
+            .arg(&self.kubeconfig)
+            .args(words)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        stdin.write_all(answer.as_bytes()).unwrap();
+        child
+    }
+
     /// Runs the program, asserts success, and returns its standard output.
     async fn text(&self, words: &[&str]) -> String {
         let answer = self.run(words).await;
@@ -96,6 +115,18 @@ impl Plugin {
     async fn json(&self, words: &[&str]) -> Value {
         let text = self.text(&[words, &["-o", "json"]].concat()).await;
         serde_json::from_str(&text).unwrap()
+    }
+}
+
+/// Waits until a started program exits.
+async fn end(child: Child) -> Answer {
+    let ended = tokio::task::spawn_blocking(|| child.wait_with_output());
+    let output = ended.await.unwrap().unwrap();
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    Answer {
+        code: output.status.code().unwrap(),
+        stdout: text(&output.stdout),
+        stderr: text(&output.stderr),
     }
 }
 

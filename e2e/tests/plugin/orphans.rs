@@ -2,13 +2,9 @@
 //!
 //! While the agent is stopped, the tests write the orphans that it would report.
 
-use std::{
-    io::Write as _,
-    process::{Child, Stdio},
-};
+use std::process::Child;
 
 use cistern_crds::{HasImage, PoolSnapshot, PoolVolume, StorageNode, names::AGENT_MANAGER};
-use cistern_e2e::process::{binary, command};
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::{
     ResourceExt as _,
@@ -16,7 +12,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use crate::{Answer, Node};
+use crate::{Answer, Node, end};
 
 /// An orphan of 64 MiB, as the agent reports it.
 fn orphan(image: &str, identity: &Value) -> Value {
@@ -55,35 +51,6 @@ async fn orphaned(node: &mut Node, volume: &PoolVolume) -> String {
     let identity = json!({"kind": "Volume", "name": volume.spec.requested_name});
     report_orphans(node, &[orphan(&image, &identity)]).await;
     image
-}
-
-/// Starts the program with `answer` on standard input.
-fn start(node: &Node, words: &[&str], answer: &str) -> Child {
-    let mut command = command(binary("kubectl-cistern"));
-    command
-        .arg("--kubeconfig")
-        .arg(&node.plugin.kubeconfig)
-        .args(words);
-    command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    let mut stdin = child.stdin.take().unwrap();
-    stdin.write_all(answer.as_bytes()).unwrap();
-    child
-}
-
-/// Waits until the program exits.
-async fn end(child: Child) -> Answer {
-    let ended = tokio::task::spawn_blocking(|| child.wait_with_output());
-    let output = ended.await.unwrap().unwrap();
-    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-    Answer {
-        code: output.status.code().unwrap(),
-        stdout: text(&output.stdout),
-        stderr: text(&output.stderr),
-    }
 }
 
 /// Waits until the program has created the object, starts the agent, and waits until the program exits.
@@ -126,7 +93,7 @@ async fn a_volume_whose_object_is_lost_is_adopted_with_its_data() {
         "--claim",
         "default/adopt-one",
     ];
-    let child = start(&node, &words, "");
+    let child = node.plugin.start(&words, "");
     let answer = answered::<PoolVolume>(&mut node, "adopt-one", child).await;
     assert_eq!(answer.code, 0, "{}", answer.stderr);
     assert!(
@@ -167,7 +134,7 @@ async fn an_image_with_another_identity_is_not_adopted_and_leaves_no_object() {
     let mut other = orphan(&image, &json!({"kind": "Volume", "name": "refused-one"}));
     other["identity"]["filesystem"] = json!("xfs");
     report_orphans(&node, &[other]).await;
-    let child = start(&node, &["orphans", "adopt", &image], "");
+    let child = node.plugin.start(&["orphans", "adopt", &image], "");
     let answer = answered::<PoolVolume>(&mut node, "refused-one", child).await;
     assert_eq!(answer.code, 3, "{}", answer.stderr);
     assert!(
@@ -222,7 +189,9 @@ async fn r07_a_volume_that_its_agent_has_admitted_is_kept_however_its_adoption_e
             "has image other, and is kept",
         ),
     ] {
-        let child = start(&node, &["orphans", "adopt", &image, "--timeout", "5s"], "");
+        let child = node
+            .plugin
+            .start(&["orphans", "adopt", &image, "--timeout", "5s"], "");
         let (answer, left) = admitted(&node, "kept-one", status, child).await;
         assert_eq!(answer.code, 3, "{}", answer.stderr);
         assert!(answer.stderr.contains(words), "{}", answer.stderr);
@@ -255,21 +224,17 @@ async fn r07_an_orphan_is_removed_only_after_its_name_is_typed() {
         ),
     ];
     report_orphans(&node, &orphans).await;
-    let no = end(start(
-        &node,
-        &["orphans", "reclaim", "reclaim-one"],
-        "yes\n",
-    ))
+    let no = end(node
+        .plugin
+        .start(&["orphans", "reclaim", "reclaim-one"], "yes\n"))
     .await;
     assert_eq!(no.code, 3);
     assert!(no.stderr.contains("nothing was changed"), "{}", no.stderr);
     assert!(node.has_image(&image).await);
 
-    let child = start(
-        &node,
-        &["orphans", "reclaim", "reclaim-one"],
-        "reclaim-one\n",
-    );
+    let child = node
+        .plugin
+        .start(&["orphans", "reclaim", "reclaim-one"], "reclaim-one\n");
     let yes = answered::<PoolVolume>(&mut node, "reclaim-one", child).await;
     assert_eq!(yes.code, 0, "{}", yes.stderr);
     assert!(!node.has_image(&image).await);
@@ -284,7 +249,9 @@ async fn r07_an_orphan_is_removed_only_after_its_name_is_typed() {
     assert!(node.has_image(&of_snapshot).await);
     node.driver.kill_node();
     report_orphans(&node, &orphans[1..]).await;
-    let child = start(&node, &["orphans", "reclaim", "--yes", &of_snapshot], "");
+    let child = node
+        .plugin
+        .start(&["orphans", "reclaim", "--yes", &of_snapshot], "");
     let yes = answered::<PoolSnapshot>(&mut node, "reclaim-snap", child).await;
     assert_eq!(yes.code, 0, "{}", yes.stderr);
     assert!(!node.has_image(&of_snapshot).await);
@@ -326,7 +293,7 @@ async fn an_unclaimed_volume_is_removed_by_name_and_a_claimed_one_is_not() {
     crate::merge(&objects, "unclaimed-one", released).await;
     let parameters = kube::api::DeleteParams::default();
     objects.delete("unclaimed-one", &parameters).await.unwrap();
-    let no = end(start(&node, &words[..3], "yes\n")).await;
+    let no = end(node.plugin.start(&words[..3], "yes\n")).await;
     assert_eq!(no.code, 3);
     assert!(node.has_image(&image).await);
     let text = node.plugin.text(&words).await;

@@ -54,6 +54,7 @@ const READERS: &[&str] = &[
     "snapshots",
     "ui",
     "orphans",
+    "replace-disk",
     "forget-node",
 ];
 // The bundle contains the report of `doctor`.
@@ -61,8 +62,8 @@ const DOCTOR: &[&str] = &["doctor", BUNDLE_COMMAND];
 const FSCK: &[&str] = &["fsck", BUNDLE_COMMAND];
 const BUNDLE: &[&str] = &[BUNDLE_COMMAND];
 const BUNDLE_COMMAND: &str = "support-bundle";
-const CORDON: &[&str] = &["cordon", "uncordon"];
-const REMOVAL: &[&str] = &["orphans", "forget-node"];
+const OF_POOLS: &[&str] = &["cordon", "uncordon", "replace-disk"];
+const REMOVAL: &[&str] = &["orphans", "replace-disk", "forget-node"];
 const SNAPSHOT: &str = "snapshot.storage.k8s.io";
 const ADMISSION: &str = "admissionregistration.k8s.io";
 const LIST: &[&str] = &["list"];
@@ -81,7 +82,7 @@ pub(super) const USED: &[Used] = &[
     of(VIEWS, "", "events", WATCH),
     of(VIEWS, "storage.k8s.io", "storageclasses", WATCH),
     of(
-        &["snapshots", "orphans", "forget-node"],
+        &["snapshots", "orphans", "replace-disk", "forget-node"],
         SNAPSHOT,
         "volumesnapshotcontents",
         LIST,
@@ -117,8 +118,13 @@ pub(super) const USED: &[Used] = &[
     of(BUNDLE, SNAPSHOT, "volumesnapshotcontents", LIST),
     // The connection of an exec is a `get`, and from Kubernetes 1.35 on it also takes `create`.
     in_system(&["volumes"], "", "pods/exec", &["get", "create"]),
-    of(CORDON, OWN, "storagepools", &["get", "patch"]),
-    of(&["cordon", "forget-node"], OWN, "storagenodes", &["get"]),
+    of(OF_POOLS, OWN, "storagepools", &["get", "patch"]),
+    of(
+        &["cordon", "replace-disk", "forget-node"],
+        OWN,
+        "storagenodes",
+        &["get"],
+    ),
     of(&["forget-node"], "", "nodes", &["get"]),
     of(&["orphans"], OWN, "poolvolumes", &["get", "create"]),
     of(&["orphans"], OWN, "poolsnapshots", &["get", "create"]),
@@ -126,7 +132,7 @@ pub(super) const USED: &[Used] = &[
     of(REMOVAL, OWN, "poolvolumes", &["patch", "delete"]),
     of(REMOVAL, OWN, "poolsnapshots", &["patch", "delete"]),
     of(
-        &["forget-node"],
+        &["replace-disk", "forget-node"],
         OWN,
         "poolsnapshotgroups",
         &["patch", "delete"],

@@ -12,22 +12,22 @@ use crate::{
 
 /// All objects on a node, or in one pool on it, with their claims and VolumeSnapshots.
 #[derive(Clone, Debug)]
-pub(super) struct Loss {
+pub(crate) struct Loss {
     /// Name of the node.
     node: String,
     /// Name of the pool, if only this pool is released. `None` releases the whole node.
     pool: Option<String>,
     /// Volumes, each with its claim.
-    pub(super) volumes: Vec<(PoolVolume, Option<ClaimReference>)>,
+    pub(crate) volumes: Vec<(PoolVolume, Option<ClaimReference>)>,
     /// Snapshots, each with its VolumeSnapshot as `NAMESPACE/NAME`.
-    pub(super) snapshots: Vec<(PoolSnapshot, Option<String>)>,
+    pub(crate) snapshots: Vec<(PoolSnapshot, Option<String>)>,
     /// Snapshot groups. They have no data of their own.
-    pub(super) groups: Vec<PoolSnapshotGroup>,
+    pub(crate) groups: Vec<PoolSnapshotGroup>,
 }
 
 impl Loss {
     /// Collects the objects on the node, and in the pool if one is named.
-    pub(super) fn of(
+    pub(crate) fn of(
         cluster: &Cluster,
         asked_by: &VolumeSnapshots,
         node: &str,
@@ -62,7 +62,7 @@ impl Loss {
     }
 
     /// Returns the name that confirms the command: `NODE`, or `NODE/POOL`.
-    pub(super) fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         match &self.pool {
             None => self.node.clone(),
             Some(pool) => format!("{}/{pool}", self.node),
@@ -78,12 +78,12 @@ impl Loss {
     }
 
     /// Returns whether no object is lost.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.volumes.is_empty() && self.snapshots.is_empty() && self.groups.is_empty()
     }
 
     /// Describes the result and the remaining manual steps.
-    pub(super) fn forgotten(&self) -> String {
+    pub(crate) fn forgotten(&self) -> String {
         let subject = self.subject();
         if self.is_empty() {
             return format!("{subject} is released: it had no volumes or snapshots");

@@ -16,7 +16,7 @@ use crate::{Connection, MANAGER};
 
 /// Releases all objects, and groups after the snapshots that were taken with them. Stops and fails
 /// at the first object that another client changed or that cannot be written.
-pub(super) async fn release(connection: &Connection, loss: &Loss) -> Result<(), crate::Error> {
+pub(crate) async fn release(connection: &Connection, loss: &Loss) -> Result<(), crate::Error> {
     for (volume, _) in &loss.volumes {
         one(connection, volume).await?;
     }

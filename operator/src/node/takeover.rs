@@ -30,10 +30,20 @@ pub(super) fn granted(cluster: &ClusterState, node: &StorageNode) -> Granted {
     let pools = node.status.iter().flat_map(|status| &status.pools);
     let grants = pools.filter_map(|pool| {
         let owner = pool.belongs_to.as_ref()?;
+        if is_replaced(cluster, pool, owner) {
+            return None;
+        }
         let other = look(cluster, &owner.node, pool);
         may_take_over(node, pool, owner, other).then(|| (pool.uid.clone(), owner.clone()))
     });
     grants.collect()
+}
+
+/// Whether the StoragePool lists the disk as a former one, which no node uses again.
+fn is_replaced(cluster: &ClusterState, pool: &NodePoolStatus, owner: &PoolOwner) -> bool {
+    let declared = cluster.pool(&pool.name);
+    let declared = declared.as_deref().and_then(|guard| guard.0.as_ref().ok());
+    declared.is_some_and(|it| it.spec.is_replaced(&owner.filesystem_uuid))
 }
 
 /// The nodes that wait until the node `name` is gone or no longer carries a pool.

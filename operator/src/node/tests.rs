@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use cistern_crds::Bytes;
+use cistern_crds::{Bytes, pool::ReplacedDisk};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::*;
@@ -168,6 +168,40 @@ fn a_pool_that_no_longer_matches_or_is_deleted_retires_and_comes_back() {
         .declaring(pool("fast", FAST))
         .having(retiring);
     assert_eq!(back.written(), ["fast"]);
+}
+
+#[test]
+fn a_pool_whose_disk_is_replaced_retires_until_the_agent_no_longer_reports_that_disk() {
+    let listed = |node: &str, filesystem: &str| {
+        let mut pool = pool("fast", FAST);
+        pool.spec.replaced_disks = vec![ReplacedDisk {
+            node: node.to_owned(),
+            filesystem_uuid: filesystem.to_owned(),
+            device_identity: None,
+        }];
+        Case::labelled(FAST).declaring(pool)
+    };
+    let mut on_disk = carrying();
+    on_disk.status.as_mut().unwrap().pools[0].filesystem_uuid = Some("dead".to_owned());
+    let case = listed("w2", "other").having(on_disk.clone());
+    assert_eq!(case.plan(), StorageNodeAction::Keep);
+    let mut case = listed("w1", "dead").having(on_disk);
+    let StorageNodeAction::Write(spec) = case.plan() else {
+        panic!("{:?}", case.plan());
+    };
+    assert!(spec.pools[0].retiring);
+    assert_eq!(spec.pools[0].replaced_disks[0].filesystem_uuid, "dead");
+    let current = case.storage_node.as_mut().unwrap();
+    current.spec = spec;
+    assert_eq!(case.plan(), StorageNodeAction::Keep);
+
+    let current = case.storage_node.as_mut().unwrap();
+    current.status.as_mut().unwrap().pools.clear();
+    let StorageNodeAction::Write(spec) = case.plan() else {
+        panic!("{:?}", case.plan());
+    };
+    assert!(!spec.pools[0].retiring);
+    assert_eq!(spec.pools[0].replaced_disks.len(), 1);
 }
 
 #[test]

@@ -131,6 +131,7 @@ mod tests {
                 machine: None,
             },
             take_over: None,
+            replaced: Vec::new(),
             source: Source::Image {
                 size: Bytes::gib(1),
                 directory: None,

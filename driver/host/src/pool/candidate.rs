@@ -52,6 +52,9 @@ pub enum Unusable {
         /// Label of the filesystem.
         label: String,
     },
+    /// It is a former disk of the pool.
+    #[error("it holds the filesystem {0}, which is in replacedDisks: remove the disk, or wipe it")]
+    Replaced(Uuid),
     /// Its first or last MiB holds data of no known format.
     #[error("its {end} MiB is not zeros: if nothing on it is needed, overwrite that with zeros")]
     NotZeros {

@@ -3,7 +3,12 @@
 //! *Invariant:* a listed path is resolved once. After that the device is identified by its number, so
 //! that a symbolic link that changes cannot replace the inspected device.
 
-use std::{collections::BTreeSet, io, os::fd::AsFd as _, path::PathBuf};
+use std::{
+    collections::BTreeSet,
+    io,
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+};
 
 use cistern_types::FilesystemType;
 
@@ -15,10 +20,11 @@ use super::{
     inspection::{DeviceState, examine, inspect, is_certain, is_mounted_pool},
     known,
     marker::{self, Marker},
+    replaced,
 };
 use crate::{
     cause::Cause,
-    id::{Uid, Uuid, is_label},
+    id::{Uuid, is_label},
     mkfs,
     root::Root,
     system::{DeviceNumber, OFlags, System},
@@ -65,10 +71,11 @@ fn choose(
     let mut own = Matches::none();
     let mut blank = None;
     let mut candidates = Candidates::none();
+    let is_replaced = |path: &Path| replaced::is_by_identity(system, &declaration.replaced, path);
     for path in paths {
-        let (state, number) = match inspect(root, uid, path) {
+        let (state, number) = match inspect(root, declaration, path) {
             Ok(found) => found,
-            Err(Cause::Io(error)) if !is_certain(&error) => {
+            Err(Cause::Io(error)) if !is_certain(&error) && !is_replaced(path) => {
                 own.unread.push((path.clone(), error));
                 continue;
             }
@@ -120,7 +127,7 @@ fn choose(
         let what = format!("a device of the pool (listed: {})", known::join(paths));
         return Err(Error::BackingMissing { what });
     }
-    unless_busy(|| make(root, uid, number, unfinished))
+    unless_busy(|| make(root, declaration, number, unfinished))
         .map_err(failed(format!("make the pool on device {number}")))?;
     exclusive(system, number)
 }
@@ -138,14 +145,19 @@ fn read_marker(
     marker::read_unmounted(system, &path)
 }
 
-fn make(root: &Root, uid: &Uid, number: DeviceNumber, unfinished: bool) -> Result<(), Cause> {
-    let system = &*root.system;
+fn make(
+    root: &Root,
+    declaration: &PoolDeclaration,
+    number: DeviceNumber,
+    unfinished: bool,
+) -> Result<(), Cause> {
+    let (system, uid) = (&*root.system, &declaration.uid);
     let path = node(system, number)?;
     // Does not open the device exclusively, because mkfs.xfs does. The next step inspects it again,
     // exclusively.
     let (device, _) = open_device(system, &path, OFlags::RDWR)?;
     let is_unchanged = || -> Result<bool, Cause> {
-        let (state, _) = examine(root, uid, &path, OFlags::EXCL)?;
+        let (state, _) = examine(root, declaration, &path, OFlags::EXCL)?;
         Ok(matches!(
             (state, unfinished),
             (DeviceState::Blank, false) | (DeviceState::Unfinished, true)

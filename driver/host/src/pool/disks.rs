@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeSet, io, os::fd::AsFd as _, path::PathBuf};
 
-use super::{Unusable, backing::has_no_content, inspection};
+use super::{ReplacedDisk, Unusable, backing::has_no_content, inspection};
 use crate::{
     root::Root,
     system::{Disk, OFlags},
@@ -42,16 +42,16 @@ impl Root {
         Ok(paths)
     }
 
-    /// Why no pool can be created on a disk; None if it is blank and nothing holds it. Blocks if the disk
-    /// hangs.
-    pub fn objection_to(&self, disk: &Disk) -> Option<Unusable> {
+    /// Why no pool can be created on a disk; None if it is blank and nothing holds it. `replaced` is the
+    /// former disks of the pools of the node. Blocks if the disk hangs.
+    pub fn objection_to(&self, disk: &Disk, replaced: &[ReplacedDisk]) -> Option<Unusable> {
         if disk.removable {
             return Some(Unusable::Removable);
         }
         let Some(path) = &disk.path else {
             return Some(Unusable::NoStableName);
         };
-        match inspection::objection(self, path, disk.number) {
+        match inspection::objection(self, path, disk.number, replaced) {
             Ok(objection) => objection,
             Err(cause) => Some(cause.into()),
         }

@@ -9,13 +9,13 @@ use std::{
 use cistern_types::FilesystemType;
 
 use super::{
-    Error, Unusable,
+    Error, PoolDeclaration, ReplacedDisk, Unusable,
     backing::{has_no_content, open_device, unless_busy},
-    blank, failed, layers,
+    blank, failed, layers, replaced,
 };
 use crate::{
     cause::Cause,
-    id::{Uid, is_label},
+    id::is_label,
     root::Root,
     superblock::{self, Superblock},
     system::{DeviceNumber, OFlags},
@@ -41,15 +41,17 @@ pub(super) enum DeviceState {
 /// or may hold it, no other device is used instead.
 pub(super) fn inspect(
     root: &Root,
-    uid: &Uid,
+    declaration: &PoolDeclaration,
     path: &Path,
 ) -> Result<(DeviceState, DeviceNumber), Cause> {
-    let busy = match unless_busy(|| examine(root, uid, path, OFlags::EXCL)) {
+    let busy = match unless_busy(|| examine(root, declaration, path, OFlags::EXCL)) {
         Err(cause) if cause.is_busy() => cause,
         result => return result,
     };
-    match examine(root, uid, path, OFlags::empty()) {
-        Ok((DeviceState::Own, number)) => Ok((DeviceState::Own, number)),
+    match examine(root, declaration, path, OFlags::empty()) {
+        Ok((state @ (DeviceState::Own | DeviceState::Unusable(Unusable::Replaced(_))), number)) => {
+            Ok((state, number))
+        }
         Ok((DeviceState::Labelled(label), number)) if is_label(&label) => {
             Ok((DeviceState::Held(label), number))
         }
@@ -76,14 +78,14 @@ pub(super) fn is_mounted_pool(root: &Root, number: DeviceNumber) -> Result<bool,
 /// Inspects a device; with `EXCL`, no other process may hold it.
 pub(super) fn examine(
     root: &Root,
-    uid: &Uid,
+    declaration: &PoolDeclaration,
     path: &Path,
     flags: OFlags,
 ) -> Result<(DeviceState, DeviceNumber), Cause> {
     let (device, number) = open_device(&*root.system, path, OFlags::RDONLY | flags)?;
     let state = match read(root, device.as_fd(), number)? {
         Content::Unusable(why) => DeviceState::Unusable(why),
-        Content::Filesystem(found) => judge(uid, &found),
+        Content::Filesystem(found) => judge(declaration, &found),
         Content::Blank => DeviceState::Blank,
     };
     Ok((state, number))
@@ -112,10 +114,12 @@ fn read(root: &Root, device: BorrowedFd<'_>, number: DeviceNumber) -> Result<Con
 
 /// Why no pool can be created on the device of a path; None if it is blank and nothing holds it. A blank
 /// device is opened exclusively only for a moment, because another program that wants to use it would fail meanwhile.
+/// `replaced` is the former disks of the pools of the node.
 pub(super) fn objection(
     root: &Root,
     path: &Path,
     expected: DeviceNumber,
+    replaced: &[ReplacedDisk],
 ) -> Result<Option<Unusable>, Cause> {
     let system = &*root.system;
     let (device, number) = open_device(system, path, OFlags::RDONLY)?;
@@ -124,7 +128,10 @@ pub(super) fn objection(
     }
     match read(root, device.as_fd(), number)? {
         Content::Unusable(why) => return Ok(Some(why)),
-        Content::Filesystem(found) => return Ok(Some(Unusable::filesystem(&found))),
+        Content::Filesystem(found) => {
+            let listed = replaced::unusable(replaced, &found);
+            return Ok(Some(listed.unwrap_or_else(|| Unusable::filesystem(&found))));
+        }
         Content::Blank => {}
     }
     drop(device);
@@ -133,7 +140,11 @@ pub(super) fn objection(
 }
 
 /// State of a device with a filesystem. The marker is read after it is mounted.
-fn judge(uid: &Uid, found: &Superblock) -> DeviceState {
+fn judge(declaration: &PoolDeclaration, found: &Superblock) -> DeviceState {
+    if let Some(why) = replaced::unusable(&declaration.replaced, found) {
+        return DeviceState::Unusable(why);
+    }
+    let uid = &declaration.uid;
     let is_xfs = found.kind == FilesystemType::Xfs;
     if is_xfs && found.complete && found.label != uid.label() {
         return DeviceState::Labelled(found.label.clone());

@@ -1,14 +1,17 @@
 //! Removes a pool from a host.
 //!
-//! *Invariant:* nothing is removed while the pool contains an image, and a device is never changed.
+//! *Invariant:* nothing is removed while the pool contains an image, and a device is never changed. A former
+//! disk is asked itself for its images: the kernel may still list those of a dead one, from its memory.
 
 use std::{
     io,
     os::fd::{AsFd as _, BorrowedFd},
 };
 
-use super::{Error, Expectation, PoolDeclaration, Source, failed, file, folder::Folder};
-use crate::{id::Uid, mount_target::MountTarget, root::Root, stray};
+use super::{
+    Error, Expectation, PoolDeclaration, Source, failed, file, filesystem::verify, folder::Folder,
+};
+use crate::{id::Uid, mount_target::MountTarget, root::Root, stray, system::OFlags};
 
 impl Root {
     /// Unmounts a pool that contains no image, and removes its file if it has one. Every [`Pool`]
@@ -31,6 +34,7 @@ impl Root {
         let path = self.mount_point(uid);
         let io = |source: io::Error| failed(format!("inspect {}", path.display()))(source);
         let place = MountTarget::open(&*self.system, &path).map_err(io)?;
+        self.unmount_former(&place, declaration, expectation)?;
         let is_mounted = place.mounted().map_err(io)?.is_some();
         let is_device = matches!(declaration.source, Source::Device { .. });
         let is_there = match &declaration.source {
@@ -79,6 +83,29 @@ impl Root {
             return Ok(None);
         }
         Err(refused)
+    }
+
+    /// Unmounts the filesystem of a former disk, unless it is in use. One that has shut down is left to
+    /// [`Root::open_pool`].
+    fn unmount_former(
+        &self,
+        place: &MountTarget<'_>,
+        declaration: &PoolDeclaration,
+        expectation: Expectation,
+    ) -> Result<(), Error> {
+        let (system, path) = (&*self.system, place.path());
+        let io = |source: io::Error| failed(format!("unmount {}", path.display()))(source);
+        if !declaration.replaces(expectation) || place.mounted().map_err(io)?.is_none() {
+            return Ok(());
+        }
+        let is_it = match system.open(path, OFlags::RDONLY | OFlags::DIRECTORY) {
+            Ok(directory) => verify(system, directory.as_fd(), path, expectation).is_ok(),
+            Err(_) => false,
+        };
+        match is_it.then(|| place.unmount()).transpose() {
+            Err(error) if error.kind() != io::ErrorKind::ResourceBusy => Err(io(error)),
+            Ok(_) | Err(_) => Ok(()),
+        }
     }
 
     fn refuse_unless_empty(

@@ -17,11 +17,11 @@ use crate::{
 
 /// Simulated sysfs attributes of a disk, in addition to those of its loop device. They are removed when
 /// this is dropped, because another disk may get the number.
-struct Attributes(PathBuf);
+pub(crate) struct Attributes(PathBuf);
 
 impl Attributes {
-    fn of(disk: &Disk, serial: &str, holder: Option<&str>) -> Self {
-        let name = disk.device.file_name().unwrap();
+    pub(crate) fn of(device: &Path, serial: &str, holder: Option<&str>) -> Self {
+        let name = device.file_name().unwrap();
         let folder = fs::canonicalize(Path::new("/sys/block").join(name)).unwrap();
         let copied = ["ro", "size", "loop/backing_file", "loop/dio"];
         let values = copied.map(|name| (name, fs::read(folder.join(name)).unwrap()));
@@ -128,7 +128,7 @@ fn a_copy_is_not_used_while_the_disk_of_the_pool_cannot_be_read() {
         "Input/output error",
     );
     // The identity of the pool's disk leaves no doubt.
-    let attributes = Attributes::of(&twin, "twin", None);
+    let attributes = Attributes::of(&twin.device, "twin", None);
     let declaration = with_identity(&paths, "serial:twin");
     let pool = must(machine.root().open_pool(&declaration, expectation));
     assert_eq!(pool.device(), twin.device);
@@ -191,7 +191,7 @@ fn if_two_devices_have_the_filesystem_of_a_pool_neither_is_used_and_both_are_nam
 fn an_unlisted_device_is_probed_only_if_the_pool_was_on_that_disk() {
     let machine = Machine::new();
     let disk = Disk::new(&machine, "disk");
-    let attributes = Attributes::of(&disk, "S1", None);
+    let attributes = Attributes::of(&disk.device, "S1", None);
     let declaration = device_pool([disk.device.clone()]);
     let pool = must(machine.root().open_pool(&declaration, Expectation::New));
     let identity = pool.device_identity().unwrap().to_owned();
@@ -212,7 +212,7 @@ fn an_unlisted_device_is_probed_only_if_the_pool_was_on_that_disk() {
 
     // With a second path to the same disk, it is unknown which path works.
     let second = copy(&machine, &disk.device, "second", 0);
-    let more_attributes = Attributes::of(&second, "S1", None);
+    let more_attributes = Attributes::of(&second.device, "S1", None);
     let listed = with_identity(&[&disk.device], &identity);
     assert_eq!(
         ambiguous(open(&listed)),
@@ -220,8 +220,8 @@ fn an_unlisted_device_is_probed_only_if_the_pool_was_on_that_disk() {
     );
     // A device that is built on both is used.
     drop((attributes, more_attributes));
-    let _said = Attributes::of(&disk, "S1", Some("dm-0"));
-    let _said_too = Attributes::of(&second, "S1", Some("dm-0"));
+    let _said = Attributes::of(&disk.device, "S1", Some("dm-0"));
+    let _said_too = Attributes::of(&second.device, "S1", Some("dm-0"));
     missing(open(&listed), "dm-0 is made of it");
     let made_of_both = copy(&machine, &disk.device, "made-of-both", 0);
     let listed = with_identity(&[&disk.device, &made_of_both.device], &identity);
@@ -235,7 +235,7 @@ fn an_unlisted_device_is_probed_only_if_the_pool_was_on_that_disk() {
 fn a_device_that_backs_another_device_is_not_blank() {
     let machine = Machine::new();
     let disk = Disk::new(&machine, "disk");
-    let _said = Attributes::of(&disk, "S1", Some("md0"));
+    let _said = Attributes::of(&disk.device, "S1", Some("md0"));
     let error = open(&machine, &[&disk.device], Expectation::New).unwrap_err();
     assert!(matches!(error, Error::NoUsableDevice { .. }), "{error}");
     assert!(error.to_string().contains("md0 is made of it"), "{error}");

@@ -31,7 +31,7 @@ fn listed(root: &Root, name: &str) -> system::Disk {
 
 /// Why no pool can be created on the disk of the name.
 fn objection(root: &Root, name: &str) -> Option<String> {
-    let objection = root.objection_to(&listed(root, name));
+    let objection = root.objection_to(&listed(root, name), &[]);
     objection.map(|why| why.to_string())
 }
 
@@ -92,11 +92,11 @@ fn a_device_is_a_disk_by_its_hardware_or_by_its_name() {
     // A disk whose link is gone is not opened by another name.
     let mut unnamed = found.clone();
     unnamed.path = None;
-    let objection = root.objection_to(&unnamed).unwrap().to_string();
+    let objection = root.objection_to(&unnamed, &[]).unwrap().to_string();
     assert!(objection.contains("no name in /dev/disk/by-id"));
     let mut removable = found.clone();
     removable.removable = true;
-    let objection = root.objection_to(&removable).unwrap().to_string();
+    let objection = root.objection_to(&removable, &[]).unwrap().to_string();
     assert!(objection.contains("it is removable"));
 }
 
@@ -129,10 +129,10 @@ fn a_path_that_leads_to_another_device_since_the_list_was_made_is_not_judged() {
     let before = listed(&root, "wwn-disk");
     fs::remove_file(by_id("wwn-disk")).unwrap();
     Machine::name_by_id(&[("wwn-disk", &other.device)]);
-    let said = root.objection_to(&before).unwrap().to_string();
+    let said = root.objection_to(&before, &[]).unwrap().to_string();
     assert!(said.contains("leads to another device now"), "{said}");
     fs::remove_file(by_id("wwn-disk")).unwrap();
-    let said = root.objection_to(&before).unwrap().to_string();
+    let said = root.objection_to(&before, &[]).unwrap().to_string();
     assert!(said.contains("it does not exist"), "{said}");
 }
 

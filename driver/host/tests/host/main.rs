@@ -36,6 +36,7 @@ mod ledger;
 mod moment;
 mod mounting;
 mod pool;
+mod replaced;
 mod scenario;
 mod snapshot;
 mod stuck_writer;

@@ -125,6 +125,7 @@ pub(crate) fn pool(size: Bytes) -> PoolDeclaration {
         others: Vec::new(),
         node: node("w1"),
         take_over: None,
+        replaced: Vec::new(),
         source: Source::Image {
             size,
             directory: None,

@@ -12,7 +12,7 @@ use cistern_host::{pool::Unusable, system};
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::Agent;
+use super::{Agent, pools};
 use crate::blocking::on_host;
 
 /// How often the content of all disks is read, at most. A disk that is new, or has changed its size, is read
@@ -157,7 +157,10 @@ async fn objection(agent: &Agent, disk: system::Disk) -> Option<String> {
         return silent();
     };
     let root = agent.node.root.clone();
-    match timeout(DEADLINE, on_host(permit, move || root.objection_to(&disk))).await {
+    let pools = agent.pools.all().into_iter();
+    let replaced: Vec<_> = pools.flat_map(|pool| pools::replaced(&pool.spec)).collect();
+    let work = move || root.objection_to(&disk, &replaced);
+    match timeout(DEADLINE, on_host(permit, work)).await {
         Ok(Ok(objection)) => objection.as_ref().map(describe),
         Ok(Err(error)) => Some(Chain(&error).to_string()),
         Err(_) => silent(),

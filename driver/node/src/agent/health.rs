@@ -105,6 +105,11 @@ impl Health {
             .retain(|name, _| names.contains(&name.as_str()));
     }
 
+    /// Forgets a pool that is removed. A pool that takes its place is another.
+    pub fn forget(&self, pool: &str) {
+        self.0.lock().remove(pool);
+    }
+
     fn update<T>(
         &self,
         pool: &str,

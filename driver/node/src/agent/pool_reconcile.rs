@@ -135,7 +135,9 @@ async fn reconcile_pool(
         .pools
         .get(&spec.name)
         .filter(|pool_state| pool_state.spec.uid == spec.uid);
-    let leaves = spec.retiring && assigned.is_empty();
+    // An object that cannot be read may be in any pool.
+    let is_empty = assigned.is_empty() && agent.desired.unreadable().is_none();
+    let leaves = spec.retiring && is_empty;
     let is_gone = |pool_state: &PoolState| matches!(pool_state.found, PoolAvailability::Gone);
     if leaves && before.as_deref().is_some_and(is_gone) {
         return true;
@@ -155,6 +157,9 @@ async fn reconcile_pool(
     } else {
         find(agent, desired, expectation, before).await
     };
+    if matches!(found, PoolAvailability::Gone) {
+        agent.health.forget(&spec.name);
+    }
     let is_reconciled = !matches!(found, PoolAvailability::Unusable { .. });
     let pool_state = PoolState {
         spec: spec.clone(),

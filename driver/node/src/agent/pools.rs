@@ -16,7 +16,7 @@ use tokio::sync::{Notify, watch};
 
 use self::limiter::PoolLimiter;
 pub use self::{
-    declaration::DesiredPool,
+    declaration::{DesiredPool, replaced},
     images::{ImageSizes, Images},
     limiter::Permit,
     open::{Before, expectation, probe, remove},

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use cistern_crds::{Bytes, NodePool, NodePoolStatus, PoolVolume, pool::DeviceSource};
-use cistern_e2e::eventually;
+use cistern_e2e::{LoopDevice, eventually};
 use failing_disk::{FailingDisk, Mode};
 
-use crate::{Fixture, SOON, disks::LoopDevice};
+use crate::{Fixture, SOON};
 
 /// The disk, the loop device over it, and the pool on that.
 pub(super) struct Disk {

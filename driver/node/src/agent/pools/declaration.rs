@@ -8,7 +8,7 @@ use cistern_crds::{
 };
 use cistern_host::{
     PoolDeclaration, Root, Source, Uid,
-    pool::{ForeignMarker, Owner},
+    pool::{ForeignMarker, Owner, ReplacedDisk},
     system::Disk,
 };
 
@@ -120,6 +120,7 @@ pub(super) fn declaration(
         others: others.clone(),
         node: node.clone(),
         take_over: spec.take_over.as_ref().and_then(granted),
+        replaced: replaced(spec),
         source,
     })
 }
@@ -132,6 +133,18 @@ fn directory(image: &ImageSource) -> Result<Option<PathBuf>, Undeclared> {
         )),
         directory => Ok(directory.as_ref().map(PathBuf::from)),
     }
+}
+
+/// The former disks of a pool. One without a valid UUID is no pool's.
+pub fn replaced(spec: &NodePool) -> Vec<ReplacedDisk> {
+    let listed = spec.replaced_disks.iter();
+    let valid = listed.filter_map(|disk| {
+        Some(ReplacedDisk {
+            filesystem_uuid: disk.filesystem_uuid.parse().ok()?,
+            identity: disk.device_identity.clone(),
+        })
+    });
+    valid.collect()
 }
 
 /// The devices that may be the pool's: those that it lists or selects.

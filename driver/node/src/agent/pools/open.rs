@@ -46,15 +46,30 @@ pub fn probe(
 /// Removes an empty pool from the node. Blocks. The pool must not be open.
 pub fn remove(root: &Root, desired: &DesiredPool, expectation: Expectation) -> PoolAvailability {
     let spec = &desired.spec;
-    let removed = declaration(root, desired)
-        .map_err(Error::from)
-        .and_then(|declaration| Ok(root.remove_pool(&declaration, expectation)?));
+    let declared = declaration(root, desired).map_err(Error::from);
+    let is_replaced = matches!(&declared, Ok(pool) if pool.replaces(expectation));
+    let removed = declared.and_then(|pool| Ok(root.remove_pool(&pool, expectation)?));
     match removed {
         Ok(()) => {
             tracing::info!(pool = spec.name, "removed the pool from this node");
             PoolAvailability::Gone
         }
+        Err(error) if is_replaced => with_advice(unusable(spec, &error)),
         Err(error) => unusable(spec, &error),
+    }
+}
+
+/// Adds what to do if the pool leaves its disk.
+fn with_advice(found: PoolAvailability) -> PoolAvailability {
+    match found {
+        PoolAvailability::Unusable { why, open, owner } => {
+            let advice = "spec.replacedDisks of the StoragePool lists its disk, which the pool leaves once it is \
+                          unused, and empty or no longer readable: remove it from the machine, or wipe it";
+            let message = format!("{}; {advice}", why.message);
+            let why = Explanation::new(why.reason, message);
+            PoolAvailability::Unusable { why, open, owner }
+        }
+        found => found,
     }
 }
 
