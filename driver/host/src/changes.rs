@@ -30,7 +30,7 @@ use cistern_types::Bytes;
 use self::map::Map;
 use crate::{
     id::Uid,
-    image::{self, IdentityConflict, failed, read::Reading},
+    image::{self, IdentityConflict, Image, failed, read::Reading},
     pool::Pool,
     system::System,
 };
@@ -106,6 +106,16 @@ impl Changes {
     /// Returns the size of the image in bytes.
     pub fn size(&self) -> Bytes {
         Bytes(self.size)
+    }
+
+    /// The image of the snapshot.
+    pub(crate) fn image(&self) -> &Image {
+        &self.target.image
+    }
+
+    /// Its file, open for reading.
+    pub(crate) fn target(&self) -> (&dyn System, BorrowedFd<'_>) {
+        (&*self.system, self.target.as_fd())
     }
 
     /// Compares the next part, and returns its differences and its end.

@@ -40,11 +40,11 @@ use crate::{
     loopdev,
     patience::until,
     pool::{self, Pool},
-    system::{FileKind, OFlags, Stat, System},
+    system::{FileKind, OFlags, Stat, System, if_there},
 };
 
 /// The extended attribute that records the identity of an image. Only root can read or change it.
-const IDENTITY: &str = "trusted.cistern";
+pub(crate) const IDENTITY: &str = "trusted.cistern";
 
 /// A tool that fails counts as short of space if the pool has less free space than this: mkfs
 /// writes some MiB.
@@ -141,6 +141,10 @@ impl Pool {
             .sync(self.images.as_fd())
             .map_err(failed("sync the name", uid))?;
         self.reallocate(uid)?;
+        // Before the caller uses the volume: its writes would need space of their own for what they share.
+        if request.source.is_some() {
+            self.remove_incoming(uid)?;
+        }
         Ok(image)
     }
 
@@ -172,7 +176,8 @@ impl Pool {
         };
         let file = self.open_image(uid)?;
         let file = file.map(|file| self.unused(file, uid)).transpose()?;
-        remove(file).map_err(failed("remove the file", uid))
+        remove(file).map_err(failed("remove the file", uid))?;
+        self.remove_incoming(uid)
     }
 
     /// Removes the unfinished images of interrupted calls, and returns their number. Keeps an image
@@ -189,11 +194,8 @@ impl Pool {
 
     fn open_image_for(&self, access: OFlags, uid: &Uid) -> Result<Option<OwnedFd>, Error> {
         let (system, images) = (&*self.system, self.images.as_fd());
-        match system.open_beneath(images, uid.as_str().as_ref(), access) {
-            Ok(file) => Ok(Some(file)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(failed("open the file", uid)(error)),
-        }
+        if_there(system.open_beneath(images, uid.as_str().as_ref(), access))
+            .map_err(failed("open the file", uid))
     }
 
     /// Locks the file of an image exclusively; fails when it is attached or being read.

@@ -13,7 +13,7 @@ use crate::{
     pool,
     root::Root,
     stray::Stray,
-    system::{BoundLoop, DeviceNumber, FileId, Mount, OFlags, System},
+    system::{BoundLoop, DeviceNumber, FileId, Mount, OFlags, System, if_there},
 };
 
 /// The pools, loop devices and mounts of Cistern on this host.
@@ -247,12 +247,4 @@ fn is_pool_file(bound: &BoundLoop) -> bool {
 /// Whether the file behind a loop device has the name of an image.
 fn is_in_images(bound: &BoundLoop) -> bool {
     loopdev::image_of(&bound.backing_file).is_some()
-}
-
-fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
-    match result {
-        Ok(found) => Ok(Some(found)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
 }

@@ -4,5 +4,7 @@
 pub(crate) const IMAGES: &str = "images";
 /// Folder of the images that are being made.
 pub(crate) const TEMPORARY: &str = "tmp";
+/// Directory of the copies that other nodes send. The first copy creates it.
+pub(crate) const INCOMING: &str = "incoming";
 /// Directory of the trash in a pool. The first image that is discarded creates it.
 pub(crate) const TRASH: &str = "trash";

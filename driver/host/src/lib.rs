@@ -11,6 +11,7 @@
 pub mod changes;
 pub mod check;
 pub mod command;
+pub mod copy;
 pub mod grow;
 pub mod health;
 pub mod image;

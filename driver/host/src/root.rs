@@ -10,6 +10,7 @@
 //!        .cistern-pool               the marker: the pool and its node
 //!        images/<volume uid>         one volume
 //!        tmp/<volume uid>            an image that is being created
+//!        incoming/<volume uid>       the copy of a snapshot that another node sends for a new volume
 //!        trash/<volume uid>.<time>   an unclaimed image, and when it was moved there
 //! <root>/dev/                        device nodes that /dev lacks
 //! ```

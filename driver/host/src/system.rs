@@ -15,7 +15,7 @@ mod linux;
 mod mountinfo;
 mod sysfs;
 
-use std::{fmt, os::fd::BorrowedFd};
+use std::{fmt, io, os::fd::BorrowedFd};
 
 pub use rustix::{fs::OFlags, mount::MountAttrFlags};
 
@@ -51,4 +51,13 @@ pub trait System: Files + Devices + Filesystems + Send + Sync + fmt::Debug {
         input: BorrowedFd<'_>,
         watch: &dyn Fn(&str) -> bool,
     ) -> Result<command::Output, command::Error>;
+}
+
+/// Returns none when a file does not exist.
+pub(crate) fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }

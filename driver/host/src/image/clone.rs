@@ -41,7 +41,7 @@ impl Pool {
         checking: Checking<'_>,
     ) -> Result<Content, Error> {
         let (system, name) = (&*self.system, &request.uid);
-        let reading = self.read_source(&source.uid)?;
+        let reading = self.read_clone_source(&source.uid, name)?;
         let original = self.content_for(&reading, request)?;
         let progress = self.may_check(&reading, original, request.size, checking)?;
         let extents = self.refuse_extents(&reading, source.extent_limits)?;

@@ -143,6 +143,9 @@ pub enum ImageUse {
     /// A snapshot, a clone or a check is reading it.
     #[error("read or checked")]
     Locked,
+    /// Another node is sending it.
+    #[error("received from another node")]
+    Received,
 }
 
 const fn repair_tool(filesystem: FilesystemType) -> &'static str {

@@ -37,7 +37,7 @@ pub struct Identity {
 
 impl Identity {
     /// Writes the identity to a file that has none, and syncs it.
-    pub(super) fn write(&self, system: &dyn System, file: BorrowedFd<'_>) -> io::Result<()> {
+    pub(crate) fn write(&self, system: &dyn System, file: BorrowedFd<'_>) -> io::Result<()> {
         system.set_attribute(file, IDENTITY, &self.serialize()?)?;
         system.sync(file)
     }

@@ -31,6 +31,11 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
+    /// An image whose file is locked.
+    pub(crate) fn new(image: Image, file: OwnedFd) -> Self {
+        Self { image, file }
+    }
+
     /// Returns the file, open for reading.
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
@@ -101,6 +106,15 @@ impl Pool {
             uid: uid.clone(),
             pool: self.to_string(),
         })
+    }
+
+    /// Opens the source image of a clone. Without it, a complete copy of it serves that another node has sent
+    /// for this volume.
+    pub(crate) fn read_clone_source(&self, uid: &Uid, volume: &Uid) -> Result<Reading, Error> {
+        match self.read_incoming(volume, uid)? {
+            Some(copy) => Ok(copy),
+            None => self.read_source(uid),
+        }
     }
 
     /// Returns the number of extents of an image; fails when cloning it would block its writers for too

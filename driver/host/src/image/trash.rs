@@ -19,7 +19,7 @@ use crate::{
     id::Uid,
     layout::TRASH,
     pool::{self, Pool},
-    system::{OFlags, System},
+    system::{OFlags, System, if_there},
 };
 
 /// An image in the trash.
@@ -145,11 +145,7 @@ impl Pool {
     }
 
     fn trash(&self) -> io::Result<Option<OwnedFd>> {
-        match self.open_folder(TRASH) {
-            Ok(trash) => Ok(Some(trash)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
-        }
+        if_there(self.open_folder(TRASH))
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use super::{PoolInventory, if_there};
+use super::PoolInventory;
 use crate::{
     id::{Uid, Uuid},
     image::{self, Discarded, Image, trash},
@@ -18,7 +18,7 @@ use crate::{
     root::Root,
     stray::Stray,
     strays,
-    system::{DeviceNumber, OFlags, System},
+    system::{DeviceNumber, OFlags, System, if_there},
 };
 
 /// Time limit for listing the content of a pool.
@@ -105,10 +105,11 @@ fn look_inside(system: &dyn System, path: &Path) -> io::Result<Inside> {
     if let Some(trash) = open(layout::TRASH)? {
         inside.discarded = trash::list(system, trash.as_fd())?;
     }
-    if let Some(temporary) = open(layout::TEMPORARY)? {
-        let path = path.join(layout::TEMPORARY);
-        let names = system.list(temporary.as_fd())?.into_iter();
-        inside.temporary = names.map(|name| path.join(name)).collect();
+    for name in [layout::TEMPORARY, layout::INCOMING] {
+        let Some(folder) = open(name)? else { continue };
+        let path = path.join(name);
+        let names = system.list(folder.as_fd())?.into_iter();
+        inside.temporary.extend(names.map(|name| path.join(name)));
     }
     let (images, discarded) = (&inside.images, &inside.discarded);
     inside.strays = strays::list(system, directory.as_fd(), path, images, discarded)?;

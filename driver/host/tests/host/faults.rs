@@ -144,6 +144,7 @@ fn loops_after(step: Step) -> usize {
         | Step::RemoveDevice
         | Step::PrepareSource
         | Step::Restore
+        | Step::Receive
         | Step::RemoveRestored
         | Step::RemoveSource
         | Step::Open
@@ -183,7 +184,7 @@ fn reaches(machine: &Machine, expected: &str, what: &str) {
 fn first_call(machine: &Machine, step: Step, expectation: Expectation) -> u64 {
     if !matches!(
         step,
-        Step::SnapshotFrozen | Step::SnapshotGroup | Step::Restore
+        Step::SnapshotFrozen | Step::SnapshotGroup | Step::Restore | Step::Receive
     ) {
         return 1;
     }
@@ -363,8 +364,8 @@ fn walk_snapshots(fault: Fault) {
     reaches(&machine, &empty, "nothing left");
 }
 
-/// A larger volume is restored from a snapshot.
-fn walk_restore(fault: Fault) {
+/// A larger volume is restored from a snapshot, of its own pool or copied.
+fn walk_restore(fault: Fault, step: Step) {
     let machine = Machine::new();
     without_fault(&machine, Step::MakePool, Expectation::New);
     let empty = digest(&machine);
@@ -372,7 +373,7 @@ fn walk_restore(fault: Fault) {
     let no_fault = |step| without_fault(&machine, step, expectation);
     no_fault(Step::PrepareSource);
     let undo = || no_fault(Step::RemoveRestored);
-    walk(&machine, Step::Restore, fault, || expectation, undo);
+    walk(&machine, step, fault, || expectation, undo);
     no_fault(Step::RemoveRestored);
     no_fault(Step::RemoveSource);
     reaches(&machine, &empty, "nothing left");
@@ -580,12 +581,22 @@ fn r2_death_at_any_call_that_takes_snapshots_leaves_no_trace_and_nothing_frozen(
 
 #[test]
 fn r15_an_error_at_any_call_that_clones_leaves_no_trace() {
-    walk_restore(Fault::Error);
+    walk_restore(Fault::Error, Step::Restore);
 }
 
 #[test]
 fn r2_death_at_any_call_that_clones_leaves_no_trace() {
-    walk_restore(Fault::Kill);
+    walk_restore(Fault::Kill, Step::Restore);
+}
+
+#[test]
+fn r15_an_error_at_any_call_that_receives_a_copy_leaves_no_trace() {
+    walk_restore(Fault::Error, Step::Receive);
+}
+
+#[test]
+fn r2_death_at_any_call_that_receives_a_copy_leaves_no_trace() {
+    walk_restore(Fault::Kill, Step::Receive);
 }
 
 #[test]

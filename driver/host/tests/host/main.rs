@@ -14,6 +14,7 @@ mod block;
 mod candidates;
 mod cgroups;
 mod changes;
+mod copy;
 mod damage;
 mod device;
 mod directory;

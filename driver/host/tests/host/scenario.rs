@@ -6,7 +6,8 @@ use chrono::{DateTime, Utc};
 use cistern_host::{
     BlockPublishRequest, BlockStageRequest, Checking, Content, ExpandRequest, Expectation,
     ImageRequest, Linux, Member, MountOptions, Pool, PoolDeclaration, PublishRequest, Root,
-    SnapshotRequest, Source, SourceImage, StageRequest, System, Uid, pool::Owner,
+    SnapshotRequest, Source, SourceImage, StageRequest, System, Uid, copy::CopyRequest,
+    pool::Owner,
 };
 use cistern_types::{
     Bytes, Consistency, ExtentLimits, ExtentSize, FilesystemType, MkfsOptions, Provisioning,
@@ -59,9 +60,11 @@ pub(crate) enum Step {
     RemoveSnapshots,
     DismissGroup,
     /// Creates a volume with XFS and a snapshot of it, restores that to a larger volume, and removes
-    /// all. Faults are injected only into `Restore`.
+    /// all. Faults are injected only into `Restore` and `Receive`.
     PrepareSource,
     Restore,
+    /// Copies the snapshot, as if it were on another node, and restores the copy.
+    Receive,
     RemoveRestored,
     RemoveSource,
     /// Adopts the pool under another UID: while its volume is staged, after a reboot, and on a device
@@ -315,6 +318,7 @@ pub(crate) fn run(
             root.take_snapshots(&[member], Consistency::Crash, Utc::now)?;
         }
         Step::Restore => drop(open_again(&root, expectation)?.create_image(&restored())?),
+        Step::Receive => receive(&open_again(&root, expectation)?)?,
         Step::RemoveRestored => open_again(&root, expectation)?.remove_image(&restored().uid)?,
         Step::RemoveSource => {
             let pool = open_again(&root, expectation)?;
@@ -327,6 +331,24 @@ pub(crate) fn run(
         Step::Remove => open(Bytes::gib(1))?.remove_image(&volume().uid)?,
         Step::RemovePool => root.remove_pool(&pool(Bytes::gib(1)), expectation)?,
     }
+    Ok(())
+}
+
+/// Receives a copy of the snapshot, synced after each chunk, and creates the volume from it.
+fn receive(pool: &Pool) -> Result<(), Box<dyn Error>> {
+    let request = CopyRequest {
+        volume: restored().uid,
+        original: pool.send(&uid("uid-s"), 0)?.original().clone(),
+    };
+    let mut incoming = pool.receive(&request)?;
+    for chunk in pool.send(&uid("uid-s"), incoming.written().0)? {
+        if let Some(chunk) = chunk? {
+            incoming.write(&chunk)?;
+            incoming.sync()?;
+        }
+    }
+    incoming.complete()?;
+    pool.create_image(&restored())?;
     Ok(())
 }
 

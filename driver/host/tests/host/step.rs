@@ -20,7 +20,7 @@ use cistern_host::{
 
 use crate::scenario::Step;
 
-const STEPS: [Step; 37] = [
+const STEPS: [Step; 38] = [
     Step::MakeDevicePool,
     Step::MakePool,
     Step::GrowPool,
@@ -48,6 +48,7 @@ const STEPS: [Step; 37] = [
     Step::DismissGroup,
     Step::PrepareSource,
     Step::Restore,
+    Step::Receive,
     Step::RemoveRestored,
     Step::RemoveSource,
     Step::AdoptUsed,

@@ -1,0 +1,177 @@
+//! Writes the copy of a snapshot that another node sends.
+//!
+//! An extended attribute records what is copied and how much of it is on the disk. A copy that is
+//! complete has the identity of the snapshot, as the snapshot itself has.
+
+use std::{
+    io,
+    os::fd::{AsFd as _, OwnedFd},
+    sync::Arc,
+};
+
+use cistern_types::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::{Chunk, CopyRequest, Original};
+use crate::{
+    image::{Error, IDENTITY, Identity, failed},
+    pool::Pool,
+    system::{OFlags, System},
+};
+
+/// The extended attribute that records the state of a copy. Only root can read or change it.
+const STATE: &str = "trusted.cistern.copy";
+
+/// What is copied, and how much of it is on the disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct State {
+    original: Original,
+    synced: u64,
+}
+
+/// A copy that is being received. Nobody else can write, use or remove it while this value lives.
+#[derive(Debug)]
+pub struct Incoming {
+    system: Arc<dyn System>,
+    file: OwnedFd,
+    /// Name of the pool, for messages.
+    pool: String,
+    request: CopyRequest,
+    /// UUID of the filesystem of the pool.
+    pool_uuid: uuid::Uuid,
+    /// End of what was written or is a hole.
+    written: u64,
+}
+
+impl Pool {
+    /// Begins to receive a copy, or goes on with one that was interrupted. A copy of something else under
+    /// this name is removed. Fails if it is received by another caller, or a step fails.
+    pub fn receive(&self, request: &CopyRequest) -> Result<Incoming, Error> {
+        self.check()?;
+        let uid = &request.volume;
+        let mut incoming = match self.open_incoming(uid)? {
+            Some(file) => self.resume(file, request)?,
+            None => None,
+        };
+        if incoming.is_none() {
+            self.remove_incoming(uid)?;
+            let begun = self.begin_incoming(request);
+            incoming = Some(begun.map_err(|source| self.no_space_or("begin", uid, source.into()))?);
+        }
+        incoming.ok_or_else(|| self.missing(uid))
+    }
+
+    fn resume(&self, file: OwnedFd, request: &CopyRequest) -> Result<Option<Incoming>, Error> {
+        self.lock_incoming(&file, &request.volume)?;
+        let read = self.system.attribute(file.as_fd(), STATE);
+        let state = read.map_err(failed("read the state of the copy", &request.volume))?;
+        // A crash may have come before the state.
+        let state = state.and_then(|text| serde_json::from_slice::<State>(&text).ok());
+        let same = state.filter(|state| state.original == request.original);
+        Ok(same.map(|state| self.incoming_of(file, request, state.synced)))
+    }
+
+    fn begin_incoming(&self, request: &CopyRequest) -> io::Result<Incoming> {
+        let system = &*self.system;
+        let folder = self.make_incoming_folder()?;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+        let name = request.volume.as_str().as_ref();
+        let file = system.open_beneath(folder.as_fd(), name, flags)?;
+        if !system.try_lock(file.as_fd())? {
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
+        system.truncate(file.as_fd(), request.original.size.0)?;
+        let incoming = self.incoming_of(file, request, 0);
+        system.set_attribute(incoming.file.as_fd(), STATE, &incoming.state()?)?;
+        system.sync(incoming.file.as_fd())?;
+        system.sync(folder.as_fd())?;
+        Ok(incoming)
+    }
+
+    fn incoming_of(&self, file: OwnedFd, request: &CopyRequest, written: u64) -> Incoming {
+        Incoming {
+            system: Arc::clone(&self.system),
+            file,
+            pool: self.to_string(),
+            request: request.clone(),
+            pool_uuid: self.filesystem_uuid(),
+            written,
+        }
+    }
+}
+
+impl Incoming {
+    /// Offset up to which nothing has to be sent any more.
+    pub fn written(&self) -> Bytes {
+        Bytes(self.written)
+    }
+
+    /// Writes a chunk; what lies between it and the one before is a hole. Fails if it begins
+    /// before the end of the one before, or exceeds the snapshot, or if the pool lacks space.
+    pub fn write(&mut self, chunk: &Chunk) -> Result<(), Error> {
+        let end = chunk.offset.checked_add(chunk.data.len() as u64);
+        let size = self.request.original.size.0;
+        let Some(end) = end.filter(|end| *end <= size && chunk.offset >= self.written) else {
+            let place = format!(
+                "{} bytes at {} do not follow the {} of {size} bytes that were written",
+                chunk.data.len(),
+                chunk.offset,
+                self.written
+            );
+            let source = io::Error::new(io::ErrorKind::InvalidData, place);
+            return Err(failed("write the copy", &self.request.volume)(source));
+        };
+        self.system
+            .write(self.file.as_fd(), chunk.offset, &chunk.data)
+            .map_err(|source| self.failed("write the copy", source))?;
+        self.written = end;
+        Ok(())
+    }
+
+    /// Syncs what was written, and records it: an interrupted copy goes on there.
+    pub fn sync(&mut self) -> Result<(), Error> {
+        let record = || -> io::Result<()> {
+            let file = self.file.as_fd();
+            self.system.sync(file)?;
+            self.system.replace_attribute(file, STATE, &self.state()?)?;
+            self.system.sync(file)
+        };
+        record().map_err(|source| self.failed("sync the copy", source))
+    }
+
+    /// Completes the copy after its last chunk. Idempotent.
+    pub fn complete(mut self) -> Result<(), Error> {
+        self.written = self.request.original.size.0;
+        self.sync()?;
+        let identity = Identity {
+            pool_uuid: self.pool_uuid,
+            ..self.request.original.identity.clone()
+        };
+        let record = || match self.system.attribute(self.file.as_fd(), IDENTITY)? {
+            Some(_) => Ok(()),
+            None => identity.write(&*self.system, self.file.as_fd()),
+        };
+        record().map_err(|source| self.failed("write the identity of the copy", source))
+    }
+
+    fn state(&self) -> io::Result<Vec<u8>> {
+        let state = State {
+            original: self.request.original.clone(),
+            synced: self.written,
+        };
+        serde_json::to_vec(&state).map_err(io::Error::other)
+    }
+
+    fn failed(&self, operation: &'static str, source: io::Error) -> Error {
+        let uid = &self.request.volume;
+        if source.kind() == io::ErrorKind::StorageFull {
+            let (uid, pool) = (uid.clone(), self.pool.clone());
+            return Error::NoSpace {
+                uid,
+                pool,
+                source: source.into(),
+            };
+        }
+        failed(operation, uid)(source)
+    }
+}

@@ -1,0 +1,256 @@
+//! Copies of snapshots in another pool.
+
+use std::{fs, os::unix::fs::FileExt as _, path::PathBuf};
+
+use cistern_host::{
+    Expectation, Image, ImageRequest, Pool, PoolDeclaration,
+    copy::{CHUNK, Chunk, CopyRequest},
+    image::Error,
+};
+use cistern_types::{Bytes, Consistency, FilesystemType, Provisioning};
+
+use crate::{
+    harness::{
+        Machine, Volume, allocated, chain, image_path, image_pool, must, open_new, request, run,
+        uid, unstage,
+    },
+    snapshot::{SIZE, from, snapshot_of, take_snapshot},
+};
+
+/// The pool of the node that receives.
+fn target() -> PoolDeclaration {
+    PoolDeclaration {
+        uid: uid("4e2d1c0b-0000-4000-8000-00000000c0de"),
+        name: "target".to_owned(),
+        ..image_pool(Bytes::gib(1))
+    }
+}
+
+fn open_target(machine: &Machine) -> Pool {
+    must(machine.root().open_pool(&target(), Expectation::New))
+}
+
+fn copy_path(machine: &Machine, volume: &ImageRequest) -> PathBuf {
+    let pool = machine.mount_point(&target());
+    pool.join("incoming").join(volume.uid.as_str())
+}
+
+fn copy_of(source: &Pool, snapshot: &Image, volume: &ImageRequest) -> CopyRequest {
+    CopyRequest {
+        volume: volume.uid.clone(),
+        original: must(source.send(&snapshot.uid, 0)).original().clone(),
+    }
+}
+
+fn chunks(source: &Pool, snapshot: &Image, from: u64) -> Vec<Chunk> {
+    let sent = must(source.send(&snapshot.uid, from));
+    sent.filter_map(|chunk| must(chunk)).collect()
+}
+
+/// Copies a snapshot in full.
+fn copy(source: &Pool, snapshot: &Image, pool: &Pool, volume: &ImageRequest) {
+    let mut incoming = must(pool.receive(&copy_of(source, snapshot, volume)));
+    for chunk in chunks(source, snapshot, 0) {
+        must(incoming.write(&chunk));
+    }
+    must(incoming.complete());
+}
+
+fn block(name: &str, size: Bytes) -> ImageRequest {
+    ImageRequest {
+        filesystem: None,
+        ..request(name, size, FilesystemType::Ext4, Provisioning::Thin)
+    }
+}
+
+/// A raw block volume of 8 MiB with 3 MiB of data at 1 MiB and a block at the end, and its snapshot.
+fn written(machine: &Machine, pool: &Pool) -> Image {
+    let image = must(pool.create_image(&block("a", Bytes::mib(8))));
+    let path = image_path(machine, &image.uid);
+    let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+    let data: Vec<u8> = (0..3 << 20)
+        .map(|at: u32| (at % 251 + 1).to_le_bytes()[0])
+        .collect();
+    file.write_all_at(&data, 1 << 20).unwrap();
+    file.write_all_at(&[7; 4096], (8 << 20) - 4096).unwrap();
+    let snapshot = snapshot_of(&image, "s");
+    must(take_snapshot(machine, pool, snapshot, Consistency::Crash))
+}
+
+#[test]
+fn a_volume_that_is_made_from_a_copy_has_the_files_and_the_size_and_leaves_no_copy() {
+    for filesystem in FilesystemType::ALL {
+        let machine = Machine::new();
+        let (pool, other) = (open_new(&machine), open_target(&machine));
+        let thin = request("a", SIZE, filesystem, Provisioning::Thin);
+        let image = must(pool.create_image(&thin));
+        let staging = machine.staging("source");
+        must(pool.stage(&Volume::new(&image).stage(&staging)));
+        fs::write(staging.join("file"), "kept").unwrap();
+        run("sync", &["-f", staging.to_str().unwrap()]);
+        let snapshot = snapshot_of(&image, "s");
+        let snapshot = must(take_snapshot(
+            &machine,
+            &pool,
+            snapshot,
+            Consistency::Filesystem,
+        ));
+
+        let thick = request("b", Bytes::mib(400), filesystem, Provisioning::Thick);
+        let volume = from(&snapshot, thick);
+        copy(&pool, &snapshot, &other, &volume);
+        let made = must(other.create_image(&volume));
+        let restored = machine.staging("restored");
+        must(other.stage(&Volume::new(&made).stage(&restored)));
+        assert_eq!(
+            fs::read(restored.join("file")).unwrap(),
+            b"kept",
+            "{filesystem}"
+        );
+        let covered = rustix::fs::statvfs(&restored).unwrap();
+        assert!(
+            covered.f_blocks * covered.f_frsize + Bytes::mib(100).0 > made.size.0,
+            "{filesystem}: {} of {} bytes",
+            covered.f_blocks,
+            covered.f_frsize
+        );
+        let of_target = machine.mount_point(&target());
+        let path = of_target.join("images").join(volume.uid.as_str());
+        assert!(allocated(&path) >= volume.size.0, "{filesystem}");
+        assert_eq!(must(other.incoming()), [], "{filesystem}");
+        unstage(&machine, &made.uid, &restored);
+    }
+}
+
+#[test]
+fn an_interrupted_copy_goes_on_behind_what_was_synced() {
+    let machine = Machine::new();
+    let (pool, other) = (open_new(&machine), open_target(&machine));
+    let snapshot = written(&machine, &pool);
+    let volume = from(&snapshot, block("b", Bytes::mib(8)));
+    let all = chunks(&pool, &snapshot, 0);
+    assert!(all.iter().all(|chunk| chunk.data.len() <= CHUNK));
+    let request = copy_of(&pool, &snapshot, &volume);
+
+    let mut incoming = must(other.receive(&request));
+    must(incoming.write(&all[0]));
+    must(incoming.sync());
+    let synced = incoming.written();
+    must(incoming.write(&all[1]));
+    drop(incoming);
+    let mut incoming = must(other.receive(&request));
+    assert_eq!(incoming.written(), synced);
+    let rest = chunks(&pool, &snapshot, synced.0);
+    assert_eq!(rest, all[1..]);
+    for chunk in &rest {
+        must(incoming.write(chunk));
+    }
+    must(incoming.complete());
+    // A repeated call finds it complete.
+    assert_eq!(must(other.receive(&request)).written(), snapshot.size);
+
+    let (copied, original) = (
+        copy_path(&machine, &volume),
+        image_path(&machine, &snapshot.uid),
+    );
+    assert!(fs::read(&copied).unwrap() == fs::read(&original).unwrap());
+    assert!(allocated(&copied) < Bytes::mib(5).0, "zeros are holes");
+}
+
+#[test]
+fn no_volume_is_made_from_a_copy_that_is_incomplete_or_received() {
+    let machine = Machine::new();
+    let (pool, other) = (open_new(&machine), open_target(&machine));
+    let snapshot = written(&machine, &pool);
+    let volume = from(&snapshot, block("b", Bytes::mib(8)));
+    let request = copy_of(&pool, &snapshot, &volume);
+    let incoming = must(other.receive(&request));
+    for result in [
+        other.receive(&request).map(drop),
+        other.create_image(&volume).map(drop),
+        other.remove_image(&volume.uid),
+    ] {
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::InUse { .. }), "{error}");
+    }
+    drop(incoming);
+    let error = other.create_image(&volume).unwrap_err();
+    assert!(matches!(error, Error::SourceMissing { .. }), "{error}");
+    assert_eq!(must(other.incoming()), std::slice::from_ref(&volume.uid));
+    assert_eq!(must(other.images()), []);
+    // fsck lists it, and its pool has no foreign files.
+    let inventory = machine.inventory();
+    let listed = inventory
+        .pools
+        .iter()
+        .find(|pool| pool.name.as_deref() == Some("target"));
+    let listed = listed.unwrap();
+    assert_eq!(listed.temporary, [copy_path(&machine, &volume)]);
+    assert_eq!(listed.strays, []);
+
+    must(other.remove_image(&volume.uid));
+    assert_eq!(must(other.incoming()), []);
+}
+
+#[test]
+fn a_copy_of_another_snapshot_is_begun_anew() {
+    let machine = Machine::new();
+    let (pool, other) = (open_new(&machine), open_target(&machine));
+    let snapshot = written(&machine, &pool);
+    let volume = from(&snapshot, block("b", Bytes::mib(8)));
+    let mut request = copy_of(&pool, &snapshot, &volume);
+    let mut incoming = must(other.receive(&request));
+    for chunk in chunks(&pool, &snapshot, 0) {
+        must(incoming.write(&chunk));
+    }
+    must(incoming.sync());
+    drop(incoming);
+    request.original.identity.uid = uid("uid-t");
+    let incoming = must(other.receive(&request));
+    assert_eq!(incoming.written(), Bytes::ZERO);
+    assert!(allocated(&copy_path(&machine, &volume)) < Bytes::mib(1).0);
+}
+
+#[test]
+fn chunks_out_of_order_or_beyond_the_end_are_refused() {
+    let machine = Machine::new();
+    let (pool, other) = (open_new(&machine), open_target(&machine));
+    let snapshot = written(&machine, &pool);
+    let volume = from(&snapshot, block("b", Bytes::mib(8)));
+    let mut incoming = must(other.receive(&copy_of(&pool, &snapshot, &volume)));
+    let chunk = |offset| Chunk {
+        offset,
+        data: vec![1; 4096],
+    };
+    must(incoming.write(&chunk(8192)));
+    for offset in [0, 8192, 8 << 20, (8 << 20) - 4095, u64::MAX] {
+        let error = incoming.write(&chunk(offset)).unwrap_err();
+        assert!(chain(&error).contains("do not follow"), "{}", chain(&error));
+    }
+    must(incoming.write(&chunk(12288)));
+}
+
+#[test]
+fn a_pool_that_is_full_refuses_the_copy_by_name() {
+    let machine = Machine::new();
+    let (pool, other) = (open_new(&machine), open_target(&machine));
+    let snapshot = written(&machine, &pool);
+    let volume = from(&snapshot, block("b", Bytes::mib(8)));
+    let filler = machine.mount_point(&target()).join("images/filler");
+    let size = must(other.statistics()).available.0 - Bytes::mib(1).0;
+    let mut incoming = must(other.receive(&copy_of(&pool, &snapshot, &volume)));
+    run(
+        "fallocate",
+        &["-l", &size.to_string(), filler.to_str().unwrap()],
+    );
+    let mut failed = None;
+    for chunk in chunks(&pool, &snapshot, 0) {
+        failed = incoming.write(&chunk).and_then(|()| incoming.sync()).err();
+        if failed.is_some() {
+            break;
+        }
+    }
+    let error = failed.unwrap();
+    assert!(matches!(error, Error::NoSpace { .. }), "{error}");
+    fs::remove_file(filler).unwrap();
+}
