@@ -12,7 +12,7 @@ use protox::{
     prost_reflect::{ExtensionDescriptor, FieldDescriptor, MessageDescriptor},
 };
 
-const FILES: [&str; 2] = ["csi.proto", "registration.proto"];
+const FILES: [&str; 3] = ["csi.proto", "registration.proto", "transfer.proto"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     for file in FILES.iter().chain(&["build.rs"]) {
@@ -42,6 +42,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         .generate_default_stubs(true)
         // Maps are sorted, so that equal messages have equal bytes and texts.
         .btree_map(".")
+        // Data that is not copied.
+        .bytes(".cistern.transfer.v1alpha1.Chunk")
         .skip_debug(secretive.iter().map(MessageDescriptor::full_name))
         // Its Debug is in src/lib.rs.
         .skip_debug(["csi.v1.VolumeCapability.MountVolume"])

@@ -1,6 +1,6 @@
-//! The gRPC protocols of Cistern: CSI, and kubelet's plugin registration.
+//! The gRPC protocols of Cistern: CSI, kubelet's plugin registration, and the transfer of data between nodes.
 //!
-//! All code is generated from the two `.proto` files next to `src`. `Debug` of a message omits secrets
+//! All code is generated from the `.proto` files next to `src`. `Debug` of a message omits secrets
 //! and mount flags.
 
 // Generated code and the protocol's own names.
@@ -30,5 +30,13 @@ pub mod registration {
     /// See `registration.proto`.
     pub mod v1 {
         tonic::include_proto!("pluginregistration");
+    }
+}
+
+/// Transfer of data between nodes.
+pub mod transfer {
+    /// See `transfer.proto`.
+    pub mod v1alpha1 {
+        tonic::include_proto!("cistern.transfer.v1alpha1");
     }
 }

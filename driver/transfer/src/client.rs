@@ -1,0 +1,160 @@
+//! The receiver.
+
+use std::{io, net::SocketAddr, sync::Arc};
+
+use cistern_host::copy::{CHUNK, Chunk, Original};
+use cistern_proto::transfer::v1alpha1::{
+    self as proto, DescribeRequest, ReadRequest, transfer_client::TransferClient,
+};
+use futures::{Stream, StreamExt as _};
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::ServerName;
+use tokio::{net::TcpStream, time::timeout};
+use tokio_rustls::TlsConnector;
+use tonic::transport::{Channel, Endpoint, Uri};
+use tower::service_fn;
+
+use crate::{Error, HANDSHAKE, KEEP_ALIVE, KeyPair, PublicKey, WINDOW, tls};
+
+/// A connection to a source, for one transfer.
+#[derive(Debug)]
+pub struct Fetch {
+    client: TransferClient<Channel>,
+    transfer: String,
+    original: Original,
+}
+
+/// Connects to a source, and asks what the transfer copies. Fails if the source cannot be reached, does
+/// not have the expected key, or refuses.
+pub async fn fetch(
+    own: &KeyPair,
+    (address, peer): (SocketAddr, PublicKey),
+    transfer: &str,
+) -> Result<Fetch, Error> {
+    let stream = connect(own, address, peer).await?;
+    let mut stream = Some(TokioIo::new(stream));
+    // The one connection; a broken one is made anew by the next call of this function.
+    let once = service_fn(move |_: Uri| {
+        let stream = stream.take();
+        async move { stream.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)) }
+    });
+    let channel = Endpoint::from_static("http://source")
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
+        .http2_keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE)
+        .connect_with_connector(once)
+        .await
+        .map_err(|error| Error::Protocol(error.to_string()))?;
+    let mut client = TransferClient::new(channel);
+    let request = DescribeRequest {
+        transfer: transfer.to_owned(),
+    };
+    let described = timeout(HANDSHAKE, client.describe(request)).await;
+    let described = described.map_err(|_| Error::Silent { peer: address })??;
+    let original = serde_json::from_slice(&described.into_inner().original)
+        .map_err(|error| Error::Protocol(format!("the identity: {error}")))?;
+    Ok(Fetch {
+        client,
+        transfer: transfer.to_owned(),
+        original,
+    })
+}
+
+impl Fetch {
+    /// What the source says of the snapshot.
+    pub fn original(&self) -> &Original {
+        &self.original
+    }
+
+    /// Reads its data from an offset on. The stream ends without an error only after the last chunk. A
+    /// chunk has the checksum with which it was read.
+    pub async fn read(
+        mut self,
+        offset: u64,
+    ) -> Result<impl Stream<Item = Result<Chunk, Error>> + Send + Unpin, Error> {
+        let transfer = self.transfer.clone();
+        let chunks = self.client.read(ReadRequest { transfer, offset }).await?;
+        Ok(chunks.into_inner().map(|chunk| checked(chunk?)))
+    }
+}
+
+/// Verifies a chunk.
+fn checked(chunk: proto::Chunk) -> Result<Chunk, Error> {
+    let proto::Chunk {
+        offset,
+        data,
+        crc32c,
+    } = chunk;
+    let length = data.len();
+    if length == 0 || length > CHUNK {
+        return Err(Error::Protocol(format!("a chunk of {length} bytes")));
+    }
+    if crc32c::crc32c(&data) != crc32c {
+        return Err(Error::Checksum { offset, length });
+    }
+    let data = data.into();
+    Ok(Chunk { offset, data })
+}
+
+async fn connect(
+    own: &KeyPair,
+    address: SocketAddr,
+    peer: PublicKey,
+) -> Result<tokio_rustls::client::TlsStream<TcpStream>, Error> {
+    let failed = |source| Error::Connect {
+        peer: address,
+        source,
+    };
+    let config = tls::client(own, peer).map_err(|_| Error::Key("use the key pair"))?;
+    let connecting = async {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        // The key names the peer, and no name is looked at.
+        let name = ServerName::from(address.ip());
+        TlsConnector::from(Arc::new(config))
+            .connect(name, stream)
+            .await
+    };
+    let connected = timeout(HANDSHAKE, connecting).await;
+    connected
+        .map_err(|_| Error::Silent { peer: address })?
+        .map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_that_was_changed_on_its_way_is_refused() {
+        let data = vec![7_u8; 4096];
+        let sent = proto::Chunk {
+            offset: 8192,
+            crc32c: crc32c::crc32c(&data),
+            data: data.clone().into(),
+        };
+        assert_eq!(checked(sent.clone()).unwrap(), Chunk { offset: 8192, data });
+        let mut changed = sent.data.to_vec();
+        changed[4095] ^= 1;
+        let changed = proto::Chunk {
+            data: changed.into(),
+            ..sent.clone()
+        };
+        let error = checked(changed).unwrap_err();
+        assert!(
+            matches!(error, Error::Checksum { offset: 8192, .. }),
+            "{error}"
+        );
+        for length in [0, CHUNK + 1] {
+            let data = vec![0; length];
+            let crc32c = crc32c::crc32c(&data);
+            let sent = proto::Chunk {
+                offset: 0,
+                data: data.into(),
+                crc32c,
+            };
+            assert!(matches!(checked(sent), Err(Error::Protocol(_))), "{length}");
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! The way between nodes: the data of a snapshot is sent to another node over TLS 1.3.
+//!
+//! ```text
+//! target: fetch ── Describe, Read ──▶ source: serve ──▶ Source (what is granted, and its data)
+//!               ◀── chunks with checksums ──
+//! ```
+//!
+//! Each process makes a key pair at its start, and publishes the public key. There is no certificate
+//! authority and no secret in the cluster: each side knows the key of the other before it connects. What
+//! may be read is decided by [`Source`] for each call, and again before each chunk.
+//!
+//! *Invariants:* nothing is sent to or taken from a peer that has not proved that it has the expected
+//! key. A connection that has not done that causes no work besides its handshake, of which few go on at a
+//! time, each for a short time. No session is resumed, so a key that was replaced serves nobody. Memory
+//! does not grow with the number of requests.
+
+mod acceptor;
+mod client;
+mod error;
+mod keys;
+mod rate;
+mod server;
+mod source;
+mod tls;
+
+use std::time::Duration;
+
+pub use self::{
+    client::{Fetch, fetch},
+    error::Error,
+    keys::{InvalidKey, KeyPair, PublicKey},
+    rate::Rate,
+    server::serve,
+    source::{Data, Opened, Refused, Source},
+};
+
+/// Time limit for a connection to be made, and for its handshake.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+
+/// Interval of the messages that find a peer that is gone.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// What a sender may send before the receiver has taken it, in bytes. It bounds the memory of a stream.
+const WINDOW: u32 = 2 << 20;

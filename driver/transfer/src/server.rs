@@ -1,0 +1,147 @@
+//! The sender.
+
+use std::{future::Future, sync::Arc};
+
+use cistern_host::copy::Chunk;
+use cistern_proto::transfer::v1alpha1::{
+    self as proto, DescribeRequest, DescribeResponse, ReadRequest,
+    transfer_server::{Transfer, TransferServer},
+};
+use futures::{Stream, StreamExt as _, stream};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+use tonic::{Request, Response, Status, codegen::BoxStream, transport::Server};
+
+use crate::{
+    Error, KEEP_ALIVE, KeyPair, PublicKey, Rate, acceptor,
+    source::{Data, Opened, Refused, Source},
+    tls,
+};
+
+/// Calls at a time in a connection: a receiver has one.
+const CALLS: usize = 4;
+
+/// Serves what the source grants, until `stop` ends. Fails if the key cannot be used.
+pub async fn serve(
+    listener: TcpListener,
+    own: &KeyPair,
+    source: Arc<dyn Source>,
+    rate: Arc<Rate>,
+    stop: impl Future<Output = ()> + Send,
+) -> Result<(), Error> {
+    let admitting = Arc::clone(&source);
+    let config = tls::server(own, Arc::new(move |key: &PublicKey| admitting.admits(key)))
+        .map_err(|_| Error::Key("use the key pair"))?;
+    let connections = acceptor::connections(listener, TlsAcceptor::from(Arc::new(config)));
+    let served = Server::builder()
+        .http2_keepalive_interval(Some(KEEP_ALIVE))
+        .http2_keepalive_timeout(Some(KEEP_ALIVE))
+        .concurrency_limit_per_connection(CALLS)
+        .add_service(TransferServer::new(Service { source, rate }))
+        .serve_with_incoming_shutdown(connections, stop)
+        .await;
+    served.map_err(|error| Error::Protocol(error.to_string()))
+}
+
+#[derive(Debug)]
+struct Service {
+    source: Arc<dyn Source>,
+    rate: Arc<Rate>,
+}
+
+impl Service {
+    /// The key of the peer, if the transfer is granted to it.
+    fn granted<T>(&self, request: &Request<T>, transfer: &str) -> Result<PublicKey, Refused> {
+        let key = request.extensions().get::<PublicKey>();
+        key.filter(|key| self.source.grants(key, transfer))
+            .copied()
+            .ok_or_else(|| Refused::NotGranted(transfer.to_owned()))
+    }
+}
+
+#[tonic::async_trait]
+impl Transfer for Service {
+    async fn describe(
+        &self,
+        request: Request<DescribeRequest>,
+    ) -> Result<Response<DescribeResponse>, Status> {
+        let transfer = &request.get_ref().transfer;
+        self.granted(&request, transfer)?;
+        let Opened { original, .. } = self.source.open(transfer, 0).await?;
+        let original =
+            serde_json::to_vec(&original).map_err(|error| Status::internal(error.to_string()))?;
+        Ok(Response::new(DescribeResponse { original }))
+    }
+
+    async fn read(
+        &self,
+        request: Request<ReadRequest>,
+    ) -> Result<Response<BoxStream<proto::Chunk>>, Status> {
+        let key = self.granted(&request, &request.get_ref().transfer)?;
+        let ReadRequest { transfer, offset } = request.into_inner();
+        let Opened { original, data } = self.source.open(&transfer, offset).await?;
+        if offset > original.size.0 {
+            let size = original.size.0;
+            return Err(Refused::OutOfRange { from: offset, size }.into());
+        }
+        let sending = Sending {
+            source: Arc::clone(&self.source),
+            rate: Arc::clone(&self.rate),
+            data,
+            key,
+            transfer,
+        };
+        Ok(Response::new(Box::pin(sending.stream())))
+    }
+}
+
+/// A stream that is sent.
+struct Sending {
+    source: Arc<dyn Source>,
+    rate: Arc<Rate>,
+    data: Data,
+    key: PublicKey,
+    transfer: String,
+}
+
+impl Sending {
+    fn stream(self) -> impl Stream<Item = Result<proto::Chunk, Status>> + Send {
+        stream::unfold(Some(self), async |sending| {
+            let mut sending = sending?;
+            match sending.next().await? {
+                Ok(chunk) => Some((Ok(chunk), Some(sending))),
+                Err(refused) => Some((Err(refused.into()), None)),
+            }
+        })
+    }
+
+    async fn next(&mut self) -> Option<Result<proto::Chunk, Refused>> {
+        let Chunk { offset, data } = match self.data.next().await? {
+            Ok(chunk) => chunk,
+            Err(refused) => return Some(Err(refused)),
+        };
+        let crc32c = crc32c::crc32c(&data);
+        self.rate.take(data.len()).await;
+        // As late as possible: the grant may have ended meanwhile.
+        if !self.source.grants(&self.key, &self.transfer) {
+            return Some(Err(Refused::NotGranted(self.transfer.clone())));
+        }
+        let data = data.into();
+        Some(Ok(proto::Chunk {
+            offset,
+            data,
+            crc32c,
+        }))
+    }
+}
+
+impl From<Refused> for Status {
+    fn from(refused: Refused) -> Self {
+        let message = refused.to_string();
+        match refused {
+            Refused::NotGranted(_) => Self::permission_denied(message),
+            Refused::OutOfRange { .. } => Self::out_of_range(message),
+            Refused::Unavailable(_) => Self::unavailable(message),
+        }
+    }
+}

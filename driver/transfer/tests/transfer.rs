@@ -1,0 +1,349 @@
+//! Transfers over real connections on loopback.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+use std::{
+    collections::HashSet,
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use cistern_host::{
+    Content, Identity, Owner, SnapshotRecord,
+    copy::{Chunk, Original},
+};
+use cistern_transfer::{Error, KeyPair, Opened, PublicKey, Rate, Refused, Source, fetch, serve};
+use cistern_types::{Bytes, Provisioning};
+use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    sync::oneshot,
+    task::JoinHandle,
+    time::timeout,
+};
+use tonic::Code;
+
+const TRANSFER: &str = "of-volume-a";
+const SIZE: u64 = 64 << 20;
+const SOON: Duration = Duration::from_secs(20);
+
+/// Grants transfers to keys, and sends a chunk of 4096 bytes at each MiB.
+#[derive(Debug, Default)]
+struct Granting {
+    granted: Mutex<HashSet<(PublicKey, String)>>,
+    opened: AtomicUsize,
+    /// Number of the chunk before which the grant ends.
+    revoked_at: Option<u64>,
+}
+
+impl Granting {
+    fn to(key: PublicKey) -> Self {
+        let granted = Mutex::new(HashSet::from([(key, TRANSFER.to_owned())]));
+        Self {
+            granted,
+            ..Self::default()
+        }
+    }
+}
+
+fn original() -> Original {
+    let record = SnapshotRecord {
+        name: "snapshot-s".to_owned(),
+        volume: "pvc-a".to_owned(),
+        source: "uid-a".parse().unwrap(),
+        time: chrono::DateTime::UNIX_EPOCH,
+    };
+    let identity = Identity {
+        owner: Owner::Snapshot(record),
+        uid: "uid-s".parse().unwrap(),
+        pool_uuid: cistern_host::Uuid::from_bytes([7; 16]),
+        size: Bytes(SIZE),
+        content: Content::Block,
+        provisioning: Provisioning::Thin,
+        source: None,
+    };
+    Original {
+        identity,
+        size: Bytes(SIZE),
+    }
+}
+
+fn chunk(number: u64) -> Chunk {
+    Chunk {
+        offset: number << 20,
+        data: vec![u8::try_from(number).unwrap(); 4096],
+    }
+}
+
+impl Source for Granting {
+    fn admits(&self, key: &PublicKey) -> bool {
+        let granted = self.granted.lock().unwrap();
+        granted.iter().any(|(granted, _)| granted == key)
+    }
+
+    fn grants(&self, key: &PublicKey, transfer: &str) -> bool {
+        let granted = self.granted.lock().unwrap();
+        granted.contains(&(*key, transfer.to_owned()))
+    }
+
+    fn open<'a>(&'a self, _transfer: &'a str, from: u64) -> BoxFuture<'a, Result<Opened, Refused>> {
+        self.opened.fetch_add(1, Ordering::Relaxed);
+        let numbers: Vec<u64> = (from.div_ceil(1 << 20)..SIZE >> 20).collect();
+        let chunks = stream::iter(numbers.into_iter().map(chunk).map(Ok));
+        async move {
+            Ok(Opened {
+                original: original(),
+                data: chunks.boxed(),
+            })
+        }
+        .boxed()
+    }
+}
+
+/// Ends the grant when a chunk is read.
+#[derive(Debug)]
+struct Revoking(Arc<Granting>);
+
+impl Source for Revoking {
+    fn admits(&self, key: &PublicKey) -> bool {
+        self.0.admits(key)
+    }
+
+    fn grants(&self, key: &PublicKey, transfer: &str) -> bool {
+        self.0.grants(key, transfer)
+    }
+
+    fn open<'a>(&'a self, transfer: &'a str, from: u64) -> BoxFuture<'a, Result<Opened, Refused>> {
+        async move {
+            let Opened { original, data } = self.0.open(transfer, from).await?;
+            let granting = Arc::clone(&self.0);
+            let data = data.inspect(move |chunk| {
+                let number = chunk.as_ref().unwrap().offset >> 20;
+                if granting.revoked_at == Some(number) {
+                    granting.granted.lock().unwrap().clear();
+                }
+            });
+            Ok(Opened {
+                original,
+                data: data.boxed(),
+            })
+        }
+        .boxed()
+    }
+}
+
+/// A node that sends.
+struct Sender {
+    address: SocketAddr,
+    key: PublicKey,
+    stop: oneshot::Sender<()>,
+    serving: JoinHandle<Result<(), Error>>,
+}
+
+impl Sender {
+    async fn start(source: Arc<dyn Source>) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let (address, own) = (listener.local_addr().unwrap(), KeyPair::generate().unwrap());
+        let (stop, stopped) = oneshot::channel();
+        let key = own.public();
+        let serving = tokio::spawn(async move {
+            let rate = Arc::new(Rate::new(None));
+            serve(listener, &own, source, rate, stopped.map(drop)).await
+        });
+        Self {
+            address,
+            key,
+            stop,
+            serving,
+        }
+    }
+
+    fn peer(&self) -> (SocketAddr, PublicKey) {
+        (self.address, self.key)
+    }
+
+    async fn finish(self) {
+        self.stop.send(()).unwrap();
+        timeout(SOON, self.serving).await.unwrap().unwrap().unwrap();
+    }
+}
+
+async fn received(own: &KeyPair, sender: &Sender, from: u64) -> Result<Vec<Chunk>, Error> {
+    let fetch = fetch(own, sender.peer(), TRANSFER).await?;
+    assert_eq!(fetch.original(), &original());
+    let mut chunks = fetch.read(from).await?;
+    let mut all = Vec::new();
+    while let Some(chunk) = chunks.next().await {
+        all.push(chunk?);
+    }
+    Ok(all)
+}
+
+/// The code with which the source refused.
+fn code(error: &Error) -> Code {
+    match error {
+        Error::Answer(status) => status.code(),
+        other => panic!("{other}"),
+    }
+}
+
+/// Whether the connection was refused before anything was asked.
+fn is_refused(error: &Error) -> bool {
+    // The handshake ends for the receiver before the sender has looked at its key. The answer to the first
+    // call is then that the connection is closed.
+    matches!(error, Error::Connect { .. } | Error::Protocol(_))
+        || matches!(error, Error::Answer(status) if status.code() != Code::PermissionDenied)
+}
+
+#[tokio::test]
+async fn data_arrives_in_order_and_from_the_requested_offset_on() {
+    let own = KeyPair::generate().unwrap();
+    let sender = Sender::start(Arc::new(Granting::to(own.public()))).await;
+    let all: Vec<Chunk> = (0..SIZE >> 20).map(chunk).collect();
+    assert_eq!(received(&own, &sender, 0).await.unwrap(), all);
+    assert_eq!(received(&own, &sender, 5 << 20).await.unwrap(), all[5..]);
+    assert_eq!(received(&own, &sender, SIZE).await.unwrap(), []);
+    let error = received(&own, &sender, SIZE + 4096).await.unwrap_err();
+    assert_eq!(code(&error), Code::OutOfRange, "{error}");
+    sender.finish().await;
+}
+
+#[tokio::test]
+async fn a_peer_with_another_key_is_refused_and_opens_nothing() {
+    let (own, stranger) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+    let source = Arc::new(Granting::to(own.public()));
+    let sender = Sender::start(Arc::clone(&source) as _).await;
+    let error = received(&stranger, &sender, 0).await.unwrap_err();
+    assert!(is_refused(&error), "{error}");
+    assert_eq!(source.opened.load(Ordering::Relaxed), 0);
+    // The key of a node that started again.
+    source.granted.lock().unwrap().clear();
+    let granted = (stranger.public(), TRANSFER.to_owned());
+    source.granted.lock().unwrap().insert(granted);
+    let error = received(&own, &sender, 0).await.unwrap_err();
+    assert!(is_refused(&error), "{error}");
+    received(&stranger, &sender, 0).await.unwrap();
+    sender.finish().await;
+}
+
+#[tokio::test]
+async fn a_source_with_another_key_gets_no_request() {
+    let own = KeyPair::generate().unwrap();
+    let source = Arc::new(Granting::to(own.public()));
+    let sender = Sender::start(Arc::clone(&source) as _).await;
+    let expected = KeyPair::generate().unwrap().public();
+    let error = fetch(&own, (sender.address, expected), TRANSFER).await;
+    let error = error.unwrap_err();
+    assert!(matches!(error, Error::Connect { .. }), "{error}");
+    assert_eq!(source.opened.load(Ordering::Relaxed), 0);
+    sender.finish().await;
+}
+
+#[tokio::test]
+async fn only_transfers_that_are_granted_to_the_key_are_served() {
+    let (own, other) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+    let source = Arc::new(Granting::to(own.public()));
+    let of_other = (other.public(), "of-volume-b".to_owned());
+    source.granted.lock().unwrap().insert(of_other);
+    let sender = Sender::start(Arc::clone(&source) as _).await;
+    for transfer in ["of-volume-b", "of-nothing", "", "../of-volume-a"] {
+        let error = fetch(&own, sender.peer(), transfer).await.unwrap_err();
+        assert_eq!(code(&error), Code::PermissionDenied, "{error}");
+    }
+    assert_eq!(source.opened.load(Ordering::Relaxed), 0);
+    sender.finish().await;
+}
+
+#[tokio::test]
+async fn a_stream_ends_when_its_grant_ends() {
+    let own = KeyPair::generate().unwrap();
+    let granting = Granting {
+        revoked_at: Some(3),
+        ..Granting::to(own.public())
+    };
+    let sender = Sender::start(Arc::new(Revoking(Arc::new(granting)))).await;
+    let fetch = fetch(&own, sender.peer(), TRANSFER).await.unwrap();
+    let chunks: Vec<_> = fetch.read(0).await.unwrap().collect().await;
+    let (last, before) = chunks.split_last().unwrap();
+    assert_eq!(before.len(), 3);
+    assert_eq!(code(last.as_ref().unwrap_err()), Code::PermissionDenied);
+    sender.finish().await;
+}
+
+/// Waits until the sender has closed a connection.
+async fn is_closed(stream: &mut TcpStream) {
+    let read = async {
+        let mut buffer = [0; 1024];
+        // An alert of TLS may come first.
+        while matches!(stream.read(&mut buffer).await, Ok(1..)) {}
+    };
+    timeout(SOON, read).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn garbage_gets_closed_connections_and_delays_nobody() {
+    let own = KeyPair::generate().unwrap();
+    let source = Arc::new(Granting::to(own.public()));
+    let sender = Sender::start(Arc::clone(&source) as _).await;
+    let address = sender.address;
+    let garbage = async |first: &'static [u8]| {
+        for _ in 0..50 {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            let noise = vec![0xa5; 1 << 20];
+            let sent: io::Result<()> = async {
+                stream.write_all(first).await?;
+                stream.write_all(&noise).await
+            }
+            .await;
+            // The sender may have closed it meanwhile.
+            drop(sent);
+            is_closed(&mut stream).await;
+        }
+    };
+    let ((), (), (), all) = tokio::join!(
+        garbage(b""),
+        garbage(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+        // A record of TLS that announces more than there may be.
+        garbage(&[0x16, 0x03, 0x03, 0xff, 0xff]),
+        received(&own, &sender, 0),
+    );
+    assert_eq!(all.unwrap().len() as u64, SIZE >> 20);
+    assert_eq!(source.opened.load(Ordering::Relaxed), 2);
+    sender.finish().await;
+}
+
+#[tokio::test]
+async fn peers_that_say_nothing_are_disconnected_and_delay_nobody() {
+    let own = KeyPair::generate().unwrap();
+    let sender = Sender::start(Arc::new(Granting::to(own.public()))).await;
+    let mut silent = Vec::new();
+    for _ in 0..200 {
+        silent.push(TcpStream::connect(sender.address).await.unwrap());
+    }
+    received(&own, &sender, 0).await.unwrap();
+    for stream in &mut silent {
+        is_closed(stream).await;
+    }
+    sender.finish().await;
+}
+
+#[tokio::test]
+async fn a_source_that_is_gone_is_named() {
+    let own = KeyPair::generate().unwrap();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let error = fetch(&own, (address, own.public()), TRANSFER).await;
+    let error = error.unwrap_err();
+    assert_eq!(error.to_string(), format!("cannot connect to {address}"));
+}
