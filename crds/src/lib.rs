@@ -17,6 +17,7 @@ pub mod disk;
 pub mod drift;
 pub mod has_image;
 pub mod health;
+pub mod image_transfer;
 mod location;
 pub mod names;
 pub mod node;
@@ -50,6 +51,7 @@ pub use disk::Disk;
 pub use drift::{Drift, Orphan};
 pub use has_image::HasImage;
 pub use health::{PoolProblem, PoolSeverity, VolumeProblem, VolumeSeverity};
+pub use image_transfer::{ImageTransfer, ImageTransferSpec, TransferPurpose};
 pub use node::{
     NodePool, NodePoolStatus, PoolOwner, StorageNode, StorageNodeSpec, StorageNodeStatus,
 };
@@ -80,6 +82,7 @@ pub fn definitions() -> Vec<CustomResourceDefinition> {
         PoolSnapshot::crd(),
         PoolSnapshotGroup::crd(),
         VolumeMove::crd(),
+        ImageTransfer::crd(),
     ];
     for definition in &mut definitions {
         for version in &mut definition.spec.versions {

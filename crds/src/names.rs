@@ -29,6 +29,8 @@ pub const MANAGED_BY_LABEL: &str = "app.kubernetes.io/managed-by";
 pub const COMPONENT_LABEL: &str = "app.kubernetes.io/component";
 /// Value of [`COMPONENT_LABEL`] on the node plugin's pods.
 pub const NODE_COMPONENT: &str = "node";
+/// Name of the port of the node plugin's container at which it sends snapshots to other nodes.
+pub const TRANSFER_PORT: &str = "transfer";
 /// Label that names the pool on a PoolVolume.
 pub const POOL_LABEL: &str = "cistern.storage/pool";
 

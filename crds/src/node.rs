@@ -47,6 +47,11 @@ pub struct StorageNodeSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub machine_id: Option<String>,
+    /// Address and port at which the agent sends snapshots to other nodes. Set by the operator from the
+    /// agent's pod; absent while there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub transfer_endpoint: Option<String>,
     /// Pools that the node carries. Set by the operator from the StoragePools; empty by default.
     #[serde(default)]
     #[schemars(schema_with = "pools_schema::<NodePool>")]
@@ -119,8 +124,8 @@ pub struct PoolOwner {
     pub filesystem_uuid: String,
 }
 
-/// Observed state of the node. The agent writes `pools`, `poolsSummary`, `drift`, `disks` and
-/// `observedGeneration`; the operator writes `conditions`.
+/// Observed state of the node. The agent writes `pools`, `poolsSummary`, `drift`, `disks`,
+/// `transferKey` and `observedGeneration`; the operator writes `conditions`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct StorageNodeStatus {
@@ -156,6 +161,12 @@ pub struct StorageNodeStatus {
     /// them.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub unlisted_disks: u32,
+    /// Public key of the agent for connections between nodes: the Base64 of a SubjectPublicKeyInfo
+    /// (RFC 7250) of Ed25519. Written by the agent, which makes a new key at each start; absent until
+    /// then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub transfer_key: Option<String>,
     /// Conditions of type `Ready`, `Healthy`, `TopologyRegistered`, `AgentReporting` and
     /// `DeletionHeld`. Written by the operator; absent until it has processed the node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

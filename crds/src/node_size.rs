@@ -272,6 +272,7 @@ mod tests {
             unlisted_drift: UNLISTED,
             disks: vec![disk(); DISKS],
             unlisted_disks: UNLISTED,
+            transfer_key: Some(text(64)),
         }
     }
 
@@ -295,7 +296,7 @@ mod tests {
     }
 
     /// Bytes of the JSON of a status without pools and entries.
-    const ENVELOPE: usize = 256;
+    const ENVELOPE: usize = 352;
 
     #[test]
     fn the_largest_status_that_an_agent_can_report_is_shortened_to_its_bound() {

@@ -22,6 +22,8 @@ pub const POOL: &str = "pool";
 pub const MKFS_OPTIONS: &str = "mkfsOptions";
 /// Parameter with the unit in which the pool allocates space.
 pub const EXTENT_SIZE: &str = "extentSize";
+/// Parameter that says on which node a snapshot is restored: `source` or `chosen`.
+pub const PLACEMENT: &str = "placement";
 /// Parameter of Kubernetes for the filesystem. The provisioner converts it to `fs_type`.
 pub const FSTYPE: &str = "csi.storage.k8s.io/fstype";
 
@@ -37,6 +39,18 @@ pub struct Parameters {
     mkfs_options: String,
     /// The extent size hint, if the class has one.
     pub extent_size: Option<ExtentSize>,
+    /// On which node a snapshot is restored.
+    pub placement: RestorePlacement,
+}
+
+/// On which node a snapshot is restored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RestorePlacement {
+    /// On the node of the snapshot, where nothing is copied, unless that node cannot take the volume.
+    #[default]
+    Source,
+    /// On the node that the scheduler has chosen. The data is copied if that is another one.
+    Chosen,
 }
 
 /// Why parameters are invalid. Each message names the remedy.
@@ -60,9 +74,12 @@ pub enum ParametersError {
     /// The extent size is not supported.
     #[error("parameter \"{EXTENT_SIZE}\": {0}")]
     ExtentSize(#[from] UnknownExtentSize),
+    /// The placement is unknown; the value is shortened.
+    #[error("parameter \"{PLACEMENT}\": {0:?} is not \"source\" or \"chosen\"")]
+    Placement(String),
     /// The key, shortened, is no parameter of a StorageClass (CV-22).
     #[error(
-        "parameter {0:?} is unknown: Cistern knows \"{POOL}\", \"{MKFS_OPTIONS}\", \"{EXTENT_SIZE}\", \"{FSTYPE}\", \"{PROVISIONING}\", \"{READ_IOPS}\", \"{WRITE_IOPS}\", \"{READ_BYTES}\" and \"{WRITE_BYTES}\""
+        "parameter {0:?} is unknown: Cistern knows \"{POOL}\", \"{MKFS_OPTIONS}\", \"{EXTENT_SIZE}\", \"{PLACEMENT}\", \"{FSTYPE}\", \"{PROVISIONING}\", \"{READ_IOPS}\", \"{WRITE_IOPS}\", \"{READ_BYTES}\" and \"{WRITE_BYTES}\""
     )]
     Unknown(String),
 }
@@ -88,6 +105,11 @@ impl Parameters {
             None | Some("") => None,
             Some(value) => Some(value.parse()?),
         };
+        let placement = match rest.remove(PLACEMENT) {
+            None | Some("" | "source") => RestorePlacement::Source,
+            Some("chosen") => RestorePlacement::Chosen,
+            Some(other) => return Err(ParametersError::Placement(shorten(other))),
+        };
         let mut attributes = AttributeChanges::default();
         for (key, value) in rest {
             if !key.starts_with(RESERVED_PREFIX) && !attributes.take(key, value)? {
@@ -103,6 +125,7 @@ impl Parameters {
             filesystem,
             mkfs_options,
             extent_size,
+            placement,
         })
     }
 
@@ -134,6 +157,21 @@ mod tests {
             .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
             .collect();
         Parameters::parse(&map)
+    }
+
+    #[test]
+    fn a_class_says_on_which_node_a_snapshot_is_restored() {
+        let placement = |value| Ok(parse(&[("pool", "fast"), ("placement", value)])?.placement);
+        assert_eq!(placement(""), Ok(RestorePlacement::Source));
+        assert_eq!(placement("source"), Ok(RestorePlacement::Source));
+        assert_eq!(placement("chosen"), Ok(RestorePlacement::Chosen));
+        let unknown: Result<_, ParametersError> = placement("Chosen");
+        let expected = "parameter \"placement\": \"Chosen\" is not \"source\" or \"chosen\"";
+        assert_eq!(unknown.unwrap_err().to_string(), expected);
+        assert_eq!(
+            parse(&[("pool", "fast")]).unwrap().placement,
+            RestorePlacement::Source
+        );
     }
 
     #[test]

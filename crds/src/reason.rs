@@ -114,6 +114,15 @@ names! {
         ///
         /// No action is needed. Pods can use the volume meanwhile.
         Allocating,
+        /// The data of the volume is being copied from another node; the message states the start time and
+        /// the progress.
+        ///
+        /// No action is needed. The claim is bound when the copy is complete.
+        Copying,
+        /// The node that has the snapshot cannot send it now; the message states why.
+        ///
+        /// Bring that node back, or delete the claim. The copy goes on where it ended.
+        SourceUnreachable,
         /// The pool has too little room left for the object.
         ///
         /// Delete volumes or snapshots of the pool, enlarge the pool, or request less.

@@ -270,7 +270,8 @@ impl PoolVolumeSpec {
     }
 }
 
-/// Source of a volume's data: an image in the same pool on the same node.
+/// Source of a volume's data: an image in the same pool on the same node, or a snapshot on another
+/// node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ContentSource {
@@ -283,6 +284,11 @@ pub struct ContentSource {
     /// Name of the source's image. A later object of the same name is not the source.
     #[schemars(length(min = 1, max = 64))]
     pub image: String,
+    /// Name of the Node that held the source when the volume was requested, if that is another node: the
+    /// data is copied from there. Absent if the source is on the volume's own node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub node_name: Option<String>,
 }
 
 /// Kind of an image's custom resource.

@@ -64,6 +64,22 @@ pub struct Node {
     #[command(flatten)]
     /// The node and its directories.
     pub location: NodeLocation,
+    /// Address at which other nodes read the snapshots that they are permitted to copy; port 0 takes any
+    #[arg(
+        long,
+        env = "TRANSFER_ADDRESS",
+        default_value = "0.0.0.0:9812",
+        value_name = "ADDRESS:PORT"
+    )]
+    pub transfer: SocketAddr,
+    /// Bytes per second that the node sends to other nodes at most, all copies together; 0 for no limit
+    #[arg(
+        long,
+        env = "TRANSFER_BYTES_PER_SECOND",
+        default_value_t = 0,
+        value_name = "BYTES"
+    )]
+    pub transfer_bytes_per_second: u64,
     /// Directory in which kubelet discovers plugins; by default `plugins_registry` below --kubelet-root
     #[arg(long, env = "REGISTRATION_SOCKET_DIR", value_name = "PATH")]
     pub registration_socket_dir: Option<PathBuf>,

@@ -1,6 +1,6 @@
 //! Assembles and runs the parts of each mode.
 
-use std::{error::Error, io::Write as _, process::ExitCode, sync::Arc};
+use std::{error::Error, io::Write as _, num::NonZeroU64, process::ExitCode, sync::Arc};
 
 use chrono::Utc;
 use cistern_client::{
@@ -22,12 +22,14 @@ use cistern_node::{
     fsck,
     metadata::{Metadata, on_node::OnNode},
     mounting::Mounter,
+    transfers::Sending,
 };
 use cistern_proto::csi::v1::{
     controller_server::ControllerServer, group_controller_server::GroupControllerServer,
     identity_server::IdentityServer, node_server::NodeServer,
     snapshot_metadata_server::SnapshotMetadataServer,
 };
+use cistern_transfer::{KeyPair, Rate};
 use futures::{
     FutureExt as _, TryFutureExt as _,
     future::{self, BoxFuture, Shared},
@@ -109,10 +111,12 @@ pub async fn node(options: config::Node) -> Result {
     let node_name = &options.location.node_name;
     let operations = server::Operations::new(&mut registry).on_node(node_name);
     let client = Requests::new(&mut registry).connect().await?;
+    let keys = KeyPair::generate()?;
     let agent = agent::Parts::new(
         &client,
         node_name,
         root(&options.location).keeping(options.keep_free_percent),
+        keys.clone(),
         Utc::now,
     );
     let intervals = agent::Intervals {
@@ -124,7 +128,12 @@ pub async fn node(options: config::Node) -> Result {
     agent::metrics::register(&agent.agent(), &mut registry);
     let node = Node::new(Mounter::new(agent.agent()), node_name, options.max_volumes);
     let inspection = Inspection::new(client.clone(), node_name, root(&options.location)).routes();
-    let metadata = Metadata::new(Arc::new(OnNode::new(agent.agent(), client)));
+    let on_node = || OnNode::new(agent.agent(), client.clone());
+    let metadata = Metadata::new(Arc::new(on_node()));
+    let sending = Arc::new(Sending::new(agent.agent(), on_node()));
+    let rate = Arc::new(Rate::new(NonZeroU64::new(
+        options.transfer_bytes_per_second,
+    )));
     let identity =
         Identity::new(readiness.clone(), Arc::new(command::check_tools)).with_snapshot_metadata();
     let services = Routes::new(IdentityServer::new(identity))
@@ -138,10 +147,13 @@ pub async fn node(options: config::Node) -> Result {
     let registration = socket::bind(&registration::socket_path(&folder)).await?;
     let registrar = Registrar::new(endpoint).into_routes();
     let listener = TcpListener::bind(options.service.http).await?;
-    tracing::info!(node = node_name, csi = %endpoint.display(), http = %listener.local_addr()?, "serving");
+    let transfers = TcpListener::bind(options.transfer).await?;
+    let (http, transfer) = (listener.local_addr()?, transfers.local_addr()?);
+    tracing::info!(node = node_name, csi = %endpoint.display(), %http, %transfer, "serving");
     let root = agent.agent().node().root.clone();
     let thawing = shutdown.clone().then(|()| thawed(&root));
-    let serving = future::try_join4(
+    let sent = cistern_transfer::serve(transfers, &keys, sending, rate, shutdown.clone());
+    let serving = future::try_join5(
         server::serve(csi, services, operations.clone(), shutdown.clone()).err_into::<Failure>(),
         server::serve(registration, registrar, operations, shutdown.clone()).err_into::<Failure>(),
         http::serve(
@@ -150,6 +162,7 @@ pub async fn node(options: config::Node) -> Result {
             shutdown,
         )
         .err_into::<Failure>(),
+        sent.err_into::<Failure>(),
         // The agent runs until this has ended, so that it can write the outcome of a snapshot.
         thawing.map(Ok),
     );

@@ -55,6 +55,8 @@ pub struct Options {
     pub log_level: &'static str,
     /// How often the node probes the health of pools and volumes, in the format of its option.
     pub health_interval: &'static str,
+    /// Bytes per second that the node sends to other nodes at most; 0 for no limit.
+    pub transfer_rate: u64,
 }
 
 impl Default for Options {
@@ -62,6 +64,7 @@ impl Default for Options {
         Self {
             log_level: "info,cistern_driver=debug,cistern_node=debug,cistern_host=debug",
             health_interval: "15s",
+            transfer_rate: 0,
         }
     }
 }
@@ -73,6 +76,7 @@ struct Host {
     kubeconfig: PathBuf,
     controller_http: SocketAddr,
     node_http: SocketAddr,
+    transfer: SocketAddr,
     options: Options,
     mounts: MountNamespace,
     folder: Folder,
@@ -91,12 +95,13 @@ impl Driver {
         options: Options,
     ) -> Self {
         let folder = Folder::new();
-        let [controller_http, node_http] = free_addresses();
+        let [controller_http, node_http, transfer] = free_addresses();
         let host = Host {
             name: node_name.to_owned(),
             kubeconfig: control_plane.kubeconfig().to_owned(),
             controller_http,
             node_http,
+            transfer,
             options,
             mounts: MountNamespace::new(folder.path()).await,
             folder,
@@ -110,6 +115,8 @@ impl Driver {
             )]
             .into(),
             machine_id: None,
+            // As the operator writes it, from the pod of the agent.
+            transfer_endpoint: Some(transfer.to_string()),
             pools: Vec::new(),
         };
         let node = StorageNode::new(node_name, spec);
@@ -362,6 +369,9 @@ impl Host {
         command.arg(NODE);
         self.serve(&mut command, NODE, self.node_http);
         self.place(&mut command);
+        command.arg(format!("--transfer={}", self.transfer));
+        let rate = self.options.transfer_rate;
+        command.arg(format!("--transfer-bytes-per-second={rate}"));
         // The machine that runs the tests may be full, and no kubelet evicts pods here.
         command.arg("--keep-free-percent=0");
         let interval = self.options.health_interval;

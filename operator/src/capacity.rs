@@ -160,6 +160,7 @@ fn concerned(cluster: &ClusterState, change: &Change) -> Vec<Slot> {
         Change::Pool(_)
         | Change::PoolStatus(_)
         | Change::Move(_)
+        | Change::Transfer(_)
         | Change::AttributesClass(_)
         | Change::Volume { .. }
         | Change::Snapshot { .. }

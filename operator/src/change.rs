@@ -31,6 +31,8 @@ pub enum Change {
     Node(String),
     /// A VolumeMove.
     Move(String),
+    /// An ImageTransfer.
+    Transfer(String),
     /// A StorageClass.
     Class(String),
     /// A VolumeAttributesClass.

@@ -152,6 +152,7 @@ fn concerned(cluster: &ClusterState, rooms: &Rooms, change: &Change) -> Vec<Subj
         Change::PoolStatus(_)
         | Change::Snapshot { .. }
         | Change::Move(_)
+        | Change::Transfer(_)
         | Change::Owner
         | Change::Capacity { .. } => Vec::new(),
     }

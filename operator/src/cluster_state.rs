@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use cistern_client::{OwnWrites, http::Readiness};
 use cistern_crds::{
-    PoolSnapshot, PoolVolume, StorageNode, StoragePool, VolumeMove, names, unclaimed::Owner,
+    ImageTransfer, PoolSnapshot, PoolVolume, StorageNode, StoragePool, VolumeMove, names,
+    unclaimed::Owner,
 };
 use k8s_openapi::api::{
     core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod},
@@ -45,6 +46,8 @@ pub struct ClusterState {
     pub snapshots: Cache<StoredSnapshot>,
     /// Every VolumeMove.
     pub moves: Cache<VolumeMove>,
+    /// Every ImageTransfer.
+    pub transfers: Cache<ImageTransfer>,
     /// Every Node.
     pub nodes: Cache<Node>,
     /// Every CSINode.
@@ -105,6 +108,7 @@ impl ClusterState {
                 snapshots.contents.apply(Count::SNAPSHOT, difference);
             }),
             moves: watches.add::<VolumeMove>(),
+            transfers: watches.add::<ImageTransfer>(),
             nodes: watches.add_indexed::<Node>(move |node| nodes.long_names.apply(node)),
             csi_nodes: watches.add::<CSINode>(),
             agents: watches.start::<Pod>(
@@ -138,6 +142,7 @@ impl ClusterState {
             volumes: Cache::default(),
             snapshots: Cache::default(),
             moves: Cache::default(),
+            transfers: Cache::default(),
             nodes: Cache::default(),
             csi_nodes: Cache::default(),
             agents: Cache::default(),
@@ -166,6 +171,7 @@ impl ClusterState {
             self.volumes.complete(),
             self.snapshots.complete(),
             self.moves.complete(),
+            self.transfers.complete(),
             self.nodes.complete(),
             self.csi_nodes.complete(),
             self.agents.complete(),

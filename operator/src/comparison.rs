@@ -1,6 +1,6 @@
 //! Compares two versions of an object in the fields that controllers read.
 
-use cistern_crds::{StorageNode, StoragePool, VolumeMove, unclaimed::Owner};
+use cistern_crds::{ImageTransfer, StorageNode, StoragePool, VolumeMove, unclaimed::Owner};
 use k8s_openapi::{
     api::{
         core::v1::{Node, PersistentVolumeClaim, Pod},
@@ -22,7 +22,7 @@ macro_rules! entries {
     )+ };
 }
 
-entries!(is_same: Node, CSINode, Pod, StorageClass, VolumeAttributesClass, PersistentVolumeClaim, CSIStorageCapacity, VolumeMove);
+entries!(is_same: Node, CSINode, Pod, StorageClass, VolumeAttributesClass, PersistentVolumeClaim, CSIStorageCapacity, VolumeMove, ImageTransfer);
 entries!(is_same_guarded: DeserializeGuard<StoragePool>, DeserializeGuard<StorageNode>);
 
 impl Entry for Owner {

@@ -264,6 +264,7 @@ fn concerned(cluster: &ClusterState, published: &PublishedIssues, change: &Chang
         | Change::Node(_)
         | Change::Class(_)
         | Change::Move(_)
+        | Change::Transfer(_)
         | Change::AttributesClass(_)
         | Change::Claim { .. }
         | Change::Owner

@@ -37,6 +37,7 @@ pub mod registration;
 pub mod stored;
 pub mod template_capacity;
 pub mod topology;
+pub mod transfers;
 pub mod unclaimed;
 pub mod watch;
 pub mod write_locks;
@@ -58,7 +59,8 @@ use crate::{
     config::Config, controller::Controller, drift::DriftController, health::HealthController,
     leader::Candidate, metrics::Metrics, moves::MovesController, node::NodeController,
     outdated::Outdated, pool::PoolController, template_capacity::TemplateCapacityController,
-    topology::TopologyController, unclaimed::UnclaimedController, write_locks::WriteLocks,
+    topology::TopologyController, transfers::TransfersController, unclaimed::UnclaimedController,
+    write_locks::WriteLocks,
 };
 
 /// Resolves when the process is to end.
@@ -177,6 +179,7 @@ fn controllers(context: &Context, stop: &Stop) -> JoinSet<()> {
     start.controller(HealthController::new((context.now)()));
     start.controller(UnclaimedController::default());
     start.controller(MovesController);
+    start.controller(TransfersController);
     running
 }
 

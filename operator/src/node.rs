@@ -19,7 +19,7 @@
 mod follow;
 mod takeover;
 
-use std::{cell::LazyCell, collections::BTreeMap, ops::Deref, sync::Arc};
+use std::{cell::LazyCell, collections::BTreeMap, net::SocketAddr, ops::Deref, sync::Arc};
 
 use cistern_client::writes::{delete_exactly, patch_guarded, remove_finalizer};
 use cistern_crds::{
@@ -41,6 +41,7 @@ use crate::{
     contents::{Contents, Count},
     controller::{Controller, Next},
     overcommit::{self, Overcommit},
+    pods,
     pool::declaration::declared,
 };
 
@@ -101,6 +102,8 @@ struct View<'a> {
     pools: &'a [Arc<DeserializeGuard<StoragePool>>],
     /// Whether an agent runs that may be creating the pools of the spec.
     agent: bool,
+    /// Where the agent sends snapshots from; None while it has no address.
+    endpoint: Option<SocketAddr>,
     /// Volumes and snapshots on the node by pool, counted only when read.
     kept: &'a dyn Deref<Target = Contents>,
     /// The pools that the node may take over.
@@ -137,6 +140,7 @@ impl Controller for NodeController {
             }
             Change::PoolStatus(_)
             | Change::Move(_)
+            | Change::Transfer(_)
             | Change::Class(_)
             | Change::AttributesClass(_)
             | Change::Claim { .. }
@@ -186,13 +190,15 @@ async fn reconcile(context: &Context, granting: &Mutex<()>, name: &str) -> Resul
         Next::After(follow::AGAIN)
     };
     granted.extend(following);
+    let agents = cluster.agents_on(name);
     let action = plan(&View {
         name,
         granted: &granted,
         node: cluster.node(name).as_deref(),
         storage_node,
         pools: &cluster.pools_by_name(),
-        agent: !cluster.agents_on(name).is_empty(),
+        agent: !agents.is_empty(),
+        endpoint: agents.iter().find_map(|agent| pods::endpoint(agent)),
         kept: &LazyCell::new(|| cluster.contents_on(name)),
         thick_in: &|pool| cluster.thick_in(pool),
     });
@@ -286,6 +292,7 @@ fn plan(view: &View<'_>) -> StorageNodeAction {
         )]
         .into(),
         machine_id: machine_id(view),
+        transfer_endpoint: transfer_endpoint(view),
         pools: carried(view),
     };
     let Some(current) = view.storage_node else {
@@ -333,6 +340,12 @@ fn machine_id(view: &View<'_>) -> Option<String> {
     // An id that the schema rejects identifies no machine.
     let reported = reported.filter(|id| !id.is_empty() && id.len() <= 64);
     reported.or_else(|| view.storage_node?.spec.machine_id.clone())
+}
+
+/// The address of the agent, or the last one that it had: a restart is no reason for two writes.
+fn transfer_endpoint(view: &View<'_>) -> Option<String> {
+    let present = view.endpoint.map(|endpoint| endpoint.to_string());
+    present.or_else(|| view.storage_node?.spec.transfer_endpoint.clone())
 }
 
 /// The pools that the node is to carry, by name.

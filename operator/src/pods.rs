@@ -1,5 +1,8 @@
-//! Pods that use a claim. Pure.
+//! Pods that use a claim, and the addresses of agents. Pure.
 
+use std::net::SocketAddr;
+
+use cistern_crds::names::TRANSFER_PORT;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 
@@ -21,11 +24,46 @@ pub fn uses(pod: &Pod, claim: &str) -> bool {
     names_it && !matches!(phase, Some("Succeeded" | "Failed"))
 }
 
+/// Address and port at which an agent sends snapshots to other nodes. None until its pod has an address, or if
+/// it has no such port.
+pub fn endpoint(agent: &Pod) -> Option<SocketAddr> {
+    let address = agent.status.as_ref()?.pod_ip.as_ref()?.parse().ok()?;
+    let containers = agent.spec.as_ref()?.containers.iter();
+    let mut ports = containers.flat_map(|container| container.ports.iter().flatten());
+    let port = ports.find(|port| port.name.as_deref() == Some(TRANSFER_PORT))?;
+    let port = u16::try_from(port.container_port).ok()?;
+    Some(SocketAddr::new(address, port))
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn an_agent_sends_from_the_address_of_its_pod_once_it_has_one() {
+        let agent = |ports: serde_json::Value, status: serde_json::Value| -> Pod {
+            serde_json::from_value(json!({
+                "metadata": {"name": "cistern-node-x"},
+                "spec": {"containers": [{"name": "driver", "ports": ports}]},
+                "status": status,
+            }))
+            .unwrap()
+        };
+        let ports = json!([
+            {"name": "metrics", "containerPort": 9808},
+            {"name": "transfer", "containerPort": 9812},
+        ]);
+        let at = |ip: &str| agent(ports.clone(), json!({"podIP": ip}));
+        assert_eq!(endpoint(&at("10.0.0.7")), "10.0.0.7:9812".parse().ok());
+        assert_eq!(endpoint(&at("fd00::7")), "[fd00::7]:9812".parse().ok());
+        assert_eq!(endpoint(&agent(ports, json!({}))), None);
+        assert_eq!(
+            endpoint(&agent(json!([]), json!({"podIP": "10.0.0.7"}))),
+            None
+        );
+    }
 
     #[test]
     fn a_pod_uses_a_claim_whichever_way_it_names_it_until_it_has_ended() {

@@ -96,6 +96,7 @@ fn concerned(cluster: &ClusterState, shares: &Shares, change: &Change) -> Vec<St
         }
         Change::Class(_)
         | Change::Move(_)
+        | Change::Transfer(_)
         | Change::AttributesClass(_)
         | Change::Claim { .. }
         | Change::Owner

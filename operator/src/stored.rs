@@ -6,8 +6,8 @@
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
-    ConditionStatus, ConditionType, PoolSnapshot, PoolVolume, Provisioning, time,
-    unclaimed::Claimable, volume::PoolVolumeStatus,
+    ConditionStatus, ConditionType, HasImage as _, PoolSnapshot, PoolVolume, Provisioning,
+    SourceKind, time, unclaimed::Claimable, volume::PoolVolumeStatus,
 };
 use kube::{ResourceExt as _, core::DeserializeGuard};
 
@@ -26,6 +26,18 @@ pub struct Stored<R> {
     pub requested_name: Option<Box<str>>,
     /// None if there is nothing to report.
     pub report: Option<Box<R>>,
+    /// The PoolSnapshot on another node that the volume is to be made from; None if it has been made, or needs
+    /// no copy.
+    pub awaits: Option<Box<AwaitedCopy>>,
+}
+
+/// A snapshot on another node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AwaitedCopy {
+    /// Name of the PoolSnapshot.
+    pub snapshot: Box<str>,
+    /// Name of its image.
+    pub image: Box<str>,
 }
 
 /// Where an object is.
@@ -52,6 +64,7 @@ impl<R> Default for Stored<R> {
             created: None,
             requested_name: None,
             report: None,
+            awaits: None,
         }
     }
 }
@@ -71,6 +84,7 @@ impl StoredVolume {
         let provisioning = volume.spec.attributes.provisioning;
         let stored = Self::of(&volume, provisioning);
         Self {
+            awaits: awaited(&volume).map(Box::new),
             report: reportable(volume).map(Box::new),
             ..stored
         }
@@ -101,8 +115,23 @@ impl<R> Stored<R> {
             created: created.map(time::from_kubernetes),
             requested_name: (requested != object.name_any()).then(|| requested.into()),
             report: None,
+            awaits: None,
         }
     }
+}
+
+/// The copy that a volume waits for: its bytes are reserved, and its image is not made.
+fn awaited(volume: &PoolVolume) -> Option<AwaitedCopy> {
+    let source = volume.spec.content_source.as_ref()?;
+    let awaits = source.kind == SourceKind::Snapshot
+        && source.node_name.is_some()
+        && volume.reserved().is_some()
+        && volume.size().is_none()
+        && !volume.spec.deletion_requested;
+    awaits.then(|| AwaitedCopy {
+        snapshot: source.name.as_str().into(),
+        image: source.image.as_str().into(),
+    })
 }
 
 /// The reportable part of a volume: its problems, a check that is running, and the conditions of a
@@ -135,6 +164,7 @@ fn reportable(mut volume: PoolVolume) -> Option<PoolVolume> {
 
 #[cfg(test)]
 mod tests {
+    use cistern_crds::{Bytes, ContentSource};
     use serde_json::{Value, json};
 
     use super::*;
@@ -171,6 +201,33 @@ mod tests {
         assert!(location.thick);
         assert_eq!((&*stored.uid, stored.requested_name), ("u", None));
         assert_eq!(stored.report, None);
+    }
+
+    #[test]
+    fn the_copy_that_a_volume_waits_for_is_kept_until_the_volume_is_made() {
+        let mut waiting = volume(&json!([])).0.unwrap();
+        waiting.spec.content_source = Some(ContentSource {
+            kind: SourceKind::Snapshot,
+            name: "snap-1".to_owned(),
+            image: "uid-1".to_owned(),
+            node_name: Some("w2".to_owned()),
+        });
+        let awaits = |volume: &PoolVolume| {
+            StoredVolume::of_volume(DeserializeGuard(Ok(volume.clone()))).awaits
+        };
+        let awaited = awaits(&waiting).unwrap();
+        assert_eq!((&*awaited.snapshot, &*awaited.image), ("snap-1", "uid-1"));
+        let mut made = waiting.clone();
+        made.status.as_mut().unwrap().size = Some(Bytes::gib(1));
+        let mut refused = waiting.clone();
+        refused.status.as_mut().unwrap().reserved = None;
+        let mut leaving = waiting.clone();
+        leaving.spec.deletion_requested = true;
+        let mut local = waiting;
+        local.spec.content_source.as_mut().unwrap().node_name = None;
+        for other in [made, refused, leaving, local] {
+            assert_eq!(awaits(&other), None, "{other:?}");
+        }
     }
 
     #[test]

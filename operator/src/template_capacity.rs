@@ -125,6 +125,7 @@ fn concerned(cluster: &ClusterState, change: &Change) -> Vec<String> {
         | Change::StorageNode(_)
         | Change::Node(_)
         | Change::Move(_)
+        | Change::Transfer(_)
         | Change::AttributesClass(_)
         | Change::Volume { .. }
         | Change::Snapshot { .. }

@@ -120,6 +120,7 @@ pub(crate) fn storage_node(name: &str) -> StorageNodeBuilder {
         spec: StorageNodeSpec {
             topology: topology.into(),
             machine_id: None,
+            transfer_endpoint: None,
             pools: Vec::new(),
         },
         status: Some(StorageNodeStatus::default()),

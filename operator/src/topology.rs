@@ -70,6 +70,7 @@ impl Controller for TopologyController {
             | Change::PoolStatus(_)
             | Change::Class(_)
             | Change::Move(_)
+            | Change::Transfer(_)
             | Change::AttributesClass(_)
             | Change::Claim { .. }
             | Change::Owner

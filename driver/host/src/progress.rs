@@ -6,8 +6,8 @@ pub type Progress<'a> = &'a dyn Fn(u8);
 /// For work whose progress is not reported.
 pub(crate) const UNSEEN: Progress<'static> = &|_| {};
 
-/// The percentage of the whole, rounded down.
-pub(crate) fn percent(done: u64, whole: u64) -> u8 {
+/// Returns the percentage of the whole, rounded down; 100 of nothing.
+pub fn percent(done: u64, whole: u64) -> u8 {
     let percent = (u128::from(done.min(whole)) * 100).checked_div(u128::from(whole));
     percent.and_then(|it| u8::try_from(it).ok()).unwrap_or(100)
 }

@@ -18,6 +18,7 @@ pub mod image;
 pub mod locks;
 pub mod metadata;
 pub mod mounting;
+pub mod transfers;
 pub mod usage;
 
 #[cfg(test)]

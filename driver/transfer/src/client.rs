@@ -16,6 +16,9 @@ use tower::service_fn;
 
 use crate::{Error, HANDSHAKE, KEEP_ALIVE, KeyPair, PublicKey, WINDOW, tls};
 
+/// What is said of a connection that ended. A source closes it that does not know the key of the receiver.
+const CLOSED: &str = "the connection is closed; after a start of this node plugin, the source learns its key within some seconds";
+
 /// A connection to a source, for one transfer.
 #[derive(Debug)]
 pub struct Fetch {
@@ -36,7 +39,7 @@ pub async fn fetch(
     // The one connection; a broken one is made anew by the next call of this function.
     let once = service_fn(move |_: Uri| {
         let stream = stream.take();
-        async move { stream.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)) }
+        async move { stream.ok_or_else(|| io::Error::other(CLOSED)) }
     });
     let channel = Endpoint::from_static("http://source")
         .initial_stream_window_size(WINDOW)

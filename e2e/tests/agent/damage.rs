@@ -73,6 +73,7 @@ async fn one_stage_call_checks_or_grows_a_volume_and_mounts_it() {
         kind: SourceKind::Volume,
         name: volume.clone(),
         image: uid,
+        node_name: None,
     });
     let copy = node.create_ready(&copy).await;
     assert!(is_not_checking(&copy), "{copy:?}");

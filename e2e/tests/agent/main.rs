@@ -27,6 +27,7 @@ mod replaced;
 mod size;
 mod snapshots;
 mod takeover;
+mod transfers;
 
 use std::{
     path::{Path, PathBuf},
@@ -38,7 +39,9 @@ use cistern_crds::{
     condition, testing::volume_spec,
 };
 use cistern_e2e::{
-    ControlPlane, Driver, eventually,
+    ControlPlane, Driver,
+    driver::Options,
+    eventually,
     objects::{change, write_status},
     process::output,
 };
@@ -66,7 +69,11 @@ impl Fixture {
     }
 
     async fn start_with(control_plane: &ControlPlane, name: &str) -> Self {
-        let driver = Driver::start(control_plane, name).await;
+        Self::start_as(control_plane, name, Options::default()).await
+    }
+
+    async fn start_as(control_plane: &ControlPlane, name: &str, options: Options) -> Self {
+        let driver = Driver::start_with(control_plane, name, options).await;
         driver.add_image_pool(name, Bytes::gib(1)).await;
         Self {
             driver,

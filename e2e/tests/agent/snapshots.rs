@@ -216,6 +216,7 @@ pub(crate) fn content_source<K: HasImage>(source: &K) -> ContentSource {
         kind,
         name: source.meta().name.clone().unwrap(),
         image: source.image().unwrap().uid.clone(),
+        node_name: None,
     }
 }
 

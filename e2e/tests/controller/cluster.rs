@@ -88,7 +88,8 @@ impl Cluster {
     /// Writes the agent's report of ready pools of 10 GiB, each with its room in GiB.
     pub(crate) async fn report(&self, node: &str, pools: &[(&str, u64)]) {
         let reports: Vec<_> = pools.iter().map(|(pool, gib)| ready(pool, *gib)).collect();
-        self.set_node_status(node, json!({"pools": reports})).await;
+        self.set_node_status(node, json!({"pools": reports, "transferKey": "a key"}))
+            .await;
     }
 
     /// Writes the agent's report of a pool that is not ready beside the ready ones.
@@ -99,7 +100,8 @@ impl Cluster {
         set(&mut report.conditions, &finding, None);
         let mut reports: Vec<_> = pools.iter().map(|(pool, gib)| ready(pool, *gib)).collect();
         reports.push(report);
-        self.set_node_status(node, json!({"pools": reports})).await;
+        self.set_node_status(node, json!({"pools": reports, "transferKey": "a key"}))
+            .await;
     }
 
     /// Asserts that a call failed because the agent on a node is silent.

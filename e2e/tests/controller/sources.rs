@@ -7,7 +7,7 @@ use cistern_proto::csi::v1::{
     volume_capability::{AccessType, BlockVolume, MountVolume},
     volume_content_source::{SnapshotSource, Type, VolumeSource},
 };
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
 use kube::{Api, api::PostParams};
 use serde_json::json;
 use tonic::{Code, Status};
@@ -170,9 +170,10 @@ async fn a_copy_is_created_on_the_node_of_its_source_although_another_node_is_se
 }
 
 #[tokio::test]
-async fn a_copy_beside_a_full_or_silent_source_fails_with_a_back_off_and_writes_nothing() {
+async fn a_copy_of_a_full_or_silent_source_that_can_be_nowhere_fails_with_a_back_off_and_writes_nothing()
+ {
     let control_plane = ControlPlane::shared().await;
-    let cluster = Cluster::new(control_plane, "full-source", &[("a", 5), ("b", 4)]).await;
+    let cluster = Cluster::new(control_plane, "full-source", &[("a", 5), ("b", 0)]).await;
     let replica = Replica::start(control_plane).await;
     volume(&cluster, replica.client().await, "full-source-volume").await;
     let client = replica.client().await;
@@ -212,7 +213,7 @@ async fn a_copy_beside_a_full_or_silent_source_fails_with_a_back_off_and_writes_
             let status = status.unwrap_err();
             // RESOURCE_EXHAUSTED would make the scheduler select a node again endlessly.
             assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
-            for part in [&format!("only be on node {}", cluster.node("a")), reason] {
+            for part in [&format!("on node {}", cluster.node("a")), reason] {
                 assert!(status.message().contains(part), "{status}");
             }
             assert!(history.states().is_empty());
@@ -225,7 +226,55 @@ async fn a_copy_beside_a_full_or_silent_source_fails_with_a_back_off_and_writes_
     until_room(5).await;
     cluster.silence("a").await;
     until_room(0).await;
+    // Also if there is room elsewhere: nothing can be read.
+    cluster.set_room("b", 5).await;
     refused("does not report").await;
+}
+
+#[tokio::test]
+async fn a_snapshot_whose_node_cannot_take_the_volume_is_restored_on_another_one() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "leaving", &[("a", 5), ("b", 5)]).await;
+    let replica = Replica::start(control_plane).await;
+    let mut first = request("leaving-volume", &cluster.pool);
+    first.accessibility_requirements = Some(requirement(&[cluster.node("a")]));
+    let asked = tokio::spawn(create(replica.client().await, first, PATIENCE));
+    cluster.make("leaving-volume", "a").await;
+    asked.await.unwrap().unwrap();
+    let client = replica.client().await;
+    taken(&cluster, client, "leaving-snapshot", "leaving-volume").await;
+
+    let everywhere = [cluster.node("b"), cluster.node("a")];
+    let restored = async |name: &str, nodes: &[String], placement: &str, node: &str| {
+        let mut wanted = copy(name, &cluster.pool, of_snapshot("leaving-snapshot"));
+        wanted.accessibility_requirements = Some(requirement(nodes));
+        let parameters = &mut wanted.parameters;
+        parameters.insert("placement".to_owned(), placement.to_owned());
+        let asked = tokio::spawn(create(replica.client().await, wanted.clone(), PATIENCE));
+        let volume = cluster.make(name, node).await;
+        let made = asked.await.unwrap().unwrap();
+        assert_eq!(made.accessible_topology, [topology(&cluster.node(node))]);
+        let source = volume.spec.content_source.unwrap();
+        let elsewhere = (node != "a").then(|| cluster.node("a"));
+        assert_eq!(source.node_name, elsewhere, "{name}");
+        let again = create(replica.client().await, wanted, PATIENCE).await;
+        assert_eq!(again.unwrap(), made, "CV-06");
+    };
+    restored("leaving-beside", &everywhere, "source", "a").await;
+    restored("leaving-chosen", &everywhere, "chosen", "b").await;
+    restored("leaving-excluded", &everywhere[..1], "source", "b").await;
+    cluster.set_room("a", 0).await;
+    restored("leaving-full", &everywhere, "source", "b").await;
+    cluster.set_room("a", 5).await;
+    let nodes: Api<Node> = Api::all(control_plane.client());
+    let cordoned =
+        json!({"metadata": {"name": cluster.node("a")}, "spec": {"unschedulable": true}});
+    let cordoned = serde_json::from_value(cordoned).unwrap();
+    nodes
+        .create(&PostParams::default(), &cordoned)
+        .await
+        .unwrap();
+    restored("leaving-cordoned", &everywhere, "source", "b").await;
 }
 
 // Shows: VCS-01, VCS-14.

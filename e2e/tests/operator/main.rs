@@ -25,4 +25,5 @@ mod pools;
 mod process;
 mod replaced;
 mod takeover;
+mod transfers;
 mod unclaimed;

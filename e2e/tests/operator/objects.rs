@@ -110,7 +110,10 @@ impl Objects {
                 "name": name,
                 "labels": {names::COMPONENT_LABEL: names::NODE_COMPONENT},
             },
-            "spec": {"nodeName": node, "containers": [{"name": "driver", "image": "x"}]},
+            "spec": {"nodeName": node, "containers": [{
+                "name": "driver", "image": "x",
+                "ports": [{"name": names::TRANSFER_PORT, "containerPort": 9812}],
+            }]},
         });
         create(&self.pods(), &pod).await;
         self.set_agent_ready(node, true).await;

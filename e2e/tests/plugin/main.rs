@@ -289,6 +289,7 @@ fn copy_of(snapshot: &PoolSnapshot) -> ContentSource {
         kind: SourceKind::Snapshot,
         name: snapshot.name_any(),
         image: snapshot.image().unwrap().uid.clone(),
+        node_name: None,
     }
 }
 

@@ -1,12 +1,14 @@
 //! Pods and ports that the network policy covers, as the API server stores it. The network plugin
 //! enforces the policy, which is not tested here.
 
-use serde_json::Value;
+use cistern_crds::names::TRANSFER_PORT;
+use serde_json::{Value, json};
 
 use crate::installed::{Installed, ask};
 
 #[tokio::test]
-async fn the_network_policy_covers_every_pod_and_leaves_the_ports_of_metrics_to_prometheus() {
+async fn the_network_policies_leave_the_ports_of_metrics_to_prometheus_and_those_of_transfers_to_node_plugins()
+ {
     let cluster = Installed::start_in("storage").await;
     let (admin, namespace) = (&cluster.admin(), cluster.namespace());
     let list = async |group: &str, resource: &str| {
@@ -15,7 +17,7 @@ async fn the_network_policy_covers_every_pod_and_leaves_the_ports_of_metrics_to_
         list["items"].take().as_array().unwrap().clone()
     };
     let policies = list("networking.k8s.io", "networkpolicies").await;
-    let [policy] = &policies[..] else {
+    let [policy, transfers] = &policies[..] else {
         panic!("{policies:?}");
     };
     let spec = &policy["spec"];
@@ -36,6 +38,16 @@ async fn the_network_policy_covers_every_pod_and_leaves_the_ports_of_metrics_to_
         open.iter().any(|rule| range(rule).contains(&port))
     };
 
+    let node = json!({"app.kubernetes.io/name": "cistern", "app.kubernetes.io/component": "node"});
+    let spec_of_transfers = &transfers["spec"];
+    assert_eq!(spec_of_transfers["podSelector"]["matchLabels"], node);
+    let rule = &spec_of_transfers["ingress"][0];
+    assert_eq!(
+        rule["from"],
+        json!([{"podSelector": {"matchLabels": node}}])
+    );
+    let of_transfers = &rule["ports"][0]["port"];
+
     let mut workloads = list("apps", "deployments").await;
     workloads.extend(list("apps", "daemonsets").await);
     assert_eq!(workloads.len(), 3);
@@ -50,7 +62,16 @@ async fn the_network_policy_covers_every_pod_and_leaves_the_ports_of_metrics_to_
             .iter()
             .flat_map(|it| it["ports"].as_array().unwrap())
         {
-            assert!(is_open(port["containerPort"].as_u64().unwrap()), "{port}");
+            if port["name"] == TRANSFER_PORT {
+                assert_eq!(
+                    &template["metadata"]["labels"]["app.kubernetes.io/component"],
+                    "node"
+                );
+                assert_eq!(&port["containerPort"], of_transfers);
+                assert!(!is_open(of_transfers.as_u64().unwrap()), "{port}");
+            } else {
+                assert!(is_open(port["containerPort"].as_u64().unwrap()), "{port}");
+            }
         }
     }
 }

@@ -110,6 +110,7 @@ pub(super) const USED: &[Used] = &[
     of(BUNDLE, OWN, "poolsnapshots", LIST),
     of(BUNDLE, OWN, "poolsnapshotgroups", LIST),
     of(BUNDLE, OWN, "volumemoves", LIST),
+    of(BUNDLE, OWN, "imagetransfers", LIST),
     of(BUNDLE, "", "persistentvolumes", LIST),
     of(BUNDLE, "", "persistentvolumeclaims", LIST),
     of(BUNDLE, "", "events", LIST),

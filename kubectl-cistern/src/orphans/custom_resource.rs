@@ -101,6 +101,7 @@ fn source(image: &str, cluster: &Cluster) -> ContentSource {
         kind,
         name: name(known.or_else(|| snapshot.map(kube::ResourceExt::name_any))),
         image: image.to_owned(),
+        node_name: None,
     }
 }
 

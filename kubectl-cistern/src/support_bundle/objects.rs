@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cistern_client::{Chain, Rejection};
 use cistern_crds::{
-    PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, StoragePool, VolumeMove,
+    ImageTransfer, PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, StoragePool,
+    VolumeMove,
     names::{DRIVER, GROUP},
 };
 use futures::{StreamExt as _, stream};
@@ -67,6 +68,7 @@ fn kinds(namespace: &str) -> Vec<(String, String)> {
         kind::<PoolSnapshot>(None),
         kind::<PoolSnapshotGroup>(None),
         kind::<VolumeMove>(None),
+        kind::<ImageTransfer>(None),
         kind::<StorageClass>(None),
         kind::<PersistentVolume>(None),
         kind::<PersistentVolumeClaim>(None),

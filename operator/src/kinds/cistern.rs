@@ -1,6 +1,6 @@
 //! The cached part of Cistern's custom resources.
 
-use cistern_crds::{PoolSnapshot, PoolVolume, StorageNode, StoragePool, VolumeMove};
+use cistern_crds::{ImageTransfer, PoolSnapshot, PoolVolume, StorageNode, StoragePool, VolumeMove};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{ResourceExt as _, core::DeserializeGuard};
 
@@ -117,6 +117,26 @@ impl WatchedKind for VolumeMove {
 
     fn change(difference: &Difference<Self>) -> Change {
         Change::Move(difference.key.to_string())
+    }
+}
+
+impl WatchedKind for ImageTransfer {
+    type Entry = Self;
+
+    const NAME: &'static str = "imagetransfers";
+    // An upgrade may apply the definitions last.
+    const IS_OPTIONAL: bool = true;
+
+    fn entry(mut self) -> Option<Self> {
+        self.metadata = ObjectMeta {
+            deletion_timestamp: self.metadata.deletion_timestamp.take(),
+            ..identity::metadata(&self.metadata)
+        };
+        Some(self)
+    }
+
+    fn change(difference: &Difference<Self>) -> Change {
+        Change::Transfer(difference.key.to_string())
     }
 }
 

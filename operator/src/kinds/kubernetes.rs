@@ -4,8 +4,8 @@ use cistern_crds::{names, unclaimed::Owner};
 use k8s_openapi::{
     api::{
         core::v1::{
-            Node, NodeStatus, NodeSystemInfo, PersistentVolume, PersistentVolumeClaim, Pod,
-            PodCondition, PodSpec, PodStatus,
+            Container, Node, NodeStatus, NodeSystemInfo, PersistentVolume, PersistentVolumeClaim,
+            Pod, PodCondition, PodSpec, PodStatus,
         },
         storage::v1::{CSINode, CSIStorageCapacity, StorageClass, VolumeAttributesClass},
     },
@@ -72,14 +72,19 @@ impl WatchedKind for Pod {
             deletion_timestamp: self.metadata.deletion_timestamp.take(),
             ..identity::metadata(&self.metadata)
         };
-        let node_name = self.spec.take().and_then(|spec| spec.node_name);
-        let on_a_node = node_name.is_some();
+        let spec = self.spec.take().unwrap_or_default();
+        let on_a_node = spec.node_name.is_some();
+        let containers = spec.containers.into_iter().map(|container| Container {
+            ports: container.ports,
+            ..Container::default()
+        });
         self.spec = Some(PodSpec {
-            node_name,
+            node_name: spec.node_name,
+            containers: containers.collect(),
             ..PodSpec::default()
         });
-        let conditions = self.status.take().and_then(|status| status.conditions);
-        let ready = conditions.into_iter().flatten();
+        let status = self.status.take().unwrap_or_default();
+        let ready = status.conditions.into_iter().flatten();
         let ready = ready.filter(|condition| condition.type_ == "Ready");
         let ready = ready.map(|condition| PodCondition {
             type_: condition.type_,
@@ -88,6 +93,7 @@ impl WatchedKind for Pod {
         });
         self.status = Some(PodStatus {
             conditions: Some(ready.collect()),
+            pod_ip: status.pod_ip,
             ..PodStatus::default()
         });
         on_a_node.then_some(self)

@@ -18,6 +18,7 @@ struct Case {
     storage_node: Option<StorageNode>,
     pools: Vec<Arc<DeserializeGuard<StoragePool>>>,
     agent: bool,
+    endpoint: Option<SocketAddr>,
     kept: Contents,
     granted: Granted,
     thick: Count,
@@ -54,6 +55,7 @@ impl Case {
             storage_node: self.storage_node.as_ref(),
             pools: &self.pools,
             agent: self.agent,
+            endpoint: self.endpoint,
             kept: &&self.kept,
             granted: &self.granted,
             thick_in: &|_| self.thick,
@@ -89,6 +91,23 @@ fn carrying() -> StorageNode {
         .carrying("fast")
         .with_room("fast", Bytes::gib(10))
         .build()
+}
+
+#[test]
+fn the_address_of_the_agent_is_written_and_kept_while_no_agent_runs() {
+    let mut case = Case::labelled(FAST).declaring(pool("fast", FAST));
+    case.endpoint = "10.0.0.7:9812".parse().ok();
+    let StorageNodeAction::Create(spec) = case.plan() else {
+        panic!("{:?}", case.plan())
+    };
+    assert_eq!(spec.transfer_endpoint.as_deref(), Some("10.0.0.7:9812"));
+    let mut node = new("w1", spec);
+    case.endpoint = None;
+    case = case.having(node.clone());
+    assert_eq!(case.plan(), StorageNodeAction::Keep);
+    case.endpoint = "10.0.0.8:9812".parse().ok();
+    node.spec.transfer_endpoint = Some("10.0.0.8:9812".to_owned());
+    assert_eq!(case.plan(), StorageNodeAction::Write(node.spec));
 }
 
 #[test]

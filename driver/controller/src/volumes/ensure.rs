@@ -4,7 +4,12 @@
 //! withdrawn first. An admitted object stays, and the error is not final
 //! ([`objects::Error::Pending`]).
 
-use cistern_crds::{PoolVolume, PoolVolumeSpec, names::SELECTED_NODE_ANNOTATION};
+use std::sync::Arc;
+
+use cistern_crds::{
+    PoolVolume, PoolVolumeSpec, StorageNode, names::SELECTED_NODE_ANNOTATION,
+    parameters::RestorePlacement,
+};
 use futures::FutureExt as _;
 use kube::ResourceExt as _;
 use tokio::time::Instant;
@@ -12,7 +17,7 @@ use tokio::time::Instant;
 use super::{
     Error, ListedVolume, NewVolume, Volumes,
     placement::{self, Choice},
-    source,
+    source::{self, Source},
 };
 use crate::objects::{
     self,
@@ -80,9 +85,9 @@ impl Volumes {
             Some(reference) => {
                 let source = self.source(reference).await?;
                 let wanted = source.complete(wanted)?;
-                let chosen = self.choose(&wanted, refusals).await;
-                let Choice { node, pool, .. } = chosen.map_err(|error| source.misplaced(error))?;
-                wanted.in_pool(&pool, &node, Some(source.content()))
+                let chosen = self.choose_for_copy(&source, &wanted, refusals).await;
+                let Choice { node, pool, .. } = chosen?;
+                wanted.in_pool(&pool, &node, Some(source.content(&node)))
             }
         };
         let created = self.objects.create(&object).await?;
@@ -96,6 +101,82 @@ impl Volumes {
             tracing::info!(volume, node = node_name, pool = pool_name, "volume placed");
         }
         Ok(created)
+    }
+
+    /// Chooses the node of the source if a pod can go there, or else another one to which the source is copied.
+    ///
+    /// Nothing is copied while the agent of the source is silent: the request is repeated, and the source can be
+    /// read by then.
+    async fn choose_for_copy(
+        &self,
+        source: &Source,
+        wanted: &NewVolume,
+        refusals: &[Refusal],
+    ) -> Result<Choice, Error> {
+        if wanted.placement == RestorePlacement::Chosen
+            && let Some(choice) = self.choose_freely(source, wanted, refusals).await?
+        {
+            return Ok(choice);
+        }
+        let at_source = self.choose_beside(source, wanted, refusals).await;
+        let Err(Error::Source(source::Error::NoRoom { size, why, .. })) = &at_source else {
+            return at_source;
+        };
+        let nodes = self.all_nodes()?;
+        let Some(elsewhere) = source.elsewhere(wanted, &nodes) else {
+            return at_source;
+        };
+        if self.objects.nodes().silence(source.node()).is_some() {
+            return at_source;
+        }
+        // No node has room: to choose again, as the scheduler does after other errors, would change nothing.
+        if let Err(others) = placement::choose(&elsewhere, &nodes, refusals) {
+            let why = format!("{why}; and it cannot be copied to another node: {others}");
+            return Err(source.no_room(*size, why).into());
+        }
+        self.choose(&elsewhere, refusals).await
+    }
+
+    fn all_nodes(&self) -> Result<Vec<Arc<StorageNode>>, Error> {
+        let nodes = self.objects.nodes().all();
+        Ok(nodes.ok_or(objects::Error::Starting)?)
+    }
+
+    /// Chooses as for an empty volume. None if that is the node of the source, so that nothing is copied.
+    async fn choose_freely(
+        &self,
+        source: &Source,
+        wanted: &NewVolume,
+        refusals: &[Refusal],
+    ) -> Result<Option<Choice>, Error> {
+        let choice = self.choose(wanted, refusals).await?;
+        let elsewhere = source.elsewhere(wanted, &self.all_nodes()?);
+        let is_elsewhere = elsewhere.is_some_and(|it| it.requirement.allows(&choice.node));
+        Ok(is_elsewhere.then_some(choice))
+    }
+
+    async fn choose_beside(
+        &self,
+        source: &Source,
+        wanted: &NewVolume,
+        refusals: &[Refusal],
+    ) -> Result<Choice, Error> {
+        let beside = source.beside(wanted)?;
+        let can_be_elsewhere = source.elsewhere(wanted, &self.all_nodes()?).is_some();
+        if can_be_elsewhere && self.is_unschedulable(source.node()).await? {
+            let why = "its Node takes no pods (it is cordoned)".to_owned();
+            return Err(source.no_room(wanted.size.chosen, why).into());
+        }
+        let chosen = self.choose(&beside, refusals).await;
+        chosen.map_err(|error| source.misplaced(error))
+    }
+
+    /// Whether the Node takes no pods.
+    async fn is_unschedulable(&self, node: &str) -> Result<bool, Error> {
+        let found = self.nodes().get_opt(node).await;
+        let found = found.map_err(failed(|| format!("read Node {node}")))?;
+        let spec = found.map(|node| node.spec.unwrap_or_default());
+        Ok(spec.is_some_and(|spec| spec.unschedulable.unwrap_or_default()))
     }
 
     /// Chooses the first node with room, and its pool. If the scheduler has chosen a node for the pod, chooses no
@@ -113,8 +194,7 @@ impl Volumes {
                 .collect();
             return Err(no_room(each.join("; ")).into());
         }
-        let nodes = self.objects.nodes().all().ok_or(objects::Error::Starting)?;
-        let choice = placement::choose(wanted, &nodes, refusals)?;
+        let choice = placement::choose(wanted, &self.all_nodes()?, refusals)?;
         match &choice.passed_over {
             Some(why) if self.scheduler_has_chosen(wanted).await? => {
                 Err(no_room(format!("{why}, and the scheduler has chosen it")).into())

@@ -26,7 +26,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use cistern_client::http::Readiness;
 use cistern_crds::{Explanation, PoolSnapshot, PoolVolume, StorageNode, VolumeAttributes};
 use futures::{FutureExt as _, future::BoxFuture};
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
 use kube::Api;
 
 pub use self::{
@@ -151,6 +151,10 @@ impl Volumes {
     fn storage_nodes(&self) -> Result<StorageNodes, Error> {
         let nodes = self.objects.nodes().by_name();
         Ok(nodes.ok_or(objects::Error::Starting)?)
+    }
+
+    fn nodes(&self) -> Api<Node> {
+        Api::all(self.objects.client())
     }
 
     fn claims(&self, namespace: &str) -> Api<PersistentVolumeClaim> {

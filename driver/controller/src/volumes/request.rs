@@ -5,7 +5,7 @@
 use cistern_crds::{
     AccessMode, AccessType, Bytes, ContentSource, ExtentSize, FilesystemType, HasImage as _,
     MkfsOptions, PoolNames, PoolVolume, PoolVolumeSpec, VolumeAttributes, names,
-    volume::ClaimReference,
+    parameters::RestorePlacement, volume::ClaimReference,
 };
 
 use super::SourceReference;
@@ -34,6 +34,8 @@ pub struct NewVolume {
     pub attributes: VolumeAttributes,
     /// The source to copy; None for an empty volume.
     pub source: Option<SourceReference>,
+    /// On which node a snapshot is restored.
+    pub placement: RestorePlacement,
     /// The PersistentVolumeClaim, if the provisioner passes it.
     pub claim: Option<ClaimReference>,
     /// The nodes on which it may be.
@@ -200,6 +202,7 @@ pub(crate) mod tests {
             pools: PoolNames::only("fast"),
             attributes: VolumeAttributes::default(),
             source: None,
+            placement: RestorePlacement::default(),
             claim: None,
             requirement: Requirement::default(),
         }
@@ -282,6 +285,7 @@ pub(crate) mod tests {
             kind: SourceKind::Snapshot,
             name: "s-1".to_owned(),
             image: "uid-1".to_owned(),
+            node_name: None,
         };
         let existing = copy.in_pool("fast", "n1", Some(content));
         assert_eq!(copy.difference(&existing), None);

@@ -1,12 +1,16 @@
 //! The source of a new volume.
 //!
-//! *Invariant:* a copy is created on the node and in the pool of its source, with the same kind of data
-//! and at least as large. A later object with the source's name is not the source.
+//! *Invariant:* a copy has the same kind of data as its source and is at least as large. It is created on the node and
+//! in the pool of its source, or, if that node cannot take it, a snapshot is copied to another node. A later object
+//! with the source's name is not the source.
+
+use std::sync::Arc;
 
 use cistern_crds::{
     AccessType, Bytes, ConditionType, ContentSource, FilesystemType, HasImage, PoolNames,
-    PoolSnapshot, PoolVolume, Reason, SourceKind, condition, names,
+    PoolSnapshot, PoolVolume, Reason, SourceKind, StorageNode, condition, names,
 };
+use kube::ResourceExt as _;
 
 use super::{ListedVolume, NewVolume, Requirement, Volumes, placement};
 use crate::objects::{
@@ -72,9 +76,7 @@ pub enum Error {
         limit: Bytes,
     },
     /// Its node cannot take a copy now, and no other node can. No object remains.
-    #[error(
-        "a volume of {size} made from {origin} can only be on node {node}, which cannot take it now: {why}"
-    )]
+    #[error("a volume of {size} cannot be made from {origin} on node {node}: {why}")]
     NoRoom {
         /// Kind and id of the source.
         origin: String,
@@ -112,20 +114,20 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// The content source in the spec of a copy.
-    pub(super) fn content(&self) -> ContentSource {
+    /// The content source in the spec of a copy on a node.
+    pub(super) fn content(&self, node: &str) -> ContentSource {
         ContentSource {
             kind: self.reference.kind,
             name: self.reference.id.to_string(),
             image: self.image.clone(),
+            node_name: (node != self.node).then(|| self.node.clone()),
         }
     }
 
-    /// Completes the request for a copy: at least as large as the source, with its filesystem, its node
-    /// and its pool, regardless of other preferences.
+    /// Completes the request for a copy: at least as large as the source, with its filesystem.
     ///
     /// mkfs options apply to empty volumes only. Fails if the request is incompatible with the
-    /// source, if its limit is too small, or if it does not allow the node of the source.
+    /// source, or if its limit is too small.
     pub(super) fn complete(&self, wanted: &NewVolume) -> Result<NewVolume, super::Error> {
         if let Some(why) = self.difference(wanted) {
             let origin = self.reference.named();
@@ -144,21 +146,59 @@ impl Source {
         let mut completed = wanted.clone();
         completed.size.chosen = chosen;
         completed.filesystem = self.filesystem;
-        completed.pools = PoolNames::only(&self.pool);
-        if !wanted.requirement.allows(&self.node) {
-            let why = "accessibility_requirements leave it out".to_owned();
-            return Err(self.no_room(chosen, why).into());
-        }
-        completed.requirement = Requirement {
-            requisite: Some(vec![names::topology_value(&self.node)]),
-            preferred: Vec::new(),
-        };
         Ok(completed)
     }
 
-    /// The error for a copy that has no room. No other node can take it, so the error must not make the
+    /// Restricts a completed request to the node and the pool of the source, regardless of other preferences.
+    /// Fails if the request does not allow that node.
+    pub(super) fn beside(&self, completed: &NewVolume) -> Result<NewVolume, Error> {
+        if !completed.requirement.allows(&self.node) {
+            let why = "accessibility_requirements leave it out".to_owned();
+            return Err(self.no_room(completed.size.chosen, why));
+        }
+        Ok(NewVolume {
+            pools: PoolNames::only(&self.pool),
+            requirement: Requirement {
+                requisite: Some(vec![names::topology_value(&self.node)]),
+                preferred: Vec::new(),
+            },
+            ..completed.clone()
+        })
+    }
+
+    /// Restricts a completed request to the other nodes to which the data can be copied. None if it cannot be copied:
+    /// only that of a snapshot never changes, and an agent of an older version has published no key.
+    pub(super) fn elsewhere(
+        &self,
+        completed: &NewVolume,
+        nodes: &[Arc<StorageNode>],
+    ) -> Option<NewVolume> {
+        let has_key = |node: &&Arc<StorageNode>| {
+            let status = node.status.as_ref();
+            status.is_some_and(|status| status.transfer_key.is_some())
+        };
+        let can_copy = || nodes.iter().filter(has_key).map(|node| node.name_any());
+        if self.reference.kind != SourceKind::Snapshot || !can_copy().any(|it| it == self.node) {
+            return None;
+        }
+        let others = can_copy().filter(|node| *node != self.node);
+        let allowed = others.filter(|node| completed.requirement.allows(node));
+        let requisite: Vec<String> = allowed.map(|node| names::topology_value(&node)).collect();
+        let mut elsewhere = completed.clone();
+        let preferred = &mut elsewhere.requirement.preferred;
+        preferred.retain(|value| requisite.contains(value));
+        elsewhere.requirement.requisite = Some(requisite);
+        Some(elsewhere)
+    }
+
+    /// Name of the node that holds the source.
+    pub(super) fn node(&self) -> &str {
+        &self.node
+    }
+
+    /// The error for a copy that has no room at its source, and can be nowhere else. It must not make the
     /// scheduler choose again.
-    fn no_room(&self, size: Bytes, why: String) -> Error {
+    pub(super) fn no_room(&self, size: Bytes, why: String) -> Error {
         Error::NoRoom {
             origin: self.reference.named(),
             node: self.node.clone(),

@@ -13,7 +13,8 @@ use std::{
 
 use cistern_client::own_writes::OwnWrites;
 use cistern_crds::{
-    HasImage, PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, volume::ImageStatus,
+    HasImage, ImageTransfer, PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode,
+    volume::ImageStatus,
 };
 use kube::{
     ResourceExt,
@@ -35,6 +36,7 @@ pub struct Desired {
     pub(super) volumes: Store<Guarded<PoolVolume>>,
     pub(super) snapshots: Store<Guarded<PoolSnapshot>>,
     pub(super) groups: Store<Guarded<PoolSnapshotGroup>>,
+    transfers: Store<Guarded<ImageTransfer>>,
     own_writes: Arc<OwnWrites>,
 }
 
@@ -69,6 +71,11 @@ impl Desired {
     /// The PoolSnapshot with a snapshot id; None if it is not on this node or not readable.
     pub fn snapshot(&self, id: &str) -> Option<Arc<Guarded<PoolSnapshot>>> {
         readable_one(&self.snapshots, id)
+    }
+
+    /// The ImageTransfers whose source is this node.
+    pub fn transfers(&self) -> Vec<Arc<Guarded<ImageTransfer>>> {
+        self.transfers.state()
     }
 
     /// Every PoolVolume of this node.

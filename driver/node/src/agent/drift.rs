@@ -11,6 +11,7 @@
 //! restart, in the status.
 
 mod compare;
+mod copies;
 mod elsewhere;
 mod reclaim;
 mod state;
@@ -36,6 +37,7 @@ pub async fn run(agent: &Arc<Agent>, interval: Duration) {
     loop {
         let has_changes = Box::pin(compare::compare(agent)).await;
         reclaims.begin(agent);
+        copies::begin(agent);
         wait = next_wait(wait, has_changes, interval);
         sleep(wait).await;
     }

@@ -53,10 +53,12 @@ use std::{fmt, sync::Arc, time::Duration};
 use chrono::{DateTime, Utc};
 use cistern_client::http::Readiness;
 use cistern_host::Root;
+use cistern_transfer::KeyPair;
 use kube::Client;
 
 use self::desired::Watches;
 pub use self::state::Agent;
+use crate::transfers;
 
 /// Readiness gate: closed until the first lists have arrived and every pool was reconciled once.
 const AGENT: &str = "agent";
@@ -83,9 +85,15 @@ impl fmt::Debug for Parts {
 }
 
 impl Parts {
-    /// Creates the agent of one node.
-    pub fn new(client: &Client, node_name: &str, root: Root, now: fn() -> DateTime<Utc>) -> Self {
-        let (agent, watches) = Agent::new(client, node_name, root, now);
+    /// Creates the agent of one node. `keys` identify it to other nodes.
+    pub fn new(
+        client: &Client,
+        node_name: &str,
+        root: Root,
+        keys: KeyPair,
+        now: fn() -> DateTime<Utc>,
+    ) -> Self {
+        let (agent, watches) = Agent::new(client, node_name, root, keys, now);
         Self {
             agent: Arc::new(agent),
             watches,
@@ -115,6 +123,7 @@ impl Parts {
             work::run(&agent, watches.volumes),
             work::run(&agent, watches.snapshots),
             work::run(&agent, watches.groups),
+            transfers::run(&agent, watches.transfers),
             ready,
         );
     }

@@ -99,6 +99,7 @@ pub async fn publish(agent: &Agent) -> Result<(), kube::Error> {
         unlisted_drift,
         disks,
         unlisted_disks,
+        transfer_key: Some(agent.transfers.keys.public().to_string()),
         // They count towards the size of the object.
         conditions,
     };

@@ -5,6 +5,7 @@ use std::{fmt, sync::Arc};
 use chrono::{DateTime, Utc};
 use cistern_crds::PoolVolume;
 use cistern_host::Root;
+use cistern_transfer::KeyPair;
 use kube::Client;
 
 use super::{
@@ -23,7 +24,7 @@ use super::{
     report::Report,
     work::WorkQueues,
 };
-use crate::locks::VolumeLocks;
+use crate::{locks::VolumeLocks, transfers::Transfers};
 
 /// The parts of the agent, each with one job. The Node service uses some of them.
 pub struct Agent {
@@ -43,6 +44,8 @@ pub struct Agent {
     pub(crate) observations: Observations,
     /// Problems of the pools.
     pub(crate) health: Arc<Health>,
+    /// Copies of snapshots between nodes.
+    pub(crate) transfers: Transfers,
     /// Limits of the volumes' I/O.
     pub(crate) io: IoEnforcement,
     /// Decides who may reserve bytes of the pools.
@@ -72,6 +75,7 @@ impl Agent {
         client: &Client,
         node_name: &str,
         root: Root,
+        keys: KeyPair,
         now: fn() -> DateTime<Utc>,
     ) -> (Self, Watches) {
         let (desired, watches) = desired::watch(client, node_name);
@@ -87,6 +91,7 @@ impl Agent {
             checks: Checks::default(),
             allocations: Allocations::default(),
             observations: Observations::default(),
+            transfers: Transfers::new(keys, client.clone()),
             io: IoEnforcement::find(),
             admission: Admission::new(desired.clone(), Arc::clone(&health)),
             disks: Disks::default(),

@@ -9,11 +9,11 @@ mod note;
 mod progress;
 pub mod status;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use chrono::{DateTime, Utc};
 use cistern_client::Chain;
-use cistern_crds::{Explanation, PoolVolume, PoolVolumeStatus, Reason};
+use cistern_crds::{ContentSource, Explanation, PoolVolume, PoolVolumeStatus, Reason};
 use cistern_host::Checking;
 use kube::runtime::controller::Action;
 
@@ -27,7 +27,17 @@ use super::{
     reconcile::{LOCKED, ReconciledImage, Reconciliation},
     work::{Error, Reconcile, Work},
 };
-use crate::{blocking::on_host, image, usage::Volume};
+use crate::{
+    blocking::on_host,
+    image,
+    transfers::{self, NotCopied},
+    usage::Volume,
+};
+
+/// How long a copy waits that the operator has not permitted yet.
+const NOT_PERMITTED: Duration = Duration::from_secs(1);
+/// How long a copy waits whose source cannot send it.
+const NOT_COPIED: Duration = Duration::from_secs(5);
 
 impl Reconcile for PoolVolume {
     fn pool(&self) -> Option<&str> {
@@ -113,8 +123,63 @@ impl Reconciliation<'_, PoolVolume> {
         }
     }
 
-    /// Makes the image of an admitted volume, grows it, or checks that it is unchanged.
+    /// Makes the image of an admitted volume, grows it, or checks that it is unchanged. The data of a volume
+    /// whose source is on another node is copied first.
     async fn prepare(&self, step: VolumeStep) -> Result<Action, Error> {
+        let source = self.object.spec.content_source.as_ref();
+        match source.filter(|it| step == VolumeStep::Make && it.node_name.is_some()) {
+            Some(source) => self.prepare_copied(source).await,
+            None => self.prepare_here(step).await,
+        }
+    }
+
+    /// Receives the copy of a snapshot, and makes the image from it.
+    async fn prepare_copied(&self, source: &ContentSource) -> Result<Action, Error> {
+        let usable = match self.pool() {
+            Ok((_, usable)) => usable,
+            Err(why) => return self.end(VolumeOutcome::NotReady(why)).await,
+        };
+        let Some(guard) = self.agent.locks.try_lock(&self.name) else {
+            return Ok(Action::requeue(LOCKED));
+        };
+        let target = (Arc::clone(&usable.pool), guard);
+        let receiving = transfers::receive(self.agent, self.object, source, target);
+        let Some((received, object)) = self.report_while(Box::pin(receiving)).await else {
+            return Ok(Action::requeue(LOCKED));
+        };
+        let reported = Reconciliation::of(self.agent, &object);
+        match received {
+            Ok(()) => Box::pin(reported.prepare_here(VolumeStep::Make)).await,
+            Err(NotCopied::Later(why)) => reported.copy_later(why).await,
+            Err(NotCopied::Gone(why)) => {
+                let (pool, uid) = (usable.pool, image::name_of(&object));
+                let removed = on_host((), move || match uid {
+                    Ok(uid) => pool.remove_incoming(&uid).map_err(image::Error::from),
+                    Err(error) => Err(error.into()),
+                });
+                let removed = removed.await.map_err(|source| reported.broken(source))?;
+                match removed {
+                    Ok(()) => reported.refuse(VolumeOutcome::Refused(why)).await,
+                    Err(error) => reported.end(failed(VolumeStep::Make, &error)).await,
+                }
+            }
+        }
+    }
+
+    /// Reports why a copy waits, and when to go on. The wait does not grow: another node decides how long it lasts.
+    async fn copy_later(&self, why: Explanation) -> Result<Action, Error> {
+        let wait = match why.reason {
+            Reason::Copying => NOT_PERMITTED,
+            _ => NOT_COPIED,
+        };
+        tracing::warn!(volume = self.name, %why, "the copy waits");
+        match self.write(&VolumeOutcome::NotReady(why)).await? {
+            Some(_) => Ok(Action::requeue(wait)),
+            None => Ok(Action::await_change()),
+        }
+    }
+
+    async fn prepare_here(&self, step: VolumeStep) -> Result<Action, Error> {
         let (pool_state, usable) = match self.pool() {
             Ok(found) => found,
             Err(why) => return self.end(VolumeOutcome::NotReady(why)).await,

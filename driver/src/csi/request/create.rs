@@ -55,6 +55,7 @@ impl FromRequest<v1::CreateVolumeRequest> for NewVolume {
             pools: parameters.pools,
             attributes,
             source,
+            placement: parameters.placement,
             claim: claim(&request.parameters),
             requirement,
         })

@@ -1,4 +1,4 @@
-use cistern_crds::{Explanation, condition::ConditionUpdate};
+use cistern_crds::{Explanation, StorageNodeSpec, StorageNodeStatus, condition::ConditionUpdate};
 
 use super::*;
 use crate::{
@@ -43,12 +43,13 @@ fn vcs_10_what_a_request_leaves_open_is_as_the_source_has_it() {
     let completed = source().complete(&copy()).unwrap();
     assert_eq!(completed.size.chosen, Bytes::gib(1));
     assert_eq!(completed.filesystem, Some(FilesystemType::Ext4));
-    let object = completed.in_pool("fast", "node-1", Some(source().content()));
+    let object = completed.in_pool("fast", "node-1", Some(source().content("node-1")));
     let content = object.spec.content_source.as_ref().unwrap();
     assert_eq!(
         (content.kind, content.name.as_str(), content.image.as_str()),
         (SourceKind::Snapshot, "snapshot-1", "uid-of-snapshot-1")
     );
+    assert_eq!(content.node_name, None);
     assert_eq!(copy().difference(&object), None, "CV-06: found by a repeat");
 }
 
@@ -94,34 +95,73 @@ fn vcs_04_what_a_copy_cannot_be_is_refused_with_what_to_ask_for() {
 }
 
 #[test]
-fn a_copy_goes_to_its_source_whatever_is_preferred_and_nowhere_else() {
-    let mut elsewhere = copy();
-    elsewhere.requirement = Requirement {
+fn a_copy_goes_to_its_source_whatever_is_preferred_if_the_request_allows_that() {
+    let mut asked = copy();
+    asked.requirement = Requirement {
         requisite: Some(vec!["node-2".to_owned(), "node-1".to_owned()]),
         preferred: vec!["node-2".to_owned()],
     };
-    let completed = source().complete(&elsewhere).unwrap();
+    let beside = source().beside(&asked).unwrap();
     assert_eq!(
-        completed.requirement,
+        beside.requirement,
         Requirement {
             requisite: Some(vec!["node-1".to_owned()]),
             preferred: Vec::new(),
         }
     );
-    elsewhere.requirement.requisite = Some(vec!["node-2".to_owned()]);
-    let error = source().complete(&elsewhere).unwrap_err();
-    assert!(
-        matches!(error, super::super::Error::Source(Error::NoRoom { .. })),
-        "{error}"
+    asked.requirement.requisite = Some(vec!["node-2".to_owned()]);
+    let error = source().beside(&asked).unwrap_err();
+    assert!(matches!(error, Error::NoRoom { .. }), "{error}");
+}
+
+#[test]
+fn a_snapshot_is_copied_between_nodes_that_can_and_a_live_volume_is_not() {
+    let node = |name: &str, key: Option<&str>| {
+        let mut node = StorageNode::new(name, StorageNodeSpec::default());
+        node.status = Some(StorageNodeStatus {
+            transfer_key: key.map(str::to_owned),
+            ..StorageNodeStatus::default()
+        });
+        Arc::new(node)
+    };
+    let nodes = [
+        node("node-1", Some("a")),
+        node("node-2", Some("b")),
+        node("node-3", None),
+        node("node-4", Some("d")),
+    ];
+    let mut asked = copy();
+    asked.requirement = Requirement {
+        requisite: Some(["node-3", "node-1", "node-2"].map(str::to_owned).to_vec()),
+        preferred: ["node-3", "node-2"].map(str::to_owned).to_vec(),
+    };
+    let elsewhere = source().elsewhere(&asked, &nodes).unwrap();
+    let expected = Requirement {
+        requisite: Some(vec!["node-2".to_owned()]),
+        preferred: vec!["node-2".to_owned()],
+    };
+    assert_eq!(elsewhere.requirement, expected, "node-3 has an older agent");
+    let content = source().content("node-2");
+    assert_eq!(content.node_name.as_deref(), Some("node-1"));
+    let object = elsewhere.in_pool("fast", "node-2", Some(content));
+    assert_eq!(asked.difference(&object), None, "CV-06: found by a repeat");
+
+    assert_eq!(
+        source().elsewhere(&asked, &nodes[1..]),
+        None,
+        "its own agent"
     );
+    let mut live = source();
+    live.reference = reference(SourceKind::Volume);
+    assert_eq!(live.elsewhere(&asked, &nodes), None);
 }
 
 #[test]
 fn a_copy_stays_in_the_pool_of_its_source_which_must_be_one_of_its_class() {
     let mut several = copy();
     several.pools = "slow,fast".parse().unwrap();
-    let completed = source().complete(&several).unwrap();
-    assert_eq!(completed.pools, PoolNames::only("fast"));
+    let beside = source().beside(&several).unwrap();
+    assert_eq!(beside.pools, PoolNames::only("fast"));
 }
 
 #[test]

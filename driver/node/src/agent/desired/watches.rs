@@ -6,7 +6,7 @@ use cistern_client::{
     own_writes::{OwnWrites, versions},
     watches,
 };
-use cistern_crds::{PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode};
+use cistern_crds::{ImageTransfer, PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode};
 use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use kube::{
     Api, Client,
@@ -35,6 +35,8 @@ pub struct Watches {
     pub snapshots: Changes<Guarded<PoolSnapshot>>,
     /// The watch of its PoolSnapshotGroups.
     pub groups: Changes<Guarded<PoolSnapshotGroup>>,
+    /// The watch of the ImageTransfers whose source is this node.
+    pub transfers: Changes<Guarded<ImageTransfer>>,
 }
 
 /// Starts to watch the objects of this node.
@@ -47,12 +49,15 @@ pub fn watch(client: &Client, node_name: &str) -> (Desired, Watches) {
     // An installation of an older version lacks these kinds, and its volumes must work.
     let (snapshots, snapshot_changes) = observe(client, &ours, Definition::Optional, &own_writes);
     let (groups, group_changes) = observe(client, &ours, Definition::Optional, &own_writes);
+    let sent = format!("spec.sourceNode={node_name}");
+    let (transfers, transfer_changes) = observe(client, &sent, Definition::Optional, &own_writes);
     let desired = Desired {
         node_name: node_name.into(),
         node,
         volumes,
         snapshots,
         groups,
+        transfers,
         own_writes,
     };
     let watches = Watches {
@@ -60,6 +65,7 @@ pub fn watch(client: &Client, node_name: &str) -> (Desired, Watches) {
         volumes: volume_changes,
         snapshots: snapshot_changes,
         groups: group_changes,
+        transfers: transfer_changes,
     };
     (desired, watches)
 }

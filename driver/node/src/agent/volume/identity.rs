@@ -105,6 +105,7 @@ mod tests {
             kind: SourceKind::Snapshot,
             name: "snapshot-1".into(),
             image: "uid-0".into(),
+            node_name: None,
         });
         let mut image = image_of_volume();
         assert!(serves(&volume, &image).is_err());

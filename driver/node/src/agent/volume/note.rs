@@ -9,7 +9,7 @@ use super::status::{Own, VolumeOutcome};
 use crate::agent::{Agent, reconcile::Reconciliation, work::Error};
 
 /// Writes what was observed since the last reconcile: the filesystem (by the Node service), the
-/// health, the progress of a check or allocation, and whether its limits are in force. Returns the volume with
+/// health, the progress of a check, copy or allocation, and whether its limits are in force. Returns the volume with
 /// the new status; None if the object has changed.
 pub(super) async fn note<'a>(
     agent: &Agent,
@@ -21,6 +21,11 @@ pub(super) async fn note<'a>(
         growth.map(Own::Filesystem),
         observations.unreported_problems(volume).map(Own::Health),
         agent.checks.unreported_progress(volume).map(Own::Checking),
+        agent
+            .transfers
+            .copies
+            .unreported_progress(volume)
+            .map(Own::Copying),
         agent
             .allocations
             .unreported_progress(volume)

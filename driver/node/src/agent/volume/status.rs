@@ -8,7 +8,7 @@ use cistern_crds::{
     condition::ConditionUpdate,
 };
 
-use self::conditions::{attributes_applied, checking, expanded, healthy, limits_enforced};
+use self::conditions::{attributes_applied, checking, copying, expanded, healthy, limits_enforced};
 use crate::{
     agent::{
         checks::CheckProgress,
@@ -17,6 +17,7 @@ use crate::{
         progress::Progress,
     },
     image::Image,
+    transfers::CopyProgress,
 };
 
 /// The outcome of a reconcile step of a volume.
@@ -54,6 +55,8 @@ pub enum Own {
     Health(Vec<VolumeProblem>),
     /// Progress of the check of its filesystem.
     Checking(CheckProgress),
+    /// Progress of the copy that it is made from.
+    Copying(CopyProgress),
     /// Whether the limits of its I/O are in force.
     Limits(ConditionUpdate),
 }
@@ -122,6 +125,7 @@ pub fn after(volume: &PoolVolume, outcome: &VolumeOutcome, now: DateTime<Utc>) -
             | Own::NotModified { .. }
             | Own::Filesystem(_)
             | Own::Checking(_)
+            | Own::Copying(_)
             | Own::Limits(_),
         )
         | VolumeOutcome::NotReady(_)
@@ -134,6 +138,7 @@ pub fn after(volume: &PoolVolume, outcome: &VolumeOutcome, now: DateTime<Utc>) -
         limits_enforced(&status, outcome),
         healthy(&status, outcome),
         checking(&status, outcome),
+        copying(outcome),
     ];
     apply_outcome(
         &mut status.conditions,

@@ -8,10 +8,13 @@ use cistern_crds::{
 };
 
 use super::{Own, VolumeOutcome};
-use crate::agent::{
-    allocations,
-    checks::{self, CheckProgress},
-    observations::Growth,
+use crate::{
+    agent::{
+        allocations,
+        checks::{self, CheckProgress},
+        observations::Growth,
+    },
+    transfers,
 };
 
 /// The update of `Healthy` for an outcome. Making or finding the image is the first observation. From
@@ -26,6 +29,14 @@ pub(super) fn healthy(
     match outcome {
         VolumeOutcome::Own(Own::Health(problems)) => Some(health::healthy(problems)),
         VolumeOutcome::Ready(_) if !is_reported => Some(health::healthy(&status.problems)),
+        _ => None,
+    }
+}
+
+/// The update of `Ready` for the progress of a copy; None for other outcomes.
+pub(super) fn copying(outcome: &VolumeOutcome) -> Option<ConditionUpdate> {
+    match outcome {
+        VolumeOutcome::Own(Own::Copying(progress)) => Some(transfers::finding(progress)),
         _ => None,
     }
 }

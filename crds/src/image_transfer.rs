@@ -1,0 +1,55 @@
+//! `ImageTransfer`: permits one node to read an image of another one. The operator writes it.
+
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What is copied, and between which nodes.
+#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[kube(
+    group = "cistern.storage",
+    version = "v1alpha1",
+    kind = "ImageTransfer",
+    plural = "imagetransfers",
+    shortname = "ctransfer",
+    category = "cistern",
+    derive = "PartialEq",
+    doc = "Permits a node to copy a snapshot from another node for a new volume. Written by Cistern; deleted when the volume is made.",
+    selectable = ".spec.sourceNode",
+    validation = Rule::new("self.spec == oldSelf.spec").message("an ImageTransfer cannot be changed"),
+    printcolumn = r#"{"name":"Volume","type":"string","jsonPath":".spec.volumeName"}"#,
+    printcolumn = r#"{"name":"Snapshot","type":"string","jsonPath":".spec.snapshotName"}"#,
+    printcolumn = r#"{"name":"From","type":"string","jsonPath":".spec.sourceNode"}"#,
+    printcolumn = r#"{"name":"To","type":"string","jsonPath":".spec.targetNode"}"#,
+    printcolumn = r#"{"name":"Purpose","type":"string","jsonPath":".spec.purpose","priority":1}"#,
+    printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
+)]
+#[serde(rename_all = "camelCase")]
+pub struct ImageTransferSpec {
+    /// Name of the Node that sends. Its agent lets the target read until this object is gone. Set by the
+    /// operator; immutable.
+    #[schemars(length(min = 1, max = 253))]
+    pub source_node: String,
+    /// Name of the Node that receives. Set by the operator; immutable.
+    #[schemars(length(min = 1, max = 253))]
+    pub target_node: String,
+    /// Name of the PoolSnapshot that is copied. Set by the operator; immutable.
+    #[schemars(length(min = 1, max = 63))]
+    pub snapshot_name: String,
+    /// Name of the snapshot's image. A later snapshot of the same name is not permitted. Set by the operator;
+    /// immutable.
+    #[schemars(length(min = 1, max = 64))]
+    pub image: String,
+    /// Name of the PoolVolume that the copy is for. Set by the operator; immutable.
+    #[schemars(length(min = 1, max = 63))]
+    pub volume_name: String,
+    /// Why it is copied. Set by the operator; immutable.
+    pub purpose: TransferPurpose,
+}
+
+/// Why an image is copied to another node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum TransferPurpose {
+    /// A snapshot is restored to a volume on another node.
+    Restore,
+}

@@ -1,0 +1,62 @@
+//! Copies of snapshots between nodes.
+//!
+//! ```text
+//! ImageTransfer (sourceNode: this node) ─▶ grants ─▶ sending, which other nodes ask
+//! PoolVolume whose snapshot is on another node ─▶ its reconcile ─▶ receiving ─▶ a copy in the pool
+//! ```
+//!
+//! *Invariant:* a node sends what an ImageTransfer names to the node that it names, as long as it exists, and
+//! nothing else. Both sides find the other's key in its StorageNode, which only that node can write.
+
+mod copies;
+mod grants;
+mod receiving;
+mod sending;
+
+use std::fmt;
+
+use cistern_transfer::KeyPair;
+use kube::Client;
+use tokio::sync::Semaphore;
+
+pub use self::{
+    copies::{Copies, CopyProgress, finding},
+    grants::Grants,
+    receiving::{NotCopied, receive},
+    sending::Sending,
+};
+pub(crate) use grants::run;
+
+/// Copies that a node receives at a time. Others wait.
+const RECEIVED: usize = 4;
+
+/// The copies that this node sends and receives.
+pub struct Transfers {
+    /// The key pair of this process.
+    pub keys: KeyPair,
+    /// What other nodes may read.
+    pub grants: Grants,
+    /// Copies that are received.
+    pub copies: Copies,
+    client: Client,
+    receiving: Semaphore,
+}
+
+impl fmt::Debug for Transfers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Transfers")
+    }
+}
+
+impl Transfers {
+    /// No transfers yet.
+    pub fn new(keys: KeyPair, client: Client) -> Self {
+        Self {
+            keys,
+            grants: Grants::default(),
+            copies: Copies::default(),
+            client,
+            receiving: Semaphore::new(RECEIVED),
+        }
+    }
+}

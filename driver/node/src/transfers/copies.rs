@@ -1,0 +1,164 @@
+//! The progress of copies that are received, as the condition `Ready` of their volumes reports it.
+
+use std::{collections::HashMap, sync::Arc};
+
+use chrono::{DateTime, Utc};
+use cistern_crds::{
+    Bytes, ConditionType, HasImage as _, PoolVolume, Reason,
+    condition::{self, ConditionUpdate},
+};
+use cistern_host::percent;
+use kube::ResourceExt as _;
+use parking_lot::Mutex;
+
+use crate::agent::progress::Progress;
+
+/// Copies that this node receives, by name of the volume.
+#[derive(Debug, Default)]
+pub struct Copies(Arc<Mutex<HashMap<String, CopyProgress>>>);
+
+/// The progress of a copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CopyProgress {
+    /// Kind and name of what is copied, and the node that it comes from.
+    what: String,
+    began: DateTime<Utc>,
+    percent: Progress,
+    /// Bytes per second since the copy began or went on.
+    rate: Bytes,
+    /// Seconds until the end at that rate; None before the first step.
+    left: Option<u64>,
+}
+
+/// A copy that is received. Dropping it ends the report.
+#[derive(Debug)]
+pub struct RunningCopy {
+    running: Arc<Mutex<HashMap<String, CopyProgress>>>,
+    volume: String,
+    /// Offset at which it began or went on.
+    from: u64,
+    size: u64,
+}
+
+impl Copies {
+    /// Begins to report a copy of `size` bytes that goes on at an offset.
+    pub fn begin(
+        &self,
+        volume: &str,
+        what: String,
+        (from, size): (Bytes, Bytes),
+        now: DateTime<Utc>,
+    ) -> RunningCopy {
+        let mut progress = CopyProgress {
+            what,
+            began: now,
+            percent: Progress::begun(now),
+            rate: Bytes::ZERO,
+            left: None,
+        };
+        progress.percent.reach(percent(from.0, size.0));
+        self.0.lock().insert(volume.to_owned(), progress);
+        RunningCopy {
+            running: Arc::clone(&self.0),
+            volume: volume.to_owned(),
+            from: from.0,
+            size: size.0,
+        }
+    }
+
+    /// The progress of the copy for a volume, if its status reports something else.
+    pub fn unreported_progress(&self, volume: &PoolVolume) -> Option<CopyProgress> {
+        let progress = self.0.lock().get(&volume.name_any())?.clone();
+        let reported = condition::find(volume.conditions(), ConditionType::Ready);
+        let message = finding(&progress).message;
+        let is_reported = reported.is_some_and(|reported| reported.message == message);
+        (!is_reported).then_some(progress)
+    }
+}
+
+impl RunningCopy {
+    /// Records the offset up to which the copy is complete, of which `data` bytes were received.
+    pub fn reached(&self, offset: u64, data: u64, now: DateTime<Utc>) {
+        let mut running = self.running.lock();
+        let Some(progress) = running.get_mut(&self.volume) else {
+            return;
+        };
+        if !progress.percent.reach(percent(offset, self.size)) {
+            return;
+        }
+        let elapsed = (now - progress.began).num_milliseconds().max(1);
+        let elapsed = u64::try_from(elapsed).unwrap_or(1);
+        progress.rate = Bytes(data.saturating_mul(1000) / elapsed);
+        let passed = u128::from(offset.saturating_sub(self.from).max(1));
+        let rest = u128::from(self.size.saturating_sub(offset));
+        let left = u128::from(elapsed) * rest / passed / 1000;
+        progress.left = u64::try_from(left).ok();
+    }
+}
+
+impl Drop for RunningCopy {
+    fn drop(&mut self) {
+        self.running.lock().remove(&self.volume);
+    }
+}
+
+/// The `Ready` condition for a progress.
+pub fn finding(progress: &CopyProgress) -> ConditionUpdate {
+    let CopyProgress {
+        what,
+        percent,
+        rate,
+        left,
+        ..
+    } = progress;
+    let pace = left.map_or_else(String::new, |left| {
+        let rate = rate.0 >> 20;
+        format!(", {rate} MiB of data per second, about {left} s are left")
+    });
+    let message = format!("{what} is being copied {percent}{pace}");
+    ConditionUpdate::new(ConditionType::Ready, false, Reason::Copying, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{admitted_volume, at};
+
+    #[test]
+    fn each_step_of_a_copy_is_reported_once_with_rate_and_time_left() {
+        let (copies, mut volume) = (Copies::default(), admitted_volume());
+        let size = Bytes::gib(1);
+        let what = "snapshot s of node w2".to_owned();
+        let copy = copies.begin(&volume.name_any(), what, (Bytes::ZERO, size), at(0));
+        let mut reported = |copies: &Copies| {
+            let finding = finding(&copies.unreported_progress(&volume)?);
+            let status = volume.status.get_or_insert_default();
+            condition::set(&mut status.conditions, &finding, None, at(0));
+            assert_eq!(copies.unreported_progress(&volume), None);
+            Some(finding.message)
+        };
+        let begun =
+            "snapshot s of node w2 is being copied since 1970-01-01T00:00:00Z: 0 % are done";
+        assert_eq!(reported(&copies).as_deref(), Some(begun));
+        copy.reached(size.0 / 4, 100 << 20, at(10));
+        let quarter = "snapshot s of node w2 is being copied since 1970-01-01T00:00:00Z: 25 % are done, \
+                       10 MiB of data per second, about 30 s are left";
+        assert_eq!(reported(&copies).as_deref(), Some(quarter));
+        copy.reached(size.0 / 4 + 1, 101 << 20, at(11));
+        assert_eq!(reported(&copies), None);
+        drop(copy);
+        assert_eq!(copies.unreported_progress(&admitted_volume()), None);
+    }
+
+    #[test]
+    fn a_copy_that_goes_on_counts_what_was_copied_before() {
+        let (copies, volume) = (Copies::default(), admitted_volume());
+        let size = Bytes::gib(1);
+        let half = Bytes::mib(512);
+        let copy = copies.begin(&volume.name_any(), "it".to_owned(), (half, size), at(0));
+        copy.reached(size.0 / 4 * 3, 1 << 20, at(10));
+        let message = finding(&copies.unreported_progress(&volume).unwrap()).message;
+        assert!(message.contains(": 75 % are done"), "{message}");
+        assert!(message.contains("about 10 s are left"), "{message}");
+    }
+}

@@ -1,0 +1,97 @@
+//! Sends what is granted.
+
+use std::sync::Arc;
+
+use cistern_client::Chain;
+use cistern_host::copy::{Chunk, Outgoing};
+use cistern_transfer::{Data, Opened, PublicKey, Refused, Source};
+use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream};
+
+use crate::{
+    agent::{Agent, pools::Usable},
+    blocking::on_host,
+    metadata::{Snapshots, on_node::OnNode},
+};
+
+/// The snapshots of this node, for other nodes.
+#[derive(Debug)]
+pub struct Sending {
+    agent: Arc<Agent>,
+    snapshots: OnNode,
+}
+
+impl Sending {
+    /// Sends the snapshots of an agent.
+    pub fn new(agent: Arc<Agent>, snapshots: OnNode) -> Self {
+        Self { agent, snapshots }
+    }
+
+    async fn open(&self, transfer: &str, from: u64) -> Result<Opened, Refused> {
+        let not_granted = || Refused::NotGranted(transfer.to_owned());
+        let unavailable = |error: &(dyn std::error::Error + 'static)| {
+            Refused::Unavailable(Chain(error).to_string())
+        };
+        let grant = self.agent.transfers.grants.get(transfer);
+        let spec = grant.ok_or_else(not_granted)?.spec;
+        let found = self.snapshots.find(&spec.snapshot_name).await;
+        let found = found.map_err(|error| unavailable(&error))?;
+        // A later snapshot of the same name is not granted.
+        if found.image.as_str() != spec.image {
+            return Err(not_granted());
+        }
+        let (_, Usable { pool, .. }) = self.agent.pools.usable(&found.pool).map_err(|why| {
+            let why = crate::metadata::NotReady::from(why);
+            unavailable(&why)
+        })?;
+        let opened = on_host((), move || pool.send(&found.image, from)).await;
+        let outgoing = opened
+            .map_err(|error| unavailable(&error))?
+            .map_err(|error| unavailable(&error))?;
+        Ok(Opened {
+            original: outgoing.original().clone(),
+            data: data(outgoing),
+        })
+    }
+}
+
+impl Source for Sending {
+    fn admits(&self, key: &PublicKey) -> bool {
+        self.agent.transfers.grants.admit(key)
+    }
+
+    fn grants(&self, key: &PublicKey, transfer: &str) -> bool {
+        let grant = self.agent.transfers.grants.get(transfer);
+        grant.is_some_and(|grant| grant.key == *key)
+    }
+
+    fn open<'a>(&'a self, transfer: &'a str, from: u64) -> BoxFuture<'a, Result<Opened, Refused>> {
+        self.open(transfer, from).boxed()
+    }
+}
+
+/// The chunks of a snapshot. Each is read on request, on a thread of its own.
+fn data(outgoing: Outgoing) -> Data {
+    stream::try_unfold(outgoing, async |mut outgoing| {
+        let next = on_host((), move || {
+            let chunk = next_chunk(&mut outgoing);
+            (outgoing, chunk)
+        });
+        let failed = |error: &(dyn std::error::Error + 'static)| {
+            Refused::Unavailable(Chain(error).to_string())
+        };
+        let (outgoing, chunk) = next.await.map_err(|error| failed(&error))?;
+        let chunk = chunk.map_err(|error| failed(&error))?;
+        Ok(chunk.map(|chunk| (chunk, outgoing)))
+    })
+    .boxed()
+}
+
+/// The next part with data; None at the end.
+fn next_chunk(outgoing: &mut Outgoing) -> Result<Option<Chunk>, cistern_host::image::Error> {
+    for found in outgoing {
+        if let Some(chunk) = found? {
+            return Ok(Some(chunk));
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,141 @@
+//! Permits copies between nodes: an ImageTransfer for each volume that waits for a snapshot of another node.
+//!
+//! The agent of the source sends only what an ImageTransfer permits, and the agent of the target asks only for
+//! that. So a copy is possible from the reservation of the volume until it is made.
+//!
+//! *Invariant:* an ImageTransfer exists only while its volume waits for it, and names the node that the snapshot is
+//! on now. One that names something else is deleted, and created anew.
+
+use cistern_client::{Rejection, writes::delete_exactly};
+use cistern_crds::{ImageTransfer, ImageTransferSpec, PoolVolume, TransferPurpose, names};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::{Api, Resource as _, api::PostParams};
+
+use crate::{
+    Context,
+    change::Change,
+    cluster_state::ClusterState,
+    controller::{Controller, Next},
+    stored::StoredVolume,
+};
+
+/// Why an ImageTransfer is not up to date.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {verb} ImageTransfer {name}")]
+pub struct Error {
+    verb: &'static str,
+    name: String,
+    #[source]
+    source: kube::Error,
+}
+
+/// Creates and deletes ImageTransfers.
+#[derive(Debug)]
+pub struct TransfersController;
+
+impl Controller for TransfersController {
+    type Key = String;
+    type Error = Error;
+    const NAME: &'static str = "transfers";
+
+    fn keys(&self, context: &Context, change: &Change) -> Vec<String> {
+        let (volumes, transfers) = (&context.cluster.volumes, &context.cluster.transfers);
+        match change {
+            Change::Everything => {
+                let mut names = transfers.keys(|_| true);
+                names.extend(volumes.keys(|volume| volume.awaits.is_some()));
+                names
+            }
+            Change::Volume { name, .. } | Change::Transfer(name) => vec![name.clone()],
+            // Its snapshot may be on another node now.
+            Change::Snapshot { .. } => volumes.keys(|volume| volume.awaits.is_some()),
+            _ => Vec::new(),
+        }
+    }
+
+    async fn reconcile(&self, context: &Context, name: &String) -> Result<Next, Error> {
+        let cluster = &context.cluster;
+        let volume = cluster.volumes.get(name);
+        let wanted = volume.and_then(|volume| desired(cluster, name, &volume));
+        let found = cluster.transfers.get(name);
+        let api = Api::<ImageTransfer>::all(context.client.clone());
+        match (wanted, found) {
+            (Some(wanted), None) => create(&api, &wanted).await?,
+            (Some(wanted), Some(found)) if wanted.spec == found.spec => {}
+            // The next reconcile creates it anew, if it is still needed.
+            (_, Some(found)) => {
+                let deleted = delete_exactly(&api, &*found).await;
+                deleted.map_err(|source| failed("delete", name, source))?;
+                tracing::info!(
+                    volume = name,
+                    "the copy of its snapshot is no longer permitted"
+                );
+            }
+            (None, None) => {}
+        }
+        Ok(Next::OnChange)
+    }
+}
+
+/// The ImageTransfer of a volume; None if it needs none, or if its snapshot is gone or on its own node.
+fn desired(cluster: &ClusterState, name: &str, volume: &StoredVolume) -> Option<ImageTransfer> {
+    let awaits = volume.awaits.as_ref()?;
+    let target = &volume.location.as_ref()?.node;
+    let snapshot = cluster.snapshots.get(&awaits.snapshot)?;
+    let source = &snapshot.location.as_ref()?.node;
+    if source == target {
+        return None;
+    }
+    let spec = ImageTransferSpec {
+        source_node: source.to_string(),
+        target_node: target.to_string(),
+        snapshot_name: awaits.snapshot.to_string(),
+        image: awaits.image.to_string(),
+        volume_name: name.to_owned(),
+        purpose: TransferPurpose::Restore,
+    };
+    let mut transfer = ImageTransfer::new(name, spec);
+    // Kubernetes deletes it with the volume, also while no operator runs.
+    transfer.metadata.owner_references = Some(vec![OwnerReference {
+        api_version: PoolVolume::api_version(&()).into_owned(),
+        kind: PoolVolume::kind(&()).into_owned(),
+        name: name.to_owned(),
+        uid: volume.uid.to_string(),
+        ..OwnerReference::default()
+    }]);
+    Some(transfer)
+}
+
+async fn create(api: &Api<ImageTransfer>, transfer: &ImageTransfer) -> Result<(), Error> {
+    let parameters = PostParams {
+        field_manager: Some(names::OPERATOR_MANAGER.to_owned()),
+        ..PostParams::default()
+    };
+    let ImageTransferSpec {
+        volume_name,
+        snapshot_name,
+        source_node,
+        target_node,
+        ..
+    } = &transfer.spec;
+    match api.create(&parameters, transfer).await {
+        Ok(_) => {
+            tracing::info!(
+                volume = volume_name,
+                snapshot = snapshot_name,
+                from = source_node,
+                to = target_node,
+                "the copy of a snapshot is permitted"
+            );
+            Ok(())
+        }
+        // The cache lags behind.
+        Err(error) if Rejection::from(&error) == Rejection::AlreadyExists => Ok(()),
+        Err(source) => Err(failed("create", volume_name, source)),
+    }
+}
+
+fn failed(verb: &'static str, name: &str, source: kube::Error) -> Error {
+    let name = name.to_owned();
+    Error { verb, name, source }
+}
