@@ -11,6 +11,7 @@
 mod copies;
 mod grants;
 mod receiving;
+mod route;
 mod sending;
 
 use std::fmt;
@@ -22,7 +23,8 @@ use tokio::sync::Semaphore;
 pub use self::{
     copies::{Copies, CopyProgress, finding},
     grants::Grants,
-    receiving::{NotCopied, receive},
+    receiving::receive,
+    route::NotCopied,
     sending::Sending,
 };
 pub(crate) use grants::run;

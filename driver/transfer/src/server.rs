@@ -55,7 +55,7 @@ impl Service {
         let key = request.extensions().get::<PublicKey>();
         key.filter(|key| self.source.grants(key, transfer))
             .copied()
-            .ok_or_else(|| Refused::NotGranted(transfer.to_owned()))
+            .ok_or(Refused::NotGranted)
     }
 }
 
@@ -124,7 +124,7 @@ impl Sending {
         self.rate.take(data.len()).await;
         // As late as possible: the grant may have ended meanwhile.
         if !self.source.grants(&self.key, &self.transfer) {
-            return Some(Err(Refused::NotGranted(self.transfer.clone())));
+            return Some(Err(Refused::NotGranted));
         }
         let data = data.into();
         Some(Ok(proto::Chunk {
@@ -139,7 +139,7 @@ impl From<Refused> for Status {
     fn from(refused: Refused) -> Self {
         let message = refused.to_string();
         match refused {
-            Refused::NotGranted(_) => Self::permission_denied(message),
+            Refused::NotGranted => Self::permission_denied(message),
             Refused::OutOfRange { .. } => Self::out_of_range(message),
             Refused::Unavailable(_) => Self::unavailable(message),
         }

@@ -36,8 +36,8 @@ pub struct Opened {
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
     /// The peer may not have it, or there is no such transfer. It is not said which.
-    #[error("transfer {0} is not granted to this key")]
-    NotGranted(String),
+    #[error("this transfer is not granted to this key")]
+    NotGranted,
     /// The offset is beyond the end.
     #[error("offset {from} is beyond the end of the snapshot, which has {size} bytes")]
     OutOfRange {

@@ -1,5 +1,7 @@
 //! Snapshots that are restored on another node. The tests act as the operator, which permits the copies.
 
+mod requests;
+
 use cistern_crds::{
     Bytes, ConditionType, FilesystemType, ImageTransfer, ImageTransferSpec, PoolSnapshot,
     PoolVolume, Provisioning, Reason, TransferPurpose, condition,

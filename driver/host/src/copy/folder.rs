@@ -46,6 +46,12 @@ impl Pool {
         Ok(names.into_iter().filter_map(uid).collect())
     }
 
+    /// Whether nothing more has to be received for a volume: its image exists, or the complete copy of the snapshot.
+    /// Fails if the pool cannot be read, or while the copy is received.
+    pub fn is_received(&self, volume: &Uid, snapshot: &Uid) -> Result<bool, Error> {
+        Ok(self.image(volume)?.is_some() || self.read_incoming(volume, snapshot)?.is_some())
+    }
+
     /// Opens the copy of a snapshot for a volume; none unless it is complete.
     pub(crate) fn read_incoming(
         &self,

@@ -100,6 +100,7 @@ fn a_volume_that_is_made_from_a_copy_has_the_files_and_the_size_and_leaves_no_co
         let volume = from(&snapshot, thick);
         copy(&pool, &snapshot, &other, &volume);
         let made = must(other.create_image(&volume));
+        assert!(must(other.is_received(&volume.uid, &snapshot.uid)));
         let restored = machine.staging("restored");
         must(other.stage(&Volume::new(&made).stage(&restored)));
         assert_eq!(
@@ -146,6 +147,7 @@ fn an_interrupted_copy_goes_on_behind_what_was_synced() {
         must(incoming.write(chunk));
     }
     must(incoming.complete());
+    assert!(must(other.is_received(&volume.uid, &snapshot.uid)));
     // A repeated call finds it complete.
     assert_eq!(must(other.receive(&request)).written(), snapshot.size);
 
@@ -174,6 +176,7 @@ fn no_volume_is_made_from_a_copy_that_is_incomplete_or_received() {
         assert!(matches!(error, Error::InUse { .. }), "{error}");
     }
     drop(incoming);
+    assert!(!must(other.is_received(&volume.uid, &snapshot.uid)));
     let error = other.create_image(&volume).unwrap_err();
     assert!(matches!(error, Error::SourceMissing { .. }), "{error}");
     assert_eq!(must(other.incoming()), std::slice::from_ref(&volume.uid));

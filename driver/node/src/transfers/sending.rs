@@ -27,17 +27,16 @@ impl Sending {
     }
 
     async fn open(&self, transfer: &str, from: u64) -> Result<Opened, Refused> {
-        let not_granted = || Refused::NotGranted(transfer.to_owned());
         let unavailable = |error: &(dyn std::error::Error + 'static)| {
             Refused::Unavailable(Chain(error).to_string())
         };
         let grant = self.agent.transfers.grants.get(transfer);
-        let spec = grant.ok_or_else(not_granted)?.spec;
+        let spec = grant.ok_or(Refused::NotGranted)?.spec;
         let found = self.snapshots.find(&spec.snapshot_name).await;
         let found = found.map_err(|error| unavailable(&error))?;
         // A later snapshot of the same name is not granted.
         if found.image.as_str() != spec.image {
-            return Err(not_granted());
+            return Err(Refused::NotGranted);
         }
         let (_, Usable { pool, .. }) = self.agent.pools.usable(&found.pool).map_err(|why| {
             let why = crate::metadata::NotReady::from(why);
