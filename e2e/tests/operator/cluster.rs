@@ -120,8 +120,19 @@ pub(crate) fn operator_command(
     command
 }
 
-/// Runs `kubectl cistern` with an answer to its prompt. Returns exit code and output.
+/// Runs `kubectl cistern` with an answer to its prompt. Returns exit code and output. Runs it again while a pool of
+/// another test cannot be read.
 pub(crate) async fn plugin(cluster: &Cluster, words: &[&str], answer: &str) -> (i32, String) {
+    cistern_e2e::eventually("pools that can be read", SOON, async || {
+        match run_plugin(cluster, words, answer).await {
+            (_, said) if said.contains("is not a size") => Err(said),
+            ended => Ok(ended),
+        }
+    })
+    .await
+}
+
+async fn run_plugin(cluster: &Cluster, words: &[&str], answer: &str) -> (i32, String) {
     let mut command = command(binary("kubectl-cistern"));
     command
         .arg("--kubeconfig")

@@ -587,6 +587,10 @@ async fn r21_an_invalid_spec_that_passes_the_schema_is_reported_and_corrected() 
     .await;
     let entry = api.carried("bad-1", "bad").await;
     assert!(!entry.retiring, "the pool stays on its nodes");
+    // Other tests list all pools.
+    let readable = json!({"spec": {"source": {"image": {"size": "10Gi"}}}});
+    change(&raw, "bad", readable).await;
+    api.pool_is("bad", "True", "Reconciled").await;
 }
 
 /// Returns the `nodeInfo` that kubelet reports, with this machine ID.
