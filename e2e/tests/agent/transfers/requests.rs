@@ -87,7 +87,7 @@ async fn until_refused(what: &str, peer: (SocketAddr, PublicKey), keys: &KeyPair
 
 /// A node with a raw block volume that has 3 MiB of data at 5 MiB, and its snapshot.
 async fn with_a_snapshot() -> (Fixture, PoolSnapshot, PoolVolume) {
-    let source = Fixture::start("agent-asked").await;
+    let source = Fixture::start("agent-transfer-source").await;
     let volume = source.block_volume("source", Bytes::mib(16)).await;
     source
         .shell(
@@ -104,8 +104,8 @@ async fn a_node_sends_what_is_permitted_to_the_node_that_is_named_and_nothing_el
     let (source, snapshot, volume) = with_a_snapshot().await;
     let hidden = source.snapshot("hidden", &volume).await;
     let nodes: Api<StorageNode> = Api::all(source.volumes.clone().into_client());
-    let permitted = Peer::start(&nodes, "agent-asks").await;
-    let other = Peer::start(&nodes, "agent-asks-too").await;
+    let permitted = Peer::start(&nodes, "agent-transfer-permitted").await;
+    let other = Peer::start(&nodes, "agent-transfer-other").await;
     let permit = async |name: &str, change: &dyn Fn(&mut ImageTransferSpec)| {
         let mut spec = ImageTransferSpec {
             source_node: source.name.clone(),
@@ -134,7 +134,7 @@ async fn a_node_sends_what_is_permitted_to_the_node_that_is_named_and_nothing_el
         it.snapshot_name = "none".to_owned();
     })
     .await;
-    permit("asked-nobody", &|it| {
+    permit("asked-absent", &|it| {
         it.target_node = "none".to_owned();
     })
     .await;
@@ -158,7 +158,7 @@ async fn a_node_sends_what_is_permitted_to_the_node_that_is_named_and_nothing_el
         ("asked-elsewhere", 0, denied),
         ("asked-image", 0, denied),
         ("asked-nothing", 0, "cannot be read now"),
-        ("asked-nobody", 0, denied),
+        ("asked-absent", 0, denied),
         ("asked-unknown", 0, denied),
         ("", 0, denied),
         ("../asked-mine", 0, denied),
@@ -177,7 +177,7 @@ async fn a_node_sends_what_is_permitted_to_the_node_that_is_named_and_nothing_el
         .unwrap_err();
     assert_eq!(refused, denied);
     let stranger = KeyPair::generate().unwrap();
-    for transfer in ["asked-mine", "asked-nobody"] {
+    for transfer in ["asked-mine", "asked-absent"] {
         let refused = answer(peer, &stranger, transfer, 0).await.unwrap_err();
         assert_ne!(refused, denied, "it gets no answer at all");
     }
@@ -192,7 +192,7 @@ async fn a_node_sends_what_is_permitted_to_the_node_that_is_named_and_nothing_el
     until_refused("the end of the old key", peer, &permitted.keys).await;
     assert_eq!(answer(peer, &renewed, "asked-mine", 0).await, Ok(data));
     let (api, parameters) = (transfers(&source), DeleteParams::default());
-    for transfer in ["mine", "theirs", "elsewhere", "image", "nothing", "nobody"] {
+    for transfer in ["mine", "theirs", "elsewhere", "image", "nothing", "absent"] {
         let name = format!("asked-{transfer}");
         api.delete(&name, &parameters).await.unwrap();
     }
