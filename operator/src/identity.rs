@@ -16,6 +16,14 @@ pub fn key_of(object: &impl Resource<DynamicType = ()>) -> String {
     key(object.namespace().as_deref(), &object.name_any())
 }
 
+/// As [`metadata`], and whether the object is being deleted.
+pub fn with_deletion(meta: &ObjectMeta) -> ObjectMeta {
+    ObjectMeta {
+        deletion_timestamp: meta.deletion_timestamp.clone(),
+        ..metadata(meta)
+    }
+}
+
 /// The metadata that identifies an object and its version.
 pub fn metadata(meta: &ObjectMeta) -> ObjectMeta {
     ObjectMeta {

@@ -53,7 +53,7 @@ use crate::{
     id::{Uid, Uuid},
     mount_target::MountTarget,
     root::Root,
-    system::{DeviceNumber, FileId, System, XfsGeometry},
+    system::{DeviceNumber, FileId, System, XfsGeometry, if_there},
 };
 
 /// The file in a pool that the health probe writes and reads back: see `health/probe.rs`.
@@ -256,6 +256,23 @@ impl Pool {
     /// Opens a folder in the pool.
     pub(crate) fn open_folder(&self, name: &str) -> io::Result<OwnedFd> {
         filesystem::open_folder(&*self.system, self.directory(), self.mount_id, name)
+    }
+
+    /// Opens a folder that only some pools have; none when it does not exist.
+    pub(crate) fn open_optional_folder(&self, name: &str) -> io::Result<Option<OwnedFd>> {
+        if_there(self.open_folder(name))
+    }
+
+    /// Opens a folder that only some pools have, and makes it first if it does not exist.
+    pub(crate) fn make_folder(&self, name: &str) -> io::Result<OwnedFd> {
+        if let Some(folder) = self.open_optional_folder(name)? {
+            return Ok(folder);
+        }
+        let directory = self.directory();
+        self.system
+            .make_directory(directory, name.as_ref(), 0o700)?;
+        self.system.sync(directory)?;
+        self.open_folder(name)
     }
 
     /// Free space of the pool's filesystem.

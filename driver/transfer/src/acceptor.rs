@@ -1,7 +1,7 @@
 //! Accepts connections, and passes on those whose peer has a key that is admitted.
 //!
 //! *Invariant:* at most [`HANDSHAKES`] peers without a known key are served at a time, each for at most
-//! [`HANDSHAKE`]. With more of them the oldest is disconnected, so peers that say nothing delay nobody.
+//! [`HANDSHAKE`]. With more of them the oldest is disconnected, so peers that say nothing do not delay others.
 
 use std::{
     collections::VecDeque,

@@ -11,7 +11,7 @@
 //!
 //! *Invariants:* nothing is sent to or taken from a peer that has not proved that it has the expected
 //! key. A connection that has not done that causes no work besides its handshake, of which few go on at a
-//! time, each for a short time. No session is resumed, so a key that was replaced serves nobody. Memory
+//! time, each for a short time. No session is resumed, so a key that was replaced cannot be used. Memory
 //! does not grow with the number of requests.
 
 mod acceptor;

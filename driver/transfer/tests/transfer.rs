@@ -291,7 +291,7 @@ async fn is_closed(stream: &mut TcpStream) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn garbage_gets_closed_connections_and_delays_nobody() {
+async fn garbage_gets_closed_connections_and_does_not_delay_others() {
     let own = KeyPair::generate().unwrap();
     let source = Arc::new(Granting::to(own.public()));
     let sender = Sender::start(Arc::clone(&source) as _).await;
@@ -323,7 +323,7 @@ async fn garbage_gets_closed_connections_and_delays_nobody() {
 }
 
 #[tokio::test]
-async fn peers_that_say_nothing_are_disconnected_and_delay_nobody() {
+async fn peers_that_say_nothing_are_disconnected_and_do_not_delay_others() {
     let own = KeyPair::generate().unwrap();
     let sender = Sender::start(Arc::new(Granting::to(own.public()))).await;
     let mut silent = Vec::new();

@@ -71,6 +71,22 @@ async fn refusal(node: &Fixture, reason: &'static str) -> String {
     ready.message.clone()
 }
 
+/// Takes the pool from the node, and waits until the node no longer has it.
+async fn retire(node: &Fixture, pool: NodePool) {
+    let retiring = NodePool {
+        retiring: true,
+        ..pool
+    };
+    node.driver.set_pools(vec![retiring]).await;
+    eventually("the pool to leave", SOON, async || {
+        match node.pool().await {
+            None => Ok(()),
+            left => Err(format!("{left:#?}")),
+        }
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_pool_on_a_data_disk_waits_for_its_disk_after_a_reboot_and_leaves_it_when_it_is_removed()
 {
@@ -105,18 +121,7 @@ async fn a_pool_on_a_data_disk_waits_for_its_disk_after_a_reboot_and_leaves_it_w
     for volume in ["one", "two"] {
         node.remove(&format!("{}-{volume}", node.name)).await;
     }
-    let retiring = NodePool {
-        retiring: true,
-        ..self::pool(&node, &directory)
-    };
-    node.driver.set_pools(vec![retiring]).await;
-    eventually("the pool to leave", SOON, async || {
-        match node.pool().await {
-            None => Ok(()),
-            left => Err(format!("{left:#?}")),
-        }
-    })
-    .await;
+    retire(&node, self::pool(&node, &directory)).await;
     on_node(&node, "test -z \"$(ls -A $0/cistern)\"").await;
     node.driver.set_pools(Vec::new()).await;
     node.driver.finish().await;
@@ -135,18 +140,7 @@ async fn a_directory_that_the_node_does_not_allow_is_refused_with_what_to_set() 
         assert!(message.contains(part), "{part}: {message}");
     }
     // The pool was never made, so it leaves without further ado.
-    let retiring = NodePool {
-        retiring: true,
-        ..pool(&node, &beside)
-    };
-    node.driver.set_pools(vec![retiring]).await;
-    eventually("the pool to leave", SOON, async || {
-        match node.pool().await {
-            None => Ok(()),
-            left => Err(format!("{left:#?}")),
-        }
-    })
-    .await;
+    retire(&node, pool(&node, &beside)).await;
     node.driver.set_pools(Vec::new()).await;
     node.driver.finish().await;
 }

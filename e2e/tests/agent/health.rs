@@ -28,14 +28,7 @@ const OPTIONS: Options = Options {
 
 impl Fixture {
     pub(crate) async fn probing_often(name: &str) -> Self {
-        let control_plane = ControlPlane::shared().await;
-        let driver = Driver::start_with(control_plane, name, OPTIONS).await;
-        driver.add_image_pool(name, Bytes::gib(1)).await;
-        Self {
-            driver,
-            volumes: Api::all(control_plane.client()),
-            name: name.to_owned(),
-        }
+        Self::start_as(ControlPlane::shared().await, name, OPTIONS).await
     }
 
     /// Waits until a volume reports this problem and no other.

@@ -1,7 +1,6 @@
 //! The cached part of Cistern's custom resources.
 
 use cistern_crds::{ImageTransfer, PoolSnapshot, PoolVolume, StorageNode, StoragePool, VolumeMove};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{ResourceExt as _, core::DeserializeGuard};
 
 use super::WatchedKind;
@@ -107,10 +106,7 @@ impl WatchedKind for VolumeMove {
     const IS_OPTIONAL: bool = true;
 
     fn entry(mut self) -> Option<Self> {
-        self.metadata = ObjectMeta {
-            deletion_timestamp: self.metadata.deletion_timestamp.take(),
-            ..identity::metadata(&self.metadata)
-        };
+        self.metadata = identity::with_deletion(&self.metadata);
         self.status = None;
         Some(self)
     }
@@ -128,10 +124,7 @@ impl WatchedKind for ImageTransfer {
     const IS_OPTIONAL: bool = true;
 
     fn entry(mut self) -> Option<Self> {
-        self.metadata = ObjectMeta {
-            deletion_timestamp: self.metadata.deletion_timestamp.take(),
-            ..identity::metadata(&self.metadata)
-        };
+        self.metadata = identity::with_deletion(&self.metadata);
         Some(self)
     }
 

@@ -68,10 +68,7 @@ impl WatchedKind for Pod {
     const NAME: &'static str = "pods";
 
     fn entry(mut self) -> Option<Self> {
-        self.metadata = ObjectMeta {
-            deletion_timestamp: self.metadata.deletion_timestamp.take(),
-            ..identity::metadata(&self.metadata)
-        };
+        self.metadata = identity::with_deletion(&self.metadata);
         let spec = self.spec.take().unwrap_or_default();
         let on_a_node = spec.node_name.is_some();
         let containers = spec.containers.into_iter().map(|container| Container {

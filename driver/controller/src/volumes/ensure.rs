@@ -2,13 +2,10 @@
 //!
 //! *Invariant:* a final error leaves no object behind: an object that no agent has admitted is
 //! withdrawn first. An admitted object stays, and the error is not final
-//! ([`objects::Error::Pending`]).
-
-use std::sync::Arc;
+//! ([`crate::objects::Error::Pending`]).
 
 use cistern_crds::{
-    PoolVolume, PoolVolumeSpec, StorageNode, names::SELECTED_NODE_ANNOTATION,
-    parameters::RestorePlacement,
+    PoolVolume, PoolVolumeSpec, names::SELECTED_NODE_ANNOTATION, parameters::RestorePlacement,
 };
 use futures::FutureExt as _;
 use kube::ResourceExt as _;
@@ -20,7 +17,6 @@ use super::{
     source::{self, Source},
 };
 use crate::objects::{
-    self,
     ensure::{Attempt, attempt},
     failed,
     follow::Refusal,
@@ -113,22 +109,27 @@ impl Volumes {
         wanted: &NewVolume,
         refusals: &[Refusal],
     ) -> Result<Choice, Error> {
-        if wanted.placement == RestorePlacement::Chosen
-            && let Some(choice) = self.choose_freely(source, wanted, refusals).await?
-        {
-            return Ok(choice);
+        let nodes = self.all_nodes()?;
+        let is_silent = self.objects.nodes().silence(source.node()).is_some();
+        let elsewhere = source.elsewhere(wanted, &nodes).filter(|_| !is_silent);
+        let Some(elsewhere) = elsewhere else {
+            return self.choose_beside(source, wanted, refusals).await;
+        };
+        if wanted.placement == RestorePlacement::Chosen {
+            let choice = self.choose(wanted, refusals).await?;
+            if elsewhere.requirement.allows(&choice.node) {
+                return Ok(choice);
+            }
         }
-        let at_source = self.choose_beside(source, wanted, refusals).await;
+        let at_source = if self.is_unschedulable(source.node()).await? {
+            let why = "its Node takes no pods (it is cordoned)".to_owned();
+            Err(source.no_room(wanted.size.chosen, why).into())
+        } else {
+            self.choose_beside(source, wanted, refusals).await
+        };
         let Err(Error::Source(source::Error::NoRoom { size, why, .. })) = &at_source else {
             return at_source;
         };
-        let nodes = self.all_nodes()?;
-        let Some(elsewhere) = source.elsewhere(wanted, &nodes) else {
-            return at_source;
-        };
-        if self.objects.nodes().silence(source.node()).is_some() {
-            return at_source;
-        }
         // No node has room: to choose again, as the scheduler does after other errors, would change nothing.
         if let Err(others) = placement::choose(&elsewhere, &nodes, refusals) {
             let why = format!("{why}; and it cannot be copied to another node: {others}");
@@ -137,37 +138,14 @@ impl Volumes {
         self.choose(&elsewhere, refusals).await
     }
 
-    fn all_nodes(&self) -> Result<Vec<Arc<StorageNode>>, Error> {
-        let nodes = self.objects.nodes().all();
-        Ok(nodes.ok_or(objects::Error::Starting)?)
-    }
-
-    /// Chooses as for an empty volume. None if that is the node of the source, so that nothing is copied.
-    async fn choose_freely(
-        &self,
-        source: &Source,
-        wanted: &NewVolume,
-        refusals: &[Refusal],
-    ) -> Result<Option<Choice>, Error> {
-        let choice = self.choose(wanted, refusals).await?;
-        let elsewhere = source.elsewhere(wanted, &self.all_nodes()?);
-        let is_elsewhere = elsewhere.is_some_and(|it| it.requirement.allows(&choice.node));
-        Ok(is_elsewhere.then_some(choice))
-    }
-
+    /// Chooses the node and the pool of the source.
     async fn choose_beside(
         &self,
         source: &Source,
         wanted: &NewVolume,
         refusals: &[Refusal],
     ) -> Result<Choice, Error> {
-        let beside = source.beside(wanted)?;
-        let can_be_elsewhere = source.elsewhere(wanted, &self.all_nodes()?).is_some();
-        if can_be_elsewhere && self.is_unschedulable(source.node()).await? {
-            let why = "its Node takes no pods (it is cordoned)".to_owned();
-            return Err(source.no_room(wanted.size.chosen, why).into());
-        }
-        let chosen = self.choose(&beside, refusals).await;
+        let chosen = self.choose(&source.beside(wanted)?, refusals).await;
         chosen.map_err(|error| source.misplaced(error))
     }
 

@@ -144,12 +144,17 @@ impl Volumes {
 
     /// Computes the room for new volumes. Fails before the first list of the nodes is complete.
     pub fn capacity(&self, query: &CapacityQuery) -> Result<Capacity, Error> {
-        let nodes = self.objects.nodes().all().ok_or(objects::Error::Starting)?;
-        Ok(capacity::capacity(query, &nodes))
+        Ok(capacity::capacity(query, &self.all_nodes()?))
     }
 
     fn storage_nodes(&self) -> Result<StorageNodes, Error> {
         let nodes = self.objects.nodes().by_name();
+        Ok(nodes.ok_or(objects::Error::Starting)?)
+    }
+
+    /// Every StorageNode. Fails before the first list of the nodes is complete.
+    fn all_nodes(&self) -> Result<Vec<Arc<StorageNode>>, Error> {
+        let nodes = self.objects.nodes().all();
         Ok(nodes.ok_or(objects::Error::Starting)?)
     }
 

@@ -24,7 +24,7 @@ impl Pool {
         self.lock_incoming(&file, volume)?;
         let system = &*self.system;
         let remove = || -> io::Result<()> {
-            if let Some(folder) = self.incoming_folder()? {
+            if let Some(folder) = self.open_optional_folder(INCOMING)? {
                 system.unlink(folder.as_fd(), volume.as_ref())?;
                 system.sync(folder.as_fd())?;
             }
@@ -36,7 +36,7 @@ impl Pool {
     /// Lists the volumes for which there are copies, complete or not. Fails if the folder cannot be
     /// read.
     pub fn incoming(&self) -> Result<Vec<Uid>, Error> {
-        let list = || match self.incoming_folder()? {
+        let list = || match self.open_optional_folder(INCOMING)? {
             Some(folder) => self.system.list(folder.as_fd()),
             None => Ok(Vec::new()),
         };
@@ -81,7 +81,7 @@ impl Pool {
     }
 
     pub(super) fn open_incoming(&self, volume: &Uid) -> Result<Option<OwnedFd>, Error> {
-        let open = || match self.incoming_folder()? {
+        let open = || match self.open_optional_folder(INCOMING)? {
             Some(folder) => {
                 let name = volume.as_str().as_ref();
                 let file = self.system.open_beneath(folder.as_fd(), name, OFlags::RDWR);
@@ -90,21 +90,5 @@ impl Pool {
             None => Ok(None),
         };
         open().map_err(failed("open the copy", volume))
-    }
-
-    pub(super) fn make_incoming_folder(&self) -> io::Result<OwnedFd> {
-        if let Some(folder) = self.incoming_folder()? {
-            return Ok(folder);
-        }
-        let directory = self.directory();
-        self.system
-            .make_directory(directory, INCOMING.as_ref(), 0o700)?;
-        self.system.sync(directory)?;
-        self.incoming_folder()?
-            .ok_or_else(|| io::ErrorKind::NotFound.into())
-    }
-
-    fn incoming_folder(&self) -> io::Result<Option<OwnedFd>> {
-        if_there(self.open_folder(INCOMING))
     }
 }

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::{Chunk, CopyRequest, Original};
 use crate::{
     image::{Error, IDENTITY, Identity, failed},
+    layout::INCOMING,
     pool::Pool,
     system::{OFlags, System},
 };
@@ -73,7 +74,7 @@ impl Pool {
 
     fn begin_incoming(&self, request: &CopyRequest) -> io::Result<Incoming> {
         let system = &*self.system;
-        let folder = self.make_incoming_folder()?;
+        let folder = self.make_folder(INCOMING)?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
         let name = request.volume.as_str().as_ref();
         let file = system.open_beneath(folder.as_fd(), name, flags)?;

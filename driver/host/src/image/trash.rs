@@ -19,7 +19,7 @@ use crate::{
     id::Uid,
     layout::TRASH,
     pool::{self, Pool},
-    system::{OFlags, System, if_there},
+    system::{OFlags, System},
 };
 
 /// An image in the trash.
@@ -35,7 +35,7 @@ impl Pool {
     /// Lists all images in the trash. Fails if the trash cannot be read.
     pub fn discarded(&self) -> Result<Vec<Discarded>, Error> {
         let list = pool::failed(format!("list the trash of pool {self}"));
-        let all = || match self.trash()? {
+        let all = || match self.open_optional_folder(TRASH)? {
             Some(trash) => self::list(&*self.system, trash.as_fd()),
             None => Ok(Vec::new()),
         };
@@ -62,7 +62,7 @@ impl Pool {
         }
         let _alone = self.unused(file, uid)?;
         let name = format!("{uid}.{}", now.timestamp());
-        self.make_trash()
+        self.make_folder(TRASH)
             .and_then(|trash| {
                 let (system, images) = (&*self.system, self.images.as_fd());
                 system.rename(images, uid.as_ref(), trash.as_fd(), name.as_ref())?;
@@ -115,14 +115,14 @@ impl Pool {
 
     /// Lists all names in the trash, of images and other files.
     pub(crate) fn trashed(&self) -> io::Result<Vec<OsString>> {
-        match self.trash()? {
+        match self.open_optional_folder(TRASH)? {
             Some(trash) => self.system.list(trash.as_fd()),
             None => Ok(Vec::new()),
         }
     }
 
     fn find_discarded(&self, uid: &Uid) -> io::Result<Option<(OwnedFd, OsString)>> {
-        let Some(trash) = self.trash()? else {
+        let Some(trash) = self.open_optional_folder(TRASH)? else {
             return Ok(None);
         };
         let is_it = |name: &OsString| {
@@ -131,21 +131,6 @@ impl Pool {
         };
         let found = self.system.list(trash.as_fd())?.into_iter().find(is_it);
         Ok(found.map(|name| (trash, name)))
-    }
-
-    fn make_trash(&self) -> io::Result<OwnedFd> {
-        if let Some(trash) = self.trash()? {
-            return Ok(trash);
-        }
-        let directory = self.directory();
-        self.system
-            .make_directory(directory, TRASH.as_ref(), 0o700)?;
-        self.system.sync(directory)?;
-        self.trash()?.ok_or_else(|| io::ErrorKind::NotFound.into())
-    }
-
-    fn trash(&self) -> io::Result<Option<OwnedFd>> {
-        if_there(self.open_folder(TRASH))
     }
 }
 

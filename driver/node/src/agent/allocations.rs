@@ -3,38 +3,30 @@
 //! *Invariant:* the progress is in memory: an interrupted allocation starts again, behind what is
 //! allocated.
 
-use std::{collections::HashMap, sync::Arc};
-
 use chrono::{DateTime, Utc};
 use cistern_crds::{
     ConditionType, HasImage as _, PoolVolume, Reason,
     condition::{self, ConditionUpdate},
 };
 use kube::ResourceExt as _;
-use parking_lot::Mutex;
 
-use super::progress::Progress;
+use super::{
+    progress::Progress,
+    running::{Running, RunningWork},
+};
 
-/// Allocations that run on this node, by name of the volume.
+/// Allocations that run on this node.
 #[derive(Debug, Default)]
-pub struct Allocations(Arc<Mutex<HashMap<String, Progress>>>);
+pub struct Allocations(Running<Progress>);
 
 /// An allocation that runs. Dropping it ends it.
 #[derive(Debug)]
-pub struct Allocation {
-    running: Arc<Mutex<HashMap<String, Progress>>>,
-    volume: String,
-}
+pub struct Allocation(RunningWork<Progress>);
 
 impl Allocations {
     /// Begins the allocation of a volume.
     pub fn begin(&self, volume: &str, now: DateTime<Utc>) -> Allocation {
-        let progress = Progress::begun(now);
-        self.0.lock().insert(volume.to_owned(), progress);
-        Allocation {
-            running: Arc::clone(&self.0),
-            volume: volume.to_owned(),
-        }
+        Allocation(self.0.begin(volume, Progress::begun(now)))
     }
 
     /// The progress of a volume that becomes thick, if its status reports something else.
@@ -42,7 +34,7 @@ impl Allocations {
         if !volume.is_being_modified() {
             return None;
         }
-        let progress = *self.0.lock().get(&volume.name_any())?;
+        let progress = self.0.progress(&volume.name_any())?;
         let reported = condition::find(volume.conditions(), ConditionType::AttributesApplied);
         let message = finding(volume, progress).message;
         let is_reported = reported.is_some_and(|reported| reported.message == message);
@@ -67,15 +59,9 @@ pub fn finding(volume: &PoolVolume, progress: Progress) -> ConditionUpdate {
 impl Allocation {
     /// Records the completed percentage.
     pub fn reached(&self, percent: u8) {
-        if let Some(progress) = self.running.lock().get_mut(&self.volume) {
+        self.0.update(|progress| {
             progress.reach(percent);
-        }
-    }
-}
-
-impl Drop for Allocation {
-    fn drop(&mut self) {
-        self.running.lock().remove(&self.volume);
+        });
     }
 }
 

@@ -15,7 +15,7 @@
 //! admission ─▶ plan, pools, health; metrics ─▶ pools, io_limits
 //! disks ─▶ pools; report ─▶ admission, disks; outcome ─▶ kind; work ─▶ kind, metrics; drift ─▶ kind, tracker
 //! reconcile ─▶ work, outcome, report
-//! checks, allocations ─▶ progress
+//! checks, allocations ─▶ progress; allocations ─▶ running
 //! volume, snapshot ─▶ plan, reconcile, admission, observations, io_limits, checks, allocations
 //! ```
 //!
@@ -42,6 +42,7 @@ pub mod problems;
 pub mod progress;
 pub mod reconcile;
 pub mod report;
+pub mod running;
 pub mod snapshot;
 mod state;
 pub mod tracker;

@@ -1,7 +1,5 @@
 //! The progress of copies that are received, as the condition `Ready` of their volumes reports it.
 
-use std::{collections::HashMap, sync::Arc};
-
 use chrono::{DateTime, Utc};
 use cistern_crds::{
     Bytes, ConditionType, HasImage as _, PoolVolume, Reason,
@@ -9,13 +7,15 @@ use cistern_crds::{
 };
 use cistern_host::percent;
 use kube::ResourceExt as _;
-use parking_lot::Mutex;
 
-use crate::agent::progress::Progress;
+use crate::agent::{
+    progress::Progress,
+    running::{Running, RunningWork},
+};
 
-/// Copies that this node receives, by name of the volume.
+/// Copies that this node receives.
 #[derive(Debug, Default)]
-pub struct Copies(Arc<Mutex<HashMap<String, CopyProgress>>>);
+pub struct Copies(Running<CopyProgress>);
 
 /// The progress of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,8 +33,7 @@ pub struct CopyProgress {
 /// A copy that is received. Dropping it ends the report.
 #[derive(Debug)]
 pub struct RunningCopy {
-    running: Arc<Mutex<HashMap<String, CopyProgress>>>,
-    volume: String,
+    work: RunningWork<CopyProgress>,
     /// Offset at which it began or went on.
     from: u64,
     size: u64,
@@ -57,10 +56,8 @@ impl Copies {
             left: None,
         };
         progress.percent.reach(percent(from.0, size.0));
-        self.0.lock().insert(volume.to_owned(), progress);
         RunningCopy {
-            running: Arc::clone(&self.0),
-            volume: volume.to_owned(),
+            work: self.0.begin(volume, progress),
             from: from.0,
             size: size.0,
         }
@@ -68,7 +65,7 @@ impl Copies {
 
     /// The progress of the copy for a volume, if its status reports something else.
     pub fn unreported_progress(&self, volume: &PoolVolume) -> Option<CopyProgress> {
-        let progress = self.0.lock().get(&volume.name_any())?.clone();
+        let progress = self.0.progress(&volume.name_any())?;
         let reported = condition::find(volume.conditions(), ConditionType::Ready);
         let message = finding(&progress).message;
         let is_reported = reported.is_some_and(|reported| reported.message == message);
@@ -79,10 +76,11 @@ impl Copies {
 impl RunningCopy {
     /// Records the offset up to which the copy is complete, of which `data` bytes were received.
     pub fn reached(&self, offset: u64, data: u64, now: DateTime<Utc>) {
-        let mut running = self.running.lock();
-        let Some(progress) = running.get_mut(&self.volume) else {
-            return;
-        };
+        self.work
+            .update(|progress| self.step(progress, offset, data, now));
+    }
+
+    fn step(&self, progress: &mut CopyProgress, offset: u64, data: u64, now: DateTime<Utc>) {
         if !progress.percent.reach(percent(offset, self.size)) {
             return;
         }
@@ -93,12 +91,6 @@ impl RunningCopy {
         let rest = u128::from(self.size.saturating_sub(offset));
         let left = u128::from(elapsed) * rest / passed / 1000;
         progress.left = u64::try_from(left).ok();
-    }
-}
-
-impl Drop for RunningCopy {
-    fn drop(&mut self) {
-        self.running.lock().remove(&self.volume);
     }
 }
 

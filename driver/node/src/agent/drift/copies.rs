@@ -3,7 +3,6 @@
 use std::{collections::HashSet, sync::Arc};
 
 use cistern_client::Chain;
-use cistern_crds::PoolVolume;
 use cistern_host::Pool;
 use kube::ResourceExt as _;
 
@@ -28,12 +27,15 @@ async fn remove_unclaimed(agent: &Agent) {
         };
         let pool = Arc::clone(&usable.pool);
         let listed = on_host((), move || pool.incoming()).await;
-        let Ok(Ok(listed)) = listed else { continue };
-        // Read after the list: the volume of each copy was known before the copy began.
-        let Some((volumes, _, _)) = agent.desired.everything() else {
-            return;
+        let Ok(Ok(listed)) = listed else {
+            continue;
         };
-        let known: HashSet<String> = volumes.iter().filter_map(PoolVolume::uid).collect();
+        if listed.is_empty() {
+            continue;
+        }
+        // Read after the list: the volume of each copy was known before the copy began.
+        let volumes = agent.desired.volumes();
+        let known: HashSet<String> = volumes.iter().filter_map(|it| it.uid()).collect();
         let unclaimed = listed
             .into_iter()
             .filter(|uid| !known.contains(uid.as_str()));
