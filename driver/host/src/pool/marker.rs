@@ -182,7 +182,8 @@ pub(super) fn read_unmounted(system: &dyn System, device: &Path) -> Result<Optio
 /// another node may be writing it.
 ///
 /// A new marker is written in a mount of its own. Unmounting writes it to its final place on the disk,
-/// where another node finds it without replaying the log.
+/// where another node finds it without replaying the log. That is verified: a process that was forked
+/// meanwhile can keep the mount for a moment, and the next mount would then join it.
 pub(super) fn settle(
     system: &dyn System,
     device: &Path,
@@ -212,15 +213,20 @@ pub(super) fn settle(
         .map_err(io)?;
     let geometry = filesystem::verify(system, directory.as_fd(), device, expectation)?;
     let uuid = Uuid::from_bytes(geometry.uuid);
-    ensure(
+    let marker = ensure(
         system,
         directory.as_fd(),
         device,
         declaration,
         uuid,
         expectation,
-    )
-    .map(drop)
+    )?;
+    drop((directory, mount));
+    if read_unmounted(system, device)? == Some(marker) {
+        return Ok(());
+    }
+    let why = io::Error::other("the disk does not hold the marker that was written");
+    Err(io(why))
 }
 
 #[expect(

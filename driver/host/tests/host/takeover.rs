@@ -1,6 +1,13 @@
 //! Ownership of pools: one machine uses a shared disk, and a grant moves it to another.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
 
 use cistern_host::{
     Expectation, Pool, PoolDeclaration,
@@ -156,10 +163,36 @@ fn the_node_of_a_pool_is_on_the_disk_before_the_pool_is_used() {
     unmount(&machine.mount_point(&pool));
     let mut second = on("w2", &pool);
     second.take_over = Some(refused(open(&machine, &second, expectation), "w1"));
-    let opened = must(open(&machine, &second, expectation));
+    // Between fork and exec, a process keeps the mounts that its parent closes.
+    let opened = while_mounts_are_kept(&disk.device, || must(open(&machine, &second, expectation)));
     assert!(seen("taken-over").contains("\"node\": \"w2\""));
     drop(opened);
     unmount(&machine.mount_point(&pool));
+}
+
+/// Runs a piece of work while each file that it opens on a filesystem of this device, and so the mount
+/// of that file, is kept for a moment after it is closed.
+fn while_mounts_are_kept<T>(device: &Path, work: impl FnOnce() -> T) -> T {
+    let device = fs::metadata(device).unwrap().rdev();
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                let kept = fs::read_dir("/proc/self/fd")
+                    .unwrap()
+                    .filter_map(|entry| fs::File::open(entry.ok()?.path()).ok())
+                    .find(|file| file.metadata().is_ok_and(|it| it.dev() == device));
+                if kept.is_some() {
+                    thread::sleep(Duration::from_millis(30));
+                    drop(kept);
+                    thread::sleep(Duration::from_millis(20));
+                }
+            }
+        });
+        let result = work();
+        is_done.store(true, Ordering::Relaxed);
+        result
+    })
 }
 
 #[test]
