@@ -86,6 +86,12 @@ pub fn group_member_name(group: &str, volume: &str) -> String {
     format!("snap-{}", short_hash(&format!("{group}\0{volume}")))
 }
 
+/// The name of the PoolSnapshot from which an image is copied for a volume on another node. No request can result
+/// in the same name, as for [`group_member_name`].
+pub fn copied_snapshot_name(volume: &str, image: &str) -> String {
+    format!("snap-{}", short_hash(&format!("{volume}\0copy\0{image}")))
+}
+
 fn object_name(prefix: &str, requested: &str) -> String {
     let is_ours = requested
         .strip_prefix(prefix)

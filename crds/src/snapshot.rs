@@ -3,7 +3,7 @@
 
 use chrono::{DateTime, Utc};
 use cistern_types::{Bytes, Consistency, FilesystemType, Provisioning};
-use kube::{CustomResource, KubeSchema};
+use kube::{CustomResource, KubeSchema, ResourceExt as _};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ use crate::{
     condition::{self, Condition},
     location,
     node::is_zero,
-    volume::{AccessType, FilesystemStatus, ImageStatus},
+    volume::{AccessType, FilesystemStatus, ImageStatus, PoolVolume},
 };
 
 /// Desired state of one snapshot. The controller writes it.
@@ -27,6 +27,7 @@ use crate::{
     derive = "PartialEq",
     doc = "A point-in-time copy of one volume. Written by Cistern; deleting the object deletes no data.",
     selectable = ".spec.nodeName",
+    selectable = ".spec.copiedFor",
     validation = Rule::new(location::IMAGE_RULE).message(location::IMAGE_MESSAGE),
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].status"}"#,
     printcolumn = r#"{"name":"Volume","type":"string","jsonPath":".spec.sourceVolume"}"#,
@@ -36,6 +37,7 @@ use crate::{
     printcolumn = r#"{"name":"Holds","type":"string","jsonPath":".status.reserved","description":"Space of the pool that is reserved for the snapshot"}"#,
     printcolumn = r#"{"name":"Taken","type":"date","jsonPath":".status.creationTime"}"#,
     printcolumn = r#"{"name":"Group","type":"string","jsonPath":".spec.groupName","priority":1}"#,
+    printcolumn = r#"{"name":"Copied-For","type":"string","jsonPath":".spec.copiedFor","description":"PoolVolume on another node that is made from the snapshot","priority":1}"#,
     printcolumn = r#"{"name":"Consistency","type":"string","jsonPath":".spec.consistency","priority":1}"#,
     printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason","priority":1}"#,
     printcolumn = r#"{"name":"Message","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].message","priority":1}"#,
@@ -46,6 +48,7 @@ use crate::{
     validation = Rule::new("has(self.filesystem) == (self.accessType == 'Filesystem')").message("a filesystem is named exactly for the access type Filesystem"),
     validation = Rule::new("has(self.filesystem) == has(oldSelf.filesystem)").message("filesystem cannot be changed"),
     validation = Rule::new("has(self.groupName) == has(oldSelf.groupName)").message("groupName cannot be changed"),
+    validation = Rule::new("has(self.copiedFor) == has(oldSelf.copiedFor)").message("copiedFor cannot be changed"),
 )]
 pub struct PoolSnapshotSpec {
     /// Snapshot name from the CSI request; for a member of a group, the group's name. Set by the
@@ -103,6 +106,13 @@ pub struct PoolSnapshotSpec {
     #[x_kube(validation = Rule::new("self == oldSelf").message("groupName cannot be changed"))]
     pub group_name: Option<String>,
 
+    /// Name of the PoolVolume on another node that is made from the snapshot. The controller removes the snapshot
+    /// when that volume is made. Set by the controller; absent for a snapshot that a user requested; immutable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63))]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("copiedFor cannot be changed"))]
+    pub copied_for: Option<String>,
+
     /// Requests that the snapshot's data is destroyed; default false. Only this field makes the
     /// agent remove the image; deleting the object does not. Set by the controller; cannot be set
     /// back to false.
@@ -119,6 +129,33 @@ pub struct PoolSnapshotSpec {
     /// `nodeName` was last changed. Set by the operator; absent means 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub takeovers: u32,
+}
+
+impl PoolSnapshotSpec {
+    /// The spec of a snapshot of a volume whose image is known.
+    pub fn of(
+        volume: &PoolVolume,
+        image: &str,
+        requested_name: &str,
+        consistency: Consistency,
+    ) -> Self {
+        Self {
+            requested_name: requested_name.to_owned(),
+            node_name: volume.spec.node_name.clone(),
+            pool_name: volume.spec.pool_name.clone(),
+            source_volume: volume.name_any(),
+            source_image: image.to_owned(),
+            access_type: volume.spec.access_type,
+            filesystem: volume.spec.filesystem,
+            provisioning: volume.admitted_attributes().provisioning,
+            consistency,
+            group_name: None,
+            copied_for: None,
+            deletion_requested: false,
+            epoch: 0,
+            takeovers: 0,
+        }
+    }
 }
 
 /// Observed state of the snapshot. The node agent writes every field.

@@ -135,6 +135,7 @@ pub fn wanted_snapshot() -> PoolSnapshot {
         provisioning: volume.attributes.provisioning,
         consistency: Consistency::Crash,
         group_name: None,
+        copied_for: None,
         deletion_requested: false,
         epoch: 0,
         takeovers: 0,

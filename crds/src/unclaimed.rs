@@ -171,6 +171,10 @@ impl Claimable for PoolSnapshot {
     }
 
     fn is_under_way(&self) -> bool {
+        // The controller removes it when its volume is made.
+        if self.spec.copied_for.is_some() {
+            return true;
+        }
         // The VolumeSnapshotContents of a group are made after all of its snapshots.
         self.spec.group_name.is_some()
             && !self.spec.deletion_requested

@@ -116,6 +116,7 @@ pub struct PoolVolumeSpec {
     /// absent for an empty volume; immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self == oldSelf").message("contentSource cannot be changed"))]
+    #[x_kube(validation = Rule::new("has(self.snapshotName) == (self.kind == 'Volume' && has(self.nodeName))").message("snapshotName is for a volume on another node"))]
     pub content_source: Option<ContentSource>,
 
     /// PersistentVolumeClaim that the volume is created for. Set by the controller; absent if the
@@ -270,8 +271,8 @@ impl PoolVolumeSpec {
     }
 }
 
-/// Source of a volume's data: an image in the same pool on the same node, or a snapshot on another
-/// node.
+/// Source of a volume's data: an image in the same pool on the same node, or a snapshot or a volume on
+/// another node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ContentSource {
@@ -281,7 +282,8 @@ pub struct ContentSource {
     /// Name of the PoolSnapshot or PoolVolume, from the CSI request.
     #[schemars(length(min = 1, max = 63))]
     pub name: String,
-    /// Name of the source's image. A later object of the same name is not the source.
+    /// Name of the image that is copied: that of the source, or of `snapshotName`. A later object of the same
+    /// name is not the source.
     #[schemars(length(min = 1, max = 64))]
     pub image: String,
     /// Name of the Node that held the source when the volume was requested, if that is another node: the
@@ -289,6 +291,22 @@ pub struct ContentSource {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub node_name: Option<String>,
+    /// Name of the PoolSnapshot of the volume that is copied, if the source is a volume on another node. Absent
+    /// otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63))]
+    pub snapshot_name: Option<String>,
+}
+
+impl ContentSource {
+    /// Name of the PoolSnapshot that is copied from another node; None if the source is on the volume's own node.
+    pub fn copied_snapshot(&self) -> Option<&str> {
+        self.node_name.as_ref()?;
+        match self.kind {
+            SourceKind::Snapshot => Some(&self.name),
+            SourceKind::Volume => self.snapshot_name.as_deref(),
+        }
+    }
 }
 
 /// Kind of an image's custom resource.

@@ -335,6 +335,7 @@ pvc-1         shop/data   worker-1   2Gi    2Gi     -       True
                     name: "pvc-2".to_owned(),
                     image: "uid-of-pvc-2".to_owned(),
                     node_name: None,
+                    snapshot_name: None,
                 });
             }
         }

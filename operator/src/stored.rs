@@ -6,8 +6,8 @@
 
 use chrono::{DateTime, Utc};
 use cistern_crds::{
-    ConditionStatus, ConditionType, HasImage as _, PoolSnapshot, PoolVolume, Provisioning,
-    SourceKind, time, unclaimed::Claimable, volume::PoolVolumeStatus,
+    ConditionStatus, ConditionType, HasImage as _, PoolSnapshot, PoolVolume, Provisioning, time,
+    unclaimed::Claimable, volume::PoolVolumeStatus,
 };
 use kube::{ResourceExt as _, core::DeserializeGuard};
 
@@ -123,13 +123,11 @@ impl<R> Stored<R> {
 /// The copy that a volume waits for: its bytes are reserved, and its image is not made.
 fn awaited(volume: &PoolVolume) -> Option<AwaitedCopy> {
     let source = volume.spec.content_source.as_ref()?;
-    let awaits = source.kind == SourceKind::Snapshot
-        && source.node_name.is_some()
-        && volume.reserved().is_some()
-        && volume.size().is_none()
-        && !volume.spec.deletion_requested;
+    let snapshot = source.copied_snapshot()?;
+    let awaits =
+        volume.reserved().is_some() && volume.size().is_none() && !volume.spec.deletion_requested;
     awaits.then(|| AwaitedCopy {
-        snapshot: source.name.as_str().into(),
+        snapshot: snapshot.into(),
         image: source.image.as_str().into(),
     })
 }
@@ -164,7 +162,7 @@ fn reportable(mut volume: PoolVolume) -> Option<PoolVolume> {
 
 #[cfg(test)]
 mod tests {
-    use cistern_crds::{Bytes, ContentSource};
+    use cistern_crds::{Bytes, ContentSource, SourceKind};
     use serde_json::{Value, json};
 
     use super::*;
@@ -211,12 +209,18 @@ mod tests {
             name: "snap-1".to_owned(),
             image: "uid-1".to_owned(),
             node_name: Some("w2".to_owned()),
+            snapshot_name: None,
         });
         let awaits = |volume: &PoolVolume| {
             StoredVolume::of_volume(DeserializeGuard(Ok(volume.clone()))).awaits
         };
         let awaited = awaits(&waiting).unwrap();
         assert_eq!((&*awaited.snapshot, &*awaited.image), ("snap-1", "uid-1"));
+        let mut clone = waiting.clone();
+        let source = clone.spec.content_source.as_mut().unwrap();
+        source.kind = SourceKind::Volume;
+        source.snapshot_name = Some("snap-2".to_owned());
+        assert_eq!(&*awaits(&clone).unwrap().snapshot, "snap-2");
         let mut made = waiting.clone();
         made.status.as_mut().unwrap().size = Some(Bytes::gib(1));
         let mut refused = waiting.clone();

@@ -69,6 +69,30 @@ impl Cluster {
         }
     }
 
+    /// Limits what each agent sends to other nodes, in bytes per second, while `body` runs.
+    pub async fn with_transfer_rate(&self, rate: u64, body: impl AsyncFnOnce()) {
+        let limited = async {
+            let limit = format!("TRANSFER_BYTES_PER_SECOND={rate}");
+            self.set_environment(&limit).await;
+            body().await;
+        };
+        let ended = AssertUnwindSafe(limited).catch_unwind().await;
+        self.set_environment("TRANSFER_BYTES_PER_SECOND-").await;
+        if let Err(panic) = ended {
+            std::panic::resume_unwind(panic);
+        }
+    }
+
+    /// Changes an environment variable of the agents, and waits until all agents run with it.
+    async fn set_environment(&self, change: &str) {
+        let agents = "daemonset/cistern-node";
+        let namespace = ["--namespace", NAMESPACE];
+        let set = ["set", "env", agents, "--containers", "driver", change];
+        self.kubectl(namespace.into_iter().chain(set)).await;
+        let wait = ["rollout", "status", agents, "--timeout", "180s"];
+        self.kubectl(namespace.into_iter().chain(wait)).await;
+    }
+
     /// Lets agents run on every node again.
     pub(super) async fn return_agents(&self) {
         let rolling = json!({"type": "RollingUpdate"});

@@ -74,6 +74,7 @@ async fn one_stage_call_checks_or_grows_a_volume_and_mounts_it() {
         name: volume.clone(),
         image: uid,
         node_name: None,
+        snapshot_name: None,
     });
     let copy = node.create_ready(&copy).await;
     assert!(is_not_checking(&copy), "{copy:?}");

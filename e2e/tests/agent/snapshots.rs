@@ -44,6 +44,7 @@ impl Fixture {
             provisioning: volume.attributes.provisioning,
             consistency: Consistency::Crash,
             group_name: None,
+            copied_for: None,
             deletion_requested: false,
             epoch: 0,
             takeovers: 0,
@@ -217,6 +218,7 @@ pub(crate) fn content_source<K: HasImage>(source: &K) -> ContentSource {
         name: source.meta().name.clone().unwrap(),
         image: source.image().unwrap().uid.clone(),
         node_name: None,
+        snapshot_name: None,
     }
 }
 

@@ -4,7 +4,7 @@ mod requests;
 
 use cistern_crds::{
     Bytes, ConditionType, FilesystemType, ImageTransfer, ImageTransferSpec, PoolSnapshot,
-    PoolVolume, Provisioning, Reason, TransferPurpose, condition,
+    PoolVolume, Provisioning, Reason, SourceKind, TransferPurpose, condition,
 };
 use cistern_e2e::{ControlPlane, driver::Options, eventually};
 use kube::{
@@ -89,12 +89,12 @@ async fn no_copies(node: &Fixture) {
 }
 
 #[tokio::test]
-async fn a_snapshot_of_another_node_is_restored_once_the_copy_is_permitted() {
+async fn a_snapshot_and_a_volume_of_another_node_are_copied_once_that_is_permitted() {
     let (source, target) = tokio::join!(
         Fixture::start("agent-sends"),
         Fixture::start("agent-receives")
     );
-    for filesystem in [FilesystemType::Ext4, FilesystemType::Xfs] {
+    for (filesystem, is_clone) in [(FilesystemType::Ext4, false), (FilesystemType::Xfs, true)] {
         let mut desired = source.desired_volume("source", Bytes::mib(300));
         desired.spec.filesystem = Some(filesystem);
         let volume = source.create_ready(&desired).await;
@@ -108,6 +108,12 @@ async fn a_snapshot_of_another_node_is_restored_once_the_copy_is_permitted() {
         let restored = restore(&target, ("restored", size), (&source, &snapshot), |it| {
             it.spec.filesystem = Some(filesystem);
             it.spec.attributes.provisioning = Provisioning::Thick;
+            let content = it.spec.content_source.as_mut().unwrap();
+            if is_clone {
+                content.kind = SourceKind::Volume;
+                content.snapshot_name = Some(content.name.clone());
+                content.name = volume.name_any();
+            }
         })
         .await;
         let name = restored.name_any();

@@ -14,6 +14,7 @@
 mod access_modes;
 mod block;
 mod capacity;
+mod copies;
 mod deletion;
 mod documents;
 mod expansion;

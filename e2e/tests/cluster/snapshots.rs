@@ -1,8 +1,7 @@
 //! Snapshots of claims, and claims restored from them, through the upstream snapshotter.
 
 use cistern_crds::{
-    Bytes, ConditionType, ImageTransfer, PoolSnapshot, PoolVolume, StorageNode, StoragePool,
-    condition,
+    Bytes, ConditionType, PoolSnapshot, PoolVolume, StorageNode, StoragePool, condition,
 };
 use cistern_e2e::{
     Harness, Test,
@@ -16,28 +15,33 @@ use cistern_e2e::{
 use futures::FutureExt as _;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::{
-    Api, ResourceExt as _,
+    ResourceExt as _,
     api::{ListParams, Patch, PatchParams},
 };
 use serde_json::json;
 
-const SIZE: Bytes = Bytes::mib(300);
-const LARGER: Bytes = Bytes::mib(500);
+pub(crate) const SIZE: Bytes = Bytes::mib(300);
+pub(crate) const LARGER: Bytes = Bytes::mib(500);
 
 /// A pool on the first worker, a class of volumes and one of snapshots.
-struct Classes {
-    volumes: String,
-    snapshots: String,
+pub(crate) struct Classes {
+    pub(crate) volumes: String,
+    pub(crate) snapshots: String,
 }
 
 impl Classes {
     /// Of volumes with a filesystem, on these nodes.
-    async fn on(test: &Test, nodes: &[&str], filesystem: &str) -> Self {
+    pub(crate) async fn on(test: &Test, nodes: &[&str], filesystem: &str) -> Self {
         let pool = test.pool("pool", Bytes::gib(2), nodes).await;
+        Self::of(test, &pool, filesystem).await
+    }
+
+    /// Of volumes with a filesystem, in this pool.
+    pub(crate) async fn of(test: &Test, pool: &str, filesystem: &str) -> Self {
         let parameters = [("csi.storage.k8s.io/fstype", filesystem)];
         Self {
             volumes: test
-                .class("class", &pool, WaitForFirstConsumer, &parameters)
+                .class("class", pool, WaitForFirstConsumer, &parameters)
                 .await,
             snapshots: test.snapshot_class("snapshots", json!({})).await,
         }
@@ -50,7 +54,7 @@ impl Classes {
 }
 
 /// A claim `claim` with a pod `writer` that writes to it continuously.
-async fn writer(test: &Test, classes: &Classes) {
+pub(crate) async fn writer(test: &Test, classes: &Classes) {
     test.claim("claim", &classes.volumes, SIZE).await;
     test.writer("writer", "claim").await;
     test.running("writer").await;
@@ -204,43 +208,6 @@ async fn remove_snapshot_when_bound(test: &Test, snapshot: &str, claim: &str) {
     test.bound(claim).await;
     remove_snapshot(test, snapshot).await;
     test.running(&pod).await;
-}
-
-#[tokio::test]
-async fn a_snapshot_of_a_node_that_takes_no_pods_is_restored_on_the_node_of_the_pod() {
-    Test::run_alone("cordoned", async |test| {
-        if !test
-            .cluster
-            .takes_snapshots_or_skip("a cordoned node")
-            .await
-        {
-            return;
-        }
-        let [first, second, _] = test.cluster.workers().await;
-        let classes = Classes::on(test, &[&first, &second], "ext4").await;
-        writer(test, &classes).await;
-        let node = test.bound("claim").await.spec.node_name;
-        test.snapshot("snapshot", &classes.snapshots, "claim").await;
-        let acknowledged = test.written("writer").await;
-        test.cordon(&node).await;
-
-        let source = Source::Snapshot("snapshot");
-        test.claim_from(source, "restored", &classes.volumes, LARGER)
-            .await;
-        test.pod("reader", "restored", "sleep 3600", json!({}))
-            .await;
-        let volume = test.bound("restored").await;
-        let there = test.running("reader").await;
-        assert_ne!(there, node);
-        assert_eq!(volume.spec.node_name, there);
-        let source = volume.spec.content_source.as_ref().unwrap();
-        assert_eq!(source.node_name.as_ref(), Some(&node), "it was copied");
-        assert!(test.written("reader").await <= acknowledged);
-        let transfers: Api<ImageTransfer> = Api::all(test.cluster.client());
-        test.gone(&transfers, &volume.name_any()).await;
-        test.uncordon(&node).await;
-    })
-    .await;
 }
 
 /// A pod with the device of a claim at `/dev/data`.

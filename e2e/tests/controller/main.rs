@@ -9,6 +9,7 @@
 )]
 
 mod answers;
+mod clones;
 mod cluster;
 mod delete;
 mod ensure;

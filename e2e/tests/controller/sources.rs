@@ -149,15 +149,21 @@ async fn a_copy_is_created_on_the_node_of_its_source_although_another_node_is_se
     let made = asked.await.unwrap().unwrap();
     assert_eq!(made.accessible_topology, [topology(&cluster.node("a"))]);
 
-    // Nothing is created if the node of the source is excluded or has no room.
-    let mut elsewhere = copy("elsewhere", &cluster.pool, of_volume("at-source-volume"));
-    elsewhere.accessibility_requirements = Some(requirement(&[cluster.node("b")]));
-    let mut large = copy("no-room", &cluster.pool, of_volume("at-source-volume"));
-    large.capacity_range = Some(v1::CapacityRange {
-        required_bytes: 3 << 30,
-        limit_bytes: 0,
-    });
-    for refused in [elsewhere, large] {
+    // Nothing is created if the node of the source is excluded or has no room, and no other node has room.
+    let large = |name: &str, nodes: &[String]| {
+        let mut large = copy(name, &cluster.pool, of_volume("at-source-volume"));
+        large.accessibility_requirements = Some(requirement(nodes));
+        large.capacity_range = Some(v1::CapacityRange {
+            required_bytes: 6 << 30,
+            limit_bytes: 0,
+        });
+        large
+    };
+    let (elsewhere, everywhere) = ([cluster.node("b")], [cluster.node("b"), cluster.node("a")]);
+    for refused in [
+        large("elsewhere", &elsewhere),
+        large("no-room", &everywhere),
+    ] {
         let name = refused.name.clone();
         let status = create(replica.client().await, refused, PATIENCE)
             .await

@@ -25,6 +25,7 @@ async fn add_copy(api: &Objects, name: &str, (pool, node): (&str, &str), snapsho
         name: snapshot.to_owned(),
         image: IMAGE.to_owned(),
         node_name: Some("transfer-source".to_owned()),
+        snapshot_name: None,
     });
     let volume = PoolVolume::desired(name, spec);
     create(&api.volumes(), &json!(volume)).await;

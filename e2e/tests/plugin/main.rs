@@ -193,6 +193,7 @@ impl Node {
             provisioning: of.spec.attributes.provisioning,
             consistency: cistern_crds::Consistency::Crash,
             group_name: None,
+            copied_for: None,
             deletion_requested: false,
             epoch: 0,
             takeovers: 0,
@@ -290,6 +291,7 @@ fn copy_of(snapshot: &PoolSnapshot) -> ContentSource {
         name: snapshot.name_any(),
         image: snapshot.image().unwrap().uid.clone(),
         node_name: None,
+        snapshot_name: None,
     }
 }
 

@@ -102,6 +102,7 @@ fn source(image: &str, cluster: &Cluster) -> ContentSource {
         name: name(known.or_else(|| snapshot.map(kube::ResourceExt::name_any))),
         image: image.to_owned(),
         node_name: None,
+        snapshot_name: None,
     }
 }
 
@@ -118,6 +119,7 @@ fn snapshot(choice: &SelectedOrphan) -> PoolSnapshot {
         provisioning: identity.provisioning,
         consistency: Consistency::default(),
         group_name: None,
+        copied_for: None,
         deletion_requested: false,
         epoch: 0,
         takeovers: 0,

@@ -23,6 +23,8 @@ pub struct ListedSnapshot {
     pub creation_time: DateTime<Utc>,
     /// Whether it can be the source of a new volume now.
     pub ready: bool,
+    /// Whether it was taken to copy its volume to another node. Users do not see it.
+    pub is_for_copy: bool,
 }
 
 impl Listed for ListedSnapshot {
@@ -39,6 +41,7 @@ impl Listed for ListedSnapshot {
             size: status.size.filter(|_| !gone)?,
             creation_time: status.creation_time?,
             ready: condition::holds(&status.conditions, ConditionType::Ready),
+            is_for_copy: spec.copied_for.is_some(),
         })
     }
 

@@ -98,7 +98,7 @@ impl Snapshots {
     /// Reads a snapshot from the API server, so that it includes the work of other replicas. Fails
     /// if it does not exist or is not taken yet, or if a request to the API server fails.
     pub async fn describe(&self, id: &str) -> Result<ListedSnapshot, Error> {
-        let found = self.objects.find(id).await?;
+        let found = self.find(id).await?;
         let snapshot = found.as_ref().and_then(ListedSnapshot::of);
         Ok(snapshot.ok_or_else(|| not_found::<PoolSnapshot>(id))?)
     }
@@ -108,7 +108,7 @@ impl Snapshots {
     pub async fn list(&self, query: &SnapshotQuery) -> Result<Page<ListedSnapshot>, Error> {
         let of_source = |snapshot: &ListedSnapshot| {
             let source = query.source_volume.as_deref();
-            source.is_none_or(|source| *snapshot.source_volume == *source)
+            source.is_none_or(|source| *snapshot.source_volume == *source) && !snapshot.is_for_copy
         };
         let Some(id) = &query.snapshot else {
             let page = self.listing.page(&query.page, of_source);
@@ -131,16 +131,23 @@ impl Snapshots {
     /// repeated call resumes.
     pub async fn delete(&self, id: &str, deadline: Instant) -> Result<(), Error> {
         let removing = async |operation: &mut _| {
-            let found = self.objects.find(id).await?;
-            if let Some(group) = found.and_then(|snapshot| snapshot.spec.group_name) {
-                let snapshot = id.to_owned();
-                return Err(Error::Member { snapshot, group });
+            if let Some(found) = self.find(id).await? {
+                if let Some(group) = found.spec.group_name {
+                    let snapshot = id.to_owned();
+                    return Err(Error::Member { snapshot, group });
+                }
+                self.objects.remove(operation).await?;
             }
-            self.objects.remove(operation).await?;
             self.listing.until_shown(id, false).await;
             Ok(())
         };
         self.objects.run_exclusive(id, deadline, removing).await
+    }
+
+    /// Reads a snapshot that a user requested from the API server.
+    async fn find(&self, id: &str) -> Result<Option<PoolSnapshot>, objects::Error> {
+        let found = self.objects.find(id).await?;
+        Ok(found.filter(|snapshot| snapshot.spec.copied_for.is_none()))
     }
 
     /// The custom resources of the snapshots.

@@ -1,7 +1,6 @@
 //! Snapshot requests in Cistern's own types.
 
 use cistern_crds::{Consistency, PoolSnapshot, PoolSnapshotSpec, PoolVolume, names};
-use kube::ResourceExt as _;
 
 use crate::{
     objects::{ensure::Request, listing::PageQuery},
@@ -29,21 +28,7 @@ impl NewSnapshot {
 
     /// The custom resource for this snapshot of a volume whose image is known.
     pub fn of(&self, volume: &PoolVolume, image: &str) -> PoolSnapshot {
-        let spec = PoolSnapshotSpec {
-            requested_name: self.name.clone(),
-            node_name: volume.spec.node_name.clone(),
-            pool_name: volume.spec.pool_name.clone(),
-            source_volume: volume.name_any(),
-            source_image: image.to_owned(),
-            access_type: volume.spec.access_type,
-            filesystem: volume.spec.filesystem,
-            provisioning: volume.admitted_attributes().provisioning,
-            consistency: self.consistency,
-            group_name: None,
-            deletion_requested: false,
-            epoch: 0,
-            takeovers: 0,
-        };
+        let spec = PoolSnapshotSpec::of(volume, image, &self.name, self.consistency);
         PoolSnapshot::desired(&self.id(), spec)
     }
 }

@@ -5,7 +5,8 @@
 //! ([`crate::objects::Error::Pending`]).
 
 use cistern_crds::{
-    PoolVolume, PoolVolumeSpec, names::SELECTED_NODE_ANNOTATION, parameters::RestorePlacement,
+    PoolVolume, PoolVolumeSpec, SourceKind, names::SELECTED_NODE_ANNOTATION,
+    parameters::RestorePlacement,
 };
 use futures::FutureExt as _;
 use kube::ResourceExt as _;
@@ -14,7 +15,7 @@ use tokio::time::Instant;
 use super::{
     Error, ListedVolume, NewVolume, Volumes,
     placement::{self, Choice},
-    source::{self, Source},
+    source::{self, Source, SourceReference},
 };
 use crate::objects::{
     ensure::{Attempt, attempt},
@@ -51,10 +52,18 @@ impl Volumes {
         operation: &mut Operation<PoolVolume>,
     ) -> Result<ListedVolume, Error> {
         let mut refusals = Vec::new();
+        let of_volume = |source: &&SourceReference| source.kind == SourceKind::Volume;
+        let cloned = wanted.source.as_ref().filter(of_volume);
+        if let Some(cloned) = cloned {
+            operation.note(format!("a snapshot of {}", cloned.named()));
+        }
         loop {
             let create = || self.create(wanted, &refusals).boxed();
             match attempt(&self.objects, wanted, operation, create).await? {
                 Attempt::Made(volume) => {
+                    if cloned.is_some() {
+                        self.unpin();
+                    }
                     self.listing.until_shown(operation.name(), true).await;
                     return Ok(volume);
                 }
@@ -83,7 +92,14 @@ impl Volumes {
                 let wanted = source.complete(wanted)?;
                 let chosen = self.choose_for_copy(&source, &wanted, refusals).await;
                 let Choice { node, pool, .. } = chosen?;
-                wanted.in_pool(&pool, &node, Some(source.content(&node)))
+                if source.needs_snapshot(&node) {
+                    let pinned = self.pin(&wanted.id(), &source).await?;
+                    // The volume may have grown meanwhile.
+                    let wanted = pinned.complete(&wanted)?;
+                    wanted.in_pool(&pool, &node, Some(pinned.content(&node)))
+                } else {
+                    wanted.in_pool(&pool, &node, Some(source.content(&node)))
+                }
             }
         };
         let created = self.objects.create(&object).await?;

@@ -17,6 +17,7 @@ mod expand;
 mod health;
 mod listed;
 mod modify;
+mod pinned;
 mod placement;
 mod request;
 mod source;
@@ -25,9 +26,13 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use cistern_client::http::Readiness;
 use cistern_crds::{Explanation, PoolSnapshot, PoolVolume, StorageNode, VolumeAttributes};
-use futures::{FutureExt as _, future::BoxFuture};
+use futures::{
+    FutureExt as _,
+    future::{self, BoxFuture},
+};
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
 use kube::Api;
+use tokio::sync::Notify;
 
 pub use self::{
     capacity::{Capacity, CapacityQuery},
@@ -82,11 +87,13 @@ pub struct Volumes {
     objects: Objects<PoolVolume>,
     snapshots: Objects<PoolSnapshot>,
     listing: Arc<Listing<ListedVolume>>,
+    /// Wakes the removal of snapshots that no volume waits for.
+    unpinned: Notify,
 }
 
 impl Volumes {
-    /// Creates the volumes of a cluster, and the future of their watch. Poll the future as long as
-    /// the process serves. `readiness` waits for the first list.
+    /// Creates the volumes of a cluster, and the future of their watch and of the removal of snapshots that were
+    /// taken for copies. Poll the future as long as the process serves. `readiness` waits for the first list.
     pub fn new(
         objects: Objects<PoolVolume>,
         snapshots: Objects<PoolSnapshot>,
@@ -98,8 +105,11 @@ impl Volumes {
             objects,
             snapshots,
             listing,
+            unpinned: Notify::new(),
         };
-        (Arc::new(volumes), watch.boxed())
+        let volumes = Arc::new(volumes);
+        let collect = Arc::clone(&volumes).collect_pinned();
+        (volumes, future::join(watch, collect).map(drop).boxed())
     }
 
     /// Reads a volume from the API server, so that it includes the work of other replicas. Fails if

@@ -286,6 +286,7 @@ pub(crate) mod tests {
             name: "s-1".to_owned(),
             image: "uid-1".to_owned(),
             node_name: None,
+            snapshot_name: None,
         };
         let existing = copy.in_pool("fast", "n1", Some(content));
         assert_eq!(copy.difference(&existing), None);

@@ -111,6 +111,8 @@ pub(super) struct Source {
     size: Bytes,
     access_type: AccessType,
     filesystem: Option<FilesystemType>,
+    /// The snapshot of a volume that is copied to another node; None for a copy on the same node.
+    snapshot: Option<String>,
 }
 
 impl Source {
@@ -121,6 +123,21 @@ impl Source {
             name: self.reference.id.to_string(),
             image: self.image.clone(),
             node_name: (node != self.node).then(|| self.node.clone()),
+            snapshot_name: self.snapshot.clone(),
+        }
+    }
+
+    /// Whether a copy on a node needs a snapshot first: it takes long, and a volume changes meanwhile.
+    pub(super) fn needs_snapshot(&self, node: &str) -> bool {
+        self.reference.kind == SourceKind::Volume && node != self.node
+    }
+
+    /// The volume as a snapshot of it has it.
+    fn as_of(&self, snapshot: &str, found: Self) -> Self {
+        Self {
+            reference: self.reference.clone(),
+            snapshot: Some(snapshot.to_owned()),
+            ..found
         }
     }
 
@@ -167,7 +184,7 @@ impl Source {
     }
 
     /// Restricts a completed request to the other nodes to which the data can be copied. None if it cannot be copied:
-    /// only that of a snapshot never changes, and an agent of an older version has published no key.
+    /// an agent of an older version has published no key.
     pub(super) fn elsewhere(
         &self,
         completed: &NewVolume,
@@ -178,7 +195,7 @@ impl Source {
             status.is_some_and(|status| status.transfer_key.is_some())
         };
         let can_copy = || nodes.iter().filter(has_key).map(|node| node.name_any());
-        if self.reference.kind != SourceKind::Snapshot || !can_copy().any(|it| it == self.node) {
+        if !can_copy().any(|it| it == self.node) {
             return None;
         }
         let others = can_copy().filter(|node| *node != self.node);
@@ -191,9 +208,24 @@ impl Source {
         Some(elsewhere)
     }
 
+    /// The source as the request names it.
+    pub(super) fn reference(&self) -> &SourceReference {
+        &self.reference
+    }
+
+    /// Name of the image that is copied.
+    pub(super) fn image(&self) -> &str {
+        &self.image
+    }
+
     /// Name of the node that holds the source.
     pub(super) fn node(&self) -> &str {
         &self.node
+    }
+
+    /// Minimum size of a copy in bytes.
+    pub(super) fn size(&self) -> Bytes {
+        self.size
     }
 
     /// The error for a copy that has no room at its source, and can be nowhere else. It must not make the
@@ -250,13 +282,40 @@ impl Volumes {
         match reference.kind {
             SourceKind::Snapshot => {
                 let found = self.snapshots.find(&reference.id).await?;
-                Ok(of_snapshot(reference, &existing(reference, found)?)?)
+                let requested = found.filter(|it| it.spec.copied_for.is_none());
+                Ok(of_snapshot(reference, &existing(reference, requested)?)?)
             }
             SourceKind::Volume => {
                 let found = self.objects.find(&reference.id).await?;
                 Ok(of_volume(reference, &existing(reference, found)?)?)
             }
         }
+    }
+
+    /// Reads the volume that a source is. Fails if it is gone, also if another volume has its name now.
+    pub(super) async fn source_volume(&self, source: &Source) -> Result<PoolVolume, super::Error> {
+        let reference = &source.reference;
+        let found = self.objects.find(&reference.id).await?;
+        let is_it = |volume: &PoolVolume| {
+            let image = volume.image();
+            image.is_some_and(|image| image.uid == source.image)
+        };
+        Ok(existing(reference, found.filter(is_it))?)
+    }
+
+    /// The volume as a snapshot of it has it. Fails if the snapshot is not ready, or is gone.
+    pub(super) async fn pinned(
+        &self,
+        source: &Source,
+        snapshot: &str,
+    ) -> Result<Source, super::Error> {
+        let found = self.snapshots.find(snapshot).await?;
+        let stays = found.filter(|it| !it.spec.deletion_requested);
+        let Some(found) = stays else {
+            let (origin, why) = (source.reference.named(), "its snapshot is gone".to_owned());
+            return Err(Error::NotReady { origin, why }.into());
+        };
+        Ok(source.as_of(snapshot, of_snapshot(&source.reference, &found)?))
     }
 }
 
@@ -282,6 +341,7 @@ fn of_snapshot(reference: &SourceReference, snapshot: &PoolSnapshot) -> Result<S
         size: cut.size,
         access_type: spec.access_type,
         filesystem: spec.filesystem,
+        snapshot: None,
     })
 }
 
@@ -298,6 +358,7 @@ fn of_volume(reference: &SourceReference, volume: &PoolVolume) -> Result<Source,
         size: made.size,
         access_type: spec.access_type,
         filesystem: spec.filesystem,
+        snapshot: None,
     })
 }
 

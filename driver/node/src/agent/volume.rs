@@ -58,7 +58,7 @@ impl Reconcile for PoolVolume {
         match step {
             VolumeStep::Rest if volume.spec.deletion_requested => Ok(Action::await_change()),
             VolumeStep::Rest => reconciliation.end(VolumeOutcome::Rested).await,
-            VolumeStep::Admit => reconciliation.admit().await,
+            VolumeStep::Admit => Box::pin(reconciliation.admit()).await,
             VolumeStep::AdmitGrowth => reconciliation.admit_growth().await,
             VolumeStep::AdmitAttributes => reconciliation.admit_attributes().await,
             VolumeStep::Make | VolumeStep::Grow | VolumeStep::Keep => {

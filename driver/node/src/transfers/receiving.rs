@@ -1,10 +1,10 @@
-//! Receives the copy of a snapshot for a new volume.
+//! Receives the copy of a snapshot for a new volume. A volume on another node is copied from a snapshot of it.
 
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use cistern_client::Chain;
-use cistern_crds::{ContentSource, Explanation, HasImage as _, PoolVolume};
+use cistern_crds::{ContentSource, Explanation, HasImage as _, PoolVolume, SourceKind};
 use cistern_host::{
     InvalidUid, Pool,
     copy::{Chunk, CopyRequest, Incoming},
@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 
 use super::{
     copies::RunningCopy,
-    route::{NotCopied, explanation, failed, route, unreachable},
+    route::{NotCopied, copied_snapshot, explanation, failed, route, unreachable},
 };
 use crate::{agent::Agent, blocking::on_host, image::name_of, locks::VolumeGuard};
 
@@ -51,7 +51,8 @@ pub async fn receive(
         return Ok(());
     };
     let _slot = agent.transfers.receiving.acquire().await;
-    let unreachable = |why: &str| unreachable(&route.node, &source.name, why);
+    let snapshot = copied_snapshot(source);
+    let unreachable = |why: &str| unreachable(&route.node, snapshot, why);
     let peer = (route.address, route.key);
     let fetch = fetch(&agent.transfers.keys, peer, &volume.name_any()).await;
     let fetch = fetch.map_err(|error| unreachable(&Chain(&error).to_string()))?;
@@ -76,13 +77,13 @@ pub async fn receive(
     let incoming = opened
         .map_err(|error| failed(&error))?
         .map_err(|error| failed(&error))?;
-    let what = format!("snapshot {} of node {}", source.name, route.node);
+    let what = what(source, &route.node);
     let (now, copies) = (agent.node.now, &agent.transfers.copies);
     let extent = (incoming.written(), size);
     let copy = copies.begin(&volume.name_any(), what, extent, now());
     tracing::info!(
         volume = volume.name_any(),
-        snapshot = source.name,
+        snapshot,
         node = route.node,
         from = extent.0.0,
         "a copy begins"
@@ -91,6 +92,15 @@ pub async fn receive(
         Ok(()) => Ok(()),
         Err(Ended::Source(error)) => Err(unreachable(&Chain(&error).to_string())),
         Err(Ended::Disk(why)) => Err(NotCopied::Later(why)),
+    }
+}
+
+/// What is copied, for messages.
+fn what(source: &ContentSource, node: &str) -> String {
+    let name = &source.name;
+    match source.kind {
+        SourceKind::Snapshot => format!("snapshot {name} of node {node}"),
+        SourceKind::Volume => format!("a snapshot of volume {name} of node {node}"),
     }
 }
 

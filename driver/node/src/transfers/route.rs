@@ -46,13 +46,14 @@ pub(super) async fn route(
     source: &ContentSource,
 ) -> Result<Option<Route>, NotCopied> {
     let client = &agent.transfers.client;
-    let snapshot = get::<PoolSnapshot>(client, &source.name).await?;
+    let snapshot_name = copied_snapshot(source);
+    let snapshot = get::<PoolSnapshot>(client, snapshot_name).await?;
     let stays = |it: &PoolSnapshot| {
         let image = it.image().is_some_and(|image| image.uid == source.image);
         image && !it.spec.deletion_requested
     };
     let Some(snapshot) = snapshot.filter(stays) else {
-        let message = format!("snapshot {} is gone", source.name);
+        let message = format!("snapshot {snapshot_name} is gone");
         return Err(NotCopied::Gone(Explanation::new(
             Reason::SourceMissing,
             message,
@@ -66,16 +67,15 @@ pub(super) async fn route(
     let permits = |it: &ImageTransfer| {
         let spec = &it.spec;
         (&spec.source_node, &spec.target_node) == (&node, &agent.node.name)
-            && (&spec.snapshot_name, &spec.image) == (&source.name, &source.image)
+            && (&*spec.snapshot_name, &spec.image) == (snapshot_name, &source.image)
     };
     if !transfer.as_ref().is_some_and(permits) {
         let message = format!(
-            "the operator has not permitted yet that snapshot {} is copied from node {node}",
-            source.name
+            "the operator has not permitted yet that snapshot {snapshot_name} is copied from node {node}"
         );
         return Err(NotCopied::Later(Explanation::new(Reason::Copying, message)));
     }
-    let unreachable = |why: &str| unreachable(&node, &source.name, why);
+    let unreachable = |why: &str| unreachable(&node, snapshot_name, why);
     let Some(peer) = get::<StorageNode>(client, &node).await? else {
         return Err(unreachable("it has no StorageNode"));
     };
@@ -84,6 +84,11 @@ pub(super) async fn route(
     let address = address.ok_or_else(|| unreachable("its node plugin has no address"))?;
     let key = key_of(&peer).ok_or_else(|| unreachable("its node plugin has published no key"))?;
     Ok(Some(Route { node, address, key }))
+}
+
+/// Name of the snapshot that a source on another node is copied from.
+pub(super) fn copied_snapshot(source: &ContentSource) -> &str {
+    source.copied_snapshot().unwrap_or(&source.name)
 }
 
 async fn get<K>(client: &kube::Client, name: &str) -> Result<Option<K>, NotCopied>

@@ -115,7 +115,7 @@ fn a_copy_goes_to_its_source_whatever_is_preferred_if_the_request_allows_that() 
 }
 
 #[test]
-fn a_snapshot_is_copied_between_nodes_that_can_and_a_live_volume_is_not() {
+fn a_source_is_copied_between_nodes_that_can_and_a_volume_from_a_snapshot_of_it() {
     let node = |name: &str, key: Option<&str>| {
         let mut node = StorageNode::new(name, StorageNodeSpec::default());
         node.status = Some(StorageNodeStatus {
@@ -151,9 +151,21 @@ fn a_snapshot_is_copied_between_nodes_that_can_and_a_live_volume_is_not() {
         None,
         "its own agent"
     );
+    assert!(!source().needs_snapshot("node-2"));
     let mut live = source();
     live.reference = reference(SourceKind::Volume);
-    assert_eq!(live.elsewhere(&asked, &nodes), None);
+    assert!(!live.needs_snapshot("node-1") && live.needs_snapshot("node-2"));
+    let taken = Source {
+        size: Bytes::gib(2),
+        image: "uid-of-snapshot-2".to_owned(),
+        ..source()
+    };
+    let pinned = live.as_of("snapshot-2", taken);
+    assert_eq!(pinned.complete(&asked).unwrap().size.chosen, Bytes::gib(2));
+    let content = pinned.content("node-2");
+    assert_eq!(content.name, *live.reference.id);
+    assert_eq!(content.copied_snapshot(), Some("snapshot-2"));
+    assert_eq!(content.image, "uid-of-snapshot-2");
 }
 
 #[test]

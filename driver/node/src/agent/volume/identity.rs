@@ -106,6 +106,7 @@ mod tests {
             name: "snapshot-1".into(),
             image: "uid-0".into(),
             node_name: None,
+            snapshot_name: None,
         });
         let mut image = image_of_volume();
         assert!(serves(&volume, &image).is_err());
