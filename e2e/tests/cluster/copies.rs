@@ -110,7 +110,7 @@ async fn a_snapshot_of_a_full_node_is_restored_on_another_one() {
         let node = test.bound("claim").await.spec.node_name;
         test.snapshot("snapshot", &classes.snapshots, "claim").await;
         let acknowledged = test.written("writer").await;
-        test.claim("filler", &classes.volumes, Bytes::mib(600))
+        test.claim("filler", &classes.volumes, Bytes::mib(400))
             .await;
         let there = json!({"kubernetes.io/hostname": node});
         test.pod("fills", "filler", "sleep 3600", there).await;
@@ -151,7 +151,7 @@ async fn killed_midway(test: &Test, harness: Harness) {
     test.claim("claim", &classes.volumes, SIZE).await;
     test.pod("source", "claim", "sleep 3600", json!({})).await;
     let node = test.running("source").await;
-    let write = "head -c 200M /dev/urandom > /data/random; sync; sha256sum < /data/random";
+    let write = "head -c 209715200 /dev/urandom > /data/random; sync; sha256sum < /data/random";
     let checksum = test.shell("source", write).await.unwrap();
     test.snapshot("snapshot", &classes.snapshots, "claim").await;
     test.delete(&test.namespaced::<Pod>(), "source").await;

@@ -17,7 +17,7 @@ use cistern_types::{Bytes, FilesystemType, Provisioning};
 use crate::{
     device::Disk,
     harness::{
-        Machine, POOL_SIZE, Volume, device_pool, eventually, image_pool, known, must, open_new,
+        Machine, POOL_SIZE, Volume, device_pool, has_loops, image_pool, known, must, open_new,
         request, root, uid, unmount,
     },
 };
@@ -161,9 +161,7 @@ fn r7_a_copy_of_a_file_is_not_used_while_the_file_cannot_be_read() {
     let expectation = known(&pool);
     drop(pool);
     unmount(&machine.mount_point(&first));
-    eventually("the end of the loop device", || {
-        machine.inventory().loops.is_empty()
-    });
+    has_loops(&machine, 0);
     let file = machine.mount_point(&first).with_extension("img");
     let copy = file.with_file_name("0badcafe-0000-4000-8000-00000000beef.img");
     fs::copy(&file, &copy).unwrap();
@@ -190,9 +188,7 @@ fn r7_no_pool_is_created_beside_a_file_that_may_be_that_pool() {
     unmount(&machine.mount_point(&first));
     // A process that another test starts may hold the filesystem after the unmount. Its end writes the
     // superblock again.
-    eventually("the end of the loop device", || {
-        machine.inventory().loops.is_empty()
-    });
+    has_loops(&machine, 0);
     let path = machine.mount_point(&first).with_extension("img");
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.write_all_at(&[0; 512], 0).unwrap();

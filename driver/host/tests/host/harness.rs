@@ -316,6 +316,15 @@ pub(crate) fn comes(mut holds: impl FnMut() -> bool) -> bool {
     }
 }
 
+/// Waits until the pools and volumes of this test have so many loop devices. Between fork and exec, a process
+/// that another test starts keeps one that was just detached.
+#[track_caller]
+pub(crate) fn has_loops(machine: &Machine, count: usize) {
+    let _ = comes(|| machine.inventory().loops.len() == count);
+    let loops = machine.inventory().loops;
+    assert_eq!(loops.len(), count, "{loops:?}");
+}
+
 /// Waits until no loop device has the image any more.
 #[track_caller]
 pub(crate) fn released(machine: &Machine, image: &Uid) {

@@ -13,8 +13,8 @@ use cistern_types::{Bytes, FilesystemType, Provisioning};
 use rustix::fs::{FallocateFlags, fallocate, removexattr};
 
 use crate::harness::{
-    Machine, POOL_SIZE, Volume, allocated, chain, eventually, image_path, image_pool, known, linux,
-    must, open_new, request, root, run, uid, unstage,
+    Machine, POOL_SIZE, Volume, allocated, chain, eventually, has_loops, image_path, image_pool,
+    known, linux, must, open_new, request, root, run, uid, unstage,
 };
 
 fn thin(name: &str) -> ImageRequest {
@@ -437,7 +437,7 @@ fn r7_an_unexpected_image_is_refused_and_left_unchanged() {
             fs::read(&path).unwrap() == before,
             "{what}: the image was written"
         );
-        assert_eq!(machine.inventory().loops.len(), 1, "{what}");
+        has_loops(&machine, 1);
         fs::write(&path, &whole).unwrap();
     };
 

@@ -14,8 +14,8 @@ use cistern_types::{Bytes, FilesystemType, Provisioning};
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind};
 
 use crate::harness::{
-    Machine, Volume, eventually, image_path, image_pool, must, open_new, request, run, unmount,
-    unstage,
+    Machine, Volume, eventually, has_loops, image_path, image_pool, must, open_new, request, run,
+    unmount, unstage,
 };
 
 fn volume_of(pool: &Pool, name: &str) -> Image {
@@ -75,7 +75,7 @@ fn a_volume_is_staged_published_and_removed_without_leftovers() {
             pool.remove_image(&image.uid).unwrap();
         }
     }
-    assert_eq!(machine.inventory().loops.len(), 1, "the pool's own");
+    has_loops(&machine, 1);
     assert_eq!(machine.inventory().pools[0].images, []);
 }
 
@@ -129,11 +129,7 @@ fn nsv_06_a_volume_staged_with_other_parameters_is_a_conflict_and_stays_unchange
         !machine.mounts().contains(&third),
         "nothing is left of what failed"
     );
-    assert_eq!(
-        machine.inventory().loops.len(),
-        2,
-        "the pool and the volume"
-    );
+    has_loops(&machine, 2);
     must(machine.root().unstage(&staging));
     assert!(!is_read_only(&second));
 }

@@ -13,8 +13,8 @@ use rustix::{
 };
 
 use crate::harness::{
-    DISK_SIZE, Machine, POOL_SIZE, Volume, allocated, chain, eventually, image_pool, known, must,
-    open_new, remount_read_only, request, run, uid, unmount,
+    DISK_SIZE, Machine, POOL_SIZE, Volume, allocated, chain, eventually, has_loops, image_pool,
+    known, must, open_new, remount_read_only, request, run, uid, unmount,
 };
 
 fn small(name: &str) -> ImageRequest {
@@ -70,11 +70,8 @@ fn a_pool_is_created_once_and_found_again_after_a_reboot() {
     assert!(allocated(&file_of(&machine, &declaration)) >= POOL_SIZE.0);
     let uuid = pool.filesystem_uuid();
     let expectation = leave(&machine, pool);
-    assert_eq!(
-        machine.inventory().loops,
-        [],
-        "the loop device goes with the mount"
-    );
+    // The loop device goes with the mount.
+    has_loops(&machine, 0);
     let pool = must(machine.root().open_pool(&declaration, expectation));
     assert_eq!(
         (pool.filesystem_uuid(), must(pool.images())),
@@ -147,6 +144,7 @@ fn r8_two_pools_whose_files_were_swapped_are_refused_and_work_again_when_swapped
         let expectation = known(&pool);
         drop(pool);
         unmount(&machine.mount_point(declaration));
+        has_loops(&machine, 0);
         expectation
     });
     let swap = || {
@@ -163,7 +161,7 @@ fn r8_two_pools_whose_files_were_swapped_are_refused_and_work_again_when_swapped
         assert!(matches!(error, Error::BackingConflict { .. }), "{error}");
     }
     assert!(head(&file_of(&machine, &one)) == before);
-    assert_eq!(machine.inventory().loops, []);
+    has_loops(&machine, 0);
     swap();
     must(machine.root().open_pool(&one, expectations[0]));
     must(machine.root().open_pool(&other, expectations[1]));
