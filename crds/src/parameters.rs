@@ -39,14 +39,14 @@ pub struct Parameters {
     mkfs_options: String,
     /// The extent size hint, if the class has one.
     pub extent_size: Option<ExtentSize>,
-    /// On which node a snapshot is restored.
+    /// On which node a snapshot is restored and a volume is cloned.
     pub placement: RestorePlacement,
 }
 
-/// On which node a snapshot is restored.
+/// On which node a snapshot is restored and a volume is cloned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RestorePlacement {
-    /// On the node of the snapshot, where nothing is copied, unless that node cannot take the volume.
+    /// On the node of the source, where nothing is copied, unless that node cannot take the volume.
     #[default]
     Source,
     /// On the node that the scheduler has chosen. The data is copied if that is another one.

@@ -123,23 +123,8 @@ pub fn being_deleted(mut volume: PoolVolume) -> PoolVolume {
 
 /// A requested snapshot of [`ready_volume`] without a status.
 pub fn wanted_snapshot() -> PoolSnapshot {
-    let volume = wanted_volume().spec;
-    let spec = PoolSnapshotSpec {
-        requested_name: "snapshot-1".into(),
-        node_name: volume.node_name,
-        pool_name: volume.pool_name,
-        source_volume: "pvc-1".into(),
-        source_image: "uid-1".into(),
-        access_type: volume.access_type,
-        filesystem: volume.filesystem,
-        provisioning: volume.attributes.provisioning,
-        consistency: Consistency::Crash,
-        group_name: None,
-        copied_for: None,
-        deletion_requested: false,
-        epoch: 0,
-        takeovers: 0,
-    };
+    let consistency = Consistency::Crash;
+    let spec = PoolSnapshotSpec::of(&wanted_volume(), "uid-1", "snapshot-1", consistency);
     let mut snapshot = PoolSnapshot::new("snapshot-1", spec);
     snapshot.metadata.uid = Some("uid-of-snapshot-1".into());
     snapshot.metadata.generation = Some(1);

@@ -62,11 +62,7 @@ impl Cluster {
             .await;
             body().await;
         };
-        let ended = AssertUnwindSafe(silent).catch_unwind().await;
-        self.return_agents().await;
-        if let Err(panic) = ended {
-            std::panic::resume_unwind(panic);
-        }
+        then(silent, self.return_agents()).await;
     }
 
     /// Limits what each agent sends to other nodes, in bytes per second, while `body` runs.
@@ -76,21 +72,23 @@ impl Cluster {
             self.set_environment(&limit).await;
             body().await;
         };
-        let ended = AssertUnwindSafe(limited).catch_unwind().await;
-        self.set_environment("TRANSFER_BYTES_PER_SECOND-").await;
-        if let Err(panic) = ended {
-            std::panic::resume_unwind(panic);
-        }
+        let unlimited = self.set_environment("TRANSFER_BYTES_PER_SECOND-");
+        then(limited, unlimited).await;
     }
 
     /// Changes an environment variable of the agents, and waits until all agents run with it.
     async fn set_environment(&self, change: &str) {
-        let agents = "daemonset/cistern-node";
-        let namespace = ["--namespace", NAMESPACE];
-        let set = ["set", "env", agents, "--containers", "driver", change];
-        self.kubectl(namespace.into_iter().chain(set)).await;
-        let wait = ["rollout", "status", agents, "--timeout", "180s"];
-        self.kubectl(namespace.into_iter().chain(wait)).await;
+        self.kubectl([
+            "--namespace",
+            NAMESPACE,
+            "set",
+            "env",
+            "daemonset/cistern-node",
+            "--containers=driver",
+            change,
+        ])
+        .await;
+        self.wait_until_installed().await;
     }
 
     /// Lets agents run on every node again.
@@ -116,6 +114,15 @@ impl Cluster {
             &patch.to_string(),
         ])
         .await;
+    }
+}
+
+/// Runs `body`, and then `undo` whether or not `body` succeeds.
+async fn then(body: impl Future<Output = ()>, undo: impl Future<Output = ()>) {
+    let ended = AssertUnwindSafe(body).catch_unwind().await;
+    undo.await;
+    if let Err(panic) = ended {
+        std::panic::resume_unwind(panic);
     }
 }
 

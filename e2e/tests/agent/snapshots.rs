@@ -32,23 +32,8 @@ impl Fixture {
 
     /// The object of a snapshot of a volume.
     pub(crate) fn desired_snapshot(&self, name: &str, of: &PoolVolume) -> PoolSnapshot {
-        let (volume, status) = (&of.spec, of.status.clone().unwrap_or_default());
-        let spec = PoolSnapshotSpec {
-            requested_name: name.to_owned(),
-            node_name: volume.node_name.clone(),
-            pool_name: volume.pool_name.clone(),
-            source_volume: of.name_any(),
-            source_image: status.image.unwrap().uid,
-            access_type: volume.access_type,
-            filesystem: volume.filesystem,
-            provisioning: volume.attributes.provisioning,
-            consistency: Consistency::Crash,
-            group_name: None,
-            copied_for: None,
-            deletion_requested: false,
-            epoch: 0,
-            takeovers: 0,
-        };
+        let image = &of.image().unwrap().uid;
+        let spec = PoolSnapshotSpec::of(of, image, name, Consistency::Crash);
         let mut object = PoolSnapshot::new(&format!("{}-{name}", self.name), spec);
         object.metadata.finalizers = Some(vec![names::FINALIZER.to_owned()]);
         object

@@ -12,10 +12,31 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt as _, api::ListParams};
 use serde_json::json;
 
-use crate::snapshots::{Classes, LARGER, SIZE, writer};
+use crate::snapshots::{Classes, LARGER, SIZE, read, writer};
 
 /// Bytes per second that an agent sends while its node is killed.
 const SLOW: u64 = 8 << 20;
+
+/// Takes a snapshot of a volume while its pod writes. Returns the node of the volume, and how many numbers were
+/// written at most when it was taken.
+async fn snapshot_of_a_writer(test: &Test, classes: &Classes) -> (String, u64) {
+    writer(test, classes).await;
+    let node = test.bound("claim").await.spec.node_name;
+    test.snapshot("snapshot", &classes.snapshots, "claim").await;
+    (node, test.written("writer").await)
+}
+
+/// Waits until the pod that reads a claim runs beside its volume, which was copied from another node. Returns the
+/// volume.
+async fn copied(test: &Test, claim: &str, from: &str) -> PoolVolume {
+    let volume = test.bound(claim).await;
+    let there = test.running(&format!("reads-{claim}")).await;
+    assert_ne!(there, from);
+    assert_eq!(volume.spec.node_name, there);
+    let source = volume.spec.content_source.as_ref().unwrap();
+    assert_eq!(source.node_name.as_deref(), Some(from), "it was copied");
+    volume
+}
 
 #[tokio::test]
 async fn a_snapshot_of_a_node_that_takes_no_pods_is_restored_on_the_node_of_the_pod() {
@@ -29,24 +50,14 @@ async fn a_snapshot_of_a_node_that_takes_no_pods_is_restored_on_the_node_of_the_
         }
         let [first, second, _] = test.cluster.workers().await;
         let classes = Classes::on(test, &[&first, &second], "ext4").await;
-        writer(test, &classes).await;
-        let node = test.bound("claim").await.spec.node_name;
-        test.snapshot("snapshot", &classes.snapshots, "claim").await;
-        let acknowledged = test.written("writer").await;
+        let (node, acknowledged) = snapshot_of_a_writer(test, &classes).await;
         test.cordon(&node).await;
 
         let source = Source::Snapshot("snapshot");
         test.claim_from(source, "restored", &classes.volumes, LARGER)
             .await;
-        test.pod("reader", "restored", "sleep 3600", json!({}))
-            .await;
-        let volume = test.bound("restored").await;
-        let there = test.running("reader").await;
-        assert_ne!(there, node);
-        assert_eq!(volume.spec.node_name, there);
-        let source = volume.spec.content_source.as_ref().unwrap();
-        assert_eq!(source.node_name.as_ref(), Some(&node), "it was copied");
-        assert!(test.written("reader").await <= acknowledged);
+        assert!(read(test, "restored").await <= acknowledged);
+        let volume = copied(test, "restored", &node).await;
         let transfers: Api<ImageTransfer> = Api::all(test.cluster.client());
         test.gone(&transfers, &volume.name_any()).await;
         cloned_elsewhere(test, &classes, &node).await;
@@ -60,12 +71,8 @@ async fn cloned_elsewhere(test: &Test, classes: &Classes, node: &str) {
     let acknowledged = test.written("writer").await;
     test.claim_from(Source::Claim("claim"), "cloned", &classes.volumes, LARGER)
         .await;
-    test.pod("cloned-reader", "cloned", "sleep 3600", json!({}))
-        .await;
-    let clone = test.bound("cloned").await;
-    let there = test.running("cloned-reader").await;
-    assert_ne!(there, node);
-    assert!(test.written("cloned-reader").await >= acknowledged);
+    assert!(read(test, "cloned").await >= acknowledged);
+    let clone = copied(test, "cloned", node).await;
     let source = clone.spec.content_source.unwrap();
     let snapshots: Api<PoolSnapshot> = Api::all(test.cluster.client());
     test.gone(&snapshots, &source.snapshot_name.unwrap()).await;
@@ -106,10 +113,7 @@ async fn a_snapshot_of_a_full_node_is_restored_on_another_one() {
         let [first, second, _] = test.cluster.workers().await;
         let pool = test.pool("pool", Bytes::gib(1), &[&first, &second]).await;
         let classes = Classes::of(test, &pool, "ext4").await;
-        writer(test, &classes).await;
-        let node = test.bound("claim").await.spec.node_name;
-        test.snapshot("snapshot", &classes.snapshots, "claim").await;
-        let acknowledged = test.written("writer").await;
+        let (node, acknowledged) = snapshot_of_a_writer(test, &classes).await;
         test.claim("filler", &classes.volumes, Bytes::mib(400))
             .await;
         let there = json!({"kubernetes.io/hostname": node});
@@ -119,13 +123,8 @@ async fn a_snapshot_of_a_full_node_is_restored_on_another_one() {
         let source = Source::Snapshot("snapshot");
         test.claim_from(source, "restored", &classes.volumes, SIZE)
             .await;
-        test.pod("reader", "restored", "sleep 3600", json!({}))
-            .await;
-        let volume = test.bound("restored").await;
-        assert_ne!(volume.spec.node_name, node);
-        assert_eq!(volume.spec.content_source.unwrap().node_name, Some(node));
-        assert_eq!(test.running("reader").await, volume.spec.node_name);
-        assert!(test.written("reader").await <= acknowledged);
+        assert!(read(test, "restored").await <= acknowledged);
+        copied(test, "restored", &node).await;
     })
     .await;
 }
@@ -139,7 +138,7 @@ async fn a_copy_whose_source_node_is_killed_midway_goes_on_when_that_is_back() {
         if !test.cluster.takes_snapshots_or_skip("a killed node").await {
             return;
         }
-        let body = async || killed_midway(test, harness).await;
+        let body = async || Box::pin(killed_midway(test, harness)).await;
         test.cluster.with_transfer_rate(SLOW, body).await;
     })
     .await;
@@ -163,15 +162,14 @@ async fn killed_midway(test: &Test, harness: Harness) {
         .await;
     // CreateVolume is repeated until the copy is complete.
     test.may_repeat(&claim);
-    test.pod("reader", "restored", "sleep 3600", json!({}))
+    test.pod("reads-restored", "restored", "sleep 3600", json!({}))
         .await;
     waits(test, "restored", Reason::Copying, "about").await;
     test.stop_node(harness, &node).await;
     waits(test, "restored", Reason::SourceUnreachable, &node).await;
     test.start_node(harness, &node).await;
-    test.bound("restored").await;
-    assert_ne!(test.running("reader").await, node);
-    let read = test.shell("reader", "sha256sum < /data/random").await;
-    assert_eq!(read.unwrap(), checksum);
+    copied(test, "restored", &node).await;
+    let found = test.shell("reads-restored", "sha256sum < /data/random");
+    assert_eq!(found.await.unwrap(), checksum);
     test.uncordon(&node).await;
 }

@@ -62,7 +62,7 @@ pub(crate) async fn writer(test: &Test, classes: &Classes) {
 }
 
 /// Starts an idle pod with the volume of a claim; returns how many numbers it finds there.
-async fn read(test: &Test, claim: &str) -> u64 {
+pub(crate) async fn read(test: &Test, claim: &str) -> u64 {
     let pod = format!("reads-{claim}");
     test.pod(&pod, claim, "sleep 3600", json!({})).await;
     test.running(&pod).await;

@@ -182,22 +182,8 @@ impl Node {
 
     /// Creates a snapshot of a volume and waits until it is ready.
     async fn snapshot(&self, name: &str, of: &PoolVolume) -> PoolSnapshot {
-        let spec = PoolSnapshotSpec {
-            requested_name: name.to_owned(),
-            node_name: self.name.clone(),
-            pool_name: self.name.clone(),
-            source_volume: of.name_any(),
-            source_image: of.image().unwrap().uid.clone(),
-            access_type: of.spec.access_type,
-            filesystem: of.spec.filesystem,
-            provisioning: of.spec.attributes.provisioning,
-            consistency: cistern_crds::Consistency::Crash,
-            group_name: None,
-            copied_for: None,
-            deletion_requested: false,
-            epoch: 0,
-            takeovers: 0,
-        };
+        let image = &of.image().unwrap().uid;
+        let spec = PoolSnapshotSpec::of(of, image, name, cistern_crds::Consistency::Crash);
         self.create_ready(PoolSnapshot::desired(name, spec)).await
     }
 

@@ -92,14 +92,14 @@ impl Volumes {
                 let wanted = source.complete(wanted)?;
                 let chosen = self.choose_for_copy(&source, &wanted, refusals).await;
                 let Choice { node, pool, .. } = chosen?;
-                if source.needs_snapshot(&node) {
-                    let pinned = self.pin(&wanted.id(), &source).await?;
-                    // The volume may have grown meanwhile.
-                    let wanted = pinned.complete(&wanted)?;
-                    wanted.in_pool(&pool, &node, Some(pinned.content(&node)))
+                let source = if source.needs_snapshot(&node) {
+                    self.pin(&wanted.id(), &source).await?
                 } else {
-                    wanted.in_pool(&pool, &node, Some(source.content(&node)))
-                }
+                    source
+                };
+                // A volume may have grown before its snapshot was taken.
+                let wanted = source.complete(&wanted)?;
+                wanted.in_pool(&pool, &node, Some(source.content(&node)))
             }
         };
         let created = self.objects.create(&object).await?;

@@ -127,14 +127,19 @@ impl Reconciliation<'_, PoolVolume> {
     /// whose source is on another node is copied first.
     async fn prepare(&self, step: VolumeStep) -> Result<Action, Error> {
         let source = self.object.spec.content_source.as_ref();
-        match source.filter(|it| step == VolumeStep::Make && it.node_name.is_some()) {
-            Some(source) => self.prepare_copied(source).await,
+        let copied = source.and_then(|source| Some((source, source.copied_snapshot()?)));
+        match copied.filter(|_| step == VolumeStep::Make) {
+            Some((source, snapshot)) => self.prepare_copied(source, snapshot).await,
             None => self.prepare_here(step).await,
         }
     }
 
     /// Receives the copy of a snapshot, and makes the image from it.
-    async fn prepare_copied(&self, source: &ContentSource) -> Result<Action, Error> {
+    async fn prepare_copied(
+        &self,
+        source: &ContentSource,
+        snapshot: &str,
+    ) -> Result<Action, Error> {
         let usable = match self.pool() {
             Ok((_, usable)) => usable,
             Err(why) => return self.end(VolumeOutcome::NotReady(why)).await,
@@ -143,7 +148,7 @@ impl Reconciliation<'_, PoolVolume> {
             return Ok(Action::requeue(LOCKED));
         };
         let target = (Arc::clone(&usable.pool), guard);
-        let receiving = transfers::receive(self.agent, self.object, source, target);
+        let receiving = transfers::receive(self.agent, self.object, (source, snapshot), target);
         let Some((received, object)) = self.report_while(Box::pin(receiving)).await else {
             return Ok(Action::requeue(LOCKED));
         };

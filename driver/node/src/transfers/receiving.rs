@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 
 use super::{
     copies::RunningCopy,
-    route::{NotCopied, copied_snapshot, explanation, failed, route, unreachable},
+    route::{NotCopied, explanation, failed, route, unreachable},
 };
 use crate::{agent::Agent, blocking::on_host, image::name_of, locks::VolumeGuard};
 
@@ -31,7 +31,7 @@ const QUEUED: usize = 2;
 pub async fn receive(
     agent: &Agent,
     volume: &PoolVolume,
-    source: &ContentSource,
+    (source, snapshot): (&ContentSource, &str),
     (pool, guard): (Arc<Pool>, VolumeGuard),
 ) -> Result<(), NotCopied> {
     let uid = name_of(volume).map_err(|error| failed(&error))?;
@@ -47,11 +47,10 @@ pub async fn receive(
     if is_received {
         return Ok(());
     }
-    let Some(route) = route(agent, volume, source).await? else {
+    let Some(route) = route(agent, volume, &source.image, snapshot).await? else {
         return Ok(());
     };
     let _slot = agent.transfers.receiving.acquire().await;
-    let snapshot = copied_snapshot(source);
     let unreachable = |why: &str| unreachable(&route.node, snapshot, why);
     let peer = (route.address, route.key);
     let fetch = fetch(&agent.transfers.keys, peer, &volume.name_any()).await;

@@ -4,8 +4,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use cistern_client::Chain;
 use cistern_crds::{
-    ContentSource, Explanation, HasImage as _, ImageTransfer, PoolSnapshot, PoolVolume, Reason,
-    StorageNode,
+    Explanation, HasImage as _, ImageTransfer, PoolSnapshot, PoolVolume, Reason, StorageNode,
 };
 use cistern_transfer::PublicKey;
 use kube::{Api, ResourceExt as _};
@@ -43,14 +42,14 @@ pub(super) struct Route {
 pub(super) async fn route(
     agent: &Agent,
     volume: &PoolVolume,
-    source: &ContentSource,
+    image: &str,
+    snapshot_name: &str,
 ) -> Result<Option<Route>, NotCopied> {
     let client = &agent.transfers.client;
-    let snapshot_name = copied_snapshot(source);
     let snapshot = get::<PoolSnapshot>(client, snapshot_name).await?;
     let stays = |it: &PoolSnapshot| {
-        let image = it.image().is_some_and(|image| image.uid == source.image);
-        image && !it.spec.deletion_requested
+        let is_it = it.image().is_some_and(|found| found.uid == image);
+        is_it && !it.spec.deletion_requested
     };
     let Some(snapshot) = snapshot.filter(stays) else {
         let message = format!("snapshot {snapshot_name} is gone");
@@ -67,7 +66,7 @@ pub(super) async fn route(
     let permits = |it: &ImageTransfer| {
         let spec = &it.spec;
         (&spec.source_node, &spec.target_node) == (&node, &agent.node.name)
-            && (&*spec.snapshot_name, &spec.image) == (snapshot_name, &source.image)
+            && (&*spec.snapshot_name, &*spec.image) == (snapshot_name, image)
     };
     if !transfer.as_ref().is_some_and(permits) {
         let message = format!(
@@ -84,11 +83,6 @@ pub(super) async fn route(
     let address = address.ok_or_else(|| unreachable("its node plugin has no address"))?;
     let key = key_of(&peer).ok_or_else(|| unreachable("its node plugin has published no key"))?;
     Ok(Some(Route { node, address, key }))
-}
-
-/// Name of the snapshot that a source on another node is copied from.
-pub(super) fn copied_snapshot(source: &ContentSource) -> &str {
-    source.copied_snapshot().unwrap_or(&source.name)
 }
 
 async fn get<K>(client: &kube::Client, name: &str) -> Result<Option<K>, NotCopied>
