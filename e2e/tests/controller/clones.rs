@@ -7,7 +7,9 @@ use tonic::Code;
 
 use crate::{
     cluster::{Cluster, PATIENCE},
-    create, request, requirement,
+    create,
+    ensure::for_claim,
+    request, requirement,
     snapshots::{Snapshots, forget},
     sources::{copy, of_snapshot, of_volume},
     topology,
@@ -117,4 +119,34 @@ async fn a_clone_on_another_node_whose_snapshot_is_refused_leaves_nothing_behind
         }
         assert!(cluster.is_gone("pin-refused").await && snapshots.is_gone(&pinned).await);
     }
+}
+
+#[tokio::test]
+async fn a_clone_whose_selected_node_is_that_of_its_source_and_full_is_rescheduled() {
+    let control_plane = ControlPlane::shared().await;
+    let cluster = Cluster::new(control_plane, "full-clone", &[("a", 5), ("b", 5)]).await;
+    let replica = Replica::start(control_plane).await;
+    source(&cluster, &replica, "full-clone-volume", "full-clone").await;
+    let mut wanted = for_claim(control_plane, &cluster, true).await;
+    wanted.volume_content_source = Some(of_volume("full-clone-volume"));
+    cluster.set_room("a", 0).await;
+    // Only the scheduler knows whether the pod can go to node b.
+    eventually("the room of node a to be seen", PATIENCE, async || {
+        let asked = tokio::spawn(create(replica.client().await, wanted.clone(), PATIENCE));
+        tokio::select! {
+            answer = asked => {
+                let status = answer.unwrap().unwrap_err();
+                let says = "the scheduler has chosen it";
+                let is_expected =
+                    status.code() == Code::ResourceExhausted && status.message().contains(says);
+                is_expected.then_some(()).ok_or_else(|| status.to_string())
+            }
+            placed = cluster.placed("full-clone", "a") => {
+                cluster.refuse(&placed, Reason::NoSpace).await;
+                Err("it was placed before that".to_owned())
+            }
+        }
+    })
+    .await;
+    assert!(cluster.is_gone("full-clone").await);
 }

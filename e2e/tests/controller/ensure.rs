@@ -133,7 +133,7 @@ async fn cv_10_gc_06_a_size_beyond_every_node_is_out_of_range_and_an_unknown_poo
 }
 
 /// Creates a claim, with node `a` as its selected node if `chosen`, and returns a request for it.
-async fn for_claim(
+pub(crate) async fn for_claim(
     control_plane: &ControlPlane,
     cluster: &Cluster,
     chosen: bool,

@@ -5,7 +5,8 @@
 //! ([`crate::objects::Error::Pending`]).
 
 use cistern_crds::{
-    PoolVolume, PoolVolumeSpec, SourceKind, names::SELECTED_NODE_ANNOTATION,
+    PoolVolume, PoolVolumeSpec, SourceKind,
+    names::{self, SELECTED_NODE_ANNOTATION},
     parameters::RestorePlacement,
 };
 use futures::FutureExt as _;
@@ -115,7 +116,9 @@ impl Volumes {
         Ok(created)
     }
 
-    /// Chooses the node of the source if a pod can go there, or else another one to which the source is copied.
+    /// Chooses the node of the source if a pod can go there, or else another one to which the source is copied. If
+    /// the scheduler has chosen the node of the source, and that cannot take the copy, the scheduler must choose
+    /// again: only it knows whether the pod can go elsewhere.
     ///
     /// Nothing is copied while the agent of the source is silent: the request is repeated, and the source can be
     /// read by then.
@@ -138,7 +141,7 @@ impl Volumes {
             }
         }
         let at_source = if self.is_unschedulable(source.node()).await? {
-            let why = "its Node takes no pods (it is cordoned)".to_owned();
+            let why = format!("Node {} takes no pods (it is cordoned)", source.node());
             Err(source.no_room(wanted.size.chosen, why).into())
         } else {
             self.choose_beside(source, wanted, refusals).await
@@ -150,6 +153,13 @@ impl Volumes {
         if let Err(others) = placement::choose(&elsewhere, &nodes, refusals) {
             let why = format!("{why}; and it cannot be copied to another node: {others}");
             return Err(source.no_room(*size, why).into());
+        }
+        let first = wanted.requirement.preferred.first();
+        if first == Some(&names::topology_value(source.node()))
+            && self.scheduler_has_chosen(wanted).await?
+        {
+            let why = format!("{why}, and the scheduler has chosen it");
+            return Err(no_room(wanted, why).into());
         }
         self.choose(&elsewhere, refusals).await
     }
@@ -176,22 +186,18 @@ impl Volumes {
     /// Chooses the first node with room, and its pool. If the scheduler has chosen a node for the pod, chooses no
     /// other node and fails: the scheduler must choose again, because only it knows the pod.
     async fn choose(&self, wanted: &NewVolume, refusals: &[Refusal]) -> Result<Choice, Error> {
-        let no_room = |why: String| placement::Error::NoRoom {
-            pools: wanted.pools.clone(),
-            size: wanted.size.chosen,
-            why,
-        };
         if refusals.len() >= ATTEMPTS {
             let each: Vec<String> = refusals
                 .iter()
                 .map(|Refusal { node, pool, why }| format!("{node} refused in pool {pool}: {why}"))
                 .collect();
-            return Err(no_room(each.join("; ")).into());
+            return Err(no_room(wanted, each.join("; ")).into());
         }
         let choice = placement::choose(wanted, &self.all_nodes()?, refusals)?;
         match &choice.passed_over {
             Some(why) if self.scheduler_has_chosen(wanted).await? => {
-                Err(no_room(format!("{why}, and the scheduler has chosen it")).into())
+                let why = format!("{why}, and the scheduler has chosen it");
+                Err(no_room(wanted, why).into())
             }
             Some(_) | None => Ok(choice),
         }
@@ -212,6 +218,15 @@ impl Volumes {
             )
         }))?;
         Ok(found.is_some_and(|claim| claim.annotations().contains_key(SELECTED_NODE_ANNOTATION)))
+    }
+}
+
+/// The error for a volume that no node can take now.
+fn no_room(wanted: &NewVolume, why: String) -> placement::Error {
+    placement::Error::NoRoom {
+        pools: wanted.pools.clone(),
+        size: wanted.size.chosen,
+        why,
     }
 }
 
