@@ -24,7 +24,10 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 
-use crate::{Connection, Error};
+use crate::{
+    Connection, Error,
+    unreadable::{Unreadable, UnreadableObjects},
+};
 
 /// Cistern's own objects, and the Kubernetes objects that use them.
 #[derive(Clone, Debug, Default)]
@@ -51,6 +54,8 @@ pub struct Cluster {
     pub events: Vec<Event>,
     /// Notes for the user about kinds or loop devices that could not be read.
     pub unread: Vec<String>,
+    /// Objects of Cistern that cannot be parsed. No other field has them.
+    pub unreadable: UnreadableObjects,
 }
 
 /// Lists of the Kubernetes objects that may use Cistern's objects. A list is `None` if the user may
@@ -73,7 +78,8 @@ pub struct Users {
 pub const CLAIM_WARNINGS: &str = "involvedObject.kind=PersistentVolumeClaim,type=Warning";
 
 impl Cluster {
-    /// Lists Cistern's own objects. Fails if the CRDs are not installed, or if a request fails.
+    /// Lists Cistern's own objects. Those that cannot be parsed are only in `unreadable`. Fails if the CRDs
+    /// are not installed, or if a request fails.
     pub async fn own(connection: &Connection) -> Result<Self, Error> {
         let (pools, nodes, volumes, snapshots, groups) = tokio::try_join!(
             connection.own(),
@@ -82,12 +88,14 @@ impl Cluster {
             connection.own(),
             connection.own(),
         )?;
+        let mut unreadable = UnreadableObjects::default();
         Ok(Self {
-            pools,
-            nodes,
-            volumes,
-            snapshots,
-            groups,
+            pools: unreadable.sort_out(pools),
+            nodes: unreadable.sort_out(nodes),
+            volumes: unreadable.sort_out(volumes),
+            snapshots: unreadable.sort_out(snapshots),
+            groups: unreadable.sort_out(groups),
+            unreadable,
             ..Self::default()
         })
     }
@@ -111,6 +119,16 @@ impl Cluster {
             pods,
             events,
         }))
+    }
+
+    /// Fails if a volume, snapshot or group cannot be parsed. A command that gives up data must know them all:
+    /// the pool or node of an object that is left out would look emptier than it is.
+    pub fn require_all_data(&self) -> Result<(), Error> {
+        let has_data = |it: &&Unreadable| {
+            ["PoolVolume", "PoolSnapshot", "PoolSnapshotGroup"].contains(&it.kind)
+        };
+        let first = self.unreadable.iter().find(has_data).cloned();
+        first.map_or(Ok(()), |first| Err(Error::Incomplete(first)))
     }
 
     /// Adds the Kubernetes objects that use Cistern's objects. Kinds that are `None` are reported

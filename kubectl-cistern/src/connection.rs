@@ -10,10 +10,11 @@ use kube::{
     Api, Client, Config, Resource,
     api::ListParams,
     config::{KubeConfigOptions, Kubeconfig},
+    core::DeserializeGuard,
 };
 use serde::de::DeserializeOwned;
 
-use crate::{Error, arguments};
+use crate::{Error, arguments, unreadable::parsed};
 
 /// Page size of list requests.
 const PAGE: u32 = 500;
@@ -129,9 +130,9 @@ impl Connection {
         })
     }
 
-    /// Lists all objects of one of Cistern's kinds. Fails with [`Error::NotInstalled`] if the
-    /// cluster does not have the kind, and if a request fails.
-    pub async fn own<K>(&self) -> Result<Vec<K>, Error>
+    /// Lists all objects of one of Cistern's kinds, also those that cannot be parsed. Fails with
+    /// [`Error::NotInstalled`] if the cluster does not have the kind, and if a request fails.
+    pub async fn own<K>(&self) -> Result<Vec<DeserializeGuard<K>>, Error>
     where
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
     {
@@ -143,6 +144,18 @@ impl Connection {
             }
             result => result,
         }
+    }
+
+    /// Reads the object of one of Cistern's kinds with this name; `None` if there is none. Fails if it cannot be
+    /// parsed, and if the request fails.
+    pub async fn find<K>(&self, name: &str) -> Result<Option<K>, Error>
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+    {
+        let what = format!("cannot read {} {name}", K::kind(&()));
+        let api = self.everywhere::<DeserializeGuard<K>>();
+        let found = self.ask(what, api.get_opt(name)).await?;
+        Ok(found.map(parsed).transpose()?)
     }
 }
 

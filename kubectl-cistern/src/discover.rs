@@ -19,6 +19,7 @@ use crate::{
     Connection, Error, Printer, Verdict,
     arguments::{self, ListOutput},
     output::{Cell, Format, Paint, Style, Table, View, human},
+    unreadable::UnreadableObjects,
 };
 
 /// Label of a Node with its host name.
@@ -31,7 +32,10 @@ pub async fn run(
     flags: &arguments::Discover,
     printer: Printer,
 ) -> Result<Verdict, Error> {
-    let mut nodes: Vec<StorageNode> = connection.own().await?;
+    let mut unreadable = UnreadableObjects::default();
+    let mut nodes: Vec<StorageNode> = unreadable.sort_out(connection.own().await?);
+    unreadable.refuse::<StorageNode>(flags.node.as_deref())?;
+    unreadable.warn(&UnreadableObjects::default());
     let labelled = labelled(connection, flags).await?;
     let is_selected = |node: &StorageNode| match (&flags.node, &labelled) {
         (Some(only), _) => *only == node.name_any(),

@@ -5,7 +5,10 @@ use std::{io, time::Duration};
 use cistern_client::Rejection;
 use kube::config::{InferConfigError, KubeconfigError};
 
-use crate::{discover, forget_node, orphans, replace_disk, storage_pool, support_bundle, top};
+use crate::{
+    discover, forget_node, orphans, replace_disk, storage_pool, support_bundle, top,
+    unreadable::Unreadable,
+};
 
 /// Error of a command.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +72,12 @@ pub enum Error {
         #[source]
         source: Box<kube::Error>,
     },
+    /// The command is about an object that cannot be parsed.
+    #[error(transparent)]
+    Unreadable(#[from] Unreadable),
+    /// An object that cannot be parsed may be concerned.
+    #[error("it is not known what all volumes and snapshots are: nothing was changed")]
+    Incomplete(#[source] Unreadable),
     /// The server of `ui` cannot use its address.
     #[error(
         "the page cannot be served on {address}: choose another --port, or none for a free one"

@@ -117,6 +117,8 @@ pub async fn run(
     let (node, pool) = (flags.node.as_str(), flags.pool.as_deref());
     refuse(connection, node, pool).await?;
     let mut cluster = Cluster::with_users(connection).await?;
+    cluster.require_all_data()?;
+    cluster.unreadable.refuse::<StorageNode>(Some(node))?;
     let snapshots = VolumeSnapshots::read(connection, &mut cluster.unread).await?;
     crate::print_notes(&cluster.unread);
     let loss = Loss::of(&cluster, &snapshots, node, pool);
@@ -152,9 +154,7 @@ async fn refuse_if_usable(
     node: &str,
     pool: &str,
 ) -> Result<(), crate::Error> {
-    let what = format!("cannot read StorageNode {node}");
-    let nodes = connection.everywhere::<StorageNode>();
-    let found = connection.ask(what, nodes.get_opt(node)).await?;
+    let found = connection.find::<StorageNode>(node).await?;
     if found.is_some_and(|found| is_unusable(&found, pool)) {
         return Ok(());
     }

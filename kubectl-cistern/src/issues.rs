@@ -22,6 +22,7 @@ use serde::Serialize;
 use crate::{
     cluster::Cluster,
     output::{counted, human},
+    unreadable::Unreadable,
 };
 
 /// Time after its creation during which a pending object is not an issue.
@@ -147,12 +148,21 @@ pub fn all(cluster: &Cluster, now: DateTime<Utc>) -> Vec<Issue> {
         .volumes
         .iter()
         .filter_map(|volume| moved::of_volume(volume, cluster));
+    let unreadable = cluster.unreadable.iter().map(of_unreadable);
     let stored = volumes.chain(snapshots).chain(bound_elsewhere);
+    let stored = stored.chain(unreadable);
     let claims = cluster.claims.iter();
     all.extend(gathered(&stored.collect::<Vec<_>>()));
     all.extend(claims.filter_map(|claim| of_claim(claim, cluster, now)));
     all.sort_by(|a, b| (a.severity, b.since.is_some()).cmp(&(b.severity, a.since.is_some())));
     all
+}
+
+fn of_unreadable(object: &Unreadable) -> Issue {
+    Issue {
+        message: object.to_string(),
+        ..Issue::new(Severity::Error, object.kind, &object.name, "Unreadable")
+    }
 }
 
 /// Returns the conditions of these types that are present and not True.
@@ -422,6 +432,20 @@ mod tests {
             .map(|issue| issue.count)
             .collect();
         assert_eq!(volumes, [40]);
+    }
+
+    #[test]
+    fn an_object_that_cannot_be_read_is_an_issue_beside_those_of_the_others() {
+        let mut cluster = cluster();
+        let before = all(&cluster, at(600)).len();
+        let pools = [crate::unreadable::tests::huge("huge")];
+        assert_eq!(cluster.unreadable.sort_out(pools), []);
+        let all = all(&cluster, at(600));
+        assert_eq!(all.len(), before + 1);
+        let mut issues = all.iter().filter(|issue| issue.reason == "Unreadable");
+        let issue = issues.next().unwrap();
+        assert_eq!((issue.kind, issue.name.as_str()), ("StoragePool", "huge"));
+        assert!(issue.message.contains("20Ei"), "{}", issue.message);
     }
 
     #[test]

@@ -41,12 +41,13 @@ pub mod support_bundle;
 pub(crate) mod testing;
 pub mod top;
 pub mod ui;
+pub mod unreadable;
 pub mod volumes;
 
 use std::io::{self, Write as _};
 
 use chrono::Utc;
-use cistern_crds::volume::ClaimReference;
+use cistern_crds::{PoolVolume, StorageNode, StoragePool, volume::ClaimReference};
 use clap::CommandFactory as _;
 
 pub use self::{arguments::Arguments, connection::Connection, error::Error};
@@ -110,6 +111,9 @@ pub async fn run(arguments: Arguments) -> Result<Verdict, Error> {
             let view =
                 |cluster: &Cluster| pools::Pools::of(cluster, &flags.only, flags.selector.as_ref());
             let cluster = Cluster::own(&connection).await?;
+            let unreadable = &cluster.unreadable;
+            unreadable.refuse::<StoragePool>(flags.only.pool.as_deref())?;
+            unreadable.refuse::<StorageNode>(flags.only.node.as_deref())?;
             list::show(&connection, cluster, flags.output, printer, view).await
         }
         Command::Volumes(flags) => volumes(&connection, &flags, printer).await,
@@ -119,6 +123,8 @@ pub async fn run(arguments: Arguments) -> Result<Verdict, Error> {
                 snapshots::Origins::of(cluster, &flags.only, volume, flags.all, Utc::now())
             };
             let cluster = Cluster::with_users(&connection).await?;
+            let unreadable = &cluster.unreadable;
+            unreadable.refuse::<PoolVolume>(flags.volume.as_deref())?;
             list::show(&connection, cluster, flags.output, printer, view).await
         }
         Command::Discover(flags) => discover::run(&connection, &flags, printer).await,

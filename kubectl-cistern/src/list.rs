@@ -6,7 +6,7 @@ use tokio::time::sleep;
 
 use crate::{
     Connection, Error, Printer, Verdict, arguments::ListOutput, cluster::Cluster, output::View,
-    print_diagnostic, print_notes, ui::following::Following,
+    print_diagnostic, print_notes, ui::following::Following, unreadable::UnreadableObjects,
 };
 
 /// Interval at which `--watch` checks whether the watches received changes. The check sends no
@@ -24,6 +24,8 @@ pub(crate) async fn show<V: View>(
     view: impl Fn(&Cluster) -> V,
 ) -> Result<Verdict, Error> {
     print_notes(&cluster.unread);
+    let mut warned = cluster.unreadable.clone();
+    warned.warn(&UnreadableObjects::default());
     let mut screen = printer.screen(output);
     screen.show(&view(&cluster))?;
     if !output.watch {
@@ -40,7 +42,10 @@ pub(crate) async fn show<V: View>(
         was_away = session.outage.is_some();
         if changes != seen && session.listing.is_empty() {
             seen = changes;
-            screen.show(&view(&following.cluster()))?;
+            let cluster = following.cluster();
+            cluster.unreadable.warn(&warned);
+            warned.clone_from(&cluster.unreadable);
+            screen.show(&view(&cluster))?;
         }
     }
 }

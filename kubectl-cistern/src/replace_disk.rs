@@ -85,6 +85,7 @@ pub async fn run(
     let found = storage_pool::node_with(connection, pool, node).await?;
     let disk = Disk::of(&found, pool, node)?;
     let mut cluster = Cluster::with_users(connection).await?;
+    cluster.require_all_data()?;
     let snapshots = VolumeSnapshots::read(connection, &mut cluster.unread).await?;
     crate::print_notes(&cluster.unread);
     let loss = Loss::of(&cluster, &snapshots, node, Some(pool));

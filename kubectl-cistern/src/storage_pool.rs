@@ -48,7 +48,7 @@ pub(crate) async fn change(
     let api: Api<StoragePool> = connection.everywhere();
     let what = format!("cannot change StoragePool {pool}");
     for _ in 0..ATTEMPTS {
-        let found = connection.ask(&what, api.get_opt(pool)).await?;
+        let found = connection.find::<StoragePool>(pool).await?;
         let pool = pool.to_owned();
         let seen = found.ok_or(Error::Unknown { pool })?;
         let Some(spec) = change(&seen.spec) else {
@@ -72,9 +72,7 @@ pub(crate) async fn node_with(
     pool: &str,
     node: &str,
 ) -> Result<StorageNode, crate::Error> {
-    let api: Api<StorageNode> = connection.everywhere();
-    let what = format!("cannot read StorageNode {node}");
-    let found = connection.ask(what, api.get_opt(node)).await?;
+    let found = connection.find::<StorageNode>(node).await?;
     let carries = |found: &StorageNode| found.spec.pools.iter().any(|entry| entry.name == pool);
     let (pool, node) = (pool.to_owned(), node.to_owned());
     Ok(found

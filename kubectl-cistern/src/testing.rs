@@ -5,7 +5,10 @@ use chrono::{DateTime, Utc};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, by_claim, by_handle};
+use crate::{
+    cluster::{Cluster, by_claim, by_handle},
+    unreadable::UnreadableObjects,
+};
 
 /// Returns the time `second` seconds after the Unix epoch.
 pub(crate) fn at(second: i64) -> DateTime<Utc> {
@@ -95,6 +98,7 @@ pub(crate) fn cluster() -> Cluster {
         }))],
         groups: Vec::new(),
         unread: Vec::new(),
+        unreadable: UnreadableObjects::default(),
     }
 }
 

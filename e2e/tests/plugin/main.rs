@@ -19,6 +19,7 @@ mod rights;
 mod support_bundle;
 mod top;
 mod ui;
+mod unreadable;
 mod usage;
 mod views;
 

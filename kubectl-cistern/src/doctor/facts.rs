@@ -16,6 +16,7 @@ use k8s_openapi::{
 use kube::{
     Api, Resource,
     api::{ApiResource, DynamicObject, GroupVersionKind, ListParams},
+    core::DeserializeGuard,
 };
 use serde::de::DeserializeOwned;
 
@@ -73,10 +74,10 @@ pub struct Facts {
     pub classes: ListResult<StorageClass>,
     /// All VolumeSnapshotClasses; empty if the kind is not installed.
     pub snapshot_classes: ListResult<DynamicObject>,
-    /// All StoragePools; empty if the kind is not installed.
-    pub pools: ListResult<StoragePool>,
-    /// All StorageNodes; empty if the kind is not installed.
-    pub storage_nodes: ListResult<StorageNode>,
+    /// All StoragePools, also those that cannot be parsed; empty if the kind is not installed.
+    pub pools: ListResult<DeserializeGuard<StoragePool>>,
+    /// All StorageNodes, also those that cannot be parsed; empty if the kind is not installed.
+    pub storage_nodes: ListResult<DeserializeGuard<StorageNode>>,
 }
 
 impl Facts {

@@ -11,6 +11,7 @@ pub mod definitions;
 pub mod facts;
 pub mod manifests;
 pub mod nodes;
+pub mod objects;
 pub mod parts;
 pub mod permissions;
 pub mod policies;
@@ -42,7 +43,7 @@ pub async fn run(
 pub async fn read(connection: &Connection) -> Result<Report, Error> {
     let facts = Facts::read(connection).await?;
     let mut checks = examine(&facts);
-    checks.extend(unclaimed::examine(connection).await?);
+    checks.extend(objects::examine(connection).await?);
     checks.extend(permissions::examine(connection).await?);
     Ok(Report { checks })
 }

@@ -35,7 +35,8 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
         .collect();
     let mut checks = Vec::new();
     let mut silent = Vec::new();
-    for carrier in carriers {
+    // The check of the objects names those that cannot be parsed.
+    for carrier in carriers.iter().filter_map(|it| it.0.as_ref().ok()) {
         let conditions = carrier
             .status
             .as_ref()

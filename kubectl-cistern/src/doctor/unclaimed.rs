@@ -14,21 +14,12 @@ const CLAIMED: &str = "claimed";
 /// Maximum number of objects that the message names.
 const NAMED: usize = 3;
 
-/// Checks that all volumes and snapshots are claimed. Lists their owners after them. Fails if the
-/// API server does not answer, or if the owners cannot be listed for a reason other than denied
-/// access or a missing kind.
-pub async fn examine(connection: &Connection) -> Result<Vec<Check>, Error> {
-    let cluster = match Cluster::own(connection).await {
-        Ok(cluster) => cluster,
-        // Other checks report these errors.
-        Err(Error::NotInstalled { .. } | Error::Denied { .. } | Error::Api { .. }) => {
-            return Ok(Vec::new());
-        }
-        Err(error) => return Err(error),
-    };
+/// Checks that all listed volumes and snapshots are claimed. Lists their owners after them. Fails if the
+/// owners cannot be listed for a reason other than denied access or a missing kind.
+pub async fn examine(connection: &Connection, cluster: &Cluster) -> Result<Check, Error> {
     let known = OwnerIndex::read(connection).await?;
-    let unclaimed = known.unclaimed(&cluster, &Selection::default(), Utc::now());
-    Ok(vec![judge(&unclaimed, known.unread().next())])
+    let unclaimed = known.unclaimed(cluster, &Selection::default(), Utc::now());
+    Ok(judge(&unclaimed, known.unread().next()))
 }
 
 fn judge(unclaimed: &[UnclaimedView], unread: Option<&OwnersUnknown>) -> Check {

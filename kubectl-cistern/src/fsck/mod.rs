@@ -80,7 +80,8 @@ async fn selected(
     if let Some(node) = &flags.node {
         return Ok([node.clone()].into());
     }
-    let storage_nodes: Vec<StorageNode> = connection.own().await?;
+    // Also one whose StorageNode cannot be parsed is asked.
+    let storage_nodes = connection.own::<StorageNode>().await?;
     let mut nodes: BTreeSet<String> = storage_nodes.iter().map(ResourceExt::name_any).collect();
     nodes.extend(agents.keys().cloned());
     if let Some(selector) = &flags.selector {

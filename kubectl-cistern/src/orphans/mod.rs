@@ -32,6 +32,7 @@ use crate::{
     },
     cluster::Cluster,
     output::{Terminal, one_line},
+    unreadable::UnreadableObjects,
 };
 
 /// Error of `orphans`.
@@ -226,6 +227,7 @@ async fn list(
     printer: Printer,
 ) -> Result<Verdict, crate::Error> {
     let cluster = Cluster::own(connection).await?;
+    cluster.unreadable.warn(&UnreadableObjects::default());
     let known = OwnerIndex::read(connection).await?;
     let now = chrono::Utc::now();
     let mut view = Orphans::of(&cluster, only, now);
@@ -239,6 +241,8 @@ async fn choose(
     orphan: &OrphanArguments,
 ) -> Result<(Cluster, Target), crate::Error> {
     let cluster = Cluster::with_users(connection).await?;
+    cluster.require_all_data()?;
+    cluster.unreadable.warn(&UnreadableObjects::default());
     let target = match list::choose(&cluster, &orphan.name, &orphan.only) {
         Ok(choice) => Target::Image(choice),
         Err(Error::Unknown { name }) => {

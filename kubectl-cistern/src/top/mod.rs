@@ -22,7 +22,11 @@ use std::{
 use cistern_client::Chain;
 use cistern_crds::{Bytes, StoragePool};
 use futures::{StreamExt as _, stream};
-use kube::{Resource, ResourceExt as _, api::ListParams, core::Selector};
+use kube::{
+    Resource, ResourceExt as _,
+    api::ListParams,
+    core::{DeserializeGuard, Selector},
+};
 use serde::de::DeserializeOwned;
 use tokio::time::sleep;
 
@@ -75,7 +79,8 @@ pub async fn run(
         let after = sample(connection, flags.node()).await?;
         match &flags.subject {
             TopSubject::Pools(subject) => {
-                let name = |pool: &StoragePool| pool.name_any();
+                // Also of one that cannot be parsed, only the name is needed.
+                let name = |pool: &DeserializeGuard<StoragePool>| pool.name_any();
                 let pools = selected(connection, subject.selector.as_ref(), name).await?;
                 let (only, pools) = (&subject.only, pools.as_ref());
                 let view = TopPools::of(&before, &after, only, pools, flags.sort);

@@ -18,7 +18,7 @@ use k8s_openapi::api::{
     core::v1::{Event, PersistentVolume, PersistentVolumeClaim, Pod, PodSpec},
     storage::v1::StorageClass,
 };
-use kube::{Resource, runtime::watcher};
+use kube::{Resource, core::DeserializeGuard, runtime::watcher};
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::task::JoinSet;
@@ -27,6 +27,7 @@ use super::watched::{State, Watched};
 use crate::{
     Connection, Error,
     cluster::{CLAIM_WARNINGS, Cluster, Users},
+    unreadable::UnreadableObjects,
 };
 
 /// Interval and timeout of the requests that check whether the API server answers.
@@ -64,10 +65,10 @@ pub struct Outage {
 pub struct Following {
     context: Option<String>,
     server: String,
-    pools: Watched<StoragePool>,
-    nodes: Watched<StorageNode>,
-    volumes: Watched<PoolVolume>,
-    snapshots: Watched<PoolSnapshot>,
+    pools: Watched<DeserializeGuard<StoragePool>>,
+    nodes: Watched<DeserializeGuard<StorageNode>>,
+    volumes: Watched<DeserializeGuard<PoolVolume>>,
+    snapshots: Watched<DeserializeGuard<PoolSnapshot>>,
     classes: Watched<StorageClass>,
     claims: Watched<PersistentVolumeClaim>,
     persistent_volumes: Watched<PersistentVolume>,
@@ -130,11 +131,13 @@ impl Following {
 
     /// Returns copies of the objects, as of the latest events of the watches.
     pub fn cluster(&self) -> Cluster {
+        let mut unreadable = UnreadableObjects::default();
         let own = Cluster {
-            pools: self.pools.objects(),
-            nodes: self.nodes.objects(),
-            volumes: self.volumes.objects(),
-            snapshots: self.snapshots.objects(),
+            pools: unreadable.sort_out(self.pools.objects()),
+            nodes: unreadable.sort_out(self.nodes.objects()),
+            volumes: unreadable.sort_out(self.volumes.objects()),
+            snapshots: unreadable.sort_out(self.snapshots.objects()),
+            unreadable,
             ..Cluster::default()
         };
         own.with(Users {
@@ -266,10 +269,10 @@ mod tests {
             Self {
                 context: Some("test".to_owned()),
                 server: "https://kubernetes".to_owned(),
-                pools: Watched::fixed(cluster.pools),
-                nodes: Watched::fixed(cluster.nodes),
-                volumes: Watched::fixed(cluster.volumes),
-                snapshots: Watched::fixed(cluster.snapshots),
+                pools: Watched::fixed(guarded(cluster.pools)),
+                nodes: Watched::fixed(guarded(cluster.nodes)),
+                volumes: Watched::fixed(guarded(cluster.volumes)),
+                snapshots: Watched::fixed(guarded(cluster.snapshots)),
                 classes: Watched::fixed(cluster.classes),
                 claims: Watched::fixed(cluster.claims),
                 persistent_volumes: Watched::fixed(
@@ -282,6 +285,23 @@ mod tests {
                 _tasks: JoinSet::new(),
             }
         }
+    }
+
+    fn guarded<K>(objects: Vec<K>) -> Vec<DeserializeGuard<K>> {
+        let objects = objects.into_iter();
+        objects.map(|object| DeserializeGuard(Ok(object))).collect()
+    }
+
+    #[test]
+    fn a_followed_cluster_names_an_unreadable_object_and_has_the_others() {
+        let mut following = Following::of_cluster(crate::testing::cluster());
+        let mut pools = guarded(crate::testing::cluster().pools);
+        pools.push(crate::unreadable::tests::huge("huge"));
+        following.pools = Watched::fixed(pools);
+        let cluster = following.cluster();
+        assert_eq!(cluster.pools, crate::testing::cluster().pools);
+        let named = cluster.unreadable.iter().map(|it| it.name.as_str());
+        assert_eq!(named.collect::<Vec<_>>(), ["huge"]);
     }
 
     #[test]
