@@ -9,7 +9,7 @@ use std::{
 use cistern_client::Rejection;
 pub use cistern_crds::unclaimed::handle;
 use cistern_crds::{
-    PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, StoragePool, names,
+    PoolSnapshot, PoolSnapshotGroup, PoolVolume, StorageNode, StoragePool, VolumeMove, names,
     unclaimed::{self, snapshot_handle},
     volume::ClaimReference,
 };
@@ -42,6 +42,8 @@ pub struct Cluster {
     pub snapshots: Vec<PoolSnapshot>,
     /// All PoolSnapshotGroups.
     pub groups: Vec<PoolSnapshotGroup>,
+    /// All VolumeMoves.
+    pub moves: Vec<VolumeMove>,
     /// StorageClasses with Cistern as provisioner.
     pub classes: Vec<StorageClass>,
     /// Claims of these classes, and claims bound to `persistent_volumes`.
@@ -81,7 +83,8 @@ impl Cluster {
     /// Lists Cistern's own objects. Those that cannot be parsed are only in `unreadable`. Fails if the CRDs
     /// are not installed, or if a request fails.
     pub async fn own(connection: &Connection) -> Result<Self, Error> {
-        let (pools, nodes, volumes, snapshots, groups) = tokio::try_join!(
+        let (pools, nodes, volumes, snapshots, groups, moves) = tokio::try_join!(
+            connection.own(),
             connection.own(),
             connection.own(),
             connection.own(),
@@ -95,6 +98,7 @@ impl Cluster {
             volumes: unreadable.sort_out(volumes),
             snapshots: unreadable.sort_out(snapshots),
             groups: unreadable.sort_out(groups),
+            moves: unreadable.sort_out(moves),
             unreadable,
             ..Self::default()
         })

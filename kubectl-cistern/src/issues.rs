@@ -16,7 +16,7 @@ use cistern_crds::{
     Reason, StorageNode, VolumeSeverity, condition, names::SELECTED_NODE_ANNOTATION, time,
 };
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
-use kube::ResourceExt as _;
+use kube::{Resource, ResourceExt as _};
 use serde::Serialize;
 
 use crate::{
@@ -147,15 +147,23 @@ pub fn all(cluster: &Cluster, now: DateTime<Utc>) -> Vec<Issue> {
     let bound_elsewhere = cluster
         .volumes
         .iter()
-        .filter_map(|volume| moved::of_volume(volume, cluster));
+        .filter_map(|volume| moved::of_volume(volume, cluster, now));
+    let moves = cluster.moves.iter();
+    let moves = moves.filter_map(|object| moved::of_move(object, cluster, now));
     let unreadable = cluster.unreadable.iter().map(of_unreadable);
     let stored = volumes.chain(snapshots).chain(bound_elsewhere);
-    let stored = stored.chain(unreadable);
+    let stored = stored.chain(moves).chain(unreadable);
     let claims = cluster.claims.iter();
     all.extend(gathered(&stored.collect::<Vec<_>>()));
     all.extend(claims.filter_map(|claim| of_claim(claim, cluster, now)));
     all.sort_by(|a, b| (a.severity, b.since.is_some()).cmp(&(b.severity, a.since.is_some())));
     all
+}
+
+/// Whether an object may still be pending.
+fn is_new<K: Resource>(object: &K, now: DateTime<Utc>) -> bool {
+    let created = object.meta().creation_timestamp.as_ref();
+    created.is_some_and(|created| now - time::from_kubernetes(created) < GRACE_PERIOD)
 }
 
 fn of_unreadable(object: &Unreadable) -> Issue {
@@ -295,14 +303,8 @@ fn of_pool_severity(severity: PoolSeverity) -> Severity {
 /// Returns the issues in the conditions of a volume or snapshot.
 fn of_stored<K: HasImage>(object: &K, kind: &'static str, now: DateTime<Utc>) -> Vec<Issue> {
     let name = object.name_any();
-    let created = object
-        .meta()
-        .creation_timestamp
-        .as_ref()
-        .map(time::from_kubernetes);
-    let is_new = created.is_some_and(|created| now - created < GRACE_PERIOD);
     let mut all = Vec::new();
-    if !object.deletion_requested() && !is_new {
+    if !object.deletion_requested() && !is_new(object, now) {
         let ready = failing(object.conditions(), &[ConditionType::Ready]);
         all.extend(ready.map(|ready| Issue::by(ready, Severity::Error, kind, &name)));
     }

@@ -97,6 +97,7 @@ pub(crate) fn cluster() -> Cluster {
             "involvedObject": {"kind": "PersistentVolumeClaim", "namespace": "shop", "name": "more"},
         }))],
         groups: Vec::new(),
+        moves: Vec::new(),
         unread: Vec::new(),
         unreadable: UnreadableObjects::default(),
     }

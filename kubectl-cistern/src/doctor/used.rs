@@ -76,6 +76,7 @@ pub(super) const USED: &[Used] = &[
     of(READERS, OWN, "poolvolumes", WATCH),
     of(READERS, OWN, "poolsnapshots", WATCH),
     of(READERS, OWN, "poolsnapshotgroups", LIST),
+    of(READERS, OWN, "volumemoves", WATCH),
     of(READERS, "", "persistentvolumes", WATCH),
     of(READERS, "", "persistentvolumeclaims", WATCH),
     of(VIEWS, "", "pods", WATCH),

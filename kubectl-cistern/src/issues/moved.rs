@@ -1,23 +1,58 @@
-//! Finds volumes whose disk has moved: their PersistentVolume has the node affinity of another node, so no
-//! pod that uses them can be scheduled. Pure.
+//! Finds volumes whose disk has moved and whose PersistentVolume has not followed: no pod that uses them can be
+//! scheduled. The VolumeMove says why the operator waits. If it does not, the PersistentVolume with the node
+//! affinity of another node is the issue. Pure.
 
-use cistern_crds::{HasImage as _, PoolVolume, names, persistent_volume::nodes_of};
+use chrono::{DateTime, Utc};
+use cistern_crds::{
+    Condition, ConditionType, HasImage as _, PoolVolume, VolumeMove, condition, names,
+    persistent_volume::nodes_of,
+};
 use kube::ResourceExt as _;
 
-use super::{Issue, Severity};
+use super::{Issue, Severity, is_new};
 use crate::cluster::Cluster;
 
-/// Returns an issue if the PersistentVolume of a volume is bound to another node.
-pub(super) fn of_volume(volume: &PoolVolume, cluster: &Cluster) -> Option<Issue> {
+/// Returns an issue if a move waits.
+pub(super) fn of_move(object: &VolumeMove, cluster: &Cluster, now: DateTime<Utc>) -> Option<Issue> {
+    let waits = waits(object, now)?;
+    let volume = &object.spec.volume_name;
+    let mut volumes = cluster.volumes.iter();
+    let volume = volumes.find(|it| it.name_any() == *volume);
+    Some(Issue {
+        node: Some(object.spec.to_node.clone()),
+        pool: volume.map(|volume| volume.pool_name().to_owned()),
+        ..Issue::by(waits, Severity::Error, "VolumeMove", object.name_any())
+    })
+}
+
+/// The condition that says why a move waits.
+fn waits(object: &VolumeMove, now: DateTime<Utc>) -> Option<&Condition> {
+    let conditions = &object.status.as_ref()?.conditions;
+    condition::failing(conditions, ConditionType::Ready).filter(|_| !is_new(object, now))
+}
+
+/// Returns an issue if the PersistentVolume of a volume is bound to another node, and no move says why.
+pub(super) fn of_volume(
+    volume: &PoolVolume,
+    cluster: &Cluster,
+    now: DateTime<Utc>,
+) -> Option<Issue> {
     let (name, node) = (volume.name_any(), volume.node_name());
     let bound = cluster.persistent_volume(&name)?;
     let nodes = nodes_of(bound);
     if nodes.is_empty() || nodes.contains(&names::topology_value(node).as_str()) {
         return None;
     }
+    let mut moves = cluster
+        .moves
+        .iter()
+        .filter(|it| it.spec.volume_name == name);
+    if moves.any(|it| waits(it, now).is_some()) {
+        return None;
+    }
     let message = format!(
         "it is bound to node {}, but its volume {name} is on node {node}: no pod can use it until the \
-        PersistentVolume is recreated for that node; if the operator waits with that, the VolumeMove {name} says why",
+        PersistentVolume is recreated for that node, which the operator does",
         nodes.join(", ")
     );
     let issue = Issue::new(
@@ -37,8 +72,17 @@ mod tests {
     use super::*;
     use crate::{
         cluster::by_handle,
-        testing::{cluster, object},
+        testing::{at, cluster, condition, object},
     };
+
+    fn waiting_move(volume: &PoolVolume) -> VolumeMove {
+        object(json!({
+            "metadata": {"name": volume.name_any(), "creationTimestamp": "1970-01-01T00:00:00Z"},
+            "spec": {"volumeName": volume.name_any(), "fromNode": "the-old-node",
+                "toNode": volume.node_name(), "epoch": 1},
+            "status": {"conditions": [condition("Ready", "False", "PodsRemain", "shop/db-0 uses it")]},
+        }))
+    }
 
     #[test]
     fn a_persistent_volume_bound_to_the_former_node_of_a_disk_is_reported() {
@@ -56,7 +100,8 @@ mod tests {
             }))
         };
         cluster.persistent_volumes = by_handle(vec![bound_to("the-old-node")]);
-        let issue = of_volume(&volume, &cluster).unwrap();
+        let now = at(600);
+        let issue = of_volume(&volume, &cluster, now).unwrap();
         assert_eq!(
             (issue.kind, issue.name.as_str()),
             ("PersistentVolume", "pv-1")
@@ -67,12 +112,40 @@ mod tests {
             "{}",
             issue.message
         );
-        assert!(super::super::all(&cluster, crate::testing::at(600)).contains(&issue));
+        assert!(super::super::all(&cluster, now).contains(&issue));
+
+        // The move says why, and is named in its place.
+        cluster.moves = vec![waiting_move(&volume)];
+        assert_eq!(of_volume(&volume, &cluster, now), None);
+        let issues = super::super::all(&cluster, now).into_iter();
+        let named: Vec<Issue> = issues.filter(|issue| issue.kind == "VolumeMove").collect();
+        assert_eq!(named.len(), 1);
+        assert_eq!(named[0].name, volume.name_any());
+        assert_eq!(named[0].node.as_deref(), Some(volume.node_name()));
+        assert_eq!(named[0].pool.as_deref(), Some("fast"));
+        assert_eq!(
+            (named[0].reason.as_str(), named[0].message.as_str()),
+            ("PodsRemain", "shop/db-0 uses it")
+        );
+        assert_eq!(named[0].since, Some(at(100)));
+        cluster.moves.clear();
 
         let node = names::topology_value(volume.node_name());
         cluster.persistent_volumes = by_handle(vec![bound_to(&node)]);
-        assert_eq!(of_volume(&volume, &cluster), None);
+        assert_eq!(of_volume(&volume, &cluster, now), None);
         cluster.persistent_volumes.clear();
-        assert_eq!(of_volume(&volume, &cluster), None);
+        assert_eq!(of_volume(&volume, &cluster, now), None);
+    }
+
+    #[test]
+    fn a_new_move_and_one_that_does_not_wait_are_no_issues() {
+        let mut cluster = cluster();
+        let mut object = waiting_move(&cluster.volumes[0]);
+        assert_eq!(of_move(&object, &cluster, at(30)), None);
+        assert!(of_move(&object, &cluster, at(90)).is_some());
+        cluster.volumes.clear();
+        assert!(of_move(&object, &cluster, at(90)).is_some());
+        object.status = None;
+        assert_eq!(of_move(&object, &cluster, at(90)), None);
     }
 }

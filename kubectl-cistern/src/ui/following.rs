@@ -13,7 +13,7 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use cistern_client::Chain;
-use cistern_crds::{PoolSnapshot, PoolVolume, StorageNode, StoragePool};
+use cistern_crds::{PoolSnapshot, PoolVolume, StorageNode, StoragePool, VolumeMove};
 use k8s_openapi::api::{
     core::v1::{Event, PersistentVolume, PersistentVolumeClaim, Pod, PodSpec},
     storage::v1::StorageClass,
@@ -69,6 +69,7 @@ pub struct Following {
     nodes: Watched<DeserializeGuard<StorageNode>>,
     volumes: Watched<DeserializeGuard<PoolVolume>>,
     snapshots: Watched<DeserializeGuard<PoolSnapshot>>,
+    moves: Watched<DeserializeGuard<VolumeMove>>,
     classes: Watched<StorageClass>,
     claims: Watched<PersistentVolumeClaim>,
     persistent_volumes: Watched<PersistentVolume>,
@@ -95,6 +96,7 @@ impl Following {
             nodes: Watched::start(tasks_, api.everywhere(), all(), bare, changes.clone()),
             volumes: Watched::start(tasks_, api.everywhere(), all(), bare, changes.clone()),
             snapshots: Watched::start(tasks_, api.everywhere(), all(), bare, changes.clone()),
+            moves: Watched::start(tasks_, api.everywhere(), all(), bare, changes.clone()),
             classes: Watched::start(tasks_, api.everywhere(), all(), bare, changes.clone()),
             claims: Watched::start(tasks_, api.everywhere(), all(), bare, changes.clone()),
             persistent_volumes: Watched::start(
@@ -137,6 +139,7 @@ impl Following {
             nodes: unreadable.sort_out(self.nodes.objects()),
             volumes: unreadable.sort_out(self.volumes.objects()),
             snapshots: unreadable.sort_out(self.snapshots.objects()),
+            moves: unreadable.sort_out(self.moves.objects()),
             unreadable,
             ..Cluster::default()
         };
@@ -162,6 +165,7 @@ impl Following {
         session.add(&self.nodes);
         session.add(&self.volumes);
         session.add(&self.snapshots);
+        session.add(&self.moves);
         session.add(&self.classes);
         session.add(&self.claims);
         session.add(&self.persistent_volumes);
@@ -273,6 +277,7 @@ mod tests {
                 nodes: Watched::fixed(guarded(cluster.nodes)),
                 volumes: Watched::fixed(guarded(cluster.volumes)),
                 snapshots: Watched::fixed(guarded(cluster.snapshots)),
+                moves: Watched::fixed(guarded(cluster.moves)),
                 classes: Watched::fixed(cluster.classes),
                 claims: Watched::fixed(cluster.claims),
                 persistent_volumes: Watched::fixed(
